@@ -1,0 +1,10 @@
+"""Sinkhorn-Knopp forward and exact backward in Helion, tuned per device."""
+
+from helion_sinkhorn import nn as nn
+from helion_sinkhorn import reference as reference
+from helion_sinkhorn.api import Plan as Plan
+from helion_sinkhorn.api import plan as plan
+from helion_sinkhorn.api import sinkhorn as sinkhorn
+
+__version__ = "0.1.0"
+__all__ = ["Plan", "nn", "plan", "reference", "sinkhorn"]

@@ -1,0 +1,169 @@
+"""sinkhorn(...): the contract, its checks, and which implementation serves a call."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from helion_sinkhorn import ops
+from helion_sinkhorn.scaling import SMALLEST_EPS
+
+FORMS = ("deepseek", "log")
+FIRSTS = ("rows", "cols")
+BACKWARDS = ("exact",)
+IMPLEMENTATIONS = ("auto", "helion", "reference")
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (*KERNEL_DTYPES, torch.float64)
+KERNEL_LARGEST = 128
+"""Most rows or columns of a matrix that the kernels take."""
+
+
+def sinkhorn(
+    logits: torch.Tensor,
+    n_iters: int = 20,
+    *,
+    eps: float = 1e-6,
+    form: str = "deepseek",
+    first: str = "rows",
+    backward: str = "exact",
+    implementation: str = "auto",
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Normalise the rows and columns of exp(logits) in turn, `n_iters` times each.
+
+    With R(P) = P / (rowsum(P) + eps) and C(P) = P / (colsum(P) + eps):
+        "deepseek":  P = softmax(X, -1) + eps;  P = C(P);  then n_iters - 1 times P = C(R(P))
+        "log":       n_iters times X <- X - logsumexp(X, -1);  X <- X - logsumexp(X, -2);  P = exp(X)
+    The gradient is the exact adjoint of these iterations, eps terms included, whether they have
+    converged or not.  Only the logits are kept for it.
+
+    Args:
+        logits: (..., n, m) natural logarithms, float32, bfloat16, float16 or float64, any layout.
+            -inf masks an entry.
+        n_iters: T, the number of row and of column steps; 0 returns exp(logits).
+        eps: added to each denominator, and once to the softmax; 0 or at least 1e-12.  The log form has none.
+        form: "deepseek" (mHC) or "log".
+        first: "rows" or "cols", the side normalised first; "cols" is the transpose of "rows".
+        backward: "exact".
+        implementation: "auto" takes the Helion kernels on a GPU (n, m <= 128, not float64) and vectorised
+            PyTorch elsewhere; "helion" and "reference" ask for one of them.
+        out_dtype: of the result, default that of the logits.
+
+    Returns:
+        P (..., n, m), non-negative.  Columns (rows for first="cols") sum to one up to eps.
+
+    Numerical policy: all arithmetic in float32 (float64 for float64 logits) whatever the input or autocast;
+        one rounding to out_dtype at the end.  Bitwise reproducible, and a matrix's result does not depend
+        on the batch around it under one config.  NaN or +inf, a fully masked row, and in the log form a
+        fully masked column make their own matrix NaN and no other.
+
+    Raises:
+        TypeError: logits is no floating-point tensor, n_iters no integer, out_dtype no floating dtype.
+        ValueError: fewer than two dimensions, n_iters < 0, eps not usable, an unknown option.
+        NotImplementedError: implementation="helion" on a CPU, in float64 or beyond 128 rows or columns.
+
+    Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, with the eps
+        of DeepSeek's kernels; Sinkhorn and Knopp, Pacific J. Math. 21 (1967); docs/math.md for the adjoint.
+    """
+    _check(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
+    dtype = out_dtype or logits.dtype
+    if n_iters == 0:
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        return wide.exp().to(dtype)
+    if type(logits) is not torch.Tensor and "torch.distributed.tensor" in sys.modules:
+        ops.register_sharding()
+    serves = _resolve(implementation, logits)
+    run = ops.Sinkhorn.apply if ops.differentiates(logits) else torch.ops.helion_sinkhorn.sinkhorn
+    return run(logits, n_iters, eps, form, first, serves, dtype)
+
+
+def _check(logits, n_iters, eps, form, first, backward, implementation, out_dtype) -> None:
+    if not isinstance(logits, torch.Tensor):
+        raise TypeError(f"logits is a {type(logits).__name__}; pass a torch.Tensor of shape (..., n, m)")
+    if logits.dtype not in DTYPES:
+        raise TypeError(
+            f"logits has dtype {logits.dtype}; accepted are {', '.join(str(d) for d in DTYPES)}: convert with .float()"
+        )
+    if logits.dim() < 2:
+        raise ValueError(f"logits has shape {tuple(logits.shape)}; pass at least two dimensions, (..., n, m)")
+    if 0 in logits.shape[-2:]:
+        raise ValueError(f"logits has shape {tuple(logits.shape)}; matrices need at least one row and one column")
+    if isinstance(n_iters, bool) or not isinstance(n_iters, int):
+        raise TypeError(f"n_iters is {n_iters!r}; pass an int >= 0")
+    if n_iters < 0:
+        raise ValueError(f"n_iters is {n_iters}; pass an int >= 0")
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+        raise TypeError(f"eps is {eps!r}; pass a float, 0 or at least {SMALLEST_EPS}")
+    if not (eps == 0 or SMALLEST_EPS <= eps < math.inf):
+        raise ValueError(f"eps is {eps}; pass 0 or a finite value of at least {SMALLEST_EPS}")
+    for name, value, accepted in (
+        ("form", form, FORMS),
+        ("first", first, FIRSTS),
+        ("backward", backward, BACKWARDS),
+        ("implementation", implementation, IMPLEMENTATIONS),
+    ):
+        if value not in accepted:
+            raise ValueError(f"{name} is {value!r}; use one of {', '.join(map(repr, accepted))}")
+    if out_dtype is not None and out_dtype not in DTYPES:
+        raise TypeError(f"out_dtype is {out_dtype}; use one of {', '.join(str(d) for d in DTYPES)}, or None")
+
+
+def _resolve(implementation: str, logits: torch.Tensor) -> str:
+    """ "helion" or "reference" for this tensor."""
+    if implementation == "reference":
+        return "reference"
+    reason = ""
+    if not logits.is_cuda:
+        reason = f"the kernels run on CUDA and ROCm GPUs, logits is on {logits.device}"
+    elif logits.dtype not in KERNEL_DTYPES:
+        reason = f"the kernels compute in float32, logits is {logits.dtype}"
+    elif max(logits.shape[-2:]) > KERNEL_LARGEST:
+        reason = f"the kernels take up to {KERNEL_LARGEST} rows and columns, logits has {tuple(logits.shape[-2:])}"
+    if not reason:
+        return "helion"
+    if implementation == "helion":
+        raise NotImplementedError(
+            f"implementation='helion': {reason}; use implementation='auto', which takes PyTorch here"
+        )
+    return "reference"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would serve a call: implementation, device and, for kernels, their configs."""
+
+    implementation: str
+    device: str
+    forward: str
+    backward: str
+
+    def __str__(self) -> str:
+        return (
+            f"implementation: {self.implementation} on {self.device}\n"
+            f"forward:  {self.forward}\nbackward: {self.backward}"
+        )
+
+
+def plan(
+    logits: torch.Tensor,
+    n_iters: int = 20,
+    *,
+    eps: float = 1e-6,
+    form: str = "deepseek",
+    first: str = "rows",
+    backward: str = "exact",
+    implementation: str = "auto",
+    out_dtype: torch.dtype | None = None,
+) -> Plan:
+    """Which implementation and configs `sinkhorn` with these arguments takes, without running it.
+
+    Arguments and errors are those of `sinkhorn`.
+    """
+    _check(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
+    if n_iters == 0 or _resolve(implementation, logits) == "reference":
+        how = "vectorised PyTorch, logits kept" if n_iters else "exp(logits)"
+        return Plan("reference", str(logits.device), how, how)
+    return Plan("helion", *ops.describe(logits, n_iters, eps, form, first))

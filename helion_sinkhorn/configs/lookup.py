@@ -1,0 +1,45 @@
+"""Which stored config serves a call: pure, memoised, never across vendors."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from typing import Any
+
+from helion_sinkhorn.configs import store
+from helion_sinkhorn.configs.device import DEVICES, Device
+
+log = logging.getLogger("helion_sinkhorn")
+# An entry serves batches up to 4 times smaller or larger than the one it was tuned at.
+MAX_LOG2_DISTANCE = 2.0
+
+
+def nearest(entries: tuple[store.Entry, ...], key: tuple[Any, ...], batch: int) -> store.Entry | None:
+    """The entry of this key whose batch is nearest in log2, at most 4x away."""
+    candidates = [
+        (abs(math.log2(e.batch / max(batch, 1))), e.batch, e) for e in entries if e.key == key
+    ]
+    distance, _, entry = min(candidates, key=lambda c: c[:2], default=(math.inf, 0, None))
+    return entry if distance <= MAX_LOG2_DISTANCE else None
+
+
+@functools.lru_cache(maxsize=4096)
+def lookup(device: Device, kernel: str, key: tuple[Any, ...], batch: int) -> store.Entry | None:
+    """User's folder, then this device, then its family; None when only the kernel's default is left.
+
+    Args:
+        device: whose configs.
+        kernel: a KERNELS name.
+        key: (form, first, dtype, n, m, iters).
+        batch: number of matrices.
+    """
+    relatives = [d.key for d in DEVICES.values() if d.family == device.family and d.key != device.key]
+    for name in (device.key, *relatives):
+        for folder in store.folders():
+            entry = nearest(store.read(folder, name, kernel), key, batch)
+            if entry is not None:
+                if name != device.key:
+                    log.info("%s: no entry for %s, serving the one tuned on %s", kernel, device.key, name)
+                return entry
+    return None

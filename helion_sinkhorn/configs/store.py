@@ -1,0 +1,78 @@
+"""tuning_cache/<device>/<kernel>.json: where it is and how it is read.  Reading never writes or locks."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from helion_sinkhorn import settings
+
+SCHEMA = 1
+log = logging.getLogger("helion_sinkhorn")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tuned key of one kernel on one device."""
+
+    key: tuple[Any, ...]
+    batch: int
+    config: tuple[tuple[str, Any], ...]
+    variant: tuple[tuple[str, Any], ...]
+    evidence: str
+    path: str
+
+
+KEY_FIELDS = ("form", "first", "dtype", "n", "m", "iters")
+
+
+def folders() -> list[Path]:
+    """Where entries are looked for, in order: the user's folder, then the shipped one."""
+    package = Path(__file__).resolve().parents[1]
+    shipped = package / "tuning_cache"
+    if not shipped.is_dir():  # a checkout: the folder stands beside the package
+        shipped = package.parent / "tuning_cache"
+    return [Path(settings.TUNING_DIR), shipped] if settings.TUNING_DIR else [shipped]
+
+
+def frozen(value: Any) -> Any:
+    """Lists and dicts as tuples, so that an entry can be a dictionary key."""
+    if isinstance(value, dict):
+        return tuple(sorted((k, frozen(v)) for k, v in value.items()))
+    return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+
+@functools.cache
+def read(folder: Path, device: str, kernel: str) -> tuple[Entry, ...]:
+    """The entries of one file; an unreadable file is one warning and no entries."""
+    path = folder / device / f"{kernel}.json"
+    try:
+        text = path.read_text()
+    except OSError:
+        return ()
+    try:
+        data = json.loads(text)
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema {data['schema']!r}, this version reads {SCHEMA}")
+        return tuple(
+            Entry(
+                tuple(e["key"][field] for field in KEY_FIELDS),
+                e["key"]["batch"],
+                frozen(e["config"]),
+                frozen(e["variant"]),
+                e["evidence"],
+                str(path),
+            )
+            for e in data["entries"]
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        log.warning(
+            "%s is not a tuning file this version reads (%s): the default config serves. "
+            "Restore the file, or write it anew with `make tune DEVICE=%s KERNEL=%s`.",
+            path, error, device, kernel,
+        )  # fmt: skip
+        return ()

@@ -1,0 +1,125 @@
+"""KERNELS: every Helion kernel body with the config it takes when none was tuned for the call.
+
+Importing this module imports Helion; the package does so on the first call that needs it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import helion
+
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.kernels import bodies
+
+Items = tuple[tuple[str, Any], ...]
+REGISTER_HISTORY_STEPS = 32
+"""Iterations whose u and v `sinkhorn_backward` keeps in registers and unrolled code."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a config is chosen for: the arithmetic (canonical form) and the shape without the batch."""
+
+    deepseek: bool
+    lead_axis: int
+    dtype: str
+    n: int
+    m: int
+    n_iters: int
+
+    @property
+    def steps(self) -> int:
+        """Counted iterations; the first of the deepseek form is the softmax and one trail step."""
+        return self.n_iters - 1 if self.deepseek else self.n_iters
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The fields of a stored entry's key (configs.store.KEY_FIELDS)."""
+        form, first = ("deepseek" if self.deepseek else "log"), ("rows" if self.lead_axis == 1 else "cols")
+        return form, first, self.dtype, self.n, self.m, self.n_iters
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel with everything a launch needs to know, and where that came from."""
+
+    kernel: str
+    config: Items
+    variant: Items
+    source: str
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{k}={v}" for k, v in (*self.config, *self.variant))
+        return f"{self.kernel} ({values}) from {self.source}"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One row of KERNELS."""
+
+    body: Callable[..., None]
+    default: Callable[[Call, Device], tuple[Items, Items]]
+
+
+def power_of_two(k: int) -> int:
+    """The smallest power of two that is at least k: the extent Triton gives an axis of k."""
+    return 1 << (k - 1).bit_length()
+
+
+def can_pack(call: Call, most: int) -> bool:
+    """Whether a thread can hold a whole matrix loaded in pieces: powers of two, few entries."""
+    whole = call.n == power_of_two(call.n) and call.m == power_of_two(call.m)
+    return whole and 1 < call.n * call.m <= most
+
+
+def spread_over(call: Call, device: Device, entries_a_thread: int, most_warps: int) -> Items:
+    """Block and warps for a (block, n, m) tile with about `entries_a_thread` in each thread."""
+    size = power_of_two(call.n) * power_of_two(call.m)
+    warps = 4
+    while size > warps * device.warp_size * entries_a_thread and warps < most_warps:
+        warps *= 2
+    block = max(1, warps * device.warp_size * entries_a_thread // size)
+    return (("block_sizes", (min(block, warps * device.warp_size),)), ("num_warps", warps))
+
+
+def thread_per_matrix(device: Device, warps: int) -> Items:
+    """As many matrices in a block as threads: Triton then leaves each matrix in one thread."""
+    return (("block_sizes", (warps * device.warp_size,)), ("num_warps", warps))
+
+
+def forward_default(call: Call, device: Device) -> tuple[Items, Items]:
+    if can_pack(call, 64):
+        return thread_per_matrix(device, 2), (("packed", True), ("paired", False))
+    return spread_over(call, device, 32, 8), (("packed", False), ("paired", False))
+
+
+def backward_default(call: Call, device: Device) -> tuple[Items, Items]:
+    if can_pack(call, 16):
+        return thread_per_matrix(device, 2), (("packed", True), ("paired", False), ("segments", 2))
+    return spread_over(call, device, 16, 16), (("packed", False), ("paired", False), ("segments", 2))
+
+
+def history_default(call: Call, device: Device) -> tuple[Items, Items]:
+    return spread_over(call, device, 32, 16), ()
+
+
+KERNELS = {
+    "sinkhorn_forward": Kernel(bodies.sinkhorn_forward, forward_default),
+    "sinkhorn_backward": Kernel(bodies.sinkhorn_backward, backward_default),
+    "sinkhorn_backward_history": Kernel(bodies.sinkhorn_backward_history, history_default),
+}
+
+
+@functools.cache
+def build(name: str, config: Items, interpret: bool = False) -> helion.Kernel:
+    """The Helion kernel `name` with this fixed config: nothing is ever autotuned by a call.
+
+    interpret=True runs the body eagerly on CPU tensors (Helion's reference mode).
+    """
+    values = {k: list(v) if isinstance(v, tuple) else v for k, v in config}
+    mode = {"ref_mode": helion.RefMode.EAGER} if interpret else {}
+    return helion.kernel(KERNELS[name].body, config=helion.Config(**values), static_shapes=False, **mode)

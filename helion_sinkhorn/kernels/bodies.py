@@ -1,0 +1,387 @@
+"""The Helion kernel bodies: Sinkhorn-Knopp forward and its exact adjoint.
+
+Every iterate is P = diag(u) A diag(v) with A fixed, so an iteration is two matvecs.  Kept
+are the *reciprocals* p = 1/u and q = 1/v, because eps enters them linearly (docs/math.md):
+
+    p_t = rho (A v_{t-1} + eps p_{t-1}),  u_t = 1 / p_t        lead half-step
+    q_t = A' u_t + (eps / rho) q_{t-1},   v_t = 1 / q_t        trail half-step
+
+Lead is the side normalised first (rows; columns with lead_axis = 2), trail the other one,
+and rho = |lead| / |trail| keeps u and v from drifting when the matrix is rectangular.
+Axes of a (tile, n, m) block: 1 numbers its rows, 2 its columns.  A lead vector of
+lead_axis = 1 has one entry a row and is a sum over axis 2.
+
+The functions are plain; `helion_sinkhorn.kernels.build` decorates them with a fixed config.
+Helion runs the helpers as ordinary Python while it traces: their lists and loops unroll.
+"""
+
+from __future__ import annotations
+
+import helion.language as hl
+import torch
+
+LOG2E = 1.4426950408889634
+LN2 = 0.6931471805599453
+# q_0 = exp(-column potential) is capped at 2^60: a column that far below the maxima of its
+# rows adds under one part in 2^60 to a row sum, and a product of two such q stays finite.
+LOG2_MAX_Q0 = 60.0
+
+
+def reciprocal(x, how):
+    """1 / x elementwise: "ptx" and "gcn" are one instruction of 1 ulp, "full" is the backend's division."""
+    if how == "ptx":
+        asm, registers = "rcp.approx.ftz.f32 $0, $1;", "=f,f"
+    elif how == "gcn":
+        asm, registers = "v_rcp_f32 $0, $1", "=v,v"
+    else:
+        return 1.0 / x
+    return hl.inline_asm_elementwise(asm, registers, [x], dtype=torch.float32, is_pure=True, pack=1)
+
+
+def reciprocals(x, how, paired):
+    """1 / x for x (tile, k); `paired` takes 1/a and 1/b from one 1/(ab), three products for a reciprocal."""
+    if not paired:
+        return reciprocal(x, how)
+    tile, k = x.size()
+    a, b = hl.split(x.view(tile, k // 2, 2))
+    shared = reciprocal(a * b, how)
+    return hl.join(shared * b, shared * a).view(tile, k)
+
+
+def spread(w, axis):
+    """A vector with one entry per index of `axis`, broadcast over the (tile, n, m) block."""
+    return w.unsqueeze(3 - axis)
+
+
+def contract(a, w, axis):
+    """The matvec that leaves one entry per index of `axis`; w has one per index of the other axis."""
+    return (a * spread(w, 3 - axis)).sum(3 - axis)
+
+
+def gather(pieces, tile, n, m):
+    """(tile, n, m) from loads of n m / c pieces (tile, c): `join` keeps a matrix in one thread's registers."""
+
+    def joined(parts):
+        return parts[0] if len(parts) == 1 else hl.join(joined(parts[0::2]), joined(parts[1::2]))
+
+    bits = len(pieces).bit_length() - 1
+    return joined(pieces).permute(0, *range(2, 2 + bits), 1).reshape(tile, n, m)
+
+
+def scatter(block, tile, count, c):
+    """The inverse of `gather`: a tuple of `count` pieces (tile, c)."""
+
+    def parted(piece, parts):
+        if parts == 1:
+            return [piece]
+        even, odd = hl.split(piece)
+        evens, odds = parted(even, parts // 2), parted(odd, parts // 2)
+        return [part for pair in zip(evens, odds, strict=True) for part in pair]
+
+    bits = count.bit_length() - 1
+    shaped = block.reshape(tile, *([2] * bits), c).permute(0, bits + 1, *range(1, bits + 1))
+    return tuple(parted(shaped, count))
+
+
+def softmax(x, axis, how):
+    """exp(x - max) / sum over `axis`, (tile, n, m)."""
+    e = torch.exp2((x - x.amax(axis, keepdim=True)) * LOG2E)
+    return e * reciprocal(e.sum(axis), how).unsqueeze(axis)
+
+
+def start(x32, eps, deepseek, lead_axis, how):
+    """(z, a, p, q) before the first counted iteration: z the softmax (deepseek) or the balanced logits."""
+    trail_axis = 3 - lead_axis
+    if deepseek:
+        z = softmax(x32, trail_axis, how)
+        a = z + eps
+        ones = torch.ones_like(a.sum(trail_axis))
+        return z, a, ones, a.sum(lead_axis) + eps
+    # potentials: the maximum of every lead line, then of every trail line, becomes exp(0) = 1
+    z = x32 - x32.amax(trail_axis, keepdim=True)
+    top = z.amax(lead_axis)
+    z = z - spread(top, trail_axis)
+    a = torch.exp2(z * LOG2E)
+    q = torch.exp2(torch.clamp(top * -LOG2E, max=LOG2_MAX_Q0))
+    return z, a, torch.ones_like(a.sum(trail_axis)), q
+
+
+def trail_over_lead(n, m, lead_axis):
+    """1 / rho: the number of trail lines over that of lead lines."""
+    return m / n if lead_axis == 1 else n / m
+
+
+def absorb(z, p, q, lead_axis):
+    """Move log u and log v into the logits, so that u and v start again from 1 inside the range of fp32."""
+    return z - spread(torch.log2(p) * LN2, lead_axis) - spread(torch.log2(q) * LN2, 3 - lead_axis)
+
+
+def segment_steps(s, steps, segments):
+    """Iterations in segment s: equal parts, the first takes what is left."""
+    length = -(-steps // segments)
+    return length if s > 0 else steps - (segments - 1) * length
+
+
+def replay(a, p, q, steps, eps, rho, lead_axis, how, paired):
+    """`steps` iterations from (p, q): the lists u_1 .. u_steps and v_0 .. v_steps."""
+    us, vs = [], [reciprocals(q, how, paired)]
+    for _ in range(steps):
+        p = rho * (contract(a, vs[-1], lead_axis) + eps * p)
+        us.append(reciprocals(p, how, paired))
+        q = contract(a, us[-1], 3 - lead_axis) + (eps / rho) * q
+        vs.append(reciprocals(q, how, paired))
+    return us, vs
+
+
+def reverse_step(a, da, gu, gv, gp, gq, u, v, v_before, eps, rho, lead_axis):
+    """Adjoint of one iteration (v_before, p, q) -> (u, v): the cotangents da, gv, gp, gq before it."""
+    trail_axis = 3 - lead_axis
+    gq = (eps / rho) * gq - (gv * v) * v
+    da = da + spread(u, lead_axis) * spread(gq, trail_axis)
+    gp = rho * (eps * gp - ((gu + contract(a, gq, lead_axis)) * u) * u)
+    da = da + spread(gp, lead_axis) * spread(v_before, trail_axis)
+    return da, contract(a, gp, trail_axis), gp, gq
+
+
+def output_adjoint(a, dy, u, v, lead_axis):
+    """Cotangents of A, u and v in P = diag(u) A diag(v)."""
+    da = dy * spread(u, lead_axis) * spread(v, 3 - lead_axis)
+    return da, contract(a * dy, v, lead_axis), contract(a * dy, u, 3 - lead_axis)
+
+
+def adjoint(a, dy, p_starts, q_starts, steps, eps, rho, lead_axis, how, paired):
+    """From dP to (dA, gv_0, gq_1, v_0): every segment replayed from its start, then reversed step by step."""
+    segments = len(p_starts)
+    da = gu = gv = gp = gq = None
+    for s in range(segments - 1, -1, -1):
+        n_steps = segment_steps(s, steps, segments)
+        us, vs = replay(a, p_starts[s], q_starts[s], n_steps, eps, rho, lead_axis, how, paired)
+        if da is None:
+            u = us[-1] if us else reciprocals(p_starts[s], how, paired)
+            da, gu, gv = output_adjoint(a, dy, u, vs[-1], lead_axis)
+            gp, gq = torch.zeros_like(gu), torch.zeros_like(gv)
+        for t in range(n_steps - 1, -1, -1):
+            da, gv, gp, gq = reverse_step(
+                a, da, gu, gv, gp, gq, us[t], vs[t + 1], vs[t], eps, rho, lead_axis
+            )
+            gu = torch.zeros_like(gu)
+    return da, gv, gq, vs[0]
+
+
+def logit_gradient(z, a, da, gv, gq, v, eps, rho, deepseek, lead_axis):
+    """dX from dA: through the first trail step and the softmax (deepseek), or through exp."""
+    if not deepseek:
+        return da * a
+    gq = (eps / rho) * gq - (gv * v) * v
+    dz = (da + spread(gq, 3 - lead_axis)) * z
+    return dz - z * dz.sum(3 - lead_axis, keepdim=True)
+
+
+def sinkhorn_forward(
+    x: torch.Tensor,
+    out: torch.Tensor,
+    n: hl.constexpr,
+    m: hl.constexpr,
+    n_iters: hl.constexpr,
+    eps: hl.constexpr,
+    deepseek: hl.constexpr,
+    lead_axis: hl.constexpr,
+    segment: hl.constexpr,
+    how: hl.constexpr,
+    paired: hl.constexpr,
+    packed: hl.constexpr,
+):
+    """P after `n_iters` iterations.  x and out are (B, n, m); packed: (B, pieces, c), n m = pieces c."""
+    batch = x.size(0)
+    x_pieces, out_pieces, out_c = hl.specialize((x.size(1), out.size(1), out.size(2)))
+    hl.specialize((x.size(2), x.stride(0), x.stride(1), x.stride(2)))
+    hl.specialize((out.stride(0), out.stride(1), out.stride(2)))
+    trail_axis = 3 - lead_axis
+    rho = 1.0 / trail_over_lead(n, m, lead_axis)
+    steps = n_iters - 1 if deepseek else n_iters
+    restarts = (steps - 1) // segment if steps > 0 else 0
+    for tile in hl.tile(batch):
+        if packed:
+            pieces = [x[tile, i, :] for i in hl.static_range(x_pieces)]
+            x32 = gather(pieces, tile.block_size, n, m).to(torch.float32)
+        else:
+            x32 = x[tile, :, :].to(torch.float32)
+        z, a, p, q = start(x32, eps, deepseek, lead_axis, how)
+        if steps > 0:
+            for _step in range(steps - restarts * segment):
+                p = rho * (contract(a, reciprocals(q, how, paired), lead_axis) + eps * p)
+                q = contract(a, reciprocals(p, how, paired), trail_axis) + (eps / rho) * q
+        if restarts > 0:
+            for _restart in range(restarts):
+                z = absorb(z, p, q, lead_axis)
+                a = torch.exp2(z * LOG2E)
+                p = torch.ones_like(p)
+                q = torch.ones_like(q)
+                for _segment_step in range(segment):
+                    p = rho * contract(a, reciprocals(q, how, paired), lead_axis)
+                    q = contract(a, reciprocals(p, how, paired), trail_axis)
+        u = spread(reciprocals(p, how, paired), lead_axis)
+        y = (a * u * spread(reciprocals(q, how, paired), trail_axis)).to(out.dtype)
+        if packed:
+            parts = scatter(y, tile.block_size, out_pieces, out_c)
+            for i in hl.static_range(out_pieces):
+                out[tile, i, :] = parts[i]
+        else:
+            out[tile, :, :] = y
+
+
+def sinkhorn_backward(
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    dx: torch.Tensor,
+    n: hl.constexpr,
+    m: hl.constexpr,
+    n_iters: hl.constexpr,
+    eps: hl.constexpr,
+    deepseek: hl.constexpr,
+    lead_axis: hl.constexpr,
+    segments: hl.constexpr,
+    how: hl.constexpr,
+    paired: hl.constexpr,
+    packed: hl.constexpr,
+):
+    """dX of the iterations run, every u_t and v_t of a segment in registers.
+
+    The iterations are cut into `segments`; all but the last run twice, first without a
+    history, so registers hold ceil(steps / segments) pairs (u, v) instead of all of them.
+    Without restarts: the caller keeps n_iters inside one range of fp32.
+    """
+    batch = x.size(0)
+    x_pieces, dy_pieces, dx_pieces, dx_c = hl.specialize((x.size(1), dy.size(1), dx.size(1), dx.size(2)))
+    hl.specialize((x.size(2), x.stride(0), x.stride(1), x.stride(2)))
+    hl.specialize((dy.size(2), dy.stride(0), dy.stride(1), dy.stride(2)))
+    hl.specialize((dx.stride(0), dx.stride(1), dx.stride(2)))
+    trail_axis = 3 - lead_axis
+    rho = 1.0 / trail_over_lead(n, m, lead_axis)
+    steps = n_iters - 1 if deepseek else n_iters
+    for tile in hl.tile(batch):
+        if packed:
+            x_parts = [x[tile, i, :] for i in hl.static_range(x_pieces)]
+            dy_parts = [dy[tile, i, :] for i in hl.static_range(dy_pieces)]
+            x32 = gather(x_parts, tile.block_size, n, m).to(torch.float32)
+            dy32 = gather(dy_parts, tile.block_size, n, m).to(torch.float32)
+        else:
+            x32 = x[tile, :, :].to(torch.float32)
+            dy32 = dy[tile, :, :].to(torch.float32)
+        z, a, p, q = start(x32, eps, deepseek, lead_axis, how)
+        p_starts = [p] * segments
+        q_starts = [q] * segments
+        for s in hl.static_range(segments):
+            # + 0: Helion 1.5 lets a later loop that carries p overwrite the value kept here (docs/helion.md)
+            p_starts[s] = p + 0.0
+            q_starts[s] = q + 0.0
+            if s < segments - 1:
+                for _step in range(segment_steps(s, steps, segments)):
+                    p = rho * (contract(a, reciprocals(q, how, paired), lead_axis) + eps * p)
+                    q = contract(a, reciprocals(p, how, paired), trail_axis) + (eps / rho) * q
+        da, gv, gq, v = adjoint(a, dy32, p_starts, q_starts, steps, eps, rho, lead_axis, how, paired)
+        dz = logit_gradient(z, a, da, gv, gq, v, eps, rho, deepseek, lead_axis)
+        dz = dz.to(dx.dtype)
+        if packed:
+            parts = scatter(dz, tile.block_size, dx_pieces, dx_c)
+            for i in hl.static_range(dx_pieces):
+                dx[tile, i, :] = parts[i]
+        else:
+            dx[tile, :, :] = dz
+
+
+def sinkhorn_backward_history(
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    dx: torch.Tensor,
+    us: torch.Tensor,
+    vs: torch.Tensor,
+    logits: torch.Tensor,
+    n: hl.constexpr,
+    m: hl.constexpr,
+    n_iters: hl.constexpr,
+    eps: hl.constexpr,
+    deepseek: hl.constexpr,
+    lead_axis: hl.constexpr,
+    segment: hl.constexpr,
+    how: hl.constexpr,
+):
+    """dX of the iterations run, for any number of them: u_t and v_t pass through memory.
+
+    us (steps, B, |lead|) and vs (steps, B, |trail|) are scratch of one launch; the caller
+    launches few enough matrices at a time for them to stay in L2.  logits (restarts, B, n, m)
+    holds what every restart of the log form began from.
+    """
+    batch = x.size(0)
+    hl.specialize((x.size(1), x.size(2), x.stride(0), x.stride(1), x.stride(2)))
+    hl.specialize((dy.size(1), dy.size(2), dy.stride(0), dy.stride(1), dy.stride(2)))
+    hl.specialize((dx.size(1), dx.size(2), dx.stride(0), dx.stride(1), dx.stride(2)))
+    hl.specialize((us.size(2), vs.size(2), logits.size(2), logits.size(3)))
+    trail_axis = 3 - lead_axis
+    rho = 1.0 / trail_over_lead(n, m, lead_axis)
+    steps = n_iters - 1 if deepseek else n_iters
+    restarts = (steps - 1) // segment if steps > 0 else 0
+    head = steps - restarts * segment
+    for tile in hl.tile(batch):
+        z, a, p, q = start(x[tile, :, :].to(torch.float32), eps, deepseek, lead_axis, how)
+        u = reciprocal(p, how)
+        v = reciprocal(q, how)
+        if steps > 0:
+            for t in range(head):
+                p = rho * (contract(a, v, lead_axis) + eps * p)
+                u = reciprocal(p, how)
+                q = contract(a, u, trail_axis) + (eps / rho) * q
+                v = reciprocal(q, how)
+                us[t, tile, :] = u
+                vs[t, tile, :] = v
+        if restarts > 0:
+            for k in range(restarts):
+                z = absorb(z, p, q, lead_axis)
+                logits[k, tile, :, :] = z
+                a = torch.exp2(z * LOG2E)
+                v = torch.ones_like(v)
+                for i in range(segment):
+                    p = rho * contract(a, v, lead_axis)
+                    u = reciprocal(p, how)
+                    q = contract(a, u, trail_axis)
+                    v = reciprocal(q, how)
+                    us[head + k * segment + i, tile, :] = u
+                    vs[head + k * segment + i, tile, :] = v
+        da, gu, gv = output_adjoint(a, dy[tile, :, :].to(torch.float32), u, v, lead_axis)
+        gp = torch.zeros_like(gu)
+        gq = torch.zeros_like(gv)
+        dz_restarts = torch.zeros_like(da)
+        if restarts > 0:
+            for k_back in range(restarts):
+                a = torch.exp2(logits[restarts - 1 - k_back, tile, :, :] * LOG2E)
+                last = steps - 1 - k_back * segment
+                for i_back in range(segment - 1):
+                    before = vs[last - i_back - 1, tile, :]
+                    da, gv, gp, gq = reverse_step(
+                        a, da, gu, gv, gp, gq, us[last - i_back, tile, :], v, before, 0.0, rho, lead_axis
+                    )
+                    gu = torch.zeros_like(gu)
+                    v = before
+                first = steps - (k_back + 1) * segment
+                da, gv, gp, gq = reverse_step(
+                    a, da, gu, gv, gp, gq, us[first, tile, :], v, torch.ones_like(v), 0.0, rho, lead_axis
+                )
+                gu = torch.zeros_like(gu)
+                dz_restarts = dz_restarts + da * a
+                da = torch.zeros_like(da)
+                # the restart took v for 1: its cotangent, that of log v, is handed to the older v
+                v = vs[first - 1, tile, :]
+                gv = gv * reciprocal(v, how)
+        z, a, p, q = start(x[tile, :, :].to(torch.float32), eps, deepseek, lead_axis, how)
+        v_0 = reciprocal(q, how)
+        if steps > 0:
+            for t_back in range(head - 1):
+                before = vs[head - 2 - t_back, tile, :]
+                da, gv, gp, gq = reverse_step(
+                    a, da, gu, gv, gp, gq, us[head - 1 - t_back, tile, :], v, before, eps, rho, lead_axis
+                )
+                gu = torch.zeros_like(gu)
+                v = before
+            da, gv, gp, gq = reverse_step(a, da, gu, gv, gp, gq, us[0, tile, :], v, v_0, eps, rho, lead_axis)
+        dz = dz_restarts + logit_gradient(z, a, da, gv, gq, v_0, eps, rho, deepseek, lead_axis)
+        dx[tile, :, :] = dz.to(dx.dtype)

@@ -1,0 +1,93 @@
+"""Modules over `helion_sinkhorn.sinkhorn`."""
+
+from __future__ import annotations
+
+import torch
+
+from helion_sinkhorn.api import sinkhorn
+
+
+class Sinkhorn(torch.nn.Module):
+    """P = sinkhorn(logits) with fixed options; arguments, policy and errors are those of `sinkhorn`."""
+
+    def __init__(
+        self,
+        n_iters: int = 20,
+        *,
+        eps: float = 1e-6,
+        form: str = "deepseek",
+        first: str = "rows",
+        backward: str = "exact",
+        implementation: str = "auto",
+        out_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.options = {
+            "n_iters": n_iters, "eps": eps, "form": form, "first": first, "backward": backward,
+            "implementation": implementation, "out_dtype": out_dtype,
+        }  # fmt: skip
+
+    def forward(self, logits: torch.Tensor) -> torch.Tensor:
+        """(..., n, m) logits to (..., n, m) P."""
+        return sinkhorn(logits, **self.options)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+class FusedMHC(torch.nn.Module):
+    """Drop-in for triton-sinkhorn's module of this name: log-domain Sinkhorn, rows first.
+
+    P = exp of `mhc_iters` times (X -= logsumexp(X, -1); X -= logsumexp(X, -2)).
+
+    Args:
+        mhc_iters: iterations.
+    Numerical policy: autocast off inside, float32 arithmetic, one cast back to the input's dtype;
+        logits are clamped at -1e5 as there, so that a masked row stays finite.  Any leading shape.
+    Source: triton-sinkhorn, mhc/layer.py, FusedMHC.
+    """
+
+    CLAMP = -1e5
+
+    def __init__(self, mhc_iters: int = 20) -> None:
+        super().__init__()
+        self.mhc_iters = mhc_iters
+
+    def forward(self, logits: torch.Tensor) -> torch.Tensor:
+        """(..., n, n) logits of any floating dtype to (..., n, n) P of that dtype."""
+        with torch.autocast(logits.device.type, enabled=False):
+            clamped = logits.float().clamp(min=self.CLAMP)
+            return sinkhorn(clamped, self.mhc_iters, form="log").to(logits.dtype)
+
+    def extra_repr(self) -> str:
+        return f"mhc_iters={self.mhc_iters}"
+
+
+class SinkhornLaneMixer(torch.nn.Module):
+    """Mix the lanes of x by a learned doubly stochastic matrix: out[..., o, d] = sum_i P[o, i] x[..., i, d].
+
+    Args:
+        num_lanes: lanes, the size of the square matrix.
+        iters: Sinkhorn iterations.
+    Numerical policy: P and the product in float32, the result in the dtype of x.
+    Source: triton-sinkhorn's README, FusedSinkhornLaneMixer.
+    """
+
+    def __init__(self, num_lanes: int, iters: int = 20) -> None:
+        super().__init__()
+        self.lanes = num_lanes
+        self.mixing_logits = torch.nn.Parameter(torch.randn(num_lanes, num_lanes) * 0.02)
+        self.sinkhorn = FusedMHC(mhc_iters=iters)
+
+    def forward(self, x_lanes: torch.Tensor) -> torch.Tensor:
+        """(batch, seq, lanes, dim) to the same shape; any leading shape before (lanes, dim)."""
+        if x_lanes.dim() < 2 or x_lanes.size(-2) != self.lanes:
+            raise ValueError(
+                f"x_lanes has shape {tuple(x_lanes.shape)}; pass (..., {self.lanes}, dim), lanes before features"
+            )
+        with torch.autocast(x_lanes.device.type, enabled=False):
+            p = self.sinkhorn(self.mixing_logits.float())
+            return torch.einsum("...id,oi->...od", x_lanes.float(), p).to(x_lanes.dtype)
+
+    def extra_repr(self) -> str:
+        return f"num_lanes={self.lanes}"

@@ -1,0 +1,170 @@
+"""The torch operators: schemas, fakes, autograd, vmap, sharding and the device guard.
+
+`helion_sinkhorn::sinkhorn` and `helion_sinkhorn::sinkhorn_backward` take any leading shape and
+already validated arguments (api.py); `implementation` is "helion" or "reference" here.
+The only module that touches torch.library.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from helion_sinkhorn import eager
+
+FORWARD = "helion_sinkhorn::sinkhorn"
+BACKWARD = "helion_sinkhorn::sinkhorn_backward"
+_ARGUMENTS = "int n_iters, float eps, str form, str first, str implementation"
+
+torch.library.define(
+    FORWARD, f"(Tensor logits, {_ARGUMENTS}, ScalarType out_dtype) -> Tensor", tags=torch.Tag.pt2_compliant_tag
+)
+torch.library.define(
+    BACKWARD, f"(Tensor grad, Tensor logits, {_ARGUMENTS}) -> Tensor", tags=torch.Tag.pt2_compliant_tag
+)
+
+
+@functools.cache
+def _launch():
+    """kernels.launch, and with it Helion, on the first call that needs it."""
+    from helion_sinkhorn.kernels import launch
+
+    return launch
+
+
+def _on_device(x: torch.Tensor):
+    """Helion launches on the current device: make it the tensor's."""
+    return torch.cuda.device(x.device)
+
+
+def forward(logits, n_iters, eps, form, first, implementation, out_dtype):
+    """P; see api.sinkhorn."""
+    if implementation == "reference":
+        return eager.forward(logits, n_iters, eps, form, first, out_dtype)
+    if logits.device.index == torch.cuda.current_device():
+        return _launch().forward(logits, n_iters, eps, form, first, out_dtype)
+    with _on_device(logits):
+        return _launch().forward(logits, n_iters, eps, form, first, out_dtype)
+
+
+def backward(grad, logits, n_iters, eps, form, first, implementation):
+    """dX of the iterations `forward` ran, recomputed from the logits."""
+    if implementation == "reference":
+        return eager.backward(grad, logits, n_iters, eps, form, first)
+    if logits.device.index == torch.cuda.current_device():
+        return _launch().backward(grad, logits, n_iters, eps, form, first)
+    with _on_device(logits):
+        return _launch().backward(grad, logits, n_iters, eps, form, first)
+
+
+torch.library.impl(FORWARD, ("CPU", "CUDA"), forward)
+torch.library.impl(BACKWARD, ("CPU", "CUDA"), backward)
+
+
+@torch.library.register_fake(FORWARD)
+def _(logits, n_iters, eps, form, first, implementation, out_dtype):
+    return torch.empty(logits.shape, dtype=out_dtype, device=logits.device)
+
+
+@torch.library.register_fake(BACKWARD)
+def _(grad, logits, n_iters, eps, form, first, implementation):
+    return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+
+
+def _keep_logits(ctx, inputs, output):
+    ctx.save_for_backward(inputs[0])
+    ctx.arguments = inputs[1:6]
+
+
+def _exact_gradient(ctx, grad):
+    (logits,) = ctx.saved_tensors
+    run = SinkhornBackward.apply if differentiates(grad, logits) else torch.ops.helion_sinkhorn.sinkhorn_backward
+    dx = run(grad, logits, *ctx.arguments)
+    return dx, None, None, None, None, None, None
+
+
+def differentiates(*tensors: torch.Tensor) -> bool:
+    """Whether autograd records an eager call on these."""
+    needed = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    return needed and not torch.compiler.is_compiling()
+
+
+def _no_double_backward(ctx, grad):
+    raise NotImplementedError(
+        "sinkhorn has no second derivative: its backward is a kernel without one. "
+        "For double backward use helion_sinkhorn.reference.sinkhorn, which autograd differentiates any number of times."
+    )
+
+
+class Sinkhorn(torch.autograd.Function):
+    """The same gradient for eager calls: cheaper than the registered one, and functorch accepts it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments):
+        return torch.ops.helion_sinkhorn.sinkhorn(*arguments)
+
+    setup_context = staticmethod(_keep_logits)
+    backward = staticmethod(_exact_gradient)
+
+
+class SinkhornBackward(torch.autograd.Function):
+    """The gradient as a function whose own derivative raises."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments):
+        return torch.ops.helion_sinkhorn.sinkhorn_backward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    backward = staticmethod(_no_double_backward)
+
+
+torch.library.register_autograd(FORWARD, _exact_gradient, setup_context=_keep_logits)
+torch.library.register_autograd(BACKWARD, _no_double_backward)
+
+
+def _batch_first(x: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
+    return x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)
+
+
+@torch.library.register_vmap(FORWARD)
+def _(info, in_dims, logits, *arguments):
+    return torch.ops.helion_sinkhorn.sinkhorn(logits.movedim(in_dims[0], 0), *arguments), 0
+
+
+@torch.library.register_vmap(BACKWARD)
+def _(info, in_dims, grad, logits, *arguments):
+    grad = _batch_first(grad, in_dims[0], info.batch_size)
+    logits = _batch_first(logits, in_dims[1], info.batch_size)
+    return torch.ops.helion_sinkhorn.sinkhorn_backward(grad, logits, *arguments), 0
+
+
+@functools.cache
+def register_sharding() -> None:
+    """Tell DTensor that batch dimensions shard freely and the two matrix dimensions are replicated."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding as register
+
+    def strategies(ndim: int, tensors: int, others: int):
+        placements = [Replicate(), *(Shard(d) for d in range(ndim - 2))]
+        return [([p], [p] * tensors + [None] * others) for p in placements]
+
+    @register(torch.ops.helion_sinkhorn.sinkhorn.default)
+    def _(logits, *arguments):
+        return strategies(len(logits.shape), 1, len(arguments))
+
+    @register(torch.ops.helion_sinkhorn.sinkhorn_backward.default)
+    def _(grad, logits, *arguments):
+        return strategies(len(logits.shape), 2, len(arguments))
+
+
+def describe(logits, n_iters, eps, form, first) -> tuple[str, str, str]:
+    """(device, forward choice, backward choice) of the kernels for these arguments."""
+    return _launch().describe(logits, n_iters, eps, form, first)

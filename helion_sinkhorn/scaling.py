@@ -1,0 +1,31 @@
+"""How long the scaling vectors u and v stay inside the range of a float before they must be absorbed.
+
+Between two half-steps a sum lies in [1/k, k] times its predecessor's normalised value, k the
+larger side of the matrix (docs/math.md), so after s iterations u_i v_j is at most (n m)^s.
+A segment ends before that reaches the budget: entries of A below the smallest normal number,
+taken for zero, then change a result by less than 2^(budget - 126) in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+EXPONENT_BUDGET = {torch.float32: 96, torch.float64: 900}
+# 1/a and 1/b from one 1/(ab): both below 2^60 keeps the product normal
+PAIR_EXPONENT = 60
+# Below this eps no longer bounds u v in the "deepseek" form (u v <= 1 / eps) well inside fp32
+SMALLEST_EPS = 1e-12
+
+
+def segment_length(n: int, m: int, dtype: torch.dtype = torch.float32) -> int:
+    """Iterations of the log form between two absorptions of u and v into the logits."""
+    return max(1, int(EXPONENT_BUDGET[dtype] // max(1.0, math.log2(n * m))))
+
+
+def pairs_are_safe(n: int, m: int, steps: int, eps: float) -> bool:
+    """Whether two reciprocals of one vector may share a division without overflow."""
+    growth = math.log2(max(n, m, 2)) * (steps + 1)
+    bound = min(growth, -math.log2(eps)) if eps > 0 else growth
+    return bound <= PAIR_EXPONENT
