@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import helion
+import torch
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.kernels import bodies
@@ -18,6 +19,8 @@ from helion_sinkhorn.kernels import bodies
 Items = tuple[tuple[str, Any], ...]
 REGISTER_HISTORY_STEPS = 32
 """Iterations whose u and v `sinkhorn_backward` keeps in registers and unrolled code."""
+REGISTER_HISTORY_ENTRIES = 64 * 64
+"""Largest matrix of `sinkhorn_backward`; beyond it A, its cotangent and a history do not fit registers."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +79,18 @@ def can_pack(call: Call, most: int) -> bool:
     return whole and 1 < call.n * call.m <= most
 
 
-def spread_over(call: Call, device: Device, entries_a_thread: int, most_warps: int) -> Items:
-    """Block and warps for a (block, n, m) tile with about `entries_a_thread` in each thread."""
+def spread_over(call: Call, device: Device, fewest: int, most: int) -> Items:
+    """Block and warps for a (block, n, m) tile: one warp, `fewest` entries a thread if that fills it.
+
+    A warp exchanges sums by shuffles; more warps do it through shared memory, at barriers, so
+    they join only beyond `most` entries a thread.
+    """
     size = power_of_two(call.n) * power_of_two(call.m)
-    warps = 4
-    while size > warps * device.warp_size * entries_a_thread and warps < most_warps:
+    warps = 1
+    while size > warps * device.warp_size * most:
         warps *= 2
-    block = max(1, warps * device.warp_size * entries_a_thread // size)
-    return (("block_sizes", (min(block, warps * device.warp_size),)), ("num_warps", warps))
+    block = max(1, warps * device.warp_size * fewest // size)
+    return ("block_sizes", (min(block, warps * device.warp_size),)), ("num_warps", warps)
 
 
 def thread_per_matrix(device: Device, warps: int) -> Items:
@@ -92,19 +99,21 @@ def thread_per_matrix(device: Device, warps: int) -> Items:
 
 
 def forward_default(call: Call, device: Device) -> tuple[Items, Items]:
-    if can_pack(call, 64):
-        return thread_per_matrix(device, 2), (("packed", True), ("paired", False))
-    return spread_over(call, device, 32, 8), (("packed", False), ("paired", False))
+    variant = ("packed", can_pack(call, 16)), ("paired", False)
+    if can_pack(call, 16):
+        return thread_per_matrix(device, 1), variant
+    return spread_over(call, device, 32, 128), variant
 
 
 def backward_default(call: Call, device: Device) -> tuple[Items, Items]:
+    variant = ("packed", can_pack(call, 16)), ("paired", False), ("length", 6 if can_pack(call, 16) else 9)
     if can_pack(call, 16):
-        return thread_per_matrix(device, 2), (("packed", True), ("paired", False), ("segments", 2))
-    return spread_over(call, device, 16, 16), (("packed", False), ("paired", False), ("segments", 2))
+        return thread_per_matrix(device, 1), variant
+    return spread_over(call, device, 16, 32), variant
 
 
 def history_default(call: Call, device: Device) -> tuple[Items, Items]:
-    return spread_over(call, device, 32, 16), ()
+    return spread_over(call, device, 16, 32), ()
 
 
 KERNELS = {
@@ -123,3 +132,27 @@ def build(name: str, config: Items, interpret: bool = False) -> helion.Kernel:
     values = {k: list(v) if isinstance(v, tuple) else v for k, v in config}
     mode = {"ref_mode": helion.RefMode.EAGER} if interpret else {}
     return helion.kernel(KERNELS[name].body, config=helion.Config(**values), static_shapes=False, **mode)
+
+
+_programs: dict[tuple[Any, ...], Callable[..., None]] = {}
+
+
+def run(kernel: helion.Kernel, *args: Any) -> None:
+    """Call a built kernel through the host function compiled for these arguments.
+
+    Helion keeps one prepared call and needs 100 us when two signatures alternate; a dictionary
+    keeps all of them.  The key is all that generated code depends on: not the batch, except
+    that one matrix and more than 2^31 elements are cases of their own.
+    """
+    signature = tuple(
+        (a.dtype, a.device, a.shape[1:], a.stride(), a.size(0) == 1, a.numel() >= 1 << 31)
+        if isinstance(a, torch.Tensor)
+        else a
+        for a in args
+    )
+    program = _programs.get((kernel, signature))
+    if program is None:
+        interpreted = kernel.settings.ref_mode == helion.RefMode.EAGER
+        program = kernel if interpreted else kernel.bind(args).compile_config(kernel.configs[0])
+        _programs[kernel, signature] = program
+    program(*args)

@@ -25,6 +25,8 @@ LN2 = 0.6931471805599453
 # q_0 = exp(-column potential) is capped at 2^60: a column that far below the maxima of its
 # rows adds under one part in 2^60 to a row sum, and a product of two such q stays finite.
 LOG2_MAX_Q0 = 60.0
+# u and v stay below this (scaling.EXPONENT_BUDGET)
+LARGEST_SCALE = 2.0**100
 
 
 def reciprocal(x, how):
@@ -38,11 +40,24 @@ def reciprocal(x, how):
     return hl.inline_asm_elementwise(asm, registers, [x], dtype=torch.float32, is_pure=True, pack=1)
 
 
-def reciprocals(x, how, paired):
+def is_padded(k):
+    """Whether Triton pads an axis of k entries: its extents are powers of two."""
+    return (k & (k - 1)) != 0
+
+
+def bounded(x, most, *extents):
+    """x, which is at most `most` inside the matrix, kept finite outside it.
+
+    Helion masks what it sums, but takes 0 * w for 0 there, whatever w is; so w must not be inf or NaN.
+    """
+    return x.clamp(max=most) if any(is_padded(k) for k in extents) else x
+
+
+def reciprocals(x, k, how, paired):
     """1 / x for x (tile, k); `paired` takes 1/a and 1/b from one 1/(ab), three products for a reciprocal."""
     if not paired:
-        return reciprocal(x, how)
-    tile, k = x.size()
+        return bounded(reciprocal(x, how), LARGEST_SCALE, k)
+    tile = x.size(0)
     a, b = hl.split(x.view(tile, k // 2, 2))
     shared = reciprocal(a * b, how)
     return hl.join(shared * b, shared * a).view(tile, k)
@@ -68,47 +83,32 @@ def gather(pieces, tile, n, m):
     return joined(pieces).permute(0, *range(2, 2 + bits), 1).reshape(tile, n, m)
 
 
-def scatter(block, tile, count, c):
-    """The inverse of `gather`: a tuple of `count` pieces (tile, c)."""
-
-    def parted(piece, parts):
-        if parts == 1:
-            return [piece]
-        even, odd = hl.split(piece)
-        evens, odds = parted(even, parts // 2), parted(odd, parts // 2)
-        return [part for pair in zip(evens, odds, strict=True) for part in pair]
-
-    bits = count.bit_length() - 1
-    shaped = block.reshape(tile, *([2] * bits), c).permute(0, bits + 1, *range(1, bits + 1))
-    return tuple(parted(shaped, count))
-
-
-def softmax(x, axis, how):
+def softmax(x, n, m, axis, how):
     """exp(x - max) / sum over `axis`, (tile, n, m)."""
-    e = torch.exp2((x - x.amax(axis, keepdim=True)) * LOG2E)
-    return e * reciprocal(e.sum(axis), how).unsqueeze(axis)
+    e = torch.exp2(bounded(x - x.amax(axis, keepdim=True), 0.0, n, m) * LOG2E)
+    return e * bounded(reciprocal(e.sum(axis), how), 1.0, n, m).unsqueeze(axis)
 
 
-def start(x32, eps, deepseek, lead_axis, how):
+def start(x32, n, m, eps, deepseek, lead_axis, how):
     """(z, a, p, q) before the first counted iteration: z the softmax (deepseek) or the balanced logits."""
     trail_axis = 3 - lead_axis
     if deepseek:
-        z = softmax(x32, trail_axis, how)
+        z = softmax(x32, n, m, trail_axis, how)
         a = z + eps
         ones = torch.ones_like(a.sum(trail_axis))
         return z, a, ones, a.sum(lead_axis) + eps
     # potentials: the maximum of every lead line, then of every trail line, becomes exp(0) = 1
-    z = x32 - x32.amax(trail_axis, keepdim=True)
+    z = bounded(x32 - x32.amax(trail_axis, keepdim=True), 0.0, n, m)
     top = z.amax(lead_axis)
-    z = z - spread(top, trail_axis)
+    z = bounded(z - spread(top, trail_axis), 0.0, n, m)
     a = torch.exp2(z * LOG2E)
     q = torch.exp2(torch.clamp(top * -LOG2E, max=LOG2_MAX_Q0))
     return z, a, torch.ones_like(a.sum(trail_axis)), q
 
 
-def trail_over_lead(n, m, lead_axis):
-    """1 / rho: the number of trail lines over that of lead lines."""
-    return m / n if lead_axis == 1 else n / m
+def lead_size(n, m, lead_axis):
+    """Lines of the lead side; lead_size(m, n, ..) are those of the trail side."""
+    return n if lead_axis == 1 else m
 
 
 def absorb(z, p, q, lead_axis):
@@ -116,20 +116,15 @@ def absorb(z, p, q, lead_axis):
     return z - spread(torch.log2(p) * LN2, lead_axis) - spread(torch.log2(q) * LN2, 3 - lead_axis)
 
 
-def segment_steps(s, steps, segments):
-    """Iterations in segment s: equal parts, the first takes what is left."""
-    length = -(-steps // segments)
-    return length if s > 0 else steps - (segments - 1) * length
-
-
-def replay(a, p, q, steps, eps, rho, lead_axis, how, paired):
+def replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired):
     """`steps` iterations from (p, q): the lists u_1 .. u_steps and v_0 .. v_steps."""
-    us, vs = [], [reciprocals(q, how, paired)]
+    rho = lead / trail
+    us, vs = [], [reciprocals(q, trail, how, paired)]
     for _ in range(steps):
         p = rho * (contract(a, vs[-1], lead_axis) + eps * p)
-        us.append(reciprocals(p, how, paired))
+        us.append(reciprocals(p, lead, how, paired))
         q = contract(a, us[-1], 3 - lead_axis) + (eps / rho) * q
-        vs.append(reciprocals(q, how, paired))
+        vs.append(reciprocals(q, trail, how, paired))
     return us, vs
 
 
@@ -149,23 +144,35 @@ def output_adjoint(a, dy, u, v, lead_axis):
     return da, contract(a * dy, v, lead_axis), contract(a * dy, u, 3 - lead_axis)
 
 
-def adjoint(a, dy, p_starts, q_starts, steps, eps, rho, lead_axis, how, paired):
-    """From dP to (dA, gv_0, gq_1, v_0): every segment replayed from its start, then reversed step by step."""
-    segments = len(p_starts)
-    da = gu = gv = gp = gq = None
-    for s in range(segments - 1, -1, -1):
-        n_steps = segment_steps(s, steps, segments)
-        us, vs = replay(a, p_starts[s], q_starts[s], n_steps, eps, rho, lead_axis, how, paired)
-        if da is None:
-            u = us[-1] if us else reciprocals(p_starts[s], how, paired)
-            da, gu, gv = output_adjoint(a, dy, u, vs[-1], lead_axis)
-            gp, gq = torch.zeros_like(gu), torch.zeros_like(gv)
-        for t in range(n_steps - 1, -1, -1):
-            da, gv, gp, gq = reverse_step(
-                a, da, gu, gv, gp, gq, us[t], vs[t + 1], vs[t], eps, rho, lead_axis
-            )
-            gu = torch.zeros_like(gu)
-    return da, gv, gq, vs[0]
+def reverse(a, da, gu, gv, gp, gq, us, vs, rho, eps, lead_axis):
+    """Adjoint of a replayed segment, its last iteration first: (da, gv, gp, gq) before it."""
+    for t in range(len(us) - 1, -1, -1):
+        da, gv, gp, gq = reverse_step(a, da, gu, gv, gp, gq, us[t], vs[t + 1], vs[t], eps, rho, lead_axis)
+        gu = torch.zeros_like(gu)
+    return da, gv, gp, gq
+
+
+def replay_and_reverse(a, da, gv, gp, gq, p, q, steps, lead, trail, eps, lead_axis, how, paired):
+    """`replay` from (p, q), then `reverse`; u has no cotangent from behind a whole segment."""
+    us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired)
+    return reverse(a, da, torch.zeros_like(gp), gv, gp, gq, us, vs, lead / trail, eps, lead_axis)
+
+
+def last_segment(a, dy, p, q, steps, lead, trail, eps, lead_axis, how, paired):
+    """From dP through the last `steps` iterations: (da, gv, gp, gq) before them."""
+    us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired)
+    u = us[-1] if us else reciprocals(p, lead, how, paired)
+    da, gu, gv = output_adjoint(a, dy, u, vs[-1], lead_axis)
+    gp, gq = torch.zeros_like(gu), torch.zeros_like(gv)
+    return reverse(a, da, gu, gv, gp, gq, us, vs, lead / trail, eps, lead_axis)
+
+
+def pick(values, k):
+    """values[k] for a scalar k known only on the device."""
+    chosen = values[0]
+    for i in range(1, len(values)):
+        chosen = torch.where(k == i, values[i], chosen)
+    return chosen
 
 
 def logit_gradient(z, a, da, gv, gq, v, eps, rho, deepseek, lead_axis):
@@ -191,13 +198,18 @@ def sinkhorn_forward(
     paired: hl.constexpr,
     packed: hl.constexpr,
 ):
-    """P after `n_iters` iterations.  x and out are (B, n, m); packed: (B, pieces, c), n m = pieces c."""
+    """P after `n_iters` iterations.  x and out are (B, n, m); packed: x (B, pieces, c), out (B, n m).
+
+    Packed loads bring every matrix whole into one thread, 16 bytes at a time.  The store is of
+    the flat tile instead: through shared memory into full cache lines, where a thread's own
+    pieces would write half sectors (measured: 97 us for the copy alone against 36).
+    """
     batch = x.size(0)
-    x_pieces, out_pieces, out_c = hl.specialize((x.size(1), out.size(1), out.size(2)))
-    hl.specialize((x.size(2), x.stride(0), x.stride(1), x.stride(2)))
-    hl.specialize((out.stride(0), out.stride(1), out.stride(2)))
+    x_pieces = hl.specialize(x.size(1))
+    hl.specialize((x.size(2), x.stride(), out.shape[1:], out.stride()))
     trail_axis = 3 - lead_axis
-    rho = 1.0 / trail_over_lead(n, m, lead_axis)
+    lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
+    rho = lead / trail
     steps = n_iters - 1 if deepseek else n_iters
     restarts = (steps - 1) // segment if steps > 0 else 0
     for tile in hl.tile(batch):
@@ -206,26 +218,24 @@ def sinkhorn_forward(
             x32 = gather(pieces, tile.block_size, n, m).to(torch.float32)
         else:
             x32 = x[tile, :, :].to(torch.float32)
-        z, a, p, q = start(x32, eps, deepseek, lead_axis, how)
+        z, a, p, q = start(x32, n, m, eps, deepseek, lead_axis, how)
         if steps > 0:
             for _step in range(steps - restarts * segment):
-                p = rho * (contract(a, reciprocals(q, how, paired), lead_axis) + eps * p)
-                q = contract(a, reciprocals(p, how, paired), trail_axis) + (eps / rho) * q
+                p = rho * (contract(a, reciprocals(q, trail, how, paired), lead_axis) + eps * p)
+                q = contract(a, reciprocals(p, lead, how, paired), trail_axis) + (eps / rho) * q
         if restarts > 0:
             for _restart in range(restarts):
                 z = absorb(z, p, q, lead_axis)
-                a = torch.exp2(z * LOG2E)
+                a = torch.exp2(bounded(z, 1.0, n, m) * LOG2E)
                 p = torch.ones_like(p)
                 q = torch.ones_like(q)
                 for _segment_step in range(segment):
-                    p = rho * contract(a, reciprocals(q, how, paired), lead_axis)
-                    q = contract(a, reciprocals(p, how, paired), trail_axis)
-        u = spread(reciprocals(p, how, paired), lead_axis)
-        y = (a * u * spread(reciprocals(q, how, paired), trail_axis)).to(out.dtype)
+                    p = rho * contract(a, reciprocals(q, trail, how, paired), lead_axis)
+                    q = contract(a, reciprocals(p, lead, how, paired), trail_axis)
+        u = spread(reciprocals(p, lead, how, paired), lead_axis)
+        y = (a * u * spread(reciprocals(q, trail, how, paired), trail_axis)).to(out.dtype)
         if packed:
-            parts = scatter(y, tile.block_size, out_pieces, out_c)
-            for i in hl.static_range(out_pieces):
-                out[tile, i, :] = parts[i]
+            out[tile, :] = y.reshape(tile.block_size, n * m)
         else:
             out[tile, :, :] = y
 
@@ -240,25 +250,27 @@ def sinkhorn_backward(
     eps: hl.constexpr,
     deepseek: hl.constexpr,
     lead_axis: hl.constexpr,
-    segments: hl.constexpr,
+    length: hl.constexpr,
     how: hl.constexpr,
     paired: hl.constexpr,
     packed: hl.constexpr,
 ):
-    """dX of the iterations run, every u_t and v_t of a segment in registers.
+    """dX of the iterations run, their u_t and v_t in registers; shapes as in `sinkhorn_forward`.
 
-    The iterations are cut into `segments`; all but the last run twice, first without a
-    history, so registers hold ceil(steps / segments) pairs (u, v) instead of all of them.
+    Segments of `length` iterations are run forward first, only (p, q) at their starts kept,
+    and the 1 to `length` iterations left over last.  Then, last first, each is replayed with
+    its history in registers and reversed.  One copy of that code serves all segments: the
+    instruction cache, not the arithmetic, limits the fully unrolled kernel.
     Without restarts: the caller keeps n_iters inside one range of fp32.
     """
     batch = x.size(0)
-    x_pieces, dy_pieces, dx_pieces, dx_c = hl.specialize((x.size(1), dy.size(1), dx.size(1), dx.size(2)))
-    hl.specialize((x.size(2), x.stride(0), x.stride(1), x.stride(2)))
-    hl.specialize((dy.size(2), dy.stride(0), dy.stride(1), dy.stride(2)))
-    hl.specialize((dx.stride(0), dx.stride(1), dx.stride(2)))
+    x_pieces, dy_pieces = hl.specialize((x.size(1), dy.size(1)))
+    hl.specialize((x.size(2), x.stride(), dy.size(2), dy.stride(), dx.shape[1:], dx.stride()))
     trail_axis = 3 - lead_axis
-    rho = 1.0 / trail_over_lead(n, m, lead_axis)
+    lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
+    rho = lead / trail
     steps = n_iters - 1 if deepseek else n_iters
+    segments = (steps - 1) // length if steps > 0 else 0
     for tile in hl.tile(batch):
         if packed:
             x_parts = [x[tile, i, :] for i in hl.static_range(x_pieces)]
@@ -268,24 +280,33 @@ def sinkhorn_backward(
         else:
             x32 = x[tile, :, :].to(torch.float32)
             dy32 = dy[tile, :, :].to(torch.float32)
-        z, a, p, q = start(x32, eps, deepseek, lead_axis, how)
-        p_starts = [p] * segments
-        q_starts = [q] * segments
-        for s in hl.static_range(segments):
-            # + 0: Helion 1.5 lets a later loop that carries p overwrite the value kept here (docs/helion.md)
-            p_starts[s] = p + 0.0
-            q_starts[s] = q + 0.0
-            if s < segments - 1:
-                for _step in range(segment_steps(s, steps, segments)):
-                    p = rho * (contract(a, reciprocals(q, how, paired), lead_axis) + eps * p)
-                    q = contract(a, reciprocals(p, how, paired), trail_axis) + (eps / rho) * q
-        da, gv, gq, v = adjoint(a, dy32, p_starts, q_starts, steps, eps, rho, lead_axis, how, paired)
+        z, a, p, q = start(x32, n, m, eps, deepseek, lead_axis, how)
+        # + 0: Helion 1.5 lets a later loop that carries p overwrite the value kept here (docs/helion.md)
+        p_starts = [p + 0.0] * (segments + 1)
+        q_starts = [q + 0.0] * (segments + 1)
+        if segments > 0:
+            for s in hl.static_range(segments):
+                for _step in range(length):
+                    p = rho * (contract(a, reciprocals(q, trail, how, paired), lead_axis) + eps * p)
+                    q = contract(a, reciprocals(p, lead, how, paired), trail_axis) + (eps / rho) * q
+                p_starts[s + 1] = p + 0.0
+                q_starts[s + 1] = q + 0.0
+        da, gv, gp, gq = last_segment(
+            a, dy32, p, q, steps - segments * length, lead, trail, eps, lead_axis, how, paired
+        )
+        if segments > 0:
+            k = hl.full([], segments - 1, dtype=torch.int32)
+            for _segment in range(segments):
+                da, gv, gp, gq = replay_and_reverse(
+                    a, da, gv, gp, gq, pick(p_starts, k), pick(q_starts, k), length,
+                    lead, trail, eps, lead_axis, how, paired,
+                )  # fmt: skip
+                k = k - 1
+        v = reciprocals(q_starts[0], trail, how, paired)
         dz = logit_gradient(z, a, da, gv, gq, v, eps, rho, deepseek, lead_axis)
         dz = dz.to(dx.dtype)
         if packed:
-            parts = scatter(dz, tile.block_size, dx_pieces, dx_c)
-            for i in hl.static_range(dx_pieces):
-                dx[tile, i, :] = parts[i]
+            dx[tile, :] = dz.reshape(tile.block_size, n * m)
         else:
             dx[tile, :, :] = dz
 
@@ -313,38 +334,37 @@ def sinkhorn_backward_history(
     holds what every restart of the log form began from.
     """
     batch = x.size(0)
-    hl.specialize((x.size(1), x.size(2), x.stride(0), x.stride(1), x.stride(2)))
-    hl.specialize((dy.size(1), dy.size(2), dy.stride(0), dy.stride(1), dy.stride(2)))
-    hl.specialize((dx.size(1), dx.size(2), dx.stride(0), dx.stride(1), dx.stride(2)))
-    hl.specialize((us.size(2), vs.size(2), logits.size(2), logits.size(3)))
+    hl.specialize((x.shape[1:], x.stride(), dy.shape[1:], dy.stride(), dx.shape[1:], dx.stride()))
+    hl.specialize((us.size(2), vs.size(2), logits.shape[2:]))
     trail_axis = 3 - lead_axis
-    rho = 1.0 / trail_over_lead(n, m, lead_axis)
+    lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
+    rho = lead / trail
     steps = n_iters - 1 if deepseek else n_iters
     restarts = (steps - 1) // segment if steps > 0 else 0
     head = steps - restarts * segment
     for tile in hl.tile(batch):
-        z, a, p, q = start(x[tile, :, :].to(torch.float32), eps, deepseek, lead_axis, how)
-        u = reciprocal(p, how)
-        v = reciprocal(q, how)
+        z, a, p, q = start(x[tile, :, :].to(torch.float32), n, m, eps, deepseek, lead_axis, how)
+        u = reciprocals(p, lead, how, False)
+        v = reciprocals(q, trail, how, False)
         if steps > 0:
             for t in range(head):
                 p = rho * (contract(a, v, lead_axis) + eps * p)
-                u = reciprocal(p, how)
+                u = reciprocals(p, lead, how, False)
                 q = contract(a, u, trail_axis) + (eps / rho) * q
-                v = reciprocal(q, how)
+                v = reciprocals(q, trail, how, False)
                 us[t, tile, :] = u
                 vs[t, tile, :] = v
         if restarts > 0:
             for k in range(restarts):
                 z = absorb(z, p, q, lead_axis)
                 logits[k, tile, :, :] = z
-                a = torch.exp2(z * LOG2E)
+                a = torch.exp2(bounded(z, 1.0, n, m) * LOG2E)
                 v = torch.ones_like(v)
                 for i in range(segment):
                     p = rho * contract(a, v, lead_axis)
-                    u = reciprocal(p, how)
+                    u = reciprocals(p, lead, how, False)
                     q = contract(a, u, trail_axis)
-                    v = reciprocal(q, how)
+                    v = reciprocals(q, trail, how, False)
                     us[head + k * segment + i, tile, :] = u
                     vs[head + k * segment + i, tile, :] = v
         da, gu, gv = output_adjoint(a, dy[tile, :, :].to(torch.float32), u, v, lead_axis)
@@ -371,9 +391,9 @@ def sinkhorn_backward_history(
                 da = torch.zeros_like(da)
                 # the restart took v for 1: its cotangent, that of log v, is handed to the older v
                 v = vs[first - 1, tile, :]
-                gv = gv * reciprocal(v, how)
-        z, a, p, q = start(x[tile, :, :].to(torch.float32), eps, deepseek, lead_axis, how)
-        v_0 = reciprocal(q, how)
+                gv = gv * reciprocals(v, trail, how, False)
+        z, a, p, q = start(x[tile, :, :].to(torch.float32), n, m, eps, deepseek, lead_axis, how)
+        v_0 = reciprocals(q, trail, how, False)
         if steps > 0:
             for t_back in range(head - 1):
                 before = vs[head - 2 - t_back, tile, :]

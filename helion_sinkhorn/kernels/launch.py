@@ -9,7 +9,7 @@ import torch
 
 from helion_sinkhorn.configs.device import DEVICES, Device, current
 from helion_sinkhorn.configs.lookup import lookup
-from helion_sinkhorn.kernels import KERNELS, REGISTER_HISTORY_STEPS, Call, Choice, build
+from helion_sinkhorn.kernels import KERNELS, REGISTER_HISTORY_ENTRIES, REGISTER_HISTORY_STEPS, Call, Choice, build, run
 from helion_sinkhorn.scaling import pairs_are_safe, segment_length
 
 LARGEST = 128
@@ -29,7 +29,7 @@ def call_of(x: torch.Tensor, n_iters: int, eps: float, form: str, first: str) ->
 def backward_kernel(call: Call) -> str:
     """The kernel for a gradient: register history while the iterations and the matrix are few and small."""
     few = call.steps <= min(REGISTER_HISTORY_STEPS, segment_length(call.n, call.m))
-    return "sinkhorn_backward" if few and call.n * call.m <= 64 else "sinkhorn_backward_history"
+    return "sinkhorn_backward" if few and call.n * call.m <= REGISTER_HISTORY_ENTRIES else "sinkhorn_backward_history"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -95,9 +95,9 @@ def forward(
     choice = choice or choose("sinkhorn_forward", call, x3.size(0), device)
     variant = tuned(choice, call, eps)
     if variant["packed"]:
-        x3, out3 = pieces(x3), pieces(out3)
-    build(choice.kernel, choice.config, interpret)(
-        x3, out3, call.n, call.m, n_iters, eps, call.deepseek, call.lead_axis,
+        x3, out3 = pieces(x3), out3.view(-1, call.n * call.m)
+    run(
+        build(choice.kernel, choice.config, interpret), x3, out3, call.n, call.m, n_iters, eps, call.deepseek, call.lead_axis,
         segment(call), how, variant["paired"], variant["packed"],
     )  # fmt: skip
     return out
@@ -132,35 +132,29 @@ def backward(
         return dx
     variant = tuned(choice, call, eps)
     if variant["packed"]:
-        x3, dy3, dx3 = pieces(x3), pieces(dy3), pieces(dx3)
-    kernel(
-        x3, dy3, dx3, call.n, call.m, n_iters, eps, call.deepseek, call.lead_axis,
-        whole_segments(call.steps, variant["segments"]), how, variant["paired"], variant["packed"],
+        x3, dy3, dx3 = pieces(x3), pieces(dy3), dx3.view(-1, call.n * call.m)
+    run(
+        kernel, x3, dy3, dx3, call.n, call.m, n_iters, eps, call.deepseek, call.lead_axis,
+        variant["length"], how, variant["paired"], variant["packed"],
     )  # fmt: skip
     return dx
-
-
-def whole_segments(steps: int, segments: int) -> int:
-    """At most `segments` parts of equal length that cover the steps, none empty."""
-    length = max(1, -(-steps // segments))
-    return max(1, -(-steps // length))
 
 
 def launch_with_history(kernel, x, dy, dx, call: Call, eps: float, how: str) -> None:
     """One launch for each slice of the batch whose history fits SCRATCH_BYTES; all share one scratch."""
     lead, trail = (call.n, call.m) if call.lead_axis == 1 else (call.m, call.n)
     steps = max(call.steps, 1)
-    restarts = max((call.steps - 1) // segment(call), 1)
+    restarts = (steps - 1) // segment(call)
     floats = steps * (lead + trail) + restarts * call.n * call.m
     batch = x.size(0)
     slice_size = min(batch, max(1, SCRATCH_BYTES // (4 * floats)))
     empty = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
     us, vs = empty(steps, slice_size, lead), empty(steps, slice_size, trail)
-    logits = empty(restarts, slice_size, call.n, call.m)
+    logits = empty(max(restarts, 1), slice_size if restarts else 1, call.n, call.m)
     for begin in range(0, batch, slice_size):
         rows = slice(begin, begin + slice_size)
-        kernel(
-            x[rows], dy[rows], dx[rows], us, vs, logits, call.n, call.m, call.n_iters, eps,
+        run(
+            kernel, x[rows], dy[rows], dx[rows], us, vs, logits, call.n, call.m, call.n_iters, eps,
             call.deepseek, call.lead_axis, segment(call), how,
         )  # fmt: skip
 

@@ -1,0 +1,224 @@
+"""Sinkhorn forward and backward on what this machine has: which path serves, its error, its time, a picture.
+
+The logits are those of an mHC step: one n x n matrix per token, a static part that favours
+the diagonal and a random part per token.  Exits with 1 when an error exceeds its bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from helion_sinkhorn import plan, reference, sinkhorn
+
+DTYPES = (torch.float32, torch.bfloat16)
+STATIC_DIAGONAL = 2.0
+# 20 iterations in float32 stay within a few 1e-6 of float64; to this comes one rounding to the result's dtype
+ERROR_BOUND = 1e-5
+SECONDS_PER_TIMING = 1.0
+PICTURE_SIZE = 8
+PICTURE_ITERS = (0, 1, 2, 5, 20)
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def versions(device: torch.device) -> str:
+    """One line on the software, one on the hardware."""
+    names = ("helion_sinkhorn", "helion", "torch", "triton", "pytorch-triton-rocm")
+    found = [f"python {platform.python_version()}"]
+    for name in names:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if device.type == "cuda":
+        hardware = torch.cuda.get_device_name(device)
+        found.append(f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}")
+    else:
+        hardware = f"{platform.machine()} CPU, {torch.get_num_threads()} threads of {os.cpu_count()} cores"
+    return f"{', '.join(found)}\n{hardware}"
+
+
+def make_logits(args: argparse.Namespace, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(args.seed)
+    dynamic = torch.randn(args.tokens, args.n, args.n, generator=generator)
+    return (STATIC_DIAGONAL * torch.eye(args.n) + dynamic).to(args.device, dtype).requires_grad_()
+
+
+def eager(n_iters: int) -> Function:
+    """The iterations as one would write them, in float32, differentiated by autograd."""
+    return lambda logits: reference.sinkhorn(logits.float(), n_iters).to(logits.dtype)
+
+
+def relative_error(value: torch.Tensor, truth: torch.Tensor) -> float:
+    """Largest absolute error over the largest entry of the truth."""
+    return float((value.detach().cpu().double() - truth).abs().max() / truth.abs().max())
+
+
+def check(logits: torch.Tensor, upstream: torch.Tensor, n_iters: int) -> bool:
+    """Print the errors against float64 on the CPU and the row and column sums; whether within the bound."""
+    exact = logits.detach().cpu().double().requires_grad_()
+    want = reference.sinkhorn(exact, n_iters)
+    (want_grad,) = torch.autograd.grad(want, exact, upstream.cpu().double())
+    p = sinkhorn(logits, n_iters)
+    (grad,) = torch.autograd.grad(p, logits, upstream)
+    errors = relative_error(p, want.detach()), relative_error(grad, want_grad)
+    bound = ERROR_BOUND + torch.finfo(logits.dtype).eps / 2
+    passed = max(errors) <= bound
+    print(
+        f"error against float64, of the largest entry: values {errors[0]:.1e}, gradient {errors[1]:.1e} "
+        f"(bound {bound:.1e}: {'ok' if passed else 'EXCEEDED'})"
+    )
+    for name, dim in (("row", -1), ("column", -2)):
+        sums = p.detach().double().sum(dim)
+        print(f"{name} sums, 1 at convergence: {sums.min():.7f} to {sums.max():.7f}")
+    return passed
+
+
+def seconds(call: Callable[[], object], device: torch.device) -> list[float]:
+    """Median, 10th and 90th percentile of repeated calls after a warm-up."""
+    if device.type == "cuda":
+        from triton.testing import do_bench
+
+        return [1e-3 * ms for ms in do_bench(call, quantiles=[0.5, 0.1, 0.9])]
+    samples: list[float] = []
+    end = time.perf_counter() + SECONDS_PER_TIMING
+    call()
+    while len(samples) < 5 or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        samples.append(time.perf_counter() - start)
+    deciles = statistics.quantiles(samples, n=10)
+    return [statistics.median(samples), deciles[0], deciles[-1]]
+
+
+def bytes_kept(function: Function, logits: torch.Tensor) -> float:
+    """What autograd holds between forward and backward, per matrix."""
+    held: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        result = function(logits)
+    del result
+    return sum(held.values()) / logits[..., 0, 0].numel()
+
+
+def time_one(function: Function, logits: torch.Tensor, upstream: torch.Tensor) -> str:
+    """Forward without autograd, forward and backward, and the memory between them, as table cells."""
+
+    def forward() -> torch.Tensor:
+        with torch.no_grad():
+            return function(logits)
+
+    def both() -> object:
+        return torch.autograd.grad(function(logits), logits, upstream)
+
+    kept = bytes_kept(function, logits)
+    cells = []
+    for call in (forward, both):
+        middle, low, high = (1e6 * s for s in seconds(call, logits.device))
+        cells.append(f"{middle:9.1f} ({low:.1f} to {high:.1f})".ljust(32))
+    return "".join(cells) + f"{kept:8.0f}"
+
+
+def time_all(logits: torch.Tensor, upstream: torch.Tensor, n_iters: int, compiled: bool) -> None:
+    """Print a table: this package, eager and torch.compile of the same iterations."""
+    functions = {"helion_sinkhorn": lambda x: sinkhorn(x, n_iters), "eager": eager(n_iters)}
+    if compiled:
+        functions["torch.compile"] = torch.compile(eager(n_iters), dynamic=False)
+    print(
+        f"{'':18}{'forward, us (10% to 90%)':32}{'forward + backward, us':32}kept for backward, B per matrix"
+    )
+    for name, function in functions.items():
+        try:
+            cells = time_one(function, logits, upstream)
+        except Exception as error:
+            # No C++ compiler, say: the other rows still stand
+            if name != "torch.compile":
+                raise
+            cells = f"did not compile: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        print(f"{name:18}{cells}")
+
+
+def draw(path: str, device: str, seed: int) -> None:
+    """One matrix after 0, 1, 2, 5 and 20 iterations, and its largest row-sum error after each."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    generator = torch.Generator().manual_seed(seed)
+    logits = 1.5 * torch.randn(PICTURE_SIZE, PICTURE_SIZE, generator=generator).to(device)
+    steps = range(1, PICTURE_ITERS[-1] + 1)
+    row_errors = [float((sinkhorn(logits, t).sum(-1) - 1).abs().max()) for t in steps]
+    figure, axes = pyplot.subplots(
+        1,
+        len(PICTURE_ITERS) + 1,
+        figsize=(15, 2.8),
+        width_ratios=[1] * len(PICTURE_ITERS) + [1.5],
+        layout="constrained",
+    )
+    for axis, t in zip(axes, PICTURE_ITERS, strict=False):
+        matrix = sinkhorn(logits, t).cpu()
+        # exp(logits) itself has no scale in common with the others: show it over its largest entry
+        image = axis.imshow(matrix if t else matrix / matrix.max(), vmin=0, vmax=1, cmap="viridis")
+        axis.set(title=f"T = {t}" if t else "exp(X), scaled", xticks=[], yticks=[])
+    figure.colorbar(image, ax=axes[:-1], shrink=0.8)
+    axes[-1].semilogy(steps, row_errors, marker=".")
+    axes[-1].set(title="largest |row sum - 1|", xlabel="T", xticks=PICTURE_ITERS)
+    axes[-1].grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    print(f"picture of an {PICTURE_SIZE} x {PICTURE_SIZE} matrix converging: {os.path.abspath(path)}")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    default_device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument(
+        "--tokens", type=int, default=8192, help="matrices in the batch (default %(default)s)"
+    )
+    parser.add_argument("--n", type=int, default=4, help="rows and columns of a matrix (default %(default)s)")
+    parser.add_argument("--iters", type=int, default=20, help="iterations, T (default %(default)s)")
+    parser.add_argument("--device", default=default_device, help="default here: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the logits (default %(default)s)")
+    parser.add_argument("--output", default="sinkhorn.png", help="the picture (default %(default)s)")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out of the table")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = arguments()
+    print(versions(torch.device(args.device)))
+    passed = True
+    for dtype in DTYPES:
+        logits = make_logits(args, dtype)
+        generator = torch.Generator().manual_seed(args.seed + 1)
+        upstream = torch.randn(logits.shape, generator=generator).to(args.device, dtype)
+        name = str(dtype).removeprefix("torch.")
+        print(f"\n== {args.tokens} x {args.n} x {args.n}, T = {args.iters}, {name} ==")
+        print(plan(logits, n_iters=args.iters))
+        passed &= check(logits, upstream, args.iters)
+        time_all(logits, upstream, args.iters, compiled=not args.no_compile)
+    print()
+    draw(args.output, args.device, args.seed)
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
