@@ -65,8 +65,8 @@ def sinkhorn(
         ValueError: fewer than two dimensions, n_iters < 0, eps not usable, an unknown option.
         NotImplementedError: implementation="helion" on a CPU, in float64 or beyond 128 rows or columns.
 
-    Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, with the eps
-        of DeepSeek's kernels; Sinkhorn and Knopp, Pacific J. Math. 21 (1967); docs/math.md for the adjoint.
+    Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, with
+        the eps of DeepSeek's kernels; Sinkhorn and Knopp, Pacific J. Math. 21 (1967); adjoint: docs/math.md.
     """
     _check(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
     dtype = out_dtype or logits.dtype
@@ -85,12 +85,15 @@ def _check(logits, n_iters, eps, form, first, backward, implementation, out_dtyp
         raise TypeError(f"logits is a {type(logits).__name__}; pass a torch.Tensor of shape (..., n, m)")
     if logits.dtype not in DTYPES:
         raise TypeError(
-            f"logits has dtype {logits.dtype}; accepted are {', '.join(str(d) for d in DTYPES)}: convert with .float()"
+            f"logits has dtype {logits.dtype}; accepted are {', '.join(map(str, DTYPES))}: "
+            "convert with .float()"
         )
     if logits.dim() < 2:
         raise ValueError(f"logits has shape {tuple(logits.shape)}; pass at least two dimensions, (..., n, m)")
     if 0 in logits.shape[-2:]:
-        raise ValueError(f"logits has shape {tuple(logits.shape)}; matrices need at least one row and one column")
+        raise ValueError(
+            f"logits has shape {tuple(logits.shape)}; matrices need at least one row and one column"
+        )
     if isinstance(n_iters, bool) or not isinstance(n_iters, int):
         raise TypeError(f"n_iters is {n_iters!r}; pass an int >= 0")
     if n_iters < 0:
@@ -108,7 +111,7 @@ def _check(logits, n_iters, eps, form, first, backward, implementation, out_dtyp
         if value not in accepted:
             raise ValueError(f"{name} is {value!r}; use one of {', '.join(map(repr, accepted))}")
     if out_dtype is not None and out_dtype not in DTYPES:
-        raise TypeError(f"out_dtype is {out_dtype}; use one of {', '.join(str(d) for d in DTYPES)}, or None")
+        raise TypeError(f"out_dtype is {out_dtype}; use one of {', '.join(map(str, DTYPES))}, or None")
 
 
 def _resolve(implementation: str, logits: torch.Tensor) -> str:
@@ -121,7 +124,9 @@ def _resolve(implementation: str, logits: torch.Tensor) -> str:
     elif logits.dtype not in KERNEL_DTYPES:
         reason = f"the kernels compute in float32, logits is {logits.dtype}"
     elif max(logits.shape[-2:]) > KERNEL_LARGEST:
-        reason = f"the kernels take up to {KERNEL_LARGEST} rows and columns, logits has {tuple(logits.shape[-2:])}"
+        reason = (
+            f"the kernels take up to {KERNEL_LARGEST} rows and columns, logits has {tuple(logits.shape[-2:])}"
+        )
     if not reason:
         return "helion"
     if implementation == "helion":

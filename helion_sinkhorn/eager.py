@@ -19,7 +19,7 @@ CACHE_BYTES = 1 << 19
 
 @functools.cache
 def _settle_exp() -> None:
-    """The first multi-threaded fp32 exp of a process can be wrong by 1.5e-4 (pytorch #188792): spend it here."""
+    """Spend the first multi-threaded fp32 exp of the process: it can be wrong by 1.5e-4 (pytorch #188792)."""
     torch.zeros(1 << 17).exp()
 
 

@@ -83,7 +83,8 @@ class SinkhornLaneMixer(torch.nn.Module):
         """(batch, seq, lanes, dim) to the same shape; any leading shape before (lanes, dim)."""
         if x_lanes.dim() < 2 or x_lanes.size(-2) != self.lanes:
             raise ValueError(
-                f"x_lanes has shape {tuple(x_lanes.shape)}; pass (..., {self.lanes}, dim), lanes before features"
+                f"x_lanes has shape {tuple(x_lanes.shape)}; "
+                f"pass (..., {self.lanes}, dim), lanes before features"
             )
         with torch.autocast(x_lanes.device.type, enabled=False):
             p = self.sinkhorn(self.mixing_logits.float())

@@ -18,7 +18,9 @@ BACKWARD = "helion_sinkhorn::sinkhorn_backward"
 _ARGUMENTS = "int n_iters, float eps, str form, str first, str implementation"
 
 torch.library.define(
-    FORWARD, f"(Tensor logits, {_ARGUMENTS}, ScalarType out_dtype) -> Tensor", tags=torch.Tag.pt2_compliant_tag
+    FORWARD,
+    f"(Tensor logits, {_ARGUMENTS}, ScalarType out_dtype) -> Tensor",
+    tags=torch.Tag.pt2_compliant_tag,
 )
 torch.library.define(
     BACKWARD, f"(Tensor grad, Tensor logits, {_ARGUMENTS}) -> Tensor", tags=torch.Tag.pt2_compliant_tag
@@ -79,7 +81,11 @@ def _keep_logits(ctx, inputs, output):
 
 def _exact_gradient(ctx, grad):
     (logits,) = ctx.saved_tensors
-    run = SinkhornBackward.apply if differentiates(grad, logits) else torch.ops.helion_sinkhorn.sinkhorn_backward
+    run = (
+        SinkhornBackward.apply
+        if differentiates(grad, logits)
+        else torch.ops.helion_sinkhorn.sinkhorn_backward
+    )
     dx = run(grad, logits, *ctx.arguments)
     return dx, None, None, None, None, None, None
 
@@ -93,7 +99,8 @@ def differentiates(*tensors: torch.Tensor) -> bool:
 def _no_double_backward(ctx, grad):
     raise NotImplementedError(
         "sinkhorn has no second derivative: its backward is a kernel without one. "
-        "For double backward use helion_sinkhorn.reference.sinkhorn, which autograd differentiates any number of times."
+        "For double backward use helion_sinkhorn.reference.sinkhorn, "
+        "which autograd differentiates any number of times."
     )
 
 

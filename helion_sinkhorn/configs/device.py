@@ -64,7 +64,8 @@ def current(index: int) -> Device:
     if settings.DEVICE:
         if settings.DEVICE not in DEVICES:
             raise ValueError(
-                f"HELION_SINKHORN_DEVICE={settings.DEVICE!r} is not a known device; use one of {', '.join(DEVICES)}"
+                f"HELION_SINKHORN_DEVICE={settings.DEVICE!r} is not a known device; "
+                f"use one of {', '.join(DEVICES)}"
             )
         return DEVICES[settings.DEVICE]
     properties = torch.cuda.get_device_properties(index)

@@ -17,9 +17,7 @@ MAX_LOG2_DISTANCE = 2.0
 
 def nearest(entries: tuple[store.Entry, ...], key: tuple[Any, ...], batch: int) -> store.Entry | None:
     """The entry of this key whose batch is nearest in log2, at most 4x away."""
-    candidates = [
-        (abs(math.log2(e.batch / max(batch, 1))), e.batch, e) for e in entries if e.key == key
-    ]
+    candidates = [(abs(math.log2(e.batch / max(batch, 1))), e.batch, e) for e in entries if e.key == key]
     distance, _, entry = min(candidates, key=lambda c: c[:2], default=(math.inf, 0, None))
     return entry if distance <= MAX_LOG2_DISTANCE else None
 

@@ -74,7 +74,7 @@ def contract(a, w, axis):
 
 
 def gather(pieces, tile, n, m):
-    """(tile, n, m) from loads of n m / c pieces (tile, c): `join` keeps a matrix in one thread's registers."""
+    """(tile, n, m) from n m / c pieces (tile, c): `join` keeps a matrix in one thread's registers."""
 
     def joined(parts):
         return parts[0] if len(parts) == 1 else hl.join(joined(parts[0::2]), joined(parts[1::2]))

@@ -4,20 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
+import helion
 import torch
 
 from helion_sinkhorn.configs.device import DEVICES, Device, current
 from helion_sinkhorn.configs.lookup import lookup
-from helion_sinkhorn.kernels import KERNELS, REGISTER_HISTORY_ENTRIES, REGISTER_HISTORY_STEPS, Call, Choice, build, run
+from helion_sinkhorn.kernels import (
+    KERNELS,
+    REGISTER_HISTORY_ENTRIES,
+    REGISTER_HISTORY_STEPS,
+    Call,
+    Choice,
+    build,
+    run,
+)
 from helion_sinkhorn.scaling import pairs_are_safe, segment_length
 
-LARGEST = 128
-"""Most rows or columns of a matrix."""
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 VECTOR_BYTES = 16
 SCRATCH_BYTES = 64 << 20
 """History of one launch of `sinkhorn_backward_history`: it should stay in the last-level cache."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """All of a launch that does not depend on the tensors' contents or place."""
+
+    kernel: helion.Kernel
+    name: str
+    call: Call
+    constants: tuple[Any, ...]
+    packed: bool
 
 
 def call_of(x: torch.Tensor, n_iters: int, eps: float, form: str, first: str) -> Call:
@@ -29,7 +47,13 @@ def call_of(x: torch.Tensor, n_iters: int, eps: float, form: str, first: str) ->
 def backward_kernel(call: Call) -> str:
     """The kernel for a gradient: register history while the iterations and the matrix are few and small."""
     few = call.steps <= min(REGISTER_HISTORY_STEPS, segment_length(call.n, call.m))
-    return "sinkhorn_backward" if few and call.n * call.m <= REGISTER_HISTORY_ENTRIES else "sinkhorn_backward_history"
+    small = call.n * call.m <= REGISTER_HISTORY_ENTRIES
+    return "sinkhorn_backward" if few and small else "sinkhorn_backward_history"
+
+
+def segment(call: Call) -> int:
+    """Iterations between restarts; the deepseek form needs none, eps bounds u v."""
+    return call.n_iters if call.deepseek else segment_length(call.n, call.m)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -47,6 +71,22 @@ def device_of(x: torch.Tensor) -> tuple[Device, str, bool]:
         device = current(x.device.index)
         return device, device.asm, False
     return DEVICES["h200"], "full", True
+
+
+@functools.lru_cache(maxsize=4096)
+def prepare(call: Call, eps: float, choice: Choice, how: str, interpret: bool) -> Prepared:
+    """The kernel built for a choice, with the constants its body takes after the tensors."""
+    variant = dict(choice.variant)
+    paired = variant.get("paired", False) and pairs_are_safe(call.n, call.m, call.steps, eps)
+    packed = variant.get("packed", False)
+    own = {
+        "sinkhorn_forward": (segment(call), how, paired, packed),
+        "sinkhorn_backward": (variant.get("length"), how, paired, packed),
+        "sinkhorn_backward_history": (segment(call), how),
+    }[choice.kernel]
+    kernel_eps = eps if call.deepseek else 0.0
+    shared = (call.n, call.m, call.n_iters, kernel_eps, call.deepseek, call.lead_axis)
+    return Prepared(build(choice.kernel, choice.config, interpret), choice.kernel, call, shared + own, packed)
 
 
 def matrices(x: torch.Tensor) -> torch.Tensor:
@@ -67,12 +107,15 @@ def pieces(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided((x.size(0), size // c, c), (x.stride(0), c, 1))
 
 
-def tuned(choice: Choice, call: Call, eps: float) -> dict[str, object]:
-    """The variant as keyword values, pairs of reciprocals only where they cannot overflow."""
-    variant = dict(choice.variant)
-    if variant.get("paired") and not pairs_are_safe(call.n, call.m, call.steps, eps):
-        variant["paired"] = False
-    return variant
+def loaded(x: torch.Tensor, packed: bool) -> torch.Tensor:
+    """An argument as the kernel reads it."""
+    x = matrices(x)
+    return pieces(x) if packed else x
+
+
+def stored(out: torch.Tensor, call: Call, packed: bool) -> torch.Tensor:
+    """A contiguous result as the kernel writes it."""
+    return out.view(-1, call.n * call.m) if packed else out.view(-1, call.n, call.m)
 
 
 def forward(
@@ -89,23 +132,11 @@ def forward(
     if x.numel() == 0:
         return out
     call = call_of(x, n_iters, eps, form, first)
-    eps = eps if call.deepseek else 0.0
     device, how, interpret = device_of(x)
-    x3, out3 = matrices(x), out.view(-1, call.n, call.m)
-    choice = choice or choose("sinkhorn_forward", call, x3.size(0), device)
-    variant = tuned(choice, call, eps)
-    if variant["packed"]:
-        x3, out3 = pieces(x3), out3.view(-1, call.n * call.m)
-    run(
-        build(choice.kernel, choice.config, interpret), x3, out3, call.n, call.m, n_iters, eps, call.deepseek, call.lead_axis,
-        segment(call), how, variant["paired"], variant["packed"],
-    )  # fmt: skip
+    choice = choice or choose("sinkhorn_forward", call, x.numel() // (call.n * call.m), device)
+    ready = prepare(call, eps, choice, how, interpret)
+    run(ready.kernel, loaded(x, ready.packed), stored(out, call, ready.packed), *ready.constants)
     return out
-
-
-def segment(call: Call) -> int:
-    """Iterations between restarts; the deepseek form needs none, eps bounds u v."""
-    return call.n_iters if call.deepseek else segment_length(call.n, call.m)
 
 
 def backward(
@@ -122,41 +153,32 @@ def backward(
     if x.numel() == 0:
         return dx
     call = call_of(x, n_iters, eps, form, first)
-    eps = eps if call.deepseek else 0.0
     device, how, interpret = device_of(x)
-    x3, dy3, dx3 = matrices(x), matrices(dy), dx.view(-1, call.n, call.m)
-    choice = choice or choose(backward_kernel(call), call, x3.size(0), device)
-    kernel = build(choice.kernel, choice.config, interpret)
-    if choice.kernel == "sinkhorn_backward_history":
-        launch_with_history(kernel, x3, dy3, dx3, call, eps, how)
-        return dx
-    variant = tuned(choice, call, eps)
-    if variant["packed"]:
-        x3, dy3, dx3 = pieces(x3), pieces(dy3), dx3.view(-1, call.n * call.m)
-    run(
-        kernel, x3, dy3, dx3, call.n, call.m, n_iters, eps, call.deepseek, call.lead_axis,
-        variant["length"], how, variant["paired"], variant["packed"],
-    )  # fmt: skip
+    choice = choice or choose(backward_kernel(call), call, x.numel() // (call.n * call.m), device)
+    ready = prepare(call, eps, choice, how, interpret)
+    tensors = loaded(x, ready.packed), loaded(dy, ready.packed), stored(dx, call, ready.packed)
+    if ready.name == "sinkhorn_backward_history":
+        run_with_history(ready, *tensors)
+    else:
+        run(ready.kernel, *tensors, *ready.constants)
     return dx
 
 
-def launch_with_history(kernel, x, dy, dx, call: Call, eps: float, how: str) -> None:
+def run_with_history(ready: Prepared, x: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor) -> None:
     """One launch for each slice of the batch whose history fits SCRATCH_BYTES; all share one scratch."""
+    call = ready.call
     lead, trail = (call.n, call.m) if call.lead_axis == 1 else (call.m, call.n)
     steps = max(call.steps, 1)
     restarts = (steps - 1) // segment(call)
     floats = steps * (lead + trail) + restarts * call.n * call.m
     batch = x.size(0)
-    slice_size = min(batch, max(1, SCRATCH_BYTES // (4 * floats)))
+    size = min(batch, max(1, SCRATCH_BYTES // (4 * floats)))
     empty = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
-    us, vs = empty(steps, slice_size, lead), empty(steps, slice_size, trail)
-    logits = empty(max(restarts, 1), slice_size if restarts else 1, call.n, call.m)
-    for begin in range(0, batch, slice_size):
-        rows = slice(begin, begin + slice_size)
-        run(
-            kernel, x[rows], dy[rows], dx[rows], us, vs, logits, call.n, call.m, call.n_iters, eps,
-            call.deepseek, call.lead_axis, segment(call), how,
-        )  # fmt: skip
+    us, vs = empty(steps, size, lead), empty(steps, size, trail)
+    logits = empty(max(restarts, 1), size if restarts else 1, call.n, call.m)
+    for begin in range(0, batch, size):
+        rows = slice(begin, begin + size)
+        run(ready.kernel, x[rows], dy[rows], dx[rows], us, vs, logits, *ready.constants)
 
 
 def with_variant(choice: Choice, **values: object) -> Choice:
@@ -169,5 +191,5 @@ def describe(x: torch.Tensor, n_iters: int, eps: float, form: str, first: str) -
     call = call_of(x, n_iters, eps, form, first)
     device, _, _ = device_of(x)
     batch = x.numel() // (call.n * call.m)
-    names = ("sinkhorn_forward", backward_kernel(call))
+    names = "sinkhorn_forward", backward_kernel(call)
     return (f"{device.key} ({x.device})", *(str(choose(name, call, batch, device)) for name in names))

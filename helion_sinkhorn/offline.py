@@ -1,0 +1,473 @@
+"""compile_for: this package's kernels as machine code for a DEVICES row, on a machine without that GPU.
+
+Triton's wheel carries every compiler and disassembler this takes.  torch, Triton and Helion
+keep what they learn about the device for the life of a process, so each target has processes
+of its own (`python -m helion_sinkhorn.offline DEVICE`): one job a line on stdin, one answer a
+line on stdout.  What the child compiles is what `kernels.launch` would have launched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from helion_sinkhorn.configs.device import DEVICES, Device
+
+if TYPE_CHECKING:  # importing kernels imports Helion, which must find the device already presented
+    from helion_sinkhorn.kernels import Call, Choice
+
+MAX_THREADS = 1024
+"""Of a block.  Neither Helion nor Triton refuses more; a launch would."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kernel to compile: a choice of config and variant for a call."""
+
+    call: Call
+    choice: Choice
+    eps: float = 1e-6
+    batch: int = 65536
+
+
+@dataclass(frozen=True)
+class Binary:
+    """What the machine code of one job looks like; a job that did not compile has only problems."""
+
+    device: str
+    job: Job
+    problems: tuple[str, ...] = ()
+    """Why this must not be launched, or is not what it should be; empty for good code."""
+    registers: int = 0
+    """Of a thread; on AMD with its accumulation registers."""
+    spills: int = 0
+    """NVIDIA: instructions that touch local memory.  AMD: registers the compiler found no room for."""
+    spill_bytes: int = 0
+    """Stack of a thread."""
+    shared: int = 0
+    threads: int = 0
+    occupancy: int = 0
+    """Warps (wavefronts) that one compute unit holds at a time."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Instructions of the whole kernel by class (CLASSES), "instructions" being all of them."""
+    loops: tuple[dict[str, int], ...] = ()
+    """The same for the body of every innermost loop, in program order; compilers may have unrolled it."""
+    generate_seconds: float = 0.0
+    compile_seconds: float = 0.0
+
+    @property
+    def compiled(self) -> bool:
+        return self.threads > 0
+
+    @property
+    def hottest(self) -> dict[str, int]:
+        """The largest innermost loop; the whole kernel where there is none."""
+        return max(self.loops, key=lambda body: body["instructions"], default=self.counts)
+
+
+# ------------------------------------------------------------------------------ reading machine code
+
+# SASS and GCN mnemonics; an instruction may belong to several classes
+CLASSES = {
+    "fma": r"FFMA|v_(pk_)?fma(c|mk|ak)?_f32",
+    "mul": r"FMUL|v_(pk_)?mul_f32",
+    "add": r"FADD|v_(pk_)?(add|sub|subrev)_f32",
+    "two-wide fp32": r"F(FMA|MUL|ADD)2|v_pk_(fma|mul|add)_f32",
+    "reciprocal": r"MUFU\.RCP|v_rcp_",
+    "exp": r"MUFU\.EX2|v_exp_",
+    "log": r"MUFU\.LG2|v_log_",
+    "division step": r"FCHK|v_div_",
+    "move": r"U?MOV|v_mov_b|v_accvgpr_|s_mov_b",
+    "global load": r"LDG(?!DEPBAR)|LD\.E|UTMALDG|(global|buffer|flat)_load",
+    "global store": r"STG|ST\.E|UTMASTG|(global|buffer|flat)_store",
+    "global load 128": r"LDG.*\.(128|256)|(global|buffer|flat)_load_(dwordx4|b128)",
+    "global store 128": r"STG.*\.(128|256)|(global|buffer|flat)_store_(dwordx4|b128)",
+    "local": r"(LDL|STL)\b|scratch_",
+    "shared": r"(LDS|STS|LDSM|STSM|LDGSTS)\b|ds_(?!bpermute|permute|swizzle)",
+    "cross-lane": r"SHFL|REDUX|ds_(bpermute|permute|swizzle)|.*_dpp|v_permlane",
+    "barrier": r"BAR\b|s_barrier",
+    "atomic": r"ATOM|RED\b|\w+_atomic_",
+    "matrix": r"HMMA|\w*GMMA|UTC\w*MMA|v_s?mfma",
+    "branch": r"BRA\b|CALL|s_c?branch",
+}
+PATTERNS = {name: re.compile(pattern) for name, pattern in CLASSES.items()}
+
+SASS = re.compile(
+    r"(?P<label>\.L\w+):|\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<op>[A-Z][\w.]*)(?P<rest>.*)"
+)
+GCN = re.compile(r"(?P<label>\.L\w+):|\t(?P<op>[a-z]\w+)(?P<rest>.*)")
+
+
+def classify(ops: Sequence[str]) -> dict[str, int]:
+    """Instructions by class, classes without one left out."""
+    counts = Counter(name for op in ops for name, pattern in PATTERNS.items() if pattern.match(op))
+    return {"instructions": len(ops), **counts}
+
+
+def disassembled(text: str, grammar: re.Pattern[str]) -> tuple[list[str], list[tuple[int, int]]]:
+    """Mnemonics in program order, and the innermost loops as (first, last) instruction."""
+    ops: list[str] = []
+    labels: dict[str, int] = {}
+    loops: list[tuple[int, int]] = []
+    for line in text.splitlines():
+        found = grammar.match(line)
+        if found is None:
+            continue
+        if found["label"]:
+            labels[found["label"]] = len(ops)
+            continue
+        target = re.search(r"\.L\w+", found["rest"]) if PATTERNS["branch"].match(found["op"]) else None
+        # a branch to itself is the trap behind the end of a kernel
+        if target and labels.get(target[0], len(ops)) < len(ops):
+            loops.append((labels[target[0]], len(ops)))
+        ops.append(found["op"])
+    inner = [a for a in loops if not any(b != a and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
+    return ops, inner
+
+
+def read_cubin(compiled: Any) -> dict[str, Any]:
+    """Registers, spills and instructions of an NVIDIA binary."""
+    import triton
+
+    def tool(name: str, *options: str) -> str:
+        command = [getattr(triton.knobs.nvidia, name).path, *options, file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = tool("cuobjdump", "--dump-resource-usage")
+        ops, loops = disassembled(tool("nvdisasm", "--print-code"), SASS)
+    use = {k: int(v) for k, v in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
+    counts = classify(ops)
+    # what ptxas makes of div.full has no instruction of its own
+    divisions = len(re.findall(r"\b(?:div|rcp\.rn)\.\S*f32", compiled.asm["ptx"]))
+    if divisions:
+        counts["division step"] = counts.get("division step", 0) + divisions
+    return {
+        "registers": use["REG"],
+        "spills": counts.get("local", 0),
+        "spill_bytes": use["STACK"] + use["LOCAL"],
+        "counts": counts,
+        "loops": [classify(ops[a : b + 1]) for a, b in loops],
+    }
+
+
+def read_hsaco(compiled: Any) -> dict[str, Any]:
+    """The same of an AMD binary, from the listing that LLVM wrote with it."""
+    text = compiled.asm["amdgcn"]
+
+    def metadata(key: str) -> int:
+        return int(re.search(rf"\.{key}:\s+(\d+)", text)[1])
+
+    ops, loops = disassembled(text[: text.index(".section\t.rodata")], GCN)
+    return {
+        "registers": metadata("vgpr_count"),
+        "spills": metadata("vgpr_spill_count") + metadata("sgpr_spill_count"),
+        "spill_bytes": metadata("private_segment_fixed_size"),
+        "counts": classify(ops),
+        "loops": [classify(ops[a : b + 1]) for a, b in loops],
+    }
+
+
+def occupancy(device: Device, registers: int, shared: int, threads: int) -> int:
+    """Warps on one compute unit: it has 4 schedulers with 512 registers a lane, allocated by 8."""
+    nvidia = device.vendor == "nvidia"
+    warps = threads // device.warp_size
+    a_scheduler = min(16 if nvidia else 8, 512 // max(-(-registers // 8) * 8, 8))
+    reserved = 1024 if nvidia else 0
+    by_shared = (device.shared_limit + reserved) // (shared + reserved) if shared + reserved else 32
+    return warps * min(32, 4 * a_scheduler // warps, by_shared)
+
+
+def problems(device: Device, job: Job, row: dict[str, Any]) -> Iterator[str]:
+    """What the compilers let pass and a launch, or its speed, would not."""
+    counts = row["counts"]
+    if row["spills"] or row["spill_bytes"]:
+        yield f"spills {row['spills']} ({row['spill_bytes']} bytes a thread)"
+    if row["shared"] > device.shared_limit:
+        yield f"{row['shared']} bytes of shared memory, {device.key} has {device.shared_limit}"
+    if row["threads"] > MAX_THREADS:
+        yield f"{row['threads']} threads a block, at most {MAX_THREADS}"
+    if not counts.get("global load") or not counts.get("global store"):
+        yield "no global loads or no global stores"
+    config, variant = dict(job.choice.config), dict(job.choice.variant)
+    matrices = config["block_sizes"][0] // row["threads"]
+    if variant.get("packed") and matrices:
+        # a result may change threads once, on its way to coalesced stores; an iteration may not
+        allowed = 2 * matrices * job.call.n * job.call.m
+        if exchanges(counts) > allowed or any(exchanges(body) for body in row["loops"]):
+            yield "threads that own whole matrices exchange data"
+
+
+def exchanges(counts: dict[str, int]) -> int:
+    """Instructions by which threads exchange data."""
+    return counts.get("cross-lane", 0) + counts.get("shared", 0) + counts.get("barrier", 0)
+
+
+# ------------------------------------------------------------------------------------------ the child
+
+
+def present_device(device: Device) -> None:
+    """Let torch.cuda and Triton describe `device`.  Helion, not imported yet, asks them alone."""
+    nvidia = device.vendor == "nvidia"
+    digits = device.arch[2:] if nvidia else device.arch[3:-1]
+    major, minor = int(digits[:-1]), int(digits[-1])
+    properties = types.SimpleNamespace(
+        name=device.names[0],
+        major=major,
+        minor=minor,
+        multi_processor_count=device.compute_units,
+        warp_size=device.warp_size,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048,
+        max_threads_per_block=MAX_THREADS,
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=device.shared_limit,
+        total_memory=device.memory_gb << 30,
+        L2_cache_size=50 << 20,
+        gcnArchName=device.arch,
+    )
+    torch.cuda.is_available = torch.cuda.is_initialized = lambda: True
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_properties = lambda device=None: properties
+    torch.cuda.get_device_capability = lambda device=None: (major, minor)
+    torch.cuda.get_device_name = lambda device=None: properties.name
+    torch.version.cuda, torch.version.hip = ("13.0", None) if nvidia else (None, "7.0")
+
+    import triton
+    from torch._subclasses import fake_tensor
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.driver import DriverBase
+
+    # torch 2.11 allocates on the device when it makes the first fake tensor
+    fake_tensor.init_gpu_context = lambda device: None
+    target = GPUTarget("cuda", int(digits), 32) if nvidia else GPUTarget("hip", device.arch, device.warp_size)
+
+    class Driver(DriverBase):
+        @classmethod
+        def is_active(cls):
+            return True
+
+        def map_python_to_cpp_type(self, ty):
+            return ty
+
+        def get_current_target(self):
+            return target
+
+        def get_current_device(self):
+            return 0
+
+        def get_current_stream(self, device):
+            return 0
+
+        def get_active_torch_device(self):
+            return torch.device("cuda", 0)
+
+        def get_benchmarker(self):
+            raise RuntimeError("no device to benchmark on")
+
+    triton.runtime.driver.set_active(Driver())
+
+
+def first_launch(device: Device, job: Job) -> tuple[Any, tuple[Any, ...]]:
+    """The Helion kernel and the arguments `kernels.launch` calls first, which here works on meta tensors."""
+    from helion_sinkhorn.kernels import launch
+
+    launches: list[tuple[Any, tuple[Any, ...]]] = []
+    launch.device_of = lambda x: (device, device.asm, False)
+    launch.run = lambda kernel, *arguments: launches.append((kernel, arguments))
+    call = job.call
+    form, first = call.key[:2]
+    x = torch.empty(job.batch, call.n, call.m, dtype=getattr(torch, call.dtype), device="meta")
+    if job.choice.kernel == "sinkhorn_forward":
+        launch.forward(x, call.n_iters, job.eps, form, first, x.dtype, job.choice)
+    else:
+        launch.backward(torch.empty_like(x), x, call.n_iters, job.eps, form, first, job.choice)
+    return launches[0]
+
+
+def compile_job(device: Device, job: Job) -> dict[str, Any]:
+    """The fields of a Binary."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from triton.runtime.jit import MockTensor
+
+    def on_device(x):
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda:0")
+
+    begin = time.perf_counter()
+    launched: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+
+    def launcher(jit_function, grid, *arguments, **options):
+        # Triton's own specialization of a launch, for tensors at 16-byte boundaries
+        arguments = [
+            MockTensor(a.dtype, list(a.shape)) if isinstance(a, torch.Tensor) else a for a in arguments
+        ]
+        options = {k: v for k, v in options.items() if not k.startswith("_")}
+        launched.append((jit_function.run, arguments, {"grid": grid, "warmup": True, **options}))
+
+    kernel, arguments = first_launch(device, job)
+    with FakeTensorMode():
+        arguments = tuple(on_device(a) if isinstance(a, torch.Tensor) else a for a in arguments)
+        kernel.bind(arguments).compile_config(kernel.configs[0])(*arguments, _launcher=launcher)
+    generated = time.perf_counter()
+    ((run, arguments, options),) = launched
+    compiled = run(*arguments, **options)
+    seconds = time.perf_counter() - generated
+    nvidia = device.vendor == "nvidia"
+    row = read_cubin(compiled) if nvidia else read_hsaco(compiled)
+    row["shared"] = compiled.metadata.shared
+    row["threads"] = compiled.metadata.num_warps * device.warp_size
+    row["occupancy"] = occupancy(device, row["registers"], row["shared"], row["threads"])
+    row["generate_seconds"], row["compile_seconds"] = generated - begin, seconds
+    row["problems"] = list(problems(device, job, row))
+    if compiled.asm["cubin" if nvidia else "hsaco"][:4] != b"\x7fELF":
+        row["problems"].append("the binary is no ELF file")
+    return row
+
+
+def serve(device: Device) -> None:
+    """Answer the jobs on stdin; compilers may print, so stdout is theirs and the answers' no more."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    present_device(device)
+    from helion_sinkhorn.configs.store import frozen
+    from helion_sinkhorn.kernels import Call, Choice
+
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        said = json.loads(line)
+        choice = {k: frozen(v) for k, v in said.pop("choice").items()}
+        try:
+            row = compile_job(device, Job(Call(**said.pop("call")), Choice(**choice), **said))
+        except Exception as error:  # whatever Helion or a compiler raised is this job's result
+            row = {"problems": [f"{type(error).__name__}: {error}".strip()]}
+        print(json.dumps(row), file=answers, flush=True)
+
+
+# ----------------------------------------------------------------------------------------- the parent
+
+
+class Compiler(contextlib.AbstractContextManager):
+    """A child process for one device, started anew after a job that took it down."""
+
+    def __init__(self, device_key: str, folder: Path, timeout: float):
+        self.device_key, self.timeout = device_key, timeout
+        self.log = folder / f"stderr.{threading.get_ident()}"
+        package = Path(__file__).resolve().parents[1]
+        self.environment = {
+            "TRITON_DEFAULT_FP_FUSION": "1",
+            **{k: v for k, v in os.environ.items() if k not in ("HELION_INTERPRET", "TRITON_INTERPRET")},
+            "HELION_SINKHORN_DEVICE": device_key,
+            "PYTHONPATH": os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            **{
+                name: str(folder)
+                for name in ("TRITON_CACHE_DIR", "HELION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+            },
+        }
+        self.child: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as errors:
+            self.child = subprocess.Popen(
+                [sys.executable, "-m", "helion_sinkhorn.offline", self.device_key],
+                env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                text=True, start_new_session=True,
+            )  # fmt: skip
+        if self.child.stdout.readline() != "ready\n":
+            raise RuntimeError(f"the compiler for {self.device_key} did not start:\n{self.log.read_text()}")
+
+    def stop(self) -> None:
+        """End the child and the compilers it may be running."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGKILL)
+
+    def __exit__(self, *_: object) -> None:
+        if self.child is not None:
+            self.stop()
+            self.child.communicate()
+            self.child = None
+
+    def compile(self, job: Job) -> Binary:
+        """This job's Binary; one that crashes or outlasts its compiler is reported like any other."""
+        if self.child is None:
+            self.start()
+        heard = self.log.stat().st_size
+        choice = {k: dict(v) if k in ("config", "variant") else v for k, v in vars(job.choice).items()}
+        line = json.dumps({**vars(job), "call": vars(job.call), "choice": choice})
+        begin = time.perf_counter()
+        timer = threading.Timer(self.timeout, self.stop)
+        timer.start()
+        try:
+            self.child.stdin.write(line + "\n")
+            self.child.stdin.flush()
+            answer = self.child.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        finally:
+            timer.cancel()
+        said = self.log.read_text(errors="replace")[heard:]
+        if not answer:
+            self.__exit__()
+            late = time.perf_counter() - begin >= self.timeout
+            why = f"not compiled after {self.timeout:g} s" if late else f"the compiler died: {said[-500:]}"
+            return Binary(self.device_key, job, (why,))
+        row = json.loads(answer)
+        # a kernel without its inline assembly is what Triton's AMD backend makes of one it cannot parse
+        said_errors = [text for text in said.splitlines() if text.startswith("error:")]
+        row["problems"] = (*row["problems"], *said_errors)
+        row["loops"] = tuple(row.get("loops", ()))
+        return Binary(self.device_key, job, **row)
+
+
+def compile_for(
+    device_key: str, jobs: Sequence[Job], *, workers: int = 1, timeout: float = 120.0
+) -> list[Binary]:
+    """Compile for a device that need not be here; nothing is launched.
+
+    Args:
+        device_key: a DEVICES key.
+        jobs: any number; a process start costs about 5 s, a job 1 to 15 s.
+        workers: processes that share the jobs.
+        timeout: seconds a job may take.
+
+    Returns:
+        One Binary a job, in the order of the jobs.
+    """
+    if device_key not in DEVICES:
+        raise ValueError(f"{device_key!r} is not a known device; use one of {', '.join(DEVICES)}")
+    binaries: dict[int, Binary] = {}
+    todo = iter(list(enumerate(jobs)))
+
+    def work(folder: str) -> None:
+        with Compiler(device_key, Path(folder), timeout) as compiler:
+            for index, job in todo:
+                binaries[index] = compiler.compile(job)
+
+    workers = min(workers, len(jobs))
+    if workers:
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
+            list(pool.map(work, [folder] * workers))
+    return [binaries[index] for index in range(len(jobs))]
+
+
+if __name__ == "__main__":
+    serve(DEVICES[sys.argv[1]])

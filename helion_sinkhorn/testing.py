@@ -1,0 +1,305 @@
+"""What the tests, the tuner and the accuracy gate share: inputs, the exact result, and how far from it is allowed.
+
+The budget is no round number: `error_budget` runs the scaling form in float64 with every
+rounding of the kernels replaced by a random relative error of the size of its bound, and takes
+four standard deviations of what comes out (docs/math.md, Rounding errors).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from helion_sinkhorn import reference
+from helion_sinkhorn.scaling import segment_length
+
+UNIT = 2.0**-24
+"""Unit roundoff of the computing type, float32."""
+SAMPLES = 16
+"""Runs of the model; a standard deviation out of 16 is known to a fifth."""
+SIGMAS = 4.0
+UNDERFLOW = 2.0**-30
+"""What entries of A below the normal range may add to a result of the log form (scaling.py)."""
+
+
+def _mask(batch: int, n: int, m: int, generator: torch.Generator, density: float) -> torch.Tensor:
+    """True where an entry stays: a random share of them, and one in every row and column."""
+    keep = torch.rand(batch, n, m, generator=generator) < density
+    for k in range(max(n, m)):
+        keep[:, k % n, k % m] = True
+    rows = torch.rand(batch, n, generator=generator).argsort(-1)
+    return keep.gather(-2, rows.unsqueeze(-1).expand(batch, n, m))
+
+
+def _randn(scale: float) -> Callable[..., torch.Tensor]:
+    return lambda batch, n, m, generator: scale * torch.randn(batch, n, m, generator=generator)
+
+
+def _identity_like(batch, n, m, generator):
+    return torch.full((batch, n, m), -8.0).masked_fill(torch.eye(n, m, dtype=torch.bool), 0.0)
+
+
+def _masked(batch, n, m, generator):
+    x = torch.randn(batch, n, m, generator=generator)
+    return x.masked_fill(~_mask(batch, n, m, generator, 0.6), -math.inf)
+
+
+def _permutation(batch, n, m, generator):
+    x = torch.randn(batch, n, m, generator=generator)
+    return x.masked_fill(~_mask(batch, n, m, generator, 0.0), -math.inf)
+
+
+def _rank_one(batch, n, m, generator):
+    return torch.randn(batch, n, 1, generator=generator) + torch.randn(batch, 1, m, generator=generator)
+
+
+LOGITS: dict[str, Callable[..., torch.Tensor]] = {
+    "randn_0.01": _randn(0.01),
+    "randn_1": _randn(1.0),
+    "randn_3": _randn(3.0),
+    "randn_8": _randn(8.0),
+    "randn_30": _randn(30.0),
+    "identity_like": _identity_like,
+    "masked": _masked,
+    "permutation": _permutation,
+    "rank_one": _rank_one,
+}
+"""name -> (batch, n, m, generator) -> logits.  identity_like: 0 on the diagonal, -8 off it; the masks
+leave an entry in every row and column; a square permutation leaves nothing else."""
+
+
+def make_logits(
+    name: str, batch: int, n: int, m: int, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """The logits LOGITS[name], (batch, n, m), the same for the same seed on every machine."""
+    return LOGITS[name](batch, n, m, torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def make_cotangents(x: torch.Tensor, *, seed: int = 1, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Random upstream gradients of the shape of x: one that is constant along a line would hide errors."""
+    return torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(dtype or x.dtype)
+
+
+def exact(
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    n_iters: int,
+    *,
+    eps: float = 1e-6,
+    form: str = "deepseek",
+    first: str = "rows",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(P, dX) in float64 on the CPU: the specification and autograd."""
+    x64 = x.detach().to("cpu", torch.float64).requires_grad_()
+    p = reference.sinkhorn(x64, n_iters, eps=eps, form=form, first=first)
+    (dx,) = torch.autograd.grad(p, x64, dy.detach().to("cpu", torch.float64))
+    return p.detach(), dx
+
+
+class _Perturb(torch.autograd.Function):
+    """x (1 + forward signs); on the way back g (1 + backward signs): one rounding in either direction."""
+
+    @staticmethod
+    def forward(ctx, x, forward, backward, generator):
+        ctx.backward_size, ctx.generator = backward, generator
+        return x * _Perturb.factor(x, forward, generator) if forward else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * _Perturb.factor(g, ctx.backward_size, ctx.generator), None, None, None
+
+    @staticmethod
+    def factor(x, size, generator):
+        signs = torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8)
+        return signs.to(x.dtype).mul_(2.0 * size).add_(1.0 - size)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """The rounding points of the kernels, each a bound in units of roundoff; unit=0 makes the model exact."""
+
+    seed: int
+    unit: float = UNIT
+    generator: torch.Generator = field(default_factory=torch.Generator)
+
+    ARGUMENT = 3.0
+    """x - max, times log2(e), and that constant: relative to the argument of the exponential."""
+    EXP = 4.0
+    """ex2.approx: 2^-22."""
+    RECIPROCAL = 4.0
+    """Two units for a one-instruction reciprocal, and two products where it is shared by a pair."""
+
+    def next_iteration(self) -> None:
+        """Errors repeat from here: near a fixed point every iteration rounds the same numbers the same way."""
+        self.generator.manual_seed(self.seed)
+
+    def __call__(self, x: torch.Tensor, forward: float = 1.0, backward: float | None = None) -> torch.Tensor:
+        backward = forward if backward is None else backward
+        return _Perturb.apply(x, forward * self.unit, backward * self.unit, self.generator)
+
+    def sum(self, terms: torch.Tensor, axis: int) -> torch.Tensor:
+        """A sum of k terms one after another: k^3 / 3 squared units in all, shared among the terms."""
+        size = 1.0 + terms.size(axis) / math.sqrt(3.0)
+        return self(terms, size).sum(axis, keepdim=True)
+
+
+def scaling_form(
+    x: torch.Tensor, n_iters: int, eps: float, form: str, first: str, rounding: Rounding
+) -> torch.Tensor:
+    """P by the equations of docs/math.md as the kernels evaluate them, with `rounding` at each point."""
+    if first == "cols":
+        return scaling_form(x.mT, n_iters, eps, form, "rows", rounding).mT
+    n, m = x.shape[-2:]
+    rho = n / m
+    rounding.next_iteration()
+    deepseek = form == "deepseek" and eps > 0
+    eps = eps if deepseek else 0.0
+    z = rounding(x - x.detach().amax(-1, keepdim=True), rounding.ARGUMENT)
+    if deepseek:
+        e = rounding(z.exp(), rounding.EXP)
+        z = rounding(e * rounding(1.0 / rounding.sum(e, -1), rounding.RECIPROCAL))
+        a = rounding(z + eps)
+        q = rounding(rounding.sum(a, -2) + eps)
+    else:
+        top = z.detach().amax(-2, keepdim=True)
+        z = rounding(z - top, rounding.ARGUMENT)
+        a = rounding(z.exp(), rounding.EXP)
+        q = rounding(rounding(-top, rounding.ARGUMENT).exp(), rounding.EXP)
+    p = torch.ones_like(a[..., :1])
+    steps = n_iters - 1 if deepseek else n_iters
+    segment = max(1, steps) if deepseek else segment_length(n, m)
+    head = steps - max(0, steps - 1) // segment * segment
+    u, v = 1.0 / p, rounding(1.0 / q, rounding.RECIPROCAL)
+    for t in range(steps):
+        rounding.next_iteration()
+        if t >= head and (t - head) % segment == 0:
+            z = rounding(z - rounding(p.log(), 2.0) - rounding(q.log(), 2.0), rounding.ARGUMENT)
+            a = rounding(z.exp(), rounding.EXP)
+            p, q, v = torch.ones_like(p), torch.ones_like(q), torch.ones_like(q)
+        p = rounding(rho * (rounding.sum(a * v, -1) + eps * p), 2.0)
+        u = rounding(1.0 / p, rounding.RECIPROCAL)
+        # backwards the cotangent of A is a running sum, rounded after each term
+        a = rounding(a, 0.0, 1.0)
+        q = rounding(rounding.sum(a * u, -2) + (eps / rho) * q, 2.0)
+        v = rounding(1.0 / q, rounding.RECIPROCAL)
+        a = rounding(a, 0.0, 1.0)
+    return rounding(rounding(a * u) * v)
+
+
+def error_budget(
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    n_iters: int,
+    *,
+    eps: float = 1e-6,
+    form: str = "deepseek",
+    first: str = "rows",
+    out_dtype: torch.dtype = torch.float32,
+    unit: float = UNIT,
+    seed: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Largest |P - P64| and |dX - dX64| an implementation may show on these inputs, entry by entry.
+
+    Four standard deviations of the results of `scaling_form` with random rounding errors, plus half a
+    unit in the last place of the output type.  For P the deviation is relative, an entry's own but at
+    least its matrix's mean weighted by P; for dX it is the largest of the matrix, since entries of a
+    gradient cancel.
+
+    Args:
+        x, dy: logits and upstream gradients, (..., n, m).
+        n_iters, eps, form, first: of `sinkhorn`.
+        out_dtype: of P; dX has the dtype of x.
+        unit: unit roundoff of the arithmetic.
+        seed: of the random errors.
+    """
+    arguments = n_iters, eps, form, first
+    x64, dy64 = (t.detach().to("cpu", torch.float64) for t in (x, dy))
+    p, dx = exact(x64, dy64, n_iters, eps=eps, form=form, first=first)
+    p_square, dx_square = torch.zeros_like(p), torch.zeros_like(dx)
+    for k in range(SAMPLES):
+        leaf = x64.clone().requires_grad_()
+        sample = scaling_form(leaf, *arguments, Rounding(seed + k, unit))
+        (slope,) = torch.autograd.grad(sample, leaf, dy64)
+        p_square += (sample.detach() - p) ** 2
+        dx_square += (slope - dx) ** 2
+    relative = torch.where(p > 0, p_square / p**2, 0.0) / SAMPLES
+    matrix = (p * relative).sum((-2, -1), keepdim=True) / p.sum((-2, -1), keepdim=True)
+    p_budget = SIGMAS * p * torch.maximum(relative, matrix).sqrt()
+    dx_budget = SIGMAS * (dx_square / SAMPLES).amax((-2, -1), keepdim=True).sqrt().expand_as(dx)
+    if form == "log" or eps == 0:
+        scale = unit / UNIT * UNDERFLOW
+        p_budget = p_budget + scale
+        dx_budget = dx_budget + scale * dy64.abs().amax((-2, -1), keepdim=True)
+    return p_budget + half_ulp(p, out_dtype), dx_budget + half_ulp(dx, x.dtype)
+
+
+def half_ulp(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The error of rounding `exact` to `dtype` once; float32 is the arithmetic itself and adds nothing."""
+    if dtype in (torch.float32, torch.float64):
+        return torch.zeros_like(exact)
+    kind = torch.finfo(dtype)
+    return exact.abs() * (kind.eps / 2) + kind.smallest_normal * kind.eps / 2
+
+
+def worst(actual: torch.Tensor, expected: torch.Tensor, budget: torch.Tensor) -> float:
+    """The largest error in units of its budget: at most 1 passes.  NaN only where NaN is expected."""
+    actual = actual.detach().to("cpu", torch.float64)
+    if actual.shape != expected.shape:
+        raise ValueError(f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
+    if actual.numel() == 0:
+        return 0.0
+    error = (actual - expected).abs()
+    ratio = torch.where(error == 0, 0.0, error / budget)
+    ratio = torch.where(expected.isnan() & actual.isnan(), 0.0, ratio)
+    return ratio.nan_to_num(nan=math.inf).max().item()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs with its truth and budget: what every implementation is judged on."""
+
+    logits: str
+    n: int
+    m: int
+    n_iters: int = 20
+    form: str = "deepseek"
+    first: str = "rows"
+    batch: int = 5
+    eps: float = 1e-6
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+
+    @property
+    def arguments(self) -> tuple[int, float, str, str]:
+        """(n_iters, eps, form, first), as the operators take them."""
+        return self.n_iters, self.eps, self.form, self.first
+
+    @property
+    def options(self) -> dict[str, object]:
+        """The same as keywords of `sinkhorn`."""
+        return {"n_iters": self.n_iters, "eps": self.eps, "form": self.form, "first": self.first}
+
+    def inputs(self, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+        """(logits, upstream gradient), each of `dtype`."""
+        x = make_logits(self.logits, self.batch, self.n, self.m, seed=self.seed, dtype=self.dtype)
+        return x.to(device), make_cotangents(x, seed=self.seed + 1).to(device)
+
+    def judge(self, p: torch.Tensor | None = None, dx: torch.Tensor | None = None) -> dict[str, float]:
+        """The worst error of each given result in units of its budget; 1 is the limit."""
+        p64, dx64, p_budget, dx_budget = _truth(self)
+        ratios = {}
+        if p is not None:
+            ratios["P"] = worst(p, p64, p_budget + half_ulp(p64, p.dtype))
+        if dx is not None:
+            ratios["dX"] = worst(dx, dx64, dx_budget)
+        return ratios
+
+
+@functools.lru_cache(maxsize=256)
+def _truth(case: Case) -> tuple[torch.Tensor, ...]:
+    x, dy = case.inputs()
+    return *exact(x, dy, **case.options), *error_budget(x, dy, **case.options)
