@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -178,10 +179,8 @@ def conditions() -> str:
     gpu = subprocess.run(["nvidia-smi", smi, "--format=csv,noheader"], capture_output=True, text=True).stdout
     import helion
 
-    return (
-        f"{gpu.strip() or torch.cuda.get_device_name()}; torch {torch.__version__}, triton {triton.__version__}, "
-        f"helion {getattr(helion, '__version__', '?')}, Python {sys.version.split()[0]}"
-    )
+    versions = ", ".join(f"{p.__name__} {version(p.__name__)}" for p in (torch, triton, helion))
+    return f"{gpu.strip() or torch.cuda.get_device_name()}; {versions}, Python {sys.version.split()[0]}"
 
 
 def table(rows: list[Row]) -> str:
@@ -204,8 +203,13 @@ def main() -> None:
         parser.error("this benchmark times kernels on a GPU, and torch sees none; `make demo` runs on a CPU")
     options.out.mkdir(parents=True, exist_ok=True)
     before = conditions()
-    sections = {"Large batches": large(options.forms, not options.no_compile), "CUDA graph": small(),
-                "Host time": host(), "Memory": memory(), "First call": first_calls()}  # fmt: skip
+    sections = {
+        "Large batches": large(options.forms, not options.no_compile),
+        "CUDA graph": small(),
+        "Host time": host(),
+        "Memory": memory(),
+        "First call": first_calls(),
+    }
     text = [f"Before: {before}", f"After: {conditions()}", ""]
     text += [str(plan(torch.empty(1 << 20, 4, 4, device="cuda"), T)), ""]
     for title, rows in sections.items():

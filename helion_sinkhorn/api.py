@@ -69,20 +69,22 @@ def sinkhorn(
         the eps of DeepSeek's kernels; Sinkhorn and Knopp, Pacific J. Math. 21 (1967); adjoint: docs/math.md.
     """
     _check(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
+    serves = _resolve(implementation, logits)
     dtype = out_dtype or logits.dtype
     if n_iters == 0:
         wide = logits if logits.dtype == torch.float64 else logits.float()
         return wide.exp().to(dtype)
     if type(logits) is not torch.Tensor and "torch.distributed.tensor" in sys.modules:
         ops.register_sharding()
-    serves = _resolve(implementation, logits)
-    run = ops.Sinkhorn.apply if ops.differentiates(logits) else torch.ops.helion_sinkhorn.sinkhorn
+    run = ops.Sinkhorn.apply if ops.differentiates(logits) else ops.call
     return run(logits, n_iters, eps, form, first, serves, dtype)
 
 
 def _check(logits, n_iters, eps, form, first, backward, implementation, out_dtype) -> None:
     if not isinstance(logits, torch.Tensor):
         raise TypeError(f"logits is a {type(logits).__name__}; pass a torch.Tensor of shape (..., n, m)")
+    if logits.layout is not torch.strided:
+        raise TypeError(f"logits has layout {logits.layout}; pass torch.strided: convert with .to_dense()")
     if logits.dtype not in DTYPES:
         raise TypeError(
             f"logits has dtype {logits.dtype}; accepted are {', '.join(map(str, DTYPES))}: "
@@ -168,7 +170,7 @@ def plan(
     Arguments and errors are those of `sinkhorn`.
     """
     _check(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
-    if n_iters == 0 or _resolve(implementation, logits) == "reference":
+    if _resolve(implementation, logits) == "reference" or n_iters == 0:
         how = "vectorised PyTorch, logits kept" if n_iters else "exp(logits)"
         return Plan("reference", str(logits.device), how, how)
     return Plan("helion", *ops.describe(logits, n_iters, eps, form, first))

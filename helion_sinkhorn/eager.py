@@ -38,6 +38,14 @@ def _contract(a: torch.Tensor, w: torch.Tensor, axis: int, out: torch.Tensor, sc
     return out
 
 
+def _total(a: torch.Tensor, axis: int) -> torch.Tensor:
+    """Sum over `axis` in one fixed order; the order within torch's sum and softmax depends on the batch."""
+    total = a.select(axis, 0).clone()
+    for k in range(1, a.size(axis)):
+        total.add_(a.select(axis, k))
+    return total
+
+
 class _Slice:
     """The iterations on some matrices, lead side on axis 0: x (n, m, C) logits in the computing dtype."""
 
@@ -48,9 +56,10 @@ class _Slice:
         self.steps = n_iters - 1 if self.deepseek else n_iters
         self.p = x.new_ones(x.size(0), x.size(2))
         if self.deepseek:
-            self.z = x.softmax(1)
+            e = (x - x.amax(1, keepdim=True)).exp_()
+            self.z = e.div_(_total(e, 1).unsqueeze(1))
             self.a = self.z + eps
-            self.q = self.a.sum(0) + eps
+            self.q = _total(self.a, 0).add_(eps)
         else:
             z = x - x.amax(1, keepdim=True)
             top = z.amax(0)
@@ -100,9 +109,9 @@ class _Slice:
         u, v = self.run(history)
         a = self.a
         da = dy * u.unsqueeze(1)
-        gv = (da * a).sum(0)
+        gv = _total(da * a, 0)
         da.mul_(v)
-        gu = (dy * a).mul_(v).sum(1)
+        gu = _total((dy * a).mul_(v), 1)
         gp, gq = torch.zeros_like(gu), torch.zeros_like(gv)
         dz = None
         while history:
@@ -124,7 +133,7 @@ class _Slice:
             return da if dz is None else da.add_(dz)
         gq = gq.mul_(self.eps / self.rho).sub_(gv.mul_(v_0).mul_(v_0))
         dz = da.add_(gq).mul_(z)
-        return dz.addcmul_(z, dz.sum(1, keepdim=True), value=-1.0)
+        return dz.addcmul_(z, _total(dz, 1).unsqueeze(1), value=-1.0)
 
 
 def _slices(x: torch.Tensor, first: str) -> tuple[torch.Tensor, int]:

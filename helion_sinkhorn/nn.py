@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 
 from helion_sinkhorn.api import sinkhorn
@@ -35,6 +37,12 @@ class Sinkhorn(torch.nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
 
 
+def _no_autocast(x: torch.Tensor):
+    """Autocast off; the meta device has none to switch."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
 class FusedMHC(torch.nn.Module):
     """Drop-in for triton-sinkhorn's module of this name: log-domain Sinkhorn, rows first.
 
@@ -55,7 +63,7 @@ class FusedMHC(torch.nn.Module):
 
     def forward(self, logits: torch.Tensor) -> torch.Tensor:
         """(..., n, n) logits of any floating dtype to (..., n, n) P of that dtype."""
-        with torch.autocast(logits.device.type, enabled=False):
+        with _no_autocast(logits):
             clamped = logits.float().clamp(min=self.CLAMP)
             return sinkhorn(clamped, self.mhc_iters, form="log").to(logits.dtype)
 
@@ -86,7 +94,7 @@ class SinkhornLaneMixer(torch.nn.Module):
                 f"x_lanes has shape {tuple(x_lanes.shape)}; "
                 f"pass (..., {self.lanes}, dim), lanes before features"
             )
-        with torch.autocast(x_lanes.device.type, enabled=False):
+        with _no_autocast(x_lanes):
             p = self.sinkhorn(self.mixing_logits.float())
             return torch.einsum("...id,oi->...od", x_lanes.float(), p).to(x_lanes.dtype)
 

@@ -424,16 +424,17 @@ class Compiler(contextlib.AbstractContextManager):
             answer = ""
         finally:
             timer.cancel()
-        said = self.log.read_text(errors="replace")[heard:]
-        if not answer:
+        late = time.perf_counter() - begin >= self.timeout
+        if late or not answer:
             self.__exit__()
-            late = time.perf_counter() - begin >= self.timeout
+        said = self.log.read_bytes()[heard:].decode(errors="replace")
+        if not answer:
             why = f"not compiled after {self.timeout:g} s" if late else f"the compiler died: {said[-500:]}"
             return Binary(self.device_key, job, (why,))
         row = json.loads(answer)
         # a kernel without its inline assembly is what Triton's AMD backend makes of one it cannot parse
-        said_errors = [text for text in said.splitlines() if text.startswith("error:")]
-        row["problems"] = (*row["problems"], *said_errors)
+        errors = dict.fromkeys(text for text in said.splitlines() if text.startswith("error:"))
+        row["problems"] = (*row["problems"], *errors)
         row["loops"] = tuple(row.get("loops", ()))
         return Binary(self.device_key, job, **row)
 
@@ -464,7 +465,10 @@ def compile_for(
 
     workers = min(workers, len(jobs))
     if workers:
-        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
+        with (
+            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+            ThreadPoolExecutor(workers) as pool,
+        ):
             list(pool.map(work, [folder] * workers))
     return [binaries[index] for index in range(len(jobs))]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 
 import torch
+from torch.autograd import forward_ad
 
 from helion_sinkhorn import eager
 
@@ -81,19 +82,16 @@ def _keep_logits(ctx, inputs, output):
 
 def _exact_gradient(ctx, grad):
     (logits,) = ctx.saved_tensors
-    run = (
-        SinkhornBackward.apply
-        if differentiates(grad, logits)
-        else torch.ops.helion_sinkhorn.sinkhorn_backward
-    )
+    run = SinkhornBackward.apply if differentiates(grad, logits) else call_backward
     dx = run(grad, logits, *ctx.arguments)
     return dx, None, None, None, None, None, None
 
 
 def differentiates(*tensors: torch.Tensor) -> bool:
-    """Whether autograd records an eager call on these."""
+    """Whether autograd, in reverse or forward mode, has to see a call on these."""
     needed = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    return needed and not torch.compiler.is_compiling()
+    # within a dual level the bare operator would answer with silently zero tangents
+    return (needed and not torch.compiler.is_compiling()) or forward_ad._current_level >= 0
 
 
 def _no_double_backward(ctx, grad):
@@ -104,6 +102,39 @@ def _no_double_backward(ctx, grad):
     )
 
 
+def _no_forward_mode(ctx, *tangents):
+    raise NotImplementedError(
+        "sinkhorn has no forward-mode derivative, which jvp, jacfwd and hessian ask for. "
+        "Use grad, vjp or jacrev, or helion_sinkhorn.reference.sinkhorn, "
+        "which autograd differentiates in either mode."
+    )
+
+
+def _bare(*tensors: torch.Tensor) -> bool:
+    """Whether the dispatcher would do nothing with these but call us: no mode, transform, subclass, lazy view."""
+    return (
+        all(type(t) in (torch.Tensor, torch.nn.Parameter) and not t.is_neg() for t in tensors)
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch._C._is_torch_function_mode_enabled()
+        and not any(t._is_zerotensor() for t in tensors)
+    )
+
+
+def call(logits, *arguments):
+    """The forward operator, past the dispatcher where that has nothing to do."""
+    if torch.compiler.is_compiling() or logits.is_meta or not _bare(logits):
+        return torch.ops.helion_sinkhorn.sinkhorn(logits, *arguments)
+    return forward(logits, *arguments)
+
+
+def call_backward(grad, logits, *arguments):
+    """The same for the backward operator."""
+    if torch.compiler.is_compiling() or logits.is_meta or not _bare(grad, logits):
+        return torch.ops.helion_sinkhorn.sinkhorn_backward(grad, logits, *arguments)
+    return backward(grad, logits, *arguments)
+
+
 class Sinkhorn(torch.autograd.Function):
     """The same gradient for eager calls: cheaper than the registered one, and functorch accepts it."""
 
@@ -111,10 +142,11 @@ class Sinkhorn(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments):
-        return torch.ops.helion_sinkhorn.sinkhorn(*arguments)
+        return call(*arguments)
 
     setup_context = staticmethod(_keep_logits)
     backward = staticmethod(_exact_gradient)
+    jvp = staticmethod(_no_forward_mode)
 
 
 class SinkhornBackward(torch.autograd.Function):
@@ -124,13 +156,14 @@ class SinkhornBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments):
-        return torch.ops.helion_sinkhorn.sinkhorn_backward(*arguments)
+        return call_backward(*arguments)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         pass
 
     backward = staticmethod(_no_double_backward)
+    jvp = staticmethod(_no_forward_mode)
 
 
 torch.library.register_autograd(FORWARD, _exact_gradient, setup_context=_keep_logits)
@@ -153,9 +186,15 @@ def _(info, in_dims, grad, logits, *arguments):
     return torch.ops.helion_sinkhorn.sinkhorn_backward(grad, logits, *arguments), 0
 
 
-@functools.cache
+# Dynamo cannot trace the registration, and need not: it runs once, at compile time.
+@torch.compiler.assume_constant_result
 def register_sharding() -> None:
     """Tell DTensor that batch dimensions shard freely and the two matrix dimensions are replicated."""
+    _register_sharding()
+
+
+@functools.cache
+def _register_sharding() -> None:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.experimental import register_sharding as register
 

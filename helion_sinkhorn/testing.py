@@ -22,6 +22,8 @@ UNIT = 2.0**-24
 SAMPLES = 16
 """Runs of the model; a standard deviation out of 16 is known to a fifth."""
 SIGMAS = 4.0
+MODEL_ENTRIES = 1 << 22
+"""Entries times iterations that the model runs at a time."""
 UNDERFLOW = 2.0**-30
 """What entries of A below the normal range may add to a result of the log form (scaling.py)."""
 
@@ -220,12 +222,14 @@ def error_budget(
     x64, dy64 = (t.detach().to("cpu", torch.float64) for t in (x, dy))
     p, dx = exact(x64, dy64, n_iters, eps=eps, form=form, first=first)
     p_square, dx_square = torch.zeros_like(p), torch.zeros_like(dx)
-    for k in range(SAMPLES):
-        leaf = x64.clone().requires_grad_()
-        sample = scaling_form(leaf, *arguments, Rounding(seed + k, unit))
-        (slope,) = torch.autograd.grad(sample, leaf, dy64)
-        p_square += (sample.detach() - p) ** 2
-        dx_square += (slope - dx) ** 2
+    together = max(1, min(SAMPLES, MODEL_ENTRIES // max(1, x64.numel() * n_iters)))
+    for begin in range(0, SAMPLES, together):
+        count = min(together, SAMPLES - begin)
+        leaf = x64.expand(count, *x64.shape).clone().requires_grad_()
+        sample = scaling_form(leaf, *arguments, Rounding(seed + begin, unit))
+        (slope,) = torch.autograd.grad(sample, leaf, dy64.expand_as(leaf))
+        p_square += ((sample.detach() - p) ** 2).sum(0)
+        dx_square += ((slope - dx) ** 2).sum(0)
     relative = torch.where(p > 0, p_square / p**2, 0.0) / SAMPLES
     matrix = (p * relative).sum((-2, -1), keepdim=True) / p.sum((-2, -1), keepdim=True)
     p_budget = SIGMAS * p * torch.maximum(relative, matrix).sqrt()
@@ -297,6 +301,10 @@ class Case:
         if dx is not None:
             ratios["dX"] = worst(dx, dx64, dx_budget)
         return ratios
+
+    def budget_of_a_sum(self, of: str, axis: int) -> torch.Tensor:
+        """How far a sum of "P" or "dX" along an axis may be from the exact one: its entries' budgets together."""
+        return _truth(self)[{"P": 2, "dX": 3}[of]].sum(axis)
 
 
 @functools.lru_cache(maxsize=256)

@@ -46,30 +46,34 @@ def frozen(value: Any) -> Any:
     return tuple(map(frozen, value)) if isinstance(value, list) else value
 
 
+def _entry(e: dict[str, Any], path: Path) -> Entry:
+    key = tuple(e["key"][field] for field in KEY_FIELDS)
+    batch, config, variant, evidence = e["key"]["batch"], e["config"], e["variant"], e["evidence"]
+    for name, value, kind in (
+        ("batch", batch, int),
+        ("config", config, dict),
+        ("variant", variant, dict),
+        ("evidence", evidence, str),
+    ):
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} is {value!r}")
+    if batch < 1:
+        raise ValueError(f"batch is {batch}")
+    return Entry(key, batch, frozen(config), frozen(variant), evidence, str(path))
+
+
 @functools.cache
 def read(folder: Path, device: str, kernel: str) -> tuple[Entry, ...]:
-    """The entries of one file; an unreadable file is one warning and no entries."""
+    """The entries of one file, none where there is no file; a broken one is one warning and no entries."""
     path = folder / device / f"{kernel}.json"
     try:
-        text = path.read_text()
-    except OSError:
-        return ()
-    try:
-        data = json.loads(text)
+        data = json.loads(path.read_bytes())
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']!r}, this version reads {SCHEMA}")
-        return tuple(
-            Entry(
-                tuple(e["key"][field] for field in KEY_FIELDS),
-                e["key"]["batch"],
-                frozen(e["config"]),
-                frozen(e["variant"]),
-                e["evidence"],
-                str(path),
-            )
-            for e in data["entries"]
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return tuple(_entry(e, path) for e in data["entries"])
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning(
             "%s is not a tuning file this version reads (%s): the default config serves. "
             "Restore the file, or write it anew with `make tune DEVICE=%s KERNEL=%s`.",

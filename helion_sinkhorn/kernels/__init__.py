@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import helion
-import torch
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.kernels import bodies
@@ -132,27 +131,3 @@ def build(name: str, config: Items, interpret: bool = False) -> helion.Kernel:
     values = {k: list(v) if isinstance(v, tuple) else v for k, v in config}
     mode = {"ref_mode": helion.RefMode.EAGER} if interpret else {}
     return helion.kernel(KERNELS[name].body, config=helion.Config(**values), static_shapes=False, **mode)
-
-
-_programs: dict[tuple[Any, ...], Callable[..., None]] = {}
-
-
-def run(kernel: helion.Kernel, *args: Any) -> None:
-    """Call a built kernel through the host function compiled for these arguments.
-
-    Helion keeps one prepared call and needs 100 us when two signatures alternate; a dictionary
-    keeps all of them.  The key is all that generated code depends on: not the batch, except
-    that one matrix and more than 2^31 elements are cases of their own.
-    """
-    signature = tuple(
-        (a.dtype, a.device, a.shape[1:], a.stride(), a.size(0) == 1, a.numel() >= 1 << 31)
-        if isinstance(a, torch.Tensor)
-        else a
-        for a in args
-    )
-    program = _programs.get((kernel, signature))
-    if program is None:
-        interpreted = kernel.settings.ref_mode == helion.RefMode.EAGER
-        program = kernel if interpreted else kernel.bind(args).compile_config(kernel.configs[0])
-        _programs[kernel, signature] = program
-    program(*args)

@@ -18,8 +18,8 @@ from helion_sinkhorn.kernels import (
     Call,
     Choice,
     build,
-    run,
 )
+from helion_sinkhorn.kernels.dispatch import run
 from helion_sinkhorn.scaling import pairs_are_safe, segment_length
 
 VECTOR_BYTES = 16
@@ -38,10 +38,14 @@ class Prepared:
     packed: bool
 
 
-def call_of(x: torch.Tensor, n_iters: int, eps: float, form: str, first: str) -> Call:
+def call_for(n: int, m: int, dtype: torch.dtype, n_iters: int, eps: float, form: str, first: str) -> Call:
     """Without eps the deepseek form is the log form: softmax is its first row step."""
-    n, m = x.shape[-2:]
-    return Call(form == "deepseek" and eps > 0, 1 if first == "rows" else 2, str(x.dtype)[6:], n, m, n_iters)
+    return Call(form == "deepseek" and eps > 0, 1 if first == "rows" else 2, str(dtype)[6:], n, m, n_iters)
+
+
+def call_of(x: torch.Tensor, n_iters: int, eps: float, form: str, first: str) -> Call:
+    """`call_for` a tensor."""
+    return call_for(*x.shape[-2:], x.dtype, n_iters, eps, form, first)
 
 
 def backward_kernel(call: Call) -> str:
@@ -65,12 +69,50 @@ def choose(name: str, call: Call, batch: int, device: Device) -> Choice:
     return Choice(name, *KERNELS[name].default(call, device), "the kernel's default")
 
 
+def device_at(index: int | None) -> tuple[Device, str, bool]:
+    """(row, reciprocal, interpret) for cuda:index; CPU tensors, None, are interpreted with an H200's configs."""
+    if index is None:
+        return DEVICES["h200"], "full", True
+    device = current(index)
+    return device, device.asm, False
+
+
 def device_of(x: torch.Tensor) -> tuple[Device, str, bool]:
-    """(row, reciprocal, interpret) for a tensor; CPU tensors are interpreted with an H200's configs."""
-    if x.is_cuda:
-        device = current(x.device.index)
-        return device, device.asm, False
-    return DEVICES["h200"], "full", True
+    """`device_at` a tensor."""
+    return device_at(x.device.index if x.is_cuda else None)
+
+
+def ready_for(
+    gradient: bool, x: torch.Tensor, n_iters: int, eps: float, form: str, first: str, choice: Choice | None
+) -> Prepared:
+    """What serves logits x: the choice asked for, or the one looked up."""
+    n, m = x.shape[-2:]
+    if choice is None:
+        index = x.device.index if x.is_cuda else None
+        batch = x.numel() // (n * m)
+        return served(gradient, n, m, x.dtype, n_iters, eps, form, first, batch, index)
+    _, how, interpret = device_of(x)
+    return prepare(call_of(x, n_iters, eps, form, first), eps, choice, how, interpret)
+
+
+@functools.lru_cache(maxsize=8192)
+def served(
+    gradient: bool,
+    n: int,
+    m: int,
+    dtype: torch.dtype,
+    n_iters: int,
+    eps: float,
+    form: str,
+    first: str,
+    batch: int,
+    index: int | None,
+) -> Prepared:
+    """What `forward` or `backward` launches for these arguments when nobody names a choice."""
+    call = call_for(n, m, dtype, n_iters, eps, form, first)
+    device, how, interpret = device_at(index)
+    name = backward_kernel(call) if gradient else "sinkhorn_forward"
+    return prepare(call, eps, choose(name, call, batch, device), how, interpret)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -104,6 +146,8 @@ def pieces(x: torch.Tensor) -> torch.Tensor:
     """A (B, n, m) view as (B, n m / c, c) with c entries of 16 bytes, for kernels that load pieces."""
     size = x.size(1) * x.size(2)
     c = min(VECTOR_BYTES // x.element_size(), size)
+    if c == x.size(2):
+        return x
     return x.as_strided((x.size(0), size // c, c), (x.stride(0), c, 1))
 
 
@@ -131,11 +175,8 @@ def forward(
     out = torch.empty(x.shape, dtype=out_dtype, device=x.device)
     if x.numel() == 0:
         return out
-    call = call_of(x, n_iters, eps, form, first)
-    device, how, interpret = device_of(x)
-    choice = choice or choose("sinkhorn_forward", call, x.numel() // (call.n * call.m), device)
-    ready = prepare(call, eps, choice, how, interpret)
-    run(ready.kernel, loaded(x, ready.packed), stored(out, call, ready.packed), *ready.constants)
+    ready = ready_for(False, x, n_iters, eps, form, first, choice)
+    run(ready.kernel, loaded(x, ready.packed), stored(out, ready.call, ready.packed), *ready.constants)
     return out
 
 
@@ -152,11 +193,8 @@ def backward(
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel() == 0:
         return dx
-    call = call_of(x, n_iters, eps, form, first)
-    device, how, interpret = device_of(x)
-    choice = choice or choose(backward_kernel(call), call, x.numel() // (call.n * call.m), device)
-    ready = prepare(call, eps, choice, how, interpret)
-    tensors = loaded(x, ready.packed), loaded(dy, ready.packed), stored(dx, call, ready.packed)
+    ready = ready_for(True, x, n_iters, eps, form, first, choice)
+    tensors = loaded(x, ready.packed), loaded(dy, ready.packed), stored(dx, ready.call, ready.packed)
     if ready.name == "sinkhorn_backward_history":
         run_with_history(ready, *tensors)
     else:

@@ -1,0 +1,471 @@
+"""The contract of sinkhorn(...): shapes, dtypes, layouts, masks, errors, and what a graph keeps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from helion_sinkhorn import plan, reference, settings, sinkhorn
+from helion_sinkhorn.configs import device, lookup, store
+
+FORMS = ("deepseek", "log")
+FIRSTS = ("rows", "cols")
+NARROW = (torch.bfloat16, torch.float16)
+
+
+def both(logits, upstream, *args, **options):
+    """P and the gradient of (P * upstream).sum()."""
+    leaf = logits.detach().requires_grad_()
+    p = sinkhorn(leaf, *args, **options)
+    (dx,) = torch.autograd.grad(p, leaf, upstream)
+    return p.detach(), dx
+
+
+def truth(logits, upstream, *args, **options):
+    """The same from the reference in float64."""
+    leaf = logits.detach().double().requires_grad_()
+    p = reference.sinkhorn(leaf, *args, **options)
+    (dx,) = torch.autograd.grad(p, leaf, upstream.double())
+    return p.detach(), dx
+
+
+def randn(*shape, seed=0, dtype=torch.float32, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(dtype)
+
+
+def assert_accurate(actual, expected, n_iters=20, computed=torch.float32):
+    """Within the roundings of the longest path, and the one to the result's dtype.
+
+    Each of 2 T half-steps sums k products and takes a reciprocal; the adjoint walks them again.
+    """
+    k = max(actual.shape[-2:])
+    largest = expected.abs().max().item() if expected.numel() else 0.0
+    path = 4 * n_iters * (k + 2) * torch.finfo(computed).eps / 2
+    assert (actual.double() - expected).abs().max() <= path * max(largest, 1) + (
+        torch.finfo(actual.dtype).eps / 2 * largest if actual.dtype in NARROW else 0
+    )
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 3), (2, 1, 3), (1, 1, 1, 2)], ids=str)
+@pytest.mark.parametrize("matrix", [(4, 4), (3, 5), (6, 2), (1, 4), (4, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_any_leading_shape(lead, matrix, form):
+    x, dp = randn(*lead, *matrix), randn(*lead, *matrix, seed=1)
+    p, dx = both(x, dp, form=form)
+    flat, flat_dx = both(x.reshape(-1, *matrix), dp.reshape(-1, *matrix), form=form)
+    assert torch.equal(p, flat.reshape(x.shape))
+    assert torch.equal(dx, flat_dx.reshape(x.shape))
+    expected, expected_dx = truth(x, dp, form=form)
+    assert_accurate(p, expected)
+    assert_accurate(dx, expected_dx)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4), (3, 0, 4, 5), (0, 0, 1, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("n_iters", [0, 1, 20])
+def test_empty_batch_stays_in_the_graph(shape, dtype, n_iters):
+    scale = torch.ones((), dtype=dtype, requires_grad=True)
+    x = torch.empty(shape, dtype=dtype)
+    p = sinkhorn(x * scale, n_iters)
+    assert (p.shape, p.dtype) == (x.shape, dtype)
+    (p.sum() + 3 * scale).backward()
+    assert scale.grad == 3
+    leaf = x.clone().requires_grad_()
+    (dx,) = torch.autograd.grad(sinkhorn(leaf, n_iters), leaf, torch.empty(shape, dtype=dtype))
+    assert (dx.shape, dx.dtype) == (x.shape, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("out_dtype", [None, torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("form", FORMS)
+def test_arithmetic_is_wide_whatever_the_dtypes(dtype, out_dtype, form):
+    result = out_dtype or dtype
+    computed = torch.float64 if dtype == torch.float64 else torch.float32
+    x, dp = randn(5, 4, 4, dtype=dtype), randn(5, 4, 4, seed=1, dtype=result)
+    p, dx = both(x, dp, form=form, out_dtype=out_dtype)
+    assert (p.dtype, dx.dtype) == (result, dtype)
+    expected, expected_dx = truth(x, dp, form=form)
+    # the narrower of what is computed in and what is returned
+    assert_accurate(p, expected, computed=max(computed, result, key=lambda d: torch.finfo(d).eps))
+    assert_accurate(dx, expected_dx, computed=computed)
+    wide, wide_dx = both(x.to(computed), dp.to(computed), form=form)
+    assert torch.equal(p, wide.to(result))
+    assert torch.equal(dx, wide_dx.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("form", FORMS)
+def test_no_iterations_is_exp(dtype, form):
+    x, dp = randn(3, 2, 4, dtype=dtype), randn(3, 2, 4, seed=1, dtype=dtype)
+    wide = x if dtype == torch.float64 else x.float()
+    p, dx = both(x, dp, 0, form=form)
+    assert torch.equal(p, wide.exp().to(dtype))
+    assert torch.equal(dx, (dp.to(wide.dtype) * wide.exp()).to(dtype))
+
+
+def wider(x, *pads):
+    """A buffer around x, filled with NaN, and the view of it that holds x."""
+    shape = [s + 2 * pad for s, pad in zip(x.shape, pads, strict=True)]
+    view = torch.full(shape, math.nan, dtype=x.dtype)
+    for axis, pad in enumerate(pads):
+        view = view.narrow(axis, pad, x.shape[axis])
+    return view.copy_(x)
+
+
+LAYOUTS = {
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "batch last": lambda x: x.movedim((0, 1), (-2, -1)).contiguous().movedim((-2, -1), (0, 1)),
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "batch dimensions swapped": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "offset": lambda x: wider(x, 1, 0, 0, 0),
+    "odd offset": lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
+    "rows apart": lambda x: wider(x, 0, 0, 0, 3),
+    "matrices apart": lambda x: wider(x, 0, 1, 2, 0),
+    "every other": lambda x: x.repeat_interleave(2, 0).repeat_interleave(2, -1)[::2, :, :, ::2],
+    "negated lazily": lambda x: torch.complex(torch.zeros_like(x), -x).conj().imag,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("first", FIRSTS)
+def test_layout_of_logits_and_of_the_upstream_gradient_changes_no_bit(layout, form, first):
+    x, dp = randn(3, 2, 4, 5), randn(3, 2, 4, 5, seed=1)
+    p, dx = both(x, dp, form=form, first=first)
+    laid_x, laid_dp = LAYOUTS[layout](x), LAYOUTS[layout](dp)
+    assert torch.equal(laid_x, x)
+    assert not laid_x.is_contiguous() or laid_x.storage_offset() or laid_x.is_neg()
+    for logits, upstream in ((laid_x, dp), (x, laid_dp), (laid_x, laid_dp)):
+        q, dq = both(logits, upstream, form=form, first=first)
+        assert torch.equal(q, p)
+        assert torch.equal(dq, dx)
+
+
+@pytest.mark.parametrize(
+    "small", [(1, 1, 4, 5), (3, 1, 4, 5), (3, 2, 1, 5), (3, 2, 4, 1), (1, 1, 1, 1)], ids=str
+)
+def test_expanded_logits_and_upstream_gradients(small):
+    shape = (3, 2, 4, 5)
+    x, dp = randn(*small), randn(*shape, seed=1)
+    p, dx = both(x.expand(shape), dp)
+    q, dq = both(x.expand(shape).contiguous(), dp)
+    assert torch.equal(p, q)
+    assert torch.equal(dx, dq)
+    leaf = x.clone().requires_grad_()
+    (summed,) = torch.autograd.grad(sinkhorn(leaf.expand(shape)), leaf, dp)
+    # autograd adds up in an order of its own
+    torch.testing.assert_close(summed, dq.sum_to_size(small), rtol=1e-6, atol=dq.abs().sum().item() * 2**-23)
+    y, dy = randn(*shape, seed=2), randn(*small, seed=3)
+    _, dx = both(y, dy.expand(shape))
+    _, dq = both(y, dy.expand(shape).contiguous())
+    assert torch.equal(dx, dq)
+
+
+def test_result_is_contiguous_and_fresh():
+    x = randn(3, 4, 4)
+    for logits in (x, x.mT, x[:1].expand(3, 4, 4)):
+        before = logits.clone()
+        p, dx = both(logits, randn(3, 4, 4, seed=1))
+        assert p.is_contiguous()
+        assert dx.is_contiguous()
+        p.fill_(math.nan)
+        dx.fill_(math.nan)
+        assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("first", FIRSTS)
+def test_masked_entries(form, first):
+    x, dp = randn(4, 4, 4), randn(4, 4, 4, seed=1)
+    masked = torch.zeros(4, 4, 4, dtype=torch.bool)
+    masked[0, 0, 1] = True
+    masked[1] = ~torch.eye(4, dtype=torch.bool)
+    masked[2] = torch.ones(4, 4, dtype=torch.bool).triu(1)
+    x = x.masked_fill(masked, -math.inf)
+    p, dx = both(x, dp, form=form, first=first)
+    expected, expected_dx = truth(x, dp, form=form, first=first)
+    assert_accurate(p, expected)
+    # autograd of logsumexp makes NaN of -inf - -inf on the masked entries alone
+    assert_accurate(dx.masked_fill(masked, 0), expected_dx.masked_fill(masked, 0))
+    assert torch.equal(dx[masked], torch.zeros_like(dx[masked]))
+    if form == "log":
+        assert torch.equal(p[masked], torch.zeros_like(p[masked]))
+
+
+POISONS = {
+    "nan": (slice(1, 2), slice(2, 3), math.nan),
+    "inf": (slice(1, 2), slice(2, 3), math.inf),
+    "masked row": (slice(1, 2), slice(None), -math.inf),
+    "masked column": (slice(None), slice(2, 3), -math.inf),
+    "all masked": (slice(None), slice(None), -math.inf),
+}
+
+
+@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("first", FIRSTS)
+@pytest.mark.parametrize("n_iters", [1, 2, 20])
+@pytest.mark.parametrize("place", [0, 3, 6])
+def test_what_is_undefined_stays_in_its_own_matrix(poison, form, first, n_iters, place):
+    x, dp = randn(7, 4, 4), randn(7, 4, 4, seed=1)
+    rows, cols, value = POISONS[poison]
+    bad = x.clone()
+    bad[place, rows, cols] = value
+    p, dx = both(x, dp, n_iters, form=form, first=first)
+    q, dq = both(bad, dp, n_iters, form=form, first=first)
+    others = torch.arange(7) != place
+    assert torch.equal(q[others], p[others])
+    assert torch.equal(dq[others], dx[others])
+    trail = "masked column" if first == "rows" else "masked row"
+    if form == "deepseek" and poison == trail:
+        # softmax along the lead side leaves zeros there, and eps makes them countable
+        expected, _ = truth(bad, dp, n_iters, form=form, first=first)
+        assert_accurate(q[place], expected[place], n_iters)
+        assert dq[place].isfinite().all()
+    else:
+        assert q[place].isnan().all()
+        assert dq[place].isnan().all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nan_upstream_stays_in_its_own_matrix(form):
+    x, dp = randn(7, 4, 4), randn(7, 4, 4, seed=1)
+    bad = dp.clone()
+    bad[3, 1, 2] = math.nan
+    _, dx = both(x, dp, form=form)
+    _, dq = both(x, bad, form=form)
+    others = torch.arange(7) != 3
+    assert torch.equal(dq[others], dx[others])
+    assert dq[3].isnan().any()
+
+
+def test_zero_eps_and_first_cols_are_what_they_say():
+    x, dp = randn(3, 4, 4), randn(3, 4, 4, seed=1)
+    without, log = both(x, dp, eps=0), both(x, dp, form="log")
+    for a, b in zip(without, log, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=80 * 6 * 2**-24)
+    for form in FORMS:
+        p, dx = both(x, dp, form=form, first="cols")
+        q, dq = both(x.mT, dp.mT, form=form, first="rows")
+        assert torch.equal(p, q.mT)
+        assert torch.equal(dx, dq.mT)
+    # a large eps shows that it is the caller's that counts
+    p, dx = both(x, dp, 3, eps=0.25)
+    for actual, expected in zip((p, dx), truth(x, dp, 3, eps=0.25), strict=True):
+        assert_accurate(actual, expected, 3)
+
+
+def test_implementations_agree_on_a_cpu():
+    x, dp = randn(3, 4, 4), randn(3, 4, 4, seed=1)
+    for actual, expected in zip(both(x, dp), both(x, dp, implementation="reference"), strict=True):
+        assert torch.equal(actual, expected)
+
+
+LOGITS = torch.zeros(2, 4, 4)
+
+# what was given, what is accepted, what to do
+ERRORS = {
+    "integer logits": (
+        TypeError, (LOGITS.long(),), {},
+        ("torch.int64", "torch.float32, torch.bfloat16", ".float()"),
+    ),
+    "bool logits": (
+        TypeError, (LOGITS.bool(),), {},
+        ("torch.bool", "torch.float32, torch.bfloat16", ".float()"),
+    ),
+    "complex logits": (TypeError, (LOGITS.cfloat(),), {}, ("torch.complex64", "torch.float32", "convert")),
+    "list": (TypeError, ([[0.0, 1.0]],), {}, ("a list", "torch.Tensor of shape (..., n, m)", "pass")),
+    "sparse logits": (
+        TypeError, (LOGITS.to_sparse(),), {},
+        ("torch.sparse_coo", "torch.strided", ".to_dense()"),
+    ),
+    "one dimension": (ValueError, (LOGITS[0, 0],), {}, ("(4,)", "at least two dimensions", "pass")),
+    "no dimension": (ValueError, (LOGITS[0, 0, 0],), {}, ("()", "at least two dimensions", "pass")),
+    "no rows": (ValueError, (LOGITS[:, :0],), {}, ("(2, 0, 4)", "at least one row and one column")),
+    "no columns": (ValueError, (LOGITS[..., :0],), {}, ("(2, 4, 0)", "at least one row and one column")),
+    "negative n_iters": (ValueError, (LOGITS, -1), {}, ("n_iters is -1", "int >= 0", "pass")),
+    "bool n_iters": (TypeError, (LOGITS, True), {}, ("n_iters is True", "int >= 0", "pass")),
+    "float n_iters": (TypeError, (LOGITS, 20.0), {}, ("n_iters is 20.0", "int >= 0", "pass")),
+    "nan eps": (ValueError, (LOGITS,), {"eps": math.nan}, ("eps is nan", "at least 1e-12", "pass 0 or")),
+    "inf eps": (ValueError, (LOGITS,), {"eps": math.inf}, ("eps is inf", "finite", "pass 0 or")),
+    "negative eps": (ValueError, (LOGITS,), {"eps": -1e-6}, ("eps is -1e-06", "at least 1e-12", "pass 0 or")),
+    "tiny eps": (ValueError, (LOGITS,), {"eps": 1e-20}, ("eps is 1e-20", "at least 1e-12", "pass 0 or")),
+    "bool eps": (TypeError, (LOGITS,), {"eps": True}, ("eps is True", "a float", "pass")),
+    "text eps": (TypeError, (LOGITS,), {"eps": "1e-6"}, ("eps is '1e-6'", "a float", "pass")),
+    "form": (ValueError, (LOGITS,), {"form": "exp"}, ("form is 'exp'", "'deepseek', 'log'", "use one of")),
+    "first": (
+        ValueError, (LOGITS,), {"first": "columns"},
+        ("first is 'columns'", "'rows', 'cols'", "use one of"),
+    ),
+    "backward": (
+        ValueError, (LOGITS,), {"backward": "implicit"},
+        ("backward is 'implicit'", "'exact'", "use one of"),
+    ),
+    "implementation": (
+        ValueError, (LOGITS,), {"implementation": "triton"},
+        ("implementation is 'triton'", "'auto', 'helion', 'reference'", "use one of"),
+    ),
+    "integer out_dtype": (
+        TypeError, (LOGITS,), {"out_dtype": torch.int32},
+        ("torch.int32", "torch.bfloat16", "or None"),
+    ),
+    "text out_dtype": (
+        TypeError, (LOGITS,), {"out_dtype": "float32"},
+        ("float32", "torch.bfloat16", "or None"),
+    ),
+    "helion on a cpu": (
+        NotImplementedError, (LOGITS,), {"implementation": "helion"},
+        ("logits is on cpu", "CUDA and ROCm GPUs", "use implementation='auto'"),
+    ),
+    "helion on a cpu without iterations": (
+        NotImplementedError, (LOGITS, 0), {"implementation": "helion"},
+        ("logits is on cpu", "CUDA and ROCm GPUs", "use implementation='auto'"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("function", [sinkhorn, plan])
+def test_error_says_what_was_given_what_is_accepted_and_what_to_do(error, function):
+    kind, args, options, words = ERRORS[error]
+    with pytest.raises(kind) as raised:
+        function(*args, **options)
+    for word in words:
+        assert word in str(raised.value)
+
+
+def on_gpu(*shape, dtype=torch.float32):
+    """A tensor without data that says it is on a GPU."""
+    with FakeTensorMode():
+        return torch.empty(shape, dtype=dtype, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "words"),
+    [
+        ((2, 129, 4), torch.float32, ("(129, 4)", "up to 128 rows and columns")),
+        ((2, 4, 129), torch.bfloat16, ("(4, 129)", "up to 128 rows and columns")),
+        ((2, 4, 4), torch.float64, ("torch.float64", "compute in float32")),
+    ],
+)
+def test_beyond_the_kernels_range(shape, dtype, words):
+    logits = on_gpu(*shape, dtype=dtype)
+    for function in (sinkhorn, plan):
+        with pytest.raises(NotImplementedError) as raised:
+            function(logits, implementation="helion")
+        for word in (*words, "use implementation='auto'"):
+            assert word in str(raised.value)
+    assert plan(logits).implementation == "reference"
+
+
+def test_plan_on_a_cpu():
+    chosen = plan(LOGITS)
+    assert (chosen.implementation, chosen.device) == ("reference", "cpu")
+    assert "PyTorch" in chosen.forward
+    assert "PyTorch" in chosen.backward
+    assert str(chosen).splitlines() == [
+        "implementation: reference on cpu",
+        f"forward:  {chosen.forward}",
+        f"backward: {chosen.backward}",
+    ]
+    assert plan(LOGITS, 0).forward == "exp(logits)"
+
+
+@pytest.fixture
+def untuned_h200(monkeypatch, tmp_path):
+    """The device is an H200 and no config was ever tuned."""
+    from helion_sinkhorn.kernels import launch
+
+    monkeypatch.setattr(settings, "DEVICE", "h200")
+    monkeypatch.setattr(store, "folders", lambda: [tmp_path])
+    caches = (device.current, lookup.lookup, launch.choose)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("shape", "n_iters", "backward"),
+    [
+        ((8192, 4, 4), 20, "sinkhorn_backward"),
+        ((8192, 4, 4), 200, "sinkhorn_backward_history"),
+        ((512, 64, 64), 20, "sinkhorn_backward_history"),
+        ((128, 128), 20, "sinkhorn_backward_history"),
+        ((0, 4, 4), 20, "sinkhorn_backward"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_plan_on_a_gpu_names_kernels_and_configs(untuned_h200, shape, n_iters, backward, dtype):
+    chosen = plan(on_gpu(*shape, dtype=dtype), n_iters)
+    assert (chosen.implementation, chosen.device) == ("helion", "h200 (cuda:0)")
+    assert chosen.forward.startswith("sinkhorn_forward (block_sizes=(")
+    assert chosen.backward.startswith(f"{backward} (block_sizes=(")
+    assert chosen.forward.endswith("from the kernel's default")
+
+
+def saved(run):
+    """What autograd saves while `run` executes."""
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        result = run()
+    return kept, result
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "expanded"])
+def test_a_graph_keeps_the_logits_and_nothing_else(form, dtype, layout):
+    x = randn(6, 4, 4, dtype=dtype)
+    x = {"contiguous": x, "transposed": x.mT, "expanded": x[:1].expand(6, 4, 4)}[layout]
+    leaf = x.detach().requires_grad_()
+    (kept,), _ = saved(lambda: sinkhorn(leaf, form=form, out_dtype=torch.float32))
+    assert kept.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    assert (kept.dtype, kept.stride(), kept.storage_offset()) == (dtype, x.stride(), x.storage_offset())
+
+
+def test_without_grad_nothing_is_kept():
+    leaf = randn(6, 4, 4).requires_grad_()
+    with torch.no_grad():
+        kept, p = saved(lambda: sinkhorn(leaf))
+    assert kept == []
+    assert not p.requires_grad
+    kept, p = saved(lambda: sinkhorn(leaf.detach()))
+    assert kept == []
+    assert not p.requires_grad
+
+
+def bytes_left(run):
+    """Allocated minus freed by `run`, whose result is alive at the end."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        result = run()
+    return sum(
+        event.self_device_memory_usage + event.self_cpu_memory_usage for event in profile.events()
+    ), result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_graph_without_its_result_takes_no_memory(dtype):
+    leaf = randn(4096, 4, 4, dtype=dtype).requires_grad_()
+    sinkhorn(leaf)
+    left, loss = bytes_left(lambda: sinkhorn(leaf).sum())
+    assert left == loss.nbytes
+    left, _ = bytes_left(lambda: reference.sinkhorn(leaf).sum())
+    assert left > 20 * leaf.nbytes
+
+
+def test_backward_twice_and_only_where_asked():
+    leaf, dp = randn(5, 4, 4).requires_grad_(), randn(5, 4, 4, seed=1)
+    p = sinkhorn(leaf)
+    (first,) = torch.autograd.grad(p, leaf, dp, retain_graph=True)
+    (second,) = torch.autograd.grad(p, leaf, dp)
+    assert torch.equal(first, second)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(p, leaf, dp)

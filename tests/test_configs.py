@@ -1,0 +1,392 @@
+"""Devices, the stored configs, and which of them a call gets."""
+
+from __future__ import annotations
+
+import json
+import logging
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from helion_sinkhorn import settings
+from helion_sinkhorn.configs import device, lookup, store
+from helion_sinkhorn.configs.device import DEVICES, match
+
+KERNEL = "sinkhorn_forward"
+KEY = ("deepseek", "rows", "float32", 4, 4, 20)
+CONFIG = {"block_sizes": [64], "num_warps": 2}
+VARIANT = {"packed": True, "paired": False}
+
+
+def entry(batch=4096, key=KEY, config=CONFIG, variant=VARIANT, evidence="measured"):
+    fields = dict(zip(store.KEY_FIELDS, key, strict=True))
+    return {"key": {**fields, "batch": batch}, "config": config, "variant": variant, "evidence": evidence}
+
+
+def write(folder: Path, entries, device_key="h200", kernel=KERNEL, schema=store.SCHEMA) -> Path:
+    path = folder / device_key / f"{kernel}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"schema": schema, "kernel": kernel, "entries": entries}))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def fresh_caches():
+    """Nothing read before a test, and nothing of it afterwards."""
+    from helion_sinkhorn.kernels import launch
+
+    caches = (device.current, store.read, lookup.lookup, launch.choose)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.fixture
+def shipped(monkeypatch, tmp_path):
+    """An empty folder in the place of the one that comes with the package."""
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    monkeypatch.setattr(
+        store, "folders", lambda: [Path(settings.TUNING_DIR), folder] if settings.TUNING_DIR else [folder]
+    )
+    return folder
+
+
+@pytest.fixture
+def user(monkeypatch, tmp_path):
+    """The folder HELION_SINKHORN_TUNING_DIR names."""
+    folder = tmp_path / "user"
+    folder.mkdir()
+    monkeypatch.setattr(settings, "TUNING_DIR", str(folder))
+    return folder
+
+
+def served(batch=4096, key=KEY, device_key="h200"):
+    return lookup.lookup(DEVICES[device_key], KERNEL, key, batch)
+
+
+# Which device
+
+
+@pytest.mark.parametrize(
+    ("vendor", "arch", "units", "name", "key"),
+    [
+        # h100 and h200 differ by name alone
+        ("nvidia", "sm90", 132, "NVIDIA H100 80GB HBM3", "h100"),
+        ("nvidia", "sm90", 132, "NVIDIA H200", "h200"),
+        # fewer units under the same name
+        ("nvidia", "sm90", 114, "NVIDIA H100 PCIe", "h100"),
+        # no name of ours: the units decide
+        ("nvidia", "sm90", 132, "NVIDIA H800", "h100"),
+        ("nvidia", "sm100", 148, "NVIDIA B200", "b200"),
+        # its name holds the other's
+        ("nvidia", "sm100", 152, "NVIDIA GB200", "gb200"),
+        ("amd", "gfx942", 304, "AMD Instinct MI300X", "mi300x"),
+        ("amd", "gfx942", 304, "AMD Radeon Graphics", "mi300x"),
+        ("amd", "gfx950", 256, "AMD Instinct MI350X", "mi350"),
+        ("amd", "gfx950", 256, "AMD Instinct MI350", "mi350"),
+        ("amd", "gfx950", 256, "AMD Instinct MI355X", "mi355x"),
+        # unknown: other units, other arch, and names that mean nothing under another arch or vendor
+        ("nvidia", "sm90", 78, "NVIDIA H20", None),
+        ("amd", "gfx942", 228, "AMD Instinct MI300A", None),
+        ("nvidia", "sm89", 128, "NVIDIA GeForce RTX 4090", None),
+        ("nvidia", "sm80", 132, "NVIDIA H100", None),
+        ("amd", "sm90", 132, "NVIDIA H100", None),
+    ],
+)
+def test_match(vendor, arch, units, name, key):
+    found = match(vendor, arch, units, name)
+    assert (found and found.key) == key
+
+
+def test_devices_table():
+    assert all(key == d.key for key, d in DEVICES.items())
+    # a family never spans vendors, or lookup would
+    vendors = {}
+    for d in DEVICES.values():
+        vendors.setdefault(d.family, set()).add(d.vendor)
+    assert all(len(v) == 1 for v in vendors.values())
+    assert {d.key: d.asm for d in DEVICES.values()} == {
+        "h100": "ptx", "h200": "ptx", "b200": "ptx", "gb200": "ptx",
+        "mi300x": "gcn", "mi350": "gcn", "mi355x": "gcn",
+    }  # fmt: skip
+    assert all(d.warp_size == (32 if d.vendor == "nvidia" else 64) for d in DEVICES.values())
+
+
+def reports(monkeypatch, hip=None, **properties):
+    """The driver's answer."""
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(**properties))
+
+
+def test_current_is_what_the_driver_reports(monkeypatch):
+    reports(monkeypatch, major=9, minor=0, multi_processor_count=132, name="NVIDIA H200")
+    assert device.current(0) is DEVICES["h200"]
+    device.current.cache_clear()
+    name = "AMD Instinct MI355X"
+    reports(monkeypatch, "7.2", gcnArchName="gfx950:sramecc+:xnack-", multi_processor_count=256, name=name)
+    assert device.current(0) is DEVICES["mi355x"]
+
+
+def test_unknown_hardware_gets_a_row_of_its_own(monkeypatch):
+    reports(
+        monkeypatch, major=8, minor=9, multi_processor_count=128, name="NVIDIA GeForce RTX 4090",
+        total_memory=24 << 30, shared_memory_per_block_optin=101376, warp_size=32,
+    )  # fmt: skip
+    found = device.current(0)
+    assert (found.key, found.vendor, found.arch, found.family) == ("sm89_128", "nvidia", "sm89", "sm89")
+    assert (found.memory_gb, found.warp_size, found.shared_limit, found.asm) == (24, 32, 101376, "ptx")
+    device.current.cache_clear()
+    reports(
+        monkeypatch, "7.2", gcnArchName="gfx1201", multi_processor_count=64, name="AMD Radeon",
+        total_memory=16 << 30, warp_size=32,
+    )  # fmt: skip
+    found = device.current(1)
+    assert (found.key, found.vendor, found.family, found.warp_size, found.asm) == (
+        "gfx1201_64", "amd", "gfx1201", 32, "gcn",
+    )  # fmt: skip
+
+
+def test_environment_names_the_device_whatever_the_driver_reports(monkeypatch):
+    reports(monkeypatch, major=9, minor=0, multi_processor_count=132, name="NVIDIA H200")
+    monkeypatch.setattr(settings, "DEVICE", "mi355x")
+    assert device.current(0) is DEVICES["mi355x"]
+
+
+def test_unknown_device_in_the_environment_says_which_are_known(monkeypatch):
+    monkeypatch.setattr(settings, "DEVICE", "h300")
+    with pytest.raises(
+        ValueError, match=r"HELION_SINKHORN_DEVICE='h300' is not a known device; use one of h100, h200"
+    ):
+        device.current(0)
+
+
+def test_settings_read_the_environment(monkeypatch):
+    monkeypatch.setenv("HELION_SINKHORN_DEVICE", "b200")
+    monkeypatch.setenv("HELION_SINKHORN_TUNING_DIR", "/some/folder")
+    values = runpy.run_path(settings.__file__)
+    assert (values["DEVICE"], values["TUNING_DIR"]) == ("b200", "/some/folder")
+    monkeypatch.delenv("HELION_SINKHORN_DEVICE")
+    monkeypatch.delenv("HELION_SINKHORN_TUNING_DIR")
+    values = runpy.run_path(settings.__file__)
+    assert (values["DEVICE"], values["TUNING_DIR"]) == ("", "")
+
+
+# What is stored
+
+
+def test_folders_are_the_user_s_and_the_shipped_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(settings, "TUNING_DIR", "")
+    (shipped,) = store.folders()
+    assert (shipped.name, (shipped / "README.md").is_file()) == ("tuning_cache", True)
+    monkeypatch.setattr(settings, "TUNING_DIR", str(tmp_path))
+    assert store.folders() == [tmp_path, shipped]
+
+
+def test_read_returns_what_was_written(tmp_path, caplog):
+    path = write(tmp_path, [entry(1024), entry(8, evidence="compiled")])
+    first, second = store.read(tmp_path, "h200", KERNEL)
+    assert first == store.Entry(
+        KEY, 1024, (("block_sizes", (64,)), ("num_warps", 2)), (("packed", True), ("paired", False)),
+        "measured", str(path),
+    )  # fmt: skip
+    assert (second.batch, second.evidence) == (8, "compiled")
+    # an entry is part of a key
+    assert len({first, second}) == 2
+    assert caplog.records == []
+
+
+def test_a_file_that_is_not_there_is_no_news(tmp_path, caplog):
+    assert store.read(tmp_path, "h200", KERNEL) == ()
+    assert store.read(tmp_path / "nowhere", "h200", KERNEL) == ()
+    assert caplog.records == []
+
+
+GOOD = {"schema": store.SCHEMA, "entries": [entry()]}
+BROKEN = {
+    "empty": b"",
+    "truncated": json.dumps(GOOD).encode()[:-20],
+    "not text": b"\xff\xfe\x00\x80",
+    "not json": b"schema: 1",
+    "a list": b"[]",
+    "a number": b"1",
+    "null": b"null",
+    "no schema": json.dumps({"entries": []}).encode(),
+    "foreign schema": json.dumps({**GOOD, "schema": 999}).encode(),
+    "no entries": json.dumps({"schema": store.SCHEMA}).encode(),
+    "entries are a number": json.dumps({**GOOD, "entries": 3}).encode(),
+    "entries are null": json.dumps({**GOOD, "entries": None}).encode(),
+    "an entry is text": json.dumps({**GOOD, "entries": [entry(), "text"]}).encode(),
+    "a field is missing": json.dumps({**GOOD, "entries": [entry(), {"key": {"n": 4}}]}).encode(),
+    "no config": json.dumps(
+        {**GOOD, "entries": [{k: v for k, v in entry().items() if k != "config"}]}
+    ).encode(),
+    "batch is text": json.dumps({**GOOD, "entries": [entry("many")]}).encode(),
+    "batch is zero": json.dumps({**GOOD, "entries": [entry(0)]}).encode(),
+    "batch is null": json.dumps({**GOOD, "entries": [entry(None)]}).encode(),
+    "config is a list": json.dumps({**GOOD, "entries": [entry(config=[1, 2])]}).encode(),
+    "config is null": json.dumps({**GOOD, "entries": [entry(config=None)]}).encode(),
+    "variant is text": json.dumps({**GOOD, "entries": [entry(variant="packed")]}).encode(),
+    "evidence is a number": json.dumps({**GOOD, "entries": [entry(evidence=1)]}).encode(),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_file_it_cannot_read_is_one_warning_and_no_entries(broken, shipped, caplog):
+    path = write(shipped, [])
+    path.write_bytes(BROKEN[broken])
+    caplog.set_level(logging.INFO, "helion_sinkhorn")
+    for batch in (1, 4096, 8192):
+        assert served(batch) is None
+    assert store.read(shipped, "h200", KERNEL) == ()
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    for words in (str(path), "default config serves", f"make tune DEVICE=h200 KERNEL={KERNEL}"):
+        assert words in record.getMessage()
+
+
+def test_a_folder_in_the_place_of_the_file_is_one_warning(shipped, caplog):
+    (shipped / "h200" / f"{KERNEL}.json").mkdir(parents=True)
+    assert served() is None
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_a_broken_file_leaves_the_others_in_use(user, shipped):
+    write(user, []).write_text("{")
+    write(shipped, [entry()])
+    assert served().path.startswith(str(shipped))
+
+
+def test_reading_writes_nothing(shipped):
+    write(shipped, [entry()])
+    before = {p: p.stat().st_mtime_ns for p in shipped.rglob("*")}
+    served()
+    served(1)
+    assert {p: p.stat().st_mtime_ns for p in shipped.rglob("*")} == before
+
+
+# Which entry
+
+
+def test_exact_key(shipped):
+    keys = [KEY, ("log", *KEY[1:]), (*KEY[:3], 8, 4, 20), (*KEY[:2], "bfloat16", *KEY[3:]), (*KEY[:5], 10)]
+    write(shipped, [entry(key=key, config={"num_warps": i}) for i, key in enumerate(keys)])
+    for i, key in enumerate(keys):
+        assert served(key=key).config == (("num_warps", i),)
+    assert served(key=("deepseek", "cols", *KEY[2:])) is None
+    assert served(key=(*KEY[:3], 4, 8, 20)) is None
+
+
+@pytest.mark.parametrize(
+    ("batch", "nearest"),
+    [
+        (64, 64), (4096, 4096), (32, 64), (100, 64), (4000, 4096), (16384, 4096), (1024, 512), (2048, 4096),
+        # the mean in log2 of 64 and 512 is 181
+        (180, 64), (182, 512),
+        # 4 times away and no more
+        (16, 64), (15, None), (16385, None), (1, None), (0, None),
+    ],
+)  # fmt: skip
+def test_nearest_batch_in_log2_within_four_times(shipped, batch, nearest):
+    write(shipped, [entry(4096), entry(64), entry(512)])
+    found = served(batch)
+    assert (found and found.batch) == nearest
+
+
+def test_empty_batch_is_looked_up_like_one_matrix(shipped):
+    write(shipped, [entry(1), entry(2)])
+    assert served(0).batch == served(1).batch == 1
+
+
+def test_user_s_folder_comes_first(user, shipped):
+    write(shipped, [entry(4096)])
+    assert served().path.startswith(str(shipped))
+    lookup.lookup.cache_clear()
+    store.read.cache_clear()
+    write(user, [entry(2048)])
+    # even where the shipped batch is nearer
+    assert served(4096).path.startswith(str(user))
+    # and the shipped one still serves what the user never tuned
+    assert served(16384).path.startswith(str(shipped))
+
+
+def test_family_stands_in_and_says_so_once(shipped, caplog):
+    caplog.set_level(logging.INFO, "helion_sinkhorn")
+    write(shipped, [entry()], "h100")
+    for _ in range(3):
+        assert served().path == str(shipped / "h100" / f"{KERNEL}.json")
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert "h200" in record.getMessage()
+    assert "h100" in record.getMessage()
+
+
+def test_own_entry_goes_before_the_family_s(shipped, caplog):
+    caplog.set_level(logging.INFO, "helion_sinkhorn")
+    write(shipped, [entry(4096)], "h100")
+    write(shipped, [entry(2048)], "h200")
+    assert served(4096).batch == 2048
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("asked", DEVICES)
+def test_nothing_crosses_vendors_or_families(shipped, asked):
+    for key, d in DEVICES.items():
+        if d.family != DEVICES[asked].family:
+            write(shipped, [entry()], key)
+    assert served(device_key=asked) is None
+
+
+def test_nothing_stored_is_none(shipped):
+    assert served() is None
+    write(shipped, [entry()], kernel="sinkhorn_backward")
+    store.read.cache_clear()
+    lookup.lookup.cache_clear()
+    assert served() is None
+
+
+# What a launch takes
+
+
+def chosen(name=KERNEL, batch=4096, n=4, m=4, n_iters=20, dtype="float32", device_key="h200"):
+    from helion_sinkhorn.kernels import Call, launch
+
+    return launch.choose(name, Call(True, 1, dtype, n, m, n_iters), batch, DEVICES[device_key])
+
+
+def test_choose_takes_the_stored_config(shipped):
+    path = write(shipped, [entry()])
+    choice = chosen()
+    assert (choice.kernel, dict(choice.config), dict(choice.variant)) == (
+        KERNEL, {"block_sizes": (64,), "num_warps": 2}, VARIANT,
+    )  # fmt: skip
+    assert choice.source == f"{path} (measured)"
+    assert (
+        str(choice)
+        == f"{KERNEL} (block_sizes=(64,), num_warps=2, packed=True, paired=False) from {path} (measured)"
+    )
+
+
+@pytest.mark.parametrize("name", ["sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history"])
+@pytest.mark.parametrize("device_key", DEVICES)
+@pytest.mark.parametrize("size", [(4, 4), (3, 5), (8, 8), (128, 128)], ids=str)
+def test_choose_falls_back_to_the_kernel_s_default(shipped, name, device_key, size):
+    from helion_sinkhorn.kernels import KERNELS, Call
+
+    n, m = size
+    choice = chosen(name, n=n, m=m, device_key=device_key)
+    assert choice.source == "the kernel's default"
+    default = KERNELS[name].default(Call(True, 1, "float32", n, m, 20), DEVICES[device_key])
+    assert (choice.config, choice.variant) == default
+    assert {"block_sizes", "num_warps"} <= dict(choice.config).keys()
+    # a launch looks choices up by value
+    assert hash(choice) == hash(chosen(name, n=n, m=m, device_key=device_key))
+
+
+def test_choice_does_not_depend_on_a_batch_without_entries(shipped):
+    assert len({chosen(batch=batch) for batch in (1, 7, 4096, 1 << 31)}) == 1

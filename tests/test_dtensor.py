@@ -1,0 +1,165 @@
+"""The sharding rule with two gloo processes: batch dimensions shard, matrix dimensions are gathered."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from helion_sinkhorn import nn, sinkhorn
+
+if not dist.is_available() or not dist.is_gloo_available():
+    pytest.skip("this torch has no gloo", allow_module_level=True)
+
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+WORLD = 2
+FORMS = ("deepseek", "log")
+# placements of the logits and of the upstream gradient
+CASES = {
+    "batch": (Shard(0), Shard(0)),
+    "second batch dimension": (Shard(1), Shard(1)),
+    "replicated": (Replicate(), Replicate()),
+    "rows": (Shard(2), Shard(2)),
+    "columns": (Shard(-1), Shard(-1)),
+    "partial logits": (Partial(), Replicate()),
+    "batch, upstream replicated": (Shard(0), Replicate()),
+    "batch, upstream partial": (Shard(0), Partial()),
+    "batch, upstream rows": (Shard(0), Shard(2)),
+    "replicated, upstream batch": (Replicate(), Shard(0)),
+}
+NO_COMMUNICATION = {"batch", "second batch dimension", "replicated", "batch, upstream replicated"}
+
+
+def randn(*shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def distribute(x, mesh, placement):
+    if isinstance(placement, Partial):
+        # halves, whose sum is exact
+        return DTensor.from_local(x / WORLD, mesh, [placement])
+    return distribute_tensor(x, mesh, [placement])
+
+
+class Uncounted(contextlib.nullcontext):
+    """Stands in for CommDebugMode, which compilation refuses."""
+
+    def __enter__(self):
+        return self
+
+    def get_total_counts(self):
+        return None
+
+
+def compare(f, x, dp, mesh, placements, mode=CommDebugMode) -> dict:
+    """f on distributed tensors against f on the same local ones, bit for bit."""
+    leaf = x.clone().requires_grad_()
+    expected = f(leaf)
+    (expected_dx,) = torch.autograd.grad(expected, leaf, dp)
+    distributed = distribute(x, mesh, placements[0]).requires_grad_()
+    upstream = distribute(dp, mesh, placements[1])
+    with mode() as forward:
+        p = f(distributed)
+    with mode() as backward:
+        p.backward(upstream)
+    dx = distributed.grad
+    return {
+        "placements": (str(p.placements[0]), str(dx.placements[0])),
+        "local rows": tuple(p.to_local().shape),
+        "communication": (forward.get_total_counts(), backward.get_total_counts()),
+        "value": torch.equal(p.full_tensor(), expected),
+        "gradient": torch.equal(dx.full_tensor(), expected_dx),
+    }
+
+
+def work(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=WORLD,
+        timeout=timedelta(seconds=60),
+    )
+    mesh = init_device_mesh("cpu", (WORLD,))
+    # 5 matrices do not divide by two
+    x, dp = randn(5, 2, 4, 4, seed=0), randn(5, 2, 4, 4, seed=1)
+    outcomes = {}
+    # before any eager call: the sharding rule is registered while Dynamo traces
+    compiled = torch.compile(sinkhorn, fullgraph=True, backend="aot_eager")
+    try:
+        outcomes["compiled"] = compare(compiled, x, dp, mesh, CASES["batch"], Uncounted)
+    except Exception as error:
+        outcomes["compiled"] = {"error": str(error)}
+    for form in FORMS:
+        for name, placements in CASES.items():
+            outcomes[name, form] = compare(
+                lambda x, form=form: sinkhorn(x, form=form), x, dp, mesh, placements
+            )
+    outcomes["module"] = compare(nn.FusedMHC(5), x, dp, mesh, CASES["batch"])
+    with torch.no_grad():
+        p = sinkhorn(distribute(x, mesh, Shard(0)), out_dtype=torch.bfloat16)
+    outcomes["no grad"] = torch.equal(p.full_tensor(), sinkhorn(x, out_dtype=torch.bfloat16))
+    torch.save(outcomes, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each process found."""
+    folder = tmp_path_factory.mktemp("gloo")
+    mp.spawn(work, (str(folder),), nprocs=WORLD)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", CASES)
+def test_distributed_equals_local(ranks, case, form):
+    for outcome in ranks:
+        assert outcome[case, form]["value"]
+        assert outcome[case, form]["gradient"]
+
+
+@pytest.mark.parametrize("case", sorted(NO_COMMUNICATION))
+def test_batch_dimensions_shard_without_communication(ranks, case):
+    placement = str(CASES[case][0])
+    for outcome in ranks:
+        assert outcome[case, "deepseek"]["placements"] == (placement, placement)
+        assert outcome[case, "deepseek"]["communication"] == (0, 0)
+
+
+def test_each_process_holds_its_share(ranks):
+    assert [outcome["batch", "deepseek"]["local rows"] for outcome in ranks] == [(3, 2, 4, 4), (2, 2, 4, 4)]
+    columns = [outcome["second batch dimension", "deepseek"]["local rows"] for outcome in ranks]
+    assert columns == [(5, 1, 4, 4)] * 2
+
+
+@pytest.mark.parametrize("case", ["rows", "columns"])
+def test_matrix_dimensions_are_gathered(ranks, case):
+    for outcome in ranks:
+        assert outcome[case, "deepseek"]["placements"][0] not in (str(Shard(2)), str(Shard(3)))
+        assert outcome[case, "deepseek"]["communication"][0] > 0
+
+
+def test_modules_take_distributed_logits(ranks):
+    for outcome in ranks:
+        assert outcome["module"]["value"]
+        assert outcome["module"]["gradient"]
+        assert outcome["module"]["communication"] == (0, 0)
+        assert outcome["no grad"]
+
+
+def test_compiled_function_of_distributed_logits(ranks):
+    for outcome in ranks:
+        assert "error" not in outcome["compiled"], outcome["compiled"]["error"]
+        assert outcome["compiled"]["value"]
+        assert outcome["compiled"]["gradient"]
+        assert outcome["compiled"]["placements"] == (str(Shard(0)), str(Shard(0)))

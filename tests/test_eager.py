@@ -1,0 +1,128 @@
+"""The CPU default against float64: values and gradients with random upstream gradients."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from helion_sinkhorn import eager, sinkhorn
+from helion_sinkhorn.scaling import segment_length
+from helion_sinkhorn.testing import LOGITS, Case
+
+FORMS = ["deepseek", "log"]
+FIRSTS = ["rows", "cols"]
+SQUARE = [(n, n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33)]
+RECTANGULAR = [(1, 7), (3, 5), (4, 8), (7, 2), (16, 4)]
+
+
+def check(case: Case, limit: float = 1.0) -> None:
+    x, dy = case.inputs()
+    p = eager.forward(x, *case.arguments, torch.float32)
+    ratios = case.judge(p, eager.backward(dy, x, *case.arguments))
+    assert max(ratios.values()) <= limit, ratios
+
+
+@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
+@pytest.mark.parametrize("logits", LOGITS)
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5)])
+def test_every_kind_of_logits(logits, n, m, form, first):
+    check(Case(logits, n, m, 20, form, first, batch=16))
+
+
+@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
+@pytest.mark.parametrize(("n", "m"), SQUARE + RECTANGULAR)
+def test_every_size(n, m, form, first):
+    check(Case("randn_3", n, m, 6, form, first))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "m"), [(64, 64), (128, 3), (128, 128)])
+def test_large_matrices(n, m, form):
+    check(Case("randn_3", n, m, 3, form, batch=1))
+
+
+@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
+@pytest.mark.parametrize("n_iters", [1, 2, 3])
+@pytest.mark.parametrize("logits", ["randn_1", "randn_8", "identity_like", "masked"])
+def test_few_iterations(logits, n_iters, form, first):
+    check(Case(logits, 4, 4, n_iters, form, first))
+
+
+@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
+@pytest.mark.parametrize("logits", ["randn_1", "randn_30", "identity_like", "masked"])
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (1, 7), (7, 2)])
+def test_a_hundred_iterations_pass_several_restarts(n, m, logits, form, first):
+    assert segment_length(n, m) < 50
+    check(Case(logits, n, m, 100, form, first))
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_one_iteration_more_than_a_segment(extra):
+    check(Case("randn_8", 4, 4, segment_length(4, 4) + extra, "log", batch=16))
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-3, 0.5])
+def test_other_eps(eps):
+    check(Case("randn_8", 4, 4, 20, eps=eps, batch=16))
+
+
+def test_without_eps_the_deepseek_form_is_the_log_form():
+    case = Case("randn_3", 4, 4, 20, eps=0.0)
+    x, dy = case.inputs()
+    assert torch.equal(
+        eager.forward(x, *case.arguments, torch.float32),
+        eager.forward(x, 20, 0.0, "log", "rows", torch.float32),
+    )
+    check(case)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", FORMS)
+def test_narrow_types_are_rounded_once(form, dtype):
+    case = Case("randn_3", 4, 4, 20, form, batch=64, dtype=dtype)
+    x, dy = case.inputs()
+    dx = eager.backward(dy, x, *case.arguments)
+    for out_dtype in (dtype, torch.float32):
+        ratios = case.judge(eager.forward(x, *case.arguments, out_dtype), dx)
+        assert max(ratios.values()) <= 1, ratios
+
+
+def test_slices_of_the_batch_do_not_show(monkeypatch):
+    case = Case("randn_3", 3, 4, batch=50)
+    x, dy = case.inputs()
+    whole = eager.forward(x, *case.arguments, torch.float32), eager.backward(dy, x, *case.arguments)
+    monkeypatch.setattr(eager, "CACHE_BYTES", 1)
+    parts = eager.forward(x, *case.arguments, torch.float32), eager.backward(dy, x, *case.arguments)
+    assert eager._slices(x, "rows")[1] < 50
+    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
+
+
+@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
+@pytest.mark.parametrize(("n", "m", "n_iters"), [(3, 3, 4), (2, 4, 1), (2, 2, 40)])
+def test_float64_gradient_is_that_of_finite_differences(n, m, n_iters, form, first):
+    x = Case("randn_1", n, m, batch=2, dtype=torch.float64).inputs()[0].requires_grad_()
+    assert torch.autograd.gradcheck(lambda t: sinkhorn(t, n_iters, eps=1e-3, form=form, first=first), (x,))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_float64_is_computed_in_float64(form):
+    case = Case("randn_3", 4, 4, 20, form, batch=16, dtype=torch.float64)
+    x, dy = case.inputs()
+    p, dx = eager.forward(x, *case.arguments, torch.float64), eager.backward(dy, x, *case.arguments)
+    # a budget for float32 times 2^-29; the reference divides 2 T times where scaling divides once
+    ratios = case.judge(p, dx)
+    assert max(ratios.values()) <= 2.0**-29 * 2 * case.n_iters, ratios
+
+
+def test_only_the_logits_are_kept():
+    x, dy = Case("randn_1", 4, 4).inputs()
+    x.requires_grad_()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        p = sinkhorn(x, 20)
+    assert [t.data_ptr() for t in kept] == [x.data_ptr()]
+    p.backward(dy)
+    ratios = Case("randn_1", 4, 4).judge(p, x.grad)
+    assert max(ratios.values()) <= 1, ratios

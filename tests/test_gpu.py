@@ -1,0 +1,338 @@
+"""The kernels on a CUDA or ROCm device, against float64: through the public function and one by one.
+
+A test compiles few programs and runs many inputs through them: a backward takes seconds to compile.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+import torch
+
+from helion_sinkhorn import plan, sinkhorn
+from helion_sinkhorn.scaling import segment_length
+from helion_sinkhorn.testing import LOGITS, Case
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+FORMS = ["deepseek", "log"]
+SMALL = [(n, n) for n in range(1, 10)]
+MEDIUM = [(12, 12), (16, 16), (20, 20), (31, 31), (33, 33), (64, 64)]
+LARGE = [(100, 100), (128, 128)]
+RECTANGULAR = [(1, 7), (3, 5), (4, 8), (7, 2), (16, 4), (128, 3)]
+BACKWARDS = ["sinkhorn_backward", "sinkhorn_backward_history"]
+
+
+def value_and_gradient(x, dy, **options):
+    leaf = x.detach().requires_grad_()
+    p = sinkhorn(leaf, implementation="helion", **options)
+    return p.detach(), torch.autograd.grad(p, leaf, dy)[0]
+
+
+def assert_within_budget(ratios: dict[object, dict[str, float]]) -> None:
+    assert ratios
+    beyond = {key: value for key, value in ratios.items() if max(value.values()) > 1}
+    assert not beyond
+
+
+def check(*cases: Case) -> None:
+    """Values and gradients of the public function."""
+    ratios = {}
+    for case in cases:
+        x, dy = case.inputs(DEVICE)
+        ratios[case] = case.judge(*value_and_gradient(x, dy, **case.options))
+    assert_within_budget(ratios)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "m"), SMALL + RECTANGULAR[:-1])
+def test_small_matrices(n, m, form):
+    check(
+        *(Case(logits, n, m, form=form, batch=33) for logits in LOGITS),
+        *(Case("randn_3", n, m, form=form, batch=batch) for batch in (1, 2, 64, 515)),
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "m"), [*MEDIUM, (128, 3)])
+def test_medium_matrices(n, m, form):
+    check(
+        *(Case(logits, n, m, form=form, batch=2) for logits in ("randn_3", "randn_30", "masked")),
+        *(Case("randn_1", n, m, form=form, batch=batch) for batch in (1, 5)),
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "m"), LARGE)
+def test_large_matrices(n, m, form):
+    check(*(Case("randn_3", n, m, 5, form, batch=batch) for batch in (1, 3)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5), (7, 2), (16, 16)])
+def test_columns_first(n, m, form):
+    check(
+        *(Case(logits, n, m, 10, form, "cols", batch=7) for logits in ("randn_3", "identity_like", "masked"))
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("n_iters", [1, 2, 3])
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5)])
+def test_few_iterations(n, m, n_iters, form):
+    check(*(Case(logits, n, m, n_iters, form, batch=33) for logits in ("randn_8", "identity_like", "masked")))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (7, 7), (1, 7), (7, 2)])
+def test_a_hundred_iterations_pass_several_restarts(n, m, form):
+    assert segment_length(n, m) < 50
+    check(
+        *(
+            Case(logits, n, m, 100, form, batch=9)
+            for logits in ("randn_1", "randn_30", "identity_like", "masked")
+        )
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5), (16, 16)])
+def test_narrow_types_are_rounded_once(n, m, form, dtype):
+    case = Case("randn_3", n, m, 20, form, batch=64, dtype=dtype)
+    x, dy = case.inputs(DEVICE)
+    p, dx = value_and_gradient(x, dy, **case.options)
+    wide = sinkhorn(x, out_dtype=torch.float32, implementation="helion", **case.options)
+    assert (p.dtype, dx.dtype, wide.dtype) == (dtype, dtype, torch.float32)
+    assert_within_budget({"narrow": case.judge(p, dx), "wide": case.judge(wide)})
+
+
+class TestKernels:
+    """One kernel at a time, asked for by name and variant."""
+
+    def choice(self, case: Case, name: str, **variant):
+        from helion_sinkhorn.kernels import launch
+
+        x, _ = case.inputs(DEVICE)
+        selected = launch.choose(name, launch.call_of(x, *case.arguments), case.batch, launch.device_of(x)[0])
+        return launch.with_variant(selected, **variant)
+
+    def forward(self, case: Case, **variant):
+        from helion_sinkhorn.kernels import launch
+
+        x, _ = case.inputs(DEVICE)
+        selected = self.choice(case, "sinkhorn_forward", **variant)
+        return case.judge(launch.forward(x, *case.arguments, torch.float32, selected))
+
+    def backward(self, case: Case, name: str, **variant):
+        from helion_sinkhorn.kernels import launch
+
+        x, dy = case.inputs(DEVICE)
+        return case.judge(dx=launch.backward(dy, x, *case.arguments, self.choice(case, name, **variant)))
+
+    @pytest.mark.parametrize("form", FORMS)
+    @pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 3), (4, 4), (7, 7), (16, 4), (33, 33)])
+    def test_history_in_memory_for_any_size(self, n, m, form):
+        cases = [
+            Case(logits, n, m, 20, form, batch=33 if n < 16 else 3) for logits in ("randn_3", "randn_30")
+        ]
+        assert_within_budget({case: self.backward(case, "sinkhorn_backward_history") for case in cases})
+
+    @pytest.mark.parametrize("form", FORMS)
+    @pytest.mark.parametrize(("n", "m"), [(4, 4), (2, 8)])
+    @pytest.mark.parametrize("packed", [True, False])
+    @pytest.mark.parametrize("paired", [True, False])
+    def test_loads_and_reciprocals_in_either_way(self, paired, packed, n, m, form):
+        case = Case("randn_3", n, m, 5, form, batch=515)
+        assert_within_budget(
+            {
+                "forward": self.forward(case, paired=paired, packed=packed),
+                "backward": self.backward(case, "sinkhorn_backward", paired=paired, packed=packed),
+            }
+        )
+
+    @pytest.mark.parametrize(("n_iters", "length"), [(1, 3), (7, 3), (8, 3), (9, 3), (6, 20), (20, 1)])
+    @pytest.mark.parametrize("n", [3, 4])
+    def test_segments_of_any_length(self, n, n_iters, length):
+        case = Case("randn_8", n, n, n_iters, batch=65)
+        assert_within_budget({length: self.backward(case, "sinkhorn_backward", length=length)})
+
+    def test_history_in_slices_of_the_batch(self):
+        case = Case("randn_3", 4, 4, 60, "log")
+        x, dy = case.inputs(DEVICE)
+        from helion_sinkhorn.kernels import launch
+
+        _, dx = value_and_gradient(x, dy, **case.options)
+        assert_within_budget({"five": case.judge(dx=dx)})
+        copies = 4 * launch.SCRATCH_BYTES // (4 * 60 * 8) // case.batch
+        _, many = value_and_gradient(x.repeat(copies, 1, 1), dy.repeat(copies, 1, 1), **case.options)
+        assert torch.equal(many.view(copies, *dx.shape), dx.expand(copies, *dx.shape))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5), (16, 16)])
+def test_bits_do_not_depend_on_the_batch_or_the_run(n, m, form):
+    case = Case("randn_3", n, m, 20, form, batch=300)
+    x, dy = case.inputs(DEVICE)
+    p, dx = value_and_gradient(x, dy, **case.options)
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    for rows in (slice(None), slice(0, 1), slice(17, 18), slice(3, 130), slice(299, 300), order):
+        p_rows, dx_rows = value_and_gradient(x[rows], dy[rows], **case.options)
+        assert torch.equal(p_rows, p[rows])
+        assert torch.equal(dx_rows, dx[rows])
+    for _ in range(5):
+        assert all(map(torch.equal, value_and_gradient(x, dy, **case.options), (p, dx)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "m"), [(3, 3), (4, 4), (7, 2), (16, 16)])
+def test_nan_stays_in_its_matrix(n, m, form):
+    case = Case("randn_3", n, m, 20, form, batch=70)
+    x, dy = case.inputs(DEVICE)
+    p, dx = value_and_gradient(x, dy, **case.options)
+    for value in (math.nan, math.inf):
+        for i, j in ((0, 0), (n - 1, m - 1), (n - 1, 0)):
+            spoiled = x.clone()
+            spoiled[33, i, j] = value
+            p_spoiled, dx_spoiled = value_and_gradient(spoiled, dy, **case.options)
+            others = torch.arange(70, device=DEVICE) != 33
+            assert p_spoiled[33].isnan().all()
+            assert dx_spoiled[33].isnan().all()
+            assert torch.equal(p_spoiled[others], p[others])
+            assert torch.equal(dx_spoiled[others], dx[others])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("n", [3, 4])
+def test_a_wholly_masked_row_makes_its_matrix_nan_and_no_other(n, form):
+    case = Case("randn_3", n, n, 20, form, batch=70)
+    x, _ = case.inputs(DEVICE)
+    p = sinkhorn(x, **case.options)
+    x[33, n - 1] = -math.inf
+    masked = sinkhorn(x, **case.options)
+    others = torch.arange(70, device=DEVICE) != 33
+    assert masked[33].isnan().all()
+    assert torch.equal(masked[others], p[others])
+
+
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5)])
+def test_layouts_do_not_matter(n, m):
+    case = Case("randn_3", n, m, 10, batch=66)
+    x, dy = case.inputs(DEVICE)
+    expected = value_and_gradient(x, dy, **case.options)
+    assert_within_budget({"contiguous": case.judge(*expected)})
+    layouts = [
+        lambda t: t.mT.contiguous().mT,
+        lambda t: torch.stack((t, -t), -1)[..., 0],
+        lambda t: torch.stack((t, -t), 1)[:, 0],
+        # an address that no vector load may assume to be aligned
+        lambda t: torch.cat((torch.zeros(1, device=DEVICE), t.flatten()))[1:].view(t.shape),
+        lambda t: t.movedim(0, -1).contiguous().movedim(-1, 0),
+    ]
+    for change in layouts:
+        for arguments in ((change(x), dy), (x, change(dy)), (change(x), change(dy))):
+            assert all(map(torch.equal, value_and_gradient(*arguments, **case.options), expected))
+    one = dy[0, 0, 0]
+    repeated = value_and_gradient(x, one.repeat(66, n, m), **case.options)
+    assert all(map(torch.equal, value_and_gradient(x, one.expand(66, n, m), **case.options), repeated))
+    reshaped = value_and_gradient(x.view(3, 22, n, m), dy.view(3, 22, n, m), **case.options)
+    assert all(torch.equal(a.view(66, n, m), b) for a, b in zip(reshaped, expected, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0, 3, 5)])
+def test_empty_batch(shape):
+    x = torch.empty(shape, device=DEVICE)
+    p, dx = value_and_gradient(x, x, n_iters=5)
+    assert p.shape == dx.shape == shape
+    assert p.device == dx.device == x.device
+
+
+def test_one_matrix_without_a_batch():
+    case = Case("randn_3", 4, 4, batch=1)
+    x, dy = case.inputs(DEVICE)
+    p, dx = value_and_gradient(x[0], dy[0], **case.options)
+    assert_within_budget({"one": case.judge(p.unsqueeze(0), dx.unsqueeze(0))})
+
+
+def test_the_default_here_is_the_kernels():
+    x, _ = Case("randn_3", 4, 4).inputs(DEVICE)
+    assert plan(x).implementation == "helion"
+    assert torch.equal(sinkhorn(x), sinkhorn(x, implementation="helion"))
+
+
+def test_more_than_two_to_the_31_elements():
+    free, _ = torch.cuda.mem_get_info()
+    if free < 24 << 30:
+        pytest.skip(f"needs 24 GiB of free device memory, {free >> 30} GiB are free")
+    case = Case("randn_3", 4, 4, 3, batch=4096, dtype=torch.bfloat16)
+    x, dy = case.inputs(DEVICE)
+    p, dx = value_and_gradient(x, dy, **case.options)
+    assert_within_budget({"one copy": case.judge(p, dx)})
+    copies = (1 << 31) // x.numel() + 1
+    many = value_and_gradient(x.repeat(copies, 1, 1), dy.repeat(copies, 1, 1), **case.options)
+    assert many[0].numel() > 1 << 31
+    for result, expected in zip(many, (p, dx), strict=True):
+        different = sum(int((part != expected).sum()) for part in result.split(case.batch))
+        assert different == 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_cuda_graphs(form):
+    case, other = (Case("randn_3", 4, 4, 20, form, batch=1000, seed=seed) for seed in (0, 5))
+    x, dy = case.inputs(DEVICE)
+    x_other, dy_other = other.inputs(DEVICE)
+    expected = value_and_gradient(x_other, dy_other, **case.options)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        value_and_gradient(x, dy, **case.options)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = value_and_gradient(x, dy, **case.options)
+    x.copy_(x_other)
+    dy.copy_(dy_other)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, captured, expected))
+
+
+def test_a_device_that_is_not_the_current_one():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    case = Case("randn_3", 4, 4, batch=33)
+    x, dy = case.inputs(f"{DEVICE}:1")
+    with torch.cuda.device(0):
+        p, dx = value_and_gradient(x, dy, **case.options)
+        assert torch.cuda.current_device() == 0
+    assert p.device == dx.device == x.device
+    assert_within_budget({"cuda:1": case.judge(p, dx)})
+
+
+def test_threads_and_streams():
+    cases = [Case("randn_3", n, n, 6, form, batch=2000, seed=n) for n in (3, 4) for form in FORMS]
+    inputs = [case.inputs(DEVICE) for case in cases]
+    results: dict[int, list] = {}
+    torch.cuda.synchronize()
+    start = threading.Barrier(len(cases))
+
+    def work(k: int) -> None:
+        stream = torch.cuda.Stream()
+        start.wait()
+        with torch.cuda.stream(stream):
+            results[k] = [value_and_gradient(*inputs[k], **cases[k].options) for _ in range(20)]
+        stream.synchronize()
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(len(cases))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == list(range(len(cases)))
+    for k, case in enumerate(cases):
+        alone = value_and_gradient(*inputs[k], **case.options)
+        assert_within_budget({case: case.judge(*alone)})
+        assert all(torch.equal(a, b) for result in results[k] for a, b in zip(result, alone, strict=True))

@@ -1,0 +1,204 @@
+"""The Helion kernel bodies, run eagerly by Helion's reference mode, against float64.
+
+Reference mode runs the whole batch as one tile: it tests the equations as written in the
+bodies; tiles, masks and types are tested by triton_interpreter/ and on a device.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+pytest.importorskip("helion", reason="helion is not installed")
+
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.kernels import can_pack, launch
+from helion_sinkhorn.scaling import segment_length
+from helion_sinkhorn.testing import LOGITS, Case
+
+FORMS = ["deepseek", "log"]
+FIRSTS = ["rows", "cols"]
+SQUARE = [(n, n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 33)]
+RECTANGULAR = [(1, 7), (3, 5), (4, 8), (7, 2), (16, 4)]
+BACKWARDS = ["sinkhorn_backward", "sinkhorn_backward_history"]
+
+
+def choice(case: Case, name: str, **variant):
+    """The default choice for a kernel asked for by name, with some variants changed."""
+    x, _ = case.inputs()
+    call = launch.call_of(x, *case.arguments)
+    return launch.with_variant(launch.choose(name, call, case.batch, DEVICES["h200"]), **variant)
+
+
+def check_forward(case: Case, **variant) -> None:
+    x, _ = case.inputs()
+    selected = choice(case, "sinkhorn_forward", **variant)
+    ratios = case.judge(launch.forward(x, *case.arguments, torch.float32, selected))
+    assert ratios["P"] <= 1, ratios
+
+
+def check_backward(case: Case, name: str, **variant) -> None:
+    x, dy = case.inputs()
+    ratios = case.judge(dx=launch.backward(dy, x, *case.arguments, choice(case, name, **variant)))
+    assert ratios["dX"] <= 1, ratios
+
+
+@pytest.mark.parametrize("logits", LOGITS)
+@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5)])
+class TestEveryKindOfLogits:
+    def test_values(self, n, m, form, first, logits):
+        check_forward(Case(logits, n, m, 20, form, first, batch=16))
+
+    @pytest.mark.parametrize("name", BACKWARDS)
+    def test_gradients(self, n, m, form, first, logits, name):
+        check_backward(Case(logits, n, m, 20, form, first, batch=16), name)
+
+
+@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
+@pytest.mark.parametrize(("n", "m"), SQUARE + RECTANGULAR)
+class TestEverySize:
+    def test_values(self, n, m, form, first):
+        check_forward(Case("randn_3", n, m, 6, form, first))
+
+    @pytest.mark.parametrize("name", BACKWARDS)
+    def test_gradients(self, n, m, form, first, name):
+        check_backward(Case("randn_3", n, m, 6, form, first), name)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "m"), [(64, 64), (128, 3)])
+def test_large_matrices(n, m, form):
+    case = Case("randn_3", n, m, 3, form, batch=1)
+    check_forward(case)
+    check_backward(case, "sinkhorn_backward_history")
+
+
+@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
+@pytest.mark.parametrize("n_iters", [1, 2, 3])
+@pytest.mark.parametrize("logits", ["randn_8", "identity_like"])
+def test_few_iterations(logits, n_iters, form, first):
+    case = Case(logits, 4, 4, n_iters, form, first)
+    check_forward(case)
+    for name in BACKWARDS:
+        check_backward(case, name)
+
+
+@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
+@pytest.mark.parametrize("logits", ["randn_1", "randn_30", "identity_like", "masked"])
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (1, 7), (7, 2)])
+def test_a_hundred_iterations_pass_several_restarts(n, m, logits, form, first):
+    case = Case(logits, n, m, 100, form, first)
+    check_forward(case)
+    check_backward(case, "sinkhorn_backward_history")
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_one_iteration_more_than_a_segment(extra):
+    case = Case("randn_8", 4, 4, segment_length(4, 4) + extra, "log", batch=16)
+    check_forward(case)
+    check_backward(case, "sinkhorn_backward_history")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (2, 8), (16, 4), (8, 8)])
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("paired", [True, False])
+def test_loads_and_reciprocals_in_either_way(paired, packed, n, m, form):
+    # few enough iterations for pairs of reciprocals to stay in range
+    case = Case("randn_3", n, m, 5, form)
+    call = launch.call_of(case.inputs()[0], *case.arguments)
+    assert can_pack(call, n * m)
+    assert takes_pairs(case) is True
+    check_forward(case, paired=paired, packed=packed)
+    check_backward(case, "sinkhorn_backward", paired=paired, packed=packed)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("n_iters", [1, 7, 20])
+@pytest.mark.parametrize("length", [1, 3, 6, 7, 20])
+def test_segments_of_any_length(length, n_iters, form):
+    check_backward(Case("randn_8", 4, 4, n_iters, form), "sinkhorn_backward", length=length)
+
+
+def takes_pairs(case: Case) -> bool:
+    """Whether asking for pairs of reciprocals changes what is launched."""
+    call = launch.call_of(case.inputs()[0], *case.arguments)
+    ready = [
+        launch.prepare(call, case.eps, choice(case, "sinkhorn_forward", paired=paired), "full", True)
+        for paired in (True, False)
+    ]
+    return ready[0] != ready[1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("logits", ["randn_30", "masked"])
+def test_pairs_are_given_up_where_they_could_overflow(logits, form):
+    case = Case(logits, 2, 8, 24, form, batch=16)
+    assert takes_pairs(case) == (form == "deepseek")
+    check_forward(case, paired=True)
+    check_backward(case, "sinkhorn_backward", paired=True)
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-3, 0.5])
+def test_other_eps(eps):
+    case = Case("randn_8", 4, 4, 20, eps=eps, batch=16)
+    check_forward(case)
+    for name in BACKWARDS:
+        check_backward(case, name)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5)])
+def test_narrow_types_are_rounded_once(n, m, dtype):
+    case = Case("randn_3", n, m, 20, batch=64, dtype=dtype)
+    x, dy = case.inputs()
+    for out_dtype in (dtype, torch.float32):
+        ratios = case.judge(launch.forward(x, *case.arguments, out_dtype))
+        assert ratios["P"] <= 1, ratios
+    for name in BACKWARDS:
+        check_backward(case, name)
+
+
+def test_history_in_slices_of_the_batch(monkeypatch):
+    case = Case("randn_3", 3, 4, 30, "log", batch=23)
+    x, dy = case.inputs()
+    selected = choice(case, "sinkhorn_backward_history")
+    launches = []
+    run = launch.run
+    monkeypatch.setattr(launch, "run", lambda *args: launches.append(args[1].size(0)) or run(*args))
+    monkeypatch.setattr(launch, "SCRATCH_BYTES", 5 * 4 * (30 * 7 + 12))
+    ratios = case.judge(dx=launch.backward(dy, x, *case.arguments, selected))
+    assert launches == [5, 5, 5, 5, 3]
+    assert ratios["dX"] <= 1, ratios
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5)])
+def test_layouts(n, m, batch):
+    case = Case("randn_3", n, m, batch=batch)
+    x, dy = case.inputs()
+    p, dx = launch.forward(x, *case.arguments, torch.float32), launch.backward(dy, x, *case.arguments)
+
+    def transposed(t):
+        return t.mT.contiguous().mT
+
+    def offset(t):
+        return torch.cat((torch.zeros(3), t.flatten()))[3:].view(t.shape)
+
+    def apart(t):
+        return torch.stack((t, -t), 1)[:, 0]
+
+    for change in (transposed, offset, apart):
+        assert torch.equal(launch.forward(change(x), *case.arguments, torch.float32), p)
+        assert torch.equal(launch.backward(change(dy), change(x), *case.arguments), dx)
+
+
+def test_an_expanded_upstream_gradient():
+    case = Case("randn_3", 4, 4)
+    x, _ = case.inputs()
+    dy = torch.randn((), generator=torch.Generator().manual_seed(5)).expand(5, 4, 4)
+    dx = launch.backward(dy, x, *case.arguments)
+    assert torch.equal(dx, launch.backward(dy.contiguous(), x, *case.arguments))

@@ -1,0 +1,142 @@
+"""What is installed, what importing it costs, and which dependencies the environment gets."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ("helion_sinkhorn", "tuning_cache", "pyproject.toml", "README.md", "LICENSE")
+
+
+def load_bootstrap():
+    spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "ci" / "bootstrap.py")
+    module = importlib.util.module_from_spec(spec)
+    # dataclasses look their module up by name
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+bootstrap = load_bootstrap()
+
+
+def output(command, **options) -> str:
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def files_under(folder: Path) -> set[str]:
+    """Paths of the files a user needs, relative to `folder`."""
+    found = (p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
+    return {p.as_posix() for p in found if "__pycache__" not in p.parts}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel built, offline, from a copy: setuptools leaves files beside the sources it builds."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in SOURCES:
+        output(["cp", "-r", ROOT / name, folder])
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
+    output([*build, "-w", folder / "dist", folder])
+    (built,) = (folder / "dist").glob("*.whl")
+    return built
+
+
+def test_importing_touches_neither_helion_nor_cuda():
+    code = """
+import sys, torch
+before = set(sys.modules)
+import helion_sinkhorn
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(sorted(new & {"helion", "triton", "triton_kernels"}), torch.cuda.is_initialized())
+"""
+    assert output([sys.executable, "-c", code]).split() == ["[]", "False"]
+
+
+def test_wheel_holds_the_package_and_the_tuning_cache(wheel):
+    packed = {n for n in zipfile.ZipFile(wheel).namelist() if n.startswith("helion_sinkhorn/")}
+    wanted = {f"helion_sinkhorn/{name}" for name in files_under(ROOT / "helion_sinkhorn")}
+    wanted |= {f"helion_sinkhorn/tuning_cache/{name}" for name in files_under(ROOT / "tuning_cache")}
+    assert packed == wanted
+    assert {"helion_sinkhorn/py.typed", "helion_sinkhorn/tuning_cache/README.md"} <= packed
+
+
+def test_installed_wheel_runs_and_reads_its_own_tuning_cache(wheel, tmp_path):
+    site = tmp_path / "site"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    output([*install, "--target", site, wheel])
+    code = """
+import torch, helion_sinkhorn
+from helion_sinkhorn.configs import store
+assert helion_sinkhorn.sinkhorn(torch.zeros(2, 4, 4)).sub(0.25).abs().max() < 1e-5
+print(helion_sinkhorn.__file__)
+print(store.folders()[-1])
+"""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HELION_SINKHORN_")}
+    environment["PYTHONPATH"] = str(site)
+    module, cache = output([sys.executable, "-c", code], cwd=tmp_path, env=environment).split("\n")[:2]
+    assert Path(module) == site / "helion_sinkhorn" / "__init__.py"
+    assert Path(cache) == site / "helion_sinkhorn" / "tuning_cache"
+    assert files_under(Path(cache)) == files_under(ROOT / "tuning_cache")
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "helion_version"),
+    [
+        ("2.11.0", "1.5.0"),
+        ("2.11.1+rocm7.2", "1.5.0"),
+        ("2.12.0", "1.5.1"),
+        ("2.13.0+cpu", "1.5.1"),
+        ("2.14.0.dev20261101+cu130", "1.5.1"),
+        ("3.0.0", "1.5.1"),
+    ],
+)
+def test_helion_follows_torch(torch_version, helion_version):
+    assert bootstrap.helion_for(torch_version) == helion_version
+
+
+def test_helion_for_an_old_torch_says_what_to_do():
+    with pytest.raises(ValueError, match=r"torch 2\.10\.0 is too old.*2\.11 or newer; upgrade"):
+        bootstrap.helion_for("2.10.0")
+
+
+def test_tested_set_pairs_torch_with_its_helion():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split(";")[0].strip().split("==") for line in lines if not line.startswith("#"))
+    assert pins["helion"] == bootstrap.helion_for(pins["torch"])
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "suitable"),
+    [
+        ("2.11.0", "13.0", True),
+        ("2.12.0+rocm7.2", "7.2.53211", True),
+        ("2.13.0+cpu", "", False),
+        ("2.10.0+cu128", "12.8", False),
+    ],
+)
+def test_only_a_recent_gpu_build_of_torch_is_borrowed(version, gpu, suitable):
+    assert bootstrap.Torch(version, gpu).suitable is suitable
+
+
+def test_borrowed_packages_come_after_the_environment_s_own(tmp_path):
+    theirs, folder = tmp_path / "host" / "site-packages", tmp_path / "venv"
+    theirs.mkdir(parents=True)
+    (theirs / "only_theirs.py").write_text("")
+    (theirs / "both.py").write_text("owner = 'host'")
+    venv.EnvBuilder(with_pip=False).create(folder)
+    bootstrap.borrow(folder, [str(theirs)])
+    (own,) = folder.glob("lib/python*/site-packages")
+    (own / "both.py").write_text("owner = 'environment'")
+    code = "import only_theirs, both; print(both.owner)"
+    assert output([folder / "bin" / "python", "-c", code]).strip() == "environment"

@@ -1,0 +1,126 @@
+"""The specification against closed forms, another library and finite differences."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from helion_sinkhorn import reference, testing
+
+FORMS = ["deepseek", "log"]
+FIRSTS = ["rows", "cols"]
+# 2 T divisions and sums of at most 16 terms, each within a few units of 2^-53
+ROUNDING = 2.0**-53 * 2 * 20 * 16
+
+
+def logits(name, n, m, seed=0):
+    return testing.make_logits(name, 3, n, m, seed=seed, dtype=torch.float64)
+
+
+def relative(actual, expected):
+    return ((actual - expected).abs() / expected.abs()).max().item()
+
+
+@pytest.mark.parametrize("n_iters", [1, 2, 20])
+@pytest.mark.parametrize("first", FIRSTS)
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5), (5, 2)])
+def test_rank_one_logits_are_balanced_by_one_iteration(n, m, first, n_iters):
+    generator = torch.Generator().manual_seed(0)
+    rows, cols = (torch.randn(3, k, generator=generator, dtype=torch.float64) for k in (n, m))
+    p = reference.sinkhorn(rows.unsqueeze(2) + cols.unsqueeze(1), n_iters, form="log", first=first)
+    expected = torch.full_like(p, 1 / n if first == "rows" else 1 / m)
+    assert relative(p, expected) < ROUNDING
+
+
+@pytest.mark.parametrize("first", FIRSTS)
+@pytest.mark.parametrize("n", [1, 2, 4, 9])
+def test_permutation_masks_give_the_permutation(n, first):
+    x = logits("permutation", n, n)
+    p = reference.sinkhorn(x, 20, form="log", first=first)
+    assert (p - x.isfinite().double()).abs().max() < ROUNDING
+
+
+def iterate_a_scalar(n_iters, eps):
+    p = 1 + eps
+    p /= p + eps
+    for _ in range(2 * (n_iters - 1)):
+        p /= p + eps
+    return p
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.1])
+@pytest.mark.parametrize("n_iters", [1, 2, 20])
+@pytest.mark.parametrize("first", FIRSTS)
+def test_one_by_one_is_a_scalar_recurrence(first, n_iters, eps):
+    x = logits("randn_3", 1, 1)
+    p = reference.sinkhorn(x, n_iters, eps=eps, first=first)
+    assert relative(p, torch.full_like(p, iterate_a_scalar(n_iters, eps))) < ROUNDING
+    p = reference.sinkhorn(x, n_iters, form="log", first=first)
+    assert relative(p, torch.ones_like(p)) < ROUNDING
+
+
+@pytest.mark.parametrize("n_iters", [1, 20])
+def test_one_row(n_iters):
+    x = logits("randn_3", 1, 7)
+    assert relative(reference.sinkhorn(x, n_iters, form="log"), torch.ones_like(x)) < ROUNDING
+    by_columns_first = reference.sinkhorn(x, n_iters, form="log", first="cols")
+    assert relative(by_columns_first, torch.full_like(x, 1 / 7)) < ROUNDING
+
+
+def test_the_first_deepseek_iteration_written_out():
+    x, eps = torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0]], dtype=torch.float64), 0.25
+    softmax = [[0.25, 0.75], [0.5, 0.5]]
+    a = [[value + eps for value in row] for row in softmax]
+    columns = [a[0][0] + a[1][0] + eps, a[0][1] + a[1][1] + eps]
+    expected = torch.tensor([[a[i][j] / columns[j] for j in range(2)] for i in range(2)], dtype=torch.float64)
+    assert relative(reference.sinkhorn(x, 1, eps=eps), expected) < ROUNDING
+    once_more = [
+        [expected[i, j].item() / (expected[i].sum().item() + eps) for j in range(2)] for i in range(2)
+    ]
+    sums = [once_more[0][j] + once_more[1][j] + eps for j in range(2)]
+    expected = torch.tensor(
+        [[once_more[i][j] / sums[j] for j in range(2)] for i in range(2)], dtype=torch.float64
+    )
+    assert relative(reference.sinkhorn(x, 2, eps=eps), expected) < ROUNDING
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5)])
+def test_columns_first_is_the_transpose(form, n, m):
+    x = logits("randn_3", n, m)
+    rows = reference.sinkhorn(x, 7, form=form, first="rows")
+    assert relative(reference.sinkhorn(x.mT, 7, form=form, first="cols"), rows.mT) < ROUNDING
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_iteration_is_the_exponential(form):
+    x = logits("randn_1", 3, 4)
+    assert torch.equal(reference.sinkhorn(x, 0, form=form), x.exp())
+
+
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5), (16, 9)])
+@pytest.mark.parametrize("name", ["randn_0.01", "randn_1", "randn_3"])
+def test_converged_values_agree_with_pot(name, n, m):
+    ot = pytest.importorskip("ot", reason="POT is not installed (extra: oracle)")
+    x = logits(name, n, m)[0]
+    # columns sum to one last, so rows to m / n; POT's kernel is exp(-cost / 1)
+    rows, cols = torch.full((n,), m / n, dtype=x.dtype), torch.ones(m, dtype=x.dtype)
+    plan = ot.sinkhorn(
+        rows.numpy(), cols.numpy(), -x.numpy(), 1.0, numItermax=20000, stopThr=1e-14, warn=True
+    )
+    p = reference.sinkhorn(x, 2000, form="log")
+    # stopThr bounds the norm of the violated marginal
+    assert (p - torch.from_numpy(plan)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("n_iters", [1, 2, 5])
+@pytest.mark.parametrize("first", FIRSTS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "m"), [(3, 3), (2, 4), (1, 3)])
+def test_gradient_is_that_of_finite_differences(n, m, form, first, n_iters):
+    x = logits("randn_1", n, m)[:2].requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda t: reference.sinkhorn(t, n_iters, eps=1e-3, form=form, first=first), (x,)
+    )

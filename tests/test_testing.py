@@ -1,0 +1,232 @@
+"""The error budget itself: its model is the specification when nothing rounds, good arithmetic passes, faults do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helion_sinkhorn import reference, testing
+
+FORMS = ["deepseek", "log"]
+FIRSTS = ["rows", "cols"]
+
+
+def gradient(function, x, dy):
+    leaf = x.detach().clone().requires_grad_()
+    y = function(leaf)
+    return y.detach(), torch.autograd.grad(y, leaf, dy)[0]
+
+
+@pytest.mark.parametrize("first", FIRSTS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "m", "n_iters"), [(4, 4, 20), (4, 4, 100), (3, 5, 20), (1, 7, 50), (7, 2, 1)])
+@pytest.mark.parametrize("name", ["randn_3", "masked"])
+def test_the_model_without_rounding_is_the_specification(name, n, m, n_iters, form, first):
+    x = testing.make_logits(name, 3, n, m).double()
+    dy = testing.make_cotangents(x)
+    rounding = testing.Rounding(0, unit=0.0)
+    p, dx = gradient(lambda t: testing.scaling_form(t, n_iters, 1e-3, form, first, rounding), x, dy)
+    p64, dx64 = testing.exact(x, dy, n_iters, eps=1e-3, form=form, first=first)
+    # float64 rounding of 2 T steps of up to 7 terms
+    tolerance = 2.0**-53 * 2 * n_iters * 7
+    assert (p - p64).abs().max() < tolerance
+    assert (dx - dx64).abs().max() < tolerance * dy.abs().sum((-2, -1)).max()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("unit", [2.0**-24, 2.0**-20])
+def test_the_budget_is_linear_in_the_unit(form, unit):
+    x = testing.make_logits("randn_1", 8, 4, 4)
+    dy = testing.make_cotangents(x)
+    p, dx = testing.error_budget(x, dy, 5, form=form, unit=unit)
+    p_half, dx_half = testing.error_budget(x, dy, 5, form=form, unit=unit / 2)
+    # second-order terms and the float64 noise of a difference of two results
+    torch.testing.assert_close(p, 2 * p_half, rtol=1e-3, atol=0)
+    torch.testing.assert_close(dx, 2 * dx_half, rtol=1e-3, atol=0)
+
+
+SCALES = ["randn_0.01", "randn_1", "randn_3", "randn_8", "rank_one"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", [*SCALES, "identity_like"])
+@pytest.mark.parametrize("n", [4, 9])
+def test_the_equations_in_float32_pass(name, form, n):
+    # another order of operations: divisions in place, or logarithms throughout
+    x = testing.make_logits(name, 64, n, n)
+    dy = testing.make_cotangents(x)
+    p, dx = gradient(lambda t: reference.sinkhorn(t, 5, form=form), x, dy)
+    p64, dx64 = testing.exact(x, dy, 5, form=form)
+    p_budget, dx_budget = testing.error_budget(x, dy, 5, form=form)
+    assert testing.worst(p, p64, p_budget) <= 1
+    assert testing.worst(dx, dx64, dx_budget) <= 1
+
+
+def test_the_budget_of_ordinary_logits_is_some_tens_of_roundings():
+    x = testing.make_logits("randn_1", 256, 4, 4)
+    dy = testing.make_cotangents(x)
+    p64, dx64 = testing.exact(x, dy, 20)
+    p_budget, dx_budget = testing.error_budget(x, dy, 20)
+    assert (p_budget / p64).max() < 200 * testing.UNIT
+    assert (dx_budget.amax((-2, -1)) / dx64.abs().amax((-2, -1))).median() < 200 * testing.UNIT
+
+
+def one_iteration_missing(x, dy, n_iters, form):
+    return testing.exact(x, dy, n_iters - 1, form=form)
+
+
+def no_eps(x, dy, n_iters, form):
+    return testing.exact(x, dy, n_iters, eps=0.0, form=form)
+
+
+def eps_left_out_of_the_gradient(x, dy, n_iters, form):
+    return testing.exact(x, dy, n_iters, form=form)[0], testing.exact(x, dy, n_iters, eps=0.0, form=form)[1]
+
+
+def bfloat16_sums(x, dy, n_iters, form):
+    return gradient(lambda t: reference.sinkhorn(t.bfloat16(), n_iters, form=form).double(), x, dy)
+
+
+def half_precision_scaling(x, dy, n_iters, form):
+    rounding = testing.Rounding(7, unit=2.0**-11)
+    return gradient(
+        lambda t: testing.scaling_form(t, n_iters, 1e-6, form, "rows", rounding), x.double(), dy.double()
+    )
+
+
+def the_other_side_first(x, dy, n_iters, form):
+    return testing.exact(x, dy, n_iters, form=form, first="cols")
+
+
+def the_other_form(x, dy, n_iters, form):
+    return testing.exact(x, dy, n_iters, form="log" if form == "deepseek" else "deepseek")
+
+
+def logits_rounded_to_bfloat16(x, dy, n_iters, form):
+    return testing.exact(x.bfloat16().float(), dy, n_iters, form=form)
+
+
+def one_element_scaled(x, dy, n_iters, form):
+    p, dx = testing.exact(x, dy, n_iters, form=form)
+    p[-1, 1, 2] *= 1 + 1e-4
+    largest = dx[-1].abs().argmax()
+    dx[-1].view(-1)[largest] *= 1 + 1e-4
+    return p, dx
+
+
+def last_matrix_dropped(x, dy, n_iters, form):
+    p, dx = testing.exact(x, dy, n_iters, form=form)
+    p[-1], dx[-1] = 0.0, 0.0
+    return p, dx
+
+
+def last_matrix_never_written(x, dy, n_iters, form):
+    p, dx = testing.exact(x, dy, n_iters, form=form)
+    p[-1], dx[-1] = float("nan"), float("nan")
+    return p, dx
+
+
+def neighbours_swapped(x, dy, n_iters, form):
+    p, dx = testing.exact(x, dy, n_iters, form=form)
+    return p.roll(1, 0), dx.roll(1, 0)
+
+
+def gradient_of_another_matrix_added(x, dy, n_iters, form):
+    p, dx = testing.exact(x, dy, n_iters, form=form)
+    dx[0] += 1e-4 * dx[1]
+    return p, dx
+
+
+def gradient_of_the_last_iterations(x, dy, n_iters, form):
+    """The history cut short: the first half of the iterations is taken for constant."""
+    half = n_iters // 2
+    p = testing.exact(x, dy, n_iters, form="log")[0]
+    middle = reference.sinkhorn(x.double(), half, form="log").log()
+    return p, testing.exact(middle, dy, n_iters - half, form="log")[1]
+
+
+VALUE_FAULTS = [
+    one_iteration_missing,
+    no_eps,
+    bfloat16_sums,
+    half_precision_scaling,
+    the_other_side_first,
+    the_other_form,
+    logits_rounded_to_bfloat16,
+    one_element_scaled,
+    last_matrix_dropped,
+    last_matrix_never_written,
+    neighbours_swapped,
+]
+GRADIENT_FAULTS = [
+    *VALUE_FAULTS,
+    eps_left_out_of_the_gradient,
+    gradient_of_another_matrix_added,
+    gradient_of_the_last_iterations,
+]
+NEEDS_EPS = (no_eps, eps_left_out_of_the_gradient)
+
+
+def faulty(fault, form):
+    """Results of a fault and the truth, where iterations still matter: 3 randn, 10 iterations."""
+    x = testing.make_logits("randn_3", 16, 4, 4)
+    dy = testing.make_cotangents(x)
+    return x, dy, fault(x, dy, 10, form), testing.exact(x, dy, 10, form=form)
+
+
+CASES = [
+    (form, fault) for form in FORMS for fault in VALUE_FAULTS if form == "deepseek" or fault not in NEEDS_EPS
+]
+
+
+@pytest.mark.parametrize(("form", "fault"), CASES)
+def test_faults_in_values_exceed_the_budget(form, fault):
+    x, dy, (p, _), (p64, _) = faulty(fault, form)
+    assert testing.worst(p, p64, testing.error_budget(x, dy, 10, form=form)[0]) > 2
+
+
+CASES = [
+    (form, fault)
+    for form in FORMS
+    for fault in GRADIENT_FAULTS
+    if (form == "deepseek" or fault not in NEEDS_EPS)
+    and (form == "log" or fault is not gradient_of_the_last_iterations)
+]
+
+
+@pytest.mark.parametrize(("form", "fault"), CASES)
+def test_faults_in_gradients_exceed_the_budget(form, fault):
+    x, dy, (_, dx), (_, dx64) = faulty(fault, form)
+    assert testing.worst(dx, dx64, testing.error_budget(x, dy, 10, form=form)[1]) > 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_one_rounding_to_a_narrow_type_passes_and_truncation_does_not(dtype):
+    x = testing.make_logits("randn_1", 256, 4, 4).to(dtype)
+    dy = testing.make_cotangents(x)
+    p64, dx64 = testing.exact(x, dy, 5)
+    p_budget, dx_budget = testing.error_budget(x, dy, 5, out_dtype=dtype)
+    assert testing.worst(p64.to(dtype), p64, p_budget) <= 1
+    assert testing.worst(dx64.to(dtype), dx64, dx_budget) <= 1
+    below = p64.to(dtype)
+    below = torch.where(below > p64, below * (1 - torch.finfo(dtype).eps), below)
+    assert testing.worst(below, p64, p_budget) > 1
+
+
+def test_nan_passes_only_where_it_is_expected():
+    p = torch.tensor([[[1.0, float("nan")]]], dtype=torch.float64)
+    budget = torch.full_like(p, 0.1)
+    assert testing.worst(p, p, budget) == 0
+    assert testing.worst(p, torch.ones_like(p), budget) == float("inf")
+    assert testing.worst(torch.ones_like(p), p, budget) == float("inf")
+
+
+@pytest.mark.parametrize("name", testing.LOGITS)
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (4, 4), (2, 7), (7, 2)])
+def test_masks_leave_an_entry_in_every_line_and_seeds_decide(name, n, m):
+    x = testing.make_logits(name, 5, n, m, seed=3)
+    assert torch.equal(x, testing.make_logits(name, 5, n, m, seed=3))
+    assert x.isfinite().any(-1).all()
+    assert x.isfinite().any(-2).all()
+    if name == "permutation" and n == m:
+        assert torch.equal(x.isfinite().sum(-1), torch.ones(5, n, dtype=torch.long))

@@ -1,0 +1,147 @@
+"""The Triton code generated from the kernel bodies, tile by tile with its masks, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.kernels import launch
+from helion_sinkhorn.testing import Case
+
+FORMS = ["deepseek", "log"]
+BACKWARDS = ["sinkhorn_backward", "sinkhorn_backward_history"]
+# One program costs a millisecond whatever its block: 13 matrices in blocks of 8 are two programs and a tail
+BATCH, BLOCK = 13, 8
+
+
+def choice(case: Case, name: str, block: int = BLOCK, **variant):
+    call = launch.call_of(case.inputs()[0], *case.arguments)
+    selected = launch.choose(name, call, case.batch, DEVICES["h200"])
+    config = {**dict(selected.config), "block_sizes": (block,)}
+    selected = type(selected)(name, tuple(sorted(config.items())), selected.variant, "a test")
+    return launch.with_variant(selected, **variant)
+
+
+def check_forward(case: Case, **variant) -> None:
+    x, _ = case.inputs()
+    ratios = case.judge(
+        launch.forward(x, *case.arguments, torch.float32, choice(case, "sinkhorn_forward", **variant))
+    )
+    assert ratios["P"] <= 1, ratios
+
+
+def check_backward(case: Case, name: str, **variant) -> None:
+    x, dy = case.inputs()
+    ratios = case.judge(dx=launch.backward(dy, x, *case.arguments, choice(case, name, **variant)))
+    assert ratios["dX"] <= 1, ratios
+
+
+@pytest.mark.parametrize(("form", "first"), [("deepseek", "rows"), ("log", "cols")])
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 3), (1, 7), (3, 5), (8, 2), (7, 2)])
+def test_sizes_with_a_tail_of_the_batch(n, m, form, first):
+    case = Case("randn_3", n, m, 3, form, first, batch=BATCH)
+    check_forward(case)
+    for name in BACKWARDS:
+        check_backward(case, name)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("logits", ["randn_0.01", "randn_30", "identity_like", "masked", "permutation"])
+@pytest.mark.parametrize("n", [3, 4])
+def test_kinds_of_logits(n, logits, form):
+    case = Case(logits, n, n, 8, form, batch=BATCH)
+    check_forward(case)
+    for name in BACKWARDS:
+        check_backward(case, name)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize("packed", [True, False])
+def test_variants(packed, paired, form):
+    case = Case("randn_3", 4, 4, 4, form, batch=BATCH)
+    check_forward(case, packed=packed, paired=paired)
+    check_backward(case, "sinkhorn_backward", packed=packed, paired=paired)
+
+
+@pytest.mark.parametrize(("n_iters", "length"), [(1, 3), (4, 2), (5, 2), (6, 2)])
+@pytest.mark.parametrize("n", [3, 4])
+def test_segments_of_any_length(n, n_iters, length):
+    check_backward(Case("randn_8", n, n, n_iters, batch=BATCH), "sinkhorn_backward", length=length)
+
+
+@pytest.mark.parametrize(("n", "m", "first"), [(4, 4, "rows"), (3, 5, "cols")])
+def test_restarts(n, m, first):
+    case = Case("randn_8", n, m, 60, "log", first, batch=BATCH)
+    check_forward(case)
+    check_backward(case, "sinkhorn_backward_history")
+
+
+class Guarded:
+    """torch, but a new tensor is a view in the middle of a larger one full of sentinels."""
+
+    SENTINEL = 12345.0
+
+    def __init__(self) -> None:
+        self.fields: list[torch.Tensor] = []
+
+    def __getattr__(self, name: str):
+        return getattr(torch, name)
+
+    def empty(self, *shape, dtype, device) -> torch.Tensor:
+        shape = torch.Size(*shape) if len(shape) == 1 else torch.Size(shape)
+        field = torch.full((shape.numel() + 256,), self.SENTINEL, dtype=dtype, device=device)
+        self.fields.append(field)
+        return field[128:-128].view(shape)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 8, 9, 16])
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5)])
+def test_nothing_is_written_outside_the_result(n, m, batch, monkeypatch):
+    case = Case("randn_3", n, m, 3, batch=batch)
+    x, dy = case.inputs()
+    guarded = Guarded()
+    monkeypatch.setattr(launch, "torch", guarded)
+    p = launch.forward(x, *case.arguments, torch.float32, choice(case, "sinkhorn_forward"))
+    dx = [launch.backward(dy, x, *case.arguments, choice(case, name)) for name in BACKWARDS]
+    for result in dx:
+        ratios = case.judge(p, result)
+        assert max(ratios.values()) <= 1, ratios
+    # the result of each call, and the scratch of the history kernel
+    assert len(guarded.fields) == 6
+    for field in guarded.fields:
+        assert (field[:128] == Guarded.SENTINEL).all()
+        assert (field[-128:] == Guarded.SENTINEL).all()
+
+
+@pytest.mark.parametrize("n", [3, 4])
+def test_a_result_does_not_depend_on_the_batch_around_it(n):
+    case = Case("randn_3", n, n, 4, batch=BATCH)
+    x, dy = case.inputs()
+    forward, backward = (choice(case, name) for name in ("sinkhorn_forward", "sinkhorn_backward"))
+    p = launch.forward(x, *case.arguments, torch.float32, forward)
+    dx = launch.backward(dy, x, *case.arguments, backward)
+    for rows in (slice(0, 1), slice(3, 11), slice(5, BATCH)):
+        assert torch.equal(launch.forward(x[rows], *case.arguments, torch.float32, forward), p[rows])
+        assert torch.equal(launch.backward(dy[rows], x[rows], *case.arguments, backward), dx[rows])
+
+
+def test_layouts():
+    case = Case("randn_3", 3, 5, 3, batch=BATCH)
+    x, dy = case.inputs()
+    forward, backward = (choice(case, name) for name in ("sinkhorn_forward", "sinkhorn_backward"))
+    apart = torch.stack((x, -x), 1)[:, 0]
+    p = launch.forward(apart, *case.arguments, torch.float32, forward)
+    dx = launch.backward(dy.mT.contiguous().mT, apart, *case.arguments, backward)
+    ratios = case.judge(p, dx)
+    assert max(ratios.values()) <= 1, ratios
+
+
+def test_a_large_batch_in_one_program():
+    case = Case("randn_3", 4, 4, 8, batch=4096)
+    x, dy = case.inputs()
+    p = launch.forward(x, *case.arguments, torch.float32, choice(case, "sinkhorn_forward", block=4096))
+    dx = launch.backward(dy, x, *case.arguments, choice(case, "sinkhorn_backward", block=4096))
+    ratios = case.judge(p, dx)
+    assert max(ratios.values()) <= 1, ratios
