@@ -17,6 +17,8 @@ export TRITON_DEFAULT_FP_FUSION ?= 1
 demo: $(VENV)/.ready
 	$(RUN) benchmarks/demo.py $(ARGS)
 
+# One thread a process: pytest runs JOBS of them
+test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.ready
 	$(RUN) -m pytest -n $(JOBS) $(ARGS)
 

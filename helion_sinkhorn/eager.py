@@ -117,10 +117,12 @@ class _Slice:
         while history:
             a_t, before, u, v = history.pop()
             if a_t is not a:
-                # an older segment: the cotangent of log v is what crosses a restart
+                # an older segment: sums of dz are the cotangents of log u and log v; taken anew, their
+                # rounding errors are removed there as those of dP are
                 dz = da.mul_(a) if dz is None else dz.addcmul_(da, a)
                 da, a = torch.zeros_like(da), a_t
-                gv = gv / v
+                gu = _total(dz, 1) / u
+                gv = _total(dz, 0) / v
             gq = gq.mul_(self.eps / self.rho).sub_(gv.mul_(v).mul_(v))
             gu = _contract(a, gq, 0, gu, 1.0)
             gp = gp.mul_(self.eps).sub_(gu.mul_(u).mul_(u)).mul_(self.rho)

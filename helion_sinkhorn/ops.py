@@ -111,7 +111,7 @@ def _no_forward_mode(ctx, *tangents):
 
 
 def _bare(*tensors: torch.Tensor) -> bool:
-    """Whether the dispatcher would do nothing with these but call us: no mode, transform, subclass, lazy view."""
+    """Whether the dispatcher would only call us: no mode, transform, subclass or lazy view is about."""
     return (
         all(type(t) in (torch.Tensor, torch.nn.Parameter) and not t.is_neg() for t in tensors)
         and torch._C._len_torch_dispatch_stack() == 0

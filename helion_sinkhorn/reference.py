@@ -28,7 +28,7 @@ def sinkhorn(
         logits: (..., n, m), any floating dtype; all arithmetic is in that dtype.
         n_iters: row and column steps, T in the papers.
         eps: added to every denominator and once to the softmax ("deepseek" only).
-        form: "deepseek" (DeepSeek's mHC, arXiv 2512.24880, section 4.2, with the eps of its released kernels) or "log"
+        form: "deepseek" (mHC, arXiv 2512.24880, section 4.2, with the eps of DeepSeek's kernels) or "log"
             (log-domain Sinkhorn: Peyre and Cuturi, Computational Optimal Transport, section 4.4).
         first: "rows" or "cols", which side is normalised first.
     """

@@ -1,8 +1,8 @@
-"""What the tests, the tuner and the accuracy gate share: inputs, the exact result, and how far from it is allowed.
+"""What tests, tuner and accuracy gate share: inputs, the exact result, the error allowed.
 
 The budget is no round number: `error_budget` runs the scaling form in float64 with every
 rounding of the kernels replaced by a random relative error of the size of its bound, and takes
-four standard deviations of what comes out (docs/math.md, Rounding errors).
+five standard deviations of what comes out (docs/math.md, Rounding errors).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNIT = 2.0**-24
 """Unit roundoff of the computing type, float32."""
 SAMPLES = 16
 """Runs of the model; a standard deviation out of 16 is known to a fifth."""
-SIGMAS = 4.0
+SIGMAS = 5.0
 MODEL_ENTRIES = 1 << 22
 """Entries times iterations that the model runs at a time."""
 UNDERFLOW = 2.0**-30
@@ -136,12 +136,16 @@ class Rounding:
     """Two units for a one-instruction reciprocal, and two products where it is shared by a pair."""
 
     def next_iteration(self) -> None:
-        """Errors repeat from here: near a fixed point every iteration rounds the same numbers the same way."""
+        """Errors repeat from here: near a fixed point iterations round the same numbers the same way."""
         self.generator.manual_seed(self.seed)
 
     def __call__(self, x: torch.Tensor, forward: float = 1.0, backward: float | None = None) -> torch.Tensor:
         backward = forward if backward is None else backward
         return _Perturb.apply(x, forward * self.unit, backward * self.unit, self.generator)
+
+    def adjoint(self, a: torch.Tensor, size: float = 1.0) -> torch.Tensor:
+        """A where it is used or between uses: backwards an outer product or their running sum is rounded."""
+        return self(a, 0.0, size)
 
     def sum(self, terms: torch.Tensor, axis: int) -> torch.Tensor:
         """A sum of k terms one after another: k^3 / 3 squared units in all, shared among the terms."""
@@ -182,14 +186,13 @@ def scaling_form(
             z = rounding(z - rounding(p.log(), 2.0) - rounding(q.log(), 2.0), rounding.ARGUMENT)
             a = rounding(z.exp(), rounding.EXP)
             p, q, v = torch.ones_like(p), torch.ones_like(q), torch.ones_like(q)
-        p = rounding(rho * (rounding.sum(a * v, -1) + eps * p), 2.0)
+        p = rounding(rho * (rounding.sum(rounding.adjoint(a) * v, -1) + eps * p), 2.0)
         u = rounding(1.0 / p, rounding.RECIPROCAL)
-        # backwards the cotangent of A is a running sum, rounded after each term
-        a = rounding(a, 0.0, 1.0)
-        q = rounding(rounding.sum(a * u, -2) + (eps / rho) * q, 2.0)
+        a = rounding.adjoint(a)
+        q = rounding(rounding.sum(rounding.adjoint(a) * u, -2) + (eps / rho) * q, 2.0)
         v = rounding(1.0 / q, rounding.RECIPROCAL)
-        a = rounding(a, 0.0, 1.0)
-    return rounding(rounding(a * u) * v)
+        a = rounding.adjoint(a)
+    return rounding(rounding(rounding.adjoint(a, 2.0) * u) * v)
 
 
 def error_budget(
@@ -206,7 +209,7 @@ def error_budget(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Largest |P - P64| and |dX - dX64| an implementation may show on these inputs, entry by entry.
 
-    Four standard deviations of the results of `scaling_form` with random rounding errors, plus half a
+    Five standard deviations of the results of `scaling_form` with random rounding errors, plus half a
     unit in the last place of the output type.  For P the deviation is relative, an entry's own but at
     least its matrix's mean weighted by P; for dX it is the largest of the matrix, since entries of a
     gradient cancel.
@@ -303,7 +306,7 @@ class Case:
         return ratios
 
     def budget_of_a_sum(self, of: str, axis: int) -> torch.Tensor:
-        """How far a sum of "P" or "dX" along an axis may be from the exact one: its entries' budgets together."""
+        """The budget of sums of "P" or "dX" along an axis: those of their entries together."""
         return _truth(self)[{"P": 2, "dX": 3}[of]].sum(axis)
 
 

@@ -13,7 +13,7 @@ hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_
 hypothesis.settings.register_profile("nightly", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-# Triton's interpreter is chosen before Triton is imported: test_triton_interpreter.py runs these in a process of their own
+# Triton decides at import whether it interprets: test_triton_interpreter.py runs these in their own process
 collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["triton_interpreter"]
 
 

@@ -70,7 +70,7 @@ def test_other_eps(eps):
 
 def test_without_eps_the_deepseek_form_is_the_log_form():
     case = Case("randn_3", 4, 4, 20, eps=0.0)
-    x, dy = case.inputs()
+    x, _ = case.inputs()
     assert torch.equal(
         eager.forward(x, *case.arguments, torch.float32),
         eager.forward(x, 20, 0.0, "log", "rows", torch.float32),

@@ -154,7 +154,7 @@ def test_other_eps(eps):
 @pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5)])
 def test_narrow_types_are_rounded_once(n, m, dtype):
     case = Case("randn_3", n, m, 20, batch=64, dtype=dtype)
-    x, dy = case.inputs()
+    x, _ = case.inputs()
     for out_dtype in (dtype, torch.float32):
         ratios = case.judge(launch.forward(x, *case.arguments, out_dtype))
         assert ratios["P"] <= 1, ratios

@@ -1,4 +1,4 @@
-"""The error budget itself: its model is the specification when nothing rounds, good arithmetic passes, faults do not."""
+"""The error budget itself: exact without rounding, passed by good arithmetic, exceeded by faults."""
 
 from __future__ import annotations
 

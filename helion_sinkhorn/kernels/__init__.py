@@ -72,10 +72,14 @@ def power_of_two(k: int) -> int:
     return 1 << (k - 1).bit_length()
 
 
+def is_whole(call: Call) -> bool:
+    """Whether a tile holds no padding."""
+    return call.n == power_of_two(call.n) and call.m == power_of_two(call.m)
+
+
 def can_pack(call: Call, most: int) -> bool:
     """Whether a thread can hold a whole matrix loaded in pieces: powers of two, few entries."""
-    whole = call.n == power_of_two(call.n) and call.m == power_of_two(call.m)
-    return whole and 1 < call.n * call.m <= most
+    return is_whole(call) and 1 < call.n * call.m <= most
 
 
 def spread_over(call: Call, device: Device, fewest: int, most: int) -> Items:
@@ -101,14 +105,15 @@ def forward_default(call: Call, device: Device) -> tuple[Items, Items]:
     variant = ("packed", can_pack(call, 16)), ("paired", False)
     if can_pack(call, 16):
         return thread_per_matrix(device, 1), variant
-    return spread_over(call, device, 32, 128), variant
+    return spread_over(call, device, 32, 64), variant
 
 
 def backward_default(call: Call, device: Device) -> tuple[Items, Items]:
     variant = ("packed", can_pack(call, 16)), ("paired", False), ("length", 6 if can_pack(call, 16) else 9)
     if can_pack(call, 16):
         return thread_per_matrix(device, 1), variant
-    return spread_over(call, device, 16, 32), variant
+    # the masks of a padded matrix take registers too
+    return spread_over(call, device, 16 if is_whole(call) else 8, 32), variant
 
 
 def history_default(call: Call, device: Device) -> tuple[Items, Items]:

@@ -389,9 +389,12 @@ def sinkhorn_backward_history(
                 gu = torch.zeros_like(gu)
                 dz_restarts = dz_restarts + da * a
                 da = torch.zeros_like(da)
-                # the restart took v for 1: its cotangent, that of log v, is handed to the older v
+                # sums of dz are the cotangents of log u and log v: taken anew, their rounding errors
+                # are removed by the older segment as those of dP are
+                u = us[first - 1, tile, :]
                 v = vs[first - 1, tile, :]
-                gv = gv * reciprocals(v, trail, how, False)
+                gu = dz_restarts.sum(trail_axis) * reciprocals(u, lead, how, False)
+                gv = dz_restarts.sum(lead_axis) * reciprocals(v, trail, how, False)
         z, a, p, q = start(x[tile, :, :].to(torch.float32), n, m, eps, deepseek, lead_axis, how)
         v_0 = reciprocals(q, trail, how, False)
         if steps > 0:

@@ -54,7 +54,7 @@ def compiled(kernel: helion.Kernel, args: tuple[Any, ...]) -> Callable[..., None
 
 
 def launch_binary(function, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Launch by the binary that Triton chose for the same specialisation before: a `_launcher` of Helion's."""
+    """A `_launcher` of Helion's: by the binary that Triton chose for the same specialisation before."""
     key = (
         function,
         torch.cuda.current_device(),

@@ -50,7 +50,7 @@ def call_of(x: torch.Tensor, n_iters: int, eps: float, form: str, first: str) ->
 
 def backward_kernel(call: Call) -> str:
     """The kernel for a gradient: register history while the iterations and the matrix are few and small."""
-    few = call.steps <= min(REGISTER_HISTORY_STEPS, segment_length(call.n, call.m))
+    few = call.steps <= min(REGISTER_HISTORY_STEPS, segment(call))
     small = call.n * call.m <= REGISTER_HISTORY_ENTRIES
     return "sinkhorn_backward" if few and small else "sinkhorn_backward_history"
 
@@ -70,7 +70,7 @@ def choose(name: str, call: Call, batch: int, device: Device) -> Choice:
 
 
 def device_at(index: int | None) -> tuple[Device, str, bool]:
-    """(row, reciprocal, interpret) for cuda:index; CPU tensors, None, are interpreted with an H200's configs."""
+    """(row, reciprocal, interpret) for cuda:index; None is a CPU, interpreted with an H200's configs."""
     if index is None:
         return DEVICES["h200"], "full", True
     device = current(index)
@@ -119,14 +119,14 @@ def served(
 def prepare(call: Call, eps: float, choice: Choice, how: str, interpret: bool) -> Prepared:
     """The kernel built for a choice, with the constants its body takes after the tensors."""
     variant = dict(choice.variant)
-    paired = variant.get("paired", False) and pairs_are_safe(call.n, call.m, call.steps, eps)
+    kernel_eps = eps if call.deepseek else 0.0
+    paired = variant.get("paired", False) and pairs_are_safe(call.n, call.m, call.steps, kernel_eps)
     packed = variant.get("packed", False)
     own = {
         "sinkhorn_forward": (segment(call), how, paired, packed),
         "sinkhorn_backward": (variant.get("length"), how, paired, packed),
         "sinkhorn_backward_history": (segment(call), how),
     }[choice.kernel]
-    kernel_eps = eps if call.deepseek else 0.0
     shared = (call.n, call.m, call.n_iters, kernel_eps, call.deepseek, call.lead_axis)
     return Prepared(build(choice.kernel, choice.config, interpret), choice.kernel, call, shared + own, packed)
 
