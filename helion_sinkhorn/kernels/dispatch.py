@@ -24,12 +24,12 @@ _binaries: dict[Hashable, Any] = {}
 def run(kernel: helion.Kernel, *args: Any) -> None:
     """Call a built kernel through the host function compiled for these arguments.
 
-    The key is all that generated code depends on: not the batch, except that one matrix and
-    2^31 elements are cases of their own.
+    The key is all that generated code depends on: not the batch, except that 2^31 elements
+    are a case of their own.
     """
     signature = tuple(
         [
-            (a.dtype, a.device, a.shape[1:], a.stride(), a.size(0) == 1, a.numel() >= INT32_ELEMENTS)
+            (a.dtype, a.device, a.shape[1:], a.stride(), a.numel() >= INT32_ELEMENTS)
             if isinstance(a, torch.Tensor)
             else a
             for a in args
@@ -46,11 +46,18 @@ def compiled(kernel: helion.Kernel, args: tuple[Any, ...]) -> Callable[..., None
     """The host function of a kernel for these arguments; an interpreted kernel is its own."""
     if kernel.settings.ref_mode == helion.RefMode.EAGER:
         return kernel
-    host = kernel.bind(args).compile_config(kernel.configs[0])
+    host = kernel.bind(tuple(map(as_several, args))).compile_config(kernel.configs[0])
     # under ROCm Triton specialises on buffer sizes too: there its own look-up stays
     if torch.version.hip or not args[0].is_cuda:
         return host
     return lambda *a: host(*a, _launcher=launch_binary)
+
+
+def as_several(a: Any) -> Any:
+    """A stand-in of two matrices for one: Helion stores a whole tile, unmasked, to a batch of size 1."""
+    if not isinstance(a, torch.Tensor) or a.size(0) != 1:
+        return a
+    return torch.empty_strided((2, *a.shape[1:]), a.stride(), dtype=a.dtype, device=a.device)
 
 
 def launch_binary(function, grid: tuple[int, ...], *args: Any, **options: Any) -> None:

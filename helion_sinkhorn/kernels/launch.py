@@ -132,8 +132,13 @@ def prepare(call: Call, eps: float, choice: Choice, how: str, interpret: bool) -
 
 
 def matrices(x: torch.Tensor) -> torch.Tensor:
-    """(B, n, m) with contiguous matrices at any distance; a copy where the layout has no such view."""
+    """(B, n, m) with contiguous matrices at any distance; a copy where the layout has no such view.
+
+    A start off the 16-byte grid is copied too: code without vector loads sums in another order.
+    """
     n, m = x.shape[-2:]
+    if x.data_ptr() % VECTOR_BYTES:
+        x = x.clone(memory_format=torch.contiguous_format)
     if x.is_contiguous():
         return x.view(-1, n, m)
     x = x.reshape(-1, n, m)
@@ -212,8 +217,10 @@ def run_with_history(ready: Prepared, x: torch.Tensor, dy: torch.Tensor, dx: tor
     batch = x.size(0)
     size = min(batch, max(1, SCRATCH_BYTES // (4 * floats)))
     empty = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
-    us, vs = empty(steps, size, lead), empty(steps, size, trail)
-    logits = empty(max(restarts, 1), size if restarts else 1, call.n, call.m)
+    # at least two: see dispatch.as_several
+    room = max(size, 2)
+    us, vs = empty(steps, room, lead), empty(steps, room, trail)
+    logits = empty(max(restarts, 1), room if restarts else 2, call.n, call.m)
     for begin in range(0, batch, size):
         rows = slice(begin, begin + size)
         run(ready.kernel, x[rows], dy[rows], dx[rows], us, vs, logits, *ready.constants)
