@@ -186,11 +186,14 @@ def _(info, in_dims, grad, logits, *arguments):
     return torch.ops.helion_sinkhorn.sinkhorn_backward(grad, logits, *arguments), 0
 
 
-# Dynamo cannot trace the registration, and need not: it runs once, at compile time.
-@torch.compiler.assume_constant_result
 def register_sharding() -> None:
     """Tell DTensor that batch dimensions shard freely and the two matrix dimensions are replicated."""
     _register_sharding()
+
+
+# Dynamo cannot trace the registration, and need not: it runs once, at compile time.  This is what
+# torch.compiler.assume_constant_result sets; calling that would import Dynamo and Triton with us.
+register_sharding._dynamo_marked_constant = True
 
 
 @functools.cache
