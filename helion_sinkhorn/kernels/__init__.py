@@ -109,7 +109,7 @@ def forward_default(call: Call, device: Device) -> tuple[Items, Items]:
 
 
 def backward_default(call: Call, device: Device) -> tuple[Items, Items]:
-    variant = ("packed", can_pack(call, 16)), ("paired", False), ("length", 6 if can_pack(call, 16) else 9)
+    variant = ("packed", can_pack(call, 16)), ("paired", False), ("length", 6)
     if can_pack(call, 16):
         return thread_per_matrix(device, 1), variant
     # the masks of a padded matrix take registers too
