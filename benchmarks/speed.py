@@ -21,6 +21,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+import helion
 import torch
 import triton
 from triton.testing import do_bench, do_bench_cudagraph
@@ -184,8 +185,6 @@ def first_calls() -> list[Row]:
 def conditions() -> str:
     smi = "--query-gpu=name,driver_version,clocks.sm,clocks.mem,temperature.gpu"
     gpu = subprocess.run(["nvidia-smi", smi, "--format=csv,noheader"], capture_output=True, text=True).stdout
-    import helion
-
     versions = ", ".join(f"{p.__name__} {version(p.__name__)}" for p in (torch, triton, helion))
     return f"{gpu.strip() or torch.cuda.get_device_name()}; {versions}, Python {sys.version.split()[0]}"
 

@@ -16,6 +16,9 @@ from helion_sinkhorn.scaling import segment_length
 CACHE_BYTES = 1 << 19
 """Of the working set of one slice: A and its gradient, within a core's second-level cache."""
 
+LARGEST_START = 40.0
+"""Cap on log q_0: a column e^-40 below the maxima of its rows does not show in their sums."""
+
 
 @functools.cache
 def _settle_exp() -> None:
@@ -65,7 +68,7 @@ class _Slice:
             top = z.amax(0)
             self.z = z.sub_(top)
             self.a = self.z.exp()
-            self.q = top.neg().clamp_(max=40.0).exp_()
+            self.q = top.neg().clamp_(max=LARGEST_START).exp_()
         self.segment = self.steps if self.deepseek else segment_length(x.size(0), x.size(1), x.dtype)
 
     def step(self, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -158,8 +161,9 @@ def forward(
     xs, size = _slices(x, first)
     outs, _ = _slices(out, first)
     for begin in range(0, xs.size(-1), size):
-        part = xs[..., begin : begin + size].to(_compute_dtype(x), memory_format=torch.contiguous_format)
-        outs[..., begin : begin + size] = _Slice(part.contiguous(), n_iters, eps).value()
+        rows = slice(begin, begin + size)
+        part = xs[..., rows].to(_compute_dtype(x)).contiguous()
+        outs[..., rows] = _Slice(part, n_iters, eps).value()
     return out
 
 

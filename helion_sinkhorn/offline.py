@@ -293,7 +293,7 @@ def first_launch(device: Device, job: Job) -> tuple[Any, tuple[Any, ...]]:
     from helion_sinkhorn.kernels import launch
 
     launches: list[tuple[Any, tuple[Any, ...]]] = []
-    launch.device_of = lambda x: (device, device.asm, False)
+    launch.device_at = lambda index: (device, device.asm, False)
     launch.run = lambda kernel, *arguments: launches.append((kernel, arguments))
     call = job.call
     form, first = call.key[:2]

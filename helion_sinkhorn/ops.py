@@ -7,6 +7,7 @@ The only module that touches torch.library.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import torch
@@ -36,17 +37,18 @@ def _launch():
     return launch
 
 
+_HERE = contextlib.nullcontext()
+
+
 def _on_device(x: torch.Tensor):
     """Helion launches on the current device: make it the tensor's."""
-    return torch.cuda.device(x.device)
+    return _HERE if x.device.index == torch.cuda.current_device() else torch.cuda.device(x.device)
 
 
 def forward(logits, n_iters, eps, form, first, implementation, out_dtype):
     """P; see api.sinkhorn."""
     if implementation == "reference":
         return eager.forward(logits, n_iters, eps, form, first, out_dtype)
-    if logits.device.index == torch.cuda.current_device():
-        return _launch().forward(logits, n_iters, eps, form, first, out_dtype)
     with _on_device(logits):
         return _launch().forward(logits, n_iters, eps, form, first, out_dtype)
 
@@ -55,8 +57,6 @@ def backward(grad, logits, n_iters, eps, form, first, implementation):
     """dX of the iterations `forward` ran, recomputed from the logits."""
     if implementation == "reference":
         return eager.backward(grad, logits, n_iters, eps, form, first)
-    if logits.device.index == torch.cuda.current_device():
-        return _launch().backward(grad, logits, n_iters, eps, form, first)
     with _on_device(logits):
         return _launch().backward(grad, logits, n_iters, eps, form, first)
 
@@ -113,11 +113,13 @@ def _no_forward_mode(ctx, *tangents):
 def _bare(*tensors: torch.Tensor) -> bool:
     """Whether the dispatcher would only call us: no mode, transform, subclass or lazy view is about."""
     return (
-        all(type(t) in (torch.Tensor, torch.nn.Parameter) and not t.is_neg() for t in tensors)
+        all(
+            type(t) in (torch.Tensor, torch.nn.Parameter) and not t.is_neg() and not t._is_zerotensor()
+            for t in tensors
+        )
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
         and not torch._C._is_torch_function_mode_enabled()
-        and not any(t._is_zerotensor() for t in tensors)
     )
 
 

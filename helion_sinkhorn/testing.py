@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
 from helion_sinkhorn import reference
 from helion_sinkhorn.scaling import segment_length
+from helion_sinkhorn.workloads import make_cotangents, make_logits
 
 UNIT = 2.0**-24
 """Unit roundoff of the computing type, float32."""
@@ -26,64 +26,6 @@ MODEL_ENTRIES = 1 << 22
 """Entries times iterations that the model runs at a time."""
 UNDERFLOW = 2.0**-30
 """What entries of A below the normal range may add to a result of the log form (scaling.py)."""
-
-
-def _mask(batch: int, n: int, m: int, generator: torch.Generator, density: float) -> torch.Tensor:
-    """True where an entry stays: a random share of them, and one in every row and column."""
-    keep = torch.rand(batch, n, m, generator=generator) < density
-    for k in range(max(n, m)):
-        keep[:, k % n, k % m] = True
-    rows = torch.rand(batch, n, generator=generator).argsort(-1)
-    return keep.gather(-2, rows.unsqueeze(-1).expand(batch, n, m))
-
-
-def _randn(scale: float) -> Callable[..., torch.Tensor]:
-    return lambda batch, n, m, generator: scale * torch.randn(batch, n, m, generator=generator)
-
-
-def _identity_like(batch, n, m, generator):
-    return torch.full((batch, n, m), -8.0).masked_fill(torch.eye(n, m, dtype=torch.bool), 0.0)
-
-
-def _masked(batch, n, m, generator):
-    x = torch.randn(batch, n, m, generator=generator)
-    return x.masked_fill(~_mask(batch, n, m, generator, 0.6), -math.inf)
-
-
-def _permutation(batch, n, m, generator):
-    x = torch.randn(batch, n, m, generator=generator)
-    return x.masked_fill(~_mask(batch, n, m, generator, 0.0), -math.inf)
-
-
-def _rank_one(batch, n, m, generator):
-    return torch.randn(batch, n, 1, generator=generator) + torch.randn(batch, 1, m, generator=generator)
-
-
-LOGITS: dict[str, Callable[..., torch.Tensor]] = {
-    "randn_0.01": _randn(0.01),
-    "randn_1": _randn(1.0),
-    "randn_3": _randn(3.0),
-    "randn_8": _randn(8.0),
-    "randn_30": _randn(30.0),
-    "identity_like": _identity_like,
-    "masked": _masked,
-    "permutation": _permutation,
-    "rank_one": _rank_one,
-}
-"""name -> (batch, n, m, generator) -> logits.  identity_like: 0 on the diagonal, -8 off it; the masks
-leave an entry in every row and column; a square permutation leaves nothing else."""
-
-
-def make_logits(
-    name: str, batch: int, n: int, m: int, *, seed: int = 0, dtype: torch.dtype = torch.float32
-) -> torch.Tensor:
-    """The logits LOGITS[name], (batch, n, m), the same for the same seed on every machine."""
-    return LOGITS[name](batch, n, m, torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def make_cotangents(x: torch.Tensor, *, seed: int = 1, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Random upstream gradients of the shape of x: one that is constant along a line would hide errors."""
-    return torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(dtype or x.dtype)
 
 
 def exact(

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from autograd_calls import randn
 from torch._subclasses import FakeTensorMode
 
 from helion_sinkhorn import plan, reference, settings, sinkhorn
@@ -30,11 +31,6 @@ def truth(logits, upstream, *args, **options):
     p = reference.sinkhorn(leaf, *args, **options)
     (dx,) = torch.autograd.grad(p, leaf, upstream.double())
     return p.detach(), dx
-
-
-def randn(*shape, seed=0, dtype=torch.float32, scale=1.0):
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(dtype)
 
 
 def assert_accurate(actual, expected, n_iters=20, computed=torch.float32):

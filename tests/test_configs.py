@@ -289,7 +289,9 @@ def test_exact_key(shipped):
         # the mean in log2 of 64 and 512 is 181
         (180, 64), (182, 512),
         # 4 times away and no more
-        (16, 64), (15, None), (16385, None), (1, None), (0, None),
+        (16, 64), (15, None), (1, None), (0, None),
+        # the largest serves every larger one
+        (16385, 4096), (1 << 30, 4096),
     ],
 )  # fmt: skip
 def test_nearest_batch_in_log2_within_four_times(shipped, batch, nearest):
@@ -304,7 +306,7 @@ def test_empty_batch_is_looked_up_like_one_matrix(shipped):
 
 
 def test_user_s_folder_comes_first(user, shipped):
-    write(shipped, [entry(4096)])
+    write(shipped, [entry(4096), entry(64)])
     assert served().path.startswith(str(shipped))
     lookup.lookup.cache_clear()
     store.read.cache_clear()
@@ -312,7 +314,7 @@ def test_user_s_folder_comes_first(user, shipped):
     # even where the shipped batch is nearer
     assert served(4096).path.startswith(str(user))
     # and the shipped one still serves what the user never tuned
-    assert served(16384).path.startswith(str(shipped))
+    assert served(64).path.startswith(str(shipped))
 
 
 def test_family_stands_in_and_says_so_once(shipped, caplog):

@@ -9,7 +9,8 @@ import torch
 
 from helion_sinkhorn import eager, sinkhorn
 from helion_sinkhorn.scaling import segment_length
-from helion_sinkhorn.testing import LOGITS, Case
+from helion_sinkhorn.testing import Case
+from helion_sinkhorn.workloads import LOGITS
 
 FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]

@@ -13,7 +13,8 @@ import torch
 
 from helion_sinkhorn import plan, sinkhorn
 from helion_sinkhorn.scaling import segment_length
-from helion_sinkhorn.testing import LOGITS, Case
+from helion_sinkhorn.testing import Case
+from helion_sinkhorn.workloads import LOGITS
 
 pytestmark = pytest.mark.gpu
 
@@ -117,7 +118,8 @@ class TestKernels:
         from helion_sinkhorn.kernels import launch
 
         x, _ = case.inputs(DEVICE)
-        selected = launch.choose(name, launch.call_of(x, *case.arguments), case.batch, launch.device_of(x)[0])
+        device, _, _ = launch.device_at(x.device.index)
+        selected = launch.choose(name, launch.call_of(x, *case.arguments), case.batch, device)
         return launch.with_variant(selected, **variant)
 
     def forward(self, case: Case, **variant):

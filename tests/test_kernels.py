@@ -14,9 +14,10 @@ import torch
 pytest.importorskip("helion", reason="helion is not installed")
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import can_pack, launch
+from helion_sinkhorn.kernels import is_whole, launch
 from helion_sinkhorn.scaling import segment_length
-from helion_sinkhorn.testing import LOGITS, Case
+from helion_sinkhorn.testing import Case
+from helion_sinkhorn.workloads import LOGITS
 
 FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]
@@ -110,7 +111,7 @@ def test_loads_and_reciprocals_in_either_way(paired, packed, n, m, form):
     # few enough iterations for pairs of reciprocals to stay in range
     case = Case("randn_3", n, m, 5, form)
     call = launch.call_of(case.inputs()[0], *case.arguments)
-    assert can_pack(call, n * m)
+    assert is_whole(call)
     assert takes_pairs(case) is True
     check_forward(case, paired=paired, packed=packed)
     check_backward(case, "sinkhorn_backward", paired=paired, packed=packed)

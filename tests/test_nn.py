@@ -7,30 +7,13 @@ import math
 
 import pytest
 import torch
+from autograd_calls import assert_equal, randn, value_and_gradient
 
 from helion_sinkhorn import nn, reference, sinkhorn
 
 # Roundings on the longest path of 20 iterations of a 4x4 matrix and back: 2 * 20 half-steps of 4 products,
 # a reciprocal and a scaling each, once forwards and once backwards
 PATH = 2 * 40 * 6 * 2**-24
-
-
-def randn(*shape, seed=0, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def value_and_gradient(f, x, upstream):
-    leaf = x.detach().clone().requires_grad_()
-    y = f(leaf)
-    (dx,) = torch.autograd.grad(y, leaf, upstream)
-    return y.detach(), dx
-
-
-def assert_equal(actual, expected):
-    for a, b in zip(actual, expected, strict=True):
-        assert a.dtype == b.dtype
-        assert torch.equal(a, b)
 
 
 def assert_close(actual, exact, dtype):

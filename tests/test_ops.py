@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from autograd_calls import assert_equal, randn, value_and_gradient
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -21,24 +22,6 @@ FORWARD = torch.ops.helion_sinkhorn.sinkhorn.default
 BACKWARD = torch.ops.helion_sinkhorn.sinkhorn_backward.default
 DEFAULTS = (20, 1e-6, "deepseek", "rows", "reference")
 LOG = (7, 0.0, "log", "cols", "reference")
-
-
-def randn(*shape, seed=0, dtype=torch.float32, device="cpu"):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
-
-
-def value_and_gradient(f, x, upstream):
-    leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-    y = f(leaf)
-    (dx,) = torch.autograd.grad(y, leaf, upstream)
-    return y.detach(), dx
-
-
-def assert_equal(actual, expected):
-    for a, b in zip(actual, expected, strict=True):
-        assert a.dtype == b.dtype
-        assert torch.equal(a, b)
 
 
 LAYOUTS = {

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helion_sinkhorn import sinkhorn
-from helion_sinkhorn.testing import UNIT, Case, make_logits
+from helion_sinkhorn.testing import UNIT, Case
+from helion_sinkhorn.workloads import make_logits
 
 FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from helion_sinkhorn import reference, testing
+from helion_sinkhorn import reference
+from helion_sinkhorn.workloads import make_logits
 
 FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]
@@ -16,7 +17,7 @@ ROUNDING = 2.0**-53 * 2 * 20 * 16
 
 
 def logits(name, n, m, seed=0):
-    return testing.make_logits(name, 3, n, m, seed=seed, dtype=torch.float64)
+    return make_logits(name, 3, n, m, seed=seed, dtype=torch.float64)
 
 
 def relative(actual, expected):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from helion_sinkhorn import reference, testing
+from helion_sinkhorn.workloads import LOGITS, make_cotangents, make_logits
 
 FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]
@@ -22,8 +23,8 @@ def gradient(function, x, dy):
 @pytest.mark.parametrize(("n", "m", "n_iters"), [(4, 4, 20), (4, 4, 100), (3, 5, 20), (1, 7, 50), (7, 2, 1)])
 @pytest.mark.parametrize("name", ["randn_3", "masked"])
 def test_the_model_without_rounding_is_the_specification(name, n, m, n_iters, form, first):
-    x = testing.make_logits(name, 3, n, m).double()
-    dy = testing.make_cotangents(x)
+    x = make_logits(name, 3, n, m).double()
+    dy = make_cotangents(x)
     rounding = testing.Rounding(0, unit=0.0)
     p, dx = gradient(lambda t: testing.scaling_form(t, n_iters, 1e-3, form, first, rounding), x, dy)
     p64, dx64 = testing.exact(x, dy, n_iters, eps=1e-3, form=form, first=first)
@@ -36,8 +37,8 @@ def test_the_model_without_rounding_is_the_specification(name, n, m, n_iters, fo
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("unit", [2.0**-24, 2.0**-20])
 def test_the_budget_is_linear_in_the_unit(form, unit):
-    x = testing.make_logits("randn_1", 8, 4, 4)
-    dy = testing.make_cotangents(x)
+    x = make_logits("randn_1", 8, 4, 4)
+    dy = make_cotangents(x)
     p, dx = testing.error_budget(x, dy, 5, form=form, unit=unit)
     p_half, dx_half = testing.error_budget(x, dy, 5, form=form, unit=unit / 2)
     # second-order terms and the float64 noise of a difference of two results
@@ -53,8 +54,8 @@ SCALES = ["randn_0.01", "randn_1", "randn_3", "randn_8", "rank_one"]
 @pytest.mark.parametrize("n", [4, 9])
 def test_the_equations_in_float32_pass(name, form, n):
     # another order of operations: divisions in place, or logarithms throughout
-    x = testing.make_logits(name, 64, n, n)
-    dy = testing.make_cotangents(x)
+    x = make_logits(name, 64, n, n)
+    dy = make_cotangents(x)
     p, dx = gradient(lambda t: reference.sinkhorn(t, 5, form=form), x, dy)
     p64, dx64 = testing.exact(x, dy, 5, form=form)
     p_budget, dx_budget = testing.error_budget(x, dy, 5, form=form)
@@ -63,8 +64,8 @@ def test_the_equations_in_float32_pass(name, form, n):
 
 
 def test_the_budget_of_ordinary_logits_is_some_tens_of_roundings():
-    x = testing.make_logits("randn_1", 256, 4, 4)
-    dy = testing.make_cotangents(x)
+    x = make_logits("randn_1", 256, 4, 4)
+    dy = make_cotangents(x)
     p64, dx64 = testing.exact(x, dy, 20)
     p_budget, dx_budget = testing.error_budget(x, dy, 20)
     assert (p_budget / p64).max() < 200 * testing.UNIT
@@ -169,8 +170,8 @@ NEEDS_EPS = (no_eps, eps_left_out_of_the_gradient)
 
 def faulty(fault, form):
     """Results of a fault and the truth, where iterations still matter: 3 randn, 10 iterations."""
-    x = testing.make_logits("randn_3", 16, 4, 4)
-    dy = testing.make_cotangents(x)
+    x = make_logits("randn_3", 16, 4, 4)
+    dy = make_cotangents(x)
     return x, dy, fault(x, dy, 10, form), testing.exact(x, dy, 10, form=form)
 
 
@@ -202,8 +203,8 @@ def test_faults_in_gradients_exceed_the_budget(form, fault):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_one_rounding_to_a_narrow_type_passes_and_truncation_does_not(dtype):
-    x = testing.make_logits("randn_1", 256, 4, 4).to(dtype)
-    dy = testing.make_cotangents(x)
+    x = make_logits("randn_1", 256, 4, 4).to(dtype)
+    dy = make_cotangents(x)
     p64, dx64 = testing.exact(x, dy, 5)
     p_budget, dx_budget = testing.error_budget(x, dy, 5, out_dtype=dtype)
     assert testing.worst(p64.to(dtype), p64, p_budget) <= 1
@@ -221,11 +222,11 @@ def test_nan_passes_only_where_it_is_expected():
     assert testing.worst(torch.ones_like(p), p, budget) == float("inf")
 
 
-@pytest.mark.parametrize("name", testing.LOGITS)
+@pytest.mark.parametrize("name", LOGITS)
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (4, 4), (2, 7), (7, 2)])
 def test_masks_leave_an_entry_in_every_line_and_seeds_decide(name, n, m):
-    x = testing.make_logits(name, 5, n, m, seed=3)
-    assert torch.equal(x, testing.make_logits(name, 5, n, m, seed=3))
+    x = make_logits(name, 5, n, m, seed=3)
+    assert torch.equal(x, make_logits(name, 5, n, m, seed=3))
     assert x.isfinite().any(-1).all()
     assert x.isfinite().any(-2).all()
     if name == "permutation" and n == m:

@@ -16,8 +16,13 @@ MAX_LOG2_DISTANCE = 2.0
 
 
 def nearest(entries: tuple[store.Entry, ...], key: tuple[Any, ...], batch: int) -> store.Entry | None:
-    """The entry of this key whose batch is nearest in log2, at most 4x away."""
-    candidates = [(abs(math.log2(e.batch / max(batch, 1))), e.batch, e) for e in entries if e.key == key]
+    """The entry of this key whose batch is nearest in log2, at most 4x away; the largest serves all beyond.
+
+    A config for the largest tuned batch is one for a full device, and no larger batch is more than full.
+    """
+    most = max((e.batch for e in entries if e.key == key), default=0)
+    batch = min(max(batch, 1), most)
+    candidates = [(abs(math.log2(e.batch / batch)), e.batch, e) for e in entries if e.key == key]
     distance, _, entry = min(candidates, key=lambda c: c[:2], default=(math.inf, 0, None))
     return entry if distance <= MAX_LOG2_DISTANCE else None
 

@@ -77,9 +77,9 @@ def is_whole(call: Call) -> bool:
     return call.n == power_of_two(call.n) and call.m == power_of_two(call.m)
 
 
-def can_pack(call: Call, most: int) -> bool:
-    """Whether a thread can hold a whole matrix loaded in pieces: powers of two, few entries."""
-    return is_whole(call) and 1 < call.n * call.m <= most
+def can_pack(call: Call) -> bool:
+    """Whether a thread can hold a whole matrix loaded in pieces: powers of two, at most 16 entries."""
+    return is_whole(call) and 1 < call.n * call.m <= 16
 
 
 def spread_over(call: Call, device: Device, fewest: int, most: int) -> Items:
@@ -96,22 +96,24 @@ def spread_over(call: Call, device: Device, fewest: int, most: int) -> Items:
     return ("block_sizes", (min(block, warps * device.warp_size),)), ("num_warps", warps)
 
 
-def thread_per_matrix(device: Device, warps: int) -> Items:
+def thread_per_matrix(device: Device) -> Items:
     """As many matrices in a block as threads: Triton then leaves each matrix in one thread."""
-    return (("block_sizes", (warps * device.warp_size,)), ("num_warps", warps))
+    return ("block_sizes", (device.warp_size,)), ("num_warps", 1)
 
 
 def forward_default(call: Call, device: Device) -> tuple[Items, Items]:
-    variant = ("packed", can_pack(call, 16)), ("paired", False)
-    if can_pack(call, 16):
-        return thread_per_matrix(device, 1), variant
+    packed = can_pack(call)
+    variant = ("packed", packed), ("paired", False)
+    if packed:
+        return thread_per_matrix(device), variant
     return spread_over(call, device, 32, 64), variant
 
 
 def backward_default(call: Call, device: Device) -> tuple[Items, Items]:
-    variant = ("packed", can_pack(call, 16)), ("paired", False), ("length", 6)
-    if can_pack(call, 16):
-        return thread_per_matrix(device, 1), variant
+    packed = can_pack(call)
+    variant = ("packed", packed), ("paired", False), ("length", 6)
+    if packed:
+        return thread_per_matrix(device), variant
     # the masks of a padded matrix take registers too
     return spread_over(call, device, 16 if is_whole(call) else 8, 32), variant
 

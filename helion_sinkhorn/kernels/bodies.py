@@ -202,7 +202,7 @@ def sinkhorn_forward(
 
     Packed loads bring every matrix whole into one thread, 16 bytes at a time.  The store is of
     the flat tile instead: through shared memory into full cache lines, where a thread's own
-    pieces would write half sectors (measured: 97 us for the copy alone against 36).
+    pieces would write half sectors.
     """
     batch = x.size(0)
     x_pieces = hl.specialize(x.size(1))
@@ -259,8 +259,8 @@ def sinkhorn_backward(
 
     Segments of `length` iterations are run forward first, only (p, q) at their starts kept,
     and the 1 to `length` iterations left over last.  Then, last first, each is replayed with
-    its history in registers and reversed.  One copy of that code serves all segments: the
-    instruction cache, not the arithmetic, limits the fully unrolled kernel.
+    its history in registers and reversed.  One copy of that code serves all segments: unrolled
+    over all iterations it runs 6 % faster at n = 4 and takes twice as long to compile.
     Without restarts: the caller keeps n_iters inside one range of fp32.
     """
     batch = x.size(0)

@@ -69,30 +69,17 @@ def choose(name: str, call: Call, batch: int, device: Device) -> Choice:
     return Choice(name, *KERNELS[name].default(call, device), "the kernel's default")
 
 
+def index_of(x: torch.Tensor) -> int | None:
+    """The GPU a tensor is on."""
+    return x.device.index if x.is_cuda else None
+
+
 def device_at(index: int | None) -> tuple[Device, str, bool]:
     """(row, reciprocal, interpret) for cuda:index; None is a CPU, interpreted with an H200's configs."""
     if index is None:
         return DEVICES["h200"], "full", True
     device = current(index)
     return device, device.asm, False
-
-
-def device_of(x: torch.Tensor) -> tuple[Device, str, bool]:
-    """`device_at` a tensor."""
-    return device_at(x.device.index if x.is_cuda else None)
-
-
-def ready_for(
-    gradient: bool, x: torch.Tensor, n_iters: int, eps: float, form: str, first: str, choice: Choice | None
-) -> Prepared:
-    """What serves logits x: the choice asked for, or the one looked up."""
-    n, m = x.shape[-2:]
-    if choice is None:
-        index = x.device.index if x.is_cuda else None
-        batch = x.numel() // (n * m)
-        return served(gradient, n, m, x.dtype, n_iters, eps, form, first, batch, index)
-    _, how, interpret = device_of(x)
-    return prepare(call_of(x, n_iters, eps, form, first), eps, choice, how, interpret)
 
 
 @functools.lru_cache(maxsize=8192)
@@ -107,15 +94,25 @@ def served(
     first: str,
     batch: int,
     index: int | None,
+    choice: Choice | None,
 ) -> Prepared:
-    """What `forward` or `backward` launches for these arguments when nobody names a choice."""
+    """What `forward` or `backward` launches for these arguments: the choice named, or the one looked up."""
     call = call_for(n, m, dtype, n_iters, eps, form, first)
     device, how, interpret = device_at(index)
     name = backward_kernel(call) if gradient else "sinkhorn_forward"
-    return prepare(call, eps, choose(name, call, batch, device), how, interpret)
+    return prepare(call, eps, choice or choose(name, call, batch, device), how, interpret)
 
 
-@functools.lru_cache(maxsize=4096)
+def ready_for(
+    gradient: bool, x: torch.Tensor, n_iters: int, eps: float, form: str, first: str, choice: Choice | None
+) -> Prepared:
+    """`served` for logits x."""
+    n, m = x.shape[-2:]
+    return served(
+        gradient, n, m, x.dtype, n_iters, eps, form, first, x.numel() // (n * m), index_of(x), choice
+    )  # fmt: skip
+
+
 def prepare(call: Call, eps: float, choice: Choice, how: str, interpret: bool) -> Prepared:
     """The kernel built for a choice, with the constants its body takes after the tensors."""
     variant = dict(choice.variant)
@@ -234,7 +231,7 @@ def with_variant(choice: Choice, **values: object) -> Choice:
 def describe(x: torch.Tensor, n_iters: int, eps: float, form: str, first: str) -> tuple[str, str, str]:
     """(device key, forward choice, backward choice) for these arguments, in words."""
     call = call_of(x, n_iters, eps, form, first)
-    device, _, _ = device_of(x)
+    device, _, _ = device_at(index_of(x))
     batch = x.numel() // (call.n * call.m)
     names = "sinkhorn_forward", backward_kernel(call)
     return (f"{device.key} ({x.device})", *(str(choose(name, call, batch, device)) for name in names))

@@ -1,0 +1,175 @@
+"""WORKLOADS: the calls that tuning, benchmarks, CI and tritonbench loop over, and how inputs are drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+LARGEST_ENTRIES = 1 << 26
+"""Most entries of a tuned batch, 256 MiB in float32: far more blocks than any device holds at once."""
+
+
+def _mask(batch: int, n: int, m: int, generator: torch.Generator, density: float) -> torch.Tensor:
+    """True where an entry stays: a random share of them, and one in every row and column."""
+    keep = torch.rand(batch, n, m, generator=generator) < density
+    for k in range(max(n, m)):
+        keep[:, k % n, k % m] = True
+    rows = torch.rand(batch, n, generator=generator).argsort(-1)
+    return keep.gather(-2, rows.unsqueeze(-1).expand(batch, n, m))
+
+
+def _randn(scale: float) -> Callable[..., torch.Tensor]:
+    return lambda batch, n, m, generator: scale * torch.randn(batch, n, m, generator=generator)
+
+
+def _identity_like(batch, n, m, generator):
+    return torch.full((batch, n, m), -8.0).masked_fill(torch.eye(n, m, dtype=torch.bool), 0.0)
+
+
+def _masked(batch, n, m, generator):
+    x = torch.randn(batch, n, m, generator=generator)
+    return x.masked_fill(~_mask(batch, n, m, generator, 0.6), -math.inf)
+
+
+def _permutation(batch, n, m, generator):
+    x = torch.randn(batch, n, m, generator=generator)
+    return x.masked_fill(~_mask(batch, n, m, generator, 0.0), -math.inf)
+
+
+def _rank_one(batch, n, m, generator):
+    return torch.randn(batch, n, 1, generator=generator) + torch.randn(batch, 1, m, generator=generator)
+
+
+def _uniform_4(batch, n, m, generator):
+    return 4.0 * torch.rand(batch, n, m, generator=generator)
+
+
+LOGITS: dict[str, Callable[..., torch.Tensor]] = {
+    "randn_0.01": _randn(0.01),
+    "randn_1": _randn(1.0),
+    "randn_3": _randn(3.0),
+    "randn_8": _randn(8.0),
+    "randn_30": _randn(30.0),
+    "uniform_4": _uniform_4,
+    "identity_like": _identity_like,
+    "masked": _masked,
+    "permutation": _permutation,
+    "rank_one": _rank_one,
+}
+"""name -> (batch, n, m, generator) -> logits.  uniform_4: uniform(0, 4); identity_like: 0 on the diagonal,
+-8 off it; the masks leave an entry in every row and column; a square permutation leaves nothing else."""
+
+
+def make_logits(
+    name: str, batch: int, n: int, m: int, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """The logits LOGITS[name], (batch, n, m), the same for the same seed on every machine."""
+    return LOGITS[name](batch, n, m, torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def make_cotangents(x: torch.Tensor, *, seed: int = 1, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Random upstream gradients of the shape of x: one that is constant along a line would hide errors."""
+    return torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(dtype or x.dtype)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One row of WORKLOADS: a call of `sinkhorn`, what it stands for, and who loops over it."""
+
+    name: str
+    n: int
+    m: int
+    batch: int
+    tags: frozenset[str]
+    """ci: accuracy gate; tune: has a tuned config; bench: tritonbench and reports; stress: extreme inputs."""
+    source: str
+    n_iters: int = 20
+    form: str = "deepseek"
+    first: str = "rows"
+    dtype: torch.dtype = torch.float32
+    eps: float = 1e-6
+    logits: str = "randn_1"
+
+    @property
+    def arguments(self) -> tuple[int, float, str, str]:
+        """(n_iters, eps, form, first), as the operators take them."""
+        return self.n_iters, self.eps, self.form, self.first
+
+    @property
+    def options(self) -> dict[str, object]:
+        """The same as keywords of `sinkhorn`."""
+        return {"n_iters": self.n_iters, "eps": self.eps, "form": self.form, "first": self.first}
+
+    def make_inputs(
+        self, seed: int = 0, device: torch.device | str = "cpu"
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(logits, upstream gradient), each (batch, n, m) of `dtype`, bit for bit the same everywhere."""
+        x = make_logits(self.logits, self.batch, self.n, self.m, seed=seed, dtype=self.dtype)
+        return x.to(device), make_cotangents(x, seed=seed + 1).to(device)
+
+
+TUNED_SIZES = (4, 8, 16, 32, 64)
+TUNED_BATCHES = tuple(1 << k for k in (7, 10, 13, 17, 20))
+FORMS = ("deepseek", "log")
+_SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def _square(n: int, batch: int, dtype: torch.dtype, form: str, tags: str, source: str) -> Workload:
+    name = f"{form}_{n}x{n}_{_SHORT[dtype]}_b{batch}"
+    return Workload(name, n, n, batch, frozenset(tags.split()), source, form=form, dtype=dtype)
+
+
+def _tuned_batches(n: int) -> list[int]:
+    """TUNED_BATCHES up to LARGEST_ENTRIES, and the largest that fits: it serves all beyond."""
+    most = LARGEST_ENTRIES // (n * n)
+    return sorted({min(batch, most) for batch in TUNED_BATCHES})
+
+
+_TUNED = [
+    _square(n, batch, dtype, form, "tune bench" if form == "deepseek" else "tune", source)
+    for source in ("mHC: a matrix a token and layer (arXiv 2512.24880); n > 4: wider streams, routing",)
+    for n in TUNED_SIZES
+    for batch in _tuned_batches(n)
+    for dtype in (torch.float32, torch.bfloat16)
+    for form in FORMS
+]
+
+
+def _gate(name: str, n: int, m: int, source: str, tags: str = "ci", batch: int = 4096, **options) -> Workload:
+    return Workload(name, n, m, batch, frozenset(tags.split()), source, **options)
+
+
+_MHC = "mHC layer, the default call"
+_GATED = [
+    _gate("mhc_fp32", 4, 4, _MHC),
+    _gate("mhc_bf16", 4, 4, _MHC, dtype=torch.bfloat16),
+    _gate("mhc_fp16", 4, 4, _MHC, dtype=torch.float16),
+    _gate("mhc_one_iteration", 4, 4, "first trail step alone", n_iters=1),
+    _gate("mhc_five_iterations", 4, 4, "not converged: the exact gradient is another than the implicit one",
+          n_iters=5),
+    _gate("log_4", 4, 4, "log form of triton-sinkhorn and TransformerEngine", form="log"),
+    _gate("log_4_columns_first", 4, 4, "columns first", form="log", first="cols"),
+    _gate("sharp_4", 4, 4, "peaky logits", "ci stress", logits="randn_8"),
+    _gate("identity_like_4", 4, 4, "slow convergence", "ci stress", logits="identity_like", form="log"),
+    _gate("masked_8", 8, 8, "masked matching", "ci stress", logits="masked", form="log"),
+    _gate("tail_5x3", 5, 3, "padded in both axes, a batch that fills no tile", batch=1021),
+    _gate("wide_4x8", 4, 8, "rectangular routing"),
+    _gate("driver_8", 8, 8, "randn 4096 x 8 x 8, ten iterations", n_iters=10),
+    _gate("uniform_8", 8, 8, "uniform(0, 4), ten iterations", n_iters=10, logits="uniform_4"),
+    _gate("mid_16", 16, 16, "implicit-differentiation study: 100 iterations", n_iters=100, batch=512),
+    _gate("mid_16_deepseek", 16, 16, "register history, two warps a matrix or fewer", batch=1024),
+    _gate("lane_32", 32, 32, "history in memory", batch=512),
+    _gate("matching_64", 64, 64, "Gumbel-Sinkhorn matching", form="log", batch=256),
+    _gate("largest_128", 128, 128, "the largest matrix the kernels take", batch=64),
+]  # fmt: skip
+
+WORKLOADS = {w.name: w for w in (*_TUNED, *_GATED)}
+assert len(WORKLOADS) == len(_TUNED) + len(_GATED)
+
+
+def tagged(tag: str) -> list[Workload]:
+    """The rows that carry a tag, in the order of the table."""
+    return [w for w in WORKLOADS.values() if tag in w.tags]

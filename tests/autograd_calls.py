@@ -1,0 +1,23 @@
+"""What several test files do alike: seeded inputs, a value with its gradient, equality to the bit."""
+
+from __future__ import annotations
+
+import torch
+
+
+def randn(*shape, seed=0, dtype=torch.float32, device="cpu", scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(device, dtype)
+
+
+def value_and_gradient(f, x, upstream):
+    leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    y = f(leaf)
+    (dx,) = torch.autograd.grad(y, leaf, upstream)
+    return y.detach(), dx
+
+
+def assert_equal(actual, expected):
+    for a, b in zip(actual, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)

@@ -1,0 +1,46 @@
+"""WORKLOADS: rows that are calls of sinkhorn, inputs that repeat, tags that cover the package."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from helion_sinkhorn import sinkhorn
+from helion_sinkhorn.workloads import LARGEST_ENTRIES, LOGITS, TUNED_SIZES, WORKLOADS, tagged
+
+
+def test_names_are_keys_and_tags_are_known():
+    assert all(name == w.name for name, w in WORKLOADS.items())
+    assert set().union(*(w.tags for w in WORKLOADS.values())) == {"ci", "tune", "bench", "stress"}
+    assert all(w.logits in LOGITS and w.source for w in WORKLOADS.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", ["deepseek", "log"])
+@pytest.mark.parametrize("n", TUNED_SIZES)
+def test_tuned_batches_reach_from_small_to_a_full_device(n, form, dtype):
+    batches = [w.batch for w in tagged("tune") if (w.n, w.m, w.form, w.dtype) == (n, n, form, dtype)]
+    assert batches[0] == 128
+    assert batches[-1] == min(1 << 20, LARGEST_ENTRIES // (n * n))
+    assert all(b < c <= 16 * b for b, c in itertools.pairwise(batches))
+
+
+@pytest.mark.parametrize("name", [w.name for w in tagged("ci")])
+def test_gated_rows_are_calls_of_sinkhorn(name):
+    workload = WORKLOADS[name]
+    x, dy = workload.make_inputs()
+    assert x.shape == dy.shape == (workload.batch, workload.n, workload.m)
+    assert x.dtype == dy.dtype == workload.dtype
+    y = sinkhorn(x[:3], **workload.options)
+    assert torch.isfinite(y).all()
+    assert not torch.equal(x, workload.make_inputs(seed=1)[0]) or workload.logits == "identity_like"
+
+
+def test_inputs_do_not_depend_on_the_machine():
+    x, dy = WORKLOADS["mhc_fp32"].make_inputs()
+    assert x[0, 0].tolist() == pytest.approx([-1.1258398, -1.1523602, -0.2505786, -0.4338788], abs=1e-6)
+    again = WORKLOADS["mhc_fp32"].make_inputs()
+    assert torch.equal(x, again[0])
+    assert torch.equal(dy, again[1])
