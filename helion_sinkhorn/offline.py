@@ -308,10 +308,17 @@ def first_launch(device: Device, job: Job) -> tuple[Any, tuple[Any, ...]]:
 def compile_job(device: Device, job: Job) -> dict[str, Any]:
     """The fields of a Binary."""
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
     from triton.runtime.jit import MockTensor
 
     def on_device(x):
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda:0")
+
+    def of_any_batch(x):
+        # with a number for the batch Helion would leave out the masks that every real call has
+        sizes = [DimDynamic.DYNAMIC] + [DimDynamic.STATIC] * (x.dim() - 1)
+        context = StatelessSymbolicContext(sizes, [DimDynamic.INFER_STRIDE] * x.dim())
+        return mode.from_tensor(x, symbolic_context=context)
 
     begin = time.perf_counter()
     launched: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
@@ -325,9 +332,13 @@ def compile_job(device: Device, job: Job) -> dict[str, Any]:
         launched.append((jit_function.run, arguments, {"grid": grid, "warmup": True, **options}))
 
     kernel, arguments = first_launch(device, job)
-    with FakeTensorMode():
-        arguments = tuple(on_device(a) if isinstance(a, torch.Tensor) else a for a in arguments)
-        kernel.bind(arguments).compile_config(kernel.configs[0])(*arguments, _launcher=launcher)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    dynamic = [of_any_batch(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+    with mode:
+        dynamic = [on_device(a) if isinstance(a, torch.Tensor) else a for a in dynamic]
+        arguments = [on_device(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+        program = kernel.bind(tuple(dynamic)).compile_config(kernel.configs[0])
+        program(*arguments, _launcher=launcher)
     generated = time.perf_counter()
     ((run, arguments, options),) = launched
     compiled = run(*arguments, **options)

@@ -29,3 +29,11 @@ def pairs_are_safe(n: int, m: int, steps: int, eps: float) -> bool:
     growth = math.log2(max(n, m, 2)) * (steps + 1)
     bound = min(growth, -math.log2(eps)) if eps > 0 else growth
     return bound <= PAIR_EXPONENT
+
+
+def pivot_is_safe(steps: int, eps: float) -> bool:
+    """Whether A may be rescaled to ones in a row and a column: entries at least eps, so at most eps^-2 apart.
+
+    u and v grow by as much, and two of them may share a division: eps^-4 stays normal.
+    """
+    return steps > 0 and eps >= 2.0 ** (-PAIR_EXPONENT / 2)

@@ -117,6 +117,32 @@ def test_loads_and_reciprocals_in_either_way(paired, packed, n, m, form):
     check_backward(case, "sinkhorn_backward", paired=paired, packed=packed)
 
 
+@pytest.mark.parametrize("logits", ["randn_8", "randn_30", "identity_like", "masked", "permutation"])
+@pytest.mark.parametrize("first", ["rows", "cols"])
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (2, 8), (8, 8)])
+@pytest.mark.parametrize("eps", [1e-6, 2.0**-30])
+def test_a_pivot_changes_rounding_only(eps, n, m, first, logits):
+    for n_iters in (2, 20):
+        case = Case(logits, n, m, n_iters, "deepseek", first, eps=eps)
+        call = launch.call_of(case.inputs()[0], *case.arguments)
+        how = choice(case, "sinkhorn_forward", pivoted=True)
+        assert launch.prepare(call, eps, how, "full", True).constants[-1] is True
+        for paired in (True, False):
+            check_forward(case, paired=paired, packed=True, pivoted=True)
+            check_backward(case, "sinkhorn_backward", paired=paired, packed=True, pivoted=True)
+
+
+@pytest.mark.parametrize(
+    ("n_iters", "eps", "form"), [(1, 1e-6, "deepseek"), (20, 1e-10, "deepseek"), (20, 0.0, "log")]
+)
+def test_no_pivot_where_it_could_leave_the_range(n_iters, eps, form):
+    case = Case("randn_8", 4, 4, n_iters, form, eps=eps)
+    call = launch.call_of(case.inputs()[0], *case.arguments)
+    ready = launch.prepare(call, eps, choice(case, "sinkhorn_forward", pivoted=True), "full", True)
+    assert ready.constants[-1] is False
+    check_forward(case, pivoted=True)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("n_iters", [1, 7, 20])
 @pytest.mark.parametrize("length", [1, 3, 6, 7, 20])

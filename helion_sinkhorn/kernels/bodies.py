@@ -68,9 +68,34 @@ def spread(w, axis):
     return w.unsqueeze(3 - axis)
 
 
-def contract(a, w, axis):
+def is_masked(n, m, how):
+    """Whether sums must leave out padding, or are those of a machine that knows no Triton."""
+    return how == "full" or is_padded(n) or is_padded(m)
+
+
+def total(x, axis, masked):
+    """The sum of x (tile, n, m) over `axis`.
+
+    Helion would mask what lies beyond the batch too, entry by entry: a select for each product of a
+    matvec, and no fused multiply-add.  Those matrices are never stored, so whatever they sum to is no matter.
+    """
+    if masked:
+        return x.sum(axis)
+    like = hl.zeros([x.size(0), x.size(3 - axis)], dtype=torch.float32)
+    return hl.inline_triton(f"tl.sum({{0}}, {axis})", (x,), like)
+
+
+def largest(x, axis, masked):
+    """The maximum of x (tile, n, m) over `axis`; a NaN need not win, it ends in a sum of its line."""
+    if masked:
+        return x.amax(axis)
+    like = hl.zeros([x.size(0), x.size(3 - axis)], dtype=torch.float32)
+    return hl.inline_triton(f"tl.max({{0}}, {axis})", (x,), like)
+
+
+def contract(a, w, axis, masked):
     """The matvec that leaves one entry per index of `axis`; w has one per index of the other axis."""
-    return (a * spread(w, 3 - axis)).sum(3 - axis)
+    return total(a * spread(w, 3 - axis), 3 - axis, masked)
 
 
 def gather(pieces, tile, n, m):
@@ -83,27 +108,60 @@ def gather(pieces, tile, n, m):
     return joined(pieces).permute(0, *range(2, 2 + bits), 1).reshape(tile, n, m)
 
 
+def ones(a, axis):
+    """One for every index of `axis`."""
+    return hl.full([a.size(0), a.size(axis)], 1.0, dtype=torch.float32)
+
+
 def softmax(x, n, m, axis, how):
     """exp(x - max) / sum over `axis`, (tile, n, m)."""
-    e = torch.exp2(bounded(x - x.amax(axis, keepdim=True), 0.0, n, m) * LOG2E)
-    return e * bounded(reciprocal(e.sum(axis), how), 1.0, n, m).unsqueeze(axis)
+    masked = is_masked(n, m, how)
+    e = torch.exp2(bounded(x - spread(largest(x, axis, masked), 3 - axis), 0.0, n, m) * LOG2E)
+    e_sum = total(e, axis, masked)
+    return e * bounded(reciprocal(e_sum, how), 1.0, n, m).unsqueeze(axis)
 
 
 def start(x32, n, m, eps, deepseek, lead_axis, how):
     """(z, a, p, q) before the first counted iteration: z the softmax (deepseek) or the balanced logits."""
+    masked = is_masked(n, m, how)
     trail_axis = 3 - lead_axis
     if deepseek:
         z = softmax(x32, n, m, trail_axis, how)
         a = z + eps
-        ones = torch.ones_like(a.sum(trail_axis))
-        return z, a, ones, a.sum(lead_axis) + eps
+        q = total(a, lead_axis, masked) + eps
+        return z, a, ones(a, lead_axis), q
     # potentials: the maximum of every lead line, then of every trail line, becomes exp(0) = 1
-    z = bounded(x32 - x32.amax(trail_axis, keepdim=True), 0.0, n, m)
-    top = z.amax(lead_axis)
+    z = bounded(x32 - spread(largest(x32, trail_axis, masked), lead_axis), 0.0, n, m)
+    top = largest(z, lead_axis, masked)
     z = bounded(z - spread(top, trail_axis), 0.0, n, m)
     a = torch.exp2(z * LOG2E)
     q = torch.exp2(torch.clamp(top * -LOG2E, max=LOG2_MAX_Q0))
-    return z, a, torch.ones_like(a.sum(trail_axis)), q
+    return z, a, ones(a, lead_axis), q
+
+
+def is_first(k):
+    """(1, k): True for the first of k lines."""
+    return hl.arange(k).unsqueeze(0) == 0
+
+
+def first_of(w, is_line, axis, masked):
+    """The entry of w on the one line along `axis` that is_line names; -0 is neutral in a sum of floats."""
+    return total(torch.where(is_line, w, -0.0), axis, masked)
+
+
+def pivot(a, p, q, lead, trail, lead_axis, how, masked):
+    """(a, p, q, c, r): A rescaled by c_i r_j to ones in its first row and column, p and q with it.
+
+    u A v and so the iterations stay what they are, and a matvec saves the products with those ones.
+    Constants to the adjoint: no result depends on them.
+    """
+    first_lead, first_trail = spread(is_first(lead), lead_axis), spread(is_first(trail), 3 - lead_axis)
+    c = reciprocal(first_of(a, first_trail, 3 - lead_axis, masked), how)
+    line = first_of(a, first_lead, lead_axis, masked)
+    corner = torch.where(is_first(trail), line, -0.0).sum(1).unsqueeze(1)
+    r = torch.where(is_first(trail), 1.0, reciprocal(line, how) * corner)
+    scaled = (a * spread(c, lead_axis)) * spread(r, 3 - lead_axis)
+    return torch.where(first_lead | first_trail, 1.0, scaled), p * c, q * r, c, r
 
 
 def lead_size(n, m, lead_axis):
@@ -116,55 +174,63 @@ def absorb(z, p, q, lead_axis):
     return z - spread(torch.log2(p) * LN2, lead_axis) - spread(torch.log2(q) * LN2, 3 - lead_axis)
 
 
-def replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired):
+def replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked):
     """`steps` iterations from (p, q): the lists u_1 .. u_steps and v_0 .. v_steps."""
     rho = lead / trail
     us, vs = [], [reciprocals(q, trail, how, paired)]
     for _ in range(steps):
-        p = rho * (contract(a, vs[-1], lead_axis) + eps * p)
+        p = rho * (contract(a, vs[-1], lead_axis, masked) + eps * p)
         us.append(reciprocals(p, lead, how, paired))
-        q = contract(a, us[-1], 3 - lead_axis) + (eps / rho) * q
+        q = contract(a, us[-1], 3 - lead_axis, masked) + (eps / rho) * q
         vs.append(reciprocals(q, trail, how, paired))
     return us, vs
 
 
-def reverse_step(a, da, gu, gv, gp, gq, u, v, v_before, eps, rho, lead_axis):
-    """Adjoint of one iteration (v_before, p, q) -> (u, v): the cotangents da, gv, gp, gq before it."""
+def reverse_step(a, da, gu, gv, gp, gq, u, v, v_before, eps, rho, lead_axis, masked):
+    """Adjoint of one iteration (v_before, p, q) -> (u, v): the cotangents da, gv, gp, gq before it.
+
+    gu None: u has no cotangent from behind this iteration.
+    """
     trail_axis = 3 - lead_axis
     gq = (eps / rho) * gq - (gv * v) * v
     da = da + spread(u, lead_axis) * spread(gq, trail_axis)
-    gp = rho * (eps * gp - ((gu + contract(a, gq, lead_axis)) * u) * u)
+    inner = contract(a, gq, lead_axis, masked)
+    if gu is not None:
+        inner = inner + gu
+    gp = rho * (eps * gp - (inner * u) * u)
     da = da + spread(gp, lead_axis) * spread(v_before, trail_axis)
-    return da, contract(a, gp, trail_axis), gp, gq
+    return da, contract(a, gp, trail_axis, masked), gp, gq
 
 
-def output_adjoint(a, dy, u, v, lead_axis):
+def output_adjoint(a, dy, u, v, lead_axis, masked):
     """Cotangents of A, u and v in P = diag(u) A diag(v)."""
     da = dy * spread(u, lead_axis) * spread(v, 3 - lead_axis)
-    return da, contract(a * dy, v, lead_axis), contract(a * dy, u, 3 - lead_axis)
+    return da, contract(a * dy, v, lead_axis, masked), contract(a * dy, u, 3 - lead_axis, masked)
 
 
-def reverse(a, da, gu, gv, gp, gq, us, vs, rho, eps, lead_axis):
+def reverse(a, da, gu, gv, gp, gq, us, vs, rho, eps, lead_axis, masked):
     """Adjoint of a replayed segment, its last iteration first: (da, gv, gp, gq) before it."""
     for t in range(len(us) - 1, -1, -1):
-        da, gv, gp, gq = reverse_step(a, da, gu, gv, gp, gq, us[t], vs[t + 1], vs[t], eps, rho, lead_axis)
-        gu = torch.zeros_like(gu)
+        da, gv, gp, gq = reverse_step(
+            a, da, gu, gv, gp, gq, us[t], vs[t + 1], vs[t], eps, rho, lead_axis, masked
+        )
+        gu = None
     return da, gv, gp, gq
 
 
-def replay_and_reverse(a, da, gv, gp, gq, p, q, steps, lead, trail, eps, lead_axis, how, paired):
+def replay_and_reverse(a, da, gv, gp, gq, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked):
     """`replay` from (p, q), then `reverse`; u has no cotangent from behind a whole segment."""
-    us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired)
-    return reverse(a, da, torch.zeros_like(gp), gv, gp, gq, us, vs, lead / trail, eps, lead_axis)
+    us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked)
+    return reverse(a, da, None, gv, gp, gq, us, vs, lead / trail, eps, lead_axis, masked)
 
 
-def last_segment(a, dy, p, q, steps, lead, trail, eps, lead_axis, how, paired):
+def last_segment(a, dy, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked):
     """From dP through the last `steps` iterations: (da, gv, gp, gq) before them."""
-    us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired)
+    us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked)
     u = us[-1] if us else reciprocals(p, lead, how, paired)
-    da, gu, gv = output_adjoint(a, dy, u, vs[-1], lead_axis)
+    da, gu, gv = output_adjoint(a, dy, u, vs[-1], lead_axis, masked)
     gp, gq = torch.zeros_like(gu), torch.zeros_like(gv)
-    return reverse(a, da, gu, gv, gp, gq, us, vs, lead / trail, eps, lead_axis)
+    return reverse(a, da, gu, gv, gp, gq, us, vs, lead / trail, eps, lead_axis, masked)
 
 
 def pick(values, k):
@@ -175,13 +241,13 @@ def pick(values, k):
     return chosen
 
 
-def logit_gradient(z, a, da, gv, gq, v, eps, rho, deepseek, lead_axis):
+def logit_gradient(z, a, da, gv, gq, v, eps, rho, deepseek, lead_axis, masked):
     """dX from dA: through the first trail step and the softmax (deepseek), or through exp."""
     if not deepseek:
         return da * a
     gq = (eps / rho) * gq - (gv * v) * v
     dz = (da + spread(gq, 3 - lead_axis)) * z
-    return dz - z * dz.sum(3 - lead_axis, keepdim=True)
+    return dz - z * spread(total(dz, 3 - lead_axis, masked), lead_axis)
 
 
 def sinkhorn_forward(
@@ -197,6 +263,7 @@ def sinkhorn_forward(
     how: hl.constexpr,
     paired: hl.constexpr,
     packed: hl.constexpr,
+    pivoted: hl.constexpr,
 ):
     """P after `n_iters` iterations.  x and out are (B, n, m); packed: x (B, pieces, c), out (B, n m).
 
@@ -207,6 +274,7 @@ def sinkhorn_forward(
     batch = x.size(0)
     x_pieces = hl.specialize(x.size(1))
     hl.specialize((x.size(2), x.stride(), out.shape[1:], out.stride()))
+    masked = is_masked(n, m, how)
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
     rho = lead / trail
@@ -219,10 +287,12 @@ def sinkhorn_forward(
         else:
             x32 = x[tile, :, :].to(torch.float32)
         z, a, p, q = start(x32, n, m, eps, deepseek, lead_axis, how)
+        if pivoted:
+            a, p, q, _c, _r = pivot(a, p, q, lead, trail, lead_axis, how, masked)
         if steps > 0:
             for _step in range(steps - restarts * segment):
-                p = rho * (contract(a, reciprocals(q, trail, how, paired), lead_axis) + eps * p)
-                q = contract(a, reciprocals(p, lead, how, paired), trail_axis) + (eps / rho) * q
+                p = rho * (contract(a, reciprocals(q, trail, how, paired), lead_axis, masked) + eps * p)
+                q = contract(a, reciprocals(p, lead, how, paired), trail_axis, masked) + (eps / rho) * q
         if restarts > 0:
             for _restart in range(restarts):
                 z = absorb(z, p, q, lead_axis)
@@ -230,8 +300,8 @@ def sinkhorn_forward(
                 p = torch.ones_like(p)
                 q = torch.ones_like(q)
                 for _segment_step in range(segment):
-                    p = rho * contract(a, reciprocals(q, trail, how, paired), lead_axis)
-                    q = contract(a, reciprocals(p, lead, how, paired), trail_axis)
+                    p = rho * contract(a, reciprocals(q, trail, how, paired), lead_axis, masked)
+                    q = contract(a, reciprocals(p, lead, how, paired), trail_axis, masked)
         u = spread(reciprocals(p, lead, how, paired), lead_axis)
         y = (a * u * spread(reciprocals(q, trail, how, paired), trail_axis)).to(out.dtype)
         if packed:
@@ -254,6 +324,7 @@ def sinkhorn_backward(
     how: hl.constexpr,
     paired: hl.constexpr,
     packed: hl.constexpr,
+    pivoted: hl.constexpr,
 ):
     """dX of the iterations run, their u_t and v_t in registers; shapes as in `sinkhorn_forward`.
 
@@ -266,6 +337,7 @@ def sinkhorn_backward(
     batch = x.size(0)
     x_pieces, dy_pieces = hl.specialize((x.size(1), dy.size(1)))
     hl.specialize((x.size(2), x.stride(), dy.size(2), dy.stride(), dx.shape[1:], dx.stride()))
+    masked = is_masked(n, m, how)
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
     rho = lead / trail
@@ -281,29 +353,48 @@ def sinkhorn_backward(
             x32 = x[tile, :, :].to(torch.float32)
             dy32 = dy[tile, :, :].to(torch.float32)
         z, a, p, q = start(x32, n, m, eps, deepseek, lead_axis, how)
+        if pivoted:
+            a, p, q, _c, r = pivot(a, p, q, lead, trail, lead_axis, how, masked)
         # + 0: Helion 1.5 lets a later loop that carries p overwrite the value kept here (docs/helion.md)
         p_starts = [p + 0.0] * (segments + 1)
         q_starts = [q + 0.0] * (segments + 1)
         if segments > 0:
             for s in hl.static_range(segments):
                 for _step in range(length):
-                    p = rho * (contract(a, reciprocals(q, trail, how, paired), lead_axis) + eps * p)
-                    q = contract(a, reciprocals(p, lead, how, paired), trail_axis) + (eps / rho) * q
+                    p = rho * (contract(a, reciprocals(q, trail, how, paired), lead_axis, masked) + eps * p)
+                    q = contract(a, reciprocals(p, lead, how, paired), trail_axis, masked) + (eps / rho) * q
                 p_starts[s + 1] = p + 0.0
                 q_starts[s + 1] = q + 0.0
         da, gv, gp, gq = last_segment(
-            a, dy32, p, q, steps - segments * length, lead, trail, eps, lead_axis, how, paired
+            a, dy32, p, q, steps - segments * length, lead, trail, eps, lead_axis, how, paired, masked
         )
         if segments > 0:
             k = hl.full([], segments - 1, dtype=torch.int32)
             for _segment in range(segments):
                 da, gv, gp, gq = replay_and_reverse(
                     a, da, gv, gp, gq, pick(p_starts, k), pick(q_starts, k), length,
-                    lead, trail, eps, lead_axis, how, paired,
+                    lead, trail, eps, lead_axis, how, paired, masked,
                 )  # fmt: skip
                 k = k - 1
         v = reciprocals(q_starts[0], trail, how, paired)
-        dz = logit_gradient(z, a, da, gv, gq, v, eps, rho, deepseek, lead_axis)
+        if pivoted:
+            # p_0 = 1 before it
+            da = da * spread(p_starts[0], lead_axis) * spread(r, trail_axis)
+            gv, gq = gv * r, gq * r
+        if deepseek:
+            # anew: z would hold a matrix of registers through all segments
+            if packed:
+                x_again = [
+                    hl.load(x, [tile, i, slice(None)], eviction_policy="evict_first")
+                    for i in hl.static_range(x_pieces)
+                ]
+                x32 = gather(x_again, tile.block_size, n, m).to(torch.float32)
+            else:
+                x32 = hl.load(x, [tile, slice(None), slice(None)], eviction_policy="evict_first").to(
+                    torch.float32
+                )
+            z = softmax(x32, n, m, trail_axis, how)
+        dz = logit_gradient(z, a, da, gv, gq, v, eps, rho, deepseek, lead_axis, masked)
         dz = dz.to(dx.dtype)
         if packed:
             dx[tile, :] = dz.reshape(tile.block_size, n * m)
@@ -336,6 +427,7 @@ def sinkhorn_backward_history(
     batch = x.size(0)
     hl.specialize((x.shape[1:], x.stride(), dy.shape[1:], dy.stride(), dx.shape[1:], dx.stride()))
     hl.specialize((us.size(2), vs.size(2), logits.shape[2:]))
+    masked = is_masked(n, m, how)
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
     rho = lead / trail
@@ -348,9 +440,9 @@ def sinkhorn_backward_history(
         v = reciprocals(q, trail, how, False)
         if steps > 0:
             for t in range(head):
-                p = rho * (contract(a, v, lead_axis) + eps * p)
+                p = rho * (contract(a, v, lead_axis, masked) + eps * p)
                 u = reciprocals(p, lead, how, False)
-                q = contract(a, u, trail_axis) + (eps / rho) * q
+                q = contract(a, u, trail_axis, masked) + (eps / rho) * q
                 v = reciprocals(q, trail, how, False)
                 us[t, tile, :] = u
                 vs[t, tile, :] = v
@@ -361,13 +453,13 @@ def sinkhorn_backward_history(
                 a = torch.exp2(bounded(z, 1.0, n, m) * LOG2E)
                 v = torch.ones_like(v)
                 for i in range(segment):
-                    p = rho * contract(a, v, lead_axis)
+                    p = rho * contract(a, v, lead_axis, masked)
                     u = reciprocals(p, lead, how, False)
-                    q = contract(a, u, trail_axis)
+                    q = contract(a, u, trail_axis, masked)
                     v = reciprocals(q, trail, how, False)
                     us[head + k * segment + i, tile, :] = u
                     vs[head + k * segment + i, tile, :] = v
-        da, gu, gv = output_adjoint(a, dy[tile, :, :].to(torch.float32), u, v, lead_axis)
+        da, gu, gv = output_adjoint(a, dy[tile, :, :].to(torch.float32), u, v, lead_axis, masked)
         gp = torch.zeros_like(gu)
         gq = torch.zeros_like(gv)
         dz_restarts = torch.zeros_like(da)
@@ -378,13 +470,37 @@ def sinkhorn_backward_history(
                 for i_back in range(segment - 1):
                     before = vs[last - i_back - 1, tile, :]
                     da, gv, gp, gq = reverse_step(
-                        a, da, gu, gv, gp, gq, us[last - i_back, tile, :], v, before, 0.0, rho, lead_axis
+                        a,
+                        da,
+                        gu,
+                        gv,
+                        gp,
+                        gq,
+                        us[last - i_back, tile, :],
+                        v,
+                        before,
+                        0.0,
+                        rho,
+                        lead_axis,
+                        masked,
                     )
                     gu = torch.zeros_like(gu)
                     v = before
                 first = steps - (k_back + 1) * segment
                 da, gv, gp, gq = reverse_step(
-                    a, da, gu, gv, gp, gq, us[first, tile, :], v, torch.ones_like(v), 0.0, rho, lead_axis
+                    a,
+                    da,
+                    gu,
+                    gv,
+                    gp,
+                    gq,
+                    us[first, tile, :],
+                    v,
+                    torch.ones_like(v),
+                    0.0,
+                    rho,
+                    lead_axis,
+                    masked,
                 )
                 gu = torch.zeros_like(gu)
                 dz_restarts = dz_restarts + da * a
@@ -393,18 +509,32 @@ def sinkhorn_backward_history(
                 # are removed by the older segment as those of dP are
                 u = us[first - 1, tile, :]
                 v = vs[first - 1, tile, :]
-                gu = dz_restarts.sum(trail_axis) * reciprocals(u, lead, how, False)
-                gv = dz_restarts.sum(lead_axis) * reciprocals(v, trail, how, False)
+                gu = total(dz_restarts, trail_axis, masked) * reciprocals(u, lead, how, False)
+                gv = total(dz_restarts, lead_axis, masked) * reciprocals(v, trail, how, False)
         z, a, p, q = start(x[tile, :, :].to(torch.float32), n, m, eps, deepseek, lead_axis, how)
         v_0 = reciprocals(q, trail, how, False)
         if steps > 0:
             for t_back in range(head - 1):
                 before = vs[head - 2 - t_back, tile, :]
                 da, gv, gp, gq = reverse_step(
-                    a, da, gu, gv, gp, gq, us[head - 1 - t_back, tile, :], v, before, eps, rho, lead_axis
+                    a,
+                    da,
+                    gu,
+                    gv,
+                    gp,
+                    gq,
+                    us[head - 1 - t_back, tile, :],
+                    v,
+                    before,
+                    eps,
+                    rho,
+                    lead_axis,
+                    masked,
                 )
                 gu = torch.zeros_like(gu)
                 v = before
-            da, gv, gp, gq = reverse_step(a, da, gu, gv, gp, gq, us[0, tile, :], v, v_0, eps, rho, lead_axis)
-        dz = dz_restarts + logit_gradient(z, a, da, gv, gq, v_0, eps, rho, deepseek, lead_axis)
+            da, gv, gp, gq = reverse_step(
+                a, da, gu, gv, gp, gq, us[0, tile, :], v, v_0, eps, rho, lead_axis, masked
+            )
+        dz = dz_restarts + logit_gradient(z, a, da, gv, gq, v_0, eps, rho, deepseek, lead_axis, masked)
         dx[tile, :, :] = dz.to(dx.dtype)

@@ -20,7 +20,7 @@ from helion_sinkhorn.kernels import (
     build,
 )
 from helion_sinkhorn.kernels.dispatch import run
-from helion_sinkhorn.scaling import pairs_are_safe, segment_length
+from helion_sinkhorn.scaling import pairs_are_safe, pivot_is_safe, segment_length
 
 VECTOR_BYTES = 16
 SCRATCH_BYTES = 64 << 20
@@ -119,9 +119,10 @@ def prepare(call: Call, eps: float, choice: Choice, how: str, interpret: bool) -
     kernel_eps = eps if call.deepseek else 0.0
     paired = variant.get("paired", False) and pairs_are_safe(call.n, call.m, call.steps, kernel_eps)
     packed = variant.get("packed", False)
+    pivoted = variant.get("pivoted", False) and pivot_is_safe(call.steps, kernel_eps)
     own = {
-        "sinkhorn_forward": (segment(call), how, paired, packed),
-        "sinkhorn_backward": (variant.get("length"), how, paired, packed),
+        "sinkhorn_forward": (segment(call), how, paired, packed, pivoted),
+        "sinkhorn_backward": (variant.get("length"), how, paired, packed, pivoted),
         "sinkhorn_backward_history": (segment(call), how),
     }[choice.kernel]
     shared = (call.n, call.m, call.n_iters, kernel_eps, call.deepseek, call.lead_axis)
