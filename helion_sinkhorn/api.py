@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -68,8 +69,7 @@ def sinkhorn(
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, with
         the eps of DeepSeek's kernels; Sinkhorn and Knopp, Pacific J. Math. 21 (1967); adjoint: docs/math.md.
     """
-    _check(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
-    serves = _resolve(implementation, logits)
+    serves = _serves(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
     dtype = out_dtype or logits.dtype
     if n_iters == 0:
         wide = logits if logits.dtype == torch.float64 else logits.float()
@@ -78,6 +78,36 @@ def sinkhorn(
         ops.register_sharding()
     run = ops.Sinkhorn.apply if ops.differentiates(logits) else ops.call
     return run(logits, n_iters, eps, form, first, serves, dtype)
+
+
+MOST_ACCEPTED = 4096
+_accepted: dict[Hashable, str] = {}
+"""Argument sets that passed `_check`, and what serves them."""
+
+
+def _serves(logits, n_iters, eps, form, first, backward, implementation, out_dtype) -> str:
+    """What `_resolve` answers, after `_check`: once for arguments alike in all that these two look at."""
+    arguments = logits, n_iters, eps, form, first, backward, implementation, out_dtype
+    key = None
+    if type(logits) in (torch.Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling():
+        # the types too: 20 == 20.0 and 1 == True
+        key = (
+            logits.layout, logits.dtype, logits.shape[-2:], logits.is_cuda, type(n_iters), type(eps),
+            *arguments[1:],
+        )  # fmt: skip
+        try:
+            return _accepted[key]
+        except KeyError:
+            pass
+        except TypeError:  # something unhashable, which _check will name
+            key = None
+    _check(*arguments)
+    serves = _resolve(implementation, logits)
+    if key is not None:
+        if len(_accepted) >= MOST_ACCEPTED:
+            _accepted.clear()
+        _accepted[key] = serves
+    return serves
 
 
 def _check(logits, n_iters, eps, form, first, backward, implementation, out_dtype) -> None:
