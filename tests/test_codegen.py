@@ -82,7 +82,8 @@ def complaints(binary: Binary) -> list[str]:
         f"{counts[name]} x {name}" for name in ("division step", "atomic", "matrix") if counts.get(name)
     ]
     if call.n == 4 and call.dtype == "float32" and dict(binary.job.choice.variant).get("packed"):
-        pieces = 4 if kernel == "sinkhorn_forward" else 8
+        # backward reads the logits of the deepseek form twice
+        pieces = 4 if kernel == "sinkhorn_forward" else 12 if call.deepseek else 8
         if not counts.get("global load 128") == counts["global load"] == pieces:
             found.append(f"{counts['global load']} loads, {counts.get('global load 128', 0)} of 128 bits")
         if not counts.get("global store 128") == counts["global store"] == 4:

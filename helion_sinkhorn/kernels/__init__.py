@@ -108,7 +108,7 @@ def forward_default(call: Call, device: Device) -> tuple[Items, Items]:
     variant = ("packed", packed), ("paired", packed and small), ("pivoted", packed)
     if packed:
         return thread_per_matrix(device), variant
-    return spread_over(call, device, 64 if is_whole(call) else 32, 128 if is_whole(call) else 64), variant
+    return spread_over(call, device, 64 if is_whole(call) else 32, 64), variant
 
 
 def backward_default(call: Call, device: Device) -> tuple[Items, Items]:
@@ -117,11 +117,11 @@ def backward_default(call: Call, device: Device) -> tuple[Items, Items]:
     if packed:
         return thread_per_matrix(device), variant
     # the masks of a padded matrix take registers too
-    return spread_over(call, device, 32 if is_whole(call) else 8, 32), variant
+    return spread_over(call, device, 16 if is_whole(call) else 8, 32), variant
 
 
 def history_default(call: Call, device: Device) -> tuple[Items, Items]:
-    return spread_over(call, device, 16, 64 if is_whole(call) else 32), ()
+    return spread_over(call, device, 16, 64 if is_whole(call) and call.deepseek else 32), ()
 
 
 KERNELS = {
