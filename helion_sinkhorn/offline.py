@@ -14,6 +14,7 @@ import operator
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -235,6 +236,9 @@ def step_sass(state: State, op: str, guard: str, operands: list[str]) -> str:
     value = None
     if name in ("MOV", "UMOV") or op.startswith("IMAD.MOV"):
         value = known(state, operands[-1])
+    elif name == "HFMA2" and operands[1:3] == ["-RZ", "RZ"]:
+        # ptxas moves a literal this way: two halves, the low one last
+        value = int.from_bytes(struct.pack("<2e", float(operands[4]), float(operands[3])), "little")
     elif name == "CS2R":
         value = known(state, operands[1])
         write(state, f"R{int(operands[0][1:]) + 1}", value)
