@@ -12,6 +12,7 @@ that is not installed is reported as left out.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import os
 import signal
@@ -27,9 +28,8 @@ from benchmarks.worker import Job, encode
 
 LARGEST_BYTES = 8 << 30
 """Of logits, upstream gradient and result together; larger batches are skipped."""
-PREPARE_SECONDS = 60.0
-COMPILE_SECONDS = 180.0
-"""torch.compile unrolls T iterations."""
+PREPARE_SECONDS = {"helion_sinkhorn": 120.0, "torch.compile": 180.0}
+"""Until a job must be ready; 60 for others.  torch.compile unrolls T iterations."""
 MEASURE_SECONDS = 90.0
 LIMITS = {"quick": 85.0, "full": 465.0}
 FIRST_COLUMNS = (
@@ -87,8 +87,10 @@ def waves(mode: str, device: str, with_compile: bool, with_peers: bool) -> list[
     ]
     others = ["eager", *(peers.PEERS if with_peers else ())]
     sizes = SMOKE if smoke else PEER_BATCHES
+    # a pass of eager PyTorch takes 15 ms: enough of them
+    longer = {"eager": 3 * short}
     beside = [
-        replace(base, functions=(name,), n=n, batches=batches)
+        replace(base, functions=(name,), n=n, batches=batches, milliseconds=longer.get(name, short))
         for name in others
         for n, batches in sizes.items()
         if not peers.FUNCTIONS[name].sizes or n in peers.FUNCTIONS[name].sizes
@@ -96,7 +98,7 @@ def waves(mode: str, device: str, with_compile: bool, with_peers: bool) -> list[
     if with_compile:
         # it compiles anew for every batch: side by side
         beside += [
-            replace(base, functions=(peers.COMPILED,), n=n, batches=(batch,))
+            replace(base, functions=(peers.COMPILED,), n=n, batches=(batch,), milliseconds=3 * short)
             for n, batches in sizes.items()
             for batch in batches
         ]
@@ -113,13 +115,12 @@ class Child:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
 
-    def stop(self, why: str) -> None:
+    def stop(self, why: str = "") -> None:
         """End it and whatever compilers it started."""
         self.why = self.why or why
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        self.process.wait()
 
     def read(self) -> object:
         """The next answer; None at the end."""
@@ -134,7 +135,6 @@ class Child:
         if answer == "ready":
             return True
         self.stop(answer["failed"] if isinstance(answer, dict) else "died while getting ready")
-        self.process.wait()
         return False
 
     def measure(self, limit: float):
@@ -142,13 +142,12 @@ class Child:
         with stopping(self, limit, f"stopped after {limit:.0f} s of measuring"):
             self.process.stdin.write("go\n")
             self.process.stdin.flush()
-            while (answer := self.read()) is not None:
+            while isinstance(answer := self.read(), dict):
                 if "failed" in answer:
                     self.why = answer["failed"]
-                else:
-                    yield answer
-        if self.process.wait() and not self.why:
-            self.why = f"ended with status {self.process.returncode}"
+                    break
+                yield answer
+        self.stop("" if answer == "end" or self.why else "died while measuring")
 
 
 class stopping:
@@ -221,18 +220,16 @@ def measure(table: Table, jobs: list[list[Job]], limit: float, workers: int) -> 
             run_wave(table, children, left, say)
         finally:
             for child in children:
-                child.stop("the benchmark ended")
+                child.stop()
         table.write()
 
 
 def run_wave(table: Table, children: list[Child], left, say) -> None:
     """Wait for every child, then let them measure one at a time."""
-    from benchmarks import peers
-
     waiting = []
     for child in children:
-        slow = peers.COMPILED in child.job.functions
-        if child.ready(min(COMPILE_SECONDS if slow else PREPARE_SECONDS, child_age(child) + left())):
+        limit = PREPARE_SECONDS.get((child.job.functions or ("",))[-1], 60.0)
+        if child.ready(min(limit, child_age(child) + left())):
             waiting.append(child)
         else:
             say(f"left out: {child.job.title}: {child.why}")

@@ -71,6 +71,7 @@ class Results:
     def __init__(self, path: Path):
         self.all = pandas.read_csv(path)
         for column in ("note", "function", "dtype", "pass", "timer", "quantity", "bytes", "seconds", "error",
+            "config",
                        "gradient_error", "us", "us_20", "us_80", "batch", "package_version"):  # fmt: skip
             if column not in self.all:
                 self.all[column] = pandas.NA
@@ -132,6 +133,14 @@ def sweep_tables(results: Results) -> list[str]:
             rows.append(row)
         lines += [f"### n = {n}", "", markdown(rows), ""]
     return lines
+
+
+def configs(results: Results) -> list[str]:
+    rows = results.of(OURS, dtype="float32").dropna(subset=["config"]).sort_values(["n", "batch"])
+    return [
+        f"- n = {n}, {', '.join(dict.fromkeys(map(power, group.batch)))}: {config}"
+        for (n, config), group in rows.groupby(["n", "config"], sort=False)
+    ]
 
 
 def variant_rows(results: Results) -> list[dict[str, object]]:
@@ -333,6 +342,7 @@ def render(path: Path, out: Path) -> None:
         plot_floor(results, out)
         text += ["## Main series", "", "![time](time.png)", "", "![fraction of the floor](floor.png)", ""]
         text += sweep_tables(results)
+        text += ["Configs that served these calls:", "", *configs(results), ""]
         if variants := variant_rows(results):
             text += [
                 "## bfloat16 and the log form",

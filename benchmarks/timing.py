@@ -46,6 +46,7 @@ def graph(make: Callable[[], Run], milliseconds: float) -> Times:
     `make` runs on the stream of the capture, on which autograd then places backward passes too.
     """
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.cuda.stream(stream):
         run = make()

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -101,11 +101,27 @@ def sweep(job: Job) -> Iterator[Row | None]:
         clear()
     yield None
 
-    def timed(row: Row, batch: int) -> Iterator[tuple[str, Callable[[], timing.Run]]]:
+    def timed_rows(row: Row, batch: int, timer: str) -> list[Row]:
         x, dy = make_inputs(job, batch)
-        build = peers.load(row["function"]).build
+        function = peers.load(row["function"])
+        done = []
         for which in offered[row["function"]]:
-            yield which, lambda which=which: build(x, dy, T)[which]
+
+            def make(which=which) -> timing.Run:
+                return function.build(x, dy, T)[which]
+
+            try:
+                if timer == "eager":
+                    times = timing.eager(make(), device, job.milliseconds)
+                else:
+                    times = timing.graph(make, job.milliseconds)
+            except Exception as error:
+                note = f"{which}, {timer}, batch {batch}: {said(error)}"
+                done.append({**row, "section": "left out", "note": note})
+                continue
+            at = {"batch": batch, "pass": which, "timer": timer, "config": config(row, which, x)}
+            done.append({**row, **at, **named(times)})
+        return done
 
     for row in rows:
         for which in sorted(wrong.get(row["function"], ())):
@@ -114,20 +130,22 @@ def sweep(job: Job) -> Iterator[Row | None]:
             yield {**row, "section": "left out", "note": note}
     for timer in ("eager", "graph")[: 2 if device.type == "cuda" else 1]:
         for batch in job.batches:
-            now = timing.conditions(device)
+            found = []
             for row in rows:
-                for which, make in timed(row, batch):
-                    try:
-                        if timer == "eager":
-                            times = timing.eager(make(), device, job.milliseconds)
-                        else:
-                            times = timing.graph(make, job.milliseconds)
-                    except Exception as error:
-                        note = f"{which}, {timer}, batch {batch}: {said(error)}"
-                        yield {**row, **now, "section": "left out", "note": note}
-                        continue
-                    yield {**row, **now, "batch": batch, "pass": which, "timer": timer, **named(times)}
+                found += timed_rows(row, batch, timer)
                 clear()
+            # the clocks after the work: an idle GPU lowers them
+            now = timing.conditions(device)
+            yield from ({**row, **now} for row in found)
+
+
+def config(row: Row, which: str, x: torch.Tensor) -> str:
+    """What serves this call of ours; empty for others and for both passes together."""
+    if not str(row["function"]).startswith(peers.OURS) or which == "both":
+        return ""
+    from helion_sinkhorn import plan
+
+    return getattr(plan(x, T, form=peers.FUNCTIONS[row["function"]].form), which)
 
 
 def named(times: timing.Times) -> Row:
@@ -183,9 +201,10 @@ def host(job: Job) -> Iterator[Row | None]:
     yield None
     for note in notes:
         yield {"section": "left out", "function": peers.OURS, "note": note}
+    calls = max(1, int(job.milliseconds * 10))
+    found = {layer: timing.loop(run, device, calls) for layer, run in layers.items()}
     now = timing.conditions(device)
-    for layer, run in layers.items():
-        times = timing.loop(run, device, max(1, int(job.milliseconds * 10)))
+    for layer, times in found.items():
         yield {"function": layer, "batch": 128, "n": 4, "timer": "host", **now, **named(times)}
 
 
@@ -195,12 +214,14 @@ def bare_launch(call: timing.Run) -> timing.Run | None:
 
     call()
     seen: list[timing.Run] = []
-    for binary in [o for o in gc.get_objects() if isinstance(o, CompiledKernel) and o._run is not None]:
+    # some objects object to isinstance
+    binaries = [o for o in gc.get_objects() if type(o) is CompiledKernel and getattr(o, "_run", None)]
+    for binary in binaries:
         launcher = binary._run
 
-        def record(*arguments, launcher=launcher):
-            seen.append(partial(launcher, *arguments))
-            return launcher(*arguments)
+        def record(*arguments, launcher=launcher, **options):
+            seen.append(partial(launcher, *arguments, **options))
+            return launcher(*arguments, **options)
 
         binary._run = record
         try:
@@ -273,14 +294,14 @@ def lanes(job: Job) -> Iterator[Row | None]:
     now = timing.conditions(device)
     for (batch, n), x in inputs.items():
         for name, layer in layers.items():
-            steps = max(1, int(job.milliseconds * 5))
+            steps = max(1, int(job.milliseconds * 2))
             row = {"function": name, "batch": batch, "n": n, "dtype": "float32", "timer": "loop", **now}
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_allocated()
                 step(layer, x)
                 row["bytes"] = torch.cuda.max_memory_allocated() - before
-            yield {**row, **named(timing.loop(partial(step, layer, x), device, steps, wait=True))}
+            yield {**row, **named(timing.loop(partial(step, layer, x), device, steps, wait=True, rounds=5))}
 
 
 FIRST_CALLS = """
@@ -316,7 +337,9 @@ def first_calls(job: Job) -> Iterator[Row | None]:
         environment = {**os.environ, **dict.fromkeys(folders, cache)}
         command = [sys.executable, "-c", FIRST_CALLS, job.device]
         for state in ("empty", "warm"):
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"{state} compile cache: {done.stderr.strip().splitlines()[-1]}")
             for line in done.stdout.splitlines():
                 what, seconds = line.rsplit(" ", 1)
                 yield {"function": peers.OURS, "quantity": f"{what}, {state} compile cache", "n": 4,
@@ -344,6 +367,7 @@ def main() -> None:
             return
         for row in rows:
             print(json.dumps({"section": job.section, "iterations": T, **row}), file=answers, flush=True)
+        print(json.dumps("end"), file=answers, flush=True)
     except Exception as error:
         if not isinstance(error, ImportError):
             traceback.print_exc()

@@ -103,8 +103,8 @@ def test_a_job_runs_in_its_own_process_and_is_stopped_when_late():
         assert {r["section"] for r in rows} == {"sweep"}
         assert not good.why
     finally:
-        late.stop("test over")
-        good.stop("test over")
+        late.stop()
+        good.stop()
 
 
 def test_rows_survive_a_run_that_ends_early(tmp_path):
@@ -122,7 +122,7 @@ def test_rows_survive_a_run_that_ends_early(tmp_path):
 def sample_rows() -> list[dict[str, object]]:
     """What a run on a GPU writes, with round numbers: copy 10, ours 15, eager 300."""
     rows: list[dict[str, object]] = []
-    device = {"device": "a GPU", "sm_mhz": 1980, "torch_version": "2.11"}
+    device = {"device": "a GPU", "sm_mhz": 1980, "torch_version": "2.11", "config": "block 32"}
     errors = {"error": 1e-7, "gradient_error": 2e-7}
     for name, us in ((peers.FLOOR, 10.0), (peers.OURS, 15.0), ("eager", 300.0)):
         for batch in (1 << 12, 1 << 20):
@@ -162,6 +162,7 @@ def test_report_has_the_ratios_and_the_plots(tmp_path):
     assert "| 32 | 4 | 2.000 | 0.200 | 10.0 x | 4.0 | 1.0 | 75.0 % |" in text
     assert "- slow peer, n = 8: not ready after 60 s" in text
     assert "sm_mhz: 1980 to 1980" in text
+    assert "- n = 4, 2^12, 2^20: block 32" in text
     pictures = sorted(p.name for p in tmp_path.glob("*.png"))
     assert pictures == ["floor.png", "host.png", "speedup.png", "time.png"]
     for name in pictures:
