@@ -3,6 +3,7 @@
     python -m benchmarks.machine_code                        # h200, b200, mi350; about 3 minutes, no GPU
     python -m benchmarks.machine_code --devices h200 --n 4
 
+Versions matter: a Triton that lays matrices out over more threads can triple the instructions.
 The prediction is the slowest single resource at full rate, as if all others hid behind it: no run
 of these instructions can be faster, and real ones are slower.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.offline import Binary, Job, compile_for
@@ -118,6 +120,7 @@ def markdown(rows: list[dict[str, object]], batch: int = BATCH) -> str:
         *("| " + " | ".join(str(r[k]) for k in names) + " |" for r in rows),
         "",
     ]  # fmt: skip
+    lines.append(f"- compilers: triton {version('triton')}, helion {version('helion')}")
     used = dict.fromkeys(str(r["device"]) for r in rows)
     return "\n".join(lines + [f"- {key}: {RATES[key].source}" for key in used])
 
