@@ -250,9 +250,15 @@ def left_out(results: Results) -> str:
 # ------------------------------------------------------------------------------------------ plots
 
 
+def color(n: int) -> str:
+    """The same for a size in every plot."""
+    return f"C{int(n).bit_length() % 10}"
+
+
 def batch_axes(axis: pyplot.Axes, title: str, y: str) -> None:
     axis.set_xscale("log", base=2)
     axis.set(title=title, xlabel="matrices B", ylabel=y)
+    axis.label_outer()
     axis.grid(alpha=0.3)
 
 
@@ -262,11 +268,11 @@ def plot_time(results: Results, out: Path) -> None:
     series = results.of(OURS, dtype="float32")
     sizes = [n for n in sorted(series.n.unique()) if series[series.n == n].batch.nunique() > 1]
     for axis, which in zip(axes, PASSES, strict=True):
-        for index, n in enumerate(sizes):
+        for n in sizes:
             for timer, style in (("eager", "o-"), ("graph", "--")):
                 line = results.of(OURS, dtype="float32", n=n, which=which, timer=timer)
                 label = f"n = {n}" if timer == "eager" else None
-                axis.plot(line.batch, line.us, style, color=f"C{index}", markersize=4, label=label)
+                axis.plot(line.batch, line.us, style, color=color(n), markersize=4, label=label)
         for timer, style in (("eager", "-"), ("graph", "--")):
             line = results.of(FLOOR, dtype="float32", n=4, which=which, timer=timer)
             label = "same bytes copied, n = 4" if timer == "eager" else None
@@ -281,11 +287,11 @@ def plot_floor(results: Results, out: Path) -> None:
     """Floor over time against B; 1 is a copy of the same bytes."""
     shown, axes = pyplot.subplots(1, 3, figsize=(15, 4), layout="constrained", sharey=True)
     for axis, which in zip(axes, PASSES, strict=True):
-        for index, (n, _) in enumerate(results.of(OURS, dtype="float32").groupby("n")):
+        for n, _ in results.of(OURS, dtype="float32").groupby("n"):
             for timer, style in (("eager", "o-"), ("graph", "x--")):
                 line = results.of(OURS, dtype="float32", n=n, which=which, timer=timer)
                 label = f"n = {n}" if timer == "eager" else None
-                axis.plot(line.batch, 1 / line.x_floor, style, color=f"C{index}", markersize=4, label=label)
+                axis.plot(line.batch, 1 / line.x_floor, style, color=color(n), markersize=4, label=label)
         batch_axes(axis, which, "fraction of the copy floor (dashed: CUDA graph)")
         axis.set_ylim(0, 1.05)
     axes[0].legend(fontsize=8)
