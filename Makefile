@@ -1,7 +1,7 @@
 PYTHON ?= python3
 # A folder of wheels to install from instead of an index
 WHEELS ?=
-# Passed on to the demo or to pytest
+# Passed on to the demo, the benchmark or pytest
 ARGS ?=
 JOBS ?= 2
 
@@ -12,7 +12,7 @@ OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
 # Triton 3.10 changes this default, and numbers with it
 export TRITON_DEFAULT_FP_FUSION ?= 1
 
-.PHONY: demo test lint format clean
+.PHONY: demo test bench lint format clean
 
 demo: $(VENV)/.ready
 	$(RUN) benchmarks/demo.py $(ARGS)
@@ -21,6 +21,10 @@ demo: $(VENV)/.ready
 test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.ready
 	$(RUN) -m pytest -n $(JOBS) $(ARGS)
+
+# about 6 minutes on one H200; ARGS=--quick: under 90 s
+bench: $(VENV)/.ready
+	$(RUN) -m benchmarks.bench $(ARGS)
 
 lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .

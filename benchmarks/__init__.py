@@ -1,0 +1,1 @@
+"""Benchmarks and the demo; not part of the installed package."""

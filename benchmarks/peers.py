@@ -1,0 +1,226 @@
+"""FUNCTIONS: everything the benchmark times, each adapted to logits (B, n, n) -> P and checked before.
+
+A row names the definition it computes in this package's terms, so that `worker` can hold it to
+the float64 reference of that definition.  Loading a row imports its package; a row whose
+package is absent is reported with the error, not hidden.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+EPS = 1e-6
+Passes = dict[str, Callable[[], object]]
+"""Closures by name: "forward" gives P, "backward" dX, "both" runs one after the other."""
+Build = Callable[[torch.Tensor, torch.Tensor, int], Passes]
+"""(logits, upstream gradient, T) -> Passes."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """One row: what is computed, by whom, and how to call it."""
+
+    build: Build
+    form: str = "deepseek"
+    first: str = "rows"
+    package: str = ""
+    """On the package index; empty for what is here anyway."""
+    sizes: tuple[int, ...] = ()
+    """Accepted n; empty for any."""
+    note: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Set before anything is imported."""
+
+
+def differentiable(load: Callable[[], Callable[[torch.Tensor, int], torch.Tensor]]) -> Build:
+    """Passes of a function (logits, T) -> P that autograd differentiates."""
+
+    def build(x: torch.Tensor, dy: torch.Tensor, n_iters: int) -> Passes:
+        function = load()
+        leaf = x.detach().requires_grad_()
+        y = function(leaf, n_iters)
+
+        def forward():
+            with torch.no_grad():
+                return function(x, n_iters)
+
+        return {
+            "forward": forward,
+            "backward": lambda: torch.autograd.grad(y, leaf, dy, retain_graph=True)[0],
+            "both": lambda: torch.autograd.grad(function(leaf, n_iters), leaf, dy)[0],
+        }
+
+    return build
+
+
+def floor(x: torch.Tensor, dy: torch.Tensor, n_iters: int) -> Passes:
+    """The same bytes moved by PyTorch: a copy for forward, an addition for backward."""
+    out, dx = torch.empty_like(x), torch.empty_like(x)
+
+    def both():
+        out.copy_(x)
+        return torch.add(x, dy, out=dx)
+
+    return {
+        "forward": partial(out.copy_, x),
+        "backward": partial(torch.add, x, dy, out=dx),
+        "both": both,
+    }
+
+
+def ours(form: str, first: str = "rows") -> Build:
+    def load():
+        from helion_sinkhorn import sinkhorn
+
+        return partial(sinkhorn, form=form, first=first)
+
+    return differentiable(load)
+
+
+def load_eager():
+    from helion_sinkhorn import reference
+
+    return reference.sinkhorn
+
+
+@functools.cache
+def load_compiled():
+    import torch._functorch.config
+
+    # the backward pass alone is run again and again on one forward pass
+    torch._functorch.config.donated_buffer = False
+    return torch.compile(load_eager(), dynamic=False)
+
+
+def liger(history: bool) -> Build:
+    """The raw kernels: the package has no function of Sinkhorn alone, and no autograd around it."""
+
+    def build(x: torch.Tensor, dy: torch.Tensor, n_iters: int) -> Passes:
+        from liger_kernel.ops.mhc import mhc_sinkhorn_bwd, mhc_split_sinkhorn_fwd
+
+        batch, n = x.shape[:2]
+        mix = torch.cat([x.new_zeros(batch, 2 * n), x.reshape(batch, n * n)], 1)
+        zero, one = x.new_zeros(mix.size(1)), x.new_ones(1)
+
+        def run():
+            return mhc_split_sinkhorn_fwd(
+                mix, zero, one, one, one, tmax=n_iters, pre_eps=0.0, sinkhorn_eps=EPS, post_mult=2.0,
+                return_hist=history,
+            )[2:]  # fmt: skip
+
+        def adjoint(states):
+            kept = states[0] if states else None
+            return mhc_sinkhorn_bwd(
+                mix, zero, one, dy, tmax=n_iters, sinkhorn_eps=EPS, hist=kept
+            )  # fmt: skip
+
+        kept = run()[1:]
+        return {
+            "forward": lambda: run()[0],
+            "backward": lambda: adjoint(kept),
+            "both": lambda: adjoint(run()[1:]),
+        }
+
+    return build
+
+
+def tile_kernels(x: torch.Tensor, dy: torch.Tensor, n_iters: int) -> Passes:
+    """The raw kernels; from version 2 on there is no autograd around them."""
+    from tile_kernels.mhc.sinkhorn_kernel import mhc_sinkhorn_bwd, mhc_sinkhorn_fwd
+
+    def forward():
+        out = torch.empty_like(x)
+        mhc_sinkhorn_fwd(x, out, n_iters, EPS)
+        return out
+
+    def backward():
+        dx = torch.empty_like(x)
+        mhc_sinkhorn_bwd(dy, x, dx, n_iters, EPS)
+        return dx
+
+    return {"forward": forward, "backward": backward, "both": lambda: (forward(), backward())}
+
+
+def load_fla():
+    from fla.ops.utils.sinkhorn import sinkhorn
+
+    return sinkhorn
+
+
+def flag_gems(x: torch.Tensor, dy: torch.Tensor, n_iters: int) -> Passes:
+    from flag_gems.fused.mhc.hc_split_sinkhorn import hc_split_sinkhorn
+
+    batch, n = x.shape[:2]
+    mix = torch.cat([x.new_zeros(batch, 2 * n), x.reshape(batch, n * n)], 1)
+    scale, base = x.new_ones(3), x.new_zeros(mix.size(1))
+    return {"forward": lambda: hc_split_sinkhorn(mix, scale, base, n, n_iters, EPS)[2]}
+
+
+def load_hyper_connections():
+    from hyper_connections.triton_sinkhorn import TritonSinkhornFunction
+
+    return TritonSinkhornFunction.apply
+
+
+OURS = "helion_sinkhorn"
+FLOOR = "copy"
+COMPILED = "torch.compile"
+_MIX = "also computes pre and post from a (B, n n + 2 n) mix: moves half as much again"
+
+FUNCTIONS = {
+    FLOOR: Function(floor, form="", note="y.copy_(x); torch.add(x, dy, out=dx)"),
+    OURS: Function(ours("deepseek")),
+    f"{OURS} log": Function(ours("log"), form="log"),
+    "eager": Function(differentiable(load_eager), note="reference.sinkhorn"),
+    COMPILED: Function(differentiable(load_compiled), note="of reference.sinkhorn, dynamic=False"),
+    "Liger, recompute": Function(liger(False), package="liger-kernel", sizes=(2, 4, 8, 16), note=_MIX),
+    "Liger, history": Function(
+        liger(True),
+        package="liger-kernel",
+        sizes=(2, 4, 8, 16),
+        note=f"{_MIX}; keeps T matrices for backward",
+    ),
+    "fla, Triton": Function(
+        differentiable(load_fla), "log", "cols", "fla-core", tuple(range(1, 9)), "its default"
+    ),
+    "fla, Gluon": Function(
+        differentiable(load_fla),
+        "log",
+        "cols",
+        "fla-core",
+        tuple(range(1, 9)),
+        "opt-in",
+        {"FLA_GLUON": "1"},
+    ),
+    "FlagGems": Function(flag_gems, package="flag-gems", note=f"{_MIX}; has no gradient of this form"),
+    "hyper-connections": Function(
+        differentiable(load_hyper_connections),
+        "log",
+        "cols",
+        "hyper-connections",
+        note="its gradient takes the last P for every step",
+    ),
+    "TileKernels": Function(tile_kernels, package="tile-kernels", sizes=(4,), note="needs tilelang (50 MB)"),
+}
+PEERS = tuple(name for name, f in FUNCTIONS.items() if f.package)
+
+LEFT_OUT = {
+    "TransformerEngine": "the package brings hundreds of megabytes of other kernels; n = 4, log form",
+    "Megatron-LM": "its Sinkhorn kernels are in no released package",
+    "mhc": "PyTorch operations without kernels, eps = 1e-9: what `eager` stands for",
+    "triton-sinkhorn": "in no package index; keeps 2 T matrices, one program a matrix",
+}
+"""Known, and not timed here, with the reason."""
+
+
+def load(name: str) -> Function:
+    """The row, its environment set."""
+    function = FUNCTIONS[name]
+    os.environ.update(function.environment)
+    return function
