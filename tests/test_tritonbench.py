@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import json
 import os
 import shutil
@@ -163,6 +164,24 @@ def test_backends_compute_the_definition(name, form):
     assert found.share <= 1
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["eager", "helion_sinkhorn", "helion_default", "torch_compile"])
+def test_backends_on_a_gpu(name):
+    x = make_logits("randn_1", 8192, 4, 4).cuda().requires_grad_()
+    dy = make_cotangents(x).cuda()
+    call = (20, "deepseek", "rows")
+    forward = backends.BACKENDS[name].build(x, dy, *call)
+    p = forward()
+    (dx,) = torch.autograd.grad(p, x, dy)
+    assert compare.errors(x, dy, p, dx, compare.budget(x, dy, 20), 20).share <= 1
+    if name.startswith("helion"):
+        assert measure.kept_bytes(forward, x) == 64
+        assert "sinkhorn_backward" in backends.BACKENDS[name].config(x, *call, "bwd")
+    assert (
+        0 < measure.milliseconds(measure.floor(x, "fwd"), x.device) < measure.milliseconds(forward, x.device)
+    )
+
+
 def test_the_baseline_computes_in_float32():
     x = make_logits("randn_1", 50, 4, 4, dtype=torch.bfloat16)
     p = backends.BACKENDS["eager"].build(x, None, 20, "deepseek", "rows")()
@@ -318,6 +337,17 @@ def test_results_of_another_shape_are_refused():
         compare.errors(x, x, None, None, allowed, 2)
 
 
+def test_helions_driver_finds_what_its_config_names():
+    config = json.loads((ROOT / "tritonbench_ops" / "helion_driver.json").read_text())
+    names = config["kernel_mappings"]["sinkhorn"]
+    assert names["tritonbench_module"] == "tritonbench.operators.sinkhorn.operator"
+    function = getattr(importlib.import_module(names["helion_module"]), names["helion_func"])
+    x = torch.randn(3, 4, 4)
+    assert torch.equal(function(None, x, 5, "log", "cols")(), sinkhorn(x, 5, form="log", first="cols"))
+    measured = {key.partition("-")[0] for key in config["kernel_metric_mappings"]["sinkhorn"]}
+    assert measured <= {*backends.BACKENDS, f"helion_{names['helion_func']}"}
+
+
 def metrics(error_msg: str | None = None):
     return SimpleNamespace(error_msg=error_msg)
 
@@ -391,21 +421,35 @@ def test_what_else_ends_a_run(tree):
     assert others == [0, 0, 0]
 
 
-METRICS = "latency,speedup,accuracy,gbps,x_floor,max_abs_err,grad_rel_err,marginal_err,host_us,kept_bytes,best_config"
+METRICS = [
+    "latency", "speedup", "accuracy", "gbps", "x_floor", "max_abs_err", "grad_rel_err", "marginal_err",
+    "host_us", "kept_bytes", "best_config",
+]  # fmt: skip
 
 
 @needs_checkout
 @pytest.mark.parametrize("mode", cases.MODES)
 def test_every_metric_is_in_the_json(tmp_path, mode):
     path = tmp_path / "out.json"
-    arguments = [*SMALL, *QUICK, "--mode", mode, "--only", OURS, "--metrics", METRICS, "--num-inputs", "1"]
+    arguments = [
+        *SMALL,
+        *QUICK,
+        "--mode",
+        mode,
+        "--only",
+        OURS,
+        "--metrics",
+        ",".join(METRICS),
+        "--num-inputs",
+        "1",
+    ]
     done = python("checkout", "-m", "tritonbench_ops", *arguments, "--output-json", path)
     assert done.returncode == 0, done.stderr[-3000:]
     prefix = f"tritonbench_sinkhorn_{mode}[x_5000x4x4 T=3 deepseek rows-helion_sinkhorn]_"
     found = {
         k.removeprefix(prefix): v for k, v in json.loads(path.read_text()).items() if k.startswith(prefix)
     }
-    assert set(found) == set(METRICS.split(","))
+    assert set(found) == set(METRICS)
     # a CPU has no allocator to ask, and a mode computes P, dX or both
     empty = {"kept_bytes"} | {"fwd_bwd": set(), "bwd": {"marginal_err"}}.get(mode, {"grad_rel_err"})
     assert {name for name, value in found.items() if value is None} == empty
@@ -454,7 +498,7 @@ def test_plain_run_py_finds_a_link(tmp_path):
     for name, status in ((OURS, 0), ("helion_default", 1)):
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         done = subprocess.run(
-            [sys.executable, "run.py", *SMALL, *QUICK, "--only", name],
+            [sys.executable, "run.py", *SMALL, "--only", name],
             cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert "eager" in done.stdout

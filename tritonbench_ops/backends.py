@@ -21,6 +21,8 @@ Forward = Callable[[], torch.Tensor]
 Build = Callable[..., Forward]
 """(logits (B, n, m), upstream gradient, n_iters, form, first) -> Forward; NotImplementedError with the
 reason for a call that the backend does not take."""
+EPS = 1e-6
+"""Of the deepseek form, here and in every peer."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,15 @@ def ours(**options: object) -> Build:
     return build
 
 
+def sinkhorn_tritonbench(tb_op, logits, n_iters, form, first) -> Forward:
+    """`sinkhorn` as Helion's benchmark driver calls what it times (helion_driver.json)."""
+    return ours()(logits, None, n_iters, form, first)
+
+
 def configs(*choices: object, mode: str) -> str:
     """Those of (forward, backward) that a mode launches."""
     launched = {"fwd": choices[:1], "fwd_no_grad": choices[:1], "bwd": choices[1:], "fwd_bwd": choices}
-    return "; ".join(map(str, launched[mode])).replace(";", ",")
+    return ", ".join(dict.fromkeys(map(str, launched[mode]))).replace(";", ",")
 
 
 def our_config(logits, n_iters, form, first, mode) -> str:
@@ -85,9 +92,6 @@ def default_choices(logits, n_iters, form, first) -> tuple[object, object]:
     device, _, _ = launch.device_at(launch.index_of(logits))
     names = "sinkhorn_forward", launch.backward_kernel(call)
     return tuple(Choice(name, *KERNELS[name].default(call, device), "its default") for name in names)
-
-
-EPS = 1e-6
 
 
 class _WithChoices(torch.autograd.Function):
@@ -118,7 +122,7 @@ def default_config(logits, n_iters, form, first, mode) -> str:
 
 
 def adapted(name: str, function) -> Build:
-    """A row of benchmarks/peers.py: the passes of its package, whose definition has to be the one asked for."""
+    """A row of benchmarks/peers.py, for calls of the definition that it computes."""
 
     def build(logits, dy, n_iters, form, first) -> Forward:
         n, m = logits.shape[-2:]

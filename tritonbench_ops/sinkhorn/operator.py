@@ -27,7 +27,7 @@ CPU_MILLISECONDS = {"warmup": 25, "rep": 100, "iter": 100}
 
 
 class Operator(BenchmarkOperator):
-    """Sinkhorn-Knopp on (B, n, m) logits; inputs are (logits, n_iters, form, first), as `sinkhorn` takes them."""
+    """Sinkhorn-Knopp; an input is (logits (B, n, m), n_iters, form, first), as `sinkhorn` takes them."""
 
     DEFAULT_PRECISION = "fp32"
     DEFAULT_METRICS = ["latency", "speedup", "accuracy", "x_floor", "max_abs_err"]  # noqa: RUF012

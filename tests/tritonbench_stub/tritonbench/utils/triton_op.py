@@ -131,8 +131,8 @@ class BenchmarkOperator:
         inputs = list(islice(self.get_input_iter(), self.tb_args.input_id, None))
         self._num_inputs = len(inputs) if self._num_inputs is None else self._num_inputs
         try:
-            for self.example_inputs in inputs[: self._num_inputs]:
-                self.fns = {}
+            for case in inputs[: self._num_inputs]:
+                self.example_inputs, self.fns = case, {}
                 row = {n: self.measured(n, n in baselines) for n in names if everything[n].enabled}
                 result.append((self.get_x_val(self.example_inputs), row))
         finally:
