@@ -71,6 +71,10 @@ class Operator(BenchmarkOperator):
             logits = logits.to(self.device).requires_grad_(self.requires_grad)
             yield logits, case.n_iters, case.form, case.first
 
+    def get_available_num_inputs(self):
+        """So that newer versions of tritonbench need not draw all inputs to count them."""
+        return len(self.cases)
+
     @register_x_val(label="BxNxM T form first")
     def get_x_val(self, inputs):
         return x_value(inputs)
