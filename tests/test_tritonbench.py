@@ -390,6 +390,7 @@ CAUGHT = {
     "iteration": cases.MODES,
     "one_matrix": cases.MODES,
     "unwritten": cases.MODES,
+    "forward_alone": ("bwd", "fwd_bwd"),
     "raising": cases.MODES,
     "gradient": ("bwd", "fwd_bwd"),
     "approximate": (),

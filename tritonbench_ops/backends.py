@@ -79,8 +79,8 @@ def configs(*choices: object, mode: str) -> str:
     return ", ".join(dict.fromkeys(map(str, launched[mode]))).replace(";", ",")
 
 
-def our_config(logits, n_iters, form, first, mode) -> str:
-    serves = plan(logits, n_iters, form=form, first=first)
+def our_config(logits, n_iters, form, first, mode, **options: object) -> str:
+    serves = plan(logits, n_iters, form=form, first=first, **options)
     return configs(serves.forward, serves.backward, mode=mode)
 
 
@@ -187,7 +187,10 @@ BACKENDS = {
     "helion_default": Backend(with_defaults, default_config, on_cpu=False),
 }
 if "implicit" in BACKWARDS:
-    BACKENDS["helion_implicit_approximate"] = Backend(ours(backward="implicit"), approximate=True)
+    implicit = {"backward": "implicit"}
+    BACKENDS["helion_implicit_approximate"] = Backend(
+        ours(**implicit), partial(our_config, **implicit), approximate=True
+    )
 BACKENDS |= peers()
 
 

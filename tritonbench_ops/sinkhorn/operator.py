@@ -46,7 +46,7 @@ class Operator(BenchmarkOperator):
                     setattr(self.tb_args, name, value)
         self.named = self.names_in_only()
         if self.named and COMPARED & set(self.required_metrics):
-            self._only = list(dict.fromkeys([BASELINE, *self._only]))
+            self._only = list(dict.fromkeys([*BASELINE_BENCHMARKS[self.name], *self._only]))
         if self.device == "cpu":
             self._skip = [*(self._skip or []), *(name for name, row in BACKENDS.items() if not row.on_cpu)]
         if any(getattr(self.tb_args, name, None) for name in ("rtol", "atol", "bitwise")):
@@ -88,6 +88,8 @@ class Operator(BenchmarkOperator):
         adjoint = getattr(forward, "adjoint", None)
         if adjoint is None:
             p, dy = forward(), self.upstream()
+            if not p.requires_grad:
+                raise NotImplementedError("has no gradient")
 
             def adjoint():
                 return torch.autograd.grad(p, logits, dy, retain_graph=True)[0]
