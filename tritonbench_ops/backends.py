@@ -165,7 +165,7 @@ def peers() -> dict[str, Backend]:
     try:
         from benchmarks import peers as table
     except ImportError as error:
-        why = f"{error}: put the repository on PYTHONPATH"
+        why = f"{error}: put the repository first on PYTHONPATH"
         return {"peers": Backend(eager, peer=True, missing=why)}
     return {
         re.sub(r"\W+", "_", name).lower(): Backend(
