@@ -4,6 +4,9 @@ WHEELS ?=
 # Passed on to the demo, the benchmark or pytest
 ARGS ?=
 JOBS ?= 2
+# A checkout of https://github.com/meta-pytorch/tritonbench, and the modes to run (docs/tritonbench.md)
+TRITONBENCH_DIR ?= ../tritonbench
+MODES ?= fwd bwd fwd_bwd fwd_no_grad
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -35,6 +38,12 @@ format: $(VENV)/.lint
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
+.PHONY: bench-tritonbench
+# A process a mode; it fails when a backend is missing, raises or is inaccurate
+bench-tritonbench: export PYTHONPATH := $(abspath $(TRITONBENCH_DIR)):$(CURDIR)
+bench-tritonbench: $(VENV)/.tritonbench
+	set -e; for mode in $(MODES); do $(RUN) -m tritonbench_ops --op sinkhorn --mode $$mode $(ARGS); done
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info
 
@@ -44,4 +53,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt ci/bootstrap.py
 
 $(VENV)/.lint: $(VENV)/.ready
 	$(RUN) -m pip install -q -c constraints.txt $(OFFLINE) ruff import-linter
+	touch $@
+
+$(VENV)/.tritonbench: $(VENV)/.ready
+	$(RUN) -m pip install -q --no-build-isolation $(OFFLINE) -e ".[tritonbench]"
 	touch $@

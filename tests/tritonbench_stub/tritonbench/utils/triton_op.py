@@ -1,0 +1,139 @@
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+from types import SimpleNamespace
+
+import torch
+
+REGISTERED_BENCHMARKS = defaultdict(dict)
+BASELINE_BENCHMARKS = defaultdict(list)
+REGISTERED_METRICS = defaultdict(list)
+REGISTERED_X_VALS = {}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Mode(Enum):
+    FWD = "fwd"
+    BWD = "bwd"
+    FWD_BWD = "fwd_bwd"
+    FWD_NO_GRAD = "fwd_no_grad"
+
+
+@dataclass
+class BenchmarkOperatorMetrics:
+    latency: float | None = None
+    speedup: float | None = None
+    accuracy: bool | None = None
+    error_msg: str | None = None
+    best_config: str | None = None
+    extra_metrics: dict = field(default_factory=dict)
+
+
+def name_of(module):
+    prefix = "tritonbench.operators."
+    assert prefix in module
+    return module.partition(prefix)[2].split(".")[0]
+
+
+def register_x_val(label="x_val"):
+    def decorator(function):
+        REGISTERED_X_VALS[name_of(function.__module__)] = label
+        return function
+
+    return decorator
+
+
+def register_benchmark(
+    operator_name=None, func_name=None, baseline=False, enabled=True, fwd_only=False, label=None
+):
+    def decorator(function):
+        name = operator_name or name_of(function.__module__)
+        REGISTERED_BENCHMARKS[name][func_name or function.__name__] = SimpleNamespace(enabled=enabled)
+        if baseline:
+            BASELINE_BENCHMARKS[name].append(func_name or function.__name__)
+        return function
+
+    return decorator
+
+
+def register_metric(skip_baseline=False, x_only=False):
+    def decorator(function):
+        REGISTERED_METRICS[name_of(function.__module__)].append(function.__name__)
+        return function
+
+    return decorator
+
+
+class BenchmarkOperator:
+    DEFAULT_METRICS = ("latency",)
+
+    def __init__(self, tb_args, extra_args=None):
+        self.name = name_of(type(self).__module__)
+        self.tb_args, self.extra_args = tb_args, extra_args
+        self.mode, self.device = Mode(tb_args.mode), tb_args.device
+        self.requires_grad = self.mode is not Mode.FWD_NO_GRAD
+        self.required_metrics = tb_args.metrics.split(",") if tb_args.metrics else self.DEFAULT_METRICS
+        precision = self.DEFAULT_PRECISION if tb_args.precision == "bypass" else tb_args.precision
+        self.dtype = DTYPES.get(precision)
+        self._only = tb_args.only.split(",") if tb_args.only else []
+        self._skip = tb_args.skip.split(",") if tb_args.skip else []
+        self._num_inputs = tb_args.num_inputs
+
+    def closure(self, name):
+        forward = getattr(self, name)(*self.example_inputs)
+        if self.mode is Mode.FWD:
+            fn = forward
+        elif self.mode is Mode.BWD:
+            fn = self.get_bwd_fn(forward)
+        elif self.mode is Mode.FWD_BWD:
+            backward = self.get_bwd_fn(forward)
+
+            def fn():
+                return forward(), backward()
+        else:
+
+            def fn():
+                with torch.no_grad():
+                    forward()
+
+        fn._name = name
+        return fn
+
+    def measured(self, name, baseline):
+        metrics = BenchmarkOperatorMetrics()
+        try:
+            fn = self.closure(name)
+            begin = time.perf_counter()
+            fn()
+            metrics.latency = 1e3 * (time.perf_counter() - begin)
+            self.fns[name] = fn
+            if "accuracy" in self.required_metrics and not baseline:
+                metrics.accuracy = self.accuracy(fn, self.fns[BASELINE_BENCHMARKS[self.name][0]])
+            if "best_config" in self.required_metrics:
+                metrics.best_config = self.best_config(fn)
+            for metric in REGISTERED_METRICS[self.name]:
+                if metric in self.required_metrics:
+                    metrics.extra_metrics[metric] = getattr(self, metric)(fn, self.example_inputs, metrics)
+        except Exception as error:
+            if not self.tb_args.keep_going:
+                raise
+            metrics.error_msg = str(error)
+        return metrics
+
+    def run(self, warmup=None, rep=None):
+        everything = REGISTERED_BENCHMARKS[self.name]
+        baselines = BASELINE_BENCHMARKS[self.name]
+        names = self._only or [name for name in everything if name not in self._skip]
+        names = sorted(names, key=lambda name: name not in baselines)
+        result = []
+        inputs = list(islice(self.get_input_iter(), self.tb_args.input_id, None))
+        self._num_inputs = len(inputs) if self._num_inputs is None else self._num_inputs
+        try:
+            for case in inputs[: self._num_inputs]:
+                self.example_inputs, self.fns = case, {}
+                row = {n: self.measured(n, n in baselines) for n in names if everything[n].enabled}
+                result.append((self.get_x_val(self.example_inputs), row))
+        finally:
+            self.output = SimpleNamespace(result=result)

@@ -1,0 +1,1 @@
+"""The tritonbench operator `sinkhorn`; importing this package imports neither tritonbench nor Helion."""

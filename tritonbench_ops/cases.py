@@ -1,0 +1,69 @@
+"""The inputs of `--op sinkhorn`: WORKLOADS tagged "bench", or those its own flags ask for."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from helion_sinkhorn.api import FIRSTS, FORMS
+from helion_sinkhorn.workloads import LARGEST_ENTRIES, Workload, tagged
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MODES = ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")
+TENSORS_MOVED = {"fwd": 2, "fwd_no_grad": 2, "bwd": 3, "fwd_bwd": 5}
+"""Tensors of the size of the logits that a mode has to read or write at least: X and P; dP, X and dX."""
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The operator's own flags, which tritonbench hands on."""
+    parser = argparse.ArgumentParser("--op sinkhorn", allow_abbrev=False)
+    parser.add_argument("--form", choices=FORMS, default="deepseek", help="definition (README); %(default)s")
+    parser.add_argument("--first", choices=FIRSTS, default="rows", help="normalised first; %(default)s")
+    parser.add_argument("--n", type=int, help="rows and columns; default: each of the bench workloads")
+    parser.add_argument("--iters", type=int, help="T; default: that of the bench workloads")
+    parser.add_argument("--batch", type=int, help="matrices; default: each of the bench workloads")
+    options = parser.parse_args(arguments)
+    for name in ("n", "iters", "batch"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name} is {value}; pass at least 1")
+    return options
+
+
+def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[Workload]:
+    """The bench workloads as `options` change them, each once, in the order of WORKLOADS.
+
+    Args:
+        options: of `parse`.
+        dtype: of the logits: float32, bfloat16 or float16.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"precision {dtype} is not accepted; use --precision fp32, bf16 or fp16")
+    rows = tagged("bench")
+    known = any(row.n == options.n for row in rows)
+    chosen: dict[tuple[int, ...], Workload] = {}
+    for row in rows:
+        n, m = options.n or row.n, options.n or row.m
+        batch, n_iters = options.batch or row.batch, options.iters or row.n_iters
+        # a size that is not in the table takes the batches of all
+        if (known and row.n != n) or (not options.batch and batch * n * m > LARGEST_ENTRIES):
+            continue
+        case = dataclasses.replace(
+            row, n=n, m=m, batch=batch, n_iters=n_iters, form=options.form, first=options.first, dtype=dtype
+        )
+        chosen.setdefault((n, m, batch, n_iters), case)
+    return list(chosen.values())
+
+
+def x_value(case: tuple[torch.Tensor, int, str, str]) -> str:
+    """An input as tables show it; no ";" and no "-", on which tritonbench's writers split."""
+    logits, n_iters, form, first = case
+    return f"{'x'.join(map(str, logits.shape))} T={n_iters} {form} {first}"
+
+
+def bytes_moved(logits: torch.Tensor, mode: str) -> int:
+    """Bytes that a mode has to move at least."""
+    return TENSORS_MOVED[mode] * logits.numel() * logits.element_size()

@@ -1,0 +1,71 @@
+"""What tritonbench does not measure: the copy floor, the time of the host, what stays for backward."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+HOST_CALLS = 50
+"""Launches in a row: far fewer than a device queues."""
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def floor(logits: torch.Tensor, mode: str) -> Callable[[], object]:
+    """The same bytes moved by PyTorch: a copy for forward, an addition for backward."""
+    x = logits.detach()
+    out, other = torch.empty_like(x), torch.empty_like(x)
+    passes = {
+        "fwd": [lambda: out.copy_(x)],
+        "bwd": [lambda: torch.add(x, other, out=out)],
+    }
+    passes["fwd_no_grad"], passes["fwd_bwd"] = passes["fwd"], passes["fwd"] + passes["bwd"]
+    return lambda: [run() for run in passes[mode]]
+
+
+def milliseconds(run: Callable[[], object], device: torch.device, graph: bool = False) -> float:
+    """The median of repeated runs, taken as tritonbench takes it: L2 cleared, or as a CUDA graph."""
+    if device.type == "cuda":
+        from triton.testing import do_bench, do_bench_cudagraph
+
+        return do_bench_cudagraph(run, return_mode="median") if graph else do_bench(run, return_mode="median")
+    run()
+    times = []
+    while len(times) < 5 or (sum(times) < 0.05 and len(times) < 1000):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return 1e3 * statistics.median(times)
+
+
+def host_microseconds(run: Callable[[], object], device: torch.device) -> float:
+    """Time a call takes from the host, the device not waited for; on a CPU all of it."""
+    times = []
+    for _ in range(5):
+        synchronize(device)
+        begin = time.perf_counter()
+        for _ in range(HOST_CALLS if device.type == "cuda" else 1):
+            run()
+        times.append((time.perf_counter() - begin) / (HOST_CALLS if device.type == "cuda" else 1))
+    synchronize(device)
+    return 1e6 * statistics.median(times)
+
+
+def kept_bytes(forward: Callable[[], torch.Tensor], logits: torch.Tensor) -> float | None:
+    """Bytes a matrix that stay allocated for backward, the logits included; None on a CPU."""
+    if not logits.is_cuda:
+        return None
+    forward()
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    p = forward()
+    kept = torch.cuda.memory_allocated() - before - p.numel() * p.element_size()
+    return (kept + logits.numel() * logits.element_size()) / logits.shape[0]

@@ -1,0 +1,225 @@
+"""The operator as tritonbench imports it, under the name tritonbench.operators.sinkhorn.operator."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from tritonbench.utils.triton_op import (
+    BASELINE_BENCHMARKS,
+    REGISTERED_BENCHMARKS,
+    BenchmarkOperator,
+    register_benchmark,
+    register_metric,
+    register_x_val,
+)
+
+from helion_sinkhorn.workloads import make_cotangents, make_logits
+from tritonbench_ops import compare, gate, measure
+from tritonbench_ops.backends import BACKENDS, BASELINE, has_other_gradient, wanted
+from tritonbench_ops.cases import bytes_moved, cases, parse, x_value
+
+log = logging.getLogger("tritonbench_ops")
+COMPARED = {"speedup", "accuracy"}
+"""Metrics that tritonbench leaves empty without a baseline."""
+CPU_MILLISECONDS = {"warmup": 25, "rep": 100, "iter": 100}
+"""Where tritonbench would ask a CUDA device for an estimate."""
+
+
+class Operator(BenchmarkOperator):
+    """Sinkhorn-Knopp; an input is (logits (B, n, m), n_iters, form, first), as `sinkhorn` takes them."""
+
+    DEFAULT_PRECISION = "fp32"
+    DEFAULT_METRICS = ["latency", "speedup", "accuracy", "x_floor", "max_abs_err"]  # noqa: RUF012
+    is_compute_bound = False
+    reset_dynamo = True
+
+    def __init__(self, tb_args, extra_args=None):
+        super().__init__(tb_args, extra_args)
+        self.cases = cases(parse(self.extra_args or []), self.dtype)
+        self.seen = {}
+        self.accurate = {}
+        self.tb_args.keep_going = True
+        if self.device == "cpu":
+            for name, value in CPU_MILLISECONDS.items():
+                if getattr(self.tb_args, name, value) is None:
+                    setattr(self.tb_args, name, value)
+        self.named = self.names_in_only()
+        if self.named and COMPARED & set(self.required_metrics):
+            self._only = list(dict.fromkeys([*BASELINE_BENCHMARKS[self.name], *self._only]))
+        if self.device == "cpu":
+            self._skip = [*(self._skip or []), *(name for name, row in BACKENDS.items() if not row.on_cpu)]
+        if any(getattr(self.tb_args, name, None) for name in ("rtol", "atol", "bitwise")):
+            log.warning("accuracy is judged by the error budget: --rtol, --atol and --bitwise do nothing")
+        for name, backend in BACKENDS.items():
+            if backend.missing:
+                log.warning("left out: %s: %s", name, backend.missing)
+
+    def names_in_only(self):
+        """The backends of --only; [] without it."""
+        registered = REGISTERED_BENCHMARKS[self.name]
+        if getattr(self.tb_args, "only_match_mode", "exact") != "exact":
+            return [name for name in registered if name.startswith(tuple(self._only))] if self._only else []
+        unknown = [name for name in self._only or [] if name not in registered]
+        if unknown:
+            raise ValueError(f"--only names {', '.join(unknown)}; backends are {', '.join(registered)}")
+        return list(self._only or [])
+
+    def get_input_iter(self):
+        for case in self.cases:
+            logits = make_logits(case.logits, case.batch, case.n, case.m, dtype=case.dtype)
+            logits = logits.to(self.device).requires_grad_(self.requires_grad)
+            yield logits, case.n_iters, case.form, case.first
+
+    def get_available_num_inputs(self):
+        """So that newer versions of tritonbench need not draw all inputs to count them."""
+        return len(self.cases)
+
+    @register_x_val(label="BxNxM T form first")
+    def get_x_val(self, inputs):
+        return x_value(inputs)
+
+    def get_grad_to_none(self, inputs):
+        return [inputs[0]]
+
+    def get_bwd_fn(self, forward):
+        """dX for one upstream gradient, left in logits.grad."""
+        logits = self.example_inputs[0]
+        adjoint = getattr(forward, "adjoint", None)
+        if adjoint is None:
+            p, dy = forward(), self.upstream()
+            if not p.requires_grad:
+                raise NotImplementedError("has no gradient")
+
+            def adjoint():
+                return torch.autograd.grad(p, logits, dy, retain_graph=True)[0]
+
+        def run():
+            logits.grad = adjoint()
+            return [logits]
+
+        return run
+
+    def once(self, name, make):
+        """make(), computed at most once for an input."""
+        if self.seen.get("input") is not self.example_inputs[0]:
+            self.seen = {"input": self.example_inputs[0]}
+        if name not in self.seen:
+            self.seen[name] = make()
+        return self.seen[name]
+
+    def upstream(self):
+        logits = self.example_inputs[0]
+        return self.once("upstream", lambda: make_cotangents(logits).to(logits.device))
+
+    def arguments(self):
+        _, n_iters, form, first = self.example_inputs
+        return {"n_iters": n_iters, "form": form, "first": first}
+
+    def forward(self, name):
+        """The closure of a backend, built anew."""
+        return getattr(self, name)(*self.example_inputs)
+
+    def errors(self, fn):
+        logits = self.example_inputs[0]
+
+        def judge():
+            allowed = self.once("budget", lambda: compare.budget(logits, self.upstream(), **self.arguments()))
+            forward = self.forward(fn._name) if self.mode.value == "fwd_no_grad" else fn
+            found = compare.results(self.mode.value, fn, forward, logits)
+            found = compare.errors(logits, self.upstream(), *found, allowed, **self.arguments())
+            self.accurate[self.get_x_val(self.example_inputs), fn._name] = found.share <= 1
+            return found
+
+        return self.once(("errors", fn._name), judge)
+
+    def accuracy(self, fn, baseline_fn):
+        """Whether the result of this mode is within the error budget against float64; no baseline decides."""
+        self.errors(baseline_fn)
+        return self.errors(fn).share <= 1
+
+    def best_config(self, fn):
+        backend = BACKENDS.get(fn._name)
+        logits, *arguments = self.example_inputs
+        return backend.config(logits, *arguments, self.mode.value) if backend else ""
+
+    @register_metric()
+    def gbps(self, fn, inputs, metrics):
+        if metrics.latency is None:
+            return None
+        return bytes_moved(inputs[0], self.mode.value) / metrics.latency * 1e-6
+
+    @register_metric()
+    def x_floor(self, fn, inputs, metrics):
+        return None if metrics.latency is None else metrics.latency / self.floor()
+
+    @register_metric()
+    def max_abs_err(self, fn, inputs, metrics):
+        return self.errors(fn).max_abs
+
+    @register_metric()
+    def grad_rel_err(self, fn, inputs, metrics):
+        return self.errors(fn).gradient
+
+    @register_metric()
+    def marginal_err(self, fn, inputs, metrics):
+        return self.errors(fn).marginal
+
+    @register_metric()
+    def host_us(self, fn, inputs, metrics):
+        return measure.host_microseconds(fn, inputs[0].device)
+
+    @register_metric()
+    def kept_bytes(self, fn, inputs, metrics):
+        return measure.kept_bytes(self.forward(fn._name), inputs[0])
+
+    def floor(self):
+        """Milliseconds of a copy of the bytes of this mode, measured in this run."""
+        logits = self.example_inputs[0]
+        run = measure.floor(logits, self.mode.value)
+        graph = bool(getattr(self.tb_args, "cudagraph", False))
+        return self.once("floor", lambda: measure.milliseconds(run, logits.device, graph))
+
+    def run(self, *arguments, **options):
+        try:
+            super().run(*arguments, **options)
+        finally:
+            self.judge()
+
+    def judge(self):
+        """Report whether the run passed; see gate."""
+        must = wanted(self.named, self._skip or [], self.device)
+        judged = {
+            name
+            for name in must
+            if "accuracy" in self.required_metrics
+            and not (has_other_gradient(name) and "bwd" in self.mode.value)
+        }
+        baselines = BASELINE_BENCHMARKS[self.name]
+        gate.report(
+            gate.failures(self.output.result, self._num_inputs, must, judged, baselines, self.accurate)
+        )
+
+
+def method(name, backend):
+    """The method that tritonbench calls with an input to get the closure it times."""
+
+    def build(self, logits, n_iters, form, first):
+        if backend.missing:
+            raise NotImplementedError(backend.missing)
+        if not (backend.on_cpu or logits.is_cuda):
+            raise NotImplementedError("runs on GPUs only")
+        return backend.build(logits, self.upstream(), n_iters, form, first)
+
+    build.__name__ = name
+    return build
+
+
+for _name, _backend in BACKENDS.items():
+    _register = register_benchmark(
+        operator_name="sinkhorn",
+        func_name=_name,
+        baseline=_name == BASELINE,
+        enabled=not _backend.missing,
+    )
+    setattr(Operator, _name, _register(method(_name, _backend)))
