@@ -12,7 +12,7 @@ OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
 # Triton 3.10 changes this default, and numbers with it
 export TRITON_DEFAULT_FP_FUSION ?= 1
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format clean accuracy compare fault-tables device-rows
 
 demo: $(VENV)/.ready
 	$(RUN) benchmarks/demo.py $(ARGS)
@@ -21,6 +21,21 @@ demo: $(VENV)/.ready
 test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.ready
 	$(RUN) -m pytest -n $(JOBS) $(ARGS)
+
+# accuracy-<device>.json of the device at hand; the exit status is the verdict
+accuracy: $(VENV)/.ready
+	$(RUN) ci/accuracy.py $(ARGS)
+
+# make compare ARGS="a/accuracy-h200.json b/accuracy-mi350.json"
+compare: $(VENV)/.ready
+	$(RUN) ci/compare.py $(ARGS)
+
+fault-tables: $(VENV)/.ready
+	$(RUN) ci/faults.py --write docs/accuracy.md
+
+# The rows of ci/devices.toml as a GitHub matrix
+device-rows:
+	@$(PYTHON) ci/devices.py
 
 lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .
