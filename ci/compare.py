@@ -106,6 +106,11 @@ def described(found: dict[str, float]) -> str:
     )
 
 
+def conditions(artefact: Artefact) -> str:
+    versions = ", ".join(f"{k} {v}" for k, v in artefact["versions"].items() if v)
+    return f"{artefact['device']['name']}; {versions}; {artefact['utc'][:10]}, {artefact['seconds']} s"
+
+
 def picture(artefacts: dict[str, Artefact], names: list[str], path: Path) -> None:
     """Worst error of every device and modelled vendor in units of the budget, values above gradients."""
     figure, axes = plt.subplots(2, 1, sharex=True, figsize=(11, 7), layout="constrained")
@@ -138,6 +143,7 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("accuracy"), help="folder of compare.md and compare.png"
     )
+    parser.add_argument("--write", type=Path, help="put the tables between the marks of this file too")
     options = parser.parse_args()
     try:
         loaded = [load(path) for path in options.artefacts]
@@ -156,11 +162,13 @@ def main() -> int:
         )
         return 2
     names = list(dict.fromkeys(n for a in loaded for n, r in a["workloads"].items() if "results" in r))
-    text = [f"{d}: {a['device']['name']}, {a['versions']}, {a['utc']}" for d, a in artefacts.items()]
-    text += ["", "## Error against float64", "", report.table(errors(artefacts, names))]
-    text += ["", "## Gaps, reported only", "", report.table(gaps(artefacts, names))]
+    text = [f"- {device}: {conditions(artefact)}" for device, artefact in artefacts.items()]
+    text += ["", "Errors, worst and rms, limit 1:", "", report.table(errors(artefacts, names))]
+    text += ["", "Gaps, reported only:", "", report.table(gaps(artefacts, names))]
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "compare.md").write_text("\n".join(text) + "\n")
+    if options.write:
+        report.insert(options.write, "devices", "\n".join(text))
     picture(artefacts, names, options.out / "compare.png")
     print("\n".join(text))
     wrong = [
