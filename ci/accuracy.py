@@ -302,7 +302,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=400, help="a kernel not judged by then is wrong")
     parser.add_argument("--no-inductor", action="store_true", help="leave torch.compile out")
     parser.add_argument(
-        "--inductor-seconds", type=float, default=120, help="what has not compiled by then is left"
+        "--inductor-seconds", type=float, default=90, help="what is not compiled by then is left out"
     )
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
