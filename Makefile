@@ -12,7 +12,7 @@ OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
 # Triton 3.10 changes this default, and numbers with it
 export TRITON_DEFAULT_FP_FUSION ?= 1
 
-.PHONY: demo test lint format clean accuracy compare fault-tables device-rows
+.PHONY: demo test lint format clean accuracy compare fault-tables sanitize device-rows
 
 demo: $(VENV)/.ready
 	$(RUN) benchmarks/demo.py $(ARGS)
@@ -32,6 +32,10 @@ compare: $(VENV)/.ready
 
 fault-tables: $(VENV)/.ready
 	$(RUN) ci/faults.py --write docs/accuracy.md
+
+# compute-sanitizer over the kernels: an NVIDIA GPU and the CUDA toolkit
+sanitize: $(VENV)/.ready
+	$(RUN) ci/sanitize.py $(ARGS)
 
 # The rows of ci/devices.toml as a GitHub matrix
 device-rows:

@@ -288,6 +288,28 @@ def test_compare_refuses_another_schema(artefact, tmp_path, capsys, monkeypatch)
     assert "schema 0" in text.err
 
 
+@pytest.mark.parametrize(
+    ("ends", "status", "verdict"),
+    [(0, 0, "nothing found"), (86, 1, "FOUND SOMETHING"), (9, 2, "did not run")],
+)
+def test_what_compute_sanitizer_says_is_the_verdict(tmp_path, monkeypatch, capsys, ends, status, verdict):
+    """With a stand-in for the tool, and kernels that need no GPU."""
+    import sanitize
+
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f"#!/bin/sh\necho '7 launches'\nexit {ends}\n")
+    tool.chmod(0o755)
+    program = tmp_path / "kernels.py"
+    program.write_text("")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(sanitize, "__file__", str(program))
+    monkeypatch.setattr(sys, "argv", ["sanitize.py", "--out", str(tmp_path / "out"), "--tools", "racecheck"])
+    assert sanitize.main() == status
+    (line,) = [t for t in capsys.readouterr().out.splitlines() if "racecheck" in t]
+    assert verdict in line
+    assert "| 7 |" in line
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
 def test_device_rows_are_known_devices():
     import devices
@@ -296,14 +318,14 @@ def test_device_rows_are_known_devices():
     assert {"h100", "b200", "mi350"} <= {row["key"] for row in devices.rows()}
 
 
-def test_workflows_only_call_make_targets():
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_workflows_only_call_make_targets(name):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
-    commands = re.findall(r"run: (.*)", (ROOT / ".github" / "workflows" / "gpu.yml").read_text())
+    commands = re.findall(r"run: (.*)", (ROOT / ".github" / "workflows" / f"{name}.yml").read_text())
     assert commands
     for command in commands:
         called = re.search(r"make (?:-s )?([a-z-]+)", command)
-        assert called, command
-        assert called[1] in targets
+        assert command == ".ci/run" or (called and called[1] in targets), command
 
 
 def test_the_documented_table_names_every_row():
