@@ -128,7 +128,7 @@ def picture(artefacts: dict[str, Artefact], names: list[str], path: Path) -> Non
             axis.plot(place, heights, mark, color="black", label=f"{vendor}, modelled")
         axis.axhline(1.0, color="red", linewidth=1)
         axis.set_ylabel(f"{of}: largest error / budget")
-        axis.set_ylim(0, 1.1)
+        axis.set_ylim(bottom=0)
     axes[0].legend()
     axes[1].set_xticks(place, names, rotation=60, ha="right")
     figure.savefig(path, dpi=150)

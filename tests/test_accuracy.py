@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.kernels import KERNELS
 from helion_sinkhorn.workloads import WORKLOADS, tagged
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -195,6 +196,15 @@ def test_kernels_are_judged_with_the_default_and_every_committed_config(monkeypa
         whole[:6] = candidate.run(x, dy).double()
         whole[6:] = truth.exact[6:]
         assert truth.judge(whole).passes
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["tail_5x3", "mhc_bf16"])
+def test_kernels_pass_on_this_device(name):
+    record = accuracy.judge(name, "cuda", STEPS)
+    assert accuracy.failures(record) == []
+    assert [r["of"] for r in record["results"] if r["served"]] == ["P", "dX"]
+    assert all(r["kernel"] in KERNELS for r in record["results"])
 
 
 @pytest.fixture(scope="module")
