@@ -94,6 +94,15 @@ def test_statistics_of_known_errors():
     assert not truth.judge(torch.full_like(truth.exact, math.nan)).passes
 
 
+@pytest.mark.parametrize("of", ["P", "dX"])
+def test_one_rounding_to_a_narrow_type_has_the_rms_of_a_uniform_error(of):
+    truth = ground("mhc_bf16")[3][of]
+    # half a place is relative to the power of two below: mean of 1 / significand^2 over a binade, 0.54
+    assert truth.judge(truth.exact.bfloat16()).rms == pytest.approx(
+        math.sqrt(3 / (8 * math.log(2))), abs=0.03
+    )
+
+
 def test_gaps_count_units_in_the_last_place():
     a = torch.rand(5, 4, 4) + 1
     b = a.clone()
