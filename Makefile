@@ -15,7 +15,7 @@ OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
 # Triton 3.10 changes this default, and numbers with it
 export TRITON_DEFAULT_FP_FUSION ?= 1
 
-.PHONY: demo test bench lint format clean
+.PHONY: demo test bench lint format clean accuracy compare fault-tables sanitize device-rows bench-tritonbench
 
 demo: $(VENV)/.ready
 	$(RUN) benchmarks/demo.py $(ARGS)
@@ -29,6 +29,25 @@ test: $(VENV)/.ready
 bench: $(VENV)/.ready
 	$(RUN) -m benchmarks.bench $(ARGS)
 
+# accuracy-<device>.json of the device at hand; the exit status is the verdict
+accuracy: $(VENV)/.ready
+	$(RUN) ci/accuracy.py $(ARGS)
+
+# make compare ARGS="a/accuracy-h200.json b/accuracy-mi350.json"
+compare: $(VENV)/.ready
+	$(RUN) ci/compare.py $(ARGS)
+
+fault-tables: $(VENV)/.ready
+	$(RUN) ci/faults.py --write docs/accuracy.md
+
+# compute-sanitizer over the kernels: an NVIDIA GPU and the CUDA toolkit
+sanitize: $(VENV)/.ready
+	$(RUN) ci/sanitize.py $(ARGS)
+
+# The rows of ci/devices.toml as a GitHub matrix
+device-rows:
+	@$(PYTHON) ci/devices.py
+
 lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -38,7 +57,6 @@ format: $(VENV)/.lint
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-.PHONY: bench-tritonbench
 # A process a mode; it fails when a backend is missing, raises or is inaccurate
 bench-tritonbench: export PYTHONPATH := $(abspath $(TRITONBENCH_DIR)):$(CURDIR)
 bench-tritonbench: $(VENV)/.tritonbench

@@ -94,6 +94,10 @@ class Rounding:
         size = 1.0 + terms.size(axis) / math.sqrt(3.0)
         return self(terms, size).sum(axis, keepdim=True)
 
+    def dot(self, a: torch.Tensor, w: torch.Tensor, axis: int) -> torch.Tensor:
+        """The sum of a w; an implementation may fuse its products."""
+        return self.sum(a * w, axis)
+
 
 def scaling_form(
     x: torch.Tensor, n_iters: int, eps: float, form: str, first: str, rounding: Rounding
@@ -128,10 +132,10 @@ def scaling_form(
             z = rounding(z - rounding(p.log(), 2.0) - rounding(q.log(), 2.0), rounding.ARGUMENT)
             a = rounding(z.exp(), rounding.EXP)
             p, q, v = torch.ones_like(p), torch.ones_like(q), torch.ones_like(q)
-        p = rounding(rho * (rounding.sum(rounding.adjoint(a) * v, -1) + eps * p), 2.0)
+        p = rounding(rho * (rounding.dot(rounding.adjoint(a), v, -1) + eps * p), 2.0)
         u = rounding(1.0 / p, rounding.RECIPROCAL)
         a = rounding.adjoint(a)
-        q = rounding(rounding.sum(rounding.adjoint(a) * u, -2) + (eps / rho) * q, 2.0)
+        q = rounding(rounding.dot(rounding.adjoint(a), u, -2) + (eps / rho) * q, 2.0)
         v = rounding(1.0 / q, rounding.RECIPROCAL)
         a = rounding.adjoint(a)
     return rounding(rounding(rounding.adjoint(a, 2.0) * u) * v)

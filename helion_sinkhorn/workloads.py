@@ -6,23 +6,29 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 LARGEST_ENTRIES = 1 << 26
 """Most entries of a tuned batch, 256 MiB in float32: far more blocks than any device holds at once."""
 
 
-def _mask(batch: int, n: int, m: int, generator: torch.Generator, density: float) -> torch.Tensor:
+def _normal(generator: np.random.Generator, *shape: int) -> torch.Tensor:
+    """Standard normal numbers: NumPy's come from integers and tables, torch's from the host's vector log."""
+    return torch.from_numpy(generator.standard_normal(shape).astype(np.float32))
+
+
+def _mask(batch: int, n: int, m: int, generator: np.random.Generator, density: float) -> torch.Tensor:
     """True where an entry stays: a random share of them, and one in every row and column."""
-    keep = torch.rand(batch, n, m, generator=generator) < density
+    keep = torch.from_numpy(generator.random((batch, n, m)) < density)
     for k in range(max(n, m)):
         keep[:, k % n, k % m] = True
-    rows = torch.rand(batch, n, generator=generator).argsort(-1)
+    rows = torch.from_numpy(generator.random((batch, n)).argsort(-1))
     return keep.gather(-2, rows.unsqueeze(-1).expand(batch, n, m))
 
 
 def _randn(scale: float) -> Callable[..., torch.Tensor]:
-    return lambda batch, n, m, generator: scale * torch.randn(batch, n, m, generator=generator)
+    return lambda batch, n, m, generator: scale * _normal(generator, batch, n, m)
 
 
 def _identity_like(batch, n, m, generator):
@@ -30,21 +36,21 @@ def _identity_like(batch, n, m, generator):
 
 
 def _masked(batch, n, m, generator):
-    x = torch.randn(batch, n, m, generator=generator)
+    x = _normal(generator, batch, n, m)
     return x.masked_fill(~_mask(batch, n, m, generator, 0.6), -math.inf)
 
 
 def _permutation(batch, n, m, generator):
-    x = torch.randn(batch, n, m, generator=generator)
+    x = _normal(generator, batch, n, m)
     return x.masked_fill(~_mask(batch, n, m, generator, 0.0), -math.inf)
 
 
 def _rank_one(batch, n, m, generator):
-    return torch.randn(batch, n, 1, generator=generator) + torch.randn(batch, 1, m, generator=generator)
+    return _normal(generator, batch, n, 1) + _normal(generator, batch, 1, m)
 
 
 def _uniform_4(batch, n, m, generator):
-    return 4.0 * torch.rand(batch, n, m, generator=generator)
+    return torch.from_numpy(4.0 * generator.random((batch, n, m), dtype=np.float32))
 
 
 LOGITS: dict[str, Callable[..., torch.Tensor]] = {
@@ -66,13 +72,13 @@ LOGITS: dict[str, Callable[..., torch.Tensor]] = {
 def make_logits(
     name: str, batch: int, n: int, m: int, *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """The logits LOGITS[name], (batch, n, m), the same for the same seed on every machine."""
-    return LOGITS[name](batch, n, m, torch.Generator().manual_seed(seed)).to(dtype)
+    """The logits LOGITS[name], (batch, n, m), the same bits for the same seed on every machine."""
+    return LOGITS[name](batch, n, m, np.random.default_rng(seed)).to(dtype)
 
 
 def make_cotangents(x: torch.Tensor, *, seed: int = 1, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Random upstream gradients of the shape of x: one that is constant along a line would hide errors."""
-    return torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(dtype or x.dtype)
+    return _normal(np.random.default_rng(seed), *x.shape).to(dtype or x.dtype)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 
 import pytest
@@ -38,9 +39,10 @@ def test_gated_rows_are_calls_of_sinkhorn(name):
     assert not torch.equal(x, workload.make_inputs(seed=1)[0]) or workload.logits == "identity_like"
 
 
-def test_inputs_do_not_depend_on_the_machine():
-    x, dy = WORKLOADS["mhc_fp32"].make_inputs()
-    assert x[0, 0].tolist() == pytest.approx([-1.1258398, -1.1523602, -0.2505786, -0.4338788], abs=1e-6)
-    again = WORKLOADS["mhc_fp32"].make_inputs()
-    assert torch.equal(x, again[0])
-    assert torch.equal(dy, again[1])
+@pytest.mark.parametrize(
+    ("name", "digest"), [("mhc_fp32", "5b87547ce9272417"), ("masked_8", "f66b6f834864af18")]
+)
+def test_inputs_are_the_same_bits_on_every_machine(name, digest):
+    # computed with and without vector units; torch.randn gives other bits where there is no AVX2
+    tensors = WORKLOADS[name].make_inputs()
+    assert hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()[:16] == digest

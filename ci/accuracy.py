@@ -1,0 +1,351 @@
+"""Judge every kernel on the device at hand: python ci/accuracy.py [--out FOLDER] [--no-inductor]
+
+For each workload tagged `ci`, each kernel, each config committed for it and the default: the error against
+float64 from the same inputs by the gate (ci/gate.py); equal bits from a second run, from split batches and at
+every position in the batch; row and column sums; Inductor's error on the same inputs.  Without a GPU the CPU
+path is judged.  Writes accuracy-<device>.json for ci/compare.py; the exit status is the verdict.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import platform
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import faults
+import gate
+import report
+import torch
+
+from helion_sinkhorn import eager, reference
+from helion_sinkhorn.workloads import WORKLOADS, Workload, tagged
+
+SCHEMA = 1
+SAMPLE_ENTRIES = 1024
+"""Entries of each served result kept in the artefact, in whole matrices, for gaps between devices."""
+INDUCTOR = ("mhc_one_iteration", "mhc_five_iterations", "mhc_fp32", "mhc_bf16", "log_4", "driver_8")
+"""Workloads compared with torch.compile: it unrolls the iterations, and takes minutes for large matrices."""
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One kernel with one config, and the result it gives."""
+
+    kernel: str
+    of: str
+    config: dict[str, object]
+    source: str
+    served: bool
+    """Whether `sinkhorn` would take it for this call."""
+    run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def candidates(workload: Workload, x: torch.Tensor) -> list[Candidate]:
+    """What there is to judge for a workload on the device of x."""
+    if x.is_cuda:
+        return kernels(workload, x)
+    arguments, dtype = workload.arguments, workload.dtype
+    return [
+        Candidate("eager.forward", "P", {}, "", True, lambda x, _: eager.forward(x, *arguments, dtype)),
+        Candidate("eager.backward", "dX", {}, "", True, lambda x, dy: eager.backward(dy, x, *arguments)),
+    ]
+
+
+def kernels(workload: Workload, x: torch.Tensor) -> list[Candidate]:
+    """Every kernel that takes this call: with the default config, those committed for it, the one served."""
+    from helion_sinkhorn.configs import store
+    from helion_sinkhorn.kernels import KERNELS, Choice, launch
+
+    arguments, dtype = workload.arguments, workload.dtype
+
+    def forward(x, _, choice):
+        return launch.forward(x, *arguments, dtype, choice)
+
+    def backward(x, dy, choice):
+        return launch.backward(dy, x, *arguments, choice)
+
+    device, _, _ = launch.device_at(launch.index_of(x))
+    call = launch.call_of(x, *arguments)
+    names = {"sinkhorn_forward": "P", launch.backward_kernel(call): "dX", "sinkhorn_backward_history": "dX"}
+    found = []
+    for name, of in names.items():
+        served = launch.choose(name, call, x.size(0), device)
+        stored = [
+            Choice(name, e.config, e.variant, f"{device.key}, tuned at batch {e.batch} ({e.evidence})")
+            for folder in store.folders()
+            for e in store.read(folder, device.key, name)
+            if e.key == call.key
+        ]
+        default = Choice(name, *KERNELS[name].default(call, device), "the kernel's default")
+        for choice in {(c.config, c.variant): c for c in (default, served, *stored)}.values():
+            taken = name in ("sinkhorn_forward", launch.backward_kernel(call))
+            found.append(Candidate(
+                name, of, {**dict(choice.config), **dict(choice.variant)}, choice.source,
+                taken and (choice.config, choice.variant) == (served.config, served.variant),
+                functools.partial(forward if of == "P" else backward, choice=choice),
+            ))  # fmt: skip
+    return found
+
+
+def bits(t: torch.Tensor) -> torch.Tensor:
+    """A tensor's bits as integers: NaN and the sign of zero compare too."""
+    return t.contiguous().view(torch.int32 if t.element_size() == 4 else torch.int16)
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    joined = b"".join(bits(t.detach().cpu()).numpy().tobytes() for t in tensors)
+    return hashlib.sha256(joined).hexdigest()[:16]
+
+
+def reproducible(candidate: Candidate, x, dy, result: torch.Tensor, judged: int) -> dict[str, bool]:
+    """Equal bits from a second run, from any split of the batch, and at any position in it."""
+    cuts = sorted({0, 1, judged // 3, x.size(0) // 2, x.size(0)})
+    pieces = [candidate.run(x[a:b], dy[a:b]) for a, b in itertools.pairwise(cuts)]
+    copies = torch.arange(x.size(0), device=x.device) % judged
+    return {
+        "again": torch.equal(bits(fresh(candidate, x, dy)), bits(result)),
+        "split": torch.equal(bits(torch.cat(pieces)), bits(result)),
+        "position": torch.equal(bits(result), bits(result[:judged])[copies]),
+    }
+
+
+def marginals(result: torch.Tensor, exact: torch.Tensor) -> dict[str, dict[str, float]]:
+    """Largest and mean distance of row and column sums from those of the truth."""
+    found = {}
+    for name, axis in (("rows", -1), ("columns", -2)):
+        gap = (result.cpu().double().sum(axis) - exact.sum(axis)).abs()
+        found[name] = {"largest": gap.max().item(), "mean": gap.mean().item()}
+    return found
+
+
+def sample(result: torch.Tensor) -> str:
+    """The bits of the first matrices."""
+    count = max(1, SAMPLE_ENTRIES // result[0].numel())
+    return base64.b64encode(bits(result[:count].detach().cpu()).numpy().tobytes()).decode()
+
+
+def fresh(candidate: Candidate, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    """The result in memory that held NaN: an entry never written must not show what an earlier run left."""
+    torch.full_like(x, math.nan)
+    return candidate.run(x, dy)
+
+
+def statistics(truth: gate.Truth, result: torch.Tensor) -> dict[str, object]:
+    s = truth.judge(result)
+    return {**dataclasses.asdict(s), "passes": s.passes, "beyond": s.reasons}
+
+
+def inputs(workload: Workload, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The judged matrices, K of them."""
+    k = gate.judged(workload, steps)
+    return tuple(t[:k] for t in workload.make_inputs())
+
+
+def filled(t: torch.Tensor, batch: int) -> torch.Tensor:
+    """The judged matrices over and over, up to the workload's batch: every position has a truth."""
+    return t.repeat(math.ceil(batch / len(t)), 1, 1)[:batch].contiguous()
+
+
+def judge(name: str, device: str, steps: int) -> dict[str, object]:
+    """All of a workload's record but Inductor."""
+    workload = WORKLOADS[name]
+    x, dy = inputs(workload, steps)
+    truth = gate.truths(workload, x, dy)
+    full = [filled(t, workload.batch).to(device) for t in (x, dy)]
+    results = []
+    for candidate in candidates(workload, full[0]):
+        result = fresh(candidate, *full)
+        first = result[: len(x)]
+        results.append({
+            "kernel": candidate.kernel, "of": candidate.of, "config": candidate.config,
+            "source": candidate.source, "served": candidate.served,
+            **statistics(truth[candidate.of], first),
+            "marginals": marginals(first, truth[candidate.of].exact),
+            "reproducible": reproducible(candidate, *full, result, len(x)),
+            "digest": digest(first), **({"sample": sample(first)} if candidate.served else {}),
+        })  # fmt: skip
+    modelled = {vendor: faults.scaling(a)(workload, x, dy) for vendor, a in faults.VENDORS.items()}
+    return {
+        "arguments": {"n": workload.n, "m": workload.m, "dtype": str(workload.dtype)[6:], **workload.options},
+        "batch": workload.batch, "judged": len(x), "inputs": digest(x, dy), "results": results,
+        "model": {
+            vendor: {q: statistics(truth[q], r) for q, r in zip(truth, pair, strict=True)}
+            for vendor, pair in modelled.items()
+        },
+        "model_gap": {
+            q: gate.gap(q, a, b) for q, a, b in zip(truth, modelled["nvidia"], modelled["amd"], strict=True)
+        },
+    }  # fmt: skip
+
+
+def inductor(name: str, device: str, steps: int) -> dict[str, object]:
+    """The statistics of torch.compile on the specification, in float32 and rounded once."""
+    workload = WORKLOADS[name]
+    x, dy = inputs(workload, steps)
+    truth = gate.truths(workload, x, dy)
+    leaf = x.to(device).requires_grad_()
+    compiled = torch.compile(
+        lambda t: reference.sinkhorn(t.float(), **workload.options).to(workload.dtype), dynamic=False
+    )
+    p = compiled(leaf)
+    (dx,) = torch.autograd.grad(p, leaf, dy.to(device))
+    return {"P": statistics(truth["P"], p), "dX": statistics(truth["dX"], dx)}
+
+
+def attempt(task: Callable[..., dict[str, object]], *arguments) -> dict[str, object]:
+    """A task's record; an exception becomes one too, so that one workload cannot take the others along."""
+    try:
+        return task(*arguments)
+    except Exception:
+        return {"error": traceback.format_exc()}
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": version("numpy")}
+    for package in ("helion", "triton"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    found["cuda"], found["hip"] = torch.version.cuda or "", torch.version.hip or ""
+    found["fp_fusion"] = os.environ.get("TRITON_DEFAULT_FP_FUSION", "Triton's default")
+    return found
+
+
+def commit() -> str:
+    """HEAD, with + where the tree differs from it; empty outside a repository."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
+
+
+def hardware(device: str) -> dict[str, object]:
+    if device == "cpu":
+        return {"key": "cpu", "vendor": "cpu", "name": platform.processor() or platform.machine()}
+    from helion_sinkhorn.configs.device import current
+
+    row = current(0)
+    return {"key": row.key, "vendor": row.vendor, "arch": row.arch, "name": torch.cuda.get_device_name(0)}
+
+
+def failures(record: dict[str, object]) -> list[str]:
+    """What is wrong with a workload's record, in sentences."""
+    if "error" in record:
+        return [str(record["error"]).strip().splitlines()[-1]]
+    found = []
+    for r in record["results"]:
+        what = f"{r['kernel']} ({r['source'] or 'CPU'})"
+        if not r["passes"]:
+            found.append(
+                f"{what}: {r['of']} is beyond the limit of {', '.join(r['beyond'])}: worst {r['worst']:.3g}, "
+                f"rms {r['rms']:.3g}, bias {r['bias']:.3g} of {r['bias_limit']:.3g}; element {r['index']} is "
+                f"{r['value']:.9g}, expected {r['expected']:.9g}"
+            )
+        found += [
+            f"{what}: {r['of']} has other bits: {k}" for k, same in r["reproducible"].items() if not same
+        ]
+    return found
+
+
+def rows(workloads: dict[str, dict]) -> list[dict[str, object]]:
+    """The readable table: one line a workload, result and kernel with config."""
+    found = []
+    for name, record in workloads.items():
+        for r in record.get("results", []):
+            other = record.get("inductor", {}).get(r["of"])
+            found.append({
+                "workload": name, "result": r["of"], "kernel": r["kernel"],
+                "served": "yes" if r["served"] else "",
+                **{k: f"{r[k]:.3f}" for k in ("worst", "z", "rms")},
+                "bias (limit)": f"{r['bias']:+.3f} ({r['bias_limit']:.3f})",
+                "largest relative": f"{r['largest_relative']:.1e}",
+                "x Inductor": f"{r['largest_absolute'] / other['largest_absolute']:.2f}" if other else "",
+                "same bits": "yes" if all(r["reproducible"].values()) else "NO",
+                "verdict": "ok" if r["passes"] and all(r["reproducible"].values()) else "WRONG",
+            })  # fmt: skip
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("accuracy"), help="folder of the artefact and the table"
+    )
+    parser.add_argument("--workloads", nargs="+", choices=[w.name for w in tagged("ci")], metavar="NAME",
+                        default=[w.name for w in tagged("ci")], help="all tagged ci if left out")  # fmt: skip
+    parser.add_argument("--steps", type=int, default=gate.JUDGED_STEPS,
+                        help="entries times iterations judged of a workload")  # fmt: skip
+    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes")
+    parser.add_argument("--seconds", type=float, default=400, help="a kernel not judged by then is wrong")
+    parser.add_argument("--no-inductor", action="store_true", help="leave torch.compile out")
+    parser.add_argument(
+        "--inductor-seconds", type=float, default=90, help="what is not compiled by then is left out"
+    )
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    start = time.monotonic()
+
+    def collect(task, until: float) -> dict[str, object]:
+        try:
+            return task.get(max(0.0, until - time.monotonic()))
+        except multiprocessing.TimeoutError:
+            return {"error": f"not finished after {until - start:.0f} s"}
+
+    # each process takes its share of the cores; Inductor compiles in the process it is called in
+    os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // options.jobs))
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+        # the slowest first
+        order = sorted(options.workloads, key=lambda n: -WORKLOADS[n].n * WORKLOADS[n].m)
+        pending = {n: pool.apply_async(attempt, (judge, n, device, options.steps)) for n in order}
+        chosen = [] if options.no_inductor else [n for n in INDUCTOR if n in options.workloads]
+        compiling = {n: pool.apply_async(attempt, (inductor, n, device, options.steps)) for n in chosen}
+        workloads = {n: collect(pending[n], start + options.seconds) for n in options.workloads}
+        deadline = time.monotonic() + options.inductor_seconds
+        for n, task in compiling.items():
+            workloads[n]["inductor"] = collect(task, deadline)
+    wrong = {n: found for n in workloads if (found := failures(workloads[n]))}
+    artefact = {
+        "schema": SCHEMA, "device": hardware(device), "versions": versions(), "commit": commit(),
+        "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(["python", "ci/accuracy.py", *sys.argv[1:]]),
+        "seconds": round(time.monotonic() - start, 1), "passes": not wrong, "workloads": workloads,
+    }  # fmt: skip
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"accuracy-{artefact['device']['key']}.json"
+    path.write_text(json.dumps(artefact, indent=1) + "\n")
+    table = report.table(rows(workloads))
+    path.with_suffix(".md").write_text(table + "\n")
+    print(table)
+    for name, sentences in wrong.items():
+        print(*(f"{name}: {s}" for s in sentences), sep="\n", file=sys.stderr)
+    verdict = f"{len(wrong)} of {len(workloads)} workloads are wrong" if wrong else "all within their limits"
+    print(f"\n{path}: {verdict}, {artefact['seconds']} s")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""Join the artefacts of several devices: python ci/compare.py accuracy-*.json [--out FOLDER]
+
+Prints each device's error in units of its budget, and how far devices are apart beside the gap that the
+arithmetic of NVIDIA and AMD lets expect (modelled).  Writes compare.md and compare.png.  Gaps are reported;
+the exit status is 1 only if a device exceeds a limit of its own, 2 if artefacts cannot be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import gate
+import matplotlib
+import numpy as np
+import report
+import torch
+from accuracy import SCHEMA, failures
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+Artefact = dict[str, dict]
+
+
+def load(path: Path) -> Artefact:
+    """An artefact of ci/accuracy.py."""
+    data = json.loads(path.read_text())
+    if data.get("schema") != SCHEMA:
+        raise ValueError(
+            f"{path} has schema {data.get('schema')!r}, this version reads {SCHEMA}: run it anew"
+        )
+    return data
+
+
+def served(artefact: Artefact, workload: str, of: str) -> dict | None:
+    """The result that `sinkhorn` gives there."""
+    found = artefact["workloads"].get(workload, {}).get("results", [])
+    return next((r for r in found if r["of"] == of and r["served"]), None)
+
+
+def sample(record: dict, result: dict) -> torch.Tensor:
+    """The first matrices of a stored result."""
+    arguments = record["arguments"]
+    dtype = getattr(torch, arguments["dtype"])
+    bits = np.int32 if dtype == torch.float32 else np.int16
+    flat = torch.from_numpy(np.frombuffer(base64.b64decode(result["sample"]), bits).copy())
+    return flat.view(dtype).view(-1, arguments["n"], arguments["m"])
+
+
+def verdict(result: dict) -> bool:
+    """The gate's, from the numbers and not from what the artefact says of itself."""
+    inside = result["worst"] <= 1 and result["rms"] <= 1 and abs(result["bias"]) <= result["bias_limit"]
+    return inside and all(result["reproducible"].values())
+
+
+def errors(artefacts: dict[str, Artefact], names: list[str]) -> list[dict[str, object]]:
+    """One row for each workload and result: worst and rms of every device, of Inductor, of the model."""
+    rows = []
+    for name, of in itertools.product(names, ("P", "dX")):
+        row: dict[str, object] = {"workload": name, "result": of}
+        for device, artefact in artefacts.items():
+            result = served(artefact, name, of)
+            other = artefact["workloads"].get(name, {}).get("inductor", {}).get(of)
+            row[f"{device}: worst, rms"] = f"{result['worst']:.3f}, {result['rms']:.3f}" if result else "-"
+            row[f"{device}: Inductor"] = f"{other['worst']:.3f}, {other['rms']:.3f}" if other else "-"
+        model = next(r["model"] for a in artefacts.values() if "model" in (r := a["workloads"].get(name, {})))
+        for vendor, results in model.items():
+            row[f"{vendor}, modelled"] = f"{results[of]['worst']:.3f}, {results[of]['rms']:.3f}"
+        rows.append(row)
+    return rows
+
+
+def gaps(artefacts: dict[str, Artefact], names: list[str]) -> list[dict[str, object]]:
+    """One row for each workload and result: distance of every two devices, and of the modelled vendors."""
+    rows = []
+    for name, of in itertools.product(names, ("P", "dX")):
+        row: dict[str, object] = {"workload": name, "result": of}
+        for (one, a), (two, b) in itertools.combinations(artefacts.items(), 2):
+            records = [x["workloads"].get(name, {}) for x in (a, b)]
+            results = [served(x, name, of) for x in (a, b)]
+            if not all(results):
+                text = "-"
+            elif records[0]["inputs"] != records[1]["inputs"]:
+                text = "other inputs"
+            else:
+                found = gate.gap(of, *(sample(*pair) for pair in zip(records, results, strict=True)))
+                text = described(found) + (
+                    ", same bits" if results[0]["digest"] == results[1]["digest"] else ""
+                )
+            row[f"{one} - {two}"] = text
+        model = next(r for a in artefacts.values() if "model_gap" in (r := a["workloads"].get(name, {})))
+        row["nvidia - amd, modelled"] = described(model["model_gap"][of])
+        rows.append(row)
+    return rows
+
+
+def described(found: dict[str, float]) -> str:
+    return (
+        f"{found['largest_ulps']:.1f} ulp (mean {found['mean_ulps']:.2f}), "
+        f"{found['largest_relative']:.1e}, {100 * found['flips']:.2g} % flips"
+    )
+
+
+def conditions(artefact: Artefact) -> str:
+    versions = ", ".join(f"{k} {v}" for k, v in artefact["versions"].items() if v)
+    return f"{artefact['device']['name']}; {versions}; {artefact['utc'][:10]}, {artefact['seconds']} s"
+
+
+def picture(artefacts: dict[str, Artefact], names: list[str], path: Path) -> None:
+    """Worst error of every device and modelled vendor in units of the budget, values above gradients."""
+    figure, axes = plt.subplots(2, 1, sharex=True, figsize=(11, 7), layout="constrained")
+    place = np.arange(len(names))
+    for axis, of in zip(axes, ("P", "dX"), strict=True):
+        for k, (device, artefact) in enumerate(artefacts.items()):
+            results = [served(artefact, n, of) for n in names]
+            heights = [r["worst"] if r else np.nan for r in results]
+            width = 0.8 / len(artefacts)
+            axis.bar(place - 0.4 + (k + 0.5) * width, heights, width, label=device)
+        first = next(iter(artefacts.values()))
+        for vendor, mark in (("nvidia", "_"), ("amd", "x")):
+            models = [first["workloads"].get(n, {}).get("model", {}).get(vendor, {}).get(of) for n in names]
+            heights = [m["worst"] if m else np.nan for m in models]
+            axis.plot(place, heights, mark, color="black", label=f"{vendor}, modelled")
+        axis.axhline(1.0, color="red", linewidth=1)
+        axis.set_ylabel(f"{of}: largest error / budget")
+        axis.set_ylim(bottom=0)
+    axes[0].legend()
+    axes[1].set_xticks(place, names, rotation=60, ha="right")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("artefacts", nargs="+", type=Path)
+    parser.add_argument(
+        "--out", type=Path, default=Path("accuracy"), help="folder of compare.md and compare.png"
+    )
+    parser.add_argument("--write", type=Path, help="put the tables between the marks of this file too")
+    options = parser.parse_args()
+    try:
+        loaded = [load(path) for path in options.artefacts]
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    keys = [a["device"]["key"] for a in loaded]
+    artefacts = {
+        key if keys.count(key) == 1 else f"{key} ({path.parent.name or path.stem})": a
+        for key, path, a in zip(keys, options.artefacts, loaded, strict=True)
+    }
+    if len(artefacts) < len(loaded):
+        print(
+            f"two artefacts are called the same: put each of {', '.join(keys)} in its own folder",
+            file=sys.stderr,
+        )
+        return 2
+    names = list(dict.fromkeys(n for a in loaded for n, r in a["workloads"].items() if "results" in r))
+    text = [f"- {device}: {conditions(artefact)}" for device, artefact in artefacts.items()]
+    text += ["", "Errors, worst and rms, limit 1:", "", report.table(errors(artefacts, names))]
+    text += ["", "Gaps, reported only:", "", report.table(gaps(artefacts, names))]
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "compare.md").write_text("\n".join(text) + "\n")
+    if options.write:
+        report.insert(options.write, "devices", "\n".join(text))
+    picture(artefacts, names, options.out / "compare.png")
+    print("\n".join(text))
+    wrong = [
+        f"{device}: {name}: {sentence}"
+        for device, artefact in artefacts.items()
+        for name, record in artefact["workloads"].items()
+        for sentence in (
+            failures(record)
+            or [f"{r['kernel']}: beyond a limit" for r in record["results"] if not verdict(r)]
+        )
+    ]
+    print(*wrong, sep="\n", file=sys.stderr)
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

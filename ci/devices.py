@@ -1,0 +1,27 @@
+"""Print the rows of ci/devices.toml as the matrix of a GitHub workflow; standard library of Python 3.11."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import tomllib
+
+FIELDS = {"key": str, "runner": str, "image": str, "options": str, "env": dict, "ran": bool}
+
+
+def rows() -> list[dict[str, object]]:
+    """The rows, checked: every field there and of its type, no key twice."""
+    path = Path(__file__).with_name("devices.toml")
+    found = tomllib.loads(path.read_text())["device"]
+    for row in found:
+        if {k: type(v) for k, v in row.items()} != FIELDS:
+            raise ValueError(f"{path}: the row {row} needs exactly {', '.join(FIELDS)}")
+    keys = [row["key"] for row in found]
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"{path}: a key stands twice in {', '.join(keys)}")
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps({"include": rows()}))

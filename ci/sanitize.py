@@ -1,0 +1,105 @@
+"""Run the kernels under compute-sanitizer: python ci/sanitize.py [--out FOLDER] [--tools memcheck ...]
+
+memcheck finds accesses out of bounds, initcheck reads of memory never written, racecheck unordered accesses
+to shared memory.  Every kernel of some workloads runs on one, three and 67 matrices.  Needs an NVIDIA GPU and
+compute-sanitizer, which comes with the CUDA toolkit.  Writes sanitize.md and each tool's output; the exit
+status is 1 if a tool finds something, 2 if it cannot run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import report
+
+TOOLS = ("memcheck", "initcheck", "racecheck")
+WORKLOADS = ("mhc_fp32", "mhc_bf16", "log_4", "tail_5x3", "wide_4x8", "masked_8", "lane_32", "matching_64")
+"""Packed, padded and rectangular matrices, restarts, and sums between warps through shared memory."""
+BATCHES = (1, 3, 67)
+FOUND = 86
+"""Exit status by which compute-sanitizer says that it found something; no program here uses it."""
+
+
+def launch() -> None:
+    """Every kernel and config of WORKLOADS on a few matrices."""
+    import accuracy
+    import torch
+
+    from helion_sinkhorn import workloads
+
+    launches = 0
+    for name in WORKLOADS:
+        workload = workloads.WORKLOADS[name]
+        for batch in BATCHES:
+            x, dy = (t[:batch].contiguous().cuda() for t in workload.make_inputs())
+            for candidate in accuracy.kernels(workload, x):
+                candidate.run(x, dy)
+                launches += 1
+    torch.cuda.synchronize()
+    print(f"{launches} launches")
+
+
+def check(tool: str, sanitizer: str, out: Path, seconds: float) -> dict[str, object]:
+    """Run `launch` under one tool; a row of the table."""
+    command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "50"]
+    command += ["--log-file", str(out / f"{tool}.txt"), sys.executable, __file__, "--launch"]
+    # blocks of their own: a shared block would hide what runs over its end
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=seconds
+        )
+        status, text = done.returncode, done.stdout + done.stderr
+    except subprocess.TimeoutExpired:
+        status, text = -1, ""
+    verdicts = {0: "nothing found", FOUND: "FOUND SOMETHING", -1: f"not finished in {seconds:.0f} s"}
+    (out / f"{tool}.out.txt").write_text(text)
+    return {
+        "tool": tool, "verdict": verdicts.get(status, f"did not run: exit status {status}"), "status": status,
+        "launches": next((line.split()[0] for line in text.splitlines() if line.endswith(" launches")), "?"),
+        "seconds": f"{time.monotonic() - start:.0f}",
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("accuracy"), help="folder of the table and the outputs"
+    )
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
+    parser.add_argument("--seconds", type=float, default=240, help="most for one tool")
+    parser.add_argument("--launch", action="store_true", help="only launch the kernels, unchecked")
+    options = parser.parse_args()
+    if options.launch:
+        launch()
+        return 0
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path="/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
+    )
+    if sanitizer is None:
+        print("compute-sanitizer is not here: install the CUDA toolkit, or put it on PATH", file=sys.stderr)
+        return 2
+    options.out.mkdir(parents=True, exist_ok=True)
+    # once without a tool: the compiler runs here and its results are kept
+    if subprocess.run([sys.executable, __file__, "--launch"], check=False).returncode:
+        print("the kernels do not run even without a tool: see above", file=sys.stderr)
+        return 2
+    rows = [check(tool, sanitizer, options.out, options.seconds) for tool in options.tools]
+    table = report.table([{k: v for k, v in row.items() if k != "status"} for row in rows])
+    (options.out / "sanitize.md").write_text(table + "\n")
+    print(table)
+    statuses = {row["status"] for row in rows}
+    return 1 if FOUND in statuses else 2 if statuses - {0} else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
