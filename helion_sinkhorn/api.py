@@ -50,8 +50,8 @@ def sinkhorn(
         eps: added to each denominator, and once to the softmax; 0 or at least 1e-12.  The log form has none.
         form: "deepseek" (mHC) or "log".
         first: "rows" or "cols", the side normalised first; "cols" is the transpose of "rows".
-        backward: "exact", or "implicit": approximate, the gradient as if P were a fixed point; reads and keeps
-            P alone.  Right where the iteration has converged, wrong by any amount elsewhere (docs/backward.md).
+        backward: "exact", or "implicit": approximate, the gradient as if P were a fixed point, from P alone.
+            Right where the iteration has converged, wrong by any amount elsewhere (docs/backward.md).
         implicit_system: "corrected" (true row and column sums; any shape), or for comparison, on square
             matrices, "reduced" and "full" (sums taken for one: n and 2 n unknowns).
         implicit_solver: "direct" (elimination), "cg" (conjugate gradients), "auto": direct to 16 unknowns.
@@ -85,9 +85,7 @@ def sinkhorn(
     if type(logits) is not torch.Tensor and "torch.distributed.tensor" in sys.modules:
         ops.register_sharding()
     if backward == "implicit":
-        run = (
-            ops.Implicit.apply if ops.differentiates(logits) else torch.ops.helion_sinkhorn.sinkhorn_implicit
-        )
+        run = ops.Implicit.apply if ops.differentiates(logits) else ops.call_implicit
         arguments = n_iters, eps, form, first, serves, dtype
         return run(logits, *arguments, implicit_system, implicit_solver)
     run = ops.Sinkhorn.apply if ops.differentiates(logits) else ops.call

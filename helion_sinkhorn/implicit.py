@@ -27,7 +27,7 @@ def _inverse(x: torch.Tensor) -> torch.Tensor:
 
 
 def _step_length(left: torch.Tensor, first: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
-    """left / curvature, 0 once the residual is down to four units of roundoff: beyond, rounding is amplified."""
+    """left / curvature, 0 once the residual is down to four units of roundoff: only rounding is left."""
     stop = (2 * torch.finfo(left.dtype).eps) ** 2
     return torch.where(left > stop * first, left * _inverse(curvature), 0.0)
 

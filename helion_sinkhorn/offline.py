@@ -304,9 +304,8 @@ def first_launch(device: Device, job: Job) -> tuple[Any, tuple[Any, ...]]:
         launch.forward(x, call.n_iters, job.eps, form, first, x.dtype, job.choice)
     elif "implicit" in job.choice.kernel:
         solver = job.choice.kernel.rsplit("_", 1)[1]
-        launch.implicit_backward(
-            torch.empty_like(x), x, call.n_iters, job.system, solver, x.dtype, job.choice
-        )
+        arguments = call.n_iters, job.system, solver, x.dtype, job.choice
+        launch.implicit_backward(torch.empty_like(x), x, *arguments)
     else:
         launch.backward(torch.empty_like(x), x, call.n_iters, job.eps, form, first, job.choice)
     return launches[0]

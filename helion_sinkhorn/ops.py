@@ -281,12 +281,22 @@ def _keep_p(ctx, inputs, output):
 
 def _implicit_gradient(ctx, grad):
     (p,) = ctx.saved_tensors
-    run = (
-        ImplicitBackward.apply
-        if differentiates(grad, p)
-        else torch.ops.helion_sinkhorn.sinkhorn_implicit_backward
-    )
+    run = ImplicitBackward.apply if differentiates(grad, p) else call_implicit_backward
     return run(grad, p, *ctx.arguments), *[None] * 8
+
+
+def call_implicit(logits, *arguments):
+    """The operator, past the dispatcher where that has nothing to do."""
+    if torch.compiler.is_compiling() or logits.is_meta or not _bare(logits):
+        return torch.ops.helion_sinkhorn.sinkhorn_implicit(logits, *arguments)
+    return implicit_forward(logits, *arguments)
+
+
+def call_implicit_backward(grad, p, *arguments):
+    """The same for its backward."""
+    if torch.compiler.is_compiling() or p.is_meta or not _bare(grad, p):
+        return torch.ops.helion_sinkhorn.sinkhorn_implicit_backward(grad, p, *arguments)
+    return implicit_backward(grad, p, *arguments)
 
 
 class Implicit(torch.autograd.Function):
@@ -296,7 +306,7 @@ class Implicit(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments):
-        return torch.ops.helion_sinkhorn.sinkhorn_implicit(*arguments)
+        return call_implicit(*arguments)
 
     setup_context = staticmethod(_keep_p)
     backward = staticmethod(_implicit_gradient)
@@ -310,7 +320,7 @@ class ImplicitBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments):
-        return torch.ops.helion_sinkhorn.sinkhorn_implicit_backward(*arguments)
+        return call_implicit_backward(*arguments)
 
     @staticmethod
     def setup_context(ctx, inputs, output):

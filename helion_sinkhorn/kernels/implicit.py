@@ -1,4 +1,4 @@
-"""The Helion kernel bodies of backward="implicit": stationarity at P, solved directly or by conjugate gradients.
+"""The Helion kernel bodies of backward="implicit": stationarity at P, by elimination or conjugate gradients.
 
 The gradient is F(G - 1 beta'), where F(X) = P * (X - mean of each row of X weighted by P) and beta makes
 its columns sum to zero: S beta = b with S beta = the column sums of F(1 beta'), b those of F(G)
@@ -49,6 +49,11 @@ def total(terms):
     return out
 
 
+def chained(lists):
+    """One list of their elements."""
+    return [x for part in lists for x in part]
+
+
 def eliminate(w, b, how):
     """beta of the Laplacian with weights w[j, k], j < k, and right-hand side b; the last unknown is 0."""
     m = len(b)
@@ -89,7 +94,7 @@ def gradient_of_entries(p, g, n, m, how):
     w = {(j, k): total([scaled[i][j] * p[i][k] for i in range(n)]) for j in range(m) for k in range(j + 1, m)}
     beta = eliminate(w, b, how)
     rows = [flow_of_entries(p[i], [x - y for x, y in zip(g[i], beta, strict=True)], inv[i]) for i in range(n)]
-    return sum(rows, [])
+    return chained(rows)
 
 
 def balanced(x, weight, how):
@@ -165,7 +170,7 @@ def sinkhorn_implicit_direct(
         if packed:
             ps = [entries(p[tile, i, :].to(torch.float32), p_size) for i in hl.static_range(p_pieces)]
             gs = [entries(dy[tile, i, :].to(torch.float32), dy_size) for i in hl.static_range(dy_pieces)]
-            parts = gradient_of_entries(sum(ps, []), sum(gs, []), n, m, how)
+            parts = gradient_of_entries(chained(ps), chained(gs), n, m, how)
             dx[tile, :] = joined(parts).reshape(tile.block_size, n * m).to(dx.dtype)
         else:
             p32 = p[tile, :, :].to(torch.float32)
