@@ -12,7 +12,7 @@ OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
 # Triton 3.10 changes this default, and numbers with it
 export TRITON_DEFAULT_FP_FUSION ?= 1
 
-.PHONY: demo test lint format clean
+.PHONY: demo test study-backward lint format clean
 
 demo: $(VENV)/.ready
 	$(RUN) benchmarks/demo.py $(ARGS)
@@ -21,6 +21,11 @@ demo: $(VENV)/.ready
 test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.ready
 	$(RUN) -m pytest -n $(JOBS) $(ARGS)
+
+# On the CPU: docs/backward.png and the tables of docs/backward.md
+study-backward: export OMP_NUM_THREADS ?= 1
+study-backward: $(VENV)/.ready
+	$(RUN) benchmarks/study_backward.py $(ARGS)
 
 lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .

@@ -267,7 +267,8 @@ def sinkhorn_implicit_cg(
             if corrected:
                 g32 = relative(p32, g32, how)
             residual = balanced(flow(p32, g32, inv).sum(1), degree, how)
-            x = torch.zeros_like(residual)
+            # not zeros_like: its size keeps Helion 1.5.1 from compiling a rectangular matrix
+            x = residual * 0.0
             along = residual * scale
             left = (residual * along).sum(1)
             first = left + 0.0
