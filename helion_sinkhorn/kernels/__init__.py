@@ -123,8 +123,8 @@ def history_default(call: Call, device: Device) -> tuple[Items, Items]:
 
 
 def implicit_direct_default(call: Call, device: Device) -> tuple[Items, Items]:
-    # an 8 x 8 matrix with its gradient and its system just fits the registers of a thread
-    packed = call.n == call.m and is_whole(call) and 1 < call.n <= 8
+    # an 8 x 8 matrix fits too, barely: 241 to 255 registers, and 15 s and more to compile
+    packed = call.n == call.m and can_pack(call)
     variant = (("packed", packed),)
     return thread_per_matrix(device) if packed else spread_over(call, device, 8, 32), variant
 
