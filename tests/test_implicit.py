@@ -179,7 +179,7 @@ class TestKernels:
 
     @pytest.mark.parametrize("solver", SOLVERS)
     @pytest.mark.parametrize("system", ["reduced", "full"])
-    @pytest.mark.parametrize("n", [2, 3, 4, 7, 8])
+    @pytest.mark.parametrize("n", [2, 3, 4, 7, 8, 16])
     def test_for_comparison(self, n, system, solver):
         p, dy, _ = balanced_matrix(n, n, n_iters=5)
         p, dy = p.float(), dy.float()

@@ -193,7 +193,6 @@ def sinkhorn_implicit_direct(
                 w = w + both * ones.unsqueeze(2) * ones.unsqueeze(1)
             # from 1; an arange would have another extent than w, which Helion pads
             number = hl.cumsum(ones, 1).to(torch.int32)
-            diagonal = number.unsqueeze(1) == number.unsqueeze(2)
             scale = torch.zeros_like(b)
             if m > 1:
                 for k in range(1, m):
@@ -206,7 +205,6 @@ def sinkhorn_implicit_direct(
                     into = torch.where(pivot, 0.0, into)
                     b = b + into * torch.where(pivot, b, 0.0).sum(1).unsqueeze(1)
                     w = w + into.unsqueeze(2) * row.unsqueeze(1)
-                    w = torch.where(diagonal, 0.0, torch.where(pivot.unsqueeze(1), 0.0, w))
                     scale = torch.where(pivot, inv_k, scale)
             beta = b * scale
             if not corrected:
