@@ -254,6 +254,11 @@ class TestPublicFunction:
         assert len(kept) == 1
         assert kept[0].data_ptr() == p.data_ptr()
 
+    def test_plan_says_what_is_kept(self):
+        x = torch.zeros(2, 4, 4)
+        assert "P kept" in plan(x, backward="implicit").backward
+        assert "logits kept" in plan(x).backward
+
     def test_nan_stays_in_its_matrix(self):
         x = make_logits("randn_1", 5, 4, 4)
         x[2, 0, 0] = math.nan
