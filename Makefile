@@ -15,7 +15,7 @@ OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
 # Triton 3.10 changes this default, and numbers with it
 export TRITON_DEFAULT_FP_FUSION ?= 1
 
-.PHONY: demo test bench lint format clean accuracy compare fault-tables sanitize device-rows bench-tritonbench
+.PHONY: demo test bench lint format clean accuracy compare fault-tables sanitize device-rows bench-tritonbench study-backward
 
 demo: $(VENV)/.ready
 	$(RUN) benchmarks/demo.py $(ARGS)
@@ -47,6 +47,11 @@ sanitize: $(VENV)/.ready
 # The rows of ci/devices.toml as a GitHub matrix
 device-rows:
 	@$(PYTHON) ci/devices.py
+
+# On the CPU: docs/backward.png and the tables of docs/backward.md
+study-backward: export OMP_NUM_THREADS ?= 1
+study-backward: $(VENV)/.ready
+	$(RUN) benchmarks/study_backward.py $(ARGS)
 
 lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .

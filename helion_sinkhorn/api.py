@@ -11,10 +11,11 @@ import torch
 
 from helion_sinkhorn import ops
 from helion_sinkhorn.scaling import SMALLEST_EPS
+from helion_sinkhorn.stationarity import SOLVERS, SYSTEMS
 
 FORMS = ("deepseek", "log")
 FIRSTS = ("rows", "cols")
-BACKWARDS = ("exact",)
+BACKWARDS = ("exact", "implicit")
 IMPLEMENTATIONS = ("auto", "helion", "reference")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (*KERNEL_DTYPES, torch.float64)
@@ -30,6 +31,8 @@ def sinkhorn(
     form: str = "deepseek",
     first: str = "rows",
     backward: str = "exact",
+    implicit_system: str = "corrected",
+    implicit_solver: str = "auto",
     implementation: str = "auto",
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
@@ -38,7 +41,7 @@ def sinkhorn(
     With R(P) = P / (rowsum(P) + eps) and C(P) = P / (colsum(P) + eps):
         "deepseek":  P = softmax(X, -1) + eps;  P = C(P);  then n_iters - 1 times P = C(R(P))
         "log":       n_iters times X <- X - logsumexp(X, -1);  X <- X - logsumexp(X, -2);  P = exp(X)
-    The gradient is the exact adjoint of these iterations, eps terms included, whether they have
+    By default the gradient is the exact adjoint of these iterations, eps terms included, whether they have
     converged or not.  Only the logits are kept for it.
 
     Args:
@@ -48,7 +51,11 @@ def sinkhorn(
         eps: added to each denominator, and once to the softmax; 0 or at least 1e-12.  The log form has none.
         form: "deepseek" (mHC) or "log".
         first: "rows" or "cols", the side normalised first; "cols" is the transpose of "rows".
-        backward: "exact".
+        backward: "exact", or "implicit": approximate, the gradient as if P were a fixed point, from P alone.
+            Right where the iteration has converged, wrong by any amount elsewhere (docs/backward.md).
+        implicit_system: "corrected" (true row and column sums; any shape), or for comparison, on square
+            matrices, "reduced" and "full" (sums taken for one: n and 2 n unknowns).
+        implicit_solver: "direct" (elimination), "cg" (conjugate gradients), "auto": direct to 16 unknowns.
         implementation: "auto" takes the Helion kernels on a GPU (n, m <= 128, not float64) and vectorised
             PyTorch elsewhere; "helion" and "reference" ask for one of them.
         out_dtype: of the result, default that of the logits.
@@ -69,13 +76,20 @@ def sinkhorn(
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, with
         the eps of DeepSeek's kernels; Sinkhorn and Knopp, Pacific J. Math. 21 (1967); adjoint: docs/math.md.
     """
-    serves = _serves(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
+    serves = _serves(
+        logits, n_iters, eps, form, first, backward, implementation, out_dtype,
+        implicit_system, implicit_solver,
+    )  # fmt: skip
     dtype = out_dtype or logits.dtype
     if n_iters == 0:
         wide = logits if logits.dtype == torch.float64 else logits.float()
         return wide.exp().to(dtype)
     if type(logits) is not torch.Tensor and "torch.distributed.tensor" in sys.modules:
         ops.register_sharding()
+    if backward == "implicit":
+        run = ops.Implicit.apply if ops.differentiates(logits) else ops.call_implicit
+        arguments = n_iters, eps, form, first, serves, dtype
+        return run(logits, *arguments, implicit_system, implicit_solver)
     run = ops.Sinkhorn.apply if ops.differentiates(logits) else ops.call
     return run(logits, n_iters, eps, form, first, serves, dtype)
 
@@ -85,15 +99,15 @@ _accepted: dict[Hashable, str] = {}
 """Argument sets that passed `_check`, and what serves them."""
 
 
-def _serves(logits, n_iters, eps, form, first, backward, implementation, out_dtype) -> str:
-    """What `_resolve` answers, after `_check`: once for arguments alike in all that these two look at."""
+def _serves(logits, n_iters, eps, form, first, backward, implementation, out_dtype, system, solver) -> str:
+    """What `_resolve` answers, after the checks: once for arguments alike in all that these look at."""
     arguments = logits, n_iters, eps, form, first, backward, implementation, out_dtype
     key = None
     if type(logits) in (torch.Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling():
         # the types too: 20 == 20.0 and 1 == True
         key = (
             logits.layout, logits.dtype, logits.shape[-2:], logits.is_cuda, type(n_iters), type(eps),
-            *arguments[1:],
+            *arguments[1:], system, solver,
         )  # fmt: skip
         try:
             return _accepted[key]
@@ -102,6 +116,7 @@ def _serves(logits, n_iters, eps, form, first, backward, implementation, out_dty
         except TypeError:  # something unhashable, which _check will name
             key = None
     _check(*arguments)
+    _check_implicit(logits, backward, system, solver)
     serves = _resolve(implementation, logits)
     if key is not None:
         if len(_accepted) >= MOST_ACCEPTED:
@@ -144,6 +159,22 @@ def _check(logits, n_iters, eps, form, first, backward, implementation, out_dtyp
             raise ValueError(f"{name} is {value!r}; use one of {', '.join(map(repr, accepted))}")
     if out_dtype is not None and out_dtype not in DTYPES:
         raise TypeError(f"out_dtype is {out_dtype}; use one of {', '.join(map(str, DTYPES))}, or None")
+
+
+def _check_implicit(logits, backward, system, solver) -> None:
+    for name, value, accepted, default in (
+        ("implicit_system", system, SYSTEMS, SYSTEMS[0]),
+        ("implicit_solver", solver, SOLVERS, SOLVERS[0]),
+    ):
+        if value not in accepted:
+            raise ValueError(f"{name} is {value!r}; use one of {', '.join(map(repr, accepted))}")
+        if backward == "exact" and value != default:
+            raise ValueError(f"{name} is {value!r} with backward='exact'; pass backward='implicit' with it")
+    if system != "corrected" and logits.shape[-2] != logits.shape[-1]:
+        raise ValueError(
+            f"implicit_system={system!r} takes every row and column sum for one, which a matrix of "
+            f"{logits.shape[-2]} x {logits.shape[-1]} cannot have; use implicit_system='corrected'"
+        )
 
 
 def _resolve(implementation: str, logits: torch.Tensor) -> str:
@@ -192,6 +223,8 @@ def plan(
     form: str = "deepseek",
     first: str = "rows",
     backward: str = "exact",
+    implicit_system: str = "corrected",
+    implicit_solver: str = "auto",
     implementation: str = "auto",
     out_dtype: torch.dtype | None = None,
 ) -> Plan:
@@ -200,7 +233,12 @@ def plan(
     Arguments and errors are those of `sinkhorn`.
     """
     _check(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
+    _check_implicit(logits, backward, implicit_system, implicit_solver)
     if _resolve(implementation, logits) == "reference" or n_iters == 0:
         how = "vectorised PyTorch, logits kept" if n_iters else "exp(logits)"
+        if backward == "implicit" and n_iters:
+            how = "vectorised PyTorch, P kept"
         return Plan("reference", str(logits.device), how, how)
+    if backward == "implicit":
+        return Plan("helion", *ops.describe_implicit(logits, n_iters, eps, form, first, implicit_solver))
     return Plan("helion", *ops.describe(logits, n_iters, eps, form, first))

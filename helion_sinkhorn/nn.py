@@ -20,12 +20,15 @@ class Sinkhorn(torch.nn.Module):
         form: str = "deepseek",
         first: str = "rows",
         backward: str = "exact",
+        implicit_system: str = "corrected",
+        implicit_solver: str = "auto",
         implementation: str = "auto",
         out_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.options = {
             "n_iters": n_iters, "eps": eps, "form": form, "first": first, "backward": backward,
+            "implicit_system": implicit_system, "implicit_solver": implicit_solver,
             "implementation": implementation, "out_dtype": out_dtype,
         }  # fmt: skip
 

@@ -47,6 +47,8 @@ class Job:
     choice: Choice
     eps: float = 1e-6
     batch: int = 65536
+    system: str = "corrected"
+    """implicit_system, for the kernels of backward="implicit"."""
 
 
 @dataclass(frozen=True)
@@ -456,6 +458,10 @@ def first_launch(device: Device, job: Job) -> tuple[Any, tuple[Any, ...]]:
     x = torch.empty(job.batch, call.n, call.m, dtype=getattr(torch, call.dtype), device="meta")
     if job.choice.kernel == "sinkhorn_forward":
         launch.forward(x, call.n_iters, job.eps, form, first, x.dtype, job.choice)
+    elif "implicit" in job.choice.kernel:
+        solver = job.choice.kernel.rsplit("_", 1)[1]
+        arguments = call.n_iters, job.system, solver, x.dtype, job.choice
+        launch.implicit_backward(torch.empty_like(x), x, *arguments)
     else:
         launch.backward(torch.empty_like(x), x, call.n_iters, job.eps, form, first, job.choice)
     return launches[0]

@@ -13,10 +13,12 @@ import functools
 import torch
 from torch.autograd import forward_ad
 
-from helion_sinkhorn import eager
+from helion_sinkhorn import eager, implicit
 
 FORWARD = "helion_sinkhorn::sinkhorn"
 BACKWARD = "helion_sinkhorn::sinkhorn_backward"
+IMPLICIT = "helion_sinkhorn::sinkhorn_implicit"
+IMPLICIT_BACKWARD = "helion_sinkhorn::sinkhorn_implicit_backward"
 _ARGUMENTS = "int n_iters, float eps, str form, str first, str implementation"
 
 torch.library.define(
@@ -215,7 +217,135 @@ def _register_sharding() -> None:
     def _(grad, logits, *arguments):
         return strategies(len(logits.shape), 2, len(arguments))
 
+    @register(torch.ops.helion_sinkhorn.sinkhorn_implicit.default)
+    def _(logits, *arguments):
+        return strategies(len(logits.shape), 1, len(arguments))
+
+    @register(torch.ops.helion_sinkhorn.sinkhorn_implicit_backward.default)
+    def _(grad, p, *arguments):
+        return strategies(len(p.shape), 2, len(arguments))
+
 
 def describe(logits, n_iters, eps, form, first) -> tuple[str, str, str]:
     """(device, forward choice, backward choice) of the kernels for these arguments."""
     return _launch().describe(logits, n_iters, eps, form, first)
+
+
+# ------------------------------------------------------------------------------- backward="implicit"
+
+torch.library.define(
+    IMPLICIT,
+    f"(Tensor logits, {_ARGUMENTS}, ScalarType out_dtype, str system, str solver) -> Tensor",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+torch.library.define(
+    IMPLICIT_BACKWARD,
+    "(Tensor grad, Tensor p, int n_iters, str implementation, ScalarType dtype, str system, str solver)"
+    " -> Tensor",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+
+
+def implicit_forward(logits, n_iters, eps, form, first, implementation, out_dtype, system, solver):
+    """P; what differs from `forward` is its gradient."""
+    return forward(logits, n_iters, eps, form, first, implementation, out_dtype)
+
+
+def implicit_backward(grad, p, n_iters, implementation, dtype, system, solver):
+    """dX at P, taken for a fixed point."""
+    if implementation == "reference":
+        return implicit.backward(grad, p, n_iters, system, solver, dtype)
+    with _on_device(p):
+        return _launch().implicit_backward(grad, p, n_iters, system, solver, dtype)
+
+
+torch.library.impl(IMPLICIT, ("CPU", "CUDA"), implicit_forward)
+torch.library.impl(IMPLICIT_BACKWARD, ("CPU", "CUDA"), implicit_backward)
+
+
+@torch.library.register_fake(IMPLICIT)
+def _(logits, n_iters, eps, form, first, implementation, out_dtype, system, solver):
+    return torch.empty(logits.shape, dtype=out_dtype, device=logits.device)
+
+
+@torch.library.register_fake(IMPLICIT_BACKWARD)
+def _(grad, p, n_iters, implementation, dtype, system, solver):
+    return torch.empty(p.shape, dtype=dtype, device=p.device)
+
+
+def _keep_p(ctx, inputs, output):
+    logits, n_iters, _, _, _, implementation, _, system, solver = inputs
+    ctx.save_for_backward(output)
+    ctx.arguments = n_iters, implementation, logits.dtype, system, solver
+
+
+def _implicit_gradient(ctx, grad):
+    (p,) = ctx.saved_tensors
+    run = ImplicitBackward.apply if differentiates(grad, p) else call_implicit_backward
+    return run(grad, p, *ctx.arguments), *[None] * 8
+
+
+def call_implicit(logits, *arguments):
+    """The operator, past the dispatcher where that has nothing to do."""
+    if torch.compiler.is_compiling() or logits.is_meta or not _bare(logits):
+        return torch.ops.helion_sinkhorn.sinkhorn_implicit(logits, *arguments)
+    return implicit_forward(logits, *arguments)
+
+
+def call_implicit_backward(grad, p, *arguments):
+    """The same for its backward."""
+    if torch.compiler.is_compiling() or p.is_meta or not _bare(grad, p):
+        return torch.ops.helion_sinkhorn.sinkhorn_implicit_backward(grad, p, *arguments)
+    return implicit_backward(grad, p, *arguments)
+
+
+class Implicit(torch.autograd.Function):
+    """`Sinkhorn` with the gradient of a fixed point; keeps P."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments):
+        return call_implicit(*arguments)
+
+    setup_context = staticmethod(_keep_p)
+    backward = staticmethod(_implicit_gradient)
+    jvp = staticmethod(_no_forward_mode)
+
+
+class ImplicitBackward(torch.autograd.Function):
+    """That gradient as a function whose own derivative raises."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments):
+        return call_implicit_backward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    backward = staticmethod(_no_double_backward)
+    jvp = staticmethod(_no_forward_mode)
+
+
+torch.library.register_autograd(IMPLICIT, _implicit_gradient, setup_context=_keep_p)
+torch.library.register_autograd(IMPLICIT_BACKWARD, _no_double_backward)
+
+
+@torch.library.register_vmap(IMPLICIT)
+def _(info, in_dims, logits, *arguments):
+    return torch.ops.helion_sinkhorn.sinkhorn_implicit(logits.movedim(in_dims[0], 0), *arguments), 0
+
+
+@torch.library.register_vmap(IMPLICIT_BACKWARD)
+def _(info, in_dims, grad, p, *arguments):
+    grad = _batch_first(grad, in_dims[0], info.batch_size)
+    p = _batch_first(p, in_dims[1], info.batch_size)
+    return torch.ops.helion_sinkhorn.sinkhorn_implicit_backward(grad, p, *arguments), 0
+
+
+def describe_implicit(logits, n_iters, eps, form, first, solver) -> tuple[str, str, str]:
+    """`describe` with the kernel of the implicit gradient."""
+    return _launch().describe_implicit(logits, n_iters, eps, form, first, solver)

@@ -90,7 +90,8 @@ class Workload:
     m: int
     batch: int
     tags: frozenset[str]
-    """ci: accuracy gate; tune: has a tuned config; bench: tritonbench and reports; stress: extreme inputs."""
+    """ci: accuracy gate; tune: has a tuned config; bench: tritonbench and reports; stress: extreme inputs;
+    implicit: the approximate gradient, judged against the equations of stationarity."""
     source: str
     n_iters: int = 20
     form: str = "deepseek"
@@ -98,6 +99,7 @@ class Workload:
     dtype: torch.dtype = torch.float32
     eps: float = 1e-6
     logits: str = "randn_1"
+    backward: str = "exact"
 
     @property
     def arguments(self) -> tuple[int, float, str, str]:
@@ -107,7 +109,8 @@ class Workload:
     @property
     def options(self) -> dict[str, object]:
         """The same as keywords of `sinkhorn`."""
-        return {"n_iters": self.n_iters, "eps": self.eps, "form": self.form, "first": self.first}
+        own = {} if self.backward == "exact" else {"backward": self.backward}
+        return {"n_iters": self.n_iters, "eps": self.eps, "form": self.form, "first": self.first, **own}
 
     def make_inputs(
         self, seed: int = 0, device: torch.device | str = "cpu"
@@ -172,8 +175,26 @@ _GATED = [
     _gate("largest_128", 128, 128, "the largest matrix the kernels take", batch=64),
 ]  # fmt: skip
 
-WORKLOADS = {w.name: w for w in (*_TUNED, *_GATED)}
-assert len(WORKLOADS) == len(_TUNED) + len(_GATED)
+_IMPLICIT = [
+    *(
+        _gate(f"implicit_{n}_b{batch}", n, n, "implicit differentiation, beside exact", "implicit", batch,
+              form="log", backward="implicit")
+        for n in (4, 8, 16)
+        for batch in (1 << 16, 1 << 20)
+    ),
+    _gate("implicit_mhc", 4, 4, _MHC, "implicit", backward="implicit"),
+    _gate("implicit_driver_8", 8, 8, "randn 4096 x 8 x 8, ten iterations", "implicit", n_iters=10, form="log",
+          first="cols", backward="implicit"),
+    _gate("implicit_uniform_16", 16, 16, "uniform(0, 4), 4096 x 16 x 16, 100 iterations", "implicit",
+          n_iters=100, form="log", first="cols", logits="uniform_4", backward="implicit"),
+    _gate("implicit_wide_4x8", 4, 8, "rectangular routing", "implicit", backward="implicit"),
+    _gate("implicit_identity_like", 4, 4, "nearly disconnected: no digit may be lost", "implicit",
+          logits="identity_like", form="log", backward="implicit"),
+    _gate("implicit_64", 64, 64, "conjugate gradients", "implicit", 256, form="log", backward="implicit"),
+]  # fmt: skip
+
+WORKLOADS = {w.name: w for w in (*_TUNED, *_GATED, *_IMPLICIT)}
+assert len(WORKLOADS) == len(_TUNED) + len(_GATED) + len(_IMPLICIT)
 
 
 def tagged(tag: str) -> list[Workload]:

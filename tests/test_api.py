@@ -298,8 +298,8 @@ ERRORS = {
         ("first is 'columns'", "'rows', 'cols'", "use one of"),
     ),
     "backward": (
-        ValueError, (LOGITS,), {"backward": "implicit"},
-        ("backward is 'implicit'", "'exact'", "use one of"),
+        ValueError, (LOGITS,), {"backward": "unrolled"},
+        ("backward is 'unrolled'", "'exact'", "use one of"),
     ),
     "implementation": (
         ValueError, (LOGITS,), {"implementation": "triton"},

@@ -44,6 +44,12 @@ BACKWARD = [
     ("sinkhorn_backward_history", False, "float32", 128),
 ]
 
+IMPLICIT = [
+    *(("sinkhorn_implicit_direct", False, "float32", n) for n in (3, 4, 16)),
+    ("sinkhorn_implicit_direct", False, "bfloat16", 4),
+    *(("sinkhorn_implicit_cg", False, "float32", n) for n in (4, 7, 16, 64)),
+]
+
 # Bytes of stack a thread may have.  The adjoint of a 128 x 128 matrix holds A, its cotangent and
 # the logits, 48 Ki floats besides temporaries; the registers of a whole NVIDIA SM are 64 Ki.
 SPILL_BYTES = {
@@ -91,7 +97,14 @@ def complaints(binary: Binary) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("rows", [pytest.param(FORWARD, id="forward"), pytest.param(BACKWARD, id="backward")])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param(FORWARD, id="forward"),
+        pytest.param(BACKWARD, id="backward"),
+        pytest.param(IMPLICIT, id="implicit"),
+    ],
+)
 @pytest.mark.parametrize("key", TARGETS)
 def test_defaults_make_good_machine_code(key, rows):
     binaries = compile_for(key, default_jobs(key, rows), workers=WORKERS)

@@ -14,7 +14,7 @@ from helion_sinkhorn.workloads import LARGEST_ENTRIES, LOGITS, TUNED_SIZES, WORK
 
 def test_names_are_keys_and_tags_are_known():
     assert all(name == w.name for name, w in WORKLOADS.items())
-    assert set().union(*(w.tags for w in WORKLOADS.values())) == {"ci", "tune", "bench", "stress"}
+    assert set().union(*(w.tags for w in WORKLOADS.values())) == {"ci", "tune", "bench", "stress", "implicit"}
     assert all(w.logits in LOGITS and w.source for w in WORKLOADS.values())
 
 
@@ -37,6 +37,12 @@ def test_gated_rows_are_calls_of_sinkhorn(name):
     y = sinkhorn(x[:3], **workload.options)
     assert torch.isfinite(y).all()
     assert not torch.equal(x, workload.make_inputs(seed=1)[0]) or workload.logits == "identity_like"
+
+
+def test_implicit_rows_and_no_others_ask_for_the_implicit_gradient():
+    assert tagged("implicit") == [w for w in WORKLOADS.values() if w.backward == "implicit"]
+    assert all(w.options["backward"] == "implicit" and w.tags == {"implicit"} for w in tagged("implicit"))
+    assert not any("backward" in w.options for w in tagged("ci"))
 
 
 @pytest.mark.parametrize(

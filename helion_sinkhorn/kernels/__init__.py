@@ -13,7 +13,7 @@ from typing import Any
 import helion
 
 from helion_sinkhorn.configs.device import Device
-from helion_sinkhorn.kernels import bodies
+from helion_sinkhorn.kernels import bodies, implicit
 
 Items = tuple[tuple[str, Any], ...]
 REGISTER_HISTORY_STEPS = 32
@@ -124,10 +124,23 @@ def history_default(call: Call, device: Device) -> tuple[Items, Items]:
     return spread_over(call, device, 16, 64 if is_whole(call) and call.deepseek else 32), ()
 
 
+def implicit_direct_default(call: Call, device: Device) -> tuple[Items, Items]:
+    # an 8 x 8 matrix fits too, barely: 241 to 255 registers, and 15 s and more to compile
+    packed = call.n == call.m and can_pack(call)
+    variant = (("packed", packed),)
+    return thread_per_matrix(device) if packed else spread_over(call, device, 8, 32), variant
+
+
+def implicit_cg_default(call: Call, device: Device) -> tuple[Items, Items]:
+    return spread_over(call, device, 16, 32), ()
+
+
 KERNELS = {
     "sinkhorn_forward": Kernel(bodies.sinkhorn_forward, forward_default),
     "sinkhorn_backward": Kernel(bodies.sinkhorn_backward, backward_default),
     "sinkhorn_backward_history": Kernel(bodies.sinkhorn_backward_history, history_default),
+    "sinkhorn_implicit_direct": Kernel(implicit.sinkhorn_implicit_direct, implicit_direct_default),
+    "sinkhorn_implicit_cg": Kernel(implicit.sinkhorn_implicit_cg, implicit_cg_default),
 }
 
 

@@ -22,6 +22,7 @@ from helion_sinkhorn.kernels import (
 )
 from helion_sinkhorn.kernels.dispatch import repeat, run
 from helion_sinkhorn.scaling import pairs_are_safe, pivot_is_safe, segment_length
+from helion_sinkhorn.stationarity import cg_steps, solver_for
 
 VECTOR_BYTES = 16
 SCRATCH_BYTES = 64 << 20
@@ -255,6 +256,54 @@ def run_with_history(ready: Prepared, x: torch.Tensor, dy: torch.Tensor, dx: tor
         run(ready.kernel, x[rows], dy[rows], dx[rows], us, vs, logits, *ready.constants)
 
 
+def implicit_call(p: torch.Tensor, n_iters: int) -> Call:
+    """The key of the implicit kernels: they see neither form nor first, and no more columns than rows."""
+    n, m = p.shape[-2:]
+    return Call(False, 1, str(p.dtype)[6:], max(n, m), min(n, m), n_iters)
+
+
+@functools.lru_cache(maxsize=1024)
+def implicit_served(
+    call: Call, batch: int, system: str, solver: str, index: int | None, choice: Choice | None
+) -> Prepared:
+    """What `implicit_backward` launches."""
+    device, how, interpret = device_at(index)
+    n, m = call.n, call.m
+    name = f"sinkhorn_implicit_{solver_for(solver, n, m)}"
+    choice = choice or choose(name, call, batch, device)
+    packed = dict(choice.variant).get("packed", False) and system == "corrected"
+    own = {
+        "sinkhorn_implicit_direct": (system == "corrected", how, packed),
+        "sinkhorn_implicit_cg": (cg_steps(system, n, m, call.n_iters), system, how),
+    }[choice.kernel]
+    return Prepared(build(choice.kernel, choice.config, interpret), choice.kernel, call, (n, m, *own), packed)
+
+
+def implicit_backward(
+    dy: torch.Tensor,
+    p: torch.Tensor,
+    n_iters: int,
+    system: str,
+    solver: str,
+    dtype: torch.dtype,
+    choice: Choice | None = None,
+) -> torch.Tensor:
+    """dX for cotangents dy at P (..., n, m), as if P were a fixed point; dX has the given dtype."""
+    dx = torch.empty(p.shape, dtype=dtype, device=p.device)
+    if p.numel() == 0:
+        return dx
+    call = implicit_call(p, n_iters)
+    ready = implicit_served(call, p.numel() // (call.n * call.m), system, solver, index_of(p), choice)
+    if ready.packed:
+        tensors = loaded(p, True), loaded(dy, True), stored(dx, call, True)
+    else:
+        tensors = matrices(p), matrices(dy), dx.view(-1, *p.shape[-2:])
+        if p.size(-2) < p.size(-1):
+            tensors = tuple(t.mT for t in tensors)
+    run(ready.kernel, *tensors, *ready.constants)
+    return dx
+
+
 def with_variant(choice: Choice, **values: object) -> Choice:
     """The same choice with other values of some variants."""
     return dataclasses.replace(choice, variant=tuple(sorted({**dict(choice.variant), **values}.items())))
@@ -267,3 +316,15 @@ def describe(x: torch.Tensor, n_iters: int, eps: float, form: str, first: str) -
     batch = x.numel() // (call.n * call.m)
     names = "sinkhorn_forward", backward_kernel(call)
     return (f"{device.key} ({x.device})", *(str(choose(name, call, batch, device)) for name in names))
+
+
+def describe_implicit(
+    x: torch.Tensor, n_iters: int, eps: float, form: str, first: str, solver: str
+) -> tuple[str, str, str]:
+    """`describe` with the choice of the implicit backward."""
+    where, forward_choice, _ = describe(x, n_iters, eps, form, first)
+    device, _, _ = device_at(index_of(x))
+    call = implicit_call(x, n_iters)
+    batch = x.numel() // (call.n * call.m)
+    name = f"sinkhorn_implicit_{solver_for(solver, call.n, call.m)}"
+    return where, forward_choice, str(choose(name, call, batch, device))

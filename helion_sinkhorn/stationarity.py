@@ -1,0 +1,48 @@
+"""What backward="implicit" assumes and how far a matrix is from it: systems, solvers, `marginal_error`."""
+
+from __future__ import annotations
+
+import torch
+
+SYSTEMS = ("corrected", "reduced", "full")
+SOLVERS = ("auto", "direct", "cg")
+DIRECT_SIZE = 16
+"""Most unknowns that "auto" solves directly; elimination costs their cube."""
+
+
+def solver_for(solver: str, n: int, m: int) -> str:
+    """ "direct" or "cg" for an n x m matrix; the unknowns are its rows or columns, whichever are fewer."""
+    if solver != "auto":
+        return solver
+    return "direct" if min(n, m) <= DIRECT_SIZE else "cg"
+
+
+def cg_steps(system: str, n: int, m: int, n_iters: int) -> int:
+    """Steps of conjugate gradients: after `n_iters` they are never behind that many Sinkhorn iterations.
+
+    One for each unknown ends them in exact arithmetic.
+    """
+    return min(n + m if system == "full" else min(n, m), n_iters)
+
+
+def marginal_error(p: torch.Tensor) -> torch.Tensor:
+    """How far P is from equal row sums and equal column sums: max |line sum / mean line sum - 1|.
+
+    With s the sum of all entries it is max(max_i |r_i n / s - 1|, max_j |c_j m / s - 1|): zero exactly at a
+    fixed point of the iteration, square or not, with or without eps.
+
+    Args:
+        p: (..., n, m), a floating dtype; computed in float32, in float64 for float64.
+
+    Returns:
+        (...) one number a matrix.  A small one does not bound the error of backward="implicit", which also
+        depends on the spectral gap (docs/backward.md).
+    """
+    if not isinstance(p, torch.Tensor) or not p.is_floating_point():
+        raise TypeError(f"p is {getattr(p, 'dtype', type(p).__name__)}; pass a floating-point torch.Tensor")
+    if p.dim() < 2 or 0 in p.shape[-2:]:
+        raise ValueError(f"p has shape {tuple(p.shape)}; pass (..., n, m) with at least one row and column")
+    wide = p.double() if p.dtype == torch.float64 else p.float()
+    rows, columns = wide.sum(-1), wide.sum(-2)
+    worst = [(s / s.mean(-1, keepdim=True) - 1).abs().amax(-1) for s in (rows, columns)]
+    return torch.maximum(*worst)

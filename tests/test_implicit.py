@@ -1,0 +1,360 @@
+"""backward="implicit": its equations in float64, the kernel bodies in reference mode, the public function."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from autograd_calls import value_and_gradient
+
+from helion_sinkhorn import implicit, marginal_error, nn, plan, reference, sinkhorn
+from helion_sinkhorn.stationarity import SYSTEMS, cg_steps, solver_for
+from helion_sinkhorn.workloads import make_cotangents, make_logits
+
+SOLVERS = ["direct", "cg"]
+SQUARE = [(n, n) for n in (1, 2, 3, 4, 5, 7, 8, 12)]
+RECTANGULAR = [(1, 4), (3, 5), (5, 3), (8, 2), (4, 16)]
+ENOUGH = 1000
+
+
+def balanced_matrix(n, m, *, n_iters=300, logits="randn_1", batch=4, form="log", first="rows", eps=1e-6):
+    """(P, upstream gradient, exact gradient) in float64."""
+    x = make_logits(logits, batch, n, m, dtype=torch.float64)
+    dy = make_cotangents(x)
+    p, dx = value_and_gradient(
+        lambda leaf: reference.sinkhorn(leaf, n_iters, form=form, first=first, eps=eps), x, dy
+    )
+    return p, dy, dx
+
+
+def dense(p, dy, system, gauge="rows"):
+    """dX from a pseudo-inverse of the whole system: no elimination, no iteration, float64."""
+    p, dy = p.double(), dy.double()
+    n, m = p.shape[-2:]
+    r, c = p.sum(-1), p.sum(-2)
+    s = torch.cat(((p * dy).sum(-1), (p * dy).sum(-2)), -1)
+    if system != "corrected":
+        r, c = torch.ones_like(r), torch.ones_like(c)
+    a = torch.cat((torch.cat((torch.diag_embed(r), p), -1), torch.cat((p.mT, torch.diag_embed(c)), -1)), -2)
+    if system == "reduced":
+        # alpha eliminated, constants projected out of what is left
+        a, s = a[..., n:, n:] - p.mT @ p, s[..., n:] - (p.mT @ s[..., :n, None]).squeeze(-1)
+        null = torch.ones(m, dtype=p.dtype)
+    else:
+        null = torch.cat((torch.ones(n), -torch.ones(m))).double()
+    if system != "corrected":
+        project = torch.eye(len(null), dtype=p.dtype) - torch.outer(null, null) / len(null)
+        a, s = project @ a @ project, s @ project
+    solution = (torch.linalg.pinv(a, hermitian=True, rtol=1e-9) @ s.unsqueeze(-1)).squeeze(-1)
+    if system == "reduced":
+        beta = solution
+        alpha = (p * (dy - beta.unsqueeze(-2))).sum(-1)
+    else:
+        alpha, beta = solution[..., :n], solution[..., n:]
+    return p * (dy - alpha.unsqueeze(-1) - beta.unsqueeze(-2))
+
+
+class TestEquations:
+    """implicit.backward in float64."""
+
+    @pytest.mark.parametrize(
+        ("form", "first"), list(itertools.product(["log", "deepseek"], ["rows", "cols"]))
+    )
+    @pytest.mark.parametrize("solver", SOLVERS)
+    @pytest.mark.parametrize(("n", "m"), SQUARE + RECTANGULAR)
+    def test_at_a_fixed_point_it_is_the_exact_gradient(self, n, m, solver, form, first):
+        # eps stands in the denominators of the iteration and in its fixed point; what is left out is the
+        # eps beside the softmax, a factor z / (z + eps) of each entry
+        p, dy, dx = balanced_matrix(n, m, form=form, first=first, eps=1e-12)
+        got = implicit.backward(dy, p, ENOUGH, "corrected", solver, torch.float64)
+        assert marginal_error(p).max() < 1e-11
+        assert (got - dx).abs().max() < 1e-10
+
+    def test_eps_moves_it_by_no_more_than_eps_over_the_softmax(self):
+        eps = 1e-4
+        p, dy, dx = balanced_matrix(4, 4, form="deepseek", eps=eps)
+        smallest = make_logits("randn_1", 4, 4, 4, dtype=torch.float64).softmax(-1).amin((-2, -1))
+        error = (implicit.backward(dy, p, ENOUGH, "corrected", "direct", torch.float64) - dx).abs()
+        bound = 4 * eps / smallest * dx.abs().amax((-2, -1))
+        assert (error.amax((-2, -1)) < bound).all()
+        assert error.max() > 1e-7
+
+    @pytest.mark.parametrize("solver", SOLVERS)
+    @pytest.mark.parametrize("n_iters", [1, 3, 300])
+    @pytest.mark.parametrize(("n", "m"), SQUARE + RECTANGULAR)
+    def test_corrected_is_the_dense_solution(self, n, m, n_iters, solver):
+        p, dy, _ = balanced_matrix(n, m, n_iters=n_iters)
+        got = implicit.backward(dy, p, ENOUGH, "corrected", solver, torch.float64)
+        assert (got - dense(p, dy, "corrected")).abs().max() < 1e-11
+        # the rows and columns of a corrected gradient sum to zero at any P
+        assert got.sum(-1).abs().max() < 1e-12
+        assert got.sum(-2).abs().max() < 1e-11
+
+    @pytest.mark.parametrize("n_iters", [3, 300])
+    @pytest.mark.parametrize("n", [2, 3, 4, 8])
+    def test_reduced_and_full_are_the_dense_solutions(self, n, n_iters):
+        p, dy, dx = balanced_matrix(n, n, n_iters=n_iters)
+        for system, solver, expected in (
+            ("reduced", "direct", "reduced"),
+            ("reduced", "cg", "reduced"),
+            ("full", "direct", "reduced"),
+            ("full", "cg", "full"),
+        ):
+            got = implicit.backward(dy, p, ENOUGH, system, solver, torch.float64)
+            assert (got - dense(p, dy, expected)).abs().max() < 1e-11, (system, solver)
+            assert ((got - dx).abs().max() < 1e-10) == (n_iters == 300)
+
+    @pytest.mark.parametrize("system", SYSTEMS)
+    def test_fewer_steps_of_cg_than_unknowns_fall_short(self, system):
+        p, dy, _ = balanced_matrix(12, 12)
+        errors = [
+            (implicit.backward(dy, p, steps, system, "cg", torch.float64) - dense(p, dy, system)).abs().max()
+            for steps in (2, 4, ENOUGH)
+        ]
+        assert errors[0] > 4 * errors[1]
+        assert errors[1] > 1e6 * errors[2]
+
+    @pytest.mark.parametrize("solver", SOLVERS)
+    def test_parts_that_nothing_joins(self, solver):
+        blocks = balanced_matrix(3, 3, n_iters=500, batch=2)[0]
+        p = torch.block_diag(*blocks)[torch.randperm(6, generator=torch.Generator().manual_seed(3))]
+        dy = make_cotangents(p)
+        got = implicit.backward(dy, p, ENOUGH, "corrected", solver, torch.float64)
+        assert (got - dense(p, dy, "corrected")).abs().max() < 1e-12
+        eye = torch.eye(4, dtype=torch.float64)
+        assert (
+            implicit.backward(make_cotangents(eye), eye, 20, "corrected", solver, torch.float64) == 0
+        ).all()
+
+    def test_float32_keeps_the_digits_of_nearly_disconnected_matrices(self):
+        p, dy, _ = balanced_matrix(4, 4, logits="identity_like", n_iters=20)
+        p, dy = p.float(), dy.float()
+        got = implicit.backward(dy, p, 20, "corrected", "direct", torch.float32)
+        expected = dense(p, dy, "corrected")
+        assert expected.abs().max() < 1e-2
+        assert (got - expected).abs().max() < 2e-6 * expected.abs().max()
+
+    @pytest.mark.parametrize("solver", SOLVERS)
+    def test_a_result_does_not_depend_on_the_batch_around_it(self, solver):
+        p, dy, _ = balanced_matrix(5, 3, batch=9000)
+        p, dy = p.float(), dy.float()
+        full = implicit.backward(dy, p, 20, "corrected", solver, torch.float32)
+        for rows in (slice(0, 1), slice(8998, 9000), slice(100, 5000)):
+            part = implicit.backward(dy[rows], p[rows], 20, "corrected", solver, torch.float32)
+            assert torch.equal(part, full[rows])
+
+
+def kernel(dy, p, system, solver, n_iters=ENOUGH, **variant):
+    pytest.importorskip("helion", reason="helion is not installed")
+    from helion_sinkhorn.configs.device import DEVICES
+    from helion_sinkhorn.kernels import launch
+
+    choice = None
+    if variant:
+        call = launch.implicit_call(p, n_iters)
+        choice = launch.choose(f"sinkhorn_implicit_{solver}", call, len(p), DEVICES["h200"])
+        choice = launch.with_variant(choice, **variant)
+    return launch.implicit_backward(dy, p, n_iters, system, solver, torch.float32, choice)
+
+
+def tolerance(dy, m):
+    """Three dozen roundings of a term P G, P at most 1, for each of the unknowns."""
+    return 36 * m * 2.0**-24 * dy.abs().max()
+
+
+class TestKernels:
+    """The bodies in Helion's reference mode against float64 of the same P."""
+
+    @pytest.mark.parametrize("solver", SOLVERS)
+    @pytest.mark.parametrize("logits", ["randn_1", "randn_8", "identity_like", "masked"])
+    @pytest.mark.parametrize(("n", "m"), [*SQUARE, *RECTANGULAR, (16, 16), (33, 20)])
+    def test_corrected(self, n, m, logits, solver):
+        p, dy, _ = balanced_matrix(n, m, logits=logits, n_iters=20)
+        p, dy = p.float(), dy.float()
+        expected = implicit.backward(dy.double(), p.double(), ENOUGH, "corrected", "direct", torch.float64)
+        error = (kernel(dy, p, "corrected", solver) - expected).abs().max()
+        assert error < tolerance(dy, min(n, m))
+
+    @pytest.mark.parametrize("solver", SOLVERS)
+    @pytest.mark.parametrize("system", ["reduced", "full"])
+    @pytest.mark.parametrize("n", [2, 3, 4, 7, 8, 16])
+    def test_for_comparison(self, n, system, solver):
+        p, dy, _ = balanced_matrix(n, n, n_iters=5)
+        p, dy = p.float(), dy.float()
+        expected = implicit.backward(dy.double(), p.double(), ENOUGH, system, solver, torch.float64)
+        assert (kernel(dy, p, system, solver) - expected).abs().max() < tolerance(dy, n)
+
+    @pytest.mark.parametrize("packed", [True, False])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("n", [2, 4, 8])
+    def test_loads_in_either_way(self, n, dtype, packed):
+        p, dy, _ = balanced_matrix(n, n, n_iters=20)
+        p, dy = p.to(dtype), dy.to(dtype)
+        expected = implicit.backward(dy.double(), p.double(), 20, "corrected", "direct", torch.float64)
+        got = kernel(dy, p, "corrected", "direct", packed=packed)
+        assert (got - expected).abs().max() < tolerance(dy, n)
+
+    def test_layouts(self):
+        p, dy, _ = balanced_matrix(3, 5, n_iters=20)
+        p, dy = p.float(), dy.float()
+        expected = kernel(dy, p, "corrected", "direct")
+        assert torch.equal(
+            kernel(dy.mT.contiguous().mT, torch.stack((p, -p), 1)[:, 0], "corrected", "direct"), expected
+        )
+        assert torch.equal(kernel(dy[:1], p[:1], "corrected", "direct"), expected[:1])
+
+
+class TestPublicFunction:
+    @pytest.mark.parametrize("first", ["rows", "cols"])
+    @pytest.mark.parametrize("form", ["deepseek", "log"])
+    @pytest.mark.parametrize("shape", [(6, 4, 4), (2, 3, 3, 5), (4, 4)])
+    def test_gradient_where_the_iteration_has_converged(self, shape, form, first):
+        x = make_logits("randn_1", 6, *shape[-2:]).flatten()[: math.prod(shape)].view(shape)
+        dy = make_cotangents(x)
+        options = {"n_iters": 100, "form": form, "first": first}
+        p, dx = value_and_gradient(lambda leaf: sinkhorn(leaf, backward="implicit", **options), x, dy)
+        p_exact, dx_exact = value_and_gradient(lambda leaf: sinkhorn(leaf, **options), x, dy)
+        assert torch.equal(p, p_exact)
+        # eps / z for the smallest softmax entry, about 1e-3, of the deepseek form
+        assert (dx - dx_exact).abs().max() < 1e-3 * dx_exact.abs().max()
+        assert not torch.equal(dx, dx_exact)
+
+    def test_options_reach_the_solver(self):
+        x = make_logits("randn_3", 64, 8, 8)
+        dy = make_cotangents(x)
+        results = {}
+        for system, solver in itertools.product(SYSTEMS, SOLVERS):
+            options = {"implicit_system": system, "implicit_solver": solver, "backward": "implicit"}
+            p, results[system, solver] = value_and_gradient(lambda leaf: sinkhorn(leaf, 5, **options), x, dy)  # noqa: B023
+            expected = implicit.backward(dy, p, 5, system, solver, torch.float32)
+            assert torch.equal(results[system, solver], expected)
+        distinct = {tuple(r.flatten().tolist()) for r in results.values()}
+        # elimination of the full system leaves the reduced one
+        assert len(distinct) == 5
+        module = nn.Sinkhorn(5, backward="implicit", implicit_system="full", implicit_solver="cg")
+        assert torch.equal(value_and_gradient(module, x, dy)[1], results["full", "cg"])
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+    def test_types(self, dtype):
+        x = make_logits("randn_1", 16, 4, 4, dtype=dtype)
+        p, dx = value_and_gradient(
+            lambda leaf: sinkhorn(leaf, backward="implicit", out_dtype=torch.float32),
+            x,
+            make_cotangents(x).float(),
+        )
+        assert (p.dtype, dx.dtype) == (torch.float32, dtype)
+
+    def test_only_p_is_kept(self):
+        x = make_logits("randn_1", 16, 4, 4).requires_grad_()
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            p = sinkhorn(x, backward="implicit")
+        assert len(kept) == 1
+        assert kept[0].data_ptr() == p.data_ptr()
+
+    def test_plan_says_what_is_kept(self):
+        x = torch.zeros(2, 4, 4)
+        assert "P kept" in plan(x, backward="implicit").backward
+        assert "logits kept" in plan(x).backward
+
+    def test_nan_stays_in_its_matrix(self):
+        x = make_logits("randn_1", 5, 4, 4)
+        x[2, 0, 0] = math.nan
+        for solver in SOLVERS:
+            _, dx = value_and_gradient(
+                lambda leaf: sinkhorn(leaf, backward="implicit", implicit_solver=solver),  # noqa: B023
+                x,
+                make_cotangents(x),
+            )
+            assert dx[2].isnan().all()
+            assert dx[[0, 1, 3, 4]].isfinite().all()
+
+    @pytest.mark.parametrize(
+        ("shape", "options", "said"),
+        [
+            ((2, 3, 5), {"backward": "implicit", "implicit_system": "reduced"}, "3 x 5 cannot have"),
+            (
+                (2, 5, 3),
+                {"backward": "implicit", "implicit_system": "full"},
+                "use implicit_system='corrected'",
+            ),
+            (
+                (2, 4, 4),
+                {"backward": "implicit", "implicit_system": "schur"},
+                "implicit_system is 'schur'; use one of",
+            ),
+            (
+                (2, 4, 4),
+                {"backward": "implicit", "implicit_solver": "lu"},
+                "implicit_solver is 'lu'; use one of",
+            ),
+            ((2, 4, 4), {"implicit_solver": "cg"}, "pass backward='implicit' with it"),
+            ((2, 4, 4), {"backward": "auto"}, "backward is 'auto'; use one of 'exact', 'implicit'"),
+        ],
+    )
+    def test_errors(self, shape, options, said):
+        for call in (sinkhorn, plan):
+            with pytest.raises(ValueError, match=said):
+                call(torch.zeros(shape), **options)
+
+    def test_no_second_derivative_and_no_forward_mode(self):
+        x = make_logits("randn_1", 2, 3, 3).requires_grad_()
+        (dx,) = torch.autograd.grad(
+            sinkhorn(x, backward="implicit"), x, torch.ones(2, 3, 3, requires_grad=True), create_graph=True
+        )
+        with pytest.raises(NotImplementedError, match="no second derivative"):
+            dx.sum().backward()
+        with pytest.raises(NotImplementedError, match="no forward-mode"):
+            torch.func.jvp(lambda t: sinkhorn(t, backward="implicit"), (x.detach(),), (x.detach(),))
+
+    def test_vmap_and_compile(self):
+        x = make_logits("randn_1", 6, 4, 4)
+        dy = make_cotangents(x)
+
+        def run(leaf):
+            return sinkhorn(leaf, backward="implicit")
+
+        _, expected = value_and_gradient(run, x, dy)
+        mapped = torch.func.vmap(torch.func.grad(lambda t, g: (run(t) * g).sum()))(x, dy)
+        assert torch.equal(mapped, expected)
+        compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+        assert torch.equal(value_and_gradient(compiled, x, dy)[1], expected)
+
+    def test_operators(self):
+        x = make_logits("randn_1", 3, 4, 4).requires_grad_()
+        arguments = 5, 1e-6, "deepseek", "rows", "reference", torch.float32, "corrected", "direct"
+        operators = torch.ops.helion_sinkhorn
+        torch.library.opcheck(operators.sinkhorn_implicit, (x, *arguments))
+        p = sinkhorn(x.detach())
+        arguments = p, 5, "reference", torch.float32, "corrected", "cg"
+        torch.library.opcheck(operators.sinkhorn_implicit_backward, (torch.randn_like(p), *arguments))
+
+
+class TestMarginalError:
+    def test_known_values(self):
+        assert marginal_error(torch.full((2, 3, 5), 0.7)).tolist() == [0, 0]
+        p = torch.tensor([[0.5, 0.5], [0.25, 0.75]])
+        assert marginal_error(p).item() == pytest.approx(0.25)
+        assert marginal_error(p.mT).item() == pytest.approx(0.25)
+        assert marginal_error(1 - 1e-6 + torch.zeros(4, 4)) == 0
+
+    def test_it_falls_with_the_iterations(self):
+        x = make_logits("randn_3", 32, 3, 5, dtype=torch.float64)
+        errors = [marginal_error(sinkhorn(x, t)).max().item() for t in (1, 5, 20, 200)]
+        assert errors[0] > 2 * errors[1] > 4 * errors[2] > 100 * errors[3]
+
+    def test_what_is_not_accepted(self):
+        with pytest.raises(TypeError, match=r"pass a floating-point torch\.Tensor"):
+            marginal_error(torch.ones(2, 2, dtype=torch.int64))
+        with pytest.raises(ValueError, match=r"p has shape \(3,\)"):
+            marginal_error(torch.ones(3))
+
+
+def test_rules():
+    assert [solver_for("auto", n, 40) for n in (16, 17)] == ["direct", "cg"]
+    assert solver_for("cg", 2, 2) == "cg"
+    assert cg_steps("full", 16, 16, 100) == 32
+    assert cg_steps("corrected", 8, 5, 10) == 5
+    assert cg_steps("reduced", 64, 64, 20) == 20
