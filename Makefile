@@ -4,6 +4,9 @@ WHEELS ?=
 # Passed on to the demo or to pytest
 ARGS ?=
 JOBS ?= 2
+# make tune DEVICE=h200 [KERNEL=] [TAGS=] [EFFORT=quick|full] [BUDGET=seconds] [FORCE=1] [OFFLINE=1] [ARGS=]
+TUNE := $(if $(KERNEL),--kernel $(KERNEL)) $(if $(TAGS),--tags $(TAGS)) $(if $(EFFORT),--effort $(EFFORT)) \
+	$(if $(BUDGET),--budget $(BUDGET)) $(if $(FORCE),--force) $(if $(OFFLINE),--offline)
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -12,7 +15,7 @@ OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
 # Triton 3.10 changes this default, and numbers with it
 export TRITON_DEFAULT_FP_FUSION ?= 1
 
-.PHONY: demo test lint format clean
+.PHONY: demo test tune lint format clean
 
 demo: $(VENV)/.ready
 	$(RUN) benchmarks/demo.py $(ARGS)
@@ -21,6 +24,9 @@ demo: $(VENV)/.ready
 test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.ready
 	$(RUN) -m pytest -n $(JOBS) $(ARGS)
+
+tune: $(VENV)/.ready
+	$(RUN) -m helion_sinkhorn tune --device $(or $(DEVICE),$(error DEVICE= names what to tune for)) $(TUNE) $(ARGS)
 
 lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .

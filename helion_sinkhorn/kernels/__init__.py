@@ -6,7 +6,8 @@ Importing this module imports Helion; the package does so on the first call that
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,11 @@ import helion
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.kernels import bodies
+from helion_sinkhorn.scaling import pairs_are_safe
 
 Items = tuple[tuple[str, Any], ...]
+Grid = dict[str, tuple[Any, ...]]
+"""Candidate values: "config" lists parts of Helion configs, every other name is a variant's values."""
 REGISTER_HISTORY_STEPS = 32
 """Most iterations that `sinkhorn_backward` takes: a start is kept in registers for each segment of them."""
 REGISTER_HISTORY_ENTRIES = 16 * 16
@@ -65,6 +69,8 @@ class Kernel:
 
     body: Callable[..., None]
     default: Callable[[Call, Device], tuple[Items, Items]]
+    space: Callable[[Call, Device], tuple[Grid, ...]]
+    """What the tuner tries: the product of each grid's values."""
 
 
 def power_of_two(k: int) -> int:
@@ -122,11 +128,109 @@ def history_default(call: Call, device: Device) -> tuple[Items, Items]:
     return spread_over(call, device, 16, 32), ()
 
 
+def tile(block: int, warps: int) -> Items:
+    """`block` matrices a block of `warps` warps."""
+    return ("block_sizes", (block,)), ("num_warps", warps)
+
+
+def whole_tiles(device: Device) -> tuple[Items, ...]:
+    """One or two matrices a thread: with fewer matrices than threads Triton spreads them."""
+    w = device.warp_size
+    return tuple(tile(each * warps * w, warps) for warps in (1, 2, 4) for each in (1, 2))
+
+
+def spread_tiles(call: Call, device: Device, entries: tuple[int, ...]) -> tuple[Items, ...]:
+    """Tiles with so many entries a thread; several warps only where each has work between barriers."""
+    size = power_of_two(call.n) * power_of_two(call.m)
+    threads = [w * device.warp_size for w in (1, 2, 4, 8) if w == 1 or size >= 8 * w * device.warp_size]
+    blocks = {(t * e // size, t // device.warp_size) for t in threads for e in entries if t * e >= size}
+    return tuple(tile(*b) for b in sorted(blocks))
+
+
+def persistent(*multipliers: int) -> tuple[Items, ...]:
+    """Blocks that take tile after tile, this many on each compute unit."""
+    kind = ("pid_type", "persistent_interleaved")
+    return tuple((kind, ("num_sm_multiplier", k)) for k in multipliers)
+
+
+def scheduled(device: Device, tiles: tuple[Items, ...], *others: Items) -> tuple[Items, ...]:
+    """Tiles as they are and with each of `others`; AMD's compiler is told a number of waves, too."""
+    waves = ((), (("waves_per_eu", 2),)) if device.vendor == "amd" else ((),)
+    return tuple((*t, *o, *w) for t in tiles for o in ((), *others) for w in waves)
+
+
+def pairing(call: Call) -> tuple[bool, ...]:
+    """Values of `paired` that differ."""
+    safe = pairs_are_safe(call.n, call.m, call.steps, 1e-6 if call.deepseek else 0.0)
+    return (False, True) if safe else (False,)
+
+
+def forward_space(call: Call, device: Device) -> tuple[Grid, ...]:
+    spread = {
+        "config": scheduled(device, spread_tiles(call, device, (2, 4, 8, 16, 32, 64, 128))),
+        "packed": (False,),
+        "paired": (False,),
+    }
+    if not can_pack(call):
+        return (spread,)
+    whole = {
+        "config": scheduled(device, whole_tiles(device), *persistent(16, 32)),
+        "packed": (True,),
+        "paired": pairing(call),
+    }
+    few = {**spread, "config": spread_tiles(call, device, (4, 8))}
+    return whole, few
+
+
+def backward_space(call: Call, device: Device) -> tuple[Grid, ...]:
+    lengths = tuple(sorted({length for length in (4, 5, 6, 7, 10, call.steps) if length <= call.steps}))
+    spread = {
+        "config": scheduled(device, spread_tiles(call, device, (4, 8, 16, 32))),
+        "packed": (False,),
+        "paired": (False,),
+        "length": lengths[:4],
+    }
+    if not can_pack(call):
+        return (spread,)
+    w = device.warp_size
+    whole = {
+        "config": scheduled(device, tuple(tile(warps * w, warps) for warps in (1, 2, 4))),
+        "packed": (True,),
+        "paired": pairing(call),
+        "length": lengths,
+    }
+    few = {**spread, "config": spread_tiles(call, device, (4, 8)), "length": (6,)}
+    return whole, few
+
+
+def history_space(call: Call, device: Device) -> tuple[Grid, ...]:
+    return ({"config": scheduled(device, spread_tiles(call, device, (2, 4, 8, 16, 32, 64)))},)
+
+
 KERNELS = {
-    "sinkhorn_forward": Kernel(bodies.sinkhorn_forward, forward_default),
-    "sinkhorn_backward": Kernel(bodies.sinkhorn_backward, backward_default),
-    "sinkhorn_backward_history": Kernel(bodies.sinkhorn_backward_history, history_default),
+    "sinkhorn_forward": Kernel(bodies.sinkhorn_forward, forward_default, forward_space),
+    "sinkhorn_backward": Kernel(bodies.sinkhorn_backward, backward_default, backward_space),
+    "sinkhorn_backward_history": Kernel(bodies.sinkhorn_backward_history, history_default, history_space),
 }
+
+
+def default_choice(name: str, call: Call, device: Device) -> Choice:
+    """What serves a call that nothing was tuned for."""
+    return Choice(name, *KERNELS[name].default(call, device), "the kernel's default")
+
+
+def candidates(name: str, call: Call, device: Device) -> tuple[Choice, ...]:
+    """The default and every point of the kernel's space, each once."""
+
+    def points() -> Iterator[tuple[Items, Items]]:
+        yield KERNELS[name].default(call, device)
+        for grid in KERNELS[name].space(call, device):
+            variants = {k: v for k, v in grid.items() if k != "config"}
+            for config, *values in itertools.product(grid["config"], *variants.values()):
+                yield config, tuple(zip(variants, values, strict=True))
+
+    distinct = {tuple(tuple(sorted(items)) for items in point): point for point in points()}
+    return tuple(Choice(name, *point, "the kernel's space") for point in distinct.values())
 
 
 @functools.cache

@@ -12,12 +12,12 @@ import torch
 from helion_sinkhorn.configs.device import DEVICES, Device, current
 from helion_sinkhorn.configs.lookup import lookup
 from helion_sinkhorn.kernels import (
-    KERNELS,
     REGISTER_HISTORY_ENTRIES,
     REGISTER_HISTORY_STEPS,
     Call,
     Choice,
     build,
+    default_choice,
 )
 from helion_sinkhorn.kernels.dispatch import run
 from helion_sinkhorn.scaling import pairs_are_safe, segment_length
@@ -66,7 +66,7 @@ def choose(name: str, call: Call, batch: int, device: Device) -> Choice:
     entry = lookup(device, name, call.key, batch)
     if entry is not None:
         return Choice(name, entry.config, entry.variant, f"{entry.path} ({entry.evidence})")
-    return Choice(name, *KERNELS[name].default(call, device), "the kernel's default")
+    return default_choice(name, call, device)
 
 
 def index_of(x: torch.Tensor) -> int | None:
