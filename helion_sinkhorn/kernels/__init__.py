@@ -57,6 +57,8 @@ class Choice:
     config: Items
     variant: Items
     source: str
+    stored: bool = False
+    """Whether it was looked up, and not the kernel's default or named by the caller."""
 
     def __str__(self) -> str:
         values = ", ".join(f"{k}={v}" for k, v in (*self.config, *self.variant))
