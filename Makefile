@@ -15,7 +15,7 @@ OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
 # Triton 3.10 changes this default, and numbers with it
 export TRITON_DEFAULT_FP_FUSION ?= 1
 
-.PHONY: demo test tune lint format clean
+.PHONY: demo test tune tuning-readme lint format clean
 
 demo: $(VENV)/.ready
 	$(RUN) benchmarks/demo.py $(ARGS)
@@ -27,6 +27,9 @@ test: $(VENV)/.ready
 
 tune: $(VENV)/.ready
 	$(RUN) -m helion_sinkhorn tune --device $(or $(DEVICE),$(error DEVICE= names what to tune for)) $(TUNE) $(ARGS)
+
+tuning-readme: $(VENV)/.ready
+	$(RUN) -m helion_sinkhorn readme
 
 lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .

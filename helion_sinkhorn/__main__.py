@@ -1,4 +1,4 @@
-"""python -m helion_sinkhorn: tune, show, check, env."""
+"""python -m helion_sinkhorn: tune, show, check, readme, env."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from helion_sinkhorn.configs import store
-from helion_sinkhorn.configs.device import DEVICES, current
+from helion_sinkhorn.configs.device import DEVICES, Device, current
 from helion_sinkhorn.workloads import tagged
 
 console = Console(soft_wrap=True, highlight=False)
@@ -70,8 +71,12 @@ def tune(arguments: argparse.Namespace) -> int:
     def say(line: str) -> None:
         console.print(f"{mark}{line}")
 
-    for line in tuner.plan(groups, options):
+    for line in tuner.plan(groups, options, "compiled" if arguments.offline else "measured"):
         say(line)
+    if arguments.offline:
+        entries = [e for group in tuner.tune_offline(groups, options, say=say) for e in group]
+        say(f"{len(entries)} entries ranked from machine code for {arguments.device}; none was run")
+        return 0
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     results = []
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -84,6 +89,76 @@ def tune(arguments: argparse.Namespace) -> int:
         ["key", "batch", "old", "new", "default", "x default"],
         tuner.report(results),
     )
+    return 0
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """What would serve each workload on a device, and where that comes from."""
+    from helion_sinkhorn.kernels.launch import backward_kernel, call_for, choose
+
+    device = DEVICES[arguments.device] if arguments.device else this_device()
+    for w in tagged(arguments.tags):
+        if arguments.only in w.name:
+            call = call_for(w.n, w.m, w.dtype, *w.arguments)
+            for name in ("sinkhorn_forward", backward_kernel(call)):
+                console.print(f"{device.key} {w.name}: {choose(name, call, w.batch, device)}")
+    return 0
+
+
+def this_device() -> Device:
+    if torch.cuda.is_available():
+        return current(torch.cuda.current_device())
+    raise SystemExit(f"show: no GPU here; name one with --device: {', '.join(DEVICES)}.")
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Schema, fingerprints and README of a folder, and all its programs compiled for their devices."""
+    from helion_sinkhorn import cache
+
+    begin = time.perf_counter()
+    folder = arguments.out
+    found = list(cache.complaints(folder))
+    if (folder / "README.md").exists() and cache.readme(folder) != (folder / "README.md").read_text():
+        found.append(f"{folder / 'README.md'} is not what the data say: make tuning-readme")
+    if not arguments.no_compile:
+        found += cache.miscompiled(folder, arguments.workers or len(os.sched_getaffinity(0)))
+    for line in found:
+        console.print(line)
+    programs = sum(len(cache.jobs(folder, key)) for key in DEVICES)
+    console.print(
+        f"{len(cache.files(folder))} files, {programs} programs, {len(found)} problems, "
+        f"{time.perf_counter() - begin:.0f} s"
+    )
+    return 1 if found else 0
+
+
+def readme(arguments: argparse.Namespace) -> int:
+    """Write the README of a folder anew from its data."""
+    from helion_sinkhorn import cache
+
+    (arguments.out / "README.md").write_text(cache.readme(arguments.out))
+    return 0
+
+
+def environment(arguments: argparse.Namespace) -> int:
+    """Versions, the device and how much is stored for it."""
+    from helion_sinkhorn.kernels import KERNELS
+    from helion_sinkhorn.tune import versions
+
+    for name, value in versions().items():
+        console.print(f"{name:10} {value or '-'}")
+    for index in range(torch.cuda.device_count()):
+        device = current(index)
+        counts = [
+            f"{kernel} {len(store.read(folder, device.key, kernel))} in {folder}"
+            for folder in store.folders()
+            for kernel in KERNELS
+        ]
+        console.print(
+            f"cuda:{index}     {device.key} ({torch.cuda.get_device_name(index)}); {'; '.join(counts)}"
+        )
+    if not torch.cuda.device_count():
+        console.print("no GPU: PyTorch serves calls on this machine")
     return 0
 
 
@@ -106,6 +181,21 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--workers", type=int, help="compiling processes (default: the cores of this rank)")
     one.add_argument("--commit", default="", help="recorded where git cannot tell")
     one.set_defaults(run=tune)
+    one = commands.add_parser("show", help="what serves the workloads on a device, and why")
+    one.add_argument("--device", choices=DEVICES, help="default: the GPU of this machine")
+    one.add_argument("--tags", default="tune")
+    one.add_argument("--only", default="", help="only workloads with this in their names")
+    one.set_defaults(run=show)
+    one = commands.add_parser("check", help="validate a folder and compile all its configs for their devices")
+    one.add_argument("--out", type=Path, default=store.folders()[-1], help="default: the repository's folder")
+    one.add_argument("--workers", type=int, help="compiling processes (default: the cores)")
+    one.add_argument("--no-compile", action="store_true", help="schema, fingerprints and README only")
+    one.set_defaults(run=check)
+    one = commands.add_parser("readme", help="write a folder's README.md anew from its data")
+    one.add_argument("--out", type=Path, default=store.folders()[-1], help="default: the repository's folder")
+    one.set_defaults(run=readme)
+    one = commands.add_parser("env", help="versions, device, stored entries")
+    one.set_defaults(run=environment)
     return whole
 
 

@@ -8,13 +8,14 @@ entries of a thread, which are independent, fill the wait.  With k tiles to run,
     cycles = max(k * busiest, ceil(k / r) * latency)
 
 The model knows no caches and no clock: its cycles rank candidates of one key and mean nothing else.
-How well it ranks is measured (`tune --calibrate`) and told in tuning_cache/README.md.
+How well it ranks is measured by every tuning run (calibration.py) and told in tuning_cache/README.md.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,7 +148,7 @@ def score(binary: Binary, batch: int) -> float:
     return max(tiles * warps * busiest / used, math.ceil(tiles / resident) * latency)
 
 
-def pick(binaries: list[Binary], batch: int) -> tuple[Binary, float, float]:
+def pick(binaries: Sequence[Binary], batch: int) -> tuple[Binary, float, float]:
     """(what to store, its score, the default's), the default being the first of `binaries`."""
     default = binaries[0]
     if not default.compiled:

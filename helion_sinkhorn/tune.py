@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from helion_sinkhorn import calibration, ranking
 from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.kernels import Call, Choice, candidates
@@ -219,7 +220,8 @@ class Result:
     err: float
     old_us: float | None = None
     """The incumbent's time now, where there was one."""
-    candidates: int = 0
+    times: list[tuple[Choice, float]] = field(default_factory=list)
+    """Microseconds of every candidate, before the finals."""
     seconds: float = 0.0
 
     @property
@@ -239,7 +241,7 @@ class Result:
         values = ", ".join(f"{k}={v}" for k, v in (*self.winner.config, *self.winner.variant))
         return (
             f"{self.group.name} B={self.batch}: {digits(self.us)} us, default {digits(self.default_us)} "
-            f"({self.default_us / self.us:.2f}x), err {self.err:.2f}, {self.candidates} candidates "
+            f"({self.default_us / self.us:.2f}x), err {self.err:.2f}, {len(self.times)} candidates "
             f"in {self.seconds:.1f} s: {values}"
         )
 
@@ -296,9 +298,10 @@ def tune_key(
     first = min(range(len(finalists)), key=us.__getitem__)
     kept = first if us[first] <= (1 - GAIN) * us[seat] else seat
     low, _, high = statistics.quantiles(samples[kept], n=4)
+    screened = [(choice, us_once) for (choice, _), us_once in zip(tried, times, strict=True)]
     return Result(
         group, batch, finalists[kept], us[kept], us[0], (high - low) / us[kept],
-        judge(group, finalists[kept]), us[seat] if seated else None, len(tried),
+        judge(group, finalists[kept]), us[seat] if seated else None, screened,
         time.perf_counter() - begin,
     )  # fmt: skip
 
@@ -446,23 +449,23 @@ class Options:
     command: str = field(default_factory=lambda: shlex.join(["helion_sinkhorn", *sys.argv[1:]]))
 
 
-def mine(groups: Sequence[Group], options: Options) -> list[Group]:
+def mine(groups: Sequence[Group], options: Options, evidence: str = "measured") -> list[Group]:
     """This rank's share of the plan, without the keys that have fresh entries unless forced."""
     device = DEVICES[options.device]
     costs = [group.seconds(device, options.workers) for group in groups]
     # shared out before looking at what is done: other ranks are writing while this one looks
     share_of_it = share(groups, costs, options.rank, options.world)
-    return share_of_it if options.force else unfinished(share_of_it, options.out, options.device, "measured")
+    return share_of_it if options.force else unfinished(share_of_it, options.out, options.device, evidence)
 
 
-def keys_left(groups: Sequence[Group], options: Options) -> int:
+def keys_left(groups: Sequence[Group], options: Options, evidence: str = "measured") -> int:
     """Keys that `tune` would go through."""
-    return sum(len(group.batches) for group in mine(groups, options))
+    return sum(len(group.batches) for group in mine(groups, options, evidence))
 
 
-def plan(groups: Sequence[Group], options: Options) -> Iterator[str]:
+def plan(groups: Sequence[Group], options: Options, evidence: str = "measured") -> Iterator[str]:
     """What `tune` would do, in words."""
-    device, left = DEVICES[options.device], mine(groups, options)
+    device, left = DEVICES[options.device], mine(groups, options, evidence)
     count = sum(len(candidates(g.kernel, g.call, device)) for g in left)
     seconds = sum(g.seconds(device, options.workers) for g in left)
     yield (
@@ -505,7 +508,7 @@ def tune(
                 return
             binaries = compiled.binaries(group)
             choices = sound(binaries)
-            run = provenance(group.kernel, "measured", options)
+            run, timed = provenance(group.kernel, "measured", options), []
             say(
                 f"[{time.perf_counter() - begin:.0f} s] {number}/{len(left)} {group.name}: "
                 f"{len(choices)} of {len(binaries)} candidates; compiled here so far: {missed()}"
@@ -524,9 +527,61 @@ def tune(
                     continue
                 writer.merge(options.out, group.kernel, device_block(device, reported), run, [result.entry])
                 say(f"  {result}")
+                timed.append((result.batch, result.times))
                 yield result
+            path = options.out / options.device / calibration.FILE
+            calibration.record(path, group.kernel, group.call, binaries, timed)
     finally:
         compiled.stop()
+
+
+def tune_offline(
+    groups: Sequence[Group],
+    options: Options,
+    *,
+    compilation: Callable[..., Any] = Compilation,
+    say: Callable[[str], None] = print,
+) -> Iterator[list[dict[str, Any]]]:
+    """Rank the candidates by `ranking.score` instead of timing them, and yield the entries of each group.
+
+    One ranking of binaries serves every batch; what is picked may differ with it.  Arguments as in `tune`.
+    """
+    begin = time.perf_counter()
+    device = DEVICES[options.device]
+    left = mine(groups, options, "compiled")
+    compiled = compilation(device, left, options.workers, None)
+    try:
+        for number, group in enumerate(left, 1):
+            if time.perf_counter() - begin > options.limit:
+                say(f"limit of {options.limit:g} s: {len(left) - number + 1} groups left for the next run")
+                return
+            binaries = compiled.binaries(group)
+            entries = [ranked(group, batch, binaries) for batch in group.batches]
+            run = provenance(group.kernel, "compiled", options)
+            writer.merge(options.out, group.kernel, device_block(device, "not present"), run, entries)
+            moved = sum(e["score"] != e["default_score"] for e in entries)
+            say(
+                f"[{time.perf_counter() - begin:.0f} s] {number}/{len(left)} {group.name}: "
+                f"{sum(not b.problems for b in binaries)} of {len(binaries)} candidates are sound; "
+                f"another than the default for {moved} of {len(entries)} batches"
+            )
+            yield entries
+    finally:
+        compiled.stop()
+
+
+def ranked(group: Group, batch: int, binaries: Sequence[Binary]) -> dict[str, Any]:
+    """The entry of one key by the model alone."""
+    best, own, reference = ranking.pick(binaries, batch)
+    return {
+        "key": entry_key(group, batch),
+        "config": thawed(best.job.choice.config),
+        "variant": thawed(best.job.choice.variant),
+        "evidence": "compiled",
+        "score": digits(own),
+        "default_score": digits(reference),
+        "model": ranking.MODEL,
+    }
 
 
 def report(results: Sequence[Result]) -> list[tuple[str, ...]]:

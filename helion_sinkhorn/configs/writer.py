@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,7 @@ def merge(
     number of processes at a time; a reader sees the old file or the new one.
     """
     path = folder / device["key"] / f"{kernel}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")):
+    with locked(path):
         data = load(path) or {"runs": {}, "entries": []}
         kept = {identity(e): e for e in data["entries"]}
         for entry in entries:
@@ -78,17 +77,23 @@ def merge(
                 kept[identity(entry)] = {**entry, "run": run_id(run)}
         runs = {**data["runs"], run_id(run): run}
         used = {e["run"] for e in kept.values()}
-        write(
-            path,
-            {
-                "schema": SCHEMA,
-                "kernel": kernel,
-                "device": device,
-                "runs": {name: runs[name] for name in sorted(used)},
-                "entries": [kept[name] for name in sorted(kept)],
-            },
-        )
+        merged = {
+            "schema": SCHEMA,
+            "kernel": kernel,
+            "device": device,
+            "runs": {name: runs[name] for name in sorted(used)},
+            "entries": [kept[name] for name in sorted(kept)],
+        }
+        replace(path, text(merged))
     return path
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """No other process that writes this file through here does so meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        yield
 
 
 def text(data: dict[str, Any]) -> str:
@@ -105,12 +110,12 @@ def text(data: dict[str, Any]) -> str:
     )
 
 
-def write(path: Path, data: dict[str, Any]) -> None:
-    """Replace a file by one written beside it and flushed to the disk."""
+def replace(path: Path, content: str) -> None:
+    """Put content in the place of a file in one step: written beside it, flushed, renamed."""
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "w") as file:
-            file.write(text(data))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
