@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import logging
 import os
 import sys
@@ -115,6 +116,8 @@ def check(arguments: argparse.Namespace) -> int:
     """Schema, fingerprints and README of a folder, and all its programs compiled for their devices."""
     from helion_sinkhorn import cache
 
+    if importlib.util.find_spec("jsonschema") is None:
+        raise SystemExit("check: needs jsonschema; pip install 'helion_sinkhorn[check]'.")
     begin = time.perf_counter()
     folder = arguments.out
     found = list(cache.complaints(folder))
@@ -199,11 +202,11 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     # the compiling processes set it too, and Triton's cache tells binaries apart by it
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    arguments = parser().parse_args()
+    arguments = parser().parse_args(words)
     return arguments.run(arguments)
 
 

@@ -40,23 +40,23 @@ def load(path: Path) -> dict[str, Any] | None:
     """
     try:
         data = json.loads(path.read_bytes())
-        if isinstance(data["schema"], int) and data["schema"] > SCHEMA:
-            raise RuntimeError
-        for entry in data["entries"]:
-            identity(entry), entry["run"] in data["runs"], EVIDENCE.index(entry["evidence"])
-        return data
+        newer = isinstance(data["schema"], int) and data["schema"] > SCHEMA
+        if not newer:
+            for entry in data["entries"]:
+                identity(entry), data["runs"][entry["run"]], EVIDENCE.index(entry["evidence"])
     except FileNotFoundError:
         return None
-    except RuntimeError:
-        raise ValueError(
-            f"{path} has schema {data['schema']}, this version writes {SCHEMA}: update helion_sinkhorn, "
-            "or tune into another folder with --out"
-        ) from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         aside = path.with_suffix(".broken")
         os.replace(path, aside)
         log.warning("%s was not a tuning file: kept as %s and begun anew", path, aside)
         return None
+    if newer:
+        raise ValueError(
+            f"{path} has schema {data['schema']}, this version writes {SCHEMA}: update helion_sinkhorn, "
+            "or tune into another folder with --out"
+        )
+    return data
 
 
 def merge(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import threading
 from typing import Any
 
 import helion
@@ -76,6 +77,7 @@ def choose(name: str, call: Call, batch: int, device: Device) -> Choice:
 
 
 _refused: set[Choice] = set()
+_saying = threading.Lock()
 
 
 def refuse(choice: Choice, refusal: Exception) -> None:
@@ -86,8 +88,10 @@ def refuse(choice: Choice, refusal: Exception) -> None:
     """
     if not choice.stored or isinstance(refusal, torch.OutOfMemoryError):
         raise refusal
-    log.warning("%s is refused (%s): the kernel's default serves", choice, refusal)
-    _refused.add(choice)
+    with _saying:
+        if choice not in _refused:
+            log.warning("%s is refused (%s): the kernel's default serves", choice, refusal)
+            _refused.add(choice)
     choose.cache_clear()
     served.cache_clear()
 
@@ -140,7 +144,8 @@ def served(
     name = backward_kernel(call) if gradient else "sinkhorn_forward"
     taken = choice or choose(name, call, batch, device)
     if not (interpret or taken.stored or choice) and device.key in DEVICES and call.key in tuned_keys():
-        say_untuned(device, name)
+        with _saying:
+            say_untuned(device, name)
     try:
         return prepare(call, eps, taken, how, interpret)
     except Exception as refusal:
