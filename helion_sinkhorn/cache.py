@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +67,13 @@ def complaints(folder: Path) -> Iterator[str]:
             yield f"{device}: {size} bytes, at most {MOST_BYTES}"
 
 
-def jobs(folder: Path, device: str) -> list[Job]:
-    """Every distinct program that the entries of a device ask for."""
+def jobs(folder: Path, device: str, evidence: str = "") -> list[Job]:
+    """Every distinct program that the entries of a device (of this evidence) ask for."""
     found = {}
     for kernel in KERNELS:
         for entry in store.read(folder, device, kernel):
+            if evidence not in ("", entry.evidence):
+                continue
             form, first, dtype, n, m, iters = entry.key
             call = Call(form == "deepseek", 1 if first == "rows" else 2, dtype, n, m, iters)
             job = Job(call, Choice(kernel, entry.config, entry.variant, entry.path, True))
@@ -79,9 +81,11 @@ def jobs(folder: Path, device: str) -> list[Job]:
     return list(found)
 
 
-def miscompiled(folder: Path, workers: int, every: int = 1) -> Iterator[str]:
+def miscompiled(
+    folder: Path, workers: int, every: int = 1, devices: Iterable[str] = tuple(DEVICES)
+) -> Iterator[str]:
     """Programs, each `every`-th, that do not compile for their device or should not be launched there."""
-    for device in sorted({p.parent.name for p in files(folder)} & set(DEVICES)):
+    for device in devices:
         for binary in compile_for(device, jobs(folder, device)[::every], workers=workers):
             serious = [p for p in binary.problems if not (binary.compiled and p.startswith("spills"))]
             if serious:

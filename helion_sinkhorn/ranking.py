@@ -85,20 +85,25 @@ def loops_of(kernel: str, call: Call, variant: dict[str, Any], found: int) -> li
 
 
 def copies(body: dict[str, int], loop: Loop, outside: int, entries: float) -> int:
-    """How many iterations the compiler put into one trip.
+    """How many iterations the compiler put into one trip, by the multiplications of its matvecs.
 
-    Outside of a forward loop stand the last reciprocals, those of one iteration, and the
-    iterations left over; that singles out the unrolling.
+    Sums across threads are multiplications too, so that is a guess.  In a forward loop it must fit
+    the reciprocals: outside stand those of one iteration and of the iterations left over.
     """
-    reciprocals = body.get("reciprocal", 0)
-    if reciprocals and loop.matvecs == 2:
-        for count in range(1, 17):
-            if reciprocals % count == 0 and reciprocals // count * (1 + loop.trips % count) <= outside:
-                return count
     if not loop.matvecs:
         return 1
+    reciprocals = body.get("reciprocal", 0)
     arithmetic = body.get("fma", 0) + body.get("mul", 0) + body.get("two-wide fp32", 0) - reciprocals
-    return max(1, round(arithmetic / (loop.matvecs * entries)))
+    guess = max(1.0, arithmetic / (loop.matvecs * entries))
+    fitting = [
+        count
+        for count in range(1, 17)
+        if loop.matvecs == 2
+        and reciprocals
+        and reciprocals % count == 0
+        and reciprocals // count * (1 + loop.trips % count) <= outside
+    ]
+    return min(fitting or [round(guess)], key=lambda count: abs(count - guess))
 
 
 def executed(binary: Binary) -> Counter[str]:
