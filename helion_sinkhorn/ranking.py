@@ -115,7 +115,8 @@ def executed(binary: Binary) -> Counter[str]:
     outside = run["reciprocal"] - sum(body.get("reciprocal", 0) for body in binary.loops)
     expected = loops_of(job.choice.kernel, job.call, variant, len(binary.loops))
     for body, loop in zip(binary.loops, expected, strict=True):
-        trips = loop.trips / copies(body, loop, outside, entries)
+        # iterations left over stand outside
+        trips = max(1, loop.trips // copies(body, loop, outside, entries))
         for name, number in body.items():
             run[name] += number * (trips - 1)
     return run
