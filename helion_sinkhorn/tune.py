@@ -195,7 +195,8 @@ def error(group: Group, choice: Choice, device: str) -> float:
     """The largest error of a choice in units of the budget, over JUDGED; above 1 it is refused."""
     call, ratios = group.call, []
     form, first = call.key[:2]
-    batch = max(3, min(64, 4096 // (call.n * call.m)))
+    # a multiple of 16, as the batches timed are: for others Triton compiles anew
+    batch = max(16, min(64, 4096 // (call.n * call.m)))
     for logits in JUDGED:
         case = Case(
             logits, call.n, call.m, call.n_iters, form, first, batch, group.eps, getattr(torch, call.dtype)

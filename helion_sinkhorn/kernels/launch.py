@@ -272,7 +272,9 @@ def run_with_history(ready: Prepared, x: torch.Tensor, dy: torch.Tensor, dx: tor
     restarts = (steps - 1) // segment(call)
     floats = steps * (lead + trail) + restarts * call.n * call.m
     batch = x.size(0)
-    size = min(batch, max(1, SCRATCH_BYTES // (4 * floats)))
+    size = max(1, SCRATCH_BYTES // (4 * floats))
+    # Triton compiles anew for a size that 16 does not divide
+    size = min(batch, size // 16 * 16 or size)
     empty = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
     # at least two: see dispatch.as_several
     room = max(size, 2)
