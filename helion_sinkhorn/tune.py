@@ -8,7 +8,6 @@ Triton's cache hands over), while the group before is being timed.
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
 import logging
 import os
@@ -502,8 +501,6 @@ def tune(
     judge = judge or (lambda group, choice: error(group, choice, "cuda"))
     left = mine(groups, options)
     compiled = compilation(device, left, options.workers, options.cache)
-    # a capture of a CUDA graph may collect garbage: what lives until the end need not be looked at
-    gc.freeze()
     missed = count_compilations()
     try:
         for number, group in enumerate(left, 1):
