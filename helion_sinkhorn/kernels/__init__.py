@@ -149,16 +149,20 @@ def spread_tiles(call: Call, device: Device, entries: tuple[int, ...]) -> tuple[
     return tuple(tile(*b) for b in sorted(blocks))
 
 
-def persistent(*multipliers: int) -> tuple[Items, ...]:
-    """Blocks that take tile after tile, this many on each compute unit."""
+def persistent(device: Device) -> tuple[Items, ...]:
+    """Blocks that take tile after tile, 16 or 32 of them on each compute unit; tried on NVIDIA."""
     kind = ("pid_type", "persistent_interleaved")
-    return tuple((kind, ("num_sm_multiplier", k)) for k in multipliers)
+    return tuple((kind, ("num_sm_multiplier", k)) for k in (16, 32)) if device.vendor == "nvidia" else ()
 
 
-def scheduled(device: Device, tiles: tuple[Items, ...], *others: Items) -> tuple[Items, ...]:
-    """Tiles as they are and with each of `others`; AMD's compiler is told a number of waves, too."""
-    waves = ((), (("waves_per_eu", 2),)) if device.vendor == "amd" else ((),)
-    return tuple((*t, *o, *w) for t in tiles for o in ((), *others) for w in waves)
+def waves(device: Device) -> tuple[Items, ...]:
+    """Registers for two waves on a scheduler, which AMD's compiler can be told to aim at."""
+    return ((("waves_per_eu", 2),),) if device.vendor == "amd" else ()
+
+
+def scheduled(tiles: tuple[Items, ...], *schedules: Items) -> tuple[Items, ...]:
+    """Tiles as they are and with each schedule."""
+    return tuple((*t, *s) for t in tiles for s in ((), *schedules))
 
 
 def pairing(call: Call) -> tuple[bool, ...]:
@@ -169,14 +173,14 @@ def pairing(call: Call) -> tuple[bool, ...]:
 
 def forward_space(call: Call, device: Device) -> tuple[Grid, ...]:
     spread = {
-        "config": scheduled(device, spread_tiles(call, device, (2, 4, 8, 16, 32, 64, 128))),
+        "config": spread_tiles(call, device, (2, 4, 8, 16, 32, 64, 128)),
         "packed": (False,),
         "paired": (False,),
     }
     if not can_pack(call):
         return (spread,)
     whole = {
-        "config": scheduled(device, whole_tiles(device), *persistent(16, 32)),
+        "config": scheduled(whole_tiles(device), *persistent(device), *waves(device)),
         "packed": (True,),
         "paired": pairing(call),
     }
@@ -187,7 +191,7 @@ def forward_space(call: Call, device: Device) -> tuple[Grid, ...]:
 def backward_space(call: Call, device: Device) -> tuple[Grid, ...]:
     lengths = tuple(sorted({length for length in (4, 5, 6, 7, 10, call.steps) if length <= call.steps}))
     spread = {
-        "config": scheduled(device, spread_tiles(call, device, (4, 8, 16, 32))),
+        "config": spread_tiles(call, device, (4, 8, 16, 32)),
         "packed": (False,),
         "paired": (False,),
         "length": lengths[:4],
@@ -196,7 +200,7 @@ def backward_space(call: Call, device: Device) -> tuple[Grid, ...]:
         return (spread,)
     w = device.warp_size
     whole = {
-        "config": scheduled(device, tuple(tile(warps * w, warps) for warps in (1, 2, 4))),
+        "config": scheduled(tuple(tile(warps * w, warps) for warps in (1, 2, 4)), *waves(device)),
         "packed": (True,),
         "paired": pairing(call),
         "length": lengths,
@@ -206,7 +210,7 @@ def backward_space(call: Call, device: Device) -> tuple[Grid, ...]:
 
 
 def history_space(call: Call, device: Device) -> tuple[Grid, ...]:
-    return ({"config": scheduled(device, spread_tiles(call, device, (2, 4, 8, 16, 32, 64)))},)
+    return ({"config": spread_tiles(call, device, (2, 4, 8, 16, 32, 64))},)
 
 
 KERNELS = {
