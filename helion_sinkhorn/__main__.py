@@ -23,6 +23,11 @@ console = Console(soft_wrap=True, highlight=False)
 
 
 def table(title: str, names: list[str], rows: list[tuple[str, ...]]) -> None:
+    """On a terminal as a table, elsewhere a line a row."""
+    if not console.is_terminal:
+        for row in [(title,), tuple(names), *rows]:
+            console.print("\t".join(row))
+        return
     shown = Table(title=title)
     for name in names:
         shown.add_column(name)
