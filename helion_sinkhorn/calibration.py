@@ -37,6 +37,8 @@ def record(path: Path, kernel: str, call: Call, binaries: Sequence[Binary], time
     }
     for batch, times in timed:
         rows = [(by_choice[items(c)], us) for c, us in times if items(c) in by_choice]
+        if not rows:
+            continue
         line["batches"][str(batch)] = {
             "candidates": [{**dict(b.job.choice.config), **dict(b.job.choice.variant)} for b, _ in rows],
             "us": [float(f"{us:.4g}") for _, us in rows],

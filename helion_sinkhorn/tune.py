@@ -345,8 +345,12 @@ class Compilation:
         self.stopped = True
 
     def binaries(self, group: Group) -> list[Binary]:
-        """Those of one group, when they are there."""
-        return [self.futures[job].result() for job in self.jobs[group]]
+        """Those of one group, when they are there; without machine code where the compilers do not start."""
+        try:
+            return [self.futures[job].result() for job in self.jobs[group]]
+        except Exception as failure:
+            log.warning("%s: to be compiled one by one, as they are timed (%s)", group.name, failure)
+            return [Binary(self.device.key, job) for job in self.jobs[group]]
 
 
 def sound(binaries: Sequence[Binary]) -> list[Choice]:

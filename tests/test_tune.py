@@ -189,6 +189,20 @@ def test_a_candidate_that_does_not_run_is_left_out(tmp_path, caplog):
     assert "out of resources" in caplog.text
 
 
+def test_without_compilers_candidates_are_timed_all_the_same(tmp_path, monkeypatch, caplog):
+    def broken(*arguments, **options):
+        raise RuntimeError("the compiler did not start")
+
+    monkeypatch.setattr(tuner, "compile_for", broken)
+    results = tuner.tune(
+        tuner.groups_of([WORKLOAD], "sinkhorn_forward"), tuner.Options("h200", tmp_path), "NVIDIA H200",
+        clock=Clock(lambda c, b: 100.0 if is_default(c) else 90.0), judge=lambda group, choice: 0.5,
+        say=lambda line: None,
+    )  # fmt: skip
+    assert [r.us for r in results] == [90.0]
+    assert "the compiler did not start" in caplog.text
+
+
 def test_the_error_gate_sees_a_wrong_kernel(monkeypatch):
     (group,) = tuner.groups_of([WORKLOAD], "sinkhorn_forward")
     default = candidates(group.kernel, group.call, DEVICES["h200"])[0]
