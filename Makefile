@@ -8,6 +8,10 @@ JOBS ?= 2
 TRITONBENCH_DIR ?= ../tritonbench
 MODES ?= fwd bwd fwd_bwd fwd_no_grad
 
+# make tune DEVICE=h200 [KERNEL=] [TAGS=] [EFFORT=quick|full] [BUDGET=seconds] [FORCE=1] [OFFLINE=1] [ARGS=]
+TUNE := $(if $(KERNEL),--kernel $(KERNEL)) $(if $(TAGS),--tags $(TAGS)) $(if $(EFFORT),--effort $(EFFORT)) \
+	$(if $(BUDGET),--budget $(BUDGET)) $(if $(FORCE),--force) $(if $(OFFLINE),--offline)
+
 VENV := .venv
 RUN := $(VENV)/bin/python
 OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
@@ -15,7 +19,7 @@ OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
 # Triton 3.10 changes this default, and numbers with it
 export TRITON_DEFAULT_FP_FUSION ?= 1
 
-.PHONY: demo test bench lint format clean accuracy compare fault-tables sanitize device-rows bench-tritonbench study-backward
+.PHONY: demo test bench lint format clean accuracy compare fault-tables sanitize device-rows bench-tritonbench study-backward tune tuning-readme
 
 demo: $(VENV)/.ready
 	$(RUN) benchmarks/demo.py $(ARGS)
@@ -52,6 +56,12 @@ device-rows:
 study-backward: export OMP_NUM_THREADS ?= 1
 study-backward: $(VENV)/.ready
 	$(RUN) benchmarks/study_backward.py $(ARGS)
+
+tune: $(VENV)/.ready
+	$(RUN) -m helion_sinkhorn tune --device $(or $(DEVICE),$(error DEVICE= names what to tune for)) $(TUNE) $(ARGS)
+
+tuning-readme: $(VENV)/.ready
+	$(RUN) -m helion_sinkhorn readme
 
 lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .

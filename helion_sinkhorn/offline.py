@@ -542,7 +542,7 @@ def serve(device: Device) -> None:
 class Compiler(contextlib.AbstractContextManager):
     """A child process for one device, started anew after a job that took it down."""
 
-    def __init__(self, device_key: str, folder: Path, timeout: float):
+    def __init__(self, device_key: str, folder: Path, timeout: float, cache: Path | None = None):
         self.device_key, self.timeout = device_key, timeout
         self.log = folder / f"stderr.{threading.get_ident()}"
         package = Path(__file__).resolve().parents[1]
@@ -551,10 +551,8 @@ class Compiler(contextlib.AbstractContextManager):
             **{k: v for k, v in os.environ.items() if k not in ("HELION_INTERPRET", "TRITON_INTERPRET")},
             "HELION_SINKHORN_DEVICE": device_key,
             "PYTHONPATH": os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])]),
-            **{
-                name: str(folder)
-                for name in ("TRITON_CACHE_DIR", "HELION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-            },
+            **{name: str(folder) for name in ("HELION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")},
+            "TRITON_CACHE_DIR": str(cache or folder),
         }
         self.child: subprocess.Popen[str] | None = None
 
@@ -613,7 +611,13 @@ class Compiler(contextlib.AbstractContextManager):
 
 
 def compile_for(
-    device_key: str, jobs: Sequence[Job], *, workers: int = 1, timeout: float = 120.0
+    device_key: str,
+    jobs: Sequence[Job],
+    *,
+    workers: int = 1,
+    timeout: float = 120.0,
+    cache: Path | None = None,
+    report: Callable[[Binary], None] = lambda binary: None,
 ) -> list[Binary]:
     """Compile for a device that need not be here; nothing is launched.
 
@@ -622,6 +626,8 @@ def compile_for(
         jobs: any number; a process start costs about 5 s, a job 1 to 15 s.
         workers: processes that share the jobs.
         timeout: seconds a job may take.
+        cache: Triton's cache to leave the binaries in, for a process that will launch them.
+        report: called with each Binary as it comes, from any thread.
 
     Returns:
         One Binary a job, in the order of the jobs.
@@ -632,9 +638,10 @@ def compile_for(
     todo = iter(list(enumerate(jobs)))
 
     def work(folder: str) -> None:
-        with Compiler(device_key, Path(folder), timeout) as compiler:
+        with Compiler(device_key, Path(folder), timeout, cache) as compiler:
             for index, job in todo:
                 binaries[index] = compiler.compile(job)
+                report(binaries[index])
 
     workers = min(workers, len(jobs))
     if workers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import threading
 from typing import Any
 
 from helion_sinkhorn.configs import store
@@ -13,6 +14,7 @@ from helion_sinkhorn.configs.device import DEVICES, Device
 log = logging.getLogger("helion_sinkhorn")
 # An entry serves batches up to 4 times smaller or larger than the one it was tuned at.
 MAX_LOG2_DISTANCE = 2.0
+_reading = threading.Lock()
 
 
 def nearest(entries: tuple[store.Entry, ...], key: tuple[Any, ...], batch: int) -> store.Entry | None:
@@ -37,6 +39,12 @@ def lookup(device: Device, kernel: str, key: tuple[Any, ...], batch: int) -> sto
         key: (form, first, dtype, n, m, iters).
         batch: number of matrices.
     """
+    # a cache may run what it caches in several threads at once, each with its warning
+    with _reading:
+        return find(device, kernel, key, batch)
+
+
+def find(device: Device, kernel: str, key: tuple[Any, ...], batch: int) -> store.Entry | None:
     relatives = [d.key for d in DEVICES.values() if d.family == device.family and d.key != device.key]
     for name in (device.key, *relatives):
         for folder in store.folders():

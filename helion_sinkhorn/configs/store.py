@@ -57,7 +57,7 @@ def _entry(e: dict[str, Any], path: Path) -> Entry:
     ):
         if not isinstance(value, kind):
             raise TypeError(f"{name} is {value!r}")
-    if batch < 1:
+    if not 1 <= batch < 1 << 63:
         raise ValueError(f"batch is {batch}")
     return Entry(key, batch, frozen(config), frozen(variant), evidence, str(path))
 
@@ -70,10 +70,13 @@ def read(folder: Path, device: str, kernel: str) -> tuple[Entry, ...]:
         data = json.loads(path.read_bytes())
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']!r}, this version reads {SCHEMA}")
-        return tuple(_entry(e, path) for e in data["entries"])
+        entries = tuple(_entry(e, path) for e in data["entries"])
+        if len({(e.key, e.batch) for e in entries}) < len(entries):
+            raise ValueError("two entries for one key")
+        return entries
     except (FileNotFoundError, NotADirectoryError):
         return ()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         log.warning(
             "%s is not a tuning file this version reads (%s): the default config serves. "
             "Restore the file, or write it anew with `make tune DEVICE=%s KERNEL=%s`.",

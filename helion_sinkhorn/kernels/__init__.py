@@ -6,7 +6,8 @@ Importing this module imports Helion; the package does so on the first call that
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,13 @@ import helion
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.kernels import bodies, implicit
+from helion_sinkhorn.scaling import pairs_are_safe, pivot_is_safe
 
 Items = tuple[tuple[str, Any], ...]
+Grid = dict[str, tuple[Any, ...]]
+"""Candidate values: "config" lists parts of Helion configs, every other name is a variant's values."""
+TUNED_EPS = 1e-6
+"""The eps of every tuned workload: variants that need a larger one are not worth a candidate."""
 REGISTER_HISTORY_STEPS = 32
 """Most iterations that `sinkhorn_backward` takes: a start is kept in registers for each segment of them."""
 REGISTER_HISTORY_ENTRIES = 16 * 16
@@ -53,6 +59,8 @@ class Choice:
     config: Items
     variant: Items
     source: str
+    stored: bool = False
+    """Whether it was looked up, and not the kernel's default or named by the caller."""
 
     def __str__(self) -> str:
         values = ", ".join(f"{k}={v}" for k, v in (*self.config, *self.variant))
@@ -65,6 +73,8 @@ class Kernel:
 
     body: Callable[..., None]
     default: Callable[[Call, Device], tuple[Items, Items]]
+    space: Callable[[Call, Device], tuple[Grid, ...]]
+    """What the tuner tries: the product of each grid's values."""
 
 
 def power_of_two(k: int) -> int:
@@ -108,7 +118,9 @@ def forward_default(call: Call, device: Device) -> tuple[Items, Items]:
     variant = ("packed", packed), ("paired", packed and small), ("pivoted", packed)
     if packed:
         return thread_per_matrix(device), variant
-    return spread_over(call, device, 64 if is_whole(call) else 32, 64), variant
+    # 64 entries a thread where that is still one warp without spills
+    roomy = is_whole(call) and call.n * call.m >= 256
+    return spread_over(call, device, 64 if roomy else 32, 64), variant
 
 
 def backward_default(call: Call, device: Device) -> tuple[Items, Items]:
@@ -126,7 +138,7 @@ def history_default(call: Call, device: Device) -> tuple[Items, Items]:
 
 def implicit_direct_default(call: Call, device: Device) -> tuple[Items, Items]:
     # an 8 x 8 matrix fits too, barely: 241 to 255 registers, and 15 s and more to compile
-    packed = call.n == call.m and can_pack(call)
+    packed = call.n == call.m and can_pack(call, 16)
     variant = (("packed", packed),)
     return thread_per_matrix(device) if packed else spread_over(call, device, 8, 32), variant
 
@@ -135,13 +147,138 @@ def implicit_cg_default(call: Call, device: Device) -> tuple[Items, Items]:
     return spread_over(call, device, 16, 32), ()
 
 
+def tile(block: int, warps: int) -> Items:
+    """`block` matrices a block of `warps` warps."""
+    return ("block_sizes", (block,)), ("num_warps", warps)
+
+
+def whole_tiles(device: Device) -> tuple[Items, ...]:
+    """One or two matrices a thread: with fewer matrices than threads Triton spreads them."""
+    w = device.warp_size
+    return tile(w, 1), tile(2 * w, 1), tile(2 * w, 2), tile(4 * w, 4)
+
+
+def spread_tiles(call: Call, device: Device, entries: tuple[int, ...]) -> tuple[Items, ...]:
+    """Tiles with so many entries a thread; several warps only where each has work between barriers."""
+    size = power_of_two(call.n) * power_of_two(call.m)
+    threads = [w * device.warp_size for w in (1, 2, 4, 8) if w == 1 or size >= 8 * w * device.warp_size]
+    blocks = {(t * e // size, t // device.warp_size) for t in threads for e in entries if t * e >= size}
+    return tuple(tile(*b) for b in sorted(blocks))
+
+
+def persistent(device: Device) -> tuple[Items, ...]:
+    """Blocks that take tile after tile, 16 or 32 of them on each compute unit; tried on NVIDIA."""
+    kind = ("pid_type", "persistent_interleaved")
+    return tuple((kind, ("num_sm_multiplier", k)) for k in (16, 32)) if device.vendor == "nvidia" else ()
+
+
+def waves(device: Device) -> tuple[Items, ...]:
+    """Registers for two waves on a scheduler, which AMD's compiler can be told to aim at."""
+    return ((("waves_per_eu", 2),),) if device.vendor == "amd" else ()
+
+
+def scheduled(tiles: tuple[Items, ...], *schedules: Items) -> tuple[Items, ...]:
+    """Tiles as they are and with each schedule."""
+    return tuple((*t, *s) for t in tiles for s in ((), *schedules))
+
+
+def pairing(call: Call) -> tuple[bool, ...]:
+    """Values of `paired` that differ."""
+    safe = pairs_are_safe(call.n, call.m, call.steps, TUNED_EPS if call.deepseek else 0.0)
+    return (False, True) if safe else (False,)
+
+
+def pivoting(call: Call) -> tuple[bool, ...]:
+    """A pivot saves products wherever it is in range."""
+    return (call.deepseek and pivot_is_safe(call.steps, TUNED_EPS),)
+
+
+def forward_space(call: Call, device: Device) -> tuple[Grid, ...]:
+    spread = {
+        "config": spread_tiles(call, device, (8, 16, 32, 64, 128)),
+        "packed": (False,),
+        "paired": (False,),
+        "pivoted": (False,),
+    }
+    if not can_pack(call, 64):
+        return (spread,)
+    whole = {
+        "config": scheduled(whole_tiles(device)[:1], *persistent(device), *waves(device))
+        + whole_tiles(device)[1:],
+        "packed": (True,),
+        "paired": pairing(call),
+        "pivoted": pivoting(call),
+    }
+    few = {**spread, "config": spread_tiles(call, device, (4, 8) if can_pack(call, 16) else (16, 32, 64))}
+    return whole, few
+
+
+def backward_space(call: Call, device: Device) -> tuple[Grid, ...]:
+    lengths = tuple(sorted({length for length in (4, 5, 6, 7, call.steps) if length <= call.steps}))
+    spread = {
+        "config": spread_tiles(call, device, (8, 16, 32)),
+        "packed": (False,),
+        "paired": (False,),
+        "pivoted": (False,),
+        "length": lengths[:4],
+    }
+    if not can_pack(call, 16):
+        return (spread,)
+    w = device.warp_size
+    whole = {
+        "config": scheduled(tuple(tile(warps * w, warps) for warps in (1, 2, 4)), *waves(device)),
+        "packed": (True,),
+        "paired": pairing(call),
+        "pivoted": pivoting(call),
+        "length": lengths,
+    }
+    few = {**spread, "config": spread_tiles(call, device, (4, 8)), "length": (6,)}
+    return whole, few
+
+
+def history_space(call: Call, device: Device) -> tuple[Grid, ...]:
+    return ({"config": spread_tiles(call, device, (2, 4, 8, 16, 32, 64))},)
+
+
+def implicit_direct_space(call: Call, device: Device) -> tuple[Grid, ...]:
+    spread = {"config": spread_tiles(call, device, (4, 8, 16, 32)), "packed": (False,)}
+    if call.n != call.m or not can_pack(call, 64):
+        return (spread,)
+    return {"config": whole_tiles(device), "packed": (True,)}, spread
+
+
+def implicit_cg_space(call: Call, device: Device) -> tuple[Grid, ...]:
+    return ({"config": spread_tiles(call, device, (4, 8, 16, 32))},)
+
+
 KERNELS = {
-    "sinkhorn_forward": Kernel(bodies.sinkhorn_forward, forward_default),
-    "sinkhorn_backward": Kernel(bodies.sinkhorn_backward, backward_default),
-    "sinkhorn_backward_history": Kernel(bodies.sinkhorn_backward_history, history_default),
-    "sinkhorn_implicit_direct": Kernel(implicit.sinkhorn_implicit_direct, implicit_direct_default),
-    "sinkhorn_implicit_cg": Kernel(implicit.sinkhorn_implicit_cg, implicit_cg_default),
+    "sinkhorn_forward": Kernel(bodies.sinkhorn_forward, forward_default, forward_space),
+    "sinkhorn_backward": Kernel(bodies.sinkhorn_backward, backward_default, backward_space),
+    "sinkhorn_backward_history": Kernel(bodies.sinkhorn_backward_history, history_default, history_space),
+    "sinkhorn_implicit_direct": Kernel(
+        implicit.sinkhorn_implicit_direct, implicit_direct_default, implicit_direct_space
+    ),
+    "sinkhorn_implicit_cg": Kernel(implicit.sinkhorn_implicit_cg, implicit_cg_default, implicit_cg_space),
 }
+
+
+def default_choice(name: str, call: Call, device: Device) -> Choice:
+    """What serves a call that nothing was tuned for."""
+    return Choice(name, *KERNELS[name].default(call, device), "the kernel's default")
+
+
+def candidates(name: str, call: Call, device: Device) -> tuple[Choice, ...]:
+    """The default and every point of the kernel's space, each once."""
+
+    def points() -> Iterator[tuple[Items, Items]]:
+        yield KERNELS[name].default(call, device)
+        for grid in KERNELS[name].space(call, device):
+            variants = {k: v for k, v in grid.items() if k != "config"}
+            for config, *values in itertools.product(grid["config"], *variants.values()):
+                yield config, tuple(zip(variants, values, strict=True))
+
+    distinct = {tuple(tuple(sorted(items)) for items in point): point for point in points()}
+    return tuple(Choice(name, *point, "the kernel's space") for point in distinct.values())
 
 
 @functools.cache

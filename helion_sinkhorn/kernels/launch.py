@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
+import threading
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -13,17 +15,19 @@ import torch
 from helion_sinkhorn.configs.device import DEVICES, Device, current
 from helion_sinkhorn.configs.lookup import lookup
 from helion_sinkhorn.kernels import (
-    KERNELS,
     REGISTER_HISTORY_ENTRIES,
     REGISTER_HISTORY_STEPS,
     Call,
     Choice,
     build,
+    default_choice,
 )
 from helion_sinkhorn.kernels.dispatch import repeat, run
 from helion_sinkhorn.scaling import pairs_are_safe, pivot_is_safe, segment_length
 from helion_sinkhorn.stationarity import cg_steps, solver_for
+from helion_sinkhorn.workloads import tagged
 
+log = logging.getLogger("helion_sinkhorn")
 VECTOR_BYTES = 16
 SCRATCH_BYTES = 64 << 20
 """History of one launch of `sinkhorn_backward_history`: it should stay in the last-level cache."""
@@ -43,6 +47,7 @@ class Prepared:
     call: Call
     constants: tuple[Any, ...]
     packed: bool
+    choice: Choice = dataclasses.field(compare=False)
 
 
 def call_for(n: int, m: int, dtype: torch.dtype, n_iters: int, eps: float, form: str, first: str) -> Call:
@@ -72,8 +77,45 @@ def choose(name: str, call: Call, batch: int, device: Device) -> Choice:
     """The stored config for this call, or the kernel's default."""
     entry = lookup(device, name, call.key, batch)
     if entry is not None:
-        return Choice(name, entry.config, entry.variant, f"{entry.path} ({entry.evidence})")
-    return Choice(name, *KERNELS[name].default(call, device), "the kernel's default")
+        stored = Choice(name, entry.config, entry.variant, f"{entry.path} ({entry.evidence})", True)
+        if stored not in _refused:
+            return stored
+    return default_choice(name, call, device)
+
+
+_refused: set[Choice] = set()
+_saying = threading.Lock()
+
+
+def refuse(choice: Choice, refusal: Exception) -> None:
+    """Take a stored choice out of service: the kernel's default serves from now on.
+
+    Raises:
+        Exception: the refusal itself, where the choice was not a stored one or memory ran out.
+    """
+    if not choice.stored or isinstance(refusal, torch.OutOfMemoryError):
+        raise refusal
+    with _saying:
+        if choice not in _refused:
+            log.warning("%s is refused (%s): the kernel's default serves", choice, refusal)
+            _refused.add(choice)
+    choose.cache_clear()
+    served.cache_clear()
+
+
+@functools.cache
+def tuned_keys() -> frozenset[tuple[Any, ...]]:
+    """Keys, without the batch, that `make tune` covers."""
+    return frozenset(call_for(w.n, w.m, w.dtype, *w.arguments).key for w in tagged("tune"))
+
+
+@functools.cache
+def say_untuned(device: Device, name: str) -> None:
+    """Once a process: nothing is stored for a call that the tuner would cover."""
+    log.warning(
+        "%s is not tuned for %s and runs with its default config; `make tune DEVICE=%s KERNEL=%s` tunes it",
+        name, device.key, device.key, name,
+    )  # fmt: skip
 
 
 def index_of(x: torch.Tensor) -> int | None:
@@ -107,7 +149,15 @@ def served(
     call = call_for(n, m, dtype, n_iters, eps, form, first)
     device, how, interpret = device_at(index)
     name = backward_kernel(call) if gradient else "sinkhorn_forward"
-    return prepare(call, eps, choice or choose(name, call, batch, device), how, interpret)
+    taken = choice or choose(name, call, batch, device)
+    if not (interpret or taken.stored or choice) and device.key in DEVICES and call.key in tuned_keys():
+        with _saying:
+            say_untuned(device, name)
+    try:
+        return prepare(call, eps, taken, how, interpret)
+    except Exception as refusal:
+        refuse(taken, refusal)
+        return prepare(call, eps, default_choice(name, call, device), how, interpret)
 
 
 def ready_for(
@@ -133,7 +183,9 @@ def prepare(call: Call, eps: float, choice: Choice, how: str, interpret: bool) -
         "sinkhorn_backward_history": (segment(call), how),
     }[choice.kernel]
     shared = (call.n, call.m, call.n_iters, kernel_eps, call.deepseek, call.lead_axis)
-    return Prepared(build(choice.kernel, choice.config, interpret), choice.kernel, call, shared + own, packed)
+    return Prepared(
+        build(choice.kernel, choice.config, interpret), choice.kernel, call, shared + own, packed, choice
+    )
 
 
 def matrices(x: torch.Tensor) -> torch.Tensor:
@@ -190,7 +242,11 @@ def forward(
     elif x.numel():
         ready = ready_for(False, x, n_iters, eps, form, first, choice)
         tensors = loaded(x, ready.packed), stored(out, ready.call, ready.packed)
-        run(ready.kernel, *tensors, *ready.constants)
+        try:
+            run(ready.kernel, *tensors, *ready.constants)
+        except Exception as refusal:
+            refuse(ready.choice, refusal)
+            return forward(x, n_iters, eps, form, first, out_dtype)
         if in_place(tensors, (x, out)):
             remember(key, repeat(ready.kernel, *tensors, *ready.constants))
     return out
@@ -213,14 +269,23 @@ def backward(
         again(x, dy, dx)
     elif x.numel():
         ready = ready_for(True, x, n_iters, eps, form, first, choice)
-        tensors = loaded(x, ready.packed), loaded(dy, ready.packed), stored(dx, ready.call, ready.packed)
-        if ready.name == "sinkhorn_backward_history":
-            run_with_history(ready, *tensors)
-        else:
-            run(ready.kernel, *tensors, *ready.constants)
-            if in_place(tensors, (x, dy, dx)):
-                remember(key, repeat(ready.kernel, *tensors, *ready.constants))
+        try:
+            adjoint(ready, x, dy, dx, key)
+        except Exception as refusal:
+            refuse(ready.choice, refusal)
+            return backward(dy, x, n_iters, eps, form, first)
     return dx
+
+
+def adjoint(ready: Prepared, x: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, key: Hashable) -> None:
+    """The launch or launches of `backward`, remembered under `key` where one does."""
+    tensors = loaded(x, ready.packed), loaded(dy, ready.packed), stored(dx, ready.call, ready.packed)
+    if ready.name == "sinkhorn_backward_history":
+        run_with_history(ready, *tensors)
+        return
+    run(ready.kernel, *tensors, *ready.constants)
+    if in_place(tensors, (x, dy, dx)):
+        remember(key, repeat(ready.kernel, *tensors, *ready.constants))
 
 
 def in_place(views: tuple[torch.Tensor, ...], tensors: tuple[torch.Tensor, ...]) -> bool:
@@ -245,7 +310,9 @@ def run_with_history(ready: Prepared, x: torch.Tensor, dy: torch.Tensor, dx: tor
     restarts = (steps - 1) // segment(call)
     floats = steps * (lead + trail) + restarts * call.n * call.m
     batch = x.size(0)
-    size = min(batch, max(1, SCRATCH_BYTES // (4 * floats)))
+    size = max(1, SCRATCH_BYTES // (4 * floats))
+    # Triton compiles anew for a size that 16 does not divide
+    size = min(batch, size // 16 * 16 or size)
     empty = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
     # at least two: see dispatch.as_several
     room = max(size, 2)

@@ -1,0 +1,219 @@
+"""python -m helion_sinkhorn: tune, show, check, readme, env."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from helion_sinkhorn.configs import store
+from helion_sinkhorn.configs.device import DEVICES, Device, current
+from helion_sinkhorn.workloads import tagged
+
+console = Console(soft_wrap=True, highlight=False)
+
+
+def table(title: str, names: list[str], rows: list[tuple[str, ...]]) -> None:
+    """On a terminal as a table, elsewhere a line a row."""
+    if not console.is_terminal:
+        for row in [(title,), tuple(names), *rows]:
+            console.print("\t".join(row))
+        return
+    shown = Table(title=title)
+    for name in names:
+        shown.add_column(name)
+    for row in rows:
+        shown.add_row(*row)
+    console.print(shown)
+
+
+def here(asked: str) -> str:
+    """The name of the GPU of this process, which must be the device asked for."""
+    advice = (
+        f"run this on a {asked}, or add OFFLINE=1 (--offline) to rank configs for it "
+        "from machine code compiled here"
+    )
+    if not torch.cuda.is_available():
+        raise SystemExit(f"tune: asked for {asked}, found no GPU; {advice}.")
+    index = int(os.environ.get("LOCAL_RANK", "0"))
+    torch.cuda.set_device(index)
+    found, name = current(index), torch.cuda.get_device_name(index)
+    if found.key != asked:
+        raise SystemExit(f"tune: asked for {asked}, found {found.key} ({name}); {advice}.")
+    return name
+
+
+def tune(arguments: argparse.Namespace) -> int:
+    if not arguments.offline:
+        reported = here(arguments.device)
+    # importing these imports Helion, which looks at the device
+    from helion_sinkhorn import tune as tuner
+
+    workloads = [w for w in tagged(arguments.tags) if arguments.only in w.name]
+    groups = tuner.groups_of(workloads, arguments.kernel)
+    if not groups:
+        raise SystemExit(
+            f"tune: no workload has tag {arguments.tags!r}, {arguments.only!r} in its name "
+            f"and kernel {arguments.kernel or 'any'}."
+        )
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    options = tuner.Options(
+        device=arguments.device, out=arguments.out, kernel=arguments.kernel, effort=arguments.effort,
+        budget=arguments.budget, limit=arguments.limit, force=arguments.force, commit=arguments.commit,
+        workers=arguments.workers or max(1, len(os.sched_getaffinity(0)) // ranks - 1),
+        cache=Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"),
+    )  # fmt: skip
+    mark = f"rank {options.rank}: " if options.world > 1 else ""
+
+    def say(line: str) -> None:
+        console.print(f"{mark}{line}")
+
+    for line in tuner.plan(groups, options, "compiled" if arguments.offline else "measured"):
+        say(line)
+    if arguments.offline:
+        entries = [e for group in tuner.tune_offline(groups, options, say=say) for e in group]
+        say(f"{len(entries)} entries ranked from machine code for {arguments.device}; none was run")
+        return 0
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    results = []
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("keys", total=tuner.keys_left(groups, options))
+        for result in tuner.tune(groups, options, reported, say=say):
+            results.append(result)
+            progress.advance(task)
+    table(
+        f"{arguments.device}: microseconds",
+        ["key", "batch", "old", "new", "default", "x default"],
+        tuner.report(results),
+    )
+    return 0
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """What would serve each workload on a device, and where that comes from."""
+    from helion_sinkhorn.kernels.launch import backward_kernel, call_for, choose
+
+    device = DEVICES[arguments.device] if arguments.device else this_device()
+    for w in tagged(arguments.tags):
+        if arguments.only in w.name:
+            call = call_for(w.n, w.m, w.dtype, *w.arguments)
+            for name in ("sinkhorn_forward", backward_kernel(call)):
+                console.print(f"{device.key} {w.name}: {choose(name, call, w.batch, device)}")
+    return 0
+
+
+def this_device() -> Device:
+    if torch.cuda.is_available():
+        return current(torch.cuda.current_device())
+    raise SystemExit(f"show: no GPU here; name one with --device: {', '.join(DEVICES)}.")
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Schema, fingerprints and README of a folder, and all its programs compiled for their devices."""
+    from helion_sinkhorn import cache
+
+    if importlib.util.find_spec("jsonschema") is None:
+        raise SystemExit("check: needs jsonschema; pip install 'helion_sinkhorn[check]'.")
+    begin = time.perf_counter()
+    folder = arguments.out
+    found = list(cache.complaints(folder))
+    if (folder / "README.md").exists() and cache.readme(folder) != (folder / "README.md").read_text():
+        found.append(f"{folder / 'README.md'} is not what the data say: make tuning-readme")
+    if not arguments.no_compile:
+        found += cache.miscompiled(folder, arguments.workers or len(os.sched_getaffinity(0)))
+    for line in found:
+        console.print(line)
+    programs = sum(len(cache.jobs(folder, key)) for key in DEVICES)
+    console.print(
+        f"{len(cache.files(folder))} files, {programs} programs, {len(found)} problems, "
+        f"{time.perf_counter() - begin:.0f} s"
+    )
+    return 1 if found else 0
+
+
+def readme(arguments: argparse.Namespace) -> int:
+    """Write the README of a folder anew from its data."""
+    from helion_sinkhorn import cache
+
+    (arguments.out / "README.md").write_text(cache.readme(arguments.out))
+    return 0
+
+
+def environment(arguments: argparse.Namespace) -> int:
+    """Versions, the device and how much is stored for it."""
+    from helion_sinkhorn.kernels import KERNELS
+    from helion_sinkhorn.tune import versions
+
+    for name, value in versions().items():
+        console.print(f"{name:10} {value or '-'}")
+    for index in range(torch.cuda.device_count()):
+        device = current(index)
+        counts = [
+            f"{kernel} {len(store.read(folder, device.key, kernel))} in {folder}"
+            for folder in store.folders()
+            for kernel in KERNELS
+        ]
+        console.print(
+            f"cuda:{index}     {device.key} ({torch.cuda.get_device_name(index)}); {'; '.join(counts)}"
+        )
+    if not torch.cuda.device_count():
+        console.print("no GPU: PyTorch serves calls on this machine")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    whole = argparse.ArgumentParser(prog="python -m helion_sinkhorn", description=__doc__)
+    commands = whole.add_subparsers(required=True, metavar="command")
+    one = commands.add_parser("tune", help="time candidate configs on this device and store the best")
+    one.add_argument("--device", required=True, choices=DEVICES, help="what this machine must be")
+    one.add_argument("--kernel", help="one kernel instead of all")
+    one.add_argument("--tags", default="tune", help="which WORKLOADS (default: tune)")
+    one.add_argument("--only", default="", help="only workloads with this in their names, such as _4x4_fp32_")
+    one.add_argument("--effort", choices=["quick", "full"], default="quick")
+    one.add_argument("--budget", type=float, default=60.0, help="seconds for the candidates of one key")
+    one.add_argument("--limit", type=float, default=float("inf"), help="begin no key after this many seconds")
+    one.add_argument("--force", action="store_true", help="tune keys again that have a fresh entry")
+    one.add_argument(
+        "--offline", action="store_true", help="no GPU: rank machine code compiled for the device"
+    )
+    one.add_argument("--out", type=Path, default=store.folders()[-1], help="default: the repository's folder")
+    one.add_argument("--workers", type=int, help="compiling processes (default: the cores of this rank)")
+    one.add_argument("--commit", default="", help="recorded where git cannot tell")
+    one.set_defaults(run=tune)
+    one = commands.add_parser("show", help="what serves the workloads on a device, and why")
+    one.add_argument("--device", choices=DEVICES, help="default: the GPU of this machine")
+    one.add_argument("--tags", default="tune")
+    one.add_argument("--only", default="", help="only workloads with this in their names")
+    one.set_defaults(run=show)
+    one = commands.add_parser("check", help="validate a folder and compile all its configs for their devices")
+    one.add_argument("--out", type=Path, default=store.folders()[-1], help="default: the repository's folder")
+    one.add_argument("--workers", type=int, help="compiling processes (default: the cores)")
+    one.add_argument("--no-compile", action="store_true", help="schema, fingerprints and README only")
+    one.set_defaults(run=check)
+    one = commands.add_parser("readme", help="write a folder's README.md anew from its data")
+    one.add_argument("--out", type=Path, default=store.folders()[-1], help="default: the repository's folder")
+    one.set_defaults(run=readme)
+    one = commands.add_parser("env", help="versions, device, stored entries")
+    one.set_defaults(run=environment)
+    return whole
+
+
+def main(words: list[str] | None = None) -> int:
+    # the compiling processes set it too, and Triton's cache tells binaries apart by it
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    arguments = parser().parse_args(words)
+    return arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""The tuning cache as a whole: what is wrong with it, and its README."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from helion_sinkhorn import calibration
+from helion_sinkhorn.configs import store, writer
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.kernels import KERNELS, Call, Choice
+from helion_sinkhorn.kernels.fingerprint import fingerprint
+from helion_sinkhorn.offline import Job, compile_for
+
+TABLES = "<!-- from the data, by `make tuning-readme` -->"
+MOST_BYTES = 600_000
+"""Of one device's files."""
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.glob("*/*.json") if p.name != calibration.FILE)
+
+
+def complaints(folder: Path) -> Iterator[str]:
+    """What is wrong with the files of a folder, without compiling anything."""
+    from jsonschema import Draft202012Validator
+
+    validator = Draft202012Validator(json.loads((store.folders()[-1] / "schema.json").read_text()))
+    for path in files(folder):
+        device, kernel = path.parent.name, path.stem
+        try:
+            data = json.loads(path.read_text())
+        except ValueError as error:
+            yield f"{path}: {error}"
+            continue
+        wrong = [f"{path}: {'/'.join(map(str, e.path))}: {e.message}" for e in validator.iter_errors(data)]
+        yield from wrong
+        if wrong:
+            continue
+        if device not in DEVICES or data["device"]["key"] != device:
+            yield f"{path}: the folder is {device}, the file says {data['device']['key']}"
+        if kernel not in KERNELS or data["kernel"] != kernel:
+            yield f"{path}: holds {data['kernel']}"
+            continue
+        names = [writer.identity(e) for e in data["entries"]]
+        if names != sorted(set(names)):
+            yield f"{path}: entries are not sorted, or some share a key"
+        for run in {e["run"] for e in data["entries"]} ^ set(data["runs"]):
+            yield f"{path}: run {run} is missing or not used"
+        if not store.read(folder, device, kernel):
+            yield f"{path}: the reader finds no entries"
+        if path.read_text() != writer.text(data):
+            yield f"{path}: not as the tuner writes it"
+        for name, run in data["runs"].items():
+            if run["fingerprint"] != fingerprint(kernel):
+                yield (
+                    f"{path}: run {name} tuned another source of {kernel}; "
+                    f"`make tune DEVICE={device} KERNEL={kernel}` tunes this one"
+                )
+    for device in sorted({p.parent for p in files(folder)}):
+        size = sum(p.stat().st_size for p in device.glob("*.json"))
+        if size > MOST_BYTES:
+            yield f"{device}: {size} bytes, at most {MOST_BYTES}"
+
+
+def jobs(folder: Path, device: str, evidence: str = "") -> list[Job]:
+    """Every distinct program that the entries of a device (of this evidence) ask for."""
+    found = {}
+    for kernel in KERNELS:
+        for entry in store.read(folder, device, kernel):
+            if evidence not in ("", entry.evidence):
+                continue
+            form, first, dtype, n, m, iters = entry.key
+            call = Call(form == "deepseek", 1 if first == "rows" else 2, dtype, n, m, iters)
+            job = Job(call, Choice(kernel, entry.config, entry.variant, entry.path, True))
+            found.setdefault(job)
+    return list(found)
+
+
+def miscompiled(
+    folder: Path, workers: int, every: int = 1, devices: Iterable[str] = tuple(DEVICES)
+) -> Iterator[str]:
+    """Programs, each `every`-th, that do not compile for their device or should not be launched there."""
+    for device in devices:
+        for binary in compile_for(device, jobs(folder, device)[::every], workers=workers):
+            serious = [p for p in binary.problems if not (binary.compiled and p.startswith("spills"))]
+            if serious:
+                yield f"{device}: {binary.job.call} {binary.job.choice}: {'; '.join(serious)}"
+
+
+# ---------------------------------------------------------------------------------------------- README
+
+
+def table(head: str, rows: list[list[Any]]) -> str:
+    names = head.split(" | ")
+    lines = [f"| {head} |", "|" + "---|" * len(names)]
+    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
+
+
+def geometric(values: list[float]) -> float:
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+def entry_rows(folder: Path) -> list[list[Any]]:
+    rows = []
+    for path in files(folder):
+        data = json.loads(path.read_text())
+        for evidence in reversed(writer.EVIDENCE):
+            entries = [e for e in data["entries"] if e["evidence"] == evidence]
+            if not entries:
+                continue
+            runs = [data["runs"][r] for r in sorted({e["run"] for e in entries})]
+            used = sorted({f"Helion {r['helion']}, Triton {r['triton']}, torch {r['torch']}" for r in runs})
+            gain = [e["default_us"] / e["us"] for e in entries if "us" in e]
+            rows.append([
+                path.parent.name, path.stem, len(entries), evidence,
+                f"{geometric(gain):.2f} ({max(gain):.2f})" if gain else "not known",
+                "; ".join(used), max(r["utc"] for r in runs)[:10],
+            ])  # fmt: skip
+    return rows
+
+
+def calibration_rows(folder: Path) -> list[list[Any]]:
+    rows = []
+    for path in sorted(folder.glob(f"*/{calibration.FILE}")):
+        every = list(calibration.qualities(path))
+        for kernel in [*KERNELS, "all"]:
+            some = [q for q in every if kernel in (q.kernel, "all")]
+            if some:
+                regrets = sorted(q.regret for q in some)
+                rows.append([
+                    path.parent.name, kernel, len(some),
+                    f"{statistics.median(q.correlation for q in some):.2f}",
+                    f"{statistics.median(regrets):.3f}", f"{regrets[int(0.9 * (len(some) - 1))]:.3f}",
+                    f"{statistics.median(q.default for q in some):.3f}",
+                    sum(q.regret > 1.02 * q.default for q in some),
+                ])  # fmt: skip
+    return rows
+
+
+def readme(folder: Path) -> str:
+    """README.md of a folder: its hand-written part, and tables from its files."""
+    text = (folder / "README.md").read_text().split(TABLES)[0].rstrip()
+    parts = [text, "", TABLES, ""]
+    rows = entry_rows(folder)
+    if rows:
+        head = (
+            "device | kernel | entries | evidence | speed-up over the default: mean (best) | versions | date"
+        )
+        parts += ["## Entries", "", table(head, rows), ""]
+    rows = calibration_rows(folder)
+    if rows:
+        head = (
+            "measured on | kernel | keys | rank correlation | regret | regret, 90 % | default over best "
+            "| worse than the default"
+        )
+        parts += [
+            "## How well machine code ranks", "",
+            "All candidates of a key were timed and scored. Medians over keys; regret is the time of what "
+            "the score picks over the best time measured. The last column counts keys where the pick is "
+            "more than 2 % slower than the default.", "",
+            table(head, rows), "",
+        ]  # fmt: skip
+    return "\n".join(parts).rstrip() + "\n"

@@ -1,0 +1,126 @@
+"""Writing tuning_cache/<device>/<kernel>.json: locked, merged, replaced in one step."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from helion_sinkhorn.configs.store import SCHEMA
+
+log = logging.getLogger("helion_sinkhorn")
+EVIDENCE = ("compiled", "measured")
+"""Weakest first: an entry never replaces one of stronger evidence."""
+
+
+def run_id(run: dict[str, Any]) -> str:
+    """The name of a run in the table of runs: a hash of what it says."""
+    return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def identity(entry: dict[str, Any]) -> tuple[Any, ...]:
+    """What no two entries of a file share, in the order of the file."""
+    key = entry["key"]
+    return key["n"], key["m"], key["iters"], key["form"], key["first"], key["dtype"], key["batch"]
+
+
+def load(path: Path) -> dict[str, Any] | None:
+    """The whole file; None where there is none or it holds nothing to keep.
+
+    Raises:
+        ValueError: it was written by a newer version, whose fields this one would lose.
+    """
+    try:
+        data = json.loads(path.read_bytes())
+        newer = isinstance(data["schema"], int) and data["schema"] > SCHEMA
+        if not newer:
+            for entry in data["entries"]:
+                identity(entry), data["runs"][entry["run"]], EVIDENCE.index(entry["evidence"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        aside = path.with_suffix(".broken")
+        os.replace(path, aside)
+        log.warning("%s was not a tuning file: kept as %s and begun anew", path, aside)
+        return None
+    if newer:
+        raise ValueError(
+            f"{path} has schema {data['schema']}, this version writes {SCHEMA}: update helion_sinkhorn, "
+            "or tune into another folder with --out"
+        )
+    return data
+
+
+def merge(
+    folder: Path, kernel: str, device: dict[str, Any], run: dict[str, Any], entries: Sequence[dict[str, Any]]
+) -> Path:
+    """Put entries of one run into <folder>/<device>/<kernel>.json and return its path.
+
+    An entry replaces the one of its key, unless that was measured and this is not.  Safe for any
+    number of processes at a time; a reader sees the old file or the new one.
+    """
+    path = folder / device["key"] / f"{kernel}.json"
+    with locked(path):
+        data = load(path) or {"runs": {}, "entries": []}
+        kept = {identity(e): e for e in data["entries"]}
+        for entry in entries:
+            old = kept.get(identity(entry))
+            if old is None or EVIDENCE.index(old["evidence"]) <= EVIDENCE.index(entry["evidence"]):
+                kept[identity(entry)] = {**entry, "run": run_id(run)}
+        runs = {**data["runs"], run_id(run): run}
+        used = {e["run"] for e in kept.values()}
+        merged = {
+            "schema": SCHEMA,
+            "kernel": kernel,
+            "device": device,
+            "runs": {name: runs[name] for name in sorted(used)},
+            "entries": [kept[name] for name in sorted(kept)],
+        }
+        replace(path, text(merged))
+    return path
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """No other process that writes this file through here does so meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        yield
+
+
+def text(data: dict[str, Any]) -> str:
+    """One line for each run and each entry: a change of one is a difference of one line."""
+
+    def block(items: list[str], opening: str, closing: str) -> str:
+        return opening + "".join(f"\n  {item}," for item in items).rstrip(",") + f"\n{closing}"
+
+    runs = [f"{json.dumps(name)}: {json.dumps(run, sort_keys=True)}" for name, run in data["runs"].items()]
+    return (
+        f'{{\n"schema": {data["schema"]},\n"kernel": {json.dumps(data["kernel"])},\n'
+        f'"device": {json.dumps(data["device"])},\n"runs": {block(runs, "{", "}")},\n'
+        f'"entries": {block([json.dumps(e) for e in data["entries"]], "[", "]")}\n}}\n'
+    )
+
+
+def replace(path: Path, content: str) -> None:
+    """Put content in the place of a file in one step: written beside it, flushed, renamed."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise

@@ -1,0 +1,600 @@
+"""The tuner: time every candidate of a kernel's space on this device and keep what pays.
+
+Keys that differ in the batch alone share their binaries, so they are tuned as one group: its
+candidates are compiled once, by processes of their own (offline.compile_for, whose binaries
+Triton's cache hands over), while the group before is being timed.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from helion_sinkhorn import calibration, ranking
+from helion_sinkhorn.configs import store, writer
+from helion_sinkhorn.configs.device import DEVICES, Device
+from helion_sinkhorn.kernels import Call, Choice, candidates
+from helion_sinkhorn.kernels.fingerprint import fingerprint
+from helion_sinkhorn.kernels.launch import backward, backward_kernel, call_for, forward
+from helion_sinkhorn.offline import Binary, Job, compile_for
+from helion_sinkhorn.testing import Case
+from helion_sinkhorn.timing import Sampler, sampler
+from helion_sinkhorn.workloads import Workload
+
+log = logging.getLogger("helion_sinkhorn")
+
+GAIN = 0.02
+"""An incumbent stays unless the winner takes this share less time."""
+PASSES = 2
+FINALISTS = 3
+ROUNDS = {"quick": 7, "full": 21}
+COMPILE_TIMEOUT = 60.0
+JUDGED = ("randn_1", "randn_3")
+"""Logits on which the error of a finalist is taken."""
+# what an H200 and its host take, for the plan's estimate
+SECONDS_GENERATE, SECONDS_TIME = 0.6, 0.05
+SECONDS_COMPILE = {"sinkhorn_forward": 1.0, "sinkhorn_backward": 6.0, "sinkhorn_backward_history": 3.0}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Keys of one kernel that differ in the batch alone."""
+
+    kernel: str
+    call: Call
+    eps: float
+    batches: tuple[int, ...]
+
+    @property
+    def arguments(self) -> tuple[int, float, str, str]:
+        """(n_iters, eps, form, first), as the operators take them."""
+        form, first = self.call.key[:2]
+        return self.call.n_iters, self.eps, form, first
+
+    @property
+    def name(self) -> str:
+        form, first, dtype, n, m, iters = self.call.key
+        return f"{self.kernel} {form} {first} {dtype} {n}x{m} T={iters}"
+
+    def bytes_of(self, batch: int) -> int:
+        """What one call reads and writes at least."""
+        tensors = 2 if self.kernel == "sinkhorn_forward" else 3
+        return tensors * batch * self.call.n * self.call.m * getattr(torch, self.call.dtype).itemsize
+
+    def seconds(self, device: Device, workers: int) -> float:
+        """A rough cost, for the plan."""
+        count = len(candidates(self.kernel, self.call, device))
+        finals = (FINALISTS + 2) * (ROUNDS["quick"] / 2) * SECONDS_TIME
+        own = SECONDS_GENERATE + len(self.batches) * SECONDS_TIME
+        return count * max(own, SECONDS_COMPILE[self.kernel] / workers) + len(self.batches) * finals
+
+
+def groups_of(workloads: Iterable[Workload], kernel: str | None = None) -> list[Group]:
+    """The groups of these workloads, in their order; of one kernel where one is named."""
+    batches: dict[tuple[str, Call, float], set[int]] = {}
+    for w in workloads:
+        call = call_for(w.n, w.m, w.dtype, *w.arguments)
+        for name in ("sinkhorn_forward", backward_kernel(call)):
+            if kernel in (None, name):
+                batches.setdefault((name, call, w.eps), set()).add(w.batch)
+    return [Group(*key, tuple(sorted(b))) for key, b in batches.items()]
+
+
+def share(groups: Sequence[Group], costs: Sequence[float], rank: int, world: int) -> list[Group]:
+    """What one of `world` ranks takes: the dearest first to whoever has least; order is kept."""
+    load, owner = [0.0] * world, {}
+    for index in sorted(range(len(groups)), key=lambda i: -costs[i]):
+        owner[index] = min(range(world), key=load.__getitem__)
+        load[owner[index]] += costs[index]
+    return [g for index, g in enumerate(groups) if owner[index] == rank]
+
+
+# ---------------------------------------------------------------------------------------- what is there
+
+
+def entry_key(group: Group, batch: int) -> dict[str, Any]:
+    return {**dict(zip(store.KEY_FIELDS, group.call.key, strict=True)), "batch": batch}
+
+
+def stored(folder: Path, device: str, kernel: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Entries of a file by identity, each with its run's fingerprint."""
+    data = writer.load(folder / device / f"{kernel}.json") or {"runs": {}, "entries": []}
+    return {
+        writer.identity(e): {**e, "fingerprint": data["runs"].get(e["run"], {}).get("fingerprint")}
+        for e in data["entries"]
+    }
+
+
+def unfinished(groups: Iterable[Group], folder: Path, device: str, evidence: str) -> list[Group]:
+    """The groups without the batches that have an entry as good as this run's from the same source."""
+    left = []
+    for group in groups:
+        have = stored(folder, device, group.kernel)
+
+        def fresh(batch, have=have, group=group):
+            entry = have.get(writer.identity({"key": entry_key(group, batch)}))
+            return (
+                entry is not None
+                and entry["fingerprint"] == fingerprint(group.kernel)
+                and writer.EVIDENCE.index(entry["evidence"]) >= writer.EVIDENCE.index(evidence)
+            )
+
+        batches = tuple(b for b in group.batches if not fresh(b))
+        if batches:
+            left.append(Group(group.kernel, group.call, group.eps, batches))
+    return left
+
+
+def choice_of(kernel: str, entry: dict[str, Any] | None) -> Choice | None:
+    """The choice an entry stores."""
+    if entry is None:
+        return None
+    return Choice(kernel, store.frozen(entry["config"]), store.frozen(entry["variant"]), "the incumbent")
+
+
+def thawed(items: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    """Items as JSON holds them, by name."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in sorted(items)}
+
+
+def same(a: Choice, b: Choice) -> bool:
+    return (thawed(a.config), thawed(a.variant)) == (thawed(b.config), thawed(b.variant))
+
+
+def distinct(choices: Iterable[Choice | None]) -> list[Choice]:
+    """Without None and repetitions, in order."""
+    kept: list[Choice] = []
+    for choice in choices:
+        if choice is not None and not any(same(choice, k) for k in kept):
+            kept.append(choice)
+    return kept
+
+
+# ------------------------------------------------------------------------------------- how it is timed
+
+
+def gpu_clock(group: Group, batch: int) -> Callable[[Choice], Sampler]:
+    """Samplers of this group's kernel on `batch` matrices of the current GPU."""
+    n, m, dtype = group.call.n, group.call.m, getattr(torch, group.call.dtype)
+    generator = torch.Generator("cuda").manual_seed(0)
+    x, dy = (
+        torch.randn(batch, n, m, device="cuda", generator=generator, dtype=torch.float32).to(dtype)
+        for _ in range(2)
+    )
+    if group.kernel == "sinkhorn_forward":
+        return lambda choice: sampler(
+            lambda: forward(x, *group.arguments, dtype, choice), group.bytes_of(batch)
+        )
+    return lambda choice: sampler(lambda: backward(dy, x, *group.arguments, choice), group.bytes_of(batch))
+
+
+Clock = Callable[[Group, int], Callable[[Choice], Sampler]]
+
+
+@functools.lru_cache(maxsize=1024)
+def error(group: Group, choice: Choice, device: str) -> float:
+    """The largest error of a choice in units of the budget, over JUDGED; above 1 it is refused."""
+    call, ratios = group.call, []
+    form, first = call.key[:2]
+    # a multiple of 16, as the batches timed are: for others Triton compiles anew
+    batch = max(16, min(64, 4096 // (call.n * call.m)))
+    for logits in JUDGED:
+        case = Case(
+            logits, call.n, call.m, call.n_iters, form, first, batch, group.eps, getattr(torch, call.dtype)
+        )
+        x, dy = case.inputs(device)
+        if group.kernel == "sinkhorn_forward":
+            ratios += case.judge(p=forward(x, *case.arguments, x.dtype, choice)).values()
+        else:
+            ratios += case.judge(dx=backward(dy, x, *case.arguments, choice)).values()
+    return max(ratios)
+
+
+@dataclass
+class Result:
+    """What came of one key."""
+
+    group: Group
+    batch: int
+    winner: Choice
+    us: float
+    default_us: float
+    spread: float
+    err: float
+    old_us: float | None = None
+    """The incumbent's time now, where there was one."""
+    times: list[tuple[Choice, float]] = field(default_factory=list)
+    """Microseconds of every candidate, before the finals."""
+    seconds: float = 0.0
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        return {
+            "key": entry_key(self.group, self.batch),
+            "config": thawed(self.winner.config),
+            "variant": thawed(self.winner.variant),
+            "evidence": "measured",
+            "us": digits(self.us),
+            "default_us": digits(self.default_us),
+            "spread": round(self.spread, 3),
+            "err": round(self.err, 3),
+        }
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{k}={v}" for k, v in (*self.winner.config, *self.winner.variant))
+        return (
+            f"{self.group.name} B={self.batch}: {digits(self.us)} us, default {digits(self.default_us)} "
+            f"({self.default_us / self.us:.2f}x), err {self.err:.2f}, {len(self.times)} candidates "
+            f"in {self.seconds:.1f} s: {values}"
+        )
+
+
+def digits(us: float) -> float:
+    """Four figures: what a timing is good for."""
+    return float(f"{us:.4g}")
+
+
+def tune_key(
+    group: Group,
+    batch: int,
+    choices: Sequence[Choice],
+    incumbent: Choice | None,
+    clock: Clock,
+    judge: Callable[[Group, Choice], float],
+    rounds: int,
+    budget: float,
+) -> Result:
+    """Time the choices, the default first, then the best of them against default and incumbent.
+
+    Raises:
+        RuntimeError: the default itself does not run or is outside the budget of error.
+    """
+    begin = time.perf_counter()
+    prepare = clock(group, batch)
+    default = choices[0]
+    tried: list[tuple[Choice, Sampler]] = []
+    for choice in distinct((default, incumbent, *choices)):
+        if len(tried) > 1 and time.perf_counter() - begin > budget:
+            break
+        try:
+            tried.append((choice, prepare(choice)))
+        except Exception as refusal:  # whatever Helion, Triton or a driver raised: not a candidate
+            if choice is default:
+                raise RuntimeError(f"{group.name} B={batch}: the default config does not run") from refusal
+            log.warning("%s B=%d: %s does not run: %s", group.name, batch, choice, refusal)
+    # every candidate in each pass: what disturbs one pass disturbs all of them
+    passes = [[sample() for _, sample in tried] for _ in range(PASSES)]
+    times = [min(each) for each in zip(*passes, strict=True)]
+    fast = [tried[index][0] for index in sorted(range(len(tried)), key=times.__getitem__)]
+    best = list(itertools.islice((c for c in fast if judge(group, c) <= 1), FINALISTS))
+    if judge(group, default) > 1:
+        raise RuntimeError(f"{group.name}: the default config is outside the error budget")
+    seated = incumbent is not None and any(same(c, incumbent) for c in fast) and judge(group, incumbent) <= 1
+    finalists = distinct((default, incumbent if seated else None, *best))
+    samplers = [next(sample for c, sample in tried if same(c, choice)) for choice in finalists]
+    samples: list[list[float]] = [[] for _ in finalists]
+    for _ in range(rounds):
+        for one, sample in zip(samples, samplers, strict=True):
+            one.append(sample())
+    us = [statistics.median(one) for one in samples]
+    seat = next((i for i, c in enumerate(finalists) if seated and same(c, incumbent)), 0)
+    first = min(range(len(finalists)), key=us.__getitem__)
+    kept = first if us[first] <= (1 - GAIN) * us[seat] else seat
+    low, _, high = statistics.quantiles(samples[kept], n=4)
+    screened = [(choice, us_once) for (choice, _), us_once in zip(tried, times, strict=True)]
+    return Result(
+        group, batch, finalists[kept], us[kept], us[0], (high - low) / us[kept],
+        judge(group, finalists[kept]), us[seat] if seated else None, screened,
+        time.perf_counter() - begin,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------- compiling
+
+
+class Compilation:
+    """All candidates of some groups on their way to machine code, in the background and in order."""
+
+    def __init__(self, device: Device, groups: Sequence[Group], workers: int, cache: Path | None):
+        self.device = device
+        self.jobs = {
+            group: [Job(group.call, c, group.eps) for c in candidates(group.kernel, group.call, device)]
+            for group in groups
+        }
+        every = [job for jobs in self.jobs.values() for job in jobs]
+        self.futures: dict[Job, Future[Binary]] = {job: Future() for job in every}
+        self.stopped = False
+
+        def report(binary: Binary) -> None:
+            self.futures[binary.job].set_result(binary)
+            if self.stopped:
+                raise InterruptedError("no more binaries are wanted")
+
+        def work() -> None:
+            try:
+                compile_for(
+                    device.key, every, workers=workers, timeout=COMPILE_TIMEOUT, cache=cache, report=report
+                )
+            except BaseException as failure:
+                for future in self.futures.values():
+                    if not future.done():
+                        future.set_exception(failure)
+
+        threading.Thread(target=work, daemon=True).start()
+
+    def stop(self) -> None:
+        """Begin no further job: a process that ends waits for those begun."""
+        self.stopped = True
+
+    def binaries(self, group: Group) -> list[Binary]:
+        """Those of one group, when they are there; without machine code where the compilers do not start."""
+        try:
+            return [self.futures[job].result() for job in self.jobs[group]]
+        except Exception as failure:
+            log.warning("%s: to be compiled one by one, as they are timed (%s)", group.name, failure)
+            return [Binary(self.device.key, job) for job in self.jobs[group]]
+
+
+def sound(binaries: Sequence[Binary]) -> list[Choice]:
+    """The default, and the candidates without problems."""
+    return [b.job.choice for i, b in enumerate(binaries) if i == 0 or not b.problems]
+
+
+def count_compilations() -> Callable[[], int]:
+    """How many binaries this process found in no cache and compiled itself, from now on."""
+    import triton
+
+    missed = 0
+
+    def listener(*, cache_hit: bool, **_: object) -> None:
+        nonlocal missed
+        missed += not cache_hit
+
+    triton.knobs.compilation.listener = listener
+    return lambda: missed
+
+
+# ------------------------------------------------------------------------------------------ provenance
+
+
+def output_of(*command: str) -> str:
+    """What a program prints, nothing where it is not there or fails."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, cwd=Path(__file__).parent, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def driver_version() -> str:
+    if torch.version.hip:
+        module = Path("/sys/module/amdgpu/version")
+        return module.read_text().strip() if module.exists() else ""
+    return output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
+
+
+def versions() -> dict[str, str]:
+    """What a time depends on besides the device."""
+    return {
+        "helion": version("helion"),
+        "triton": version("triton"),
+        "torch": torch.__version__,
+        "runtime": f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}",
+        "driver": driver_version() if torch.cuda.is_available() else "",
+        "python": platform.python_version(),
+    }
+
+
+def provenance(kernel: str, evidence: str, options: Options) -> dict[str, Any]:
+    """One row of the table of runs."""
+    return {
+        **versions(),
+        "fingerprint": fingerprint(kernel),
+        "evidence": evidence,
+        "commit": options.commit or output_of("git", "rev-parse", "HEAD"),
+        "dirty": bool(output_of("git", "status", "--porcelain", "--untracked-files=no")),
+        "utc": options.utc,
+        "effort": options.effort,
+        "seed": 0,
+        "command": options.command,
+    }
+
+
+def device_block(device: Device, reported: str) -> dict[str, Any]:
+    fields = ("key", "vendor", "arch", "compute_units", "memory_gb")
+    return {**{name: getattr(device, name) for name in fields}, "name": reported}
+
+
+# ------------------------------------------------------------------------------------------- the command
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%MZ")
+
+
+@dataclass(frozen=True)
+class Options:
+    """One `tune` command."""
+
+    device: str
+    out: Path
+    kernel: str | None = None
+    effort: str = "quick"
+    budget: float = 60.0
+    """Seconds for the candidates of one key."""
+    limit: float = float("inf")
+    """Seconds after which no further key is begun."""
+    force: bool = False
+    commit: str = ""
+    rank: int = int(os.environ.get("RANK", "0"))
+    world: int = int(os.environ.get("WORLD_SIZE", "1"))
+    workers: int = 1
+    cache: Path | None = None
+    utc: str = field(default_factory=_now)
+    command: str = field(default_factory=lambda: shlex.join(["helion_sinkhorn", *sys.argv[1:]]))
+
+
+def mine(groups: Sequence[Group], options: Options, evidence: str = "measured") -> list[Group]:
+    """This rank's share of the plan, without the keys that have fresh entries unless forced."""
+    device = DEVICES[options.device]
+    costs = [group.seconds(device, options.workers) for group in groups]
+    # shared out before looking at what is done: other ranks are writing while this one looks
+    share_of_it = share(groups, costs, options.rank, options.world)
+    return share_of_it if options.force else unfinished(share_of_it, options.out, options.device, evidence)
+
+
+def keys_left(groups: Sequence[Group], options: Options, evidence: str = "measured") -> int:
+    """Keys that `tune` would go through."""
+    return sum(len(group.batches) for group in mine(groups, options, evidence))
+
+
+def plan(groups: Sequence[Group], options: Options, evidence: str = "measured") -> Iterator[str]:
+    """What `tune` would do, in words."""
+    device, left = DEVICES[options.device], mine(groups, options, evidence)
+    count = sum(len(candidates(g.kernel, g.call, device)) for g in left)
+    seconds = sum(g.seconds(device, options.workers) for g in left)
+    yield (
+        f"{sum(len(g.batches) for g in left)} keys in {len(left)} groups, {count} candidates, "
+        f"{options.workers} compiling processes; about {seconds:.0f} s"
+    )
+    for group in left:
+        yield f"  {group.name}, batches {', '.join(map(str, group.batches))}"
+
+
+def tune(
+    groups: Sequence[Group],
+    options: Options,
+    reported: str,
+    *,
+    clock: Clock = gpu_clock,
+    judge: Callable[[Group, Choice], float] | None = None,
+    compilation: Callable[..., Any] = Compilation,
+    say: Callable[[str], None] = print,
+) -> Iterator[Result]:
+    """Tune this rank's share of the groups, write after every key, and yield what came of each.
+
+    Args:
+        groups: the whole plan, the same on every rank.
+        options: of the command.
+        reported: the device's name as its driver gives it.
+        clock, judge, compilation: how candidates are timed, judged and compiled; the GPU's by default.
+        say: where progress goes.
+    """
+    begin = time.perf_counter()
+    device = DEVICES[options.device]
+    judge = judge or (lambda group, choice: error(group, choice, "cuda"))
+    left = mine(groups, options)
+    compiled = compilation(device, left, options.workers, options.cache)
+    missed = count_compilations()
+    try:
+        for number, group in enumerate(left, 1):
+            if time.perf_counter() - begin > options.limit:
+                say(f"limit of {options.limit:g} s: {len(left) - number + 1} groups left for the next run")
+                return
+            binaries = compiled.binaries(group)
+            choices = sound(binaries)
+            run, timed = provenance(group.kernel, "measured", options), []
+            say(
+                f"[{time.perf_counter() - begin:.0f} s] {number}/{len(left)} {group.name}: "
+                f"{len(choices)} of {len(binaries)} candidates; compiled here so far: {missed()}"
+            )
+            for batch in group.batches:
+                if time.perf_counter() - begin > options.limit:
+                    break
+                have = stored(options.out, options.device, group.kernel)
+                old = choice_of(group.kernel, have.get(writer.identity({"key": entry_key(group, batch)})))
+                try:
+                    result = tune_key(
+                        group, batch, choices, old, clock, judge, ROUNDS[options.effort], options.budget
+                    )
+                except RuntimeError as failure:
+                    say(f"{failure}: {failure.__cause__ or 'nothing is written for it'}")
+                    continue
+                writer.merge(options.out, group.kernel, device_block(device, reported), run, [result.entry])
+                say(f"  {result}")
+                timed.append((result.batch, result.times))
+                yield result
+            path = options.out / options.device / calibration.FILE
+            calibration.record(path, group.kernel, group.call, binaries, timed)
+    finally:
+        compiled.stop()
+
+
+def tune_offline(
+    groups: Sequence[Group],
+    options: Options,
+    *,
+    compilation: Callable[..., Any] = Compilation,
+    say: Callable[[str], None] = print,
+) -> Iterator[list[dict[str, Any]]]:
+    """Rank the candidates by `ranking.score` instead of timing them, and yield the entries of each group.
+
+    One ranking of binaries serves every batch; what is picked may differ with it.  Arguments as in `tune`.
+    """
+    begin = time.perf_counter()
+    device = DEVICES[options.device]
+    left = mine(groups, options, "compiled")
+    compiled = compilation(device, left, options.workers, None)
+    try:
+        for number, group in enumerate(left, 1):
+            if time.perf_counter() - begin > options.limit:
+                say(f"limit of {options.limit:g} s: {len(left) - number + 1} groups left for the next run")
+                return
+            binaries = compiled.binaries(group)
+            entries = [ranked(group, batch, binaries) for batch in group.batches]
+            run = provenance(group.kernel, "compiled", options)
+            writer.merge(options.out, group.kernel, device_block(device, "not present"), run, entries)
+            moved = sum(e["score"] != e["default_score"] for e in entries)
+            say(
+                f"[{time.perf_counter() - begin:.0f} s] {number}/{len(left)} {group.name}: "
+                f"{sum(not b.problems for b in binaries)} of {len(binaries)} candidates are sound; "
+                f"another than the default for {moved} of {len(entries)} batches"
+            )
+            yield entries
+    finally:
+        compiled.stop()
+
+
+def ranked(group: Group, batch: int, binaries: Sequence[Binary]) -> dict[str, Any]:
+    """The entry of one key by the model alone."""
+    best, own, reference = ranking.pick(binaries, batch)
+    return {
+        "key": entry_key(group, batch),
+        "config": thawed(best.job.choice.config),
+        "variant": thawed(best.job.choice.variant),
+        "evidence": "compiled",
+        "score": digits(own),
+        "default_score": digits(reference),
+        "model": ranking.MODEL,
+    }
+
+
+def report(results: Sequence[Result]) -> list[tuple[str, ...]]:
+    """Rows of the table at the end: key, old, new, default, gain over the default."""
+    return [
+        (
+            r.group.name, str(r.batch), f"{digits(r.old_us)}" if r.old_us else "-", f"{digits(r.us)}",
+            f"{digits(r.default_us)}", f"{r.default_us / r.us:.2f}",
+        )
+        for r in results
+    ]  # fmt: skip

@@ -1,0 +1,137 @@
+"""The score of machine code, what is picked by it, and how calibration tells its quality."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from helion_sinkhorn import calibration, ranking
+from helion_sinkhorn import tune as tuner
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.kernels import Call, Choice, candidates
+from helion_sinkhorn.offline import Binary, Job, compile_for
+from helion_sinkhorn.workloads import WORKLOADS
+
+CALL = Call(True, 1, "float32", 4, 4, 20)
+VARIANT = (("packed", True), ("paired", False))
+LOOP = {"instructions": 49, "fma": 40, "reciprocal": 8, "branch": 1}
+COUNTS = {
+    "instructions": 250, "fma": 80, "mul": 40, "reciprocal": 20, "exp": 16, "global load": 4,
+    "global load 128": 4, "global store": 4, "global store 128": 4,
+}  # fmt: skip
+
+
+def binary(block=32, warps=1, device="h200", call=CALL, kernel="sinkhorn_forward", variant=VARIANT, **fields):
+    config = ("block_sizes", (block,)), ("num_warps", warps)
+    row = {"threads": warps * DEVICES[device].warp_size, "occupancy": 32, "registers": 46, "counts": COUNTS}
+    return Binary(
+        device, Job(call, Choice(kernel, config, variant, "")), **{**row, "loops": (LOOP,), **fields}
+    )
+
+
+def test_a_loop_counts_once_for_each_iteration():
+    run = ranking.executed(binary())
+    assert run["fma"] == 80 + 18 * 40
+    assert run["reciprocal"] == 20 + 18 * 8
+
+
+def test_unrolling_by_the_compiler_changes_nothing():
+    # two iterations in the body and the one left over outside: the same 19
+    twice = {name: 2 * number for name, number in LOOP.items()}
+    counts = {name: number + 2 * LOOP.get(name, 0) for name, number in COUNTS.items()}
+    rolled = ranking.executed(binary())
+    unrolled = ranking.executed(binary(counts=counts, loops=(twice,)))
+    assert unrolled["fma"] == rolled["fma"]
+    assert unrolled["reciprocal"] == rolled["reciprocal"]
+
+
+@pytest.mark.parametrize("batch", [128, 1 << 20])
+@pytest.mark.parametrize("device", ["h200", "b200", "mi350"])
+@pytest.mark.parametrize(
+    "worse",
+    [
+        {"counts": {**COUNTS, "instructions": 5000}},
+        {"counts": {**COUNTS, "cross-lane": 900}},
+        {"counts": {**COUNTS, "exp": 900}},
+        {"counts": {**COUNTS, "barrier": 400}},
+    ],
+    ids=["instructions", "exchange", "special", "barriers"],
+)
+def test_more_work_never_scores_better(worse, device, batch):
+    good, bad = binary(device=device, block=64), binary(device=device, block=64, **worse)
+    if "barrier" in worse["counts"] and batch > 128:
+        assert ranking.score(bad, batch) >= ranking.score(good, batch)
+    else:
+        assert ranking.score(bad, batch) > ranking.score(good, batch)
+
+
+def test_few_warps_at_a_time_do_not_hide_their_latency():
+    assert ranking.score(binary(occupancy=1), 1 << 20) > 2 * ranking.score(binary(occupancy=32), 1 << 20)
+
+
+def test_cycles_grow_with_the_batch():
+    scores = [ranking.score(binary(), 1 << k) for k in (7, 13, 17, 20)]
+    assert scores == sorted(scores)
+    assert scores[3] / scores[2] == pytest.approx(8, rel=0.05)
+
+
+def test_the_pick_is_sound_and_clearly_better():
+    slow, fast = {**COUNTS, "instructions": 2000}, {**COUNTS, "instructions": 100}
+    default, better = binary(counts=slow), binary(64, counts=fast)
+    spilling = binary(64, counts={**fast, "instructions": 1}, problems=("spills 4",))
+    assert ranking.pick([default, spilling, better], 1 << 20)[0] is better
+    # within the margin the default stays
+    barely = binary(counts={**slow, "instructions": 1950})
+    kept, own, reference = ranking.pick([default, barely], 1 << 20)
+    assert kept is default
+    assert own == reference
+
+
+def test_a_default_that_does_not_compile_is_an_error():
+    with pytest.raises(RuntimeError, match="does not compile for h200: why"):
+        ranking.pick([Binary("h200", binary().job, ("why",))], 128)
+
+
+def test_ranking_for_a_device_that_is_not_here(tmp_path):
+    """Real machine code from enumeration to a stored entry."""
+    groups = tuner.groups_of([WORKLOADS["deepseek_16x16_fp32_b128"]], "sinkhorn_forward")
+    options = tuner.Options("mi350", tmp_path, workers=1, commit="0", command="test")
+    ((entry,),) = tuner.tune_offline(groups, options, say=lambda line: None)
+    assert (entry["evidence"], entry["model"], "us" in entry) == ("compiled", ranking.MODEL, False)
+    assert entry["score"] <= entry["default_score"]
+    choice = tuner.choice_of("sinkhorn_forward", entry)
+    assert any(
+        tuner.same(choice, c) for c in candidates("sinkhorn_forward", groups[0].call, DEVICES["mi350"])
+    )
+    assert list(tuner.tune_offline(groups, options, say=lambda line: None)) == []
+    (compiled,) = compile_for("mi350", [Job(groups[0].call, choice)])
+    assert compiled.problems == ()
+
+
+def test_calibration_keeps_times_beside_scores(tmp_path):
+    binaries = [binary(32), binary(64), binary(128), binary(256)]
+    scores = [ranking.score(b, 1 << 20) for b in binaries]
+    best = min(range(4), key=scores.__getitem__)
+    us = [10.0 + rank for rank in calibration.ranks(scores)]
+    path = tmp_path / calibration.FILE
+    times = [(b.job.choice, t) for b, t in zip(binaries, us, strict=True)]
+    calibration.record(path, "sinkhorn_forward", CALL, binaries, [(1 << 20, times)])
+    calibration.record(path, "sinkhorn_forward", CALL, binaries, [(128, times)])
+    (line,) = json.loads(path.read_text())
+    assert line["batches"]["1048576"]["us"] == us
+    quality = next(q for q in calibration.qualities(path) if q.batch == 1 << 20)
+    assert quality.correlation == pytest.approx(1)
+    assert quality.default == us[0] / us[best]
+    backwards = [(c, 30.0 - t) for c, t in times]
+    calibration.record(path, "sinkhorn_forward", CALL, binaries, [(1 << 20, backwards)])
+    quality = next(q for q in calibration.qualities(path) if q.batch == 1 << 20)
+    assert quality.correlation == pytest.approx(-1)
+    assert quality.regret >= 1
+
+
+@pytest.mark.parametrize(
+    ("values", "positions"), [([3, 1, 2], [3, 1, 2]), ([5, 5, 1], [2.5, 2.5, 1]), ([2, 2, 2], [2, 2, 2])]
+)
+def test_ranks(values, positions):
+    assert calibration.ranks(values) == positions

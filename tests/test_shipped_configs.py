@@ -1,0 +1,48 @@
+"""Every file of tuning_cache/: well formed, tuned for this source, compiles for its device, and is right."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from helion_sinkhorn import cache, tune
+from helion_sinkhorn.configs import store
+from helion_sinkhorn.configs.device import DEVICES, current
+
+SHIPPED = store.folders()[-1]
+PROGRAMS = 8
+"""Compiled for each device here; `python -m helion_sinkhorn check` compiles all of them."""
+
+
+def test_files_are_well_formed_and_tuned_for_this_source():
+    pytest.importorskip("jsonschema")
+    assert list(cache.complaints(SHIPPED)) == []
+
+
+def test_the_readme_says_what_the_data_say():
+    assert (SHIPPED / "README.md").read_text() == cache.readme(SHIPPED)
+
+
+@pytest.mark.parametrize("key", DEVICES)
+def test_a_sample_compiles_for_its_device(key):
+    jobs = cache.jobs(SHIPPED, key)
+    every = max(1, -(-len(jobs) // PROGRAMS))
+    workers = 1 if "PYTEST_XDIST_WORKER" in os.environ else os.cpu_count() or 1
+    assert list(cache.miscompiled(SHIPPED, workers, every, (key,))) == []
+
+
+@pytest.mark.gpu
+def test_measured_configs_run_here_and_are_right():
+    device = current(torch.cuda.current_device())
+    jobs = cache.jobs(SHIPPED, device.key, "measured")
+    wrong = {}
+    for job in jobs:
+        group = tune.Group(job.choice.kernel, job.call, job.eps, ())
+        ratio = tune.error(group, job.choice, "cuda")
+        if ratio > 1:
+            wrong[job] = ratio
+    assert not wrong
+    if device.key == "h200":
+        assert jobs

@@ -1,0 +1,368 @@
+"""The tuner from plan to stored entry, with a clock and a compiler of the tests' own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+
+import pytest
+import torch
+
+from helion_sinkhorn import tune as tuner
+from helion_sinkhorn.__main__ import main
+from helion_sinkhorn.configs import device, lookup, store, writer
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.kernels import KERNELS, Call, Choice, candidates, launch
+from helion_sinkhorn.kernels.fingerprint import BODIES, fingerprint
+from helion_sinkhorn.offline import Binary, Job
+from helion_sinkhorn.workloads import WORKLOADS, tagged
+
+WORKLOAD = WORKLOADS["deepseek_4x4_fp32_b128"]
+ALL = tuner.groups_of(tagged("tune"))
+
+
+@pytest.fixture(autouse=True)
+def fresh_caches():
+    caches = (device.current, store.read, lookup.lookup, launch.choose, launch.served, launch.say_untuned)
+
+    def clear():
+        launch._refused.clear()
+        for cache in caches:
+            cache.cache_clear()
+
+    clear()
+    yield
+    clear()
+
+
+class Compiled:
+    """Every candidate compiles at once."""
+
+    def __init__(self, device, groups, workers, cache):
+        self.device = device
+
+    def binaries(self, group):
+        choices = candidates(group.kernel, group.call, self.device)
+        return [Binary(self.device.key, Job(group.call, c, group.eps)) for c in choices]
+
+    def stop(self):
+        pass
+
+
+class Clock:
+    """Times by rule: `us` of a choice and batch; what was asked for is kept."""
+
+    def __init__(self, us):
+        self.us, self.asked = us, []
+
+    def __call__(self, group, batch):
+        def prepare(choice):
+            self.asked.append((group.kernel, batch, choice))
+            us = self.us(choice, batch)
+            return lambda: us
+
+        return prepare
+
+
+def is_default(choice, group=None) -> bool:
+    default = candidates(choice.kernel, Call(True, 1, "float32", 4, 4, 20), DEVICES["h200"])[0]
+    return tuner.same(choice, default)
+
+
+def run(out, us, workloads=(WORKLOAD,), judge=lambda group, choice: 0.5, say=lambda line: None, **options):
+    clock = Clock(us)
+    groups = tuner.groups_of(workloads, options.pop("kernel", "sinkhorn_forward"))
+    results = tuner.tune(
+        groups, tuner.Options("h200", out, commit="0" * 40, command="test", **options), "NVIDIA H200",
+        clock=clock, judge=judge, compilation=Compiled, say=say,
+    )  # fmt: skip
+    return results, clock
+
+
+def entries(out, kernel="sinkhorn_forward"):
+    store.read.cache_clear()
+    return store.read(out, "h200", kernel)
+
+
+# What is tried
+
+
+@pytest.mark.parametrize("key", DEVICES)
+@pytest.mark.parametrize("group", ALL, ids=lambda g: g.name.replace(" ", "-"))
+def test_candidates_are_few_distinct_and_begin_with_the_default(group, key):
+    choices = candidates(group.kernel, group.call, DEVICES[key])
+    assert 4 <= len(choices) <= 80
+    assert len(tuner.distinct(choices)) == len(choices)
+    default = KERNELS[group.kernel].default(group.call, DEVICES[key])
+    assert (choices[0].config, choices[0].variant) == default
+    names = {frozenset(dict(c.variant)) for c in choices}
+    assert names == {frozenset(dict(default[1]))}
+    for choice in choices:
+        config = dict(choice.config)
+        threads = config["num_warps"] * DEVICES[key].warp_size
+        assert threads <= 1024
+        if dict(choice.variant).get("packed"):
+            assert config["block_sizes"][0] >= threads
+
+
+def test_groups_hold_every_tuned_workload_in_both_directions():
+    keys = [(g.call.key, b, g.kernel == "sinkhorn_forward") for g in ALL for b in g.batches]
+    calls = [(launch.call_for(w.n, w.m, w.dtype, *w.arguments).key, w.batch) for w in tagged("tune")]
+    assert sorted(keys) == sorted((*c, forward) for c in calls for forward in (True, False))
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 7])
+def test_ranks_share_the_plan(world):
+    costs = [g.seconds(DEVICES["h200"], 15) for g in ALL]
+    shares = [tuner.share(ALL, costs, rank, world) for rank in range(world)]
+    assert sorted(itertools.chain(*shares), key=ALL.index) == ALL
+    load = [sum(costs[ALL.index(g)] for g in s) for s in shares]
+    assert max(load) <= min(load) + max(costs)
+
+
+# What is kept
+
+
+def test_the_winner_is_stored_and_served(tmp_path, monkeypatch):
+    results, _ = run(tmp_path, lambda c, b: 100.0 if is_default(c) else 50.0 + len(str(c.config)))
+    (result,) = results
+    (entry,) = entries(tmp_path)
+    assert (entry.batch, entry.evidence, entry.key) == (
+        128,
+        "measured",
+        ("deepseek", "rows", "float32", 4, 4, 20),
+    )
+    assert entry.config == tuple(sorted(result.winner.config))
+    assert result.us < result.default_us == 100.0
+    monkeypatch.setattr(store, "folders", lambda: [tmp_path])
+    choice = launch.choose("sinkhorn_forward", Call(True, 1, "float32", 4, 4, 20), 128, DEVICES["h200"])
+    assert tuner.same(choice, result.winner)
+    assert choice.stored
+
+
+def test_the_default_stays_where_nothing_is_two_percent_faster(tmp_path):
+    list(run(tmp_path, lambda c, b: 100.0 if is_default(c) else 98.5)[0])
+    (raw,) = json.loads((tmp_path / "h200" / "sinkhorn_forward.json").read_text())["entries"]
+    assert raw["us"] == raw["default_us"] == 100.0
+    assert is_default(tuner.choice_of("sinkhorn_forward", raw))
+
+
+@pytest.mark.parametrize(("gain", "replaced"), [(0.99, False), (0.97, True)])
+def test_an_incumbent_stays_unless_beaten_by_two_percent(tmp_path, gain, replaced):
+    first, second = candidates("sinkhorn_forward", Call(True, 1, "float32", 4, 4, 20), DEVICES["h200"])[3:5]
+    list(run(tmp_path, lambda c, b: 50.0 if tuner.same(c, first) else 100.0)[0])
+
+    def us(choice, batch):
+        return 50.0 if tuner.same(choice, first) else 50.0 * gain if tuner.same(choice, second) else 100.0
+
+    (result,) = run(tmp_path, us, force=True)[0]
+    assert result.old_us == 50.0
+    assert tuner.same(result.winner, second if replaced else first)
+
+
+def test_a_fast_candidate_outside_the_error_budget_is_never_stored(tmp_path):
+    wrong = candidates("sinkhorn_forward", Call(True, 1, "float32", 4, 4, 20), DEVICES["h200"])[2]
+    (result,) = run(
+        tmp_path, lambda c, b: 1.0 if tuner.same(c, wrong) else 100.0 if is_default(c) else 90.0,
+        judge=lambda group, choice: 1.5 if tuner.same(choice, wrong) else 0.5,
+    )[0]  # fmt: skip
+    assert not tuner.same(result.winner, wrong)
+    assert result.us == 90.0
+
+
+def test_a_default_outside_the_budget_stops_the_key(tmp_path):
+    said = []
+    assert list(run(tmp_path, lambda c, b: 1.0, judge=lambda g, c: 2.0, say=said.append)[0]) == []
+    assert entries(tmp_path) == ()
+    assert "outside the error budget" in said[-1]
+
+
+def test_a_candidate_that_does_not_run_is_left_out(tmp_path, caplog):
+    def us(choice, batch):
+        if dict(choice.config)["num_warps"] == 4:
+            raise RuntimeError("out of resources")
+        return 100.0
+
+    (result,) = run(tmp_path, us)[0]
+    assert dict(result.winner.config)["num_warps"] < 4
+    assert "out of resources" in caplog.text
+
+
+def test_without_compilers_candidates_are_timed_all_the_same(tmp_path, monkeypatch, caplog):
+    def broken(*arguments, **options):
+        raise RuntimeError("the compiler did not start")
+
+    monkeypatch.setattr(tuner, "compile_for", broken)
+    results = tuner.tune(
+        tuner.groups_of([WORKLOAD], "sinkhorn_forward"), tuner.Options("h200", tmp_path), "NVIDIA H200",
+        clock=Clock(lambda c, b: 100.0 if is_default(c) else 90.0), judge=lambda group, choice: 0.5,
+        say=lambda line: None,
+    )  # fmt: skip
+    assert [r.us for r in results] == [90.0]
+    assert "the compiler did not start" in caplog.text
+
+
+def test_the_error_gate_sees_a_wrong_kernel(monkeypatch):
+    (group,) = tuner.groups_of([WORKLOAD], "sinkhorn_forward")
+    default = candidates(group.kernel, group.call, DEVICES["h200"])[0]
+    tuner.error.cache_clear()
+    assert tuner.error(group, default, "cpu") <= 1
+    right = tuner.forward
+    monkeypatch.setattr(tuner, "forward", lambda *a: right(*a) * (1 + 1e-4))
+    tuner.error.cache_clear()
+    assert tuner.error(group, default, "cpu") > 1
+    tuner.error.cache_clear()
+
+
+# Runs that meet
+
+
+def test_a_finished_key_is_skipped_and_a_forced_one_is_not(tmp_path):
+    list(run(tmp_path, lambda c, b: 100.0)[0])
+    again, clock = run(tmp_path, lambda c, b: 100.0)
+    assert (list(again), clock.asked) == ([], [])
+    assert len(list(run(tmp_path, lambda c, b: 100.0, force=True)[0])) == 1
+
+
+def test_a_key_of_another_source_is_tuned_again(tmp_path, monkeypatch):
+    list(run(tmp_path, lambda c, b: 100.0)[0])
+    monkeypatch.setattr(tuner, "fingerprint", lambda kernel: "f" * 16)
+    assert len(list(run(tmp_path, lambda c, b: 100.0)[0])) == 1
+
+
+def test_a_killed_run_resumes(tmp_path):
+    four = [w for w in tagged("tune") if (w.n, w.form, w.dtype) == (4, "deepseek", torch.float32)]
+    results, _ = run(tmp_path, lambda c, b: 100.0, four)
+    next(results), next(results)
+    results.close()
+    assert [e.batch for e in entries(tmp_path)] == [128, 1024]
+    rest, clock = run(tmp_path, lambda c, b: 100.0, four)
+    assert [r.batch for r in rest] == [8192, 131072, 1048576]
+    assert {batch for _, batch, _ in clock.asked} == {8192, 131072, 1048576}
+    assert [e.batch for e in entries(tmp_path)] == [w.batch for w in four]
+
+
+def test_the_same_result_makes_no_difference(tmp_path):
+    for _ in range(2):
+        list(run(tmp_path, lambda c, b: 100.0, force=True, utc="2026-01-01T00:00Z")[0])
+        texts = (tmp_path / "h200" / "sinkhorn_forward.json").read_text()
+    list(run(tmp_path, lambda c, b: 100.0, force=True, utc="2026-01-01T00:00Z")[0])
+    assert (tmp_path / "h200" / "sinkhorn_forward.json").read_text() == texts
+
+
+def test_past_its_limit_a_run_begins_nothing(tmp_path):
+    said = []
+    assert list(run(tmp_path, lambda c, b: 100.0, limit=-1.0, say=said.append)[0]) == []
+    assert "1 groups left for the next run" in said[-1]
+
+
+# Another device
+
+
+def test_the_device_is_an_assertion(monkeypatch):
+    with pytest.raises(SystemExit, match=r"asked for mi350, found no GPU; .* OFFLINE=1"):
+        main(["tune", "--device", "mi350"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
+    monkeypatch.setattr("helion_sinkhorn.__main__.current", lambda index: DEVICES["h200"])
+    with pytest.raises(SystemExit, match=r"asked for mi350, found h200 \(NVIDIA H200\); .* OFFLINE=1"):
+        main(["tune", "--device", "mi350"])
+
+
+# What a call does with it
+
+
+def stored_choice(tmp_path, monkeypatch, **config):
+    key = dict(zip(store.KEY_FIELDS, ("deepseek", "rows", "float32", 4, 4, 20), strict=True))
+    entry = {
+        "key": {**key, "batch": 128},
+        "config": {"block_sizes": [64], "num_warps": 2, **config},
+        "variant": {"packed": True, "paired": False},
+        "evidence": "measured",
+    }
+    (tmp_path / "h200").mkdir()
+    (tmp_path / "h200" / "sinkhorn_forward.json").write_text(json.dumps({"schema": 1, "entries": [entry]}))
+    monkeypatch.setattr(store, "folders", lambda: [tmp_path])
+
+
+def test_a_refused_config_is_one_warning_and_the_default(tmp_path, monkeypatch, caplog):
+    stored_choice(tmp_path, monkeypatch, nonsense=1)
+    right, calls = launch.run, []
+
+    def picky(kernel, *arguments):
+        calls.append(kernel)
+        if "nonsense" in kernel.configs[0].config:
+            raise ValueError("Unsupported config key nonsense")
+        return right(kernel, *arguments)
+
+    monkeypatch.setattr(launch, "run", picky)
+    x = torch.randn(128, 4, 4)
+    results = [launch.forward(x, *WORKLOAD.arguments, torch.float32) for _ in range(3)]
+    default = candidates("sinkhorn_forward", Call(True, 1, "float32", 4, 4, 20), DEVICES["h200"])[0]
+    expected = launch.forward(x, *WORKLOAD.arguments, torch.float32, default)
+    assert all(torch.equal(r, expected) for r in results)
+    assert len(calls) == 1 + 3 + 1
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "nonsense=1" in record.getMessage()
+    assert str(tmp_path) in record.getMessage()
+
+
+def test_a_choice_of_the_caller_s_own_is_never_replaced(monkeypatch):
+    def refuse(*arguments):
+        raise ValueError("no")
+
+    monkeypatch.setattr(launch, "run", refuse)
+    mine = Choice("sinkhorn_forward", (("block_sizes", (64,)), ("num_warps", 2)), (("packed", True),), "mine")
+    for choice in (mine, None):
+        with pytest.raises(ValueError, match="no"):
+            launch.forward(torch.randn(2, 4, 4), *WORKLOAD.arguments, torch.float32, choice)
+
+
+def test_a_call_worth_tuning_says_so_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(store, "folders", lambda: [tmp_path])
+    monkeypatch.setattr(launch, "device_at", lambda index: (DEVICES["mi350"], "gcn", False))
+    for batch, n_iters in ((128, 20), (4096, 20), (128, 7)):
+        launch.served(False, 4, 4, torch.float32, n_iters, 1e-6, "deepseek", "rows", batch, 0, None)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "make tune DEVICE=mi350 KERNEL=sinkhorn_forward" in record.getMessage()
+
+
+def test_a_call_the_tuner_does_not_cover_says_nothing(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(store, "folders", lambda: [tmp_path])
+    monkeypatch.setattr(launch, "device_at", lambda index: (DEVICES["mi350"], "gcn", False))
+    launch.served(False, 5, 3, torch.float32, 20, 1e-6, "deepseek", "rows", 128, 0, None)
+    assert caplog.records == []
+
+
+# The fingerprint
+
+
+def test_a_fingerprint_is_of_the_code_alone():
+    source = BODIES.read_text()
+    before = {k: fingerprint(k, source) for k in KERNELS}
+    assert len(set(before.values())) == 3
+    assert before == {k: fingerprint(k) for k in KERNELS}
+    told = "# a comment\n" + source.replace('"""1 / x elementwise', '"""One over x')
+    assert {k: fingerprint(k, told) for k in KERNELS} == before
+    helper = source.replace("LARGEST_SCALE = 2.0**100", "LARGEST_SCALE = 2.0**99")
+    assert all(fingerprint(k, helper) != before[k] for k in KERNELS)
+    other = source.replace("def sinkhorn_forward(", "def sinkhorn_forward(unused,", 1)
+    assert fingerprint("sinkhorn_forward", other) != before["sinkhorn_forward"]
+    assert fingerprint("sinkhorn_backward", other) == before["sinkhorn_backward"]
+
+
+def test_entries_are_what_the_schema_says(tmp_path):
+    jsonschema = pytest.importorskip("jsonschema")
+    list(run(tmp_path, lambda c, b: 100.0 if is_default(c) else 90.0, kernel=None)[0])
+    schema = json.loads((store.folders()[-1] / "schema.json").read_text())
+    for path in tmp_path.glob("h200/sinkhorn*.json"):
+        data = json.loads(path.read_text())
+        jsonschema.validate(data, schema)
+        del data["entries"][0]["us"]
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(data, schema)
+    assert writer.EVIDENCE == ("compiled", "measured")

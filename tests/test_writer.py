@@ -1,0 +1,205 @@
+"""Files that several tuners write, that break, or come from elsewhere: nothing is lost, reading goes on."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import threading
+import time
+import timeit
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helion_sinkhorn.configs import lookup, store, writer
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.kernels import launch
+from helion_sinkhorn.tune import device_block
+
+KERNEL = "sinkhorn_forward"
+BLOCK = device_block(DEVICES["h200"], "NVIDIA H200")
+RUN = {"fingerprint": "0" * 16, "utc": "2026-01-01T00:00Z"}
+KEY = {"form": "deepseek", "first": "rows", "dtype": "float32", "n": 4, "m": 4, "iters": 20}
+
+
+def entry(batch, evidence="measured", us=1.0):
+    return {
+        "key": {**KEY, "batch": batch}, "config": {"block_sizes": [64], "num_warps": 2},
+        "variant": {"packed": True, "paired": False}, "evidence": evidence, "us": us,
+    }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def fresh_caches():
+    caches = (store.read, lookup.lookup, launch.choose, launch.served)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+def read(folder):
+    store.read.cache_clear()
+    return store.read(folder, "h200", KERNEL)
+
+
+def path_in(folder):
+    path = folder / "h200" / f"{KERNEL}.json"
+    path.parent.mkdir(exist_ok=True)
+    return path
+
+
+def write_some(folder, worker, count):
+    for i in range(count):
+        writer.merge(folder, KERNEL, BLOCK, {**RUN, "seed": worker}, [entry(1 + worker * count + i)])
+
+
+def test_eight_tuners_at_a_time_lose_nothing(tmp_path, caplog):
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=write_some, args=(tmp_path, k, 12)) for k in range(8)]
+    for w in workers:
+        w.start()
+    seen = 0
+    while any(w.is_alive() for w in workers):
+        # a reader sees a whole file, and never fewer entries than before
+        now = len(read(tmp_path))
+        assert now >= seen
+        seen = now
+    assert [w.exitcode for w in workers] == [0] * 8
+    assert sorted(e.batch for e in read(tmp_path)) == list(range(1, 97))
+    data = json.loads(path_in(tmp_path).read_text())
+    assert len(data["runs"]) == 8
+    assert caplog.records == []
+    left = {p.name for p in (tmp_path / "h200").iterdir()}
+    assert left <= {f"{KERNEL}.json", f"{KERNEL}.lock"}
+
+
+def test_entries_are_sorted_and_unused_runs_go(tmp_path):
+    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(64), entry(8)])
+    writer.merge(tmp_path, KERNEL, BLOCK, {**RUN, "seed": 1}, [entry(8), entry(64), entry(16)])
+    data = json.loads(path_in(tmp_path).read_text())
+    assert [e["key"]["batch"] for e in data["entries"]] == [8, 16, 64]
+    assert list(data["runs"]) == [writer.run_id({**RUN, "seed": 1})]
+    assert path_in(tmp_path).read_text() == writer.text(data)
+
+
+def test_nothing_compiled_replaces_anything_measured(tmp_path):
+    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8, "compiled"), entry(64, "measured")])
+    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8, "measured", 2.0), entry(64, "compiled", 2.0)])
+    data = json.loads(path_in(tmp_path).read_text())
+    assert [(e["evidence"], e["us"]) for e in data["entries"]] == [("measured", 2.0), ("measured", 1.0)]
+
+
+@pytest.mark.parametrize(
+    "content", ["", '{"schema": 1, "entr', "[]", '{"schema": 1, "entries": [{}]}', "[" * 9999]
+)
+def test_a_broken_file_is_kept_aside(tmp_path, caplog, content):
+    path_in(tmp_path).write_text(content)
+    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
+    assert [e.batch for e in read(tmp_path)] == [8]
+    assert path_in(tmp_path).with_suffix(".broken").read_text() == content
+    assert len(caplog.records) == 1
+
+
+def test_a_newer_file_is_left_alone(tmp_path):
+    text = json.dumps({"schema": 2, "entries": "in another way"})
+    path_in(tmp_path).write_text(text)
+    with pytest.raises(ValueError, match=r"schema 2, this version writes 1: update helion_sinkhorn"):
+        writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
+    assert path_in(tmp_path).read_text() == text
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
+    before = path_in(tmp_path).read_text()
+
+    def full(handle):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(writer.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(16)])
+    assert path_in(tmp_path).read_text() == before
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_two_entries_for_one_key_are_one_warning(tmp_path, caplog):
+    path_in(tmp_path).write_text(json.dumps({"schema": 1, "entries": [entry(8), entry(8)]}))
+    assert read(tmp_path) == store.read(tmp_path, "h200", KERNEL) == ()
+    (record,) = caplog.records
+    assert "two entries for one key" in record.getMessage()
+
+
+# whatever JSON can say, and things that are nearly right
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@st.composite
+def nearly_right(draw):
+    """A good file with something else in one place."""
+    data = {"schema": 1, "entries": [entry(8), entry(64)]}
+    place = draw(st.sampled_from(["schema", "entries", "entry", "key", "field", "batch"]))
+    value = draw(JSON)
+    if place in data:
+        data[place] = value
+    elif place == "entry":
+        data["entries"][1] = value
+    elif place == "field":
+        data["entries"][1][draw(st.sampled_from(["config", "variant", "evidence"]))] = value
+    elif place == "key":
+        data["entries"][1]["key"] = value
+    else:
+        data["entries"][1]["key"][draw(st.sampled_from([*KEY, "batch"]))] = value
+    return data
+
+
+@given(st.one_of(JSON, nearly_right()).map(lambda d: json.dumps(d).encode()) | st.binary(max_size=64))
+def test_no_file_makes_a_call_fail(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("fuzz")
+    path_in(folder).write_bytes(content)
+    found = store.read(folder, "h200", KERNEL)
+    key = tuple(KEY.values())
+    for batch in (1, 8, 1 << 20):
+        chosen = lookup.nearest(found, key, batch)
+        assert chosen is None or (chosen in found and chosen.key == key)
+    hash(found)
+
+
+def test_sixteen_threads_at_the_first_call(tmp_path, monkeypatch, caplog):
+    path_in(tmp_path).write_text("{")
+    monkeypatch.setattr(store, "folders", lambda: [tmp_path])
+    x = torch.randn(64, 4, 4)
+    barrier, results = threading.Barrier(16), []
+    slowly = json.loads
+    monkeypatch.setattr(store.json, "loads", lambda text: time.sleep(0.05) or slowly(text))
+
+    def call():
+        barrier.wait()
+        results.append(launch.forward(x, 20, 1e-6, "deepseek", "rows", torch.float32))
+
+    threads = [threading.Thread(target=call) for _ in range(16)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(results) == 16
+    assert all(torch.equal(r, results[0]) for r in results)
+    assert (
+        launch.choose(KERNEL, launch.call_of(x, 20, 1e-6, "deepseek", "rows"), 64, DEVICES["h200"]).stored
+        is False
+    )
+    assert len(caplog.records) == 1
+
+
+def test_a_warm_choice_costs_less_than_two_microseconds():
+    x = torch.randn(64, 4, 4)
+    arguments = False, 4, 4, x.dtype, 20, 1e-6, "deepseek", "rows", 64, None, None
+    launch.served(*arguments)
+    assert min(timeit.repeat(lambda: launch.served(*arguments), number=2000, repeat=20)) / 2000 < 2e-6
