@@ -190,15 +190,15 @@ def test_narrow_types_are_rounded_once(n, m, dtype):
 
 
 def test_history_in_slices_of_the_batch(monkeypatch):
-    case = Case("randn_3", 3, 4, 30, "log", batch=23)
+    case = Case("randn_3", 3, 4, 30, "log", batch=70)
     x, dy = case.inputs()
     selected = choice(case, "sinkhorn_backward_history")
     launches = []
     run = launch.run
     monkeypatch.setattr(launch, "run", lambda *args: launches.append(args[1].size(0)) or run(*args))
-    monkeypatch.setattr(launch, "SCRATCH_BYTES", 5 * 4 * (30 * 7 + 12))
+    monkeypatch.setattr(launch, "SCRATCH_BYTES", 33 * 4 * (30 * 7 + 12))
     ratios = case.judge(dx=launch.backward(dy, x, *case.arguments, selected))
-    assert launches == [5, 5, 5, 5, 3]
+    assert launches == [32, 32, 6]
     assert ratios["dX"] <= 1, ratios
 
 

@@ -152,7 +152,8 @@ def test_gradient_along_the_other_side_sums_to_zero_as_it_converges(first, logit
         gradient(x, dy, n_iters=n_iters, form="log", first=first).sum(axis).abs().max().item()
         for n_iters in (1, 3, 200)
     ]
-    assert sums[0] > 1e-3
+    # in proportion to the logits where they are small
+    assert sums[0] > 1e-4
     assert sums[1] < sums[0]
     assert sums[2] < 1e-12
 

@@ -55,12 +55,17 @@ def bounded(x, most, *extents):
 
 def reciprocals(x, k, how, paired):
     """1 / x for x (tile, k); `paired` takes 1/a and 1/b from one 1/(ab), three products for a reciprocal."""
-    if not paired:
+    if not paired or k == 1:
         return bounded(reciprocal(x, how), LARGEST_SCALE, k)
     tile = x.size(0)
     a, b = hl.split(x.view(tile, k // 2, 2))
     shared = reciprocal(a * b, how)
     return hl.join(shared * b, shared * a).view(tile, k)
+
+
+def of_fixed_size(x, n, m):
+    """x (tile, n, m): Helion 1.5 may fail over an axis it thinks of cutting into chunks (docs/helion.md)."""
+    return x if is_padded(n) or is_padded(m) else x.view(x.size(0), n, m)
 
 
 def spread(w, axis):
@@ -108,9 +113,9 @@ def gather(pieces, tile, n, m):
     return joined(pieces).permute(0, *range(2, 2 + bits), 1).reshape(tile, n, m)
 
 
-def ones(a, axis):
-    """One for every index of `axis`."""
-    return hl.full([a.size(0), a.size(axis)], 1.0, dtype=torch.float32)
+def constant(value, a, axis):
+    """A vector of one value for every index of `axis`."""
+    return hl.full([a.size(0), a.size(axis)], value, dtype=torch.float32)
 
 
 def softmax(x, n, m, axis, how):
@@ -129,14 +134,14 @@ def start(x32, n, m, eps, deepseek, lead_axis, how):
         z = softmax(x32, n, m, trail_axis, how)
         a = z + eps
         q = total(a, lead_axis, masked) + eps
-        return z, a, ones(a, lead_axis), q
+        return z, a, constant(1.0, a, lead_axis), q
     # potentials: the maximum of every lead line, then of every trail line, becomes exp(0) = 1
     z = bounded(x32 - spread(largest(x32, trail_axis, masked), lead_axis), 0.0, n, m)
     top = largest(z, lead_axis, masked)
     z = bounded(z - spread(top, trail_axis), 0.0, n, m)
     a = torch.exp2(z * LOG2E)
     q = torch.exp2(torch.clamp(top * -LOG2E, max=LOG2_MAX_Q0))
-    return z, a, ones(a, lead_axis), q
+    return z, a, constant(1.0, a, lead_axis), q
 
 
 def is_first(k):
@@ -229,7 +234,7 @@ def last_segment(a, dy, p, q, steps, lead, trail, eps, lead_axis, how, paired, m
     us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked)
     u = us[-1] if us else reciprocals(p, lead, how, paired)
     da, gu, gv = output_adjoint(a, dy, u, vs[-1], lead_axis, masked)
-    gp, gq = torch.zeros_like(gu), torch.zeros_like(gv)
+    gp, gq = constant(0.0, a, lead_axis), constant(0.0, a, 3 - lead_axis)
     return reverse(a, da, gu, gv, gp, gq, us, vs, lead / trail, eps, lead_axis, masked)
 
 
@@ -350,8 +355,8 @@ def sinkhorn_backward(
             x32 = gather(x_parts, tile.block_size, n, m).to(torch.float32)
             dy32 = gather(dy_parts, tile.block_size, n, m).to(torch.float32)
         else:
-            x32 = x[tile, :, :].to(torch.float32)
-            dy32 = dy[tile, :, :].to(torch.float32)
+            x32 = of_fixed_size(x[tile, :, :].to(torch.float32), n, m)
+            dy32 = of_fixed_size(dy[tile, :, :].to(torch.float32), n, m)
         z, a, p, q = start(x32, n, m, eps, deepseek, lead_axis, how)
         if pivoted:
             a, p, q, _c, r = pivot(a, p, q, lead, trail, lead_axis, how, masked)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import inspect
 from pathlib import Path
 
-BODIES = Path(__file__).with_name("bodies.py")
+from helion_sinkhorn.kernels import KERNELS
 
 
 def without_docstrings(tree: ast.AST) -> ast.AST:
@@ -23,12 +24,13 @@ def fingerprint(kernel: str, source: str | None = None) -> str:
     """Sixteen hex digits that change with the code a kernel runs, not with its comments or layout.
 
     Args:
-        kernel: name of a function of kernels/bodies.py.
+        kernel: a KERNELS name; what its body reaches in its own module counts.
         source: text to take for that module.
     """
-    tree = without_docstrings(ast.parse(BODIES.read_text() if source is None else source))
+    file = Path(inspect.getsourcefile(KERNELS[kernel].body))
+    source = file.read_text() if source is None else source
     definitions = {}
-    for node in tree.body:
+    for node in without_docstrings(ast.parse(source)).body:
         for target in getattr(node, "targets", [node]):
             definitions[getattr(target, "id", getattr(target, "name", ""))] = node
     reached, todo = {}, [kernel]

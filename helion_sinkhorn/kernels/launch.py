@@ -21,6 +21,7 @@ from helion_sinkhorn.kernels import (
     Choice,
     build,
     default_choice,
+    power_of_two,
 )
 from helion_sinkhorn.kernels.dispatch import repeat, run
 from helion_sinkhorn.scaling import pairs_are_safe, pivot_is_safe, segment_length
@@ -310,12 +311,12 @@ def run_with_history(ready: Prepared, x: torch.Tensor, dy: torch.Tensor, dx: tor
     restarts = (steps - 1) // segment(call)
     floats = steps * (lead + trail) + restarts * call.n * call.m
     batch = x.size(0)
-    size = max(1, SCRATCH_BYTES // (4 * floats))
-    # Triton compiles anew for a size that 16 does not divide
-    size = min(batch, size // 16 * 16 or size)
+    most = max(16, SCRATCH_BYTES // (4 * floats) // 16 * 16)
+    # Powers of two are few host functions to generate, and strides that 16 divides one binary: with others
+    # Triton loads the history in another layout and sums in another order
+    room = min(most, max(16, power_of_two(batch)))
+    size = min(batch, room)
     empty = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
-    # at least two: see dispatch.as_several
-    room = max(size, 2)
     us, vs = empty(steps, room, lead), empty(steps, room, trail)
     logits = empty(max(restarts, 1), room if restarts else 2, call.n, call.m)
     for begin in range(0, batch, size):
@@ -343,7 +344,8 @@ def implicit_served(
         "sinkhorn_implicit_direct": (system == "corrected", how, packed),
         "sinkhorn_implicit_cg": (cg_steps(system, n, m, call.n_iters), system, how),
     }[choice.kernel]
-    return Prepared(build(choice.kernel, choice.config, interpret), choice.kernel, call, (n, m, *own), packed)
+    kernel = build(choice.kernel, choice.config, interpret)
+    return Prepared(kernel, choice.kernel, call, (n, m, *own), packed, choice)
 
 
 def implicit_backward(
