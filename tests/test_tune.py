@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+from pathlib import Path
 
 import pytest
 import torch

@@ -158,10 +158,14 @@ def whole_tiles(device: Device) -> tuple[Items, ...]:
     return tile(w, 1), tile(2 * w, 1), tile(2 * w, 2), tile(4 * w, 4)
 
 
-def spread_tiles(call: Call, device: Device, entries: tuple[int, ...]) -> tuple[Items, ...]:
-    """Tiles with so many entries a thread; several warps only where each has work between barriers."""
+def spread_tiles(
+    call: Call, device: Device, entries: tuple[int, ...], a_barrier: int = 8
+) -> tuple[Items, ...]:
+    """Tiles with so many entries a thread; several warps only with `a_barrier` of them in each thread."""
     size = power_of_two(call.n) * power_of_two(call.m)
-    threads = [w * device.warp_size for w in (1, 2, 4, 8) if w == 1 or size >= 8 * w * device.warp_size]
+    threads = [
+        w * device.warp_size for w in (1, 2, 4, 8) if w == 1 or size >= a_barrier * w * device.warp_size
+    ]
     blocks = {(t * e // size, t // device.warp_size) for t in threads for e in entries if t * e >= size}
     return tuple(tile(*b) for b in sorted(blocks))
 
@@ -195,7 +199,7 @@ def pivoting(call: Call) -> tuple[bool, ...]:
 
 def forward_space(call: Call, device: Device) -> tuple[Grid, ...]:
     spread = {
-        "config": spread_tiles(call, device, (8, 16, 32, 64, 128)),
+        "config": spread_tiles(call, device, (8, 16, 32, 64, 128), 16),
         "packed": (False,),
         "paired": (False,),
         "pivoted": (False,),
@@ -214,30 +218,31 @@ def forward_space(call: Call, device: Device) -> tuple[Grid, ...]:
 
 
 def backward_space(call: Call, device: Device) -> tuple[Grid, ...]:
-    lengths = tuple(sorted({length for length in (4, 5, 6, 7, call.steps) if length <= call.steps}))
+    lengths = tuple(length for length in (4, 5, 7) if length < call.steps)
     spread = {
-        "config": spread_tiles(call, device, (8, 16, 32)),
+        "config": spread_tiles(call, device, (8, 16, 32), 16),
         "packed": (False,),
         "paired": (False,),
         "pivoted": (False,),
-        "length": lengths[:4],
+        "length": lengths,
     }
     if not can_pack(call, 16):
         return (spread,)
     w = device.warp_size
     whole = {
-        "config": scheduled(tuple(tile(warps * w, warps) for warps in (1, 2, 4)), *waves(device)),
+        "config": scheduled((tile(w, 1), tile(4 * w, 4)), *waves(device)),
         "packed": (True,),
-        "paired": pairing(call),
+        "paired": (False,),
         "pivoted": pivoting(call),
-        "length": lengths,
+        # all in one segment: the fastest small batches, the longest to compile
+        "length": (*lengths, call.steps),
     }
-    few = {**spread, "config": spread_tiles(call, device, (4, 8)), "length": (6,)}
+    few = {**spread, "config": spread_tiles(call, device, (4, 8)), "length": (5,)}
     return whole, few
 
 
 def history_space(call: Call, device: Device) -> tuple[Grid, ...]:
-    return ({"config": spread_tiles(call, device, (2, 4, 8, 16, 32, 64))},)
+    return ({"config": spread_tiles(call, device, (8, 16, 32, 64))},)
 
 
 def implicit_direct_space(call: Call, device: Device) -> tuple[Grid, ...]:
