@@ -19,6 +19,18 @@ def without_docstrings(tree: ast.AST) -> ast.AST:
     return tree
 
 
+def structure(value: object) -> object:
+    """A syntax tree as nested tuples, alike under every Python: fields that newer ones added are empty."""
+    if isinstance(value, list):
+        return tuple(map(structure, value))
+    if not isinstance(value, ast.AST):
+        return repr(value)
+    fields = tuple(
+        (name, structure(field)) for name, field in ast.iter_fields(value) if field not in (None, [])
+    )
+    return type(value).__name__, fields
+
+
 @functools.cache
 def fingerprint(kernel: str, source: str | None = None) -> str:
     """Sixteen hex digits that change with the code a kernel runs, not with its comments or layout.
@@ -37,6 +49,6 @@ def fingerprint(kernel: str, source: str | None = None) -> str:
     while todo:
         name = todo.pop()
         if name in definitions and name not in reached:
-            reached[name] = ast.dump(definitions[name])
+            reached[name] = repr(structure(definitions[name]))
             todo += [n.id for n in ast.walk(definitions[name]) if isinstance(n, ast.Name)]
     return hashlib.sha256("\n".join(reached[n] for n in sorted(reached)).encode()).hexdigest()[:16]
