@@ -98,9 +98,25 @@ def largest(x, axis, masked):
     return hl.inline_triton(f"tl.max({{0}}, {axis})", (x,), like)
 
 
-def contract(a, w, axis, masked):
-    """The matvec that leaves one entry per index of `axis`; w has one per index of the other axis."""
-    return total(a * spread(w, 3 - axis), 3 - axis, masked)
+def product(x, y, how):
+    """x y elementwise, rounded: no compiler fuses it into the sum that it goes to."""
+    if how == "ptx":
+        asm, registers = "mul.rn.f32 $0, $1, $2;", "=f,f,f"
+    elif how == "gcn":
+        asm, registers = "v_mul_f32 $0, $1, $2", "=v,v,v"
+    else:
+        return x * y
+    return hl.inline_asm_elementwise(asm, registers, [x, y], dtype=torch.float32, is_pure=True, pack=1)
+
+
+def contract(a, w, axis, masked, rounded=None):
+    """The matvec that leaves one entry per index of `axis`; w has one per index of the other axis.
+
+    rounded: how `product` multiplies, None to let products fuse.  Threads that add up a line with one
+    entry each fuse their own product and not the others', so that they end with different last bits.
+    """
+    w = spread(w, 3 - axis)
+    return total(a * w if rounded is None else product(a, w, rounded), 3 - axis, masked)
 
 
 def gather(pieces, tile, n, m):
@@ -191,7 +207,7 @@ def replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked):
     return us, vs
 
 
-def reverse_step(a, da, gu, gv, gp, gq, u, v, v_before, eps, rho, lead_axis, masked):
+def reverse_step(a, da, gu, gv, gp, gq, u, v, v_before, eps, rho, lead_axis, masked, rounded=None):
     """Adjoint of one iteration (v_before, p, q) -> (u, v): the cotangents da, gv, gp, gq before it.
 
     gu None: u has no cotangent from behind this iteration.
@@ -199,12 +215,12 @@ def reverse_step(a, da, gu, gv, gp, gq, u, v, v_before, eps, rho, lead_axis, mas
     trail_axis = 3 - lead_axis
     gq = (eps / rho) * gq - (gv * v) * v
     da = da + spread(u, lead_axis) * spread(gq, trail_axis)
-    inner = contract(a, gq, lead_axis, masked)
+    inner = contract(a, gq, lead_axis, masked, rounded)
     if gu is not None:
         inner = inner + gu
     gp = rho * (eps * gp - (inner * u) * u)
     da = da + spread(gp, lead_axis) * spread(v_before, trail_axis)
-    return da, contract(a, gp, trail_axis, masked), gp, gq
+    return da, contract(a, gp, trail_axis, masked, rounded), gp, gq
 
 
 def output_adjoint(a, dy, u, v, lead_axis, masked):
@@ -433,6 +449,8 @@ def sinkhorn_backward_history(
     hl.specialize((x.shape[1:], x.stride(), dy.shape[1:], dy.stride(), dx.shape[1:], dx.stride()))
     hl.specialize((us.size(2), vs.size(2), logits.shape[2:]))
     masked = is_masked(n, m, how)
+    # whichever thread stores u_t or v_t: from 32 x 32 on each has several entries of every line
+    rounded = how if n * m < 1024 else None
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
     rho = lead / trail
@@ -445,9 +463,9 @@ def sinkhorn_backward_history(
         v = reciprocals(q, trail, how, False)
         if steps > 0:
             for t in range(head):
-                p = rho * (contract(a, v, lead_axis, masked) + eps * p)
+                p = rho * (contract(a, v, lead_axis, masked, rounded) + eps * p)
                 u = reciprocals(p, lead, how, False)
-                q = contract(a, u, trail_axis, masked) + (eps / rho) * q
+                q = contract(a, u, trail_axis, masked, rounded) + (eps / rho) * q
                 v = reciprocals(q, trail, how, False)
                 us[t, tile, :] = u
                 vs[t, tile, :] = v
@@ -458,9 +476,9 @@ def sinkhorn_backward_history(
                 a = torch.exp2(bounded(z, 1.0, n, m) * LOG2E)
                 v = torch.ones_like(v)
                 for i in range(segment):
-                    p = rho * contract(a, v, lead_axis, masked)
+                    p = rho * contract(a, v, lead_axis, masked, rounded)
                     u = reciprocals(p, lead, how, False)
-                    q = contract(a, u, trail_axis, masked)
+                    q = contract(a, u, trail_axis, masked, rounded)
                     v = reciprocals(q, trail, how, False)
                     us[head + k * segment + i, tile, :] = u
                     vs[head + k * segment + i, tile, :] = v
@@ -488,6 +506,7 @@ def sinkhorn_backward_history(
                         rho,
                         lead_axis,
                         masked,
+                        rounded,
                     )
                     gu = torch.zeros_like(gu)
                     v = before
@@ -506,6 +525,7 @@ def sinkhorn_backward_history(
                     rho,
                     lead_axis,
                     masked,
+                    rounded,
                 )
                 gu = torch.zeros_like(gu)
                 dz_restarts = dz_restarts + da * a
@@ -535,11 +555,12 @@ def sinkhorn_backward_history(
                     rho,
                     lead_axis,
                     masked,
+                    rounded,
                 )
                 gu = torch.zeros_like(gu)
                 v = before
             da, gv, gp, gq = reverse_step(
-                a, da, gu, gv, gp, gq, us[0, tile, :], v, v_0, eps, rho, lead_axis, masked
+                a, da, gu, gv, gp, gq, us[0, tile, :], v, v_0, eps, rho, lead_axis, masked, rounded
             )
         dz = dz_restarts + logit_gradient(z, a, da, gv, gq, v_0, eps, rho, deepseek, lead_axis, masked)
         dx[tile, :, :] = dz.to(dx.dtype)
