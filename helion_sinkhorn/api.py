@@ -55,7 +55,7 @@ def sinkhorn(
             Right where the iteration has converged, wrong by any amount elsewhere (docs/backward.md).
         implicit_system: "corrected" (true row and column sums; any shape), or for comparison, on square
             matrices, "reduced" and "full" (sums taken for one: n and 2 n unknowns).
-        implicit_solver: "direct" (elimination), "cg" (conjugate gradients), "auto": direct to 16 unknowns.
+        implicit_solver: "direct" (elimination), "cg" (conjugate gradients), "auto": direct to 4 unknowns.
         implementation: "auto" takes the Helion kernels on a GPU (n, m <= 128, not float64) and vectorised
             PyTorch elsewhere; "helion" and "reference" ask for one of them.
         out_dtype: of the result, default that of the logits.

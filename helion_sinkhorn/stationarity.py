@@ -6,8 +6,9 @@ import torch
 
 SYSTEMS = ("corrected", "reduced", "full")
 SOLVERS = ("auto", "direct", "cg")
-DIRECT_SIZE = 16
-"""Most unknowns that "auto" solves directly; elimination costs their cube."""
+DIRECT_SIZE = 4
+"""Most unknowns that "auto" solves directly: on an H200 elimination is at the copy floor for 4 x 4, and
+4 times slower than conjugate gradients for 8 x 8 (docs/backward.md)."""
 
 
 def solver_for(solver: str, n: int, m: int) -> str:
