@@ -465,3 +465,43 @@ def test_backward_twice_and_only_where_asked():
     assert torch.equal(first, second)
     with pytest.raises(RuntimeError, match="second time"):
         torch.autograd.grad(p, leaf, dp)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "error"),
+    [
+        ({"n_iters": 1}, {"n_iters": True}, TypeError),
+        ({"n_iters": 20}, {"n_iters": 20.0}, TypeError),
+        ({"eps": 1}, {"eps": True}, TypeError),
+        ({"form": "log"}, {"form": ["log"]}, ValueError),
+        ({"form": "log"}, {"form": "Log"}, ValueError),
+    ],
+)
+def test_accepted_arguments_do_not_let_equal_ones_pass(good, bad, error):
+    x = torch.randn(3, 4, 4)
+    sinkhorn(x, **good)
+    sinkhorn(x, **good)
+    with pytest.raises(error):
+        sinkhorn(x, **bad)
+
+
+def test_accepted_arguments_do_not_let_other_tensors_pass():
+    sinkhorn(torch.randn(3, 4, 4))
+    for other in (torch.zeros(3, 4, 4, dtype=torch.int32), torch.randn(3, 4, 4).to_sparse()):
+        with pytest.raises(TypeError):
+            sinkhorn(other)
+    with pytest.raises(ValueError, match="at least one row and one column"):
+        sinkhorn(torch.randn(3, 4, 0))
+    with pytest.raises(NotImplementedError):
+        sinkhorn(torch.randn(3, 4, 4), implementation="helion")
+    with pytest.raises(NotImplementedError):
+        sinkhorn(torch.randn(3, 4, 4), implementation="helion")
+
+
+def test_accepted_arguments_are_few(monkeypatch):
+    from helion_sinkhorn import api
+
+    monkeypatch.setattr(api, "MOST_ACCEPTED", 8)
+    for k in range(1, 40):
+        sinkhorn(torch.randn(1, 2, 2), n_iters=k)
+    assert len(api._accepted) <= 8
