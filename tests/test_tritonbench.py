@@ -45,6 +45,13 @@ def python(tree: str, *arguments: object, **environment: str) -> subprocess.Comp
     )
 
 
+@pytest.mark.parametrize("year", ["STUB_OF_2025", "STUB_OF_2026"])
+def test_a_baseline_is_one_name_or_a_list(year):
+    arguments = [*SMALL, *QUICK, "--mode", "fwd", "--only", "helion_sinkhorn", "--num-inputs", "1"]
+    done = python("stub", "-m", "tritonbench_ops", *arguments, **{year: "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def statuses(tree: str, runs: list[list[str]]) -> list[object]:
     """Exit statuses of runs beside the backends planted by planted_runs.py."""
     done = python(tree, STUB / "planted_runs.py", json.dumps(runs))
