@@ -481,6 +481,17 @@ def plan(groups: Sequence[Group], options: Options, evidence: str = "measured") 
         yield f"  {group.name}, batches {', '.join(map(str, group.batches))}"
 
 
+def within_limit(
+    groups: Sequence[Group], begin: float, limit: float, say: Callable[[str], None]
+) -> Iterator[tuple[int, Group]]:
+    """The groups, numbered from 1, until `limit` seconds after `begin`."""
+    for number, group in enumerate(groups, 1):
+        if time.perf_counter() - begin > limit:
+            say(f"limit of {limit:g} s: {len(groups) - number + 1} groups left for the next run")
+            return
+        yield number, group
+
+
 def tune(
     groups: Sequence[Group],
     options: Options,
@@ -507,10 +518,7 @@ def tune(
     compiled = compilation(device, left, options.workers, options.cache)
     missed = count_compilations()
     try:
-        for number, group in enumerate(left, 1):
-            if time.perf_counter() - begin > options.limit:
-                say(f"limit of {options.limit:g} s: {len(left) - number + 1} groups left for the next run")
-                return
+        for number, group in within_limit(left, begin, options.limit, say):
             binaries = compiled.binaries(group)
             choices = sound(binaries)
             run, timed = provenance(group.kernel, "measured", options), []
@@ -556,10 +564,7 @@ def tune_offline(
     left = mine(groups, options, "compiled")
     compiled = compilation(device, left, options.workers, None)
     try:
-        for number, group in enumerate(left, 1):
-            if time.perf_counter() - begin > options.limit:
-                say(f"limit of {options.limit:g} s: {len(left) - number + 1} groups left for the next run")
-                return
+        for number, group in within_limit(left, begin, options.limit, say):
             binaries = compiled.binaries(group)
             entries = [ranked(group, batch, binaries) for batch in group.batches]
             run = provenance(group.kernel, "compiled", options)

@@ -33,17 +33,7 @@ def write(folder: Path, entries, device_key="h200", kernel=KERNEL, schema=store.
     return path
 
 
-@pytest.fixture(autouse=True)
-def fresh_caches():
-    """Nothing read before a test, and nothing of it afterwards."""
-    from helion_sinkhorn.kernels import launch
-
-    caches = (device.current, store.read, lookup.lookup, launch.choose)
-    for cache in caches:
-        cache.cache_clear()
-    yield
-    for cache in caches:
-        cache.cache_clear()
+pytestmark = pytest.mark.usefixtures("fresh_caches")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 
 from helion_sinkhorn import tune as tuner
 from helion_sinkhorn.__main__ import main
-from helion_sinkhorn.configs import device, lookup, store, writer
+from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.kernels import KERNELS, Call, Choice, bodies, candidates, launch
 from helion_sinkhorn.kernels.fingerprint import fingerprint
@@ -23,18 +23,7 @@ WORKLOAD = WORKLOADS["deepseek_4x4_fp32_b128"]
 ALL = tuner.groups_of(tagged("tune"))
 
 
-@pytest.fixture(autouse=True)
-def fresh_caches():
-    caches = (device.current, store.read, lookup.lookup, launch.choose, launch.served, launch.say_untuned)
-
-    def clear():
-        launch._refused.clear()
-        for cache in caches:
-            cache.cache_clear()
-
-    clear()
-    yield
-    clear()
+pytestmark = pytest.mark.usefixtures("fresh_caches")
 
 
 class Compiled:

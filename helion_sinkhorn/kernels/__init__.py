@@ -92,6 +92,11 @@ def can_pack(call: Call, most: int) -> bool:
     return is_whole(call) and 1 < call.n * call.m <= most
 
 
+def tile(block: int, warps: int) -> Items:
+    """`block` matrices a block of `warps` warps."""
+    return ("block_sizes", (block,)), ("num_warps", warps)
+
+
 def spread_over(call: Call, device: Device, fewest: int, most: int) -> Items:
     """Block and warps for a (block, n, m) tile: one warp, `fewest` entries a thread if that fills it.
 
@@ -103,12 +108,12 @@ def spread_over(call: Call, device: Device, fewest: int, most: int) -> Items:
     while size > warps * device.warp_size * most:
         warps *= 2
     block = max(1, warps * device.warp_size * fewest // size)
-    return ("block_sizes", (min(block, warps * device.warp_size),)), ("num_warps", warps)
+    return tile(min(block, warps * device.warp_size), warps)
 
 
 def thread_per_matrix(device: Device) -> Items:
     """As many matrices in a block as threads: Triton then leaves each matrix in one thread."""
-    return ("block_sizes", (device.warp_size,)), ("num_warps", 1)
+    return tile(device.warp_size, 1)
 
 
 def forward_default(call: Call, device: Device) -> tuple[Items, Items]:
@@ -145,11 +150,6 @@ def implicit_direct_default(call: Call, device: Device) -> tuple[Items, Items]:
 
 def implicit_cg_default(call: Call, device: Device) -> tuple[Items, Items]:
     return spread_over(call, device, 16, 32), ()
-
-
-def tile(block: int, warps: int) -> Items:
-    """`block` matrices a block of `warps` warps."""
-    return ("block_sizes", (block,)), ("num_warps", warps)
 
 
 def whole_tiles(device: Device) -> tuple[Items, ...]:

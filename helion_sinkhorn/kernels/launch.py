@@ -32,11 +32,9 @@ log = logging.getLogger("helion_sinkhorn")
 VECTOR_BYTES = 16
 SCRATCH_BYTES = 64 << 20
 """History of one launch of `sinkhorn_backward_history`: it should stay in the last-level cache."""
-
-
 MOST_REPEATS = 4096
-_repeats: dict[Hashable, Callable[..., None]] = {}
-"""Launches by all that decides one but the addresses of the tensors (dispatch.repeat)."""
+_repeats: dict[Hashable, Callable[..., None] | None] = {}
+"""Launches by all that decides one but the addresses of the tensors; None where `repeat` knows none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,14 +240,12 @@ def forward(
         again(x, out)
     elif x.numel():
         ready = ready_for(False, x, n_iters, eps, form, first, choice)
-        tensors = loaded(x, ready.packed), stored(out, ready.call, ready.packed)
         try:
-            run(ready.kernel, *tensors, *ready.constants)
+            views = loaded(x, ready.packed), stored(out, ready.call, ready.packed)
+            run_and_remember(ready, views, (x, out), key)
         except Exception as refusal:
             refuse(ready.choice, refusal)
             return forward(x, n_iters, eps, form, first, out_dtype)
-        if in_place(tensors, (x, out)):
-            remember(key, repeat(ready.kernel, *tensors, *ready.constants))
     return out
 
 
@@ -271,36 +267,28 @@ def backward(
     elif x.numel():
         ready = ready_for(True, x, n_iters, eps, form, first, choice)
         try:
-            adjoint(ready, x, dy, dx, key)
+            views = loaded(x, ready.packed), loaded(dy, ready.packed), stored(dx, ready.call, ready.packed)
+            if ready.name == "sinkhorn_backward_history":
+                run_with_history(ready, *views)
+            else:
+                run_and_remember(ready, views, (x, dy, dx), key)
         except Exception as refusal:
             refuse(ready.choice, refusal)
             return backward(dy, x, n_iters, eps, form, first)
     return dx
 
 
-def adjoint(ready: Prepared, x: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, key: Hashable) -> None:
-    """The launch or launches of `backward`, remembered under `key` where one does."""
-    tensors = loaded(x, ready.packed), loaded(dy, ready.packed), stored(dx, ready.call, ready.packed)
-    if ready.name == "sinkhorn_backward_history":
-        run_with_history(ready, *tensors)
-        return
-    run(ready.kernel, *tensors, *ready.constants)
-    if in_place(tensors, (x, dy, dx)):
-        remember(key, repeat(ready.kernel, *tensors, *ready.constants))
-
-
-def in_place(views: tuple[torch.Tensor, ...], tensors: tuple[torch.Tensor, ...]) -> bool:
-    """Whether the kernel reads and writes the tensors themselves, not copies."""
-    return all(v.data_ptr() == t.data_ptr() for v, t in zip(views, tensors, strict=True))
-
-
-def remember(key: Hashable, again: Callable[..., None] | None) -> None:
-    """Keep a launch for the calls like it; a program of ever new shapes starts anew now and then."""
-    if again is None:
-        return
-    if len(_repeats) >= MOST_REPEATS:
-        _repeats.clear()
-    _repeats[key] = again
+def run_and_remember(
+    ready: Prepared, views: tuple[torch.Tensor, ...], tensors: tuple[torch.Tensor, ...], key: Hashable
+) -> None:
+    """One launch on views of the tensors; where they are no copies it is kept for the calls like it."""
+    run(ready.kernel, *views, *ready.constants)
+    in_place = all(v.data_ptr() == t.data_ptr() for v, t in zip(views, tensors, strict=True))
+    if in_place and key not in _repeats:
+        # a program of ever new shapes starts anew now and then
+        if len(_repeats) >= MOST_REPEATS:
+            _repeats.clear()
+        _repeats[key] = repeat(ready.kernel, *views, *ready.constants)
 
 
 def run_with_history(ready: Prepared, x: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor) -> None:
