@@ -16,7 +16,9 @@ import compare
 import faults
 import gate
 import pytest
+import sinkhorn_gate
 import torch
+from operators import OPERATORS, operator_of
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.kernels import KERNELS
@@ -27,8 +29,11 @@ CI = [w.name for w in tagged("ci")]
 STEPS = 1 << 17
 """Entries times iterations judged here: hundreds of 4 x 4 matrices, and a second a workload."""
 
-# At these sizes and logits the iterations have converged, or all matrices are one
-CONVERGED = {"mid_16", "mid_16_deepseek", "lane_32", "matching_64", "largest_128", "identity_like_4"}
+# At these sizes and logits the iterations or the conjugate gradients have converged, or all matrices are one
+CONVERGED = {"mid_16", "mid_16_deepseek", "lane_32", "matching_64", "largest_128", "identity_like_4"} | {
+    "implicit_8", "implicit_16", "implicit_driver_8", "implicit_uniform_16", "implicit_identity_like",
+    "implicit_64",
+}  # fmt: skip
 
 
 @functools.cache
@@ -52,11 +57,13 @@ def test_faults_are_caught(name):
 
 
 def test_every_fault_is_caught_somewhere_and_cosine_misses_most():
-    caught = {f for name in CI for f, o in opinions(name)[1].items() if not o.gate}
-    assert caught == {f.name for f in faults.FAULTS}
-    assert len(caught) >= 12
-    everything = [o for name in CI for f, o in opinions(name)[1].items() if f not in opinions(name)[2]]
-    assert sum(o.cosine for o in everything) > len(everything) / 2
+    for operator in OPERATORS.values():
+        rows = [name for name in CI if operator.takes(WORKLOADS[name])]
+        caught = {f for name in rows for f, o in opinions(name)[1].items() if not o.gate}
+        assert caught == {f.name for f in operator.faults}
+        assert len(caught) >= 12
+        everything = [o for name in rows for f, o in opinions(name)[1].items() if f not in opinions(name)[2]]
+        assert sum(o.cosine for o in everything) > len(everything) / 2
 
 
 def test_each_statistic_finds_something_the_others_do_not():
@@ -70,8 +77,9 @@ def test_each_statistic_finds_something_the_others_do_not():
 @functools.cache
 def ground(name="mhc_fp32"):
     workload = WORKLOADS[name]
-    x, dy = accuracy.inputs(workload, STEPS)
-    return workload, x, dy, gate.truths(workload, x, dy)
+    operator = operator_of(workload)
+    inputs = operator.inputs(workload, STEPS)
+    return workload, *inputs, operator.truths(workload, *inputs)
 
 
 def test_statistics_of_known_errors():
@@ -120,11 +128,11 @@ def test_inputs_of_every_position_have_a_truth():
 
 def altered(monkeypatch, change, of="P"):
     """accuracy.judge of a small workload whose results of one kind went through `change(call, x, result)`."""
-    whole = accuracy.candidates
+    operator = OPERATORS["sinkhorn"]
 
-    def broken(workload, x):
+    def broken(workload, *inputs):
         found = []
-        for candidate in whole(workload, x):
+        for candidate in operator.candidates(workload, *inputs):
             calls = iter(range(100))
 
             def run(x, dy, candidate=candidate, calls=calls):
@@ -134,7 +142,7 @@ def altered(monkeypatch, change, of="P"):
             found.append(dataclasses.replace(candidate, run=run))
         return found
 
-    monkeypatch.setattr(accuracy, "candidates", broken)
+    monkeypatch.setitem(OPERATORS, "sinkhorn", dataclasses.replace(operator, candidates=broken))
     return accuracy.judge("tail_5x3", "cpu", STEPS)
 
 
@@ -191,7 +199,7 @@ def test_kernels_are_judged_with_the_default_and_every_committed_config(monkeypa
     for name in ("sinkhorn_forward", "sinkhorn_backward"):
         (tmp_path / "h200" / f"{name}.json").write_text(json.dumps({"schema": 1, "entries": [entry]}))
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
-    found = accuracy.kernels(workload, x)
+    found = sinkhorn_gate.kernels(workload, x)
     by_kernel = {}
     for candidate in found:
         by_kernel.setdefault(candidate.kernel, []).append(candidate)
@@ -251,7 +259,7 @@ def test_the_artefact_says_what_ran_where(artefact):
     assert (record["judged"], record["batch"]) == (len(x), workload.batch)
     result = compare.served(data, "tail_5x3", "P")
     stored = compare.sample(record, result)
-    expected = accuracy.candidates(workload, x)[0].run(x, dy)
+    expected = operator_of(workload).candidates(workload, x, dy)[0].run(x, dy)
     assert torch.equal(stored, expected[: len(stored)])
     assert accuracy.digest(expected) == result["digest"]
 
@@ -349,5 +357,7 @@ def test_workflows_only_call_make_targets(name):
 
 def test_the_documented_table_names_every_row():
     text = (ROOT / "docs" / "accuracy.md").read_text()
-    for name in [*faults.GOOD, *(f.name for f in faults.FAULTS)]:
-        assert f"| {name} |" in text, f"{name} is not in docs/accuracy.md: run `make fault-tables`"
+    for key, operator in OPERATORS.items():
+        _, table, _ = re.split(f"<!-- /?faults: {key} -->", text)
+        for name in [*operator.good, *(f.name for f in operator.faults)]:
+            assert f"| {name} |" in table, f"{name} is not in docs/accuracy.md: run `make fault-tables`"

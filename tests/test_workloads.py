@@ -41,8 +41,9 @@ def test_gated_rows_are_calls_of_sinkhorn(name):
 
 def test_implicit_rows_and_no_others_ask_for_the_implicit_gradient():
     assert tagged("implicit") == [w for w in WORKLOADS.values() if w.backward == "implicit"]
-    assert all(w.options["backward"] == "implicit" and w.tags == {"implicit"} for w in tagged("implicit"))
-    assert not any("backward" in w.options for w in tagged("ci"))
+    assert all(
+        w.options["backward"] == "implicit" and w.tags <= {"ci", "implicit"} for w in tagged("implicit")
+    )
 
 
 @pytest.mark.parametrize(
