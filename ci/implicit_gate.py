@@ -102,7 +102,7 @@ def kernels(
         return launch.implicit_backward(dy, p, workload.n_iters, system, solver, workload.dtype, choice)
 
     device, _, _ = launch.device_at(launch.index_of(p))
-    call = launch.implicit_call(p, workload.n_iters)
+    call = launch.implicit_call(*p.shape[-2:], p.dtype, workload.n_iters)
     kernel = f"sinkhorn_implicit_{solver}"
     return [
         gate.Candidate(
