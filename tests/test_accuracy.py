@@ -15,6 +15,7 @@ import accuracy
 import compare
 import faults
 import gate
+import implicit_gate
 import pytest
 import sinkhorn_gate
 import torch
@@ -22,6 +23,7 @@ from operators import OPERATORS, operator_of
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.kernels import KERNELS
+from helion_sinkhorn.stationarity import solver_for
 from helion_sinkhorn.workloads import WORKLOADS, tagged
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -215,12 +217,52 @@ def test_kernels_are_judged_with_the_default_and_every_committed_config(monkeypa
         assert truth.judge(whole).passes
 
 
+@pytest.mark.parametrize("name", ["implicit_mhc", "implicit_wide_4x8", "implicit_64"])
+def test_both_solvers_are_judged_for_every_system(name):
+    """The implicit bodies, interpreted; the one that sinkhorn would take is served."""
+    workload, p, dy, truths = ground(name)
+    few = slice(0, 6)
+    pairs = [
+        (of, implicit_gate.JUDGED[of][0], solver) for of in truths for solver in implicit_gate.JUDGED[of][1]
+    ]
+    auto = "corrected", solver_for("auto", workload.n, workload.m)
+    found = [
+        c
+        for of, system, solver in pairs
+        for c in implicit_gate.kernels(workload, p[few], of, system, solver, (system, solver) == auto)
+    ]
+    assert {(c.of, c.config["system"], c.kernel.rsplit("_", 1)[1]) for c in found} == set(pairs)
+    assert [c.kernel for c in found if c.served] == [f"sinkhorn_implicit_{auto[1]}"]
+    for candidate in found:
+        truth = truths[candidate.of]
+        whole = truth.exact.clone()
+        whole[few] = candidate.run(p[few], dy[few]).double()
+        assert not torch.equal(whole, truth.exact)
+        assert truth.judge(whole).passes
+
+
+def test_systems_for_comparison_are_judged_where_they_are_meant():
+    judged = {name: set(ground(name)[3]) for name in CI if name.startswith("implicit")}
+    corrected = {"implicit dX (direct)", "implicit dX (cg)"}
+    assert all(names >= corrected for names in judged.values())
+    everything = corrected | {"implicit dX (reduced)", "implicit dX (full)"}
+    assert {name for name, found in judged.items() if found == everything} >= {
+        "implicit_mhc",
+        "implicit_masked_8",
+    }
+    # not square, far from a fixed point, too few steps
+    for name in ("implicit_wide_4x8", "implicit_sharp_4", "implicit_64"):
+        assert judged[name] == corrected
+    assert judged["implicit_driver_8"] == everything - {"implicit dX (full)"}
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["tail_5x3", "mhc_bf16"])
+@pytest.mark.parametrize("name", ["tail_5x3", "mhc_bf16", "implicit_mhc", "implicit_tail_5x3"])
 def test_kernels_pass_on_this_device(name):
     record = accuracy.judge(name, "cuda", STEPS)
     assert accuracy.failures(record) == []
-    assert [r["of"] for r in record["results"] if r["served"]] == ["P", "dX"]
+    served = ["implicit dX (direct)"] if name.startswith("implicit") else ["P", "dX"]
+    assert [r["of"] for r in record["results"] if r["served"]] == served
     assert all(r["kernel"] in KERNELS for r in record["results"])
 
 
