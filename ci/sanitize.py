@@ -19,9 +19,14 @@ from pathlib import Path
 import report
 
 TOOLS = ("memcheck", "initcheck", "racecheck")
-WORKLOADS = ("mhc_fp32", "mhc_bf16", "log_4", "tail_5x3", "wide_4x8", "masked_8", "lane_32", "matching_64")
+WORKLOADS = (
+    "mhc_fp32", "mhc_bf16", "log_4", "tail_5x3", "wide_4x8", "masked_8", "lane_32", "matching_64",
+    "implicit_mhc", "implicit_bf16", "implicit_tail_5x3", "implicit_wide_4x8", "implicit_64",
+)  # fmt: skip
 """Packed, padded and rectangular matrices, restarts, and sums between warps through shared memory."""
 BATCHES = (1, 3, 67)
+STEPS = 1 << 12
+"""Entries times iterations drawn of a workload; they are repeated to a batch."""
 FOUND = 86
 """Exit status by which compute-sanitizer says that it found something; no program here uses it."""
 
@@ -30,6 +35,7 @@ def launch() -> None:
     """Every kernel and config of WORKLOADS on a few matrices."""
     import accuracy
     import torch
+    from operators import operator_of
 
     from helion_sinkhorn import workloads
 
@@ -37,9 +43,10 @@ def launch() -> None:
     for name in WORKLOADS:
         workload = workloads.WORKLOADS[name]
         for batch in BATCHES:
-            x, dy = (t[:batch].contiguous().cuda() for t in workload.make_inputs())
-            for candidate in accuracy.kernels(workload, x):
-                candidate.run(x, dy)
+            operator = operator_of(workload)
+            inputs = [accuracy.filled(t, batch).cuda() for t in operator.inputs(workload, STEPS)]
+            for candidate in operator.candidates(workload, *inputs):
+                candidate.run(*inputs)
                 launches += 1
     torch.cuda.synchronize()
     print(f"{launches} launches")
