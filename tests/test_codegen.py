@@ -11,17 +11,8 @@ pytest.importorskip("triton")
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.kernels import KERNELS, Call, Choice
 from helion_sinkhorn.kernels.launch import backward_kernel
-from helion_sinkhorn.offline import (
-    GCN,
-    SASS,
-    Binary,
-    Job,
-    classify,
-    compile_for,
-    disassembled,
-    occupancy,
-    problems,
-)
+from helion_sinkhorn.listing import GCN, SASS, classify, disassembled
+from helion_sinkhorn.offline import Binary, Job, compile_for, occupancy, problems
 
 TARGETS = ("h200", "b200", "mi350")
 WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else os.cpu_count() or 1
