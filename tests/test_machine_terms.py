@@ -206,6 +206,14 @@ def test_what_does_not_compile_is_broken():
     assert machine_rules.broken(Binary("h200", job(), ("PTXASError: no",))) == ["PTXASError: no"]
 
 
+def test_unfused_code_is_found_in_what_compilers_make(monkeypatch):
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+    device, jobs = machine_terms.sections()["mi350"]
+    (binary,) = compile_for(device, jobs[:1])
+    assert machine_rules.broken(binary) == [f"{machine_rules.fusion.__doc__} enable_fp_fusion is off"]
+    assert not any("fma" in op for op in binary.operations)
+
+
 # ------------------------------------------------------------------------------------------ the record
 
 
