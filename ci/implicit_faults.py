@@ -5,26 +5,26 @@ Each takes (workload, P, dY) and returns the results of implicit_gate.JUDGED tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import arithmetic
 import gate
 import torch
-from arithmetic import AMD, NVIDIA, PLAIN, Arithmetic, bfloat16, keep_bits
+from arithmetic import AMD, NVIDIA, Arithmetic, bfloat16, keep_bits
 from damage import DAMAGES
 from gate import Fault
 from implicit_gate import JUDGED, results
+from implicit_solvers import Solve, conjugate_gradients, elimination, full_gradient, sum_of_weights
 
 from helion_sinkhorn import implicit, testing
-from helion_sinkhorn.stationarity import cg_steps
 from helion_sinkhorn.testing_implicit import Stationarity
 from helion_sinkhorn.workloads import Workload
 
-Solve = Callable[[Workload, str, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(workload, system, P, dY) -> dX; P is float32 with no fewer rows than columns."""
+DIRECT, CG, REDUCED, FULL = JUDGED
+CORRECTED = DIRECT, CG
 
 
-def solving(solve: Solve, *names: str, square: bool = False) -> gate.Run:
+def solving(solve: Solve, *names: str) -> gate.Run:
     """An implementation of the results named, of all without a name."""
 
     def run(w: Workload, p: torch.Tensor, dy: torch.Tensor) -> gate.Results:
@@ -40,148 +40,6 @@ def solving(solve: Solve, *names: str, square: bool = False) -> gate.Run:
     return run
 
 
-DIRECT, CG, REDUCED, FULL = JUDGED
-CORRECTED = DIRECT, CG
-
-
-def quotient(a: torch.Tensor, b: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
-    """a / b; 0 where b is 0, of a node that nothing is joined to."""
-    return torch.where(b == 0, 0.0, arithmetic.divide(a, torch.where(b == 0, 1.0, b)))
-
-
-def flow(
-    p: torch.Tensor, x: torch.Tensor, system: str, arithmetic: Arithmetic, relative: bool
-) -> torch.Tensor:
-    """P times what x is above its mean in each row, weighted by P."""
-    x = x.expand_as(p)
-    if relative:
-        x = x - x.gather(-1, p.argmax(-1, keepdim=True))
-    mean = arithmetic.dot(p, x, -1)
-    if system == "corrected":
-        mean = quotient(mean, arithmetic.sum(p, -1), arithmetic)
-    return p * (x - mean)
-
-
-def free(x: torch.Tensor, system: str) -> torch.Tensor:
-    """x less its mean, where the system is only nearly singular."""
-    return x if system == "corrected" else x - x.mean(-1, keepdim=True)
-
-
-def eliminated(
-    w: torch.Tensor, b: torch.Tensor, a: Arithmetic, pivot: Callable, partial: Callable = lambda t: t
-) -> torch.Tensor:
-    """The unknowns of the Laplacian with weights w (K, m, m), the last of them 0."""
-    w, b, scale = w.clone(), b.clone(), []
-    m = b.size(-1)
-    for k in range(m - 1):
-        below, here = slice(k + 1, m), slice(k, k + 1)
-        scale.append(pivot(w, k, a))
-        into = partial(quotient(w[:, below, here], scale[-1], a))
-        b[:, below] = partial(b[:, below] + (into * b[:, here, None]).squeeze(-1))
-        w[:, below, below] = partial(w[:, below, below] + into * w[:, here, below])
-    x = torch.zeros_like(b)
-    for k in reversed(range(m - 1)):
-        rest = a.dot(w[:, k : k + 1, k + 1 :], x[:, None, k + 1 :], -1)
-        x[:, k] = partial(quotient(b[:, k, None, None] + rest, scale[k], a).flatten())
-    return x
-
-
-def sum_of_weights(w: torch.Tensor, k: int, a: Arithmetic) -> torch.Tensor:
-    """The pivot: what is left of row k, summed; (K, 1, 1)."""
-    return a.sum(w[:, k : k + 1, k + 1 :], -1)
-
-
-def elimination(
-    a: Arithmetic = PLAIN,
-    *,
-    backwards: bool = False,
-    relative: bool = True,
-    pivot: Callable = sum_of_weights,
-    **change,
-) -> Solve:
-    """The system reduced to its columns and eliminated without subtractions."""
-
-    def solve(w: Workload, system: str, p: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-        if backwards:
-            p, dy = p.flip(-1), dy.flip(-1)
-        near = relative and system == "corrected"
-        b = free(a.sum(flow(p, dy, system, a, near), -2).squeeze(-2), system)
-        scaled = quotient(p, a.sum(p, -1), a) if system == "corrected" else p
-        weights = a.dot(scaled.unsqueeze(-1), p.unsqueeze(-2), -3).squeeze(-3)
-        if system == "reduced":
-            # what rows of 1 - P'P sum to, on the columns alike, so that they sum to zero
-            mean = (1.0 - a.dot(p, a.sum(p, -1), -2).squeeze(-2)) / p.size(-1)
-            weights = weights + mean.unsqueeze(-1) + free(mean, system).unsqueeze(-2)
-        beta = free(eliminated(weights, b, a, pivot, **change), system)
-        dx = flow(p, dy - beta.unsqueeze(-2), system, a, near)
-        return dx.flip(-1) if backwards else dx
-
-    return solve
-
-
-def conjugate_gradients(a: Arithmetic = PLAIN, steps: Callable[[int], int] = lambda k: k) -> Solve:
-    """The system on what is orthogonal to its gauge, scaled by its diagonal."""
-
-    def solve(w: Workload, system: str, p: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-        n, m = p.shape[-2:]
-        count = steps(cg_steps(system, n, m, w.n_iters))
-        if system == "full":
-            b = torch.cat((a.dot(p, dy, -1).squeeze(-1), a.dot(p, dy, -2).squeeze(-2)), -1)
-            degrees, gauge = torch.ones_like(b), torch.cat((torch.ones(n), -torch.ones(m)))
-
-            def image(x):
-                rows, columns = x[:, :n].unsqueeze(-1), x[:, n:].unsqueeze(-2)
-                return torch.cat((
-                    (rows + a.dot(p, columns, -1)).squeeze(-1), (a.dot(p, rows, -2) + columns).squeeze(-2),
-                ), -1)  # fmt: skip
-        else:
-            near = system == "corrected"
-            b = a.sum(flow(p, dy, system, a, near), -2).squeeze(-2)
-            share = quotient(p, a.sum(p, -1), a)
-            degrees = a.sum(p * (1.0 - share), -2).squeeze(-2) if near else torch.ones_like(b)
-            gauge = torch.ones(m)
-
-            def image(x):
-                x = x.unsqueeze(-2)
-                if near:
-                    return a.sum(flow(p, x, system, a, False), -2).squeeze(-2)
-                return (x - a.dot(p, a.dot(p, x, -1), -2)).squeeze(-2)
-
-        x = descended(image, b, degrees, gauge, count, a)
-        if system == "full":
-            return p * (dy - x[:, :n].unsqueeze(-1) - x[:, n:].unsqueeze(-2))
-        return flow(p, dy - x.unsqueeze(-2), system, a, near)
-
-    return solve
-
-
-def descended(image: Callable, b, degrees, gauge, steps: int, a: Arithmetic) -> torch.Tensor:
-    """`steps` steps of conjugate gradients; they end where only rounding is left."""
-    weight = degrees * gauge
-
-    def balanced(r):
-        return r - weight * quotient(
-            a.dot(r, gauge.expand_as(r), -1), a.dot(weight, gauge.expand_as(r), -1), a
-        )
-
-    def norm(r):
-        return a.dot(r, quotient(r, degrees, a), -1)
-
-    r = balanced(b)
-    x, along = torch.zeros_like(r), quotient(r, degrees, a)
-    first = left = norm(r)
-    for _ in range(steps):
-        change = image(along)
-        # 2^-44: the square of four units of roundoff
-        alpha = torch.where(left > 2.0**-44 * first, quotient(left, a.dot(along, change, -1), a), 0.0)
-        x = x + alpha * along
-        r = balanced(r - alpha * change)
-        now = norm(r)
-        along = quotient(r, degrees, a) + quotient(now, left, a) * along
-        left = now
-    return x
-
-
 def package(solver: str) -> Solve:
     """The CPU path."""
     return lambda w, system, p, dy: implicit.backward(dy, p, w.n_iters, system, solver, torch.float32)
@@ -195,30 +53,8 @@ def solved_exactly(w: Workload, p: torch.Tensor, dy: torch.Tensor) -> gate.Resul
     return found
 
 
-def baseline(w: Workload, p: torch.Tensor, dy: torch.Tensor) -> gate.Results:
-    """Each matrix by torch.linalg in float32, its gauge fixed by a border."""
-
-    def solve(w, system, p, dy):
-        n, m = p.shape[-2:]
-        r, c, s_r, s_c = sums(p, dy)
-        if system != "corrected":
-            r, c = torch.ones_like(r), torch.ones_like(c)
-        if system == "full":
-            gauge = torch.cat((torch.ones(n), -torch.ones(m)))
-            matrix, right = blocks(r, c, p), torch.cat((s_r, s_c), -1)
-        else:
-            matrix, right = reduced(r, c, p), s_c - columns(p, s_r / r)
-            gauge = torch.ones(m)
-        x = bordered(matrix, right, gauge / gauge.norm())
-        if system == "full":
-            return p * (dy - x[:, :n].unsqueeze(-1) - x[:, n:].unsqueeze(-2))
-        return gradient(p, dy, x, r)
-
-    return solving(solve)(w, p, dy)
-
-
-def sums(p: torch.Tensor, dy: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Row and column sums of P and of P dY."""
+def sums(p: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Row and column sums of P, and those of P dY."""
     return p.sum(-1), p.sum(-2), (p * dy).sum(-1), (p * dy).sum(-2)
 
 
@@ -227,20 +63,16 @@ def columns(p: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (p * y.unsqueeze(-1)).sum(-2)
 
 
-def reduced(r: torch.Tensor, c: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+def matrix_of(r: torch.Tensor, c: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """diag(c) - P' diag(1/r) P."""
     return torch.diag_embed(c) - p.mT @ (p / r.unsqueeze(-1))
 
 
-def blocks(r: torch.Tensor, c: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    top, bottom = torch.cat((torch.diag_embed(r), p), -1), torch.cat((p.mT, torch.diag_embed(c)), -1)
-    return torch.cat((top, bottom), -2)
-
-
-def bordered(matrix: torch.Tensor, right: torch.Tensor, gauge: torch.Tensor) -> torch.Tensor:
-    """The solution orthogonal to the gauge, of the equations projected likewise."""
-    along = torch.outer(gauge, gauge)
-    free = torch.eye(len(gauge), dtype=gauge.dtype) - along
-    free, along = free.to(matrix.dtype), along.to(matrix.dtype)
+def bordered(matrix: torch.Tensor, right: torch.Tensor, gauge: torch.Tensor | None = None) -> torch.Tensor:
+    """The solution orthogonal to the gauge, ones if left out, of the equations projected likewise."""
+    gauge = right.new_ones(right.size(-1)) if gauge is None else gauge
+    along = torch.outer(gauge, gauge) / len(gauge)
+    free = torch.eye(len(gauge), dtype=right.dtype) - along
     return torch.linalg.solve(free @ matrix @ free + along, right @ free)
 
 
@@ -249,13 +81,23 @@ def gradient(p: torch.Tensor, dy: torch.Tensor, beta: torch.Tensor, r: torch.Ten
     return p * (rest - ((p * rest).sum(-1) / r).unsqueeze(-1))
 
 
+def linalg(w: Workload, system: str, p: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    """Each matrix by torch.linalg, its gauge fixed by a border."""
+    r, c, s_r, s_c = sums(p, dy)
+    if system != "corrected":
+        r, c = torch.ones_like(r), torch.ones_like(c)
+    if system != "full":
+        return gradient(p, dy, bordered(matrix_of(r, c, p), s_c - columns(p, s_r / r)), r)
+    n, m = p.shape[-2:]
+    top, bottom = torch.cat((torch.diag_embed(r), p), -1), torch.cat((p.mT, torch.diag_embed(c)), -1)
+    gauge = torch.cat((torch.ones(n), -torch.ones(m)))
+    x = bordered(torch.cat((top, bottom), -2), torch.cat((s_r, s_c), -1), gauge)
+    return full_gradient(p, dy, x)
+
+
 def in_float64(solve: Callable[..., torch.Tensor], *names: str) -> gate.Run:
     """A function of (P, dY) in float64, rounded once: a fault and no rounding error."""
     return solving(lambda w, system, p, dy: solve(p.double(), dy.double()), *names)
-
-
-def ones(m: int) -> torch.Tensor:
-    return torch.ones(m, dtype=torch.float64) / m**0.5
 
 
 def gauge_not_fixed(w: Workload, system: str, p: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
@@ -263,34 +105,34 @@ def gauge_not_fixed(w: Workload, system: str, p: torch.Tensor, dy: torch.Tensor)
     p, dy = p.double(), dy.double()
     r, c, s_r, s_c = sums(p, dy)
     r, c = torch.ones_like(r), torch.ones_like(c)
-    return gradient(p, dy, torch.linalg.solve(reduced(r, c, p), s_c - columns(p, s_r)), r)
+    return gradient(p, dy, torch.linalg.solve(matrix_of(r, c, p), s_c - columns(p, s_r)), r)
 
 
 def constant_added(p, dy):
     r, c, s_r, s_c = sums(p, dy)
-    matrix = reduced(r, c, p) + 1e-4 * torch.eye(p.size(-1), dtype=p.dtype)
+    matrix = matrix_of(r, c, p) + 1e-4 * torch.eye(p.size(-1), dtype=p.dtype)
     return gradient(p, dy, torch.linalg.solve(matrix, s_c - columns(p, s_r / r)), r)
 
 
 def row_sums_of_one(p, dy):
     _, c, s_r, s_c = sums(p, dy)
     r = torch.ones_like(s_r)
-    return gradient(p, dy, bordered(reduced(r, c, p), s_c - columns(p, s_r), ones(p.size(-1))), r)
+    return gradient(p, dy, bordered(matrix_of(r, c, p), s_c - columns(p, s_r)), r)
 
 
 def transposed_system(p, dy):
     r, c, s_r, s_c = sums(p, dy)
-    return gradient(p, dy, bordered(reduced(c, r, p.mT), s_c - columns(p, s_r / r), ones(p.size(-1))), r)
+    return gradient(p, dy, bordered(matrix_of(c, r, p.mT), s_c - columns(p, s_r / r)), r)
 
 
 def without_row_part(p, dy):
     r, c, _, s_c = sums(p, dy)
-    return gradient(p, dy, bordered(reduced(r, c, p), s_c, ones(p.size(-1))), r)
+    return gradient(p, dy, bordered(matrix_of(r, c, p), s_c), r)
 
 
 def without_rows(p, dy):
     r, c, s_r, s_c = sums(p, dy)
-    beta = bordered(reduced(r, c, p), s_c - columns(p, s_r / r), ones(p.size(-1)))
+    beta = bordered(matrix_of(r, c, p), s_c - columns(p, s_r / r))
     return p * (dy - beta.unsqueeze(-2))
 
 
@@ -308,7 +150,7 @@ def exact_instead(w: Workload, p: torch.Tensor, dy: torch.Tensor) -> gate.Result
 def pivots_by_subtraction(w, system, p, dy):
     """LAPACK on the corrected system without its last unknown: diagonal less what is eliminated."""
     r, c, s_r, s_c = sums(p, dy)
-    matrix, right = reduced(r, c, p), s_c - columns(p, s_r / r)
+    matrix, right = matrix_of(r, c, p), s_c - columns(p, s_r / r)
     beta = torch.nn.functional.pad(torch.linalg.solve(matrix[:, :-1, :-1], right[:, :-1]), (0, 1))
     return gradient(p, dy, beta, r)
 
@@ -414,3 +256,4 @@ def vendor(a: Arithmetic) -> gate.Run:
 
 
 VENDORS = {name: vendor(a) for name, a in arithmetic.VENDORS.items()}
+BASELINE = solving(linalg)

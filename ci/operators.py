@@ -27,7 +27,7 @@ OPERATORS = {
         candidates=implicit_gate.candidates,
         good=implicit_faults.GOOD,
         faults=implicit_faults.FAULTS,
-        baseline=implicit_faults.baseline,
+        baseline=implicit_faults.BASELINE,
         vendors=implicit_faults.VENDORS,
     ),
 }
