@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -300,6 +301,52 @@ def test_a_part_is_exchanged_for_what_was_compiled():
     assert rest.operations["v_rcp_f32"] == {"mi350"}
     assert "rcp.approx.ftz.f32" not in rest.operations
     assert rest | terms(nvidia()) == both
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    """The script on two programs that `compiled` stands for: (arguments) -> exit status, output."""
+    programs = {"h200": ("h200", [job(), job("bfloat16")])}
+    monkeypatch.setattr(machine_terms, "FILE", tmp_path / "machine_terms.txt")
+    monkeypatch.setattr(machine_terms, "sections", lambda: programs)
+
+    def script(*arguments: str, **changes: object) -> tuple[int, str]:
+        def compiled(device, jobs, workers):
+            ptx = {"float32": PTX}
+            return [nvidia(ptx.get(j.call.dtype, NARROW_PTX), job=j, **changes) for j in jobs]
+
+        monkeypatch.setattr(machine_terms, "compile_for", compiled)
+        monkeypatch.setattr(sys, "argv", ["machine_terms.py", *arguments])
+        return machine_terms.main(), capsys.readouterr().out
+
+    script.programs = programs["h200"][1]
+    return script
+
+
+def test_the_exit_status_is_the_verdict(run):
+    status, output = run()
+    assert status == 1
+    assert "+    h200" in output
+    assert run("--write")[0] == 0
+    assert run() == (0, "h200: 2 programs in 0 s\nmachine_terms.txt says the same\n")
+    status, output = run(registers=60)
+    assert status == 1
+    assert "registers ~60" in output
+    status, output = run(occupancy=3)
+    assert status == 1
+    assert f"{machine_rules.launch.__doc__} 3 warps on a compute unit" in output
+    assert run("--write", occupancy=3)[0] == 1
+
+
+def test_writing_compiles_what_is_new_and_drops_what_is_gone(run):
+    run("--write")
+    gone = run.programs.pop(0)
+    run.programs.append(job("float16"))
+    status, output = run("--write", "--new")
+    assert (status, output) == (0, "h200: 1 programs in 0 s\n")
+    recorded = machine_terms.parsed(machine_terms.FILE.read_text())
+    assert recorded.programs.keys() == {machine_terms.key("h200", j) for j in run.programs}
+    assert machine_terms.key("h200", gone) not in recorded.programs
 
 
 # ------------------------------------------------------------------------------------ the committed file
