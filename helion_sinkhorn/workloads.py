@@ -197,7 +197,7 @@ _IMPLICIT = [
     *(
         _gate(f"implicit_{n}", n, n, "the calls above, as many as are judged", _JUDGED, (1 << 16) // (n * n),
               form="log", backward="implicit")
-        for n in (4, 8, 16)
+        for n in (4, 8, 16, 32)
     ),
     _gate("implicit_mhc", 4, 4, _MHC, _JUDGED, backward="implicit"),
     _gate("implicit_bf16", 4, 4, _MHC, _JUDGED, dtype=torch.bfloat16, backward="implicit"),
