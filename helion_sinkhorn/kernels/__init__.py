@@ -14,7 +14,7 @@ from typing import Any
 import helion
 
 from helion_sinkhorn.configs.device import Device
-from helion_sinkhorn.kernels import bodies, implicit
+from helion_sinkhorn.kernels import bodies, dot_compress, implicit
 from helion_sinkhorn.scaling import pairs_are_safe, pivot_is_safe
 
 Items = tuple[tuple[str, Any], ...]
@@ -264,6 +264,8 @@ KERNELS = {
         implicit.sinkhorn_implicit_direct, implicit_direct_default, implicit_direct_space
     ),
     "sinkhorn_implicit_cg": Kernel(implicit.sinkhorn_implicit_cg, implicit_cg_default, implicit_cg_space),
+    "dot_compress_forward": Kernel(dot_compress.dot_compress_forward, None, None),
+    "dot_compress_backward": Kernel(dot_compress.dot_compress_backward, None, None),
 }
 
 
@@ -294,4 +296,11 @@ def build(name: str, config: Items, interpret: bool = False) -> helion.Kernel:
     """
     values = {k: list(v) if isinstance(v, tuple) else v for k, v in config}
     mode = {"ref_mode": helion.RefMode.EAGER} if interpret else {}
-    return helion.kernel(KERNELS[name].body, config=helion.Config(**values), static_shapes=False, **mode)
+    # products of float32 in float32: TF32 keeps 11 bits, and AMD's newest matrix units have none
+    return helion.kernel(
+        KERNELS[name].body,
+        config=helion.Config(**values),
+        static_shapes=False,
+        dot_precision="ieee",
+        **mode,
+    )
