@@ -50,7 +50,15 @@ def fresh_caches():
     from helion_sinkhorn.configs import device, lookup, store
     from helion_sinkhorn.kernels import launch
 
-    caches = (device.current, store.read, lookup.lookup, launch.choose, launch.served, launch.say_untuned)
+    caches = (
+        device.current,
+        store.read,
+        lookup.lookup,
+        launch.choose,
+        launch.served,
+        launch.implicit_served,
+        launch.say_untuned,
+    )
 
     def clear():
         launch._refused.clear()
