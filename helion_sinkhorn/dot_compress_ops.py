@@ -46,7 +46,8 @@ def forward(x, y, z, parts, implementation):
     """(out, b); see dot_compress.dot_compress."""
     elements = _elements(x), _elements(y), None if z is None else _elements(z)
     if implementation == "reference" or x.numel() == 0:
-        out, b = eager.forward(*elements, parts)
+        with torch.autocast(x.device.type, enabled=False):
+            out, b = eager.forward(*elements, parts)
     else:
         with on_device(x):
             out, b = _launch().forward(*elements, parts)
@@ -57,7 +58,8 @@ def backward(grad, x, y, b, implementation):
     """(dx, dy, db) from the b that `forward` returned."""
     elements = _elements(grad), _elements(x), _elements(y), _elements(b, 3)
     if implementation == "reference" or x.numel() == 0:
-        dx, dy, db = eager.backward(*elements)
+        with torch.autocast(x.device.type, enabled=False):
+            dx, dy, db = eager.backward(*elements)
     else:
         with on_device(x):
             dx, dy, db = _launch().backward(*elements)

@@ -181,3 +181,84 @@ def dot_compress_backward(
                 s = product(y_rows, low.T, s, interpret)
             dy[e, rows, tile_k] = o.to(dy.dtype)
             dx[e, rows, tile_d] = s.to(dx.dtype)
+
+
+def dot_compress_forward_wide(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    z: torch.Tensor | None,
+    out: torch.Tensor,
+    b: torch.Tensor,
+    d: hl.constexpr,
+    k: hl.constexpr,
+    block_d: hl.constexpr,
+    block_k: hl.constexpr,
+    parts: hl.constexpr,
+    has_z: hl.constexpr,
+    interpret: hl.constexpr,
+) -> None:
+    """The forward where b is too large for the registers of a program: block by block, read back from memory."""
+    batch, m, _ = x.size()
+    for tile_e, tile_k in hl.tile([batch, k], block_size=[1, block_k]):
+        e = tile_e.begin
+        for tile_d in hl.tile(d, block_size=block_d):
+            acc = hl.zeros([tile_d, tile_k], dtype=torch.float32)
+            for tile_m in hl.tile(m):
+                acc = product(x[e, tile_m, tile_d].T, y[e, tile_m, tile_k], acc, interpret)
+            if has_z:
+                acc = acc + z[e, tile_d, tile_k].to(torch.float32)
+            b[e, 0, tile_d, tile_k] = acc.to(x.dtype)
+            if parts == 2:
+                b[e, 1, tile_d, tile_k] = remainder(acc, x.dtype)
+        for tile_r in hl.tile(m):
+            o = hl.zeros([tile_r, tile_k], dtype=torch.float32)
+            for tile_c in hl.tile(d, block_size=block_d):
+                x_rows = x[e, tile_r, tile_c]
+                o = product(x_rows, b[e, 0, tile_c, tile_k], o, interpret)
+                if parts == 2:
+                    o = product(x_rows, b[e, 1, tile_c, tile_k], o, interpret)
+            out[e, tile_r, tile_k] = o.to(out.dtype)
+
+
+def dot_compress_backward_wide(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    b: torch.Tensor,
+    dx: torch.Tensor,
+    dy: torch.Tensor,
+    db: torch.Tensor,
+    d: hl.constexpr,
+    k: hl.constexpr,
+    block_d: hl.constexpr,
+    block_k: hl.constexpr,
+    parts: hl.constexpr,
+    interpret: hl.constexpr,
+) -> None:
+    """The backward in the same blocks; all columns of y in one."""
+    batch, m, _ = x.size()
+    for tile_e, tile_k in hl.tile([batch, k], block_size=[1, block_k]):
+        e = tile_e.begin
+        for tile_d in hl.tile(d, block_size=block_d):
+            acc = hl.zeros([tile_d, tile_k], dtype=torch.float32)
+            for tile_m in hl.tile(m):
+                acc = product(x[e, tile_m, tile_d].T, grad[e, tile_m, tile_k], acc, interpret)
+            db[e, 0, tile_d, tile_k] = acc.to(x.dtype)
+            if parts == 2:
+                db[e, 1, tile_d, tile_k] = remainder(acc, x.dtype)
+        for tile_r in hl.tile(m):
+            y_rows, g_rows = y[e, tile_r, tile_k], grad[e, tile_r, tile_k]
+            o = hl.zeros([tile_r, tile_k], dtype=torch.float32)
+            for tile_c in hl.tile(d, block_size=block_d):
+                x_rows, high = x[e, tile_r, tile_c], db[e, 0, tile_c, tile_k]
+                o = product(x_rows, high, o, interpret)
+                s = hl.zeros([tile_r, tile_c], dtype=torch.float32)
+                s = product(g_rows, b[e, 0, tile_c, tile_k].T, s, interpret)
+                s = product(y_rows, high.T, s, interpret)
+                if parts == 2:
+                    low = db[e, 1, tile_c, tile_k]
+                    o = product(x_rows, low, o, interpret)
+                    s = product(g_rows, b[e, 1, tile_c, tile_k].T, s, interpret)
+                    s = product(y_rows, low.T, s, interpret)
+                dx[e, tile_r, tile_c] = s.to(dx.dtype)
+            dy[e, tile_r, tile_k] = o.to(dy.dtype)
