@@ -288,8 +288,9 @@ KERNELS = {
         implicit.sinkhorn_implicit_direct, implicit_direct_default, implicit_direct_space
     ),
     "sinkhorn_implicit_cg": Kernel(implicit.sinkhorn_implicit_cg, implicit_cg_default, implicit_cg_space),
-    "dot_compress_forward": Kernel(dot_compress.dot_compress_forward, None, None),
-    "dot_compress_backward": Kernel(dot_compress.dot_compress_backward, None, None),
+    "dot_compress_product": Kernel(dot_compress.dot_compress_product, None, None),
+    "dot_compress_apply": Kernel(dot_compress.dot_compress_apply, None, None),
+    "dot_compress_expand": Kernel(dot_compress.dot_compress_expand, None, None),
 }
 
 
