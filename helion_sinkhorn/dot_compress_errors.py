@@ -42,16 +42,22 @@ class Exact:
         return (self.sigma.square() + self.last.square()).sqrt()
 
 
-def rounding(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The deviation of one rounding of `exact` to a narrow dtype: half a unit in its last place, over sqrt(3)."""
+def carried(dtype: torch.dtype, parts: int) -> float:
+    """What carrying a number in `parts` of a narrow dtype makes of its rounding: the second rounds what is left."""
+    return (torch.finfo(dtype).eps / 2) ** (parts - 1)
+
+
+def rounding(exact: torch.Tensor, dtype: torch.dtype, parts: int = 1) -> torch.Tensor:
+    """The deviation of a rounding of `exact` to dtype: half a unit in its last place, over sqrt(3)."""
     if dtype in (torch.float32, torch.float64):
         return torch.zeros_like(exact)
-    unit = torch.finfo(dtype).eps / 2
-    return unit * torch.exp2(torch.frexp(exact).exponent.double() - 1) / math.sqrt(3)
+    last_place = torch.finfo(dtype).eps * torch.exp2(torch.frexp(exact).exponent.double() - 1)
+    return carried(dtype, parts) * last_place / math.sqrt(12)
 
 
-def result(value: torch.Tensor, variance: torch.Tensor, dtype: torch.dtype) -> Exact:
-    return Exact(value, variance.sqrt(), half_ulp(value, dtype), rounding(value, dtype))
+def result(value: torch.Tensor, variance: torch.Tensor, dtype: torch.dtype, parts: int = 1) -> Exact:
+    half = carried(dtype, parts) * half_ulp(value, dtype)
+    return Exact(value, variance.sqrt(), half, rounding(value, dtype, parts))
 
 
 def variance_of_sums(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -59,33 +65,40 @@ def variance_of_sums(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return CUT**2 * a.size(-1) * (a @ b)
 
 
+def sum_of_products(
+    pairs: list[tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype, parts: int = 1
+) -> Exact:
+    """a_1 b_1 + a_2 b_2 + ... of given tensors, summed in float32 and rounded to `parts` numbers of dtype."""
+    a = torch.cat([a.detach().cpu().double() for a, _ in pairs], -1)
+    b = torch.cat([b.detach().cpu().double() for _, b in pairs], -2)
+    return result(a @ b, variance_of_sums(a.square(), b.square()), dtype, parts)
+
+
 def exact(
     x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None, grad: torch.Tensor, parts: int = 1
 ) -> dict[str, Exact]:
     """{"out", "dx", "dy", "dz"} for x (B, M, D), y and grad (B, M, K), z (B, D, K) or None, on the CPU."""
     dtype = x.dtype
-    tensors = [None if t is None else t.detach().to("cpu", torch.float64) for t in (x, y, z, grad)]
-    leaves = [None if t is None else t.clone().requires_grad_() for t in tensors[:3]]
-    x, y, z, grad = tensors
+    x, y, grad = (t.detach().to("cpu", torch.float64) for t in (x, y, grad))
+    z = None if z is None else z.detach().to("cpu", torch.float64)
+    leaves = [t if t is None else t.clone().requires_grad_() for t in (x, y, z)]
     out = reference.dot_compress(*leaves)
     dx, dy = torch.autograd.grad(out, leaves[:2], grad)
-    db = x.mT @ grad
-    b = x.mT @ y if z is None else x.mT @ y + z
-
-    def carried(value: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-        rounded = rounding(value, dtype).square()
-        return sums + (rounded if parts == 1 else rounded * (torch.finfo(dtype).eps / 2) ** 2)
-
+    b, db = x.mT @ y, x.mT @ grad
     x2, y2, g2 = x.square(), y.square(), grad.square()
+    b_variance, db_variance = variance_of_sums(x2.mT, y2), variance_of_sums(x2.mT, g2)
+    if z is not None:
+        b = b + z
+        b_variance = b_variance + CUT**2 * b.square()
+    dz = result(db, db_variance, dtype)
+    b_variance = b_variance + rounding(b, dtype, parts).square()
+    db_variance = db_variance + rounding(db, dtype, parts).square()
     b2, db2 = b.square(), db.square()
-    db_sums = variance_of_sums(x2.mT, g2)
-    b_sums = variance_of_sums(x2.mT, y2) + (0 if z is None else CUT**2 * b2)
-    b_variance, db_variance = carried(b, b_sums), carried(db, db_sums)
-    dx_variance = g2 @ b_variance.mT + y2 @ db_variance.mT
     dx_sums = variance_of_sums(torch.cat([g2, y2], -1), torch.cat([b2, db2], -1).mT)
+    dx_variance = g2 @ b_variance.mT + y2 @ db_variance.mT + dx_sums
     return {
         "out": result(out.detach(), x2 @ b_variance + variance_of_sums(x2, b2), dtype),
-        "dx": result(dx, dx_variance + dx_sums, dtype),
+        "dx": result(dx, dx_variance, dtype),
         "dy": result(dy, x2 @ db_variance + variance_of_sums(x2, db2), dtype),
-        "dz": result(db, db_sums, dtype),
+        "dz": dz,
     }

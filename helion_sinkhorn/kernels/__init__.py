@@ -16,6 +16,7 @@ import helion
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Key, key_of
 from helion_sinkhorn.kernels import bodies, dot_compress, implicit
+from helion_sinkhorn.kernels import dot_compress_space as space
 from helion_sinkhorn.scaling import pairs_are_safe, pivot_is_safe
 
 Items = tuple[tuple[str, Any], ...]
@@ -288,9 +289,15 @@ KERNELS = {
         implicit.sinkhorn_implicit_direct, implicit_direct_default, implicit_direct_space
     ),
     "sinkhorn_implicit_cg": Kernel(implicit.sinkhorn_implicit_cg, implicit_cg_default, implicit_cg_space),
-    "dot_compress_product": Kernel(dot_compress.dot_compress_product, None, None),
-    "dot_compress_apply": Kernel(dot_compress.dot_compress_apply, None, None),
-    "dot_compress_expand": Kernel(dot_compress.dot_compress_expand, None, None),
+    "dot_compress_product": Kernel(
+        dot_compress.dot_compress_product, space.product_default, space.product_space, space.DotCall
+    ),
+    "dot_compress_apply": Kernel(
+        dot_compress.dot_compress_apply, space.apply_default, space.apply_space, space.DotCall
+    ),
+    "dot_compress_expand": Kernel(
+        dot_compress.dot_compress_expand, space.expand_default, space.expand_space, space.DotCall
+    ),
 }
 
 

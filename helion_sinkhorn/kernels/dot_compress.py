@@ -3,8 +3,8 @@
 x and dx (B, M, D), y, out, g and dy (B, M, K), z, b and db (B, D, K):
 
     product     b = x'y + z, db = x'g    a program sums a block of b over all rows, in their order
-    apply       out = x b, dy = x db     the rows that were read last first: they may still be in the cache
-    expand      dx = g b' + y db'
+    apply       out = x b, dy = x db     a program keeps b and takes a range of rows
+    expand      dx = g b' + y db'        the same with a block of b and db
 
 Sums are in float32.  b is rounded to the type of x; `parts` = 2 adds what that rounding left, rounded too.
 """
@@ -30,7 +30,6 @@ def dot_compress_product(
     block_d: hl.constexpr,
     block_k: hl.constexpr,
     parts: hl.constexpr,
-    has_z: hl.constexpr,
     interpret: hl.constexpr,
 ) -> None:
     """b (B, parts, D, K)."""
@@ -41,7 +40,7 @@ def dot_compress_product(
         acc = hl.zeros([tile_d, tile_k], dtype=torch.float32)
         for tile_m in hl.tile(m):
             acc = multiply(x[e, tile_m, tile_d].T, y[e, tile_m, tile_k], acc, interpret)
-        if has_z:
+        if z is not None:
             acc = acc + z[e, tile_d, tile_k].to(torch.float32)
         high = acc.to(b.dtype)
         b[e, 0, tile_d, tile_k] = high
@@ -61,7 +60,7 @@ def dot_compress_apply(
     parts: hl.constexpr,
     interpret: hl.constexpr,
 ) -> None:
-    """out, `rows` of them a program; b stays with the program where it is one block."""
+    """out, `rows` of them a program; b of several blocks is read again for every tile."""
     batch, m, _ = x.size()
     for tile_e, tile_k, tile_p in hl.tile([batch, k, m], block_size=[1, block_k, rows]):
         e = tile_e.begin
@@ -70,20 +69,19 @@ def dot_compress_apply(
             if parts == 2:
                 low = b[e, 1, :, tile_k]
         for tile_r in hl.tile(tile_p.begin, tile_p.end):
-            at = m - 1 - tile_r.index
             o = hl.zeros([tile_r, tile_k], dtype=torch.float32)
             if d <= block_d:
-                x_rows = x[e, at, :]
+                x_rows = x[e, tile_r, :]
                 o = multiply(x_rows, high, o, interpret)
                 if parts == 2:
                     o = multiply(x_rows, low, o, interpret)
             else:
                 for tile_d in hl.tile(d, block_size=block_d):
-                    x_block = x[e, at, tile_d]
+                    x_block = x[e, tile_r, tile_d]
                     o = multiply(x_block, b[e, 0, tile_d, tile_k], o, interpret)
                     if parts == 2:
                         o = multiply(x_block, b[e, 1, tile_d, tile_k], o, interpret)
-            out[e, at, tile_k] = o.to(out.dtype)
+            out[e, tile_r, tile_k] = o.to(out.dtype)
 
 
 def dot_compress_expand(
@@ -109,12 +107,11 @@ def dot_compress_expand(
         if parts == 2:
             b_low, db_low = b[e, 1, tile_d, tile_k], db[e, 1, tile_d, tile_k]
         for tile_r in hl.tile(tile_p.begin, tile_p.end):
-            at = m - 1 - tile_r.index
-            g_rows, y_rows = grad[e, at, tile_k], y[e, at, tile_k]
+            g_rows, y_rows = grad[e, tile_r, tile_k], y[e, tile_r, tile_k]
             s = hl.zeros([tile_r, tile_d], dtype=torch.float32)
             s = multiply(g_rows, b_high.T, s, interpret)
             s = multiply(y_rows, db_high.T, s, interpret)
             if parts == 2:
                 s = multiply(g_rows, b_low.T, s, interpret)
                 s = multiply(y_rows, db_low.T, s, interpret)
-            dx[e, at, tile_d] = s.to(dx.dtype)
+            dx[e, tile_r, tile_d] = s.to(dx.dtype)
