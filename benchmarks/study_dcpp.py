@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from helion_sinkhorn import dot_compress, dot_compress_errors, reference
+from helion_sinkhorn import dot_compress, testing_dot_compress, reference
 from helion_sinkhorn.workloads import WORKLOADS
 
 try:
@@ -82,7 +82,7 @@ def pairs(results: dict[str, Results]) -> str:
     return table(rows)
 
 
-def errors(results: dict[str, Results], truth: dict[str, dot_compress_errors.Exact]) -> str:
+def errors(results: dict[str, Results], truth: dict[str, testing_dot_compress.Exact]) -> str:
     """Errors against float64, and the share of the budget they take."""
     rows = []
     for who, found in results.items():
@@ -159,7 +159,7 @@ def modelled() -> dict[str, Product]:
 def on_a_cpu(seed: int) -> str:
     """Errors and mismatches of the orders and units of `modelled`, one element."""
     inputs = replace(WORKLOAD, batch=1).make_inputs(seed)
-    truth = dot_compress_errors.exact(*inputs)
+    truth = testing_dot_compress.exact(*inputs)
     x, y, _, grad = (None if t is None else t[0] for t in inputs)
     results = {}
     for name, product in modelled().items():
@@ -210,7 +210,7 @@ def differentiated(f, x, y, grad) -> Results:
 def on_a_gpu(seed: int) -> str:
     """Errors and mismatches of eager PyTorch, Inductor and the kernels; x'y in order and split, bit for bit."""
     inputs = replace(WORKLOAD, batch=GPU_BATCH).make_inputs(seed)
-    truth = dot_compress_errors.exact(*(None if t is None else t[:4] for t in inputs))
+    truth = testing_dot_compress.exact(*(None if t is None else t[:4] for t in inputs))
     x, y, _, grad = (None if t is None else t.cuda() for t in inputs)
     callers = {
         "eager": reference.dot_compress,

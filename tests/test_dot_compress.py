@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from helion_sinkhorn import dot_compress, dot_compress_errors, reference
+from helion_sinkhorn import dot_compress, testing_dot_compress, reference
 from helion_sinkhorn.testing import worst
 
 FORWARD = torch.ops.helion_sinkhorn.dot_compress.default
@@ -36,7 +36,7 @@ def results(x, y, z, grad, f=dot_compress, **options):
 
 def worst_errors(found, x, y, z, grad, parts=1):
     """The largest error of each result in units of its budget."""
-    truth = dot_compress_errors.exact(x, y, z, grad, parts)
+    truth = testing_dot_compress.exact(x, y, z, grad, parts)
     return {name: worst(t, truth[name].value, truth[name].budget) for name, t in found.items()}
 
 
@@ -67,7 +67,7 @@ def test_gradients_by_finite_differences():
 def test_precise_intermediate_leaves_only_the_last_rounding(dtype):
     given = inputs(2, 600, 64, 16, dtype=dtype)
     plain, precise = (results(*given, precise_intermediate=p) for p in (False, True))
-    truth = dot_compress_errors.exact(*given, parts=2)
+    truth = testing_dot_compress.exact(*given, parts=2)
     assert max(worst_errors(precise, *given, parts=2).values()) <= 1
     for name in ("out", "dx", "dy"):
         errors = [(r[name].double() - truth[name].value).square().mean().sqrt() for r in (plain, precise)]

@@ -8,7 +8,7 @@ from autograd_calls import randn
 
 pytest.importorskip("helion", reason="helion is not installed")
 
-from helion_sinkhorn import dot_compress_errors
+from helion_sinkhorn import testing_dot_compress
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.kernels import candidates, dot_compress_launch, launch
 from helion_sinkhorn.kernels.dot_compress_space import DotCall
@@ -24,7 +24,7 @@ def errors(batch, m, d, k, dtype, parts, has_z):
     z = z if has_z else None
     out, b = dot_compress_launch.forward(x, y, z, parts)
     dx, dy, db = dot_compress_launch.backward(grad, x, y, b)
-    truth = dot_compress_errors.exact(x, y, z, grad, parts)
+    truth = testing_dot_compress.exact(x, y, z, grad, parts)
     found = {"out": out, "dx": dx, "dy": dy, "dz": db[:, 0]}
     return {name: worst(t, truth[name].value, truth[name].budget) for name, t in found.items()}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from autograd_calls import assert_equal, randn
 
-from helion_sinkhorn import dot_compress, dot_compress_errors
+from helion_sinkhorn import dot_compress, testing_dot_compress
 from helion_sinkhorn.testing import worst
 
 pytestmark = pytest.mark.gpu
@@ -30,7 +30,7 @@ def results(x, y, z, grad, f=dot_compress, **options):
 
 
 def check(given, parts=1, **options):
-    truth = dot_compress_errors.exact(*given, parts)
+    truth = testing_dot_compress.exact(*given, parts)
     found = dict(zip(truth, results(*given, **options), strict=False))
     errors = {name: worst(t, truth[name].value, truth[name].budget) for name, t in found.items()}
     assert max(errors.values()) <= 1, errors
@@ -58,7 +58,7 @@ def test_sizes_and_types(shape, dtype, has_z):
 def test_precise_intermediate(dtype):
     given = inputs(2, 600, 256, 64, dtype)
     check(given, 2, precise_intermediate=True)
-    truth = dot_compress_errors.exact(*given, 2)["out"]
+    truth = testing_dot_compress.exact(*given, 2)["out"]
     plain, precise = (results(*given, precise_intermediate=p)[0].double().cpu() for p in (False, True))
     errors = [(out - truth.value).square().mean().sqrt() for out in (plain, precise)]
     last = truth.last.square().mean().sqrt()

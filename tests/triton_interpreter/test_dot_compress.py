@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helion_sinkhorn import dot_compress_errors
+from helion_sinkhorn import testing_dot_compress
 from helion_sinkhorn.kernels import Choice, launch
 from helion_sinkhorn.kernels import dot_compress_launch as dot
 from helion_sinkhorn.testing import worst
@@ -45,6 +45,6 @@ def test_value_and_gradients(batch, m, d, k, has_z, dtype, parts):
     z = z if has_z else None
     out, b = dot.forward(x, y, z, parts)
     dx, dy, db = dot.backward(grad, x, y, b)
-    truth = dot_compress_errors.exact(x, y, z, grad, parts)
+    truth = testing_dot_compress.exact(x, y, z, grad, parts)
     for name, t in {"out": out, "dx": dx, "dy": dy, "dz": db[:, 0]}.items():
         assert worst(t, truth[name].value, truth[name].budget) <= 1, name
