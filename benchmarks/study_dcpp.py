@@ -1,4 +1,4 @@
-"""What the accuracy complaint about dot compress measures: errors against float64 and mismatches of all pairs.
+"""What the accuracy complaint about dot compress measures: errors against float64, mismatches of all pairs.
 
     make study-dcpp                      the part that needs no GPU: matrix units modelled bit by bit (mmasim)
     make study-dcpp ARGS="--gpu"         the part measured on the GPU at hand
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from helion_sinkhorn import dot_compress, testing_dot_compress, reference
+from helion_sinkhorn import dot_compress, reference, testing_dot_compress
 from helion_sinkhorn.workloads import WORKLOADS
 
 try:
@@ -208,7 +208,7 @@ def differentiated(f, x, y, grad) -> Results:
 
 
 def on_a_gpu(seed: int) -> str:
-    """Errors and mismatches of eager PyTorch, Inductor and the kernels; x'y in order and split, bit for bit."""
+    """Errors and mismatches of eager PyTorch, Inductor and the kernels; x'y in order and split, bitwise."""
     inputs = replace(WORKLOAD, batch=GPU_BATCH).make_inputs(seed)
     truth = testing_dot_compress.exact(*(None if t is None else t[:4] for t in inputs))
     x, y, _, grad = (None if t is None else t.cuda() for t in inputs)

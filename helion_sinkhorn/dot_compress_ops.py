@@ -92,7 +92,11 @@ def _gradient(ctx, grad, _):
     if grad is None:
         return (None,) * 5
     x, y, b = ctx.saved_tensors
-    run = DotCompressBackward.apply if differentiates(grad, x, y) else torch.ops.helion_sinkhorn.dot_compress_backward
+    run = (
+        DotCompressBackward.apply
+        if differentiates(grad, x, y)
+        else torch.ops.helion_sinkhorn.dot_compress_backward
+    )
     dx, dy, db = run(grad, x, y, b, ctx.implementation)
     return dx, dy, db.select(-3, 0) if ctx.has_z else None, None, None
 

@@ -43,7 +43,7 @@ class Exact:
 
 
 def carried(dtype: torch.dtype, parts: int) -> float:
-    """What carrying a number in `parts` of a narrow dtype makes of its rounding: the second rounds what is left."""
+    """By how much a second part of a narrow dtype, which rounds what is left, shrinks the error of one."""
     return (torch.finfo(dtype).eps / 2) ** (parts - 1)
 
 

@@ -106,6 +106,16 @@ class Workload:
     backward: str = "exact"
 
     @property
+    def shape(self) -> dict[str, int]:
+        """Of a matrix."""
+        return {"n": self.n, "m": self.m}
+
+    @property
+    def entries(self) -> int:
+        """Of a matrix."""
+        return self.n * self.m
+
+    @property
     def arguments(self) -> tuple[int, float, str, str]:
         """(n_iters, eps, form, first), as the operators take them."""
         return self.n_iters, self.eps, self.form, self.first
@@ -238,6 +248,21 @@ class DotWorkload:
     grad_scale: float = 1.0
 
     @property
+    def shape(self) -> dict[str, int]:
+        """Of an element."""
+        return {"m": self.m, "d": self.d, "k": self.k}
+
+    @property
+    def entries(self) -> int:
+        """Of x and y of an element."""
+        return self.m * (self.d + self.k)
+
+    @property
+    def options(self) -> dict[str, object]:
+        """The keywords of `dot_compress`, and whether z is given."""
+        return {"z": self.has_z, "precise_intermediate": self.precise}
+
+    @property
     def parts(self) -> int:
         """Numbers that carry an entry of the intermediate."""
         return 2 if self.precise and self.dtype != torch.float32 else 1
@@ -267,12 +292,12 @@ _DOT = [
     ),
     _dot("dcpp_precise", 1152, 3219, 256, 64, "tune", _DCPP, precise=True),
     _dot("dcpp_fp32", 128, 3219, 256, 64, "tune", _DCPP, dtype=torch.float32),
-    _dot("reported", 2, 3219, 256, 64, "ci", _DCPP, grad_scale=0.1),
-    _dot("precise", 2, 3219, 256, 64, "ci", _DCPP, precise=True),
+    _dot("reported", 5, 3219, 256, 64, "ci", _DCPP, grad_scale=0.1),
+    _dot("precise", 5, 3219, 256, 64, "ci", _DCPP, precise=True),
     _dot("fp16", 2, 1000, 128, 64, "ci", "half precision, z given", dtype=torch.float16, has_z=True),
     _dot("fp32", 2, 1000, 64, 32, "ci", "single precision, z given", dtype=torch.float32, has_z=True),
     _dot("tail", 5, 129, 48, 5, "ci", "padded in every axis, z given", has_z=True),
-    _dot("wide", 1, 300, 1000, 64, "ci", "several blocks of x"),
+    _dot("wide", 2, 300, 1000, 64, "ci", "several blocks of x"),
 ]
 
 WORKLOADS: dict[str, Workload | DotWorkload] = {w.name: w for w in (*_TUNED, *_GATED, *_IMPLICIT, *_DOT)}

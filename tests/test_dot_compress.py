@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from helion_sinkhorn import dot_compress, testing_dot_compress, reference
+from helion_sinkhorn import dot_compress, reference, testing_dot_compress
 from helion_sinkhorn.testing import worst
 
 FORWARD = torch.ops.helion_sinkhorn.dot_compress.default
@@ -42,7 +42,9 @@ def worst_errors(found, x, y, z, grad, parts=1):
 
 @pytest.mark.parametrize("has_z", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, *NARROW])
-@pytest.mark.parametrize("shape", [(2, 37, 20, 5), (1, 300, 64, 16), (3, 1, 7, 1), (2, 129, 256, 64)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(2, 37, 20, 5), (1, 300, 64, 16), (3, 1, 7, 1), (2, 129, 256, 64)], ids=str
+)
 def test_value_and_gradients_within_the_budget(shape, dtype, has_z):
     given = inputs(*shape, has_z, dtype)
     found = results(*given)
@@ -244,7 +246,9 @@ def test_second_derivatives_and_forward_mode_say_what_to_do():
     x, y, z, grad = inputs(2, 5, 4, 2)
     x.requires_grad_()
     (dx,) = torch.autograd.grad(dot_compress(x, y, z), x, grad, create_graph=True)
-    with pytest.raises(NotImplementedError, match=r"no second derivative.*helion_sinkhorn\.reference\.dot_compress"):
+    with pytest.raises(
+        NotImplementedError, match=r"no second derivative.*helion_sinkhorn\.reference\.dot_compress"
+    ):
         dx.sum().backward()
     with pytest.raises(NotImplementedError, match=r"no forward-mode derivative.*reference\.dot_compress"):
         torch.func.jvp(lambda t: dot_compress(t, y, z), (x.detach(),), (x.detach(),))
@@ -254,17 +258,17 @@ F32 = torch.zeros(2, 3, 4)
 REFUSED = {
     "x is a list": (([1.0], F32), {}, TypeError, "x is a list; pass a torch.Tensor"),
     "x is int64": ((F32.long(), F32), {}, TypeError, "x has dtype torch.int64; accepted are torch.float32"),
-    "dtypes differ": ((F32, F32.bfloat16()), {}, TypeError, "y has dtype torch.bfloat16, x torch.float32; convert"),
+    "dtypes differ": ((F32, F32.bfloat16()), {}, TypeError, "y has dtype torch.bfloat16, x torch.float32"),
     "sparse": ((F32.to_sparse(), F32), {}, TypeError, r"x has layout .*to_dense"),
     "a vector": ((F32[0, 0], F32), {}, ValueError, "x has shape .*two dimensions"),
     "no columns": ((F32[..., :0], F32), {}, ValueError, "at least one column"),
     "other rows": ((F32, F32[:, :2]), {}, ValueError, r"y has shape \(2, 2, 4\).*same M"),
     "other batch": ((F32, F32[:1]), {}, ValueError, "leading dimensions"),
-    "z transposed": ((F32, F32[..., :2], torch.zeros(2, 2, 4)), {}, ValueError, r"pass \(\.\.\., D, K\), \(2, 4, 2\)"),
+    "z transposed": ((F32, F32[..., :2], torch.zeros(2, 2, 4)), {}, ValueError, r"D, K\), \(2, 4, 2\)"),
     "meta": ((F32, F32.to("meta")), {}, ValueError, "y is on meta, x on cpu"),
     "precise": ((F32, F32), {"precise_intermediate": 1}, TypeError, "pass True or False"),
     "implementation": ((F32, F32), {"implementation": "cuda"}, ValueError, "use one of 'auto'"),
-    "helion on a CPU": ((F32, F32), {"implementation": "helion"}, NotImplementedError, "x is on cpu; use implementation='auto'"),
+    "helion on a CPU": ((F32, F32), {"implementation": "helion"}, NotImplementedError, "x is on cpu; use"),
 }  # fmt: skip
 
 

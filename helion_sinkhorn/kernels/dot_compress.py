@@ -1,4 +1,4 @@
-"""The Helion bodies of dot compress, out = x (x'y + z), and of its gradients: three products, bound by memory.
+"""The Helion bodies of dot compress, out = x (x'y + z), and its gradients: three products, bound by memory.
 
 x and dx (B, M, D), y, out, g and dy (B, M, K), z, b and db (B, D, K):
 

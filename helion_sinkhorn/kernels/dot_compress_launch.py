@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 
@@ -12,6 +13,16 @@ from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.kernels import Choice, build, launch
 from helion_sinkhorn.kernels.dot_compress_space import DotCall, padded
 from helion_sinkhorn.workloads import DotWorkload, tagged
+
+Choices = Mapping[str, Choice]
+NO_CHOICES: Choices = MappingProxyType({})
+COMPUTES = {
+    "dot_compress_product": ("out", "dz"),
+    "dot_compress_apply": ("out", "dy"),
+    "dot_compress_expand": ("dx",),
+}
+"""The results in which an error of a kernel shows."""
+
 
 def call_of(x: torch.Tensor, y: torch.Tensor, parts: int) -> DotCall:
     """What the configs for x (B, M, D) and y (B, M, K) are chosen for."""
@@ -76,26 +87,29 @@ def expand(
 
 
 def forward(
-    x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None, parts: int
+    x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None, parts: int, choices: Choices = NO_CHOICES
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, b) for x (B, M, D), y (B, M, K), z (B, D, K); b is (B, parts, D, K)."""
+    """(out, b) for x (B, M, D), y (B, M, K), z (B, D, K); b is (B, parts, D, K).
+
+    choices: by the name of the kernel, where the caller has one of its own.
+    """
     x, y = launch.matrices(x), launch.matrices(y)
     z = None if z is None else launch.matrices(z)
     out = torch.empty_like(y, memory_format=torch.contiguous_format)
     b = torch.empty((x.size(0), parts, x.size(2), y.size(2)), dtype=x.dtype, device=x.device)
-    product(x, y, z, b)
-    apply(x, b, out)
+    product(x, y, z, b, choices.get("dot_compress_product"))
+    apply(x, b, out, choices.get("dot_compress_apply"))
     return out, b
 
 
 def backward(
-    grad: torch.Tensor, x: torch.Tensor, y: torch.Tensor, b: torch.Tensor
+    grad: torch.Tensor, x: torch.Tensor, y: torch.Tensor, b: torch.Tensor, choices: Choices = NO_CHOICES
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dx, dy, db); db is like b (B, parts, D, K)."""
     grad, x, y, b = launch.matrices(grad), launch.matrices(x), launch.matrices(y), b.contiguous()
     dx, dy = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, y))
     db = torch.empty_like(b)
-    product(x, grad, None, db)
-    apply(x, db, dy)
-    expand(grad, y, b, db, dx)
+    product(x, grad, None, db, choices.get("dot_compress_product"))
+    apply(x, db, dy, choices.get("dot_compress_apply"))
+    expand(grad, y, b, db, dx, choices.get("dot_compress_expand"))
     return dx, dy, db

@@ -63,27 +63,35 @@ def block_of(call: DotCall, entries: int) -> int:
 def product_default(call: DotCall, device: Device) -> tuple[Items, Items]:
     if not call.is_narrow:
         return config(32, 8, 2), (("block_d", block_of(call, 1 << 12)),)
-    return config(64, 8, 3 if device.vendor == "nvidia" else 2), (("block_d", block_of(call, 1 << 14)),)
+    return config(64, 4, in_flight(device)), (("block_d", block_of(call, 1 << 14)),)
 
 
 def apply_default(call: DotCall, device: Device) -> tuple[Items, Items]:
     if not call.is_narrow:
         return config(32, 8, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 512))
-    whole = block_of(call, (1 << 14) // call.parts)
+    whole = block_of(call, 1 << 14)
     if whole < call.d:
         # b is read again for each block and tile: less of both in flight
         return config(64, 8, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 1024))
-    return config(64, 4, 2), (("block_d", whole), ("rows", 1024))
+    return config(32, 4, in_flight(device)), (("block_d", whole), ("rows", 2048))
 
 
 def expand_default(call: DotCall, device: Device) -> tuple[Items, Items]:
     if not call.is_narrow:
-        return config(16, 8, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 512))
-    return config(64, 4, 2), (("block_d", block_of(call, (1 << 12) // call.parts)), ("rows", 512))
+        return config(16, 8, 1), (("block_d", block_of(call, 1 << 11)), ("rows", 512))
+    return config(64, 4, in_flight(device)), (
+        ("block_d", block_of(call, (1 << 13) // call.parts)),
+        ("rows", 2048),
+    )
+
+
+def in_flight(device: Device) -> int:
+    """Steps under way at a time: three blocks of four warps then share an H200's unit; AMD has less LDS."""
+    return 3 if device.vendor == "nvidia" else 2
 
 
 def matrix_units(device: Device) -> tuple[Items, ...]:
-    """AMD's choices: the shape of the matrix instruction (0 is the compiler's), waves to leave registers for."""
+    """AMD's choices: the shape of the matrix instruction, and waves to leave registers for."""
     if device.vendor != "amd":
         return ((),)
     shapes = 16, 32
@@ -101,25 +109,33 @@ def blocks(call: DotCall, extents: Iterable[int]) -> tuple[int, ...]:
 
 def product_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
     if not call.is_narrow:
-        return ({"config": configs(device, (16, 8, 1), (32, 8, 1), (32, 8, 2), (32, 4, 2)),
-                 "block_d": blocks(call, (32, 64))},)  # fmt: skip
+        few = (16, 8, 1), (32, 8, 1), (32, 8, 2), (32, 4, 2)
+        return ({"config": configs(device, *few), "block_d": blocks(call, (32, 64))},)
     return (
-        {"config": configs(device, (64, 4, 2), (64, 4, 3), (64, 8, 3), (128, 8, 2)), "block_d": blocks(call, (256,))},
-        {"config": configs(device, (64, 4, 3), (64, 4, 4), (128, 4, 3)), "block_d": blocks(call, (32, 64, 128))},
-    )  # fmt: skip
+        {"config": configs(device, (32, 4, 3), (64, 4, 2), (64, 4, 3)), "block_d": blocks(call, (256,))},
+        {"config": configs(device, (64, 4, 3), (64, 4, 4)), "block_d": blocks(call, (32, 64, 128))},
+    )
 
 
 def apply_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
     if not call.is_narrow:
-        return ({"config": configs(device, (16, 8, 1), (32, 8, 1), (32, 8, 2)), "block_d": blocks(call, (64,)),
-                 "rows": (512,)},)  # fmt: skip
-    choices = (64, 4, 1), (64, 4, 2), (64, 4, 3), (128, 8, 1), (128, 8, 2)
-    return ({"config": configs(device, *choices), "block_d": blocks(call, (256,)), "rows": (256, 512, 1024)},)
+        few = (16, 8, 1), (32, 8, 1), (32, 8, 2)
+        return ({"config": configs(device, *few), "block_d": blocks(call, (64,)), "rows": (512,)},)
+    few = (32, 4, 3), (64, 4, 2), (64, 8, 2)
+    return (
+        {"config": configs(device, *few), "block_d": blocks(call, (256,)), "rows": (256, 512, 1024, 2048)},
+    )
 
 
 def expand_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
     if not call.is_narrow:
-        return ({"config": configs(device, (16, 8, 1), (32, 8, 1), (32, 8, 2)), "block_d": blocks(call, (64,)),
-                 "rows": (512,)},)  # fmt: skip
-    choices = (64, 4, 1), (64, 4, 2), (128, 8, 1), (128, 8, 2)
-    return ({"config": configs(device, *choices), "block_d": blocks(call, (64, 128, 256)), "rows": (256, 512)},)
+        few = (16, 8, 1), (32, 8, 1)
+        return ({"config": configs(device, *few), "block_d": blocks(call, (32, 64)), "rows": (512,)},)
+    few = (64, 4, 1), (64, 4, 3)
+    return (
+        {
+            "config": configs(device, *few),
+            "block_d": blocks(call, (64, 128)),
+            "rows": (512, 1024, 2048, 4096),
+        },
+    )
