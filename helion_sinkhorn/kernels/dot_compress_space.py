@@ -119,7 +119,7 @@ def product_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
 
 def apply_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
     if not call.is_narrow:
-        few = (16, 8, 1), (32, 8, 1), (32, 8, 2)
+        few = (16, 8, 1), (32, 8, 1), (32, 8, 2), (32, 4, 1)
         return ({"config": configs(device, *few), "block_d": blocks(call, (64,)), "rows": (512,)},)
     few = (32, 4, 3), (64, 4, 2), (64, 8, 2)
     return (
@@ -136,6 +136,6 @@ def expand_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
         {
             "config": configs(device, *few),
             "block_d": blocks(call, (64, 128)),
-            "rows": (512, 1024, 2048, 4096),
+            "rows": (512, 2048, 4096),
         },
     )
