@@ -1,4 +1,4 @@
-"""The specification: Sinkhorn-Knopp written as its equations, in eager PyTorch, for any float dtype.
+"""The specification: each operator written as its equations, in eager PyTorch, for any float dtype.
 
 Slow and differentiable by autograd.  Tests, benchmarks and the accuracy gate run it in
 float64; nothing in the package computes with it.
@@ -47,3 +47,17 @@ def sinkhorn(
         p = p / (p.sum(lead, keepdim=True) + eps)
         p = p / (p.sum(trail, keepdim=True) + eps)
     return p
+
+
+def dot_compress(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
+    """Compress M embeddings to K by their own products: out = x (x'y + z).
+
+    Args:
+        x: (..., M, D), any floating dtype; all arithmetic is in that dtype.
+        y: (..., M, K).
+        z: (..., D, K); 0 if left out.
+
+    Source: pytorch/helion#1661.
+    """
+    b = x.mT @ y
+    return x @ (b if z is None else b + z)

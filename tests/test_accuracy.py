@@ -27,7 +27,7 @@ from helion_sinkhorn.stationarity import solver_for
 from helion_sinkhorn.workloads import WORKLOADS, tagged
 
 ROOT = Path(__file__).resolve().parents[1]
-CI = [w.name for w in tagged("ci")]
+CI = [w.name for w in tagged("ci", object)]
 STEPS = 1 << 17
 """Entries times iterations judged here: hundreds of 4 x 4 matrices, and a second a workload."""
 

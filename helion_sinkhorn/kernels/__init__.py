@@ -15,7 +15,8 @@ import helion
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Key, key_of
-from helion_sinkhorn.kernels import bodies, implicit
+from helion_sinkhorn.kernels import bodies, dot_compress, implicit
+from helion_sinkhorn.kernels import dot_compress_space as space
 from helion_sinkhorn.scaling import pairs_are_safe, pivot_is_safe
 
 Items = tuple[tuple[str, Any], ...]
@@ -288,6 +289,15 @@ KERNELS = {
         implicit.sinkhorn_implicit_direct, implicit_direct_default, implicit_direct_space
     ),
     "sinkhorn_implicit_cg": Kernel(implicit.sinkhorn_implicit_cg, implicit_cg_default, implicit_cg_space),
+    "dot_compress_product": Kernel(
+        dot_compress.dot_compress_product, space.product_default, space.product_space, space.DotCall
+    ),
+    "dot_compress_apply": Kernel(
+        dot_compress.dot_compress_apply, space.apply_default, space.apply_space, space.DotCall
+    ),
+    "dot_compress_expand": Kernel(
+        dot_compress.dot_compress_expand, space.expand_default, space.expand_space, space.DotCall
+    ),
 }
 
 
@@ -318,4 +328,11 @@ def build(name: str, config: Items, interpret: bool = False) -> helion.Kernel:
     """
     values = {k: list(v) if isinstance(v, tuple) else v for k, v in config}
     mode = {"ref_mode": helion.RefMode.EAGER} if interpret else {}
-    return helion.kernel(KERNELS[name].body, config=helion.Config(**values), static_shapes=False, **mode)
+    # products of float32 in float32: TF32 keeps 11 bits, and AMD's newest matrix units have none
+    return helion.kernel(
+        KERNELS[name].body,
+        config=helion.Config(**values),
+        static_shapes=False,
+        dot_precision="ieee",
+        **mode,
+    )
