@@ -1,4 +1,4 @@
-"""Recurrent linear attention on a GPU: the operator beside flash-linear-attention, and a search of its walks."""
+"""Recurrent linear attention on a GPU: the operator beside its peers, and a search of its walks."""
 
 from __future__ import annotations
 
