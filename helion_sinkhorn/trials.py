@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from helion_sinkhorn import testing_linear_attention
 from helion_sinkhorn.kernels import TUNED_EPS, Call, Choice, launch, linear_attention_launch
-from helion_sinkhorn.kernels.linear_attention import WalkCall
+from helion_sinkhorn.kernels.linear_attention import ROLES, WalkCall
 from helion_sinkhorn.testing import Case, worst
 from helion_sinkhorn.testing_implicit import Stationarity
-from helion_sinkhorn.workloads import Workload, make_cotangents, make_logits
+from helion_sinkhorn.workloads import AttentionWorkload, Workload, make_cotangents, make_logits
 
 Tensors = tuple[torch.Tensor, ...]
 Programs = Iterator[tuple[str, Any]]
@@ -132,19 +133,31 @@ def implicit_error(call: Call, choice: Choice, device: str) -> float:
 
 # ------------------------------------------------------------------------- recurrent linear attention
 
+JUDGED_STEPS = 37
+"""Some blocks of steps and a rest."""
 STEPS = 1024
 """Of a timed walk: its time is proportional to them from some hundred on."""
 HEADS = 16
 
 
-def walk_operands(call: WalkCall, batch: int, device: str, steps: int = STEPS) -> Tensors:
+@programs.register
+def _(workload: AttentionWorkload) -> Programs:
+    gates = " ".join(name for name in ("g", "g_gamma", "gk", "gv") if name in workload.gates.split())
+    for result in ROLES:
+        yield (
+            "linear_attention_walk",
+            WalkCall(result, str(workload.dtype)[6:], workload.dk, workload.dv, gates),
+        )
+
+
+def walk_operands(call: WalkCall, batch: int, device: str) -> Tensors:
     """q, k, v, do, what a walk before this one left (float32), and the gates, each at most 0."""
     heads = min(batch, HEADS)
-    dk, dv = ((-(-batch // heads), steps, heads, d) for d in (call.dk, call.dv))
+    dk, dv = ((-(-batch // heads), STEPS, heads, d) for d in (call.dk, call.dv))
     shapes = {"g": dk[:3], "g_gamma": dk[2:3], "gk": dk, "gv": dv}
     *vectors, dual = noise(device, call.dtype, dk, dk, dv, dv, dk if call.result == "dk" else dv)
     gates = noise(device, call.dtype, *[shapes[name] for name in call.gates.split()])
-    return *vectors, dual.float(), *[-0.1 * gate.abs() for gate in gates]
+    return *vectors, dual.float(), *[gate.abs() / -8 for gate in gates]
 
 
 def run_walk(
@@ -156,7 +169,7 @@ def run_walk(
     do: torch.Tensor,
     dual: torch.Tensor,
     *gates: torch.Tensor,
-) -> torch.Tensor:
+) -> torch.Tensor | Tensors:
     named = dict(zip(call.gates.split(), gates, strict=True))
     given = [named.get(name) for name in ("g", "g_gamma", "gk", "gv")]
     p = linear_attention_launch.Problem.of(q, k, v, *given, call.dk**-0.5, False, None)
@@ -165,14 +178,28 @@ def run_walk(
     if call.result == "dq":
         return linear_attention_launch.walk_dq(p, do, None, None, choice)
     if call.result == "dk":
-        return linear_attention_launch.walk_dk(p, do, None, dual, None, choice)[0]
-    return linear_attention_launch.walk_dv(
-        p, do, None, None, dual if p.gv is not None else None, None, choice
-    )[0]
+        found = linear_attention_launch.walk_dk(p, do, None, dual, None, choice)
+    else:
+        o = None if p.gv is None else dual
+        found = linear_attention_launch.walk_dv(p, do, None, None, o, None, choice)
+    return tuple(x for x in found if x is not None)
 
 
 def walk_error(call: WalkCall, choice: Choice, device: str) -> float:
-    raise NotImplementedError
+    """A walk by itself, behind the exact result of the one before."""
+    workload = AttentionWorkload(
+        "", 1, JUDGED_STEPS, 2, call.dk, call.dv, frozenset(), "", call.gates, getattr(torch, call.dtype)
+    )
+    exact = testing_linear_attention.truth(workload)
+    dual = exact["dq" if call.result == "dk" else "o"].float()
+    tensors, do, _ = workload.make_inputs()
+    operands = tensors["q"], tensors["k"], tensors["v"], do, dual, *[tensors[g] for g in call.gates.split()]
+    found = run_walk(call, choice, *[x.to(device) for x in operands])
+    names = {"dk": ("dk", "dgk" if "gk" in call.gates else "dg", "dg"), "dv": ("dv", "dgv")}
+    results = found if isinstance(found, tuple) else (found,)
+    named = dict(zip(names.get(call.result, (call.result,)), results, strict=False))
+    judged = {name: x.view(exact[name].shape) for name, x in named.items() if name in exact}
+    return max(testing_linear_attention.judge(workload, judged).values())
 
 
 TRIALS = {

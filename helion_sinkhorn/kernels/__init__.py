@@ -295,27 +295,22 @@ def walk_tile(call: WalkCall, device: Device, rk: int, rv: int, warps: int, many
 
 
 def walk_default(call: WalkCall, device: Device) -> tuple[Items, Items]:
-    # sums over 8 threads; a block's step loads, of fewer entries than threads, then need no shared memory
-    rk = largest_run(call.summed, max(1, call.summed // 8))
+    # sums over 8 threads; loads of fewer entries than threads need no shared memory
+    rk = largest_run(call.summed, min(16, max(1, call.summed // 8)))
     rv = largest_run(call.kept, max(1, 32 // rk))
-    return walk_tile(call, device, rk, rv, 8), (("rk", rk), ("rv", rv), ("count", 8))
+    warps = min(16, max(4, power_of_two(call.summed) // 16))
+    return walk_tile(call, device, rk, rv, warps), (("rk", rk), ("rv", rv), ("count", 8))
 
 
 def walk_space(call: WalkCall, device: Device) -> tuple[Grid, ...]:
-    lanes = power_of_two(call.summed) // 8
-    grids: dict[Grid, None] = {}
-    for rk, rv, warps, many in (
-        # of 8 threads a sum, 16 to 64 entries each
-        *((lanes, 32 // lanes, w, many) for w, many in ((8, 1), (4, 1), (4, 2), (16, 1), (2, 1))),
-        *((lanes, 64 // lanes, w, many) for w, many in ((4, 1), (8, 1))),
-        *((lanes, 16 // lanes, w, many) for w, many in ((16, 1), (8, 2), (8, 1))),
-        # of 16
-        *((lanes // 2, 64 // lanes, w, many) for w, many in ((8, 1), (16, 1))),
-    ):
-        run = largest_run(call.summed, max(1, rk)), largest_run(call.kept, max(1, rv))
-        count = min(16, max(4, power_of_two(-(-call.summed // run[0]))))
-        config = (walk_tile(call, device, *run, warps, many),)
-        grids[tuple({"config": config, "rk": run[:1], "rv": run[1:], "count": (count,)}.items())] = None
+    lanes = max(1, power_of_two(call.summed) // 8)
+    grids: dict[Items, None] = {}
+    # of 8 threads a sum, 32 or 16 entries each
+    for entries, warps, many in ((32, 4, 1), (32, 8, 1), (16, 8, 1), (16, 16, 1), (16, 4, 1), (16, 8, 2)):
+        rk = largest_run(call.summed, lanes)
+        rv = largest_run(call.kept, max(1, entries // rk))
+        config = (walk_tile(call, device, rk, rv, warps, many),)
+        grids[("config", config), ("rk", (rk,)), ("rv", (rv,)), ("count", (8,))] = None
     return tuple(map(dict, grids))
 
 
