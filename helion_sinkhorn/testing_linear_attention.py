@@ -162,17 +162,13 @@ def truth(workload: AttentionWorkload, seed: int = 0) -> dict[str, torch.Tensor]
     """The specification in float64: o, end, and by autograd d<argument> of every tensor."""
     tensors, do, dend = wide(workload, seed)
     offsets = workload.make_inputs(seed)[0].get("cu_seqlens")
-    leaves = {name: x.requires_grad_() for name, x in tensors.items()}
+    leaves = {name: tensors[name].requires_grad_() for name in TENSORS if name in tensors}
     o, end = reference.recurrent_linear_attention(
         **leaves, output_final_state=True, reverse=workload.reverse, cu_seqlens=offsets
     )
     loss = (o * do).sum() + (0 if dend is None else (end * dend).sum())
     gradients = torch.autograd.grad(loss, tuple(leaves.values()))
-    named = {NAMES.get(name, f"d{name}"): x for name, x in zip(leaves, gradients, strict=True)}
-    return {"o": o.detach(), "end": end.detach(), **named}
-
-
-NAMES = {"initial_state": "dstart"}
+    return {"o": o.detach(), "end": end.detach(), **named(gradients, leaves)}
 
 
 @functools.lru_cache(maxsize=64)
@@ -192,13 +188,32 @@ def judge(workload: AttentionWorkload, results: dict[str, torch.Tensor], seed: i
     return {name: worst(x, exact[name], allowed[name]) for name, x in results.items()}
 
 
+NAMES = {"initial_state": "dstart"}
+TENSORS = ("q", "k", "v", "g", "g_gamma", "gk", "gv", "initial_state")
+
+
+def named(gradients: list[torch.Tensor], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Gradients of those of TENSORS that are there, by name."""
+    there = [name for name in TENSORS if name in tensors]
+    return {NAMES.get(name, f"d{name}"): x for name, x in zip(there, gradients, strict=True)}
+
+
 def run(function, workload: AttentionWorkload, device: str = "cpu", seed: int = 0) -> dict[str, torch.Tensor]:
-    """The results of an implementation with the signature of recurrent_linear_attention, by name."""
+    """The results of a function with the signature of recurrent_linear_attention, through autograd."""
     tensors, do, dend = workload.make_inputs(seed, device)
-    leaves = {name: x.requires_grad_() for name, x in tensors.items() if x.is_floating_point()}
-    offsets = tensors.get("cu_seqlens")
-    o, end = function(**leaves, output_final_state=True, reverse=workload.reverse, cu_seqlens=offsets)
+    leaves = {name: tensors[name].requires_grad_() for name in TENSORS if name in tensors}
+    o, end = function(
+        **leaves, output_final_state=True, reverse=workload.reverse, cu_seqlens=tensors.get("cu_seqlens")
+    )
     outputs, upstream = ((o,), (do,)) if dend is None else ((o, end), (do, dend))
     gradients = torch.autograd.grad(outputs, tuple(leaves.values()), upstream)
-    named = {NAMES.get(name, f"d{name}"): x for name, x in zip(leaves, gradients, strict=True)}
-    return {"o": o.detach(), "end": end.detach(), **named}
+    return {"o": o.detach(), "end": end.detach(), **named(gradients, leaves)}
+
+
+def run_module(module, workload: AttentionWorkload, device: str = "cpu", seed: int = 0):
+    """The same of a module with `forward` and `backward`, as the operators call it."""
+    tensors, do, dend = workload.make_inputs(seed, device)
+    *vectors, start = [tensors.get(name) for name in TENSORS]
+    arguments = *vectors, workload.dk**-0.5, start, workload.reverse, tensors.get("cu_seqlens")
+    o, end = module.forward(*arguments)
+    return {"o": o, "end": end, **named(module.backward(do, dend, *arguments), tensors)}
