@@ -1,4 +1,4 @@
-"""Recurrent linear attention: the specification, the operator, the kernel's body, the bounds of its errors."""
+"""Recurrent linear attention: the specification, the operator, the body of its kernel, error bounds."""
 
 from __future__ import annotations
 
