@@ -1,0 +1,342 @@
+"""The Helion kernel bodies of chunked linear attention: matrix units inside a chunk, a recurrence between chunks.
+
+    h_t = diag(a_t) h_{t-1} + k_t v_t',  o_t = scale h_t' q_t,  a_t = exp(gk_t + g_t + g_gamma)
+
+Steps go in chunks of C.  With the decay over an interval of steps, which is exp of a sum of gates,
+
+    o = Q h + A v        Q_i = q_i * decay of the steps up to i, A_ij = q_i . (k_j * decay of steps j+1 .. i)
+    h <- D h + K' v      K_j = k_j * decay of the steps after j,  D the decay of the whole chunk
+
+where h is the state before the chunk.  A_ij has no factors in i and j that stay in the range of a float:
+exp(-sum of gates) overflows.  So pairs are taken level by level (docs/linear_attention.md).  The highest bit
+in which i and j differ splits the C steps into blocks of twice its value, with j in the left half of a block
+and i in the right one; there the decay is that of j's half after j times that of i's half up to i.  Neither
+exceeds one, and a level is one product of matrices.  Sums of gates are products with a matrix of zeros and
+ones, so no difference of large sums is ever taken.
+
+Four kernels: `chunk_scores` (Q, K, A, D), `chunk_states` (h before every chunk, and with Q, dO in the place of
+K, v the adjoint of h after every chunk), `chunk_outputs`, `chunk_gradients`.
+
+Layouts: q, k, gk (B, T, H, Dk), v, o (B, T, H, Dv) as the caller has them; qs, ks (B, H, N, C, width),
+a (B, H, N, C, C), decay (B, H, N, width), states (B, H, N, width, Dv) with N = ceil(T / C) and
+width = Dk padded to a power of two.  Steps beyond T are loaded as zeros: gates of 0 and keys of 0 change nothing.
+With reverse=True step 0 is the last: `order` numbers rows from the other end and everything else stays.
+"""
+
+from __future__ import annotations
+
+import helion.language as hl
+import torch
+
+LOG2E = 1.4426950408889634
+# exp of it is 0 in fp32; products of zeros and ones with gates of -inf would be NaN
+LEAST_GATE = -110.0
+
+
+def product(x, y, how, acc=None):
+    """x y (+ acc), summed in fp32; the CPU ("full") multiplies no 16-bit matrices into fp32."""
+    if how != "full":
+        return hl.dot(x, y, acc=acc) if acc is not None else hl.dot(x, y, out_dtype=torch.float32)
+    out = torch.matmul(x.to(torch.float32), y.to(torch.float32))
+    return out if acc is None else acc + out
+
+
+def transposed(x):
+    return x.permute(1, 0)
+
+
+def summed(picks, x, pieces, how):
+    """picks x for a matrix of zeros and ones, with x as a sum of `pieces` of 8 bits: three hold all of fp32."""
+    picks = torch.where(picks, 1.0, 0.0).to(torch.bfloat16)
+    piece = x.to(torch.bfloat16)
+    out = product(picks, piece, how)
+    for _piece in range(1, pieces):
+        x = x - piece.to(torch.float32)
+        piece = x.to(torch.bfloat16)
+        out = product(picks, piece, how, out)
+    return out
+
+
+def decay_over(picks, w, pieces, how):
+    """exp of the sums of the gates w that each row of `picks` picks, (C, width)."""
+    return torch.exp2(summed(picks, w, pieces, how) * LOG2E)
+
+
+def order(chunk, reverse):
+    """The position in time of every row of a chunk."""
+    rows = hl.arange(chunk)
+    return chunk - 1 - rows if reverse else rows
+
+
+def inside(t, d, x):
+    """Which of the rows t and columns d exist in x (B, T, H, D)."""
+    return (t < x.size(1)).unsqueeze(1) & (d < x.size(3)).unsqueeze(0)
+
+
+def load(x, b, t, h, d):
+    """Rows t and columns d of x[b, :, h, :], 0 outside."""
+    return hl.load(x, [b, t, h, d], extra_mask=inside(t, d, x))
+
+
+def store(x, b, t, h, d, value):
+    hl.store(x, [b, t, h, d], value.to(x.dtype), extra_mask=inside(t, d, x))
+
+
+def log_decay(q, g, g_gamma, gk, b, t, h, d):
+    """The sum of the gates at steps t and channels d, fp32, 0 outside."""
+    mask = inside(t, d, q)
+    w = torch.where(mask, 0.0, 0.0)
+    if gk is not None:
+        w = w + load(gk, b, t, h, d).to(torch.float32)
+    if g is not None:
+        w = w + hl.load(g, [b, t, h], extra_mask=t < g.size(1)).to(torch.float32).unsqueeze(1)
+    if g_gamma is not None:
+        w = w + g_gamma[h].to(torch.float32)
+    return torch.where(mask, torch.clamp(w, min=LEAST_GATE), 0.0)
+
+
+def halves(position, half):
+    """Row i picks the steps of its half of a block of 2 `half`: up to i in the right half, after i in the left."""
+    i, j = position.unsqueeze(1), position.unsqueeze(0)
+    return ((i ^ j) < half) & torch.where((i & half) != 0, j <= i, j > i)
+
+
+def on_level(position, half):
+    """Pairs whose highest different bit is `half`."""
+    i, j = position.unsqueeze(1), position.unsqueeze(0)
+    return ((i ^ j) >= half) & ((i ^ j) < 2 * half)
+
+
+def chunk_scores(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    g: torch.Tensor | None,
+    g_gamma: torch.Tensor | None,
+    gk: torch.Tensor | None,
+    qs: torch.Tensor,
+    ks: torch.Tensor,
+    decay: torch.Tensor,
+    a: torch.Tensor,
+    scale: float,
+    chunk: hl.constexpr,
+    width: hl.constexpr,
+    reverse: hl.constexpr,
+    pieces: hl.constexpr,
+    how: hl.constexpr,
+):
+    """Q, K, D and A of every chunk; one program a chunk."""
+    batch, heads, chunks = decay.size(0), decay.size(1), decay.size(2)
+    for b, h, c in hl.grid([batch, heads, chunks]):
+        t = c * chunk + hl.arange(chunk)
+        d = hl.arange(width)
+        position = order(chunk, reverse)
+        i, j = position.unsqueeze(1), position.unsqueeze(0)
+        q32 = load(q, b, t, h, d).to(torch.float32) * scale
+        k32 = load(k, b, t, h, d).to(torch.float32)
+        w = log_decay(q, g, g_gamma, gk, b, t, h, d)
+        qs[b, h, c, :, :] = (q32 * decay_over(j <= i, w, pieces, how)).to(qs.dtype)
+        ks[b, h, c, :, :] = (k32 * decay_over(j > i, w, pieces, how)).to(ks.dtype)
+        decay[b, h, c, :] = torch.exp2(w.sum(0) * LOG2E)
+        scores = torch.where(i == j, (q32 * k32).sum(1).unsqueeze(1), 0.0)
+        half = hl.full([], 1, dtype=torch.int32)
+        for _level in range(chunk.bit_length() - 1):
+            # rows of right halves are queries, rows of left halves keys: one product has both
+            right = (position & half) != 0
+            x = torch.where(right.unsqueeze(1), q32, k32) * decay_over(halves(position, half), w, pieces, how)
+            x = x.to(qs.dtype)
+            pairs = on_level(position, half) & (i > j)
+            scores = torch.where(pairs, product(x, transposed(x), how), scores)
+            half = half * 2
+        a[b, h, c, :, :] = scores.to(a.dtype)
+
+
+def chunk_states(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    decay: torch.Tensor,
+    initial: torch.Tensor | None,
+    states: torch.Tensor,
+    final: torch.Tensor,
+    chunk: hl.constexpr,
+    width: hl.constexpr,
+    columns: hl.constexpr,
+    blocks: hl.constexpr,
+    backwards: hl.constexpr,
+    how: hl.constexpr,
+):
+    """s <- D s + x' y from chunk to chunk, s stored before each and at the end; one program for some columns.
+
+    x is (B, H, N, C, width), y (B, T, H, Dv), initial (B, H, Dk, Dv) or None for zeros, states
+    (B, H, N, width, Dv), final (B, H, Dk, Dv) in fp32.  backwards: from the last chunk to the first.
+    """
+    batch, heads, chunks = decay.size(0), decay.size(1), decay.size(2)
+    dk, dv = final.size(2), final.size(3)
+    for b, h, block in hl.grid([batch, heads, blocks]):
+        r = hl.arange(width)
+        d = block * columns + hl.arange(columns)
+        exists = (r < dk).unsqueeze(1) & (d < dv).unsqueeze(0)
+        if initial is None:
+            s = hl.zeros([width, columns], dtype=torch.float32)
+        else:
+            s = hl.load(initial, [b, h, r, d], extra_mask=exists).to(torch.float32)
+        for step in hl.grid(chunks):
+            c = chunks - 1 - step if backwards else step
+            hl.store(states, [b, h, c, r, d], s.to(states.dtype), extra_mask=exists)
+            t = c * chunk + hl.arange(chunk)
+            s = s * decay[b, h, c, :].unsqueeze(1)
+            s = product(transposed(x[b, h, c, :, :]), load(y, b, t, h, d).to(x.dtype), how, s)
+        hl.store(final, [b, h, r, d], s, extra_mask=exists)
+
+
+def chunk_outputs(
+    qs: torch.Tensor,
+    a: torch.Tensor,
+    states: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    chunk: hl.constexpr,
+    width: hl.constexpr,
+    columns: hl.constexpr,
+    blocks: hl.constexpr,
+    how: hl.constexpr,
+):
+    """o = Q h + A v; one program for some columns of a chunk."""
+    batch, heads, chunks = states.size(0), states.size(1), states.size(2)
+    for b, h, c, block in hl.grid([batch, heads, chunks, blocks]):
+        t = c * chunk + hl.arange(chunk)
+        r = hl.arange(width)
+        d = block * columns + hl.arange(columns)
+        exists = (r >= 0).unsqueeze(1) & (d < v.size(3)).unsqueeze(0)
+        state = hl.load(states, [b, h, c, r, d], extra_mask=exists)
+        out = product(qs[b, h, c, :, :], state, how)
+        out = product(a[b, h, c, :, :], load(v, b, t, h, d).to(a.dtype), how, out)
+        store(o, b, t, h, d, out)
+
+
+def chunk_walk(
+    qs: torch.Tensor,
+    ks: torch.Tensor,
+    a: torch.Tensor,
+    decay: torch.Tensor,
+    v: torch.Tensor,
+    initial: torch.Tensor | None,
+    o: torch.Tensor,
+    final: torch.Tensor,
+    chunk: hl.constexpr,
+    width: hl.constexpr,
+    columns: hl.constexpr,
+    blocks: hl.constexpr,
+    backwards: hl.constexpr,
+    how: hl.constexpr,
+):
+    """o = Q h + A v and h <- D h + K' v from chunk to chunk: no state is stored but the last."""
+    batch, heads, chunks = decay.size(0), decay.size(1), decay.size(2)
+    dk, dv = final.size(2), final.size(3)
+    for b, h, block in hl.grid([batch, heads, blocks]):
+        r = hl.arange(width)
+        d = block * columns + hl.arange(columns)
+        exists = (r < dk).unsqueeze(1) & (d < dv).unsqueeze(0)
+        if initial is None:
+            s = hl.zeros([width, columns], dtype=torch.float32)
+        else:
+            s = hl.load(initial, [b, h, r, d], extra_mask=exists).to(torch.float32)
+        for step in hl.grid(chunks):
+            c = chunks - 1 - step if backwards else step
+            t = c * chunk + hl.arange(chunk)
+            x = load(v, b, t, h, d).to(a.dtype)
+            out = product(qs[b, h, c, :, :], s.to(qs.dtype), how)
+            store(o, b, t, h, d, product(a[b, h, c, :, :], x, how, out))
+            s = product(transposed(ks[b, h, c, :, :]), x, how, s * decay[b, h, c, :].unsqueeze(1))
+        hl.store(final, [b, h, r, d], s, extra_mask=exists)
+
+
+def chunk_gradients(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None,
+    g_gamma: torch.Tensor | None,
+    gk: torch.Tensor | None,
+    do: torch.Tensor,
+    ks: torch.Tensor,
+    a: torch.Tensor,
+    decay: torch.Tensor,
+    states: torch.Tensor,
+    dstates: torch.Tensor,
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    dg: torch.Tensor | None,
+    dgk: torch.Tensor | None,
+    scale: float,
+    chunk: hl.constexpr,
+    width: hl.constexpr,
+    columns: hl.constexpr,
+    blocks: hl.constexpr,
+    reverse: hl.constexpr,
+    pieces: hl.constexpr,
+    how: hl.constexpr,
+):
+    """Every gradient of a chunk from h before it, the adjoint of h after it, and A; one program a chunk.
+
+    dg is (B, T, H) in fp32, for g and g_gamma.
+    """
+    batch, heads, chunks = decay.size(0), decay.size(1), decay.size(2)
+    for b, h, c in hl.grid([batch, heads, chunks]):
+        t = c * chunk + hl.arange(chunk)
+        r = hl.arange(width)
+        position = order(chunk, reverse)
+        i, j = position.unsqueeze(1), position.unsqueeze(0)
+        a_t = transposed(a[b, h, c, :, :])
+        ks_c = ks[b, h, c, :, :]
+        # of Q (as Q' is to q) and of K, of A in its lower and its transpose in its upper triangle
+        dqs = hl.zeros([chunk, width], dtype=torch.float32)
+        dks = hl.zeros([chunk, width], dtype=torch.float32)
+        da = hl.zeros([chunk, chunk], dtype=torch.float32)
+        da_t = hl.zeros([chunk, chunk], dtype=torch.float32)
+        kept = hl.zeros([width], dtype=torch.float32)
+        for block in hl.grid(blocks):
+            d = block * columns + hl.arange(columns)
+            exists = (r >= 0).unsqueeze(1) & (d < v.size(3)).unsqueeze(0)
+            v_c = load(v, b, t, h, d).to(ks.dtype)
+            do_c = load(do, b, t, h, d).to(ks.dtype)
+            state = hl.load(states, [b, h, c, r, d], extra_mask=exists)
+            dstate = hl.load(dstates, [b, h, c, r, d], extra_mask=exists)
+            da = product(do_c, transposed(v_c), how, da)
+            da_t = product(v_c, transposed(do_c), how, da_t)
+            dqs = product(do_c, transposed(state), how, dqs)
+            dks = product(v_c, transposed(dstate), how, dks)
+            kept = kept + (state.to(torch.float32) * dstate.to(torch.float32)).sum(1)
+            store(dv, b, t, h, d, product(ks_c, dstate, how, product(a_t, do_c, how)))
+        w = log_decay(q, g, g_gamma, gk, b, t, h, r)
+        q32 = load(q, b, t, h, r).to(torch.float32) * scale
+        k32 = load(k, b, t, h, r).to(torch.float32)
+        dqs = dqs * decay_over(j <= i, w, pieces, how)
+        dks = dks * decay_over(j > i, w, pieces, how)
+        both = torch.where(i > j, da, da_t)
+        diagonal = torch.where(i == j, da, 0.0).sum(1).unsqueeze(1)
+        dq_in = hl.zeros([chunk, width], dtype=torch.float32)
+        dk_in = hl.zeros([chunk, width], dtype=torch.float32)
+        half = hl.full([], 1, dtype=torch.int32)
+        for _level in range(chunk.bit_length() - 1):
+            right = ((position & half) != 0).unsqueeze(1)
+            factor = decay_over(halves(position, half), w, pieces, how)
+            x = (torch.where(right, q32, k32) * factor).to(ks.dtype)
+            pairs = torch.where(on_level(position, half), both, 0.0).to(ks.dtype)
+            # rows of right halves are gradients of queries, rows of left halves of keys
+            dx = product(pairs, x, how) * factor
+            dq_in = dq_in + torch.where(right, dx, 0.0)
+            dk_in = dk_in + torch.where(right, 0.0, dx)
+            half = half * 2
+        if gk is not None or dg is not None:
+            later = q32 * (dqs + dq_in) - k32 * dk_in
+            earlier = k32 * dks
+            terms = 1 if ks.dtype == torch.bfloat16 else 3
+            dw = summed(j >= i, later, terms, how) + summed(j < i, earlier, terms, how)
+            dw = dw + (kept * decay[b, h, c, :]).unsqueeze(0)
+            if gk is not None:
+                store(dgk, b, t, h, r, dw)
+            if dg is not None:
+                hl.store(dg, [b, t, h], dw.sum(1), extra_mask=t < dg.size(1))
+        store(dq, b, t, h, r, (dqs + dq_in + diagonal * k32) * scale)
+        store(dk, b, t, h, r, dks + dk_in + diagonal * q32)
