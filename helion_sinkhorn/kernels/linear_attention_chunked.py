@@ -82,6 +82,28 @@ def store(x, b, t, h, d, value):
     hl.store(x, [b, t, h, d], value.to(x.dtype), extra_mask=inside(t, d, x))
 
 
+def columns_inside(r, d, states):
+    return (r >= 0).unsqueeze(1) & (d < states.size(4)).unsqueeze(0)
+
+
+def saved(x, b, h, c, i, j):
+    """Rows i and columns j of x[b, h, c], all of which exist."""
+    return hl.load(x, [b, h, c, i, j])
+
+
+def save(x, b, h, c, i, j, value):
+    hl.store(x, [b, h, c, i, j], value.to(x.dtype))
+
+
+def state_at(states, b, h, c, r, d):
+    """Columns d of a state, 0 beyond Dv."""
+    return hl.load(states, [b, h, c, r, d], extra_mask=columns_inside(r, d, states))
+
+
+def store_state(states, b, h, c, r, d, value):
+    hl.store(states, [b, h, c, r, d], value.to(states.dtype), extra_mask=columns_inside(r, d, states))
+
+
 def log_decay(q, g, g_gamma, gk, b, t, h, d):
     """The sum of the gates at steps t and channels d, fp32, 0 outside."""
     mask = inside(t, d, q)
@@ -127,16 +149,17 @@ def chunk_scores(
     """Q, K, D and A of every chunk; one program a chunk."""
     batch, heads, chunks = decay.size(0), decay.size(1), decay.size(2)
     for b, h, c in hl.grid([batch, heads, chunks]):
-        t = c * chunk + hl.arange(chunk)
+        row = hl.arange(chunk)
+        t = c * chunk + row
         d = hl.arange(width)
         position = order(chunk, reverse)
         i, j = position.unsqueeze(1), position.unsqueeze(0)
         q32 = load(q, b, t, h, d).to(torch.float32) * scale
         k32 = load(k, b, t, h, d).to(torch.float32)
         w = log_decay(q, g, g_gamma, gk, b, t, h, d)
-        qs[b, h, c, :, :] = (q32 * decay_over(j <= i, w, pieces, how)).to(qs.dtype)
-        ks[b, h, c, :, :] = (k32 * decay_over(j > i, w, pieces, how)).to(ks.dtype)
-        decay[b, h, c, :] = torch.exp2(w.sum(0) * LOG2E)
+        save(qs, b, h, c, row, d, q32 * decay_over(j <= i, w, pieces, how))
+        save(ks, b, h, c, row, d, k32 * decay_over(j > i, w, pieces, how))
+        hl.store(decay, [b, h, c, d], torch.exp2(w.sum(0) * LOG2E))
         scores = torch.where(i == j, (q32 * k32).sum(1).unsqueeze(1), 0.0)
         half = hl.full([], 1, dtype=torch.int32)
         for _level in range(chunk.bit_length() - 1):
@@ -147,7 +170,7 @@ def chunk_scores(
             pairs = on_level(position, half) & (i > j)
             scores = torch.where(pairs, product(x, transposed(x), how), scores)
             half = half * 2
-        a[b, h, c, :, :] = scores.to(a.dtype)
+        save(a, b, h, c, row, hl.arange(chunk), scores)
 
 
 def chunk_states(
@@ -181,10 +204,10 @@ def chunk_states(
             s = hl.load(initial, [b, h, r, d], extra_mask=exists).to(torch.float32)
         for step in hl.grid(chunks):
             c = chunks - 1 - step if backwards else step
-            hl.store(states, [b, h, c, r, d], s.to(states.dtype), extra_mask=exists)
-            t = c * chunk + hl.arange(chunk)
-            s = s * decay[b, h, c, :].unsqueeze(1)
-            s = product(transposed(x[b, h, c, :, :]), load(y, b, t, h, d).to(x.dtype), how, s)
+            store_state(states, b, h, c, r, d, s)
+            row = hl.arange(chunk)
+            x_c, y_c = saved(x, b, h, c, row, r), load(y, b, c * chunk + row, h, d).to(x.dtype)
+            s = product(transposed(x_c), y_c, how, s * hl.load(decay, [b, h, c, r]).unsqueeze(1))
         hl.store(final, [b, h, r, d], s, extra_mask=exists)
 
 
@@ -203,13 +226,12 @@ def chunk_outputs(
     """o = Q h + A v; one program for some columns of a chunk."""
     batch, heads, chunks = states.size(0), states.size(1), states.size(2)
     for b, h, c, block in hl.grid([batch, heads, chunks, blocks]):
-        t = c * chunk + hl.arange(chunk)
+        row = hl.arange(chunk)
+        t = c * chunk + row
         r = hl.arange(width)
         d = block * columns + hl.arange(columns)
-        exists = (r >= 0).unsqueeze(1) & (d < v.size(3)).unsqueeze(0)
-        state = hl.load(states, [b, h, c, r, d], extra_mask=exists)
-        out = product(qs[b, h, c, :, :], state, how)
-        out = product(a[b, h, c, :, :], load(v, b, t, h, d).to(a.dtype), how, out)
+        out = product(saved(qs, b, h, c, row, r), state_at(states, b, h, c, r, d), how)
+        out = product(saved(a, b, h, c, row, hl.arange(chunk)), load(v, b, t, h, d).to(a.dtype), how, out)
         store(o, b, t, h, d, out)
 
 
@@ -242,11 +264,13 @@ def chunk_walk(
             s = hl.load(initial, [b, h, r, d], extra_mask=exists).to(torch.float32)
         for step in hl.grid(chunks):
             c = chunks - 1 - step if backwards else step
-            t = c * chunk + hl.arange(chunk)
-            x = load(v, b, t, h, d).to(a.dtype)
-            out = product(qs[b, h, c, :, :], s.to(qs.dtype), how)
-            store(o, b, t, h, d, product(a[b, h, c, :, :], x, how, out))
-            s = product(transposed(ks[b, h, c, :, :]), x, how, s * decay[b, h, c, :].unsqueeze(1))
+            row = hl.arange(chunk)
+            t = c * chunk + row
+            v_c = load(v, b, t, h, d).to(a.dtype)
+            out = product(saved(qs, b, h, c, row, r), s.to(qs.dtype), how)
+            store(o, b, t, h, d, product(saved(a, b, h, c, row, hl.arange(chunk)), v_c, how, out))
+            s = s * hl.load(decay, [b, h, c, r]).unsqueeze(1)
+            s = product(transposed(saved(ks, b, h, c, row, r)), v_c, how, s)
         hl.store(final, [b, h, r, d], s, extra_mask=exists)
 
 
@@ -283,27 +307,23 @@ def chunk_gradients(
     """
     batch, heads, chunks = decay.size(0), decay.size(1), decay.size(2)
     for b, h, c in hl.grid([batch, heads, chunks]):
-        t = c * chunk + hl.arange(chunk)
+        row = hl.arange(chunk)
+        t = c * chunk + row
         r = hl.arange(width)
         position = order(chunk, reverse)
         i, j = position.unsqueeze(1), position.unsqueeze(0)
-        a_t = transposed(a[b, h, c, :, :])
-        ks_c = ks[b, h, c, :, :]
-        # of Q (as Q' is to q) and of K, of A in its lower and its transpose in its upper triangle
+        a_t = transposed(saved(a, b, h, c, row, hl.arange(chunk)))
+        ks_c = saved(ks, b, h, c, row, r)
         dqs = hl.zeros([chunk, width], dtype=torch.float32)
         dks = hl.zeros([chunk, width], dtype=torch.float32)
         da = hl.zeros([chunk, chunk], dtype=torch.float32)
-        da_t = hl.zeros([chunk, chunk], dtype=torch.float32)
         kept = hl.zeros([width], dtype=torch.float32)
         for block in hl.grid(blocks):
             d = block * columns + hl.arange(columns)
-            exists = (r >= 0).unsqueeze(1) & (d < v.size(3)).unsqueeze(0)
             v_c = load(v, b, t, h, d).to(ks.dtype)
             do_c = load(do, b, t, h, d).to(ks.dtype)
-            state = hl.load(states, [b, h, c, r, d], extra_mask=exists)
-            dstate = hl.load(dstates, [b, h, c, r, d], extra_mask=exists)
+            state, dstate = state_at(states, b, h, c, r, d), state_at(dstates, b, h, c, r, d)
             da = product(do_c, transposed(v_c), how, da)
-            da_t = product(v_c, transposed(do_c), how, da_t)
             dqs = product(do_c, transposed(state), how, dqs)
             dks = product(v_c, transposed(dstate), how, dks)
             kept = kept + (state.to(torch.float32) * dstate.to(torch.float32)).sum(1)
@@ -313,7 +333,7 @@ def chunk_gradients(
         k32 = load(k, b, t, h, r).to(torch.float32)
         dqs = dqs * decay_over(j <= i, w, pieces, how)
         dks = dks * decay_over(j > i, w, pieces, how)
-        both = torch.where(i > j, da, da_t)
+        both = torch.where(i > j, da, transposed(da))
         diagonal = torch.where(i == j, da, 0.0).sum(1).unsqueeze(1)
         dq_in = hl.zeros([chunk, width], dtype=torch.float32)
         dk_in = hl.zeros([chunk, width], dtype=torch.float32)
@@ -333,7 +353,7 @@ def chunk_gradients(
             earlier = k32 * dks
             terms = 1 if ks.dtype == torch.bfloat16 else 3
             dw = summed(j >= i, later, terms, how) + summed(j < i, earlier, terms, how)
-            dw = dw + (kept * decay[b, h, c, :]).unsqueeze(0)
+            dw = dw + (kept * hl.load(decay, [b, h, c, r])).unsqueeze(0)
             if gk is not None:
                 store(dgk, b, t, h, r, dw)
             if dg is not None:
