@@ -58,7 +58,7 @@ def tune(arguments: argparse.Namespace) -> int:
     # importing these imports Helion, which looks at the device
     from helion_sinkhorn import tune as tuner
 
-    workloads = [w for w in tagged(arguments.tags) if arguments.only in w.name]
+    workloads = [w for w in tagged(arguments.tags, object) if arguments.only in w.name]
     groups = tuner.groups_of(workloads, arguments.kernel)
     if not groups:
         raise SystemExit(
@@ -100,13 +100,13 @@ def tune(arguments: argparse.Namespace) -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """What would serve each workload on a device, and where that comes from."""
-    from helion_sinkhorn.kernels.launch import backward_kernel, call_for, choose
+    from helion_sinkhorn.kernels.launch import choose
+    from helion_sinkhorn.trials import programs
 
     device = DEVICES[arguments.device] if arguments.device else this_device()
-    for w in tagged(arguments.tags):
+    for w in tagged(arguments.tags, object):
         if arguments.only in w.name:
-            call = call_for(w.n, w.m, w.dtype, *w.arguments)
-            for name in ("sinkhorn_forward", backward_kernel(call)):
+            for name, call in programs(w):
                 console.print(f"{device.key} {w.name}: {choose(name, call, w.batch, device)}")
     return 0
 

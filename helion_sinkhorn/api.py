@@ -232,9 +232,11 @@ def plan(
 
     Arguments and errors are those of `sinkhorn`.
     """
-    _check(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
-    _check_implicit(logits, backward, implicit_system, implicit_solver)
-    if _resolve(implementation, logits) == "reference" or n_iters == 0:
+    serves = _serves(
+        logits, n_iters, eps, form, first, backward, implementation, out_dtype,
+        implicit_system, implicit_solver,
+    )  # fmt: skip
+    if serves == "reference" or n_iters == 0:
         how = "vectorised PyTorch, logits kept" if n_iters else "exp(logits)"
         if backward == "implicit" and n_iters:
             how = "vectorised PyTorch, P kept"

@@ -12,7 +12,7 @@ from typing import Any
 from helion_sinkhorn import calibration
 from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import KERNELS, Call, Choice
+from helion_sinkhorn.kernels import KERNELS, Choice
 from helion_sinkhorn.kernels.fingerprint import fingerprint
 from helion_sinkhorn.offline import Job, compile_for
 
@@ -74,8 +74,7 @@ def jobs(folder: Path, device: str, evidence: str = "") -> list[Job]:
         for entry in store.read(folder, device, kernel):
             if evidence not in ("", entry.evidence):
                 continue
-            form, first, dtype, n, m, iters = entry.key
-            call = Call(form == "deepseek", 1 if first == "rows" else 2, dtype, n, m, iters)
+            call = KERNELS[kernel].call.of(entry.key)
             job = Job(call, Choice(kernel, entry.config, entry.variant, entry.path, True))
             found.setdefault(job)
     return list(found)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from helion_sinkhorn import ranking
-from helion_sinkhorn.configs import store, writer
-from helion_sinkhorn.kernels import Call, Choice
+from helion_sinkhorn.configs import writer
+from helion_sinkhorn.configs.store import Key, key_of
+from helion_sinkhorn.kernels import Choice
 from helion_sinkhorn.offline import Binary
 
 FILE = "calibration.json"
@@ -26,12 +27,12 @@ def items(choice: Choice) -> tuple[Any, Any]:
     return tuple(sorted(choice.config)), tuple(sorted(choice.variant))
 
 
-def record(path: Path, kernel: str, call: Call, binaries: Sequence[Binary], timed: Timed) -> None:
+def record(path: Path, kernel: str, call: Any, binaries: Sequence[Binary], timed: Timed) -> None:
     """Put the times of one group, [(batch, [(choice, us)])], into a calibration file, with their scores."""
     by_choice = {items(b.job.choice): b for b in binaries if b.compiled}
     line = {
         "kernel": kernel,
-        "key": dict(zip(store.KEY_FIELDS, call.key, strict=True)),
+        "key": dict(call.key),
         "model": ranking.MODEL,
         "batches": {},
     }
@@ -56,8 +57,8 @@ def record(path: Path, kernel: str, call: Call, binaries: Sequence[Binary], time
         writer.replace(path, f"[\n{body}\n]\n")
 
 
-def identity(line: dict[str, Any]) -> tuple[str, ...]:
-    return line["kernel"], *map(str, line["key"].values())
+def identity(line: dict[str, Any]) -> tuple[str, Key]:
+    return line["kernel"], key_of(line["key"])
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ import torch
 from helion_sinkhorn.configs.device import DEVICES, Device
 
 if TYPE_CHECKING:  # importing kernels imports Helion, which must find the device already presented
-    from helion_sinkhorn.kernels import Call, Choice
+    from helion_sinkhorn.kernels import Choice
 
 MAX_THREADS = 1024
 """Of a block.  Neither Helion nor Triton refuses more; a launch would."""
@@ -43,12 +43,12 @@ MAX_THREADS = 1024
 class Job:
     """One kernel to compile: a choice of config and variant for a call."""
 
-    call: Call
+    call: Any
+    """Of the type that the kernel's row of KERNELS names."""
     choice: Choice
-    eps: float = 1e-6
     batch: int = 65536
-    system: str = "corrected"
-    """implicit_system, for the kernels of backward="implicit"."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """What else `trials.Trial.run` of the kernel takes: eps=0.01, system="full"."""
 
 
 @dataclass(frozen=True)
@@ -452,21 +452,14 @@ def present_device(device: Device) -> None:
 def first_launch(device: Device, job: Job) -> tuple[Any, tuple[Any, ...]]:
     """The Helion kernel and the arguments `kernels.launch` calls first, which here works on meta tensors."""
     from helion_sinkhorn.kernels import launch
+    from helion_sinkhorn.trials import TRIALS
 
     launches: list[tuple[Any, tuple[Any, ...]]] = []
     launch.device_at = lambda index: (device, device.asm, False)
     launch.run = lambda kernel, *arguments: launches.append((kernel, arguments))
-    call = job.call
-    form, first = call.key[:2]
-    x = torch.empty(job.batch, call.n, call.m, dtype=getattr(torch, call.dtype), device="meta")
-    if job.choice.kernel == "sinkhorn_forward":
-        launch.forward(x, call.n_iters, job.eps, form, first, x.dtype, job.choice)
-    elif "implicit" in job.choice.kernel:
-        solver = job.choice.kernel.rsplit("_", 1)[1]
-        arguments = call.n_iters, job.system, solver, x.dtype, job.choice
-        launch.implicit_backward(torch.empty_like(x), x, *arguments)
-    else:
-        launch.backward(torch.empty_like(x), x, call.n_iters, job.eps, form, first, job.choice)
+    trial = TRIALS[job.choice.kernel]
+    operands = trial.operands(job.call, job.batch, "meta")
+    trial.run(job.call, job.choice, *operands, **dict(job.options))
     return launches[0]
 
 
@@ -526,14 +519,15 @@ def serve(device: Device) -> None:
     os.dup2(2, 1)
     present_device(device)
     from helion_sinkhorn.configs.store import frozen
-    from helion_sinkhorn.kernels import Call, Choice
+    from helion_sinkhorn.kernels import KERNELS, Choice
 
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         said = json.loads(line)
-        choice = {k: frozen(v) for k, v in said.pop("choice").items()}
+        choice = Choice(**{k: frozen(v) for k, v in said.pop("choice").items()})
         try:
-            row = compile_job(device, Job(Call(**said.pop("call")), Choice(**choice), **said))
+            call = KERNELS[choice.kernel].call(**said.pop("call"))
+            row = compile_job(device, Job(call, choice, said["batch"], frozen(said["options"])))
         except Exception as error:  # whatever Helion or a compiler raised is this job's result
             row = {"problems": [f"{type(error).__name__}: {error}".strip()]}
         print(json.dumps(row), file=answers, flush=True)
@@ -586,7 +580,9 @@ class Compiler(contextlib.AbstractContextManager):
             self.start()
         heard = self.log.stat().st_size
         choice = {k: dict(v) if k in ("config", "variant") else v for k, v in vars(job.choice).items()}
-        line = json.dumps({**vars(job), "call": vars(job.call), "choice": choice})
+        line = json.dumps(
+            {**vars(job), "call": vars(job.call), "choice": choice, "options": dict(job.options)}
+        )
         begin = time.perf_counter()
         timer = threading.Timer(self.timeout, self.stop)
         timer.start()

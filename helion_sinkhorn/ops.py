@@ -125,16 +125,21 @@ def _bare(*tensors: torch.Tensor) -> bool:
     )
 
 
+def _by_dispatcher(*tensors: torch.Tensor) -> bool:
+    """Whether an operator has to be called as one: the dispatcher has something to do."""
+    return torch.compiler.is_compiling() or tensors[-1].is_meta or not _bare(*tensors)
+
+
 def call(logits, *arguments):
     """The forward operator, past the dispatcher where that has nothing to do."""
-    if torch.compiler.is_compiling() or logits.is_meta or not _bare(logits):
+    if _by_dispatcher(logits):
         return torch.ops.helion_sinkhorn.sinkhorn(logits, *arguments)
     return forward(logits, *arguments)
 
 
 def call_backward(grad, logits, *arguments):
     """The same for the backward operator."""
-    if torch.compiler.is_compiling() or logits.is_meta or not _bare(grad, logits):
+    if _by_dispatcher(grad, logits):
         return torch.ops.helion_sinkhorn.sinkhorn_backward(grad, logits, *arguments)
     return backward(grad, logits, *arguments)
 
@@ -153,14 +158,10 @@ class Sinkhorn(torch.autograd.Function):
     jvp = staticmethod(_no_forward_mode)
 
 
-class SinkhornBackward(torch.autograd.Function):
-    """The gradient as a function whose own derivative raises."""
+class LastDerivative(torch.autograd.Function):
+    """A gradient as a function whose own derivative raises."""
 
     generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*arguments):
-        return call_backward(*arguments)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -168,6 +169,14 @@ class SinkhornBackward(torch.autograd.Function):
 
     backward = staticmethod(_no_double_backward)
     jvp = staticmethod(_no_forward_mode)
+
+
+class SinkhornBackward(LastDerivative):
+    """The gradient of `Sinkhorn`."""
+
+    @staticmethod
+    def forward(*arguments):
+        return call_backward(*arguments)
 
 
 torch.library.register_autograd(FORWARD, _exact_gradient, setup_context=_keep_logits)
@@ -178,16 +187,24 @@ def _batch_first(x: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
     return x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)
 
 
-@torch.library.register_vmap(FORWARD)
-def _(info, in_dims, logits, *arguments):
-    return torch.ops.helion_sinkhorn.sinkhorn(logits.movedim(in_dims[0], 0), *arguments), 0
+def _register_vmap(forward: str, backward: str) -> None:
+    """Fold the mapped dimension into the batch."""
+    of_values, of_gradients = (
+        getattr(torch.ops.helion_sinkhorn, n.split("::")[1]) for n in (forward, backward)
+    )
+
+    @torch.library.register_vmap(forward)
+    def _(info, in_dims, logits, *arguments):
+        return of_values(logits.movedim(in_dims[0], 0), *arguments), 0
+
+    @torch.library.register_vmap(backward)
+    def _(info, in_dims, grad, kept, *arguments):
+        grad = _batch_first(grad, in_dims[0], info.batch_size)
+        kept = _batch_first(kept, in_dims[1], info.batch_size)
+        return of_gradients(grad, kept, *arguments), 0
 
 
-@torch.library.register_vmap(BACKWARD)
-def _(info, in_dims, grad, logits, *arguments):
-    grad = _batch_first(grad, in_dims[0], info.batch_size)
-    logits = _batch_first(logits, in_dims[1], info.batch_size)
-    return torch.ops.helion_sinkhorn.sinkhorn_backward(grad, logits, *arguments), 0
+_register_vmap(FORWARD, BACKWARD)
 
 
 def register_sharding() -> None:
@@ -287,14 +304,14 @@ def _implicit_gradient(ctx, grad):
 
 def call_implicit(logits, *arguments):
     """The operator, past the dispatcher where that has nothing to do."""
-    if torch.compiler.is_compiling() or logits.is_meta or not _bare(logits):
+    if _by_dispatcher(logits):
         return torch.ops.helion_sinkhorn.sinkhorn_implicit(logits, *arguments)
     return implicit_forward(logits, *arguments)
 
 
 def call_implicit_backward(grad, p, *arguments):
     """The same for its backward."""
-    if torch.compiler.is_compiling() or p.is_meta or not _bare(grad, p):
+    if _by_dispatcher(grad, p):
         return torch.ops.helion_sinkhorn.sinkhorn_implicit_backward(grad, p, *arguments)
     return implicit_backward(grad, p, *arguments)
 
@@ -313,37 +330,19 @@ class Implicit(torch.autograd.Function):
     jvp = staticmethod(_no_forward_mode)
 
 
-class ImplicitBackward(torch.autograd.Function):
-    """That gradient as a function whose own derivative raises."""
-
-    generate_vmap_rule = True
+class ImplicitBackward(LastDerivative):
+    """The gradient of `Implicit`."""
 
     @staticmethod
     def forward(*arguments):
         return call_implicit_backward(*arguments)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    backward = staticmethod(_no_double_backward)
-    jvp = staticmethod(_no_forward_mode)
 
 
 torch.library.register_autograd(IMPLICIT, _implicit_gradient, setup_context=_keep_p)
 torch.library.register_autograd(IMPLICIT_BACKWARD, _no_double_backward)
 
 
-@torch.library.register_vmap(IMPLICIT)
-def _(info, in_dims, logits, *arguments):
-    return torch.ops.helion_sinkhorn.sinkhorn_implicit(logits.movedim(in_dims[0], 0), *arguments), 0
-
-
-@torch.library.register_vmap(IMPLICIT_BACKWARD)
-def _(info, in_dims, grad, p, *arguments):
-    grad = _batch_first(grad, in_dims[0], info.batch_size)
-    p = _batch_first(p, in_dims[1], info.batch_size)
-    return torch.ops.helion_sinkhorn.sinkhorn_implicit_backward(grad, p, *arguments), 0
+_register_vmap(IMPLICIT, IMPLICIT_BACKWARD)
 
 
 def describe_implicit(logits, n_iters, eps, form, first, solver) -> tuple[str, str, str]:

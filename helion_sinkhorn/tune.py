@@ -31,13 +31,11 @@ import torch
 from helion_sinkhorn import calibration, ranking
 from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.configs.device import DEVICES, Device
-from helion_sinkhorn.kernels import Call, Choice, candidates
+from helion_sinkhorn.kernels import Choice, candidates
 from helion_sinkhorn.kernels.fingerprint import fingerprint
-from helion_sinkhorn.kernels.launch import backward, backward_kernel, call_for, forward
 from helion_sinkhorn.offline import Binary, Job, compile_for
-from helion_sinkhorn.testing import Case
 from helion_sinkhorn.timing import Sampler, sampler
-from helion_sinkhorn.workloads import Workload
+from helion_sinkhorn.trials import TRIALS, bytes_of, programs
 
 log = logging.getLogger("helion_sinkhorn")
 
@@ -47,11 +45,9 @@ PASSES = 2
 FINALISTS = 3
 ROUNDS = {"quick": 7, "full": 21}
 COMPILE_TIMEOUT = 60.0
-JUDGED = ("randn_1", "randn_3")
-"""Logits on which the error of a finalist is taken."""
 # what an H200 and its host take, for the plan's estimate
 SECONDS_GENERATE, SECONDS_TIME = 0.6, 0.05
-SECONDS_COMPILE = {"sinkhorn_forward": 1.0, "sinkhorn_backward": 6.0, "sinkhorn_backward_history": 3.0}
+SECONDS_COMPILE = {"sinkhorn_forward": 1.0, "sinkhorn_backward": 6.0}
 
 
 @dataclass(frozen=True)
@@ -59,42 +55,29 @@ class Group:
     """Keys of one kernel that differ in the batch alone."""
 
     kernel: str
-    call: Call
-    eps: float
+    call: Any
+    """Of the type that the kernel's row of KERNELS names."""
     batches: tuple[int, ...]
 
     @property
-    def arguments(self) -> tuple[int, float, str, str]:
-        """(n_iters, eps, form, first), as the operators take them."""
-        form, first = self.call.key[:2]
-        return self.call.n_iters, self.eps, form, first
-
-    @property
     def name(self) -> str:
-        form, first, dtype, n, m, iters = self.call.key
-        return f"{self.kernel} {form} {first} {dtype} {n}x{m} T={iters}"
-
-    def bytes_of(self, batch: int) -> int:
-        """What one call reads and writes at least."""
-        tensors = 2 if self.kernel == "sinkhorn_forward" else 3
-        return tensors * batch * self.call.n * self.call.m * getattr(torch, self.call.dtype).itemsize
+        return f"{self.kernel} {self.call}"
 
     def seconds(self, device: Device, workers: int) -> float:
         """A rough cost, for the plan."""
         count = len(candidates(self.kernel, self.call, device))
         finals = (FINALISTS + 2) * (ROUNDS["quick"] / 2) * SECONDS_TIME
         own = SECONDS_GENERATE + len(self.batches) * SECONDS_TIME
-        return count * max(own, SECONDS_COMPILE[self.kernel] / workers) + len(self.batches) * finals
+        return count * max(own, SECONDS_COMPILE.get(self.kernel, 3.0) / workers) + len(self.batches) * finals
 
 
-def groups_of(workloads: Iterable[Workload], kernel: str | None = None) -> list[Group]:
+def groups_of(workloads: Iterable[Any], kernel: str | None = None) -> list[Group]:
     """The groups of these workloads, in their order; of one kernel where one is named."""
-    batches: dict[tuple[str, Call, float], set[int]] = {}
-    for w in workloads:
-        call = call_for(w.n, w.m, w.dtype, *w.arguments)
-        for name in ("sinkhorn_forward", backward_kernel(call)):
+    batches: dict[tuple[str, Any], set[int]] = {}
+    for workload in workloads:
+        for name, call in programs(workload):
             if kernel in (None, name):
-                batches.setdefault((name, call, w.eps), set()).add(w.batch)
+                batches.setdefault((name, call), set()).add(workload.batch)
     return [Group(*key, tuple(sorted(b))) for key, b in batches.items()]
 
 
@@ -111,7 +94,7 @@ def share(groups: Sequence[Group], costs: Sequence[float], rank: int, world: int
 
 
 def entry_key(group: Group, batch: int) -> dict[str, Any]:
-    return {**dict(zip(store.KEY_FIELDS, group.call.key, strict=True)), "batch": batch}
+    return {**dict(group.call.key), "batch": batch}
 
 
 def stored(folder: Path, device: str, kernel: str) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -139,7 +122,7 @@ def unfinished(groups: Iterable[Group], folder: Path, device: str, evidence: str
 
         batches = tuple(b for b in group.batches if not fresh(b))
         if batches:
-            left.append(Group(group.kernel, group.call, group.eps, batches))
+            left.append(Group(group.kernel, group.call, batches))
     return left
 
 
@@ -173,39 +156,27 @@ def distinct(choices: Iterable[Choice | None]) -> list[Choice]:
 
 def gpu_clock(group: Group, batch: int) -> Callable[[Choice], Sampler]:
     """Samplers of this group's kernel on `batch` matrices of the current GPU."""
-    n, m, dtype = group.call.n, group.call.m, getattr(torch, group.call.dtype)
-    generator = torch.Generator("cuda").manual_seed(0)
-    x, dy = (
-        torch.randn(batch, n, m, device="cuda", generator=generator, dtype=torch.float32).to(dtype)
-        for _ in range(2)
-    )
-    if group.kernel == "sinkhorn_forward":
-        return lambda choice: sampler(
-            lambda: forward(x, *group.arguments, dtype, choice), group.bytes_of(batch)
-        )
-    return lambda choice: sampler(lambda: backward(dy, x, *group.arguments, choice), group.bytes_of(batch))
+    trial = TRIALS[group.kernel]
+    operands = trial.operands(group.call, batch, "cuda")
+
+    def prepare(choice: Choice) -> Sampler:
+        def run() -> torch.Tensor | tuple[torch.Tensor, ...]:
+            return trial.run(group.call, choice, *operands)
+
+        written = run()
+        results = written if isinstance(written, tuple) else (written,)
+        return sampler(run, bytes_of(*operands, *results))
+
+    return prepare
 
 
 Clock = Callable[[Group, int], Callable[[Choice], Sampler]]
 
 
 @functools.lru_cache(maxsize=1024)
-def error(group: Group, choice: Choice, device: str) -> float:
-    """The largest error of a choice in units of the budget, over JUDGED; above 1 it is refused."""
-    call, ratios = group.call, []
-    form, first = call.key[:2]
-    # a multiple of 16, as the batches timed are: for others Triton compiles anew
-    batch = max(16, min(64, 4096 // (call.n * call.m)))
-    for logits in JUDGED:
-        case = Case(
-            logits, call.n, call.m, call.n_iters, form, first, batch, group.eps, getattr(torch, call.dtype)
-        )
-        x, dy = case.inputs(device)
-        if group.kernel == "sinkhorn_forward":
-            ratios += case.judge(p=forward(x, *case.arguments, x.dtype, choice)).values()
-        else:
-            ratios += case.judge(dx=backward(dy, x, *case.arguments, choice)).values()
-    return max(ratios)
+def error(call: Any, choice: Choice, device: str) -> float:
+    """The largest error of a choice in units of its budget; above 1 it is refused."""
+    return TRIALS[choice.kernel].error(call, choice, device)
 
 
 @dataclass
@@ -316,7 +287,7 @@ class Compilation:
     def __init__(self, device: Device, groups: Sequence[Group], workers: int, cache: Path | None):
         self.device = device
         self.jobs = {
-            group: [Job(group.call, c, group.eps) for c in candidates(group.kernel, group.call, device)]
+            group: [Job(group.call, c) for c in candidates(group.kernel, group.call, device)]
             for group in groups
         }
         every = [job for jobs in self.jobs.values() for job in jobs]
@@ -481,6 +452,17 @@ def plan(groups: Sequence[Group], options: Options, evidence: str = "measured") 
         yield f"  {group.name}, batches {', '.join(map(str, group.batches))}"
 
 
+def within_limit(
+    groups: Sequence[Group], begin: float, limit: float, say: Callable[[str], None]
+) -> Iterator[tuple[int, Group]]:
+    """The groups, numbered from 1, until `limit` seconds after `begin`."""
+    for number, group in enumerate(groups, 1):
+        if time.perf_counter() - begin > limit:
+            say(f"limit of {limit:g} s: {len(groups) - number + 1} groups left for the next run")
+            return
+        yield number, group
+
+
 def tune(
     groups: Sequence[Group],
     options: Options,
@@ -502,15 +484,12 @@ def tune(
     """
     begin = time.perf_counter()
     device = DEVICES[options.device]
-    judge = judge or (lambda group, choice: error(group, choice, "cuda"))
+    judge = judge or (lambda group, choice: error(group.call, choice, "cuda"))
     left = mine(groups, options)
     compiled = compilation(device, left, options.workers, options.cache)
     missed = count_compilations()
     try:
-        for number, group in enumerate(left, 1):
-            if time.perf_counter() - begin > options.limit:
-                say(f"limit of {options.limit:g} s: {len(left) - number + 1} groups left for the next run")
-                return
+        for number, group in within_limit(left, begin, options.limit, say):
             binaries = compiled.binaries(group)
             choices = sound(binaries)
             run, timed = provenance(group.kernel, "measured", options), []
@@ -556,10 +535,7 @@ def tune_offline(
     left = mine(groups, options, "compiled")
     compiled = compilation(device, left, options.workers, None)
     try:
-        for number, group in enumerate(left, 1):
-            if time.perf_counter() - begin > options.limit:
-                say(f"limit of {options.limit:g} s: {len(left) - number + 1} groups left for the next run")
-                return
+        for number, group in within_limit(left, begin, options.limit, say):
             binaries = compiled.binaries(group)
             entries = [ranked(group, batch, binaries) for batch in group.batches]
             run = provenance(group.kernel, "compiled", options)

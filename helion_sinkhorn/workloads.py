@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -79,6 +80,9 @@ def make_logits(
 def make_cotangents(x: torch.Tensor, *, seed: int = 1, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Random upstream gradients of the shape of x: one that is constant along a line would hide errors."""
     return _normal(np.random.default_rng(seed), *x.shape).to(dtype or x.dtype)
+
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,13 @@ _GATED = [
 
 _IMPLICIT = [
     *(
+        _gate(f"implicit_{n}_{_SHORT[dtype]}_b{batch}", n, n, "implicit differentiation, beside exact",
+              "tune", batch, form="log", dtype=dtype, backward="implicit")
+        for n in TUNED_SIZES
+        for batch in _tuned_batches(n)
+        for dtype in (torch.float32, torch.bfloat16)
+    ),
+    *(
         _gate(f"implicit_{n}_b{batch}", n, n, "implicit differentiation, beside exact", "implicit", batch,
               form="log", backward="implicit")
         for n in (4, 8, 16)
@@ -197,6 +208,6 @@ WORKLOADS = {w.name: w for w in (*_TUNED, *_GATED, *_IMPLICIT)}
 assert len(WORKLOADS) == len(_TUNED) + len(_GATED) + len(_IMPLICIT)
 
 
-def tagged(tag: str) -> list[Workload]:
-    """The rows that carry a tag, in the order of the table."""
-    return [w for w in WORKLOADS.values() if tag in w.tags]
+def tagged(tag: str, kind: type[Row] = Workload) -> list[Row]:
+    """The rows of one operator, or with kind=object of all, that carry a tag, in the order of the table."""
+    return [w for w in WORKLOADS.values() if isinstance(w, kind) and tag in w.tags]

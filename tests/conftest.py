@@ -42,3 +42,30 @@ def poisoned_memory(monkeypatch):
 
     for name in ("empty", "empty_like"):
         monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
+
+
+@pytest.fixture
+def fresh_caches():
+    """Nothing looked up, refused or launched before a test, and nothing of it afterwards."""
+    from helion_sinkhorn.configs import device, lookup, store
+    from helion_sinkhorn.kernels import launch
+
+    caches = (
+        device.current,
+        store.read,
+        lookup.lookup,
+        launch.choose,
+        launch.served,
+        launch.implicit_served,
+        launch.say_untuned,
+    )
+
+    def clear():
+        launch._refused.clear()
+        launch._repeats.clear()
+        for cache in caches:
+            cache.cache_clear()
+
+    clear()
+    yield
+    clear()

@@ -184,7 +184,7 @@ def test_kernels_are_judged_with_the_default_and_every_committed_config(monkeypa
     workload = WORKLOADS["mhc_one_iteration"]
     x, dy, truths = ground("mhc_one_iteration")[1:]
     x, dy = x[:6], dy[:6]
-    key = dict(zip(store.KEY_FIELDS, launch.call_of(x, *workload.arguments).key, strict=True))
+    key = dict(launch.call_of(x, *workload.arguments).key)
     entry = {"key": {**key, "batch": 4096}, "config": {"block_sizes": [2], "num_warps": 1},
              "variant": {"packed": False, "paired": False}, "evidence": "compiled"}  # fmt: skip
     (tmp_path / "h200").mkdir()

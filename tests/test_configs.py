@@ -16,14 +16,14 @@ from helion_sinkhorn.configs import device, lookup, store
 from helion_sinkhorn.configs.device import DEVICES, match
 
 KERNEL = "sinkhorn_forward"
-KEY = ("deepseek", "rows", "float32", 4, 4, 20)
+FIELDS = {"form": "deepseek", "first": "rows", "dtype": "float32", "n": 4, "m": 4, "iters": 20}
+KEY = store.key_of(FIELDS)
 CONFIG = {"block_sizes": [64], "num_warps": 2}
 VARIANT = {"packed": True, "paired": False}
 
 
 def entry(batch=4096, key=KEY, config=CONFIG, variant=VARIANT, evidence="measured"):
-    fields = dict(zip(store.KEY_FIELDS, key, strict=True))
-    return {"key": {**fields, "batch": batch}, "config": config, "variant": variant, "evidence": evidence}
+    return {"key": {**dict(key), "batch": batch}, "config": config, "variant": variant, "evidence": evidence}
 
 
 def write(folder: Path, entries, device_key="h200", kernel=KERNEL, schema=store.SCHEMA) -> Path:
@@ -33,17 +33,7 @@ def write(folder: Path, entries, device_key="h200", kernel=KERNEL, schema=store.
     return path
 
 
-@pytest.fixture(autouse=True)
-def fresh_caches():
-    """Nothing read before a test, and nothing of it afterwards."""
-    from helion_sinkhorn.kernels import launch
-
-    caches = (device.current, store.read, lookup.lookup, launch.choose)
-    for cache in caches:
-        cache.cache_clear()
-    yield
-    for cache in caches:
-        cache.cache_clear()
+pytestmark = pytest.mark.usefixtures("fresh_caches")
 
 
 @pytest.fixture
@@ -274,12 +264,13 @@ def test_reading_writes_nothing(shipped):
 
 
 def test_exact_key(shipped):
-    keys = [KEY, ("log", *KEY[1:]), (*KEY[:3], 8, 4, 20), (*KEY[:2], "bfloat16", *KEY[3:]), (*KEY[:5], 10)]
+    others = {"form": "log"}, {"n": 8}, {"dtype": "bfloat16"}, {"iters": 10}
+    keys = [KEY, *(store.key_of({**FIELDS, **other}) for other in others)]
     write(shipped, [entry(key=key, config={"num_warps": i}) for i, key in enumerate(keys)])
     for i, key in enumerate(keys):
         assert served(key=key).config == (("num_warps", i),)
-    assert served(key=("deepseek", "cols", *KEY[2:])) is None
-    assert served(key=(*KEY[:3], 4, 8, 20)) is None
+    assert served(key=store.key_of({**FIELDS, "first": "cols"})) is None
+    assert served(key=store.key_of({**FIELDS, "m": 8})) is None
 
 
 @pytest.mark.parametrize(

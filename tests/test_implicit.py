@@ -153,7 +153,7 @@ def kernel(dy, p, system, solver, n_iters=ENOUGH, **variant):
 
     choice = None
     if variant:
-        call = launch.implicit_call(p, n_iters)
+        call = launch.implicit_call(*p.shape[-2:], p.dtype, n_iters)
         choice = launch.choose(f"sinkhorn_implicit_{solver}", call, len(p), DEVICES["h200"])
         choice = launch.with_variant(choice, **variant)
     return launch.implicit_backward(dy, p, n_iters, system, solver, torch.float32, choice)

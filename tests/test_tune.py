@@ -12,7 +12,7 @@ import torch
 
 from helion_sinkhorn import tune as tuner
 from helion_sinkhorn.__main__ import main
-from helion_sinkhorn.configs import device, lookup, store, writer
+from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.kernels import KERNELS, Call, Choice, bodies, candidates, launch
 from helion_sinkhorn.kernels.fingerprint import fingerprint
@@ -20,21 +20,11 @@ from helion_sinkhorn.offline import Binary, Job
 from helion_sinkhorn.workloads import WORKLOADS, tagged
 
 WORKLOAD = WORKLOADS["deepseek_4x4_fp32_b128"]
-ALL = tuner.groups_of(tagged("tune"))
+CALL = Call(True, 1, "float32", 4, 4, 20)
+ALL = tuner.groups_of(tagged("tune", object))
 
 
-@pytest.fixture(autouse=True)
-def fresh_caches():
-    caches = (device.current, store.read, lookup.lookup, launch.choose, launch.served, launch.say_untuned)
-
-    def clear():
-        launch._refused.clear()
-        for cache in caches:
-            cache.cache_clear()
-
-    clear()
-    yield
-    clear()
+pytestmark = pytest.mark.usefixtures("fresh_caches")
 
 
 class Compiled:
@@ -45,7 +35,7 @@ class Compiled:
 
     def binaries(self, group):
         choices = candidates(group.kernel, group.call, self.device)
-        return [Binary(self.device.key, Job(group.call, c, group.eps)) for c in choices]
+        return [Binary(self.device.key, Job(group.call, c)) for c in choices]
 
     def stop(self):
         pass
@@ -67,7 +57,7 @@ class Clock:
 
 
 def is_default(choice, group=None) -> bool:
-    default = candidates(choice.kernel, Call(True, 1, "float32", 4, 4, 20), DEVICES["h200"])[0]
+    default = candidates(choice.kernel, CALL, DEVICES["h200"])[0]
     return tuner.same(choice, default)
 
 
@@ -108,9 +98,30 @@ def test_candidates_are_few_distinct_and_begin_with_the_default(group, key):
 
 
 def test_groups_hold_every_tuned_workload_in_both_directions():
-    keys = [(g.call.key, b, g.kernel == "sinkhorn_forward") for g in ALL for b in g.batches]
-    calls = [(launch.call_for(w.n, w.m, w.dtype, *w.arguments).key, w.batch) for w in tagged("tune")]
+    keys = [
+        (g.call.key, b, g.kernel == "sinkhorn_forward")
+        for g in ALL
+        for b in g.batches
+        if g.kernel == "sinkhorn_forward" or "backward" in g.kernel
+    ]
+    exact = [w for w in tagged("tune") if w.backward == "exact"]
+    calls = [(launch.call_for(w.n, w.m, w.dtype, *w.arguments).key, w.batch) for w in exact]
     assert sorted(keys) == sorted((*c, forward) for c in calls for forward in (True, False))
+
+
+def test_groups_hold_every_implicit_workload_with_the_solver_it_takes():
+    found = {(g.kernel, g.call.n, g.call.dtype, b) for g in ALL for b in g.batches if "implicit" in g.kernel}
+    wanted = {
+        (f"sinkhorn_implicit_{'direct' if w.n <= 4 else 'cg'}", w.n, str(w.dtype)[6:], w.batch)
+        for w in tagged("tune")
+        if w.backward == "implicit"
+    }
+    assert found == wanted
+
+
+def test_a_workload_of_an_unknown_operator_is_named():
+    with pytest.raises(TypeError, match="serve a str"):
+        tuner.groups_of(["deepseek_4x4"])
 
 
 @pytest.mark.parametrize("world", [1, 2, 4, 7])
@@ -132,7 +143,7 @@ def test_the_winner_is_stored_and_served(tmp_path, monkeypatch):
     assert (entry.batch, entry.evidence, entry.key) == (
         128,
         "measured",
-        ("deepseek", "rows", "float32", 4, 4, 20),
+        CALL.key,
     )
     assert entry.config == tuple(sorted(result.winner.config))
     assert result.us < result.default_us == 100.0
@@ -204,15 +215,24 @@ def test_without_compilers_candidates_are_timed_all_the_same(tmp_path, monkeypat
     assert "the compiler did not start" in caplog.text
 
 
-def test_the_error_gate_sees_a_wrong_kernel(monkeypatch):
-    (group,) = tuner.groups_of([WORKLOAD], "sinkhorn_forward")
+@pytest.mark.parametrize(
+    ("workload", "kernel", "run"),
+    [
+        ("deepseek_4x4_fp32_b128", "sinkhorn_forward", "forward"),
+        ("deepseek_4x4_fp32_b128", "sinkhorn_backward", "backward"),
+        ("implicit_4_fp32_b128", "sinkhorn_implicit_direct", "implicit_backward"),
+        ("implicit_8_fp32_b128", "sinkhorn_implicit_cg", "implicit_backward"),
+    ],
+)
+def test_the_error_gate_sees_a_wrong_kernel(workload, kernel, run, monkeypatch):
+    (group,) = tuner.groups_of([WORKLOADS[workload]], kernel)
     default = candidates(group.kernel, group.call, DEVICES["h200"])[0]
     tuner.error.cache_clear()
-    assert tuner.error(group, default, "cpu") <= 1
-    right = tuner.forward
-    monkeypatch.setattr(tuner, "forward", lambda *a: right(*a) * (1 + 1e-4))
+    assert tuner.error(group.call, default, "cpu") <= 1
+    right = getattr(launch, run)
+    monkeypatch.setattr(launch, run, lambda *a: right(*a) * (1 + 1e-4))
     tuner.error.cache_clear()
-    assert tuner.error(group, default, "cpu") > 1
+    assert tuner.error(group.call, default, "cpu") > 1
     tuner.error.cache_clear()
 
 
@@ -276,9 +296,8 @@ def test_the_device_is_an_assertion(monkeypatch):
 
 
 def stored_choice(tmp_path, monkeypatch, **config):
-    key = dict(zip(store.KEY_FIELDS, ("deepseek", "rows", "float32", 4, 4, 20), strict=True))
     entry = {
-        "key": {**key, "batch": 128},
+        "key": {**dict(CALL.key), "batch": 128},
         "config": {"block_sizes": [64], "num_warps": 2, **config},
         "variant": {"packed": True, "paired": False},
         "evidence": "measured",

@@ -31,14 +31,7 @@ def entry(batch, evidence="measured", us=1.0):
     }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def fresh_caches():
-    caches = (store.read, lookup.lookup, launch.choose, launch.served)
-    for cache in caches:
-        cache.cache_clear()
-    yield
-    for cache in caches:
-        cache.cache_clear()
+pytestmark = pytest.mark.usefixtures("fresh_caches")
 
 
 def read(folder):

@@ -6,7 +6,6 @@ import functools
 import logging
 import math
 import threading
-from typing import Any
 
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, Device
@@ -17,7 +16,7 @@ MAX_LOG2_DISTANCE = 2.0
 _reading = threading.Lock()
 
 
-def nearest(entries: tuple[store.Entry, ...], key: tuple[Any, ...], batch: int) -> store.Entry | None:
+def nearest(entries: tuple[store.Entry, ...], key: store.Key, batch: int) -> store.Entry | None:
     """The entry of this key whose batch is nearest in log2, at most 4x away; the largest serves all beyond.
 
     A config for the largest tuned batch is one for a full device, and no larger batch is more than full.
@@ -30,21 +29,21 @@ def nearest(entries: tuple[store.Entry, ...], key: tuple[Any, ...], batch: int) 
 
 
 @functools.lru_cache(maxsize=4096)
-def lookup(device: Device, kernel: str, key: tuple[Any, ...], batch: int) -> store.Entry | None:
+def lookup(device: Device, kernel: str, key: store.Key, batch: int) -> store.Entry | None:
     """User's folder, then this device, then its family; None when only the kernel's default is left.
 
     Args:
         device: whose configs.
         kernel: a KERNELS name.
-        key: (form, first, dtype, n, m, iters).
-        batch: number of matrices.
+        key: of the call, store.key_of its fields.
+        batch: number of matrices, or what else the operator counts its independent parts by.
     """
     # a cache may run what it caches in several threads at once, each with its warning
     with _reading:
         return find(device, kernel, key, batch)
 
 
-def find(device: Device, kernel: str, key: tuple[Any, ...], batch: int) -> store.Entry | None:
+def find(device: Device, kernel: str, key: store.Key, batch: int) -> store.Entry | None:
     relatives = [d.key for d in DEVICES.values() if d.family == device.family and d.key != device.key]
     for name in (device.key, *relatives):
         for folder in store.folders():

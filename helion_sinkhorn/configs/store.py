@@ -12,6 +12,8 @@ from typing import Any
 from helion_sinkhorn import settings
 
 SCHEMA = 1
+Key = tuple[tuple[str, Any], ...]
+"""What a call is looked up by, without its batch: the fields of its operator by name, sorted."""
 log = logging.getLogger("helion_sinkhorn")
 
 
@@ -19,15 +21,12 @@ log = logging.getLogger("helion_sinkhorn")
 class Entry:
     """One tuned key of one kernel on one device."""
 
-    key: tuple[Any, ...]
+    key: Key
     batch: int
     config: tuple[tuple[str, Any], ...]
     variant: tuple[tuple[str, Any], ...]
     evidence: str
     path: str
-
-
-KEY_FIELDS = ("form", "first", "dtype", "n", "m", "iters")
 
 
 def folders() -> list[Path]:
@@ -46,8 +45,12 @@ def frozen(value: Any) -> Any:
     return tuple(map(frozen, value)) if isinstance(value, list) else value
 
 
+def key_of(fields: dict[str, Any]) -> Key:
+    """The Key of a stored entry's fields."""
+    return frozen({name: value for name, value in fields.items() if name != "batch"})
+
+
 def _entry(e: dict[str, Any], path: Path) -> Entry:
-    key = tuple(e["key"][field] for field in KEY_FIELDS)
     batch, config, variant, evidence = e["key"]["batch"], e["config"], e["variant"], e["evidence"]
     for name, value, kind in (
         ("batch", batch, int),
@@ -59,7 +62,7 @@ def _entry(e: dict[str, Any], path: Path) -> Entry:
             raise TypeError(f"{name} is {value!r}")
     if not 1 <= batch < 1 << 63:
         raise ValueError(f"batch is {batch}")
-    return Entry(key, batch, frozen(config), frozen(variant), evidence, str(path))
+    return Entry(key_of(e["key"]), batch, frozen(config), frozen(variant), evidence, str(path))
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from helion_sinkhorn.configs.store import SCHEMA
+from helion_sinkhorn.configs.store import SCHEMA, Key, key_of
 
 log = logging.getLogger("helion_sinkhorn")
 EVIDENCE = ("compiled", "measured")
@@ -26,10 +26,9 @@ def run_id(run: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def identity(entry: dict[str, Any]) -> tuple[Any, ...]:
+def identity(entry: dict[str, Any]) -> tuple[Key, int]:
     """What no two entries of a file share, in the order of the file."""
-    key = entry["key"]
-    return key["n"], key["m"], key["iters"], key["form"], key["first"], key["dtype"], key["batch"]
+    return key_of(entry["key"]), entry["key"]["batch"]
 
 
 def load(path: Path) -> dict[str, Any] | None:
@@ -42,8 +41,10 @@ def load(path: Path) -> dict[str, Any] | None:
         data = json.loads(path.read_bytes())
         newer = isinstance(data["schema"], int) and data["schema"] > SCHEMA
         if not newer:
+            # what cannot be sorted is not one operator's keys
+            sorted(map(identity, data["entries"]))
             for entry in data["entries"]:
-                identity(entry), data["runs"][entry["run"]], EVIDENCE.index(entry["evidence"])
+                data["runs"][entry["run"]], EVIDENCE.index(entry["evidence"])
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

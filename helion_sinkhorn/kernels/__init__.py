@@ -14,6 +14,7 @@ from typing import Any
 import helion
 
 from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.configs.store import Key, key_of
 from helion_sinkhorn.kernels import bodies, implicit
 from helion_sinkhorn.scaling import pairs_are_safe, pivot_is_safe
 
@@ -30,7 +31,7 @@ REGISTER_HISTORY_ENTRIES = 16 * 16
 
 @dataclass(frozen=True)
 class Call:
-    """What a config is chosen for: the arithmetic (canonical form) and the shape without the batch."""
+    """What a Sinkhorn config is chosen for: the arithmetic (canonical form), the shape without the batch."""
 
     deepseek: bool
     lead_axis: int
@@ -45,10 +46,31 @@ class Call:
         return self.n_iters - 1 if self.deepseek else self.n_iters
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        """The fields of a stored entry's key (configs.store.KEY_FIELDS)."""
-        form, first = ("deepseek" if self.deepseek else "log"), ("rows" if self.lead_axis == 1 else "cols")
-        return form, first, self.dtype, self.n, self.m, self.n_iters
+    def form(self) -> str:
+        return "deepseek" if self.deepseek else "log"
+
+    @property
+    def first(self) -> str:
+        return "rows" if self.lead_axis == 1 else "cols"
+
+    @property
+    def key(self) -> Key:
+        """What a stored entry is found by."""
+        return key_of({
+            "form": self.form, "first": self.first, "dtype": self.dtype,
+            "n": self.n, "m": self.m, "iters": self.n_iters,
+        })  # fmt: skip
+
+    @classmethod
+    def of(cls, key: Key) -> Call:
+        """The call with this key."""
+        k = dict(key)
+        return cls(
+            k["form"] == "deepseek", 1 if k["first"] == "rows" else 2, k["dtype"], k["n"], k["m"], k["iters"]
+        )
+
+    def __str__(self) -> str:
+        return f"{self.form} {self.first} {self.dtype} {self.n}x{self.m} T={self.n_iters}"
 
 
 @dataclass(frozen=True)
@@ -75,6 +97,8 @@ class Kernel:
     default: Callable[[Call, Device], tuple[Items, Items]]
     space: Callable[[Call, Device], tuple[Grid, ...]]
     """What the tuner tries: the product of each grid's values."""
+    call: type[Any] = Call
+    """What its configs are chosen for: hashable, of JSON values, with `key`, `of(key)` and `dtype`."""
 
 
 def power_of_two(k: int) -> int:
@@ -92,6 +116,11 @@ def can_pack(call: Call, most: int) -> bool:
     return is_whole(call) and 1 < call.n * call.m <= most
 
 
+def tile(block: int, warps: int) -> Items:
+    """`block` matrices a block of `warps` warps."""
+    return ("block_sizes", (block,)), ("num_warps", warps)
+
+
 def spread_over(call: Call, device: Device, fewest: int, most: int) -> Items:
     """Block and warps for a (block, n, m) tile: one warp, `fewest` entries a thread if that fills it.
 
@@ -103,12 +132,12 @@ def spread_over(call: Call, device: Device, fewest: int, most: int) -> Items:
     while size > warps * device.warp_size * most:
         warps *= 2
     block = max(1, warps * device.warp_size * fewest // size)
-    return ("block_sizes", (min(block, warps * device.warp_size),)), ("num_warps", warps)
+    return tile(min(block, warps * device.warp_size), warps)
 
 
 def thread_per_matrix(device: Device) -> Items:
     """As many matrices in a block as threads: Triton then leaves each matrix in one thread."""
-    return ("block_sizes", (device.warp_size,)), ("num_warps", 1)
+    return tile(device.warp_size, 1)
 
 
 def forward_default(call: Call, device: Device) -> tuple[Items, Items]:
@@ -145,11 +174,6 @@ def implicit_direct_default(call: Call, device: Device) -> tuple[Items, Items]:
 
 def implicit_cg_default(call: Call, device: Device) -> tuple[Items, Items]:
     return spread_over(call, device, 16, 32), ()
-
-
-def tile(block: int, warps: int) -> Items:
-    """`block` matrices a block of `warps` warps."""
-    return ("block_sizes", (block,)), ("num_warps", warps)
 
 
 def whole_tiles(device: Device) -> tuple[Items, ...]:
@@ -253,7 +277,7 @@ def implicit_direct_space(call: Call, device: Device) -> tuple[Grid, ...]:
 
 
 def implicit_cg_space(call: Call, device: Device) -> tuple[Grid, ...]:
-    return ({"config": spread_tiles(call, device, (4, 8, 16, 32))},)
+    return ({"config": spread_tiles(call, device, (4, 8, 16, 32, 64))},)
 
 
 KERNELS = {

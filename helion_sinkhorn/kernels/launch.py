@@ -32,11 +32,9 @@ log = logging.getLogger("helion_sinkhorn")
 VECTOR_BYTES = 16
 SCRATCH_BYTES = 64 << 20
 """History of one launch of `sinkhorn_backward_history`: it should stay in the last-level cache."""
-
-
 MOST_REPEATS = 4096
-_repeats: dict[Hashable, Callable[..., None]] = {}
-"""Launches by all that decides one but the addresses of the tensors (dispatch.repeat)."""
+_repeats: dict[Hashable, Callable[..., None] | None] = {}
+"""Launches by all that decides one but the addresses of the tensors; None where `repeat` knows none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,14 +98,16 @@ def refuse(choice: Choice, refusal: Exception) -> None:
         if choice not in _refused:
             log.warning("%s is refused (%s): the kernel's default serves", choice, refusal)
             _refused.add(choice)
-    choose.cache_clear()
-    served.cache_clear()
+    for cache in (choose, served, implicit_served):
+        cache.cache_clear()
 
 
 @functools.cache
 def tuned_keys() -> frozenset[tuple[Any, ...]]:
     """Keys, without the batch, that `make tune` covers."""
-    return frozenset(call_for(w.n, w.m, w.dtype, *w.arguments).key for w in tagged("tune"))
+    return frozenset(
+        call_for(w.n, w.m, w.dtype, *w.arguments).key for w in tagged("tune") if w.backward == "exact"
+    )
 
 
 @functools.cache
@@ -242,14 +242,12 @@ def forward(
         again(x, out)
     elif x.numel():
         ready = ready_for(False, x, n_iters, eps, form, first, choice)
-        tensors = loaded(x, ready.packed), stored(out, ready.call, ready.packed)
         try:
-            run(ready.kernel, *tensors, *ready.constants)
+            views = loaded(x, ready.packed), stored(out, ready.call, ready.packed)
+            run_and_remember(ready, views, (x, out), key)
         except Exception as refusal:
             refuse(ready.choice, refusal)
             return forward(x, n_iters, eps, form, first, out_dtype)
-        if in_place(tensors, (x, out)):
-            remember(key, repeat(ready.kernel, *tensors, *ready.constants))
     return out
 
 
@@ -271,36 +269,28 @@ def backward(
     elif x.numel():
         ready = ready_for(True, x, n_iters, eps, form, first, choice)
         try:
-            adjoint(ready, x, dy, dx, key)
+            views = loaded(x, ready.packed), loaded(dy, ready.packed), stored(dx, ready.call, ready.packed)
+            if ready.name == "sinkhorn_backward_history":
+                run_with_history(ready, *views)
+            else:
+                run_and_remember(ready, views, (x, dy, dx), key)
         except Exception as refusal:
             refuse(ready.choice, refusal)
             return backward(dy, x, n_iters, eps, form, first)
     return dx
 
 
-def adjoint(ready: Prepared, x: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, key: Hashable) -> None:
-    """The launch or launches of `backward`, remembered under `key` where one does."""
-    tensors = loaded(x, ready.packed), loaded(dy, ready.packed), stored(dx, ready.call, ready.packed)
-    if ready.name == "sinkhorn_backward_history":
-        run_with_history(ready, *tensors)
-        return
-    run(ready.kernel, *tensors, *ready.constants)
-    if in_place(tensors, (x, dy, dx)):
-        remember(key, repeat(ready.kernel, *tensors, *ready.constants))
-
-
-def in_place(views: tuple[torch.Tensor, ...], tensors: tuple[torch.Tensor, ...]) -> bool:
-    """Whether the kernel reads and writes the tensors themselves, not copies."""
-    return all(v.data_ptr() == t.data_ptr() for v, t in zip(views, tensors, strict=True))
-
-
-def remember(key: Hashable, again: Callable[..., None] | None) -> None:
-    """Keep a launch for the calls like it; a program of ever new shapes starts anew now and then."""
-    if again is None:
-        return
-    if len(_repeats) >= MOST_REPEATS:
-        _repeats.clear()
-    _repeats[key] = again
+def run_and_remember(
+    ready: Prepared, views: tuple[torch.Tensor, ...], tensors: tuple[torch.Tensor, ...], key: Hashable
+) -> None:
+    """One launch on views of the tensors; where they are no copies it is kept for the calls like it."""
+    run(ready.kernel, *views, *ready.constants)
+    in_place = all(v.data_ptr() == t.data_ptr() for v, t in zip(views, tensors, strict=True))
+    if in_place and key not in _repeats:
+        # a program of ever new shapes starts anew now and then
+        if len(_repeats) >= MOST_REPEATS:
+            _repeats.clear()
+        _repeats[key] = repeat(ready.kernel, *views, *ready.constants)
 
 
 def run_with_history(ready: Prepared, x: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor) -> None:
@@ -324,28 +314,43 @@ def run_with_history(ready: Prepared, x: torch.Tensor, dy: torch.Tensor, dx: tor
         run(ready.kernel, x[rows], dy[rows], dx[rows], us, vs, logits, *ready.constants)
 
 
-def implicit_call(p: torch.Tensor, n_iters: int) -> Call:
-    """The key of the implicit kernels: they see neither form nor first, and no more columns than rows."""
-    n, m = p.shape[-2:]
-    return Call(False, 1, str(p.dtype)[6:], max(n, m), min(n, m), n_iters)
+def implicit_call(n: int, m: int, dtype: torch.dtype, n_iters: int) -> Call:
+    """The key of the implicit kernels for P (..., n, m): they see neither form nor first, no more columns
+    than rows, and as many iterations as conjugate gradients take steps."""
+    return Call(False, 1, str(dtype)[6:], max(n, m), min(n, m), cg_steps("corrected", n, m, n_iters))
+
+
+def implicit_kernel(solver: str, call: Call) -> str:
+    """The kernel of an implicit gradient."""
+    return f"sinkhorn_implicit_{solver_for(solver, call.n, call.m)}"
 
 
 @functools.lru_cache(maxsize=1024)
 def implicit_served(
-    call: Call, batch: int, system: str, solver: str, index: int | None, choice: Choice | None
+    call: Call, batch: int, steps: int, system: str, solver: str, index: int | None, choice: Choice | None
 ) -> Prepared:
     """What `implicit_backward` launches."""
     device, how, interpret = device_at(index)
-    n, m = call.n, call.m
-    name = f"sinkhorn_implicit_{solver_for(solver, n, m)}"
-    choice = choice or choose(name, call, batch, device)
+    name = implicit_kernel(solver, call)
+    taken = choice or choose(name, call, batch, device)
+    try:
+        return implicit_prepare(call, steps, system, taken, how, interpret)
+    except Exception as refusal:
+        refuse(taken, refusal)
+        return implicit_prepare(call, steps, system, default_choice(name, call, device), how, interpret)
+
+
+def implicit_prepare(
+    call: Call, steps: int, system: str, choice: Choice, how: str, interpret: bool
+) -> Prepared:
+    """`prepare` for the implicit kernels."""
     packed = dict(choice.variant).get("packed", False) and system == "corrected"
     own = {
         "sinkhorn_implicit_direct": (system == "corrected", how, packed),
-        "sinkhorn_implicit_cg": (cg_steps(system, n, m, call.n_iters), system, how),
+        "sinkhorn_implicit_cg": (steps, system, how),
     }[choice.kernel]
     kernel = build(choice.kernel, choice.config, interpret)
-    return Prepared(kernel, choice.kernel, call, (n, m, *own), packed, choice)
+    return Prepared(kernel, choice.kernel, call, (call.n, call.m, *own), packed, choice)
 
 
 def implicit_backward(
@@ -359,17 +364,27 @@ def implicit_backward(
 ) -> torch.Tensor:
     """dX for cotangents dy at P (..., n, m), as if P were a fixed point; dX has the given dtype."""
     dx = torch.empty(p.shape, dtype=dtype, device=p.device)
-    if p.numel() == 0:
-        return dx
-    call = implicit_call(p, n_iters)
-    ready = implicit_served(call, p.numel() // (call.n * call.m), system, solver, index_of(p), choice)
-    if ready.packed:
-        tensors = loaded(p, True), loaded(dy, True), stored(dx, call, True)
-    else:
-        tensors = matrices(p), matrices(dy), dx.view(-1, *p.shape[-2:])
-        if p.size(-2) < p.size(-1):
-            tensors = tuple(t.mT for t in tensors)
-    run(ready.kernel, *tensors, *ready.constants)
+    key = (
+        p.shape, p.stride(), p.dtype, p.device, dy.stride(), dy.dtype, dtype, n_iters, system, solver, choice
+    )  # fmt: skip
+    again = _repeats.get(key)
+    if again is not None and (p.data_ptr() | dy.data_ptr()) % VECTOR_BYTES == 0:
+        again(p, dy, dx)
+    elif p.numel():
+        n, m = p.shape[-2:]
+        call, steps = implicit_call(n, m, p.dtype, n_iters), cg_steps(system, n, m, n_iters)
+        ready = implicit_served(call, p.numel() // (n * m), steps, system, solver, index_of(p), choice)
+        try:
+            if ready.packed:
+                views = loaded(p, True), loaded(dy, True), stored(dx, call, True)
+            else:
+                views = matrices(p), matrices(dy), dx.view(-1, n, m)
+                if n < m:
+                    views = tuple(t.mT for t in views)
+            run_and_remember(ready, views, (p, dy, dx), key)
+        except Exception as refusal:
+            refuse(ready.choice, refusal)
+            return implicit_backward(dy, p, n_iters, system, solver, dtype)
     return dx
 
 
@@ -393,7 +408,6 @@ def describe_implicit(
     """`describe` with the choice of the implicit backward."""
     where, forward_choice, _ = describe(x, n_iters, eps, form, first)
     device, _, _ = device_at(index_of(x))
-    call = implicit_call(x, n_iters)
+    call = implicit_call(*x.shape[-2:], x.dtype, n_iters)
     batch = x.numel() // (call.n * call.m)
-    name = f"sinkhorn_implicit_{solver_for(solver, call.n, call.m)}"
-    return where, forward_choice, str(choose(name, call, batch, device))
+    return where, forward_choice, str(choose(implicit_kernel(solver, call), call, batch, device))
