@@ -31,6 +31,8 @@ import torch
 LOG2E = 1.4426950408889634
 # exp of it is 0 in fp32; products of zeros and ones with gates of -inf would be NaN
 LEAST_GATE = -110.0
+# of half a chunk: with its inverse, and products of two of them, inside the range of fp32
+LEAST_FACTOR = 2.0**-56
 
 
 def product(x, y, how, acc=None):
@@ -129,6 +131,19 @@ def on_level(position, half):
     return ((i ^ j) >= half) & ((i ^ j) < 2 * half)
 
 
+def middle(position, w, chunk, pieces, how):
+    """(factors of the queries relative to the middle of the chunk, whether they are in range, levels if not).
+
+    A key's factor is the inverse, so that every pair is served at once unless a half of the chunk decays
+    by less than LEAST_FACTOR.
+    """
+    factor = decay_over(halves(position, chunk // 2), w, pieces, how)
+    smooth = factor.amin(1).amin(0) >= LEAST_FACTOR
+    right = (position & (chunk // 2)) != 0
+    factor = torch.where(smooth, torch.where(right.unsqueeze(1), factor, 1.0 / factor), 1.0)
+    return factor, smooth, torch.where(smooth, 0, chunk.bit_length() - 1)
+
+
 def chunk_scores(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -161,15 +176,17 @@ def chunk_scores(
         save(ks, b, h, c, row, d, k32 * decay_over(j > i, w, pieces, how))
         hl.store(decay, [b, h, c, d], torch.exp2(w.sum(0) * LOG2E))
         scores = torch.where(i == j, (q32 * k32).sum(1).unsqueeze(1), 0.0)
+        factor, smooth, rounds = middle(position, w, chunk, pieces, how)
         half = hl.full([], 1, dtype=torch.int32)
-        for _level in range(chunk.bit_length() - 1):
+        for _level in hl.grid(rounds):
             # rows of right halves are queries, rows of left halves keys: one product has both
-            right = (position & half) != 0
-            x = torch.where(right.unsqueeze(1), q32, k32) * decay_over(halves(position, half), w, pieces, how)
-            x = x.to(qs.dtype)
+            both = torch.where(((position & half) != 0).unsqueeze(1), q32, k32)
+            x = (both * decay_over(halves(position, half), w, pieces, how)).to(qs.dtype)
             pairs = on_level(position, half) & (i > j)
             scores = torch.where(pairs, product(x, transposed(x), how), scores)
             half = half * 2
+        x, y = (q32 * factor).to(qs.dtype), (k32 * (1.0 / factor)).to(qs.dtype)
+        scores = torch.where((i > j) & smooth, product(x, transposed(y), how), scores)
         save(a, b, h, c, row, hl.arange(chunk), scores)
 
 
@@ -333,12 +350,15 @@ def chunk_gradients(
         k32 = load(k, b, t, h, r).to(torch.float32)
         dqs = dqs * decay_over(j <= i, w, pieces, how)
         dks = dks * decay_over(j > i, w, pieces, how)
-        both = torch.where(i > j, da, transposed(da))
         diagonal = torch.where(i == j, da, 0.0).sum(1).unsqueeze(1)
-        dq_in = hl.zeros([chunk, width], dtype=torch.float32)
-        dk_in = hl.zeros([chunk, width], dtype=torch.float32)
+        factor, smooth, rounds = middle(position, w, chunk, pieces, how)
+        pairs = torch.where((i > j) & smooth, da, 0.0).to(ks.dtype)
+        inverse = 1.0 / factor
+        dq_in = product(pairs, (k32 * inverse).to(ks.dtype), how) * factor
+        dk_in = product(transposed(pairs), (q32 * factor).to(ks.dtype), how) * inverse
+        both = torch.where(i > j, da, transposed(da))
         half = hl.full([], 1, dtype=torch.int32)
-        for _level in range(chunk.bit_length() - 1):
+        for _level in hl.grid(rounds):
             right = ((position & half) != 0).unsqueeze(1)
             factor = decay_over(halves(position, half), w, pieces, how)
             x = (torch.where(right, q32, k32) * factor).to(ks.dtype)
