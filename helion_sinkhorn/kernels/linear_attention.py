@@ -1,0 +1,215 @@
+"""The Helion kernel body of recurrent linear attention: one walk over time with the state in registers.
+
+A walk reads one vector per step out of a state H (Dk x Dv), which decays and takes a rank-one update:
+
+    early:  H <- D_t * H + k_t v_t',  o_t = scale H' q_t              D_t[i, j] = exp(rate_t + gk_t[i] + gv_t[j])
+    late:   H <- H + scale k_t v_t',  o_t = H' q_t,  H <- D_t * H
+
+The operator and its three vector gradients are four walks (docs/linear_attention.md), each with the
+operator's tensors in other places; a walk sums over Dk alone, so tiles of Dv know nothing of each other:
+
+    result  q   k   v   gk  gv  steps     decay
+    o       q   k   v   gk  gv  in order  early
+    dq      do  v   k   gv  gk  in order  early
+    dk      v   do  q   gv  gk  reversed  late
+    dv      k   q   do  gk  gv  reversed  late
+
+A vector of the Dk side comes as (ck, rk), of the Dv side as (cv, rv).  Triton deals the last axes of a tile
+out to threads, so the state (rk, rv, cv, ck) has rk x rv entries in a thread's registers, which come in runs
+from memory, and the sum over Dk is rk additions in a thread and log2(ck) exchanges within a warp.
+"""
+
+from __future__ import annotations
+
+import helion.language as hl
+import torch
+
+from helion_sinkhorn.kernels.bodies import LOG2E
+
+
+def over_k(w):
+    """A vector of the Dk side, broadcast over the state."""
+    return w.permute(1, 0).unsqueeze(1).unsqueeze(1)
+
+
+def over_v(w):
+    """The same of the Dv side."""
+    return w.permute(1, 0).unsqueeze(0).unsqueeze(3)
+
+
+def summed(h):
+    """The sum of a state over Dk, (cv, rv)."""
+    return h.sum(0).sum(2).permute(1, 0)
+
+
+def of_k(x, t, head):
+    """One step's vector of the Dk side."""
+    return hl.load(x, [t, head, slice(None), slice(None)]).to(torch.float32)
+
+
+def of_v(x, t, head, tile):
+    """One step's vector of the Dv side."""
+    loaded = hl.load(x, [t, head, tile, slice(None)])
+    # interpreted, a step read from cu_seqlens leaves an axis of its own
+    return loaded.view(tile.block_size, x.size(3)).to(torch.float32)
+
+
+def of_head(g_gamma, head):
+    """The head's own log decay."""
+    return None if g_gamma is None else hl.load(g_gamma, [head]).to(torch.float32)
+
+
+def added(first, second):
+    """The sum of what is there of two."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second
+
+
+def decayed(h, rate, gk, gv):
+    """exp(rate + gk + gv) h, with one exponential for each entry of a vector."""
+    if gk is not None:
+        h = h * over_k(torch.exp2(added(gk, rate) * LOG2E))
+        rate = None
+    if gv is not None:
+        h = h * over_v(torch.exp2(added(gv, rate) * LOG2E))
+        rate = None
+    return h if rate is None else h * torch.exp2(rate * LOG2E)
+
+
+def stacked(parts):
+    """Vectors (cv, rv) along a new first axis.
+
+    Selects leave them where the sums over Dk left them; a join would take each through shared memory.
+    """
+    if len(parts) == 1:
+        return parts[0].unsqueeze(0)
+    number = hl.arange(len(parts))
+    stack = parts[0].permute(1, 0).unsqueeze(2)
+    for i in range(1, len(parts)):
+        stack = torch.where(number == i, parts[i].permute(1, 0).unsqueeze(2), stack)
+    return stack.permute(2, 1, 0)
+
+
+def walk(h, later, tensors, rate, tile, steps, first, descending, count, head, scale, late):
+    """The state, and what gates have gathered, after `count` steps.  All loads stand before all arithmetic."""
+    q, k, v, o, g, gk, gv, v_dual, o_dual, dgv, dg = tensors
+    sign = -1 if descending else 1
+    ts = [first + sign * (steps.begin + i) for i in range(count)]
+
+    def loaded(load, x, *where):
+        return [None if x is None else load(x, t, head, *where) for t in ts]
+
+    qs, ks, vs = loaded(of_k, q), loaded(of_k, k), loaded(of_v, v, tile)
+    gks, gvs = loaded(of_k, gk), loaded(of_v, gv, tile)
+    rates = [added(one, rate) for one in loaded(lambda x, t, head: hl.load(x, [t, head]).to(torch.float32), g)]
+    v_duals, o_duals = loaded(of_v, v_dual, tile), loaded(of_v, o_dual, tile)
+    outs, gathered = [], []
+    for i in range(count):
+        if late:
+            h = h + over_k(ks[i]) * over_v(vs[i] * scale)
+        else:
+            h = decayed(h, rates[i], gks[i], gvs[i]) + over_k(ks[i]) * over_v(vs[i])
+        out = summed(over_k(qs[i]) * h)
+        outs.append(out if late else out * scale)
+        if late:
+            h = decayed(h, rates[i], gks[i], gvs[i])
+        if later is not None:
+            later = later + (vs[i] * v_duals[i] - o_duals[i] * out)
+            gathered.append(later)
+    at = first + sign * steps.index
+    hl.store(o, [at, head, tile, slice(None)], stacked(outs).to(o.dtype))
+    if dgv is not None:
+        hl.store(dgv, [at, head, tile, slice(None)], stacked(gathered).to(dgv.dtype))
+    if dg is not None:
+        hl.store(dg, [tile.id, at, head], stacked(gathered).sum(2).sum(1))
+    return h, later
+
+
+def span_of(cu_seqlens, n, length):
+    """First token and number of tokens of sequence n."""
+    if cu_seqlens is None:
+        return n * length, length
+    begin = hl.load(cu_seqlens, [n])
+    return begin, hl.load(cu_seqlens, [n + 1]) - begin
+
+
+def of_state(x, n, head, tile):
+    """A sequence's state."""
+    return hl.load(x, [n, head, slice(None), slice(None), tile, slice(None)]).permute(1, 3, 2, 0)
+
+
+def meeting(h, start_dual, v_dual, n, head, tile):
+    """What the state that a late walk starts with owes to the gates of every step."""
+    if v_dual is None:
+        return None
+    if start_dual is None:
+        return summed(h * 0.0)
+    return summed(h * of_state(start_dual, n, head, tile))
+
+
+def linear_attention_walk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    g: torch.Tensor | None,
+    g_gamma: torch.Tensor | None,
+    gk: torch.Tensor | None,
+    gv: torch.Tensor | None,
+    start: torch.Tensor | None,
+    end: torch.Tensor | None,
+    v_dual: torch.Tensor | None,
+    o_dual: torch.Tensor | None,
+    start_dual: torch.Tensor | None,
+    dgv: torch.Tensor | None,
+    dg: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    sequences: int,
+    length: int,
+    scale: float,
+    count: hl.constexpr,
+    descending: hl.constexpr,
+    late: hl.constexpr,
+):
+    """One walk of every sequence and head; tokens of all sequences lie on one axis.
+
+    q, k, gk (tokens, H, ck, rk), v, o, gv (tokens, H, cv, rv), g (tokens, H), g_gamma (H,); states start and
+    end (N, H, ck, rk, cv, rv) float32.  Sequence n has the tokens cu_seqlens[n] to cu_seqlens[n + 1], or
+    n length to (n + 1) length.  None leaves a gate, or a result, out; start is then 0.
+
+    With v_dual, a late walk gathers the gradient of its v-side gate: later = start_dual summed with start over
+    Dk, and each step adds v v_dual - o_dual o; dgv takes later, dg (tiles, tokens, H) its sum over a tile.
+    """
+    heads, ck, rk = hl.specialize((q.size(1), q.size(2), q.size(3)))
+    units, rv = hl.specialize((v.size(2), v.size(3)))
+    tensors = (q, k, v, o, g, gk, gv, v_dual, o_dual, dgv, dg)
+    # vector loads need to know that threads read neighbours
+    hl.specialize((q.stride(), k.stride(), v.stride(), o.stride()))
+    if gk is not None:
+        _ = hl.specialize(gk.stride())
+    if gv is not None:
+        _ = hl.specialize(gv.stride())
+    if v_dual is not None:
+        _ = hl.specialize((v_dual.stride(), o_dual.stride()))
+    if dgv is not None:
+        _ = hl.specialize(dgv.stride())
+    for pair, tile in hl.tile([sequences * heads, units], block_size=[1, None]):
+        n = pair.begin // heads
+        head = pair.begin % heads
+        begin, size = span_of(cu_seqlens, n, length)
+        if start is None:
+            h = hl.zeros([rk, rv, tile, ck], dtype=torch.float32)
+        else:
+            h = of_state(start, n, head, tile)
+        later = meeting(h, start_dual, v_dual, n, head, tile)
+        first = begin + size - 1 if descending else begin
+        rate = of_head(g_gamma, head)
+        whole = size // count * count
+        for steps in hl.tile(0, whole, block_size=count):
+            h, later = walk(h, later, tensors, rate, tile, steps, first, descending, count, head, scale, late)
+        if count > 1:
+            for rest in hl.tile(whole, size, block_size=1):
+                h, later = walk(h, later, tensors, rate, tile, rest, first, descending, 1, head, scale, late)
+        if end is not None:
+            end[n, head, :, :, tile, :] = h.permute(3, 0, 2, 1)
