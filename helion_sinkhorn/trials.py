@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from helion_sinkhorn import implicit
-from helion_sinkhorn.kernels import TUNED_EPS, Call, Choice, launch
+from helion_sinkhorn.kernels import TUNED_EPS, Call, Choice, launch, linear_attention_launch
+from helion_sinkhorn.kernels.linear_attention import WalkCall
 from helion_sinkhorn.testing import Case, half_ulp, worst
 from helion_sinkhorn.workloads import Workload, make_cotangents, make_logits
 
@@ -131,10 +132,56 @@ def implicit_error(call: Call, choice: Choice, device: str) -> float:
     return max(ratios)
 
 
+# ------------------------------------------------------------------------- recurrent linear attention
+
+STEPS = 1024
+"""Of a timed walk: its time is proportional to them from some hundred on."""
+HEADS = 16
+
+
+def walk_operands(call: WalkCall, batch: int, device: str, steps: int = STEPS) -> Tensors:
+    """q, k, v, do, what a walk before this one left (float32), and the gates, each at most 0."""
+    heads = min(batch, HEADS)
+    dk, dv = ((-(-batch // heads), steps, heads, d) for d in (call.dk, call.dv))
+    shapes = {"g": dk[:3], "g_gamma": dk[2:3], "gk": dk, "gv": dv}
+    *vectors, dual = noise(device, call.dtype, dk, dk, dv, dv, dk if call.result == "dk" else dv)
+    gates = noise(device, call.dtype, *[shapes[name] for name in call.gates.split()])
+    return *vectors, dual.float(), *[-0.1 * gate.abs() for gate in gates]
+
+
+def run_walk(
+    call: WalkCall,
+    choice: Choice,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor,
+    dual: torch.Tensor,
+    *gates: torch.Tensor,
+) -> torch.Tensor:
+    named = dict(zip(call.gates.split(), gates, strict=True))
+    given = [named.get(name) for name in ("g", "g_gamma", "gk", "gv")]
+    p = linear_attention_launch.Problem.of(q, k, v, *given, call.dk**-0.5, False, None)
+    if call.result == "o":
+        return linear_attention_launch.walk_o(p, None, None, None, choice)
+    if call.result == "dq":
+        return linear_attention_launch.walk_dq(p, do, None, None, choice)
+    if call.result == "dk":
+        return linear_attention_launch.walk_dk(p, do, None, dual, None, choice)[0]
+    return linear_attention_launch.walk_dv(
+        p, do, None, None, dual if p.gv is not None else None, None, choice
+    )[0]
+
+
+def walk_error(call: WalkCall, choice: Choice, device: str) -> float:
+    raise NotImplementedError
+
+
 TRIALS = {
     "sinkhorn_forward": Trial(one_matrix, run_forward, forward_error),
     "sinkhorn_backward": Trial(two_matrices, run_backward, backward_error),
     "sinkhorn_backward_history": Trial(two_matrices, run_backward, backward_error),
     "sinkhorn_implicit_direct": Trial(p_and_gradient, run_implicit, implicit_error),
     "sinkhorn_implicit_cg": Trial(p_and_gradient, run_implicit, implicit_error),
+    "linear_attention_walk": Trial(walk_operands, run_walk, walk_error),
 }

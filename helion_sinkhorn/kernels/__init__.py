@@ -15,7 +15,8 @@ import helion
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Key, key_of
-from helion_sinkhorn.kernels import bodies, implicit
+from helion_sinkhorn.kernels import bodies, implicit, linear_attention
+from helion_sinkhorn.kernels.linear_attention import WalkCall
 from helion_sinkhorn.scaling import pairs_are_safe, pivot_is_safe
 
 Items = tuple[tuple[str, Any], ...]
@@ -104,6 +105,11 @@ class Kernel:
 def power_of_two(k: int) -> int:
     """The smallest power of two that is at least k: the extent Triton gives an axis of k."""
     return 1 << (k - 1).bit_length()
+
+
+def largest_run(size: int, most: int) -> int:
+    """Entries of an axis that one thread holds side by side: a power of two up to `most` that divides it."""
+    return min(1 << (most.bit_length() - 1), size & -size)
 
 
 def is_whole(call: Call) -> bool:
@@ -280,6 +286,41 @@ def implicit_cg_space(call: Call, device: Device) -> tuple[Grid, ...]:
     return ({"config": spread_tiles(call, device, (4, 8, 16, 32, 64))},)
 
 
+def walk_tile(call: WalkCall, device: Device, rk: int, rv: int, warps: int, many: int = 1) -> Items:
+    """So many warps with `many` states of rk x rv entries in a thread, or as few as hold a whole result."""
+    lanes = max(1, device.warp_size // power_of_two(-(-call.summed // rk)))
+    units = power_of_two(-(-call.kept // rv))
+    warps = max(1, min(warps, units // lanes))
+    return tile(min(units, lanes * warps * many), warps)
+
+
+def walk_default(call: WalkCall, device: Device) -> tuple[Items, Items]:
+    # sums over 8 threads; a block's step loads, of fewer entries than threads, then need no shared memory
+    rk = largest_run(call.summed, max(1, call.summed // 8))
+    rv = largest_run(call.kept, max(1, 32 // rk))
+    return walk_tile(call, device, rk, rv, 8), (("rk", rk), ("rv", rv), ("count", 8))
+
+
+def walk_space(call: WalkCall, device: Device) -> tuple[Grid, ...]:
+    def grid(rk: int, rv: int, *counts: int) -> Grid:
+        rk, rv = largest_run(call.summed, rk), largest_run(call.kept, rv)
+        tiles = [walk_tile(call, device, rk, rv, *size) for size in ((4, 1), (4, 2), (8, 1), (16, 1))]
+        return {"config": tuple(dict.fromkeys(tiles)), "rk": (rk,), "rv": (rv,), "count": counts}
+
+    shapes = (
+        (4, 4, 16),
+        (8, 2, 8),
+        (8, 4, 8),
+        (8, 8, 8),
+        (8, 4, 16),
+        (16, 1, 8),
+        (16, 2, 8),
+        (16, 4, 8),
+        (32, 1, 4),
+    )
+    return tuple(grid(*shape) for shape in shapes)
+
+
 KERNELS = {
     "sinkhorn_forward": Kernel(bodies.sinkhorn_forward, forward_default, forward_space),
     "sinkhorn_backward": Kernel(bodies.sinkhorn_backward, backward_default, backward_space),
@@ -288,6 +329,9 @@ KERNELS = {
         implicit.sinkhorn_implicit_direct, implicit_direct_default, implicit_direct_space
     ),
     "sinkhorn_implicit_cg": Kernel(implicit.sinkhorn_implicit_cg, implicit_cg_default, implicit_cg_space),
+    "linear_attention_walk": Kernel(
+        linear_attention.linear_attention_walk, walk_default, walk_space, WalkCall
+    ),
 }
 
 
@@ -318,4 +362,11 @@ def build(name: str, config: Items, interpret: bool = False) -> helion.Kernel:
     """
     values = {k: list(v) if isinstance(v, tuple) else v for k, v in config}
     mode = {"ref_mode": helion.RefMode.EAGER} if interpret else {}
-    return helion.kernel(KERNELS[name].body, config=helion.Config(**values), static_shapes=False, **mode)
+    return helion.kernel(
+        KERNELS[name].body,
+        config=helion.Config(**values),
+        static_shapes=False,
+        # what it calls a tensor operation on the host is `x is not None`
+        ignore_warnings=[helion.exc.TensorOperationInWrapper],
+        **mode,
+    )

@@ -2,8 +2,9 @@
 
 A walk reads one vector per step out of a state H (Dk x Dv), which decays and takes a rank-one update:
 
-    early:  H <- D_t * H + k_t v_t',  o_t = scale H' q_t              D_t[i, j] = exp(rate_t + gk_t[i] + gv_t[j])
+    early:  H <- D_t * H + k_t v_t',  o_t = scale H' q_t
     late:   H <- H + scale k_t v_t',  o_t = H' q_t,  H <- D_t * H
+    D_t[i, j] = exp(g_t + g_gamma + gk_t[i] + gv_t[j])
 
 The operator and its three vector gradients are four walks (docs/linear_attention.md), each with the
 operator's tensors in other places; a walk sums over Dk alone, so tiles of Dv know nothing of each other:
@@ -21,10 +22,70 @@ from memory, and the sum over Dk is rk additions in a thread and log2(ck) exchan
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import helion.language as hl
 import torch
 
+from helion_sinkhorn.configs.store import Key, key_of
 from helion_sinkhorn.kernels.bodies import LOG2E
+
+
+@dataclass(frozen=True)
+class Role:
+    """How one result comes from a walk."""
+
+    operands: tuple[str, str, str]
+    """What stands for q, k and v."""
+    transposed: bool = False
+    """Whether the state is that of the operator transposed, and gk and gv change places."""
+    late: bool = False
+    """Whether the walk goes against the operator's direction and decays after the output."""
+    dual: str = ""
+    """The tensor that a late walk's result is the gradient of."""
+
+
+ROLES = {
+    "o": Role(("q", "k", "v")),
+    "dq": Role(("do", "v", "k"), transposed=True),
+    "dk": Role(("v", "do", "q"), transposed=True, late=True, dual="k"),
+    "dv": Role(("k", "q", "do"), late=True, dual="v"),
+}
+
+
+@dataclass(frozen=True)
+class WalkCall:
+    """What the config of a walk is chosen for: its result, and the operator's dtype, sizes and gates."""
+
+    result: str
+    dtype: str
+    dk: int
+    dv: int
+    gates: str
+    """Names with spaces between: "g g_gamma gk gv" at most."""
+
+    @property
+    def summed(self) -> int:
+        """Entries of the side that the walk sums over."""
+        return self.dv if ROLES[self.result].transposed else self.dk
+
+    @property
+    def kept(self) -> int:
+        """Entries of the result's vectors."""
+        return self.dk if ROLES[self.result].transposed else self.dv
+
+    @property
+    def key(self) -> Key:
+        """What a stored entry is found by."""
+        return key_of(vars(self))
+
+    @classmethod
+    def of(cls, key: Key) -> WalkCall:
+        """The call with this key."""
+        return cls(**dict(key))
+
+    def __str__(self) -> str:
+        return f"{self.result} {self.dtype} {self.dk}x{self.dv} {self.gates or 'no gate'}"
 
 
 def over_k(w):
@@ -52,6 +113,11 @@ def of_v(x, t, head, tile):
     loaded = hl.load(x, [t, head, tile, slice(None)])
     # interpreted, a step read from cu_seqlens leaves an axis of its own
     return loaded.view(tile.block_size, x.size(3)).to(torch.float32)
+
+
+def of_step(g, t, head):
+    """One step's log decay of the whole state."""
+    return hl.load(g, [t, head]).to(torch.float32)
 
 
 def of_head(g_gamma, head):
@@ -92,7 +158,7 @@ def stacked(parts):
 
 
 def walk(h, later, tensors, rate, tile, steps, first, descending, count, head, scale, late):
-    """The state, and what gates have gathered, after `count` steps.  All loads stand before all arithmetic."""
+    """The state, and what gates have gathered, after `count` steps: all loads, then all arithmetic."""
     q, k, v, o, g, gk, gv, v_dual, o_dual, dgv, dg = tensors
     sign = -1 if descending else 1
     ts = [first + sign * (steps.begin + i) for i in range(count)]
@@ -102,7 +168,9 @@ def walk(h, later, tensors, rate, tile, steps, first, descending, count, head, s
 
     qs, ks, vs = loaded(of_k, q), loaded(of_k, k), loaded(of_v, v, tile)
     gks, gvs = loaded(of_k, gk), loaded(of_v, gv, tile)
-    rates = [added(one, rate) for one in loaded(lambda x, t, head: hl.load(x, [t, head]).to(torch.float32), g)]
+    rates = [
+        added(one, rate) for one in loaded(lambda x, t, head: hl.load(x, [t, head]).to(torch.float32), g)
+    ]
     v_duals, o_duals = loaded(of_v, v_dual, tile), loaded(of_v, o_dual, tile)
     outs, gathered = [], []
     for i in range(count):
@@ -178,8 +246,8 @@ def linear_attention_walk(
     end (N, H, ck, rk, cv, rv) float32.  Sequence n has the tokens cu_seqlens[n] to cu_seqlens[n + 1], or
     n length to (n + 1) length.  None leaves a gate, or a result, out; start is then 0.
 
-    With v_dual, a late walk gathers the gradient of its v-side gate: later = start_dual summed with start over
-    Dk, and each step adds v v_dual - o_dual o; dgv takes later, dg (tiles, tokens, H) its sum over a tile.
+    With v_dual, a late walk gathers the gradient of its v-side gate: `later` is at first start start_dual
+    summed over Dk, each step adds v v_dual - o_dual o, dgv takes it, dg (tiles, tokens, H) its sum in a tile.
     """
     heads, ck, rk = hl.specialize((q.size(1), q.size(2), q.size(3)))
     units, rv = hl.specialize((v.size(2), v.size(3)))
@@ -191,7 +259,9 @@ def linear_attention_walk(
     if gv is not None:
         _ = hl.specialize(gv.stride())
     if v_dual is not None:
-        _ = hl.specialize((v_dual.stride(), o_dual.stride()))
+        _ = hl.specialize(v_dual.stride())
+    if o_dual is not None:
+        _ = hl.specialize(o_dual.stride())
     if dgv is not None:
         _ = hl.specialize(dgv.stride())
     for pair, tile in hl.tile([sequences * heads, units], block_size=[1, None]):
