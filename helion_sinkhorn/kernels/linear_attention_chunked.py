@@ -25,14 +25,69 @@ With reverse=True step 0 is the last: `order` numbers rows from the other end an
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import helion.language as hl
 import torch
 
-LOG2E = 1.4426950408889634
+from helion_sinkhorn.configs.store import Key, key_of
+from helion_sinkhorn.kernels.bodies import LOG2E
+
 # exp of it is 0 in fp32; products of zeros and ones with gates of -inf would be NaN
 LEAST_GATE = -110.0
-# of half a chunk: with its inverse, and products of two of them, inside the range of fp32
-LEAST_FACTOR = 2.0**-56
+
+
+@dataclass(frozen=True)
+class ChunkCall:
+    """What the configs of the chunked kernels are chosen for: the operator's dtype, sizes and gates."""
+
+    dtype: str
+    dk: int
+    dv: int
+    gates: str
+    """Names with spaces between: "g g_gamma gk" at most."""
+
+    @property
+    def chunk(self) -> int:
+        """Steps of a chunk."""
+        return 64
+
+    @property
+    def width(self) -> int:
+        """Columns that a tile of Dk has."""
+        return extent(self.dk)
+
+    @property
+    def operand(self) -> str:
+        """Dtype of what is multiplied: a state outgrows float16, which therefore counts as float32."""
+        return "bfloat16" if self.dtype == "bfloat16" else "float32"
+
+    @property
+    def least(self) -> float:
+        """Half a chunk that decays by less goes level by level.
+
+        Factors are this and its inverse at most: inside the range of float32 with 2^-56.  The error of an
+        exponent grows with it, so that float32 stays at 2^-4.
+        """
+        return 2.0**-56 if self.operand == "bfloat16" else 2.0**-4
+
+    @property
+    def key(self) -> Key:
+        """What a stored entry is found by."""
+        return key_of(vars(self))
+
+    @classmethod
+    def of(cls, key: Key) -> ChunkCall:
+        """The call with this key."""
+        return cls(**dict(key))
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.dk}x{self.dv} {self.gates or 'no gate'}"
+
+
+def extent(size: int) -> int:
+    """An axis padded for Triton and its matrix units."""
+    return max(16, 1 << (size - 1).bit_length())
 
 
 def product(x, y, how, acc=None):
@@ -131,14 +186,14 @@ def on_level(position, half):
     return ((i ^ j) >= half) & ((i ^ j) < 2 * half)
 
 
-def middle(position, w, chunk, pieces, how):
+def middle(position, w, chunk, pieces, least, how):
     """(factors of the queries relative to the middle of the chunk, whether they are in range, levels if not).
 
     A key's factor is the inverse, so that every pair is served at once unless a half of the chunk decays
-    by less than LEAST_FACTOR.
+    below `least`.
     """
     factor = decay_over(halves(position, chunk // 2), w, pieces, how)
-    smooth = factor.amin(1).amin(0) >= LEAST_FACTOR
+    smooth = factor.amin(1).amin(0) >= least
     right = (position & (chunk // 2)) != 0
     factor = torch.where(smooth, torch.where(right.unsqueeze(1), factor, 1.0 / factor), 1.0)
     return factor, smooth, torch.where(smooth, 0, chunk.bit_length() - 1)
@@ -159,6 +214,7 @@ def chunk_scores(
     width: hl.constexpr,
     reverse: hl.constexpr,
     pieces: hl.constexpr,
+    least: hl.constexpr,
     how: hl.constexpr,
 ):
     """Q, K, D and A of every chunk; one program a chunk."""
@@ -176,7 +232,7 @@ def chunk_scores(
         save(ks, b, h, c, row, d, k32 * decay_over(j > i, w, pieces, how))
         hl.store(decay, [b, h, c, d], torch.exp2(w.sum(0) * LOG2E))
         scores = torch.where(i == j, (q32 * k32).sum(1).unsqueeze(1), 0.0)
-        factor, smooth, rounds = middle(position, w, chunk, pieces, how)
+        factor, smooth, rounds = middle(position, w, chunk, pieces, least, how)
         half = hl.full([], 1, dtype=torch.int32)
         for _level in hl.grid(rounds):
             # rows of right halves are queries, rows of left halves keys: one product has both
@@ -199,9 +255,9 @@ def chunk_states(
     final: torch.Tensor,
     chunk: hl.constexpr,
     width: hl.constexpr,
+    backwards: hl.constexpr,
     columns: hl.constexpr,
     blocks: hl.constexpr,
-    backwards: hl.constexpr,
     how: hl.constexpr,
 ):
     """s <- D s + x' y from chunk to chunk, s stored before each and at the end; one program for some columns.
@@ -263,9 +319,9 @@ def chunk_walk(
     final: torch.Tensor,
     chunk: hl.constexpr,
     width: hl.constexpr,
+    backwards: hl.constexpr,
     columns: hl.constexpr,
     blocks: hl.constexpr,
-    backwards: hl.constexpr,
     how: hl.constexpr,
 ):
     """o = Q h + A v and h <- D h + K' v from chunk to chunk: no state is stored but the last."""
@@ -312,10 +368,11 @@ def chunk_gradients(
     scale: float,
     chunk: hl.constexpr,
     width: hl.constexpr,
-    columns: hl.constexpr,
-    blocks: hl.constexpr,
     reverse: hl.constexpr,
     pieces: hl.constexpr,
+    least: hl.constexpr,
+    columns: hl.constexpr,
+    blocks: hl.constexpr,
     how: hl.constexpr,
 ):
     """Every gradient of a chunk from h before it, the adjoint of h after it, and A; one program a chunk.
@@ -351,7 +408,7 @@ def chunk_gradients(
         dqs = dqs * decay_over(j <= i, w, pieces, how)
         dks = dks * decay_over(j > i, w, pieces, how)
         diagonal = torch.where(i == j, da, 0.0).sum(1).unsqueeze(1)
-        factor, smooth, rounds = middle(position, w, chunk, pieces, how)
+        factor, smooth, rounds = middle(position, w, chunk, pieces, least, how)
         pairs = torch.where((i > j) & smooth, da, 0.0).to(ks.dtype)
         inverse = 1.0 / factor
         dq_in = product(pairs, (k32 * inverse).to(ks.dtype), how) * factor
