@@ -11,6 +11,8 @@ import torch
 from helion_sinkhorn import reference
 
 UNIT = 2.0**-24
+UNDERFLOW = 2.0**-100
+"""Decays lose digits below the normal range of float32, which entries near 1 do not bring back."""
 CHUNK_ROUNDINGS = 4
 """Of operands, that a term passes: two factors, their product A or the state, and a sum for the gates."""
 Named = dict[str, torch.Tensor]
@@ -54,4 +56,4 @@ def chunked_budgets(
     # three parts of float32 without the smallest products; exponents and sums of gates; sums over steps
     single = 182 + chunk + -(-steps // chunk)
     share = CHUNK_ROUNDINGS * roundoff + single * UNIT
-    return {name: share * x for name, x in sizes.items()}
+    return {name: share * x + UNDERFLOW for name, x in sizes.items()}

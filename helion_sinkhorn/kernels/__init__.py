@@ -334,19 +334,15 @@ def chunk_columns(call: ChunkCall, most: int) -> tuple[tuple[str, int], ...]:
 
 
 def chunk_scores_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
-    return matrix_unit_tile(8, 1), ()
+    return matrix_unit_tile(4, 1), ()
 
 
-def chunk_states_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
+def chunk_walk_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
     return matrix_unit_tile(4, 3), chunk_columns(call, 64)
 
 
-def chunk_outputs_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
-    return matrix_unit_tile(4, 1), chunk_columns(call, 64)
-
-
 def chunk_gradients_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
-    return matrix_unit_tile(8, 1), chunk_columns(call, 64)
+    return matrix_unit_tile(4, 2), chunk_columns(call, 64)
 
 
 def chunk_scores_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
@@ -378,11 +374,8 @@ KERNELS = {
     "chunk_scores": Kernel(
         linear_attention_chunked.chunk_scores, chunk_scores_default, chunk_scores_space, ChunkCall
     ),
-    "chunk_states": Kernel(
-        linear_attention_chunked.chunk_states, chunk_states_default, chunk_tiles_space, ChunkCall
-    ),
-    "chunk_outputs": Kernel(
-        linear_attention_chunked.chunk_outputs, chunk_outputs_default, chunk_tiles_space, ChunkCall
+    "chunk_walk": Kernel(
+        linear_attention_chunked.chunk_walk, chunk_walk_default, chunk_tiles_space, ChunkCall
     ),
     "chunk_gradients": Kernel(
         linear_attention_chunked.chunk_gradients, chunk_gradients_default, chunk_tiles_space, ChunkCall

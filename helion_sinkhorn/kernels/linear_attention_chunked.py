@@ -31,7 +31,7 @@ import helion.language as hl
 import torch
 
 from helion_sinkhorn.configs.store import Key, key_of
-from helion_sinkhorn.kernels.bodies import LOG2E
+from helion_sinkhorn.kernels.bodies import LOG2E, reciprocal
 
 # exp of it is 0 in fp32; products of zeros and ones with gates of -inf would be NaN
 LEAST_GATE = -110.0
@@ -157,10 +157,6 @@ def state_at(states, b, h, c, r, d):
     return hl.load(states, [b, h, c, r, d], extra_mask=columns_inside(r, d, states))
 
 
-def store_state(states, b, h, c, r, d, value):
-    hl.store(states, [b, h, c, r, d], value.to(states.dtype), extra_mask=columns_inside(r, d, states))
-
-
 def log_decay(q, g, g_gamma, gk, b, t, h, d):
     """The sum of the gates at steps t and channels d, fp32, 0 outside."""
     mask = inside(t, d, q)
@@ -170,33 +166,40 @@ def log_decay(q, g, g_gamma, gk, b, t, h, d):
     if g is not None:
         w = w + hl.load(g, [b, t, h], extra_mask=t < g.size(1)).to(torch.float32).unsqueeze(1)
     if g_gamma is not None:
-        w = w + g_gamma[h].to(torch.float32)
+        w = w + hl.load(g_gamma, [h]).to(torch.float32)
     return torch.where(mask, torch.clamp(w, min=LEAST_GATE), 0.0)
 
 
-def halves(position, half):
-    """Row i picks the steps of its half of a block of 2 `half`: up to i in the right half, after i in the left."""
-    i, j = position.unsqueeze(1), position.unsqueeze(0)
-    return ((i ^ j) < half) & torch.where((i & half) != 0, j <= i, j > i)
+def between(position, first, last):
+    """Row i picks the steps from first_i up to before last_i."""
+    j = position.unsqueeze(0)
+    return (first.unsqueeze(1) <= j) & (j < last.unsqueeze(1))
 
 
-def on_level(position, half):
-    """Pairs whose highest different bit is `half`."""
-    i, j = position.unsqueeze(1), position.unsqueeze(0)
-    return ((i ^ j) >= half) & ((i ^ j) < 2 * half)
+def in_right(position, half):
+    """Which rows are in the right half of their block of 2 `half`, (C, 1)."""
+    return ((position & half) != 0).unsqueeze(1)
 
 
-def middle(position, w, chunk, pieces, least, how):
-    """(factors of the queries relative to the middle of the chunk, whether they are in range, levels if not).
+def towards_middle(position, half):
+    """Row i picks the steps between it and the middle of its block: up to i in the right half, after i in the left."""
+    start = position & -half
+    right = (position & half) != 0
+    first, last = torch.where(right, start, position + 1), torch.where(right, position + 1, start + half)
+    return between(position, first, last)
 
-    A key's factor is the inverse, so that every pair is served at once unless a half of the chunk decays
-    below `least`.
-    """
-    factor = decay_over(halves(position, chunk // 2), w, pieces, how)
-    smooth = factor.amin(1).amin(0) >= least
-    right = (position & (chunk // 2)) != 0
-    factor = torch.where(smooth, torch.where(right.unsqueeze(1), factor, 1.0 / factor), 1.0)
-    return factor, smooth, torch.where(smooth, 0, chunk.bit_length() - 1)
+
+def across_middle(position, half):
+    """Row i picks the steps of the other half of its block."""
+    other = (position & -half) ^ half
+    return between(position, other, other + half)
+
+
+def sums_of_halves(w, position, chunk):
+    """The gates of the left and of the right half of a chunk, each (1, width)."""
+    right = in_right(position, chunk // 2)
+    left_sum, right_sum = torch.where(right, 0.0, w).sum(0), torch.where(right, w, 0.0).sum(0)
+    return left_sum.unsqueeze(0), right_sum.unsqueeze(0)
 
 
 def chunk_scores(
@@ -228,94 +231,42 @@ def chunk_scores(
         q32 = load(q, b, t, h, d).to(torch.float32) * scale
         k32 = load(k, b, t, h, d).to(torch.float32)
         w = log_decay(q, g, g_gamma, gk, b, t, h, d)
-        save(qs, b, h, c, row, d, q32 * decay_over(j <= i, w, pieces, how))
-        save(ks, b, h, c, row, d, k32 * decay_over(j > i, w, pieces, how))
-        hl.store(decay, [b, h, c, d], torch.exp2(w.sum(0) * LOG2E))
+        left, right = sums_of_halves(w, position, chunk)
+        hl.store(decay, [b, h, c, d], torch.exp2((left + right) * LOG2E).squeeze(0))
         scores = torch.where(i == j, (q32 * k32).sum(1).unsqueeze(1), 0.0)
-        factor, smooth, rounds = middle(position, w, chunk, pieces, least, how)
-        half = hl.full([], 1, dtype=torch.int32)
-        for _level in hl.grid(rounds):
-            # rows of right halves are queries, rows of left halves keys: one product has both
-            both = torch.where(((position & half) != 0).unsqueeze(1), q32, k32)
-            x = (both * decay_over(halves(position, half), w, pieces, how)).to(qs.dtype)
-            pairs = on_level(position, half) & (i > j)
-            scores = torch.where(pairs, product(x, transposed(x), how), scores)
-            half = half * 2
-        x, y = (q32 * factor).to(qs.dtype), (k32 * (1.0 / factor)).to(qs.dtype)
-        scores = torch.where((i > j) & smooth, product(x, transposed(y), how), scores)
-        save(a, b, h, c, row, hl.arange(chunk), scores)
-
-
-def chunk_states(
-    x: torch.Tensor,
-    y: torch.Tensor,
-    decay: torch.Tensor,
-    initial: torch.Tensor | None,
-    states: torch.Tensor,
-    final: torch.Tensor,
-    chunk: hl.constexpr,
-    width: hl.constexpr,
-    backwards: hl.constexpr,
-    columns: hl.constexpr,
-    blocks: hl.constexpr,
-    how: hl.constexpr,
-):
-    """s <- D s + x' y from chunk to chunk, s stored before each and at the end; one program for some columns.
-
-    x is (B, H, N, C, width), y (B, T, H, Dv), initial (B, H, Dk, Dv) or None for zeros, states
-    (B, H, N, width, Dv), final (B, H, Dk, Dv) in fp32.  backwards: from the last chunk to the first.
-    """
-    batch, heads, chunks = decay.size(0), decay.size(1), decay.size(2)
-    dk, dv = final.size(2), final.size(3)
-    for b, h, block in hl.grid([batch, heads, blocks]):
-        r = hl.arange(width)
-        d = block * columns + hl.arange(columns)
-        exists = (r < dk).unsqueeze(1) & (d < dv).unsqueeze(0)
-        if initial is None:
-            s = hl.zeros([width, columns], dtype=torch.float32)
+        near = decay_over(towards_middle(position, chunk // 2), w, pieces, how)
+        if near.amin(1).amin(0) >= least:
+            # from the middle of the chunk a query's factor and a key's are inverse
+            far = reciprocal(near, how)
+            is_right = in_right(position, chunk // 2)
+            x, y = q32 * torch.where(is_right, near, far), k32 * torch.where(is_right, far, near)
+            save(qs, b, h, c, row, d, x * torch.exp2(left * LOG2E))
+            save(ks, b, h, c, row, d, y * torch.exp2(right * LOG2E))
+            pairs = product(x.to(qs.dtype), transposed(y.to(qs.dtype)), how)
+            save(a, b, h, c, row, hl.arange(chunk), torch.where(i > j, pairs, scores))
         else:
-            s = hl.load(initial, [b, h, r, d], extra_mask=exists).to(torch.float32)
-        for step in hl.grid(chunks):
-            c = chunks - 1 - step if backwards else step
-            store_state(states, b, h, c, r, d, s)
-            row = hl.arange(chunk)
-            x_c, y_c = saved(x, b, h, c, row, r), load(y, b, c * chunk + row, h, d).to(x.dtype)
-            s = product(transposed(x_c), y_c, how, s * hl.load(decay, [b, h, c, r]).unsqueeze(1))
-        hl.store(final, [b, h, r, d], s, extra_mask=exists)
-
-
-def chunk_outputs(
-    qs: torch.Tensor,
-    a: torch.Tensor,
-    states: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    chunk: hl.constexpr,
-    width: hl.constexpr,
-    columns: hl.constexpr,
-    blocks: hl.constexpr,
-    how: hl.constexpr,
-):
-    """o = Q h + A v; one program for some columns of a chunk."""
-    batch, heads, chunks = states.size(0), states.size(1), states.size(2)
-    for b, h, c, block in hl.grid([batch, heads, chunks, blocks]):
-        row = hl.arange(chunk)
-        t = c * chunk + row
-        r = hl.arange(width)
-        d = block * columns + hl.arange(columns)
-        out = product(saved(qs, b, h, c, row, r), state_at(states, b, h, c, r, d), how)
-        out = product(saved(a, b, h, c, row, hl.arange(chunk)), load(v, b, t, h, d).to(a.dtype), how, out)
-        store(o, b, t, h, d, out)
+            save(qs, b, h, c, row, d, q32 * decay_over(j <= i, w, pieces, how))
+            save(ks, b, h, c, row, d, k32 * decay_over(j > i, w, pieces, how))
+            half = hl.full([], 1, dtype=torch.int32)
+            for _level in range(chunk.bit_length() - 1):
+                # rows of right halves are queries, rows of left halves keys: one product has both
+                both = torch.where(in_right(position, half), q32, k32)
+                both = (both * decay_over(towards_middle(position, half), w, pieces, how)).to(qs.dtype)
+                level = across_middle(position, half) & (i > j)
+                scores = torch.where(level, product(both, transposed(both), how), scores)
+                half = half * 2
+            save(a, b, h, c, row, hl.arange(chunk), scores)
 
 
 def chunk_walk(
-    qs: torch.Tensor,
-    ks: torch.Tensor,
-    a: torch.Tensor,
+    x: torch.Tensor | None,
+    y: torch.Tensor,
+    a: torch.Tensor | None,
     decay: torch.Tensor,
     v: torch.Tensor,
     initial: torch.Tensor | None,
-    o: torch.Tensor,
+    o: torch.Tensor | None,
+    states: torch.Tensor | None,
     final: torch.Tensor,
     chunk: hl.constexpr,
     width: hl.constexpr,
@@ -324,13 +275,16 @@ def chunk_walk(
     blocks: hl.constexpr,
     how: hl.constexpr,
 ):
-    """o = Q h + A v and h <- D h + K' v from chunk to chunk: no state is stored but the last."""
+    """s <- D s + y' v from chunk to chunk and, where asked, o = x s + A v; one program for some columns.
+
+    x and y are (B, H, N, C, width), v and o (B, T, H, Dv), initial (B, H, Dk, Dv) or None for zeros; states
+    (B, H, N, width, Dv) receives s before every chunk, final (B, H, Dk, Dv) s after the last, in float32.
+    """
     batch, heads, chunks = decay.size(0), decay.size(1), decay.size(2)
-    dk, dv = final.size(2), final.size(3)
     for b, h, block in hl.grid([batch, heads, blocks]):
         r = hl.arange(width)
         d = block * columns + hl.arange(columns)
-        exists = (r < dk).unsqueeze(1) & (d < dv).unsqueeze(0)
+        exists = (r < final.size(2)).unsqueeze(1) & (d < final.size(3)).unsqueeze(0)
         if initial is None:
             s = hl.zeros([width, columns], dtype=torch.float32)
         else:
@@ -339,11 +293,15 @@ def chunk_walk(
             c = chunks - 1 - step if backwards else step
             row = hl.arange(chunk)
             t = c * chunk + row
-            v_c = load(v, b, t, h, d).to(a.dtype)
-            out = product(saved(qs, b, h, c, row, r), s.to(qs.dtype), how)
-            store(o, b, t, h, d, product(saved(a, b, h, c, row, hl.arange(chunk)), v_c, how, out))
+            v_c = load(v, b, t, h, d).to(y.dtype)
+            operand = s.to(y.dtype)
+            if states is not None:
+                hl.store(states, [b, h, c, r, d], operand, extra_mask=columns_inside(r, d, states))
+            if o is not None:
+                out = product(saved(x, b, h, c, row, r), operand, how)
+                store(o, b, t, h, d, product(saved(a, b, h, c, row, hl.arange(chunk)), v_c, how, out))
             s = s * hl.load(decay, [b, h, c, r]).unsqueeze(1)
-            s = product(transposed(saved(ks, b, h, c, row, r)), v_c, how, s)
+            s = product(transposed(saved(y, b, h, c, row, r)), v_c, how, s)
         hl.store(final, [b, h, r, d], s, extra_mask=exists)
 
 
@@ -355,14 +313,11 @@ def chunk_gradients(
     g_gamma: torch.Tensor | None,
     gk: torch.Tensor | None,
     do: torch.Tensor,
-    ks: torch.Tensor,
-    a: torch.Tensor,
     decay: torch.Tensor,
     states: torch.Tensor,
     dstates: torch.Tensor,
     dq: torch.Tensor,
     dk: torch.Tensor,
-    dv: torch.Tensor,
     dg: torch.Tensor | None,
     dgk: torch.Tensor | None,
     scale: float,
@@ -375,65 +330,69 @@ def chunk_gradients(
     blocks: hl.constexpr,
     how: hl.constexpr,
 ):
-    """Every gradient of a chunk from h before it, the adjoint of h after it, and A; one program a chunk.
+    """dq, dk and the gradients of gates from h before a chunk and its adjoint after it; one program a chunk.
 
     dg is (B, T, H) in fp32, for g and g_gamma.
     """
     batch, heads, chunks = decay.size(0), decay.size(1), decay.size(2)
     for b, h, c in hl.grid([batch, heads, chunks]):
-        row = hl.arange(chunk)
-        t = c * chunk + row
+        t = c * chunk + hl.arange(chunk)
         r = hl.arange(width)
         position = order(chunk, reverse)
         i, j = position.unsqueeze(1), position.unsqueeze(0)
-        a_t = transposed(saved(a, b, h, c, row, hl.arange(chunk)))
-        ks_c = saved(ks, b, h, c, row, r)
         dqs = hl.zeros([chunk, width], dtype=torch.float32)
         dks = hl.zeros([chunk, width], dtype=torch.float32)
         da = hl.zeros([chunk, chunk], dtype=torch.float32)
         kept = hl.zeros([width], dtype=torch.float32)
         for block in hl.grid(blocks):
             d = block * columns + hl.arange(columns)
-            v_c = load(v, b, t, h, d).to(ks.dtype)
-            do_c = load(do, b, t, h, d).to(ks.dtype)
+            v_c = load(v, b, t, h, d).to(states.dtype)
+            do_c = load(do, b, t, h, d).to(states.dtype)
             state, dstate = state_at(states, b, h, c, r, d), state_at(dstates, b, h, c, r, d)
             da = product(do_c, transposed(v_c), how, da)
             dqs = product(do_c, transposed(state), how, dqs)
             dks = product(v_c, transposed(dstate), how, dks)
             kept = kept + (state.to(torch.float32) * dstate.to(torch.float32)).sum(1)
-            store(dv, b, t, h, d, product(ks_c, dstate, how, product(a_t, do_c, how)))
         w = log_decay(q, g, g_gamma, gk, b, t, h, r)
         q32 = load(q, b, t, h, r).to(torch.float32) * scale
         k32 = load(k, b, t, h, r).to(torch.float32)
-        dqs = dqs * decay_over(j <= i, w, pieces, how)
-        dks = dks * decay_over(j > i, w, pieces, how)
         diagonal = torch.where(i == j, da, 0.0).sum(1).unsqueeze(1)
-        factor, smooth, rounds = middle(position, w, chunk, pieces, least, how)
-        pairs = torch.where((i > j) & smooth, da, 0.0).to(ks.dtype)
-        inverse = 1.0 / factor
-        dq_in = product(pairs, (k32 * inverse).to(ks.dtype), how) * factor
-        dk_in = product(transposed(pairs), (q32 * factor).to(ks.dtype), how) * inverse
-        both = torch.where(i > j, da, transposed(da))
-        half = hl.full([], 1, dtype=torch.int32)
-        for _level in hl.grid(rounds):
-            right = ((position & half) != 0).unsqueeze(1)
-            factor = decay_over(halves(position, half), w, pieces, how)
-            x = (torch.where(right, q32, k32) * factor).to(ks.dtype)
-            pairs = torch.where(on_level(position, half), both, 0.0).to(ks.dtype)
-            # rows of right halves are gradients of queries, rows of left halves of keys
-            dx = product(pairs, x, how) * factor
-            dq_in = dq_in + torch.where(right, dx, 0.0)
-            dk_in = dk_in + torch.where(right, 0.0, dx)
-            half = half * 2
+        near = decay_over(towards_middle(position, chunk // 2), w, pieces, how)
+        # of a key what reaches it from later chunks, which all gates after it scale
+        if near.amin(1).amin(0) >= least:
+            far = reciprocal(near, how)
+            is_right = in_right(position, chunk // 2)
+            up, down = torch.where(is_right, near, far), torch.where(is_right, far, near)
+            left, right = sums_of_halves(w, position, chunk)
+            pairs = torch.where(i > j, da, 0.0).to(states.dtype)
+            dqs = dqs * torch.exp2(left * LOG2E)
+            dqs = product(pairs, (k32 * down).to(states.dtype), how, dqs) * up
+            dks = dks * torch.exp2(right * LOG2E)
+            later = (k32 * down * dks).sum(0)
+            dks = product(transposed(pairs), (q32 * up).to(states.dtype), how, dks) * down
+        else:
+            dqs = dqs * decay_over(j <= i, w, pieces, how)
+            dks = dks * decay_over(j > i, w, pieces, how)
+            later = (k32 * dks).sum(0)
+            both = torch.where(i > j, da, transposed(da))
+            half = hl.full([], 1, dtype=torch.int32)
+            for _level in range(chunk.bit_length() - 1):
+                is_right = in_right(position, half)
+                near = decay_over(towards_middle(position, half), w, pieces, how)
+                x = (torch.where(is_right, q32, k32) * near).to(states.dtype)
+                pairs = torch.where(across_middle(position, half), both, 0.0).to(states.dtype)
+                # rows of right halves are gradients of queries, rows of left halves of keys
+                dx = product(pairs, x, how) * near
+                dqs = dqs + torch.where(is_right, dx, 0.0)
+                dks = dks + torch.where(is_right, 0.0, dx)
+                half = half * 2
         if gk is not None or dg is not None:
-            later = q32 * (dqs + dq_in) - k32 * dk_in
-            earlier = k32 * dks
-            terms = 1 if ks.dtype == torch.bfloat16 else 3
-            dw = summed(j >= i, later, terms, how) + summed(j < i, earlier, terms, how)
-            dw = dw + (kept * hl.load(decay, [b, h, c, r])).unsqueeze(0)
+            later = later + kept * hl.load(decay, [b, h, c, r])
+            terms = 2 if states.dtype == torch.bfloat16 else 3
+            dw = summed(j >= i, q32 * dqs - k32 * dks, terms, how) + later.unsqueeze(0)
             if gk is not None:
                 store(dgk, b, t, h, r, dw)
             if dg is not None:
                 hl.store(dg, [b, t, h], dw.sum(1), extra_mask=t < dg.size(1))
-        store(dq, b, t, h, r, (dqs + dq_in + diagonal * k32) * scale)
-        store(dk, b, t, h, r, dks + dk_in + diagonal * q32)
+        store(dq, b, t, h, r, (dqs + diagonal * k32) * scale)
+        store(dk, b, t, h, r, dks + diagonal * q32)

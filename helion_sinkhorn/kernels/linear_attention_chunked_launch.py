@@ -77,52 +77,49 @@ def scores(p: Problem, choice: Choice | None = None) -> Scratch:
     return s
 
 
-def states(
+def walk(
     p: Problem,
-    x: torch.Tensor,
-    y: torch.Tensor,
     decay: torch.Tensor,
+    y: torch.Tensor,
+    v: torch.Tensor,
     initial: Some,
     backwards: bool,
+    x: Some = None,
+    a: Some = None,
+    states: bool = False,
     choice: Choice | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(what is in the state before every chunk, in the order walked, and after the last)."""
+) -> tuple[Some, Some, torch.Tensor]:
+    """(outputs where x and a are there, the state before every chunk where asked, the last state)."""
     call = call_of(p)
-    before = empty(p, *decay.shape, p.v.size(3), dtype=x.dtype)
+    o = None if x is None else torch.empty_like(v)
+    before = empty(p, *decay.shape, v.size(3), dtype=y.dtype) if states else None
     last = p.new_state()
     start(
-        p, choice or chosen(p, "chunk_states"),
-        x, y, decay, initial, before, last, call.chunk, call.width, backwards,
+        p, choice or chosen(p, "chunk_walk"),
+        x, y, a, decay, v, initial, o, before, last, call.chunk, call.width, backwards,
     )  # fmt: skip
-    return before, last
-
-
-def outputs(p: Problem, s: Scratch, before: torch.Tensor, choice: Choice | None = None) -> torch.Tensor:
-    call = call_of(p)
-    o = torch.empty_like(p.v)
-    start(p, choice or chosen(p, "chunk_outputs"), s.qs, s.a, before, p.v, o, call.chunk, call.width)
-    return o
+    return o, before, last
 
 
 def gradients(
     p: Problem,
-    s: Scratch,
+    decay: torch.Tensor,
     do: torch.Tensor,
     before: torch.Tensor,
     after: torch.Tensor,
     choice: Choice | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Some, Some]:
-    """(dq, dk, dv, dg (B, T, H) in float32 for g and g_gamma, dgk)."""
+) -> tuple[torch.Tensor, torch.Tensor, Some, Some]:
+    """(dq, dk, dg (B, T, H) in float32 for g and g_gamma, dgk) from the state and its gradient at chunks."""
     call = call_of(p)
-    dq, dk, dv = torch.empty_like(p.q), torch.empty_like(p.k), torch.empty_like(p.v)
+    dq, dk = torch.empty_like(p.q), torch.empty_like(p.k)
     dg = None if p.g is None and p.g_gamma is None else empty(p, *p.q.shape[:3])
     dgk = None if p.gk is None else torch.empty_like(p.gk)
     start(
         p, choice or chosen(p, "chunk_gradients"),
-        p.q, p.k, p.v, p.g, p.g_gamma, p.gk, do, s.ks, s.a, s.decay, before, after, dq, dk, dv, dg, dgk,
+        p.q, p.k, p.v, p.g, p.g_gamma, p.gk, do, decay, before, after, dq, dk, dg, dgk,
         p.scale, call.chunk, call.width, p.reverse, pieces(p), call.least,
     )  # fmt: skip
-    return dq, dk, dv, dg, dgk
+    return dq, dk, dg, dgk
 
 
 def forward(
@@ -139,8 +136,8 @@ def forward(
     """(o, last state) of a call that `serves` knows; as linear_attention_launch.forward."""
     p = Problem.of(q, k, v, g, g_gamma, gk, None, scale, reverse, None)
     s = scores(p)
-    before, last = states(p, s.ks, p.v, s.decay, initial_state, reverse)
-    return outputs(p, s, before), last
+    o, _, last = walk(p, s.decay, s.ks, p.v, initial_state, reverse, s.qs, s.a)
+    return o, last
 
 
 def backward(
@@ -160,9 +157,10 @@ def backward(
     p = Problem.of(q, k, v, g, g_gamma, gk, None, scale, reverse, None)
     do = torch.zeros_like(p.v) if do is None else do.contiguous()
     s = scores(p)
-    before, _ = states(p, s.ks, p.v, s.decay, initial_state, reverse)
-    after, dstart = states(p, s.qs, do, s.decay, dend, not reverse)
-    dq, dk, dv, dg, dgk = gradients(p, s, do, before, after)
+    _, before, _ = walk(p, s.decay, s.ks, p.v, initial_state, reverse, states=True)
+    # dv is the o of the walk back, which takes do for v and has keys and queries exchanged
+    dv, after, dstart = walk(p, s.decay, s.qs, do, dend, not reverse, s.ks, s.a.mT, states=True)
+    dq, dk, dg, dgk = gradients(p, s.decay, do, before, after)
     gates = (
         None if g is None else dg.to(g.dtype),
         None if g_gamma is None else dg.sum((0, 1)).to(g_gamma.dtype),
