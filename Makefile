@@ -19,7 +19,7 @@ OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
 # Triton 3.10 changes this default, and numbers with it
 export TRITON_DEFAULT_FP_FUSION ?= 1
 
-.PHONY: demo test bench lint format clean accuracy compare fault-tables sanitize device-rows bench-tritonbench study-backward tune tuning-readme
+.PHONY: demo test bench lint lint-workflows format clean accuracy compare fault-tables sanitize machine-terms device-rows bench-tritonbench study-backward tune tuning-readme
 
 demo: $(VENV)/.ready
 	$(RUN) benchmarks/demo.py $(ARGS)
@@ -48,9 +48,15 @@ fault-tables: $(VENV)/.ready
 sanitize: $(VENV)/.ready
 	$(RUN) ci/sanitize.py $(ARGS)
 
-# The rows of ci/devices.toml as a GitHub matrix
+# Machine code of every committed program, compiled for four architectures on the CPU, against
+# ci/machine_terms.txt: 8 minutes on 2 cores; ARGS="--only h200 b200 mi300x mi350": 4.5, without tuned configs
+machine-terms: export OMP_NUM_THREADS ?= 1
+machine-terms: $(VENV)/.ready
+	$(RUN) ci/machine_terms.py $(ARGS)
+
+# Rows of ci/devices.toml as a GitHub matrix; ARGS=sanitizer: those where it is true
 device-rows:
-	@$(PYTHON) ci/devices.py
+	@$(PYTHON) ci/devices.py $(ARGS)
 
 # On the CPU: docs/backward.png and the tables of docs/backward.md
 study-backward: export OMP_NUM_THREADS ?= 1
@@ -67,6 +73,10 @@ lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/lint-imports
+
+lint-workflows: $(VENV)/.lint
+	$(RUN) -m pip install -q -c constraints.txt $(OFFLINE) check-jsonschema
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 format: $(VENV)/.lint
 	$(VENV)/bin/ruff check --fix .

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import queue
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -20,6 +24,8 @@ from helion_sinkhorn.timing import sampler
 from helion_sinkhorn.trials import TRIALS, bytes_of
 
 KERNEL = "linear_attention_walk"
+SIZES = 64, 128
+"""Dk and Dv."""
 
 
 def inputs(batch: int, steps: int, heads: int, dk: int, dv: int, dtype: torch.dtype) -> tuple:
@@ -54,26 +60,27 @@ def microseconds(sample, rounds: int = 5) -> float:
     return min(sample() for _ in range(rounds))
 
 
-def search(results: list[str], gates: str, dtype: str, heads: int, most: int, workers: int) -> list[dict]:
-    """Every candidate of these walks, compiled in parallel, then timed one by one."""
+def search(results: list[str], gates: str, heads: int, workers: int, seconds: float) -> Iterator[dict]:
+    """Candidates of these walks, compiled in parallel and timed one by one as they come."""
     device = current(0)
-    jobs = []
-    for result in results:
-        call = WalkCall(result, dtype, 64, 128, gates)
-        jobs += [Job(call, c, batch=heads) for c in candidates(KERNEL, call, device)[:most]]
-    trial, rows = TRIALS[KERNEL], []
-    begin = time.perf_counter()
+    calls = {result: WalkCall(result, "bfloat16", *SIZES, gates) for result in results}
+    jobs = [[Job(call, c, batch=heads) for c in candidates(KERNEL, call, device)] for call in calls.values()]
+    in_turn = [job for turn in itertools.zip_longest(*jobs) for job in turn if job]
+    operands = {call: TRIALS[KERNEL].operands(call, heads, "cuda") for call in calls.values()}
     cache = Path(os.environ.setdefault("TRITON_CACHE_DIR", tempfile.mkdtemp()))
-    binaries = compile_for(device.key, jobs, workers=workers, timeout=60, cache=cache)
-    print(f"{len(jobs)} candidates compiled in {time.perf_counter() - begin:.0f} s", flush=True)
-    for result in results:
-        call = WalkCall(result, dtype, 64, 128, gates)
-        operands = trial.operands(call, heads, "cuda")
-        for binary in (b for b in binaries if b.job.call == call):
-            rows.append(timed(binary, operands))
-        for row in sorted((r for r in rows if r["result"] == result), key=lambda r: r["us"])[:12]:
-            print(json.dumps(row), flush=True)
-    return rows
+    compiled: queue.Queue[Binary] = queue.Queue()
+
+    def compile_all() -> None:
+        compile_for(device.key, in_turn, workers=workers, timeout=60, cache=cache, report=compiled.put)
+
+    end = time.perf_counter() + seconds
+    threading.Thread(target=compile_all, daemon=True).start()
+    for _ in in_turn:
+        try:
+            binary = compiled.get(timeout=max(0.0, end - time.perf_counter()))
+        except queue.Empty:
+            return
+        yield timed(binary, operands[binary.job.call])
 
 
 def timed(binary: Binary, operands: tuple[torch.Tensor, ...]) -> dict:
@@ -99,14 +106,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--search", nargs="*", choices=list(ROLES), help="walks whose candidates are timed")
     parser.add_argument("--gates", default="gk")
-    parser.add_argument("--most", type=int, default=1000, help="candidates of a walk")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--out", type=Path, default=Path("linear_attention.json"))
+    parser.add_argument("--seconds", type=float, default=300.0, help="for the search")
     options = parser.parse_args()
-    tensors = inputs(8, 2048, 16, 64, 128, torch.bfloat16)
-    print("errors", verify(*tensors), flush=True)
-    rows = search(options.search, options.gates, "bfloat16", 128, options.most, options.workers)
-    options.out.write_text(json.dumps(rows, indent=1))
+    rows = []
+    for row in search(options.search, options.gates, 128, options.workers, options.seconds):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    for result in options.search:
+        best = min((r for r in rows if r["result"] == result), key=lambda r: r["us"], default=None)
+        print("best", json.dumps(best), flush=True)
 
 
 if __name__ == "__main__":

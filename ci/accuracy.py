@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import base64
 import dataclasses
-import functools
 import hashlib
 import itertools
 import json
@@ -24,18 +23,17 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import faults
 import gate
 import report
 import torch
+from gate import Candidate
+from operators import operator_of
 
-from helion_sinkhorn import eager, reference
-from helion_sinkhorn.workloads import WORKLOADS, Workload, tagged
+from helion_sinkhorn.workloads import WORKLOADS, tagged
 
 SCHEMA = 1
 SAMPLE_ENTRIES = 1024
@@ -43,66 +41,6 @@ SAMPLE_ENTRIES = 1024
 INDUCTOR = ("mhc_one_iteration", "mhc_five_iterations", "mhc_fp32", "mhc_bf16", "log_4", "driver_8")
 """Workloads compared with torch.compile: it unrolls the iterations, and takes minutes for large matrices."""
 ROOT = Path(__file__).resolve().parents[1]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One kernel with one config, and the result it gives."""
-
-    kernel: str
-    of: str
-    config: dict[str, object]
-    source: str
-    served: bool
-    """Whether `sinkhorn` would take it for this call."""
-    run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def candidates(workload: Workload, x: torch.Tensor) -> list[Candidate]:
-    """What there is to judge for a workload on the device of x."""
-    if x.is_cuda:
-        return kernels(workload, x)
-    arguments, dtype = workload.arguments, workload.dtype
-    return [
-        Candidate("eager.forward", "P", {}, "", True, lambda x, _: eager.forward(x, *arguments, dtype)),
-        Candidate("eager.backward", "dX", {}, "", True, lambda x, dy: eager.backward(dy, x, *arguments)),
-    ]
-
-
-def kernels(workload: Workload, x: torch.Tensor) -> list[Candidate]:
-    """Every kernel that takes this call: with the default config, those committed for it, the one served."""
-    from helion_sinkhorn.configs import store
-    from helion_sinkhorn.kernels import KERNELS, Choice, launch
-
-    arguments, dtype = workload.arguments, workload.dtype
-
-    def forward(x, _, choice):
-        return launch.forward(x, *arguments, dtype, choice)
-
-    def backward(x, dy, choice):
-        return launch.backward(dy, x, *arguments, choice)
-
-    device, _, _ = launch.device_at(launch.index_of(x))
-    call = launch.call_of(x, *arguments)
-    names = {"sinkhorn_forward": "P", launch.backward_kernel(call): "dX", "sinkhorn_backward_history": "dX"}
-    found = []
-    for name, of in names.items():
-        served = launch.choose(name, call, x.size(0), device)
-        stored = [
-            Choice(name, e.config, e.variant, f"{device.key}, tuned at batch {e.batch} ({e.evidence})")
-            for folder in store.folders()
-            for e in store.read(folder, device.key, name)
-            if e.key == call.key
-        ]
-        default = Choice(name, *KERNELS[name].default(call, device), "the kernel's default")
-        for choice in {(c.config, c.variant): c for c in (default, served, *stored)}.values():
-            taken = name in ("sinkhorn_forward", launch.backward_kernel(call))
-            found.append(Candidate(
-                name, of, {**dict(choice.config), **dict(choice.variant)}, choice.source,
-                taken and (choice.config, choice.variant) == (served.config, served.variant),
-                functools.partial(forward if of == "P" else backward, choice=choice),
-            ))  # fmt: skip
-    return found
 
 
 def bits(t: torch.Tensor) -> torch.Tensor:
@@ -115,13 +53,16 @@ def digest(*tensors: torch.Tensor) -> str:
     return hashlib.sha256(joined).hexdigest()[:16]
 
 
-def reproducible(candidate: Candidate, x, dy, result: torch.Tensor, judged: int) -> dict[str, bool]:
+def reproducible(
+    candidate: Candidate, inputs: tuple[torch.Tensor, ...], result: torch.Tensor, judged: int
+) -> dict[str, bool]:
     """Equal bits from a second run, from any split of the batch, and at any position in it."""
-    cuts = sorted({0, 1, judged // 3, x.size(0) // 2, x.size(0)})
-    pieces = [candidate.run(x[a:b], dy[a:b]) for a, b in itertools.pairwise(cuts)]
-    copies = torch.arange(x.size(0), device=x.device) % judged
+    batch = len(result)
+    cuts = sorted({0, 1, judged // 3, batch // 2, batch})
+    pieces = [candidate.run(*(t[a:b] for t in inputs)) for a, b in itertools.pairwise(cuts)]
+    copies = torch.arange(batch, device=result.device) % judged
     return {
-        "again": torch.equal(bits(fresh(candidate, x, dy)), bits(result)),
+        "again": torch.equal(bits(fresh(candidate, *inputs)), bits(result)),
         "split": torch.equal(bits(torch.cat(pieces)), bits(result)),
         "position": torch.equal(bits(result), bits(result[:judged])[copies]),
     }
@@ -142,10 +83,10 @@ def sample(result: torch.Tensor) -> str:
     return base64.b64encode(bits(result[:count].detach().cpu()).numpy().tobytes()).decode()
 
 
-def fresh(candidate: Candidate, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+def fresh(candidate: Candidate, *inputs: torch.Tensor) -> torch.Tensor:
     """The result in memory that held NaN: an entry never written must not show what an earlier run left."""
-    torch.full_like(x, math.nan)
-    return candidate.run(x, dy)
+    torch.full_like(inputs[0], math.nan)
+    return candidate.run(*inputs)
 
 
 def statistics(truth: gate.Truth, result: torch.Tensor) -> dict[str, object]:
@@ -153,61 +94,51 @@ def statistics(truth: gate.Truth, result: torch.Tensor) -> dict[str, object]:
     return {**dataclasses.asdict(s), "passes": s.passes, "beyond": s.reasons}
 
 
-def inputs(workload: Workload, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The judged matrices, K of them."""
-    k = gate.judged(workload, steps)
-    return tuple(t[:k] for t in workload.make_inputs())
-
-
 def filled(t: torch.Tensor, batch: int) -> torch.Tensor:
     """The judged matrices over and over, up to the workload's batch: every position has a truth."""
-    return t.repeat(math.ceil(batch / len(t)), 1, 1)[:batch].contiguous()
+    return t.repeat(math.ceil(batch / len(t)), *[1] * (t.dim() - 1))[:batch].contiguous()
 
 
 def judge(name: str, device: str, steps: int) -> dict[str, object]:
     """All of a workload's record but Inductor."""
     workload = WORKLOADS[name]
-    x, dy = inputs(workload, steps)
-    truth = gate.truths(workload, x, dy)
-    full = [filled(t, workload.batch).to(device) for t in (x, dy)]
+    operator = operator_of(workload)
+    inputs = operator.inputs(workload, steps)
+    judged = len(inputs[0])
+    truth = operator.truths(workload, *inputs)
+    full = [filled(t, workload.batch).to(device) for t in inputs]
     results = []
-    for candidate in candidates(workload, full[0]):
+    for candidate in operator.candidates(workload, *full):
         result = fresh(candidate, *full)
-        first = result[: len(x)]
+        first = result[:judged]
         results.append({
             "kernel": candidate.kernel, "of": candidate.of, "config": candidate.config,
             "source": candidate.source, "served": candidate.served,
             **statistics(truth[candidate.of], first),
             "marginals": marginals(first, truth[candidate.of].exact),
-            "reproducible": reproducible(candidate, *full, result, len(x)),
+            "reproducible": reproducible(candidate, full, result, judged),
             "digest": digest(first), **({"sample": sample(first)} if candidate.served else {}),
         })  # fmt: skip
-    modelled = {vendor: faults.scaling(a)(workload, x, dy) for vendor, a in faults.VENDORS.items()}
+    modelled = {vendor: run(workload, *inputs) for vendor, run in operator.vendors.items()}
     return {
         "arguments": {"n": workload.n, "m": workload.m, "dtype": str(workload.dtype)[6:], **workload.options},
-        "batch": workload.batch, "judged": len(x), "inputs": digest(x, dy), "results": results,
+        "batch": workload.batch, "judged": judged, "inputs": digest(*inputs), "results": results,
         "model": {
-            vendor: {q: statistics(truth[q], r) for q, r in zip(truth, pair, strict=True)}
-            for vendor, pair in modelled.items()
+            vendor: {q: statistics(truth[q], r) for q, r in model.items() if q in truth}
+            for vendor, model in modelled.items()
         },
-        "model_gap": {
-            q: gate.gap(q, a, b) for q, a, b in zip(truth, modelled["nvidia"], modelled["amd"], strict=True)
-        },
+        "model_gap": {q: gate.gap(q, *(model[q] for model in modelled.values())) for q in truth},
     }  # fmt: skip
 
 
 def inductor(name: str, device: str, steps: int) -> dict[str, object]:
-    """The statistics of torch.compile on the specification, in float32 and rounded once."""
+    """The statistics of torch.compile on the specification."""
     workload = WORKLOADS[name]
-    x, dy = inputs(workload, steps)
-    truth = gate.truths(workload, x, dy)
-    leaf = x.to(device).requires_grad_()
-    compiled = torch.compile(
-        lambda t: reference.sinkhorn(t.float(), **workload.options).to(workload.dtype), dynamic=False
-    )
-    p = compiled(leaf)
-    (dx,) = torch.autograd.grad(p, leaf, dy.to(device))
-    return {"P": statistics(truth["P"], p), "dX": statistics(truth["dX"], dx)}
+    operator = operator_of(workload)
+    inputs = operator.inputs(workload, steps)
+    truth = operator.truths(workload, *inputs)
+    results = operator.compiled(workload, *(t.to(device) for t in inputs))
+    return {q: statistics(truth[q], r) for q, r in results.items()}
 
 
 def attempt(task: Callable[..., dict[str, object]], *arguments) -> dict[str, object]:

@@ -58,10 +58,21 @@ def verdict(result: dict) -> bool:
     return inside and all(result["reproducible"].values())
 
 
-def errors(artefacts: dict[str, Artefact], names: list[str]) -> list[dict[str, object]]:
+def compared(artefacts: dict[str, Artefact]) -> list[tuple[str, str]]:
+    """(workload, result) of all that is served somewhere, in order."""
+    return list(dict.fromkeys(
+        (name, result["of"])
+        for artefact in artefacts.values()
+        for name, record in artefact["workloads"].items()
+        for result in record.get("results", [])
+        if result["served"]
+    ))  # fmt: skip
+
+
+def errors(artefacts: dict[str, Artefact]) -> list[dict[str, object]]:
     """One row for each workload and result: worst and rms of every device, of Inductor, of the model."""
     rows = []
-    for name, of in itertools.product(names, ("P", "dX")):
+    for name, of in compared(artefacts):
         row: dict[str, object] = {"workload": name, "result": of}
         for device, artefact in artefacts.items():
             result = served(artefact, name, of)
@@ -75,10 +86,10 @@ def errors(artefacts: dict[str, Artefact], names: list[str]) -> list[dict[str, o
     return rows
 
 
-def gaps(artefacts: dict[str, Artefact], names: list[str]) -> list[dict[str, object]]:
+def gaps(artefacts: dict[str, Artefact]) -> list[dict[str, object]]:
     """One row for each workload and result: distance of every two devices, and of the modelled vendors."""
     rows = []
-    for name, of in itertools.product(names, ("P", "dX")):
+    for name, of in compared(artefacts):
         row: dict[str, object] = {"workload": name, "result": of}
         for (one, a), (two, b) in itertools.combinations(artefacts.items(), 2):
             records = [x["workloads"].get(name, {}) for x in (a, b)]
@@ -111,26 +122,27 @@ def conditions(artefact: Artefact) -> str:
     return f"{artefact['device']['name']}; {versions}; {artefact['utc'][:10]}, {artefact['seconds']} s"
 
 
-def picture(artefacts: dict[str, Artefact], names: list[str], path: Path) -> None:
+def picture(artefacts: dict[str, Artefact], path: Path) -> None:
     """Worst error of every device and modelled vendor in units of the budget, values above gradients."""
-    figure, axes = plt.subplots(2, 1, sharex=True, figsize=(11, 7), layout="constrained")
-    place = np.arange(len(names))
-    for axis, of in zip(axes, ("P", "dX"), strict=True):
+    everything = compared(artefacts)
+    parts = [pair for pair in everything if pair[1] == "P"], [pair for pair in everything if pair[1] != "P"]
+    figure, axes = plt.subplots(2, 1, figsize=(11, 10), layout="constrained")
+    for axis, part, of in zip(axes, parts, ("values", "gradients"), strict=True):
+        place = np.arange(len(part))
         for k, (device, artefact) in enumerate(artefacts.items()):
-            results = [served(artefact, n, of) for n in names]
-            heights = [r["worst"] if r else np.nan for r in results]
+            heights = [r["worst"] if (r := served(artefact, *pair)) else np.nan for pair in part]
             width = 0.8 / len(artefacts)
             axis.bar(place - 0.4 + (k + 0.5) * width, heights, width, label=device)
         first = next(iter(artefacts.values()))
         for vendor, mark in (("nvidia", "_"), ("amd", "x")):
-            models = [first["workloads"].get(n, {}).get("model", {}).get(vendor, {}).get(of) for n in names]
+            models = [first["workloads"].get(n, {}).get("model", {}).get(vendor, {}).get(q) for n, q in part]
             heights = [m["worst"] if m else np.nan for m in models]
             axis.plot(place, heights, mark, color="black", label=f"{vendor}, modelled")
         axis.axhline(1.0, color="red", linewidth=1)
         axis.set_ylabel(f"{of}: largest error / budget")
         axis.set_ylim(bottom=0)
+        axis.set_xticks(place, [name for name, _ in part], rotation=60, ha="right")
     axes[0].legend()
-    axes[1].set_xticks(place, names, rotation=60, ha="right")
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -161,15 +173,14 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    names = list(dict.fromkeys(n for a in loaded for n, r in a["workloads"].items() if "results" in r))
     text = [f"- {device}: {conditions(artefact)}" for device, artefact in artefacts.items()]
-    text += ["", "Errors, worst and rms, limit 1:", "", report.table(errors(artefacts, names))]
-    text += ["", "Gaps, reported only:", "", report.table(gaps(artefacts, names))]
+    text += ["", "Errors, worst and rms, limit 1:", "", report.table(errors(artefacts))]
+    text += ["", "Gaps, reported only:", "", report.table(gaps(artefacts))]
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "compare.md").write_text("\n".join(text) + "\n")
     if options.write:
         report.insert(options.write, "devices", "\n".join(text))
-    picture(artefacts, names, options.out / "compare.png")
+    picture(artefacts, options.out / "compare.png")
     print("\n".join(text))
     wrong = [
         f"{device}: {name}: {sentence}"

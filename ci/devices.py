@@ -1,13 +1,25 @@
-"""Print the rows of ci/devices.toml as the matrix of a GitHub workflow; standard library of Python 3.11."""
+"""Print rows of ci/devices.toml as the matrix of a GitHub workflow: python ci/devices.py [sanitizer | ran]
+
+All rows, or those where a field is true.  Standard library of Python 3.11.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import tomllib
 
-FIELDS = {"key": str, "runner": str, "image": str, "options": str, "env": dict, "ran": bool}
+FIELDS = {
+    "key": str,
+    "runner": str,
+    "image": str,
+    "options": str,
+    "env": dict,
+    "sanitizer": bool,
+    "ran": bool,
+}
 
 
 def rows() -> list[dict[str, object]]:
@@ -24,4 +36,4 @@ def rows() -> list[dict[str, object]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"include": rows()}))
+    print(json.dumps({"include": [row for row in rows() if all(row[field] for field in sys.argv[1:])]}))

@@ -16,17 +16,22 @@ its interval.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from helion_sinkhorn import testing
-from helion_sinkhorn.workloads import Workload
 
 JUDGED_STEPS = 1 << 21
 """Entries times iterations of a workload that get a truth and a budget: seconds on one core."""
 FEWEST_JUDGED = 4
 SYSTEMATIC_MATRICES = 64
+Results = dict[str, torch.Tensor]
+"""What an implementation computes, by the names of the workload's truths."""
+Run = Callable[..., Results]
+"""(workload, *inputs) -> Results."""
 
 
 class Systematic(testing.Rounding):
@@ -39,8 +44,8 @@ class Systematic(testing.Rounding):
         signs = torch.randint(0, 2, (2,), generator=self.generator).mul(2).sub(1).tolist()
         return _Scale.apply(x, 1 + signs[0] * forward * self.unit, 1 + signs[1] * backward * self.unit)
 
-    def sum(self, terms, axis):
-        return terms.sum(axis, keepdim=True)
+    def running(self, terms, count):
+        return terms
 
 
 class _Scale(torch.autograd.Function):
@@ -65,7 +70,7 @@ class Statistics:
     bias_limit: float
     largest_absolute: float
     largest_relative: float
-    index: tuple[int, int, int]
+    index: tuple[int, ...]
     """Matrix, row and column of the worst element."""
     value: float
     expected: float
@@ -83,7 +88,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Truth:
-    """One result of a workload, "P" or "dX", in float64, with what the gate derives for it."""
+    """One result of a workload in float64, with what the gate derives for it."""
 
     exact: torch.Tensor
     budget: torch.Tensor
@@ -91,26 +96,27 @@ class Truth:
     scale: torch.Tensor
     """Of SCALES."""
     systematic: float
+    """The largest bias of functions that err to one side."""
     distinct: int
-    lead: int
-    """The axis along which entries share a trail line."""
+    """Matrices that differ."""
+    together: tuple[int, ...]
+    """Axes along which errors may go together: their means are independent."""
 
     def judge(self, result: torch.Tensor) -> Statistics:
-        """The statistics of a result (K, n, m) of any dtype."""
+        """The statistics of a result of any dtype."""
         actual = result.detach().to("cpu", torch.float64)
         worst = testing.worst(actual, self.exact, self.budget)
         error = (actual - self.exact).nan_to_num(nan=math.inf)
         ratio = torch.where(error == 0, 0.0, error / self.spread)
         place = torch.where(error == 0, 0.0, error.abs() / self.budget).argmax().item()
         where = tuple(int(k) for k in torch.unravel_index(torch.tensor(place), error.shape))
-        # trail lines are normalised last, each by its own sum: their means are independent
-        lines = (ratio * self.exact.sign()).mean(self.lead)
-        deviation = lines.square().mean().sqrt().item() / math.sqrt(self.distinct * lines.size(-1))
+        parts = (ratio * self.exact.sign()).mean(self.together)
+        deviation = parts.square().mean().sqrt().item() / math.sqrt(self.distinct * parts[0].numel())
         return Statistics(
             worst=worst,
             z=ratio.abs().max().item(),
             rms=ratio.square().mean().sqrt().item(),
-            bias=lines.mean().item(),
+            bias=parts.mean().item(),
             bias_limit=self.systematic + testing.SIGMAS * deviation,
             largest_absolute=error.abs().max().item(),
             largest_relative=(error.abs() / self.scale).max().item(),
@@ -120,29 +126,16 @@ class Truth:
         )
 
 
-def judged(workload: Workload, steps: int = JUDGED_STEPS) -> int:
+def spread(exact: torch.Tensor, budget: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The deviation behind a budget of `testing`, with that of the last rounding, uniform in its interval."""
+    half = testing.half_ulp(exact, dtype)
+    return (((budget - half) / testing.SIGMAS).square() + half.square() / 3).sqrt()
+
+
+def judged(workload: Any, steps: int = JUDGED_STEPS) -> int:
     """How many matrices of a workload get a budget."""
     size = workload.n * workload.m * workload.n_iters
     return min(workload.batch, max(FEWEST_JUDGED, steps // size))
-
-
-def truths(workload: Workload, x: torch.Tensor, dy: torch.Tensor) -> dict[str, Truth]:
-    """{"P": ..., "dX": ...} for these inputs of a workload."""
-    exact = testing.exact(x, dy, **workload.options)
-    budgets = testing.error_budget(x, dy, **workload.options, out_dtype=workload.dtype)
-    distinct = len(torch.unique(x, dim=0))
-    found = {}
-    for k, name in enumerate(("P", "dX")):
-        half = testing.half_ulp(exact[k], workload.dtype)
-        spread = (((budgets[k] - half) / testing.SIGMAS).square() + half.square() / 3).sqrt()
-        found[name] = exact[k], budgets[k], spread
-    lead = -2 if workload.first == "rows" else -1
-    biases = systematic(workload, x, dy, exact, [found[name][2] for name in found])
-    return {
-        # all judged gradients are as different as their cotangents
-        "P": Truth(*found["P"], SCALES["P"](exact[0]), biases[0], distinct, lead),
-        "dX": Truth(*found["dX"], SCALES["dX"](exact[1]), biases[1], len(x), lead),
-    }
 
 
 def largest(t: torch.Tensor) -> torch.Tensor:
@@ -155,34 +148,26 @@ def noticeable(t: torch.Tensor) -> torch.Tensor:
     return torch.maximum(t.abs(), 2.0**-20 * largest(t))
 
 
-SCALES = {"P": noticeable, "dX": largest}
-"""What an error is relative to: entries of a gradient cancel, so the largest of a matrix serves them all."""
+def bias(result: torch.Tensor, exact: torch.Tensor, spread: torch.Tensor) -> float:
+    """The mean error towards the sign of the truth, in spreads."""
+    error = torch.where(result == exact, 0.0, (result - exact) / spread)
+    return (error * exact.sign()).mean().item()
 
 
-def systematic(workload: Workload, x, dy, exact, spreads) -> list[float]:
-    """The largest bias, in spreads, of P and of dX under Systematic."""
-    few = slice(SYSTEMATIC_MATRICES)
-    x64, dy64 = x[few].double(), dy[few].double()
-    most = [0.0, 0.0]
-    for seed in range(testing.SAMPLES):
-        leaf = x64.clone().requires_grad_()
-        p = testing.scaling_form(leaf, *workload.arguments, Systematic(seed))
-        (dx,) = torch.autograd.grad(p, leaf, dy64)
-        for k, result in enumerate((p.detach(), dx)):
-            error = torch.where(result == exact[k][few], 0.0, (result - exact[k][few]) / spreads[k][few])
-            most[k] = max(most[k], abs((error * exact[k][few].sign()).mean().item()))
-    return most
+SCALES = {"P": noticeable}
+"""What an error is relative to, `largest` where not named: entries of a gradient cancel."""
 
 
 def gap(of: str, a: torch.Tensor, b: torch.Tensor) -> dict[str, float]:
     """How far two results (K, n, m) of one dtype are apart; reported, never judged.
 
-    relative and ulps (of their dtype) are those of the SCALES of `of`; flips: share of entries that differ
+    relative and ulps (of their dtype) are those of the scale of `of`; flips: share of entries that differ
     after rounding to bfloat16.
     """
     kind = torch.finfo(a.dtype)
     a, b = a.detach().double(), b.detach().double()
-    scale = torch.maximum(SCALES[of](a), SCALES[of](b)).clamp_min(kind.smallest_normal)
+    scale_of = SCALES.get(of, largest)
+    scale = torch.maximum(scale_of(a), scale_of(b)).clamp_min(kind.smallest_normal)
     place = kind.eps * torch.exp2(torch.frexp(scale).exponent.double() - 1)
     distance = (a - b).abs()
     return {
@@ -192,3 +177,51 @@ def gap(of: str, a: torch.Tensor, b: torch.Tensor) -> dict[str, float]:
         "mean_ulps": (distance / place).mean().item(),
         "flips": (a.bfloat16() != b.bfloat16()).double().mean().item(),
     }
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One kernel with one config, and the result it gives."""
+
+    kernel: str
+    of: str
+    config: dict[str, object]
+    source: str
+    served: bool
+    """Whether the public function would take it for this call."""
+    run: Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An implementation that the gate must reject."""
+
+    name: str
+    run: Run
+    of: tuple[str, ...] = ()
+    """Which results it makes wrong; all that it returns where none are named."""
+    where: Callable[[Any], bool] = lambda w: True
+    """The workloads whose call has what it breaks."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What the gate asks of an operator: a row of operators.OPERATORS."""
+
+    takes: Callable[[Any], bool]
+    """Whether a workload is one of this operator's."""
+    inputs: Callable[[Any, int], tuple[torch.Tensor, ...]]
+    """(workload, steps) -> the judged part of its inputs, batch first, the same bits on every machine."""
+    truths: Callable[..., dict[str, Truth]]
+    """(workload, *inputs) -> Truths by the name of the result."""
+    candidates: Callable[..., list[Candidate]]
+    """(workload, *inputs on a device) -> what there is to judge there."""
+    good: dict[str, Run]
+    """Correct implementations, emulated."""
+    faults: list[Fault]
+    baseline: Run
+    """What the rules in common use compare with."""
+    vendors: dict[str, Run] = field(default_factory=dict)
+    """Implementations with the arithmetic that vendors state."""
+    compiled: Run | None = None
+    """Through torch.compile, on the device of the inputs."""

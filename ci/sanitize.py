@@ -2,8 +2,9 @@
 
 memcheck finds accesses out of bounds, initcheck reads of memory never written, racecheck unordered accesses
 to shared memory.  Every kernel of some workloads runs on one, three and 67 matrices.  Needs an NVIDIA GPU and
-compute-sanitizer, which comes with the CUDA toolkit.  Writes sanitize.md and each tool's output; the exit
-status is 1 if a tool finds something, 2 if it cannot run.
+compute-sanitizer, which comes with the CUDA toolkit.  A workload has a process of its own, --jobs of them at
+a time.  Writes sanitize.md and each tool's output; the exit status is 1 if a tool finds something, 2 if it
+cannot run.
 """
 
 from __future__ import annotations
@@ -14,57 +15,80 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import report
 
 TOOLS = ("memcheck", "initcheck", "racecheck")
-WORKLOADS = ("mhc_fp32", "mhc_bf16", "log_4", "tail_5x3", "wide_4x8", "masked_8", "lane_32", "matching_64")
+WORKLOADS = (
+    "mhc_fp32", "mhc_bf16", "log_4", "tail_5x3", "wide_4x8", "masked_8", "lane_32", "matching_64",
+    "implicit_mhc", "implicit_bf16", "implicit_tail_5x3", "implicit_wide_4x8", "implicit_64",
+)  # fmt: skip
 """Packed, padded and rectangular matrices, restarts, and sums between warps through shared memory."""
 BATCHES = (1, 3, 67)
+STEPS = 1 << 12
+"""Entries times iterations drawn of a workload; they are repeated to a batch."""
 FOUND = 86
 """Exit status by which compute-sanitizer says that it found something; no program here uses it."""
 
 
-def launch() -> None:
-    """Every kernel and config of WORKLOADS on a few matrices."""
+def launch(name: str) -> None:
+    """Every kernel and config of a workload on a few matrices."""
     import accuracy
     import torch
+    from operators import operator_of
 
     from helion_sinkhorn import workloads
 
     launches = 0
-    for name in WORKLOADS:
-        workload = workloads.WORKLOADS[name]
-        for batch in BATCHES:
-            x, dy = (t[:batch].contiguous().cuda() for t in workload.make_inputs())
-            for candidate in accuracy.kernels(workload, x):
-                candidate.run(x, dy)
-                launches += 1
+    workload = workloads.WORKLOADS[name]
+    operator = operator_of(workload)
+    for batch in BATCHES:
+        inputs = [accuracy.filled(t, batch).cuda() for t in operator.inputs(workload, STEPS)]
+        for candidate in operator.candidates(workload, *inputs):
+            candidate.run(*inputs)
+            launches += 1
     torch.cuda.synchronize()
     print(f"{launches} launches")
 
 
-def check(tool: str, sanitizer: str, out: Path, seconds: float) -> dict[str, object]:
-    """Run `launch` under one tool; a row of the table."""
-    command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "50"]
-    command += ["--log-file", str(out / f"{tool}.txt"), sys.executable, __file__, "--launch"]
+def run(name: str, seconds: float, prefix: Sequence[str] = ()) -> tuple[int, str]:
+    """`launch` in a process: exit status, -1 where it did not end in time, and what it said."""
     # blocks of their own: a shared block would hide what runs over its end
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    start = time.monotonic()
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    command = [*prefix, sys.executable, __file__, "--launch", name]
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False, timeout=seconds
         )
-        status, text = done.returncode, done.stdout + done.stderr
     except subprocess.TimeoutExpired:
-        status, text = -1, ""
+        return -1, ""
+    return done.returncode, done.stdout + done.stderr
+
+
+def check(tool: str, sanitizer: str, out: Path, seconds: float, jobs: int) -> dict[str, object]:
+    """Run every workload under one tool; a row of the table."""
+
+    def under_tool(name: str) -> tuple[int, str]:
+        log = out / f"{tool}.{name}.txt"
+        options = ["--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "50"]
+        status, text = run(name, seconds, [sanitizer, *options, "--log-file", str(log)])
+        (out / f"{tool}.{name}.out.txt").write_text(text)
+        return status, text
+
+    start = time.monotonic()
+    with ThreadPoolExecutor(jobs) as pool:
+        done = list(pool.map(under_tool, WORKLOADS))
+    statuses = [status for status, _ in done]
+    # what was found counts most, then what did not run
+    status = FOUND if FOUND in statuses else next((s for s in statuses if s), 0)
     verdicts = {0: "nothing found", FOUND: "FOUND SOMETHING", -1: f"not finished in {seconds:.0f} s"}
-    (out / f"{tool}.out.txt").write_text(text)
+    said = [line for _, text in done for line in text.splitlines() if line.endswith(" launches")]
     return {
         "tool": tool, "verdict": verdicts.get(status, f"did not run: exit status {status}"), "status": status,
-        "launches": next((line.split()[0] for line in text.splitlines() if line.endswith(" launches")), "?"),
-        "seconds": f"{time.monotonic() - start:.0f}",
+        "launches": sum(int(line.split()[0]) for line in said), "seconds": f"{time.monotonic() - start:.0f}",
     }  # fmt: skip
 
 
@@ -76,11 +100,12 @@ def main() -> int:
         "--out", type=Path, default=Path("accuracy"), help="folder of the table and the outputs"
     )
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
-    parser.add_argument("--seconds", type=float, default=240, help="most for one tool")
-    parser.add_argument("--launch", action="store_true", help="only launch the kernels, unchecked")
+    parser.add_argument("--seconds", type=float, default=240, help="most for a workload under a tool")
+    parser.add_argument("--jobs", type=int, default=min(13, os.cpu_count() or 1), help="processes")
+    parser.add_argument("--launch", metavar="WORKLOAD", help="only launch its kernels, unchecked")
     options = parser.parse_args()
     if options.launch:
-        launch()
+        launch(options.launch)
         return 0
     sanitizer = shutil.which("compute-sanitizer") or shutil.which(
         "compute-sanitizer", path="/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
@@ -90,10 +115,13 @@ def main() -> int:
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
     # once without a tool: the compiler runs here and its results are kept
-    if subprocess.run([sys.executable, __file__, "--launch"], check=False).returncode:
-        print("the kernels do not run even without a tool: see above", file=sys.stderr)
-        return 2
-    rows = [check(tool, sanitizer, options.out, options.seconds) for tool in options.tools]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        bare = dict(zip(WORKLOADS, pool.map(lambda name: run(name, options.seconds), WORKLOADS), strict=True))
+    for name, (status, text) in bare.items():
+        if status:
+            print(f"{text}{name} does not run even without a tool: exit status {status}", file=sys.stderr)
+            return 2
+    rows = [check(tool, sanitizer, options.out, options.seconds, options.jobs) for tool in options.tools]
     table = report.table([{k: v for k, v in row.items() if k != "status"} for row in rows])
     (options.out / "sanitize.md").write_text(table + "\n")
     print(table)

@@ -89,10 +89,12 @@ class Rounding:
         """A where it is used or between uses: backwards an outer product or their running sum is rounded."""
         return self(a, 0.0, size)
 
+    def running(self, terms: torch.Tensor, count: int) -> torch.Tensor:
+        """Terms of a sum of `count`, one after another: count^3 / 3 squared units, shared among them."""
+        return self(terms, 1.0 + count / math.sqrt(3.0))
+
     def sum(self, terms: torch.Tensor, axis: int) -> torch.Tensor:
-        """A sum of k terms one after another: k^3 / 3 squared units in all, shared among the terms."""
-        size = 1.0 + terms.size(axis) / math.sqrt(3.0)
-        return self(terms, size).sum(axis, keepdim=True)
+        return self.running(terms, terms.size(axis)).sum(axis, keepdim=True)
 
     def dot(self, a: torch.Tensor, w: torch.Tensor, axis: int) -> torch.Tensor:
         """The sum of a w; an implementation may fuse its products."""

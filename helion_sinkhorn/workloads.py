@@ -179,6 +179,7 @@ _GATED = [
     _gate("largest_128", 128, 128, "the largest matrix the kernels take", batch=64),
 ]  # fmt: skip
 
+_JUDGED = "ci implicit"
 _IMPLICIT = [
     *(
         _gate(f"implicit_{n}_{_SHORT[dtype]}_b{batch}", n, n, "implicit differentiation, beside exact",
@@ -193,15 +194,29 @@ _IMPLICIT = [
         for n in (4, 8, 16)
         for batch in (1 << 16, 1 << 20)
     ),
-    _gate("implicit_mhc", 4, 4, _MHC, "implicit", backward="implicit"),
-    _gate("implicit_driver_8", 8, 8, "randn 4096 x 8 x 8, ten iterations", "implicit", n_iters=10, form="log",
+    *(
+        _gate(f"implicit_{n}", n, n, "the calls above, as many as are judged", _JUDGED, (1 << 16) // (n * n),
+              form="log", backward="implicit")
+        for n in (4, 8, 16)
+    ),
+    _gate("implicit_mhc", 4, 4, _MHC, _JUDGED, backward="implicit"),
+    _gate("implicit_bf16", 4, 4, _MHC, _JUDGED, dtype=torch.bfloat16, backward="implicit"),
+    _gate("implicit_five_iterations", 4, 4, "not converged: exact and implicit gradients differ", _JUDGED,
+          n_iters=5, backward="implicit"),
+    _gate("implicit_driver_8", 8, 8, "randn 4096 x 8 x 8, ten iterations", _JUDGED, n_iters=10, form="log",
           first="cols", backward="implicit"),
-    _gate("implicit_uniform_16", 16, 16, "uniform(0, 4), 4096 x 16 x 16, 100 iterations", "implicit",
+    _gate("implicit_uniform_16", 16, 16, "uniform(0, 4), 4096 x 16 x 16, 100 iterations", _JUDGED,
           n_iters=100, form="log", first="cols", logits="uniform_4", backward="implicit"),
-    _gate("implicit_wide_4x8", 4, 8, "rectangular routing", "implicit", backward="implicit"),
-    _gate("implicit_identity_like", 4, 4, "nearly disconnected: no digit may be lost", "implicit",
+    _gate("implicit_tail_5x3", 5, 3, "padded in both axes, a batch that fills no tile", _JUDGED, 1021,
+          backward="implicit"),
+    _gate("implicit_wide_4x8", 4, 8, "rectangular routing", _JUDGED, backward="implicit"),
+    _gate("implicit_masked_8", 8, 8, "masked matching", _JUDGED, logits="masked", form="log",
+          backward="implicit"),
+    _gate("implicit_sharp_4", 4, 4, "peaky logits, far from a fixed point", _JUDGED, logits="randn_8",
+          backward="implicit"),
+    _gate("implicit_identity_like", 4, 4, "nearly disconnected: no digit may be lost", _JUDGED,
           logits="identity_like", form="log", backward="implicit"),
-    _gate("implicit_64", 64, 64, "conjugate gradients", "implicit", 256, form="log", backward="implicit"),
+    _gate("implicit_64", 64, 64, "conjugate gradients", _JUDGED, 256, form="log", backward="implicit"),
 ]  # fmt: skip
 
 WORKLOADS = {w.name: w for w in (*_TUNED, *_GATED, *_IMPLICIT)}

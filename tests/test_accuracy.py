@@ -15,11 +15,15 @@ import accuracy
 import compare
 import faults
 import gate
+import implicit_gate
 import pytest
+import sinkhorn_gate
 import torch
+from operators import OPERATORS, operator_of
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.kernels import KERNELS
+from helion_sinkhorn.stationarity import solver_for
 from helion_sinkhorn.workloads import WORKLOADS, tagged
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,8 +31,11 @@ CI = [w.name for w in tagged("ci")]
 STEPS = 1 << 17
 """Entries times iterations judged here: hundreds of 4 x 4 matrices, and a second a workload."""
 
-# At these sizes and logits the iterations have converged, or all matrices are one
-CONVERGED = {"mid_16", "mid_16_deepseek", "lane_32", "matching_64", "largest_128", "identity_like_4"}
+# At these sizes and logits the iterations or the conjugate gradients have converged, or all matrices are one
+CONVERGED = {"mid_16", "mid_16_deepseek", "lane_32", "matching_64", "largest_128", "identity_like_4"} | {
+    "implicit_8", "implicit_16", "implicit_driver_8", "implicit_uniform_16", "implicit_identity_like",
+    "implicit_64",
+}  # fmt: skip
 
 
 @functools.cache
@@ -52,11 +59,13 @@ def test_faults_are_caught(name):
 
 
 def test_every_fault_is_caught_somewhere_and_cosine_misses_most():
-    caught = {f for name in CI for f, o in opinions(name)[1].items() if not o.gate}
-    assert caught == {f.name for f in faults.FAULTS}
-    assert len(caught) >= 12
-    everything = [o for name in CI for f, o in opinions(name)[1].items() if f not in opinions(name)[2]]
-    assert sum(o.cosine for o in everything) > len(everything) / 2
+    for operator in OPERATORS.values():
+        rows = [name for name in CI if operator.takes(WORKLOADS[name])]
+        caught = {f for name in rows for f, o in opinions(name)[1].items() if not o.gate}
+        assert caught == {f.name for f in operator.faults}
+        assert len(caught) >= 12
+        everything = [o for name in rows for f, o in opinions(name)[1].items() if f not in opinions(name)[2]]
+        assert sum(o.cosine for o in everything) > len(everything) / 2
 
 
 def test_each_statistic_finds_something_the_others_do_not():
@@ -70,8 +79,9 @@ def test_each_statistic_finds_something_the_others_do_not():
 @functools.cache
 def ground(name="mhc_fp32"):
     workload = WORKLOADS[name]
-    x, dy = accuracy.inputs(workload, STEPS)
-    return workload, x, dy, gate.truths(workload, x, dy)
+    operator = operator_of(workload)
+    inputs = operator.inputs(workload, STEPS)
+    return workload, *inputs, operator.truths(workload, *inputs)
 
 
 def test_statistics_of_known_errors():
@@ -120,11 +130,11 @@ def test_inputs_of_every_position_have_a_truth():
 
 def altered(monkeypatch, change, of="P"):
     """accuracy.judge of a small workload whose results of one kind went through `change(call, x, result)`."""
-    whole = accuracy.candidates
+    operator = OPERATORS["sinkhorn"]
 
-    def broken(workload, x):
+    def broken(workload, *inputs):
         found = []
-        for candidate in whole(workload, x):
+        for candidate in operator.candidates(workload, *inputs):
             calls = iter(range(100))
 
             def run(x, dy, candidate=candidate, calls=calls):
@@ -134,7 +144,7 @@ def altered(monkeypatch, change, of="P"):
             found.append(dataclasses.replace(candidate, run=run))
         return found
 
-    monkeypatch.setattr(accuracy, "candidates", broken)
+    monkeypatch.setitem(OPERATORS, "sinkhorn", dataclasses.replace(operator, candidates=broken))
     return accuracy.judge("tail_5x3", "cpu", STEPS)
 
 
@@ -191,7 +201,7 @@ def test_kernels_are_judged_with_the_default_and_every_committed_config(monkeypa
     for name in ("sinkhorn_forward", "sinkhorn_backward"):
         (tmp_path / "h200" / f"{name}.json").write_text(json.dumps({"schema": 1, "entries": [entry]}))
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
-    found = accuracy.kernels(workload, x)
+    found = sinkhorn_gate.kernels(workload, x)
     by_kernel = {}
     for candidate in found:
         by_kernel.setdefault(candidate.kernel, []).append(candidate)
@@ -207,12 +217,52 @@ def test_kernels_are_judged_with_the_default_and_every_committed_config(monkeypa
         assert truth.judge(whole).passes
 
 
+@pytest.mark.parametrize("name", ["implicit_mhc", "implicit_wide_4x8", "implicit_64"])
+def test_both_solvers_are_judged_for_every_system(name):
+    """The implicit bodies, interpreted; the one that sinkhorn would take is served."""
+    workload, p, dy, truths = ground(name)
+    few = slice(0, 6)
+    pairs = [
+        (of, implicit_gate.JUDGED[of][0], solver) for of in truths for solver in implicit_gate.JUDGED[of][1]
+    ]
+    auto = "corrected", solver_for("auto", workload.n, workload.m)
+    found = [
+        c
+        for of, system, solver in pairs
+        for c in implicit_gate.kernels(workload, p[few], of, system, solver, (system, solver) == auto)
+    ]
+    assert {(c.of, c.config["system"], c.kernel.rsplit("_", 1)[1]) for c in found} == set(pairs)
+    assert [c.kernel for c in found if c.served] == [f"sinkhorn_implicit_{auto[1]}"]
+    for candidate in found:
+        truth = truths[candidate.of]
+        whole = truth.exact.clone()
+        whole[few] = candidate.run(p[few], dy[few]).double()
+        assert not torch.equal(whole, truth.exact)
+        assert truth.judge(whole).passes
+
+
+def test_systems_for_comparison_are_judged_where_they_are_meant():
+    judged = {name: set(ground(name)[3]) for name in CI if name.startswith("implicit")}
+    corrected = {"implicit dX (direct)", "implicit dX (cg)"}
+    assert all(names >= corrected for names in judged.values())
+    everything = corrected | {"implicit dX (reduced)", "implicit dX (full)"}
+    assert {name for name, found in judged.items() if found == everything} >= {
+        "implicit_mhc",
+        "implicit_masked_8",
+    }
+    # not square, far from a fixed point, too few steps
+    for name in ("implicit_wide_4x8", "implicit_sharp_4", "implicit_64"):
+        assert judged[name] == corrected
+    assert judged["implicit_driver_8"] == everything - {"implicit dX (full)"}
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["tail_5x3", "mhc_bf16"])
+@pytest.mark.parametrize("name", ["tail_5x3", "mhc_bf16", "implicit_mhc", "implicit_tail_5x3"])
 def test_kernels_pass_on_this_device(name):
     record = accuracy.judge(name, "cuda", STEPS)
     assert accuracy.failures(record) == []
-    assert [r["of"] for r in record["results"] if r["served"]] == ["P", "dX"]
+    served = ["implicit dX (direct)"] if name.startswith("implicit") else ["P", "dX"]
+    assert [r["of"] for r in record["results"] if r["served"]] == served
     assert all(r["kernel"] in KERNELS for r in record["results"])
 
 
@@ -251,7 +301,7 @@ def test_the_artefact_says_what_ran_where(artefact):
     assert (record["judged"], record["batch"]) == (len(x), workload.batch)
     result = compare.served(data, "tail_5x3", "P")
     stored = compare.sample(record, result)
-    expected = accuracy.candidates(workload, x)[0].run(x, dy)
+    expected = operator_of(workload).candidates(workload, x, dy)[0].run(x, dy)
     assert torch.equal(stored, expected[: len(stored)])
     assert accuracy.digest(expected) == result["digest"]
 
@@ -326,7 +376,7 @@ def test_what_compute_sanitizer_says_is_the_verdict(tmp_path, monkeypatch, capsy
     assert sanitize.main() == status
     (line,) = [t for t in capsys.readouterr().out.splitlines() if "racecheck" in t]
     assert verdict in line
-    assert "| 7 |" in line
+    assert f"| {7 * len(sanitize.WORKLOADS)} |" in line
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
@@ -349,5 +399,7 @@ def test_workflows_only_call_make_targets(name):
 
 def test_the_documented_table_names_every_row():
     text = (ROOT / "docs" / "accuracy.md").read_text()
-    for name in [*faults.GOOD, *(f.name for f in faults.FAULTS)]:
-        assert f"| {name} |" in text, f"{name} is not in docs/accuracy.md: run `make fault-tables`"
+    for key, operator in OPERATORS.items():
+        _, table, _ = re.split(f"<!-- /?faults: {key} -->", text)
+        for name in [*operator.good, *(f.name for f in operator.faults)]:
+            assert f"| {name} |" in table, f"{name} is not in docs/accuracy.md: run `make fault-tables`"

@@ -11,7 +11,8 @@ import torch
 from benchmarks import bench, machine_code, peers, worker
 from helion_sinkhorn import reference
 from helion_sinkhorn.kernels import Call, Choice
-from helion_sinkhorn.offline import GCN, SASS, Job, compile_for, executed
+from helion_sinkhorn.listing import GCN, SASS, executed
+from helion_sinkhorn.offline import Job, compile_for
 
 TINY = worker.Job("sweep", "sweep", (peers.OURS,), batches=(8,), device="cpu", milliseconds=0.1)
 

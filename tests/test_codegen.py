@@ -8,20 +8,13 @@ import pytest
 
 pytest.importorskip("triton")
 
+import machine_rules
+
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.kernels import KERNELS, Call, Choice
 from helion_sinkhorn.kernels.launch import backward_kernel
-from helion_sinkhorn.offline import (
-    GCN,
-    SASS,
-    Binary,
-    Job,
-    classify,
-    compile_for,
-    disassembled,
-    occupancy,
-    problems,
-)
+from helion_sinkhorn.listing import GCN, SASS, classify, disassembled
+from helion_sinkhorn.offline import Job, compile_for, occupancy, problems
 
 TARGETS = ("h200", "b200", "mi350")
 WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else os.cpu_count() or 1
@@ -50,16 +43,6 @@ IMPLICIT = [
     *(("sinkhorn_implicit_cg", False, "float32", n) for n in (4, 7, 16, 64)),
 ]
 
-# Bytes of stack a thread may have.  The adjoint of a 128 x 128 matrix holds A, its cotangent and
-# the logits, 48 Ki floats besides temporaries; the registers of a whole NVIDIA SM are 64 Ki.
-SPILL_BYTES = {
-    ("nvidia", "sinkhorn_backward_history", 128): 256,
-    # sm_100 under Triton 3.9; on an H200, where nothing spills, two warps are 1.2 times as fast as four
-    ("nvidia", "sinkhorn_backward_history", 64): 104,
-    # sm_100 under Triton 3.9: part of the logits that the log form keeps for a restart
-    ("nvidia", "sinkhorn_forward", 33): 24,
-}
-
 
 def call_of(deepseek: bool, dtype: str, n: int) -> Call:
     return Call(deepseek, 1, dtype, n, n, 20)
@@ -75,30 +58,6 @@ def default_jobs(key: str, rows) -> list[Job]:
     return list(dict.fromkeys(jobs))
 
 
-def complaints(binary: Binary) -> list[str]:
-    """What is wrong with the code of a default config."""
-    if not binary.compiled:
-        return list(binary.problems)
-    call, kernel, counts = binary.job.call, binary.job.choice.kernel, binary.counts
-    allowed = SPILL_BYTES.get((DEVICES[binary.device].vendor, kernel, call.n), 0)
-    found = [p for p in binary.problems if not (p.startswith("spills") and binary.spill_bytes <= allowed)]
-    if binary.occupancy < 4:
-        found.append(f"{binary.occupancy} warps on a compute unit")
-    if not counts.get("reciprocal"):
-        found.append("no reciprocal instruction")
-    found += [
-        f"{counts[name]} x {name}" for name in ("division step", "atomic", "matrix") if counts.get(name)
-    ]
-    if call.n == 4 and call.dtype == "float32" and dict(binary.job.choice.variant).get("packed"):
-        # backward reads the logits of the deepseek form twice
-        pieces = 4 if kernel == "sinkhorn_forward" else 12 if call.deepseek else 8
-        if not counts.get("global load 128") == counts["global load"] == pieces:
-            found.append(f"{counts['global load']} loads, {counts.get('global load 128', 0)} of 128 bits")
-        if not counts.get("global store 128") == counts["global store"] == 4:
-            found.append(f"{counts['global store']} stores, {counts.get('global store 128', 0)} of 128 bits")
-    return found
-
-
 @pytest.mark.parametrize(
     "rows",
     [
@@ -110,7 +69,11 @@ def complaints(binary: Binary) -> list[str]:
 @pytest.mark.parametrize("key", TARGETS)
 def test_defaults_make_good_machine_code(key, rows):
     binaries = compile_for(key, default_jobs(key, rows), workers=WORKERS)
-    bad = [f"{b.job.call} {b.job.choice}: {'; '.join(found)}" for b in binaries if (found := complaints(b))]
+    bad = [
+        f"{b.job.call} {b.job.choice}: {'; '.join(found)}"
+        for b in binaries
+        if (found := machine_rules.broken(b))
+    ]
     assert not bad, "\n".join(bad)
 
 

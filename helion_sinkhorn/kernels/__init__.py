@@ -304,23 +304,21 @@ def walk_default(call: WalkCall, device: Device) -> tuple[Items, Items]:
 
 
 def walk_space(call: WalkCall, device: Device) -> tuple[Grid, ...]:
-    def grid(rk: int, rv: int, *counts: int) -> Grid:
-        rk, rv = largest_run(call.summed, rk), largest_run(call.kept, rv)
-        tiles = [walk_tile(call, device, rk, rv, *size) for size in ((4, 1), (4, 2), (8, 1), (16, 1))]
-        return {"config": tuple(dict.fromkeys(tiles)), "rk": (rk,), "rv": (rv,), "count": counts}
-
-    shapes = (
-        (4, 4, 16),
-        (8, 2, 8),
-        (8, 4, 8),
-        (8, 8, 8),
-        (8, 4, 16),
-        (16, 1, 8),
-        (16, 2, 8),
-        (16, 4, 8),
-        (32, 1, 4),
-    )
-    return tuple(grid(*shape) for shape in shapes)
+    lanes = power_of_two(call.summed) // 8
+    grids: dict[Grid, None] = {}
+    for rk, rv, warps, many in (
+        # of 8 threads a sum, 16 to 64 entries each
+        *((lanes, 32 // lanes, w, many) for w, many in ((8, 1), (4, 1), (4, 2), (16, 1), (2, 1))),
+        *((lanes, 64 // lanes, w, many) for w, many in ((4, 1), (8, 1))),
+        *((lanes, 16 // lanes, w, many) for w, many in ((16, 1), (8, 2), (8, 1))),
+        # of 16
+        *((lanes // 2, 64 // lanes, w, many) for w, many in ((8, 1), (16, 1))),
+    ):
+        run = largest_run(call.summed, max(1, rk)), largest_run(call.kept, max(1, rv))
+        count = min(16, max(4, power_of_two(-(-call.summed // run[0]))))
+        config = (walk_tile(call, device, *run, warps, many),)
+        grids[tuple({"config": config, "rk": run[:1], "rv": run[1:], "count": (count,)}.items())] = None
+    return tuple(map(dict, grids))
 
 
 def matrix_unit_tile(warps: int, stages: int) -> Items:

@@ -143,54 +143,56 @@ def decayed(h, rate, gk, gv):
     return h if rate is None else h * torch.exp2(rate * LOG2E)
 
 
-def stacked(parts):
-    """Vectors (cv, rv) along a new first axis.
+def lane(w):
+    """A vector (cv, rv) as (rv, cv, 1), for every lane the same."""
+    return w.permute(1, 0).unsqueeze(2)
+
+
+def stacked(parts, number):
+    """Vectors (rv, cv, 1 or all lanes) with one lane each, the last one repeated, as (lanes, cv, rv).
 
     Selects leave them where the sums over Dk left them; a join would take each through shared memory.
     """
-    if len(parts) == 1:
-        return parts[0].unsqueeze(0)
-    number = hl.arange(len(parts))
-    stack = parts[0].permute(1, 0).unsqueeze(2)
-    for i in range(1, len(parts)):
-        stack = torch.where(number == i, parts[i].permute(1, 0).unsqueeze(2), stack)
-    return stack.permute(2, 1, 0)
+    stack = parts[-1]
+    for i in range(len(parts) - 1):
+        stack = torch.where(number == i, parts[i], stack)
+    return stack.expand(stack.size(0), stack.size(1), number.size(0)).permute(2, 1, 0)
 
 
-def walk(h, later, tensors, rate, tile, steps, first, descending, count, head, scale, late):
-    """The state, and what gates have gathered, after `count` steps: all loads, then all arithmetic."""
+def walk(h, later, tensors, rate, tile, begin, first, descending, many, count, head, scale, late):
+    """The state, and what gates have gathered, after `many` steps: all loads, then all arithmetic."""
     q, k, v, o, g, gk, gv, v_dual, o_dual, dgv, dg = tensors
     sign = -1 if descending else 1
-    ts = [first + sign * (steps.begin + i) for i in range(count)]
+    ts = [first + sign * (begin + i) for i in range(many)]
 
     def loaded(load, x, *where):
         return [None if x is None else load(x, t, head, *where) for t in ts]
 
     qs, ks, vs = loaded(of_k, q), loaded(of_k, k), loaded(of_v, v, tile)
     gks, gvs = loaded(of_k, gk), loaded(of_v, gv, tile)
-    rates = [
-        added(one, rate) for one in loaded(lambda x, t, head: hl.load(x, [t, head]).to(torch.float32), g)
-    ]
+    rates = [added(one, rate) for one in loaded(of_step, g)]
     v_duals, o_duals = loaded(of_v, v_dual, tile), loaded(of_v, o_dual, tile)
     outs, gathered = [], []
-    for i in range(count):
+    for i in range(many):
         if late:
             h = h + over_k(ks[i]) * over_v(vs[i] * scale)
         else:
             h = decayed(h, rates[i], gks[i], gvs[i]) + over_k(ks[i]) * over_v(vs[i])
         out = summed(over_k(qs[i]) * h)
-        outs.append(out if late else out * scale)
+        outs.append(lane(out if late else out * scale))
         if late:
             h = decayed(h, rates[i], gks[i], gvs[i])
         if later is not None:
-            later = later + (vs[i] * v_duals[i] - o_duals[i] * out)
+            later = later + lane(vs[i] * v_duals[i] - o_duals[i] * out)
             gathered.append(later)
-    at = first + sign * steps.index
-    hl.store(o, [at, head, tile, slice(None)], stacked(outs).to(o.dtype))
+    number = hl.arange(count)
+    # what there is no step for repeats the last one
+    at = first + sign * (begin + number.clamp(max=many - 1))
+    hl.store(o, [at, head, tile, slice(None)], stacked(outs, number).to(o.dtype))
     if dgv is not None:
-        hl.store(dgv, [at, head, tile, slice(None)], stacked(gathered).to(dgv.dtype))
+        hl.store(dgv, [at, head, tile, slice(None)], stacked(gathered, number).to(dgv.dtype))
     if dg is not None:
-        hl.store(dg, [tile.id, at, head], stacked(gathered).sum(2).sum(1))
+        hl.store(dg, [tile.id, at, head], stacked(gathered, number).sum(2).sum(1))
     return h, later
 
 
@@ -207,13 +209,12 @@ def of_state(x, n, head, tile):
     return hl.load(x, [n, head, slice(None), slice(None), tile, slice(None)]).permute(1, 3, 2, 0)
 
 
-def meeting(h, start_dual, v_dual, n, head, tile):
-    """What the state that a late walk starts with owes to the gates of every step."""
+def meeting(h, start_dual, v_dual, n, head, tile, rv, count):
+    """What the gates of all steps owe to the state that a late walk starts with, in every lane."""
     if v_dual is None:
         return None
-    if start_dual is None:
-        return summed(h * 0.0)
-    return summed(h * of_state(start_dual, n, head, tile))
+    later = hl.zeros([rv, tile, count], dtype=torch.float32)
+    return later if start_dual is None else later + lane(summed(h * of_state(start_dual, n, head, tile)))
 
 
 def linear_attention_walk(
@@ -272,14 +273,17 @@ def linear_attention_walk(
             h = hl.zeros([rk, rv, tile, ck], dtype=torch.float32)
         else:
             h = of_state(start, n, head, tile)
-        later = meeting(h, start_dual, v_dual, n, head, tile)
+        later = meeting(h, start_dual, v_dual, n, head, tile, rv, count)
         first = begin + size - 1 if descending else begin
         rate = of_head(g_gamma, head)
         whole = size // count * count
         for steps in hl.tile(0, whole, block_size=count):
-            h, later = walk(h, later, tensors, rate, tile, steps, first, descending, count, head, scale, late)
-        if count > 1:
-            for rest in hl.tile(whole, size, block_size=1):
-                h, later = walk(h, later, tensors, rate, tile, rest, first, descending, 1, head, scale, late)
+            h, later = walk(
+                h, later, tensors, rate, tile, steps.begin, first, descending, count, count, head, scale, late
+            )
+        for rest in hl.tile(whole, size, block_size=1):
+            h, later = walk(
+                h, later, tensors, rate, tile, rest.begin, first, descending, 1, count, head, scale, late
+            )
         if end is not None:
             end[n, head, :, :, tile, :] = h.permute(3, 0, 2, 1)

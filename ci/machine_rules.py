@@ -1,0 +1,170 @@
+"""RULES: what must hold of the machine code of every committed kernel and config, each in one sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import torch
+
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.offline import Binary
+
+Rule = Callable[[Binary], Iterator[str]]
+
+RECIPROCAL = {"nvidia": "rcp.approx.ftz.f32", "amd": "v_rcp_f32"}
+"""kernels.bodies.reciprocal: one instruction, 1 ulp."""
+FUNCTIONS = {"ex2.approx.ftz.f32", "v_exp_f32", "v_log_f32"}
+"""2^x and log2 x as instructions."""
+LOGARITHM = {"fma.rn.ftz.f32", "cvt.rn.f32.s32"}
+"""NVIDIA's log2 x: libdevice's polynomial, and the exponent of x as a number."""
+NARROWING = re.compile(
+    r"cvt\.rn\.(bf16|f16)(x2)?\.f32|v_cvt_(pk_)?(bf16|f16)_f32|v_fma_mix(lo|hi)_f16|v_add3_u32"
+)
+"""From float32 to 16 bits.  gfx942 has no instruction for bfloat16: it adds in integers."""
+WIDENING = re.compile(
+    r"cvt\.f32\.(bf16|f16)|(add|sub|fma)\.rn\.f32\.(bf16|f16)|v_cvt_f32_(bf16|f16)|v_fma_mix_f32"
+)
+"""From 16 bits to float32, by itself or on the way into a sum."""
+MATRIX = re.compile(r"(wgmma\.)?mma\w*\.\S*\.f32\.|tcgen05\.mma|v_mfma_f32_")
+"""Matrix instructions that add up in float32."""
+SPILL_BYTES = {
+    # The adjoint of a 128 x 128 matrix holds A, its cotangent and the logits, 48 Ki floats besides
+    # temporaries; the registers of a whole NVIDIA SM are 64 Ki
+    ("sm90", "sinkhorn_backward_history", 128, 128): 192,
+    ("sm100", "sinkhorn_backward_history", 128, 128): 304,
+    # on an H200, where nothing spills, two warps are 1.2 times as fast as four
+    ("sm100", "sinkhorn_backward_history", 64, 64): 104,
+    # part of the logits that the log form keeps for a restart
+    ("sm100", "sinkhorn_forward", 33, 33): 24,
+    # two and four registers too many, where an H200 spills none
+    ("sm100", "sinkhorn_backward", 4, 8): 8,
+    ("sm100", "sinkhorn_backward", 16, 16): 16,
+}
+"""Stack that a thread may have under Triton 3.9, by architecture, kernel and shape; none elsewhere."""
+
+
+def vendor(binary: Binary) -> str:
+    return DEVICES[binary.device].vendor
+
+
+def named(binary: Binary, pattern: str) -> set[str]:
+    """Operations in whose name the pattern stands."""
+    return {op for op in binary.operations if re.search(pattern, op)}
+
+
+def is_sinkhorn(binary: Binary) -> bool:
+    """Whether a kernel normalises matrices (n, m) in float32."""
+    return binary.job.choice.kernel.startswith("sinkhorn_")
+
+
+def reciprocal(binary: Binary) -> Iterator[str]:
+    """Every inverse is the pinned reciprocal of one instruction, and a Sinkhorn kernel has it."""
+    pinned = {RECIPROCAL[vendor(binary)]}
+    found = named(binary, r"^(div|rcp|r?sqrt)\.|^v_(div|rcp|rsq|sqrt)_")
+    yield from sorted(found - pinned)
+    if is_sinkhorn(binary) and not pinned <= found:
+        yield f"no {RECIPROCAL[vendor(binary)]}"
+    if binary.counts.get("division step"):
+        yield f"{binary.counts['division step']} steps of a division"
+
+
+def functions(binary: Binary) -> Iterator[str]:
+    """Exponentials and logarithms are to the base 2, and no other function is called."""
+    yield from sorted(named(binary, r"^(ex2|lg2|sin|cos|tanh)\.|^v_(exp|log|sin|cos)_") - FUNCTIONS)
+
+
+def subnormals(binary: Binary) -> Iterator[str]:
+    """Subnormals are kept, but for NVIDIA's reciprocal, its exponential and the inside of its logarithm."""
+    flushing = named(binary, r"\.ftz\b") - FUNCTIONS - {RECIPROCAL["nvidia"]}
+    if binary.operations.keys() >= LOGARITHM:
+        flushing -= LOGARITHM
+    yield from sorted(flushing)
+    yield from (f"{k} {v}" for k, v in binary.modes.items() if "denorm_mode" in k and v != 3)
+
+
+def rounding(binary: Binary) -> Iterator[str]:
+    """Every rounding is to the nearest, ties to even."""
+    yield from sorted(named(binary, r"\.(rz|rm|rp|rna|rs)\b|_(pkrtz|pknorm|rpi|flr|sr)_"))
+    yield from (f"{k} {v}" for k, v in binary.modes.items() if "round_mode" in k and v != 0)
+
+
+def precision(binary: Binary) -> Iterator[str]:
+    """Everything is computed in float32; only arguments are widened to it and results rounded from it."""
+    for op in sorted(named(binary, r"f16|f64|tf32|^v_add3_u32$")):
+        if not (NARROWING.fullmatch(op) or WIDENING.fullmatch(op) or MATRIX.match(op)):
+            yield op
+
+
+def conversion(binary: Binary) -> Iterator[str]:
+    """A 16-bit result is rounded by a conversion; a float32 program has none."""
+    dtype = binary.job.call.dtype
+    narrowing = sorted(op for op in binary.operations if NARROWING.fullmatch(op))
+    if dtype == "float32":
+        yield from narrowing
+    elif not narrowing:
+        yield f"nothing rounds to {dtype}"
+
+
+def fusion(binary: Binary) -> Iterator[str]:
+    """Compilers fuse products into sums, as TRITON_DEFAULT_FP_FUSION=1 pins it."""
+    if binary.modes.get("enable_fp_fusion") != 1:
+        yield "enable_fp_fusion is off"
+
+
+def order(binary: Binary) -> Iterator[str]:
+    """No atomic instruction: every sum has one order."""
+    if binary.counts.get("atomic"):
+        yield f"{binary.counts['atomic']} atomics"
+
+
+def matrix(binary: Binary) -> Iterator[str]:
+    """No matrix instruction in a Sinkhorn kernel: NVIDIA's truncate what they add up."""
+    if is_sinkhorn(binary) and binary.counts.get("matrix"):
+        yield f"{binary.counts['matrix']} matrix instructions"
+
+
+def spills(binary: Binary) -> Iterator[str]:
+    """A default config keeps everything in registers, but for those of SPILL_BYTES."""
+    if binary.job.choice.stored:  # measured as it is; what it spills stands in machine_terms.txt
+        return
+    shape = (getattr(binary.job.call, name, None) for name in ("n", "m"))
+    allowed = SPILL_BYTES.get((DEVICES[binary.device].arch, binary.job.choice.kernel, *shape), 0)
+    if binary.spill_bytes > allowed or (binary.spills and not binary.spill_bytes):
+        yield f"{binary.spills} spills, {binary.spill_bytes} bytes a thread, at most {allowed}"
+
+
+def launch(binary: Binary) -> Iterator[str]:
+    """A block fits its device, and a compute unit holds four warps or more."""
+    yield from (p for p in binary.problems if not p.startswith("spills"))
+    if binary.occupancy < 4:
+        yield f"{binary.occupancy} warps on a compute unit"
+
+
+def vectors(binary: Binary) -> Iterator[str]:
+    """Rows of 16 bytes and more move 128 bits at a time, all of them where threads own whole matrices."""
+    if not is_sinkhorn(binary):
+        return
+    call, packed = binary.job.call, dict(binary.job.choice.variant).get("packed")
+    size = getattr(torch, call.dtype).itemsize
+    whole = call.m * size % 16 == 0 and call.n & (call.n - 1) == 0 and call.m & (call.m - 1) == 0
+    if not (packed or whole):
+        return
+    for kind in ("load", "store"):
+        widths = {access for access in binary.accesses if access.startswith(kind)}
+        wide = f"{kind} 128"
+        if wide not in widths or (packed and widths != {wide}):
+            yield ", ".join(sorted(widths)) or f"no {kind}"
+
+
+RULES: tuple[Rule, ...] = (
+    reciprocal, functions, subnormals, rounding, precision, conversion, fusion, order, matrix,
+    spills, launch, vectors,
+)  # fmt: skip
+
+
+def broken(binary: Binary) -> list[str]:
+    """The rules that a program breaks, each with what breaks it."""
+    if not binary.compiled:
+        return list(binary.problems)
+    return [f"{rule.__doc__} {what}" for rule in RULES for what in rule(binary)]

@@ -1,0 +1,238 @@
+"""Machine code of every committed kernel and config: python ci/machine_terms.py [--write] [--only TAG ...]
+
+Compiles, on a CPU, the default config of each kernel for the workloads tagged `ci` and `implicit` for four
+devices, and every config of tuning_cache/ for its own.  Each program must obey machine_rules.RULES and be
+what machine_terms.txt says, registers and large counts about so.  Prints broken rules and the difference;
+--write records what was found, keeping numbers that still hold.  The exit status is the verdict.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import machine_rules
+
+from helion_sinkhorn import cache
+from helion_sinkhorn.configs import store
+from helion_sinkhorn.configs.device import DEVICES, Device
+from helion_sinkhorn.kernels import Choice, default_choice
+from helion_sinkhorn.offline import Binary, Job, compile_for
+from helion_sinkhorn.trials import programs
+from helion_sinkhorn.workloads import tagged
+
+FILE = Path(__file__).with_suffix(".txt")
+TARGETS = ("h200", "b200", "mi300x", "mi350")
+"""One device of each architecture: sm_90, sm_100, gfx942, gfx950."""
+REGISTERS = 8
+"""How far registers may be from the recorded number: what hardware allocates at a time."""
+SHARE = 10
+"""A count may be off by one part in so many, so that small counts are exact."""
+PLAIN = re.compile(
+    r"(add|sub|mul|max|min|neg|abs)\.(NaN\.)?f32(x2)?|fma\.rn\.f32(x2)?"
+    r"|v_(pk_)?(add|sub|subrev|mul|fma\w*|max\w*|min\w*|ldexp)_f32"
+)
+"""Operations that every program has; the others are named with each."""
+HEAD = """\
+Every committed kernel and config as machine code: compiled on a CPU, not run.  `make machine-terms`
+compares, `make machine-terms ARGS=--write` writes; docs/accuracy.md, Level 1, says how to read this.
+~ is give or take 8 registers, a tenth of a count.
+"""
+
+
+@dataclass
+class Terms:
+    """What machine_terms.txt holds.  A tag is one of TARGETS, or a device and "-tuned" for tuning_cache/."""
+
+    versions: str = ""
+    programs: dict[tuple[str, str], str] = field(default_factory=dict)
+    """(program, tag and config) -> its terms."""
+    operations: dict[str, set[str]] = field(default_factory=dict)
+    """Floating-point operation or mode -> tags of the programs that have it."""
+
+    def without(self, tags: Iterable[str]) -> Terms:
+        """All but what is about some tags."""
+        tags = set(tags)
+        kept = {k: v for k, v in self.programs.items() if k[1].split()[0] not in tags}
+        operations = {k: v - tags for k, v in self.operations.items() if v - tags}
+        return Terms(self.versions, kept, operations)
+
+    def __or__(self, other: Terms) -> Terms:
+        """Both; the versions are the other's."""
+        names = self.operations.keys() | other.operations.keys()
+        operations = {k: self.operations.get(k, set()) | other.operations.get(k, set()) for k in names}
+        return Terms(other.versions, self.programs | other.programs, operations)
+
+
+# ------------------------------------------------------------------------------------------- programs
+
+
+def default_jobs(device: Device) -> list[Job]:
+    """The default config of every kernel that serves a workload of CI's, each program once."""
+    workloads = (*tagged("ci", object), *tagged("implicit", object))
+    calls = dict.fromkeys(program for workload in workloads for program in programs(workload))
+    return [Job(call, default_choice(kernel, call, device)) for kernel, call in calls]
+
+
+def sections() -> dict[str, tuple[str, list[Job]]]:
+    """tag -> (device, programs)."""
+    shipped = store.folders()[-1]
+    tuned = {key: jobs for key in DEVICES if (jobs := cache.jobs(shipped, key))}
+    return {
+        **{key: (key, default_jobs(DEVICES[key])) for key in TARGETS},
+        **{f"{key}-tuned": (key, jobs) for key, jobs in tuned.items()},
+    }
+
+
+def key(tag: str, job: Job) -> tuple[str, str]:
+    """What a program is filed under: the kernel and its call; the tag and the config."""
+    return f"{job.choice.kernel} {job.call}", " ".join([tag, *spelled(job.choice)])
+
+
+def spelled(choice: Choice) -> Iterator[str]:
+    """Config and variant in words: true flags by name, false ones left out."""
+    for name, value in (*choice.config, *choice.variant):
+        if isinstance(value, tuple) and len(value) == 1:
+            (value,) = value
+        if value is not False:
+            yield name if value is True else f"{name}={value}"
+
+
+# ---------------------------------------------------------------------------------------------- terms
+
+
+def about(name: str, value: int, slack: int, before: str) -> str:
+    """ "name ~value"; the number that stands in `before`, where it still holds."""
+    found = re.search(rf"(?<!\S){re.escape(name)} ~?(\d+)\b", before)
+    if found and abs(int(found[1]) - value) <= slack:
+        value = int(found[1])
+    return f"{name} ~{value}" if slack else f"{name} {value}"
+
+
+def described(binary: Binary, before: str = "") -> str:
+    """The terms of a program; what it has none of is left out."""
+    if not binary.compiled:
+        return f"not compiled: {' '.join(' '.join(binary.problems).split())}"
+    found = [about("registers", binary.registers, REGISTERS, before)]
+    if binary.spills or binary.spill_bytes:
+        found.append(f"spills {binary.spills} ({binary.spill_bytes} bytes)")
+    if binary.shared:
+        found.append(f"shared {binary.shared}")
+    for kind in ("load", "store"):
+        widths = {int(k.split()[1]): v for k, v in binary.accesses.items() if k.startswith(kind)}
+        found.append(f"{kind} " + "+".join(f"{widths[bits]}x{bits}" for bits in sorted(widths, reverse=True)))
+    special = {op: count for op, count in binary.operations.items() if not PLAIN.fullmatch(op)}
+    names = ("instructions", "cross-lane", "barrier")
+    for name, count in {**{k: binary.counts.get(k, 0) for k in names}, **special}.items():
+        if count:
+            found.append(about(name, count, count // SHARE, before))
+    return ", ".join(found)
+
+
+def terms(tag: str, binaries: Iterable[Binary], before: Terms) -> Terms:
+    """What was compiled for a tag, in the numbers of `before` where they hold."""
+    found = Terms(versions())
+    for binary in binaries:
+        program = key(tag, binary.job)
+        found.programs[program] = described(binary, before.programs.get(program, ""))
+        for name in (*binary.operations, *(f"{k}={v}" for k, v in binary.modes.items())):
+            found.operations.setdefault(name, set()).add(tag)
+    return found
+
+
+def versions() -> str:
+    """What generated the code."""
+    return f"helion {version('helion')}, torch {version('torch').split('+')[0]}, triton {version('triton')}"
+
+
+# ----------------------------------------------------------------------------------------------- text
+
+OPERATIONS = "Floating-point operations and modes, and who has them"
+
+
+def natural(text: str) -> list[object]:
+    """A key that puts n=4 before n=16."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
+
+
+def text(terms: Terms) -> str:
+    """machine_terms.txt."""
+    lines = [HEAD + f"Devices: {', '.join(f'{k} {DEVICES[k].arch}' for k in TARGETS)}.  {terms.versions}"]
+    for program in sorted({program for program, _ in terms.programs}, key=natural):
+        lines += ["", program]
+        configs = sorted((config for p, config in terms.programs if p == program), key=natural)
+        lines += [f"    {config}: {terms.programs[program, config]}" for config in configs]
+    lines += ["", OPERATIONS]
+    lines += [f"    {name}: {' '.join(sorted(tags))}" for name, tags in sorted(terms.operations.items())]
+    return "\n".join(lines) + "\n"
+
+
+def parsed(recorded: str) -> Terms:
+    """The terms that `text` wrote."""
+    found = Terms()
+    program = ""
+    for line in recorded.splitlines():
+        if line.startswith("Devices: "):
+            found.versions = line.split(".  ", 1)[1]
+        elif line.startswith("    "):
+            name, _, words = line.strip().partition(": ")
+            if program == OPERATIONS:
+                found.operations[name] = set(words.split())
+            else:
+                found.programs[program, name] = words
+        else:
+            program = line
+    return found
+
+
+def difference(recorded: Terms, found: Terms) -> str:
+    """What `found` has otherwise than `recorded`, as a diff of their texts; empty where nothing."""
+    lines = (text(terms).splitlines(keepends=True) for terms in (recorded, found))
+    return "".join(difflib.unified_diff(*lines, FILE.name, "compiled here", n=3))
+
+
+def main() -> int:
+    every = sections()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help=f"record what was found in {FILE.name}")
+    parser.add_argument("--new", action="store_true", help=f"compile only programs that {FILE.name} lacks")
+    parser.add_argument("--only", nargs="+", choices=every, default=list(every), metavar="TAG",
+                        help=f"{', '.join(every)} (default all)")  # fmt: skip
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="compilers side by side")
+    options = parser.parse_args()
+    recorded = parsed(FILE.read_text()) if FILE.exists() else Terms()
+    found = recorded if options.new else recorded.without(options.only)
+    broken = 0
+    for tag in options.only:
+        begin = time.monotonic()
+        device, jobs = every[tag]
+        jobs = [job for job in jobs if key(tag, job) not in found.programs]
+        binaries = compile_for(device, jobs, workers=options.workers)
+        found |= terms(tag, binaries, recorded)
+        for binary in binaries:
+            for what in machine_rules.broken(binary):
+                broken += 1
+                print(*key(tag, binary.job), what, sep=": ")
+        print(f"{tag}: {len(jobs)} programs in {time.monotonic() - begin:.0f} s", flush=True)
+    committed = {key(tag, job) for tag, (_, jobs) in every.items() for job in jobs}
+    found.programs = {k: v for k, v in found.programs.items() if k in committed}
+    if options.write:
+        FILE.write_text(text(found))
+        return int(broken > 0)
+    changes = difference(recorded, found)
+    print(changes or f"{FILE.name} says the same")
+    return int(broken > 0 or bool(changes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
