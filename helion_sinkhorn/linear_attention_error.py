@@ -40,9 +40,9 @@ def truth(inputs: Named, do: torch.Tensor, dend: torch.Tensor | None, **options)
 
 
 def chunked_budgets(
-    inputs: Named, do: torch.Tensor, dend: torch.Tensor | None, chunk: int, roundoff: float, **options
+    inputs: Named, do: torch.Tensor, dend: torch.Tensor | None, chunk: int, operand: str, **options
 ) -> Named:
-    """The largest error of each of `results` when matrix products round their operands to `roundoff`."""
+    """The largest error of each of `results` by chunks; `operand` is the dtype of what is multiplied."""
     absolute = {name: wide(x) if name in GATES else wide(x).abs() for name, x in inputs.items()}
     sizes = results(absolute, wide(do).abs(), None if dend is None else wide(dend).abs(), **options)
     q = absolute["q"]
@@ -55,5 +55,6 @@ def chunked_budgets(
             sizes[name] = sizes[name] + summed
     # three parts of float32 without the smallest products; exponents and sums of gates; sums over steps
     single = 182 + chunk + -(-steps // chunk)
+    roundoff = 2.0**-9 if operand == "bfloat16" else 0.0
     share = CHUNK_ROUNDINGS * roundoff + single * UNIT
     return {name: share * x + UNDERFLOW for name, x in sizes.items()}

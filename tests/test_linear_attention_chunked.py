@@ -52,8 +52,8 @@ def ratios(inputs, do, dend, scale=0.3, reverse=False):
     """The error of every result in units of its budget."""
     actual = run(inputs, do, dend, scale, reverse)
     exact = truth(inputs, do, dend, scale=scale, reverse=reverse)
-    roundoff = 2.0**-9 if inputs["q"].dtype == torch.bfloat16 else 0.0
-    budgets = chunked_budgets(inputs, do, dend, 64, roundoff, scale=scale, reverse=reverse)
+    operand = "bfloat16" if inputs["q"].dtype == torch.bfloat16 else "float32"
+    budgets = chunked_budgets(inputs, do, dend, 64, operand, scale=scale, reverse=reverse)
     assert actual.keys() == exact.keys()
     return {
         name: worst(x, exact[name], budgets[name] + half_ulp(exact[name], x.dtype))

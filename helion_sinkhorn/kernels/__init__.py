@@ -16,7 +16,8 @@ import torch
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Key, key_of
-from helion_sinkhorn.kernels import bodies, implicit, linear_attention, linear_attention_chunked
+from helion_sinkhorn.kernels import bodies, implicit, linear_attention
+from helion_sinkhorn.kernels import linear_attention_chunked as chunked
 from helion_sinkhorn.kernels.linear_attention import WalkCall
 from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall, extent
 from helion_sinkhorn.scaling import pairs_are_safe, pivot_is_safe
@@ -369,14 +370,14 @@ KERNELS = {
     "linear_attention_walk": Kernel(
         linear_attention.linear_attention_walk, walk_default, walk_space, WalkCall
     ),
-    "chunk_scores": Kernel(
-        linear_attention_chunked.chunk_scores, chunk_scores_default, chunk_scores_space, ChunkCall
+    "linear_attention_chunk_scores": Kernel(
+        chunked.linear_attention_chunk_scores, chunk_scores_default, chunk_scores_space, ChunkCall
     ),
-    "chunk_walk": Kernel(
-        linear_attention_chunked.chunk_walk, chunk_walk_default, chunk_tiles_space, ChunkCall
+    "linear_attention_chunk_walk": Kernel(
+        chunked.linear_attention_chunk_walk, chunk_walk_default, chunk_tiles_space, ChunkCall
     ),
-    "chunk_gradients": Kernel(
-        linear_attention_chunked.chunk_gradients, chunk_gradients_default, chunk_tiles_space, ChunkCall
+    "linear_attention_chunk_gradients": Kernel(
+        chunked.linear_attention_chunk_gradients, chunk_gradients_default, chunk_tiles_space, ChunkCall
     ),
 }
 

@@ -1,26 +1,31 @@
-"""The Helion kernel bodies of chunked linear attention: matrix units inside a chunk, a recurrence between chunks.
+"""The Helion kernel bodies of chunked linear attention: matrix units in a chunk, a recurrence between chunks.
 
-    h_t = diag(a_t) h_{t-1} + k_t v_t',  o_t = scale h_t' q_t,  a_t = exp(gk_t + g_t + g_gamma)
+    h_t = diag(exp(w_t)) h_(t-1) + k_t v_t',  o_t = scale h_t' q_t,  w_t = gk_t + g_t + g_gamma
 
-Steps go in chunks of C.  With the decay over an interval of steps, which is exp of a sum of gates,
+Steps go in chunks of C.  With the rows of a chunk together, h the state before it, and the decay over some
+steps, which is exp of the sum of their gates,
 
-    o = Q h + A v        Q_i = q_i * decay of the steps up to i, A_ij = q_i . (k_j * decay of steps j+1 .. i)
-    h <- D h + K' v      K_j = k_j * decay of the steps after j,  D the decay of the whole chunk
+    o = Q h + A v        Q_i = scale q_i * decay over the steps up to i
+    h <- D h + K' v      K_j = k_j * decay over the steps after j,  D = decay over the whole chunk
+                         A_ij = scale q_i . (k_j * decay over j + 1 .. i), 0 for j > i
 
-where h is the state before the chunk.  A_ij has no factors in i and j that stay in the range of a float:
-exp(-sum of gates) overflows.  So pairs are taken level by level (docs/linear_attention.md).  The highest bit
-in which i and j differ splits the C steps into blocks of twice its value, with j in the left half of a block
-and i in the right one; there the decay is that of j's half after j times that of i's half up to i.  Neither
-exceeds one, and a level is one product of matrices.  Sums of gates are products with a matrix of zeros and
-ones, so no difference of large sums is ever taken.
+Gradients are the same walk backwards, with queries and keys exchanged, A transposed and do for v,
 
-Four kernels: `chunk_scores` (Q, K, A, D), `chunk_states` (h before every chunk, and with Q, dO in the place of
-K, v the adjoint of h after every chunk), `chunk_outputs`, `chunk_gradients`.
+    dv = K dh + A' do,  dh <- D dh + Q' do        dh the gradient of the state after a chunk
 
-Layouts: q, k, gk (B, T, H, Dk), v, o (B, T, H, Dv) as the caller has them; qs, ks (B, H, N, C, width),
-a (B, H, N, C, C), decay (B, H, N, width), states (B, H, N, width, Dv) with N = ceil(T / C) and
-width = Dk padded to a power of two.  Steps beyond T are loaded as zeros: gates of 0 and keys of 0 change nothing.
-With reverse=True step 0 is the last: `order` numbers rows from the other end and everything else stays.
+and then what each chunk makes of h before and dh after it (docs/linear_attention_chunked.md).
+
+A_ij is no product of factors of i and of j that stay in the range of a float whatever the gates: exp(-sum of
+gates) overflows.  Relative to the middle of the chunk they do while neither half decays below `least`: one
+product of matrices.  Otherwise pairs go level by level.  `half`, the highest bit in which i and j differ,
+names a block of 2 `half` steps with j in its left half and i in its right one.  The decay is that from j to
+the middle times that from the middle to i, neither above 1, and a level is one product of matrices too.  Sums
+of gates are products with matrices of zeros and ones: no difference of large sums is taken.
+
+Layouts: q, k, gk (B, T, H, Dk), v, o (B, T, H, Dv) as the caller has them; Q and K (B, H, N, C, width),
+A (B, H, N, C, C), D (B, H, N, width), states (B, H, N, width, Dv) with N = ceil(T / C) and width = Dk padded.
+Steps beyond T are loaded as zeros, and a gate and a key of 0 change nothing.  With reverse=True the last step
+is the first: `order` numbers rows from the other end, and all that follows goes by those numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ import torch
 from helion_sinkhorn.configs.store import Key, key_of
 from helion_sinkhorn.kernels.bodies import LOG2E, reciprocal
 
-# exp of it is 0 in fp32; products of zeros and ones with gates of -inf would be NaN
+# exp of it is 0 in float32, as of all below; 0 times -inf would be NaN
 LEAST_GATE = -110.0
 
 
@@ -99,11 +104,12 @@ def product(x, y, how, acc=None):
 
 
 def transposed(x):
+    """x'."""
     return x.permute(1, 0)
 
 
 def summed(picks, x, pieces, how):
-    """picks x for a matrix of zeros and ones, with x as a sum of `pieces` of 8 bits: three hold all of fp32."""
+    """picks x for a matrix of zeros and ones, x as a sum of `pieces` of 8 bits; three hold a float32."""
     picks = torch.where(picks, 1.0, 0.0).to(torch.bfloat16)
     piece = x.to(torch.bfloat16)
     out = product(picks, piece, how)
@@ -140,6 +146,7 @@ def store(x, b, t, h, d, value):
 
 
 def columns_inside(r, d, states):
+    """Which of the columns d a state has."""
     return (r >= 0).unsqueeze(1) & (d < states.size(4)).unsqueeze(0)
 
 
@@ -182,7 +189,7 @@ def in_right(position, half):
 
 
 def towards_middle(position, half):
-    """Row i picks the steps between it and the middle of its block: up to i in the right half, after i in the left."""
+    """Row i picks the steps between it and the middle of its block; itself if it is in the right half."""
     start = position & -half
     right = (position & half) != 0
     first, last = torch.where(right, start, position + 1), torch.where(right, position + 1, start + half)
@@ -202,7 +209,7 @@ def sums_of_halves(w, position, chunk):
     return left_sum.unsqueeze(0), right_sum.unsqueeze(0)
 
 
-def chunk_scores(
+def linear_attention_chunk_scores(
     q: torch.Tensor,
     k: torch.Tensor,
     g: torch.Tensor | None,
@@ -258,7 +265,7 @@ def chunk_scores(
             save(a, b, h, c, row, hl.arange(chunk), scores)
 
 
-def chunk_walk(
+def linear_attention_chunk_walk(
     x: torch.Tensor | None,
     y: torch.Tensor,
     a: torch.Tensor | None,
@@ -305,7 +312,7 @@ def chunk_walk(
         hl.store(final, [b, h, r, d], s, extra_mask=exists)
 
 
-def chunk_gradients(
+def linear_attention_chunk_gradients(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -358,7 +365,7 @@ def chunk_gradients(
         k32 = load(k, b, t, h, r).to(torch.float32)
         diagonal = torch.where(i == j, da, 0.0).sum(1).unsqueeze(1)
         near = decay_over(towards_middle(position, chunk // 2), w, pieces, how)
-        # of a key what reaches it from later chunks, which all gates after it scale
+        # what leaves the chunk, times its gradient: every gate of the chunk scales what was there before it
         if near.amin(1).amin(0) >= least:
             far = reciprocal(near, how)
             is_right = in_right(position, chunk // 2)
@@ -368,12 +375,12 @@ def chunk_gradients(
             dqs = dqs * torch.exp2(left * LOG2E)
             dqs = product(pairs, (k32 * down).to(states.dtype), how, dqs) * up
             dks = dks * torch.exp2(right * LOG2E)
-            later = (k32 * down * dks).sum(0)
+            reaching = (k32 * down * dks).sum(0)
             dks = product(transposed(pairs), (q32 * up).to(states.dtype), how, dks) * down
         else:
             dqs = dqs * decay_over(j <= i, w, pieces, how)
             dks = dks * decay_over(j > i, w, pieces, how)
-            later = (k32 * dks).sum(0)
+            reaching = (k32 * dks).sum(0)
             both = torch.where(i > j, da, transposed(da))
             half = hl.full([], 1, dtype=torch.int32)
             for _level in range(chunk.bit_length() - 1):
@@ -387,9 +394,9 @@ def chunk_gradients(
                 dks = dks + torch.where(is_right, 0.0, dx)
                 half = half * 2
         if gk is not None or dg is not None:
-            later = later + kept * hl.load(decay, [b, h, c, r])
+            reaching = reaching + kept * hl.load(decay, [b, h, c, r])
             terms = 2 if states.dtype == torch.bfloat16 else 3
-            dw = summed(j >= i, q32 * dqs - k32 * dks, terms, how) + later.unsqueeze(0)
+            dw = summed(j >= i, q32 * dqs - k32 * dks, terms, how) + reaching.unsqueeze(0)
             if gk is not None:
                 store(dgk, b, t, h, r, dw)
             if dg is not None:

@@ -1,4 +1,4 @@
-"""From tensors to the launches of chunked linear attention: o, and the gradient of everything that made it."""
+"""From tensors to the launches of chunked linear attention: o, and the gradients of what made it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pieces(p: Problem) -> int:
 
 @dataclass(frozen=True)
 class Scratch:
-    """What `chunk_scores` leaves of q, k and the gates (kernels.linear_attention_chunked has the layouts)."""
+    """Q, K, D and A of kernels.linear_attention_chunked."""
 
     qs: torch.Tensor
     ks: torch.Tensor
@@ -45,8 +45,10 @@ def empty(p: Problem, *shape: int, dtype: torch.dtype = WIDE) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device=p.q.device)
 
 
-def chosen(p: Problem, kernel: str) -> Choice:
-    """The stored config of a kernel, or its default."""
+def chosen(p: Problem, kernel: str, named: Choice | None) -> Choice:
+    """The choice named, if it is one for this kernel, or else the stored config, or else the default."""
+    if named is not None and named.kernel == kernel:
+        return named
     device, _, _ = launch.device_at(launch.index_of(p.q))
     return launch.choose(kernel, call_of(p), p.q.size(0) * p.q.size(2), device)
 
@@ -70,7 +72,7 @@ def scores(p: Problem, choice: Choice | None = None) -> Scratch:
         empty(p, batch, heads, chunks, call.chunk, call.chunk, dtype=operand),
     )
     start(
-        p, choice or chosen(p, "chunk_scores"),
+        p, chosen(p, "linear_attention_chunk_scores", choice),
         p.q, p.k, p.g, p.g_gamma, p.gk, s.qs, s.ks, s.decay, s.a, p.scale,
         call.chunk, call.width, p.reverse, pieces(p), call.least,
     )  # fmt: skip
@@ -95,7 +97,7 @@ def walk(
     before = empty(p, *decay.shape, v.size(3), dtype=y.dtype) if states else None
     last = p.new_state()
     start(
-        p, choice or chosen(p, "chunk_walk"),
+        p, chosen(p, "linear_attention_chunk_walk", choice),
         x, y, a, decay, v, initial, o, before, last, call.chunk, call.width, backwards,
     )  # fmt: skip
     return o, before, last
@@ -115,7 +117,7 @@ def gradients(
     dg = None if p.g is None and p.g_gamma is None else empty(p, *p.q.shape[:3])
     dgk = None if p.gk is None else torch.empty_like(p.gk)
     start(
-        p, choice or chosen(p, "chunk_gradients"),
+        p, chosen(p, "linear_attention_chunk_gradients", choice),
         p.q, p.k, p.v, p.g, p.g_gamma, p.gk, do, decay, before, after, dq, dk, dg, dgk,
         p.scale, call.chunk, call.width, p.reverse, pieces(p), call.least,
     )  # fmt: skip
@@ -132,11 +134,12 @@ def forward(
     scale: float,
     initial_state: Some,
     reverse: bool,
+    choice: Choice | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, last state) of a call that `serves` knows; as linear_attention_launch.forward."""
     p = Problem.of(q, k, v, g, g_gamma, gk, None, scale, reverse, None)
-    s = scores(p)
-    o, _, last = walk(p, s.decay, s.ks, p.v, initial_state, reverse, s.qs, s.a)
+    s = scores(p, choice)
+    o, _, last = walk(p, s.decay, s.ks, p.v, initial_state, reverse, s.qs, s.a, choice=choice)
     return o, last
 
 
@@ -152,15 +155,16 @@ def backward(
     scale: float,
     initial_state: Some,
     reverse: bool,
+    choice: Choice | None = None,
 ) -> list[torch.Tensor]:
     """As linear_attention_launch.backward: everything is computed again, nothing kept from the forward."""
     p = Problem.of(q, k, v, g, g_gamma, gk, None, scale, reverse, None)
     do = torch.zeros_like(p.v) if do is None else do.contiguous()
-    s = scores(p)
-    _, before, _ = walk(p, s.decay, s.ks, p.v, initial_state, reverse, states=True)
+    s = scores(p, choice)
+    _, before, _ = walk(p, s.decay, s.ks, p.v, initial_state, reverse, states=True, choice=choice)
     # dv is the o of the walk back, which takes do for v and has keys and queries exchanged
-    dv, after, dstart = walk(p, s.decay, s.qs, do, dend, not reverse, s.ks, s.a.mT, states=True)
-    dq, dk, dg, dgk = gradients(p, s.decay, do, before, after)
+    dv, after, dstart = walk(p, s.decay, s.qs, do, dend, not reverse, s.ks, s.a.mT, True, choice)
+    dq, dk, dg, dgk = gradients(p, s.decay, do, before, after, choice)
     gates = (
         None if g is None else dg.to(g.dtype),
         None if g_gamma is None else dg.sum((0, 1)).to(g_gamma.dtype),
