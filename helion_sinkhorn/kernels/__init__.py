@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import helion
+import torch
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Key, key_of
 from helion_sinkhorn.kernels import bodies, implicit, linear_attention
+from helion_sinkhorn.kernels import linear_attention_chunked as chunked
 from helion_sinkhorn.kernels.linear_attention import WalkCall
+from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall, extent
 from helion_sinkhorn.scaling import pairs_are_safe, pivot_is_safe
 
 Items = tuple[tuple[str, Any], ...]
@@ -314,6 +317,43 @@ def walk_space(call: WalkCall, device: Device) -> tuple[Grid, ...]:
     return tuple(map(dict, grids))
 
 
+def matrix_unit_tile(warps: int, stages: int) -> Items:
+    """A program of so many warps that loads so many steps of a loop ahead."""
+    return ("num_warps", warps), ("num_stages", stages)
+
+
+def chunk_columns(call: ChunkCall, most: int) -> tuple[tuple[str, int], ...]:
+    """Columns of Dv that a program takes."""
+    return (("columns", min(most, extent(call.dv))),)
+
+
+def chunk_scores_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
+    return matrix_unit_tile(4, 1), ()
+
+
+def chunk_walk_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
+    return matrix_unit_tile(4, 3), chunk_columns(call, 64)
+
+
+def chunk_gradients_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
+    return matrix_unit_tile(4, 2), chunk_columns(call, 64)
+
+
+def chunk_scores_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
+    return ({"config": tuple(matrix_unit_tile(w, 1) for w in (4, 8))},)
+
+
+def chunk_tiles_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
+    """Of the kernels that cut Dv into tiles."""
+    columns = sorted({min(c, extent(call.dv)) for c in (32, 64, 128)})
+    return (
+        {
+            "config": tuple(matrix_unit_tile(w, s) for w in (4, 8) for s in (1, 2, 3)),
+            "columns": tuple(columns),
+        },
+    )
+
+
 KERNELS = {
     "sinkhorn_forward": Kernel(bodies.sinkhorn_forward, forward_default, forward_space),
     "sinkhorn_backward": Kernel(bodies.sinkhorn_backward, backward_default, backward_space),
@@ -324,6 +364,15 @@ KERNELS = {
     "sinkhorn_implicit_cg": Kernel(implicit.sinkhorn_implicit_cg, implicit_cg_default, implicit_cg_space),
     "linear_attention_walk": Kernel(
         linear_attention.linear_attention_walk, walk_default, walk_space, WalkCall
+    ),
+    "linear_attention_chunk_scores": Kernel(
+        chunked.linear_attention_chunk_scores, chunk_scores_default, chunk_scores_space, ChunkCall
+    ),
+    "linear_attention_chunk_walk": Kernel(
+        chunked.linear_attention_chunk_walk, chunk_walk_default, chunk_tiles_space, ChunkCall
+    ),
+    "linear_attention_chunk_gradients": Kernel(
+        chunked.linear_attention_chunk_gradients, chunk_gradients_default, chunk_tiles_space, ChunkCall
     ),
 }
 
@@ -359,6 +408,8 @@ def build(name: str, config: Items, interpret: bool = False) -> helion.Kernel:
         KERNELS[name].body,
         config=helion.Config(**values),
         static_shapes=False,
+        # of float32 matrices, in three parts of which two products are left out: to 2^-21 as in float32
+        dot_precision="ieee" if torch.version.hip else "tf32x3",
         # what it calls a tensor operation on the host is `x is not None`
         ignore_warnings=[helion.exc.TensorOperationInWrapper],
         **mode,
