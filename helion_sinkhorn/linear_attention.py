@@ -8,12 +8,16 @@ import torch
 
 from helion_sinkhorn import linear_attention_ops as ops
 
-METHODS = ("auto", "recurrent")
+METHODS = ("auto", "recurrent", "chunked")
 IMPLEMENTATIONS = ("auto", "helion", "reference")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (*KERNEL_DTYPES, torch.float64)
 KERNEL_LARGEST = 512
 """Largest Dk and Dv that the kernels take: of a state's side that is summed, a program holds all."""
+CHUNKED_LARGEST = 128
+"""Largest Dk of the chunked kernels: a program holds all channels of a chunk."""
+CHUNKED_STEPS = 128
+"""From so many steps on "auto" takes chunks (docs/linear_attention.md, Which method)."""
 
 
 def recurrent_linear_attention(
@@ -51,7 +55,9 @@ def recurrent_linear_attention(
         cu_seqlens: (N + 1,) int32 or int64 offsets that ascend from 0 to T: B is 1, and sequence n has the
             steps from offset n up to offset n + 1.  Their values are checked on a CPU; on a GPU that would
             wait for the device, and wrong ones read or write elsewhere.
-        method: "recurrent" walks step by step; "auto" takes what is fastest.
+        method: "recurrent" walks step by step; "chunked" multiplies matrices of 64 steps, without gv or
+            cu_seqlens and for Dk <= 128; "auto" takes chunks from 128 steps on where they serve.  PyTorch
+            walks step by step whatever the method.
         implementation: "auto" takes the Helion kernels on a GPU (Dk, Dv <= 512, not float64) and PyTorch
             elsewhere; "helion" and "reference" ask for one of them.
 
@@ -59,15 +65,17 @@ def recurrent_linear_attention(
         o (B, T, H, Dv) in the dtype of v, or (o, final state (N, H, Dk, Dv) in float32, float64 for float64).
 
     Numerical policy: state and sums in float32 (float64 for float64) whatever the inputs or autocast; one
-        rounding of each result.  Bitwise reproducible, and a sequence's result does not depend on the others
-        under one config.  The gradient of a gate is a sum over all later steps, so its error is relative to
-        the terms of that sum, not to itself (docs/linear_attention.md).
+        rounding of each result.  Chunks of bfloat16 round what matrix units multiply to bfloat16.  Bitwise
+        reproducible, and a sequence's result does not depend on the others under one config.  The gradient
+        of a gate is a sum over all later steps, so its error is relative to the terms of that sum, not to
+        itself (docs/linear_attention.md).
 
     Raises:
         TypeError: a tensor that is none, a dtype not in the lists above, q, k, v of several dtypes.
         ValueError: shapes that do not fit, devices that differ, offsets that do not ascend from 0 to T, a
             scale that is not finite, an unknown option.
-        NotImplementedError: implementation="helion" on a CPU, in float64 or beyond the kernels' sizes.
+        NotImplementedError: implementation="helion" on a CPU, in float64 or beyond the kernels' sizes;
+            method="chunked" with what chunks do not serve.
 
     Source: Yang et al., Gated Linear Attention Transformers (arXiv 2312.06635), section 3; the gates, their
         order and their gradients as in ejkernel's recurrent kernels.
@@ -80,7 +88,7 @@ def recurrent_linear_attention(
         initial_state = initial_state.to(torch.promote_types(q.dtype, torch.float32))
     arguments = (
         q, k, v, g, g_gamma, gk, gv, float(q.size(-1) ** -0.5 if scale is None else scale),
-        initial_state, reverse, cu_seqlens, _serves(implementation, q, v),
+        initial_state, reverse, cu_seqlens, _serves(implementation, method, q, v, gv, cu_seqlens),
     )  # fmt: skip
     given = [x for x in (*arguments[:7], initial_state) if x is not None]
     differentiable = ops.differentiates(*given)
@@ -167,8 +175,13 @@ def _check_options(scale, output_final_state, reverse, method, implementation) -
             raise ValueError(f"{name} is {value!r}; use one of {', '.join(map(repr, accepted))}")
 
 
-def _serves(implementation: str, q: torch.Tensor, v: torch.Tensor) -> str:
-    """ "recurrent" or "reference" for these tensors."""
+def _serves(implementation: str, method: str, q, v, gv, cu_seqlens) -> str:
+    """ "recurrent", "chunked" or "reference" for these tensors."""
+    unchunked = _unchunked(q, gv, cu_seqlens)
+    if method == "chunked" and unchunked:
+        raise NotImplementedError(
+            f"method='chunked': {unchunked}; use method='auto', which walks step by step here"
+        )
     if implementation == "reference":
         return "reference"
     reason = ""
@@ -179,9 +192,23 @@ def _serves(implementation: str, q: torch.Tensor, v: torch.Tensor) -> str:
     elif max(q.size(3), v.size(3)) > KERNEL_LARGEST:
         reason = f"the kernels take Dk and Dv up to {KERNEL_LARGEST}, these are {q.size(3)} and {v.size(3)}"
     if not reason:
-        return "recurrent"
+        many = q.size(1) >= CHUNKED_STEPS
+        return (
+            "chunked" if method == "chunked" or (method == "auto" and many and not unchunked) else "recurrent"
+        )
     if implementation == "helion":
         raise NotImplementedError(
             f"implementation='helion': {reason}; use implementation='auto', which takes PyTorch here"
         )
     return "reference"
+
+
+def _unchunked(q, gv, cu_seqlens) -> str:
+    """Why chunks do not serve these; empty where they do."""
+    if gv is not None:
+        return "a decay of the values, gv, is no factor of the scores within a chunk"
+    if cu_seqlens is not None:
+        return "packed sequences, cu_seqlens, end within chunks"
+    if q.size(3) > CHUNKED_LARGEST:
+        return f"chunks take Dk up to {CHUNKED_LARGEST}, this is {q.size(3)}"
+    return ""

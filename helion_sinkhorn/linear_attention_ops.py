@@ -31,11 +31,11 @@ torch.library.define(
 
 
 @functools.cache
-def _launch():
-    """kernels.linear_attention_launch, and with it Helion, on the first call that needs it."""
-    from helion_sinkhorn.kernels import linear_attention_launch
+def _launch(serves: str):
+    """The launches of a method, and with them Helion, on the first call that needs it."""
+    from helion_sinkhorn.kernels import linear_attention_chunked_launch, linear_attention_launch
 
-    return linear_attention_launch
+    return {"recurrent": linear_attention_launch, "chunked": linear_attention_chunked_launch}[serves]
 
 
 @contextlib.contextmanager
@@ -46,7 +46,7 @@ def _served(q: torch.Tensor, serves: str):
             yield eager
     else:
         with on_device(q):
-            yield _launch()
+            yield _launch(serves)
 
 
 def forward(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, serves):

@@ -275,8 +275,8 @@ def chunk_error(call: ChunkCall, choice: Choice, device: str) -> float:
     do, scale = drawn(*values), call.dk**-0.5
     exact = truth(inputs, do, None, scale=scale)
     budgets = chunked_budgets(inputs, do, None, call.chunk, call.operand, scale=scale)
-    given = [inputs.get(name) for name in ("q", "k", "v", "g", "g_gamma", "gk")]
-    arguments = *[None if x is None else x.to(device) for x in given], scale, None, False, choice
+    given = [inputs.get(name) for name in ("q", "k", "v", "g", "g_gamma", "gk", "gv")]
+    arguments = *[None if x is None else x.to(device) for x in given], scale, None, False, None, choice
     o, end = chunked_launch.forward(*arguments)
     found = [o, end, *chunked_launch.backward(do.to(device), None, *arguments)]
     ratios = [

@@ -10,17 +10,6 @@ from helion_sinkhorn.kernels import Choice, build, launch
 from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall
 from helion_sinkhorn.kernels.linear_attention_launch import WIDE, Problem, Some
 
-MOST_CHANNELS = 128
-"""Largest Dk: a program holds a chunk of all channels."""
-
-
-def serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gv: Some, cu_seqlens: Some) -> bool:
-    """Whether the chunked kernels know such a call; the walk knows every one.
-
-    A decay of the values (gv) is no factor of A, and packed sequences cut chunks anywhere.
-    """
-    return gv is None and cu_seqlens is None and q.size(1) > 1 and q.size(3) <= MOST_CHANNELS
-
 
 def call_of(p: Problem) -> ChunkCall:
     return ChunkCall(str(p.q.dtype)[6:], p.q.size(3), p.v.size(3), p.gates)
@@ -131,9 +120,11 @@ def forward(
     g: Some,
     g_gamma: Some,
     gk: Some,
+    gv: None,
     scale: float,
     initial_state: Some,
     reverse: bool,
+    cu_seqlens: None,
     choice: Choice | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, last state) of a call that `serves` knows; as linear_attention_launch.forward."""
@@ -152,9 +143,11 @@ def backward(
     g: Some,
     g_gamma: Some,
     gk: Some,
+    gv: None,
     scale: float,
     initial_state: Some,
     reverse: bool,
+    cu_seqlens: None,
     choice: Choice | None = None,
 ) -> list[torch.Tensor]:
     """As linear_attention_launch.backward: everything is computed again, nothing kept from the forward."""
