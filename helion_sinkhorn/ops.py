@@ -42,7 +42,7 @@ def _launch():
 _HERE = contextlib.nullcontext()
 
 
-def _on_device(x: torch.Tensor):
+def on_device(x: torch.Tensor):
     """Helion launches on the current device: make it the tensor's."""
     return _HERE if x.device.index == torch.cuda.current_device() else torch.cuda.device(x.device)
 
@@ -51,7 +51,7 @@ def forward(logits, n_iters, eps, form, first, implementation, out_dtype):
     """P; see api.sinkhorn."""
     if implementation == "reference":
         return eager.forward(logits, n_iters, eps, form, first, out_dtype)
-    with _on_device(logits):
+    with on_device(logits):
         return _launch().forward(logits, n_iters, eps, form, first, out_dtype)
 
 
@@ -59,7 +59,7 @@ def backward(grad, logits, n_iters, eps, form, first, implementation):
     """dX of the iterations `forward` ran, recomputed from the logits."""
     if implementation == "reference":
         return eager.backward(grad, logits, n_iters, eps, form, first)
-    with _on_device(logits):
+    with on_device(logits):
         return _launch().backward(grad, logits, n_iters, eps, form, first)
 
 
@@ -272,7 +272,7 @@ def implicit_backward(grad, p, n_iters, implementation, dtype, system, solver):
     """dX at P, taken for a fixed point."""
     if implementation == "reference":
         return implicit.backward(grad, p, n_iters, system, solver, dtype)
-    with _on_device(p):
+    with on_device(p):
         return _launch().implicit_backward(grad, p, n_iters, system, solver, dtype)
 
 

@@ -106,6 +106,16 @@ class Workload:
     backward: str = "exact"
 
     @property
+    def shape(self) -> dict[str, int]:
+        """Of a matrix."""
+        return {"n": self.n, "m": self.m}
+
+    @property
+    def entries(self) -> int:
+        """Of a matrix."""
+        return self.n * self.m
+
+    @property
     def arguments(self) -> tuple[int, float, str, str]:
         """(n_iters, eps, form, first), as the operators take them."""
         return self.n_iters, self.eps, self.form, self.first
@@ -197,7 +207,7 @@ _IMPLICIT = [
     *(
         _gate(f"implicit_{n}", n, n, "the calls above, as many as are judged", _JUDGED, (1 << 16) // (n * n),
               form="log", backward="implicit")
-        for n in (4, 8, 16)
+        for n in (4, 8, 16, 32)
     ),
     _gate("implicit_mhc", 4, 4, _MHC, _JUDGED, backward="implicit"),
     _gate("implicit_bf16", 4, 4, _MHC, _JUDGED, dtype=torch.bfloat16, backward="implicit"),
@@ -219,8 +229,159 @@ _IMPLICIT = [
     _gate("implicit_64", 64, 64, "conjugate gradients", _JUDGED, 256, form="log", backward="implicit"),
 ]  # fmt: skip
 
-WORKLOADS = {w.name: w for w in (*_TUNED, *_GATED, *_IMPLICIT)}
-assert len(WORKLOADS) == len(_TUNED) + len(_GATED) + len(_IMPLICIT)
+
+@dataclass(frozen=True)
+class DotWorkload:
+    """One row of WORKLOADS: a call of `dot_compress`."""
+
+    name: str
+    batch: int
+    m: int
+    d: int
+    k: int
+    tags: frozenset[str]
+    """As those of Workload."""
+    source: str
+    dtype: torch.dtype = torch.bfloat16
+    has_z: bool = False
+    precise: bool = False
+    grad_scale: float = 1.0
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Of an element."""
+        return {"m": self.m, "d": self.d, "k": self.k}
+
+    @property
+    def entries(self) -> int:
+        """Of x and y of an element."""
+        return self.m * (self.d + self.k)
+
+    @property
+    def options(self) -> dict[str, object]:
+        """The keywords of `dot_compress`, and whether z is given."""
+        return {"z": self.has_z, "precise_intermediate": self.precise}
+
+    @property
+    def parts(self) -> int:
+        """Numbers that carry an entry of the intermediate."""
+        return 2 if self.precise and self.dtype != torch.float32 else 1
+
+    def make_inputs(
+        self, seed: int = 0, device: torch.device | str = "cpu"
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """(x, y, z or None, upstream gradient) of `dtype`, standard normal, the same bits everywhere."""
+        generator = np.random.default_rng(seed)
+        x, y, z, grad = (
+            _normal(generator, self.batch, *shape)
+            for shape in ((self.m, self.d), (self.m, self.k), (self.d, self.k), (self.m, self.k))
+        )
+        made = x, y, z if self.has_z else None, self.grad_scale * grad
+        return tuple(t if t is None else t.to(device, self.dtype) for t in made)
+
+
+def _dot(name: str, batch: int, m: int, d: int, k: int, tags: str, source: str, **options) -> DotWorkload:
+    return DotWorkload(f"dot_{name}", batch, m, d, k, frozenset(tags.split()), source, **options)
+
+
+_DCPP = "dot compression of embeddings (pytorch/helion#1661)"
+_DOT = [
+    *(
+        _dot(f"dcpp_b{batch}", batch, 3219, 256, 64, "tune bench", _DCPP, grad_scale=0.1)
+        for batch in (16, 128, 1152)
+    ),
+    _dot("dcpp_precise", 1152, 3219, 256, 64, "tune", _DCPP, precise=True),
+    _dot("dcpp_fp32", 128, 3219, 256, 64, "tune", _DCPP, dtype=torch.float32),
+    _dot("reported", 5, 3219, 256, 64, "ci", _DCPP, grad_scale=0.1),
+    _dot("precise", 5, 3219, 256, 64, "ci", _DCPP, precise=True),
+    _dot("fp16", 2, 1000, 128, 64, "ci", "half precision, z given", dtype=torch.float16, has_z=True),
+    _dot("fp32", 2, 1000, 64, 32, "ci", "single precision, z given", dtype=torch.float32, has_z=True),
+    _dot("tail", 5, 129, 48, 5, "ci", "padded in every axis, z given", has_z=True),
+    _dot("wide", 2, 300, 1000, 64, "ci", "several blocks of x"),
+]
+
+
+@dataclass(frozen=True)
+class AttentionWorkload:
+    """One row of WORKLOADS: a call of `recurrent_linear_attention` and its gradient."""
+
+    name: str
+    sequences: int
+    steps: int
+    heads: int
+    dk: int
+    dv: int
+    tags: frozenset[str]
+    source: str
+    gates: str = "gk"
+    """Names with spaces between: "g g_gamma gk gv" at most."""
+    dtype: torch.dtype = torch.bfloat16
+    states: bool = False
+    """Whether there is an initial state, and a gradient of the last one."""
+    reverse: bool = False
+    lengths: tuple[int, ...] = ()
+    """Of packed sequences, `steps` in all; `sequences` is 1 then."""
+
+    @property
+    def batch(self) -> int:
+        """States that are walked independently."""
+        return (len(self.lengths) or self.sequences) * self.heads
+
+    def make_inputs(
+        self, seed: int = 0, device: torch.device | str = "cpu"
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor | None]:
+        """(tensor arguments by name, gradient of o, gradient of the last state or None).
+
+        Vectors are standard normal, decays exp(-|x| / 8) of such x: a memory of some ten steps.
+        """
+        generator = np.random.default_rng(seed)
+        tokens = self.sequences, self.steps, self.heads
+        state = len(self.lengths) or self.sequences, self.heads, self.dk, self.dv
+        shapes = {"g": tokens, "g_gamma": (self.heads,), "gk": (*tokens, self.dk), "gv": (*tokens, self.dv)}
+        vectors = {"q": self.dk, "k": self.dk, "v": self.dv, "do": self.dv}
+        found = {name: _normal(generator, *tokens, d).to(self.dtype) for name, d in vectors.items()}
+        for name in self.gates.split():
+            found[name] = (_normal(generator, *shapes[name]).abs() / -8).to(self.dtype)
+        dend = None
+        if self.states:
+            found["initial_state"], dend = _normal(generator, *state), _normal(generator, *state).to(device)
+        if self.lengths:
+            offsets = np.cumsum((0, *self.lengths), dtype=np.int32)
+            found["cu_seqlens"] = torch.from_numpy(offsets)
+        found = {name: x.to(device) for name, x in found.items()}
+        return found, found.pop("do"), dend
+
+
+def _attention(name: str, shape: tuple[int, ...], tags: str, source: str, **options) -> AttentionWorkload:
+    return AttentionWorkload(name, *shape, frozenset(tags.split()), source, **options)
+
+
+_GLA = "gated linear attention, a layer of 16 heads (arXiv 2312.06635)"
+_SMALL = (2, 33, 2, 8, 12)
+_ATTENTION = [
+    *(
+        _attention(f"attention_{gates.replace(' ', '_') or 'plain'}_{_SHORT[dtype]}", (8, 2048, 16, 64, 128),
+                   tags, _GLA, gates=gates, dtype=dtype)
+        for gates, dtype, tags in (
+            ("gk", torch.bfloat16, "tune bench"), ("gk", torch.float32, "tune"),
+            ("g", torch.bfloat16, "tune"), ("g_gamma", torch.bfloat16, "tune"), ("", torch.bfloat16, "tune"),
+        )
+    ),
+    _attention("attention_every_gate", _SMALL, "ci", "all options at once", gates="g g_gamma gk gv",
+               dtype=torch.float32, states=True),
+    _attention("attention_reverse", _SMALL, "ci", "the same walked backwards", gates="g g_gamma gk gv",
+               dtype=torch.float32, states=True, reverse=True),
+    _attention("attention_packed", (1, 40, 2, 16, 8), "ci", "sequences of any length, one empty",
+               gates="g gk", dtype=torch.float32, states=True, lengths=(17, 0, 1, 22)),
+    _attention("attention_ungated", (2, 96, 2, 16, 16), "ci", "linear attention (arXiv 2006.16236)", gates="",
+               dtype=torch.float32),
+    _attention("attention_gla_bf16", (1, 128, 2, 64, 128), "ci", _GLA),
+    _attention("attention_gla_fp16", (1, 64, 2, 32, 48), "ci", _GLA, dtype=torch.float16, states=True),
+]  # fmt: skip
+
+_ROWS = (*_TUNED, *_GATED, *_IMPLICIT, *_DOT, *_ATTENTION)
+WORKLOADS: dict[str, Workload | DotWorkload | AttentionWorkload] = {w.name: w for w in _ROWS}
+assert len(WORKLOADS) == len(_ROWS)
 
 
 def tagged(tag: str, kind: type[Row] = Workload) -> list[Row]:
