@@ -63,7 +63,7 @@ def block_of(call: DotCall, entries: int) -> int:
 def product_default(call: DotCall, device: Device) -> tuple[Items, Items]:
     if not call.is_narrow:
         return config(32, 8, 2), (("block_d", block_of(call, 1 << 12)),)
-    return config(64, 4, in_flight(device)), (("block_d", block_of(call, 1 << 14)),)
+    return config(64, 4, in_flight(device)), (("block_d", block_of(call, (1 << 14) // call.parts)),)
 
 
 def apply_default(call: DotCall, device: Device) -> tuple[Items, Items]:
