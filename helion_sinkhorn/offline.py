@@ -131,8 +131,8 @@ def problems(device: Device, job: Job, row: dict[str, Any]) -> Iterator[str]:
     if not counts.get("global load") or not counts.get("global store"):
         yield "no global loads or no global stores"
     config, variant = dict(job.choice.config), dict(job.choice.variant)
-    matrices = config["block_sizes"][0] // row["threads"]
-    if variant.get("packed") and matrices:
+    matrices = config["block_sizes"][0] // row["threads"] if variant.get("packed") else 0
+    if matrices:
         # a result may change threads once, on its way to coalesced stores; an iteration may not
         allowed = 2 * matrices * job.call.n * job.call.m
         if exchanges(counts) > allowed or any(exchanges(body) for body in row["loops"]):

@@ -9,12 +9,29 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn import testing_dot_compress
-from helion_sinkhorn.kernels import TUNED_EPS, Call, Choice, dot_compress_launch, launch
+from helion_sinkhorn import testing_dot_compress, testing_linear_attention
+from helion_sinkhorn.kernels import (
+    TUNED_EPS,
+    Call,
+    Choice,
+    dot_compress_launch,
+    launch,
+    linear_attention_launch,
+)
+from helion_sinkhorn.kernels import linear_attention_chunked_launch as chunked_launch
 from helion_sinkhorn.kernels.dot_compress_space import DotCall
-from helion_sinkhorn.testing import Case, worst
+from helion_sinkhorn.kernels.linear_attention import ROLES, WalkCall
+from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall
+from helion_sinkhorn.linear_attention_error import chunked_budgets, truth
+from helion_sinkhorn.testing import Case, half_ulp, worst
 from helion_sinkhorn.testing_implicit import Stationarity
-from helion_sinkhorn.workloads import DotWorkload, Workload, make_cotangents, make_logits
+from helion_sinkhorn.workloads import (
+    AttentionWorkload,
+    DotWorkload,
+    Workload,
+    make_cotangents,
+    make_logits,
+)
 
 Tensors = tuple[torch.Tensor, ...]
 Programs = Iterator[tuple[str, Any]]
@@ -201,6 +218,158 @@ def worst_sum(found: torch.Tensor, pairs: list[Tensors], dtype: torch.dtype, par
     return worst(found, exact.value, exact.budget)
 
 
+# ------------------------------------------------------------------------- recurrent linear attention
+
+JUDGED_STEPS = 37
+"""Some blocks of steps and a rest."""
+STEPS = 1024
+"""Of a timed walk: its time is proportional to them from some hundred on."""
+HEADS = 16
+
+
+@programs.register
+def _(workload: AttentionWorkload) -> Programs:
+    gates = " ".join(name for name in ("g", "g_gamma", "gk", "gv") if name in workload.gates.split())
+    for result in ROLES:
+        yield (
+            "linear_attention_walk",
+            WalkCall(result, str(workload.dtype)[6:], workload.dk, workload.dv, gates),
+        )
+
+
+def walk_operands(call: WalkCall, batch: int, device: str) -> Tensors:
+    """q, k, v, do, what a walk before this one left (float32), and the gates, each at most 0."""
+    heads = min(batch, HEADS)
+    dk, dv = ((-(-batch // heads), STEPS, heads, d) for d in (call.dk, call.dv))
+    shapes = {"g": dk[:3], "g_gamma": dk[2:3], "gk": dk, "gv": dv}
+    *vectors, dual = noise(device, call.dtype, dk, dk, dv, dv, dk if call.result == "dk" else dv)
+    gates = noise(device, call.dtype, *[shapes[name] for name in call.gates.split()])
+    return *vectors, dual.float(), *[gate.abs() / -8 for gate in gates]
+
+
+def run_walk(
+    call: WalkCall,
+    choice: Choice,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor,
+    dual: torch.Tensor,
+    *gates: torch.Tensor,
+) -> torch.Tensor | Tensors:
+    named = dict(zip(call.gates.split(), gates, strict=True))
+    given = [named.get(name) for name in ("g", "g_gamma", "gk", "gv")]
+    p = linear_attention_launch.Problem.of(q, k, v, *given, call.dk**-0.5, False, None)
+    if call.result == "o":
+        return linear_attention_launch.walk_o(p, None, None, None, choice)
+    if call.result == "dq":
+        return linear_attention_launch.walk_dq(p, do, None, None, choice)
+    if call.result == "dk":
+        found = linear_attention_launch.walk_dk(p, do, None, dual, None, choice)
+    else:
+        o = None if p.gv is None else dual
+        found = linear_attention_launch.walk_dv(p, do, None, None, o, None, choice)
+    return tuple(x for x in found if x is not None)
+
+
+def walk_error(call: WalkCall, choice: Choice, device: str) -> float:
+    """A walk by itself, behind the exact result of the one before."""
+    workload = AttentionWorkload(
+        "", 1, JUDGED_STEPS, 2, call.dk, call.dv, frozenset(), "", call.gates, getattr(torch, call.dtype)
+    )
+    exact = testing_linear_attention.truth(workload)
+    dual = exact["dq" if call.result == "dk" else "o"].float()
+    tensors, do, _ = workload.make_inputs()
+    operands = tensors["q"], tensors["k"], tensors["v"], do, dual, *[tensors[g] for g in call.gates.split()]
+    found = run_walk(call, choice, *[x.to(device) for x in operands])
+    names = {"dk": ("dk", "dgk" if "gk" in call.gates else "dg", "dg"), "dv": ("dv", "dgv")}
+    results = found if isinstance(found, tuple) else (found,)
+    named = dict(zip(names.get(call.result, (call.result,)), results, strict=False))
+    judged = {name: x.view(exact[name].shape) for name, x in named.items() if name in exact}
+    return max(testing_linear_attention.judge(workload, judged).values())
+
+
+# ------------------------------------------------------------------------------ linear attention in chunks
+
+
+def chunk_problem(call: ChunkCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: Tensors):
+    named = dict(zip(call.gates.split(), gates, strict=True))
+    given = [named.get(name) for name in ("g", "g_gamma", "gk")]
+    return linear_attention_launch.Problem.of(q, k, v, *given, None, call.dk**-0.5, False, None)
+
+
+def chunk_operands(call: ChunkCall, batch: int, device: str) -> Tensors:
+    """q, k, v, do and the gates, each at most 0."""
+    q, k, v, do, _, *gates = walk_operands(WalkCall("o", **vars(call)), batch, device)
+    return q, k, v, do, *gates
+
+
+def chunk_scratch(call: ChunkCall, batch: int, device: str) -> Tensors:
+    """`chunk_operands`, two operands of a walk, A, D and two states for every chunk."""
+    operands = chunk_operands(call, batch, device)
+    several, steps, heads, _ = operands[0].shape
+    chunks = several, heads, steps // call.chunk
+    rows, scores = (*chunks, call.chunk, call.width), (*chunks, call.chunk, call.chunk)
+    states = *chunks, call.width, call.dv
+    *scratch, d, before, after = noise(
+        device, call.operand, rows, rows, scores, (*chunks, call.width), states, states
+    )
+    return *scratch, d.float().sigmoid(), before, after, *operands
+
+
+def run_chunk_scores(
+    call: ChunkCall,
+    choice: Choice,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor,
+    *gates: torch.Tensor,
+) -> Tensors:
+    scratch = chunked_launch.scores(chunk_problem(call, q, k, v, gates), choice)
+    return scratch.qs, scratch.ks, scratch.a, scratch.decay
+
+
+def run_chunk_walk(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) -> Tensors:
+    x, y, a, decay, _, _, q, k, v, _, *gates = tensors
+    p = chunk_problem(call, q, k, v, gates)
+    o, _, last = chunked_launch.walk(p, decay, y, v, None, False, x, a, choice=choice)
+    return o, last
+
+
+def run_chunk_gradients(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) -> Tensors:
+    _, _, _, decay, before, after, q, k, v, do, *gates = tensors
+    p = chunk_problem(call, q, k, v, gates)
+    found = chunked_launch.gradients(p, decay, do, before, after, choice)
+    return tuple(x for x in found if x is not None)
+
+
+def chunk_error(call: ChunkCall, choice: Choice, device: str) -> float:
+    """Of the whole operator with this choice for one of its kernels."""
+    steps = call.chunk + 3
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(getattr(torch, call.dtype))
+
+    keys, values = (1, steps, 2, call.dk), (1, steps, 2, call.dv)
+    inputs = {"q": drawn(*keys), "k": drawn(*keys), "v": drawn(*values)}
+    shapes = {"g": keys[:3], "g_gamma": keys[2:3], "gk": keys}
+    inputs |= {name: drawn(*shapes[name]).abs() / -8 for name in call.gates.split()}
+    do, scale = drawn(*values), call.dk**-0.5
+    exact = truth(inputs, do, None, scale=scale)
+    budgets = chunked_budgets(inputs, do, None, call.chunk, call.operand, scale=scale)
+    given = [inputs.get(name) for name in ("q", "k", "v", "g", "g_gamma", "gk", "gv")]
+    arguments = *[None if x is None else x.to(device) for x in given], scale, None, False, None, choice
+    o, end = chunked_launch.forward(*arguments)
+    found = [o, end, *chunked_launch.backward(do.to(device), None, *arguments)]
+    ratios = [
+        worst(x, exact[name], budgets[name] + half_ulp(exact[name], x.dtype))
+        for name, x in zip(exact, found, strict=True)
+    ]
+    return max(ratios)
+
+
 TRIALS = {
     "sinkhorn_forward": Trial(one_matrix, run_forward, forward_error),
     "sinkhorn_backward": Trial(two_matrices, run_backward, backward_error),
@@ -210,4 +379,8 @@ TRIALS = {
     "dot_compress_product": Trial(x_and_y, run_product, product_error),
     "dot_compress_apply": Trial(x_and_b, run_apply, apply_error),
     "dot_compress_expand": Trial(gradients, run_expand, expand_error),
+    "linear_attention_walk": Trial(walk_operands, run_walk, walk_error),
+    "linear_attention_chunk_scores": Trial(chunk_operands, run_chunk_scores, chunk_error),
+    "linear_attention_chunk_walk": Trial(chunk_scratch, run_chunk_walk, chunk_error),
+    "linear_attention_chunk_gradients": Trial(chunk_scratch, run_chunk_gradients, chunk_error),
 }

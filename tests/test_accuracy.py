@@ -33,8 +33,8 @@ STEPS = 1 << 17
 
 # At these sizes and logits the iterations or the conjugate gradients have converged, or all matrices are one
 CONVERGED = {"mid_16", "mid_16_deepseek", "lane_32", "matching_64", "largest_128", "identity_like_4"} | {
-    "implicit_8", "implicit_16", "implicit_driver_8", "implicit_uniform_16", "implicit_identity_like",
-    "implicit_64",
+    "implicit_8", "implicit_16", "implicit_32", "implicit_64", "implicit_driver_8", "implicit_uniform_16",
+    "implicit_identity_like",
 }  # fmt: skip
 
 

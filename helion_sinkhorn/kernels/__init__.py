@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import helion
+import torch
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Key, key_of
-from helion_sinkhorn.kernels import bodies, dot_compress, implicit
+from helion_sinkhorn.kernels import bodies, dot_compress, implicit, linear_attention
 from helion_sinkhorn.kernels import dot_compress_space as space
+from helion_sinkhorn.kernels import linear_attention_chunked as chunked
+from helion_sinkhorn.kernels.linear_attention import WalkCall
+from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall, extent
 from helion_sinkhorn.scaling import pairs_are_safe, pivot_is_safe
 
 Items = tuple[tuple[str, Any], ...]
@@ -100,11 +104,18 @@ class Kernel:
     """What the tuner tries: the product of each grid's values."""
     call: type[Any] = Call
     """What its configs are chosen for: hashable, of JSON values, with `key`, `of(key)` and `dtype`."""
+    products: str = "ieee"
+    """Of float32 matrices on NVIDIA: as they are, or "tf32x3", three products of parts, to 2^-21."""
 
 
 def power_of_two(k: int) -> int:
     """The smallest power of two that is at least k: the extent Triton gives an axis of k."""
     return 1 << (k - 1).bit_length()
+
+
+def largest_run(size: int, most: int) -> int:
+    """Entries of an axis that one thread holds side by side: a power of two up to `most` that divides it."""
+    return min(1 << (most.bit_length() - 1), size & -size)
 
 
 def is_whole(call: Call) -> bool:
@@ -281,6 +292,71 @@ def implicit_cg_space(call: Call, device: Device) -> tuple[Grid, ...]:
     return ({"config": spread_tiles(call, device, (4, 8, 16, 32, 64))},)
 
 
+def walk_tile(call: WalkCall, device: Device, rk: int, rv: int, warps: int, many: int = 1) -> Items:
+    """So many warps with `many` states of rk x rv entries in a thread, or as few as hold a whole result."""
+    lanes = max(1, device.warp_size // power_of_two(-(-call.summed // rk)))
+    units = power_of_two(-(-call.kept // rv))
+    warps = max(1, min(warps, units // lanes))
+    return tile(min(units, lanes * warps * many), warps)
+
+
+def walk_default(call: WalkCall, device: Device) -> tuple[Items, Items]:
+    # sums over 8 threads; loads of fewer entries than threads need no shared memory
+    rk = largest_run(call.summed, min(16, max(1, call.summed // 8)))
+    rv = largest_run(call.kept, max(1, 32 // rk))
+    warps = min(16, max(4, power_of_two(call.summed) // 16))
+    return walk_tile(call, device, rk, rv, warps), (("rk", rk), ("rv", rv), ("count", 8))
+
+
+def walk_space(call: WalkCall, device: Device) -> tuple[Grid, ...]:
+    lanes = max(1, power_of_two(call.summed) // 8)
+    grids: dict[Items, None] = {}
+    # of 8 threads a sum, 32 or 16 entries each
+    for entries, warps, many in ((32, 4, 1), (32, 8, 1), (16, 8, 1), (16, 16, 1), (16, 4, 1), (16, 8, 2)):
+        rk = largest_run(call.summed, lanes)
+        rv = largest_run(call.kept, max(1, entries // rk))
+        config = (walk_tile(call, device, rk, rv, warps, many),)
+        grids[("config", config), ("rk", (rk,)), ("rv", (rv,)), ("count", (8,))] = None
+    return tuple(map(dict, grids))
+
+
+def matrix_unit_tile(warps: int, stages: int) -> Items:
+    """A program of so many warps that loads so many steps of a loop ahead."""
+    return ("num_warps", warps), ("num_stages", stages)
+
+
+def chunk_columns(call: ChunkCall, most: int) -> tuple[tuple[str, int], ...]:
+    """Columns of Dv that a program takes."""
+    return (("columns", min(most, extent(call.dv))),)
+
+
+def chunk_scores_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
+    return matrix_unit_tile(4, 1), ()
+
+
+def chunk_walk_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
+    return matrix_unit_tile(4, 3), chunk_columns(call, 64)
+
+
+def chunk_gradients_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
+    return matrix_unit_tile(4, 2), chunk_columns(call, 64)
+
+
+def chunk_scores_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
+    return ({"config": tuple(matrix_unit_tile(w, 1) for w in (4, 8))},)
+
+
+def chunk_tiles_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
+    """Of the kernels that cut Dv into tiles."""
+    columns = sorted({min(c, extent(call.dv)) for c in (32, 64, 128)})
+    return (
+        {
+            "config": tuple(matrix_unit_tile(w, s) for w in (4, 8) for s in (1, 2, 3)),
+            "columns": tuple(columns),
+        },
+    )
+
+
 KERNELS = {
     "sinkhorn_forward": Kernel(bodies.sinkhorn_forward, forward_default, forward_space),
     "sinkhorn_backward": Kernel(bodies.sinkhorn_backward, backward_default, backward_space),
@@ -297,6 +373,22 @@ KERNELS = {
     ),
     "dot_compress_expand": Kernel(
         dot_compress.dot_compress_expand, space.expand_default, space.expand_space, space.DotCall
+    ),
+    "linear_attention_walk": Kernel(
+        linear_attention.linear_attention_walk, walk_default, walk_space, WalkCall
+    ),
+    "linear_attention_chunk_scores": Kernel(
+        chunked.linear_attention_chunk_scores, chunk_scores_default, chunk_scores_space, ChunkCall, "tf32x3"
+    ),
+    "linear_attention_chunk_walk": Kernel(
+        chunked.linear_attention_chunk_walk, chunk_walk_default, chunk_tiles_space, ChunkCall, "tf32x3"
+    ),
+    "linear_attention_chunk_gradients": Kernel(
+        chunked.linear_attention_chunk_gradients,
+        chunk_gradients_default,
+        chunk_tiles_space,
+        ChunkCall,
+        "tf32x3",
     ),
 }
 
@@ -328,11 +420,12 @@ def build(name: str, config: Items, interpret: bool = False) -> helion.Kernel:
     """
     values = {k: list(v) if isinstance(v, tuple) else v for k, v in config}
     mode = {"ref_mode": helion.RefMode.EAGER} if interpret else {}
-    # products of float32 in float32: TF32 keeps 11 bits, and AMD's newest matrix units have none
     return helion.kernel(
         KERNELS[name].body,
         config=helion.Config(**values),
         static_shapes=False,
-        dot_precision="ieee",
+        dot_precision="ieee" if torch.version.hip else KERNELS[name].products,
+        # what it calls a tensor operation on the host is `x is not None`
+        ignore_warnings=[helion.exc.TensorOperationInWrapper],
         **mode,
     )

@@ -1,0 +1,198 @@
+"""Recurrent linear attention on a GPU: the operator beside its peers, and a search of its walks."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import queue
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from helion_sinkhorn import recurrent_linear_attention, reference
+from helion_sinkhorn.configs.device import current
+from helion_sinkhorn.kernels import candidates
+from helion_sinkhorn.kernels.linear_attention import ROLES, WalkCall
+from helion_sinkhorn.offline import Binary, Job, compile_for
+from helion_sinkhorn.timing import sampler
+from helion_sinkhorn.trials import TRIALS, bytes_of
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""q, k, v, gk -> o."""
+KERNEL = "linear_attention_walk"
+SIZES = 64, 128
+"""Dk and Dv."""
+
+
+def inputs(batch: int, steps: int, heads: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """q, k, v, gk, do; decays of a trained layer, most of them 0.8 to 1 a step."""
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def draw(size: int) -> torch.Tensor:
+        return torch.randn((batch, steps, heads, size), device="cuda", generator=generator)
+
+    dk, dv = SIZES
+    q, k, v, gk, do = draw(dk), draw(dk), draw(dv), draw(dk), draw(dv)
+    return tuple(x.to(dtype) for x in (q, k, v, torch.nn.functional.logsigmoid(gk) / 8, do))
+
+
+def own(method: str) -> Attend:
+    return lambda q, k, v, gk: recurrent_linear_attention(
+        q, k, v, gk=gk, method=method, implementation="helion"
+    )
+
+
+def peers(site: str) -> dict[str, Attend]:
+    """flash-linear-attention's, from a folder that has fla and einops, or installed."""
+    if site:
+        sys.path.insert(0, site)
+    try:
+        from fla.ops.gla import chunk_gla, fused_recurrent_gla
+    except ImportError as missing:
+        print(f"no flash-linear-attention: {missing}", flush=True)
+        return {}
+    return {
+        "fla fused_recurrent_gla": lambda q, k, v, gk: fused_recurrent_gla(q, k, v, gk)[0],
+        "fla chunk_gla": lambda q, k, v, gk: chunk_gla(q, k, v, gk)[0],
+    }
+
+
+def gradients(o: torch.Tensor, leaves: Sequence[torch.Tensor], do: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad(o, tuple(leaves), do, retain_graph=True)
+
+
+def errors(attend: Attend, exact: Sequence[torch.Tensor], *tensors: torch.Tensor) -> list[float]:
+    """Of o, dq, dk, dv, dgk of the first sequence, relative to the largest entry."""
+    leaves = [x.detach().requires_grad_() for x in tensors[:4]]
+    o = attend(*leaves)
+    found = o, *gradients(o, leaves, tensors[4])
+    return [
+        ((a[:1].double() - e).abs().max() / e.abs().max()).item() for a, e in zip(found, exact, strict=True)
+    ]
+
+
+def truth(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The specification in float64 on the first sequence."""
+    *leaves, do = (x[:1].double().requires_grad_() for x in tensors)
+    o = reference.recurrent_linear_attention(*leaves[:3], gk=leaves[3])
+    return o.detach(), *torch.autograd.grad(o, leaves, do)
+
+
+def times(attend: Attend, *tensors: torch.Tensor) -> tuple[float, float]:
+    """Microseconds of forward and of backward, caches cold."""
+    leaves = [x.detach().requires_grad_() for x in tensors[:4]]
+    o = attend(*leaves)
+    touched = bytes_of(*tensors, o)
+    with torch.no_grad():
+        forward = microseconds(sampler(lambda: attend(*tensors[:4]), touched))
+    return forward, microseconds(sampler(lambda: gradients(o, leaves, tensors[4]), touched))
+
+
+def compare(site: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Errors against float64 first, then times, each beside the copy of as many bytes."""
+    tensors = inputs(*shape, dtype)
+    exact = truth(*tensors)
+    every = {"recurrent": own("recurrent"), "chunked": own("chunked"), **peers(site)}
+    o, copied = torch.empty_like(tensors[2]), tensors[2]
+    floor = microseconds(sampler(lambda: o.copy_(copied), bytes_of(o, copied)))
+    gigabytes = bytes_of(o, copied) / floor / 1e3
+    print(f"copy: {gigabytes:.0f} GB/s; B, T, H = {shape}, Dk, Dv = {SIZES}, {dtype}, gk", flush=True)
+    for name, attend in every.items():
+        try:
+            row = errors(attend, exact, *tensors), times(attend, *tensors)
+        except Exception as refusal:  # a peer that does not run is a row like any other
+            print(f"{name}: {type(refusal).__name__}: {str(refusal)[:300]}", flush=True)
+            continue
+        wrong = " ".join(f"{e:.1e}" for e in row[0])
+        forward, backward = row[1]
+        print(f"{name}: forward {forward:.0f} us, backward {backward:.0f} us, errors {wrong}", flush=True)
+
+
+def crossover(dtype: torch.dtype) -> None:
+    """Both methods over T."""
+    for steps in (16, 32, 64, 128, 256, 512):
+        tensors = inputs(8, steps, 16, dtype)
+        pairs = [times(own(method), *tensors) for method in ("recurrent", "chunked")]
+        said = ", ".join(f"{f:.0f} + {b:.0f}" for f, b in pairs)
+        print(f"T = {steps}, {dtype}: recurrent, chunked {said} us", flush=True)
+
+
+def microseconds(sample: Callable[[], float], rounds: int = 5) -> float:
+    return min(sample() for _ in range(rounds))
+
+
+def search(results: list[str], gates: str, heads: int, workers: int, seconds: float) -> Iterator[dict]:
+    """Candidates of these walks, compiled in parallel and timed one by one as they come."""
+    device = current(0)
+    calls = {result: WalkCall(result, "bfloat16", *SIZES, gates) for result in results}
+    jobs = [[Job(call, c, batch=heads) for c in candidates(KERNEL, call, device)] for call in calls.values()]
+    in_turn = [job for turn in itertools.zip_longest(*jobs) for job in turn if job]
+    operands = {call: TRIALS[KERNEL].operands(call, heads, "cuda") for call in calls.values()}
+    cache = Path(os.environ.setdefault("TRITON_CACHE_DIR", tempfile.mkdtemp()))
+    compiled: queue.Queue[Binary] = queue.Queue()
+
+    def compile_all() -> None:
+        compile_for(device.key, in_turn, workers=workers, timeout=60, cache=cache, report=compiled.put)
+
+    end = time.perf_counter() + seconds
+    threading.Thread(target=compile_all, daemon=True).start()
+    for _ in in_turn:
+        try:
+            binary = compiled.get(timeout=max(0.0, end - time.perf_counter()))
+        except queue.Empty:
+            return
+        yield timed(binary, operands[binary.job.call])
+
+
+def timed(binary: Binary, operands: tuple[torch.Tensor, ...]) -> dict:
+    call, choice = binary.job.call, binary.job.choice
+    row = {
+        "result": call.result, "config": dict(choice.config), **dict(choice.variant), "us": float("inf"),
+        "registers": binary.registers, "spill_bytes": binary.spill_bytes, "shared": binary.shared,
+        "instructions": binary.hottest.get("instructions", 0), "barriers": binary.hottest.get("barrier", 0),
+        "problems": binary.problems,
+    }  # fmt: skip
+    if binary.problems and not binary.compiled:
+        return row
+    run = TRIALS[KERNEL].run
+    try:
+        out = run(call, choice, *operands)
+        row["us"] = microseconds(sampler(lambda: run(call, choice, *operands), bytes_of(*operands, out)))
+    except Exception as refusal:  # a candidate that does not run is a row of the table like any other
+        row["problems"] = (*row["problems"], str(refusal)[:200])
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--site", default="", help="a folder with flash-linear-attention")
+    parser.add_argument("--shape", type=int, nargs=3, default=[8, 2048, 16], help="B, T, H")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--crossover", action="store_true", help="both methods over T")
+    parser.add_argument(
+        "--search", nargs="*", default=[], choices=list(ROLES), help="time candidates of walks"
+    )
+    parser.add_argument("--gates", default="gk", help="of the search")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seconds", type=float, default=300.0, help="for the search")
+    options = parser.parse_args()
+    dtype = getattr(torch, options.dtype)
+    if options.search:
+        for row in search(options.search, options.gates, 128, options.workers, options.seconds):
+            print(json.dumps(row), flush=True)
+        return
+    if options.crossover:
+        crossover(dtype)
+    else:
+        compare(options.site, tuple(options.shape), dtype)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""From tensors to the launches of chunked linear attention: o, and the gradients of what made it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from helion_sinkhorn.kernels import Choice, build, launch
+from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall
+from helion_sinkhorn.kernels.linear_attention_launch import WIDE, Problem, Some
+
+
+def call_of(p: Problem) -> ChunkCall:
+    return ChunkCall(str(p.q.dtype)[6:], p.q.size(3), p.v.size(3), p.gates)
+
+
+def pieces(p: Problem) -> int:
+    """Numbers of 8 bits that a sum of gates at one step is made of."""
+    return 1 if p.gates in ("", "gk") and (p.gk is None or p.gk.dtype == torch.bfloat16) else 3
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Q, K, D and A of kernels.linear_attention_chunked."""
+
+    qs: torch.Tensor
+    ks: torch.Tensor
+    decay: torch.Tensor
+    a: torch.Tensor
+
+
+def empty(p: Problem, *shape: int, dtype: torch.dtype = WIDE) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=p.q.device)
+
+
+def chosen(p: Problem, kernel: str, named: Choice | None) -> Choice:
+    """The choice named, if it is one for this kernel, or else the stored config, or else the default."""
+    if named is not None and named.kernel == kernel:
+        return named
+    device, _, _ = launch.device_at(launch.index_of(p.q))
+    return launch.choose(kernel, call_of(p), p.q.size(0) * p.q.size(2), device)
+
+
+def start(p: Problem, choice: Choice, *arguments: object) -> None:
+    """One launch; the tile, where there is one, and how to multiply come last."""
+    _, how, interpret = launch.device_at(launch.index_of(p.q))
+    columns = dict(choice.variant).get("columns")
+    tile = () if columns is None else (columns, -(-p.v.size(3) // columns))
+    launch.run(build(choice.kernel, choice.config, interpret), *arguments, *tile, how)
+
+
+def scores(p: Problem, choice: Choice | None = None) -> Scratch:
+    call = call_of(p)
+    batch, steps, heads, _ = p.q.shape
+    chunks = -(-steps // call.chunk)
+    operand = getattr(torch, call.operand)
+    s = Scratch(
+        *(empty(p, batch, heads, chunks, call.chunk, call.width, dtype=operand) for _ in range(2)),
+        empty(p, batch, heads, chunks, call.width),
+        empty(p, batch, heads, chunks, call.chunk, call.chunk, dtype=operand),
+    )
+    start(
+        p, chosen(p, "linear_attention_chunk_scores", choice),
+        p.q, p.k, p.g, p.g_gamma, p.gk, s.qs, s.ks, s.decay, s.a, p.scale,
+        call.chunk, call.width, p.reverse, pieces(p), call.least,
+    )  # fmt: skip
+    return s
+
+
+def walk(
+    p: Problem,
+    decay: torch.Tensor,
+    y: torch.Tensor,
+    v: torch.Tensor,
+    initial: Some,
+    backwards: bool,
+    x: Some = None,
+    a: Some = None,
+    states: bool = False,
+    choice: Choice | None = None,
+) -> tuple[Some, Some, torch.Tensor]:
+    """(outputs where x and a are there, the state before every chunk where asked, the last state)."""
+    call = call_of(p)
+    o = None if x is None else torch.empty_like(v)
+    before = empty(p, *decay.shape, v.size(3), dtype=y.dtype) if states else None
+    last = p.new_state()
+    start(
+        p, chosen(p, "linear_attention_chunk_walk", choice),
+        x, y, a, decay, v, initial, o, before, last, call.chunk, call.width, backwards,
+    )  # fmt: skip
+    return o, before, last
+
+
+def gradients(
+    p: Problem,
+    decay: torch.Tensor,
+    do: torch.Tensor,
+    before: torch.Tensor,
+    after: torch.Tensor,
+    choice: Choice | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, Some, Some]:
+    """(dq, dk, dg (B, T, H) in float32 for g and g_gamma, dgk) from the state and its gradient at chunks."""
+    call = call_of(p)
+    dq, dk = torch.empty_like(p.q), torch.empty_like(p.k)
+    dg = None if p.g is None and p.g_gamma is None else empty(p, *p.q.shape[:3])
+    dgk = None if p.gk is None else torch.empty_like(p.gk)
+    start(
+        p, chosen(p, "linear_attention_chunk_gradients", choice),
+        p.q, p.k, p.v, p.g, p.g_gamma, p.gk, do, decay, before, after, dq, dk, dg, dgk,
+        p.scale, call.chunk, call.width, p.reverse, pieces(p), call.least,
+    )  # fmt: skip
+    return dq, dk, dg, dgk
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: Some,
+    g_gamma: Some,
+    gk: Some,
+    gv: None,
+    scale: float,
+    initial_state: Some,
+    reverse: bool,
+    cu_seqlens: None,
+    choice: Choice | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(o, last state), without gv and cu_seqlens; otherwise as linear_attention_launch.forward."""
+    p = Problem.of(q, k, v, g, g_gamma, gk, None, scale, reverse, None)
+    s = scores(p, choice)
+    o, _, last = walk(p, s.decay, s.ks, p.v, initial_state, reverse, s.qs, s.a, choice=choice)
+    return o, last
+
+
+def backward(
+    do: Some,
+    dend: Some,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: Some,
+    g_gamma: Some,
+    gk: Some,
+    gv: None,
+    scale: float,
+    initial_state: Some,
+    reverse: bool,
+    cu_seqlens: None,
+    choice: Choice | None = None,
+) -> list[torch.Tensor]:
+    """As linear_attention_launch.backward: everything is computed again, nothing kept from the forward."""
+    p = Problem.of(q, k, v, g, g_gamma, gk, None, scale, reverse, None)
+    do = torch.zeros_like(p.v) if do is None else do.contiguous()
+    s = scores(p, choice)
+    _, before, _ = walk(p, s.decay, s.ks, p.v, initial_state, reverse, states=True, choice=choice)
+    # dv is the o of the walk back, which takes do for v and has keys and queries exchanged
+    dv, after, dstart = walk(p, s.decay, s.qs, do, dend, not reverse, s.ks, s.a.mT, True, choice)
+    dq, dk, dg, dgk = gradients(p, s.decay, do, before, after, choice)
+    gates = (
+        None if g is None else dg.to(g.dtype),
+        None if g_gamma is None else dg.sum((0, 1)).to(g_gamma.dtype),
+        dgk,
+    )
+    return [x for x in (dq, dk, dv, *gates, None if initial_state is None else dstart) if x is not None]

@@ -1,0 +1,134 @@
+"""Recurrent linear attention in vectorised PyTorch, forward and exact backward, step by step.
+
+What a CPU runs, and a GPU for float64.  The gradients are those of docs/linear_attention.md: one pass
+forwards for dq, one back for dk and dv, gates from sums over time; no state is kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+
+Some = torch.Tensor | None
+
+
+def _wide(x: Some, dtype: torch.dtype) -> Some:
+    return None if x is None else x.to(dtype)
+
+
+def _outer(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return k.unsqueeze(-1) * v.unsqueeze(-2)
+
+
+class _Span:
+    """Sequences of one length, walked together: (B, L, H, D) in the computing dtype."""
+
+    def __init__(self, q, k, v, g, g_gamma, gk, gv, scale, start, reverse):
+        self.q, self.k, self.v, self.scale = q, k, v, scale
+        self.start = q.new_zeros(q.size(0), *q.shape[2:], v.size(-1)) if start is None else start
+        steps = range(q.size(1))
+        self.order = steps[::-1] if reverse else steps
+        rate = None if g is None else g.unsqueeze(-1)
+        if g_gamma is not None:
+            own = g_gamma.view(-1, 1).expand(*q.shape[:3], 1)
+            rate = own if rate is None else rate + own
+        if gk is not None:
+            rate = gk if rate is None else gk + rate
+        self.rows = None if rate is None else rate.exp().unsqueeze(-1)
+        self.columns = None if gv is None else gv.exp().unsqueeze(-2)
+
+    def decayed(self, h: torch.Tensor, t: int) -> torch.Tensor:
+        if self.rows is not None:
+            h = h * self.rows[:, t]
+        return h if self.columns is None else h * self.columns[:, t]
+
+    def states(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """(step, the state it reads), in the order of the walk."""
+        h = self.start
+        for t in self.order:
+            h = self.decayed(h, t) + _outer(self.k[:, t], self.v[:, t])
+            yield t, h
+
+    def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(o, the last state)."""
+        o, h = torch.empty_like(self.v), self.start
+        for t, h in self.states():
+            o[:, t] = (self.q[:, t].unsqueeze(-1) * h).sum(-2) * self.scale
+        return o, h
+
+    def backward(self, do: torch.Tensor, dend: Some, by_columns: bool) -> tuple[torch.Tensor, ...]:
+        """dq, dk, dv, the gradient of a decay of the rows, of one of the columns if asked, of the start."""
+        dq, h = torch.empty_like(self.q), self.start
+        o = torch.empty_like(self.v) if by_columns else self.v
+        for t, h in self.states():
+            dq[:, t] = (h * do[:, t].unsqueeze(-2)).sum(-1) * self.scale
+            if by_columns:
+                o[:, t] = (self.q[:, t].unsqueeze(-1) * h).sum(-2) * self.scale
+        dh = torch.zeros_like(self.start) if dend is None else dend
+        rows, columns = (dh * h).sum(-1), (dh * h).sum(-2)
+        dk, dv, drows, dcolumns = (torch.empty_like(x) for x in (self.k, self.v, self.k, self.v))
+        for t in reversed(self.order):
+            dh = dh + _outer(self.q[:, t], do[:, t] * self.scale)
+            dk[:, t] = (dh * self.v[:, t].unsqueeze(-2)).sum(-1)
+            dv[:, t] = (dh * self.k[:, t].unsqueeze(-1)).sum(-2)
+            rows = rows + (self.q[:, t] * dq[:, t] - self.k[:, t] * dk[:, t])
+            drows[:, t] = rows
+            if by_columns:
+                columns = columns + (do[:, t] * o[:, t] - self.v[:, t] * dv[:, t])
+                dcolumns[:, t] = columns
+            dh = self.decayed(dh, t)
+        return dq, dk, dv, drows, dcolumns, dh
+
+
+def _spans(q, k, v, g, g_gamma, gk, gv, scale, start, reverse, cu_seqlens) -> Iterator[tuple[slice, _Span]]:
+    """(steps, span) of everything at once, or of one packed sequence after another."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    q, k, v, g, g_gamma, gk, gv, start = (_wide(x, dtype) for x in (q, k, v, g, g_gamma, gk, gv, start))
+    if cu_seqlens is None:
+        yield slice(None), _Span(q, k, v, g, g_gamma, gk, gv, scale, start, reverse)
+        return
+    offsets = cu_seqlens.tolist()
+    for n, (begin, end) in enumerate(itertools.pairwise(offsets)):
+        at = slice(begin, end)
+        parts = [None if x is None else x[:, at] for x in (q, k, v, g, gk, gv)]
+        own = None if start is None else start[n : n + 1]
+        yield at, _Span(*parts[:4], g_gamma, *parts[4:], scale, own, reverse)
+
+
+def forward(
+    q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(o, last state); the contract is linear_attention.recurrent_linear_attention's."""
+    o, states = torch.empty_like(v, memory_format=torch.contiguous_format), []
+    for at, span in _spans(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens):
+        o[:, at], state = span.forward()
+        states.append(state)
+    return o, torch.cat(states)
+
+
+def backward(
+    do, dend, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens
+) -> list[torch.Tensor]:
+    """Gradients of q, k, v and of each of g, g_gamma, gk, gv, initial_state that is there, in this order."""
+    do = torch.zeros_like(v) if do is None else do
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    drows, dcolumns = torch.empty_like(dk, dtype=dtype), torch.empty_like(dv, dtype=dtype)
+    starts = []
+    spans = _spans(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens)
+    for n, (at, span) in enumerate(spans):
+        own = dend if dend is None or cu_seqlens is None else dend[n : n + 1]
+        results = span.backward(do[:, at].to(dtype), own, gv is not None)
+        for whole, part in zip((dq, dk, dv, drows, dcolumns), results, strict=False):
+            whole[:, at] = part
+        starts.append(results[-1])
+    gates = (
+        None if g is None else drows.sum(-1).to(g.dtype),
+        None if g_gamma is None else drows.sum((0, 1, 3)).to(g_gamma.dtype),
+        None if gk is None else drows.to(gk.dtype),
+        None if gv is None else dcolumns.to(gv.dtype),
+        None if initial_state is None else torch.cat(starts),
+    )
+    return [dq, dk, dv, *(x for x in gates if x is not None)]

@@ -1,0 +1,378 @@
+"""Recurrent linear attention: the specification, the operator, the body of its kernel, error bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import math
+
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helion_sinkhorn import recurrent_linear_attention, reference, testing_linear_attention
+from helion_sinkhorn.kernels import linear_attention_launch
+from helion_sinkhorn.kernels.linear_attention_launch import Problem
+from helion_sinkhorn.testing_linear_attention import bounds, judge, run, run_module, truth
+from helion_sinkhorn.workloads import AttentionWorkload, tagged
+
+FORWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention.default
+BACKWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention_backward.default
+GATES = ("g", "g_gamma", "gk", "gv")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def workload(gates="gk", shape=(2, 9, 2, 4, 6), dtype=torch.float32, **options):
+    return AttentionWorkload("", *shape, frozenset(), "", gates=gates, dtype=dtype, **options)
+
+
+@st.composite
+def workloads(draw):
+    gates = " ".join(name for name in GATES if draw(st.booleans(), label=name))
+    lengths = tuple(draw(st.lists(st.integers(0, 11), max_size=4)))
+    steps = sum(lengths) or draw(st.integers(1, 21))
+    sizes = st.sampled_from([1, 2, 3, 5, 8, 12, 16])
+    return AttentionWorkload(
+        "", 1 if sum(lengths) else draw(st.integers(1, 3)), steps, draw(st.integers(1, 3)), draw(sizes),
+        draw(sizes), frozenset(), "", gates, draw(st.sampled_from(DTYPES)), draw(st.booleans()),
+        draw(st.booleans()), lengths if sum(lengths) else (),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------- the specification
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_without_gates_it_is_causal_attention_without_a_softmax(reverse):
+    q, k, v = (randn(2, 7, 3, d, seed=seed, dtype=torch.float64) for seed, d in enumerate((4, 4, 5)))
+    o = reference.recurrent_linear_attention(q, k, v, scale=0.3, reverse=reverse)
+    scores = 0.3 * torch.einsum("bthd,bshd->bhts", q, k)
+    scores = scores.triu() if reverse else scores.tril()
+    torch.testing.assert_close(o, torch.einsum("bhts,bshd->bthd", scores, v), rtol=0, atol=1e-13)
+
+
+def test_one_step_decays_what_was_before_it():
+    w = workload("g g_gamma gk gv", (1, 1, 1, 3, 2), states=True)
+    x = {name: t.double() for name, t in w.make_inputs()[0].items()}
+    o, end = reference.recurrent_linear_attention(**x, scale=2.0, output_final_state=True)
+    rows = (x["g"].view(1) + x["g_gamma"] + x["gk"].view(3)).exp()
+    h = rows[:, None] * x["initial_state"].view(3, 2) * x["gv"].view(2).exp()
+    h = h + torch.outer(x["k"].view(3), x["v"].view(2))
+    torch.testing.assert_close(end.view(3, 2), h, rtol=1e-14, atol=0)
+    torch.testing.assert_close(o.view(2), 2.0 * x["q"].view(3) @ h, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("function", [reference.recurrent_linear_attention, recurrent_linear_attention])
+def test_a_sequence_in_two_parts_is_the_whole(function):
+    x = {
+        name: t.double()
+        for name, t in workload("g gk gv", (2, 9, 2, 3, 4), states=True).make_inputs()[0].items()
+    }
+    start = x.pop("initial_state")
+    whole, end = function(**x, initial_state=start, output_final_state=True)
+    first = {name: t[:, :5] for name, t in x.items()}
+    last = {name: t[:, 5:] for name, t in x.items()}
+    a, middle = function(**first, initial_state=start, output_final_state=True)
+    b, after = function(**last, initial_state=middle, output_final_state=True)
+    assert_equal((torch.cat((a, b), 1), after), (whole, end))
+
+
+@pytest.mark.parametrize("function", [reference.recurrent_linear_attention, recurrent_linear_attention])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_packed_sequences_know_nothing_of_each_other(function, reverse):
+    w = workload("g gk", (1, 12, 2, 3, 4), states=True, lengths=(5, 0, 1, 6))
+    x = w.make_inputs()[0]
+    offsets = x.pop("cu_seqlens")
+    start = x.pop("initial_state")
+    o, end = function(**x, initial_state=start, output_final_state=True, reverse=reverse, cu_seqlens=offsets)
+    for n, (a, b) in enumerate(itertools.pairwise(offsets)):
+        part = {name: t[:, a:b] for name, t in x.items()}
+        alone = function(**part, initial_state=start[n : n + 1], output_final_state=True, reverse=reverse)
+        assert_equal((o[:, a:b], end[n : n + 1]), alone)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("lengths", [(), (2, 0, 3)])
+@pytest.mark.parametrize("function", [reference.recurrent_linear_attention, recurrent_linear_attention])
+def test_gradcheck_with_everything(function, lengths, reverse):
+    w = workload("g g_gamma gk gv", (1, 5, 2, 3, 2), states=True, lengths=lengths)
+    x = {name: t.double().requires_grad_() for name, t in w.make_inputs()[0].items() if t.is_floating_point()}
+    offsets = w.make_inputs()[0].get("cu_seqlens")
+
+    def call(*tensors):
+        named = dict(zip(x, tensors, strict=True))
+        return function(**named, output_final_state=True, reverse=reverse, cu_seqlens=offsets)
+
+    assert torch.autograd.gradcheck(call, tuple(x.values()))
+
+
+# -------------------------------------------------------------------------- the operator and the kernel
+
+
+@given(workloads(), st.integers(0, 3))
+def test_the_operator_is_within_its_bounds(w, seed):
+    ratios = judge(w, run(recurrent_linear_attention, w, seed=seed), seed)
+    assert max(ratios.values()) <= 1, ratios
+
+
+@given(workloads(), st.integers(0, 3))
+def test_the_body_is_within_its_bounds(w, seed):
+    ratios = judge(w, run_module(linear_attention_launch, w, seed=seed), seed)
+    assert max(ratios.values()) <= 1, ratios
+
+
+@pytest.mark.parametrize("w", tagged("ci", AttentionWorkload), ids=lambda w: w.name)
+def test_judged_workloads(w):
+    for results in (run(recurrent_linear_attention, w), run_module(linear_attention_launch, w)):
+        ratios = judge(w, results)
+        assert max(ratios.values()) <= 1, ratios
+        assert set(ratios) == set(truth(w))
+
+
+@given(workloads())
+@settings(max_examples=20)
+def test_the_bounds_follow_the_specification(w):
+    # written out a second time, with its gradients by hand
+    found = bounds(w)
+    for name, exact in truth(w).items():
+        scale = exact.abs().max().clamp_min(1e-3) if exact.numel() else 1
+        torch.testing.assert_close(found[name].value, exact, rtol=0, atol=float(1e-11 * scale))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 16])
+@pytest.mark.parametrize(("rk", "rv"), [(1, 1), (4, 2), (16, 8)])
+def test_every_split_of_the_state(monkeypatch, rk, rv, count):
+    chosen = Problem.chosen
+
+    def split(self, result):
+        return dataclasses.replace(chosen(self, result), variant=(("rk", rk), ("rv", rv), ("count", count)))
+
+    monkeypatch.setattr(Problem, "chosen", split)
+    w = workload("g gk gv", (1, 19, 2, 16, 24), states=True)
+    ratios = judge(w, run_module(linear_attention_launch, w))
+    assert max(ratios.values()) <= 1, ratios
+
+
+def test_gradients_of_the_last_state_alone():
+    w = workload("g gk", states=True)
+    tensors, _, dend = w.make_inputs()
+    leaves = {name: x.double().requires_grad_() for name, x in tensors.items()}
+    upstream = dend.double()
+
+    def gradients(function):
+        _, end = function(**leaves, output_final_state=True)
+        return torch.autograd.grad(
+            end, tuple(leaves.values()), upstream, allow_unused=True, materialize_grads=True
+        )
+
+    found, expected = map(gradients, (recurrent_linear_attention, reference.recurrent_linear_attention))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_layouts_make_no_difference():
+    w = workload("g gk gv", (2, 9, 3, 4, 6), states=True)
+    plain = run(recurrent_linear_attention, w)
+
+    def through(layout):
+        def function(**tensors):
+            options = {name: tensors.pop(name) for name in ("output_final_state", "reverse", "cu_seqlens")}
+            return recurrent_linear_attention(**{n: layout(x) for n, x in tensors.items()}, **options)
+
+        return function
+
+    for layout in (
+        lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+        lambda x: torch.stack((x, x), -1)[..., 0],
+    ):
+        assert_equal(run(through(layout), w).values(), plain.values())
+
+
+@pytest.mark.parametrize("lengths", [(), (4, 0, 5)])
+def test_a_head_and_a_sequence_are_the_same_alone(lengths):
+    w = workload("g g_gamma gk", (1 if lengths else 2, 9, 2, 4, 6), states=True, lengths=lengths)
+    x, _, _ = w.make_inputs()
+    whole = recurrent_linear_attention(**x, output_final_state=True)
+    alone = recurrent_linear_attention(
+        **{
+            name: t[1:] if name == "g_gamma" else t if name == "cu_seqlens" else t.narrow(t.dim() - 2, 1, 1)
+            for name, t in x.items()
+            if name not in ("g", "initial_state")
+        },
+        g=x["g"][..., 1:],
+        initial_state=x["initial_state"][:, 1:],
+        output_final_state=True,
+    )
+    assert_equal((whole[0][:, :, 1:], whole[1][:, 1:]), alone)
+
+
+# ------------------------------------------------------------------------------ what torch sees of it
+
+
+def arguments(w, serves="reference"):
+    x, _, _ = w.make_inputs()
+    *vectors, start = [x.get(name) for name in testing_linear_attention.TENSORS]
+    return *vectors, 0.5, start, w.reverse, x.get("cu_seqlens"), serves
+
+
+@pytest.mark.parametrize(
+    "w",
+    [
+        workload("g g_gamma gk gv", states=True),
+        workload("", dtype=torch.bfloat16),
+        workload("g", (1, 6, 1, 3, 2), states=True, reverse=True, lengths=(2, 4)),
+        workload("gk", (2, 0, 2, 3, 4), states=True),
+        workload("gv", (0, 5, 2, 3, 4)),
+    ],
+    ids=["every gate", "bf16", "packed", "no step", "no sequence"],
+)
+def test_opcheck(w):
+    given = arguments(w)
+    leaves = [
+        x.requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        for x in arguments(w)
+    ]
+    torch.library.opcheck(FORWARD, given)
+    torch.library.opcheck(FORWARD, tuple(leaves))
+    _, do, dend = w.make_inputs()
+    torch.library.opcheck(BACKWARD, (do, dend, *given))
+
+
+def test_no_step_leaves_the_state():
+    w = workload("g g_gamma gk gv", (2, 0, 2, 3, 4), states=True)
+    tensors, _, dend = w.make_inputs()
+    found = run(recurrent_linear_attention, w)
+    assert found["o"].shape == (2, 0, 2, 4)
+    assert torch.equal(found["end"], tensors["initial_state"])
+    assert torch.equal(found["dstart"], dend)
+    assert torch.equal(found["dg_gamma"], torch.zeros(2))
+
+
+def value_and_gradients(function, x, do):
+    leaves = {name: t.detach().requires_grad_() for name, t in x.items()}
+    o, end = function(**leaves)
+    return o, end, *torch.autograd.grad((o, end), tuple(leaves.values()), (do, torch.ones_like(end)))
+
+
+def attend(**tensors):
+    return recurrent_linear_attention(**tensors, output_final_state=True)
+
+
+def test_compiled():
+    torch._dynamo.reset()
+    x, do, _ = workload("g g_gamma gk gv", states=True).make_inputs()
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    assert_equal(value_and_gradients(compiled, x, do), value_and_gradients(attend, x, do))
+
+
+def test_compiled_packed():
+    torch._dynamo.reset()
+    x, _, _ = workload("gk", (1, 9, 2, 3, 4), lengths=(2, 7)).make_inputs()
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    assert_equal(compiled(**x), attend(**x))
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q, k, v, gk):
+        return recurrent_linear_attention(q, k, v, gk=gk)
+
+
+def test_exported_program_runs_at_other_lengths():
+    x, _, _ = workload().make_inputs()
+    steps = torch.export.Dim("steps", min=2)
+    shapes = {name: {1: steps} for name in x}
+    program = torch.export.export(Attention(), (), dict(x), dynamic_shapes=shapes, strict=True)
+    assert sum(node.target is FORWARD for node in program.graph.nodes) == 1
+    other, _, _ = workload(shape=(2, 17, 2, 4, 6)).make_inputs()
+    assert torch.equal(program.module()(**other), Attention()(**other))
+
+
+def test_autocast_changes_no_bit():
+    x, do, _ = workload("gk", states=True).make_inputs()
+    plain = value_and_gradients(attend, x, do)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_equal(value_and_gradients(attend, x, do), plain)
+
+
+def test_func_grad_is_that_of_autograd():
+    x, do, _ = workload("gk").make_inputs()
+
+    def loss(x):
+        return (recurrent_linear_attention(**x) * do).sum()
+
+    leaves = {name: t.clone().requires_grad_() for name, t in x.items()}
+    expected = torch.autograd.grad(loss(leaves), tuple(leaves.values()))
+    assert_equal(torch.func.grad(loss)(x).values(), expected)
+
+
+def test_second_derivatives_and_forward_mode_are_refused():
+    x, _, _ = workload("gk").make_inputs()
+    leaves = {name: t.requires_grad_() for name, t in x.items()}
+    (dq,) = torch.autograd.grad(attend(**leaves)[0].square().sum(), leaves["q"], create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        dq.sum().backward()
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+        torch.func.jvp(lambda q: attend(**{**x, "q": q})[0], (x["q"].detach(),), (x["q"].detach(),))
+
+
+# -------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"q": [1.0]}, TypeError, "q is a list; pass a torch.Tensor"),
+        ({"k": randn(2, 9, 2, 4).int()}, TypeError, "k has dtype torch.int32; accepted are torch.float32"),
+        ({"v": randn(2, 9, 2, 6).double()}, TypeError, "v has dtype torch.float64, q torch.float32"),
+        ({"q": randn(9, 2, 4)}, ValueError, r"pass \(B, T, H, Dk\)"),
+        ({"k": randn(2, 9, 2, 5)}, ValueError, r"k has shape \(2, 9, 2, 5\); .* pass \(2, 9, 2, 4\)"),
+        ({"v": randn(2, 9, 3, 6)}, ValueError, r"v has shape \(2, 9, 3, 6\)"),
+        ({"v": randn(2, 9, 2, 0)}, ValueError, "Dv 0; a state needs at least one row"),
+        ({"g": randn(2, 9, 3)}, ValueError, r"g has shape \(2, 9, 3\); .* pass \(2, 9, 2\)"),
+        ({"g_gamma": randn(3)}, ValueError, r"g_gamma has shape \(3,\); .* pass \(2,\)"),
+        ({"gk": randn(2, 9, 2, 6)}, ValueError, "gk has shape"),
+        ({"gv": randn(2, 9, 2, 4)}, ValueError, "gv has shape"),
+        ({"initial_state": randn(1, 2, 4, 6)}, ValueError, r"initial_state has shape \(1, 2, 4, 6\)"),
+        ({"q": randn(2, 9, 2, 4).to("meta")}, ValueError, "k is on cpu, q on meta"),
+        ({"cu_seqlens": torch.tensor([0.0, 9.0])}, TypeError, "cu_seqlens is a torch.float32"),
+        ({"cu_seqlens": [0, 9]}, TypeError, "cu_seqlens is a list"),
+        ({"cu_seqlens": torch.tensor([0])}, ValueError, r"cu_seqlens has shape \(1,\)"),
+        ({"cu_seqlens": torch.tensor([0, 9])}, ValueError, "q has batch 2 with cu_seqlens"),
+        ({"scale": "1"}, TypeError, "scale is '1'; pass a float or None"),
+        ({"scale": math.inf}, ValueError, "scale is inf; pass a finite value"),
+        ({"reverse": 1}, TypeError, "reverse is 1; pass True or False"),
+        ({"output_final_state": None}, TypeError, "output_final_state is None"),
+        ({"method": "fast"}, ValueError, "method is 'fast'; use one of 'auto', 'recurrent', 'chunked'"),
+        ({"method": "chunked", "gv": randn(2, 9, 2, 6)}, NotImplementedError, "a decay of the values, gv,"),
+        ({"implementation": "cuda"}, ValueError, "implementation is 'cuda'; use one of 'auto'"),
+        ({"implementation": "helion"}, NotImplementedError, "run on CUDA and ROCm GPUs, q is on cpu"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_what_is_refused(change, error, message):
+    x, _, _ = workload("gk").make_inputs()
+    with pytest.raises(error, match=message):
+        recurrent_linear_attention(**{**x, **change})
+
+
+@pytest.mark.parametrize("offsets", [[0, 5], [1, 9], [0, 6, 4, 9], [0, 10, 9]])
+def test_offsets_that_are_none(offsets):
+    x, _, _ = workload("gk", (1, 9, 2, 4, 6)).make_inputs()
+    with pytest.raises(ValueError, match=r"pass offsets that ascend from 0 to T = 9"):
+        recurrent_linear_attention(**x, cu_seqlens=torch.tensor(offsets))
+
+
+def test_the_reference_has_the_operators_signature():
+    own = inspect.signature(recurrent_linear_attention).parameters
+    specified = inspect.signature(reference.recurrent_linear_attention).parameters
+    assert [*own][: len(specified)] == [*specified]
+    assert all(own[name].default == specified[name].default for name in specified)
+    assert {*own} - {*specified} == {"method", "implementation"}
+
+
+def test_sparse_tensors_are_refused():
+    x, _, _ = workload("gk").make_inputs()
+    with pytest.raises(TypeError, match="q has layout"):
+        recurrent_linear_attention(**{**x, "q": x["q"].to_sparse()})
