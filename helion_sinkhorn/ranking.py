@@ -57,6 +57,11 @@ MACHINES = {
 }
 
 
+def is_modelled(kernel: str) -> bool:
+    """Whether a score means something: the model knows the loops of the Sinkhorn kernels."""
+    return kernel.startswith("sinkhorn_")
+
+
 @dataclass(frozen=True)
 class Loop:
     """One of the innermost loops of a body."""

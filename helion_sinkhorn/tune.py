@@ -532,6 +532,10 @@ def tune_offline(
     """
     begin = time.perf_counter()
     device = DEVICES[options.device]
+    without = sum(not ranking.is_modelled(g.kernel) for g in groups)
+    groups = [g for g in groups if ranking.is_modelled(g.kernel)]
+    if without:
+        say(f"{without} groups keep their kernels' defaults: the model does not rank these kernels")
     left = mine(groups, options, "compiled")
     compiled = compilation(device, left, options.workers, None)
     try:
