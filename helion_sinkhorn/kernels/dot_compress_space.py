@@ -56,7 +56,7 @@ def config(rows: int, warps: int, stages: int) -> Items:
 
 
 def block_of(call: DotCall, entries: int) -> int:
-    """Columns of x in a block of `entries`, all columns of y beside them; half of it where there is padding."""
+    """Columns of x in a block of `entries`, all columns of y beside them; half of it if some is padding."""
     entries = entries if call.d == padded(call.d) else entries // 2
     return max(SMALLEST_BLOCK, min(padded(call.d), entries // padded(call.k)))
 
@@ -68,8 +68,8 @@ FEWEST = {"block_d": 64, "rows": 512}
 def fitted(variant: Items, call: DotCall, batch: int, device: Device) -> Items:
     """A default's variant with as many programs as fill the device, where the batch is small.
 
-    With 2048 rows a program 16 elements are 32 programs, on 132 compute units.  H200, 16 elements: apply 54 us,
-    with 512 rows 11 (tiles of 64 rows); product in blocks of 256 columns 28 us, of 64 columns 13.
+    With 2048 rows a program 16 elements are 32 programs, on 132 compute units.  H200: apply 54 us, with 512
+    rows 11 (tiles of 64 rows); product in blocks of 256 columns 28 us, of 64 columns 13.
     """
     sizes = dict(variant)
     wanted = device.compute_units * (3 if "rows" in sizes else 1)
