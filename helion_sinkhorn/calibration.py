@@ -93,8 +93,7 @@ def qualities(path: Path) -> Iterator[Quality]:
             us, score = row["us"], row["score"]
             if len(us) < 3 or len(set(score)) < 2 or len(set(us)) < 2:
                 continue
-            first = min(range(len(us)), key=score.__getitem__)
-            taken = first if score[first] < ranking.MARGIN * score[0] else 0
+            taken = ranking.chosen(score, row["candidates"])
             yield Quality(
                 line["kernel"], line["key"], int(batch), statistics.correlation(ranks(score), ranks(us)),
                 us[taken] / min(us), us[0] / min(us),

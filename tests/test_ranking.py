@@ -88,6 +88,27 @@ def test_the_pick_is_sound_and_clearly_better():
     assert own == reference
 
 
+def test_more_warps_for_a_matrix_are_not_chosen():
+    alone = {"num_warps": 1, "packed": False}
+    assert ranking.chosen([100.0, 10.0, 60.0], [alone, {**alone, "num_warps": 4}, alone]) == 2
+    assert ranking.chosen([100.0, 10.0, 60.0], [alone, {"num_warps": 4, "packed": True}, alone]) == 1
+    assert ranking.chosen([100.0, 10.0], [{**alone, "num_warps": 8}, {**alone, "num_warps": 4}]) == 1
+
+
+def test_the_default_stays_unless_the_score_promises_a_quarter_less():
+    alone = {"num_warps": 1}
+    assert ranking.chosen([100.0, 76.0], [alone] * 2) == 0
+    assert ranking.chosen([100.0, 74.0], [alone] * 2) == 1
+
+
+def test_a_default_that_spills_gives_way_to_any_sound_candidate():
+    slow = {**COUNTS, "instructions": 5000}
+    default, other = binary(problems=("spills 4",)), binary(64, counts=slow)
+    kept, own, reference = ranking.pick([default, other], 1 << 20)
+    assert kept is other
+    assert own > reference
+
+
 def test_a_default_that_does_not_compile_is_an_error():
     with pytest.raises(RuntimeError, match="does not compile for h200: why"):
         ranking.pick([Binary("h200", binary().job, ("why",))], 128)
