@@ -349,13 +349,9 @@ def chunk_scores_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
 
 def chunk_tiles_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
     """Of the kernels that cut Dv into tiles."""
-    columns = sorted({min(c, extent(call.dv)) for c in (32, 64, 128)})
-    return (
-        {
-            "config": tuple(matrix_unit_tile(w, s) for w in (4, 8) for s in (1, 2, 3)),
-            "columns": tuple(columns),
-        },
-    )
+    columns = tuple(sorted({min(most, extent(call.dv)) for most in (64, 128)}))
+    tiles = tuple(matrix_unit_tile(warps, stages) for warps in (4, 8) for stages in (1, 2, 3))
+    return ({"config": tiles, "columns": columns},)
 
 
 KERNELS = {
