@@ -235,6 +235,10 @@ def _(workload: AttentionWorkload) -> Programs:
             "linear_attention_walk",
             WalkCall(result, str(workload.dtype)[6:], workload.dk, workload.dv, gates),
         )
+    if "gv" not in gates and not workload.lengths:
+        call = ChunkCall(str(workload.dtype)[6:], workload.dk, workload.dv, gates)
+        for part in ("scores", "walk", "gradients"):
+            yield f"linear_attention_chunk_{part}", call
 
 
 def walk_operands(call: WalkCall, batch: int, device: str) -> Tensors:
