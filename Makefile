@@ -19,7 +19,7 @@ OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
 # Triton 3.10 changes this default, and numbers with it
 export TRITON_DEFAULT_FP_FUSION ?= 1
 
-.PHONY: demo test bench lint lint-workflows format clean accuracy compare fault-tables sanitize machine-terms device-rows bench-tritonbench study-backward tune tuning-readme
+.PHONY: demo test bench lint lint-workflows format clean accuracy compare fault-tables sanitize machine-terms device-rows bench-tritonbench study-backward study-dcpp tune tuning-readme
 
 demo: $(VENV)/.ready
 	$(RUN) benchmarks/demo.py $(ARGS)
@@ -49,7 +49,7 @@ sanitize: $(VENV)/.ready
 	$(RUN) ci/sanitize.py $(ARGS)
 
 # Machine code of every committed program, compiled for four architectures on the CPU, against
-# ci/machine_terms.txt: 8 minutes on 2 cores; ARGS="--only h200 b200 mi300x mi350": 4.5, without tuned configs
+# ci/machine_terms.txt: 14 minutes on 2 cores; ARGS="--only h200 b200 mi300x mi350": 5, without tuned configs
 machine-terms: export OMP_NUM_THREADS ?= 1
 machine-terms: $(VENV)/.ready
 	$(RUN) ci/machine_terms.py $(ARGS)
@@ -62,6 +62,10 @@ device-rows:
 study-backward: export OMP_NUM_THREADS ?= 1
 study-backward: $(VENV)/.ready
 	$(RUN) benchmarks/study_backward.py $(ARGS)
+
+study-dcpp: export OMP_NUM_THREADS ?= 1
+study-dcpp: $(VENV)/.ready
+	$(RUN) benchmarks/study_dcpp.py $(ARGS)
 
 tune: $(VENV)/.ready
 	$(RUN) -m helion_sinkhorn tune --device $(or $(DEVICE),$(error DEVICE= names what to tune for)) $(TUNE) $(ARGS)

@@ -117,11 +117,12 @@ def judge(name: str, device: str, steps: int) -> dict[str, object]:
             **statistics(truth[candidate.of], first),
             "marginals": marginals(first, truth[candidate.of].exact),
             "reproducible": reproducible(candidate, full, result, judged),
-            "digest": digest(first), **({"sample": sample(first)} if candidate.served else {}),
+            "digest": digest(first), "shape": list(first.shape[1:]),
+            **({"sample": sample(first)} if candidate.served else {}),
         })  # fmt: skip
     modelled = {vendor: run(workload, *inputs) for vendor, run in operator.vendors.items()}
     return {
-        "arguments": {"n": workload.n, "m": workload.m, "dtype": str(workload.dtype)[6:], **workload.options},
+        "arguments": {**workload.shape, "dtype": str(workload.dtype)[6:], **workload.options},
         "batch": workload.batch, "judged": judged, "inputs": digest(*inputs), "results": results,
         "model": {
             vendor: {q: statistics(truth[q], r) for q, r in model.items() if q in truth}
@@ -225,8 +226,9 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("accuracy"), help="folder of the artefact and the table"
     )
-    parser.add_argument("--workloads", nargs="+", choices=[w.name for w in tagged("ci")], metavar="NAME",
-                        default=[w.name for w in tagged("ci")], help="all tagged ci if left out")  # fmt: skip
+    names = [w.name for w in tagged("ci", object)]
+    parser.add_argument("--workloads", nargs="+", choices=names, metavar="NAME", default=names,
+                        help="all tagged ci if left out")  # fmt: skip
     parser.add_argument("--steps", type=int, default=gate.JUDGED_STEPS,
                         help="entries times iterations judged of a workload")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes")
@@ -250,7 +252,7 @@ def main() -> int:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         # the slowest first
-        order = sorted(options.workloads, key=lambda n: -WORKLOADS[n].n * WORKLOADS[n].m)
+        order = sorted(options.workloads, key=lambda n: -WORKLOADS[n].entries)
         pending = {n: pool.apply_async(attempt, (judge, n, device, options.steps)) for n in order}
         chosen = [] if options.no_inductor else [n for n in INDUCTOR if n in options.workloads]
         compiling = {n: pool.apply_async(attempt, (inductor, n, device, options.steps)) for n in chosen}

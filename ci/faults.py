@@ -90,7 +90,7 @@ def opinions(workload: Any, steps: int) -> tuple[dict[str, Opinion], dict[str, O
 
 def tables(operator: Operator, steps: int) -> str:
     """Its two tables of docs/accuracy.md."""
-    rows = [w for w in tagged("ci") if operator.takes(w)]
+    rows = [w for w in tagged("ci", object) if operator.takes(w)]
     everything = {w.name: opinions(w, steps) for w in rows}
     wide = {w.name for w in rows if w.dtype == torch.float32}
     rules = "gate", "assert_close", "cosine", "twice"

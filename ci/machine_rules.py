@@ -14,6 +14,8 @@ Rule = Callable[[Binary], Iterator[str]]
 
 RECIPROCAL = {"nvidia": "rcp.approx.ftz.f32", "amd": "v_rcp_f32"}
 """kernels.bodies.reciprocal: one instruction, 1 ulp."""
+OF_INTEGERS = {"v_rcp_iflag_f32"}
+"""The estimate from which AMD's code divides one index by another, exactly."""
 FUNCTIONS = {"ex2.approx.ftz.f32", "v_exp_f32", "v_log_f32"}
 """2^x and log2 x as instructions."""
 LOGARITHM = {"fma.rn.ftz.f32", "cvt.rn.f32.s32"}
@@ -61,7 +63,7 @@ def is_sinkhorn(binary: Binary) -> bool:
 def reciprocal(binary: Binary) -> Iterator[str]:
     """Every inverse is the pinned reciprocal of one instruction, and a Sinkhorn kernel has it."""
     pinned = {RECIPROCAL[vendor(binary)]}
-    found = named(binary, r"^(div|rcp|r?sqrt)\.|^v_(div|rcp|rsq|sqrt)_")
+    found = named(binary, r"^(div|rcp|r?sqrt)\.|^v_(div|rcp|rsq|sqrt)_") - OF_INTEGERS
     yield from sorted(found - pinned)
     if is_sinkhorn(binary) and not pinned <= found:
         yield f"no {RECIPROCAL[vendor(binary)]}"
@@ -97,12 +99,12 @@ def precision(binary: Binary) -> Iterator[str]:
 
 
 def conversion(binary: Binary) -> Iterator[str]:
-    """A 16-bit result is rounded by a conversion; a float32 program has none."""
+    """A Sinkhorn kernel rounds a 16-bit result by a conversion; a float32 program has none."""
     dtype = binary.job.call.dtype
     narrowing = sorted(op for op in binary.operations if NARROWING.fullmatch(op))
     if dtype == "float32":
         yield from narrowing
-    elif not narrowing:
+    elif is_sinkhorn(binary) and not narrowing:
         yield f"nothing rounds to {dtype}"
 
 
@@ -130,8 +132,9 @@ def spills(binary: Binary) -> Iterator[str]:
         return
     shape = (getattr(binary.job.call, name, None) for name in ("n", "m"))
     allowed = SPILL_BYTES.get((DEVICES[binary.device].arch, binary.job.choice.kernel, *shape), 0)
-    if binary.spill_bytes > allowed or (binary.spills and not binary.spill_bytes):
-        yield f"{binary.spills} spills, {binary.spill_bytes} bytes a thread, at most {allowed}"
+    local = binary.counts.get("local", 0)
+    if binary.spill_bytes > allowed or (local and not allowed):
+        yield f"{local} local accesses, {binary.spill_bytes} bytes a thread, at most {allowed}"
 
 
 def launch(binary: Binary) -> Iterator[str]:

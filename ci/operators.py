@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dot_compress_faults
+import dot_compress_gate
 import implicit_faults
 import implicit_gate
 import sinkhorn_faults
 import sinkhorn_gate
 from gate import Operator
 
+from helion_sinkhorn.workloads import DotWorkload, Workload
+
 OPERATORS = {
     "sinkhorn": Operator(
-        takes=lambda w: w.backward == "exact",
+        takes=lambda w: isinstance(w, Workload) and w.backward == "exact",
         inputs=sinkhorn_gate.inputs,
         truths=sinkhorn_gate.truths,
         candidates=sinkhorn_gate.candidates,
@@ -21,7 +25,7 @@ OPERATORS = {
         compiled=sinkhorn_gate.compiled,
     ),
     "implicit": Operator(
-        takes=lambda w: w.backward == "implicit",
+        takes=lambda w: isinstance(w, Workload) and w.backward == "implicit",
         inputs=implicit_gate.inputs,
         truths=implicit_gate.truths,
         candidates=implicit_gate.candidates,
@@ -29,6 +33,16 @@ OPERATORS = {
         faults=implicit_faults.FAULTS,
         baseline=implicit_faults.BASELINE,
         vendors=implicit_faults.VENDORS,
+    ),
+    "dot_compress": Operator(
+        takes=lambda w: isinstance(w, DotWorkload),
+        inputs=dot_compress_gate.inputs,
+        truths=dot_compress_gate.truths,
+        candidates=dot_compress_gate.candidates,
+        good=dot_compress_faults.GOOD,
+        faults=dot_compress_faults.FAULTS,
+        baseline=dot_compress_faults.BASELINE,
+        vendors=dot_compress_faults.VENDORS,
     ),
 }
 

@@ -5,8 +5,18 @@ from helion_sinkhorn import reference as reference
 from helion_sinkhorn.api import Plan as Plan
 from helion_sinkhorn.api import plan as plan
 from helion_sinkhorn.api import sinkhorn as sinkhorn
+from helion_sinkhorn.dot_compress import dot_compress as dot_compress
 from helion_sinkhorn.linear_attention import recurrent_linear_attention as recurrent_linear_attention
 from helion_sinkhorn.stationarity import marginal_error as marginal_error
 
 __version__ = "0.1.0"
-__all__ = ["Plan", "marginal_error", "nn", "plan", "recurrent_linear_attention", "reference", "sinkhorn"]
+__all__ = [
+    "Plan",
+    "dot_compress",
+    "marginal_error",
+    "nn",
+    "plan",
+    "recurrent_linear_attention",
+    "reference",
+    "sinkhorn",
+]

@@ -49,6 +49,20 @@ def sinkhorn(
     return p
 
 
+def dot_compress(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
+    """Compress M embeddings to K by their own products: out = x (x'y + z).
+
+    Args:
+        x: (..., M, D), any floating dtype; all arithmetic is in that dtype.
+        y: (..., M, K).
+        z: (..., D, K); 0 if left out.
+
+    Source: pytorch/helion#1661.
+    """
+    b = x.mT @ y
+    return x @ (b if z is None else b + z)
+
+
 def recurrent_linear_attention(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -9,15 +9,29 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn import testing_linear_attention
-from helion_sinkhorn.kernels import TUNED_EPS, Call, Choice, launch, linear_attention_launch
+from helion_sinkhorn import testing_dot_compress, testing_linear_attention
+from helion_sinkhorn.kernels import (
+    TUNED_EPS,
+    Call,
+    Choice,
+    dot_compress_launch,
+    launch,
+    linear_attention_launch,
+)
 from helion_sinkhorn.kernels import linear_attention_chunked_launch as chunked_launch
+from helion_sinkhorn.kernels.dot_compress_space import DotCall
 from helion_sinkhorn.kernels.linear_attention import ROLES, WalkCall
 from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall
 from helion_sinkhorn.linear_attention_error import chunked_budgets, truth
 from helion_sinkhorn.testing import Case, half_ulp, worst
 from helion_sinkhorn.testing_implicit import Stationarity
-from helion_sinkhorn.workloads import AttentionWorkload, Workload, make_cotangents, make_logits
+from helion_sinkhorn.workloads import (
+    AttentionWorkload,
+    DotWorkload,
+    Workload,
+    make_cotangents,
+    make_logits,
+)
 
 Tensors = tuple[torch.Tensor, ...]
 Programs = Iterator[tuple[str, Any]]
@@ -132,6 +146,76 @@ def implicit_error(call: Call, choice: Choice, device: str) -> float:
         budget = equations.error_budget(choice.kernel.rsplit("_", 1)[1], p.dtype)
         ratios.append(worst(run_implicit(call, choice, p.to(device), dy.to(device)), equations.exact, budget))
     return max(ratios)
+
+
+# ---------------------------------------------------------------------------------------- dot compress
+
+JUDGED_ELEMENTS = 16
+"""Elements whose error is taken; a multiple of 16, as for matrices."""
+
+
+@programs.register
+def _(workload: DotWorkload) -> Programs:
+    call = DotCall(str(workload.dtype)[6:], workload.m, workload.d, workload.k, workload.parts)
+    for name in ("dot_compress_product", "dot_compress_apply", "dot_compress_expand"):
+        yield name, call
+
+
+def x_and_y(call: DotCall, batch: int, device: str) -> Tensors:
+    return noise(device, call.dtype, (batch, call.m, call.d), (batch, call.m, call.k))
+
+
+def x_and_b(call: DotCall, batch: int, device: str) -> Tensors:
+    return noise(device, call.dtype, (batch, call.m, call.d), (batch, call.parts, call.d, call.k))
+
+
+def gradients(call: DotCall, batch: int, device: str) -> Tensors:
+    return noise(device, call.dtype, *[(batch, call.m, call.k), (batch, call.parts, call.d, call.k)] * 2)
+
+
+def run_product(call: DotCall, choice: Choice, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    b = torch.empty((x.size(0), call.parts, call.d, call.k), dtype=x.dtype, device=x.device)
+    dot_compress_launch.product(x, y, None, b, choice)
+    return b
+
+
+def run_apply(call: DotCall, choice: Choice, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    out = torch.empty((x.size(0), call.m, call.k), dtype=x.dtype, device=x.device)
+    dot_compress_launch.apply(x, b, out, choice)
+    return out
+
+
+def run_expand(
+    call: DotCall, choice: Choice, grad: torch.Tensor, b: torch.Tensor, y: torch.Tensor, db: torch.Tensor
+) -> torch.Tensor:
+    dx = torch.empty((y.size(0), call.m, call.d), dtype=y.dtype, device=y.device)
+    dot_compress_launch.expand(grad, y, b, db, dx, choice)
+    return dx
+
+
+def product_error(call: DotCall, choice: Choice, device: str) -> float:
+    x, y = x_and_y(call, JUDGED_ELEMENTS, "cpu")
+    found = run_product(call, choice, x.to(device), y.to(device)).double().sum(1)
+    return worst_sum(found, [(x.mT, y)], x.dtype, call.parts)
+
+
+def apply_error(call: DotCall, choice: Choice, device: str) -> float:
+    x, b = x_and_b(call, JUDGED_ELEMENTS, "cpu")
+    found = run_apply(call, choice, x.to(device), b.to(device))
+    return worst_sum(found, [(x, b.double().sum(1))], x.dtype)
+
+
+def expand_error(call: DotCall, choice: Choice, device: str) -> float:
+    grad, b, y, db = gradients(call, JUDGED_ELEMENTS, "cpu")
+    found = run_expand(call, choice, *(t.to(device) for t in (grad, b, y, db)))
+    pairs = [(g, t.double().sum(1).mT) for g, t in ((grad, b), (y, db))]
+    return worst_sum(found, pairs, y.dtype)
+
+
+def worst_sum(found: torch.Tensor, pairs: list[Tensors], dtype: torch.dtype, parts: int = 1) -> float:
+    """The largest error of a sum of products in units of its budget."""
+    exact = testing_dot_compress.sum_of_products(pairs, dtype, parts)
+    return worst(found, exact.value, exact.budget)
 
 
 # ------------------------------------------------------------------------- recurrent linear attention
@@ -292,6 +376,9 @@ TRIALS = {
     "sinkhorn_backward_history": Trial(two_matrices, run_backward, backward_error),
     "sinkhorn_implicit_direct": Trial(p_and_gradient, run_implicit, implicit_error),
     "sinkhorn_implicit_cg": Trial(p_and_gradient, run_implicit, implicit_error),
+    "dot_compress_product": Trial(x_and_y, run_product, product_error),
+    "dot_compress_apply": Trial(x_and_b, run_apply, apply_error),
+    "dot_compress_expand": Trial(gradients, run_expand, expand_error),
     "linear_attention_walk": Trial(walk_operands, run_walk, walk_error),
     "linear_attention_chunk_scores": Trial(chunk_operands, run_chunk_scores, chunk_error),
     "linear_attention_chunk_walk": Trial(chunk_scratch, run_chunk_walk, chunk_error),

@@ -27,14 +27,14 @@ from helion_sinkhorn.stationarity import solver_for
 from helion_sinkhorn.workloads import WORKLOADS, tagged
 
 ROOT = Path(__file__).resolve().parents[1]
-CI = [w.name for w in tagged("ci")]
+CI = [w.name for w in tagged("ci", object)]
 STEPS = 1 << 17
 """Entries times iterations judged here: hundreds of 4 x 4 matrices, and a second a workload."""
 
 # At these sizes and logits the iterations or the conjugate gradients have converged, or all matrices are one
 CONVERGED = {"mid_16", "mid_16_deepseek", "lane_32", "matching_64", "largest_128", "identity_like_4"} | {
-    "implicit_8", "implicit_16", "implicit_driver_8", "implicit_uniform_16", "implicit_identity_like",
-    "implicit_64",
+    "implicit_8", "implicit_16", "implicit_32", "implicit_64", "implicit_driver_8", "implicit_uniform_16",
+    "implicit_identity_like",
 }  # fmt: skip
 
 

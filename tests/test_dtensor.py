@@ -104,6 +104,10 @@ def work(rank: int, folder: str) -> None:
             outcomes[name, form] = compare(
                 lambda x, form=form: sinkhorn(x, form=form), x, dp, mesh, placements
             )
+    for name, placements in CASES.items():
+        outcomes[name, "implicit"] = compare(
+            lambda x: sinkhorn(x, backward="implicit"), x, dp, mesh, placements
+        )
     outcomes["module"] = compare(nn.FusedMHC(5), x, dp, mesh, CASES["batch"])
     with torch.no_grad():
         p = sinkhorn(distribute(x, mesh, Shard(0)), out_dtype=torch.bfloat16)
@@ -120,20 +124,21 @@ def ranks(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", [*FORMS, "implicit"])
 @pytest.mark.parametrize("case", CASES)
-def test_distributed_equals_local(ranks, case, form):
+def test_distributed_equals_local(ranks, case, kind):
     for outcome in ranks:
-        assert outcome[case, form]["value"]
-        assert outcome[case, form]["gradient"]
+        assert outcome[case, kind]["value"]
+        assert outcome[case, kind]["gradient"]
 
 
+@pytest.mark.parametrize("kind", ["deepseek", "implicit"])
 @pytest.mark.parametrize("case", sorted(NO_COMMUNICATION))
-def test_batch_dimensions_shard_without_communication(ranks, case):
+def test_batch_dimensions_shard_without_communication(ranks, case, kind):
     placement = str(CASES[case][0])
     for outcome in ranks:
-        assert outcome[case, "deepseek"]["placements"] == (placement, placement)
-        assert outcome[case, "deepseek"]["communication"] == (0, 0)
+        assert outcome[case, kind]["placements"] == (placement, placement)
+        assert outcome[case, kind]["communication"] == (0, 0)
 
 
 def test_each_process_holds_its_share(ranks):

@@ -41,7 +41,7 @@ def problem(batch, steps, heads, dk, dv, gates="gk", strength=1.0, states=True, 
 def run(inputs, do, dend, scale, reverse=False):
     """All results by name."""
     arguments = [inputs.get(name) for name in NAMES]
-    arguments = *arguments, scale, inputs.get("initial_state"), reverse
+    arguments = *arguments, None, scale, inputs.get("initial_state"), reverse, None
     o, end = chunked.forward(*arguments)
     gradients = chunked.backward(do, dend, *arguments)
     given = [name for name in (*NAMES, "initial_state") if name in inputs]
@@ -76,3 +76,50 @@ def test_any_call_is_within_its_budget(gates, steps, dk, dv, reverse, states, st
     case = problem(1, steps, 2, dk, dv, gates, strength, states, dtype, seed)
     found = ratios(*case, reverse=reverse)
     assert max(found.values()) <= 1, found
+
+
+@pytest.mark.parametrize("strength", [0.05, 3.0, 100.0], ids=["one product", "some of both", "levels"])
+def test_both_ways_to_take_pairs(strength):
+    """Half a chunk decays by exp(-26), exp(-77) and exp(-2600) in the middle of the channels."""
+    for dtype in (torch.float32, torch.bfloat16):
+        case = problem(1, 130, 2, 16, 24, "gk", strength, dtype=dtype)
+        assert max(ratios(*case).values()) <= 1
+
+
+def test_one_step_forgets_everything():
+    """A gate of -inf: later steps know nothing of earlier ones, and no NaN comes of it."""
+    inputs, do, dend = problem(1, 100, 1, 16, 16, "gk g", 0.1)
+    inputs["g"][:, 40] = -torch.inf
+    actual = run(inputs, do, dend, 0.3)
+    later = {n: x if x.dim() < 3 or n == "initial_state" else x[:, 40:] for n, x in inputs.items()}
+    later["initial_state"] = torch.zeros_like(inputs["initial_state"])
+    expected = run(later, do[:, 40:], dend, 0.3)
+    torch.testing.assert_close(actual["o"][:, 40:], expected["o"], rtol=1e-5, atol=1e-5)
+    assert actual["dinitial_state"].abs().max() < 10
+    assert all(torch.isfinite(x).all() for x in actual.values())
+
+
+def test_a_sequence_does_not_know_its_batch():
+    inputs, do, dend = problem(3, 100, 2, 16, 16)
+    whole = run(inputs, do, dend, 0.3)
+    one = run({n: x[1:2] for n, x in inputs.items()}, do[1:2], dend[1:2], 0.3)
+    for name, x in one.items():
+        assert torch.equal(whole[name][1:2], x), name
+
+
+FAULTS = {
+    "a state of bfloat16": lambda r: r | {"end": r["end"].bfloat16().float()},
+    "the last step dropped": lambda r: r | {"o": torch.cat([r["o"][:, :-1], r["o"][:, -2:-1]], 1)},
+    "no scale": lambda r: r | {"dq": r["dq"] / 0.3},
+    "one entry off by 2 %": lambda r: r | {"dv": r["dv"] * (1 + 0.02 * (r["dv"] == r["dv"].amax()))},
+    "a stale dh0": lambda r: r | {"dinitial_state": r["dinitial_state"].roll(1, 1)},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_budget_sees(fault):
+    inputs, do, dend = problem(1, 100, 2, 16, 16)
+    exact = truth(inputs, do, dend, scale=0.3)
+    budgets = chunked_budgets(inputs, do, dend, 64, "float32", scale=0.3)
+    wrong = FAULTS[fault](run(inputs, do, dend, 0.3))
+    assert max(worst(x, exact[n], budgets[n] + half_ulp(exact[n], x.dtype)) for n, x in wrong.items()) > 1

@@ -142,6 +142,7 @@ def test_planted_in_sass(rule, old, new):
     [
         ("reciprocal", "v_ldexp_f32", "v_div_fixup_f32"),
         ("reciprocal", "v_rcp_f32", "v_rcp_iflag_f32"),
+        ("reciprocal", "v_ldexp_f32", "v_sqrt_f32"),
         ("functions", "v_ldexp_f32", "v_sin_f32"),
         ("subnormals", "denorm_mode_32 3", "denorm_mode_32 0"),
         ("rounding", "round_mode_32 0", "round_mode_32 3"),
@@ -151,7 +152,7 @@ def test_planted_in_sass(rule, old, new):
         ("conversion", "v_ldexp_f32 v0", "v_cvt_f16_f32_e32 v0"),
         ("order", "v_ldexp_f32 v0", "global_atomic_add_f32 v0"),
         ("matrix", "v_pk_fma_f32", "v_mfma_f32_32x32x1_2b_f32"),
-        ("spills", "vgpr_spill_count: 0", "vgpr_spill_count: 3"),
+        ("spills", "v_ldexp_f32 v0", "scratch_load_dword v0"),
         ("spills", "private_segment_fixed_size: 0", "private_segment_fixed_size: 16"),
         ("vectors", "buffer_load_dwordx4", "buffer_load_dwordx2"),
         ("vectors", "buffer_store_dwordx4", "buffer_store_short"),

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helion_sinkhorn import sinkhorn
-from helion_sinkhorn.testing import UNIT, Case
-from helion_sinkhorn.workloads import make_logits
+from helion_sinkhorn.testing import UNIT, Case, worst
+from helion_sinkhorn.testing_implicit import Stationarity
+from helion_sinkhorn.workloads import make_cotangents, make_logits
 
 FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]
@@ -42,6 +43,26 @@ def test_values_and_gradients_stay_in_the_budget(form, first, logits, n, m, n_it
     case = Case(logits, n, m, n_iters, form, first, seed=seed)
     x, dy = case.inputs()
     judge(case, sinkhorn(x, **case.options), gradient(x, dy, **case.options))
+
+
+@given(st.sampled_from(["direct", "cg"]), scales, sizes, sizes, iterations, seeds)
+def test_implicit_gradients_solve_their_equations(solver, logits, n, m, n_iters, seed):
+    x = make_logits(logits, 5, n, m, seed=seed)
+    dy = make_cotangents(x, seed=seed + 1)
+    options = {"form": "log", "backward": "implicit", "implicit_solver": solver}
+    # with fewer steps than unknowns conjugate gradients stop short on purpose
+    n_iters = max(n_iters, min(n, m))
+    p, dx = sinkhorn(x, n_iters, form="log"), gradient(x, dy, n_iters=n_iters, **options)
+    equations = Stationarity(p, dy, "corrected")
+    budget = equations.error_budget(solver)
+    assert worst(dx, equations.exact, budget) <= 1
+    # what is the same along a row or a column of dP is undone by normalising
+    generator = torch.Generator().manual_seed(seed)
+    moved = dy + torch.randn(5, n, 1, generator=generator) + torch.randn(5, 1, m, generator=generator)
+    allowed = budget + Stationarity(p, moved, "corrected").error_budget(solver)
+    # and moving it rounds dP
+    allowed = allowed + 4 * UNIT * moved.abs().amax((-2, -1), keepdim=True)
+    assert worst(gradient(x, moved, n_iters=n_iters, **options), dx.double(), allowed) <= 1
 
 
 @given(forms, firsts, st.sampled_from(["randn_0.01", "randn_1"]), sizes, sizes, seeds)

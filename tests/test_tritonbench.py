@@ -153,10 +153,17 @@ def test_the_gate_wants_what_comes_with_the_package_or_what_was_named():
     assert backends.wanted(["liger"], [], "cpu") == ["liger"]
 
 
-def test_implicit_is_a_row_once_the_package_has_it():
-    row = backends.BACKENDS.get("helion_implicit_approximate")
-    assert (row is not None) == ("implicit" in backends.BACKWARDS)
-    assert row is None or row.approximate
+@pytest.mark.parametrize("solver", ["auto", "direct", "cg"])
+def test_implicit_gradients_are_approximate_rows(solver):
+    name = "helion_implicit_approximate" if solver == "auto" else f"helion_implicit_{solver}_approximate"
+    assert backends.BACKENDS[name].approximate
+    x = make_logits("randn_1", 5, 8, 8).requires_grad_()
+    dy = make_cotangents(x)
+    p = backends.BACKENDS[name].build(x, dy, 20, "log", "rows")()
+    (dx,) = torch.autograd.grad(p, x, dy)
+    expected = sinkhorn(x, 20, form="log", backward="implicit", implicit_solver=solver)
+    assert torch.equal(p, expected)
+    assert torch.equal(dx, torch.autograd.grad(expected, x, dy)[0])
 
 
 @pytest.mark.parametrize("form", ["deepseek", "log"])

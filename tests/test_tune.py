@@ -83,7 +83,7 @@ def entries(out, kernel="sinkhorn_forward"):
 @pytest.mark.parametrize("group", ALL, ids=lambda g: g.name.replace(" ", "-"))
 def test_candidates_are_few_distinct_and_begin_with_the_default(group, key):
     choices = candidates(group.kernel, group.call, DEVICES[key])
-    assert 4 <= len(choices) <= 80
+    assert 2 <= len(choices) <= 80
     assert len(tuner.distinct(choices)) == len(choices)
     default = KERNELS[group.kernel].default(group.call, DEVICES[key])
     assert (choices[0].config, choices[0].variant) == default

@@ -8,14 +8,23 @@ import itertools
 import pytest
 import torch
 
-from helion_sinkhorn import sinkhorn
-from helion_sinkhorn.workloads import LARGEST_ENTRIES, LOGITS, TUNED_SIZES, WORKLOADS, tagged
+from helion_sinkhorn import dot_compress, sinkhorn
+from helion_sinkhorn.workloads import (
+    LARGEST_ENTRIES,
+    LOGITS,
+    TUNED_SIZES,
+    WORKLOADS,
+    DotWorkload,
+    Workload,
+    tagged,
+)
 
 
 def test_names_are_keys_and_tags_are_known():
     assert all(name == w.name for name, w in WORKLOADS.items())
     assert set().union(*(w.tags for w in WORKLOADS.values())) == {"ci", "tune", "bench", "stress", "implicit"}
-    assert all(w.logits in LOGITS and w.source for w in WORKLOADS.values())
+    assert all(w.source for w in WORKLOADS.values())
+    assert all(w.logits in LOGITS for w in WORKLOADS.values() if isinstance(w, Workload))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -43,15 +52,29 @@ def test_gated_rows_are_calls_of_sinkhorn(name):
     assert not torch.equal(x, workload.make_inputs(seed=1)[0]) or workload.logits == "identity_like"
 
 
+@pytest.mark.parametrize("name", [w.name for w in tagged("ci", DotWorkload)])
+def test_gated_rows_are_calls_of_dot_compress(name):
+    workload = WORKLOADS[name]
+    x, y, z, grad = workload.make_inputs()
+    assert x.shape == (workload.batch, workload.m, workload.d)
+    assert y.shape == grad.shape == (workload.batch, workload.m, workload.k)
+    assert {t.dtype for t in (x, y, grad)} == {workload.dtype}
+    assert (z is not None) == workload.has_z
+    out = dot_compress(x[:1], y[:1], None if z is None else z[:1], precise_intermediate=workload.precise)
+    assert torch.isfinite(out).all()
+    assert not torch.equal(x, workload.make_inputs(seed=1)[0])
+
+
 def test_implicit_rows_and_no_others_ask_for_the_implicit_gradient():
-    rows = [w for w in WORKLOADS.values() if w.backward == "implicit"]
+    rows = [w for w in WORKLOADS.values() if isinstance(w, Workload) and w.backward == "implicit"]
     assert all(w.options["backward"] == "implicit" for w in rows)
     assert all(w.tags == {"tune"} or w.tags <= {"ci", "implicit"} for w in rows)
     assert tagged("implicit") == [w for w in rows if "tune" not in w.tags]
 
 
 @pytest.mark.parametrize(
-    ("name", "digest"), [("mhc_fp32", "5b87547ce9272417"), ("masked_8", "f66b6f834864af18")]
+    ("name", "digest"),
+    [("mhc_fp32", "5b87547ce9272417"), ("masked_8", "f66b6f834864af18"), ("dot_fp32", "e55cde83914f9d2c")],
 )
 def test_inputs_are_the_same_bits_on_every_machine(name, digest):
     # computed with and without vector units; torch.randn gives other bits where there is no AVX2

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from helion_sinkhorn import plan, reference, sinkhorn
-from helion_sinkhorn.api import BACKWARDS
+from helion_sinkhorn.stationarity import SOLVERS
 
 Forward = Callable[[], torch.Tensor]
 Build = Callable[..., Forward]
@@ -186,11 +186,10 @@ BACKENDS = {
     "helion_sinkhorn": Backend(ours(), our_config),
     "helion_default": Backend(with_defaults, default_config, on_cpu=False),
 }
-if "implicit" in BACKWARDS:
-    implicit = {"backward": "implicit"}
-    BACKENDS["helion_implicit_approximate"] = Backend(
-        ours(**implicit), partial(our_config, **implicit), approximate=True
-    )
+for solver in SOLVERS:
+    options = {"backward": "implicit", "implicit_solver": solver}
+    name = "helion_implicit_approximate" if solver == "auto" else f"helion_implicit_{solver}_approximate"
+    BACKENDS[name] = Backend(ours(**options), partial(our_config, **options), approximate=True)
 BACKENDS |= peers()
 
 

@@ -69,6 +69,6 @@ def verdict(path: str) -> str:
     with open(path) as file:
         lines = file.read().splitlines()
     if not lines:
-        return "sinkhorn reported no result"
+        return "the operator reported no result"
     found = [line for line in lines if line != PASSED]
-    return f"sinkhorn: {len(found)} failures, listed above as FAILED" if found else ""
+    return f"{len(found)} failures, listed above as FAILED" if found else ""

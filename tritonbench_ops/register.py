@@ -1,4 +1,4 @@
-"""Let tritonbench find `sinkhorn` outside of its own tree, without writing to it."""
+"""Let tritonbench find our operators outside of its own tree, without writing to it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import functools
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-NAME = "sinkhorn"
+NAMES = ("dot_compress", "sinkhorn")
 
 
 def register() -> None:
-    """Add this folder to tritonbench.operators and `sinkhorn` to the list --op looks in; once is enough.
+    """Add this folder to tritonbench.operators and NAMES to the list --op looks in; once is enough.
 
     tritonbench has no hook for this.  It takes an operator's name from its module's, which has to begin with
     "tritonbench.operators.", so the package's path is extended rather than our own module handed over.
@@ -21,15 +21,15 @@ def register() -> None:
     if str(FOLDER) not in package.__path__:
         package.__path__.append(str(FOLDER))
     listed = op._list_opbench_paths
-    if getattr(listed, "lists_sinkhorn", False):
+    if getattr(listed, "lists_ours", False):
         return
 
     @functools.wraps(listed)
     def paths() -> list[str]:
         found = listed()
         # a link in tritonbench's tree lists it already
-        names = [Path(path).name for path in found]
-        return found if NAME in names else sorted([*found, str(FOLDER / NAME)])
+        listed_already = {Path(path).name for path in found}
+        return sorted([*found, *(str(FOLDER / name) for name in NAMES if name not in listed_already)])
 
-    paths.lists_sinkhorn = True
+    paths.lists_ours = True
     op._list_opbench_paths = paths

@@ -16,7 +16,8 @@ import torch
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Key, key_of
-from helion_sinkhorn.kernels import bodies, implicit, linear_attention
+from helion_sinkhorn.kernels import bodies, dot_compress, implicit, linear_attention
+from helion_sinkhorn.kernels import dot_compress_space as space
 from helion_sinkhorn.kernels import linear_attention_chunked as chunked
 from helion_sinkhorn.kernels.linear_attention import WalkCall
 from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall, extent
@@ -103,6 +104,8 @@ class Kernel:
     """What the tuner tries: the product of each grid's values."""
     call: type[Any] = Call
     """What its configs are chosen for: hashable, of JSON values, with `key`, `of(key)` and `dtype`."""
+    products: str = "ieee"
+    """Of float32 matrices on NVIDIA: as they are, or "tf32x3", three products of parts, to 2^-21."""
 
 
 def power_of_two(k: int) -> int:
@@ -362,17 +365,30 @@ KERNELS = {
         implicit.sinkhorn_implicit_direct, implicit_direct_default, implicit_direct_space
     ),
     "sinkhorn_implicit_cg": Kernel(implicit.sinkhorn_implicit_cg, implicit_cg_default, implicit_cg_space),
+    "dot_compress_product": Kernel(
+        dot_compress.dot_compress_product, space.product_default, space.product_space, space.DotCall
+    ),
+    "dot_compress_apply": Kernel(
+        dot_compress.dot_compress_apply, space.apply_default, space.apply_space, space.DotCall
+    ),
+    "dot_compress_expand": Kernel(
+        dot_compress.dot_compress_expand, space.expand_default, space.expand_space, space.DotCall
+    ),
     "linear_attention_walk": Kernel(
         linear_attention.linear_attention_walk, walk_default, walk_space, WalkCall
     ),
     "linear_attention_chunk_scores": Kernel(
-        chunked.linear_attention_chunk_scores, chunk_scores_default, chunk_scores_space, ChunkCall
+        chunked.linear_attention_chunk_scores, chunk_scores_default, chunk_scores_space, ChunkCall, "tf32x3"
     ),
     "linear_attention_chunk_walk": Kernel(
-        chunked.linear_attention_chunk_walk, chunk_walk_default, chunk_tiles_space, ChunkCall
+        chunked.linear_attention_chunk_walk, chunk_walk_default, chunk_tiles_space, ChunkCall, "tf32x3"
     ),
     "linear_attention_chunk_gradients": Kernel(
-        chunked.linear_attention_chunk_gradients, chunk_gradients_default, chunk_tiles_space, ChunkCall
+        chunked.linear_attention_chunk_gradients,
+        chunk_gradients_default,
+        chunk_tiles_space,
+        ChunkCall,
+        "tf32x3",
     ),
 }
 
@@ -408,8 +424,7 @@ def build(name: str, config: Items, interpret: bool = False) -> helion.Kernel:
         KERNELS[name].body,
         config=helion.Config(**values),
         static_shapes=False,
-        # of float32 matrices, in three parts of which two products are left out: to 2^-21 as in float32
-        dot_precision="ieee" if torch.version.hip else "tf32x3",
+        dot_precision="ieee" if torch.version.hip else KERNELS[name].products,
         # what it calls a tensor operation on the host is `x is not None`
         ignore_warnings=[helion.exc.TensorOperationInWrapper],
         **mode,

@@ -361,12 +361,12 @@ def linear_attention_chunk_gradients(
             dks = product(v_c, transposed(dstate), how, dks)
             kept = kept + (state.to(torch.float32) * dstate.to(torch.float32)).sum(1)
         w = log_decay(q, g, g_gamma, gk, b, t, h, r)
-        q32 = load(q, b, t, h, r).to(torch.float32) * scale
-        k32 = load(k, b, t, h, r).to(torch.float32)
         diagonal = torch.where(i == j, da, 0.0).sum(1).unsqueeze(1)
         near = decay_over(towards_middle(position, chunk // 2), w, pieces, how)
         # what leaves the chunk, times its gradient: every gate of the chunk scales what was there before it
         if near.amin(1).amin(0) >= least:
+            k32 = load(k, b, t, h, r).to(torch.float32)
+            q32 = load(q, b, t, h, r).to(torch.float32) * scale
             far = reciprocal(near, how)
             is_right = in_right(position, chunk // 2)
             up, down = torch.where(is_right, near, far), torch.where(is_right, far, near)
@@ -380,6 +380,8 @@ def linear_attention_chunk_gradients(
         else:
             dqs = dqs * decay_over(j <= i, w, pieces, how)
             dks = dks * decay_over(j > i, w, pieces, how)
+            k32 = load(k, b, t, h, r).to(torch.float32)
+            q32 = load(q, b, t, h, r).to(torch.float32) * scale
             reaching = (k32 * dks).sum(0)
             both = torch.where(i > j, da, transposed(da))
             half = hl.full([], 1, dtype=torch.int32)
@@ -393,6 +395,11 @@ def linear_attention_chunk_gradients(
                 dqs = dqs + torch.where(is_right, dx, 0.0)
                 dks = dks + torch.where(is_right, 0.0, dx)
                 half = half * 2
+        # read again: two tiles less to keep in registers
+        q32 = load(q, b, t, h, r).to(torch.float32) * scale
+        k32 = load(k, b, t, h, r).to(torch.float32)
+        store(dq, b, t, h, r, (dqs + diagonal * k32) * scale)
+        store(dk, b, t, h, r, dks + diagonal * q32)
         if gk is not None or dg is not None:
             reaching = reaching + kept * hl.load(decay, [b, h, c, r])
             terms = 2 if states.dtype == torch.bfloat16 else 3
@@ -401,5 +408,3 @@ def linear_attention_chunk_gradients(
                 store(dgk, b, t, h, r, dw)
             if dg is not None:
                 hl.store(dg, [b, t, h], dw.sum(1), extra_mask=t < dg.size(1))
-        store(dq, b, t, h, r, (dqs + diagonal * k32) * scale)
-        store(dk, b, t, h, r, dks + diagonal * q32)

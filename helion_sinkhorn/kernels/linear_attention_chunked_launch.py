@@ -127,7 +127,7 @@ def forward(
     cu_seqlens: None,
     choice: Choice | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(o, last state) of a call that `serves` knows; as linear_attention_launch.forward."""
+    """(o, last state), without gv and cu_seqlens; otherwise as linear_attention_launch.forward."""
     p = Problem.of(q, k, v, g, g_gamma, gk, None, scale, reverse, None)
     s = scores(p, choice)
     o, _, last = walk(p, s.decay, s.ks, p.v, initial_state, reverse, s.qs, s.a, choice=choice)

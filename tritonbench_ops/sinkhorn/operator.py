@@ -5,54 +5,26 @@ from __future__ import annotations
 import logging
 
 import torch
-from tritonbench.utils.triton_op import (
-    BASELINE_BENCHMARKS,
-    REGISTERED_BENCHMARKS,
-    BenchmarkOperator,
-    register_benchmark,
-    register_metric,
-    register_x_val,
-)
+from tritonbench.utils.triton_op import register_benchmark, register_metric, register_x_val
 
 from helion_sinkhorn.workloads import make_cotangents, make_logits
-from tritonbench_ops import compare, gate, measure
+from tritonbench_ops import compare, measure
 from tritonbench_ops.backends import BACKENDS, BASELINE, has_other_gradient, wanted
 from tritonbench_ops.cases import bytes_moved, cases, parse, x_value
+from tritonbench_ops.judged import Judged
 
 log = logging.getLogger("tritonbench_ops")
-COMPARED = {"speedup", "accuracy"}
-"""Metrics that tritonbench leaves empty without a baseline."""
-CPU_MILLISECONDS = {"warmup": 25, "rep": 100, "iter": 100}
-"""Where tritonbench would ask a CUDA device for an estimate."""
 
 
-def baselines(name: str) -> list[str]:
-    """Names of the baselines: one string in tritonbench of August 2025, a list in that of 2026."""
-    found = BASELINE_BENCHMARKS[name]
-    return [found] if isinstance(found, str) else list(found)
-
-
-class Operator(BenchmarkOperator):
+class Operator(Judged):
     """Sinkhorn-Knopp; an input is (logits (B, n, m), n_iters, form, first), as `sinkhorn` takes them."""
 
     DEFAULT_PRECISION = "fp32"
     DEFAULT_METRICS = ["latency", "speedup", "accuracy", "x_floor", "max_abs_err"]  # noqa: RUF012
-    is_compute_bound = False
-    reset_dynamo = True
 
     def __init__(self, tb_args, extra_args=None):
         super().__init__(tb_args, extra_args)
         self.cases = cases(parse(self.extra_args or []), self.dtype)
-        self.seen = {}
-        self.accurate = {}
-        self.tb_args.keep_going = True
-        if self.device == "cpu":
-            for name, value in CPU_MILLISECONDS.items():
-                if getattr(self.tb_args, name, value) is None:
-                    setattr(self.tb_args, name, value)
-        self.named = self.names_in_only()
-        if self.named and COMPARED & set(self.required_metrics):
-            self._only = list(dict.fromkeys([*baselines(self.name), *self._only]))
         if self.device == "cpu":
             self._skip = [*(self._skip or []), *(name for name, row in BACKENDS.items() if not row.on_cpu)]
         if any(getattr(self.tb_args, name, None) for name in ("rtol", "atol", "bitwise")):
@@ -60,16 +32,6 @@ class Operator(BenchmarkOperator):
         for name, backend in BACKENDS.items():
             if backend.missing:
                 log.warning("left out: %s: %s", name, backend.missing)
-
-    def names_in_only(self):
-        """The backends of --only; [] without it."""
-        registered = REGISTERED_BENCHMARKS[self.name]
-        if getattr(self.tb_args, "only_match_mode", "exact") != "exact":
-            return [name for name in registered if name.startswith(tuple(self._only))] if self._only else []
-        unknown = [name for name in self._only or [] if name not in registered]
-        if unknown:
-            raise ValueError(f"--only names {', '.join(unknown)}; backends are {', '.join(registered)}")
-        return list(self._only or [])
 
     def get_input_iter(self):
         for case in self.cases:
@@ -106,14 +68,6 @@ class Operator(BenchmarkOperator):
 
         return run
 
-    def once(self, name, make):
-        """make(), computed at most once for an input."""
-        if self.seen.get("input") is not self.example_inputs[0]:
-            self.seen = {"input": self.example_inputs[0]}
-        if name not in self.seen:
-            self.seen[name] = make()
-        return self.seen[name]
-
     def upstream(self):
         logits = self.example_inputs[0]
         return self.once("upstream", lambda: make_cotangents(logits).to(logits.device))
@@ -121,10 +75,6 @@ class Operator(BenchmarkOperator):
     def arguments(self):
         _, n_iters, form, first = self.example_inputs
         return {"n_iters": n_iters, "form": form, "first": first}
-
-    def forward(self, name):
-        """The closure of a backend, built anew."""
-        return getattr(self, name)(*self.example_inputs)
 
     def errors(self, fn):
         logits = self.example_inputs[0]
@@ -186,26 +136,9 @@ class Operator(BenchmarkOperator):
         graph = bool(getattr(self.tb_args, "cudagraph", False))
         return self.once("floor", lambda: measure.milliseconds(run, logits.device, graph))
 
-    def run(self, *arguments, **options):
-        try:
-            super().run(*arguments, **options)
-        finally:
-            self.judge()
-
-    def judge(self):
-        """Report whether the run passed; see gate."""
+    def required(self):
         must = wanted(self.named, self._skip or [], self.device)
-        judged = {
-            name
-            for name in must
-            if "accuracy" in self.required_metrics
-            and not (has_other_gradient(name) and "bwd" in self.mode.value)
-        }
-        gate.report(
-            gate.failures(
-                self.output.result, self._num_inputs, must, judged, baselines(self.name), self.accurate
-            )
-        )
+        return must, {n for n in must if not (has_other_gradient(n) and "bwd" in self.mode.value)}
 
 
 def method(name, backend):

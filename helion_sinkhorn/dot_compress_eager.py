@@ -1,0 +1,48 @@
+"""Dot compress in PyTorch: what a CPU runs, and a GPU for float64 or sizes beyond the kernels'.
+
+The roundings are those of the kernels: sums in float32, b and db in `parts` numbers of the dtype of x.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def _split(wide: torch.Tensor, dtype: torch.dtype, parts: int) -> torch.Tensor:
+    """(parts, D, K): wide rounded to dtype, then what that left."""
+    high = wide.to(dtype)
+    return high.unsqueeze(0) if parts == 1 else torch.stack([high, (wide - high).to(dtype)])
+
+
+def _wide(t: torch.Tensor) -> torch.Tensor:
+    """In the type of the sums, contiguous: the order of a sum may follow the layout."""
+    return t.to(torch.float64 if t.dtype == torch.float64 else torch.float32).contiguous()
+
+
+def forward(
+    x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None, parts: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, b) for x (B, M, D), y (B, M, K), z (B, D, K); b is (B, parts, D, K)."""
+    out = torch.empty(y.shape, dtype=y.dtype, device=y.device)
+    b = x.new_empty(x.size(0), parts, x.size(2), y.size(2))
+    # one element at a time: bits do not depend on the batch, and its float32 copy is all that is kept
+    for e in range(x.size(0)):
+        wide = _wide(x[e])
+        product = wide.mT @ _wide(y[e])
+        b[e] = _split(product if z is None else product + _wide(z[e]), x.dtype, parts)
+        out[e] = wide @ _wide(b[e]).sum(0)
+    return out, b
+
+
+def backward(
+    grad: torch.Tensor, x: torch.Tensor, y: torch.Tensor, b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dx, dy, db); db is like b (B, parts, D, K)."""
+    dx, dy, db = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (x, y, b))
+    for e in range(x.size(0)):
+        wide, g = _wide(x[e]), _wide(grad[e])
+        db[e] = _split(wide.mT @ g, x.dtype, b.size(1))
+        b_sum, db_sum = _wide(b[e]).sum(0), _wide(db[e]).sum(0)
+        dx[e] = g @ b_sum.mT + _wide(y[e]) @ db_sum.mT
+        dy[e] = wide @ db_sum
+    return dx, dy, db

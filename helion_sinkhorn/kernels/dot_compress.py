@@ -1,0 +1,117 @@
+"""The Helion bodies of dot compress, out = x (x'y + z), and its gradients: three products, bound by memory.
+
+x and dx (B, M, D), y, out, g and dy (B, M, K), z, b and db (B, D, K):
+
+    product     b = x'y + z, db = x'g    a program sums a block of b over all rows, in their order
+    apply       out = x b, dy = x db     a program keeps b and takes a range of rows
+    expand      dx = g b' + y db'        the same with a block of b and db
+
+Sums are in float32.  b is rounded to the type of x; `parts` = 2 adds what that rounding left, rounded too.
+"""
+
+from __future__ import annotations
+
+import helion.language as hl
+import torch
+
+
+def multiply(a, b, acc, interpret):
+    """acc + a b in float32; Helion's reference mode has no `hl.dot` on a CPU."""
+    return acc + torch.matmul(a.float(), b.float()) if interpret else hl.dot(a, b, acc=acc)
+
+
+def dot_compress_product(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    z: torch.Tensor | None,
+    b: torch.Tensor,
+    d: hl.constexpr,
+    k: hl.constexpr,
+    block_d: hl.constexpr,
+    block_k: hl.constexpr,
+    parts: hl.constexpr,
+    interpret: hl.constexpr,
+) -> None:
+    """b (B, parts, D, K)."""
+    batch, m, _ = x.size()
+    # the blocks of one element side by side: they read the same rows of y
+    for tile_d, tile_k, tile_e in hl.tile([d, k, batch], block_size=[block_d, block_k, 1]):
+        e = tile_e.begin
+        acc = hl.zeros([tile_d, tile_k], dtype=torch.float32)
+        for tile_m in hl.tile(m):
+            acc = multiply(x[e, tile_m, tile_d].T, y[e, tile_m, tile_k], acc, interpret)
+        if z is not None:
+            acc = acc + z[e, tile_d, tile_k].to(torch.float32)
+        high = acc.to(b.dtype)
+        b[e, 0, tile_d, tile_k] = high
+        if parts == 2:
+            b[e, 1, tile_d, tile_k] = (acc - high.to(torch.float32)).to(b.dtype)
+
+
+def dot_compress_apply(
+    x: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    d: hl.constexpr,
+    k: hl.constexpr,
+    block_d: hl.constexpr,
+    block_k: hl.constexpr,
+    rows: hl.constexpr,
+    parts: hl.constexpr,
+    interpret: hl.constexpr,
+) -> None:
+    """out, `rows` of them a program; b of several blocks is read again for every tile."""
+    batch, m, _ = x.size()
+    for tile_e, tile_k, tile_p in hl.tile([batch, k, m], block_size=[1, block_k, rows]):
+        e = tile_e.begin
+        if d <= block_d:
+            high = b[e, 0, :, tile_k]
+            if parts == 2:
+                low = b[e, 1, :, tile_k]
+        for tile_r in hl.tile(tile_p.begin, tile_p.end):
+            o = hl.zeros([tile_r, tile_k], dtype=torch.float32)
+            if d <= block_d:
+                x_rows = x[e, tile_r, :]
+                o = multiply(x_rows, high, o, interpret)
+                if parts == 2:
+                    o = multiply(x_rows, low, o, interpret)
+            else:
+                for tile_d in hl.tile(d, block_size=block_d):
+                    x_block = x[e, tile_r, tile_d]
+                    o = multiply(x_block, b[e, 0, tile_d, tile_k], o, interpret)
+                    if parts == 2:
+                        o = multiply(x_block, b[e, 1, tile_d, tile_k], o, interpret)
+            out[e, tile_r, tile_k] = o.to(out.dtype)
+
+
+def dot_compress_expand(
+    grad: torch.Tensor,
+    y: torch.Tensor,
+    b: torch.Tensor,
+    db: torch.Tensor,
+    dx: torch.Tensor,
+    d: hl.constexpr,
+    k: hl.constexpr,
+    block_d: hl.constexpr,
+    block_k: hl.constexpr,
+    rows: hl.constexpr,
+    parts: hl.constexpr,
+    interpret: hl.constexpr,
+) -> None:
+    """dx, `rows` times `block_d` entries a program; all columns of y are one block."""
+    batch, m, _ = y.size()
+    # the blocks of the same rows side by side: they read the same rows of g and y
+    for tile_d, tile_k, tile_e, tile_p in hl.tile([d, k, batch, m], block_size=[block_d, block_k, 1, rows]):
+        e = tile_e.begin
+        b_high, db_high = b[e, 0, tile_d, tile_k], db[e, 0, tile_d, tile_k]
+        if parts == 2:
+            b_low, db_low = b[e, 1, tile_d, tile_k], db[e, 1, tile_d, tile_k]
+        for tile_r in hl.tile(tile_p.begin, tile_p.end):
+            g_rows, y_rows = grad[e, tile_r, tile_k], y[e, tile_r, tile_k]
+            s = hl.zeros([tile_r, tile_d], dtype=torch.float32)
+            s = multiply(g_rows, b_high.T, s, interpret)
+            s = multiply(y_rows, db_high.T, s, interpret)
+            if parts == 2:
+                s = multiply(g_rows, b_low.T, s, interpret)
+                s = multiply(y_rows, db_low.T, s, interpret)
+            dx[e, tile_r, tile_d] = s.to(dx.dtype)

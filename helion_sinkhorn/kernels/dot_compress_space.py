@@ -1,0 +1,141 @@
+"""What a dot compress config is chosen for, the config taken untuned, and what the tuner tries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.configs.store import Key, key_of
+
+if TYPE_CHECKING:  # KERNELS names what stands here
+    from helion_sinkhorn.kernels import Grid, Items
+
+SMALLEST_BLOCK = 16
+"""Least extent of a matrix product on all of the devices."""
+
+
+@dataclass(frozen=True)
+class DotCall:
+    """The shape without the batch; parts is 2 for a precise intermediate."""
+
+    dtype: str
+    m: int
+    d: int
+    k: int
+    parts: int
+
+    @property
+    def key(self) -> Key:
+        """What a stored entry is found by."""
+        return key_of(asdict(self))
+
+    @classmethod
+    def of(cls, key: Key) -> DotCall:
+        """The call with this key."""
+        return cls(**dict(key))
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether matrix units take the operands as they are; float32 is multiplied entry by entry."""
+        return self.dtype != "float32"
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.m}x({self.d},{self.k})" + (" precise" if self.parts == 2 else "")
+
+
+def padded(extent: int) -> int:
+    """The power of two that a product takes for an extent."""
+    return max(SMALLEST_BLOCK, 1 << (extent - 1).bit_length())
+
+
+def config(rows: int, warps: int, stages: int) -> Items:
+    """`rows` of x a step, of which `stages` are on their way at a time."""
+    return ("block_sizes", (rows,)), ("num_warps", warps), ("num_stages", stages)
+
+
+def block_of(call: DotCall, entries: int) -> int:
+    """Columns of x in a block of `entries`, all columns of y beside them."""
+    return max(SMALLEST_BLOCK, min(padded(call.d), entries // padded(call.k)))
+
+
+def product_default(call: DotCall, device: Device) -> tuple[Items, Items]:
+    if not call.is_narrow:
+        return config(32, 8, 2), (("block_d", block_of(call, 1 << 12)),)
+    return config(64, 4, in_flight(device)), (("block_d", block_of(call, 1 << 14)),)
+
+
+def apply_default(call: DotCall, device: Device) -> tuple[Items, Items]:
+    if not call.is_narrow:
+        return config(32, 8, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 512))
+    whole = block_of(call, 1 << 14)
+    if whole < call.d:
+        # b is read again for each block and tile: less of both in flight
+        return config(64, 8, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 1024))
+    return config(32, 4, in_flight(device)), (("block_d", whole), ("rows", 2048))
+
+
+def expand_default(call: DotCall, device: Device) -> tuple[Items, Items]:
+    if not call.is_narrow:
+        return config(16, 8, 1), (("block_d", block_of(call, 1 << 11)), ("rows", 512))
+    return config(64, 4, in_flight(device)), (
+        ("block_d", block_of(call, (1 << 13) // call.parts)),
+        ("rows", 2048),
+    )
+
+
+def in_flight(device: Device) -> int:
+    """Steps under way at a time: three blocks of four warps then share an H200's unit; AMD has less LDS."""
+    return 3 if device.vendor == "nvidia" else 2
+
+
+def matrix_units(device: Device) -> tuple[Items, ...]:
+    """AMD's choices: the shape of the matrix instruction, and waves to leave registers for."""
+    if device.vendor != "amd":
+        return ((),)
+    shapes = 16, 32
+    return ((), *((("matrix_instr_nonkdim", s), ("waves_per_eu", w)) for s in shapes for w in (1, 2)))
+
+
+def configs(device: Device, *choices: tuple[int, int, int]) -> tuple[Items, ...]:
+    return tuple((*config(*c), *units) for c in choices for units in matrix_units(device))
+
+
+def blocks(call: DotCall, extents: Iterable[int]) -> tuple[int, ...]:
+    """Extents no larger than x has columns, each once."""
+    return tuple(sorted({min(padded(call.d), e) for e in extents}))
+
+
+def product_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
+    if not call.is_narrow:
+        few = (16, 8, 1), (32, 8, 1), (32, 8, 2), (32, 4, 2)
+        return ({"config": configs(device, *few), "block_d": blocks(call, (32, 64))},)
+    return (
+        {"config": configs(device, (32, 4, 3), (64, 4, 2), (64, 4, 3)), "block_d": blocks(call, (256,))},
+        {"config": configs(device, (64, 4, 3), (64, 4, 4)), "block_d": blocks(call, (32, 64, 128))},
+    )
+
+
+def apply_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
+    if not call.is_narrow:
+        few = (16, 8, 1), (32, 8, 1), (32, 8, 2), (32, 4, 1)
+        return ({"config": configs(device, *few), "block_d": blocks(call, (64,)), "rows": (512,)},)
+    few = (32, 4, 3), (64, 4, 2), (64, 8, 2)
+    return (
+        {"config": configs(device, *few), "block_d": blocks(call, (256,)), "rows": (256, 512, 1024, 2048)},
+    )
+
+
+def expand_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
+    if not call.is_narrow:
+        few = (16, 8, 1), (32, 8, 1)
+        return ({"config": configs(device, *few), "block_d": blocks(call, (32, 64)), "rows": (512,)},)
+    few = (64, 4, 1), (64, 4, 3)
+    return (
+        {
+            "config": configs(device, *few),
+            "block_d": blocks(call, (64, 128)),
+            "rows": (512, 2048, 4096),
+        },
+    )

@@ -1,0 +1,61 @@
+"""The dot compress kernels with their default configs as machine code for GPUs that need not be here."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.kernels import KERNELS, Choice
+from helion_sinkhorn.kernels.dot_compress_space import DotCall
+from helion_sinkhorn.offline import Job, compile_for
+
+NAMES = ("dot_compress_product", "dot_compress_apply", "dot_compress_expand")
+CALLS = (
+    DotCall("bfloat16", 3219, 256, 64, 1),
+    DotCall("bfloat16", 3219, 256, 64, 2),
+    DotCall("float16", 129, 48, 5, 1),
+    DotCall("float32", 3219, 256, 64, 1),
+    DotCall("bfloat16", 300, 1000, 64, 1),
+    DotCall("float32", 300, 1024, 128, 1),
+)
+
+
+def default(name, call, key):
+    return Job(call, Choice(name, *KERNELS[name].default(call, DEVICES[key]), "default"), batch=64)
+
+
+@pytest.mark.parametrize("key", ["h200", "b200", "mi350"])
+def test_defaults_make_good_machine_code(key):
+    bad = []
+    for binary in compile_for(key, [default(name, call, key) for name in NAMES for call in CALLS]):
+        counts, call = binary.counts, binary.job.call
+        found = list(binary.problems)
+        # float32 keeps its digits: no TF32, which NVIDIA's matrix units would make of it
+        wrong = call.is_narrow == (not counts.get("matrix")) and (
+            call.is_narrow or DEVICES[key].vendor == "nvidia"
+        )
+        if binary.compiled and wrong:
+            found.append(f"{counts.get('matrix', 0)} matrix instructions for {call.dtype}")
+        if (
+            binary.compiled
+            and (call.d, call.k) == (256, 64)
+            and counts["global load"] != counts["global load 128"]
+        ):
+            found.append(f"{counts['global load']} loads, {counts.get('global load 128', 0)} of 128 bits")
+        bad += [f"{call} {binary.job.choice}: {'; '.join(found)}"] if found else []
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_amd_knobs_are_taken_by_its_compiler(name):
+    call = CALLS[0]
+    job = default(name, call, "mi350")
+    config = (*job.choice.config, ("matrix_instr_nonkdim", 32), ("waves_per_eu", 2))
+    plain, tuned = compile_for(
+        "mi350", [job, Job(call, Choice(name, config, job.choice.variant, ""), batch=64)]
+    )
+    assert tuned.compiled
+    assert tuned.counts["matrix"]
+    assert tuned.registers != plain.registers or tuned.counts != plain.counts

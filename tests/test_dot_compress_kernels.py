@@ -1,0 +1,84 @@
+"""The dot compress kernel bodies, run eagerly by Helion's reference mode, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from autograd_calls import randn
+
+pytest.importorskip("helion", reason="helion is not installed")
+
+from helion_sinkhorn import testing_dot_compress
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.kernels import candidates, dot_compress_launch, launch
+from helion_sinkhorn.kernels.dot_compress_space import DotCall
+from helion_sinkhorn.testing import worst
+
+KERNELS = ("dot_compress_product", "dot_compress_apply", "dot_compress_expand")
+
+
+def errors(batch, m, d, k, dtype, parts, has_z):
+    """The worst error of out and the gradients in units of their budgets."""
+    shapes = (batch, m, d), (batch, m, k), (batch, d, k), (batch, m, k)
+    x, y, z, grad = (randn(*shape, seed=i, dtype=dtype) for i, shape in enumerate(shapes))
+    z = z if has_z else None
+    out, b = dot_compress_launch.forward(x, y, z, parts)
+    dx, dy, db = dot_compress_launch.backward(grad, x, y, b)
+    truth = testing_dot_compress.exact(x, y, z, grad, parts)
+    found = {"out": out, "dx": dx, "dy": dy, "dz": db[:, 0]}
+    return {name: worst(t, truth[name].value, truth[name].budget) for name, t in found.items()}
+
+
+@pytest.mark.parametrize("has_z", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "parts"),
+    [(torch.float32, 1), *((dtype, parts) for dtype in (torch.bfloat16, torch.float16) for parts in (1, 2))],
+)
+@pytest.mark.parametrize("shape", [(2, 37, 20, 5), (1, 129, 64, 16), (1, 50, 300, 64), (3, 1, 7, 1)], ids=str)
+def test_bodies_within_the_budget(shape, dtype, parts, has_z):
+    assert max(errors(*shape, dtype, parts, has_z).values()) <= 1
+
+
+@pytest.mark.parametrize("key", ["h200", "b200", "mi350"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_candidates_are_few_distinct_and_fit(kernel, key):
+    for call in (DotCall("bfloat16", 3219, 256, 64, 1), DotCall("float32", 100, 20, 5, 1)):
+        found = candidates(kernel, call, DEVICES[key])
+        assert 2 <= len(found) <= 120
+        assert len({(c.config, c.variant) for c in found}) == len(found)
+        for c in found:
+            assert ("waves_per_eu" in dict(c.config)) <= (DEVICES[key].vendor == "amd")
+            assert dict(c.variant)["block_d"] <= max(16, 1 << (call.d - 1).bit_length())
+    amd = candidates(kernel, DotCall("bfloat16", 3219, 256, 64, 1), DEVICES["mi350"])
+    assert any("matrix_instr_nonkdim" in dict(c.config) for c in amd)
+
+
+def test_a_call_comes_back_from_its_key():
+    call = DotCall("bfloat16", 3219, 256, 64, 2)
+    assert DotCall.of(call.key) == call
+    assert str(call) == "bfloat16 3219x(256,64) precise"
+
+
+def test_a_stored_choice_that_is_refused_gives_way_to_the_default(monkeypatch, fresh_caches, caplog):
+    x, y = randn(2, 40, 16), randn(2, 40, 8, seed=1)
+    expected = dot_compress_launch.forward(x, y, None, 1)[0]
+    default = launch.default_choice
+
+    def stored_and_bad(name, call, batch, device):
+        found = default(name, call, device)
+        bad = type(found)(name, (("block_sizes", (0, 0, 0)),), found.variant, "a file", True)
+        return found if bad in launch._refused else bad
+
+    stored_and_bad.cache_clear = lambda: None
+    monkeypatch.setattr(launch, "choose", stored_and_bad)
+    monkeypatch.setattr(launch, "device_at", lambda index: (DEVICES["h200"], "full", True))
+    runs = launch.run
+
+    def run(kernel, *arguments):
+        if kernel.configs[0].config["block_sizes"] == [0, 0, 0]:
+            raise ValueError("no such block")
+        return runs(kernel, *arguments)
+
+    monkeypatch.setattr(launch, "run", run)
+    assert torch.equal(dot_compress_launch.forward(x, y, None, 1)[0], expected)
+    assert sum("is refused (no such block)" in r.getMessage() for r in caplog.records) == 2

@@ -1,0 +1,50 @@
+"""The Triton code generated from the dot compress kernels, tile by tile with its masks, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helion_sinkhorn import testing_dot_compress
+from helion_sinkhorn.kernels import Choice, launch
+from helion_sinkhorn.kernels import dot_compress_launch as dot
+from helion_sinkhorn.testing import worst
+
+BLOCK_D = 16
+"""Smaller than D: blocks of x and their tails."""
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Tiles of 16 rows, three of them a program."""
+
+    def choose(name, call, batch, device):
+        config = ("block_sizes", (16,)), ("num_stages", 1), ("num_warps", 1)
+        return Choice(name, config, (("block_d", BLOCK_D), ("rows", 48)), "a test")
+
+    monkeypatch.setattr(launch, "choose", choose)
+
+
+def normal(*shape, seed, dtype):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+# the interpreter multiplies the storage of bfloat16, not its values
+@pytest.mark.parametrize(
+    ("batch", "m", "d", "k", "has_z", "dtype", "parts"),
+    [
+        (2, 50, 20, 5, True, torch.float32, 1),
+        (1, 97, 16, 16, False, torch.float32, 1),
+        (2, 7, 33, 18, True, torch.float16, 2),
+        (1, 1, 1, 1, False, torch.float16, 1),
+    ],
+)
+def test_value_and_gradients(batch, m, d, k, has_z, dtype, parts):
+    shapes = (batch, m, d), (batch, m, k), (batch, d, k), (batch, m, k)
+    x, y, z, grad = (normal(*shape, seed=i, dtype=dtype) for i, shape in enumerate(shapes))
+    z = z if has_z else None
+    out, b = dot.forward(x, y, z, parts)
+    dx, dy, db = dot.backward(grad, x, y, b)
+    truth = testing_dot_compress.exact(x, y, z, grad, parts)
+    for name, t in {"out": out, "dx": dx, "dy": dy, "dz": db[:, 0]}.items():
+        assert worst(t, truth[name].value, truth[name].budget) <= 1, name

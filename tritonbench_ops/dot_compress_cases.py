@@ -1,0 +1,93 @@
+"""The inputs of `--op dot_compress`, its backends, and what their results are held to."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+
+from helion_sinkhorn import dot_compress, reference, testing_dot_compress
+from helion_sinkhorn.testing import worst
+from helion_sinkhorn.workloads import DotWorkload, tagged
+
+REPORTED = 0.2, 0.01
+"""atol and rtol of pytorch/helion#1661: a view of the accuracy, and no test of it (docs/dcpp.md)."""
+Tensors = tuple[torch.Tensor, ...]
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The operator's own flags, which tritonbench hands on."""
+    parser = argparse.ArgumentParser("--op dot_compress", allow_abbrev=False)
+    for name, what in {
+        "batch": "elements", "m": "rows of x and y", "d": "columns of x", "k": "columns of y"
+    }.items():  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, help=f"{what}; default: those of the bench workloads")
+    parser.add_argument("--with-z", action="store_true", help="add z to the intermediate")
+    options = parser.parse_args(arguments)
+    for name in ("batch", "m", "d", "k"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name} is {value}; pass at least 1")
+    return options
+
+
+def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[DotWorkload]:
+    """The bench workloads as `options` change them, each once."""
+    named = {name: v for name in ("batch", "m", "d", "k") if (v := getattr(options, name)) is not None}
+    rows = [
+        dataclasses.replace(row, **named, has_z=options.with_z, dtype=dtype)
+        for row in tagged("bench", DotWorkload)
+    ]
+    return list({(row.batch, row.m, row.d, row.k): row for row in rows}.values())
+
+
+def x_value(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None) -> str:
+    """An input as tables show it."""
+    return f"{'x'.join(map(str, x.shape))} {y.size(-1)}{'' if z is None else ' z'}"
+
+
+def bytes_moved(x: torch.Tensor, y: torch.Tensor, mode: str) -> int:
+    """Of every tensor moved once: x, y and out; the upstream gradient, x, y, dx and dy."""
+    forward, backward = x.nbytes + 2 * y.nbytes, 2 * x.nbytes + 3 * y.nbytes
+    return {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": forward + backward}[mode]
+
+
+def compiled(mode: str | None) -> Callable[..., torch.Tensor]:
+    import torch._functorch.config
+
+    # the backward pass alone is run again and again on one forward pass
+    torch._functorch.config.donated_buffer = False
+    return torch.compile(reference.dot_compress, dynamic=False, mode=mode)
+
+
+BASELINE = "eager"
+BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
+    BASELINE: lambda: reference.dot_compress,
+    "torch_compile": functools.partial(compiled, None),
+    "torch_compile_max_autotune": functools.partial(compiled, "max-autotune-no-cudagraphs"),
+    "helion_dot_compress": lambda: dot_compress,
+    "helion_dot_compress_precise": lambda: functools.partial(dot_compress, precise_intermediate=True),
+}
+OURS = tuple(name for name in BACKENDS if name.startswith("helion"))
+"""Those that keep the budget; eager and Inductor round each term of a gradient and need not."""
+
+
+def share_of_budget(
+    inputs: Tensors, grad: torch.Tensor, out: torch.Tensor | None, gradients: Tensors | None
+) -> float:
+    """The largest error of the first and the last element in units of its budget."""
+    few = [0, len(inputs[0]) - 1]
+    x, y, z = (None if t is None else t.detach()[few] for t in inputs)
+    exact = testing_dot_compress.exact(x, y, z, grad[few])
+    found = {"out": out} | dict(zip(("dx", "dy", "dz"), gradients or (), strict=False))
+    pairs = [(t[few], exact[name]) for name, t in found.items() if t is not None]
+    return max(worst(t, e.value, e.budget) for t, e in pairs)
+
+
+def mismatched(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The share of entries that REPORTED rejects."""
+    atol, rtol = REPORTED
+    return ((a - b).abs().double() > atol + rtol * b.abs().double()).double().mean().item()
