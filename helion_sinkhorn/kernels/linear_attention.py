@@ -250,8 +250,7 @@ def linear_attention_walk(
     With v_dual, a late walk gathers the gradient of its v-side gate: `later` is at first start start_dual
     summed over Dk, each step adds v v_dual - o_dual o, dgv takes it, dg (tiles, tokens, H) its sum in a tile.
     """
-    heads, rk = hl.specialize((q.size(1), q.size(3)))
-    hl.specialize((q.size(2), k.size(2)))
+    heads, ck, rk = hl.specialize((q.size(1), q.size(2), q.size(3)))
     units, rv = hl.specialize((v.size(2), v.size(3)))
     tensors = (q, k, v, o, g, gk, gv, v_dual, o_dual, dgv, dg)
     # vector loads need to know that threads read neighbours
@@ -271,8 +270,7 @@ def linear_attention_walk(
         head = pair.begin % heads
         begin, size = span_of(cu_seqlens, n, length)
         if start is None:
-            # ck as Helion knows it once loaded: padded, where it is no power of two
-            h = hl.zeros([rk, rv, tile, of_k(q, 0, head).size(0)], dtype=torch.float32)
+            h = hl.zeros([rk, rv, tile, ck], dtype=torch.float32)
         else:
             h = of_state(start, n, head, tile)
         later = meeting(h, start_dual, v_dual, n, head, tile, rv, count)
