@@ -28,12 +28,7 @@ def items(choice: Choice) -> tuple[Any, Any]:
 
 
 def record(path: Path, kernel: str, call: Any, binaries: Sequence[Binary], timed: Timed) -> None:
-    """Put the times of one group, [(batch, [(choice, us)])], into a calibration file, with their scores.
-
-    Nothing for a kernel that has none.
-    """
-    if not ranking.is_modelled(kernel):
-        return
+    """Put the times of one group, [(batch, [(choice, us)])], into a calibration file, with their scores."""
     by_choice = {items(b.job.choice): b for b in binaries if b.compiled}
     line = {
         "kernel": kernel,

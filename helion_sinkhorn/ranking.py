@@ -57,11 +57,6 @@ MACHINES = {
 }
 
 
-def is_modelled(kernel: str) -> bool:
-    """Whether a score means something: the model knows the loops of the Sinkhorn kernels."""
-    return kernel.startswith("sinkhorn_")
-
-
 @dataclass(frozen=True)
 class Loop:
     """One of the innermost loops of a body."""
@@ -69,6 +64,11 @@ class Loop:
     trips: int
     matvecs: int
     """Of one trip, counting a rank-one update as one; 0 where the compiler does not unroll."""
+
+
+def knows(call: Any) -> bool:
+    """Whether the model was made for kernels of this call: Sinkhorn's, which are bound by arithmetic."""
+    return isinstance(call, Call)
 
 
 def loops_of(kernel: str, call: Call, variant: dict[str, Any], found: int) -> list[Loop]:
