@@ -48,6 +48,15 @@ OPERATORS = {
 
 
 def operator_of(workload) -> Operator:
-    """The row whose workload this is."""
-    (operator,) = (o for o in OPERATORS.values() if o.takes(workload))
-    return operator
+    """The row whose workload this is.
+
+    Raises:
+        LookupError: none takes it, or several do.
+    """
+    found = [name for name, operator in OPERATORS.items() if operator.takes(workload)]
+    if len(found) != 1:
+        raise LookupError(
+            f"{workload.name} has the tag ci and is taken by {found or 'no operator'} of ci/operators.py; "
+            "give its operator a row there that takes it alone"
+        )
+    return OPERATORS[found[0]]

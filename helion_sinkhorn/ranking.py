@@ -66,6 +66,11 @@ class Loop:
     """Of one trip, counting a rank-one update as one; 0 where the compiler does not unroll."""
 
 
+def knows(call: Any) -> bool:
+    """Whether the model was made for kernels of this call: Sinkhorn's, which are bound by arithmetic."""
+    return isinstance(call, Call)
+
+
 def loops_of(kernel: str, call: Call, variant: dict[str, Any], found: int) -> list[Loop]:
     """The `found` loops that are left in machine code, in program order: the shortest are unrolled away."""
     steps = call.steps

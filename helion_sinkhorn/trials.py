@@ -234,6 +234,10 @@ def _(workload: AttentionWorkload) -> Programs:
     dtype, (dk, dv) = str(workload.dtype)[6:], sides
     for result in ROLES:
         yield "linear_attention_walk", WalkCall(result, dtype, dk, dv, gates)
+    if "gv" not in gates and not workload.lengths:
+        call = ChunkCall(dtype, workload.dk, workload.dv, gates)
+        for part in ("scores", "walk", "gradients"):
+            yield f"linear_attention_chunk_{part}", call
 
 
 def walk_operands(call: WalkCall, batch: int, device: str) -> Tensors:

@@ -513,8 +513,9 @@ def tune(
                 say(f"  {result}")
                 timed.append((result.batch, result.times))
                 yield result
-            path = options.out / options.device / calibration.FILE
-            calibration.record(path, group.kernel, group.call, binaries, timed)
+            if ranking.knows(group.call):
+                path = options.out / options.device / calibration.FILE
+                calibration.record(path, group.kernel, group.call, binaries, timed)
     finally:
         compiled.stop()
 
@@ -528,11 +529,14 @@ def tune_offline(
 ) -> Iterator[list[dict[str, Any]]]:
     """Rank the candidates by `ranking.score` instead of timing them, and yield the entries of each group.
 
-    One ranking of binaries serves every batch; what is picked may differ with it.  Arguments as in `tune`.
+    One ranking of binaries serves every batch; what is picked may differ with it.  Kernels that the score
+    was not made for are left to their defaults.  Arguments as in `tune`.
     """
     begin = time.perf_counter()
     device = DEVICES[options.device]
-    left = mine(groups, options, "compiled")
+    left = [group for group in mine(groups, options, "compiled") if ranking.knows(group.call)]
+    for kernel in sorted({group.kernel for group in groups if not ranking.knows(group.call)}):
+        say(f"{kernel}: no score was made for it; its default serves until it is tuned on the device")
     compiled = compilation(device, left, options.workers, None)
     try:
         for number, group in within_limit(left, begin, options.limit, say):

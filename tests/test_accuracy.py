@@ -181,6 +181,12 @@ def test_wrong_values_are_said_with_their_place(monkeypatch):
     assert re.search(r"element \(\d+, 4, 2\) is [\d.e-]+, expected [\d.e-]+", sentence)
 
 
+def test_a_workload_without_an_operator_says_what_to_do(monkeypatch):
+    monkeypatch.delitem(OPERATORS, "implicit")
+    with pytest.raises(LookupError, match=r"implicit_mhc .* taken by no operator .* give its operator a row"):
+        operator_of(WORKLOADS["implicit_mhc"])
+
+
 def test_one_failing_workload_leaves_the_others():
     record = accuracy.attempt(accuracy.judge, "no such workload", "cpu", STEPS)
     assert accuracy.failures(record) == ["KeyError: 'no such workload'"]

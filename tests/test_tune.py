@@ -119,6 +119,19 @@ def test_groups_hold_every_implicit_workload_with_the_solver_it_takes():
     assert found == wanted
 
 
+def test_kernels_without_a_score_are_timed_but_not_ranked(tmp_path):
+    name = "dot_dcpp_b16"
+    results, _ = run(tmp_path, lambda c, b: 100.0, [WORKLOADS[name]], kernel="dot_compress_product")
+    assert len(list(results)) == 1
+    assert len(entries(tmp_path, "dot_compress_product")) == 1
+    assert not (tmp_path / "h200" / "calibration.json").exists()
+    said = []
+    groups = tuner.groups_of([WORKLOADS[name]])
+    options = tuner.Options("mi350", tmp_path, commit="0", command="test")
+    assert list(tuner.tune_offline(groups, options, compilation=Compiled, say=said.append)) == []
+    assert [line.split(":")[0] for line in said] == sorted({g.kernel for g in groups})
+
+
 def test_a_workload_of_an_unknown_operator_is_named():
     with pytest.raises(TypeError, match="serve a str"):
         tuner.groups_of(["deepseek_4x4"])

@@ -50,7 +50,8 @@ def compiled(kernel: helion.Kernel, args: tuple[Any, ...]) -> Callable[..., None
         return kernel
     host = kernel.bind(tuple(map(as_several, args))).compile_config(kernel.configs[0])
     # under ROCm Triton specialises on buffer sizes too: there its own look-up stays
-    if torch.version.hip or not args[0].is_cuda:
+    on_gpu = any(isinstance(a, torch.Tensor) and a.is_cuda for a in args)
+    if torch.version.hip or not on_gpu:
         return host
     return functools.partial(host, _launcher=launch_binary)
 
