@@ -266,11 +266,11 @@ def linear_attention_chunk_scores(
 
 
 def linear_attention_chunk_walk(
-    x: torch.Tensor | None,
     y: torch.Tensor,
-    a: torch.Tensor | None,
-    decay: torch.Tensor,
     v: torch.Tensor,
+    decay: torch.Tensor,
+    x: torch.Tensor | None,
+    a: torch.Tensor | None,
     initial: torch.Tensor | None,
     o: torch.Tensor | None,
     states: torch.Tensor | None,

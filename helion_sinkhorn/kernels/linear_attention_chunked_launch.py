@@ -87,7 +87,7 @@ def walk(
     last = p.new_state()
     start(
         p, chosen(p, "linear_attention_chunk_walk", choice),
-        x, y, a, decay, v, initial, o, before, last, call.chunk, call.width, backwards,
+        y, v, decay, x, a, initial, o, before, last, call.chunk, call.width, backwards,
     )  # fmt: skip
     return o, before, last
 
