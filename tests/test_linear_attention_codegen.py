@@ -1,4 +1,4 @@
-"""The walks of linear attention, default configs, as machine code for three GPUs that are not here."""
+"""The walks of linear attention with default configs as machine code for three GPUs that are not here."""
 
 from __future__ import annotations
 
