@@ -1,6 +1,6 @@
 """Machine code of every committed kernel and config: python ci/machine_terms.py [--write] [--only TAG ...]
 
-Compiles, on a CPU, the default config of each kernel for the workloads tagged `ci`, `implicit` or `attention` for four
+Compiles, on a CPU, the default config of each kernel for the workloads tagged `ci` and `implicit` for four
 devices, and every config of tuning_cache/ for its own.  Each program must obey machine_rules.RULES and be
 what machine_terms.txt says, registers and large counts about so.  Prints broken rules and the difference;
 --write records what was found, keeping numbers that still hold.  The exit status is the verdict.
@@ -77,7 +77,7 @@ class Terms:
 
 def default_jobs(device: Device) -> list[Job]:
     """The default config of every kernel that serves a workload of CI's, each program once."""
-    workloads = [w for tag in ("ci", "implicit", "attention") for w in tagged(tag, object)]
+    workloads = (w for tag in ("ci", "implicit", "attention") for w in tagged(tag, object))
     calls = dict.fromkeys(program for workload in workloads for program in programs(workload))
     return [Job(call, default_choice(kernel, call, device)) for kernel, call in calls]
 

@@ -313,6 +313,7 @@ class AttentionWorkload:
     dk: int
     dv: int
     tags: frozenset[str]
+    """attention: judged by testing_linear_attention; tune, bench: as those of Workload."""
     source: str
     gates: str = "gk"
     """Names with spaces between: "g g_gamma gk gv" at most."""
@@ -374,8 +375,8 @@ _ATTENTION = [
                dtype=torch.float32, states=True, reverse=True),
     _attention("attention_packed", (1, 40, 2, 16, 8), "attention", "sequences of any length, one empty",
                gates="g gk", dtype=torch.float32, states=True, lengths=(17, 0, 1, 22)),
-    _attention("attention_ungated", (2, 96, 2, 16, 16), "attention", "linear attention (arXiv 2006.16236)", gates="",
-               dtype=torch.float32),
+    _attention("attention_ungated", (2, 96, 2, 16, 16), "attention", "linear attention (arXiv 2006.16236)",
+               gates="", dtype=torch.float32),
     _attention("attention_gla_bf16", (1, 128, 2, 64, 128), "attention", _GLA),
     _attention("attention_gla_fp16", (1, 64, 2, 32, 48), "attention", _GLA, dtype=torch.float16, states=True),
 ]  # fmt: skip
