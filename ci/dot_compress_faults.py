@@ -185,10 +185,25 @@ def neighbour(w: DotWorkload, t: torch.Tensor) -> torch.Tensor:
     return carried(w, t).roll(1, 0)
 
 
+def one_line_scaled(w: DotWorkload, t: torch.Tensor) -> torch.Tensor:
+    t = carried(w, t).clone()
+    t[..., 0, :] *= 1 + 2.0**-4
+    return t
+
+
+def is_bfloat16(w: DotWorkload) -> bool:
+    return w.dtype == torch.bfloat16
+
+
 FAULTS = [
     Fault("intermediate truncated", Steps(carry=truncated), ("out", "dx", "dy"), narrow),
     Fault("intermediate in float8", Steps(carry=in_float8), ("out", "dx", "dy")),
     Fault("the neighbour's intermediate", Steps(carry=neighbour), ("out", "dx", "dy")),
+    Fault(
+        "one line of the intermediate scaled by 1 + 2^-4", Steps(carry=one_line_scaled), ("out", "dx", "dy")
+    ),
+    Fault("x summed in float8", Steps(sum_rows=lambda t: in_float8(None, t))),
+    Fault("terms of dx truncated", Steps(terms=lambda t: keep_bits(t, 7)), ("dx",), is_bfloat16),
     Fault("result truncated", Steps(last=truncated), where=narrow),
     Fault("bfloat16 accumulator, every 32 terms", Steps(functools.partial(in_order, add=to_bfloat16))),
     Fault("last row left out of the sums", Steps(sum_rows=without(1))),

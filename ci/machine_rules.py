@@ -33,17 +33,21 @@ MATRIX = re.compile(r"(wgmma\.)?mma\w*\.\S*\.f32\.|tcgen05\.mma|v_mfma_f32_")
 SPILL_BYTES = {
     # The adjoint of a 128 x 128 matrix holds A, its cotangent and the logits, 48 Ki floats besides
     # temporaries; the registers of a whole NVIDIA SM are 64 Ki
-    ("sm90", "sinkhorn_backward_history", 128, 128): 192,
-    ("sm100", "sinkhorn_backward_history", 128, 128): 304,
+    ("sm90", "sinkhorn_backward_history 128x128"): 192,
+    ("sm100", "sinkhorn_backward_history 128x128"): 304,
     # on an H200, where nothing spills, two warps are 1.2 times as fast as four
-    ("sm100", "sinkhorn_backward_history", 64, 64): 104,
+    ("sm100", "sinkhorn_backward_history 64x64"): 104,
     # part of the logits that the log form keeps for a restart
-    ("sm100", "sinkhorn_forward", 33, 33): 24,
+    ("sm100", "sinkhorn_forward 33x33"): 24,
     # two and four registers too many, where an H200 spills none
-    ("sm100", "sinkhorn_backward", 4, 8): 8,
-    ("sm100", "sinkhorn_backward", 16, 16): 16,
+    ("sm100", "sinkhorn_backward 4x8"): 8,
+    ("sm100", "sinkhorn_backward 16x16"): 16,
+    # accumulators of 256 columns, and of 64 rows by 128 columns beside the loads of three stages
+    ("sm90", "dot_compress_product precise"): 8,
+    ("sm90", "dot_compress_product 300x(1000,64)"): 24,
+    ("sm90", "dot_compress_expand 300x(1000,64)"): 96,
 }
-"""Stack that a thread may have under Triton 3.9, by architecture, kernel and shape; none elsewhere."""
+"""Stack that a thread may have under Triton 3.9, by architecture and words of a program; none elsewhere."""
 
 
 def vendor(binary: Binary) -> str:
@@ -130,8 +134,10 @@ def spills(binary: Binary) -> Iterator[str]:
     """A default config keeps everything in registers, but for those of SPILL_BYTES."""
     if binary.job.choice.stored:  # measured as it is; what it spills stands in machine_terms.txt
         return
-    shape = (getattr(binary.job.call, name, None) for name in ("n", "m"))
-    allowed = SPILL_BYTES.get((DEVICES[binary.device].arch, binary.job.choice.kernel, *shape), 0)
+    words = {DEVICES[binary.device].arch, binary.job.choice.kernel, *str(binary.job.call).split()}
+    allowed = max(
+        (size for key, size in SPILL_BYTES.items() if words >= set(" ".join(key).split())), default=0
+    )
     local = binary.counts.get("local", 0)
     if binary.spill_bytes > allowed or (local and not allowed):
         yield f"{local} local accesses, {binary.spill_bytes} bytes a thread, at most {allowed}"

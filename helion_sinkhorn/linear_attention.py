@@ -16,8 +16,6 @@ KERNEL_LARGEST = 512
 """Largest Dk and Dv that the kernels take: of a state's side that is summed, a program holds all."""
 CHUNKED_LARGEST = 128
 """Largest Dk of the chunked kernels: a program holds all channels of a chunk."""
-CHUNKED_STEPS = 128
-"""From so many steps on "auto" takes chunks (docs/linear_attention.md, Which method)."""
 
 
 def recurrent_linear_attention(
@@ -55,9 +53,9 @@ def recurrent_linear_attention(
         cu_seqlens: (N + 1,) int32 or int64 offsets that ascend from 0 to T: B is 1, and sequence n has the
             steps from offset n up to offset n + 1.  Their values are checked on a CPU; on a GPU that would
             wait for the device, and wrong ones read or write elsewhere.
-        method: "recurrent" walks step by step; "chunked" multiplies matrices of 64 steps, without gv or
-            cu_seqlens and for Dk <= 128; "auto" takes chunks from 128 steps on where they serve.  PyTorch
-            walks step by step whatever the method.
+        method: "recurrent" walks step by step, and is what "auto" takes; "chunked" multiplies matrices of 64
+            steps, without gv or cu_seqlens and for Dk <= 128: compiled, its kernels timed one by one, not yet
+            run as a whole on a GPU.  PyTorch walks step by step whatever the method.
         implementation: "auto" takes the Helion kernels on a GPU (Dk, Dv <= 512, not float64) and PyTorch
             elsewhere; "helion" and "reference" ask for one of them.
 
@@ -177,11 +175,8 @@ def _check_options(scale, output_final_state, reverse, method, implementation) -
 
 def _serves(implementation: str, method: str, q, v, gv, cu_seqlens) -> str:
     """ "recurrent", "chunked" or "reference" for these tensors."""
-    unchunked = _unchunked(q, gv, cu_seqlens)
-    if method == "chunked" and unchunked:
-        raise NotImplementedError(
-            f"method='chunked': {unchunked}; use method='auto', which walks step by step here"
-        )
+    if method == "chunked" and (why := _unchunked(q, gv, cu_seqlens)):
+        raise NotImplementedError(f"method='chunked': {why}; use method='auto', which walks step by step")
     if implementation == "reference":
         return "reference"
     reason = ""
@@ -192,10 +187,7 @@ def _serves(implementation: str, method: str, q, v, gv, cu_seqlens) -> str:
     elif max(q.size(3), v.size(3)) > KERNEL_LARGEST:
         reason = f"the kernels take Dk and Dv up to {KERNEL_LARGEST}, these are {q.size(3)} and {v.size(3)}"
     if not reason:
-        many = q.size(1) >= CHUNKED_STEPS
-        return (
-            "chunked" if method == "chunked" or (method == "auto" and many and not unchunked) else "recurrent"
-        )
+        return "chunked" if method == "chunked" else "recurrent"
     if implementation == "helion":
         raise NotImplementedError(
             f"implementation='helion': {reason}; use implementation='auto', which takes PyTorch here"

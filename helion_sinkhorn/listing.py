@@ -31,7 +31,8 @@ CLASSES = {
     "shared": r"(LDS|STS|LDSM|STSM|LDGSTS)\b|ds_(?!bpermute|permute|swizzle)",
     "cross-lane": r"SHFL|REDUX|ds_(bpermute|permute|swizzle)|.*_dpp|v_permlane",
     "barrier": r"BAR\b|s_barrier",
-    "atomic": r"ATOM|RED\b|\w+_atomic_",
+    # not ATOMS: tensor memory of sm_100 is handed out by a bit mask in shared memory
+    "atomic": r"ATOM(?!S)|RED\b|\w+_atomic_",
     "matrix": r"HMMA|\w*GMMA|UTC\w*MMA|v_s?mfma",
     "branch": r"BRA\b|CALL|s_c?branch",
 }

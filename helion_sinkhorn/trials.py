@@ -230,13 +230,12 @@ HEADS = 16
 @programs.register
 def _(workload: AttentionWorkload) -> Programs:
     gates = " ".join(name for name in ("g", "g_gamma", "gk", "gv") if name in workload.gates.split())
+    sides = map(linear_attention_launch.fitted, (workload.dk, workload.dv))
+    dtype, (dk, dv) = str(workload.dtype)[6:], sides
     for result in ROLES:
-        yield (
-            "linear_attention_walk",
-            WalkCall(result, str(workload.dtype)[6:], workload.dk, workload.dv, gates),
-        )
+        yield "linear_attention_walk", WalkCall(result, dtype, dk, dv, gates)
     if "gv" not in gates and not workload.lengths:
-        call = ChunkCall(str(workload.dtype)[6:], workload.dk, workload.dv, gates)
+        call = ChunkCall(dtype, workload.dk, workload.dv, gates)
         for part in ("scores", "walk", "gradients"):
             yield f"linear_attention_chunk_{part}", call
 

@@ -95,7 +95,8 @@ class Workload:
     batch: int
     tags: frozenset[str]
     """ci: accuracy gate; tune: has a tuned config; bench: tritonbench and reports; stress: extreme inputs;
-    implicit: the approximate gradient, judged against the equations of stationarity."""
+    implicit: the approximate gradient, judged against the equations of stationarity; attention: judged by
+    the tests of linear attention, not by the gate."""
     source: str
     n_iters: int = 20
     form: str = "deepseek"
@@ -312,6 +313,7 @@ class AttentionWorkload:
     dk: int
     dv: int
     tags: frozenset[str]
+    """attention: judged by testing_linear_attention; tune, bench: as those of Workload."""
     source: str
     gates: str = "gk"
     """Names with spaces between: "g g_gamma gk gv" at most."""
@@ -367,16 +369,16 @@ _ATTENTION = [
             ("g", torch.bfloat16, "tune"), ("g_gamma", torch.bfloat16, "tune"), ("", torch.bfloat16, "tune"),
         )
     ),
-    _attention("attention_every_gate", _SMALL, "ci", "all options at once", gates="g g_gamma gk gv",
+    _attention("attention_every_gate", _SMALL, "attention", "all options at once", gates="g g_gamma gk gv",
                dtype=torch.float32, states=True),
-    _attention("attention_reverse", _SMALL, "ci", "the same walked backwards", gates="g g_gamma gk gv",
+    _attention("attention_reverse", _SMALL, "attention", "the same walked backwards", gates="g g_gamma gk gv",
                dtype=torch.float32, states=True, reverse=True),
-    _attention("attention_packed", (1, 40, 2, 16, 8), "ci", "sequences of any length, one empty",
+    _attention("attention_packed", (1, 40, 2, 16, 8), "attention", "sequences of any length, one empty",
                gates="g gk", dtype=torch.float32, states=True, lengths=(17, 0, 1, 22)),
-    _attention("attention_ungated", (2, 96, 2, 16, 16), "ci", "linear attention (arXiv 2006.16236)", gates="",
-               dtype=torch.float32),
-    _attention("attention_gla_bf16", (1, 128, 2, 64, 128), "ci", _GLA),
-    _attention("attention_gla_fp16", (1, 64, 2, 32, 48), "ci", _GLA, dtype=torch.float16, states=True),
+    _attention("attention_ungated", (2, 96, 2, 16, 16), "attention", "linear attention (arXiv 2006.16236)",
+               gates="", dtype=torch.float32),
+    _attention("attention_gla_bf16", (1, 128, 2, 64, 128), "attention", _GLA),
+    _attention("attention_gla_fp16", (1, 64, 2, 32, 48), "attention", _GLA, dtype=torch.float16, states=True),
 ]  # fmt: skip
 
 _ROWS = (*_TUNED, *_GATED, *_IMPLICIT, *_DOT, *_ATTENTION)

@@ -11,6 +11,7 @@ pytest.importorskip("helion", reason="helion is not installed")
 from helion_sinkhorn import testing_dot_compress
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.kernels import candidates, dot_compress_launch, launch
+from helion_sinkhorn.kernels import dot_compress_space as space
 from helion_sinkhorn.kernels.dot_compress_space import DotCall
 from helion_sinkhorn.testing import worst
 
@@ -82,3 +83,27 @@ def test_a_stored_choice_that_is_refused_gives_way_to_the_default(monkeypatch, f
     monkeypatch.setattr(launch, "run", run)
     assert torch.equal(dot_compress_launch.forward(x, y, None, 1)[0], expected)
     assert sum("is refused (no such block)" in r.getMessage() for r in caplog.records) == 2
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_small_batches_get_smaller_programs_and_the_same_bits(kernel):
+    call, device = DotCall("bfloat16", 3219, 256, 64, 1), DEVICES["h200"]
+    default = dict(launch.default_choice(kernel, call, device).variant)
+    found = {b: dict(space.fitted(tuple(default.items()), call, b, device)) for b in (1, 16, 128, 1152)}
+    assert found[1152] == default
+    shrunk = "rows" if "rows" in default else "block_d"
+    sizes = [found[b][shrunk] for b in (1, 16, 128, 1152)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] == space.FEWEST[shrunk] < sizes[-1]
+    # what a program takes of the whole changes no sum
+    x, y = randn(3, 700, 128, dtype=torch.bfloat16), randn(3, 700, 16, seed=1, dtype=torch.bfloat16)
+    call = dot_compress_launch.call_of(x, y, 1)
+    choices = {}
+    for name in KERNELS:
+        chosen = launch.default_choice(name, call, device)
+        small = space.fitted(chosen.variant, call, 1, device)
+        choices[name] = type(chosen)(name, chosen.config, small, "a test")
+    out, b = dot_compress_launch.forward(x, y, None, 1, choices)
+    expected = dot_compress_launch.forward(x, y, None, 1)
+    assert torch.equal(out, expected[0])
+    assert torch.equal(b, expected[1])

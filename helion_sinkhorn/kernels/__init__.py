@@ -303,7 +303,7 @@ def walk_tile(call: WalkCall, device: Device, rk: int, rv: int, warps: int, many
 def walk_default(call: WalkCall, device: Device) -> tuple[Items, Items]:
     # sums over 8 threads; loads of fewer entries than threads need no shared memory
     rk = largest_run(call.summed, min(16, max(1, call.summed // 8)))
-    rv = largest_run(call.kept, max(1, 32 // rk))
+    rv = largest_run(call.kept, min(8, max(1, 32 // rk)))
     warps = min(16, max(4, power_of_two(call.summed) // 16))
     return walk_tile(call, device, rk, rv, warps), (("rk", rk), ("rv", rv), ("count", 8))
 
@@ -314,7 +314,7 @@ def walk_space(call: WalkCall, device: Device) -> tuple[Grid, ...]:
     # of 8 threads a sum, 32 or 16 entries each
     for entries, warps, many in ((32, 4, 1), (32, 8, 1), (16, 8, 1), (16, 16, 1), (16, 4, 1), (16, 8, 2)):
         rk = largest_run(call.summed, lanes)
-        rv = largest_run(call.kept, max(1, entries // rk))
+        rv = largest_run(call.kept, min(8, max(1, entries // rk)))
         config = (walk_tile(call, device, rk, rv, warps, many),)
         grids[("config", config), ("rk", (rk,)), ("rv", (rv,)), ("count", (8,))] = None
     return tuple(map(dict, grids))

@@ -11,7 +11,7 @@ import torch
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.kernels import Choice, build, launch
-from helion_sinkhorn.kernels.dot_compress_space import DotCall, padded
+from helion_sinkhorn.kernels.dot_compress_space import DotCall, fitted, padded
 from helion_sinkhorn.workloads import DotWorkload, tagged
 
 Choices = Mapping[str, Choice]
@@ -51,7 +51,8 @@ def run(
         launch.say_untuned(device, name)
     try:
         kernel = build(name, taken.config, interpret)
-        own = call.d, call.k, *constants(dict(taken.variant)), call.parts
+        variant = taken.variant if taken.stored or choice else fitted(taken.variant, call, x.size(0), device)
+        own = call.d, call.k, *constants(dict(variant)), call.parts
         launch.run(kernel, *tensors, *own, interpret)
     except Exception as refusal:
         launch.refuse(taken, refusal)

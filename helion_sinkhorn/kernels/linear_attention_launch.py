@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from helion_sinkhorn.kernels import Choice, build, largest_run, launch
+from helion_sinkhorn.kernels import Choice, build, largest_run, launch, power_of_two
 from helion_sinkhorn.kernels.linear_attention import ROLES, WalkCall
 
 KERNEL = "linear_attention_walk"
@@ -34,6 +34,18 @@ class Problem:
     def of(cls, *arguments) -> Problem:
         return cls(*[x.contiguous() if isinstance(x, torch.Tensor) else x for x in arguments])
 
+    @classmethod
+    def fitting(cls, q, k, v, g, g_gamma, gk, gv, *arguments) -> Problem:
+        """The same with sides that a walk takes."""
+        dk, dv = fitted(q.size(-1)), fitted(v.size(-1))
+        vectors = grown(q, dk), grown(k, dk), grown(v, dv)
+        return cls.of(*vectors, g, g_gamma, grown(gk, dk), grown(gv, dv), *arguments)
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Dk and Dv."""
+        return self.q.size(-1), self.v.size(-1)
+
     @property
     def sequences(self) -> int:
         return self.q.size(0) if self.cu_seqlens is None else self.cu_seqlens.numel() - 1
@@ -56,6 +68,24 @@ class Problem:
         """The stored config for a walk, or the kernel's default."""
         device, _, _ = launch.device_at(launch.index_of(self.q))
         return launch.choose(KERNEL, self.call(result), self.sequences * self.q.size(2), device)
+
+
+def fitted(size: int) -> int:
+    """Entries that a side of the state has in a walk: Helion takes other numbers of them for one another."""
+    return max(8, power_of_two(size))
+
+
+def grown(x: Some, *sizes: int) -> Some:
+    """x with zeros behind its last axes; nothing is added to a state, and what it decays there is nothing."""
+    if x is None or x.shape[-len(sizes) :] == sizes:
+        return x
+    behind = [(0, size - have) for have, size in zip(x.shape[-len(sizes) :], sizes, strict=True)]
+    return torch.nn.functional.pad(x, [n for pair in reversed(behind) for n in pair])
+
+
+def cut(x: Some, *sizes: int) -> Some:
+    """What `grown` was given."""
+    return None if x is None else x[(..., *map(slice, sizes))].contiguous()
 
 
 def split(x: Some, run: int) -> Some:
@@ -171,9 +201,11 @@ def forward(
     cu_seqlens: Some,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, last state); the contract is linear_attention.recurrent_linear_attention's."""
-    p = Problem.of(q, k, v, g, g_gamma, gk, gv, scale, reverse, cu_seqlens)
+    sides = q.size(-1), v.size(-1)
+    p = Problem.fitting(q, k, v, g, g_gamma, gk, gv, scale, reverse, cu_seqlens)
     end = p.new_state()
-    return walk_o(p, initial_state, end), end
+    o = walk_o(p, grown(initial_state, *p.sides), end)
+    return cut(o, sides[1]), cut(end, *sides)
 
 
 def backward(
@@ -192,20 +224,26 @@ def backward(
     cu_seqlens: Some,
 ) -> list[torch.Tensor]:
     """Gradients of q, k, v and of each of g, g_gamma, gk, gv, initial_state that is there, in this order."""
-    p = Problem.of(q, k, v, g, g_gamma, gk, gv, scale, reverse, cu_seqlens)
-    do = torch.zeros_like(p.v) if do is None else do.contiguous()
+    dk_size, dv_size = sides = q.size(-1), v.size(-1)
+    p = Problem.fitting(q, k, v, g, g_gamma, gk, gv, scale, reverse, cu_seqlens)
+    do = torch.zeros_like(p.v) if do is None else grown(do, p.sides[1]).contiguous()
+    start, dend = grown(initial_state, *p.sides), grown(dend, *p.sides)
     # gates sum up what reaches a state: for the last one that is the state and its gradient
     end = p.new_state() if p.gates and dend is not None else None
-    dq = walk_dq(p, do, initial_state, end)
+    dq = walk_dq(p, do, start, end)
     dk, dgk, dg = walk_dk(p, do, dend, dq, end)
     # again and not rounded, for the same sums
-    o = None if gv is None else walk_o(p, initial_state, None, WIDE)
+    o = None if gv is None else walk_o(p, start, None, WIDE)
     dstart = None if initial_state is None else p.new_state()
     dv, dgv = walk_dv(p, do, dend, dstart, o, end)
-    gates = (
+    found = (
+        cut(dq.to(q.dtype), dk_size),
+        cut(dk, dk_size),
+        cut(dv, dv_size),
         None if g is None else dg.view(g.shape).to(g.dtype),
         None if g_gamma is None else dg.sum(0).to(g_gamma.dtype),
-        dgk,
-        dgv,
+        cut(dgk, dk_size),
+        cut(dgv, dv_size),
+        cut(dstart, *sides),
     )
-    return [x for x in (dq.to(q.dtype), dk, dv, *gates, dstart) if x is not None]
+    return [x for x in found if x is not None]

@@ -1,0 +1,40 @@
+"""The walks of linear attention with their default configs as machine code for three absent GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.kernels import default_choice
+from helion_sinkhorn.kernels.linear_attention import WalkCall
+from helion_sinkhorn.offline import Binary, Job, compile_for
+
+CALLS = (
+    WalkCall("o", "bfloat16", 64, 128, "gk"),
+    WalkCall("dk", "bfloat16", 64, 128, "gk"),
+    # what sides of 5 and 20 are padded to, with every branch of the body
+    WalkCall("dv", "float32", 8, 32, "g g_gamma gk gv"),
+    WalkCall("dq", "float32", 8, 8, ""),
+)
+
+
+def complaints(binary: Binary) -> list[str]:
+    if not binary.compiled:
+        return list(binary.problems)
+    found = list(binary.problems)
+    found += [f"{n} x {name}" for name in ("atomic", "matrix") if (n := binary.counts.get(name))]
+    # two for the store of each result; with fewer threads than entries of a vector loads take some too
+    if binary.job.call.dk == 64 and binary.hottest.get("barrier", 0) > 6:
+        found.append(f"{binary.hottest['barrier']} barriers in eight steps")
+    return found
+
+
+@pytest.mark.parametrize("key", ["h200", "b200", "mi350"])
+def test_defaults_make_good_machine_code(key):
+    jobs = [
+        Job(call, default_choice("linear_attention_walk", call, DEVICES[key]), batch=128) for call in CALLS
+    ]
+    bad = {f"{b.job.call}": found for b in compile_for(key, jobs) if (found := complaints(b))}
+    assert not bad
