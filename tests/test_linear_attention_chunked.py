@@ -11,8 +11,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.kernels import default_choice
 from helion_sinkhorn.kernels import linear_attention_chunked_launch as chunked
+from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall
 from helion_sinkhorn.linear_attention_error import chunked_budgets, truth
+from helion_sinkhorn.offline import Job, compile_for
 from helion_sinkhorn.testing import half_ulp, worst
 
 GATES = [" ".join(names) for r in range(4) for names in itertools.combinations(("g", "g_gamma", "gk"), r)]
@@ -123,3 +127,16 @@ def test_the_budget_sees(fault):
     budgets = chunked_budgets(inputs, do, dend, 64, "float32", scale=0.3)
     wrong = FAULTS[fault](run(inputs, do, dend, 0.3))
     assert max(worst(x, exact[n], budgets[n] + half_ulp(exact[n], x.dtype)) for n, x in wrong.items()) > 1
+
+
+@pytest.mark.parametrize("key", ["h200", "b200", "mi350"])
+def test_defaults_compile_for(key):
+    """Matrix units, and nothing that a launch would refuse; the gradients of 64 channels spill on NVIDIA."""
+    call = ChunkCall("bfloat16", 64, 128, "gk")
+    names = [f"linear_attention_chunk_{part}" for part in ("scores", "walk", "gradients")]
+    jobs = [Job(call, default_choice(name, call, DEVICES[key]), batch=128) for name in names]
+    for name, binary in zip(names, compile_for(key, jobs), strict=True):
+        assert binary.compiled, binary.problems
+        assert binary.counts["matrix"]
+        assert binary.shared <= DEVICES[key].shared_limit
+        assert binary.spill_bytes <= (640 if name.endswith("gradients") else 0)
