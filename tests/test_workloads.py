@@ -22,7 +22,8 @@ from helion_sinkhorn.workloads import (
 
 def test_names_are_keys_and_tags_are_known():
     assert all(name == w.name for name, w in WORKLOADS.items())
-    assert set().union(*(w.tags for w in WORKLOADS.values())) == {"ci", "tune", "bench", "stress", "implicit"}
+    tags = {"ci", "tune", "bench", "stress", "implicit", "attention"}
+    assert set().union(*(w.tags for w in WORKLOADS.values())) == tags
     assert all(w.source for w in WORKLOADS.values())
     assert all(w.logits in LOGITS for w in WORKLOADS.values() if isinstance(w, Workload))
 
