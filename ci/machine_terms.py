@@ -77,7 +77,7 @@ class Terms:
 
 def default_jobs(device: Device) -> list[Job]:
     """The default config of every kernel that serves a workload of CI's, each program once."""
-    workloads = (w for tag in ("ci", "implicit", "attention") for w in tagged(tag, object))
+    workloads = (*tagged("ci", object), *tagged("implicit", object))
     calls = dict.fromkeys(program for workload in workloads for program in programs(workload))
     return [Job(call, default_choice(kernel, call, device)) for kernel, call in calls]
 

@@ -95,7 +95,8 @@ class Workload:
     batch: int
     tags: frozenset[str]
     """ci: accuracy gate; tune: has a tuned config; bench: tritonbench and reports; stress: extreme inputs;
-    implicit: the approximate gradient, judged against the equations of stationarity."""
+    implicit: the approximate gradient, judged against the equations of stationarity; attention: judged by
+    the tests of linear attention, not by the gate."""
     source: str
     n_iters: int = 20
     form: str = "deepseek"
@@ -312,7 +313,7 @@ class AttentionWorkload:
     dk: int
     dv: int
     tags: frozenset[str]
-    """attention: judged by testing_linear_attention; tune, bench: as those of Workload."""
+    """As those of Workload."""
     source: str
     gates: str = "gk"
     """Names with spaces between: "g g_gamma gk gv" at most."""

@@ -97,7 +97,9 @@ def apply_default(call: DotCall, device: Device) -> tuple[Items, Items]:
     if whole < call.d:
         # b is read again for each block and tile: less of both in flight
         return config(64, 8, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 1024))
-    return config(32, 4, in_flight(device)), (("block_d", whole), ("rows", 2048))
+    # both parts of b and tiles of 32 rows are more than a wave of gfx942 has registers for
+    rows = 16 if device.vendor == "amd" and call.parts == 2 else 32
+    return config(rows, 4, in_flight(device)), (("block_d", whole), ("rows", 2048))
 
 
 def expand_default(call: DotCall, device: Device) -> tuple[Items, Items]:
