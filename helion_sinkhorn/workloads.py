@@ -313,7 +313,7 @@ class AttentionWorkload:
     dk: int
     dv: int
     tags: frozenset[str]
-    """attention: judged by testing_linear_attention; tune, bench: as those of Workload."""
+    """As those of Workload."""
     source: str
     gates: str = "gk"
     """Names with spaces between: "g g_gamma gk gv" at most."""
