@@ -36,11 +36,9 @@ def test_defaults_make_good_machine_code(key):
         )
         if binary.compiled and wrong:
             found.append(f"{counts.get('matrix', 0)} matrix instructions for {call.dtype}")
-        if (
-            binary.compiled
-            and (call.d, call.k) == (256, 64)
-            and counts["global load"] != counts["global load 128"]
-        ):
+        # float32 reaches AMD's LDS in pieces of 4 and 8 bytes
+        vectors = (call.d, call.k) == (256, 64) and (call.is_narrow or DEVICES[key].vendor == "nvidia")
+        if binary.compiled and vectors and counts["global load"] != counts["global load 128"]:
             found.append(f"{counts['global load']} loads, {counts.get('global load 128', 0)} of 128 bits")
         bad += [f"{call} {binary.job.choice}: {'; '.join(found)}"] if found else []
     assert not bad, "\n".join(bad)

@@ -18,7 +18,7 @@ def run(n, m, system, solver, logits="randn_1", n_iters=20, batch=BATCH, **varia
     x = make_logits(logits, batch, n, m, dtype=torch.float64)
     p = reference.sinkhorn(x, n_iters, form="log").float()
     dy = make_cotangents(p)
-    call = launch.implicit_call(p, n_iters)
+    call = launch.implicit_call(n, m, p.dtype, n_iters)
     chosen = launch.choose(f"sinkhorn_implicit_{solver}", call, batch, DEVICES["h200"])
     config = {**dict(chosen.config), "block_sizes": (BLOCK,)}
     chosen = type(chosen)(chosen.kernel, tuple(sorted(config.items())), chosen.variant, "a test")
