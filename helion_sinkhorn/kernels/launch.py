@@ -175,18 +175,17 @@ def backward(
     if again(key, x, dy, dx) or not x.numel():
         return dx
     call = call_of(x, n_iters, eps, form, first)
-    name = backward_kernel(call)
 
     def launch(served: Served) -> None:
         packed = is_packed(served.choice)
         views = loaded(x, packed), loaded(dy, packed), stored(dx, call, packed)
         own = constants(call, eps, served.choice, served.reciprocal)
-        if name == "sinkhorn_backward_history":
+        if served.choice.kernel == "sinkhorn_backward_history":
             run_with_history(served.kernel, call, *views, own)
         else:
             run_and_keep(served.kernel, views, own, (x, dy, dx), key)
 
-    serve(name, call, matrices_of(x), x, launch, tuned_keys, choice)
+    serve(backward_kernel(call), call, matrices_of(x), x, launch, tuned_keys, choice)
     return dx
 
 

@@ -100,6 +100,8 @@ def serve(
 ) -> None:
     """Launch a kernel where x is, with the choice named, the stored one, or the default if that is refused.
 
+    A choice that the caller names may be one for another kernel of the same result.
+
     tuned: the keys, without the batch, that `make tune` covers.
     """
     device, how, interpret = device_at(index_of(x))
@@ -108,7 +110,7 @@ def serve(
         with _saying:
             say_untuned(device, name)
     try:
-        kernel = build(name, taken.config, interpret)
+        kernel = build(taken.kernel, taken.config, interpret)
         launch(Served(taken, kernel, device, how, interpret, choice is not None))
     except Exception as refusal:
         refuse(taken, refusal)
