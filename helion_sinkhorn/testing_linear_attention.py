@@ -44,6 +44,7 @@ class Errors(Rounding):
     """Of a number that a matrix unit takes: three TF32 parts without their smallest product, or bfloat16."""
     gates: float = 1.0
     """Of a term of a gate's gradient, for which two bfloat16 numbers stand if inputs are."""
+    chunk: int = CHUNK
     least: float = 2.0**-4
     """How far half a chunk may decay for its steps to be taken relative to its middle."""
 
@@ -151,9 +152,9 @@ def step_by_step(x: Span, rounding: Errors) -> Named:
     return {**found, "end": h, "dinitial_state": dh}
 
 
-def in_chunks(x: Span, rounding: Errors, least: float = 2.0**-4, chunk: int = CHUNK) -> Named:
+def in_chunks(x: Span, rounding: Errors) -> Named:
     """The same, without columns, by the equations of docs/linear_attention_chunked.md."""
-    steps = x.q.size(-2)
+    steps, chunk, least = x.q.size(-2), rounding.chunk, rounding.least
     half, missing = chunk // 2, -steps % chunk
     ends = (missing, 0) if x.backwards else (0, missing)
 
@@ -307,14 +308,18 @@ class Case:
         """The arguments that have gradients, in the order in which operators return these."""
         return {name: self.inputs[name] for name in TENSORS if name in self.inputs}
 
+    def cast(self, dtype: torch.dtype) -> Case:
+        """The same in another dtype, the scale written out."""
+        inputs = {name: x.detach().to(dtype) for name, x in self.leaves.items()}
+        offsets = {name: x for name, x in self.inputs.items() if name not in inputs}
+        dend = None if self.dend is None else self.dend.to(dtype)
+        scale = self.inputs["q"].size(-1) ** -0.5 if self.scale is None else self.scale
+        return Case(inputs | offsets, self.do.to(dtype), dend, scale, self.reverse)
+
     @functools.cached_property
     def wide(self) -> Case:
         """The same in float64."""
-        inputs = {name: x.detach().double() for name, x in self.leaves.items()}
-        offsets = {name: x for name, x in self.inputs.items() if name not in inputs}
-        dend = None if self.dend is None else self.dend.double()
-        scale = self.inputs["q"].size(-1) ** -0.5 if self.scale is None else self.scale
-        return Case(inputs | offsets, self.do.double(), dend, scale, self.reverse)
+        return self.cast(torch.float64)
 
     def to(self, device: torch.device | str) -> Case:
         inputs = {name: x.to(device) for name, x in self.inputs.items()}
@@ -355,9 +360,7 @@ class Case:
 
     def evaluated(self, method: str, rounding: Errors, samples: int = 0) -> Named:
         """Every result with `rounding`, in the dtype of these inputs; with samples that many."""
-        evaluate = step_by_step
-        if method == "chunked":
-            evaluate = functools.partial(in_chunks, least=rounding.least)
+        evaluate = {"recurrent": step_by_step, "chunked": in_chunks}[method]
         call = self.inputs, self.do, self.dend, self.scale, self.reverse
         return evaluated(evaluate, *call, rounding, samples)
 

@@ -28,7 +28,7 @@ def check(w):
     assert max(ratios.values()) <= 1, (w, ratios)
 
 
-@pytest.mark.parametrize("w", tagged("attention", AttentionWorkload), ids=lambda w: w.name)
+@pytest.mark.parametrize("w", tagged("ci", AttentionWorkload), ids=lambda w: w.name)
 def test_judged_workloads(w):
     check(w)
 

@@ -125,7 +125,7 @@ def test_the_body_is_within_its_bounds(w, seed):
     assert max(ratios.values()) <= 1, ratios
 
 
-@pytest.mark.parametrize("w", tagged("attention", AttentionWorkload), ids=lambda w: w.name)
+@pytest.mark.parametrize("w", tagged("ci", AttentionWorkload), ids=lambda w: w.name)
 def test_judged_workloads(w):
     case = Case.of(w)
     for results in (case.run(recurrent_linear_attention), case.run_module(linear_attention_launch)):
