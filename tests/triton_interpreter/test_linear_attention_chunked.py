@@ -35,5 +35,8 @@ def test_generated_code(steps, dk, dv, strength, reverse, dtype):
     *tensors, start = inputs.values()
     arguments = *tensors, None, SCALE, start, reverse, None
     results = [*chunked.forward(*arguments), *chunked.backward(do, dend, *arguments)]
-    ratios = {n: worst(x, exact[n], budgets[n] + half_ulp(exact[n], x.dtype)) for n, x in zip(exact, results, strict=True)}
+    ratios = {
+        n: worst(x, exact[n], budgets[n] + half_ulp(exact[n], x.dtype))
+        for n, x in zip(exact, results, strict=True)
+    }
     assert max(ratios.values()) <= 1, ratios
