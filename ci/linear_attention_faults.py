@@ -90,8 +90,10 @@ def for_workload(machine: Machine, w: AttentionWorkload) -> Machine:
     """With the operands of the chunked kernels for the workload's dtype, where it names none."""
     if w.dtype != torch.bfloat16:
         return machine
-    operands = bfloat16 if machine.operands is same else machine.operands
-    return dataclasses.replace(machine, operands=operands, least=BFLOAT16["least"])
+    changed = machine.changed
+    if machine.operands is same:
+        machine, changed = dataclasses.replace(machine, operands=bfloat16), {"pairs": in_two_parts} | changed
+    return dataclasses.replace(machine, changed=changed, least=BFLOAT16["least"])
 
 
 def stored(w: AttentionWorkload, results: Named) -> Named:
@@ -146,6 +148,11 @@ NVIDIA = Machine(exp_ulps=2.0, multiply=functools.partial(in_order, depth=8, add
 AMD = Machine(Arithmetic("tree"), exp_ulps=1.0, multiply=functools.partial(in_order, depth=4, add=floored))
 VENDORS = {"nvidia": by(emulated(NVIDIA)), "amd": by(emulated(AMD))}
 BASELINE = by(specification(torch.float32))
+
+
+def in_two_parts(x: torch.Tensor) -> torch.Tensor:
+    """The sum of two bfloat16 numbers that stand for x."""
+    return bfloat16(x) + bfloat16(x - bfloat16(x))
 
 
 def by_two(w: torch.Tensor) -> torch.Tensor:

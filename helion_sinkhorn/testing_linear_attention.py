@@ -26,7 +26,7 @@ METHODS = ("recurrent", "chunked")
 CHUNK = 64
 TENSORS = ("q", "k", "v", "g", "g_gamma", "gk", "gv", "initial_state")
 """The arguments that have gradients, in the order in which the operators return these."""
-BFLOAT16 = {"operands": 2.0**15, "gates": 2.0**7, "least": 2.0**-56}
+BFLOAT16 = {"operands": 2.0**15, "pairs": 2.0**7, "gates": 2.0**7, "least": 2.0**-56}
 """The Errors of chunks whose inputs are bfloat16."""
 TOKENS = 64
 """Additions that a term of a sum over all tokens goes through, which is a tree."""
@@ -42,6 +42,8 @@ class Errors(Rounding):
 
     operands: float = 4.0
     """Of a number that a matrix unit takes: three TF32 parts without their smallest product, or bfloat16."""
+    pairs: float = 4.0
+    """The same within a chunk, where bfloat16 takes two numbers for one."""
     gates: float = 1.0
     """Of a term of a gate's gradient, for which two bfloat16 numbers stand if inputs are."""
     chunk: int = CHUNK
@@ -64,7 +66,7 @@ class Errors(Rounding):
 
     def operand(self, x: torch.Tensor, name: str) -> torch.Tensor:
         """What a matrix unit takes, or memory keeps for it."""
-        return self(x, self.operands)
+        return self(x, self.pairs if name == "pairs" else self.operands)
 
     def exp(self, w: torch.Tensor, count: int = 1) -> torch.Tensor:
         """The exponential of a sum of gates at `count` steps."""
@@ -181,7 +183,7 @@ def in_chunks(x: Span, rounding: Errors) -> Named:
         rounding.operand(rounding(xs * before), "queries"),
         rounding.operand(rounding(ys * after), "keys"),
     )
-    near, xs, ys = ys, rounding.operand(xs, "queries"), rounding.operand(ys, "keys")
+    near, xs, ys = ys, rounding.operand(xs, "pairs"), rounding.operand(ys, "pairs")
     # of a pair, what its two factors leave out
     rest = upto.unsqueeze(-2) - upto.unsqueeze(-3) - query.unsqueeze(-2) - key.unsqueeze(-3)
     rest = rest.clamp(max=0).exp().to(x.q.dtype)
