@@ -148,9 +148,10 @@ def truths(workload: AttentionWorkload, *tensors: torch.Tensor) -> dict[str, gat
             dtype = torch.float32 if name in STATES else workload.dtype
             budget = budgets[name] + testing.half_ulp(value, dtype)
             spread = gate.spread(value, budget, dtype)
+            scale = value.abs().amax(tuple(range(1, value.dim())), keepdim=True).expand_as(value)
             lean = max(abs(gate.bias(x[name], value, spread)) for x in leaning)
             found[title(method, name)] = gate.Truth(
-                value, budget, spread, gate.largest(value), lean, len(cases), together(method, name)
+                value, budget, spread, scale, lean, len(cases), together(method, name)
             )
     return found
 
