@@ -139,7 +139,8 @@ def product_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
         return ({"config": configs(device, *few), "block_d": blocks(call, (32, 64))},)
     return (
         {"config": configs(device, (32, 4, 3), (64, 4, 2), (64, 4, 3)), "block_d": blocks(call, (256,))},
-        {"config": configs(device, (64, 4, 3), (64, 4, 4)), "block_d": blocks(call, (32, 64, 128))},
+        {"config": configs(device, (64, 4, 3), (64, 4, 4), (128, 4, 3)), "block_d": blocks(call, (64, 128))},
+        {"config": configs(device, (64, 4, 4)), "block_d": blocks(call, (32,))},
     )
 
 
@@ -147,9 +148,10 @@ def apply_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
     if not call.is_narrow:
         few = (16, 8, 1), (32, 8, 1), (32, 8, 2), (32, 4, 1)
         return ({"config": configs(device, *few), "block_d": blocks(call, (64,)), "rows": (512,)},)
-    few = (32, 4, 3), (64, 4, 2), (64, 8, 2)
+    few, wide = ((32, 4, 3), (64, 4, 2)), ((64, 4, 3), (64, 8, 2))
     return (
         {"config": configs(device, *few), "block_d": blocks(call, (256,)), "rows": (256, 512, 1024, 2048)},
+        {"config": configs(device, *wide), "block_d": blocks(call, (256,)), "rows": (128, 256, 512)},
     )
 
 
@@ -162,6 +164,6 @@ def expand_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
         {
             "config": configs(device, *few),
             "block_d": blocks(call, (64, 128)),
-            "rows": (512, 2048, 4096),
+            "rows": (256, 512, 1024, 2048, 4096),
         },
     )
