@@ -23,7 +23,7 @@ import triton.language as tl
 from triton.testing import do_bench
 
 from helion_sinkhorn import implicit, plan, reference, sinkhorn
-from helion_sinkhorn.kernels import Choice, launch, thread_per_matrix
+from helion_sinkhorn.kernels import Choice, launch, serving, thread_per_matrix
 
 T = 20
 CHECKED = 1024
@@ -112,7 +112,7 @@ def cases(x: torch.Tensor, dy: torch.Tensor, p: torch.Tensor) -> dict[str, Calla
 
 def packed(dy: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     """One 8 x 8 matrix a thread, which is not the default: is it worth its compile time?"""
-    device, _, _ = launch.device_at(p.device.index)
+    device, _, _ = serving.device_at(p.device.index)
     variant = (("packed", True),)
     choice = Choice("sinkhorn_implicit_direct", thread_per_matrix(device), variant, "a trial")
     return launch.implicit_backward(dy, p, T, "corrected", "direct", torch.float32, choice)

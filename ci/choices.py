@@ -8,9 +8,9 @@ from helion_sinkhorn.configs.device import Device
 
 def choices(name: str, call, batch: int, device: Device) -> list[tuple[object, bool]]:
     """(choice, whether it serves): the default of a kernel, what is served, all committed for the call."""
-    from helion_sinkhorn.kernels import KERNELS, Choice, launch
+    from helion_sinkhorn.kernels import KERNELS, Choice, serving
 
-    served = launch.choose(name, call, batch, device)
+    served = serving.choose(name, call, batch, device)
     stored = [
         Choice(name, e.config, e.variant, f"{device.key}, tuned at batch {e.batch} ({e.evidence})")
         for folder in store.folders()

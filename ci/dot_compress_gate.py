@@ -50,9 +50,9 @@ def candidates(workload: DotWorkload, x, y, grad, z=None) -> list[gate.Candidate
             gate.Candidate("eager", name, {}, "", True, functools.partial(on_cpu, workload.parts, name))
             for name in RESULTS
         ]
-    from helion_sinkhorn.kernels import dot_compress_launch, launch
+    from helion_sinkhorn.kernels import dot_compress_launch, serving
 
-    device, _, _ = launch.device_at(launch.index_of(x))
+    device, _, _ = serving.device_at(serving.index_of(x))
     call = dot_compress_launch.call_of(x, y, workload.parts)
     return [
         gate.Candidate(

@@ -96,12 +96,12 @@ def kernels(
     workload: Workload, p: torch.Tensor, name: str, system: str, solver: str, auto: bool
 ) -> list[gate.Candidate]:
     """One solver of one system."""
-    from helion_sinkhorn.kernels import launch
+    from helion_sinkhorn.kernels import launch, serving
 
     def run(p, dy, choice):
         return launch.implicit_backward(dy, p, workload.n_iters, system, solver, workload.dtype, choice)
 
-    device, _, _ = launch.device_at(launch.index_of(p))
+    device, _, _ = serving.device_at(serving.index_of(p))
     call = launch.implicit_call(*p.shape[-2:], p.dtype, workload.n_iters)
     kernel = f"sinkhorn_implicit_{solver}"
     return [

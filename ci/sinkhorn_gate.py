@@ -64,7 +64,7 @@ def candidates(workload: Workload, x: torch.Tensor, dy: torch.Tensor) -> list[ga
 
 
 def kernels(workload: Workload, x: torch.Tensor) -> list[gate.Candidate]:
-    from helion_sinkhorn.kernels import launch
+    from helion_sinkhorn.kernels import launch, serving
 
     arguments, dtype = workload.arguments, workload.dtype
 
@@ -74,7 +74,7 @@ def kernels(workload: Workload, x: torch.Tensor) -> list[gate.Candidate]:
     def backward(x, dy, choice):
         return launch.backward(dy, x, *arguments, choice)
 
-    device, _, _ = launch.device_at(launch.index_of(x))
+    device, _, _ = serving.device_at(serving.index_of(x))
     call = launch.call_of(x, *arguments)
     taken = "sinkhorn_forward", launch.backward_kernel(call)
     names = dict.fromkeys((*taken, "sinkhorn_backward_history"), "dX") | {"sinkhorn_forward": "P"}

@@ -100,7 +100,7 @@ def tune(arguments: argparse.Namespace) -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """What would serve each workload on a device, and where that comes from."""
-    from helion_sinkhorn.kernels.launch import choose
+    from helion_sinkhorn.kernels.serving import choose
     from helion_sinkhorn.trials import programs
 
     device = DEVICES[arguments.device] if arguments.device else this_device()

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 import torch
 
 from helion_sinkhorn import ops
+from helion_sinkhorn.checks import DTYPES, IMPLEMENTATIONS, check_option, check_tensor, implementation_for
 from helion_sinkhorn.scaling import SMALLEST_EPS
 from helion_sinkhorn.stationarity import SOLVERS, SYSTEMS
 
 FORMS = ("deepseek", "log")
 FIRSTS = ("rows", "cols")
 BACKWARDS = ("exact", "implicit")
-IMPLEMENTATIONS = ("auto", "helion", "reference")
-KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-DTYPES = (*KERNEL_DTYPES, torch.float64)
 KERNEL_LARGEST = 128
 """Most rows or columns of a matrix that the kernels take."""
 
@@ -126,15 +124,7 @@ def _serves(logits, n_iters, eps, form, first, backward, implementation, out_dty
 
 
 def _check(logits, n_iters, eps, form, first, backward, implementation, out_dtype) -> None:
-    if not isinstance(logits, torch.Tensor):
-        raise TypeError(f"logits is a {type(logits).__name__}; pass a torch.Tensor of shape (..., n, m)")
-    if logits.layout is not torch.strided:
-        raise TypeError(f"logits has layout {logits.layout}; pass torch.strided: convert with .to_dense()")
-    if logits.dtype not in DTYPES:
-        raise TypeError(
-            f"logits has dtype {logits.dtype}; accepted are {', '.join(map(str, DTYPES))}: "
-            "convert with .float()"
-        )
+    check_tensor("logits", logits, "(..., n, m)", ": convert with .float()")
     if logits.dim() < 2:
         raise ValueError(f"logits has shape {tuple(logits.shape)}; pass at least two dimensions, (..., n, m)")
     if 0 in logits.shape[-2:]:
@@ -149,14 +139,10 @@ def _check(logits, n_iters, eps, form, first, backward, implementation, out_dtyp
         raise TypeError(f"eps is {eps!r}; pass a float, 0 or at least {SMALLEST_EPS}")
     if not (eps == 0 or SMALLEST_EPS <= eps < math.inf):
         raise ValueError(f"eps is {eps}; pass 0 or a finite value of at least {SMALLEST_EPS}")
-    for name, value, accepted in (
-        ("form", form, FORMS),
-        ("first", first, FIRSTS),
-        ("backward", backward, BACKWARDS),
-        ("implementation", implementation, IMPLEMENTATIONS),
-    ):
-        if value not in accepted:
-            raise ValueError(f"{name} is {value!r}; use one of {', '.join(map(repr, accepted))}")
+    check_option("form", form, FORMS)
+    check_option("first", first, FIRSTS)
+    check_option("backward", backward, BACKWARDS)
+    check_option("implementation", implementation, IMPLEMENTATIONS)
     if out_dtype is not None and out_dtype not in DTYPES:
         raise TypeError(f"out_dtype is {out_dtype}; use one of {', '.join(map(str, DTYPES))}, or None")
 
@@ -166,8 +152,7 @@ def _check_implicit(logits, backward, system, solver) -> None:
         ("implicit_system", system, SYSTEMS, SYSTEMS[0]),
         ("implicit_solver", solver, SOLVERS, SOLVERS[0]),
     ):
-        if value not in accepted:
-            raise ValueError(f"{name} is {value!r}; use one of {', '.join(map(repr, accepted))}")
+        check_option(name, value, accepted)
         if backward == "exact" and value != default:
             raise ValueError(f"{name} is {value!r} with backward='exact'; pass backward='implicit' with it")
     if system != "corrected" and logits.shape[-2] != logits.shape[-1]:
@@ -179,24 +164,12 @@ def _check_implicit(logits, backward, system, solver) -> None:
 
 def _resolve(implementation: str, logits: torch.Tensor) -> str:
     """ "helion" or "reference" for this tensor."""
-    if implementation == "reference":
-        return "reference"
-    reason = ""
-    if not logits.is_cuda:
-        reason = f"the kernels run on CUDA and ROCm GPUs, logits is on {logits.device}"
-    elif logits.dtype not in KERNEL_DTYPES:
-        reason = f"the kernels compute in float32, logits is {logits.dtype}"
-    elif max(logits.shape[-2:]) > KERNEL_LARGEST:
-        reason = (
+    beyond = ""
+    if max(logits.shape[-2:]) > KERNEL_LARGEST:
+        beyond = (
             f"the kernels take up to {KERNEL_LARGEST} rows and columns, logits has {tuple(logits.shape[-2:])}"
         )
-    if not reason:
-        return "helion"
-    if implementation == "helion":
-        raise NotImplementedError(
-            f"implementation='helion': {reason}; use implementation='auto', which takes PyTorch here"
-        )
-    return "reference"
+    return implementation_for(implementation, "logits", logits, beyond)
 
 
 @dataclass(frozen=True)

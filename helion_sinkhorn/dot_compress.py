@@ -7,10 +7,16 @@ import sys
 import torch
 
 from helion_sinkhorn import dot_compress_ops as ops
+from helion_sinkhorn.checks import (
+    IMPLEMENTATIONS,
+    check_flag,
+    check_option,
+    check_same_device,
+    check_same_dtype,
+    check_tensor,
+    implementation_for,
+)
 
-IMPLEMENTATIONS = ("auto", "helion", "reference")
-KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-DTYPES = (*KERNEL_DTYPES, torch.float64)
 LARGEST_D = 1024
 LARGEST_K = 128
 """Most columns of x and of y that the kernels take."""
@@ -61,7 +67,7 @@ def dot_compress(
         ops.register_sharding()
     parts = 2 if precise_intermediate and x.dtype in (torch.bfloat16, torch.float16) else 1
     given = (x, y) if z is None else (x, y, z)
-    run = ops.DotCompress.apply if ops.differentiates(*given) else torch.ops.helion_sinkhorn.dot_compress
+    run = ops.DotCompress.apply if ops.differentiates(*given) else ops.call
     out, _ = run(x, y, z, parts, serves)
     return out
 
@@ -69,16 +75,9 @@ def dot_compress(
 def _check(x, y, z, precise_intermediate, implementation) -> None:
     tensors = {"x": x, "y": y} if z is None else {"x": x, "y": y, "z": z}
     for name, t in tensors.items():
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name} is a {type(t).__name__}; pass a torch.Tensor")
-        if t.layout is not torch.strided:
-            raise TypeError(f"{name} has layout {t.layout}; pass torch.strided: convert with .to_dense()")
-        if t.dtype not in DTYPES:
-            raise TypeError(f"{name} has dtype {t.dtype}; accepted are {', '.join(map(str, DTYPES))}")
-        if t.dtype != x.dtype:
-            raise TypeError(f"{name} has dtype {t.dtype}, x {x.dtype}; convert one, so that all are alike")
-        if t.device != x.device:
-            raise ValueError(f"{name} is on {t.device}, x on {x.device}; move one, so that all are together")
+        check_tensor(name, t)
+        check_same_dtype(name, t, "x", x)
+        check_same_device(name, t, "x", x)
         if t.dim() < 2:
             raise ValueError(f"{name} has shape {tuple(t.shape)}; pass at least two dimensions")
     if 0 in (x.shape[-1], y.shape[-1]):
@@ -93,32 +92,16 @@ def _check(x, y, z, precise_intermediate, implementation) -> None:
     expected = (*x.shape[:-2], x.shape[-1], y.shape[-1])
     if z is not None and z.shape != expected:
         raise ValueError(f"z has shape {tuple(z.shape)}; for these x and y pass (..., D, K), {expected}")
-    if not isinstance(precise_intermediate, bool):
-        raise TypeError(f"precise_intermediate is {precise_intermediate!r}; pass True or False")
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(
-            f"implementation is {implementation!r}; use one of {', '.join(map(repr, IMPLEMENTATIONS))}"
-        )
+    check_flag("precise_intermediate", precise_intermediate)
+    check_option("implementation", implementation, IMPLEMENTATIONS)
 
 
 def _resolve(implementation: str, x: torch.Tensor, y: torch.Tensor) -> str:
     """ "helion" or "reference" for these tensors."""
-    if implementation == "reference":
-        return "reference"
-    reason = ""
-    if not x.is_cuda:
-        reason = f"the kernels run on CUDA and ROCm GPUs, x is on {x.device}"
-    elif x.dtype not in KERNEL_DTYPES:
-        reason = f"the kernels sum in float32, x is {x.dtype}"
-    elif x.shape[-1] > LARGEST_D or y.shape[-1] > LARGEST_K:
-        reason = (
+    beyond = ""
+    if x.shape[-1] > LARGEST_D or y.shape[-1] > LARGEST_K:
+        beyond = (
             f"the kernels take D up to {LARGEST_D} and K up to {LARGEST_K}, "
             f"these are {x.shape[-1]} and {y.shape[-1]}"
         )
-    if not reason:
-        return "helion"
-    if implementation == "helion":
-        raise NotImplementedError(
-            f"implementation='helion': {reason}; use implementation='auto', which takes PyTorch here"
-        )
-    return "reference"
+    return implementation_for(implementation, "x", x, beyond)

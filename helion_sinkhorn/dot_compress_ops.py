@@ -12,7 +12,15 @@ import functools
 import torch
 
 from helion_sinkhorn import dot_compress_eager as eager
-from helion_sinkhorn.ops import differentiates, on_device
+from helion_sinkhorn.ops import (
+    batch_first,
+    by_dispatcher,
+    differentiates,
+    last_derivative,
+    no_double_backward,
+    no_forward_mode,
+    on_device,
+)
 
 FORWARD = "helion_sinkhorn::dot_compress"
 BACKWARD = "helion_sinkhorn::dot_compress_backward"
@@ -92,29 +100,23 @@ def _gradient(ctx, grad, _):
     if grad is None:
         return (None,) * 5
     x, y, b = ctx.saved_tensors
-    run = (
-        DotCompressBackward.apply
-        if differentiates(grad, x, y)
-        else torch.ops.helion_sinkhorn.dot_compress_backward
-    )
+    run = DotCompressBackward.apply if differentiates(grad, x, y) else call_backward
     dx, dy, db = run(grad, x, y, b, ctx.implementation)
     return dx, dy, db.select(-3, 0) if ctx.has_z else None, None, None
 
 
-def _no_double_backward(ctx, *grads):
-    raise NotImplementedError(
-        "dot_compress has no second derivative: its backward is a kernel without one. "
-        "For double backward use helion_sinkhorn.reference.dot_compress, "
-        "which autograd differentiates any number of times."
-    )
+def call(x, y, z, *arguments):
+    """The operator, past the dispatcher where that has nothing to do."""
+    if by_dispatcher(*[t for t in (x, y, z) if t is not None]):
+        return torch.ops.helion_sinkhorn.dot_compress(x, y, z, *arguments)
+    return forward(x, y, z, *arguments)
 
 
-def _no_forward_mode(ctx, *tangents):
-    raise NotImplementedError(
-        "dot_compress has no forward-mode derivative, which jvp, jacfwd and hessian ask for. "
-        "Use grad, vjp or jacrev, or helion_sinkhorn.reference.dot_compress, "
-        "which autograd differentiates in either mode."
-    )
+def call_backward(grad, x, y, b, implementation):
+    """The same for its gradient."""
+    if by_dispatcher(grad, x, y, b):
+        return torch.ops.helion_sinkhorn.dot_compress_backward(grad, x, y, b, implementation)
+    return backward(grad, x, y, b, implementation)
 
 
 class DotCompress(torch.autograd.Function):
@@ -124,49 +126,28 @@ class DotCompress(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments):
-        return torch.ops.helion_sinkhorn.dot_compress(*arguments)
+        return call(*arguments)
 
     setup_context = staticmethod(_keep)
     backward = staticmethod(_gradient)
-    jvp = staticmethod(_no_forward_mode)
+    jvp = staticmethod(no_forward_mode("dot_compress"))
 
 
-class DotCompressBackward(torch.autograd.Function):
-    """The gradient as a function whose own derivative raises."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*arguments):
-        return torch.ops.helion_sinkhorn.dot_compress_backward(*arguments)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    backward = staticmethod(_no_double_backward)
-    jvp = staticmethod(_no_forward_mode)
-
+DotCompressBackward = last_derivative("dot_compress", call_backward)
 
 torch.library.register_autograd(FORWARD, _gradient, setup_context=_keep)
-torch.library.register_autograd(BACKWARD, _no_double_backward)
-
-
-def _batch_first(t: torch.Tensor | None, dim: int | None, size: int) -> torch.Tensor | None:
-    if t is None:
-        return None
-    return t.movedim(dim, 0) if dim is not None else t.expand(size, *t.shape)
+torch.library.register_autograd(BACKWARD, no_double_backward("dot_compress"))
 
 
 @torch.library.register_vmap(FORWARD)
 def _(info, in_dims, x, y, z, *arguments):
-    tensors = (_batch_first(t, d, info.batch_size) for t, d in zip((x, y, z), in_dims, strict=False))
+    tensors = (batch_first(t, d, info.batch_size) for t, d in zip((x, y, z), in_dims, strict=False))
     return torch.ops.helion_sinkhorn.dot_compress(*tensors, *arguments), (0, 0)
 
 
 @torch.library.register_vmap(BACKWARD)
 def _(info, in_dims, grad, x, y, b, *arguments):
-    tensors = (_batch_first(t, d, info.batch_size) for t, d in zip((grad, x, y, b), in_dims, strict=False))
+    tensors = (batch_first(t, d, info.batch_size) for t, d in zip((grad, x, y, b), in_dims, strict=False))
     return torch.ops.helion_sinkhorn.dot_compress_backward(*tensors, *arguments), (0, 0, 0)
 
 

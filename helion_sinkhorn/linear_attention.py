@@ -7,11 +7,17 @@ import math
 import torch
 
 from helion_sinkhorn import linear_attention_ops as ops
+from helion_sinkhorn.checks import (
+    IMPLEMENTATIONS,
+    check_flag,
+    check_option,
+    check_same_device,
+    check_same_dtype,
+    check_tensor,
+    implementation_for,
+)
 
 METHODS = ("auto", "recurrent", "chunked")
-IMPLEMENTATIONS = ("auto", "helion", "reference")
-KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-DTYPES = (*KERNEL_DTYPES, torch.float64)
 KERNEL_LARGEST = 512
 """Largest Dk and Dv that the kernels take: of a state's side that is summed, a program holds all."""
 CHUNKED_LARGEST = 128
@@ -90,24 +96,17 @@ def recurrent_linear_attention(
     )  # fmt: skip
     given = [x for x in (*arguments[:7], initial_state) if x is not None]
     differentiable = ops.differentiates(*given)
-    operator = torch.ops.helion_sinkhorn.recurrent_linear_attention
-    o, state = (ops.RecurrentLinearAttention.apply if differentiable else operator)(*arguments)
+    o, state = (ops.RecurrentLinearAttention.apply if differentiable else ops.call)(*arguments)
     return (o, state) if output_final_state else o
 
 
 def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:
     q = tensors["q"]
     for name, x in tensors.items():
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; pass a torch.Tensor")
-        if x.layout is not torch.strided:
-            raise TypeError(f"{name} has layout {x.layout}; pass torch.strided: convert with .to_dense()")
-        if x.dtype not in DTYPES:
-            raise TypeError(f"{name} has dtype {x.dtype}; accepted are {', '.join(map(str, DTYPES))}")
-        if name in ("k", "v") and x.dtype != q.dtype:
-            raise TypeError(f"{name} has dtype {x.dtype}, q {q.dtype}; convert one, so that they are alike")
-        if x.device != q.device:
-            raise ValueError(f"{name} is on {x.device}, q on {q.device}; move one, so that all are together")
+        check_tensor(name, x)
+        if name in ("k", "v"):
+            check_same_dtype(name, x, "q", q)
+        check_same_device(name, x, "q", q)
 
 
 def _check_shapes(q, k, v, named, cu_seqlens) -> None:
@@ -150,7 +149,8 @@ def _check_offsets(cu_seqlens, q) -> None:
 
 
 def _check_values(cu_seqlens: torch.Tensor, steps: int) -> None:
-    if torch._C._len_torch_dispatch_stack():  # a mode, such as one of fake tensors, has no values
+    # a mode, such as one of fake tensors, has no values, and vmap several
+    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.is_batchedtensor(cu_seqlens):
         return
     offsets = cu_seqlens.tolist()
     if offsets[0] != 0 or offsets[-1] != steps or offsets != sorted(offsets):
@@ -162,37 +162,22 @@ def _check_options(scale, output_final_state, reverse, method, implementation) -
         raise TypeError(f"scale is {scale!r}; pass a float or None")
     if scale is not None and not math.isfinite(scale):
         raise ValueError(f"scale is {scale}; pass a finite value, or None for Dk ** -0.5")
-    for name, value in (("output_final_state", output_final_state), ("reverse", reverse)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} is {value!r}; pass True or False")
-    for name, value, accepted in (
-        ("method", method, METHODS),
-        ("implementation", implementation, IMPLEMENTATIONS),
-    ):
-        if value not in accepted:
-            raise ValueError(f"{name} is {value!r}; use one of {', '.join(map(repr, accepted))}")
+    check_flag("output_final_state", output_final_state)
+    check_flag("reverse", reverse)
+    check_option("method", method, METHODS)
+    check_option("implementation", implementation, IMPLEMENTATIONS)
 
 
 def _serves(implementation: str, method: str, q, v, gv, cu_seqlens) -> str:
     """ "recurrent", "chunked" or "reference" for these tensors."""
     if method == "chunked" and (why := _unchunked(q, gv, cu_seqlens)):
         raise NotImplementedError(f"method='chunked': {why}; use method='auto', which walks step by step")
-    if implementation == "reference":
+    beyond = ""
+    if max(q.size(3), v.size(3)) > KERNEL_LARGEST:
+        beyond = f"the kernels take Dk and Dv up to {KERNEL_LARGEST}, these are {q.size(3)} and {v.size(3)}"
+    if implementation_for(implementation, "q", q, beyond) == "reference":
         return "reference"
-    reason = ""
-    if not q.is_cuda:
-        reason = f"the kernels run on CUDA and ROCm GPUs, q is on {q.device}"
-    elif q.dtype not in KERNEL_DTYPES:
-        reason = f"the kernels compute in float32, q is {q.dtype}"
-    elif max(q.size(3), v.size(3)) > KERNEL_LARGEST:
-        reason = f"the kernels take Dk and Dv up to {KERNEL_LARGEST}, these are {q.size(3)} and {v.size(3)}"
-    if not reason:
-        return "chunked" if method == "chunked" else "recurrent"
-    if implementation == "helion":
-        raise NotImplementedError(
-            f"implementation='helion': {reason}; use implementation='auto', which takes PyTorch here"
-        )
-    return "reference"
+    return "chunked" if method == "chunked" else "recurrent"
 
 
 def _unchunked(q, gv, cu_seqlens) -> str:

@@ -13,7 +13,15 @@ import functools
 import torch
 
 from helion_sinkhorn import linear_attention_eager as eager
-from helion_sinkhorn.ops import differentiates, on_device
+from helion_sinkhorn.ops import (
+    batch_first,
+    by_dispatcher,
+    differentiates,
+    last_derivative,
+    no_double_backward,
+    no_forward_mode,
+    on_device,
+)
 
 FORWARD = "helion_sinkhorn::recurrent_linear_attention"
 BACKWARD = "helion_sinkhorn::recurrent_linear_attention_backward"
@@ -92,59 +100,66 @@ def _gradient(ctx, do, dend):
         return (None,) * 12
     *tensors, start, cu_seqlens = ctx.saved_tensors
     given = [x for x in (do, dend, *tensors, start) if x is not None]
-    run = Backward.apply if differentiates(*given) else _backward_operator
+    run = Backward.apply if differentiates(*given) else call_backward
     found = iter(run(do, dend, *tensors, ctx.scale, start, ctx.reverse, cu_seqlens, ctx.serves))
     # as many as there are tensors, in the order of the arguments
     *gradients, dstart = [None if x is None else next(found) for x in (*tensors, start)]
     return *gradients, None, dstart, None, None, None
 
 
-def _backward_operator(*arguments):
-    return torch.ops.helion_sinkhorn.recurrent_linear_attention_backward(*arguments)
+def call(*arguments):
+    """The operator, past the dispatcher where that has nothing to do."""
+    if by_dispatcher(*[x for x in arguments if isinstance(x, torch.Tensor)]):
+        return torch.ops.helion_sinkhorn.recurrent_linear_attention(*arguments)
+    return forward(*arguments)
 
 
-def _no_double_backward(ctx, *grads):
-    raise NotImplementedError(
-        "recurrent_linear_attention has no second derivative: its backward is a kernel without one. "
-        "For double backward use helion_sinkhorn.reference.recurrent_linear_attention, "
-        "which autograd differentiates any number of times."
-    )
-
-
-def _no_forward_mode(ctx, *tangents):
-    raise NotImplementedError(
-        "recurrent_linear_attention has no forward-mode derivative, which jvp, jacfwd and hessian ask for. "
-        "Use grad, vjp or jacrev, or helion_sinkhorn.reference.recurrent_linear_attention, "
-        "which autograd differentiates in either mode."
-    )
+def call_backward(*arguments):
+    """The same for its gradient."""
+    if by_dispatcher(*[x for x in arguments if isinstance(x, torch.Tensor)]):
+        return tuple(torch.ops.helion_sinkhorn.recurrent_linear_attention_backward(*arguments))
+    return tuple(backward(*arguments))
 
 
 class RecurrentLinearAttention(torch.autograd.Function):
     """The operator with its gradient, as functorch accepts it."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(*arguments):
-        return torch.ops.helion_sinkhorn.recurrent_linear_attention(*arguments)
+        return call(*arguments)
 
     setup_context = staticmethod(_keep_arguments)
     backward = staticmethod(_gradient)
-    jvp = staticmethod(_no_forward_mode)
+    jvp = staticmethod(no_forward_mode("recurrent_linear_attention"))
 
 
-class Backward(torch.autograd.Function):
-    """The gradient as a function whose own derivative raises."""
-
-    @staticmethod
-    def forward(*arguments):
-        return tuple(_backward_operator(*arguments))
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    backward = staticmethod(_no_double_backward)
-    jvp = staticmethod(_no_forward_mode)
-
+Backward = last_derivative("recurrent_linear_attention", call_backward)
 
 torch.library.register_autograd(FORWARD, _gradient, setup_context=_keep_arguments)
-torch.library.register_autograd(BACKWARD, _no_double_backward)
+torch.library.register_autograd(BACKWARD, no_double_backward("recurrent_linear_attention"))
+
+
+def _register_vmap(name: str, first: int) -> None:
+    """Fold the mapped dimension into the batch; q is argument `first`.
+
+    One by one where the head's gates or the offsets of packed sequences have no batch to fold it into.
+    """
+    operator = getattr(torch.ops.helion_sinkhorn, name.split("::")[1])
+
+    @torch.library.register_vmap(name)
+    def _(info, in_dims, *arguments):
+        size = info.batch_size
+        arguments = [batch_first(x, d, size) for x, d in zip(arguments, in_dims, strict=True)]
+        if arguments[first + 4] is None and arguments[first + 10] is None:
+            found = operator(*[x.flatten(0, 1) if isinstance(x, torch.Tensor) else x for x in arguments])
+            found = [x.unflatten(0, (size, x.size(0) // size)) for x in found]
+        else:
+            each = [[x[i] if isinstance(x, torch.Tensor) else x for x in arguments] for i in range(size)]
+            found = [torch.stack(x) for x in zip(*[operator(*one) for one in each], strict=True)]
+        return (found, [0] * len(found)) if first else (tuple(found), (0, 0))
+
+
+_register_vmap(FORWARD, 0)
+_register_vmap(BACKWARD, 2)

@@ -211,13 +211,13 @@ def present_device(device: Device) -> None:
 
 
 def first_launch(device: Device, job: Job) -> tuple[Any, tuple[Any, ...]]:
-    """The Helion kernel and the arguments `kernels.launch` calls first, which here works on meta tensors."""
-    from helion_sinkhorn.kernels import launch
+    """The Helion kernel and the arguments that are launched first, which here works on meta tensors."""
+    from helion_sinkhorn.kernels import serving
     from helion_sinkhorn.trials import TRIALS
 
     launches: list[tuple[Any, tuple[Any, ...]]] = []
-    launch.device_at = lambda index: (device, device.asm, False)
-    launch.run = lambda kernel, *arguments: launches.append((kernel, arguments))
+    serving.device_at = lambda index: (device, device.asm, False)
+    serving.run = lambda kernel, *arguments: launches.append((kernel, arguments))
     trial = TRIALS[job.choice.kernel]
     operands = trial.operands(job.call, job.batch, "meta")
     trial.run(job.call, job.choice, *operands, **dict(job.options))

@@ -96,20 +96,47 @@ def differentiates(*tensors: torch.Tensor) -> bool:
     return (needed and not torch.compiler.is_compiling()) or forward_ad._current_level >= 0
 
 
-def _no_double_backward(ctx, grad):
-    raise NotImplementedError(
-        "sinkhorn has no second derivative: its backward is a kernel without one. "
-        "For double backward use helion_sinkhorn.reference.sinkhorn, "
-        "which autograd differentiates any number of times."
-    )
+def no_double_backward(operator: str):
+    """A derivative that raises: that of an operator's gradient."""
+
+    def second(ctx, *grads):
+        raise NotImplementedError(
+            f"{operator} has no second derivative: its backward is a kernel without one. "
+            f"For double backward use helion_sinkhorn.reference.{operator}, "
+            "which autograd differentiates any number of times."
+        )
+
+    return second
 
 
-def _no_forward_mode(ctx, *tangents):
-    raise NotImplementedError(
-        "sinkhorn has no forward-mode derivative, which jvp, jacfwd and hessian ask for. "
-        "Use grad, vjp or jacrev, or helion_sinkhorn.reference.sinkhorn, "
-        "which autograd differentiates in either mode."
-    )
+def no_forward_mode(operator: str):
+    """A derivative that raises: that of jvp."""
+
+    def tangents(ctx, *given):
+        raise NotImplementedError(
+            f"{operator} has no forward-mode derivative, which jvp, jacfwd and hessian ask for. "
+            f"Use grad, vjp or jacrev, or helion_sinkhorn.reference.{operator}, "
+            "which autograd differentiates in either mode."
+        )
+
+    return tangents
+
+
+def last_derivative(operator: str, gradient) -> type[torch.autograd.Function]:
+    """An operator's gradient as a function whose own derivative raises."""
+
+    class LastDerivative(torch.autograd.Function):
+        generate_vmap_rule = True
+        forward = staticmethod(gradient)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        backward = staticmethod(no_double_backward(operator))
+        jvp = staticmethod(no_forward_mode(operator))
+
+    return LastDerivative
 
 
 def _bare(*tensors: torch.Tensor) -> bool:
@@ -125,21 +152,21 @@ def _bare(*tensors: torch.Tensor) -> bool:
     )
 
 
-def _by_dispatcher(*tensors: torch.Tensor) -> bool:
+def by_dispatcher(*tensors: torch.Tensor) -> bool:
     """Whether an operator has to be called as one: the dispatcher has something to do."""
     return torch.compiler.is_compiling() or tensors[-1].is_meta or not _bare(*tensors)
 
 
 def call(logits, *arguments):
     """The forward operator, past the dispatcher where that has nothing to do."""
-    if _by_dispatcher(logits):
+    if by_dispatcher(logits):
         return torch.ops.helion_sinkhorn.sinkhorn(logits, *arguments)
     return forward(logits, *arguments)
 
 
 def call_backward(grad, logits, *arguments):
     """The same for the backward operator."""
-    if _by_dispatcher(grad, logits):
+    if by_dispatcher(grad, logits):
         return torch.ops.helion_sinkhorn.sinkhorn_backward(grad, logits, *arguments)
     return backward(grad, logits, *arguments)
 
@@ -155,35 +182,18 @@ class Sinkhorn(torch.autograd.Function):
 
     setup_context = staticmethod(_keep_logits)
     backward = staticmethod(_exact_gradient)
-    jvp = staticmethod(_no_forward_mode)
+    jvp = staticmethod(no_forward_mode("sinkhorn"))
 
 
-class LastDerivative(torch.autograd.Function):
-    """A gradient as a function whose own derivative raises."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    backward = staticmethod(_no_double_backward)
-    jvp = staticmethod(_no_forward_mode)
-
-
-class SinkhornBackward(LastDerivative):
-    """The gradient of `Sinkhorn`."""
-
-    @staticmethod
-    def forward(*arguments):
-        return call_backward(*arguments)
-
-
+SinkhornBackward = last_derivative("sinkhorn", call_backward)
 torch.library.register_autograd(FORWARD, _exact_gradient, setup_context=_keep_logits)
-torch.library.register_autograd(BACKWARD, _no_double_backward)
+torch.library.register_autograd(BACKWARD, no_double_backward("sinkhorn"))
 
 
-def _batch_first(x: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
+def batch_first(x, dim: int | None, size: int):
+    """A mapped argument with its mapped dimension, of this size, in front; what is no tensor as it is."""
+    if not isinstance(x, torch.Tensor):
+        return x
     return x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)
 
 
@@ -199,8 +209,8 @@ def _register_vmap(forward: str, backward: str) -> None:
 
     @torch.library.register_vmap(backward)
     def _(info, in_dims, grad, kept, *arguments):
-        grad = _batch_first(grad, in_dims[0], info.batch_size)
-        kept = _batch_first(kept, in_dims[1], info.batch_size)
+        grad = batch_first(grad, in_dims[0], info.batch_size)
+        kept = batch_first(kept, in_dims[1], info.batch_size)
         return of_gradients(grad, kept, *arguments), 0
 
 
@@ -304,14 +314,14 @@ def _implicit_gradient(ctx, grad):
 
 def call_implicit(logits, *arguments):
     """The operator, past the dispatcher where that has nothing to do."""
-    if _by_dispatcher(logits):
+    if by_dispatcher(logits):
         return torch.ops.helion_sinkhorn.sinkhorn_implicit(logits, *arguments)
     return implicit_forward(logits, *arguments)
 
 
 def call_implicit_backward(grad, p, *arguments):
     """The same for its backward."""
-    if _by_dispatcher(grad, p):
+    if by_dispatcher(grad, p):
         return torch.ops.helion_sinkhorn.sinkhorn_implicit_backward(grad, p, *arguments)
     return implicit_backward(grad, p, *arguments)
 
@@ -327,21 +337,12 @@ class Implicit(torch.autograd.Function):
 
     setup_context = staticmethod(_keep_p)
     backward = staticmethod(_implicit_gradient)
-    jvp = staticmethod(_no_forward_mode)
+    jvp = staticmethod(no_forward_mode("sinkhorn"))
 
 
-class ImplicitBackward(LastDerivative):
-    """The gradient of `Implicit`."""
-
-    @staticmethod
-    def forward(*arguments):
-        return call_implicit_backward(*arguments)
-
-
+ImplicitBackward = last_derivative("sinkhorn", call_implicit_backward)
 torch.library.register_autograd(IMPLICIT, _implicit_gradient, setup_context=_keep_p)
-torch.library.register_autograd(IMPLICIT_BACKWARD, _no_double_backward)
-
-
+torch.library.register_autograd(IMPLICIT_BACKWARD, no_double_backward("sinkhorn"))
 _register_vmap(IMPLICIT, IMPLICIT_BACKWARD)
 
 

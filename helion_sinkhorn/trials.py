@@ -20,7 +20,7 @@ from helion_sinkhorn.kernels import (
 )
 from helion_sinkhorn.kernels import linear_attention_chunked_launch as chunked_launch
 from helion_sinkhorn.kernels.dot_compress_space import DotCall
-from helion_sinkhorn.kernels.linear_attention import ROLES, WalkCall
+from helion_sinkhorn.kernels.linear_attention import WalkCall
 from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall
 from helion_sinkhorn.linear_attention_error import chunked_budgets, truth
 from helion_sinkhorn.testing import Case, half_ulp, worst
@@ -156,7 +156,7 @@ JUDGED_ELEMENTS = 16
 
 @programs.register
 def _(workload: DotWorkload) -> Programs:
-    call = DotCall(str(workload.dtype)[6:], workload.m, workload.d, workload.k, workload.parts)
+    call = dot_compress_launch.call_for(workload)
     for name in ("dot_compress_product", "dot_compress_apply", "dot_compress_expand"):
         yield name, call
 
@@ -229,15 +229,11 @@ HEADS = 16
 
 @programs.register
 def _(workload: AttentionWorkload) -> Programs:
-    gates = " ".join(name for name in ("g", "g_gamma", "gk", "gv") if name in workload.gates.split())
-    sides = map(linear_attention_launch.fitted, (workload.dk, workload.dv))
-    dtype, (dk, dv) = str(workload.dtype)[6:], sides
-    for result in ROLES:
-        yield "linear_attention_walk", WalkCall(result, dtype, dk, dv, gates)
-    if "gv" not in gates and not workload.lengths:
-        call = ChunkCall(dtype, workload.dk, workload.dv, gates)
-        for part in ("scores", "walk", "gradients"):
-            yield f"linear_attention_chunk_{part}", call
+    for call in linear_attention_launch.calls_of(workload):
+        yield linear_attention_launch.KERNEL, call
+    if (chunks := chunked_launch.call_for(workload)) is not None:
+        for part in chunked_launch.PARTS:
+            yield f"linear_attention_chunk_{part}", chunks
 
 
 def walk_operands(call: WalkCall, batch: int, device: str) -> Tensors:

@@ -48,21 +48,13 @@ def poisoned_memory(monkeypatch):
 def fresh_caches():
     """Nothing looked up, refused or launched before a test, and nothing of it afterwards."""
     from helion_sinkhorn.configs import device, lookup, store
-    from helion_sinkhorn.kernels import launch
+    from helion_sinkhorn.kernels import serving
 
-    caches = (
-        device.current,
-        store.read,
-        lookup.lookup,
-        launch.choose,
-        launch.served,
-        launch.implicit_served,
-        launch.say_untuned,
-    )
+    caches = device.current, store.read, lookup.lookup, serving.choose, serving.say_untuned
 
     def clear():
-        launch._refused.clear()
-        launch._repeats.clear()
+        serving._refused.clear()
+        serving._repeats.clear()
         for cache in caches:
             cache.cache_clear()
 

@@ -347,9 +347,9 @@ def test_nothing_stored_is_none(shipped):
 
 
 def chosen(name=KERNEL, batch=4096, n=4, m=4, n_iters=20, dtype="float32", device_key="h200"):
-    from helion_sinkhorn.kernels import Call, launch
+    from helion_sinkhorn.kernels import Call, serving
 
-    return launch.choose(name, Call(True, 1, dtype, n, m, n_iters), batch, DEVICES[device_key])
+    return serving.choose(name, Call(True, 1, dtype, n, m, n_iters), batch, DEVICES[device_key])
 
 
 def test_choose_takes_the_stored_config(shipped):

@@ -10,7 +10,7 @@ pytest.importorskip("helion", reason="helion is not installed")
 
 from helion_sinkhorn import testing_dot_compress
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import candidates, dot_compress_launch, launch
+from helion_sinkhorn.kernels import candidates, dot_compress_launch, serving
 from helion_sinkhorn.kernels import dot_compress_space as space
 from helion_sinkhorn.kernels.dot_compress_space import DotCall
 from helion_sinkhorn.testing import worst
@@ -63,24 +63,24 @@ def test_a_call_comes_back_from_its_key():
 def test_a_stored_choice_that_is_refused_gives_way_to_the_default(monkeypatch, fresh_caches, caplog):
     x, y = randn(2, 40, 16), randn(2, 40, 8, seed=1)
     expected = dot_compress_launch.forward(x, y, None, 1)[0]
-    default = launch.default_choice
+    default = serving.default_choice
 
     def stored_and_bad(name, call, batch, device):
         found = default(name, call, device)
         bad = type(found)(name, (("block_sizes", (0, 0, 0)),), found.variant, "a file", True)
-        return found if bad in launch._refused else bad
+        return found if bad in serving._refused else bad
 
     stored_and_bad.cache_clear = lambda: None
-    monkeypatch.setattr(launch, "choose", stored_and_bad)
-    monkeypatch.setattr(launch, "device_at", lambda index: (DEVICES["h200"], "full", True))
-    runs = launch.run
+    monkeypatch.setattr(serving, "choose", stored_and_bad)
+    monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["h200"], "full", True))
+    runs = serving.run
 
     def run(kernel, *arguments):
         if kernel.configs[0].config["block_sizes"] == [0, 0, 0]:
             raise ValueError("no such block")
         return runs(kernel, *arguments)
 
-    monkeypatch.setattr(launch, "run", run)
+    monkeypatch.setattr(serving, "run", run)
     assert torch.equal(dot_compress_launch.forward(x, y, None, 1)[0], expected)
     assert sum("is refused (no such block)" in r.getMessage() for r in caplog.records) == 2
 
@@ -88,7 +88,7 @@ def test_a_stored_choice_that_is_refused_gives_way_to_the_default(monkeypatch, f
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_small_batches_get_smaller_programs_and_the_same_bits(kernel):
     call, device = DotCall("bfloat16", 3219, 256, 64, 1), DEVICES["h200"]
-    default = dict(launch.default_choice(kernel, call, device).variant)
+    default = dict(serving.default_choice(kernel, call, device).variant)
     found = {b: dict(space.fitted(tuple(default.items()), call, b, device)) for b in (1, 16, 128, 1152)}
     assert found[1152] == default
     shrunk = "rows" if "rows" in default else "block_d"
@@ -100,7 +100,7 @@ def test_small_batches_get_smaller_programs_and_the_same_bits(kernel):
     call = dot_compress_launch.call_of(x, y, 1)
     choices = {}
     for name in KERNELS:
-        chosen = launch.default_choice(name, call, device)
+        chosen = serving.default_choice(name, call, device)
         small = space.fitted(chosen.variant, call, 1, device)
         choices[name] = type(chosen)(name, chosen.config, small, "a test")
     out, b = dot_compress_launch.forward(x, y, None, 1, choices)

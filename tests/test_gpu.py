@@ -115,11 +115,11 @@ class TestKernels:
     """One kernel at a time, asked for by name and variant."""
 
     def choice(self, case: Case, name: str, **variant):
-        from helion_sinkhorn.kernels import launch
+        from helion_sinkhorn.kernels import launch, serving
 
         x, _ = case.inputs(DEVICE)
-        device, _, _ = launch.device_at(x.device.index)
-        selected = launch.choose(name, launch.call_of(x, *case.arguments), case.batch, device)
+        device, _, _ = serving.device_at(x.device.index)
+        selected = serving.choose(name, launch.call_of(x, *case.arguments), case.batch, device)
         return launch.with_variant(selected, **variant)
 
     def forward(self, case: Case, **variant):

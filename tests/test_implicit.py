@@ -129,12 +129,12 @@ class TestEquations:
 def kernel(dy, p, system, solver, n_iters=ENOUGH, **variant):
     pytest.importorskip("helion", reason="helion is not installed")
     from helion_sinkhorn.configs.device import DEVICES
-    from helion_sinkhorn.kernels import launch
+    from helion_sinkhorn.kernels import launch, serving
 
     choice = None
     if variant:
         call = launch.implicit_call(*p.shape[-2:], p.dtype, n_iters)
-        choice = launch.choose(f"sinkhorn_implicit_{solver}", call, len(p), DEVICES["h200"])
+        choice = serving.choose(f"sinkhorn_implicit_{solver}", call, len(p), DEVICES["h200"])
         choice = launch.with_variant(choice, **variant)
     return launch.implicit_backward(dy, p, n_iters, system, solver, torch.float32, choice)
 

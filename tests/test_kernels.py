@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("helion", reason="helion is not installed")
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import is_whole, launch
+from helion_sinkhorn.kernels import is_whole, launch, serving
 from helion_sinkhorn.scaling import segment_length
 from helion_sinkhorn.testing import Case
 from helion_sinkhorn.workloads import LOGITS
@@ -30,7 +30,7 @@ def choice(case: Case, name: str, **variant):
     """The default choice for a kernel asked for by name, with some variants changed."""
     x, _ = case.inputs()
     call = launch.call_of(x, *case.arguments)
-    return launch.with_variant(launch.choose(name, call, case.batch, DEVICES["h200"]), **variant)
+    return launch.with_variant(serving.choose(name, call, case.batch, DEVICES["h200"]), **variant)
 
 
 def check_forward(case: Case, **variant) -> None:
@@ -126,7 +126,7 @@ def test_a_pivot_changes_rounding_only(eps, n, m, first, logits):
         case = Case(logits, n, m, n_iters, "deepseek", first, eps=eps)
         call = launch.call_of(case.inputs()[0], *case.arguments)
         how = choice(case, "sinkhorn_forward", pivoted=True)
-        assert launch.prepare(call, eps, how, "full", True).constants[-1] is True
+        assert launch.constants(call, eps, how, "full")[-1] is True
         for paired in (True, False):
             check_forward(case, paired=paired, packed=True, pivoted=True)
             check_backward(case, "sinkhorn_backward", paired=paired, packed=True, pivoted=True)
@@ -138,8 +138,8 @@ def test_a_pivot_changes_rounding_only(eps, n, m, first, logits):
 def test_no_pivot_where_it_could_leave_the_range(n_iters, eps, form):
     case = Case("randn_8", 4, 4, n_iters, form, eps=eps)
     call = launch.call_of(case.inputs()[0], *case.arguments)
-    ready = launch.prepare(call, eps, choice(case, "sinkhorn_forward", pivoted=True), "full", True)
-    assert ready.constants[-1] is False
+    how = choice(case, "sinkhorn_forward", pivoted=True)
+    assert launch.constants(call, eps, how, "full")[-1] is False
     check_forward(case, pivoted=True)
 
 
@@ -153,11 +153,11 @@ def test_segments_of_any_length(length, n_iters, form):
 def takes_pairs(case: Case) -> bool:
     """Whether asking for pairs of reciprocals changes what is launched."""
     call = launch.call_of(case.inputs()[0], *case.arguments)
-    ready = [
-        launch.prepare(call, case.eps, choice(case, "sinkhorn_forward", paired=paired), "full", True)
+    either = [
+        launch.constants(call, case.eps, choice(case, "sinkhorn_forward", paired=paired), "full")
         for paired in (True, False)
     ]
-    return ready[0] != ready[1]
+    return either[0] != either[1]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -194,8 +194,8 @@ def test_history_in_slices_of_the_batch(monkeypatch):
     x, dy = case.inputs()
     selected = choice(case, "sinkhorn_backward_history")
     launches = []
-    run = launch.run
-    monkeypatch.setattr(launch, "run", lambda *args: launches.append(args[1].size(0)) or run(*args))
+    run = serving.run
+    monkeypatch.setattr(serving, "run", lambda *args: launches.append(args[1].size(0)) or run(*args))
     monkeypatch.setattr(launch, "SCRATCH_BYTES", 33 * 4 * (30 * 7 + 12))
     ratios = case.judge(dx=launch.backward(dy, x, *case.arguments, selected))
     assert launches == [32, 32, 6]

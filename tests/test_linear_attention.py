@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helion_sinkhorn import recurrent_linear_attention, reference, testing_linear_attention
-from helion_sinkhorn.kernels import linear_attention_launch
-from helion_sinkhorn.kernels.linear_attention_launch import Problem
+from helion_sinkhorn.kernels import linear_attention_launch, serving
 from helion_sinkhorn.testing_linear_attention import bounds, judge, run, run_module, truth
 from helion_sinkhorn.workloads import AttentionWorkload, tagged
 
@@ -145,12 +144,12 @@ def test_the_bounds_follow_the_specification(w):
 @pytest.mark.parametrize("count", [1, 2, 4, 16])
 @pytest.mark.parametrize(("rk", "rv"), [(1, 1), (4, 2), (16, 8)])
 def test_every_split_of_the_state(monkeypatch, rk, rv, count):
-    chosen = Problem.chosen
+    choose = serving.choose
 
-    def split(self, result):
-        return dataclasses.replace(chosen(self, result), variant=(("rk", rk), ("rv", rv), ("count", count)))
+    def split(*arguments):
+        return dataclasses.replace(choose(*arguments), variant=(("rk", rk), ("rv", rv), ("count", count)))
 
-    monkeypatch.setattr(Problem, "chosen", split)
+    monkeypatch.setattr(serving, "choose", split)
     w = workload("g gk gv", (1, 19, 2, 16, 24), states=True)
     ratios = judge(w, run_module(linear_attention_launch, w))
     assert max(ratios.values()) <= 1, ratios

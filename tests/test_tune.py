@@ -14,7 +14,7 @@ from helion_sinkhorn import tune as tuner
 from helion_sinkhorn.__main__ import main
 from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import KERNELS, Call, Choice, bodies, candidates, launch
+from helion_sinkhorn.kernels import KERNELS, Call, Choice, bodies, candidates, launch, serving
 from helion_sinkhorn.kernels.fingerprint import fingerprint
 from helion_sinkhorn.offline import Binary, Job
 from helion_sinkhorn.workloads import WORKLOADS, tagged
@@ -161,7 +161,7 @@ def test_the_winner_is_stored_and_served(tmp_path, monkeypatch):
     assert entry.config == tuple(sorted(result.winner.config))
     assert result.us < result.default_us == 100.0
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
-    choice = launch.choose("sinkhorn_forward", Call(True, 1, "float32", 4, 4, 20), 128, DEVICES["h200"])
+    choice = serving.choose("sinkhorn_forward", Call(True, 1, "float32", 4, 4, 20), 128, DEVICES["h200"])
     assert tuner.same(choice, result.winner)
     assert choice.stored
 
@@ -322,7 +322,7 @@ def stored_choice(tmp_path, monkeypatch, **config):
 
 def test_a_refused_config_is_one_warning_and_the_default(tmp_path, monkeypatch, caplog):
     stored_choice(tmp_path, monkeypatch, nonsense=1)
-    right, calls = launch.run, []
+    right, calls = serving.run, []
 
     def picky(kernel, *arguments):
         calls.append(kernel)
@@ -330,7 +330,7 @@ def test_a_refused_config_is_one_warning_and_the_default(tmp_path, monkeypatch, 
             raise ValueError("Unsupported config key nonsense")
         return right(kernel, *arguments)
 
-    monkeypatch.setattr(launch, "run", picky)
+    monkeypatch.setattr(serving, "run", picky)
     x = torch.randn(128, 4, 4)
     results = [launch.forward(x, *WORKLOAD.arguments, torch.float32) for _ in range(3)]
     default = candidates("sinkhorn_forward", Call(True, 1, "float32", 4, 4, 20), DEVICES["h200"])[0]
@@ -347,18 +347,24 @@ def test_a_choice_of_the_caller_s_own_is_never_replaced(monkeypatch):
     def refuse(*arguments):
         raise ValueError("no")
 
-    monkeypatch.setattr(launch, "run", refuse)
+    monkeypatch.setattr(serving, "run", refuse)
     mine = Choice("sinkhorn_forward", (("block_sizes", (64,)), ("num_warps", 2)), (("packed", True),), "mine")
     for choice in (mine, None):
         with pytest.raises(ValueError, match="no"):
             launch.forward(torch.randn(2, 4, 4), *WORKLOAD.arguments, torch.float32, choice)
 
 
+def serve_nothing(batch: int, n: int, m: int, n_iters: int) -> None:
+    """All that comes before a launch."""
+    call, x = Call(True, 1, "float32", n, m, n_iters), torch.empty(batch, n, m)
+    serving.serve("sinkhorn_forward", call, batch, x, lambda served: None, launch.tuned_keys)
+
+
 def test_a_call_worth_tuning_says_so_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
-    monkeypatch.setattr(launch, "device_at", lambda index: (DEVICES["mi350"], "gcn", False))
+    monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["mi350"], "gcn", False))
     for batch, n_iters in ((128, 20), (4096, 20), (128, 7)):
-        launch.served(False, 4, 4, torch.float32, n_iters, 1e-6, "deepseek", "rows", batch, 0, None)
+        serve_nothing(batch, 4, 4, n_iters)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "make tune DEVICE=mi350 KERNEL=sinkhorn_forward" in record.getMessage()
@@ -366,8 +372,8 @@ def test_a_call_worth_tuning_says_so_once(tmp_path, monkeypatch, caplog):
 
 def test_a_call_the_tuner_does_not_cover_says_nothing(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
-    monkeypatch.setattr(launch, "device_at", lambda index: (DEVICES["mi350"], "gcn", False))
-    launch.served(False, 5, 3, torch.float32, 20, 1e-6, "deepseek", "rows", 128, 0, None)
+    monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["mi350"], "gcn", False))
+    serve_nothing(128, 5, 3, 20)
     assert caplog.records == []
 
 

@@ -86,10 +86,10 @@ def our_config(logits, n_iters, form, first, mode, **options: object) -> str:
 
 def default_choices(logits, n_iters, form, first) -> tuple[object, object]:
     """The kernels' own configs (forward, backward), whatever is stored for this call."""
-    from helion_sinkhorn.kernels import KERNELS, Choice, launch
+    from helion_sinkhorn.kernels import KERNELS, Choice, launch, serving
 
     call = launch.call_of(logits, n_iters, EPS, form, first)
-    device, _, _ = launch.device_at(launch.index_of(logits))
+    device, _, _ = serving.device_at(serving.index_of(logits))
     names = "sinkhorn_forward", launch.backward_kernel(call)
     return tuple(Choice(name, *KERNELS[name].default(call, device), "its default") for name in names)
 

@@ -50,6 +50,20 @@ def key_of(fields: dict[str, Any]) -> Key:
     return frozen({name: value for name, value in fields.items() if name != "batch"})
 
 
+class Keyed:
+    """A dataclass whose fields, with their names, are the key of its configs."""
+
+    @property
+    def key(self) -> Key:
+        """What a stored entry is found by."""
+        return key_of(vars(self))
+
+    @classmethod
+    def of(cls, key: Key):
+        """The call with this key."""
+        return cls(**dict(key))
+
+
 def _entry(e: dict[str, Any], path: Path) -> Entry:
     batch, config, variant, evidence = e["key"]["batch"], e["config"], e["variant"], e["evidence"]
     for name, value, kind in (

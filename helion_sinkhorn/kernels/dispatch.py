@@ -66,7 +66,8 @@ def as_several(a: Any) -> Any:
 def repeat(kernel: helion.Kernel, *args: Any) -> Callable[..., None] | None:
     """The launch that `run(kernel, *args)` just made, as a function of its tensors; None where unknown.
 
-    The tensors given to it must have the device, dtypes, shapes, strides and 16-byte alignment of these.
+    It takes all tensors among `args`, in their order; they must have the device, dtypes, shapes, strides and
+    16-byte alignment of these.
     """
     program = _programs.get((kernel, signature(args)))
     if not isinstance(program, functools.partial):
@@ -76,19 +77,21 @@ def repeat(kernel: helion.Kernel, *args: Any) -> Callable[..., None] | None:
     ((function, grid, launched),) = launches
     binary = _binaries.get(specialisation(function, launched))
     count = sum(isinstance(a, torch.Tensor) for a in launched)
-    # Helion names the tensors first, in the order of the body's arguments
-    in_order = all(a is b for a, b in zip(launched[:count], args, strict=False))
-    if binary is None or not in_order or binary.packed_metadata is None:
+    given = [a for a in args if isinstance(a, torch.Tensor)]
+    # Helion names the tensors first, those that the generated code reads or writes
+    places = [i for a in launched[:count] for i, g in enumerate(given) if g is a]
+    if binary is None or len(places) != count or binary.packed_metadata is None:
         return None
     rest = launched[count:]
     grid = (*grid, 1, 1)
-    device = args[0].device.index
+    device = given[0].device.index
     launch, function, metadata = binary.run, binary.function, binary.packed_metadata
     stream_of = triton.runtime.driver.active.get_current_stream
     hooks = triton.knobs.runtime
 
     def again(*tensors: torch.Tensor) -> None:
         stream = stream_of(device)
+        tensors = [tensors[i] for i in places]
         described = binary.launch_metadata(grid, stream, *tensors, *rest)
         launch(
             *grid[:3], stream, function, metadata, described,

@@ -8,10 +8,11 @@ from types import MappingProxyType
 
 import torch
 
-from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.configs.store import Key
-from helion_sinkhorn.kernels import Choice, build, launch
+from helion_sinkhorn.kernels import Choice
 from helion_sinkhorn.kernels.dot_compress_space import DotCall, fitted, padded
+from helion_sinkhorn.kernels.launch import matrices
+from helion_sinkhorn.kernels.serving import Served, again, alike, run_and_keep, serve
 from helion_sinkhorn.workloads import DotWorkload, tagged
 
 Choices = Mapping[str, Choice]
@@ -29,11 +30,15 @@ def call_of(x: torch.Tensor, y: torch.Tensor, parts: int) -> DotCall:
     return DotCall(str(x.dtype)[6:], x.size(1), x.size(2), y.size(2), parts)
 
 
+def call_for(workload: DotWorkload) -> DotCall:
+    """The same for a workload."""
+    return DotCall(str(workload.dtype)[6:], workload.m, workload.d, workload.k, workload.parts)
+
+
 @functools.cache
 def tuned_keys() -> frozenset[Key]:
     """Keys, without the batch, that `make tune` covers."""
-    calls = (DotCall(str(w.dtype)[6:], w.m, w.d, w.k, w.parts) for w in tagged("tune", DotWorkload))
-    return frozenset(call.key for call in calls)
+    return frozenset(call_for(w).key for w in tagged("tune", DotWorkload))
 
 
 def run(
@@ -45,18 +50,18 @@ def run(
 ) -> None:
     """Launch a kernel with the choice named, or the one looked up; `constants` follow from its variant."""
     x = tensors[0]
-    device, _, interpret = launch.device_at(launch.index_of(x))
-    taken = choice or launch.choose(name, call, x.size(0), device)
-    if not (interpret or taken.stored or choice) and device.key in DEVICES and call.key in tuned_keys():
-        launch.say_untuned(device, name)
-    try:
-        kernel = build(name, taken.config, interpret)
-        variant = taken.variant if taken.stored or choice else fitted(taken.variant, call, x.size(0), device)
-        own = call.d, call.k, *constants(dict(variant)), call.parts
-        launch.run(kernel, *tensors, *own, interpret)
-    except Exception as refusal:
-        launch.refuse(taken, refusal)
-        run(name, call, None, tensors, constants)
+    key = name, choice, call.parts, alike(*tensors)
+    if again(key, *tensors):
+        return
+
+    def launch(served: Served) -> None:
+        variant = served.choice.variant
+        if not (served.choice.stored or served.named):
+            variant = fitted(variant, call, x.size(0), served.device)
+        own = call.d, call.k, *constants(dict(variant)), call.parts, served.interpret
+        run_and_keep(served.kernel, tensors, own, tensors, key)
+
+    serve(name, call, x.size(0), x, launch, tuned_keys, choice)
 
 
 def product(
@@ -94,8 +99,8 @@ def forward(
 
     choices: by the name of the kernel, where the caller has one of its own.
     """
-    x, y = launch.matrices(x), launch.matrices(y)
-    z = None if z is None else launch.matrices(z)
+    x, y = matrices(x), matrices(y)
+    z = None if z is None else matrices(z)
     out = torch.empty_like(y, memory_format=torch.contiguous_format)
     b = torch.empty((x.size(0), parts, x.size(2), y.size(2)), dtype=x.dtype, device=x.device)
     product(x, y, z, b, choices.get("dot_compress_product"))
@@ -107,7 +112,7 @@ def backward(
     grad: torch.Tensor, x: torch.Tensor, y: torch.Tensor, b: torch.Tensor, choices: Choices = NO_CHOICES
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dx, dy, db); db is like b (B, parts, D, K)."""
-    grad, x, y, b = launch.matrices(grad), launch.matrices(x), launch.matrices(y), b.contiguous()
+    grad, x, y, b = matrices(grad), matrices(x), matrices(y), b.contiguous()
     dx, dy = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, y))
     db = torch.empty_like(b)
     product(x, grad, None, db, choices.get("dot_compress_product"))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from helion_sinkhorn.configs.device import Device
-from helion_sinkhorn.configs.store import Key, key_of
+from helion_sinkhorn.configs.store import Keyed
 
 if TYPE_CHECKING:  # KERNELS names what stands here
     from helion_sinkhorn.kernels import Grid, Items
@@ -17,7 +17,7 @@ SMALLEST_BLOCK = 16
 
 
 @dataclass(frozen=True)
-class DotCall:
+class DotCall(Keyed):
     """The shape without the batch; parts is 2 for a precise intermediate."""
 
     dtype: str
@@ -25,16 +25,6 @@ class DotCall:
     d: int
     k: int
     parts: int
-
-    @property
-    def key(self) -> Key:
-        """What a stored entry is found by."""
-        return key_of(asdict(self))
-
-    @classmethod
-    def of(cls, key: Key) -> DotCall:
-        """The call with this key."""
-        return cls(**dict(key))
 
     @property
     def is_narrow(self) -> bool:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.configs.store import Key, key_of
+from helion_sinkhorn.configs.store import Keyed
 from helion_sinkhorn.kernels.bodies import LOG2E
 
 
@@ -54,7 +54,7 @@ ROLES = {
 
 
 @dataclass(frozen=True)
-class WalkCall:
+class WalkCall(Keyed):
     """What the config of a walk is chosen for: its result, and the operator's dtype, sizes and gates."""
 
     result: str
@@ -73,16 +73,6 @@ class WalkCall:
     def kept(self) -> int:
         """Entries of the result's vectors."""
         return self.dk if ROLES[self.result].transposed else self.dv
-
-    @property
-    def key(self) -> Key:
-        """What a stored entry is found by."""
-        return key_of(vars(self))
-
-    @classmethod
-    def of(cls, key: Key) -> WalkCall:
-        """The call with this key."""
-        return cls(**dict(key))
 
     def __str__(self) -> str:
         return f"{self.result} {self.dtype} {self.dk}x{self.dv} {self.gates or 'no gate'}"

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.configs.store import Key, key_of
+from helion_sinkhorn.configs.store import Keyed
 from helion_sinkhorn.kernels.bodies import LOG2E, reciprocal
 
 # exp of it is 0 in float32, as of all below; 0 times -inf would be NaN
@@ -43,7 +43,7 @@ LEAST_GATE = -110.0
 
 
 @dataclass(frozen=True)
-class ChunkCall:
+class ChunkCall(Keyed):
     """What the configs of the chunked kernels are chosen for: the operator's dtype, sizes and gates."""
 
     dtype: str
@@ -75,16 +75,6 @@ class ChunkCall:
         exponent grows with it, so that float32 stays at 2^-4.
         """
         return 2.0**-56 if self.operand == "bfloat16" else 2.0**-4
-
-    @property
-    def key(self) -> Key:
-        """What a stored entry is found by."""
-        return key_of(vars(self))
-
-    @classmethod
-    def of(cls, key: Key) -> ChunkCall:
-        """The call with this key."""
-        return cls(**dict(key))
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.dk}x{self.dv} {self.gates or 'no gate'}"

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 
-from helion_sinkhorn.kernels import Choice, build, launch
+from helion_sinkhorn.configs.store import Key
+from helion_sinkhorn.kernels import Choice
 from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall
 from helion_sinkhorn.kernels.linear_attention_launch import WIDE, Problem, Some
+from helion_sinkhorn.kernels.serving import Served, Tensors, again, alike, run_and_keep, serve
+from helion_sinkhorn.workloads import AttentionWorkload, tagged
+
+PARTS = "scores", "walk", "gradients"
 
 
 def call_of(p: Problem) -> ChunkCall:
     return ChunkCall(str(p.q.dtype)[6:], p.q.size(3), p.v.size(3), p.gates)
+
+
+def call_for(workload: AttentionWorkload) -> ChunkCall | None:
+    """The call of a workload's chunks, None where they do not serve it."""
+    if "gv" in workload.gates.split() or workload.lengths:
+        return None
+    return ChunkCall(str(workload.dtype)[6:], workload.dk, workload.dv, workload.gates)
+
+
+@functools.cache
+def tuned_keys() -> frozenset[Key]:
+    """Keys, without the batch, that `make tune` covers."""
+    calls = map(call_for, tagged("tune", AttentionWorkload))
+    return frozenset(call.key for call in calls if call is not None)
 
 
 def pieces(p: Problem) -> int:
@@ -34,20 +54,25 @@ def empty(p: Problem, *shape: int, dtype: torch.dtype = WIDE) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device=p.q.device)
 
 
-def chosen(p: Problem, kernel: str, named: Choice | None) -> Choice:
-    """The choice named, if it is one for this kernel, or else the stored config, or else the default."""
-    if named is not None and named.kernel == kernel:
-        return named
-    device, _, _ = launch.device_at(launch.index_of(p.q))
-    return launch.choose(kernel, call_of(p), p.q.size(0) * p.q.size(2), device)
+def start(
+    p: Problem, part: str, tensors: Tensors, constants: tuple[object, ...], named: Choice | None
+) -> None:
+    """One launch of a kernel; the tile, where there is one, and how to multiply come last.
 
+    named: the choice of the caller, if it is one for this kernel.
+    """
+    name = f"linear_attention_chunk_{part}"
 
-def start(p: Problem, choice: Choice, *arguments: object) -> None:
-    """One launch; the tile, where there is one, and how to multiply come last."""
-    _, how, interpret = launch.device_at(launch.index_of(p.q))
-    columns = dict(choice.variant).get("columns")
-    tile = () if columns is None else (columns, -(-p.v.size(3) // columns))
-    launch.run(build(choice.kernel, choice.config, interpret), *arguments, *tile, how)
+    def launch(served: Served) -> None:
+        columns = dict(served.choice.variant).get("columns")
+        tile = () if columns is None else (columns, -(-p.v.size(3) // columns))
+        own = *constants, *tile, served.reciprocal
+        key = served.choice, own, alike(*tensors)
+        if not again(key, *tensors):
+            run_and_keep(served.kernel, tensors, own, tensors, key)
+
+    choice = named if named is not None and named.kernel == name else None
+    serve(name, call_of(p), p.batch, p.q, launch, tuned_keys, choice)
 
 
 def scores(p: Problem, choice: Choice | None = None) -> Scratch:
@@ -60,11 +85,9 @@ def scores(p: Problem, choice: Choice | None = None) -> Scratch:
         empty(p, batch, heads, chunks, call.width),
         empty(p, batch, heads, chunks, call.chunk, call.chunk, dtype=operand),
     )
-    start(
-        p, chosen(p, "linear_attention_chunk_scores", choice),
-        p.q, p.k, p.g, p.g_gamma, p.gk, s.qs, s.ks, s.decay, s.a, p.scale,
-        call.chunk, call.width, p.reverse, pieces(p), call.least,
-    )  # fmt: skip
+    tensors = p.q, p.k, p.g, p.g_gamma, p.gk, s.qs, s.ks, s.decay, s.a
+    constants = p.scale, call.chunk, call.width, p.reverse, pieces(p), call.least
+    start(p, "scores", tensors, constants, choice)
     return s
 
 
@@ -85,10 +108,8 @@ def walk(
     o = None if x is None else torch.empty_like(v)
     before = empty(p, *decay.shape, v.size(3), dtype=y.dtype) if states else None
     last = p.new_state()
-    start(
-        p, chosen(p, "linear_attention_chunk_walk", choice),
-        y, v, decay, x, a, initial, o, before, last, call.chunk, call.width, backwards,
-    )  # fmt: skip
+    tensors = y, v, decay, x, a, initial, o, before, last
+    start(p, "walk", tensors, (call.chunk, call.width, backwards), choice)
     return o, before, last
 
 
@@ -105,11 +126,9 @@ def gradients(
     dq, dk = torch.empty_like(p.q), torch.empty_like(p.k)
     dg = None if p.g is None and p.g_gamma is None else empty(p, *p.q.shape[:3])
     dgk = None if p.gk is None else torch.empty_like(p.gk)
-    start(
-        p, chosen(p, "linear_attention_chunk_gradients", choice),
-        p.q, p.k, p.v, p.g, p.g_gamma, p.gk, do, decay, before, after, dq, dk, dg, dgk,
-        p.scale, call.chunk, call.width, p.reverse, pieces(p), call.least,
-    )  # fmt: skip
+    tensors = p.q, p.k, p.v, p.g, p.g_gamma, p.gk, do, decay, before, after, dq, dk, dg, dgk
+    constants = p.scale, call.chunk, call.width, p.reverse, pieces(p), call.least
+    start(p, "gradients", tensors, constants, choice)
     return dq, dk, dg, dgk
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from helion_sinkhorn.kernels import Choice, build, largest_run, launch, power_of_two
+from helion_sinkhorn.configs.store import Key
+from helion_sinkhorn.kernels import Choice, largest_run, power_of_two
 from helion_sinkhorn.kernels.linear_attention import ROLES, WalkCall
+from helion_sinkhorn.kernels.serving import Served, again, alike, run_and_keep, serve
+from helion_sinkhorn.workloads import AttentionWorkload, tagged
 
 KERNEL = "linear_attention_walk"
 WIDE = torch.float32
@@ -51,6 +56,11 @@ class Problem:
         return self.q.size(0) if self.cu_seqlens is None else self.cu_seqlens.numel() - 1
 
     @property
+    def batch(self) -> int:
+        """States that are walked independently."""
+        return self.sequences * self.q.size(2)
+
+    @property
     def gates(self) -> str:
         """Those that are there, by name."""
         return " ".join(name for name in ("g", "g_gamma", "gk", "gv") if getattr(self, name) is not None)
@@ -64,10 +74,18 @@ class Problem:
         shape = self.sequences, *self.q.shape[2:], self.v.size(3)
         return torch.empty(shape, dtype=WIDE, device=self.q.device)
 
-    def chosen(self, result: str) -> Choice:
-        """The stored config for a walk, or the kernel's default."""
-        device, _, _ = launch.device_at(launch.index_of(self.q))
-        return launch.choose(KERNEL, self.call(result), self.sequences * self.q.size(2), device)
+
+def calls_of(workload: AttentionWorkload) -> Iterator[WalkCall]:
+    """The walks of a workload's forward and backward."""
+    dk, dv = fitted(workload.dk), fitted(workload.dv)
+    for result in ROLES:
+        yield WalkCall(result, str(workload.dtype)[6:], dk, dv, workload.gates)
+
+
+@functools.cache
+def tuned_keys() -> frozenset[Key]:
+    """Keys, without the batch, that `make tune` covers."""
+    return frozenset(call.key for w in tagged("tune", AttentionWorkload) for call in calls_of(w))
 
 
 def fitted(size: int) -> int:
@@ -102,7 +120,6 @@ def split_state(x: Some, transposed: bool, rk: int, rv: int) -> Some:
 
 def walk(
     p: Problem,
-    choice: Choice,
     result: str,
     out: torch.Tensor,
     do: Some = None,
@@ -111,24 +128,53 @@ def walk(
     v_dual: Some = None,
     start_dual: Some = None,
     dgv: Some = None,
-    dg: Some = None,
-) -> None:
-    """One launch: writes out (B, T, H, D) and, where given, the state `end`, dgv and dg."""
-    role, call, variant = ROLES[result], p.call(result), dict(choice.variant)
-    rk, rv = largest_run(call.summed, variant["rk"]), largest_run(call.kept, variant["rv"])
-    tensors = {"q": p.q, "k": p.k, "v": p.v, "do": do}
-    q, k, v = [tensors[name] for name in role.operands]
-    o_dual = None if v_dual is None else tensors[role.dual]
+    gathers: bool = False,
+    choice: Choice | None = None,
+) -> Some:
+    """One launch: writes out (B, T, H, D) and, where given, the state `end` and dgv.
+
+    Returns:
+        with `gathers` the sums of dgv in every tile of the result, (tiles, tokens, H).
+    """
+    role, call = ROLES[result], p.call(result)
+    named = {"q": p.q, "k": p.k, "v": p.v, "do": do}
+    q, k, v = [named[name] for name in role.operands]
+    o_dual = None if v_dual is None else named[role.dual]
     gk, gv = (p.gv, p.gk) if role.transposed else (p.gk, p.gv)
-    start, end, start_dual = [split_state(x, role.transposed, rk, rv) for x in (start, end, start_dual)]
-    launch.run(
-        build(KERNEL, choice.config, launch.device_at(launch.index_of(p.q))[2]),
-        split(q, rk), split(k, rk), split(v, rv), split(out, rv),
-        None if p.g is None else p.g.flatten(0, 1), p.g_gamma, split(gk, rk), split(gv, rv),
-        start, end, split(v_dual, rv), split(o_dual, rv), start_dual, split(dgv, rv), dg,
-        p.cu_seqlens, p.sequences, p.q.size(1), p.scale,
-        variant["count"], p.reverse != role.late, role.late,
-    )  # fmt: skip
+    dg = None
+
+    def launch(served: Served) -> None:
+        nonlocal dg
+        variant = dict(served.choice.variant)
+        rk, rv = largest_run(call.summed, variant["rk"]), largest_run(call.kept, variant["rv"])
+        if gathers:
+            tiles = 1 if served.interpret else tiles_of(call, served.choice, rv)
+            dg = torch.empty((tiles, *p.q.flatten(0, 1).shape[:2]), dtype=WIDE, device=p.q.device)
+        constants = (
+            p.sequences, p.q.size(1), p.scale, variant["count"], p.reverse != role.late, role.late
+        )  # fmt: skip
+        tensors = (
+            q, k, v, out, p.g, p.g_gamma, gk, gv, start, end, v_dual, o_dual, start_dual, dgv, dg,
+            p.cu_seqlens,
+        )  # fmt: skip
+        key = served.choice, result, constants, alike(*tensors)
+        if again(key, *tensors):
+            return
+        first, last, dual = [split_state(x, role.transposed, rk, rv) for x in (start, end, start_dual)]
+        views = (
+            split(q, rk), split(k, rk), split(v, rv), split(out, rv),
+            None if p.g is None else p.g.flatten(0, 1), p.g_gamma, split(gk, rk), split(gv, rv),
+            first, last, split(v_dual, rv), split(o_dual, rv), dual, split(dgv, rv), dg, p.cu_seqlens,
+        )  # fmt: skip
+        run_and_keep(served.kernel, views, constants, tensors, key)
+
+    serve(KERNEL, call, p.batch, p.q, launch, tuned_keys, choice)
+    return dg
+
+
+def tiles_of(call: WalkCall, choice: Choice, rv: int) -> int:
+    """Tiles that a walk cuts its result into, which has runs of rv entries."""
+    return -(-(call.kept // rv) // dict(choice.config)["block_sizes"][0])
 
 
 def walk_o(
@@ -136,16 +182,16 @@ def walk_o(
 ) -> torch.Tensor:
     """o, of the dtype of v or the one given."""
     o = torch.empty_like(p.v, dtype=dtype)
-    walk(p, choice or p.chosen("o"), "o", o, start=start, end=end)
+    walk(p, "o", o, start=start, end=end, choice=choice)
     return o
 
 
 def walk_dq(
     p: Problem, do: torch.Tensor, start: Some, end: Some, choice: Choice | None = None
 ) -> torch.Tensor:
-    """dq, not rounded where the gates will sum it up."""
+    """dq, in float32 where the gates will sum it up."""
     dq = torch.empty_like(p.q, dtype=WIDE if p.gates else None)
-    walk(p, choice or p.chosen("dq"), "dq", dq, do, start, end)
+    walk(p, "dq", dq, do, start, end, choice=choice)
     return dq
 
 
@@ -153,23 +199,12 @@ def walk_dk(
     p: Problem, do: torch.Tensor, dend: Some, dq: torch.Tensor, end: Some, choice: Choice | None = None
 ) -> tuple[torch.Tensor, Some, Some]:
     """(dk, dgk, dg (B T, H) in float32), those gates that are there."""
-    choice = choice or p.chosen("dk")
-    dk, dgk, dg = torch.empty_like(p.k), None, None
-    if p.gk is not None:
-        dgk = torch.empty_like(p.gk)
-    if p.g is not None or p.g_gamma is not None:
-        dg = torch.empty(tiles_of(p, choice), *p.k.flatten(0, 1).shape[:2], dtype=WIDE, device=p.k.device)
-    gathers = dgk is not None or dg is not None
-    walk(p, choice, "dk", dk, do, dend, None, dq if gathers else None, end if gathers else None, dgk, dg)
+    dk, dgk = torch.empty_like(p.k), None if p.gk is None else torch.empty_like(p.gk)
+    of_steps = p.g is not None or p.g_gamma is not None
+    gathers = dgk is not None or of_steps
+    dual, start_dual = (dq, end) if gathers else (None, None)
+    dg = walk(p, "dk", dk, do, dend, None, dual, start_dual, dgk, of_steps, choice)
     return dk, dgk, None if dg is None else dg.sum(0)
-
-
-def tiles_of(p: Problem, choice: Choice) -> int:
-    """Tiles that the walk of dk cuts Dk into, each with its own part of dg."""
-    if launch.device_at(launch.index_of(p.q))[2]:
-        return 1
-    units = p.k.size(-1) // largest_run(p.k.size(-1), dict(choice.variant)["rv"])
-    return -(-units // dict(choice.config)["block_sizes"][0])
 
 
 def walk_dv(
@@ -183,7 +218,7 @@ def walk_dv(
 ) -> tuple[torch.Tensor, Some]:
     """(dv, dgv where it is there); dstart receives the gradient of the first state."""
     dv, dgv = torch.empty_like(p.v), None if p.gv is None else torch.empty_like(p.gv)
-    walk(p, choice or p.chosen("dv"), "dv", dv, do, dend, dstart, o, None if o is None else end, dgv)
+    walk(p, "dv", dv, do, dend, dstart, o, None if o is None else end, dgv, choice=choice)
     return dv, dgv
 
 

@@ -13,7 +13,7 @@ import torch._inductor.runtime.triton_compat
 import triton.language as tl
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import launch
+from helion_sinkhorn.kernels import serving
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "Triton reads TRITON_INTERPRET when it is imported"
 
@@ -31,4 +31,4 @@ torch._inductor.runtime.triton_compat.libdevice = LibdeviceOnNumpy()
 @pytest.fixture(autouse=True)
 def generated_code(monkeypatch):
     """CPU tensors take the compiled path with the configs of an H200; inline assembly has no interpreter."""
-    monkeypatch.setattr(launch, "device_at", lambda index: (DEVICES["h200"], "full", False))
+    monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["h200"], "full", False))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import launch
+from helion_sinkhorn.kernels import launch, serving
 from helion_sinkhorn.testing import Case
 
 FORMS = ["deepseek", "log"]
@@ -17,7 +17,7 @@ BATCH, BLOCK = 13, 8
 
 def choice(case: Case, name: str, block: int = BLOCK, **variant):
     call = launch.call_of(case.inputs()[0], *case.arguments)
-    selected = launch.choose(name, call, case.batch, DEVICES["h200"])
+    selected = serving.choose(name, call, case.batch, DEVICES["h200"])
     config = {**dict(selected.config), "block_sizes": (block,)}
     selected = type(selected)(name, tuple(sorted(config.items())), selected.variant, "a test")
     return launch.with_variant(selected, **variant)

@@ -7,7 +7,7 @@ import torch
 
 from helion_sinkhorn import implicit, reference
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import launch
+from helion_sinkhorn.kernels import launch, serving
 from helion_sinkhorn.workloads import make_cotangents, make_logits
 
 BATCH, BLOCK = 13, 8
@@ -19,7 +19,7 @@ def run(n, m, system, solver, logits="randn_1", n_iters=20, batch=BATCH, **varia
     p = reference.sinkhorn(x, n_iters, form="log").float()
     dy = make_cotangents(p)
     call = launch.implicit_call(n, m, p.dtype, n_iters)
-    chosen = launch.choose(f"sinkhorn_implicit_{solver}", call, batch, DEVICES["h200"])
+    chosen = serving.choose(f"sinkhorn_implicit_{solver}", call, batch, DEVICES["h200"])
     config = {**dict(chosen.config), "block_sizes": (BLOCK,)}
     chosen = type(chosen)(chosen.kernel, tuple(sorted(config.items())), chosen.variant, "a test")
     chosen = launch.with_variant(chosen, **variant)

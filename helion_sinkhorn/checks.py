@@ -1,0 +1,72 @@
+"""What every public function checks alike: its tensors, its options, and which implementation serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+IMPLEMENTATIONS = ("auto", "helion", "reference")
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (*KERNEL_DTYPES, torch.float64)
+
+
+def check_tensor(name: str, x: object, shape: str = "", remedy: str = "") -> None:
+    """Raise TypeError unless x is a strided tensor of one of DTYPES."""
+    if not isinstance(x, torch.Tensor):
+        of_shape = f" of shape {shape}" if shape else ""
+        raise TypeError(f"{name} is a {type(x).__name__}; pass a torch.Tensor{of_shape}")
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name} has layout {x.layout}; pass torch.strided: convert with .to_dense()")
+    if x.dtype not in DTYPES:
+        raise TypeError(f"{name} has dtype {x.dtype}; accepted are {', '.join(map(str, DTYPES))}{remedy}")
+
+
+def check_same_dtype(name: str, x: torch.Tensor, first: str, other: torch.Tensor) -> None:
+    """Raise TypeError unless x has the dtype of the argument named first."""
+    if x.dtype != other.dtype:
+        raise TypeError(
+            f"{name} has dtype {x.dtype}, {first} {other.dtype}; convert one, so that all are alike"
+        )
+
+
+def check_same_device(name: str, x: torch.Tensor, first: str, other: torch.Tensor) -> None:
+    """Raise ValueError unless x is where the argument named first is."""
+    if x.device != other.device:
+        raise ValueError(
+            f"{name} is on {x.device}, {first} on {other.device}; move one, so that all are together"
+        )
+
+
+def check_option(name: str, value: object, accepted: Collection[str]) -> None:
+    """Raise ValueError unless the option has one of these values."""
+    if value not in accepted:
+        raise ValueError(f"{name} is {value!r}; use one of {', '.join(map(repr, accepted))}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise TypeError unless the option is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}; pass True or False")
+
+
+def implementation_for(asked: str, name: str, x: torch.Tensor, beyond: str = "") -> str:
+    """ "helion" or "reference" for a call on x; `beyond` says which limit of the kernels it is beyond.
+
+    Raises:
+        NotImplementedError: "helion" was asked for, and the kernels do not serve the call.
+    """
+    if asked == "reference":
+        return "reference"
+    reason = beyond
+    if not x.is_cuda:
+        reason = f"the kernels run on CUDA and ROCm GPUs, {name} is on {x.device}"
+    elif x.dtype not in KERNEL_DTYPES:
+        reason = f"the kernels compute in float32, {name} is {x.dtype}"
+    if not reason:
+        return "helion"
+    if asked == "helion":
+        raise NotImplementedError(
+            f"implementation='helion': {reason}; use implementation='auto', which takes PyTorch here"
+        )
+    return "reference"
