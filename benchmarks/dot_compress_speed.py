@@ -102,6 +102,8 @@ def main() -> None:
     ]
     m, d, k = SHAPE.m, SHAPE.d, SHAPE.k
     torch._functorch.config.donated_buffer = False
+    # each batch, pass and mode is a compilation of its own; beyond the limit Dynamo runs eager PyTorch
+    torch._dynamo.config.recompile_limit = 64
 
     def note(line: str) -> None:
         print(line, flush=True)
