@@ -8,7 +8,8 @@ entries of a thread, which are independent, fill the wait.  With k tiles to run,
     cycles = max(k * busiest, ceil(k / r) * latency)
 
 The model knows no caches and no clock: its cycles rank candidates of one key and mean nothing else.
-Kernels that memory bounds have another (streaming.py), in nanoseconds.  How well it ranks is measured by every tuning run (calibration.py) and told in tuning_cache/README.md.
+Kernels that memory bounds have another model (streaming.py).  How well they rank is measured by every
+tuning run (calibration.py) and told in tuning_cache/README.md.
 """
 
 from __future__ import annotations
