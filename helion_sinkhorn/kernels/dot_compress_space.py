@@ -107,11 +107,13 @@ def in_flight(device: Device) -> int:
 
 
 def matrix_units(device: Device) -> tuple[Items, ...]:
-    """AMD's choices: the shape of the matrix instruction, and waves to leave registers for."""
+    """AMD's choices: the narrow matrix instruction, and registers for two waves on a scheduler.
+
+    A shape of 32 is what the compiler takes by itself, one wave too, and four waves spill `product`.
+    """
     if device.vendor != "amd":
         return ((),)
-    shapes = 16, 32
-    return ((), *((("matrix_instr_nonkdim", s), ("waves_per_eu", w)) for s in shapes for w in (1, 2)))
+    return (), (("matrix_instr_nonkdim", 16),), (("waves_per_eu", 2),)
 
 
 def configs(device: Device, *choices: tuple[int, int, int]) -> tuple[Items, ...]:
@@ -129,7 +131,8 @@ def product_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
         return ({"config": configs(device, *few), "block_d": blocks(call, (32, 64))},)
     return (
         {"config": configs(device, (32, 4, 3), (64, 4, 2), (64, 4, 3)), "block_d": blocks(call, (256,))},
-        {"config": configs(device, (64, 4, 3), (64, 4, 4)), "block_d": blocks(call, (32, 64, 128))},
+        {"config": configs(device, (64, 4, 3), (64, 4, 4), (128, 4, 3)), "block_d": blocks(call, (64, 128))},
+        {"config": configs(device, (64, 4, 4)), "block_d": blocks(call, (32,))},
     )
 
 
@@ -137,9 +140,10 @@ def apply_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
     if not call.is_narrow:
         few = (16, 8, 1), (32, 8, 1), (32, 8, 2), (32, 4, 1)
         return ({"config": configs(device, *few), "block_d": blocks(call, (64,)), "rows": (512,)},)
-    few = (32, 4, 3), (64, 4, 2), (64, 8, 2)
+    few, wide = ((32, 4, 3), (64, 4, 2)), ((64, 4, 3), (64, 8, 2))
     return (
         {"config": configs(device, *few), "block_d": blocks(call, (256,)), "rows": (256, 512, 1024, 2048)},
+        {"config": configs(device, *wide), "block_d": blocks(call, (256,)), "rows": (128, 256, 512)},
     )
 
 
@@ -152,6 +156,6 @@ def expand_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
         {
             "config": configs(device, *few),
             "block_d": blocks(call, (64, 128)),
-            "rows": (512, 2048, 4096),
+            "rows": (256, 512, 1024, 2048, 4096),
         },
     )
