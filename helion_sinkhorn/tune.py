@@ -287,7 +287,9 @@ class Compilation:
     def __init__(self, device: Device, groups: Sequence[Group], workers: int, cache: Path | None):
         self.device = device
         self.jobs = {
-            group: [Job(group.call, c) for c in candidates(group.kernel, group.call, device)]
+            group: [
+                Job(group.call, c, group.batches[0]) for c in candidates(group.kernel, group.call, device)
+            ]
             for group in groups
         }
         every = [job for jobs in self.jobs.values() for job in jobs]
