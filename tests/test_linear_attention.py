@@ -13,7 +13,7 @@ from autograd_calls import assert_equal, randn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helion_sinkhorn import recurrent_linear_attention, reference, testing_linear_attention
+from helion_sinkhorn import recurrent_linear_attention, reference
 from helion_sinkhorn.kernels import linear_attention_launch, serving
 from helion_sinkhorn.testing_linear_attention import METHODS, Case, Errors
 from helion_sinkhorn.workloads import AttentionWorkload, tagged
@@ -216,38 +216,6 @@ def test_a_head_and_a_sequence_are_the_same_alone(lengths):
     assert_equal((whole[0][:, :, 1:], whole[1][:, 1:]), alone)
 
 
-# ------------------------------------------------------------------------------ what torch sees of it
-
-
-def arguments(w, serves="reference"):
-    x, _, _ = w.make_inputs()
-    *vectors, start = [x.get(name) for name in testing_linear_attention.TENSORS]
-    return *vectors, 0.5, start, w.reverse, x.get("cu_seqlens"), serves
-
-
-@pytest.mark.parametrize(
-    "w",
-    [
-        workload("g g_gamma gk gv", states=True),
-        workload("", dtype=torch.bfloat16),
-        workload("g", (1, 6, 1, 3, 2), states=True, reverse=True, lengths=(2, 4)),
-        workload("gk", (2, 0, 2, 3, 4), states=True),
-        workload("gv", (0, 5, 2, 3, 4)),
-    ],
-    ids=["every gate", "bf16", "packed", "no step", "no sequence"],
-)
-def test_opcheck(w):
-    given = arguments(w)
-    leaves = [
-        x.requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-        for x in arguments(w)
-    ]
-    torch.library.opcheck(FORWARD, given)
-    torch.library.opcheck(FORWARD, tuple(leaves))
-    _, do, dend = w.make_inputs()
-    torch.library.opcheck(BACKWARD, (do, dend, *given))
-
-
 def test_no_step_leaves_the_state():
     w = workload("g g_gamma gk gv", (2, 0, 2, 3, 4), states=True)
     case = Case.of(w)
@@ -256,73 +224,6 @@ def test_no_step_leaves_the_state():
     assert torch.equal(found["end"], case.inputs["initial_state"])
     assert torch.equal(found["dinitial_state"], case.dend)
     assert torch.equal(found["dg_gamma"], torch.zeros(2))
-
-
-def value_and_gradients(function, x, do):
-    leaves = {name: t.detach().requires_grad_() for name, t in x.items()}
-    o, end = function(**leaves)
-    return o, end, *torch.autograd.grad((o, end), tuple(leaves.values()), (do, torch.ones_like(end)))
-
-
-def attend(**tensors):
-    return recurrent_linear_attention(**tensors, output_final_state=True)
-
-
-def test_compiled():
-    torch._dynamo.reset()
-    x, do, _ = workload("g g_gamma gk gv", states=True).make_inputs()
-    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    assert_equal(value_and_gradients(compiled, x, do), value_and_gradients(attend, x, do))
-
-
-def test_compiled_packed():
-    torch._dynamo.reset()
-    x, _, _ = workload("gk", (1, 9, 2, 3, 4), lengths=(2, 7)).make_inputs()
-    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    assert_equal(compiled(**x), attend(**x))
-
-
-class Attention(torch.nn.Module):
-    def forward(self, q, k, v, gk):
-        return recurrent_linear_attention(q, k, v, gk=gk)
-
-
-def test_exported_program_runs_at_other_lengths():
-    x, _, _ = workload().make_inputs()
-    steps = torch.export.Dim("steps", min=2)
-    shapes = {name: {1: steps} for name in x}
-    program = torch.export.export(Attention(), (), dict(x), dynamic_shapes=shapes, strict=True)
-    assert sum(node.target is FORWARD for node in program.graph.nodes) == 1
-    other, _, _ = workload(shape=(2, 17, 2, 4, 6)).make_inputs()
-    assert torch.equal(program.module()(**other), Attention()(**other))
-
-
-def test_autocast_changes_no_bit():
-    x, do, _ = workload("gk", states=True).make_inputs()
-    plain = value_and_gradients(attend, x, do)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_equal(value_and_gradients(attend, x, do), plain)
-
-
-def test_func_grad_is_that_of_autograd():
-    x, do, _ = workload("gk").make_inputs()
-
-    def loss(x):
-        return (recurrent_linear_attention(**x) * do).sum()
-
-    leaves = {name: t.clone().requires_grad_() for name, t in x.items()}
-    expected = torch.autograd.grad(loss(leaves), tuple(leaves.values()))
-    assert_equal(torch.func.grad(loss)(x).values(), expected)
-
-
-def test_second_derivatives_and_forward_mode_are_refused():
-    x, _, _ = workload("gk").make_inputs()
-    leaves = {name: t.requires_grad_() for name, t in x.items()}
-    (dq,) = torch.autograd.grad(attend(**leaves)[0].square().sum(), leaves["q"], create_graph=True)
-    with pytest.raises(NotImplementedError, match="no second derivative"):
-        dq.sum().backward()
-    with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
-        torch.func.jvp(lambda q: attend(**{**x, "q": q})[0], (x["q"].detach(),), (x["q"].detach(),))
 
 
 # -------------------------------------------------------------------------------------- what is refused
