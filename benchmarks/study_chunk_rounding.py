@@ -1,6 +1,6 @@
 """Which rounding of chunked linear attention costs what: its equations in float64, some factors in bfloat16.
 
-    python -m benchmarks.study_chunk_rounding      10 s on a core: the table of docs/linear_attention_chunked.md
+    python -m benchmarks.study_chunk_rounding      10 s, the table of docs/linear_attention_chunked.md
 
 Inputs in bfloat16 as `benchmarks.linear_attention_speed` draws them, T 2048, 4 heads, Dk 64, Dv 128, gk.
 Errors are root mean squares relative to that of the result, before its own rounding.
