@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helion_sinkhorn import recurrent_linear_attention
-from helion_sinkhorn.testing_linear_attention import judge, run
+from helion_sinkhorn.testing_linear_attention import Case
 from helion_sinkhorn.workloads import AttentionWorkload, tagged
 
 pytestmark = pytest.mark.gpu
@@ -23,11 +23,12 @@ def workload(gates, shape=(2, 37, 3, 16, 24), dtype=torch.float32, **options):
 
 
 def check(w):
-    ratios = judge(w, run(walked, w, DEVICE))
+    case = Case.of(w)
+    ratios = case.judge(case.to(DEVICE).run(walked))
     assert max(ratios.values()) <= 1, (w, ratios)
 
 
-@pytest.mark.parametrize("w", tagged("attention", AttentionWorkload), ids=lambda w: w.name)
+@pytest.mark.parametrize("w", tagged("ci", AttentionWorkload), ids=lambda w: w.name)
 def test_judged_workloads(w):
     check(w)
 
@@ -49,7 +50,7 @@ def test_packed_sequences():
 
 def test_the_same_bits_again_and_in_any_batch():
     w = workload("g g_gamma gk gv", (4, 65, 3, 64, 128), torch.bfloat16, states=True)
-    first, second = (run(walked, w, DEVICE) for _ in range(2))
+    first, second = (Case.of(w).to(DEVICE).run(walked) for _ in range(2))
     for name, x in first.items():
         assert torch.equal(x, second[name]), name
     tensors, _, _ = w.make_inputs(device=DEVICE)

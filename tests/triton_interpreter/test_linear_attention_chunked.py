@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from helion_sinkhorn.kernels import linear_attention_chunked_launch as chunked
-from helion_sinkhorn.linear_attention_error import chunked_budgets, truth
-from helion_sinkhorn.testing import half_ulp, worst
+from helion_sinkhorn.testing_linear_attention import Case
 
 SCALE = 0.3
 
@@ -30,13 +29,6 @@ def test_generated_code(steps, dk, dv, strength, reverse, dtype):
     inputs |= {name: strength * x for name, x in gates.items()}
     inputs = {name: x.to(dtype) for name, x in inputs.items()} | {"initial_state": drawn(*states)}
     do, dend = drawn(*values).to(dtype), drawn(*states)
-    exact = truth(inputs, do, dend, scale=SCALE, reverse=reverse)
-    budgets = chunked_budgets(inputs, do, dend, 64, str(dtype)[6:], scale=SCALE, reverse=reverse)
-    *tensors, start = inputs.values()
-    arguments = *tensors, None, SCALE, start, reverse, None
-    results = [*chunked.forward(*arguments), *chunked.backward(do, dend, *arguments)]
-    ratios = {
-        n: worst(x, exact[n], budgets[n] + half_ulp(exact[n], x.dtype))
-        for n, x in zip(exact, results, strict=True)
-    }
+    case = Case(inputs, do, dend, SCALE, reverse)
+    ratios = case.judge(case.run_module(chunked), "chunked")
     assert max(ratios.values()) <= 1, ratios
