@@ -287,7 +287,10 @@ class Compilation:
     def __init__(self, device: Device, groups: Sequence[Group], workers: int, cache: Path | None):
         self.device = device
         self.jobs = {
-            group: [Job(group.call, c) for c in candidates(group.kernel, group.call, device)]
+            # of the size that will run: beyond 2^31 entries offsets take 64 bits, and other code
+            group: [
+                Job(group.call, c, max(group.batches)) for c in candidates(group.kernel, group.call, device)
+            ]
             for group in groups
         }
         every = [job for jobs in self.jobs.values() for job in jobs]
