@@ -287,8 +287,9 @@ class Compilation:
     def __init__(self, device: Device, groups: Sequence[Group], workers: int, cache: Path | None):
         self.device = device
         self.jobs = {
+            # of the size that will run: beyond 2^31 entries offsets take 64 bits, and other code
             group: [
-                Job(group.call, c, group.batches[0]) for c in candidates(group.kernel, group.call, device)
+                Job(group.call, c, max(group.batches)) for c in candidates(group.kernel, group.call, device)
             ]
             for group in groups
         }

@@ -76,13 +76,13 @@ def fitted(variant: Items, call: DotCall, batch: int, device: Device) -> Items:
 
 def product_default(call: DotCall, device: Device) -> tuple[Items, Items]:
     if not call.is_narrow:
-        return config(32, 8, 2), (("block_d", block_of(call, 1 << 12)),)
+        return config(32, 4, 2), (("block_d", block_of(call, 1 << 12)),)
     return config(64, 4, in_flight(device)), (("block_d", block_of(call, (1 << 14) // call.parts)),)
 
 
 def apply_default(call: DotCall, device: Device) -> tuple[Items, Items]:
     if not call.is_narrow:
-        return config(32, 8, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 512))
+        return config(32, 4, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 512))
     whole = block_of(call, 1 << 14)
     if whole < call.d:
         # b is read again for each block and tile: less of both in flight
@@ -94,7 +94,7 @@ def apply_default(call: DotCall, device: Device) -> tuple[Items, Items]:
 
 def expand_default(call: DotCall, device: Device) -> tuple[Items, Items]:
     if not call.is_narrow:
-        return config(16, 8, 1), (("block_d", block_of(call, 1 << 11)), ("rows", 512))
+        return config(32, 8, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 512))
     return config(64, 4, in_flight(device)), (
         ("block_d", block_of(call, (1 << 13) // call.parts)),
         ("rows", 2048),
@@ -127,35 +127,30 @@ def blocks(call: DotCall, extents: Iterable[int]) -> tuple[int, ...]:
 
 def product_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
     if not call.is_narrow:
-        few = (16, 8, 1), (32, 8, 1), (32, 8, 2), (32, 4, 2)
-        return ({"config": configs(device, *few), "block_d": blocks(call, (32, 64))},)
+        few = (32, 4, 2), (32, 4, 3), (32, 8, 2)
+        return ({"config": configs(device, *few), "block_d": blocks(call, (32, 64, 128))},)
     return (
         {"config": configs(device, (32, 4, 3), (64, 4, 2), (64, 4, 3)), "block_d": blocks(call, (256,))},
         {"config": configs(device, (64, 4, 3), (64, 4, 4), (128, 4, 3)), "block_d": blocks(call, (64, 128))},
-        {"config": configs(device, (64, 4, 4)), "block_d": blocks(call, (32,))},
     )
 
 
 def apply_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
     if not call.is_narrow:
-        few = (16, 8, 1), (32, 8, 1), (32, 8, 2), (32, 4, 1)
+        few = (32, 8, 2), (32, 4, 1), (64, 4, 1), (64, 8, 1)
         return ({"config": configs(device, *few), "block_d": blocks(call, (64,)), "rows": (512,)},)
-    few, wide = ((32, 4, 3), (64, 4, 2)), ((64, 4, 3), (64, 8, 2))
+    few = (32, 4, 3), (64, 4, 2), (64, 4, 3)
     return (
         {"config": configs(device, *few), "block_d": blocks(call, (256,)), "rows": (256, 512, 1024, 2048)},
-        {"config": configs(device, *wide), "block_d": blocks(call, (256,)), "rows": (128, 256, 512)},
     )
 
 
 def expand_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
     if not call.is_narrow:
-        few = (16, 8, 1), (32, 8, 1)
-        return ({"config": configs(device, *few), "block_d": blocks(call, (32, 64)), "rows": (512,)},)
-    few = (64, 4, 1), (64, 4, 3)
+        few = (32, 8, 1), (32, 4, 1), (64, 4, 1), (64, 8, 1)
+        return ({"config": configs(device, *few), "block_d": blocks(call, (64, 128)), "rows": (512,)},)
+    rows = 256, 512, 1024, 2048, 4096
     return (
-        {
-            "config": configs(device, *few),
-            "block_d": blocks(call, (64, 128)),
-            "rows": (256, 512, 1024, 2048, 4096),
-        },
+        {"config": configs(device, (64, 4, 2)), "block_d": blocks(call, (128,)), "rows": rows},
+        {"config": configs(device, (64, 4, 3)), "block_d": blocks(call, (64, 128)), "rows": rows},
     )
