@@ -128,6 +128,8 @@ def problems(device: Device, job: Job, row: dict[str, Any]) -> Iterator[str]:
         yield f"{row['shared']} bytes of shared memory, {device.key} has {device.shared_limit}"
     if row["threads"] > MAX_THREADS:
         yield f"{row['threads']} threads a block, at most {MAX_THREADS}"
+    if stray := counts.get("stack pointer as data"):
+        yield f"{stray} instructions take the stack pointer for data (docs/helion.md)"
     if not counts.get("global load") or not counts.get("global store"):
         yield "no global loads or no global stores"
     config, variant = dict(job.choice.config), dict(job.choice.variant)

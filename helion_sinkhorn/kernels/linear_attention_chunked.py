@@ -80,9 +80,9 @@ class ChunkCall(Keyed):
         return f"{self.dtype} {self.dk}x{self.dv} {self.gates or 'no gate'}"
 
 
-def extent(size: int) -> int:
-    """An axis padded for Triton and its matrix units."""
-    return max(16, 1 << (size - 1).bit_length())
+def extent(size):
+    """An axis of Dk or Dv, padded: ptxas 12.8 gets products of narrower tiles wrong (docs/helion.md)."""
+    return max(64, 1 << (size - 1).bit_length())
 
 
 def product(x, y, how, acc=None):
