@@ -82,7 +82,9 @@ def product_default(call: DotCall, device: Device) -> tuple[Items, Items]:
 
 def apply_default(call: DotCall, device: Device) -> tuple[Items, Items]:
     if not call.is_narrow:
-        return config(32, 4, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 512))
+        # 128 columns of y are too many sums for the registers of four warps
+        warps = 4 if padded(call.k) <= 64 else 8
+        return config(32, warps, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 512))
     whole = block_of(call, 1 << 14)
     if whole < call.d:
         # b is read again for each block and tile: less of both in flight
