@@ -99,7 +99,7 @@ def dot_compress_expand(
     parts: hl.constexpr,
     interpret: hl.constexpr,
 ) -> None:
-    """dx, `rows` times `block_d` entries a program; columns of y are one block, multiplied `depth` at a time."""
+    """dx, `rows` times `block_d` entries a program; all columns of y are a block, `depth` a product."""
     batch, m, _ = y.size()
     # the blocks of the same rows side by side: they read the same rows of g and y
     for tile_d, tile_k, tile_e, tile_p in hl.tile([d, k, batch, m], block_size=[block_d, block_k, 1, rows]):
