@@ -86,8 +86,9 @@ def walk_of(binary: Binary, batch: int) -> Walk:
     rows = min(variant["rows"], call.m)
     walks, steps = batch * math.ceil(call.m / rows), math.ceil(rows / tile)
     if choice.kernel == "dot_compress_expand":
-        taken, written = 2 * tile * k * size, tile * block * size
-        return Walk(walks * blocks, steps, 2 * held, taken, written, x + 2 * y + 2 * b)
+        again = 2 * held if "depth" in variant else 0
+        taken, written = 2 * tile * k * size + again, tile * block * size
+        return Walk(walks * blocks, steps, 2 * held - again, taken, written, x + 2 * y + 2 * b)
     taken, written = tile * block * size, tile * k * size
     if blocks == 1:
         return Walk(walks, steps, held, taken, written, x + y + b)

@@ -82,7 +82,9 @@ def product_default(call: DotCall, device: Device) -> tuple[Items, Items]:
 
 def apply_default(call: DotCall, device: Device) -> tuple[Items, Items]:
     if not call.is_narrow:
-        return config(32, 4, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 512))
+        # 128 columns of y are too many sums for the registers of four warps
+        warps = 4 if padded(call.k) <= 64 else 8
+        return config(32, warps, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 512))
     whole = block_of(call, 1 << 14)
     if whole < call.d:
         # b is read again for each block and tile: less of both in flight
@@ -94,7 +96,11 @@ def apply_default(call: DotCall, device: Device) -> tuple[Items, Items]:
 
 def expand_default(call: DotCall, device: Device) -> tuple[Items, Items]:
     if not call.is_narrow:
-        return config(32, 8, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 512))
+        return config(64, 4, 1), (
+            ("block_d", block_of(call, 1 << 12)),
+            ("depth", SMALLEST_BLOCK),
+            ("rows", 512),
+        )
     return config(64, 4, in_flight(device)), (
         ("block_d", block_of(call, (1 << 13) // call.parts)),
         ("rows", 2048),
@@ -137,8 +143,8 @@ def product_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
 
 def apply_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
     if not call.is_narrow:
-        few = (32, 8, 2), (32, 4, 1), (64, 4, 1), (64, 8, 1)
-        return ({"config": configs(device, *few), "block_d": blocks(call, (64,)), "rows": (512,)},)
+        few = (32, 4, 1), (64, 4, 1), (64, 4, 2)
+        return ({"config": configs(device, *few), "block_d": blocks(call, (16, 32, 64)), "rows": (512,)},)
     few = (32, 4, 3), (64, 4, 2), (64, 4, 3)
     return (
         {"config": configs(device, *few), "block_d": blocks(call, (256,)), "rows": (256, 512, 1024, 2048)},
@@ -147,8 +153,15 @@ def apply_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
 
 def expand_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
     if not call.is_narrow:
-        few = (32, 8, 1), (32, 4, 1), (64, 4, 1), (64, 8, 1)
-        return ({"config": configs(device, *few), "block_d": blocks(call, (64, 128)), "rows": (512,)},)
+        few = (32, 8, 1), (64, 4, 1), (64, 4, 2), (64, 8, 1)
+        return (
+            {
+                "config": configs(device, *few),
+                "block_d": blocks(call, (64, 128)),
+                "depth": (SMALLEST_BLOCK,),
+                "rows": (512,),
+            },
+        )
     rows = 256, 512, 1024, 2048, 4096
     return (
         {"config": configs(device, (64, 4, 2)), "block_d": blocks(call, (128,)), "rows": rows},
