@@ -8,7 +8,8 @@ entries of a thread, which are independent, fill the wait.  With k tiles to run,
     cycles = max(k * busiest, ceil(k / r) * latency)
 
 The model knows no caches and no clock: its cycles rank candidates of one key and mean nothing else.
-How well it ranks is measured by every tuning run (calibration.py) and told in tuning_cache/README.md.
+Kernels that memory bounds have another model (streaming.py).  How well they rank is measured by every
+tuning run (calibration.py) and told in tuning_cache/README.md.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from helion_sinkhorn import streaming
 from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.kernels import Call
+from helion_sinkhorn.kernels.dot_compress_space import DotCall
 from helion_sinkhorn.kernels.launch import segment
 from helion_sinkhorn.offline import Binary
 
@@ -67,8 +70,8 @@ class Loop:
 
 
 def knows(call: Any) -> bool:
-    """Whether the model was made for kernels of this call: Sinkhorn's, which are bound by arithmetic."""
-    return isinstance(call, Call)
+    """Whether a model was made for kernels of this call: Sinkhorn's, bound by arithmetic, or dot compress."""
+    return isinstance(call, Call | DotCall)
 
 
 def loops_of(kernel: str, call: Call, variant: dict[str, Any], found: int) -> list[Loop]:
@@ -129,7 +132,9 @@ def executed(binary: Binary) -> Counter[str]:
 
 
 def score(binary: Binary, batch: int) -> float:
-    """Cycles for `batch` matrices: lower is better."""
+    """Cycles for `batch` matrices: lower is better; nanoseconds for kernels that stream."""
+    if isinstance(binary.job.call, DotCall):
+        return streaming.score(binary, batch)
     device: Device = DEVICES[binary.device]
     machine, run = MACHINES[device.vendor], executed(binary)
     config = dict(binary.job.choice.config)

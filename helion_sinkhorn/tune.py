@@ -287,7 +287,10 @@ class Compilation:
     def __init__(self, device: Device, groups: Sequence[Group], workers: int, cache: Path | None):
         self.device = device
         self.jobs = {
-            group: [Job(group.call, c) for c in candidates(group.kernel, group.call, device)]
+            # of the size that will run: beyond 2^31 entries offsets take 64 bits, and other code
+            group: [
+                Job(group.call, c, max(group.batches)) for c in candidates(group.kernel, group.call, device)
+            ]
             for group in groups
         }
         every = [job for jobs in self.jobs.values() for job in jobs]
@@ -364,13 +367,20 @@ def driver_version() -> str:
     return output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
 
 
+def runtime() -> str:
+    """What torch was built for."""
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip}"
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "none"
+
+
 def versions() -> dict[str, str]:
     """What a time depends on besides the device."""
     return {
         "helion": version("helion"),
         "triton": version("triton"),
         "torch": torch.__version__,
-        "runtime": f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}",
+        "runtime": runtime(),
         "driver": driver_version() if torch.cuda.is_available() else "",
         "python": platform.python_version(),
     }

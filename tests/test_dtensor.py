@@ -1,4 +1,4 @@
-"""The sharding rule with two gloo processes: batch dimensions shard, matrix dimensions are gathered."""
+"""The sharding rules with two gloo processes: batch dimensions shard, matrix dimensions are gathered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from helion_sinkhorn import nn, sinkhorn
+from helion_sinkhorn import dot_compress, nn, sinkhorn
 
 if not dist.is_available() or not dist.is_gloo_available():
     pytest.skip("this torch has no gloo", allow_module_level=True)
@@ -108,6 +108,10 @@ def work(rank: int, folder: str) -> None:
         outcomes[name, "implicit"] = compare(
             lambda x: sinkhorn(x, backward="implicit"), x, dp, mesh, placements
         )
+        # M = D = K: one tensor serves as x, y and z
+        outcomes[name, "dot_compress"] = compare(
+            lambda x: dot_compress(x, 2 * x, -x), x, dp, mesh, placements
+        )
     outcomes["module"] = compare(nn.FusedMHC(5), x, dp, mesh, CASES["batch"])
     with torch.no_grad():
         p = sinkhorn(distribute(x, mesh, Shard(0)), out_dtype=torch.bfloat16)
@@ -124,7 +128,7 @@ def ranks(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 
-@pytest.mark.parametrize("kind", [*FORMS, "implicit"])
+@pytest.mark.parametrize("kind", [*FORMS, "implicit", "dot_compress"])
 @pytest.mark.parametrize("case", CASES)
 def test_distributed_equals_local(ranks, case, kind):
     for outcome in ranks:
@@ -132,7 +136,7 @@ def test_distributed_equals_local(ranks, case, kind):
         assert outcome[case, kind]["gradient"]
 
 
-@pytest.mark.parametrize("kind", ["deepseek", "implicit"])
+@pytest.mark.parametrize("kind", ["deepseek", "implicit", "dot_compress"])
 @pytest.mark.parametrize("case", sorted(NO_COMMUNICATION))
 def test_batch_dimensions_shard_without_communication(ranks, case, kind):
     placement = str(CASES[case][0])
@@ -147,11 +151,12 @@ def test_each_process_holds_its_share(ranks):
     assert columns == [(5, 1, 4, 4)] * 2
 
 
+@pytest.mark.parametrize("kind", ["deepseek", "dot_compress"])
 @pytest.mark.parametrize("case", ["rows", "columns"])
-def test_matrix_dimensions_are_gathered(ranks, case):
+def test_matrix_dimensions_are_gathered(ranks, case, kind):
     for outcome in ranks:
-        assert outcome[case, "deepseek"]["placements"][0] not in (str(Shard(2)), str(Shard(3)))
-        assert outcome[case, "deepseek"]["communication"][0] > 0
+        assert outcome[case, kind]["placements"][0] not in (str(Shard(2)), str(Shard(3)))
+        assert outcome[case, kind]["communication"][0] > 0
 
 
 def test_modules_take_distributed_logits(ranks):

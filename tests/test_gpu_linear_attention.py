@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -70,3 +72,14 @@ def test_a_graph_replays_it():
     o.zero_()
     graph.replay()
     assert torch.equal(o, expected)
+
+
+@pytest.mark.parametrize("method", ["recurrent", "chunked"])
+def test_a_kept_launch_takes_each_tensor_for_its_own_argument(method):
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    q, k, v = torch.randn((3, 2, 70, 2, 64), device=DEVICE, generator=generator).unbind()
+    run = functools.partial(recurrent_linear_attention, method=method, implementation="helion")
+    expected = run(q, k, v)
+    assert not torch.equal(run(q, q, q), expected)
+    assert torch.equal(run(q, k, v), expected)
+    assert torch.equal(run(q.clone(), k.clone(), v.clone()), expected)

@@ -94,24 +94,32 @@ def dot_compress_expand(
     k: hl.constexpr,
     block_d: hl.constexpr,
     block_k: hl.constexpr,
+    depth: hl.constexpr,
     rows: hl.constexpr,
     parts: hl.constexpr,
     interpret: hl.constexpr,
 ) -> None:
-    """dx, `rows` times `block_d` entries a program; all columns of y are one block."""
+    """dx, `rows` times `block_d` entries a program; all columns of y are a block, `depth` a product."""
     batch, m, _ = y.size()
     # the blocks of the same rows side by side: they read the same rows of g and y
     for tile_d, tile_k, tile_e, tile_p in hl.tile([d, k, batch, m], block_size=[block_d, block_k, 1, rows]):
         e = tile_e.begin
-        b_high, db_high = b[e, 0, tile_d, tile_k], db[e, 0, tile_d, tile_k]
-        if parts == 2:
-            b_low, db_low = b[e, 1, tile_d, tile_k], db[e, 1, tile_d, tile_k]
-        for tile_r in hl.tile(tile_p.begin, tile_p.end):
-            g_rows, y_rows = grad[e, tile_r, tile_k], y[e, tile_r, tile_k]
-            s = hl.zeros([tile_r, tile_d], dtype=torch.float32)
-            s = multiply(g_rows, b_high.T, s, interpret)
-            s = multiply(y_rows, db_high.T, s, interpret)
+        if depth == block_k:
+            b_high, db_high = b[e, 0, tile_d, tile_k], db[e, 0, tile_d, tile_k]
             if parts == 2:
-                s = multiply(g_rows, b_low.T, s, interpret)
-                s = multiply(y_rows, db_low.T, s, interpret)
+                b_low, db_low = b[e, 1, tile_d, tile_k], db[e, 1, tile_d, tile_k]
+        for tile_r in hl.tile(tile_p.begin, tile_p.end):
+            s = hl.zeros([tile_r, tile_d], dtype=torch.float32)
+            if depth == block_k:
+                g_rows, y_rows = grad[e, tile_r, tile_k], y[e, tile_r, tile_k]
+                s = multiply(g_rows, b_high.T, s, interpret)
+                s = multiply(y_rows, db_high.T, s, interpret)
+                if parts == 2:
+                    s = multiply(g_rows, b_low.T, s, interpret)
+                    s = multiply(y_rows, db_low.T, s, interpret)
+            else:
+                # a thread holds all of its operands of a float32 product: 64 columns at once spill
+                for tile_c in hl.tile(k, block_size=depth):
+                    s = multiply(grad[e, tile_r, tile_c], b[e, 0, tile_d, tile_c].T, s, interpret)
+                    s = multiply(y[e, tile_r, tile_c], db[e, 0, tile_d, tile_c].T, s, interpret)
             dx[e, tile_r, tile_d] = s.to(dx.dtype)

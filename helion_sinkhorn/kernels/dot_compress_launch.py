@@ -85,8 +85,12 @@ def expand(
 ) -> None:
     """dx (B, M, D) = grad b' + y db'."""
     call = call_of(dx, y, b.size(1))
-    tensors = grad, y, b, db, dx
-    run("dot_compress_expand", call, choice, tensors, lambda v: (v["block_d"], padded(call.k), v["rows"]))
+    columns = padded(call.k)
+
+    def constants(variant: dict[str, int]) -> tuple[int, ...]:
+        return variant["block_d"], columns, variant.get("depth", columns), variant["rows"]
+
+    run("dot_compress_expand", call, choice, (grad, y, b, db, dx), constants)
 
 
 def forward(

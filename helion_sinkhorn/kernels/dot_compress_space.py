@@ -76,13 +76,15 @@ def fitted(variant: Items, call: DotCall, batch: int, device: Device) -> Items:
 
 def product_default(call: DotCall, device: Device) -> tuple[Items, Items]:
     if not call.is_narrow:
-        return config(32, 8, 2), (("block_d", block_of(call, 1 << 12)),)
+        return config(32, 4, 2), (("block_d", block_of(call, 1 << 12)),)
     return config(64, 4, in_flight(device)), (("block_d", block_of(call, (1 << 14) // call.parts)),)
 
 
 def apply_default(call: DotCall, device: Device) -> tuple[Items, Items]:
     if not call.is_narrow:
-        return config(32, 8, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 512))
+        # 128 columns of y are too many sums for the registers of four warps
+        warps = 4 if padded(call.k) <= 64 else 8
+        return config(32, warps, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 512))
     whole = block_of(call, 1 << 14)
     if whole < call.d:
         # b is read again for each block and tile: less of both in flight
@@ -94,7 +96,11 @@ def apply_default(call: DotCall, device: Device) -> tuple[Items, Items]:
 
 def expand_default(call: DotCall, device: Device) -> tuple[Items, Items]:
     if not call.is_narrow:
-        return config(16, 8, 1), (("block_d", block_of(call, 1 << 11)), ("rows", 512))
+        return config(64, 4, 1), (
+            ("block_d", block_of(call, 1 << 12)),
+            ("depth", SMALLEST_BLOCK),
+            ("rows", 512),
+        )
     return config(64, 4, in_flight(device)), (
         ("block_d", block_of(call, (1 << 13) // call.parts)),
         ("rows", 2048),
@@ -107,11 +113,13 @@ def in_flight(device: Device) -> int:
 
 
 def matrix_units(device: Device) -> tuple[Items, ...]:
-    """AMD's choices: the shape of the matrix instruction, and waves to leave registers for."""
+    """AMD's choices: the narrow matrix instruction, and registers for two waves on a scheduler.
+
+    A shape of 32 is what the compiler takes by itself, one wave too, and four waves spill `product`.
+    """
     if device.vendor != "amd":
         return ((),)
-    shapes = 16, 32
-    return ((), *((("matrix_instr_nonkdim", s), ("waves_per_eu", w)) for s in shapes for w in (1, 2)))
+    return (), (("matrix_instr_nonkdim", 16),), (("waves_per_eu", 2),)
 
 
 def configs(device: Device, *choices: tuple[int, int, int]) -> tuple[Items, ...]:
@@ -125,19 +133,19 @@ def blocks(call: DotCall, extents: Iterable[int]) -> tuple[int, ...]:
 
 def product_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
     if not call.is_narrow:
-        few = (16, 8, 1), (32, 8, 1), (32, 8, 2), (32, 4, 2)
-        return ({"config": configs(device, *few), "block_d": blocks(call, (32, 64))},)
+        few = (32, 4, 2), (32, 4, 3), (32, 8, 2)
+        return ({"config": configs(device, *few), "block_d": blocks(call, (32, 64, 128))},)
     return (
         {"config": configs(device, (32, 4, 3), (64, 4, 2), (64, 4, 3)), "block_d": blocks(call, (256,))},
-        {"config": configs(device, (64, 4, 3), (64, 4, 4)), "block_d": blocks(call, (32, 64, 128))},
+        {"config": configs(device, (64, 4, 3), (64, 4, 4), (128, 4, 3)), "block_d": blocks(call, (64, 128))},
     )
 
 
 def apply_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
     if not call.is_narrow:
-        few = (16, 8, 1), (32, 8, 1), (32, 8, 2), (32, 4, 1)
-        return ({"config": configs(device, *few), "block_d": blocks(call, (64,)), "rows": (512,)},)
-    few = (32, 4, 3), (64, 4, 2), (64, 8, 2)
+        few = (32, 4, 1), (64, 4, 1), (64, 4, 2)
+        return ({"config": configs(device, *few), "block_d": blocks(call, (16, 32, 64)), "rows": (512,)},)
+    few = (32, 4, 3), (64, 4, 2), (64, 4, 3)
     return (
         {"config": configs(device, *few), "block_d": blocks(call, (256,)), "rows": (256, 512, 1024, 2048)},
     )
@@ -145,13 +153,17 @@ def apply_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
 
 def expand_space(call: DotCall, device: Device) -> tuple[Grid, ...]:
     if not call.is_narrow:
-        few = (16, 8, 1), (32, 8, 1)
-        return ({"config": configs(device, *few), "block_d": blocks(call, (32, 64)), "rows": (512,)},)
-    few = (64, 4, 1), (64, 4, 3)
+        few = (32, 8, 1), (64, 4, 1), (64, 4, 2), (64, 8, 1)
+        return (
+            {
+                "config": configs(device, *few),
+                "block_d": blocks(call, (64, 128)),
+                "depth": (SMALLEST_BLOCK,),
+                "rows": (512,),
+            },
+        )
+    rows = 256, 512, 1024, 2048, 4096
     return (
-        {
-            "config": configs(device, *few),
-            "block_d": blocks(call, (64, 128)),
-            "rows": (512, 2048, 4096),
-        },
+        {"config": configs(device, (64, 4, 2)), "block_d": blocks(call, (128,)), "rows": rows},
+        {"config": configs(device, (64, 4, 3)), "block_d": blocks(call, (64, 128)), "rows": rows},
     )
