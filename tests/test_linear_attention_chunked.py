@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+from helion_sinkhorn import linear_attention
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.kernels import default_choice
 from helion_sinkhorn.kernels import linear_attention_chunked_launch as chunked
@@ -106,6 +107,27 @@ def test_a_sequence_does_not_know_its_batch():
     one = dataclasses.replace(case, inputs=inputs, do=case.do[1:2], dend=case.dend[1:2]).run_module(chunked)
     for name, x in one.items():
         assert torch.equal(whole[name][1:2], x), name
+
+
+@pytest.mark.parametrize(
+    ("steps", "dk", "dtype", "options", "expected"),
+    [
+        (64, 128, torch.bfloat16, {}, "chunked"),
+        (64, 1, torch.float16, {}, "chunked"),
+        (63, 64, torch.bfloat16, {}, "recurrent"),
+        (4096, 64, torch.float32, {}, "recurrent"),
+        (4096, 129, torch.bfloat16, {}, "recurrent"),
+        (4096, 64, torch.bfloat16, {"gv": torch.empty(0)}, "recurrent"),
+        (4096, 64, torch.bfloat16, {"cu_seqlens": torch.empty(0)}, "recurrent"),
+        (4096, 64, torch.bfloat16, {"method": "recurrent"}, "recurrent"),
+        (1, 64, torch.float32, {"method": "chunked"}, "chunked"),
+    ],
+)
+def test_what_auto_takes_on_a_gpu(steps, dk, dtype, options, expected, monkeypatch):
+    monkeypatch.setattr(linear_attention, "implementation_for", lambda *_: "helion")
+    q, v = (torch.empty((1, steps, 1, d), dtype=dtype) for d in (dk, 8))
+    call = {"method": "auto", "gv": None, "cu_seqlens": None, **options}
+    assert linear_attention._serves("auto", q=q, v=v, **call) == expected
 
 
 @pytest.mark.parametrize("key", ["h200", "b200", "mi350"])
