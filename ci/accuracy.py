@@ -117,7 +117,7 @@ def judge(name: str, device: str, steps: int) -> dict[str, object]:
             **statistics(truth[candidate.of], first),
             "marginals": marginals(first, truth[candidate.of].exact),
             "reproducible": reproducible(candidate, full, result, judged),
-            "digest": digest(first), "shape": list(first.shape[1:]),
+            "digest": digest(first), "shape": list(first.shape[1:]), "dtype": str(first.dtype)[6:],
             **({"sample": sample(first)} if candidate.served else {}),
         })  # fmt: skip
     modelled = {vendor: run(workload, *inputs) for vendor, run in operator.vendors.items()}

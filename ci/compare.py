@@ -46,10 +46,10 @@ def served(artefact: Artefact, workload: str, of: str) -> dict | None:
 def sample(record: dict, result: dict) -> torch.Tensor:
     """The first matrices of a stored result."""
     arguments = record["arguments"]
-    dtype = getattr(torch, arguments["dtype"])
+    # artefacts from before there were other operators say neither dtype nor shape
+    dtype = getattr(torch, result.get("dtype") or arguments["dtype"])
     bits = np.int32 if dtype == torch.float32 else np.int16
     flat = torch.from_numpy(np.frombuffer(base64.b64decode(result["sample"]), bits).copy())
-    # artefacts from before there were other operators say no shape
     shape = result.get("shape") or (arguments["n"], arguments["m"])
     return flat.view(dtype).view(-1, *shape)
 

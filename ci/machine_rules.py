@@ -30,6 +30,8 @@ WIDENING = re.compile(
 """From 16 bits to float32, by itself or on the way into a sum."""
 MATRIX = re.compile(r"(wgmma\.)?mma\w*\.\S*\.f32\.|tcgen05\.mma|v_mfma_f32_")
 """Matrix instructions that add up in float32."""
+PARTS = {"cvt.rna.tf32.f32", "cvt.rn.bf16.f32", "cvt.rn.bf16x2.f32"}
+"""Where chunks of linear attention take a float32 as the sum of two or three numbers for matrix units."""
 SPILL_BYTES = {
     # The adjoint of a 128 x 128 matrix holds A, its cotangent and the logits, 48 Ki floats besides
     # temporaries; the registers of a whole NVIDIA SM are 64 Ki
@@ -64,6 +66,13 @@ def is_sinkhorn(binary: Binary) -> bool:
     return binary.job.choice.kernel.startswith("sinkhorn_")
 
 
+def allowed_parts(binary: Binary) -> set[str]:
+    """PARTS, or those that AMD's code has for them, in a kernel that takes numbers apart."""
+    if not binary.job.choice.kernel.startswith("linear_attention_chunk_"):
+        return set()
+    return PARTS | named(binary, NARROWING.pattern)
+
+
 def reciprocal(binary: Binary) -> Iterator[str]:
     """Every inverse is the pinned reciprocal of one instruction, and a Sinkhorn kernel has it."""
     pinned = {RECIPROCAL[vendor(binary)]}
@@ -90,24 +99,25 @@ def subnormals(binary: Binary) -> Iterator[str]:
 
 
 def rounding(binary: Binary) -> Iterator[str]:
-    """Every rounding is to the nearest, ties to even."""
-    yield from sorted(named(binary, r"\.(rz|rm|rp|rna|rs)\b|_(pkrtz|pknorm|rpi|flr|sr)_"))
+    """Every rounding is to the nearest, ties to even, but of TF32 parts, which add up to their number."""
+    found = named(binary, r"\.(rz|rm|rp|rna|rs)\b|_(pkrtz|pknorm|rpi|flr|sr)_")
+    yield from sorted(found - allowed_parts(binary))
     yield from (f"{k} {v}" for k, v in binary.modes.items() if "round_mode" in k and v != 0)
 
 
 def precision(binary: Binary) -> Iterator[str]:
     """Everything is computed in float32; only arguments are widened to it and results rounded from it."""
-    for op in sorted(named(binary, r"f16|f64|tf32|^v_add3_u32$")):
+    for op in sorted(named(binary, r"f16|f64|tf32|^v_add3_u32$") - allowed_parts(binary)):
         if not (NARROWING.fullmatch(op) or WIDENING.fullmatch(op) or MATRIX.match(op)):
             yield op
 
 
 def conversion(binary: Binary) -> Iterator[str]:
-    """A Sinkhorn kernel rounds a 16-bit result by a conversion; a float32 program has none."""
+    """A Sinkhorn kernel rounds a 16-bit result by a conversion; a float32 program has none but for parts."""
     dtype = binary.job.call.dtype
     narrowing = sorted(op for op in binary.operations if NARROWING.fullmatch(op))
     if dtype == "float32":
-        yield from narrowing
+        yield from sorted(set(narrowing) - allowed_parts(binary))
     elif is_sinkhorn(binary) and not narrowing:
         yield f"nothing rounds to {dtype}"
 

@@ -6,11 +6,13 @@ import dot_compress_faults
 import dot_compress_gate
 import implicit_faults
 import implicit_gate
+import linear_attention_faults
+import linear_attention_gate
 import sinkhorn_faults
 import sinkhorn_gate
 from gate import Operator
 
-from helion_sinkhorn.workloads import DotWorkload, Workload
+from helion_sinkhorn.workloads import AttentionWorkload, DotWorkload, Workload
 
 OPERATORS = {
     "sinkhorn": Operator(
@@ -43,6 +45,16 @@ OPERATORS = {
         faults=dot_compress_faults.FAULTS,
         baseline=dot_compress_faults.BASELINE,
         vendors=dot_compress_faults.VENDORS,
+    ),
+    "linear_attention": Operator(
+        takes=lambda w: isinstance(w, AttentionWorkload),
+        inputs=linear_attention_gate.inputs,
+        truths=linear_attention_gate.truths,
+        candidates=linear_attention_gate.candidates,
+        good=linear_attention_faults.GOOD,
+        faults=linear_attention_faults.FAULTS,
+        baseline=linear_attention_faults.BASELINE,
+        vendors=linear_attention_faults.VENDORS,
     ),
 }
 

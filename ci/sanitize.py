@@ -25,8 +25,10 @@ TOOLS = ("memcheck", "initcheck", "racecheck")
 WORKLOADS = (
     "mhc_fp32", "mhc_bf16", "log_4", "tail_5x3", "wide_4x8", "masked_8", "lane_32", "matching_64",
     "implicit_mhc", "implicit_bf16", "implicit_tail_5x3", "implicit_wide_4x8", "implicit_64",
+    "attention_every_gate", "attention_packed", "attention_chunks", "attention_retention",
 )  # fmt: skip
-"""Packed, padded and rectangular matrices, restarts, and sums between warps through shared memory."""
+"""Packed, padded and rectangular matrices, restarts, sums between warps through shared memory, and linear
+attention by every kernel: sides that are padded, packed sequences, a chunk cut short at either end."""
 BATCHES = (1, 3, 67)
 STEPS = 1 << 12
 """Entries times iterations drawn of a workload; they are repeated to a batch."""

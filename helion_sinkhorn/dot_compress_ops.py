@@ -47,6 +47,8 @@ def _launch():
 
 def _elements(t: torch.Tensor, trailing: int = 2) -> torch.Tensor:
     """All leading dimensions as one."""
+    if t.dim() == trailing + 1:
+        return t
     return t.reshape(t.shape[: t.dim() - trailing].numel(), *t.shape[t.dim() - trailing :])
 
 

@@ -262,6 +262,16 @@ def accesses(ops: Sequence[str]) -> dict[str, int]:
     return dict(sorted(Counter(wide).items()))
 
 
+STACK_POINTER = re.compile(r"(?<!\[)\bR1\b(?!\S*\])")
+
+
+def stack_pointer_reads(sass: str) -> int:
+    """Instructions that read R1, the stack pointer, for anything but an address or the frame itself."""
+    matches = filter(None, map(SASS.match, sass.splitlines()))
+    operands = (m["rest"].strip().split(",", 1) for m in matches if m["op"])
+    return sum(into != "R1" and any(map(STACK_POINTER.search, read)) for into, *read in operands)
+
+
 def nvidia_facts(ptx: str, sass: str, usage: str) -> dict[str, Any]:
     """The fields of an offline.Binary that its PTX, nvdisasm and cuobjdump --dump-resource-usage tell."""
     ops, loops = disassembled(sass, SASS)
@@ -272,6 +282,8 @@ def nvidia_facts(ptx: str, sass: str, usage: str) -> dict[str, Any]:
     divisions = sum(count for op, count in operations.items() if re.match(r"div\.|rcp\.rn", op))
     if divisions:
         counts["division step"] = counts.get("division step", 0) + divisions
+    if stray := stack_pointer_reads(sass):
+        counts["stack pointer as data"] = stray
     return {
         "registers": use["REG"],
         "spills": counts.get("local", 0),

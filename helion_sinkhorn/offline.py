@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 
@@ -128,6 +129,8 @@ def problems(device: Device, job: Job, row: dict[str, Any]) -> Iterator[str]:
         yield f"{row['shared']} bytes of shared memory, {device.key} has {device.shared_limit}"
     if row["threads"] > MAX_THREADS:
         yield f"{row['threads']} threads a block, at most {MAX_THREADS}"
+    if stray := counts.get("stack pointer as data"):
+        yield f"{stray} instructions take the stack pointer for data (docs/helion.md)"
     if not counts.get("global load") or not counts.get("global store"):
         yield "no global loads or no global stores"
     config, variant = dict(job.choice.config), dict(job.choice.variant)
@@ -226,18 +229,13 @@ def first_launch(device: Device, job: Job) -> tuple[Any, tuple[Any, ...]]:
 
 def compile_job(device: Device, job: Job) -> dict[str, Any]:
     """The fields of a Binary."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+    from helion._compiler import compile_environment
+    from torch._subclasses.fake_tensor import FakeTensorConverter, FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
     from triton.runtime.jit import MockTensor
 
     def on_device(x):
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda:0")
-
-    def of_any_batch(x):
-        # with a number for the batch Helion would leave out the masks that every real call has
-        sizes = [DimDynamic.DYNAMIC] + [DimDynamic.STATIC] * (x.dim() - 1)
-        context = StatelessSymbolicContext(sizes, [DimDynamic.INFER_STRIDE] * x.dim())
-        return mode.from_tensor(x, symbolic_context=context)
 
     begin = time.perf_counter()
     launched: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
@@ -251,12 +249,24 @@ def compile_job(device: Device, job: Job) -> dict[str, Any]:
         launched.append((jit_function.run, arguments, {"grid": grid, "warmup": True, **options}))
 
     kernel, arguments = first_launch(device, job)
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    dynamic = [of_any_batch(a) if isinstance(a, torch.Tensor) else a for a in arguments]
-    with mode:
-        dynamic = [on_device(a) if isinstance(a, torch.Tensor) else a for a in dynamic]
+
+    def fakified(self, fake_mode, x, *, shape_env, source, symbolic_context):
+        sizes, strides = [DimDynamic.DYNAMIC] * x.dim(), [DimDynamic.INFER_STRIDE] * x.dim()
+        any_size = symbolic_context or StatelessSymbolicContext(sizes, strides)
+        sizes, strides, _ = shape_env.create_symbolic_sizes_strides_storage_offset(
+            x, source, symbolic_context=any_size
+        )
+        return torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
+
+    # Of fake tensors Helion takes the sizes for constants: it would leave out masks that every real call
+    # has, and a real call would compile anew
+    as_real = (
+        mock.patch.object(compile_environment, "FakeTensor", ()),
+        mock.patch.object(FakeTensorConverter, "from_real_tensor", fakified),
+    )
+    with FakeTensorMode(), as_real[0], as_real[1]:
         arguments = [on_device(a) if isinstance(a, torch.Tensor) else a for a in arguments]
-        program = kernel.bind(tuple(dynamic)).compile_config(kernel.configs[0])
+        program = kernel.bind(tuple(arguments)).compile_config(kernel.configs[0])
         program(*arguments, _launcher=launcher)
     generated = time.perf_counter()
     ((run, arguments, options),) = launched

@@ -1,219 +1,401 @@
-"""What results of recurrent linear attention may be off by, from where they are rounded.
+"""What tests, tuner, gate and tritonbench ask of recurrent linear attention: the truth, the error allowed.
 
-The recurrence is linear in the state, so its rounding errors obey it too: `bounds` walks the errors beside
-the values, in float64, each rounding at its bound and none against another (docs/linear_attention.md).
+`step_by_step` and `in_chunks` are the equations of the two kinds of kernels with a call wherever these round.
+In float64, with `Errors` for the calls, they give the budget: five standard deviations of random errors, each
+of the size of its bound (docs/linear_attention.md, Rounding).  In float32, with the arithmetic of a machine
+for the calls, they are the emulations of ci/linear_attention_faults.py.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from helion_sinkhorn import reference
-from helion_sinkhorn.testing import UNIT, half_ulp, worst
+from helion_sinkhorn.testing import SAMPLES, SIGMAS, Rounding, half_ulp, worst
 from helion_sinkhorn.workloads import AttentionWorkload
 
-TERMS = 40
-"""Roundings that a term of a sum over Dk or Dv meets: product, 32 terms of a thread, 5 exchanges, scale."""
-TOTAL_TERMS = 64
-"""The same of a sum over all tokens, which is a tree."""
-DECAY, DECAY_SLOPE = 6, 4
-"""Relative error of a decayed entry in UNITs, of them 4 the exponential's, and for each unit of log decay."""
+Named = dict[str, torch.Tensor]
+METHODS = ("recurrent", "chunked")
+CHUNK = 64
+TENSORS = ("q", "k", "v", "g", "g_gamma", "gk", "gv", "initial_state")
+"""The arguments that have gradients, in the order in which the operators return these."""
+BFLOAT16 = {"operands": 2.0**15, "pairs": 2.0**7, "gates": 2.0**7, "least": 2.0**-56}
+"""The Errors of chunks whose inputs are bfloat16."""
+TOKENS = 64
+"""Additions that a term of a sum over all tokens goes through, which is a tree."""
+FORGOTTEN = -1e4
+"""Log decays below are nothing in any dtype."""
+UNDERFLOW = 2.0**-100
+"""Decays lose digits below the normal range of float32, which entries near 1 do not bring back."""
 
 
 @dataclass(frozen=True)
-class Bounded:
-    """A tensor and the largest error of each entry, both float64."""
+class Errors(Rounding):
+    """Random errors of the size of their bounds, in units of roundoff."""
 
-    value: torch.Tensor
-    error: torch.Tensor
+    operands: float = 4.0
+    """Of a number that a matrix unit takes: three TF32 parts without their smallest product, or bfloat16."""
+    pairs: float = 4.0
+    """The same within a chunk, where bfloat16 takes two numbers for one."""
+    gates: float = 1.0
+    """Of a term of a gate's gradient, for which two bfloat16 numbers stand if inputs are."""
+    chunk: int = CHUNK
+    least: float = 2.0**-4
+    """How far half a chunk may decay for its steps to be taken relative to its middle."""
 
     @classmethod
-    def exact(cls, x: torch.Tensor) -> Bounded:
-        return cls(x, torch.zeros_like(x))
+    def of(cls, q: torch.Tensor, seed: int = 0) -> Errors:
+        """Those of the kernels for inputs like q."""
+        options = BFLOAT16 if q.dtype == torch.bfloat16 else {}
+        return cls(seed, generator=torch.Generator(q.device).manual_seed(seed), **options)
 
-    def summed(self, w: torch.Tensor, axis: int, terms: int = TERMS) -> Bounded:
-        """The sum of w x over an axis."""
-        error = (w.abs() * (self.error + terms * UNIT * self.value.abs())).sum(axis)
-        return Bounded((w * self.value).sum(axis), error)
+    def __call__(self, x: torch.Tensor, size: float | torch.Tensor = 1.0) -> torch.Tensor:
+        signs = torch.randint(0, 2, x.shape, generator=self.generator, dtype=torch.int8, device=x.device)
+        return x * (1.0 + self.unit * size * (2 * signs - 1))
 
-    def times(self, scale: float) -> Bounded:
-        return Bounded(self.value * scale, self.error * abs(scale))
+    def state(self, h: torch.Tensor) -> torch.Tensor:
+        """A state after its update."""
+        return self(h)
 
-    def __add__(self, other: Bounded) -> Bounded:
-        total = self.value + other.value
-        return Bounded(total, self.error + other.error + UNIT * total.abs())
+    def operand(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        """What a matrix unit takes, or memory keeps for it."""
+        return self(x, self.pairs if name == "pairs" else self.operands)
 
+    def exp(self, w: torch.Tensor, count: int = 1) -> torch.Tensor:
+        """The exponential of a sum of gates at `count` steps."""
+        return self(w.exp(), self.EXP + (self.ARGUMENT + count / math.sqrt(3.0)) * w.abs())
 
-def decays(q, g=None, g_gamma=None, gk=None, gv=None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factors (B, T, H, Dk or 1, Dv or 1) of a state, and the relative error of an entry multiplied."""
-    total = q.new_zeros(*q.shape[:3], 1, 1)
-    error = total
-    sides = (
-        (g if g is None else g[..., None, None], g_gamma if g_gamma is None else g_gamma[:, None, None],
-         gk if gk is None else gk.unsqueeze(-1)),
-        (gv if gv is None else gv.unsqueeze(-2),),
-    )  # fmt: skip
-    for side in sides:
-        logs = [x for x in side if x is not None]
-        if logs:
-            total = total + sum(logs)
-            error = error + UNIT * (DECAY + DECAY_SLOPE * sum(x.abs() for x in logs))
-    return total.exp(), error
+    def sum(self, terms: torch.Tensor, axis: int, count: int | None = None) -> torch.Tensor:
+        return self.running(terms, count or terms.size(axis)).sum(axis)
 
+    def running(self, terms: torch.Tensor, count: int) -> torch.Tensor:
+        return self(terms, 1.0 + count / math.sqrt(3.0))
 
-def outer(k: torch.Tensor, v: torch.Tensor) -> Bounded:
-    value = k.unsqueeze(-1) * v.unsqueeze(-2)
-    return Bounded(value, 3 * UNIT * value.abs())
+    def product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """a b of matrices; the errors of its sums go with the entries of a."""
+        return self.running(a, a.size(-1)) @ b
+
+    def gathered(self, x: torch.Tensor) -> torch.Tensor:
+        """Terms that the gradients of gates sum up on a matrix unit."""
+        return self(x, self.gates)
 
 
-def span_bounds(tensors, do, dend, scale, start, reverse) -> dict[str, Bounded]:
-    """Of one sequence, or several as long: o, the last state, and every gradient."""
-    q, k, v = (tensors[name] for name in "qkv")
-    factor, relative = decays(q, *[tensors.get(name) for name in ("g", "g_gamma", "gk", "gv")])
-    zeros = q.new_zeros(q.size(0), *q.shape[2:], v.size(-1))
+@dataclass(frozen=True)
+class Span:
+    """Sequences of one length in the order of their steps, (..., H, T, D), and their states."""
 
-    def decayed(h: Bounded, t: int) -> Bounded:
-        value = h.value * factor[:, t]
-        return Bounded(value, h.error * factor[:, t] + relative[:, t] * value.abs())
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    do: torch.Tensor
+    rows: torch.Tensor | None
+    """Log decays of the rows of a state, (..., H, T, Dk or 1)."""
+    columns: torch.Tensor | None
+    """The same of its columns."""
+    start: torch.Tensor
+    dend: torch.Tensor
+    scale: float
+    backwards: bool
+    """Whether the steps came in the opposite order: of chunks, the first one is then short."""
 
-    order = range(q.size(1))[::-1] if reverse else range(q.size(1))
-    found: dict[str, dict[int, Bounded]] = {name: {} for name in ("o", "dq", "dk", "dv", "dgk", "dgv")}
-    h = Bounded.exact(zeros if start is None else start)
-    for t in order:
-        h = decayed(h, t) + outer(k[:, t], v[:, t])
-        found["o"][t] = h.summed(q[:, t].unsqueeze(-1), -2).times(scale)
-        found["dq"][t] = h.summed(do[:, t].unsqueeze(-2), -1).times(scale)
-    dend = zeros if dend is None else dend
-    dh, rows, columns = Bounded.exact(dend), h.summed(dend, -1), h.summed(dend, -2)
-    for t in reversed(order):
-        dh = dh + outer(q[:, t], do[:, t] * scale)
-        dk = found["dk"][t] = dh.summed(v[:, t].unsqueeze(-2), -1)
-        dv = found["dv"][t] = dh.summed(k[:, t].unsqueeze(-1), -2)
-        rows = rows + difference(q[:, t], found["dq"][t], k[:, t], dk)
-        columns = columns + difference(do[:, t], found["o"][t], v[:, t], dv)
-        found["dgk"][t], found["dgv"][t] = rows, columns
+
+def outer(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return k.unsqueeze(-1) * v.unsqueeze(-2)
+
+
+def step_by_step(x: Span, rounding: Errors) -> Named:
+    """o, end and the gradients of q, k, v, rows, columns, start, one step after another."""
+    # expanded, for errors of their own in every sample
+    rows, columns = (
+        None if w is None else rounding.exp(w.expand(*x.q.shape[:-2], *w.shape[-2:])).to(x.q.dtype)
+        for w in (x.rows, x.columns)
+    )
+
+    def decayed(h: torch.Tensor, t: int) -> torch.Tensor:
+        if rows is not None:
+            h = rounding(h * rows[..., t, :].unsqueeze(-1))
+        return h if columns is None else rounding(h * columns[..., t, :].unsqueeze(-2))
+
+    steps = range(x.q.size(-2))
+    q, k, v, do = (tensor.unbind(-2) for tensor in (x.q, x.k, x.v, x.do))
+    h, o, dq = x.start, [], []
+    for t in steps:
+        h = rounding.state(decayed(h, t) + rounding(outer(k[t], v[t])))
+        o.append(rounding(x.scale * rounding.sum(q[t].unsqueeze(-1) * h, -2)))
+        dq.append(rounding(x.scale * rounding.sum(do[t].unsqueeze(-2) * h, -1)))
+    dh, meeting = x.dend, x.dend * h
+    later_rows, later_columns = rounding.sum(meeting, -1), rounding.sum(meeting, -2)
+    dk, dv, dgk, dgv = ([None] * len(steps) for _ in range(4))
+    for t in reversed(steps):
+        dh = rounding.state(dh + rounding(outer(q[t], x.scale * do[t]), 2.0))
+        dk[t], dv[t] = (
+            rounding.sum(dh * y, a) for y, a in ((v[t].unsqueeze(-2), -1), (k[t].unsqueeze(-1), -2))
+        )
+        later_rows = rounding(later_rows + (rounding(q[t] * dq[t]) - rounding(k[t] * dk[t])))
+        later_columns = rounding(later_columns + (rounding(do[t] * o[t]) - rounding(v[t] * dv[t])))
+        dgk[t], dgv[t] = later_rows, later_columns
         dh = decayed(dh, t)
-    whole = {name: stacked([of[t] for t in range(q.size(1))]) for name, of in found.items() if of}
-    return {**whole, "end": h, "dstart": dh}
-
-
-def difference(x: torch.Tensor, dx: Bounded, z: torch.Tensor, dz: Bounded) -> Bounded:
-    """x dx - z dz, two products and their difference rounded."""
-    one, other = x * dx.value, z * dz.value
-    error = x.abs() * dx.error + z.abs() * dz.error + 2 * UNIT * (one.abs() + other.abs())
-    return Bounded(one - other, error)
-
-
-def stacked(parts: list[Bounded], axis: int = 1) -> Bounded:
-    return Bounded(torch.stack([p.value for p in parts], axis), torch.stack([p.error for p in parts], axis))
-
-
-def joined(parts: list[Bounded], axis: int) -> Bounded:
-    return Bounded(torch.cat([p.value for p in parts], axis), torch.cat([p.error for p in parts], axis))
-
-
-def spans(workload: AttentionWorkload) -> Iterator[tuple[slice, slice]]:
-    """(steps, states) of what is walked together."""
-    begin = 0
-    for n, length in enumerate(workload.lengths):
-        yield slice(begin, begin + length), slice(n, n + 1)
-        begin += length
-    if not workload.lengths:
-        yield slice(None), slice(None)
-
-
-def bounds(workload: AttentionWorkload, seed: int = 0) -> dict[str, Bounded]:
-    """Every result by name, before its own last rounding."""
-    tensors, do, dend = wide(workload, seed)
-    start, scale = tensors.get("initial_state"), workload.dk**-0.5
-    parts: dict[str, list[Bounded]] = {}
-    for steps, states in spans(workload):
-        own = {
-            name: x if x.dim() == 1 else x[:, steps] for name, x in tensors.items() if name != "initial_state"
-        }
-        for name, part in span_bounds(
-            own, do[:, steps], None if dend is None else dend[states], scale,
-            None if start is None else start[states], workload.reverse,
-        ).items():  # fmt: skip
-            parts.setdefault(name, []).append(part)
-    found = {name: joined(of, 0 if name in ("end", "dstart") else 1) for name, of in parts.items()}
-    ones = torch.ones(workload.dk, dtype=torch.float64)
-    found["dg"] = found["dgk"].summed(ones, -1)
-    total = found["dg"]
-    found["dg_gamma"] = total.summed(torch.ones_like(total.value), 0, TOTAL_TERMS).summed(
-        torch.ones_like(total.value[0]), 0, 0
-    )
-    return found
-
-
-def wide(workload: AttentionWorkload, seed: int):
-    """The inputs in float64."""
-    tensors, do, dend = workload.make_inputs(seed)
-    tensors = {name: x.double() for name, x in tensors.items() if x.is_floating_point()}
-    return tensors, do.double(), None if dend is None else dend.double()
-
-
-@functools.lru_cache(maxsize=64)
-def truth(workload: AttentionWorkload, seed: int = 0) -> dict[str, torch.Tensor]:
-    """The specification in float64: o, end, and by autograd d<argument> of every tensor."""
-    tensors, do, dend = wide(workload, seed)
-    offsets = workload.make_inputs(seed)[0].get("cu_seqlens")
-    leaves = {name: tensors[name].requires_grad_() for name in TENSORS if name in tensors}
-    o, end = reference.recurrent_linear_attention(
-        **leaves, output_final_state=True, reverse=workload.reverse, cu_seqlens=offsets
-    )
-    loss = (o * do).sum() + (0 if dend is None else (end * dend).sum())
-    gradients = torch.autograd.grad(loss, tuple(leaves.values()))
-    return {"o": o.detach(), "end": end.detach(), **named(gradients, leaves)}
-
-
-@functools.lru_cache(maxsize=64)
-def budgets(workload: AttentionWorkload, seed: int = 0) -> dict[str, torch.Tensor]:
-    """The largest error of each result, rounded to the dtype that it has."""
-    exact, found = truth(workload, seed), bounds(workload, seed)
-    wide_results = ("end", "dstart")
-    return {
-        name: found[name].error + half_ulp(x, torch.float32 if name in wide_results else workload.dtype)
-        for name, x in exact.items()
+    vectors = {
+        "o": (o, x.v),
+        "dq": (dq, x.q),
+        "dk": (dk, x.k),
+        "dv": (dv, x.v),
+        "dgk": (dgk, x.k),
+        "dgv": (dgv, x.v),
     }
+    found = {name: torch.stack(parts, -2) if parts else like for name, (parts, like) in vectors.items()}
+    return {**found, "end": h, "dinitial_state": dh}
 
 
-def judge(workload: AttentionWorkload, results: dict[str, torch.Tensor], seed: int = 0) -> dict[str, float]:
-    """The worst error of each result in units of its budget; 1 is the limit."""
-    exact, allowed = truth(workload, seed), budgets(workload, seed)
-    return {name: worst(x, exact[name], allowed[name]) for name, x in results.items()}
+def in_chunks(x: Span, rounding: Errors) -> Named:
+    """The same, without columns, by the equations of docs/linear_attention_chunked.md."""
+    steps, chunk, least = x.q.size(-2), rounding.chunk, rounding.least
+    half, missing = chunk // 2, -steps % chunk
+    ends = (missing, 0) if x.backwards else (0, missing)
 
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(tensor, (0, 0, *ends)).unflatten(-2, (-1, chunk))
 
-NAMES = {"initial_state": "dstart"}
-TENSORS = ("q", "k", "v", "g", "g_gamma", "gk", "gv", "initial_state")
+    def joined(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.flatten(-3, -2)[..., ends[0] : ends[0] + steps, :]
 
+    def exp(w: torch.Tensor) -> torch.Tensor:
+        # expanded, for errors of its own in every sample
+        return rounding.exp(w.expand(*q.shape[:-2], *w.shape[-2:]), chunk).to(q.dtype)
 
-def named(gradients: list[torch.Tensor], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Gradients of those of TENSORS that are there, by name."""
-    there = [name for name in TENSORS if name in tensors]
-    return {NAMES.get(name, f"d{name}"): x for name, x in zip(there, gradients, strict=True)}
-
-
-def run(function, workload: AttentionWorkload, device: str = "cpu", seed: int = 0) -> dict[str, torch.Tensor]:
-    """The results of a function with the signature of recurrent_linear_attention, through autograd."""
-    tensors, do, dend = workload.make_inputs(seed, device)
-    leaves = {name: tensors[name].requires_grad_() for name in TENSORS if name in tensors}
-    o, end = function(
-        **leaves, output_final_state=True, reverse=workload.reverse, cu_seqlens=tensors.get("cu_seqlens")
+    q, k, v, do = (cut(tensor) for tensor in (x.q * x.scale, x.k, x.v, x.do))
+    w = x.q.new_zeros(steps, 1) if x.rows is None else x.rows.clamp(min=FORGOTTEN)
+    upto = cut(w.double()).cumsum(-2)
+    whole = upto[..., -1:, :]
+    # of a query and of a key, relative to the middle of the chunk
+    far = upto - upto[..., half - 1 : half, :]
+    query, key = (y.clamp(math.log(least), -math.log(least)) for y in (far, -far))
+    xs, ys = q * exp(query), k * exp(key)
+    before, after, decay = exp(upto - query), exp(whole - upto - key), exp(whole).squeeze(-2).unsqueeze(-1)
+    qs, ks = (
+        rounding.operand(rounding(xs * before), "queries"),
+        rounding.operand(rounding(ys * after), "keys"),
     )
-    outputs, upstream = ((o,), (do,)) if dend is None else ((o, end), (do, dend))
-    gradients = torch.autograd.grad(outputs, tuple(leaves.values()), upstream)
-    return {"o": o.detach(), "end": end.detach(), **named(gradients, leaves)}
+    near, xs, ys = ys, rounding.operand(xs, "pairs"), rounding.operand(ys, "pairs")
+    # of a pair, what its two factors leave out
+    rest = upto.unsqueeze(-2) - upto.unsqueeze(-3) - query.unsqueeze(-2) - key.unsqueeze(-3)
+    rest = rest.clamp(max=0).exp().to(x.q.dtype)
+    lower = torch.ones(chunk, chunk, device=q.device, dtype=torch.bool).tril(-1)
+    diagonal = rounding.sum(q * k, -1)
+    a = torch.stack(
+        [rounding.sum(xs[..., i : i + 1, :] * ys * rest[..., i, :, :], -1) for i in range(chunk)], -2
+    )
+    a = rounding.operand(a.where(lower, 0.0) + torch.diag_embed(diagonal), "scores")
+
+    def walked(s, xs, ys, a, v, order):
+        """(outputs, the state before every chunk as an operand, the last state)."""
+        out, states = {}, {}
+        for c in order:
+            states[c] = rounding.operand(s, "states")
+            out[c] = rounding(
+                rounding.product(xs[..., c, :, :], states[c])
+                + rounding.product(a[..., c, :, :], v[..., c, :, :])
+            )
+            taken = rounding.product(ys[..., c, :, :].mT, v[..., c, :, :])
+            s = rounding.state(rounding(s * decay[..., c, :, :]) + taken)
+        return *(torch.stack([y[c] for c in sorted(y)], -3) for y in (out, states)), s
+
+    order = range(q.size(-3))
+    o, h, end = walked(x.start, qs, ks, a, v, order)
+    dv, dh, dstart = walked(x.dend, ks, qs, a.mT, do, order[::-1])
+    da = rounding.product(do, v.mT)
+    own = da.diagonal(0, -2, -1).unsqueeze(-1)
+    da = rounding.operand(da.where(lower, 0.0), "pairs")
+    dq, dk = rounding(rounding.product(do, h.mT) * before), rounding(rounding.product(v, dh.mT) * after)
+    reaching = rounding.sum(rounding(near * dk), -2)
+    for i in range(chunk):
+        pair = rounding.running(da[..., i, :].unsqueeze(-1) * rest[..., i, :, :], chunk)
+        dq[..., i, :] += (pair * ys).sum(-2)
+        dk += pair * xs[..., i : i + 1, :]
+    dq, dk = rounding(dq * exp(query)), rounding(dk * exp(key))
+    reaching = reaching + decay.squeeze(-1) * rounding.sum(h * dh, -1)
+    terms = rounding.gathered(rounding(q * dq) - rounding(k * dk))
+    dw = rounding(rounding.running(terms, chunk).flip(-2).cumsum(-2).flip(-2) + reaching.unsqueeze(-2))
+    found = {
+        "o": o, "dv": dv, "dq": x.scale * rounding(dq + own * k), "dk": rounding(dk + own * q), "dgk": dw
+    }  # fmt: skip
+    return {name: joined(y) for name, y in found.items()} | {"end": end, "dinitial_state": dstart}
 
 
-def run_module(module, workload: AttentionWorkload, device: str = "cpu", seed: int = 0):
-    """The same of a module with `forward` and `backward`, as the operators call it."""
-    tensors, do, dend = workload.make_inputs(seed, device)
-    *vectors, start = [tensors.get(name) for name in TENSORS]
-    arguments = *vectors, workload.dk**-0.5, start, workload.reverse, tensors.get("cu_seqlens")
-    o, end = module.forward(*arguments)
-    return {"o": o, "end": end, **named(module.backward(do, dend, *arguments), tensors)}
+def spans(
+    inputs: Named, do: torch.Tensor, dend: torch.Tensor | None, scale: float, reverse: bool
+) -> Iterator[Span]:
+    """Everything at once, or one packed sequence after another."""
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        x = x.transpose(1, 2)
+        return x.flip(2) if reverse else x
+
+    named = {name: x for name, x in inputs.items() if name not in ("cu_seqlens", "initial_state", "g_gamma")}
+    parts = {name: turned(x if x.dim() == 4 else x.unsqueeze(-1)) for name, x in {**named, "do": do}.items()}
+    gates = [parts[name] for name in ("g", "gk") if name in parts]
+    if "g_gamma" in inputs:
+        gates.append(inputs["g_gamma"].view(-1, 1, 1).expand(*parts["q"].shape[:3], 1))
+    parts["rows"] = functools.reduce(torch.add, gates) if gates else None
+    steps, states = do.size(1), (do.size(0), do.size(2), inputs["q"].size(-1), do.size(-1))
+    offsets = inputs["cu_seqlens"].tolist() if "cu_seqlens" in inputs else [0, steps]
+    packed = "cu_seqlens" in inputs
+    for n, (begin, end) in enumerate(itertools.pairwise(offsets)):
+        at = slice(steps - end, steps - begin) if reverse else slice(begin, end)
+        own = slice(n, n + 1) if packed else slice(None)
+        start, last = (
+            do.new_zeros(states) if x is None else x[own] for x in (inputs.get("initial_state"), dend)
+        )
+        tensors = (parts.get(name) for name in ("q", "k", "v", "do", "rows", "gv"))
+        yield Span(*(x if x is None else x[:, :, at] for x in tensors), start, last, scale, reverse)
+
+
+def evaluated(
+    method: Callable[..., Named],
+    inputs: Named,
+    do: torch.Tensor,
+    dend: torch.Tensor | None,
+    scale: float,
+    reverse: bool,
+    rounding: Errors,
+    samples: int = 0,
+) -> Named:
+    """Every result of a call by one of the two evaluations; with samples that many, on a first axis."""
+    parts: dict[str, list[torch.Tensor]] = {}
+    for span in spans(inputs, do, dend, scale, reverse):
+        if samples:
+            span = dataclasses.replace(span, **{
+                name: getattr(span, name).expand(samples, *getattr(span, name).shape)
+                for name in ("q", "k", "v", "do", "start", "dend")
+            })  # fmt: skip
+        for name, x in method(span, rounding).items():
+            parts.setdefault(name, []).append(x)
+    found = {}
+    for name, of in parts.items():
+        if name in ("end", "dinitial_state"):
+            found[name] = torch.cat(of, -4)
+        else:
+            x = torch.cat(of[::-1] if reverse else of, -2)
+            found[name] = (x.flip(-2) if reverse else x).transpose(-3, -2)
+    found["dg"] = rounding.sum(found["dgk"], -1)
+    found["dg_gamma"] = rounding.sum(found["dg"].flatten(-3, -2), -2, TOKENS)
+    return {name: x for name, x in found.items() if name in ("o", "end") or name[1:] in inputs}
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One set of inputs with its truth and budgets: what every implementation is judged on."""
+
+    inputs: Named
+    """Tensor arguments by name."""
+    do: torch.Tensor
+    dend: torch.Tensor | None = None
+    """Gradient of the last state."""
+    scale: float | None = None
+    reverse: bool = False
+
+    @classmethod
+    def of(cls, workload: AttentionWorkload, seed: int = 0) -> Case:
+        return cls(*workload.make_inputs(seed), reverse=workload.reverse)
+
+    @property
+    def leaves(self) -> Named:
+        """The arguments that have gradients, in the order in which operators return these."""
+        return {name: self.inputs[name] for name in TENSORS if name in self.inputs}
+
+    def cast(self, dtype: torch.dtype) -> Case:
+        """The same in another dtype, the scale written out."""
+        inputs = {name: x.detach().to(dtype) for name, x in self.leaves.items()}
+        offsets = {name: x for name, x in self.inputs.items() if name not in inputs}
+        dend = None if self.dend is None else self.dend.to(dtype)
+        scale = self.inputs["q"].size(-1) ** -0.5 if self.scale is None else self.scale
+        return Case(inputs | offsets, self.do.to(dtype), dend, scale, self.reverse)
+
+    @functools.cached_property
+    def wide(self) -> Case:
+        """The same in float64."""
+        return self.cast(torch.float64)
+
+    def to(self, device: torch.device | str) -> Case:
+        inputs = {name: x.to(device) for name, x in self.inputs.items()}
+        return dataclasses.replace(
+            self,
+            inputs=inputs,
+            do=self.do.to(device),
+            dend=None if self.dend is None else self.dend.to(device),
+        )
+
+    def run(self, function: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Named:
+        """All results of a function with the operator's signature, gradients by autograd."""
+        leaves = {name: x.detach().requires_grad_() for name, x in self.leaves.items()}
+        o, end = function(
+            **leaves, scale=self.scale, output_final_state=True, reverse=self.reverse,
+            cu_seqlens=self.inputs.get("cu_seqlens"),
+        )  # fmt: skip
+        outputs, upstream = ((o,), (self.do,)) if self.dend is None else ((o, end), (self.do, self.dend))
+        gradients = torch.autograd.grad(outputs, tuple(leaves.values()), upstream)
+        return {"o": o.detach(), "end": end.detach(), **self.named(gradients)}
+
+    def run_module(self, module, **options: object) -> Named:
+        """The same of a module with `forward` and `backward`, as the operators call it."""
+        scale = self.inputs["q"].size(-1) ** -0.5 if self.scale is None else self.scale
+        *vectors, start = (self.inputs.get(name) for name in TENSORS)
+        arguments = *vectors, scale, start, self.reverse, self.inputs.get("cu_seqlens")
+        o, end = module.forward(*arguments, **options)
+        gradients = module.backward(self.do, self.dend, *arguments, **options)
+        return {"o": o, "end": end, **self.named(gradients)}
+
+    def named(self, gradients: Iterable[torch.Tensor]) -> Named:
+        return {f"d{name}": x for name, x in zip(self.leaves, gradients, strict=True)}
+
+    @functools.cached_property
+    def exact(self) -> Named:
+        """The specification in float64: o, end, and by autograd d + name of every leaf."""
+        return self.wide.run(reference.recurrent_linear_attention)
+
+    def evaluated(self, method: str, rounding: Errors, samples: int = 0) -> Named:
+        """Every result with `rounding`, in the dtype of these inputs; with samples that many."""
+        evaluate = {"recurrent": step_by_step, "chunked": in_chunks}[method]
+        call = self.inputs, self.do, self.dend, self.scale, self.reverse
+        return evaluated(evaluate, *call, rounding, samples)
+
+    def variance(self, method: str, seed: int = 0) -> Named:
+        """Of each result, by SAMPLES runs of the model."""
+        errors = Errors.of(self.inputs["q"], seed)
+        found = self.wide.evaluated(method, errors, SAMPLES)
+        return {name: (found[name] - x).square().mean(0) for name, x in self.exact.items()}
+
+    def judge(self, results: Named, method: str = "recurrent") -> dict[str, float]:
+        """The worst error of each given result in units of its budget; 1 is the limit."""
+        budgets = budgets_of(self, method)
+        return {
+            name: worst(
+                x, self.exact[name].cpu(), (budgets[name] + half_ulp(self.exact[name], x.dtype)).cpu()
+            )
+            for name, x in results.items()
+        }
+
+
+@functools.lru_cache(maxsize=64)
+def budgets_of(case: Case, method: str) -> Named:
+    """The largest error of each result before it is rounded to its own dtype.
+
+    Five deviations: an entry's own but at least that of its vector or state, of gates of whole steps and
+    heads the largest, since few samples know each of them.
+    """
+    found = {}
+    for name, variance in case.variance(method).items():
+        if name in ("dg", "dg_gamma"):
+            variance = variance.amax(-1 if name == "dg_gamma" else 1, keepdim=True).expand_as(variance)
+        else:
+            axes = (-2, -1) if name in ("end", "dinitial_state") else (-1,)
+            variance = torch.maximum(variance, variance.mean(axes, keepdim=True))
+        found[name] = SIGMAS * variance.sqrt() + UNDERFLOW
+    return found

@@ -22,8 +22,7 @@ from helion_sinkhorn.kernels import linear_attention_chunked_launch as chunked_l
 from helion_sinkhorn.kernels.dot_compress_space import DotCall
 from helion_sinkhorn.kernels.linear_attention import WalkCall
 from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall
-from helion_sinkhorn.linear_attention_error import chunked_budgets, truth
-from helion_sinkhorn.testing import Case, half_ulp, worst
+from helion_sinkhorn.testing import Case, worst
 from helion_sinkhorn.testing_implicit import Stationarity
 from helion_sinkhorn.workloads import (
     AttentionWorkload,
@@ -276,16 +275,15 @@ def walk_error(call: WalkCall, choice: Choice, device: str) -> float:
     workload = AttentionWorkload(
         "", 1, JUDGED_STEPS, 2, call.dk, call.dv, frozenset(), "", call.gates, getattr(torch, call.dtype)
     )
-    exact = testing_linear_attention.truth(workload)
-    dual = exact["dq" if call.result == "dk" else "o"].float()
-    tensors, do, _ = workload.make_inputs()
-    operands = tensors["q"], tensors["k"], tensors["v"], do, dual, *[tensors[g] for g in call.gates.split()]
-    found = run_walk(call, choice, *[x.to(device) for x in operands])
+    case = testing_linear_attention.Case.of(workload)
+    dual = case.exact["dq" if call.result == "dk" else "o"].float()
+    vectors, gates = ([case.inputs[name] for name in names] for names in ("qkv", call.gates.split()))
+    found = run_walk(call, choice, *[x.to(device) for x in (*vectors, case.do, dual, *gates)])
     names = {"dk": ("dk", "dgk" if "gk" in call.gates else "dg", "dg"), "dv": ("dv", "dgv")}
     results = found if isinstance(found, tuple) else (found,)
     named = dict(zip(names.get(call.result, (call.result,)), results, strict=False))
-    judged = {name: x.view(exact[name].shape) for name, x in named.items() if name in exact}
-    return max(testing_linear_attention.judge(workload, judged).values())
+    judged = {name: x.view(case.exact[name].shape) for name, x in named.items() if name in case.exact}
+    return max(case.judge(judged).values())
 
 
 # ------------------------------------------------------------------------------ linear attention in chunks
@@ -345,28 +343,12 @@ def run_chunk_gradients(call: ChunkCall, choice: Choice, *tensors: torch.Tensor)
 
 def chunk_error(call: ChunkCall, choice: Choice, device: str) -> float:
     """Of the whole operator with this choice for one of its kernels."""
-    steps = call.chunk + 3
-    generator = torch.Generator().manual_seed(0)
-
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(getattr(torch, call.dtype))
-
-    keys, values = (1, steps, 2, call.dk), (1, steps, 2, call.dv)
-    inputs = {"q": drawn(*keys), "k": drawn(*keys), "v": drawn(*values)}
-    shapes = {"g": keys[:3], "g_gamma": keys[2:3], "gk": keys}
-    inputs |= {name: drawn(*shapes[name]).abs() / -8 for name in call.gates.split()}
-    do, scale = drawn(*values), call.dk**-0.5
-    exact = truth(inputs, do, None, scale=scale)
-    budgets = chunked_budgets(inputs, do, None, call.chunk, call.operand, scale=scale)
-    given = [inputs.get(name) for name in ("q", "k", "v", "g", "g_gamma", "gk", "gv")]
-    arguments = *[None if x is None else x.to(device) for x in given], scale, None, False, None, choice
-    o, end = chunked_launch.forward(*arguments)
-    found = [o, end, *chunked_launch.backward(do.to(device), None, *arguments)]
-    ratios = [
-        worst(x, exact[name], budgets[name] + half_ulp(exact[name], x.dtype))
-        for name, x in zip(exact, found, strict=True)
-    ]
-    return max(ratios)
+    workload = AttentionWorkload(
+        "", 1, call.chunk + 3, 2, call.dk, call.dv, frozenset(), "", call.gates, getattr(torch, call.dtype)
+    )
+    case = testing_linear_attention.Case.of(workload)
+    results = case.to(device).run_module(chunked_launch, choice=choice)
+    return max(case.judge(results, "chunked").values())
 
 
 TRIALS = {

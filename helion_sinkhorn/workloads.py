@@ -95,8 +95,7 @@ class Workload:
     batch: int
     tags: frozenset[str]
     """ci: accuracy gate; tune: has a tuned config; bench: tritonbench and reports; stress: extreme inputs;
-    implicit: the approximate gradient, judged against the equations of stationarity; attention: judged by
-    the tests of linear attention, not by the gate."""
+    implicit: the approximate gradient, judged against the equations of stationarity."""
     source: str
     n_iters: int = 20
     form: str = "deepseek"
@@ -325,6 +324,26 @@ class AttentionWorkload:
     """Of packed sequences, `steps` in all; `sequences` is 1 then."""
 
     @property
+    def shape(self) -> dict[str, int]:
+        """Of a sequence, or of a packing of them."""
+        return {"steps": self.steps, "heads": self.heads, "dk": self.dk, "dv": self.dv}
+
+    @property
+    def entries(self) -> int:
+        """Of the vectors of a sequence."""
+        return 2 * self.steps * self.heads * (self.dk + self.dv)
+
+    @property
+    def options(self) -> dict[str, object]:
+        """What else makes the call."""
+        return {"gates": self.gates, "states": self.states, "reverse": self.reverse, "lengths": self.lengths}
+
+    @property
+    def chunks_serve(self) -> bool:
+        """Whether method="chunked" takes the call."""
+        return "gv" not in self.gates.split() and not self.lengths
+
+    @property
     def batch(self) -> int:
         """States that are walked independently."""
         return (len(self.lengths) or self.sequences) * self.heads
@@ -369,16 +388,20 @@ _ATTENTION = [
             ("g", torch.bfloat16, "tune"), ("g_gamma", torch.bfloat16, "tune"), ("", torch.bfloat16, "tune"),
         )
     ),
-    _attention("attention_every_gate", _SMALL, "attention", "all options at once", gates="g g_gamma gk gv",
+    _attention("attention_every_gate", _SMALL, "ci", "all options at once", gates="g g_gamma gk gv",
                dtype=torch.float32, states=True),
-    _attention("attention_reverse", _SMALL, "attention", "the same walked backwards", gates="g g_gamma gk gv",
+    _attention("attention_reverse", _SMALL, "ci", "the same walked backwards", gates="g g_gamma gk gv",
                dtype=torch.float32, states=True, reverse=True),
-    _attention("attention_packed", (1, 40, 2, 16, 8), "attention", "sequences of any length, one empty",
+    _attention("attention_packed", (1, 40, 2, 16, 8), "ci", "sequences of any length, one empty",
                gates="g gk", dtype=torch.float32, states=True, lengths=(17, 0, 1, 22)),
-    _attention("attention_ungated", (2, 96, 2, 16, 16), "attention", "linear attention (arXiv 2006.16236)",
+    _attention("attention_ungated", (2, 96, 2, 16, 16), "ci", "linear attention (arXiv 2006.16236)",
                gates="", dtype=torch.float32),
-    _attention("attention_gla_bf16", (1, 128, 2, 64, 128), "attention", _GLA),
-    _attention("attention_gla_fp16", (1, 64, 2, 32, 48), "attention", _GLA, dtype=torch.float16, states=True),
+    _attention("attention_chunks", (2, 150, 2, 24, 20), "ci", "three chunks walked backwards, one short",
+               gates="g g_gamma gk", dtype=torch.float32, states=True, reverse=True),
+    _attention("attention_retention", (2, 100, 2, 16, 32), "ci", "one decay a head (arXiv 2307.08621)",
+               gates="g_gamma", states=True),
+    _attention("attention_gla_bf16", (2, 128, 1, 64, 128), "ci", _GLA),
+    _attention("attention_gla_fp16", (1, 64, 2, 32, 48), "ci", _GLA, dtype=torch.float16, states=True),
 ]  # fmt: skip
 
 _ROWS = (*_TUNED, *_GATED, *_IMPLICIT, *_DOT, *_ATTENTION)

@@ -16,6 +16,7 @@ import compare
 import faults
 import gate
 import implicit_gate
+import linear_attention_gate
 import pytest
 import sinkhorn_gate
 import torch
@@ -59,13 +60,14 @@ def test_faults_are_caught(name):
 
 
 def test_every_fault_is_caught_somewhere_and_cosine_misses_most():
+    everything = []
     for operator in OPERATORS.values():
         rows = [name for name in CI if operator.takes(WORKLOADS[name])]
         caught = {f for name in rows for f, o in opinions(name)[1].items() if not o.gate}
         assert caught == {f.name for f in operator.faults}
         assert len(caught) >= 12
-        everything = [o for name in rows for f, o in opinions(name)[1].items() if f not in opinions(name)[2]]
-        assert sum(o.cosine for o in everything) > len(everything) / 2
+        everything += [o for name in rows for f, o in opinions(name)[1].items() if f not in opinions(name)[2]]
+    assert sum(o.cosine for o in everything) > len(everything) / 2
 
 
 def test_each_statistic_finds_something_the_others_do_not():
@@ -262,11 +264,32 @@ def test_systems_for_comparison_are_judged_where_they_are_meant():
     assert judged["implicit_driver_8"] == everything - {"implicit dX (full)"}
 
 
+@pytest.mark.parametrize("name", ["attention_every_gate", "attention_packed", "attention_chunks"])
+def test_every_result_of_linear_attention_is_judged_by_element(name):
+    """The bodies, interpreted, on more elements than have a truth; a packing of sequences is an element."""
+    workload, *inputs, truths = ground(name)
+    full = [accuracy.filled(x, 3) for x in inputs]
+    found = linear_attention_gate.kernels(workload, *full)
+    assert {c.of for c in found} == truths.keys()
+    assert all(c.served for c in found)
+    for candidate in {c.of: c for c in found}.values():
+        result = candidate.run(*full)
+        assert truths[candidate.of].judge(result[:2]).passes
+        assert torch.equal(result[2], result[0])
+        assert torch.equal(candidate.run(*[x[1:2] for x in full]), result[1:2])
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["tail_5x3", "mhc_bf16", "implicit_mhc", "implicit_tail_5x3"])
+@pytest.mark.parametrize(
+    "name",
+    ["tail_5x3", "mhc_bf16", "implicit_mhc", "implicit_tail_5x3", "attention_packed", "attention_gla_bf16"],
+)
 def test_kernels_pass_on_this_device(name):
     record = accuracy.judge(name, "cuda", STEPS)
     assert accuracy.failures(record) == []
+    if name.startswith("attention"):
+        assert {r["of"] for r in record["results"] if r["served"]} == ground(name)[-1].keys()
+        return
     served = ["implicit dX (direct)"] if name.startswith("implicit") else ["P", "dX"]
     assert [r["of"] for r in record["results"] if r["served"]] == served
     assert all(r["kernel"] in KERNELS for r in record["results"])

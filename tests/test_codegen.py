@@ -13,7 +13,7 @@ import machine_rules
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.kernels import KERNELS, Call, Choice
 from helion_sinkhorn.kernels.launch import backward_kernel
-from helion_sinkhorn.listing import GCN, SASS, classify, disassembled
+from helion_sinkhorn.listing import GCN, SASS, classify, disassembled, stack_pointer_reads
 from helion_sinkhorn.offline import Job, compile_for, occupancy, problems
 
 TARGETS = ("h200", "b200", "mi350")
@@ -199,6 +199,10 @@ def test_occupancy(key, registers, shared, threads, warps):
             "threads that own whole matrices exchange data",
         ),
         ({"loops": [{"shared": 1}]}, "threads that own whole matrices exchange data"),
+        (
+            {"counts": {"global load": 4, "global store": 4, "stack pointer as data": 2}},
+            "2 instructions take the stack pointer for data (docs/helion.md)",
+        ),
     ],
 )
 def test_problems(change, problem):
@@ -206,3 +210,20 @@ def test_problems(change, problem):
     row = {"spills": 0, "spill_bytes": 0, "shared": 0, "threads": 64, "counts": counts, "loops": [], **change}
     found = list(problems(DEVICES["mi300x"], forward_job(4, 64, 1, packed=True), row))
     assert found == ([problem] if problem else [])
+
+
+def test_the_stack_pointer_as_data():
+    """The frame and addresses of local memory read R1; ptxas 12.8 made a descriptor of it too."""
+    frame = """
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0040*/                   VIADD R1, R1, 0xffffff78 ;
+        /*0140*/              @!P1 STL.64 [R1+0x18], R10 ;
+        /*0460*/               @P0 LDG.E R8, desc[UR12][R10.64] ;
+        /*04f0*/                   LDL R11, [R1] ;
+"""
+    miscompiled = """
+        /*14b0*/                   IADD3 R19, P0, R1, 0x2, RZ ;
+        /*14e0*/                   IADD3.X R20, R1.reuse, -0x80000000, RZ, P0, !PT ;
+"""
+    assert stack_pointer_reads(frame) == 0
+    assert stack_pointer_reads(frame + miscompiled) == 2

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
 from helion_sinkhorn import recurrent_linear_attention
-from helion_sinkhorn.testing_linear_attention import judge, run
+from helion_sinkhorn.testing_linear_attention import Case
 from helion_sinkhorn.workloads import AttentionWorkload, tagged
 
 pytestmark = pytest.mark.gpu
@@ -23,11 +25,12 @@ def workload(gates, shape=(2, 37, 3, 16, 24), dtype=torch.float32, **options):
 
 
 def check(w):
-    ratios = judge(w, run(walked, w, DEVICE))
+    case = Case.of(w)
+    ratios = case.judge(case.to(DEVICE).run(walked))
     assert max(ratios.values()) <= 1, (w, ratios)
 
 
-@pytest.mark.parametrize("w", tagged("attention", AttentionWorkload), ids=lambda w: w.name)
+@pytest.mark.parametrize("w", tagged("ci", AttentionWorkload), ids=lambda w: w.name)
 def test_judged_workloads(w):
     check(w)
 
@@ -49,7 +52,7 @@ def test_packed_sequences():
 
 def test_the_same_bits_again_and_in_any_batch():
     w = workload("g g_gamma gk gv", (4, 65, 3, 64, 128), torch.bfloat16, states=True)
-    first, second = (run(walked, w, DEVICE) for _ in range(2))
+    first, second = (Case.of(w).to(DEVICE).run(walked) for _ in range(2))
     for name, x in first.items():
         assert torch.equal(x, second[name]), name
     tensors, _, _ = w.make_inputs(device=DEVICE)
@@ -69,3 +72,14 @@ def test_a_graph_replays_it():
     o.zero_()
     graph.replay()
     assert torch.equal(o, expected)
+
+
+@pytest.mark.parametrize("method", ["recurrent", "chunked"])
+def test_a_kept_launch_takes_each_tensor_for_its_own_argument(method):
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    q, k, v = torch.randn((3, 2, 70, 2, 64), device=DEVICE, generator=generator).unbind()
+    run = functools.partial(recurrent_linear_attention, method=method, implementation="helion")
+    expected = run(q, k, v)
+    assert not torch.equal(run(q, q, q), expected)
+    assert torch.equal(run(q, k, v), expected)
+    assert torch.equal(run(q.clone(), k.clone(), v.clone()), expected)

@@ -7,10 +7,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from test_linear_attention_chunked import problem, run
+from test_linear_attention_chunked import problem
 
-from helion_sinkhorn.linear_attention_error import chunked_budgets, truth
-from helion_sinkhorn.testing import half_ulp, worst
+from helion_sinkhorn.kernels import linear_attention_chunked_launch as chunked
 
 pytestmark = pytest.mark.gpu
 
@@ -29,16 +28,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_within_budget_and_reproducible(name):
     case, reverse = CASES[name]
-    inputs, do, dend = problem(*case)
-
-    def on_gpu():
-        moved = {n: x.cuda() for n, x in inputs.items()}
-        return run(moved, do.cuda(), None if dend is None else dend.cuda(), 0.3, reverse)
-
-    actual, again = on_gpu(), on_gpu()
-    exact = truth(inputs, do, dend, scale=0.3, reverse=reverse)
-    operand = "bfloat16" if case[-1] == torch.bfloat16 else "float32"
-    budgets = chunked_budgets(inputs, do, dend, 64, operand, scale=0.3, reverse=reverse)
-    ratios = {n: worst(x, exact[n], budgets[n] + half_ulp(exact[n], x.dtype)) for n, x in actual.items()}
+    judged = problem(*case, reverse=reverse)
+    actual, again = (judged.to("cuda").run_module(chunked) for _ in range(2))
+    ratios = judged.judge(actual, "chunked")
     assert max(ratios.values()) <= 1, ratios
     assert all(torch.equal(x, again[n]) for n, x in actual.items())

@@ -17,6 +17,7 @@ import machine_rules
 import machine_terms
 
 from helion_sinkhorn.kernels import Call, Choice
+from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall
 from helion_sinkhorn.listing import amd_facts, nvidia_facts
 from helion_sinkhorn.offline import Binary, Job, compile_for
 
@@ -178,6 +179,15 @@ def test_planted_in_an_amd_listing(rule, old, new):
 )
 def test_planted_elsewhere(rule, binary):
     expect(rule, binary)
+
+
+def test_only_chunks_of_linear_attention_take_numbers_apart():
+    apart = PTX.replace("max.f32", "cvt.rna.tf32.f32 %f1, %f2;\n	cvt.rn.bf16.f32")
+    assert len(machine_rules.broken(nvidia(apart))) >= 3
+    call = ChunkCall("float32", 64, 128, "gk")
+    for part, right in (("linear_attention_chunk_scores", True), ("linear_attention_walk", False)):
+        own = Job(call, dataclasses.replace(job().choice, kernel=part))
+        assert (machine_rules.broken(nvidia(apart, job=own)) == []) is right
 
 
 def test_a_tuned_config_may_spill():

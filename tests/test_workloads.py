@@ -23,7 +23,7 @@ from helion_sinkhorn.workloads import (
 def test_names_are_keys_and_tags_are_known():
     assert all(name == w.name for name, w in WORKLOADS.items())
     assert set().union(*(w.tags for w in WORKLOADS.values())) == {
-        "ci", "tune", "bench", "stress", "implicit", "attention",
+        "ci", "tune", "bench", "stress", "implicit",
     }  # fmt: skip
     assert all(w.source for w in WORKLOADS.values())
     assert all(w.logits in LOGITS for w in WORKLOADS.values() if isinstance(w, Workload))

@@ -8,6 +8,7 @@ launch itself, for calls whose tensors differ in nothing but their address.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -78,9 +79,16 @@ def repeat(kernel: helion.Kernel, *args: Any) -> Callable[..., None] | None:
     binary = _binaries.get(specialisation(function, launched))
     count = sum(isinstance(a, torch.Tensor) for a in launched)
     given = [a for a in args if isinstance(a, torch.Tensor)]
-    # Helion names the tensors first, those that the generated code reads or writes
-    places = [i for a in launched[:count] for i, g in enumerate(given) if g is a]
-    if binary is None or len(places) != count or binary.packed_metadata is None:
+    parameters = inspect.signature(kernel.fn).parameters
+    names = [name for name, a in zip(parameters, args, strict=True) if isinstance(a, torch.Tensor)]
+    # Helion names the tensors first, those that the generated code reads or writes, as the body does
+    places = [names.index(name) for name in function.arg_names[:count] if name in names]
+    as_given = [given[i] for i in places]
+    if (
+        binary is None
+        or binary.packed_metadata is None
+        or list(map(id, as_given)) != list(map(id, launched[:count]))
+    ):
         return None
     rest = launched[count:]
     grid = (*grid, 1, 1)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 import torch
 
@@ -12,11 +11,9 @@ from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.kernels import Choice
 from helion_sinkhorn.kernels.dot_compress_space import DotCall, fitted, padded
 from helion_sinkhorn.kernels.launch import matrices
-from helion_sinkhorn.kernels.serving import Served, again, alike, run_and_keep, serve
+from helion_sinkhorn.kernels.serving import NO_CHOICES, Choices, Served, again, alike, run_and_keep, serve
 from helion_sinkhorn.workloads import DotWorkload, tagged
 
-Choices = Mapping[str, Choice]
-NO_CHOICES: Choices = MappingProxyType({})
 COMPUTES = {
     "dot_compress_product": ("out", "dz"),
     "dot_compress_apply": ("out", "dy"),

@@ -80,9 +80,9 @@ class ChunkCall(Keyed):
         return f"{self.dtype} {self.dk}x{self.dv} {self.gates or 'no gate'}"
 
 
-def extent(size: int) -> int:
-    """An axis padded for Triton and its matrix units."""
-    return max(16, 1 << (size - 1).bit_length())
+def extent(size):
+    """An axis of Dk or Dv, padded: ptxas 12.8 gets products of narrower tiles wrong (docs/helion.md)."""
+    return max(64, 1 << (size - 1).bit_length())
 
 
 def product(x, y, how, acc=None):
@@ -98,16 +98,34 @@ def transposed(x):
     return x.permute(1, 0)
 
 
+def pieces_of(x, count):
+    """x as a sum of `count` tensors of 8 bits; three hold a float32."""
+    found = []
+    for _piece in range(count):
+        found.append(x.to(torch.bfloat16))
+        x = x - found[-1].to(torch.float32)
+    return found
+
+
+def product_of_pieces(xs, ys, how, acc=None):
+    """x y (+ acc) of sums of pieces, without the products of the smallest ones."""
+    most = max(len(xs), len(ys))
+    for i, x in enumerate(xs):
+        for y in ys[: most - i]:
+            acc = product(x, y, how, acc)
+    return acc
+
+
+def fine_product(x, y, dtype, how, acc=None, turn_x=False, turn_y=False):
+    """x y (+ acc) of float32 matrices, or x' and y', to 2^-16 or better with operands of `dtype`."""
+    xs, ys = ([m] if dtype == torch.float32 else pieces_of(m, 2) for m in (x, y))
+    xs, ys = map(transposed, xs) if turn_x else xs, map(transposed, ys) if turn_y else ys
+    return product_of_pieces(list(xs), list(ys), how, acc)
+
+
 def summed(picks, x, pieces, how):
-    """picks x for a matrix of zeros and ones, x as a sum of `pieces` of 8 bits; three hold a float32."""
-    picks = torch.where(picks, 1.0, 0.0).to(torch.bfloat16)
-    piece = x.to(torch.bfloat16)
-    out = product(picks, piece, how)
-    for _piece in range(1, pieces):
-        x = x - piece.to(torch.float32)
-        piece = x.to(torch.bfloat16)
-        out = product(picks, piece, how, out)
-    return out
+    """picks x for a matrix of zeros and ones, x as a sum of `pieces` of 8 bits."""
+    return product_of_pieces([torch.where(picks, 1.0, 0.0).to(torch.bfloat16)], pieces_of(x, pieces), how)
 
 
 def decay_over(picks, w, pieces, how):
@@ -237,9 +255,9 @@ def linear_attention_chunk_scores(
             far = reciprocal(near, how)
             is_right = in_right(position, chunk // 2)
             x, y = q32 * torch.where(is_right, near, far), k32 * torch.where(is_right, far, near)
+            pairs = fine_product(x, y, qs.dtype, how, turn_y=True)
             save(qs, b, h, c, row, d, x * torch.exp2(left * LOG2E))
             save(ks, b, h, c, row, d, y * torch.exp2(right * LOG2E))
-            pairs = product(x.to(qs.dtype), transposed(y.to(qs.dtype)), how)
             save(a, b, h, c, row, hl.arange(chunk), torch.where(i > j, pairs, scores))
         else:
             save(qs, b, h, c, row, d, q32 * decay_over(j <= i, w, pieces, how))
@@ -248,9 +266,9 @@ def linear_attention_chunk_scores(
             for _level in range(chunk.bit_length() - 1):
                 # rows of right halves are queries, rows of left halves keys: one product has both
                 both = torch.where(in_right(position, half), q32, k32)
-                both = (both * decay_over(towards_middle(position, half), w, pieces, how)).to(qs.dtype)
-                level = across_middle(position, half) & (i > j)
-                scores = torch.where(level, product(both, transposed(both), how), scores)
+                both = both * decay_over(towards_middle(position, half), w, pieces, how)
+                pairs = fine_product(both, both, qs.dtype, how, turn_y=True)
+                scores = torch.where(across_middle(position, half) & (i > j), pairs, scores)
                 half = half * 2
             save(a, b, h, c, row, hl.arange(chunk), scores)
 
@@ -361,12 +379,12 @@ def linear_attention_chunk_gradients(
             is_right = in_right(position, chunk // 2)
             up, down = torch.where(is_right, near, far), torch.where(is_right, far, near)
             left, right = sums_of_halves(w, position, chunk)
-            pairs = torch.where(i > j, da, 0.0).to(states.dtype)
+            pairs = torch.where(i > j, da, 0.0)
             dqs = dqs * torch.exp2(left * LOG2E)
-            dqs = product(pairs, (k32 * down).to(states.dtype), how, dqs) * up
+            dqs = fine_product(pairs, k32 * down, states.dtype, how, dqs) * up
             dks = dks * torch.exp2(right * LOG2E)
             reaching = (k32 * down * dks).sum(0)
-            dks = product(transposed(pairs), (q32 * up).to(states.dtype), how, dks) * down
+            dks = fine_product(pairs, q32 * up, states.dtype, how, dks, turn_x=True) * down
         else:
             dqs = dqs * decay_over(j <= i, w, pieces, how)
             dks = dks * decay_over(j > i, w, pieces, how)
@@ -378,10 +396,10 @@ def linear_attention_chunk_gradients(
             for _level in range(chunk.bit_length() - 1):
                 is_right = in_right(position, half)
                 near = decay_over(towards_middle(position, half), w, pieces, how)
-                x = (torch.where(is_right, q32, k32) * near).to(states.dtype)
-                pairs = torch.where(across_middle(position, half), both, 0.0).to(states.dtype)
+                x = torch.where(is_right, q32, k32) * near
+                pairs = torch.where(across_middle(position, half), both, 0.0)
                 # rows of right halves are gradients of queries, rows of left halves of keys
-                dx = product(pairs, x, how) * near
+                dx = fine_product(pairs, x, states.dtype, how) * near
                 dqs = dqs + torch.where(is_right, dx, 0.0)
                 dks = dks + torch.where(is_right, 0.0, dx)
                 half = half * 2

@@ -11,7 +11,7 @@ import torch
 from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.kernels import Choice, largest_run, power_of_two
 from helion_sinkhorn.kernels.linear_attention import ROLES, WalkCall
-from helion_sinkhorn.kernels.serving import Served, again, alike, run_and_keep, serve
+from helion_sinkhorn.kernels.serving import NO_CHOICES, Choices, Served, again, alike, run_and_keep, serve
 from helion_sinkhorn.workloads import AttentionWorkload, tagged
 
 KERNEL = "linear_attention_walk"
@@ -234,12 +234,16 @@ def forward(
     initial_state: Some,
     reverse: bool,
     cu_seqlens: Some,
+    choices: Choices = NO_CHOICES,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(o, last state); the contract is linear_attention.recurrent_linear_attention's."""
+    """(o, last state); the contract is linear_attention.recurrent_linear_attention's.
+
+    choices: by the result of the walk, where the caller has one of its own.
+    """
     sides = q.size(-1), v.size(-1)
     p = Problem.fitting(q, k, v, g, g_gamma, gk, gv, scale, reverse, cu_seqlens)
     end = p.new_state()
-    o = walk_o(p, grown(initial_state, *p.sides), end)
+    o = walk_o(p, grown(initial_state, *p.sides), end, None, choices.get("o"))
     return cut(o, sides[1]), cut(end, *sides)
 
 
@@ -257,6 +261,7 @@ def backward(
     initial_state: Some,
     reverse: bool,
     cu_seqlens: Some,
+    choices: Choices = NO_CHOICES,
 ) -> list[torch.Tensor]:
     """Gradients of q, k, v and of each of g, g_gamma, gk, gv, initial_state that is there, in this order."""
     dk_size, dv_size = sides = q.size(-1), v.size(-1)
@@ -265,12 +270,12 @@ def backward(
     start, dend = grown(initial_state, *p.sides), grown(dend, *p.sides)
     # gates sum up what reaches a state: for the last one that is the state and its gradient
     end = p.new_state() if p.gates and dend is not None else None
-    dq = walk_dq(p, do, start, end)
-    dk, dgk, dg = walk_dk(p, do, dend, dq, end)
+    dq = walk_dq(p, do, start, end, choices.get("dq"))
+    dk, dgk, dg = walk_dk(p, do, dend, dq, end, choices.get("dk"))
     # again and not rounded, for the same sums
-    o = None if gv is None else walk_o(p, start, None, WIDE)
+    o = None if gv is None else walk_o(p, start, None, WIDE, choices.get("o"))
     dstart = None if initial_state is None else p.new_state()
-    dv, dgv = walk_dv(p, do, dend, dstart, o, end)
+    dv, dgv = walk_dv(p, do, dend, dstart, o, end, choices.get("dv"))
     found = (
         cut(dq.to(q.dtype), dk_size),
         cut(dk, dk_size),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import helion
@@ -22,6 +23,9 @@ log = logging.getLogger("helion_sinkhorn")
 VECTOR_BYTES = 16
 MOST_REPEATS = 4096
 Tensors = tuple[torch.Tensor | None, ...]
+Choices = Mapping[str, Choice]
+"""Of the caller, by what each is for."""
+NO_CHOICES: Choices = MappingProxyType({})
 _repeats: dict[Hashable, Callable[..., None] | None] = {}
 """Launches by all that decides one but the addresses of the tensors; None where `repeat` knows none."""
 _refused: set[Choice] = set()

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 import torch._inductor.runtime.triton_compat
 import triton.language as tl
+from triton.runtime import interpreter
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.kernels import serving
@@ -26,6 +28,20 @@ class LibdeviceOnNumpy:
 
 
 torch._inductor.runtime.triton_compat.libdevice = LibdeviceOnNumpy()
+
+
+_convert_float = interpreter._convert_float
+
+
+def rounded(x: np.ndarray, source: tl.dtype, target: tl.dtype, mode) -> np.ndarray:
+    """float32 to bfloat16 as GPUs round it, where the interpreter cuts."""
+    if (source, target) != (tl.float32, tl.bfloat16):
+        return _convert_float(x, source, target, mode)
+    narrow = torch.from_numpy(np.ascontiguousarray(x).view(np.float32)).bfloat16()
+    return narrow.view(torch.int16).numpy().view(np.uint16)
+
+
+interpreter._convert_float = rounded
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helion_sinkhorn import testing_dot_compress
-from helion_sinkhorn.kernels import Choice, launch
+from helion_sinkhorn.kernels import Choice, serving
 from helion_sinkhorn.kernels import dot_compress_launch as dot
 from helion_sinkhorn.testing import worst
 
@@ -22,7 +22,7 @@ def small_tiles(monkeypatch):
         config = ("block_sizes", (16,)), ("num_stages", 1), ("num_warps", 1)
         return Choice(name, config, (("block_d", BLOCK_D), ("rows", 48)), "a test")
 
-    monkeypatch.setattr(launch, "choose", choose)
+    monkeypatch.setattr(serving, "choose", choose)
 
 
 def normal(*shape, seed, dtype):

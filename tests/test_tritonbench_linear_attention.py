@@ -1,0 +1,184 @@
+"""`--op recurrent_linear_attention`: its parts, and all of it under a stub of tritonbench."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from helion_sinkhorn.workloads import AttentionWorkload, tagged
+from tritonbench_ops import recurrent_linear_attention_cases as parts
+
+ROOT = Path(__file__).resolve().parents[1]
+STUB = ROOT / "tests" / "tritonbench_stub"
+SMALL = ["--op", "recurrent_linear_attention", "--device", "cpu", "--warmup", "1", "--rep", "1", "--only"]
+SHAPE = [
+    "--batch",
+    "2",
+    "--steps",
+    "12",
+    "--heads",
+    "2",
+    "--dk",
+    "8",
+    "--dv",
+    "6",
+    "--gates",
+    "g g_gamma gk gv",
+]
+PLANTED = """
+import dataclasses, json, sys
+import torch
+from tritonbench_ops import recurrent_linear_attention_cases as parts
+from tritonbench_ops.launch import run
+
+right = parts.BACKENDS["helion_recurrent"]
+
+class WrongGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, o):
+        return o.clone()
+    @staticmethod
+    def backward(ctx, do):
+        return 1.02 * do
+
+def raises(*inputs):
+    raise RuntimeError("planted")
+
+def without_gate(q, k, v, g, g_gamma, gk, gv):
+    return right.build()(q, k, v, 0 * g, g_gamma, gk, gv)
+
+planted = {
+    "helion_wrong_value": lambda *x: 1.02 * right.build()(*x),
+    "helion_without_a_gate": without_gate,
+    "helion_wrong_gradient": lambda *x: WrongGradient.apply(right.build()(*x)),
+    "helion_raises": raises,
+}
+parts.BACKENDS.update({name: dataclasses.replace(right, build=lambda f=f: f) for name, f in planted.items()})
+parts.OURS = tuple(name for name in parts.BACKENDS if name.startswith("helion"))
+found = []
+for arguments in json.loads(sys.argv[1]):
+    try:
+        run(arguments)
+        found.append(0)
+    except SystemExit as end:
+        found.append(1 if end.code else 0)
+print(json.dumps(found))
+"""
+
+
+def statuses(runs):
+    done = subprocess.run(
+        [sys.executable, "-c", PLANTED, json.dumps(runs)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(STUB), str(ROOT)])},
+        cwd=STUB,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them():
+    modes = ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")
+    names = (
+        "helion_recurrent", "helion_wrong_value", "helion_without_a_gate", "helion_wrong_gradient",
+        "helion_raises", "helion_chunked", "fla_chunk_gla",
+    )  # fmt: skip
+    metrics = ["--metrics", "latency,accuracy,share_of_budget,x_floor"]
+    runs = [[*SMALL, name, *SHAPE, *metrics, "--mode", mode] for name in names for mode in modes]
+    assert statuses(runs) == [
+        *(0, 0, 0, 0),
+        *(1, 1, 1, 1),
+        *(1, 1, 1, 1),
+        *(0, 1, 1, 0),
+        *(1, 1, 1, 1),
+        # named, so that a refusal (gv) and an absence count
+        *(1, 1, 1, 1),
+        *(1, 1, 1, 1),
+    ]  # fmt: skip
+
+
+def test_what_refuses_an_input_is_not_wanted_unless_named():
+    without_only = SMALL[:-1]
+    (status,) = statuses([[*without_only, "--skip", ",".join(PLANTED_NAMES), *SHAPE]])
+    assert status == 0
+
+
+PLANTED_NAMES = (
+    "helion_wrong_value",
+    "helion_without_a_gate",
+    "helion_wrong_gradient",
+    "helion_raises",
+    "torch_compile",
+)
+
+
+def test_cases_are_the_bench_workloads():
+    rows = parts.cases(parts.parse([]), torch.bfloat16)
+    assert [row.shape for row in rows] == [w.shape for w in tagged("bench", AttentionWorkload)]
+    (row,) = parts.cases(parts.parse(["--batch", "3", "--dv", "8", "--gates", ""]), torch.float16)
+    assert (row.sequences, row.steps, row.dv, row.gates, row.dtype) == (3, 2048, 8, "", torch.float16)
+
+
+@pytest.mark.parametrize(
+    "flags", [["--steps", "0"], ["--unknown", "1"], ["--ste", "3"], ["--gates", "gk gq"]]
+)
+def test_wrong_flags_end_the_run(flags, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        parts.parse(flags)
+    assert "--op recurrent_linear_attention" in capsys.readouterr().err
+
+
+def inputs(steps, gates="gk"):
+    (row,) = parts.cases(
+        parts.parse(["--batch", "3", "--steps", str(steps), "--gates", gates]), torch.bfloat16
+    )
+    tensors, do, _ = row.make_inputs()
+    return tuple(tensors.get(name) for name in parts.NAMES), do
+
+
+def test_who_refuses_what():
+    short, _ = inputs(8)
+    assert {name for name, b in parts.BACKENDS.items() if b.refuses(*short)} == {
+        "fla_fused_recurrent_gla",
+        "fla_chunk_gla",
+    }
+    long, _ = inputs(65, "gv")
+    assert "T up to 64, this is 65" in parts.BACKENDS["torch_compile"].refuses(*long)
+    assert parts.BACKENDS["helion_chunked"].refuses(*long) == "chunks take no gv"
+
+
+def test_the_last_sequence_and_head_are_judged():
+    given, do = inputs(8, "g_gamma")
+    case = parts.sample(given, do)
+    o = parts.eager(*given)
+    assert parts.share_of_budget(case, "recurrent", o, None) <= 1
+    for place in ((0, 0), (0, -1), (-1, 0), (-1, -1)):
+        wrong = o.clone()
+        wrong[place[0], 3, place[1], 5] *= 1.05
+        assert parts.share_of_budget(case, "recurrent", wrong, None) > 1
+
+
+def test_bytes_moved_once():
+    vectors = (torch.empty(2, 3, 4, d, dtype=torch.bfloat16) for d in (8, 8, 5))
+    given = *vectors, None, None, torch.empty(2, 3, 4, 8), None
+    read, o = 2 * 24 * (8 + 8 + 5) + 4 * 24 * 8, 2 * 24 * 5
+    moved = {mode: parts.bytes_moved(given, mode) for mode in ("fwd", "fwd_no_grad", "bwd", "fwd_bwd")}
+    assert moved == {
+        "fwd": read + o,
+        "fwd_no_grad": read + o,
+        "bwd": 2 * read + o,
+        "fwd_bwd": 3 * read + 2 * o,
+    }
+    assert parts.x_value(*given) == "2x3x4x8 5 gk"
+
+
+def test_names_survive_the_writers():
+    assert all(name.isidentifier() for name in parts.BACKENDS)

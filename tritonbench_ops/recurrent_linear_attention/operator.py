@@ -1,0 +1,155 @@
+"""The operator as tritonbench imports it: tritonbench.operators.recurrent_linear_attention.operator."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import torch
+from tritonbench.utils.triton_op import register_benchmark, register_metric, register_x_val
+
+from tritonbench_ops import measure
+from tritonbench_ops.judged import Judged
+from tritonbench_ops.recurrent_linear_attention_cases import (
+    BACKENDS,
+    BASELINE,
+    NAMES,
+    OURS,
+    bytes_moved,
+    cases,
+    parse,
+    sample,
+    share_of_budget,
+    x_value,
+)
+
+log = logging.getLogger("tritonbench_ops")
+
+
+class Operator(Judged):
+    """Recurrent linear attention; an input is (q, k, v, g, g_gamma, gk, gv, upstream gradient)."""
+
+    DEFAULT_PRECISION = "bf16"
+    DEFAULT_METRICS = ["latency", "speedup", "accuracy", "share_of_budget", "x_floor"]  # noqa: RUF012
+
+    def __init__(self, tb_args, extra_args=None):
+        super().__init__(tb_args, extra_args)
+        self.cases = cases(parse(self.extra_args or []), self.dtype)
+        self.refused = set()
+        for name, backend in BACKENDS.items():
+            if backend.missing:
+                log.warning("left out: %s: %s", name, backend.missing)
+
+    def get_input_iter(self):
+        for case in self.cases:
+            tensors, do, _ = case.make_inputs(device=self.device)
+            leaves = {name: x.requires_grad_(self.requires_grad) for name, x in tensors.items()}
+            yield *(leaves.get(name) for name in NAMES), do
+
+    def get_available_num_inputs(self):
+        """So that newer versions of tritonbench need not draw all inputs to count them."""
+        return len(self.cases)
+
+    @register_x_val(label="BxTxHxDk Dv gates")
+    def get_x_val(self, inputs):
+        return x_value(*inputs[:-1])
+
+    def leaves(self):
+        return [x for x in self.example_inputs[:-1] if x is not None]
+
+    def get_grad_to_none(self, inputs):
+        return [x for x in inputs[:-1] if x is not None]
+
+    def get_bwd_fn(self, forward):
+        """The gradients for one upstream gradient, left in the leaves."""
+        leaves, do, o = self.leaves(), self.example_inputs[-1], forward()
+
+        def run():
+            found = torch.autograd.grad(o, leaves, do, retain_graph=True)
+            for leaf, gradient in zip(leaves, found, strict=True):
+                leaf.grad = gradient
+            return leaves
+
+        return run
+
+    def results(self, fn):
+        """(o, gradients) of the mode's closure; None for what the mode does not compute."""
+        if self.mode.value == "fwd_no_grad":
+            with torch.no_grad():
+                return self.forward(fn._name)(), None
+        for leaf in self.leaves():
+            leaf.grad = torch.full_like(leaf, math.nan)
+        found = fn()
+        gradients = tuple(leaf.grad for leaf in self.leaves())
+        if self.mode.value == "fwd":
+            return found.detach(), None
+        return (found[0].detach() if self.mode.value == "fwd_bwd" else None), gradients
+
+    def share(self, fn):
+        def judge():
+            case = self.once("case", lambda: sample(self.example_inputs[:-1], self.example_inputs[-1]))
+            share = share_of_budget(case, BACKENDS[fn._name].method, *self.results(fn))
+            self.accurate[self.get_x_val(self.example_inputs), fn._name] = share <= 1
+            return share
+
+        return self.once(("share", fn._name), judge)
+
+    def accuracy(self, fn, baseline_fn):
+        """Whether the result is within the error budget against float64; no baseline decides."""
+        return self.share(fn) <= 1
+
+    @register_metric()
+    def share_of_budget(self, fn, inputs, metrics):
+        """The largest error in units of the budget of the backend's method."""
+        return self.share(fn)
+
+    @register_metric()
+    def x_floor(self, fn, inputs, metrics):
+        return None if metrics.latency is None else metrics.latency / self.floor()
+
+    def floor(self):
+        """Milliseconds of a copy of the bytes of this mode, measured in this run."""
+        *inputs, do = self.example_inputs
+
+        def measured():
+            size = bytes_moved(inputs, self.mode.value) // 2
+            source = torch.empty(size, dtype=torch.uint8, device=do.device)
+            target = torch.empty_like(source)
+            graph = bool(getattr(self.tb_args, "cudagraph", False))
+            return measure.milliseconds(lambda: target.copy_(source), do.device, graph)
+
+        return self.once("floor", measured)
+
+    def required(self):
+        must = self.named or [
+            name
+            for name, backend in BACKENDS.items()
+            if name not in (self._skip or []) and name not in self.refused and not backend.peer
+        ]
+        return must, set(must) & set(OURS)
+
+
+def method(name, backend):
+    """The method that tritonbench calls with an input to get the closure it times."""
+
+    def build(self, *tensors):
+        inputs = tensors[:-1]
+        why = backend.missing or backend.refuses(*inputs)
+        if why:
+            self.refused.add(name)
+            raise NotImplementedError(why)
+        function = backend.build()
+        return lambda: function(*inputs)
+
+    build.__name__ = name
+    return build
+
+
+for _name, _backend in BACKENDS.items():
+    _register = register_benchmark(
+        operator_name="recurrent_linear_attention",
+        func_name=_name,
+        baseline=_name == BASELINE,
+        enabled=not _backend.missing,
+    )
+    setattr(Operator, _name, _register(method(_name, _backend)))

@@ -1,0 +1,169 @@
+"""The inputs of `--op recurrent_linear_attention`, its backends, and what their results are held to."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from helion_sinkhorn import recurrent_linear_attention, reference
+from helion_sinkhorn.testing_linear_attention import Case
+from helion_sinkhorn.workloads import AttentionWorkload, tagged
+
+NAMES = ("q", "k", "v", "g", "g_gamma", "gk", "gv")
+Inputs = tuple[torch.Tensor | None, ...]
+"""NAMES, None for a gate that is not there."""
+Attend = Callable[..., torch.Tensor]
+"""Inputs -> o."""
+COMPILED_STEPS = 64
+"""Most steps that torch.compile is given: it writes every one out, and takes minutes for a thousand."""
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The operator's own flags, which tritonbench hands on."""
+    parser = argparse.ArgumentParser("--op recurrent_linear_attention", allow_abbrev=False)
+    for name, what in {
+        "batch": "sequences", "steps": "T", "heads": "H", "dk": "columns of q and k", "dv": "columns of v"
+    }.items():  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, help=f"{what}; default: those of the bench workloads")
+    parser.add_argument("--gates", help='of "g g_gamma gk gv", with spaces between; default: theirs')
+    options = parser.parse_args(arguments)
+    for name in ("batch", "steps", "heads", "dk", "dv"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name} is {value}; pass at least 1")
+    unknown = set((options.gates or "").split()) - set(NAMES[3:])
+    if unknown:
+        parser.error(f"--gates names {', '.join(sorted(unknown))}; pass some of {' '.join(NAMES[3:])}")
+    return options
+
+
+def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[AttentionWorkload]:
+    """The bench workloads as `options` change them, each once."""
+    fields = {"batch": "sequences"} | {name: name for name in ("steps", "heads", "dk", "dv", "gates")}
+    named = {field: value for name, field in fields.items() if (value := getattr(options, name)) is not None}
+    rows = [
+        dataclasses.replace(row, **named, dtype=dtype, name="") for row in tagged("bench", AttentionWorkload)
+    ]
+    return list(dict.fromkeys(rows))
+
+
+def x_value(q, k, v, *gates: torch.Tensor | None) -> str:
+    """An input as tables show it."""
+    there = [name for name, x in zip(NAMES[3:], gates, strict=True) if x is not None]
+    return f"{'x'.join(map(str, q.shape))} {v.size(-1)} {'+'.join(there) or 'plain'}"
+
+
+def bytes_moved(inputs: Inputs, mode: str) -> int:
+    """Of every tensor moved once: arguments and o; the upstream gradient, arguments and their gradients."""
+    given = sum(x.nbytes for x in inputs if x is not None)
+    forward, backward = given + inputs[2].nbytes, 2 * given + inputs[2].nbytes
+    return {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": forward + backward}[mode]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One row of BACKENDS."""
+
+    build: Callable[[], Attend]
+    method: str = "recurrent"
+    """Whose error budget its results are compared with."""
+    refuses: Callable[..., str] = lambda *inputs: ""
+    """Why it does not take these inputs; empty where it does."""
+    peer: bool = False
+    """Of another package: may be absent, refuse a call or miss the budget, unless --only names it."""
+    missing: str = ""
+    """Why it cannot run here; empty where it can."""
+
+
+def eager(*inputs: torch.Tensor | None) -> torch.Tensor:
+    """The specification in float32, rounded to the inputs' dtype."""
+    named = {name: x.float() for name, x in zip(NAMES, inputs, strict=True) if x is not None}
+    return reference.recurrent_linear_attention(**named).to(inputs[2].dtype)
+
+
+def compiled() -> Attend:
+    import torch._functorch.config
+
+    # the backward pass alone is run again and again on one forward pass
+    torch._functorch.config.donated_buffer = False
+    return torch.compile(eager, dynamic=False)
+
+
+def too_long(q: torch.Tensor, *others: torch.Tensor | None) -> str:
+    if q.size(1) <= COMPILED_STEPS:
+        return ""
+    return f"writes all steps out: given T up to {COMPILED_STEPS}, this is {q.size(1)}; pass --steps"
+
+
+def not_in_chunks(*inputs: torch.Tensor | None) -> str:
+    return "" if inputs[6] is None else "chunks take no gv"
+
+
+def ours(method: str) -> Attend:
+    def attend(*inputs: torch.Tensor | None) -> torch.Tensor:
+        return recurrent_linear_attention(**dict(zip(NAMES, inputs, strict=True)), method=method)
+
+    return attend
+
+
+def other_gates(q, k, v, g, g_gamma, gk, gv) -> str:
+    """What flash-linear-attention's gated linear attention does not compute."""
+    there = [name for name, x in zip(NAMES[3:], (g, g_gamma, gk, gv), strict=True) if x is not None]
+    if not q.is_cuda:
+        return "runs on GPUs only"
+    return "" if there == ["gk"] else f"computes --gates gk, not {' '.join(there) or 'none'}"
+
+
+def flash(name: str) -> Attend:
+    from fla.ops import gla
+
+    function = getattr(gla, name)
+    return lambda q, k, v, g, g_gamma, gk, gv: function(q, k, v, gk)[0]
+
+
+BASELINE = "eager"
+ABSENT = "" if importlib.util.find_spec("fla") else "flash-linear-attention is not installed"
+BACKENDS = {
+    BASELINE: Backend(lambda: eager),
+    "torch_compile": Backend(compiled, refuses=too_long),
+    "helion_recurrent": Backend(functools.partial(ours, "recurrent")),
+    "helion_chunked": Backend(functools.partial(ours, "chunked"), "chunked", not_in_chunks),
+    "fla_fused_recurrent_gla": Backend(
+        functools.partial(flash, "fused_recurrent_gla"), "recurrent", other_gates, True, ABSENT
+    ),
+    "fla_chunk_gla": Backend(functools.partial(flash, "chunk_gla"), "chunked", other_gates, True, ABSENT),
+}
+
+
+OURS = tuple(name for name in BACKENDS if name.startswith("helion"))
+
+
+def some(x: torch.Tensor) -> torch.Tensor:
+    """The first and the last head of the first and the last sequence; of g_gamma those heads."""
+    few = x.detach()[[0, -1]]
+    return few if x.dim() == 1 else few[:, :, [0, -1]]
+
+
+def sample(inputs: Inputs, do: torch.Tensor) -> Case:
+    """What is judged, on the device of the inputs."""
+    return Case({name: some(x) for name, x in zip(NAMES, inputs, strict=True) if x is not None}, some(do))
+
+
+def share_of_budget(
+    case: Case, method: str, o: torch.Tensor | None, gradients: Sequence[torch.Tensor] | None
+) -> float:
+    """The largest error of the sample in units of its budget.
+
+    gradients: of the inputs that are there, in their order; that of g_gamma, a sum over all, is left out.
+    """
+    found = {} if o is None else {"o": some(o)}
+    if gradients is not None:
+        pairs = zip(case.leaves, gradients, strict=True)
+        found |= {f"d{name}": some(x) for name, x in pairs if name != "g_gamma"}
+    return max(case.judge(found, method).values())
