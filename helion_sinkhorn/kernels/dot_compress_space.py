@@ -58,8 +58,8 @@ FEWEST = {"block_d": 64, "rows": 512}
 def fitted(variant: Items, call: DotCall, batch: int, device: Device) -> Items:
     """A default's variant with as many programs as fill the device, where the batch is small.
 
-    With 2048 rows a program 16 elements are 32 programs, on 132 compute units.  H200: apply 54 us, with 512
-    rows 11 (tiles of 64 rows); product in blocks of 256 columns 28 us, of 64 columns 13.
+    With 2048 rows a program 16 elements are 32 programs, on 132 compute units.  H200: apply 32 us, with 512
+    rows 9; product in blocks of 256 columns 27 us, of 64 columns 12.
     """
     sizes = dict(variant)
     wanted = device.compute_units * (3 if "rows" in sizes else 1)
@@ -90,7 +90,7 @@ def apply_default(call: DotCall, device: Device) -> tuple[Items, Items]:
         # b is read again for each block and tile: less of both in flight
         return config(64, 8, 1), (("block_d", block_of(call, 1 << 12)), ("rows", 1024))
     # both parts of b and tiles of 32 rows are more than a wave of gfx942 has registers for
-    rows = 16 if device.vendor == "amd" and call.parts == 2 else 32
+    rows = 64 if device.vendor == "nvidia" else 32 // call.parts
     return config(rows, 4, in_flight(device)), (("block_d", whole), ("rows", 2048))
 
 
@@ -103,7 +103,7 @@ def expand_default(call: DotCall, device: Device) -> tuple[Items, Items]:
         )
     return config(64, 4, in_flight(device)), (
         ("block_d", block_of(call, (1 << 13) // call.parts)),
-        ("rows", 2048),
+        ("rows", 4096),
     )
 
 
