@@ -150,7 +150,8 @@ def picture(artefacts: dict[str, Artefact], path: Path) -> None:
             axis.bar(place - 0.4 + (k + 0.5) * width, heights, width, label=device)
         first = next(iter(artefacts.values()))["workloads"]
         for vendor, mark in (("nvidia", "_"), ("amd", "x")):
-            heights = largest(lambda n, q, v=vendor: first.get(n, {}).get("model", {}).get(v, {}).get(q))
+            models = {n: record.get("model", {}).get(vendor, {}) for n, record in first.items()}
+            heights = largest(lambda n, q, models=models: models.get(n, {}).get(q))
             axis.plot(place, heights, mark, color="black", label=f"{vendor}, modelled")
         axis.axhline(1.0, color="red", linewidth=1)
         axis.set_ylabel(f"{of}: largest error / budget")
