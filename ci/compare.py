@@ -11,7 +11,9 @@ import argparse
 import base64
 import itertools
 import json
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import gate
@@ -25,6 +27,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 Artefact = dict[str, dict]
+GRADIENT = re.compile(r"\bd[a-zX]")
+"""In the names of results."""
 
 
 def load(path: Path) -> Artefact:
@@ -127,23 +131,32 @@ def conditions(artefact: Artefact) -> str:
 def picture(artefacts: dict[str, Artefact], path: Path) -> None:
     """Worst error of every device and modelled vendor in units of the budget, values above gradients."""
     everything = compared(artefacts)
-    parts = [pair for pair in everything if pair[1] == "P"], [pair for pair in everything if pair[1] != "P"]
+    parts = [[pair for pair in everything if bool(GRADIENT.search(pair[1])) is of] for of in (False, True)]
     figure, axes = plt.subplots(2, 1, figsize=(11, 10), layout="constrained")
     for axis, part, of in zip(axes, parts, ("values", "gradients"), strict=True):
-        place = np.arange(len(part))
+        names = list(dict.fromkeys(name for name, _ in part))
+        place = np.arange(len(names))
+
+        def largest(found: Callable[..., dict | None], part=part, names=names) -> list[float]:
+            """Of the results of each workload."""
+            worst = {
+                name: [r["worst"] for n, q in part if n == name and (r := found(n, q))] for name in names
+            }
+            return [max(of, default=np.nan) for of in worst.values()]
+
         for k, (device, artefact) in enumerate(artefacts.items()):
-            heights = [r["worst"] if (r := served(artefact, *pair)) else np.nan for pair in part]
             width = 0.8 / len(artefacts)
+            heights = largest(lambda n, q, artefact=artefact: served(artefact, n, q))
             axis.bar(place - 0.4 + (k + 0.5) * width, heights, width, label=device)
-        first = next(iter(artefacts.values()))
+        first = next(iter(artefacts.values()))["workloads"]
         for vendor, mark in (("nvidia", "_"), ("amd", "x")):
-            models = [first["workloads"].get(n, {}).get("model", {}).get(vendor, {}).get(q) for n, q in part]
-            heights = [m["worst"] if m else np.nan for m in models]
+            models = {n: record.get("model", {}).get(vendor, {}) for n, record in first.items()}
+            heights = largest(lambda n, q, models=models: models.get(n, {}).get(q))
             axis.plot(place, heights, mark, color="black", label=f"{vendor}, modelled")
         axis.axhline(1.0, color="red", linewidth=1)
         axis.set_ylabel(f"{of}: largest error / budget")
         axis.set_ylim(bottom=0)
-        axis.set_xticks(place, [name for name, _ in part], rotation=60, ha="right")
+        axis.set_xticks(place, names, rotation=60, ha="right")
     axes[0].legend()
     figure.savefig(path, dpi=150)
     plt.close(figure)
