@@ -104,6 +104,8 @@ def gaps(artefacts: dict[str, Artefact]) -> list[dict[str, object]]:
                 text = "-"
             elif records[0]["inputs"] != records[1]["inputs"]:
                 text = "other inputs"
+            elif not all("sample" in r for r in results):
+                text = "same bits" if results[0]["digest"] == results[1]["digest"] else "not kept"
             else:
                 found = gate.gap(of, *(sample(*pair) for pair in zip(records, results, strict=True)))
                 text = described(found) + (
