@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.timing import Run, graph
 from helion_sinkhorn import recurrent_linear_attention, reference
 from helion_sinkhorn.configs.device import current
 from helion_sinkhorn.kernels import candidates
@@ -29,6 +30,9 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torc
 KERNEL = "linear_attention_walk"
 SIZES = 64, 128
 """Dk and Dv."""
+GRAPH_MILLISECONDS = 5.0
+COMPILED_STEPS = 64
+"""Longest T of which torch.compile is asked: Inductor writes every step out."""
 
 
 def inputs(batch: int, steps: int, heads: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -62,6 +66,16 @@ def peers(site: str) -> dict[str, Attend]:
         "fla fused_recurrent_gla": lambda q, k, v, gk: fused_recurrent_gla(q, k, v, gk)[0],
         "fla chunk_gla": lambda q, k, v, gk: chunk_gla(q, k, v, gk)[0],
     }
+
+
+def compiled_loop() -> Attend:
+    """The specification in float32 by torch.compile."""
+
+    def loop(q, k, v, gk):
+        wide = {"q": q, "k": k, "v": v, "gk": gk}
+        return reference.recurrent_linear_attention(**{n: x.float() for n, x in wide.items()}).to(v.dtype)
+
+    return torch.compile(loop, dynamic=False)
 
 
 def gradients(o: torch.Tensor, leaves: Sequence[torch.Tensor], do: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -100,6 +114,8 @@ def compare(site: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     tensors = inputs(*shape, dtype)
     exact = truth(*tensors)
     every = {"recurrent": own("recurrent"), "chunked": own("chunked"), **peers(site)}
+    if shape[1] <= COMPILED_STEPS:
+        every["torch.compile of the loop"] = compiled_loop()
     o, copied = torch.empty_like(tensors[2]), tensors[2]
     floor = microseconds(sampler(lambda: o.copy_(copied), bytes_of(o, copied)))
     gigabytes = bytes_of(o, copied) / floor / 1e3
@@ -116,12 +132,26 @@ def compare(site: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
 
 
 def crossover(dtype: torch.dtype) -> None:
-    """Both methods over T."""
-    for steps in (16, 32, 64, 128, 256, 512):
-        tensors = inputs(8, steps, 16, dtype)
-        pairs = [times(own(method), *tensors) for method in ("recurrent", "chunked")]
-        said = ", ".join(f"{f:.0f} + {b:.0f}" for f, b in pairs)
-        print(f"T = {steps}, {dtype}: recurrent, chunked {said} us", flush=True)
+    """Microseconds of both methods, forward + backward, in CUDA graphs over T and the sequences times heads.
+
+    Batches are no 1 and no multiples of 16, so that few binaries serve all rows.
+    """
+    for steps in (64, 32, 16, 128, 512):
+        for batch in (2, 8, 40):
+            *tensors, do = inputs(batch, steps, 16, dtype)
+            said = [f"{method} {graphed(own(method), tensors, do)}" for method in ("recurrent", "chunked")]
+            print(f"T {steps}, B H {batch * 16}, {dtype}: {', '.join(said)}", flush=True)
+
+
+def graphed(attend: Attend, tensors: Sequence[torch.Tensor], do: torch.Tensor) -> str:
+    def backward() -> Run:
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        o = attend(*leaves)
+        return lambda: gradients(o, leaves, do)
+
+    return " + ".join(
+        f"{graph(make, GRAPH_MILLISECONDS)[0]:.1f}" for make in (lambda: lambda: attend(*tensors), backward)
+    )
 
 
 def microseconds(sample: Callable[[], float], rounds: int = 5) -> float:
@@ -175,7 +205,7 @@ def main() -> None:
     parser.add_argument("--site", default="", help="a folder with flash-linear-attention")
     parser.add_argument("--shape", type=int, nargs=3, default=[8, 2048, 16], help="B, T, H")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--crossover", action="store_true", help="both methods over T")
+    parser.add_argument("--crossover", action="store_true", help="both methods over T and B H")
     parser.add_argument(
         "--search", nargs="*", default=[], choices=list(ROLES), help="time candidates of walks"
     )

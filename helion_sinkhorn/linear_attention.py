@@ -22,6 +22,10 @@ KERNEL_LARGEST = 512
 """Largest Dk and Dv that the kernels take: of a state's side that is summed, a program holds all."""
 CHUNKED_LARGEST = 128
 """Largest Dk of the chunked kernels: a program holds all channels of a chunk."""
+CHUNKED_STEPS = 64
+"""Steps from which "auto" takes chunks: one whole chunk; on an H200 they are as fast from 16 or 32 on."""
+CHUNKED_DTYPES = (torch.bfloat16, torch.float16)
+"""Dtypes for which "auto" does: rounding their results costs as much as all roundings of chunks."""
 
 
 def recurrent_linear_attention(
@@ -59,9 +63,9 @@ def recurrent_linear_attention(
         cu_seqlens: (N + 1,) int32 or int64 offsets that ascend from 0 to T: B is 1, and sequence n has the
             steps from offset n up to offset n + 1.  Their values are checked on a CPU; on a GPU that would
             wait for the device, and wrong ones read or write elsewhere.
-        method: "recurrent" walks step by step, and is what "auto" takes; "chunked" multiplies matrices of 64
-            steps, without gv or cu_seqlens and for Dk <= 128: compiled, its kernels timed one by one, not yet
-            run as a whole on a GPU.  PyTorch walks step by step whatever the method.
+        method: "recurrent" walks step by step, "chunked" multiplies matrices of 64 steps, without gv or
+            cu_seqlens and for Dk <= 128; "auto" takes chunks where they serve bfloat16 or float16 of at least
+            64 steps, and is "recurrent" otherwise.  PyTorch walks step by step whatever the method.
         implementation: "auto" takes the Helion kernels on a GPU (Dk, Dv <= 512, not float64) and PyTorch
             elsewhere; "helion" and "reference" ask for one of them.
 
@@ -171,13 +175,14 @@ def _check_options(scale, output_final_state, reverse, method, implementation) -
 def _serves(implementation: str, method: str, q, v, gv, cu_seqlens) -> str:
     """ "recurrent", "chunked" or "reference" for these tensors."""
     if method == "chunked" and (why := _unchunked(q, gv, cu_seqlens)):
-        raise NotImplementedError(f"method='chunked': {why}; use method='auto', which walks step by step")
+        raise NotImplementedError(f"method='chunked': {why}; use method='auto', which walks here")
     beyond = ""
     if max(q.size(3), v.size(3)) > KERNEL_LARGEST:
         beyond = f"the kernels take Dk and Dv up to {KERNEL_LARGEST}, these are {q.size(3)} and {v.size(3)}"
     if implementation_for(implementation, "q", q, beyond) == "reference":
         return "reference"
-    return "chunked" if method == "chunked" else "recurrent"
+    gains = q.dtype in CHUNKED_DTYPES and q.size(1) >= CHUNKED_STEPS and not _unchunked(q, gv, cu_seqlens)
+    return "chunked" if method == "chunked" or (method == "auto" and gains) else "recurrent"
 
 
 def _unchunked(q, gv, cu_seqlens) -> str:

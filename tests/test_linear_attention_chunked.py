@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+from helion_sinkhorn import linear_attention
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.kernels import default_choice
 from helion_sinkhorn.kernels import linear_attention_chunked_launch as chunked
@@ -108,14 +109,42 @@ def test_a_sequence_does_not_know_its_batch():
         assert torch.equal(whole[name][1:2], x), name
 
 
+@pytest.mark.parametrize(
+    ("steps", "dk", "dtype", "options", "expected"),
+    [
+        (64, 128, torch.bfloat16, {}, "chunked"),
+        (64, 1, torch.float16, {}, "chunked"),
+        (63, 64, torch.bfloat16, {}, "recurrent"),
+        (4096, 64, torch.float32, {}, "recurrent"),
+        (4096, 129, torch.bfloat16, {}, "recurrent"),
+        (4096, 64, torch.bfloat16, {"gv": torch.empty(0)}, "recurrent"),
+        (4096, 64, torch.bfloat16, {"cu_seqlens": torch.empty(0)}, "recurrent"),
+        (4096, 64, torch.bfloat16, {"method": "recurrent"}, "recurrent"),
+        (1, 64, torch.float32, {"method": "chunked"}, "chunked"),
+    ],
+)
+def test_what_auto_takes_on_a_gpu(steps, dk, dtype, options, expected, monkeypatch):
+    monkeypatch.setattr(linear_attention, "implementation_for", lambda *_: "helion")
+    q, v = (torch.empty((1, steps, 1, d), dtype=dtype) for d in (dk, 8))
+    call = {"method": "auto", "gv": None, "cu_seqlens": None, **options}
+    assert linear_attention._serves("auto", q=q, v=v, **call) == expected
+
+
 @pytest.mark.parametrize("key", ["h200", "b200", "mi350"])
 def test_defaults_compile_for(key):
-    """Matrix units, and nothing that a launch would refuse; the gradients of 64 channels spill on NVIDIA."""
+    """Matrix units, nothing a launch would refuse, few spills: for sm_90 with Triton 3.6 none and 392."""
     call = ChunkCall("bfloat16", 64, 128, "gk")
-    names = [f"linear_attention_chunk_{part}" for part in ("scores", "walk", "gradients")]
+    allowed = {"scores": 64, "walk": 0, "gradients": 768}
+    names = [f"linear_attention_chunk_{part}" for part in allowed]
     jobs = [Job(call, default_choice(name, call, DEVICES[key]), batch=128) for name in names]
-    for name, binary in zip(names, compile_for(key, jobs), strict=True):
+    small = ChunkCall("float32", 5, 3, "g_gamma")
+    jobs.append(Job(small, default_choice(names[-1], small, DEVICES[key])))
+    *binaries, narrow = compile_for(key, jobs)
+    assert narrow.compiled
+    # ptxas 12.8 does so where a tile of these sides is not padded to 64 (docs/helion.md)
+    assert "stack pointer as data" not in narrow.counts
+    for most, binary in zip(allowed.values(), binaries, strict=True):
         assert binary.compiled, binary.problems
         assert binary.counts["matrix"]
         assert binary.shared <= DEVICES[key].shared_limit
-        assert binary.spill_bytes <= (640 if name.endswith("gradients") else 0)
+        assert binary.spill_bytes <= most

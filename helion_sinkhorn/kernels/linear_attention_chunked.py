@@ -248,7 +248,7 @@ def linear_attention_chunk_scores(
         w = log_decay(q, g, g_gamma, gk, b, t, h, d)
         left, right = sums_of_halves(w, position, chunk)
         hl.store(decay, [b, h, c, d], torch.exp2((left + right) * LOG2E).squeeze(0))
-        scores = torch.where(i == j, (q32 * k32).sum(1).unsqueeze(1), 0.0)
+        diagonal = (q32 * k32).sum(1).unsqueeze(1)
         near = decay_over(towards_middle(position, chunk // 2), w, pieces, how)
         if near.amin(1).amin(0) >= least:
             # from the middle of the chunk a query's factor and a key's are inverse
@@ -258,10 +258,12 @@ def linear_attention_chunk_scores(
             pairs = fine_product(x, y, qs.dtype, how, turn_y=True)
             save(qs, b, h, c, row, d, x * torch.exp2(left * LOG2E))
             save(ks, b, h, c, row, d, y * torch.exp2(right * LOG2E))
-            save(a, b, h, c, row, hl.arange(chunk), torch.where(i > j, pairs, scores))
+            scores = torch.where(i > j, pairs, torch.where(i == j, diagonal, 0.0))
+            save(a, b, h, c, row, hl.arange(chunk), scores)
         else:
             save(qs, b, h, c, row, d, q32 * decay_over(j <= i, w, pieces, how))
             save(ks, b, h, c, row, d, k32 * decay_over(j > i, w, pieces, how))
+            scores = torch.where(i == j, diagonal, 0.0)
             half = hl.full([], 1, dtype=torch.int32)
             for _level in range(chunk.bit_length() - 1):
                 # rows of right halves are queries, rows of left halves keys: one product has both
