@@ -23,7 +23,8 @@ import triton.language as tl
 from triton.testing import do_bench
 
 from helion_sinkhorn import implicit, plan, reference, sinkhorn
-from helion_sinkhorn.kernels import Choice, launch, serving, thread_per_matrix
+from helion_sinkhorn.kernels import Choice, launch, serving
+from helion_sinkhorn.kernels.sinkhorn_space import thread_per_matrix
 
 T = 20
 CHECKED = 1024

@@ -14,7 +14,8 @@ import torch
 pytest.importorskip("helion", reason="helion is not installed")
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import is_whole, launch, serving
+from helion_sinkhorn.kernels import launch, serving
+from helion_sinkhorn.kernels.sinkhorn_space import is_whole
 from helion_sinkhorn.scaling import segment_length
 from helion_sinkhorn.testing import Case
 from helion_sinkhorn.workloads import LOGITS

@@ -12,12 +12,12 @@ from helion_sinkhorn import dot_compress, sinkhorn
 from helion_sinkhorn.workloads import (
     LARGEST_ENTRIES,
     LOGITS,
-    TUNED_SIZES,
     WORKLOADS,
     DotWorkload,
     Workload,
     tagged,
 )
+from helion_sinkhorn.workloads.sinkhorn import TUNED_SIZES
 
 
 def test_names_are_keys_and_tags_are_known():

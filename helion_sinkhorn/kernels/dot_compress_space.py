@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Keyed
-
-if TYPE_CHECKING:  # KERNELS names what stands here
-    from helion_sinkhorn.kernels import Grid, Items
+from helion_sinkhorn.kernels.space import Grid, Items
 
 SMALLEST_BLOCK = 16
 """Least extent of a matrix product on all of the devices."""

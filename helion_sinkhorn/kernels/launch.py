@@ -10,15 +10,10 @@ import helion
 import torch
 
 from helion_sinkhorn.configs.store import Key
-from helion_sinkhorn.kernels import (
-    REGISTER_HISTORY_ENTRIES,
-    REGISTER_HISTORY_STEPS,
-    Call,
-    Choice,
-    power_of_two,
-    serving,
-)
+from helion_sinkhorn.kernels import Call, Choice, serving
 from helion_sinkhorn.kernels.serving import VECTOR_BYTES, Served, again, run_and_keep, serve
+from helion_sinkhorn.kernels.sinkhorn_space import REGISTER_HISTORY_ENTRIES, REGISTER_HISTORY_STEPS
+from helion_sinkhorn.kernels.space import power_of_two
 from helion_sinkhorn.scaling import pairs_are_safe, pivot_is_safe, segment_length
 from helion_sinkhorn.stationarity import cg_steps, solver_for
 from helion_sinkhorn.workloads import tagged

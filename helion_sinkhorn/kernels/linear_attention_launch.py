@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from helion_sinkhorn.configs.store import Key
-from helion_sinkhorn.kernels import Choice, largest_run, power_of_two
+from helion_sinkhorn.kernels import Choice
 from helion_sinkhorn.kernels.linear_attention import ROLES, WalkCall
 from helion_sinkhorn.kernels.serving import NO_CHOICES, Choices, Served, again, alike, run_and_keep, serve
+from helion_sinkhorn.kernels.space import largest_run, power_of_two
 from helion_sinkhorn.workloads import AttentionWorkload, tagged
 
 KERNEL = "linear_attention_walk"

@@ -1,0 +1,72 @@
+"""The config that a walk or the kernels of chunks take untuned, and what the tuner tries."""
+
+from __future__ import annotations
+
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.kernels.linear_attention import WalkCall
+from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall, extent
+from helion_sinkhorn.kernels.space import Grid, Items, largest_run, power_of_two, tile
+
+
+def walk_tile(call: WalkCall, device: Device, rk: int, rv: int, warps: int, many: int = 1) -> Items:
+    """So many warps with `many` states of rk x rv entries in a thread, or as few as hold a whole result."""
+    lanes = max(1, device.warp_size // power_of_two(-(-call.summed // rk)))
+    units = power_of_two(-(-call.kept // rv))
+    warps = max(1, min(warps, units // lanes))
+    return tile(min(units, lanes * warps * many), warps)
+
+
+def walk_default(call: WalkCall, device: Device) -> tuple[Items, Items]:
+    # sums over 8 threads; loads of fewer entries than threads need no shared memory
+    rk = largest_run(call.summed, min(16, max(1, call.summed // 8)))
+    rv = largest_run(call.kept, min(8, max(1, 32 // rk)))
+    warps = min(16, max(4, power_of_two(call.summed) // 16))
+    return walk_tile(call, device, rk, rv, warps), (("rk", rk), ("rv", rv), ("count", 8))
+
+
+def walk_space(call: WalkCall, device: Device) -> tuple[Grid, ...]:
+    lanes = max(1, power_of_two(call.summed) // 8)
+    grids: dict[Items, None] = {}
+    # of 8 threads a sum, 32 or 16 entries each
+    for entries, warps, many in ((32, 4, 1), (32, 8, 1), (16, 8, 1), (16, 16, 1), (16, 4, 1), (16, 8, 2)):
+        rk = largest_run(call.summed, lanes)
+        rv = largest_run(call.kept, min(8, max(1, entries // rk)))
+        config = (walk_tile(call, device, rk, rv, warps, many),)
+        grids[("config", config), ("rk", (rk,)), ("rv", (rv,)), ("count", (8,))] = None
+    return tuple(map(dict, grids))
+
+
+def matrix_unit_tile(warps: int, stages: int) -> Items:
+    """A program of so many warps that loads so many steps of a loop ahead."""
+    return ("num_warps", warps), ("num_stages", stages)
+
+
+def chunk_columns(call: ChunkCall, most: int) -> tuple[tuple[str, int], ...]:
+    """Columns of Dv that a program takes."""
+    return (("columns", min(most, extent(call.dv))),)
+
+
+def chunk_scores_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
+    # eight warps take 1.6 times as long on an H200; float32 tiles take twice the registers
+    return matrix_unit_tile(4 if call.operand == "bfloat16" else 8, 1), ()
+
+
+def chunk_walk_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
+    # three steps in flight: 76 us against 97 with two on an H200
+    return matrix_unit_tile(4, 3 if call.operand == "bfloat16" else 2), chunk_columns(call, 64)
+
+
+def chunk_gradients_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
+    # eight warps take 1.7 times as long on an H200, 128 columns as long
+    return matrix_unit_tile(4 if call.operand == "bfloat16" else 8, 1), chunk_columns(call, 64)
+
+
+def chunk_scores_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
+    return ({"config": tuple(matrix_unit_tile(w, 1) for w in (4, 8))},)
+
+
+def chunk_tiles_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
+    """Of the kernels that cut Dv into tiles."""
+    columns = tuple(sorted({min(most, extent(call.dv)) for most in (64, 128)}))
+    tiles = tuple(matrix_unit_tile(warps, stages) for warps in (4, 8) for stages in (1, 2, 3))
+    return ({"config": tiles, "columns": columns},)

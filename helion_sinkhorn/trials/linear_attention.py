@@ -1,0 +1,153 @@
+"""Trials of the walks and of the chunks of recurrent linear attention."""
+
+from __future__ import annotations
+
+import torch
+
+from helion_sinkhorn import testing_linear_attention
+from helion_sinkhorn.kernels import Choice, linear_attention_launch
+from helion_sinkhorn.kernels import linear_attention_chunked_launch as chunked_launch
+from helion_sinkhorn.kernels.linear_attention import WalkCall
+from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall
+from helion_sinkhorn.trials.trial import Programs, Tensors, Trial, noise, programs
+from helion_sinkhorn.workloads import AttentionWorkload
+
+JUDGED_STEPS = 37
+"""Some blocks of steps and a rest."""
+
+
+STEPS = 1024
+"""Of a timed walk: its time is proportional to them from some hundred on."""
+
+
+HEADS = 16
+
+
+def walk_operands(call: WalkCall, batch: int, device: str) -> Tensors:
+    """q, k, v, do, what a walk before this one left (float32), and the gates, each at most 0."""
+    heads = min(batch, HEADS)
+    dk, dv = ((-(-batch // heads), STEPS, heads, d) for d in (call.dk, call.dv))
+    shapes = {"g": dk[:3], "g_gamma": dk[2:3], "gk": dk, "gv": dv}
+    *vectors, dual = noise(device, call.dtype, dk, dk, dv, dv, dk if call.result == "dk" else dv)
+    gates = noise(device, call.dtype, *[shapes[name] for name in call.gates.split()])
+    return *vectors, dual.float(), *[gate.abs() / -8 for gate in gates]
+
+
+def run_walk(
+    call: WalkCall,
+    choice: Choice,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor,
+    dual: torch.Tensor,
+    *gates: torch.Tensor,
+) -> torch.Tensor | Tensors:
+    named = dict(zip(call.gates.split(), gates, strict=True))
+    given = [named.get(name) for name in ("g", "g_gamma", "gk", "gv")]
+    p = linear_attention_launch.Problem.of(q, k, v, *given, call.dk**-0.5, False, None)
+    if call.result == "o":
+        return linear_attention_launch.walk_o(p, None, None, None, choice)
+    if call.result == "dq":
+        return linear_attention_launch.walk_dq(p, do, None, None, choice)
+    if call.result == "dk":
+        found = linear_attention_launch.walk_dk(p, do, None, dual, None, choice)
+    else:
+        o = None if p.gv is None else dual
+        found = linear_attention_launch.walk_dv(p, do, None, None, o, None, choice)
+    return tuple(x for x in found if x is not None)
+
+
+def walk_error(call: WalkCall, choice: Choice, device: str) -> float:
+    """A walk by itself, behind the exact result of the one before."""
+    workload = AttentionWorkload(
+        "", 1, JUDGED_STEPS, 2, call.dk, call.dv, frozenset(), "", call.gates, getattr(torch, call.dtype)
+    )
+    case = testing_linear_attention.Case.of(workload)
+    dual = case.exact["dq" if call.result == "dk" else "o"].float()
+    vectors, gates = ([case.inputs[name] for name in names] for names in ("qkv", call.gates.split()))
+    found = run_walk(call, choice, *[x.to(device) for x in (*vectors, case.do, dual, *gates)])
+    names = {"dk": ("dk", "dgk" if "gk" in call.gates else "dg", "dg"), "dv": ("dv", "dgv")}
+    results = found if isinstance(found, tuple) else (found,)
+    named = dict(zip(names.get(call.result, (call.result,)), results, strict=False))
+    judged = {name: x.view(case.exact[name].shape) for name, x in named.items() if name in case.exact}
+    return max(case.judge(judged).values())
+
+
+def chunk_problem(call: ChunkCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: Tensors):
+    named = dict(zip(call.gates.split(), gates, strict=True))
+    given = [named.get(name) for name in ("g", "g_gamma", "gk")]
+    return linear_attention_launch.Problem.of(q, k, v, *given, None, call.dk**-0.5, False, None)
+
+
+def chunk_operands(call: ChunkCall, batch: int, device: str) -> Tensors:
+    """q, k, v, do and the gates, each at most 0."""
+    q, k, v, do, _, *gates = walk_operands(WalkCall("o", **vars(call)), batch, device)
+    return q, k, v, do, *gates
+
+
+def chunk_scratch(call: ChunkCall, batch: int, device: str) -> Tensors:
+    """`chunk_operands`, two operands of a walk, A, D and two states for every chunk."""
+    operands = chunk_operands(call, batch, device)
+    several, steps, heads, _ = operands[0].shape
+    chunks = several, heads, steps // call.chunk
+    rows, scores = (*chunks, call.chunk, call.width), (*chunks, call.chunk, call.chunk)
+    states = *chunks, call.width, call.dv
+    *scratch, d, before, after = noise(
+        device, call.operand, rows, rows, scores, (*chunks, call.width), states, states
+    )
+    return *scratch, d.float().sigmoid(), before, after, *operands
+
+
+def run_chunk_scores(
+    call: ChunkCall,
+    choice: Choice,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor,
+    *gates: torch.Tensor,
+) -> Tensors:
+    scratch = chunked_launch.scores(chunk_problem(call, q, k, v, gates), choice)
+    return scratch.qs, scratch.ks, scratch.a, scratch.decay
+
+
+def run_chunk_walk(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) -> Tensors:
+    x, y, a, decay, _, _, q, k, v, _, *gates = tensors
+    p = chunk_problem(call, q, k, v, gates)
+    o, _, last = chunked_launch.walk(p, decay, y, v, None, False, x, a, choice=choice)
+    return o, last
+
+
+def run_chunk_gradients(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) -> Tensors:
+    _, _, _, decay, before, after, q, k, v, do, *gates = tensors
+    p = chunk_problem(call, q, k, v, gates)
+    found = chunked_launch.gradients(p, decay, do, before, after, choice)
+    return tuple(x for x in found if x is not None)
+
+
+def chunk_error(call: ChunkCall, choice: Choice, device: str) -> float:
+    """Of the whole operator with this choice for one of its kernels."""
+    workload = AttentionWorkload(
+        "", 1, call.chunk + 3, 2, call.dk, call.dv, frozenset(), "", call.gates, getattr(torch, call.dtype)
+    )
+    case = testing_linear_attention.Case.of(workload)
+    results = case.to(device).run_module(chunked_launch, choice=choice)
+    return max(case.judge(results, "chunked").values())
+
+
+@programs.register
+def _(workload: AttentionWorkload) -> Programs:
+    for call in linear_attention_launch.calls_of(workload):
+        yield linear_attention_launch.KERNEL, call
+    if (chunks := chunked_launch.call_for(workload)) is not None:
+        for part in chunked_launch.PARTS:
+            yield f"linear_attention_chunk_{part}", chunks
+
+
+TRIALS = {
+    "linear_attention_walk": Trial(walk_operands, run_walk, walk_error),
+    "linear_attention_chunk_scores": Trial(chunk_operands, run_chunk_scores, chunk_error),
+    "linear_attention_chunk_walk": Trial(chunk_scratch, run_chunk_walk, chunk_error),
+    "linear_attention_chunk_gradients": Trial(chunk_scratch, run_chunk_gradients, chunk_error),
+}

@@ -1,0 +1,80 @@
+"""How inputs are drawn: the same bits on every machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+"""Dtypes in the names of workloads."""
+
+
+def normal(generator: np.random.Generator, *shape: int) -> torch.Tensor:
+    """Standard normal numbers: NumPy's come from integers and tables, torch's from the host's vector log."""
+    return torch.from_numpy(generator.standardnormal(shape).astype(np.float32))
+
+
+def _mask(batch: int, n: int, m: int, generator: np.random.Generator, density: float) -> torch.Tensor:
+    """True where an entry stays: a random share of them, and one in every row and column."""
+    keep = torch.from_numpy(generator.random((batch, n, m)) < density)
+    for k in range(max(n, m)):
+        keep[:, k % n, k % m] = True
+    rows = torch.from_numpy(generator.random((batch, n)).argsort(-1))
+    return keep.gather(-2, rows.unsqueeze(-1).expand(batch, n, m))
+
+
+def _randn(scale: float) -> Callable[..., torch.Tensor]:
+    return lambda batch, n, m, generator: scale * normal(generator, batch, n, m)
+
+
+def _identity_like(batch, n, m, generator):
+    return torch.full((batch, n, m), -8.0).masked_fill(torch.eye(n, m, dtype=torch.bool), 0.0)
+
+
+def _masked(batch, n, m, generator):
+    x = normal(generator, batch, n, m)
+    return x.masked_fill(~_mask(batch, n, m, generator, 0.6), -math.inf)
+
+
+def _permutation(batch, n, m, generator):
+    x = normal(generator, batch, n, m)
+    return x.masked_fill(~_mask(batch, n, m, generator, 0.0), -math.inf)
+
+
+def _rank_one(batch, n, m, generator):
+    return normal(generator, batch, n, 1) + normal(generator, batch, 1, m)
+
+
+def _uniform_4(batch, n, m, generator):
+    return torch.from_numpy(4.0 * generator.random((batch, n, m), dtype=np.float32))
+
+
+LOGITS: dict[str, Callable[..., torch.Tensor]] = {
+    "randn_0.01": _randn(0.01),
+    "randn_1": _randn(1.0),
+    "randn_3": _randn(3.0),
+    "randn_8": _randn(8.0),
+    "randn_30": _randn(30.0),
+    "uniform_4": _uniform_4,
+    "identity_like": _identity_like,
+    "masked": _masked,
+    "permutation": _permutation,
+    "rank_one": _rank_one,
+}
+"""name -> (batch, n, m, generator) -> logits.  uniform_4: uniform(0, 4); identity_like: 0 on the diagonal,
+-8 off it; the masks leave an entry in every row and column; a square permutation leaves nothing else."""
+
+
+def make_logits(
+    name: str, batch: int, n: int, m: int, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """The logits LOGITS[name], (batch, n, m), the same bits for the same seed on every machine."""
+    return LOGITS[name](batch, n, m, np.random.default_rng(seed)).to(dtype)
+
+
+def make_cotangents(x: torch.Tensor, *, seed: int = 1, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Random upstream gradients of the shape of x: one that is constant along a line would hide errors."""
+    return normal(np.random.default_rng(seed), *x.shape).to(dtype or x.dtype)
