@@ -14,7 +14,7 @@ SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 def normal(generator: np.random.Generator, *shape: int) -> torch.Tensor:
     """Standard normal numbers: NumPy's come from integers and tables, torch's from the host's vector log."""
-    return torch.from_numpy(generator.standardnormal(shape).astype(np.float32))
+    return torch.from_numpy(generator.standard_normal(shape).astype(np.float32))
 
 
 def _mask(batch: int, n: int, m: int, generator: np.random.Generator, density: float) -> torch.Tensor:
