@@ -48,6 +48,13 @@ SPILL_BYTES = {
     ("sm90", "dot_compress_product precise"): 8,
     ("sm90", "dot_compress_product 300x(1000,64)"): 24,
     ("sm90", "dot_compress_expand 300x(1000,64)"): 96,
+    # eight loaded steps of five tensors beside the state and what the gates have gathered
+    ("sm90", "linear_attention_walk dk 32x32"): 72,
+    ("sm90", "linear_attention_walk dk 32x64"): 24,
+    ("sm100", "linear_attention_walk dk 32x32"): 112,
+    ("sm100", "linear_attention_walk dk 32x64"): 32,
+    ("sm100", "linear_attention_walk dk 64x128"): 40,
+    ("sm100", "linear_attention_walk o 8x16"): 8,
 }
 """Stack that a thread may have under Triton 3.9, by architecture and words of a program; none elsewhere."""
 
