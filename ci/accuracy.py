@@ -33,6 +33,7 @@ import torch
 from gate import Candidate
 from operators import operator_of
 
+from helion_sinkhorn.configs import writer
 from helion_sinkhorn.workloads import WORKLOADS, tagged
 
 SCHEMA = 1
@@ -268,7 +269,7 @@ def main() -> int:
     artefact = {
         "schema": SCHEMA, "device": hardware(device), "versions": versions(), "commit": commit(),
         "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["python", "ci/accuracy.py", *sys.argv[1:]]),
+        "command": writer.command("python ci/accuracy.py", sys.argv[1:]),
         "seconds": round(time.monotonic() - start, 1), "passes": not wrong, "workloads": workloads,
     }  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)

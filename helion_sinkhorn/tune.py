@@ -12,7 +12,6 @@ import itertools
 import logging
 import os
 import platform
-import shlex
 import statistics
 import subprocess
 import sys
@@ -413,15 +412,6 @@ def _now() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%MZ")
 
 
-def recorded(arguments: Sequence[str]) -> str:
-    """The command of a run as its entries tell it: without --out, a folder of the machine it ran on."""
-    kept = [a for a in arguments if not a.startswith("--out=")]
-    if "--out" in kept:
-        at = kept.index("--out")
-        del kept[at : at + 2]
-    return shlex.join(["helion_sinkhorn", *kept])
-
-
 @dataclass(frozen=True)
 class Options:
     """One `tune` command."""
@@ -441,7 +431,7 @@ class Options:
     workers: int = 1
     cache: Path | None = None
     utc: str = field(default_factory=_now)
-    command: str = field(default_factory=lambda: recorded(sys.argv[1:]))
+    command: str = field(default_factory=lambda: writer.command("helion_sinkhorn", sys.argv[1:]))
 
 
 def mine(groups: Sequence[Group], options: Options, evidence: str = "measured") -> list[Group]:

@@ -131,12 +131,6 @@ def test_kernels_without_a_score_are_timed_but_not_ranked(tmp_path):
     assert [line.split(":")[0] for line in said] == sorted({g.kernel for g in groups})
 
 
-@pytest.mark.parametrize("out", [["--out", "/a/folder of mine"], ["--out=/a/folder"], []])
-def test_recorded_commands_name_no_folder(out):
-    said = tuner.recorded(["tune", "--device", "h200", *out, "--only", "_4x4_"])
-    assert said == "helion_sinkhorn tune --device h200 --only _4x4_"
-
-
 def test_a_workload_of_an_unknown_operator_is_named():
     with pytest.raises(TypeError, match="serve a str"):
         tuner.groups_of(["deepseek_4x4"])

@@ -196,3 +196,9 @@ def test_a_warm_choice_costs_less_than_two_microseconds():
     arguments = "sinkhorn_forward", call, 64, DEVICES["h200"]
     serving.choose(*arguments)
     assert min(timeit.repeat(lambda: serving.choose(*arguments), number=2000, repeat=20)) / 2000 < 2e-6
+
+
+@pytest.mark.parametrize("out", [["--out", "/a/folder of mine"], ["--out=/a/folder"], []])
+def test_recorded_commands_name_no_folder(out):
+    said = writer.command("helion_sinkhorn", ["tune", "--device", "h200", *out, "--only", "_4x4_"])
+    assert said == "helion_sinkhorn tune --device h200 --only _4x4_"

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,15 @@ from helion_sinkhorn.configs.store import SCHEMA, Key, key_of
 log = logging.getLogger("helion_sinkhorn")
 EVIDENCE = ("compiled", "measured")
 """Weakest first: an entry never replaces one of stronger evidence."""
+
+
+def command(program: str, arguments: Sequence[str]) -> str:
+    """A command line as data tells it: without --out, a folder of the machine it ran on."""
+    kept = [a for a in arguments if not a.startswith("--out=")]
+    if "--out" in kept:
+        at = kept.index("--out")
+        del kept[at : at + 2]
+    return f"{program} {shlex.join(kept)}"
 
 
 def run_id(run: dict[str, Any]) -> str:
