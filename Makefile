@@ -49,7 +49,7 @@ sanitize: $(VENV)/.ready
 	$(RUN) ci/sanitize.py $(ARGS)
 
 # Machine code of every committed program, compiled for four architectures on the CPU, against
-# ci/machine_terms.txt: 20 minutes on 2 cores; ARGS="--only h200 mi350": 5, defaults for two of them
+# ci/machine_terms.txt: 23 minutes on 2 cores; ARGS="--only h200 mi350": 6, defaults for two of them
 machine-terms: export OMP_NUM_THREADS ?= 1
 machine-terms: $(VENV)/.ready
 	$(RUN) ci/machine_terms.py $(ARGS)

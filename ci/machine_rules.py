@@ -55,6 +55,18 @@ SPILL_BYTES = {
     ("sm100", "linear_attention_walk dk 32x64"): 32,
     ("sm100", "linear_attention_walk dk 64x128"): 40,
     ("sm100", "linear_attention_walk o 8x16"): 8,
+    # chunks: two ways to take pairs in one program, one of them for gates that decay fast, and float32
+    # operands in three parts; a program of one way would leave the other to a second launch
+    ("sm90", "linear_attention_chunk_scores"): 328,
+    ("sm90", "linear_attention_chunk_walk"): 488,
+    ("sm90", "linear_attention_chunk_gradients"): 1840,
+    ("sm100", "linear_attention_chunk_scores"): 56,
+    ("sm100", "linear_attention_chunk_gradients"): 744,
+    ("gfx942", "linear_attention_chunk_scores"): 608,
+    ("gfx942", "linear_attention_chunk_gradients"): 232,
+    ("gfx950", "linear_attention_chunk_scores"): 316,
+    ("gfx950", "linear_attention_chunk_walk"): 20,
+    ("gfx950", "linear_attention_chunk_gradients"): 304,
 }
 """Stack that a thread may have under Triton 3.9, by architecture and words of a program; none elsewhere."""
 

@@ -130,7 +130,7 @@ def test_what_auto_takes_on_a_gpu(steps, dk, dtype, options, expected, monkeypat
     assert linear_attention._serves("auto", q=q, v=v, **call) == expected
 
 
-@pytest.mark.parametrize("key", ["h200", "b200", "mi350"])
+@pytest.mark.parametrize("key", ["h200", "b200", "mi300x", "mi350"])
 def test_defaults_compile_for(key):
     """Matrix units, nothing a launch would refuse, few spills: for sm_90 with Triton 3.6 none and 392."""
     call = ChunkCall("bfloat16", 64, 128, "gk")
