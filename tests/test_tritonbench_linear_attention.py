@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from planted import statuses
 
 from helion_sinkhorn.workloads import AttentionWorkload, tagged
 from tritonbench_ops import recurrent_linear_attention_cases as parts
 
-ROOT = Path(__file__).resolve().parents[1]
-STUB = ROOT / "tests" / "tritonbench_stub"
 SMALL = ["--op", "recurrent_linear_attention", "--device", "cpu", "--warmup", "1", "--rep", "1", "--only"]
 SHAPE = [
     "--batch",
@@ -32,23 +25,10 @@ SHAPE = [
     "g g_gamma gk gv",
 ]
 PLANTED = """
-import dataclasses, json, sys
-import torch
+import dataclasses
 from tritonbench_ops import recurrent_linear_attention_cases as parts
-from tritonbench_ops.launch import run
 
 right = parts.BACKENDS["helion_recurrent"]
-
-class WrongGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, o):
-        return o.clone()
-    @staticmethod
-    def backward(ctx, do):
-        return 1.02 * do
-
-def raises(*inputs):
-    raise RuntimeError("planted")
 
 def without_gate(q, k, v, g, g_gamma, gk, gv):
     return right.build()(q, k, v, 0 * g, g_gamma, gk, gv)
@@ -60,29 +40,7 @@ planted = {
     "helion_raises": raises,
 }
 parts.BACKENDS.update({name: dataclasses.replace(right, build=lambda f=f: f) for name, f in planted.items()})
-parts.OURS = tuple(name for name in parts.BACKENDS if name.startswith("helion"))
-found = []
-for arguments in json.loads(sys.argv[1]):
-    try:
-        run(arguments)
-        found.append(0)
-    except SystemExit as end:
-        found.append(1 if end.code else 0)
-print(json.dumps(found))
 """
-
-
-def statuses(runs):
-    done = subprocess.run(
-        [sys.executable, "-c", PLANTED, json.dumps(runs)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(STUB), str(ROOT)])},
-        cwd=STUB,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them():
@@ -93,7 +51,7 @@ def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them()
     )  # fmt: skip
     metrics = ["--metrics", "latency,accuracy,share_of_budget,x_floor"]
     runs = [[*SMALL, name, *SHAPE, *metrics, "--mode", mode] for name in names for mode in modes]
-    assert statuses(runs) == [
+    assert statuses(PLANTED, runs) == [
         *(0, 0, 0, 0),
         *(1, 1, 1, 1),
         *(1, 1, 1, 1),
@@ -107,7 +65,7 @@ def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them()
 
 def test_what_refuses_an_input_is_not_wanted_unless_named():
     without_only = SMALL[:-1]
-    (status,) = statuses([[*without_only, "--skip", ",".join(PLANTED_NAMES), *SHAPE]])
+    (status,) = statuses(PLANTED, [[*without_only, "--skip", ",".join(PLANTED_NAMES), *SHAPE]])
     assert status == 0
 
 

@@ -1,11 +1,16 @@
-"""What both operators share: the backends that count, one computation an input, a verdict in the end."""
+"""What the operators share: the backends that count, one computation an input, a verdict in the end."""
 
 from __future__ import annotations
 
+import logging
+import math
+
+import torch
 from tritonbench.utils.triton_op import BASELINE_BENCHMARKS, REGISTERED_BENCHMARKS, BenchmarkOperator
 
-from tritonbench_ops import gate
+from tritonbench_ops import gate, measure
 
+log = logging.getLogger("tritonbench_ops")
 COMPARED = {"speedup", "accuracy"}
 """Metrics that tritonbench leaves empty without a baseline."""
 CPU_MILLISECONDS = {"warmup": 25, "rep": 100, "iter": 100}
@@ -16,6 +21,13 @@ def baselines(name: str) -> list[str]:
     """Names of the baselines: one string in tritonbench of August 2025, a list in that of 2026."""
     found = BASELINE_BENCHMARKS[name]
     return [found] if isinstance(found, str) else list(found)
+
+
+def say_missing(backends):
+    """Which backends are left out, and why."""
+    for name, backend in backends.items():
+        if backend.missing:
+            log.warning("left out: %s: %s", name, backend.missing)
 
 
 class Judged(BenchmarkOperator):
@@ -47,6 +59,10 @@ class Judged(BenchmarkOperator):
             raise ValueError(f"--only names {', '.join(unknown)}; backends are {', '.join(registered)}")
         return list(self._only or [])
 
+    def get_available_num_inputs(self):
+        """So that newer versions of tritonbench need not draw all inputs to count them."""
+        return len(self.cases)
+
     def once(self, name, make):
         """make(), computed at most once for an input."""
         if self.seen.get("input") is not self.example_inputs[0]:
@@ -74,3 +90,54 @@ class Judged(BenchmarkOperator):
                     self.output.result, self._num_inputs, must, judged, baselines(self.name), self.accurate
                 )
             )
+
+
+class JudgedByLeaves(Judged):
+    """An operator whose input is its tensors, None for those left out, and last the upstream gradient."""
+
+    def get_grad_to_none(self, inputs):
+        return [x for x in inputs[:-1] if x is not None]
+
+    def leaves(self):
+        return self.get_grad_to_none(self.example_inputs)
+
+    def get_bwd_fn(self, forward):
+        """The gradients for one upstream gradient, left in the leaves."""
+        leaves, upstream, out = self.leaves(), self.example_inputs[-1], forward()
+
+        def run():
+            found = torch.autograd.grad(out, leaves, upstream, retain_graph=True)
+            for leaf, gradient in zip(leaves, found, strict=True):
+                leaf.grad = gradient
+            return leaves
+
+        return run
+
+    def results(self, fn):
+        """(out, gradients) of the mode's closure; None for what the mode does not compute."""
+        if self.mode.value == "fwd_no_grad":
+            with torch.no_grad():
+                return self.forward(fn._name)(), None
+        for leaf in self.leaves():
+            leaf.grad = torch.full_like(leaf, math.nan)
+        found = fn()
+        gradients = tuple(leaf.grad for leaf in self.leaves())
+        if self.mode.value == "fwd":
+            return found.detach(), None
+        return (found[0].detach() if self.mode.value == "fwd_bwd" else None), gradients
+
+    def moved(self):
+        """Bytes that this mode reads and writes at least."""
+        raise NotImplementedError
+
+    def floor(self):
+        """Milliseconds of a copy of the bytes of this mode, measured in this run."""
+        device = self.example_inputs[0].device
+
+        def measured():
+            source = torch.empty(self.moved() // 2, dtype=torch.uint8, device=device)
+            target = torch.empty_like(source)
+            graph = bool(getattr(self.tb_args, "cudagraph", False))
+            return measure.milliseconds(lambda: target.copy_(source), device, graph)
+
+        return self.once("floor", measured)

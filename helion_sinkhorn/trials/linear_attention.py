@@ -14,12 +14,8 @@ from helion_sinkhorn.workloads import AttentionWorkload
 
 JUDGED_STEPS = 37
 """Some blocks of steps and a rest."""
-
-
 STEPS = 1024
 """Of a timed walk: its time is proportional to them from some hundred on."""
-
-
 HEADS = 16
 
 

@@ -12,8 +12,6 @@ import torch
 from helion_sinkhorn.kernels import Choice
 
 Tensors = tuple[torch.Tensor, ...]
-
-
 Programs = Iterator[tuple[str, Any]]
 """(kernel, its call), one for each kernel that a workload is served by."""
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
 from tritonbench.utils.triton_op import register_benchmark, register_metric, register_x_val
 
-from tritonbench_ops import measure
 from tritonbench_ops.dot_compress_cases import (
     BACKENDS,
     BASELINE,
@@ -19,10 +15,10 @@ from tritonbench_ops.dot_compress_cases import (
     share_of_budget,
     x_value,
 )
-from tritonbench_ops.judged import Judged
+from tritonbench_ops.judged import JudgedByLeaves
 
 
-class Operator(Judged):
+class Operator(JudgedByLeaves):
     """Dot compress; an input is (x, y, z or None, upstream gradient)."""
 
     DEFAULT_PRECISION = "bf16"
@@ -38,44 +34,9 @@ class Operator(Judged):
             leaves = (t if t is None else t.requires_grad_(self.requires_grad) for t in tensors)
             yield *leaves, grad
 
-    def get_available_num_inputs(self):
-        """So that newer versions of tritonbench need not draw all inputs to count them."""
-        return len(self.cases)
-
     @register_x_val(label="BxMxD K")
     def get_x_val(self, inputs):
         return x_value(*inputs[:3])
-
-    def leaves(self):
-        return [t for t in self.example_inputs[:3] if t is not None]
-
-    def get_grad_to_none(self, inputs):
-        return [t for t in inputs[:3] if t is not None]
-
-    def get_bwd_fn(self, forward):
-        """The gradients for one upstream gradient, left in the leaves."""
-        leaves, grad, out = self.leaves(), self.example_inputs[3], forward()
-
-        def run():
-            found = torch.autograd.grad(out, leaves, grad, retain_graph=True)
-            for leaf, gradient in zip(leaves, found, strict=True):
-                leaf.grad = gradient
-            return leaves
-
-        return run
-
-    def results(self, fn):
-        """(out, gradients) of the mode's closure; None for what the mode does not compute."""
-        if self.mode.value == "fwd_no_grad":
-            with torch.no_grad():
-                return self.forward(fn._name)(), None
-        for leaf in self.leaves():
-            leaf.grad = torch.full_like(leaf, math.nan)
-        found = fn()
-        gradients = tuple(leaf.grad for leaf in self.leaves())
-        if self.mode.value == "fwd":
-            return found.detach(), None
-        return (found[0].detach() if self.mode.value == "fwd_bwd" else None), gradients
 
     def accuracy(self, fn, baseline_fn):
         """Whether the result is within the error budget against float64; no baseline decides."""
@@ -94,17 +55,9 @@ class Operator(Judged):
     def x_floor(self, fn, inputs, metrics):
         return None if metrics.latency is None else metrics.latency / self.floor()
 
-    def floor(self):
-        """Milliseconds of a copy of the bytes of this mode, measured in this run."""
+    def moved(self):
         x, y, *_ = self.example_inputs
-
-        def measured():
-            source = torch.empty(bytes_moved(x, y, self.mode.value) // 2, dtype=torch.uint8, device=x.device)
-            target = torch.empty_like(source)
-            graph = bool(getattr(self.tb_args, "cudagraph", False))
-            return measure.milliseconds(lambda: target.copy_(source), x.device, graph)
-
-        return self.once("floor", measured)
+        return bytes_moved(x, y, self.mode.value)
 
     def required(self):
         must = self.named or [name for name in BACKENDS if name not in (self._skip or [])]

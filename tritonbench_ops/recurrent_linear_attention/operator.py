@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import math
-
-import torch
 from tritonbench.utils.triton_op import register_benchmark, register_metric, register_x_val
 
-from tritonbench_ops import measure
-from tritonbench_ops.judged import Judged
+from tritonbench_ops.judged import JudgedByLeaves, say_missing
 from tritonbench_ops.recurrent_linear_attention_cases import (
     BACKENDS,
     BASELINE,
@@ -23,10 +18,8 @@ from tritonbench_ops.recurrent_linear_attention_cases import (
     x_value,
 )
 
-log = logging.getLogger("tritonbench_ops")
 
-
-class Operator(Judged):
+class Operator(JudgedByLeaves):
     """Recurrent linear attention; an input is (q, k, v, g, g_gamma, gk, gv, upstream gradient)."""
 
     DEFAULT_PRECISION = "bf16"
@@ -36,9 +29,7 @@ class Operator(Judged):
         super().__init__(tb_args, extra_args)
         self.cases = cases(parse(self.extra_args or []), self.dtype)
         self.refused = set()
-        for name, backend in BACKENDS.items():
-            if backend.missing:
-                log.warning("left out: %s: %s", name, backend.missing)
+        say_missing(BACKENDS)
 
     def get_input_iter(self):
         for case in self.cases:
@@ -46,44 +37,9 @@ class Operator(Judged):
             leaves = {name: x.requires_grad_(self.requires_grad) for name, x in tensors.items()}
             yield *(leaves.get(name) for name in NAMES), do
 
-    def get_available_num_inputs(self):
-        """So that newer versions of tritonbench need not draw all inputs to count them."""
-        return len(self.cases)
-
     @register_x_val(label="BxTxHxDk Dv gates")
     def get_x_val(self, inputs):
         return x_value(*inputs[:-1])
-
-    def leaves(self):
-        return [x for x in self.example_inputs[:-1] if x is not None]
-
-    def get_grad_to_none(self, inputs):
-        return [x for x in inputs[:-1] if x is not None]
-
-    def get_bwd_fn(self, forward):
-        """The gradients for one upstream gradient, left in the leaves."""
-        leaves, do, o = self.leaves(), self.example_inputs[-1], forward()
-
-        def run():
-            found = torch.autograd.grad(o, leaves, do, retain_graph=True)
-            for leaf, gradient in zip(leaves, found, strict=True):
-                leaf.grad = gradient
-            return leaves
-
-        return run
-
-    def results(self, fn):
-        """(o, gradients) of the mode's closure; None for what the mode does not compute."""
-        if self.mode.value == "fwd_no_grad":
-            with torch.no_grad():
-                return self.forward(fn._name)(), None
-        for leaf in self.leaves():
-            leaf.grad = torch.full_like(leaf, math.nan)
-        found = fn()
-        gradients = tuple(leaf.grad for leaf in self.leaves())
-        if self.mode.value == "fwd":
-            return found.detach(), None
-        return (found[0].detach() if self.mode.value == "fwd_bwd" else None), gradients
 
     def share(self, fn):
         def judge():
@@ -107,18 +63,8 @@ class Operator(Judged):
     def x_floor(self, fn, inputs, metrics):
         return None if metrics.latency is None else metrics.latency / self.floor()
 
-    def floor(self):
-        """Milliseconds of a copy of the bytes of this mode, measured in this run."""
-        *inputs, do = self.example_inputs
-
-        def measured():
-            size = bytes_moved(inputs, self.mode.value) // 2
-            source = torch.empty(size, dtype=torch.uint8, device=do.device)
-            target = torch.empty_like(source)
-            graph = bool(getattr(self.tb_args, "cudagraph", False))
-            return measure.milliseconds(lambda: target.copy_(source), do.device, graph)
-
-        return self.once("floor", measured)
+    def moved(self):
+        return bytes_moved(self.example_inputs[:-1], self.mode.value)
 
     def required(self):
         must = self.named or [

@@ -11,7 +11,7 @@ from helion_sinkhorn.workloads import make_cotangents, make_logits
 from tritonbench_ops import compare, measure
 from tritonbench_ops.backends import BACKENDS, BASELINE, has_other_gradient, wanted
 from tritonbench_ops.cases import bytes_moved, cases, parse, x_value
-from tritonbench_ops.judged import Judged
+from tritonbench_ops.judged import Judged, say_missing
 
 log = logging.getLogger("tritonbench_ops")
 
@@ -29,19 +29,13 @@ class Operator(Judged):
             self._skip = [*(self._skip or []), *(name for name, row in BACKENDS.items() if not row.on_cpu)]
         if any(getattr(self.tb_args, name, None) for name in ("rtol", "atol", "bitwise")):
             log.warning("accuracy is judged by the error budget: --rtol, --atol and --bitwise do nothing")
-        for name, backend in BACKENDS.items():
-            if backend.missing:
-                log.warning("left out: %s: %s", name, backend.missing)
+        say_missing(BACKENDS)
 
     def get_input_iter(self):
         for case in self.cases:
             logits = make_logits(case.logits, case.batch, case.n, case.m, dtype=case.dtype)
             logits = logits.to(self.device).requires_grad_(self.requires_grad)
             yield logits, case.n_iters, case.form, case.first
-
-    def get_available_num_inputs(self):
-        """So that newer versions of tritonbench need not draw all inputs to count them."""
-        return len(self.cases)
 
     @register_x_val(label="BxNxM T form first")
     def get_x_val(self, inputs):
