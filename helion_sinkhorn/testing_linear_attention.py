@@ -187,12 +187,11 @@ def in_chunks(x: Span, rounding: Errors) -> Named:
     # of a pair, what its two factors leave out
     rest = upto.unsqueeze(-2) - upto.unsqueeze(-3) - query.unsqueeze(-2) - key.unsqueeze(-3)
     rest = rest.clamp(max=0).exp().to(x.q.dtype)
-    lower = torch.ones(chunk, chunk, device=q.device, dtype=torch.bool).tril(-1)
-    diagonal = rounding.sum(q * k, -1)
+    lower = torch.ones(chunk, chunk, device=q.device, dtype=torch.bool).tril()
     a = torch.stack(
         [rounding.sum(xs[..., i : i + 1, :] * ys * rest[..., i, :, :], -1) for i in range(chunk)], -2
     )
-    a = rounding.operand(a.where(lower, 0.0) + torch.diag_embed(diagonal), "scores")
+    a = rounding.operand(a.where(lower, 0.0), "scores")
 
     def walked(s, xs, ys, a, v, order):
         """(outputs, the state before every chunk as an operand, the last state)."""
@@ -210,9 +209,7 @@ def in_chunks(x: Span, rounding: Errors) -> Named:
     order = range(q.size(-3))
     o, h, end = walked(x.start, qs, ks, a, v, order)
     dv, dh, dstart = walked(x.dend, ks, qs, a.mT, do, order[::-1])
-    da = rounding.product(do, v.mT)
-    own = da.diagonal(0, -2, -1).unsqueeze(-1)
-    da = rounding.operand(da.where(lower, 0.0), "pairs")
+    da = rounding.operand(rounding.product(do, v.mT).where(lower, 0.0), "pairs")
     dq, dk = rounding(rounding.product(do, h.mT) * before), rounding(rounding.product(v, dh.mT) * after)
     reaching = rounding.sum(rounding(near * dk), -2)
     for i in range(chunk):
@@ -223,9 +220,7 @@ def in_chunks(x: Span, rounding: Errors) -> Named:
     reaching = reaching + decay.squeeze(-1) * rounding.sum(h * dh, -1)
     terms = rounding.gathered(rounding(q * dq) - rounding(k * dk))
     dw = rounding(rounding.running(terms, chunk).flip(-2).cumsum(-2).flip(-2) + reaching.unsqueeze(-2))
-    found = {
-        "o": o, "dv": dv, "dq": x.scale * rounding(dq + own * k), "dk": rounding(dk + own * q), "dgk": dw
-    }  # fmt: skip
+    found = {"o": o, "dv": dv, "dq": x.scale * dq, "dk": dk, "dgk": dw}
     return {name: joined(y) for name, y in found.items()} | {"end": end, "dinitial_state": dstart}
 
 

@@ -243,31 +243,32 @@ def linear_attention_chunk_scores(
         d = hl.arange(width)
         position = order(chunk, reverse)
         i, j = position.unsqueeze(1), position.unsqueeze(0)
-        q32 = load(q, b, t, h, d).to(torch.float32) * scale
-        k32 = load(k, b, t, h, d).to(torch.float32)
         w = log_decay(q, g, g_gamma, gk, b, t, h, d)
+        q_c, k_c = load(q, b, t, h, d), load(k, b, t, h, d)
         left, right = sums_of_halves(w, position, chunk)
         hl.store(decay, [b, h, c, d], torch.exp2((left + right) * LOG2E).squeeze(0))
-        diagonal = (q32 * k32).sum(1).unsqueeze(1)
         near = decay_over(towards_middle(position, chunk // 2), w, pieces, how)
         if near.amin(1).amin(0) >= least:
             # from the middle of the chunk a query's factor and a key's are inverse
             far = reciprocal(near, how)
             is_right = in_right(position, chunk // 2)
-            x, y = q32 * torch.where(is_right, near, far), k32 * torch.where(is_right, far, near)
-            pairs = fine_product(x, y, qs.dtype, how, turn_y=True)
+            x = q_c.to(torch.float32) * scale * torch.where(is_right, near, far)
             save(qs, b, h, c, row, d, x * torch.exp2(left * LOG2E))
+            y = k_c.to(torch.float32) * torch.where(is_right, far, near)
             save(ks, b, h, c, row, d, y * torch.exp2(right * LOG2E))
-            scores = torch.where(i > j, pairs, torch.where(i == j, diagonal, 0.0))
-            save(a, b, h, c, row, hl.arange(chunk), scores)
+            pairs = fine_product(x, y, qs.dtype, how, turn_y=True)
+            save(a, b, h, c, row, hl.arange(chunk), torch.where(i >= j, pairs, 0.0))
         else:
-            save(qs, b, h, c, row, d, q32 * decay_over(j <= i, w, pieces, how))
-            save(ks, b, h, c, row, d, k32 * decay_over(j > i, w, pieces, how))
+            save(qs, b, h, c, row, d, q_c.to(torch.float32) * scale * decay_over(j <= i, w, pieces, how))
+            save(ks, b, h, c, row, d, k_c.to(torch.float32) * decay_over(j > i, w, pieces, how))
+            diagonal = (q_c.to(torch.float32) * scale * k_c.to(torch.float32)).sum(1).unsqueeze(1)
             scores = torch.where(i == j, diagonal, 0.0)
             half = hl.full([], 1, dtype=torch.int32)
             for _level in range(chunk.bit_length() - 1):
-                # rows of right halves are queries, rows of left halves keys: one product has both
-                both = torch.where(in_right(position, half), q32, k32)
+                # rows of right halves are queries, rows of left halves keys: one product has both;
+                # read again, as registers that only levels need would slow every chunk: 168 us against 120
+                q32 = load(q, b, t, h, d).to(torch.float32) * scale
+                both = torch.where(in_right(position, half), q32, load(k, b, t, h, d).to(torch.float32))
                 both = both * decay_over(towards_middle(position, half), w, pieces, how)
                 pairs = fine_product(both, both, qs.dtype, how, turn_y=True)
                 scores = torch.where(across_middle(position, half) & (i > j), pairs, scores)
@@ -371,28 +372,33 @@ def linear_attention_chunk_gradients(
             dks = product(v_c, transposed(dstate), how, dks)
             kept = kept + (state.to(torch.float32) * dstate.to(torch.float32)).sum(1)
         w = log_decay(q, g, g_gamma, gk, b, t, h, r)
-        diagonal = torch.where(i == j, da, 0.0).sum(1).unsqueeze(1)
         near = decay_over(towards_middle(position, chunk // 2), w, pieces, how)
-        # what leaves the chunk, times its gradient: every gate of the chunk scales what was there before it
+        # reaching: what leaves the chunk, times its gradient, as every gate of the chunk scales it
         if near.amin(1).amin(0) >= least:
-            k32 = load(k, b, t, h, r).to(torch.float32)
-            q32 = load(q, b, t, h, r).to(torch.float32) * scale
             far = reciprocal(near, how)
             is_right = in_right(position, chunk // 2)
             up, down = torch.where(is_right, near, far), torch.where(is_right, far, near)
             left, right = sums_of_halves(w, position, chunk)
-            pairs = torch.where(i > j, da, 0.0)
-            dqs = dqs * torch.exp2(left * LOG2E)
-            dqs = fine_product(pairs, k32 * down, states.dtype, how, dqs) * up
+            pairs = torch.where(i >= j, da, 0.0)
+            y = load(k, b, t, h, r).to(torch.float32) * down
             dks = dks * torch.exp2(right * LOG2E)
-            reaching = (k32 * down * dks).sum(0)
-            dks = fine_product(pairs, q32 * up, states.dtype, how, dks, turn_x=True) * down
+            reaching = (y * dks).sum(0)
+            dqs = fine_product(pairs, y, states.dtype, how, dqs * torch.exp2(left * LOG2E))
+            store(dq, b, t, h, r, dqs * up * scale)
+            x = load(q, b, t, h, r).to(torch.float32) * scale * up
+            difference = x * dqs
+            dks = fine_product(pairs, x, states.dtype, how, dks, turn_x=True)
+            store(dk, b, t, h, r, dks * down)
+            # k is read again: a tile less to keep in registers
+            difference = difference - load(k, b, t, h, r).to(torch.float32) * down * dks
         else:
-            dqs = dqs * decay_over(j <= i, w, pieces, how)
-            dks = dks * decay_over(j > i, w, pieces, how)
             k32 = load(k, b, t, h, r).to(torch.float32)
             q32 = load(q, b, t, h, r).to(torch.float32) * scale
+            diagonal = torch.where(i == j, da, 0.0).sum(1).unsqueeze(1)
+            dqs = dqs * decay_over(j <= i, w, pieces, how) + diagonal * k32
+            dks = dks * decay_over(j > i, w, pieces, how)
             reaching = (k32 * dks).sum(0)
+            dks = dks + diagonal * q32
             both = torch.where(i > j, da, transposed(da))
             half = hl.full([], 1, dtype=torch.int32)
             for _level in range(chunk.bit_length() - 1):
@@ -405,15 +411,13 @@ def linear_attention_chunk_gradients(
                 dqs = dqs + torch.where(is_right, dx, 0.0)
                 dks = dks + torch.where(is_right, 0.0, dx)
                 half = half * 2
-        # read again: two tiles less to keep in registers
-        q32 = load(q, b, t, h, r).to(torch.float32) * scale
-        k32 = load(k, b, t, h, r).to(torch.float32)
-        store(dq, b, t, h, r, (dqs + diagonal * k32) * scale)
-        store(dk, b, t, h, r, dks + diagonal * q32)
+            store(dq, b, t, h, r, dqs * scale)
+            store(dk, b, t, h, r, dks)
+            difference = q32 * dqs - k32 * dks
         if gk is not None or dg is not None:
             reaching = reaching + kept * hl.load(decay, [b, h, c, r])
             terms = 2 if states.dtype == torch.bfloat16 else 3
-            dw = summed(j >= i, q32 * dqs - k32 * dks, terms, how) + reaching.unsqueeze(0)
+            dw = summed(j >= i, difference, terms, how) + reaching.unsqueeze(0)
             if gk is not None:
                 store(dgk, b, t, h, r, dw)
             if dg is not None:
