@@ -22,7 +22,7 @@ from helion_sinkhorn.configs.device import current
 from helion_sinkhorn.kernels import candidates
 from helion_sinkhorn.kernels.linear_attention import ROLES, WalkCall
 from helion_sinkhorn.offline import Binary, Job, compile_for
-from helion_sinkhorn.timing import sampler
+from helion_sinkhorn.timing import sampler, with_cold_cache
 from helion_sinkhorn.trials import TRIALS, bytes_of
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -100,13 +100,12 @@ def truth(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def times(attend: Attend, *tensors: torch.Tensor) -> tuple[float, float]:
-    """Microseconds of forward and of backward, caches cold."""
+    """Microseconds of forward and of backward, called one by one with cold caches."""
     leaves = [x.detach().requires_grad_() for x in tensors[:4]]
     o = attend(*leaves)
-    touched = bytes_of(*tensors, o)
     with torch.no_grad():
-        forward = microseconds(sampler(lambda: attend(*tensors[:4]), touched))
-    return forward, microseconds(sampler(lambda: gradients(o, leaves, tensors[4]), touched))
+        forward = microseconds(with_cold_cache(lambda: attend(*tensors[:4])))
+    return forward, microseconds(with_cold_cache(lambda: gradients(o, leaves, tensors[4])))
 
 
 def compare(site: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
@@ -117,18 +116,23 @@ def compare(site: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     if shape[1] <= COMPILED_STEPS:
         every["torch.compile of the loop"] = compiled_loop()
     o, copied = torch.empty_like(tensors[2]), tensors[2]
-    floor = microseconds(sampler(lambda: o.copy_(copied), bytes_of(o, copied)))
+    floor = microseconds(with_cold_cache(lambda: o.copy_(copied)))
     gigabytes = bytes_of(o, copied) / floor / 1e3
     print(f"copy: {gigabytes:.0f} GB/s; B, T, H = {shape}, Dk, Dv = {SIZES}, {dtype}, gk", flush=True)
     for name, attend in every.items():
         try:
-            row = errors(attend, exact, *tensors), times(attend, *tensors)
+            wrong = errors(attend, exact, *tensors)
+            forward, backward = times(attend, *tensors)
+            in_graphs = graphed(attend, tensors[:4], tensors[4])
         except Exception as refusal:  # a peer that does not run is a row like any other
             print(f"{name}: {type(refusal).__name__}: {str(refusal)[:300]}", flush=True)
             continue
-        wrong = " ".join(f"{e:.1e}" for e in row[0])
-        forward, backward = row[1]
-        print(f"{name}: forward {forward:.0f} us, backward {backward:.0f} us, errors {wrong}", flush=True)
+        said = " ".join(f"{e:.1e}" for e in wrong)
+        print(
+            f"{name}: {forward:.0f} + {backward:.0f} us called one by one, {in_graphs} us in CUDA graphs,"
+            f" errors {said}",
+            flush=True,
+        )
 
 
 def crossover(dtype: torch.dtype) -> None:
@@ -213,6 +217,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=300.0, help="for the search")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this measures kernels on a GPU, and torch sees none")
     dtype = getattr(torch, options.dtype)
     if options.search:
         for row in search(options.search, options.gates, 128, options.workers, options.seconds):

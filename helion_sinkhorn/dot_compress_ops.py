@@ -20,6 +20,7 @@ from helion_sinkhorn.ops import (
     no_double_backward,
     no_forward_mode,
     on_device,
+    with_signature,
 )
 
 FORWARD = "helion_sinkhorn::dot_compress"
@@ -127,6 +128,7 @@ class DotCompress(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @with_signature
     def forward(*arguments):
         return call(*arguments)
 

@@ -18,7 +18,12 @@ PARTS = "scores", "walk", "gradients"
 
 
 def call_of(p: Problem) -> ChunkCall:
-    return ChunkCall(str(p.q.dtype)[6:], p.q.size(3), p.v.size(3), p.gates)
+    return call_with(p.q.dtype, p.q.size(3), p.v.size(3), p.gates)
+
+
+@functools.cache
+def call_with(dtype: torch.dtype, *others: int | str) -> ChunkCall:
+    return ChunkCall(str(dtype)[6:], *others)
 
 
 def call_for(workload: AttentionWorkload) -> ChunkCall | None:
@@ -62,17 +67,18 @@ def start(
     named: the choice of the caller, if it is one for this kernel.
     """
     name = f"linear_attention_chunk_{part}"
+    choice = named if named is not None and named.kernel == name else None
+    call = call_of(p)
+    key = name, choice, call, constants, alike(*tensors)
+    if again(key, *tensors):
+        return
 
     def launch(served: Served) -> None:
         columns = dict(served.choice.variant).get("columns")
         tile = () if columns is None else (columns, -(-p.v.size(3) // columns))
-        own = *constants, *tile, served.reciprocal
-        key = served.choice, own, alike(*tensors)
-        if not again(key, *tensors):
-            run_and_keep(served.kernel, tensors, own, tensors, key)
+        run_and_keep(served.kernel, tensors, (*constants, *tile, served.reciprocal), tensors, key)
 
-    choice = named if named is not None and named.kernel == name else None
-    serve(name, call_of(p), p.batch, p.q, launch, tuned_keys, choice)
+    serve(name, call, p.batch, p.q, launch, tuned_keys, choice)
 
 
 def scores(p: Problem, choice: Choice | None = None) -> Scratch:

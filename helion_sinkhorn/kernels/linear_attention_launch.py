@@ -61,7 +61,7 @@ class Problem:
         """States that are walked independently."""
         return self.sequences * self.q.size(2)
 
-    @property
+    @functools.cached_property
     def gates(self) -> str:
         """Those that are there, by name."""
         return " ".join(name for name in ("g", "g_gamma", "gk", "gv") if getattr(self, name) is not None)
