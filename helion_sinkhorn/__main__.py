@@ -66,11 +66,13 @@ def tune(arguments: argparse.Namespace) -> int:
             f"and kernel {arguments.kernel or 'any'}."
         )
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    # said, or Helion gives this process a folder of its own, where it finds nothing of what others compiled
+    cache = os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
     options = tuner.Options(
         device=arguments.device, out=arguments.out, kernel=arguments.kernel, effort=arguments.effort,
         budget=arguments.budget, limit=arguments.limit, force=arguments.force, commit=arguments.commit,
         workers=arguments.workers or max(1, len(os.sched_getaffinity(0)) // ranks - 1),
-        cache=Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"),
+        cache=Path(cache),
     )  # fmt: skip
     mark = f"rank {options.rank}: " if options.world > 1 else ""
 

@@ -327,8 +327,14 @@ class Compilation:
 
 
 def sound(binaries: Sequence[Binary]) -> list[Choice]:
-    """The default, and the candidates without problems."""
-    return [b.job.choice for i, b in enumerate(binaries) if i == 0 or not b.problems]
+    """The default, and the candidates without problems: other than spills, where the default spills too."""
+    default, *others = binaries
+
+    def fine(binary: Binary) -> bool:
+        spills_alone = len(binary.problems) == 1 and bool(binary.spill_bytes and default.spill_bytes)
+        return spills_alone or not binary.problems
+
+    return [b.job.choice for b in (default, *filter(fine, others))]
 
 
 def count_compilations() -> Callable[[], int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -225,6 +226,38 @@ def test_without_compilers_candidates_are_timed_all_the_same(tmp_path, monkeypat
     )  # fmt: skip
     assert [r.us for r in results] == [90.0]
     assert "the compiler did not start" in caplog.text
+
+
+@pytest.mark.parametrize(("default_spills", "left"), [(0, [0, 1]), (64, [0, 1, 2])])
+def test_candidates_may_spill_where_the_default_does(default_spills, left):
+    def binary(number, spill_bytes, *others):
+        spills = ("spills 8",) if spill_bytes else ()
+        job = Job(CALL, Choice("sinkhorn_forward", (("num_warps", number),), (), "test"))
+        return Binary("h200", job, (*spills, *others), spill_bytes=spill_bytes)
+
+    binaries = [binary(0, default_spills), binary(1, 0), binary(2, 128), binary(3, 0, "no code"),
+                binary(4, 128, "no code")]  # fmt: skip
+    assert [dict(c.config)["num_warps"] for c in tuner.sound(binaries)] == left
+
+
+@pytest.mark.parametrize("folder", [None, "elsewhere"])
+def test_the_tuner_looks_where_its_compilers_leave_binaries(folder, tmp_path, monkeypatch):
+    given = []
+
+    def tune(groups, options, reported, say):
+        given.append(options.cache)
+        return []
+
+    monkeypatch.setattr(tuner, "tune", tune)
+    monkeypatch.setattr("helion_sinkhorn.__main__.here", lambda device: "NVIDIA H200")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    monkeypatch.delenv("TRITON_CACHE_DIR") if folder is None else monkeypatch.setenv(
+        "TRITON_CACHE_DIR", folder
+    )
+    main(["tune", "--device", "h200", "--only", "deepseek_4x4_fp32_b128", "--out", str(tmp_path)])
+    assert given == [Path(os.environ["TRITON_CACHE_DIR"])]
+    assert given == [Path(folder) if folder else tmp_path / ".triton" / "cache"]
 
 
 @pytest.mark.parametrize(
