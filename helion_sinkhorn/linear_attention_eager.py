@@ -82,6 +82,14 @@ class _Span:
         return dq, dk, dv, drows, dcolumns, dh
 
 
+def _offsets(cu_seqlens: torch.Tensor, steps: int) -> list[int]:
+    """Their values, which transforms and compilers do not know before this."""
+    offsets = cu_seqlens.tolist()
+    if offsets[0] != 0 or offsets[-1] != steps or offsets != sorted(offsets):
+        raise ValueError(f"cu_seqlens is {offsets}; pass offsets that ascend from 0 to T = {steps}")
+    return offsets
+
+
 def _spans(q, k, v, g, g_gamma, gk, gv, scale, start, reverse, cu_seqlens) -> Iterator[tuple[slice, _Span]]:
     """(steps, span) of everything at once, or of one packed sequence after another."""
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -89,8 +97,7 @@ def _spans(q, k, v, g, g_gamma, gk, gv, scale, start, reverse, cu_seqlens) -> It
     if cu_seqlens is None:
         yield slice(None), _Span(q, k, v, g, g_gamma, gk, gv, scale, start, reverse)
         return
-    offsets = cu_seqlens.tolist()
-    for n, (begin, end) in enumerate(itertools.pairwise(offsets)):
+    for n, (begin, end) in enumerate(itertools.pairwise(_offsets(cu_seqlens, q.size(1)))):
         at = slice(begin, end)
         parts = [None if x is None else x[:, at] for x in (q, k, v, g, gk, gv)]
         own = None if start is None else start[n : n + 1]

@@ -2,13 +2,15 @@
 
 `helion_sinkhorn::recurrent_linear_attention` returns (o, last state) and its backward the gradients of
 q, k, v and of those of g, g_gamma, gk, gv, initial_state that are there.  Both take validated arguments
-(linear_attention.py); `serves` is "reference" or the method of the kernels.
+(linear_attention.py), but for values that a compiler does not know; `serves` is "reference" or the method of
+the kernels.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 
 import torch
 
@@ -60,6 +62,8 @@ def _served(q: torch.Tensor, serves: str):
 
 def forward(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, serves):
     """(o, last state); see linear_attention.recurrent_linear_attention."""
+    if not math.isfinite(scale):
+        raise ValueError(f"scale is {scale}; pass a finite value, or None for Dk ** -0.5")
     with _served(q, serves) as run:
         return run.forward(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens)
 

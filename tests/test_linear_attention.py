@@ -48,6 +48,8 @@ def calls(draw):
     strength = draw(st.sampled_from([0.0, 1.0, 30.0, 1e4]))
     dtype = draw(st.sampled_from((None, *DTYPES)))
     gates = {name: (strength * x).to(dtype or x.dtype) for name, x in case.inputs.items() if name in GATES}
+    if "cu_seqlens" in case.inputs and draw(st.booleans(), label="int64"):
+        gates["cu_seqlens"] = case.inputs["cu_seqlens"].long()
     scale = draw(st.sampled_from([None, 0.3, -2.0]))
     return dataclasses.replace(case, inputs=case.inputs | gates, scale=scale)
 
@@ -132,6 +134,20 @@ def test_the_operator_is_within_its_budget(case):
 def test_the_body_is_within_its_budget(case):
     ratios = case.judge(case.run_module(linear_attention_launch))
     assert max(ratios.values()) <= 1, ratios
+
+
+@given(calls(), st.sampled_from(["operator", "body"]))
+@settings(max_examples=30)
+def test_a_gate_of_minus_infinity_forgets(case, which):
+    def results(gate):
+        gates = {name: case.inputs[name] for name in GATES if name in case.inputs}
+        some = {name: x.masked_fill(x < x.float().mean(), gate) for name, x in gates.items()}
+        own = dataclasses.replace(case, inputs=case.inputs | some)
+        if which == "operator":
+            return own.run(recurrent_linear_attention)
+        return own.run_module(linear_attention_launch)
+
+    assert_equal(results(-math.inf).values(), results(-1e4).values())
 
 
 @pytest.mark.parametrize("w", tagged("ci", AttentionWorkload), ids=lambda w: w.name)

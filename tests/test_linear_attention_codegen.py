@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 pytest.importorskip("triton")
@@ -36,5 +38,27 @@ def test_defaults_make_good_machine_code(key):
     jobs = [
         Job(call, default_choice("linear_attention_walk", call, DEVICES[key]), batch=128) for call in CALLS
     ]
+    bad = {f"{b.job.call}": found for b in compile_for(key, jobs) if (found := complaints(b))}
+    assert not bad
+
+
+OPTIONS = (
+    ("o", "gk", {"offsets": "int32", "states": True}),
+    ("dq", "g gk", {"offsets": "int64", "reverse": True}),
+    ("dk", "g gk", {"offsets": "int32", "states": True, "reverse": True}),
+    ("dv", "gv", {"offsets": "int64", "states": True}),
+    ("dk", "g_gamma gv", {"states": True, "reverse": True}),
+)
+
+
+@pytest.mark.parametrize("key", ["h200", "mi350"])
+def test_packed_sequences_states_and_reverse_compile(key):
+    jobs = []
+    for result, gates, options in OPTIONS:
+        call = WalkCall(result, "bfloat16", 8, 16, gates)
+        choice = default_choice("linear_attention_walk", call, DEVICES[key])
+        # two steps at a time are every branch of the body and compile in half the time of eight
+        choice = dataclasses.replace(choice, variant=tuple({**dict(choice.variant), "count": 2}.items()))
+        jobs.append(Job(call, choice, 128, tuple(options.items())))
     bad = {f"{b.job.call}": found for b in compile_for(key, jobs) if (found := complaints(b))}
     assert not bad

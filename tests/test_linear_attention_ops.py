@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import math
+
 import pytest
 import torch
 from autograd_calls import assert_equal
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from helion_sinkhorn import recurrent_linear_attention, reference, testing_linear_attention
@@ -71,6 +75,67 @@ def test_compiled_packed():
     x, _, _ = call("gk", (1, 9, 2, 3, 4), lengths=(2, 7)).make_inputs()
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     assert_equal(compiled(**x), attend(**x))
+
+
+def test_a_scale_that_changes():
+    torch._dynamo.reset()
+    x, do, _ = call("gk").make_inputs()
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for scale in (0.5, 0.25, -3.0, 2):
+        own = {"scale": scale}
+        found, expected = (
+            value_and_gradients(functools.partial(function, **own), x, do) for function in (compiled, attend)
+        )
+        assert_equal(found, expected)
+    with pytest.raises(ValueError, match="scale is inf; pass a finite value"):
+        compiled(**x, scale=math.inf)
+
+
+class Passing(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+def under_a_mode(function):
+    def run(*tensors):
+        with Passing():
+            return function(*tensors)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: torch.compile(f, fullgraph=True, backend="aot_eager"),
+        under_a_mode,
+        torch.func.functionalize,
+        lambda f: lambda q, offsets: torch.vmap(f)(q[None], offsets[None]),
+        lambda f: torch.func.grad(lambda q, offsets: f(q, offsets).sum()),
+        lambda f: lambda q, offsets: torch.autograd.grad(f(q.requires_grad_(), offsets).sum(), q),
+    ],
+    ids=["compile", "mode", "functionalize", "vmap", "grad", "autograd"],
+)
+@pytest.mark.parametrize("offsets", [[0, 5], [1, 9], [0, 6, 4, 9], [0, 10, 9]])
+def test_wrong_offsets_are_noticed_under_transforms(transform, offsets):
+    torch._dynamo.reset()
+    x, _, _ = call("gk", (1, 9, 2, 3, 4)).make_inputs()
+    q = x.pop("q")
+
+    def attend_to(q, offsets):
+        return recurrent_linear_attention(q, **x, cu_seqlens=offsets)
+
+    run = transform(attend_to)
+    run(q, torch.tensor([0, 2, 9]))
+    with pytest.raises(ValueError, match="pass offsets that ascend from 0 to T = 9"):
+        run(q, torch.tensor(offsets))
+
+
+def test_fake_offsets_outside_their_mode():
+    x, _, _ = call("gk", (1, 9, 2, 3, 4), lengths=(2, 7)).make_inputs()
+    mode = FakeTensorMode()
+    o, end = attend(**{name: mode.from_tensor(t) for name, t in x.items()})
+    assert (o.shape, end.shape) == ((1, 9, 2, 4), (2, 2, 3, 4))
 
 
 class Attention(torch.nn.Module):
@@ -193,6 +258,19 @@ def test_vmap_of_gradients(which):
     given = {"do": do, **x}
     dims = dict.fromkeys(given, 0)
     assert_equal(vmapped(gradients, dims)(given), one_by_one(gradients, given, dims))
+
+
+def test_vmap_of_gradients_over_offsets():
+    x, do, _ = call("gk", (1, 9, 2, 3, 4)).make_inputs()
+
+    def gradient(q, offsets):
+        rest = {**x, "q": q, "cu_seqlens": offsets}
+        return torch.func.grad(lambda q: (recurrent_linear_attention(**{**rest, "q": q}) * do).sum())(q)
+
+    given = {"q": torch.stack((x["q"], 2 * x["q"])), "offsets": torch.tensor([[0, 2, 9], [0, 5, 9]])}
+    dims = dict.fromkeys(given, 0)
+    found = vmapped(gradient, dims)(given)
+    assert_equal([found], one_by_one(lambda **t: (gradient(**t),), given, dims))
 
 
 def test_nested_vmap():

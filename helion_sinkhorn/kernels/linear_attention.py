@@ -95,13 +95,14 @@ def summed(h):
 
 def of_k(x, t, head):
     """One step's vector of the Dk side."""
-    return hl.load(x, [t, head, slice(None), slice(None)]).to(torch.float32)
+    loaded = hl.load(x, [t, head, slice(None), slice(None)])
+    # a step read from cu_seqlens leaves an axis of its own
+    return (loaded if loaded.dim() == 2 else loaded.view(x.size(2), x.size(3))).to(torch.float32)
 
 
 def of_v(x, t, head, tile):
     """One step's vector of the Dv side."""
     loaded = hl.load(x, [t, head, tile, slice(None)])
-    # interpreted, a step read from cu_seqlens leaves an axis of its own
     return loaded.view(tile.block_size, x.size(3)).to(torch.float32)
 
 
@@ -190,8 +191,10 @@ def span_of(cu_seqlens, n, length):
     """First token and number of tokens of sequence n."""
     if cu_seqlens is None:
         return n * length, length
-    begin = hl.load(cu_seqlens, [n])
-    return begin, hl.load(cu_seqlens, [n + 1]) - begin
+    # of one axis, since Triton 3.9 takes no tensor of none as an index, and of Helion's type of indices
+    zero = hl.arange(1)
+    begin = hl.load(cu_seqlens, [n]).to(zero.dtype)
+    return begin + zero, hl.load(cu_seqlens, [n + 1]).to(zero.dtype) - begin
 
 
 def of_state(x, n, head, tile):

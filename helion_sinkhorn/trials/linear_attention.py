@@ -38,20 +38,38 @@ def run_walk(
     do: torch.Tensor,
     dual: torch.Tensor,
     *gates: torch.Tensor,
+    reverse: bool = False,
+    states: bool = False,
+    offsets: str = "",
 ) -> torch.Tensor | Tensors:
+    """A walk from and to no state, or zeros; with offsets, of a dtype by this name, sequences are packed."""
+    cu_seqlens = None
+    if offsets:
+        sequences, steps = q.shape[:2]
+        ends = torch.arange(sequences + 1, dtype=getattr(torch, offsets), device=q.device)
+        cu_seqlens = ends * steps
+        q, k, v, do, dual = map(packed, (q, k, v, do, dual))
+        gates = tuple(x if x.dim() == 1 else packed(x) for x in gates)
     named = dict(zip(call.gates.split(), gates, strict=True))
     given = [named.get(name) for name in ("g", "g_gamma", "gk", "gv")]
-    p = linear_attention_launch.Problem.of(q, k, v, *given, call.dk**-0.5, False, None)
+    p = linear_attention_launch.Problem.of(q, k, v, *given, call.dk**-0.5, reverse, cu_seqlens)
+    before, after = (p.new_state().zero_() if states else None for _ in range(2))
     if call.result == "o":
-        return linear_attention_launch.walk_o(p, None, None, None, choice)
+        return linear_attention_launch.walk_o(p, before, after, None, choice)
     if call.result == "dq":
-        return linear_attention_launch.walk_dq(p, do, None, None, choice)
+        return linear_attention_launch.walk_dq(p, do, before, after, choice)
     if call.result == "dk":
-        found = linear_attention_launch.walk_dk(p, do, None, dual, None, choice)
+        found = linear_attention_launch.walk_dk(p, do, before, dual, after, choice)
     else:
         o = None if p.gv is None else dual
-        found = linear_attention_launch.walk_dv(p, do, None, None, o, None, choice)
+        dstart = p.new_state() if states else None
+        found = linear_attention_launch.walk_dv(p, do, before, dstart, o, after, choice)
     return tuple(x for x in found if x is not None)
+
+
+def packed(x: torch.Tensor) -> torch.Tensor:
+    """All sequences one behind another."""
+    return x.flatten(0, 1).unsqueeze(0)
 
 
 def walk_error(call: WalkCall, choice: Choice, device: str) -> float:
