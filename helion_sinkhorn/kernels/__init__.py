@@ -91,14 +91,14 @@ KERNELS = {
     "linear_attention_chunk_walk": Kernel(
         chunked.linear_attention_chunk_walk,
         attention.chunk_walk_default,
-        attention.chunk_tiles_space,
+        attention.chunk_walk_space,
         chunked.ChunkCall,
         "tf32x3",
     ),
     "linear_attention_chunk_gradients": Kernel(
         chunked.linear_attention_chunk_gradients,
         attention.chunk_gradients_default,
-        attention.chunk_tiles_space,
+        attention.chunk_gradients_space,
         chunked.ChunkCall,
         "tf32x3",
     ),
