@@ -44,7 +44,7 @@ def here(asked: str) -> str:
     )
     if not torch.cuda.is_available():
         raise SystemExit(f"tune: asked for {asked}, found no GPU; {advice}.")
-    index = int(os.environ.get("LOCAL_RANK", "0"))
+    index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
     torch.cuda.set_device(index)
     found, name = current(index), torch.cuda.get_device_name(index)
     if found.key != asked:

@@ -7,6 +7,7 @@ Triton's cache hands over), while the group before is being timed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from helion_sinkhorn import calibration, ranking
 from helion_sinkhorn.configs import store, writer
@@ -172,6 +174,15 @@ def gpu_clock(group: Group, batch: int) -> Callable[[Choice], Sampler]:
 Clock = Callable[[Group, int], Callable[[Choice], Sampler]]
 
 
+def turn_on_gpu(cache: Path | None) -> contextlib.AbstractContextManager[object]:
+    """What the ranks on one GPU pass on to each other: who holds it times there alone."""
+    if cache is None or not torch.cuda.is_available():
+        return contextlib.nullcontext()
+    cache.mkdir(parents=True, exist_ok=True)
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return FileLock(cache / f"{gpu.uuid}.lock")
+
+
 @functools.lru_cache(maxsize=1024)
 def error(call: Any, choice: Choice, device: str) -> float:
     """The largest error of a choice in units of its budget; above 1 it is refused."""
@@ -231,8 +242,11 @@ def tune_key(
     judge: Callable[[Group, Choice], float],
     rounds: int,
     budget: float,
+    turn: contextlib.AbstractContextManager[object] = contextlib.nullcontext(),
 ) -> Result:
     """Time the choices, the default first, then the best of them against default and incumbent.
+
+    turn: held while anything is timed.
 
     Raises:
         RuntimeError: the default itself does not run or is outside the budget of error.
@@ -251,7 +265,8 @@ def tune_key(
                 raise RuntimeError(f"{group.name} B={batch}: the default config does not run") from refusal
             log.warning("%s B=%d: %s does not run: %s", group.name, batch, choice, refusal)
     # every candidate in each pass: what disturbs one pass disturbs all of them
-    passes = [[sample() for _, sample in tried] for _ in range(PASSES)]
+    with turn:
+        passes = [[sample() for _, sample in tried] for _ in range(PASSES)]
     times = [min(each) for each in zip(*passes, strict=True)]
     fast = [tried[index][0] for index in sorted(range(len(tried)), key=times.__getitem__)]
     best = list(itertools.islice((c for c in fast if judge(group, c) <= 1), FINALISTS))
@@ -261,9 +276,10 @@ def tune_key(
     finalists = distinct((default, incumbent if seated else None, *best))
     samplers = [next(sample for c, sample in tried if same(c, choice)) for choice in finalists]
     samples: list[list[float]] = [[] for _ in finalists]
-    for _ in range(rounds):
-        for one, sample in zip(samples, samplers, strict=True):
-            one.append(sample())
+    with turn:
+        for _ in range(rounds):
+            for one, sample in zip(samples, samplers, strict=True):
+                one.append(sample())
     us = [statistics.median(one) for one in samples]
     seat = next((i for i, c in enumerate(finalists) if seated and same(c, incumbent)), 0)
     first = min(range(len(finalists)), key=us.__getitem__)
@@ -502,7 +518,7 @@ def tune(
     judge = judge or (lambda group, choice: error(group.call, choice, "cuda"))
     left = mine(groups, options)
     compiled = compilation(device, left, options.workers, options.cache)
-    missed = count_compilations()
+    missed, turn = count_compilations(), turn_on_gpu(options.cache)
     try:
         for number, group in within_limit(left, begin, options.limit, say):
             binaries = compiled.binaries(group)
@@ -519,7 +535,7 @@ def tune(
                 old = choice_of(group.kernel, have.get(writer.identity({"key": entry_key(group, batch)})))
                 try:
                     result = tune_key(
-                        group, batch, choices, old, clock, judge, ROUNDS[options.effort], options.budget
+                        group, batch, choices, old, clock, judge, ROUNDS[options.effort], options.budget, turn
                     )
                 except RuntimeError as failure:
                     say(f"{failure}: {failure.__cause__ or 'nothing is written for it'}")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from helion_sinkhorn import tune as tuner
-from helion_sinkhorn.__main__ import main
+from helion_sinkhorn.__main__ import here, main
 from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.kernels import KERNELS, Call, Choice, bodies, candidates, launch, serving
@@ -240,6 +240,50 @@ def test_candidates_may_spill_where_the_default_does(default_spills, left):
     assert [dict(c.config)["num_warps"] for c in tuner.sound(binaries)] == left
 
 
+def test_a_gpu_is_held_while_something_is_timed_and_not_while_code_is_made():
+    held = []
+
+    class Turn:
+        def __enter__(self):
+            held.append(True)
+
+        def __exit__(self, *_):
+            held.pop()
+
+    def clock(group, batch):
+        def prepare(choice):
+            assert not held
+
+            def sample():
+                assert held
+                return 100.0
+
+            return sample
+
+        return prepare
+
+    def judge(group, choice):
+        assert not held
+        return 0.5
+
+    (group,) = tuner.groups_of([WORKLOAD], "sinkhorn_forward")
+    choices = candidates(group.kernel, group.call, DEVICES["h200"])[:3]
+    assert tuner.tune_key(group, 128, choices, None, clock, judge, 2, 60.0, Turn()).us == 100.0
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_more_ranks_than_gpus_share_them(rank, monkeypatch):
+    taken = []
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
+    monkeypatch.setattr("helion_sinkhorn.__main__.current", lambda index: DEVICES["h200"])
+    assert here("h200") == "NVIDIA H200"
+    assert taken == [rank % 2]
+
+
 @pytest.mark.parametrize("folder", [None, "elsewhere"])
 def test_the_tuner_looks_where_its_compilers_leave_binaries(folder, tmp_path, monkeypatch):
     given = []
@@ -330,6 +374,7 @@ def test_the_device_is_an_assertion(monkeypatch):
     with pytest.raises(SystemExit, match=r"asked for mi350, found no GPU; .* OFFLINE=1"):
         main(["tune", "--device", "mi350"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
     monkeypatch.setattr("helion_sinkhorn.__main__.current", lambda index: DEVICES["h200"])
