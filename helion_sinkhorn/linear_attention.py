@@ -14,12 +14,11 @@ from helion_sinkhorn.checks import (
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.linear_attention_chunks import unchunked
 
 METHODS = ("auto", "recurrent", "chunked")
 KERNEL_LARGEST = 512
 """Largest Dk and Dv that the kernels take: of a state's side that is summed, a program holds all."""
-CHUNKED_LARGEST = 128
-"""Largest Dk of the chunked kernels: a program holds all channels of a chunk."""
 CHUNKED_STEPS = 64
 """Steps from which "auto" takes chunks: one whole chunk; on an H200 they are ahead from 32 on."""
 CHUNKED_DTYPES = (torch.bfloat16, torch.float16)
@@ -159,23 +158,13 @@ def _check_options(scale, output_final_state, reverse, method, implementation) -
 
 def _serves(implementation: str, method: str, q, v, gv, cu_seqlens) -> str:
     """ "recurrent", "chunked" or "reference" for these tensors."""
-    if method == "chunked" and (why := _unchunked(q, gv, cu_seqlens)):
+    why = unchunked(gv is not None, cu_seqlens is not None, q.size(3))
+    if method == "chunked" and why:
         raise NotImplementedError(f"method='chunked': {why}; use method='auto', which walks here")
     beyond = ""
     if max(q.size(3), v.size(3)) > KERNEL_LARGEST:
         beyond = f"the kernels take Dk and Dv up to {KERNEL_LARGEST}, these are {q.size(3)} and {v.size(3)}"
     if implementation_for(implementation, "q", q, beyond) == "reference":
         return "reference"
-    gains = q.dtype in CHUNKED_DTYPES and q.size(1) >= CHUNKED_STEPS and not _unchunked(q, gv, cu_seqlens)
+    gains = q.dtype in CHUNKED_DTYPES and q.size(1) >= CHUNKED_STEPS and not why
     return "chunked" if method == "chunked" or (method == "auto" and gains) else "recurrent"
-
-
-def _unchunked(q, gv, cu_seqlens) -> str:
-    """Why chunks do not serve these; empty where they do."""
-    if gv is not None:
-        return "a decay of the values, gv, is no factor of the scores within a chunk"
-    if cu_seqlens is not None:
-        return "packed sequences, cu_seqlens, end within chunks"
-    if q.size(3) > CHUNKED_LARGEST:
-        return f"chunks take Dk up to {CHUNKED_LARGEST}, this is {q.size(3)}"
-    return ""

@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from helion_sinkhorn import recurrent_linear_attention, reference
-from helion_sinkhorn.kernels import linear_attention_launch, serving
+from helion_sinkhorn.kernels import linear_attention_chunked_launch, linear_attention_launch, serving
 from helion_sinkhorn.testing_linear_attention import METHODS, Case, Errors
 from helion_sinkhorn.workloads import AttentionWorkload, tagged
 
@@ -252,6 +252,9 @@ def test_no_step_leaves_the_state():
 # -------------------------------------------------------------------------------------- what is refused
 
 
+WIDE = {name: randn(2, 9, 2, 129) for name in ("q", "k", "gk")}
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -278,6 +281,7 @@ def test_no_step_leaves_the_state():
         ({"output_final_state": None}, TypeError, "output_final_state is None"),
         ({"method": "fast"}, ValueError, "method is 'fast'; use one of 'auto', 'recurrent', 'chunked'"),
         ({"method": "chunked", "gv": randn(2, 9, 2, 6)}, NotImplementedError, "a decay of the values, gv,"),
+        ({"method": "chunked", **WIDE}, NotImplementedError, "chunks take Dk up to 128, this is 129"),
         ({"implementation": "cuda"}, ValueError, "implementation is 'cuda'; use one of 'auto'"),
         ({"implementation": "helion"}, NotImplementedError, "run on CUDA and ROCm GPUs, q is on cpu"),
     ],
@@ -287,6 +291,12 @@ def test_what_is_refused(change, error, message):
     x, _, _ = workload("gk").make_inputs()
     with pytest.raises(error, match=message):
         recurrent_linear_attention(**{**x, **change})
+
+
+@pytest.mark.parametrize("w", [workload(shape=(1, 2, 1, 129, 4)), workload("gv"), workload(lengths=(4, 5))])
+def test_workloads_without_chunks(w):
+    assert not w.chunks_serve
+    assert linear_attention_chunked_launch.call_for(w) is None
 
 
 @pytest.mark.parametrize("offsets", [[0, 5], [1, 9], [0, 6, 4, 9], [0, 10, 9]])
