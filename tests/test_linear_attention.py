@@ -150,6 +150,19 @@ def test_a_gate_of_minus_infinity_forgets(case, which):
     assert_equal(results(-math.inf).values(), results(-1e4).values())
 
 
+@pytest.mark.parametrize(("name", "side"), [("gk", 3), ("gv", 5)])
+def test_padding_does_not_decay_by_g_alone(name, side):
+    # g beyond the exponentials of float32, which its neighbour brings back
+    w = workload("", (1, 9, 2, 3, 5), states=True)
+    plain = Case.of(w)
+    opposed = {"g": torch.full((1, 9, 2), 100.0), name: torch.full((1, 9, 2, side), -100.0)}
+    case = dataclasses.replace(plain, inputs=plain.inputs | opposed)
+    found, expected = (c.run_module(linear_attention_launch) for c in (case, plain))
+    for result, x in expected.items():
+        torch.testing.assert_close(found[result], x, rtol=1e-5, atol=1e-5)
+    assert all(x.isfinite().all() for x in found.values())
+
+
 @pytest.mark.parametrize("w", tagged("ci", AttentionWorkload), ids=lambda w: w.name)
 def test_judged_workloads(w):
     case = Case.of(w)
