@@ -103,6 +103,12 @@ def _gradient(ctx, do, dend):
         return (None,) * 12
     *tensors, start, cu_seqlens = ctx.saved_tensors
     given = [x for x in (do, dend, *tensors, start) if x is not None]
+    if any(torch._C._functorch.is_legacy_batchedtensor(x) for x in given):
+        # torch has no fallback for an operator that takes or returns optional tensors
+        raise NotImplementedError(
+            "recurrent_linear_attention has no batched gradients, which is_grads_batched=True and "
+            "vectorize=True ask for. Use torch.func.vjp with torch.vmap, or jacrev."
+        )
     run = Backward.apply if differentiates(*given) else call_backward
     found = iter(run(do, dend, *tensors, ctx.scale, start, ctx.reverse, cu_seqlens, ctx.serves))
     # as many as there are tensors, in the order of the arguments

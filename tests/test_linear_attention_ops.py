@@ -337,6 +337,14 @@ def test_forward_mode_says_what_to_do(f):
         f(x["q"], x)
 
 
+def test_batched_gradients_are_refused():
+    x, do, _ = call("gk").make_inputs()
+    leaves = {name: t.requires_grad_() for name, t in x.items()}
+    o, _ = attend(**leaves)
+    with pytest.raises(NotImplementedError, match=r"no batched gradients.*torch\.func\.vjp"):
+        torch.autograd.grad(o, tuple(leaves.values()), torch.stack((do, do)), is_grads_batched=True)
+
+
 # ------------------------------------------------------------------------------- memory and metadata
 
 
