@@ -46,7 +46,8 @@ def recurrent_linear_attention(
 
     In every head of every sequence, with the gates that are given:
         h_t = diag(exp(g_t + g_gamma + gk_t)) h_(t-1) diag(exp(gv_t)) + k_t v_t',   o_t = scale h_t' q_t
-    Gradients are exact, those of the gates and states included.  Only the arguments are kept for them.
+    Gradients are exact, those of the gates and states included; of a gate's gradient that decays have made
+    nearly nothing, few digits are right (see Numerical policy).  Only the arguments are kept for them.
 
     Args:
         q, k: (B, T, H, Dk), float32, bfloat16, float16 or float64, any layout.
@@ -58,8 +59,8 @@ def recurrent_linear_attention(
         output_final_state: return (o, h after the last step) and not o alone.
         reverse: walk each sequence from its last step to its first.
         cu_seqlens: (N + 1,) int32 or int64 offsets that ascend from 0 to T: B is 1, and sequence n has the
-            steps from offset n up to offset n + 1.  Their values are checked on a CPU; on a GPU that would
-            wait for the device, and wrong ones read or write elsewhere.
+            steps from offset n up to offset n + 1.  Their values are checked on a CPU; the kernels of a GPU
+            would have to wait for them, and with wrong ones read or write elsewhere.
         method: "recurrent" walks step by step, "chunked" multiplies matrices of 64 steps, without gv or
             cu_seqlens and for Dk <= 128; "auto" takes chunks where they serve bfloat16 or float16 of at least
             64 steps, and is "recurrent" otherwise.  PyTorch walks step by step whatever the method.
