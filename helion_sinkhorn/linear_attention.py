@@ -14,12 +14,11 @@ from helion_sinkhorn.checks import (
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.linear_attention_chunks import unchunked
 
 METHODS = ("auto", "recurrent", "chunked")
 KERNEL_LARGEST = 512
 """Largest Dk and Dv that the kernels take: of a state's side that is summed, a program holds all."""
-CHUNKED_LARGEST = 128
-"""Largest Dk of the chunked kernels: a program holds all channels of a chunk."""
 CHUNKED_STEPS = 64
 """Steps from which "auto" takes chunks: one whole chunk; on an H200 they are ahead from 32 on."""
 CHUNKED_DTYPES = (torch.bfloat16, torch.float16)
@@ -47,7 +46,8 @@ def recurrent_linear_attention(
 
     In every head of every sequence, with the gates that are given:
         h_t = diag(exp(g_t + g_gamma + gk_t)) h_(t-1) diag(exp(gv_t)) + k_t v_t',   o_t = scale h_t' q_t
-    Gradients are exact, those of the gates and states included.  Only the arguments are kept for them.
+    Gradients are exact, those of the gates and states included; of a gate's gradient that decays have made
+    nearly nothing, few digits are right (see Numerical policy).  Only the arguments are kept for them.
 
     Args:
         q, k: (B, T, H, Dk), float32, bfloat16, float16 or float64, any layout.
@@ -59,8 +59,8 @@ def recurrent_linear_attention(
         output_final_state: return (o, h after the last step) and not o alone.
         reverse: walk each sequence from its last step to its first.
         cu_seqlens: (N + 1,) int32 or int64 offsets that ascend from 0 to T: B is 1, and sequence n has the
-            steps from offset n up to offset n + 1.  Their values are checked on a CPU; on a GPU that would
-            wait for the device, and wrong ones read or write elsewhere.
+            steps from offset n up to offset n + 1.  Their values are checked on a CPU; the kernels of a GPU
+            would have to wait for them, and with wrong ones read or write elsewhere.
         method: "recurrent" walks step by step, "chunked" multiplies matrices of 64 steps, without gv or
             cu_seqlens and for Dk <= 128; "auto" takes chunks where they serve bfloat16 or float16 of at least
             64 steps, and is "recurrent" otherwise.  PyTorch walks step by step whatever the method.
@@ -159,23 +159,13 @@ def _check_options(scale, output_final_state, reverse, method, implementation) -
 
 def _serves(implementation: str, method: str, q, v, gv, cu_seqlens) -> str:
     """ "recurrent", "chunked" or "reference" for these tensors."""
-    if method == "chunked" and (why := _unchunked(q, gv, cu_seqlens)):
+    why = unchunked(gv is not None, cu_seqlens is not None, q.size(3))
+    if method == "chunked" and why:
         raise NotImplementedError(f"method='chunked': {why}; use method='auto', which walks here")
     beyond = ""
     if max(q.size(3), v.size(3)) > KERNEL_LARGEST:
         beyond = f"the kernels take Dk and Dv up to {KERNEL_LARGEST}, these are {q.size(3)} and {v.size(3)}"
     if implementation_for(implementation, "q", q, beyond) == "reference":
         return "reference"
-    gains = q.dtype in CHUNKED_DTYPES and q.size(1) >= CHUNKED_STEPS and not _unchunked(q, gv, cu_seqlens)
+    gains = q.dtype in CHUNKED_DTYPES and q.size(1) >= CHUNKED_STEPS and not why
     return "chunked" if method == "chunked" or (method == "auto" and gains) else "recurrent"
-
-
-def _unchunked(q, gv, cu_seqlens) -> str:
-    """Why chunks do not serve these; empty where they do."""
-    if gv is not None:
-        return "a decay of the values, gv, is no factor of the scores within a chunk"
-    if cu_seqlens is not None:
-        return "packed sequences, cu_seqlens, end within chunks"
-    if q.size(3) > CHUNKED_LARGEST:
-        return f"chunks take Dk up to {CHUNKED_LARGEST}, this is {q.size(3)}"
-    return ""

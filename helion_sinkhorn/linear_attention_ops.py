@@ -80,16 +80,15 @@ torch.library.impl(BACKWARD, ("CPU", "CUDA"), backward)
 
 
 @torch.library.register_fake(FORWARD)
-def _(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, serves):
-    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    state = q.new_empty(
-        (sequences, q.shape[2], q.shape[3], v.shape[3]), dtype=torch.promote_types(q.dtype, torch.float32)
-    )
-    return v.new_empty(v.shape), state
+def _empty_results(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, serves):
+    """Of arguments with any mapped dimensions in front."""
+    sequences = q.shape[-4] if cu_seqlens is None else cu_seqlens.shape[-1] - 1
+    state = *q.shape[:-4], sequences, *q.shape[-2:], v.shape[-1]
+    return v.new_empty(v.shape), q.new_empty(state, dtype=torch.promote_types(q.dtype, torch.float32))
 
 
 @torch.library.register_fake(BACKWARD)
-def _(do, dend, *arguments):
+def _empty_gradients(do, dend, *arguments):
     tensors = (arguments[i] for i in DIFFERENTIABLE)
     return [x.new_empty(x.shape) for x in tensors if x is not None]
 
@@ -105,6 +104,12 @@ def _gradient(ctx, do, dend):
         return (None,) * 12
     *tensors, start, cu_seqlens = ctx.saved_tensors
     given = [x for x in (do, dend, *tensors, start) if x is not None]
+    if any(torch._C._functorch.is_legacy_batchedtensor(x) for x in given):
+        # torch has no fallback for an operator that takes or returns optional tensors
+        raise NotImplementedError(
+            "recurrent_linear_attention has no batched gradients, which is_grads_batched=True and "
+            "vectorize=True ask for. Use torch.func.vjp with torch.vmap, or jacrev."
+        )
     run = Backward.apply if differentiates(*given) else call_backward
     found = iter(run(do, dend, *tensors, ctx.scale, start, ctx.reverse, cu_seqlens, ctx.serves))
     # as many as there are tensors, in the order of the arguments
@@ -158,7 +163,9 @@ def _register_vmap(name: str, first: int) -> None:
     def _(info, in_dims, *arguments):
         size = info.batch_size
         arguments = [batch_first(x, d, size) for x, d in zip(arguments, in_dims, strict=True)]
-        if arguments[first + 4] is None and arguments[first + 10] is None:
+        if size == 0:
+            found = (_empty_gradients if first else _empty_results)(*arguments)
+        elif arguments[first + 4] is None and arguments[first + 10] is None:
             found = operator(*[x.flatten(0, 1) if isinstance(x, torch.Tensor) else x for x in arguments])
             found = [x.unflatten(0, (size, x.size(0) // size)) for x in found]
         else:

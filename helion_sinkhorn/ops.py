@@ -150,7 +150,11 @@ def _bare(*tensors: torch.Tensor) -> bool:
     """Whether the dispatcher would only call us: no mode, transform, subclass or lazy view is about."""
     return (
         all(
-            type(t) in (torch.Tensor, torch.nn.Parameter) and not t.is_neg() and not t._is_zerotensor()
+            type(t) in (torch.Tensor, torch.nn.Parameter)
+            and not t.is_neg()
+            and not t._is_zerotensor()
+            # of autograd.grad(is_grads_batched=True), which no interpreter stands for
+            and not torch._C._functorch.is_legacy_batchedtensor(t)
             for t in tensors
         )
         and torch._C._len_torch_dispatch_stack() == 0

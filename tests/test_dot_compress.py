@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from autograd_calls import assert_equal, randn
+from autograd_calls import assert_batched_gradients, assert_equal, randn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
@@ -196,6 +196,10 @@ def test_vmap(dims):
     moved = [t[0] if d is None else t.movedim(0, d) for t, d in zip(tensors, dims, strict=True)]
     expanded = [t[:1].expand_as(t) if d is None else t for t, d in zip(tensors, dims, strict=True)]
     assert torch.equal(torch.vmap(dot_compress, in_dims=dims)(*moved), dot_compress(*expanded))
+
+
+def test_batched_gradients():
+    assert_batched_gradients(dot_compress, randn(2, 6, 4), randn(2, 6, 3, seed=1), randn(2, 4, 3, seed=2))
 
 
 def test_vmap_of_grad_and_jacobian():

@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from helion_sinkhorn import recurrent_linear_attention, reference
-from helion_sinkhorn.kernels import linear_attention_launch, serving
+from helion_sinkhorn.kernels import linear_attention_chunked_launch, linear_attention_launch, serving
 from helion_sinkhorn.testing_linear_attention import METHODS, Case, Errors
 from helion_sinkhorn.workloads import AttentionWorkload, tagged
 
@@ -150,6 +150,19 @@ def test_a_gate_of_minus_infinity_forgets(case, which):
     assert_equal(results(-math.inf).values(), results(-1e4).values())
 
 
+@pytest.mark.parametrize(("name", "side"), [("gk", 3), ("gv", 5)])
+def test_padding_does_not_decay_by_g_alone(name, side):
+    # g beyond the exponentials of float32, which its neighbour brings back
+    w = workload("", (1, 9, 2, 3, 5), states=True)
+    plain = Case.of(w)
+    opposed = {"g": torch.full((1, 9, 2), 100.0), name: torch.full((1, 9, 2, side), -100.0)}
+    case = dataclasses.replace(plain, inputs=plain.inputs | opposed)
+    found, expected = (c.run_module(linear_attention_launch) for c in (case, plain))
+    for result, x in expected.items():
+        torch.testing.assert_close(found[result], x, rtol=1e-5, atol=1e-5)
+    assert all(x.isfinite().all() for x in found.values())
+
+
 @pytest.mark.parametrize("w", tagged("ci", AttentionWorkload), ids=lambda w: w.name)
 def test_judged_workloads(w):
     case = Case.of(w)
@@ -252,6 +265,9 @@ def test_no_step_leaves_the_state():
 # -------------------------------------------------------------------------------------- what is refused
 
 
+WIDE = {name: randn(2, 9, 2, 129) for name in ("q", "k", "gk")}
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -278,6 +294,7 @@ def test_no_step_leaves_the_state():
         ({"output_final_state": None}, TypeError, "output_final_state is None"),
         ({"method": "fast"}, ValueError, "method is 'fast'; use one of 'auto', 'recurrent', 'chunked'"),
         ({"method": "chunked", "gv": randn(2, 9, 2, 6)}, NotImplementedError, "a decay of the values, gv,"),
+        ({"method": "chunked", **WIDE}, NotImplementedError, "chunks take Dk up to 128, this is 129"),
         ({"implementation": "cuda"}, ValueError, "implementation is 'cuda'; use one of 'auto'"),
         ({"implementation": "helion"}, NotImplementedError, "run on CUDA and ROCm GPUs, q is on cpu"),
     ],
@@ -287,6 +304,12 @@ def test_what_is_refused(change, error, message):
     x, _, _ = workload("gk").make_inputs()
     with pytest.raises(error, match=message):
         recurrent_linear_attention(**{**x, **change})
+
+
+@pytest.mark.parametrize("w", [workload(shape=(1, 2, 1, 129, 4)), workload("gv"), workload(lengths=(4, 5))])
+def test_workloads_without_chunks(w):
+    assert not w.chunks_serve
+    assert linear_attention_chunked_launch.call_for(w) is None
 
 
 @pytest.mark.parametrize("offsets", [[0, 5], [1, 9], [0, 6, 4, 9], [0, 10, 9]])

@@ -229,6 +229,25 @@ def test_vmap_is_the_calls_one_by_one(which, shared):
     assert_equal(vmapped(attend, dims)(x), one_by_one(attend, x, dims))
 
 
+@pytest.mark.parametrize("which", CALLS)
+def test_vmap_over_nothing(which):
+    w = CALLS[which]
+    x = mapped_inputs(1, w)
+    offsets = x.pop("cu_seqlens", None)
+
+    def both(**tensors):
+        def sums(tensors):
+            o, end = attend(**tensors, cu_seqlens=None if offsets is None else offsets[0])
+            return o.sum() + end.sum(), (o, end)
+
+        gradients, results = torch.func.grad(sums, has_aux=True)(tensors)
+        return *results, *gradients.values()
+
+    run = vmapped(both, dict.fromkeys(x, 0))
+    found, one = run({name: t[:0] for name, t in x.items()}), run(x)
+    assert [(t.shape, t.dtype) for t in found] == [((0, *t.shape[1:]), t.dtype) for t in one]
+
+
 @pytest.mark.parametrize("dim", [1, 2, -1])
 def test_vmap_over_any_dimension(dim):
     x = mapped_inputs(3, CALLS["no head's gate"])
@@ -316,6 +335,14 @@ def test_forward_mode_says_what_to_do(f):
         match=r"recurrent_linear_attention has no .*derivative.*helion_sinkhorn\.reference",
     ):
         f(x["q"], x)
+
+
+def test_batched_gradients_are_refused():
+    x, do, _ = call("gk").make_inputs()
+    leaves = {name: t.requires_grad_() for name, t in x.items()}
+    o, _ = attend(**leaves)
+    with pytest.raises(NotImplementedError, match=r"no batched gradients.*torch\.func\.vjp"):
+        torch.autograd.grad(o, tuple(leaves.values()), torch.stack((do, do)), is_grads_batched=True)
 
 
 # ------------------------------------------------------------------------------- memory and metadata

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from autograd_calls import assert_equal, randn, value_and_gradient
+from autograd_calls import assert_batched_gradients, assert_equal, randn, value_and_gradient
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -150,6 +150,11 @@ def test_vmap_over_any_dimension(dim, form):
     x = randn(3, 4, 5).movedim(0, dim)
     mapped = torch.vmap(lambda x: sinkhorn(x, form=form), in_dims=dim, out_dims=dim)
     assert torch.equal(mapped(x), sinkhorn(x.movedim(dim, 0), form=form).movedim(0, dim))
+
+
+@pytest.mark.parametrize("backward", ["exact", "implicit"])
+def test_batched_gradients(backward):
+    assert_batched_gradients(lambda x: sinkhorn(x, backward=backward), randn(2, 4, 4))
 
 
 def test_nested_and_chunked_vmap():

@@ -94,10 +94,9 @@ def test_wrong_flags_end_the_run(flags, capsys):
     assert "--op recurrent_linear_attention" in capsys.readouterr().err
 
 
-def inputs(steps, gates="gk"):
-    (row,) = parts.cases(
-        parts.parse(["--batch", "3", "--steps", str(steps), "--gates", gates]), torch.bfloat16
-    )
+def inputs(steps, gates="gk", *more):
+    flags = ["--batch", "3", "--steps", str(steps), "--gates", gates, *more]
+    (row,) = parts.cases(parts.parse(flags), torch.bfloat16)
     tensors, do, _ = row.make_inputs()
     return tuple(tensors.get(name) for name in parts.NAMES), do
 
@@ -110,7 +109,9 @@ def test_who_refuses_what():
     }
     long, _ = inputs(65, "gv")
     assert "T up to 64, this is 65" in parts.BACKENDS["torch_compile"].refuses(*long)
-    assert parts.BACKENDS["helion_chunked"].refuses(*long) == "chunks take no gv"
+    assert "a decay of the values, gv" in parts.BACKENDS["helion_chunked"].refuses(*long)
+    wide, _ = inputs(8, "gk", "--dk", "129")
+    assert parts.BACKENDS["helion_chunked"].refuses(*wide) == "chunks take Dk up to 128, this is 129"
 
 
 def test_the_last_sequence_and_head_are_judged():

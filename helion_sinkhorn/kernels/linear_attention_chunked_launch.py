@@ -28,7 +28,7 @@ def call_with(dtype: torch.dtype, *others: int | str) -> ChunkCall:
 
 def call_for(workload: AttentionWorkload) -> ChunkCall | None:
     """The call of a workload's chunks, None where they do not serve it."""
-    if "gv" in workload.gates.split() or workload.lengths:
+    if not workload.chunks_serve:
         return None
     return ChunkCall(str(workload.dtype)[6:], workload.dk, workload.dv, workload.gates)
 

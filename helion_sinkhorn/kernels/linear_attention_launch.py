@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,7 +46,8 @@ class Problem:
         """The same with sides that a walk takes."""
         dk, dv = fitted(q.size(-1)), fitted(v.size(-1))
         vectors = grown(q, dk), grown(k, dk), grown(v, dv)
-        return cls.of(*vectors, g, g_gamma, grown(gk, dk), grown(gv, dv), *arguments)
+        gates = g, g_gamma, grown(gk, dk, value=-math.inf), grown(gv, dv, value=-math.inf)
+        return cls.of(*vectors, *gates, *arguments)
 
     @property
     def sides(self) -> tuple[int, int]:
@@ -94,12 +96,15 @@ def fitted(size: int) -> int:
     return max(8, power_of_two(size))
 
 
-def grown(x: Some, *sizes: int) -> Some:
-    """x with zeros behind its last axes; nothing is added to a state, and what it decays there is nothing."""
+def grown(x: Some, *sizes: int, value: float = 0.0) -> Some:
+    """x with this value behind its last axes: nothing is added to a state there.
+
+    Of gates it is -inf, since a decay of inf, by g alone, would make NaN of nothing.
+    """
     if x is None or x.shape[-len(sizes) :] == sizes:
         return x
     behind = [(0, size - have) for have, size in zip(x.shape[-len(sizes) :], sizes, strict=True)]
-    return torch.nn.functional.pad(x, [n for pair in reversed(behind) for n in pair])
+    return torch.nn.functional.pad(x, [n for pair in reversed(behind) for n in pair], value=value)
 
 
 def cut(x: Some, *sizes: int) -> Some:

@@ -1,0 +1,15 @@
+"""Which calls of recurrent linear attention chunks serve."""
+
+from __future__ import annotations
+
+LARGEST_DK = 128
+"""A program holds all channels of a chunk."""
+
+
+def unchunked(gv: bool, packed: bool, dk: int) -> str:
+    """Why chunks do not serve a call with these; empty where they do."""
+    if gv:
+        return "a decay of the values, gv, is no factor of the scores within a chunk"
+    if packed:
+        return "packed sequences, cu_seqlens, end within chunks"
+    return f"chunks take Dk up to {LARGEST_DK}, this is {dk}" if dk > LARGEST_DK else ""
