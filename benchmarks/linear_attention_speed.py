@@ -108,8 +108,8 @@ def times(attend: Attend, *tensors: torch.Tensor) -> tuple[float, float]:
     return forward, microseconds(with_cold_cache(lambda: gradients(o, leaves, tensors[4])))
 
 
-def compare(site: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Errors against float64 first, then times, each beside the copy of as many bytes."""
+def compare(site: str, shape: tuple[int, int, int], dtype: torch.dtype, only: str) -> None:
+    """Errors against float64 first, then times, of all with `only` in their names."""
     tensors = inputs(*shape, dtype)
     exact = truth(*tensors)
     every = {"recurrent": own("recurrent"), "chunked": own("chunked"), **peers(site)}
@@ -120,6 +120,8 @@ def compare(site: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     gigabytes = bytes_of(o, copied) / floor / 1e3
     print(f"copy: {gigabytes:.0f} GB/s; B, T, H = {shape}, Dk, Dv = {SIZES}, {dtype}, gk", flush=True)
     for name, attend in every.items():
+        if only not in name:
+            continue
         try:
             wrong = errors(attend, exact, *tensors)
             forward, backward = times(attend, *tensors)
@@ -209,6 +211,7 @@ def main() -> None:
     parser.add_argument("--site", default="", help="a folder with flash-linear-attention")
     parser.add_argument("--shape", type=int, nargs=3, default=[8, 2048, 16], help="B, T, H")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--only", default="", help="what has this in its name: recurrent, chunk, fla, torch")
     parser.add_argument("--crossover", action="store_true", help="both methods over T and B H")
     parser.add_argument(
         "--search", nargs="*", default=[], choices=list(ROLES), help="time candidates of walks"
@@ -227,7 +230,7 @@ def main() -> None:
     if options.crossover:
         crossover(dtype)
     else:
-        compare(options.site, tuple(options.shape), dtype)
+        compare(options.site, tuple(options.shape), dtype, options.only)
 
 
 if __name__ == "__main__":

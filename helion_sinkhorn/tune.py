@@ -174,10 +174,13 @@ def gpu_clock(group: Group, batch: int) -> Callable[[Choice], Sampler]:
 Clock = Callable[[Group, int], Callable[[Choice], Sampler]]
 
 
+ALONE = contextlib.nullcontext()
+
+
 def turn_on_gpu(cache: Path | None) -> contextlib.AbstractContextManager[object]:
     """What the ranks on one GPU pass on to each other: who holds it times there alone."""
     if cache is None or not torch.cuda.is_available():
-        return contextlib.nullcontext()
+        return ALONE
     cache.mkdir(parents=True, exist_ok=True)
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     return FileLock(cache / f"{gpu.uuid}.lock")
@@ -242,7 +245,7 @@ def tune_key(
     judge: Callable[[Group, Choice], float],
     rounds: int,
     budget: float,
-    turn: contextlib.AbstractContextManager[object] = contextlib.nullcontext(),
+    turn: contextlib.AbstractContextManager[object] = ALONE,
 ) -> Result:
     """Time the choices, the default first, then the best of them against default and incumbent.
 
