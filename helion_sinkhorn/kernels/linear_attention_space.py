@@ -20,7 +20,8 @@ def walk_default(call: WalkCall, device: Device) -> tuple[Items, Items]:
     # sums over 8 threads; loads of fewer entries than threads need no shared memory
     rk = largest_run(call.summed, min(16, max(1, call.summed // 8)))
     rv = largest_run(call.kept, min(8, max(1, 32 // rk)))
-    warps = min(16, max(4, power_of_two(call.summed) // 16))
+    # float32 vectors of 128: eight warps take 3.2 times as long as four on an H200
+    warps = min(16, max(4, power_of_two(call.summed) // (32 if call.dtype == "float32" else 16)))
     return walk_tile(call, device, rk, rv, warps), (("rk", rk), ("rv", rv), ("count", 8))
 
 
