@@ -44,20 +44,20 @@ def inputs() -> tuple[torch.Tensor, ...]:
 
 def results(r: Rounding, q, k, v, do, gk) -> dict[str, torch.Tensor]:
     """o and gradients by the equations of docs/linear_attention_chunked.md; r rounds a factor of a name."""
-    scale, below = DK**-0.5, torch.ones(CHUNK, CHUNK).tril().bool()
+    scale, lower = DK**-0.5, torch.ones(CHUNK, CHUNK).tril().bool()
     sums = gk.cumsum(2)
     middle = sums[:, :, CHUNK // 2 - 1].unsqueeze(2)
     up, down = (sums - middle).exp(), (middle - sums).exp()
     left, right, kept = middle.exp(), (sums[:, :, -1:] - middle).exp(), sums[:, :, -1].exp()
     x, y = scale * q * up, k * down
     qs, ks = r("Q, K", x * left), r("Q, K", y * right)
-    a = r("A", torch.where(below, r("scores", x) @ r("scores", y).mT, 0.0))
+    a = r("A", torch.where(lower, r("scores", x) @ r("scores", y).mT, 0.0))
 
     before, o = walk(r, qs, ks, a, v, kept)
     after, dv = (t.flip(1) for t in walk(r, *(t.flip(1) for t in (ks, qs, a.mT, do, kept))))
 
     before, after = r("states", before), r("states", after)
-    pairs = r("pairs", torch.where(below, do @ v.mT, 0.0))
+    pairs = r("pairs", torch.where(lower, do @ v.mT, 0.0))
     dq = (do @ before.mT * left + pairs @ r("pairs", y)) * up
     dk = v @ after.mT * right
     leaving = (y * dk).sum(2) + (before * after).sum(-1) * kept

@@ -67,7 +67,8 @@ def tune(arguments: argparse.Namespace) -> int:
         )
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # said, or Helion gives this process a folder of its own, where it finds nothing of what others compiled
-    cache = os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
+    cache = os.environ.get("TRITON_CACHE_DIR") or str(Path.home() / ".triton" / "cache")
+    os.environ["TRITON_CACHE_DIR"] = cache
     options = tuner.Options(
         device=arguments.device, out=arguments.out, kernel=arguments.kernel, effort=arguments.effort,
         budget=arguments.budget, limit=arguments.limit, force=arguments.force, commit=arguments.commit,

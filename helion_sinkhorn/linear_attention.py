@@ -14,7 +14,7 @@ from helion_sinkhorn.checks import (
     check_tensor,
     implementation_for,
 )
-from helion_sinkhorn.linear_attention_chunks import unchunked
+from helion_sinkhorn.linear_attention_chunks import why_not_chunked
 
 METHODS = ("auto", "recurrent", "chunked")
 KERNEL_LARGEST = 512
@@ -159,7 +159,7 @@ def _check_options(scale, output_final_state, reverse, method, implementation) -
 
 def _serves(implementation: str, method: str, q, v, gv, cu_seqlens) -> str:
     """ "recurrent", "chunked" or "reference" for these tensors."""
-    why = unchunked(gv is not None, cu_seqlens is not None, q.size(3))
+    why = why_not_chunked(gv is not None, cu_seqlens is not None, q.size(3))
     if method == "chunked" and why:
         raise NotImplementedError(f"method='chunked': {why}; use method='auto', which walks here")
     beyond = ""

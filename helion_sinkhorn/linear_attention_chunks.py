@@ -6,7 +6,7 @@ LARGEST_DK = 128
 """A program holds all channels of a chunk."""
 
 
-def unchunked(gv: bool, packed: bool, dk: int) -> str:
+def why_not_chunked(gv: bool, packed: bool, dk: int) -> str:
     """Why chunks do not serve a call with these; empty where they do."""
     if gv:
         return "a decay of the values, gv, is no factor of the scores within a chunk"

@@ -178,7 +178,10 @@ ALONE = contextlib.nullcontext()
 
 
 def turn_on_gpu(cache: Path | None) -> contextlib.AbstractContextManager[object]:
-    """What the ranks on one GPU pass on to each other: who holds it times there alone."""
+    """What the ranks on one GPU pass on to each other: one at a time samples times.
+
+    First calls of candidates and checks of others may still run then, and show in the spread.
+    """
     if cache is None or not torch.cuda.is_available():
         return ALONE
     cache.mkdir(parents=True, exist_ok=True)
@@ -236,6 +239,12 @@ def digits(us: float) -> float:
     return float(f"{us:.4g}")
 
 
+def spread(samples: Sequence[float]) -> float:
+    """Between the quartiles, relative to the median."""
+    low, middle, high = statistics.quantiles(samples, n=4)
+    return (high - low) / middle
+
+
 def tune_key(
     group: Group,
     batch: int,
@@ -284,13 +293,14 @@ def tune_key(
             for one, sample in zip(samples, samplers, strict=True):
                 one.append(sample())
     us = [statistics.median(one) for one in samples]
+    spreads = [spread(one) for one in samples]
     seat = next((i for i, c in enumerate(finalists) if seated and same(c, incumbent)), 0)
     first = min(range(len(finalists)), key=us.__getitem__)
-    kept = first if us[first] <= (1 - GAIN) * us[seat] else seat
-    low, _, high = statistics.quantiles(samples[kept], n=4)
+    gain = max(GAIN, spreads[first], spreads[seat])
+    kept = first if us[first] <= (1 - gain) * us[seat] else seat
     screened = [(choice, us_once) for (choice, _), us_once in zip(tried, times, strict=True)]
     return Result(
-        group, batch, finalists[kept], us[kept], us[0], (high - low) / us[kept],
+        group, batch, finalists[kept], us[kept], us[0], spreads[kept],
         judge(group, finalists[kept]), us[seat] if seated else None, screened,
         time.perf_counter() - begin,
     )  # fmt: skip

@@ -139,9 +139,12 @@ def test_the_body_is_within_its_budget(case):
 @given(calls(), st.sampled_from(["operator", "body"]))
 @settings(max_examples=30)
 def test_a_gate_of_minus_infinity_forgets(case, which):
+    gates = {name: case.inputs[name] for name in GATES if name in case.inputs}
+    strong = {name: x < x.float().mean() for name, x in gates.items()}
+    assume(any(x.any() for x in strong.values()))
+
     def results(gate):
-        gates = {name: case.inputs[name] for name in GATES if name in case.inputs}
-        some = {name: x.masked_fill(x < x.float().mean(), gate) for name, x in gates.items()}
+        some = {name: x.masked_fill(strong[name], gate) for name, x in gates.items()}
         own = dataclasses.replace(case, inputs=case.inputs | some)
         if which == "operator":
             return own.run(recurrent_linear_attention)

@@ -109,6 +109,32 @@ def test_a_sequence_does_not_know_its_batch():
         assert torch.equal(whole[name][1:2], x), name
 
 
+def test_launches_are_kept_for_calls_alike_and_no_others(monkeypatch):
+    asked = []
+    monkeypatch.setattr(chunked, "again", lambda key, *tensors: asked.append(key) or True)
+
+    def keys(case, **options):
+        asked.clear()
+        case.run_module(chunked, **options)
+        return tuple(asked)
+
+    case = problem(2, 70, 2, 8, 8)
+    own = default_choice("linear_attention_chunk_scores", ChunkCall("float32", 8, 8, "gk"), DEVICES["h200"])
+    halves = {**case.inputs, "gk": case.inputs["gk"].half()}
+    others = (
+        keys(problem(2, 70, 2, 8, 8, reverse=True)),
+        keys(problem(2, 70, 2, 8, 8, states=False)),
+        keys(problem(2, 70, 2, 8, 8, gates="g gk")),
+        keys(problem(3, 70, 2, 8, 8)),
+        keys(problem(2, 71, 2, 8, 8)),
+        keys(dataclasses.replace(case, scale=0.5)),
+        keys(dataclasses.replace(case, inputs=halves)),
+        keys(case, choice=own),
+    )
+    assert keys(case) == keys(problem(2, 70, 2, 8, 8, seed=1))
+    assert len({keys(case), *others}) == 1 + len(others)
+
+
 @pytest.mark.parametrize(
     ("steps", "dk", "dtype", "options", "expected"),
     [

@@ -186,6 +186,22 @@ def test_an_incumbent_stays_unless_beaten_by_two_percent(tmp_path, gain, replace
     assert tuner.same(result.winner, second if replaced else first)
 
 
+@pytest.mark.parametrize(("jitter", "replaced"), [(0.0, True), (0.2, False)])
+def test_the_default_stays_where_times_spread_more_than_they_differ(jitter, replaced):
+    (group,) = tuner.groups_of([WORKLOAD], "sinkhorn_forward")
+    choices = candidates(group.kernel, group.call, DEVICES["h200"])[:2]
+
+    def clock(group, batch):
+        def prepare(choice):
+            around = itertools.cycle([1 - jitter, 1, 1 + jitter])
+            return lambda: next(around) * (100.0 if choice is choices[0] else 90.0)
+
+        return prepare
+
+    result = tuner.tune_key(group, 128, choices, None, clock, lambda group, choice: 0.5, 9, 60.0)
+    assert result.winner == choices[1 if replaced else 0]
+
+
 def test_a_fast_candidate_outside_the_error_budget_is_never_stored(tmp_path):
     wrong = candidates("sinkhorn_forward", Call(True, 1, "float32", 4, 4, 20), DEVICES["h200"])[2]
     (result,) = run(
@@ -284,7 +300,7 @@ def test_more_ranks_than_gpus_share_them(rank, monkeypatch):
     assert taken == [rank % 2]
 
 
-@pytest.mark.parametrize("folder", [None, "elsewhere"])
+@pytest.mark.parametrize("folder", [None, "", "elsewhere"])
 def test_the_tuner_looks_where_its_compilers_leave_binaries(folder, tmp_path, monkeypatch):
     given = []
 
@@ -295,10 +311,9 @@ def test_the_tuner_looks_where_its_compilers_leave_binaries(folder, tmp_path, mo
     monkeypatch.setattr(tuner, "tune", tune)
     monkeypatch.setattr("helion_sinkhorn.__main__.here", lambda device: "NVIDIA H200")
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("TRITON_CACHE_DIR", "")
-    monkeypatch.delenv("TRITON_CACHE_DIR") if folder is None else monkeypatch.setenv(
-        "TRITON_CACHE_DIR", folder
-    )
+    monkeypatch.setenv("TRITON_CACHE_DIR", folder or "")
+    if folder is None:
+        monkeypatch.delenv("TRITON_CACHE_DIR")
     main(["tune", "--device", "h200", "--only", "deepseek_4x4_fp32_b128", "--out", str(tmp_path)])
     assert given == [Path(os.environ["TRITON_CACHE_DIR"])]
     assert given == [Path(folder) if folder else tmp_path / ".triton" / "cache"]

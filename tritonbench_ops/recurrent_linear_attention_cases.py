@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from helion_sinkhorn import recurrent_linear_attention, reference
-from helion_sinkhorn.linear_attention_chunks import unchunked
+from helion_sinkhorn.linear_attention_chunks import why_not_chunked
 from helion_sinkhorn.testing_linear_attention import Case
 from helion_sinkhorn.workloads import AttentionWorkload, tagged
 
@@ -103,7 +103,7 @@ def too_long(q: torch.Tensor, *others: torch.Tensor | None) -> str:
 
 
 def not_in_chunks(*inputs: torch.Tensor | None) -> str:
-    return unchunked(inputs[6] is not None, False, inputs[0].size(3))
+    return why_not_chunked(inputs[6] is not None, False, inputs[0].size(3))
 
 
 def ours(method: str) -> Attend:

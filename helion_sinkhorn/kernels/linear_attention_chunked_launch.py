@@ -18,19 +18,19 @@ PARTS = "scores", "walk", "gradients"
 
 
 def call_of(p: Problem) -> ChunkCall:
-    return call_with(p.q.dtype, p.q.size(3), p.v.size(3), p.gates)
+    return chunk_call(p.q.dtype, p.q.size(3), p.v.size(3), p.gates)
 
 
 @functools.cache
-def call_with(dtype: torch.dtype, *others: int | str) -> ChunkCall:
-    return ChunkCall(str(dtype)[6:], *others)
+def chunk_call(dtype: torch.dtype, dk: int, dv: int, gates: str) -> ChunkCall:
+    return ChunkCall(str(dtype)[6:], dk, dv, gates)
 
 
 def call_for(workload: AttentionWorkload) -> ChunkCall | None:
     """The call of a workload's chunks, None where they do not serve it."""
     if not workload.chunks_serve:
         return None
-    return ChunkCall(str(workload.dtype)[6:], workload.dk, workload.dv, workload.gates)
+    return chunk_call(workload.dtype, workload.dk, workload.dv, workload.gates)
 
 
 @functools.cache

@@ -53,13 +53,14 @@ def chunk_scores_default(call: ChunkCall, device: Device) -> tuple[Items, Items]
 
 
 def chunk_walk_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
-    # three steps in flight: 76 us against 97 with two on an H200; a block of gfx942 has 64 KiB for them
+    # three steps in flight: 75 us against 96 with two on an H200; a block of gfx942 has 64 KiB for them
     stages = (3 if call.operand == "bfloat16" else 2) - (device.shared_limit < 1 << 17)
     return matrix_unit_tile(4, stages), chunk_columns(call, 64)
 
 
 def chunk_gradients_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
-    # eight warps take 1.9 times as long on an H200, 128 columns 4 % longer
+    # eight warps take 2.1 times as long with bfloat16 on an H200, 128 columns 3 % longer; float32 operands
+    # are 1.6 times as fast with four at 64 x 128 and gk, which an entry has; other calls ran with eight
     return matrix_unit_tile(4 if call.operand == "bfloat16" else 8, 1), chunk_columns(call, 64)
 
 
@@ -72,7 +73,7 @@ def chunk_walk_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
 
 
 def chunk_gradients_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
-    # with eight warps bfloat16 takes 1.9 times as long on an H200; the loop has two rounds
+    # with eight warps bfloat16 takes 2.1 times as long on an H200; the loop has two rounds
     return chunk_tiles(call, (4,) if call.operand == "bfloat16" else (4, 8), (1, 3))
 
 

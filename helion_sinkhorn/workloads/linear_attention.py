@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from helion_sinkhorn.linear_attention_chunks import unchunked
+from helion_sinkhorn.linear_attention_chunks import why_not_chunked
 from helion_sinkhorn.workloads.draws import SHORT, normal
 
 
@@ -51,7 +51,7 @@ class AttentionWorkload:
     @property
     def chunks_serve(self) -> bool:
         """Whether method="chunked" takes the call."""
-        return not unchunked("gv" in self.gates.split(), bool(self.lengths), self.dk)
+        return not why_not_chunked("gv" in self.gates.split(), bool(self.lengths), self.dk)
 
     @property
     def batch(self) -> int:
