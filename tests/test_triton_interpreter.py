@@ -1,4 +1,4 @@
-"""Runs triton_interpreter/ in a process of its own: Triton decides at import whether it interprets."""
+"""Runs triton_interpreter/ in processes of their own: Triton decides at import whether it interprets."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).with_name("triton_interpreter")
+FILES = sorted(Path(__file__).with_name("triton_interpreter").glob("test_*.py"))
+assert FILES
 
 
-def test_generated_code_in_the_triton_interpreter():
+# one after another they are six minutes at the end of a run
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_generated_code_in_the_triton_interpreter(file):
     for name in ("helion", "triton"):
         pytest.importorskip(name, reason=f"{name} is not installed")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", file]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
