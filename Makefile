@@ -19,7 +19,7 @@ OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
 # Triton 3.10 changes this default, and numbers with it
 export TRITON_DEFAULT_FP_FUSION ?= 1
 
-.PHONY: demo test bench lint lint-workflows format clean accuracy compare fault-tables sanitize machine-terms device-rows bench-tritonbench study-backward study-dcpp tune tuning-readme
+.PHONY: demo test bench lint lint-workflows format clean accuracy compare parity fault-tables sanitize machine-terms device-rows bench-tritonbench study-backward study-dcpp tune tuning-readme
 
 demo: $(VENV)/.ready
 	$(RUN) benchmarks/demo.py $(ARGS)
@@ -40,6 +40,11 @@ accuracy: $(VENV)/.ready
 # make compare ARGS="a/accuracy-h200.json b/accuracy-mi350.json"
 compare: $(VENV)/.ready
 	$(RUN) ci/compare.py $(ARGS)
+
+# Errors of gradients over those of float32 PyTorch on a grid of peaked matrices; ARGS="--where cpu bodies"
+parity: export OMP_NUM_THREADS ?= 1
+parity: $(VENV)/.ready
+	$(RUN) ci/parity_grid.py $(ARGS)
 
 fault-tables: $(VENV)/.ready
 	$(RUN) ci/faults.py --write docs/accuracy.md

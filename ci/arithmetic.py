@@ -59,13 +59,10 @@ class Arithmetic:
     def next_iteration(self) -> None:
         """Nothing is drawn at random."""
 
-    def adjoint(self, a, size=1.0):
-        return a
-
-    def __call__(self, x, forward=1.0, backward=None):
-        if forward == self.EXP:
+    def __call__(self, x, size=1.0):
+        if size == self.EXP:
             return off_by(x, self.exp_ulps)
-        if forward == self.RECIPROCAL:
+        if size == self.RECIPROCAL:
             return self.inverse(off_by(x, self.reciprocal_ulps))
         return x
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.offline import Binary
+from helion_sinkhorn.offline import Binary, owns_whole_matrices
 
 Rule = Callable[[Binary], Iterator[str]]
 
@@ -182,7 +182,7 @@ def vectors(binary: Binary) -> Iterator[str]:
     """Rows of 16 bytes and more move 128 bits at a time, all of them where threads own whole matrices."""
     if not is_sinkhorn(binary):
         return
-    call, packed = binary.job.call, dict(binary.job.choice.variant).get("packed")
+    call, packed = binary.job.call, owns_whole_matrices(binary.job)
     size = getattr(torch, call.dtype).itemsize
     whole = call.m * size % 16 == 0 and call.n & (call.n - 1) == 0 and call.m & (call.m - 1) == 0
     if not (packed or whole):

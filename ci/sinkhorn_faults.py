@@ -18,7 +18,7 @@ from gate import Fault
 
 from helion_sinkhorn import eager, reference, testing
 from helion_sinkhorn.testing_implicit import Stationarity
-from helion_sinkhorn.workloads import Workload
+from helion_sinkhorn.workloads import PEAKED, Workload
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Run = Callable[[Workload, torch.Tensor, torch.Tensor], Pair]
@@ -63,14 +63,32 @@ def dividing(arithmetic: Arithmetic = PLAIN, **change) -> Run:
     return lambda w, x, dy: differentiated(lambda t: in_place(t, w, arithmetic, **change), w, x, dy)
 
 
+def in_range(run: Run) -> Run:
+    """Where float32 holds exp(X): columns 100 below the maxima of their rows vanish without logarithms."""
+    return lambda w, x, dy: () if (w.form, w.logits) == ("log", "randn_30") else run(w, x, dy)
+
+
 def exactly(**change) -> Run:
     """`dividing` in float64, rounded once: a fault and no rounding error."""
     return in_float64(lambda w, t: in_place(t, w, PLAIN, **change))
 
 
 def scaling(arithmetic: Arithmetic = PLAIN) -> Run:
+    """The scaling form and its adjoint by projections, as the kernels have them."""
+
+    def run(w, x, dy):
+        compute = torch.promote_types(w.dtype, torch.float32)
+        results = testing.scaling_form(x.to(compute), dy.to(compute), *w.arguments, arithmetic)
+        return tuple(t.to(w.dtype) for t in results)
+
+    return run
+
+
+def recurrence(arithmetic: Arithmetic = PLAIN) -> Run:
+    """The scaling form and autograd: cotangents of u and v handed from iteration to iteration, none looked at
+    again."""
     return lambda w, x, dy: differentiated(
-        lambda t: testing.scaling_form(t, *w.arguments, arithmetic), w, x, dy
+        lambda t: testing.scaling_form(t, None, *w.arguments, arithmetic)[0], w, x, dy
     )
 
 
@@ -102,11 +120,11 @@ _GOOD: dict[str, Run] = {
     "u-v, fused": scaling(Arithmetic(fused=True)),
     "u-v, NVIDIA functions": scaling(NVIDIA),
     "u-v, AMD functions": scaling(AMD),
-    "u-v, hand-written adjoint": own_adjoint,
-    "in place, division rounded": dividing(),
-    "in place, tree sums": dividing(Arithmetic(sums="tree")),
-    "in place, NVIDIA division": dividing(NVIDIA),
-    "in place, AMD division": dividing(AMD),
+    "the CPU path": own_adjoint,
+    "in place, division rounded": in_range(dividing()),
+    "in place, tree sums": in_range(dividing(Arithmetic(sums="tree"))),
+    "in place, NVIDIA division": in_range(dividing(NVIDIA)),
+    "in place, AMD division": in_range(dividing(AMD)),
 }
 
 
@@ -212,14 +230,27 @@ def is_wide(w: Workload) -> bool:
     return w.dtype == torch.float32
 
 
+def loses_by_recurrence(w: Workload) -> bool:
+    """Small matrices near a permutation, in float32: elsewhere the recurrence is as good, or its loss is
+    hidden."""
+    small = max(w.n, w.m) <= 4 and w.n_iters <= 20
+    return is_wide(w) and small and (w.n == 2 or (w.form == "log" and w.logits in PEAKED))
+
+
+def shows_an_iteration(w: Workload) -> bool:
+    """With 0 on the diagonal and -16 off it an iteration changes one part in 10^7."""
+    return w.logits != "identity_like_16"
+
+
 def more_iterations(k: int) -> Run:
     return lambda w, x, dy: specification(n_iters=w.n_iters + k)(w, x, dy)
 
 
 _FAULTS = [
-    Fault("one iteration missing", more_iterations(-1), where=lambda w: w.n_iters > 1),
+    Fault("one iteration missing", more_iterations(-1),
+          where=lambda w: w.n_iters > 1 and shows_an_iteration(w)),
     Fault("last half-step missing", exactly(steps=1)),
-    Fault("one iteration too many", more_iterations(1)),
+    Fault("one iteration too many", more_iterations(1), where=shows_an_iteration),
     Fault("columns before rows", lambda w, x, dy: specification(
         first="cols" if w.first == "rows" else "rows")(w, x, dy)),
     Fault("transposed result", lambda w, x, dy: tuple(t.mT for t in specification()(w, x, dy)),
@@ -251,11 +282,13 @@ _FAULTS = [
     Fault("gradient of the second half only", other_gradient(in_float64(second_half)), ("dX",),
           lambda w: w.n_iters > 1),
     Fault("a neighbour's gradient leaks in", neighbour_leaks, ("dX",)),
+    Fault("cotangents of u and v by recurrence", recurrence(), ("dX",), loses_by_recurrence),
 ]  # fmt: skip
 
 
 def named(run: Run) -> gate.Run:
-    return lambda w, x, dy: dict(zip(("P", "dX"), run(w, x, dy), strict=True))
+    """The results by name, none where the implementation is not for the workload."""
+    return lambda w, x, dy: dict(zip(("P", "dX"), run(w, x, dy), strict=False))
 
 
 GOOD = {name: named(run) for name, run in _GOOD.items()}

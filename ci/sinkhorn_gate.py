@@ -9,6 +9,7 @@ import torch
 from choices import choices
 
 from helion_sinkhorn import eager, reference, testing
+from helion_sinkhorn.testing_parity import peer_of_gradient
 from helion_sinkhorn.workloads import Workload
 
 
@@ -24,13 +25,18 @@ def truths(workload: Workload, x: torch.Tensor, dy: torch.Tensor) -> dict[str, g
     budgets = testing.error_budget(x, dy, **workload.options, out_dtype=workload.dtype)
     spreads = [gate.spread(*pair, workload.dtype) for pair in zip(exact, budgets, strict=True)]
     biases = systematic(workload, x, dy, exact, spreads)
+    scales = gate.noticeable(exact[0]), gate.largest(exact[1])
+    # values of P are held to their budget, which has room for two units in the last place of a division
+    peer = {"dX": peer_of_gradient(x, dy, exact[1], scales[1], *workload.arguments)}
     # all judged gradients are as different as their cotangents
     distinct = len(torch.unique(x, dim=0)), len(x)
     # trail lines are normalised last, each by its own sum
     together = (-2 if workload.first == "rows" else -1,)
     return {
-        name: gate.Truth(exact[k], budgets[k], spreads[k], scale(exact[k]), biases[k], distinct[k], together)
-        for k, (name, scale) in enumerate({"P": gate.noticeable, "dX": gate.largest}.items())
+        name: gate.Truth(
+            exact[k], budgets[k], spreads[k], scales[k], biases[k], distinct[k], together, peer.get(name)
+        )
+        for k, name in enumerate(("P", "dX"))
     }
 
 
@@ -40,10 +46,8 @@ def systematic(workload: Workload, x, dy, exact, spreads) -> list[float]:
     x64, dy64 = x[few].double(), dy[few].double()
     most = [0.0, 0.0]
     for seed in range(testing.SAMPLES):
-        leaf = x64.clone().requires_grad_()
-        p = testing.scaling_form(leaf, *workload.arguments, gate.Systematic(seed))
-        (dx,) = torch.autograd.grad(p, leaf, dy64)
-        for k, result in enumerate((p.detach(), dx)):
+        results = testing.scaling_form(x64, dy64, *workload.arguments, gate.Systematic(seed))
+        for k, result in enumerate(results):
             most[k] = max(most[k], abs(gate.bias(result, exact[k][few], spreads[k][few])))
     return most
 

@@ -107,37 +107,29 @@ class _Slice:
         return self.a.mul_(u.unsqueeze(1)).mul_(v)
 
     def gradient(self, dy: torch.Tensor) -> torch.Tensor:
+        """dX by projections (docs/math.md, Adjoint): each half-step takes back the line sums of A * dA."""
         z, v_0 = self.z, self.q.reciprocal()
         history: list = []
         u, v = self.run(history)
         a = self.a
-        da = dy * u.unsqueeze(1)
-        gv = _total(da * a, 0)
-        da.mul_(v)
-        gu = _total((dy * a).mul_(v), 1)
-        gp, gq = torch.zeros_like(gu), torch.zeros_like(gv)
-        dz = None
+        da = (dy * u.unsqueeze(1)).mul_(v)
+        products = torch.empty_like(da)
         while history:
             a_t, before, u, v = history.pop()
             if a_t is not a:
-                # an older segment: sums of dz are the cotangents of log u and log v; taken anew, their
-                # rounding errors are removed there as those of dP are
-                dz = da.mul_(a) if dz is None else dz.addcmul_(da, a)
-                da, a = torch.zeros_like(da), a_t
-                gu = _total(dz, 1) / u
-                gv = _total(dz, 0) / v
-            gq = gq.mul_(self.eps / self.rho).sub_(gv.mul_(v).mul_(v))
-            gu = _contract(a, gq, 0, gu, 1.0)
-            gp = gp.mul_(self.eps).sub_(gu.mul_(u).mul_(u)).mul_(self.rho)
+                # A * dA passes a restart unchanged, and A behind it is diag(u) A diag(v)
+                da.mul_(u.unsqueeze(1)).mul_(v)
+                a = a_t
+            s = _total(torch.mul(a, da, out=products), 0).mul_(v)
             for i in range(a.size(0)):
-                da[i].addcmul_(gq, u[i]).addcmul_(before, gp[i])
-            gv = _contract(a, gp, 1, gv, 0.0)
-            gu.zero_()
+                da[i].addcmul_(s, u[i], value=-1.0)
+            s = _total(torch.mul(a, da, out=products), 1).mul_(u).mul_(self.rho)
+            for i in range(a.size(0)):
+                da[i].addcmul_(before, s[i], value=-1.0)
         if not self.deepseek:
-            da.mul_(a)
-            return da if dz is None else da.add_(dz)
-        gq = gq.mul_(self.eps / self.rho).sub_(gv.mul_(v_0).mul_(v_0))
-        dz = da.add_(gq).mul_(z)
+            return da.mul_(a)
+        da.sub_(_total(torch.mul(a, da, out=products), 0).mul_(v_0))
+        dz = da.mul_(z)
         return dz.addcmul_(z, _total(dz, 1).unsqueeze(1), value=-1.0)
 
 

@@ -133,13 +133,20 @@ def problems(device: Device, job: Job, row: dict[str, Any]) -> Iterator[str]:
         yield f"{stray} instructions take the stack pointer for data (docs/helion.md)"
     if not counts.get("global load") or not counts.get("global store"):
         yield "no global loads or no global stores"
-    config, variant = dict(job.choice.config), dict(job.choice.variant)
-    matrices = config["block_sizes"][0] // row["threads"] if variant.get("packed") else 0
-    if matrices:
+    if owns_whole_matrices(job):
+        matrices = dict(job.choice.config)["block_sizes"][0] // row["threads"]
         # a result may change threads once, on its way to coalesced stores; an iteration may not
         allowed = 2 * matrices * job.call.n * job.call.m
         if exchanges(counts) > allowed or any(exchanges(body) for body in row["loops"]):
             yield "threads that own whole matrices exchange data"
+
+
+def owns_whole_matrices(job: Job) -> bool:
+    """Whether a thread holds every entry of its matrices."""
+    variant = dict(job.choice.variant)
+    return variant.get("packed", False) or (
+        any(variant.get("thread", ())) and variant["thread"] == (job.call.n, job.call.m)
+    )
 
 
 def exchanges(counts: dict[str, int]) -> int:

@@ -24,10 +24,10 @@ from helion_sinkhorn import streaming
 from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.kernels import Call
 from helion_sinkhorn.kernels.dot_compress_space import DotCall
-from helion_sinkhorn.kernels.launch import segment
+from helion_sinkhorn.kernels.launch import segment, segments
 from helion_sinkhorn.offline import Binary
 
-MODEL = 2
+MODEL = 3
 """Version of score and choice; stored with every entry that rests on them."""
 MARGIN = 0.75
 """The default stays unless the model gives another candidate less than this share of its cycles: on an H200
@@ -76,21 +76,31 @@ def knows(call: Any) -> bool:
 
 def loops_of(kernel: str, call: Call, variant: dict[str, Any], found: int) -> list[Loop]:
     """The `found` loops that are left in machine code, in program order: the shortest are unrolled away."""
-    steps = call.steps
-    if kernel == "sinkhorn_backward":
-        segments = max(0, steps - 1) // variant["length"]
-        short = [Loop(variant["length"], 0)] * max(0, found - (segments > 1))
-        return short + [Loop(segments, 0)] * (found - len(short))
-    length = segment(call)
-    restarts = max(0, steps - 1) // length
-    head = steps - restarts * length
-    again = [Loop(restarts * length, 2)] * (restarts > 0)
-    every = [Loop(head, 2), *again]
-    if kernel == "sinkhorn_backward_history":
-        every += [Loop(restarts * (length - 1), 4)] * (restarts > 0) + [Loop(head - 1, 4)]
+    every = (
+        backward_loops(call, variant["length"]) if kernel == "sinkhorn_backward" else all_loops(kernel, call)
+    )
     longest = sorted(range(len(every)), key=lambda i: -every[i].trips)[:found]
     extra = [Loop(1, 0)] * (found - len(longest))
     return [every[i] for i in sorted(longest)] + extra
+
+
+def backward_loops(call: Call, length: int) -> list[Loop]:
+    """Those of `sinkhorn_backward`: segments run forward, then taken back."""
+    length, head, tail = segments(call, length)
+    rest = call.steps - (head + tail) * length
+    forward = [length] * head + ([rest, *[length] * (tail - 1)] if tail else [])
+    return [Loop(trips, 0) for trips in (*forward, tail - 1, head) if trips > 0]
+
+
+def all_loops(kernel: str, call: Call) -> list[Loop]:
+    """Those of the other two."""
+    steps, length = call.steps, segment(call)
+    restarts = max(0, steps - 1) // length
+    head = steps - restarts * length
+    every = [Loop(head, 2), *[Loop(restarts * length, 2)] * (restarts > 0)]
+    if kernel == "sinkhorn_backward_history":
+        every += [Loop(restarts * (length - 1), 4)] * (restarts > 0) + [Loop(head - 1, 4)]
+    return every
 
 
 def copies(body: dict[str, int], loop: Loop, outside: int, entries: float) -> int:
@@ -172,7 +182,8 @@ def chosen(scores: Sequence[float], settings: Sequence[dict[str, Any]]) -> int:
     which the score makes too cheap (on an H200 10 of 24 slower choices came from that, by up to 2.2).
     """
     most = settings[0]["num_warps"]
-    allowed = [i for i, s in enumerate(settings) if i == 0 or s.get("packed") or s["num_warps"] <= most]
+    fixed = [s.get("packed") or any(s.get("thread", ())) for s in settings]
+    allowed = [i for i, s in enumerate(settings) if i == 0 or fixed[i] or s["num_warps"] <= most]
     best = min(allowed, key=scores.__getitem__)
     return best if scores[best] < MARGIN * scores[0] else 0
 

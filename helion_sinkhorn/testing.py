@@ -44,24 +44,6 @@ def exact(
     return p.detach(), dx
 
 
-class _Perturb(torch.autograd.Function):
-    """x (1 + forward signs); on the way back g (1 + backward signs): one rounding in either direction."""
-
-    @staticmethod
-    def forward(ctx, x, forward, backward, generator):
-        ctx.backward_size, ctx.generator = backward, generator
-        return x * _Perturb.factor(x, forward, generator) if forward else x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * _Perturb.factor(g, ctx.backward_size, ctx.generator), None, None, None
-
-    @staticmethod
-    def factor(x, size, generator):
-        signs = torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8)
-        return signs.to(x.dtype).mul_(2.0 * size).add_(1.0 - size)
-
-
 @dataclass(frozen=True)
 class Rounding:
     """The rounding points of the kernels, each a bound in units of roundoff; unit=0 makes the model exact."""
@@ -81,13 +63,10 @@ class Rounding:
         """Errors repeat from here: near a fixed point iterations round the same numbers the same way."""
         self.generator.manual_seed(self.seed)
 
-    def __call__(self, x: torch.Tensor, forward: float = 1.0, backward: float | None = None) -> torch.Tensor:
-        backward = forward if backward is None else backward
-        return _Perturb.apply(x, forward * self.unit, backward * self.unit, self.generator)
-
-    def adjoint(self, a: torch.Tensor, size: float = 1.0) -> torch.Tensor:
-        """A where it is used or between uses: backwards an outer product or their running sum is rounded."""
-        return self(a, 0.0, size)
+    def __call__(self, x: torch.Tensor, size: float = 1.0) -> torch.Tensor:
+        """x with a relative error of `size` units in each entry, up or down at random."""
+        signs = torch.randint(0, 2, x.shape, generator=self.generator, dtype=torch.int8)
+        return x * signs.to(x.dtype).mul_(2.0 * size * self.unit).add_(1.0 - size * self.unit)
 
     def running(self, terms: torch.Tensor, count: int) -> torch.Tensor:
         """Terms of a sum of `count`, one after another: count^3 / 3 squared units, shared among them."""
@@ -101,46 +80,100 @@ class Rounding:
         return self.sum(a * w, axis)
 
 
-def scaling_form(
-    x: torch.Tensor, n_iters: int, eps: float, form: str, first: str, rounding: Rounding
-) -> torch.Tensor:
-    """P by the equations of docs/math.md as the kernels evaluate them, with `rounding` at each point."""
-    if first == "cols":
-        return scaling_form(x.mT, n_iters, eps, form, "rows", rounding).mT
-    n, m = x.shape[-2:]
-    rho = n / m
-    rounding.next_iteration()
-    deepseek = form == "deepseek" and eps > 0
-    eps = eps if deepseek else 0.0
-    z = rounding(x - x.detach().amax(-1, keepdim=True), rounding.ARGUMENT)
-    if deepseek:
-        e = rounding(z.exp(), rounding.EXP)
-        z = rounding(e * rounding(1.0 / rounding.sum(e, -1), rounding.RECIPROCAL))
-        a = rounding(z + eps)
-        q = rounding(rounding.sum(a, -2) + eps)
-    else:
-        top = z.detach().amax(-2, keepdim=True)
-        z = rounding(z - top, rounding.ARGUMENT)
-        a = rounding(z.exp(), rounding.EXP)
-        q = rounding(rounding(-top, rounding.ARGUMENT).exp(), rounding.EXP)
-    p = torch.ones_like(a[..., :1])
-    steps = n_iters - 1 if deepseek else n_iters
-    segment = max(1, steps) if deepseek else segment_length(n, m)
-    head = steps - max(0, steps - 1) // segment * segment
-    u, v = 1.0 / p, rounding(1.0 / q, rounding.RECIPROCAL)
-    for t in range(steps):
+@dataclass
+class Iterations:
+    """The scaling form (docs/math.md) with `rounding` at each point where the kernels round; first="rows"."""
+
+    eps: float
+    rho: float
+    rounding: Rounding
+    z: torch.Tensor
+    """The softmax (deepseek) or the balanced logits."""
+    a: torch.Tensor
+    p: torch.Tensor
+    q: torch.Tensor
+    history: list[tuple[torch.Tensor, ...]] = field(default_factory=list)
+    """(A, v before, u, v) of each iteration."""
+
+    @classmethod
+    def started(cls, x: torch.Tensor, eps: float, deepseek: bool, rounding: Rounding) -> Iterations:
         rounding.next_iteration()
-        if t >= head and (t - head) % segment == 0:
-            z = rounding(z - rounding(p.log(), 2.0) - rounding(q.log(), 2.0), rounding.ARGUMENT)
+        z = rounding(x - x.detach().amax(-1, keepdim=True), rounding.ARGUMENT)
+        if deepseek:
+            e = rounding(z.exp(), rounding.EXP)
+            z = rounding(e * rounding(1.0 / rounding.sum(e, -1), rounding.RECIPROCAL))
+            a = rounding(z + eps)
+            q = rounding(rounding.sum(a, -2) + eps)
+        else:
+            top = z.detach().amax(-2, keepdim=True)
+            z = rounding(z - top, rounding.ARGUMENT)
             a = rounding(z.exp(), rounding.EXP)
-            p, q, v = torch.ones_like(p), torch.ones_like(q), torch.ones_like(q)
-        p = rounding(rho * (rounding.dot(rounding.adjoint(a), v, -1) + eps * p), 2.0)
-        u = rounding(1.0 / p, rounding.RECIPROCAL)
-        a = rounding.adjoint(a)
-        q = rounding(rounding.dot(rounding.adjoint(a), u, -2) + (eps / rho) * q, 2.0)
-        v = rounding(1.0 / q, rounding.RECIPROCAL)
-        a = rounding.adjoint(a)
-    return rounding(rounding(rounding.adjoint(a, 2.0) * u) * v)
+            q = rounding(rounding(-top, rounding.ARGUMENT).exp(), rounding.EXP)
+        return cls(eps, x.size(-2) / x.size(-1), rounding, z, a, torch.ones_like(a[..., :1]), q)
+
+    def restart(self) -> None:
+        """Absorb u and v into the logits."""
+        r = self.rounding
+        self.z = r(self.z - r(self.p.log(), 2.0) - r(self.q.log(), 2.0), r.ARGUMENT)
+        self.a = r(self.z.exp(), r.EXP)
+        self.p, self.q = torch.ones_like(self.p), torch.ones_like(self.q)
+
+    def run(self, steps: int, segment: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last (u, v) of `steps` iterations with a restart before each `segment` but the first."""
+        r = self.rounding
+        head = steps - max(0, steps - 1) // segment * segment
+        u, v = 1.0 / self.p, r(1.0 / self.q, r.RECIPROCAL)
+        for t in range(steps):
+            r.next_iteration()
+            if t >= head and (t - head) % segment == 0:
+                self.restart()
+                v = torch.ones_like(self.q)
+            before = v
+            self.p = r(self.rho * (r.dot(self.a, v, -1) + self.eps * self.p), 2.0)
+            u = r(1.0 / self.p, r.RECIPROCAL)
+            self.q = r(r.dot(self.a, u, -2) + (self.eps / self.rho) * self.q, 2.0)
+            v = r(1.0 / self.q, r.RECIPROCAL)
+            self.history.append((self.a, before, u, v))
+        return u, v
+
+
+def scaling_form(
+    x: torch.Tensor,
+    dy: torch.Tensor | None,
+    n_iters: int,
+    eps: float,
+    form: str,
+    first: str,
+    rounding: Rounding,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(P, dX) by the equations of docs/math.md, the adjoint by projections, with `rounding` at each point.
+
+    Without dy there is no dX.
+    """
+    if first == "cols":
+        p, dx = scaling_form(x.mT, None if dy is None else dy.mT, n_iters, eps, form, "rows", rounding)
+        return p.mT, None if dx is None else dx.mT
+    deepseek = form == "deepseek" and eps > 0
+    steps = n_iters - 1 if deepseek else n_iters
+    segment = max(1, steps) if deepseek else segment_length(*x.shape[-2:])
+    r = rounding
+    state = Iterations.started(x, eps if deepseek else 0.0, deepseek, r)
+    z, a_0, v_0 = state.z, state.a, r(1.0 / state.q, r.RECIPROCAL)
+    u, v = state.run(steps, segment)
+    p = r(r(state.a * u) * v)
+    if dy is None:
+        return p, None
+    a, da = state.a, r(r(dy * u) * v)
+    for a_t, before, u, v in reversed(state.history):
+        if a_t is not a:
+            a, da = a_t, r(r(da * u) * v)
+        da = r(da - r(u * r(v * r.dot(a, da, -2))))
+        da = r(da - r(r(u * (state.rho * r.dot(a, da, -1))) * before))
+    if not deepseek:
+        return p, r(a * da)
+    da = r(da - r(v_0 * r.dot(a_0, da, -2)))
+    dz = r(z * da)
+    return p, r(dz - r(z * r.sum(dz, -1)))
 
 
 def error_budget(
@@ -176,10 +209,9 @@ def error_budget(
     together = max(1, min(SAMPLES, MODEL_ENTRIES // max(1, x64.numel() * n_iters)))
     for begin in range(0, SAMPLES, together):
         count = min(together, SAMPLES - begin)
-        leaf = x64.expand(count, *x64.shape).clone().requires_grad_()
-        sample = scaling_form(leaf, *arguments, Rounding(seed + begin, unit))
-        (slope,) = torch.autograd.grad(sample, leaf, dy64.expand_as(leaf))
-        p_square += ((sample.detach() - p) ** 2).sum(0)
+        several = x64.expand(count, *x64.shape), dy64.expand(count, *dy64.shape)
+        sample, slope = scaling_form(*several, *arguments, Rounding(seed + begin, unit))
+        p_square += ((sample - p) ** 2).sum(0)
         dx_square += ((slope - dx) ** 2).sum(0)
     relative = torch.where(p > 0, p_square / p**2, 0.0) / SAMPLES
     matrix = (p * relative).sum((-2, -1), keepdim=True) / p.sum((-2, -1), keepdim=True)

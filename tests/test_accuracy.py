@@ -204,7 +204,7 @@ def test_kernels_are_judged_with_the_default_and_every_committed_config(monkeypa
     x, dy = x[:6], dy[:6]
     key = dict(launch.call_of(x, *workload.arguments).key)
     entry = {"key": {**key, "batch": 4096}, "config": {"block_sizes": [2], "num_warps": 1},
-             "variant": {"packed": False, "paired": False}, "evidence": "compiled"}  # fmt: skip
+             "variant": {"thread": [0, 0], "paired": False, "length": 5}, "evidence": "compiled"}  # fmt: skip
     (tmp_path / "h200").mkdir()
     for name in ("sinkhorn_forward", "sinkhorn_backward"):
         (tmp_path / "h200" / f"{name}.json").write_text(json.dumps({"schema": 1, "entries": [entry]}))

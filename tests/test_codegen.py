@@ -77,18 +77,18 @@ def test_defaults_make_good_machine_code(key, rows):
     assert not bad, "\n".join(bad)
 
 
-def forward_job(n: int, block: int, warps: int, packed: bool = False, **config) -> Job:
+def forward_job(n: int, block: int, warps: int, whole: bool = False, **config) -> Job:
     items = (("block_sizes", (block,)), ("num_warps", warps), *config.items())
     return Job(
         call_of(False, "float32", n),
-        Choice("sinkhorn_forward", items, (("packed", packed), ("paired", False)), ""),
+        Choice("sinkhorn_forward", items, (("thread", (n, n) if whole else (0, 0)), ("paired", False)), ""),
     )
 
 
 def test_bad_configs_are_problems_not_crashes():
     spilling, foreign, good = compile_for(
         "h200",
-        [forward_job(64, 2, 1), forward_job(4, 32, 1, waves_per_eu=2), forward_job(4, 32, 1, packed=True)],
+        [forward_job(64, 2, 1), forward_job(4, 32, 1, waves_per_eu=2), forward_job(4, 32, 1, whole=True)],
     )
     assert spilling.spill_bytes
     assert spilling.problems[0].startswith("spills")
@@ -208,7 +208,7 @@ def test_occupancy(key, registers, shared, threads, warps):
 def test_problems(change, problem):
     counts = {"global load": 4, "global store": 4}
     row = {"spills": 0, "spill_bytes": 0, "shared": 0, "threads": 64, "counts": counts, "loops": [], **change}
-    found = list(problems(DEVICES["mi300x"], forward_job(4, 64, 1, packed=True), row))
+    found = list(problems(DEVICES["mi300x"], forward_job(4, 64, 1, whole=True), row))
     assert found == ([problem] if problem else [])
 
 

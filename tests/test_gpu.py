@@ -5,6 +5,7 @@ A test compiles few programs and runs many inputs through them: a backward takes
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from helion_sinkhorn import plan, sinkhorn
+from helion_sinkhorn.configs.device import current
 from helion_sinkhorn.scaling import segment_length
 from helion_sinkhorn.testing import Case
 from helion_sinkhorn.workloads import LOGITS
@@ -114,12 +116,14 @@ def test_narrow_types_are_rounded_once(n, m, form, dtype):
 class TestKernels:
     """One kernel at a time, asked for by name and variant."""
 
-    def choice(self, case: Case, name: str, **variant):
+    def choice(self, case: Case, name: str, config=None, **variant):
         from helion_sinkhorn.kernels import launch, serving
 
         x, _ = case.inputs(DEVICE)
         device, _, _ = serving.device_at(x.device.index)
         selected = serving.choose(name, launch.call_of(x, *case.arguments), case.batch, device)
+        if config is not None:
+            selected = dataclasses.replace(selected, config=config)
         return launch.with_variant(selected, **variant)
 
     def forward(self, case: Case, **variant):
@@ -144,17 +148,32 @@ class TestKernels:
         assert_within_budget({case: self.backward(case, "sinkhorn_backward_history") for case in cases})
 
     @pytest.mark.parametrize("form", FORMS)
-    @pytest.mark.parametrize(("n", "m"), [(4, 4), (2, 8)])
-    @pytest.mark.parametrize("packed", [True, False])
-    @pytest.mark.parametrize("paired", [True, False])
-    def test_loads_and_reciprocals_in_either_way(self, paired, packed, n, m, form):
+    @pytest.mark.parametrize(("n", "m", "thread"), [
+        (4, 4, (4, 4)), (4, 4, (2, 4)), (4, 4, (2, 2)), (4, 4, (0, 0)), (2, 8, (2, 8)), (2, 8, (2, 4)),
+        (8, 8, (8, 8)), (8, 8, (8, 4)), (8, 8, (4, 8)), (16, 16, (8, 8)), (16, 4, (8, 2)),
+    ])  # fmt: skip
+    def test_every_way_to_hold_a_matrix(self, n, m, thread, form):
+        from helion_sinkhorn.kernels import launch
+        from helion_sinkhorn.kernels.sinkhorn_space import over_threads
+
         case = Case("randn_3", n, m, 5, form, batch=515)
-        assert_within_budget(
-            {
-                "forward": self.forward(case, paired=paired, packed=packed),
-                "backward": self.backward(case, "sinkhorn_backward", paired=paired, packed=packed),
-            }
-        )
+        call = launch.call_of(case.inputs()[0], *case.arguments)
+        config = over_threads(call, current(0), *(thread if any(thread) else (n, m)))
+        found = {}
+        for paired in (False, True):
+            options = {"config": config, "paired": paired, "thread": thread}
+            found["forward", paired] = self.forward(case, **options)
+            for lean in (False, True):
+                found["backward", paired, lean] = self.backward(
+                    case, "sinkhorn_backward", lean=lean, **options
+                )
+        found["history"] = self.backward(case, "sinkhorn_backward_history", config=config, thread=thread)
+        if any(thread):
+            blocks = (*config, ("pid_type", "persistent_interleaved"), ("num_sm_multiplier", 1))
+            found["persistent"] = self.backward(
+                case, "sinkhorn_backward_history", config=blocks, thread=thread
+            )
+        assert_within_budget(found)
 
     @pytest.mark.parametrize(("n_iters", "length"), [(1, 3), (7, 3), (8, 3), (9, 3), (6, 20), (20, 1)])
     @pytest.mark.parametrize("n", [3, 4])

@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("helion", reason="helion is not installed")
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import launch, serving
+from helion_sinkhorn.kernels import Call, launch, serving
 from helion_sinkhorn.kernels.sinkhorn_space import is_whole
 from helion_sinkhorn.scaling import segment_length
 from helion_sinkhorn.testing import Case
@@ -106,16 +106,53 @@ def test_one_iteration_more_than_a_segment(extra):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("n", "m"), [(4, 4), (2, 8), (16, 4), (8, 8)])
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("thread", ["whole", "rows", "columns", "quarters", "any"])
 @pytest.mark.parametrize("paired", [True, False])
-def test_loads_and_reciprocals_in_either_way(paired, packed, n, m, form):
+def test_loads_and_reciprocals_in_every_way(paired, thread, n, m, form):
     # few enough iterations for pairs of reciprocals to stay in range
     case = Case("randn_3", n, m, 5, form)
     call = launch.call_of(case.inputs()[0], *case.arguments)
     assert is_whole(call)
     assert takes_pairs(case) is True
-    check_forward(case, paired=paired, packed=packed)
-    check_backward(case, "sinkhorn_backward", paired=paired, packed=packed)
+    thread = {
+        "whole": (n, m), "rows": (n // 2, m), "columns": (n, m // 2), "quarters": (n // 2, m // 2),
+        "any": (0, 0),
+    }[thread]  # fmt: skip
+    check_forward(case, paired=paired, thread=thread)
+    check_backward(case, "sinkhorn_backward", paired=paired, thread=thread)
+    check_backward(case, "sinkhorn_backward_history", thread=thread)
+
+
+@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
+@pytest.mark.parametrize("logits", ["randn_3", "identity_like"])
+@pytest.mark.parametrize("n_iters", [1, 2, 3, 20])
+def test_u_is_computed_again(n_iters, logits, form, first):
+    case = Case(logits, 4, 4, n_iters, form, first, batch=16)
+    for length in (5, 20):
+        check_backward(case, "sinkhorn_backward", lean=True, length=length)
+
+
+@pytest.mark.parametrize("first", FIRSTS)
+@pytest.mark.parametrize("length", [1, 3, 4, 7, 20])
+@pytest.mark.parametrize("logits", ["randn_8", "identity_like_16", "one_up_20", "masked"])
+@pytest.mark.parametrize(("n", "m"), [(8, 8), (5, 7)])
+def test_gradients_in_registers_pass_a_restart(n, m, logits, length, first):
+    case = Case(logits, n, m, 20, "log", first)
+    call = launch.call_of(case.inputs()[0], *case.arguments)
+    assert launch.segment(call) < call.steps
+    assert launch.backward_kernel(call) == "sinkhorn_backward"
+    check_backward(case, "sinkhorn_backward", length=length)
+
+
+@pytest.mark.parametrize("steps", range(1, 25))
+@pytest.mark.parametrize("length", [1, 4, 5, 7, 16, 20])
+def test_segments_hold_all_iterations_between_restarts(steps, length):
+    call = Call(False, 1, "float32", 8, 8, steps)
+    length, head, tail = launch.segments(call, length)
+    rest = steps - (head + tail) * length
+    assert 1 <= rest <= length
+    assert (tail > 0) == (steps > launch.segment(call))
+    assert max(head * length + rest, tail * length) <= launch.segment(call)
 
 
 @pytest.mark.parametrize("logits", ["randn_8", "randn_30", "identity_like", "masked", "permutation"])
@@ -129,8 +166,11 @@ def test_a_pivot_changes_rounding_only(eps, n, m, first, logits):
         how = choice(case, "sinkhorn_forward", pivoted=True)
         assert launch.constants(call, eps, how, "full")[-1] is True
         for paired in (True, False):
-            check_forward(case, paired=paired, packed=True, pivoted=True)
-            check_backward(case, "sinkhorn_backward", paired=paired, packed=True, pivoted=True)
+            check_forward(case, paired=paired, thread=(n, m), pivoted=True)
+            for lean in (True, False):
+                check_backward(
+                    case, "sinkhorn_backward", paired=paired, thread=(n, m), pivoted=True, lean=lean
+                )
 
 
 @pytest.mark.parametrize(

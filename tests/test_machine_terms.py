@@ -65,7 +65,7 @@ NARROW_GCN = GCN.replace("	buffer_store", "	v_cvt_pk_bf16_f32 v0, v0, v1\n	buffe
 
 def job(dtype: str = "float32") -> Job:
     config = (("block_sizes", (32,)), ("num_warps", 1))
-    variant = (("packed", True), ("paired", False), ("length", 5))
+    variant = (("thread", (4, 4)), ("paired", False), ("length", 5))
     return Job(Call(True, 1, dtype, 4, 4, 20), Choice("sinkhorn_forward", config, variant, ""))
 
 

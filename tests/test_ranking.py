@@ -14,7 +14,7 @@ from helion_sinkhorn.offline import Binary, Job, compile_for
 from helion_sinkhorn.workloads import WORKLOADS
 
 CALL = Call(True, 1, "float32", 4, 4, 20)
-VARIANT = (("packed", True), ("paired", False))
+VARIANT = (("thread", (4, 4)), ("paired", False))
 LOOP = {"instructions": 49, "fma": 40, "reciprocal": 8, "branch": 1}
 COUNTS = {
     "instructions": 250, "fma": 80, "mul": 40, "reciprocal": 20, "exp": 16, "global load": 4,
@@ -89,9 +89,9 @@ def test_the_pick_is_sound_and_clearly_better():
 
 
 def test_more_warps_for_a_matrix_are_not_chosen():
-    alone = {"num_warps": 1, "packed": False}
+    alone = {"num_warps": 1, "thread": (0, 0)}
     assert ranking.chosen([100.0, 10.0, 60.0], [alone, {**alone, "num_warps": 4}, alone]) == 2
-    assert ranking.chosen([100.0, 10.0, 60.0], [alone, {"num_warps": 4, "packed": True}, alone]) == 1
+    assert ranking.chosen([100.0, 10.0, 60.0], [alone, {"num_warps": 4, "thread": (4, 4)}, alone]) == 1
     assert ranking.chosen([100.0, 10.0], [{**alone, "num_warps": 8}, {**alone, "num_warps": 4}]) == 1
 
 

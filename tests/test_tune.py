@@ -15,7 +15,7 @@ from helion_sinkhorn import tune as tuner
 from helion_sinkhorn.__main__ import here, main
 from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import KERNELS, Call, Choice, bodies, candidates, launch, serving
+from helion_sinkhorn.kernels import KERNELS, Call, Choice, bodies, candidates, iteration, launch, serving
 from helion_sinkhorn.kernels.fingerprint import fingerprint
 from helion_sinkhorn.offline import Binary, Job
 from helion_sinkhorn.workloads import WORKLOADS, tagged
@@ -96,6 +96,10 @@ def test_candidates_are_few_distinct_and_begin_with_the_default(group, key):
         assert threads <= 1024
         if dict(choice.variant).get("packed"):
             assert config["block_sizes"][0] >= threads
+        rows, columns = dict(choice.variant).get("thread", (0, 0))
+        if rows:
+            # as many entries as threads, times what each holds: Triton has no choice
+            assert config["block_sizes"][0] * group.call.n * group.call.m == threads * rows * columns
 
 
 def test_groups_hold_every_tuned_workload_in_both_directions():
@@ -404,7 +408,7 @@ def stored_choice(tmp_path, monkeypatch, **config):
     entry = {
         "key": {**dict(CALL.key), "batch": 128},
         "config": {"block_sizes": [64], "num_warps": 2, **config},
-        "variant": {"packed": True, "paired": False},
+        "variant": {"thread": [4, 4], "paired": False},
         "evidence": "measured",
     }
     (tmp_path / "h200").mkdir()
@@ -440,7 +444,9 @@ def test_a_choice_of_the_caller_s_own_is_never_replaced(monkeypatch):
         raise ValueError("no")
 
     monkeypatch.setattr(serving, "run", refuse)
-    mine = Choice("sinkhorn_forward", (("block_sizes", (64,)), ("num_warps", 2)), (("packed", True),), "mine")
+    mine = Choice(
+        "sinkhorn_forward", (("block_sizes", (64,)), ("num_warps", 2)), (("thread", (4, 4)),), "mine"
+    )
     for choice in (mine, None):
         with pytest.raises(ValueError, match="no"):
             launch.forward(torch.randn(2, 4, 4), *WORKLOAD.arguments, torch.float32, choice)
@@ -473,18 +479,27 @@ def test_a_call_the_tuner_does_not_cover_says_nothing(tmp_path, monkeypatch, cap
 
 
 def test_a_fingerprint_is_of_the_code_alone():
-    source = Path(bodies.__file__).read_text()
-    assert len({fingerprint(k) for k in KERNELS}) == len(KERNELS)
     names = ("sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history")
-    before = {k: fingerprint(k, source) for k in names}
-    assert before == {k: fingerprint(k) for k in names}
+    source, body = (Path(module.__file__).read_text() for module in (iteration, bodies))
+
+    def changed(kernel, file, text):
+        return fingerprint(kernel, ((file, text),)) != fingerprint(kernel)
+
+    assert len({fingerprint(k) for k in KERNELS}) == len(KERNELS)
+    assert not any(changed(k, "iteration.py", source) for k in names)
     told = "# a comment\n" + source.replace('"""1 / x elementwise', '"""One over x')
-    assert {k: fingerprint(k, told) for k in names} == before
-    helper = source.replace("LARGEST_SCALE = 2.0**100", "LARGEST_SCALE = 2.0**99")
-    assert all(fingerprint(k, helper) != before[k] for k in names)
-    other = source.replace("def sinkhorn_forward(", "def sinkhorn_forward(unused,", 1)
-    assert fingerprint("sinkhorn_forward", other) != before["sinkhorn_forward"]
-    assert fingerprint("sinkhorn_backward", other) == before["sinkhorn_backward"]
+    assert not any(changed(k, "iteration.py", told) for k in names)
+    # a helper of another module, and one that another operator imports
+    scale = source.replace("LARGEST_SCALE = 2.0**100", "LARGEST_SCALE = 2.0**99")
+    assert all(changed(k, "iteration.py", scale) for k in names)
+    reciprocal = source.replace("return 1.0 / x", "return 1.0 / (x)  + 0.0")
+    assert {k for k in KERNELS if changed(k, "iteration.py", reciprocal)} >= {
+        *names, "sinkhorn_implicit_direct", "sinkhorn_implicit_cg", "linear_attention_chunk_scores",
+    }  # fmt: skip
+    assert not changed("dot_compress_apply", "iteration.py", reciprocal)
+    other = body.replace("def sinkhorn_forward(", "def sinkhorn_forward(unused,", 1)
+    assert changed("sinkhorn_forward", "bodies.py", other)
+    assert not changed("sinkhorn_backward", "bodies.py", other)
 
 
 def test_entries_are_what_the_schema_says(tmp_path):

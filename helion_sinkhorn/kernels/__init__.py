@@ -15,7 +15,7 @@ import helion
 import torch
 
 from helion_sinkhorn.configs.device import Device
-from helion_sinkhorn.kernels import bodies, dot_compress, implicit, linear_attention
+from helion_sinkhorn.kernels import bodies, dot_compress, history, implicit, linear_attention
 from helion_sinkhorn.kernels import dot_compress_space as dot
 from helion_sinkhorn.kernels import linear_attention_chunked as chunked
 from helion_sinkhorn.kernels import linear_attention_space as attention
@@ -58,7 +58,7 @@ KERNELS = {
     "sinkhorn_forward": Kernel(bodies.sinkhorn_forward, sinkhorn.forward_default, sinkhorn.forward_space),
     "sinkhorn_backward": Kernel(bodies.sinkhorn_backward, sinkhorn.backward_default, sinkhorn.backward_space),
     "sinkhorn_backward_history": Kernel(
-        bodies.sinkhorn_backward_history, sinkhorn.history_default, sinkhorn.history_space
+        history.sinkhorn_backward_history, sinkhorn.history_default, sinkhorn.history_space
     ),
     "sinkhorn_implicit_direct": Kernel(
         implicit.sinkhorn_implicit_direct, sinkhorn.implicit_direct_default, sinkhorn.implicit_direct_space

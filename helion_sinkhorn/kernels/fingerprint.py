@@ -10,6 +10,8 @@ from pathlib import Path
 
 from helion_sinkhorn.kernels import KERNELS
 
+PACKAGE = Path(__file__).resolve().parents[1]
+
 
 def without_docstrings(tree: ast.AST) -> ast.AST:
     for node in ast.walk(tree):
@@ -32,23 +34,45 @@ def structure(value: object) -> object:
 
 
 @functools.cache
-def fingerprint(kernel: str, source: str | None = None) -> str:
-    """Sixteen hex digits that change with the code a kernel runs, not with its comments or layout.
+def definitions(path: Path, source: str | None = None) -> dict[str, ast.AST]:
+    """What a module defines or imports, by name; `source` is taken for its text."""
+    found = {}
+    for node in without_docstrings(ast.parse(path.read_text() if source is None else source)).body:
+        if isinstance(node, ast.ImportFrom):
+            names = [alias.asname or alias.name for alias in node.names]
+        else:
+            names = [getattr(t, "id", getattr(t, "name", "")) for t in getattr(node, "targets", [node])]
+        found.update(dict.fromkeys(names, node))
+    return found
+
+
+def path_of(module: str) -> Path | None:
+    """The file of a module of this package."""
+    top, *parts = module.split(".")
+    return PACKAGE.joinpath(*parts).with_suffix(".py") if top == PACKAGE.name else None
+
+
+@functools.cache
+def fingerprint(kernel: str, sources: tuple[tuple[str, str], ...] = ()) -> str:
+    """Sixteen hex digits that change with the code a kernel runs, not with its comments, layout or module.
 
     Args:
-        kernel: a KERNELS name; what its body reaches in its own module counts.
-        source: text to take for that module.
+        kernel: a KERNELS name; what its body reaches counts, in the modules it is imported from too.
+        sources: (file name, text) to take for modules.
     """
-    file = Path(inspect.getsourcefile(KERNELS[kernel].body))
-    source = file.read_text() if source is None else source
-    definitions = {}
-    for node in without_docstrings(ast.parse(source)).body:
-        for target in getattr(node, "targets", [node]):
-            definitions[getattr(target, "id", getattr(target, "name", ""))] = node
-    reached, todo = {}, [kernel]
+    texts = dict(sources)
+    body = KERNELS[kernel].body
+    reached, todo = {}, [(Path(inspect.getsourcefile(body)), body.__name__)]
     while todo:
-        name = todo.pop()
-        if name in definitions and name not in reached:
-            reached[name] = repr(structure(definitions[name]))
-            todo += [n.id for n in ast.walk(definitions[name]) if isinstance(n, ast.Name)]
+        path, name = todo.pop()
+        node = definitions(path, texts.get(path.name)).get(name)
+        if isinstance(node, ast.ImportFrom):
+            original = next(a.name for a in node.names if name in (a.asname, a.name))
+            if (source := path_of(node.module)) is not None:
+                todo.append((source, original))
+        elif node is not None and reached.get(name) != (code := repr(structure(node))):
+            if name in reached:
+                raise ValueError(f"{kernel} reaches two definitions of {name}: give one another name")
+            reached[name] = code
+            todo += [(path, n.id) for n in ast.walk(node) if isinstance(n, ast.Name)]
     return hashlib.sha256("\n".join(reached[n] for n in sorted(reached)).encode()).hexdigest()[:16]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.kernels.bodies import reciprocal
+from helion_sinkhorn.kernels.iteration import reciprocal
 
 SMALLEST_NORMAL = 2.0**-126
 # (4 units of roundoff)^2 of the first residual: from there on conjugate gradients only amplify rounding

@@ -6,13 +6,17 @@ import dataclasses
 import functools
 from typing import Any
 
-import helion
 import torch
 
+from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.kernels import Call, Choice, serving
 from helion_sinkhorn.kernels.serving import VECTOR_BYTES, Served, again, run_and_keep, serve
-from helion_sinkhorn.kernels.sinkhorn_space import REGISTER_HISTORY_ENTRIES, REGISTER_HISTORY_STEPS
+from helion_sinkhorn.kernels.sinkhorn_space import (
+    REGISTER_HISTORY_ENTRIES,
+    REGISTER_HISTORY_RESTARTED,
+    REGISTER_HISTORY_STEPS,
+)
 from helion_sinkhorn.kernels.space import power_of_two
 from helion_sinkhorn.scaling import pairs_are_safe, pivot_is_safe, segment_length
 from helion_sinkhorn.stationarity import cg_steps, solver_for
@@ -33,15 +37,33 @@ def call_of(x: torch.Tensor, n_iters: int, eps: float, form: str, first: str) ->
 
 
 def backward_kernel(call: Call) -> str:
-    """The kernel for a gradient: register history while the iterations and the matrix are few and small."""
-    few = call.steps <= min(REGISTER_HISTORY_STEPS, segment(call))
-    small = call.n * call.m <= REGISTER_HISTORY_ENTRIES
+    """The kernel for a gradient: register history while iterations are few and matrices small.
+
+    On an H200 the history in memory is faster from 32 x 32 on, and from 16 x 16 where the log form restarts.
+    """
+    restarts = call.steps > segment(call)
+    few = call.steps <= REGISTER_HISTORY_STEPS and 2 * call.steps <= 3 * segment(call)
+    small = call.n * call.m <= (REGISTER_HISTORY_RESTARTED if restarts else REGISTER_HISTORY_ENTRIES)
     return "sinkhorn_backward" if few and small else "sinkhorn_backward_history"
 
 
 def segment(call: Call) -> int:
     """Iterations between restarts; the deepseek form needs none, eps bounds u v."""
     return call.n_iters if call.deepseek else segment_length(call.n, call.m)
+
+
+def segments(call: Call, length: int) -> tuple[int, int, int]:
+    """(length, head, tail): how `sinkhorn_backward` divides its iterations.
+
+    `head` segments of `length` iterations, the 1 to `length` left over, and where the log form has to restart
+    `tail` segments behind the restart.
+    """
+    most = segment(call)
+    if call.steps <= most:
+        return length, max(call.steps - 1, 0) // length, 0
+    length = min(length, most // 2)
+    tail = most // length
+    return length, (call.steps - tail * length - 1) // length, tail
 
 
 @functools.cache
@@ -58,18 +80,40 @@ def implicit_tuned_keys() -> frozenset[Key]:
     return frozenset(implicit_call(w.n, w.m, w.dtype, w.n_iters).key for w in rows)
 
 
+def must_round(call: Call, choice: Choice) -> bool:
+    """Whether a thread of `sinkhorn_backward_history` may hold one entry of a line, or nobody knows how
+    many."""
+    thread = thread_of(choice)
+    return min(thread) == 1 if any(thread) else call.n * call.m < 1024
+
+
+def is_persistent(choice: Choice, how: str) -> bool:
+    """Whether blocks take tile after tile; what is interpreted has one tile."""
+    return how != "full" and dict(choice.config).get("pid_type", "flat") != "flat"
+
+
 @functools.lru_cache(maxsize=4096)
 def constants(call: Call, eps: float, choice: Choice, how: str) -> tuple[Any, ...]:
     """What the body of a choice's kernel takes after the tensors; `how` pins its reciprocal."""
     variant = dict(choice.variant)
     kernel_eps = eps if call.deepseek else 0.0
     paired = variant.get("paired", False) and pairs_are_safe(call.n, call.m, call.steps, kernel_eps)
-    packed = variant.get("packed", False)
     pivoted = variant.get("pivoted", False) and pivot_is_safe(call.steps, kernel_eps)
     own = {
-        "sinkhorn_forward": (segment(call), how, paired, packed, pivoted),
-        "sinkhorn_backward": (variant.get("length"), how, paired, packed, pivoted),
-        "sinkhorn_backward_history": (segment(call), how),
+        "sinkhorn_forward": (segment(call), how, paired, pivoted),
+        "sinkhorn_backward": (
+            *segments(call, variant.get("length", 1)),
+            how,
+            paired,
+            pivoted,
+            variant.get("lean", False),
+        ),
+        "sinkhorn_backward_history": (
+            segment(call),
+            how,
+            must_round(call, choice),
+            is_persistent(choice, how),
+        ),
     }[choice.kernel]
     return call.n, call.m, call.n_iters, kernel_eps, call.deepseek, call.lead_axis, *own
 
@@ -84,8 +128,13 @@ def implicit_constants(call: Call, steps: int, system: str, packed: bool, served
 
 
 def is_packed(choice: Choice) -> bool:
-    """Whether a thread holds a whole matrix, read in pieces."""
+    """Whether a thread of an implicit kernel holds a whole matrix, read in pieces."""
     return dict(choice.variant).get("packed", False)
+
+
+def thread_of(choice: Choice) -> tuple[int, int]:
+    """(rows, columns) of a matrix that a thread holds; (0, 0) where the compiler decides."""
+    return dict(choice.variant).get("thread", (0, 0))
 
 
 def matrices_of(x: torch.Tensor) -> int:
@@ -118,15 +167,32 @@ def pieces(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided((x.size(0), size // c, c), (x.stride(0), c, 1))
 
 
-def loaded(x: torch.Tensor, packed: bool) -> torch.Tensor:
-    """An argument as the kernel reads it."""
+def spread_over_threads(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """A (B, n, m) view as (B, i, k, R, C, w) for `iteration.read`: a thread holds `rows` x `columns` of a
+    matrix.
+
+    R and C threads share its rows and columns, and w neighbours are 16 bytes at most.  Row i R + r and column
+    (k C + c) w + e are entry (i, k, r, c, e), so that threads side by side load what lies side by side.
+    """
+    _, n, m = x.shape
+    most = VECTOR_BYTES // x.element_size()
+    if (rows, columns) == (n, m):
+        w = min(most, n * m)
+        return x.as_strided((x.size(0), n * m // w, 1, 1, 1, w), (x.stride(0), w, w, w, w, 1))
+    row_lanes, column_lanes, w = n // rows, m // columns, min(most, columns)
+    sizes = x.size(0), rows, columns // w, row_lanes, column_lanes, w
+    return x.as_strided(sizes, (x.stride(0), row_lanes * m, column_lanes * w, m, w, 1))
+
+
+def loaded(x: torch.Tensor, thread: tuple[int, int]) -> torch.Tensor:
+    """An argument as `iteration.read` takes it."""
     x = matrices(x)
-    return pieces(x) if packed else x
+    return spread_over_threads(x, *thread) if any(thread) else x
 
 
-def stored(out: torch.Tensor, call: Call, packed: bool) -> torch.Tensor:
+def stored(out: torch.Tensor, call: Call, flat: bool) -> torch.Tensor:
     """A contiguous result as the kernel writes it."""
-    return out.view(-1, call.n * call.m) if packed else out.view(-1, call.n, call.m)
+    return out.view(-1, call.n * call.m) if flat else out.view(-1, call.n, call.m)
 
 
 def forward(
@@ -146,8 +212,8 @@ def forward(
     call = call_of(x, n_iters, eps, form, first)
 
     def launch(served: Served) -> None:
-        packed = is_packed(served.choice)
-        views = loaded(x, packed), stored(out, call, packed)
+        thread = thread_of(served.choice)
+        views = loaded(x, thread), stored(out, call, any(thread))
         own = constants(call, eps, served.choice, served.reciprocal)
         run_and_keep(served.kernel, views, own, (x, out), key)
 
@@ -172,11 +238,11 @@ def backward(
     call = call_of(x, n_iters, eps, form, first)
 
     def launch(served: Served) -> None:
-        packed = is_packed(served.choice)
-        views = loaded(x, packed), loaded(dy, packed), stored(dx, call, packed)
+        thread = thread_of(served.choice)
+        views = loaded(x, thread), loaded(dy, thread), stored(dx, call, any(thread))
         own = constants(call, eps, served.choice, served.reciprocal)
         if served.choice.kernel == "sinkhorn_backward_history":
-            run_with_history(served.kernel, call, *views, own)
+            run_with_history(served, call, *views, own)
         else:
             run_and_keep(served.kernel, views, own, (x, dy, dx), key)
 
@@ -185,30 +251,40 @@ def backward(
 
 
 def run_with_history(
-    kernel: helion.Kernel,
+    served: Served,
     call: Call,
     x: torch.Tensor,
     dy: torch.Tensor,
     dx: torch.Tensor,
     own: tuple[Any, ...],
 ) -> None:
-    """One launch for each slice of the batch whose history fits SCRATCH_BYTES; all share one scratch."""
+    """One launch of persistent blocks; of others one for each slice of the batch whose history fits
+    SCRATCH_BYTES."""
     lead, trail = (call.n, call.m) if call.lead_axis == 1 else (call.m, call.n)
     steps = max(call.steps, 1)
     restarts = (steps - 1) // segment(call)
-    floats = steps * (lead + trail) + restarts * call.n * call.m
     batch = x.size(0)
-    most = max(16, SCRATCH_BYTES // (4 * floats) // 16 * 16)
-    # Powers of two are few host functions to generate, and strides that 16 divides one binary: with others
-    # Triton loads the history in another layout and sums in another order
-    room = min(most, max(16, power_of_two(batch)))
-    size = min(batch, room)
+    if is_persistent(served.choice, served.reciprocal):
+        size, room = batch, places(served.choice, served.device)
+    else:
+        floats = (steps + restarts) * (lead + trail)
+        most = max(16, SCRATCH_BYTES // (4 * floats) // 16 * 16)
+        # Powers of two are few host functions to generate, and strides that 16 divides one binary: with
+        # others Triton loads the history in another layout and sums in another order
+        room = min(most, max(16, power_of_two(batch)))
+        size = min(batch, room)
     empty = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
     us, vs = empty(steps, room, lead), empty(steps, room, trail)
-    logits = empty(max(restarts, 1), room if restarts else 2, call.n, call.m)
+    logs = [empty(max(restarts, 1), room if restarts else 2, k) for k in (lead, trail)]
     for begin in range(0, batch, size):
         rows = slice(begin, begin + size)
-        serving.run(kernel, x[rows], dy[rows], dx[rows], us, vs, logits, *own)
+        serving.run(served.kernel, x[rows], dy[rows], dx[rows], us, vs, *logs, *own)
+
+
+def places(choice: Choice, device: Device) -> int:
+    """Matrices that all persistent blocks hold at a time."""
+    config = dict(choice.config)
+    return device.compute_units * config["num_sm_multiplier"] * config["block_sizes"][0]
 
 
 def implicit_call(n: int, m: int, dtype: torch.dtype, n_iters: int) -> Call:
@@ -244,7 +320,7 @@ def implicit_backward(
     def launch(served: Served) -> None:
         packed = is_packed(served.choice) and system == "corrected"
         if packed:
-            views = loaded(p, True), loaded(dy, True), stored(dx, call, True)
+            views = pieces(matrices(p)), pieces(matrices(dy)), stored(dx, call, True)
         else:
             views = matrices(p), matrices(dy), dx.view(-1, n, m)
             if n < m:

@@ -28,7 +28,7 @@ import helion.language as hl
 import torch
 
 from helion_sinkhorn.configs.store import Keyed
-from helion_sinkhorn.kernels.bodies import LOG2E
+from helion_sinkhorn.kernels.iteration import LOG2E
 
 
 @dataclass(frozen=True)

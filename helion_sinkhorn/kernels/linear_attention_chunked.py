@@ -36,7 +36,7 @@ import helion.language as hl
 import torch
 
 from helion_sinkhorn.configs.store import Keyed
-from helion_sinkhorn.kernels.bodies import LOG2E, reciprocal
+from helion_sinkhorn.kernels.iteration import LOG2E, reciprocal
 
 # exp of it is 0 in float32, as of all below; 0 times -inf would be NaN
 LEAST_GATE = -110.0

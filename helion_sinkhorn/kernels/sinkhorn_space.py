@@ -18,7 +18,11 @@ REGISTER_HISTORY_STEPS = 32
 
 
 REGISTER_HISTORY_ENTRIES = 16 * 16
-"""Largest matrix of `sinkhorn_backward`: on an H200 the history in memory is as fast from 32 x 32 on."""
+"""Largest matrix of `sinkhorn_backward`."""
+
+
+REGISTER_HISTORY_RESTARTED = 8 * 8
+"""The same where the log form restarts."""
 
 
 @dataclass(frozen=True)
@@ -94,29 +98,54 @@ def thread_per_matrix(device: Device) -> Items:
     return tile(device.warp_size, 1)
 
 
+def over_threads(call: Call, device: Device, rows: int, columns: int, warps: int = 1) -> Items:
+    """Block and warps where a thread holds `rows` x `columns` of a matrix and `warps` share what one would
+    do.
+
+    Blocks of exactly as many entries as threads, times what each loads at once, leave Triton no choice.
+    """
+    threads = call.n // rows * (call.m // columns)
+    warps = max(warps, threads // device.warp_size)
+    return tile(warps * device.warp_size // threads, warps)
+
+
+def can_hold(call: Call, rows: int, columns: int) -> bool:
+    """Whether threads may hold blocks of `rows` x `columns` entries of a matrix: Triton has powers of two
+    only."""
+    return is_whole(call) and rows <= call.n and columns <= call.m and rows * columns > 1
+
+
 def forward_default(call: Call, device: Device) -> tuple[Items, Items]:
-    # 8 x 8 in one thread is 20 % faster than in two where a pivot leaves 49 entries of A, slower with 64
-    packed = can_pack(call, 64 if call.deepseek else 16)
-    small = call.n * call.m <= 16
-    variant = ("packed", packed), ("paired", packed and small), ("pivoted", packed)
-    if packed:
-        return thread_per_matrix(device), variant
-    # 64 entries a thread where that is still one warp without spills
-    roomy = is_whole(call) and call.n * call.m >= 256
-    return spread_over(call, device, 64 if roomy else 32, 64), variant
+    # the log form has the logits again beside A at a restart: 8 x 4 entries of both fit
+    rows, columns = min(8, call.n), min(8 if call.deepseek else 4, call.m)
+    if not can_hold(call, rows, columns):
+        return spread_over(call, device, 32, 64), (("thread", (0, 0)), ("paired", False), ("pivoted", False))
+    whole = (rows, columns) == (call.n, call.m)
+    pivoted = whole and call.deepseek
+    variant = ("thread", (rows, columns)), ("paired", whole and call.n * call.m <= 16), ("pivoted", pivoted)
+    return over_threads(call, device, rows, columns), variant
 
 
 def backward_default(call: Call, device: Device) -> tuple[Items, Items]:
-    packed = can_pack(call, 16)
-    variant = ("packed", packed), ("paired", False), ("pivoted", packed), ("length", 5)
-    if packed:
-        return thread_per_matrix(device), variant
-    # the masks of a padded matrix take registers too
-    return spread_over(call, device, 16 if is_whole(call) else 8, 32), variant
+    rows, columns = min(8, call.n), min(4, call.m)
+    if not can_hold(call, rows, columns):
+        variant = ("thread", (0, 0)), ("paired", False), ("pivoted", False), ("length", 5), ("lean", False)
+        # the masks of a padded matrix take registers too
+        return spread_over(call, device, 8, 32), variant
+    whole = (rows, columns) == (call.n, call.m)
+    pivoted = whole and call.deepseek
+    variant = (
+        ("thread", (rows, columns)), ("paired", pivoted), ("pivoted", pivoted),
+        ("length", 7 if whole else 5), ("lean", False),
+    )  # fmt: skip
+    return over_threads(call, device, rows, columns), variant
 
 
 def history_default(call: Call, device: Device) -> tuple[Items, Items]:
-    return spread_over(call, device, 16, 64 if is_whole(call) and call.deepseek else 32), ()
+    rows, columns = min(8, call.n), min(8, call.m)
+    if not can_hold(call, rows, columns):
+        return spread_over(call, device, 16, 32), (("thread", (0, 0)),)
+    return over_threads(call, device, rows, columns), (("thread", (rows, columns)),)
 
 
 def implicit_direct_default(call: Call, device: Device) -> tuple[Items, Items]:
@@ -175,52 +204,100 @@ def pivoting(call: Call) -> tuple[bool, ...]:
     return (call.deepseek and pivot_is_safe(call.steps, TUNED_EPS),)
 
 
+def threads_space(call: Call, device: Device, blocks: tuple[tuple[int, int], ...], **variants) -> list[Grid]:
+    """A grid for each block of a matrix that a thread may hold."""
+    return [
+        {"config": (over_threads(call, device, *block),), "thread": (block,), **variants}
+        for block in blocks
+        if can_hold(call, *block) and over_threads(call, device, *block)[1][1] * device.warp_size <= 1024
+    ]
+
+
+def whole_space(call: Call, device: Device, **variants) -> Grid:
+    """Matrices that each lie in one thread."""
+    return {
+        "config": (
+            *scheduled((over_threads(call, device, call.n, call.m),), *waves(device)),
+            over_threads(call, device, call.n, call.m, 4),
+        ),
+        "thread": ((call.n, call.m),),
+        **variants,
+    }
+
+
+def padded_space(call: Call, device: Device, entries: tuple[int, ...], **variants) -> Grid:
+    """Matrices that Triton pads: it decides which thread holds what."""
+    return {"config": spread_tiles(call, device, entries, 16), "thread": ((0, 0),), **variants}
+
+
 def forward_space(call: Call, device: Device) -> tuple[Grid, ...]:
-    spread = {
-        "config": spread_tiles(call, device, (8, 16, 32, 64, 128), 16),
-        "packed": (False,),
-        "paired": (False,),
-        "pivoted": (False,),
-    }
+    plain = {"paired": (False,), "pivoted": (False,)}
+    if not is_whole(call):
+        return (padded_space(call, device, (8, 16, 32, 64), **plain),)
+    shared = threads_space(
+        call,
+        device,
+        ((8, 8), (8, 4), (4, 4), (2, 4), (16, 8), (8, 2), (2, 2))[: 7 if call.n < 64 else 5],
+        **plain,
+    )
     if not can_pack(call, 64):
-        return (spread,)
-    whole = {
-        "config": scheduled(whole_tiles(device)[:1], *persistent(device), *waves(device))
-        + whole_tiles(device)[1:],
-        "packed": (True,),
-        "paired": pairing(call),
-        "pivoted": pivoting(call),
-    }
-    few = {**spread, "config": spread_tiles(call, device, (4, 8) if can_pack(call, 16) else (16, 32, 64))}
-    return whole, few
+        return tuple(shared)
+    whole = whole_space(call, device, paired=pairing(call), pivoted=pivoting(call))
+    if call.n * call.m <= 16:
+        w = device.warp_size
+        whole["config"] += scheduled((tile(w, 1),), *persistent(device))[1:]
+    return (whole, *(g for g in shared if g["thread"] != whole["thread"]))
 
 
 def backward_space(call: Call, device: Device) -> tuple[Grid, ...]:
-    lengths = tuple(length for length in (4, 5, 7) if length < call.steps)
-    spread = {
-        "config": spread_tiles(call, device, (8, 16, 32), 16),
-        "packed": (False,),
-        "paired": (False,),
-        "pivoted": (False,),
-        "length": lengths,
-    }
+    plain = {"paired": (False,), "pivoted": (False,), "lean": (False,)}
+    lengths = tuple(length for length in (4, 5) if length < call.steps)
+    if not is_whole(call):
+        return (padded_space(call, device, (8, 16, 32), length=lengths, **plain),)
     if not can_pack(call, 16):
-        return (spread,)
-    w = device.warp_size
-    whole = {
-        "config": scheduled((tile(w, 1), tile(4 * w, 4)), *waves(device)),
-        "packed": (True,),
-        "paired": (False,),
-        "pivoted": pivoting(call),
-        # all in one segment: the fastest small batches, the longest to compile
-        "length": (*lengths, call.steps),
-    }
-    few = {**spread, "config": spread_tiles(call, device, (4, 8)), "length": (5,)}
-    return whole, few
+        grids = threads_space(call, device, ((8, 8), (8, 4)), length=lengths, **plain)
+        for grid in grids:
+            if grid["thread"] == ((call.n, call.m),):
+                grid["pivoted"] = pivoting(call)
+        return (*grids, *threads_space(call, device, ((4, 4), (2, 4)), length=(min(5, call.steps),), **plain))
+    replayed = whole_space(
+        call, device, paired=pairing(call), pivoted=pivoting(call), lean=(False,),
+        length=tuple(length for length in (7, 10) if length < call.steps),
+    )  # fmt: skip
+    kept = whole_space(
+        call, device, paired=pairing(call), pivoted=pivoting(call), lean=(True,), length=(call.steps,)
+    )
+    kept["config"] += capped(call, device)
+    few = threads_space(call, device, ((2, 4), (4, 2), (2, 2)), length=(call.steps,), **plain)
+    return (replayed, kept, *few)
+
+
+def capped(call: Call, device: Device) -> tuple[Items, ...]:
+    """Registers for 16 warps on an SM, which NVIDIA's compiler has to be told: it would take more and fit
+    fewer."""
+    if device.vendor != "nvidia":
+        return ()
+    config = over_threads(call, device, call.n, call.m, 4)
+    kind = ("pid_type", "persistent_interleaved"), ("num_sm_multiplier", 4), ("maxnreg", 128)
+    return ((*config, *kind),)
 
 
 def history_space(call: Call, device: Device) -> tuple[Grid, ...]:
-    return ({"config": spread_tiles(call, device, (8, 16, 32, 64))},)
+    if not is_whole(call):
+        return ({"config": spread_tiles(call, device, (8, 16, 32, 64)), "thread": ((0, 0),)},)
+    grids = threads_space(call, device, ((8, 8), (8, 4), (4, 4), (16, 4)))
+    for grid in grids:
+        (config,) = grid["config"]
+        if device.vendor == "nvidia":
+            grid["config"] += tuple((*config, *kind) for kind in blocks_at_a_time(config))
+    return tuple(grids)
+
+
+def blocks_at_a_time(config: Items) -> tuple[Items, ...]:
+    """Persistent blocks of 8 or 12 warps on each compute unit: their history stays in L2."""
+    warps = dict(config)["num_warps"]
+    multipliers = sorted({max(1, k // warps) for k in (8, 12)})
+    return tuple((("pid_type", "persistent_interleaved"), ("num_sm_multiplier", k)) for k in multipliers)
 
 
 def implicit_direct_space(call: Call, device: Device) -> tuple[Grid, ...]:

@@ -7,6 +7,7 @@ from typing import TypeVar
 from helion_sinkhorn.workloads import dot_compress, linear_attention, sinkhorn
 from helion_sinkhorn.workloads.dot_compress import DotWorkload as DotWorkload
 from helion_sinkhorn.workloads.draws import LOGITS as LOGITS
+from helion_sinkhorn.workloads.draws import PEAKED as PEAKED
 from helion_sinkhorn.workloads.draws import make_cotangents as make_cotangents
 from helion_sinkhorn.workloads.draws import make_logits as make_logits
 from helion_sinkhorn.workloads.linear_attention import AttentionWorkload as AttentionWorkload

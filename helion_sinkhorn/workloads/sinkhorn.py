@@ -122,6 +122,36 @@ _GATED = [
 ]  # fmt: skip
 
 
+def _peaked(name: str, n: int, m: int, logits: str, batch: int = 512, **options) -> Workload:
+    source = "near a permutation, where mHC starts and training goes"
+    return _gate(f"peaked_{name}", n, m, source, "ci stress", batch, logits=logits, **options)
+
+
+_PEAKED = [
+    _peaked("identity_4_log", 4, 4, "identity_like_4", form="log"),
+    _peaked("identity_8", 4, 4, "identity_like"),
+    _peaked("identity_8_one_iteration", 4, 4, "identity_like", form="log", n_iters=1),
+    _peaked("identity_12_log", 4, 4, "identity_like_12", form="log", first="cols"),
+    _peaked("identity_16_log", 4, 4, "identity_like_16", form="log"),
+    _peaked("identity_16_wide", 16, 16, "identity_like_16", 128, first="cols"),
+    _peaked("permutation_4_log", 4, 4, "noisy_permutation", form="log"),
+    _peaked("permutation_8", 8, 8, "noisy_permutation", 256, n_iters=3),
+    _peaked("sharp_2", 2, 2, "randn_3"),
+    _peaked("sharp_3_log", 3, 3, "randn_8", form="log"),
+    _peaked("sharp_8", 8, 8, "randn_8", 256),
+    _peaked("sharp_33_log", 33, 33, "randn_8", 16, form="log"),
+    _peaked("sharpest_4_log", 4, 4, "randn_30", form="log"),
+    _peaked("sharpest_4_long", 4, 4, "randn_30", 256, form="log", n_iters=100),
+    _peaked("sharpest_16", 16, 16, "randn_30", 64, n_iters=60),
+    _peaked("one_up_8_log", 4, 6, "one_up_8", form="log", first="cols"),
+    _peaked("one_up_20", 2, 2, "one_up_20"),
+    _peaked("one_up_40", 8, 8, "one_up_40", 256, n_iters=3),
+    _peaked("one_down_40_log", 3, 3, "one_down_40", form="log"),
+    _peaked("column", 4, 4, "one_column", n_iters=60),
+    _peaked("masked_3_log", 3, 3, "masked", form="log"),
+]
+
+
 _JUDGED = "ci implicit"
 
 
@@ -165,4 +195,4 @@ _IMPLICIT = [
 ]  # fmt: skip
 
 
-ROWS = (*_TUNED, *_GATED, *_IMPLICIT)
+ROWS = (*_TUNED, *_GATED, *_PEAKED, *_IMPLICIT)

@@ -58,12 +58,15 @@ def test_kinds_of_logits(n, logits, form):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("paired", [True, False])
-@pytest.mark.parametrize("packed", [True, False])
-def test_variants(packed, paired, form):
+@pytest.mark.parametrize("thread", [(4, 4), (2, 4), (4, 1), (2, 2), (0, 0)])
+def test_variants(thread, paired, form):
     case = Case("randn_3", 4, 4, 4, form, batch=BATCH)
     for pivoted in (False, True) if form == "deepseek" else (False,):
-        check_forward(case, packed=packed, paired=paired, pivoted=pivoted)
-        check_backward(case, "sinkhorn_backward", packed=packed, paired=paired, pivoted=pivoted)
+        check_forward(case, thread=thread, paired=paired, pivoted=pivoted)
+        for lean in (False, True):
+            variant = {"thread": thread, "paired": paired, "pivoted": pivoted, "lean": lean}
+            check_backward(case, "sinkhorn_backward", **variant)
+    check_backward(case, "sinkhorn_backward_history", thread=thread)
 
 
 @pytest.mark.parametrize(("n_iters", "length"), [(1, 3), (4, 2), (5, 2), (6, 2)])

@@ -1,0 +1,120 @@
+"""Gradients of `sinkhorn` beside float32 PyTorch's on peaked and ordinary matrices: a grid of ratios of
+errors.
+
+    python ci/parity_grid.py [--where cpu bodies cuda] [--batch 60] [--worst 10]
+
+Each case is a batch of matrices; its ratio is the largest error against float64 over that of PyTorch's
+autograd of the definition in float32, both relative to the largest entry of their matrix, errors below a
+floor counted as equal (helion_sinkhorn/testing_parity.py).  "bodies" are the kernels interpreted on the CPU
+with their default configs, both of them where either may be taken; "cuda" the public function on a GPU.  The
+exit status is 1 where LIMITS are exceeded."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+
+import gate
+import numpy as np
+import report
+import torch
+from rich.progress import track
+
+from helion_sinkhorn import eager, sinkhorn, testing
+from helion_sinkhorn.testing_parity import peer_of_gradient
+from helion_sinkhorn.workloads import Workload
+
+SIZES = (2, 2), (3, 3), (4, 4), (4, 6), (8, 8), (16, 16), (33, 33)
+LOGITS = (
+    "randn_1", "randn_8", "randn_30", "identity_like_4", "identity_like", "identity_like_12",
+    "identity_like_16", "noisy_permutation", "one_up_8", "one_up_20", "one_up_40", "one_down_40",
+    "one_column", "masked",
+)  # fmt: skip
+ITERATIONS = 1, 3, 20, 60, 100
+LIMITS = {"median": 1.2, "99 %": 5.0, "largest": 40.0}
+"""Of the ratios of all cases; 2 x 2 gradients that almost vanish make the largest."""
+Gradient = Callable[[Workload, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def cases(batch: int) -> Iterator[Workload]:
+    grid = itertools.product(SIZES, LOGITS, ITERATIONS, ("deepseek", "log"), ("rows", "cols"))
+    for (n, m), logits, n_iters, form, first in grid:
+        if n * n_iters <= 33 * 20:
+            few = min(batch, max(8, 4096 // (n * m)))
+            yield Workload(
+                f"{n}x{m} {logits} T={n_iters} {form} {first}", n, m, few, frozenset(), "",
+                n_iters=n_iters, form=form, first=first, logits=logits,
+            )  # fmt: skip
+
+
+def on_cpu(w: Workload, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    return eager.backward(dy, x, *w.arguments)
+
+
+def on_cuda(w: Workload, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    leaf = x.cuda().requires_grad_()
+    return torch.autograd.grad(sinkhorn(leaf, **w.options), leaf, dy.cuda())[0]
+
+
+def by_bodies(kernel: str) -> Gradient:
+    """A kernel interpreted with its default config, the other where it does not take the call."""
+    from helion_sinkhorn.configs.device import DEVICES
+    from helion_sinkhorn.kernels import default_choice, launch
+
+    def run(w: Workload, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+        call = launch.call_of(x, *w.arguments)
+        name = launch.backward_kernel(call) if kernel == "sinkhorn_backward" else kernel
+        return launch.backward(dy, x, *w.arguments, default_choice(name, call, DEVICES["h200"]))
+
+    return run
+
+
+def gradients(where: str) -> dict[str, Gradient]:
+    if where == "cpu":
+        return {"CPU path": on_cpu}
+    if where == "cuda":
+        return {torch.cuda.get_device_name(): on_cuda}
+    return {f"{k}, interpreted": by_bodies(k) for k in ("sinkhorn_backward", "sinkhorn_backward_history")}
+
+
+def ratio(w: Workload, run: Gradient) -> float:
+    """The ratio of the worst errors of a case."""
+    x, dy = w.make_inputs()
+    _, exact = testing.exact(x, dy, **w.options)
+    peer = peer_of_gradient(x, dy, exact, gate.largest(exact), *w.arguments)
+    return peer.ratios(run(w, x, dy), exact)[1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--where", nargs="+", choices=("cpu", "bodies", "cuda"), default=["cpu"])
+    parser.add_argument("--batch", type=int, default=60, help="matrices a case")
+    parser.add_argument("--worst", type=int, default=10, help="cases to name")
+    options = parser.parse_args()
+    grid, rows, bad = list(cases(options.batch)), [], []
+    for name, run in [pair for where in options.where for pair in gradients(where).items()]:
+        found = {w.name: ratio(w, run) for w in track(grid, name, transient=True)}
+        values = np.array(list(found.values()))
+        statistics = {
+            "median": np.median(values), "90 %": np.percentile(values, 90), "99 %": np.percentile(values, 99),
+            "largest": values.max(),
+        }  # fmt: skip
+        rows.append({"where": name, "cases": len(values), **{k: f"{v:.2f}" for k, v in statistics.items()}})
+        bad += [
+            f"{name}: {k} {statistics[k]:.2f}, at most {v}"
+            for k, v in LIMITS.items()
+            if not statistics[k] <= v
+        ]
+        for case in sorted(found, key=found.get, reverse=True)[: options.worst]:
+            print(f"{found[case]:8.2f}  {name}: {case}")
+    print(report.table(rows))
+    print("\n".join(bad), file=sys.stderr, end="\n" if bad else "")
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
