@@ -19,7 +19,7 @@ KERNEL = "sinkhorn_forward"
 FIELDS = {"form": "deepseek", "first": "rows", "dtype": "float32", "n": 4, "m": 4, "iters": 20}
 KEY = store.key_of(FIELDS)
 CONFIG = {"block_sizes": [64], "num_warps": 2}
-VARIANT = {"packed": True, "paired": False}
+VARIANT = {"packed": True, "paired": False, "pivoted": True}
 
 
 def entry(batch=4096, key=KEY, config=CONFIG, variant=VARIANT, evidence="measured"):
@@ -182,7 +182,7 @@ def test_read_returns_what_was_written(tmp_path, caplog):
     path = write(tmp_path, [entry(1024), entry(8, evidence="compiled")])
     first, second = store.read(tmp_path, "h200", KERNEL)
     assert first == store.Entry(
-        KEY, 1024, (("block_sizes", (64,)), ("num_warps", 2)), (("packed", True), ("paired", False)),
+        KEY, 1024, (("block_sizes", (64,)), ("num_warps", 2)), tuple(VARIANT.items()),
         "measured", str(path),
     )  # fmt: skip
     assert (second.batch, second.evidence) == (8, "compiled")
@@ -359,10 +359,8 @@ def test_choose_takes_the_stored_config(shipped):
         KERNEL, {"block_sizes": (64,), "num_warps": 2}, VARIANT,
     )  # fmt: skip
     assert choice.source == f"{path} (measured)"
-    assert (
-        str(choice)
-        == f"{KERNEL} (block_sizes=(64,), num_warps=2, packed=True, paired=False) from {path} (measured)"
-    )
+    values = "block_sizes=(64,), num_warps=2, packed=True, paired=False, pivoted=True"
+    assert str(choice) == f"{KERNEL} ({values}) from {path} (measured)"
 
 
 @pytest.mark.parametrize("name", ["sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history"])
