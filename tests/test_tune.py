@@ -419,7 +419,8 @@ def stored_choice(tmp_path, monkeypatch):
         "evidence": "measured",
     }
     (tmp_path / "h200").mkdir()
-    (tmp_path / "h200" / "sinkhorn_forward.json").write_text(json.dumps({"schema": 1, "entries": [entry]}))
+    file = {"schema": 1, "kernel": "sinkhorn_forward", "device": {"key": "h200"}, "entries": [entry]}
+    (tmp_path / "h200" / "sinkhorn_forward.json").write_text(json.dumps(file))
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
 
 
