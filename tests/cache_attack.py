@@ -9,6 +9,7 @@ Each prints one line of JSON; the exit status is 1 where something is not as it 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import logging
 import multiprocessing
@@ -57,20 +58,25 @@ NAMES = (
 # ------------------------------------------------------------------------------------------ files
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of everything in a JSON value."""
     yield path
     for k, inner in (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     ):
         yield from places(inner, (*path, k))
+
+
+def value(rng: random.Random) -> Any:
+    # a copy: lists and objects among them are changed later
+    return copy.deepcopy(rng.choice(VALUES))
 
 
 def changed_value(data: Any, rng: random.Random) -> Any:
     """Another value, a name more, or one name or item less, in one place."""
     path = rng.choice(list(places(data)))
     if not path:
-        return rng.choice(VALUES)
+        return value(rng)
     parent = data
     for k in path[:-1]:
         parent = parent[k]
@@ -80,9 +86,9 @@ def changed_value(data: Any, rng: random.Random) -> Any:
     elif how == 1 and isinstance(parent, dict):
         parent[rng.choice(NAMES)] = parent.pop(path[-1])
     elif how == 2 and isinstance(parent, dict):
-        parent[rng.choice(NAMES)] = rng.choice(VALUES)
+        parent[rng.choice(NAMES)] = value(rng)
     else:
-        parent[path[-1]] = rng.choice(VALUES)
+        parent[path[-1]] = value(rng)
     return data
 
 
