@@ -19,7 +19,7 @@ OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
 # Triton 3.10 changes this default, and numbers with it
 export TRITON_DEFAULT_FP_FUSION ?= 1
 
-.PHONY: demo test bench lint lint-workflows format clean accuracy compare parity fault-tables sanitize machine-terms device-rows bench-tritonbench study-backward study-dcpp tune tuning-readme
+.PHONY: demo test bench lint lint-workflows format clean accuracy compare parity fault-tables sanitize machine-terms device-rows attack-cache bench-tritonbench study-backward study-dcpp tune tuning-readme
 
 demo: $(VENV)/.ready
 	$(RUN) benchmarks/demo.py $(ARGS)
@@ -58,6 +58,12 @@ sanitize: $(VENV)/.ready
 machine-terms: export OMP_NUM_THREADS ?= 1
 machine-terms: $(VENV)/.ready
 	$(RUN) ci/machine_terms.py $(ARGS)
+
+# 100,000 tuning files changed at random, and eight tuners of which one after another is killed: 7 minutes
+attack-cache: export OMP_NUM_THREADS ?= 1
+attack-cache: $(VENV)/.ready
+	$(RUN) tests/cache_attack.py files
+	$(RUN) tests/cache_attack.py tuners
 
 # Rows of ci/devices.toml as a GitHub matrix; ARGS=sanitizer: those where it is true
 device-rows:

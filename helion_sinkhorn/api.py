@@ -10,13 +10,25 @@ from dataclasses import dataclass
 import torch
 
 from helion_sinkhorn import ops
-from helion_sinkhorn.checks import DTYPES, IMPLEMENTATIONS, check_option, check_tensor, implementation_for
+from helion_sinkhorn.checks import (
+    DTYPES,
+    IMPLEMENTATIONS,
+    check_number,
+    check_option,
+    check_tensor,
+    implementation_for,
+)
 from helion_sinkhorn.scaling import SMALLEST_EPS
 from helion_sinkhorn.stationarity import SOLVERS, SYSTEMS
 
 FORMS = ("deepseek", "log")
 FIRSTS = ("rows", "cols")
 BACKWARDS = ("exact", "implicit")
+DEFAULT_EPS = 1e-6
+MOST_ITERS = 1 << 20
+"""Far more than any matrix takes to converge, and no call without an end."""
+ITERS_ACCEPTED = f"an int >= 0 and at most {MOST_ITERS}"
+EPS_ACCEPTED = f"0 or a float of at least {SMALLEST_EPS}, finite"
 KERNEL_LARGEST = 128
 """Most rows or columns of a matrix that the kernels take."""
 
@@ -25,7 +37,7 @@ def sinkhorn(
     logits: torch.Tensor,
     n_iters: int = 20,
     *,
-    eps: float = 1e-6,
+    eps: float = DEFAULT_EPS,
     form: str = "deepseek",
     first: str = "rows",
     backward: str = "exact",
@@ -45,8 +57,9 @@ def sinkhorn(
     Args:
         logits: (..., n, m) natural logarithms, float32, bfloat16, float16 or float64, any layout.
             -inf masks an entry.
-        n_iters: T, the number of row and of column steps; 0 returns exp(logits).
-        eps: added to each denominator, and once to the softmax; 0 or at least 1e-12.  The log form has none.
+        n_iters: T, the number of row and of column steps, at most 2^20; 0 returns exp(logits).
+        eps: added to each denominator, and once to the softmax; 0 or at least 1e-12.  The log form has none
+            and takes no other than 0 and the default.
         form: "deepseek" (mHC) or "log".
         first: "rows" or "cols", the side normalised first; "cols" is the transpose of "rows".
         backward: "exact", or "implicit": approximate, the gradient as if P were a fixed point, from P alone.
@@ -68,7 +81,7 @@ def sinkhorn(
 
     Raises:
         TypeError: logits is no floating-point tensor, n_iters no integer, out_dtype no floating dtype.
-        ValueError: fewer than two dimensions, n_iters < 0, eps not usable, an unknown option.
+        ValueError: fewer than two dimensions, n_iters out of range, eps not usable, an unknown option.
         NotImplementedError: implementation="helion" on a CPU, in float64 or beyond 128 rows or columns.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, with
@@ -101,7 +114,8 @@ def _serves(logits, n_iters, eps, form, first, backward, implementation, out_dty
     """What `_resolve` answers, after the checks: once for arguments alike in all that these look at."""
     arguments = logits, n_iters, eps, form, first, backward, implementation, out_dtype
     key = None
-    if type(logits) in (torch.Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling():
+    plain = type(logits) in (torch.Tensor, torch.nn.Parameter) and not logits.is_nested
+    if plain and not torch.compiler.is_compiling():
         # the types too: 20 == 20.0 and 1 == True
         key = (
             logits.layout, logits.dtype, logits.shape[-2:], logits.is_cuda, type(n_iters), type(eps),
@@ -131,15 +145,24 @@ def _check(logits, n_iters, eps, form, first, backward, implementation, out_dtyp
         raise ValueError(
             f"logits has shape {tuple(logits.shape)}; matrices need at least one row and one column"
         )
+    check_options(n_iters, eps, form, first, backward, implementation, out_dtype)
+
+
+def check_options(n_iters, eps, form, first, backward, implementation, out_dtype) -> None:
+    """What `sinkhorn` checks of its arguments without the logits."""
     if isinstance(n_iters, bool) or not isinstance(n_iters, int):
-        raise TypeError(f"n_iters is {n_iters!r}; pass an int >= 0")
-    if n_iters < 0:
-        raise ValueError(f"n_iters is {n_iters}; pass an int >= 0")
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
-        raise TypeError(f"eps is {eps!r}; pass a float, 0 or at least {SMALLEST_EPS}")
+        raise TypeError(f"n_iters is {n_iters!r}; pass {ITERS_ACCEPTED}")
+    if not 0 <= n_iters <= MOST_ITERS:
+        # a compiler's symbol prints only when it is converted
+        raise ValueError(f"n_iters is {int(n_iters)}; pass {ITERS_ACCEPTED}")
+    check_number("eps", eps, EPS_ACCEPTED)
     if not (eps == 0 or SMALLEST_EPS <= eps < math.inf):
-        raise ValueError(f"eps is {eps}; pass 0 or a finite value of at least {SMALLEST_EPS}")
+        raise ValueError(f"eps is {float(eps)}; pass {EPS_ACCEPTED}")
     check_option("form", form, FORMS)
+    if form == "log" and eps not in (0, DEFAULT_EPS):
+        raise ValueError(
+            f"eps is {float(eps)} with form='log', which has none; leave it out, or pass form='deepseek'"
+        )
     check_option("first", first, FIRSTS)
     check_option("backward", backward, BACKWARDS)
     check_option("implementation", implementation, IMPLEMENTATIONS)
@@ -147,7 +170,8 @@ def _check(logits, n_iters, eps, form, first, backward, implementation, out_dtyp
         raise TypeError(f"out_dtype is {out_dtype}; use one of {', '.join(map(str, DTYPES))}, or None")
 
 
-def _check_implicit(logits, backward, system, solver) -> None:
+def check_implicit_options(backward, system, solver) -> None:
+    """The same for those of backward="implicit"."""
     for name, value, accepted, default in (
         ("implicit_system", system, SYSTEMS, SYSTEMS[0]),
         ("implicit_solver", solver, SOLVERS, SOLVERS[0]),
@@ -155,6 +179,10 @@ def _check_implicit(logits, backward, system, solver) -> None:
         check_option(name, value, accepted)
         if backward == "exact" and value != default:
             raise ValueError(f"{name} is {value!r} with backward='exact'; pass backward='implicit' with it")
+
+
+def _check_implicit(logits, backward, system, solver) -> None:
+    check_implicit_options(backward, system, solver)
     if system != "corrected" and logits.shape[-2] != logits.shape[-1]:
         raise ValueError(
             f"implicit_system={system!r} takes every row and column sum for one, which a matrix of "
@@ -192,7 +220,7 @@ def plan(
     logits: torch.Tensor,
     n_iters: int = 20,
     *,
-    eps: float = 1e-6,
+    eps: float = DEFAULT_EPS,
     form: str = "deepseek",
     first: str = "rows",
     backward: str = "exact",

@@ -12,7 +12,7 @@ from typing import Any
 from helion_sinkhorn import calibration
 from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import KERNELS, Choice
+from helion_sinkhorn.kernels import KERNELS, Choice, in_space
 from helion_sinkhorn.kernels.fingerprint import fingerprint
 from helion_sinkhorn.offline import Job, compile_for
 
@@ -53,6 +53,9 @@ def complaints(folder: Path) -> Iterator[str]:
             yield f"{path}: run {run} is missing or not used"
         if not store.read(folder, device, kernel):
             yield f"{path}: the reader finds no entries"
+        for job in jobs_of(folder, device, kernel) if device in DEVICES else ():
+            if not in_space(job.choice, job.call, DEVICES[device]):
+                yield f"{path}: `make tune` tries no such config for {job.call}: {job.choice}"
         if path.read_text() != writer.text(data):
             yield f"{path}: not as the tuner writes it"
         for name, run in data["runs"].items():
@@ -69,15 +72,15 @@ def complaints(folder: Path) -> Iterator[str]:
 
 def jobs(folder: Path, device: str, evidence: str = "") -> list[Job]:
     """Every distinct program that the entries of a device (of this evidence) ask for."""
-    found = {}
-    for kernel in KERNELS:
-        for entry in store.read(folder, device, kernel):
-            if evidence not in ("", entry.evidence):
-                continue
+    return list(dict.fromkeys(job for kernel in KERNELS for job in jobs_of(folder, device, kernel, evidence)))
+
+
+def jobs_of(folder: Path, device: str, kernel: str, evidence: str = "") -> Iterator[Job]:
+    """The programs of one file."""
+    for entry in store.read(folder, device, kernel):
+        if evidence in ("", entry.evidence):
             call = KERNELS[kernel].call.of(entry.key)
-            job = Job(call, Choice(kernel, entry.config, entry.variant, entry.path, True))
-            found.setdefault(job)
-    return list(found)
+            yield Job(call, Choice(kernel, entry.config, entry.variant, entry.path, True))
 
 
 def miscompiled(

@@ -9,6 +9,7 @@ import torch
 IMPLEMENTATIONS = ("auto", "helion", "reference")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (*KERNEL_DTYPES, torch.float64)
+LARGEST_FLOAT = int(torch.finfo(torch.float64).max)
 
 
 def check_tensor(name: str, x: object, shape: str = "", remedy: str = "") -> None:
@@ -16,6 +17,11 @@ def check_tensor(name: str, x: object, shape: str = "", remedy: str = "") -> Non
     if not isinstance(x, torch.Tensor):
         of_shape = f" of shape {shape}" if shape else ""
         raise TypeError(f"{name} is a {type(x).__name__}; pass a torch.Tensor{of_shape}")
+    if x.is_nested:
+        raise TypeError(
+            f"{name} is a nested tensor; pass one of a single shape: convert with .to_padded_tensor(0.0), "
+            "or call once for each part of .unbind()"
+        )
     if x.layout is not torch.strided:
         raise TypeError(f"{name} has layout {x.layout}; pass torch.strided: convert with .to_dense()")
     if x.dtype not in DTYPES:
@@ -42,6 +48,14 @@ def check_option(name: str, value: object, accepted: Collection[str]) -> None:
     """Raise ValueError unless the option has one of these values."""
     if value not in accepted:
         raise ValueError(f"{name} is {value!r}; use one of {', '.join(map(repr, accepted))}")
+
+
+def check_number(name: str, value: object, accepted: str) -> None:
+    """Raise TypeError unless value is an int or a float, ValueError unless a float can hold it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is {value!r}; pass {accepted}")
+    if isinstance(value, int) and abs(value) > LARGEST_FLOAT:
+        raise ValueError(f"{name} is beyond the range of a float; pass {accepted}")
 
 
 def check_flag(name: str, value: object) -> None:

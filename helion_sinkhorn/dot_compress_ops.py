@@ -12,6 +12,7 @@ import functools
 import torch
 
 from helion_sinkhorn import dot_compress_eager as eager
+from helion_sinkhorn.gradients import register_gradient
 from helion_sinkhorn.ops import (
     batch_first,
     by_dispatcher,
@@ -139,8 +140,8 @@ class DotCompress(torch.autograd.Function):
 
 DotCompressBackward = last_derivative("dot_compress", call_backward)
 
-torch.library.register_autograd(FORWARD, _gradient, setup_context=_keep)
-torch.library.register_autograd(BACKWARD, no_double_backward("dot_compress"))
+register_gradient(FORWARD, _gradient, setup_context=_keep)
+register_gradient(BACKWARD, no_double_backward("dot_compress"))
 
 
 @torch.library.register_vmap(FORWARD)

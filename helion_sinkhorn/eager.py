@@ -8,6 +8,7 @@ side, so every operation runs over long contiguous vectors; C is chosen to stay 
 from __future__ import annotations
 
 import functools
+import os
 
 import torch
 
@@ -22,8 +23,14 @@ LARGEST_START = 40.0
 
 @functools.cache
 def _settle_exp() -> None:
-    """Spend the first multi-threaded fp32 exp of the process: it can be wrong by 1.5e-4 (pytorch #188792)."""
+    """Spend the first multi-threaded fp32 exp of the process: it can be wrong by 1.5e-4 (pytorch #188792).
+
+    Forked children go on with one thread: the pool that exp begins, of 128 entries too, is not there after a
+    fork, and the first multi-threaded operation would wait for it without end.
+    """
     torch.zeros(1 << 17).exp()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def _compute_dtype(x: torch.Tensor) -> torch.dtype:

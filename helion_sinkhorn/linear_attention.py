@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 from helion_sinkhorn import linear_attention_ops as ops
 from helion_sinkhorn.checks import (
     IMPLEMENTATIONS,
     check_flag,
+    check_number,
     check_option,
     check_same_device,
     check_same_dtype,
@@ -96,10 +99,19 @@ def recurrent_linear_attention(
         q, k, v, g, g_gamma, gk, gv, float(q.size(-1) ** -0.5 if scale is None else scale),
         initial_state, reverse, cu_seqlens, _serves(implementation, method, q, v, gv, cu_seqlens),
     )  # fmt: skip
-    given = [x for x in (*arguments[:7], initial_state) if x is not None]
-    differentiable = ops.differentiates(*given)
-    o, state = (ops.RecurrentLinearAttention.apply if differentiable else ops.call)(*arguments)
+    o, state = _attend(*arguments)
     return (o, state) if output_final_state else o
+
+
+def _attend(*arguments):
+    """(o, last state) of checked arguments."""
+    if "torch.distributed.tensor" in sys.modules:
+        from helion_sinkhorn import linear_attention_distributed as distributed
+
+        if distributed.is_distributed(arguments):
+            return distributed.attend(_attend, arguments)
+    given = [x for x in (*arguments[:7], arguments[8]) if x is not None]
+    return (ops.RecurrentLinearAttention.apply if ops.differentiates(*given) else ops.call)(*arguments)
 
 
 def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:
@@ -149,8 +161,8 @@ def _check_offsets(cu_seqlens, q) -> None:
 
 
 def _check_options(scale, output_final_state, reverse, method, implementation) -> None:
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
-        raise TypeError(f"scale is {scale!r}; pass a float or None")
+    if scale is not None:
+        check_number("scale", scale, "a float or None")
     check_flag("output_final_state", output_final_state)
     check_flag("reverse", reverse)
     check_option("method", method, METHODS)

@@ -15,6 +15,7 @@ import math
 import torch
 
 from helion_sinkhorn import linear_attention_eager as eager
+from helion_sinkhorn.gradients import register_gradient
 from helion_sinkhorn.ops import (
     batch_first,
     by_dispatcher,
@@ -148,8 +149,8 @@ class RecurrentLinearAttention(torch.autograd.Function):
 
 Backward = last_derivative("recurrent_linear_attention", call_backward)
 
-torch.library.register_autograd(FORWARD, _gradient, setup_context=_keep_arguments)
-torch.library.register_autograd(BACKWARD, no_double_backward("recurrent_linear_attention"))
+register_gradient(FORWARD, _gradient, setup_context=_keep_arguments)
+register_gradient(BACKWARD, no_double_backward("recurrent_linear_attention"))
 
 
 def _register_vmap(name: str, first: int) -> None:

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import torch
 
-from helion_sinkhorn.api import sinkhorn
+from helion_sinkhorn.api import DEFAULT_EPS, check_implicit_options, check_options, sinkhorn
 
 
 class Sinkhorn(torch.nn.Module):
@@ -16,7 +16,7 @@ class Sinkhorn(torch.nn.Module):
         self,
         n_iters: int = 20,
         *,
-        eps: float = 1e-6,
+        eps: float = DEFAULT_EPS,
         form: str = "deepseek",
         first: str = "rows",
         backward: str = "exact",
@@ -26,6 +26,8 @@ class Sinkhorn(torch.nn.Module):
         out_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_options(n_iters, eps, form, first, backward, implementation, out_dtype)
+        check_implicit_options(backward, implicit_system, implicit_solver)
         self.options = {
             "n_iters": n_iters, "eps": eps, "form": form, "first": first, "backward": backward,
             "implicit_system": implicit_system, "implicit_solver": implicit_solver,
@@ -62,6 +64,7 @@ class FusedMHC(torch.nn.Module):
 
     def __init__(self, mhc_iters: int = 20) -> None:
         super().__init__()
+        check_options(mhc_iters, DEFAULT_EPS, "log", "rows", "exact", "auto", None)
         self.mhc_iters = mhc_iters
 
     def forward(self, logits: torch.Tensor) -> torch.Tensor:
@@ -86,6 +89,8 @@ class SinkhornLaneMixer(torch.nn.Module):
 
     def __init__(self, num_lanes: int, iters: int = 20) -> None:
         super().__init__()
+        if isinstance(num_lanes, bool) or not isinstance(num_lanes, int) or num_lanes < 1:
+            raise ValueError(f"num_lanes is {num_lanes!r}; pass an int of at least 1")
         self.lanes = num_lanes
         self.mixing_logits = torch.nn.Parameter(torch.randn(num_lanes, num_lanes) * 0.02)
         self.sinkhorn = FusedMHC(mhc_iters=iters)

@@ -15,6 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 from helion_sinkhorn import eager, implicit
+from helion_sinkhorn.gradients import register_gradient
 
 FORWARD = "helion_sinkhorn::sinkhorn"
 BACKWARD = "helion_sinkhorn::sinkhorn_backward"
@@ -198,8 +199,8 @@ class Sinkhorn(torch.autograd.Function):
 
 
 SinkhornBackward = last_derivative("sinkhorn", call_backward)
-torch.library.register_autograd(FORWARD, _exact_gradient, setup_context=_keep_logits)
-torch.library.register_autograd(BACKWARD, no_double_backward("sinkhorn"))
+register_gradient(FORWARD, _exact_gradient, setup_context=_keep_logits)
+register_gradient(BACKWARD, no_double_backward("sinkhorn"))
 
 
 def batch_first(x, dim: int | None, size: int):
@@ -354,8 +355,8 @@ class Implicit(torch.autograd.Function):
 
 
 ImplicitBackward = last_derivative("sinkhorn", call_implicit_backward)
-torch.library.register_autograd(IMPLICIT, _implicit_gradient, setup_context=_keep_p)
-torch.library.register_autograd(IMPLICIT_BACKWARD, no_double_backward("sinkhorn"))
+register_gradient(IMPLICIT, _implicit_gradient, setup_context=_keep_p)
+register_gradient(IMPLICIT_BACKWARD, no_double_backward("sinkhorn"))
 _register_vmap(IMPLICIT, IMPLICIT_BACKWARD)
 
 

@@ -32,7 +32,7 @@ from filelock import FileLock
 from helion_sinkhorn import calibration, ranking
 from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.configs.device import DEVICES, Device
-from helion_sinkhorn.kernels import Choice, candidates
+from helion_sinkhorn.kernels import Choice, candidates, in_space
 from helion_sinkhorn.kernels.fingerprint import fingerprint
 from helion_sinkhorn.offline import Binary, Job, compile_for
 from helion_sinkhorn.timing import Sampler, sampler
@@ -546,6 +546,8 @@ def tune(
                     break
                 have = stored(options.out, options.device, group.kernel)
                 old = choice_of(group.kernel, have.get(writer.identity({"key": entry_key(group, batch)})))
+                if old is not None and not in_space(old, group.call, DEVICES[options.device]):
+                    old = None
                 try:
                     result = tune_key(
                         group, batch, choices, old, clock, judge, ROUNDS[options.effort], options.budget, turn

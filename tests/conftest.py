@@ -50,7 +50,9 @@ def fresh_caches():
     from helion_sinkhorn.configs import device, lookup, store
     from helion_sinkhorn.kernels import serving
 
-    caches = device.current, store.read, lookup.lookup, serving.choose, serving.say_untuned
+    caches = (
+        device.current, store.read, store.user_folder, lookup.lookup, serving.choose, serving.say_untuned,
+    )  # fmt: skip
 
     def clear():
         serving._refused.clear()

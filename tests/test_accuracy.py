@@ -207,7 +207,8 @@ def test_kernels_are_judged_with_the_default_and_every_committed_config(monkeypa
              "variant": {"thread": [0, 0], "paired": False, "length": 5}, "evidence": "compiled"}  # fmt: skip
     (tmp_path / "h200").mkdir()
     for name in ("sinkhorn_forward", "sinkhorn_backward"):
-        (tmp_path / "h200" / f"{name}.json").write_text(json.dumps({"schema": 1, "entries": [entry]}))
+        file = {"schema": 1, "kernel": name, "device": {"key": "h200"}, "entries": [entry]}
+        (tmp_path / "h200" / f"{name}.json").write_text(json.dumps(file))
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
     found = sinkhorn_gate.kernels(workload, x)
     by_kernel = {}

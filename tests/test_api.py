@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -284,12 +285,26 @@ ERRORS = {
     "no rows": (ValueError, (LOGITS[:, :0],), {}, ("(2, 0, 4)", "at least one row and one column")),
     "no columns": (ValueError, (LOGITS[..., :0],), {}, ("(2, 4, 0)", "at least one row and one column")),
     "negative n_iters": (ValueError, (LOGITS, -1), {}, ("n_iters is -1", "int >= 0", "pass")),
+    "endless n_iters": (ValueError, (LOGITS, 1 << 70), {}, ("n_iters is 1180591", "at most 1048576")),
     "bool n_iters": (TypeError, (LOGITS, True), {}, ("n_iters is True", "int >= 0", "pass")),
     "float n_iters": (TypeError, (LOGITS, 20.0), {}, ("n_iters is 20.0", "int >= 0", "pass")),
     "nan eps": (ValueError, (LOGITS,), {"eps": math.nan}, ("eps is nan", "at least 1e-12", "pass 0 or")),
     "inf eps": (ValueError, (LOGITS,), {"eps": math.inf}, ("eps is inf", "finite", "pass 0 or")),
     "negative eps": (ValueError, (LOGITS,), {"eps": -1e-6}, ("eps is -1e-06", "at least 1e-12", "pass 0 or")),
     "tiny eps": (ValueError, (LOGITS,), {"eps": 1e-20}, ("eps is 1e-20", "at least 1e-12", "pass 0 or")),
+    "eps beyond floats": (ValueError, (LOGITS,), {"eps": 10**400}, ("eps is beyond", "pass 0")),
+    "eps of the log form": (
+        ValueError, (LOGITS,), {"form": "log", "eps": 1e-3},
+        ("eps is 0.001 with form='log', which has none", "leave it out", "form='deepseek'"),
+    ),
+    "nested logits": (
+        TypeError, (torch.nested.nested_tensor([LOGITS[0], LOGITS[0, :1]]),), {},
+        ("logits is a nested tensor", ".to_padded_tensor(0.0)", ".unbind()"),
+    ),
+    "jagged logits": (
+        TypeError, (torch.nested.nested_tensor([LOGITS[0, 0], LOGITS[0, 0, :3]], layout=torch.jagged),), {},
+        ("logits is a nested tensor", ".to_padded_tensor(0.0)", ".unbind()"),
+    ),
     "bool eps": (TypeError, (LOGITS,), {"eps": True}, ("eps is True", "a float", "pass")),
     "text eps": (TypeError, (LOGITS,), {"eps": "1e-6"}, ("eps is '1e-6'", "a float", "pass")),
     "form": (ValueError, (LOGITS,), {"form": "exp"}, ("form is 'exp'", "'deepseek', 'log'", "use one of")),
@@ -332,6 +347,33 @@ def test_error_says_what_was_given_what_is_accepted_and_what_to_do(error, functi
         function(*args, **options)
     for word in words:
         assert word in str(raised.value)
+
+
+@pytest.mark.parametrize("eps", [0, 0.0, 1e-6])
+def test_the_log_form_takes_the_eps_that_changes_nothing(eps):
+    assert torch.equal(sinkhorn(LOGITS, form="log", eps=eps), sinkhorn(LOGITS, form="log"))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"eps": -1}, "eps is -1.0; pass 0 or"),
+        ({"eps": -0.5}, "eps is -0.5; pass 0 or"),
+        ({"eps": 10**400}, "eps is beyond the range of a float"),
+        ({"n_iters": -2}, "n_iters is -2; pass an int >= 0"),
+        ({"n_iters": 1 << 70}, f"n_iters is {1 << 70}; pass an int >= 0"),
+    ],
+    ids=str,
+)
+def test_a_compiled_call_says_the_same(options, sentence, fullgraph, dynamic):
+    """With fullgraph=True as the cause that the compiler names."""
+    torch._dynamo.reset()
+    compiled = torch.compile(sinkhorn, backend="eager", dynamic=dynamic, fullgraph=fullgraph)
+    with pytest.raises(Exception, match="(?s)" + re.escape(sentence)) as raised:
+        compiled(LOGITS, **options)
+    assert fullgraph or raised.type is ValueError
 
 
 def on_gpu(*shape, dtype=torch.float32):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import runpy
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,10 +18,11 @@ from helion_sinkhorn.configs import device, lookup, store
 from helion_sinkhorn.configs.device import DEVICES, match
 
 KERNEL = "sinkhorn_forward"
+FOLDERS = store.folders
 FIELDS = {"form": "deepseek", "first": "rows", "dtype": "float32", "n": 4, "m": 4, "iters": 20}
 KEY = store.key_of(FIELDS)
 CONFIG = {"block_sizes": [64], "num_warps": 2}
-VARIANT = {"packed": True, "paired": False}
+VARIANT = {"packed": True, "paired": False, "pivoted": True}
 
 
 def entry(batch=4096, key=KEY, config=CONFIG, variant=VARIANT, evidence="measured"):
@@ -29,7 +32,8 @@ def entry(batch=4096, key=KEY, config=CONFIG, variant=VARIANT, evidence="measure
 def write(folder: Path, entries, device_key="h200", kernel=KERNEL, schema=store.SCHEMA) -> Path:
     path = folder / device_key / f"{kernel}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"schema": schema, "kernel": kernel, "entries": entries}))
+    file = {"schema": schema, "kernel": kernel, "device": {"key": device_key}, "entries": entries}
+    path.write_text(json.dumps(file))
     return path
 
 
@@ -182,7 +186,7 @@ def test_read_returns_what_was_written(tmp_path, caplog):
     path = write(tmp_path, [entry(1024), entry(8, evidence="compiled")])
     first, second = store.read(tmp_path, "h200", KERNEL)
     assert first == store.Entry(
-        KEY, 1024, (("block_sizes", (64,)), ("num_warps", 2)), (("packed", True), ("paired", False)),
+        KEY, 1024, (("block_sizes", (64,)), ("num_warps", 2)), tuple(VARIANT.items()),
         "measured", str(path),
     )  # fmt: skip
     assert (second.batch, second.evidence) == (8, "compiled")
@@ -197,7 +201,7 @@ def test_a_file_that_is_not_there_is_no_news(tmp_path, caplog):
     assert caplog.records == []
 
 
-GOOD = {"schema": store.SCHEMA, "entries": [entry()]}
+GOOD = {"schema": store.SCHEMA, "kernel": KERNEL, "device": {"key": "h200"}, "entries": [entry()]}
 BROKEN = {
     "empty": b"",
     "truncated": json.dumps(GOOD).encode()[:-20],
@@ -208,7 +212,13 @@ BROKEN = {
     "null": b"null",
     "no schema": json.dumps({"entries": []}).encode(),
     "foreign schema": json.dumps({**GOOD, "schema": 999}).encode(),
-    "no entries": json.dumps({"schema": store.SCHEMA}).encode(),
+    "schema is text": json.dumps({**GOOD, "schema": "1"}).encode(),
+    "schema is a float": json.dumps({**GOOD, "schema": 1.0}).encode(),
+    "schema is true": json.dumps({**GOOD, "schema": True}).encode(),
+    "of another kernel": json.dumps({**GOOD, "kernel": "sinkhorn_backward"}).encode(),
+    "of another device": json.dumps({**GOOD, "device": {"key": "b200"}}).encode(),
+    "of no device": json.dumps({k: v for k, v in GOOD.items() if k != "device"}).encode(),
+    "no entries": json.dumps({k: v for k, v in GOOD.items() if k != "entries"}).encode(),
     "entries are a number": json.dumps({**GOOD, "entries": 3}).encode(),
     "entries are null": json.dumps({**GOOD, "entries": None}).encode(),
     "an entry is text": json.dumps({**GOOD, "entries": [entry(), "text"]}).encode(),
@@ -218,6 +228,10 @@ BROKEN = {
     ).encode(),
     "batch is text": json.dumps({**GOOD, "entries": [entry("many")]}).encode(),
     "batch is zero": json.dumps({**GOOD, "entries": [entry(0)]}).encode(),
+    "batch is true": json.dumps({**GOOD, "entries": [entry(True)]}).encode(),
+    "a value within a value": json.dumps(
+        {**GOOD, "entries": [entry(config={"block_sizes": [[[64]]]})]}
+    ).encode(),
     "batch is null": json.dumps({**GOOD, "entries": [entry(None)]}).encode(),
     "config is a list": json.dumps({**GOOD, "entries": [entry(config=[1, 2])]}).encode(),
     "config is null": json.dumps({**GOOD, "entries": [entry(config=None)]}).encode(),
@@ -244,6 +258,36 @@ def test_a_folder_in_the_place_of_the_file_is_one_warning(shipped, caplog):
     (shipped / "h200" / f"{KERNEL}.json").mkdir(parents=True)
     assert served() is None
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_a_pipe_in_the_place_of_the_file_is_one_warning(shipped, caplog):
+    path = write(shipped, [])
+    path.unlink()
+    os.mkfifo(path)
+    reader = threading.Thread(target=served, daemon=True)
+    reader.start()
+    reader.join(10)
+    assert not reader.is_alive()
+    (record,) = caplog.records
+    assert "not a regular file" in record.getMessage()
+
+
+@pytest.mark.parametrize("named", ["~/tuned", "$ABSOLUTE"])
+def test_the_user_s_folder_may_be_named_from_home(named, shipped, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "tuned", [entry()])
+    monkeypatch.setattr(settings, "TUNING_DIR", named.replace("$ABSOLUTE", str(tmp_path / "tuned")))
+    monkeypatch.setattr(store, "folders", FOLDERS)
+    assert served().path == str(tmp_path / "tuned" / "h200" / f"{KERNEL}.json")
+
+
+def test_a_user_s_folder_that_is_not_there_is_one_warning(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(settings, "TUNING_DIR", str(tmp_path / "nowhere"))
+    for batch in (4096, 5000, 6000):
+        assert served(batch).path.startswith(str(FOLDERS()[-1]))
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert f"HELION_SINKHORN_TUNING_DIR={tmp_path / 'nowhere'} is not a folder" in record.getMessage()
 
 
 def test_a_broken_file_leaves_the_others_in_use(user, shipped):
@@ -359,10 +403,8 @@ def test_choose_takes_the_stored_config(shipped):
         KERNEL, {"block_sizes": (64,), "num_warps": 2}, VARIANT,
     )  # fmt: skip
     assert choice.source == f"{path} (measured)"
-    assert (
-        str(choice)
-        == f"{KERNEL} (block_sizes=(64,), num_warps=2, packed=True, paired=False) from {path} (measured)"
-    )
+    values = "block_sizes=(64,), num_warps=2, packed=True, paired=False, pivoted=True"
+    assert str(choice) == f"{KERNEL} ({values}) from {path} (measured)"
 
 
 @pytest.mark.parametrize("name", ["sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history"])

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from helion_sinkhorn import dot_compress, nn, sinkhorn
+from helion_sinkhorn import dot_compress, nn, recurrent_linear_attention, sinkhorn
 
 if not dist.is_available() or not dist.is_gloo_available():
     pytest.skip("this torch has no gloo", allow_module_level=True)
@@ -80,6 +80,46 @@ def compare(f, x, dp, mesh, placements, mode=CommDebugMode) -> dict:
     }
 
 
+ATTENTION = {
+    "sequences": (Shard(0), "g g_gamma gk gv"),
+    "heads": (Shard(2), "g g_gamma gk gv"),
+    "steps": (Shard(1), "gk"),
+    "replicated": (Replicate(), "g_gamma"),
+    "packed sequences": (Shard(0), "g_gamma packed"),
+    "packed heads": (Shard(2), "g_gamma packed"),
+}
+"""Placement of q, k, v, and what is given beside them."""
+
+
+def attention(mesh, placement, given) -> dict:
+    """Results and gradients of recurrent_linear_attention, distributed against local."""
+    batch, steps, heads, dk, dv = 1 if "packed" in given else 3, 6, 3, 4, 2
+    offsets = torch.tensor([0, 2, 6]) if "packed" in given else None
+    shapes = {
+        "q": (batch, steps, heads, dk), "k": (batch, steps, heads, dk), "v": (batch, steps, heads, dv),
+        "g": (batch, steps, heads), "g_gamma": (heads,), "gk": (batch, steps, heads, dk),
+        "gv": (batch, steps, heads, dv), "initial_state": (2 if "packed" in given else batch, heads, dk, dv),
+    }  # fmt: skip
+    names = [*"qkv", *(name for name in shapes if name in given.split()), "initial_state"]
+    tensors = {name: -randn(*shapes[name], seed=k).abs() for k, name in enumerate(names)}
+
+    def run(make):
+        leaves = {name: make(name, x).requires_grad_() for name, x in tensors.items()}
+        packed = None if offsets is None else make("cu_seqlens", offsets)
+        o, state = recurrent_linear_attention(**leaves, cu_seqlens=packed, output_final_state=True)
+        (o.square().sum() + state.sum()).backward()
+        return o, state, *(x.grad for x in leaves.values())
+
+    placed = {name: placement if name in ("q", "k", "v", "gk") else Replicate() for name in shapes}
+    local = run(lambda name, x: x.clone())
+    distributed = run(lambda name, x: distribute(x.clone(), mesh, placed.get(name, Replicate())))
+    return {
+        "placements": str(distributed[0].placements[0]),
+        "equal": {n: torch.allclose(a.full_tensor(), b, rtol=1e-5, atol=1e-6)
+                  for n, a, b in zip(["o", "state", *names], distributed, local, strict=True)},
+    }  # fmt: skip
+
+
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -112,6 +152,8 @@ def work(rank: int, folder: str) -> None:
         outcomes[name, "dot_compress"] = compare(
             lambda x: dot_compress(x, 2 * x, -x), x, dp, mesh, placements
         )
+    for name, (placement, gates) in ATTENTION.items():
+        outcomes["attention", name] = attention(mesh, placement, gates)
     outcomes["module"] = compare(nn.FusedMHC(5), x, dp, mesh, CASES["batch"])
     with torch.no_grad():
         p = sinkhorn(distribute(x, mesh, Shard(0)), out_dtype=torch.bfloat16)
@@ -173,3 +215,11 @@ def test_compiled_function_of_distributed_logits(ranks):
         assert outcome["compiled"]["value"]
         assert outcome["compiled"]["gradient"]
         assert outcome["compiled"]["placements"] == (str(Shard(0)), str(Shard(0)))
+
+
+@pytest.mark.parametrize("case", ATTENTION)
+def test_linear_attention_of_distributed_tensors_equals_local(ranks, case):
+    for outcome in ranks:
+        assert all(outcome["attention", case]["equal"].values()), outcome["attention", case]
+    kept = {"sequences": Shard(0), "heads": Shard(2), "packed heads": Shard(2)}.get(case, Replicate())
+    assert outcome["attention", case]["placements"] == str(kept)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -127,3 +129,34 @@ def test_only_the_logits_are_kept():
     p.backward(dy)
     ratios = Case("randn_1", 4, 4).judge(p, x.grad)
     assert max(ratios.values()) <= 1, ratios
+
+
+FORKS = """
+import os, sys, time, torch
+from helion_sinkhorn import sinkhorn
+torch.set_num_threads(2)
+x = torch.randn(int(sys.argv[1]), 4, 4, requires_grad=True)
+for form in ("deepseek", "log"):
+    sinkhorn(x, form=form).sum().backward()
+p = sinkhorn(x)
+child = os.fork()
+if child == 0:
+    torch.softmax(torch.ones(4096, 64), -1)
+    os._exit(0 if torch.equal(sinkhorn(x), p) else 1)
+for _ in range(100):
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if ended:
+        print(status)
+        break
+    time.sleep(0.1)
+else:
+    os.kill(child, 9)
+"""
+
+
+@pytest.mark.parametrize("batch", [100, 1 << 15])
+def test_a_process_forked_after_a_call_does_not_hang(batch):
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, str(batch)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "0\n", done.stderr

@@ -292,6 +292,7 @@ WIDE = {name: randn(2, 9, 2, 129) for name in ("q", "k", "gk")}
         ({"cu_seqlens": torch.tensor([0])}, ValueError, r"cu_seqlens has shape \(1,\)"),
         ({"cu_seqlens": torch.tensor([0, 9])}, ValueError, "q has batch 2 with cu_seqlens"),
         ({"scale": "1"}, TypeError, "scale is '1'; pass a float or None"),
+        ({"scale": 10**400}, ValueError, "scale is beyond the range of a float; pass a float or None"),
         ({"scale": math.inf}, ValueError, "scale is inf; pass a finite value"),
         ({"reverse": 1}, TypeError, "reverse is 1; pass True or False"),
         ({"output_final_state": None}, TypeError, "output_final_state is None"),

@@ -55,9 +55,25 @@ def test_sinkhorn_is_the_function_with_fixed_options(options):
     assert_equal(value_and_gradient(copy.deepcopy(module), x, dp), expected)
 
 
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: nn.Sinkhorn(form="x"), "form is 'x'"),
+        (lambda: nn.Sinkhorn(-1), "n_iters is -1"),
+        (lambda: nn.Sinkhorn(form="log", eps=1e-3), "which has none"),
+        (lambda: nn.Sinkhorn(implicit_solver="cg"), "implicit_solver is 'cg' with backward='exact'"),
+        (lambda: nn.Sinkhorn(backward="implicit", implicit_system="x"), "implicit_system is 'x'"),
+        (lambda: nn.FusedMHC(-1), "n_iters is -1"),
+        (lambda: nn.SinkhornLaneMixer(0), "num_lanes is 0; pass an int of at least 1"),
+        (lambda: nn.SinkhornLaneMixer(4, iters=-1), "n_iters is -1"),
+    ],
+)
+def test_constructors_check_their_options(make, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make()
+
+
 def test_sinkhorn_raises_what_the_function_raises():
-    with pytest.raises(ValueError, match="form is 'exp'"):
-        nn.Sinkhorn(form="exp")(randn(4, 4))
     with pytest.raises(TypeError, match=r"torch\.int64"):
         nn.Sinkhorn()(torch.ones(4, 4, dtype=torch.int64))
 

@@ -190,6 +190,16 @@ def test_an_incumbent_stays_unless_beaten_by_two_percent(tmp_path, gain, replace
     assert tuner.same(result.winner, second if replaced else first)
 
 
+def test_an_incumbent_outside_of_the_kernel_s_space_is_not_run(tmp_path):
+    list(run(tmp_path, lambda c, b: 50.0)[0])
+    path = tmp_path / "h200" / "sinkhorn_forward.json"
+    path.write_text(path.read_text().replace('"num_warps": 1', '"num_warps": -4'))
+    results, clock = run(tmp_path, lambda c, b: 50.0, force=True)
+    (result,) = results
+    assert result.old_us is None
+    assert all(dict(choice.config)["num_warps"] > 0 for _, _, choice in clock.asked)
+
+
 @pytest.mark.parametrize(("jitter", "replaced"), [(0.0, True), (0.2, False)])
 def test_the_default_stays_where_times_spread_more_than_they_differ(jitter, replaced):
     (group,) = tuner.groups_of([WORKLOAD], "sinkhorn_forward")
@@ -404,26 +414,28 @@ def test_the_device_is_an_assertion(monkeypatch):
 # What a call does with it
 
 
-def stored_choice(tmp_path, monkeypatch, **config):
+def stored_choice(tmp_path, monkeypatch):
+    """A stored config of two warps, which the default has not."""
     entry = {
         "key": {**dict(CALL.key), "batch": 128},
-        "config": {"block_sizes": [64], "num_warps": 2, **config},
-        "variant": {"thread": [4, 4], "paired": False},
+        "config": {"block_sizes": [64], "num_warps": 2},
+        "variant": {"thread": [4, 4], "paired": False, "pivoted": True},
         "evidence": "measured",
     }
     (tmp_path / "h200").mkdir()
-    (tmp_path / "h200" / "sinkhorn_forward.json").write_text(json.dumps({"schema": 1, "entries": [entry]}))
+    file = {"schema": 1, "kernel": "sinkhorn_forward", "device": {"key": "h200"}, "entries": [entry]}
+    (tmp_path / "h200" / "sinkhorn_forward.json").write_text(json.dumps(file))
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
 
 
 def test_a_refused_config_is_one_warning_and_the_default(tmp_path, monkeypatch, caplog):
-    stored_choice(tmp_path, monkeypatch, nonsense=1)
+    stored_choice(tmp_path, monkeypatch)
     right, calls = serving.run, []
 
     def picky(kernel, *arguments):
         calls.append(kernel)
-        if "nonsense" in kernel.configs[0].config:
-            raise ValueError("Unsupported config key nonsense")
+        if kernel.configs[0].num_warps == 2:
+            raise ValueError("no two warps here")
         return right(kernel, *arguments)
 
     monkeypatch.setattr(serving, "run", picky)
@@ -435,7 +447,7 @@ def test_a_refused_config_is_one_warning_and_the_default(tmp_path, monkeypatch, 
     assert len(calls) == 1 + 3 + 1
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "nonsense=1" in record.getMessage()
+    assert "no two warps here" in record.getMessage()
     assert str(tmp_path) in record.getMessage()
 
 

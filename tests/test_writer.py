@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import threading
 import time
 import timeit
@@ -86,9 +87,18 @@ def test_nothing_compiled_replaces_anything_measured(tmp_path):
     assert [(e["evidence"], e["us"]) for e in data["entries"]] == [("measured", 2.0), ("measured", 1.0)]
 
 
+HEAD = {"schema": 1, "kernel": KERNEL, "device": {"key": "h200"}}
+
+
 @pytest.mark.parametrize(
-    "content", ["", '{"schema": 1, "entr', "[]", '{"schema": 1, "entries": [{}]}', "[" * 9999]
-)
+    "content",
+    [
+        "", '{"schema": 1, "entr', "[]", "[" * 9999, json.dumps({**HEAD, "entries": [{}]}),
+        json.dumps({**HEAD, "device": {"key": "b200"}, "entries": []}),
+        json.dumps({**HEAD, "kernel": "sinkhorn_backward", "entries": []}),
+        json.dumps({**HEAD, "runs": {"r": {}}, "entries": [{**entry(0), "run": "r"}]}),
+    ],
+)  # fmt: skip
 def test_a_broken_file_is_kept_aside(tmp_path, caplog, content):
     path_in(tmp_path).write_text(content)
     writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
@@ -97,10 +107,63 @@ def test_a_broken_file_is_kept_aside(tmp_path, caplog, content):
     assert len(caplog.records) == 1
 
 
-def test_a_newer_file_is_left_alone(tmp_path):
-    text = json.dumps({"schema": 2, "entries": "in another way"})
+def test_every_broken_file_is_kept(tmp_path):
+    for content in ("first", "second", "third"):
+        path_in(tmp_path).write_text(content)
+        writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
+    kept = {p.name: p.read_text() for p in path_in(tmp_path).parent.glob("*.broken*")}
+    assert kept == {
+        f"{KERNEL}.broken": "first", f"{KERNEL}.broken.1": "second", f"{KERNEL}.broken.2": "third",
+    }  # fmt: skip
+
+
+def test_a_link_stays_one(tmp_path):
+    elsewhere = tmp_path / "elsewhere" / "mine.json"
+    path_in(tmp_path).symlink_to(elsewhere)
+    for batch in (8, 64):
+        writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(batch)])
+    assert path_in(tmp_path).is_symlink()
+    assert len(json.loads(elsewhere.read_text())["entries"]) == 2
+    assert [e.batch for e in read(tmp_path)] == [8, 64]
+    elsewhere.write_text("broken")
+    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
+    assert path_in(tmp_path).is_symlink()
+    assert elsewhere.with_suffix(".broken").read_text() == "broken"
+
+
+def test_a_pipe_is_an_error_and_stays(tmp_path):
+    os.mkfifo(path_in(tmp_path))
+    found = []
+
+    def write():
+        with pytest.raises(OSError, match="not a regular file") as error:
+            writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
+        found.append(error)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert found
+    assert path_in(tmp_path).is_fifo()
+
+
+def test_what_killed_writers_left_is_cleared(tmp_path):
+    litter = path_in(tmp_path).parent / f".{KERNEL}.abc.tmp"
+    another = litter.with_name(f".{KERNEL}_history.abc.tmp")
+    for left in (litter, another):
+        left.write_text("half a fi")
+    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
+    assert not litter.exists()
+    assert another.exists()
+
+
+@pytest.mark.parametrize("schema", [2, "2", 1.5, 1.0, True, None])
+def test_a_file_of_another_version_is_left_alone(tmp_path, schema):
+    text = json.dumps({"schema": schema, "entries": "in another way"})
     path_in(tmp_path).write_text(text)
-    with pytest.raises(ValueError, match=r"schema 2, this version writes 1: update helion_sinkhorn"):
+    with pytest.raises(
+        ValueError, match=rf"schema {schema!r}, this version writes 1: update helion_sinkhorn"
+    ):
         writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
     assert path_in(tmp_path).read_text() == text
 
@@ -120,7 +183,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
 
 
 def test_two_entries_for_one_key_are_one_warning(tmp_path, caplog):
-    path_in(tmp_path).write_text(json.dumps({"schema": 1, "entries": [entry(8), entry(8)]}))
+    path_in(tmp_path).write_text(json.dumps({**HEAD, "entries": [entry(8), entry(8)]}))
     assert read(tmp_path) == store.read(tmp_path, "h200", KERNEL) == ()
     (record,) = caplog.records
     assert "two entries for one key" in record.getMessage()
@@ -137,7 +200,7 @@ JSON = st.recursive(
 @st.composite
 def nearly_right(draw):
     """A good file with something else in one place."""
-    data = {"schema": 1, "entries": [entry(8), entry(64)]}
+    data = {**HEAD, "entries": [entry(8), entry(64)]}
     place = draw(st.sampled_from(["schema", "entries", "entry", "key", "field", "batch"]))
     value = draw(JSON)
     if place in data:

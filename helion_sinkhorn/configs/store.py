@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,19 @@ def folders() -> list[Path]:
     shipped = package / "tuning_cache"
     if not shipped.is_dir():  # a checkout: the folder stands beside the package
         shipped = package.parent / "tuning_cache"
-    return [Path(settings.TUNING_DIR), shipped] if settings.TUNING_DIR else [shipped]
+    return [user_folder(settings.TUNING_DIR), shipped] if settings.TUNING_DIR else [shipped]
+
+
+@functools.cache
+def user_folder(named: str) -> Path:
+    """The folder that HELION_SINKHORN_TUNING_DIR names; one warning where it is none."""
+    folder = os.path.expanduser(named)
+    if not os.path.isdir(folder):
+        log.warning(
+            "HELION_SINKHORN_TUNING_DIR=%s is not a folder: the shipped configs serve alone. "
+            "Create it, or name another.", named,
+        )  # fmt: skip
+    return Path(folder)
 
 
 def frozen(value: Any) -> Any:
@@ -64,19 +77,58 @@ class Keyed:
         return cls(**dict(key))
 
 
+def _is_flat(value: Any) -> bool:
+    """Whether JSON text holds a value, or a list of values."""
+    return not any(isinstance(v, (dict, list)) for v in (value if isinstance(value, list) else [value]))
+
+
 def _entry(e: dict[str, Any], path: Path) -> Entry:
-    batch, config, variant, evidence = e["key"]["batch"], e["config"], e["variant"], e["evidence"]
-    for name, value, kind in (
-        ("batch", batch, int),
-        ("config", config, dict),
-        ("variant", variant, dict),
-        ("evidence", evidence, str),
+    key, config, variant, evidence = (e[name] for name in ("key", "config", "variant", "evidence"))
+    for name, value in (("key", key), ("config", config), ("variant", variant)):
+        if not isinstance(value, dict) or not all(map(_is_flat, value.values())):
+            raise TypeError(f"{name} is {value!r:.80}")
+    if not isinstance(evidence, str):
+        raise TypeError(f"evidence is {evidence!r:.80}")
+    batch = key["batch"]
+    if type(batch) is not int or not 1 <= batch < 1 << 63:
+        raise ValueError(f"batch is {batch!r:.80}")
+    return Entry(key_of(key), batch, frozen(config), frozen(variant), evidence, str(path))
+
+
+def content(path: Path) -> Any:
+    """What the JSON of a file says.
+
+    Raises:
+        OSError: it cannot be read, or is a pipe or something else that reading may wait for.
+        ValueError, RecursionError: it is not JSON.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError("not a regular file")
+    return json.loads(path.read_bytes())
+
+
+def is_current(data: dict[str, Any]) -> bool:
+    """Whether a file is in the format of this version."""
+    # 1.0 and True equal 1
+    return type(data["schema"]) is int and data["schema"] == SCHEMA
+
+
+def entries_of(data: dict[str, Any], path: Path) -> tuple[Entry, ...]:
+    """The entries of a file of this version at <folder>/<device>/<kernel>.json.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError, RecursionError: it is something else.
+    """
+    for name, found, expected in (
+        ("device", data["device"]["key"], path.parent.name),
+        ("kernel", data["kernel"], path.stem),
     ):
-        if not isinstance(value, kind):
-            raise TypeError(f"{name} is {value!r}")
-    if not 1 <= batch < 1 << 63:
-        raise ValueError(f"batch is {batch}")
-    return Entry(key_of(e["key"]), batch, frozen(config), frozen(variant), evidence, str(path))
+        if found != expected:
+            raise ValueError(f"its {name} is {found!r:.80}, the place is that of {expected}")
+    entries = tuple(_entry(e, path) for e in data["entries"])
+    if len({(e.key, e.batch) for e in entries}) < len(entries):
+        raise ValueError("two entries for one key")
+    return entries
 
 
 @functools.cache
@@ -84,19 +136,16 @@ def read(folder: Path, device: str, kernel: str) -> tuple[Entry, ...]:
     """The entries of one file, none where there is no file; a broken one is one warning and no entries."""
     path = folder / device / f"{kernel}.json"
     try:
-        data = json.loads(path.read_bytes())
-        if data["schema"] != SCHEMA:
-            raise ValueError(f"schema {data['schema']!r}, this version reads {SCHEMA}")
-        entries = tuple(_entry(e, path) for e in data["entries"])
-        if len({(e.key, e.batch) for e in entries}) < len(entries):
-            raise ValueError("two entries for one key")
-        return entries
+        data = content(path)
+        if not is_current(data):
+            raise ValueError(f"schema {data['schema']!r:.80}, this version reads {SCHEMA}")
+        return entries_of(data, path)
     except (FileNotFoundError, NotADirectoryError):
         return ()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         log.warning(
-            "%s is not a tuning file this version reads (%s): the default config serves. "
+            "%s is not a tuning file this version reads (%s: %s): the default config serves. "
             "Restore the file, or write it anew with `make tune DEVICE=%s KERNEL=%s`.",
-            path, error, device, kernel,
+            path, type(error).__name__, error, device, kernel,
         )  # fmt: skip
         return ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.store import SCHEMA, Key, key_of
 
 log = logging.getLogger("helion_sinkhorn")
@@ -42,32 +44,48 @@ def identity(entry: dict[str, Any]) -> tuple[Key, int]:
 
 
 def load(path: Path) -> dict[str, Any] | None:
-    """The whole file; None where there is none or it holds nothing to keep.
+    """The whole file <folder>/<device>/<kernel>.json; None where there is none or it holds nothing to keep.
 
     Raises:
-        ValueError: it was written by a newer version, whose fields this one would lose.
+        ValueError: it is in the format of another version, whose fields this one would lose.
+        OSError: it cannot be read, or is no regular file.
     """
     try:
-        data = json.loads(path.read_bytes())
-        newer = isinstance(data["schema"], int) and data["schema"] > SCHEMA
-        if not newer:
+        data = store.content(path)
+        current = store.is_current(data)
+        if current:
+            store.entries_of(data, path)
             # what cannot be sorted is not one operator's keys
             sorted(map(identity, data["entries"]))
             for entry in data["entries"]:
                 data["runs"][entry["run"]], EVIDENCE.index(entry["evidence"])
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        aside = path.with_suffix(".broken")
-        os.replace(path, aside)
-        log.warning("%s was not a tuning file: kept as %s and begun anew", path, aside)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        aside = unused(target(path).with_suffix(".broken"))
+        os.replace(target(path), aside)
+        log.warning(
+            "%s was not a tuning file of this device and kernel (%s: %s): kept as %s and begun anew",
+            path, type(error).__name__, error, aside,
+        )  # fmt: skip
         return None
-    if newer:
+    if not current:
         raise ValueError(
-            f"{path} has schema {data['schema']}, this version writes {SCHEMA}: update helion_sinkhorn, "
-            "or tune into another folder with --out"
+            f"{path} has schema {data['schema']!r:.80}, this version writes {SCHEMA}: "
+            "update helion_sinkhorn, or tune into another folder with --out"
         )
     return data
+
+
+def target(path: Path) -> Path:
+    """Where a path leads: a link stays one, and its two names share a lock."""
+    return Path(os.path.realpath(path))
+
+
+def unused(path: Path) -> Path:
+    """The path, or the first of path.1, path.2, ... that is free."""
+    names = itertools.chain([path], (path.with_name(f"{path.name}.{k}") for k in itertools.count(1)))
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def merge(
@@ -102,8 +120,12 @@ def merge(
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """No other process that writes this file through here does so meanwhile."""
+    path = target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
+        # of writers that were killed
+        for left in path.parent.glob(f".{path.stem}.*.tmp"):
+            left.unlink()
         yield
 
 
@@ -122,7 +144,8 @@ def text(data: dict[str, Any]) -> str:
 
 
 def replace(path: Path, content: str) -> None:
-    """Put content in the place of a file in one step: written beside it, flushed, renamed."""
+    """Put content in the place of a file, locked, in one step: written beside it, flushed, renamed."""
+    path = target(path)
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "w") as file:

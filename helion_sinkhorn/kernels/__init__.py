@@ -124,6 +124,18 @@ def candidates(name: str, call: Call, device: Device) -> tuple[Choice, ...]:
     return tuple(Choice(name, *point, "the kernel's space") for point in distinct.values())
 
 
+def in_space(choice: Choice, call: Call, device: Device) -> bool:
+    """Whether the kernel's space for this call on this device holds the choice, types of values included.
+
+    No other variant may be launched: many are no error anywhere, and a count of -4 writes nothing.
+    """
+
+    def exactly(c: Choice) -> str:
+        return repr((sorted(c.config), sorted(c.variant)))
+
+    return exactly(choice) in map(exactly, candidates(choice.kernel, call, device))
+
+
 @functools.cache
 def build(name: str, config: Items, interpret: bool = False) -> helion.Kernel:
     """The Helion kernel `name` with this fixed config: nothing is ever autotuned by a call.

@@ -97,11 +97,10 @@ def sinkhorn_backward(
 ):
     """dX of the iterations run, their u_t and v_t in registers; views as in `sinkhorn_forward`.
 
-    `head` segments of `length` iterations are run forward, only (p, q) at their starts kept, and then what is
-    left before a restart of the log form; behind a restart come `tail` segments.  On the way back each
-    segment is replayed with its history in registers.  One copy of that code serves all segments on one side of the
-    restart but the last: unrolled over all iterations it takes much longer to compile.
-    """
+    `head` segments of `length` iterations are run forward, only (p, q) at their starts kept, and then what
+    is left before a restart of the log form; behind a restart come `tail` segments.  On the way back each
+    segment is replayed with its history in registers.  One copy of that code serves all segments on one side
+    of the restart but the last: unrolled over all iterations it takes much longer to compile."""
     batch = x.size(0)
     x_shape, dy_shape = hl.specialize((x.shape[1:], dy.shape[1:]))
     hl.specialize((x.stride(), dy.stride(), dx.shape[1:], dx.stride()))

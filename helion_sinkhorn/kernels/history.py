@@ -51,8 +51,8 @@ def sinkhorn_backward_history(
     what every restart of the log form took out of u and v.
 
     rounded: whether products are rounded before they are summed.  Whichever thread stores a sum, its bits
-    must be the same; of a thread with one entry of a line the compiler fuses the last sum with its own product.
-    """
+    must be the same; of a thread with one entry of a line the compiler fuses the last sum with its own
+    product."""
     batch = x.size(0)
     x_shape, dy_shape = hl.specialize((x.shape[1:], dy.shape[1:]))
     hl.specialize((x.stride(), dy.stride(), dx.shape[1:], dx.stride()))

@@ -16,7 +16,7 @@ import torch
 from helion_sinkhorn.configs.device import DEVICES, Device, current
 from helion_sinkhorn.configs.lookup import lookup
 from helion_sinkhorn.configs.store import Key
-from helion_sinkhorn.kernels import Choice, build, default_choice
+from helion_sinkhorn.kernels import Choice, build, default_choice, in_space
 from helion_sinkhorn.kernels.dispatch import repeat, run
 
 log = logging.getLogger("helion_sinkhorn")
@@ -60,10 +60,12 @@ def device_at(index: int | None) -> tuple[Device, str, bool]:
 
 @functools.lru_cache(maxsize=4096)
 def choose(name: str, call: Any, batch: int, device: Device) -> Choice:
-    """The stored config for a call of a kernel, or the kernel's default."""
+    """The stored config for a call of a kernel, or the kernel's default where that is not in its space."""
     entry = lookup(device, name, call.key, batch)
     if entry is not None:
         stored = Choice(name, entry.config, entry.variant, f"{entry.path} ({entry.evidence})", True)
+        if not in_space(stored, call, device):
+            refuse(stored, ValueError(f"`make tune` tries no such config for {call}"))
         if stored not in _refused:
             return stored
     return default_choice(name, call, device)

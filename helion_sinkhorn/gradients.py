@@ -1,0 +1,55 @@
+"""Gradients of registered operators that functorch's transforms take, under a compiler too.
+
+`torch.library.register_autograd` makes an autograd.Function without setup_context, which torch.func.grad
+refuses, and Dynamo puts the registered operator into what it compiles within such a transform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._functorch.autograd_function import enable_single_level_autograd_function
+
+NAMESPACE = "helion_sinkhorn"
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+
+
+def register_gradient(
+    name: str, gradient: Callable[..., Any], setup_context: Callable[..., None] | None = None
+) -> None:
+    """`torch.library.register_autograd` for an operator of tensors, without defaults and keywords.
+
+    Args:
+        name: "helion_sinkhorn::operator".
+        gradient: (ctx, *gradients of the results) -> a tuple, None for what is no tensor.
+        setup_context: (ctx, inputs, output), as of an autograd.Function.
+    """
+    operator = getattr(getattr(torch.ops, NAMESPACE), name.split("::")[1]).default
+
+    def below(keys, *arguments):
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+    class Registered(torch.autograd.function._SingleLevelFunction):
+        """One level of differentiation: the dispatcher calls it at each that wants one."""
+
+        @staticmethod
+        def forward(ctx, keys, *arguments):
+            output = below(keys, *arguments)
+            if setup_context is not None:
+                setup_context(ctx, arguments, output)
+            return tuple(output) if isinstance(output, list) else output
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            return None, *gradient(ctx, *gradients)
+
+    def differentiated(keys, *arguments):
+        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+            return below(keys, *arguments)
+        with enable_single_level_autograd_function():
+            return Registered.apply(keys, *arguments)
+
+    _library.impl(name, differentiated, "Autograd", with_keyset=True)

@@ -1,0 +1,31 @@
+"""The attacks of cache_attack.py at a size for every change; nightly runs them whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ATTACK = Path(__file__).with_name("cache_attack.py")
+
+
+def told(*arguments: str) -> dict[str, object]:
+    done = subprocess.run([sys.executable, ATTACK, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def test_no_changed_file_raises_serves_what_no_kernel_takes_or_runs_code():
+    found = told("files", "--count", "800")
+    assert found["wrong"] == 0
+    # attacks of every kind, and files that still serve beside those that do not
+    assert min(found[k] for k in ("truncated", "bits", "bytes", "value", "values", "twice")) > 60
+    assert found["stored"] > 60
+    assert found["default"] > 400
+
+
+def test_no_entry_of_a_killed_tuner_is_lost():
+    found = told("tuners", "--kills", "16")
+    assert (found["lost"], found["torn"], found["left"]) == (0, 0, [])
+    assert found["acknowledged"] > 16
