@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 
@@ -53,16 +53,15 @@ class _Span:
             h = h * self.rows[:, t]
         return h if self.columns is None else h * self.columns[:, t]
 
-    def states(self, h: torch.Tensor, steps: Iterable[int]) -> Iterator[tuple[int, torch.Tensor]]:
-        """(step, the state it reads) of these steps in the order of the walk, from the state before them."""
-        for t in steps:
-            h = self.decayed(h, t) + _outer(self.k[:, t], self.v[:, t])
-            yield t, h
+    def after(self, h: torch.Tensor, t: int) -> torch.Tensor:
+        """The state that step t reads, from the one before it."""
+        return self.decayed(h, t) + _outer(self.k[:, t], self.v[:, t])
 
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(o, the last state)."""
         o, h = torch.empty_like(self.v), self.start
-        for t, h in self.states(self.start, self.order):
+        for t in self.order:
+            h = self.after(h, t)
             o[:, t] = (self.q[:, t].unsqueeze(-1) * h).sum(-2) * self.scale
         return o, h
 
@@ -76,15 +75,15 @@ class _Span:
         starts, h = [], self.start
         for steps in blocks:
             starts.append(h)
-            for _, h in self.states(h, steps):
-                pass
+            for t in steps:
+                h = self.after(h, t)
         dh = torch.zeros_like(self.start) if dend is None else dend
         dq, dk, dv, drows, dcolumns = (torch.empty_like(x) for x in (self.q, self.k, self.v, self.k, self.v))
         for start, steps in zip(reversed(starts), reversed(blocks), strict=True):
             states = [start]
-            for t, h in self.states(start, steps):
-                dq[:, t] = (h * do[:, t].unsqueeze(-2)).sum(-1) * self.scale
-                states.append(h)
+            for t in steps:
+                states.append(self.after(states[-1], t))
+                dq[:, t] = (states[-1] * do[:, t].unsqueeze(-2)).sum(-1) * self.scale
             for t, before in zip(reversed(steps), states[-2::-1], strict=True):
                 dh = dh + _outer(self.q[:, t], do[:, t] * self.scale)
                 dk[:, t] = (dh * self.v[:, t].unsqueeze(-2)).sum(-1)

@@ -31,7 +31,8 @@ def problem(
     inputs = {"q": drawn(*keys), "k": drawn(*keys), "v": drawn(*values)}
     for name in gates.split():
         inputs[name] = -strength * torch.rand(shapes[name], generator=generator)
-    do, dend = drawn(*values), None
+    inputs = {name: x.to(dtype) for name, x in inputs.items()}
+    do, dend = drawn(*values).to(dtype), None
     if states:
         inputs["initial_state"], dend = (drawn(len(lengths) or batch, heads, dk, dv) for _ in range(2))
     if lengths:
@@ -76,10 +77,11 @@ def sizes(case):
 
 
 def gates_beside_autograd(case, results):
-    """(median, worst) of `parity` for the gradient of each gate, entries relative to the size of their terms."""
-    baseline, scales, found = case.run(reference.recurrent_linear_attention), sizes(case), {}
+    """(median, worst) of `parity` for the gradient of each gate, relative to the size of its terms."""
+    baseline = case.cast(torch.float32).run(reference.recurrent_linear_attention)
+    scales, found = sizes(case), {}
     for name in results.keys() & scales.keys():
-        tensors = results[name], baseline[name], case.exact[name]
+        tensors = results[name], baseline[name].to(results[name].dtype), case.exact[name]
         scale = scales[name].clamp(min=UNDERFLOW)
         found[name] = parity(*[(x.double() / scale).view(-1, scale.size(-1)) for x in tensors])
     return found
