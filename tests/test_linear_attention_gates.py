@@ -17,7 +17,18 @@ MOST = 4.0
 
 
 def problem(
-    gates, strength, steps=64, heads=8, dk=8, dv=12, batch=4, states=False, reverse=False, lengths=(), seed=0
+    gates,
+    strength,
+    steps=64,
+    heads=8,
+    dk=8,
+    dv=12,
+    batch=4,
+    states=False,
+    reverse=False,
+    lengths=(),
+    dtype=torch.float32,
+    seed=0,
 ):
     """A case with log decays uniform in [-strength, 0]."""
     generator = torch.Generator().manual_seed(seed)
