@@ -8,8 +8,12 @@ import pytest
 import torch
 from parity import parity
 
+pytest.importorskip("triton")
+
 from helion_sinkhorn import linear_attention_eager as eager
 from helion_sinkhorn import reference
+from helion_sinkhorn.kernels import linear_attention_chunked_launch as chunked
+from helion_sinkhorn.kernels import linear_attention_launch as recurrent
 from helion_sinkhorn.testing_linear_attention import UNDERFLOW, Case
 
 MOST = 4.0
@@ -109,9 +113,43 @@ CASES = {
 }
 
 
+def check(case, module):
+    found = gates_beside_autograd(case, case.run_module(module))
+    assert found
+    assert max(max(x) for x in found.values()) <= MOST, found
+
+
 @pytest.mark.parametrize("strength", STRENGTHS)
 @pytest.mark.parametrize("name", CASES)
 def test_the_cpu_path_is_as_right_as_autograd(name, strength):
-    case = problem(strength=strength, **CASES[name])
-    found = gates_beside_autograd(case, case.run_module(eager))
-    assert max(max(x) for x in found.values()) <= MOST, found
+    check(problem(strength=strength, **CASES[name]), eager)
+
+
+@pytest.mark.parametrize("strength", STRENGTHS)
+@pytest.mark.parametrize("name", ["gk", "g", "every gate", "packed"])
+def test_the_bodies_that_walk_are_too(name, strength):
+    options = {**CASES[name], "batch": 1, "heads": 2, "steps": 70}
+    if "lengths" in options:
+        options["lengths"] = (3, 0, 1, 66)
+    check(problem(strength=strength, **options), recurrent)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("strength", STRENGTHS)
+@pytest.mark.parametrize("gates", ["gk", "g g_gamma gk"])
+def test_the_bodies_of_chunks_are_too(gates, strength, dtype):
+    reverse = gates != "gk"
+    check(problem(gates, strength, 150, 2, batch=1, states=reverse, reverse=reverse, dtype=dtype), chunked)
+
+
+@pytest.mark.parametrize("strength", STRENGTHS[1:])
+def test_a_running_sum_is_not(strength):
+    """What other implementations return: dgk_t is q dq - k dk, summed over t and all later steps."""
+    case = problem("gk", strength, batch=1)
+    found = case.run_module(eager)
+    terms = case.inputs["q"] * found["dq"] - case.inputs["k"] * found["dk"]
+    closing = terms.flip(1).cumsum(1).flip(1)
+    # not for the sake of the first step, which owes nothing and gets some rounding
+    closing[:, 0] = 0.0
+    _, worst = gates_beside_autograd(case, {"dgk": closing})["dgk"]
+    assert worst > MOST, worst

@@ -30,6 +30,7 @@ is the first: `order` numbers rows from the other end, and all that follows goes
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import helion.language as hl
@@ -41,7 +42,6 @@ from helion_sinkhorn.kernels.linear_attention_levels import exponent, near_middl
 
 # exp of it is 0 in float32, as of all below; 0 times -inf would be NaN
 LEAST_GATE = -110.0
-LN2 = 0.6931471805599453
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ class ChunkCall(Keyed):
 
     @property
     def least_gate(self) -> float:
-        """With a stronger one in it, a chunk takes the gradients of gates level by level too.
+        """A chunk with a stronger one goes level by level for its gradients.
 
-        Otherwise they are differences of sums over the chunk, of terms that a gate of this strength is to
-        leave 2^-4 of, or half: beside the rounding of bfloat16, or of autograd in float32, that is no loss.
+        Relative to the middle those of gates are differences of sums over the chunk, and lose what a gate
+        leaves of them: at 2^-4, less than bfloat16 results are rounded by.  float32 is to lose nothing.
         """
-        return -4.0 * LN2 if self.operand == "bfloat16" else -LN2
+        return math.log(2.0**-4) if self.operand == "bfloat16" else 0.0
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.dk}x{self.dv} {self.gates or 'no gate'}"

@@ -27,9 +27,14 @@ def sides(gates: str) -> tuple[str, ...]:
     return there or (("gk",) if gates else ())
 
 
+def call_of(p: Problem, side: str) -> ChunkCall:
+    """What a config is chosen for."""
+    return gates_call(p.q.dtype, *p.sides, p.gates, side)
+
+
 @functools.cache
-def call_of(dtype: torch.dtype, dk: int, dv: int, gates: str, side: str) -> ChunkCall:
-    """What a config is chosen for: columns are the rows of a transposed state."""
+def gates_call(dtype: torch.dtype, dk: int, dv: int, gates: str, side: str) -> ChunkCall:
+    """The same; columns are the rows of a transposed state."""
     if side == "gv":
         names = [OTHER.get(name, name) for name in gates.split()]
         return ChunkCall(str(dtype)[6:], dv, dk, " ".join(sorted(names)))
@@ -39,7 +44,7 @@ def call_of(dtype: torch.dtype, dk: int, dv: int, gates: str, side: str) -> Chun
 def calls_of(workload: AttentionWorkload) -> Iterator[ChunkCall]:
     """The launches of a workload's backward."""
     for side in sides(workload.gates):
-        yield call_of(workload.dtype, fitted(workload.dk), fitted(workload.dv), workload.gates, side)
+        yield gates_call(workload.dtype, fitted(workload.dk), fitted(workload.dv), workload.gates, side)
 
 
 @functools.cache
@@ -90,7 +95,7 @@ def gates(
     single = not fine and len(own) == 1
     constants = p.q.size(1), p.scale, SPAN, p.reverse, fine, single, WIDTH, tiles, blocks
     tensors = q, k, v, do, p.g, p.g_gamma, gk, gv, dgk, states, dstates, dg, rows_of_slots(p)
-    call = call_of(p.q.dtype, *p.sides, p.gates, side)
+    call = call_of(p, side)
     key = KERNEL, choice, call, constants, alike(*tensors)
 
     def launch(served: Served) -> None:

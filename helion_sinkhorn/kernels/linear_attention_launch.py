@@ -168,7 +168,7 @@ def backward(
     dgates, dg = {}, None
     for side in sides(p.gates):
         own = p, do, states, dstates, side, g is not None or g_gamma is not None
-        dgates[side], dg = gates(*own, choices.get("gates"))
+        dgates[side], dg = gates(*own, choices.get(f"d{side}"))
     found = (
         cut(dq, dk_size),
         cut(dk, dk_size),

@@ -114,7 +114,7 @@ def gates_error(call: ChunkCall, choice: Choice, device: str) -> float:
         "", 1, SPAN + 3, 2, call.dk, call.dv, frozenset(), "", call.gates, getattr(torch, call.dtype)
     )
     case = testing_linear_attention.Case.of(workload)
-    results = case.to(device).run_module(linear_attention_launch, choices={"gates": choice})
+    results = case.to(device).run_module(linear_attention_launch, choices={"dgk": choice})
     return max(case.judge(results).values())
 
 
