@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from helion_sinkhorn import testing_linear_attention
@@ -43,14 +45,7 @@ def run_walk(
     offsets: str = "",
 ) -> Tensors:
     """A walk from and to no state, or zeros; with offsets, of a dtype by this name, sequences are packed."""
-    cu_seqlens = None
-    if offsets:
-        sequences, steps = q.shape[:2]
-        ends = torch.arange(sequences + 1, dtype=getattr(torch, offsets), device=q.device)
-        cu_seqlens = ends * steps
-        q, k, v, do = map(packed, (q, k, v, do))
-        gates = tuple(x if x.dim() == 1 else packed(x) for x in gates)
-    p = problem(call, q, k, v, gates, reverse, cu_seqlens)
+    p, do = problem(call, q, k, v, do, gates, reverse, offsets)
     before, after = (p.new_state().zero_() if states else None for _ in range(2))
     if call.result == "o":
         return (linear_attention_launch.walk_o(p, before, after, choice),)
@@ -82,13 +77,22 @@ def problem(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    gates: Tensors,
+    do: torch.Tensor,
+    gates: Sequence[torch.Tensor],
     reverse: bool = False,
-    cu_seqlens: torch.Tensor | None = None,
-) -> Problem:
+    offsets: str = "",
+) -> tuple[Problem, torch.Tensor]:
+    """The call of these tensors, and do; with offsets, of a dtype by this name, sequences are packed."""
+    cu_seqlens = None
+    if offsets:
+        sequences, steps = q.shape[:2]
+        ends = torch.arange(sequences + 1, dtype=getattr(torch, offsets), device=q.device)
+        cu_seqlens = ends * steps
+        q, k, v, do = map(packed, (q, k, v, do))
+        gates = [x if x.dim() == 1 else packed(x) for x in gates]
     named = dict(zip(call.gates.split(), gates, strict=True))
     given = [named.get(name) for name in ("g", "g_gamma", "gk", "gv")]
-    return Problem.of(q, k, v, *given, call.dk**-0.5, reverse, cu_seqlens)
+    return Problem.of(q, k, v, *given, call.dk**-0.5, reverse, cu_seqlens), do
 
 
 def gates_operands(call: ChunkCall, batch: int, device: str) -> Tensors:
@@ -100,9 +104,23 @@ def gates_operands(call: ChunkCall, batch: int, device: str) -> Tensors:
     return *noise(device, "float32", kept, kept), *operands
 
 
-def run_gates(call: ChunkCall, choice: Choice, *tensors: torch.Tensor, reverse: bool = False) -> Tensors:
-    before, after, q, k, v, do, *gates = tensors
-    p = problem(call, q, k, v, tuple(gates), reverse)
+def run_gates(
+    call: ChunkCall,
+    choice: Choice,
+    before: torch.Tensor,
+    after: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor,
+    *gates: torch.Tensor,
+    reverse: bool = False,
+    offsets: str = "",
+) -> Tensors:
+    """Those of the rows of a state, which columns are of a transposed one."""
+    p, do = problem(call, q, k, v, do, gates, reverse, offsets)
+    if offsets:
+        before, after = p.kept_states(), p.kept_states()
     of_steps = p.g is not None or p.g_gamma is not None
     found = linear_attention_gates_launch.gates(p, do, before, after, "gk", of_steps, choice)
     return tuple(x for x in found if x is not None)
@@ -145,20 +163,21 @@ def run_chunk_scores(
     do: torch.Tensor,
     *gates: torch.Tensor,
 ) -> Tensors:
-    scratch = chunked_launch.scores(problem(call, q, k, v, gates), choice)
+    p, _ = problem(call, q, k, v, do, gates)
+    scratch = chunked_launch.scores(p, choice)
     return scratch.qs, scratch.ks, scratch.a, scratch.decay
 
 
 def run_chunk_walk(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) -> Tensors:
-    x, y, a, decay, _, _, q, k, v, _, *gates = tensors
-    p = problem(call, q, k, v, gates)
+    x, y, a, decay, _, _, q, k, v, do, *gates = tensors
+    p, _ = problem(call, q, k, v, do, gates)
     o, _, last = chunked_launch.walk(p, decay, y, v, None, False, x, a, choice=choice)
     return o, last
 
 
 def run_chunk_gradients(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) -> Tensors:
     _, _, _, decay, before, after, q, k, v, do, *gates = tensors
-    p = problem(call, q, k, v, gates)
+    p, do = problem(call, q, k, v, do, gates)
     found = chunked_launch.gradients(p, decay, do, before, after, choice)
     return tuple(x for x in found if x is not None)
 
