@@ -86,7 +86,7 @@ def is_sinkhorn(binary: Binary) -> bool:
 
 def allowed_parts(binary: Binary) -> set[str]:
     """PARTS, or those that AMD's code has for them, in a kernel that takes numbers apart."""
-    if not binary.job.choice.kernel.startswith("linear_attention_chunk_"):
+    if not binary.job.choice.kernel.startswith(("linear_attention_chunk_", "linear_attention_gates")):
         return set()
     return PARTS | named(binary, NARROWING.pattern)
 
