@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument(
         "--gates",
         nargs="+",
-        help="of the cases: all on a CPU, gk on a GPU, where others compile kernels anew",
+        help="of the cases: all on a CPU, gk on a GPU, where others take kernels anew",
     )
     options = parser.parse_args()
     device = options.device

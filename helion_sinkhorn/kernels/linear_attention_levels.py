@@ -8,6 +8,8 @@ from helion_sinkhorn.kernels.bodies import LOG2E
 
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 """Of few bits, so that whole multiples are exact, and the rest of log 2."""
+TO_WHOLE = 1.5 * 2.0**23
+"""A float32 this large has no fraction: adding and subtracting it rounds."""
 LEAST_GATE, LEAST_EXPONENT = -1e4, -160.0
 """Below, a gate and a decay are nothing; -inf times 0 would be NaN."""
 
@@ -23,13 +25,13 @@ def exponent(gates, mask, single):
     An error of an exponent is a relative one of the decay.  Whole numbers add up without any, and a single
     bfloat16 gate does too.
     """
-    clamped = [torch.clamp(gate.to(torch.float32), min=LEAST_GATE) for gate in gates]
-    if single:
-        w = torch.where(mask, torch.clamp(clamped[0], min=LEAST_EXPONENT), 0.0)
-        return w, w
     whole, rest = torch.where(mask, 0.0, 0.0), torch.where(mask, 0.0, 0.0)
-    for w in clamped:
-        n = torch.floor(w * LOG2E + 0.5)
+    if single and gates:
+        w = torch.where(mask, torch.clamp(gates[0].to(torch.float32), min=LEAST_EXPONENT), 0.0)
+        return w, w
+    for gate in gates:
+        w = torch.clamp(gate.to(torch.float32), min=LEAST_GATE)
+        n = (w * LOG2E + TO_WHOLE) - TO_WHOLE
         whole = whole + n
         rest = rest + (w - n * LN2_HIGH - n * LN2_LOW) * LOG2E
     return torch.where(mask, torch.clamp(whole, min=LEAST_EXPONENT), 0.0), torch.where(mask, rest, 0.0)
