@@ -280,12 +280,24 @@ def gates_of_rounded_dq(w, case, found):
     return {name: found[name] + x for name, x in changes.items() if name in found}
 
 
-def gates_without_last_state(w, case, found):
+def of_last_state(w: AttentionWorkload, case: Case, found: Named) -> torch.Tensor:
+    """What the last state and its gradient add to the gradient of gk at every step."""
     meeting = (found["end"] * case.dend).sum(-1)
     if w.lengths:
-        meeting = meeting.repeat_interleave(torch.tensor(w.lengths), 0).unsqueeze(0)
-    else:
-        meeting = meeting.unsqueeze(1)
+        return meeting.repeat_interleave(torch.tensor(w.lengths), 0).unsqueeze(0)
+    return meeting.unsqueeze(1)
+
+
+def gates_by_a_running_sum(w, case, found):
+    """The difference of large sums that a strong gate leaves little of."""
+    own = accumulated(w, terms(case.inputs, found))
+    if w.states:
+        own = own + of_last_state(w, case, found)
+    return {"dgk": own, "dg": own.sum(-1)}
+
+
+def gates_without_last_state(w, case, found):
+    meeting = of_last_state(w, case, found)
     return {n: found[n] - x for n, x in {"dgk": meeting, "dg": meeting.sum(-1)}.items() if n in found}
 
 
@@ -374,6 +386,8 @@ FAULTS = [
           where=lambda w: w.states and not {"g", "gk"}.isdisjoint(w.gates.split())),
     Fault("gates of one step", afterwards(one_step_of_gates), ("dgk", "dg", "dg_gamma"),
           lambda w: not {"g", "g_gamma", "gk"}.isdisjoint(w.gates.split())),
+    Fault("gates by a running sum", afterwards(gates_by_a_running_sum),
+          ("dgk", "dg", "chunked dgk", "chunked dg"), lambda w: single(w) and w.strength > 1),
     Fault("gates from dq in bfloat16", afterwards(gates_of_rounded_dq),
           where=lambda w: single(w) and has("gk")(w) and not w.lengths),
     Fault("a neighbour's gradient of the first state", of_first_state(lambda x: x.roll(1, 1)),

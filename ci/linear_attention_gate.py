@@ -20,11 +20,12 @@ from helion_sinkhorn.workloads import AttentionWorkload
 
 JUDGED = 2
 """Elements: each has thousands of entries, and gates that sum over all its steps."""
+GATES = "dgk", "dgv", "dg", "dg_gamma"
 WALKS = {
-    "o": ("o", "end", "dgv"),
-    "dq": ("dq", "dgk", "dg"),
-    "dk": ("dk", "dgk", "dg", "dg_gamma"),
-    "dv": ("dv", "dgv", "dinitial_state"),
+    "o": ("o", "end"),
+    "dq": ("dq", *GATES),
+    "dk": ("dk", *GATES),
+    "dv": ("dv", "dinitial_state"),
 }
 CHUNK_KERNELS = {
     "linear_attention_chunk_scores": ("o", "dv"),
@@ -102,12 +103,16 @@ def alone(workload: AttentionWorkload, results: Named) -> Named:
     return by_elements(workload, results) | own
 
 
-def together(method: str, name: str) -> tuple[int, ...]:
+def together(workload: AttentionWorkload, method: str, name: str) -> tuple[int, ...]:
     """Axes along which errors go together: a step's error stays in the state, for a row or column of it.
 
-    What chunks round, the scores first, reaches all columns of a result; its steps round anew.
+    What chunks round, the scores first, reaches all columns of a result; its steps round anew.  So does q_t
+    k_t, which is all that a state has to it that forgets at once.
     """
-    return (-1,) if name in STATES or (method == "chunked" and name in ("o", "dq", "dk", "dv")) else (1,)
+    vector = name in ("o", "dq", "dk", "dv")
+    if name in STATES or (method == "chunked" and vector):
+        return (-1,)
+    return (1, -1) if vector and workload.strength > 1 else (1,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +156,7 @@ def truths(workload: AttentionWorkload, *tensors: torch.Tensor) -> dict[str, gat
             scale = value.abs().amax(tuple(range(1, value.dim())), keepdim=True).expand_as(value)
             lean = max(abs(gate.bias(x[name], value, spread)) for x in leaning)
             found[title(method, name)] = gate.Truth(
-                value, budget, spread, scale, lean, len(cases), together(method, name)
+                value, budget, spread, scale, lean, len(cases), together(workload, method, name)
             )
     return found
 
@@ -170,6 +175,7 @@ def candidates(workload: AttentionWorkload, *tensors: torch.Tensor) -> list[gate
 def kernels(workload: AttentionWorkload, *tensors: torch.Tensor) -> list[gate.Candidate]:
     """Each config of a walk or of a chunk kernel, with what is served of the others."""
     from helion_sinkhorn.kernels import linear_attention_chunked_launch as chunked
+    from helion_sinkhorn.kernels import linear_attention_gates_launch as gates
     from helion_sinkhorn.kernels import linear_attention_launch as recurrent
     from helion_sinkhorn.kernels import serving
 
@@ -184,6 +190,12 @@ def kernels(workload: AttentionWorkload, *tensors: torch.Tensor) -> list[gate.Ca
         for result, of in WALKS.items()
         for choice, served in choices(recurrent.KERNEL, p.call(result), p.batch, device)
         for name in of
+    ]
+    found += [
+        ("recurrent", gates.KERNEL, name, {"choices": {f"d{side}": choice}}, choice, served)
+        for side in gates.sides(p.gates)
+        for choice, served in choices(gates.KERNEL, gates.call_of(p, side), p.batch, device)
+        for name in (f"d{side}", "dg", "dg_gamma")
     ]
     if workload.chunks_serve:
         p = recurrent.Problem.of(*vectors, *rest)

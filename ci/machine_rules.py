@@ -55,6 +55,10 @@ SPILL_BYTES = {
     ("sm100", "linear_attention_walk dk 32x64"): 32,
     ("sm100", "linear_attention_walk dk 64x128"): 40,
     ("sm100", "linear_attention_walk o 8x16"): 8,
+    # gates: two tiles of 64 x 64 for each side of a state and six levels, float32 operands in three parts
+    ("sm90", "linear_attention_gates"): 2136,
+    ("gfx942", "linear_attention_gates"): 476,
+    ("gfx950", "linear_attention_gates"): 120,
     # chunks: two ways to take pairs in one program, one of them for gates that decay fast, and float32
     # operands in three parts; a program of one way would leave the other to a second launch
     # (scores of float32 operands: four warps are 2.2 times as fast as eight, which spill half as much)
@@ -86,7 +90,7 @@ def is_sinkhorn(binary: Binary) -> bool:
 
 def allowed_parts(binary: Binary) -> set[str]:
     """PARTS, or those that AMD's code has for them, in a kernel that takes numbers apart."""
-    if not binary.job.choice.kernel.startswith("linear_attention_chunk_"):
+    if not binary.job.choice.kernel.startswith(("linear_attention_chunk_", "linear_attention_gates")):
         return set()
     return PARTS | named(binary, NARROWING.pattern)
 

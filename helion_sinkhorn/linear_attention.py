@@ -49,8 +49,7 @@ def recurrent_linear_attention(
 
     In every head of every sequence, with the gates that are given:
         h_t = diag(exp(g_t + g_gamma + gk_t)) h_(t-1) diag(exp(gv_t)) + k_t v_t',   o_t = scale h_t' q_t
-    Gradients are exact, those of the gates and states included; of a gate's gradient that decays have made
-    nearly nothing, few digits are right (see Numerical policy).  Only the arguments are kept for them.
+    Gradients are exact, those of the gates and states included.  Only the arguments are kept for them.
 
     Args:
         q, k: (B, T, H, Dk), float32, bfloat16, float16 or float64, any layout.
@@ -76,8 +75,8 @@ def recurrent_linear_attention(
     Numerical policy: state and sums in float32 (float64 for float64) whatever the inputs or autocast; one
         rounding of each result.  Chunks of bfloat16 round what matrix units multiply to bfloat16.  Bitwise
         reproducible, and a sequence's result does not depend on the others under one config.  The gradient
-        of a gate is a sum over all later steps, so its error is relative to the terms of that sum, not to
-        itself (docs/linear_attention.md).
+        of a gate is a sum of products and no difference: a strong decay, which leaves little of it, costs it
+        no digit (docs/linear_attention.md).
 
     Raises:
         TypeError: a tensor that is none, a dtype not in the lists above, q, k, v of several dtypes.
@@ -86,8 +85,8 @@ def recurrent_linear_attention(
         NotImplementedError: implementation="helion" on a CPU, in float64 or beyond the kernels' sizes;
             method="chunked" with what chunks do not serve.
 
-    Source: Yang et al., Gated Linear Attention Transformers (arXiv 2312.06635), section 3; the gates, their
-        order and their gradients as in ejkernel's recurrent kernels.
+    Source: Yang et al., Gated Linear Attention Transformers (arXiv 2312.06635), section 3; the gates and
+        their order as in ejkernel's recurrent kernels.
     """
     named = {"g": g, "g_gamma": g_gamma, "gk": gk, "gv": gv, "initial_state": initial_state}
     _check_tensors({"q": q, "k": k, "v": v, **{name: x for name, x in named.items() if x is not None}})

@@ -1,17 +1,21 @@
 """Recurrent linear attention in vectorised PyTorch, forward and exact backward, step by step.
 
-What a CPU runs, and a GPU for float64.  The gradients are those of docs/linear_attention.md: one pass
-forwards for dq, one back for dk and dv, gates from sums over time; no state is kept.
+What a CPU runs, and a GPU for float64.  The gradients are those of docs/linear_attention.md.  The gradient
+of a decay needs the state before a step and the gradient of the state after it at once: the backward keeps
+the state before every BLOCK steps, and the states of one block.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 
 import torch
 
 Some = torch.Tensor | None
+BLOCK = 32
+"""Steps of which the backward keeps all states; of the others it keeps one in so many."""
 
 
 def _wide(x: Some, dtype: torch.dtype) -> Some:
@@ -22,6 +26,15 @@ def _outer(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return k.unsqueeze(-1) * v.unsqueeze(-2)
 
 
+def _decay(*gates: Some, dtype: torch.dtype) -> Some:
+    """exp of the sum of the gates that are there.
+
+    In float64, since an error of the sum, which grows with it, is a relative one of the decay.
+    """
+    given = [x.double() for x in gates if x is not None]
+    return functools.reduce(torch.add, given).exp().to(dtype) if given else None
+
+
 class _Span:
     """Sequences of one length, walked together: (B, L, H, D) in the computing dtype."""
 
@@ -30,13 +43,9 @@ class _Span:
         self.start = q.new_zeros(q.size(0), *q.shape[2:], v.size(-1)) if start is None else start
         steps = range(q.size(1))
         self.order = steps[::-1] if reverse else steps
-        rate = None if g is None else g.unsqueeze(-1)
-        if g_gamma is not None:
-            own = g_gamma.view(-1, 1).expand(*q.shape[:3], 1)
-            rate = own if rate is None else rate + own
-        if gk is not None:
-            rate = gk if rate is None else gk + rate
-        self.rows = None if rate is None else rate.exp().unsqueeze(-1)
+        heads = None if g_gamma is None else g_gamma.view(-1, 1).expand(*q.shape[:3], 1)
+        self.rows = _decay(None if g is None else g.unsqueeze(-1), heads, gk, dtype=q.dtype)
+        self.rows = None if self.rows is None else self.rows.unsqueeze(-1)
         self.columns = None if gv is None else gv.exp().unsqueeze(-2)
 
     def decayed(self, h: torch.Tensor, t: int) -> torch.Tensor:
@@ -44,41 +53,48 @@ class _Span:
             h = h * self.rows[:, t]
         return h if self.columns is None else h * self.columns[:, t]
 
-    def states(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """(step, the state it reads), in the order of the walk."""
-        h = self.start
-        for t in self.order:
-            h = self.decayed(h, t) + _outer(self.k[:, t], self.v[:, t])
-            yield t, h
+    def after(self, h: torch.Tensor, t: int) -> torch.Tensor:
+        """The state that step t reads, from the one before it."""
+        return self.decayed(h, t) + _outer(self.k[:, t], self.v[:, t])
 
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(o, the last state)."""
         o, h = torch.empty_like(self.v), self.start
-        for t, h in self.states():
+        for t in self.order:
+            h = self.after(h, t)
             o[:, t] = (self.q[:, t].unsqueeze(-1) * h).sum(-2) * self.scale
         return o, h
 
-    def backward(self, do: torch.Tensor, dend: Some, by_columns: bool) -> tuple[torch.Tensor, ...]:
-        """dq, dk, dv, the gradient of a decay of the rows, of one of the columns if asked, of the start."""
-        dq, h = torch.empty_like(self.q), self.start
-        o = torch.empty_like(self.v) if by_columns else self.v
-        for t, h in self.states():
-            dq[:, t] = (h * do[:, t].unsqueeze(-2)).sum(-1) * self.scale
-            if by_columns:
-                o[:, t] = (self.q[:, t].unsqueeze(-1) * h).sum(-2) * self.scale
+    def backward(self, do: torch.Tensor, dend: Some) -> tuple[torch.Tensor, ...]:
+        """dq, dk, dv, the gradient of a decay of the rows, of one of the columns, of the start.
+
+        A decay's gradient is the state before its step times the dual after it, decayed and summed.  Its own
+        side decays last: entries that both sides decay may be below the range of float32.
+        """
+        blocks = [self.order[begin : begin + BLOCK] for begin in range(0, len(self.order), BLOCK)]
+        starts, h = [], self.start
+        for steps in blocks:
+            starts.append(h)
+            for t in steps:
+                h = self.after(h, t)
         dh = torch.zeros_like(self.start) if dend is None else dend
-        rows, columns = (dh * h).sum(-1), (dh * h).sum(-2)
-        dk, dv, drows, dcolumns = (torch.empty_like(x) for x in (self.k, self.v, self.k, self.v))
-        for t in reversed(self.order):
-            dh = dh + _outer(self.q[:, t], do[:, t] * self.scale)
-            dk[:, t] = (dh * self.v[:, t].unsqueeze(-2)).sum(-1)
-            dv[:, t] = (dh * self.k[:, t].unsqueeze(-1)).sum(-2)
-            rows = rows + (self.q[:, t] * dq[:, t] - self.k[:, t] * dk[:, t])
-            drows[:, t] = rows
-            if by_columns:
-                columns = columns + (do[:, t] * o[:, t] - self.v[:, t] * dv[:, t])
-                dcolumns[:, t] = columns
-            dh = self.decayed(dh, t)
+        dq, dk, dv, drows, dcolumns = (torch.empty_like(x) for x in (self.q, self.k, self.v, self.k, self.v))
+        for start, steps in zip(reversed(starts), reversed(blocks), strict=True):
+            states = [start]
+            for t in steps:
+                states.append(self.after(states[-1], t))
+                dq[:, t] = (states[-1] * do[:, t].unsqueeze(-2)).sum(-1) * self.scale
+            for t, before in zip(reversed(steps), states[-2::-1], strict=True):
+                dh = dh + _outer(self.q[:, t], do[:, t] * self.scale)
+                dk[:, t] = (dh * self.v[:, t].unsqueeze(-2)).sum(-1)
+                dv[:, t] = (dh * self.k[:, t].unsqueeze(-1)).sum(-2)
+                if self.rows is not None:
+                    meeting = before if self.columns is None else before * self.columns[:, t]
+                    drows[:, t] = (dh * meeting).sum(-1) * self.rows[:, t, ..., 0]
+                if self.columns is not None:
+                    meeting = before if self.rows is None else before * self.rows[:, t]
+                    dcolumns[:, t] = (dh * meeting).sum(-2) * self.columns[:, t, ..., 0, :]
+                dh = self.decayed(dh, t)
         return dq, dk, dv, drows, dcolumns, dh
 
 
@@ -127,7 +143,7 @@ def backward(
     spans = _spans(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens)
     for n, (at, span) in enumerate(spans):
         own = dend if dend is None or cu_seqlens is None else dend[n : n + 1]
-        results = span.backward(do[:, at].to(dtype), own, gv is not None)
+        results = span.backward(do[:, at].to(dtype), own)
         for whole, part in zip((dq, dk, dv, drows, dcolumns), results, strict=False):
             whole[:, at] = part
         starts.append(results[-1])

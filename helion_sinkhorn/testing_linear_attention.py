@@ -125,22 +125,21 @@ def step_by_step(x: Span, rounding: Errors) -> Named:
 
     steps = range(x.q.size(-2))
     q, k, v, do = (tensor.unbind(-2) for tensor in (x.q, x.k, x.v, x.do))
-    h, o, dq = x.start, [], []
+    h, o, dq, befores = x.start, [], [], []
     for t in steps:
-        h = rounding.state(decayed(h, t) + rounding(outer(k[t], v[t])))
+        befores.append(decayed(h, t))
+        h = rounding.state(befores[t] + rounding(outer(k[t], v[t])))
         o.append(rounding(x.scale * rounding.sum(q[t].unsqueeze(-1) * h, -2)))
         dq.append(rounding(x.scale * rounding.sum(do[t].unsqueeze(-2) * h, -1)))
-    dh, meeting = x.dend, x.dend * h
-    later_rows, later_columns = rounding.sum(meeting, -1), rounding.sum(meeting, -2)
+    dh = x.dend
     dk, dv, dgk, dgv = ([None] * len(steps) for _ in range(4))
     for t in reversed(steps):
         dh = rounding.state(dh + rounding(outer(q[t], x.scale * do[t]), 2.0))
         dk[t], dv[t] = (
             rounding.sum(dh * y, a) for y, a in ((v[t].unsqueeze(-2), -1), (k[t].unsqueeze(-1), -2))
         )
-        later_rows = rounding(later_rows + (rounding(q[t] * dq[t]) - rounding(k[t] * dk[t])))
-        later_columns = rounding(later_columns + (rounding(do[t] * o[t]) - rounding(v[t] * dv[t])))
-        dgk[t], dgv[t] = later_rows, later_columns
+        meeting = rounding.gathered(dh * befores[t])
+        dgk[t], dgv[t] = rounding.sum(meeting, -1), rounding.sum(meeting, -2)
         dh = decayed(dh, t)
     vectors = {
         "o": (o, x.v),
@@ -211,15 +210,24 @@ def in_chunks(x: Span, rounding: Errors) -> Named:
     dv, dh, dstart = walked(x.dend, ks, qs, a.mT, do, order[::-1])
     da = rounding.operand(rounding.product(do, v.mT).where(lower, 0.0), "pairs")
     dq, dk = rounding(rounding.product(do, h.mT) * before), rounding(rounding.product(v, dh.mT) * after)
-    reaching = rounding.sum(rounding(near * dk), -2)
+
+    def summed(terms: torch.Tensor) -> torch.Tensor:
+        """Sums up to each row."""
+        return rounding.running(rounding.gathered(terms), chunk).cumsum(-2)
+
+    # what a gate owes to pairs of steps with one of them, or both, outside of the chunk
+    dw = decay.squeeze(-1) * rounding.sum(h * dh, -1)
+    dw = dw.unsqueeze(-2) + summed((q * exp(query) * dq).flip(-2)).flip(-2)
+    later = summed(near * dk)
+    dw[..., 1:, :] += later[..., :-1, :]
     for i in range(chunk):
         pair = rounding.running(da[..., i, :].unsqueeze(-1) * rest[..., i, :, :], chunk)
-        dq[..., i, :] += (pair * ys).sum(-2)
+        within = pair * ys
+        dq[..., i, :] += within.sum(-2)
         dk += pair * xs[..., i : i + 1, :]
-    dq, dk = rounding(dq * exp(query)), rounding(dk * exp(key))
-    reaching = reaching + decay.squeeze(-1) * rounding.sum(h * dh, -1)
-    terms = rounding.gathered(rounding(q * dq) - rounding(k * dk))
-    dw = rounding(rounding.running(terms, chunk).flip(-2).cumsum(-2).flip(-2) + reaching.unsqueeze(-2))
+        # to pairs within: of step i and all before the gate
+        dw[..., 1 : i + 1, :] += summed(within * xs[..., i : i + 1, :])[..., :i, :]
+    dq, dk, dw = rounding(dq * exp(query)), rounding(dk * exp(key)), rounding(dw)
     found = {"o": o, "dv": dv, "dq": x.scale * dq, "dk": dk, "dgk": dw}
     return {name: joined(y) for name, y in found.items()} | {"end": end, "dinitial_state": dstart}
 

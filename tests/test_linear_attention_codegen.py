@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.kernels import default_choice
 from helion_sinkhorn.kernels.linear_attention import WalkCall
+from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall
 from helion_sinkhorn.offline import Binary, Job, compile_for
 
 CALLS = (
@@ -62,3 +63,24 @@ def test_packed_sequences_states_and_reverse_compile(key):
         jobs.append(Job(call, choice, 128, tuple(options.items())))
     bad = {f"{b.job.call}": found for b in compile_for(key, jobs) if (found := complaints(b))}
     assert not bad
+
+
+GATES = (
+    (ChunkCall("bfloat16", 64, 128, "gk"), {}),
+    (ChunkCall("float32", 8, 16, "g gv"), {"offsets": "int32", "reverse": True}),
+)
+
+
+@pytest.mark.parametrize("key", ["h200", "mi350"])
+def test_the_gradients_of_gates_compile(key):
+    name = "linear_attention_gates"
+    jobs = [
+        Job(call, default_choice(name, call, DEVICES[key]), 128, tuple(options.items()))
+        for call, options in GATES
+    ]
+    for binary in compile_for(key, jobs):
+        assert binary.compiled, binary.problems
+        assert binary.counts["matrix"]
+        assert not binary.counts.get("atomic")
+        assert binary.shared <= DEVICES[key].shared_limit
+        assert "stack pointer as data" not in binary.counts

@@ -15,7 +15,14 @@ import helion
 import torch
 
 from helion_sinkhorn.configs.device import Device
-from helion_sinkhorn.kernels import bodies, dot_compress, history, implicit, linear_attention
+from helion_sinkhorn.kernels import (
+    bodies,
+    dot_compress,
+    history,
+    implicit,
+    linear_attention,
+    linear_attention_gates,
+)
 from helion_sinkhorn.kernels import dot_compress_space as dot
 from helion_sinkhorn.kernels import linear_attention_chunked as chunked
 from helion_sinkhorn.kernels import linear_attention_space as attention
@@ -80,6 +87,13 @@ KERNELS = {
         attention.walk_default,
         attention.walk_space,
         linear_attention.WalkCall,
+    ),
+    "linear_attention_gates": Kernel(
+        linear_attention_gates.linear_attention_gates,
+        attention.gates_default,
+        attention.gates_space,
+        chunked.ChunkCall,
+        "tf32x3",
     ),
     "linear_attention_chunk_scores": Kernel(
         chunked.linear_attention_chunk_scores,

@@ -30,6 +30,9 @@ import torch
 from helion_sinkhorn.configs.store import Keyed
 from helion_sinkhorn.kernels.iteration import LOG2E
 
+SPAN = 64
+"""Steps between states that are kept for the gradients of gates."""
+
 
 @dataclass(frozen=True)
 class Role:
@@ -41,15 +44,13 @@ class Role:
     """Whether the state is that of the operator transposed, and gk and gv change places."""
     late: bool = False
     """Whether the walk goes against the operator's direction and decays after the output."""
-    dual: str = ""
-    """The tensor that a late walk's result is the gradient of."""
 
 
 ROLES = {
     "o": Role(("q", "k", "v")),
     "dq": Role(("do", "v", "k"), transposed=True),
-    "dk": Role(("v", "do", "q"), transposed=True, late=True, dual="k"),
-    "dv": Role(("k", "q", "do"), late=True, dual="v"),
+    "dk": Role(("v", "do", "q"), transposed=True, late=True),
+    "dv": Role(("k", "q", "do"), late=True),
 }
 
 
@@ -150,9 +151,9 @@ def stacked(parts, number):
     return stack.expand(stack.size(0), stack.size(1), number.size(0)).permute(2, 1, 0)
 
 
-def walk(h, later, tensors, rate, tile, begin, first, descending, many, count, head, scale, late):
-    """The state, and what gates have gathered, after `many` steps: all loads, then all arithmetic."""
-    q, k, v, o, g, gk, gv, v_dual, o_dual, dgv, dg = tensors
+def walk(h, tensors, rate, tile, begin, first, descending, many, count, head, scale, late):
+    """The state after `many` steps: all loads, then all arithmetic."""
+    q, k, v, o, g, gk, gv = tensors
     sign = -1 if descending else 1
     ts = [first + sign * (begin + i) for i in range(many)]
 
@@ -162,8 +163,7 @@ def walk(h, later, tensors, rate, tile, begin, first, descending, many, count, h
     qs, ks, vs = loaded(of_k, q), loaded(of_k, k), loaded(of_v, v, tile)
     gks, gvs = loaded(of_k, gk), loaded(of_v, gv, tile)
     rates = [added(one, rate) for one in loaded(of_step, g)]
-    v_duals, o_duals = loaded(of_v, v_dual, tile), loaded(of_v, o_dual, tile)
-    outs, gathered = [], []
+    outs = []
     for i in range(many):
         if late:
             h = h + over_k(ks[i]) * over_v(vs[i] * scale)
@@ -173,18 +173,11 @@ def walk(h, later, tensors, rate, tile, begin, first, descending, many, count, h
         outs.append(lane(out if late else out * scale))
         if late:
             h = decayed(h, rates[i], gks[i], gvs[i])
-        if later is not None:
-            later = later + lane(vs[i] * v_duals[i] - o_duals[i] * out)
-            gathered.append(later)
     number = hl.arange(count)
     # what there is no step for repeats the last one
     at = first + sign * (begin + number.clamp(max=many - 1))
     hl.store(o, [at, head, tile, slice(None)], stacked(outs, number).to(o.dtype))
-    if dgv is not None:
-        hl.store(dgv, [at, head, tile, slice(None)], stacked(gathered, number).to(dgv.dtype))
-    if dg is not None:
-        hl.store(dg, [tile.id, at, head], stacked(gathered, number).sum(2).sum(1))
-    return h, later
+    return h
 
 
 def span_of(cu_seqlens, n, length):
@@ -197,17 +190,25 @@ def span_of(cu_seqlens, n, length):
     return begin + zero, hl.load(cu_seqlens, [n + 1]).to(zero.dtype) - begin
 
 
+def first_slot(cu_seqlens, n, begin, blocks, span):
+    """Where the kept states of sequence n begin: packed ones take no more than they have, and one."""
+    return n * blocks if cu_seqlens is None else begin // span + n
+
+
 def of_state(x, n, head, tile):
     """A sequence's state."""
     return hl.load(x, [n, head, slice(None), slice(None), tile, slice(None)]).permute(1, 3, 2, 0)
 
 
-def meeting(h, start_dual, v_dual, n, head, tile, rv, count):
-    """What the gates of all steps owe to the state that a late walk starts with, in every lane."""
-    if v_dual is None:
-        return None
-    later = hl.zeros([rv, tile, count], dtype=torch.float32)
-    return later if start_dual is None else later + lane(summed(h * of_state(start_dual, n, head, tile)))
+def in_turn(i, count, late):
+    """The i-th of so many things, or from their end."""
+    return count - 1 - i if late else i
+
+
+def first_step(begin, size, below, many, descending, late):
+    """The token at which a walk enters the steps from `below` on, so many, of a sequence."""
+    position = below + many - 1 if late else below
+    return begin + size - 1 - position if descending != late else begin + position
 
 
 def linear_attention_walk(
@@ -221,16 +222,13 @@ def linear_attention_walk(
     gv: torch.Tensor | None,
     start: torch.Tensor | None,
     end: torch.Tensor | None,
-    v_dual: torch.Tensor | None,
-    o_dual: torch.Tensor | None,
-    start_dual: torch.Tensor | None,
-    dgv: torch.Tensor | None,
-    dg: torch.Tensor | None,
+    states: torch.Tensor | None,
     cu_seqlens: torch.Tensor | None,
     sequences: int,
     length: int,
     scale: float,
     count: hl.constexpr,
+    span: hl.constexpr,
     descending: hl.constexpr,
     late: hl.constexpr,
 ):
@@ -240,24 +238,18 @@ def linear_attention_walk(
     end (N, H, ck, rk, cv, rv) float32.  Sequence n has the tokens cu_seqlens[n] to cu_seqlens[n + 1], or
     n length to (n + 1) length.  None leaves a gate, or a result, out; start is then 0.
 
-    With v_dual, a late walk gathers the gradient of its v-side gate: `later` is at first start start_dual
-    summed over Dk, each step adds v v_dual - o_dual o, dgv takes it, dg (tiles, tokens, H) its sum in a tile.
+    states (slots, H, ck, rk, cv, rv) receives the state with which a walk enters every `span` steps of a
+    sequence: before the first of them in time if early, after the last one if late.
     """
     heads, ck, rk = hl.specialize((q.size(1), q.size(2), q.size(3)))
     units, rv = hl.specialize((v.size(2), v.size(3)))
-    tensors = (q, k, v, o, g, gk, gv, v_dual, o_dual, dgv, dg)
+    tensors = (q, k, v, o, g, gk, gv)
     # vector loads need to know that threads read neighbours
     hl.specialize((q.stride(), k.stride(), v.stride(), o.stride()))
     if gk is not None:
         _ = hl.specialize(gk.stride())
     if gv is not None:
         _ = hl.specialize(gv.stride())
-    if v_dual is not None:
-        _ = hl.specialize(v_dual.stride())
-    if o_dual is not None:
-        _ = hl.specialize(o_dual.stride())
-    if dgv is not None:
-        _ = hl.specialize(dgv.stride())
     for pair, tile in hl.tile([sequences * heads, units], block_size=[1, None]):
         n = pair.begin // heads
         head = pair.begin % heads
@@ -266,17 +258,22 @@ def linear_attention_walk(
             h = hl.zeros([rk, rv, tile, ck], dtype=torch.float32)
         else:
             h = of_state(start, n, head, tile)
-        later = meeting(h, start_dual, v_dual, n, head, tile, rv, count)
-        first = begin + size - 1 if descending else begin
         rate = of_head(g_gamma, head)
-        whole = size // count * count
-        for steps in hl.tile(0, whole, block_size=count):
-            h, later = walk(
-                h, later, tensors, rate, tile, steps.begin, first, descending, count, count, head, scale, late
-            )
-        for rest in hl.tile(whole, size, block_size=1):
-            h, later = walk(
-                h, later, tensors, rate, tile, rest.begin, first, descending, 1, count, head, scale, late
-            )
+        blocks = (size + span - 1) // span
+        slot = first_slot(cu_seqlens, n, begin, blocks, span)
+        for block in hl.tile(0, blocks, block_size=1):
+            number = in_turn(block.begin, blocks, late)
+            if states is not None:
+                states[slot + number, head, :, :, tile, :] = h.permute(3, 0, 2, 1)
+            below = number * span
+            many = min(size - below, span)
+            first = first_step(begin, size, below, many, descending, late)
+            whole = many // count * count
+            for steps in hl.tile(0, whole, block_size=count):
+                h = walk(
+                    h, tensors, rate, tile, steps.begin, first, descending, count, count, head, scale, late
+                )
+            for rest in hl.tile(whole, many, block_size=1):
+                h = walk(h, tensors, rate, tile, rest.begin, first, descending, 1, count, head, scale, late)
         if end is not None:
             end[n, head, :, :, tile, :] = h.permute(3, 0, 2, 1)

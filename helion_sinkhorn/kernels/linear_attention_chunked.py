@@ -30,6 +30,7 @@ is the first: `order` numbers rows from the other end, and all that follows goes
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import helion.language as hl
@@ -37,6 +38,7 @@ import torch
 
 from helion_sinkhorn.configs.store import Keyed
 from helion_sinkhorn.kernels.iteration import LOG2E, reciprocal
+from helion_sinkhorn.kernels.linear_attention_levels import exponent, near_middle, ones
 
 # exp of it is 0 in float32, as of all below; 0 times -inf would be NaN
 LEAST_GATE = -110.0
@@ -75,6 +77,15 @@ class ChunkCall(Keyed):
         exponent grows with it, so that float32 stays at 2^-4.
         """
         return 2.0**-56 if self.operand == "bfloat16" else 2.0**-4
+
+    @property
+    def least_gate(self) -> float:
+        """A chunk with a stronger one goes level by level for its gradients.
+
+        Relative to the middle those of gates are differences of sums over the chunk, and lose what a gate
+        leaves of them: at 2^-4, less than bfloat16 results are rounded by.  float32 is to lose nothing.
+        """
+        return math.log(2.0**-4) if self.operand == "bfloat16" else 0.0
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.dk}x{self.dv} {self.gates or 'no gate'}"
@@ -131,6 +142,29 @@ def summed(picks, x, pieces, how):
 def decay_over(picks, w, pieces, how):
     """exp of the sums of the gates w that each row of `picks` picks, (C, width)."""
     return torch.exp2(summed(picks, w, pieces, how) * LOG2E)
+
+
+def decay_apart(picks, whole, rest, single, fine, how):
+    """The decay over the steps that each row of `picks`, zeros and ones, picks."""
+    if single:
+        return torch.exp2(product_of_pieces([picks], pieces_of(whole, 1), how) * LOG2E)
+    n = product_of_pieces([picks], pieces_of(whole, 1), how)
+    return torch.exp2(n) * torch.exp2(product_of_pieces([picks], pieces_of(rest, 3 if fine else 2), how))
+
+
+def gathered(picks, x, pieces, how, acc):
+    """acc + picks' x: what gates owe to x, which has decays over the steps that its rows pick as factors."""
+    return product_of_pieces([transposed(picks)], pieces_of(x, pieces), how, acc)
+
+
+def exponents(q, g, g_gamma, gk, b, t, h, d, single):
+    """`exponent` of the gates at steps t and channels d."""
+    found = [] if gk is None else [load(gk, b, t, h, d)]
+    if g is not None:
+        found.append(hl.load(g, [b, t, h], extra_mask=t < g.size(1)).unsqueeze(1))
+    if g_gamma is not None:
+        found.append(hl.load(g_gamma, [h]))
+    return exponent(found, inside(t, d, q), single)
 
 
 def order(chunk, reverse):
@@ -344,6 +378,7 @@ def linear_attention_chunk_gradients(
     reverse: hl.constexpr,
     pieces: hl.constexpr,
     least: hl.constexpr,
+    least_gate: hl.constexpr,
     columns: hl.constexpr,
     blocks: hl.constexpr,
     how: hl.constexpr,
@@ -373,52 +408,57 @@ def linear_attention_chunk_gradients(
             kept = kept + (state.to(torch.float32) * dstate.to(torch.float32)).sum(1)
         w = log_decay(q, g, g_gamma, gk, b, t, h, r)
         near = decay_over(towards_middle(position, chunk // 2), w, pieces, how)
-        # reaching: what leaves the chunk, times its gradient, as every gate of the chunk scales it
-        if near.amin(1).amin(0) >= least:
+        terms = 2 if states.dtype == torch.bfloat16 else 3
+        # what came before the chunk and leaves it, times its gradient: every gate of the chunk scales it
+        through = kept * hl.load(decay, [b, h, c, r])
+        if (near.amin(1).amin(0) >= least) & (w.amin(1).amin(0) >= least_gate):
             far = reciprocal(near, how)
             is_right = in_right(position, chunk // 2)
             up, down = torch.where(is_right, near, far), torch.where(is_right, far, near)
             left, right = sums_of_halves(w, position, chunk)
             pairs = torch.where(i >= j, da, 0.0)
-            y = load(k, b, t, h, r).to(torch.float32) * down
-            dks = dks * torch.exp2(right * LOG2E)
-            reaching = (y * dks).sum(0)
-            dqs = fine_product(pairs, y, states.dtype, how, dqs * torch.exp2(left * LOG2E))
-            store(dq, b, t, h, r, dqs * up * scale)
             x = load(q, b, t, h, r).to(torch.float32) * scale * up
-            difference = x * dqs
-            dks = fine_product(pairs, x, states.dtype, how, dks, turn_x=True)
+            dqs = dqs * torch.exp2(left * LOG2E)
+            # the gates of the first step: from there on, so that they are 0 where no state was before
+            first = through + (x * dqs).sum(0)
+            dks = fine_product(pairs, x, states.dtype, how, dks * torch.exp2(right * LOG2E), turn_x=True)
             store(dk, b, t, h, r, dks * down)
-            # k is read again: a tile less to keep in registers
-            difference = difference - load(k, b, t, h, r).to(torch.float32) * down * dks
+            y = load(k, b, t, h, r).to(torch.float32) * down
+            difference = y * dks
+            dqs = fine_product(pairs, y, states.dtype, how, dqs)
+            store(dq, b, t, h, r, dqs * up * scale)
+            # q is read again: a tile less to keep in registers
+            difference = difference - load(q, b, t, h, r).to(torch.float32) * scale * up * dqs
+            dw = summed(j < i, difference, terms, how) + first.unsqueeze(0)
         else:
+            whole, rest = exponents(q, g, g_gamma, gk, b, t, h, r, pieces == 1)
             k32 = load(k, b, t, h, r).to(torch.float32)
             q32 = load(q, b, t, h, r).to(torch.float32) * scale
             diagonal = torch.where(i == j, da, 0.0).sum(1).unsqueeze(1)
-            dqs = dqs * decay_over(j <= i, w, pieces, how) + diagonal * k32
-            dks = dks * decay_over(j > i, w, pieces, how)
-            reaching = (k32 * dks).sum(0)
+            dqs = dqs * decay_apart(ones(j <= i), whole, rest, pieces == 1, terms == 3, how)
+            dks = dks * decay_apart(ones(j > i), whole, rest, pieces == 1, terms == 3, how)
+            # the gates of a decay exp(P w) owe P' times what it is a factor of to each that has it
+            dw = through.unsqueeze(0) + summed(j >= i, q32 * dqs, terms, how)
+            dw = dw + summed(j < i, k32 * dks, terms, how)
+            dqs = dqs + diagonal * k32
             dks = dks + diagonal * q32
             both = torch.where(i > j, da, transposed(da))
             half = hl.full([], 1, dtype=torch.int32)
             for _level in range(chunk.bit_length() - 1):
                 is_right = in_right(position, half)
-                near = decay_over(towards_middle(position, half), w, pieces, how)
-                x = torch.where(is_right, q32, k32) * near
+                picks = ones(near_middle(i, j, half))
+                near = decay_apart(picks, whole, rest, pieces == 1, terms == 3, how)
+                x = torch.where(is_right, q32, k32)
                 pairs = torch.where(across_middle(position, half), both, 0.0)
                 # rows of right halves are gradients of queries, rows of left halves of keys
-                dx = fine_product(pairs, x, states.dtype, how) * near
+                dx = fine_product(pairs, x * near, states.dtype, how) * near
                 dqs = dqs + torch.where(is_right, dx, 0.0)
                 dks = dks + torch.where(is_right, 0.0, dx)
+                dw = gathered(picks, x * dx, terms, how, dw)
                 half = half * 2
             store(dq, b, t, h, r, dqs * scale)
             store(dk, b, t, h, r, dks)
-            difference = q32 * dqs - k32 * dks
-        if gk is not None or dg is not None:
-            reaching = reaching + kept * hl.load(decay, [b, h, c, r])
-            terms = 2 if states.dtype == torch.bfloat16 else 3
-            dw = summed(j >= i, difference, terms, how) + reaching.unsqueeze(0)
-            if gk is not None:
-                store(dgk, b, t, h, r, dw)
-            if dg is not None:
-                hl.store(dg, [b, t, h], dw.sum(1), extra_mask=t < dg.size(1))
+        if gk is not None:
+            store(dgk, b, t, h, r, dw)
+        if dg is not None:
+            hl.store(dg, [b, t, h], dw.sum(1), extra_mask=t < dg.size(1))

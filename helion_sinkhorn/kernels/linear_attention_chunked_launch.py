@@ -10,7 +10,7 @@ import torch
 from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.kernels import Choice
 from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall
-from helion_sinkhorn.kernels.linear_attention_launch import WIDE, Problem, Some
+from helion_sinkhorn.kernels.linear_attention_problem import WIDE, Problem, Some
 from helion_sinkhorn.kernels.serving import Served, Tensors, again, alike, run_and_keep, serve
 from helion_sinkhorn.workloads import AttentionWorkload, tagged
 
@@ -133,7 +133,7 @@ def gradients(
     dg = None if p.g is None and p.g_gamma is None else empty(p, *p.q.shape[:3])
     dgk = None if p.gk is None else torch.empty_like(p.gk)
     tensors = p.q, p.k, p.v, p.g, p.g_gamma, p.gk, do, decay, before, after, dq, dk, dg, dgk
-    constants = p.scale, call.chunk, call.width, p.reverse, pieces(p), call.least
+    constants = p.scale, call.chunk, call.width, p.reverse, pieces(p), call.least, call.least_gate
     start(p, "gradients", tensors, constants, choice)
     return dq, dk, dg, dgk
 

@@ -42,6 +42,14 @@ def matrix_unit_tile(warps: int, stages: int) -> Items:
     return ("num_warps", warps), ("num_stages", stages)
 
 
+def gates_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
+    return matrix_unit_tile(4, 1), ()
+
+
+def gates_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
+    return ({"config": tuple(matrix_unit_tile(w, s) for w in (4, 8) for s in (1, 2))},)
+
+
 def chunk_columns(call: ChunkCall, most: int) -> tuple[tuple[str, int], ...]:
     """Columns of Dv that a program takes."""
     return (("columns", min(most, extent(call.dv))),)

@@ -32,6 +32,8 @@ class AttentionWorkload:
     reverse: bool = False
     lengths: tuple[int, ...] = ()
     """Of packed sequences, `steps` in all; `sequences` is 1 then."""
+    strength: float = 1 / 8
+    """Of the decays: a memory of some ten steps, with 8 of a step or less."""
 
     @property
     def shape(self) -> dict[str, int]:
@@ -63,7 +65,7 @@ class AttentionWorkload:
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor | None]:
         """(tensor arguments by name, gradient of o, gradient of the last state or None).
 
-        Vectors are standard normal, decays exp(-|x| / 8) of such x: a memory of some ten steps.
+        Vectors are standard normal, decays exp(-strength |x|) of such x.
         """
         generator = np.random.default_rng(seed)
         tokens = self.sequences, self.steps, self.heads
@@ -72,7 +74,7 @@ class AttentionWorkload:
         vectors = {"q": self.dk, "k": self.dk, "v": self.dv, "do": self.dv}
         found = {name: normal(generator, *tokens, d).to(self.dtype) for name, d in vectors.items()}
         for name in self.gates.split():
-            found[name] = (normal(generator, *shapes[name]).abs() / -8).to(self.dtype)
+            found[name] = (normal(generator, *shapes[name]).abs() * -self.strength).to(self.dtype)
         dend = None
         if self.states:
             found["initial_state"], dend = normal(generator, *state), normal(generator, *state).to(device)
@@ -115,5 +117,11 @@ ROWS = [
     _attention("attention_retention", (2, 100, 2, 16, 32), "ci", "one decay a head (arXiv 2307.08621)",
                gates="g_gamma", states=True),
     _attention("attention_gla_bf16", (2, 128, 1, 64, 128), "ci", _GLA),
+    _attention("attention_forgetting", (2, 70, 2, 8, 12), "ci", "forget gates near 0",
+               gates="g gk gv", dtype=torch.float32, states=True, strength=8.0),
+    _attention("attention_chunks_forgetting", (2, 150, 2, 24, 20), "ci", "the same in chunks, backwards",
+               gates="g gk", dtype=torch.float32, states=True, reverse=True, strength=8.0),
+    _attention("attention_scalar_forgetting", (2, 130, 2, 16, 16), "ci", "one strong decay a head and step",
+               gates="g", strength=8.0),
     _attention("attention_gla_fp16", (1, 64, 2, 32, 48), "ci", _GLA, dtype=torch.float16, states=True),
 ]  # fmt: skip
