@@ -95,7 +95,7 @@ def share(groups: Sequence[Group], costs: Sequence[float], rank: int, world: int
 
 
 def entry_key(group: Group, batch: int) -> dict[str, Any]:
-    return {**dict(group.call.key), "batch": batch}
+    return {**dict(group.call.key), "batch": batch, "triton": store.triton_minor()}
 
 
 def stored(folder: Path, device: str, kernel: str) -> dict[tuple[Any, ...], dict[str, Any]]:

@@ -21,8 +21,8 @@ KERNEL = "sinkhorn_forward"
 FOLDERS = store.folders
 FIELDS = {"form": "deepseek", "first": "rows", "dtype": "float32", "n": 4, "m": 4, "iters": 20}
 KEY = store.key_of(FIELDS)
-CONFIG = {"block_sizes": [64], "num_warps": 2}
-VARIANT = {"packed": True, "paired": False, "pivoted": True}
+CONFIG = {"block_sizes": [128], "num_warps": 4}
+VARIANT = {"thread": [4, 4], "paired": False, "pivoted": True}
 
 
 def entry(batch=4096, key=KEY, config=CONFIG, variant=VARIANT, evidence="measured"):
@@ -186,7 +186,7 @@ def test_read_returns_what_was_written(tmp_path, caplog):
     path = write(tmp_path, [entry(1024), entry(8, evidence="compiled")])
     first, second = store.read(tmp_path, "h200", KERNEL)
     assert first == store.Entry(
-        KEY, 1024, (("block_sizes", (64,)), ("num_warps", 2)), tuple(VARIANT.items()),
+        KEY, 1024, (("block_sizes", (128,)), ("num_warps", 4)), store.frozen(VARIANT),
         "measured", str(path),
     )  # fmt: skip
     assert (second.batch, second.evidence) == (8, "compiled")
@@ -400,10 +400,10 @@ def test_choose_takes_the_stored_config(shipped):
     path = write(shipped, [entry()])
     choice = chosen()
     assert (choice.kernel, dict(choice.config), dict(choice.variant)) == (
-        KERNEL, {"block_sizes": (64,), "num_warps": 2}, VARIANT,
+        KERNEL, {"block_sizes": (128,), "num_warps": 4}, {**VARIANT, "thread": (4, 4)},
     )  # fmt: skip
     assert choice.source == f"{path} (measured)"
-    values = "block_sizes=(64,), num_warps=2, packed=True, paired=False, pivoted=True"
+    values = "block_sizes=(128,), num_warps=4, paired=False, pivoted=True, thread=(4, 4)"
     assert str(choice) == f"{KERNEL} ({values}) from {path} (measured)"
 
 
@@ -425,3 +425,18 @@ def test_choose_falls_back_to_the_kernel_s_default(shipped, name, device_key, si
 
 def test_choice_does_not_depend_on_a_batch_without_entries(shipped):
     assert len({chosen(batch=batch) for batch in (1, 7, 4096, 1 << 31)}) == 1
+
+
+def test_entries_of_the_running_triton_come_first(shipped, monkeypatch):
+    """A nearer batch of another version waits; without any of the running one, all versions are asked."""
+    for version, batch in (("3.6", 64), ("3.9", 512)):
+        near, far = ({**e, "key": {**e["key"], "triton": t}} for e, t in (
+            (entry(64), "3.6"), (entry(512), "3.9"),
+        ))  # fmt: skip
+        write(shipped, [near, far])
+        monkeypatch.setattr(store, "triton_minor", lambda version=version: version)
+        lookup.lookup.cache_clear()
+        assert served(128).batch == batch
+    monkeypatch.setattr(store, "triton_minor", lambda: "3.8")
+    lookup.lookup.cache_clear()
+    assert served(128).batch == 64

@@ -415,10 +415,10 @@ def test_the_device_is_an_assertion(monkeypatch):
 
 
 def stored_choice(tmp_path, monkeypatch):
-    """A stored config of two warps, which the default has not."""
+    """A stored config of four warps, which the default has not."""
     entry = {
         "key": {**dict(CALL.key), "batch": 128},
-        "config": {"block_sizes": [64], "num_warps": 2},
+        "config": {"block_sizes": [128], "num_warps": 4},
         "variant": {"thread": [4, 4], "paired": False, "pivoted": True},
         "evidence": "measured",
     }
@@ -434,8 +434,8 @@ def test_a_refused_config_is_one_warning_and_the_default(tmp_path, monkeypatch, 
 
     def picky(kernel, *arguments):
         calls.append(kernel)
-        if kernel.configs[0].num_warps == 2:
-            raise ValueError("no two warps here")
+        if kernel.configs[0].num_warps == 4:
+            raise ValueError("no four warps here")
         return right(kernel, *arguments)
 
     monkeypatch.setattr(serving, "run", picky)
@@ -447,7 +447,7 @@ def test_a_refused_config_is_one_warning_and_the_default(tmp_path, monkeypatch, 
     assert len(calls) == 1 + 3 + 1
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "no two warps here" in record.getMessage()
+    assert "no four warps here" in record.getMessage()
     assert str(tmp_path) in record.getMessage()
 
 

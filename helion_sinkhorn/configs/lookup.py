@@ -16,14 +16,24 @@ MAX_LOG2_DISTANCE = 2.0
 _reading = threading.Lock()
 
 
-def nearest(entries: tuple[store.Entry, ...], key: store.Key, batch: int) -> store.Entry | None:
-    """The entry of this key whose batch is nearest in log2, at most 4x away; the largest serves all beyond.
+def preferred(entries: tuple[store.Entry, ...], key: store.Key, batch: int) -> store.Entry | None:
+    """The nearest entry of this key that the running minor version of Triton compiled, else of any version.
+
+    A version may compile a config that is the best of another to code several times as slow.
+    """
+    of_key = tuple(e for e in entries if e.key == key)
+    own = nearest(tuple(e for e in of_key if e.triton == store.triton_minor()), batch)
+    return own or nearest(of_key, batch)
+
+
+def nearest(entries: tuple[store.Entry, ...], batch: int) -> store.Entry | None:
+    """The entry whose batch is nearest in log2, at most 4x away; the largest serves all beyond.
 
     A config for the largest tuned batch is one for a full device, and no larger batch is more than full.
     """
-    most = max((e.batch for e in entries if e.key == key), default=0)
+    most = max((e.batch for e in entries), default=0)
     batch = min(max(batch, 1), most)
-    candidates = [(abs(math.log2(e.batch / batch)), e.batch, e) for e in entries if e.key == key]
+    candidates = [(abs(math.log2(e.batch / batch)), e.batch, e) for e in entries]
     distance, _, entry = min(candidates, key=lambda c: c[:2], default=(math.inf, 0, None))
     return entry if distance <= MAX_LOG2_DISTANCE else None
 
@@ -43,12 +53,22 @@ def lookup(device: Device, kernel: str, key: store.Key, batch: int) -> store.Ent
         return find(device, kernel, key, batch)
 
 
+@functools.cache
+def say_version(kernel: str, triton: str) -> None:
+    """Once a process: entries of another Triton serve a kernel."""
+    log.info(
+        "%s: no entry of Triton %s, using those of %s", kernel, store.triton_minor(), triton or "another"
+    )
+
+
 def find(device: Device, kernel: str, key: store.Key, batch: int) -> store.Entry | None:
     relatives = [d.key for d in DEVICES.values() if d.family == device.family and d.key != device.key]
     for name in (device.key, *relatives):
         for folder in store.folders():
-            entry = nearest(store.read(folder, name, kernel), key, batch)
+            entry = preferred(store.read(folder, name, kernel), key, batch)
             if entry is not None:
+                if entry.triton != store.triton_minor():
+                    say_version(kernel, entry.triton)
                 if name != device.key:
                     log.info("%s: no entry for %s, serving the one tuned on %s", kernel, device.key, name)
                 return entry

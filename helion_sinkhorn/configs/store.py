@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import json
 import logging
 import os
@@ -28,6 +29,17 @@ class Entry:
     variant: tuple[tuple[str, Any], ...]
     evidence: str
     path: str
+    triton: str = ""
+    """The minor version of the Triton that compiled it, "3.6"; empty in files that do not say."""
+
+
+@functools.cache
+def triton_minor() -> str:
+    """The minor version of the installed Triton, which is not imported; empty where there is none."""
+    try:
+        return ".".join(importlib.metadata.version("triton").split(".")[:2])
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def folders() -> list[Path]:
@@ -60,7 +72,7 @@ def frozen(value: Any) -> Any:
 
 def key_of(fields: dict[str, Any]) -> Key:
     """The Key of a stored entry's fields."""
-    return frozen({name: value for name, value in fields.items() if name != "batch"})
+    return frozen({name: value for name, value in fields.items() if name not in ("batch", "triton")})
 
 
 class Keyed:
@@ -92,7 +104,10 @@ def _entry(e: dict[str, Any], path: Path) -> Entry:
     batch = key["batch"]
     if type(batch) is not int or not 1 <= batch < 1 << 63:
         raise ValueError(f"batch is {batch!r:.80}")
-    return Entry(key_of(key), batch, frozen(config), frozen(variant), evidence, str(path))
+    triton = key.get("triton", "")
+    if not isinstance(triton, str):
+        raise TypeError(f"triton is {triton!r:.80}")
+    return Entry(key_of(key), batch, frozen(config), frozen(variant), evidence, str(path), triton)
 
 
 def content(path: Path) -> Any:
@@ -126,7 +141,7 @@ def entries_of(data: dict[str, Any], path: Path) -> tuple[Entry, ...]:
         if found != expected:
             raise ValueError(f"its {name} is {found!r:.80}, the place is that of {expected}")
     entries = tuple(_entry(e, path) for e in data["entries"])
-    if len({(e.key, e.batch) for e in entries}) < len(entries):
+    if len({(e.key, e.batch, e.triton) for e in entries}) < len(entries):
         raise ValueError("two entries for one key")
     return entries
 

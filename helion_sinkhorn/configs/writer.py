@@ -38,9 +38,9 @@ def run_id(run: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def identity(entry: dict[str, Any]) -> tuple[Key, int]:
+def identity(entry: dict[str, Any]) -> tuple[Key, int, str]:
     """What no two entries of a file share, in the order of the file."""
-    return key_of(entry["key"]), entry["key"]["batch"]
+    return key_of(entry["key"]), entry["key"]["batch"], entry["key"].get("triton", "")
 
 
 def load(path: Path) -> dict[str, Any] | None:
