@@ -195,6 +195,12 @@ def first_slot(cu_seqlens, n, begin, blocks, span):
     return n * blocks if cu_seqlens is None else begin // span + n
 
 
+def kept_state(h, cu_seqlens):
+    """A state in the order of memory; a slot read from cu_seqlens has an axis of its own."""
+    turned = h.permute(3, 0, 2, 1)
+    return turned if cu_seqlens is None else turned.unsqueeze(0)
+
+
 def of_state(x, n, head, tile):
     """A sequence's state."""
     return hl.load(x, [n, head, slice(None), slice(None), tile, slice(None)]).permute(1, 3, 2, 0)
@@ -264,7 +270,8 @@ def linear_attention_walk(
         for block in hl.tile(0, blocks, block_size=1):
             number = in_turn(block.begin, blocks, late)
             if states is not None:
-                states[slot + number, head, :, :, tile, :] = h.permute(3, 0, 2, 1)
+                kept = kept_state(h, cu_seqlens)
+                states[slot + number, head, :, :, tile, :] = kept
             below = number * span
             many = min(size - below, span)
             first = first_step(begin, size, below, many, descending, late)
