@@ -47,6 +47,8 @@ FINALISTS = 3
 ROUNDS = {"quick": 7, "full": 21}
 COMPILE_TIMEOUT = 60.0
 # what an H200 and its host take, for the plan's estimate
+TIMED_SPILLS = 256
+"""Bytes a thread: some values that wait in local memory may cost less than what keeps them out of it."""
 SECONDS_GENERATE, SECONDS_TIME = 0.6, 0.05
 SECONDS_COMPILE = {"sinkhorn_forward": 1.0, "sinkhorn_backward": 6.0}
 
@@ -356,12 +358,12 @@ class Compilation:
 
 
 def sound(binaries: Sequence[Binary]) -> list[Choice]:
-    """The default, and the candidates without problems: other than spills, where the default spills too."""
+    """The default, and the candidates without problems but spills: few, or where the default spills too."""
     default, *others = binaries
 
     def fine(binary: Binary) -> bool:
-        spills_alone = len(binary.problems) == 1 and bool(binary.spill_bytes and default.spill_bytes)
-        return spills_alone or not binary.problems
+        tolerable = bool(default.spill_bytes) or binary.spill_bytes <= TIMED_SPILLS
+        return not binary.problems or (len(binary.problems) == 1 and bool(binary.spill_bytes) and tolerable)
 
     return [b.job.choice for b in (default, *filter(fine, others))]
 
