@@ -213,6 +213,22 @@ def test_configs_are_those_of_the_mode():
     assert not any(";" in text for text in said.values())
 
 
+@pytest.mark.parametrize("ours_first", [False, True])
+def test_tritonbench_s_own_folder_of_benchmarks_stays_importable(tmp_path, ours_first):
+    """Its numeric_check and gen_metadata are run as benchmarks.numeric_check.run with both on PYTHONPATH."""
+    theirs = tmp_path / "benchmarks" / "numeric_check"
+    theirs.mkdir(parents=True)
+    (theirs / "run.py").write_text("print('theirs')\n")
+    path = [str(ROOT), str(tmp_path)][:: 1 if ours_first else -1]
+    code = "import benchmarks.numeric_check.run, benchmarks.peers; print(len(benchmarks.peers.PEERS) > 0)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "benchmarks",
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+    )  # fmt: skip
+    assert done.stdout.split() == ["theirs", "True"], done.stderr
+
+
 def peer_row(**changes: object):
     """A row of benchmarks/peers.py that computes the deepseek form, for n = 4."""
 
