@@ -98,6 +98,7 @@ format: $(VENV)/.lint
 	$(VENV)/bin/ruff format .
 
 # A process a mode; it fails when a backend is missing, raises or is inaccurate
+bench-tritonbench: export OMP_NUM_THREADS ?= 1
 bench-tritonbench: export PYTHONPATH := $(abspath $(TRITONBENCH_DIR)):$(CURDIR)
 bench-tritonbench: $(VENV)/.tritonbench
 	set -e; for mode in $(MODES); do $(RUN) -m tritonbench_ops --op sinkhorn --mode $$mode $(ARGS); done

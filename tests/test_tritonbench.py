@@ -213,6 +213,22 @@ def test_configs_are_those_of_the_mode():
     assert not any(";" in text for text in said.values())
 
 
+@pytest.mark.parametrize("ours_first", [False, True])
+def test_tritonbench_s_own_folder_of_benchmarks_stays_importable(tmp_path, ours_first):
+    """Its numeric_check and gen_metadata are run as benchmarks.numeric_check.run with both on PYTHONPATH."""
+    theirs = tmp_path / "benchmarks" / "numeric_check"
+    theirs.mkdir(parents=True)
+    (theirs / "run.py").write_text("print('theirs')\n")
+    path = [str(ROOT), str(tmp_path)][:: 1 if ours_first else -1]
+    code = "import benchmarks.numeric_check.run, benchmarks.peers; print(len(benchmarks.peers.PEERS) > 0)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "benchmarks",
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+    )  # fmt: skip
+    assert done.stdout.split() == ["theirs", "True"], done.stderr
+
+
 def peer_row(**changes: object):
     """A row of benchmarks/peers.py that computes the deepseek form, for n = 4."""
 
@@ -349,6 +365,8 @@ def test_results_of_another_shape_are_refused():
         compare.errors(x, x, torch.zeros(4, 3, 1), None, allowed, 2)
     with pytest.raises(ValueError, match="shape"):
         compare.errors(x, x, None, None, allowed, 2)
+    with pytest.raises(ValueError, match=r"results of torch\.float16 for logits of torch\.float32"):
+        compare.errors(x, x, torch.zeros(4, 3, 3).half(), None, allowed, 2)
 
 
 def test_helions_driver_finds_what_its_config_names():
@@ -430,10 +448,44 @@ def test_what_else_ends_a_run(tree):
         [*common, OURS, "--metrics", "latency"],
         ["--op", "sinkhorn", "--list-backends", "--list-metrics"],
     ]
-    unknown, *others = statuses(tree, runs)
+    runs.append([*common, OURS, "--metrics", "latency,no_such_metric"])
+    unknown, *others, unknown_metric = statuses(tree, runs)
     assert "no_such_backend" in unknown
     assert "helion_sinkhorn" in unknown
     assert others == [0, 0, 0]
+    assert "no_such_metric" in unknown_metric
+    assert "x_floor" in unknown_metric
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_cpu_is_taken_and_said(tree):
+    arguments = ["--op", "sinkhorn", "--batch", "50", "--n", "4", "--iters", "3", *QUICK, "--only", OURS]
+    done = python(tree, "-m", "tritonbench_ops", *arguments)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "no GPU here: --device cpu" in done.stderr
+
+
+RAISING = """
+import dataclasses, json, sys
+from tritonbench_ops import backends
+from tritonbench_ops.launch import run
+
+def raises(*arguments):
+    raise RuntimeError("planted")
+
+name = "helion_implicit_approximate"
+backends.BACKENDS[name] = dataclasses.replace(backends.BACKENDS[name], build=raises)
+run(json.loads(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_approximate_gradients_run_when_they_are_named(named):
+    arguments = [*SMALL[:5], "50", *SMALL[6:], *QUICK, "--mode", "bwd"]
+    choice = ["--only", "helion_implicit_approximate"] if named else ["--skip", "torch_compile_max_autotune"]
+    done = python("stub", "-c", RAISING, json.dumps([*arguments, *choice]))
+    assert done.returncode == int(named), done.stderr[-3000:]
 
 
 METRICS = [

@@ -10,15 +10,31 @@ from helion_sinkhorn.workloads import DotWorkload, tagged
 from tritonbench_ops import dot_compress_cases as parts
 
 SMALL = ["--op", "dot_compress", "--device", "cpu", "--warmup", "1", "--rep", "1", "--only"]
-SHAPE = ["--batch", "2", "--m", "100", "--d", "32", "--k", "16", "--with-z"]
+SHAPE = ["--batch", "3", "--m", "100", "--d", "32", "--k", "16", "--with-z"]
 PLANTED = """
 from helion_sinkhorn import dot_compress
 from tritonbench_ops import dot_compress_cases as parts
+
+class Spoiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out, value):
+        ctx.value = value
+        out = out.clone()
+        out[1] = value
+        return out
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        grad[1] = ctx.value
+        return grad, None
 
 planted = {
     "helion_wrong_value": lambda *t: 1.02 * dot_compress(*t),
     "helion_wrong_gradient": lambda *t: WrongGradient.apply(dot_compress(*t)),
     "helion_raises": raises,
+    "nan_in_the_middle": lambda *t: Spoiled.apply(dot_compress(*t), float("nan")),
+    "zeros_in_the_middle": lambda *t: Spoiled.apply(dot_compress(*t), 0.0),
+    "third_party": lambda *t: 1.02 * dot_compress(*t),
 }
 parts.BACKENDS.update({name: lambda f=f: f for name, f in planted.items()})
 """
@@ -29,6 +45,7 @@ def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them()
     names = (
         "helion_dot_compress,helion_dot_compress_precise",
         "helion_wrong_value", "helion_wrong_gradient", "helion_raises",
+        "nan_in_the_middle", "zeros_in_the_middle", "third_party",
     )  # fmt: skip
     metrics = ["--metrics", "latency,accuracy,reported_mismatch,x_floor"]
     runs = [[*SMALL, name, *SHAPE, *metrics, "--mode", mode] for name in names for mode in modes]
@@ -36,6 +53,9 @@ def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them()
         *(0, 0, 0, 0),
         *(1, 1, 1, 1),
         *(0, 1, 1, 0),
+        *(1, 1, 1, 1),
+        *(1, 1, 1, 1),
+        *(1, 1, 1, 1),
         *(1, 1, 1, 1),
     ]  # fmt: skip
 
@@ -60,6 +80,7 @@ def test_the_reported_rule_is_that_of_assert_close():
     share = parts.mismatched(a, b)
     assert share == pytest.approx((~torch.isclose(a.double(), b.double(), rtol, atol)).double().mean().item())
     assert 0.1 < share < 1
+    assert parts.mismatched(b.clone().fill_(float("nan")), b) == 1
 
 
 def test_bytes_moved_once():

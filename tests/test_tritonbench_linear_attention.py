@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from planted import statuses
@@ -12,11 +14,11 @@ from tritonbench_ops import recurrent_linear_attention_cases as parts
 SMALL = ["--op", "recurrent_linear_attention", "--device", "cpu", "--warmup", "1", "--rep", "1", "--only"]
 SHAPE = [
     "--batch",
-    "2",
+    "3",
     "--steps",
     "12",
     "--heads",
-    "2",
+    "3",
     "--dk",
     "8",
     "--dv",
@@ -33,11 +35,27 @@ right = parts.BACKENDS["helion_recurrent"]
 def without_gate(q, k, v, g, g_gamma, gk, gv):
     return right.build()(q, k, v, 0 * g, g_gamma, gk, gv)
 
+class Spoiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out, value):
+        ctx.value = value
+        out = out.clone()
+        out[1, :, 1] = value
+        return out
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        grad[1, :, 1] = ctx.value
+        return grad, None
+
 planted = {
     "helion_wrong_value": lambda *x: 1.02 * right.build()(*x),
     "helion_without_a_gate": without_gate,
     "helion_wrong_gradient": lambda *x: WrongGradient.apply(right.build()(*x)),
     "helion_raises": raises,
+    "nan_in_the_middle": lambda *x: Spoiled.apply(right.build()(*x), float("nan")),
+    "zeros_in_the_middle": lambda *x: Spoiled.apply(right.build()(*x), 0.0),
+    "third_party": lambda *x: 1.02 * right.build()(*x),
 }
 parts.BACKENDS.update({name: dataclasses.replace(right, build=lambda f=f: f) for name, f in planted.items()})
 """
@@ -48,6 +66,7 @@ def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them()
     names = (
         "helion_recurrent", "helion_wrong_value", "helion_without_a_gate", "helion_wrong_gradient",
         "helion_raises", "helion_chunked", "fla_chunk_gla",
+        "nan_in_the_middle", "zeros_in_the_middle", "third_party",
     )  # fmt: skip
     metrics = ["--metrics", "latency,accuracy,share_of_budget,x_floor"]
     runs = [[*SMALL, name, *SHAPE, *metrics, "--mode", mode] for name in names for mode in modes]
@@ -58,6 +77,9 @@ def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them()
         *(0, 1, 1, 0),
         *(1, 1, 1, 1),
         # named, so that a refusal (gv) and an absence count
+        *(1, 1, 1, 1),
+        *(1, 1, 1, 1),
+        *(1, 1, 1, 1),
         *(1, 1, 1, 1),
         *(1, 1, 1, 1),
     ]  # fmt: skip
@@ -74,6 +96,9 @@ PLANTED_NAMES = (
     "helion_without_a_gate",
     "helion_wrong_gradient",
     "helion_raises",
+    "nan_in_the_middle",
+    "zeros_in_the_middle",
+    "third_party",
     "torch_compile",
 )
 
@@ -114,15 +139,29 @@ def test_who_refuses_what():
     assert parts.BACKENDS["helion_chunked"].refuses(*wide) == "chunks take Dk up to 128, this is 129"
 
 
-def test_the_last_sequence_and_head_are_judged():
+def test_every_sequence_and_head_is_judged():
     given, do = inputs(8, "g_gamma")
-    case = parts.sample(given, do)
+    case, exact = parts.sample(given, do), parts.exact_results(given, do)
     o = parts.eager(*given)
-    assert parts.share_of_budget(case, "recurrent", o, None) <= 1
+    assert parts.share_of_budget(case, exact, "recurrent", o, None) <= 1
     for place in ((0, 0), (0, -1), (-1, 0), (-1, -1)):
         wrong = o.clone()
         wrong[place[0], 3, place[1], 5] *= 1.05
-        assert parts.share_of_budget(case, "recurrent", wrong, None) > 1
+        assert parts.share_of_budget(case, exact, "recurrent", wrong, None) > 1
+    for sequence in range(3):
+        for head in range(o.size(2)):
+            for value in (0.0, math.nan):
+                wrong = o.clone()
+                wrong[sequence, :, head] = value
+                assert parts.share_of_budget(case, exact, "recurrent", wrong, None) > 1
+
+
+def test_pieces_are_joined(monkeypatch):
+    given, do = inputs(8, "g_gamma")
+    whole = parts.exact_results(given, do)
+    monkeypatch.setattr(parts, "PIECE_STATES", 1)
+    for name, x in parts.exact_results(given, do).items():
+        torch.testing.assert_close(x, whole[name])
 
 
 def test_bytes_moved_once():

@@ -102,11 +102,13 @@ def errors(
     """The Errors of P, of dX or of both, for logits and upstream gradient (B, n, m).
 
     Raises:
-        ValueError: neither is given, or one has not the shape of the logits.
+        ValueError: neither is given, or one has not the shape and dtype of the logits.
     """
     given = [t for t in (p, dx) if t is not None]
     if not given or any(t.shape != logits.shape for t in given):
         raise ValueError(f"results of shape {[tuple(t.shape) for t in given]} for {tuple(logits.shape)}")
+    if any(t.dtype != logits.dtype for t in given):
+        raise ValueError(f"results of {', '.join(str(t.dtype) for t in given)} for logits of {logits.dtype}")
     share = worst_p = worst_dx = marginal = error_square = square = 0.0
     step = max(1, PIECE_ENTRIES // logits[0].numel())
     pieces = [torch.arange(k, min(k + step, len(logits))) for k in range(0, len(logits), step)]

@@ -6,7 +6,13 @@ import logging
 import math
 
 import torch
-from tritonbench.utils.triton_op import BASELINE_BENCHMARKS, REGISTERED_BENCHMARKS, BenchmarkOperator
+from tritonbench.utils.triton_op import (
+    BASELINE_BENCHMARKS,
+    BUILTIN_METRICS,
+    REGISTERED_BENCHMARKS,
+    REGISTERED_METRICS,
+    BenchmarkOperator,
+)
 
 from tritonbench_ops import gate, measure
 
@@ -45,6 +51,10 @@ class Judged(BenchmarkOperator):
             for name, value in CPU_MILLISECONDS.items():
                 if getattr(self.tb_args, name, value) is None:
                     setattr(self.tb_args, name, value)
+        known = {*BUILTIN_METRICS, *REGISTERED_METRICS[self.name]}
+        unknown = [name for name in self.required_metrics if name not in known]
+        if unknown:
+            raise ValueError(f"--metrics names {', '.join(unknown)}; metrics are {', '.join(sorted(known))}")
         self.named = self.names_in_only()
         if self.named and COMPARED & set(self.required_metrics):
             self._only = list(dict.fromkeys([*baselines(self.name), *self._only]))

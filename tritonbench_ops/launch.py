@@ -7,6 +7,8 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 
+import torch
+
 from tritonbench_ops import gate
 from tritonbench_ops.register import NAMES, register
 
@@ -48,6 +50,9 @@ def run(arguments: Sequence[str]) -> None:
         from run import run as tritonbench_run
 
     arguments = translated(arguments, get_parser()._option_string_actions)
+    if not torch.cuda.is_available() and not any(a.partition("=")[0] == "--device" for a in arguments):
+        print("no GPU here: --device cpu", file=sys.stderr)
+        arguments += ["--device", "cpu"]
     options, _ = get_parser().parse_known_args(arguments)
     # children of tritonbench are started with this
     sys.argv = ["run.py", "--launch", __name__, *arguments]

@@ -13,8 +13,9 @@ import torch
 
 from helion_sinkhorn import recurrent_linear_attention, reference
 from helion_sinkhorn.linear_attention_chunks import why_not_chunked
-from helion_sinkhorn.testing_linear_attention import Case
+from helion_sinkhorn.testing_linear_attention import Case, budgets_of
 from helion_sinkhorn.workloads import AttentionWorkload, tagged
+from tritonbench_ops.bounds import relative, share_beyond
 
 NAMES = ("q", "k", "v", "g", "g_gamma", "gk", "gv")
 Inputs = tuple[torch.Tensor | None, ...]
@@ -142,7 +143,10 @@ BACKENDS = {
 }
 
 
-OURS = tuple(name for name in BACKENDS if name.startswith("helion"))
+PYTORCH = (BASELINE, "torch_compile")
+"""Those that no budget is derived for."""
+PIECE_STATES = 1 << 27
+"""Entries of the states that float64 keeps at a time."""
 
 
 def some(x: torch.Tensor) -> torch.Tensor:
@@ -156,15 +160,46 @@ def sample(inputs: Inputs, do: torch.Tensor) -> Case:
     return Case({name: some(x) for name, x in zip(NAMES, inputs, strict=True) if x is not None}, some(do))
 
 
-def share_of_budget(
-    case: Case, method: str, o: torch.Tensor | None, gradients: Sequence[torch.Tensor] | None
-) -> float:
-    """The largest error of the sample in units of its budget.
+def exact_results(inputs: Inputs, do: torch.Tensor) -> dict[str, torch.Tensor]:
+    """o and all gradients in float64, some heads of one sequence at a time."""
+    leaves = {name: x.detach() for name, x in zip(NAMES, inputs, strict=True) if x is not None}
+    batch, steps, heads, dk = leaves["q"].shape
+    found = {f"d{name}": torch.zeros_like(x, dtype=torch.float64) for name, x in leaves.items()}
+    found["o"] = torch.zeros_like(leaves["v"], dtype=torch.float64)
+    some_heads = range(0, heads, max(1, PIECE_STATES // (steps * dk * leaves["v"].size(3))))
+    for sequence in range(batch):
+        for first in some_heads:
+            at = slice(sequence, sequence + 1), slice(None), slice(first, first + some_heads.step)
+            part = {name: x[at[2]] if x.dim() == 1 else x[at] for name, x in leaves.items()}
+            exact = Case(part, do[at]).exact
+            for name, whole in found.items():
+                if whole.dim() == 1:
+                    whole[at[2]] += exact[name]
+                else:
+                    whole[at] = exact[name]
+    return found
 
-    gradients: of the inputs that are there, in their order; that of g_gamma, a sum over all, is left out.
+
+def share_of_budget(
+    case: Case,
+    exact: dict[str, torch.Tensor],
+    method: str,
+    o: torch.Tensor | None,
+    gradients: Sequence[torch.Tensor] | None,
+) -> float:
+    """The largest error in units of its budget: of the sample entry by entry, of the rest one bound a result.
+
+    Args:
+        case: of `sample`.
+        exact: of `exact_results`.
+        gradients: of the inputs that are there, in their order.
     """
-    found = {} if o is None else {"o": some(o)}
+    found = {} if o is None else {"o": o}
     if gradients is not None:
-        pairs = zip(case.leaves, gradients, strict=True)
-        found |= {f"d{name}": some(x) for name, x in pairs if name != "g_gamma"}
-    return max(case.judge(found, method).values())
+        found |= {f"d{name}": x for name, x in zip(case.leaves, gradients, strict=True)}
+    # the sample has only its share of a gradient that is a sum over all sequences
+    shares = [*case.judge({n: some(x) for n, x in found.items() if n != "dg_gamma"}, method).values()]
+    for name, actual in found.items():
+        within = relative(budgets_of(case, method)[name], case.exact[name])
+        shares.append(share_beyond(actual, exact[name], within))
+    return max(shares)

@@ -11,6 +11,7 @@ import torch
 REGISTERED_BENCHMARKS = defaultdict(dict)
 BASELINE_BENCHMARKS = defaultdict(list)
 REGISTERED_METRICS = defaultdict(list)
+BUILTIN_METRICS = {"latency", "speedup", "accuracy", "best_config"}
 REGISTERED_X_VALS = {}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

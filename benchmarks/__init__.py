@@ -1,1 +1,0 @@
-"""Benchmarks and the demo; not part of the installed package."""
