@@ -56,7 +56,7 @@ SPILL_BYTES = {
     ("sm100", "linear_attention_walk dk 64x128"): 40,
     ("sm100", "linear_attention_walk o 8x16"): 8,
     # gates: two tiles of 64 x 64 for each side of a state and six levels, float32 operands in three parts
-    ("sm90", "linear_attention_gates"): 2136,
+    ("sm90", "linear_attention_gates"): 2232,
     ("gfx942", "linear_attention_gates"): 476,
     ("gfx950", "linear_attention_gates"): 120,
     # chunks: two ways to take pairs in one program, one of them for gates that decay fast, and float32
@@ -64,7 +64,7 @@ SPILL_BYTES = {
     # (scores of float32 operands: four warps are 2.2 times as fast as eight, which spill half as much)
     ("sm90", "linear_attention_chunk_scores"): 672,
     ("sm90", "linear_attention_chunk_walk"): 488,
-    ("sm90", "linear_attention_chunk_gradients"): 1680,
+    ("sm90", "linear_attention_chunk_gradients"): 2328,
     ("sm100", "linear_attention_chunk_scores"): 120,
     ("sm100", "linear_attention_chunk_gradients"): 680,
     ("gfx942", "linear_attention_chunk_gradients"): 312,
