@@ -39,6 +39,8 @@ class Model:
     products: str = "nearest"
     seed: int = 0
     """Of what registers and LDS hold before they are written: NaNs."""
+    winner: str = "highest"
+    """Lane of a wave whose value remains where several store to one place in LDS: highest or lowest."""
     order: str = "together"
     """Waves of a workgroup: together, or one after the other, the first or the last first."""
     most: int = 20_000_000
@@ -221,7 +223,7 @@ def launched(
             groups = np.arange(first, min(first + together, grid))
             if shared_bytes:
                 fill = garbage(-(-shared_bytes // 4), model.seed + 1)
-                world.shared = shared.Shared(len(groups), shared_bytes, loaded.unit, fill)
+                world.shared = shared.Shared(len(groups), shared_bytes, loaded.unit, fill, model.winner == "highest")
             start = started(loaded, groups, waves, world, model)
             run_together(loaded, start, world, model, budget)
     return arena

@@ -128,6 +128,9 @@ SIMPLE: dict[str, Row] = {
     "v_add3_u32": ("u", "uuu", lambda a, b, c: a + b + c),
     "v_xad_u32": ("u", "uuu", lambda a, b, c: (a ^ b) + c),
     "v_add_u32": ("u", "uu", op.add),
+    "v_add_u16": ("s", "ss", op.add),
+    "v_sub_u16": ("s", "ss", op.sub),
+    "v_mul_lo_u16": ("s", "ss", op.mul),
     "v_sub_u32": ("u", "uu", op.sub),
     "v_subrev_u32": ("u", "uu", lambda a, b: b - a),
     "v_lshlrev_b32": ("u", "uu", lambda a, b: b << (a & LOW5)),
@@ -189,6 +192,12 @@ SIMPLE: dict[str, Row] = {
     "v_cvt_i32_f32": ("i", "f", lambda a: fp.to_integer(a, np.int32)),
     "v_cndmask_b32": ("u", "bbm", lambda a, b, mask: np.where(mask, b, a)),
 }  # fmt: skip
+SATURATING: dict[str, Callable[[Array, Array], Array]] = {
+    "v_add_u32": lambda a, b: np.where(a + b < a, U32(0xFFFF_FFFF), a + b),
+    "v_sub_u32": lambda a, b: np.where(a < b, U32(0), a - b),
+    "v_subrev_u32": lambda a, b: np.where(b < a, U32(0), b - a),
+}
+"""With `clamp`."""
 FUNCTIONS = {"v_exp_f32": "exp", "v_log_f32": "log", "v_rcp_f32": "rcp", "v_rcp_iflag_f32": "rcp"}
 """Methods of arithmetic.Functions, of one float32."""
 COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
@@ -251,8 +260,10 @@ def stored(ins: Instruction, to: Operand, kind: str) -> Callable[[Waves, Array],
 
 def simple(ins: Instruction, operands: list[Operand]) -> Action:
     """An instruction of SIMPLE or FUNCTIONS."""
-    understood(ins, MODIFIERS)
+    understood(ins, MODIFIERS | ({"clamp"} if ins.op in SATURATING else set()))
     result, kinds, function = SIMPLE.get(ins.op, ("f", "f", None))
+    if "clamp" in ins.modifiers:
+        function = SATURATING[ins.op]
     to, *of = operands
     if ins.op == "v_fmac_f32":
         of = [*of, to]
