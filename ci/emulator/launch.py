@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import os
 import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -34,6 +37,7 @@ class Session:
     """How launches are run, and what was run."""
 
     device: Device
+    cache: Path
     model: Model = field(default_factory=Model)
     programs: dict[str, Loaded] = field(default_factory=dict)
     """By a digest of their text."""
@@ -43,8 +47,8 @@ class Session:
 
 
 @functools.cache
-def present(key: str) -> Device:
-    """Make this process compile for an AMD device; before Helion is imported.
+def present(key: str, cache: Path) -> Device:
+    """Make this process compile for an AMD device, keeping what is compiled; before Helion is imported.
 
     Raises:
         ValueError: the device is not one that is emulated.
@@ -53,6 +57,8 @@ def present(key: str) -> Device:
     if device is None or device.vendor != "amd":
         amd = ", ".join(k for k, d in DEVICES.items() if d.vendor == "amd")
         raise ValueError(f"{key!r} is not emulated; the devices that are: {amd}")
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    os.environ.setdefault("TRITON_CACHE_DIR", str(cache / "triton"))
     offline.present_device(device)
     return device
 
@@ -78,20 +84,48 @@ def as_on_device() -> Iterator[None]:
         yield
 
 
-_hosts: dict[Any, Callable[..., None]] = {}
-
-
 def run(session: Session, kernel: Any, *arguments: Any) -> None:
     """kernels.dispatch.run: through the host function that Helion generates for the device."""
     from helion_sinkhorn.kernels import dispatch
 
-    key = kernel, dispatch.signature(arguments)
+    begin = time.perf_counter()
+    host = host_of(kernel, dispatch.signature(arguments), session.cache, tuple(map(dispatch.as_several, arguments)))
+    session.compile_seconds += time.perf_counter() - begin
+    host(*arguments, _launcher=functools.partial(launch, session))
+
+
+_hosts: dict[Any, Callable[..., None]] = {}
+
+
+def host_of(kernel: Any, signature: tuple, cache: Path, arguments: tuple[Any, ...]) -> Callable[..., None]:
+    """Helion's host function for a launch: its text is kept by all that decides it."""
+    from torch._inductor.codecache import PyCodeCache
+
+    key = kernel, signature
     if key not in _hosts:
-        begin = time.perf_counter()
-        with offline.as_called([dispatch.as_several(a) for a in arguments]) as given:
-            _hosts[key] = kernel.bind(tuple(given)).compile_config(kernel.configs[0])
-        session.compile_seconds += time.perf_counter() - begin
-    _hosts[key](*arguments, _launcher=functools.partial(launch, session))
+        arch = torch.cuda.get_device_properties().gcnArchName
+        decided = sources(), arch, kernel.name, repr(kernel.configs[0]), repr(signature)
+        path = cache / "helion" / f"{hashlib.sha256(repr(decided).encode()).hexdigest()}.py"
+        if not path.exists():
+            with offline.as_called(arguments) as given:
+                code = kernel.bind(tuple(given)).to_triton_code(kernel.configs[0])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_suffix(f".{os.getpid()}")
+            unfinished.write_text(code)
+            unfinished.replace(path)
+        _hosts[key] = getattr(PyCodeCache.load(path.read_text()), kernel.name)
+    return _hosts[key]
+
+
+@functools.cache
+def sources() -> str:
+    """A digest of the kernels and of what makes code of them."""
+    from helion_sinkhorn import kernels
+
+    folder = Path(kernels.__file__).parent
+    texts = [path.read_bytes() for path in sorted(folder.rglob("*.py"))]
+    made_by = [version(name) for name in ("torch", "helion", "triton")]
+    return hashlib.sha256(b"\0".join([*texts, *map(str.encode, made_by)])).hexdigest()
 
 
 def launch(session: Session, function: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:

@@ -27,6 +27,9 @@ USER_SGPRS = (
 """What hardware puts into the first scalar registers, in this order, as far as a descriptor asks."""
 
 
+ORDERS = {"highest": memory.FORWARD, "lowest": slice(None, None, -1)}
+
+
 class Unknown(Exception):
     """A program has instructions that are not known here: it is not run."""
 
@@ -40,7 +43,7 @@ class Model:
     seed: int = 0
     """Of what registers and LDS hold before they are written: NaNs."""
     winner: str = "highest"
-    """Lane of a wave whose value remains where several store to one place in LDS: highest or lowest."""
+    """Lane of a wave whose value remains where several store to one place: highest or lowest."""
     order: str = "together"
     """Waves of a workgroup: together, or one after the other, the first or the last first."""
     most: int = 20_000_000
@@ -70,6 +73,8 @@ class World:
     products: str
     waves: int
     scratch_bytes: int
+    order: slice
+    """In which lanes store."""
     shared: shared.Shared | None = None
 
 
@@ -216,14 +221,14 @@ def launched(
     arena = Arena({**regions, **scratch, "arguments": arguments})
     begin, length = arena.places["arguments"]
     arena.data[begin : begin + length] = np.frombuffer(addresses(arena, arguments), np.uint8)
-    world = World(arena, Functions(model.functions), model.products, waves, scratch_bytes)
+    world = World(arena, Functions(model.functions), model.products, waves, scratch_bytes, ORDERS[model.winner])
     budget = [model.most]
     with np.errstate(all="ignore"):
         for first in range(0, grid, together):
             groups = np.arange(first, min(first + together, grid))
             if shared_bytes:
                 fill = garbage(-(-shared_bytes // 4), model.seed + 1)
-                world.shared = shared.Shared(len(groups), shared_bytes, loaded.unit, fill, model.winner == "highest")
+                world.shared = shared.Shared(len(groups), shared_bytes, loaded.unit, fill, world.order)
             start = started(loaded, groups, waves, world, model)
             run_together(loaded, start, world, model, budget)
     return arena

@@ -15,6 +15,8 @@ Array = np.ndarray
 Action = Callable[[Waves], None]
 BASE = 0x7F10_0000_0000
 GUARD = 1 << 16
+FORWARD = slice(None)
+"""Lanes from the first to the last."""
 NARROW = {"ubyte": 1, "sbyte": 1, "ushort": 2, "sshort": 2, "short": 2, "byte": 1}
 WORDS = {"dword": 1, "dwordx2": 2, "dwordx3": 3, "dwordx4": 4, "dwordx8": 8, "dwordx16": 16}
 
@@ -81,18 +83,36 @@ class Arena:
                 found |= self.data[at + 1].astype(np.uint32) << np.uint32(8)
         return np.where(active, found, np.uint32(0))
 
-    def store(self, ins: Instruction, address: Array, size: int, active: Array, values: Array) -> None:
+    def store(self, ins: Instruction, w: Waves, address: Array, size: int, active: Array, values: Array) -> None:
         at = self.index(ins, address, size, active)[active]
         values = np.broadcast_to(values, active.shape)[active]
+        order = w.world.order
         if size == 4:
-            self.words[at >> 2] = values
-            same = self.words[at >> 2] == values
+            self.words[at[order] >> 2] = values[order]
+            lost = self.words[at >> 2] != values
         else:
             for byte in range(size):
-                self.data[at + byte] = (values >> np.uint32(8 * byte)).astype(np.uint8)
-            same = self.data[at] == values.astype(np.uint8)
-        if not same.all():
-            raise Finding("race", ins, "lanes store different values to one address")
+                self.data[at[order] + byte] = (values[order] >> np.uint32(8 * byte)).astype(np.uint8)
+            lost = self.data[at] != values.astype(np.uint8)
+        if lost.any():
+            number = np.broadcast_to((w.group * w.world.waves + w.wave)[:, None], active.shape)[active]
+            settled(ins, at, number, order, lost)
+
+
+def settled(ins: Instruction, at: Array, wave: Array, order: slice, lost: Array) -> None:
+    """Values that lanes stored to one place and that did not remain.
+
+    Layouts that repeat compute a number in several lanes, each of which may sum in another order: which lane's
+    value remains is not said, so both are tried.  Waves may not disagree.
+
+    Raises:
+        Finding: values of several waves met.
+    """
+    _, first, place = np.unique(at, return_index=True, return_inverse=True)
+    owner = np.zeros(len(first), wave.dtype)
+    owner[place[order]] = wave[order]
+    if (owner[place] != wave)[lost].any():
+        raise Finding("race", ins, "waves store different values to one place")
 
 
 @dataclass
@@ -191,9 +211,10 @@ def buffer(ins: Instruction, operands: list[Operand]) -> Action:
             if loads:
                 words.append(extended(kind, w.world.memory.load(ins, place, size, active)))
             else:
-                w.world.memory.store(ins, place, size, active, w.v[data.index + k])
+                w.world.memory.store(ins, w, place, size, active, w.v[data.index + k])
         if to_lds:
-            start = (w.s[M0] & np.uint32(0xFFFF)).astype(np.int64)[:, None] + immediate
+            # all of M0: gfx950 has more LDS than 16 bits reach
+            start = w.s[M0].astype(np.int64)[:, None] + immediate
             target = start + 4 * count * np.arange(LANES)
             landing = Landing(ins, w.group, w.wave, target, words, w.active.copy())
             w.late.append((w.waits.issued["vm"], landing))
@@ -232,7 +253,7 @@ def flat(ins: Instruction, operands: list[Operand]) -> Action:
             low, high = w.s[saddr.index].astype(np.int64), w.s[saddr.index + 1].astype(np.int64)
             address = address + (low | high << 32)[:, None]
         address = np.broadcast_to(address, w.active.shape)
-        moved(ins, w, w.world.memory, address, w.active, data, count, size, kind, loads)
+        moved(ins, w, address, data, count, size, kind, loads)
 
     return run
 
@@ -253,21 +274,22 @@ def scratch(ins: Instruction, operands: list[Operand]) -> Action:
             raise Finding("address", ins, f"a scratch offset outside {w.world.scratch_bytes} bytes")
         lane = (w.group[:, None] * w.world.waves + w.wave[:, None]) * LANES + np.arange(LANES)
         address = w.world.memory.address("scratch") + lane * w.world.scratch_bytes + own
-        moved(ins, w, w.world.memory, address, w.active, data, count, size, kind, loads)
+        moved(ins, w, address, data, count, size, kind, loads)
 
     return run
 
 
-def moved(ins, w: Waves, memory: Arena, address: Array, active: Array, data: Operand, count, size, kind, loads):
+def moved(ins, w: Waves, address: Array, data: Operand, count: int, size: int, kind: str, loads: bool) -> None:
     """Words between memory and consecutive registers."""
+    memory = w.world.memory
     if loads:
         # all before any is written: the address may be among them
-        words = [extended(kind, memory.load(ins, address + 4 * k, size, active)) for k in range(count)]
+        words = [extended(kind, memory.load(ins, address + 4 * k, size, w.active)) for k in range(count)]
         for k, word in enumerate(words):
             write(w, data.index + k, word)
     else:
         for k in range(count):
-            memory.store(ins, address + 4 * k, size, active, w.v[data.index + k])
+            memory.store(ins, w, address + 4 * k, size, w.active, w.v[data.index + k])
 
 
 KINDS = [*WORDS, *NARROW]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from emulator import lanes
-from emulator.memory import Finding, Landing
+from emulator.memory import FORWARD, Finding, Landing, settled
 from emulator.registers import LANES, Operand, Waves, bits_of, write
 from emulator.text import Instruction
 from emulator.vector import understood
@@ -24,10 +24,10 @@ class Shared:
     let waves write the same value to one place, which is allowed.
     """
 
-    def __init__(self, groups: int, size: int, unit: int, fill: Array, highest: bool = True):
+    def __init__(self, groups: int, size: int, unit: int, fill: Array, order: slice = FORWARD):
         """size: bytes of a workgroup; unit: bytes of the smallest store; fill: its first content, of words;
-        highest: which lane's value remains where several of a wave store to one place."""
-        self.highest, self.ties = highest, 0
+        order: in which lanes store, so that the last one's value remains."""
+        self.order = order
         self.size, self.unit = size, unit
         self.data = np.broadcast_to(fill, (groups, -(-size // 4))).copy().view(np.uint8)
         self.words = self.data.view(np.uint32)
@@ -80,11 +80,10 @@ class Shared:
             others = (self.writers[place] | self.readers[place]) & ~bits
             if (changed & (others != 0)).any():
                 raise Finding("race", ins, "a wave changes LDS that another used without a barrier")
-        order = slice(None, None, 1 if self.highest else -1)
-        self.put(rows[order], at[order], size, values[order])
+        self.put(rows[self.order], at[self.order], size, values[self.order])
         lost = self.gathered(rows, at, size) != values
         if lost.any():
-            self.check_owners(ins, rows, at // size, bits, order, lost)
+            settled(ins, rows * self.size + at, bits, self.order, lost)
         for part in range(0, size, self.unit):
             np.bitwise_or.at(self.writers, (rows, (at + part) // self.unit), bits)
 
@@ -94,16 +93,6 @@ class Shared:
             return
         for byte in range(size):
             self.data[rows, at + byte] = (values >> np.uint32(8 * byte)).astype(np.uint8)
-
-    def check_owners(self, ins: Instruction, rows, at, bits: Array, order: slice, lost: Array) -> None:
-        """Lanes of one wave may store different values to one place, and one of them remains: layouts that
-        repeat sum in another order in each copy.  Waves may not.
-        """
-        owner = np.zeros((len(self.data), int(at.max()) + 1), np.uint32)
-        owner[rows[order], at[order]] = bits[order]
-        if (owner[rows, at] != bits)[lost].any():
-            raise Finding("race", ins, "waves store different values to one place in LDS")
-        self.ties += 1
 
     def land(self, landing: Landing) -> None:
         """A load that went straight to LDS has arrived."""
