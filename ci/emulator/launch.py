@@ -39,6 +39,8 @@ class Session:
     device: Device
     cache: Path
     model: Model = field(default_factory=Model)
+    edit: Callable[[str], str] = str
+    """Applied to each listing before it is run: ci/mutants.py plants faults."""
     programs: dict[str, Loaded] = field(default_factory=dict)
     """By a digest of their text."""
     compile_seconds: float = 0.0
@@ -145,6 +147,7 @@ def launch(session: Session, function: Any, grid: tuple[int, ...], *arguments: A
 
 def loaded_of(session: Session, listing: str) -> Loaded:
     """A program made ready, once for each text."""
+    listing = session.edit(listing)
     key = hashlib.sha256(listing.encode()).hexdigest()
     if key not in session.programs:
         session.programs[key] = machine.load(text.parse(listing))
