@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emulator import matrix, memory, packed, scalar, shared, vector, waits
+from emulator import division, matrix, memory, packed, scalar, shared, vector, waits
 from emulator.arithmetic import Functions
 from emulator.effects import Effects, effects
 from emulator.hazards import Hazards
@@ -88,7 +88,7 @@ class Loaded:
     """Bytes of the smallest store to LDS."""
 
 
-TABLE = {**vector.TABLE, **packed.TABLE, **scalar.TABLE, **memory.TABLE, **matrix.TABLE, **shared.TABLE}
+TABLE = {**vector.TABLE, **division.TABLE, **packed.TABLE, **scalar.TABLE, **memory.TABLE, **matrix.TABLE, **shared.TABLE}
 """Opcode -> what makes an instruction, with its operands, runnable."""
 
 
