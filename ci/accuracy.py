@@ -113,7 +113,9 @@ def described(candidate: Candidate, truth: gate.Truth, result: torch.Tensor) -> 
 
 
 def sampled(candidate: Candidate, result: torch.Tensor, before: list[dict[str, object]]) -> dict[str, str]:
-    """The sample that an artefact keeps of a result: of the first that is served, where matrices are small."""
+    """The sample that an artefact keeps of a result: of the first that is served, where matrices are
+    small.
+    """
     kept = candidate.served and result[0].numel() <= LARGEST_SAMPLE
     if not kept or any("sample" in r and r["of"] == candidate.of for r in before):
         return {}
@@ -217,7 +219,8 @@ def failures(record: dict[str, object]) -> list[str]:
             if not s["passes"]:
                 found.append(
                     f"{what}{model}: {r['of']} is beyond the limit of {', '.join(s['beyond'])}: "
-                    f"worst {s['worst']:.3g}, rms {s['rms']:.3g}, bias {s['bias']:.3g} of {s['bias_limit']:.3g}; "
+                    f"worst {s['worst']:.3g}, rms {s['rms']:.3g}, "
+                    f"bias {s['bias']:.3g} of {s['bias_limit']:.3g}; "
                     f"element {s['index']} is {s['value']:.9g}, expected {s['expected']:.9g}"
                 )
         found += [

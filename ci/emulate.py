@@ -1,9 +1,11 @@
-"""Execute the AMD machine code on this CPU and judge it: python ci/emulate.py [--devices ...] [--workloads ...]
+"""Execute the AMD machine code on this CPU and judge it: python ci/emulate.py [--devices ...]
+[--workloads ...]
 
 What Triton compiles for gfx942 and gfx950 is run instruction by instruction (ci/emulator) on the inputs that
 ci/accuracy.py judges, and judged by the same gate.  Each result must hold under every model of what the ISA
 leaves open (MODELS), and have equal bits whatever registers and LDS held before, in which order waves ran and
-how the batch was cut.  Writes accuracy-<device>-emulated.json for ci/compare.py: emulated, never measured.  The
+how the batch was cut.  Writes accuracy-<device>-emulated.json for ci/compare.py: emulated, never
+measured.  The
 exit status is the verdict.
 """
 
@@ -102,7 +104,9 @@ def judged(session, candidate: Candidate, inputs, truth, before, options: Option
 
     result = under(PLAIN, *inputs)
     cut = math.ceil(len(result) / 2)
-    split = [under(PLAIN, *(t[part] for t in inputs)) for part in (slice(cut), slice(cut, None)) if len(result) > 1]
+    split = [
+        under(PLAIN, *(t[part] for t in inputs)) for part in (slice(cut), slice(cut, None)) if len(result) > 1
+    ]
     return {
         **accuracy.described(candidate, truth, result),
         "reproducible": {
@@ -125,7 +129,7 @@ def artefact(key: str, workloads: dict[str, dict], seconds: float) -> dict[str, 
     return {
         "schema": accuracy.SCHEMA,
         "device": {"key": key, "vendor": row.vendor, "arch": row.arch, "emulated": True,
-                   "name": f"{row.arch} machine code emulated on a CPU ({platform.machine()}), never run on a GPU"},
+                   "name": f"{row.arch} code emulated on a CPU ({platform.machine()}), never run on a GPU"},
         "versions": accuracy.versions(), "commit": accuracy.commit(),
         "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": writer.command("python ci/emulate.py", sys.argv[1:]),
@@ -155,13 +159,17 @@ def main() -> int:
     parser.add_argument("--devices", nargs="+", choices=amd, default=DEFAULT, help="one of each architecture")
     parser.add_argument("--workloads", nargs="+", choices=names, metavar="NAME", default=names,
                         help="all tagged ci if left out")  # fmt: skip
-    parser.add_argument("--steps", type=int, default=STEPS, help="entries times iterations judged of a workload")
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, help="entries times iterations judged of a workload"
+    )
     parser.add_argument("--served", action="store_true", help="only the config that serves each call")
     parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS), metavar="MODEL",
                         help=f"beside correct rounding: {'; '.join(MODELS)}")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--out", type=Path, default=Path("accuracy"), help="folder of artefacts and tables")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of compiled programs, by their source")
+    parser.add_argument(
+        "--cache", type=Path, default=CACHE, help="folder of compiled programs, by their source"
+    )
     given = parser.parse_args()
     options = Options(given.steps, given.served, tuple(given.models), given.cache.resolve())
     os.environ["OMP_NUM_THREADS"] = "1"

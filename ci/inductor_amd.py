@@ -1,11 +1,14 @@
 """Inductor on AMD, emulated: python ci/inductor_amd.py [--device mi350] [--workloads ...] [--source FILE]
 
-torch.compile's Triton kernels for the naive loop (reference.sinkhorn), forward and gradient, compiled for an AMD
+torch.compile's Triton kernels for the naive loop (reference.sinkhorn), forward and gradient, compiled for
+an AMD
 device and executed by ci/emulator on the inputs on which the kernels of this package are judged, by the same
-gate.  Inductor generates them here, on a CPU, for the presented device: its own choice of fusion, of blocks and of
+gate.  Inductor generates them here, on a CPU, for the presented device: its own choice of fusion, of
+blocks and of
 division for AMD.  What cannot be taken along is autotuning: of several configs the first is run.
 
---capture FILE on a GPU keeps what Inductor generates there (another torch, another vendor); --source FILE runs that.
+--capture FILE on a GPU keeps what Inductor generates there (another torch, another vendor); --source FILE
+runs that.
 """
 
 from __future__ import annotations
@@ -94,7 +97,9 @@ def lowered(graph, examples: list[torch.Tensor], is_backward: bool) -> str:
     mode, interface = FakeTensorMode(), device_interface.CudaInterface
     properties = staticmethod(lambda device=None: torch.cuda.get_device_properties())
     with mode:
-        examples = [torch.empty_strided(e.shape, e.stride(), dtype=e.dtype, device="cuda:0") for e in examples]
+        examples = [
+            torch.empty_strided(e.shape, e.stride(), dtype=e.dtype, device="cuda:0") for e in examples
+        ]
     for node in graph.graph.nodes:
         if "device" in node.kwargs:
             node.kwargs = {**node.kwargs, "device": torch.device("cuda:0")}
@@ -103,7 +108,7 @@ def lowered(graph, examples: list[torch.Tensor], is_backward: bool) -> str:
         mock.patch.object(interface, "get_device_properties", properties),
         mock.patch.object(interface.Worker, "get_device_properties", properties),
         mock.patch.object(interface, "current_device", staticmethod(lambda: 0)),
-        mock.patch.object(scheduler, "has_triton", lambda *_: True),
+        mock.patch.object(scheduler, "has_triton", mock.Mock(return_value=True)),
         V.set_fake_mode(mode),
     ):
         view_to_reshape(graph)
@@ -130,7 +135,7 @@ class Kernels:
         from torch._inductor.codecache import PyCodeCache
         from torch._inductor.runtime import triton_helpers
 
-        with mock.patch.object(triton_helpers, "set_driver_to_gpu", lambda: None):
+        with mock.patch.object(triton_helpers, "set_driver_to_gpu", mock.Mock()):
             tuner = getattr(PyCodeCache.load(source), name)
         return SimpleNamespace(run=lambda *arguments, stream=None: self.run(tuner, arguments))
 
@@ -170,7 +175,9 @@ def called(code: str, session: launch.Session, *arguments: torch.Tensor) -> tupl
         return scope["call"](list(arguments))
 
 
-def results(sources: Sources, session: launch.Session, x: torch.Tensor, dy: torch.Tensor) -> dict[str, torch.Tensor]:
+def results(
+    sources: Sources, session: launch.Session, x: torch.Tensor, dy: torch.Tensor
+) -> dict[str, torch.Tensor]:
     """{"P": ..., "dX": ...}: what the forward code saves goes to the backward code, the cotangent last."""
     p, *saved = called(sources["forward"], session, x)
     return {"P": p, "dX": called(sources["backward"], session, *saved, dy)[0]}
@@ -211,7 +218,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="mi350")
-    parser.add_argument("--workloads", nargs="+", default=["mhc_one_iteration", "mhc_five_iterations", "mhc_fp32"])
+    parser.add_argument(
+        "--workloads", nargs="+", default=["mhc_one_iteration", "mhc_five_iterations", "mhc_fp32"]
+    )
     parser.add_argument("--steps", type=int, default=emulate.STEPS, help="entries times iterations judged")
     parser.add_argument("--cache", type=Path, default=emulate.CACHE)
     parser.add_argument("--capture", type=Path, help="on a GPU: write its Inductor's code to this file")
@@ -223,9 +232,14 @@ def main() -> int:
     torch.use_deterministic_algorithms(True)
     source = json.loads(options.source.read_text()) if options.source else {"sources": {}}
     options.steps = source.get("steps", options.steps)
-    rows = [row for name in options.workloads for row in judged(name, options.device, options, source["sources"])]
+    rows = [
+        row for name in options.workloads for row in judged(name, options.device, options, source["sources"])
+    ]
     print(report.table(rows))
-    print(f"\nInductor of torch {source.get('versions', accuracy.versions())['torch']} for {options.device}, emulated")
+    print(
+        f"\nInductor of torch {source.get('versions', accuracy.versions())['torch']} "
+        f"for {options.device}, emulated"
+    )
     return 0
 
 

@@ -273,12 +273,15 @@ def stack_pointer_reads(sass: str) -> int:
 
 
 DIFFERENCE = re.compile(r"v_sub_u32|v_subrev_u32")
-CARRIES_SIGN = re.compile(r"v_(add3?|sub|subrev|lshl_add|add_lshl)_u32|v_lshlrev_b32|v_mul_lo_u32|v_(mov|cndmask)_b32")
+CARRIES_SIGN = re.compile(
+    r"v_(add3?|sub|subrev|lshl_add|add_lshl)_u32|v_lshlrev_b32|v_mul_lo_u32|v_(mov|cndmask)_b32"
+)
 """Instructions whose result is negative where a source may be."""
 
 
 def negative_offsets(text: str) -> int:
-    """Buffer instructions of AMD's that add an immediate to a register offset made by subtracting a lane's part.
+    """Buffer instructions of AMD's that add an immediate to a register offset made by subtracting a
+    lane's part.
 
     Such an offset may be negative, and is then out of range even where the immediate makes the sum positive
     (LLVM's AMDGPU target, splitBufferOffsets).  Follows registers in the order of the text.

@@ -257,7 +257,9 @@ def as_called(arguments: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def specialised(arguments: Sequence[Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """What Triton compiles for in a launch of Helion's: tensors at 16-byte boundaries, and its own options."""
+    """What Triton compiles for in a launch of Helion's: tensors at 16-byte boundaries, and its own
+    options.
+    """
     from triton.runtime.jit import MockTensor
 
     arguments = [MockTensor(a.dtype, list(a.shape)) if isinstance(a, torch.Tensor) else a for a in arguments]

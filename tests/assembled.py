@@ -42,12 +42,21 @@ def program(body: str, arch: str = "gfx950", scratch: int = 0) -> text.Program:
     """The body behind PROLOGUE, s_endpgm behind it."""
     stripped = (line.strip() for line in body.split("\n"))
     lines = "\n".join(line if line.endswith(":") else f"\t{line}" for line in stripped)
-    listing = HEAD.format(arch=arch) + PROLOGUE + lines + "\n\ts_endpgm\n" + TAIL.format(count=2, scratch=scratch)
+    listing = (
+        HEAD.format(arch=arch) + PROLOGUE + lines + "\n\ts_endpgm\n" + TAIL.format(count=2, scratch=scratch)
+    )
     return text.parse(listing)
 
 
 def run(
-    body: str, content: np.ndarray, *, waves: int = 1, grid: int = 1, lds: int = 0, model: Model | None = None, **options
+    body: str,
+    content: np.ndarray,
+    *,
+    waves: int = 1,
+    grid: int = 1,
+    lds: int = 0,
+    model: Model | None = None,
+    **options,
 ) -> np.ndarray:
     """What a program makes of a buffer of words."""
     loaded = machine.load(program(body, **options))
@@ -76,7 +85,9 @@ def waves_with(vectors: dict[int, np.ndarray], scalars: dict[int, int] | None = 
     )
 
 
-def step(line: str, vectors: dict[int, np.ndarray], scalars: dict[int, int] | None = None, active=None) -> Waves:
+def step(
+    line: str, vectors: dict[int, np.ndarray], scalars: dict[int, int] | None = None, active=None
+) -> Waves:
     """The registers after one instruction."""
     ins = text.instruction("\t" + line, 1)
     w = waves_with(vectors, scalars, active)

@@ -1,4 +1,6 @@
-"""AMD's machine code of a few workloads, executed on this CPU through the gate; make emulate runs them all."""
+"""AMD's machine code of a few workloads, executed on this CPU through the gate; make emulate runs them
+all.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,9 @@ def script(name: str, *words: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("device", ["mi350", "mi300x"])
 def test_machine_code_passes_the_gate_when_executed(device, tmp_path):
-    done = script("emulate.py", "--devices", device, "--workloads", *WORKLOADS, "--served", "--steps", 1 << 12,
-                  "--models", "neighbour by a hash, subnormals flushed", "--jobs", 1, "--out", tmp_path)  # fmt: skip
+    done = script("emulate.py", "--devices", device, "--workloads", *WORKLOADS, "--served",
+                  "--steps", 1 << 12, "--models", "neighbour by a hash, subnormals flushed",
+                  "--jobs", 1, "--out", tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     artefact = json.loads((tmp_path / f"accuracy-{device}-emulated.json").read_text())
     assert artefact["passes"]

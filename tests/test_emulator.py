@@ -1,4 +1,6 @@
-"""The emulator of AMD's machine code: arithmetic against libm, lane exchanges against the ISA's words, checks."""
+"""The emulator of AMD's machine code: arithmetic against libm, lane exchanges against the ISA's words,
+checks.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,8 @@ import ctypes.util
 
 import numpy as np
 import pytest
-
-pytest.importorskip("numpy", minversion="1.25")
-
 from assembled import program, result, run, step
-from emulator import arithmetic, lanes, machine, matrix
+from emulator import arithmetic, lanes, machine, matrix, text
 from emulator.machine import Model, Unknown
 from emulator.memory import Finding
 
@@ -142,11 +141,14 @@ def test_immediates_of_sixteen_bits_have_a_sign():
 @pytest.mark.parametrize(
     ("line", "given", "expected"),
     [
-        ("v_bitop3_b32 v0, v1, v2, v3 bitop3:0xc8", {"v1": U32(12), "v2": U32(10), "v3": U32(6)}, 10 & (12 | 6)),
-        ("v_bitop3_b32 v0, v1, v2, v3 bitop3:0x36", {"v1": U32(12), "v2": U32(10), "v3": U32(6)}, (12 | 6) ^ 10),
+        ("v_bitop3_b32 v0, v1, v2, v3 bitop3:0xc8", {"v1": U32(12), "v2": U32(10), "v3": U32(6)},
+         10 & (12 | 6)),
+        ("v_bitop3_b32 v0, v1, v2, v3 bitop3:0x36", {"v1": U32(12), "v2": U32(10), "v3": U32(6)},
+         (12 | 6) ^ 10),
         ("v_bfe_i32 v0, v1, 2, 1", {"v1": U32(4)}, 0xFFFFFFFF),
         ("v_bfe_u32 v0, v1, 4, 8", {"v1": U32(0x1234)}, 0x23),
-        ("v_perm_b32 v0, v1, v2, s2", {"v1": U32(0x77665544), "v2": U32(0x33221100), "s2": 0x0C040207}, 0x00442277),
+        ("v_perm_b32 v0, v1, v2, s2", {"v1": U32(0x77665544), "v2": U32(0x33221100), "s2": 0x0C040207},
+         0x00442277),
         ("v_xad_u32 v0, v1, 64, 5", {"v1": U32(96)}, 37),
         ("v_add_lshl_u32 v0, v1, 3, 2", {"v1": U32(1)}, 16),
         ("v_sub_u32_e64 v0, v1, 2 clamp", {"v1": U32(1)}, 0),
@@ -200,10 +202,9 @@ def test_unknown_opcodes_and_modifiers_refuse_a_program():
         machine.load(program("v_sin_f32_e32 v2, v2\nv_sqrt_f32_e32 v2, v2"))
     with pytest.raises(Unknown, match="modifier mul is unknown"):
         machine.load(program("v_add_f32_e64 v2, v2, v2 mul:2"))
+    head = '\t.amdgcn_target "amdgcn-amd-amdhsa-unknown-gfx950"\n\t.globl\tkernel\n'
     with pytest.raises(ValueError, match="float_round_mode_32 3"):
-        from emulator import text
-
-        text.parse('\t.amdgcn_target "amdgcn-amd-amdhsa-unknown-gfx950"\n\t.globl\tkernel\n\t.amdhsa_float_round_mode_32 3\n')
+        text.parse(head + "\t.amdhsa_float_round_mode_32 3\n")
 
 
 # ---------------------------------------------------------------------------------- between lanes
@@ -258,7 +259,9 @@ def test_permlane_swaps(size, first, second):
 
 def test_bpermute_reads_zero_from_inactive_lanes():
     active = LANE != 63
-    found = result("ds_bpermute_b32 v0, v1, v2", v1=(63 - LANE) * U32(4), v2=LANE + U32(1), v0=U32(9), active=active)
+    found = result(
+        "ds_bpermute_b32 v0, v1, v2", v1=(63 - LANE) * U32(4), v2=LANE + U32(1), v0=U32(9), active=active
+    )
     assert found.tolist() == [0, *range(63, 1, -1), 9]
 
 
@@ -272,7 +275,10 @@ def test_lanes_read_and_written():
 def test_matrix_instructions_multiply(op):
     """Against a product in float64: lanes as the ISA document's tables place them."""
     size, depth, kind = int(op[11:13]), int(op.split("x")[2].split("_")[0]), op.rpartition("_")[2]
-    a, b = RANDOM.integers(-8, 9, (size, depth)).astype(F32), RANDOM.integers(-8, 9, (depth, size)).astype(F32)
+    a, b = (
+        RANDOM.integers(-8, 9, (size, depth)).astype(F32),
+        RANDOM.integers(-8, 9, (depth, size)).astype(F32),
+    )
     c = RANDOM.integers(-8, 9, (size, size)).astype(F32)
     per, blocks = depth * size // 64, 64 // size
     vectors = {}
@@ -322,7 +328,10 @@ STORE = "buffer_store_dword {}, v1, s[4:7], 0 offen"
 
 
 def test_a_program_runs():
-    body = "buffer_load_dword v2, v1, s[4:7], 0 offen\ns_waitcnt vmcnt(0)\nv_add_u32_e32 v2, 5, v2\n" + STORE.format("v2")
+    body = (
+        "buffer_load_dword v2, v1, s[4:7], 0 offen\ns_waitcnt vmcnt(0)\nv_add_u32_e32 v2, 5, v2\n"
+        + STORE.format("v2")
+    )
     assert run(body, WORDS[:64]).tolist() == list(range(6, 70))
 
 
@@ -338,24 +347,30 @@ def test_masks_are_range_checks():
     ("address", "v_mov_b32_e32 v2, 0x40\nds_write_b32 v2, v0", {"lds": 64}),
     ("wait", "buffer_load_dword v2, v1, s[4:7], 0 offen\nv_add_u32_e32 v2, 5, v2", {}),
     ("wait", "buffer_load_dword v2, v1, s[4:7], 0 offen\nv_mov_b32_e32 v2, 5", {}),
-    ("wait", "s_load_dword s10, s[0:1], 0x0\ns_load_dword s11, s[0:1], 0x4\ns_waitcnt lgkmcnt(1)\ns_add_i32 s10, s10, 1", {}),
-    ("wait", "ds_read_b32 v2, v1\nds_read_b32 v3, v1\ns_waitcnt lgkmcnt(1)\nv_mov_b32_e32 v4, v3", {"lds": 256}),
+    ("wait", "s_load_dword s10, s[0:1], 0x0\ns_load_dword s11, s[0:1], 0x4\ns_waitcnt lgkmcnt(1)\n"
+     "s_add_i32 s10, s10, 1", {}),
+    ("wait", "ds_read_b32 v2, v1\nds_read_b32 v3, v1\ns_waitcnt lgkmcnt(1)\n"
+     "v_mov_b32_e32 v4, v3", {"lds": 256}),
     ("wait", "ds_write_b32 v1, v0\ns_barrier", {"lds": 256}),
     ("hazard", "v_rcp_f32_e32 v2, v0\nv_add_f32_e32 v3, v2, v2", {}),
-    ("hazard", "v_mov_b32_e32 v2, v0\ns_nop 0\nv_mov_b32_dpp v3, v2 row_shr:1 row_mask:0xf bank_mask:0xf bound_ctrl:1", {}),
+    ("hazard", "v_mov_b32_e32 v2, v0\ns_nop 0\n"
+     "v_mov_b32_dpp v3, v2 row_shr:1 row_mask:0xf bank_mask:0xf bound_ctrl:1", {}),
     ("hazard", "v_cmp_gt_u32_e32 vcc, 10, v0\ns_nop 0\nv_cndmask_b32_e32 v2, v0, v1, vcc", {}),
     ("hazard", "v_readfirstlane_b32 s6, v0\ns_nop 3\n" + STORE.format("v0"), {}),
     ("hazard", "v_mov_b32_e32 v2, v0\nv_readfirstlane_b32 s8, v2", {}),
     ("hazard", "v_readfirstlane_b32 s8, v0\ns_nop 2\nv_readlane_b32 s9, v0, s8", {}),
     ("hazard", "v_mov_b32_e32 v2, v0\ns_nop 0\nv_permlane32_swap_b32_e32 v2, v3", {}),
-    ("hazard", "v_mfma_f32_32x32x2_f32 v[16:31], v0, v0, 0\ns_nop 7\ns_nop 7\ns_nop 0\nv_mov_b32_e32 v2, v16", {}),
+    ("hazard", "v_mfma_f32_32x32x2_f32 v[16:31], v0, v0, 0\ns_nop 7\ns_nop 7\ns_nop 0\n"
+     "v_mov_b32_e32 v2, v16", {}),
     ("hazard", "v_mfma_f32_32x32x2_f32 v[16:31], v0, v0, 0\nv_mov_b32_e32 v16, v0", {}),
     ("hazard", "v_mov_b32_e32 v2, v0\ns_nop 0\nv_mfma_f32_32x32x2_f32 v[16:31], v2, v0, 0", {}),
-    ("hazard", "v_lshlrev_b32_e32 v1, 2, v1\nbuffer_store_dwordx4 v[8:11], v1, s[4:7], 0 offen\nv_mov_b32_e32 v9, v0", {}),
+    ("hazard", "v_lshlrev_b32_e32 v1, 2, v1\nbuffer_store_dwordx4 v[8:11], v1, s[4:7], 0 offen\n"
+     "v_mov_b32_e32 v9, v0", {}),
     ("race", "v_and_b32_e32 v2, 0xfc, v1\nds_write_b32 v2, v0\nds_read_b32 v3, v2", {"lds": 256, "waves": 2}),
     ("race", "v_and_b32_e32 v2, 0xfc, v1\nds_write_b32 v2, v0", {"lds": 256, "waves": 2}),
     ("race", "v_mov_b32_e32 v1, 0\n" + STORE.format("v0"), {"waves": 2}),
-    ("offset", "v_subrev_u32_e32 v1, 64, v1\nbuffer_store_dword v0, v1, s[4:7], 0 offen offset:448", {"content": WORDS}),
+    ("offset", "v_subrev_u32_e32 v1, 64, v1\n"
+     "buffer_store_dword v0, v1, s[4:7], 0 offen offset:448", {"content": WORDS}),
     ("end", ".Lagain:\ns_branch .Lagain", {"model": Model(most=1000)}),
 ])  # fmt: skip
 def test_a_fault_is_found(kind, body, options):
@@ -368,13 +383,16 @@ def test_a_fault_is_found(kind, body, options):
 @pytest.mark.parametrize(("body", "options"), [
     ("v_rcp_f32_e32 v2, v0\ns_nop 0\nv_add_f32_e32 v3, v2, v2", {}),
     ("v_rcp_f32_e32 v2, v0\nv_rcp_f32_e32 v3, v2", {}),
-    ("v_mov_b32_e32 v2, v0\ns_nop 1\nv_mov_b32_dpp v3, v2 row_shr:1 row_mask:0xf bank_mask:0xf bound_ctrl:1", {}),
+    ("v_mov_b32_e32 v2, v0\ns_nop 1\n"
+     "v_mov_b32_dpp v3, v2 row_shr:1 row_mask:0xf bank_mask:0xf bound_ctrl:1", {}),
     ("v_cmp_gt_u32_e32 vcc, 10, v0\ns_nop 1\nv_cndmask_b32_e32 v2, v0, v1, vcc", {}),
     ("v_mfma_f32_32x32x2_f32 v[16:31], v0, v0, 0\ns_nop 7\ns_nop 7\ns_nop 1\nv_mov_b32_e32 v2, v16", {}),
     ("v_mfma_f32_32x32x2_f32 v[16:31], v0, v0, 0\nv_mfma_f32_32x32x2_f32 v[16:31], v0, v0, v[16:31]", {}),
     ("ds_read_b32 v2, v1\nds_read_b32 v3, v1\ns_waitcnt lgkmcnt(1)\nv_mov_b32_e32 v4, v2", {"lds": 256}),
-    ("v_and_b32_e32 v2, 0xfc, v1\nv_mov_b32_e32 v3, 7\nds_write_b32 v2, v3\nds_read_b32 v3, v2", {"lds": 256, "waves": 2}),
-    ("ds_write_b32 v1, v0\ns_waitcnt lgkmcnt(0)\ns_barrier\nv_xor_b32_e32 v2, 0x100, v1\nds_read_b32 v3, v2", {"lds": 512, "waves": 2}),
+    ("v_and_b32_e32 v2, 0xfc, v1\nv_mov_b32_e32 v3, 7\nds_write_b32 v2, v3\n"
+     "ds_read_b32 v3, v2", {"lds": 256, "waves": 2}),
+    ("ds_write_b32 v1, v0\ns_waitcnt lgkmcnt(0)\ns_barrier\nv_xor_b32_e32 v2, 0x100, v1\n"
+     "ds_read_b32 v3, v2", {"lds": 512, "waves": 2}),
     ("v_mov_b32_e32 v1, 0\n" + STORE.format("v0"), {}),
     ("buffer_store_dword v0, v1, s[4:7], 0 offen offset:448", {}),
 ])  # fmt: skip
@@ -395,7 +413,9 @@ def test_lds_that_is_not_written_changes_with_the_seed():
 
 
 def test_waves_that_meet_without_a_barrier_depend_on_their_order():
-    """A store that another wave reads from global memory: no race detector is there, the order of waves tells."""
+    """A store that another wave reads from global memory: no race detector is there, the order of waves
+    tells.
+    """
     body = """
         v_lshrrev_b32_e32 v3, 6, v0
         s_nop 0

@@ -1,4 +1,6 @@
-"""The step from text to machine code: an ELF decoded by another program has the instructions that were read."""
+"""The step from text to machine code: an ELF decoded by another program has the instructions that were
+read.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,13 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
-decoder = pytest.importorskip(
-    "tinygrad.renderer.amd", reason="tinygrad decodes AMD code objects; it needs Python 3.11 and is optional"
-)
-
 from emulator import text
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.kernels import Call, default_choice
 from helion_sinkhorn.offline import Job, compile_for
 
+OPTIONAL = "tinygrad, which decodes AMD code objects, is optional and needs Python 3.11"
 SPELLED = {"v_accvgpr_read_b32": "v_accvgpr_read", "v_accvgpr_write_b32": "v_accvgpr_write",
            "v_fma_mix_f32": "v_mad_mix_f32", "v_fma_mixlo_f16": "v_mad_mixlo_f16",
            "v_fma_mixhi_f16": "v_mad_mixhi_f16"}  # fmt: skip
@@ -27,7 +26,8 @@ SPELLED = {"v_accvgpr_read_b32": "v_accvgpr_read", "v_accvgpr_write_b32": "v_acc
 def code_of(elf: bytes) -> bytes:
     """The .text section."""
     offset, size, count, names = (
-        int.from_bytes(elf[a:b], "little") for a, b in ((0x28, 0x30), (0x3A, 0x3C), (0x3C, 0x3E), (0x3E, 0x40))
+        int.from_bytes(elf[a:b], "little")
+        for a, b in ((0x28, 0x30), (0x3A, 0x3C), (0x3C, 0x3E), (0x3E, 0x40))
     )
     headers = [elf[offset + size * k : offset + size * (k + 1)] for k in range(count)]
 
@@ -42,6 +42,7 @@ def code_of(elf: bytes) -> bytes:
 
 @pytest.mark.parametrize("key", ["mi350", "mi300x"])
 def test_an_elf_decodes_to_the_text_that_is_executed(key, tmp_path):
+    decoder = pytest.importorskip("tinygrad.renderer.amd", reason=OPTIONAL)
     call = Call(True, 1, "float32", 4, 4, 20)
     job = Job(call, default_choice("sinkhorn_forward", call, DEVICES[key]))
     (binary,) = compile_for(key, [job], cache=tmp_path)

@@ -157,5 +157,7 @@ class Functions:
         return flushed(found) if self.flushes else found
 
     def exactly(self, a: Array, exact: Array) -> Array:
-        """Rounded, but a result that a float32 holds exactly is what every implementation gives: 2^k, 1/2^k."""
+        """Rounded, but a result that a float32 holds exactly is what every implementation gives: 2^k,
+        1/2^k.
+        """
         return np.where(np.isnan(a), a, self.rounded(exact)).astype(np.float32, copy=False)

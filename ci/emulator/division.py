@@ -21,7 +21,9 @@ def exponent(a: Array) -> Array:
 
 
 def scale(ins: Instruction, operands: list[Operand]) -> Action:
-    """A numerator or denominator scaled by 2^64 so that no step of the division leaves the range of float32."""
+    """A numerator or denominator scaled by 2^64 so that no step of the division leaves the range of
+    float32.
+    """
     understood(ins, set())
     to, out, *of = operands
     reads = [source(ins, o, "f", k) for k, o in enumerate(of)]
@@ -44,7 +46,11 @@ def scale(ins: Instruction, operands: list[Operand]) -> Action:
             (exponent(numerator) <= 23, up, False),
         ]
         holds = [case for case, _, _ in cases]
-        write(w, to.index, np.select(holds, [value for _, value, _ in cases], a).astype(np.float32).view(np.uint32))
+        write(
+            w,
+            to.index,
+            np.select(holds, [value for _, value, _ in cases], a).astype(np.float32).view(np.uint32),
+        )
         write_mask(w, out.index, np.select(holds, [np.full(a.shape, flag) for _, _, flag in cases], False))
 
     return run
@@ -73,9 +79,7 @@ def fixed(ins: Instruction, operands: list[Operand]) -> Action:
     def run(w: Waves) -> None:
         quotient, denominator, numerator = (np.broadcast_to(read(w), w.active.shape) for read in reads)
         sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), np.float32(-1), np.float32(1))
-        special = (
-            ~np.isfinite(denominator) | ~np.isfinite(numerator) | (denominator == 0) | (numerator == 0)
-        )
+        special = ~np.isfinite(denominator) | ~np.isfinite(numerator) | (denominator == 0) | (numerator == 0)
         found = np.where(special, numerator / denominator, np.abs(quotient) * sign)
         write(w, to.index, found.astype(np.float32).view(np.uint32))
 

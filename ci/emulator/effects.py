@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from emulator.irregular import CARRIES
 from emulator.registers import EXEC, M0, VECTORS, operand
 from emulator.text import Instruction
-from emulator.vector import CARRIES, FUNCTIONS
+from emulator.vector import FUNCTIONS
 
-NONE = ("s_cmp", "s_bitcmp", "s_branch", "s_cbranch", "s_waitcnt", "s_nop", "s_barrier", "s_endpgm", "s_setprio")
+NONE = (
+    "s_cmp",
+    "s_bitcmp",
+    "s_branch",
+    "s_cbranch",
+    "s_waitcnt",
+    "s_nop",
+    "s_barrier",
+    "s_endpgm",
+    "s_setprio",
+)
 """Instructions without a destination register."""
 BOTH = ("v_permlane16_swap_b32", "v_permlane32_swap_b32", "v_swap_b32")
 """Their two operands are read and written."""
@@ -21,7 +32,9 @@ class Effects:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     kind: str
-    """scalar, vector, function (one that takes longer), matrix, lds, memory, constant (scalar load) or none."""
+    """scalar, vector, function (one that takes longer), matrix, lds, memory, constant (scalar load) or
+    none.
+    """
     loads: bool = False
     """Whether `writes` arrive later."""
     operands: tuple[tuple[int, ...], ...] = ()
@@ -52,7 +65,9 @@ def kind_of(ins: Instruction) -> str:
 def effects(ins: Instruction, accumulators: int) -> Effects:
     """What one instruction touches, EXEC aside, which every vector instruction reads."""
     kind = kind_of(ins)
-    if ins.op.startswith(("s_waitcnt", "s_branch", "s_cbranch", "s_nop", "s_barrier", "s_endpgm", "s_setprio")):
+    if ins.op.startswith(
+        ("s_waitcnt", "s_branch", "s_cbranch", "s_nop", "s_barrier", "s_endpgm", "s_setprio")
+    ):
         return Effects((), (), "none")
     found = [() if text == "off" else tuple(operand(text, accumulators).registers) for text in ins.operands]
     to_lds, stores = "lds" in ins.modifiers, "_store" in ins.op or ins.op.startswith("ds_write")

@@ -1,6 +1,7 @@
 """Wait states that the hardware needs between two instructions and does not insert itself.
 
-Rules and numbers for gfx940 and gfx950 are those of the CDNA3 and CDNA4 ISA documents (chapter "Manually Inserted
+Rules and numbers for gfx940 and gfx950 are those of the CDNA3 and CDNA4 ISA documents (chapter "Manually
+Inserted
 Wait States") as LLVM's hazard recogniser applies them.
 """
 
@@ -72,9 +73,9 @@ class Hazards:
         states, how, by = self.since(register)
         if by is None or states > 20:
             return
-        if needed := self.needed(ins, effects, register, how, by):
-            if states < needed:
-                raise Finding("hazard", ins, f"{states} wait states after [{by}], {needed} are needed")
+        needed = self.needed(ins, effects, register, how, by)
+        if states < needed:
+            raise Finding("hazard", ins, f"{states} wait states after [{by}], {needed} are needed")
 
     def needed(self, ins: Instruction, effects: Effects, register: int, how: str, by: Instruction) -> int:
         kind, scalar = effects.kind, register >= VECTORS
@@ -93,7 +94,11 @@ class Hazards:
             return 0
         if kind == "matrix" or ins.op in SWAPS:
             return 2
-        if ins.modifiers.get("encoding") == "dpp" and len(effects.operands) > 1 and register in effects.operands[1]:
+        if (
+            ins.modifiers.get("encoding") == "dpp"
+            and len(effects.operands) > 1
+            and register in effects.operands[1]
+        ):
             return 2
         if how == "function" and kind != "function":
             return 1
@@ -116,7 +121,9 @@ class Hazards:
             if how == "matrix" and by is not None and effects.kind != "matrix":
                 needed = self.latency(by)
                 if states < needed:
-                    raise Finding("hazard", ins, f"overwrites the result of [{by}] after {states} of {needed} states")
+                    raise Finding(
+                        "hazard", ins, f"overwrites the result of [{by}] after {states} of {needed} states"
+                    )
             if vector and register in self.stored and self.clock - self.stored[register] - 1 < 2:
                 raise Finding("hazard", ins, "overwrites the data of a wide store that has just been issued")
             if register in self.addends and effects.kind != "matrix":
@@ -133,7 +140,7 @@ class Hazards:
         """States after a matrix instruction wrote a register."""
         if effects.kind != "matrix":
             return self.latency(by)
-        _, a, b, addend = effects.operands
+        _, a, b, _ = effects.operands
         if register in a or register in b:
             return self.latency(by)
         passes, narrow = passes_of(by)
@@ -154,7 +161,9 @@ class Hazards:
             self.stored.pop(register, None)
             self.addends.pop(register, None)
         if kind == "memory" and "_store" in ins.op:
-            data = max(effects.operands[:2], key=len) if not ins.op.startswith("buffer") else effects.operands[0]
+            data = (
+                max(effects.operands[:2], key=len) if not ins.op.startswith("buffer") else effects.operands[0]
+            )
             # a buffer store with a scalar offset register holds its data back
             if len(data) > 2 and not (ins.op.startswith("buffer") and effects.operands[-1]):
                 self.stored.update(dict.fromkeys(data, self.clock))

@@ -12,7 +12,11 @@ Array = np.ndarray
 ROW = 16
 """Lanes of a DPP row."""
 BANK = 4
-SELECT = {"DWORD": (0, 32), **{f"WORD_{k}": (16 * k, 16) for k in range(2)}, **{f"BYTE_{k}": (8 * k, 8) for k in range(4)}}
+SELECT = {
+    "DWORD": (0, 32),
+    **{f"WORD_{k}": (16 * k, 16) for k in range(2)},
+    **{f"BYTE_{k}": (8 * k, 8) for k in range(4)},
+}
 """SDWA: (first bit, bits)."""
 
 

@@ -28,7 +28,17 @@ from emulator.memory import Arena
 from helion_sinkhorn import offline
 from helion_sinkhorn.configs.device import DEVICES, Device
 
-NUMBERS = {"i1": "<?", "i8": "<b", "i16": "<h", "i32": "<i", "i64": "<q", "u32": "<I", "u64": "<Q", "fp32": "<f", "fp64": "<d"}
+NUMBERS = {
+    "i1": "<?",
+    "i8": "<b",
+    "i16": "<h",
+    "i32": "<i",
+    "i64": "<q",
+    "u32": "<I",
+    "u64": "<Q",
+    "fp32": "<f",
+    "fp64": "<d",
+}
 """Triton's types of arguments that are no pointers."""
 
 
@@ -91,7 +101,9 @@ def run(session: Session, kernel: Any, *arguments: Any) -> None:
     from helion_sinkhorn.kernels import dispatch
 
     begin = time.perf_counter()
-    host = host_of(kernel, dispatch.signature(arguments), session.cache, tuple(map(dispatch.as_several, arguments)))
+    host = host_of(
+        kernel, dispatch.signature(arguments), session.cache, tuple(map(dispatch.as_several, arguments))
+    )
     session.compile_seconds += time.perf_counter() - begin
     host(*arguments, _launcher=functools.partial(launch, session))
 
@@ -165,7 +177,8 @@ def execute(model: Model, loaded: Loaded, compiled: Any, grid: int, named: dict[
     device = loaded.program.descriptor
     size = max(device.get("kernarg_size", 0), 8)
     arena = machine.launched(
-        loaded, grid, compiled.metadata.num_warps, compiled.metadata.shared, bytes(-(-size // 8) * 8), regions, model,
+        loaded, grid, compiled.metadata.num_warps, compiled.metadata.shared,
+        bytes(-(-size // 8) * 8), regions, model,
         functools.partial(segment, loaded, values),
     )  # fmt: skip
     for name, t in spans.items():
@@ -186,7 +199,9 @@ def segment(loaded: Loaded, values: list[tuple[str, Any]], arena: Arena, empty: 
         else:
             content = struct.pack(NUMBERS[kind], value)
         if len(content) != place.size:
-            raise ValueError(f"argument of type {kind} has {len(content)} bytes, the program takes {place.size}")
+            raise ValueError(
+                f"argument of type {kind} has {len(content)} bytes, the program takes {place.size}"
+            )
         filled[place.offset : place.offset + place.size] = content
     return bytes(filled)
 
@@ -198,7 +213,11 @@ def span_name(t: torch.Tensor) -> str:
 
 def span(t: torch.Tensor) -> int:
     """Elements from the first of a view to its last."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+    return (
+        1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+        if t.numel()
+        else 0
+    )
 
 
 def flat(t: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emulator import division, matrix, memory, packed, scalar, shared, vector, waits
+from emulator import division, irregular, matrix, memory, packed, scalar, shared, vector, waits
 from emulator.arithmetic import Functions
 from emulator.effects import Effects, effects
 from emulator.hazards import Hazards
@@ -88,7 +88,16 @@ class Loaded:
     """Bytes of the smallest store to LDS."""
 
 
-TABLE = {**vector.TABLE, **division.TABLE, **packed.TABLE, **scalar.TABLE, **memory.TABLE, **matrix.TABLE, **shared.TABLE}
+TABLE = {
+    **vector.TABLE,
+    **irregular.TABLE,
+    **division.TABLE,
+    **packed.TABLE,
+    **scalar.TABLE,
+    **memory.TABLE,
+    **matrix.TABLE,
+    **shared.TABLE,
+}
 """Opcode -> what makes an instruction, with its operands, runnable."""
 
 
@@ -106,7 +115,8 @@ def load(program: Program) -> Loaded:
     """
     if found := unknown(program):
         raise Unknown(
-            f"{program.name} for {program.arch} has instructions that ci/emulator does not know: {', '.join(found)}; "
+            f"{program.name} for {program.arch} has instructions that ci/emulator does not know: "
+            f"{', '.join(found)}; "
             "docs/emulation.md says how to add one"
         )
     offset = program.descriptor["accum_offset"]
@@ -197,7 +207,8 @@ def merged(waiting: list[Waves]) -> list[Waves]:
     groups: list[list[Waves]] = []
     for w in waiting:
         same = next(
-            (g for g in groups if g[0].at == w.at and g[0].waits == w.waits and not (g[0].late or w.late)), None
+            (g for g in groups if g[0].at == w.at and g[0].waits == w.waits and not (g[0].late or w.late)),
+            None,
         )
         if same is None:
             groups.append([w])
@@ -207,7 +218,13 @@ def merged(waiting: list[Waves]) -> list[Waves]:
 
 
 def launched(
-    loaded: Loaded, grid: int, waves: int, shared_bytes: int, arguments: bytes, regions: dict[str, Array], model: Model,
+    loaded: Loaded,
+    grid: int,
+    waves: int,
+    shared_bytes: int,
+    arguments: bytes,
+    regions: dict[str, Array],
+    model: Model,
     addresses: Callable[[Arena, bytes], bytes],
 ) -> Arena:
     """Run a grid of workgroups and return memory as it is then.
@@ -217,11 +234,17 @@ def launched(
     program = loaded.program
     scratch_bytes = program.descriptor.get("private_segment_fixed_size", 0)
     together = max(1, WAVES_TOGETHER // waves)
-    scratch = {"scratch": garbage(together * waves * LANES * scratch_bytes // 4, model.seed).view(np.uint8)} if scratch_bytes else {}
+    scratch = (
+        {"scratch": garbage(together * waves * LANES * scratch_bytes // 4, model.seed).view(np.uint8)}
+        if scratch_bytes
+        else {}
+    )
     arena = Arena({**regions, **scratch, "arguments": arguments})
     begin, length = arena.places["arguments"]
     arena.data[begin : begin + length] = np.frombuffer(addresses(arena, arguments), np.uint8)
-    world = World(arena, Functions(model.functions), model.products, waves, scratch_bytes, ORDERS[model.winner])
+    world = World(
+        arena, Functions(model.functions), model.products, waves, scratch_bytes, ORDERS[model.winner]
+    )
     budget = [model.most]
     with np.errstate(all="ignore"):
         for first in range(0, grid, together):

@@ -17,7 +17,11 @@ Action = Callable[[Waves], None]
 NAME = re.compile(r"v_mfma_f32_(16x16|32x32)x(\d+)_(f32|bf16|f16|bf16_1k)$")
 KNOWN = {
     "v_mfma_f32_32x32x2_f32", "v_mfma_f32_16x16x4_f32",
-    *(f"v_mfma_f32_{shape}_{t}" for shape in ("32x32x16", "16x16x32", "32x32x8", "16x16x16") for t in ("f16", "bf16")),
+    *(
+        f"v_mfma_f32_{shape}_{kind}"
+        for shape in ("32x32x16", "16x16x32", "32x32x8", "16x16x16")
+        for kind in ("f16", "bf16")
+    ),
 }  # fmt: skip
 STEP = 8
 """Products that CDNA3 adds at a time."""

@@ -1,4 +1,6 @@
-"""Global memory: one arena in which everything lies between unmapped guard pages, and what reads and writes it."""
+"""Global memory: one arena in which everything lies between unmapped guard pages, and what reads and
+writes it.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ class Arena:
                 found |= self.data[at + 1].astype(np.uint32) << np.uint32(8)
         return np.where(active, found, np.uint32(0))
 
-    def store(self, ins: Instruction, w: Waves, address: Array, size: int, active: Array, values: Array) -> None:
+    def store(
+        self, ins: Instruction, w: Waves, address: Array, size: int, active: Array, values: Array
+    ) -> None:
         at = self.index(ins, address, size, active)[active]
         values = np.broadcast_to(values, active.shape)[active]
         order = w.world.order
@@ -102,7 +106,8 @@ class Arena:
 def settled(ins: Instruction, at: Array, wave: Array, order: slice, lost: Array) -> None:
     """Values that lanes stored to one place and that did not remain.
 
-    Layouts that repeat compute a number in several lanes, each of which may sum in another order: which lane's
+    Layouts that repeat compute a number in several lanes, each of which may sum in another order: which
+    lane's
     value remains is not said, so both are tried.  Waves may not disagree.
 
     Raises:
@@ -164,7 +169,8 @@ def in_range(ins: Instruction, w: Waves, offset: Array, voffset: Array, size: in
     """Active lanes inside a buffer: offsets are unsigned and their sum does not wrap.
 
     Raises:
-        Finding: a sum that is out of range would be inside if it wrapped at 32 bits.  LLVM says of such a negative
+        Finding: a sum that is out of range would be inside if it wrapped at 32 bits.  LLVM says of such a
+        negative
             register offset that hardware does not take it, even where the immediate makes the sum positive.
     """
     inside = offset + size <= limit
@@ -174,7 +180,9 @@ def in_range(ins: Instruction, w: Waves, offset: Array, voffset: Array, size: in
         wave, lane = (int(k[0]) for k in np.nonzero(doubtful))
         negative = int(np.broadcast_to(voffset, doubtful.shape)[wave, lane]) - (1 << 32)
         raise Finding(
-            "offset", ins, f"{int(doubtful.sum())} lanes have a negative register offset ({negative} in lane {lane})"
+            "offset",
+            ins,
+            f"{int(doubtful.sum())} lanes have a negative register offset ({negative} in lane {lane})",
         )
     return w.active & inside
 
@@ -279,7 +287,9 @@ def scratch(ins: Instruction, operands: list[Operand]) -> Action:
     return run
 
 
-def moved(ins, w: Waves, address: Array, data: Operand, count: int, size: int, kind: str, loads: bool) -> None:
+def moved(
+    ins, w: Waves, address: Array, data: Operand, count: int, size: int, kind: str, loads: bool
+) -> None:
     """Words between memory and consecutive registers."""
     memory = w.world.memory
     if loads:

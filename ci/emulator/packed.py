@@ -41,7 +41,9 @@ def packed(ins: Instruction, operands: list[Operand]) -> Action:
     if len(of) != count:
         raise ValueError(f"{ins}: {count} sources are needed")
     low = [word(ins, o, half_of(ins, "op_sel", k, 0), half_of(ins, "neg_lo", k)) for k, o in enumerate(of)]
-    high = [word(ins, o, half_of(ins, "op_sel_hi", k, 1), half_of(ins, "neg_hi", k)) for k, o in enumerate(of)]
+    high = [
+        word(ins, o, half_of(ins, "op_sel_hi", k, 1), half_of(ins, "neg_hi", k)) for k, o in enumerate(of)
+    ]
     at = to.index
 
     def run(w: Waves) -> None:

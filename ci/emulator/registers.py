@@ -62,8 +62,8 @@ class Waves:
         """Some of the waves, with registers of their own."""
         copies = self.v[:, which], self.s[:, which], self.scc[which], self.active[which]
         return Waves(
-            *(np.ascontiguousarray(c) for c in copies), self.group[which], self.wave[which], self.world, self.at,
-            bool(self.active[which].all()), self.waits.copy(), self.hazards.copy(),
+            *(np.ascontiguousarray(c) for c in copies), self.group[which], self.wave[which], self.world,
+            self.at, bool(self.active[which].all()), self.waits.copy(), self.hazards.copy(),
             [(n, land.chosen(which)) for n, land in self.late],
         )  # fmt: skip
 

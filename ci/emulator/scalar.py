@@ -105,7 +105,8 @@ def leading_zeros(a: Array) -> Array:
 Row = tuple[str, Callable[..., Array], Callable[..., Array] | None]
 SHIFT32, SHIFT64 = U32(31), U64(63)
 LOGIC = {
-    "and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b, "andn2": lambda a, b: a & ~b,
+    "and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b,
+    "andn2": lambda a, b: a & ~b,
     "orn2": lambda a, b: a | ~b, "nand": lambda a, b: ~(a & b), "nor": lambda a, b: ~(a | b),
     "xnor": lambda a, b: ~(a ^ b),
 }  # fmt: skip
@@ -162,6 +163,7 @@ def simple(ins: Instruction, operands: list[Operand]) -> Action:
     kinds, function, condition = ROWS[ins.op]
     to, *of = operands
     reads = [read(o, kind) for o, kind in zip(of, kinds, strict=True)]
+
     def run(w: Waves) -> None:
         values = [one(w) for one in reads]
         result = function(*values)

@@ -71,7 +71,9 @@ class Shared:
         found = self.data[rows, at].astype(np.uint32)
         return found | self.data[rows, at + 1].astype(np.uint32) << np.uint32(8) if size == 2 else found
 
-    def store(self, ins: Instruction, group, wave, address: Array, size: int, active: Array, values: Array) -> None:
+    def store(
+        self, ins: Instruction, group, wave, address: Array, size: int, active: Array, values: Array
+    ) -> None:
         rows, at, bits = self.places(ins, group, wave, address, size, active)
         values = np.broadcast_to(values, active.shape)[active] & np.uint32((1 << 8 * size) - 1)
         changed = self.gathered(rows, at, size) != values
@@ -175,14 +177,18 @@ def across(ins: Instruction, operands: list[Operand]) -> Action:
 
     def run(w: Waves) -> None:
         shape = w.active.shape
-        write(w, to.index, function(np.broadcast_to(address(w) + offset, shape), np.broadcast_to(value(w), shape), w.active))
+        write(
+            w,
+            to.index,
+            function(np.broadcast_to(address(w) + offset, shape), np.broadcast_to(value(w), shape), w.active),
+        )
 
     return run
 
 
 FORMS = {
     "read": ("u8", "u16", "b32", "b64", "b128"), "write": ("b8", "b16", "b16_d16_hi", "b32", "b64", "b128"),
-    "read2": ("b32", "b64"), "write2": ("b32", "b64"), "read2st64": ("b32", "b64"), "write2st64": ("b32", "b64"),
+    **dict.fromkeys(("read2", "write2", "read2st64", "write2st64"), ("b32", "b64")),
 }  # fmt: skip
 TABLE: dict[str, Callable[[Instruction, list[Operand]], Action]] = {
     **{f"ds_{name}_{form}": access for name, forms in FORMS.items() for form in forms},

@@ -105,7 +105,8 @@ def parse(listing: str) -> Program:
     """The one kernel of a listing.
 
     Raises:
-        ValueError: it sets a mode that the arithmetic here has not, or its entry is not where preloading needs it.
+        ValueError: it sets a mode that the arithmetic here has not, or its entry is not where preloading
+        needs it.
     """
     name = re.search(r"\.globl\s+(\w+)", listing)[1]
     arch = re.search(r'\.amdgcn_target "amdgcn?\S*?(gfx\w+)', listing) or re.search(r"-(gfx\w+)\"", listing)

@@ -1,4 +1,6 @@
-"""Counters of outstanding memory instructions, and the registers that must not be used before they are waited for."""
+"""Counters of outstanding memory instructions, and the registers that must not be used before they are
+waited for.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def wanted(ins: Instruction) -> dict[str, int]:
 class Waits:
     """Of waves that are at the same instruction: all have issued the same.
 
-    vmcnt counts loads and stores, which end in order.  lgkmcnt counts LDS, in order, and scalar loads, in any:
+    vmcnt counts loads and stores, which end in order.  lgkmcnt counts LDS, in order, and scalar loads, in
+    any:
     while one of these is out only a wait for 0 says anything.
     """
 
@@ -56,7 +59,9 @@ class Waits:
             for register in touched:
                 load = self.pending.get(register)
                 # loads of one kind, scalar ones aside, write in their order
-                if load and not (effects.loads and effects.kind == load[0] != "constant" and register not in effects.reads):
+                if load and not (
+                    effects.loads and effects.kind == load[0] != "constant" and register not in effects.reads
+                ):
                     raise Finding("wait", ins, f"a register of [{load[2]}] is used before it is waited for")
         counter = COUNTERS.get(effects.kind)
         if counter is None:
@@ -80,7 +85,9 @@ class Waits:
                 continue
             self.done[counter] = max(self.done[counter], self.issued[counter] - remaining)
         self.pending = {
-            register: load for register, load in self.pending.items() if load[1] > self.done[COUNTERS[load[0]]]
+            register: load
+            for register, load in self.pending.items()
+            if load[1] > self.done[COUNTERS[load[0]]]
         }
 
     def barrier(self, ins: Instruction) -> None:
