@@ -190,6 +190,33 @@ def test_carries():
     assert w.s[107, 0] == 0xFFFFFFFF
 
 
+@pytest.mark.parametrize(
+    ("upper", "lower"), [(0, 0), (60, -60), (-60, 60), (100, -20), (-100, 20), (-120, 0), (0, 120)]
+)
+def test_a_division_is_rounded_correctly(upper, lower):
+    """The sequence that LLVM makes of a / b, near the ends of float32's range too."""
+    body = """
+        v_div_scale_f32 v4, s[10:11], v3, v3, v2
+        v_rcp_f32_e32 v5, v4
+        s_nop 0
+        v_fma_f32 v6, -v4, v5, 1.0
+        v_fmac_f32_e32 v5, v6, v5
+        v_div_scale_f32 v6, vcc, v2, v3, v2
+        v_mul_f32_e32 v7, v6, v5
+        v_fma_f32 v8, -v4, v7, v6
+        v_fmac_f32_e32 v7, v8, v5
+        v_fma_f32 v4, -v4, v7, v6
+        s_nop 3
+        v_div_fmas_f32 v4, v4, v5, v7
+        v_div_fixup_f32 v2, v4, v3, v2
+    """
+    a = RANDOM.uniform(1, 2, 64).astype(F32) * F32(2.0**upper)
+    b = RANDOM.uniform(1, 2, 64).astype(F32) * F32(2.0**lower)
+    load = "buffer_load_dword v2, v1, s[4:7], 0 offen\nbuffer_load_dword v3, v1, s[4:7], 0 offen offset:256\n"
+    found = run(load + "s_waitcnt vmcnt(0)\n" + body + STORE.format("v2"), np.concatenate([a, b]).view(U32))
+    assert same(found[:64].view(F32), (a.astype(float) / b).astype(F32))
+
+
 def test_inactive_lanes_keep_their_register_and_clear_masks():
     active = LANE % 2 == 0
     assert set(result("v_mov_b32_e32 v0, 5", v0=U32(9), active=active).tolist()) == {5, 9}

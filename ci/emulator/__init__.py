@@ -2,7 +2,8 @@
 
 text       assembler text to a Program: instructions, labels, descriptor, arguments
 registers  the registers of many waves, and operands as functions of them
-arithmetic, vector, packed, lanes, scalar, matrix      what each instruction computes
+arithmetic, integers, vector, irregular, packed, division, lanes, scalar, matrix
+           what each instruction computes
 memory, shared     global memory between guard pages; LDS with a race detector
 waits, hazards     what must be waited for before a register is used
 machine    a Program and its arguments, run

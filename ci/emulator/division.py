@@ -57,15 +57,21 @@ def scale(ins: Instruction, operands: list[Operand]) -> Action:
 
 
 def scaled_fma(ins: Instruction, operands: list[Operand]) -> Action:
-    """A fused multiply-add that takes the scale back; lanes that v_div_scale flagged are not known here."""
+    """A fused multiply-add that takes the scale back in lanes that v_div_scale flagged.
+
+    The documents' pseudocode scales by 2^32, which undoes neither scale: 2^64 where the quotient is large and
+    2^-64 where it is small is what makes the division right.
+    """
     understood(ins, set())
     to, *of = operands
     reads = [source(ins, o, "f", k) for k, o in enumerate(of)]
 
     def run(w: Waves) -> None:
-        if (unpacked(w.s[VCC : VCC + 2]) & w.active).any():
-            raise ValueError(f"{ins}: a quotient near the ends of float32's range is not known here")
-        write(w, to.index, fp.fma(*(read(w) for read in reads)).view(np.uint32))
+        residual, inverse, quotient = (np.broadcast_to(read(w), w.active.shape) for read in reads)
+        found = fp.fma(residual, inverse, quotient)
+        scaled = fp.ldexp(found, np.where(exponent(quotient) > 127, 64, -64))
+        flagged = unpacked(w.s[VCC : VCC + 2])
+        write(w, to.index, np.where(flagged, scaled, found).view(np.uint32))
 
     return run
 
