@@ -25,6 +25,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import accuracy
+import inductor_amd
 import report
 import torch
 from emulator import launch
@@ -63,6 +64,8 @@ class Options:
     models: tuple[str, ...]
     """Of MODELS."""
     cache: Path
+    inductor: dict[str, dict[str, str] | None]
+    """Workloads for which torch.compile's kernels run too, with their sources where they are given."""
 
 
 def judge(name: str, key: str, options: Options) -> dict[str, object]:
@@ -86,8 +89,13 @@ def judge(name: str, key: str, options: Options) -> dict[str, object]:
                 results.append(judged(session, candidate, inputs, truth[candidate.of], results, options))
             except (Unknown, Finding) as found:
                 findings.append(f"{candidate.kernel} ({candidate.source}): {candidate.of}: {found}")
+        if name in options.inductor:
+            session.model = PLAIN
+            source = options.inductor[name]
+            compiled = accuracy.attempt(inductor_amd.statistics, workload, session, inputs, truth, source)
     return {
         **accuracy.recorded(workload, inputs, truth, results),
+        **({"inductor": compiled} if name in options.inductor else {}),
         "findings": findings,
         "launches": session.launches,
         "compile_seconds": round(session.compile_seconds, 1),
@@ -170,8 +178,16 @@ def main() -> int:
     parser.add_argument(
         "--cache", type=Path, default=CACHE, help="folder of compiled programs, by their source"
     )
+    parser.add_argument(
+        "--inductor", nargs="?", const="", metavar="FILE",
+        help="run torch.compile's kernels for AMD too, or those that ci/inductor_amd.py kept",
+    )  # fmt: skip
     given = parser.parse_args()
-    options = Options(given.steps, given.served, tuple(given.models), given.cache.resolve())
+    inductor = dict.fromkeys(inductor_amd.WORKLOADS_COMPARED if given.inductor is not None else ())
+    if given.inductor:
+        kept = json.loads(Path(given.inductor).read_text())
+        given.steps, inductor = kept["steps"], kept["sources"]
+    options = Options(given.steps, given.served, tuple(given.models), given.cache.resolve(), inductor)
     os.environ["OMP_NUM_THREADS"] = "1"
     given.out.mkdir(parents=True, exist_ok=True)
     wrong = 0

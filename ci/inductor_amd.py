@@ -1,14 +1,11 @@
-"""Inductor on AMD, emulated: python ci/inductor_amd.py [--device mi350] [--workloads ...] [--source FILE]
+"""Inductor on AMD, emulated: torch.compile's Triton kernels for the naive loop, executed by ci/emulator.
 
-torch.compile's Triton kernels for the naive loop (reference.sinkhorn), forward and gradient, compiled for
-an AMD
-device and executed by ci/emulator on the inputs on which the kernels of this package are judged, by the same
-gate.  Inductor generates them here, on a CPU, for the presented device: its own choice of fusion, of
-blocks and of
-division for AMD.  What cannot be taken along is autotuning: of several configs the first is run.
+Inductor generates them here, on a CPU, for the presented device: its own fusion, blocks and division for AMD
+(`generated`).  What cannot be taken along is autotuning: of several configs the first is run.
+`ci/emulate.py --inductor` judges them on the inputs of this package's kernels, by the same gate.
 
---capture FILE on a GPU keeps what Inductor generates there (another torch, another vendor); --source FILE
-runs that.
+On a GPU, `python ci/inductor_amd.py FILE [--workloads ...]` keeps what Inductor generates there, for another
+torch or another vendor; `ci/emulate.py --inductor FILE` runs that.
 """
 
 from __future__ import annotations
@@ -24,8 +21,6 @@ from typing import Any
 from unittest import mock
 
 import accuracy
-import emulate
-import report
 import torch
 from emulator import launch
 from operators import operator_of
@@ -33,6 +28,8 @@ from operators import operator_of
 from helion_sinkhorn import reference
 from helion_sinkhorn.workloads import WORKLOADS
 
+WORKLOADS_COMPARED = (*accuracy.INDUCTOR, "sharp_4", "identity_like_4")
+"""Those of every device, and peaked ones."""
 Sources = dict[str, str]
 """Inductor's output code, "forward" and "backward"."""
 
@@ -183,23 +180,12 @@ def results(
     return {"P": p, "dX": called(sources["backward"], session, *saved, dy)[0]}
 
 
-def judged(name: str, key: str, options, source: dict[str, Sources]) -> list[dict[str, object]]:
-    """One row a result."""
-    workload = WORKLOADS[name]
-    operator = operator_of(workload)
-    x, dy = operator.inputs(workload, options.steps)
-    truth = operator.truths(workload, x, dy)
-    session = launch.Session(launch.present(key, options.cache.resolve()), options.cache.resolve())
-    found = results(source.get(name) or generated(workload, x, dy), session, x, dy)
-    rows = []
-    for of, result in found.items():
-        s = accuracy.statistics(truth[of], result)
-        rows.append({
-            "workload": name, "result": of, "worst": f"{s['worst']:.3f}", "rms": f"{s['rms']:.3f}",
-            "bias (limit)": f"{s['bias']:+.3f} ({s['bias_limit']:.3f})",
-            "largest absolute": f"{s['largest_absolute']:.2e}", "launches": session.launches,
-        })  # fmt: skip
-    return rows
+def statistics(
+    workload, session: launch.Session, inputs: tuple[torch.Tensor, ...], truth: dict, sources: Sources | None
+) -> dict[str, dict[str, object]]:
+    """What accuracy.inductor says of a device, of kernels that run emulated."""
+    found = results(sources or generated(workload, *inputs), session, *inputs)
+    return {of: accuracy.statistics(truth[of], result) for of, result in found.items()}
 
 
 def capture(names: list[str], path: Path, steps: int) -> None:
@@ -217,29 +203,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", default="mi350")
+    parser.add_argument("file", type=Path, help="written: Inductor's code of this GPU")
+    parser.add_argument("--workloads", nargs="+", default=WORKLOADS_COMPARED, metavar="NAME")
     parser.add_argument(
-        "--workloads", nargs="+", default=["mhc_one_iteration", "mhc_five_iterations", "mhc_fp32"]
+        "--steps", type=int, default=1 << 14, help="as ci/emulate.py's, which must be the same"
     )
-    parser.add_argument("--steps", type=int, default=emulate.STEPS, help="entries times iterations judged")
-    parser.add_argument("--cache", type=Path, default=emulate.CACHE)
-    parser.add_argument("--capture", type=Path, help="on a GPU: write its Inductor's code to this file")
-    parser.add_argument("--source", type=Path, help="run the code of such a file, with its --steps")
     options = parser.parse_args()
-    if options.capture:
-        capture(options.workloads, options.capture, options.steps)
-        return 0
-    torch.use_deterministic_algorithms(True)
-    source = json.loads(options.source.read_text()) if options.source else {"sources": {}}
-    options.steps = source.get("steps", options.steps)
-    rows = [
-        row for name in options.workloads for row in judged(name, options.device, options, source["sources"])
-    ]
-    print(report.table(rows))
-    print(
-        f"\nInductor of torch {source.get('versions', accuracy.versions())['torch']} "
-        f"for {options.device}, emulated"
-    )
+    capture(options.workloads, options.file, options.steps)
     return 0
 
 
