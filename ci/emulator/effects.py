@@ -9,18 +9,10 @@ from emulator.registers import EXEC, M0, VECTORS, operand
 from emulator.text import Instruction
 from emulator.vector import FUNCTIONS
 
-NONE = (
-    "s_cmp",
-    "s_bitcmp",
-    "s_branch",
-    "s_cbranch",
-    "s_waitcnt",
-    "s_nop",
-    "s_barrier",
-    "s_endpgm",
-    "s_setprio",
-)
-"""Instructions without a destination register."""
+CONTROL = ("s_waitcnt", "s_branch", "s_cbranch", "s_nop", "s_barrier", "s_endpgm", "s_setprio")
+"""They touch no register that is listed."""
+TESTS = ("s_cmp", "s_bitcmp")
+"""Their result is SCC."""
 BOTH = ("v_permlane16_swap_b32", "v_permlane32_swap_b32", "v_swap_b32")
 """Their two operands are read and written."""
 
@@ -59,21 +51,19 @@ def kind_of(ins: Instruction) -> str:
         return "memory"
     if op.startswith("s_load"):
         return "constant"
-    return "none" if op.startswith(NONE[2:]) else "scalar"
+    return "none" if op.startswith(CONTROL) else "scalar"
 
 
 def effects(ins: Instruction, accumulators: int) -> Effects:
     """What one instruction touches, EXEC aside, which every vector instruction reads."""
     kind = kind_of(ins)
-    if ins.op.startswith(
-        ("s_waitcnt", "s_branch", "s_cbranch", "s_nop", "s_barrier", "s_endpgm", "s_setprio")
-    ):
+    if ins.op.startswith(CONTROL):
         return Effects((), (), "none")
     found = [() if text == "off" else tuple(operand(text, accumulators).registers) for text in ins.operands]
     to_lds, stores = "lds" in ins.modifiers, "_store" in ins.op or ins.op.startswith("ds_write")
     if ins.op in BOTH:
         written, read = found, found
-    elif stores or to_lds or ins.op.startswith(NONE):
+    elif stores or to_lds or ins.op.startswith(TESTS):
         written, read = [], found
     else:
         count = 2 if ins.op in CARRIES or ins.op.startswith(("v_mad_u64", "v_mad_i64", "v_div_scale")) else 1

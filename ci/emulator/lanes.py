@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from functools import cache
 
@@ -163,6 +162,3 @@ def permute(address: Array, data: Array, active: Array) -> Array:
 def first_active(active: Array) -> Array:
     """The lowest active lane of each wave, 0 where none is."""
     return active.argmax(-1)
-
-
-SWIZZLE = re.compile(r"swizzle\((\w+),\s*(.*)\)")

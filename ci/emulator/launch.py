@@ -172,7 +172,6 @@ def execute(model: Model, loaded: Loaded, compiled: Any, grid: int, named: dict[
     values = [(kind, named[name]) for name, kind in kinds.items()]
     tensors = [v for kind, v in values if kind.startswith("*") and v is not None]
     spans = {span_name(t): t for t in tensors}
-    # one storage seen through several overlapping views is one region
     regions = {name: bytes_of(t) for name, t in spans.items()}
     device = loaded.program.descriptor
     size = max(device.get("kernarg_size", 0), 8)
@@ -183,7 +182,9 @@ def execute(model: Model, loaded: Loaded, compiled: Any, grid: int, named: dict[
     )  # fmt: skip
     for name, t in spans.items():
         content = arena.content(name)
-        restored(t, content)
+        # views of one storage may overlap: what was not written must not overwrite what was
+        if not np.array_equal(content, regions[name]):
+            restored(t, content)
 
 
 def segment(loaded: Loaded, values: list[tuple[str, Any]], arena: Arena, empty: bytes) -> bytes:
@@ -207,7 +208,7 @@ def segment(loaded: Loaded, values: list[tuple[str, Any]], arena: Arena, empty: 
 
 
 def span_name(t: torch.Tensor) -> str:
-    """Tensors with one start are one region: arguments of a launch that share memory share it whole."""
+    """A region for each view: an argument that is given twice is one."""
     return f"{str(t.dtype)[6:]} {'x'.join(map(str, t.shape))} at {t.data_ptr():#x}"
 
 

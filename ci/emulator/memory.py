@@ -138,10 +138,6 @@ class Landing:
         )  # fmt: skip
 
 
-def signed13(text: str) -> int:
-    return int(text or "0", 0)
-
-
 # ---------------------------------------------------------------------------------------------- scalar
 
 
@@ -250,7 +246,7 @@ def flat(ins: Instruction, operands: list[Operand]) -> Action:
     _, direction, kind = ins.op.split("_")
     loads = direction == "load"
     data, vaddr, saddr = operands if loads else (operands[1], operands[0], operands[2])
-    immediate = signed13(ins.modifiers.get("offset", ""))
+    immediate = int(ins.modifiers.get("offset") or "0", 0)
     count, size = WORDS.get(kind, 1), NARROW.get(kind, 4)
     scalar = saddr.kind == "s"
     read = bits_of(vaddr, "u" if scalar else "U")
@@ -272,7 +268,7 @@ def scratch(ins: Instruction, operands: list[Operand]) -> Action:
     _, direction, kind = ins.op.split("_")
     loads = direction == "load"
     data, vaddr, saddr = operands if loads else (operands[1], operands[0], operands[2])
-    immediate = signed13(ins.modifiers.get("offset", ""))
+    immediate = int(ins.modifiers.get("offset") or "0", 0)
     count, size = WORDS.get(kind, 1), NARROW.get(kind, 4)
     reads = [bits_of(o, "u") for o in (vaddr, saddr)]
 

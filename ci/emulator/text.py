@@ -84,8 +84,6 @@ def instruction(line: str, number: int) -> Instruction:
             modifiers[name] = value
     if encoding:
         modifiers["encoding"] = encoding[1]
-    if operands and re.fullmatch(r"(vm|lgkm|exp)cnt\(\d+\)", operands[-1]):
-        raise ValueError(f"line {number}: a counter outside s_waitcnt: {line.strip()}")
     return Instruction(op, tuple(operands), modifiers, number, line.strip())
 
 
