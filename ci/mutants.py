@@ -110,7 +110,7 @@ KINDS = (
          "LLVM inserts more than the rule asks"),
     Kind("barrier left out", left_out(r"\ts_barrier"), frozenset({"race", "gate", "wait", "state"}),
          "another barrier follows before the place is used again"),
-    Kind("product for sum", replaced(r"v_(pk_)?add_f32", r"v_\1mul_f32"), COMPUTED),
+    Kind("product for sum", replaced(r"v_(pk_)?add_f32", r"v_\1mul_f32"), COMPUTED, MASKED),
     Kind("maximum for fused sum", replaced(r"v_fma_f32", "v_max3_f32"), COMPUTED),
     Kind("minimum for maximum", replaced(r"v_max(3?)_f32", r"v_min\1_f32"), COMPUTED,
          "the softmax shift: any shift gives the same result until numbers overflow"),
