@@ -18,6 +18,7 @@ import math
 import multiprocessing
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -210,7 +211,9 @@ def hardware(device: str) -> dict[str, object]:
 def failures(record: dict[str, object]) -> list[str]:
     """What is wrong with a workload's record, in sentences."""
     if "error" in record:
-        return [str(record["error"]).strip().splitlines()[-1]]
+        error = str(record["error"]).strip()
+        # Helion shows source lines behind the sentence
+        return [(re.findall(r"^[\w.]+: .*", error, re.MULTILINE) or error.splitlines())[-1]]
     # of an emulated device: what checks without an expected value found, and other models of its arithmetic
     found = list(record.get("findings", []))
     for r in record["results"]:

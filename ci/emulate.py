@@ -70,12 +70,13 @@ class Options:
 
 def judge(name: str, key: str, options: Options) -> dict[str, object]:
     """A workload's record, as accuracy.judge's, with the statistics of each model."""
+    device = launch.present(key, options.cache)  # before torch looks for one
     torch.use_deterministic_algorithms(True)  # memory that is allocated holds NaN until it is written
     workload = WORKLOADS[name]
     operator = operator_of(workload)
     inputs = operator.inputs(workload, options.steps)
     truth = operator.truths(workload, *inputs)
-    session = launch.Session(launch.present(key, options.cache), options.cache)
+    session = launch.Session(device, options.cache)
     begin = time.perf_counter()
     results: list[dict[str, object]] = []
     findings = []

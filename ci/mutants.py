@@ -181,8 +181,8 @@ def finder(session: launch.Session, candidate, inputs, truth, expected: torch.Te
 
 def tried(key: str, each: int, cache: Path) -> Iterator[dict[str, object]]:
     """One row a mutant."""
-    torch.use_deterministic_algorithms(True)
     session = launch.Session(launch.present(key, cache), cache)
+    torch.use_deterministic_algorithms(True)
     for row, kernel in PROGRAMS:
         operator = operator_of(row)
         inputs = operator.inputs(row, STEPS)
