@@ -48,9 +48,9 @@ def test_machine_code_passes_the_gate_when_executed(device, tmp_path):
     assert "emulated on a CPU" in artefact["device"]["name"]
     for name, kernels in KERNELS.items():
         record = artefact["workloads"][name]
-        served = {r["of"]: r for r in record["results"] if r["served"]}
-        assert kernels.items() <= {of: r["kernel"] for of, r in served.items()}.items()
-        assert all(0 < r["worst"] <= 1 for r in served.values())
+        served = [r for r in record["results"] if r["served"]]
+        assert kernels.items() <= {(r["of"], r["kernel"]) for r in served}
+        assert all(0 < r["worst"] <= 1 for r in served)
         assert record["launches"] >= 4 * len(served)
 
 
