@@ -19,7 +19,7 @@ OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
 # Triton 3.10 changes this default, and numbers with it
 export TRITON_DEFAULT_FP_FUSION ?= 1
 
-.PHONY: demo test bench lint lint-workflows format clean accuracy compare parity fault-tables sanitize machine-terms device-rows attack-cache bench-tritonbench study-backward study-dcpp tune tuning-readme
+.PHONY: demo test bench lint lint-workflows format clean accuracy compare parity emulate mutants fault-tables sanitize machine-terms device-rows attack-cache bench-tritonbench study-backward study-dcpp tune tuning-readme
 
 demo: $(VENV)/.ready
 	$(RUN) benchmarks/demo.py $(ARGS)
@@ -45,6 +45,17 @@ compare: $(VENV)/.ready
 parity: export OMP_NUM_THREADS ?= 1
 parity: $(VENV)/.ready
 	$(RUN) ci/parity_grid.py $(ARGS)
+
+# AMD's machine code executed on this CPU and judged as a device is: docs/emulation.md says how long it takes;
+# make emulate ARGS="--devices mi350 --workloads mhc_fp32 tail_5x3 --served"
+emulate: export OMP_NUM_THREADS ?= 1
+emulate: $(VENV)/.ready
+	$(RUN) ci/emulate.py $(ARGS)
+
+# Faults planted in that machine code, and what finds each
+mutants: export OMP_NUM_THREADS ?= 1
+mutants: $(VENV)/.ready
+	$(RUN) ci/mutants.py $(ARGS)
 
 fault-tables: $(VENV)/.ready
 	$(RUN) ci/faults.py --write docs/accuracy.md

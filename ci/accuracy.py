@@ -18,6 +18,7 @@ import math
 import multiprocessing
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -102,6 +103,42 @@ def filled(t: torch.Tensor, batch: int) -> torch.Tensor:
     return t.repeat(math.ceil(batch / len(t)), *[1] * (t.dim() - 1))[:batch].contiguous()
 
 
+def described(candidate: Candidate, truth: gate.Truth, result: torch.Tensor) -> dict[str, object]:
+    """What is said of a candidate's judged matrices, however they were computed."""
+    return {
+        "kernel": candidate.kernel, "of": candidate.of, "config": candidate.config,
+        "source": candidate.source, "served": candidate.served,
+        **statistics(truth, result), "marginals": marginals(result, truth.exact),
+        "digest": digest(result), "shape": list(result.shape[1:]), "dtype": str(result.dtype)[6:],
+    }  # fmt: skip
+
+
+def sampled(candidate: Candidate, result: torch.Tensor, before: list[dict[str, object]]) -> dict[str, str]:
+    """The sample that an artefact keeps of a result: of the first that is served, where matrices are
+    small.
+    """
+    kept = candidate.served and result[0].numel() <= LARGEST_SAMPLE
+    if not kept or any("sample" in r and r["of"] == candidate.of for r in before):
+        return {}
+    return {"sample": sample(result)}
+
+
+def recorded(
+    workload, inputs: tuple[torch.Tensor, ...], truth: dict[str, gate.Truth], results: list[dict[str, object]]
+) -> dict[str, object]:
+    """A workload's record: its results beside what models of vendors' arithmetic give."""
+    modelled = {vendor: run(workload, *inputs) for vendor, run in operator_of(workload).vendors.items()}
+    return {
+        "arguments": {**workload.shape, "dtype": str(workload.dtype)[6:], **workload.options},
+        "batch": workload.batch, "judged": len(inputs[0]), "inputs": digest(*inputs), "results": results,
+        "model": {
+            vendor: {q: statistics(truth[q], r) for q, r in model.items() if q in truth}
+            for vendor, model in modelled.items()
+        },
+        "model_gap": {q: gate.gap(q, *(model[q] for model in modelled.values())) for q in truth},
+    }  # fmt: skip
+
+
 def judge(name: str, device: str, steps: int) -> dict[str, object]:
     """All of a workload's record but Inductor."""
     workload = WORKLOADS[name]
@@ -110,31 +147,16 @@ def judge(name: str, device: str, steps: int) -> dict[str, object]:
     judged = len(inputs[0])
     truth = operator.truths(workload, *inputs)
     full = [filled(t, workload.batch).to(device) for t in inputs]
-    results, sampled = [], set()
+    results: list[dict[str, object]] = []
     for candidate in operator.candidates(workload, *full):
         result = fresh(candidate, *full)
         first = result[:judged]
-        kept = candidate.served and candidate.of not in sampled and first[0].numel() <= LARGEST_SAMPLE
-        sampled |= {candidate.of} if kept else set()
         results.append({
-            "kernel": candidate.kernel, "of": candidate.of, "config": candidate.config,
-            "source": candidate.source, "served": candidate.served,
-            **statistics(truth[candidate.of], first),
-            "marginals": marginals(first, truth[candidate.of].exact),
+            **described(candidate, truth[candidate.of], first),
             "reproducible": reproducible(candidate, full, result, judged),
-            "digest": digest(first), "shape": list(first.shape[1:]), "dtype": str(first.dtype)[6:],
-            **({"sample": sample(first)} if kept else {}),
+            **sampled(candidate, first, results),
         })  # fmt: skip
-    modelled = {vendor: run(workload, *inputs) for vendor, run in operator.vendors.items()}
-    return {
-        "arguments": {**workload.shape, "dtype": str(workload.dtype)[6:], **workload.options},
-        "batch": workload.batch, "judged": judged, "inputs": digest(*inputs), "results": results,
-        "model": {
-            vendor: {q: statistics(truth[q], r) for q, r in model.items() if q in truth}
-            for vendor, model in modelled.items()
-        },
-        "model_gap": {q: gate.gap(q, *(model[q] for model in modelled.values())) for q in truth},
-    }  # fmt: skip
+    return recorded(workload, inputs, truth, results)
 
 
 def inductor(name: str, device: str, steps: int) -> dict[str, object]:
@@ -189,16 +211,21 @@ def hardware(device: str) -> dict[str, object]:
 def failures(record: dict[str, object]) -> list[str]:
     """What is wrong with a workload's record, in sentences."""
     if "error" in record:
-        return [str(record["error"]).strip().splitlines()[-1]]
-    found = []
+        error = str(record["error"]).strip()
+        # Helion shows source lines behind the sentence
+        return [(re.findall(r"^[\w.]+: .*", error, re.MULTILINE) or error.splitlines())[-1]]
+    # of an emulated device: what checks without an expected value found, and other models of its arithmetic
+    found = list(record.get("findings", []))
     for r in record["results"]:
         what = f"{r['kernel']} ({r['source'] or 'CPU'})"
-        if not r["passes"]:
-            found.append(
-                f"{what}: {r['of']} is beyond the limit of {', '.join(r['beyond'])}: worst {r['worst']:.3g}, "
-                f"rms {r['rms']:.3g}, bias {r['bias']:.3g} of {r['bias_limit']:.3g}; element {r['index']} is "
-                f"{r['value']:.9g}, expected {r['expected']:.9g}"
-            )
+        for model, s in {"": r, **{f", {model}": s for model, s in r.get("models", {}).items()}}.items():
+            if not s["passes"]:
+                found.append(
+                    f"{what}{model}: {r['of']} is beyond the limit of {', '.join(s['beyond'])}: "
+                    f"worst {s['worst']:.3g}, rms {s['rms']:.3g}, "
+                    f"bias {s['bias']:.3g} of {s['bias_limit']:.3g}; "
+                    f"element {s['index']} is {s['value']:.9g}, expected {s['expected']:.9g}"
+                )
         found += [
             f"{what}: {r['of']} has other bits: {k}" for k, same in r["reproducible"].items() if not same
         ]

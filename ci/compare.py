@@ -125,6 +125,11 @@ def described(found: dict[str, float]) -> str:
     )
 
 
+def called(device: dict) -> str:
+    """A column's name: what was emulated on a CPU (ci/emulate.py) says so wherever it stands."""
+    return f"{device['key']}, emulated" if device.get("emulated") else device["key"]
+
+
 def conditions(artefact: Artefact) -> str:
     versions = ", ".join(f"{k} {v}" for k, v in artefact["versions"].items() if v)
     return f"{artefact['device']['name']}; {versions}; {artefact['utc'][:10]}, {artefact['seconds']} s"
@@ -179,7 +184,7 @@ def main() -> int:
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
-    keys = [a["device"]["key"] for a in loaded]
+    keys = [called(a["device"]) for a in loaded]
     artefacts = {
         key if keys.count(key) == 1 else f"{key} ({path.parent.name or path.stem})": a
         for key, path, a in zip(keys, options.artefacts, loaded, strict=True)

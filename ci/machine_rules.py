@@ -156,6 +156,12 @@ def order(binary: Binary) -> Iterator[str]:
         yield f"{binary.counts['atomic']} atomics"
 
 
+def offsets(binary: Binary) -> Iterator[str]:
+    """No immediate is added to a buffer offset that may be negative: AMD's hardware need not take the sum."""
+    if binary.counts.get("negative offset"):
+        yield f"{binary.counts['negative offset']} buffer instructions"
+
+
 def matrix(binary: Binary) -> Iterator[str]:
     """No matrix instruction in a Sinkhorn kernel: NVIDIA's truncate what they add up."""
     if is_sinkhorn(binary) and binary.counts.get("matrix"):
@@ -199,8 +205,8 @@ def vectors(binary: Binary) -> Iterator[str]:
 
 
 RULES: tuple[Rule, ...] = (
-    reciprocal, functions, subnormals, rounding, precision, conversion, fusion, order, matrix,
-    spills, launch, vectors,
+    reciprocal, functions, subnormals, rounding, precision, conversion, fusion, order, offsets,
+    matrix, spills, launch, vectors,
 )  # fmt: skip
 
 

@@ -272,6 +272,41 @@ def stack_pointer_reads(sass: str) -> int:
     return sum(into != "R1" and any(map(STACK_POINTER.search, read)) for into, *read in operands)
 
 
+DIFFERENCE = re.compile(r"v_sub_u32|v_subrev_u32")
+CARRIES_SIGN = re.compile(
+    r"v_(add3?|sub|subrev|lshl_add|add_lshl)_u32|v_lshlrev_b32|v_mul_lo_u32|v_(mov|cndmask)_b32"
+)
+"""Instructions whose result is negative where a source may be."""
+
+
+def negative_offsets(text: str) -> int:
+    """Buffer instructions of AMD's that add an immediate to a register offset made by subtracting a
+    lane's part.
+
+    Such an offset may be negative, and is then out of range even where the immediate makes the sum positive
+    (LLVM's AMDGPU target, splitBufferOffsets).  Follows registers in the order of the text.
+    """
+    found, differences = 0, set()
+    for line in text.splitlines():
+        match = GCN.match(line)
+        if not match or not match["op"]:
+            continue
+        op = ENCODING.sub("", match["op"])
+        to, *sources = (o.strip() for o in match["rest"].split(",")) if match["rest"].strip() else ("",)
+        if op.startswith("buffer_"):
+            offset = to if re.search(r"\blds\b", match["rest"]) else sources[0]
+            found += offset in differences and re.search(r"\boffset:[1-9]", match["rest"]) is not None
+            continue
+        subtrahend = sources[:1] if op.startswith("v_subrev") else sources[1:]
+        made = DIFFERENCE.fullmatch(op) and any(re.match(r"v\d", s) for s in subtrahend)
+        carried = CARRIES_SIGN.fullmatch(op) and not differences.isdisjoint(sources)
+        if made or carried:
+            differences.add(to)
+        else:
+            differences.discard(to)
+    return found
+
+
 def nvidia_facts(ptx: str, sass: str, usage: str) -> dict[str, Any]:
     """The fields of an offline.Binary that its PTX, nvdisasm and cuobjdump --dump-resource-usage tell."""
     ops, loops = disassembled(sass, SASS)
@@ -308,11 +343,14 @@ def amd_facts(amdgcn: str) -> dict[str, Any]:
     # gfx942 rounds to bfloat16 in integers: half a unit less one, and the last bit kept
     if re.search(r"\b0x7fff\b", code) and "v_add3_u32" in ops:
         operations["v_add3_u32"] = ops.count("v_add3_u32")
+    counts = classify(ops)
+    if doubtful := negative_offsets(code):
+        counts["negative offset"] = doubtful
     return {
         "registers": metadata("vgpr_count"),
         "spills": metadata("vgpr_spill_count") + metadata("sgpr_spill_count"),
         "spill_bytes": metadata("private_segment_fixed_size"),
-        "counts": classify(ops),
+        "counts": counts,
         "loops": [classify(ops[a : b + 1]) for a, b in loops],
         "executed": executed(code, GCN),
         "accesses": accesses(ops),

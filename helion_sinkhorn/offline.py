@@ -234,28 +234,16 @@ def first_launch(device: Device, job: Job) -> tuple[Any, tuple[Any, ...]]:
     return launches[0]
 
 
-def compile_job(device: Device, job: Job) -> dict[str, Any]:
-    """The fields of a Binary."""
+@contextlib.contextmanager
+def as_called(arguments: Sequence[Any]) -> Iterator[list[Any]]:
+    """The arguments of a launch as fake tensors on the presented device, for which Helion generates the code
+    that it generates for any real call."""
     from helion._compiler import compile_environment
     from torch._subclasses.fake_tensor import FakeTensorConverter, FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
-    from triton.runtime.jit import MockTensor
 
     def on_device(x):
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda:0")
-
-    begin = time.perf_counter()
-    launched: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
-
-    def launcher(jit_function, grid, *arguments, **options):
-        # Triton's own specialization of a launch, for tensors at 16-byte boundaries
-        arguments = [
-            MockTensor(a.dtype, list(a.shape)) if isinstance(a, torch.Tensor) else a for a in arguments
-        ]
-        options = {k: v for k, v in options.items() if not k.startswith("_")}
-        launched.append((jit_function.run, arguments, {"grid": grid, "warmup": True, **options}))
-
-    kernel, arguments = first_launch(device, job)
 
     def fakified(self, fake_mode, x, *, shape_env, source, symbolic_context):
         sizes, strides = [DimDynamic.DYNAMIC] * x.dim(), [DimDynamic.INFER_STRIDE] * x.dim()
@@ -272,9 +260,32 @@ def compile_job(device: Device, job: Job) -> dict[str, Any]:
         mock.patch.object(FakeTensorConverter, "from_real_tensor", fakified),
     )
     with FakeTensorMode(), as_real[0], as_real[1]:
-        arguments = [on_device(a) if isinstance(a, torch.Tensor) else a for a in arguments]
-        program = kernel.bind(tuple(arguments)).compile_config(kernel.configs[0])
-        program(*arguments, _launcher=launcher)
+        yield [on_device(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+
+
+def specialised(arguments: Sequence[Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """What Triton compiles for in a launch of Helion's: tensors at 16-byte boundaries, and its own
+    options.
+    """
+    from triton.runtime.jit import MockTensor
+
+    arguments = [MockTensor(a.dtype, list(a.shape)) if isinstance(a, torch.Tensor) else a for a in arguments]
+    return arguments, {k: v for k, v in options.items() if not k.startswith("_")}
+
+
+def compile_job(device: Device, job: Job) -> dict[str, Any]:
+    """The fields of a Binary."""
+    begin = time.perf_counter()
+    launched: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+
+    def launcher(jit_function, grid, *arguments, **options):
+        arguments, options = specialised(arguments, options)
+        launched.append((jit_function.run, arguments, {"grid": grid, "warmup": True, **options}))
+
+    kernel, arguments = first_launch(device, job)
+    with as_called(arguments) as given:
+        program = kernel.bind(tuple(given)).compile_config(kernel.configs[0])
+        program(*given, _launcher=launcher)
     generated = time.perf_counter()
     ((run, arguments, options),) = launched
     compiled = run(*arguments, **options)

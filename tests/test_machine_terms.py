@@ -152,6 +152,12 @@ def test_planted_in_sass(rule, old, new):
         ("precision", "v_ldexp_f32", "v_fma_f64"),
         ("conversion", "v_ldexp_f32 v0", "v_cvt_f16_f32_e32 v0"),
         ("order", "v_ldexp_f32 v0", "global_atomic_add_f32 v0"),
+        (
+            "offsets",
+            "buffer_store_dwordx4 v[0:3], v4, s[0:3], 0 offen",
+            "v_sub_u32_e32 v5, 0, v4\n\tv_add_u32_e32 v4, v5, v6\n"
+            "\tbuffer_store_dwordx4 v[0:3], v4, s[0:3], 0 offen offset:448",
+        ),
         ("matrix", "v_pk_fma_f32", "v_mfma_f32_32x32x1_2b_f32"),
         ("spills", "v_ldexp_f32 v0", "scratch_load_dword v0"),
         ("spills", "private_segment_fixed_size: 0", "private_segment_fixed_size: 16"),

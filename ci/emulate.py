@@ -1,0 +1,214 @@
+"""Execute the AMD machine code on this CPU and judge it: python ci/emulate.py [--devices ...]
+[--workloads ...]
+
+What Triton compiles for gfx942 and gfx950 is run instruction by instruction (ci/emulator) on the inputs that
+ci/accuracy.py judges, and judged by the same gate.  Each result must hold under every model of what the ISA
+leaves open (MODELS), and have equal bits whatever registers and LDS held before, in which order waves ran and
+how the batch was cut.  Writes accuracy-<device>-emulated.json for ci/compare.py: emulated, never
+measured.  The
+exit status is the verdict.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from multiprocessing import get_context
+from pathlib import Path
+
+import accuracy
+import inductor_amd
+import report
+import torch
+from emulator import launch
+from emulator.machine import Model, Unknown
+from emulator.memory import Finding
+from gate import Candidate
+from operators import operator_of
+from rich.progress import Progress
+
+from helion_sinkhorn.configs import writer
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.workloads import WORKLOADS, tagged
+
+STEPS = 1 << 14
+"""Entries times iterations judged of a workload: at least one full and one partial block of most kernels."""
+DEFAULT = ("mi350", "mi300x")
+PLAIN = Model()
+MODELS = {
+    "rounded up": Model(functions="above", products="floored"),
+    "rounded down, subnormals flushed": Model(functions="below", products="floored", winner="lowest"),
+    "neighbour by a hash, subnormals flushed": Model(functions="scattered", winner="lowest"),
+}
+"""Beside PLAIN, which rounds correctly: what v_rcp, v_exp, v_log and matrix units may do within the ISA, and
+whose value remains where lanes of a wave store to one place."""
+OTHER_STATE = Model(seed=100, order="last")
+CACHE = accuracy.ROOT / ".emulated"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How workloads are judged."""
+
+    steps: int
+    served: bool
+    """Only what serves each call; else every committed config and the default."""
+    models: tuple[str, ...]
+    """Of MODELS."""
+    cache: Path
+    inductor: dict[str, dict[str, str] | None]
+    """Workloads for which torch.compile's kernels run too, with their sources where they are given."""
+
+
+def judge(name: str, key: str, options: Options) -> dict[str, object]:
+    """A workload's record, as accuracy.judge's, with the statistics of each model."""
+    device = launch.present(key, options.cache)  # before torch looks for one
+    torch.use_deterministic_algorithms(True)  # memory that is allocated holds NaN until it is written
+    workload = WORKLOADS[name]
+    operator = operator_of(workload)
+    inputs = operator.inputs(workload, options.steps)
+    truth = operator.truths(workload, *inputs)
+    session = launch.Session(device, options.cache)
+    begin = time.perf_counter()
+    results: list[dict[str, object]] = []
+    findings = []
+    with launch.emulating(session):
+        with launch.as_on_device():
+            candidates = operator.candidates(workload, *inputs)
+        for candidate in candidates:
+            if options.served and not candidate.served:
+                continue
+            try:
+                results.append(judged(session, candidate, inputs, truth[candidate.of], results, options))
+            except (Unknown, Finding) as found:
+                findings.append(f"{candidate.kernel} ({candidate.source}): {candidate.of}: {found}")
+        if name in options.inductor:
+            session.model = PLAIN
+            source = options.inductor[name]
+            compiled = accuracy.attempt(inductor_amd.statistics, workload, session, inputs, truth, source)
+    return {
+        **accuracy.recorded(workload, inputs, truth, results),
+        **({"inductor": compiled} if name in options.inductor else {}),
+        "findings": findings,
+        "launches": session.launches,
+        "compile_seconds": round(session.compile_seconds, 1),
+        "seconds": round(time.perf_counter() - begin, 1),
+    }
+
+
+def judged(session, candidate: Candidate, inputs, truth, before, options: Options) -> dict[str, object]:
+    """One candidate under every model."""
+
+    def under(model: Model, *tensors: torch.Tensor) -> torch.Tensor:
+        session.model = model
+        return candidate.run(*tensors)
+
+    result = under(PLAIN, *inputs)
+    cut = math.ceil(len(result) / 2)
+    split = [
+        under(PLAIN, *(t[part] for t in inputs)) for part in (slice(cut), slice(cut, None)) if len(result) > 1
+    ]
+    return {
+        **accuracy.described(candidate, truth, result),
+        "reproducible": {
+            "other state and order": same(under(OTHER_STATE, *inputs), result),
+            "split": not split or same(torch.cat(split), result),
+        },
+        "models": {name: accuracy.statistics(truth, under(MODELS[name], *inputs)) for name in options.models},
+        **accuracy.sampled(candidate, result, before),
+    }
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(accuracy.bits(a), accuracy.bits(b))
+
+
+def artefact(key: str, workloads: dict[str, dict], seconds: float) -> dict[str, object]:
+    """What ci/compare.py reads, labelled."""
+    row = DEVICES[key]
+    wrong = {n: found for n, record in workloads.items() if (found := accuracy.failures(record))}
+    return {
+        "schema": accuracy.SCHEMA,
+        "device": {"key": key, "vendor": row.vendor, "arch": row.arch, "emulated": True,
+                   "name": f"{row.arch} code emulated on a CPU ({platform.machine()}), never run on a GPU"},
+        "versions": accuracy.versions(), "commit": accuracy.commit(),
+        "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": writer.command("python ci/emulate.py", sys.argv[1:]),
+        "seconds": round(seconds, 1), "passes": not wrong, "workloads": workloads,
+    }  # fmt: skip
+
+
+def emulated(key: str, names: list[str], options: Options, jobs: int, progress: Progress) -> dict[str, dict]:
+    """The records of one device: torch, Triton and Helion keep it for the life of a process."""
+    task = progress.add_task(f"{key}, emulated", total=len(names))
+    with ProcessPoolExecutor(min(jobs, len(names)), mp_context=get_context("spawn")) as pool:
+        order = sorted(names, key=lambda n: -WORKLOADS[n].entries)
+        pending = {pool.submit(accuracy.attempt, judge, n, key, options): n for n in order}
+        found = {}
+        for done in as_completed(pending):
+            found[pending[done]] = done.result()
+            progress.update(task, advance=1, description=f"{key}, emulated: {pending[done]}")
+    return {n: found[n] for n in names}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    amd = [k for k, d in DEVICES.items() if d.vendor == "amd"]
+    names = [w.name for w in tagged("ci", object)]
+    parser.add_argument("--devices", nargs="+", choices=amd, default=DEFAULT, help="one of each architecture")
+    parser.add_argument("--workloads", nargs="+", choices=names, metavar="NAME", default=names,
+                        help="all tagged ci if left out")  # fmt: skip
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, help="entries times iterations judged of a workload"
+    )
+    parser.add_argument("--served", action="store_true", help="only the config that serves each call")
+    parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS), metavar="MODEL",
+                        help=f"beside correct rounding: {'; '.join(MODELS)}")  # fmt: skip
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--out", type=Path, default=Path("accuracy"), help="folder of artefacts and tables")
+    parser.add_argument(
+        "--cache", type=Path, default=CACHE, help="folder of compiled programs, by their source"
+    )
+    parser.add_argument(
+        "--inductor", nargs="?", const="", metavar="FILE",
+        help="run torch.compile's kernels for AMD too, or those that ci/inductor_amd.py kept",
+    )  # fmt: skip
+    given = parser.parse_args()
+    inductor = dict.fromkeys(inductor_amd.WORKLOADS_COMPARED if given.inductor is not None else ())
+    if given.inductor:
+        kept = json.loads(Path(given.inductor).read_text())
+        given.steps, inductor = kept["steps"], kept["sources"]
+    options = Options(given.steps, given.served, tuple(given.models), given.cache.resolve(), inductor)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    given.out.mkdir(parents=True, exist_ok=True)
+    wrong = 0
+    for key in given.devices:
+        begin = time.monotonic()
+        with Progress(transient=True) as progress:
+            workloads = emulated(key, given.workloads, options, given.jobs, progress)
+        found = artefact(key, workloads, time.monotonic() - begin)
+        path = given.out / f"accuracy-{key}-emulated.json"
+        path.write_text(json.dumps(found, indent=1) + "\n")
+        table = report.table(accuracy.rows(workloads))
+        path.with_suffix(".md").write_text(table + "\n")
+        print(table)
+        sentences = [f"{n}: {s}" for n, record in workloads.items() for s in accuracy.failures(record)]
+        print(*sentences, sep="\n", file=sys.stderr)
+        verdict = f"{len(sentences)} things are wrong" if sentences else "all within their limits"
+        print(f"\n{path}: {found['device']['name']}: {verdict}, {found['seconds']} s\n")
+        wrong += len(sentences)
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""Helion's launcher on this machine: a kernel compiled for an AMD device, executed by the interpreter.
+
+`present` makes this process compile for a device, once.  Then whatever the package launches, and so every
+operator, config and truth of ci/, runs emulated on CPU tensors inside `emulating`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from emulator import machine, text
+from emulator.machine import Loaded, Model
+from emulator.memory import Arena
+from helion_sinkhorn import offline
+from helion_sinkhorn.configs.device import DEVICES, Device
+
+NUMBERS = {
+    "i1": "<?",
+    "i8": "<b",
+    "i16": "<h",
+    "i32": "<i",
+    "i64": "<q",
+    "u32": "<I",
+    "u64": "<Q",
+    "fp32": "<f",
+    "fp64": "<d",
+}
+"""Triton's types of arguments that are no pointers."""
+
+
+@dataclass
+class Session:
+    """How launches are run, and what was run."""
+
+    device: Device
+    cache: Path
+    model: Model = field(default_factory=Model)
+    edit: Callable[[str], str] = str
+    """Applied to each listing before it is run: ci/mutants.py plants faults."""
+    programs: dict[str, Loaded] = field(default_factory=dict)
+    """By a digest of their text."""
+    compile_seconds: float = 0.0
+    run_seconds: float = 0.0
+    launches: int = 0
+
+
+@functools.cache
+def present(key: str, cache: Path) -> Device:
+    """Make this process compile for an AMD device, keeping what is compiled; before Helion is imported.
+
+    Raises:
+        ValueError: the device is not one that is emulated.
+    """
+    device = DEVICES.get(key)
+    if device is None or device.vendor != "amd":
+        amd = ", ".join(k for k, d in DEVICES.items() if d.vendor == "amd")
+        raise ValueError(f"{key!r} is not emulated; the devices that are: {amd}")
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    os.environ.setdefault("TRITON_CACHE_DIR", str(cache / "triton"))
+    offline.present_device(device)
+    return device
+
+
+@contextlib.contextmanager
+def emulating(session: Session) -> Iterator[Session]:
+    """Launches of this package run emulated; CPU tensors count as the device's."""
+    from helion_sinkhorn.kernels import serving
+
+    device = session.device
+    found = device, device.asm, False
+    with (
+        mock.patch.object(serving, "run", functools.partial(run, session)),
+        mock.patch.object(serving, "device_at", mock.Mock(return_value=found)),
+    ):
+        yield session
+
+
+@contextlib.contextmanager
+def as_on_device() -> Iterator[None]:
+    """Tensors say that they are on a GPU: gates then list kernels."""
+    with mock.patch.object(torch.Tensor, "is_cuda", property(lambda t: True)):
+        yield
+
+
+def run(session: Session, kernel: Any, *arguments: Any) -> None:
+    """kernels.dispatch.run: through the host function that Helion generates for the device."""
+    from helion_sinkhorn.kernels import dispatch
+
+    begin = time.perf_counter()
+    host = host_of(
+        kernel, dispatch.signature(arguments), session.cache, tuple(map(dispatch.as_several, arguments))
+    )
+    session.compile_seconds += time.perf_counter() - begin
+    host(*arguments, _launcher=functools.partial(launch, session))
+
+
+_hosts: dict[Any, Callable[..., None]] = {}
+
+
+def host_of(kernel: Any, signature: tuple, cache: Path, arguments: tuple[Any, ...]) -> Callable[..., None]:
+    """Helion's host function for a launch: its text is kept by all that decides it."""
+    from torch._inductor.codecache import PyCodeCache
+
+    key = kernel, signature
+    if key not in _hosts:
+        arch = torch.cuda.get_device_properties().gcnArchName
+        decided = sources(), arch, kernel.name, repr(kernel.configs[0]), repr(signature)
+        path = cache / "helion" / f"{hashlib.sha256(repr(decided).encode()).hexdigest()}.py"
+        if not path.exists():
+            with offline.as_called(arguments) as given:
+                code = kernel.bind(tuple(given)).to_triton_code(kernel.configs[0])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_suffix(f".{os.getpid()}")
+            unfinished.write_text(code)
+            unfinished.replace(path)
+        _hosts[key] = getattr(PyCodeCache.load(path.read_text()), kernel.name)
+    return _hosts[key]
+
+
+@functools.cache
+def sources() -> str:
+    """A digest of the kernels and of what makes code of them."""
+    from helion_sinkhorn import kernels
+
+    folder = Path(kernels.__file__).parent
+    texts = [path.read_bytes() for path in sorted(folder.rglob("*.py"))]
+    made_by = [version(name) for name in ("torch", "helion", "triton")]
+    return hashlib.sha256(b"\0".join([*texts, *map(str.encode, made_by)])).hexdigest()
+
+
+def launch(session: Session, function: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """One launch: compile for these arguments, run, and copy back what the kernel wrote."""
+    begin = time.perf_counter()
+    given, options = offline.specialised(arguments, options)
+    compiled = function.run(*given, grid=grid, warmup=True, **options)
+    loaded = loaded_of(session, compiled.asm["amdgcn"])
+    session.compile_seconds += time.perf_counter() - begin
+    if any(g != 1 for g in grid[1:]):
+        raise ValueError(f"a grid of {grid} is not known to ci/emulator: kernels here have one axis")
+    begin = time.perf_counter()
+    execute(session.model, loaded, compiled, grid[0], dict(zip(function.arg_names, arguments, strict=True)))
+    session.run_seconds += time.perf_counter() - begin
+    session.launches += 1
+
+
+def loaded_of(session: Session, listing: str) -> Loaded:
+    """A program made ready, once for each text."""
+    listing = session.edit(listing)
+    key = hashlib.sha256(listing.encode()).hexdigest()
+    if key not in session.programs:
+        session.programs[key] = machine.load(text.parse(listing))
+    return session.programs[key]
+
+
+def execute(model: Model, loaded: Loaded, compiled: Any, grid: int, named: dict[str, Any]) -> None:
+    """Run a compiled kernel on tensors, in place."""
+    kinds = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
+    values = [(kind, named[name]) for name, kind in kinds.items()]
+    tensors = [v for kind, v in values if kind.startswith("*") and v is not None]
+    spans = {span_name(t): t for t in tensors}
+    regions = {name: bytes_of(t) for name, t in spans.items()}
+    device = loaded.program.descriptor
+    size = max(device.get("kernarg_size", 0), 8)
+    arena = machine.launched(
+        loaded, grid, compiled.metadata.num_warps, compiled.metadata.shared,
+        bytes(-(-size // 8) * 8), regions, model,
+        functools.partial(segment, loaded, values),
+    )  # fmt: skip
+    for name, t in spans.items():
+        content = arena.content(name)
+        # views of one storage may overlap: what was not written must not overwrite what was
+        if not np.array_equal(content, regions[name]):
+            restored(t, content)
+
+
+def segment(loaded: Loaded, values: list[tuple[str, Any]], arena: Arena, empty: bytes) -> bytes:
+    """The argument segment: the kernel's own arguments, then null pointers and zeros."""
+    filled = bytearray(empty)
+    places = loaded.program.arguments
+    if len(places) < len(values):
+        raise ValueError(f"{loaded.program.name} takes {len(places)} arguments, {len(values)} are given")
+    for place, (kind, value) in zip(places, values, strict=False):
+        if kind.startswith("*"):
+            address = 0 if value is None else arena.address(span_name(value))
+            content = struct.pack("<Q", address)
+        else:
+            content = struct.pack(NUMBERS[kind], value)
+        if len(content) != place.size:
+            raise ValueError(
+                f"argument of type {kind} has {len(content)} bytes, the program takes {place.size}"
+            )
+        filled[place.offset : place.offset + place.size] = content
+    return bytes(filled)
+
+
+def span_name(t: torch.Tensor) -> str:
+    """A region for each view: an argument that is given twice is one."""
+    return f"{str(t.dtype)[6:]} {'x'.join(map(str, t.shape))} at {t.data_ptr():#x}"
+
+
+def span(t: torch.Tensor) -> int:
+    """Elements from the first of a view to its last."""
+    return (
+        1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+        if t.numel()
+        else 0
+    )
+
+
+def flat(t: torch.Tensor) -> torch.Tensor:
+    """The memory that a view covers, and no more of its storage."""
+    return t.detach().as_strided((span(t),), (1,))
+
+
+def bytes_of(t: torch.Tensor) -> np.ndarray:
+    return flat(t).contiguous().view(torch.uint8).numpy().copy()
+
+
+def restored(t: torch.Tensor, content: np.ndarray) -> None:
+    flat(t).copy_(torch.from_numpy(content.copy()).view(t.dtype))

@@ -1,0 +1,122 @@
+"""Packed float32 instructions (v_pk_*) and v_fma_mix, whose op_sel chooses what each operand means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from emulator import arithmetic as fp
+from emulator.registers import Operand, Waves, bits_of, constant, half_of, write
+from emulator.text import Instruction
+from emulator.vector import Action, Builder, understood
+
+Array = np.ndarray
+SIGN = np.uint32(0x8000_0000)
+PACKED: dict[str, tuple[int, Callable[..., Array]]] = {
+    "v_pk_add_f32": (2, lambda a, b: a + b),
+    "v_pk_mul_f32": (2, lambda a, b: a * b),
+    "v_pk_fma_f32": (3, fp.fma),
+}
+MODIFIERS = {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "encoding"}
+
+
+def word(ins: Instruction, of: Operand, high: int, negative: int = 0) -> Callable[[Waves], Array]:
+    """One register of a pair; a constant has no high one."""
+    if of.kind == "c":
+        if high:
+            raise ValueError(f"{ins}: the high half of a constant is not known here")
+        one = of
+    else:
+        one = Operand(of.kind, of.index + high, 1, of.text)
+    read = bits_of(one, "f")
+    return (lambda w: read(w) ^ SIGN) if negative else read
+
+
+def packed(ins: Instruction, operands: list[Operand]) -> Action:
+    """Two results, each from the halves that op_sel and op_sel_hi choose."""
+    understood(ins, MODIFIERS)
+    count, function = PACKED[ins.op]
+    to, *of = operands
+    if len(of) != count:
+        raise ValueError(f"{ins}: {count} sources are needed")
+    low = [word(ins, o, half_of(ins, "op_sel", k, 0), half_of(ins, "neg_lo", k)) for k, o in enumerate(of)]
+    high = [
+        word(ins, o, half_of(ins, "op_sel_hi", k, 1), half_of(ins, "neg_hi", k)) for k, o in enumerate(of)
+    ]
+    at = to.index
+
+    def run(w: Waves) -> None:
+        # both before either is written: a source may be the destination
+        one = function(*(read(w).view(np.float32) for read in low)).view(np.uint32)
+        two = function(*(read(w).view(np.float32) for read in high)).view(np.uint32)
+        write(w, at, one)
+        write(w, at + 1, two)
+
+    return run
+
+
+def moved(ins: Instruction, operands: list[Operand]) -> Action:
+    """v_pk_mov_b32: the low result from the first source, the high one from the second."""
+    understood(ins, {"op_sel", "op_sel_hi"})
+    to, a, b = operands
+    low, high = word(ins, a, half_of(ins, "op_sel", 0, 0)), word(ins, b, half_of(ins, "op_sel", 1, 0))
+
+    def run(w: Waves) -> None:
+        one, two = low(w).copy(), high(w).copy()
+        write(w, to.index, one)
+        write(w, to.index + 1, two)
+
+    return run
+
+
+def mixed_source(ins: Instruction, of: Operand, position: int) -> Callable[[Waves], Array]:
+    """float32, or where op_sel_hi is 1 the half of a register that op_sel names, as float16."""
+    narrow = half_of(ins, "op_sel_hi", position, 0)
+    if of.kind == "c":
+        bits = np.array([[constant(of.text, "h" if narrow else "f")]], np.uint32)
+
+        def read(w: Waves) -> Array:
+            return bits
+    else:
+        read = bits_of(of, "f")
+    shift = np.uint32(16 * half_of(ins, "op_sel", position, 0))
+
+    def value(w: Waves) -> Array:
+        found = read(w)
+        if narrow:
+            found = (found >> shift).astype(np.uint16).view(np.float16).astype(np.float32)
+        else:
+            found = found.view(np.float32)
+        found = np.abs(found) if of.absolute else found
+        return -found if of.negative else found
+
+    return value
+
+
+def mixed(ins: Instruction, operands: list[Operand]) -> Action:
+    """v_fma_mix_f32, and mixlo, mixhi, which round that to float16, a half of the destination."""
+    understood(ins, {"op_sel", "op_sel_hi"})
+    to, *of = operands
+    reads = [mixed_source(ins, o, k) for k, o in enumerate(of)]
+    at = to.index
+    half = {"v_fma_mixlo_f16": 0, "v_fma_mixhi_f16": 1}.get(ins.op)
+
+    def run(w: Waves) -> None:
+        values = [read(w) for read in reads]
+        if half is None:
+            write(w, at, fp.fma(*values).view(np.uint32))
+            return
+        rounded = fp.fma(*values).astype(np.float16).view(np.uint16).astype(np.uint32)
+        shift = np.uint32(16 * half)
+        write(w, at, (w.v[at] & ~(np.uint32(0xFFFF) << shift)) | (rounded << shift))
+
+    return run
+
+
+TABLE: dict[str, Builder] = {
+    **dict.fromkeys(PACKED, packed),
+    "v_pk_mov_b32": moved,
+    **dict.fromkeys(("v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"), mixed),
+    **dict.fromkeys(("v_mad_mix_f32", "v_mad_mixlo_f16", "v_mad_mixhi_f16"), mixed),
+}
