@@ -39,11 +39,9 @@ SPILL_BYTES = {
     ("sm100", "sinkhorn_backward_history 128x128"): 304,
     # on an H200, where nothing spills, two warps are 1.2 times as fast as four
     ("sm100", "sinkhorn_backward_history 64x64"): 104,
-    # part of the logits that the log form keeps for a restart
-    ("sm100", "sinkhorn_forward 33x33"): 24,
-    # two and four registers too many, where an H200 spills none
-    ("sm100", "sinkhorn_backward 4x8"): 8,
-    ("sm100", "sinkhorn_backward 16x16"): 16,
+    # the logits that a restart of the log form reads again, beside A of 64 entries a thread
+    ("sm90", "sinkhorn_forward log 33x33"): 200,
+    ("sm100", "sinkhorn_forward log 33x33"): 200,
     # accumulators of 256 columns, and of 64 rows by 128 columns beside the loads of three stages
     ("sm90", "dot_compress_product precise"): 8,
     ("sm90", "dot_compress_product 300x(1000,64)"): 24,

@@ -75,6 +75,16 @@ class Terms:
 # ------------------------------------------------------------------------------------------- programs
 
 
+UNRECORDED = frozenset({
+    "sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history", "linear_attention_walk",
+    "linear_attention_gates", "linear_attention_chunk_scores", "linear_attention_chunk_walk",
+    "linear_attention_chunk_gradients",
+})  # fmt: skip
+"""Kernels whose source is newer than the file, which lacks some of their programs until the next
+`make machine-terms ARGS="--write --new"` (473 programs, about 40 minutes on 2 cores); then
+this set is empty again."""
+
+
 def default_jobs(device: Device) -> list[Job]:
     """The default config of every kernel that serves a workload of CI's, each program once."""
     workloads = (*tagged("ci", object), *tagged("implicit", object))

@@ -121,10 +121,10 @@ _GOOD: dict[str, Run] = {
     "u-v, NVIDIA functions": scaling(NVIDIA),
     "u-v, AMD functions": scaling(AMD),
     "the CPU path": own_adjoint,
-    "in place, division rounded": in_range(dividing()),
-    "in place, tree sums": in_range(dividing(Arithmetic(sums="tree"))),
+    "in place, division rounded": dividing(),
+    "in place, tree sums": dividing(Arithmetic(sums="tree")),
     "in place, NVIDIA division": in_range(dividing(NVIDIA)),
-    "in place, AMD division": in_range(dividing(AMD)),
+    "in place, AMD division": dividing(AMD),
 }
 
 
@@ -242,6 +242,11 @@ def shows_an_iteration(w: Workload) -> bool:
     return w.logits != "identity_like_16"
 
 
+def needs_float32(w: Workload) -> bool:
+    """Logits of float32 that bfloat16 does not hold, as it does 0 and -8."""
+    return is_wide(w) and not w.logits.startswith("identity_like")
+
+
 def more_iterations(k: int) -> Run:
     return lambda w, x, dy: specification(n_iters=w.n_iters + k)(w, x, dy)
 
@@ -267,7 +272,8 @@ _FAULTS = [
     Fault("mask softened", mask_softened, where=lambda w: w.logits == "masked"),
     Fault("bfloat16 accumulator", dividing(Arithmetic(partial=bfloat16)), where=is_wide),
     Fault("bfloat16 iterates", dividing(iterate=bfloat16), where=is_wide),
-    Fault("logits rounded to bfloat16", lambda w, x, dy: pytorch(w, x.bfloat16().float(), dy), where=is_wide),
+    Fault("logits rounded to bfloat16", lambda w, x, dy: pytorch(w, x.bfloat16().float(), dy),
+          where=needs_float32),
     Fault("TF32 products", scaling(Arithmetic(operand=lambda t: keep_bits(t, 10))),
           where=lambda w: is_wide(w) and w.n_iters > 1),
     Fault("reciprocal of 8 bits", dividing(Arithmetic(

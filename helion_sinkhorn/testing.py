@@ -223,7 +223,7 @@ def error_budget(
         scale = unit / UNIT * UNDERFLOW
         p_budget = p_budget + scale
         dx_budget = dx_budget + scale * dy64.abs().amax((-2, -1), keepdim=True)
-    # what a gradient leaves below the normal range of float32 has no digits: that of a single row, which is zero
+    # below the normal range of float32 a gradient has no digits: that of a single row is zero and ends there
     below = unit / UNIT * SMALLEST_NORMAL * dy64.abs().amax((-2, -1), keepdim=True)
     return p_budget + half_ulp(p, out_dtype), dx_budget + below + half_ulp(dx, x.dtype)
 

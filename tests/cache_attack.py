@@ -122,7 +122,8 @@ def attack_files(count: int, seed: int) -> dict[str, Any]:
     would be: `another` counts these.  `wrong` counts what no attack may do.
     """
     rng = random.Random(seed)
-    shipped = {k: json.loads((SHIPPED / DEVICE.key / f"{k}.json").read_text()) for k in KERNELS}
+    paths = {k: SHIPPED / DEVICE.key / f"{k}.json" for k in KERNELS}
+    shipped = {k: json.loads(path.read_text()) for k, path in paths.items() if path.exists()}
     warned, forbidden, told = Counter(), Counter(), Counter()
     handler = logging.Handler()
     handler.emit = lambda record: warned.update(told=1)
@@ -186,8 +187,8 @@ def write_on(folder: Path, worker: int, first: int, acknowledged: int) -> None:
     """Write an entry after another; its batch goes to the file descriptor once `merge` has returned."""
     for batch in range(first, 1 << 40):
         entry = {
-            "key": {**KEY, "batch": batch}, "config": {"block_sizes": [64], "num_warps": 2},
-            "variant": {"packed": True, "paired": False, "pivoted": True}, "evidence": "measured",
+            "key": {**KEY, "batch": batch}, "config": {"block_sizes": [128], "num_warps": 4},
+            "variant": {"thread": [4, 4], "paired": False, "pivoted": True}, "evidence": "measured",
         }  # fmt: skip
         run = {"fingerprint": "0" * 16, "seed": worker}
         writer.merge(folder, KERNEL, device_block(DEVICE, "NVIDIA H200"), run, [entry])

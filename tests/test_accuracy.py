@@ -33,7 +33,7 @@ STEPS = 1 << 17
 """Entries times iterations judged here: hundreds of 4 x 4 matrices, and a second a workload."""
 
 # At these sizes and logits the iterations or the conjugate gradients have converged, or all matrices are one
-CONVERGED = {"mid_16", "mid_16_deepseek", "lane_32", "matching_64", "largest_128", "identity_like_4"} | {
+CONVERGED = {"mid_16", "mid_16_deepseek", "lane_32", "matching_64", "largest_128", "peaked_column"} | {
     "implicit_8", "implicit_16", "implicit_32", "implicit_64", "implicit_driver_8", "implicit_uniform_16",
     "implicit_identity_like",
 }  # fmt: skip

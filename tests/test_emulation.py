@@ -13,6 +13,10 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("HYPOTHESIS_PROFILE") != "nightly",
+    reason="seven minutes of one core: the nightly workflow runs it",
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKLOADS = ("mhc_fp32", "driver_8", "mid_16_deepseek", "dot_tail", "attention_ungated")

@@ -376,7 +376,9 @@ def test_the_file_is_as_it_is_written_and_names_every_program():
     expected = {
         machine_terms.key(tag, job) for tag, (_, jobs) in machine_terms.sections().items() for job in jobs
     }
-    assert recorded.programs.keys() == expected, "run `make machine-terms ARGS=--write`"
+    missing = expected - recorded.programs.keys()
+    assert recorded.programs.keys() <= expected, "run `make machine-terms ARGS='--write --new'`"
+    assert {name.split()[0] for name, _ in missing} <= machine_terms.UNRECORDED
 
 
 def test_the_file_is_of_the_tested_versions():
@@ -391,7 +393,8 @@ def test_one_program_is_what_the_file_says():
     if machine_terms.versions() != recorded.versions:
         pytest.skip(f"the file is of {recorded.versions}, here is {machine_terms.versions()}")
     device, jobs = machine_terms.sections()["h200"]
-    (binary,) = compile_for(device, jobs[:1])
+    job = next(job for job in jobs if machine_terms.key("h200", job) in recorded.programs)
+    (binary,) = compile_for(device, [job])
     assert machine_rules.broken(binary) == []
     name = machine_terms.key("h200", binary.job)
     assert machine_terms.described(binary, recorded.programs[name]) == recorded.programs[name]
