@@ -136,7 +136,7 @@ def attack_files(count: int, seed: int) -> dict[str, Any]:
         store.folders = lambda: [Path(folder)]
         os.chdir(folder)
         for number in range(count):
-            kernel = rng.choice(list(KERNELS))
+            kernel = rng.choice(list(shipped))
             data = {**shipped[kernel], "runs": {}}
             data["entries"] = rng.sample(data["entries"], min(3, len(data["entries"])))
             calls = [
