@@ -242,7 +242,7 @@ def terms(*binaries: Binary, before: machine_terms.Terms | None = None) -> machi
 def test_a_program_in_words():
     assert machine_terms.text(terms(nvidia(NARROW_PTX, job=job("bfloat16")))).splitlines()[5:] == [
         "sinkhorn_forward deepseek rows bfloat16 4x4 T=20",
-        "    h200 block_sizes=32 num_warps=1 packed length=5: registers ~40, shared 512, load 1x128, "
+        "    h200 block_sizes=32 num_warps=1 thread=(4, 4) length=5: registers ~40, shared 512, load 1x128, "
         "store 1x128, instructions 6, cvt.rn.bf16x2.f32 1, ex2.approx.ftz.f32 1, rcp.approx.ftz.f32 1",
         "",
         machine_terms.OPERATIONS,

@@ -258,15 +258,16 @@ def test_without_compilers_candidates_are_timed_all_the_same(tmp_path, monkeypat
     assert "the compiler did not start" in caplog.text
 
 
-@pytest.mark.parametrize(("default_spills", "left"), [(0, [0, 1]), (64, [0, 1, 2])])
+@pytest.mark.parametrize(("default_spills", "left"), [(0, [0, 1, 5]), (64, [0, 1, 2, 5])])
 def test_candidates_may_spill_where_the_default_does(default_spills, left):
     def binary(number, spill_bytes, *others):
         spills = ("spills 8",) if spill_bytes else ()
         job = Job(CALL, Choice("sinkhorn_forward", (("num_warps", number),), (), "test"))
         return Binary("h200", job, (*spills, *others), spill_bytes=spill_bytes)
 
-    binaries = [binary(0, default_spills), binary(1, 0), binary(2, 128), binary(3, 0, "no code"),
-                binary(4, 128, "no code")]  # fmt: skip
+    much = tuner.TIMED_SPILLS + 8
+    binaries = [binary(0, default_spills), binary(1, 0), binary(2, much), binary(3, 0, "no code"),
+                binary(4, 128, "no code"), binary(5, tuner.TIMED_SPILLS)]  # fmt: skip
     assert [dict(c.config)["num_warps"] for c in tuner.sound(binaries)] == left
 
 

@@ -51,7 +51,7 @@ def test_gated_rows_are_calls_of_sinkhorn(name):
     assert x.dtype == dy.dtype == workload.dtype
     y = sinkhorn(x[:3], **workload.options)
     assert torch.isfinite(y).all()
-    assert not torch.equal(x, workload.make_inputs(seed=1)[0]) or workload.logits == "identity_like"
+    assert not torch.equal(x, workload.make_inputs(seed=1)[0]) or workload.logits.startswith("identity_like")
 
 
 @pytest.mark.parametrize("name", [w.name for w in tagged("ci", DotWorkload)])

@@ -134,7 +134,9 @@ def candidates(name: str, call: Call, device: Device) -> tuple[Choice, ...]:
             for config, *values in itertools.product(grid["config"], *variants.values()):
                 yield config, tuple(zip(variants, values, strict=True))
 
-    distinct = {tuple(tuple(sorted(items)) for items in point): point for point in points()}
+    distinct: dict[tuple[Items, ...], tuple[Items, Items]] = {}
+    for point in points():
+        distinct.setdefault(tuple(tuple(sorted(items)) for items in point), point)
     return tuple(Choice(name, *point, "the kernel's space") for point in distinct.values())
 
 
