@@ -44,6 +44,7 @@ SPILL_BYTES = {
     ("sm100", "sinkhorn_forward log 33x33"): 200,
     # 64 entries a thread where an H200 spills none
     ("sm100", "sinkhorn_forward 16x16"): 24,
+    ("sm100", "sinkhorn_backward_history 16x16"): 48,
     # accumulators of 256 columns, and of 64 rows by 128 columns beside the loads of three stages
     ("sm90", "dot_compress_product precise"): 8,
     ("sm90", "dot_compress_product 300x(1000,64)"): 24,
