@@ -142,8 +142,10 @@ def problems(device: Device, job: Job, row: dict[str, Any]) -> Iterator[str]:
 
 
 def owns_whole_matrices(job: Job) -> bool:
-    """Whether a thread holds every entry of its matrices."""
+    """Whether a thread holds every entry of its matrices, and nothing of them passes through memory."""
     variant = dict(job.choice.variant)
+    if job.choice.kernel == "sinkhorn_backward_history":
+        return False
     return variant.get("packed", False) or (
         any(variant.get("thread", ())) and variant["thread"] == (job.call.n, job.call.m)
     )
