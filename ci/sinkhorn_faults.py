@@ -294,7 +294,12 @@ _FAULTS = [
 
 def named(run: Run) -> gate.Run:
     """The results by name, none where the implementation is not for the workload."""
-    return lambda w, x, dy: dict(zip(("P", "dX"), run(w, x, dy), strict=False))
+
+    def results(w, x, dy):
+        found = run(w, x, dy)
+        return dict(zip(("P", "dX"), found, strict=True)) if found else {}
+
+    return results
 
 
 GOOD = {name: named(run) for name, run in _GOOD.items()}

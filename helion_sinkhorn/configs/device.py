@@ -29,7 +29,7 @@ class Device:
 
     @property
     def asm(self) -> str:
-        """The one-instruction reciprocal this vendor has (kernels.bodies.reciprocal)."""
+        """The one-instruction reciprocal this vendor has (kernels.iteration.reciprocal)."""
         return "ptx" if self.vendor == "nvidia" else "gcn"
 
 
