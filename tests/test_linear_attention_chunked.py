@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import machine_rules
 import pytest
 import torch
 from hypothesis import given
@@ -158,10 +159,9 @@ def test_what_auto_takes_on_a_gpu(steps, dk, dtype, options, expected, monkeypat
 
 @pytest.mark.parametrize("key", ["h200", "b200", "mi300x", "mi350"])
 def test_defaults_compile_for(key):
-    """Matrix units, nothing a launch would refuse, few spills: for sm_90 with Triton 3.6 none and 392."""
+    """Matrix units, nothing a launch would refuse, and what every kernel's machine code must hold."""
     call = ChunkCall("bfloat16", 64, 128, "gk")
-    allowed = {"scores": 64, "walk": 0, "gradients": 768}
-    names = [f"linear_attention_chunk_{part}" for part in allowed]
+    names = [f"linear_attention_chunk_{part}" for part in ("scores", "walk", "gradients")]
     jobs = [Job(call, default_choice(name, call, DEVICES[key]), batch=128) for name in names]
     small = ChunkCall("float32", 5, 3, "g_gamma")
     jobs.append(Job(small, default_choice(names[-1], small, DEVICES[key])))
@@ -169,8 +169,8 @@ def test_defaults_compile_for(key):
     assert narrow.compiled
     # ptxas 12.8 does so where a tile of these sides is not padded to 64 (docs/helion.md)
     assert "stack pointer as data" not in narrow.counts
-    for most, binary in zip(allowed.values(), binaries, strict=True):
+    for binary in binaries:
         assert binary.compiled, binary.problems
         assert binary.counts["matrix"]
         assert binary.shared <= DEVICES[key].shared_limit
-        assert binary.spill_bytes <= most
+        assert not list(machine_rules.broken(binary))
