@@ -22,9 +22,12 @@ import triton
 import triton.language as tl
 from triton.testing import do_bench
 
-from helion_sinkhorn import implicit, plan, reference, sinkhorn
-from helion_sinkhorn.kernels import Choice, launch, serving
-from helion_sinkhorn.kernels.sinkhorn_space import thread_per_matrix
+from helion_sinkhorn import plan, reference, sinkhorn
+from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
+from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
+from helion_sinkhorn.ops.sinkhorn.space import thread_per_matrix
+from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime.kernel import Choice
 
 T = 20
 CHECKED = 1024
@@ -116,7 +119,7 @@ def packed(dy: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     device, _, _ = serving.device_at(p.device.index)
     variant = (("packed", True),)
     choice = Choice("sinkhorn_implicit_direct", thread_per_matrix(device), variant, "a trial")
-    return launch.implicit_backward(dy, p, T, "corrected", "direct", torch.float32, choice)
+    return implicit_launch.implicit_backward(dy, p, T, "corrected", "direct", torch.float32, choice)
 
 
 def error(name: str, dx: torch.Tensor, x: torch.Tensor, dy: torch.Tensor, p: torch.Tensor) -> float:

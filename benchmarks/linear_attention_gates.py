@@ -14,9 +14,10 @@ import torch
 
 from benchmarks.linear_attention_speed import gradients, microseconds
 from helion_sinkhorn import recurrent_linear_attention, reference
-from helion_sinkhorn.kernels import linear_attention_chunked_launch
-from helion_sinkhorn.testing_linear_attention import UNDERFLOW, Case, Named
-from helion_sinkhorn.timing import with_cold_cache
+from helion_sinkhorn.ops.linear_attention.budget import Case
+from helion_sinkhorn.ops.linear_attention.chunked import launch as linear_attention_chunked_launch
+from helion_sinkhorn.ops.linear_attention.model import UNDERFLOW, Named
+from helion_sinkhorn.tuning.timing import with_cold_cache
 
 STRENGTHS = 0.1, 1.0, 10.0, 30.0
 CASES = (

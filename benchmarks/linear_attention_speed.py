@@ -19,11 +19,13 @@ import torch
 from benchmarks.timing import Run, graph
 from helion_sinkhorn import recurrent_linear_attention, reference
 from helion_sinkhorn.configs.device import current
-from helion_sinkhorn.kernels import candidates
-from helion_sinkhorn.kernels.linear_attention import ROLES, WalkCall
-from helion_sinkhorn.offline import Binary, Job, compile_for
-from helion_sinkhorn.timing import sampler, with_cold_cache
-from helion_sinkhorn.trials import TRIALS, bytes_of
+from helion_sinkhorn.machine.binary import Binary, Job
+from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.operators import KERNELS, TRIALS
+from helion_sinkhorn.ops.linear_attention.recurrent.space import ROLES, WalkCall
+from helion_sinkhorn.runtime.kernel import candidates
+from helion_sinkhorn.runtime.operator import bytes_of
+from helion_sinkhorn.tuning.timing import sampler, with_cold_cache
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """q, k, v, gk -> o."""
@@ -168,7 +170,10 @@ def search(results: list[str], gates: str, heads: int, workers: int, seconds: fl
     """Candidates of these walks, compiled in parallel and timed one by one as they come."""
     device = current(0)
     calls = {result: WalkCall(result, "bfloat16", *SIZES, gates) for result in results}
-    jobs = [[Job(call, c, batch=heads) for c in candidates(KERNEL, call, device)] for call in calls.values()]
+    jobs = [
+        [Job(call, c, batch=heads) for c in candidates(KERNELS[KERNEL], call, device)]
+        for call in calls.values()
+    ]
     in_turn = [job for turn in itertools.zip_longest(*jobs) for job in turn if job]
     operands = {call: TRIALS[KERNEL].operands(call, heads, "cuda") for call in calls.values()}
     cache = Path(os.environ.setdefault("TRITON_CACHE_DIR", tempfile.mkdtemp()))

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from helion_sinkhorn.configs.device import DEVICES, Device
-from helion_sinkhorn.offline import Binary, Job, compile_for
+from helion_sinkhorn.machine.binary import Binary, Job
+from helion_sinkhorn.machine.compiler import compile_for
 
 T = 20
 BATCH = 1 << 20
@@ -46,8 +47,10 @@ SHOWN = ("instructions", "fma", "mul", "add", "two-wide fp32", "reciprocal", "ex
 
 def default_jobs(device: Device, sizes: Sequence[int]) -> list[Job]:
     """Forward and backward in float32, deepseek form, under the kernels' own defaults."""
-    from helion_sinkhorn.kernels import KERNELS, Call, Choice
-    from helion_sinkhorn.kernels.launch import backward_kernel
+    from helion_sinkhorn.operators import KERNELS
+    from helion_sinkhorn.ops.sinkhorn.launch import backward_kernel
+    from helion_sinkhorn.ops.sinkhorn.space import Call
+    from helion_sinkhorn.runtime.kernel import Choice
 
     calls = [Call(True, 1, "float32", n, n, T) for n in sizes]
     return [

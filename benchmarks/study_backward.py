@@ -19,8 +19,11 @@ from pathlib import Path
 import matplotlib
 import torch
 
-from helion_sinkhorn import eager, implicit, marginal_error, reference
-from helion_sinkhorn.workloads import make_cotangents, make_logits
+from helion_sinkhorn import marginal_error, reference
+from helion_sinkhorn.ops.sinkhorn import eager
+from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
+from helion_sinkhorn.ops.sinkhorn.logits import make_logits
+from helion_sinkhorn.testing.draws import make_cotangents
 
 matplotlib.use("Agg")
 from matplotlib import pyplot

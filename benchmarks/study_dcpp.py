@@ -20,7 +20,8 @@ from pathlib import Path
 
 import torch
 
-from helion_sinkhorn import dot_compress, reference, testing_dot_compress
+from helion_sinkhorn import dot_compress, reference
+from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
 from helion_sinkhorn.workloads import WORKLOADS
 
 try:

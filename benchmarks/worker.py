@@ -63,7 +63,7 @@ def make_inputs(job: Job, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
 def errors(function: peers.Function, x: torch.Tensor, dy: torch.Tensor) -> dict[str, float]:
     """Largest error of P and relative error of dX against float64, over the first matrices."""
     passes = function.build(x, dy, T)
-    from helion_sinkhorn.testing import exact
+    from helion_sinkhorn.ops.sinkhorn.budget import exact
 
     few = slice(0, max(1, CHECKED_ENTRIES // x[0].numel()))
     p, dx = exact(x[few], dy[few], T, eps=peers.EPS, form=function.form, first=function.first)
@@ -182,7 +182,7 @@ def host(job: Job) -> Iterator[Row | None]:
     }
     notes: list[str] = []
     if device.type == "cuda":
-        from helion_sinkhorn.kernels import launch
+        from helion_sinkhorn.ops.sinkhorn import launch
 
         layers["kernels.launch.forward"] = lambda: launch.forward(x, *arguments, x.dtype)
         binary = bare_launch(layers["kernels.launch.forward"])
@@ -274,7 +274,7 @@ class Eager(torch.nn.Module):
 
 def lanes(job: Job) -> Iterator[Row | None]:
     """Time and peak memory of forward plus backward of nn.FusedMHC and of eager PyTorch, small batches."""
-    from helion_sinkhorn.nn import FusedMHC
+    from helion_sinkhorn.ops.sinkhorn.nn import FusedMHC
 
     device = torch.device(job.device)
     layers = {"eager": Eager(), "helion_sinkhorn.nn.FusedMHC": FusedMHC(T)}

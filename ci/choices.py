@@ -8,9 +8,11 @@ from helion_sinkhorn.configs.device import Device
 
 def choices(name: str, call, batch: int, device: Device) -> list[tuple[object, bool]]:
     """(choice, whether it serves): the default of a kernel, what is served, all committed for the call."""
-    from helion_sinkhorn.kernels import KERNELS, Choice, serving
+    from helion_sinkhorn.operators import KERNELS
+    from helion_sinkhorn.runtime import serving
+    from helion_sinkhorn.runtime.kernel import Choice
 
-    served = serving.choose(name, call, batch, device)
+    served = serving.choose(KERNELS[name], call, batch, device)
     stored = [
         Choice(name, e.config, e.variant, f"{device.key}, tuned at batch {e.batch} ({e.evidence})")
         for folder in store.folders()

@@ -17,7 +17,7 @@ from arithmetic import bfloat16, keep_bits
 from damage import DAMAGES
 from gate import Fault
 
-from helion_sinkhorn.workloads import DotWorkload
+from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -9,8 +9,9 @@ import gate
 import torch
 from choices import choices
 
-from helion_sinkhorn import dot_compress_eager, testing_dot_compress
-from helion_sinkhorn.workloads import DotWorkload
+from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.ops.dot_compress import eager as dot_compress_eager
+from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
 
 JUDGED = 2
 """Elements: each has a hundred thousand entries and more."""
@@ -50,7 +51,8 @@ def candidates(workload: DotWorkload, x, y, grad, z=None) -> list[gate.Candidate
             gate.Candidate("eager", name, {}, "", True, functools.partial(on_cpu, workload.parts, name))
             for name in RESULTS
         ]
-    from helion_sinkhorn.kernels import dot_compress_launch, serving
+    from helion_sinkhorn.ops.dot_compress import launch as dot_compress_launch
+    from helion_sinkhorn.runtime import serving
 
     device, _, _ = serving.device_at(serving.index_of(x))
     call = dot_compress_launch.call_of(x, y, workload.parts)
@@ -72,7 +74,7 @@ def on_cpu(parts: int, name: str, x, y, grad, z=None) -> torch.Tensor:
 
 
 def on_gpu(parts: int, name: str, chosen: dict[str, object], x, y, grad, z=None) -> torch.Tensor:
-    from helion_sinkhorn.kernels import dot_compress_launch
+    from helion_sinkhorn.ops.dot_compress import launch as dot_compress_launch
 
     out, b = dot_compress_launch.forward(x, y, z, parts, chosen)
     dx, dy, db = dot_compress_launch.backward(grad, x, y, b, chosen)

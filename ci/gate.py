@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn import testing
-from helion_sinkhorn.testing_parity import Peer
+from helion_sinkhorn.ops.sinkhorn.parity import Peer
+from helion_sinkhorn.testing import rounding
 
 JUDGED_STEPS = 1 << 21
 """Entries times iterations of a workload that get a truth and a budget: seconds on one core."""
@@ -45,7 +45,7 @@ Run = Callable[..., Results]
 """(workload, *inputs) -> Results."""
 
 
-class Systematic(testing.Rounding):
+class Systematic(rounding.Rounding):
     """Exponential and reciprocal wrong by their bound to one side in all entries; the rest rounds evenly."""
 
     def __call__(self, x, size=1.0):
@@ -113,7 +113,7 @@ class Truth:
     def judge(self, result: torch.Tensor) -> Statistics:
         """The statistics of a result of any dtype."""
         actual = result.detach().to("cpu", torch.float64)
-        worst = testing.worst(actual, self.exact, self.budget)
+        worst = rounding.worst(actual, self.exact, self.budget)
         error = (actual - self.exact).nan_to_num(nan=math.inf)
         ratio = torch.where(error == 0, 0.0, error / self.spread)
         place = torch.where(error == 0, 0.0, error.abs() / self.budget).argmax().item()
@@ -126,7 +126,7 @@ class Truth:
             z=ratio.abs().max().item(),
             rms=ratio.square().mean().sqrt().item(),
             bias=parts.mean().item(),
-            bias_limit=self.systematic + testing.SIGMAS * deviation,
+            bias_limit=self.systematic + rounding.SIGMAS * deviation,
             largest_absolute=error.abs().max().item(),
             largest_relative=(error.abs() / self.scale).max().item(),
             index=where,
@@ -139,8 +139,8 @@ class Truth:
 
 def spread(exact: torch.Tensor, budget: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The deviation behind a budget of `testing`, with that of the last rounding, uniform in its interval."""
-    half = testing.half_ulp(exact, dtype)
-    return (((budget - half) / testing.SIGMAS).square() + half.square() / 3).sqrt()
+    half = rounding.half_ulp(exact, dtype)
+    return (((budget - half) / rounding.SIGMAS).square() + half.square() / 3).sqrt()
 
 
 def judged(workload: Any, steps: int = JUDGED_STEPS) -> int:

@@ -16,9 +16,10 @@ from gate import Fault
 from implicit_gate import JUDGED, results
 from implicit_solvers import Solve, conjugate_gradients, elimination, full_gradient, sum_of_weights
 
-from helion_sinkhorn import implicit, testing
-from helion_sinkhorn.testing_implicit import Stationarity
-from helion_sinkhorn.workloads import Workload
+from helion_sinkhorn.ops.sinkhorn import budget as testing
+from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
+from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.ops.sinkhorn.workloads import Workload
 
 DIRECT, CG, REDUCED, FULL = JUDGED
 CORRECTED = DIRECT, CG

@@ -12,10 +12,12 @@ import gate
 import torch
 from choices import choices
 
-from helion_sinkhorn import implicit, reference, testing
-from helion_sinkhorn.stationarity import cg_steps, marginal_error, solver_for
-from helion_sinkhorn.testing_implicit import Stationarity
-from helion_sinkhorn.workloads import Workload
+from helion_sinkhorn import reference
+from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
+from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps, marginal_error, solver_for
+from helion_sinkhorn.ops.sinkhorn.workloads import Workload
+from helion_sinkhorn.testing import rounding
 
 JUDGED = {
     "implicit dX (direct)": ("corrected", ("direct",)),
@@ -65,7 +67,7 @@ def truths(workload: Workload, p: torch.Tensor, dy: torch.Tensor) -> dict[str, g
         spread = gate.spread(exact, budget, workload.dtype)
         few = slice(gate.SYSTEMATIC_MATRICES)
         sample = Stationarity(p[few], dy[few], system)
-        drawn = (sample.perturbed(solver, gate.Systematic(seed)) for seed in range(testing.SAMPLES))
+        drawn = (sample.perturbed(solver, gate.Systematic(seed)) for seed in range(rounding.SAMPLES))
         systematic = max(abs(gate.bias(t, exact[few], spread[few])) for t in drawn)
         # the unknowns of a matrix carry an error to all its entries
         found[name] = gate.Truth(exact, budget, spread, gate.largest(exact), systematic, distinct, (-2, -1))
@@ -96,7 +98,8 @@ def kernels(
     workload: Workload, p: torch.Tensor, name: str, system: str, solver: str, auto: bool
 ) -> list[gate.Candidate]:
     """One solver of one system."""
-    from helion_sinkhorn.kernels import launch, serving
+    from helion_sinkhorn.ops.sinkhorn import launch
+    from helion_sinkhorn.runtime import serving
 
     def run(p, dy, choice):
         return launch.implicit_backward(dy, p, workload.n_iters, system, solver, workload.dtype, choice)

@@ -20,9 +20,11 @@ from dot_compress_faults import cut, floored, in_order
 from gate import Fault
 from linear_attention_gate import STATES, alone, case_of, joined, methods, title
 
-from helion_sinkhorn import linear_attention_eager, reference
-from helion_sinkhorn.testing_linear_attention import BFLOAT16, CHUNK, Case, Named
-from helion_sinkhorn.workloads import AttentionWorkload
+from helion_sinkhorn import reference
+from helion_sinkhorn.ops.linear_attention import eager as linear_attention_eager
+from helion_sinkhorn.ops.linear_attention.budget import BFLOAT16, Case
+from helion_sinkhorn.ops.linear_attention.model import CHUNK, Named
+from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 LOG2E = 1.4426950408889634
@@ -169,7 +171,8 @@ def by_two(w: torch.Tensor) -> torch.Tensor:
 
 def interpreted(w: AttentionWorkload, method: str, case: Case) -> Named:
     """The bodies of the kernels, interpreted by Helion."""
-    from helion_sinkhorn.kernels import linear_attention_chunked_launch, linear_attention_launch
+    from helion_sinkhorn.ops.linear_attention.chunked import launch as linear_attention_chunked_launch
+    from helion_sinkhorn.ops.linear_attention.recurrent import launch as linear_attention_launch
 
     modules = {"recurrent": linear_attention_launch, "chunked": linear_attention_chunked_launch}
     return case.run_module(modules[method])

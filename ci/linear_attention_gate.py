@@ -14,9 +14,11 @@ import gate
 import torch
 from choices import choices
 
-from helion_sinkhorn import linear_attention_eager, testing
-from helion_sinkhorn.testing_linear_attention import TENSORS, Case, Errors, Named, budgets_of
-from helion_sinkhorn.workloads import AttentionWorkload
+from helion_sinkhorn.ops.linear_attention import eager as linear_attention_eager
+from helion_sinkhorn.ops.linear_attention.budget import Case, budgets_of
+from helion_sinkhorn.ops.linear_attention.model import TENSORS, Errors, Named
+from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.testing import rounding
 
 JUDGED = 2
 """Elements: each has thousands of entries, and gates that sum over all its steps."""
@@ -147,11 +149,11 @@ def truths(workload: AttentionWorkload, *tensors: torch.Tensor) -> dict[str, gat
                 )))
                 for c in cases
             ])
-            for seed in range(testing.SAMPLES)
+            for seed in range(rounding.SAMPLES)
         ]  # fmt: skip
         for name, value in exact.items():
             dtype = torch.float32 if name in STATES else workload.dtype
-            budget = budgets[name] + testing.half_ulp(value, dtype)
+            budget = budgets[name] + rounding.half_ulp(value, dtype)
             spread = gate.spread(value, budget, dtype)
             scale = value.abs().amax(tuple(range(1, value.dim())), keepdim=True).expand_as(value)
             lean = max(abs(gate.bias(x[name], value, spread)) for x in leaning)
@@ -174,10 +176,10 @@ def candidates(workload: AttentionWorkload, *tensors: torch.Tensor) -> list[gate
 
 def kernels(workload: AttentionWorkload, *tensors: torch.Tensor) -> list[gate.Candidate]:
     """Each config of a walk or of a chunk kernel, with what is served of the others."""
-    from helion_sinkhorn.kernels import linear_attention_chunked_launch as chunked
-    from helion_sinkhorn.kernels import linear_attention_gates_launch as gates
-    from helion_sinkhorn.kernels import linear_attention_launch as recurrent
-    from helion_sinkhorn.kernels import serving
+    from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
+    from helion_sinkhorn.ops.linear_attention.gates import launch as gates
+    from helion_sinkhorn.ops.linear_attention.recurrent import launch as recurrent
+    from helion_sinkhorn.runtime import serving
 
     case = case_of(workload, *tensors)
     there = {"o", "end", *(f"d{name}" for name in case.leaves)}

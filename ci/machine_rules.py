@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.offline import Binary, owns_whole_matrices
+from helion_sinkhorn.machine.binary import Binary, owns_whole_matrices
 
 Rule = Callable[[Binary], Iterator[str]]
 

@@ -21,12 +21,13 @@ from pathlib import Path
 
 import machine_rules
 
-from helion_sinkhorn import cache
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, Device
-from helion_sinkhorn.kernels import Choice, default_choice
-from helion_sinkhorn.offline import Binary, Job, compile_for
-from helion_sinkhorn.trials import programs
+from helion_sinkhorn.machine.binary import Binary, Job
+from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.operators import KERNELS, kernel_calls
+from helion_sinkhorn.runtime.kernel import Choice, default_choice
+from helion_sinkhorn.tuning import check as cache
 from helion_sinkhorn.workloads import tagged
 
 FILE = Path(__file__).with_suffix(".txt")
@@ -88,8 +89,8 @@ this set is empty again."""
 def default_jobs(device: Device) -> list[Job]:
     """The default config of every kernel that serves a workload of CI's, each program once."""
     workloads = (*tagged("ci", object), *tagged("implicit", object))
-    calls = dict.fromkeys(program for workload in workloads for program in programs(workload))
-    return [Job(call, default_choice(kernel, call, device)) for kernel, call in calls]
+    calls = dict.fromkeys(program for workload in workloads for program in kernel_calls(workload))
+    return [Job(call, default_choice(KERNELS[kernel], call, device)) for kernel, call in calls]
 
 
 def sections() -> dict[str, tuple[str, list[Job]]]:

@@ -27,7 +27,7 @@ from emulator.machine import Model, Unknown
 from emulator.memory import Finding
 from operators import operator_of
 
-from helion_sinkhorn.workloads import Workload
+from helion_sinkhorn.ops.sinkhorn.workloads import Workload
 
 MOST = 400_000
 """Instructions after which a mutant is said not to end."""

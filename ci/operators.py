@@ -12,7 +12,9 @@ import sinkhorn_faults
 import sinkhorn_gate
 from gate import Operator
 
-from helion_sinkhorn.workloads import AttentionWorkload, DotWorkload, Workload
+from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.ops.sinkhorn.workloads import Workload
 
 OPERATORS = {
     "sinkhorn": Operator(

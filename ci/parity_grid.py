@@ -22,9 +22,12 @@ import report
 import torch
 from rich.progress import track
 
-from helion_sinkhorn import eager, sinkhorn, testing
-from helion_sinkhorn.testing_parity import peer_of_gradient
-from helion_sinkhorn.workloads import Workload
+from helion_sinkhorn import sinkhorn
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn import budget as testing
+from helion_sinkhorn.ops.sinkhorn import eager
+from helion_sinkhorn.ops.sinkhorn.parity import peer_of_gradient
+from helion_sinkhorn.ops.sinkhorn.workloads import Workload
 
 SIZES = (2, 2), (3, 3), (4, 4), (4, 6), (8, 8), (16, 16), (33, 33)
 LOGITS = (
@@ -61,12 +64,13 @@ def on_cuda(w: Workload, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
 def by_bodies(kernel: str) -> Gradient:
     """A kernel interpreted with its default config, the other where it does not take the call."""
     from helion_sinkhorn.configs.device import DEVICES
-    from helion_sinkhorn.kernels import default_choice, launch
+    from helion_sinkhorn.ops.sinkhorn import launch
+    from helion_sinkhorn.runtime.kernel import default_choice
 
     def run(w: Workload, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         call = launch.call_of(x, *w.arguments)
         name = launch.backward_kernel(call) if kernel == "sinkhorn_backward" else kernel
-        return launch.backward(dy, x, *w.arguments, default_choice(name, call, DEVICES["h200"]))
+        return launch.backward(dy, x, *w.arguments, default_choice(KERNELS[name], call, DEVICES["h200"]))
 
     return run
 

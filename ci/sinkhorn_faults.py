@@ -16,9 +16,12 @@ from arithmetic import AMD, NVIDIA, PLAIN, Arithmetic, bfloat16, keep_bits
 from damage import DAMAGES
 from gate import Fault
 
-from helion_sinkhorn import eager, reference, testing
-from helion_sinkhorn.testing_implicit import Stationarity
-from helion_sinkhorn.workloads import PEAKED, Workload
+from helion_sinkhorn import reference
+from helion_sinkhorn.ops.sinkhorn import budget as testing
+from helion_sinkhorn.ops.sinkhorn import eager
+from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.ops.sinkhorn.logits import PEAKED
+from helion_sinkhorn.ops.sinkhorn.workloads import Workload
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Run = Callable[[Workload, torch.Tensor, torch.Tensor], Pair]

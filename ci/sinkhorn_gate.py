@@ -8,9 +8,12 @@ import gate
 import torch
 from choices import choices
 
-from helion_sinkhorn import eager, reference, testing
-from helion_sinkhorn.testing_parity import peer_of_gradient
-from helion_sinkhorn.workloads import Workload
+from helion_sinkhorn import reference
+from helion_sinkhorn.ops.sinkhorn import budget as testing
+from helion_sinkhorn.ops.sinkhorn import eager
+from helion_sinkhorn.ops.sinkhorn.parity import peer_of_gradient
+from helion_sinkhorn.ops.sinkhorn.workloads import Workload
+from helion_sinkhorn.testing import rounding
 
 
 def inputs(workload: Workload, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,7 +48,7 @@ def systematic(workload: Workload, x, dy, exact, spreads) -> list[float]:
     few = slice(gate.SYSTEMATIC_MATRICES)
     x64, dy64 = x[few].double(), dy[few].double()
     most = [0.0, 0.0]
-    for seed in range(testing.SAMPLES):
+    for seed in range(rounding.SAMPLES):
         results = testing.scaling_form(x64, dy64, *workload.arguments, gate.Systematic(seed))
         for k, result in enumerate(results):
             most[k] = max(most[k], abs(gate.bias(result, exact[k][few], spreads[k][few])))
@@ -68,7 +71,8 @@ def candidates(workload: Workload, x: torch.Tensor, dy: torch.Tensor) -> list[ga
 
 
 def kernels(workload: Workload, x: torch.Tensor) -> list[gate.Candidate]:
-    from helion_sinkhorn.kernels import launch, serving
+    from helion_sinkhorn.ops.sinkhorn import launch
+    from helion_sinkhorn.runtime import serving
 
     arguments, dtype = workload.arguments, workload.dtype
 

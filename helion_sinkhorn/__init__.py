@@ -2,12 +2,12 @@
 
 from helion_sinkhorn import nn as nn
 from helion_sinkhorn import reference as reference
-from helion_sinkhorn.api import Plan as Plan
-from helion_sinkhorn.api import plan as plan
-from helion_sinkhorn.api import sinkhorn as sinkhorn
-from helion_sinkhorn.dot_compress import dot_compress as dot_compress
-from helion_sinkhorn.linear_attention import recurrent_linear_attention as recurrent_linear_attention
-from helion_sinkhorn.stationarity import marginal_error as marginal_error
+from helion_sinkhorn.ops.dot_compress.api import dot_compress as dot_compress
+from helion_sinkhorn.ops.linear_attention.api import recurrent_linear_attention as recurrent_linear_attention
+from helion_sinkhorn.ops.sinkhorn.api import Plan as Plan
+from helion_sinkhorn.ops.sinkhorn.api import plan as plan
+from helion_sinkhorn.ops.sinkhorn.api import sinkhorn as sinkhorn
+from helion_sinkhorn.ops.sinkhorn.implicit.systems import marginal_error as marginal_error
 
 __version__ = "0.1.0"
 __all__ = [

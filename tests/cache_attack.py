@@ -26,8 +26,10 @@ from typing import Any
 
 from helion_sinkhorn.configs import lookup, store, writer
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import KERNELS, default_choice, in_space, serving
-from helion_sinkhorn.tune import device_block
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime.kernel import default_choice, in_space
+from helion_sinkhorn.tuning.provenance import device_block
 
 DEVICE = DEVICES["h200"]
 SHIPPED = store.folders()[-1]
@@ -152,7 +154,9 @@ def attack_files(count: int, seed: int) -> dict[str, Any]:
             serving._refused.clear()
             watching = True
             try:
-                served = [(call, serving.choose(kernel, call, batch, DEVICE)) for call, batch in calls]
+                served = [
+                    (call, serving.choose(KERNELS[kernel], call, batch, DEVICE)) for call, batch in calls
+                ]
             except Exception as error:
                 told["wrong"] += 1
                 print(f"{number}: {kind}: {type(error).__name__}: {error}", text[:2000], file=sys.stderr)
@@ -160,10 +164,10 @@ def attack_files(count: int, seed: int) -> dict[str, Any]:
             finally:
                 watching = False
             for call, choice in served:
-                default = default_choice(kernel, call, DEVICE)
+                default = default_choice(KERNELS[kernel], call, DEVICE)
                 if choice == default:
                     told["default"] += 1
-                elif not (choice.stored and in_space(choice, call, DEVICE)):
+                elif not (choice.stored and in_space(KERNELS[choice.kernel], choice, call, DEVICE)):
                     told["wrong"] += 1
                     print(f"{number}: {kind}: {choice}", file=sys.stderr)
                 else:

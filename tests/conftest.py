@@ -48,7 +48,7 @@ def poisoned_memory(monkeypatch):
 def fresh_caches():
     """Nothing looked up, refused or launched before a test, and nothing of it afterwards."""
     from helion_sinkhorn.configs import device, lookup, store
-    from helion_sinkhorn.kernels import serving
+    from helion_sinkhorn.runtime import serving
 
     caches = (
         device.current, store.read, store.user_folder, lookup.lookup, serving.choose, serving.say_untuned,

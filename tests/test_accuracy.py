@@ -23,8 +23,8 @@ import torch
 from operators import OPERATORS, operator_of
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import KERNELS
-from helion_sinkhorn.stationarity import solver_for
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn.implicit.systems import solver_for
 from helion_sinkhorn.workloads import WORKLOADS, tagged
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -197,7 +197,7 @@ def test_one_failing_workload_leaves_the_others():
 def test_kernels_are_judged_with_the_default_and_every_committed_config(monkeypatch, tmp_path):
     """The bodies themselves, interpreted, chosen as on a GPU."""
     from helion_sinkhorn.configs import store
-    from helion_sinkhorn.kernels import launch
+    from helion_sinkhorn.ops.sinkhorn import launch
 
     workload = WORKLOADS["mhc_one_iteration"]
     x, dy, truths = ground("mhc_one_iteration")[1:]

@@ -10,8 +10,8 @@ import torch
 from autograd_calls import randn
 from torch._subclasses import FakeTensorMode
 
-from helion_sinkhorn import plan, reference, settings, sinkhorn
-from helion_sinkhorn.configs import device, lookup, store
+from helion_sinkhorn import plan, reference, sinkhorn
+from helion_sinkhorn.configs import device, lookup, settings, store
 
 FORMS = ("deepseek", "log")
 FIRSTS = ("rows", "cols")
@@ -416,7 +416,7 @@ def test_plan_on_a_cpu():
 @pytest.fixture
 def untuned_h200(monkeypatch, tmp_path):
     """The device is an H200 and no config was ever tuned."""
-    from helion_sinkhorn.kernels import serving
+    from helion_sinkhorn.runtime import serving
 
     monkeypatch.setattr(settings, "DEVICE", "h200")
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
@@ -541,7 +541,7 @@ def test_accepted_arguments_do_not_let_other_tensors_pass():
 
 
 def test_accepted_arguments_are_few(monkeypatch):
-    from helion_sinkhorn import api
+    from helion_sinkhorn.ops.sinkhorn import api
 
     monkeypatch.setattr(api, "MOST_ACCEPTED", 8)
     for k in range(1, 40):

@@ -10,9 +10,12 @@ import torch
 
 from benchmarks import bench, machine_code, peers, worker
 from helion_sinkhorn import reference
-from helion_sinkhorn.kernels import Call, Choice
-from helion_sinkhorn.listing import GCN, SASS, executed
-from helion_sinkhorn.offline import Job, compile_for
+from helion_sinkhorn.machine.binary import Job
+from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.machine.mnemonics import GCN, SASS
+from helion_sinkhorn.machine.thread_path import executed
+from helion_sinkhorn.ops.sinkhorn.space import Call
+from helion_sinkhorn.runtime.kernel import Choice
 
 TINY = worker.Job("sweep", "sweep", (peers.OURS,), batches=(8,), device="cpu", milliseconds=0.1)
 

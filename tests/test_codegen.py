@@ -11,10 +11,14 @@ pytest.importorskip("triton")
 import machine_rules
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import KERNELS, Call, Choice
-from helion_sinkhorn.kernels.launch import backward_kernel
-from helion_sinkhorn.listing import GCN, SASS, classify, disassembled, stack_pointer_reads
-from helion_sinkhorn.offline import Job, compile_for, occupancy, problems
+from helion_sinkhorn.machine.binary import Job, occupancy, problems
+from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.machine.listing import stack_pointer_reads
+from helion_sinkhorn.machine.mnemonics import GCN, SASS, classify, disassembled
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn.launch import backward_kernel
+from helion_sinkhorn.ops.sinkhorn.space import Call
+from helion_sinkhorn.runtime.kernel import Choice
 
 TARGETS = ("h200", "b200", "mi350")
 WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else os.cpu_count() or 1

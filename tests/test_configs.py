@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from helion_sinkhorn import settings
-from helion_sinkhorn.configs import device, lookup, store
+from helion_sinkhorn.configs import device, lookup, settings, store
 from helion_sinkhorn.configs.device import DEVICES, match
+from helion_sinkhorn.operators import KERNELS
 
 KERNEL = "sinkhorn_forward"
 FOLDERS = store.folders
@@ -391,9 +391,10 @@ def test_nothing_stored_is_none(shipped):
 
 
 def chosen(name=KERNEL, batch=4096, n=4, m=4, n_iters=20, dtype="float32", device_key="h200"):
-    from helion_sinkhorn.kernels import Call, serving
+    from helion_sinkhorn.ops.sinkhorn.space import Call
+    from helion_sinkhorn.runtime import serving
 
-    return serving.choose(name, Call(True, 1, dtype, n, m, n_iters), batch, DEVICES[device_key])
+    return serving.choose(KERNELS[name], Call(True, 1, dtype, n, m, n_iters), batch, DEVICES[device_key])
 
 
 def test_choose_takes_the_stored_config(shipped):
@@ -411,7 +412,7 @@ def test_choose_takes_the_stored_config(shipped):
 @pytest.mark.parametrize("device_key", DEVICES)
 @pytest.mark.parametrize("size", [(4, 4), (3, 5), (8, 8), (128, 128)], ids=str)
 def test_choose_falls_back_to_the_kernel_s_default(shipped, name, device_key, size):
-    from helion_sinkhorn.kernels import KERNELS, Call
+    from helion_sinkhorn.ops.sinkhorn.space import Call
 
     n, m = size
     choice = chosen(name, n=n, m=m, device_key=device_key)

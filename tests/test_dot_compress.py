@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from helion_sinkhorn import dot_compress, reference, testing_dot_compress
-from helion_sinkhorn.testing import worst
+from helion_sinkhorn import dot_compress, reference
+from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.testing.rounding import worst
 
 FORWARD = torch.ops.helion_sinkhorn.dot_compress.default
 BACKWARD = torch.ops.helion_sinkhorn.dot_compress_backward.default

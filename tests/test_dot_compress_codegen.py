@@ -7,9 +7,11 @@ import pytest
 pytest.importorskip("triton")
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import KERNELS, Choice
-from helion_sinkhorn.kernels.dot_compress_space import DotCall
-from helion_sinkhorn.offline import Job, compile_for
+from helion_sinkhorn.machine.binary import Job
+from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.dot_compress.space import DotCall
+from helion_sinkhorn.runtime.kernel import Choice
 
 NAMES = ("dot_compress_product", "dot_compress_apply", "dot_compress_expand")
 CALLS = (

@@ -8,14 +8,17 @@ from autograd_calls import randn
 
 pytest.importorskip("helion", reason="helion is not installed")
 
-from helion_sinkhorn import testing_dot_compress
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import candidates, dot_compress_launch, serving
-from helion_sinkhorn.kernels import dot_compress_space as space
-from helion_sinkhorn.kernels.dot_compress_space import DotCall
-from helion_sinkhorn.testing import worst
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.ops.dot_compress import launch as dot_compress_launch
+from helion_sinkhorn.ops.dot_compress import space
+from helion_sinkhorn.ops.dot_compress.space import DotCall
+from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime.kernel import candidates
+from helion_sinkhorn.testing.rounding import worst
 
-KERNELS = ("dot_compress_product", "dot_compress_apply", "dot_compress_expand")
+NAMES = ("dot_compress_product", "dot_compress_apply", "dot_compress_expand")
 
 
 def errors(batch, m, d, k, dtype, parts, has_z):
@@ -41,16 +44,16 @@ def test_bodies_within_the_budget(shape, dtype, parts, has_z):
 
 
 @pytest.mark.parametrize("key", ["h200", "b200", "mi350"])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", NAMES)
 def test_candidates_are_few_distinct_and_fit(kernel, key):
     for call in (DotCall("bfloat16", 3219, 256, 64, 1), DotCall("float32", 100, 20, 5, 1)):
-        found = candidates(kernel, call, DEVICES[key])
+        found = candidates(KERNELS[kernel], call, DEVICES[key])
         assert 2 <= len(found) <= 120
         assert len({(c.config, c.variant) for c in found}) == len(found)
         for c in found:
             assert ("waves_per_eu" in dict(c.config)) <= (DEVICES[key].vendor == "amd")
             assert dict(c.variant)["block_d"] <= max(16, 1 << (call.d - 1).bit_length())
-    amd = candidates(kernel, DotCall("bfloat16", 3219, 256, 64, 1), DEVICES["mi350"])
+    amd = candidates(KERNELS[kernel], DotCall("bfloat16", 3219, 256, 64, 1), DEVICES["mi350"])
     assert any("matrix_instr_nonkdim" in dict(c.config) for c in amd)
 
 
@@ -85,10 +88,10 @@ def test_a_stored_choice_that_is_refused_gives_way_to_the_default(monkeypatch, f
     assert sum("is refused (no such block)" in r.getMessage() for r in caplog.records) == 2
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", NAMES)
 def test_small_batches_get_smaller_programs_and_the_same_bits(kernel):
     call, device = DotCall("bfloat16", 3219, 256, 64, 1), DEVICES["h200"]
-    default = dict(serving.default_choice(kernel, call, device).variant)
+    default = dict(serving.default_choice(KERNELS[kernel], call, device).variant)
     found = {b: dict(space.fitted(tuple(default.items()), call, b, device)) for b in (1, 16, 128, 1152)}
     assert found[1152] == default
     shrunk = "rows" if "rows" in default else "block_d"
@@ -99,8 +102,8 @@ def test_small_batches_get_smaller_programs_and_the_same_bits(kernel):
     x, y = randn(3, 700, 128, dtype=torch.bfloat16), randn(3, 700, 16, seed=1, dtype=torch.bfloat16)
     call = dot_compress_launch.call_of(x, y, 1)
     choices = {}
-    for name in KERNELS:
-        chosen = serving.default_choice(name, call, device)
+    for name in NAMES:
+        chosen = serving.default_choice(KERNELS[name], call, device)
         small = space.fitted(chosen.variant, call, 1, device)
         choices[name] = type(chosen)(name, chosen.config, small, "a test")
     out, b = dot_compress_launch.forward(x, y, None, 1, choices)

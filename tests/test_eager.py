@@ -9,10 +9,11 @@ import sys
 import pytest
 import torch
 
-from helion_sinkhorn import eager, sinkhorn
-from helion_sinkhorn.scaling import segment_length
-from helion_sinkhorn.testing import Case
-from helion_sinkhorn.workloads import LOGITS
+from helion_sinkhorn import sinkhorn
+from helion_sinkhorn.ops.sinkhorn import eager
+from helion_sinkhorn.ops.sinkhorn.budget import Case
+from helion_sinkhorn.ops.sinkhorn.logits import LOGITS
+from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
 
 FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]

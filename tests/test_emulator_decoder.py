@@ -13,8 +13,11 @@ pytest.importorskip("triton")
 from emulator import text
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import Call, default_choice
-from helion_sinkhorn.offline import Job, compile_for
+from helion_sinkhorn.machine.binary import Job
+from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn.space import Call
+from helion_sinkhorn.runtime.kernel import default_choice
 
 OPTIONAL = "tinygrad, which decodes AMD code objects, is optional and needs Python 3.11"
 SPELLED = {"v_accvgpr_read_b32": "v_accvgpr_read", "v_accvgpr_write_b32": "v_accvgpr_write",
@@ -44,7 +47,7 @@ def code_of(elf: bytes) -> bytes:
 def test_an_elf_decodes_to_the_text_that_is_executed(key, tmp_path):
     decoder = pytest.importorskip("tinygrad.renderer.amd", reason=OPTIONAL)
     call = Call(True, 1, "float32", 4, 4, 20)
-    job = Job(call, default_choice("sinkhorn_forward", call, DEVICES[key]))
+    job = Job(call, default_choice(KERNELS["sinkhorn_forward"], call, DEVICES[key]))
     (binary,) = compile_for(key, [job], cache=tmp_path)
     assert binary.compiled
     (listing,) = (p.read_text() for p in Path(tmp_path).rglob("*.amdgcn"))

@@ -14,9 +14,10 @@ import torch
 
 from helion_sinkhorn import plan, sinkhorn
 from helion_sinkhorn.configs.device import current
-from helion_sinkhorn.scaling import segment_length
-from helion_sinkhorn.testing import Case
-from helion_sinkhorn.workloads import LOGITS
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn.budget import Case
+from helion_sinkhorn.ops.sinkhorn.logits import LOGITS
+from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
 
 pytestmark = pytest.mark.gpu
 
@@ -117,24 +118,25 @@ class TestKernels:
     """One kernel at a time, asked for by name and variant."""
 
     def choice(self, case: Case, name: str, config=None, **variant):
-        from helion_sinkhorn.kernels import launch, serving
+        from helion_sinkhorn.ops.sinkhorn import launch
+        from helion_sinkhorn.runtime import serving
 
         x, _ = case.inputs(DEVICE)
         device, _, _ = serving.device_at(x.device.index)
-        selected = serving.choose(name, launch.call_of(x, *case.arguments), case.batch, device)
+        selected = serving.choose(KERNELS[name], launch.call_of(x, *case.arguments), case.batch, device)
         if config is not None:
             selected = dataclasses.replace(selected, config=config)
         return launch.with_variant(selected, **variant)
 
     def forward(self, case: Case, **variant):
-        from helion_sinkhorn.kernels import launch
+        from helion_sinkhorn.ops.sinkhorn import launch
 
         x, _ = case.inputs(DEVICE)
         selected = self.choice(case, "sinkhorn_forward", **variant)
         return case.judge(launch.forward(x, *case.arguments, torch.float32, selected))
 
     def backward(self, case: Case, name: str, **variant):
-        from helion_sinkhorn.kernels import launch
+        from helion_sinkhorn.ops.sinkhorn import launch
 
         x, dy = case.inputs(DEVICE)
         return case.judge(dx=launch.backward(dy, x, *case.arguments, self.choice(case, name, **variant)))
@@ -153,8 +155,8 @@ class TestKernels:
         (8, 8, (8, 8)), (8, 8, (8, 4)), (8, 8, (4, 8)), (16, 16, (8, 8)), (16, 4, (8, 2)),
     ])  # fmt: skip
     def test_every_way_to_hold_a_matrix(self, n, m, thread, form):
-        from helion_sinkhorn.kernels import launch
-        from helion_sinkhorn.kernels.sinkhorn_space import over_threads
+        from helion_sinkhorn.ops.sinkhorn import launch
+        from helion_sinkhorn.ops.sinkhorn.space import over_threads
 
         case = Case("randn_3", n, m, 5, form, batch=515)
         call = launch.call_of(case.inputs()[0], *case.arguments)
@@ -190,7 +192,7 @@ class TestKernels:
     def test_history_in_slices_of_the_batch(self):
         case = Case("randn_3", 4, 4, 60, "log")
         x, dy = case.inputs(DEVICE)
-        from helion_sinkhorn.kernels import launch
+        from helion_sinkhorn.ops.sinkhorn import launch
 
         _, dx = value_and_gradient(x, dy, **case.options)
         assert_within_budget({"five": case.judge(dx=dx)})
@@ -202,11 +204,13 @@ class TestKernels:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5), (16, 16)])
 def test_bits_do_not_depend_on_the_batch_or_the_run(n, m, form, monkeypatch):
-    from helion_sinkhorn.kernels import serving
+    from helion_sinkhorn.runtime import serving
 
     # of one config: batches far apart may be served by entries that differ
     choose = serving.choose
-    monkeypatch.setattr(serving, "choose", lambda name, call, batch, device: choose(name, call, 300, device))
+    monkeypatch.setattr(
+        serving, "choose", lambda kernel, call, batch, device: choose(kernel, call, 300, device)
+    )
     case = Case("randn_3", n, m, 20, form, batch=300)
     x, dy = case.inputs(DEVICE)
     p, dx = value_and_gradient(x, dy, **case.options)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from autograd_calls import assert_equal, randn
 
-from helion_sinkhorn import dot_compress, testing_dot_compress
-from helion_sinkhorn.testing import worst
+from helion_sinkhorn import dot_compress
+from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.testing.rounding import worst
 
 pytestmark = pytest.mark.gpu
 

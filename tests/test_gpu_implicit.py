@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helion_sinkhorn import implicit, plan, sinkhorn
+from helion_sinkhorn import plan, sinkhorn
 from helion_sinkhorn.configs import store
-from helion_sinkhorn.stationarity import solver_for
-from helion_sinkhorn.testing import worst
-from helion_sinkhorn.testing_implicit import Stationarity
-from helion_sinkhorn.workloads import make_cotangents, make_logits, tagged
+from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
+from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.ops.sinkhorn.implicit.systems import solver_for
+from helion_sinkhorn.ops.sinkhorn.logits import make_logits
+from helion_sinkhorn.testing.draws import make_cotangents
+from helion_sinkhorn.testing.rounding import worst
+from helion_sinkhorn.workloads import tagged
 
 pytestmark = pytest.mark.gpu
 

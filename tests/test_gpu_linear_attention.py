@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from helion_sinkhorn import recurrent_linear_attention
-from helion_sinkhorn.testing_linear_attention import Case
-from helion_sinkhorn.workloads import AttentionWorkload, tagged
+from helion_sinkhorn.ops.linear_attention.budget import Case
+from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.workloads import tagged
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from test_linear_attention_chunked import problem
 
-from helion_sinkhorn.kernels import linear_attention_chunked_launch as chunked
+from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
 
 pytestmark = pytest.mark.gpu
 

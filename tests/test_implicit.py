@@ -9,11 +9,14 @@ import pytest
 import torch
 from autograd_calls import value_and_gradient
 
-from helion_sinkhorn import implicit, marginal_error, nn, plan, reference, sinkhorn
-from helion_sinkhorn.stationarity import SYSTEMS, cg_steps, solver_for
-from helion_sinkhorn.testing import worst
-from helion_sinkhorn.testing_implicit import Stationarity
-from helion_sinkhorn.workloads import make_cotangents, make_logits
+from helion_sinkhorn import marginal_error, nn, plan, reference, sinkhorn
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
+from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.ops.sinkhorn.implicit.systems import SYSTEMS, cg_steps, solver_for
+from helion_sinkhorn.ops.sinkhorn.logits import make_logits
+from helion_sinkhorn.testing.draws import make_cotangents
+from helion_sinkhorn.testing.rounding import worst
 
 SOLVERS = ["direct", "cg"]
 SQUARE = [(n, n) for n in (1, 2, 3, 4, 5, 7, 8, 12)]
@@ -129,12 +132,13 @@ class TestEquations:
 def kernel(dy, p, system, solver, n_iters=ENOUGH, **variant):
     pytest.importorskip("helion", reason="helion is not installed")
     from helion_sinkhorn.configs.device import DEVICES
-    from helion_sinkhorn.kernels import launch, serving
+    from helion_sinkhorn.ops.sinkhorn import launch
+    from helion_sinkhorn.runtime import serving
 
     choice = None
     if variant:
         call = launch.implicit_call(*p.shape[-2:], p.dtype, n_iters)
-        choice = serving.choose(f"sinkhorn_implicit_{solver}", call, len(p), DEVICES["h200"])
+        choice = serving.choose(KERNELS[f"sinkhorn_implicit_{solver}"], call, len(p), DEVICES["h200"])
         choice = launch.with_variant(choice, **variant)
     return launch.implicit_backward(dy, p, n_iters, system, solver, torch.float32, choice)
 

@@ -14,11 +14,13 @@ import torch
 pytest.importorskip("helion", reason="helion is not installed")
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import Call, launch, serving
-from helion_sinkhorn.kernels.sinkhorn_space import is_whole
-from helion_sinkhorn.scaling import segment_length
-from helion_sinkhorn.testing import Case
-from helion_sinkhorn.workloads import LOGITS
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn import launch
+from helion_sinkhorn.ops.sinkhorn.budget import Case
+from helion_sinkhorn.ops.sinkhorn.logits import LOGITS
+from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
+from helion_sinkhorn.ops.sinkhorn.space import Call, is_whole
+from helion_sinkhorn.runtime import serving
 
 FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]
@@ -31,7 +33,7 @@ def choice(case: Case, name: str, **variant):
     """The default choice for a kernel asked for by name, with some variants changed."""
     x, _ = case.inputs()
     call = launch.call_of(x, *case.arguments)
-    return launch.with_variant(serving.choose(name, call, case.batch, DEVICES["h200"]), **variant)
+    return launch.with_variant(serving.choose(KERNELS[name], call, case.batch, DEVICES["h200"]), **variant)
 
 
 def check_forward(case: Case, **variant) -> None:

@@ -14,9 +14,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from helion_sinkhorn import recurrent_linear_attention, reference
-from helion_sinkhorn.kernels import linear_attention_chunked_launch, linear_attention_launch, serving
-from helion_sinkhorn.testing_linear_attention import METHODS, Case, Errors
-from helion_sinkhorn.workloads import AttentionWorkload, tagged
+from helion_sinkhorn.ops.linear_attention.budget import Case
+from helion_sinkhorn.ops.linear_attention.chunked import launch as linear_attention_chunked_launch
+from helion_sinkhorn.ops.linear_attention.model import METHODS, Errors
+from helion_sinkhorn.ops.linear_attention.recurrent import launch as linear_attention_launch
+from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.workloads import tagged
 
 FORWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention.default
 BACKWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention_backward.default

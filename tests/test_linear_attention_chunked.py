@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from helion_sinkhorn import linear_attention
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import default_choice
-from helion_sinkhorn.kernels import linear_attention_chunked_launch as chunked
-from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall
-from helion_sinkhorn.offline import Job, compile_for
-from helion_sinkhorn.testing_linear_attention import Case
+from helion_sinkhorn.machine.binary import Job
+from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.linear_attention import api as linear_attention
+from helion_sinkhorn.ops.linear_attention.budget import Case
+from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
+from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
+from helion_sinkhorn.runtime.kernel import default_choice
 
 GATES = [" ".join(names) for r in range(4) for names in itertools.combinations(("g", "g_gamma", "gk"), r)]
 SCALE = 0.3
@@ -120,7 +122,9 @@ def test_launches_are_kept_for_calls_alike_and_no_others(monkeypatch):
         return tuple(asked)
 
     case = problem(2, 70, 2, 8, 8)
-    own = default_choice("linear_attention_chunk_scores", ChunkCall("float32", 8, 8, "gk"), DEVICES["h200"])
+    own = default_choice(
+        KERNELS["linear_attention_chunk_scores"], ChunkCall("float32", 8, 8, "gk"), DEVICES["h200"]
+    )
     halves = {**case.inputs, "gk": case.inputs["gk"].half()}
     others = (
         keys(problem(2, 70, 2, 8, 8, reverse=True)),
@@ -162,9 +166,9 @@ def test_defaults_compile_for(key):
     """Matrix units, nothing a launch would refuse, and what every kernel's machine code must hold."""
     call = ChunkCall("bfloat16", 64, 128, "gk")
     names = [f"linear_attention_chunk_{part}" for part in ("scores", "walk", "gradients")]
-    jobs = [Job(call, default_choice(name, call, DEVICES[key]), batch=128) for name in names]
+    jobs = [Job(call, default_choice(KERNELS[name], call, DEVICES[key]), batch=128) for name in names]
     small = ChunkCall("float32", 5, 3, "g_gamma")
-    jobs.append(Job(small, default_choice(names[-1], small, DEVICES[key])))
+    jobs.append(Job(small, default_choice(KERNELS[names[-1]], small, DEVICES[key])))
     *binaries, narrow = compile_for(key, jobs)
     assert narrow.compiled
     # ptxas 12.8 does so where a tile of these sides is not padded to 64 (docs/helion.md)

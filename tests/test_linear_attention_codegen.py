@@ -9,10 +9,12 @@ import pytest
 pytest.importorskip("triton")
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import default_choice
-from helion_sinkhorn.kernels.linear_attention import WalkCall
-from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall
-from helion_sinkhorn.offline import Binary, Job, compile_for
+from helion_sinkhorn.machine.binary import Binary, Job
+from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
+from helion_sinkhorn.ops.linear_attention.recurrent.space import WalkCall
+from helion_sinkhorn.runtime.kernel import default_choice
 
 CALLS = (
     WalkCall("o", "bfloat16", 64, 128, "gk"),
@@ -37,7 +39,8 @@ def complaints(binary: Binary) -> list[str]:
 @pytest.mark.parametrize("key", ["h200", "b200", "mi350"])
 def test_defaults_make_good_machine_code(key):
     jobs = [
-        Job(call, default_choice("linear_attention_walk", call, DEVICES[key]), batch=128) for call in CALLS
+        Job(call, default_choice(KERNELS["linear_attention_walk"], call, DEVICES[key]), batch=128)
+        for call in CALLS
     ]
     bad = {f"{b.job.call}": found for b in compile_for(key, jobs) if (found := complaints(b))}
     assert not bad
@@ -57,7 +60,7 @@ def test_packed_sequences_states_and_reverse_compile(key):
     jobs = []
     for result, gates, options in OPTIONS:
         call = WalkCall(result, "bfloat16", 8, 16, gates)
-        choice = default_choice("linear_attention_walk", call, DEVICES[key])
+        choice = default_choice(KERNELS["linear_attention_walk"], call, DEVICES[key])
         # two steps at a time are every branch of the body and compile in half the time of eight
         choice = dataclasses.replace(choice, variant=tuple({**dict(choice.variant), "count": 2}.items()))
         jobs.append(Job(call, choice, 128, tuple(options.items())))
@@ -75,7 +78,7 @@ GATES = (
 def test_the_gradients_of_gates_compile(key):
     name = "linear_attention_gates"
     jobs = [
-        Job(call, default_choice(name, call, DEVICES[key]), 128, tuple(options.items()))
+        Job(call, default_choice(KERNELS[name], call, DEVICES[key]), 128, tuple(options.items()))
         for call, options in GATES
     ]
     for binary in compile_for(key, jobs):

@@ -10,11 +10,12 @@ from parity import parity
 
 pytest.importorskip("triton")
 
-from helion_sinkhorn import linear_attention_eager as eager
 from helion_sinkhorn import reference
-from helion_sinkhorn.kernels import linear_attention_chunked_launch as chunked
-from helion_sinkhorn.kernels import linear_attention_launch as recurrent
-from helion_sinkhorn.testing_linear_attention import UNDERFLOW, Case
+from helion_sinkhorn.ops.linear_attention import eager
+from helion_sinkhorn.ops.linear_attention.budget import Case
+from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
+from helion_sinkhorn.ops.linear_attention.model import UNDERFLOW
+from helion_sinkhorn.ops.linear_attention.recurrent import launch as recurrent
 
 MOST = 4.0
 """Times the error of autograd in float32."""

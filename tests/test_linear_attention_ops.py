@@ -13,8 +13,9 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from helion_sinkhorn import recurrent_linear_attention, reference, testing_linear_attention
-from helion_sinkhorn.workloads import AttentionWorkload
+from helion_sinkhorn import recurrent_linear_attention, reference
+from helion_sinkhorn.ops.linear_attention import model
+from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
 
 FORWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention.default
 BACKWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention_backward.default
@@ -26,7 +27,7 @@ def call(gates="gk", shape=(2, 9, 2, 4, 6), dtype=torch.float32, **options):
 
 def arguments(w, serves="reference"):
     x, _, _ = w.make_inputs()
-    *vectors, start = [x.get(name) for name in testing_linear_attention.TENSORS]
+    *vectors, start = [x.get(name) for name in model.TENSORS]
     return *vectors, 0.5, start, w.reverse, x.get("cu_seqlens"), serves
 
 

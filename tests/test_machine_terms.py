@@ -16,10 +16,12 @@ pytest.importorskip("triton")
 import machine_rules
 import machine_terms
 
-from helion_sinkhorn.kernels import Call, Choice
-from helion_sinkhorn.kernels.linear_attention_chunked import ChunkCall
-from helion_sinkhorn.listing import amd_facts, nvidia_facts
-from helion_sinkhorn.offline import Binary, Job, compile_for
+from helion_sinkhorn.machine.binary import Binary, Job
+from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.machine.listing import amd_facts, nvidia_facts
+from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
+from helion_sinkhorn.ops.sinkhorn.space import Call
+from helion_sinkhorn.runtime.kernel import Choice
 
 ROOT = Path(__file__).resolve().parents[1]
 

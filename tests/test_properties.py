@@ -15,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helion_sinkhorn import sinkhorn
-from helion_sinkhorn.testing import UNIT, Case, worst
-from helion_sinkhorn.testing_implicit import Stationarity
-from helion_sinkhorn.workloads import make_cotangents, make_logits
+from helion_sinkhorn.ops.sinkhorn.budget import Case
+from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.ops.sinkhorn.logits import make_logits
+from helion_sinkhorn.testing.draws import make_cotangents
+from helion_sinkhorn.testing.rounding import UNIT, worst
 
 FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]
@@ -238,7 +240,7 @@ def test_layouts_do_not_matter(form, first, n, m, seed):
 @given(forms, firsts, scales, sizes, sizes, iterations, seeds)
 def test_the_kernel_bodies_stay_in_the_budget(form, first, logits, n, m, n_iters, seed):
     pytest.importorskip("helion", reason="helion is not installed")
-    from helion_sinkhorn.kernels import launch
+    from helion_sinkhorn.ops.sinkhorn import launch
 
     case = Case(logits, n, m, n_iters, form, first, seed=seed)
     x, dy = case.inputs()
@@ -248,7 +250,7 @@ def test_the_kernel_bodies_stay_in_the_budget(form, first, logits, n, m, n_iters
 @given(forms, firsts, sizes, sizes, seeds, st.data())
 def test_nan_stays_in_its_matrix_in_the_kernel_bodies(form, first, n, m, seed, data):
     pytest.importorskip("helion", reason="helion is not installed")
-    from helion_sinkhorn.kernels import launch
+    from helion_sinkhorn.ops.sinkhorn import launch
 
     case = Case("randn_3", n, m, 4, form, first, seed=seed)
     x, dy = case.inputs()

@@ -6,11 +6,16 @@ import json
 
 import pytest
 
-from helion_sinkhorn import calibration, ranking
-from helion_sinkhorn import tune as tuner
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import Call, Choice, candidates
-from helion_sinkhorn.offline import Binary, Job, compile_for
+from helion_sinkhorn.machine.binary import Binary, Job
+from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn.score import executed, score
+from helion_sinkhorn.ops.sinkhorn.space import Call
+from helion_sinkhorn.runtime.kernel import Choice, candidates
+from helion_sinkhorn.tuning import calibration, offline_run, ranking
+from helion_sinkhorn.tuning.groups import choice_of, groups_of, same
+from helion_sinkhorn.tuning.options import Options
 from helion_sinkhorn.workloads import WORKLOADS
 
 CALL = Call(True, 1, "float32", 4, 4, 20)
@@ -31,7 +36,7 @@ def binary(block=32, warps=1, device="h200", call=CALL, kernel="sinkhorn_forward
 
 
 def test_a_loop_counts_once_for_each_iteration():
-    run = ranking.executed(binary())
+    run = executed(binary())
     assert run["fma"] == 80 + 18 * 40
     assert run["reciprocal"] == 20 + 18 * 8
 
@@ -40,8 +45,8 @@ def test_unrolling_by_the_compiler_changes_nothing():
     # two iterations in the body and the one left over outside: the same 19
     twice = {name: 2 * number for name, number in LOOP.items()}
     counts = {name: number + 2 * LOOP.get(name, 0) for name, number in COUNTS.items()}
-    rolled = ranking.executed(binary())
-    unrolled = ranking.executed(binary(counts=counts, loops=(twice,)))
+    rolled = executed(binary())
+    unrolled = executed(binary(counts=counts, loops=(twice,)))
     assert unrolled["fma"] == rolled["fma"]
     assert unrolled["reciprocal"] == rolled["reciprocal"]
 
@@ -61,17 +66,17 @@ def test_unrolling_by_the_compiler_changes_nothing():
 def test_more_work_never_scores_better(worse, device, batch):
     good, bad = binary(device=device, block=64), binary(device=device, block=64, **worse)
     if "barrier" in worse["counts"] and batch > 128:
-        assert ranking.score(bad, batch) >= ranking.score(good, batch)
+        assert score(bad, batch) >= score(good, batch)
     else:
-        assert ranking.score(bad, batch) > ranking.score(good, batch)
+        assert score(bad, batch) > score(good, batch)
 
 
 def test_few_warps_at_a_time_do_not_hide_their_latency():
-    assert ranking.score(binary(occupancy=1), 1 << 20) > 2 * ranking.score(binary(occupancy=32), 1 << 20)
+    assert score(binary(occupancy=1), 1 << 20) > 2 * score(binary(occupancy=32), 1 << 20)
 
 
 def test_cycles_grow_with_the_batch():
-    scores = [ranking.score(binary(), 1 << k) for k in (7, 13, 17, 20)]
+    scores = [score(binary(), 1 << k) for k in (7, 13, 17, 20)]
     assert scores == sorted(scores)
     assert scores[3] / scores[2] == pytest.approx(8, rel=0.05)
 
@@ -80,10 +85,10 @@ def test_the_pick_is_sound_and_clearly_better():
     slow, fast = {**COUNTS, "instructions": 2000}, {**COUNTS, "instructions": 100}
     default, better = binary(counts=slow), binary(64, counts=fast)
     spilling = binary(64, counts={**fast, "instructions": 1}, problems=("spills 4",))
-    assert ranking.pick([default, spilling, better], 1 << 20)[0] is better
+    assert ranking.pick(score, [default, spilling, better], 1 << 20)[0] is better
     # within the margin the default stays
     barely = binary(counts={**slow, "instructions": 1950})
-    kept, own, reference = ranking.pick([default, barely], 1 << 20)
+    kept, own, reference = ranking.pick(score, [default, barely], 1 << 20)
     assert kept is default
     assert own == reference
 
@@ -104,48 +109,48 @@ def test_the_default_stays_unless_the_score_promises_a_quarter_less():
 def test_a_default_that_spills_gives_way_to_any_sound_candidate():
     slow = {**COUNTS, "instructions": 5000}
     default, other = binary(problems=("spills 4",)), binary(64, counts=slow)
-    kept, own, reference = ranking.pick([default, other], 1 << 20)
+    kept, own, reference = ranking.pick(score, [default, other], 1 << 20)
     assert kept is other
     assert own > reference
 
 
 def test_a_default_that_does_not_compile_is_an_error():
     with pytest.raises(RuntimeError, match="does not compile for h200: why"):
-        ranking.pick([Binary("h200", binary().job, ("why",))], 128)
+        ranking.pick(score, [Binary("h200", binary().job, ("why",))], 128)
 
 
 def test_ranking_for_a_device_that_is_not_here(tmp_path):
     """Real machine code from enumeration to a stored entry."""
-    groups = tuner.groups_of([WORKLOADS["deepseek_16x16_fp32_b128"]], "sinkhorn_forward")
-    options = tuner.Options("mi350", tmp_path, workers=1, commit="0", command="test")
-    ((entry,),) = tuner.tune_offline(groups, options, say=lambda line: None)
+    groups = groups_of([WORKLOADS["deepseek_16x16_fp32_b128"]], "sinkhorn_forward")
+    options = Options("mi350", tmp_path, workers=1, commit="0", command="test")
+    ((entry,),) = offline_run.tune_offline(groups, options, say=lambda line: None)
     assert (entry["evidence"], entry["model"], "us" in entry) == ("compiled", ranking.MODEL, False)
     assert entry["score"] <= entry["default_score"]
-    choice = tuner.choice_of("sinkhorn_forward", entry)
+    choice = choice_of("sinkhorn_forward", entry)
     assert any(
-        tuner.same(choice, c) for c in candidates("sinkhorn_forward", groups[0].call, DEVICES["mi350"])
+        same(choice, c) for c in candidates(KERNELS["sinkhorn_forward"], groups[0].call, DEVICES["mi350"])
     )
-    assert list(tuner.tune_offline(groups, options, say=lambda line: None)) == []
+    assert list(offline_run.tune_offline(groups, options, say=lambda line: None)) == []
     (compiled,) = compile_for("mi350", [Job(groups[0].call, choice)])
     assert compiled.problems == ()
 
 
 def test_calibration_keeps_times_beside_scores(tmp_path):
     binaries = [binary(32), binary(64), binary(128), binary(256)]
-    scores = [ranking.score(b, 1 << 20) for b in binaries]
+    scores = [score(b, 1 << 20) for b in binaries]
     best = min(range(4), key=scores.__getitem__)
     us = [10.0 + rank for rank in calibration.ranks(scores)]
     path = tmp_path / calibration.FILE
     times = [(b.job.choice, t) for b, t in zip(binaries, us, strict=True)]
-    calibration.record(path, "sinkhorn_forward", CALL, binaries, [(1 << 20, times)])
-    calibration.record(path, "sinkhorn_forward", CALL, binaries, [(128, times)])
+    calibration.record(path, score, "sinkhorn_forward", CALL, binaries, [(1 << 20, times)])
+    calibration.record(path, score, "sinkhorn_forward", CALL, binaries, [(128, times)])
     (line,) = json.loads(path.read_text())
     assert line["batches"]["1048576"]["us"] == us
     quality = next(q for q in calibration.qualities(path) if q.batch == 1 << 20)
     assert quality.correlation == pytest.approx(1)
     assert quality.default == us[0] / us[best]
     backwards = [(c, 30.0 - t) for c, t in times]
-    calibration.record(path, "sinkhorn_forward", CALL, binaries, [(1 << 20, backwards)])
+    calibration.record(path, score, "sinkhorn_forward", CALL, binaries, [(1 << 20, backwards)])
     quality = next(q for q in calibration.qualities(path) if q.batch == 1 << 20)
     assert quality.correlation == pytest.approx(-1)
     assert quality.regret >= 1

@@ -7,9 +7,10 @@ import os
 import pytest
 import torch
 
-from helion_sinkhorn import cache, tune
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, current
+from helion_sinkhorn.tuning import check as cache
+from helion_sinkhorn.tuning import finals, readme
 
 SHIPPED = store.folders()[-1]
 PROGRAMS = 8
@@ -24,7 +25,7 @@ def test_files_are_well_formed_and_tuned_for_this_source():
 
 
 def test_the_readme_says_what_the_data_say():
-    assert (SHIPPED / "README.md").read_text() == cache.readme(SHIPPED)
+    assert (SHIPPED / "README.md").read_text() == readme.readme(SHIPPED)
 
 
 @pytest.mark.parametrize("key", DEVICES)
@@ -40,7 +41,7 @@ def test_a_sample_compiles_for_its_device(key):
 def test_measured_configs_run_here_and_are_right(part):
     device = current(torch.cuda.current_device())
     jobs = cache.jobs(SHIPPED, device.key, "measured")
-    errors = {job: tune.error(job.call, job.choice, "cuda") for job in jobs[part::PARTS]}
+    errors = {job: finals.error(job.call, job.choice, "cuda") for job in jobs[part::PARTS]}
     assert not {job: error for job, error in errors.items() if error > 1}
     if device.key == "h200":
         assert len(jobs) >= PARTS

@@ -8,11 +8,13 @@ import logging
 import pytest
 import torch
 
-from helion_sinkhorn import cache
 from helion_sinkhorn.configs import lookup, store
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import KERNELS, dot_compress_launch, serving
-from helion_sinkhorn.kernels.dot_compress_space import DotCall
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.dot_compress import launch as dot_compress_launch
+from helion_sinkhorn.ops.dot_compress.space import DotCall
+from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.tuning import check as cache
 
 pytestmark = pytest.mark.usefixtures("fresh_caches")
 DEVICE = DEVICES["h200"]
@@ -61,7 +63,7 @@ def test_a_value_outside_of_the_kernel_s_space_is_one_warning_and_the_default(
     def served():
         for cached in (store.read, lookup.lookup, serving.choose):
             cached.cache_clear()
-        return [serving.choose(kernel, call, b, DEVICE) for b in (batch, batch + 1, batch)]
+        return [serving.choose(KERNELS[kernel], call, b, DEVICE) for b in (batch, batch + 1, batch)]
 
     path = write(tmp_path, kernel, entry)
     assert all(choice.stored for choice in served())

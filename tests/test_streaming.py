@@ -6,11 +6,13 @@ import itertools
 
 import pytest
 
-from helion_sinkhorn import ranking, streaming
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import Choice
-from helion_sinkhorn.kernels.dot_compress_space import DotCall, config
-from helion_sinkhorn.offline import Binary, Job
+from helion_sinkhorn.machine.binary import Binary, Job
+from helion_sinkhorn.ops.dot_compress import score as streaming
+from helion_sinkhorn.ops.dot_compress.score import score
+from helion_sinkhorn.ops.dot_compress.space import DotCall, config
+from helion_sinkhorn.runtime.kernel import Choice
+from helion_sinkhorn.tuning import ranking
 
 CALL = DotCall("bfloat16", 3219, 256, 64, 1)
 
@@ -48,7 +50,7 @@ def test_programs_together_move_every_tensor_once(kernel, parts):
 @pytest.mark.parametrize("device", ["h200", "b200", "mi300x", "mi350"])
 def test_a_small_batch_wants_many_programs_and_a_large_one_long_walks(device):
     def best(batch, kernel, name, values):
-        return min(values, key=lambda v: ranking.score(binary(kernel, device=device, **{name: v}), batch))
+        return min(values, key=lambda v: score(binary(kernel, device=device, **{name: v}), batch))
 
     assert best(16, "product", "block_d", (256, 64)) == 64
     for kernel in ("apply", "expand"):
@@ -59,7 +61,7 @@ def test_a_small_batch_wants_many_programs_and_a_large_one_long_walks(device):
 @pytest.mark.parametrize("batch", [16, 1152])
 @pytest.mark.parametrize("kernel", ["product", "apply", "expand"])
 def test_more_work_or_fewer_loads_under_way_never_score_better(kernel, batch):
-    usual = ranking.score(binary(kernel), batch)
+    usual = score(binary(kernel), batch)
     for worse in (
         binary(kernel, loop={"instructions": 900, "matrix": 16}),
         binary(kernel, loop={"instructions": 306, "matrix": 90}),
@@ -67,13 +69,13 @@ def test_more_work_or_fewer_loads_under_way_never_score_better(kernel, batch):
         binary(kernel, stages=1),
         binary(kernel, occupancy=4),
     ):
-        assert ranking.score(worse, batch) >= usual
-    assert ranking.score(binary(kernel, stages=1), batch) > usual
+        assert score(worse, batch) >= usual
+    assert score(binary(kernel, stages=1), batch) > usual
 
 
 @pytest.mark.parametrize("device", ["h200", "b200", "mi350"])
 def test_the_time_grows_with_the_batch_and_is_that_of_memory_at_least(device):
-    scores = [ranking.score(binary(device=device), 1 << k) for k in range(4, 13)]
+    scores = [score(binary(device=device), 1 << k) for k in range(4, 13)]
     assert all(a < b for a, b in itertools.pairwise(scores))
     least = streaming.walk_of(binary(device=device), 1 << 12).moved
     assert scores[-1] > least / streaming.MACHINES[DEVICES[device].arch].bandwidth
@@ -82,10 +84,10 @@ def test_the_time_grows_with_the_batch_and_is_that_of_memory_at_least(device):
 def test_an_unrolled_loop_costs_what_its_instructions_do():
     rolled = binary(rows=128)
     unrolled = Binary(**{**vars(rolled), "counts": {"instructions": 800, "matrix": 48}, "loops": ()})
-    assert ranking.score(unrolled, 1152) >= ranking.score(rolled, 1152)
+    assert score(unrolled, 1152) >= score(rolled, 1152)
 
 
 def test_the_pick_keeps_the_default_where_memory_is_the_limit():
     default, wide = binary(rows=2048), binary(rows=256)
-    assert ranking.pick([default, wide], 16)[0] is wide
-    assert ranking.pick([default, wide], 1152)[0] is default
+    assert ranking.pick(score, [default, wide], 16)[0] is wide
+    assert ranking.pick(score, [default, wide], 1152)[0] is default

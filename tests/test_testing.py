@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helion_sinkhorn import reference, testing
-from helion_sinkhorn.workloads import LOGITS, make_cotangents, make_logits
+from helion_sinkhorn import reference
+from helion_sinkhorn.ops.sinkhorn import budget as testing
+from helion_sinkhorn.ops.sinkhorn.logits import LOGITS, make_logits
+from helion_sinkhorn.testing.draws import make_cotangents
+from helion_sinkhorn.testing.rounding import UNIT, Rounding, worst
 
 FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]
@@ -25,7 +28,7 @@ def gradient(function, x, dy):
 def test_the_model_without_rounding_is_the_specification(name, n, m, n_iters, form, first):
     x = make_logits(name, 3, n, m).double()
     dy = make_cotangents(x)
-    rounding = testing.Rounding(0, unit=0.0)
+    rounding = Rounding(0, unit=0.0)
     p, dx = testing.scaling_form(x, dy, n_iters, 1e-3, form, first, rounding)
     p64, dx64 = testing.exact(x, dy, n_iters, eps=1e-3, form=form, first=first)
     # float64 rounding of 2 T steps of up to 7 terms
@@ -59,8 +62,8 @@ def test_the_equations_in_float32_pass(name, form, n):
     p, dx = gradient(lambda t: reference.sinkhorn(t, 5, form=form), x, dy)
     p64, dx64 = testing.exact(x, dy, 5, form=form)
     p_budget, dx_budget = testing.error_budget(x, dy, 5, form=form)
-    assert testing.worst(p, p64, p_budget) <= 1
-    assert testing.worst(dx, dx64, dx_budget) <= 1
+    assert worst(p, p64, p_budget) <= 1
+    assert worst(dx, dx64, dx_budget) <= 1
 
 
 def test_the_budget_of_ordinary_logits_is_some_tens_of_roundings():
@@ -68,8 +71,8 @@ def test_the_budget_of_ordinary_logits_is_some_tens_of_roundings():
     dy = make_cotangents(x)
     p64, dx64 = testing.exact(x, dy, 20)
     p_budget, dx_budget = testing.error_budget(x, dy, 20)
-    assert (p_budget / p64).max() < 200 * testing.UNIT
-    assert (dx_budget.amax((-2, -1)) / dx64.abs().amax((-2, -1))).median() < 200 * testing.UNIT
+    assert (p_budget / p64).max() < 200 * UNIT
+    assert (dx_budget.amax((-2, -1)) / dx64.abs().amax((-2, -1))).median() < 200 * UNIT
 
 
 def one_iteration_missing(x, dy, n_iters, form):
@@ -89,7 +92,7 @@ def bfloat16_sums(x, dy, n_iters, form):
 
 
 def half_precision_scaling(x, dy, n_iters, form):
-    rounding = testing.Rounding(7, unit=2.0**-11)
+    rounding = Rounding(7, unit=2.0**-11)
     return testing.scaling_form(x.double(), dy.double(), n_iters, 1e-6, form, "rows", rounding)
 
 
@@ -181,7 +184,7 @@ CASES = [
 @pytest.mark.parametrize(("form", "fault"), CASES)
 def test_faults_in_values_exceed_the_budget(form, fault):
     x, dy, (p, _), (p64, _) = faulty(fault, form)
-    assert testing.worst(p, p64, testing.error_budget(x, dy, 10, form=form)[0]) > 2
+    assert worst(p, p64, testing.error_budget(x, dy, 10, form=form)[0]) > 2
 
 
 CASES = [
@@ -196,7 +199,7 @@ CASES = [
 @pytest.mark.parametrize(("form", "fault"), CASES)
 def test_faults_in_gradients_exceed_the_budget(form, fault):
     x, dy, (_, dx), (_, dx64) = faulty(fault, form)
-    assert testing.worst(dx, dx64, testing.error_budget(x, dy, 10, form=form)[1]) > 2
+    assert worst(dx, dx64, testing.error_budget(x, dy, 10, form=form)[1]) > 2
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -205,19 +208,19 @@ def test_one_rounding_to_a_narrow_type_passes_and_truncation_does_not(dtype):
     dy = make_cotangents(x)
     p64, dx64 = testing.exact(x, dy, 5)
     p_budget, dx_budget = testing.error_budget(x, dy, 5, out_dtype=dtype)
-    assert testing.worst(p64.to(dtype), p64, p_budget) <= 1
-    assert testing.worst(dx64.to(dtype), dx64, dx_budget) <= 1
+    assert worst(p64.to(dtype), p64, p_budget) <= 1
+    assert worst(dx64.to(dtype), dx64, dx_budget) <= 1
     below = p64.to(dtype)
     below = torch.where(below > p64, below * (1 - torch.finfo(dtype).eps), below)
-    assert testing.worst(below, p64, p_budget) > 1
+    assert worst(below, p64, p_budget) > 1
 
 
 def test_nan_passes_only_where_it_is_expected():
     p = torch.tensor([[[1.0, float("nan")]]], dtype=torch.float64)
     budget = torch.full_like(p, 0.1)
-    assert testing.worst(p, p, budget) == 0
-    assert testing.worst(p, torch.ones_like(p), budget) == float("inf")
-    assert testing.worst(torch.ones_like(p), p, budget) == float("inf")
+    assert worst(p, p, budget) == 0
+    assert worst(p, torch.ones_like(p), budget) == float("inf")
+    assert worst(torch.ones_like(p), p, budget) == float("inf")
 
 
 @pytest.mark.parametrize("name", LOGITS)

@@ -6,11 +6,13 @@ import pytest
 import torch
 from autograd_calls import value_and_gradient
 
-from helion_sinkhorn import implicit, reference
-from helion_sinkhorn.stationarity import SYSTEMS
-from helion_sinkhorn.testing import UNIT, worst
-from helion_sinkhorn.testing_implicit import Stationarity
-from helion_sinkhorn.workloads import make_cotangents, make_logits
+from helion_sinkhorn import reference
+from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
+from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.ops.sinkhorn.implicit.systems import SYSTEMS
+from helion_sinkhorn.ops.sinkhorn.logits import make_logits
+from helion_sinkhorn.testing.draws import make_cotangents
+from helion_sinkhorn.testing.rounding import UNIT, worst
 
 ENOUGH = 1000
 

@@ -17,7 +17,10 @@ import pytest
 import torch
 
 from helion_sinkhorn import reference, sinkhorn
-from helion_sinkhorn.workloads import LARGEST_ENTRIES, make_cotangents, make_logits, tagged
+from helion_sinkhorn.ops.sinkhorn.logits import make_logits
+from helion_sinkhorn.ops.sinkhorn.workloads import LARGEST_ENTRIES
+from helion_sinkhorn.testing.draws import make_cotangents
+from helion_sinkhorn.workloads import tagged
 from tritonbench_ops import backends, cases, compare, gate, launch, measure
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from planted import statuses
 
-from helion_sinkhorn.workloads import DotWorkload, tagged
+from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.workloads import tagged
 from tritonbench_ops import dot_compress_cases as parts
 
 SMALL = ["--op", "dot_compress", "--device", "cpu", "--warmup", "1", "--rep", "1", "--only"]

@@ -8,7 +8,8 @@ import pytest
 import torch
 from planted import statuses
 
-from helion_sinkhorn.workloads import AttentionWorkload, tagged
+from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.workloads import tagged
 from tritonbench_ops import recurrent_linear_attention_cases as parts
 
 SMALL = ["--op", "recurrent_linear_attention", "--device", "cpu", "--warmup", "1", "--rep", "1", "--only"]

@@ -11,18 +11,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from helion_sinkhorn import tune as tuner
-from helion_sinkhorn.__main__ import here, main
+from helion_sinkhorn.__main__ import main
 from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import KERNELS, Call, Choice, bodies, candidates, iteration, launch, serving
-from helion_sinkhorn.kernels.fingerprint import fingerprint
-from helion_sinkhorn.offline import Binary, Job
+from helion_sinkhorn.machine.binary import Binary, Job
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn import iteration, launch
+from helion_sinkhorn.ops.sinkhorn import kernels as bodies
+from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
+from helion_sinkhorn.ops.sinkhorn.space import Call
+from helion_sinkhorn.runtime import device_math, serving
+from helion_sinkhorn.runtime.kernel import Choice, candidates
+from helion_sinkhorn.tuning import compilation, finals, offline_run, plan
+from helion_sinkhorn.tuning import tune as tuner
+from helion_sinkhorn.tuning.commands import here
+from helion_sinkhorn.tuning.fingerprint import fingerprint
+from helion_sinkhorn.tuning.groups import choice_of, distinct, groups_of, same
+from helion_sinkhorn.tuning.options import Options
 from helion_sinkhorn.workloads import WORKLOADS, tagged
 
 WORKLOAD = WORKLOADS["deepseek_4x4_fp32_b128"]
 CALL = Call(True, 1, "float32", 4, 4, 20)
-ALL = tuner.groups_of(tagged("tune", object))
+ALL = groups_of(tagged("tune", object))
 
 
 pytestmark = pytest.mark.usefixtures("fresh_caches")
@@ -35,7 +45,7 @@ class Compiled:
         self.device = device
 
     def binaries(self, group):
-        choices = candidates(group.kernel, group.call, self.device)
+        choices = candidates(KERNELS[group.kernel], group.call, self.device)
         return [Binary(self.device.key, Job(group.call, c)) for c in choices]
 
     def stop(self):
@@ -58,15 +68,15 @@ class Clock:
 
 
 def is_default(choice, group=None) -> bool:
-    default = candidates(choice.kernel, CALL, DEVICES["h200"])[0]
-    return tuner.same(choice, default)
+    default = candidates(KERNELS[choice.kernel], CALL, DEVICES["h200"])[0]
+    return same(choice, default)
 
 
 def run(out, us, workloads=(WORKLOAD,), judge=lambda group, choice: 0.5, say=lambda line: None, **options):
     clock = Clock(us)
-    groups = tuner.groups_of(workloads, options.pop("kernel", "sinkhorn_forward"))
+    groups = groups_of(workloads, options.pop("kernel", "sinkhorn_forward"))
     results = tuner.tune(
-        groups, tuner.Options("h200", out, commit="0" * 40, command="test", **options), "NVIDIA H200",
+        groups, Options("h200", out, commit="0" * 40, command="test", **options), "NVIDIA H200",
         clock=clock, judge=judge, compilation=Compiled, say=say,
     )  # fmt: skip
     return results, clock
@@ -83,9 +93,9 @@ def entries(out, kernel="sinkhorn_forward"):
 @pytest.mark.parametrize("key", DEVICES)
 @pytest.mark.parametrize("group", ALL, ids=lambda g: g.name.replace(" ", "-"))
 def test_candidates_are_few_distinct_and_begin_with_the_default(group, key):
-    choices = candidates(group.kernel, group.call, DEVICES[key])
+    choices = candidates(KERNELS[group.kernel], group.call, DEVICES[key])
     assert 2 <= len(choices) <= 80
-    assert len(tuner.distinct(choices)) == len(choices)
+    assert len(distinct(choices)) == len(choices)
     default = KERNELS[group.kernel].default(group.call, DEVICES[key])
     assert (choices[0].config, choices[0].variant) == default
     names = {frozenset(dict(c.variant)) for c in choices}
@@ -130,21 +140,21 @@ def test_kernels_without_a_score_are_timed_but_not_ranked(tmp_path):
     assert len(list(results)) == len(entries(tmp_path, "linear_attention_walk")) > 0
     assert not (tmp_path / "h200" / "calibration.json").exists()
     said = []
-    groups = tuner.groups_of([WORKLOADS[name]])
-    options = tuner.Options("mi350", tmp_path, commit="0", command="test")
-    assert list(tuner.tune_offline(groups, options, compilation=Compiled, say=said.append)) == []
+    groups = groups_of([WORKLOADS[name]])
+    options = Options("mi350", tmp_path, commit="0", command="test")
+    assert list(offline_run.tune_offline(groups, options, compilation=Compiled, say=said.append)) == []
     assert [line.split(":")[0] for line in said] == sorted({g.kernel for g in groups})
 
 
 def test_a_workload_of_an_unknown_operator_is_named():
     with pytest.raises(TypeError, match="serve a str"):
-        tuner.groups_of(["deepseek_4x4"])
+        groups_of(["deepseek_4x4"])
 
 
 @pytest.mark.parametrize("world", [1, 2, 4, 7])
 def test_ranks_share_the_plan(world):
-    costs = [g.seconds(DEVICES["h200"], 15) for g in ALL]
-    shares = [tuner.share(ALL, costs, rank, world) for rank in range(world)]
+    costs = [plan.seconds(g, DEVICES["h200"], 15) for g in ALL]
+    shares = [plan.share(ALL, costs, rank, world) for rank in range(world)]
     assert sorted(itertools.chain(*shares), key=ALL.index) == ALL
     load = [sum(costs[ALL.index(g)] for g in s) for s in shares]
     assert max(load) <= min(load) + max(costs)
@@ -165,8 +175,10 @@ def test_the_winner_is_stored_and_served(tmp_path, monkeypatch):
     assert entry.config == tuple(sorted(result.winner.config))
     assert result.us < result.default_us == 100.0
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
-    choice = serving.choose("sinkhorn_forward", Call(True, 1, "float32", 4, 4, 20), 128, DEVICES["h200"])
-    assert tuner.same(choice, result.winner)
+    choice = serving.choose(
+        KERNELS["sinkhorn_forward"], Call(True, 1, "float32", 4, 4, 20), 128, DEVICES["h200"]
+    )
+    assert same(choice, result.winner)
     assert choice.stored
 
 
@@ -174,20 +186,22 @@ def test_the_default_stays_where_nothing_is_two_percent_faster(tmp_path):
     list(run(tmp_path, lambda c, b: 100.0 if is_default(c) else 98.5)[0])
     (raw,) = json.loads((tmp_path / "h200" / "sinkhorn_forward.json").read_text())["entries"]
     assert raw["us"] == raw["default_us"] == 100.0
-    assert is_default(tuner.choice_of("sinkhorn_forward", raw))
+    assert is_default(choice_of("sinkhorn_forward", raw))
 
 
 @pytest.mark.parametrize(("gain", "replaced"), [(0.99, False), (0.97, True)])
 def test_an_incumbent_stays_unless_beaten_by_two_percent(tmp_path, gain, replaced):
-    first, second = candidates("sinkhorn_forward", Call(True, 1, "float32", 4, 4, 20), DEVICES["h200"])[3:5]
-    list(run(tmp_path, lambda c, b: 50.0 if tuner.same(c, first) else 100.0)[0])
+    first, second = candidates(
+        KERNELS["sinkhorn_forward"], Call(True, 1, "float32", 4, 4, 20), DEVICES["h200"]
+    )[3:5]
+    list(run(tmp_path, lambda c, b: 50.0 if same(c, first) else 100.0)[0])
 
     def us(choice, batch):
-        return 50.0 if tuner.same(choice, first) else 50.0 * gain if tuner.same(choice, second) else 100.0
+        return 50.0 if same(choice, first) else 50.0 * gain if same(choice, second) else 100.0
 
     (result,) = run(tmp_path, us, force=True)[0]
     assert result.old_us == 50.0
-    assert tuner.same(result.winner, second if replaced else first)
+    assert same(result.winner, second if replaced else first)
 
 
 def test_an_incumbent_outside_of_the_kernel_s_space_is_not_run(tmp_path):
@@ -202,8 +216,8 @@ def test_an_incumbent_outside_of_the_kernel_s_space_is_not_run(tmp_path):
 
 @pytest.mark.parametrize(("jitter", "replaced"), [(0.0, True), (0.2, False)])
 def test_the_default_stays_where_times_spread_more_than_they_differ(jitter, replaced):
-    (group,) = tuner.groups_of([WORKLOAD], "sinkhorn_forward")
-    choices = candidates(group.kernel, group.call, DEVICES["h200"])[:2]
+    (group,) = groups_of([WORKLOAD], "sinkhorn_forward")
+    choices = candidates(KERNELS[group.kernel], group.call, DEVICES["h200"])[:2]
 
     def clock(group, batch):
         def prepare(choice):
@@ -212,17 +226,17 @@ def test_the_default_stays_where_times_spread_more_than_they_differ(jitter, repl
 
         return prepare
 
-    result = tuner.tune_key(group, 128, choices, None, clock, lambda group, choice: 0.5, 9, 60.0)
+    result = finals.tune_key(group, 128, choices, None, clock, lambda group, choice: 0.5, 9, 60.0)
     assert result.winner == choices[1 if replaced else 0]
 
 
 def test_a_fast_candidate_outside_the_error_budget_is_never_stored(tmp_path):
-    wrong = candidates("sinkhorn_forward", Call(True, 1, "float32", 4, 4, 20), DEVICES["h200"])[2]
+    wrong = candidates(KERNELS["sinkhorn_forward"], Call(True, 1, "float32", 4, 4, 20), DEVICES["h200"])[2]
     (result,) = run(
-        tmp_path, lambda c, b: 1.0 if tuner.same(c, wrong) else 100.0 if is_default(c) else 90.0,
-        judge=lambda group, choice: 1.5 if tuner.same(choice, wrong) else 0.5,
+        tmp_path, lambda c, b: 1.0 if same(c, wrong) else 100.0 if is_default(c) else 90.0,
+        judge=lambda group, choice: 1.5 if same(choice, wrong) else 0.5,
     )[0]  # fmt: skip
-    assert not tuner.same(result.winner, wrong)
+    assert not same(result.winner, wrong)
     assert result.us == 90.0
 
 
@@ -248,9 +262,9 @@ def test_without_compilers_candidates_are_timed_all_the_same(tmp_path, monkeypat
     def broken(*arguments, **options):
         raise RuntimeError("the compiler did not start")
 
-    monkeypatch.setattr(tuner, "compile_for", broken)
+    monkeypatch.setattr(compilation, "compile_for", broken)
     results = tuner.tune(
-        tuner.groups_of([WORKLOAD], "sinkhorn_forward"), tuner.Options("h200", tmp_path), "NVIDIA H200",
+        groups_of([WORKLOAD], "sinkhorn_forward"), Options("h200", tmp_path), "NVIDIA H200",
         clock=Clock(lambda c, b: 100.0 if is_default(c) else 90.0), judge=lambda group, choice: 0.5,
         say=lambda line: None,
     )  # fmt: skip
@@ -265,10 +279,10 @@ def test_candidates_may_spill_where_the_default_does(default_spills, left):
         job = Job(CALL, Choice("sinkhorn_forward", (("num_warps", number),), (), "test"))
         return Binary("h200", job, (*spills, *others), spill_bytes=spill_bytes)
 
-    much = tuner.TIMED_SPILLS + 8
+    much = compilation.TIMED_SPILLS + 8
     binaries = [binary(0, default_spills), binary(1, 0), binary(2, much), binary(3, 0, "no code"),
-                binary(4, 128, "no code"), binary(5, tuner.TIMED_SPILLS)]  # fmt: skip
-    assert [dict(c.config)["num_warps"] for c in tuner.sound(binaries)] == left
+                binary(4, 128, "no code"), binary(5, compilation.TIMED_SPILLS)]  # fmt: skip
+    assert [dict(c.config)["num_warps"] for c in compilation.sound(binaries)] == left
 
 
 def test_a_gpu_is_held_while_something_is_timed_and_not_while_code_is_made():
@@ -297,9 +311,9 @@ def test_a_gpu_is_held_while_something_is_timed_and_not_while_code_is_made():
         assert not held
         return 0.5
 
-    (group,) = tuner.groups_of([WORKLOAD], "sinkhorn_forward")
-    choices = candidates(group.kernel, group.call, DEVICES["h200"])[:3]
-    assert tuner.tune_key(group, 128, choices, None, clock, judge, 2, 60.0, Turn()).us == 100.0
+    (group,) = groups_of([WORKLOAD], "sinkhorn_forward")
+    choices = candidates(KERNELS[group.kernel], group.call, DEVICES["h200"])[:3]
+    assert finals.tune_key(group, 128, choices, None, clock, judge, 2, 60.0, Turn()).us == 100.0
 
 
 @pytest.mark.parametrize("rank", [0, 3])
@@ -310,7 +324,7 @@ def test_more_ranks_than_gpus_share_them(rank, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
-    monkeypatch.setattr("helion_sinkhorn.__main__.current", lambda index: DEVICES["h200"])
+    monkeypatch.setattr("helion_sinkhorn.tuning.commands.current", lambda index: DEVICES["h200"])
     assert here("h200") == "NVIDIA H200"
     assert taken == [rank % 2]
 
@@ -324,7 +338,7 @@ def test_the_tuner_looks_where_its_compilers_leave_binaries(folder, tmp_path, mo
         return []
 
     monkeypatch.setattr(tuner, "tune", tune)
-    monkeypatch.setattr("helion_sinkhorn.__main__.here", lambda device: "NVIDIA H200")
+    monkeypatch.setattr("helion_sinkhorn.tuning.commands.here", lambda device: "NVIDIA H200")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", folder or "")
     if folder is None:
@@ -335,24 +349,24 @@ def test_the_tuner_looks_where_its_compilers_leave_binaries(folder, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    ("workload", "kernel", "run"),
+    ("workload", "kernel", "module", "run"),
     [
-        ("deepseek_4x4_fp32_b128", "sinkhorn_forward", "forward"),
-        ("deepseek_4x4_fp32_b128", "sinkhorn_backward", "backward"),
-        ("implicit_4_fp32_b128", "sinkhorn_implicit_direct", "implicit_backward"),
-        ("implicit_8_fp32_b128", "sinkhorn_implicit_cg", "implicit_backward"),
+        ("deepseek_4x4_fp32_b128", "sinkhorn_forward", launch, "forward"),
+        ("deepseek_4x4_fp32_b128", "sinkhorn_backward", launch, "backward"),
+        ("implicit_4_fp32_b128", "sinkhorn_implicit_direct", implicit_launch, "implicit_backward"),
+        ("implicit_8_fp32_b128", "sinkhorn_implicit_cg", implicit_launch, "implicit_backward"),
     ],
 )
-def test_the_error_gate_sees_a_wrong_kernel(workload, kernel, run, monkeypatch):
-    (group,) = tuner.groups_of([WORKLOADS[workload]], kernel)
-    default = candidates(group.kernel, group.call, DEVICES["h200"])[0]
-    tuner.error.cache_clear()
-    assert tuner.error(group.call, default, "cpu") <= 1
-    right = getattr(launch, run)
-    monkeypatch.setattr(launch, run, lambda *a: right(*a) * (1 + 1e-4))
-    tuner.error.cache_clear()
-    assert tuner.error(group.call, default, "cpu") > 1
-    tuner.error.cache_clear()
+def test_the_error_gate_sees_a_wrong_kernel(workload, kernel, module, run, monkeypatch):
+    (group,) = groups_of([WORKLOADS[workload]], kernel)
+    default = candidates(KERNELS[group.kernel], group.call, DEVICES["h200"])[0]
+    finals.error.cache_clear()
+    assert finals.error(group.call, default, "cpu") <= 1
+    right = getattr(module, run)
+    monkeypatch.setattr(module, run, lambda *a: right(*a) * (1 + 1e-4))
+    finals.error.cache_clear()
+    assert finals.error(group.call, default, "cpu") > 1
+    finals.error.cache_clear()
 
 
 # Runs that meet
@@ -367,7 +381,7 @@ def test_a_finished_key_is_skipped_and_a_forced_one_is_not(tmp_path):
 
 def test_a_key_of_another_source_is_tuned_again(tmp_path, monkeypatch):
     list(run(tmp_path, lambda c, b: 100.0)[0])
-    monkeypatch.setattr(tuner, "fingerprint", lambda kernel: "f" * 16)
+    monkeypatch.setattr(plan, "fingerprint", lambda kernel: "f" * 16)
     assert len(list(run(tmp_path, lambda c, b: 100.0)[0])) == 1
 
 
@@ -407,7 +421,7 @@ def test_the_device_is_an_assertion(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
-    monkeypatch.setattr("helion_sinkhorn.__main__.current", lambda index: DEVICES["h200"])
+    monkeypatch.setattr("helion_sinkhorn.tuning.commands.current", lambda index: DEVICES["h200"])
     with pytest.raises(SystemExit, match=r"asked for mi350, found h200 \(NVIDIA H200\); .* OFFLINE=1"):
         main(["tune", "--device", "mi350"])
 
@@ -442,7 +456,7 @@ def test_a_refused_config_is_one_warning_and_the_default(tmp_path, monkeypatch, 
     monkeypatch.setattr(serving, "run", picky)
     x = torch.randn(128, 4, 4)
     results = [launch.forward(x, *WORKLOAD.arguments, torch.float32) for _ in range(3)]
-    default = candidates("sinkhorn_forward", Call(True, 1, "float32", 4, 4, 20), DEVICES["h200"])[0]
+    default = candidates(KERNELS["sinkhorn_forward"], Call(True, 1, "float32", 4, 4, 20), DEVICES["h200"])[0]
     expected = launch.forward(x, *WORKLOAD.arguments, torch.float32, default)
     assert all(torch.equal(r, expected) for r in results)
     assert len(calls) == 1 + 3 + 1
@@ -468,7 +482,7 @@ def test_a_choice_of_the_caller_s_own_is_never_replaced(monkeypatch):
 def serve_nothing(batch: int, n: int, m: int, n_iters: int) -> None:
     """All that comes before a launch."""
     call, x = Call(True, 1, "float32", n, m, n_iters), torch.empty(batch, n, m)
-    serving.serve("sinkhorn_forward", call, batch, x, lambda served: None, launch.tuned_keys)
+    serving.serve(launch.KERNELS, "sinkhorn_forward", call, batch, x, lambda served: None, launch.tuned_keys)
 
 
 def test_a_call_worth_tuning_says_so_once(tmp_path, monkeypatch, caplog):
@@ -491,28 +505,32 @@ def test_a_call_the_tuner_does_not_cover_says_nothing(tmp_path, monkeypatch, cap
 # The fingerprint
 
 
+ITERATION, MATH = "ops/sinkhorn/iteration.py", "runtime/device_math.py"
+
+
 def test_a_fingerprint_is_of_the_code_alone():
     names = ("sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history")
-    source, body = (Path(module.__file__).read_text() for module in (iteration, bodies))
+    source, body, shared = (Path(m.__file__).read_text() for m in (iteration, bodies, device_math))
 
     def changed(kernel, file, text):
         return fingerprint(kernel, ((file, text),)) != fingerprint(kernel)
 
     assert len({fingerprint(k) for k in KERNELS}) == len(KERNELS)
-    assert not any(changed(k, "iteration.py", source) for k in names)
-    told = "# a comment\n" + source.replace('"""1 / x elementwise', '"""One over x')
-    assert not any(changed(k, "iteration.py", told) for k in names)
+    assert not any(changed(k, ITERATION, source) for k in names)
+    told = "# a comment\n" + shared.replace('"""1 / x elementwise', '"""One over x')
+    assert told.count("One over x") == 1
+    assert not any(changed(k, MATH, told) for k in names)
     # a helper of another module, and one that another operator imports
     scale = source.replace("LARGEST_SCALE = 2.0**100", "LARGEST_SCALE = 2.0**99")
-    assert all(changed(k, "iteration.py", scale) for k in names)
-    reciprocal = source.replace("return 1.0 / x", "return 1.0 / (x)  + 0.0")
-    assert {k for k in KERNELS if changed(k, "iteration.py", reciprocal)} >= {
+    assert all(changed(k, ITERATION, scale) for k in names)
+    reciprocal = shared.replace("return 1.0 / x", "return 1.0 / (x)  + 0.0")
+    assert {k for k in KERNELS if changed(k, MATH, reciprocal)} >= {
         *names, "sinkhorn_implicit_direct", "sinkhorn_implicit_cg", "linear_attention_chunk_scores",
     }  # fmt: skip
-    assert not changed("dot_compress_apply", "iteration.py", reciprocal)
+    assert not changed("dot_compress_apply", MATH, reciprocal)
     other = body.replace("def sinkhorn_forward(", "def sinkhorn_forward(unused,", 1)
-    assert changed("sinkhorn_forward", "bodies.py", other)
-    assert not changed("sinkhorn_backward", "bodies.py", other)
+    assert changed("sinkhorn_forward", "ops/sinkhorn/kernels.py", other)
+    assert not changed("sinkhorn_backward", "ops/sinkhorn/kernels.py", other)
 
 
 def test_entries_are_what_the_schema_says(tmp_path):

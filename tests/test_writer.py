@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from helion_sinkhorn.configs import lookup, store, writer
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import launch, serving
-from helion_sinkhorn.tune import device_block
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn import launch
+from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.tuning.provenance import device_block
 
 KERNEL = "sinkhorn_forward"
 BLOCK = device_block(DEVICES["h200"], "NVIDIA H200")
@@ -248,7 +250,9 @@ def test_sixteen_threads_at_the_first_call(tmp_path, monkeypatch, caplog):
     assert len(results) == 16
     assert all(torch.equal(r, results[0]) for r in results)
     assert (
-        serving.choose(KERNEL, launch.call_of(x, 20, 1e-6, "deepseek", "rows"), 64, DEVICES["h200"]).stored
+        serving.choose(
+            KERNELS[KERNEL], launch.call_of(x, 20, 1e-6, "deepseek", "rows"), 64, DEVICES["h200"]
+        ).stored
         is False
     )
     assert len(caplog.records) == 1
@@ -256,7 +260,7 @@ def test_sixteen_threads_at_the_first_call(tmp_path, monkeypatch, caplog):
 
 def test_a_warm_choice_costs_less_than_two_microseconds():
     call = launch.call_of(torch.randn(64, 4, 4), 20, 1e-6, "deepseek", "rows")
-    arguments = "sinkhorn_forward", call, 64, DEVICES["h200"]
+    arguments = KERNELS["sinkhorn_forward"], call, 64, DEVICES["h200"]
     serving.choose(*arguments)
     assert min(timeit.repeat(lambda: serving.choose(*arguments), number=2000, repeat=20)) / 2000 < 2e-6
 

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from helion_sinkhorn import plan, reference, sinkhorn
-from helion_sinkhorn.stationarity import SOLVERS
+from helion_sinkhorn.ops.sinkhorn.implicit.systems import SOLVERS
 
 Forward = Callable[[], torch.Tensor]
 Build = Callable[..., Forward]
@@ -86,7 +86,10 @@ def our_config(logits, n_iters, form, first, mode, **options: object) -> str:
 
 def default_choices(logits, n_iters, form, first) -> tuple[object, object]:
     """The kernels' own configs (forward, backward), whatever is stored for this call."""
-    from helion_sinkhorn.kernels import KERNELS, Choice, launch, serving
+    from helion_sinkhorn.operators import KERNELS
+    from helion_sinkhorn.ops.sinkhorn import launch
+    from helion_sinkhorn.runtime import serving
+    from helion_sinkhorn.runtime.kernel import Choice
 
     call = launch.call_of(logits, n_iters, EPS, form, first)
     device, _, _ = serving.device_at(serving.index_of(logits))
@@ -99,7 +102,7 @@ class _WithChoices(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, arguments, choices):
-        from helion_sinkhorn.kernels import launch
+        from helion_sinkhorn.ops.sinkhorn import launch
 
         ctx.save_for_backward(logits)
         ctx.arguments, ctx.choice = arguments, choices[1]
@@ -107,7 +110,7 @@ class _WithChoices(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        from helion_sinkhorn.kernels import launch
+        from helion_sinkhorn.ops.sinkhorn import launch
 
         return launch.backward(dy, *ctx.saved_tensors, *ctx.arguments, ctx.choice), None, None
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from helion_sinkhorn.testing import half_ulp
+from helion_sinkhorn.testing.rounding import half_ulp
 
 BEYOND_SAMPLE = 8.0
 """They may be off by so much more, relative to the largest entry."""

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
-from helion_sinkhorn.api import FIRSTS, FORMS
-from helion_sinkhorn.workloads import LARGEST_ENTRIES, Workload, tagged
+from helion_sinkhorn.ops.sinkhorn.api import FIRSTS, FORMS
+from helion_sinkhorn.ops.sinkhorn.workloads import LARGEST_ENTRIES, Workload
+from helion_sinkhorn.workloads import tagged
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MODES = ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")

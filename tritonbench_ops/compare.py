@@ -1,7 +1,7 @@
 """What a backend computed against the equations in float64: on its device, every matrix, piece by piece.
 
 tritonbench's own comparison passes wrong backends in some modes and versions, and compares with a
-baseline of the same precision; this one asks what `helion_sinkhorn.testing` asks.
+baseline of the same precision; this one asks what `helion_sinkhorn.ops.sinkhorn.budget` asks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from helion_sinkhorn import reference
-from helion_sinkhorn.testing import error_budget, half_ulp
+from helion_sinkhorn.ops.sinkhorn.budget import error_budget
+from helion_sinkhorn.testing.rounding import half_ulp
 
 PIECE_ENTRIES = 1 << 22
 """Of the logits computed in float64 at a time: autograd keeps a hundred tensors of this size."""

@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from helion_sinkhorn import dot_compress, reference, testing_dot_compress
-from helion_sinkhorn.testing import worst
-from helion_sinkhorn.workloads import DotWorkload, tagged
+from helion_sinkhorn import dot_compress, reference
+from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.testing.rounding import worst
+from helion_sinkhorn.workloads import tagged
 from tritonbench_ops.bounds import relative, share_beyond
 
 REPORTED = 0.2, 0.01

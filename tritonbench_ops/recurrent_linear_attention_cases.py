@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from helion_sinkhorn import recurrent_linear_attention, reference
-from helion_sinkhorn.linear_attention_chunks import why_not_chunked
-from helion_sinkhorn.testing_linear_attention import Case, budgets_of
-from helion_sinkhorn.workloads import AttentionWorkload, tagged
+from helion_sinkhorn.ops.linear_attention.budget import Case, budgets_of
+from helion_sinkhorn.ops.linear_attention.limits import why_not_chunked
+from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.workloads import tagged
 from tritonbench_ops.bounds import relative, share_beyond
 
 NAMES = ("q", "k", "v", "g", "g_gamma", "gk", "gv")

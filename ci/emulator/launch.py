@@ -25,8 +25,8 @@ import torch
 from emulator import machine, text
 from emulator.machine import Loaded, Model
 from emulator.memory import Arena
-from helion_sinkhorn import offline
 from helion_sinkhorn.configs.device import DEVICES, Device
+from helion_sinkhorn.machine import presented
 
 NUMBERS = {
     "i1": "<?",
@@ -71,14 +71,14 @@ def present(key: str, cache: Path) -> Device:
         raise ValueError(f"{key!r} is not emulated; the devices that are: {amd}")
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache / "triton"))
-    offline.present_device(device)
+    presented.present_device(device)
     return device
 
 
 @contextlib.contextmanager
 def emulating(session: Session) -> Iterator[Session]:
     """Launches of this package run emulated; CPU tensors count as the device's."""
-    from helion_sinkhorn.kernels import serving
+    from helion_sinkhorn.runtime import serving
 
     device = session.device
     found = device, device.asm, False
@@ -98,7 +98,7 @@ def as_on_device() -> Iterator[None]:
 
 def run(session: Session, kernel: Any, *arguments: Any) -> None:
     """kernels.dispatch.run: through the host function that Helion generates for the device."""
-    from helion_sinkhorn.kernels import dispatch
+    from helion_sinkhorn.runtime import dispatch
 
     begin = time.perf_counter()
     host = host_of(
@@ -121,7 +121,7 @@ def host_of(kernel: Any, signature: tuple, cache: Path, arguments: tuple[Any, ..
         decided = sources(), arch, kernel.name, repr(kernel.configs[0]), repr(signature)
         path = cache / "helion" / f"{hashlib.sha256(repr(decided).encode()).hexdigest()}.py"
         if not path.exists():
-            with offline.as_called(arguments) as given:
+            with presented.as_called(arguments) as given:
                 code = kernel.bind(tuple(given)).to_triton_code(kernel.configs[0])
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_suffix(f".{os.getpid()}")
@@ -134,7 +134,7 @@ def host_of(kernel: Any, signature: tuple, cache: Path, arguments: tuple[Any, ..
 @functools.cache
 def sources() -> str:
     """A digest of the kernels and of what makes code of them."""
-    from helion_sinkhorn import kernels
+    from helion_sinkhorn.runtime import kernel as kernels
 
     folder = Path(kernels.__file__).parent
     texts = [path.read_bytes() for path in sorted(folder.rglob("*.py"))]
@@ -145,7 +145,7 @@ def sources() -> str:
 def launch(session: Session, function: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """One launch: compile for these arguments, run, and copy back what the kernel wrote."""
     begin = time.perf_counter()
-    given, options = offline.specialised(arguments, options)
+    given, options = presented.specialised(arguments, options)
     compiled = function.run(*given, grid=grid, warmup=True, **options)
     loaded = loaded_of(session, compiled.asm["amdgcn"])
     session.compile_seconds += time.perf_counter() - begin

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from helion_sinkhorn import settings
+from helion_sinkhorn.configs import settings
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helion_sinkhorn import settings
+from helion_sinkhorn.configs import settings
 
 SCHEMA = 1
 Key = tuple[tuple[str, Any], ...]

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import serving
+from helion_sinkhorn.runtime import serving
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "Triton reads TRITON_INTERPRET when it is imported"
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helion_sinkhorn import testing_dot_compress
-from helion_sinkhorn.kernels import Choice, serving
-from helion_sinkhorn.kernels import dot_compress_launch as dot
-from helion_sinkhorn.testing import worst
+from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.ops.dot_compress import launch as dot
+from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime.kernel import Choice
+from helion_sinkhorn.testing.rounding import worst
 
 BLOCK_D = 16
 """Smaller than D: blocks of x and their tails."""
@@ -18,9 +19,9 @@ BLOCK_D = 16
 def small_tiles(monkeypatch):
     """Tiles of 16 rows, three of them a program."""
 
-    def choose(name, call, batch, device):
+    def choose(kernel, call, batch, device):
         config = ("block_sizes", (16,)), ("num_stages", 1), ("num_warps", 1)
-        return Choice(name, config, (("block_d", BLOCK_D), ("rows", 48)), "a test")
+        return Choice(kernel.name, config, (("block_d", BLOCK_D), ("rows", 48)), "a test")
 
     monkeypatch.setattr(serving, "choose", choose)
 

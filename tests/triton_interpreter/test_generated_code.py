@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import launch, serving
-from helion_sinkhorn.testing import Case
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn import launch
+from helion_sinkhorn.ops.sinkhorn.budget import Case
+from helion_sinkhorn.runtime import serving
 
 FORMS = ["deepseek", "log"]
 BACKWARDS = ["sinkhorn_backward", "sinkhorn_backward_history"]
@@ -17,7 +19,7 @@ BATCH, BLOCK = 13, 8
 
 def choice(case: Case, name: str, block: int = BLOCK, **variant):
     call = launch.call_of(case.inputs()[0], *case.arguments)
-    selected = serving.choose(name, call, case.batch, DEVICES["h200"])
+    selected = serving.choose(KERNELS[name], call, case.batch, DEVICES["h200"])
     config = {**dict(selected.config), "block_sizes": (block,)}
     selected = type(selected)(name, tuple(sorted(config.items())), selected.variant, "a test")
     return launch.with_variant(selected, **variant)

@@ -7,10 +7,14 @@ import torch
 
 from helion_sinkhorn import reference
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.kernels import launch, serving
-from helion_sinkhorn.testing import worst
-from helion_sinkhorn.testing_implicit import Stationarity
-from helion_sinkhorn.workloads import make_cotangents, make_logits
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn import launch
+from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
+from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.ops.sinkhorn.logits import make_logits
+from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.testing.draws import make_cotangents
+from helion_sinkhorn.testing.rounding import worst
 
 BATCH, BLOCK = 13, 8
 
@@ -20,12 +24,12 @@ def error(n, m, system, solver, logits="randn_1", n_iters=20, batch=BATCH, **var
     x = make_logits(logits, batch, n, m, dtype=torch.float64)
     p = reference.sinkhorn(x, n_iters, form="log").float()
     dy = make_cotangents(p)
-    call = launch.implicit_call(n, m, p.dtype, n_iters)
-    chosen = serving.choose(f"sinkhorn_implicit_{solver}", call, batch, DEVICES["h200"])
+    call = implicit_launch.implicit_call(n, m, p.dtype, n_iters)
+    chosen = serving.choose(KERNELS[f"sinkhorn_implicit_{solver}"], call, batch, DEVICES["h200"])
     config = {**dict(chosen.config), "block_sizes": (BLOCK,)}
     chosen = type(chosen)(chosen.kernel, tuple(sorted(config.items())), chosen.variant, "a test")
     chosen = launch.with_variant(chosen, **variant)
-    got = launch.implicit_backward(dy, p, n_iters, system, solver, torch.float32, chosen)
+    got = implicit_launch.implicit_backward(dy, p, n_iters, system, solver, torch.float32, chosen)
     # by elimination the full system is the reduced one
     equations = Stationarity(p, dy, "reduced" if (system, solver) == ("full", "direct") else system)
     return worst(got, equations.exact, equations.error_budget(solver, torch.float32))

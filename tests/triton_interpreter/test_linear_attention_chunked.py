@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helion_sinkhorn.kernels import linear_attention_chunked_launch as chunked
-from helion_sinkhorn.testing_linear_attention import Case
+from helion_sinkhorn.ops.linear_attention.budget import Case
+from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
 
 SCALE = 0.3
 

@@ -7,7 +7,8 @@ import logging
 import torch
 from tritonbench.utils.triton_op import register_benchmark, register_metric, register_x_val
 
-from helion_sinkhorn.workloads import make_cotangents, make_logits
+from helion_sinkhorn.ops.sinkhorn.logits import make_logits
+from helion_sinkhorn.testing.draws import make_cotangents
 from tritonbench_ops import compare, measure
 from tritonbench_ops.backends import BACKENDS, BASELINE, has_other_gradient, wanted
 from tritonbench_ops.cases import bytes_moved, cases, parse, x_value

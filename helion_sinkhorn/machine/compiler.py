@@ -1,0 +1,141 @@
+"""compile_for: this package's kernels as machine code for a DEVICES row, on a machine without that GPU.
+
+Triton's wheel carries every compiler and disassembler this takes.  torch, Triton and Helion
+keep what they learn about the device for the life of a process, so each target has processes
+of its own (`python -m helion_sinkhorn.tuning.child DEVICE`): one job a line on stdin, one answer a
+line on stdout.  What the child compiles is what the package would have launched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.machine.binary import Binary, Job
+
+
+class Compiler(contextlib.AbstractContextManager):
+    """A child process for one device, started anew after a job that took it down."""
+
+    def __init__(self, device_key: str, folder: Path, timeout: float, cache: Path | None = None):
+        self.device_key, self.timeout = device_key, timeout
+        self.log = folder / f"stderr.{threading.get_ident()}"
+        package = Path(__file__).resolve().parents[2]
+        self.environment = {
+            "TRITON_DEFAULT_FP_FUSION": "1",
+            **{k: v for k, v in os.environ.items() if k not in ("HELION_INTERPRET", "TRITON_INTERPRET")},
+            "HELION_SINKHORN_DEVICE": device_key,
+            "PYTHONPATH": os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            **{name: str(folder) for name in ("HELION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")},
+            "TRITON_CACHE_DIR": str(cache or folder),
+        }
+        self.child: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as errors:
+            self.child = subprocess.Popen(
+                [sys.executable, "-m", "helion_sinkhorn.tuning.child", self.device_key],
+                env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                text=True, start_new_session=True,
+            )  # fmt: skip
+        if self.child.stdout.readline() != "ready\n":
+            raise RuntimeError(f"the compiler for {self.device_key} did not start:\n{self.log.read_text()}")
+
+    def stop(self) -> None:
+        """End the child and the compilers it may be running."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGKILL)
+
+    def __exit__(self, *_: object) -> None:
+        if self.child is not None:
+            self.stop()
+            self.child.communicate()
+            self.child = None
+
+    def compile(self, job: Job) -> Binary:
+        """This job's Binary; one that crashes or outlasts its compiler is reported like any other."""
+        if self.child is None:
+            self.start()
+        heard = self.log.stat().st_size
+        choice = {k: dict(v) if k in ("config", "variant") else v for k, v in vars(job.choice).items()}
+        line = json.dumps(
+            {**vars(job), "call": vars(job.call), "choice": choice, "options": dict(job.options)}
+        )
+        begin = time.perf_counter()
+        timer = threading.Timer(self.timeout, self.stop)
+        timer.start()
+        try:
+            self.child.stdin.write(line + "\n")
+            self.child.stdin.flush()
+            answer = self.child.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        finally:
+            timer.cancel()
+        late = time.perf_counter() - begin >= self.timeout
+        if late or not answer:
+            self.__exit__()
+        said = self.log.read_bytes()[heard:].decode(errors="replace")
+        if not answer:
+            why = f"not compiled after {self.timeout:g} s" if late else f"the compiler died: {said[-500:]}"
+            return Binary(self.device_key, job, (why,))
+        row = json.loads(answer)
+        # a kernel without its inline assembly is what Triton's AMD backend makes of one it cannot parse
+        errors = dict.fromkeys(text for text in said.splitlines() if text.startswith("error:"))
+        row["problems"] = (*row["problems"], *errors)
+        row["loops"] = tuple(row.get("loops", ()))
+        return Binary(self.device_key, job, **row)
+
+
+def compile_for(
+    device_key: str,
+    jobs: Sequence[Job],
+    *,
+    workers: int = 1,
+    timeout: float = 120.0,
+    cache: Path | None = None,
+    report: Callable[[Binary], None] = lambda binary: None,
+) -> list[Binary]:
+    """Compile for a device that need not be here; nothing is launched.
+
+    Args:
+        device_key: a DEVICES key.
+        jobs: any number; a process start costs about 5 s, a job 1 to 15 s.
+        workers: processes that share the jobs.
+        timeout: seconds a job may take.
+        cache: Triton's cache to leave the binaries in, for a process that will launch them.
+        report: called with each Binary as it comes, from any thread.
+
+    Returns:
+        One Binary a job, in the order of the jobs.
+    """
+    if device_key not in DEVICES:
+        raise ValueError(f"{device_key!r} is not a known device; use one of {', '.join(DEVICES)}")
+    binaries: dict[int, Binary] = {}
+    todo = iter(list(enumerate(jobs)))
+
+    def work(folder: str) -> None:
+        with Compiler(device_key, Path(folder), timeout, cache) as compiler:
+            for index, job in todo:
+                binaries[index] = compiler.compile(job)
+                report(binaries[index])
+
+    workers = min(workers, len(jobs))
+    if workers:
+        with (
+            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+            ThreadPoolExecutor(workers) as pool,
+        ):
+            list(pool.map(work, [folder] * workers))
+    return [binaries[index] for index in range(len(jobs))]

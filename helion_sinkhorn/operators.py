@@ -1,0 +1,33 @@
+"""OPERATORS: the row of every operator.  Importing this module imports Helion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from helion_sinkhorn.ops.dot_compress.row import ROW as DOT_COMPRESS
+from helion_sinkhorn.ops.linear_attention.row import ROW as LINEAR_ATTENTION
+from helion_sinkhorn.ops.sinkhorn.row import ROW as SINKHORN
+from helion_sinkhorn.runtime.operator import Operator
+
+OPERATORS = {row.name: row for row in (SINKHORN, DOT_COMPRESS, LINEAR_ATTENTION)}
+KERNELS = {name: kernel for row in OPERATORS.values() for name, kernel in row.kernels.items()}
+TRIALS = {name: trial for row in OPERATORS.values() for name, trial in row.trials.items()}
+_OPERATOR_OF = {name: row for row in OPERATORS.values() for name in row.kernels}
+
+
+def operator_of(kernel: str) -> Operator:
+    """The row with the kernel of this name."""
+    return _OPERATOR_OF[kernel]
+
+
+def kernel_calls(workload: Any) -> Iterator[tuple[str, Any]]:
+    """(kernel, its call), one for each kernel that serves a workload.
+
+    Raises:
+        TypeError: no operator has workloads of this type.
+    """
+    for row in OPERATORS.values():
+        if isinstance(workload, row.workload):
+            return row.kernel_calls(workload)
+    raise TypeError(f"no kernels are known to serve a {type(workload).__name__}")

@@ -1,0 +1,107 @@
+"""dot_compress(...): the contract, its checks, and which implementation serves a call."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from helion_sinkhorn.ops.dot_compress import torch_op as ops
+from helion_sinkhorn.runtime.checks import (
+    IMPLEMENTATIONS,
+    check_flag,
+    check_option,
+    check_same_device,
+    check_same_dtype,
+    check_tensor,
+    implementation_for,
+)
+
+LARGEST_D = 1024
+LARGEST_K = 128
+"""Most columns of x and of y that the kernels take."""
+
+
+def dot_compress(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    z: torch.Tensor | None = None,
+    *,
+    precise_intermediate: bool = False,
+    implementation: str = "auto",
+) -> torch.Tensor:
+    """Compress M embeddings to K by their own products: out = x (x'y + z).
+
+    With b = x'y + z, and g the gradient of out, the gradients are
+        dz = db = x'g,    dx = g b' + y db',    dy = x db
+
+    Args:
+        x: (..., M, D), float32, bfloat16, float16 or float64, any layout.
+        y: (..., M, K), of the dtype, device and leading dimensions of x.
+        z: (..., D, K), the same; 0 if left out.
+        precise_intermediate: carry b and db as two numbers of the dtype of x, the value rounded and what
+            that left: 16 bits of significand in bfloat16, 22 in float16, at one more product for each that
+            reads them.  float32 and float64 need no second part and take none.
+        implementation: "auto" takes the Helion kernels on a GPU (D <= 1024, K <= 128, not float64) and
+            PyTorch elsewhere; "helion" and "reference" ask for one of them.
+
+    Returns:
+        out (..., M, K), in the dtype of x.
+
+    Numerical policy: products are exact or rounded to float32 and summed in float32 (float64 for float64),
+        whatever autocast says.  b and db are rounded once to the dtype of x, each result once.  So an entry
+        of out is off by half a unit in its last place and by x times the roundings of b; two correct
+        implementations that add in another order differ by as much (docs/dcpp.md).  Bitwise reproducible,
+        and an element's result does not depend on the batch around it under one config.
+
+    Raises:
+        TypeError: an argument is no floating-point tensor, or the dtypes differ.
+        ValueError: shapes that do not fit, no columns, devices that differ, an unknown implementation.
+        NotImplementedError: implementation="helion" on a CPU, in float64 or beyond the kernels' sizes.
+
+    Source: the dot compression of embeddings in recommendation models, as reported in pytorch/helion#1661.
+    """
+    _check(x, y, z, precise_intermediate, implementation)
+    serves = _resolve(implementation, x, y)
+    if any(type(t) is not torch.Tensor for t in (x, y)) and "torch.distributed.tensor" in sys.modules:
+        ops.register_sharding()
+    parts = 2 if precise_intermediate and x.dtype in (torch.bfloat16, torch.float16) else 1
+    given = (x, y) if z is None else (x, y, z)
+    run = ops.DotCompress.apply if ops.differentiates(*given) else ops.call
+    out, _ = run(x, y, z, parts, serves)
+    return out
+
+
+def _check(x, y, z, precise_intermediate, implementation) -> None:
+    tensors = {"x": x, "y": y} if z is None else {"x": x, "y": y, "z": z}
+    for name, t in tensors.items():
+        check_tensor(name, t)
+        check_same_dtype(name, t, "x", x)
+        check_same_device(name, t, "x", x)
+        if t.dim() < 2:
+            raise ValueError(f"{name} has shape {tuple(t.shape)}; pass at least two dimensions")
+    if 0 in (x.shape[-1], y.shape[-1]):
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}, y {tuple(y.shape)}; each needs at least one column, D and K"
+        )
+    if y.shape[:-1] != x.shape[:-1]:
+        raise ValueError(
+            f"y has shape {tuple(y.shape)}, x {tuple(x.shape)}; pass (..., M, K) and (..., M, D), "
+            "with the same M and leading dimensions"
+        )
+    expected = (*x.shape[:-2], x.shape[-1], y.shape[-1])
+    if z is not None and z.shape != expected:
+        raise ValueError(f"z has shape {tuple(z.shape)}; for these x and y pass (..., D, K), {expected}")
+    check_flag("precise_intermediate", precise_intermediate)
+    check_option("implementation", implementation, IMPLEMENTATIONS)
+
+
+def _resolve(implementation: str, x: torch.Tensor, y: torch.Tensor) -> str:
+    """ "helion" or "reference" for these tensors."""
+    beyond = ""
+    if x.shape[-1] > LARGEST_D or y.shape[-1] > LARGEST_K:
+        beyond = (
+            f"the kernels take D up to {LARGEST_D} and K up to {LARGEST_K}, "
+            f"these are {x.shape[-1]} and {y.shape[-1]}"
+        )
+    return implementation_for(implementation, "x", x, beyond)

@@ -1,0 +1,214 @@
+"""From tensors to the launches of chunked linear attention: o, and the gradients of what made it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from helion_sinkhorn.configs.store import Key
+from helion_sinkhorn.ops.linear_attention.chunked.gradients import linear_attention_chunk_gradients
+from helion_sinkhorn.ops.linear_attention.chunked.kernels import (
+    linear_attention_chunk_scores,
+    linear_attention_chunk_walk,
+)
+from helion_sinkhorn.ops.linear_attention.chunked.space import (
+    ChunkCall,
+    chunk_gradients_default,
+    chunk_gradients_space,
+    chunk_scores_default,
+    chunk_scores_space,
+    chunk_walk_default,
+    chunk_walk_space,
+)
+from helion_sinkhorn.ops.linear_attention.problem import WIDE, Problem, Some
+from helion_sinkhorn.ops.linear_attention.workloads import ROWS, AttentionWorkload
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.serving import Served, Tensors, again, alike, run_and_keep, serve
+
+KERNELS = {
+    body.__name__: Kernel(body.__name__, body, ChunkCall, default, space, "tf32x3", frozenset({"splits"}))
+    for body, default, space in (
+        (linear_attention_chunk_scores, chunk_scores_default, chunk_scores_space),
+        (linear_attention_chunk_walk, chunk_walk_default, chunk_walk_space),
+        (linear_attention_chunk_gradients, chunk_gradients_default, chunk_gradients_space),
+    )
+}
+
+
+PARTS = "scores", "walk", "gradients"
+
+
+def call_of(p: Problem) -> ChunkCall:
+    return chunk_call(p.q.dtype, p.q.size(3), p.v.size(3), p.gates)
+
+
+@functools.cache
+def chunk_call(dtype: torch.dtype, dk: int, dv: int, gates: str) -> ChunkCall:
+    return ChunkCall(str(dtype)[6:], dk, dv, gates)
+
+
+def call_for(workload: AttentionWorkload) -> ChunkCall | None:
+    """The call of a workload's chunks, None where they do not serve it."""
+    if not workload.chunks_serve:
+        return None
+    return chunk_call(workload.dtype, workload.dk, workload.dv, workload.gates)
+
+
+@functools.cache
+def tuned_keys() -> frozenset[Key]:
+    """Keys, without the batch, that `make tune` covers."""
+    calls = [call_for(w) for w in ROWS if "tune" in w.tags]
+    return frozenset(call.key for call in calls if call is not None)
+
+
+def pieces(p: Problem) -> int:
+    """Numbers of 8 bits that a sum of gates at one step is made of."""
+    return 1 if p.gates in ("", "gk") and (p.gk is None or p.gk.dtype == torch.bfloat16) else 3
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Q, K, D and A of kernels.linear_attention_chunked."""
+
+    qs: torch.Tensor
+    ks: torch.Tensor
+    decay: torch.Tensor
+    a: torch.Tensor
+
+
+def empty(p: Problem, *shape: int, dtype: torch.dtype = WIDE) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=p.q.device)
+
+
+def start(
+    p: Problem, part: str, tensors: Tensors, constants: tuple[object, ...], named: Choice | None
+) -> None:
+    """One launch of a kernel; the tile, where there is one, and how to multiply come last.
+
+    named: the choice of the caller, if it is one for this kernel.
+    """
+    name = f"linear_attention_chunk_{part}"
+    choice = named if named is not None and named.kernel == name else None
+    call = call_of(p)
+    key = name, choice, call, constants, alike(*tensors)
+    if again(key, *tensors):
+        return
+
+    def launch(served: Served) -> None:
+        columns = dict(served.choice.variant).get("columns")
+        tile = () if columns is None else (columns, -(-p.v.size(3) // columns))
+        run_and_keep(served.kernel, tensors, (*constants, *tile, served.reciprocal), tensors, key)
+
+    serve(KERNELS, name, call, p.batch, p.q, launch, tuned_keys, choice)
+
+
+def scores(p: Problem, choice: Choice | None = None) -> Scratch:
+    call = call_of(p)
+    batch, steps, heads, _ = p.q.shape
+    chunks = -(-steps // call.chunk)
+    operand = getattr(torch, call.operand)
+    s = Scratch(
+        *(empty(p, batch, heads, chunks, call.chunk, call.width, dtype=operand) for _ in range(2)),
+        empty(p, batch, heads, chunks, call.width),
+        empty(p, batch, heads, chunks, call.chunk, call.chunk, dtype=operand),
+    )
+    tensors = p.q, p.k, p.g, p.g_gamma, p.gk, s.qs, s.ks, s.decay, s.a
+    constants = p.scale, call.chunk, call.width, p.reverse, pieces(p), call.least
+    start(p, "scores", tensors, constants, choice)
+    return s
+
+
+def walk(
+    p: Problem,
+    decay: torch.Tensor,
+    y: torch.Tensor,
+    v: torch.Tensor,
+    initial: Some,
+    backwards: bool,
+    x: Some = None,
+    a: Some = None,
+    states: bool = False,
+    choice: Choice | None = None,
+) -> tuple[Some, Some, torch.Tensor]:
+    """(outputs where x and a are there, the state before every chunk where asked, the last state)."""
+    call = call_of(p)
+    o = None if x is None else torch.empty_like(v)
+    before = empty(p, *decay.shape, v.size(3), dtype=y.dtype) if states else None
+    last = p.new_state()
+    tensors = y, v, decay, x, a, initial, o, before, last
+    start(p, "walk", tensors, (call.chunk, call.width, backwards), choice)
+    return o, before, last
+
+
+def gradients(
+    p: Problem,
+    decay: torch.Tensor,
+    do: torch.Tensor,
+    before: torch.Tensor,
+    after: torch.Tensor,
+    choice: Choice | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, Some, Some]:
+    """(dq, dk, dg (B, T, H) in float32 for g and g_gamma, dgk) from the state and its gradient at chunks."""
+    call = call_of(p)
+    dq, dk = torch.empty_like(p.q), torch.empty_like(p.k)
+    dg = None if p.g is None and p.g_gamma is None else empty(p, *p.q.shape[:3])
+    dgk = None if p.gk is None else torch.empty_like(p.gk)
+    tensors = p.q, p.k, p.v, p.g, p.g_gamma, p.gk, do, decay, before, after, dq, dk, dg, dgk
+    constants = p.scale, call.chunk, call.width, p.reverse, pieces(p), call.least, call.least_gate
+    start(p, "gradients", tensors, constants, choice)
+    return dq, dk, dg, dgk
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: Some,
+    g_gamma: Some,
+    gk: Some,
+    gv: None,
+    scale: float,
+    initial_state: Some,
+    reverse: bool,
+    cu_seqlens: None,
+    choice: Choice | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(o, last state), without gv and cu_seqlens; otherwise as linear_attention_launch.forward."""
+    p = Problem.of(q, k, v, g, g_gamma, gk, None, scale, reverse, None)
+    s = scores(p, choice)
+    o, _, last = walk(p, s.decay, s.ks, p.v, initial_state, reverse, s.qs, s.a, choice=choice)
+    return o, last
+
+
+def backward(
+    do: Some,
+    dend: Some,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: Some,
+    g_gamma: Some,
+    gk: Some,
+    gv: None,
+    scale: float,
+    initial_state: Some,
+    reverse: bool,
+    cu_seqlens: None,
+    choice: Choice | None = None,
+) -> list[torch.Tensor]:
+    """As linear_attention_launch.backward: everything is computed again, nothing kept from the forward."""
+    p = Problem.of(q, k, v, g, g_gamma, gk, None, scale, reverse, None)
+    do = torch.zeros_like(p.v) if do is None else do.contiguous()
+    s = scores(p, choice)
+    _, before, _ = walk(p, s.decay, s.ks, p.v, initial_state, reverse, states=True, choice=choice)
+    # dv is the o of the walk back, which takes do for v and has keys and queries exchanged
+    dv, after, dstart = walk(p, s.decay, s.qs, do, dend, not reverse, s.ks, s.a.mT, True, choice)
+    dq, dk, dg, dgk = gradients(p, s.decay, do, before, after, choice)
+    gates = (
+        None if g is None else dg.to(g.dtype),
+        None if g_gamma is None else dg.sum((0, 1)).to(g_gamma.dtype),
+        dgk,
+    )
+    return [x for x in (dq, dk, dv, *gates, None if initial_state is None else dstart) if x is not None]

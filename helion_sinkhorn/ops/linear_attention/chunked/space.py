@@ -1,0 +1,109 @@
+"""Calls of the chunk kernels, their defaults, and what the tuner tries."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.configs.store import Keyed
+from helion_sinkhorn.runtime.space import Grid, Items
+
+
+@dataclass(frozen=True)
+class ChunkCall(Keyed):
+    """What the configs of the chunked kernels are chosen for: the operator's dtype, sizes and gates."""
+
+    dtype: str
+    dk: int
+    dv: int
+    gates: str
+    """Names with spaces between: "g g_gamma gk" at most."""
+
+    @property
+    def chunk(self) -> int:
+        """Steps of a chunk."""
+        return 64
+
+    @property
+    def width(self) -> int:
+        """Columns that a tile of Dk has."""
+        return extent(self.dk)
+
+    @property
+    def operand(self) -> str:
+        """Dtype of what is multiplied: a state outgrows float16, which therefore counts as float32."""
+        return "bfloat16" if self.dtype == "bfloat16" else "float32"
+
+    @property
+    def least(self) -> float:
+        """Half a chunk that decays by less goes level by level.
+
+        Factors are this and its inverse at most: inside the range of float32 with 2^-56.  The error of an
+        exponent grows with it, so that float32 stays at 2^-4.
+        """
+        return 2.0**-56 if self.operand == "bfloat16" else 2.0**-4
+
+    @property
+    def least_gate(self) -> float:
+        """A chunk with a stronger one goes level by level for its gradients.
+
+        Relative to the middle those of gates are differences of sums over the chunk, and lose what a gate
+        leaves of them: at 2^-4, less than bfloat16 results are rounded by.  float32 is to lose nothing.
+        """
+        return math.log(2.0**-4) if self.operand == "bfloat16" else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.dk}x{self.dv} {self.gates or 'no gate'}"
+
+
+def extent(size):
+    """An axis of Dk or Dv, padded: ptxas 12.8 gets products of narrower tiles wrong (docs/helion.md)."""
+    return max(64, 1 << (size - 1).bit_length())
+
+
+def matrix_unit_tile(warps: int, stages: int) -> Items:
+    """A program of so many warps that loads so many steps of a loop ahead."""
+    return ("num_warps", warps), ("num_stages", stages)
+
+
+def chunk_columns(call: ChunkCall, most: int) -> tuple[tuple[str, int], ...]:
+    """Columns of Dv that a program takes."""
+    return (("columns", min(most, extent(call.dv))),)
+
+
+def chunk_scores_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
+    # eight warps take 1.9 times as long on an H200, 2.2 times with float32 operands
+    return matrix_unit_tile(4, 1), ()
+
+
+def chunk_walk_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
+    # three steps in flight: 75 us against 96 with two on an H200; a block of gfx942 has 64 KiB for them
+    stages = (3 if call.operand == "bfloat16" else 2) - (device.shared_limit < 1 << 17)
+    return matrix_unit_tile(4, stages), chunk_columns(call, 64)
+
+
+def chunk_gradients_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
+    # eight warps take 2.1 times as long with bfloat16 on an H200, 128 columns 3 % longer; float32 operands
+    # are 1.6 times as fast with four at 64 x 128 and gk, which an entry has; other calls ran with eight
+    return matrix_unit_tile(4 if call.operand == "bfloat16" else 8, 1), chunk_columns(call, 64)
+
+
+def chunk_scores_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
+    return ({"config": tuple(matrix_unit_tile(w, 1) for w in (4, 8))},)
+
+
+def chunk_walk_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
+    return chunk_tiles(call, (4, 8), (1, 2, 3))
+
+
+def chunk_gradients_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
+    # with eight warps bfloat16 takes 2.1 times as long on an H200; the loop has two rounds
+    return chunk_tiles(call, (4,) if call.operand == "bfloat16" else (4, 8), (1, 3))
+
+
+def chunk_tiles(call: ChunkCall, warps: tuple[int, ...], stages: tuple[int, ...]) -> tuple[Grid, ...]:
+    """For kernels that cut Dv into tiles."""
+    columns = tuple(sorted({min(most, extent(call.dv)) for most in (64, 128)}))
+    tiles = tuple(matrix_unit_tile(w, s) for w in warps for s in stages)
+    return ({"config": tiles, "columns": columns},)

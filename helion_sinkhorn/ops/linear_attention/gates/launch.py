@@ -1,0 +1,117 @@
+"""From tensors to the launches of the gradients of gates: from the states that the walks kept."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import torch
+
+from helion_sinkhorn.configs.store import Key
+from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
+from helion_sinkhorn.ops.linear_attention.gates.kernels import linear_attention_gates
+from helion_sinkhorn.ops.linear_attention.gates.space import gates_default, gates_space
+from helion_sinkhorn.ops.linear_attention.problem import WIDE, Problem, Some, fitted
+from helion_sinkhorn.ops.linear_attention.recurrent.space import SPAN
+from helion_sinkhorn.ops.linear_attention.workloads import ROWS, AttentionWorkload
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.serving import Served, again, alike, run_and_keep, serve
+
+KERNEL = "linear_attention_gates"
+KERNELS = {
+    KERNEL: Kernel(
+        KERNEL, linear_attention_gates, ChunkCall, gates_default, gates_space, "tf32x3", frozenset({"splits"})
+    )
+}
+
+
+WIDTH = 64
+"""Columns of a tile of Dk or Dv; narrower ones ptxas 12.8 gets wrong (docs/helion.md)."""
+OTHER = {"gk": "gv", "gv": "gk"}
+
+
+def sides(gates: str) -> tuple[str, ...]:
+    """The sides of a state whose decays have gradients; g and g_gamma go with the last one, or with rows."""
+    there = tuple(side for side in ("gk", "gv") if side in gates.split())
+    return there or (("gk",) if gates else ())
+
+
+def call_of(p: Problem, side: str) -> ChunkCall:
+    """What a config is chosen for."""
+    return gates_call(p.q.dtype, *p.sides, p.gates, side)
+
+
+@functools.cache
+def gates_call(dtype: torch.dtype, dk: int, dv: int, gates: str, side: str) -> ChunkCall:
+    """The same; columns are the rows of a transposed state."""
+    if side == "gv":
+        names = [OTHER.get(name, name) for name in gates.split()]
+        return ChunkCall(str(dtype)[6:], dv, dk, " ".join(sorted(names)))
+    return ChunkCall(str(dtype)[6:], dk, dv, gates)
+
+
+def calls_of(workload: AttentionWorkload) -> Iterator[ChunkCall]:
+    """The launches of a workload's backward."""
+    for side in sides(workload.gates):
+        yield gates_call(workload.dtype, fitted(workload.dk), fitted(workload.dv), workload.gates, side)
+
+
+@functools.cache
+def tuned_keys() -> frozenset[Key]:
+    """Keys, without the batch, that `make tune` covers."""
+    return frozenset(call.key for w in ROWS if "tune" in w.tags for call in calls_of(w))
+
+
+def rows_of_slots(p: Problem) -> Some:
+    """(slots, 2): the first token and the number of steps of each kept state, where sequences are packed."""
+    if p.cu_seqlens is None:
+        return None
+    ends = p.cu_seqlens.long()
+    numbers = torch.arange(p.sequences, device=ends.device)
+    slots = torch.arange(p.q.size(1) // SPAN + p.sequences, device=ends.device)
+    firsts = ends[:-1] // SPAN + numbers
+    n = torch.searchsorted(firsts, slots, right=True) - 1
+    below = (slots - firsts[n]) * SPAN
+    token = ends[n + 1] - 1 - below if p.reverse else ends[n] + below
+    return torch.stack((token, (ends.diff()[n] - below).clamp(0, SPAN)), 1)
+
+
+def gates(
+    p: Problem,
+    do: torch.Tensor,
+    states: torch.Tensor,
+    dstates: torch.Tensor,
+    side: str,
+    of_steps: bool,
+    choice: Choice | None = None,
+) -> tuple[Some, Some]:
+    """(the gradient of the gate of a side if it is there, dg (B T, H) in float32 if asked).
+
+    states, dstates: what walk_dq and walk_dk kept.
+    """
+    q, k, v, gk, gv = p.q, p.k, p.v, p.gk, p.gv
+    if side == "gv":
+        q, k, v, do, gk, gv = do, v, k, q, gv, gk
+        states, dstates = states.mT, dstates.mT
+    dgk = None if gk is None else torch.empty_like(gk)
+    tiles, blocks = (-(-x.size(3) // WIDTH) for x in (q, v))
+    dg = None
+    if of_steps:
+        dg = torch.empty((tiles, *p.q.flatten(0, 1).shape[:2]), dtype=WIDE, device=q.device)
+    own = [x for x in (p.g, p.g_gamma, gk) if x is not None]
+    every = own if gv is None else [*own, gv]
+    fine = any(x.dtype != torch.bfloat16 for x in (q, *every))
+    single = not fine and len(own) == 1
+    constants = p.q.size(1), p.scale, SPAN, p.reverse, fine, single, WIDTH, tiles, blocks
+    tensors = q, k, v, do, p.g, p.g_gamma, gk, gv, dgk, states, dstates, dg, rows_of_slots(p)
+    call = call_of(p, side)
+    key = KERNEL, choice, call, constants, alike(*tensors)
+
+    def launch(served: Served) -> None:
+        # batch and time are one axis of tokens
+        views = *[x if x is None or x.dim() < 3 else x.flatten(0, 1) for x in tensors[:9]], *tensors[9:]
+        run_and_keep(served.kernel, views, (*constants, served.reciprocal), tensors, key)
+
+    if not again(key, *tensors):
+        serve(KERNELS, KERNEL, call, p.batch, p.q, launch, tuned_keys, choice)
+    return dgk, None if dg is None else dg.sum(0)

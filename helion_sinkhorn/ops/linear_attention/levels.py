@@ -1,0 +1,47 @@
+"""Decays between steps as factors at most 1: which steps they are over, and exponents that lose no digit."""
+
+from __future__ import annotations
+
+import torch
+
+from helion_sinkhorn.runtime.device_math import LOG2E
+
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
+"""Of few bits, so that whole multiples are exact, and the rest of log 2."""
+TO_WHOLE = 1.5 * 2.0**23
+"""A float32 this large has no fraction: adding and subtracting it rounds."""
+LEAST_GATE, LEAST_EXPONENT = -1e4, -160.0
+"""Below, a gate and a decay are nothing; -inf times 0 would be NaN."""
+
+
+def ones(where):
+    """A matrix of zeros and ones."""
+    return torch.where(where, 1.0, 0.0).to(torch.bfloat16)
+
+
+def exponent(gates, mask, single):
+    """The sum of log decays, 0 outside of mask, as (whole, rest) in powers of two, or (w, w) if `single`.
+
+    An error of an exponent is a relative one of the decay.  Whole numbers add up without any, and a single
+    bfloat16 gate does too.
+    """
+    whole, rest = torch.where(mask, 0.0, 0.0), torch.where(mask, 0.0, 0.0)
+    if single and gates:
+        w = torch.where(mask, torch.clamp(gates[0].to(torch.float32), min=LEAST_EXPONENT), 0.0)
+        return w, w
+    for gate in gates:
+        w = torch.clamp(gate.to(torch.float32), min=LEAST_GATE)
+        n = (w * LOG2E + TO_WHOLE) - TO_WHOLE
+        whole = whole + n
+        rest = rest + (w - n * LN2_HIGH - n * LN2_LOW) * LOG2E
+    return torch.where(mask, torch.clamp(whole, min=LEAST_EXPONENT), 0.0), torch.where(mask, rest, 0.0)
+
+
+def near_middle(i, j, half):
+    """Which steps j are between row i and the middle of its block, itself too if it is in the right half."""
+    return ((i ^ j) < half) & ((j <= i) == ((i & half) != 0))
+
+
+def across_middle(i, j, half):
+    """Which rows j are in the other half of the block of row i."""
+    return ((i ^ j) & -half) == half

@@ -1,0 +1,235 @@
+"""The Helion kernel body of recurrent linear attention: one walk over time with the state in registers.
+
+A walk reads one vector per step out of a state H (Dk x Dv), which decays and takes a rank-one update:
+
+    early:  H <- D_t * H + k_t v_t',  o_t = scale H' q_t
+    late:   H <- H + scale k_t v_t',  o_t = H' q_t,  H <- D_t * H
+    D_t[i, j] = exp(g_t + g_gamma + gk_t[i] + gv_t[j])
+
+The operator and its three vector gradients are four walks (docs/linear_attention.md), each with the
+operator's tensors in other places; a walk sums over Dk alone, so tiles of Dv know nothing of each other:
+
+    result  q   k   v   gk  gv  steps     decay
+    o       q   k   v   gk  gv  in order  early
+    dq      do  v   k   gv  gk  in order  early
+    dk      v   do  q   gv  gk  reversed  late
+    dv      k   q   do  gk  gv  reversed  late
+
+A vector of the Dk side comes as (ck, rk), of the Dv side as (cv, rv).  Triton deals the last axes of a tile
+out to threads, so the state (rk, rv, cv, ck) has rk x rv entries in a thread's registers, which come in runs
+from memory, and the sum over Dk is rk additions in a thread and log2(ck) exchanges within a warp.
+"""
+
+from __future__ import annotations
+
+import helion.language as hl
+import torch
+
+from helion_sinkhorn.runtime.device_math import LOG2E
+
+
+def over_k(w):
+    """A vector of the Dk side, broadcast over the state."""
+    return w.permute(1, 0).unsqueeze(1).unsqueeze(1)
+
+
+def over_v(w):
+    """The same of the Dv side."""
+    return w.permute(1, 0).unsqueeze(0).unsqueeze(3)
+
+
+def summed(h):
+    """The sum of a state over Dk, (cv, rv)."""
+    return h.sum(0).sum(2).permute(1, 0)
+
+
+def of_k(x, t, head):
+    """One step's vector of the Dk side."""
+    loaded = hl.load(x, [t, head, slice(None), slice(None)])
+    # a step read from cu_seqlens leaves an axis of its own
+    return (loaded if loaded.dim() == 2 else loaded.view(x.size(2), x.size(3))).to(torch.float32)
+
+
+def of_v(x, t, head, tile):
+    """One step's vector of the Dv side."""
+    loaded = hl.load(x, [t, head, tile, slice(None)])
+    return loaded.view(tile.block_size, x.size(3)).to(torch.float32)
+
+
+def of_step(g, t, head):
+    """One step's log decay of the whole state."""
+    return hl.load(g, [t, head]).to(torch.float32)
+
+
+def of_head(g_gamma, head):
+    """The head's own log decay."""
+    return None if g_gamma is None else hl.load(g_gamma, [head]).to(torch.float32)
+
+
+def added(first, second):
+    """The sum of what is there of two."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second
+
+
+def decayed(h, rate, gk, gv):
+    """exp(rate + gk + gv) h, with one exponential for each entry of a vector."""
+    if gk is not None:
+        h = h * over_k(torch.exp2(added(gk, rate) * LOG2E))
+        rate = None
+    if gv is not None:
+        h = h * over_v(torch.exp2(added(gv, rate) * LOG2E))
+        rate = None
+    return h if rate is None else h * torch.exp2(rate * LOG2E)
+
+
+def lane(w):
+    """A vector (cv, rv) as (rv, cv, 1), for every lane the same."""
+    return w.permute(1, 0).unsqueeze(2)
+
+
+def stacked(parts, number):
+    """Vectors (rv, cv, 1 or all lanes) with one lane each, the last one repeated, as (lanes, cv, rv).
+
+    Selects leave them where the sums over Dk left them; a join would take each through shared memory.
+    """
+    stack = parts[-1]
+    for i in range(len(parts) - 1):
+        stack = torch.where(number == i, parts[i], stack)
+    return stack.expand(stack.size(0), stack.size(1), number.size(0)).permute(2, 1, 0)
+
+
+def walk(h, tensors, rate, tile, begin, first, descending, many, count, head, scale, late):
+    """The state after `many` steps: all loads, then all arithmetic."""
+    q, k, v, o, g, gk, gv = tensors
+    sign = -1 if descending else 1
+    ts = [first + sign * (begin + i) for i in range(many)]
+
+    def loaded(load, x, *where):
+        return [None if x is None else load(x, t, head, *where) for t in ts]
+
+    qs, ks, vs = loaded(of_k, q), loaded(of_k, k), loaded(of_v, v, tile)
+    gks, gvs = loaded(of_k, gk), loaded(of_v, gv, tile)
+    rates = [added(one, rate) for one in loaded(of_step, g)]
+    outs = []
+    for i in range(many):
+        if late:
+            h = h + over_k(ks[i]) * over_v(vs[i] * scale)
+        else:
+            h = decayed(h, rates[i], gks[i], gvs[i]) + over_k(ks[i]) * over_v(vs[i])
+        out = summed(over_k(qs[i]) * h)
+        outs.append(lane(out if late else out * scale))
+        if late:
+            h = decayed(h, rates[i], gks[i], gvs[i])
+    number = hl.arange(count)
+    # what there is no step for repeats the last one
+    at = first + sign * (begin + number.clamp(max=many - 1))
+    hl.store(o, [at, head, tile, slice(None)], stacked(outs, number).to(o.dtype))
+    return h
+
+
+def span_of(cu_seqlens, n, length):
+    """First token and number of tokens of sequence n."""
+    if cu_seqlens is None:
+        return n * length, length
+    # of one axis, since Triton 3.9 takes no tensor of none as an index, and of Helion's type of indices
+    zero = hl.arange(1)
+    begin = hl.load(cu_seqlens, [n]).to(zero.dtype)
+    return begin + zero, hl.load(cu_seqlens, [n + 1]).to(zero.dtype) - begin
+
+
+def first_slot(cu_seqlens, n, begin, blocks, span):
+    """Where the kept states of sequence n begin: packed ones take no more than they have, and one."""
+    return n * blocks if cu_seqlens is None else begin // span + n
+
+
+def kept_state(h, cu_seqlens):
+    """A state in the order of memory; a slot read from cu_seqlens has an axis of its own."""
+    turned = h.permute(3, 0, 2, 1)
+    return turned if cu_seqlens is None else turned.unsqueeze(0)
+
+
+def of_state(x, n, head, tile):
+    """A sequence's state."""
+    return hl.load(x, [n, head, slice(None), slice(None), tile, slice(None)]).permute(1, 3, 2, 0)
+
+
+def in_turn(i, count, late):
+    """The i-th of so many things, or from their end."""
+    return count - 1 - i if late else i
+
+
+def first_step(begin, size, below, many, descending, late):
+    """The token at which a walk enters the steps from `below` on, so many, of a sequence."""
+    position = below + many - 1 if late else below
+    return begin + size - 1 - position if descending != late else begin + position
+
+
+def linear_attention_walk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    g: torch.Tensor | None,
+    g_gamma: torch.Tensor | None,
+    gk: torch.Tensor | None,
+    gv: torch.Tensor | None,
+    start: torch.Tensor | None,
+    end: torch.Tensor | None,
+    states: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    sequences: int,
+    length: int,
+    scale: float,
+    count: hl.constexpr,
+    span: hl.constexpr,
+    descending: hl.constexpr,
+    late: hl.constexpr,
+):
+    """One walk of every sequence and head; tokens of all sequences lie on one axis.
+
+    q, k, gk (tokens, H, ck, rk), v, o, gv (tokens, H, cv, rv), g (tokens, H), g_gamma (H,); states start and
+    end (N, H, ck, rk, cv, rv) float32.  Sequence n has the tokens cu_seqlens[n] to cu_seqlens[n + 1], or
+    n length to (n + 1) length.  None leaves a gate, or a result, out; start is then 0.
+
+    states (slots, H, ck, rk, cv, rv) receives the state with which a walk enters every `span` steps of a
+    sequence: before the first of them in time if early, after the last one if late.
+    """
+    heads, ck, rk = hl.specialize((q.size(1), q.size(2), q.size(3)))
+    units, rv = hl.specialize((v.size(2), v.size(3)))
+    tensors = (q, k, v, o, g, gk, gv)
+    # vector loads need to know that threads read neighbours
+    hl.specialize((q.stride(), k.stride(), v.stride(), o.stride()))
+    if gk is not None:
+        _ = hl.specialize(gk.stride())
+    if gv is not None:
+        _ = hl.specialize(gv.stride())
+    for pair, tile in hl.tile([sequences * heads, units], block_size=[1, None]):
+        n = pair.begin // heads
+        head = pair.begin % heads
+        begin, size = span_of(cu_seqlens, n, length)
+        if start is None:
+            h = hl.zeros([rk, rv, tile, ck], dtype=torch.float32)
+        else:
+            h = of_state(start, n, head, tile)
+        rate = of_head(g_gamma, head)
+        blocks = (size + span - 1) // span
+        slot = first_slot(cu_seqlens, n, begin, blocks, span)
+        for block in hl.tile(0, blocks, block_size=1):
+            number = in_turn(block.begin, blocks, late)
+            if states is not None:
+                kept = kept_state(h, cu_seqlens)
+                states[slot + number, head, :, :, tile, :] = kept
+            below = number * span
+            many = min(size - below, span)
+            first = first_step(begin, size, below, many, descending, late)
+            whole = many // count * count
+            for steps in hl.tile(0, whole, block_size=count):
+                h = walk(
+                    h, tensors, rate, tile, steps.begin, first, descending, count, count, head, scale, late
+                )
+            for rest in hl.tile(whole, many, block_size=1):
+                h = walk(h, tensors, rate, tile, rest.begin, first, descending, 1, count, head, scale, late)
+        if end is not None:
+            end[n, head, :, :, tile, :] = h.permute(3, 0, 2, 1)

@@ -1,0 +1,190 @@
+"""From tensors to the walks of recurrent linear attention: o, and the gradient of everything that made it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import torch
+
+from helion_sinkhorn.configs.store import Key
+from helion_sinkhorn.ops.linear_attention.gates.launch import gates, sides
+from helion_sinkhorn.ops.linear_attention.problem import Problem, Some, cut, fitted, grown
+from helion_sinkhorn.ops.linear_attention.recurrent.kernels import linear_attention_walk
+from helion_sinkhorn.ops.linear_attention.recurrent.space import (
+    ROLES,
+    SPAN,
+    WalkCall,
+    walk_default,
+    walk_space,
+)
+from helion_sinkhorn.ops.linear_attention.workloads import ROWS, AttentionWorkload
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.serving import NO_CHOICES, Choices, Served, again, alike, run_and_keep, serve
+from helion_sinkhorn.runtime.space import largest_run
+
+KERNEL = "linear_attention_walk"
+KERNELS = {KERNEL: Kernel(KERNEL, linear_attention_walk, WalkCall, walk_default, walk_space)}
+
+
+def calls_of(workload: AttentionWorkload) -> Iterator[WalkCall]:
+    """The walks of a workload's forward and backward."""
+    dk, dv = fitted(workload.dk), fitted(workload.dv)
+    for result in ROLES:
+        yield WalkCall(result, str(workload.dtype)[6:], dk, dv, workload.gates)
+
+
+@functools.cache
+def tuned_keys() -> frozenset[Key]:
+    """Keys, without the batch, that `make tune` covers."""
+    return frozenset(call.key for w in ROWS if "tune" in w.tags for call in calls_of(w))
+
+
+def split(x: Some, run: int) -> Some:
+    """(B, T, H, D) as (tokens, H, D / run, run)."""
+    return None if x is None else x.flatten(0, 1).unflatten(-1, (-1, run))
+
+
+def split_state(x: Some, transposed: bool, rk: int, rv: int) -> Some:
+    """(N, H, Dk, Dv) as the (N, H, ck, rk, cv, rv) of a walk."""
+    if x is None:
+        return None
+    return (x.mT if transposed else x).unflatten(-1, (-1, rv)).unflatten(-3, (-1, rk))
+
+
+def walk(
+    p: Problem,
+    result: str,
+    out: torch.Tensor,
+    do: Some = None,
+    start: Some = None,
+    end: Some = None,
+    states: Some = None,
+    choice: Choice | None = None,
+) -> None:
+    """One launch: writes out (B, T, H, D) and, where given, the last state and those at every SPAN steps."""
+    role, call = ROLES[result], p.call(result)
+    named = {"q": p.q, "k": p.k, "v": p.v, "do": do}
+    q, k, v = [named[name] for name in role.operands]
+    gk, gv = (p.gv, p.gk) if role.transposed else (p.gk, p.gv)
+    tensors = q, k, v, out, p.g, p.g_gamma, gk, gv, start, end, states, p.cu_seqlens
+
+    def launch(served: Served) -> None:
+        variant = dict(served.choice.variant)
+        rk, rv = largest_run(call.summed, variant["rk"]), largest_run(call.kept, variant["rv"])
+        constants = (
+            p.sequences, p.q.size(1), p.scale, variant["count"], SPAN, p.reverse != role.late, role.late
+        )  # fmt: skip
+        key = served.choice, result, constants, alike(*tensors)
+        if again(key, *tensors):
+            return
+        first, last, kept = [split_state(x, role.transposed, rk, rv) for x in (start, end, states)]
+        views = (
+            split(q, rk), split(k, rk), split(v, rv), split(out, rv),
+            None if p.g is None else p.g.flatten(0, 1), p.g_gamma, split(gk, rk), split(gv, rv),
+            first, last, kept, p.cu_seqlens,
+        )  # fmt: skip
+        run_and_keep(served.kernel, views, constants, tensors, key)
+
+    serve(KERNELS, KERNEL, call, p.batch, p.q, launch, tuned_keys, choice)
+
+
+def walk_o(p: Problem, start: Some, end: Some, choice: Choice | None = None) -> torch.Tensor:
+    """o."""
+    o = torch.empty_like(p.v)
+    walk(p, "o", o, start=start, end=end, choice=choice)
+    return o
+
+
+def walk_dq(
+    p: Problem, do: torch.Tensor, start: Some, states: Some, choice: Choice | None = None
+) -> torch.Tensor:
+    """dq; states receives h before every SPAN steps."""
+    dq = torch.empty_like(p.q)
+    walk(p, "dq", dq, do, start, states=states, choice=choice)
+    return dq
+
+
+def walk_dk(
+    p: Problem, do: torch.Tensor, dend: Some, dstates: Some, choice: Choice | None = None
+) -> torch.Tensor:
+    """dk; dstates receives the gradient of h after every SPAN steps."""
+    dk = torch.empty_like(p.k)
+    walk(p, "dk", dk, do, dend, states=dstates, choice=choice)
+    return dk
+
+
+def walk_dv(
+    p: Problem, do: torch.Tensor, dend: Some, dstart: Some, choice: Choice | None = None
+) -> torch.Tensor:
+    """dv; dstart receives the gradient of the first state."""
+    dv = torch.empty_like(p.v)
+    walk(p, "dv", dv, do, dend, dstart, choice=choice)
+    return dv
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: Some,
+    g_gamma: Some,
+    gk: Some,
+    gv: Some,
+    scale: float,
+    initial_state: Some,
+    reverse: bool,
+    cu_seqlens: Some,
+    choices: Choices = NO_CHOICES,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(o, last state); the contract is linear_attention.recurrent_linear_attention's.
+
+    choices: by the result of the walk, where the caller has one of its own.
+    """
+    p = Problem.fitting(q, k, v, g, g_gamma, gk, gv, scale, reverse, cu_seqlens)
+    end = p.new_state()
+    o = walk_o(p, grown(initial_state, *p.sides), end, choices.get("o"))
+    return cut(o, v.size(-1)), cut(end, q.size(-1), v.size(-1))
+
+
+def backward(
+    do: Some,
+    dend: Some,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: Some,
+    g_gamma: Some,
+    gk: Some,
+    gv: Some,
+    scale: float,
+    initial_state: Some,
+    reverse: bool,
+    cu_seqlens: Some,
+    choices: Choices = NO_CHOICES,
+) -> list[torch.Tensor]:
+    """Gradients of q, k, v and of each of g, g_gamma, gk, gv, initial_state that is there, in this order."""
+    dk_size, dv_size = q.size(-1), v.size(-1)
+    p = Problem.fitting(q, k, v, g, g_gamma, gk, gv, scale, reverse, cu_seqlens)
+    do = torch.zeros_like(p.v) if do is None else grown(do, p.sides[1]).contiguous()
+    start, dend = grown(initial_state, *p.sides), grown(dend, *p.sides)
+    states, dstates = (p.kept_states(), p.kept_states()) if p.gates else (None, None)
+    dq = walk_dq(p, do, start, states, choices.get("dq"))
+    dk = walk_dk(p, do, dend, dstates, choices.get("dk"))
+    dstart = None if initial_state is None else p.new_state()
+    dv = walk_dv(p, do, dend, dstart, choices.get("dv"))
+    dgates, dg = {}, None
+    for side in sides(p.gates):
+        own = p, do, states, dstates, side, g is not None or g_gamma is not None
+        dgates[side], dg = gates(*own, choices.get(f"d{side}"))
+    found = (
+        cut(dq, dk_size),
+        cut(dk, dk_size),
+        cut(dv, dv_size),
+        None if g is None else dg.view(g.shape).to(g.dtype),
+        None if g_gamma is None else dg.sum(0).to(g_gamma.dtype),
+        cut(dgates.get("gk"), dk_size),
+        cut(dgates.get("gv"), dv_size),
+        cut(dstart, dk_size, dv_size),
+    )
+    return [x for x in found if x is not None]

@@ -1,0 +1,180 @@
+"""The torch operators of recurrent linear attention: schemas, fakes, autograd and the device guard.
+
+`helion_sinkhorn::recurrent_linear_attention` returns (o, last state) and its backward the gradients of
+q, k, v and of those of g, g_gamma, gk, gv, initial_state that are there.  Both take validated arguments
+(linear_attention.py), but for values that a compiler does not know; `serves` is "reference" or the method of
+the kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+
+import torch
+
+from helion_sinkhorn.ops.linear_attention import eager
+from helion_sinkhorn.runtime.gradients import register_gradient
+from helion_sinkhorn.runtime.torch_op import (
+    batch_first,
+    by_dispatcher,
+    differentiates,
+    last_derivative,
+    no_double_backward,
+    no_forward_mode,
+    on_device,
+    with_signature,
+)
+
+FORWARD = "helion_sinkhorn::recurrent_linear_attention"
+BACKWARD = "helion_sinkhorn::recurrent_linear_attention_backward"
+_ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? g_gamma, Tensor? gk, Tensor? gv, float scale,"
+    " Tensor? initial_state, bool reverse, Tensor? cu_seqlens, str serves"
+)
+DIFFERENTIABLE = (0, 1, 2, 3, 4, 5, 6, 8)
+"""Where the tensors with gradients stand among the arguments."""
+
+torch.library.define(FORWARD, f"({_ARGUMENTS}) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
+torch.library.define(
+    BACKWARD, f"(Tensor? do, Tensor? dend, {_ARGUMENTS}) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag
+)
+
+
+@functools.cache
+def _launch(serves: str):
+    """The launches of a method, and with them Helion, on the first call that needs it."""
+    from helion_sinkhorn.ops.linear_attention.chunked import launch as linear_attention_chunked_launch
+    from helion_sinkhorn.ops.linear_attention.recurrent import launch as linear_attention_launch
+
+    return {"recurrent": linear_attention_launch, "chunked": linear_attention_chunked_launch}[serves]
+
+
+@contextlib.contextmanager
+def _served(q: torch.Tensor, serves: str):
+    """What has `forward` and `backward`; a launch would have nothing to do without a step."""
+    if serves == "reference" or q.numel() == 0:
+        with torch.autocast(q.device.type, enabled=False):
+            yield eager
+    else:
+        with on_device(q):
+            yield _launch(serves)
+
+
+def forward(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, serves):
+    """(o, last state); see linear_attention.recurrent_linear_attention."""
+    if not math.isfinite(scale):
+        raise ValueError(f"scale is {scale}; pass a finite value, or None for Dk ** -0.5")
+    with _served(q, serves) as run:
+        return run.forward(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens)
+
+
+def backward(do, dend, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, serves):
+    """The gradients of `forward` from its arguments: nothing else is kept."""
+    tensors = q, k, v, g, g_gamma, gk, gv
+    with _served(q, serves) as run:
+        return run.backward(do, dend, *tensors, scale, initial_state, reverse, cu_seqlens)
+
+
+torch.library.impl(FORWARD, ("CPU", "CUDA"), forward)
+torch.library.impl(BACKWARD, ("CPU", "CUDA"), backward)
+
+
+@torch.library.register_fake(FORWARD)
+def _empty_results(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, serves):
+    """Of arguments with any mapped dimensions in front."""
+    sequences = q.shape[-4] if cu_seqlens is None else cu_seqlens.shape[-1] - 1
+    state = *q.shape[:-4], sequences, *q.shape[-2:], v.shape[-1]
+    return v.new_empty(v.shape), q.new_empty(state, dtype=torch.promote_types(q.dtype, torch.float32))
+
+
+@torch.library.register_fake(BACKWARD)
+def _empty_gradients(do, dend, *arguments):
+    tensors = (arguments[i] for i in DIFFERENTIABLE)
+    return [x.new_empty(x.shape) for x in tensors if x is not None]
+
+
+def _keep_arguments(ctx, inputs, output):
+    ctx.save_for_backward(*[inputs[i] for i in DIFFERENTIABLE], inputs[10])
+    ctx.scale, ctx.reverse, ctx.serves = inputs[7], inputs[9], inputs[11]
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(ctx, do, dend):
+    if do is None and dend is None:
+        return (None,) * 12
+    *tensors, start, cu_seqlens = ctx.saved_tensors
+    given = [x for x in (do, dend, *tensors, start) if x is not None]
+    if any(torch._C._functorch.is_legacy_batchedtensor(x) for x in given):
+        # torch has no fallback for an operator that takes or returns optional tensors
+        raise NotImplementedError(
+            "recurrent_linear_attention has no batched gradients, which is_grads_batched=True and "
+            "vectorize=True ask for. Use torch.func.vjp with torch.vmap, or jacrev."
+        )
+    run = Backward.apply if differentiates(*given) else call_backward
+    found = iter(run(do, dend, *tensors, ctx.scale, start, ctx.reverse, cu_seqlens, ctx.serves))
+    # as many as there are tensors, in the order of the arguments
+    *gradients, dstart = [None if x is None else next(found) for x in (*tensors, start)]
+    return *gradients, None, dstart, None, None, None
+
+
+def call(*arguments):
+    """The operator, past the dispatcher where that has nothing to do."""
+    if by_dispatcher(*[x for x in arguments if isinstance(x, torch.Tensor)]):
+        return torch.ops.helion_sinkhorn.recurrent_linear_attention(*arguments)
+    return forward(*arguments)
+
+
+def call_backward(*arguments):
+    """The same for its gradient."""
+    if by_dispatcher(*[x for x in arguments if isinstance(x, torch.Tensor)]):
+        return tuple(torch.ops.helion_sinkhorn.recurrent_linear_attention_backward(*arguments))
+    return tuple(backward(*arguments))
+
+
+class RecurrentLinearAttention(torch.autograd.Function):
+    """The operator with its gradient, as functorch accepts it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    @with_signature
+    def forward(*arguments):
+        return call(*arguments)
+
+    setup_context = staticmethod(_keep_arguments)
+    backward = staticmethod(_gradient)
+    jvp = staticmethod(no_forward_mode("recurrent_linear_attention"))
+
+
+Backward = last_derivative("recurrent_linear_attention", call_backward)
+
+register_gradient(FORWARD, _gradient, setup_context=_keep_arguments)
+register_gradient(BACKWARD, no_double_backward("recurrent_linear_attention"))
+
+
+def _register_vmap(name: str, first: int) -> None:
+    """Fold the mapped dimension into the batch; q is argument `first`.
+
+    One by one where the head's gates or the offsets of packed sequences have no batch to fold it into.
+    """
+    operator = getattr(torch.ops.helion_sinkhorn, name.split("::")[1])
+
+    @torch.library.register_vmap(name)
+    def _(info, in_dims, *arguments):
+        size = info.batch_size
+        arguments = [batch_first(x, d, size) for x, d in zip(arguments, in_dims, strict=True)]
+        if size == 0:
+            found = (_empty_gradients if first else _empty_results)(*arguments)
+        elif arguments[first + 4] is None and arguments[first + 10] is None:
+            found = operator(*[x.flatten(0, 1) if isinstance(x, torch.Tensor) else x for x in arguments])
+            found = [x.unflatten(0, (size, x.size(0) // size)) for x in found]
+        else:
+            each = [[x[i] if isinstance(x, torch.Tensor) else x for x in arguments] for i in range(size)]
+            found = [torch.stack(x) for x in zip(*[operator(*one) for one in each], strict=True)]
+        return (found, [0] * len(found)) if first else (tuple(found), (0, 0))
+
+
+_register_vmap(FORWARD, 0)
+_register_vmap(BACKWARD, 2)

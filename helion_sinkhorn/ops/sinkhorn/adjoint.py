@@ -1,0 +1,103 @@
+"""The adjoint of Sinkhorn-Knopp iterations by projections (docs/math.md, Adjoint).
+
+With P' = diag(u) A diag(v) behind a half-step and D = A * dA the gradient with respect to log P', the
+gradient before it is D - P' * (line sums of D): in terms of dA two sums and a rank-one update,
+
+    trail half-step:  s_j = sum_i A_ij dA_ij;  dA <- dA - u_t (v_t * s)'
+    lead half-step:   s_i = sum_j A_ij dA_ij;  dA <- dA - rho (u_t * s) v_(t-1)'
+
+A half-step takes back the line sums of the D that is there, what rounding left of them included.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from helion_sinkhorn.ops.sinkhorn.iteration import (
+    contract,
+    is_masked,
+    product,
+    reciprocals,
+    softmax,
+    spread,
+    total,
+)
+
+
+def replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked):
+    """`steps` iterations from (p, q): the lists u_1 .. u_steps and v_0 .. v_steps."""
+    rho = lead / trail
+    us, vs = [], [reciprocals(q, trail, how, paired)]
+    for _ in range(steps):
+        p = rho * (contract(a, vs[-1], lead_axis, masked) + eps * p)
+        us.append(reciprocals(p, lead, how, paired))
+        q = contract(a, us[-1], 3 - lead_axis, masked) + (eps / rho) * q
+        vs.append(reciprocals(q, trail, how, paired))
+    return us, vs
+
+
+def u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, masked):
+    """u_(t+1) of a replayed segment that began with p, from v alone.
+
+    Its eps term has p_t, which is rho A v_(t-1) up to another eps: eps^2 is below float32's resolution.
+    """
+    rho = lead / trail
+    if t == 0 or eps == 0.0:
+        return reciprocals(rho * (contract(a, vs[t], lead_axis, masked) + eps * p), lead, how, paired)
+    both = vs[t] + (eps * rho) * vs[t - 1]
+    return reciprocals(rho * contract(a, both, lead_axis, masked), lead, how, paired)
+
+
+def line_sums(a, da, axis, masked, rounded=None):
+    """The sums of D = A * dA along lines, one for each index of `axis`."""
+    return total(a * da if rounded is None else product(a, da, rounded), 3 - axis, masked)
+
+
+def project(a, da, u, v, v_before, rho, lead_axis, masked, rounded=None):
+    """dA before an iteration (v_before) -> (u, v), from dA behind it."""
+    trail_axis = 3 - lead_axis
+    s = line_sums(a, da, trail_axis, masked, rounded)
+    da = da - spread(u, lead_axis) * spread(v * s, trail_axis)
+    s = rho * line_sums(a, da, lead_axis, masked, rounded)
+    return da - spread(u * s, lead_axis) * spread(v_before, trail_axis)
+
+
+def take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, masked, lean):
+    """dA before a replayed segment that began with p; lean: each u_t is computed again, so none was kept."""
+    for t in range(len(us) - 1, -1, -1):
+        u = u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, masked) if lean else us[t]
+        da = project(a, da, u, vs[t + 1], vs[t], lead / trail, lead_axis, masked)
+    return da
+
+
+def replay_and_take_back(a, da, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked, lean):
+    """dA before `steps` iterations from (p, q)."""
+    us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked)
+    return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, masked, lean)
+
+
+def last_iterations(a, gradient, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked, lean):
+    """dA before the last `steps` iterations from (p, q), from the gradient with respect to diag(u) A
+    diag(v)."""
+    us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked)
+    u = us[-1] if us else reciprocals(p, lead, how, paired)
+    da = gradient * spread(u, lead_axis) * spread(vs[-1], 3 - lead_axis)
+    return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, masked, lean)
+
+
+def softmax_gradient(x32, da, v, n, m, eps, lead_axis, how):
+    """dX of the deepseek form from dA before the first iteration: its first trail step and the softmax."""
+    masked = is_masked(n, m, how)
+    trail_axis = 3 - lead_axis
+    z = softmax(x32, n, m, trail_axis, how)
+    da = da - spread(v * line_sums(z + eps, da, trail_axis, masked), trail_axis)
+    dz = da * z
+    return dz - z * spread(total(dz, trail_axis, masked), lead_axis)
+
+
+def pick(values, count, k):
+    """values[k] for k < count known only on the device."""
+    chosen = values[0]
+    for i in range(1, count):
+        chosen = torch.where(k == i, values[i], chosen)
+    return chosen

@@ -1,0 +1,248 @@
+"""sinkhorn(...): the contract, its checks, and which implementation serves a call."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+
+from helion_sinkhorn.ops.sinkhorn import torch_op as ops
+from helion_sinkhorn.ops.sinkhorn.implicit.systems import SOLVERS, SYSTEMS
+from helion_sinkhorn.ops.sinkhorn.scaling import SMALLEST_EPS
+from helion_sinkhorn.runtime import torch_op
+from helion_sinkhorn.runtime.checks import (
+    DTYPES,
+    IMPLEMENTATIONS,
+    check_number,
+    check_option,
+    check_tensor,
+    implementation_for,
+)
+
+FORMS = ("deepseek", "log")
+FIRSTS = ("rows", "cols")
+BACKWARDS = ("exact", "implicit")
+DEFAULT_EPS = 1e-6
+MOST_ITERS = 1 << 20
+"""Far more than any matrix takes to converge, and no call without an end."""
+ITERS_ACCEPTED = f"an int >= 0 and at most {MOST_ITERS}"
+EPS_ACCEPTED = f"0 or a float of at least {SMALLEST_EPS}, finite"
+KERNEL_LARGEST = 128
+"""Most rows or columns of a matrix that the kernels take."""
+
+
+def sinkhorn(
+    logits: torch.Tensor,
+    n_iters: int = 20,
+    *,
+    eps: float = DEFAULT_EPS,
+    form: str = "deepseek",
+    first: str = "rows",
+    backward: str = "exact",
+    implicit_system: str = "corrected",
+    implicit_solver: str = "auto",
+    implementation: str = "auto",
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Normalise the rows and columns of exp(logits) in turn, `n_iters` times each.
+
+    With R(P) = P / (rowsum(P) + eps) and C(P) = P / (colsum(P) + eps):
+        "deepseek":  P = softmax(X, -1) + eps;  P = C(P);  then n_iters - 1 times P = C(R(P))
+        "log":       n_iters times X <- X - logsumexp(X, -1);  X <- X - logsumexp(X, -2);  P = exp(X)
+    By default the gradient is the exact adjoint of these iterations, eps terms included, whether they have
+    converged or not.  Only the logits are kept for it.
+
+    Args:
+        logits: (..., n, m) natural logarithms, float32, bfloat16, float16 or float64, any layout.
+            -inf masks an entry.
+        n_iters: T, the number of row and of column steps, at most 2^20; 0 returns exp(logits).
+        eps: added to each denominator, and once to the softmax; 0 or at least 1e-12.  The log form has none
+            and takes no other than 0 and the default.
+        form: "deepseek" (mHC) or "log".
+        first: "rows" or "cols", the side normalised first; "cols" is the transpose of "rows".
+        backward: "exact", or "implicit": approximate, the gradient as if P were a fixed point, from P alone.
+            Right where the iteration has converged, wrong by any amount elsewhere (docs/backward.md).
+        implicit_system: "corrected" (true row and column sums; any shape), or for comparison, on square
+            matrices, "reduced" and "full" (sums taken for one: n and 2 n unknowns).
+        implicit_solver: "direct" (elimination), "cg" (conjugate gradients), "auto": direct to 4 unknowns.
+        implementation: "auto" takes the Helion kernels on a GPU (n, m <= 128, not float64) and vectorised
+            PyTorch elsewhere; "helion" and "reference" ask for one of them.
+        out_dtype: of the result, default that of the logits.
+
+    Returns:
+        P (..., n, m), non-negative.  Columns (rows for first="cols") sum to one up to eps.
+
+    Numerical policy: all arithmetic in float32 (float64 for float64 logits) whatever the input or autocast;
+        one rounding to out_dtype at the end.  Bitwise reproducible, and a matrix's result does not depend
+        on the batch around it under one config.  NaN or +inf, a fully masked row, and in the log form a
+        fully masked column make their own matrix NaN and no other.
+
+    Raises:
+        TypeError: logits is no floating-point tensor, n_iters no integer, out_dtype no floating dtype.
+        ValueError: fewer than two dimensions, n_iters out of range, eps not usable, an unknown option.
+        NotImplementedError: implementation="helion" on a CPU, in float64 or beyond 128 rows or columns.
+
+    Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, with
+        the eps of DeepSeek's kernels; Sinkhorn and Knopp, Pacific J. Math. 21 (1967); adjoint: docs/math.md.
+    """
+    serves = _serves(
+        logits, n_iters, eps, form, first, backward, implementation, out_dtype,
+        implicit_system, implicit_solver,
+    )  # fmt: skip
+    dtype = out_dtype or logits.dtype
+    if n_iters == 0:
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        return wide.exp().to(dtype)
+    if type(logits) is not torch.Tensor and "torch.distributed.tensor" in sys.modules:
+        ops.register_sharding()
+    if backward == "implicit":
+        run = ops.Implicit.apply if torch_op.differentiates(logits) else ops.call_implicit
+        arguments = n_iters, eps, form, first, serves, dtype
+        return run(logits, *arguments, implicit_system, implicit_solver)
+    run = ops.Sinkhorn.apply if torch_op.differentiates(logits) else ops.call
+    return run(logits, n_iters, eps, form, first, serves, dtype)
+
+
+MOST_ACCEPTED = 4096
+_accepted: dict[Hashable, str] = {}
+"""Argument sets that passed `_check`, and what serves them."""
+
+
+def _serves(logits, n_iters, eps, form, first, backward, implementation, out_dtype, system, solver) -> str:
+    """What `_resolve` answers, after the checks: once for arguments alike in all that these look at."""
+    arguments = logits, n_iters, eps, form, first, backward, implementation, out_dtype
+    key = None
+    plain = type(logits) in (torch.Tensor, torch.nn.Parameter) and not logits.is_nested
+    if plain and not torch.compiler.is_compiling():
+        # the types too: 20 == 20.0 and 1 == True
+        key = (
+            logits.layout, logits.dtype, logits.shape[-2:], logits.is_cuda, type(n_iters), type(eps),
+            *arguments[1:], system, solver,
+        )  # fmt: skip
+        try:
+            return _accepted[key]
+        except KeyError:
+            pass
+        except TypeError:  # something unhashable, which _check will name
+            key = None
+    _check(*arguments)
+    _check_implicit(logits, backward, system, solver)
+    serves = _resolve(implementation, logits)
+    if key is not None:
+        if len(_accepted) >= MOST_ACCEPTED:
+            _accepted.clear()
+        _accepted[key] = serves
+    return serves
+
+
+def _check(logits, n_iters, eps, form, first, backward, implementation, out_dtype) -> None:
+    check_tensor("logits", logits, "(..., n, m)", ": convert with .float()")
+    if logits.dim() < 2:
+        raise ValueError(f"logits has shape {tuple(logits.shape)}; pass at least two dimensions, (..., n, m)")
+    if 0 in logits.shape[-2:]:
+        raise ValueError(
+            f"logits has shape {tuple(logits.shape)}; matrices need at least one row and one column"
+        )
+    check_options(n_iters, eps, form, first, backward, implementation, out_dtype)
+
+
+def check_options(n_iters, eps, form, first, backward, implementation, out_dtype) -> None:
+    """What `sinkhorn` checks of its arguments without the logits."""
+    if isinstance(n_iters, bool) or not isinstance(n_iters, int):
+        raise TypeError(f"n_iters is {n_iters!r}; pass {ITERS_ACCEPTED}")
+    if not 0 <= n_iters <= MOST_ITERS:
+        # a compiler's symbol prints only when it is converted
+        raise ValueError(f"n_iters is {int(n_iters)}; pass {ITERS_ACCEPTED}")
+    check_number("eps", eps, EPS_ACCEPTED)
+    if not (eps == 0 or SMALLEST_EPS <= eps < math.inf):
+        raise ValueError(f"eps is {float(eps)}; pass {EPS_ACCEPTED}")
+    check_option("form", form, FORMS)
+    if form == "log" and eps not in (0, DEFAULT_EPS):
+        raise ValueError(
+            f"eps is {float(eps)} with form='log', which has none; leave it out, or pass form='deepseek'"
+        )
+    check_option("first", first, FIRSTS)
+    check_option("backward", backward, BACKWARDS)
+    check_option("implementation", implementation, IMPLEMENTATIONS)
+    if out_dtype is not None and out_dtype not in DTYPES:
+        raise TypeError(f"out_dtype is {out_dtype}; use one of {', '.join(map(str, DTYPES))}, or None")
+
+
+def check_implicit_options(backward, system, solver) -> None:
+    """The same for those of backward="implicit"."""
+    for name, value, accepted, default in (
+        ("implicit_system", system, SYSTEMS, SYSTEMS[0]),
+        ("implicit_solver", solver, SOLVERS, SOLVERS[0]),
+    ):
+        check_option(name, value, accepted)
+        if backward == "exact" and value != default:
+            raise ValueError(f"{name} is {value!r} with backward='exact'; pass backward='implicit' with it")
+
+
+def _check_implicit(logits, backward, system, solver) -> None:
+    check_implicit_options(backward, system, solver)
+    if system != "corrected" and logits.shape[-2] != logits.shape[-1]:
+        raise ValueError(
+            f"implicit_system={system!r} takes every row and column sum for one, which a matrix of "
+            f"{logits.shape[-2]} x {logits.shape[-1]} cannot have; use implicit_system='corrected'"
+        )
+
+
+def _resolve(implementation: str, logits: torch.Tensor) -> str:
+    """ "helion" or "reference" for this tensor."""
+    beyond = ""
+    if max(logits.shape[-2:]) > KERNEL_LARGEST:
+        beyond = (
+            f"the kernels take up to {KERNEL_LARGEST} rows and columns, logits has {tuple(logits.shape[-2:])}"
+        )
+    return implementation_for(implementation, "logits", logits, beyond)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would serve a call: implementation, device and, for kernels, their configs."""
+
+    implementation: str
+    device: str
+    forward: str
+    backward: str
+
+    def __str__(self) -> str:
+        return (
+            f"implementation: {self.implementation} on {self.device}\n"
+            f"forward:  {self.forward}\nbackward: {self.backward}"
+        )
+
+
+def plan(
+    logits: torch.Tensor,
+    n_iters: int = 20,
+    *,
+    eps: float = DEFAULT_EPS,
+    form: str = "deepseek",
+    first: str = "rows",
+    backward: str = "exact",
+    implicit_system: str = "corrected",
+    implicit_solver: str = "auto",
+    implementation: str = "auto",
+    out_dtype: torch.dtype | None = None,
+) -> Plan:
+    """Which implementation and configs `sinkhorn` with these arguments takes, without running it.
+
+    Arguments and errors are those of `sinkhorn`.
+    """
+    serves = _serves(
+        logits, n_iters, eps, form, first, backward, implementation, out_dtype,
+        implicit_system, implicit_solver,
+    )  # fmt: skip
+    if serves == "reference" or n_iters == 0:
+        how = "vectorised PyTorch, logits kept" if n_iters else "exp(logits)"
+        if backward == "implicit" and n_iters:
+            how = "vectorised PyTorch, P kept"
+        return Plan("reference", str(logits.device), how, how)
+    if backward == "implicit":
+        return Plan("helion", *ops.describe_implicit(logits, n_iters, eps, form, first, implicit_solver))
+    return Plan("helion", *ops.describe(logits, n_iters, eps, form, first))

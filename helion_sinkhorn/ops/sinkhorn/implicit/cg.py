@@ -1,0 +1,108 @@
+"""sinkhorn_implicit_cg: the gradient of a fixed point by conjugate gradients."""
+
+from __future__ import annotations
+
+import helion.language as hl
+import torch
+
+from helion_sinkhorn.ops.sinkhorn.implicit.equations import (
+    balanced,
+    flow,
+    inverse,
+    matvec,
+    matvec_t,
+    relative,
+    support,
+)
+
+# (4 units of roundoff)^2 of the first residual: from there on conjugate gradients only amplify rounding
+CG_STOP = 2.0**-44
+
+
+def image_of(p, x, inv, ones, corrected, how):
+    """S x: the column sums of F, or for the reduced system x - P' P x without its mean."""
+    y = matvec(p, x)
+    if corrected:
+        return (p * (x.unsqueeze(1) - (y * inv).unsqueeze(2))).sum(1)
+    return balanced(x - matvec_t(p, y), ones, how)
+
+
+def gauge_free(a, b, rows, columns, count):
+    """(a, b) less its part along (1, -1), which the full system maps to zero."""
+    shift = ((a.sum(1) - b.sum(1)) * (1.0 / count)).unsqueeze(1)
+    return a - rows * shift, b + columns * shift
+
+
+def step_length(left, first, curvature, how):
+    """left / curvature, 0 once the residual is down to rounding."""
+    return torch.where(left > CG_STOP * first, left * inverse(curvature, how), 0.0).unsqueeze(1)
+
+
+def sinkhorn_implicit_cg(
+    p: torch.Tensor,
+    dy: torch.Tensor,
+    dx: torch.Tensor,
+    n: hl.constexpr,
+    m: hl.constexpr,
+    steps: hl.constexpr,
+    system: hl.constexpr,
+    how: hl.constexpr,
+):
+    """dX by `steps` steps of conjugate gradients; p, dy, dx are (B, n, m).
+
+    "corrected" is scaled by its diagonal, the degrees of the nodes; "reduced" and "full" run on what is
+    orthogonal to their gauge.  A matrix whose residual is down to rounding stays as it is.
+    """
+    batch = p.size(0)
+    hl.specialize((p.shape[1:], p.stride(), dy.stride(), dx.shape[1:], dx.stride()))
+    for tile in hl.tile(batch):
+        p32 = p[tile, :, :].to(torch.float32)
+        g32 = dy[tile, :, :].to(torch.float32)
+        r = p32.sum(2)
+        if system == "full":
+            rows, columns = support(r), support(p32.sum(1))
+            ra, rb = gauge_free((p32 * g32).sum(2), (p32 * g32).sum(1), rows, columns, n + m)
+            a, b = torch.zeros_like(ra), torch.zeros_like(rb)
+            da, db = ra + 0.0, rb + 0.0
+            left = (ra * ra).sum(1) + (rb * rb).sum(1)
+            first = left + 0.0
+            for _step in range(steps):
+                sa, sb = gauge_free(da + matvec(p32, db), matvec_t(p32, da) + db, rows, columns, n + m)
+                alpha = step_length(left, first, (da * sa).sum(1) + (db * sb).sum(1), how)
+                a = a + alpha * da
+                b = b + alpha * db
+                ra = ra - alpha * sa
+                rb = rb - alpha * sb
+                now = (ra * ra).sum(1) + (rb * rb).sum(1)
+                turn = (now * inverse(left, how)).unsqueeze(1)
+                da = ra + turn * da
+                db = rb + turn * db
+                left = now
+            dx[tile, :, :] = (p32 * (g32 - a.unsqueeze(2) - b.unsqueeze(1))).to(dx.dtype)
+        else:
+            corrected = system == "corrected"
+            inv = inverse(r, how) if corrected else support(r)
+            ones = support(p32.sum(1))
+            degree = (p32 * (1.0 - p32 * inv.unsqueeze(2))).sum(1) if corrected else ones
+            scale = inverse(degree, how)
+            if corrected:
+                g32 = relative(p32, g32, how)
+            residual = balanced(flow(p32, g32, inv).sum(1), degree, how)
+            # not zeros_like: its size keeps Helion 1.5.1 from compiling a rectangular matrix
+            x = residual * 0.0
+            along = residual * scale
+            left = (residual * along).sum(1)
+            first = left + 0.0
+            for _step in range(steps):
+                image = image_of(p32, along, inv, ones, corrected, how)
+                alpha = step_length(left, first, (along * image).sum(1), how)
+                x = x + alpha * along
+                residual = balanced(residual - alpha * image, degree, how)
+                scaled = residual * scale
+                now = (residual * scaled).sum(1)
+                along = scaled + (now * inverse(left, how)).unsqueeze(1) * along
+                left = now
+            h = g32 - x.unsqueeze(1)
+            if corrected:
+                h = relative(p32, h, how)
+            dx[tile, :, :] = flow(p32, h, inv).to(dx.dtype)

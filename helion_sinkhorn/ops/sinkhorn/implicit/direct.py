@@ -1,0 +1,164 @@
+"""The Helion kernel bodies of backward="implicit": stationarity at P, by elimination or conjugate gradients.
+
+The gradient is F(G - 1 beta'), where F(X) = P * (X - mean of each row of X weighted by P) and beta makes
+its columns sum to zero: S beta = b with S beta = the column sums of F(1 beta'), b those of F(G)
+(docs/math.md).  S is the Laplacian of a graph on the columns, j and k joined by the weight
+w_jk = sum_i P_ij P_ik / r_i.  Its elimination adds positive numbers only, so no digit is lost however
+close to disconnected the graph is, and its null vector, the constants, is dropped exactly.
+
+Unknowns are the columns, axis 2; the caller passes a transposed view where rows are fewer.
+A tile is (tile, n, m) with zeros in its padding.
+"""
+
+from __future__ import annotations
+
+import helion.language as hl
+import torch
+
+from helion_sinkhorn.ops.sinkhorn.implicit.equations import (
+    balanced,
+    flow,
+    inverse,
+    matvec,
+    matvec_t,
+    relative,
+    support,
+)
+
+
+def entries(piece, c):
+    """The c columns of (tile, c), each (tile,): `split` keeps them in the registers of their thread."""
+    if c == 1:
+        return [piece.reshape(piece.size(0))]
+    even, odd = hl.split(piece.reshape(piece.size(0), c // 2, 2))
+    even, odd = entries(even, c // 2), entries(odd, c // 2)
+    return [(even, odd)[k % 2][k // 2] for k in range(c)]
+
+
+def joined(parts):
+    """(tile, 2, .., 2) from 2^d vectors (tile,), the last axis the lowest bit of their number."""
+    return parts[0] if len(parts) == 1 else hl.join(joined(parts[0::2]), joined(parts[1::2]))
+
+
+def total(terms):
+    """Their sum, first to last."""
+    out = terms[0]
+    for term in terms[1:]:
+        out = out + term
+    return out
+
+
+def chained(lists):
+    """One list of their elements."""
+    return [x for part in lists for x in part]
+
+
+def eliminate(w, b, how):
+    """beta of the Laplacian with weights w[j, k], j < k, and right-hand side b; the last unknown is 0."""
+    m = len(b)
+    w, b = dict(w), list(b)
+    scale = []
+    for p in range(m - 1):
+        scale.append(inverse(total([w[p, k] for k in range(p + 1, m)]), how))
+        for j in range(p + 1, m):
+            t = w[p, j] * scale[p]
+            b[j] = b[j] + t * b[p]
+            for k in range(j + 1, m):
+                w[j, k] = w[j, k] + t * w[p, k]
+    beta = [torch.zeros_like(b[0])] * m
+    for p in range(m - 2, -1, -1):
+        beta[p] = scale[p] * total([b[p], *(w[p, k] * beta[k] for k in range(p + 1, m))])
+    return beta
+
+
+def flow_of_entries(p, x, inv):
+    """One row of F(X), its p and x lists of entries; x is first taken relative to that of the largest p."""
+    largest, at_largest = p[0], x[0]
+    for j in range(1, len(p)):
+        at_largest = torch.where(p[j] > largest, x[j], at_largest)
+        largest = torch.maximum(largest, p[j])
+    x = [value - at_largest for value in x]
+    mean = total([a * b for a, b in zip(p, x, strict=True)]) * inv
+    return [a * (b - mean) for a, b in zip(p, x, strict=True)]
+
+
+def gradient_of_entries(p, g, n, m, how):
+    """dX from the entries of P and G, row by row, all in one thread."""
+    p = [p[i * m : (i + 1) * m] for i in range(n)]
+    g = [g[i * m : (i + 1) * m] for i in range(n)]
+    inv = [inverse(total(row), how) for row in p]
+    columns = zip(*(flow_of_entries(p[i], g[i], inv[i]) for i in range(n)), strict=True)
+    b = [total(column) for column in columns]
+    scaled = [[x * inv[i] for x in p[i]] for i in range(n)]
+    w = {(j, k): total([scaled[i][j] * p[i][k] for i in range(n)]) for j in range(m) for k in range(j + 1, m)}
+    beta = eliminate(w, b, how)
+    rows = [flow_of_entries(p[i], [x - y for x, y in zip(g[i], beta, strict=True)], inv[i]) for i in range(n)]
+    return chained(rows)
+
+
+def sinkhorn_implicit_direct(
+    p: torch.Tensor,
+    dy: torch.Tensor,
+    dx: torch.Tensor,
+    n: hl.constexpr,
+    m: hl.constexpr,
+    corrected: hl.constexpr,
+    how: hl.constexpr,
+    packed: hl.constexpr,
+):
+    """dX by elimination.  p, dy, dx are (B, n, m); packed: p and dy (B, pieces, c), dx (B, n m).
+
+    Packed holds a matrix in one thread and every number in a name of its own.  Otherwise the
+    m x m system is a tile: Gauss-Jordan, so that nothing is kept for a back substitution.
+    """
+    batch = p.size(0)
+    p_pieces, dy_pieces = hl.specialize((p.size(1), dy.size(1)))
+    p_size, dy_size = hl.specialize((p.size(2), dy.size(2)))
+    hl.specialize((p.stride(), dy.stride(), dx.shape[1:], dx.stride()))
+    for tile in hl.tile(batch):
+        if packed:
+            ps = [entries(p[tile, i, :].to(torch.float32), p_size) for i in hl.static_range(p_pieces)]
+            gs = [entries(dy[tile, i, :].to(torch.float32), dy_size) for i in hl.static_range(dy_pieces)]
+            parts = gradient_of_entries(chained(ps), chained(gs), n, m, how)
+            dx[tile, :] = joined(parts).reshape(tile.block_size, n * m).to(dx.dtype)
+        else:
+            p32 = p[tile, :, :].to(torch.float32)
+            g32 = dy[tile, :, :].to(torch.float32)
+            r = p32.sum(2)
+            inv = inverse(r, how) if corrected else support(r)
+            if corrected:
+                g32 = relative(p32, g32, how)
+            b = flow(p32, g32, inv).sum(1)
+            w = torch.zeros_like(b.unsqueeze(2) * b.unsqueeze(1))
+            for i in range(n):
+                line = p[tile, i, :].to(torch.float32)
+                scaled = line * inverse(line.sum(1), how).unsqueeze(1) if corrected else line
+                w = w + scaled.unsqueeze(2) * line.unsqueeze(1)
+            ones = support(p32.sum(1))
+            if not corrected:
+                b = balanced(b, ones, how)
+                mean = (ones - matvec_t(p32, matvec(p32, ones))) * (1.0 / m)
+                both = mean.unsqueeze(2) + balanced(mean, ones, how).unsqueeze(1)
+                w = w + both * ones.unsqueeze(2) * ones.unsqueeze(1)
+            # from 1; an arange would have another extent than w, which Helion pads
+            number = hl.cumsum(ones, 1).to(torch.int32)
+            scale = torch.zeros_like(b)
+            if m > 1:
+                for k in range(1, m):
+                    pivot = number == k
+                    # of row k only the columns not yet eliminated are left
+                    row = torch.where(pivot.unsqueeze(2), w, 0.0).sum(1)
+                    row = torch.where(number > k, row, 0.0)
+                    inv_k = inverse(row.sum(1), how).unsqueeze(1)
+                    into = torch.where(pivot.unsqueeze(1), w, 0.0).sum(2) * inv_k
+                    into = torch.where(pivot, 0.0, into)
+                    b = b + into * torch.where(pivot, b, 0.0).sum(1).unsqueeze(1)
+                    w = w + into.unsqueeze(2) * row.unsqueeze(1)
+                    scale = torch.where(pivot, inv_k, scale)
+            beta = b * scale
+            if not corrected:
+                beta = balanced(beta, ones, how)
+            h = g32 - beta.unsqueeze(1)
+            if corrected:
+                h = relative(p32, h, how)
+            dx[tile, :, :] = flow(p32, h, inv).to(dx.dtype)

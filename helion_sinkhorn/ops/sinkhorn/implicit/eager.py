@@ -1,0 +1,171 @@
+"""backward="implicit" in vectorised PyTorch: what a CPU runs, and a GPU for float64 or large matrices.
+
+The equations are those of kernels/implicit.py (docs/math.md).  Matrices stand last, (n, m, C): every
+sum runs in one fixed order, whatever the batch.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps, solver_for
+
+CACHE_BYTES = 1 << 19
+"""Of one slice of P, as in eager.py."""
+
+
+def _total(a: torch.Tensor, axis: int) -> torch.Tensor:
+    total = a.select(axis, 0).clone()
+    for k in range(1, a.size(axis)):
+        total.add_(a.select(axis, k))
+    return total
+
+
+def _inverse(x: torch.Tensor) -> torch.Tensor:
+    """1 / x, 0 where nothing is left."""
+    return torch.where(x >= torch.finfo(x.dtype).tiny, x.reciprocal(), 0.0)
+
+
+def _step_length(left: torch.Tensor, first: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+    """left / curvature, 0 once the residual is down to four units of roundoff: only rounding is left."""
+    stop = (2 * torch.finfo(left.dtype).eps) ** 2
+    return torch.where(left > stop * first, left * _inverse(curvature), 0.0)
+
+
+def _balanced(x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
+    """x less the multiple of `weight`, of ones without, that makes its sum zero."""
+    if weight is None:
+        return x - _total(x, 0) / x.size(0)
+    return x - weight * (_total(x, 0) * _inverse(_total(weight, 0)))
+
+
+class _Slice:
+    """One slice: P (n, m, C) with m <= n, and the unknowns beta on its columns."""
+
+    def __init__(self, p: torch.Tensor, g: torch.Tensor, system: str) -> None:
+        self.p, self.g = p, g
+        self.corrected = system == "corrected"
+        self.inv = _inverse(_total(p, 1)) if self.corrected else torch.ones_like(p[:, 0])
+
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        """P x."""
+        return _total(self.p * x, 1)
+
+    def columns(self, y: torch.Tensor) -> torch.Tensor:
+        """P' y."""
+        return _total(self.p * y.unsqueeze(1), 0)
+
+    def flow(self, x: torch.Tensor) -> torch.Tensor:
+        """F(X): P times what x is above its mean in each row, weighted by P."""
+        if self.corrected:
+            # relative to the largest entry of the row: means of nearly one-hot rows stay exact
+            at = self.p.argmax(1, keepdim=True)
+            x = x - x.gather(1, at)
+        return self.p * (x - (_total(self.p * x, 1) * self.inv).unsqueeze(1))
+
+    def right_hand_side(self) -> torch.Tensor:
+        """b: the column sums of F(G)."""
+        b = _total(self.flow(self.g), 0)
+        return b if self.corrected else _balanced(b)
+
+    def image(self, x: torch.Tensor) -> torch.Tensor:
+        """S x."""
+        y = self.rows(x)
+        if self.corrected:
+            return _total(self.p * (x - (y * self.inv).unsqueeze(1)), 0)
+        return _balanced(x - self.columns(y))
+
+    def gradient(self, beta: torch.Tensor) -> torch.Tensor:
+        return self.flow(self.g - beta)
+
+    def direct(self) -> torch.Tensor:
+        """beta by elimination of the Laplacian, which only ever adds; the last unknown is dropped."""
+        b, m = self.right_hand_side(), self.p.size(1)
+        scaled = self.p * self.inv.unsqueeze(1)
+        w = b.new_zeros(m, *b.shape)
+        for i in range(self.p.size(0)):
+            w.addcmul_(scaled[i].unsqueeze(1), self.p[i])
+        if not self.corrected:
+            ones = torch.ones_like(b)
+            mean = (ones - self.columns(self.rows(ones))) / m
+            w += mean.unsqueeze(1) + _balanced(mean)
+        scale = []
+        for k in range(m - 1):
+            scale.append(_inverse(_total(w[k, k + 1 :], 0)))
+            into = w[k + 1 :, k] * scale[k]
+            b[k + 1 :].addcmul_(into, b[k])
+            w[k + 1 :, k + 1 :].addcmul_(into.unsqueeze(1), w[k, k + 1 :])
+        beta = torch.zeros_like(b)
+        for k in range(m - 2, -1, -1):
+            beta[k] = (b[k] + _total(w[k, k + 1 :] * beta[k + 1 :], 0)) * scale[k]
+        return beta if self.corrected else _balanced(beta)
+
+    def cg(self, steps: int) -> torch.Tensor:
+        """beta by conjugate gradients, the corrected system scaled by its diagonal."""
+        if self.corrected:
+            degree = _total(self.p * (1 - self.p * self.inv.unsqueeze(1)), 0)
+        else:
+            degree = torch.ones_like(self.p[0])
+        scale = _inverse(degree)
+        residual = _balanced(self.right_hand_side(), degree)
+        x, along = torch.zeros_like(residual), residual * scale
+        first = left = _total(residual * along, 0)
+        for _ in range(steps):
+            image = self.image(along)
+            alpha = _step_length(left, first, _total(along * image, 0))
+            x = x + alpha * along
+            residual = _balanced(residual - alpha * image, degree)
+            scaled = residual * scale
+            now = _total(residual * scaled, 0)
+            along = scaled + now * _inverse(left) * along
+            left = now
+        return x
+
+
+def _full_cg(p: torch.Tensor, g: torch.Tensor, steps: int) -> torch.Tensor:
+    """dX by conjugate gradients on [I P; P' I], on what is orthogonal to its gauge (1, -1)."""
+    n, m = p.shape[:2]
+
+    def gauge_free(a, b):
+        shift = (_total(a, 0) - _total(b, 0)) / (n + m)
+        return torch.cat((a - shift, b + shift))
+
+    residual = gauge_free(_total(p * g, 1), _total(p * g, 0))
+    x, along = torch.zeros_like(residual), residual
+    first = left = _total(residual * residual, 0)
+    for _ in range(steps):
+        a, b = along[:n], along[n:]
+        image = gauge_free(a + _total(p * b, 1), _total(p * a.unsqueeze(1), 0) + b)
+        alpha = _step_length(left, first, _total(along * image, 0))
+        x = x + alpha * along
+        residual = residual - alpha * image
+        now = _total(residual * residual, 0)
+        along = residual + now * _inverse(left) * along
+        left = now
+    return p * (g - x[:n].unsqueeze(1) - x[n:])
+
+
+def backward(
+    dy: torch.Tensor, p: torch.Tensor, n_iters: int, system: str, solver: str, dtype: torch.dtype
+) -> torch.Tensor:
+    """dX for cotangents dy at P (..., n, m), as if P were a fixed point; dX has the given dtype."""
+    dx = torch.empty(p.shape, dtype=dtype, device=p.device)
+    if p.numel() == 0:
+        return dx
+    n, m = p.shape[-2:]
+    computing = torch.float64 if torch.float64 in (p.dtype, dtype) else torch.float32
+    transposed = n < m
+    solver = solver_for(solver, n, m)
+    views = [t.reshape(-1, n, m).movedim(0, -1) for t in (p, dy, dx)]
+    ps, dys, dxs = [v.transpose(0, 1) for v in views] if transposed else views
+    size = max(16, CACHE_BYTES // (n * m * 4))
+    for begin in range(0, ps.size(-1), size):
+        rows = slice(begin, begin + size)
+        part, g = (t[..., rows].to(computing).contiguous() for t in (ps, dys))
+        steps = cg_steps(system, n, m, n_iters)
+        if solver == "cg" and system == "full":
+            dxs[..., rows] = _full_cg(part, g, steps)
+        else:
+            one = _Slice(part, g, system)
+            dxs[..., rows] = one.gradient(one.direct() if solver == "direct" else one.cg(steps))
+    return dx

@@ -1,0 +1,220 @@
+"""One Sinkhorn-Knopp iteration in a Helion kernel: blocks of matrices, their sums, the start and a restart.
+
+Every iterate is P = diag(u) A diag(v) with A fixed, so an iteration is two matvecs.  Kept
+are the *reciprocals* p = 1/u and q = 1/v, because eps enters them linearly (docs/math.md):
+
+    p_t = rho (A v_{t-1} + eps p_{t-1}),  u_t = 1 / p_t        lead half-step
+    q_t = A' u_t + (eps / rho) q_{t-1},   v_t = 1 / q_t        trail half-step
+
+Lead is the side normalised first (rows; columns with lead_axis = 2), trail the other one,
+and rho = |lead| / |trail| keeps u and v from drifting when the matrix is rectangular.
+Axes of a (tile, n, m) block: 1 numbers its rows, 2 its columns.  A lead vector of
+lead_axis = 1 has one entry a row and is a sum over axis 2.
+
+The functions are plain; `helion_sinkhorn.runtime.kernel.build` decorates them with a fixed config.
+Helion runs the helpers as ordinary Python while it traces: their lists and loops unroll.
+"""
+
+from __future__ import annotations
+
+import helion.language as hl
+import torch
+
+from helion_sinkhorn.runtime.device_math import LOG2E, is_padded, reciprocal
+
+# q_0 = exp(-column potential) is capped at 2^60: a column that far below the maxima of its
+# rows adds under one part in 2^60 to a row sum, and a product of two such q stays finite.
+LOG2_MAX_Q0 = 60.0
+# u and v stay below this (scaling.EXPONENT_BUDGET)
+LARGEST_SCALE = 2.0**100
+
+
+def bounded(x, most, *extents):
+    """x, which is at most `most` inside the matrix, kept finite outside it.
+
+    Helion masks what it sums, but takes 0 * w for 0 there, whatever w is; so w must not be inf or NaN.
+    """
+    return x.clamp(max=most) if any(is_padded(k) for k in extents) else x
+
+
+def reciprocals(x, k, how, paired):
+    """1 / x for x (tile, k); `paired` takes 1/a and 1/b from one 1/(ab), three products for a reciprocal."""
+    if not paired or k == 1:
+        return bounded(reciprocal(x, how), LARGEST_SCALE, k)
+    tile = x.size(0)
+    a, b = hl.split(x.view(tile, k // 2, 2))
+    shared = reciprocal(a * b, how)
+    return hl.join(shared * b, shared * a).view(tile, k)
+
+
+def of_fixed_size(x, n, m):
+    """x (tile, n, m): Helion 1.5 may fail over an axis it thinks of cutting into chunks (docs/helion.md)."""
+    return x if is_padded(n) or is_padded(m) else x.view(x.size(0), n, m)
+
+
+def spread(w, axis):
+    """A vector with one entry per index of `axis`, broadcast over the (tile, n, m) block."""
+    return w.unsqueeze(3 - axis)
+
+
+def is_masked(n, m, how):
+    """Whether sums must leave out padding, or are those of a machine that knows no Triton."""
+    return how == "full" or is_padded(n) or is_padded(m)
+
+
+def total(x, axis, masked):
+    """The sum of x (tile, n, m) over `axis`.
+
+    Helion would mask what lies beyond the batch too, entry by entry: a select for each product of a
+    matvec, and no fused multiply-add.  Those matrices are never stored, so whatever they sum to is no matter.
+    """
+    if masked:
+        return x.sum(axis)
+    like = hl.zeros([x.size(0), x.size(3 - axis)], dtype=torch.float32)
+    return hl.inline_triton(f"tl.sum({{0}}, {axis})", (x,), like)
+
+
+def largest(x, axis, masked):
+    """The maximum of x (tile, n, m) over `axis`; a NaN need not win, it ends in a sum of its line."""
+    if masked:
+        return x.amax(axis)
+    like = hl.zeros([x.size(0), x.size(3 - axis)], dtype=torch.float32)
+    return hl.inline_triton(f"tl.max({{0}}, {axis})", (x,), like)
+
+
+def product(x, y, how):
+    """x y elementwise, rounded: no compiler fuses it into the sum that it goes to."""
+    if how == "ptx":
+        asm, registers = "mul.rn.f32 $0, $1, $2;", "=f,f,f"
+    elif how == "gcn":
+        asm, registers = "v_mul_f32 $0, $1, $2", "=v,v,v"
+    else:
+        return x * y
+    return hl.inline_asm_elementwise(asm, registers, [x, y], dtype=torch.float32, is_pure=True, pack=1)
+
+
+def contract(a, w, axis, masked, rounded=None):
+    """The matvec that leaves one entry per index of `axis`; w has one per index of the other axis.
+
+    rounded: how `product` multiplies, None to let products fuse.  Threads that add up a line with one
+    entry each fuse their own product and not the others', so that they end with different last bits.
+    """
+    w = spread(w, 3 - axis)
+    return total(a * w if rounded is None else product(a, w, rounded), 3 - axis, masked)
+
+
+def joined(parts):
+    """(.., 2, .., 2) from 2^k tensors, the last axis the lowest bit of their number; threads keep their
+    entries."""
+    return parts[0] if len(parts) == 1 else hl.join(joined(parts[0::2]), joined(parts[1::2]))
+
+
+def read(x, shape, tile, n, m, **how):
+    """Matrices (tile, n, m) in float32 from a view that `launch.loaded` made; `shape` is its shape behind the
+    batch.
+
+    A view (B, n, m) is one load, and the compiler decides which thread holds which entries: versions of
+    Triton differ there.  A view (B, i, k, R, C, w) is a load (tile, R, C, w) for each i and k.  The block has
+    as many of these entries as a warp has threads, w times, so each thread gets w neighbours under every
+    version, and `join` leaves them where they are: a thread holds i rows and k w columns of one matrix, and
+    sums cross R threads along columns and C along rows.
+
+    how: the cache policy of the loads, as hl.load takes it.
+    """
+    if len(shape) == 2:
+        return of_fixed_size(hl.load(x, [tile, slice(None), slice(None)], **how).to(torch.float32), n, m)
+    rows, parts, *lanes, w = shape
+    width = [k for k in lanes if k > 1]
+    rest = [slice(None)] * 3
+    pieces = [
+        hl.load(x, [tile, i, k, *rest], **how).reshape(tile.block_size, *width, w)
+        for i in range(rows)
+        for k in range(parts)
+    ]
+    last = 1 + len(width)
+    bits, low = len(pieces).bit_length() - 1, parts.bit_length() - 1
+    of_rows = [last + 1 + b for b in range(bits - low)]
+    of_parts = [last + 1 + b for b in range(bits - low, bits)]
+    row_lanes, column_lanes = ([1] if lanes[0] > 1 else []), ([last - 1] if lanes[1] > 1 else [])
+    block = joined(pieces).permute(0, *of_rows, *row_lanes, *of_parts, *column_lanes, last)
+    return block.reshape(tile.block_size, n, m).to(torch.float32)
+
+
+def constant(value, a, axis):
+    """A vector of one value for every index of `axis`."""
+    return hl.full([a.size(0), a.size(axis)], value, dtype=torch.float32)
+
+
+def softmax(x, n, m, axis, how):
+    """exp(x - max) / sum over `axis`, (tile, n, m)."""
+    masked = is_masked(n, m, how)
+    e = torch.exp2(bounded(x - spread(largest(x, axis, masked), 3 - axis), 0.0, n, m) * LOG2E)
+    e_sum = total(e, axis, masked)
+    return e * bounded(reciprocal(e_sum, how), 1.0, n, m).unsqueeze(axis)
+
+
+def balanced(x32, n, m, lead_axis, masked):
+    """(z, top): logits less potentials, so that the largest of every line is exp(0) = 1; top are those of the
+    trail."""
+    z = bounded(x32 - spread(largest(x32, 3 - lead_axis, masked), lead_axis), 0.0, n, m)
+    top = largest(z, lead_axis, masked)
+    return bounded(z - spread(top, 3 - lead_axis), 0.0, n, m), top
+
+
+def start(x32, n, m, eps, deepseek, lead_axis, how):
+    """(a, p, q) before the first counted iteration."""
+    masked = is_masked(n, m, how)
+    if deepseek:
+        a = softmax(x32, n, m, 3 - lead_axis, how) + eps
+        return a, constant(1.0, a, lead_axis), total(a, lead_axis, masked) + eps
+    z, top = balanced(x32, n, m, lead_axis, masked)
+    q = torch.exp2(torch.clamp(top * -LOG2E, max=LOG2_MAX_Q0))
+    a = torch.exp2(z * LOG2E)
+    return a, constant(1.0, a, lead_axis), q
+
+
+def restart(x32, n, m, log_p, log_q, lead_axis, how):
+    """A of the log form after u = 2^-log_p and v = 2^-log_q: they start again from 1, inside the range of
+    fp32."""
+    z, _top = balanced(x32, n, m, lead_axis, is_masked(n, m, how))
+    exponent = z * LOG2E - spread(log_p, lead_axis) - spread(log_q, 3 - lead_axis)
+    return torch.exp2(bounded(exponent, 1.0, n, m))
+
+
+def is_first(k):
+    """(1, k): True for the first of k lines."""
+    return hl.arange(k).unsqueeze(0) == 0
+
+
+def first_of(w, is_line, axis, masked):
+    """The entry of w on the one line along `axis` that is_line names; -0 is neutral in a sum of floats."""
+    return total(torch.where(is_line, w, -0.0), axis, masked)
+
+
+def pivot(a, p, q, lead, trail, lead_axis, how, masked):
+    """(a, p, q, c, r): A rescaled by c_i r_j to ones in its first row and column, p and q with it.
+
+    u A v and so the iterations stay what they are, and a matvec saves the products with those ones.
+    Constants to the adjoint: no result depends on them.
+    """
+    first_lead, first_trail = spread(is_first(lead), lead_axis), spread(is_first(trail), 3 - lead_axis)
+    c = reciprocal(first_of(a, first_trail, 3 - lead_axis, masked), how)
+    line = first_of(a, first_lead, lead_axis, masked)
+    corner = torch.where(is_first(trail), line, -0.0).sum(1).unsqueeze(1)
+    r = torch.where(is_first(trail), 1.0, reciprocal(line, how) * corner)
+    scaled = (a * spread(c, lead_axis)) * spread(r, 3 - lead_axis)
+    return torch.where(first_lead | first_trail, 1.0, scaled), p * c, q * r, c, r
+
+
+def lead_size(n, m, lead_axis):
+    """Lines of the lead side; lead_size(m, n, ..) are those of the trail side."""
+    return n if lead_axis == 1 else m
+
+
+def iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked, rounded=None):
+    """(p, q) one iteration later."""
+    rho = lead / trail
+    v = reciprocals(q, trail, how, paired)
+    p = rho * (contract(a, v, lead_axis, masked, rounded) + eps * p)
+    u = reciprocals(p, lead, how, paired)
+    return p, contract(a, u, 3 - lead_axis, masked, rounded) + (eps / rho) * q

@@ -1,0 +1,178 @@
+"""The Helion kernel bodies of Sinkhorn-Knopp forward and its exact gradient, scaling vectors in registers.
+
+The functions are plain; `helion_sinkhorn.runtime.kernel.build` decorates them with a fixed config.
+Helion runs the helpers as ordinary Python while it traces: their lists and loops unroll.
+"""
+
+from __future__ import annotations
+
+import helion.language as hl
+import torch
+
+from helion_sinkhorn.ops.sinkhorn.adjoint import last_iterations, pick, replay_and_take_back, softmax_gradient
+from helion_sinkhorn.ops.sinkhorn.iteration import (
+    is_masked,
+    iterate,
+    lead_size,
+    pivot,
+    read,
+    reciprocals,
+    restart,
+    spread,
+    start,
+)
+
+
+def sinkhorn_forward(
+    x: torch.Tensor,
+    out: torch.Tensor,
+    n: hl.constexpr,
+    m: hl.constexpr,
+    n_iters: hl.constexpr,
+    eps: hl.constexpr,
+    deepseek: hl.constexpr,
+    lead_axis: hl.constexpr,
+    segment: hl.constexpr,
+    how: hl.constexpr,
+    paired: hl.constexpr,
+    pivoted: hl.constexpr,
+):
+    """P after `n_iters` iterations.  x is a view for `iteration.read`, out (B, n, m) or (B, n m).
+
+    A flat result is stored through shared memory into full cache lines, where the entries that a thread
+    holds of a matrix would write parts of them.
+    """
+    batch = x.size(0)
+    shape = hl.specialize(x.shape[1:])
+    hl.specialize((x.stride(), out.shape[1:], out.stride()))
+    masked = is_masked(n, m, how)
+    trail_axis = 3 - lead_axis
+    lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
+    steps = n_iters - 1 if deepseek else n_iters
+    restarts = (steps - 1) // segment if steps > 0 else 0
+    for tile in hl.tile(batch):
+        a, p, q = start(read(x, shape, tile, n, m), n, m, eps, deepseek, lead_axis, how)
+        if pivoted:
+            a, p, q, _c, _r = pivot(a, p, q, lead, trail, lead_axis, how, masked)
+        if steps > 0:
+            for _step in range(steps - restarts * segment):
+                p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked)
+        if restarts > 0:
+            log_p, log_q = torch.log2(p), torch.log2(q)
+            for _restart in range(restarts):
+                # the logits again: kept, they would hold a matrix of registers through all iterations
+                x32 = read(x, shape, tile, n, m)
+                a = restart(x32, n, m, log_p, log_q, lead_axis, how)
+                p = torch.ones_like(p)
+                q = torch.ones_like(q)
+                for _segment_step in range(segment):
+                    p, q = iterate(a, p, q, lead, trail, 0.0, lead_axis, how, paired, masked)
+                log_p = log_p + torch.log2(p)
+                log_q = log_q + torch.log2(q)
+        u = spread(reciprocals(p, lead, how, paired), lead_axis)
+        y = (a * u * spread(reciprocals(q, trail, how, paired), trail_axis)).to(out.dtype)
+        if out.dim() == 2:
+            out[tile, :] = y.reshape(tile.block_size, n * m)
+        else:
+            out[tile, :, :] = y
+
+
+def sinkhorn_backward(
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    dx: torch.Tensor,
+    n: hl.constexpr,
+    m: hl.constexpr,
+    n_iters: hl.constexpr,
+    eps: hl.constexpr,
+    deepseek: hl.constexpr,
+    lead_axis: hl.constexpr,
+    length: hl.constexpr,
+    head: hl.constexpr,
+    tail: hl.constexpr,
+    how: hl.constexpr,
+    paired: hl.constexpr,
+    pivoted: hl.constexpr,
+    lean: hl.constexpr,
+):
+    """dX of the iterations run, their u_t and v_t in registers; views as in `sinkhorn_forward`.
+
+    `head` segments of `length` iterations are run forward, only (p, q) at their starts kept, and then what
+    is left before a restart of the log form; behind a restart come `tail` segments.  On the way back each
+    segment is replayed with its history in registers.  One copy of that code serves all segments on one side
+    of the restart but the last: unrolled over all iterations it takes much longer to compile."""
+    batch = x.size(0)
+    x_shape, dy_shape = hl.specialize((x.shape[1:], dy.shape[1:]))
+    hl.specialize((x.stride(), dy.stride(), dx.shape[1:], dx.stride()))
+    masked = is_masked(n, m, how)
+    trail_axis = 3 - lead_axis
+    lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
+    steps = n_iters - 1 if deepseek else n_iters
+    rest = steps - (head + tail) * length
+    for tile in hl.tile(batch):
+        x32 = read(x, x_shape, tile, n, m)
+        a, p, q = start(x32, n, m, eps, deepseek, lead_axis, how)
+        if pivoted:
+            a, p, q, _c, r = pivot(a, p, q, lead, trail, lead_axis, how, masked)
+        # + 0: Helion 1.5 lets a later loop that carries p overwrite the value kept here (docs/helion.md)
+        p_starts = [p + 0.0] * (head + 1)
+        q_starts = [q + 0.0] * (head + 1)
+        if head > 0:
+            for s in hl.static_range(head):
+                for _step in range(length):
+                    p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked)
+                p_starts[s + 1] = p + 0.0
+                q_starts[s + 1] = q + 0.0
+        if tail > 0:
+            for _rest_step in range(rest):
+                p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked)
+            a = restart(read(x, x_shape, tile, n, m), n, m, torch.log2(p), torch.log2(q), lead_axis, how)
+            p = torch.ones_like(p)
+            q = torch.ones_like(q)
+            p_again = [p + 0.0] * tail
+            q_again = [q + 0.0] * tail
+            if tail > 1:
+                for s in hl.static_range(tail - 1):
+                    for _tail_step in range(length):
+                        p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked)
+                    p_again[s + 1] = p + 0.0
+                    q_again[s + 1] = q + 0.0
+        da = read(dy, dy_shape, tile, n, m)
+        if tail > 0:
+            da = last_iterations(a, da, p, q, length, lead, trail, eps, lead_axis, how, paired, masked, lean)
+            if tail > 1:
+                i = hl.full([], tail - 2, dtype=torch.int32)
+                for _tail_segment in range(tail - 1):
+                    da = replay_and_take_back(
+                        a, da, pick(p_again, tail - 1, i), pick(q_again, tail - 1, i), length,
+                        lead, trail, eps, lead_axis, how, paired, masked, lean,
+                    )  # fmt: skip
+                    i = i - 1
+            a, _p, _q = start(read(x, x_shape, tile, n, m), n, m, eps, deepseek, lead_axis, how)
+        da = last_iterations(
+            a, da, p_starts[head], q_starts[head], rest,
+            lead, trail, eps, lead_axis, how, paired, masked, lean,
+        )  # fmt: skip
+        if head > 0:
+            k = hl.full([], head - 1, dtype=torch.int32)
+            for _segment in range(head):
+                da = replay_and_take_back(
+                    a, da, pick(p_starts, head, k), pick(q_starts, head, k), length,
+                    lead, trail, eps, lead_axis, how, paired, masked, lean,
+                )  # fmt: skip
+                k = k - 1
+        if deepseek:
+            v = reciprocals(q_starts[0], trail, how, paired)
+            if pivoted:
+                # p_0 = 1 before it
+                da = da * spread(p_starts[0], lead_axis) * spread(r, trail_axis)
+                v = v * r
+            # anew: kept, the logits would hold a matrix of registers through all segments
+            x32 = read(x, x_shape, tile, n, m, eviction_policy="evict_first")
+            dz = softmax_gradient(x32, da, v, n, m, eps, lead_axis, how)
+        else:
+            dz = da * a
+        if dx.dim() == 2:
+            dx[tile, :] = dz.to(dx.dtype).reshape(tile.block_size, n * m)
+        else:
+            dx[tile, :, :] = dz.to(dx.dtype)

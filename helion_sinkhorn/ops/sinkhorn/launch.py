@@ -1,0 +1,273 @@
+"""From tensors to kernel launches: canonical views, the choice of a config, scratch and slices."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.configs.store import Key
+from helion_sinkhorn.ops.sinkhorn.history import sinkhorn_backward_history
+from helion_sinkhorn.ops.sinkhorn.kernels import sinkhorn_backward, sinkhorn_forward
+from helion_sinkhorn.ops.sinkhorn.scaling import pairs_are_safe, pivot_is_safe, segment_length
+from helion_sinkhorn.ops.sinkhorn.space import (
+    REGISTER_HISTORY_ENTRIES,
+    REGISTER_HISTORY_RESTARTED,
+    REGISTER_HISTORY_STEPS,
+    Call,
+    backward_default,
+    backward_space,
+    forward_default,
+    forward_space,
+    history_default,
+    history_space,
+)
+from helion_sinkhorn.ops.sinkhorn.workloads import ROWS
+from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.serving import Served, again, run_and_keep, serve
+from helion_sinkhorn.runtime.space import power_of_two
+from helion_sinkhorn.runtime.views import VECTOR_BYTES, matrices, matrices_of
+
+KERNELS = {
+    body.__name__: Kernel(body.__name__, body, Call, default, space, traits=frozenset({"normalises"}))
+    for body, default, space in (
+        (sinkhorn_forward, forward_default, forward_space),
+        (sinkhorn_backward, backward_default, backward_space),
+        (sinkhorn_backward_history, history_default, history_space),
+    )
+}
+
+
+SCRATCH_BYTES = 64 << 20
+"""History of one launch of `sinkhorn_backward_history`: it should stay in the last-level cache."""
+
+
+def call_for(n: int, m: int, dtype: torch.dtype, n_iters: int, eps: float, form: str, first: str) -> Call:
+    """Without eps the deepseek form is the log form: softmax is its first row step."""
+    return Call(form == "deepseek" and eps > 0, 1 if first == "rows" else 2, str(dtype)[6:], n, m, n_iters)
+
+
+def call_of(x: torch.Tensor, n_iters: int, eps: float, form: str, first: str) -> Call:
+    """`call_for` a tensor."""
+    return call_for(*x.shape[-2:], x.dtype, n_iters, eps, form, first)
+
+
+def backward_kernel(call: Call) -> str:
+    """The kernel for a gradient: register history while iterations are few and matrices small.
+
+    On an H200 the history in memory is faster from 32 x 32 on, and from 16 x 16 where the log form restarts.
+    """
+    restarts = call.steps > segment(call)
+    few = call.steps <= REGISTER_HISTORY_STEPS and 2 * call.steps <= 3 * segment(call)
+    small = call.n * call.m <= (REGISTER_HISTORY_RESTARTED if restarts else REGISTER_HISTORY_ENTRIES)
+    return "sinkhorn_backward" if few and small else "sinkhorn_backward_history"
+
+
+def segment(call: Call) -> int:
+    """Iterations between restarts; the deepseek form needs none, eps bounds u v."""
+    return call.n_iters if call.deepseek else segment_length(call.n, call.m)
+
+
+def segments(call: Call, length: int) -> tuple[int, int, int]:
+    """(length, head, tail): how `sinkhorn_backward` divides its iterations.
+
+    `head` segments of `length` iterations, the 1 to `length` left over, and where the log form has to restart
+    `tail` segments behind the restart.
+    """
+    most = segment(call)
+    if call.steps <= most:
+        return length, max(call.steps - 1, 0) // length, 0
+    length = min(length, most // 2)
+    tail = most // length
+    return length, (call.steps - tail * length - 1) // length, tail
+
+
+@functools.cache
+def tuned_keys() -> frozenset[Key]:
+    """Keys, without the batch, that `make tune` covers."""
+    rows = [w for w in ROWS if "tune" in w.tags and w.backward == "exact"]
+    return frozenset(call_for(w.n, w.m, w.dtype, *w.arguments).key for w in rows)
+
+
+def must_round(call: Call, choice: Choice) -> bool:
+    """Whether a thread of `sinkhorn_backward_history` may hold one entry of a line, or nobody knows how
+    many."""
+    thread = thread_of(choice)
+    return min(thread) == 1 if any(thread) else call.n * call.m < 1024
+
+
+def is_persistent(choice: Choice, how: str) -> bool:
+    """Whether blocks take tile after tile; what is interpreted has one tile."""
+    return how != "full" and dict(choice.config).get("pid_type", "flat") != "flat"
+
+
+@functools.lru_cache(maxsize=4096)
+def constants(call: Call, eps: float, choice: Choice, how: str) -> tuple[Any, ...]:
+    """What the body of a choice's kernel takes after the tensors; `how` pins its reciprocal."""
+    variant = dict(choice.variant)
+    kernel_eps = eps if call.deepseek else 0.0
+    paired = variant.get("paired", False) and pairs_are_safe(call.n, call.m, call.steps, kernel_eps)
+    pivoted = variant.get("pivoted", False) and pivot_is_safe(call.steps, kernel_eps)
+    own = {
+        "sinkhorn_forward": (segment(call), how, paired, pivoted),
+        "sinkhorn_backward": (
+            *segments(call, variant.get("length", 1)),
+            how,
+            paired,
+            pivoted,
+            variant.get("lean", False),
+        ),
+        "sinkhorn_backward_history": (
+            segment(call),
+            how,
+            must_round(call, choice),
+            is_persistent(choice, how),
+        ),
+    }[choice.kernel]
+    return call.n, call.m, call.n_iters, kernel_eps, call.deepseek, call.lead_axis, *own
+
+
+def thread_of(choice: Choice) -> tuple[int, int]:
+    """(rows, columns) of a matrix that a thread holds; (0, 0) where the compiler decides."""
+    return dict(choice.variant).get("thread", (0, 0))
+
+
+def spread_over_threads(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """A (B, n, m) view as (B, i, k, R, C, w) for `iteration.read`: a thread holds `rows` x `columns` of a
+    matrix.
+
+    R and C threads share its rows and columns, and w neighbours are 16 bytes at most.  Row i R + r and column
+    (k C + c) w + e are entry (i, k, r, c, e), so that threads side by side load what lies side by side.
+    """
+    _, n, m = x.shape
+    most = VECTOR_BYTES // x.element_size()
+    if (rows, columns) == (n, m):
+        w = min(most, n * m)
+        return x.as_strided((x.size(0), n * m // w, 1, 1, 1, w), (x.stride(0), w, w, w, w, 1))
+    row_lanes, column_lanes, w = n // rows, m // columns, min(most, columns)
+    sizes = x.size(0), rows, columns // w, row_lanes, column_lanes, w
+    return x.as_strided(sizes, (x.stride(0), row_lanes * m, column_lanes * w, m, w, 1))
+
+
+def loaded(x: torch.Tensor, thread: tuple[int, int]) -> torch.Tensor:
+    """An argument as `iteration.read` takes it."""
+    x = matrices(x)
+    return spread_over_threads(x, *thread) if any(thread) else x
+
+
+def stored(out: torch.Tensor, call: Call, flat: bool) -> torch.Tensor:
+    """A contiguous result as the kernel writes it."""
+    return out.view(-1, call.n * call.m) if flat else out.view(-1, call.n, call.m)
+
+
+def forward(
+    x: torch.Tensor,
+    n_iters: int,
+    eps: float,
+    form: str,
+    first: str,
+    out_dtype: torch.dtype,
+    choice: Choice | None = None,
+) -> torch.Tensor:
+    """P for logits x (..., n, m); the contract is api.sinkhorn's."""
+    out = torch.empty_like(x, dtype=out_dtype, memory_format=torch.contiguous_format)
+    key = x.shape, x.stride(), x.dtype, x.device, out_dtype, n_iters, eps, form, first, choice
+    if again(key, x, out) or not x.numel():
+        return out
+    call = call_of(x, n_iters, eps, form, first)
+
+    def launch(served: Served) -> None:
+        thread = thread_of(served.choice)
+        views = loaded(x, thread), stored(out, call, any(thread))
+        own = constants(call, eps, served.choice, served.reciprocal)
+        run_and_keep(served.kernel, views, own, (x, out), key)
+
+    serve(KERNELS, "sinkhorn_forward", call, matrices_of(x), x, launch, tuned_keys, choice)
+    return out
+
+
+def backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    n_iters: int,
+    eps: float,
+    form: str,
+    first: str,
+    choice: Choice | None = None,
+) -> torch.Tensor:
+    """dX for cotangents dy of `forward`'s result, any layout; dX has the dtype of x."""
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    key = x.shape, x.stride(), x.dtype, x.device, dy.stride(), dy.dtype, n_iters, eps, form, first, choice
+    if again(key, x, dy, dx) or not x.numel():
+        return dx
+    call = call_of(x, n_iters, eps, form, first)
+
+    def launch(served: Served) -> None:
+        thread = thread_of(served.choice)
+        views = loaded(x, thread), loaded(dy, thread), stored(dx, call, any(thread))
+        own = constants(call, eps, served.choice, served.reciprocal)
+        if served.choice.kernel == "sinkhorn_backward_history":
+            run_with_history(served, call, *views, own)
+        else:
+            run_and_keep(served.kernel, views, own, (x, dy, dx), key)
+
+    serve(KERNELS, backward_kernel(call), call, matrices_of(x), x, launch, tuned_keys, choice)
+    return dx
+
+
+def run_with_history(
+    served: Served,
+    call: Call,
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    dx: torch.Tensor,
+    own: tuple[Any, ...],
+) -> None:
+    """One launch of persistent blocks; of others one for each slice of the batch whose history fits
+    SCRATCH_BYTES."""
+    lead, trail = (call.n, call.m) if call.lead_axis == 1 else (call.m, call.n)
+    steps = max(call.steps, 1)
+    restarts = (steps - 1) // segment(call)
+    batch = x.size(0)
+    if is_persistent(served.choice, served.reciprocal):
+        size, room = batch, places(served.choice, served.device)
+    else:
+        floats = (steps + restarts) * (lead + trail)
+        most = max(16, SCRATCH_BYTES // (4 * floats) // 16 * 16)
+        # Powers of two are few host functions to generate, and strides that 16 divides one binary: with
+        # others Triton loads the history in another layout and sums in another order
+        room = min(most, max(16, power_of_two(batch)))
+        size = min(batch, room)
+    empty = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
+    us, vs = empty(steps, room, lead), empty(steps, room, trail)
+    logs = [empty(max(restarts, 1), room if restarts else 2, k) for k in (lead, trail)]
+    for begin in range(0, batch, size):
+        rows = slice(begin, begin + size)
+        serving.run(served.kernel, x[rows], dy[rows], dx[rows], us, vs, *logs, *own)
+
+
+def places(choice: Choice, device: Device) -> int:
+    """Matrices that all persistent blocks hold at a time."""
+    config = dict(choice.config)
+    return device.compute_units * config["num_sm_multiplier"] * config["block_sizes"][0]
+
+
+def with_variant(choice: Choice, **values: object) -> Choice:
+    """The same choice with other values of some variants."""
+    return dataclasses.replace(choice, variant=tuple(sorted({**dict(choice.variant), **values}.items())))
+
+
+def describe(x: torch.Tensor, n_iters: int, eps: float, form: str, first: str) -> tuple[str, str, str]:
+    """(device key, forward choice, backward choice) for these arguments, in words."""
+    call = call_of(x, n_iters, eps, form, first)
+    device, _, _ = serving.device_at(serving.index_of(x))
+    batch = matrices_of(x)
+    names = "sinkhorn_forward", backward_kernel(call)
+    return (
+        f"{device.key} ({x.device})",
+        *(str(serving.choose(KERNELS[name], call, batch, device)) for name in names),
+    )

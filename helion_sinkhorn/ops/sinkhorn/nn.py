@@ -1,0 +1,110 @@
+"""Modules over `helion_sinkhorn.sinkhorn`."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+
+from helion_sinkhorn.ops.sinkhorn.api import DEFAULT_EPS, check_implicit_options, check_options, sinkhorn
+
+
+class Sinkhorn(torch.nn.Module):
+    """P = sinkhorn(logits) with fixed options; arguments, policy and errors are those of `sinkhorn`."""
+
+    def __init__(
+        self,
+        n_iters: int = 20,
+        *,
+        eps: float = DEFAULT_EPS,
+        form: str = "deepseek",
+        first: str = "rows",
+        backward: str = "exact",
+        implicit_system: str = "corrected",
+        implicit_solver: str = "auto",
+        implementation: str = "auto",
+        out_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_options(n_iters, eps, form, first, backward, implementation, out_dtype)
+        check_implicit_options(backward, implicit_system, implicit_solver)
+        self.options = {
+            "n_iters": n_iters, "eps": eps, "form": form, "first": first, "backward": backward,
+            "implicit_system": implicit_system, "implicit_solver": implicit_solver,
+            "implementation": implementation, "out_dtype": out_dtype,
+        }  # fmt: skip
+
+    def forward(self, logits: torch.Tensor) -> torch.Tensor:
+        """(..., n, m) logits to (..., n, m) P."""
+        return sinkhorn(logits, **self.options)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+def _no_autocast(x: torch.Tensor):
+    """Autocast off; the meta device has none to switch."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
+class FusedMHC(torch.nn.Module):
+    """Drop-in for triton-sinkhorn's module of this name: log-domain Sinkhorn, rows first.
+
+    P = exp of `mhc_iters` times (X -= logsumexp(X, -1); X -= logsumexp(X, -2)).
+
+    Args:
+        mhc_iters: iterations.
+    Numerical policy: autocast off inside, float32 arithmetic, one cast back to the input's dtype;
+        logits are clamped at -1e5 as there, so that a masked row stays finite.  Any leading shape.
+    Source: triton-sinkhorn, mhc/layer.py, FusedMHC.
+    """
+
+    CLAMP = -1e5
+
+    def __init__(self, mhc_iters: int = 20) -> None:
+        super().__init__()
+        check_options(mhc_iters, DEFAULT_EPS, "log", "rows", "exact", "auto", None)
+        self.mhc_iters = mhc_iters
+
+    def forward(self, logits: torch.Tensor) -> torch.Tensor:
+        """(..., n, n) logits of any floating dtype to (..., n, n) P of that dtype."""
+        with _no_autocast(logits):
+            clamped = logits.float().clamp(min=self.CLAMP)
+            return sinkhorn(clamped, self.mhc_iters, form="log").to(logits.dtype)
+
+    def extra_repr(self) -> str:
+        return f"mhc_iters={self.mhc_iters}"
+
+
+class SinkhornLaneMixer(torch.nn.Module):
+    """Mix the lanes of x by a learned doubly stochastic matrix: out[..., o, d] = sum_i P[o, i] x[..., i, d].
+
+    Args:
+        num_lanes: lanes, the size of the square matrix.
+        iters: Sinkhorn iterations.
+    Numerical policy: P and the product in float32, the result in the dtype of x.
+    Source: triton-sinkhorn's README, FusedSinkhornLaneMixer.
+    """
+
+    def __init__(self, num_lanes: int, iters: int = 20) -> None:
+        super().__init__()
+        if isinstance(num_lanes, bool) or not isinstance(num_lanes, int) or num_lanes < 1:
+            raise ValueError(f"num_lanes is {num_lanes!r}; pass an int of at least 1")
+        self.lanes = num_lanes
+        self.mixing_logits = torch.nn.Parameter(torch.randn(num_lanes, num_lanes) * 0.02)
+        self.sinkhorn = FusedMHC(mhc_iters=iters)
+
+    def forward(self, x_lanes: torch.Tensor) -> torch.Tensor:
+        """(batch, seq, lanes, dim) to the same shape; any leading shape before (lanes, dim)."""
+        if x_lanes.dim() < 2 or x_lanes.size(-2) != self.lanes:
+            raise ValueError(
+                f"x_lanes has shape {tuple(x_lanes.shape)}; "
+                f"pass (..., {self.lanes}, dim), lanes before features"
+            )
+        with _no_autocast(x_lanes):
+            p = self.sinkhorn(self.mixing_logits.float())
+            return torch.einsum("...id,oi->...od", x_lanes.float(), p).to(x_lanes.dtype)
+
+    def extra_repr(self) -> str:
+        return f"num_lanes={self.lanes}"

@@ -1,0 +1,289 @@
+"""What a Sinkhorn config is chosen for, the config taken untuned, and what the tuner tries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.configs.store import Key, key_of
+from helion_sinkhorn.ops.sinkhorn.scaling import pairs_are_safe, pivot_is_safe
+from helion_sinkhorn.runtime.space import Grid, Items, power_of_two, tile
+
+TUNED_EPS = 1e-6
+"""The eps of every tuned workload: variants that need a larger one are not worth a candidate."""
+
+
+REGISTER_HISTORY_STEPS = 32
+"""Most iterations that `sinkhorn_backward` takes: a start is kept in registers for each segment of them."""
+
+
+REGISTER_HISTORY_ENTRIES = 16 * 16
+"""Largest matrix of `sinkhorn_backward`."""
+
+
+REGISTER_HISTORY_RESTARTED = 8 * 8
+"""The same where the log form restarts."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a Sinkhorn config is chosen for: the arithmetic (canonical form), the shape without the batch."""
+
+    deepseek: bool
+    lead_axis: int
+    dtype: str
+    n: int
+    m: int
+    n_iters: int
+
+    @property
+    def steps(self) -> int:
+        """Counted iterations; the first of the deepseek form is the softmax and one trail step."""
+        return self.n_iters - 1 if self.deepseek else self.n_iters
+
+    @property
+    def form(self) -> str:
+        return "deepseek" if self.deepseek else "log"
+
+    @property
+    def first(self) -> str:
+        return "rows" if self.lead_axis == 1 else "cols"
+
+    @property
+    def key(self) -> Key:
+        """What a stored entry is found by."""
+        return key_of({
+            "form": self.form, "first": self.first, "dtype": self.dtype,
+            "n": self.n, "m": self.m, "iters": self.n_iters,
+        })  # fmt: skip
+
+    @classmethod
+    def of(cls, key: Key) -> Call:
+        """The call with this key."""
+        k = dict(key)
+        return cls(
+            k["form"] == "deepseek", 1 if k["first"] == "rows" else 2, k["dtype"], k["n"], k["m"], k["iters"]
+        )
+
+    def __str__(self) -> str:
+        return f"{self.form} {self.first} {self.dtype} {self.n}x{self.m} T={self.n_iters}"
+
+
+def is_whole(call: Call) -> bool:
+    """Whether a tile holds no padding."""
+    return call.n == power_of_two(call.n) and call.m == power_of_two(call.m)
+
+
+def can_pack(call: Call, most: int) -> bool:
+    """Whether a thread may hold a whole matrix of at most `most` entries, loaded in pieces."""
+    return is_whole(call) and 1 < call.n * call.m <= most
+
+
+def spread_over(call: Call, device: Device, fewest: int, most: int) -> Items:
+    """Block and warps for a (block, n, m) tile: one warp, `fewest` entries a thread if that fills it.
+
+    A warp exchanges sums by shuffles; more warps do it through shared memory, at barriers, so
+    they join only beyond `most` entries a thread.
+    """
+    size = power_of_two(call.n) * power_of_two(call.m)
+    warps = 1
+    while size > warps * device.warp_size * most:
+        warps *= 2
+    block = max(1, warps * device.warp_size * fewest // size)
+    return tile(min(block, warps * device.warp_size), warps)
+
+
+def thread_per_matrix(device: Device) -> Items:
+    """As many matrices in a block as threads: Triton then leaves each matrix in one thread."""
+    return tile(device.warp_size, 1)
+
+
+def over_threads(call: Call, device: Device, rows: int, columns: int, warps: int = 1) -> Items:
+    """Block and warps where a thread holds `rows` x `columns` of a matrix and `warps` share what one would
+    do.
+
+    Blocks of exactly as many entries as threads, times what each loads at once, leave Triton no choice.
+    """
+    threads = call.n // rows * (call.m // columns)
+    warps = max(warps, threads // device.warp_size)
+    return tile(warps * device.warp_size // threads, warps)
+
+
+def can_hold(call: Call, rows: int, columns: int) -> bool:
+    """Whether threads may hold blocks of `rows` x `columns` entries of a matrix: Triton has powers of two
+    only."""
+    return is_whole(call) and rows <= call.n and columns <= call.m and rows * columns > 1
+
+
+def forward_default(call: Call, device: Device) -> tuple[Items, Items]:
+    # the log form has the logits again beside A at a restart: 8 x 4 entries of both fit
+    rows, columns = min(8, call.n), min(8 if call.deepseek else 4, call.m)
+    if not can_hold(call, rows, columns):
+        return spread_over(call, device, 32, 64), (("thread", (0, 0)), ("paired", False), ("pivoted", False))
+    whole = (rows, columns) == (call.n, call.m)
+    pivoted = whole and call.deepseek
+    variant = ("thread", (rows, columns)), ("paired", whole and call.n * call.m <= 16), ("pivoted", pivoted)
+    return over_threads(call, device, rows, columns), variant
+
+
+def backward_default(call: Call, device: Device) -> tuple[Items, Items]:
+    rows, columns = min(8, call.n), min(4, call.m)
+    if not can_hold(call, rows, columns):
+        variant = ("thread", (0, 0)), ("paired", False), ("pivoted", False), ("length", 5), ("lean", False)
+        # the masks of a padded matrix take registers too
+        return spread_over(call, device, 8, 32), variant
+    whole = (rows, columns) == (call.n, call.m)
+    pivoted = whole and call.deepseek
+    variant = (
+        ("thread", (rows, columns)), ("paired", pivoted), ("pivoted", pivoted),
+        ("length", 7 if whole else 5), ("lean", False),
+    )  # fmt: skip
+    return over_threads(call, device, rows, columns), variant
+
+
+def history_default(call: Call, device: Device) -> tuple[Items, Items]:
+    rows, columns = min(8, call.n), min(8, call.m)
+    if not can_hold(call, rows, columns):
+        return spread_over(call, device, 16, 32), (("thread", (0, 0)),)
+    return over_threads(call, device, rows, columns), (("thread", (rows, columns)),)
+
+
+def whole_tiles(device: Device) -> tuple[Items, ...]:
+    """One or two matrices a thread: with fewer matrices than threads Triton spreads them."""
+    w = device.warp_size
+    return tile(w, 1), tile(2 * w, 1), tile(2 * w, 2), tile(4 * w, 4)
+
+
+def spread_tiles(
+    call: Call, device: Device, entries: tuple[int, ...], a_barrier: int = 8
+) -> tuple[Items, ...]:
+    """Tiles with so many entries a thread; several warps only with `a_barrier` of them in each thread."""
+    size = power_of_two(call.n) * power_of_two(call.m)
+    threads = [
+        w * device.warp_size for w in (1, 2, 4, 8) if w == 1 or size >= a_barrier * w * device.warp_size
+    ]
+    blocks = {(t * e // size, t // device.warp_size) for t in threads for e in entries if t * e >= size}
+    return tuple(tile(*b) for b in sorted(blocks))
+
+
+def persistent(device: Device) -> tuple[Items, ...]:
+    """Blocks that take tile after tile, 16 or 32 of them on each compute unit; tried on NVIDIA."""
+    kind = ("pid_type", "persistent_interleaved")
+    return tuple((kind, ("num_sm_multiplier", k)) for k in (16, 32)) if device.vendor == "nvidia" else ()
+
+
+def waves(device: Device) -> tuple[Items, ...]:
+    """Registers for two waves on a scheduler, which AMD's compiler can be told to aim at."""
+    return ((("waves_per_eu", 2),),) if device.vendor == "amd" else ()
+
+
+def scheduled(tiles: tuple[Items, ...], *schedules: Items) -> tuple[Items, ...]:
+    """Tiles as they are and with each schedule."""
+    return tuple((*t, *s) for t in tiles for s in ((), *schedules))
+
+
+def pairing(call: Call) -> tuple[bool, ...]:
+    """Values of `paired` that differ."""
+    safe = pairs_are_safe(call.n, call.m, call.steps, TUNED_EPS if call.deepseek else 0.0)
+    return (False, True) if safe else (False,)
+
+
+def pivoting(call: Call) -> tuple[bool, ...]:
+    """A pivot saves products wherever it is in range."""
+    return (call.deepseek and pivot_is_safe(call.steps, TUNED_EPS),)
+
+
+def threads_space(call: Call, device: Device, blocks: tuple[tuple[int, int], ...], **variants) -> list[Grid]:
+    """A grid for each block of a matrix that a thread may hold."""
+    return [
+        {"config": (over_threads(call, device, *block),), "thread": (block,), **variants}
+        for block in blocks
+        if can_hold(call, *block) and over_threads(call, device, *block)[1][1] * device.warp_size <= 1024
+    ]
+
+
+def whole_space(call: Call, device: Device, **variants) -> Grid:
+    """Matrices that each lie in one thread."""
+    return {
+        "config": (
+            *scheduled((over_threads(call, device, call.n, call.m),), *waves(device)),
+            over_threads(call, device, call.n, call.m, 4),
+        ),
+        "thread": ((call.n, call.m),),
+        **variants,
+    }
+
+
+def padded_space(call: Call, device: Device, entries: tuple[int, ...], **variants) -> Grid:
+    """Matrices that Triton pads: it decides which thread holds what."""
+    return {"config": spread_tiles(call, device, entries, 16), "thread": ((0, 0),), **variants}
+
+
+def forward_space(call: Call, device: Device) -> tuple[Grid, ...]:
+    plain = {"paired": (False,), "pivoted": (False,)}
+    if not is_whole(call):
+        return (padded_space(call, device, (8, 16, 32, 64), **plain),)
+    shared = threads_space(
+        call,
+        device,
+        ((8, 8), (8, 4), (4, 4), (2, 4), (16, 8), (8, 2), (2, 2))[: 7 if call.n < 64 else 5],
+        **plain,
+    )
+    if not can_pack(call, 64):
+        return tuple(shared)
+    whole = whole_space(call, device, paired=pairing(call), pivoted=pivoting(call))
+    if call.n * call.m <= 16:
+        w = device.warp_size
+        whole["config"] += scheduled((tile(w, 1),), *persistent(device))[1:]
+    return (whole, *(g for g in shared if g["thread"] != whole["thread"]))
+
+
+def backward_space(call: Call, device: Device) -> tuple[Grid, ...]:
+    plain = {"paired": (False,), "pivoted": (False,), "lean": (False,)}
+    lengths = tuple(length for length in (4, 5) if length < call.steps)
+    if not is_whole(call):
+        return (padded_space(call, device, (8, 16, 32), length=lengths, **plain),)
+    if not can_pack(call, 16):
+        grids = threads_space(call, device, ((8, 8), (8, 4)), length=lengths, **plain)
+        for grid in grids:
+            if grid["thread"] == ((call.n, call.m),):
+                grid["pivoted"] = pivoting(call)
+        return (*grids, *threads_space(call, device, ((4, 4), (2, 4)), length=(min(5, call.steps),), **plain))
+    replayed = whole_space(
+        call, device, paired=pairing(call), pivoted=pivoting(call), lean=(False,),
+        length=tuple(length for length in (7,) if length < call.steps),
+    )  # fmt: skip
+    kept = whole_space(
+        call, device, paired=pairing(call), pivoted=pivoting(call), lean=(True,), length=(call.steps,)
+    )
+    kept["config"] += capped(call, device)
+    few = threads_space(call, device, ((2, 4), (4, 2), (2, 2)), length=(call.steps,), **plain)
+    return (replayed, kept, *few)
+
+
+def capped(call: Call, device: Device) -> tuple[Items, ...]:
+    """Registers for 16 warps on an SM, which NVIDIA's compiler has to be told: it would take more and fit
+    fewer."""
+    if device.vendor != "nvidia":
+        return ()
+    config = over_threads(call, device, call.n, call.m, 4)
+    kind = ("pid_type", "persistent_interleaved"), ("num_sm_multiplier", 4), ("maxnreg", 128)
+    return ((*config, *kind),)
+
+
+def history_space(call: Call, device: Device) -> tuple[Grid, ...]:
+    if not is_whole(call):
+        return ({"config": spread_tiles(call, device, (8, 16, 32, 64)), "thread": ((0, 0),)},)
+    grids = threads_space(call, device, ((8, 8), (8, 4), (4, 4), (16, 4)))
+    for grid in grids:
+        (config,) = grid["config"]
+        if device.vendor == "nvidia":
+            grid["config"] += tuple((*config, *kind) for kind in blocks_at_a_time(config))
+    return tuple(grids)
+
+
+def blocks_at_a_time(config: Items) -> tuple[Items, ...]:
+    """Persistent blocks of 8 or 12 warps on each compute unit: their history stays in L2."""
+    warps = dict(config)["num_warps"]
+    multipliers = sorted({max(1, k // warps) for k in (8, 12)})
+    return tuple((("pid_type", "persistent_interleaved"), ("num_sm_multiplier", k)) for k in multipliers)

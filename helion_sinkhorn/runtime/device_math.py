@@ -1,0 +1,25 @@
+"""Arithmetic that kernel bodies of several operators share."""
+
+from __future__ import annotations
+
+import helion.language as hl
+import torch
+
+LOG2E = 1.4426950408889634
+LN2 = 0.6931471805599453
+
+
+def reciprocal(x, how):
+    """1 / x elementwise: "ptx" and "gcn" are one instruction of 1 ulp, "full" is the backend's division."""
+    if how == "ptx":
+        asm, registers = "rcp.approx.ftz.f32 $0, $1;", "=f,f"
+    elif how == "gcn":
+        asm, registers = "v_rcp_f32 $0, $1", "=v,v"
+    else:
+        return 1.0 / x
+    return hl.inline_asm_elementwise(asm, registers, [x], dtype=torch.float32, is_pure=True, pack=1)
+
+
+def is_padded(k):
+    """Whether Triton pads an axis of k entries: its extents are powers of two."""
+    return (k & (k - 1)) != 0

@@ -1,0 +1,106 @@
+"""Kernel, a row of an operator's KERNELS: a Helion kernel body, its configs, and how it is built."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.runtime.space import Grid, Items
+
+if TYPE_CHECKING:
+    import helion
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel with everything a launch needs to know, and where that came from."""
+
+    kernel: str
+    config: Items
+    variant: Items
+    source: str
+    stored: bool = False
+    """Whether it was looked up, and not the kernel's default or named by the caller."""
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{k}={v}" for k, v in (*self.config, *self.variant))
+        return f"{self.kernel} ({values}) from {self.source}"
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """One kernel of an operator."""
+
+    name: str
+    """Of its file in tuning_cache/, and of the Helion kernel."""
+    body: Callable[..., None]
+    call: type[Any]
+    """What its configs are chosen for: hashable, of JSON values, with `key`, `of(key)` and `dtype`."""
+    default: Callable[[Any, Device], tuple[Items, Items]]
+    """(config, variant) for a call that nothing was tuned for."""
+    space: Callable[[Any, Device], tuple[Grid, ...]]
+    """What the tuner tries: the product of each grid's values."""
+    products: str = "ieee"
+    """Of float32 matrices on NVIDIA: as they are, or "tf32x3", three products of parts, to 2^-21."""
+    traits: frozenset[str] = frozenset()
+    """What checks of machine code ask: "normalises" matrices, or "splits" numbers into parts."""
+
+
+def default_choice(kernel: Kernel, call: Any, device: Device) -> Choice:
+    """What serves a call that nothing was tuned for."""
+    return Choice(kernel.name, *kernel.default(call, device), "the kernel's default")
+
+
+def candidates(kernel: Kernel, call: Any, device: Device) -> tuple[Choice, ...]:
+    """The default and every point of the kernel's space, each once."""
+
+    def points() -> Iterator[tuple[Items, Items]]:
+        yield kernel.default(call, device)
+        for grid in kernel.space(call, device):
+            variants = {k: v for k, v in grid.items() if k != "config"}
+            for config, *values in itertools.product(grid["config"], *variants.values()):
+                yield config, tuple(zip(variants, values, strict=True))
+
+    distinct: dict[tuple[Items, ...], tuple[Items, Items]] = {}
+    for point in points():
+        distinct.setdefault(tuple(tuple(sorted(items)) for items in point), point)
+    return tuple(Choice(kernel.name, *point, "the kernel's space") for point in distinct.values())
+
+
+def in_space(kernel: Kernel, choice: Choice, call: Any, device: Device) -> bool:
+    """Whether the kernel's space for this call on this device holds the choice, types of values included.
+
+    No other variant may be launched: many are no error anywhere, and a count of -4 writes nothing.
+    """
+
+    def exactly(c: Choice) -> str:
+        return repr((sorted(c.config), sorted(c.variant)))
+
+    return exactly(choice) in map(exactly, candidates(kernel, call, device))
+
+
+@functools.cache
+def build(kernel: Kernel, config: Items, interpret: bool = False) -> helion.Kernel:
+    """The Helion kernel with this fixed config: nothing is ever autotuned by a call.
+
+    interpret=True runs the body eagerly on CPU tensors (Helion's reference mode).
+    """
+    import helion
+
+    values = {k: list(v) if isinstance(v, tuple) else v for k, v in config}
+    mode = {"ref_mode": helion.RefMode.EAGER} if interpret else {}
+    return helion.kernel(
+        kernel.body,
+        config=helion.Config(**values),
+        static_shapes=False,
+        dot_precision="ieee" if torch.version.hip else kernel.products,
+        # what it calls a tensor operation on the host is `x is not None`
+        ignore_warnings=[helion.exc.TensorOperationInWrapper],
+        **mode,
+    )

@@ -1,0 +1,167 @@
+"""Which config serves a launch, what is done where it is refused, and launches kept for calls like it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import helion
+import torch
+
+from helion_sinkhorn.configs.device import DEVICES, Device, current
+from helion_sinkhorn.configs.lookup import lookup
+from helion_sinkhorn.configs.store import Key
+from helion_sinkhorn.runtime.dispatch import repeat, run
+from helion_sinkhorn.runtime.kernel import Choice, Kernel, build, default_choice, in_space
+from helion_sinkhorn.runtime.views import VECTOR_BYTES
+
+log = logging.getLogger("helion_sinkhorn")
+MOST_REPEATS = 4096
+Tensors = tuple[torch.Tensor | None, ...]
+Choices = Mapping[str, Choice]
+"""Of the caller, by what each is for."""
+NO_CHOICES: Choices = MappingProxyType({})
+_repeats: dict[Hashable, Callable[..., None] | None] = {}
+"""Launches by all that decides one but the addresses of the tensors; None where `repeat` knows none."""
+_refused: set[Choice] = set()
+_saying = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a kernel is launched with."""
+
+    choice: Choice
+    kernel: helion.Kernel
+    device: Device
+    reciprocal: str
+    interpret: bool
+    named: bool
+    """Whether the caller named the choice."""
+
+
+def index_of(x: torch.Tensor) -> int | None:
+    """The GPU a tensor is on."""
+    return x.device.index if x.is_cuda else None
+
+
+def device_at(index: int | None) -> tuple[Device, str, bool]:
+    """(row, reciprocal, interpret) for cuda:index; None is a CPU, interpreted with an H200's configs."""
+    if index is None:
+        return DEVICES["h200"], "full", True
+    device = current(index)
+    return device, device.asm, False
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(kernel: Kernel, call: Any, batch: int, device: Device) -> Choice:
+    """The stored config for a call of a kernel, or the kernel's default where that is not in its space."""
+    entry = lookup(device, kernel.name, call.key, batch)
+    if entry is not None:
+        stored = Choice(kernel.name, entry.config, entry.variant, f"{entry.path} ({entry.evidence})", True)
+        if not in_space(kernel, stored, call, device):
+            refuse(stored, ValueError(f"`make tune` tries no such config for {call}"))
+        if stored not in _refused:
+            return stored
+    return default_choice(kernel, call, device)
+
+
+def refuse(choice: Choice, refusal: Exception) -> None:
+    """Take a stored choice out of service: the kernel's default serves from now on.
+
+    Raises:
+        Exception: the refusal itself, where the choice was not a stored one or memory ran out.
+    """
+    if not choice.stored or isinstance(refusal, torch.OutOfMemoryError):
+        raise refusal
+    with _saying:
+        if choice not in _refused:
+            log.warning("%s is refused (%s): the kernel's default serves", choice, refusal)
+            _refused.add(choice)
+    choose.cache_clear()
+
+
+@functools.cache
+def say_untuned(device: Device, name: str) -> None:
+    """Once a process: nothing is stored for a call that the tuner would cover."""
+    log.warning(
+        "%s is not tuned for %s and runs with its default config; `make tune DEVICE=%s KERNEL=%s` tunes it",
+        name, device.key, device.key, name,
+    )  # fmt: skip
+
+
+def serve(
+    kernels: Mapping[str, Kernel],
+    name: str,
+    call: Any,
+    batch: int,
+    x: torch.Tensor,
+    launch: Callable[[Served], None],
+    tuned: Callable[[], frozenset[Key]],
+    choice: Choice | None = None,
+) -> None:
+    """Launch a kernel where x is, with the choice named, the stored one, or the default if that is refused.
+
+    Args:
+        kernels: those of the operator; a choice that the caller names may be one for another of them.
+        name: the kernel that serves where the caller names no choice.
+        call, batch: what its config is looked up by.
+        x: a tensor on the device.
+        launch: makes the launch.
+        tuned: the keys, without the batch, that `make tune` covers.
+        choice: of the caller.
+    """
+    device, how, interpret = device_at(index_of(x))
+    taken = choice or choose(kernels[name], call, batch, device)
+    if not (interpret or taken.stored or choice) and device.key in DEVICES and call.key in tuned():
+        with _saying:
+            say_untuned(device, name)
+    try:
+        kernel = build(kernels[taken.kernel], taken.config, interpret)
+        launch(Served(taken, kernel, device, how, interpret, choice is not None))
+    except Exception as refusal:
+        refuse(taken, refusal)
+        serve(kernels, name, call, batch, x, launch, tuned)
+
+
+def alike(*tensors: torch.Tensor | None) -> Hashable:
+    """What calls have in common that one kept launch serves, as far as their tensors decide it."""
+    return tuple([None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors])
+
+
+def again(key: Hashable, *tensors: torch.Tensor | None) -> bool:
+    """Make the launch that was kept under this key, if there is one and it serves these addresses."""
+    kept = _repeats.get(key)
+    if kept is None:
+        return False
+    given = [t for t in tensors if t is not None]
+    if not aligned(given):
+        return False
+    kept(*given)
+    return True
+
+
+def aligned(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether vector loads of them need no check."""
+    return not any([t.data_ptr() % VECTOR_BYTES for t in tensors])
+
+
+def run_and_keep(
+    kernel: helion.Kernel, views: Tensors, constants: tuple[Any, ...], tensors: Tensors, key: Hashable
+) -> None:
+    """One launch on views of the tensors; where they are no copies it is kept for the calls like it."""
+    run(kernel, *views, *constants)
+    in_place = all(
+        v is t or v.data_ptr() == t.data_ptr()  # v and t are both None, or neither
+        for v, t in zip(views, tensors, strict=True)
+    )
+    if in_place and key not in _repeats and aligned(t for t in tensors if t is not None):
+        # a program of ever new shapes starts anew now and then
+        if len(_repeats) >= MOST_REPEATS:
+            _repeats.clear()
+        _repeats[key] = repeat(kernel, *views, *constants)

@@ -1,0 +1,38 @@
+"""Tensors as kernels read them."""
+
+from __future__ import annotations
+
+import torch
+
+VECTOR_BYTES = 16
+"""Of one load: what starts at such an address is loaded whole."""
+
+
+def matrices_of(x: torch.Tensor) -> int:
+    """How many there are in x (..., n, m)."""
+    return x.numel() // (x.size(-2) * x.size(-1))
+
+
+def matrices(x: torch.Tensor) -> torch.Tensor:
+    """(B, n, m) with contiguous matrices at any distance; a copy where the layout has no such view.
+
+    A start off the 16-byte grid is copied too: code without vector loads sums in another order.
+    """
+    n, m = x.shape[-2:]
+    if x.data_ptr() % VECTOR_BYTES:
+        x = x.clone(memory_format=torch.contiguous_format)
+    if x.is_contiguous():
+        return x.view(-1, n, m)
+    x = x.reshape(-1, n, m)
+    if (x.stride(2) == 1 or m == 1) and (x.stride(1) == m or n == 1):
+        return x.as_strided(x.shape, (x.stride(0) if x.size(0) > 1 else n * m, m, 1))
+    return x.contiguous()
+
+
+def pieces(x: torch.Tensor) -> torch.Tensor:
+    """A (B, n, m) view as (B, n m / c, c) with c entries of 16 bytes, for kernels that load pieces."""
+    size = x.size(1) * x.size(2)
+    c = min(VECTOR_BYTES // x.element_size(), size)
+    if c == x.size(2):
+        return x
+    return x.as_strided((x.size(0), size // c, c), (x.stride(0), c, 1))

@@ -1,0 +1,19 @@
+"""Random tensors with the same bits on every machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+"""Dtypes in the names of workloads."""
+
+
+def normal(generator: np.random.Generator, *shape: int) -> torch.Tensor:
+    """Standard normal numbers: NumPy's come from integers and tables, torch's from the host's vector log."""
+    return torch.from_numpy(generator.standard_normal(shape).astype(np.float32))
+
+
+def make_cotangents(x: torch.Tensor, *, seed: int = 1, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Random upstream gradients of the shape of x: one that is constant along a line would hide errors."""
+    return normal(np.random.default_rng(seed), *x.shape).to(dtype or x.dtype)

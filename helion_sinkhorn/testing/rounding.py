@@ -1,0 +1,71 @@
+"""A model of float32 rounding: the unit, and perturbations at the places where a kernel rounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+UNIT = 2.0**-24
+"""Unit roundoff of the computing type, float32."""
+SAMPLES = 16
+"""Runs of the model; a standard deviation out of 16 is known to a fifth."""
+SIGMAS = 5.0
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """The rounding points of the kernels, each a bound in units of roundoff; unit=0 makes the model exact."""
+
+    seed: int
+    unit: float = UNIT
+    generator: torch.Generator = field(default_factory=torch.Generator)
+
+    ARGUMENT = 3.0
+    """x - max, times log2(e), and that constant: relative to the argument of the exponential."""
+    EXP = 4.0
+    """ex2.approx: 2^-22."""
+    RECIPROCAL = 4.0
+    """Two units for a one-instruction reciprocal, and two products where it is shared by a pair."""
+
+    def next_iteration(self) -> None:
+        """Errors repeat from here: near a fixed point iterations round the same numbers the same way."""
+        self.generator.manual_seed(self.seed)
+
+    def __call__(self, x: torch.Tensor, size: float = 1.0) -> torch.Tensor:
+        """x with a relative error of `size` units in each entry, up or down at random."""
+        signs = torch.randint(0, 2, x.shape, generator=self.generator, dtype=torch.int8)
+        return x * signs.to(x.dtype).mul_(2.0 * size * self.unit).add_(1.0 - size * self.unit)
+
+    def running(self, terms: torch.Tensor, count: int) -> torch.Tensor:
+        """Terms of a sum of `count`, one after another: count^3 / 3 squared units, shared among them."""
+        return self(terms, 1.0 + count / math.sqrt(3.0))
+
+    def sum(self, terms: torch.Tensor, axis: int) -> torch.Tensor:
+        return self.running(terms, terms.size(axis)).sum(axis, keepdim=True)
+
+    def dot(self, a: torch.Tensor, w: torch.Tensor, axis: int) -> torch.Tensor:
+        """The sum of a w; an implementation may fuse its products."""
+        return self.sum(a * w, axis)
+
+
+def half_ulp(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The error of rounding `exact` to `dtype` once; float32 is the arithmetic itself and adds nothing."""
+    if dtype in (torch.float32, torch.float64):
+        return torch.zeros_like(exact)
+    kind = torch.finfo(dtype)
+    return exact.abs() * (kind.eps / 2) + kind.smallest_normal * kind.eps / 2
+
+
+def worst(actual: torch.Tensor, expected: torch.Tensor, budget: torch.Tensor) -> float:
+    """The largest error in units of its budget: at most 1 passes.  NaN only where NaN is expected."""
+    actual = actual.detach().to("cpu", torch.float64)
+    if actual.shape != expected.shape:
+        raise ValueError(f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
+    if actual.numel() == 0:
+        return 0.0
+    error = (actual - expected).abs()
+    ratio = torch.where(error == 0, 0.0, error / budget)
+    ratio = torch.where(expected.isnan() & actual.isnan(), 0.0, ratio)
+    return ratio.nan_to_num(nan=math.inf).max().item()

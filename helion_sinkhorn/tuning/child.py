@@ -1,0 +1,82 @@
+"""`python -m helion_sinkhorn.tuning.child DEVICE`, the compiling process: a job in, an answer out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from helion_sinkhorn.configs.device import DEVICES, Device
+from helion_sinkhorn.machine.binary import Binary, Job, occupancy, problems
+from helion_sinkhorn.machine.listing import amd_facts
+from helion_sinkhorn.machine.presented import as_called, present_device, read_cubin, specialised
+
+
+def first_launch(device: Device, job: Job) -> tuple[Any, tuple[Any, ...]]:
+    """The Helion kernel and the arguments that are launched first, which here works on meta tensors."""
+    from helion_sinkhorn.operators import TRIALS
+    from helion_sinkhorn.runtime import serving
+
+    launches: list[tuple[Any, tuple[Any, ...]]] = []
+    serving.device_at = lambda index: (device, device.asm, False)
+    serving.run = lambda kernel, *arguments: launches.append((kernel, arguments))
+    trial = TRIALS[job.choice.kernel]
+    operands = trial.operands(job.call, job.batch, "meta")
+    trial.run(job.call, job.choice, *operands, **dict(job.options))
+    return launches[0]
+
+
+def compile_job(device: Device, job: Job) -> dict[str, Any]:
+    """The fields of a Binary."""
+    from helion_sinkhorn.operators import operator_of
+
+    launched: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+
+    def launcher(jit_function, grid, *arguments, **options):
+        arguments, options = specialised(arguments, options)
+        launched.append((jit_function.run, arguments, {"grid": grid, "warmup": True, **options}))
+
+    kernel, arguments = first_launch(device, job)
+    with as_called(arguments) as given:
+        program = kernel.bind(tuple(given)).compile_config(kernel.configs[0])
+        program(*given, _launcher=launcher)
+    ((run, arguments, options),) = launched
+    compiled = run(*arguments, **options)
+    nvidia = device.vendor == "nvidia"
+    row = read_cubin(compiled) if nvidia else amd_facts(compiled.asm["amdgcn"])
+    row["modes"] = {**row.get("modes", {}), "enable_fp_fusion": int(compiled.metadata.enable_fp_fusion)}
+    row["shared"] = compiled.metadata.shared
+    row["threads"] = compiled.metadata.num_warps * device.warp_size
+    row["occupancy"] = occupancy(device, row["registers"], row["shared"], row["threads"])
+    binary = Binary(device.key, job, **row)
+    row["problems"] = [*problems(device, binary), *operator_of(job.choice.kernel).problems(binary)]
+    if compiled.asm["cubin" if nvidia else "hsaco"][:4] != b"\x7fELF":
+        row["problems"].append("the binary is no ELF file")
+    return row
+
+
+def serve(device: Device) -> None:
+    """Answer the jobs on stdin; compilers may print, so stdout is theirs and the answers' no more."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    present_device(device)
+    from helion_sinkhorn.configs.store import frozen
+    from helion_sinkhorn.operators import KERNELS
+    from helion_sinkhorn.runtime.kernel import Choice
+
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        said = json.loads(line)
+        choice = Choice(**{k: frozen(v) for k, v in said.pop("choice").items()})
+        try:
+            call = KERNELS[choice.kernel].call(**said.pop("call"))
+            row = compile_job(device, Job(call, choice, said["batch"], frozen(said["options"])))
+        except Exception as error:  # whatever Helion or a compiler raised is this job's result
+            row = {"problems": [f"{type(error).__name__}: {error}".strip()]}
+        print(json.dumps(row), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    serve(DEVICES[sys.argv[1]])

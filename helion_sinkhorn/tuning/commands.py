@@ -1,0 +1,176 @@
+"""The commands of `python -m helion_sinkhorn`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from helion_sinkhorn.configs import store
+from helion_sinkhorn.configs.device import DEVICES, Device, current
+from helion_sinkhorn.workloads import tagged
+
+console = Console(soft_wrap=True, highlight=False)
+
+
+def table(title: str, names: list[str], rows: list[tuple[str, ...]]) -> None:
+    """On a terminal as a table, elsewhere a line a row."""
+    if not console.is_terminal:
+        for row in [(title,), tuple(names), *rows]:
+            console.print("\t".join(row))
+        return
+    shown = Table(title=title)
+    for name in names:
+        shown.add_column(name)
+    for row in rows:
+        shown.add_row(*row)
+    console.print(shown)
+
+
+def here(asked: str) -> str:
+    """The name of the GPU of this process, which must be the device asked for."""
+    advice = (
+        f"run this on a {asked}, or add OFFLINE=1 (--offline) to rank configs for it "
+        "from machine code compiled here"
+    )
+    if not torch.cuda.is_available():
+        raise SystemExit(f"tune: asked for {asked}, found no GPU; {advice}.")
+    index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    found, name = current(index), torch.cuda.get_device_name(index)
+    if found.key != asked:
+        raise SystemExit(f"tune: asked for {asked}, found {found.key} ({name}); {advice}.")
+    return name
+
+
+def tune(arguments: argparse.Namespace) -> int:
+    if not arguments.offline:
+        reported = here(arguments.device)
+    # importing these imports Helion, which looks at the device
+    from helion_sinkhorn.tuning import tune as tuner
+    from helion_sinkhorn.tuning.groups import groups_of
+    from helion_sinkhorn.tuning.offline_run import tune_offline
+    from helion_sinkhorn.tuning.options import Options
+    from helion_sinkhorn.tuning.plan import keys_left, plan
+
+    workloads = [w for w in tagged(arguments.tags, object) if arguments.only in w.name]
+    groups = groups_of(workloads, arguments.kernel)
+    if not groups:
+        raise SystemExit(
+            f"tune: no workload has tag {arguments.tags!r}, {arguments.only!r} in its name "
+            f"and kernel {arguments.kernel or 'any'}."
+        )
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    # said, or Helion gives this process a folder of its own, where it finds nothing of what others compiled
+    cache = os.environ.get("TRITON_CACHE_DIR") or str(Path.home() / ".triton" / "cache")
+    os.environ["TRITON_CACHE_DIR"] = cache
+    options = Options(
+        device=arguments.device, out=arguments.out, kernel=arguments.kernel, effort=arguments.effort,
+        budget=arguments.budget, limit=arguments.limit, force=arguments.force, commit=arguments.commit,
+        workers=arguments.workers or max(1, len(os.sched_getaffinity(0)) // ranks - 1),
+        cache=Path(cache),
+    )  # fmt: skip
+    mark = f"rank {options.rank}: " if options.world > 1 else ""
+
+    def say(line: str) -> None:
+        console.print(f"{mark}{line}")
+
+    for line in plan(groups, options, "compiled" if arguments.offline else "measured"):
+        say(line)
+    if arguments.offline:
+        entries = [e for group in tune_offline(groups, options, say=say) for e in group]
+        say(f"{len(entries)} entries ranked from machine code for {arguments.device}; none was run")
+        return 0
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    results = []
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("keys", total=keys_left(groups, options))
+        for result in tuner.tune(groups, options, reported, say=say):
+            results.append(result)
+            progress.advance(task)
+    table(
+        f"{arguments.device}: microseconds",
+        ["key", "batch", "old", "new", "default", "x default"],
+        tuner.report(results),
+    )
+    return 0
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """What would serve each workload on a device, and where that comes from."""
+    from helion_sinkhorn.operators import KERNELS, kernel_calls
+    from helion_sinkhorn.runtime.serving import choose
+
+    device = DEVICES[arguments.device] if arguments.device else this_device()
+    for w in tagged(arguments.tags, object):
+        if arguments.only in w.name:
+            for name, call in kernel_calls(w):
+                console.print(f"{device.key} {w.name}: {choose(KERNELS[name], call, w.batch, device)}")
+    return 0
+
+
+def this_device() -> Device:
+    if torch.cuda.is_available():
+        return current(torch.cuda.current_device())
+    raise SystemExit(f"show: no GPU here; name one with --device: {', '.join(DEVICES)}.")
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Schema, fingerprints and README of a folder, and all its programs compiled for their devices."""
+    from helion_sinkhorn.tuning import check as cache
+    from helion_sinkhorn.tuning.readme import readme as written
+
+    if importlib.util.find_spec("jsonschema") is None:
+        raise SystemExit("check: needs jsonschema; pip install 'helion_sinkhorn[check]'.")
+    begin = time.perf_counter()
+    folder = arguments.out
+    found = list(cache.complaints(folder))
+    if (folder / "README.md").exists() and written(folder) != (folder / "README.md").read_text():
+        found.append(f"{folder / 'README.md'} is not what the data say: make tuning-readme")
+    if not arguments.no_compile:
+        found += cache.miscompiled(folder, arguments.workers or len(os.sched_getaffinity(0)))
+    for line in found:
+        console.print(line)
+    programs = sum(len(cache.jobs(folder, key)) for key in DEVICES)
+    console.print(
+        f"{len(cache.files(folder))} files, {programs} programs, {len(found)} problems, "
+        f"{time.perf_counter() - begin:.0f} s"
+    )
+    return 1 if found else 0
+
+
+def readme(arguments: argparse.Namespace) -> int:
+    """Write the README of a folder anew from its data."""
+    from helion_sinkhorn.tuning.readme import readme as written
+
+    (arguments.out / "README.md").write_text(written(arguments.out))
+    return 0
+
+
+def environment(arguments: argparse.Namespace) -> int:
+    """Versions, the device and how much is stored for it."""
+    from helion_sinkhorn.operators import KERNELS
+    from helion_sinkhorn.tuning.provenance import versions
+
+    for name, value in versions().items():
+        console.print(f"{name:10} {value or '-'}")
+    for index in range(torch.cuda.device_count()):
+        device = current(index)
+        counts = [
+            f"{kernel} {len(store.read(folder, device.key, kernel))} in {folder}"
+            for folder in store.folders()
+            for kernel in KERNELS
+        ]
+        console.print(
+            f"cuda:{index}     {device.key} ({torch.cuda.get_device_name(index)}); {'; '.join(counts)}"
+        )
+    if not torch.cuda.device_count():
+        console.print("no GPU: PyTorch serves calls on this machine")
+    return 0

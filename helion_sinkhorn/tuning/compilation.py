@@ -1,0 +1,94 @@
+"""Candidates on their way to machine code."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.machine.binary import Binary, Job
+from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.runtime.kernel import Choice, candidates
+from helion_sinkhorn.tuning.groups import Group
+
+log = logging.getLogger("helion_sinkhorn")
+
+COMPILE_TIMEOUT = 60.0
+TIMED_SPILLS = 256
+"""Bytes a thread: some values that wait in local memory may cost less than what keeps them out of it."""
+
+
+class Compilation:
+    """All candidates of some groups on their way to machine code, in the background and in order."""
+
+    def __init__(self, device: Device, groups: Sequence[Group], workers: int, cache: Path | None):
+        self.device = device
+        self.jobs = {
+            # of the size that will run: beyond 2^31 entries offsets take 64 bits, and other code
+            group: [
+                Job(group.call, c, max(group.batches))
+                for c in candidates(KERNELS[group.kernel], group.call, device)
+            ]
+            for group in groups
+        }
+        every = [job for jobs in self.jobs.values() for job in jobs]
+        self.futures: dict[Job, Future[Binary]] = {job: Future() for job in every}
+        self.stopped = False
+
+        def report(binary: Binary) -> None:
+            self.futures[binary.job].set_result(binary)
+            if self.stopped:
+                raise InterruptedError("no more binaries are wanted")
+
+        def work() -> None:
+            try:
+                compile_for(
+                    device.key, every, workers=workers, timeout=COMPILE_TIMEOUT, cache=cache, report=report
+                )
+            except BaseException as failure:
+                for future in self.futures.values():
+                    if not future.done():
+                        future.set_exception(failure)
+
+        threading.Thread(target=work, daemon=True).start()
+
+    def stop(self) -> None:
+        """Begin no further job: a process that ends waits for those begun."""
+        self.stopped = True
+
+    def binaries(self, group: Group) -> list[Binary]:
+        """Those of one group, when they are there; without machine code where the compilers do not start."""
+        try:
+            return [self.futures[job].result() for job in self.jobs[group]]
+        except Exception as failure:
+            log.warning("%s: to be compiled one by one, as they are timed (%s)", group.name, failure)
+            return [Binary(self.device.key, job) for job in self.jobs[group]]
+
+
+def sound(binaries: Sequence[Binary]) -> list[Choice]:
+    """The default, and the candidates without problems but spills: few, or where the default spills too."""
+    default, *others = binaries
+
+    def fine(binary: Binary) -> bool:
+        tolerable = bool(default.spill_bytes) or binary.spill_bytes <= TIMED_SPILLS
+        return not binary.problems or (len(binary.problems) == 1 and bool(binary.spill_bytes) and tolerable)
+
+    return [b.job.choice for b in (default, *filter(fine, others))]
+
+
+def count_compilations() -> Callable[[], int]:
+    """How many binaries this process found in no cache and compiled itself, from now on."""
+    import triton
+
+    missed = 0
+
+    def listener(*, cache_hit: bool, **_: object) -> None:
+        nonlocal missed
+        missed += not cache_hit
+
+    triton.knobs.compilation.listener = listener
+    return lambda: missed

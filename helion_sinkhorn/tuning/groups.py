@@ -1,0 +1,74 @@
+"""Keys that share their binaries, and their entries on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from helion_sinkhorn.configs import store, writer
+from helion_sinkhorn.operators import kernel_calls
+from helion_sinkhorn.runtime.kernel import Choice
+
+
+@dataclass(frozen=True)
+class Group:
+    """Keys of one kernel that differ in the batch alone."""
+
+    kernel: str
+    call: Any
+    """Of the type that the kernel's row names."""
+    batches: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.kernel} {self.call}"
+
+
+def groups_of(workloads: Iterable[Any], kernel: str | None = None) -> list[Group]:
+    """The groups of these workloads, in their order; of one kernel where one is named."""
+    batches: dict[tuple[str, Any], set[int]] = {}
+    for workload in workloads:
+        for name, call in kernel_calls(workload):
+            if kernel in (None, name):
+                batches.setdefault((name, call), set()).add(workload.batch)
+    return [Group(*key, tuple(sorted(b))) for key, b in batches.items()]
+
+
+def entry_key(group: Group, batch: int) -> dict[str, Any]:
+    return {**dict(group.call.key), "batch": batch, "triton": store.triton_minor()}
+
+
+def stored(folder: Path, device: str, kernel: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Entries of a file by identity, each with its run's fingerprint."""
+    data = writer.load(folder / device / f"{kernel}.json") or {"runs": {}, "entries": []}
+    return {
+        writer.identity(e): {**e, "fingerprint": data["runs"].get(e["run"], {}).get("fingerprint")}
+        for e in data["entries"]
+    }
+
+
+def choice_of(kernel: str, entry: dict[str, Any] | None) -> Choice | None:
+    """The choice an entry stores."""
+    if entry is None:
+        return None
+    return Choice(kernel, store.frozen(entry["config"]), store.frozen(entry["variant"]), "the incumbent")
+
+
+def thawed(items: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    """Items as JSON holds them, by name."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in sorted(items)}
+
+
+def same(a: Choice, b: Choice) -> bool:
+    return (thawed(a.config), thawed(a.variant)) == (thawed(b.config), thawed(b.variant))
+
+
+def distinct(choices: Iterable[Choice | None]) -> list[Choice]:
+    """Without None and repetitions, in order."""
+    kept: list[Choice] = []
+    for choice in choices:
+        if choice is not None and not any(same(choice, k) for k in kept):
+            kept.append(choice)
+    return kept

@@ -1,0 +1,92 @@
+"""README.md of the tuning cache: its hand-written part, and tables from its files."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+from helion_sinkhorn.configs import writer
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.tuning import calibration
+from helion_sinkhorn.tuning.check import files
+
+TABLES = "<!-- from the data, by `make tuning-readme` -->"
+
+
+# ---------------------------------------------------------------------------------------------- README
+
+
+def table(head: str, rows: list[list[Any]]) -> str:
+    names = head.split(" | ")
+    lines = [f"| {head} |", "|" + "---|" * len(names)]
+    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
+
+
+def geometric(values: list[float]) -> float:
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+def entry_rows(folder: Path) -> list[list[Any]]:
+    rows = []
+    for path in files(folder):
+        data = json.loads(path.read_text())
+        for evidence in reversed(writer.EVIDENCE):
+            entries = [e for e in data["entries"] if e["evidence"] == evidence]
+            if not entries:
+                continue
+            runs = [data["runs"][r] for r in sorted({e["run"] for e in entries})]
+            used = sorted({f"Helion {r['helion']}, Triton {r['triton']}, torch {r['torch']}" for r in runs})
+            gain = [e["default_us"] / e["us"] for e in entries if "us" in e]
+            rows.append([
+                path.parent.name, path.stem, len(entries), evidence,
+                f"{geometric(gain):.2f} ({max(gain):.2f})" if gain else "not known",
+                "; ".join(used), max(r["utc"] for r in runs)[:10],
+            ])  # fmt: skip
+    return rows
+
+
+def calibration_rows(folder: Path) -> list[list[Any]]:
+    rows = []
+    for path in sorted(folder.glob(f"*/{calibration.FILE}")):
+        every = list(calibration.qualities(path))
+        for kernel in [*KERNELS, "all"]:
+            some = [q for q in every if kernel in (q.kernel, "all")]
+            if some:
+                regrets = sorted(q.regret for q in some)
+                rows.append([
+                    path.parent.name, kernel, len(some),
+                    f"{statistics.median(q.correlation for q in some):.2f}",
+                    f"{statistics.median(regrets):.3f}", f"{regrets[int(0.9 * (len(some) - 1))]:.3f}",
+                    f"{statistics.median(q.default for q in some):.3f}",
+                    sum(q.regret > 1.02 * q.default for q in some),
+                ])  # fmt: skip
+    return rows
+
+
+def readme(folder: Path) -> str:
+    """README.md of a folder: its hand-written part, and tables from its files."""
+    text = (folder / "README.md").read_text().split(TABLES)[0].rstrip()
+    parts = [text, "", TABLES, ""]
+    rows = entry_rows(folder)
+    if rows:
+        head = (
+            "device | kernel | entries | evidence | speed-up over the default: mean (best) | versions | date"
+        )
+        parts += ["## Entries", "", table(head, rows), ""]
+    rows = calibration_rows(folder)
+    if rows:
+        head = (
+            "measured on | kernel | keys | rank correlation | regret | regret, 90 % | default over best "
+            "| worse than the default"
+        )
+        parts += [
+            "## How well machine code ranks", "",
+            "All candidates of a key were timed and scored. Medians over keys; regret is the time of what "
+            "the score picks over the best time measured. The last column counts keys where the pick is "
+            "more than 2 % slower than the default.", "",
+            table(head, rows), "",
+        ]  # fmt: skip
+    return "\n".join(parts).rstrip() + "\n"

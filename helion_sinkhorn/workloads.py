@@ -1,0 +1,28 @@
+"""WORKLOADS: the calls that tuning, benchmarks, CI and tritonbench loop over, a module for each operator."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from helion_sinkhorn.ops.dot_compress import workloads as dot_compress
+from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload as DotWorkload
+from helion_sinkhorn.ops.linear_attention import workloads as linear_attention
+from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload as AttentionWorkload
+from helion_sinkhorn.ops.sinkhorn import workloads as sinkhorn
+from helion_sinkhorn.ops.sinkhorn.logits import LOGITS as LOGITS
+from helion_sinkhorn.ops.sinkhorn.logits import PEAKED as PEAKED
+from helion_sinkhorn.ops.sinkhorn.logits import make_logits as make_logits
+from helion_sinkhorn.ops.sinkhorn.workloads import LARGEST_ENTRIES as LARGEST_ENTRIES
+from helion_sinkhorn.ops.sinkhorn.workloads import Workload as Workload
+from helion_sinkhorn.testing.draws import make_cotangents as make_cotangents
+
+Row = TypeVar("Row")
+
+_ROWS = (*sinkhorn.ROWS, *dot_compress.ROWS, *linear_attention.ROWS)
+WORKLOADS: dict[str, Workload | DotWorkload | AttentionWorkload] = {w.name: w for w in _ROWS}
+assert len(WORKLOADS) == len(_ROWS)
+
+
+def tagged(tag: str, kind: type[Row] = Workload) -> list[Row]:
+    """The rows of one operator, or with kind=object of all, that carry a tag, in the order of the table."""
+    return [w for w in WORKLOADS.values() if isinstance(w, kind) and tag in w.tags]
