@@ -98,7 +98,7 @@ def kernels(
     workload: Workload, p: torch.Tensor, name: str, system: str, solver: str, auto: bool
 ) -> list[gate.Candidate]:
     """One solver of one system."""
-    from helion_sinkhorn.ops.sinkhorn import launch
+    from helion_sinkhorn.ops.sinkhorn.implicit import launch
     from helion_sinkhorn.runtime import serving
 
     def run(p, dy, choice):

@@ -7,10 +7,12 @@ from helion_sinkhorn.ops.linear_attention.api import recurrent_linear_attention 
 from helion_sinkhorn.ops.sinkhorn.api import Plan as Plan
 from helion_sinkhorn.ops.sinkhorn.api import plan as plan
 from helion_sinkhorn.ops.sinkhorn.api import sinkhorn as sinkhorn
+from helion_sinkhorn.ops.sinkhorn.implicit.systems import Implicit as Implicit
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import marginal_error as marginal_error
 
 __version__ = "0.1.0"
 __all__ = [
+    "Implicit",
     "Plan",
     "dot_compress",
     "marginal_error",

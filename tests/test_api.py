@@ -10,7 +10,7 @@ import torch
 from autograd_calls import randn
 from torch._subclasses import FakeTensorMode
 
-from helion_sinkhorn import plan, reference, sinkhorn
+from helion_sinkhorn import nn, plan, reference, sinkhorn
 from helion_sinkhorn.configs import device, lookup, settings, store
 
 FORMS = ("deepseek", "log")
@@ -258,7 +258,7 @@ def test_zero_eps_and_first_cols_are_what_they_say():
 
 def test_implementations_agree_on_a_cpu():
     x, dp = randn(3, 4, 4), randn(3, 4, 4, seed=1)
-    for actual, expected in zip(both(x, dp), both(x, dp, implementation="reference"), strict=True):
+    for actual, expected in zip(both(x, dp), both(x, dp, implementation="pytorch"), strict=True):
         assert torch.equal(actual, expected)
 
 
@@ -318,7 +318,7 @@ ERRORS = {
     ),
     "implementation": (
         ValueError, (LOGITS,), {"implementation": "triton"},
-        ("implementation is 'triton'", "'auto', 'helion', 'reference'", "use one of"),
+        ("implementation is 'triton'", "'auto', 'helion', 'pytorch'", "use one of"),
     ),
     "integer out_dtype": (
         TypeError, (LOGITS,), {"out_dtype": torch.int32},
@@ -397,16 +397,27 @@ def test_beyond_the_kernels_range(shape, dtype, words):
             function(logits, implementation="helion")
         for word in (*words, "use implementation='auto'"):
             assert word in str(raised.value)
-    assert plan(logits).implementation == "reference"
+    assert plan(logits).implementation == "pytorch"
+
+
+@pytest.mark.parametrize(
+    ("call", "n"), [(sinkhorn, 6), (plan, 7), (lambda x, **options: nn.Sinkhorn(**options)(x), 8)]
+)
+def test_the_old_name_of_an_implementation(call, n):
+    x = torch.randn(2, n, n)
+    with pytest.warns(DeprecationWarning, match="now called 'pytorch'"):
+        old = call(x, implementation="reference")
+    new = call(x, implementation="pytorch")
+    assert torch.equal(old, new) if isinstance(old, torch.Tensor) else old == new
 
 
 def test_plan_on_a_cpu():
     chosen = plan(LOGITS)
-    assert (chosen.implementation, chosen.device) == ("reference", "cpu")
+    assert (chosen.implementation, chosen.device) == ("pytorch", "cpu")
     assert "PyTorch" in chosen.forward
     assert "PyTorch" in chosen.backward
     assert str(chosen).splitlines() == [
-        "implementation: reference on cpu",
+        "implementation: pytorch on cpu",
         f"forward:  {chosen.forward}",
         f"backward: {chosen.backward}",
     ]

@@ -132,11 +132,11 @@ def test_layouts_and_opcheck(layout, has_z):
     assert_equal(results(*given).values(), results(*contiguous).values())
     x, y, z, grad = given
     for parts in (1, 2):
-        torch.library.opcheck(FORWARD, (x, y, z, parts, "reference"))
+        torch.library.opcheck(FORWARD, (x, y, z, parts, "pytorch"))
         leaves = [None if t is None else t.detach().requires_grad_() for t in (x, y, z)]
-        torch.library.opcheck(FORWARD, (*leaves, parts, "reference"))
-        _, b = FORWARD(x, y, z, parts, "reference")
-        torch.library.opcheck(BACKWARD, (grad, x, y, b, "reference"))
+        torch.library.opcheck(FORWARD, (*leaves, parts, "pytorch"))
+        _, b = FORWARD(x, y, z, parts, "pytorch")
+        torch.library.opcheck(BACKWARD, (grad, x, y, b, "pytorch"))
 
 
 def test_no_rows_leave_z_and_no_gradient():
@@ -144,7 +144,7 @@ def test_no_rows_leave_z_and_no_gradient():
     found = results(x, y, z, grad)
     assert found["out"].shape == (2, 0, 5)
     assert not found["dz"].any()
-    assert torch.equal(FORWARD(x, y, z, 1, "reference")[1][:, 0], z)
+    assert torch.equal(FORWARD(x, y, z, 1, "pytorch")[1][:, 0], z)
 
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (1, 2)], ids=str)

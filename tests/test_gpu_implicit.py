@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helion_sinkhorn import plan, sinkhorn
+from helion_sinkhorn import Implicit, plan, sinkhorn
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
 from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
@@ -39,7 +39,7 @@ def check(
 ):
     x = make_logits(logits, batch, n, m, dtype=dtype)
     dy = make_cotangents(x)
-    p, dx = gradient(x.to(DEVICE), dy.to(DEVICE), n_iters, implicit_system=system, implicit_solver=solver)
+    p, dx = gradient(x.to(DEVICE), dy.to(DEVICE), n_iters, backward=Implicit(system, solver))
     p64, dy64 = p.double().cpu(), dy.double()
     expected = implicit.backward(dy64, p64, n_iters, system, solver, torch.float64)
     solved = "reduced" if (system, solver) == ("full", "direct") else system
@@ -116,7 +116,7 @@ def test_cuda_graphs():
 def test_the_plan_names_the_kernel():
     x = make_logits("randn_1", 8, 4, 4).to(DEVICE)
     assert plan(x, backward="implicit").backward.startswith("sinkhorn_implicit_direct")
-    chosen = plan(x, backward="implicit", implicit_solver="cg")
+    chosen = plan(x, backward=Implicit(solver="cg"))
     assert chosen.backward.startswith("sinkhorn_implicit_cg")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from autograd_calls import value_and_gradient
 
-from helion_sinkhorn import marginal_error, nn, plan, reference, sinkhorn
+from helion_sinkhorn import Implicit, marginal_error, nn, plan, reference, sinkhorn
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
 from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
@@ -133,14 +133,15 @@ def kernel(dy, p, system, solver, n_iters=ENOUGH, **variant):
     pytest.importorskip("helion", reason="helion is not installed")
     from helion_sinkhorn.configs.device import DEVICES
     from helion_sinkhorn.ops.sinkhorn import launch
+    from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
     from helion_sinkhorn.runtime import serving
 
     choice = None
     if variant:
-        call = launch.implicit_call(*p.shape[-2:], p.dtype, n_iters)
+        call = implicit_launch.implicit_call(*p.shape[-2:], p.dtype, n_iters)
         choice = serving.choose(KERNELS[f"sinkhorn_implicit_{solver}"], call, len(p), DEVICES["h200"])
         choice = launch.with_variant(choice, **variant)
-    return launch.implicit_backward(dy, p, n_iters, system, solver, torch.float32, choice)
+    return implicit_launch.implicit_backward(dy, p, n_iters, system, solver, torch.float32, choice)
 
 
 def judge(got, p, dy, system, solver, dtype=torch.float32):
@@ -208,14 +209,14 @@ class TestPublicFunction:
         dy = make_cotangents(x)
         results = {}
         for system, solver in itertools.product(SYSTEMS, SOLVERS):
-            options = {"implicit_system": system, "implicit_solver": solver, "backward": "implicit"}
+            options = {"backward": Implicit(system, solver)}
             p, results[system, solver] = value_and_gradient(lambda leaf: sinkhorn(leaf, 5, **options), x, dy)  # noqa: B023
             expected = implicit.backward(dy, p, 5, system, solver, torch.float32)
             assert torch.equal(results[system, solver], expected)
         distinct = {tuple(r.flatten().tolist()) for r in results.values()}
         # elimination of the full system leaves the reduced one
         assert len(distinct) == 5
-        module = nn.Sinkhorn(5, backward="implicit", implicit_system="full", implicit_solver="cg")
+        module = nn.Sinkhorn(5, backward=Implicit("full", "cg"))
         assert torch.equal(value_and_gradient(module, x, dy)[1], results["full", "cg"])
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -246,7 +247,7 @@ class TestPublicFunction:
         x[2, 0, 0] = math.nan
         for solver in SOLVERS:
             _, dx = value_and_gradient(
-                lambda leaf: sinkhorn(leaf, backward="implicit", implicit_solver=solver),  # noqa: B023
+                lambda leaf: sinkhorn(leaf, backward=Implicit(solver=solver)),  # noqa: B023
                 x,
                 make_cotangents(x),
             )
@@ -256,23 +257,12 @@ class TestPublicFunction:
     @pytest.mark.parametrize(
         ("shape", "options", "said"),
         [
-            ((2, 3, 5), {"backward": "implicit", "implicit_system": "reduced"}, "3 x 5 cannot have"),
+            ((2, 3, 5), {"backward": Implicit("reduced")}, "3 x 5 cannot have"),
             (
                 (2, 5, 3),
-                {"backward": "implicit", "implicit_system": "full"},
-                "use implicit_system='corrected'",
+                {"backward": Implicit("full")},
+                "use system='corrected'",
             ),
-            (
-                (2, 4, 4),
-                {"backward": "implicit", "implicit_system": "schur"},
-                "implicit_system is 'schur'; use one of",
-            ),
-            (
-                (2, 4, 4),
-                {"backward": "implicit", "implicit_solver": "lu"},
-                "implicit_solver is 'lu'; use one of",
-            ),
-            ((2, 4, 4), {"implicit_solver": "cg"}, "pass backward='implicit' with it"),
             ((2, 4, 4), {"backward": "auto"}, "backward is 'auto'; use one of 'exact', 'implicit'"),
         ],
     )
@@ -280,6 +270,12 @@ class TestPublicFunction:
         for call in (sinkhorn, plan):
             with pytest.raises(ValueError, match=said):
                 call(torch.zeros(shape), **options)
+
+    def test_unknown_options(self):
+        with pytest.raises(ValueError, match="Implicit: system is 'schur'; use one of 'corrected'"):
+            Implicit(system="schur")
+        with pytest.raises(ValueError, match="Implicit: solver is 'lu'; use one of 'auto'"):
+            Implicit(solver="lu")
 
     def test_no_second_derivative_and_no_forward_mode(self):
         x = make_logits("randn_1", 2, 3, 3).requires_grad_()
@@ -306,11 +302,11 @@ class TestPublicFunction:
 
     def test_operators(self):
         x = make_logits("randn_1", 3, 4, 4).requires_grad_()
-        arguments = 5, 1e-6, "deepseek", "rows", "reference", torch.float32, "corrected", "direct"
+        arguments = 5, 1e-6, "deepseek", "rows", "pytorch", torch.float32, "corrected", "direct"
         operators = torch.ops.helion_sinkhorn
         torch.library.opcheck(operators.sinkhorn_implicit, (x, *arguments))
         p = sinkhorn(x.detach())
-        arguments = p, 5, "reference", torch.float32, "corrected", "cg"
+        arguments = p, 5, "pytorch", torch.float32, "corrected", "cg"
         torch.library.opcheck(operators.sinkhorn_implicit_backward, (torch.randn_like(p), *arguments))
 
 

@@ -25,7 +25,7 @@ def call(gates="gk", shape=(2, 9, 2, 4, 6), dtype=torch.float32, **options):
     return AttentionWorkload("", *shape, frozenset(), "", gates=gates, dtype=dtype, **options)
 
 
-def arguments(w, serves="reference"):
+def arguments(w, serves="pytorch"):
     x, _, _ = w.make_inputs()
     *vectors, start = [x.get(name) for name in model.TENSORS]
     return *vectors, 0.5, start, w.reverse, x.get("cu_seqlens"), serves

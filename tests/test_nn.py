@@ -9,7 +9,7 @@ import pytest
 import torch
 from autograd_calls import assert_equal, randn, value_and_gradient
 
-from helion_sinkhorn import nn, reference, sinkhorn
+from helion_sinkhorn import Implicit, nn, reference, sinkhorn
 
 # Roundings on the longest path of 20 iterations of a 4x4 matrix and back: 2 * 20 half-steps of 4 products,
 # a reciprocal and a scaling each, once forwards and once backwards
@@ -40,7 +40,7 @@ def log_domain(x, iters=20):
         {},
         {"n_iters": 3, "eps": 1e-3, "first": "cols"},
         {"n_iters": 5, "form": "log", "out_dtype": torch.float64},
-        {"n_iters": 0, "implementation": "reference", "backward": "exact"},
+        {"n_iters": 0, "implementation": "pytorch", "backward": "exact"},
     ],
     ids=str,
 )
@@ -61,8 +61,8 @@ def test_sinkhorn_is_the_function_with_fixed_options(options):
         (lambda: nn.Sinkhorn(form="x"), "form is 'x'"),
         (lambda: nn.Sinkhorn(-1), "n_iters is -1"),
         (lambda: nn.Sinkhorn(form="log", eps=1e-3), "which has none"),
-        (lambda: nn.Sinkhorn(implicit_solver="cg"), "implicit_solver is 'cg' with backward='exact'"),
-        (lambda: nn.Sinkhorn(backward="implicit", implicit_system="x"), "implicit_system is 'x'"),
+        (lambda: nn.Sinkhorn(backward=Implicit(solver="lu")), "Implicit: solver is 'lu'"),
+        (lambda: nn.Sinkhorn(backward=Implicit("x")), "Implicit: system is 'x'"),
         (lambda: nn.FusedMHC(-1), "n_iters is -1"),
         (lambda: nn.SinkhornLaneMixer(0), "num_lanes is 0; pass an int of at least 1"),
         (lambda: nn.SinkhornLaneMixer(4, iters=-1), "n_iters is -1"),

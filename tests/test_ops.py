@@ -20,8 +20,8 @@ from helion_sinkhorn import nn, reference, sinkhorn
 
 FORWARD = torch.ops.helion_sinkhorn.sinkhorn.default
 BACKWARD = torch.ops.helion_sinkhorn.sinkhorn_backward.default
-DEFAULTS = (20, 1e-6, "deepseek", "rows", "reference")
-LOG = (7, 0.0, "log", "cols", "reference")
+DEFAULTS = (20, 1e-6, "deepseek", "rows", "pytorch")
+LOG = (7, 0.0, "log", "cols", "pytorch")
 
 
 LAYOUTS = {

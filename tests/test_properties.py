@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helion_sinkhorn import sinkhorn
+from helion_sinkhorn import Implicit, sinkhorn
 from helion_sinkhorn.ops.sinkhorn.budget import Case
 from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
 from helion_sinkhorn.ops.sinkhorn.logits import make_logits
@@ -51,7 +51,7 @@ def test_values_and_gradients_stay_in_the_budget(form, first, logits, n, m, n_it
 def test_implicit_gradients_solve_their_equations(solver, logits, n, m, n_iters, seed):
     x = make_logits(logits, 5, n, m, seed=seed)
     dy = make_cotangents(x, seed=seed + 1)
-    options = {"form": "log", "backward": "implicit", "implicit_solver": solver}
+    options = {"form": "log", "backward": Implicit(solver=solver)}
     # with fewer steps than unknowns conjugate gradients stop short on purpose
     n_iters = max(n_iters, min(n, m))
     p, dx = sinkhorn(x, n_iters, form="log"), gradient(x, dy, n_iters=n_iters, **options)

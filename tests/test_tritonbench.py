@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from helion_sinkhorn import reference, sinkhorn
+from helion_sinkhorn import Implicit, reference, sinkhorn
 from helion_sinkhorn.ops.sinkhorn.logits import make_logits
 from helion_sinkhorn.ops.sinkhorn.workloads import LARGEST_ENTRIES
 from helion_sinkhorn.testing.draws import make_cotangents
@@ -164,7 +164,7 @@ def test_implicit_gradients_are_approximate_rows(solver):
     dy = make_cotangents(x)
     p = backends.BACKENDS[name].build(x, dy, 20, "log", "rows")()
     (dx,) = torch.autograd.grad(p, x, dy)
-    expected = sinkhorn(x, 20, form="log", backward="implicit", implicit_solver=solver)
+    expected = sinkhorn(x, 20, form="log", backward=Implicit(solver=solver))
     assert torch.equal(p, expected)
     assert torch.equal(dx, torch.autograd.grad(expected, x, dy)[0])
 

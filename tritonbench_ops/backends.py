@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from helion_sinkhorn import plan, reference, sinkhorn
+from helion_sinkhorn import Implicit, plan, reference, sinkhorn
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import SOLVERS
 
 Forward = Callable[[], torch.Tensor]
@@ -190,7 +190,7 @@ BACKENDS = {
     "helion_default": Backend(with_defaults, default_config, on_cpu=False),
 }
 for solver in SOLVERS:
-    options = {"backward": "implicit", "implicit_solver": solver}
+    options = {"backward": Implicit(solver=solver)}
     name = "helion_implicit_approximate" if solver == "auto" else f"helion_implicit_{solver}_approximate"
     BACKENDS[name] = Backend(ours(**options), partial(our_config, **options), approximate=True)
 BACKENDS |= peers()

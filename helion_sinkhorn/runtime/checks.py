@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection
 
 import torch
 
-IMPLEMENTATIONS = ("auto", "helion", "reference")
+IMPLEMENTATIONS = ("auto", "helion", "pytorch")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (*KERNEL_DTYPES, torch.float64)
 LARGEST_FLOAT = int(torch.finfo(torch.float64).max)
@@ -64,14 +65,28 @@ def check_flag(name: str, value: object) -> None:
         raise TypeError(f"{name} is {value!r}; pass True or False")
 
 
+def check_implementation(value: object) -> str:
+    """One of IMPLEMENTATIONS, "pytorch" for its old name "reference"; raise ValueError for another."""
+    if value == "reference":
+        warnings.warn(
+            "implementation='reference' is now called 'pytorch': helion_sinkhorn.reference is the "
+            "specification, another thing",
+            DeprecationWarning,
+            stacklevel=4,
+        )
+        return "pytorch"
+    check_option("implementation", value, IMPLEMENTATIONS)
+    return value
+
+
 def implementation_for(asked: str, name: str, x: torch.Tensor, beyond: str = "") -> str:
-    """ "helion" or "reference" for a call on x; `beyond` says which limit of the kernels it is beyond.
+    """ "helion" or "pytorch" for a call on x; `beyond` says which limit of the kernels it is beyond.
 
     Raises:
         NotImplementedError: "helion" was asked for, and the kernels do not serve the call.
     """
-    if asked == "reference":
-        return "reference"
+    if asked == "pytorch":
+        return "pytorch"
     reason = beyond
     if not x.is_cuda:
         reason = f"the kernels run on CUDA and ROCm GPUs, {name} is on {x.device}"
@@ -83,4 +98,4 @@ def implementation_for(asked: str, name: str, x: torch.Tensor, beyond: str = "")
         raise NotImplementedError(
             f"implementation='helion': {reason}; use implementation='auto', which takes PyTorch here"
         )
-    return "reference"
+    return "pytorch"

@@ -1,12 +1,20 @@
-"""Registering an operator with torch: schema, fakes, gradient, vmap, sharding and the device guard."""
+"""Registering an operator with torch: schema, fake, gradient, vmap, sharding and the device guard.
+
+Arguments of a registered operator are validated already: the checks stand in each operator's api.py.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+
+from helion_sinkhorn.runtime.gradients import NAMESPACE, register_gradient
 
 _HERE = contextlib.nullcontext()
 
@@ -55,23 +63,6 @@ def with_signature(function):
     return function
 
 
-def last_derivative(operator: str, gradient) -> type[torch.autograd.Function]:
-    """An operator's gradient as a function whose own derivative raises."""
-
-    class LastDerivative(torch.autograd.Function):
-        generate_vmap_rule = True
-        forward = staticmethod(gradient)
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            pass
-
-        backward = staticmethod(no_double_backward(operator))
-        jvp = staticmethod(no_forward_mode(operator))
-
-    return LastDerivative
-
-
 def _bare(*tensors: torch.Tensor) -> bool:
     """Whether the dispatcher would only call us: no mode, transform, subclass or lazy view is about."""
     return (
@@ -94,8 +85,130 @@ def by_dispatcher(*tensors: torch.Tensor) -> bool:
     return torch.compiler.is_compiling() or tensors[-1].is_meta or not _bare(*tensors)
 
 
+def define(
+    name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any], tensors: int
+) -> Callable[..., Any]:
+    """Register helion_sinkhorn::name and return it as a function that costs an eager call less.
+
+    Args:
+        schema: arguments and results, "(Tensor x, int n) -> Tensor".
+        run: the operator on CPU and CUDA tensors.
+        fake: the same on tensors without data.
+        tensors: how many arguments, from the first, may be tensors.
+    """
+    qualified = f"{NAMESPACE}::{name}"
+    torch.library.define(qualified, schema, tags=torch.Tag.pt2_compliant_tag)
+    torch.library.impl(qualified, ("CPU", "CUDA"), run)
+    torch.library.register_fake(qualified, fake)
+    operator = operator_named(name)
+
+    def call(*arguments):
+        if by_dispatcher(*[x for x in arguments[:tensors] if isinstance(x, torch.Tensor)]):
+            return operator(*arguments)
+        return run(*arguments)
+
+    return call
+
+
+def operator_named(name: str) -> Any:
+    """torch.ops.helion_sinkhorn.name."""
+    return getattr(getattr(torch.ops, NAMESPACE), name)
+
+
+def differentiable(
+    name: str,
+    public: str,
+    call: Callable[..., Any],
+    keep: Callable[..., None],
+    gradient: Callable[..., tuple[Any, ...]],
+) -> type[torch.autograd.Function]:
+    """Give helion_sinkhorn::name its gradient, and return the same for eager calls, where it costs less.
+
+    Args:
+        public: the function's name for users, in errors.
+        call: what `define` returned.
+        keep: (ctx, inputs, output), as setup_context of an autograd.Function.
+        gradient: (ctx, *gradients of the results) -> a gradient or None for each argument.
+    """
+    register_gradient(f"{NAMESPACE}::{name}", gradient, setup_context=keep)
+
+    class Differentiable(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        @with_signature
+        def forward(*arguments):
+            return call(*arguments)
+
+        setup_context = staticmethod(keep)
+        backward = staticmethod(gradient)
+        jvp = staticmethod(no_forward_mode(public))
+
+    return Differentiable
+
+
+def last(name: str, public: str, call: Callable[..., Any]) -> type[torch.autograd.Function]:
+    """Say of helion_sinkhorn::name, a gradient, that it has none itself; arguments as in `differentiable`."""
+    register_gradient(f"{NAMESPACE}::{name}", no_double_backward(public))
+
+    class Last(torch.autograd.Function):
+        generate_vmap_rule = True
+        forward = staticmethod(call)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        backward = staticmethod(no_double_backward(public))
+        jvp = staticmethod(no_forward_mode(public))
+
+    return Last
+
+
 def batch_first(x, dim: int | None, size: int):
-    """A mapped argument with its mapped dimension, of this size, in front; what is no tensor as it is."""
+    """Move the mapped dimension of a tensor to the front, or expand it there; no tensors pass through."""
     if not isinstance(x, torch.Tensor):
         return x
     return x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)
+
+
+def fold_vmap(name: str, results: int) -> None:
+    """Let torch.func.vmap fold the mapped dimension into the leading ones, which are free."""
+    operator = operator_named(name)
+
+    @torch.library.register_vmap(f"{NAMESPACE}::{name}")
+    def _(info, in_dims, *arguments):
+        size = info.batch_size
+        batched = [batch_first(x, d, size) for x, d in zip(arguments, in_dims, strict=True)]
+        return operator(*batched), 0 if results == 1 else (0,) * results
+
+
+def sharding(**results: int) -> Callable[[], None]:
+    """A function that tells DTensor, once, of operators whose leading dimensions shard freely.
+
+    The last two dimensions of their first argument are replicated.
+
+    Args:
+        results: how many tensors each operator returns, by its name.
+    """
+
+    @functools.cache
+    def register() -> None:
+        from torch.distributed.tensor import Replicate, Shard
+        from torch.distributed.tensor.experimental import register_sharding
+
+        def strategies(count, *arguments):
+            placements = [Replicate(), *(Shard(d) for d in range(len(arguments[0].shape) - 2))]
+            is_tensor = [hasattr(x, "shape") for x in arguments]
+            return [([p] * count, [p if there else None for there in is_tensor]) for p in placements]
+
+        for name, count in results.items():
+            register_sharding(operator_named(name).default)(functools.partial(strategies, count))
+
+    def register_once() -> None:
+        register()
+
+    # Dynamo cannot trace the registration, and need not: it runs once, at compile time.  This is what
+    # torch.compiler.assume_constant_result sets; calling that would import Dynamo and Triton with us.
+    register_once._dynamo_marked_constant = True
+    return register_once

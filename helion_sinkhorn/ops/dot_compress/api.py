@@ -6,16 +6,16 @@ import sys
 
 import torch
 
-from helion_sinkhorn.ops.dot_compress import torch_op as ops
+from helion_sinkhorn.ops.dot_compress import torch_op
 from helion_sinkhorn.runtime.checks import (
-    IMPLEMENTATIONS,
     check_flag,
-    check_option,
+    check_implementation,
     check_same_device,
     check_same_dtype,
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.runtime.torch_op import differentiates
 
 LARGEST_D = 1024
 LARGEST_K = 128
@@ -43,7 +43,7 @@ def dot_compress(
             that left: 16 bits of significand in bfloat16, 22 in float16, at one more product for each that
             reads them.  float32 and float64 need no second part and take none.
         implementation: "auto" takes the Helion kernels on a GPU (D <= 1024, K <= 128, not float64) and
-            PyTorch elsewhere; "helion" and "reference" ask for one of them.
+            PyTorch elsewhere; "helion" and "pytorch" ask for one of them.
 
     Returns:
         out (..., M, K), in the dtype of x.
@@ -61,18 +61,19 @@ def dot_compress(
 
     Source: the dot compression of embeddings in recommendation models, as reported in pytorch/helion#1661.
     """
-    _check(x, y, z, precise_intermediate, implementation)
+    implementation = check_implementation(implementation)
+    _check(x, y, z, precise_intermediate)
     serves = _resolve(implementation, x, y)
     if any(type(t) is not torch.Tensor for t in (x, y)) and "torch.distributed.tensor" in sys.modules:
-        ops.register_sharding()
+        torch_op.register_sharding()
     parts = 2 if precise_intermediate and x.dtype in (torch.bfloat16, torch.float16) else 1
     given = (x, y) if z is None else (x, y, z)
-    run = ops.DotCompress.apply if ops.differentiates(*given) else ops.call
+    run = torch_op.DotCompress.apply if differentiates(*given) else torch_op.call
     out, _ = run(x, y, z, parts, serves)
     return out
 
 
-def _check(x, y, z, precise_intermediate, implementation) -> None:
+def _check(x, y, z, precise_intermediate) -> None:
     tensors = {"x": x, "y": y} if z is None else {"x": x, "y": y, "z": z}
     for name, t in tensors.items():
         check_tensor(name, t)
@@ -93,11 +94,10 @@ def _check(x, y, z, precise_intermediate, implementation) -> None:
     if z is not None and z.shape != expected:
         raise ValueError(f"z has shape {tuple(z.shape)}; for these x and y pass (..., D, K), {expected}")
     check_flag("precise_intermediate", precise_intermediate)
-    check_option("implementation", implementation, IMPLEMENTATIONS)
 
 
 def _resolve(implementation: str, x: torch.Tensor, y: torch.Tensor) -> str:
-    """ "helion" or "reference" for these tensors."""
+    """ "helion" or "pytorch" for these tensors."""
     beyond = ""
     if x.shape[-1] > LARGEST_D or y.shape[-1] > LARGEST_K:
         beyond = (

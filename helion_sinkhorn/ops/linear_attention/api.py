@@ -6,11 +6,11 @@ import sys
 
 import torch
 
-from helion_sinkhorn.ops.linear_attention import torch_op as ops
+from helion_sinkhorn.ops.linear_attention import torch_op
 from helion_sinkhorn.ops.linear_attention.limits import why_not_chunked
 from helion_sinkhorn.runtime.checks import (
-    IMPLEMENTATIONS,
     check_flag,
+    check_implementation,
     check_number,
     check_option,
     check_same_device,
@@ -18,6 +18,7 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.runtime.torch_op import differentiates
 
 METHODS = ("auto", "recurrent", "chunked")
 KERNEL_LARGEST = 512
@@ -67,7 +68,7 @@ def recurrent_linear_attention(
             cu_seqlens and for Dk <= 128; "auto" takes chunks where they serve bfloat16 or float16 of at least
             64 steps, and is "recurrent" otherwise.  PyTorch walks step by step whatever the method.
         implementation: "auto" takes the Helion kernels on a GPU (Dk, Dv <= 512, not float64) and PyTorch
-            elsewhere; "helion" and "reference" ask for one of them.
+            elsewhere; "helion" and "pytorch" ask for one of them.
 
     Returns:
         o (B, T, H, Dv) in the dtype of v, or (o, final state (N, H, Dk, Dv) in float32, float64 for float64).
@@ -91,7 +92,8 @@ def recurrent_linear_attention(
     named = {"g": g, "g_gamma": g_gamma, "gk": gk, "gv": gv, "initial_state": initial_state}
     _check_tensors({"q": q, "k": k, "v": v, **{name: x for name, x in named.items() if x is not None}})
     _check_shapes(q, k, v, named, cu_seqlens)
-    _check_options(scale, output_final_state, reverse, method, implementation)
+    implementation = check_implementation(implementation)
+    _check_options(scale, output_final_state, reverse, method)
     if initial_state is not None:
         initial_state = initial_state.to(torch.promote_types(q.dtype, torch.float32))
     arguments = (
@@ -110,7 +112,7 @@ def _attend(*arguments):
         if distributed.is_distributed(arguments):
             return distributed.attend(_attend, arguments)
     given = [x for x in (*arguments[:7], arguments[8]) if x is not None]
-    return (ops.RecurrentLinearAttention.apply if ops.differentiates(*given) else ops.call)(*arguments)
+    return (torch_op.RecurrentLinearAttention.apply if differentiates(*given) else torch_op.call)(*arguments)
 
 
 def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:
@@ -159,24 +161,23 @@ def _check_offsets(cu_seqlens, q) -> None:
         raise ValueError(f"cu_seqlens is on {cu_seqlens.device}, q on {q.device}; move cu_seqlens there")
 
 
-def _check_options(scale, output_final_state, reverse, method, implementation) -> None:
+def _check_options(scale, output_final_state, reverse, method) -> None:
     if scale is not None:
         check_number("scale", scale, "a float or None")
     check_flag("output_final_state", output_final_state)
     check_flag("reverse", reverse)
     check_option("method", method, METHODS)
-    check_option("implementation", implementation, IMPLEMENTATIONS)
 
 
 def _serves(implementation: str, method: str, q, v, gv, cu_seqlens) -> str:
-    """ "recurrent", "chunked" or "reference" for these tensors."""
+    """ "recurrent", "chunked" or "pytorch" for these tensors."""
     why = why_not_chunked(gv is not None, cu_seqlens is not None, q.size(3))
     if method == "chunked" and why:
         raise NotImplementedError(f"method='chunked': {why}; use method='auto', which walks here")
     beyond = ""
     if max(q.size(3), v.size(3)) > KERNEL_LARGEST:
         beyond = f"the kernels take Dk and Dv up to {KERNEL_LARGEST}, these are {q.size(3)} and {v.size(3)}"
-    if implementation_for(implementation, "q", q, beyond) == "reference":
-        return "reference"
+    if implementation_for(implementation, "q", q, beyond) == "pytorch":
+        return "pytorch"
     gains = q.dtype in CHUNKED_DTYPES and q.size(1) >= CHUNKED_STEPS and not why
     return "chunked" if method == "chunked" or (method == "auto" and gains) else "recurrent"

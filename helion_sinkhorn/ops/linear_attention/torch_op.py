@@ -1,9 +1,8 @@
-"""The torch operators of recurrent linear attention: schemas, fakes, autograd and the device guard.
+"""The torch operators of recurrent linear attention.
 
 `helion_sinkhorn::recurrent_linear_attention` returns (o, last state) and its backward the gradients of
-q, k, v and of those of g, g_gamma, gk, gv, initial_state that are there.  Both take validated arguments
-(linear_attention.py), but for values that a compiler does not know; `serves` is "reference" or the method of
-the kernels.
+q, k, v and of those of g, g_gamma, gk, gv, initial_state that are there.  Values that a compiler does not
+know are checked here; `serves` is "pytorch" or the method of the kernels.
 """
 
 from __future__ import annotations
@@ -15,31 +14,24 @@ import math
 import torch
 
 from helion_sinkhorn.ops.linear_attention import eager
-from helion_sinkhorn.runtime.gradients import register_gradient
+from helion_sinkhorn.runtime.gradients import NAMESPACE
 from helion_sinkhorn.runtime.torch_op import (
     batch_first,
-    by_dispatcher,
+    define,
+    differentiable,
     differentiates,
-    last_derivative,
-    no_double_backward,
-    no_forward_mode,
+    last,
     on_device,
-    with_signature,
+    operator_named,
 )
 
-FORWARD = "helion_sinkhorn::recurrent_linear_attention"
-BACKWARD = "helion_sinkhorn::recurrent_linear_attention_backward"
-_ARGUMENTS = (
+FORWARD, BACKWARD = "recurrent_linear_attention", "recurrent_linear_attention_backward"
+ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? g_gamma, Tensor? gk, Tensor? gv, float scale,"
     " Tensor? initial_state, bool reverse, Tensor? cu_seqlens, str serves"
 )
 DIFFERENTIABLE = (0, 1, 2, 3, 4, 5, 6, 8)
 """Where the tensors with gradients stand among the arguments."""
-
-torch.library.define(FORWARD, f"({_ARGUMENTS}) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
-torch.library.define(
-    BACKWARD, f"(Tensor? do, Tensor? dend, {_ARGUMENTS}) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag
-)
 
 
 @functools.cache
@@ -54,7 +46,7 @@ def _launch(serves: str):
 @contextlib.contextmanager
 def _served(q: torch.Tensor, serves: str):
     """What has `forward` and `backward`; a launch would have nothing to do without a step."""
-    if serves == "reference" or q.numel() == 0:
+    if serves == "pytorch" or q.numel() == 0:
         with torch.autocast(q.device.type, enabled=False):
             yield eager
     else:
@@ -63,7 +55,7 @@ def _served(q: torch.Tensor, serves: str):
 
 
 def forward(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, serves):
-    """(o, last state); see linear_attention.recurrent_linear_attention."""
+    """(o, last state); see api.recurrent_linear_attention."""
     if not math.isfinite(scale):
         raise ValueError(f"scale is {scale}; pass a finite value, or None for Dk ** -0.5")
     with _served(q, serves) as run:
@@ -77,19 +69,13 @@ def backward(do, dend, q, k, v, g, g_gamma, gk, gv, scale, initial_state, revers
         return run.backward(do, dend, *tensors, scale, initial_state, reverse, cu_seqlens)
 
 
-torch.library.impl(FORWARD, ("CPU", "CUDA"), forward)
-torch.library.impl(BACKWARD, ("CPU", "CUDA"), backward)
-
-
-@torch.library.register_fake(FORWARD)
 def _empty_results(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, serves):
-    """Of arguments with any mapped dimensions in front."""
+    """o and the last state without data; arguments may have mapped dimensions in front."""
     sequences = q.shape[-4] if cu_seqlens is None else cu_seqlens.shape[-1] - 1
     state = *q.shape[:-4], sequences, *q.shape[-2:], v.shape[-1]
     return v.new_empty(v.shape), q.new_empty(state, dtype=torch.promote_types(q.dtype, torch.float32))
 
 
-@torch.library.register_fake(BACKWARD)
 def _empty_gradients(do, dend, *arguments):
     tensors = (arguments[i] for i in DIFFERENTIABLE)
     return [x.new_empty(x.shape) for x in tensors if x is not None]
@@ -119,39 +105,12 @@ def _gradient(ctx, do, dend):
     return *gradients, None, dstart, None, None, None
 
 
-def call(*arguments):
-    """The operator, past the dispatcher where that has nothing to do."""
-    if by_dispatcher(*[x for x in arguments if isinstance(x, torch.Tensor)]):
-        return torch.ops.helion_sinkhorn.recurrent_linear_attention(*arguments)
-    return forward(*arguments)
-
-
-def call_backward(*arguments):
-    """The same for its gradient."""
-    if by_dispatcher(*[x for x in arguments if isinstance(x, torch.Tensor)]):
-        return tuple(torch.ops.helion_sinkhorn.recurrent_linear_attention_backward(*arguments))
-    return tuple(backward(*arguments))
-
-
-class RecurrentLinearAttention(torch.autograd.Function):
-    """The operator with its gradient, as functorch accepts it."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    @with_signature
-    def forward(*arguments):
-        return call(*arguments)
-
-    setup_context = staticmethod(_keep_arguments)
-    backward = staticmethod(_gradient)
-    jvp = staticmethod(no_forward_mode("recurrent_linear_attention"))
-
-
-Backward = last_derivative("recurrent_linear_attention", call_backward)
-
-register_gradient(FORWARD, _gradient, setup_context=_keep_arguments)
-register_gradient(BACKWARD, no_double_backward("recurrent_linear_attention"))
+call = define(FORWARD, f"({ARGUMENTS}) -> (Tensor, Tensor)", forward, _empty_results, 11)
+call_backward = define(
+    BACKWARD, f"(Tensor? do, Tensor? dend, {ARGUMENTS}) -> Tensor[]", backward, _empty_gradients, 13
+)
+RecurrentLinearAttention = differentiable(FORWARD, FORWARD, call, _keep_arguments, _gradient)
+Backward = last(BACKWARD, FORWARD, lambda *arguments: tuple(call_backward(*arguments)))
 
 
 def _register_vmap(name: str, first: int) -> None:
@@ -159,9 +118,9 @@ def _register_vmap(name: str, first: int) -> None:
 
     One by one where the head's gates or the offsets of packed sequences have no batch to fold it into.
     """
-    operator = getattr(torch.ops.helion_sinkhorn, name.split("::")[1])
+    operator = operator_named(name)
 
-    @torch.library.register_vmap(name)
+    @torch.library.register_vmap(f"{NAMESPACE}::{name}")
     def _(info, in_dims, *arguments):
         size = info.batch_size
         arguments = [batch_first(x, d, size) for x, d in zip(arguments, in_dims, strict=True)]

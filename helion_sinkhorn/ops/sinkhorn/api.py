@@ -9,18 +9,19 @@ from dataclasses import dataclass
 
 import torch
 
-from helion_sinkhorn.ops.sinkhorn import torch_op as ops
-from helion_sinkhorn.ops.sinkhorn.implicit.systems import SOLVERS, SYSTEMS
+from helion_sinkhorn.ops.sinkhorn import torch_op
+from helion_sinkhorn.ops.sinkhorn.implicit import torch_op as implicit_op
+from helion_sinkhorn.ops.sinkhorn.implicit.systems import Implicit
 from helion_sinkhorn.ops.sinkhorn.scaling import SMALLEST_EPS
-from helion_sinkhorn.runtime import torch_op
 from helion_sinkhorn.runtime.checks import (
     DTYPES,
-    IMPLEMENTATIONS,
+    check_implementation,
     check_number,
     check_option,
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.runtime.torch_op import differentiates
 
 FORMS = ("deepseek", "log")
 FIRSTS = ("rows", "cols")
@@ -41,9 +42,7 @@ def sinkhorn(
     eps: float = DEFAULT_EPS,
     form: str = "deepseek",
     first: str = "rows",
-    backward: str = "exact",
-    implicit_system: str = "corrected",
-    implicit_solver: str = "auto",
+    backward: str | Implicit = "exact",
     implementation: str = "auto",
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
@@ -65,11 +64,9 @@ def sinkhorn(
         first: "rows" or "cols", the side normalised first; "cols" is the transpose of "rows".
         backward: "exact", or "implicit": approximate, the gradient as if P were a fixed point, from P alone.
             Right where the iteration has converged, wrong by any amount elsewhere (docs/backward.md).
-        implicit_system: "corrected" (true row and column sums; any shape), or for comparison, on square
-            matrices, "reduced" and "full" (sums taken for one: n and 2 n unknowns).
-        implicit_solver: "direct" (elimination), "cg" (conjugate gradients), "auto": direct to 4 unknowns.
+            `Implicit(system=..., solver=...)` names the equations and how they are solved.
         implementation: "auto" takes the Helion kernels on a GPU (n, m <= 128, not float64) and vectorised
-            PyTorch elsewhere; "helion" and "reference" ask for one of them.
+            PyTorch elsewhere; "helion" and "pytorch" ask for one of them.
         out_dtype: of the result, default that of the logits.
 
     Returns:
@@ -88,21 +85,19 @@ def sinkhorn(
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, with
         the eps of DeepSeek's kernels; Sinkhorn and Knopp, Pacific J. Math. 21 (1967); adjoint: docs/math.md.
     """
-    serves = _serves(
-        logits, n_iters, eps, form, first, backward, implementation, out_dtype,
-        implicit_system, implicit_solver,
-    )  # fmt: skip
+    serves = _serves(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
     dtype = out_dtype or logits.dtype
     if n_iters == 0:
         wide = logits if logits.dtype == torch.float64 else logits.float()
         return wide.exp().to(dtype)
+    options = implicit_options(backward)
+    ops = torch_op if options is None else implicit_op
     if type(logits) is not torch.Tensor and "torch.distributed.tensor" in sys.modules:
         ops.register_sharding()
-    if backward == "implicit":
-        run = ops.Implicit.apply if torch_op.differentiates(logits) else ops.call_implicit
-        arguments = n_iters, eps, form, first, serves, dtype
-        return run(logits, *arguments, implicit_system, implicit_solver)
-    run = ops.Sinkhorn.apply if torch_op.differentiates(logits) else ops.call
+    if options is not None:
+        run = implicit_op.SinkhornImplicit.apply if differentiates(logits) else implicit_op.call
+        return run(logits, n_iters, eps, form, first, serves, dtype, options.system, options.solver)
+    run = torch_op.Sinkhorn.apply if differentiates(logits) else torch_op.call
     return run(logits, n_iters, eps, form, first, serves, dtype)
 
 
@@ -111,16 +106,16 @@ _accepted: dict[Hashable, str] = {}
 """Argument sets that passed `_check`, and what serves them."""
 
 
-def _serves(logits, n_iters, eps, form, first, backward, implementation, out_dtype, system, solver) -> str:
+def _serves(logits, n_iters, eps, form, first, backward, implementation, out_dtype) -> str:
     """What `_resolve` answers, after the checks: once for arguments alike in all that these look at."""
-    arguments = logits, n_iters, eps, form, first, backward, implementation, out_dtype
+    arguments = logits, n_iters, eps, form, first, backward, out_dtype
     key = None
     plain = type(logits) in (torch.Tensor, torch.nn.Parameter) and not logits.is_nested
     if plain and not torch.compiler.is_compiling():
         # the types too: 20 == 20.0 and 1 == True
         key = (
             logits.layout, logits.dtype, logits.shape[-2:], logits.is_cuda, type(n_iters), type(eps),
-            *arguments[1:], system, solver,
+            *arguments[1:], implementation,
         )  # fmt: skip
         try:
             return _accepted[key]
@@ -128,8 +123,8 @@ def _serves(logits, n_iters, eps, form, first, backward, implementation, out_dty
             pass
         except TypeError:  # something unhashable, which _check will name
             key = None
+    implementation = check_implementation(implementation)
     _check(*arguments)
-    _check_implicit(logits, backward, system, solver)
     serves = _resolve(implementation, logits)
     if key is not None:
         if len(_accepted) >= MOST_ACCEPTED:
@@ -138,7 +133,7 @@ def _serves(logits, n_iters, eps, form, first, backward, implementation, out_dty
     return serves
 
 
-def _check(logits, n_iters, eps, form, first, backward, implementation, out_dtype) -> None:
+def _check(logits, n_iters, eps, form, first, backward, out_dtype) -> None:
     check_tensor("logits", logits, "(..., n, m)", ": convert with .float()")
     if logits.dim() < 2:
         raise ValueError(f"logits has shape {tuple(logits.shape)}; pass at least two dimensions, (..., n, m)")
@@ -146,10 +141,11 @@ def _check(logits, n_iters, eps, form, first, backward, implementation, out_dtyp
         raise ValueError(
             f"logits has shape {tuple(logits.shape)}; matrices need at least one row and one column"
         )
-    check_options(n_iters, eps, form, first, backward, implementation, out_dtype)
+    check_options(n_iters, eps, form, first, backward, out_dtype)
+    _check_shape(implicit_options(backward), logits)
 
 
-def check_options(n_iters, eps, form, first, backward, implementation, out_dtype) -> None:
+def check_options(n_iters, eps, form, first, backward, out_dtype) -> None:
     """What `sinkhorn` checks of its arguments without the logits."""
     if isinstance(n_iters, bool) or not isinstance(n_iters, int):
         raise TypeError(f"n_iters is {n_iters!r}; pass {ITERS_ACCEPTED}")
@@ -165,34 +161,30 @@ def check_options(n_iters, eps, form, first, backward, implementation, out_dtype
             f"eps is {float(eps)} with form='log', which has none; leave it out, or pass form='deepseek'"
         )
     check_option("first", first, FIRSTS)
-    check_option("backward", backward, BACKWARDS)
-    check_option("implementation", implementation, IMPLEMENTATIONS)
+    if not isinstance(backward, Implicit):
+        check_option("backward", backward, BACKWARDS)
     if out_dtype is not None and out_dtype not in DTYPES:
         raise TypeError(f"out_dtype is {out_dtype}; use one of {', '.join(map(str, DTYPES))}, or None")
 
 
-def check_implicit_options(backward, system, solver) -> None:
-    """The same for those of backward="implicit"."""
-    for name, value, accepted, default in (
-        ("implicit_system", system, SYSTEMS, SYSTEMS[0]),
-        ("implicit_solver", solver, SOLVERS, SOLVERS[0]),
-    ):
-        check_option(name, value, accepted)
-        if backward == "exact" and value != default:
-            raise ValueError(f"{name} is {value!r} with backward='exact'; pass backward='implicit' with it")
+def implicit_options(backward: str | Implicit) -> Implicit | None:
+    """Those of an implicit gradient; None of the exact one."""
+    if isinstance(backward, Implicit):
+        return backward
+    return Implicit() if backward == "implicit" else None
 
 
-def _check_implicit(logits, backward, system, solver) -> None:
-    check_implicit_options(backward, system, solver)
-    if system != "corrected" and logits.shape[-2] != logits.shape[-1]:
+def _check_shape(options: Implicit | None, logits: torch.Tensor) -> None:
+    n, m = logits.shape[-2:]
+    if options is not None and options.system != "corrected" and n != m:
         raise ValueError(
-            f"implicit_system={system!r} takes every row and column sum for one, which a matrix of "
-            f"{logits.shape[-2]} x {logits.shape[-1]} cannot have; use implicit_system='corrected'"
+            f"Implicit(system={options.system!r}) takes every row and column sum for one, which a matrix of "
+            f"{n} x {m} cannot have; use system='corrected'"
         )
 
 
 def _resolve(implementation: str, logits: torch.Tensor) -> str:
-    """ "helion" or "reference" for this tensor."""
+    """ "helion" or "pytorch" for this tensor."""
     beyond = ""
     if max(logits.shape[-2:]) > KERNEL_LARGEST:
         beyond = (
@@ -224,9 +216,7 @@ def plan(
     eps: float = DEFAULT_EPS,
     form: str = "deepseek",
     first: str = "rows",
-    backward: str = "exact",
-    implicit_system: str = "corrected",
-    implicit_solver: str = "auto",
+    backward: str | Implicit = "exact",
     implementation: str = "auto",
     out_dtype: torch.dtype | None = None,
 ) -> Plan:
@@ -234,15 +224,11 @@ def plan(
 
     Arguments and errors are those of `sinkhorn`.
     """
-    serves = _serves(
-        logits, n_iters, eps, form, first, backward, implementation, out_dtype,
-        implicit_system, implicit_solver,
-    )  # fmt: skip
-    if serves == "reference" or n_iters == 0:
-        how = "vectorised PyTorch, logits kept" if n_iters else "exp(logits)"
-        if backward == "implicit" and n_iters:
-            how = "vectorised PyTorch, P kept"
-        return Plan("reference", str(logits.device), how, how)
-    if backward == "implicit":
-        return Plan("helion", *ops.describe_implicit(logits, n_iters, eps, form, first, implicit_solver))
-    return Plan("helion", *ops.describe(logits, n_iters, eps, form, first))
+    serves = _serves(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
+    options = implicit_options(backward)
+    if serves == "pytorch" or n_iters == 0:
+        how = f"vectorised PyTorch, {'P' if options else 'logits'} kept" if n_iters else "exp(logits)"
+        return Plan("pytorch", str(logits.device), how, how)
+    if options:
+        return Plan("helion", *implicit_op.describe(logits, n_iters, eps, form, first, options.solver))
+    return Plan("helion", *torch_op.describe(logits, n_iters, eps, form, first))

@@ -6,7 +6,9 @@ from contextlib import nullcontext
 
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.api import DEFAULT_EPS, check_implicit_options, check_options, sinkhorn
+from helion_sinkhorn.ops.sinkhorn.api import DEFAULT_EPS, check_options, sinkhorn
+from helion_sinkhorn.ops.sinkhorn.implicit.systems import Implicit
+from helion_sinkhorn.runtime.checks import check_implementation
 
 
 class Sinkhorn(torch.nn.Module):
@@ -19,19 +21,15 @@ class Sinkhorn(torch.nn.Module):
         eps: float = DEFAULT_EPS,
         form: str = "deepseek",
         first: str = "rows",
-        backward: str = "exact",
-        implicit_system: str = "corrected",
-        implicit_solver: str = "auto",
+        backward: str | Implicit = "exact",
         implementation: str = "auto",
         out_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_options(n_iters, eps, form, first, backward, implementation, out_dtype)
-        check_implicit_options(backward, implicit_system, implicit_solver)
+        check_options(n_iters, eps, form, first, backward, out_dtype)
         self.options = {
             "n_iters": n_iters, "eps": eps, "form": form, "first": first, "backward": backward,
-            "implicit_system": implicit_system, "implicit_solver": implicit_solver,
-            "implementation": implementation, "out_dtype": out_dtype,
+            "implementation": check_implementation(implementation), "out_dtype": out_dtype,
         }  # fmt: skip
 
     def forward(self, logits: torch.Tensor) -> torch.Tensor:
@@ -64,7 +62,7 @@ class FusedMHC(torch.nn.Module):
 
     def __init__(self, mhc_iters: int = 20) -> None:
         super().__init__()
-        check_options(mhc_iters, DEFAULT_EPS, "log", "rows", "exact", "auto", None)
+        check_options(mhc_iters, DEFAULT_EPS, "log", "rows", "exact", None)
         self.mhc_iters = mhc_iters
 
     def forward(self, logits: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ def relative(p: torch.Tensor, x: torch.Tensor, rounding: Rounding) -> torch.Tens
 
 
 class Stationarity:
-    """The equations of one `implicit_system` at P (..., n, m) for an upstream gradient, in float64."""
+    """The equations of one system of `Implicit` at P (..., n, m) for an upstream gradient, in float64."""
 
     def __init__(self, p: torch.Tensor, dy: torch.Tensor, system: str) -> None:
         p, dy = (t.detach().to("cpu", torch.float64) for t in (p, dy))

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+
+from helion_sinkhorn.runtime.checks import check_option
 
 SYSTEMS = ("corrected", "reduced", "full")
 SOLVERS = ("auto", "direct", "cg")
 DIRECT_SIZE = 4
 """Most unknowns that "auto" solves directly: on an H200 elimination is at the copy floor for 4 x 4, and
 4 times slower than conjugate gradients for 8 x 8 (docs/backward.md)."""
+
+
+@dataclass(frozen=True)
+class Implicit:
+    """Options of an implicit gradient: `sinkhorn(..., backward=Implicit(solver="direct"))`.
+
+    Args:
+        system: "corrected" (true row and column sums; any shape), or for comparison, on square matrices,
+            "reduced" and "full" (sums taken for one: n and 2 n unknowns).
+        solver: "direct" (elimination), "cg" (conjugate gradients), "auto": direct to 4 unknowns.
+
+    Raises:
+        ValueError: an unknown system or solver.
+
+    Source: docs/backward.md.
+    """
+
+    system: str = "corrected"
+    solver: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_option("Implicit: system", self.system, SYSTEMS)
+        check_option("Implicit: solver", self.solver, SOLVERS)
 
 
 def solver_for(solver: str, n: int, m: int) -> str:

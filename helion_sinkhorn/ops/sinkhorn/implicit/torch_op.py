@@ -1,0 +1,81 @@
+"""The torch operators of backward="implicit": P of `sinkhorn` with the gradient of a fixed point."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from helion_sinkhorn.ops.sinkhorn import torch_op as exact
+from helion_sinkhorn.ops.sinkhorn.implicit import eager
+from helion_sinkhorn.runtime.torch_op import (
+    define,
+    differentiable,
+    differentiates,
+    fold_vmap,
+    last,
+    on_device,
+    sharding,
+)
+
+FORWARD, BACKWARD = "sinkhorn_implicit", "sinkhorn_implicit_backward"
+
+
+@functools.cache
+def _launch():
+    """The launcher, and with it Helion, on the first call that needs it."""
+    from helion_sinkhorn.ops.sinkhorn.implicit import launch
+
+    return launch
+
+
+def forward(logits, n_iters, eps, form, first, implementation, out_dtype, system, solver):
+    """P; what differs from `sinkhorn` is its gradient."""
+    return exact.forward(logits, n_iters, eps, form, first, implementation, out_dtype)
+
+
+def backward(grad, p, n_iters, implementation, dtype, system, solver):
+    """dX at P, taken for a fixed point."""
+    if implementation == "pytorch":
+        return eager.backward(grad, p, n_iters, system, solver, dtype)
+    with on_device(p):
+        return _launch().implicit_backward(grad, p, n_iters, system, solver, dtype)
+
+
+def _empty_dx(grad, p, n_iters, implementation, dtype, system, solver):
+    return torch.empty(p.shape, dtype=dtype, device=p.device)
+
+
+def _keep_p(ctx, inputs, output):
+    logits, n_iters, _, _, _, implementation, _, system, solver = inputs
+    ctx.save_for_backward(output)
+    ctx.arguments = n_iters, implementation, logits.dtype, system, solver
+
+
+def _gradient(ctx, grad):
+    (p,) = ctx.saved_tensors
+    run = SinkhornImplicitBackward.apply if differentiates(grad, p) else call_backward
+    return run(grad, p, *ctx.arguments), *[None] * 8
+
+
+call = define(
+    FORWARD,
+    f"(Tensor logits, {exact.ARGUMENTS}, ScalarType out_dtype, str system, str solver) -> Tensor",
+    forward, exact.empty_p, 1,
+)  # fmt: skip
+call_backward = define(
+    BACKWARD,
+    "(Tensor grad, Tensor p, int n_iters, str implementation, ScalarType dtype, str system, str solver)"
+    " -> Tensor",
+    backward, _empty_dx, 2,
+)  # fmt: skip
+SinkhornImplicit = differentiable(FORWARD, "sinkhorn", call, _keep_p, _gradient)
+SinkhornImplicitBackward = last(BACKWARD, "sinkhorn", call_backward)
+fold_vmap(FORWARD, 1)
+fold_vmap(BACKWARD, 1)
+register_sharding = sharding(sinkhorn_implicit=1, sinkhorn_implicit_backward=1)
+
+
+def describe(logits, n_iters, eps, form, first, solver) -> tuple[str, str, str]:
+    """`describe` of the exact operator with the kernel of the implicit gradient."""
+    return _launch().describe_implicit(logits, n_iters, eps, form, first, solver)
