@@ -19,7 +19,7 @@ OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
 # Triton 3.10 changes this default, and numbers with it
 export TRITON_DEFAULT_FP_FUSION ?= 1
 
-.PHONY: demo test bench lint lint-workflows format clean accuracy compare parity emulate mutants fault-tables sanitize machine-terms device-rows attack-cache bench-tritonbench study-backward study-dcpp tune tuning-readme
+.PHONY: demo test bench lint lint-workflows format clean accuracy compare parity emulate mutants fault-tables sanitize machine-terms device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme
 
 demo: $(VENV)/.ready
 	$(RUN) benchmarks/demo.py $(ARGS)
@@ -31,50 +31,50 @@ test: $(VENV)/.ready
 
 # about 6 minutes on one H200; ARGS=--quick: under 90 s
 bench: $(VENV)/.ready
-	$(RUN) -m benchmarks.bench $(ARGS)
+	$(RUN) -m benchmarks.sinkhorn.bench $(ARGS)
 
 # accuracy-<device>.json of the device at hand; the exit status is the verdict
 accuracy: $(VENV)/.ready
-	$(RUN) ci/accuracy.py $(ARGS)
+	$(RUN) -m ci.accuracy $(ARGS)
 
 # make compare ARGS="a/accuracy-h200.json b/accuracy-mi350.json"
 compare: $(VENV)/.ready
-	$(RUN) ci/compare.py $(ARGS)
+	$(RUN) -m ci.compare $(ARGS)
 
 # Errors of gradients over those of float32 PyTorch on a grid of peaked matrices; ARGS="--where cpu bodies"
 parity: export OMP_NUM_THREADS ?= 1
 parity: $(VENV)/.ready
-	$(RUN) ci/parity_grid.py $(ARGS)
+	$(RUN) -m ci.parity_grid $(ARGS)
 
 # AMD's machine code executed on this CPU and judged as a device is: docs/emulation.md says how long it takes;
 # make emulate ARGS="--devices mi350 --workloads mhc_fp32 tail_5x3 --served"
 emulate: export OMP_NUM_THREADS ?= 1
 emulate: $(VENV)/.ready
-	$(RUN) ci/emulate.py $(ARGS)
+	$(RUN) -m ci.emulate $(ARGS)
 
 # Faults planted in that machine code, and what finds each
 mutants: export OMP_NUM_THREADS ?= 1
 mutants: $(VENV)/.ready
-	$(RUN) ci/mutants.py $(ARGS)
+	$(RUN) -m ci.mutants $(ARGS)
 
 fault-tables: $(VENV)/.ready
-	$(RUN) ci/faults.py --write docs/accuracy.md
+	$(RUN) -m ci.fault_tables --write docs/accuracy.md
 
 # compute-sanitizer over the kernels: an NVIDIA GPU and the CUDA toolkit
 sanitize: $(VENV)/.ready
-	$(RUN) ci/sanitize.py $(ARGS)
+	$(RUN) -m ci.sanitize $(ARGS)
 
 # Machine code of every committed program, compiled for four architectures on the CPU, against
 # ci/machine_terms.txt: 23 minutes on 2 cores; ARGS="--only h200 mi350": 6, defaults for two of them
 machine-terms: export OMP_NUM_THREADS ?= 1
 machine-terms: $(VENV)/.ready
-	$(RUN) ci/machine_terms.py $(ARGS)
+	$(RUN) -m ci.machine_terms $(ARGS)
 
 # 100,000 tuning files changed at random, and eight tuners of which one after another is killed: 7 minutes
 attack-cache: export OMP_NUM_THREADS ?= 1
 attack-cache: $(VENV)/.ready
-	$(RUN) tests/cache_attack.py files
-	$(RUN) tests/cache_attack.py tuners
+	$(RUN) tests/configs/cache_attack.py files
+	$(RUN) tests/configs/cache_attack.py tuners
 
 # Rows of ci/devices.toml as a GitHub matrix; ARGS=sanitizer: those where it is true
 device-rows:
@@ -83,11 +83,11 @@ device-rows:
 # On the CPU: docs/backward.png and the tables of docs/backward.md
 study-backward: export OMP_NUM_THREADS ?= 1
 study-backward: $(VENV)/.ready
-	$(RUN) benchmarks/study_backward.py $(ARGS)
+	$(RUN) -m benchmarks.sinkhorn.study_backward $(ARGS)
 
-study-dcpp: export OMP_NUM_THREADS ?= 1
-study-dcpp: $(VENV)/.ready
-	$(RUN) benchmarks/study_dcpp.py $(ARGS)
+study-dot-compress: export OMP_NUM_THREADS ?= 1
+study-dot-compress: $(VENV)/.ready
+	$(RUN) -m benchmarks.dot_compress.study_rounding $(ARGS)
 
 tune: $(VENV)/.ready
 	$(RUN) -m helion_sinkhorn tune --device $(or $(DEVICE),$(error DEVICE= names what to tune for)) $(TUNE) $(ARGS)

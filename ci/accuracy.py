@@ -1,8 +1,8 @@
-"""Judge every kernel on the device at hand: python ci/accuracy.py [--out FOLDER] [--no-inductor]
+"""Judge every kernel on the device at hand: python -m ci.accuracy [--out FOLDER] [--no-inductor]
 
 For each workload tagged `ci`, each kernel, each config committed for it and the default: the error against
-float64 from the same inputs by the gate (ci/gate.py); equal bits from a second run, from split batches and at
-every position in the batch; row and column sums; Inductor's error on the same inputs.  Without a GPU the CPU
+float64 from the same inputs by the gate (ci/gate/gate.py); equal bits from a second run, from split batches
+and at every position in the batch; row and column sums; Inductor's error on the same inputs.  Without a GPU the CPU
 path is judged.  Writes accuracy-<device>.json for ci/compare.py; the exit status is the verdict.
 """
 
@@ -28,12 +28,12 @@ from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import gate
-import report
 import torch
-from gate import Candidate
-from operators import operator_of
 
+from ci.gate import gate
+from ci.gate import markdown as report
+from ci.gate.gate import Candidate
+from ci.operators import operator_of
 from helion_sinkhorn.configs import writer
 from helion_sinkhorn.workloads import WORKLOADS, tagged
 
@@ -296,7 +296,7 @@ def main() -> int:
     artefact = {
         "schema": SCHEMA, "device": hardware(device), "versions": versions(), "commit": commit(),
         "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": writer.command("python ci/accuracy.py", sys.argv[1:]),
+        "command": writer.command("python -m ci.accuracy", sys.argv[1:]),
         "seconds": round(time.monotonic() - start, 1), "passes": not wrong, "workloads": workloads,
     }  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)

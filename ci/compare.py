@@ -1,4 +1,4 @@
-"""Join the artefacts of several devices: python ci/compare.py accuracy-*.json [--out FOLDER]
+"""Join the artefacts of several devices: python -m ci.compare accuracy-*.json [--out FOLDER]
 
 Prints each device's error in units of its budget, and how far devices are apart beside the gap that the
 arithmetic of NVIDIA and AMD lets expect (modelled).  Writes compare.md and compare.png.  Gaps are reported;
@@ -16,12 +16,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import gate
 import matplotlib
 import numpy as np
-import report
 import torch
-from accuracy import SCHEMA, failures
+
+from ci.accuracy import SCHEMA, failures
+from ci.gate import gate
+from ci.gate import markdown as report
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -1,4 +1,4 @@
-"""Execute the AMD machine code on this CPU and judge it: python ci/emulate.py [--devices ...]
+"""Execute the AMD machine code on this CPU and judge it: python -m ci.emulate [--devices ...]
 [--workloads ...]
 
 What Triton compiles for gfx942 and gfx950 is run instruction by instruction (ci/emulator) on the inputs that
@@ -24,17 +24,16 @@ from datetime import datetime, timezone
 from multiprocessing import get_context
 from pathlib import Path
 
-import accuracy
-import inductor_amd
-import report
 import torch
-from emulator import launch
-from emulator.machine import Model, Unknown
-from emulator.memory import Finding
-from gate import Candidate
-from operators import operator_of
 from rich.progress import Progress
 
+from ci import accuracy, inductor_amd
+from ci.emulator import launch
+from ci.emulator.machine import Model, Unknown
+from ci.emulator.memory import Finding
+from ci.gate import markdown as report
+from ci.gate.gate import Candidate
+from ci.operators import operator_of
 from helion_sinkhorn.configs import writer
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.workloads import WORKLOADS, tagged
@@ -141,7 +140,7 @@ def artefact(key: str, workloads: dict[str, dict], seconds: float) -> dict[str, 
                    "name": f"{row.arch} code emulated on a CPU ({platform.machine()}), never run on a GPU"},
         "versions": accuracy.versions(), "commit": accuracy.commit(),
         "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": writer.command("python ci/emulate.py", sys.argv[1:]),
+        "command": writer.command("python -m ci.emulate", sys.argv[1:]),
         "seconds": round(seconds, 1), "passes": not wrong, "workloads": workloads,
     }  # fmt: skip
 

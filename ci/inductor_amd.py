@@ -4,7 +4,7 @@ Inductor generates them here, on a CPU, for the presented device: its own fusion
 (`generated`).  What cannot be taken along is autotuning: of several configs the first is run.
 `ci/emulate.py --inductor` judges them on the inputs of this package's kernels, by the same gate.
 
-On a GPU, `python ci/inductor_amd.py FILE [--workloads ...]` keeps what Inductor generates there, for another
+On a GPU, `python -m ci.inductor_amd FILE [--workloads ...]` keeps what Inductor generates there, for another
 torch or another vendor; `ci/emulate.py --inductor FILE` runs that.
 """
 
@@ -20,11 +20,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import accuracy
 import torch
-from emulator import launch
-from operators import operator_of
 
+from ci import accuracy
+from ci.emulator import launch
+from ci.operators import operator_of
 from helion_sinkhorn import reference
 from helion_sinkhorn.workloads import WORKLOADS
 

@@ -1,4 +1,4 @@
-"""Machine code of every committed kernel and config: python ci/machine_terms.py [--write] [--only TAG ...]
+"""Machine code of every committed kernel and config: python -m ci.machine_terms [--write] [--only TAG ...]
 
 Compiles, on a CPU, the default config of each kernel for the workloads tagged `ci` and `implicit` for four
 devices, and every config of tuning_cache/ for its own.  Each program must obey machine_rules.RULES and be
@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-import machine_rules
-
+from ci import machine_rules
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.machine.binary import Binary, Job

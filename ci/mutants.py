@@ -1,4 +1,4 @@
-"""Faults planted in real AMD machine code, and what finds each: python ci/mutants.py [--each N] [--write
+"""Faults planted in real AMD machine code, and what finds each: python -m ci.mutants [--each N] [--write
 FILE]
 
 Each mutant is one changed line of a program that Triton compiled, run by ci/emulator on inputs that show
@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import emulate
-import report
 import torch
-from emulator import launch, text
-from emulator.machine import Model, Unknown
-from emulator.memory import Finding
-from operators import operator_of
 
+from ci import emulate
+from ci.emulator import launch, text
+from ci.emulator.machine import Model, Unknown
+from ci.emulator.memory import Finding
+from ci.gate import markdown as report
+from ci.operators import operator_of
 from helion_sinkhorn.ops.sinkhorn.workloads import Workload
 
 MOST = 400_000

@@ -1,7 +1,7 @@
 """Gradients of `sinkhorn` beside float32 PyTorch's on peaked and ordinary matrices: a grid of ratios of
 errors.
 
-    python ci/parity_grid.py [--where cpu bodies cuda] [--batch 60] [--worst 10]
+    python -m ci.parity_grid [--where cpu bodies cuda] [--batch 60] [--worst 10]
 
 Each case is a batch of matrices; its ratio is the largest error against float64 over that of PyTorch's
 autograd of the definition in float32, both relative to the largest entry of their matrix, errors below a
@@ -16,12 +16,12 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 
-import gate
 import numpy as np
-import report
 import torch
 from rich.progress import track
 
+from ci.gate import gate
+from ci.gate import markdown as report
 from helion_sinkhorn import sinkhorn
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn import budget as testing

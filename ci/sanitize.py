@@ -1,4 +1,4 @@
-"""Run the kernels under compute-sanitizer: python ci/sanitize.py [--out FOLDER] [--tools memcheck ...]
+"""Run the kernels under compute-sanitizer: python -m ci.sanitize [--out FOLDER] [--tools memcheck ...]
 
 memcheck finds accesses out of bounds, initcheck reads of memory never written, racecheck unordered accesses
 to shared memory.  Every kernel of some workloads runs on one, three and 67 matrices.  Needs an NVIDIA GPU and
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import report
+from ci.gate import markdown as report
 
 TOOLS = ("memcheck", "initcheck", "racecheck")
 WORKLOADS = (
@@ -38,10 +38,10 @@ FOUND = 86
 
 def launch(name: str) -> None:
     """Every kernel and config of a workload on a few matrices."""
-    import accuracy
     import torch
-    from operators import operator_of
 
+    from ci import accuracy
+    from ci.operators import operator_of
     from helion_sinkhorn import workloads
 
     launches = 0
@@ -60,7 +60,7 @@ def run(name: str, seconds: float, prefix: Sequence[str] = ()) -> tuple[int, str
     """`launch` in a process: exit status, -1 where it did not end in time, and what it said."""
     # blocks of their own: a shared block would hide what runs over its end
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    command = [*prefix, sys.executable, __file__, "--launch", name]
+    command = [*prefix, sys.executable, "-m", "ci.sanitize", "--launch", name]
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False, timeout=seconds

@@ -14,7 +14,8 @@ from tritonbench.utils.triton_op import (
     BenchmarkOperator,
 )
 
-from tritonbench_ops import gate, measure
+from tritonbench_ops import measure
+from tritonbench_ops import verdict as gate
 
 log = logging.getLogger("tritonbench_ops")
 COMPARED = {"speedup", "accuracy"}

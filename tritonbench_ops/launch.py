@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from tritonbench_ops import gate
+from tritonbench_ops import verdict as gate
 from tritonbench_ops.register import NAMES, register
 
 TIME_FLAGS = {"--rep": "--iter", "--iter": "--rep"}

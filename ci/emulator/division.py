@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emulator import arithmetic as fp
-from emulator.registers import VCC, Operand, Waves, source, unpacked, write, write_mask
-from emulator.text import Instruction
-from emulator.vector import Action, understood
+from ci.emulator import arithmetic as fp
+from ci.emulator.registers import VCC, Operand, Waves, source, unpacked, write, write_mask
+from ci.emulator.text import Instruction
+from ci.emulator.vector import Action, understood
 
 Array = np.ndarray
 SMALLEST = 2.0**-126

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from emulator.irregular import CARRIES
-from emulator.registers import EXEC, M0, VECTORS, operand
-from emulator.text import Instruction
-from emulator.vector import FUNCTIONS
+from ci.emulator.irregular import CARRIES
+from ci.emulator.registers import EXEC, M0, VECTORS, operand
+from ci.emulator.text import Instruction
+from ci.emulator.vector import FUNCTIONS
 
 CONTROL = ("s_waitcnt", "s_branch", "s_cbranch", "s_nop", "s_barrier", "s_endpgm", "s_setprio")
 """They touch no register that is listed."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from emulator.effects import Effects, shifted
-from emulator.memory import Finding
-from emulator.registers import EXEC, M0, VECTORS
-from emulator.text import Instruction
+from ci.emulator.effects import Effects, shifted
+from ci.emulator.memory import Finding
+from ci.emulator.registers import EXEC, M0, VECTORS
+from ci.emulator.text import Instruction
 
 EXEC_REGISTERS = (VECTORS + EXEC, VECTORS + EXEC + 1)
 LANE_SELECTS = ("v_readlane_b32", "v_writelane_b32")

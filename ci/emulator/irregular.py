@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emulator import lanes
-from emulator.registers import (
+from ci.emulator import lanes
+from ci.emulator.registers import (
     TYPES,
     Operand,
     Waves,
@@ -16,10 +16,10 @@ from emulator.registers import (
     source,
     write,
     write_mask,
-    write_scalar,
-)  # fmt: skip
-from emulator.text import Instruction
-from emulator.vector import MODIFIERS, Action, Builder, stored, understood
+    write_scalar,  # fmt: skip
+)
+from ci.emulator.text import Instruction
+from ci.emulator.vector import MODIFIERS, Action, Builder, stored, understood
 
 Array = np.ndarray
 U32, U64 = np.uint32, np.uint64

@@ -22,9 +22,9 @@ from unittest import mock
 import numpy as np
 import torch
 
-from emulator import machine, text
-from emulator.machine import Loaded, Model
-from emulator.memory import Arena
+from ci.emulator import machine, text
+from ci.emulator.machine import Loaded, Model
+from ci.emulator.memory import Arena
 from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.machine import presented
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emulator import division, irregular, matrix, memory, packed, scalar, shared, vector, waits
-from emulator.arithmetic import Functions
-from emulator.effects import Effects, effects
-from emulator.hazards import Hazards
-from emulator.memory import Arena, Finding
-from emulator.registers import EXEC, LANES, M0, SCALARS, Waves, joined, operand
-from emulator.text import Instruction, Program
+from ci.emulator import division, irregular, matrix, memory, packed, scalar, shared, vector, waits
+from ci.emulator.arithmetic import Functions
+from ci.emulator.effects import Effects, effects
+from ci.emulator.hazards import Hazards
+from ci.emulator.memory import Arena, Finding
+from ci.emulator.registers import EXEC, LANES, M0, SCALARS, Waves, joined, operand
+from ci.emulator.text import Instruction, Program
 
 Array = np.ndarray
 WAVES_TOGETHER = 128

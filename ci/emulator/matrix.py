@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emulator import arithmetic as fp
-from emulator.registers import LANES, Operand, Waves, bits_of, write
-from emulator.text import Instruction
-from emulator.vector import understood
+from ci.emulator import arithmetic as fp
+from ci.emulator.registers import LANES, Operand, Waves, bits_of, write
+from ci.emulator.text import Instruction
+from ci.emulator.vector import understood
 
 Array = np.ndarray
 Action = Callable[[Waves], None]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.registers import LANES, M0, Operand, Waves, bits_of, write
-from emulator.text import Instruction
-from emulator.vector import understood
+from ci.emulator.registers import LANES, M0, Operand, Waves, bits_of, write
+from ci.emulator.text import Instruction
+from ci.emulator.vector import understood
 
 Array = np.ndarray
 Action = Callable[[Waves], None]

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emulator import arithmetic as fp
-from emulator.registers import Operand, Waves, bits_of, constant, half_of, write
-from emulator.text import Instruction
-from emulator.vector import Action, Builder, understood
+from ci.emulator import arithmetic as fp
+from ci.emulator.registers import Operand, Waves, bits_of, constant, half_of, write
+from ci.emulator.text import Instruction
+from ci.emulator.vector import Action, Builder, understood
 
 Array = np.ndarray
 SIGN = np.uint32(0x8000_0000)

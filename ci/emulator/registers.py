@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from emulator import lanes
-from emulator.text import Instruction
+from ci.emulator import lanes
+from ci.emulator.text import Instruction
 
 Array = np.ndarray
 LANES = 64

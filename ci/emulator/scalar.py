@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emulator.registers import EXEC, Operand, Waves, constant, wide, write_scalar
-from emulator.text import Instruction
+from ci.emulator.registers import EXEC, Operand, Waves, constant, wide, write_scalar
+from ci.emulator.text import Instruction
 
 Array = np.ndarray
 Action = Callable[[Waves], None]

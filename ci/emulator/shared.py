@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emulator import lanes
-from emulator.memory import FORWARD, Finding, Landing, settled
-from emulator.registers import LANES, Operand, Waves, bits_of, write
-from emulator.text import Instruction
-from emulator.vector import understood
+from ci.emulator import lanes
+from ci.emulator.memory import FORWARD, Finding, Landing, settled
+from ci.emulator.registers import LANES, Operand, Waves, bits_of, write
+from ci.emulator.text import Instruction
+from ci.emulator.vector import understood
 
 Array = np.ndarray
 Action = Callable[[Waves], None]

@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emulator import arithmetic as fp
-from emulator import integers as bits
-from emulator import lanes
-from emulator.registers import (
+from ci.emulator import arithmetic as fp
+from ci.emulator import integers as bits
+from ci.emulator import lanes
+from ci.emulator.registers import (
     Operand,
     Waves,
     bits32,
     source,
-    write,
-)  # fmt: skip
-from emulator.text import Instruction
+    write,  # fmt: skip
+)
+from ci.emulator.text import Instruction
 
 Array = np.ndarray
 Action = Callable[[Waves], None]

@@ -7,9 +7,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from emulator.effects import Effects
-from emulator.memory import Finding
-from emulator.text import Instruction
+from ci.emulator.effects import Effects
+from ci.emulator.memory import Finding
+from ci.emulator.text import Instruction
 
 COUNTERS = {"memory": "vm", "lds": "lgkm", "constant": "lgkm"}
 

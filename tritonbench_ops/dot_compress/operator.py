@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tritonbench.utils.triton_op import register_benchmark, register_metric, register_x_val
 
-from tritonbench_ops.dot_compress_cases import (
+from tritonbench_ops.dot_compress.cases import (
     BACKENDS,
     BASELINE,
     PYTORCH,

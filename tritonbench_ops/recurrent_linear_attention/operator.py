@@ -5,7 +5,7 @@ from __future__ import annotations
 from tritonbench.utils.triton_op import register_benchmark, register_metric, register_x_val
 
 from tritonbench_ops.judged import JudgedByLeaves, say_missing
-from tritonbench_ops.recurrent_linear_attention_cases import (
+from tritonbench_ops.recurrent_linear_attention.cases import (
     BACKENDS,
     BASELINE,
     NAMES,

@@ -9,10 +9,11 @@ from tritonbench.utils.triton_op import register_benchmark, register_metric, reg
 
 from helion_sinkhorn.ops.sinkhorn.logits import make_logits
 from helion_sinkhorn.testing.draws import make_cotangents
-from tritonbench_ops import compare, measure
-from tritonbench_ops.backends import BACKENDS, BASELINE, has_other_gradient, wanted
-from tritonbench_ops.cases import bytes_moved, cases, parse, x_value
+from tritonbench_ops import measure
 from tritonbench_ops.judged import Judged, say_missing
+from tritonbench_ops.sinkhorn import compare
+from tritonbench_ops.sinkhorn.backends import BACKENDS, BASELINE, has_other_gradient, wanted
+from tritonbench_ops.sinkhorn.cases import bytes_moved, cases, parse, x_value
 
 log = logging.getLogger("tritonbench_ops")
 

@@ -1,4 +1,4 @@
-"""What results of dot compress may be off by, from where they are rounded (docs/dcpp.md, Rounding).
+"""What results of dot compress may be off by, from where they are rounded (docs/dot_compress.md, Rounding).
 
 Each rounding to the dtype of x is taken for uniform in its interval, and so independent of the others; a sum
 of n terms in float32 for n roundings of partial sums, each cut and not rounded, as matrix units may.

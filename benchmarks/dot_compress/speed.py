@@ -1,0 +1,137 @@
+"""Time dot_compress on a GPU beside eager PyTorch, Inductor and a copy of the same bytes.
+
+    python -m benchmarks.dot_compress.speed --out dot_compress_speed.md
+
+Forward, and backward alone, at the reported shape x (B, 3219, 256), y (B, 3219, 64) in bfloat16.  Medians in
+us of single calls as the host makes them, and of one replay of a CUDA graph; the tensors of the largest batch
+are 50 times the last-level cache.  The floor is a copy of the bytes that moving each tensor once makes, the
+faster of the two.  With --max-autotune Inductor times its templates first, which takes minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from helion_sinkhorn import dot_compress, reference
+from helion_sinkhorn.workloads import WORKLOADS
+
+SHAPE = WORKLOADS["dot_dcpp_b1152"]
+Run = Callable[[], object]
+
+
+def medians(run: Run, repeats: int) -> float:
+    """Median microseconds of single calls, after some that warm up the host."""
+    for _ in range(5):
+        run()
+    torch.cuda.synchronize()
+    samples = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        samples.append(1e3 * start.elapsed_time(end))
+    return statistics.median(samples)
+
+
+def captured(make: Callable[[], Run]) -> Run:
+    """A call as a CUDA graph; made on the stream of the capture, on which autograd then runs backward."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run = make()
+        run()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        run()
+    return graph.replay
+
+
+def floor(entries: int, repeats: int) -> float:
+    """A copy of `entries` bfloat16 numbers, read and written together."""
+    source = torch.empty(entries, dtype=torch.uint8, device="cuda")
+    copy = functools.partial(torch.empty_like(source).copy_, source)
+    # on an H200 a copy of 2.6 GB takes half as long again in a graph, where it is another operation
+    return min(medians(copy, repeats), medians(captured(lambda: copy), repeats))
+
+
+def call_of(f: Callable, x, y, grad) -> Run:
+    return functools.partial(f, x, y)
+
+
+def backward_of(f: Callable, x, y, grad) -> Run:
+    leaves = [t.detach().requires_grad_() for t in (x, y)]
+    out = f(*leaves)
+    return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("dot_compress_speed.md"))
+    parser.add_argument("--batches", type=int, nargs="+", default=[16, 128, 1152])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--max-autotune", action="store_true", help="Inductor in that mode too")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this benchmark times kernels on a GPU, and torch sees none")
+    begin = time.perf_counter()
+    callers = {
+        "eager": reference.dot_compress,
+        "Inductor": torch.compile(reference.dot_compress, dynamic=False),
+        "dot_compress": dot_compress,
+        "dot_compress, precise": functools.partial(dot_compress, precise_intermediate=True),
+    }
+    if options.max_autotune:
+        mode = "max-autotune-no-cudagraphs"
+        callers["Inductor, max-autotune"] = torch.compile(reference.dot_compress, dynamic=False, mode=mode)
+    lines = [
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}",
+        "",
+        "| B | pass | | us | x floor | us in a graph | x floor |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    m, d, k = SHAPE.m, SHAPE.d, SHAPE.k
+    torch._functorch.config.donated_buffer = False
+    # each batch, pass and mode is a compilation of its own; beyond the limit Dynamo runs eager PyTorch
+    torch._dynamo.config.recompile_limit = 64
+
+    def note(line: str) -> None:
+        print(line, flush=True)
+        lines.append(line)
+        options.out.write_text("\n".join(lines) + "\n")
+
+    for batch in options.batches:
+        generator = torch.Generator("cuda").manual_seed(0)
+        x, y, grad = (
+            torch.randn(batch, m, n, dtype=torch.bfloat16, device="cuda", generator=generator)
+            for n in (d, k, k)
+        )
+        for name, entries in (("forward", d + 2 * k), ("backward", 2 * d + 3 * k)):
+            least = floor(batch * m * entries, options.repeats)
+            note(f"| {batch} | {name} | copy | | | {least:.0f} | 1.00 |")
+            for who, f in callers.items():
+                try:
+                    make = functools.partial(call_of if name == "forward" else backward_of, f, x, y, grad)
+                    us = medians(make(), options.repeats)
+                    graph = medians(captured(make), options.repeats)
+                    found = f"{us:.0f} | {us / least:.2f} | {graph:.0f} | {graph / least:.2f}"
+                except Exception as problem:  # the other rows are still worth their time on the device
+                    found = f"{type(problem).__name__}: {str(problem)[:80]!r} | | |"
+                note(f"| {batch} | {name} | {who} | {found} |")
+                torch.cuda.empty_cache()
+    print(f"{time.perf_counter() - begin:.0f} s in all, {options.out} written")
+
+
+if __name__ == "__main__":
+    main()

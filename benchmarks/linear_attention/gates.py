@@ -1,0 +1,138 @@
+"""Gradients of gates of any strength: their errors beside a running sum's and autograd's, and times.
+
+python -m benchmarks.linear_attention.gates             the table of docs/linear_attention.md, on a CPU
+python -m benchmarks.linear_attention.gates --device cuda     the kernels of both methods, and their times
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks.linear_attention.speed import gradients, microseconds
+from helion_sinkhorn import recurrent_linear_attention, reference
+from helion_sinkhorn.ops.linear_attention.budget import Case
+from helion_sinkhorn.ops.linear_attention.chunked import launch as linear_attention_chunked_launch
+from helion_sinkhorn.ops.linear_attention.model import UNDERFLOW, Named
+from helion_sinkhorn.tuning.timing import with_cold_cache
+
+STRENGTHS = 0.1, 1.0, 10.0, 30.0
+CASES = (
+    ("recurrent", 256, "gk"), ("recurrent", 256, "g"), ("recurrent", 256, "g gk gv"),
+    ("recurrent", 32, "g gk gv"), ("chunked", 256, "gk"), ("chunked", 256, "g"),
+)  # fmt: skip
+SHAPE = 8, 2048, 16
+SIZES = 64, 128
+
+
+def problem(gates: str, strength: float, steps: int, dtype: torch.dtype, device: str) -> Case:
+    """Standard normal vectors, log decays uniform in [-strength, 0]."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    heads, dk, dv = (4, 32, 32) if device == "cpu" else (SHAPE[2], *SIZES)
+    keys, values = (1, steps, heads, dk), (1, steps, heads, dv)
+    shapes = {"g": keys[:3], "gk": keys, "gv": values}
+    inputs = {"q": drawn(*keys), "k": drawn(*keys), "v": drawn(*values)}
+    for name in gates.split():
+        inputs[name] = -strength * torch.rand(shapes[name], generator=generator)
+    return Case({n: x.to(dtype) for n, x in inputs.items()}, drawn(*values).to(dtype)).to(device)
+
+
+def running_sums(case: Case, found: Named) -> Named:
+    """What follows from the other results without any state, as flash-linear-attention has it."""
+
+    def later(terms: torch.Tensor) -> torch.Tensor:
+        return terms.flip(1).cumsum(1).flip(1)
+
+    x = {n: t.float() for n, t in {**case.inputs, **found, "do": case.do}.items()}
+    dgk = later(x["q"] * x["dq"] - x["k"] * x["dk"])
+    return {"dgk": dgk, "dgv": later(x["do"] * x["o"] - x["v"] * x["dv"]), "dg": dgk.sum(-1)}
+
+
+def worst(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest error of an entry, relative to the largest entry of its row."""
+    row = exact.abs().amax(-1, keepdim=True).clamp(min=UNDERFLOW)
+    return ((found.to(exact) - exact).abs() / row)[:, 1:].max().item()
+
+
+def errors(device: str, dtype: torch.dtype, asked: list[str]) -> Iterator[str]:
+    """A line for each case and gate; of the first step, which owes nothing, none is counted."""
+    yield f"{dtype} on {device}: worst entry relative to its row: a running sum / ours / autograd in float32"
+    for method, steps, gates in CASES:
+        if gates not in asked:
+            continue
+        own = functools.partial(recurrent_linear_attention, method=method)
+        for strength in STRENGTHS:
+            case = problem(gates, strength, steps, dtype, device)
+            interpreted = device == "cpu" and method == "chunked"
+            found = case.run_module(linear_attention_chunked_launch) if interpreted else case.run(own)
+            baseline = case.cast(torch.float32).run(reference.recurrent_linear_attention)
+            sums = running_sums(case, found)
+            for name in (f"d{gate}" for gate in gates.split()):
+                exact = case.exact[name]
+                three = (sums[name], found[name], baseline[name].to(found[name].dtype))
+                said = [worst(x, exact) for x in three]
+                yield (
+                    f"{method} T {steps} {gates}, s = {strength:g}, {name}: "
+                    f"{' / '.join(f'{e:.0e}' for e in said)}, ours over autograd {said[1] / said[2]:.2f}"
+                )
+
+
+def times() -> Iterator[str]:
+    """Microseconds of forward and backward at the size of the documentation, gk in bfloat16."""
+    yield f"B, T, H = {SHAPE}, Dk, Dv = {SIZES}, bfloat16, gk; us called one by one with cold caches"
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def drawn(size: int) -> torch.Tensor:
+        return torch.randn((*SHAPE, size), device="cuda", generator=generator)
+
+    dk, dv = SIZES
+    q, k, v, do, gk = (x.bfloat16() for x in (drawn(dk), drawn(dk), drawn(dv), drawn(dv), drawn(dk)))
+    for what, gate in (
+        ("logsigmoid / 8", torch.nn.functional.logsigmoid(gk.float()) / 8),
+        ("-10 |x|", -10.0 * gk.float().abs()),
+    ):
+        for method in ("recurrent", "chunked"):
+            leaves = [x.detach().requires_grad_() for x in (q, k, v, gate.bfloat16())]
+
+            def attend(method=method, leaves=leaves):
+                return recurrent_linear_attention(
+                    *leaves[:3], gk=leaves[3], method=method, implementation="helion"
+                )
+
+            o = attend()
+            with torch.no_grad():
+                forward = microseconds(with_cold_cache(attend))
+            backward = microseconds(with_cold_cache(lambda o=o, leaves=leaves: gradients(o, leaves, do)))
+            yield f"{method}, gk = {what}: {forward:.0f} + {backward:.0f} us"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--gates",
+        nargs="+",
+        help="of the cases: all on a CPU, gk on a GPU, where others take kernels anew",
+    )
+    options = parser.parse_args()
+    device = options.device
+    gates = options.gates or (["gk"] if device == "cuda" else [gates for _, _, gates in CASES])
+    for dtype in (torch.float32,) if device == "cpu" else (torch.float32, torch.bfloat16):
+        for line in errors(device, dtype, gates):
+            print(line, flush=True)
+    if device == "cuda":
+        for line in times():
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,381 @@
+"""bench.csv as plots and a Markdown report; nothing here measures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import matplotlib
+import pandas
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+from benchmarks.sinkhorn.peers import FLOOR, FUNCTIONS, OURS
+
+PASSES = ("forward", "backward", "both")
+KEY = ["n", "dtype", "batch", "pass", "timer"]
+TIMER = {"eager": "eager, L2 cleared", "graph": "in a CUDA graph"}
+HOW = """\
+T = 20, float32 and the deepseek form unless said; logits and upstream gradients randn. us: median with
+its 20 % and 80 % quantiles. Eager: one call, L2 cleared before it; at small batches the host is what is
+measured. In a graph: one of up to 50 calls in a CUDA graph, operands in L2 where they fit. The floor
+moves the same bytes in the same process: `y.copy_(x)` for forward, `torch.add(x, dy, out=dx)` for
+backward, one after the other for both. Backward is the exact gradient. Every row is in bench.csv.
+"""
+BESIDE = """\
+In brackets: time over that of helion_sinkhorn in the deepseek form. A peer that computes another form is
+timed in its own. `copy`: the floor.
+"""
+CHECKED = """\
+Before timing, on 3 randn, which 20 iterations do not bring to convergence, against float64 of the
+definition named. Whatever errs by more than 1e-5 in
+P or 1e-4 in dX (bfloat16: 1e-2 and 2e-2) computes something else: it is left out below, not timed.
+"""
+LANES = """\
+`layer(x).sum().backward()` in a loop, as triton-sinkhorn's benchmark does it: the gradient of that sum is
+zero up to rounding, so this is a timing only. Eager: exp, then T times rows and columns with eps.
+Memory: the peak of one step above its start.
+"""
+KEPT = ("sm_mhz", "memory_mhz", "celsius")
+"""Conditions that change within a run."""
+
+
+def markdown(rows: Iterable[dict[str, object]]) -> str:
+    """A table with the columns of the first row."""
+    rows = list(rows)
+    names = list(rows[0])
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    return "\n".join(lines + ["| " + " | ".join(str(r.get(k, "")) for k in names) + " |" for r in rows])
+
+
+def power(batch: float) -> str:
+    exponent = int(batch).bit_length() - 1
+    return f"2^{exponent}" if batch == 1 << exponent and batch >= 1024 else str(int(batch))
+
+
+def figure(value: float) -> str:
+    """Three significant digits, no exponent."""
+    if pandas.isna(value):
+        return ""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def spread(row: pandas.Series) -> str:
+    return f"{figure(row.us)} ({figure(row.us_20)} to {figure(row.us_80)})"
+
+
+class Results:
+    """The timed rows, each beside its floor, with look-ups by function, shape and pass."""
+
+    def __init__(self, path: Path):
+        self.all = pandas.read_csv(path)
+        for column in ("note", "function", "dtype", "pass", "timer", "quantity", "bytes", "seconds", "error",
+            "config",
+                       "gradient_error", "us", "us_20", "us_80", "batch", "package_version"):  # fmt: skip
+            if column not in self.all:
+                self.all[column] = pandas.NA
+        self.all[["n", "batch"]] = self.all[["n", "batch"]].astype("Int64")
+        timed = self.section("sweep")
+        floors = timed[timed.function == FLOOR][[*KEY, "us"]].rename(columns={"us": "floor"})
+        self.timed = timed.merge(floors, on=KEY, how="left")
+        self.timed["x_floor"] = self.timed.us / self.timed.floor
+
+    def section(self, name: str) -> pandas.DataFrame:
+        return self.all[self.all.section == name]
+
+    def of(self, function: str, **where: object) -> pandas.DataFrame:
+        rows = self.timed[self.timed.function == function]
+        for column, value in where.items():
+            rows = rows[rows["pass" if column == "which" else column] == value]
+        return rows.sort_values("batch")
+
+    def one(self, function: str, **where: object) -> pandas.Series | None:
+        rows = self.of(function, **where)
+        return None if rows.empty else rows.iloc[0]
+
+
+def cell(row: pandas.Series | None, show: Callable[[pandas.Series], str]) -> str:
+    return "" if row is None else show(row)
+
+
+def conditions(results: Results) -> list[str]:
+    table = results.all.dropna(axis=1, how="all")
+    fixed = [c for c in table.columns if c.endswith("_version") and c != "package_version"]
+    fixed = [c for c in ("device", "driver", "runtime", *fixed) if c in table]
+    lines = []
+    for column in (*fixed, "mode", "commit", "utc"):
+        values = ", ".join(str(v) for v in table[column].dropna().unique()) if column in table else ""
+        if values:
+            lines.append(f"- {column.removesuffix('_version')}: {values}")
+    for column in KEPT:
+        if column in table:
+            values = pandas.to_numeric(table[column], errors="coerce").dropna()
+            lines.append(f"- {column}: {values.min():.0f} to {values.max():.0f} during the run")
+    return lines
+
+
+def sweep_tables(results: Results) -> list[str]:
+    lines = []
+    series = results.of(OURS, dtype="float32")
+    for n in sorted(series.n.unique()):
+        rows = []
+        for batch in sorted(series[series.n == n].batch.unique()):
+            row: dict[str, object] = {"batch": power(batch)}
+            for which in PASSES:
+                at = dict(n=n, dtype="float32", batch=batch, which=which)
+                found = results.one(OURS, timer="eager", **at)
+                row[f"{which}, us"] = cell(found, spread)
+                row[f"{which} / floor"] = cell(found, lambda r: figure(r.x_floor))
+            for which in PASSES:
+                found = results.one(OURS, n=n, dtype="float32", batch=batch, which=which, timer="graph")
+                row[f"{which} in a graph, us"] = cell(found, lambda r: figure(r.us))
+            rows.append(row)
+        lines += [f"### n = {n}", "", markdown(rows), ""]
+    return lines
+
+
+def configs(results: Results) -> list[str]:
+    rows = results.of(OURS, dtype="float32").dropna(subset=["config"]).sort_values(["n", "batch"])
+    return [
+        f"- n = {n}, {', '.join(dict.fromkeys(map(power, group.batch)))}: {config}"
+        for (n, config), group in rows.groupby(["n", "config"], sort=False)
+    ]
+
+
+def variant_rows(results: Results) -> list[dict[str, object]]:
+    rows = []
+    names = {OURS: ("bfloat16",), f"{OURS} log": ("float32",)}
+    for name, dtypes in names.items():
+        for dtype in dtypes:
+            for (n, batch), _ in results.of(name, dtype=dtype).groupby(["n", "batch"]):
+                row: dict[str, object] = {"": name, "dtype": dtype, "n": n, "batch": power(batch)}
+                for timer in TIMER:
+                    for which in PASSES:
+                        at = dict(n=n, batch=batch, which=which, timer=timer)
+                        main = results.one(OURS, dtype="float32", **at)
+                        found = results.one(name, dtype=dtype, **at)
+                        text = cell(found, lambda r: figure(r.us))
+                        if found is not None and main is not None:
+                            text += f" ({found.us / main.us:.2f} x)"
+                        row[f"{which}, {TIMER[timer]}"] = text
+                rows.append(row)
+    return rows
+
+
+def compared(results: Results) -> list[str]:
+    """Every function that is neither ours nor the floor, in the order of FUNCTIONS."""
+    present = set(results.timed.function)
+    return [name for name in FUNCTIONS if name in present and name != FLOOR and not name.startswith(OURS)]
+
+
+def definition(name: str) -> str:
+    function = FUNCTIONS[name]
+    return function.form + (", columns first" if function.first == "cols" else "")
+
+
+def peer_tables(results: Results) -> list[str]:
+    lines = []
+    names = compared(results)
+    shapes = results.timed[results.timed.function.isin(names)]
+    shapes = shapes[["n", "batch"]].drop_duplicates().sort_values(["n", "batch"])
+    for n, batch in shapes.itertuples(index=False):
+        rows = []
+        for name in (FLOOR, OURS, *names):
+            if results.of(name, n=n, batch=batch, dtype="float32").empty:
+                continue
+            row: dict[str, object] = {"": name, "form": definition(name)}
+            for timer, title in TIMER.items():
+                for which in PASSES:
+                    at = dict(n=n, batch=batch, dtype="float32", which=which, timer=timer)
+                    found, own = results.one(name, **at), results.one(OURS, **at)
+                    text = cell(found, lambda r: figure(r.us))
+                    if found is not None and own is not None and name in names:
+                        text += f" ({found.us / own.us:.1f} x)"
+                    row[f"{which}, {title}"] = text
+            rows.append(row)
+        lines += [f"### n = {n}, B = {power(batch)}", "", markdown(rows), ""]
+    return lines
+
+
+def checks(results: Results) -> str:
+    rows = results.timed.drop_duplicates(["function", "n", "dtype"]).dropna(subset=["error"])
+    return markdown(
+        {
+            "": r.function, "version": r.package_version if isinstance(r.package_version, str) else "",
+            "definition": definition(r.function), "n": r.n, "dtype": r.dtype,
+            "largest error of P": f"{r.error:.1e}",
+            "relative error of dX": "" if pandas.isna(r.gradient_error) else f"{r.gradient_error:.1e}",
+            "note": FUNCTIONS[r.function].note,
+        }
+        for r in rows.itertuples()
+    )  # fmt: skip
+
+
+def host_table(results: Results) -> str:
+    rows = results.section("host")
+    base = rows[rows.function == "x * 2"].us
+    return markdown(
+        {"layer": r.function, "us a call": spread(r), "/ x * 2": figure(r.us / base.iloc[0])}
+        for r in rows.itertuples()
+    )
+
+
+def lanes_table(results: Results) -> str:
+    rows = []
+    section = results.section("lanes")
+    for (batch, n), group in section.groupby(["batch", "n"]):
+        by = group.set_index("function")
+        slow, fast = by.loc["eager"], by.drop("eager").iloc[0]
+        row = {
+            "batch": int(batch), "lanes": n, "eager, ms": f"{slow.us / 1e3:.3f}",
+            "FusedMHC, ms": f"{fast.us / 1e3:.3f}", "speed-up": f"{slow.us / fast.us:.1f} x",
+        }  # fmt: skip
+        if not pandas.isna(fast.bytes):
+            row["eager, KiB"], row["FusedMHC, KiB"] = f"{slow.bytes / 1024:.1f}", f"{fast.bytes / 1024:.1f}"
+            row["memory saved"] = f"{100 * (1 - fast.bytes / slow.bytes):.1f} %"
+        rows.append(row)
+    return markdown(rows)
+
+
+def left_out(results: Results) -> str:
+    rows = results.section("left out")
+    return "\n".join(
+        f"- {r.function if isinstance(r.function, str) else 'benchmark'}"
+        f"{'' if pandas.isna(r.n) else f', n = {int(r.n)}'}: {r.note}"
+        for r in rows.drop_duplicates(["function", "n", "note"]).itertuples()
+    )
+
+
+# ------------------------------------------------------------------------------------------ plots
+
+
+def color(n: int) -> str:
+    """The same for a size in every plot."""
+    return f"C{int(n).bit_length() % 10}"
+
+
+def batch_axes(axis: pyplot.Axes, title: str, y: str) -> None:
+    axis.set_xscale("log", base=2)
+    axis.set(title=title, xlabel="matrices B", ylabel=y)
+    axis.label_outer()
+    axis.grid(alpha=0.3)
+
+
+def plot_time(results: Results, out: Path) -> None:
+    """Time against B: eager with points, CUDA graph dashed, floors of n = 4 in grey."""
+    shown, axes = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="constrained", sharey=True)
+    series = results.of(OURS, dtype="float32")
+    sizes = [n for n in sorted(series.n.unique()) if series[series.n == n].batch.nunique() > 1]
+    for axis, which in zip(axes, PASSES, strict=True):
+        for n in sizes:
+            for timer, style in (("eager", "o-"), ("graph", "--")):
+                line = results.of(OURS, dtype="float32", n=n, which=which, timer=timer)
+                label = f"n = {n}" if timer == "eager" else None
+                axis.plot(line.batch, line.us, style, color=color(n), markersize=4, label=label)
+        for timer, style in (("eager", "-"), ("graph", "--")):
+            line = results.of(FLOOR, dtype="float32", n=4, which=which, timer=timer)
+            label = "same bytes copied, n = 4" if timer == "eager" else None
+            axis.plot(line.batch, line.us, style, color="0.6", label=label)
+        batch_axes(axis, which, "us a call (solid: eager, L2 cleared; dashed: CUDA graph)")
+        axis.set_yscale("log")
+    axes[0].legend(fontsize=8)
+    save(shown, out / "time.png")
+
+
+def plot_floor(results: Results, out: Path) -> None:
+    """Floor over time against B; 1 is a copy of the same bytes."""
+    shown, axes = pyplot.subplots(1, 3, figsize=(15, 4), layout="constrained", sharey=True)
+    for axis, which in zip(axes, PASSES, strict=True):
+        for n, _ in results.of(OURS, dtype="float32").groupby("n"):
+            for timer, style in (("eager", "o-"), ("graph", "x--")):
+                line = results.of(OURS, dtype="float32", n=n, which=which, timer=timer)
+                label = f"n = {n}" if timer == "eager" else None
+                axis.plot(line.batch, 1 / line.x_floor, style, color=color(n), markersize=4, label=label)
+        batch_axes(axis, which, "fraction of the copy floor (dashed: CUDA graph)")
+        axis.set_ylim(0, 1.05)
+    axes[0].legend(fontsize=8)
+    save(shown, out / "floor.png")
+
+
+def plot_speedup(results: Results, out: Path) -> None:
+    """How many times slower the others are at n = 4, by the timer that hides the host where there is one."""
+    timer = "graph" if (results.timed.timer == "graph").any() else "eager"
+    names = compared(results)
+    shown, axes = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="constrained", sharey=True)
+    for axis, which in zip(axes, PASSES, strict=True):
+        own = results.of(OURS, dtype="float32", n=4, which=which, timer=timer)[["batch", "us"]]
+        for index, name in enumerate(names):
+            line = results.of(name, dtype="float32", n=4, which=which, timer=timer)[["batch", "us"]]
+            both = line.merge(own, on="batch", suffixes=("", "_own"))
+            if not both.empty:
+                axis.plot(both.batch, both.us / both.us_own, "o-", color=f"C{index}", label=name)
+        axis.axhline(1, color="0.3", linewidth=1)
+        batch_axes(axis, which, f"time / time of helion_sinkhorn, n = 4, {TIMER[timer]}")
+        axis.set_yscale("log")
+    handles = {label: h for a in axes for h, label in zip(*a.get_legend_handles_labels(), strict=True)}
+    if handles:
+        shown.legend(handles.values(), handles.keys(), loc="outside right", fontsize=8)
+    save(shown, out / "speedup.png")
+
+
+def plot_host(results: Results, out: Path) -> None:
+    """Host time of a call, layer by layer."""
+    rows = results.section("host").iloc[::-1]
+    shown, axis = pyplot.subplots(figsize=(8, 0.4 * len(rows) + 1), layout="constrained")
+    colors = ["0.6" if "x * 2" in name or "torch.empty" in name else "C0" for name in rows.function]
+    axis.barh(rows.function, rows.us, xerr=[rows.us - rows.us_20, rows.us_80 - rows.us], color=colors)
+    axis.set(xlabel="host time of a call, us (median; bars from the 20 % to the 80 % quantile)")
+    axis.grid(axis="x", alpha=0.3)
+    save(shown, out / "host.png")
+
+
+def save(shown: pyplot.Figure, path: Path) -> None:
+    shown.savefig(path, dpi=110)
+    pyplot.close(shown)
+
+
+def render(path: Path, out: Path) -> None:
+    """Write report.md and its plots into `out` from the CSV at `path`."""
+    out.mkdir(parents=True, exist_ok=True)
+    results = Results(path)
+    text = ["# Benchmark", "", *conditions(results), ""]
+    text += [HOW]
+    if results.of(OURS).empty:
+        text += ["No row of the main series: see the end.", ""]
+    else:
+        plot_time(results, out)
+        plot_floor(results, out)
+        text += ["## Main series", "", "![time](time.png)", "", "![fraction of the floor](floor.png)", ""]
+        text += sweep_tables(results)
+        text += ["Configs that served these calls:", "", *configs(results), ""]
+        if variants := variant_rows(results):
+            text += [
+                "## bfloat16 and the log form",
+                "",
+                "In brackets: time over that of float32, deepseek.",
+                "",
+            ]
+            text += [markdown(variants), ""]
+    if compared(results):
+        plot_speedup(results, out)
+        text += ["## Beside PyTorch and other packages", "", BESIDE, "![speed-up](speedup.png)", ""]
+        text += peer_tables(results)
+    if not results.section("host").empty:
+        plot_host(results, out)
+        text += ["## Host time", "", "![host time](host.png)", "", host_table(results), ""]
+    quantities = results.section("memory")
+    if not quantities.empty:
+        text += ["## Memory", "", markdown({"quantity": r.quantity, "bytes a matrix": figure(r.bytes)}
+                                            for r in quantities.itertuples()), ""]  # fmt: skip
+    if not results.section("lanes").empty:
+        text += ["## Small batches, forward and backward", "", LANES, lanes_table(results), ""]
+    first = results.section("first call")
+    if not first.empty:
+        text += ["## First call in a fresh process", "", markdown(
+            {"": r.quantity, "s": f"{r.seconds:.2f}"} for r in first.itertuples()), ""]  # fmt: skip
+    if results.timed.error.notna().any():
+        text += ["## Errors", "", CHECKED, checks(results), ""]
+    if not results.section("left out").empty:
+        text += ["## Left out", "", left_out(results), ""]
+    (out / "report.md").write_text("\n".join(text))

@@ -1,0 +1,379 @@
+"""The child process of a benchmark job: it compiles and checks, says "ready", waits, and then measures.
+
+Jobs get ready side by side and measure one after another, alone on the GPU.  A task is a
+generator: what runs before its first, empty yield may disturb others; every later yield is a row.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import torch
+
+from benchmarks import timing
+from benchmarks.sinkhorn import peers
+
+T = 20
+Row = dict[str, object]
+CHECKED_ENTRIES = 1 << 18
+"""Of a batch that are computed in float64 beside it."""
+CHECKED_SCALE = 3.0
+"""Of the logits: T iterations from randn converge, and hide a gradient that takes that for granted."""
+BOUNDS = {"float32": (1e-5, 1e-4), "bfloat16": (1e-2, 2e-2)}
+"""(largest forward error, relative gradient error) from which on a function computes something else."""
+ERROR = ("error", "gradient_error")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one child does; `functions` and the shape are those of a sweep."""
+
+    section: str
+    task: str
+    functions: tuple[str, ...] = ()
+    n: int = 4
+    batches: tuple[int, ...] = ()
+    dtype: str = "float32"
+    device: str = "cuda"
+    milliseconds: float = 20.0
+    """Spent on each figure."""
+
+    @property
+    def title(self) -> str:
+        what = ", ".join(self.functions)
+        return f"{self.section}: {what}, n = {self.n}, {self.dtype}" if what else self.section
+
+
+def make_inputs(job: Job, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(logits, upstream gradient), both randn."""
+    generator = torch.Generator(job.device).manual_seed(batch)
+    make = partial(torch.randn, batch, job.n, job.n, device=job.device, generator=generator)
+    dtype = getattr(torch, job.dtype)
+    return make().to(dtype), make().to(dtype)
+
+
+def errors(function: peers.Function, x: torch.Tensor, dy: torch.Tensor) -> dict[str, float]:
+    """Largest error of P and relative error of dX against float64, over the first matrices."""
+    passes = function.build(x, dy, T)
+    from helion_sinkhorn.ops.sinkhorn.budget import exact
+
+    few = slice(0, max(1, CHECKED_ENTRIES // x[0].numel()))
+    p, dx = exact(x[few], dy[few], T, eps=peers.EPS, form=function.form, first=function.first)
+    found = {"error": float((passes["forward"]()[few].double().cpu() - p).abs().max())}
+    if "backward" in passes:
+        gradient = passes["backward"]()[few].double().cpu()
+        found["gradient_error"] = float((gradient - dx).norm() / dx.norm())
+    return found
+
+
+def sweep(job: Job) -> Iterator[Row | None]:
+    """Every pass of every function at every batch, eager and in a CUDA graph."""
+    device = torch.device(job.device)
+    rows = [Row(function=name, n=job.n, dtype=job.dtype) for name in job.functions]
+    wrong: dict[str, set[str]] = {}
+    offered: dict[str, list[str]] = {}
+    for row in rows:
+        name = row["function"]
+        function = peers.load(name)
+        row["package_version"] = timing.installed(function.package) if function.package else ""
+        for batch in job.batches:
+            x, dy = make_inputs(job, batch)
+            if function.form and name not in wrong:
+                found = errors(function, CHECKED_SCALE * x, dy)
+                row.update(found)
+                pairs = zip(("forward", "backward"), ERROR, BOUNDS[job.dtype], strict=True)
+                wrong[name] = {p for p, key, bound in pairs if not found.get(key, 0.0) <= bound}
+            passes = function.build(x, dy, T)
+            for run in passes.values():
+                run()
+            timing.synchronize(device)
+            differs = wrong.get(name, set())
+            offered[name] = [p for p in passes if p not in differs and not (p == "both" and differs)]
+            del passes
+        clear()
+    yield None
+
+    def timed_rows(row: Row, batch: int, timer: str) -> list[Row]:
+        x, dy = make_inputs(job, batch)
+        function = peers.load(row["function"])
+        done = []
+        for which in offered[row["function"]]:
+
+            def make(which=which) -> timing.Run:
+                return function.build(x, dy, T)[which]
+
+            try:
+                if timer == "eager":
+                    times = timing.eager(make(), device, job.milliseconds)
+                else:
+                    times = timing.graph(make, job.milliseconds)
+            except Exception as error:
+                note = f"{which}, {timer}, batch {batch}: {said(error)}"
+                done.append({**row, "section": "left out", "note": note})
+                continue
+            at = {"batch": batch, "pass": which, "timer": timer, "config": config(row, which, x)}
+            done.append({**row, **at, **named(times)})
+        return done
+
+    for row in rows:
+        for which in sorted(wrong.get(row["function"], ())):
+            key = "error" if which == "forward" else "gradient_error"
+            note = f"{which} differs from its definition in float64 by {row[key]:.1e}: not timed"
+            yield {**row, "section": "left out", "note": note}
+    for timer in ("eager", "graph")[: 2 if device.type == "cuda" else 1]:
+        for batch in job.batches:
+            found = []
+            for row in rows:
+                found += timed_rows(row, batch, timer)
+                clear()
+            # the clocks after the work: an idle GPU lowers them
+            now = timing.conditions(device)
+            yield from ({**row, **now} for row in found)
+
+
+def config(row: Row, which: str, x: torch.Tensor) -> str:
+    """What serves this call of ours; empty for others and for both passes together."""
+    if not str(row["function"]).startswith(peers.OURS) or which == "both":
+        return ""
+    from helion_sinkhorn import plan
+
+    return getattr(plan(x, T, form=peers.FUNCTIONS[row["function"]].form), which)
+
+
+def named(times: timing.Times) -> Row:
+    return dict(zip(("us", "us_20", "us_80"), times, strict=True))
+
+
+def clear() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def said(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+def host(job: Job) -> Iterator[Row | None]:
+    """Host time of a call by its layers, 128 matrices of 4 x 4, beside x * 2."""
+    from helion_sinkhorn import sinkhorn
+
+    device = torch.device(job.device)
+    x = torch.randn(128, 4, 4, device=device)
+    leaf, dy = x.clone().requires_grad_(), torch.randn_like(x)
+    arguments = (T, peers.EPS, "deepseek", "rows")
+    implementation = "helion" if device.type == "cuda" else "pytorch"
+    y = sinkhorn(leaf, T)
+    ops = torch.ops.helion_sinkhorn
+    layers: dict[str, timing.Run] = {
+        "x * 2": lambda: x * 2,
+        "torch.empty_like(x)": lambda: torch.empty_like(x),
+        "sinkhorn, no gradient": lambda: sinkhorn(x, T),
+        "torch.ops, forward": lambda: ops.sinkhorn(x, *arguments, implementation, x.dtype),
+    }
+    notes: list[str] = []
+    if device.type == "cuda":
+        from helion_sinkhorn.ops.sinkhorn import launch
+
+        layers["kernels.launch.forward"] = lambda: launch.forward(x, *arguments, x.dtype)
+        binary = bare_launch(layers["kernels.launch.forward"])
+        if binary:
+            layers["the compiled binary alone"] = binary
+        else:
+            notes.append("the compiled binary alone: not reachable through Triton's CompiledKernel")
+    layers["x * 2, with gradient"] = lambda: leaf * 2
+    layers["sinkhorn, with gradient"] = lambda: sinkhorn(leaf, T)
+    layers["torch.ops, backward"] = lambda: ops.sinkhorn_backward(dy, x, *arguments, implementation)
+    layers["backward through autograd"] = lambda: torch.autograd.grad(y, leaf, dy, retain_graph=True)
+    z = leaf * 2
+    layers["backward of x * 2 through autograd"] = lambda: torch.autograd.grad(z, leaf, dy, retain_graph=True)
+    for run in layers.values():
+        run()
+    yield None
+    for note in notes:
+        yield {"section": "left out", "function": peers.OURS, "note": note}
+    calls = max(1, int(job.milliseconds * 10))
+    found = {layer: timing.loop(run, device, calls) for layer, run in layers.items()}
+    now = timing.conditions(device)
+    for layer, times in found.items():
+        yield {"function": layer, "batch": 128, "n": 4, "timer": "host", **now, **named(times)}
+
+
+def bare_launch(call: timing.Run) -> timing.Run | None:
+    """The launch of the Triton binary that `call` makes, with the very arguments; None if out of reach."""
+    from triton.compiler import CompiledKernel
+
+    call()
+    seen: list[timing.Run] = []
+    # some objects object to isinstance
+    binaries = [o for o in gc.get_objects() if type(o) is CompiledKernel and getattr(o, "_run", None)]
+    for binary in binaries:
+        launcher = binary._run
+
+        def record(*arguments, launcher=launcher, **options):
+            seen.append(partial(launcher, *arguments, **options))
+            return launcher(*arguments, **options)
+
+        binary._run = record
+        try:
+            call()
+        finally:
+            binary._run = launcher
+        if seen:
+            return seen[0]
+    return None
+
+
+def memory(job: Job) -> Iterator[Row | None]:
+    """Bytes a matrix that stay for backward (logits included), and scratch inside backward."""
+    from helion_sinkhorn import sinkhorn
+
+    device = torch.device(job.device)
+    (batch,) = job.batches
+    x, dy = make_inputs(job, batch)
+    x.requires_grad_()
+    sinkhorn(x, T).backward(dy)
+    x.grad = None
+    clear()
+    yield None
+    if device.type != "cuda":
+        yield {"section": "left out", "function": "memory", "note": "the allocator of a CPU keeps no count"}
+        return
+    now = {"function": peers.OURS, "n": job.n, "batch": batch, **timing.conditions(device)}
+    size = x.numel() * x.element_size()
+    before = torch.cuda.memory_allocated()
+    y = sinkhorn(x, T)
+    beyond = torch.cuda.memory_allocated() - before - size
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    torch.autograd.grad(y, x, dy)
+    scratch = torch.cuda.max_memory_allocated() - before - size
+    yield {**now, "quantity": "kept for backward, logits included", "bytes": (size + beyond) / batch}
+    yield {**now, "quantity": "scratch inside backward", "bytes": scratch / batch}
+
+
+class Eager(torch.nn.Module):
+    """What triton-sinkhorn's own table compares with: P = exp(X), then T times rows and columns with eps."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        p = x.float().exp()
+        for _ in range(T):
+            p = p / (p.sum(2, keepdim=True) + peers.EPS)
+            p = p / (p.sum(1, keepdim=True) + peers.EPS)
+        return p
+
+
+def lanes(job: Job) -> Iterator[Row | None]:
+    """Time and peak memory of forward plus backward of nn.FusedMHC and of eager PyTorch, small batches."""
+    from helion_sinkhorn.ops.sinkhorn.nn import FusedMHC
+
+    device = torch.device(job.device)
+    layers = {"eager": Eager(), "helion_sinkhorn.nn.FusedMHC": FusedMHC(T)}
+    shapes = [(batch, n) for batch in job.batches for n in (4, 8)]
+
+    def step(layer: torch.nn.Module, x: torch.Tensor) -> None:
+        layer(x).sum().backward()
+        x.grad = None
+
+    inputs = {shape: torch.randn(shape[0], shape[1], shape[1], device=device) for shape in shapes}
+    for layer in layers.values():
+        for x in inputs.values():
+            for _ in range(10):
+                step(layer, x.requires_grad_())
+    clear()
+    yield None
+    now = timing.conditions(device)
+    for (batch, n), x in inputs.items():
+        for name, layer in layers.items():
+            steps = max(1, int(job.milliseconds * 2))
+            row = {"function": name, "batch": batch, "n": n, "dtype": "float32", "timer": "loop", **now}
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+                step(layer, x)
+                row["bytes"] = torch.cuda.max_memory_allocated() - before
+            yield {**row, **named(timing.loop(partial(step, layer, x), device, steps, wait=True, rounds=5))}
+
+
+FIRST_CALLS = """
+import sys, time, torch
+from helion_sinkhorn import sinkhorn
+device = sys.argv[1]
+x = torch.randn(8192, 4, 4, device=device, requires_grad=True)
+wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+wait()
+start = time.perf_counter()
+if device == "cuda":
+    import helion_sinkhorn.kernels.launch
+print("import of Helion", time.perf_counter() - start)
+start = time.perf_counter()
+with torch.no_grad():
+    sinkhorn(x, 20)
+wait()
+print("forward", time.perf_counter() - start)
+y = sinkhorn(x, 20)
+start = time.perf_counter()
+y.backward(torch.randn_like(x))
+wait()
+print("backward", time.perf_counter() - start)
+"""
+
+
+def first_calls(job: Job) -> Iterator[Row | None]:
+    """Seconds of the first forward and the first backward in a fresh process."""
+    yield None
+    now = timing.conditions(torch.device(job.device))
+    with tempfile.TemporaryDirectory() as cache:
+        folders = ("TRITON_CACHE_DIR", "HELION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+        environment = {**os.environ, **dict.fromkeys(folders, cache)}
+        command = [sys.executable, "-c", FIRST_CALLS, job.device]
+        for state in ("empty", "warm"):
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"{state} compile cache: {done.stderr.strip().splitlines()[-1]}")
+            for line in done.stdout.splitlines():
+                what, seconds = line.rsplit(" ", 1)
+                yield {"function": peers.OURS, "quantity": f"{what}, {state} compile cache", "n": 4,
+                       "batch": 8192, "seconds": float(seconds), **now}  # fmt: skip
+
+
+TASKS = {"sweep": sweep, "host": host, "memory": memory, "lanes": lanes, "first calls": first_calls}
+
+
+def encode(job: Job) -> str:
+    return json.dumps(asdict(job))
+
+
+def main() -> None:
+    # imported packages may print: stdout is theirs, and the answers' no more
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    said_job = json.loads(sys.argv[1])
+    job = Job(**{k: tuple(v) if isinstance(v, list) else v for k, v in said_job.items()})
+    try:
+        rows = TASKS[job.task](job)
+        next(rows)
+        print(json.dumps("ready"), file=answers, flush=True)
+        if sys.stdin.readline() != "go\n":
+            return
+        for row in rows:
+            print(json.dumps({"section": job.section, "iterations": T, **row}), file=answers, flush=True)
+        print(json.dumps("end"), file=answers, flush=True)
+    except Exception as error:
+        if not isinstance(error, ImportError):
+            traceback.print_exc()
+        print(json.dumps({"failed": said(error)}), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What the gate says of correct implementations and of wrong ones: it must pass these and catch those.
+
+The good ones of an operator differ in what vendors, compilers and kernels are free to choose, its faults in
+what none may do.
+
+    python -m ci.fault_tables [--write docs/accuracy.md]    the tables of what is caught, by which rule
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ci.gate import gate
+from ci.gate import markdown as report
+from ci.gate.gate import Operator
+from ci.operators import OPERATORS, operator_of
+from helion_sinkhorn.workloads import tagged
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What the gate and the rules in common use say of one implementation on one workload."""
+
+    gate: bool
+    """Accepted by the gate."""
+    statistics: dict[str, gate.Statistics]
+    assert_close: bool
+    cosine: bool
+    twice: bool
+
+    def within(self, most: dict[str, tuple[float, ...]]) -> bool:
+        """No statistic above the largest that a correct implementation shows on the same inputs."""
+        return all(
+            v <= limit for q, s in self.statistics.items() for v, limit in zip(size(s), most[q], strict=True)
+        )
+
+
+def size(s: gate.Statistics) -> tuple[float, ...]:
+    return s.worst, s.rms, abs(s.bias)
+
+
+def opinion(truth: dict[str, gate.Truth], results: gate.Results, baseline: gate.Results) -> Opinion:
+    """Of one implementation's results; the other rules compare with `baseline`."""
+    statistics, close, cosine, twice = {}, True, True, True
+    for name, result in results.items():
+        other = baseline[name]
+        statistics[name] = truth[name].judge(result)
+        try:
+            torch.testing.assert_close(result, other)
+        except AssertionError:
+            close = False
+        a, b = result.double().flatten(), other.double().flatten()
+        cosine &= torch.nn.functional.cosine_similarity(a, b, dim=0).item() >= 0.99
+        exact = truth[name].exact.flatten()
+        twice &= (a - exact).abs().max().item() <= 2 * (b - exact).abs().max().item()
+    accepted = all(s.passes for s in statistics.values())
+    return Opinion(accepted, statistics, close, cosine, twice)
+
+
+def opinions(workload: Any, steps: int) -> tuple[dict[str, Opinion], dict[str, Opinion], set[str]]:
+    """Of every good implementation and fault on a workload, and the faults that rounding hides there."""
+    operator = operator_of(workload)
+    inputs = operator.inputs(workload, steps)
+    truth, baseline = operator.truths(workload, *inputs), operator.baseline(workload, *inputs)
+
+    def of(run: gate.Run, names: Collection[str]) -> Opinion | None:
+        results = {q: t for q, t in run(workload, *inputs).items() if q in names}
+        return opinion(truth, results, baseline) if results else None
+
+    good = {name: found for name, run in operator.good.items() if (found := of(run, truth))}
+    most = {
+        q: tuple(
+            map(max, zip(*(size(o.statistics[q]) for o in good.values() if q in o.statistics), strict=True))
+        )
+        for q in truth
+    }
+    faulty = {
+        f.name: found
+        for f in operator.faults
+        if f.where(workload) and (found := of(f.run, truth.keys() & (f.of or truth)))
+    }
+    return good, faulty, {name for name, o in faulty.items() if o.gate and o.within(most)}
+
+
+def tables(operator: Operator, steps: int) -> str:
+    """Its two tables of docs/accuracy.md."""
+    rows = [w for w in tagged("ci", object) if operator.takes(w)]
+    everything = {w.name: opinions(w, steps) for w in rows}
+    wide = {w.name for w in rows if w.dtype == torch.float32}
+    rules = "gate", "assert_close", "cosine", "twice"
+    titles = "this gate", "`assert_close`", "cosine >= 0.99", "2 x baseline"
+    good = []
+    for name in operator.good:
+        found = {w: g[name] for w, (g, _, _) in everything.items() if name in g}
+        sizes = [size(s) for w, o in found.items() if w in wide for s in o.statistics.values()]
+        largest = dict(zip(("worst", "rms", "bias"), map(max, zip(*sizes, strict=True)), strict=True))
+        rejected = (sum(not getattr(o, r) for o in found.values()) for r in rules)
+        good.append({
+            "correct implementation": name, **{k: f"{v:.3f}" for k, v in largest.items()},
+            **{t: f"{v} of {len(found)}" for t, v in zip(titles, rejected, strict=True)},
+        })  # fmt: skip
+    faulty = []
+    for fault in operator.faults:
+        found = [f[fault.name] for _, f, hidden in everything.values() if fault.name in f.keys() - hidden]
+        hidden = sum(fault.name in h for _, _, h in everything.values())
+        caught = (sum(not getattr(o, r) for o in found) for r in rules)
+        by = [r for o in found for s in o.statistics.values() for r in s.reasons]
+        faulty.append({
+            "fault": fault.name, "workloads": len(found), "hidden": hidden,
+            **{t: c for t, c in zip(titles, caught, strict=True)},
+            "found by": ", ".join(f"{r} {by.count(r)}" for r in ("worst", "rms", "bias") if r in by),
+        })  # fmt: skip
+    counts = ("workloads", "hidden", *titles)
+    faulty.append({"fault": "all together", **{c: sum(row[c] for row in faulty) for c in counts}})
+    return report.table(good) + "\n\n" + report.table(faulty)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=1 << 18, help="entries times iterations for a workload")
+    parser.add_argument("--write", type=Path, help="put the tables between the marks of this file")
+    parser.add_argument("--operators", nargs="+", choices=OPERATORS, default=list(OPERATORS))
+    options = parser.parse_args()
+    for name in options.operators:
+        text = tables(OPERATORS[name], options.steps)
+        if options.write:
+            report.insert(options.write, f"faults: {name}", text)
+        print(text, end="\n\n")

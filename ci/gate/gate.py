@@ -1,0 +1,238 @@
+"""The gate: a result is judged by its error against float64, in units of what correct rounding can do.
+
+Four statistics of e = (result - truth) / spread over the judged matrices, each with a derived limit:
+
+    worst   largest |error| / budget, at most 1: `testing.error_budget`, five deviations of the rounding model
+            plus half a unit in the last place of a narrow result.  Finds what is wrong in one place.
+    rms     root mean square of e, at most 1: the model gives every rounding the size of its bound, so no
+            arithmetic within the bounds exceeds it.  Finds what is a little wrong everywhere.
+    bias    mean of sign(truth) e, at most what functions wrong by their bound to one side do, plus five
+            standard errors.  Finds what is very little wrong, but always to the same side.
+    parity  the error beside that of float32 PyTorch on the same inputs (testing_parity): the median of the
+            matrices' ratios and the ratio of the worst errors.  Finds arithmetic that is right for its
+            algorithm and worse than what users have.
+
+spread^2 = sigma^2 + half_ulp^2 / 3: the model's deviation, and one rounding to the result's type, uniform in
+its interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.ops.sinkhorn.parity import Peer
+from helion_sinkhorn.testing import rounding
+
+JUDGED_STEPS = 1 << 21
+"""Entries times iterations of a workload that get a truth and a budget: seconds on one core."""
+FEWEST_JUDGED = 4
+SYSTEMATIC_MATRICES = 64
+PARITY_MEDIAN = 1.5
+"""Of the matrices' ratios.  Errors of equally good arithmetic differ at random, so their median ratio is 1,
+and functions of 2 units in the last place instead of 1 make it 1.3 where all matrices are alike (`make
+fault-tables`)."""
+PARITY_WORST = 4.0
+"""Of the worst errors.  Each is the extreme of heavy-tailed errors: those of correct implementations
+(`ci/fault_tables.py`) differ by up to 3."""
+Results = dict[str, torch.Tensor]
+"""What an implementation computes, by the names of the workload's truths."""
+Run = Callable[..., Results]
+"""(workload, *inputs) -> Results."""
+
+
+class Systematic(rounding.Rounding):
+    """Exponential and reciprocal wrong by their bound to one side in all entries; the rest rounds evenly."""
+
+    def __call__(self, x, size=1.0):
+        if size < min(self.EXP, self.RECIPROCAL):
+            return x
+        sign = 2 * torch.randint(0, 2, (), generator=self.generator).item() - 1
+        return x * (1 + sign * size * self.unit)
+
+    def running(self, terms, count):
+        return terms
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What the gate knows about one result; `passes` is its verdict."""
+
+    worst: float
+    z: float
+    rms: float
+    bias: float
+    bias_limit: float
+    largest_absolute: float
+    largest_relative: float
+    index: tuple[int, ...]
+    """Matrix, row and column of the worst element."""
+    value: float
+    expected: float
+    parity: float = 0.0
+    parity_worst: float = 0.0
+
+    @property
+    def passes(self) -> bool:
+        return not self.reasons
+
+    @property
+    def reasons(self) -> list[str]:
+        """The statistics beyond their limit; NaN is beyond every limit."""
+        within = {
+            "worst": self.worst <= 1,
+            "rms": self.rms <= 1,
+            "bias": abs(self.bias) <= self.bias_limit,
+            "parity": self.parity <= PARITY_MEDIAN and self.parity_worst <= PARITY_WORST,
+        }
+        return [name for name, holds in within.items() if not holds]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """One result of a workload in float64, with what the gate derives for it."""
+
+    exact: torch.Tensor
+    budget: torch.Tensor
+    spread: torch.Tensor
+    scale: torch.Tensor
+    """Of SCALES."""
+    systematic: float
+    """The largest bias of functions that err to one side."""
+    distinct: int
+    """Matrices that differ."""
+    together: tuple[int, ...]
+    """Axes along which errors may go together: their means are independent."""
+    peer: Peer | None = None
+    """What parity is judged by, where it is."""
+
+    def judge(self, result: torch.Tensor) -> Statistics:
+        """The statistics of a result of any dtype."""
+        actual = result.detach().to("cpu", torch.float64)
+        worst = rounding.worst(actual, self.exact, self.budget)
+        error = (actual - self.exact).nan_to_num(nan=math.inf)
+        ratio = torch.where(error == 0, 0.0, error / self.spread)
+        place = torch.where(error == 0, 0.0, error.abs() / self.budget).argmax().item()
+        where = tuple(int(k) for k in torch.unravel_index(torch.tensor(place), error.shape))
+        parts = (ratio * self.exact.sign()).mean(self.together)
+        parity, parity_worst = self.peer.ratios(result, self.exact) if self.peer else (0.0, 0.0)
+        deviation = parts.square().mean().sqrt().item() / math.sqrt(self.distinct * parts[0].numel())
+        return Statistics(
+            worst=worst,
+            z=ratio.abs().max().item(),
+            rms=ratio.square().mean().sqrt().item(),
+            bias=parts.mean().item(),
+            bias_limit=self.systematic + rounding.SIGMAS * deviation,
+            largest_absolute=error.abs().max().item(),
+            largest_relative=(error.abs() / self.scale).max().item(),
+            index=where,
+            value=actual[where].item(),
+            expected=self.exact[where].item(),
+            parity=parity,
+            parity_worst=parity_worst,
+        )
+
+
+def spread(exact: torch.Tensor, budget: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The deviation behind a budget of `testing`, with that of the last rounding, uniform in its interval."""
+    half = rounding.half_ulp(exact, dtype)
+    return (((budget - half) / rounding.SIGMAS).square() + half.square() / 3).sqrt()
+
+
+def judged(workload: Any, steps: int = JUDGED_STEPS) -> int:
+    """How many matrices of a workload get a budget."""
+    size = workload.n * workload.m * workload.n_iters
+    return min(workload.batch, max(FEWEST_JUDGED, steps // size))
+
+
+def largest(t: torch.Tensor) -> torch.Tensor:
+    """The largest entry of each matrix, in place of all."""
+    return t.abs().amax((-2, -1), keepdim=True).expand_as(t)
+
+
+def noticeable(t: torch.Tensor) -> torch.Tensor:
+    """Entries, but at least 2^-20 of the largest of their matrix: what has almost vanished has no digits."""
+    return torch.maximum(t.abs(), 2.0**-20 * largest(t))
+
+
+def bias(result: torch.Tensor, exact: torch.Tensor, spread: torch.Tensor) -> float:
+    """The mean error towards the sign of the truth, in spreads."""
+    error = torch.where(result == exact, 0.0, (result - exact) / spread)
+    return (error * exact.sign()).mean().item()
+
+
+SCALES = {"P": noticeable}
+"""What an error is relative to, `largest` where not named: entries of a gradient cancel."""
+
+
+def gap(of: str, a: torch.Tensor, b: torch.Tensor) -> dict[str, float]:
+    """How far two results (K, n, m) of one dtype are apart; reported, never judged.
+
+    relative and ulps (of their dtype) are those of the scale of `of`; flips: share of entries that differ
+    after rounding to bfloat16.
+    """
+    kind = torch.finfo(a.dtype)
+    a, b = a.detach().double(), b.detach().double()
+    scale_of = SCALES.get(of, largest)
+    scale = torch.maximum(scale_of(a), scale_of(b)).clamp_min(kind.smallest_normal)
+    place = kind.eps * torch.exp2(torch.frexp(scale).exponent.double() - 1)
+    distance = (a - b).abs()
+    return {
+        "largest": distance.max().item(),
+        "largest_relative": (distance / scale).max().item(),
+        "largest_ulps": (distance / place).max().item(),
+        "mean_ulps": (distance / place).mean().item(),
+        "flips": (a.bfloat16() != b.bfloat16()).double().mean().item(),
+    }
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One kernel with one config, and the result it gives."""
+
+    kernel: str
+    of: str
+    config: dict[str, object]
+    source: str
+    served: bool
+    """Whether the public function would take it for this call."""
+    run: Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An implementation that the gate must reject."""
+
+    name: str
+    run: Run
+    of: tuple[str, ...] = ()
+    """Which results it makes wrong; all that it returns where none are named."""
+    where: Callable[[Any], bool] = lambda w: True
+    """The workloads whose call has what it breaks."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What the gate asks of an operator: a row of operators.OPERATORS."""
+
+    takes: Callable[[Any], bool]
+    """Whether a workload is one of this operator's."""
+    inputs: Callable[[Any, int], tuple[torch.Tensor, ...]]
+    """(workload, steps) -> the judged part of its inputs, batch first, the same bits on every machine."""
+    truths: Callable[..., dict[str, Truth]]
+    """(workload, *inputs) -> Truths by the name of the result."""
+    candidates: Callable[..., list[Candidate]]
+    """(workload, *inputs on a device) -> what there is to judge there."""
+    good: dict[str, Run]
+    """Correct implementations, emulated."""
+    faults: list[Fault]
+    baseline: Run
+    """What the rules in common use compare with."""
+    vendors: dict[str, Run] = field(default_factory=dict)
+    """Implementations with the arithmetic that vendors state."""
+    compiled: Run | None = None
+    """Through torch.compile, on the device of the inputs."""

@@ -1,0 +1,81 @@
+"""dot_compress as the gate judges it: out, dx, dy and dz within what their rounding points allow."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+
+from ci.gate import gate
+from ci.gate.choices import choices
+from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.ops.dot_compress import eager as dot_compress_eager
+from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
+
+JUDGED = 2
+"""Elements: each has a hundred thousand entries and more."""
+MARGIN = 1.05
+"""Of the deviation: that of 10^4 independent roundings is known to a hundredth."""
+CUT_TERMS = 16
+"""Of a sum that a matrix unit cuts to float32, toward zero: results kept in float32 then lean that way."""
+RESULTS = ("out", "dx", "dy", "dz")
+
+
+def inputs(workload: DotWorkload, steps: int) -> tuple[torch.Tensor, ...]:
+    """x, y, the upstream gradient, and z where the call has one."""
+    x, y, z, grad = workload.make_inputs()
+    return tuple(t[:JUDGED] for t in (x, y, grad, z) if t is not None)
+
+
+def truths(workload: DotWorkload, x, y, grad, z=None) -> dict[str, gate.Truth]:
+    """The equations in float64."""
+    exact = testing_dot_compress.exact(x, y, z, grad, workload.parts)
+    # partial sums grow with the root of their terms: cut n / CUT_TERMS times by half of what
+    # testing_dot_compress.CUT allows, on average, they lose this many deviations
+    lean = math.sqrt(workload.m) / (3 * CUT_TERMS) if workload.dtype == torch.float32 else 0.0
+    return {
+        name: gate.Truth(
+            e.value, e.budget, MARGIN * e.spread, gate.largest(e.value), lean, len(x),
+            # the roundings of a row of b reach all entries of a column
+            (-2,),
+        )
+        for name, e in exact.items()
+    }  # fmt: skip
+
+
+def candidates(workload: DotWorkload, x, y, grad, z=None) -> list[gate.Candidate]:
+    """The three kernels, each config of one with what is served of the others; on a CPU the CPU path."""
+    if not x.is_cuda:
+        return [
+            gate.Candidate("eager", name, {}, "", True, functools.partial(on_cpu, workload.parts, name))
+            for name in RESULTS
+        ]
+    from helion_sinkhorn.ops.dot_compress import launch as dot_compress_launch
+    from helion_sinkhorn.runtime import serving
+
+    device, _, _ = serving.device_at(serving.index_of(x))
+    call = dot_compress_launch.call_of(x, y, workload.parts)
+    return [
+        gate.Candidate(
+            kernel, name, {**dict(choice.config), **dict(choice.variant)}, choice.source, served,
+            functools.partial(on_gpu, workload.parts, name, {kernel: choice}),
+        )
+        for kernel, names in dot_compress_launch.COMPUTES.items()
+        for choice, served in choices(kernel, call, x.size(0), device)
+        for name in names
+    ]  # fmt: skip
+
+
+def on_cpu(parts: int, name: str, x, y, grad, z=None) -> torch.Tensor:
+    out, b = dot_compress_eager.forward(x, y, z, parts)
+    dx, dy, db = dot_compress_eager.backward(grad, x, y, b)
+    return {"out": out, "dx": dx, "dy": dy, "dz": db[:, 0]}[name]
+
+
+def on_gpu(parts: int, name: str, chosen: dict[str, object], x, y, grad, z=None) -> torch.Tensor:
+    from helion_sinkhorn.ops.dot_compress import launch as dot_compress_launch
+
+    out, b = dot_compress_launch.forward(x, y, z, parts, chosen)
+    dx, dy, db = dot_compress_launch.backward(grad, x, y, b, chosen)
+    return {"out": out, "dx": dx, "dy": dy, "dz": db[:, 0]}[name]

@@ -1,0 +1,258 @@
+"""The benchmark without a GPU: what is timed and refused, the report, and the counting of instructions."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.sinkhorn import bench, machine_code, peers, worker
+from helion_sinkhorn import reference
+from helion_sinkhorn.machine.binary import Job
+from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.machine.mnemonics import GCN, SASS
+from helion_sinkhorn.machine.thread_path import executed
+from helion_sinkhorn.ops.sinkhorn.space import Call
+from helion_sinkhorn.runtime.kernel import Choice
+
+TINY = worker.Job("sweep", "sweep", (peers.OURS,), batches=(8,), device="cpu", milliseconds=0.1)
+
+
+def measured(job: worker.Job) -> list[dict]:
+    rows = worker.TASKS[job.task](job)
+    assert next(rows) is None
+    return list(rows)
+
+
+# ------------------------------------------------------------------------------ what is timed
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sweep_times_every_pass_of_a_right_function(dtype):
+    rows = measured(replace(TINY, functions=(peers.FLOOR, peers.OURS, f"{peers.OURS} log"), dtype=dtype))
+    assert [(r["function"], r["pass"]) for r in rows] == [
+        (name, which)
+        for name in (peers.FLOOR, peers.OURS, f"{peers.OURS} log")
+        for which in ("forward", "backward", "both")
+    ]
+    assert all(0 < r["us_20"] <= r["us"] <= r["us_80"] for r in rows)
+
+
+def biased_gradient(x, n_iters):
+    """P is right, and its gradient a hundredth too large."""
+    p = reference.sinkhorn(x, n_iters)
+    return p.detach() + 1.01 * (p - p.detach())
+
+
+@pytest.mark.parametrize(
+    ("row", "timed"),
+    [
+        (peers.Function(peers.differentiable(peers.load_eager), form="log"), []),
+        (peers.Function(peers.differentiable(lambda: biased_gradient)), ["forward"]),
+        (peers.Function(peers.differentiable(peers.load_eager)), ["forward", "backward", "both"]),
+    ],
+    ids=["another form", "another gradient", "right"],
+)
+def test_a_function_that_computes_something_else_is_left_out(monkeypatch, row, timed):
+    monkeypatch.setitem(peers.FUNCTIONS, "peer", row)
+    rows = measured(replace(TINY, functions=("peer",)))
+    assert [r["pass"] for r in rows if "us" in r] == timed
+    refused = [r for r in rows if r.get("section") == "left out"]
+    assert bool(refused) == (len(timed) < 3)
+    assert all("differs" in r["note"] for r in refused)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", peers.PEERS)
+def test_installed_peers_compute_their_definition(name):
+    if not worker.timing.installed(peers.FUNCTIONS[name].package):
+        pytest.skip(f"{peers.FUNCTIONS[name].package} is not installed")
+    x, dy = worker.make_inputs(replace(TINY, device="cuda"), 4096)
+    found = worker.errors(peers.load(name), worker.CHECKED_SCALE * x, dy)
+    assert found["error"] < worker.BOUNDS["float32"][0]
+
+
+def test_peers_without_a_gpu_are_reported_not_hidden():
+    job = replace(TINY, functions=("fla, Triton",))
+    with pytest.raises((ImportError, ValueError)):
+        measured(job)
+
+
+def test_host_layers_and_lanes_are_measured():
+    layers = {r["function"]: r["us"] for r in measured(replace(TINY, task="host"))}
+    assert layers["sinkhorn, no gradient"] > layers["x * 2"] > 0
+    rows = measured(replace(TINY, task="lanes", batches=(32, 128), milliseconds=0.2))
+    assert [(r["batch"], r["n"]) for r in rows[::2]] == [(32, 4), (32, 8), (128, 4), (128, 8)]
+
+
+def test_the_plan_of_a_run():
+    full, quick = (bench.waves(mode, "cuda", True, True) for mode in ("full", "quick"))
+    jobs = [job for wave in full for job in wave if job.task == "sweep"]
+    assert all(3 * 4 * j.n**2 * b <= bench.LARGEST_BYTES for j in jobs for b in j.batches)
+    assert {j.n for j in jobs} >= {4, 8, 16, 32, 64, 128}
+    assert {f for j in jobs for f in j.functions} == set(peers.FUNCTIONS)
+    assert {f for wave in quick for j in wave for f in j.functions} == {peers.FLOOR, peers.OURS}
+
+
+def test_a_job_runs_in_its_own_process_and_is_stopped_when_late():
+    late, good = bench.Child(TINY), bench.Child(TINY)
+    try:
+        assert not late.ready(0.2)
+        assert "not ready after" in late.why
+        assert good.ready(120), good.why
+        rows = list(good.measure(60))
+        assert [r["pass"] for r in rows] == ["forward", "backward", "both"]
+        assert {r["section"] for r in rows} == {"sweep"}
+        assert not good.why
+    finally:
+        late.stop()
+        good.stop()
+
+
+def test_rows_survive_a_run_that_ends_early(tmp_path):
+    table = bench.Table(tmp_path / "bench.csv", {"mode": "quick"})
+    bench.measure(table, [[TINY]], limit=0.0, workers=1)
+    table.write()
+    (row,) = csv.DictReader((tmp_path / "bench.csv").open())
+    assert row["function"] == peers.OURS
+    assert "no time left" in row["note"]
+
+
+# ------------------------------------------------------------------------------ the report
+
+
+def sample_rows() -> list[dict[str, object]]:
+    """What a run on a GPU writes, with round numbers: copy 10, ours 15, eager 300."""
+    rows: list[dict[str, object]] = []
+    device = {"device": "a GPU", "sm_mhz": 1980, "torch_version": "2.11", "config": "block 32"}
+    errors = {"error": 1e-7, "gradient_error": 2e-7}
+    for name, us in ((peers.FLOOR, 10.0), (peers.OURS, 15.0), ("eager", 300.0)):
+        for batch in (1 << 12, 1 << 20):
+            for which in ("forward", "backward", "both"):
+                for timer in ("eager", "graph"):
+                    rows.append({"section": "sweep", "function": name, "n": 4, "batch": batch, "pass": which,
+                                 "dtype": "float32", "timer": timer, "us": us, "us_20": us - 1,
+                                 "us_80": us + 1, **errors, **device})  # fmt: skip
+    for layer, us in (("x * 2", 5.0), ("sinkhorn, no gradient", 20.0)):
+        rows.append({"section": "host", "function": layer, "n": 4, "batch": 128, "us": us, "us_20": us,
+                     "us_80": us, **device})  # fmt: skip
+    for name, us, size in (("eager", 2000.0, 4096.0), ("helion_sinkhorn.nn.FusedMHC", 200.0, 1024.0)):
+        rows.append({"section": "lanes", "function": name, "batch": 32, "n": 4, "us": us, "us_20": us,
+                     "us_80": us, "bytes": size})  # fmt: skip
+    rows.append({"section": "memory", "quantity": "kept", "bytes": 64.0})
+    rows.append({"section": "first call", "quantity": "forward, empty compile cache", "seconds": 2.5})
+    rows.append({"section": "left out", "function": "slow peer", "n": 8, "note": "not ready after 60 s"})
+    return rows
+
+
+def rendered(tmp_path, rows) -> str:
+    report = pytest.importorskip("benchmarks.sinkhorn.report")
+    table = bench.Table(tmp_path / "bench.csv", {"mode": "full", "commit": "abc"})
+    for row in rows:
+        table.add(row)
+    table.write()
+    report.render(tmp_path / "bench.csv", tmp_path)
+    return (tmp_path / "report.md").read_text()
+
+
+def test_report_has_the_ratios_and_the_plots(tmp_path):
+    text = rendered(tmp_path, sample_rows())
+    main = text[text.index("### n = 4\n") : text.index("## Beside")]
+    assert "| 2^20 | 15.0 (14.0 to 16.0) | 1.50 | 15.0 (14.0 to 16.0) | 1.50 |" in main
+    assert "| eager | deepseek | 300 (20.0 x) |" in text
+    assert "| sinkhorn, no gradient | 20.0 (20.0 to 20.0) | 4.00 |" in text
+    assert "| 32 | 4 | 2.000 | 0.200 | 10.0 x | 4.0 | 1.0 | 75.0 % |" in text
+    assert "- slow peer, n = 8: not ready after 60 s" in text
+    assert "sm_mhz: 1980 to 1980" in text
+    assert "- n = 4, 2^12, 2^20: block 32" in text
+    pictures = sorted(p.name for p in tmp_path.glob("*.png"))
+    assert pictures == ["floor.png", "host.png", "speedup.png", "time.png"]
+    for name in pictures:
+        assert f"({name})" in text
+        assert (tmp_path / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_report_of_a_run_that_was_killed(tmp_path):
+    text = rendered(tmp_path, [r for r in sample_rows() if r["section"] in ("left out", "host")])
+    assert "No row of the main series" in text
+    assert "## Host time" in text
+
+
+# ------------------------------------------------------------------------------ machine code
+
+LOOP_SASS = """
+        /*0000*/                   MOV R1, RZ ;
+        /*0010*/                   UMOV UR4, 0x6 ;
+.L_x_0:
+        /*0020*/                   MUFU.RCP R2, R3 ;
+        /*0030*/                   UIADD3 UR4, UR4, -0x2, URZ ;
+        /*0040*/                   ISETP.NE.U32.AND P0, PT, RZ, UR4, PT ;
+        /*0050*/               @P0 BRA `(.L_x_0) ;
+        /*0060*/                   HFMA2 R5, -RZ, RZ, 0, 1.1920928955078125e-07 ;
+.L_x_1:
+        /*0070*/                   FFMA R2, R2, R3, R4 ;
+        /*0080*/                   IADD3 R5, R5, 0x1, RZ ;
+        /*0090*/                   ISETP.NE.U32.AND P0, PT, R5, 0x7, PT ;
+        /*00a0*/               @P0 BRA `(.L_x_1) ;
+        /*00b0*/                   EXIT ;
+.L_x_2:
+        /*00c0*/                   BRA `(.L_x_2);
+"""
+LOOP_GCN = """
+\ts_mov_b32 s2, 8
+\ts_branch .LBB0_2
+.LBB0_1:
+\tv_rcp_f32_e32 v1, v2
+\ts_add_i32 s2, s2, -4
+.LBB0_2:
+\tv_fma_f32 v1, v2, v3, v4
+\ts_cmp_eq_u32 s2, 0
+\ts_cbranch_scc0 .LBB0_1
+\ts_endpgm
+"""
+
+
+def test_loops_count_as_often_as_they_run():
+    found = executed(LOOP_SASS, SASS)
+    assert (found["reciprocal"], found["fma"]) == (3, 5)
+    assert found["instructions"] == 2 + 3 * 4 + 1 + 5 * 4 + 1
+    found = executed(LOOP_GCN, GCN)
+    assert (found["reciprocal"], found["fma"]) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("listing", "grammar", "old", "new"),
+    [
+        (LOOP_SASS, SASS, "UMOV UR4, 0x6", "ULDC UR4, c[0x0][0x210]"),
+        (LOOP_SASS, SASS, "FFMA R2,", "FFMA R5,"),
+        (LOOP_GCN, GCN, "s_mov_b32 s2, 8", "s_load_dword s2, s[0:1], 0x0"),
+        (LOOP_GCN, GCN, "s_cmp_eq_u32 s2, 0", "v_cmp_eq_u32 vcc, v1, v2\n\ts_and_b32 s9, s9, s8"),
+    ],
+)
+def test_a_branch_on_data_is_not_guessed(listing, grammar, old, new):
+    assert old in listing
+    assert executed(listing.replace(old, new), grammar) == {}
+
+
+def test_reciprocals_of_a_compiled_kernel_are_those_of_the_equations():
+    """4 rows and 4 columns in the first iteration, 8 in each of the other 19, however loops are unrolled."""
+    config = (("block_sizes", (32,)), ("num_warps", 1))
+    choice = Choice(
+        "sinkhorn_forward", config, (("thread", (4, 4)), ("paired", False), ("pivoted", False)), "here"
+    )
+    (binary,) = compile_for("h200", [Job(Call(True, 1, "float32", 4, 4, 20), choice)])
+    assert binary.executed["reciprocal"] == 8 * 20
+    assert machine_code.per_matrix(binary)["reciprocal"] == 160
+    found = machine_code.limits(binary, batch=132 * 1980)
+    assert found["special functions"] == pytest.approx((160 + 16) / 16)
+    assert found["memory"] == pytest.approx(132 * 1980 * 128 / 4.8e6)
+    text = machine_code.markdown([machine_code.row(binary)])
+    assert text.startswith("Compiled, not measured")
+    assert "| h200 | forward | 4 |" in text
+
+
+def test_inputs_are_the_same_again():
+    first, second = (worker.make_inputs(TINY, 16) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

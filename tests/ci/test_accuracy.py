@@ -1,0 +1,435 @@
+"""The accuracy gate: correct implementations pass, faults are caught; artefacts and their comparison."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ci import accuracy, compare
+from ci import fault_tables as faults
+from ci.gate import gate
+from ci.operators import OPERATORS, operator_of
+from ci.operators.implicit import truths as implicit_gate
+from ci.operators.linear_attention import truths as linear_attention_gate
+from ci.operators.sinkhorn import truths as sinkhorn_gate
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn.implicit.systems import solver_for
+from helion_sinkhorn.workloads import WORKLOADS, tagged
+
+ROOT = Path(__file__).resolve().parents[2]
+CI = [w.name for w in tagged("ci", object)]
+STEPS = 1 << 17
+"""Entries times iterations judged here: hundreds of 4 x 4 matrices, and a second a workload."""
+
+# At these sizes and logits the iterations or the conjugate gradients have converged, or all matrices are one
+CONVERGED = {"mid_16", "mid_16_deepseek", "lane_32", "matching_64", "largest_128", "peaked_column"} | {
+    "implicit_8", "implicit_16", "implicit_32", "implicit_64", "implicit_driver_8", "implicit_uniform_16",
+    "implicit_identity_like",
+}  # fmt: skip
+
+
+@functools.cache
+def opinions(name):
+    return faults.opinions(WORKLOADS[name], STEPS)
+
+
+@pytest.mark.parametrize("name", CI)
+def test_correct_implementations_pass(name):
+    good, _, _ = opinions(name)
+    assert len(good) >= 12
+    assert {n: o.statistics for n, o in good.items() if not o.gate} == {}
+
+
+@pytest.mark.parametrize("name", CI)
+def test_faults_are_caught(name):
+    _, faulty, hidden = opinions(name)
+    assert len(faulty) >= 12
+    assert {n: o.statistics for n, o in faulty.items() if o.gate and n not in hidden} == {}
+    assert not hidden or name in CONVERGED
+
+
+def test_every_fault_is_caught_somewhere_and_cosine_misses_most():
+    everything = []
+    for operator in OPERATORS.values():
+        rows = [name for name in CI if operator.takes(WORKLOADS[name])]
+        caught = {f for name in rows for f, o in opinions(name)[1].items() if not o.gate}
+        assert caught == {f.name for f in operator.faults}
+        assert len(caught) >= 12
+        everything += [o for name in rows for f, o in opinions(name)[1].items() if f not in opinions(name)[2]]
+    assert sum(o.cosine for o in everything) > len(everything) / 2
+
+
+def test_each_statistic_finds_something_the_others_do_not():
+    reasons = {
+        tuple(s.reasons) for name in CI for o in opinions(name)[1].values() for s in o.statistics.values()
+    }
+    assert {("worst",), ("bias",)} <= reasons
+    assert any("worst" not in r and "rms" in r for r in reasons)
+
+
+@functools.cache
+def ground(name="mhc_fp32"):
+    workload = WORKLOADS[name]
+    operator = operator_of(workload)
+    inputs = operator.inputs(workload, STEPS)
+    return workload, *inputs, operator.truths(workload, *inputs)
+
+
+def test_statistics_of_known_errors():
+    _, _, _, truths = ground()
+    truth = truths["P"]
+    assert truth.judge(truth.exact).worst == 0
+    one = truth.exact.clone()
+    one[3, 2, 1] += 2 * truth.budget[3, 2, 1]
+    s = truth.judge(one)
+    assert s.worst == pytest.approx(2)
+    assert (s.index, s.reasons) == ((3, 2, 1), ["worst"])
+    assert (s.value, s.expected) == (one[3, 2, 1].item(), truth.exact[3, 2, 1].item())
+    even = truth.judge(truth.exact + 0.9 * truth.spread)
+    assert even.rms == pytest.approx(0.9)
+    assert even.bias == pytest.approx(0.9)
+    assert even.reasons == ["bias"]
+    signs = torch.where(torch.arange(16).view(4, 4) % 2 == 0, 1.0, -1.0)
+    assert truth.judge(truth.exact + 1.1 * truth.spread * signs).reasons == ["rms"]
+    assert truth.judge(torch.full_like(truth.exact, math.nan)).worst == math.inf
+    assert not truth.judge(torch.full_like(truth.exact, math.nan)).passes
+
+
+@pytest.mark.parametrize("of", ["P", "dX"])
+def test_one_rounding_to_a_narrow_type_has_the_rms_of_a_uniform_error(of):
+    truth = ground("mhc_bf16")[3][of]
+    # half a place is relative to the power of two below: mean of 1 / significand^2 over a binade, 0.54
+    assert truth.judge(truth.exact.bfloat16()).rms == pytest.approx(
+        math.sqrt(3 / (8 * math.log(2))), abs=0.03
+    )
+
+
+def test_gaps_count_units_in_the_last_place():
+    a = torch.rand(5, 4, 4) + 1
+    b = a.clone()
+    b.view(torch.int32)[2] += 3
+    found = gate.gap("P", a, b)
+    assert found["largest_ulps"] == 3
+    assert found["mean_ulps"] == pytest.approx(3 / 5)
+    assert gate.gap("P", a, a) == dict.fromkeys(found, 0.0)
+
+
+def test_inputs_of_every_position_have_a_truth():
+    t = torch.arange(3.0).view(3, 1, 1)
+    assert accuracy.filled(t, 7).flatten().tolist() == [0, 1, 2, 0, 1, 2, 0]
+
+
+def altered(monkeypatch, change, of="P"):
+    """accuracy.judge of a small workload whose results of one kind went through `change(call, x, result)`."""
+    operator = OPERATORS["sinkhorn"]
+
+    def broken(workload, *inputs):
+        found = []
+        for candidate in operator.candidates(workload, *inputs):
+            calls = iter(range(100))
+
+            def run(x, dy, candidate=candidate, calls=calls):
+                result = candidate.run(x, dy)
+                return change(next(calls), x, result) if candidate.of == of else result
+
+            found.append(dataclasses.replace(candidate, run=run))
+        return found
+
+    monkeypatch.setitem(OPERATORS, "sinkhorn", dataclasses.replace(operator, candidates=broken))
+    return accuracy.judge("tail_5x3", "cpu", STEPS)
+
+
+def test_a_sound_record_has_no_failures(monkeypatch):
+    record = altered(monkeypatch, lambda call, x, y: y)
+    assert accuracy.failures(record) == []
+    assert [r["of"] for r in record["results"]] == ["P", "dX"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "change"),
+    {
+        "again": lambda call, x, y: torch.nextafter(y, 2 * y) if call and len(x) == 1021 else y,
+        "split": lambda call, x, y: y if len(x) == 1021 else torch.nextafter(y, 2 * y),
+        "position": lambda call, x, y: torch.cat([y[:-1], torch.nextafter(y[-1:], 2 * y[-1:])]),
+    }.items(),
+)
+@pytest.mark.parametrize("of", ["P", "dX"])
+def test_other_bits_are_found(monkeypatch, verdict, change, of):
+    record = altered(monkeypatch, change, of)
+    (result,) = [r for r in record["results"] if r["of"] == of]
+    assert not result["reproducible"][verdict]
+    assert any("other bits" in sentence for sentence in accuracy.failures(record))
+
+
+def test_wrong_values_are_said_with_their_place(monkeypatch):
+    def change(call, x, y):
+        y = y.clone()
+        y[::17, 4, 2] *= 1.001
+        return y
+
+    (sentence, *_) = accuracy.failures(altered(monkeypatch, change))
+    assert "eager.forward (CPU): P is beyond the limit of worst" in sentence
+    assert re.search(r"element \(\d+, 4, 2\) is [\d.e-]+, expected [\d.e-]+", sentence)
+
+
+def test_a_workload_without_an_operator_says_what_to_do(monkeypatch):
+    monkeypatch.delitem(OPERATORS, "implicit")
+    with pytest.raises(LookupError, match=r"implicit_mhc .* taken by no operator .* give its operator a row"):
+        operator_of(WORKLOADS["implicit_mhc"])
+
+
+def test_one_failing_workload_leaves_the_others():
+    record = accuracy.attempt(accuracy.judge, "no such workload", "cpu", STEPS)
+    assert accuracy.failures(record) == ["KeyError: 'no such workload'"]
+
+
+def test_kernels_are_judged_with_the_default_and_every_committed_config(monkeypatch, tmp_path):
+    """The bodies themselves, interpreted, chosen as on a GPU."""
+    from helion_sinkhorn.configs import store
+    from helion_sinkhorn.ops.sinkhorn import launch
+
+    workload = WORKLOADS["mhc_one_iteration"]
+    x, dy, truths = ground("mhc_one_iteration")[1:]
+    x, dy = x[:6], dy[:6]
+    key = dict(launch.call_of(x, *workload.arguments).key)
+    entry = {"key": {**key, "batch": 4096}, "config": {"block_sizes": [2], "num_warps": 1},
+             "variant": {"thread": [0, 0], "paired": False, "length": 5}, "evidence": "compiled"}  # fmt: skip
+    (tmp_path / "h200").mkdir()
+    for name in ("sinkhorn_forward", "sinkhorn_backward"):
+        file = {"schema": 1, "kernel": name, "device": {"key": "h200"}, "entries": [entry]}
+        (tmp_path / "h200" / f"{name}.json").write_text(json.dumps(file))
+    monkeypatch.setattr(store, "folders", lambda: [tmp_path])
+    found = sinkhorn_gate.kernels(workload, x)
+    by_kernel = {}
+    for candidate in found:
+        by_kernel.setdefault(candidate.kernel, []).append(candidate)
+    assert {k: len(v) for k, v in by_kernel.items()} == {
+        "sinkhorn_forward": 2, "sinkhorn_backward": 2, "sinkhorn_backward_history": 1,
+    }  # fmt: skip
+    assert all(not c.served for c in by_kernel["sinkhorn_backward_history"])
+    for candidate in (by_kernel["sinkhorn_forward"][1], by_kernel["sinkhorn_backward_history"][0]):
+        truth = truths[candidate.of]
+        whole = torch.zeros_like(truth.exact)
+        whole[:6] = candidate.run(x, dy).double()
+        whole[6:] = truth.exact[6:]
+        assert truth.judge(whole).passes
+
+
+@pytest.mark.parametrize("name", ["implicit_mhc", "implicit_wide_4x8", "implicit_64"])
+def test_both_solvers_are_judged_for_every_system(name):
+    """The implicit bodies, interpreted; the one that sinkhorn would take is served."""
+    workload, p, dy, truths = ground(name)
+    few = slice(0, 6)
+    pairs = [
+        (of, implicit_gate.JUDGED[of][0], solver) for of in truths for solver in implicit_gate.JUDGED[of][1]
+    ]
+    auto = "corrected", solver_for("auto", workload.n, workload.m)
+    found = [
+        c
+        for of, system, solver in pairs
+        for c in implicit_gate.kernels(workload, p[few], of, system, solver, (system, solver) == auto)
+    ]
+    assert {(c.of, c.config["system"], c.kernel.rsplit("_", 1)[1]) for c in found} == set(pairs)
+    assert [c.kernel for c in found if c.served] == [f"sinkhorn_implicit_{auto[1]}"]
+    for candidate in found:
+        truth = truths[candidate.of]
+        whole = truth.exact.clone()
+        whole[few] = candidate.run(p[few], dy[few]).double()
+        assert not torch.equal(whole, truth.exact)
+        assert truth.judge(whole).passes
+
+
+def test_systems_for_comparison_are_judged_where_they_are_meant():
+    judged = {name: set(ground(name)[3]) for name in CI if name.startswith("implicit")}
+    corrected = {"implicit dX (direct)", "implicit dX (cg)"}
+    assert all(names >= corrected for names in judged.values())
+    everything = corrected | {"implicit dX (reduced)", "implicit dX (full)"}
+    assert {name for name, found in judged.items() if found == everything} >= {
+        "implicit_mhc",
+        "implicit_masked_8",
+    }
+    # not square, far from a fixed point, too few steps
+    for name in ("implicit_wide_4x8", "implicit_sharp_4", "implicit_64"):
+        assert judged[name] == corrected
+    assert judged["implicit_driver_8"] == everything - {"implicit dX (full)"}
+
+
+@pytest.mark.parametrize("name", ["attention_every_gate", "attention_packed", "attention_chunks"])
+def test_every_result_of_linear_attention_is_judged_by_element(name):
+    """The bodies, interpreted, on more elements than have a truth; a packing of sequences is an element."""
+    workload, *inputs, truths = ground(name)
+    full = [accuracy.filled(x, 3) for x in inputs]
+    found = linear_attention_gate.kernels(workload, *full)
+    assert {c.of for c in found} == truths.keys()
+    assert all(c.served for c in found)
+    for candidate in {c.of: c for c in found}.values():
+        result = candidate.run(*full)
+        assert truths[candidate.of].judge(result[:2]).passes
+        assert torch.equal(result[2], result[0])
+        assert torch.equal(candidate.run(*[x[1:2] for x in full]), result[1:2])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "name",
+    ["tail_5x3", "mhc_bf16", "implicit_mhc", "implicit_tail_5x3", "attention_packed", "attention_gla_bf16"],
+)
+def test_kernels_pass_on_this_device(name):
+    record = accuracy.judge(name, "cuda", STEPS)
+    assert accuracy.failures(record) == []
+    if name.startswith("attention"):
+        assert {r["of"] for r in record["results"] if r["served"]} == ground(name)[-1].keys()
+        return
+    served = ["implicit dX (direct)"] if name.startswith("implicit") else ["P", "dX"]
+    assert [r["of"] for r in record["results"] if r["served"]] == served
+    assert all(r["kernel"] in KERNELS for r in record["results"])
+
+
+@pytest.fixture(scope="module")
+def artefact(tmp_path_factory):
+    """A run of the script on two small workloads, as CI calls it."""
+    folder = tmp_path_factory.mktemp("accuracy")
+    command = [
+        sys.executable,
+        "-m",
+        "ci.accuracy",
+        "--out",
+        folder,
+        "--steps",
+        str(STEPS),
+        "--jobs",
+        "1",
+    ]
+    done = subprocess.run(
+        [*map(str, command), "--no-inductor", "--workloads", "mhc_bf16", "tail_5x3"],
+        capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "accuracy-cpu.json"
+
+
+def test_the_artefact_says_what_ran_where(artefact):
+    data = json.loads(artefact.read_text())
+    assert data["passes"]
+    assert data["device"]["key"] == "cpu"
+    assert data["versions"]["torch"] == torch.__version__
+    assert list(data["workloads"]) == ["mhc_bf16", "tail_5x3"]
+    workload, x, dy, _ = ground("tail_5x3")
+    record = data["workloads"]["tail_5x3"]
+    assert record["inputs"] == accuracy.digest(x, dy)
+    assert (record["judged"], record["batch"]) == (len(x), workload.batch)
+    result = compare.served(data, "tail_5x3", "P")
+    stored = compare.sample(record, result)
+    expected = operator_of(workload).candidates(workload, x, dy)[0].run(x, dy)
+    assert torch.equal(stored, expected[: len(stored)])
+    assert accuracy.digest(expected) == result["digest"]
+
+
+def compared(tmp_path, capsys, monkeypatch, *paths):
+    monkeypatch.setattr(sys, "argv", ["compare.py", *map(str, paths), "--out", str(tmp_path)])
+    status = compare.main()
+    return status, capsys.readouterr()
+
+
+def variant(artefact, folder, change):
+    data = json.loads(artefact.read_text())
+    change(data)
+    folder.mkdir()
+    path = folder / "accuracy-other.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_compare_reports_gaps_and_fails_on_limits_only(artefact, tmp_path, capsys, monkeypatch):
+    def apart(data):
+        data["device"]["key"] = "other"
+        result = compare.served(data, "tail_5x3", "P")
+        result["digest"] = "0"
+        stored = compare.sample(data["workloads"]["tail_5x3"], result).clone()
+        stored.view(torch.int32)[0, 0, 0] += 5
+        result["sample"] = accuracy.sample(stored)
+        data["workloads"]["mhc_bf16"]["inputs"] = "others"
+
+    other = variant(artefact, tmp_path / "gap", apart)
+    status, text = compared(tmp_path, capsys, monkeypatch, artefact, other)
+    assert status == 0
+    assert "5.0 ulp" in text.out
+    assert text.out.count("other inputs") == 2
+    assert (tmp_path / "compare.png").stat().st_size > 10_000
+    assert "5.0 ulp" in (tmp_path / "compare.md").read_text()
+
+    def wrong(data):
+        data["device"]["key"] = "wrong"
+        compare.served(data, "tail_5x3", "P")["rms"] = 1.5
+
+    status, text = compared(
+        tmp_path, capsys, monkeypatch, artefact, variant(artefact, tmp_path / "wrong", wrong)
+    )
+    assert status == 1
+    assert "wrong: tail_5x3: eager.forward: beyond a limit" in text.err
+
+
+def test_compare_refuses_another_schema(artefact, tmp_path, capsys, monkeypatch):
+    path = variant(artefact, tmp_path / "old", lambda data: data.update(schema=0))
+    status, text = compared(tmp_path, capsys, monkeypatch, path)
+    assert status == 2
+    assert "schema 0" in text.err
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "verdict"),
+    [(0, 0, "nothing found"), (86, 1, "FOUND SOMETHING"), (9, 2, "did not run")],
+)
+def test_what_compute_sanitizer_says_is_the_verdict(tmp_path, monkeypatch, capsys, ends, status, verdict):
+    """With a stand-in for the tool, and kernels that need no GPU."""
+    from ci import sanitize
+
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f"#!/bin/sh\necho '7 launches'\nexit {ends}\n")
+    tool.chmod(0o755)
+    program = tmp_path / "kernels.py"
+    program.write_text("")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(sanitize, "__file__", str(program))
+    monkeypatch.setattr(sys, "argv", ["sanitize.py", "--out", str(tmp_path / "out"), "--tools", "racecheck"])
+    assert sanitize.main() == status
+    (line,) = [t for t in capsys.readouterr().out.splitlines() if "racecheck" in t]
+    assert verdict in line
+    assert f"| {7 * len(sanitize.WORKLOADS)} |" in line
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
+def test_device_rows_are_known_devices():
+    from ci import devices
+
+    assert {row["key"] for row in devices.rows()} <= set(DEVICES)
+    assert {"h100", "b200", "mi350"} <= {row["key"] for row in devices.rows()}
+
+
+@pytest.mark.parametrize("name", ["cpu.yml", "gpu.yml"])
+def test_workflows_only_call_make_targets(name):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    commands = re.findall(r"run: (.*)", (ROOT / ".github" / "workflows" / name).read_text())
+    assert commands
+    for command in commands:
+        called = re.search(r"make (?:-s )?([a-z-]+)", command)
+        assert command == ".ci/run" or (called and called[1] in targets), command
+
+
+def test_the_documented_table_names_every_row():
+    text = (ROOT / "docs" / "accuracy.md").read_text()
+    for key, operator in OPERATORS.items():
+        _, table, _ = re.split(f"<!-- /?faults: {key} -->", text)
+        for name in [*operator.good, *(f.name for f in operator.faults)]:
+            assert f"| {name} |" in table, f"{name} is not in docs/accuracy.md: run `make fault-tables`"

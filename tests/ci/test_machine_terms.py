@@ -1,0 +1,400 @@
+"""Machine code in CI: planted violations of every rule, what shows as a difference, the committed file."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+from ci import machine_rules, machine_terms
+from helion_sinkhorn.machine.binary import Binary, Job
+from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.machine.listing import amd_facts, nvidia_facts
+from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
+from helion_sinkhorn.ops.sinkhorn.space import Call
+from helion_sinkhorn.runtime.kernel import Choice
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PTX = """
+	@%p1 ld.global.v4.b32 { %r15, %r16, %r17, %r18 }, [ %rd2 + 0 ];
+	max.f32 	%r1, %r2, %r3;
+	ex2.approx.ftz.f32 	%r4, %r1;
+	rcp.approx.ftz.f32 %r5, %r4;
+	mul.f32 	%r6, %r5, %r4;
+	fma.rn.f32 	%r7, %r6, %r5, %r4;
+	@%p1 st.global.v4.b32 [ %rd7 + 0 ], { %r7, %r7, %r7, %r7 };
+"""
+SASS = """
+        /*0010*/                   LDG.E.128 R4, desc[UR4][R2.64] ;
+        /*0020*/                   MUFU.EX2 R4, R4 ;
+        /*0030*/                   MUFU.RCP R5, R4 ;
+        /*0040*/                   FFMA R4, R4, R5, R6 ;
+        /*0050*/                   STG.E.128 desc[UR4][R2.64], R4 ;
+        /*0060*/                   EXIT ;
+"""
+USAGE = " REG:40 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:576"
+NARROW_PTX = PTX.replace("	@%p1 st.", "	cvt.rn.bf16x2.f32 	%r8, %r7, %r6;\n	@%p1 st.")
+
+GCN = """kernel:
+	buffer_load_dwordx4 v[0:3], v4, s[0:3], 0 offen
+	v_exp_f32_e32 v0, v0
+	v_ldexp_f32 v0, v0, v1
+	v_rcp_f32 v1, v0
+	v_pk_fma_f32 v[0:1], v[0:1], v[2:3], v[4:5]
+	buffer_store_dwordx4 v[0:3], v4, s[0:3], 0 offen
+	s_endpgm
+	.section	.rodata,"a",@progbits
+		.amdhsa_float_round_mode_32 0
+		.amdhsa_float_denorm_mode_32 3
+		.amdhsa_ieee_mode 1
+    .private_segment_fixed_size: 0
+    .sgpr_spill_count: 0
+    .vgpr_count:     48
+    .vgpr_spill_count: 0
+"""
+NARROW_GCN = GCN.replace("	buffer_store", "	v_cvt_pk_bf16_f32 v0, v0, v1\n	buffer_store")
+
+
+def job(dtype: str = "float32") -> Job:
+    config = (("block_sizes", (32,)), ("num_warps", 1))
+    variant = (("thread", (4, 4)), ("paired", False), ("length", 5))
+    return Job(Call(True, 1, dtype, 4, 4, 20), Choice("sinkhorn_forward", config, variant, ""))
+
+
+def nvidia(ptx: str = PTX, sass: str = SASS, usage: str = USAGE, **changes: object) -> Binary:
+    fields = {"modes": {"enable_fp_fusion": 1}, **nvidia_facts(ptx, sass, usage)}
+    fields = {"job": job(), "threads": 32, "occupancy": 32, "shared": 512, **fields, **changes}
+    return Binary("h200", **fields)
+
+
+def amd(text: str = GCN, **changes: object) -> Binary:
+    facts = amd_facts(text)
+    modes = {"enable_fp_fusion": 1, **facts.pop("modes")}
+    return Binary(
+        "mi350", **{"job": job(), "threads": 64, "occupancy": 32, "modes": modes, **facts, **changes}
+    )
+
+
+def test_good_code_breaks_no_rule():
+    narrow = job("bfloat16")
+    for binary in (nvidia(), nvidia(NARROW_PTX, job=narrow), amd(), amd(NARROW_GCN, job=narrow)):
+        assert machine_rules.broken(binary) == []
+    gfx942 = NARROW_GCN.replace(
+        "v_cvt_pk_bf16_f32 v0, v0, v1", "s_movk_i32 s1, 0x7fff\n	v_add3_u32 v0, v0, v1, s1"
+    )
+    assert machine_rules.broken(amd(gfx942, job=narrow)) == []
+    sm_100 = NARROW_PTX.replace("max.f32", "sub.rn.f32.bf16")
+    assert machine_rules.broken(nvidia(sm_100, job=narrow)) == []
+    restart = PTX.replace("max.f32", "cvt.rn.f32.s32 %r1, %r2;\n	fma.rn.ftz.f32")
+    assert machine_rules.broken(nvidia(restart)) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "old", "new"),
+    [
+        ("reciprocal", "rcp.approx.ftz.f32", "div.full.f32"),
+        ("reciprocal", "rcp.approx.ftz.f32", "rcp.rn.f32"),
+        ("reciprocal", "mul.f32", "rsqrt.approx.f32"),
+        ("reciprocal", "rcp.approx.ftz.f32", "mul.f32"),
+        ("functions", "ex2.approx.ftz.f32", "ex2.approx.f32"),
+        ("functions", "ex2.approx.ftz.f32", "tanh.approx.f32"),
+        ("subnormals", "mul.f32", "mul.ftz.f32"),
+        ("subnormals", "fma.rn.f32", "fma.rn.ftz.f32"),
+        ("rounding", "fma.rn.f32", "fma.rz.f32"),
+        ("precision", "mul.f32", "mul.bf16x2"),
+        ("precision", "fma.rn.f32", "fma.rn.f64"),
+        ("precision", "max.f32", "cvt.rna.tf32.f32"),
+        ("precision", "mul.f32", "add.rz.f32.bf16"),
+        ("conversion", "max.f32", "cvt.rn.f16.f32"),
+    ],
+)
+def test_planted_in_ptx(rule, old, new):
+    assert old in PTX
+    expect(rule, nvidia(PTX.replace(old, new)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "old", "new"),
+    [
+        ("order", "FFMA R4", "RED.E.ADD.F32 R4"),
+        ("order", "FFMA R4", "ATOMG.E.ADD R4"),
+        ("matrix", "FFMA R4", "HGMMA.64x8x8.F32.TF32 R4"),
+        ("spills", "FFMA R4", "LDL R4"),
+        ("vectors", "LDG.E.128", "LDG.E.64"),
+        ("vectors", "STG.E.128", "STG.E"),
+        ("vectors", "FFMA R4, R4, R5, R6", "LDG.E R4, desc[UR4][R2.64]"),
+    ],
+)
+def test_planted_in_sass(rule, old, new):
+    assert old in SASS
+    expect(rule, nvidia(sass=SASS.replace(old, new)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "old", "new"),
+    [
+        ("reciprocal", "v_ldexp_f32", "v_div_fixup_f32"),
+        ("reciprocal", "v_rcp_f32", "v_rcp_iflag_f32"),
+        ("reciprocal", "v_ldexp_f32", "v_sqrt_f32"),
+        ("functions", "v_ldexp_f32", "v_sin_f32"),
+        ("subnormals", "denorm_mode_32 3", "denorm_mode_32 0"),
+        ("rounding", "round_mode_32 0", "round_mode_32 3"),
+        ("rounding", "v_ldexp_f32", "v_cvt_pkrtz_f16_f32"),
+        ("precision", "v_pk_fma_f32", "v_pk_fma_f16"),
+        ("precision", "v_ldexp_f32", "v_fma_f64"),
+        ("conversion", "v_ldexp_f32 v0", "v_cvt_f16_f32_e32 v0"),
+        ("order", "v_ldexp_f32 v0", "global_atomic_add_f32 v0"),
+        (
+            "offsets",
+            "buffer_store_dwordx4 v[0:3], v4, s[0:3], 0 offen",
+            "v_sub_u32_e32 v5, 0, v4\n\tv_add_u32_e32 v4, v5, v6\n"
+            "\tbuffer_store_dwordx4 v[0:3], v4, s[0:3], 0 offen offset:448",
+        ),
+        ("matrix", "v_pk_fma_f32", "v_mfma_f32_32x32x1_2b_f32"),
+        ("spills", "v_ldexp_f32 v0", "scratch_load_dword v0"),
+        ("spills", "private_segment_fixed_size: 0", "private_segment_fixed_size: 16"),
+        ("vectors", "buffer_load_dwordx4", "buffer_load_dwordx2"),
+        ("vectors", "buffer_store_dwordx4", "buffer_store_short"),
+    ],
+)
+def test_planted_in_an_amd_listing(rule, old, new):
+    assert old in GCN
+    expect(rule, amd(GCN.replace(old, new)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "binary"),
+    [
+        ("fusion", nvidia(modes={"enable_fp_fusion": 0})),
+        ("fusion", nvidia(modes={})),
+        ("launch", nvidia(occupancy=3)),
+        ("launch", nvidia(problems=("2048 threads a block, at most 1024",))),
+        ("spills", nvidia(usage=USAGE.replace("STACK:0", "STACK:8"))),
+        ("conversion", nvidia(job=job("bfloat16"))),
+        ("conversion", amd(job=job("bfloat16"))),
+        ("rounding", nvidia(NARROW_PTX.replace("cvt.rn", "cvt.rz"), job=job("bfloat16"))),
+    ],
+)
+def test_planted_elsewhere(rule, binary):
+    expect(rule, binary)
+
+
+def test_only_chunks_of_linear_attention_take_numbers_apart():
+    apart = PTX.replace("max.f32", "cvt.rna.tf32.f32 %f1, %f2;\n	cvt.rn.bf16.f32")
+    assert len(machine_rules.broken(nvidia(apart))) >= 3
+    call = ChunkCall("float32", 64, 128, "gk")
+    for part, right in (("linear_attention_chunk_scores", True), ("linear_attention_walk", False)):
+        own = Job(call, dataclasses.replace(job().choice, kernel=part))
+        assert (machine_rules.broken(nvidia(apart, job=own)) == []) is right
+
+
+def test_a_tuned_config_may_spill():
+    tuned = dataclasses.replace(job(), choice=dataclasses.replace(job().choice, stored=True))
+    assert machine_rules.broken(nvidia(job=tuned, spills=2, spill_bytes=8)) == []
+    assert machine_rules.broken(nvidia(spills=2, spill_bytes=8)) != []
+
+
+def expect(rule: str, binary: Binary) -> None:
+    """The rule's sentence is among those broken, and it is one of RULES."""
+    (sentence,) = (r.__doc__ for r in machine_rules.RULES if r.__name__ == rule)
+    assert any(what.startswith(sentence) for what in machine_rules.broken(binary))
+
+
+def test_every_rule_is_planted():
+    marks = [m for t in (test_planted_in_ptx, test_planted_in_sass, test_planted_in_an_amd_listing,
+                         test_planted_elsewhere) for m in t.pytestmark]  # fmt: skip
+    planted = {case[0] for mark in marks for case in mark.args[1]}
+    assert planted == {rule.__name__ for rule in machine_rules.RULES}
+
+
+def test_the_documentation_states_every_rule():
+    documented = (ROOT / "docs" / "accuracy.md").read_text()
+    assert [r.__doc__ for r in machine_rules.RULES if f"| {r.__doc__} |" not in documented] == []
+
+
+def test_what_does_not_compile_is_broken():
+    assert machine_rules.broken(Binary("h200", job(), ("PTXASError: no",))) == ["PTXASError: no"]
+
+
+def test_unfused_code_is_found_in_what_compilers_make(monkeypatch):
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+    device, jobs = machine_terms.sections()["mi350"]
+    (binary,) = compile_for(device, jobs[:1])
+    assert machine_rules.broken(binary) == [f"{machine_rules.fusion.__doc__} enable_fp_fusion is off"]
+    assert not any("fma" in op for op in binary.operations)
+
+
+# ------------------------------------------------------------------------------------------ the record
+
+
+def terms(*binaries: Binary, before: machine_terms.Terms | None = None) -> machine_terms.Terms:
+    return machine_terms.terms("h200", binaries, before or machine_terms.Terms())
+
+
+def test_a_program_in_words():
+    assert machine_terms.text(terms(nvidia(NARROW_PTX, job=job("bfloat16")))).splitlines()[5:] == [
+        "sinkhorn_forward deepseek rows bfloat16 4x4 T=20",
+        "    h200 block_sizes=32 num_warps=1 thread=(4, 4) length=5: registers ~40, shared 512, load 1x128, "
+        "store 1x128, instructions 6, cvt.rn.bf16x2.f32 1, ex2.approx.ftz.f32 1, rcp.approx.ftz.f32 1",
+        "",
+        machine_terms.OPERATIONS,
+        "    cvt.rn.bf16x2.f32: h200",
+        "    enable_fp_fusion=1: h200",
+        "    ex2.approx.ftz.f32: h200",
+        "    fma.rn.f32: h200",
+        "    max.f32: h200",
+        "    mul.f32: h200",
+        "    rcp.approx.ftz.f32: h200",
+    ]
+
+
+def test_reading_gives_what_was_written():
+    found = terms(nvidia(), nvidia(job=job("float16")), nvidia(job=job("bfloat16"), spills=2, spill_bytes=8))
+    assert machine_terms.parsed(machine_terms.text(found)) == found
+
+
+def changed(found: machine_terms.Terms, recorded: machine_terms.Terms) -> list[str]:
+    """Lines that came and went, without the names of the files."""
+    lines = machine_terms.difference(recorded, found).splitlines()
+    return [line for line in lines if re.match(r"[+-](?![+-])", line)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (nvidia(), nvidia(PTX.replace("mul.f32", "mul.ftz.f32")), ["mul.ftz.f32: h200", "mul.ftz.f32 1"]),
+        (nvidia(), nvidia(sass=SASS.replace("LDG.E.128", "LDG.E")), ["load 1x32"]),
+        (nvidia(), nvidia(registers=49), ["registers ~49"]),
+        (nvidia(), nvidia(shared=0), ["-    h200", "shared 512"]),
+        (nvidia(), nvidia(spills=2, spill_bytes=8), ["spills 2 (8 bytes)"]),
+        (nvidia(), nvidia(modes={"enable_fp_fusion": 0}), ["enable_fp_fusion=0", "enable_fp_fusion=1"]),
+        (nvidia(), nvidia(job=job("float16")), ["rows float32", "rows float16"]),
+        (nvidia(), Binary("h200", job(), ("no\nway",)), ["not compiled: no way"]),
+    ],
+)
+def test_other_code_shows_as_a_difference(before, after, words):
+    recorded = terms(before)
+    lines = "\n".join(changed(terms(after, before=recorded), recorded))
+    assert all(word in lines for word in words), lines
+
+
+def test_other_versions_show_as_a_difference():
+    recorded = dataclasses.replace(terms(nvidia()), versions="helion 1.4.0, torch 2.13.0, triton 3.9.0")
+    assert "helion 1.4.0" in changed(terms(nvidia(), before=recorded), recorded)[0]
+
+
+@given(st.integers(1, 4096), st.integers(-500, 500), st.integers(1, 255), st.integers(-20, 20))
+def test_about_the_same_shows_nothing_and_what_is_not_does(count, more, registers, more_registers):
+    def binary(registers: int, count: int) -> Binary:
+        counts = {"instructions": 50, "cross-lane": count}
+        return nvidia(registers=registers, counts=counts)
+
+    recorded = terms(binary(registers, count))
+    after = max(count + more, 1)
+    found = terms(binary(registers + more_registers, after), before=recorded)
+    same = (
+        abs(more_registers) <= machine_terms.REGISTERS and abs(after - count) <= after // machine_terms.SHARE
+    )
+    # across the smallest count with a slack, the ~ itself comes or goes
+    same &= (count < machine_terms.SHARE) == (after < machine_terms.SHARE)
+    assert (changed(found, recorded) == []) == same
+    # and what is written for it then shows nothing against itself
+    again = terms(binary(registers + more_registers, after), before=found)
+    assert machine_terms.text(again) == machine_terms.text(found)
+
+
+def test_a_part_is_exchanged_for_what_was_compiled():
+    both = terms(nvidia()) | machine_terms.terms("mi350", [amd()], machine_terms.Terms())
+    rest = both.without(["h200"])
+    assert {config.split()[0] for _, config in rest.programs} == {"mi350"}
+    assert rest.operations["v_rcp_f32"] == {"mi350"}
+    assert "rcp.approx.ftz.f32" not in rest.operations
+    assert rest | terms(nvidia()) == both
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    """The script on two programs that `compiled` stands for: (arguments) -> exit status, output."""
+    programs = {"h200": ("h200", [job(), job("bfloat16")])}
+    monkeypatch.setattr(machine_terms, "FILE", tmp_path / "machine_terms.txt")
+    monkeypatch.setattr(machine_terms, "sections", lambda: programs)
+
+    def script(*arguments: str, **changes: object) -> tuple[int, str]:
+        def compiled(device, jobs, workers):
+            ptx = {"float32": PTX}
+            return [nvidia(ptx.get(j.call.dtype, NARROW_PTX), job=j, **changes) for j in jobs]
+
+        monkeypatch.setattr(machine_terms, "compile_for", compiled)
+        monkeypatch.setattr(sys, "argv", ["machine_terms.py", *arguments])
+        return machine_terms.main(), capsys.readouterr().out
+
+    script.programs = programs["h200"][1]
+    return script
+
+
+def test_the_exit_status_is_the_verdict(run):
+    status, output = run()
+    assert status == 1
+    assert "+    h200" in output
+    assert run("--write")[0] == 0
+    assert run() == (0, "h200: 2 programs in 0 s\nmachine_terms.txt says the same\n")
+    status, output = run(registers=60)
+    assert status == 1
+    assert "registers ~60" in output
+    status, output = run(occupancy=3)
+    assert status == 1
+    assert f"{machine_rules.launch.__doc__} 3 warps on a compute unit" in output
+    assert run("--write", occupancy=3)[0] == 1
+
+
+def test_writing_compiles_what_is_new_and_drops_what_is_gone(run):
+    run("--write")
+    gone = run.programs.pop(0)
+    run.programs.append(job("float16"))
+    status, output = run("--write", "--new")
+    assert (status, output) == (0, "h200: 1 programs in 0 s\n")
+    recorded = machine_terms.parsed(machine_terms.FILE.read_text())
+    assert recorded.programs.keys() == {machine_terms.key("h200", j) for j in run.programs}
+    assert machine_terms.key("h200", gone) not in recorded.programs
+
+
+# ------------------------------------------------------------------------------------ the committed file
+
+
+def test_the_file_is_as_it_is_written_and_names_every_program():
+    written = machine_terms.FILE.read_text()
+    recorded = machine_terms.parsed(written)
+    assert machine_terms.text(recorded) == written
+    expected = {
+        machine_terms.key(tag, job) for tag, (_, jobs) in machine_terms.sections().items() for job in jobs
+    }
+    missing = expected - recorded.programs.keys()
+    assert recorded.programs.keys() <= expected, "run `make machine-terms ARGS='--write --new'`"
+    assert {name.split()[0] for name, _ in missing} <= machine_terms.UNRECORDED
+
+
+def test_the_file_is_of_the_tested_versions():
+    pins = (ROOT / "constraints.txt").read_text() + (ROOT / "pyproject.toml").read_text()
+    versions = machine_terms.parsed(machine_terms.FILE.read_text()).versions.split(", ")
+    assert [v.split()[0] for v in versions] == ["helion", "torch", "triton"]
+    assert all(v.replace(" ", "==") in pins for v in versions)
+
+
+def test_one_program_is_what_the_file_says():
+    recorded = machine_terms.parsed(machine_terms.FILE.read_text())
+    if machine_terms.versions() != recorded.versions:
+        pytest.skip(f"the file is of {recorded.versions}, here is {machine_terms.versions()}")
+    device, jobs = machine_terms.sections()["h200"]
+    job = next(job for job in jobs if machine_terms.key("h200", job) in recorded.programs)
+    (binary,) = compile_for(device, [job])
+    assert machine_rules.broken(binary) == []
+    name = machine_terms.key("h200", binary.job)
+    assert machine_terms.described(binary, recorded.programs[name]) == recorded.programs[name]

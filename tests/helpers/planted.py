@@ -1,0 +1,52 @@
+"""Runs of tritonbench_ops under the stub of tritonbench, wrong backends planted beside the right ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+STUB = ROOT / "tests" / "tritonbench" / "stub"
+BEFORE = """
+import json, sys
+import torch
+from tritonbench_ops.launch import run
+
+class WrongGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out):
+        return out.clone()
+    @staticmethod
+    def backward(ctx, grad):
+        return 1.02 * grad
+
+def raises(*tensors):
+    raise RuntimeError("planted")
+"""
+AFTER = """
+found = []
+for arguments in json.loads(sys.argv[1]):
+    try:
+        run(arguments)
+        found.append(0)
+    except SystemExit as end:
+        found.append(1 if end.code else 0)
+print(json.dumps(found))
+"""
+
+
+def statuses(planting: str, runs: list[list[str]]) -> list[int]:
+    """Of the command lines `runs`, one process for all, after code that adds to `parts.BACKENDS`."""
+    done = subprocess.run(
+        [sys.executable, "-c", BEFORE + planting + AFTER, json.dumps(runs)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(STUB), str(ROOT)])},
+        cwd=STUB,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,149 @@
+"""The chunked kernels of linear attention, interpreted on the CPU, against the recurrence in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from attention_problem import problem
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ci import machine_rules
+
+pytest.importorskip("triton")
+
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.machine.binary import Job
+from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.linear_attention import api as linear_attention
+from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
+from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
+from helion_sinkhorn.runtime.kernel import default_choice
+
+GATES = [" ".join(names) for r in range(4) for names in itertools.combinations(("g", "g_gamma", "gk"), r)]
+
+
+def ratios(case):
+    """The error of every result in units of its budget."""
+    found = case.judge(case.run_module(chunked), "chunked")
+    assert found.keys() == case.exact.keys()
+    return found
+
+
+@given(
+    st.sampled_from(GATES),
+    st.integers(2, 150),
+    st.integers(1, 20),
+    st.integers(1, 20),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0.0, 0.01, 1.0, 30.0, 1e4]),
+    st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    st.integers(0, 1000),
+)
+def test_any_call_is_within_its_budget(gates, steps, dk, dv, reverse, states, strength, dtype, seed):
+    found = ratios(problem(1, steps, 2, dk, dv, gates, strength, states, dtype, seed, reverse))
+    assert max(found.values()) <= 1, found
+
+
+@pytest.mark.parametrize("strength", [0.05, 3.0, 100.0], ids=["one product", "some of both", "levels"])
+def test_both_ways_to_take_pairs(strength):
+    """Half a chunk decays by exp(-26), exp(-77) and exp(-2600) in the middle of the channels."""
+    for dtype in (torch.float32, torch.bfloat16):
+        case = problem(1, 130, 2, 16, 24, "gk", strength, dtype=dtype)
+        assert max(ratios(case).values()) <= 1
+
+
+def test_one_step_forgets_everything():
+    """A gate of -inf: later steps know nothing of earlier ones, and no NaN comes of it."""
+    case = problem(1, 100, 1, 16, 16, "gk g", 0.1)
+    inputs, do = case.inputs, case.do
+    inputs["g"][:, 40] = -torch.inf
+    actual = case.run_module(chunked)
+    later = {n: x if n == "initial_state" else x[:, 40:] for n, x in inputs.items()}
+    later["initial_state"] = torch.zeros_like(inputs["initial_state"])
+    expected = dataclasses.replace(case, inputs=later, do=do[:, 40:]).run_module(chunked)
+    torch.testing.assert_close(actual["o"][:, 40:], expected["o"], rtol=1e-5, atol=1e-5)
+    assert actual["dinitial_state"].abs().max() < 10
+    assert all(torch.isfinite(x).all() for x in actual.values())
+
+
+def test_a_sequence_does_not_know_its_batch():
+    case = problem(3, 100, 2, 16, 16)
+    whole = case.run_module(chunked)
+    inputs = {n: x[1:2] for n, x in case.inputs.items()}
+    one = dataclasses.replace(case, inputs=inputs, do=case.do[1:2], dend=case.dend[1:2]).run_module(chunked)
+    for name, x in one.items():
+        assert torch.equal(whole[name][1:2], x), name
+
+
+def test_launches_are_kept_for_calls_alike_and_no_others(monkeypatch):
+    asked = []
+    monkeypatch.setattr(chunked, "again", lambda key, *tensors: asked.append(key) or True)
+
+    def keys(case, **options):
+        asked.clear()
+        case.run_module(chunked, **options)
+        return tuple(asked)
+
+    case = problem(2, 70, 2, 8, 8)
+    own = default_choice(
+        KERNELS["linear_attention_chunk_scores"], ChunkCall("float32", 8, 8, "gk"), DEVICES["h200"]
+    )
+    halves = {**case.inputs, "gk": case.inputs["gk"].half()}
+    others = (
+        keys(problem(2, 70, 2, 8, 8, reverse=True)),
+        keys(problem(2, 70, 2, 8, 8, states=False)),
+        keys(problem(2, 70, 2, 8, 8, gates="g gk")),
+        keys(problem(3, 70, 2, 8, 8)),
+        keys(problem(2, 71, 2, 8, 8)),
+        keys(dataclasses.replace(case, scale=0.5)),
+        keys(dataclasses.replace(case, inputs=halves)),
+        keys(case, choice=own),
+    )
+    assert keys(case) == keys(problem(2, 70, 2, 8, 8, seed=1))
+    assert len({keys(case), *others}) == 1 + len(others)
+
+
+@pytest.mark.parametrize(
+    ("steps", "dk", "dtype", "options", "expected"),
+    [
+        (64, 128, torch.bfloat16, {}, "chunked"),
+        (64, 1, torch.float16, {}, "chunked"),
+        (63, 64, torch.bfloat16, {}, "recurrent"),
+        (4096, 64, torch.float32, {}, "recurrent"),
+        (4096, 129, torch.bfloat16, {}, "recurrent"),
+        (4096, 64, torch.bfloat16, {"gv": torch.empty(0)}, "recurrent"),
+        (4096, 64, torch.bfloat16, {"cu_seqlens": torch.empty(0)}, "recurrent"),
+        (4096, 64, torch.bfloat16, {"method": "recurrent"}, "recurrent"),
+        (1, 64, torch.float32, {"method": "chunked"}, "chunked"),
+    ],
+)
+def test_what_auto_takes_on_a_gpu(steps, dk, dtype, options, expected, monkeypatch):
+    monkeypatch.setattr(linear_attention, "implementation_for", lambda *_: "helion")
+    q, v = (torch.empty((1, steps, 1, d), dtype=dtype) for d in (dk, 8))
+    call = {"method": "auto", "gv": None, "cu_seqlens": None, **options}
+    assert linear_attention._serves("auto", q=q, v=v, **call) == expected
+
+
+@pytest.mark.parametrize("key", ["h200", "b200", "mi300x", "mi350"])
+def test_defaults_compile_for(key):
+    """Matrix units, nothing a launch would refuse, and what every kernel's machine code must hold."""
+    call = ChunkCall("bfloat16", 64, 128, "gk")
+    names = [f"linear_attention_chunk_{part}" for part in ("scores", "walk", "gradients")]
+    jobs = [Job(call, default_choice(KERNELS[name], call, DEVICES[key]), batch=128) for name in names]
+    small = ChunkCall("float32", 5, 3, "g_gamma")
+    jobs.append(Job(small, default_choice(KERNELS[names[-1]], small, DEVICES[key])))
+    *binaries, narrow = compile_for(key, jobs)
+    assert narrow.compiled
+    # ptxas 12.8 does so where a tile of these sides is not padded to 64 (docs/helion.md)
+    assert "stack pointer as data" not in narrow.counts
+    for binary in binaries:
+        assert binary.compiled, binary.problems
+        assert binary.counts["matrix"]
+        assert binary.shared <= DEVICES[key].shared_limit
+        assert not list(machine_rules.broken(binary))

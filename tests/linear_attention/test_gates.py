@@ -1,0 +1,157 @@
+"""The gradients of gates, of any strength, beside those of PyTorch's autograd of the loop in float32."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from ci.gate.parity import parity
+
+pytest.importorskip("triton")
+
+from helion_sinkhorn import reference
+from helion_sinkhorn.ops.linear_attention import eager
+from helion_sinkhorn.ops.linear_attention.budget import Case
+from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
+from helion_sinkhorn.ops.linear_attention.model import UNDERFLOW
+from helion_sinkhorn.ops.linear_attention.recurrent import launch as recurrent
+
+MOST = 4.0
+"""Times the error of autograd in float32."""
+
+
+def problem(
+    gates,
+    strength,
+    steps=64,
+    heads=8,
+    dk=8,
+    dv=12,
+    batch=4,
+    states=False,
+    reverse=False,
+    lengths=(),
+    dtype=torch.float32,
+    seed=0,
+):
+    """A case with log decays uniform in [-strength, 0]."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape):
+        return torch.randn(shape, generator=generator)
+
+    batch = 1 if lengths else batch
+    keys, values = (batch, steps, heads, dk), (batch, steps, heads, dv)
+    shapes = {"g": keys[:3], "g_gamma": keys[2:3], "gk": keys, "gv": values}
+    inputs = {"q": drawn(*keys), "k": drawn(*keys), "v": drawn(*values)}
+    for name in gates.split():
+        inputs[name] = -strength * torch.rand(shapes[name], generator=generator)
+    inputs = {name: x.to(dtype) for name, x in inputs.items()}
+    do, dend = drawn(*values).to(dtype), None
+    if states:
+        inputs["initial_state"], dend = (drawn(len(lengths) or batch, heads, dk, dv) for _ in range(2))
+    if lengths:
+        inputs["cu_seqlens"] = torch.tensor((0, *lengths)).cumsum(0).int()
+    return Case(inputs, do, dend, reverse=reverse)
+
+
+def sizes(case):
+    """Of the gradient of each gate, the sum of the absolute values of its terms, by autograd in float64.
+
+    A gate moves all entries of the state that it decays: had each a decay of its own, the sum of their
+    gradients would be the gate's.
+    """
+    x, found = case.wide, []
+    offsets = x.inputs["cu_seqlens"].tolist() if "cu_seqlens" in x.inputs else [0, x.do.size(1)]
+    packed = "cu_seqlens" in x.inputs
+    rate = torch.zeros(*x.inputs["k"].shape, x.do.size(-1), dtype=torch.float64)
+    for name, axes in (("g", (-1, -1)), ("g_gamma", (-1, -1)), ("gk", (-1,)), ("gv", (-2,))):
+        if name in x.inputs:
+            gate = x.inputs[name]
+            for axis in axes:
+                gate = gate.unsqueeze(axis)
+            rate = rate + gate
+    for n, (begin, end) in enumerate(itertools.pairwise(offsets)):
+        own = slice(n, n + 1) if packed else slice(None)
+        start = x.inputs.get("initial_state")
+        h = torch.zeros_like(rate[:, 0]) if start is None else start[own]
+        steps = range(begin, end)[::-1] if case.reverse else range(begin, end)
+        leaves, o = {t: rate[:, t].clone().requires_grad_() for t in steps}, 0.0
+        for t in steps:
+            h = h * leaves[t].exp() + x.inputs["k"][:, t, :, :, None] * x.inputs["v"][:, t, :, None]
+            o = o + (x.scale * (x.inputs["q"][:, t, :, :, None] * h).sum(-2) * x.do[:, t]).sum()
+        if x.dend is not None:
+            o = o + (h * x.dend[own]).sum()
+        if steps:
+            found += [g.abs() for g in torch.autograd.grad(o, [leaves[t] for t in range(begin, end)])]
+    each = torch.stack(found, 1)
+    return {
+        "dg": each.sum((-2, -1)), "dg_gamma": each.sum((0, 1, -2, -1)),
+        "dgk": each.sum(-1), "dgv": each.sum(-2),
+    }  # fmt: skip
+
+
+def gates_beside_autograd(case, results):
+    """(median, worst) of `parity` for the gradient of each gate, relative to the size of its terms."""
+    baseline = case.cast(torch.float32).run(reference.recurrent_linear_attention)
+    scales, found = sizes(case), {}
+    for name in results.keys() & scales.keys():
+        tensors = results[name], baseline[name].to(results[name].dtype), case.exact[name]
+        scale = scales[name].clamp(min=UNDERFLOW)
+        found[name] = parity(*[(x.double() / scale).view(-1, scale.size(-1)) for x in tensors])
+    return found
+
+
+STRENGTHS = [0.1, 1.0, 10.0, 30.0]
+CASES = {
+    "gk": {"gates": "gk"},
+    "g": {"gates": "g"},
+    "every gate": {"gates": "g g_gamma gk gv", "states": True},
+    "long": {"gates": "g gk gv", "steps": 200, "reverse": True},
+    "packed": {"steps": 200, "gates": "g gk gv", "lengths": (40, 0, 1, 87, 72), "states": True},
+    "values": {"gates": "g gv", "states": True, "reverse": True},
+}
+
+
+def check(case, module):
+    found = gates_beside_autograd(case, case.run_module(module))
+    assert found
+    assert max(max(x) for x in found.values()) <= MOST, found
+
+
+@pytest.mark.parametrize("strength", STRENGTHS)
+@pytest.mark.parametrize("name", CASES)
+def test_the_cpu_path_is_as_right_as_autograd(name, strength):
+    check(problem(strength=strength, **CASES[name]), eager)
+
+
+@pytest.mark.parametrize("strength", STRENGTHS)
+@pytest.mark.parametrize("name", ["gk", "g", "every gate", "packed"])
+def test_the_bodies_that_walk_are_too(name, strength):
+    options = {**CASES[name], "batch": 1, "heads": 2, "steps": 70}
+    if "lengths" in options:
+        options["lengths"] = (3, 0, 1, 66)
+    check(problem(strength=strength, **options), recurrent)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("strength", STRENGTHS)
+@pytest.mark.parametrize("gates", ["gk", "g g_gamma gk"])
+def test_the_bodies_of_chunks_are_too(gates, strength, dtype):
+    reverse = gates != "gk"
+    check(problem(gates, strength, 150, 2, batch=1, states=reverse, reverse=reverse, dtype=dtype), chunked)
+
+
+@pytest.mark.parametrize("strength", STRENGTHS[1:])
+def test_a_running_sum_is_not(strength):
+    """What other implementations return: dgk_t is q dq - k dk, summed over t and all later steps."""
+    case = problem("gk", strength, batch=1)
+    found = case.run_module(eager)
+    terms = case.inputs["q"] * found["dq"] - case.inputs["k"] * found["dk"]
+    closing = terms.flip(1).cumsum(1).flip(1)
+    # not for the sake of the first step, which owes nothing and gets some rounding
+    closing[:, 0] = 0.0
+    _, worst = gates_beside_autograd(case, {"dgk": closing})["dgk"]
+    assert worst > MOST, worst

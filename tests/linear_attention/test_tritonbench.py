@@ -1,0 +1,183 @@
+"""`--op recurrent_linear_attention`: its parts, and all of it under a stub of tritonbench."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from planted import statuses
+
+from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.workloads import tagged
+from tritonbench_ops.recurrent_linear_attention import cases as parts
+
+SMALL = ["--op", "recurrent_linear_attention", "--device", "cpu", "--warmup", "1", "--rep", "1", "--only"]
+SHAPE = [
+    "--batch",
+    "3",
+    "--steps",
+    "12",
+    "--heads",
+    "3",
+    "--dk",
+    "8",
+    "--dv",
+    "6",
+    "--gates",
+    "g g_gamma gk gv",
+]
+PLANTED = """
+import dataclasses
+from tritonbench_ops import recurrent_linear_attention_cases as parts
+
+right = parts.BACKENDS["helion_recurrent"]
+
+def without_gate(q, k, v, g, g_gamma, gk, gv):
+    return right.build()(q, k, v, 0 * g, g_gamma, gk, gv)
+
+class Spoiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out, value):
+        ctx.value = value
+        out = out.clone()
+        out[1, :, 1] = value
+        return out
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        grad[1, :, 1] = ctx.value
+        return grad, None
+
+planted = {
+    "helion_wrong_value": lambda *x: 1.02 * right.build()(*x),
+    "helion_without_a_gate": without_gate,
+    "helion_wrong_gradient": lambda *x: WrongGradient.apply(right.build()(*x)),
+    "helion_raises": raises,
+    "nan_in_the_middle": lambda *x: Spoiled.apply(right.build()(*x), float("nan")),
+    "zeros_in_the_middle": lambda *x: Spoiled.apply(right.build()(*x), 0.0),
+    "third_party": lambda *x: 1.02 * right.build()(*x),
+}
+parts.BACKENDS.update({name: dataclasses.replace(right, build=lambda f=f: f) for name, f in planted.items()})
+"""
+
+
+def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them():
+    modes = ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")
+    names = (
+        "helion_recurrent", "helion_wrong_value", "helion_without_a_gate", "helion_wrong_gradient",
+        "helion_raises", "helion_chunked", "fla_chunk_gla",
+        "nan_in_the_middle", "zeros_in_the_middle", "third_party",
+    )  # fmt: skip
+    metrics = ["--metrics", "latency,accuracy,share_of_budget,x_floor"]
+    runs = [[*SMALL, name, *SHAPE, *metrics, "--mode", mode] for name in names for mode in modes]
+    assert statuses(PLANTED, runs) == [
+        *(0, 0, 0, 0),
+        *(1, 1, 1, 1),
+        *(1, 1, 1, 1),
+        *(0, 1, 1, 0),
+        *(1, 1, 1, 1),
+        # named, so that a refusal (gv) and an absence count
+        *(1, 1, 1, 1),
+        *(1, 1, 1, 1),
+        *(1, 1, 1, 1),
+        *(1, 1, 1, 1),
+        *(1, 1, 1, 1),
+    ]  # fmt: skip
+
+
+def test_what_refuses_an_input_is_not_wanted_unless_named():
+    without_only = SMALL[:-1]
+    (status,) = statuses(PLANTED, [[*without_only, "--skip", ",".join(PLANTED_NAMES), *SHAPE]])
+    assert status == 0
+
+
+PLANTED_NAMES = (
+    "helion_wrong_value",
+    "helion_without_a_gate",
+    "helion_wrong_gradient",
+    "helion_raises",
+    "nan_in_the_middle",
+    "zeros_in_the_middle",
+    "third_party",
+    "torch_compile",
+)
+
+
+def test_cases_are_the_bench_workloads():
+    rows = parts.cases(parts.parse([]), torch.bfloat16)
+    assert [row.shape for row in rows] == [w.shape for w in tagged("bench", AttentionWorkload)]
+    (row,) = parts.cases(parts.parse(["--batch", "3", "--dv", "8", "--gates", ""]), torch.float16)
+    assert (row.sequences, row.steps, row.dv, row.gates, row.dtype) == (3, 2048, 8, "", torch.float16)
+
+
+@pytest.mark.parametrize(
+    "flags", [["--steps", "0"], ["--unknown", "1"], ["--ste", "3"], ["--gates", "gk gq"]]
+)
+def test_wrong_flags_end_the_run(flags, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        parts.parse(flags)
+    assert "--op recurrent_linear_attention" in capsys.readouterr().err
+
+
+def inputs(steps, gates="gk", *more):
+    flags = ["--batch", "3", "--steps", str(steps), "--gates", gates, *more]
+    (row,) = parts.cases(parts.parse(flags), torch.bfloat16)
+    tensors, do, _ = row.make_inputs()
+    return tuple(tensors.get(name) for name in parts.NAMES), do
+
+
+def test_who_refuses_what():
+    short, _ = inputs(8)
+    assert {name for name, b in parts.BACKENDS.items() if b.refuses(*short)} == {
+        "fla_fused_recurrent_gla",
+        "fla_chunk_gla",
+    }
+    long, _ = inputs(65, "gv")
+    assert "T up to 64, this is 65" in parts.BACKENDS["torch_compile"].refuses(*long)
+    assert "a decay of the values, gv" in parts.BACKENDS["helion_chunked"].refuses(*long)
+    wide, _ = inputs(8, "gk", "--dk", "129")
+    assert parts.BACKENDS["helion_chunked"].refuses(*wide) == "chunks take Dk up to 128, this is 129"
+
+
+def test_every_sequence_and_head_is_judged():
+    given, do = inputs(8, "g_gamma")
+    case, exact = parts.sample(given, do), parts.exact_results(given, do)
+    o = parts.eager(*given)
+    assert parts.share_of_budget(case, exact, "recurrent", o, None) <= 1
+    for place in ((0, 0), (0, -1), (-1, 0), (-1, -1)):
+        wrong = o.clone()
+        wrong[place[0], 3, place[1], 5] *= 1.05
+        assert parts.share_of_budget(case, exact, "recurrent", wrong, None) > 1
+    for sequence in range(3):
+        for head in range(o.size(2)):
+            for value in (0.0, math.nan):
+                wrong = o.clone()
+                wrong[sequence, :, head] = value
+                assert parts.share_of_budget(case, exact, "recurrent", wrong, None) > 1
+
+
+def test_pieces_are_joined(monkeypatch):
+    given, do = inputs(8, "g_gamma")
+    whole = parts.exact_results(given, do)
+    monkeypatch.setattr(parts, "PIECE_STATES", 1)
+    for name, x in parts.exact_results(given, do).items():
+        torch.testing.assert_close(x, whole[name])
+
+
+def test_bytes_moved_once():
+    vectors = (torch.empty(2, 3, 4, d, dtype=torch.bfloat16) for d in (8, 8, 5))
+    given = *vectors, None, None, torch.empty(2, 3, 4, 8), None
+    read, o = 2 * 24 * (8 + 8 + 5) + 4 * 24 * 8, 2 * 24 * 5
+    moved = {mode: parts.bytes_moved(given, mode) for mode in ("fwd", "fwd_no_grad", "bwd", "fwd_bwd")}
+    assert moved == {
+        "fwd": read + o,
+        "fwd_no_grad": read + o,
+        "bwd": 2 * read + o,
+        "fwd_bwd": 3 * read + 2 * o,
+    }
+    assert parts.x_value(*given) == "2x3x4x8 5 gk"
+
+
+def test_names_survive_the_writers():
+    assert all(name.isidentifier() for name in parts.BACKENDS)

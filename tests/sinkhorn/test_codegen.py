@@ -1,0 +1,232 @@
+"""Every kernel with its default config as machine code for three GPUs that need not be here."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytest.importorskip("triton")
+
+from ci import machine_rules
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.machine.binary import Job, occupancy, problems
+from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.machine.listing import stack_pointer_reads
+from helion_sinkhorn.machine.mnemonics import GCN, SASS, classify, disassembled
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn.launch import backward_kernel
+from helion_sinkhorn.ops.sinkhorn.space import Call
+from helion_sinkhorn.runtime.kernel import Choice
+
+TARGETS = ("h200", "b200", "mi350")
+WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else os.cpu_count() or 1
+FORMS = (True, False)
+
+FORWARD = [
+    *(
+        ("sinkhorn_forward", deepseek, "float32", n)
+        for deepseek in FORMS
+        for n in (2, 3, 4, 5, 8, 16, 33, 64, 128)
+    ),
+    ("sinkhorn_forward", True, "bfloat16", 4),
+]
+BACKWARD = [
+    *(("", True, "float32", n) for n in (3, 4, 8)),
+    *(("", False, "float32", n) for n in (4, 8)),
+    ("", True, "bfloat16", 4),
+    ("sinkhorn_backward_history", True, "float32", 4),
+    *(("sinkhorn_backward_history", deepseek, "float32", n) for deepseek in FORMS for n in (16, 64)),
+    ("sinkhorn_backward_history", False, "float32", 128),
+]
+
+IMPLICIT = [
+    *(("sinkhorn_implicit_direct", False, "float32", n) for n in (3, 4, 16)),
+    ("sinkhorn_implicit_direct", False, "bfloat16", 4),
+    *(("sinkhorn_implicit_cg", False, "float32", n) for n in (4, 7, 16, 64)),
+]
+
+
+def call_of(deepseek: bool, dtype: str, n: int) -> Call:
+    return Call(deepseek, 1, dtype, n, n, 20)
+
+
+def default_jobs(key: str, rows) -> list[Job]:
+    """One job a row; the kernel "" is the one that `launch` takes for a gradient."""
+    jobs = []
+    for kernel, *call in rows:
+        call = call_of(*call)
+        kernel = kernel or backward_kernel(call)
+        jobs.append(Job(call, Choice(kernel, *KERNELS[kernel].default(call, DEVICES[key]), "default")))
+    return list(dict.fromkeys(jobs))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param(FORWARD, id="forward"),
+        pytest.param(BACKWARD, id="backward"),
+        pytest.param(IMPLICIT, id="implicit"),
+    ],
+)
+@pytest.mark.parametrize("key", TARGETS)
+def test_defaults_make_good_machine_code(key, rows):
+    binaries = compile_for(key, default_jobs(key, rows), workers=WORKERS)
+    bad = [
+        f"{b.job.call} {b.job.choice}: {'; '.join(found)}"
+        for b in binaries
+        if (found := machine_rules.broken(b))
+    ]
+    assert not bad, "\n".join(bad)
+
+
+def forward_job(n: int, block: int, warps: int, whole: bool = False, **config) -> Job:
+    items = (("block_sizes", (block,)), ("num_warps", warps), *config.items())
+    return Job(
+        call_of(False, "float32", n),
+        Choice("sinkhorn_forward", items, (("thread", (n, n) if whole else (0, 0)), ("paired", False)), ""),
+    )
+
+
+def test_bad_configs_are_problems_not_crashes():
+    spilling, foreign, good = compile_for(
+        "h200",
+        [forward_job(64, 2, 1), forward_job(4, 32, 1, waves_per_eu=2), forward_job(4, 32, 1, whole=True)],
+    )
+    assert spilling.spill_bytes
+    assert spilling.problems[0].startswith("spills")
+    assert not foreign.compiled
+    assert "waves_per_eu" in foreign.problems[0]
+    assert good.compiled
+    assert not good.problems
+
+
+def test_more_threads_than_a_block_may_have():
+    (binary,) = compile_for("mi350", [forward_job(16, 8, 32)])
+    assert "2048 threads a block, at most 1024" in binary.problems
+
+
+def test_a_job_that_takes_too_long_is_given_up():
+    binaries = compile_for("mi350", [forward_job(4, 64, 1)] * 2, timeout=0.01)
+    assert [b.problems for b in binaries] == [("not compiled after 0.01 s",)] * 2
+
+
+def test_unknown_device():
+    with pytest.raises(ValueError, match="'h300' is not a known device; use one of h100, "):
+        compile_for("h300", [])
+
+
+def test_nothing_to_do_starts_nothing():
+    assert compile_for("h200", []) == []
+
+
+SASS_LISTING = """
+.text.kernel:
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/                   LDG.E.128 R4, desc[UR4][R2.64] ;
+.L_x_0:
+.L_x_1:
+        /*0020*/                   MUFU.RCP R4, R4 ;
+        /*0030*/                   FFMA R4, R4, R5, R6 ;
+        /*0040*/               @P0 BRA `(.L_x_1) ;
+        /*0050*/                   SHFL.BFLY PT, R4, R4, 0x1, 0x1f ;
+        /*0060*/              @!P1 BRA `(.L_x_0) ;
+        /*0070*/               @P2 BRA `(.L_x_3) ;
+        /*0080*/                   STG.E desc[UR4][R2.64], R4 ;
+.L_x_3:
+        /*0090*/                   EXIT ;
+.L_x_2:
+        /*00a0*/                   BRA `(.L_x_2);
+"""
+
+GCN_LISTING = """kernel:
+\ts_load_dwordx2 s[0:1], s[4:5], 0x0
+\tbuffer_load_dwordx4 v[0:3], v4, s[0:3], 0 offen
+.LBB0_1:                                ; =>This Inner Loop Header: Depth=1
+\tv_rcp_f32_e32 v0, v0
+\tv_pk_fma_f32 v[0:1], v[0:1], v[2:3], v[4:5]
+\tv_add_f32_dpp v0, v0, v0 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf
+\ts_cbranch_scc1 .LBB0_1
+; %bb.2:
+\tbuffer_store_dword v0, v4, s[0:3], 0 offen
+\ts_endpgm
+"""
+
+
+def test_reading_sass():
+    ops, loops = disassembled(SASS_LISTING, SASS)
+    assert classify(ops) == {
+        "instructions": 11, "global load": 1, "global load 128": 1, "reciprocal": 1, "fma": 1,
+        "branch": 4, "cross-lane": 1, "global store": 1,
+    }  # fmt: skip
+    assert [ops[a : b + 1] for a, b in loops] == [["MUFU.RCP", "FFMA", "BRA"]]
+
+
+def test_reading_gcn():
+    ops, ((first, last),) = disassembled(GCN_LISTING, GCN)
+    assert classify(ops[first : last + 1]) == {
+        "instructions": 4, "reciprocal": 1, "fma": 1, "two-wide fp32": 1, "add": 1,
+        "cross-lane": 1, "branch": 1,
+    }  # fmt: skip
+    assert classify(ops)["global load 128"] == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "registers", "shared", "threads", "warps"),
+    [
+        ("h200", 32, 0, 128, 64),
+        ("h200", 64, 0, 128, 32),
+        ("h200", 255, 0, 128, 8),
+        ("h200", 32, 0, 32, 32),
+        ("h200", 32, 232448, 128, 4),
+        ("mi350", 64, 0, 256, 32),
+        ("mi350", 129, 0, 256, 12),
+        ("mi350", 512, 0, 64, 4),
+        ("mi300x", 64, 65536, 256, 4),
+    ],
+)
+def test_occupancy(key, registers, shared, threads, warps):
+    assert occupancy(DEVICES[key], registers, shared, threads) == warps
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({}, None),
+        ({"spill_bytes": 8}, "spills 0 (8 bytes a thread)"),
+        ({"shared": 65537}, "65537 bytes of shared memory, mi300x has 65536"),
+        ({"counts": {"global load": 4}}, "no global loads or no global stores"),
+        ({"counts": {"global load": 4, "global store": 4, "cross-lane": 8}}, None),
+        (
+            {"counts": {"global load": 4, "global store": 4, "cross-lane": 33}},
+            "threads that own whole matrices exchange data",
+        ),
+        ({"loops": [{"shared": 1}]}, "threads that own whole matrices exchange data"),
+        (
+            {"counts": {"global load": 4, "global store": 4, "stack pointer as data": 2}},
+            "2 instructions take the stack pointer for data (docs/helion.md)",
+        ),
+    ],
+)
+def test_problems(change, problem):
+    counts = {"global load": 4, "global store": 4}
+    row = {"spills": 0, "spill_bytes": 0, "shared": 0, "threads": 64, "counts": counts, "loops": [], **change}
+    found = list(problems(DEVICES["mi300x"], forward_job(4, 64, 1, whole=True), row))
+    assert found == ([problem] if problem else [])
+
+
+def test_the_stack_pointer_as_data():
+    """The frame and addresses of local memory read R1; ptxas 12.8 made a descriptor of it too."""
+    frame = """
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0040*/                   VIADD R1, R1, 0xffffff78 ;
+        /*0140*/              @!P1 STL.64 [R1+0x18], R10 ;
+        /*0460*/               @P0 LDG.E R8, desc[UR12][R10.64] ;
+        /*04f0*/                   LDL R11, [R1] ;
+"""
+    miscompiled = """
+        /*14b0*/                   IADD3 R19, P0, R1, 0x2, RZ ;
+        /*14e0*/                   IADD3.X R20, R1.reuse, -0x80000000, RZ, P0, !PT ;
+"""
+    assert stack_pointer_reads(frame) == 0
+    assert stack_pointer_reads(frame + miscompiled) == 2

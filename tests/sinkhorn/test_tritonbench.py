@@ -1,0 +1,607 @@
+"""`--op sinkhorn`: its parts, all of it under a stub of tritonbench, and under a checkout if there is one."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from helion_sinkhorn import Implicit, reference, sinkhorn
+from helion_sinkhorn.ops.sinkhorn.logits import make_logits
+from helion_sinkhorn.ops.sinkhorn.workloads import LARGEST_ENTRIES
+from helion_sinkhorn.testing.draws import make_cotangents
+from helion_sinkhorn.workloads import tagged
+from tritonbench_ops import launch, measure
+from tritonbench_ops import verdict as gate
+from tritonbench_ops.sinkhorn import backends, cases, compare
+
+ROOT = Path(__file__).resolve().parents[2]
+STUB = ROOT / "tests" / "tritonbench" / "stub"
+CHECKOUT = os.environ.get("TRITONBENCH_DIR", "")
+needs_checkout = pytest.mark.skipif(
+    not CHECKOUT, reason="TRITONBENCH_DIR names no checkout of tritonbench (it is on no package index)"
+)
+TREES = ["stub", pytest.param("checkout", marks=needs_checkout)]
+SMALL = ["--op", "sinkhorn", "--device", "cpu", "--batch", "5000", "--n", "4", "--iters", "3"]
+QUICK = ["--warmup", "1", "--rep", "1"]
+OURS = "eager,helion_sinkhorn"
+
+
+def python(tree: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    folder = STUB if tree == "stub" else Path(CHECKOUT).resolve()
+    path = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path), **environment},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("year", ["STUB_OF_2025", "STUB_OF_2026"])
+def test_a_baseline_is_one_name_or_a_list(year):
+    arguments = [*SMALL, *QUICK, "--mode", "fwd", "--only", "helion_sinkhorn", "--num-inputs", "1"]
+    done = python("stub", "-m", "tritonbench_ops", *arguments, **{year: "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def statuses(tree: str, runs: list[list[str]]) -> list[object]:
+    """Exit statuses of runs beside the backends planted by planted_runs.py."""
+    done = python(tree, STUB / "planted_runs.py", json.dumps(runs))
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+# ---------------------------------------------------------------------------------------- pure parts
+
+
+def test_importing_the_parts_imports_neither_tritonbench_nor_helion():
+    code = (
+        "import sys\nfrom tritonbench_ops import backends, cases, compare, gate, launch, measure, register\n"
+    )
+    code += "print(sorted({'tritonbench', 'helion', 'triton'} & set(sys.modules)))"
+    done = python("stub", "-c", code)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_cases_are_the_bench_workloads():
+    rows = cases.cases(cases.parse([]), torch.bfloat16)
+    assert [(w.n, w.m, w.batch) for w in rows] == [
+        (w.n, w.m, w.batch) for w in tagged("bench") if w.dtype == torch.bfloat16
+    ]
+    assert {w.dtype for w in rows} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--n", "8", "--batch", "7"], {(8, 7, 20, "deepseek", "rows")}),
+        (["--n", "5", "--batch", "7", "--iters", "3"], {(5, 7, 3, "deepseek", "rows")}),
+        (
+            ["--batch", "2", "--form", "log", "--first", "cols"],
+            {(n, 2, 20, "log", "cols") for n in (4, 8, 16, 32, 64)},
+        ),
+    ],
+)
+def test_flags_choose_the_cases(flags, expected):
+    rows = cases.cases(cases.parse(flags), torch.float32)
+    found = [(w.n, w.batch, w.n_iters, w.form, w.first) for w in rows]
+    assert sorted(found) == sorted(expected)
+
+
+def test_a_size_outside_of_the_table_gets_batches_that_fit():
+    rows = cases.cases(cases.parse(["--n", "100"]), torch.float32)
+    assert len(rows) >= 2
+    assert max(w.batch * w.n * w.m for w in rows) <= LARGEST_ENTRIES
+
+
+@pytest.mark.parametrize("flags", [["--form", "exp"], ["--n", "0"], ["--unknown", "1"], ["--ite", "3"]])
+def test_wrong_flags_end_the_run(flags, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cases.parse(flags)
+    assert "--op sinkhorn" in capsys.readouterr().err
+
+
+def test_an_unusable_precision_says_which_are():
+    with pytest.raises(ValueError, match="fp32, bf16 or fp16"):
+        cases.cases(cases.parse([]), None)
+
+
+def test_an_input_reads_well_and_survives_the_writers():
+    text = cases.x_value((torch.empty(1 << 20, 4, 4, device="meta"), 20, "deepseek", "rows"))
+    assert text == "1048576x4x4 T=20 deepseek rows"
+    assert not set(text) & set(";-[]")
+
+
+def test_bytes_moved():
+    x = torch.empty(3, 4, 4, dtype=torch.bfloat16)
+    moved = {mode: cases.bytes_moved(x, mode) / (2 * x.numel()) for mode in cases.MODES}
+    assert moved == {"fwd": 2, "fwd_no_grad": 2, "bwd": 3, "fwd_bwd": 5}
+
+
+@pytest.mark.parametrize("mode", cases.MODES)
+def test_the_floor_moves_the_bytes_of_its_mode(mode, monkeypatch):
+    moved = []
+    x = torch.randn(3, 4, 4)
+    add, copy = torch.add, torch.Tensor.copy_
+    monkeypatch.setattr(torch, "add", lambda *a, **k: moved.append(3) or add(*a, **k))
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda *a: moved.append(2) or copy(*a))
+    measure.floor(x, mode)()
+    assert sum(moved) == cases.TENSORS_MOVED[mode]
+
+
+def test_names_survive_the_writers():
+    # tritonbench cuts headers at the first "-", and --only at ","
+    assert all(name.isidentifier() for name in backends.BACKENDS)
+
+
+def test_the_gate_wants_what_comes_with_the_package_or_what_was_named():
+    everything = backends.wanted([], [], "cuda")
+    assert everything[:5] == [
+        "eager", "torch_compile", "torch_compile_max_autotune", "helion_sinkhorn", "helion_default",
+    ]  # fmt: skip
+    assert not [name for name in everything if backends.BACKENDS[name].peer]
+    assert "helion_default" not in backends.wanted([], [], "cpu")
+    assert "torch_compile" not in backends.wanted([], ["torch_compile"], "cuda")
+    assert backends.wanted(["liger"], [], "cpu") == ["liger"]
+
+
+@pytest.mark.parametrize("solver", ["auto", "direct", "cg"])
+def test_implicit_gradients_are_approximate_rows(solver):
+    name = "helion_implicit_approximate" if solver == "auto" else f"helion_implicit_{solver}_approximate"
+    assert backends.BACKENDS[name].approximate
+    x = make_logits("randn_1", 5, 8, 8).requires_grad_()
+    dy = make_cotangents(x)
+    p = backends.BACKENDS[name].build(x, dy, 20, "log", "rows")()
+    (dx,) = torch.autograd.grad(p, x, dy)
+    expected = sinkhorn(x, 20, form="log", backward=Implicit(solver=solver))
+    assert torch.equal(p, expected)
+    assert torch.equal(dx, torch.autograd.grad(expected, x, dy)[0])
+
+
+@pytest.mark.parametrize("form", ["deepseek", "log"])
+@pytest.mark.parametrize("name", ["eager", "helion_sinkhorn", "helion_default"])
+def test_backends_compute_the_definition(name, form):
+    x = make_logits("randn_3", 5, 4, 4).requires_grad_()
+    dy = make_cotangents(x)
+    forward = backends.BACKENDS[name].build(x, dy, 6, form, "rows")
+    p = forward()
+    (dx,) = torch.autograd.grad(p, x, dy)
+    found = compare.errors(x, dy, p, dx, compare.budget(x, dy, 6, form=form), 6, form=form)
+    assert found.share <= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["eager", "helion_sinkhorn", "helion_default", "torch_compile"])
+def test_backends_on_a_gpu(name):
+    x = make_logits("randn_1", 8192, 4, 4).cuda().requires_grad_()
+    dy = make_cotangents(x).cuda()
+    call = (20, "deepseek", "rows")
+    forward = backends.BACKENDS[name].build(x, dy, *call)
+    p = forward()
+    (dx,) = torch.autograd.grad(p, x, dy)
+    assert compare.errors(x, dy, p, dx, compare.budget(x, dy, 20), 20).share <= 1
+    if name.startswith("helion"):
+        assert measure.kept_bytes(forward, x) == 64
+        assert "sinkhorn_backward" in backends.BACKENDS[name].config(x, *call, "bwd")
+    assert (
+        0 < measure.milliseconds(measure.floor(x, "fwd"), x.device) < measure.milliseconds(forward, x.device)
+    )
+
+
+def test_the_baseline_computes_in_float32():
+    x = make_logits("randn_1", 50, 4, 4, dtype=torch.bfloat16)
+    p = backends.BACKENDS["eager"].build(x, None, 20, "deepseek", "rows")()
+    assert torch.equal(p, reference.sinkhorn(x.float(), 20).bfloat16())
+
+
+def test_configs_are_those_of_the_mode():
+    x = torch.empty(8, 4, 4)
+    said = {mode: backends.default_config(x, 20, "deepseek", "rows", mode) for mode in cases.MODES}
+    assert "sinkhorn_forward" in said["fwd"]
+    assert "sinkhorn_backward" not in said["fwd"]
+    assert "sinkhorn_forward" not in said["bwd"]
+    assert said["fwd"] in said["fwd_bwd"]
+    assert said["bwd"] in said["fwd_bwd"]
+    assert not any(";" in text for text in said.values())
+
+
+@pytest.mark.parametrize("ours_first", [False, True])
+def test_tritonbench_s_own_folder_of_benchmarks_stays_importable(tmp_path, ours_first):
+    """Its numeric_check and gen_metadata are run as benchmarks.numeric_check.run with both on PYTHONPATH."""
+    theirs = tmp_path / "benchmarks" / "numeric_check"
+    theirs.mkdir(parents=True)
+    (theirs / "run.py").write_text("print('theirs')\n")
+    path = [str(ROOT), str(tmp_path)][:: 1 if ours_first else -1]
+    code = "import benchmarks.numeric_check.run, benchmarks.sinkhorn.peers as p; print(len(p.PEERS) > 0)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "benchmarks",
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+    )  # fmt: skip
+    assert done.stdout.split() == ["theirs", "True"], done.stderr
+
+
+def peer_row(**changes: object):
+    """A row of benchmarks/sinkhorn/peers.py that computes the deepseek form, for n = 4."""
+
+    def build(x, dy, n_iters):
+        leaf = x.detach().requires_grad_()
+        y = sinkhorn(leaf, n_iters)
+        return {
+            "forward": lambda: sinkhorn(x, n_iters),
+            "backward": lambda: torch.autograd.grad(y, leaf, dy, retain_graph=True)[0],
+        }
+
+    row = {"build": build, "form": "deepseek", "first": "rows", "sizes": (4,), "environment": {}}
+    return SimpleNamespace(**{**row, "package": "torch", **changes})
+
+
+def test_a_peer_is_adapted():
+    x, dy = make_logits("randn_1", 7, 4, 4), torch.randn(7, 4, 4)
+    forward = backends.adapted("peer", peer_row())(x, dy, 5, "deepseek", "rows")
+    found = compare.errors(x, dy, forward(), forward.adjoint(), compare.budget(x, dy, 5), 5)
+    assert found.share <= 1
+
+
+@pytest.mark.parametrize(
+    ("row", "x", "form", "reason"),
+    [
+        ({}, torch.zeros(2, 8, 8), "deepseek", "square matrices of n in"),
+        ({}, torch.zeros(2, 4, 3), "deepseek", "square"),
+        ({}, torch.zeros(2, 4, 4), "log", "computes --form deepseek"),
+        ({}, torch.zeros(2, 4, 4).half(), "deepseek", "float32"),
+        ({"build": lambda *a: 1 / 0}, torch.zeros(2, 4, 4), "deepseek", "ZeroDivisionError"),
+    ],
+)
+def test_a_peer_that_cannot_is_left_out_with_the_reason(row, x, form, reason):
+    with pytest.raises(NotImplementedError, match=reason):
+        backends.adapted("peer", peer_row(**row))(x, x, 5, form, "rows")
+
+
+def test_an_absent_peer_says_what_is_missing():
+    assert backends.absent(peer_row()) == ""
+    assert "no-such-package is not installed" in backends.absent(peer_row(package="no-such-package"))
+    assert "FLAG=1" in backends.absent(peer_row(environment={"FLAG": "1"}))
+
+
+def test_without_the_table_of_peers_all_else_works(monkeypatch):
+    monkeypatch.setitem(sys.modules, "benchmarks", None)
+    monkeypatch.setitem(sys.modules, "benchmarks.sinkhorn.peers", None)
+    (row,) = backends.peers().values()
+    assert "PYTHONPATH" in row.missing
+
+
+def test_the_table_of_peers_is_adapted():
+    table = pytest.importorskip("benchmarks.sinkhorn.peers", reason="there is no benchmarks/")
+    rows = backends.peers()
+    assert len(rows) == len(table.PEERS)
+    assert all(row.peer and name.isidentifier() for name, row in rows.items())
+
+
+def judged(change, *, gradient=False, batch=6000, dtype=torch.float32) -> compare.Errors:
+    """The Errors of results that `change` spoils, of float64 results rounded to dtype."""
+    x = make_logits("randn_1", batch, 4, 4, dtype=dtype)
+    dy = make_cotangents(x)
+    x64 = x.double().requires_grad_()
+    p = reference.sinkhorn(x64, 20)
+    (dx,) = torch.autograd.grad(p, x64, dy.double())
+    spoiled = change((dx if gradient else p).detach().to(dtype).clone())
+    results = (None, spoiled) if gradient else (spoiled, None)
+    return compare.errors(x, dy, *results, compare.budget(x, dy, 20), 20)
+
+
+def set_entry(batch_index, value):
+    def change(t):
+        t[batch_index, 1, 2] = value
+        return t
+
+    return change
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_exact_results_pass(gradient, dtype):
+    found = judged(lambda t: t, gradient=gradient, dtype=dtype)
+    assert found.share <= 1
+    assert (found.gradient is None) == (not gradient)
+    assert (found.marginal is None) == gradient
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t * (1 + 2e-5),
+        lambda t: t.roll(1, 0),
+        set_entry(-1, float("nan")),
+        set_entry(1234, float("inf")),
+        set_entry(1235, 0.9),
+        lambda t: t.half().float(),
+    ],
+    ids=["scaled", "shifted", "nan", "inf", "one entry", "half precision"],
+)
+def test_wrong_results_fail(change, gradient):
+    assert judged(change, gradient=gradient).share > 1
+
+
+def test_a_missing_iteration_fails():
+    x, dy = make_logits("randn_1", 3000, 4, 4), torch.zeros(3000, 4, 4)
+    short = reference.sinkhorn(x, 19)
+    assert compare.errors(x, dy, short, None, compare.budget(x, dy, 20), 20).share > 1
+
+
+def test_errors_are_what_they_are_called():
+    found = judged(set_entry(17, 2.0))
+    x = make_logits("randn_1", 6000, 4, 4)
+    p = reference.sinkhorn(x.double(), 20)
+    assert found.max_abs == pytest.approx(2 - float(p[17, 1, 2]))
+    spoiled = p.clone()
+    spoiled[17, 1, 2] = 2.0
+    sums = torch.cat([spoiled.sum(-1), spoiled.sum(-2)])
+    assert found.marginal == pytest.approx(float((sums - 1).abs().max()))
+    assert judged(lambda t: 1.5 * t, gradient=True).gradient == pytest.approx(0.5)
+
+
+def test_pieces_are_joined(monkeypatch):
+    whole = judged(set_entry(5999, 1.5), gradient=True)
+    monkeypatch.setattr(compare, "PIECE_ENTRIES", 16 * 1000)
+    pieces = judged(set_entry(5999, 1.5), gradient=True)
+    assert dataclasses.astuple(pieces)[:2] == dataclasses.astuple(whole)[:2]
+    assert pieces.gradient == pytest.approx(whole.gradient)
+
+
+def test_results_of_another_shape_are_refused():
+    x = torch.zeros(4, 3, 3)
+    allowed = compare.budget(x, x, 2)
+    with pytest.raises(ValueError, match="shape"):
+        compare.errors(x, x, torch.zeros(4, 3, 1), None, allowed, 2)
+    with pytest.raises(ValueError, match="shape"):
+        compare.errors(x, x, None, None, allowed, 2)
+    with pytest.raises(ValueError, match=r"results of torch\.float16 for logits of torch\.float32"):
+        compare.errors(x, x, torch.zeros(4, 3, 3).half(), None, allowed, 2)
+
+
+def test_helions_driver_finds_what_its_config_names():
+    config = json.loads((ROOT / "tritonbench_ops" / "helion_driver.json").read_text())
+    names = config["kernel_mappings"]["sinkhorn"]
+    assert names["tritonbench_module"] == "tritonbench.operators.sinkhorn.operator"
+    function = getattr(importlib.import_module(names["helion_module"]), names["helion_func"])
+    x = torch.randn(3, 4, 4)
+    assert torch.equal(function(None, x, 5, "log", "cols")(), sinkhorn(x, 5, form="log", first="cols"))
+    measured = {key.partition("-")[0] for key in config["kernel_metric_mappings"]["sinkhorn"]}
+    assert measured <= {*backends.BACKENDS, f"helion_{names['helion_func']}"}
+
+
+def metrics(error_msg: str | None = None):
+    return SimpleNamespace(error_msg=error_msg)
+
+
+@pytest.mark.parametrize(
+    ("results", "accurate", "sentence"),
+    [
+        ([], {}, "0 of 1 inputs"),
+        ([("x", {"base": metrics()})], {}, "a did not run at x"),
+        ([("x", {"base": metrics(), "a": metrics("boom")})], {("x", "a"): True}, "a raised at x: boom"),
+        ([("x", {"base": metrics(), "a": metrics()})], {("x", "a"): False}, "a is inaccurate"),
+        ([("x", {"base": metrics(), "a": metrics()})], {}, "a is inaccurate"),
+        (
+            [("x", {"base": metrics(), "a": metrics()})],
+            {("x", "a"): True, ("x", "base"): False},
+            "base is inaccurate",
+        ),
+        ([("x", {"base": metrics(), "a": metrics()})], {("x", "a"): True}, None),
+    ],
+)
+def test_gate(results, accurate, sentence):
+    names = ["base", "a"]
+    found = gate.failures(results, 1, names, names, ["base"], accurate)
+    assert len(found) == (sentence is not None)
+    assert sentence is None or sentence in found[0]
+
+
+def test_the_launcher_speaks_both_dialects():
+    assert launch.translated(["--rep", "5"], ["--iter"]) == ["--iter", "5"]
+    assert launch.translated(["--iter=5"], ["--rep"]) == ["--rep=5"]
+    assert launch.translated(["--rep", "5", "--csv"], ["--rep", "--csv"]) == ["--rep", "5", "--csv"]
+
+
+# ------------------------------------------------------------------------------------- under tritonbench
+
+CAUGHT = {
+    "helion_sinkhorn": (),
+    "adjoint_of_its_own": (),
+    "value": cases.MODES,
+    "iteration": cases.MODES,
+    "one_matrix": cases.MODES,
+    "unwritten": cases.MODES,
+    "forward_alone": ("bwd", "fwd_bwd"),
+    "raising": cases.MODES,
+    "gradient": ("bwd", "fwd_bwd"),
+    "approximate": (),
+    "absent": cases.MODES,
+}
+"""Backend -> the modes in which the run has to fail when --only names it."""
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("mode", cases.MODES)
+def test_planted_backends_are_caught(tree, mode):
+    runs = [[*SMALL, *QUICK, "--mode", mode, "--only", name] for name in CAUGHT]
+    found = dict(zip(CAUGHT, statuses(tree, runs), strict=True))
+    assert found == {name: int(mode in modes) for name, modes in CAUGHT.items()}
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_what_else_ends_a_run(tree):
+    common = [*SMALL, *QUICK, "--only"]
+    runs = [
+        [*common, "no_such_backend"],
+        [*common, OURS, "--form", "log", "--first", "cols", "--precision", "bf16"],
+        [*common, OURS, "--metrics", "latency"],
+        ["--op", "sinkhorn", "--list-backends", "--list-metrics"],
+    ]
+    runs.append([*common, OURS, "--metrics", "latency,no_such_metric"])
+    unknown, *others, unknown_metric = statuses(tree, runs)
+    assert "no_such_backend" in unknown
+    assert "helion_sinkhorn" in unknown
+    assert others == [0, 0, 0]
+    assert "no_such_metric" in unknown_metric
+    assert "x_floor" in unknown_metric
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_cpu_is_taken_and_said(tree):
+    arguments = ["--op", "sinkhorn", "--batch", "50", "--n", "4", "--iters", "3", *QUICK, "--only", OURS]
+    done = python(tree, "-m", "tritonbench_ops", *arguments)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "no GPU here: --device cpu" in done.stderr
+
+
+RAISING = """
+import dataclasses, json, sys
+from tritonbench_ops import backends
+from tritonbench_ops.launch import run
+
+def raises(*arguments):
+    raise RuntimeError("planted")
+
+name = "helion_implicit_approximate"
+backends.BACKENDS[name] = dataclasses.replace(backends.BACKENDS[name], build=raises)
+run(json.loads(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_approximate_gradients_run_when_they_are_named(named):
+    arguments = [*SMALL[:5], "50", *SMALL[6:], *QUICK, "--mode", "bwd"]
+    choice = ["--only", "helion_implicit_approximate"] if named else ["--skip", "torch_compile_max_autotune"]
+    done = python("stub", "-c", RAISING, json.dumps([*arguments, *choice]))
+    assert done.returncode == int(named), done.stderr[-3000:]
+
+
+METRICS = [
+    "latency", "speedup", "accuracy", "gbps", "x_floor", "max_abs_err", "grad_rel_err", "marginal_err",
+    "host_us", "kept_bytes", "best_config",
+]  # fmt: skip
+
+
+@needs_checkout
+@pytest.mark.parametrize("mode", cases.MODES)
+def test_every_metric_is_in_the_json(tmp_path, mode):
+    path = tmp_path / "out.json"
+    arguments = [
+        *SMALL,
+        *QUICK,
+        "--mode",
+        mode,
+        "--only",
+        OURS,
+        "--metrics",
+        ",".join(METRICS),
+        "--num-inputs",
+        "1",
+    ]
+    done = python("checkout", "-m", "tritonbench_ops", *arguments, "--output-json", path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    prefix = f"tritonbench_sinkhorn_{mode}[x_5000x4x4 T=3 deepseek rows-helion_sinkhorn]_"
+    found = {
+        k.removeprefix(prefix): v for k, v in json.loads(path.read_text()).items() if k.startswith(prefix)
+    }
+    assert set(found) == set(METRICS)
+    # a CPU has no allocator to ask, and a mode computes P, dX or both
+    empty = {"kept_bytes"} | {"fwd_bwd": set(), "bwd": {"marginal_err"}}.get(mode, {"grad_rel_err"})
+    assert {name for name, value in found.items() if value is None} == empty
+    assert found["accuracy"] == 1.0
+    assert found["best_config"] == "vectorised PyTorch, logits kept"
+    assert 0 < found["max_abs_err"] < 1e-5
+
+
+@needs_checkout
+def test_inputs_are_chosen_by_number(tmp_path):
+    path = tmp_path / "out.json"
+    arguments = [*SMALL[:4], *QUICK, "--batch", "3", "--iters", "2", "--only", OURS, "--metrics", "accuracy"]
+    choice = ["--input-id", "1", "--num-inputs", "2", "--output-json", path]
+    done = python("checkout", "-m", "tritonbench_ops", *arguments, *choice)
+    assert done.returncode == 0, done.stderr[-3000:]
+    shapes = {key.split("x_")[1].split(" ")[0] for key in json.loads(path.read_text()) if "[x_3" in key}
+    assert shapes == {"3x8x8", "3x16x16"}
+
+
+@needs_checkout
+def test_all_backends_of_the_package_run(tmp_path):
+    done = python("checkout", "-m", "tritonbench_ops", *SMALL[:-1], 1, *QUICK, "--mode", "fwd_bwd", "--csv")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "torch_compile_max_autotune-accuracy" in done.stdout
+    assert "helion_default" not in done.stdout
+    assert "left out: " in done.stderr
+
+
+@needs_checkout
+def test_run_py_launches_it():
+    if "--launch" not in (Path(CHECKOUT) / "run.py").read_text():
+        pytest.skip("this tritonbench is older than run.py --launch (February 2026)")
+    for name, status in ((OURS, 0), ("helion_default", 1)):
+        arguments = [*SMALL, *QUICK, "--only", name]
+        for isolated in ([], ["--isolate"]):
+            done = python("checkout", "run.py", "--launch", "tritonbench_ops.launch", *arguments, *isolated)
+            assert done.returncode == status, done.stderr[-3000:]
+
+
+@needs_checkout
+def test_plain_run_py_finds_a_link(tmp_path):
+    shutil.copy(Path(CHECKOUT) / "run.py", tmp_path)
+    shutil.copytree(Path(CHECKOUT) / "tritonbench", tmp_path / "tritonbench")
+    link = tmp_path / "tritonbench" / "operators" / "sinkhorn"
+    link.symlink_to(ROOT / "tritonbench_ops" / "sinkhorn")
+    for name, status in ((OURS, 0), ("helion_default", 1)):
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        done = subprocess.run(
+            [sys.executable, "run.py", *SMALL, "--only", name],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert "eager" in done.stdout
+        assert done.returncode == status, done.stderr[-3000:]
+
+
+def signatures(source: str) -> dict[str, list[str]]:
+    """Function -> parameters, at the top level of a module."""
+    return {
+        node.name: [a.arg for a in node.args.args]
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+@needs_checkout
+def test_the_stub_asks_for_nothing_that_tritonbench_lacks():
+    module = "tritonbench/utils/triton_op.py"
+    ours, theirs = (
+        signatures((Path(tree) / module).read_text(encoding="utf-8")) for tree in (STUB, CHECKOUT)
+    )
+    for name in ("register_benchmark", "register_metric", "register_x_val"):
+        assert set(ours[name]) <= set(theirs[name])
+    code = "from tritonbench.utils.triton_op import Mode; print(sorted(m.value for m in Mode))"
+    assert python("stub", "-c", code).stdout == python("checkout", "-c", code).stdout
+
+
+@needs_checkout
+def test_registering_twice_lists_it_once():
+    code = "from tritonbench_ops.register import register\nregister()\nregister()\n"
+    code += "from tritonbench.operators import list_operators, load_opbench_by_name\n"
+    code += "print(list_operators().count('sinkhorn'), load_opbench_by_name('sinkhorn').__module__)"
+    done = python("checkout", "-c", code)
+    assert done.stdout.split() == ["1", "tritonbench.operators.sinkhorn.operator"], done.stderr
