@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 import torch
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.binary import Binary, owns_whole_matrices
+from helion_sinkhorn.machine.binary import Binary
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn.row import owns_whole_matrices
 
 Rule = Callable[[Binary], Iterator[str]]
 
@@ -84,24 +86,22 @@ def named(binary: Binary, pattern: str) -> set[str]:
     return {op for op in binary.operations if re.search(pattern, op)}
 
 
-def is_sinkhorn(binary: Binary) -> bool:
-    """Whether a kernel normalises matrices (n, m) in float32."""
-    return binary.job.choice.kernel.startswith("sinkhorn_")
+def has(binary: Binary, trait: str) -> bool:
+    """Whether the kernel's row has this trait (runtime.kernel.Kernel.traits)."""
+    return trait in KERNELS[binary.job.choice.kernel].traits
 
 
 def allowed_parts(binary: Binary) -> set[str]:
     """PARTS, or those that AMD's code has for them, in a kernel that takes numbers apart."""
-    if not binary.job.choice.kernel.startswith(("linear_attention_chunk_", "linear_attention_gates")):
-        return set()
-    return PARTS | named(binary, NARROWING.pattern)
+    return PARTS | named(binary, NARROWING.pattern) if has(binary, "splits") else set()
 
 
 def reciprocal(binary: Binary) -> Iterator[str]:
-    """Every inverse is the pinned reciprocal of one instruction, and a Sinkhorn kernel has it."""
+    """Every inverse is the pinned reciprocal of one instruction, and what normalises has it."""
     pinned = {RECIPROCAL[vendor(binary)]}
     found = named(binary, r"^(div|rcp|r?sqrt)\.|^v_(div|rcp|rsq|sqrt)_") - OF_INTEGERS
     yield from sorted(found - pinned)
-    if is_sinkhorn(binary) and not pinned <= found:
+    if has(binary, "normalises") and not pinned <= found:
         yield f"no {RECIPROCAL[vendor(binary)]}"
     if binary.counts.get("division step"):
         yield f"{binary.counts['division step']} steps of a division"
@@ -136,12 +136,12 @@ def precision(binary: Binary) -> Iterator[str]:
 
 
 def conversion(binary: Binary) -> Iterator[str]:
-    """A Sinkhorn kernel rounds a 16-bit result by a conversion; a float32 program has none but for parts."""
+    """What normalises rounds a 16-bit result by a conversion; a float32 program has none but for parts."""
     dtype = binary.job.call.dtype
     narrowing = sorted(op for op in binary.operations if NARROWING.fullmatch(op))
     if dtype == "float32":
         yield from sorted(set(narrowing) - allowed_parts(binary))
-    elif is_sinkhorn(binary) and not narrowing:
+    elif has(binary, "normalises") and not narrowing:
         yield f"nothing rounds to {dtype}"
 
 
@@ -164,8 +164,8 @@ def offsets(binary: Binary) -> Iterator[str]:
 
 
 def matrix(binary: Binary) -> Iterator[str]:
-    """No matrix instruction in a Sinkhorn kernel: NVIDIA's truncate what they add up."""
-    if is_sinkhorn(binary) and binary.counts.get("matrix"):
+    """No matrix instruction in what normalises: NVIDIA's truncate what they add up."""
+    if has(binary, "normalises") and binary.counts.get("matrix"):
         yield f"{binary.counts['matrix']} matrix instructions"
 
 
@@ -190,8 +190,8 @@ def launch(binary: Binary) -> Iterator[str]:
 
 
 def vectors(binary: Binary) -> Iterator[str]:
-    """Rows of 16 bytes and more move 128 bits at a time, all of them where threads own whole matrices."""
-    if not is_sinkhorn(binary):
+    """Rows of 16 bytes and more of a matrix move 128 bits at a time, all where threads own whole matrices."""
+    if not has(binary, "normalises"):
         return
     call, packed = binary.job.call, owns_whole_matrices(binary.job)
     size = getattr(torch, call.dtype).itemsize

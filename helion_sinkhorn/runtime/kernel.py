@@ -49,7 +49,7 @@ class Kernel:
     products: str = "ieee"
     """Of float32 matrices on NVIDIA: as they are, or "tf32x3", three products of parts, to 2^-21."""
     traits: frozenset[str] = frozenset()
-    """What checks of machine code ask: "normalises" matrices, or "splits" numbers into parts."""
+    """What checks of machine code ask: "normalises" matrices by reciprocals, "splits" numbers into parts."""
 
 
 def default_choice(kernel: Kernel, call: Any, device: Device) -> Choice:

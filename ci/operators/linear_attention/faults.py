@@ -22,8 +22,8 @@ from ci.operators.dot_compress.faults import cut, floored, in_order
 from ci.operators.linear_attention.truths import STATES, alone, case_of, joined, methods, title
 from helion_sinkhorn import reference
 from helion_sinkhorn.ops.linear_attention import eager as linear_attention_eager
-from helion_sinkhorn.ops.linear_attention.budget import BFLOAT16, Case
-from helion_sinkhorn.ops.linear_attention.model import CHUNK, Named
+from helion_sinkhorn.ops.linear_attention.budget import Case
+from helion_sinkhorn.ops.linear_attention.model import BFLOAT16, CHUNK, Named
 from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
 
 Change = Callable[[torch.Tensor], torch.Tensor]
