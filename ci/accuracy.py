@@ -41,7 +41,7 @@ SCHEMA = 1
 SAMPLE_ENTRIES = 1024
 """Entries of each served result kept in the artefact, in whole matrices, for gaps between devices."""
 LARGEST_SAMPLE = 1 << 12
-"""Of a larger matrix none is kept."""
+"""Entries of the largest matrix that is kept."""
 INDUCTOR = ("mhc_one_iteration", "mhc_five_iterations", "mhc_fp32", "mhc_bf16", "log_4", "driver_8")
 """Workloads compared with torch.compile: it unrolls the iterations, and takes minutes for large matrices."""
 ROOT = Path(__file__).resolve().parents[1]

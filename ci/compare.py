@@ -146,7 +146,7 @@ def picture(artefacts: dict[str, Artefact], path: Path) -> None:
         place = np.arange(len(names))
 
         def largest(found: Callable[..., dict | None], part=part, names=names) -> list[float]:
-            """Of the results of each workload."""
+            """The largest value of each workload."""
             worst = {
                 name: [r["worst"] for n, q in part if n == name and (r := found(n, q))] for name in names
             }

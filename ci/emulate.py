@@ -61,7 +61,7 @@ class Options:
     served: bool
     """Only what serves each call; else every committed config and the default."""
     models: tuple[str, ...]
-    """Of MODELS."""
+    """Names of MODELS."""
     cache: Path
     inductor: dict[str, dict[str, str] | None]
     """Workloads for which torch.compile's kernels run too, with their sources where they are given."""

@@ -46,7 +46,7 @@ def size(s: gate.Statistics) -> tuple[float, ...]:
 
 
 def opinion(truth: dict[str, gate.Truth], results: gate.Results, baseline: gate.Results) -> Opinion:
-    """Of one implementation's results; the other rules compare with `baseline`."""
+    """Which rules reject one implementation's results; the other rules compare with `baseline`."""
     statistics, close, cosine, twice = {}, True, True, True
     for name, result in results.items():
         other = baseline[name]
@@ -64,7 +64,7 @@ def opinion(truth: dict[str, gate.Truth], results: gate.Results, baseline: gate.
 
 
 def opinions(workload: Any, steps: int) -> tuple[dict[str, Opinion], dict[str, Opinion], set[str]]:
-    """Of every good implementation and fault on a workload, and the faults that rounding hides there."""
+    """(opinions of good implementations, of faults, faults that rounding hides) on a workload."""
     operator = operator_of(workload)
     inputs = operator.inputs(workload, steps)
     truth, baseline = operator.truths(workload, *inputs), operator.baseline(workload, *inputs)

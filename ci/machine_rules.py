@@ -15,7 +15,7 @@ from helion_sinkhorn.ops.sinkhorn.row import owns_whole_matrices
 Rule = Callable[[Binary], Iterator[str]]
 
 RECIPROCAL = {"nvidia": "rcp.approx.ftz.f32", "amd": "v_rcp_f32"}
-"""kernels.iteration.reciprocal: one instruction, 1 ulp."""
+"""runtime.device_math.reciprocal: one instruction, 1 ulp."""
 OF_INTEGERS = {"v_rcp_iflag_f32"}
 """The estimate from which AMD's code divides one index by another, exactly."""
 FUNCTIONS = {"ex2.approx.ftz.f32", "v_exp_f32", "v_log_f32"}

@@ -27,15 +27,15 @@ from ci.emulator.machine import Model, Unknown
 from ci.emulator.memory import Finding
 from ci.gate import markdown as report
 from ci.operators import operator_of
-from helion_sinkhorn.ops.sinkhorn.workloads import Workload
+from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 
 MOST = 400_000
 """Instructions after which a mutant is said not to end."""
 STEPS = 1 << 12
 
 
-def workload(name: str, n: int, m: int, batch: int, **options) -> Workload:
-    return Workload(name, n, m, batch, frozenset(), "mutants", **options)
+def workload(name: str, n: int, m: int, batch: int, **options) -> SinkhornWorkload:
+    return SinkhornWorkload(name, n, m, batch, frozenset(), "mutants", **options)
 
 
 PROGRAMS = (

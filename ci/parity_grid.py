@@ -5,7 +5,7 @@ errors.
 
 Each case is a batch of matrices; its ratio is the largest error against float64 over that of PyTorch's
 autograd of the definition in float32, both relative to the largest entry of their matrix, errors below a
-floor counted as equal (helion_sinkhorn/testing_parity.py).  "bodies" are the kernels interpreted on the CPU
+floor counted as equal (ops/sinkhorn/parity.py).  "bodies" are the kernels interpreted on the CPU
 with their default configs, both of them where either may be taken; "cuda" the public function on a GPU.  The
 exit status is 1 where LIMITS are exceeded."""
 
@@ -27,7 +27,7 @@ from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn import budget as testing
 from helion_sinkhorn.ops.sinkhorn import eager
 from helion_sinkhorn.ops.sinkhorn.parity import peer_of_gradient
-from helion_sinkhorn.ops.sinkhorn.workloads import Workload
+from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 
 SIZES = (2, 2), (3, 3), (4, 4), (4, 6), (8, 8), (16, 16), (33, 33)
 LOGITS = (
@@ -37,26 +37,26 @@ LOGITS = (
 )  # fmt: skip
 ITERATIONS = 1, 3, 20, 60, 100
 LIMITS = {"median": 1.2, "99 %": 5.0, "largest": 40.0}
-"""Of the ratios of all cases; 2 x 2 gradients that almost vanish make the largest."""
-Gradient = Callable[[Workload, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Limits of the ratios of all cases; 2 x 2 gradients that almost vanish make the largest."""
+Gradient = Callable[[SinkhornWorkload, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def cases(batch: int) -> Iterator[Workload]:
+def cases(batch: int) -> Iterator[SinkhornWorkload]:
     grid = itertools.product(SIZES, LOGITS, ITERATIONS, ("deepseek", "log"), ("rows", "cols"))
     for (n, m), logits, n_iters, form, first in grid:
         if n * n_iters <= 33 * 20:
             few = min(batch, max(8, 4096 // (n * m)))
-            yield Workload(
+            yield SinkhornWorkload(
                 f"{n}x{m} {logits} T={n_iters} {form} {first}", n, m, few, frozenset(), "",
                 n_iters=n_iters, form=form, first=first, logits=logits,
             )  # fmt: skip
 
 
-def on_cpu(w: Workload, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+def on_cpu(w: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     return eager.backward(dy, x, *w.arguments)
 
 
-def on_cuda(w: Workload, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+def on_cuda(w: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     leaf = x.cuda().requires_grad_()
     return torch.autograd.grad(sinkhorn(leaf, **w.options), leaf, dy.cuda())[0]
 
@@ -67,7 +67,7 @@ def by_bodies(kernel: str) -> Gradient:
     from helion_sinkhorn.ops.sinkhorn import launch
     from helion_sinkhorn.runtime.kernel import default_choice
 
-    def run(w: Workload, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    def run(w: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         call = launch.call_of(x, *w.arguments)
         name = launch.backward_kernel(call) if kernel == "sinkhorn_backward" else kernel
         return launch.backward(dy, x, *w.arguments, default_choice(KERNELS[name], call, DEVICES["h200"]))
@@ -83,7 +83,7 @@ def gradients(where: str) -> dict[str, Gradient]:
     return {f"{k}, interpreted": by_bodies(k) for k in ("sinkhorn_backward", "sinkhorn_backward_history")}
 
 
-def ratio(w: Workload, run: Gradient) -> float:
+def ratio(w: SinkhornWorkload, run: Gradient) -> float:
     """The ratio of the worst errors of a case."""
     x, dy = w.make_inputs()
     _, exact = testing.exact(x, dy, **w.options)

@@ -13,16 +13,16 @@ from helion_sinkhorn.ops.sinkhorn.logits import LOGITS as LOGITS
 from helion_sinkhorn.ops.sinkhorn.logits import PEAKED as PEAKED
 from helion_sinkhorn.ops.sinkhorn.logits import make_logits as make_logits
 from helion_sinkhorn.ops.sinkhorn.workloads import LARGEST_ENTRIES as LARGEST_ENTRIES
-from helion_sinkhorn.ops.sinkhorn.workloads import Workload as Workload
+from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload as SinkhornWorkload
 from helion_sinkhorn.testing.draws import make_cotangents as make_cotangents
 
 Row = TypeVar("Row")
 
 _ROWS = (*sinkhorn.ROWS, *dot_compress.ROWS, *linear_attention.ROWS)
-WORKLOADS: dict[str, Workload | DotWorkload | AttentionWorkload] = {w.name: w for w in _ROWS}
+WORKLOADS: dict[str, SinkhornWorkload | DotWorkload | AttentionWorkload] = {w.name: w for w in _ROWS}
 assert len(WORKLOADS) == len(_ROWS)
 
 
-def tagged(tag: str, kind: type[Row] = Workload) -> list[Row]:
+def tagged(tag: str, kind: type[Row] = SinkhornWorkload) -> list[Row]:
     """The rows of one operator, or with kind=object of all, that carry a tag, in the order of the table."""
     return [w for w in WORKLOADS.values() if isinstance(w, kind) and tag in w.tags]

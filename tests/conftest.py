@@ -56,7 +56,7 @@ def fresh_caches():
 
     def clear():
         serving._refused.clear()
-        serving._repeats.clear()
+        serving._kept.clear()
         for cache in caches:
             cache.cache_clear()
 

@@ -11,7 +11,7 @@ import torch
 from helion_sinkhorn import dot_compress, sinkhorn
 from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
 from helion_sinkhorn.ops.sinkhorn.logits import LOGITS
-from helion_sinkhorn.ops.sinkhorn.workloads import LARGEST_ENTRIES, TUNED_SIZES, Workload
+from helion_sinkhorn.ops.sinkhorn.workloads import LARGEST_ENTRIES, TUNED_SIZES, SinkhornWorkload
 from helion_sinkhorn.workloads import WORKLOADS, tagged
 
 
@@ -21,7 +21,7 @@ def test_names_are_keys_and_tags_are_known():
         "ci", "tune", "bench", "stress", "implicit",
     }  # fmt: skip
     assert all(w.source for w in WORKLOADS.values())
-    assert all(w.logits in LOGITS for w in WORKLOADS.values() if isinstance(w, Workload))
+    assert all(w.logits in LOGITS for w in WORKLOADS.values() if isinstance(w, SinkhornWorkload))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -63,7 +63,7 @@ def test_gated_rows_are_calls_of_dot_compress(name):
 
 
 def test_implicit_rows_and_no_others_ask_for_the_implicit_gradient():
-    rows = [w for w in WORKLOADS.values() if isinstance(w, Workload) and w.backward == "implicit"]
+    rows = [w for w in WORKLOADS.values() if isinstance(w, SinkhornWorkload) and w.backward == "implicit"]
     assert all(w.options["backward"] == "implicit" for w in rows)
     assert all(w.tags == {"tune"} or w.tags <= {"ci", "implicit"} for w in rows)
     assert tagged("implicit") == [w for w in rows if "tune" not in w.tags]

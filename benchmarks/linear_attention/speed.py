@@ -85,7 +85,7 @@ def gradients(o: torch.Tensor, leaves: Sequence[torch.Tensor], do: torch.Tensor)
 
 
 def errors(attend: Attend, exact: Sequence[torch.Tensor], *tensors: torch.Tensor) -> list[float]:
-    """Of o, dq, dk, dv, dgk of the first sequence, relative to the largest entry."""
+    """The largest errors of o, dq, dk, dv, dgk of the first sequence, relative to the largest entry."""
     leaves = [x.detach().requires_grad_() for x in tensors[:4]]
     o = attend(*leaves)
     found = o, *gradients(o, leaves, tensors[4])

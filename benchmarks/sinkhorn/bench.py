@@ -27,7 +27,7 @@ from pathlib import Path
 from benchmarks.sinkhorn.worker import Job, encode
 
 LARGEST_BYTES = 8 << 30
-"""Of logits, upstream gradient and result together; larger batches are skipped."""
+"""Most bytes of logits, upstream gradient and result together; larger batches are skipped."""
 PREPARE_SECONDS = {"helion_sinkhorn": 120.0, "torch.compile": 180.0}
 """Until a job must be ready; 60 for others.  torch.compile unrolls T iterations."""
 MEASURE_SECONDS = 90.0
@@ -190,7 +190,7 @@ class Table:
 
 
 def commit() -> str:
-    """Of the source measured; marked where it was edited."""
+    """The commit of the source measured, marked where it was edited."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

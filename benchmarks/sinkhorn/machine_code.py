@@ -29,7 +29,7 @@ class Rates:
 
     ghz: float
     terabytes: float
-    """Of memory traffic a second."""
+    """Terabytes of memory traffic a second."""
     source: str
     lanes: int
     special_lanes: int = 16
@@ -49,10 +49,10 @@ def default_jobs(device: Device, sizes: Sequence[int]) -> list[Job]:
     """Forward and backward in float32, deepseek form, under the kernels' own defaults."""
     from helion_sinkhorn.operators import KERNELS
     from helion_sinkhorn.ops.sinkhorn.launch import backward_kernel
-    from helion_sinkhorn.ops.sinkhorn.space import Call
+    from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
     from helion_sinkhorn.runtime.kernel import Choice
 
-    calls = [Call(True, 1, "float32", n, n, T) for n in sizes]
+    calls = [SinkhornCall(True, 1, "float32", n, n, T) for n in sizes]
     return [
         Job(call, Choice(name, *KERNELS[name].default(call, device), "the kernel's default"))
         for call in calls

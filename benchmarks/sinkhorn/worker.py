@@ -25,9 +25,9 @@ from benchmarks.sinkhorn import peers
 T = 20
 Row = dict[str, object]
 CHECKED_ENTRIES = 1 << 18
-"""Of a batch that are computed in float64 beside it."""
+"""Entries of a batch that are computed in float64 beside it."""
 CHECKED_SCALE = 3.0
-"""Of the logits: T iterations from randn converge, and hide a gradient that takes that for granted."""
+"""Scale of the logits: T iterations from randn converge, and hide a gradient that takes that for granted."""
 BOUNDS = {"float32": (1e-5, 1e-4), "bfloat16": (1e-2, 2e-2)}
 """(largest forward error, relative gradient error) from which on a function computes something else."""
 ERROR = ("error", "gradient_error")

@@ -21,7 +21,7 @@ SWAPS = ("v_permlane16_swap_b32", "v_permlane32_swap_b32")
 PASSES = {
     "32x32x2_f32": 16, "16x16x4_f32": 8, "32x32x8": 8, "16x16x16": 4, "32x32x16": 8, "16x16x32": 4,
 }  # fmt: skip
-"""Of four cycles each."""
+"""Passes of a matrix instruction, four cycles each."""
 WAR = {4: 3, 8: 7, 16: 15}
 """A matrix instruction of so many passes reads its addend for so long."""
 HORIZON = 32

@@ -97,7 +97,7 @@ def as_on_device() -> Iterator[None]:
 
 
 def run(session: Session, kernel: Any, *arguments: Any) -> None:
-    """kernels.dispatch.run: through the host function that Helion generates for the device."""
+    """runtime.dispatch.run: through the host function that Helion generates for the device."""
     from helion_sinkhorn.runtime import dispatch
 
     begin = time.perf_counter()

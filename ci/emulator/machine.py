@@ -41,7 +41,7 @@ class Model:
     functions: str = "nearest"
     products: str = "nearest"
     seed: int = 0
-    """Of what registers and LDS hold before they are written: NaNs."""
+    """Seed of the NaNs that registers and LDS hold before they are written."""
     winner: str = "highest"
     """Lane of a wave whose value remains where several store to one place: highest or lowest."""
     order: str = "together"
@@ -59,7 +59,7 @@ class Step:
     touched: tuple[int, ...]
     run: Callable[[Waves], None] | None = None
     taken: Callable[[Waves], Array] | None = None
-    """Of a branch."""
+    """A branch: which waves take it."""
     target: int = 0
     wait: dict[str, int] | None = None
 

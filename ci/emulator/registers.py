@@ -102,7 +102,7 @@ class Operand:
     kind: str
     """v, s, or c."""
     index: int
-    """Of the first register; of a constant the text's value."""
+    """Index of the first register, or the value of a constant."""
     count: int
     text: str
     negative: bool = False

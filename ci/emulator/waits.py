@@ -27,7 +27,7 @@ def wanted(ins: Instruction) -> dict[str, int]:
 
 @dataclass
 class Waits:
-    """Of waves that are at the same instruction: all have issued the same.
+    """What waves at one instruction, all of which have issued the same, have not waited for.
 
     vmcnt counts loads and stores, which end in order.  lgkmcnt counts LDS, in order, and scalar loads, in
     any:

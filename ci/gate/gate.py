@@ -33,12 +33,12 @@ JUDGED_STEPS = 1 << 21
 FEWEST_JUDGED = 4
 SYSTEMATIC_MATRICES = 64
 PARITY_MEDIAN = 1.5
-"""Of the matrices' ratios.  Errors of equally good arithmetic differ at random, so their median ratio is 1,
-and functions of 2 units in the last place instead of 1 make it 1.3 where all matrices are alike (`make
+"""Limit of the median of the matrices' ratios.  Errors of equally good arithmetic differ at random, so their
+median ratio is 1, and functions of 2 units in the last place instead of 1 make it 1.3 where all matrices are alike (`make
 fault-tables`)."""
 PARITY_WORST = 4.0
-"""Of the worst errors.  Each is the extreme of heavy-tailed errors: those of correct implementations
-(`ci/fault_tables.py`) differ by up to 3."""
+"""Limit of the ratio of the worst errors.  Each is the extreme of heavy-tailed errors: those of correct
+implementations (`ci/fault_tables.py`) differ by up to 3."""
 Results = dict[str, torch.Tensor]
 """What an implementation computes, by the names of the workload's truths."""
 Run = Callable[..., Results]
@@ -100,7 +100,7 @@ class Truth:
     budget: torch.Tensor
     spread: torch.Tensor
     scale: torch.Tensor
-    """Of SCALES."""
+    """A name of SCALES."""
     systematic: float
     """The largest bias of functions that err to one side."""
     distinct: int

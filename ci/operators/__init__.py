@@ -13,11 +13,11 @@ from ci.operators.sinkhorn import faults as sinkhorn_faults
 from ci.operators.sinkhorn import truths as sinkhorn_truths
 from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
 from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
-from helion_sinkhorn.ops.sinkhorn.workloads import Workload
+from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 
 OPERATORS = {
     "sinkhorn": Operator(
-        takes=lambda w: isinstance(w, Workload) and w.backward == "exact",
+        takes=lambda w: isinstance(w, SinkhornWorkload) and w.backward == "exact",
         inputs=sinkhorn_truths.inputs,
         truths=sinkhorn_truths.truths,
         candidates=sinkhorn_truths.candidates,
@@ -28,7 +28,7 @@ OPERATORS = {
         compiled=sinkhorn_truths.compiled,
     ),
     "implicit": Operator(
-        takes=lambda w: isinstance(w, Workload) and w.backward == "implicit",
+        takes=lambda w: isinstance(w, SinkhornWorkload) and w.backward == "implicit",
         inputs=implicit_truths.inputs,
         truths=implicit_truths.truths,
         candidates=implicit_truths.candidates,

@@ -29,7 +29,7 @@ class Device:
 
     @property
     def asm(self) -> str:
-        """The one-instruction reciprocal this vendor has (kernels.iteration.reciprocal)."""
+        """The one-instruction reciprocal this vendor has (runtime.device_math.reciprocal)."""
         return "ptx" if self.vendor == "nvidia" else "gcn"
 
 

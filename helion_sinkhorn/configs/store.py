@@ -63,16 +63,16 @@ def user_folder(named: str) -> Path:
     return Path(folder)
 
 
-def frozen(value: Any) -> Any:
+def hashable(value: Any) -> Any:
     """Lists and dicts as tuples, so that an entry can be a dictionary key."""
     if isinstance(value, dict):
-        return tuple(sorted((k, frozen(v)) for k, v in value.items()))
-    return tuple(map(frozen, value)) if isinstance(value, list) else value
+        return tuple(sorted((k, hashable(v)) for k, v in value.items()))
+    return tuple(map(hashable, value)) if isinstance(value, list) else value
 
 
 def key_of(fields: dict[str, Any]) -> Key:
     """The Key of a stored entry's fields."""
-    return frozen({name: value for name, value in fields.items() if name not in ("batch", "triton")})
+    return hashable({name: value for name, value in fields.items() if name not in ("batch", "triton")})
 
 
 class Keyed:
@@ -107,7 +107,7 @@ def _entry(e: dict[str, Any], path: Path) -> Entry:
     triton = key.get("triton", "")
     if not isinstance(triton, str):
         raise TypeError(f"triton is {triton!r:.80}")
-    return Entry(key_of(key), batch, frozen(config), frozen(variant), evidence, str(path), triton)
+    return Entry(key_of(key), batch, hashable(config), hashable(variant), evidence, str(path), triton)
 
 
 def content(path: Path) -> Any:

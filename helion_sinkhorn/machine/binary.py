@@ -10,7 +10,7 @@ from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.runtime.kernel import Choice
 
 MAX_THREADS = 1024
-"""Of a block.  Neither Helion nor Triton refuses more; a launch would."""
+"""Most threads of a block.  Neither Helion nor Triton refuses more; a launch would."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Job:
     """One kernel to compile: a choice of config and variant for a call."""
 
     call: Any
-    """Of the type that the kernel's row names."""
+    """What the config was chosen for, of the type in the kernel's row."""
     choice: Choice
     batch: int = 65536
     options: tuple[tuple[str, Any], ...] = ()
@@ -34,7 +34,7 @@ class Binary:
     problems: tuple[str, ...] = ()
     """Why this must not be launched, or is not what it should be; empty for good code."""
     registers: int = 0
-    """Of a thread; on AMD with its accumulation registers."""
+    """Registers of a thread, on AMD with its accumulation registers."""
     spills: int = 0
     """NVIDIA: instructions that touch local memory.  AMD: registers the compiler found no room for."""
     spill_bytes: int = 0

@@ -16,11 +16,11 @@ from helion_sinkhorn.machine.thread_path import executed
 # ------------------------------------------------------------------------------- what it computes with
 
 FLOAT = re.compile(r"[._:](f16|bf16|f32|f64|tf32)(x2)?(?![0-9a-z])")
-"""Of an instruction that has a floating-point type in its name."""
+"""Matches an instruction that has a floating-point type in its name."""
 CARRIES = re.compile(
     r"(mov|ld|st|selp|setp?|shfl)\b|v_(cmpx?|pack|accvgpr)_|(global|buffer|flat)_(load|store)_"
 )
-"""Of one that moves or compares numbers and rounds none."""
+"""Matches one that moves or compares numbers and rounds none."""
 PTX = re.compile(r"\s+(?:@!?%p\d+\s+)?(?P<op>[a-z][\w.:]*)\s")
 ENCODING = re.compile(r"_(e32|e64|dpp|sdwa)$")
 

@@ -64,7 +64,7 @@ def as_several(a: Any) -> Any:
     return torch.empty_strided((2, *a.shape[1:]), a.stride(), dtype=a.dtype, device=a.device)
 
 
-def repeat(kernel: helion.Kernel, *args: Any) -> Callable[..., None] | None:
+def kept_launch(kernel: helion.Kernel, *args: Any) -> Callable[..., None] | None:
     """The launch that `run(kernel, *args)` just made, as a function of its tensors; None where unknown.
 
     It takes all tensors among `args`, in their order; they must have the device, dtypes, shapes, strides and

@@ -38,7 +38,7 @@ class Kernel:
     """One kernel of an operator."""
 
     name: str
-    """Of its file in tuning_cache/, and of the Helion kernel."""
+    """The name of its file in tuning_cache/, and of the Helion kernel."""
     body: Callable[..., None]
     call: type[Any]
     """What its configs are chosen for: hashable, of JSON values, with `key`, `of(key)` and `dtype`."""
@@ -47,7 +47,7 @@ class Kernel:
     space: Callable[[Any, Device], tuple[Grid, ...]]
     """What the tuner tries: the product of each grid's values."""
     products: str = "ieee"
-    """Of float32 matrices on NVIDIA: as they are, or "tf32x3", three products of parts, to 2^-21."""
+    """How NVIDIA multiplies float32 matrices: "ieee", or "tf32x3", three products of parts, to 2^-21."""
     traits: frozenset[str] = frozenset()
     """What checks of machine code ask: "normalises" matrices by reciprocals, "splits" numbers into parts."""
 

@@ -26,7 +26,7 @@ class Trial:
 
 
 def no_problems(binary: Any) -> Iterator[str]:
-    """Of an operator whose machine code has no rules but those of all."""
+    """No rule beside those that hold for every kernel."""
     return iter(())
 
 
@@ -36,7 +36,7 @@ class Operator:
 
     name: str
     workload: type[Any]
-    """Of its workloads."""
+    """The type of its workloads."""
     workloads: Sequence[Any]
     kernels: Mapping[str, Kernel]
     trials: Mapping[str, Trial]

@@ -16,7 +16,7 @@ import torch
 from helion_sinkhorn.configs.device import DEVICES, Device, current
 from helion_sinkhorn.configs.lookup import lookup
 from helion_sinkhorn.configs.store import Key
-from helion_sinkhorn.runtime.dispatch import repeat, run
+from helion_sinkhorn.runtime.dispatch import kept_launch, run
 from helion_sinkhorn.runtime.kernel import Choice, Kernel, build, default_choice, in_space
 from helion_sinkhorn.runtime.views import VECTOR_BYTES
 
@@ -24,10 +24,10 @@ log = logging.getLogger("helion_sinkhorn")
 MOST_REPEATS = 4096
 Tensors = tuple[torch.Tensor | None, ...]
 Choices = Mapping[str, Choice]
-"""Of the caller, by what each is for."""
+"""Configs that the caller wants instead of stored ones, by kernel (dot compress) or by result of a walk."""
 NO_CHOICES: Choices = MappingProxyType({})
-_repeats: dict[Hashable, Callable[..., None] | None] = {}
-"""Launches by all that decides one but the addresses of the tensors; None where `repeat` knows none."""
+_kept: dict[Hashable, Callable[..., None] | None] = {}
+"""Kept launches, by everything a launch depends on except tensor addresses; None: it cannot be repeated."""
 _refused: set[Choice] = set()
 _saying = threading.Lock()
 
@@ -129,14 +129,14 @@ def serve(
         serve(kernels, name, call, batch, x, launch, tuned)
 
 
-def alike(*tensors: torch.Tensor | None) -> Hashable:
+def layout_key(*tensors: torch.Tensor | None) -> Hashable:
     """What calls have in common that one kept launch serves, as far as their tensors decide it."""
     return tuple([None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors])
 
 
-def again(key: Hashable, *tensors: torch.Tensor | None) -> bool:
+def launch_kept(key: Hashable, *tensors: torch.Tensor | None) -> bool:
     """Make the launch that was kept under this key, if there is one and it serves these addresses."""
-    kept = _repeats.get(key)
+    kept = _kept.get(key)
     if kept is None:
         return False
     given = [t for t in tensors if t is not None]
@@ -160,8 +160,8 @@ def run_and_keep(
         v is t or v.data_ptr() == t.data_ptr()  # v and t are both None, or neither
         for v, t in zip(views, tensors, strict=True)
     )
-    if in_place and key not in _repeats and aligned(t for t in tensors if t is not None):
+    if in_place and key not in _kept and aligned(t for t in tensors if t is not None):
         # a program of ever new shapes starts anew now and then
-        if len(_repeats) >= MOST_REPEATS:
-            _repeats.clear()
-        _repeats[key] = repeat(kernel, *views, *constants)
+        if len(_kept) >= MOST_REPEATS:
+            _kept.clear()
+        _kept[key] = kept_launch(kernel, *views, *constants)

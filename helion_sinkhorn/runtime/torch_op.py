@@ -80,7 +80,7 @@ def _bare(*tensors: torch.Tensor) -> bool:
     )
 
 
-def by_dispatcher(*tensors: torch.Tensor) -> bool:
+def needs_dispatcher(*tensors: torch.Tensor) -> bool:
     """Whether an operator has to be called as one: the dispatcher has something to do."""
     return torch.compiler.is_compiling() or tensors[-1].is_meta or not _bare(*tensors)
 
@@ -103,7 +103,7 @@ def define(
     operator = operator_named(name)
 
     def call(*arguments):
-        if by_dispatcher(*[x for x in arguments[:tensors] if isinstance(x, torch.Tensor)]):
+        if needs_dispatcher(*[x for x in arguments[:tensors] if isinstance(x, torch.Tensor)]):
             return operator(*arguments)
         return run(*arguments)
 

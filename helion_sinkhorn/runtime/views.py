@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 VECTOR_BYTES = 16
-"""Of one load: what starts at such an address is loaded whole."""
+"""The widest load of a thread; only tensors that start at a multiple of it are read so."""
 
 
 def matrices_of(x: torch.Tensor) -> int:

@@ -71,7 +71,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Quality:
-    """Of the ranking for one key."""
+    """How well scores rank the candidates of one key."""
 
     kernel: str
     key: dict[str, Any]

@@ -16,7 +16,7 @@ from helion_sinkhorn.tuning import calibration
 from helion_sinkhorn.tuning.fingerprint import fingerprint
 
 MOST_BYTES = 600_000
-"""Of one device's files."""
+"""Most bytes of one device's files."""
 
 
 def files(folder: Path) -> list[Path]:

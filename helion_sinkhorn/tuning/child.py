@@ -62,17 +62,17 @@ def serve(device: Device) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     present_device(device)
-    from helion_sinkhorn.configs.store import frozen
+    from helion_sinkhorn.configs.store import hashable
     from helion_sinkhorn.operators import KERNELS
     from helion_sinkhorn.runtime.kernel import Choice
 
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         said = json.loads(line)
-        choice = Choice(**{k: frozen(v) for k, v in said.pop("choice").items()})
+        choice = Choice(**{k: hashable(v) for k, v in said.pop("choice").items()})
         try:
             call = KERNELS[choice.kernel].call(**said.pop("call"))
-            row = compile_job(device, Job(call, choice, said["batch"], frozen(said["options"])))
+            row = compile_job(device, Job(call, choice, said["batch"], hashable(said["options"])))
         except Exception as error:  # whatever Helion or a compiler raised is this job's result
             row = {"problems": [f"{type(error).__name__}: {error}".strip()]}
         print(json.dumps(row), file=answers, flush=True)

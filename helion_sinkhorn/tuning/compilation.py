@@ -69,7 +69,7 @@ class Compilation:
             return [Binary(self.device.key, job) for job in self.jobs[group]]
 
 
-def sound(binaries: Sequence[Binary]) -> list[Choice]:
+def launchable(binaries: Sequence[Binary]) -> list[Choice]:
     """The default, and the candidates without problems but spills: few, or where the default spills too."""
     default, *others = binaries
 

@@ -19,7 +19,7 @@ from filelock import FileLock
 from helion_sinkhorn.operators import TRIALS
 from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.runtime.operator import bytes_of
-from helion_sinkhorn.tuning.groups import Group, distinct, entry_key, same, thawed
+from helion_sinkhorn.tuning.groups import Group, distinct, entry_key, jsonable, same
 from helion_sinkhorn.tuning.timing import Sampler, sampler
 
 log = logging.getLogger("helion_sinkhorn")
@@ -50,16 +50,16 @@ def gpu_clock(group: Group, batch: int) -> Callable[[Choice], Sampler]:
 Clock = Callable[[Group, int], Callable[[Choice], Sampler]]
 
 
-ALONE = contextlib.nullcontext()
+NO_LOCK = contextlib.nullcontext()
 
 
-def turn_on_gpu(cache: Path | None) -> contextlib.AbstractContextManager[object]:
+def gpu_timing_lock(cache: Path | None) -> contextlib.AbstractContextManager[object]:
     """What the ranks on one GPU pass on to each other: one at a time samples times.
 
     First calls of candidates and checks of others may still run then, and show in the spread.
     """
     if cache is None or not torch.cuda.is_available():
-        return ALONE
+        return NO_LOCK
     cache.mkdir(parents=True, exist_ok=True)
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     return FileLock(cache / f"{gpu.uuid}.lock")
@@ -92,8 +92,8 @@ class Result:
     def entry(self) -> dict[str, Any]:
         return {
             "key": entry_key(self.group, self.batch),
-            "config": thawed(self.winner.config),
-            "variant": thawed(self.winner.variant),
+            "config": jsonable(self.winner.config),
+            "variant": jsonable(self.winner.variant),
             "evidence": "measured",
             "us": digits(self.us),
             "default_us": digits(self.default_us),
@@ -130,7 +130,7 @@ def tune_key(
     judge: Callable[[Group, Choice], float],
     rounds: int,
     budget: float,
-    turn: contextlib.AbstractContextManager[object] = ALONE,
+    turn: contextlib.AbstractContextManager[object] = NO_LOCK,
 ) -> Result:
     """Time the choices, the default first, then the best of them against default and incumbent.
 

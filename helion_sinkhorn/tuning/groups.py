@@ -18,7 +18,7 @@ class Group:
 
     kernel: str
     call: Any
-    """Of the type that the kernel's row names."""
+    """What configs are chosen for, of the type in the kernel's row."""
     batches: tuple[int, ...]
 
     @property
@@ -40,7 +40,7 @@ def entry_key(group: Group, batch: int) -> dict[str, Any]:
     return {**dict(group.call.key), "batch": batch, "triton": store.triton_minor()}
 
 
-def stored(folder: Path, device: str, kernel: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+def entries_on_disk(folder: Path, device: str, kernel: str) -> dict[tuple[Any, ...], dict[str, Any]]:
     """Entries of a file by identity, each with its run's fingerprint."""
     data = writer.load(folder / device / f"{kernel}.json") or {"runs": {}, "entries": []}
     return {
@@ -53,16 +53,16 @@ def choice_of(kernel: str, entry: dict[str, Any] | None) -> Choice | None:
     """The choice an entry stores."""
     if entry is None:
         return None
-    return Choice(kernel, store.frozen(entry["config"]), store.frozen(entry["variant"]), "the incumbent")
+    return Choice(kernel, store.hashable(entry["config"]), store.hashable(entry["variant"]), "the incumbent")
 
 
-def thawed(items: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+def jsonable(items: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     """Items as JSON holds them, by name."""
     return {k: list(v) if isinstance(v, tuple) else v for k, v in sorted(items)}
 
 
 def same(a: Choice, b: Choice) -> bool:
-    return (thawed(a.config), thawed(a.variant)) == (thawed(b.config), thawed(b.variant))
+    return (jsonable(a.config), jsonable(a.variant)) == (jsonable(b.config), jsonable(b.variant))
 
 
 def distinct(choices: Iterable[Choice | None]) -> list[Choice]:

@@ -13,9 +13,9 @@ from helion_sinkhorn.operators import operator_of
 from helion_sinkhorn.tuning import ranking
 from helion_sinkhorn.tuning.compilation import Compilation
 from helion_sinkhorn.tuning.finals import digits
-from helion_sinkhorn.tuning.groups import Group, entry_key, thawed
+from helion_sinkhorn.tuning.groups import Group, entry_key, jsonable
 from helion_sinkhorn.tuning.options import Options
-from helion_sinkhorn.tuning.plan import mine, within_limit
+from helion_sinkhorn.tuning.plan import groups_of_rank, within_limit
 from helion_sinkhorn.tuning.provenance import device_block, provenance
 
 
@@ -33,7 +33,7 @@ def tune_offline(
     """
     begin = time.perf_counter()
     device = DEVICES[options.device]
-    left = [group for group in mine(groups, options, "compiled") if operator_of(group.kernel).score]
+    left = [group for group in groups_of_rank(groups, options, "compiled") if operator_of(group.kernel).score]
     for kernel in sorted({group.kernel for group in groups if not operator_of(group.kernel).score}):
         say(f"{kernel}: no score was made for it; its default serves until it is tuned on the device")
     compiled = compilation(device, left, options.workers, None)
@@ -59,8 +59,8 @@ def ranked(group: Group, batch: int, binaries: Sequence[Binary]) -> dict[str, An
     best, own, reference = ranking.pick(operator_of(group.kernel).score, binaries, batch)
     return {
         "key": entry_key(group, batch),
-        "config": thawed(best.job.choice.config),
-        "variant": thawed(best.job.choice.variant),
+        "config": jsonable(best.job.choice.config),
+        "variant": jsonable(best.job.choice.variant),
         "evidence": "compiled",
         "score": digits(own),
         "default_score": digits(reference),

@@ -12,11 +12,11 @@ from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.runtime.kernel import candidates
 from helion_sinkhorn.tuning.finals import FINALISTS, ROUNDS
 from helion_sinkhorn.tuning.fingerprint import fingerprint
-from helion_sinkhorn.tuning.groups import Group, entry_key, stored
+from helion_sinkhorn.tuning.groups import Group, entries_on_disk, entry_key
 from helion_sinkhorn.tuning.options import Options
 
 SECONDS_COMPILE, SECONDS_GENERATE, SECONDS_TIME = 3.0, 0.6, 0.05
-"""Of one candidate on an H200 and its host, for the estimate."""
+"""Seconds of one candidate on an H200 and its host, for the estimate."""
 
 
 def seconds(group: Group, device: Device, workers: int) -> float:
@@ -27,7 +27,7 @@ def seconds(group: Group, device: Device, workers: int) -> float:
     return count * max(own, SECONDS_COMPILE / workers) + batches * finals
 
 
-def share(groups: Sequence[Group], costs: Sequence[float], rank: int, world: int) -> list[Group]:
+def share_out(groups: Sequence[Group], costs: Sequence[float], rank: int, world: int) -> list[Group]:
     """What one of `world` ranks takes: the dearest first to whoever has least; order is kept."""
     load, owner = [0.0] * world, {}
     for index in sorted(range(len(groups)), key=lambda i: -costs[i]):
@@ -40,7 +40,7 @@ def unfinished(groups: Iterable[Group], folder: Path, device: str, evidence: str
     """The groups without the batches that have an entry as good as this run's from the same source."""
     left = []
     for group in groups:
-        have = stored(folder, device, group.kernel)
+        have = entries_on_disk(folder, device, group.kernel)
 
         def fresh(batch, have=have, group=group):
             entry = have.get(writer.identity({"key": entry_key(group, batch)}))
@@ -56,23 +56,23 @@ def unfinished(groups: Iterable[Group], folder: Path, device: str, evidence: str
     return left
 
 
-def mine(groups: Sequence[Group], options: Options, evidence: str = "measured") -> list[Group]:
+def groups_of_rank(groups: Sequence[Group], options: Options, evidence: str = "measured") -> list[Group]:
     """This rank's share of the plan, without the keys that have fresh entries unless forced."""
     device = DEVICES[options.device]
     costs = [seconds(group, device, options.workers) for group in groups]
     # shared out before looking at what is done: other ranks are writing while this one looks
-    share_of_it = share(groups, costs, options.rank, options.world)
+    share_of_it = share_out(groups, costs, options.rank, options.world)
     return share_of_it if options.force else unfinished(share_of_it, options.out, options.device, evidence)
 
 
 def keys_left(groups: Sequence[Group], options: Options, evidence: str = "measured") -> int:
     """Keys that `tune` would go through."""
-    return sum(len(group.batches) for group in mine(groups, options, evidence))
+    return sum(len(group.batches) for group in groups_of_rank(groups, options, evidence))
 
 
 def plan(groups: Sequence[Group], options: Options, evidence: str = "measured") -> Iterator[str]:
     """What `tune` would do, in words."""
-    device, left = DEVICES[options.device], mine(groups, options, evidence)
+    device, left = DEVICES[options.device], groups_of_rank(groups, options, evidence)
     count = sum(len(candidates(KERNELS[g.kernel], g.call, device)) for g in left)
     estimate = sum(seconds(g, device, options.workers) for g in left)
     yield (

@@ -16,7 +16,7 @@ from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS, operator_of
 from helion_sinkhorn.runtime.kernel import Choice, in_space
 from helion_sinkhorn.tuning import calibration
-from helion_sinkhorn.tuning.compilation import Compilation, count_compilations, sound
+from helion_sinkhorn.tuning.compilation import Compilation, count_compilations, launchable
 from helion_sinkhorn.tuning.finals import (
     ROUNDS,
     Clock,
@@ -24,12 +24,12 @@ from helion_sinkhorn.tuning.finals import (
     digits,
     error,
     gpu_clock,
+    gpu_timing_lock,
     tune_key,
-    turn_on_gpu,
 )
-from helion_sinkhorn.tuning.groups import Group, choice_of, entry_key, stored
+from helion_sinkhorn.tuning.groups import Group, choice_of, entries_on_disk, entry_key
 from helion_sinkhorn.tuning.options import Options
-from helion_sinkhorn.tuning.plan import mine, within_limit
+from helion_sinkhorn.tuning.plan import groups_of_rank, within_limit
 from helion_sinkhorn.tuning.provenance import device_block, provenance
 
 
@@ -55,13 +55,13 @@ def tune(
     begin = time.perf_counter()
     device = DEVICES[options.device]
     judge = judge or (lambda group, choice: error(group.call, choice, "cuda"))
-    left = mine(groups, options)
+    left = groups_of_rank(groups, options)
     compiled = compilation(device, left, options.workers, options.cache)
-    missed, turn = count_compilations(), turn_on_gpu(options.cache)
+    missed, turn = count_compilations(), gpu_timing_lock(options.cache)
     try:
         for number, group in within_limit(left, begin, options.limit, say):
             binaries = compiled.binaries(group)
-            choices = sound(binaries)
+            choices = launchable(binaries)
             run, timed = provenance(group.kernel, "measured", options), []
             say(
                 f"[{time.perf_counter() - begin:.0f} s] {number}/{len(left)} {group.name}: "
@@ -70,7 +70,7 @@ def tune(
             for batch in group.batches:
                 if time.perf_counter() - begin > options.limit:
                     break
-                have = stored(options.out, options.device, group.kernel)
+                have = entries_on_disk(options.out, options.device, group.kernel)
                 old = choice_of(group.kernel, have.get(writer.identity({"key": entry_key(group, batch)})))
                 if old is not None and not in_space(
                     KERNELS[group.kernel], old, group.call, DEVICES[options.device]

@@ -14,7 +14,7 @@ from helion_sinkhorn.machine.binary import Job
 from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.machine.mnemonics import GCN, SASS
 from helion_sinkhorn.machine.thread_path import executed
-from helion_sinkhorn.ops.sinkhorn.space import Call
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice
 
 TINY = worker.Job("sweep", "sweep", (peers.OURS,), batches=(8,), device="cpu", milliseconds=0.1)
@@ -242,7 +242,7 @@ def test_reciprocals_of_a_compiled_kernel_are_those_of_the_equations():
     choice = Choice(
         "sinkhorn_forward", config, (("thread", (4, 4)), ("paired", False), ("pivoted", False)), "here"
     )
-    (binary,) = compile_for("h200", [Job(Call(True, 1, "float32", 4, 4, 20), choice)])
+    (binary,) = compile_for("h200", [Job(SinkhornCall(True, 1, "float32", 4, 4, 20), choice)])
     assert binary.executed["reciprocal"] == 8 * 20
     assert machine_code.per_matrix(binary)["reciprocal"] == 160
     found = machine_code.limits(binary, batch=132 * 1980)

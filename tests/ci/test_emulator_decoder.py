@@ -15,7 +15,7 @@ from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.binary import Job
 from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.ops.sinkhorn.space import Call
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import default_choice
 
 OPTIONAL = "tinygrad, which decodes AMD code objects, is optional and needs Python 3.11"
@@ -45,7 +45,7 @@ def code_of(elf: bytes) -> bytes:
 @pytest.mark.parametrize("key", ["mi350", "mi300x"])
 def test_an_elf_decodes_to_the_text_that_is_executed(key, tmp_path):
     decoder = pytest.importorskip("tinygrad.renderer.amd", reason=OPTIONAL)
-    call = Call(True, 1, "float32", 4, 4, 20)
+    call = SinkhornCall(True, 1, "float32", 4, 4, 20)
     job = Job(call, default_choice(KERNELS["sinkhorn_forward"], call, DEVICES[key]))
     (binary,) = compile_for(key, [job], cache=tmp_path)
     assert binary.compiled

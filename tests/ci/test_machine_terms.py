@@ -18,7 +18,7 @@ from helion_sinkhorn.machine.binary import Binary, Job
 from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.machine.listing import amd_facts, nvidia_facts
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
-from helion_sinkhorn.ops.sinkhorn.space import Call
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +66,7 @@ NARROW_GCN = GCN.replace("	buffer_store", "	v_cvt_pk_bf16_f32 v0, v0, v1\n	buffe
 def job(dtype: str = "float32") -> Job:
     config = (("block_sizes", (32,)), ("num_warps", 1))
     variant = (("thread", (4, 4)), ("paired", False), ("length", 5))
-    return Job(Call(True, 1, dtype, 4, 4, 20), Choice("sinkhorn_forward", config, variant, ""))
+    return Job(SinkhornCall(True, 1, dtype, 4, 4, 20), Choice("sinkhorn_forward", config, variant, ""))
 
 
 def nvidia(ptx: str = PTX, sass: str = SASS, usage: str = USAGE, **changes: object) -> Binary:

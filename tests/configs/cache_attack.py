@@ -144,7 +144,7 @@ def attack_files(count: int, seed: int) -> dict[str, Any]:
             calls = [
                 (KERNELS[kernel].call.of(store.key_of(e["key"])), e["key"]["batch"]) for e in data["entries"]
             ]
-            right = {(store.frozen(e["config"]), store.frozen(e["variant"])) for e in data["entries"]}
+            right = {(store.hashable(e["config"]), store.hashable(e["variant"])) for e in data["entries"]}
             kind, text = attacked(json.loads(json.dumps(data)), rng)
             path = Path(folder, DEVICE.key, f"{kernel}.json")
             path.parent.mkdir(exist_ok=True)

@@ -186,7 +186,7 @@ def test_read_returns_what_was_written(tmp_path, caplog):
     path = write(tmp_path, [entry(1024), entry(8, evidence="compiled")])
     first, second = store.read(tmp_path, "h200", KERNEL)
     assert first == store.Entry(
-        KEY, 1024, (("block_sizes", (128,)), ("num_warps", 4)), store.frozen(VARIANT),
+        KEY, 1024, (("block_sizes", (128,)), ("num_warps", 4)), store.hashable(VARIANT),
         "measured", str(path),
     )  # fmt: skip
     assert (second.batch, second.evidence) == (8, "compiled")
@@ -391,10 +391,12 @@ def test_nothing_stored_is_none(shipped):
 
 
 def chosen(name=KERNEL, batch=4096, n=4, m=4, n_iters=20, dtype="float32", device_key="h200"):
-    from helion_sinkhorn.ops.sinkhorn.space import Call
+    from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
     from helion_sinkhorn.runtime import serving
 
-    return serving.choose(KERNELS[name], Call(True, 1, dtype, n, m, n_iters), batch, DEVICES[device_key])
+    return serving.choose(
+        KERNELS[name], SinkhornCall(True, 1, dtype, n, m, n_iters), batch, DEVICES[device_key]
+    )
 
 
 def test_choose_takes_the_stored_config(shipped):
@@ -412,12 +414,12 @@ def test_choose_takes_the_stored_config(shipped):
 @pytest.mark.parametrize("device_key", DEVICES)
 @pytest.mark.parametrize("size", [(4, 4), (3, 5), (8, 8), (128, 128)], ids=str)
 def test_choose_falls_back_to_the_kernel_s_default(shipped, name, device_key, size):
-    from helion_sinkhorn.ops.sinkhorn.space import Call
+    from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 
     n, m = size
     choice = chosen(name, n=n, m=m, device_key=device_key)
     assert choice.source == "the kernel's default"
-    default = KERNELS[name].default(Call(True, 1, "float32", n, m, 20), DEVICES[device_key])
+    default = KERNELS[name].default(SinkhornCall(True, 1, "float32", n, m, 20), DEVICES[device_key])
     assert (choice.config, choice.variant) == default
     assert {"block_sizes", "num_warps"} <= dict(choice.config).keys()
     # a launch looks choices up by value

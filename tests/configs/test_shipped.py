@@ -16,7 +16,7 @@ SHIPPED = store.folders()[-1]
 PROGRAMS = 8
 """Compiled for each device here; `python -m helion_sinkhorn check` compiles all of them."""
 PARTS = 16
-"""Of the replay on a GPU: each program is compiled first, and parts run side by side."""
+"""Parts of the replay on a GPU: each program is compiled first, and parts run side by side."""
 
 
 def test_files_are_well_formed_and_tuned_for_this_source():

@@ -92,7 +92,9 @@ def test_a_stored_choice_that_is_refused_gives_way_to_the_default(monkeypatch, f
 def test_small_batches_get_smaller_programs_and_the_same_bits(kernel):
     call, device = DotCall("bfloat16", 3219, 256, 64, 1), DEVICES["h200"]
     default = dict(serving.default_choice(KERNELS[kernel], call, device).variant)
-    found = {b: dict(space.fitted(tuple(default.items()), call, b, device)) for b in (1, 16, 128, 1152)}
+    found = {
+        b: dict(space.shrunk_to_fill(tuple(default.items()), call, b, device)) for b in (1, 16, 128, 1152)
+    }
     assert found[1152] == default
     shrunk = "rows" if "rows" in default else "block_d"
     sizes = [found[b][shrunk] for b in (1, 16, 128, 1152)]
@@ -104,7 +106,7 @@ def test_small_batches_get_smaller_programs_and_the_same_bits(kernel):
     choices = {}
     for name in NAMES:
         chosen = serving.default_choice(KERNELS[name], call, device)
-        small = space.fitted(chosen.variant, call, 1, device)
+        small = space.shrunk_to_fill(chosen.variant, call, 1, device)
         choices[name] = type(chosen)(name, chosen.config, small, "a test")
     out, b = dot_compress_launch.forward(x, y, None, 1, choices)
     expected = dot_compress_launch.forward(x, y, None, 1)

@@ -39,7 +39,7 @@ print(json.dumps(found))
 
 
 def statuses(planting: str, runs: list[list[str]]) -> list[int]:
-    """Of the command lines `runs`, one process for all, after code that adds to `parts.BACKENDS`."""
+    """Exit statuses of command lines, one process for all, after code that adds to `parts.BACKENDS`."""
     done = subprocess.run(
         [sys.executable, "-c", BEFORE + planting + AFTER, json.dumps(runs)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(STUB), str(ROOT)])},

@@ -58,7 +58,7 @@ def problem(
 
 
 def sizes(case):
-    """Of the gradient of each gate, the sum of the absolute values of its terms, by autograd in float64.
+    """The sum of the absolute values of the terms of each gate's gradient, by autograd in float64.
 
     A gate moves all entries of the state that it decays: had each a decay of its own, the sum of their
     gradients would be the gate's.

@@ -16,7 +16,7 @@ from helion_sinkhorn.machine.listing import stack_pointer_reads
 from helion_sinkhorn.machine.mnemonics import GCN, SASS, classify, disassembled
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn.launch import backward_kernel
-from helion_sinkhorn.ops.sinkhorn.space import Call
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice
 
 TARGETS = ("h200", "b200", "mi350")
@@ -47,8 +47,8 @@ IMPLICIT = [
 ]
 
 
-def call_of(deepseek: bool, dtype: str, n: int) -> Call:
-    return Call(deepseek, 1, dtype, n, n, 20)
+def call_of(deepseek: bool, dtype: str, n: int) -> SinkhornCall:
+    return SinkhornCall(deepseek, 1, dtype, n, n, 20)
 
 
 def default_jobs(key: str, rows) -> list[Job]:

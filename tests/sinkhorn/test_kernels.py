@@ -19,7 +19,7 @@ from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.ops.sinkhorn.budget import Case
 from helion_sinkhorn.ops.sinkhorn.logits import LOGITS
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
-from helion_sinkhorn.ops.sinkhorn.space import Call, is_whole
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall, is_whole
 from helion_sinkhorn.runtime import serving
 
 FORMS = ["deepseek", "log"]
@@ -149,7 +149,7 @@ def test_gradients_in_registers_pass_a_restart(n, m, logits, length, first):
 @pytest.mark.parametrize("steps", range(1, 25))
 @pytest.mark.parametrize("length", [1, 4, 5, 7, 16, 20])
 def test_segments_hold_all_iterations_between_restarts(steps, length):
-    call = Call(False, 1, "float32", 8, 8, steps)
+    call = SinkhornCall(False, 1, "float32", 8, 8, steps)
     length, head, tail = launch.segments(call, length)
     rest = steps - (head + tail) * length
     assert 1 <= rest <= length

@@ -11,14 +11,14 @@ from helion_sinkhorn.machine.binary import Binary, Job
 from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn.score import executed, score
-from helion_sinkhorn.ops.sinkhorn.space import Call
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice, candidates
 from helion_sinkhorn.tuning import calibration, offline_run, ranking
 from helion_sinkhorn.tuning.groups import choice_of, groups_of, same
 from helion_sinkhorn.tuning.options import Options
 from helion_sinkhorn.workloads import WORKLOADS
 
-CALL = Call(True, 1, "float32", 4, 4, 20)
+CALL = SinkhornCall(True, 1, "float32", 4, 4, 20)
 VARIANT = (("thread", (4, 4)), ("paired", False))
 LOOP = {"instructions": 49, "fma": 40, "reciprocal": 8, "branch": 1}
 COUNTS = {

@@ -19,7 +19,7 @@ from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn import iteration, launch
 from helion_sinkhorn.ops.sinkhorn import kernels as bodies
 from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
-from helion_sinkhorn.ops.sinkhorn.space import Call
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime import device_math, serving
 from helion_sinkhorn.runtime.kernel import Choice, candidates
 from helion_sinkhorn.tuning import compilation, finals, offline_run, plan
@@ -31,7 +31,7 @@ from helion_sinkhorn.tuning.options import Options
 from helion_sinkhorn.workloads import WORKLOADS, tagged
 
 WORKLOAD = WORKLOADS["deepseek_4x4_fp32_b128"]
-CALL = Call(True, 1, "float32", 4, 4, 20)
+CALL = SinkhornCall(True, 1, "float32", 4, 4, 20)
 ALL = groups_of(tagged("tune", object))
 
 
@@ -154,7 +154,7 @@ def test_a_workload_of_an_unknown_operator_is_named():
 @pytest.mark.parametrize("world", [1, 2, 4, 7])
 def test_ranks_share_the_plan(world):
     costs = [plan.seconds(g, DEVICES["h200"], 15) for g in ALL]
-    shares = [plan.share(ALL, costs, rank, world) for rank in range(world)]
+    shares = [plan.share_out(ALL, costs, rank, world) for rank in range(world)]
     assert sorted(itertools.chain(*shares), key=ALL.index) == ALL
     load = [sum(costs[ALL.index(g)] for g in s) for s in shares]
     assert max(load) <= min(load) + max(costs)
@@ -176,7 +176,7 @@ def test_the_winner_is_stored_and_served(tmp_path, monkeypatch):
     assert result.us < result.default_us == 100.0
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
     choice = serving.choose(
-        KERNELS["sinkhorn_forward"], Call(True, 1, "float32", 4, 4, 20), 128, DEVICES["h200"]
+        KERNELS["sinkhorn_forward"], SinkhornCall(True, 1, "float32", 4, 4, 20), 128, DEVICES["h200"]
     )
     assert same(choice, result.winner)
     assert choice.stored
@@ -191,9 +191,7 @@ def test_the_default_stays_where_nothing_is_two_percent_faster(tmp_path):
 
 @pytest.mark.parametrize(("gain", "replaced"), [(0.99, False), (0.97, True)])
 def test_an_incumbent_stays_unless_beaten_by_two_percent(tmp_path, gain, replaced):
-    first, second = candidates(
-        KERNELS["sinkhorn_forward"], Call(True, 1, "float32", 4, 4, 20), DEVICES["h200"]
-    )[3:5]
+    first, second = candidates(KERNELS["sinkhorn_forward"], CALL, DEVICES["h200"])[3:5]
     list(run(tmp_path, lambda c, b: 50.0 if same(c, first) else 100.0)[0])
 
     def us(choice, batch):
@@ -231,7 +229,7 @@ def test_the_default_stays_where_times_spread_more_than_they_differ(jitter, repl
 
 
 def test_a_fast_candidate_outside_the_error_budget_is_never_stored(tmp_path):
-    wrong = candidates(KERNELS["sinkhorn_forward"], Call(True, 1, "float32", 4, 4, 20), DEVICES["h200"])[2]
+    wrong = candidates(KERNELS["sinkhorn_forward"], CALL, DEVICES["h200"])[2]
     (result,) = run(
         tmp_path, lambda c, b: 1.0 if same(c, wrong) else 100.0 if is_default(c) else 90.0,
         judge=lambda group, choice: 1.5 if same(choice, wrong) else 0.5,
@@ -282,7 +280,7 @@ def test_candidates_may_spill_where_the_default_does(default_spills, left):
     much = compilation.TIMED_SPILLS + 8
     binaries = [binary(0, default_spills), binary(1, 0), binary(2, much), binary(3, 0, "no code"),
                 binary(4, 128, "no code"), binary(5, compilation.TIMED_SPILLS)]  # fmt: skip
-    assert [dict(c.config)["num_warps"] for c in compilation.sound(binaries)] == left
+    assert [dict(c.config)["num_warps"] for c in compilation.launchable(binaries)] == left
 
 
 def test_a_gpu_is_held_while_something_is_timed_and_not_while_code_is_made():
@@ -456,7 +454,7 @@ def test_a_refused_config_is_one_warning_and_the_default(tmp_path, monkeypatch, 
     monkeypatch.setattr(serving, "run", picky)
     x = torch.randn(128, 4, 4)
     results = [launch.forward(x, *WORKLOAD.arguments, torch.float32) for _ in range(3)]
-    default = candidates(KERNELS["sinkhorn_forward"], Call(True, 1, "float32", 4, 4, 20), DEVICES["h200"])[0]
+    default = candidates(KERNELS["sinkhorn_forward"], CALL, DEVICES["h200"])[0]
     expected = launch.forward(x, *WORKLOAD.arguments, torch.float32, default)
     assert all(torch.equal(r, expected) for r in results)
     assert len(calls) == 1 + 3 + 1
@@ -481,7 +479,7 @@ def test_a_choice_of_the_caller_s_own_is_never_replaced(monkeypatch):
 
 def serve_nothing(batch: int, n: int, m: int, n_iters: int) -> None:
     """All that comes before a launch."""
-    call, x = Call(True, 1, "float32", n, m, n_iters), torch.empty(batch, n, m)
+    call, x = SinkhornCall(True, 1, "float32", n, m, n_iters), torch.empty(batch, n, m)
     serving.serve(launch.KERNELS, "sinkhorn_forward", call, batch, x, lambda served: None, launch.tuned_keys)
 
 

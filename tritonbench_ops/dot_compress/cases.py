@@ -53,7 +53,7 @@ def x_value(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None) -> str:
 
 
 def bytes_moved(x: torch.Tensor, y: torch.Tensor, mode: str) -> int:
-    """Of every tensor moved once: x, y and out; the upstream gradient, x, y, dx and dy."""
+    """Bytes of every tensor moved once: x, y and out; the upstream gradient, x, y, dx and dy."""
     forward, backward = x.nbytes + 2 * y.nbytes, 2 * x.nbytes + 3 * y.nbytes
     return {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": forward + backward}[mode]
 
@@ -77,7 +77,7 @@ BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
 PYTORCH = (BASELINE, "torch_compile", "torch_compile_max_autotune")
 """Those that need not keep the budget: they round each term of a gradient."""
 PIECE_ENTRIES = 1 << 24
-"""Of x computed in float64 at a time."""
+"""Entries of x computed in float64 at a time."""
 
 
 def share_of_budget(

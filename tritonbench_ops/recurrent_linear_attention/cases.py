@@ -63,7 +63,7 @@ def x_value(q, k, v, *gates: torch.Tensor | None) -> str:
 
 
 def bytes_moved(inputs: Inputs, mode: str) -> int:
-    """Of every tensor moved once: arguments and o; the upstream gradient, arguments and their gradients."""
+    """Bytes of every tensor moved once: arguments and o; upstream gradient, arguments and their gradients."""
     given = sum(x.nbytes for x in inputs if x is not None)
     forward, backward = given + inputs[2].nbytes, 2 * given + inputs[2].nbytes
     return {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": forward + backward}[mode]
@@ -79,7 +79,7 @@ class Backend:
     refuses: Callable[..., str] = lambda *inputs: ""
     """Why it does not take these inputs; empty where it does."""
     peer: bool = False
-    """Of another package: may be absent, refuse a call or miss the budget, unless --only names it."""
+    """Whether it is another package's: may be absent, refuse a call or miss the budget unless --only names it."""
     missing: str = ""
     """Why it cannot run here; empty where it can."""
 

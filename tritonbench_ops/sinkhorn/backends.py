@@ -22,7 +22,7 @@ Build = Callable[..., Forward]
 """(logits (B, n, m), upstream gradient, n_iters, form, first) -> Forward; NotImplementedError with the
 reason for a call that the backend does not take."""
 EPS = 1e-6
-"""Of the deepseek form, here and in every peer."""
+"""eps of the deepseek form, here and in every peer."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Backend:
     config: Callable[..., str] = lambda *arguments: ""
     """(logits, n_iters, form, first, mode) -> the configs that serve, in words."""
     peer: bool = False
-    """Of another package: may be absent, or refuse a shape, unless --only names it."""
+    """Whether it is of another package: may be absent, or refuse a shape, unless --only names it."""
     on_cpu: bool = True
     approximate: bool = False
     """Has another gradient on purpose: its accuracy is shown, and no gradient of it fails the run."""

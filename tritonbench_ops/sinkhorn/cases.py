@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.api import FIRSTS, FORMS
-from helion_sinkhorn.ops.sinkhorn.workloads import LARGEST_ENTRIES, Workload
+from helion_sinkhorn.ops.sinkhorn.workloads import LARGEST_ENTRIES, SinkhornWorkload
 from helion_sinkhorn.workloads import tagged
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -34,7 +34,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[Workload]:
+def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[SinkhornWorkload]:
     """The bench workloads as `options` change them, each once, in the order of WORKLOADS.
 
     Args:
@@ -45,7 +45,7 @@ def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[Workload]:
         raise ValueError(f"precision {dtype} is not accepted; use --precision fp32, bf16 or fp16")
     rows = tagged("bench")
     known = any(row.n == options.n for row in rows)
-    chosen: dict[tuple[int, ...], Workload] = {}
+    chosen: dict[tuple[int, ...], SinkhornWorkload] = {}
     for row in rows:
         n, m = options.n or row.n, options.n or row.m
         batch, n_iters = options.batch or row.batch, options.iters or row.n_iters

@@ -17,9 +17,9 @@ from helion_sinkhorn.ops.sinkhorn.budget import error_budget
 from helion_sinkhorn.testing.rounding import half_ulp
 
 PIECE_ENTRIES = 1 << 22
-"""Of the logits computed in float64 at a time: autograd keeps a hundred tensors of this size."""
+"""Logits computed in float64 at a time: autograd keeps a hundred tensors of this size."""
 SAMPLE_ENTRIES = 1 << 13
-"""Of the matrices that are held to their own error budget."""
+"""Entries of the matrices that are held to their own error budget."""
 BEYOND_SAMPLE = 8.0
 """All other matrices may be this much worse conditioned than the worst of the sample."""
 
@@ -29,7 +29,7 @@ class Budget:
     """What a backend may be wrong by on these logits: entry by entry on a sample, one bound on the rest."""
 
     index: torch.Tensor
-    """Of the sampled matrices; the first and the last are among them."""
+    """Indices of the sampled matrices; the first and the last are among them."""
     p: torch.Tensor
     dx: torch.Tensor
 
@@ -39,7 +39,7 @@ class Errors:
     """How far a result is from float64; None is what the mode does not compute."""
 
     share: float
-    """Of the error budget: at most 1 passes."""
+    """The largest error in units of its budget: at most 1 passes."""
     max_abs: float
     """Largest |P - P64|, or |dX - dX64| where there is no P."""
     gradient: float | None

@@ -16,9 +16,9 @@ from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
 JUDGED = 2
 """Elements: each has a hundred thousand entries and more."""
 MARGIN = 1.05
-"""Of the deviation: that of 10^4 independent roundings is known to a hundredth."""
+"""Factor of the deviation: that of 10^4 independent roundings is known to a hundredth."""
 CUT_TERMS = 16
-"""Of a sum that a matrix unit cuts to float32, toward zero: results kept in float32 then lean that way."""
+"""Terms of a sum that a matrix unit cuts to float32, toward zero: float32 results lean that way."""
 RESULTS = ("out", "dx", "dy", "dz")
 
 

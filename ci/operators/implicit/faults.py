@@ -24,7 +24,7 @@ from ci.operators.implicit.truths import JUDGED, results
 from helion_sinkhorn.ops.sinkhorn import budget as testing
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
 from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
-from helion_sinkhorn.ops.sinkhorn.workloads import Workload
+from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 
 DIRECT, CG, REDUCED, FULL = JUDGED
 CORRECTED = DIRECT, CG
@@ -33,7 +33,7 @@ CORRECTED = DIRECT, CG
 def solving(solve: Solve, *names: str) -> gate.Run:
     """An implementation of the results named, of all without a name."""
 
-    def run(w: Workload, p: torch.Tensor, dy: torch.Tensor) -> gate.Results:
+    def run(w: SinkhornWorkload, p: torch.Tensor, dy: torch.Tensor) -> gate.Results:
         # the unknowns stand on the columns
         turn = (lambda t: t.mT) if p.size(-2) < p.size(-1) else (lambda t: t)
         found = {}
@@ -51,7 +51,7 @@ def package(solver: str) -> Solve:
     return lambda w, system, p, dy: implicit.backward(dy, p, w.n_iters, system, solver, torch.float32)
 
 
-def solved_exactly(w: Workload, p: torch.Tensor, dy: torch.Tensor) -> gate.Results:
+def solved_exactly(w: SinkhornWorkload, p: torch.Tensor, dy: torch.Tensor) -> gate.Results:
     found = {}
     for name in results(w, p):
         system, _ = JUDGED[name]
@@ -87,7 +87,7 @@ def gradient(p: torch.Tensor, dy: torch.Tensor, beta: torch.Tensor, r: torch.Ten
     return p * (rest - ((p * rest).sum(-1) / r).unsqueeze(-1))
 
 
-def linalg(w: Workload, system: str, p: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+def linalg(w: SinkhornWorkload, system: str, p: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     """Each matrix by torch.linalg, its gauge fixed by a border."""
     r, c, s_r, s_c = sums(p, dy)
     if system != "corrected":
@@ -106,7 +106,7 @@ def in_float64(solve: Callable[..., torch.Tensor], *names: str) -> gate.Run:
     return solving(lambda w, system, p, dy: solve(p.double(), dy.double()), *names)
 
 
-def gauge_not_fixed(w: Workload, system: str, p: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+def gauge_not_fixed(w: SinkhornWorkload, system: str, p: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     """The nearly singular reduced system as it stands."""
     p, dy = p.double(), dy.double()
     r, c, s_r, s_c = sums(p, dy)
@@ -146,7 +146,7 @@ def without_columns(p, dy):
     return gradient(p, dy, torch.zeros_like(p[:, 0]), p.sum(-1))
 
 
-def exact_instead(w: Workload, p: torch.Tensor, dy: torch.Tensor) -> gate.Results:
+def exact_instead(w: SinkhornWorkload, p: torch.Tensor, dy: torch.Tensor) -> gate.Results:
     x = w.make_inputs()[0][: len(p)]
     n_iters, eps, form, first = w.arguments
     _, dx = testing.exact(x, dy, n_iters, eps=eps, form=form, first=first)
@@ -176,7 +176,7 @@ def after(change: Callable[[torch.Tensor], torch.Tensor]) -> gate.Run:
     }
 
 
-def truncated_result(w: Workload, p: torch.Tensor, dy: torch.Tensor) -> gate.Results:
+def truncated_result(w: SinkhornWorkload, p: torch.Tensor, dy: torch.Tensor) -> gate.Results:
     kept = {torch.bfloat16: 7, torch.float16: 10}[w.dtype]
 
     def solve(w, system, p, dy):
@@ -189,11 +189,11 @@ def neighbour_leaks(t: torch.Tensor) -> torch.Tensor:
     return t + (2.0**-7 if t.dtype != torch.float32 else 2.0**-10) * t.roll(1, 0)
 
 
-def is_wide(w: Workload) -> bool:
+def is_wide(w: SinkhornWorkload) -> bool:
     return w.dtype == torch.float32
 
 
-def is_nearly_disconnected(w: Workload) -> bool:
+def is_nearly_disconnected(w: SinkhornWorkload) -> bool:
     return w.logits == "identity_like"
 
 

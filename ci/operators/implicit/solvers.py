@@ -8,9 +8,9 @@ import torch
 
 from ci.gate.arithmetic import PLAIN, Arithmetic
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps
-from helion_sinkhorn.ops.sinkhorn.workloads import Workload
+from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 
-Solve = Callable[[Workload, str, torch.Tensor, torch.Tensor], torch.Tensor]
+Solve = Callable[[SinkhornWorkload, str, torch.Tensor, torch.Tensor], torch.Tensor]
 """(workload, system, P, dY) -> dX; P is float32 with no fewer rows than columns."""
 Pivot = Callable[[torch.Tensor, int, Arithmetic], torch.Tensor]
 """(weights, number of the unknown, arithmetic) -> its pivot, (K, 1, 1)."""
@@ -77,7 +77,7 @@ def elimination(
 ) -> Solve:
     """The system reduced to its columns and eliminated without subtractions."""
 
-    def solve(w: Workload, system: str, p: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    def solve(w: SinkhornWorkload, system: str, p: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         if backwards:
             p, dy = p.flip(-1), dy.flip(-1)
         near = relative and system == "corrected"
@@ -98,7 +98,7 @@ def elimination(
 def conjugate_gradients(a: Arithmetic = PLAIN, steps: Callable[[int], int] = lambda k: k) -> Solve:
     """The system on what is orthogonal to its gauge, scaled by its diagonal."""
 
-    def solve(w: Workload, system: str, p: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    def solve(w: SinkhornWorkload, system: str, p: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         n, m = p.shape[-2:]
         count = steps(cg_steps(system, n, m, w.n_iters))
         if system == "full":

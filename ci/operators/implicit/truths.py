@@ -16,7 +16,7 @@ from helion_sinkhorn import reference
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
 from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps, marginal_error, solver_for
-from helion_sinkhorn.ops.sinkhorn.workloads import Workload
+from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.testing import rounding
 
 JUDGED = {
@@ -32,7 +32,7 @@ NEAR = 1e-2
 point, and away from it their matrix may be indefinite."""
 
 
-def inputs(workload: Workload, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+def inputs(workload: SinkhornWorkload, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The judged P, rounded once from float64, and upstream gradients."""
     k = gate.judged(workload, steps)
     x, dy = (t[:k] for t in workload.make_inputs())
@@ -41,7 +41,7 @@ def inputs(workload: Workload, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     return p.to(workload.dtype), dy
 
 
-def results(workload: Workload, p: torch.Tensor) -> list[str]:
+def results(workload: SinkhornWorkload, p: torch.Tensor) -> list[str]:
     """Those of JUDGED for a call."""
     names = ["implicit dX (direct)", "implicit dX (cg)"]
     n, m = p.shape[-2:]
@@ -55,7 +55,7 @@ def results(workload: Workload, p: torch.Tensor) -> list[str]:
     return names
 
 
-def truths(workload: Workload, p: torch.Tensor, dy: torch.Tensor) -> dict[str, gate.Truth]:
+def truths(workload: SinkhornWorkload, p: torch.Tensor, dy: torch.Tensor) -> dict[str, gate.Truth]:
     """The equations solved in float64 from the same P."""
     # matrices that share their P share its rounding errors
     distinct = len(torch.unique(p, dim=0))
@@ -74,7 +74,7 @@ def truths(workload: Workload, p: torch.Tensor, dy: torch.Tensor) -> dict[str, g
     return found
 
 
-def candidates(workload: Workload, p: torch.Tensor, dy: torch.Tensor) -> list[gate.Candidate]:
+def candidates(workload: SinkhornWorkload, p: torch.Tensor, dy: torch.Tensor) -> list[gate.Candidate]:
     """Both solvers for each system, with each of their configs; on a CPU the CPU path."""
     n, m = p.shape[-2:]
     auto = "corrected", solver_for("auto", n, m)
@@ -90,12 +90,14 @@ def candidates(workload: Workload, p: torch.Tensor, dy: torch.Tensor) -> list[ga
     return [c for pair in pairs for c in kernels(workload, p, *pair, pair[1:] == auto)]
 
 
-def on_cpu(workload: Workload, system: str, solver: str, p: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+def on_cpu(
+    workload: SinkhornWorkload, system: str, solver: str, p: torch.Tensor, dy: torch.Tensor
+) -> torch.Tensor:
     return implicit.backward(dy, p, workload.n_iters, system, solver, workload.dtype)
 
 
 def kernels(
-    workload: Workload, p: torch.Tensor, name: str, system: str, solver: str, auto: bool
+    workload: SinkhornWorkload, p: torch.Tensor, name: str, system: str, solver: str, auto: bool
 ) -> list[gate.Candidate]:
     """One solver of one system."""
     from helion_sinkhorn.ops.sinkhorn.implicit import launch

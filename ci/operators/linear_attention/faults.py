@@ -55,7 +55,7 @@ class Machine:
     kept_state: Change = same
     exponential: Change = same
     operands: Change = same
-    """Of what matrix units take."""
+    """How operands of matrix units are changed."""
     changed: dict[str, Change] = dataclasses.field(default_factory=dict)
     """The same by name, in place of `operands`."""
     partial: Change = same

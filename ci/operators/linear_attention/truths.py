@@ -43,12 +43,12 @@ def methods(workload: AttentionWorkload) -> tuple[str, ...]:
 
 
 def title(method: str, name: str) -> str:
-    """Of a result in tables."""
+    """The name of a result in tables."""
     return name if method == "recurrent" else f"{method} {name}"
 
 
 def names(workload: AttentionWorkload) -> list[str]:
-    """Of the tensors of `inputs`, the gradients "do" and "dend" last."""
+    """Names of the tensors of `inputs`, the gradients "do" and "dend" last."""
     own = [*"qkv", *[name for name in TENSORS if name in workload.gates.split()]]
     return [*own, "initial_state", "do", "dend"] if workload.states else [*own, "do"]
 

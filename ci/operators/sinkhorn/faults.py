@@ -20,13 +20,13 @@ from helion_sinkhorn.ops.sinkhorn import budget as testing
 from helion_sinkhorn.ops.sinkhorn import eager
 from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
 from helion_sinkhorn.ops.sinkhorn.logits import PEAKED
-from helion_sinkhorn.ops.sinkhorn.workloads import Workload
+from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-Run = Callable[[Workload, torch.Tensor, torch.Tensor], Pair]
+Run = Callable[[SinkhornWorkload, torch.Tensor, torch.Tensor], Pair]
 
 
-def in_place(x: torch.Tensor, workload: Workload, arithmetic: Arithmetic, **change) -> torch.Tensor:
+def in_place(x: torch.Tensor, workload: SinkhornWorkload, arithmetic: Arithmetic, **change) -> torch.Tensor:
     """The matrix itself divided by its sums: no scaling vectors.
 
     change: faults.  start_eps, eps: of the softmax and of the denominators; after: of what is added to the
@@ -52,7 +52,9 @@ def in_place(x: torch.Tensor, workload: Workload, arithmetic: Arithmetic, **chan
     return p
 
 
-def differentiated(function: Callable[[torch.Tensor], torch.Tensor], workload: Workload, x, dy) -> Pair:
+def differentiated(
+    function: Callable[[torch.Tensor], torch.Tensor], workload: SinkhornWorkload, x, dy
+) -> Pair:
     """(P, dX) of a function of the logits in float32, each rounded once to the workload's dtype."""
     compute = torch.promote_types(workload.dtype, torch.float32)
     leaf = x.to(compute, copy=True).requires_grad_()
@@ -104,7 +106,7 @@ def specification(**change) -> Run:
     return run
 
 
-def pytorch(w: Workload, x: torch.Tensor, dy: torch.Tensor) -> Pair:
+def pytorch(w: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> Pair:
     """The specification as PyTorch evaluates it in float32, and autograd: what kernels are compared with."""
     return differentiated(lambda t: reference.sinkhorn(t, **w.options), w, x, dy)
 
@@ -166,7 +168,7 @@ def other_gradient(gradient: Run) -> Run:
     return lambda w, x, dy: (specification()(w, x, dy)[0], gradient(w, x, dy)[1])
 
 
-def in_float64(function: Callable[[Workload, torch.Tensor], torch.Tensor]) -> Run:
+def in_float64(function: Callable[[SinkhornWorkload, torch.Tensor], torch.Tensor]) -> Run:
     """(P, dX) of a function of the workload and the logits in float64, rounded once: no rounding error."""
 
     def run(w, x, dy):
@@ -177,7 +179,7 @@ def in_float64(function: Callable[[Workload, torch.Tensor], torch.Tensor]) -> Ru
     return run
 
 
-def without_first_sums(w: Workload, t: torch.Tensor) -> torch.Tensor:
+def without_first_sums(w: SinkhornWorkload, t: torch.Tensor) -> torch.Tensor:
     """The first normalisation differentiated as if its sums were constants."""
     lead = -1 if w.first == "rows" else -2
     start = t - t.logsumexp(lead, keepdim=True).detach()
@@ -190,7 +192,7 @@ def without_first_sums(w: Workload, t: torch.Tensor) -> torch.Tensor:
     return p
 
 
-def second_half(w: Workload, t: torch.Tensor) -> torch.Tensor:
+def second_half(w: SinkhornWorkload, t: torch.Tensor) -> torch.Tensor:
     """The history cut: what the first half of the iterations did to the logits is taken for constant."""
     half = w.n_iters // 2
     middle = reference.sinkhorn(t, half, form="log", first=w.first).log()
@@ -215,36 +217,36 @@ def neighbour_leaks(w, x, dy):
     return p, dx + (2.0**-7 if w.dtype != torch.float32 else 2.0**-10) * dx.roll(1, 0)
 
 
-def is_deepseek(w: Workload) -> bool:
+def is_deepseek(w: SinkhornWorkload) -> bool:
     return w.form == "deepseek"
 
 
-def shows_eps(w: Workload) -> bool:
+def shows_eps(w: SinkhornWorkload) -> bool:
     """A relative change of 1e-6 is a thousandth of the last place of a narrow result."""
     return is_deepseek(w) and is_wide(w)
 
 
-def is_narrow(w: Workload) -> bool:
+def is_narrow(w: SinkhornWorkload) -> bool:
     return w.dtype != torch.float32
 
 
-def is_wide(w: Workload) -> bool:
+def is_wide(w: SinkhornWorkload) -> bool:
     return w.dtype == torch.float32
 
 
-def loses_by_recurrence(w: Workload) -> bool:
+def loses_by_recurrence(w: SinkhornWorkload) -> bool:
     """Small matrices near a permutation, in float32: elsewhere the recurrence is as good, or its loss is
     hidden."""
     small = max(w.n, w.m) <= 4 and w.n_iters <= 20
     return is_wide(w) and small and (w.n == 2 or (w.form == "log" and w.logits in PEAKED))
 
 
-def shows_an_iteration(w: Workload) -> bool:
+def shows_an_iteration(w: SinkhornWorkload) -> bool:
     """With 0 on the diagonal and -16 off it an iteration changes one part in 10^7."""
     return w.logits != "identity_like_16"
 
 
-def needs_float32(w: Workload) -> bool:
+def needs_float32(w: SinkhornWorkload) -> bool:
     """Logits of float32 that bfloat16 does not hold, as it does 0 and -8."""
     return is_wide(w) and not w.logits.startswith("identity_like")
 

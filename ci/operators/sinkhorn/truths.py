@@ -12,17 +12,17 @@ from helion_sinkhorn import reference
 from helion_sinkhorn.ops.sinkhorn import budget as testing
 from helion_sinkhorn.ops.sinkhorn import eager
 from helion_sinkhorn.ops.sinkhorn.parity import peer_of_gradient
-from helion_sinkhorn.ops.sinkhorn.workloads import Workload
+from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.testing import rounding
 
 
-def inputs(workload: Workload, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+def inputs(workload: SinkhornWorkload, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The judged logits and upstream gradients."""
     k = gate.judged(workload, steps)
     return tuple(t[:k] for t in workload.make_inputs())
 
 
-def truths(workload: Workload, x: torch.Tensor, dy: torch.Tensor) -> dict[str, gate.Truth]:
+def truths(workload: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> dict[str, gate.Truth]:
     """{"P": ..., "dX": ...}."""
     exact = testing.exact(x, dy, **workload.options)
     budgets = testing.error_budget(x, dy, **workload.options, out_dtype=workload.dtype)
@@ -43,7 +43,7 @@ def truths(workload: Workload, x: torch.Tensor, dy: torch.Tensor) -> dict[str, g
     }
 
 
-def systematic(workload: Workload, x, dy, exact, spreads) -> list[float]:
+def systematic(workload: SinkhornWorkload, x, dy, exact, spreads) -> list[float]:
     """The largest bias, in spreads, of P and of dX under gate.Systematic."""
     few = slice(gate.SYSTEMATIC_MATRICES)
     x64, dy64 = x[few].double(), dy[few].double()
@@ -55,7 +55,7 @@ def systematic(workload: Workload, x, dy, exact, spreads) -> list[float]:
     return most
 
 
-def candidates(workload: Workload, x: torch.Tensor, dy: torch.Tensor) -> list[gate.Candidate]:
+def candidates(workload: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> list[gate.Candidate]:
     """Every kernel that takes this call, with each of its configs; on a CPU the CPU path."""
     arguments, dtype = workload.arguments, workload.dtype
     if not x.is_cuda:
@@ -70,7 +70,7 @@ def candidates(workload: Workload, x: torch.Tensor, dy: torch.Tensor) -> list[ga
     return kernels(workload, x)
 
 
-def kernels(workload: Workload, x: torch.Tensor) -> list[gate.Candidate]:
+def kernels(workload: SinkhornWorkload, x: torch.Tensor) -> list[gate.Candidate]:
     from helion_sinkhorn.ops.sinkhorn import launch
     from helion_sinkhorn.runtime import serving
 
@@ -96,7 +96,7 @@ def kernels(workload: Workload, x: torch.Tensor) -> list[gate.Candidate]:
     ]  # fmt: skip
 
 
-def compiled(workload: Workload, x: torch.Tensor, dy: torch.Tensor) -> gate.Results:
+def compiled(workload: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> gate.Results:
     """torch.compile of the specification, in float32 and rounded once."""
     leaf = x.requires_grad_()
     function = torch.compile(

@@ -61,7 +61,7 @@ def result(value: torch.Tensor, variance: torch.Tensor, dtype: torch.dtype, part
 
 
 def variance_of_sums(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Of the entries of a b, squares given: a.size(-1) truncations of partial sums."""
+    """Rounding variance of the entries of a b, from squares of a and b: a.size(-1) truncated sums."""
     return CUT**2 * a.size(-1) * (a @ b)
 
 

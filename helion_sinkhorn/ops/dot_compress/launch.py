@@ -19,14 +19,22 @@ from helion_sinkhorn.ops.dot_compress.space import (
     apply_space,
     expand_default,
     expand_space,
-    fitted,
     padded,
     product_default,
     product_space,
+    shrunk_to_fill,
 )
 from helion_sinkhorn.ops.dot_compress.workloads import ROWS, DotWorkload
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import NO_CHOICES, Choices, Served, again, alike, run_and_keep, serve
+from helion_sinkhorn.runtime.serving import (
+    NO_CHOICES,
+    Choices,
+    Served,
+    launch_kept,
+    layout_key,
+    run_and_keep,
+    serve,
+)
 from helion_sinkhorn.runtime.views import matrices
 
 KERNELS = {
@@ -72,14 +80,14 @@ def run(
 ) -> None:
     """Launch a kernel with the choice named, or the one looked up; `constants` follow from its variant."""
     x = tensors[0]
-    key = name, choice, call.parts, alike(*tensors)
-    if again(key, *tensors):
+    key = name, choice, call.parts, layout_key(*tensors)
+    if launch_kept(key, *tensors):
         return
 
     def launch(served: Served) -> None:
         variant = served.choice.variant
         if not (served.choice.stored or served.named):
-            variant = fitted(variant, call, x.size(0), served.device)
+            variant = shrunk_to_fill(variant, call, x.size(0), served.device)
         own = call.d, call.k, *constants(dict(variant)), call.parts, served.interpret
         run_and_keep(served.kernel, tensors, own, tensors, key)
 

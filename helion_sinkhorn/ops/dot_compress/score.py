@@ -25,7 +25,7 @@ from helion_sinkhorn.machine.binary import Binary
 from helion_sinkhorn.ops.dot_compress.space import DotCall, padded
 
 START = 450.0
-"""Of a launch; the same for all candidates."""
+"""Nanoseconds of a launch, the same for all candidates."""
 DRAIN = 31.0
 """Bytes a ns that one program turns from sums into stores."""
 

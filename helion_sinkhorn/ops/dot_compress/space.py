@@ -49,10 +49,10 @@ def block_of(call: DotCall, entries: int) -> int:
 
 
 FEWEST = {"block_d": 64, "rows": 512}
-"""Of a program that shrinks to leave others to the rest of the device."""
+"""The smallest tile of `shrunk_to_fill`, for batches that would leave compute units idle."""
 
 
-def fitted(variant: Items, call: DotCall, batch: int, device: Device) -> Items:
+def shrunk_to_fill(variant: Items, call: DotCall, batch: int, device: Device) -> Items:
     """A default's variant with as many programs as fill the device, where the batch is small.
 
     With 2048 rows a program 16 elements are 32 programs, on 132 compute units.  H200: apply 32 us, with 512

@@ -29,12 +29,12 @@ class DotWorkload:
 
     @property
     def shape(self) -> dict[str, int]:
-        """Of an element."""
+        """Sizes of one element of the batch, by name."""
         return {"m": self.m, "d": self.d, "k": self.k}
 
     @property
     def entries(self) -> int:
-        """Of x and y of an element."""
+        """Entries of x and y in one element of the batch."""
         return self.m * (self.d + self.k)
 
     @property

@@ -103,7 +103,7 @@ class Case:
         return evaluated(evaluate, *call, rounding, samples)
 
     def variance(self, method: str, seed: int = 0) -> Named:
-        """Of each result, by SAMPLES runs of the model."""
+        """Variance of each result, from SAMPLES runs of the model."""
         errors = Errors.of(self.inputs["q"], seed)
         found = self.wide.evaluated(method, errors, SAMPLES)
         return {name: (found[name] - x).square().mean(0) for name, x in self.exact.items()}

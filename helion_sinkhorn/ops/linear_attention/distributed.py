@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 SEQUENCES = (0, 0, 0, 0, None, 0, 0, None, 0)
 """Dimension of the sequences in q, k, v, g, g_gamma, gk, gv, scale, initial_state."""
 HEADS = (2, 2, 2, 2, 0, 2, 2, None, 1)
-"""Of the heads."""
+"""Dimension of the heads in the same tensors."""
 G_GAMMA = 4
 
 
@@ -44,7 +44,7 @@ def attend(run: Callable[..., tuple[torch.Tensor, torch.Tensor]], arguments: Seq
     mesh = q.device_mesh
 
     def placements(sequences: int | None, heads: int | None) -> list[Placement]:
-        """Of a tensor with these dimensions, one for each dimension of the mesh."""
+        """Placements of a tensor with these dimensions, one for each dimension of the mesh."""
         found: list[Placement] = []
         for of_q in q.placements:
             # packed sequences are one batch

@@ -7,7 +7,7 @@ import torch
 from helion_sinkhorn.runtime.device_math import LOG2E
 
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
-"""Of few bits, so that whole multiples are exact, and the rest of log 2."""
+"""log 2 in two parts: the first has few bits, so that whole multiples of it are exact."""
 TO_WHOLE = 1.5 * 2.0**23
 """A float32 this large has no fraction: adding and subtracting it rounds."""
 LEAST_GATE, LEAST_EXPONENT = -1e4, -160.0

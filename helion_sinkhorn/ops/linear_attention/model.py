@@ -32,11 +32,11 @@ class Errors(Rounding):
     """Random errors of the size of their bounds, in units of roundoff."""
 
     operands: float = 4.0
-    """Of a number that a matrix unit takes: three TF32 parts without their smallest product, or bfloat16."""
+    """Error of a matrix unit's operand: three TF32 parts without their smallest product, or bfloat16."""
     pairs: float = 4.0
     """The same within a chunk, where bfloat16 takes two numbers for one."""
     gates: float = 1.0
-    """Of a term of a gate's gradient, for which two bfloat16 numbers stand if inputs are."""
+    """Error of a term of a gate's gradient, for which two bfloat16 numbers stand if inputs are."""
     chunk: int = CHUNK
     least: float = 2.0**-4
     """How far half a chunk may decay for its steps to be taken relative to its middle."""

@@ -12,16 +12,16 @@ from helion_sinkhorn.ops.linear_attention.recurrent.space import SPAN, WalkCall
 from helion_sinkhorn.runtime.space import power_of_two
 
 WIDE = torch.float32
-"""Of states, and of what sums over time add up."""
+"""The dtype of states and of sums over time."""
 Some = torch.Tensor | None
 
 
-def fitted(size: int) -> int:
+def padded_side(size: int) -> int:
     """Entries that a side of the state has in a walk: Helion takes other numbers of them for one another."""
     return max(8, power_of_two(size))
 
 
-def grown(x: Some, *sizes: int, value: float = 0.0) -> Some:
+def pad_to(x: Some, *sizes: int, value: float = 0.0) -> Some:
     """x with this value behind its last axes: nothing is added to a state there.
 
     Of gates it is -inf, since a decay of inf, by g alone, would make NaN of nothing.
@@ -32,8 +32,8 @@ def grown(x: Some, *sizes: int, value: float = 0.0) -> Some:
     return torch.nn.functional.pad(x, [n for pair in reversed(behind) for n in pair], value=value)
 
 
-def cut(x: Some, *sizes: int) -> Some:
-    """What `grown` was given."""
+def unpad(x: Some, *sizes: int) -> Some:
+    """Slice off what `pad_to` padded."""
     return None if x is None else x[(..., *map(slice, sizes))].contiguous()
 
 
@@ -59,9 +59,9 @@ class Problem:
     @classmethod
     def fitting(cls, q, k, v, g, g_gamma, gk, gv, *arguments) -> Problem:
         """The same with sides that a walk takes."""
-        dk, dv = fitted(q.size(-1)), fitted(v.size(-1))
-        vectors = grown(q, dk), grown(k, dk), grown(v, dv)
-        gates = g, g_gamma, grown(gk, dk, value=-math.inf), grown(gv, dv, value=-math.inf)
+        dk, dv = padded_side(q.size(-1)), padded_side(v.size(-1))
+        vectors = pad_to(q, dk), pad_to(k, dk), pad_to(v, dv)
+        gates = g, g_gamma, pad_to(gk, dk, value=-math.inf), pad_to(gv, dv, value=-math.inf)
         return cls.of(*vectors, *gates, *arguments)
 
     @property

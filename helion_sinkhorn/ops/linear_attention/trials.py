@@ -19,9 +19,9 @@ from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.runtime.operator import Tensors, Trial, noise
 
 JUDGED_STEPS = 37
-"""Some blocks of steps and a rest."""
+"""37 = 4 unrolled blocks of 8 steps and 5 more."""
 STEPS = 1024
-"""Of a timed walk: its time is proportional to them from some hundred on."""
+"""Steps of a timed walk: from some hundred on its time is proportional to them."""
 HEADS = 16
 
 
@@ -130,7 +130,7 @@ def run_gates(
 
 
 def gates_error(call: ChunkCall, choice: Choice, device: str) -> float:
-    """Of all gradients, with this choice for those of the gates."""
+    """The largest error of all gradients, with this choice for those of the gates."""
     workload = AttentionWorkload(
         "", 1, SPAN + 3, 2, call.dk, call.dv, frozenset(), "", call.gates, getattr(torch, call.dtype)
     )
@@ -186,7 +186,7 @@ def run_chunk_gradients(call: ChunkCall, choice: Choice, *tensors: torch.Tensor)
 
 
 def chunk_error(call: ChunkCall, choice: Choice, device: str) -> float:
-    """Of the whole operator with this choice for one of its kernels."""
+    """The largest error of the whole operator, with this choice for one of its kernels."""
     workload = AttentionWorkload(
         "", 1, call.chunk + 3, 2, call.dk, call.dv, frozenset(), "", call.gates, getattr(torch, call.dtype)
     )

@@ -31,18 +31,18 @@ class AttentionWorkload:
     """Whether there is an initial state, and a gradient of the last one."""
     reverse: bool = False
     lengths: tuple[int, ...] = ()
-    """Of packed sequences, `steps` in all; `sequences` is 1 then."""
+    """Lengths of packed sequences, `steps` in all; `sequences` is 1 then."""
     strength: float = 1 / 8
-    """Of the decays: a memory of some ten steps, with 8 of a step or less."""
+    """Strength of the decays: 1/8 remembers some ten steps, 8 a step or less."""
 
     @property
     def shape(self) -> dict[str, int]:
-        """Of a sequence, or of a packing of them."""
+        """Sizes of one sequence, or of one packing of them, by name."""
         return {"steps": self.steps, "heads": self.heads, "dk": self.dk, "dv": self.dv}
 
     @property
     def entries(self) -> int:
-        """Of the vectors of a sequence."""
+        """Entries of the vectors of one sequence."""
         return 2 * self.steps * self.heads * (self.dk + self.dv)
 
     @property

@@ -19,7 +19,7 @@ from helion_sinkhorn.testing.draws import make_cotangents
 from helion_sinkhorn.testing.rounding import SAMPLES, SIGMAS, UNIT, Rounding, half_ulp, worst
 
 SMALLEST_NORMAL = 2.0**-126
-"""Of float32."""
+"""The smallest normal float32."""
 MODEL_ENTRIES = 1 << 22
 """Entries times iterations that the model runs at a time."""
 UNDERFLOW = 2.0**-30

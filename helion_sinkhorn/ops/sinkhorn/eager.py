@@ -15,7 +15,7 @@ import torch
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
 
 CACHE_BYTES = 1 << 19
-"""Of the working set of one slice: A and its gradient, within a core's second-level cache."""
+"""The working set of one slice, A and its gradient: it stays in a core's second-level cache."""
 
 LARGEST_START = 40.0
 """Cap on log q_0: a column e^-40 below the maxima of its rows does not show in their sums."""

@@ -17,7 +17,7 @@ from helion_sinkhorn.ops.sinkhorn.space import (
     REGISTER_HISTORY_ENTRIES,
     REGISTER_HISTORY_RESTARTED,
     REGISTER_HISTORY_STEPS,
-    Call,
+    SinkhornCall,
     backward_default,
     backward_space,
     forward_default,
@@ -28,12 +28,12 @@ from helion_sinkhorn.ops.sinkhorn.space import (
 from helion_sinkhorn.ops.sinkhorn.workloads import ROWS
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import Served, again, run_and_keep, serve
+from helion_sinkhorn.runtime.serving import Served, launch_kept, run_and_keep, serve
 from helion_sinkhorn.runtime.space import power_of_two
 from helion_sinkhorn.runtime.views import VECTOR_BYTES, matrices, matrices_of
 
 KERNELS = {
-    body.__name__: Kernel(body.__name__, body, Call, default, space, traits=frozenset({"normalises"}))
+    body.__name__: Kernel(body.__name__, body, SinkhornCall, default, space, traits=frozenset({"normalises"}))
     for body, default, space in (
         (sinkhorn_forward, forward_default, forward_space),
         (sinkhorn_backward, backward_default, backward_space),
@@ -46,17 +46,21 @@ SCRATCH_BYTES = 64 << 20
 """History of one launch of `sinkhorn_backward_history`: it should stay in the last-level cache."""
 
 
-def call_for(n: int, m: int, dtype: torch.dtype, n_iters: int, eps: float, form: str, first: str) -> Call:
+def call_for(
+    n: int, m: int, dtype: torch.dtype, n_iters: int, eps: float, form: str, first: str
+) -> SinkhornCall:
     """Without eps the deepseek form is the log form: softmax is its first row step."""
-    return Call(form == "deepseek" and eps > 0, 1 if first == "rows" else 2, str(dtype)[6:], n, m, n_iters)
+    return SinkhornCall(
+        form == "deepseek" and eps > 0, 1 if first == "rows" else 2, str(dtype)[6:], n, m, n_iters
+    )
 
 
-def call_of(x: torch.Tensor, n_iters: int, eps: float, form: str, first: str) -> Call:
+def call_of(x: torch.Tensor, n_iters: int, eps: float, form: str, first: str) -> SinkhornCall:
     """`call_for` a tensor."""
     return call_for(*x.shape[-2:], x.dtype, n_iters, eps, form, first)
 
 
-def backward_kernel(call: Call) -> str:
+def backward_kernel(call: SinkhornCall) -> str:
     """The kernel for a gradient: register history while iterations are few and matrices small.
 
     On an H200 the history in memory is faster from 32 x 32 on, and from 16 x 16 where the log form restarts.
@@ -67,12 +71,12 @@ def backward_kernel(call: Call) -> str:
     return "sinkhorn_backward" if few and small else "sinkhorn_backward_history"
 
 
-def segment(call: Call) -> int:
+def segment(call: SinkhornCall) -> int:
     """Iterations between restarts; the deepseek form needs none, eps bounds u v."""
     return call.n_iters if call.deepseek else segment_length(call.n, call.m)
 
 
-def segments(call: Call, length: int) -> tuple[int, int, int]:
+def segments(call: SinkhornCall, length: int) -> tuple[int, int, int]:
     """(length, head, tail): how `sinkhorn_backward` divides its iterations.
 
     `head` segments of `length` iterations, the 1 to `length` left over, and where the log form has to restart
@@ -93,7 +97,7 @@ def tuned_keys() -> frozenset[Key]:
     return frozenset(call_for(w.n, w.m, w.dtype, *w.arguments).key for w in rows)
 
 
-def must_round(call: Call, choice: Choice) -> bool:
+def must_round(call: SinkhornCall, choice: Choice) -> bool:
     """Whether a thread of `sinkhorn_backward_history` may hold one entry of a line, or nobody knows how
     many."""
     thread = thread_of(choice)
@@ -106,7 +110,7 @@ def is_persistent(choice: Choice, how: str) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def constants(call: Call, eps: float, choice: Choice, how: str) -> tuple[Any, ...]:
+def constants(call: SinkhornCall, eps: float, choice: Choice, how: str) -> tuple[Any, ...]:
     """What the body of a choice's kernel takes after the tensors; `how` pins its reciprocal."""
     variant = dict(choice.variant)
     kernel_eps = eps if call.deepseek else 0.0
@@ -159,7 +163,7 @@ def loaded(x: torch.Tensor, thread: tuple[int, int]) -> torch.Tensor:
     return spread_over_threads(x, *thread) if any(thread) else x
 
 
-def stored(out: torch.Tensor, call: Call, flat: bool) -> torch.Tensor:
+def written_view(out: torch.Tensor, call: SinkhornCall, flat: bool) -> torch.Tensor:
     """A contiguous result as the kernel writes it."""
     return out.view(-1, call.n * call.m) if flat else out.view(-1, call.n, call.m)
 
@@ -176,13 +180,13 @@ def forward(
     """P for logits x (..., n, m); the contract is api.sinkhorn's."""
     out = torch.empty_like(x, dtype=out_dtype, memory_format=torch.contiguous_format)
     key = x.shape, x.stride(), x.dtype, x.device, out_dtype, n_iters, eps, form, first, choice
-    if again(key, x, out) or not x.numel():
+    if launch_kept(key, x, out) or not x.numel():
         return out
     call = call_of(x, n_iters, eps, form, first)
 
     def launch(served: Served) -> None:
         thread = thread_of(served.choice)
-        views = loaded(x, thread), stored(out, call, any(thread))
+        views = loaded(x, thread), written_view(out, call, any(thread))
         own = constants(call, eps, served.choice, served.reciprocal)
         run_and_keep(served.kernel, views, own, (x, out), key)
 
@@ -202,13 +206,13 @@ def backward(
     """dX for cotangents dy of `forward`'s result, any layout; dX has the dtype of x."""
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     key = x.shape, x.stride(), x.dtype, x.device, dy.stride(), dy.dtype, n_iters, eps, form, first, choice
-    if again(key, x, dy, dx) or not x.numel():
+    if launch_kept(key, x, dy, dx) or not x.numel():
         return dx
     call = call_of(x, n_iters, eps, form, first)
 
     def launch(served: Served) -> None:
         thread = thread_of(served.choice)
-        views = loaded(x, thread), loaded(dy, thread), stored(dx, call, any(thread))
+        views = loaded(x, thread), loaded(dy, thread), written_view(dx, call, any(thread))
         own = constants(call, eps, served.choice, served.reciprocal)
         if served.choice.kernel == "sinkhorn_backward_history":
             run_with_history(served, call, *views, own)
@@ -221,7 +225,7 @@ def backward(
 
 def run_with_history(
     served: Served,
-    call: Call,
+    call: SinkhornCall,
     x: torch.Tensor,
     dy: torch.Tensor,
     dx: torch.Tensor,

@@ -15,7 +15,7 @@ from helion_sinkhorn.ops.sinkhorn import reference
 from helion_sinkhorn.testing.rounding import UNIT, half_ulp
 
 DRAWS = 4
-"""Of the rounding errors behind a floor."""
+"""How many draws of rounding errors a floor is the largest of."""
 LAST_PLACES = 8 * UNIT
 """Four units in the last place of the largest entry are below every floor."""
 VANISHING = 2.0**-20

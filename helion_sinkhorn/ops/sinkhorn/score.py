@@ -21,7 +21,7 @@ from typing import Any
 from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.machine.binary import Binary
 from helion_sinkhorn.ops.sinkhorn.launch import segment, segments
-from helion_sinkhorn.ops.sinkhorn.space import Call
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 
 SCHEDULERS = 4
 SPECIAL = ("reciprocal", "exp", "log")
@@ -56,10 +56,10 @@ class Loop:
 
     trips: int
     matvecs: int
-    """Of one trip, counting a rank-one update as one; 0 where the compiler does not unroll."""
+    """Matrix-vector products of one trip, a rank-one update counting as one; 0 where nothing is unrolled."""
 
 
-def loops_of(kernel: str, call: Call, variant: dict[str, Any], found: int) -> list[Loop]:
+def loops_of(kernel: str, call: SinkhornCall, variant: dict[str, Any], found: int) -> list[Loop]:
     """The `found` loops that are left in machine code, in program order: the shortest are unrolled away."""
     every = (
         backward_loops(call, variant["length"]) if kernel == "sinkhorn_backward" else all_loops(kernel, call)
@@ -69,7 +69,7 @@ def loops_of(kernel: str, call: Call, variant: dict[str, Any], found: int) -> li
     return [every[i] for i in sorted(longest)] + extra
 
 
-def backward_loops(call: Call, length: int) -> list[Loop]:
+def backward_loops(call: SinkhornCall, length: int) -> list[Loop]:
     """Those of `sinkhorn_backward`: segments run forward, then taken back."""
     length, head, tail = segments(call, length)
     rest = call.steps - (head + tail) * length
@@ -77,7 +77,7 @@ def backward_loops(call: Call, length: int) -> list[Loop]:
     return [Loop(trips, 0) for trips in (*forward, tail - 1, head) if trips > 0]
 
 
-def all_loops(kernel: str, call: Call) -> list[Loop]:
+def all_loops(kernel: str, call: SinkhornCall) -> list[Loop]:
     """Those of the other two."""
     steps, length = call.steps, segment(call)
     restarts = max(0, steps - 1) // length

@@ -26,7 +26,7 @@ REGISTER_HISTORY_RESTARTED = 8 * 8
 
 
 @dataclass(frozen=True)
-class Call:
+class SinkhornCall:
     """What a Sinkhorn config is chosen for: the arithmetic (canonical form), the shape without the batch."""
 
     deepseek: bool
@@ -58,7 +58,7 @@ class Call:
         })  # fmt: skip
 
     @classmethod
-    def of(cls, key: Key) -> Call:
+    def of(cls, key: Key) -> SinkhornCall:
         """The call with this key."""
         k = dict(key)
         return cls(
@@ -69,17 +69,17 @@ class Call:
         return f"{self.form} {self.first} {self.dtype} {self.n}x{self.m} T={self.n_iters}"
 
 
-def is_whole(call: Call) -> bool:
+def is_whole(call: SinkhornCall) -> bool:
     """Whether a tile holds no padding."""
     return call.n == power_of_two(call.n) and call.m == power_of_two(call.m)
 
 
-def can_pack(call: Call, most: int) -> bool:
+def can_pack(call: SinkhornCall, most: int) -> bool:
     """Whether a thread may hold a whole matrix of at most `most` entries, loaded in pieces."""
     return is_whole(call) and 1 < call.n * call.m <= most
 
 
-def spread_over(call: Call, device: Device, fewest: int, most: int) -> Items:
+def spread_over(call: SinkhornCall, device: Device, fewest: int, most: int) -> Items:
     """Block and warps for a (block, n, m) tile: one warp, `fewest` entries a thread if that fills it.
 
     A warp exchanges sums by shuffles; more warps do it through shared memory, at barriers, so
@@ -98,7 +98,7 @@ def thread_per_matrix(device: Device) -> Items:
     return tile(device.warp_size, 1)
 
 
-def over_threads(call: Call, device: Device, rows: int, columns: int, warps: int = 1) -> Items:
+def over_threads(call: SinkhornCall, device: Device, rows: int, columns: int, warps: int = 1) -> Items:
     """Block and warps where a thread holds `rows` x `columns` of a matrix and `warps` share what one would
     do.
 
@@ -109,13 +109,13 @@ def over_threads(call: Call, device: Device, rows: int, columns: int, warps: int
     return tile(warps * device.warp_size // threads, warps)
 
 
-def can_hold(call: Call, rows: int, columns: int) -> bool:
+def can_hold(call: SinkhornCall, rows: int, columns: int) -> bool:
     """Whether threads may hold blocks of `rows` x `columns` entries of a matrix: Triton has powers of two
     only."""
     return is_whole(call) and rows <= call.n and columns <= call.m and rows * columns > 1
 
 
-def forward_default(call: Call, device: Device) -> tuple[Items, Items]:
+def forward_default(call: SinkhornCall, device: Device) -> tuple[Items, Items]:
     # the log form has the logits again beside A at a restart: 8 x 4 entries of both fit
     rows, columns = min(8, call.n), min(8 if call.deepseek else 4, call.m)
     if not can_hold(call, rows, columns):
@@ -126,7 +126,7 @@ def forward_default(call: Call, device: Device) -> tuple[Items, Items]:
     return over_threads(call, device, rows, columns), variant
 
 
-def backward_default(call: Call, device: Device) -> tuple[Items, Items]:
+def backward_default(call: SinkhornCall, device: Device) -> tuple[Items, Items]:
     rows, columns = min(8, call.n), min(4, call.m)
     if not can_hold(call, rows, columns):
         variant = ("thread", (0, 0)), ("paired", False), ("pivoted", False), ("length", 5), ("lean", False)
@@ -141,7 +141,7 @@ def backward_default(call: Call, device: Device) -> tuple[Items, Items]:
     return over_threads(call, device, rows, columns), variant
 
 
-def history_default(call: Call, device: Device) -> tuple[Items, Items]:
+def history_default(call: SinkhornCall, device: Device) -> tuple[Items, Items]:
     rows, columns = min(8, call.n), min(8, call.m)
     if not can_hold(call, rows, columns):
         return spread_over(call, device, 16, 32), (("thread", (0, 0)),)
@@ -155,7 +155,7 @@ def whole_tiles(device: Device) -> tuple[Items, ...]:
 
 
 def spread_tiles(
-    call: Call, device: Device, entries: tuple[int, ...], a_barrier: int = 8
+    call: SinkhornCall, device: Device, entries: tuple[int, ...], a_barrier: int = 8
 ) -> tuple[Items, ...]:
     """Tiles with so many entries a thread; several warps only with `a_barrier` of them in each thread."""
     size = power_of_two(call.n) * power_of_two(call.m)
@@ -182,18 +182,20 @@ def scheduled(tiles: tuple[Items, ...], *schedules: Items) -> tuple[Items, ...]:
     return tuple((*t, *s) for t in tiles for s in ((), *schedules))
 
 
-def pairing(call: Call) -> tuple[bool, ...]:
+def pairing(call: SinkhornCall) -> tuple[bool, ...]:
     """Values of `paired` that differ."""
     safe = pairs_are_safe(call.n, call.m, call.steps, TUNED_EPS if call.deepseek else 0.0)
     return (False, True) if safe else (False,)
 
 
-def pivoting(call: Call) -> tuple[bool, ...]:
+def pivoting(call: SinkhornCall) -> tuple[bool, ...]:
     """A pivot saves products wherever it is in range."""
     return (call.deepseek and pivot_is_safe(call.steps, TUNED_EPS),)
 
 
-def threads_space(call: Call, device: Device, blocks: tuple[tuple[int, int], ...], **variants) -> list[Grid]:
+def threads_space(
+    call: SinkhornCall, device: Device, blocks: tuple[tuple[int, int], ...], **variants
+) -> list[Grid]:
     """A grid for each block of a matrix that a thread may hold."""
     return [
         {"config": (over_threads(call, device, *block),), "thread": (block,), **variants}
@@ -202,7 +204,7 @@ def threads_space(call: Call, device: Device, blocks: tuple[tuple[int, int], ...
     ]
 
 
-def whole_space(call: Call, device: Device, **variants) -> Grid:
+def whole_space(call: SinkhornCall, device: Device, **variants) -> Grid:
     """Matrices that each lie in one thread."""
     return {
         "config": (
@@ -214,12 +216,12 @@ def whole_space(call: Call, device: Device, **variants) -> Grid:
     }
 
 
-def padded_space(call: Call, device: Device, entries: tuple[int, ...], **variants) -> Grid:
+def padded_space(call: SinkhornCall, device: Device, entries: tuple[int, ...], **variants) -> Grid:
     """Matrices that Triton pads: it decides which thread holds what."""
     return {"config": spread_tiles(call, device, entries, 16), "thread": ((0, 0),), **variants}
 
 
-def forward_space(call: Call, device: Device) -> tuple[Grid, ...]:
+def forward_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
     plain = {"paired": (False,), "pivoted": (False,)}
     if not is_whole(call):
         return (padded_space(call, device, (8, 16, 32, 64), **plain),)
@@ -238,7 +240,7 @@ def forward_space(call: Call, device: Device) -> tuple[Grid, ...]:
     return (whole, *(g for g in shared if g["thread"] != whole["thread"]))
 
 
-def backward_space(call: Call, device: Device) -> tuple[Grid, ...]:
+def backward_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
     plain = {"paired": (False,), "pivoted": (False,), "lean": (False,)}
     lengths = tuple(length for length in (4, 5) if length < call.steps)
     if not is_whole(call):
@@ -261,7 +263,7 @@ def backward_space(call: Call, device: Device) -> tuple[Grid, ...]:
     return (replayed, kept, *few)
 
 
-def capped(call: Call, device: Device) -> tuple[Items, ...]:
+def capped(call: SinkhornCall, device: Device) -> tuple[Items, ...]:
     """Registers for 16 warps on an SM, which NVIDIA's compiler has to be told: it would take more and fit
     fewer."""
     if device.vendor != "nvidia":
@@ -271,7 +273,7 @@ def capped(call: Call, device: Device) -> tuple[Items, ...]:
     return ((*config, *kind),)
 
 
-def history_space(call: Call, device: Device) -> tuple[Grid, ...]:
+def history_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
     if not is_whole(call):
         return ({"config": spread_tiles(call, device, (8, 16, 32, 64)), "thread": ((0, 0),)},)
     grids = threads_space(call, device, ((8, 8), (8, 4), (4, 4), (16, 4)))

@@ -12,8 +12,8 @@ from helion_sinkhorn.ops.sinkhorn.budget import Case
 from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
 from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
 from helion_sinkhorn.ops.sinkhorn.logits import make_logits
-from helion_sinkhorn.ops.sinkhorn.space import TUNED_EPS, Call
-from helion_sinkhorn.ops.sinkhorn.workloads import Workload
+from helion_sinkhorn.ops.sinkhorn.space import TUNED_EPS, SinkhornCall
+from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.runtime.operator import Tensors, Trial, noise
 from helion_sinkhorn.testing.draws import make_cotangents
@@ -23,42 +23,42 @@ JUDGED = ("randn_1", "randn_3")
 """Logits on which an error is taken."""
 
 
-def few(call: Call) -> int:
+def few(call: SinkhornCall) -> int:
     """Matrices that are enough to judge; a multiple of 16, as timed batches are: others compile anew."""
     return max(16, min(64, 4096 // (call.n * call.m)))
 
 
-def one_matrix(call: Call, batch: int, device: str) -> Tensors:
+def one_matrix(call: SinkhornCall, batch: int, device: str) -> Tensors:
     return noise(device, call.dtype, (batch, call.n, call.m))
 
 
-def two_matrices(call: Call, batch: int, device: str) -> Tensors:
+def two_matrices(call: SinkhornCall, batch: int, device: str) -> Tensors:
     return noise(device, call.dtype, *[(batch, call.n, call.m)] * 2)
 
 
-def p_and_gradient(call: Call, batch: int, device: str) -> Tensors:
+def p_and_gradient(call: SinkhornCall, batch: int, device: str) -> Tensors:
     x, dy = two_matrices(call, batch, device)
     return x.softmax(-1), dy
 
 
-def run_forward(call: Call, choice: Choice, x: torch.Tensor, eps: float = TUNED_EPS) -> torch.Tensor:
+def run_forward(call: SinkhornCall, choice: Choice, x: torch.Tensor, eps: float = TUNED_EPS) -> torch.Tensor:
     return launch.forward(x, call.n_iters, eps, call.form, call.first, x.dtype, choice)
 
 
 def run_backward(
-    call: Call, choice: Choice, x: torch.Tensor, dy: torch.Tensor, eps: float = TUNED_EPS
+    call: SinkhornCall, choice: Choice, x: torch.Tensor, dy: torch.Tensor, eps: float = TUNED_EPS
 ) -> torch.Tensor:
     return launch.backward(dy, x, call.n_iters, eps, call.form, call.first, choice)
 
 
 def run_implicit(
-    call: Call, choice: Choice, p: torch.Tensor, dy: torch.Tensor, system: str = "corrected"
+    call: SinkhornCall, choice: Choice, p: torch.Tensor, dy: torch.Tensor, system: str = "corrected"
 ) -> torch.Tensor:
     solver = choice.kernel.rsplit("_", 1)[1]
     return implicit_launch.implicit_backward(dy, p, call.n_iters, system, solver, p.dtype, choice)
 
 
-def cases(call: Call) -> Iterator[Case]:
+def cases(call: SinkhornCall) -> Iterator[Case]:
     for logits in JUDGED:
         yield Case(
             logits, call.n, call.m, call.n_iters, call.form, call.first, few(call), TUNED_EPS,
@@ -66,17 +66,17 @@ def cases(call: Call) -> Iterator[Case]:
         )  # fmt: skip
 
 
-def forward_error(call: Call, choice: Choice, device: str) -> float:
+def forward_error(call: SinkhornCall, choice: Choice, device: str) -> float:
     ratios = [case.judge(p=run_forward(call, choice, case.inputs(device)[0])) for case in cases(call)]
     return max(r["P"] for r in ratios)
 
 
-def backward_error(call: Call, choice: Choice, device: str) -> float:
+def backward_error(call: SinkhornCall, choice: Choice, device: str) -> float:
     ratios = [case.judge(dx=run_backward(call, choice, *case.inputs(device))) for case in cases(call)]
     return max(r["dX"] for r in ratios)
 
 
-def implicit_error(call: Call, choice: Choice, device: str) -> float:
+def implicit_error(call: SinkhornCall, choice: Choice, device: str) -> float:
     """By the equations of stationarity at the same P, within what the solver can do (docs/math.md)."""
     ratios = []
     for logits in JUDGED:
@@ -88,7 +88,7 @@ def implicit_error(call: Call, choice: Choice, device: str) -> float:
     return max(ratios)
 
 
-def kernel_calls(workload: Workload) -> Iterator[tuple[str, Any]]:
+def kernel_calls(workload: SinkhornWorkload) -> Iterator[tuple[str, Any]]:
     """(kernel, its call), one for each kernel that serves a workload."""
     if workload.backward == "implicit":
         call = implicit_launch.implicit_call(workload.n, workload.m, workload.dtype, workload.n_iters)

@@ -14,7 +14,7 @@ LARGEST_ENTRIES = 1 << 26
 
 
 @dataclass(frozen=True)
-class Workload:
+class SinkhornWorkload:
     """One row of WORKLOADS: a call of `sinkhorn`, what it stands for, and who loops over it."""
 
     name: str
@@ -35,12 +35,12 @@ class Workload:
 
     @property
     def shape(self) -> dict[str, int]:
-        """Of a matrix."""
+        """Sizes of one matrix, by name."""
         return {"n": self.n, "m": self.m}
 
     @property
     def entries(self) -> int:
-        """Of a matrix."""
+        """Entries of one matrix."""
         return self.n * self.m
 
     @property
@@ -71,9 +71,9 @@ TUNED_BATCHES = tuple(1 << k for k in (7, 10, 13, 17, 20))
 FORMS = ("deepseek", "log")
 
 
-def _square(n: int, batch: int, dtype: torch.dtype, form: str, tags: str, source: str) -> Workload:
+def _square(n: int, batch: int, dtype: torch.dtype, form: str, tags: str, source: str) -> SinkhornWorkload:
     name = f"{form}_{n}x{n}_{SHORT[dtype]}_b{batch}"
-    return Workload(name, n, n, batch, frozenset(tags.split()), source, form=form, dtype=dtype)
+    return SinkhornWorkload(name, n, n, batch, frozenset(tags.split()), source, form=form, dtype=dtype)
 
 
 def _tuned_batches(n: int) -> list[int]:
@@ -92,8 +92,10 @@ _TUNED = [
 ]
 
 
-def _gate(name: str, n: int, m: int, source: str, tags: str = "ci", batch: int = 4096, **options) -> Workload:
-    return Workload(name, n, m, batch, frozenset(tags.split()), source, **options)
+def _gate(
+    name: str, n: int, m: int, source: str, tags: str = "ci", batch: int = 4096, **options
+) -> SinkhornWorkload:
+    return SinkhornWorkload(name, n, m, batch, frozenset(tags.split()), source, **options)
 
 
 _MHC = "mHC layer, the default call"
@@ -123,7 +125,7 @@ _GATED = [
 ]  # fmt: skip
 
 
-def _peaked(name: str, n: int, m: int, logits: str, batch: int = 512, **options) -> Workload:
+def _peaked(name: str, n: int, m: int, logits: str, batch: int = 512, **options) -> SinkhornWorkload:
     source = "near a permutation, where mHC starts and training goes"
     return _gate(f"peaked_{name}", n, m, source, "ci stress", batch, logits=logits, **options)
 

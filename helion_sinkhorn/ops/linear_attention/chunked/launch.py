@@ -25,7 +25,7 @@ from helion_sinkhorn.ops.linear_attention.chunked.space import (
 from helion_sinkhorn.ops.linear_attention.problem import WIDE, Problem, Some
 from helion_sinkhorn.ops.linear_attention.workloads import ROWS, AttentionWorkload
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import Served, Tensors, again, alike, run_and_keep, serve
+from helion_sinkhorn.runtime.serving import Served, Tensors, launch_kept, layout_key, run_and_keep, serve
 
 KERNELS = {
     body.__name__: Kernel(body.__name__, body, ChunkCall, default, space, "tf32x3", frozenset({"splits"}))
@@ -70,7 +70,7 @@ def pieces(p: Problem) -> int:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Q, K, D and A of kernels.linear_attention_chunked."""
+    """Q, K, D and A of chunked/kernels.py."""
 
     qs: torch.Tensor
     ks: torch.Tensor
@@ -92,8 +92,8 @@ def start(
     name = f"linear_attention_chunk_{part}"
     choice = named if named is not None and named.kernel == name else None
     call = call_of(p)
-    key = name, choice, call, constants, alike(*tensors)
-    if again(key, *tensors):
+    key = name, choice, call, constants, layout_key(*tensors)
+    if launch_kept(key, *tensors):
         return
 
     def launch(served: Served) -> None:
@@ -198,7 +198,7 @@ def backward(
     cu_seqlens: None,
     choice: Choice | None = None,
 ) -> list[torch.Tensor]:
-    """As linear_attention_launch.backward: everything is computed again, nothing kept from the forward."""
+    """As in recurrent.launch.backward: everything is computed again, nothing kept from the forward."""
     p = Problem.of(q, k, v, g, g_gamma, gk, None, scale, reverse, None)
     do = torch.zeros_like(p.v) if do is None else do.contiguous()
     s = scores(p, choice)

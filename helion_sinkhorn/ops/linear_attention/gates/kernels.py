@@ -12,7 +12,7 @@ them and dh the gradient of the state after them, D(j, i] the decay over steps j
     within, after:     k_j * D(j, C] * (dh v_j), summed over j < t
     within:            scale q_i * k_j * D(j, i] (do_i . v_j), summed over j < t <= i
 
-Pairs within go level by level, as in kernels.linear_attention_chunked: `half`, the highest bit in which i and
+Pairs within go level by level, as in chunked/kernels.py: `half`, the highest bit in which i and
 j differ, has j in the left half of a block and i in the right one.  What reaches row r from the other half of
 its block is one product of matrices.  Every factor is a decay, at most 1 for gates at most 0: exp(P w) of log
 decays w, with a matrix P of zeros and ones, so that their gradient is P' times what the factor is in.

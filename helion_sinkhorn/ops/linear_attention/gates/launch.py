@@ -11,11 +11,11 @@ from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
 from helion_sinkhorn.ops.linear_attention.gates.kernels import linear_attention_gates
 from helion_sinkhorn.ops.linear_attention.gates.space import gates_default, gates_space
-from helion_sinkhorn.ops.linear_attention.problem import WIDE, Problem, Some, fitted
+from helion_sinkhorn.ops.linear_attention.problem import WIDE, Problem, Some, padded_side
 from helion_sinkhorn.ops.linear_attention.recurrent.space import SPAN
 from helion_sinkhorn.ops.linear_attention.workloads import ROWS, AttentionWorkload
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import Served, again, alike, run_and_keep, serve
+from helion_sinkhorn.runtime.serving import Served, launch_kept, layout_key, run_and_keep, serve
 
 KERNEL = "linear_attention_gates"
 KERNELS = {
@@ -53,7 +53,9 @@ def gates_call(dtype: torch.dtype, dk: int, dv: int, gates: str, side: str) -> C
 def calls_of(workload: AttentionWorkload) -> Iterator[ChunkCall]:
     """The launches of a workload's backward."""
     for side in sides(workload.gates):
-        yield gates_call(workload.dtype, fitted(workload.dk), fitted(workload.dv), workload.gates, side)
+        yield gates_call(
+            workload.dtype, padded_side(workload.dk), padded_side(workload.dv), workload.gates, side
+        )
 
 
 @functools.cache
@@ -105,13 +107,13 @@ def gates(
     constants = p.q.size(1), p.scale, SPAN, p.reverse, fine, single, WIDTH, tiles, blocks
     tensors = q, k, v, do, p.g, p.g_gamma, gk, gv, dgk, states, dstates, dg, rows_of_slots(p)
     call = call_of(p, side)
-    key = KERNEL, choice, call, constants, alike(*tensors)
+    key = KERNEL, choice, call, constants, layout_key(*tensors)
 
     def launch(served: Served) -> None:
         # batch and time are one axis of tokens
         views = *[x if x is None or x.dim() < 3 else x.flatten(0, 1) for x in tensors[:9]], *tensors[9:]
         run_and_keep(served.kernel, views, (*constants, served.reciprocal), tensors, key)
 
-    if not again(key, *tensors):
+    if not launch_kept(key, *tensors):
         serve(KERNELS, KERNEL, call, p.batch, p.q, launch, tuned_keys, choice)
     return dgk, None if dg is None else dg.sum(0)

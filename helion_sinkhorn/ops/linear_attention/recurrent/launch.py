@@ -9,7 +9,7 @@ import torch
 
 from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.linear_attention.gates.launch import gates, sides
-from helion_sinkhorn.ops.linear_attention.problem import Problem, Some, cut, fitted, grown
+from helion_sinkhorn.ops.linear_attention.problem import Problem, Some, pad_to, padded_side, unpad
 from helion_sinkhorn.ops.linear_attention.recurrent.kernels import linear_attention_walk
 from helion_sinkhorn.ops.linear_attention.recurrent.space import (
     ROLES,
@@ -20,7 +20,15 @@ from helion_sinkhorn.ops.linear_attention.recurrent.space import (
 )
 from helion_sinkhorn.ops.linear_attention.workloads import ROWS, AttentionWorkload
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import NO_CHOICES, Choices, Served, again, alike, run_and_keep, serve
+from helion_sinkhorn.runtime.serving import (
+    NO_CHOICES,
+    Choices,
+    Served,
+    launch_kept,
+    layout_key,
+    run_and_keep,
+    serve,
+)
 from helion_sinkhorn.runtime.space import largest_run
 
 KERNEL = "linear_attention_walk"
@@ -29,7 +37,7 @@ KERNELS = {KERNEL: Kernel(KERNEL, linear_attention_walk, WalkCall, walk_default,
 
 def calls_of(workload: AttentionWorkload) -> Iterator[WalkCall]:
     """The walks of a workload's forward and backward."""
-    dk, dv = fitted(workload.dk), fitted(workload.dv)
+    dk, dv = padded_side(workload.dk), padded_side(workload.dv)
     for result in ROLES:
         yield WalkCall(result, str(workload.dtype)[6:], dk, dv, workload.gates)
 
@@ -75,8 +83,8 @@ def walk(
         constants = (
             p.sequences, p.q.size(1), p.scale, variant["count"], SPAN, p.reverse != role.late, role.late
         )  # fmt: skip
-        key = served.choice, result, constants, alike(*tensors)
-        if again(key, *tensors):
+        key = served.choice, result, constants, layout_key(*tensors)
+        if launch_kept(key, *tensors):
             return
         first, last, kept = [split_state(x, role.transposed, rk, rv) for x in (start, end, states)]
         views = (
@@ -143,8 +151,8 @@ def forward(
     """
     p = Problem.fitting(q, k, v, g, g_gamma, gk, gv, scale, reverse, cu_seqlens)
     end = p.new_state()
-    o = walk_o(p, grown(initial_state, *p.sides), end, choices.get("o"))
-    return cut(o, v.size(-1)), cut(end, q.size(-1), v.size(-1))
+    o = walk_o(p, pad_to(initial_state, *p.sides), end, choices.get("o"))
+    return unpad(o, v.size(-1)), unpad(end, q.size(-1), v.size(-1))
 
 
 def backward(
@@ -166,8 +174,8 @@ def backward(
     """Gradients of q, k, v and of each of g, g_gamma, gk, gv, initial_state that is there, in this order."""
     dk_size, dv_size = q.size(-1), v.size(-1)
     p = Problem.fitting(q, k, v, g, g_gamma, gk, gv, scale, reverse, cu_seqlens)
-    do = torch.zeros_like(p.v) if do is None else grown(do, p.sides[1]).contiguous()
-    start, dend = grown(initial_state, *p.sides), grown(dend, *p.sides)
+    do = torch.zeros_like(p.v) if do is None else pad_to(do, p.sides[1]).contiguous()
+    start, dend = pad_to(initial_state, *p.sides), pad_to(dend, *p.sides)
     states, dstates = (p.kept_states(), p.kept_states()) if p.gates else (None, None)
     dq = walk_dq(p, do, start, states, choices.get("dq"))
     dk = walk_dk(p, do, dend, dstates, choices.get("dk"))
@@ -178,13 +186,13 @@ def backward(
         own = p, do, states, dstates, side, g is not None or g_gamma is not None
         dgates[side], dg = gates(*own, choices.get(f"d{side}"))
     found = (
-        cut(dq, dk_size),
-        cut(dk, dk_size),
-        cut(dv, dv_size),
+        unpad(dq, dk_size),
+        unpad(dk, dk_size),
+        unpad(dv, dv_size),
         None if g is None else dg.view(g.shape).to(g.dtype),
         None if g_gamma is None else dg.sum(0).to(g_gamma.dtype),
-        cut(dgates.get("gk"), dk_size),
-        cut(dgates.get("gv"), dv_size),
-        cut(dstart, dk_size, dv_size),
+        unpad(dgates.get("gk"), dk_size),
+        unpad(dgates.get("gv"), dv_size),
+        unpad(dstart, dk_size, dv_size),
     )
     return [x for x in found if x is not None]

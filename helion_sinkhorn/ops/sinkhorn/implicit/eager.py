@@ -1,6 +1,6 @@
 """backward="implicit" in vectorised PyTorch: what a CPU runs, and a GPU for float64 or large matrices.
 
-The equations are those of kernels/implicit.py (docs/math.md).  Matrices stand last, (n, m, C): every
+The equations are those of the kernels (docs/math.md).  Matrices stand last, (n, m, C): every
 sum runs in one fixed order, whatever the batch.
 """
 
@@ -11,7 +11,7 @@ import torch
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps, solver_for
 
 CACHE_BYTES = 1 << 19
-"""Of one slice of P, as in eager.py."""
+"""Bytes of one slice of P, so that it stays in a core's cache."""
 
 
 def _total(a: torch.Tensor, axis: int) -> torch.Tensor:

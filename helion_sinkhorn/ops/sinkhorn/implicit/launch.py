@@ -17,16 +17,16 @@ from helion_sinkhorn.ops.sinkhorn.implicit.space import (
     implicit_direct_space,
 )
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps, solver_for
-from helion_sinkhorn.ops.sinkhorn.launch import describe, stored
-from helion_sinkhorn.ops.sinkhorn.space import Call
+from helion_sinkhorn.ops.sinkhorn.launch import describe, written_view
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.ops.sinkhorn.workloads import ROWS
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import Served, again, run_and_keep, serve
+from helion_sinkhorn.runtime.serving import Served, launch_kept, run_and_keep, serve
 from helion_sinkhorn.runtime.views import matrices, matrices_of, pieces
 
 KERNELS = {
-    body.__name__: Kernel(body.__name__, body, Call, default, space, traits=frozenset({"normalises"}))
+    body.__name__: Kernel(body.__name__, body, SinkhornCall, default, space, traits=frozenset({"normalises"}))
     for body, default, space in (
         (sinkhorn_implicit_direct, implicit_direct_default, implicit_direct_space),
         (sinkhorn_implicit_cg, implicit_cg_default, implicit_cg_space),
@@ -41,7 +41,9 @@ def implicit_tuned_keys() -> frozenset[Key]:
     return frozenset(implicit_call(w.n, w.m, w.dtype, w.n_iters).key for w in rows)
 
 
-def implicit_constants(call: Call, steps: int, system: str, packed: bool, served: Served) -> tuple[Any, ...]:
+def implicit_constants(
+    call: SinkhornCall, steps: int, system: str, packed: bool, served: Served
+) -> tuple[Any, ...]:
     """`constants` of the implicit kernels."""
     own = {
         "sinkhorn_implicit_direct": (system == "corrected", served.reciprocal, packed),
@@ -55,13 +57,13 @@ def is_packed(choice: Choice) -> bool:
     return dict(choice.variant).get("packed", False)
 
 
-def implicit_call(n: int, m: int, dtype: torch.dtype, n_iters: int) -> Call:
+def implicit_call(n: int, m: int, dtype: torch.dtype, n_iters: int) -> SinkhornCall:
     """The key of the implicit kernels for P (..., n, m): they see neither form nor first, no more columns
     than rows, and as many iterations as conjugate gradients take steps."""
-    return Call(False, 1, str(dtype)[6:], max(n, m), min(n, m), cg_steps("corrected", n, m, n_iters))
+    return SinkhornCall(False, 1, str(dtype)[6:], max(n, m), min(n, m), cg_steps("corrected", n, m, n_iters))
 
 
-def implicit_kernel(solver: str, call: Call) -> str:
+def implicit_kernel(solver: str, call: SinkhornCall) -> str:
     """The kernel of an implicit gradient."""
     return f"sinkhorn_implicit_{solver_for(solver, call.n, call.m)}"
 
@@ -80,7 +82,7 @@ def implicit_backward(
     key = (
         p.shape, p.stride(), p.dtype, p.device, dy.stride(), dy.dtype, dtype, n_iters, system, solver, choice
     )  # fmt: skip
-    if again(key, p, dy, dx) or not p.numel():
+    if launch_kept(key, p, dy, dx) or not p.numel():
         return dx
     n, m = p.shape[-2:]
     call, steps = implicit_call(n, m, p.dtype, n_iters), cg_steps(system, n, m, n_iters)
@@ -88,7 +90,7 @@ def implicit_backward(
     def launch(served: Served) -> None:
         packed = is_packed(served.choice) and system == "corrected"
         if packed:
-            views = pieces(matrices(p)), pieces(matrices(dy)), stored(dx, call, True)
+            views = pieces(matrices(p)), pieces(matrices(dy)), written_view(dx, call, True)
         else:
             views = matrices(p), matrices(dy), dx.view(-1, n, m)
             if n < m:

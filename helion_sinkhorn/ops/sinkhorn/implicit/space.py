@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.sinkhorn.space import (
-    Call,
+    SinkhornCall,
     can_pack,
     spread_over,
     spread_tiles,
@@ -14,23 +14,23 @@ from helion_sinkhorn.ops.sinkhorn.space import (
 from helion_sinkhorn.runtime.space import Grid, Items
 
 
-def implicit_direct_default(call: Call, device: Device) -> tuple[Items, Items]:
+def implicit_direct_default(call: SinkhornCall, device: Device) -> tuple[Items, Items]:
     # an 8 x 8 matrix fits too, barely: 241 to 255 registers, and 15 s and more to compile
     packed = call.n == call.m and can_pack(call, 16)
     variant = (("packed", packed),)
     return thread_per_matrix(device) if packed else spread_over(call, device, 8, 32), variant
 
 
-def implicit_cg_default(call: Call, device: Device) -> tuple[Items, Items]:
+def implicit_cg_default(call: SinkhornCall, device: Device) -> tuple[Items, Items]:
     return spread_over(call, device, 16, 32), ()
 
 
-def implicit_direct_space(call: Call, device: Device) -> tuple[Grid, ...]:
+def implicit_direct_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
     spread = {"config": spread_tiles(call, device, (4, 8, 16, 32)), "packed": (False,)}
     if call.n != call.m or not can_pack(call, 64):
         return (spread,)
     return {"config": whole_tiles(device), "packed": (True,)}, spread
 
 
-def implicit_cg_space(call: Call, device: Device) -> tuple[Grid, ...]:
+def implicit_cg_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
     return ({"config": spread_tiles(call, device, (4, 8, 16, 32, 64))},)
