@@ -16,7 +16,7 @@ import torch
 
 from ci import accuracy, compare
 from ci import fault_tables as faults
-from ci.gate import gate
+from ci.gate import gate, kept
 from ci.operators import OPERATORS, operator_of
 from ci.operators.implicit import truths as implicit_gate
 from ci.operators.linear_attention import truths as linear_attention_gate
@@ -433,3 +433,17 @@ def test_the_documented_table_names_every_row():
         _, table, _ = re.split(f"<!-- /?faults: {key} -->", text)
         for name in [*operator.good, *(f.name for f in operator.faults)]:
             assert f"| {name} |" in table, f"{name} is not in docs/accuracy.md: run `make fault-tables`"
+
+
+def test_the_repository_keeps_a_line_a_result_without_samples(artefact):
+    data = json.loads(artefact.read_text())
+    written = kept.text(data)
+    found = json.loads(written)
+    results = [r for w in data["workloads"].values() for r in w["results"]]
+    assert sum(line.startswith('{"kernel"') for line in written.splitlines()) == len(results)
+    assert any("sample" in r for r in results)
+    for name, record in found["workloads"].items():
+        for short, full in zip(record["results"], data["workloads"][name]["results"], strict=True):
+            assert short.keys() == full.keys() - {"sample"}
+            assert short["worst"] == pytest.approx(full["worst"], rel=1e-4)
+            assert short["passes"] is full["passes"]

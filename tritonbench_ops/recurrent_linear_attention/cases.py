@@ -79,7 +79,7 @@ class Backend:
     refuses: Callable[..., str] = lambda *inputs: ""
     """Why it does not take these inputs; empty where it does."""
     peer: bool = False
-    """Whether it is another package's: may be absent, refuse a call or miss the budget unless --only names it."""
+    """Whether it is another package's: may be absent, refuse a call or miss the budget, unless named."""
     missing: str = ""
     """Why it cannot run here; empty where it can."""
 

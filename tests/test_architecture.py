@@ -1,0 +1,173 @@
+"""Every operator has its rooms, its row and its folders, and modules stay small."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = {
+    "api", "torch_op", "eager", "reference", "workloads", "budget", "trials", "row",
+}  # fmt: skip
+FAMILY = {"launch", "space"}
+"""What a folder with kernels has, be it the operator's own or a part of it."""
+TESTS = {"test_api", "test_torch_op", "test_codegen", "test_gpu", "test_tritonbench"}
+TRITONBENCH = {"linear_attention": "recurrent_linear_attention"}
+"""Where tritonbench has the operator under another name than its folder's."""
+MOST_LINES = 300
+LONGER = {
+    "helion_sinkhorn/ops/sinkhorn/space.py": "defaults and spaces of three kernels, a table of them",
+}
+"""Modules of the package beyond MOST_LINES, each with its reason."""
+
+
+def modules(folder: Path) -> set[str]:
+    return {p.stem for p in folder.glob("*.py")}
+
+
+def lacks(root: Path, op: str) -> list[str]:
+    """What an operator is missing, in the order of docs/adding_an_operator.md."""
+    folder, found = root / "helion_sinkhorn" / "ops" / op, []
+    found += [f"helion_sinkhorn/ops/{op}/{room}.py" for room in sorted(ROOMS - modules(folder))]
+    families = [p.parent for p in folder.rglob("launch.py")]
+    if not families:
+        found.append(f"helion_sinkhorn/ops/{op}/launch.py")
+    found += [
+        f"{family.relative_to(root)}/{room}.py"
+        for family in families
+        for room in sorted(FAMILY - modules(family))
+    ]
+    found += [
+        f"ci/operators/{op}/{room}.py"
+        for room in ("truths", "faults")
+        if room not in modules(root / "ci" / "operators" / op)
+    ]
+    bench = TRITONBENCH.get(op, op)
+    found += [
+        f"tritonbench_ops/{bench}/{room}.py"
+        for room in ("cases", "operator")
+        if room not in modules(root / "tritonbench_ops" / bench)
+    ]
+    found += [f"tests/{op}/{room}.py" for room in sorted(TESTS - modules(root / "tests" / op))]
+    found += [
+        path
+        for path in (f"tests/triton_interpreter/test_{op}.py", f"docs/{op}.md")
+        if not (root / path).exists() and (op, path) != ("sinkhorn", "docs/sinkhorn.md")
+    ]
+    lines = {
+        "helion_sinkhorn/operators.py": f"helion_sinkhorn.ops.{op}.row",
+        "helion_sinkhorn/workloads.py": f"helion_sinkhorn.ops.{op} import workloads",
+        "helion_sinkhorn/reference.py": f"helion_sinkhorn.ops.{op}.reference",
+        "helion_sinkhorn/__init__.py": f"helion_sinkhorn.ops.{op}.api",
+        "ci/operators/__init__.py": f"ci.operators.{op}",
+        "tritonbench_ops/register.py": f'"{bench}"',
+        "pyproject.toml": f'"helion_sinkhorn.ops.{op}"',
+    }
+    found += [f"a line in {path}" for path, line in lines.items() if line not in (root / path).read_text()]
+    return found
+
+
+def operators(root: Path) -> list[str]:
+    return sorted(
+        p.name for p in (root / "helion_sinkhorn" / "ops").iterdir() if (p / "__init__.py").exists()
+    )
+
+
+@pytest.mark.parametrize("op", operators(ROOT))
+def test_an_operator_has_everything(op):
+    assert lacks(ROOT, op) == []
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The repository's code and pages, to change."""
+    for name in ("helion_sinkhorn", "ci", "tritonbench_ops", "tests", "docs", "benchmarks"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.json"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_what_is_missing_is_named(copy):
+    (copy / "helion_sinkhorn" / "ops" / "dot_compress" / "budget.py").unlink()
+    (copy / "ci" / "operators" / "dot_compress" / "faults.py").unlink()
+    assert lacks(copy, "dot_compress") == [
+        "helion_sinkhorn/ops/dot_compress/budget.py", "ci/operators/dot_compress/faults.py",
+    ]  # fmt: skip
+
+
+def test_a_new_operator_is_four_folders_and_seven_lines(copy):
+    """dot compress under another name: what it takes until nothing is missing."""
+    touched = set()
+    for folder in ("helion_sinkhorn/ops", "ci/operators", "tritonbench_ops", "tests"):
+        shutil.copytree(copy / folder / "dot_compress", copy / folder / "throw_away")
+    for path in ("tests/triton_interpreter/test_throw_away.py", "docs/throw_away.md"):
+        shutil.copy(copy / path.replace("throw_away", "dot_compress"), copy / path)
+    for lack in lacks(copy, "throw_away"):
+        path = copy / lack.removeprefix("a line in ")
+        lines = path.read_text().splitlines(keepends=True)
+        first = next(i for i, line in enumerate(lines) if "dot_compress" in line)
+        lines.insert(first, lines[first].replace("dot_compress", "throw_away"))
+        path.write_text("".join(lines))
+        touched.add(str(path.relative_to(copy)))
+    assert lacks(copy, "throw_away") == []
+    assert len(touched) == 7
+
+
+def test_modules_of_the_package_are_short():
+    long = {
+        str(p.relative_to(ROOT)): n
+        for p in (ROOT / "helion_sinkhorn").rglob("*.py")
+        if (n := len(p.read_text().splitlines())) > MOST_LINES
+    }
+    assert long.keys() <= LONGER.keys(), long
+
+
+@pytest.mark.parametrize("folder", ["helion_sinkhorn", "ci", "tritonbench_ops", "benchmarks", "tests"])
+def test_docstrings_begin_with_what_a_thing_is(folder):
+    """ "Of ..." needs the code beside it to be understood."""
+    found = [
+        f"{p.relative_to(ROOT)}:{node.lineno}"
+        for p in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(p.read_text()))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        and node.value.value.startswith("Of ")
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("module", "planted"),
+    [
+        (
+            "helion_sinkhorn/ops/dot_compress/eager.py",
+            "from helion_sinkhorn.ops.sinkhorn import scaling",
+        ),
+        ("helion_sinkhorn/runtime/views.py", "from helion_sinkhorn import operators"),
+        ("helion_sinkhorn/ops/sinkhorn/kernels.py", "from helion_sinkhorn.ops.sinkhorn import reference"),
+        ("helion_sinkhorn/configs/lookup.py", "import helion"),
+        ("helion_sinkhorn/tuning/plan.py", "from ci.gate import gate"),
+        ("ci/gate/gate.py", "from ci import accuracy"),
+        ("tritonbench_ops/dot_compress/cases.py", "import tritonbench"),
+    ],
+)
+def test_import_contracts_break_where_a_violation_is_planted(copy, module, planted):
+    pytest.importorskip("importlinter", reason="make lint installs it")
+    path = copy / module
+    path.write_text(
+        path.read_text().replace(
+            "from __future__ import annotations\n", f"from __future__ import annotations\n\n{planted}\n", 1
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c(['--no-cache'])"],
+        cwd=copy, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "BROKEN" in done.stdout
