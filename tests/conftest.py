@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 
 import hypothesis
 import pytest
 import torch
+from shared import FOLDER
 
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, print_blob=True)
 hypothesis.settings.register_profile("nightly", deadline=None, max_examples=1000, print_blob=True)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
+hypothesis.settings.load_profile(PROFILE)
 
 # Triton decides at import whether it interprets: test_triton_interpreter.py runs these in their own process
 collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["triton_interpreter"]
 
 
+def pytest_configure(config):
+    """A folder for this run, which its other processes inherit."""
+    if FOLDER not in os.environ:
+        os.environ[FOLDER] = folder = tempfile.mkdtemp(prefix="helion_sinkhorn_tests_")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
 def pytest_collection_modifyitems(items):
-    if torch.cuda.is_available():
-        return
-    skip = pytest.mark.skip(reason="no CUDA or ROCm GPU")
     for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(skip)
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="no CUDA or ROCm GPU"))
+        mark = item.get_closest_marker("nightly")
+        if mark is not None and PROFILE != "nightly":
+            item.add_marker(pytest.mark.skip(reason=f"nightly: {mark.args[0]}"))
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from shared import once
 
 from ci import accuracy, compare
 from ci import fault_tables as faults
@@ -40,7 +41,7 @@ CONVERGED = {"mid_16", "mid_16_deepseek", "lane_32", "matching_64", "largest_128
 
 @functools.cache
 def opinions(name):
-    return faults.opinions(WORKLOADS[name], STEPS)
+    return once(f"opinions {name}", lambda: faults.opinions(WORKLOADS[name], STEPS))
 
 
 @pytest.mark.parametrize("name", CI)

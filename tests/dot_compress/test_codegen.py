@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from targets import TARGETS
 
 pytest.importorskip("triton")
 
@@ -26,7 +27,7 @@ def default(name, call, key):
     return Job(call, Choice(name, *KERNELS[name].default(call, DEVICES[key]), "default"), batch=64)
 
 
-@pytest.mark.parametrize("key", ["h200", "b200", "mi350"])
+@pytest.mark.parametrize("key", TARGETS)
 def test_defaults_make_good_machine_code(key):
     bad = []
     for binary in compile_for(key, [default(name, call, key) for name in NAMES for call in CALLS]):

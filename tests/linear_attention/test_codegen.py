@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from targets import ONE_TARGET, TARGETS
 
 pytest.importorskip("triton")
 
@@ -36,7 +37,7 @@ def complaints(binary: Binary) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("key", ["h200", "b200", "mi350"])
+@pytest.mark.parametrize("key", TARGETS)
 def test_defaults_make_good_machine_code(key):
     jobs = [
         Job(call, default_choice(KERNELS["linear_attention_walk"], call, DEVICES[key]), batch=128)
@@ -55,7 +56,7 @@ OPTIONS = (
 )
 
 
-@pytest.mark.parametrize("key", ["h200", "mi350"])
+@pytest.mark.parametrize("key", ONE_TARGET)
 def test_packed_sequences_states_and_reverse_compile(key):
     jobs = []
     for result, gates, options in OPTIONS:
@@ -74,7 +75,7 @@ GATES = (
 )
 
 
-@pytest.mark.parametrize("key", ["h200", "mi350"])
+@pytest.mark.parametrize("key", ONE_TARGET)
 def test_the_gradients_of_gates_compile(key):
     name = "linear_attention_gates"
     jobs = [

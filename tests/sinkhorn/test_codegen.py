@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from targets import TARGETS
 
 pytest.importorskip("triton")
 
@@ -19,7 +20,6 @@ from helion_sinkhorn.ops.sinkhorn.launch import backward_kernel
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice
 
-TARGETS = ("h200", "b200", "mi350")
 WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else os.cpu_count() or 1
 FORMS = (True, False)
 

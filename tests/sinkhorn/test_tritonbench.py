@@ -436,8 +436,13 @@ CAUGHT = {
 """Backend -> the modes in which the run has to fail when --only names it."""
 
 
+IN_OTHER_MODES = pytest.mark.nightly("ten runs of tritonbench a mode; fwd_bwd runs both passes")
+
+
 @pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("mode", cases.MODES)
+@pytest.mark.parametrize(
+    "mode", [pytest.param(m, marks=() if m == "fwd_bwd" else IN_OTHER_MODES) for m in cases.MODES]
+)
 def test_planted_backends_are_caught(tree, mode):
     runs = [[*SMALL, *QUICK, "--mode", mode, "--only", name] for name in CAUGHT]
     found = dict(zip(CAUGHT, statuses(tree, runs), strict=True))
