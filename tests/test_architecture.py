@@ -20,10 +20,6 @@ TESTS = {"test_api", "test_torch_op", "test_codegen", "test_gpu", "test_tritonbe
 TRITONBENCH = {"linear_attention": "recurrent_linear_attention"}
 """Where tritonbench has the operator under another name than its folder's."""
 MOST_LINES = 300
-LONGER = {
-    "helion_sinkhorn/ops/sinkhorn/space.py": "defaults and spaces of three kernels, a table of them",
-}
-"""Modules of the package beyond MOST_LINES, each with its reason."""
 
 
 def modules(folder: Path) -> set[str]:
@@ -124,7 +120,7 @@ def test_modules_of_the_package_are_short():
         for p in (ROOT / "helion_sinkhorn").rglob("*.py")
         if (n := len(p.read_text().splitlines())) > MOST_LINES
     }
-    assert long.keys() <= LONGER.keys(), long
+    assert long == {}
 
 
 @pytest.mark.parametrize("folder", ["helion_sinkhorn", "ci", "tritonbench_ops", "benchmarks", "tests"])

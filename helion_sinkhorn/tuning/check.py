@@ -44,6 +44,10 @@ def complaints(folder: Path) -> Iterator[str]:
         if kernel not in KERNELS or data["kernel"] != kernel:
             yield f"{path}: holds {data['kernel']}"
             continue
+        strange = [e["key"] for e in data["entries"] if not fits(kernel, store.key_of(e["key"]))]
+        yield from (f"{path}: {kernel} is not looked up by {key}" for key in strange)
+        if strange:
+            continue
         names = [writer.identity(e) for e in data["entries"]]
         if names != sorted(set(names)):
             yield f"{path}: entries are not sorted, or some share a key"
@@ -66,6 +70,14 @@ def complaints(folder: Path) -> Iterator[str]:
         size = sum(p.stat().st_size for p in device.glob("*.json"))
         if size > MOST_BYTES:
             yield f"{device}: {size} bytes, at most {MOST_BYTES}"
+
+
+def fits(kernel: str, key: store.Key) -> bool:
+    """Whether a key has the fields of the kernel's calls."""
+    try:
+        return KERNELS[kernel].call.of(key).key == key
+    except (KeyError, TypeError):
+        return False
 
 
 def jobs(folder: Path, device: str, evidence: str = "") -> list[Job]:

@@ -106,3 +106,25 @@ def test_check_names_the_value(tmp_path):
     found = [line for line in cache.complaints(tmp_path) if "tries no such config" in line]
     assert len(found) == 1
     assert f"{name}=-4" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "change"),
+    [
+        ("sinkhorn_forward", {"rows": 4}),
+        ("sinkhorn_forward", {"form": None}),
+        ("dot_compress_apply", {"n": 4}),
+        ("linear_attention_chunk_walk", {"gates": None}),
+    ],
+)
+def test_check_names_a_key_that_is_not_its_kernel_s(kernel, change, tmp_path):
+    pytest.importorskip("jsonschema")
+    data = json.loads((SHIPPED / "h200" / f"{kernel}.json").read_text())
+    key = data["entries"][0]["key"]
+    for name, value in change.items():
+        key[name] = value
+        if value is None:
+            del key[name]
+    (tmp_path / "h200").mkdir()
+    (tmp_path / "h200" / f"{kernel}.json").write_text(json.dumps(data))
+    assert any(f"{kernel} is not looked up by" in line for line in cache.complaints(tmp_path))
