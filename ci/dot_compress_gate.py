@@ -37,7 +37,7 @@ def truths(workload: DotWorkload, x, y, grad, z=None) -> dict[str, gate.Truth]:
         name: gate.Truth(
             e.value, e.budget, MARGIN * e.spread, gate.largest(e.value), lean, len(x),
             # the roundings of a row of b reach all entries of a column
-            (-2,),
+            (-2,), workload.dtype,
         )
         for name, e in exact.items()
     }  # fmt: skip

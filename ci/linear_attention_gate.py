@@ -156,7 +156,7 @@ def truths(workload: AttentionWorkload, *tensors: torch.Tensor) -> dict[str, gat
             scale = value.abs().amax(tuple(range(1, value.dim())), keepdim=True).expand_as(value)
             lean = max(abs(gate.bias(x[name], value, spread)) for x in leaning)
             found[title(method, name)] = gate.Truth(
-                value, budget, spread, scale, lean, len(cases), together(workload, method, name)
+                value, budget, spread, scale, lean, len(cases), together(workload, method, name), dtype
             )
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import re
@@ -137,7 +138,7 @@ def altered(monkeypatch, change, of="P"):
     def broken(workload, *inputs):
         found = []
         for candidate in operator.candidates(workload, *inputs):
-            calls = iter(range(100))
+            calls = itertools.count()
 
             def run(x, dy, candidate=candidate, calls=calls):
                 result = candidate.run(x, dy)
