@@ -3,7 +3,8 @@
 For each workload tagged `ci`, each kernel, each config committed for it and the default: the error against
 float64 from the same inputs by the gate (ci/gate.py); memory around its results, its inputs, and equal bits
 from other runs, from split batches and at every position in the batch (ci/runs.py); row and column sums;
-Inductor's error on the same inputs.  Without a GPU the CPU path is judged.  Writes accuracy-<device>.json for ci/compare.py; the exit status is the verdict.
+Inductor's error on the same inputs.  Without a GPU the CPU path is judged.  Writes accuracy-<device>.json for
+ci/compare.py; the exit status is the verdict.
 """
 
 from __future__ import annotations

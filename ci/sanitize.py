@@ -28,9 +28,9 @@ WORKLOADS = (
     "attention_every_gate", "attention_packed", "attention_chunks", "attention_retention",
     "dot_tail", "dot_fp32",
 )  # fmt: skip
-"""Packed, padded and rectangular matrices, restarts, sums between warps through shared memory, and linear
-attention by every kernel: sides that are padded, packed sequences, a chunk cut short at either end; dot compress by its
-three, padded and in float32."""
+"""Packed, padded and rectangular matrices, restarts, sums between warps through shared memory; linear
+attention by every kernel: sides that are padded, packed sequences, a chunk cut short at either end; dot
+compress by its three, padded and in float32."""
 BATCHES = (1, 3, 67)
 STEPS = 1 << 12
 """Entries times iterations drawn of a workload; they are repeated to a batch."""

@@ -63,9 +63,13 @@ def dividing(arithmetic: Arithmetic = PLAIN, **change) -> Run:
     return lambda w, x, dy: differentiated(lambda t: in_place(t, w, arithmetic, **change), w, x, dy)
 
 
-def in_range(run: Run) -> Run:
-    """Where float32 holds exp(X): columns 100 below the maxima of their rows vanish without logarithms."""
-    return lambda w, x, dy: () if (w.form, w.logits) == ("log", "randn_30") else run(w, x, dy)
+VANISHING = frozenset({"column_below", "lines_apart"})
+"""Logits with columns so far below their rows that float32 has no exponential of them."""
+
+
+def in_range(run: Run, *out: str) -> Run:
+    """Where float32 holds exp(X - row maxima): a column of zeros has no quotient.  out: other such logits."""
+    return lambda w, x, dy: () if w.form == "log" and w.logits in VANISHING | {*out} else run(w, x, dy)
 
 
 def exactly(**change) -> Run:
@@ -121,10 +125,10 @@ _GOOD: dict[str, Run] = {
     "u-v, NVIDIA functions": scaling(NVIDIA),
     "u-v, AMD functions": scaling(AMD),
     "the CPU path": own_adjoint,
-    "in place, division rounded": dividing(),
-    "in place, tree sums": dividing(Arithmetic(sums="tree")),
-    "in place, NVIDIA division": in_range(dividing(NVIDIA)),
-    "in place, AMD division": dividing(AMD),
+    "in place, division rounded": in_range(dividing()),
+    "in place, tree sums": in_range(dividing(Arithmetic(sums="tree"))),
+    "in place, NVIDIA division": in_range(dividing(NVIDIA), "randn_30"),
+    "in place, AMD division": in_range(dividing(AMD)),
 }
 
 

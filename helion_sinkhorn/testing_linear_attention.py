@@ -306,7 +306,7 @@ class Case:
 
     @classmethod
     def of(cls, workload: AttentionWorkload, seed: int = 0) -> Case:
-        return cls(*workload.make_inputs(seed), reverse=workload.reverse)
+        return cls(*workload.make_inputs(seed), scale=workload.scale, reverse=workload.reverse)
 
     @property
     def leaves(self) -> Named:
