@@ -198,9 +198,12 @@ GOOD: dict[str, gate.Run] = {
     "step by step, NVIDIA functions": step(NVIDIA),
     "step by step, AMD functions": step(AMD),
     **{f"chunks of {size}, in float32": in_float32(size) for size in (16, 32, 64)},
-    **{f"chunks of {size}": chunks(Machine(chunk=size)) for size in (64, 128)},
+    **{f"chunks of {size}": chunks(Machine(chunk=size)) for size in (16, 32, 64, 128)},
     "chunks, sums in order": chunks(Machine(multiply=functools.partial(in_order, depth=16))),
     "chunks, sums cut (NVIDIA)": chunks(NVIDIA),
+    "chunks, sums cut every 4 terms": chunks(
+        Machine(multiply=functools.partial(in_order, depth=4, add=cut))
+    ),
     "chunks, sums floored (CDNA3)": chunks(AMD),
 }  # fmt: skip
 
