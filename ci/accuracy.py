@@ -131,6 +131,8 @@ def judged(
     candidate: Candidate, full: list[torch.Tensor], truth: gate.Truth, before: list[dict[str, object]]
 ) -> dict[str, object]:
     """The record of one candidate, run on the judged matrices over and over."""
+    # a candidate that writes to its inputs spoils no other's
+    full = [t.clone() for t in full]
     count, batch = len(truth.exact), len(full[0])
     result, memory = in_guarded_memory(candidate, full)
     kind = is_of_the_kind(result, batch, truth.exact.shape[1:], truth.dtype)

@@ -36,9 +36,18 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(bits(a), bits(b))
 
 
+def copies(batch: int, judged: int) -> torch.Tensor:
+    """Which of the judged elements stands at each position of a batch: the first ones in order.
+
+    Behind them every repetition is rotated by the ones in its number's binary digits, so that none has the
+    order of the one a power of two before it: an index that wraps there finds another element.
+    """
+    return torch.tensor([(k + (k // judged).bit_count()) % judged for k in range(batch)])
+
+
 def filled(t: torch.Tensor, batch: int) -> torch.Tensor:
-    """The judged matrices over and over, up to the workload's batch: every position has a truth."""
-    return t.repeat(math.ceil(batch / len(t)), *[1] * (t.dim() - 1))[:batch].contiguous()
+    """The judged elements as `copies` has them: every position has a truth."""
+    return t[copies(batch, len(t)).to(t.device)].contiguous()
 
 
 class Guarded(TorchFunctionMode):
@@ -135,9 +144,8 @@ def reproducible(candidate: Candidate, inputs: Inputs, result: torch.Tensor, jud
     batch = len(result)
     places = itertools.pairwise(cuts(batch, judged))
     pieces = [candidate.run(*(t[a:b] for t in inputs)) for a, b in places]
-    copies = torch.arange(batch, device=result.device) % judged
     return {
         "again": runs_alike(candidate, inputs, result),
         "split": same(torch.cat(pieces), result),
-        "position": same(result, result[:judged][copies]),
+        "position": same(result, result[:judged][copies(batch, judged).to(result.device)]),
     }

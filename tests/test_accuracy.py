@@ -19,6 +19,7 @@ import gate
 import implicit_gate
 import linear_attention_gate
 import pytest
+import runs
 import sinkhorn_gate
 import torch
 from operators import OPERATORS, operator_of
@@ -48,7 +49,7 @@ def opinions(name):
 @pytest.mark.parametrize("name", CI)
 def test_correct_implementations_pass(name):
     good, _, _ = opinions(name)
-    assert len(good) >= 12
+    assert len(good) >= 9
     assert {n: o.statistics for n, o in good.items() if not o.gate} == {}
 
 
@@ -128,7 +129,17 @@ def test_gaps_count_units_in_the_last_place():
 
 def test_inputs_of_every_position_have_a_truth():
     t = torch.arange(3.0).view(3, 1, 1)
-    assert accuracy.filled(t, 7).flatten().tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert accuracy.filled(t, 10).flatten().tolist() == [0, 1, 2, 1, 2, 0, 1, 2, 0, 2]
+
+
+@pytest.mark.parametrize("judged", [1, 2, 3, 4, 8, 51])
+def test_no_power_of_two_of_positions_has_equal_inputs(judged):
+    """An index that wraps reads another element somewhere."""
+    place = runs.copies(1 << 10, judged)
+    assert place[:judged].tolist() == list(range(judged))
+    for bits in range(10):
+        positions = torch.arange(1 << (bits + 1))
+        assert judged == 1 or not torch.equal(place[positions], place[positions % (1 << bits)])
 
 
 def altered(monkeypatch, change, of="P"):
@@ -277,7 +288,7 @@ def test_every_result_of_linear_attention_is_judged_by_element(name):
     for candidate in {c.of: c for c in found}.values():
         result = candidate.run(*full)
         assert truths[candidate.of].judge(result[:2]).passes
-        assert torch.equal(result[2], result[0])
+        assert torch.equal(result[2], result[1])
         assert torch.equal(candidate.run(*[x[1:2] for x in full]), result[1:2])
 
 

@@ -62,12 +62,9 @@ def _column_below(batch, n, m, generator):
     return x
 
 
-def _rows_apart(batch, n, m, generator):
-    return normal(generator, batch, n, m) + 200.0 * normal(generator, batch, n, 1)
-
-
 def _lines_apart(batch, n, m, generator):
-    return _rows_apart(batch, n, m, generator) + 200.0 * normal(generator, batch, 1, m)
+    x = normal(generator, batch, n, m)
+    return x + 200.0 * (normal(generator, batch, n, 1) + normal(generator, batch, 1, m))
 
 
 def _masked(batch, n, m, generator):
@@ -103,10 +100,10 @@ LOGITS: dict[str, Callable[..., torch.Tensor]] = {
     "one_up_8": _one_entry(8.0),
     "one_up_20": _one_entry(20.0),
     "one_up_40": _one_entry(40.0),
+    "one_up_100": _one_entry(100.0),
     "one_down_40": _one_entry(-40.0),
     "one_column": _one_column,
     "column_below": _column_below,
-    "rows_apart": _rows_apart,
     "lines_apart": _lines_apart,
     "masked": _masked,
     "permutation": _permutation,
@@ -115,7 +112,7 @@ LOGITS: dict[str, Callable[..., torch.Tensor]] = {
 """name -> (batch, n, m, generator) -> logits.  uniform_4: uniform(0, 4); identity_like: 0 on the diagonal,
 -8 off it, or as much as the name says; noisy_permutation: randn / 2, 8 lower but for a permutation; one_up,
 one_down: randn with one entry so much higher or lower; one_column: randn with a column 15 higher; column_below: with one 1000 lower;
-rows_apart: randn with 200 randn added to each row; lines_apart: and to each column; the masks
+lines_apart: randn with 200 randn added to each row and to each column; the masks
 leave an entry in every row and column; a square permutation leaves nothing else."""
 
 PEAKED = frozenset({
