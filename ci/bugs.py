@@ -1,4 +1,4 @@
-"""A bug, and those that any kernel may have: what goes wrong in memory, between runs and at the last store."""
+"""A bug, and those that any kernel may have: in memory, between runs and at the last store."""
 
 from __future__ import annotations
 

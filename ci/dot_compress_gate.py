@@ -42,10 +42,10 @@ def truths(workload: DotWorkload, x, y, grad, z=None) -> dict[str, gate.Truth]:
 
 
 def leaning(n: int) -> float:
-    """How far a float32 sum of n terms that is cut toward zero every STEP terms leans that way, in deviations.
+    """How far a float32 sum of n terms leans to zero where it is cut every STEP terms, in deviations.
 
-    On the way to a result v the partial sum after k terms is k / n of v on average: cut by CUT / 2 of that, n /
-    STEP times, it loses CUT n / (4 STEP) of v.
+    On the way to a result v the partial sum after k terms is k / n of v on average: cut by CUT / 2 of that,
+    n / STEP times, it loses CUT n / (4 STEP) of v.
     """
     step = testing_dot_compress.STEP
     return MEAN_SIZE * n / (4 * step) / math.sqrt(n + (n / (3 * step)) ** 2)

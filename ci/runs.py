@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from gate import Candidate
@@ -99,9 +100,9 @@ def is_of_the_kind(result: torch.Tensor, batch: int, shape: Sequence[int], dtype
     )
 
 
-def in_guarded_memory(candidate: Candidate, inputs: Inputs) -> tuple[torch.Tensor, dict[str, bool]]:
-    """The result of a run whose inputs and allocations are guarded; whether it wrote inside of these alone,
-    and left the inputs as they were."""
+def in_guarded_memory(candidate: Candidate, inputs: Inputs) -> tuple[Any, dict[str, bool]]:
+    """What a candidate gives for guarded inputs, its allocations guarded too; whether it wrote inside of all
+    these alone, and left the inputs as they were."""
     if inputs[0].is_cuda:
         # compiled here: a compiler's own memory is no business of the guard
         candidate.run(*inputs)

@@ -168,7 +168,7 @@ def _compared(
 def _share_of_budgets(
     own: Budget, logits, dy, p, dx, n_iters: int, options
 ) -> tuple[float, dict[bool, torch.Tensor]]:
-    """The largest share of these budgets, and the least of them: of P relative to an entry, of dX as it is."""
+    """The largest share of these budgets, and the least of them: of P relative to an entry, of dX itself."""
     share, least = 0.0, {}
     for is_p, exact, _, wrong in _compared(own.index, logits, dy, p, dx, n_iters, options):
         limit = own.p if is_p else own.dx

@@ -18,7 +18,7 @@ from helion_sinkhorn.kernels.sinkhorn_space import (
     REGISTER_HISTORY_STEPS,
 )
 from helion_sinkhorn.kernels.space import power_of_two
-from helion_sinkhorn.scaling import pairs_are_safe, pivot_is_safe, segment_length
+from helion_sinkhorn.scaling import lean_is_safe, pairs_are_safe, pivot_is_safe, segment_length
 from helion_sinkhorn.stationarity import cg_steps, solver_for
 from helion_sinkhorn.workloads import tagged
 
@@ -106,7 +106,7 @@ def constants(call: Call, eps: float, choice: Choice, how: str) -> tuple[Any, ..
             how,
             paired,
             pivoted,
-            variant.get("lean", False),
+            variant.get("lean", False) and lean_is_safe(call.n, call.m, kernel_eps),
         ),
         "sinkhorn_backward_history": (
             segment(call),

@@ -111,9 +111,9 @@ LOGITS: dict[str, Callable[..., torch.Tensor]] = {
 }
 """name -> (batch, n, m, generator) -> logits.  uniform_4: uniform(0, 4); identity_like: 0 on the diagonal,
 -8 off it, or as much as the name says; noisy_permutation: randn / 2, 8 lower but for a permutation; one_up,
-one_down: randn with one entry so much higher or lower; one_column: randn with a column 15 higher; column_below: with one 1000 lower;
-lines_apart: randn with 200 randn added to each row and to each column; the masks
-leave an entry in every row and column; a square permutation leaves nothing else."""
+one_down: randn with one entry so much higher or lower; one_column: randn with a column 15 higher;
+column_below: with one 1000 lower; lines_apart: randn with 200 randn added to each row and to each column; the
+masks leave an entry in every row and column; a square permutation leaves nothing else."""
 
 PEAKED = frozenset({
     "randn_8", "randn_30", "identity_like", "identity_like_12", "identity_like_16", "noisy_permutation",
