@@ -162,7 +162,7 @@ def specification(dtype: torch.dtype) -> Compute:
 NVIDIA = Machine(exp_ulps=2.0, multiply=functools.partial(in_order, depth=8, add=cut))
 AMD = Machine(Arithmetic("tree"), exp_ulps=1.0, multiply=functools.partial(in_order, depth=4, add=floored))
 VENDORS = {"nvidia": by(emulated(NVIDIA)), "amd": by(emulated(AMD))}
-BASELINE = by(specification(torch.float32))
+BASELINE = functools.lru_cache(maxsize=1)(by(specification(torch.float32)))
 
 
 def in_two_parts(x: torch.Tensor) -> torch.Tensor:
@@ -325,7 +325,7 @@ def truncating(w: AttentionWorkload, method: str, case: Case) -> Named:
     return {n: x if n in STATES else truncated(w, x) for n, x in found.items()}
 
 
-RIGHT = by(emulated(Machine()))
+RIGHT = functools.lru_cache(maxsize=1)(by(emulated(Machine())))
 
 
 def damaged(damage: Change) -> gate.Run:

@@ -5,6 +5,7 @@ Each takes (workload, x, dy) and returns (P, dX) of the workload's dtype.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -96,16 +97,21 @@ def recurrence(arithmetic: Arithmetic = PLAIN) -> Run:
     )
 
 
+exact = functools.lru_cache(maxsize=4)(testing.exact)
+"""Many faults begin with it."""
+
+
 def specification(**change) -> Run:
     """The equations in float64 with other arguments, rounded once: a fault and no rounding error."""
 
     def run(w, x, dy):
-        p, dx = testing.exact(x, dy, **{**w.options, **change})
+        p, dx = exact(x, dy, **{**w.options, **change})
         return p.to(w.dtype), dx.to(w.dtype)
 
     return run
 
 
+@functools.lru_cache(maxsize=2)
 def pytorch(w: Workload, x: torch.Tensor, dy: torch.Tensor) -> Pair:
     """The specification as PyTorch evaluates it in float32, and autograd: what kernels are compared with."""
     return differentiated(lambda t: reference.sinkhorn(t, **w.options), w, x, dy)
@@ -202,14 +208,14 @@ def second_half(w: Workload, t: torch.Tensor) -> torch.Tensor:
 
 def stopped_scaling(w, x, dy):
     """dX = dP P: the scaling vectors taken for constants."""
-    exact, _ = testing.exact(x, dy, **w.options)
-    return exact.to(w.dtype), (exact * dy.double()).to(w.dtype)
+    p, _ = exact(x, dy, **w.options)
+    return p.to(w.dtype), (p * dy.double()).to(w.dtype)
 
 
 def implicit(w, x, dy):
     """The gradient of the fixed point, whether or not it was reached: stationarity at the P that came out."""
-    exact, _ = testing.exact(x, dy, **w.options)
-    return exact.to(w.dtype), Stationarity(exact, dy, "corrected").exact.to(w.dtype)
+    p, _ = exact(x, dy, **w.options)
+    return p.to(w.dtype), Stationarity(p, dy, "corrected").exact.to(w.dtype)
 
 
 def neighbour_leaks(w, x, dy):
