@@ -19,7 +19,7 @@ OFFLINE := $(if $(WHEELS),--no-index --find-links $(WHEELS))
 # Triton 3.10 changes this default, and numbers with it
 export TRITON_DEFAULT_FP_FUSION ?= 1
 
-.PHONY: demo test bench lint lint-workflows format clean accuracy compare parity emulate mutants fault-tables sanitize machine-terms device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme
+.PHONY: demo test bench lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme
 
 demo: $(VENV)/.ready
 	$(RUN) benchmarks/demo.py $(ARGS)
@@ -56,6 +56,16 @@ emulate: $(VENV)/.ready
 mutants: export OMP_NUM_THREADS ?= 1
 mutants: $(VENV)/.ready
 	$(RUN) -m ci.mutants $(ARGS)
+
+# Bugs of every operator, run as kernels are: 5 minutes on one core
+attack: export OMP_NUM_THREADS ?= 1
+attack: $(VENV)/.ready
+	$(RUN) -m ci.attack $(ARGS)
+
+# Mutants of the kernel bodies' source in Helion's reference mode; ARGS="--count 0" tries all
+mutation: export OMP_NUM_THREADS ?= 1
+mutation: $(VENV)/.ready
+	$(RUN) -m ci.mutation $(ARGS)
 
 fault-tables: $(VENV)/.ready
 	$(RUN) -m ci.fault_tables --write docs/accuracy.md

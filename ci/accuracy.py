@@ -1,9 +1,10 @@
 """Judge every kernel on the device at hand: python -m ci.accuracy [--out FOLDER] [--no-inductor]
 
 For each workload tagged `ci`, each kernel, each config committed for it and the default: the error against
-float64 from the same inputs by the gate (ci/gate/gate.py); equal bits from a second run, from split batches
-and at every position in the batch; row and column sums; Inductor's error on the same inputs.  Without a GPU
-the CPU path is judged.  Writes accuracy-<device>.json for ci/compare.py; the exit status is the verdict.
+float64 from the same inputs by the gate (ci/gate/gate.py); memory around its results, its inputs, and equal
+bits from other runs, from split batches and at every position in the batch (ci/gate/runs.py); row and column
+sums; Inductor's error on the same inputs.  Without a GPU the CPU path is judged.  Writes
+accuracy-<device>.json for ci/compare.py; the exit status is the verdict.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ import argparse
 import base64
 import dataclasses
 import hashlib
-import itertools
 import json
-import math
 import multiprocessing
 import os
 import platform
@@ -33,6 +32,7 @@ import torch
 from ci.gate import gate
 from ci.gate import markdown as report
 from ci.gate.gate import Candidate
+from ci.gate.runs import bits, filled, in_guarded_memory, is_of_the_kind, reproducible
 from ci.operators import operator_of
 from helion_sinkhorn.configs import writer
 from helion_sinkhorn.workloads import WORKLOADS, tagged
@@ -44,32 +44,18 @@ LARGEST_SAMPLE = 1 << 12
 """Entries of the largest matrix that is kept."""
 INDUCTOR = ("mhc_one_iteration", "mhc_five_iterations", "mhc_fp32", "mhc_bf16", "log_4", "driver_8")
 """Workloads compared with torch.compile: it unrolls the iterations, and takes minutes for large matrices."""
+MEMORY = {
+    "inside": "or scratch was written beyond its memory",
+    "inputs": "was computed by a run that changed its inputs",
+    "kind": "has another dtype, shape or strides than it should",
+}
+"""What is said of a result for which one of these does not hold."""
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def bits(t: torch.Tensor) -> torch.Tensor:
-    """A tensor's bits as integers: NaN and the sign of zero compare too."""
-    return t.contiguous().view(torch.int32 if t.element_size() == 4 else torch.int16)
 
 
 def digest(*tensors: torch.Tensor) -> str:
     joined = b"".join(bits(t.detach().cpu()).numpy().tobytes() for t in tensors)
     return hashlib.sha256(joined).hexdigest()[:16]
-
-
-def reproducible(
-    candidate: Candidate, inputs: tuple[torch.Tensor, ...], result: torch.Tensor, judged: int
-) -> dict[str, bool]:
-    """Equal bits from a second run, from any split of the batch, and at any position in it."""
-    batch = len(result)
-    cuts = sorted({0, 1, judged // 3, batch // 2, batch})
-    pieces = [candidate.run(*(t[a:b] for t in inputs)) for a, b in itertools.pairwise(cuts)]
-    copies = torch.arange(batch, device=result.device) % judged
-    return {
-        "again": torch.equal(bits(fresh(candidate, *inputs)), bits(result)),
-        "split": torch.equal(bits(torch.cat(pieces)), bits(result)),
-        "position": torch.equal(bits(result), bits(result[:judged])[copies]),
-    }
 
 
 def marginals(result: torch.Tensor, exact: torch.Tensor) -> dict[str, dict[str, float]]:
@@ -87,20 +73,9 @@ def sample(result: torch.Tensor) -> str:
     return base64.b64encode(bits(result[:count].detach().cpu()).numpy().tobytes()).decode()
 
 
-def fresh(candidate: Candidate, *inputs: torch.Tensor) -> torch.Tensor:
-    """The result in memory that held NaN: an entry never written must not show what an earlier run left."""
-    torch.full_like(inputs[0], math.nan)
-    return candidate.run(*inputs)
-
-
 def statistics(truth: gate.Truth, result: torch.Tensor) -> dict[str, object]:
     s = truth.judge(result)
     return {**dataclasses.asdict(s), "passes": s.passes, "beyond": s.reasons}
-
-
-def filled(t: torch.Tensor, batch: int) -> torch.Tensor:
-    """The judged matrices over and over, up to the workload's batch: every position has a truth."""
-    return t.repeat(math.ceil(batch / len(t)), *[1] * (t.dim() - 1))[:batch].contiguous()
 
 
 def described(candidate: Candidate, truth: gate.Truth, result: torch.Tensor) -> dict[str, object]:
@@ -144,19 +119,31 @@ def judge(name: str, device: str, steps: int) -> dict[str, object]:
     workload = WORKLOADS[name]
     operator = operator_of(workload)
     inputs = operator.inputs(workload, steps)
-    judged = len(inputs[0])
     truth = operator.truths(workload, *inputs)
     full = [filled(t, workload.batch).to(device) for t in inputs]
     results: list[dict[str, object]] = []
     for candidate in operator.candidates(workload, *full):
-        result = fresh(candidate, *full)
-        first = result[:judged]
-        results.append({
-            **described(candidate, truth[candidate.of], first),
-            "reproducible": reproducible(candidate, full, result, judged),
-            **sampled(candidate, first, results),
-        })  # fmt: skip
+        results.append(judged(candidate, full, truth[candidate.of], results))
     return recorded(workload, inputs, truth, results)
+
+
+def judged(
+    candidate: Candidate, full: list[torch.Tensor], truth: gate.Truth, before: list[dict[str, object]]
+) -> dict[str, object]:
+    """The record of one candidate, run on the judged matrices over and over."""
+    # a candidate that writes to its inputs spoils no other's
+    full = [t.clone() for t in full]
+    count, batch = len(truth.exact), len(full[0])
+    result, memory = in_guarded_memory(candidate, full)
+    kind = is_of_the_kind(result, batch, truth.exact.shape[1:], truth.dtype)
+    if result.shape != (batch, *truth.exact.shape[1:]):
+        raise ValueError(f"{candidate.kernel}: {candidate.of} of shape {tuple(result.shape)} for {batch}")
+    return {
+        **described(candidate, truth, result[:count]),
+        "memory": {**memory, "kind": kind},
+        "reproducible": reproducible(candidate, full, result, count),
+        **sampled(candidate, result[:count], before),
+    }
 
 
 def inductor(name: str, device: str, steps: int) -> dict[str, object]:
@@ -226,10 +213,16 @@ def failures(record: dict[str, object]) -> list[str]:
                     f"bias {s['bias']:.3g} of {s['bias_limit']:.3g}; "
                     f"element {s['index']} is {s['value']:.9g}, expected {s['expected']:.9g}"
                 )
+        found += [f"{what}: {r['of']} {MEMORY[k]}" for k, holds in r.get("memory", {}).items() if not holds]
         found += [
             f"{what}: {r['of']} has other bits: {k}" for k, same in r["reproducible"].items() if not same
         ]
     return found
+
+
+def sound(r: dict[str, object]) -> bool:
+    """Whether all is well with a result."""
+    return r["passes"] and all((r["reproducible"] | r.get("memory", {})).values())
 
 
 def rows(workloads: dict[str, dict]) -> list[dict[str, object]]:
@@ -246,7 +239,7 @@ def rows(workloads: dict[str, dict]) -> list[dict[str, object]]:
                 "largest relative": f"{r['largest_relative']:.1e}",
                 "x Inductor": f"{r['largest_absolute'] / other['largest_absolute']:.2f}" if other else "",
                 "same bits": "yes" if all(r["reproducible"].values()) else "NO",
-                "verdict": "ok" if r["passes"] and all(r["reproducible"].values()) else "WRONG",
+                "verdict": "ok" if sound(r) else "WRONG",
             })  # fmt: skip
     return found
 

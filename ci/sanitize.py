@@ -26,9 +26,11 @@ WORKLOADS = (
     "mhc_fp32", "mhc_bf16", "log_4", "tail_5x3", "wide_4x8", "masked_8", "lane_32", "matching_64",
     "implicit_mhc", "implicit_bf16", "implicit_tail_5x3", "implicit_wide_4x8", "implicit_64",
     "attention_every_gate", "attention_packed", "attention_chunks", "attention_retention",
+    "dot_tail", "dot_fp32",
 )  # fmt: skip
-"""Packed, padded and rectangular matrices, restarts, sums between warps through shared memory, and linear
-attention by every kernel: sides that are padded, packed sequences, a chunk cut short at either end."""
+"""Packed, padded and rectangular matrices, restarts, sums between warps through shared memory; linear
+attention by every kernel: sides that are padded, packed sequences, a chunk cut short at either end; dot
+compress by its three, padded and in float32."""
 BATCHES = (1, 3, 67)
 STEPS = 1 << 12
 """Entries times iterations drawn of a workload; they are repeated to a batch."""

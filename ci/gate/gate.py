@@ -107,6 +107,8 @@ class Truth:
     """Matrices that differ."""
     together: tuple[int, ...]
     """Axes along which errors may go together: their means are independent."""
+    dtype: torch.dtype
+    """What the result must have."""
     peer: Peer | None = None
     """What parity is judged by, where it is."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import re
@@ -17,7 +18,7 @@ from shared import once
 
 from ci import accuracy, compare
 from ci import fault_tables as faults
-from ci.gate import gate, kept
+from ci.gate import gate, kept, runs
 from ci.operators import OPERATORS, operator_of
 from ci.operators.implicit import truths as implicit_gate
 from ci.operators.linear_attention import truths as linear_attention_gate
@@ -47,7 +48,7 @@ def opinions(name):
 @pytest.mark.parametrize("name", CI)
 def test_correct_implementations_pass(name):
     good, _, _ = opinions(name)
-    assert len(good) >= 12
+    assert len(good) >= 9
     assert {n: o.statistics for n, o in good.items() if not o.gate} == {}
 
 
@@ -127,7 +128,17 @@ def test_gaps_count_units_in_the_last_place():
 
 def test_inputs_of_every_position_have_a_truth():
     t = torch.arange(3.0).view(3, 1, 1)
-    assert accuracy.filled(t, 7).flatten().tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert accuracy.filled(t, 10).flatten().tolist() == [0, 1, 2, 1, 2, 0, 1, 2, 0, 2]
+
+
+@pytest.mark.parametrize("judged", [1, 2, 3, 4, 8, 51])
+def test_no_power_of_two_of_positions_has_equal_inputs(judged):
+    """An index that wraps reads another element somewhere."""
+    place = runs.copies(1 << 10, judged)
+    assert place[:judged].tolist() == list(range(judged))
+    for bits in range(10):
+        positions = torch.arange(1 << (bits + 1))
+        assert judged == 1 or not torch.equal(place[positions], place[positions % (1 << bits)])
 
 
 def altered(monkeypatch, change, of="P"):
@@ -137,7 +148,7 @@ def altered(monkeypatch, change, of="P"):
     def broken(workload, *inputs):
         found = []
         for candidate in operator.candidates(workload, *inputs):
-            calls = iter(range(100))
+            calls = itertools.count()
 
             def run(x, dy, candidate=candidate, calls=calls):
                 result = candidate.run(x, dy)
@@ -276,7 +287,7 @@ def test_every_result_of_linear_attention_is_judged_by_element(name):
     for candidate in {c.of: c for c in found}.values():
         result = candidate.run(*full)
         assert truths[candidate.of].judge(result[:2]).passes
-        assert torch.equal(result[2], result[0])
+        assert torch.equal(result[2], result[1])
         assert torch.equal(candidate.run(*[x[1:2] for x in full]), result[1:2])
 
 

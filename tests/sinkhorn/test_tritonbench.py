@@ -337,6 +337,20 @@ def test_wrong_results_fail(change, gradient):
     assert judged(change, gradient=gradient).share > 1
 
 
+@pytest.mark.parametrize("gradient", [False, True])
+def test_one_matrix_off_a_little_fails_wherever_it_is(gradient):
+    """No sampled one: held to its own budget because it stands out."""
+    x = make_logits("randn_1", 6000, 4, 4)
+    sampled = compare.budget(x, make_cotangents(x), 20).index.tolist()
+    index = next(k for k in range(1, 6000) if k not in sampled)
+
+    def change(t):
+        t[index] += 1e-5
+        return t
+
+    assert judged(change, gradient=gradient).share > 1
+
+
 def test_a_missing_iteration_fails():
     x, dy = make_logits("randn_1", 3000, 4, 4), torch.zeros(3000, 4, 4)
     short = reference.sinkhorn(x, 19)

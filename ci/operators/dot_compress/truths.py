@@ -17,8 +17,8 @@ JUDGED = 2
 """Elements: each has a hundred thousand entries and more."""
 MARGIN = 1.05
 """Factor of the deviation: that of 10^4 independent roundings is known to a hundredth."""
-CUT_TERMS = 16
-"""Terms of a sum that a matrix unit cuts to float32, toward zero: float32 results lean that way."""
+MEAN_SIZE = 0.8
+"""Mean size of a normal number, in deviations."""
 RESULTS = ("out", "dx", "dy", "dz")
 
 
@@ -31,17 +31,25 @@ def inputs(workload: DotWorkload, steps: int) -> tuple[torch.Tensor, ...]:
 def truths(workload: DotWorkload, x, y, grad, z=None) -> dict[str, gate.Truth]:
     """The equations in float64."""
     exact = testing_dot_compress.exact(x, y, z, grad, workload.parts)
-    # partial sums grow with the root of their terms: cut n / CUT_TERMS times by half of what
-    # testing_dot_compress.CUT allows, on average, they lose this many deviations
-    lean = math.sqrt(workload.m) / (3 * CUT_TERMS) if workload.dtype == torch.float32 else 0.0
+    lean = leaning(workload.m) if workload.dtype == torch.float32 else 0.0
     return {
         name: gate.Truth(
             e.value, e.budget, MARGIN * e.spread, gate.largest(e.value), lean, len(x),
             # the roundings of a row of b reach all entries of a column
-            (-2,),
+            (-2,), workload.dtype,
         )
         for name, e in exact.items()
     }  # fmt: skip
+
+
+def leaning(n: int) -> float:
+    """How far a float32 sum of n terms leans to zero where it is cut every STEP terms, in deviations.
+
+    On the way to a result v the partial sum after k terms is k / n of v on average: cut by CUT / 2 of that,
+    n / STEP times, it loses CUT n / (4 STEP) of v.
+    """
+    step = testing_dot_compress.STEP
+    return MEAN_SIZE * n / (4 * step) / math.sqrt(n + (n / (3 * step)) ** 2)
 
 
 def candidates(workload: DotWorkload, x, y, grad, z=None) -> list[gate.Candidate]:

@@ -70,7 +70,8 @@ def truths(workload: SinkhornWorkload, p: torch.Tensor, dy: torch.Tensor) -> dic
         drawn = (sample.perturbed(solver, gate.Systematic(seed)) for seed in range(rounding.SAMPLES))
         systematic = max(abs(gate.bias(t, exact[few], spread[few])) for t in drawn)
         # the unknowns of a matrix carry an error to all its entries
-        found[name] = gate.Truth(exact, budget, spread, gate.largest(exact), systematic, distinct, (-2, -1))
+        scale, together = gate.largest(exact), (-2, -1)
+        found[name] = gate.Truth(exact, budget, spread, scale, systematic, distinct, together, workload.dtype)
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -29,6 +29,10 @@ WALKS = {
     "dk": ("dk", *GATES),
     "dv": ("dv", "dinitial_state"),
 }
+COPIES = (1.0, 2.0, 4.0)
+"""Factors of the gradients of an element in the call that gives its dg_gamma, a sum over the batch: the
+element is there once with each, so its result is 7 times that of the element alone, with the same rounding
+errors, and no wrong subset of the batch sums to that."""
 CHUNK_KERNELS = {
     "linear_attention_chunk_scores": ("o", "dv"),
     "linear_attention_chunk_walk": ("o", "end", "dv", "dinitial_state"),
@@ -79,7 +83,15 @@ def case_of(workload: AttentionWorkload, *tensors: torch.Tensor) -> Case:
         named = {n: x if n in ("g_gamma", "initial_state", "dend") else x[None] for n, x in named.items()}
         named["cu_seqlens"] = lengths.cumsum(0).int()
     do, dend = named.pop("do"), named.pop("dend", None)
-    return Case(named, do, dend, reverse=workload.reverse)
+    return Case(named, do, dend, workload.scale, workload.reverse)
+
+
+def copied(workload: AttentionWorkload, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """One element as often as there are COPIES, its gradients times these: powers of two round nothing."""
+    return [
+        torch.cat([x * c for c in COPIES]) if name in ("do", "dend") else torch.cat([x] * len(COPIES))
+        for name, x in zip(names(workload), tensors, strict=True)
+    ]
 
 
 def by_elements(workload: AttentionWorkload, results: Named) -> Named:
@@ -100,8 +112,8 @@ def joined(parts: list[Named]) -> Named:
 
 
 def alone(workload: AttentionWorkload, results: Named) -> Named:
-    """The results of one element, dg_gamma among them."""
-    own = {"dg_gamma": results["dg_gamma"][None]} if "dg_gamma" in results else {}
+    """The results of one element, dg_gamma among them: that of its copies."""
+    own = {"dg_gamma": sum(COPIES) * results["dg_gamma"][None]} if "dg_gamma" in results else {}
     return by_elements(workload, results) | own
 
 
@@ -158,7 +170,7 @@ def truths(workload: AttentionWorkload, *tensors: torch.Tensor) -> dict[str, gat
             scale = value.abs().amax(tuple(range(1, value.dim())), keepdim=True).expand_as(value)
             lean = max(abs(gate.bias(x[name], value, spread)) for x in leaning)
             found[title(method, name)] = gate.Truth(
-                value, budget, spread, scale, lean, len(cases), together(workload, method, name)
+                value, budget, spread, scale, lean, len(cases), together(workload, method, name), dtype
             )
     return found
 
@@ -228,6 +240,6 @@ def computed(
     """One result of a module with `forward` and `backward`, an element each."""
     if name == "dg_gamma":
         # a sum over the batch, which no other element may change
-        each = [[x[b : b + 1] for x in tensors] for b in range(len(tensors[0]))]
+        each = [copied(workload, [x[b : b + 1] for x in tensors]) for b in range(len(tensors[0]))]
         return torch.stack([case_of(workload, *one).run_module(module, **options)[name] for one in each])
     return by_elements(workload, case_of(workload, *tensors).run_module(module, **options))[name]

@@ -37,7 +37,15 @@ def truths(workload: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> dic
     together = (-2 if workload.first == "rows" else -1,)
     return {
         name: gate.Truth(
-            exact[k], budgets[k], spreads[k], scales[k], biases[k], distinct[k], together, peer.get(name)
+            exact[k],
+            budgets[k],
+            spreads[k],
+            scales[k],
+            biases[k],
+            distinct[k],
+            together,
+            workload.dtype,
+            peer.get(name),
         )
         for k, name in enumerate(("P", "dX"))
     }

@@ -1,7 +1,11 @@
 """What results of dot compress may be off by, from where they are rounded (docs/dot_compress.md, Rounding).
 
-Each rounding to the dtype of x is taken for uniform in its interval, and so independent of the others; a sum
-of n terms in float32 for n roundings of partial sums, each cut and not rounded, as matrix units may.
+Each rounding to the dtype of x is taken for uniform in its interval, and so independent of the others.
+
+A sum of n terms in float32 has two kinds of errors.  Rounded to nearest n times, its partial sums of size
+s sqrt(k) err independently: together by less than CUT s n.  A matrix unit instead cuts them, all to one side,
+toward zero or down, each by CUT / 2 of its size on average.  That happens every STEP terms at most, so that
+the cuts add up to CUT / (2 STEP) times the sum of s sqrt(k) over k up to n, which is CUT s n^1.5 / (3 STEP).
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ from helion_sinkhorn.testing.rounding import half_ulp
 
 CUT = 2.0**-23
 """Relative error of one truncation to float32."""
+STEP = 4
+"""Fewest terms that a matrix unit adds to its accumulator at a time (arXiv 2511.10909)."""
 SIGMAS = 7.0
 """A normal number is further from its mean once in 4e11."""
 
@@ -61,8 +67,9 @@ def result(value: torch.Tensor, variance: torch.Tensor, dtype: torch.dtype, part
 
 
 def variance_of_sums(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Rounding variance of the entries of a b, from squares of a and b: a.size(-1) truncated sums."""
-    return CUT**2 * a.size(-1) * (a @ b)
+    """Rounding variance of the entries of a b, from squares of a and b: n roundings and n / STEP cuts."""
+    n = a.size(-1)
+    return CUT**2 * (n + (n / (3 * STEP)) ** 2) * (a @ b)
 
 
 def sum_of_products(

@@ -79,5 +79,6 @@ ROWS = [
     _dot("fp16", 2, 1000, 128, 64, "ci", "half precision, z given", dtype=torch.float16, has_z=True),
     _dot("fp32", 2, 1000, 64, 32, "ci", "single precision, z given", dtype=torch.float32, has_z=True),
     _dot("tail", 5, 129, 48, 5, "ci", "padded in every axis, z given", has_z=True),
+    _dot("precise_z", 3, 129, 48, 5, "ci", "padded, two numbers an entry, z given", has_z=True, precise=True),
     _dot("wide", 2, 300, 1000, 64, "ci", "several blocks of x"),
 ]

@@ -16,7 +16,11 @@ from helion_sinkhorn.testing.rounding import Rounding
 Named = dict[str, torch.Tensor]
 METHODS = ("recurrent", "chunked")
 CHUNK = 64
+CHUNKS = (16, 64)
+"""Steps of a chunk for which there is a budget: short ones round states to the dtype of matrix units most
+often, long ones sum most gates up in an exponent.  What lies between has less of one and of the other."""
 BFLOAT16 = {"operands": 2.0**15, "pairs": 2.0**7, "gates": 2.0**7, "least": 2.0**-56}
+"""The Errors of chunks whose inputs are bfloat16."""
 TENSORS = ("q", "k", "v", "g", "g_gamma", "gk", "gv", "initial_state")
 """The arguments that have gradients, in the order in which the operators return these."""
 TOKENS = 64

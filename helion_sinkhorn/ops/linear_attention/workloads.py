@@ -32,6 +32,8 @@ class AttentionWorkload:
     reverse: bool = False
     lengths: tuple[int, ...] = ()
     """Lengths of packed sequences, `steps` in all; `sequences` is 1 then."""
+    scale: float | None = None
+    """Factor of the queries, dk^-1/2 if left out."""
     strength: float = 1 / 8
     """Strength of the decays: 1/8 remembers some ten steps, 8 a step or less."""
 
@@ -48,7 +50,11 @@ class AttentionWorkload:
     @property
     def options(self) -> dict[str, object]:
         """What else makes the call."""
-        return {"gates": self.gates, "states": self.states, "reverse": self.reverse, "lengths": self.lengths}
+        named = {} if self.scale is None else {"scale": self.scale}
+        return {
+            "gates": self.gates, "states": self.states, "reverse": self.reverse, "lengths": self.lengths,
+            **named,
+        }  # fmt: skip
 
     @property
     def chunks_serve(self) -> bool:
@@ -110,6 +116,11 @@ ROWS = [
                dtype=torch.float32, states=True, reverse=True),
     _attention("attention_packed", (1, 40, 2, 16, 8), "ci", "sequences of any length, one empty",
                gates="g gk", dtype=torch.float32, states=True, lengths=(17, 0, 1, 22)),
+    _attention("attention_packed_reverse", (1, 40, 2, 8, 12), "ci", "the same walked backwards, with a scale",
+               gates="g_gamma gk", dtype=torch.float32, states=True, reverse=True, lengths=(0, 9, 31),
+               scale=-0.7),
+    _attention("attention_scaled", (3, 70, 1, 8, 12), "ci", "a scale, an odd number of sequences",
+               gates="g g_gamma", dtype=torch.float32, scale=3.0),
     _attention("attention_ungated", (2, 96, 2, 16, 16), "ci", "linear attention (arXiv 2006.16236)",
                gates="", dtype=torch.float32),
     _attention("attention_chunks", (2, 150, 2, 24, 20), "ci", "three chunks walked backwards, one short",

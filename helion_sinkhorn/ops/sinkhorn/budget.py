@@ -22,6 +22,9 @@ SMALLEST_NORMAL = 2.0**-126
 """The smallest normal float32."""
 MODEL_ENTRIES = 1 << 22
 """Entries times iterations that the model runs at a time."""
+LARGEST_START = 40.0
+"""Cap on log q_0: the largest entry of a row is 1 when iterations begin, and e^-40 no part of its sum, in
+float64 either.  Without it q_0 overflows where a column lies 710 below its rows."""
 UNDERFLOW = 2.0**-30
 """What entries of A below the normal range may add to a result of the log form (scaling.py)."""
 
@@ -70,7 +73,8 @@ class Iterations:
             top = z.detach().amax(-2, keepdim=True)
             z = rounding(z - top, rounding.ARGUMENT)
             a = rounding(z.exp(), rounding.EXP)
-            q = rounding(rounding(-top, rounding.ARGUMENT).exp(), rounding.EXP)
+            start = (-top).clamp(max=LARGEST_START)
+            q = rounding(rounding(start, rounding.ARGUMENT).exp(), rounding.EXP)
         return cls(eps, x.size(-2) / x.size(-1), rounding, z, a, torch.ones_like(a[..., :1]), q)
 
     def restart(self) -> None:

@@ -12,7 +12,7 @@ from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.sinkhorn.history import sinkhorn_backward_history
 from helion_sinkhorn.ops.sinkhorn.kernels import sinkhorn_backward, sinkhorn_forward
-from helion_sinkhorn.ops.sinkhorn.scaling import pairs_are_safe, pivot_is_safe, segment_length
+from helion_sinkhorn.ops.sinkhorn.scaling import lean_is_safe, pairs_are_safe, pivot_is_safe, segment_length
 from helion_sinkhorn.ops.sinkhorn.space import (
     REGISTER_HISTORY_ENTRIES,
     REGISTER_HISTORY_RESTARTED,
@@ -123,7 +123,7 @@ def constants(call: SinkhornCall, eps: float, choice: Choice, how: str) -> tuple
             how,
             paired,
             pivoted,
-            variant.get("lean", False),
+            variant.get("lean", False) and lean_is_safe(call.n, call.m, kernel_eps),
         ),
         "sinkhorn_backward_history": (
             segment(call),

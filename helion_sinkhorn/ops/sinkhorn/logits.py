@@ -50,6 +50,17 @@ def _one_column(batch, n, m, generator):
     return x
 
 
+def _column_below(batch, n, m, generator):
+    x = normal(generator, batch, n, m)
+    x[:, :, -1] -= 1000.0
+    return x
+
+
+def _lines_apart(batch, n, m, generator):
+    x = normal(generator, batch, n, m)
+    return x + 200.0 * (normal(generator, batch, n, 1) + normal(generator, batch, 1, m))
+
+
 def _masked(batch, n, m, generator):
     x = normal(generator, batch, n, m)
     return x.masked_fill(~_mask(batch, n, m, generator, 0.6), -math.inf)
@@ -83,16 +94,20 @@ LOGITS: dict[str, Callable[..., torch.Tensor]] = {
     "one_up_8": _one_entry(8.0),
     "one_up_20": _one_entry(20.0),
     "one_up_40": _one_entry(40.0),
+    "one_up_100": _one_entry(100.0),
     "one_down_40": _one_entry(-40.0),
     "one_column": _one_column,
+    "column_below": _column_below,
+    "lines_apart": _lines_apart,
     "masked": _masked,
     "permutation": _permutation,
     "rank_one": _rank_one,
 }
 """name -> (batch, n, m, generator) -> logits.  uniform_4: uniform(0, 4); identity_like: 0 on the diagonal,
 -8 off it, or as much as the name says; noisy_permutation: randn / 2, 8 lower but for a permutation; one_up,
-one_down: randn with one entry so much higher or lower; one_column: randn with a column 15 higher; the masks
-leave an entry in every row and column; a square permutation leaves nothing else."""
+one_down: randn with one entry so much higher or lower; one_column: randn with a column 15 higher;
+column_below: with one 1000 lower; lines_apart: randn with 200 randn added to each row and to each column; the
+masks leave an entry in every row and column; a square permutation leaves nothing else."""
 
 PEAKED = frozenset({
     "randn_8", "randn_30", "identity_like", "identity_like_12", "identity_like_16", "noisy_permutation",

@@ -37,3 +37,8 @@ def pivot_is_safe(steps: int, eps: float) -> bool:
     u and v grow by as much, and two of them may share a division: eps^-4 stays normal.
     """
     return steps > 0 and eps >= 2.0 ** (-PAIR_EXPONENT / 2)
+
+
+def lean_is_safe(n: int, m: int, eps: float) -> bool:
+    """Whether each u may be computed again without its term in eps^2: it is then below float32's roundoff."""
+    return (eps * max(n / m, m / n)) ** 2 <= 2.0**-24

@@ -122,6 +122,17 @@ _GATED = [
     _gate("lane_32", 32, 32, "history in memory", batch=512),
     _gate("matching_64", 64, 64, "Gumbel-Sinkhorn matching", form="log", batch=256),
     _gate("largest_128", 128, 128, "the largest matrix the kernels take", batch=64),
+    _gate("other_eps", 4, 4, "an eps of a caller's own", batch=63, eps=1e-3, n_iters=3),
+    _gate("columns_first_6x3", 6, 3, "columns first", batch=33, first="cols", eps=1e-2, n_iters=2),
+    _gate("two_matrices", 4, 4, "a batch of two", batch=2, n_iters=3),
+    _gate("seven_bf16", 8, 8, "a batch of seven, a tile of which is not full", batch=7, n_iters=3,
+          dtype=torch.bfloat16),
+    _gate("beyond_exp", 4, 8, "logits whose exponentials are no float32", "ci stress", 63, n_iters=3,
+          logits="one_up_100"),
+    _gate("beyond_exp_log", 3, 5, "the same in both axes", "ci stress", 21, logits="lines_apart", form="log",
+          n_iters=5),
+    _gate("vanishing_column", 4, 4, "a column 1000 below its rows", "ci stress", 63, logits="column_below",
+          form="log", n_iters=5),
 ]  # fmt: skip
 
 
@@ -194,6 +205,9 @@ _IMPLICIT = [
           backward="implicit"),
     _gate("implicit_identity_like", 4, 4, "nearly disconnected: no digit may be lost", _JUDGED,
           logits="identity_like", form="log", backward="implicit"),
+    _gate("implicit_two", 4, 4, "a batch of two", _JUDGED, 2, n_iters=5, backward="implicit"),
+    _gate("implicit_seven_8", 8, 8, "a batch of seven, five iterations", _JUDGED, 7, n_iters=5,
+          backward="implicit"),
     _gate("implicit_64", 64, 64, "conjugate gradients", _JUDGED, 256, form="log", backward="implicit"),
 ]  # fmt: skip
 

@@ -1,0 +1,153 @@
+"""How a candidate is run: in guarded memory, again and again, in pieces; and what none of that may change."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ci.gate.gate import Candidate
+
+BAND = 1 << 16
+"""Bytes of known content on either side of a block of memory: a tile of the largest matrices is that long."""
+POISON = 0xFF
+"""Every byte of unwritten memory: NaN in each floating type, -1 in integers."""
+UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+"""Functions of torch that allocate without writing."""
+RERUNS = 100
+"""A race that shows in one run of twenty passes one time in 170."""
+RERUN_SECONDS = 0.25
+"""No more reruns than fit, but two."""
+PIECES = (1, 2, 7, 33, 63)
+"""Sizes of the first pieces that a batch is split into."""
+Inputs = Sequence[torch.Tensor]
+
+
+def bits(t: torch.Tensor) -> torch.Tensor:
+    """A tensor's bits as integers: NaN and the sign of zero compare too."""
+    return t.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()])
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have one dtype and the same bits."""
+    return a.dtype == b.dtype and torch.equal(bits(a), bits(b))
+
+
+def copies(batch: int, judged: int) -> torch.Tensor:
+    """Which of the judged elements stands at each position of a batch: the first ones in order.
+
+    Behind them every repetition is rotated by the ones in its number's binary digits, so that none has the
+    order of the one a power of two before it: an index that wraps there finds another element.
+    """
+    return torch.tensor([(k + (k // judged).bit_count()) % judged for k in range(batch)])
+
+
+def filled(t: torch.Tensor, batch: int) -> torch.Tensor:
+    """The judged elements as `copies` has them: every position has a truth."""
+    return t[copies(batch, len(t)).to(t.device)].contiguous()
+
+
+class Guarded(TorchFunctionMode):
+    """While it is active, memory allocated unwritten holds NaN and lies between two bands that hold NaN too.
+
+    An entry that is never written, or read beyond an end, shows as NaN in the result; what is written beyond
+    an end shows in a band.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: list[torch.Tensor] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        # a compiler's tensors without memory are of a class of their own, or on the device "meta"
+        if getattr(func, "__name__", "") in UNWRITTEN and type(made) is torch.Tensor and not made.is_meta:
+            return self.placed(made)
+        return made
+
+    def placed(self, like: torch.Tensor) -> torch.Tensor:
+        """Unwritten guarded memory with the shape, strides, dtype and device of a tensor."""
+        size = like.untyped_storage().nbytes()
+        block = torch.full((size + 2 * BAND,), POISON, dtype=torch.uint8, device=like.device)
+        self.blocks.append(block)
+        return block[BAND : BAND + size].view(like.dtype).as_strided(like.size(), like.stride())
+
+    def copied(self, t: torch.Tensor) -> torch.Tensor:
+        """A contiguous tensor in guarded memory."""
+        return self.placed(t).copy_(t) if t.untyped_storage().nbytes() == t.nbytes else self.copied(t.clone())
+
+    @property
+    def intact(self) -> bool:
+        """Whether nothing was written into a band."""
+        return all(
+            bool((band == POISON).all()) for block in self.blocks for band in (block[:BAND], block[-BAND:])
+        )
+
+
+def is_of_the_kind(result: torch.Tensor, batch: int, shape: Sequence[int], dtype: torch.dtype) -> bool:
+    """Whether a result has this dtype, an element of `shape` for each of the batch, and strides under which
+    elements are contiguous and do not overlap."""
+    element = math.prod(shape)
+    return (
+        result.dtype == dtype
+        and result.shape == (batch, *shape)
+        and all(e.is_contiguous() for e in result[:1])
+        and (batch <= 1 or result.stride(0) >= element)
+    )
+
+
+def in_guarded_memory(candidate: Candidate, inputs: Inputs) -> tuple[Any, dict[str, bool]]:
+    """What a candidate gives for guarded inputs, its allocations guarded too; whether it wrote inside of all
+    these alone, and left the inputs as they were."""
+    if inputs[0].is_cuda:
+        # compiled here: a compiler's own memory is no business of the guard
+        candidate.run(*inputs)
+    guarded = Guarded()
+    given = [guarded.copied(t) for t in inputs]
+    with guarded:
+        result = candidate.run(*given)
+    unchanged = all(same(a, b) for a, b in zip(given, inputs, strict=True))
+    return result, {"inside": guarded.intact, "inputs": unchanged}
+
+
+def runs_alike(candidate: Candidate, inputs: Inputs, result: torch.Tensor) -> bool:
+    """Equal bits from run after run: directly behind one another, after a launch on less data, and beside
+    other work on the device."""
+    less = [t[: math.ceil(len(t) / 3)] for t in inputs]
+    until = time.monotonic() + RERUN_SECONDS
+    beside = torch.cuda.Stream() if result.is_cuda else None
+    work = torch.ones(1 << 10, 1 << 10, device=result.device) if result.is_cuda else None
+    for k in range(RERUNS):
+        if k % 3 == 1:
+            candidate.run(*less)
+        if k % 3 == 2 and beside is not None:
+            with torch.cuda.stream(beside):
+                torch.mm(work, work)
+        if not same(candidate.run(*inputs), result):
+            return False
+        if k and time.monotonic() > until:
+            break
+    return True
+
+
+def cuts(batch: int, judged: int) -> list[int]:
+    """Where a batch is split: behind PIECES, within what is judged, and in the middle."""
+    places = {0, *itertools.accumulate(PIECES), judged // 3, batch // 2, batch}
+    return sorted(k for k in places if k <= batch)
+
+
+def reproducible(candidate: Candidate, inputs: Inputs, result: torch.Tensor, judged: int) -> dict[str, bool]:
+    """Equal bits from other runs, from any split of the batch, and at any position in it."""
+    batch = len(result)
+    places = itertools.pairwise(cuts(batch, judged))
+    pieces = [candidate.run(*(t[a:b] for t in inputs)) for a, b in places]
+    return {
+        "again": runs_alike(candidate, inputs, result),
+        "split": same(torch.cat(pieces), result),
+        "position": same(result, result[:judged][copies(batch, judged).to(result.device)]),
+    }
