@@ -89,6 +89,7 @@ RECURRENT = (
     _attention(7, 8, 12, "g g_gamma gk gv", dtype=WIDE, states=True, reverse=True, scale=0.6),
     _attention(8, 12, 8, "g_gamma gk", dtype=WIDE, states=True, lengths=(0, 3, 5)),
     _attention(5, 8, 8, "gk", dtype=torch.bfloat16),
+    _attention(5, 8, 16, "g g_gamma", dtype=WIDE),
     _attention(66, 8, 8, "g gv", dtype=WIDE, states=True, strength=2.0),
 )
 CHUNKED = (
