@@ -84,7 +84,7 @@ def test_a_sequence_does_not_know_its_batch():
 
 def test_launches_are_kept_for_calls_alike_and_no_others(monkeypatch):
     asked = []
-    monkeypatch.setattr(chunked, "again", lambda key, *tensors: asked.append(key) or True)
+    monkeypatch.setattr(chunked, "launch_kept", lambda key, *tensors: asked.append(key) or True)
 
     def keys(case, **options):
         asked.clear()
