@@ -200,6 +200,7 @@ def tried(key: str, each: int, cache: Path) -> Iterator[dict[str, object]]:
                     other if listing == one else listing
                 )
                 session.programs.clear()
+                session.written.clear()
                 yield {
                     "program": f"{kernel} {row.name}", "kind": kind, "line": line,
                     "text": listings[0].splitlines()[line - 1].strip(),
