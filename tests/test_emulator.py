@@ -9,8 +9,9 @@ import ctypes.util
 
 import numpy as np
 import pytest
+import torch
 from assembled import program, result, run, step
-from emulator import arithmetic, lanes, machine, matrix, text
+from emulator import arithmetic, lanes, launch, machine, matrix, text
 from emulator.machine import Model, Unknown
 from emulator.memory import Finding
 
@@ -479,3 +480,26 @@ def test_workgroups_branches_and_scratch():
     """
     found = run(body, WORDS[:192], grid=3, scratch=16).reshape(3, 64)
     assert found.tolist() == [[lane + 1 + group for lane in range(64)] for group in range(3)]
+
+
+# ------------------------------------------------------------------------------------------------ launches
+
+
+def decided(x: torch.Tensor, y: torch.Tensor, number: int = 3, grid: int = 2, **model) -> bytes:
+    """The digest of a launch of (x, number, y)."""
+    values = [("*fp32", x), ("i32", number), ("*fp32", y)]
+    regions = {launch.span_name(t): launch.bytes_of(t) for t in (x, y)}
+    return launch.decided(Model(**model), "program", grid, values, regions)
+
+
+def test_launches_that_differ_in_anything_are_run_each():
+    x, y = torch.arange(8.0), torch.full((8,), float("nan"))
+    again = decided(x.clone(), y.clone())
+    assert decided(x, y) == again
+    other = x.clone()
+    other[7] = -0.0
+    differing = (
+        decided(other, y), decided(y, x), decided(x, x), decided(x[:4], y), decided(x, y, number=4),
+        decided(x, y, grid=3), decided(x, y, seed=1), decided(x, y, functions="below"),
+    )  # fmt: skip
+    assert len({again, *differing}) == 1 + len(differing)

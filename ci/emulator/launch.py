@@ -186,9 +186,7 @@ def decided(
 ) -> bytes:
     """A digest of all that decides what a launch writes."""
     order = list(regions)
-    scalars = [
-        order.index(span_name(v)) if isinstance(v, torch.Tensor) else v for _, v in values
-    ]
+    scalars = [order.index(span_name(v)) if isinstance(v, torch.Tensor) else v for _, v in values]
     found = hashlib.sha256(repr((model, program, grid, scalars)).encode())
     for content in regions.values():
         found.update(f"{content.size} ".encode())
@@ -197,7 +195,11 @@ def decided(
 
 
 def wrote(
-    model: Model, loaded: Loaded, metadata: Any, grid: int, values: list[tuple[str, Any]],
+    model: Model,
+    loaded: Loaded,
+    metadata: Any,
+    grid: int,
+    values: list[tuple[str, Any]],
     regions: dict[str, np.ndarray],
 ) -> list[np.ndarray | None]:
     """Run a compiled kernel: each region as it is then, None where that is as it was."""

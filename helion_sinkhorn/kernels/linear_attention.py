@@ -174,7 +174,7 @@ def walk(h, tensors, rate, tile, begin, first, descending, many, count, head, sc
         if late:
             h = decayed(h, rates[i], gks[i], gvs[i])
     number = hl.arange(count)
-    # Upward from the lowest token: AMD's buffer offsets are unsigned, and a lane's part must not be subtracted.
+    # Upward from the lowest token: AMD's buffer offsets are unsigned, so no lane may subtract its part.
     # What there is no step for repeats the last one.
     lowest, rising = (ts[-1], outs[::-1]) if descending else (ts[0], outs)
     at = lowest + number.clamp(max=many - 1)
