@@ -34,7 +34,7 @@ from emulator import launch
 from emulator.machine import Model, Unknown
 from emulator.memory import Finding
 from gate import Candidate
-from operators import operator_of
+from operators import OPERATORS, operator_of
 from rich.progress import Progress
 
 from helion_sinkhorn.configs import writer
@@ -166,6 +166,36 @@ def emulated(
     return {n: found[n] for n in names}
 
 
+def summary(workloads: dict[str, dict]) -> list[dict[str, object]]:
+    """One line an operator: the largest statistics with correct rounding, and under any model."""
+    lines: dict[str, list[dict]] = {}
+    for name, record in workloads.items():
+        operator = next(o for o, row in OPERATORS.items() if row.takes(WORKLOADS[name]))
+        lines.setdefault(operator, []).append(record)
+    return [summarised(operator, records) for operator, records in lines.items()]
+
+
+def summarised(operator: str, records: list[dict]) -> dict[str, object]:
+    results = [r for record in records for r in record.get("results", [])]
+    under = [s for r in results for s in (r, *r["models"].values())]
+
+    def largest(of: list[dict], what: str) -> str:
+        return f"{max((s[what] for s in of), default=math.nan):.3f}"
+
+    return {
+        "operator": operator,
+        "workloads": len(records),
+        "results": len(results),
+        "of the defaults": sum(r["source"] == "the kernel's default" for r in results),
+        "programs run": sum(record.get("launches", 0) for record in records),
+        "worst": largest(results, "worst"),
+        "rms": largest(results, "rms"),
+        "worst, any model": largest(under, "worst"),
+        "rms, any model": largest(under, "rms"),
+        "wrong": sum(len(accuracy.failures(record)) for record in records),
+    }
+
+
 def in_turn(
     names: list[str], task: Callable[..., dict], key: str, options: Options, pool: Executor | None
 ) -> Iterator[tuple[str, dict]]:
@@ -233,7 +263,7 @@ def main() -> int:
         path.write_text(json.dumps(found, indent=1) + "\n")
         table = report.table(accuracy.rows(workloads))
         path.with_suffix(".md").write_text(table + "\n")
-        print(table)
+        print(table, report.table(summary(workloads)), sep="\n\n")
         sentences = [f"{n}: {s}" for n, record in workloads.items() for s in accuracy.failures(record)]
         print(*sentences, sep="\n", file=sys.stderr)
         verdict = f"{len(sentences)} things are wrong" if sentences else "all within their limits"
