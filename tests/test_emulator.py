@@ -218,6 +218,16 @@ def test_a_division_is_rounded_correctly(upper, lower):
     assert same(found[:64].view(F32), (a.astype(float) / b).astype(F32))
 
 
+def test_classes_of_float32():
+    of_class = (0x7F800001, 0x7FC00000, 0xFF800000, 0xBF800000, 0x80000001, 0x80000000, 0, 1, 0x00800000,
+                0x7F800000)  # fmt: skip
+    for wanted in range(10):
+        words = np.resize(np.array(of_class, U32), 64)
+        w = step("v_cmp_class_f32_e64 s[4:5], v1, v2", {1: words, 2: np.full(64, 1 << wanted, U32)})
+        mask = int(w.s[4, 0]) | int(w.s[5, 0]) << 32
+        assert mask == sum(1 << k for k in range(64) if k % 10 == wanted)
+
+
 def test_inactive_lanes_keep_their_register_and_clear_masks():
     active = LANE % 2 == 0
     assert set(result("v_mov_b32_e32 v0, 5", v0=U32(9), active=active).tolist()) == {5, 9}
