@@ -136,7 +136,8 @@ KINDS = (
     Kind("offset of a load or store", replaced(r"(buffer_\w+ .*offen)$", r"\1 offset:4"), COMPUTED),
     Kind("offset in LDS", replaced(r"(ds_(?:read|write)_b(?:32|64|128) [^:]*)$", r"\1 offset:16"),
          COMPUTED, MASKED),
-    Kind("store left out", left_out(r"\tbuffer_store"), frozenset({"gate", "state"}), MASKED),
+    # a store is also one of the wait states between what stands around it
+    Kind("store left out", left_out(r"\tbuffer_store"), frozenset({"gate", "state", "hazard"}), MASKED),
     Kind("move left out", left_out(r"\tv_mov_b32_e32 v\d+, v\d+"), COMPUTED,
          "the register holds that value already"),
     Kind("rounding of a result", replaced(r"v_cvt_pk_f16_f32", "v_cvt_pk_bf16_f32"), COMPUTED),
