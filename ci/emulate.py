@@ -1,25 +1,27 @@
 """Execute the AMD machine code on this CPU and judge it: python -m ci.emulate [--devices ...]
-[--workloads ...]
+[--workloads NAME[:RESULT,...] ...]
 
 What Triton compiles for gfx942 and gfx950 is run instruction by instruction (ci/emulator) on the inputs that
 ci/accuracy.py judges, and judged by the same gate.  Each result must hold under every model of what the ISA
 leaves open (MODELS), and have equal bits whatever registers and LDS held before, in which order waves ran and
-how the batch was cut.  Writes accuracy-<device>-emulated.json for ci/compare.py: emulated, never
-measured.  The
-exit status is the verdict.
+how the batch was cut.  Writes accuracy-<device>-emulated.json for ci/compare.py: emulated, never measured.
+The exit status is the verdict.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import math
 import os
 import platform
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,7 +35,7 @@ from ci.emulator.machine import Model, Unknown
 from ci.emulator.memory import Finding
 from ci.gate import markdown as report
 from ci.gate.gate import Candidate
-from ci.operators import operator_of
+from ci.operators import OPERATORS, operator_of
 from helion_sinkhorn.configs import writer
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.workloads import WORKLOADS, tagged
@@ -65,6 +67,8 @@ class Options:
     cache: Path
     inductor: dict[str, dict[str, str] | None]
     """Workloads for which torch.compile's kernels run too, with their sources where they are given."""
+    results: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Of a workload those that are judged; all where it is not named."""
 
 
 def judge(name: str, key: str, options: Options) -> dict[str, object]:
@@ -75,6 +79,9 @@ def judge(name: str, key: str, options: Options) -> dict[str, object]:
     operator = operator_of(workload)
     inputs = operator.inputs(workload, options.steps)
     truth = operator.truths(workload, *inputs)
+    wanted = options.results.get(name, truth.keys())
+    if unknown := wanted - truth.keys():
+        raise LookupError(f"{name} has no result {', '.join(unknown)}; choose from {', '.join(truth)}")
     session = launch.Session(device, options.cache)
     begin = time.perf_counter()
     results: list[dict[str, object]] = []
@@ -83,7 +90,7 @@ def judge(name: str, key: str, options: Options) -> dict[str, object]:
         with launch.as_on_device():
             candidates = operator.candidates(workload, *inputs)
         for candidate in candidates:
-            if options.served and not candidate.served:
+            if candidate.of not in wanted or (options.served and not candidate.served):
                 continue
             try:
                 results.append(judged(session, candidate, inputs, truth[candidate.of], results, options))
@@ -145,17 +152,66 @@ def artefact(key: str, workloads: dict[str, dict], seconds: float) -> dict[str, 
     }  # fmt: skip
 
 
-def emulated(key: str, names: list[str], options: Options, jobs: int, progress: Progress) -> dict[str, dict]:
-    """The records of one device: torch, Triton and Helion keep it for the life of a process."""
+def emulated(
+    key: str, names: list[str], options: Options, pool: Executor | None, progress: Progress
+) -> dict[str, dict]:
+    """The records of one device, by processes of a pool or by this one: it keeps the device for its life."""
     task = progress.add_task(f"{key}, emulated", total=len(names))
-    with ProcessPoolExecutor(min(jobs, len(names)), mp_context=get_context("spawn")) as pool:
-        order = sorted(names, key=lambda n: -WORKLOADS[n].entries)
-        pending = {pool.submit(accuracy.attempt, judge, n, key, options): n for n in order}
-        found = {}
-        for done in as_completed(pending):
-            found[pending[done]] = done.result()
-            progress.update(task, advance=1, description=f"{key}, emulated: {pending[done]}")
+    order = sorted(names, key=lambda n: -WORKLOADS[n].entries)
+    found = {}
+    for name, record in in_turn(order, functools.partial(accuracy.attempt, judge), key, options, pool):
+        found[name] = record
+        progress.update(task, advance=1, description=f"{key}, emulated: {name}")
     return {n: found[n] for n in names}
+
+
+def summary(workloads: dict[str, dict]) -> list[dict[str, object]]:
+    """One line an operator: the largest statistics with correct rounding, and under any model."""
+    lines: dict[str, list[dict]] = {}
+    for name, record in workloads.items():
+        operator = next(o for o, row in OPERATORS.items() if row.takes(WORKLOADS[name]))
+        lines.setdefault(operator, []).append(record)
+    return [summarised(operator, records) for operator, records in lines.items()]
+
+
+def summarised(operator: str, records: list[dict]) -> dict[str, object]:
+    results = [r for record in records for r in record.get("results", [])]
+    under = [s for r in results for s in (r, *r["models"].values())]
+
+    def largest(of: list[dict], what: str) -> str:
+        return f"{max((s[what] for s in of), default=math.nan):.3f}"
+
+    return {
+        "operator": operator,
+        "workloads": len(records),
+        "results": len(results),
+        "of the defaults": sum(r["source"] == "the kernel's default" for r in results),
+        "programs run": sum(record.get("launches", 0) for record in records),
+        "worst": largest(results, "worst"),
+        "rms": largest(results, "rms"),
+        "worst, any model": largest(under, "worst"),
+        "rms, any model": largest(under, "rms"),
+        "wrong": sum(len(accuracy.failures(record)) for record in records),
+    }
+
+
+def in_turn(
+    names: list[str], task: Callable[..., dict], key: str, options: Options, pool: Executor | None
+) -> Iterator[tuple[str, dict]]:
+    """(name, record) as they are done."""
+    if pool is None:
+        yield from ((name, task(name, key, options)) for name in names)
+        return
+    pending = {pool.submit(task, name, key, options): name for name in names}
+    yield from ((pending[done], done.result()) for done in as_completed(pending))
+
+
+def selected(text: str) -> tuple[str, frozenset[str]]:
+    """A workload, and the results of it that are wanted: NAME or NAME:RESULT,..."""
+    name, _, results = text.partition(":")
+    if name not in (known := [w.name for w in tagged("ci", object)]):
+        raise argparse.ArgumentTypeError(f"{name!r} has no tag ci; choose from {', '.join(known)}")
+    return name, frozenset(filter(None, results.split(",")))
 
 
 def main() -> int:
@@ -163,10 +219,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     amd = [k for k, d in DEVICES.items() if d.vendor == "amd"]
-    names = [w.name for w in tagged("ci", object)]
     parser.add_argument("--devices", nargs="+", choices=amd, default=DEFAULT, help="one of each architecture")
-    parser.add_argument("--workloads", nargs="+", choices=names, metavar="NAME", default=names,
-                        help="all tagged ci if left out")  # fmt: skip
+    parser.add_argument("--workloads", nargs="+", type=selected, metavar="NAME[:RESULT,...]",
+                        help="all tagged ci if left out, all results where none is named")  # fmt: skip
     parser.add_argument(
         "--steps", type=int, default=STEPS, help="entries times iterations judged of a workload"
     )
@@ -187,20 +242,27 @@ def main() -> int:
     if given.inductor:
         kept = json.loads(Path(given.inductor).read_text())
         given.steps, inductor = kept["steps"], kept["sources"]
-    options = Options(given.steps, given.served, tuple(given.models), given.cache.resolve(), inductor)
+    names = dict(given.workloads or ((w.name, frozenset()) for w in tagged("ci", object)))
+    options = Options(
+        given.steps, given.served, tuple(given.models), given.cache.resolve(), inductor,
+        {name: results for name, results in names.items() if results},
+    )  # fmt: skip
     os.environ["OMP_NUM_THREADS"] = "1"
     given.out.mkdir(parents=True, exist_ok=True)
     wrong = 0
     for key in given.devices:
         begin = time.monotonic()
-        with Progress(transient=True) as progress:
-            workloads = emulated(key, given.workloads, options, given.jobs, progress)
+        alone = given.jobs == 1 and len(given.devices) == 1
+        processes = min(given.jobs, len(names))
+        pool = None if alone else ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+        with pool or contextlib.nullcontext(), Progress(transient=True) as progress:
+            workloads = emulated(key, list(names), options, pool, progress)
         found = artefact(key, workloads, time.monotonic() - begin)
         path = given.out / f"accuracy-{key}-emulated.json"
         path.write_text(json.dumps(found, indent=1) + "\n")
         table = report.table(accuracy.rows(workloads))
         path.with_suffix(".md").write_text(table + "\n")
-        print(table)
+        print(table, report.table(summary(workloads)), sep="\n\n")
         sentences = [f"{n}: {s}" for n, record in workloads.items() for s in accuracy.failures(record)]
         print(*sentences, sep="\n", file=sys.stderr)
         verdict = f"{len(sentences)} things are wrong" if sentences else "all within their limits"

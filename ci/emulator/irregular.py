@@ -31,12 +31,27 @@ COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
     "o": lambda a, b: ~(np.isnan(a) | np.isnan(b)), "u": lambda a, b: np.isnan(a) | np.isnan(b),
 }  # fmt: skip
 SUFFIXES = {"f32": "f", "i32": "i", "u32": "u", "i64": "I", "u64": "U", "u16": "s", "f16": "h"}
+
+
+def in_classes(a: Array, chosen: Array) -> Array:
+    """Whether a float32 is of a class whose bit is set, from 0: signalling and quiet NaN, -inf, -normal,
+    -subnormal, -0, +0, +subnormal, +normal, +inf."""
+    bits = np.ascontiguousarray(a, np.float32).view(U32)
+    size, negative = bits & U32(0x7FFF_FFFF), bits >> U32(31) != 0
+    # 0 of zero, 1 of subnormals, 2 of normal numbers, 3 of infinity
+    rank = np.searchsorted(np.array([1, 1 << 23, 0x7F80_0000], U32), size, side="right")
+    number = np.where(negative, 5 - rank, 6 + rank)
+    nan = np.where(size & U32(1 << 22), 1, 0)
+    return (chosen >> np.where(size > 0x7F80_0000, nan, number).astype(U32)) & U32(1) != 0
+
+
 COMPARE = {
-    f"v_cmp_{name}_{suffix}": (kind, function)
+    f"v_cmp_{name}_{suffix}": (2 * kind, function)
     for name, function in COMPARISONS.items()
     for suffix, kind in SUFFIXES.items()
     if kind in "fh" or name in ("eq", "ne", "lt", "le", "gt", "ge")
-}
+} | {"v_cmp_class_f32": ("fu", in_classes)}
+"""Opcode -> types of both sources, function."""
 CARRIES: dict[str, Callable[[Array, Array, Array], Array]] = {
     "v_add_co_u32": lambda a, b, c: a + b,
     "v_addc_co_u32": lambda a, b, c: a + b + c,
@@ -51,9 +66,9 @@ CARRIES: dict[str, Callable[[Array, Array, Array], Array]] = {
 def compare(ins: Instruction, operands: list[Operand]) -> Action:
     """v_cmp: lanes into a pair of scalar registers."""
     understood(ins, MODIFIERS)
-    kind, function = COMPARE[ins.op]
+    kinds, function = COMPARE[ins.op]
     to, *of = operands
-    a, b = (source(ins, o, kind, k) for k, o in enumerate(of))
+    a, b = (source(ins, o, kinds[k], k) for k, o in enumerate(of))
     at = to.index
     return lambda w: write_mask(w, at, np.broadcast_to(function(a(w), b(w)), w.active.shape))
 

@@ -9,9 +9,10 @@ import ctypes.util
 
 import numpy as np
 import pytest
+import torch
 from assembled import program, result, run, step
 
-from ci.emulator import arithmetic, lanes, machine, matrix, text
+from ci.emulator import arithmetic, lanes, launch, machine, matrix, text
 from ci.emulator.machine import Model, Unknown
 from ci.emulator.memory import Finding
 
@@ -216,6 +217,16 @@ def test_a_division_is_rounded_correctly(upper, lower):
     load = "buffer_load_dword v2, v1, s[4:7], 0 offen\nbuffer_load_dword v3, v1, s[4:7], 0 offen offset:256\n"
     found = run(load + "s_waitcnt vmcnt(0)\n" + body + STORE.format("v2"), np.concatenate([a, b]).view(U32))
     assert same(found[:64].view(F32), (a.astype(float) / b).astype(F32))
+
+
+def test_classes_of_float32():
+    of_class = (0x7F800001, 0x7FC00000, 0xFF800000, 0xBF800000, 0x80000001, 0x80000000, 0, 1, 0x00800000,
+                0x7F800000)  # fmt: skip
+    for wanted in range(10):
+        words = np.resize(np.array(of_class, U32), 64)
+        w = step("v_cmp_class_f32_e64 s[4:5], v1, v2", {1: words, 2: np.full(64, 1 << wanted, U32)})
+        mask = int(w.s[4, 0]) | int(w.s[5, 0]) << 32
+        assert mask == sum(1 << k for k in range(64) if k % 10 == wanted)
 
 
 def test_inactive_lanes_keep_their_register_and_clear_masks():
@@ -480,3 +491,26 @@ def test_workgroups_branches_and_scratch():
     """
     found = run(body, WORDS[:192], grid=3, scratch=16).reshape(3, 64)
     assert found.tolist() == [[lane + 1 + group for lane in range(64)] for group in range(3)]
+
+
+# ------------------------------------------------------------------------------------------------ launches
+
+
+def decided(x: torch.Tensor, y: torch.Tensor, number: int = 3, grid: int = 2, **model) -> bytes:
+    """The digest of a launch of (x, number, y)."""
+    values = [("*fp32", x), ("i32", number), ("*fp32", y)]
+    regions = {launch.span_name(t): launch.bytes_of(t) for t in (x, y)}
+    return launch.decided(Model(**model), "program", grid, values, regions)
+
+
+def test_launches_that_differ_in_anything_are_run_each():
+    x, y = torch.arange(8.0), torch.full((8,), float("nan"))
+    again = decided(x.clone(), y.clone())
+    assert decided(x, y) == again
+    other = x.clone()
+    other[7] = -0.0
+    differing = (
+        decided(other, y), decided(y, x), decided(x, x), decided(x[:4], y), decided(x, y, number=4),
+        decided(x, y, grid=3), decided(x, y, seed=1), decided(x, y, functions="below"),
+    )  # fmt: skip
+    assert len({again, *differing}) == 1 + len(differing)

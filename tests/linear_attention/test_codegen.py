@@ -30,7 +30,8 @@ def complaints(binary: Binary) -> list[str]:
     if not binary.compiled:
         return list(binary.problems)
     found = list(binary.problems)
-    found += [f"{n} x {name}" for name in ("atomic", "matrix") if (n := binary.counts.get(name))]
+    forbidden = "atomic", "matrix", "negative offset"
+    found += [f"{n} x {name}" for name in forbidden if (n := binary.counts.get(name))]
     # two for the store of each result; with fewer threads than entries of a vector loads take some too
     if binary.job.call.dk == 64 and binary.hottest.get("barrier", 0) > 6:
         found.append(f"{binary.hottest['barrier']} barriers in eight steps")

@@ -87,12 +87,19 @@ class Case:
 
     def run_module(self, module, **options: object) -> Named:
         """The same of a module with `forward` and `backward`, as the operators call it."""
+        gradients = module.backward(self.do, self.dend, *self.arguments, **options)
+        return {**self.run_forward(module, **options), **self.named(gradients)}
+
+    def run_forward(self, module, **options: object) -> Named:
+        """o and end of such a module."""
+        return dict(zip(("o", "end"), module.forward(*self.arguments, **options), strict=True))
+
+    @property
+    def arguments(self) -> tuple[object, ...]:
+        """The operator's arguments, from q to cu_seqlens."""
         scale = self.inputs["q"].size(-1) ** -0.5 if self.scale is None else self.scale
         *vectors, start = (self.inputs.get(name) for name in TENSORS)
-        arguments = *vectors, scale, start, self.reverse, self.inputs.get("cu_seqlens")
-        o, end = module.forward(*arguments, **options)
-        gradients = module.backward(self.do, self.dend, *arguments, **options)
-        return {"o": o, "end": end, **self.named(gradients)}
+        return *vectors, scale, start, self.reverse, self.inputs.get("cu_seqlens")
 
     def named(self, gradients: Iterable[torch.Tensor]) -> Named:
         return {f"d{name}": x for name, x in zip(self.leaves, gradients, strict=True)}

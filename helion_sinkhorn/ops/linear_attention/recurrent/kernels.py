@@ -123,9 +123,11 @@ def walk(h, tensors, rate, tile, begin, first, descending, many, count, head, sc
         if late:
             h = decayed(h, rates[i], gks[i], gvs[i])
     number = hl.arange(count)
-    # what there is no step for repeats the last one
-    at = first + sign * (begin + number.clamp(max=many - 1))
-    hl.store(o, [at, head, tile, slice(None)], stacked(outs, number).to(o.dtype))
+    # Upward from the lowest token: AMD's buffer offsets are unsigned, so no lane may subtract its part.
+    # What there is no step for repeats the last one.
+    lowest, rising = (ts[-1], outs[::-1]) if descending else (ts[0], outs)
+    at = lowest + number.clamp(max=many - 1)
+    hl.store(o, [at, head, tile, slice(None)], stacked(rising, number).to(o.dtype))
     return h
 
 
