@@ -22,6 +22,7 @@ from unittest import mock
 import numpy as np
 import torch
 
+import helion_sinkhorn
 from ci.emulator import machine, text
 from ci.emulator.machine import Loaded, Model
 from ci.emulator.memory import Arena
@@ -137,10 +138,9 @@ def host_of(kernel: Any, signature: tuple, cache: Path, arguments: tuple[Any, ..
 @functools.cache
 def sources() -> str:
     """A digest of the kernels and of what makes code of them."""
-    from helion_sinkhorn.runtime import kernel as kernels
-
-    folder = Path(kernels.__file__).parent
-    texts = [path.read_bytes() for path in sorted(folder.rglob("*.py"))]
+    package = Path(helion_sinkhorn.__file__).parent
+    paths = [path for room in ("ops", "runtime") for path in sorted((package / room).rglob("*.py"))]
+    texts = [path.read_bytes() for path in paths]
     made_by = [version(name) for name in ("torch", "helion", "triton")]
     return hashlib.sha256(b"\0".join([*texts, *map(str.encode, made_by)])).hexdigest()
 
