@@ -61,6 +61,7 @@ SINKHORN = (
     _sinkhorn(4, 6, 3, n_iters=2, logits="one_up_100"),
     _sinkhorn(3, 4, 5, n_iters=2, form="log", logits="lines_apart"),
     _sinkhorn(4, 4, 3, n_iters=10, form="log", logits="randn_8"),
+    _sinkhorn(4, 4, 3, n_iters=30, form="log", logits="randn_8"),
     _sinkhorn(4, 4, 3, n_iters=60, form="log", logits="randn_8"),
     _sinkhorn(8, 8, 5, n_iters=9, eps=1e-3),
 )
