@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("helion_sinkhorn", "tuning_cache", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("helion_sinkhorn", "tritonbench_ops", "tuning_cache", "pyproject.toml", "README.md", "LICENSE")
 
 
 def load_bootstrap():
@@ -69,6 +69,13 @@ def test_wheel_holds_the_package_and_the_tuning_cache(wheel):
     wanted |= {f"helion_sinkhorn/tuning_cache/{name}" for name in files_under(ROOT / "tuning_cache")}
     assert packed == wanted
     assert {"helion_sinkhorn/py.typed", "helion_sinkhorn/tuning_cache/README.md"} <= packed
+
+
+def test_wheel_holds_the_tritonbench_operators(wheel):
+    packed = {n for n in zipfile.ZipFile(wheel).namelist() if n.startswith("tritonbench_ops/")}
+    files = files_under(ROOT / "tritonbench_ops")
+    assert packed == {f"tritonbench_ops/{name}" for name in files if not name.startswith("upstream/")}
+    assert "tritonbench_ops/sinkhorn/operator.py" in packed
 
 
 def test_installed_wheel_runs_and_reads_its_own_tuning_cache(wheel, tmp_path):

@@ -42,7 +42,7 @@ class Operator(Judged):
             logits = logits.to(self.device).requires_grad_(self.requires_grad)
             yield logits, case.n_iters, case.form, case.first
 
-    @register_x_val(label="BxNxM T form first")
+    @register_x_val(label="BxNxM T")
     def get_x_val(self, inputs):
         return x_value(inputs)
 

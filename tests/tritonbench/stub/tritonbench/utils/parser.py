@@ -5,6 +5,8 @@ def get_parser():
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for flag in ("op", "metrics", "only", "skip", "baseline", "output-json"):
         parser.add_argument(f"--{flag}")
+    for flag in ("rtol", "atol"):
+        parser.add_argument(f"--{flag}", type=float)
     for flag in ("rep", "warmup", "num-inputs"):
         parser.add_argument(f"--{flag}", type=int)
     for flag in ("list-metrics", "list-backends", "keep-going"):

@@ -1,0 +1,80 @@
+"""tritonbench_ops/upstream/sinkhorn in a tree of tritonbench (a stub of it): by itself, in every mode."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+ROOT = Path(__file__).resolve().parents[2]
+RUN = """
+import json, sys
+import torch
+sys.path.insert(0, {tree!r})
+from tritonbench.operators.op import load_opbench_by_name
+from tritonbench.utils.parser import get_parser
+Operator = load_opbench_by_name("sinkhorn")
+import tritonbench.operators.sinkhorn.operator as module
+{change}
+options, extra = get_parser().parse_known_args({words!r})
+operator = Operator(options, extra)
+operator.run()
+print(json.dumps({{
+    "rows": [[list(x), {{n: [m.accuracy, m.extra_metrics, m.error_msg] for n, m in row.items()}}]
+             for x, row in operator.output.result],
+    "ours": sorted(name for name in sys.modules if name.startswith("tritonbench_ops")),
+}}))
+"""
+
+
+def run(tmp_path, *words, change="", package=True):
+    tree = tmp_path / "tree"
+    if not tree.exists():
+        shutil.copytree(ROOT / "tests" / "tritonbench" / "stub", tree)
+        shutil.copytree(
+            ROOT / "tritonbench_ops" / "upstream" / "sinkhorn",
+            tree / "tritonbench" / "operators" / "sinkhorn",
+        )
+    words = ["--op", "sinkhorn", "--device", "cpu", "--num-inputs", "1", *words]
+    if not package:
+        change = "assert module.helion_sinkhorn is None"
+        (tree / "helion_sinkhorn.py").write_text("raise ModuleNotFoundError('helion_sinkhorn')")
+    code = RUN.format(tree=str(tree), words=words, change=change)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("mode", ["fwd", "bwd", "fwd_bwd"])
+@pytest.mark.parametrize("form", ["deepseek", "log"])
+def test_it_runs_by_itself_and_is_accurate(tmp_path, mode, form):
+    found = run(tmp_path, "--mode", mode, "--form", form, "--metrics", "accuracy,gbps,flops",
+                "--only", "eager,helion")  # fmt: skip
+    ((x, row),) = found["rows"]
+    assert x == [1024, 4, 4, 20]
+    assert found["ours"] == []
+    accuracy, extra, error = row["helion"]
+    assert (accuracy, error) == (True, None)
+    assert extra["flops"] == {"fwd": 1, "bwd": 2, "fwd_bwd": 3}[mode] * 4 * 1024 * 16 * 20
+    assert extra["gbps"] > 0
+
+
+@pytest.mark.parametrize("mode", ["fwd", "bwd"])
+def test_a_wrong_function_is_inaccurate(tmp_path, mode):
+    change = "right = module.helion_sinkhorn; module.helion_sinkhorn = lambda *a, **o: 1.001 * right(*a, **o)"
+    found = run(tmp_path, "--mode", mode, "--metrics", "accuracy", "--only", "eager,helion", change=change)
+    assert found["rows"][0][1]["helion"][0] is False
+
+
+def test_it_needs_no_helion_sinkhorn(tmp_path):
+    found = run(tmp_path, "--metrics", "latency", "--skip", "torch_compile", package=False)
+    assert list(found["rows"][0][1]) == ["eager"]
