@@ -27,7 +27,7 @@ demo: $(VENV)/.ready
 # One thread a process: pytest runs JOBS of them
 test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.ready
-	$(RUN) -m pytest -n $(JOBS) $(ARGS)
+	$(RUN) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 # about 6 minutes on one H200; ARGS=--quick: under 90 s
 bench: $(VENV)/.ready

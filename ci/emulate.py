@@ -68,7 +68,7 @@ class Options:
     inductor: dict[str, dict[str, str] | None]
     """Workloads for which torch.compile's kernels run too, with their sources where they are given."""
     results: dict[str, frozenset[str]] = field(default_factory=dict)
-    """Of a workload those that are judged; all where it is not named."""
+    """Results that are judged, by workload; all of a workload that is not named."""
 
 
 def judge(name: str, key: str, options: Options) -> dict[str, object]:

@@ -36,6 +36,8 @@ STEPS = 1 << 12
 """Entries times iterations drawn of a workload; they are repeated to a batch."""
 FOUND = 86
 """Exit status by which compute-sanitizer says that it found something; no program here uses it."""
+PROGRAM = (sys.executable, "-m", "ci.sanitize")
+"""What runs `launch` in a process of its own."""
 
 
 def launch(name: str) -> None:
@@ -62,7 +64,7 @@ def run(name: str, seconds: float, prefix: Sequence[str] = ()) -> tuple[int, str
     """`launch` in a process: exit status, -1 where it did not end in time, and what it said."""
     # blocks of their own: a shared block would hide what runs over its end
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    command = [*prefix, sys.executable, "-m", "ci.sanitize", "--launch", name]
+    command = [*prefix, *PROGRAM, "--launch", name]
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False, timeout=seconds

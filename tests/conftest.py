@@ -21,6 +21,9 @@ hypothesis.settings.load_profile(PROFILE)
 collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["triton_interpreter"]
 
 
+LONGEST = ("test_triton_interpreter", "test_emulation", "test_chunked", "test_codegen")
+
+
 def pytest_configure(config):
     """A folder for this run, which its other processes inherit."""
     if FOLDER not in os.environ:
@@ -29,6 +32,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
+    # the longest first: begun last, each would leave the other processes idle
+    items.sort(key=lambda item: not item.path.name.startswith(LONGEST))
     for item in items:
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA or ROCm GPU"))

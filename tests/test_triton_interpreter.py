@@ -14,7 +14,13 @@ assert FILES
 
 
 # one after another they are six minutes at the end of a run
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+BY_NIGHT = pytest.mark.nightly("two minutes a file; the emulator runs a walk's machine code in every run")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(f, id=f.stem, marks=BY_NIGHT if "attention" in f.stem else ()) for f in FILES],
+)
 def test_generated_code_in_the_triton_interpreter(file):
     for name in ("helion", "triton"):
         pytest.importorskip(name, reason=f"{name} is not installed")

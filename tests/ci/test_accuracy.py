@@ -33,6 +33,11 @@ CI = [w.name for w in tagged("ci", object)]
 STEPS = 1 << 17
 """Entries times iterations judged here: hundreds of 4 x 4 matrices, and a second a workload."""
 
+BY_NIGHT = {
+    "attention_chunks_forgetting", "attention_gla_bf16", "attention_retention", "attention_scalar_forgetting",
+    "attention_gla_fp16", "dot_reported", "dot_precise",
+}  # fmt: skip
+
 # At these sizes and logits the iterations or the conjugate gradients have converged, or all matrices are one
 CONVERGED = {"mid_16", "mid_16_deepseek", "lane_32", "matching_64", "largest_128", "peaked_column"} | {
     "implicit_8", "implicit_16", "implicit_32", "implicit_64", "implicit_driver_8", "implicit_uniform_16",
@@ -45,14 +50,18 @@ def opinions(name):
     return once(f"opinions {name}", lambda: faults.opinions(WORKLOADS[name], STEPS))
 
 
-@pytest.mark.parametrize("name", CI)
+SLOW = pytest.mark.nightly("half a minute a row; other rows of the operator run always")
+ROWS = [pytest.param(n, marks=SLOW) if n in BY_NIGHT else n for n in CI]
+
+
+@pytest.mark.parametrize("name", ROWS)
 def test_correct_implementations_pass(name):
     good, _, _ = opinions(name)
     assert len(good) >= 9
     assert {n: o.statistics for n, o in good.items() if not o.gate} == {}
 
 
-@pytest.mark.parametrize("name", CI)
+@pytest.mark.parametrize("name", ROWS)
 def test_faults_are_caught(name):
     _, faulty, hidden = opinions(name)
     assert len(faulty) >= 12
@@ -60,6 +69,7 @@ def test_faults_are_caught(name):
     assert not hidden or name in CONVERGED
 
 
+@pytest.mark.nightly("asks every row; a run asks each row that it judges")
 def test_every_fault_is_caught_somewhere_and_cosine_misses_most():
     everything = []
     for operator in OPERATORS.values():
@@ -71,6 +81,7 @@ def test_every_fault_is_caught_somewhere_and_cosine_misses_most():
     assert sum(o.cosine for o in everything) > len(everything) / 2
 
 
+@pytest.mark.nightly("asks every row")
 def test_each_statistic_finds_something_the_others_do_not():
     reasons = {
         tuple(s.reasons) for name in CI for o in opinions(name)[1].values() for s in o.statistics.values()
@@ -276,7 +287,13 @@ def test_systems_for_comparison_are_judged_where_they_are_meant():
     assert judged["implicit_driver_8"] == everything - {"implicit dX (full)"}
 
 
-@pytest.mark.parametrize("name", ["attention_every_gate", "attention_packed", "attention_chunks"])
+BODIES = pytest.mark.nightly("one to three minutes of interpreted bodies; the packed walk runs always")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["attention_packed", *(pytest.param(f"attention_{n}", marks=BODIES) for n in ("every_gate", "chunks"))],
+)
 def test_every_result_of_linear_attention_is_judged_by_element(name):
     """The bodies, interpreted, on more elements than have a truth; a packing of sequences is an element."""
     workload, *inputs, truths = ground(name)
@@ -413,7 +430,8 @@ def test_what_compute_sanitizer_says_is_the_verdict(tmp_path, monkeypatch, capsy
     program = tmp_path / "kernels.py"
     program.write_text("")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(sanitize, "__file__", str(program))
+    monkeypatch.setattr(sanitize, "PROGRAM", (sys.executable, str(program)))
+    monkeypatch.setattr(sanitize, "WORKLOADS", sanitize.WORKLOADS[:3])
     monkeypatch.setattr(sys, "argv", ["sanitize.py", "--out", str(tmp_path / "out"), "--tools", "racecheck"])
     assert sanitize.main() == status
     (line,) = [t for t in capsys.readouterr().out.splitlines() if "racecheck" in t]

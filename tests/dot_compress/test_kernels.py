@@ -68,9 +68,9 @@ def test_a_stored_choice_that_is_refused_gives_way_to_the_default(monkeypatch, f
     expected = dot_compress_launch.forward(x, y, None, 1)[0]
     default = serving.default_choice
 
-    def stored_and_bad(name, call, batch, device):
-        found = default(name, call, device)
-        bad = type(found)(name, (("block_sizes", (0, 0, 0)),), found.variant, "a file", True)
+    def stored_and_bad(kernel, call, batch, device):
+        found = default(kernel, call, device)
+        bad = type(found)(kernel.name, (("block_sizes", (0, 0, 0)),), found.variant, "a file", True)
         return found if bad in serving._refused else bad
 
     stored_and_bad.cache_clear = lambda: None

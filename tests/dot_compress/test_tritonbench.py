@@ -14,7 +14,7 @@ SMALL = ["--op", "dot_compress", "--device", "cpu", "--warmup", "1", "--rep", "1
 SHAPE = ["--batch", "3", "--m", "100", "--d", "32", "--k", "16", "--with-z"]
 PLANTED = """
 from helion_sinkhorn import dot_compress
-from tritonbench_ops import dot_compress_cases as parts
+from tritonbench_ops.dot_compress import cases as parts
 
 class Spoiled(torch.autograd.Function):
     @staticmethod

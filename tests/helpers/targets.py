@@ -7,4 +7,4 @@ import pytest
 BY_NIGHT = pytest.mark.nightly("minutes of compilers; `make machine-terms` compiles these architectures too")
 TARGETS = ("h200", "mi350", pytest.param("b200", marks=BY_NIGHT))
 ONE_TARGET = ("h200", pytest.param("mi350", marks=BY_NIGHT))
-EVERY_TARGET = (*TARGETS, pytest.param("mi300x", marks=BY_NIGHT))
+CHUNK_TARGETS = ("mi350", *(pytest.param(key, marks=BY_NIGHT) for key in ("h200", "b200", "mi300x")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from targets import ONE_TARGET, TARGETS
+from targets import BY_NIGHT, ONE_TARGET, TARGETS
 
 pytest.importorskip("triton")
 
@@ -76,7 +76,8 @@ GATES = (
 )
 
 
-@pytest.mark.parametrize("key", ONE_TARGET)
+@BY_NIGHT
+@pytest.mark.parametrize("key", ["h200", "mi350"])
 def test_the_gradients_of_gates_compile(key):
     name = "linear_attention_gates"
     jobs = [

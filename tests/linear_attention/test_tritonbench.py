@@ -29,7 +29,7 @@ SHAPE = [
 ]
 PLANTED = """
 import dataclasses
-from tritonbench_ops import recurrent_linear_attention_cases as parts
+from tritonbench_ops.recurrent_linear_attention import cases as parts
 
 right = parts.BACKENDS["helion_recurrent"]
 

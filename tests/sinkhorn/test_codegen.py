@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 
 import pytest
-from targets import TARGETS
+from targets import BY_NIGHT, TARGETS
 
 pytest.importorskip("triton")
 
 from ci import machine_rules
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.binary import Job, occupancy, problems
+from helion_sinkhorn.machine.binary import Binary, Job, occupancy, problems
 from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.machine.listing import stack_pointer_reads
 from helion_sinkhorn.machine.mnemonics import GCN, SASS, classify, disassembled
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.operators import KERNELS, operator_of
 from helion_sinkhorn.ops.sinkhorn.launch import backward_kernel
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice
@@ -64,9 +64,10 @@ def default_jobs(key: str, rows) -> list[Job]:
 @pytest.mark.parametrize(
     "rows",
     [
-        pytest.param(FORWARD, id="forward"),
-        pytest.param(BACKWARD, id="backward"),
-        pytest.param(IMPLICIT, id="implicit"),
+        pytest.param(FORWARD[2:4] + FORWARD[5:7], id="forward"),
+        pytest.param(BACKWARD[1:2] + BACKWARD[3:4] + BACKWARD[7:8], id="backward"),
+        pytest.param(IMPLICIT[1:2] + IMPLICIT[5:6], id="implicit"),
+        pytest.param(FORWARD + BACKWARD + IMPLICIT, id="all", marks=BY_NIGHT),
     ],
 )
 @pytest.mark.parametrize("key", TARGETS)
@@ -210,8 +211,9 @@ def test_occupancy(key, registers, shared, threads, warps):
 )
 def test_problems(change, problem):
     counts = {"global load": 4, "global store": 4}
-    row = {"spills": 0, "spill_bytes": 0, "shared": 0, "threads": 64, "counts": counts, "loops": [], **change}
-    found = list(problems(DEVICES["mi300x"], forward_job(4, 64, 1, whole=True), row))
+    job = forward_job(4, 64, 1, whole=True)
+    binary = Binary("mi300x", job, **{"threads": 64, "counts": counts, **change})
+    found = [*problems(DEVICES["mi300x"], binary), *operator_of(job.choice.kernel).problems(binary)]
     assert found == ([problem] if problem else [])
 
 

@@ -39,8 +39,14 @@ def check_backward(case: Case, name: str, **variant) -> None:
     assert ratios["dX"] <= 1, ratios
 
 
+def some(always, *by_night):
+    """Parameters of which some run by night alone."""
+    slow = pytest.mark.nightly("interpreted, 9 s a case")
+    return [*always, *(pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=slow) for v in by_night)]
+
+
 @pytest.mark.parametrize(("form", "first"), [("deepseek", "rows"), ("log", "cols")])
-@pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 3), (1, 7), (3, 5), (8, 2), (7, 2)])
+@pytest.mark.parametrize(("n", "m"), some([(3, 5)], (1, 1), (3, 3), (1, 7), (8, 2), (7, 2)))
 def test_sizes_with_a_tail_of_the_batch(n, m, form, first):
     case = Case("randn_3", n, m, 3, form, first, batch=BATCH)
     check_forward(case)
@@ -49,8 +55,8 @@ def test_sizes_with_a_tail_of_the_batch(n, m, form, first):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("logits", ["randn_0.01", "randn_30", "identity_like", "masked", "permutation"])
-@pytest.mark.parametrize("n", [3, 4])
+@pytest.mark.parametrize("logits", some(["randn_30", "masked"], "randn_0.01", "identity_like", "permutation"))
+@pytest.mark.parametrize("n", some([3], 4))
 def test_kinds_of_logits(n, logits, form):
     case = Case(logits, n, n, 8, form, batch=BATCH)
     check_forward(case)
@@ -59,9 +65,19 @@ def test_kinds_of_logits(n, logits, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("paired", [True, False])
-@pytest.mark.parametrize("thread", [(4, 4), (2, 4), (4, 1), (2, 2), (0, 0)])
-def test_variants(thread, paired, form):
+@pytest.mark.parametrize("paired", some([True], False))
+@pytest.mark.parametrize(
+    "thread",
+    [
+        (4, 4),
+        *(
+            pytest.param(t, marks=pytest.mark.nightly("interpreted, 9 s a case"))
+            for t in ((2, 4), (4, 1), (2, 2), (0, 0))
+        ),
+    ],
+)
+def test_variants(rows, columns, paired, form):
+    thread = rows, columns
     case = Case("randn_3", 4, 4, 4, form, batch=BATCH)
     for pivoted in (False, True) if form == "deepseek" else (False,):
         check_forward(case, thread=thread, paired=paired, pivoted=pivoted)
@@ -71,13 +87,13 @@ def test_variants(thread, paired, form):
     check_backward(case, "sinkhorn_backward_history", thread=thread)
 
 
-@pytest.mark.parametrize(("n_iters", "length"), [(1, 3), (4, 2), (5, 2), (6, 2)])
-@pytest.mark.parametrize("n", [3, 4])
+@pytest.mark.parametrize(("n_iters", "length"), some([(1, 3), (5, 2)], (4, 2), (6, 2)))
+@pytest.mark.parametrize("n", some([4], 3))
 def test_segments_of_any_length(n, n_iters, length):
     check_backward(Case("randn_8", n, n, n_iters, batch=BATCH), "sinkhorn_backward", length=length)
 
 
-@pytest.mark.parametrize(("n", "m", "first"), [(4, 4, "rows"), (3, 5, "cols")])
+@pytest.mark.parametrize(("n", "m", "first"), some([(3, 5, "cols")], (4, 4, "rows")))
 def test_restarts(n, m, first):
     case = Case("randn_8", n, m, 60, "log", first, batch=BATCH)
     check_forward(case)
@@ -105,8 +121,8 @@ class Guarded:
         return self.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
 
 
-@pytest.mark.parametrize("batch", [1, 7, 8, 9, 16])
-@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5)])
+@pytest.mark.parametrize("batch", some([7, 9], 1, 8, 16))
+@pytest.mark.parametrize(("n", "m"), some([(3, 5)], (4, 4)))
 def test_nothing_is_written_outside_the_result(n, m, batch, monkeypatch):
     case = Case("randn_3", n, m, 3, batch=batch)
     x, dy = case.inputs()
