@@ -28,7 +28,12 @@ def test_the_readme_says_what_the_data_say():
     assert (SHIPPED / "README.md").read_text() == readme.readme(SHIPPED)
 
 
-@pytest.mark.parametrize("key", DEVICES)
+BY_NIGHT = pytest.mark.nightly("half a minute of compilers; entries that were measured run always")
+
+
+@pytest.mark.parametrize(
+    "key", [key if key == "h200" else pytest.param(key, marks=BY_NIGHT) for key in DEVICES]
+)
 def test_a_sample_compiles_for_its_device(key):
     jobs = cache.jobs(SHIPPED, key)
     every = max(1, -(-len(jobs) // PROGRAMS))
