@@ -32,8 +32,11 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    # the longest first: begun last, each would leave the other processes idle
-    items.sort(key=lambda item: not item.path.name.startswith(LONGEST))
+    # each half begins with half of the longest: two processes take a half each, and share what is left
+    longest = [item for item in items if item.path.name.startswith(LONGEST)]
+    others = [item for item in items if not item.path.name.startswith(LONGEST)]
+    half = len(others) // 2
+    items[:] = longest[::2] + others[:half] + longest[1::2] + others[half:]
     for item in items:
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA or ROCm GPU"))
