@@ -1,9 +1,9 @@
 """Wrong kernels written as bugs look, judged by all that judges a kernel: python -m ci.attack [--write FILE]
 
-A bug is a row of BUGS in attack_<operator>.py: a right implementation with one thing wrong, on a workload of
-`ci` on which that shows.  It is run as a kernel is (ci/gate/runs.py), so that what it does to memory, to its
-inputs and from run to run counts.  Prints a table of who found what; a bug that nothing finds, without a
-reason in its row, makes the exit status 1.
+A bug is a row of BUGS in operators/<operator>/attack.py: a right implementation with one thing wrong, on a
+workload of `ci` on which that shows.  It is run as a kernel is (ci/gate/runs.py), so that what it does to
+memory, to its inputs and from run to run counts.  Prints a table of who found what; a bug that nothing finds,
+without a reason in its row, makes the exit status 1.
 """
 
 from __future__ import annotations
@@ -21,23 +21,12 @@ from ci.gate import gate, runs
 from ci.gate import markdown as report
 from ci.gate.bugs import Bug
 from ci.operators import OPERATORS, operator_of
-from ci.operators.dot_compress import attack as attack_dot_compress
-from ci.operators.implicit import attack as attack_implicit
-from ci.operators.linear_attention import attack as attack_linear_attention
-from ci.operators.sinkhorn import attack as attack_sinkhorn
 from helion_sinkhorn.workloads import WORKLOADS
 
 STEPS = 1 << 14
 """Entries times iterations judged of a workload: some fifty matrices of 4 x 4."""
-_MODULES = dict(
-    zip(
-        OPERATORS,
-        (attack_sinkhorn, attack_implicit, attack_dot_compress, attack_linear_attention),
-        strict=True,
-    )
-)
-BUGS: dict[str, list[Bug]] = {name: module.BUGS for name, module in _MODULES.items()}
-RIGHT: dict[str, gate.Run] = {name: module.right for name, module in _MODULES.items()}
+BUGS: dict[str, list[Bug]] = {name: operator.bugs for name, operator in OPERATORS.items()}
+RIGHT: dict[str, gate.Run] = {name: operator.right for name, operator in OPERATORS.items()}
 """What they are planted in."""
 
 

@@ -35,6 +35,7 @@ from ci.emulator.machine import Model, Unknown
 from ci.emulator.memory import Finding
 from ci.gate import markdown as report
 from ci.gate.gate import Candidate
+from ci.gate.runs import same
 from ci.operators import OPERATORS, operator_of
 from helion_sinkhorn.configs import writer
 from helion_sinkhorn.configs.device import DEVICES
@@ -131,10 +132,6 @@ def judged(session, candidate: Candidate, inputs, truth, before, options: Option
         "models": {name: accuracy.statistics(truth, under(MODELS[name], *inputs)) for name in options.models},
         **accuracy.sampled(candidate, result, before),
     }
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(accuracy.bits(a), accuracy.bits(b))
 
 
 def artefact(key: str, workloads: dict[str, dict], seconds: float) -> dict[str, object]:

@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import TypeVar
 
 from helion_sinkhorn.ops.dot_compress import workloads as dot_compress
-from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload as DotWorkload
+from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
 from helion_sinkhorn.ops.linear_attention import workloads as linear_attention
-from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload as AttentionWorkload
+from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.ops.sinkhorn import workloads as sinkhorn
-from helion_sinkhorn.ops.sinkhorn.logits import LOGITS as LOGITS
-from helion_sinkhorn.ops.sinkhorn.logits import PEAKED as PEAKED
-from helion_sinkhorn.ops.sinkhorn.logits import make_logits as make_logits
-from helion_sinkhorn.ops.sinkhorn.workloads import LARGEST_ENTRIES as LARGEST_ENTRIES
-from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload as SinkhornWorkload
-from helion_sinkhorn.testing.draws import make_cotangents as make_cotangents
+from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 
 Row = TypeVar("Row")
 

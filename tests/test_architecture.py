@@ -40,7 +40,7 @@ def lacks(root: Path, op: str) -> list[str]:
     ]
     found += [
         f"ci/operators/{op}/{room}.py"
-        for room in ("truths", "faults")
+        for room in ("truths", "faults", "attack")
         if room not in modules(root / "ci" / "operators" / op)
     ]
     bench = TRITONBENCH.get(op, op)

@@ -50,11 +50,11 @@ def default_jobs(device: Device, sizes: Sequence[int]) -> list[Job]:
     from helion_sinkhorn.operators import KERNELS
     from helion_sinkhorn.ops.sinkhorn.launch import backward_kernel
     from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
-    from helion_sinkhorn.runtime.kernel import Choice
+    from helion_sinkhorn.runtime.kernel import default_choice
 
     calls = [SinkhornCall(True, 1, "float32", n, n, T) for n in sizes]
     return [
-        Job(call, Choice(name, *KERNELS[name].default(call, device), "the kernel's default"))
+        Job(call, default_choice(KERNELS[name], call, device))
         for call in calls
         for name in ("sinkhorn_forward", backward_kernel(call))
     ]

@@ -10,7 +10,7 @@ def choices(name: str, call, batch: int, device: Device) -> list[tuple[object, b
     """(choice, whether it serves): the default of a kernel, what is served, all committed for the call."""
     from helion_sinkhorn.operators import KERNELS
     from helion_sinkhorn.runtime import serving
-    from helion_sinkhorn.runtime.kernel import Choice
+    from helion_sinkhorn.runtime.kernel import Choice, default_choice
 
     served = serving.choose(KERNELS[name], call, batch, device)
     stored = [
@@ -19,6 +19,6 @@ def choices(name: str, call, batch: int, device: Device) -> list[tuple[object, b
         for e in store.read(folder, device.key, name)
         if e.key == call.key
     ]
-    default = Choice(name, *KERNELS[name].default(call, device), "the kernel's default")
+    default = default_choice(KERNELS[name], call, device)
     found = {(c.config, c.variant): c for c in (default, served, *stored)}
     return [(c, key == (served.config, served.variant)) for key, c in found.items()]

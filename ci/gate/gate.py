@@ -234,6 +234,10 @@ class Operator:
     faults: list[Fault]
     baseline: Run
     """What the rules in common use compare with."""
+    right: Run
+    """The implementation that bugs are planted in."""
+    bugs: list[Any]
+    """Wrong implementations as bugs look (ci/gate/bugs.py), run as kernels are by ci/attack.py."""
     vendors: dict[str, Run] = field(default_factory=dict)
     """Implementations with the arithmetic that vendors state."""
     compiled: Run | None = None

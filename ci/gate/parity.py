@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-UNIT = 2.0**-24
+from helion_sinkhorn.testing.rounding import UNIT
 
 
 def parity(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,6 @@ class Operator:
     name: str
     workload: type[Any]
     """The type of its workloads."""
-    workloads: Sequence[Any]
     kernels: Mapping[str, Kernel]
     trials: Mapping[str, Trial]
     """By the name of a kernel."""
