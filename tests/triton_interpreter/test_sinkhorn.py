@@ -17,6 +17,12 @@ BACKWARDS = ["sinkhorn_backward", "sinkhorn_backward_history"]
 BATCH, BLOCK = 13, 8
 
 
+@pytest.fixture(autouse=True)
+def as_compiled(generated_code, monkeypatch):
+    """What a GPU runs but for its inline assembly: a division makes reciprocals."""
+    monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["h200"], "division", False))
+
+
 def choice(case: Case, name: str, block: int = BLOCK, **variant):
     call = launch.call_of(case.inputs()[0], *case.arguments)
     selected = serving.choose(KERNELS[name], call, case.batch, DEVICES["h200"])

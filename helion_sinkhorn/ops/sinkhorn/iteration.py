@@ -21,12 +21,11 @@ import helion.language as hl
 import torch
 
 from helion_sinkhorn.runtime.device_math import LOG2E, is_padded, reciprocal
+from helion_sinkhorn.runtime.space import power_of_two
 
 # q_0 = exp(-column potential) is capped at 2^60: a column that far below the maxima of its
 # rows adds under one part in 2^60 to a row sum, and a product of two such q stays finite.
 LOG2_MAX_Q0 = 60.0
-# u and v stay below this (scaling.EXPONENT_BUDGET)
-LARGEST_SCALE = 2.0**100
 
 
 def bounded(x, most, *extents):
@@ -37,10 +36,21 @@ def bounded(x, most, *extents):
     return x.clamp(max=most) if any(is_padded(k) for k in extents) else x
 
 
+def zero_beyond(w, k, how):
+    """w (tile, k), 0 in the padding behind its k entries; reference mode pads nothing.
+
+    The adjoint subtracts u (v * s)' from a gradient that is 0 in the padding.  Helion 1.5.0 goes on taking it
+    for 0 in a loop, and leaves out the mask of its sums: with any other u or v there they would be wrong.
+    """
+    if how == "full" or not is_padded(k):
+        return w
+    return hl.inline_triton(f"tl.where(tl.arange(0, {power_of_two(k)})[None, :] < {k}, {{0}}, 0.0)", (w,), w)
+
+
 def reciprocals(x, k, how, paired):
     """1 / x for x (tile, k); `paired` takes 1/a and 1/b from one 1/(ab), three products for a reciprocal."""
     if not paired or k == 1:
-        return bounded(reciprocal(x, how), LARGEST_SCALE, k)
+        return zero_beyond(reciprocal(x, how), k, how)
     tile = x.size(0)
     a, b = hl.split(x.view(tile, k // 2, 2))
     shared = reciprocal(a * b, how)

@@ -20,17 +20,9 @@ pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
 
 
-def gradient(x, dy, n_iters=20, out_dtype=None, **options):
+def gradient(x, dy, n_iters=20, out_dtype=None, backward="implicit"):
     leaf = x.detach().requires_grad_()
-    p = sinkhorn(
-        leaf,
-        n_iters,
-        form="log",
-        backward="implicit",
-        implementation="helion",
-        out_dtype=out_dtype,
-        **options,
-    )
+    p = sinkhorn(leaf, n_iters, form="log", backward=backward, implementation="helion", out_dtype=out_dtype)
     return p.detach(), torch.autograd.grad(p, leaf, dy)[0]
 
 
