@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import torch
 
+PASSES = {"fwd": 1, "fwd_no_grad": 1, "bwd": 2, "fwd_bwd": 3}
+"""Arithmetic of a mode in forward passes: the gradient of a product is two products of its size."""
 HOST_CALLS = 50
 """Launches in a row: far fewer than a device queues."""
 
@@ -28,6 +30,11 @@ def floor(logits: torch.Tensor, mode: str) -> Callable[[], object]:
     }
     passes["fwd_no_grad"], passes["fwd_bwd"] = passes["fwd"], passes["fwd"] + passes["bwd"]
     return lambda: [run() for run in passes[mode]]
+
+
+def gigabytes_a_second(moved: int, milliseconds: float | None) -> float | None:
+    """Bytes over a latency; None where none was measured."""
+    return None if milliseconds is None else 1e-6 * moved / milliseconds
 
 
 def milliseconds(run: Callable[[], object], device: torch.device, graph: bool = False) -> float:

@@ -69,7 +69,7 @@ def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them()
         "helion_raises", "helion_chunked", "fla_chunk_gla",
         "nan_in_the_middle", "zeros_in_the_middle", "third_party",
     )  # fmt: skip
-    metrics = ["--metrics", "latency,accuracy,share_of_budget,x_floor"]
+    metrics = ["--metrics", "latency,accuracy,share_of_budget,x_floor,gbps,flops"]
     runs = [[*SMALL, name, *SHAPE, *metrics, "--mode", mode] for name in names for mode in modes]
     assert statuses(PLANTED, runs) == [
         *(0, 0, 0, 0),

@@ -512,8 +512,8 @@ def test_approximate_gradients_run_when_they_are_named(named):
 
 
 METRICS = [
-    "latency", "speedup", "accuracy", "gbps", "x_floor", "max_abs_err", "grad_rel_err", "marginal_err",
-    "host_us", "kept_bytes", "best_config",
+    "latency", "speedup", "accuracy", "gbps", "flops", "tflops", "x_floor", "max_abs_err", "grad_rel_err",
+    "marginal_err", "host_us", "kept_bytes", "best_config",
 ]  # fmt: skip
 
 
@@ -546,6 +546,9 @@ def test_every_metric_is_in_the_json(tmp_path, mode):
     assert found["accuracy"] == 1.0
     assert found["best_config"] == "vectorised PyTorch, logits kept"
     assert 0 < found["max_abs_err"] < 1e-5
+    forward = 4 * 5000 * 16 * 3
+    assert found["flops"] == forward * {"bwd": 2, "fwd_bwd": 3}.get(mode, 1)
+    assert found["tflops"] == pytest.approx(found["flops"] / found["latency"] * 1e-9)
 
 
 @needs_checkout

@@ -58,6 +58,11 @@ def bytes_moved(x: torch.Tensor, y: torch.Tensor, mode: str) -> int:
     return {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": forward + backward}[mode]
 
 
+def operations(x: torch.Tensor, y: torch.Tensor) -> float:
+    """Floating-point operations of forward: its two products, x'y and x b."""
+    return 4.0 * x.numel() * y.size(-1)
+
+
 def compiled(mode: str | None) -> Callable[..., torch.Tensor]:
     import torch._functorch.config
 

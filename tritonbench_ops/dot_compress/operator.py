@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tritonbench.utils.triton_op import register_benchmark, register_metric, register_x_val
 
+from tritonbench_ops import measure
 from tritonbench_ops.dot_compress.cases import (
     BACKENDS,
     BASELINE,
@@ -11,6 +12,7 @@ from tritonbench_ops.dot_compress.cases import (
     bytes_moved,
     cases,
     mismatched,
+    operations,
     parse,
     share_of_budget,
     x_value,
@@ -54,6 +56,14 @@ class Operator(JudgedByLeaves):
     @register_metric()
     def x_floor(self, fn, inputs, metrics):
         return None if metrics.latency is None else metrics.latency / self.floor()
+
+    @register_metric()
+    def gbps(self, fn, inputs, metrics):
+        return measure.gigabytes_a_second(self.moved(), metrics.latency)
+
+    @register_metric()
+    def flops(self, fn, inputs, metrics):
+        return operations(*inputs[:2]) * measure.PASSES[self.mode.value]
 
     def moved(self):
         x, y, *_ = self.example_inputs

@@ -62,6 +62,11 @@ def x_value(q, k, v, *gates: torch.Tensor | None) -> str:
     return f"{'x'.join(map(str, q.shape))} {v.size(-1)} {'+'.join(there) or 'plain'}"
 
 
+def operations(k: torch.Tensor, v: torch.Tensor) -> float:
+    """Floating-point operations of forward: each step adds k v' to the state and multiplies q by it."""
+    return 4.0 * k.numel() * v.size(-1)
+
+
 def bytes_moved(inputs: Inputs, mode: str) -> int:
     """Bytes of every tensor moved once: arguments and o; upstream gradient, arguments and their gradients."""
     given = sum(x.nbytes for x in inputs if x is not None)

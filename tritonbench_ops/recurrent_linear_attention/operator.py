@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tritonbench.utils.triton_op import register_benchmark, register_metric, register_x_val
 
+from tritonbench_ops import measure
 from tritonbench_ops.judged import JudgedByLeaves, say_missing
 from tritonbench_ops.recurrent_linear_attention.cases import (
     BACKENDS,
@@ -13,6 +14,7 @@ from tritonbench_ops.recurrent_linear_attention.cases import (
     bytes_moved,
     cases,
     exact_results,
+    operations,
     parse,
     sample,
     share_of_budget,
@@ -67,6 +69,14 @@ class Operator(JudgedByLeaves):
     @register_metric()
     def x_floor(self, fn, inputs, metrics):
         return None if metrics.latency is None else metrics.latency / self.floor()
+
+    @register_metric()
+    def gbps(self, fn, inputs, metrics):
+        return measure.gigabytes_a_second(self.moved(), metrics.latency)
+
+    @register_metric()
+    def flops(self, fn, inputs, metrics):
+        return operations(*inputs[1:3]) * measure.PASSES[self.mode.value]
 
     def moved(self):
         return bytes_moved(self.example_inputs[:-1], self.mode.value)

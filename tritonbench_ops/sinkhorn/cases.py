@@ -68,6 +68,11 @@ def x_value(case: tuple[torch.Tensor, int, str, str]) -> str:
     return f"{'x'.join(map(str, logits.shape))} T={n_iters}"
 
 
+def operations(logits: torch.Tensor, n_iters: int) -> float:
+    """Floating-point operations of forward: a product and an addition an entry in each half-step."""
+    return 4.0 * logits.numel() * n_iters
+
+
 def bytes_moved(logits: torch.Tensor, mode: str) -> int:
     """Bytes that a mode has to move at least."""
     return TENSORS_MOVED[mode] * logits.numel() * logits.element_size()

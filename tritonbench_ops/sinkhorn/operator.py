@@ -13,7 +13,7 @@ from tritonbench_ops import measure
 from tritonbench_ops.judged import Judged, say_missing
 from tritonbench_ops.sinkhorn import compare
 from tritonbench_ops.sinkhorn.backends import BACKENDS, BASELINE, has_other_gradient, wanted
-from tritonbench_ops.sinkhorn.cases import bytes_moved, cases, parse, x_value
+from tritonbench_ops.sinkhorn.cases import bytes_moved, cases, operations, parse, x_value
 
 log = logging.getLogger("tritonbench_ops")
 
@@ -100,9 +100,11 @@ class Operator(Judged):
 
     @register_metric()
     def gbps(self, fn, inputs, metrics):
-        if metrics.latency is None:
-            return None
-        return bytes_moved(inputs[0], self.mode.value) / metrics.latency * 1e-6
+        return measure.gigabytes_a_second(bytes_moved(inputs[0], self.mode.value), metrics.latency)
+
+    @register_metric()
+    def flops(self, fn, inputs, metrics):
+        return operations(*inputs[:2]) * measure.PASSES[self.mode.value]
 
     @register_metric()
     def x_floor(self, fn, inputs, metrics):
