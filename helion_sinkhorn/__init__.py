@@ -3,6 +3,7 @@
 from helion_sinkhorn import nn as nn
 from helion_sinkhorn import reference as reference
 from helion_sinkhorn.ops.dot_compress.api import dot_compress as dot_compress
+from helion_sinkhorn.ops.hc_split_sinkhorn.api import hc_split_sinkhorn as hc_split_sinkhorn
 from helion_sinkhorn.ops.linear_attention.api import recurrent_linear_attention as recurrent_linear_attention
 from helion_sinkhorn.ops.sinkhorn.api import Plan as Plan
 from helion_sinkhorn.ops.sinkhorn.api import plan as plan
@@ -15,6 +16,7 @@ __all__ = [
     "Implicit",
     "Plan",
     "dot_compress",
+    "hc_split_sinkhorn",
     "marginal_error",
     "nn",
     "plan",

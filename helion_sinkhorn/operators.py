@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from helion_sinkhorn.ops.dot_compress.row import ROW as DOT_COMPRESS
+from helion_sinkhorn.ops.hc_split_sinkhorn.row import ROW as HC_SPLIT_SINKHORN
 from helion_sinkhorn.ops.linear_attention.row import ROW as LINEAR_ATTENTION
 from helion_sinkhorn.ops.sinkhorn.row import ROW as SINKHORN
 from helion_sinkhorn.runtime.operator import Operator
 
-OPERATORS = {row.name: row for row in (SINKHORN, DOT_COMPRESS, LINEAR_ATTENTION)}
+OPERATORS = {row.name: row for row in (SINKHORN, DOT_COMPRESS, LINEAR_ATTENTION, HC_SPLIT_SINKHORN)}
 KERNELS = {name: kernel for row in OPERATORS.values() for name, kernel in row.kernels.items()}
 TRIALS = {name: trial for row in OPERATORS.values() for name, trial in row.trials.items()}
 _OPERATOR_OF = {name: row for row in OPERATORS.values() for name in row.kernels}

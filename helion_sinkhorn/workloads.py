@@ -6,6 +6,8 @@ from typing import TypeVar
 
 from helion_sinkhorn.ops.dot_compress import workloads as dot_compress
 from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.ops.hc_split_sinkhorn import workloads as hc_split_sinkhorn
+from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
 from helion_sinkhorn.ops.linear_attention import workloads as linear_attention
 from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.ops.sinkhorn import workloads as sinkhorn
@@ -13,8 +15,10 @@ from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 
 Row = TypeVar("Row")
 
-_ROWS = (*sinkhorn.ROWS, *dot_compress.ROWS, *linear_attention.ROWS)
-WORKLOADS: dict[str, SinkhornWorkload | DotWorkload | AttentionWorkload] = {w.name: w for w in _ROWS}
+_ROWS = (*sinkhorn.ROWS, *dot_compress.ROWS, *linear_attention.ROWS, *hc_split_sinkhorn.ROWS)
+WORKLOADS: dict[str, SinkhornWorkload | DotWorkload | AttentionWorkload | HcWorkload] = {
+    w.name: w for w in _ROWS
+}
 assert len(WORKLOADS) == len(_ROWS)
 
 

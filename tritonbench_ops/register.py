@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-NAMES = ("dot_compress", "recurrent_linear_attention", "sinkhorn")
+NAMES = ("dot_compress", "hc_split_sinkhorn", "recurrent_linear_attention", "sinkhorn")
 
 
 def register() -> None:

@@ -11,6 +11,9 @@ from ci.gate.gate import Operator
 from ci.operators.dot_compress import attack as dot_compress_attack
 from ci.operators.dot_compress import faults as dot_compress_faults
 from ci.operators.dot_compress import truths as dot_compress_truths
+from ci.operators.hc_split_sinkhorn import attack as hc_split_sinkhorn_attack
+from ci.operators.hc_split_sinkhorn import faults as hc_split_sinkhorn_faults
+from ci.operators.hc_split_sinkhorn import truths as hc_split_sinkhorn_truths
 from ci.operators.implicit import attack as implicit_attack
 from ci.operators.implicit import faults as implicit_faults
 from ci.operators.implicit import truths as implicit_truths
@@ -21,6 +24,7 @@ from ci.operators.sinkhorn import attack as sinkhorn_attack
 from ci.operators.sinkhorn import faults as sinkhorn_faults
 from ci.operators.sinkhorn import truths as sinkhorn_truths
 from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
 from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 
@@ -60,6 +64,12 @@ OPERATORS = {
         linear_attention_truths,
         linear_attention_faults,
         linear_attention_attack,
+    ),
+    "hc_split_sinkhorn": row(
+        lambda w: isinstance(w, HcWorkload),
+        hc_split_sinkhorn_truths,
+        hc_split_sinkhorn_faults,
+        hc_split_sinkhorn_attack,
     ),
 }
 

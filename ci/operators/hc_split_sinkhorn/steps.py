@@ -1,0 +1,213 @@
+"""hc_split_sinkhorn step by step in PyTorch, as kernels may have it; faults and bugs change one step.
+
+Each run takes (workload, mixes, dpre, dpost, dcomb, scale, base), an element of the batch a group of
+tokens, and returns pre, post, comb, dmixes, and of each element dbase and dscale.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+
+from ci.gate import gate
+from ci.gate.arithmetic import PLAIN, Arithmetic
+from ci.operators.sinkhorn import faults as sinkhorn
+from helion_sinkhorn.ops.hc_split_sinkhorn import eager, reference
+from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
+from helion_sinkhorn.ops.sinkhorn import budget as testing
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+RESULTS = ("pre", "post", "comb", "dmixes", "dbase", "dscale")
+GRADIENTS = ("dmixes", "dbase", "dscale")
+TILE = 32
+
+
+def same(t: torch.Tensor) -> torch.Tensor:
+    return t
+
+
+def parts(w: HcWorkload, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The columns of pre, post and comb."""
+    return t.split((w.n, w.n, w.n * w.n), -1)
+
+
+def square(w: HcWorkload, t: torch.Tensor) -> torch.Tensor:
+    return t.unflatten(-1, (w.n, w.n))
+
+
+# Sums over the tokens of an element: (K, G, columns) -> (K, 1, columns)
+
+
+def at_once(t: torch.Tensor) -> torch.Tensor:
+    return t.sum(1, keepdim=True)
+
+
+def wide(t: torch.Tensor) -> torch.Tensor:
+    return t.double().sum(1, keepdim=True).to(t.dtype)
+
+
+def in_order(t: torch.Tensor, partial: Change = same) -> torch.Tensor:
+    """One token behind another."""
+    total = torch.zeros_like(t[:, :1])
+    for token in t.split(1, 1):
+        total = partial(total + token)
+    return total
+
+
+def backwards(t: torch.Tensor) -> torch.Tensor:
+    return in_order(t.flip(1))
+
+
+def tree(t: torch.Tensor) -> torch.Tensor:
+    return Arithmetic(sums="tree").sum(t, 1)
+
+
+def tiles(t: torch.Tensor) -> torch.Tensor:
+    """A tree within each tile of tokens, the tiles in order."""
+    return in_order(torch.cat([tree(tile) for tile in t.split(TILE, 1)], 1))
+
+
+def programs(t: torch.Tensor, count: int = 7) -> torch.Tensor:
+    """Every seventh token to one program, then a tree of programs."""
+    return tree(torch.cat([in_order(t[:, k::count]) for k in range(min(count, t.size(1)))], 1))
+
+
+# Sinkhorn: (workload, logits, gradient, arithmetic) -> (comb, gradient of the logits), comb by input stream
+
+
+def scaling(w, logits, grad, machine: Arithmetic):
+    """The scaling form and its adjoint by projections."""
+    return testing.scaling_form(logits, grad, w.n_iters, w.eps, "deepseek", "rows", machine)
+
+
+def differentiated(function: Callable[..., torch.Tensor]):
+    """Of a function (workload, logits, arithmetic) by autograd."""
+
+    def comb(w, logits, grad, machine):
+        leaf = logits.detach().clone().requires_grad_()
+        p = function(w, leaf, machine)
+        return p.detach(), torch.autograd.grad(p, leaf, grad)[0]
+
+    return comb
+
+
+def in_place(**change):
+    """The matrix itself divided by its sums; change: that of Sinkhorn's."""
+
+    def function(w, t, machine):
+        call = SimpleNamespace(first="rows", form="deepseek", eps=w.eps, n_iters=w.n_iters)
+        return sinkhorn.in_place(t, call, machine, **change)
+
+    return differentiated(function)
+
+
+def other_gradient(gradient: Callable[..., torch.Tensor]):
+    """The right comb with a gradient from (workload, logits, gradient of comb)."""
+    return lambda w, t, grad, machine: (scaling(w, t, grad, machine)[0], gradient(w, t, grad).to(t.dtype))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """hc_split_sinkhorn step by step: a field is a choice of implementations or a place for a fault."""
+
+    machine: Arithmetic = PLAIN
+    comb: Callable[..., tuple[torch.Tensor, torch.Tensor]] = scaling
+    sigmoid: Callable[[torch.Tensor, Arithmetic], torch.Tensor] = lambda a, machine: a.sigmoid()
+    slope: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Of the sigmoid, as a function of a; None for sigmoid(a) sigmoid(-a)."""
+    total: Change = at_once
+    total_scale: Change | None = None
+    """That of dscale, where it is another."""
+    columns_first: bool = True
+    """Whether the columns of a token are added for dscale before the tokens are."""
+    dtype: torch.dtype = torch.float32
+    factors: Callable[[HcWorkload, torch.Tensor], torch.Tensor] = lambda w, s: s
+    """Applied to the columns' scales (K, 1, columns)."""
+    grads: Callable[..., tuple[torch.Tensor, ...]] = lambda dpre, dpost, dcomb: (dpre, dpost, dcomb)
+
+    def __call__(self, w: HcWorkload, mixes, dpre, dpost, dcomb, scale, base) -> gate.Results:
+        given = mixes, dpre, dpost, dcomb, scale, base
+        mixes, dpre, dpost, dcomb, scale, base = (t.to(self.dtype) for t in given)
+        dpre, dpost, dcomb = self.grads(dpre, dpost, dcomb)
+        sizes = torch.tensor((w.n, w.n, w.n * w.n))
+        s = self.factors(w, scale.repeat_interleave(sizes, -1)[:, None])
+        if self.machine.fused:
+            a = (mixes.double() * s.double() + base[:, None].double()).to(self.dtype)
+        else:
+            a = mixes * s + base[:, None]
+        logits = parts(w, a)[2]
+        n, _, _, post_mult, pre_eps, post_eps, order = w.arguments
+        comb, dlogits = self.comb(
+            w, square(w, logits), dcomb if order == "io" else dcomb.mT.contiguous(), self.machine
+        )
+        gates = self.sigmoid(a[..., : 2 * n], self.machine)
+        if self.slope:
+            slopes = self.slope(a[..., : 2 * n])
+        else:
+            slopes = gates * self.sigmoid(-a[..., : 2 * n], self.machine)
+        dgates = torch.cat([dpre, post_mult * dpost], -1) * slopes
+        da = torch.cat([dgates, dlogits.flatten(-2)], -1)
+        total = self.total_scale or self.total
+        each = [
+            total(part.sum(-1, keepdim=True)) if self.columns_first else total(part).sum(-1, keepdim=True)
+            for part in parts(w, da * mixes)
+        ]
+        found = {
+            "pre": gates[..., :n] + pre_eps,
+            "post": post_mult * gates[..., n:] + post_eps,
+            "comb": (comb if order == "io" else comb.mT).contiguous(),
+            "dmixes": da * s,
+            "dbase": self.total(da),
+            "dscale": torch.cat(each, -1),
+        }
+        return {name: t.to(w.dtype if name == "dmixes" else torch.float32) for name, t in found.items()}
+
+
+EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
+"""Rounded once from float64: a fault made of it has no rounding error."""
+exactly = functools.partial(Steps, dtype=torch.float64)
+
+
+def by_exp(a: torch.Tensor, machine: Arithmetic) -> torch.Tensor:
+    """1 / (1 + exp(-a))."""
+    e = machine((-a).exp(), machine.EXP)
+    return machine(1.0 / (1.0 + e), machine.RECIPROCAL)
+
+
+def by_exp_of_size(a: torch.Tensor, machine: Arithmetic) -> torch.Tensor:
+    """From exp(-|a|), which never overflows."""
+    e = machine((-a.abs()).exp(), machine.EXP)
+    return torch.where(a < 0, machine.divide(e, 1.0 + e), machine.divide(torch.ones_like(e), 1.0 + e))
+
+
+def by_tanh(a: torch.Tensor, machine: Arithmetic) -> torch.Tensor:
+    """1/2 + tanh(a / 2) / 2, off by a unit of 1 whatever the gate."""
+    return 0.5 + 0.5 * (0.5 * a).tanh()
+
+
+@functools.lru_cache(maxsize=1)
+def pytorch(w: HcWorkload, mixes, dpre, dpost, dcomb, scale, base) -> gate.Results:
+    """The specification in float32 and autograd, element by element."""
+    found = []
+    for k in range(len(mixes)):
+        leaves = [t[k].float().requires_grad_() for t in (mixes, scale, base)]
+        out = reference.hc_split_sinkhorn(*leaves, **w.options)
+        given = [t[k].float() for t in (dpre, dpost, dcomb)]
+        dmixes, dscale, dbase = torch.autograd.grad(out, leaves, given)
+        found.append((*(t.detach() for t in out), dmixes.to(w.dtype), dbase[None], dscale[None]))
+    return dict(zip(RESULTS, map(torch.stack, zip(*found, strict=True)), strict=True))
+
+
+def on_cpu(w: HcWorkload, mixes, dpre, dpost, dcomb, scale, base) -> gate.Results:
+    """The CPU path, element by element."""
+    found = []
+    for k in range(len(mixes)):
+        given = mixes[k], scale[k], base[k]
+        out = eager.forward(*given, *w.arguments, torch.float32)
+        dmixes, sums = eager.backward(dpre[k], dpost[k], dcomb[k], *given, *w.arguments)
+        found.append((*out, dmixes, *sums[None].split((w.columns, 3), -1)))
+    return dict(zip(RESULTS, map(torch.stack, zip(*found, strict=True)), strict=True))

@@ -1,0 +1,1 @@
+"""mHC's coefficients: mixes split into gates and a Sinkhorn-normalised matrix."""

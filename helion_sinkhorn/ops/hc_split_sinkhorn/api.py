@@ -1,0 +1,140 @@
+"""hc_split_sinkhorn(...): the contract, its checks, and which implementation serves a call."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import torch
+
+from helion_sinkhorn.ops.hc_split_sinkhorn import torch_op
+from helion_sinkhorn.ops.hc_split_sinkhorn.limits import MOST_STREAMS, beyond_kernels
+from helion_sinkhorn.runtime.checks import (
+    DTYPES,
+    check_implementation,
+    check_number,
+    check_option,
+    check_same_device,
+    check_tensor,
+    implementation_for,
+)
+from helion_sinkhorn.runtime.torch_op import differentiates
+
+COMB_ORDERS = ("io", "oi")
+MOST_ITERS = 1 << 20
+SMALLEST_EPS = 1e-12
+EPS_ACCEPTED = f"0 or a float of at least {SMALLEST_EPS}, finite"
+
+
+def hc_split_sinkhorn(
+    mixes: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    hc_mult: int = 4,
+    sinkhorn_iters: int = 20,
+    eps: float = 1e-6,
+    *,
+    post_mult: float = 2.0,
+    pre_eps: float | None = None,
+    post_eps: float = 0.0,
+    comb_order: str = "io",
+    implementation: str = "auto",
+    out_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Split the mixes of n = hc_mult residual streams into pre, post and comb, the coefficients of mHC.
+
+    With a = mixes * s + base, s being scale[0] for the first n columns, scale[1] for the next n and scale[2]
+    for the other n^2:
+        pre  = sigmoid(a_pre) + pre_eps
+        post = post_mult sigmoid(a_post) + post_eps
+        comb = softmax(a_comb, rows) + eps, columns normalised, then sinkhorn_iters - 1 times rows and
+               columns, each denominator + eps
+    The gradient is exact, of the iterations as they are run, and made from the arguments alone:
+        da_pre = dpre sigmoid(a) sigmoid(-a),  da_post = post_mult dpost sigmoid(a) sigmoid(-a),
+        da_comb the adjoint of Sinkhorn's iterations (docs/math.md),
+        dmixes = da * s,  dbase = sum of da over tokens,  dscale_k = sum of da * mixes over tokens and part k
+
+    Args:
+        mixes: (..., n^2 + 2n), float32, bfloat16, float16 or float64, any layout: a row a token, the
+            projection's output behind its norm.
+        scale: (3,), any floating dtype, for pre, post and comb.
+        base: (n^2 + 2n,), any floating dtype.
+        hc_mult: n, streams, 1 to 16.
+        sinkhorn_iters: T, the number of row and of column steps, at least 1.
+        eps: of Sinkhorn's softmax and denominators; 0 or at least 1e-12.
+        post_mult: factor of post.
+        pre_eps: added to pre; None for eps.
+        post_eps: added to post.
+        comb_order: "io" for comb[..., input stream, output stream], as DeepSeek has it; "oi" for its
+            transpose.
+        implementation: "auto" takes the Helion kernels on a GPU and vectorised PyTorch elsewhere, in float64
+            for one stream or more iterations than the kernels keep in registers (33; at eps = 0 fewer);
+            "helion" and "pytorch" ask for one of them.
+        out_dtype: of the results; default float32, float64 for float64 mixes.
+
+    Returns:
+        pre (..., n), post (..., n), comb (..., n, n).
+
+    Numerical policy: all arithmetic in float32 (float64 for float64 mixes) whatever the inputs or autocast;
+        one rounding to out_dtype at the end.  Bitwise reproducible, and a token's results and dmixes do not
+        depend on the tokens around it under one config.  dscale and dbase are sums in a fixed order.
+
+    Raises:
+        TypeError: an argument is no floating-point tensor, a count is no integer, out_dtype no float.
+        ValueError: shapes that do not fit, counts or constants out of range, an unknown option.
+        NotImplementedError: implementation="helion" on a CPU, in float64 or beyond the kernels' iterations.
+
+    Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, and
+        hc_split_sinkhorn of DeepSeek-V4's inference code, whose positional arguments these are.
+    """
+    implementation = check_implementation(implementation)
+    _check(mixes, scale, base, hc_mult, sinkhorn_iters, out_dtype)
+    _check_constants(eps, post_mult, pre_eps, post_eps, comb_order)
+    beyond = beyond_kernels(hc_mult, sinkhorn_iters, eps)
+    serves = implementation_for(implementation, "mixes", mixes, beyond)
+    given = mixes, scale, base
+    plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in given)
+    if not plain and "torch.distributed.tensor" in sys.modules:
+        torch_op.register_sharding()
+    dtype = out_dtype or (torch.float64 if mixes.dtype == torch.float64 else torch.float32)
+    run = torch_op.HcSplitSinkhorn.apply if differentiates(*given) else torch_op.call
+    pre_eps = eps if pre_eps is None else pre_eps
+    constants = float(eps), float(post_mult), float(pre_eps), float(post_eps)
+    return run(*given, hc_mult, sinkhorn_iters, *constants, comb_order, serves, dtype)
+
+
+def _check(mixes, scale, base, n, n_iters, out_dtype) -> None:
+    for name, value, most in (("hc_mult", n, MOST_STREAMS), ("sinkhorn_iters", n_iters, MOST_ITERS)):
+        accepted = f"an int from 1 to {most}"
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} is {value!r}; pass {accepted}")
+        if not 1 <= value <= most:
+            raise ValueError(f"{name} is {int(value)}; pass {accepted}")
+    columns = n * n + 2 * n
+    shapes = {"mixes": f"(..., {columns})", "scale": "(3,)", "base": f"({columns},)"}
+    for (name, shape), x in zip(shapes.items(), (mixes, scale, base), strict=True):
+        check_tensor(name, x, shape)
+        check_same_device(name, x, "mixes", mixes)
+    if mixes.dim() < 1 or mixes.shape[-1] != columns:
+        raise ValueError(
+            f"mixes has shape {tuple(mixes.shape)}; for hc_mult={n} pass (..., {columns}): n pre, n post and "
+            "n^2 comb columns"
+        )
+    for name, x, shape in (("scale", scale, (3,)), ("base", base, (columns,))):
+        if tuple(x.shape) != shape:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; for hc_mult={n} pass {shape}")
+    if out_dtype is not None and out_dtype not in DTYPES:
+        raise TypeError(f"out_dtype is {out_dtype}; use one of {', '.join(map(str, DTYPES))}, or None")
+
+
+def _check_constants(eps, post_mult, pre_eps, post_eps, comb_order) -> None:
+    check_number("eps", eps, EPS_ACCEPTED)
+    if not (eps == 0 or SMALLEST_EPS <= eps < math.inf):
+        raise ValueError(f"eps is {float(eps)}; pass {EPS_ACCEPTED}")
+    for name, value in (("post_mult", post_mult), ("pre_eps", pre_eps), ("post_eps", post_eps)):
+        if value is not None or name != "pre_eps":
+            check_number(name, value, "a finite float")
+            # not math.isfinite: a compiler with dynamic shapes has a symbol here
+            if not -math.inf < value < math.inf:
+                raise ValueError(f"{name} is {value}; pass a finite float")
+    check_option("comb_order", comb_order, COMB_ORDERS)

@@ -1,0 +1,545 @@
+"""hc_split_sinkhorn on a CPU: values and gradients against float64, the contract, drop-ins."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helion_sinkhorn import hc_split_sinkhorn, reference
+from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS
+
+NAMES = ("pre", "post", "comb", "dmixes", "dscale", "dbase")
+PAGE = Path(__file__).parents[2] / "docs" / "hc_split_sinkhorn.md"
+CI = [row for row in ROWS if "ci" in row.tags]
+VALUE, GRADIENT = 2e-5, 5e-5
+"""Limits in float32, of the largest entry."""
+
+
+def results(mixes, scale, base, *upstream, f=hc_split_sinkhorn, **options) -> dict[str, torch.Tensor]:
+    """The three results and the three gradients; an upstream gradient that is None is of an unused result."""
+    leaves = [t.detach().requires_grad_() for t in (mixes, scale, base)]
+    found = f(*leaves, **options)
+    used = [(y, g) for y, g in zip(found, upstream, strict=True) if g is not None]
+    ys, gs = zip(*[(y, g.to(y.dtype)) for y, g in used], strict=True)
+    gradients = torch.autograd.grad(ys, leaves, gs)
+    return dict(zip(NAMES, (*(y.detach() for y in found), *gradients), strict=True))
+
+
+def exact(*tensors, **options) -> dict[str, torch.Tensor]:
+    """The same by autograd of the specification in float64."""
+    wide = [None if t is None else t.double() for t in tensors]
+    return results(*wide, f=reference.hc_split_sinkhorn, **options)
+
+
+def inputs(*lead, n=4, dtype=torch.float32, seed=0, spread=1.0):
+    """(mixes, scale, base, dpre, dpost, dcomb), float32 but for the mixes; float64 if these are."""
+    columns = n * n + 2 * n
+    rest = torch.float64 if dtype == torch.float64 else torch.float32
+    return (
+        randn(*lead, columns, seed=seed, dtype=dtype, scale=spread),
+        torch.tensor([0.7, 1.1, 0.9], dtype=rest),
+        *(
+            randn(*shape, seed=seed + k, dtype=rest)
+            for k, shape in enumerate(((columns,), (*lead, n), (*lead, n), (*lead, n, n)), 1)
+        ),
+    )
+
+
+def half_ulp(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The most that one rounding of x to the dtype is off by."""
+    return torch.finfo(dtype).eps / 2 * x.abs().clamp(min=torch.finfo(dtype).tiny)
+
+
+def assert_close(found, truth, value=VALUE, gradient=GRADIENT) -> None:
+    """Within the limits of the largest entry, and half an ulp more where the result is narrower."""
+    for name, t in truth.items():
+        y = found[name]
+        assert y.shape == t.shape
+        limit = (gradient if name.startswith("d") else value) * (t.abs().max() if t.numel() else 0)
+        if y.dtype in (torch.bfloat16, torch.float16):
+            limit = limit + half_ulp(t, y.dtype)
+        over = ((y.double() - t).abs() > limit) | ~y.isfinite()
+        assert not over.any(), f"{name}: {(y.double() - t).abs().max():.3g} beyond {limit}"
+
+
+@pytest.mark.parametrize("row", CI, ids=lambda row: row.name)
+def test_value_and_gradients_against_float64(row):
+    tensors = row.make_inputs()
+    assert_close(results(*tensors, **row.options), exact(*tensors, **row.options))
+
+
+@pytest.mark.parametrize("name", ["hc_saturated", "hc_checkpoint", "hc_peaked"])
+def test_each_gradient_of_a_gate_is_right_by_itself(name):
+    """Neither 1 - sigmoid(a) nor autograd of sigmoid in float64 leaves anything of it at a = 40."""
+    (row,) = [row for row in CI if row.name == name]
+    mixes, scale, base, dpre, dpost, dcomb = row.make_inputs()
+    n = row.n
+    found = results(mixes, scale, base, dpre, dpost, dcomb, **row.options)["dmixes"][..., : 2 * n]
+    s = scale[:2].repeat_interleave(n)
+    # the argument as float32 has it: its own rounding is no fault of the gate
+    e = (mixes[..., : 2 * n] * s + base[: 2 * n]).double().abs().neg().exp()
+    truth = torch.cat([dpre, row.post_mult * dpost], -1).double() * s.double() * e / (1 + e).square()
+    # beyond the range of float32 nothing is asked
+    kept = truth.abs() > 1e-36
+    assert kept.float().mean() > 0.9
+    torch.testing.assert_close(found.double()[kept], truth[kept], rtol=1e-5, atol=0.0)
+
+
+def test_float64_is_the_specification():
+    for n, iters in ((1, 3), (4, 20), (5, 1), (16, 4)):
+        tensors = inputs(7, n=n, dtype=torch.float64)
+        options = {"hc_mult": n, "sinkhorn_iters": iters}
+        found = results(*tensors, **options)
+        assert {t.dtype for t in found.values()} == {torch.float64}
+        assert_close(found, exact(*tensors, **options), 1e-12, 1e-12)
+
+
+def test_gradients_by_finite_differences():
+    tensors = [t.requires_grad_() for t in inputs(2, n=2, dtype=torch.float64)[:3]]
+    torch.autograd.gradcheck(lambda *t: hc_split_sinkhorn(*t, 2, 3, 1e-3), tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_output_first_is_the_transpose(dtype):
+    mixes, scale, base, dpre, dpost, dcomb = inputs(3, 11, dtype=dtype)
+    io = results(mixes, scale, base, dpre, dpost, dcomb)
+    oi = results(mixes, scale, base, dpre, dpost, dcomb.mT, comb_order="oi")
+    assert (io["comb"] - io["comb"].mT).abs().amax(dim=(-2, -1)).min() > 0.05
+    assert torch.equal(io["comb"].mT, oi["comb"])
+    assert_equal([oi[name] for name in NAMES if name != "comb"], [io[k] for k in NAMES if k != "comb"])
+
+
+def test_sums_over_the_first_index_are_one():
+    """Columns are normalised last, so after one iteration they alone sum to one: no transpose passes."""
+    tensors = inputs(50)[:3]
+    for order, first, second in (("io", -2, -1), ("oi", -1, -2)):
+        comb = hc_split_sinkhorn(*tensors, sinkhorn_iters=1, comb_order=order)[2]
+        assert (comb.sum(first) - 1).abs().max() < 1e-5
+        assert (comb.sum(second) - 1).abs().amax(-1).min() > 1e-2
+    # softmax goes along the second index: one large logit in a row takes that row
+    mixes = torch.zeros(1, 24)
+    mixes[0, 8 + 4 * 1 + 2] = 20.0
+    comb = hc_split_sinkhorn(mixes, torch.ones(3), torch.zeros(24), 4, 1)[2][0]
+    assert comb[1, 2] > 0.5
+    assert comb[1, 0] < 1e-3
+
+
+USED = [used for used in itertools.product((False, True), repeat=3) if any(used)]
+
+
+@pytest.mark.parametrize("used", USED, ids=str)
+def test_unused_results_have_zero_gradients(used):
+    *tensors, dpre, dpost, dcomb = inputs(2, 9)
+    upstream = [g if there else None for g, there in zip((dpre, dpost, dcomb), used, strict=True)]
+    zeros = [g if there else torch.zeros_like(g) for g, there in zip((dpre, dpost, dcomb), used, strict=True)]
+    found, same = results(*tensors, *upstream), results(*tensors, *zeros)
+    assert_equal(found.values(), same.values())
+    parts = dict(zip(("pre", "post", "comb"), found["dmixes"].split((4, 4, 16), -1), strict=True))
+    assert [bool(part.any()) for part in parts.values()] == list(used)
+    assert [bool(x) for x in found["dscale"]] == list(used)
+
+
+class NoGradient(torch.autograd.Function):
+    """A function whose backward has nothing to say."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+def test_no_result_used():
+    leaves = [t.requires_grad_() for t in inputs(2, 9)[:3]]
+    hc_split_sinkhorn(*leaves)
+    loss = sum(NoGradient.apply(y).sum() for y in hc_split_sinkhorn(*leaves)) + leaves[1].sum()
+    dmixes, dscale, dbase = torch.autograd.grad(loss, leaves, allow_unused=True)
+    assert (dmixes, dbase) == (None, None)
+    assert torch.equal(dscale, torch.ones(3))
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (1, 2)], ids=str)
+def test_gradients_of_some_arguments(wanted):
+    *tensors, dpre, dpost, dcomb = inputs(5)
+    leaves = [t.clone().requires_grad_(i in wanted) for i, t in enumerate(tensors)]
+    upstream = dpre, dpost, dcomb
+    found = torch.autograd.grad(hc_split_sinkhorn(*leaves), [leaves[i] for i in wanted], upstream)
+    every = [*results(*tensors, *upstream).values()][3:]
+    assert_equal(found, [every[i] for i in wanted])
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 3), (2, 1, 2, 3), (0,), (2, 0, 3)], ids=str)
+def test_any_leading_shape(lead):
+    tensors = inputs(*lead)
+    found = results(*tensors)
+    assert [found[name].shape for name in NAMES[:3]] == [(*lead, 4), (*lead, 4), (*lead, 4, 4)]
+    assert_close(found, exact(*tensors))
+    if 0 in lead:
+        assert not found["dscale"].any()
+        assert not found["dbase"].any()
+
+
+@pytest.mark.parametrize("n", range(1, 17))
+def test_any_number_of_streams(n):
+    tensors = inputs(6, n=n)
+    assert_close(results(*tensors, hc_mult=n, sinkhorn_iters=6), exact(*tensors, hc_mult=n, sinkhorn_iters=6))
+
+
+LAYOUTS = {
+    "transposed": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+    "columns first": lambda t: t.movedim(-1, 0).contiguous().movedim(0, -1),
+    "every other column": lambda t: t.repeat_interleave(2, -1)[..., ::2],
+    "a slice": lambda t: torch.cat([t, t], -1)[..., t.size(-1) :],
+    "an expanded batch": lambda t: t[:1, :1].expand_as(t),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_layout_of_mixes_and_of_upstream_gradients(layout):
+    mixes, scale, base, *upstream = inputs(3, 5)
+    change = LAYOUTS[layout]
+    moved = change(mixes), scale, base, *map(change, upstream)
+    assert not moved[0].is_contiguous()
+    found = results(*moved)
+    assert_close(found, exact(*(t.contiguous() for t in moved)))
+    assert_close(results(mixes, scale, base, *moved[3:]), exact(mixes, scale, base, *moved[3:]))
+
+
+def test_expanded_gradients_of_sums():
+    leaves = [t.requires_grad_() for t in inputs(3, 5)[:3]]
+    pre, post, comb = hc_split_sinkhorn(*leaves)
+    # ones, with a stride of 0 in every dimension; the comb's entries are weighed, for its sum is constant
+    found = torch.autograd.grad(pre.sum() + 2 * post.sum() + comb.mT[..., 0].sum(), leaves)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    pre, post, comb = reference.hc_split_sinkhorn(*wide)
+    truth = torch.autograd.grad(pre.sum() + 2 * post.sum() + comb[..., 0, :].sum(), wide)
+    assert_close(dict(zip(NAMES[3:], found, strict=True)), dict(zip(NAMES[3:], truth, strict=True)))
+
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@pytest.mark.parametrize("of_parameters", FLOATS, ids=str)
+@pytest.mark.parametrize("of_mixes", FLOATS, ids=str)
+def test_dtypes_of_mixes_and_parameters(of_mixes, of_parameters):
+    mixes, scale, base, *upstream = inputs(40, dtype=of_mixes)
+    tensors = mixes, scale.to(of_parameters), base.to(of_parameters), *upstream
+    found = results(*tensors)
+    wide = torch.float64 if of_mixes == torch.float64 else torch.float32
+    assert [t.dtype for t in found.values()] == [wide] * 3 + [of_mixes] + [of_parameters] * 2
+    assert_close(found, exact(*tensors))
+
+
+@pytest.mark.parametrize("out_dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("of_mixes", FLOATS, ids=str)
+def test_out_dtype_rounds_once(of_mixes, out_dtype):
+    mixes, scale, base, *upstream = inputs(40, dtype=of_mixes)
+    upstream = [g.to(out_dtype) for g in upstream]
+    found = results(mixes, scale, base, *upstream, out_dtype=out_dtype)
+    plain = results(mixes, scale, base, *upstream)
+    assert [found[name].dtype for name in NAMES[:3]] == [out_dtype] * 3
+    assert_equal([found[name] for name in NAMES[:3]], [plain[name].to(out_dtype) for name in NAMES[:3]])
+    assert_close(found, exact(mixes, scale, base, *upstream))
+
+
+def test_parameters_of_different_dtypes():
+    mixes, scale, base, *upstream = inputs(40, dtype=torch.bfloat16)
+    tensors = mixes, scale.half(), base.bfloat16(), *upstream
+    found = results(*tensors)
+    assert [found[name].dtype for name in NAMES[3:]] == [torch.bfloat16, torch.float16, torch.bfloat16]
+    assert_close(found, exact(*tensors))
+
+
+def test_constants():
+    tensors = inputs(40)
+    for eps in (1e-6, 1e-2):
+        same = results(*tensors, eps=eps, pre_eps=eps, post_eps=0.0, post_mult=2.0)
+        assert_equal(results(*tensors, eps=eps).values(), same.values())
+        assert_equal(results(*tensors, eps=eps, pre_eps=None).values(), same.values())
+    mixes, scale, base, *_ = tensors
+    plain = hc_split_sinkhorn(mixes, scale, base, pre_eps=0)
+    pre, post, comb = hc_split_sinkhorn(mixes, scale, base, pre_eps=0.25, post_eps=-0.5, post_mult=-1)
+    torch.testing.assert_close(pre, plain[0] + 0.25)
+    torch.testing.assert_close(post, -plain[1] / 2 - 0.5)
+    assert torch.equal(comb, plain[2])
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 16), st.integers(1, 34), st.sampled_from((0.0, 1e-12, 1e-6, 1e-3, 0.1)),
+    st.lists(st.integers(0, 4), max_size=3), st.sampled_from((0.0, 0.1, 1.0, 5.0)),
+    st.sampled_from((0.0, 1.0, 2.0, -1.5)), st.sampled_from((None, 0.0, 1e-2)), st.sampled_from((0.0, 1e-3)),
+    st.sampled_from(("io", "oi")), st.integers(0, 99),
+)  # fmt: skip
+def test_any_call_against_float64(
+    n, iters, eps, lead, spread, post_mult, pre_eps, post_eps, comb_order, seed
+):
+    tensors = inputs(*lead, n=n, seed=seed, spread=spread)
+    options = {
+        "hc_mult": n, "sinkhorn_iters": iters, "eps": eps, "post_mult": post_mult, "pre_eps": pre_eps,
+        "post_eps": post_eps, "comb_order": comb_order,
+    }  # fmt: skip
+    found, truth = results(*tensors, **options), exact(*tensors, **options)
+    assert_close(found, truth)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [1, 3, 4, 8, 16])
+def test_the_batch_around_a_token_changes_no_bit_of_it(n, dtype):
+    tokens = 300
+    mixes, scale, base, *upstream = inputs(tokens, n=n, dtype=dtype)
+    whole = results(mixes, scale, base, *upstream, hc_mult=n)
+    alone = [slice(i, i + 1) for i in range(0, tokens, 7)]
+    for part in (*alone, slice(0, 9), slice(2, tokens), slice(1, tokens, 2), slice(5, 70)):
+        found = results(mixes[part], scale, base, *(g[part] for g in upstream), hc_mult=n)
+        for name in NAMES[:4]:
+            assert torch.equal(found[name], whole[name][part]), (name, part)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_a_token_that_is_not_finite_stays_one(poison):
+    mixes, scale, base, *upstream = inputs(9)
+    bad = mixes.clone()
+    bad[4] = poison
+    found, clean = results(bad, scale, base, *upstream), results(mixes, scale, base, *upstream)
+    others = torch.arange(9) != 4
+    assert_equal([found[name][others] for name in NAMES[:4]], [clean[name][others] for name in NAMES[:4]])
+    if math.isnan(poison):
+        assert all(found[name][4].isnan().all() for name in NAMES[:4])
+        assert found["dbase"].isnan().all()
+
+
+def test_repeated_calls_give_the_same_bits():
+    tensors = inputs(301)
+    assert_equal(results(*tensors).values(), results(*tensors).values())
+
+
+MIX, SCALE, BASE = torch.zeros(2, 24), torch.ones(3), torch.zeros(24)
+OK = MIX, SCALE, BASE
+COUNT = "pass an int from 1 to"
+NUMBER = "pass a finite float"
+EPS = "pass 0 or a float of at least 1e-12, finite"
+REFUSED = {
+    "hc_mult is a float": (OK, {"hc_mult": 4.0}, TypeError, f"hc_mult is 4.0; {COUNT} 16"),
+    "hc_mult is a bool": (OK, {"hc_mult": True}, TypeError, f"hc_mult is True; {COUNT} 16"),
+    "hc_mult is 0": (OK, {"hc_mult": 0}, ValueError, f"hc_mult is 0; {COUNT} 16"),
+    "hc_mult is 17": (OK, {"hc_mult": 17}, ValueError, f"hc_mult is 17; {COUNT} 16"),
+    "iterations are a float": (OK, {"sinkhorn_iters": 2.0}, TypeError,
+        f"sinkhorn_iters is 2.0; {COUNT} 1048576"),
+    "iterations are a bool": (OK, {"sinkhorn_iters": True}, TypeError, "sinkhorn_iters is True; pass an int"),
+    "no iterations": (OK, {"sinkhorn_iters": 0}, ValueError, f"sinkhorn_iters is 0; {COUNT}"),
+    "too many iterations": (OK, {"sinkhorn_iters": 1 << 21}, ValueError,
+        f"sinkhorn_iters is 2097152; {COUNT}"),
+    "mixes are a list": (([0.0], SCALE, BASE), {}, TypeError,
+                         r"mixes is a list; pass a torch.Tensor of shape \(..., 24\)"),
+    "scale is a float": ((MIX, 1.0, BASE), {}, TypeError,
+        r"scale is a float; pass a torch.Tensor of shape \(3,\)"),
+    "base is None": ((MIX, SCALE, None), {}, TypeError, r"base is a NoneType; .* of shape \(24,\)"),
+    "mixes are int64": ((MIX.long(), SCALE, BASE), {}, TypeError,
+                        "mixes has dtype torch.int64; accepted are torch.float32"),
+    "scale is complex": ((MIX, SCALE.cfloat(), BASE), {}, TypeError,
+        "scale has dtype torch.complex64; accepted"),
+    "base is bool": ((MIX, SCALE, BASE.bool()), {}, TypeError, "base has dtype torch.bool; accepted"),
+    "mixes are sparse": ((MIX.to_sparse(), SCALE, BASE), {}, TypeError, r"mixes has layout .*to_dense"),
+    "base elsewhere": ((MIX, SCALE, BASE.to("meta")), {}, ValueError,
+        "base is on meta, mixes on cpu; move one"),
+    "scale elsewhere": ((MIX, SCALE.to("meta"), BASE), {}, ValueError, "scale is on meta, mixes on cpu"),
+    "mixes of a number": ((torch.tensor(0.0), SCALE, BASE), {}, ValueError,
+        r"mixes has shape \(\); for hc_mult=4"),
+    "columns of another n": (OK, {"hc_mult": 3}, ValueError,
+                             r"mixes has shape \(2, 24\); for hc_mult=3 pass \(..., 15\): n pre, n post and"),
+    "scale of four": ((MIX, torch.ones(4), BASE), {}, ValueError,
+                      r"scale has shape \(4,\); for hc_mult=4 pass \(3,\)"),
+    "scale of none": ((MIX, torch.tensor(1.0), BASE), {}, ValueError,
+        r"scale has shape \(\); .* pass \(3,\)"),
+    "base of two dimensions": ((MIX, SCALE, MIX), {}, ValueError,
+                               r"base has shape \(2, 24\); for hc_mult=4 pass \(24,\)"),
+    "eps is a string": (OK, {"eps": "1e-6"}, TypeError, f"eps is '1e-6'; {EPS}"),
+    "eps is a bool": (OK, {"eps": False}, TypeError, f"eps is False; {EPS}"),
+    "eps is negative": (OK, {"eps": -1e-6}, ValueError, f"eps is -1e-06; {EPS}"),
+    "eps is tiny": (OK, {"eps": 1e-13}, ValueError, f"eps is 1e-13; {EPS}"),
+    "eps is infinite": (OK, {"eps": math.inf}, ValueError, f"eps is inf; {EPS}"),
+    "eps is nan": (OK, {"eps": math.nan}, ValueError, f"eps is nan; {EPS}"),
+    "eps beyond floats": (OK, {"eps": 10**400}, ValueError, "eps is beyond the range of a float"),
+    "post_mult is None": (OK, {"post_mult": None}, TypeError, f"post_mult is None; {NUMBER}"),
+    "post_mult is infinite": (OK, {"post_mult": math.inf}, ValueError, f"post_mult is inf; {NUMBER}"),
+    "pre_eps is a tensor": (OK, {"pre_eps": torch.tensor(1.0)}, TypeError,
+                            rf"pre_eps is tensor\(1.\); {NUMBER}"),
+    "pre_eps is nan": (OK, {"pre_eps": math.nan}, ValueError, f"pre_eps is nan; {NUMBER}"),
+    "post_eps is None": (OK, {"post_eps": None}, TypeError, f"post_eps is None; {NUMBER}"),
+    "post_eps is infinite": (OK, {"post_eps": -math.inf}, ValueError, f"post_eps is -inf; {NUMBER}"),
+    "another order": (OK, {"comb_order": "IO"}, ValueError, "comb_order is 'IO'; use one of 'io', 'oi'"),
+    "out_dtype is int": (OK, {"out_dtype": torch.int32}, TypeError,
+                         "out_dtype is torch.int32; use one of torch.float32, .*, or None"),
+    "out_dtype is a string": (OK, {"out_dtype": "float32"}, TypeError, "out_dtype is float32; use one of"),
+    "another implementation": (OK, {"implementation": "cuda"}, ValueError,
+                               "implementation is 'cuda'; use one of 'auto'"),
+    "kernels on a CPU": (OK, {"implementation": "helion"}, NotImplementedError,
+                         "mixes is on cpu; use implementation='auto'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_what_to_do(case):
+    arguments, options, kind, said = REFUSED[case]
+    with pytest.raises(kind, match=said):
+        hc_split_sinkhorn(*arguments, **options)
+
+
+def test_nested_mixes_are_refused():
+    nested = torch.nested.nested_tensor([torch.zeros(2, 24), torch.zeros(3, 24)], layout=torch.jagged)
+    with pytest.raises(TypeError, match=r"mixes is a nested tensor.*\.unbind\(\)"):
+        hc_split_sinkhorn(nested, SCALE, BASE)
+
+
+def test_more_iterations_than_the_kernels_take():
+    tensors = inputs(5)
+    assert_close(results(*tensors, sinkhorn_iters=100), exact(*tensors, sinkhorn_iters=100))
+
+
+# --- what it stands in for -------------------------------------------------------------------------------
+
+
+def blocks(section: str) -> list[str]:
+    """Python blocks under a heading of the page, up to the next one."""
+    found, here = [], False
+    for text, code in re.findall(r"(.*?)(?:^```python\n(.*?)^```$|\Z)", PAGE.read_text(), re.S | re.M):
+        headings = re.findall(r"^#+ (.*)$", text, re.M)
+        here = headings[-1] == section if headings else here
+        if here and code:
+            found.append(code)
+    return found
+
+
+def plain(mixes, scale, base, n=4, iters=20, eps=1e-6):
+    """The equations for one token, number by number, in lists of Python floats."""
+    a = [m * scale[0 if j < n else 1 if j < 2 * n else 2] + base[j] for j, m in enumerate(mixes)]
+    pre = [1 / (1 + math.exp(-a[i])) + eps for i in range(n)]
+    post = [2 / (1 + math.exp(-a[n + i])) for i in range(n)]
+    comb = []
+    for i in range(n):
+        row = a[2 * n + i * n : 2 * n + (i + 1) * n]
+        powers = [math.exp(x - max(row)) for x in row]
+        comb.append([p / sum(powers) + eps for p in powers])
+    for t in range(iters):
+        if t > 0:
+            for i in range(n):
+                total = sum(comb[i]) + eps
+                comb[i] = [x / total for x in comb[i]]
+        for o in range(n):
+            total = sum(comb[i][o] for i in range(n)) + eps
+            for i in range(n):
+                comb[i][o] /= total
+    return pre, post, comb
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, VALUE), (torch.float64, 1e-13)], ids=str)
+def test_the_positional_call_of_deepseek_sglang_and_flaggems(dtype, limit):
+    """(mixes, hc_scale, hc_base, hc_mult, sinkhorn_iters, eps) -> (pre, post, comb), mixes (b, s, 24)."""
+    mixes, scale, base, *_ = inputs(2, 3, dtype=dtype)
+    found = hc_split_sinkhorn(mixes, scale, base, 4, 20, 1e-6)
+    each = [plain(row, scale.tolist(), base.tolist()) for row in mixes.flatten(0, 1).tolist()]
+    for y, expected in zip(found, zip(*each, strict=True), strict=True):
+        truth = torch.tensor(expected, dtype=torch.float64).view(y.shape)
+        assert (y.double() - truth).abs().max() <= limit
+    assert_equal(hc_split_sinkhorn(mixes, scale, base), found)
+    (snippet,) = blocks("DeepSeek's reference, SGLang and FlagGems")
+    names = {
+        "mixes": mixes,
+        "hc_scale": scale,
+        "hc_base": base,
+        "hc_mult": 4,
+        "sinkhorn_iters": 20,
+        "eps": 1e-6,
+    }
+    exec(compile(snippet, str(PAGE), "exec"), names)
+    assert_equal([names[name] for name in NAMES[:3]], found)
+
+
+def test_the_example_of_the_page_prints_what_the_page_says(capsys):
+    (example,) = blocks("hc_split_sinkhorn")
+    exec(compile(example, str(PAGE), "exec"), {})
+    said = re.findall(r"^# (.*)$", example, re.M)
+    assert capsys.readouterr().out.splitlines() == said
+
+
+class HyperConnection(torch.nn.Module):
+    """A stand-in for Automodel's DeepseekV4HyperConnection: its attributes, its method, its switch."""
+
+    def __init__(self, hc_mult, hidden_size, hc_sinkhorn_iters=20, hc_eps=1e-6, sinkhorn_backend="torch"):
+        super().__init__()
+        self.hc_mult, self.hc_sinkhorn_iters, self.hc_eps = hc_mult, hc_sinkhorn_iters, hc_eps
+        self.norm_eps, self.sinkhorn_backend = 1e-6, sinkhorn_backend
+        columns = hc_mult * (hc_mult + 2)
+        self.fn = torch.nn.Parameter(randn(columns, hc_mult * hidden_size, scale=0.2))
+        self.base = torch.nn.Parameter(randn(columns, seed=1))
+        self.scale = torch.nn.Parameter(torch.tensor([0.7, 1.1, 0.9]))
+
+    def compute_weights(self, x):
+        flat = x.flatten(-2).float()
+        normed = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + self.norm_eps)
+        options = self.hc_mult, self.hc_sinkhorn_iters, self.hc_eps
+        return reference.hc_split_sinkhorn(normed @ self.fn.T, self.scale, self.base, *options)
+
+
+def test_automodels_switch_as_the_page_shows_it():
+    (snippet,) = blocks("Automodel")
+    names = {"DeepseekV4HyperConnection": HyperConnection}
+    exec(compile(snippet, str(PAGE), "exec"), names)
+    switched, x = names["HelionHyperConnection"](4, 16, sinkhorn_backend="helion"), randn(2, 5, 4, 16, seed=2)
+    plainly = HyperConnection(4, 16)
+    upstream = [randn(2, 5, *shape, seed=k) for k, shape in enumerate(((4,), (4,), (4, 4)), 3)]
+    both = []
+    for module in (switched, plainly):
+        leaf = x.clone().requires_grad_()
+        found = module.compute_weights(leaf)
+        gradients = torch.autograd.grad(found, (leaf, module.fn, module.scale, module.base), upstream)
+        both.append((*found, *gradients))
+    for ours, theirs in zip(*both, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
+        assert (ours != 0).any()
+    torch_backend = names["HelionHyperConnection"](4, 16)
+    assert_equal(torch_backend.compute_weights(x), plainly.compute_weights(x))
+
+
+def test_the_module_of_transformers():
+    pytest.importorskip("transformers.models.deepseek_v4")
+    from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
+    from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection
+
+    config = DeepseekV4Config(hidden_size=32)
+    module = DeepseekV4HyperConnection(config)
+    n, columns = config.hc_mult, config.hc_mult * (config.hc_mult + 2)
+    assert (n, config.hc_sinkhorn_iters, config.hc_eps) == (4, 20, 1e-6)
+    with torch.no_grad():
+        module.fn.copy_(randn(columns, n * 32, scale=0.2))
+        module.base.copy_(randn(columns, seed=1))
+        module.scale.copy_(torch.tensor([0.7, 1.1, 0.9]))
+    parameters = module.fn, module.scale, module.base
+    x = randn(2, 7, n, 32, seed=2).requires_grad_()
+    (snippet,) = blocks("transformers")
+
+    def ours():
+        names = {"torch": torch, "hc_split_sinkhorn": hc_split_sinkhorn, "h": module, "x": x}
+        exec(compile(snippet, str(PAGE), "exec"), names)
+        return names["post"], names["comb"], names["collapsed"]
+
+    upstream = [randn(2, 7, *shape, seed=k) for k, shape in enumerate(((n,), (n, n), (32,)), 3)]
+    both = []
+    for f in (ours, lambda: module(x)):
+        found = f()
+        both.append((*found, *torch.autograd.grad(found, (x, *parameters), upstream)))
+    for mine, theirs in zip(*both, strict=True):
+        assert mine.shape == theirs.shape
+        assert (mine - theirs).abs().max() <= GRADIENT * theirs.abs().max()
+    assert (both[1][1] - both[1][1].mT).abs().max() > 0.05

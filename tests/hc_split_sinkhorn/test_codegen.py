@@ -1,0 +1,41 @@
+"""The hc_split_sinkhorn kernels with their default configs as machine code for GPUs that need not be here."""
+
+from __future__ import annotations
+
+import pytest
+from targets import TARGETS
+
+pytest.importorskip("triton")
+
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.machine.binary import Job
+from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.hc_split_sinkhorn import launch
+from helion_sinkhorn.ops.hc_split_sinkhorn.space import HcCall
+from helion_sinkhorn.runtime.kernel import default_choice
+
+CALLS = (HcCall("float32", 4, 20, True), HcCall("bfloat16", 4, 20, True), HcCall("float32", 3, 20, True))
+
+
+@pytest.mark.parametrize("key", TARGETS)
+def test_defaults_make_good_machine_code(key):
+    jobs = [
+        Job(call, default_choice(KERNELS[name], call, DEVICES[key]))
+        for call in CALLS
+        for name in (launch.FORWARD, launch.BACKWARD)
+    ]
+    bad = []
+    for binary in compile_for(key, jobs):
+        found, call = list(binary.problems), binary.job.call
+        if binary.spills:
+            found.append(f"{binary.spills} spills")
+        # comb columns are read 16 bytes at a time, and no matrix is exchanged within an iteration
+        if call.n == 4 and not binary.accesses.get("load 128"):
+            found.append(f"loads {binary.accesses}")
+        exchanges = binary.counts.get("cross-lane", 0)
+        sums = 0 if binary.job.choice.kernel == launch.FORWARD else 27 * 6
+        if call.n == 4 and exchanges > sums:
+            found.append(f"{exchanges} exchanges between lanes, {sums} would sum over the tokens")
+        bad += [f"{call} {binary.job.choice}: {'; '.join(found)}"] if found else []
+    assert not bad, "\n".join(bad)

@@ -1,0 +1,133 @@
+"""hc_split_sinkhorn on a CUDA or ROCm device, against float64 on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helion_sinkhorn import hc_split_sinkhorn
+from helion_sinkhorn.ops.hc_split_sinkhorn.budget import error_budget, exact
+from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS, HcWorkload
+from helion_sinkhorn.testing.rounding import worst
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+WORKLOADS = {w.name: w for w in ROWS if "ci" in w.tags}
+NAMES = "pre", "post", "comb", "dmixes", "dscale", "dbase"
+
+
+def workload(**options):
+    return HcWorkload("asked", 1, frozenset(), "a test", **options)
+
+
+def results(mixes, scale, base, gradients, **options):
+    """(pre, post, comb, dmixes, dscale, dbase) of the kernels."""
+    leaves = [t.detach().clone().requires_grad_() for t in (mixes, scale, base)]
+    out = hc_split_sinkhorn(*leaves, implementation="helion", **options)
+    return [*(t.detach() for t in out), *torch.autograd.grad(out, leaves, gradients)]
+
+
+def check(row):
+    mixes, scale, base, *gradients = (t[:1] if t.dim() > 1 else t for t in row.make_inputs())
+    inputs = mixes, *gradients, scale[None], base[None]
+    truth, budgets = exact(row, *inputs), error_budget(row, *inputs)
+    here = [t.to(DEVICE) for t in (mixes, scale, base)]
+    found = results(*here, [t.to(DEVICE) for t in gradients], **row.options)
+    shares = {
+        name: worst(t.reshape(truth[name].shape), truth[name], budgets[name])
+        for name, t in zip(NAMES, found, strict=True)
+    }
+    assert max(shares.values()) <= 1, shares
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_workloads(name):
+    check(WORKLOADS[name])
+
+
+@pytest.mark.parametrize("n", range(2, 17))
+def test_streams(n):
+    check(workload(n=n, tokens=37, n_iters=7))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 31, 33, 1000, 4097])
+def test_tokens(tokens):
+    check(workload(tokens=tokens, n_iters=3))
+
+
+def test_without_eps():
+    check(workload(tokens=65, eps=0.0, pre_eps=0.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n", [3, 4, 8])
+def test_bits_do_not_depend_on_the_tokens_around_or_the_run(n, dtype):
+    row = workload(n=n, tokens=515, n_iters=5, dtype=dtype)
+    mixes, scale, base, *gradients = (t.to(DEVICE) for t in row.make_inputs())
+    whole = results(mixes, scale, base, gradients, **row.options)
+    again = results(mixes, scale, base, gradients, **row.options)
+    assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
+    for at in (slice(0, 1), slice(3, 130), slice(514, 515)):
+        part = results(mixes[:, at], scale, base, [t[:, at] for t in gradients], **row.options)
+        assert all(torch.equal(a[:, at], b) for a, b in zip(whole[:4], part[:4], strict=True))
+
+
+def test_layouts_do_not_matter():
+    row = workload(tokens=100, n_iters=5)
+    mixes, scale, base, *gradients = (t.to(DEVICE) for t in row.make_inputs())
+    expected = results(mixes, scale, base, gradients, **row.options)
+    spread = torch.empty(1, 100, 29, device=DEVICE)[..., 3:27].copy_(mixes)
+    dpre, dpost, dcomb = gradients
+    odd = [dpre.mT.contiguous().mT, dpost.expand(1, *dpost.shape)[0], dcomb.mT.contiguous().mT]
+    found = results(spread, scale, base, odd, **row.options)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("unused", [0, 1, 2])
+def test_an_output_that_nothing_used(unused):
+    row = workload(tokens=65, n_iters=5)
+    mixes, scale, base, *gradients = (t.to(DEVICE) for t in row.make_inputs())
+    zeros = [torch.zeros_like(t) if k == unused else t for k, t in enumerate(gradients)]
+    expected = results(mixes, scale, base, zeros, **row.options)[3:]
+    leaves = [t.detach().clone().requires_grad_() for t in (mixes, scale, base)]
+    out = hc_split_sinkhorn(*leaves, implementation="helion", **row.options)
+    kept = [k for k in range(3) if k != unused]
+    found = torch.autograd.grad([out[k] for k in kept], leaves, [gradients[k] for k in kept])
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_cuda_graphs():
+    row = workload(tokens=1000)
+    mixes, scale, base, *gradients = (t.to(DEVICE) for t in row.make_inputs())
+    expected = results(-mixes, scale, base, gradients, **row.options)
+    leaves = [t.clone().requires_grad_() for t in (mixes, scale, base)]
+
+    def step():
+        out = hc_split_sinkhorn(*leaves, implementation="helion", **row.options)
+        return *out, *torch.autograd.grad(out, leaves, gradients)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        leaves[0].neg_()
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(expected, captured, strict=True))
+
+
+def test_more_than_two_to_the_31_elements():
+    tokens = (1 << 31) // 24 + 5
+    mixes = torch.zeros(tokens, 24, dtype=torch.bfloat16, device=DEVICE)
+    mixes[-3:] = torch.randn(3, 24, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    scale, base = torch.ones(3, device=DEVICE), torch.zeros(24, device=DEVICE)
+    few = hc_split_sinkhorn(mixes[-3:], scale, base, implementation="helion")
+    many = hc_split_sinkhorn(mixes, scale, base, implementation="helion", out_dtype=torch.bfloat16)
+    for a, b in zip(many, few, strict=True):
+        assert torch.equal(a[-3:], b.bfloat16())
+        assert torch.equal(a[0], a[tokens // 2])

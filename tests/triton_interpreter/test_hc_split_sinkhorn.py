@@ -1,0 +1,75 @@
+"""The Triton code generated from the bodies of hc_split_sinkhorn, tile by tile, against float64."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.hc_split_sinkhorn import launch
+from helion_sinkhorn.ops.hc_split_sinkhorn.budget import error_budget, exact
+from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS
+from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime.kernel import Choice, default_choice
+from helion_sinkhorn.testing.rounding import worst
+
+WORKLOADS = {w.name.removeprefix("hc_"): w for w in ROWS if "ci" in w.tags}
+# two tiles and a tail, in blocks smaller than the default's
+TOKENS, BLOCK = 13, 8
+
+
+def small(name, kernel):
+    """(workload, its inputs, the default of a kernel in small blocks)."""
+    workload = dataclasses.replace(WORKLOADS[name], batch=1, tokens=TOKENS)
+    mixes, scale, base, *gradients = workload.make_inputs()
+    call = launch.call_for(workload.n, workload.n_iters, workload.eps, workload.dtype)
+    chosen = default_choice(KERNELS[kernel], call, DEVICES["h200"])
+    config = tuple(sorted({**dict(chosen.config), "block_sizes": (BLOCK,)}.items()))
+    choice = Choice(kernel, config, chosen.variant, "a test")
+    return workload, (mixes, *gradients, scale[None], base[None]), choice
+
+
+def check(workload, inputs, **found):
+    truth, budgets = exact(workload, *inputs), error_budget(workload, *inputs)
+    shares = {
+        name: worst(t.reshape(truth[name].shape), truth[name], budgets[name]) for name, t in found.items()
+    }
+    assert max(shares.values()) <= 1, shares
+
+
+@pytest.fixture(autouse=True)
+def as_compiled(generated_code, monkeypatch):
+    """What a GPU runs but for its inline assembly: a division makes reciprocals."""
+    monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["h200"], "division", False))
+
+
+@pytest.mark.parametrize("name", ["bf16", "outputs_last", "three_streams", "one_iteration"])
+def test_coefficients(name):
+    workload, inputs, choice = small(name, launch.FORWARD)
+    mixes, _, _, _, scale, base = inputs
+    found = launch.forward(mixes, scale[0], base[0], *workload.arguments, torch.float32, choice)
+    check(workload, inputs, **dict(zip(("pre", "post", "comb"), found, strict=True)))
+
+
+@pytest.mark.parametrize("name", ["bf16", "outputs_last", "three_streams", "one_iteration"])
+def test_gradients(name):
+    workload, inputs, choice = small(name, launch.BACKWARD)
+    mixes, dpre, dpost, dcomb, scale, base = inputs
+    arguments = mixes, scale[0], base[0], *workload.arguments
+    dmixes, sums = launch.backward(dpre, dpost, dcomb, *arguments, choice)
+    dbase, dscale = sums.split((mixes.size(-1), 3))
+    check(workload, inputs, dmixes=dmixes, dbase=dbase, dscale=dscale)
+
+
+@pytest.mark.parametrize("unused", [0, 1, 2])
+def test_an_output_that_nothing_used(unused):
+    workload, inputs, choice = small("two_streams", launch.BACKWARD)
+    mixes, *gradients, scale, base = inputs
+    given = [None if k == unused else t for k, t in enumerate(gradients)]
+    dmixes, sums = launch.backward(*given, mixes, scale[0], base[0], *workload.arguments, choice)
+    zeros = [torch.zeros_like(t) if k == unused else t for k, t in enumerate(gradients)]
+    dbase, dscale = sums.split((mixes.size(-1), 3))
+    check(workload, (mixes, *zeros, scale, base), dmixes=dmixes, dbase=dbase, dscale=dscale)
