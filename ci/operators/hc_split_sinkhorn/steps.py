@@ -85,7 +85,7 @@ def scaling(w, logits, grad, machine: Arithmetic):
 
 
 def differentiated(function: Callable[..., torch.Tensor]):
-    """Of a function (workload, logits, arithmetic) by autograd."""
+    """By autograd, from a function (workload, logits, arithmetic)."""
 
     def comb(w, logits, grad, machine):
         leaf = logits.detach().clone().requires_grad_()
@@ -118,7 +118,7 @@ class Steps:
     comb: Callable[..., tuple[torch.Tensor, torch.Tensor]] = scaling
     sigmoid: Callable[[torch.Tensor, Arithmetic], torch.Tensor] = lambda a, machine: a.sigmoid()
     slope: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Of the sigmoid, as a function of a; None for sigmoid(a) sigmoid(-a)."""
+    """The derivative of the sigmoid as a function of a; None for sigmoid(a) sigmoid(-a)."""
     total: Change = at_once
     total_scale: Change | None = None
     """That of dscale, where it is another."""

@@ -1,8 +1,8 @@
 """The Helion kernel bodies of hc_split_sinkhorn: the gates, and Sinkhorn's iterations on the other columns.
 
-A token's mixes are read once forward: two rows of n gates, and n x n logits that lie in registers as
-Sinkhorn's matrices do (ops.sinkhorn.iteration.read).  a = mixes * scale + base; views of base have a batch of
-stride 0, so that it is read as the mixes are.
+A token's mixes are n + 2 rows of n: pre, post, and n rows of logits that lie in registers as Sinkhorn's
+matrices do (ops.sinkhorn.iteration.read).  a = mixes * scale + base; the view of base has a batch of stride
+0, so that it is read as the mixes are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     is_masked,
     iterate,
     pivot,
+    product,
     read,
     reciprocals,
     spread,
@@ -32,23 +33,27 @@ def sigmoids(a, how):
     return torch.where(up, near_one, near_zero), torch.where(up, near_zero, near_one)
 
 
-def gate_of(gates, base, scale, tile, part):
-    """(a, mixes) of the pre (part 0) or the post (part 1) columns, (tile, n)."""
+def gate_of(gates, base, scale, tile, part, how):
+    """(a, mixes) of the pre (part 0) or the post (part 1) columns, (tile, n).
+
+    The product is rounded before base is added: fused into the sum for some places of a block and not for
+    others, a token's bits would depend on where it stands.
+    """
     # hl.load: in a helper Helion takes an index for an operation on the host
     mix = hl.load(gates, [tile, part, slice(None)]).to(torch.float32)
-    return mix * hl.load(scale, [part]) + hl.load(base, [part, slice(None)]).unsqueeze(0), mix
+    return product(mix, hl.load(scale, [part]), how) + hl.load(base, [part, slice(None)]).unsqueeze(0), mix
 
 
 def gate_gradient(gates, base, scale, upstream, tile, part, factor, how):
     """(da, mixes) of the pre or the post columns, for the upstream gradient of factor * sigmoid(a)."""
-    a, mix = gate_of(gates, base, scale, tile, part)
+    a, mix = gate_of(gates, base, scale, tile, part, how)
     sigmoid, other = sigmoids(a, how)
     return factor * hl.load(upstream, [tile, slice(None)]).to(torch.float32) * sigmoid * other, mix
 
 
-def logits_of(logits, base, scale, shape, base_shape, tile, n, **how):
-    """a of the comb columns, (tile, n, n)."""
-    return read(logits, shape, tile, n, n, **how) * hl.load(scale, [2]) + read(base, base_shape, tile, n, n)
+def logits_of(mixed, base, scale, base_shape, tile, n, how):
+    """a of the comb columns, (tile, n, n), from their mixes; rounded as in `gate_of`."""
+    return product(mixed, hl.load(scale, [2]), how) + read(base, base_shape, tile, n, n)
 
 
 def hc_split_sinkhorn_forward(
@@ -72,7 +77,11 @@ def hc_split_sinkhorn_forward(
     paired: hl.constexpr,
     pivoted: hl.constexpr,
 ):
-    """pre (T, n), post (T, n) and comb (T, n, n) or (T, n n); gates (T, 2, n), base_gates (2, n)."""
+    """pre (T, n), post (T, n) and comb (T, n, n) or (T, n n).
+
+    gates are the mixes, (T, n + 2, n): Helion takes 64-bit indices by the number of a tensor's elements.
+    base_gates is (n + 2, n).
+    """
     batch = gates.size(0)
     shape, base_shape = hl.specialize((logits.shape[1:], base_logits.shape[1:]))
     hl.specialize((gates.shape[1:], gates.stride(), logits.stride(), base_logits.stride(), base_gates.shape))
@@ -80,13 +89,13 @@ def hc_split_sinkhorn_forward(
     masked = is_masked(n, n, how)
     steps = n_iters - 1 if deepseek else n_iters
     for tile in hl.tile(batch):
-        a, _mix = gate_of(gates, base_gates, scale, tile, 0)
+        a, _mix = gate_of(gates, base_gates, scale, tile, 0, how)
         sigmoid, _other = sigmoids(a, how)
         pre[tile, :] = (sigmoid + pre_eps).to(pre.dtype)
-        a, _mix = gate_of(gates, base_gates, scale, tile, 1)
+        a, _mix = gate_of(gates, base_gates, scale, tile, 1, how)
         sigmoid, _other = sigmoids(a, how)
         post[tile, :] = (post_mult * sigmoid + post_eps).to(post.dtype)
-        x32 = logits_of(logits, base_logits, scale, shape, base_shape, tile, n)
+        x32 = logits_of(read(logits, shape, tile, n, n), base_logits, scale, base_shape, tile, n, how)
         a, p, q = start(x32, n, n, eps, deepseek, 1, how)
         if pivoted:
             a, p, q, _c, _r = pivot(a, p, q, n, n, 1, how, masked)
@@ -130,11 +139,11 @@ def hc_split_sinkhorn_backward(
     pivoted: hl.constexpr,
     lean: hl.constexpr,
 ):
-    """dmixes as dgates (T, 2, n) and dlogits (T, n n) or (T, n, n); each tile's sums of da and of da * mixes.
+    """dmixes: two rows of dgates (T, n + 2, n), and dlogits (T, n n) or (T, n, n).
 
     `head` segments of `length` iterations are replayed with their scaling vectors in registers, as in
-    `sinkhorn_backward`.  A row of the sums is a tile's: sum_gates (tiles, 2, n), sum_logits (tiles, n, n) and
-    sum_scale (tiles, 3).
+    `sinkhorn_backward`.  Sums of da and of da * mixes over tokens have a row for each tile: sum_gates
+    (tiles, 2, n), sum_logits (tiles, n, n) and sum_scale (tiles, 3).
     """
     batch = gates.size(0)
     shape, base_shape = hl.specialize((logits.shape[1:], base_logits.shape[1:]))
@@ -160,7 +169,7 @@ def hc_split_sinkhorn_backward(
             hl.store(sum_gates, [tile.id, 1, slice(None)], da_post.sum(0))
             hl.store(sum_scale, [tile.id, 1], (da_post * mix_post).sum(1).sum(0))
         if dcomb is not None:
-            x32 = logits_of(logits, base_logits, scale, shape, base_shape, tile, n)
+            x32 = logits_of(read(logits, shape, tile, n, n), base_logits, scale, base_shape, tile, n, how)
             a, p, q = start(x32, n, n, eps, deepseek, 1, how)
             if pivoted:
                 a, p, q, _c, r = pivot(a, p, q, n, n, 1, how, masked)
@@ -194,7 +203,7 @@ def hc_split_sinkhorn_backward(
                     da = da * spread(p_starts[0], 1) * spread(r, 2)
                     v = v * r
                 # anew: kept, the logits would hold a matrix of registers through all segments
-                x32 = mixed * hl.load(scale, [2]) + read(base_logits, base_shape, tile, n, n)
+                x32 = logits_of(mixed, base_logits, scale, base_shape, tile, n, how)
                 dz = softmax_gradient(x32, da, v, n, n, eps, 1, how)
             else:
                 dz = da * a

@@ -58,11 +58,6 @@ def parameter(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float32).contiguous()
 
 
-def gates_view(x: torch.Tensor, n: int) -> torch.Tensor:
-    """The pre and post columns of (T, n^2 + 2n) as (T, 2, n)."""
-    return x.as_strided((x.size(0), 2, n), (x.stride(0), n, 1))
-
-
 def logits_view(x: torch.Tensor, n: int, thread: tuple[int, int], batch: int = 0) -> torch.Tensor:
     """(T, n^2), or (n^2,) for a batch of stride 0, as `iteration.read` takes matrices."""
     size, step = (x.size(0), x.stride(0)) if x.dim() == 2 else (batch, 0)
@@ -109,8 +104,8 @@ def forward(
     def launch(served: Served) -> None:
         thread = thread_of(served.choice)
         views = (
-            gates_view(mixes, n), logits_view(logits, n, thread), scale,
-            base.as_strided((2, n), (n, 1)), logits_view(base_logits, n, thread, tokens),
+            mixes.view(tokens, n + 2, n), logits_view(logits, n, thread), scale,
+            base.view(n + 2, n), logits_view(base_logits, n, thread, tokens),
             pre.view(-1, n), post.view(-1, n), comb.view(-1, n * n) if any(thread) else comb.view(-1, n, n),
         )  # fmt: skip
         own = (
@@ -173,12 +168,13 @@ def backward(
         flat = any(thread)
         stride = dmixes.stride(0)
         views = (
-            gates_view(mixes, n), logits_view(logits, n, thread), scale,
-            base.as_strided((2, n), (n, 1)), logits_view(base_logits, n, thread, tokens),
+            mixes.view(tokens, n + 2, n), logits_view(logits, n, thread), scale,
+            base.view(n + 2, n), logits_view(base_logits, n, thread, tokens),
             dpre, dpost, None if dcomb is None else loaded(dcomb, thread),
-            gates_view(dmixes, n),
+            dmixes.view(tokens, n + 2, n),
             dlogits if flat else dlogits.as_strided((tokens, n, n), (stride, n, 1)),
-            gates_view(sums, n), sum_logits.as_strided((room, n, n), (width, n, 1)), sum_scale,
+            sums.as_strided((room, 2, n), (width, n, 1)),
+            sum_logits.as_strided((room, n, n), (width, n, 1)), sum_scale,
         )  # fmt: skip
         own = (
             n, n_iters, eps, call.deepseek, post_mult, comb_order == "oi",
