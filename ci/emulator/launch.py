@@ -166,9 +166,8 @@ def launch(session: Session, function: Any, grid: tuple[int, ...], *arguments: A
         session.written[key] = wrote(session.model, loaded, compiled.metadata, grid[0], values, regions)
         session.launches += 1
     for t, content in zip(spans.values(), session.written[key], strict=True):
-        # views of one storage may overlap: what was not written must not overwrite what was
         if content is not None:
-            restored(t, content)
+            restored(t, content, regions[span_name(t)])
     session.run_seconds += time.perf_counter() - begin
 
 
@@ -255,5 +254,7 @@ def bytes_of(t: torch.Tensor) -> np.ndarray:
     return flat(t).contiguous().view(torch.uint8).numpy().copy()
 
 
-def restored(t: torch.Tensor, content: np.ndarray) -> None:
-    flat(t).copy_(torch.from_numpy(content.copy()).view(t.dtype))
+def restored(t: torch.Tensor, content: np.ndarray, before: np.ndarray) -> None:
+    """Write what changed: views of one storage may overlap, each written in another part."""
+    changed = content != before
+    flat(t).view(torch.uint8).numpy()[changed] = content[changed]
