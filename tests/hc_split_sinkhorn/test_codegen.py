@@ -34,8 +34,9 @@ def test_defaults_make_good_machine_code(key):
         if call.n == 4 and not binary.accesses.get("load 128"):
             found.append(f"loads {binary.accesses}")
         exchanges = binary.counts.get("cross-lane", 0)
-        sums = 0 if binary.job.choice.kernel == launch.FORWARD else 27 * 6
-        if call.n == 4 and exchanges > sums:
-            found.append(f"{exchanges} exchanges between lanes, {sums} would sum over the tokens")
+        # 27 sums over up to 64 lanes, and a narrow result that changes threads once on its way to memory
+        most = 0 if binary.job.choice.kernel == launch.FORWARD else 27 * 6 + 16
+        if call.n == 4 and exchanges > most:
+            found.append(f"{exchanges} exchanges between lanes, {most} are enough")
         bad += [f"{call} {binary.job.choice}: {'; '.join(found)}"] if found else []
     assert not bad, "\n".join(bad)
