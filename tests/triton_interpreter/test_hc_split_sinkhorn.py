@@ -19,11 +19,13 @@ from helion_sinkhorn.testing.rounding import worst
 WORKLOADS = {w.name.removeprefix("hc_"): w for w in ROWS if "ci" in w.tags}
 # two tiles and a tail, in blocks smaller than the default's
 TOKENS, BLOCK = 13, 8
+ITERATIONS = 9
+"""A segment that is run again, and a rest."""
 
 
 def small(name, kernel):
     """(workload, its inputs, the default of a kernel in small blocks)."""
-    workload = dataclasses.replace(WORKLOADS[name], batch=1, tokens=TOKENS)
+    workload = dataclasses.replace(WORKLOADS[name], batch=1, tokens=TOKENS, n_iters=ITERATIONS)
     mixes, scale, base, *gradients = workload.make_inputs()
     call = launch.call_for(workload.n, workload.n_iters, workload.eps, workload.dtype)
     chosen = default_choice(KERNELS[kernel], call, DEVICES["h200"])
@@ -46,7 +48,7 @@ def as_compiled(generated_code, monkeypatch):
     monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["h200"], "division", False))
 
 
-@pytest.mark.parametrize("name", ["bf16", "outputs_last", "three_streams", "one_iteration"])
+@pytest.mark.parametrize("name", ["outputs_last", "three_streams"])
 def test_coefficients(name):
     workload, inputs, choice = small(name, launch.FORWARD)
     mixes, _, _, _, scale, base = inputs
@@ -54,7 +56,7 @@ def test_coefficients(name):
     check(workload, inputs, **dict(zip(("pre", "post", "comb"), found, strict=True)))
 
 
-@pytest.mark.parametrize("name", ["bf16", "outputs_last", "three_streams", "one_iteration"])
+@pytest.mark.parametrize("name", ["outputs_last", "three_streams"])
 def test_gradients(name):
     workload, inputs, choice = small(name, launch.BACKWARD)
     mixes, dpre, dpost, dcomb, scale, base = inputs
@@ -64,8 +66,8 @@ def test_gradients(name):
     check(workload, inputs, dmixes=dmixes, dbase=dbase, dscale=dscale)
 
 
-@pytest.mark.parametrize("unused", [0, 1, 2])
-def test_an_output_that_nothing_used(unused):
+def test_an_output_that_nothing_used():
+    unused = 2
     workload, inputs, choice = small("two_streams", launch.BACKWARD)
     mixes, *gradients, scale, base = inputs
     given = [None if k == unused else t for k, t in enumerate(gradients)]
