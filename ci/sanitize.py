@@ -26,7 +26,7 @@ WORKLOADS = (
     "mhc_fp32", "mhc_bf16", "log_4", "tail_5x3", "wide_4x8", "masked_8", "lane_32", "matching_64",
     "implicit_mhc", "implicit_bf16", "implicit_tail_5x3", "implicit_wide_4x8", "implicit_64",
     "attention_every_gate", "attention_packed", "attention_chunks", "attention_retention",
-    "dot_tail", "dot_fp32",
+    "dot_tail", "dot_fp32", "hc_model", "hc_three_streams",
 )  # fmt: skip
 """Packed, padded and rectangular matrices, restarts, sums between warps through shared memory; linear
 attention by every kernel: sides that are padded, packed sequences, a chunk cut short at either end; dot

@@ -13,13 +13,18 @@ FILES = sorted(Path(__file__).with_name("triton_interpreter").glob("test_*.py"))
 assert FILES
 
 
-# one after another they are six minutes at the end of a run
-BY_NIGHT = pytest.mark.nightly("two minutes a file; the emulator runs a walk's machine code in every run")
+# one after another they are seven minutes at the end of a run
+BY_NIGHT = pytest.mark.nightly("one to two minutes a file; in every run reference mode runs these bodies")
 
 
 @pytest.mark.parametrize(
     "file",
-    [pytest.param(f, id=f.stem, marks=BY_NIGHT if "attention" in f.stem else ()) for f in FILES],
+    [
+        pytest.param(
+            f, id=f.stem, marks=BY_NIGHT if f.stem.endswith(("attention", "chunked", "implicit")) else ()
+        )
+        for f in FILES
+    ],
 )
 def test_generated_code_in_the_triton_interpreter(file):
     for name in ("helion", "triton"):
