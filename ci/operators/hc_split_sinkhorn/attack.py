@@ -12,7 +12,6 @@ from ci.gate.arithmetic import Arithmetic, bfloat16, keep_bits
 from ci.gate.bugs import Bug, anywhere, at, edited, later
 from ci.operators.hc_split_sinkhorn.steps import (
     GRADIENTS,
-    RESULTS,
     Steps,
     at_once,
     differentiated,
@@ -21,7 +20,7 @@ from ci.operators.hc_split_sinkhorn.steps import (
     on_cpu,
     scaling,
 )  # fmt: skip
-from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
+from helion_sinkhorn.ops.hc_split_sinkhorn.budget import RESULTS
 
 ONE, LAST, NARROW, HALF = "hc_one_iteration", "hc_outputs_last", "hc_bf16", "hc_fp16"
 THREE, FIVE, SIXTEEN = "hc_three_streams", "hc_five_streams", "hc_sixteen_streams"
@@ -29,9 +28,7 @@ FORWARD = ("pre", "post", "comb")
 SUMS = ("dbase", "dscale")
 
 
-def right(w: HcWorkload, *inputs: torch.Tensor) -> gate.Results:
-    """The CPU path."""
-    return on_cpu(w, *inputs)
+right = on_cpu
 
 
 def call(**change) -> gate.Run:

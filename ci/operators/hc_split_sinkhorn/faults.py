@@ -19,7 +19,6 @@ from ci.gate.gate import Fault
 from ci.operators.hc_split_sinkhorn.steps import (
     EXACT,
     GRADIENTS,
-    RESULTS,
     TILE,
     Change,
     Steps,
@@ -43,6 +42,7 @@ from ci.operators.hc_split_sinkhorn.steps import (
     tree,
     wide,
 )
+from helion_sinkhorn.ops.hc_split_sinkhorn.budget import RESULTS
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
 from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
 

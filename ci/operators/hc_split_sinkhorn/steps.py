@@ -17,11 +17,11 @@ from ci.gate import gate
 from ci.gate.arithmetic import PLAIN, Arithmetic
 from ci.operators.sinkhorn import faults as sinkhorn
 from helion_sinkhorn.ops.hc_split_sinkhorn import eager, reference
+from helion_sinkhorn.ops.hc_split_sinkhorn.budget import RESULTS
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
 from helion_sinkhorn.ops.sinkhorn import budget as testing
 
 Change = Callable[[torch.Tensor], torch.Tensor]
-RESULTS = ("pre", "post", "comb", "dmixes", "dbase", "dscale")
 GRADIENTS = ("dmixes", "dbase", "dscale")
 TILE = 32
 

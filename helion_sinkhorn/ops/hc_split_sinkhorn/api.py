@@ -9,6 +9,7 @@ import torch
 
 from helion_sinkhorn.ops.hc_split_sinkhorn import torch_op
 from helion_sinkhorn.ops.hc_split_sinkhorn.limits import MOST_STREAMS, beyond_kernels
+from helion_sinkhorn.ops.sinkhorn.api import MOST_ITERS, check_eps
 from helion_sinkhorn.runtime.checks import (
     DTYPES,
     check_implementation,
@@ -21,9 +22,6 @@ from helion_sinkhorn.runtime.checks import (
 from helion_sinkhorn.runtime.torch_op import differentiates
 
 COMB_ORDERS = ("io", "oi")
-MOST_ITERS = 1 << 20
-SMALLEST_EPS = 1e-12
-EPS_ACCEPTED = f"0 or a float of at least {SMALLEST_EPS}, finite"
 
 
 def hc_split_sinkhorn(
@@ -128,9 +126,7 @@ def _check(mixes, scale, base, n, n_iters, out_dtype) -> None:
 
 
 def _check_constants(eps, post_mult, pre_eps, post_eps, comb_order) -> None:
-    check_number("eps", eps, EPS_ACCEPTED)
-    if not (eps == 0 or SMALLEST_EPS <= eps < math.inf):
-        raise ValueError(f"eps is {float(eps)}; pass {EPS_ACCEPTED}")
+    check_eps(eps)
     for name, value in (("post_mult", post_mult), ("pre_eps", pre_eps), ("post_eps", post_eps)):
         if value is not None or name != "pre_eps":
             check_number(name, value, "a finite float")

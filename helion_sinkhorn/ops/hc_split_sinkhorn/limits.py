@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
+from helion_sinkhorn.ops.sinkhorn.space import REGISTER_HISTORY_STEPS
 
 MOST_STREAMS = 16
-MOST_STEPS = 32
-"""Counted iterations whose starts backward keeps in registers."""
 
 
 def beyond_kernels(n: int, n_iters: int, eps: float) -> str:
@@ -16,7 +15,7 @@ def beyond_kernels(n: int, n_iters: int, eps: float) -> str:
     """
     if n == 1:
         return "the kernels take 2 to 16 streams, hc_mult is 1"
-    most = MOST_STEPS + 1 if eps > 0 else segment_length(n, n)
+    most = REGISTER_HISTORY_STEPS + 1 if eps > 0 else segment_length(n, n)
     if n_iters <= most:
         return ""
     without = "" if eps > 0 else " without eps"

@@ -11,12 +11,11 @@ from helion_sinkhorn.ops.hc_split_sinkhorn import launch
 from helion_sinkhorn.ops.hc_split_sinkhorn.budget import error_budget, exact
 from helion_sinkhorn.ops.hc_split_sinkhorn.space import HcCall
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
+from helion_sinkhorn.ops.sinkhorn.space import TUNED_EPS
 from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.runtime.operator import Tensors, Trial, noise
 from helion_sinkhorn.testing.rounding import worst
 
-TUNED_EPS = 1e-6
-"""The eps of every tuned workload."""
 JUDGED_TOKENS = 64
 
 

@@ -152,9 +152,7 @@ def check_options(n_iters, eps, form, first, backward, out_dtype) -> None:
     if not 0 <= n_iters <= MOST_ITERS:
         # a compiler's symbol prints only when it is converted
         raise ValueError(f"n_iters is {int(n_iters)}; pass {ITERS_ACCEPTED}")
-    check_number("eps", eps, EPS_ACCEPTED)
-    if not (eps == 0 or SMALLEST_EPS <= eps < math.inf):
-        raise ValueError(f"eps is {float(eps)}; pass {EPS_ACCEPTED}")
+    check_eps(eps)
     check_option("form", form, FORMS)
     if form == "log" and eps not in (0, DEFAULT_EPS):
         raise ValueError(
@@ -165,6 +163,13 @@ def check_options(n_iters, eps, form, first, backward, out_dtype) -> None:
         check_option("backward", backward, BACKWARDS)
     if out_dtype is not None and out_dtype not in DTYPES:
         raise TypeError(f"out_dtype is {out_dtype}; use one of {', '.join(map(str, DTYPES))}, or None")
+
+
+def check_eps(eps) -> None:
+    """Raise TypeError or ValueError unless eps is a number that the iterations take."""
+    check_number("eps", eps, EPS_ACCEPTED)
+    if not (eps == 0 or SMALLEST_EPS <= eps < math.inf):
+        raise ValueError(f"eps is {float(eps)}; pass {EPS_ACCEPTED}")
 
 
 def implicit_options(backward: str | Implicit) -> Implicit | None:
