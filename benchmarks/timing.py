@@ -1,12 +1,13 @@
-"""Timers: one eager call with L2 cleared, one call of a CUDA graph, host time, and the clocks they ran at."""
+"""Timers: one eager call with L2 cleared, one that is queued, one of a CUDA graph, host time, and clocks."""
 
 from __future__ import annotations
 
+import itertools
 import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -14,6 +15,10 @@ import torch
 QUANTILES = [0.5, 0.2, 0.8]
 GRAPH_CALLS = 50
 """Most calls in one graph: what starting the graph costs is then a fiftieth of itself."""
+QUEUED_CALLS = 24
+QUEUED_CYCLES = 50_000_000
+"""The GPU waits so long, some 25 ms, while the host queues QUEUED_CALLS."""
+GRAPH_MILLISECONDS = 30.0
 Run = Callable[[], object]
 Times = tuple[float, float, float]
 """Median, 20 % and 80 % quantile in microseconds."""
@@ -71,6 +76,32 @@ def graph(make: Callable[[], Run], milliseconds: float) -> Times:
         samples.append(start.elapsed_time(end) / 1e3 / calls)
         spent += samples[-1] * calls
     return summary(samples)
+
+
+def in_turn(runs: Sequence[Run]) -> Run:
+    """Calls the next one each time: of inputs larger than the cache together none finds its own there."""
+    turn = itertools.cycle(runs)
+    return lambda: next(turn)()
+
+
+def queued(run: Run) -> Times:
+    """A call, one of several that the host has queued before the first begins: none waits for the host."""
+    run()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(QUEUED_CALLS)]
+    torch.cuda.synchronize()
+    torch.cuda._sleep(QUEUED_CYCLES)
+    for begin, end in events:
+        begin.record()
+        run()
+        end.record()
+    torch.cuda.synchronize()
+    return summary([begin.elapsed_time(end) / 1e3 for begin, end in events])
+
+
+def queued_and_graph(make: Callable[[], Run]) -> tuple[Times, float]:
+    """(`queued`, the median of `graph`)."""
+    found = queued(make())
+    return found, graph(make, GRAPH_MILLISECONDS)[0]
 
 
 def loop(run: Run, device: torch.device, calls: int, wait: bool = False, rounds: int = 9) -> Times:

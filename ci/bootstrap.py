@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 11)
+ORACLES = ("POT", "transformers==5.23.0")
 # The version pip knows, which may lack the "+cu130" of torch.__version__
 PROBE = """
 import importlib.metadata, torch
@@ -126,10 +127,11 @@ def make(folder: Path, wheels: str | None) -> str:
     extras = "test,bench" if torch.gpu else "test,bench,cpu-codegen"
     if not install("-e", f".[{extras}]"):
         sys.exit("the requirements could not be installed: see pip's message above")
-    if not install("POT"):
-        if not wheels:
-            sys.exit("POT could not be installed: see pip's message above")
-        print(f"POT is not in {wheels}: the tests that compare with it will be skipped")
+    for oracle in ORACLES:
+        if not install(oracle):
+            if not wheels:
+                sys.exit(f"{oracle} could not be installed: see pip's message above")
+            print(f"{oracle} is not in {wheels}: the tests that compare with it will be skipped")
     origin = f"borrowed from {sys.executable}" if host else "of its own"
     return f"{folder}: torch {torch.version} {origin}, helion {helion_for(torch.version)}"
 

@@ -79,7 +79,10 @@ UNRECORDED = frozenset({
     "sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history", "linear_attention_walk",
     "linear_attention_gates", "linear_attention_chunk_scores", "linear_attention_chunk_walk",
     "linear_attention_chunk_gradients", "dot_compress_product", "dot_compress_apply", "dot_compress_expand",
-    "sinkhorn_implicit_cg", "hc_split_sinkhorn_forward", "hc_split_sinkhorn_backward",
+    "sinkhorn_implicit_cg", "hc_split_sinkhorn_forward", "hc_split_sinkhorn_reduced",
+    "hc_split_sinkhorn_backward", "hc_mixes_split", "hc_mixes_partials", "hc_mixes_reduce",
+    "hc_mixes_upstream", "hc_mixes_backward", "hc_pre_forward", "hc_pre_backward", "hc_post_forward",
+    "hc_post_backward",
 })  # fmt: skip
 """Kernels whose source is newer than the file, which lacks some of their programs until the next
 `make machine-terms ARGS="--write --new"` (473 programs, about 40 minutes on 2 cores); then

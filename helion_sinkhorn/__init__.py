@@ -2,8 +2,15 @@
 
 from helion_sinkhorn import nn as nn
 from helion_sinkhorn import reference as reference
+from helion_sinkhorn.mhc.functional import hc_coeffs as hc_coeffs
+from helion_sinkhorn.mhc.functional import hc_expand as hc_expand
+from helion_sinkhorn.mhc.functional import hc_head as hc_head
 from helion_sinkhorn.ops.dot_compress.api import dot_compress as dot_compress
+from helion_sinkhorn.ops.hc_mixes.api import hc_mixes as hc_mixes
+from helion_sinkhorn.ops.hc_post.api import hc_post as hc_post
+from helion_sinkhorn.ops.hc_pre.api import hc_pre as hc_pre
 from helion_sinkhorn.ops.hc_split_sinkhorn.api import hc_split_sinkhorn as hc_split_sinkhorn
+from helion_sinkhorn.ops.hc_split_sinkhorn.partials import Reduce as Reduce
 from helion_sinkhorn.ops.linear_attention.api import recurrent_linear_attention as recurrent_linear_attention
 from helion_sinkhorn.ops.sinkhorn.api import Plan as Plan
 from helion_sinkhorn.ops.sinkhorn.api import plan as plan
@@ -15,7 +22,14 @@ __version__ = "0.1.0"
 __all__ = [
     "Implicit",
     "Plan",
+    "Reduce",
     "dot_compress",
+    "hc_coeffs",
+    "hc_expand",
+    "hc_head",
+    "hc_mixes",
+    "hc_post",
+    "hc_pre",
     "hc_split_sinkhorn",
     "marginal_error",
     "nn",

@@ -1,7 +1,9 @@
-"""Modules: Sinkhorn, FusedMHC, SinkhornLaneMixer."""
+"""Modules: HyperConnection, HyperHead; Sinkhorn, FusedMHC, SinkhornLaneMixer."""
 
 from __future__ import annotations
 
+from helion_sinkhorn.mhc.modules import HyperConnection as HyperConnection
+from helion_sinkhorn.mhc.modules import HyperHead as HyperHead
 from helion_sinkhorn.ops.sinkhorn.nn import FusedMHC as FusedMHC
 from helion_sinkhorn.ops.sinkhorn.nn import Sinkhorn as Sinkhorn
 from helion_sinkhorn.ops.sinkhorn.nn import SinkhornLaneMixer as SinkhornLaneMixer

@@ -6,6 +6,12 @@ from typing import TypeVar
 
 from helion_sinkhorn.ops.dot_compress import workloads as dot_compress
 from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.ops.hc_mixes import workloads as hc_mixes
+from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
+from helion_sinkhorn.ops.hc_post import workloads as hc_post
+from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
+from helion_sinkhorn.ops.hc_pre import workloads as hc_pre
+from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
 from helion_sinkhorn.ops.hc_split_sinkhorn import workloads as hc_split_sinkhorn
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
 from helion_sinkhorn.ops.linear_attention import workloads as linear_attention
@@ -15,10 +21,20 @@ from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 
 Row = TypeVar("Row")
 
-_ROWS = (*sinkhorn.ROWS, *dot_compress.ROWS, *linear_attention.ROWS, *hc_split_sinkhorn.ROWS)
-WORKLOADS: dict[str, SinkhornWorkload | DotWorkload | AttentionWorkload | HcWorkload] = {
-    w.name: w for w in _ROWS
-}
+_ROWS = (
+    *sinkhorn.ROWS, *dot_compress.ROWS, *linear_attention.ROWS, *hc_split_sinkhorn.ROWS, *hc_mixes.ROWS,
+    *hc_pre.ROWS, *hc_post.ROWS,
+)  # fmt: skip
+Workload = (
+    SinkhornWorkload
+    | DotWorkload
+    | AttentionWorkload
+    | HcWorkload
+    | MixesWorkload
+    | HcPreWorkload
+    | HcPostWorkload
+)
+WORKLOADS: dict[str, Workload] = {w.name: w for w in _ROWS}
 assert len(WORKLOADS) == len(_ROWS)
 
 

@@ -21,7 +21,11 @@ BY_NIGHT = pytest.mark.nightly("one to two minutes a file; in every run referenc
     "file",
     [
         pytest.param(
-            f, id=f.stem, marks=BY_NIGHT if f.stem.endswith(("attention", "chunked", "implicit")) else ()
+            f,
+            id=f.stem,
+            marks=BY_NIGHT
+            if f.stem.endswith(("attention", "chunked", "implicit", "mixes", "post", "pre"))
+            else (),
         )
         for f in FILES
     ],

@@ -20,6 +20,11 @@ def relative(budget: torch.Tensor, exact: torch.Tensor) -> float:
 def share_beyond(actual: torch.Tensor, exact: torch.Tensor, within: float) -> float:
     """The largest error in units of what is allowed, `within` that of the sample; NaN counts as any error."""
     exact = exact.to(actual.device)
-    wrong = (actual.detach().double() - exact).abs()
     allowed = BEYOND_SAMPLE * within * exact.abs().max() + half_ulp(exact, actual.dtype)
+    return largest_share(actual, exact, allowed)
+
+
+def largest_share(actual: torch.Tensor, exact: torch.Tensor, allowed: torch.Tensor) -> float:
+    """The largest error in units of what is allowed entry by entry; NaN counts as any error."""
+    wrong = (actual.detach().double() - exact).abs()
     return float(torch.where(wrong == 0, 0.0, wrong / allowed).nan_to_num(nan=math.inf).max())

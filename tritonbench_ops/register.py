@@ -6,7 +6,10 @@ import functools
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-NAMES = ("dot_compress", "hc_split_sinkhorn", "recurrent_linear_attention", "sinkhorn")
+NAMES = (
+    "dot_compress", "hc_mixes", "hc_post", "hc_pre", "hc_split_sinkhorn", "recurrent_linear_attention",
+    "sinkhorn",
+)  # fmt: skip
 
 
 def register() -> None:

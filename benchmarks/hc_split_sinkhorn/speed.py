@@ -2,11 +2,12 @@
 
     python -m benchmarks.hc_split_sinkhorn.speed [--tokens 128 8192] [--no-compile] [--out FILE]
 
-Forward without gradients, and backward alone, of float32 mixes of four streams.  Median us of single calls
-behind a write that clears the cache, and of a call in a CUDA graph, where inputs stay in the cache while they
-fit.  The floor is a copy of the bytes that moving each tensor of tokens once makes, 192 a token forward, 288
-backward.  Errors are the largest against float64 over all tokens, relative to the largest entry of a result,
-in units of 2^-24; kept are the bytes a token that wait for backward, the mixes left out.
+Forward without gradients, of mixes and of partial sums in 8 splits, and backward alone, in float32 for four
+streams.  Median us of single calls behind a write that clears the cache, and of a call in a CUDA graph, where
+inputs stay in the cache while they fit.  The floor is a copy of the bytes that moving each tensor of tokens
+once makes: 192 a token forward, 1000 of partial sums, 288 backward.  Errors are the largest against float64
+over all tokens, relative to the largest entry of a result, in units of 2^-24; kept are the bytes a token that
+wait for backward, the mixes left out.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from torch._dynamo import mark_dynamic
 from torch._functorch import config as functorch
 
 from benchmarks import timing
-from helion_sinkhorn import hc_split_sinkhorn, reference
+from helion_sinkhorn import Reduce, hc_split_sinkhorn, reference
 from helion_sinkhorn.tuning.timing import with_cold_cache
 from helion_sinkhorn.workloads import WORKLOADS
 
 MODEL = WORKLOADS["hc_fp32_b1048576"]
 TOKENS = [1 << 7, 1 << 13, 1 << 17, 1 << 20]
-PASSES = {"forward": 2, "backward": 3}
-"""Tensors of the size of the mixes that each moves at least."""
+SPLITS = 8
+PASSES = {"forward": 2.0, "partial sums": SPLITS + 2 + (SPLITS + 2) / 24, "backward": 3.0}
+"""Tensors of the size of the mixes that each moves at least; partial sums leave mixes and two factors."""
 PIECE = 1 << 15
 """Tokens computed in float64 at a time."""
 MILLISECONDS = 30.0
@@ -50,12 +52,12 @@ def drawn(tokens: int) -> tuple[Tensors, Tensors]:
     return (mixes, scale, base), tuple(grads)
 
 
-def eager(mixes, scale, base) -> Tensors:
-    return reference.hc_split_sinkhorn(mixes, scale, base, **MODEL.options)
+def eager(mixes, scale, base, **more) -> Tensors:
+    return reference.hc_split_sinkhorn(mixes, scale, base, **MODEL.options, **more)
 
 
-def ours(mixes, scale, base) -> Tensors:
-    return hc_split_sinkhorn(mixes, scale, base, **MODEL.options)
+def ours(mixes, scale, base, **more) -> Tensors:
+    return hc_split_sinkhorn(mixes, scale, base, **MODEL.options, **more)
 
 
 def leaves_of(inputs: Tensors) -> list[torch.Tensor]:
@@ -71,13 +73,23 @@ def forward_of(f: Function, inputs: Tensors, grads: Tensors) -> Run:
     return lambda: f(*given)
 
 
+def reduced_of(f: Function, inputs: Tensors, grads: Tensors) -> Run:
+    """With the tokens first in memory, as hc_mixes leaves them."""
+    mixes, scale, base = (t.detach() for t in inputs)
+    partials = (mixes / SPLITS).unsqueeze(1).repeat(1, SPLITS, 1).movedim(1, 0)
+    squares = torch.ones(len(mixes), SPLITS, device=mixes.device).movedim(1, 0)
+    mark_dynamic(partials, 1)
+    mark_dynamic(squares, 1)
+    return lambda: f(partials, scale, base, reduce=Reduce(squares, SPLITS))
+
+
 def backward_of(f: Function, inputs: Tensors, grads: Tensors) -> Run:
     leaves = leaves_of(inputs)
     out = f(*leaves)
     return lambda: torch.autograd.grad(out, leaves, grads, retain_graph=True)
 
 
-MAKERS = {"forward": forward_of, "backward": backward_of}
+MAKERS = {"forward": forward_of, "partial sums": reduced_of, "backward": backward_of}
 
 
 def cold(run: Run) -> float:
@@ -86,9 +98,9 @@ def cold(run: Run) -> float:
     return with_cold_cache(run)()
 
 
-def floors(tokens: int, tensors: int) -> tuple[float, float]:
+def floors(tokens: int, tensors: float) -> tuple[float, float]:
     """A copy of the bytes of so many tensors, read and written together: (cold, in a graph)."""
-    source = torch.empty(tokens * MODEL.columns * 4 * tensors // 2, dtype=torch.uint8, device="cuda")
+    source = torch.empty(int(tokens * MODEL.columns * 4 * tensors) // 2, dtype=torch.uint8, device="cuda")
     copy = functools.partial(torch.empty_like(source).copy_, source)
     return cold(copy), timing.graph(lambda: copy, MILLISECONDS)[0]
 

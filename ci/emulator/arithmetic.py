@@ -1,6 +1,7 @@
 """Floating-point arithmetic as the gfx9 ISA defines it: rounded once, to the nearest even, subnormals kept.
 
-Where the ISA leaves room (2^x, log2 x, 1/x within a unit in the last place) a result is a choice of VARIANTS.
+Where the ISA leaves room (2^x, log2 x, 1/x and the root, within a unit in the last place) a result is a
+choice of VARIANTS.
 """
 
 from __future__ import annotations
@@ -131,11 +132,12 @@ VARIANTS: dict[str, tuple[Callable[[Array], Array], bool]] = {
     "below": (below, True),
     "scattered": (scattered, True),
 }
-"""How a function rounds, and whether the reciprocal flushes subnormals: all that 1 ulp lets hardware do."""
+"""How a function rounds, and whether the reciprocal and the root flush subnormals: all that 1 ulp lets
+hardware do."""
 
 
 class Functions:
-    """v_exp, v_log and v_rcp under one of VARIANTS."""
+    """v_exp, v_log, v_rcp and v_sqrt under one of VARIANTS."""
 
     def __init__(self, variant: str = "nearest"):
         if variant not in VARIANTS:
@@ -156,8 +158,13 @@ class Functions:
         found = self.exactly(a, 1 / a.astype(np.float64))
         return flushed(found) if self.flushes else found
 
+    def sqrt(self, a: Array) -> Array:
+        """The square root."""
+        a = flushed(a) if self.flushes else a
+        return self.exactly(a, np.sqrt(a.astype(np.float64)))
+
     def exactly(self, a: Array, exact: Array) -> Array:
         """Rounded, but a result that a float32 holds exactly is what every implementation gives: 2^k,
-        1/2^k.
+        1/2^k, the root of 4^k.
         """
         return np.where(np.isnan(a), a, self.rounded(exact)).astype(np.float32, copy=False)

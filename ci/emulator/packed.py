@@ -22,9 +22,9 @@ MODIFIERS = {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "encoding"}
 
 
 def word(ins: Instruction, of: Operand, high: int, negative: int = 0) -> Callable[[Waves], Array]:
-    """One register of a pair; a constant has no high one."""
+    """One register of a pair; a constant has no high one but that of 0, which is 0 repeated or not."""
     if of.kind == "c":
-        if high:
+        if high and constant(of.text, "f"):
             raise ValueError(f"{ins}: the high half of a constant is not known here")
         one = of
     else:

@@ -129,7 +129,10 @@ SATURATING: dict[str, Callable[[Array, Array], Array]] = {
     "v_subrev_u32": lambda a, b: np.where(b < a, U32(0), b - a),
 }
 """With `clamp`."""
-FUNCTIONS = {"v_exp_f32": "exp", "v_log_f32": "log", "v_rcp_f32": "rcp", "v_rcp_iflag_f32": "rcp"}
+FUNCTIONS = {
+    "v_exp_f32": "exp", "v_log_f32": "log", "v_rcp_f32": "rcp", "v_rcp_iflag_f32": "rcp",
+    "v_sqrt_f32": "sqrt",
+}  # fmt: skip
 """Methods of arithmetic.Functions, of one float32."""
 MODIFIERS = {
     "encoding", "op_sel", "dst_sel", "dst_unused", "src0_sel", "src1_sel", "row_mask", "bank_mask",

@@ -11,6 +11,15 @@ from ci.gate.gate import Operator
 from ci.operators.dot_compress import attack as dot_compress_attack
 from ci.operators.dot_compress import faults as dot_compress_faults
 from ci.operators.dot_compress import truths as dot_compress_truths
+from ci.operators.hc_mixes import attack as hc_mixes_attack
+from ci.operators.hc_mixes import faults as hc_mixes_faults
+from ci.operators.hc_mixes import truths as hc_mixes_truths
+from ci.operators.hc_post import attack as hc_post_attack
+from ci.operators.hc_post import faults as hc_post_faults
+from ci.operators.hc_post import truths as hc_post_truths
+from ci.operators.hc_pre import attack as hc_pre_attack
+from ci.operators.hc_pre import faults as hc_pre_faults
+from ci.operators.hc_pre import truths as hc_pre_truths
 from ci.operators.hc_split_sinkhorn import attack as hc_split_sinkhorn_attack
 from ci.operators.hc_split_sinkhorn import faults as hc_split_sinkhorn_faults
 from ci.operators.hc_split_sinkhorn import truths as hc_split_sinkhorn_truths
@@ -24,6 +33,9 @@ from ci.operators.sinkhorn import attack as sinkhorn_attack
 from ci.operators.sinkhorn import faults as sinkhorn_faults
 from ci.operators.sinkhorn import truths as sinkhorn_truths
 from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
+from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
+from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
 from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
@@ -65,6 +77,11 @@ OPERATORS = {
         linear_attention_faults,
         linear_attention_attack,
     ),
+    "hc_post": row(lambda w: isinstance(w, HcPostWorkload), hc_post_truths, hc_post_faults, hc_post_attack),
+    "hc_mixes": row(
+        lambda w: isinstance(w, MixesWorkload), hc_mixes_truths, hc_mixes_faults, hc_mixes_attack
+    ),
+    "hc_pre": row(lambda w: isinstance(w, HcPreWorkload), hc_pre_truths, hc_pre_faults, hc_pre_attack),
     "hc_split_sinkhorn": row(
         lambda w: isinstance(w, HcWorkload),
         hc_split_sinkhorn_truths,

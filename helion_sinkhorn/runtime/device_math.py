@@ -23,3 +23,18 @@ def reciprocal(x, how):
 def is_padded(k):
     """Whether Triton pads an axis of k entries: its extents are powers of two."""
     return (k & (k - 1)) != 0
+
+
+def multiply_add(a, b, c, how):
+    """a b + c elementwise, rounded once.
+
+    Left to the compiler, some places of a block are fused and others not, and a token's bits depend on where
+    it stands.
+    """
+    if how == "ptx":
+        asm, registers = "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f"
+    elif how == "gcn":
+        asm, registers = "v_fma_f32 $0, $1, $2, $3", "=v,v,v,v"
+    else:
+        return a * b + c
+    return hl.inline_asm_elementwise(asm, registers, [a, b, c], dtype=torch.float32, is_pure=True, pack=1)

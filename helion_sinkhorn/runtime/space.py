@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.runtime.views import VECTOR_BYTES
+
 Items = tuple[tuple[str, Any], ...]
 
 
@@ -24,3 +27,14 @@ def largest_run(size: int, most: int) -> int:
 def tile(block: int, warps: int) -> Items:
     """`block` matrices a block of `warps` warps."""
     return ("block_sizes", (block,)), ("num_warps", warps)
+
+
+def streamed(call: Any, device: Device, warps: int, vectors: int = 1) -> tuple[int, int]:
+    """(rows, columns) of a block in which each thread takes `vectors` loads of 16 bytes of a row.
+
+    call: has the dtype and the columns of a row; rows shorter than a block share it.
+    """
+    size = 4 if call.dtype == "float32" else 2
+    entries = warps * device.warp_size * vectors * VECTOR_BYTES // size
+    columns = min(power_of_two(call.columns), entries)
+    return entries // columns, columns

@@ -183,13 +183,15 @@ def fold_vmap(name: str, results: int) -> None:
         return operator(*batched), 0 if results == 1 else (0,) * results
 
 
-def sharding(**results: int) -> Callable[[], None]:
+def sharding(**results: int | tuple[int, int]) -> Callable[[], None]:
     """A function that tells DTensor, once, of operators whose leading dimensions shard freely.
 
-    The last two dimensions of their first argument are replicated.
+    The last two dimensions of their first argument are replicated, and so are vectors, which belong to no
+    token.
 
     Args:
-        results: how many tensors each operator returns, by its name.
+        results: how many tensors each operator returns, by its name; with it the index of the argument that
+            has the leading dimensions and two more, where it is not the first.
     """
 
     @functools.cache
@@ -197,13 +199,18 @@ def sharding(**results: int) -> Callable[[], None]:
         from torch.distributed.tensor import Replicate, Shard
         from torch.distributed.tensor.experimental import register_sharding
 
-        def strategies(count, *arguments):
-            placements = [Replicate(), *(Shard(d) for d in range(len(arguments[0].shape) - 2))]
-            is_tensor = [hasattr(x, "shape") for x in arguments]
-            return [([p] * count, [p if there else None for there in is_tensor]) for p in placements]
+        def strategies(count, at, *arguments):
+            placements = [Replicate(), *(Shard(d) for d in range(len(arguments[at].shape) - 2))]
+            dims = [len(x.shape) if hasattr(x, "shape") else 0 for x in arguments]
 
-        for name, count in results.items():
-            register_sharding(operator_named(name).default)(functools.partial(strategies, count))
+            def given(p):
+                return [None if d == 0 else p if d > 1 else Replicate() for d in dims]
+
+            return [([p] * count, given(p)) for p in placements]
+
+        for name, found in results.items():
+            count, at = found if isinstance(found, tuple) else (found, 0)
+            register_sharding(operator_named(name).default)(functools.partial(strategies, count, at))
 
     def register_once() -> None:
         register()

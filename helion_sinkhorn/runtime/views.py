@@ -36,3 +36,14 @@ def pieces(x: torch.Tensor) -> torch.Tensor:
     if c == x.size(2):
         return x
     return x.as_strided((x.size(0), size // c, c), (x.stride(0), c, 1))
+
+
+def flattened(x: torch.Tensor, kept: int) -> torch.Tensor:
+    """x with all but its last `kept` axes as one, contiguous, from a 16-byte boundary on."""
+    x = x.reshape(-1, *x.shape[x.dim() - kept :]).contiguous()
+    return x.clone() if x.data_ptr() % VECTOR_BYTES else x
+
+
+def in_pieces(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Contiguous x (..., C) as (..., C / size, size)."""
+    return x.view(*x.shape[:-1], x.size(-1) // size, size)

@@ -14,6 +14,17 @@ def normal(generator: np.random.Generator, *shape: int) -> torch.Tensor:
     return torch.from_numpy(generator.standard_normal(shape).astype(np.float32))
 
 
+def uniform(generator: np.random.Generator, *shape: int) -> torch.Tensor:
+    """Numbers between 0 and 1."""
+    return torch.from_numpy(generator.random(shape).astype(np.float32))
+
+
+def magnitudes(generator: np.random.Generator, *shape: int) -> torch.Tensor:
+    """Standard normal numbers times powers of two from 2^-12 to 2^12."""
+    powers = torch.from_numpy(generator.integers(-12, 13, shape))
+    return normal(generator, *shape).ldexp(powers)
+
+
 def make_cotangents(x: torch.Tensor, *, seed: int = 1, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Random upstream gradients of the shape of x: one that is constant along a line would hide errors."""
     return normal(np.random.default_rng(seed), *x.shape).to(dtype or x.dtype)

@@ -14,6 +14,19 @@ SAMPLES = 16
 SIGMAS = 5.0
 
 
+def chain(count: int) -> float:
+    """Units by which a term errs in a sum of `count`, its own rounding and those of the additions.
+
+    One after another: count^3 / 3 squared units, shared among the terms.
+    """
+    return 1.0 + count / math.sqrt(3.0)
+
+
+def tree(count: int) -> float:
+    """The same where at most 2 sqrt(count) numbers are added in a chain: a tree, or a loop over tiles."""
+    return 1.0 + 2.0 * math.sqrt(count)
+
+
 @dataclass(frozen=True)
 class Rounding:
     """The rounding points of the kernels, each a bound in units of roundoff; unit=0 makes the model exact."""
@@ -39,8 +52,8 @@ class Rounding:
         return x * signs.to(x.dtype).mul_(2.0 * size * self.unit).add_(1.0 - size * self.unit)
 
     def running(self, terms: torch.Tensor, count: int) -> torch.Tensor:
-        """Terms of a sum of `count`, one after another: count^3 / 3 squared units, shared among them."""
-        return self(terms, 1.0 + count / math.sqrt(3.0))
+        """Terms of a sum of `count`, one after another."""
+        return self(terms, chain(count))
 
     def sum(self, terms: torch.Tensor, axis: int) -> torch.Tensor:
         return self.running(terms, terms.size(axis)).sum(axis, keepdim=True)

@@ -82,6 +82,7 @@ def test_functions_are_within_one_unit_and_monotone_bounds_hold(variant):
         (functions.exp(np.clip(x, -99, 99)), np.exp2(np.clip(x, -99, 99).astype(float))),
         (functions.log(positive), np.log2(positive.astype(float))),
         (functions.rcp(positive), 1 / positive.astype(float)),
+        (functions.sqrt(positive), np.sqrt(positive.astype(float))),
     ):
         unit = np.spacing(np.abs(exact).astype(F32)).astype(float)
         error = (found.astype(float) - exact) / unit
@@ -98,6 +99,8 @@ def test_functions_of_special_values():
         assert functions.exp(floats(-np.inf, np.inf, 0, 1e-40, -200)).tolist() == [0, np.inf, 1, 1, 0]
         assert functions.log(floats(0, 1, np.inf, 1e-40)).tolist() == [-np.inf, 0, np.inf, -np.inf]
         assert functions.rcp(floats(0, -0.0, np.inf, 4)).tolist() == [np.inf, -np.inf, 0, 0.25]
+        assert functions.sqrt(floats(0, np.inf, 4, 9)).tolist() == [0, np.inf, 2, 3]
+        assert np.isnan(functions.sqrt(floats(-1))).all()
         assert np.isnan(functions.log(floats(-1)))[0]
         assert arithmetic.Functions("below").rcp(floats(1e-40, 3e38)).tolist() == [np.inf, 0]
 
@@ -183,6 +186,14 @@ def test_a_packed_result_may_be_its_own_source():
     w = step("v_pk_add_f32 v[0:1], v[0:1], v[0:1] op_sel:[0,1] op_sel_hi:[1,0]",
              {0: np.full(64, 1, F32), 1: np.full(64, 10, F32)})  # fmt: skip
     assert w.v[:2, 0, 0].view(F32).tolist() == [11, 11]
+
+
+def test_a_packed_constant_has_a_high_half_only_where_it_is_0():
+    given = {2: np.full(64, 2, F32), 3: np.full(64, 3, F32)}
+    w = step("v_pk_mul_f32 v[0:1], v[2:3], 0 op_sel_hi:[0,1]", given)
+    assert w.v[:2, 0, 0].view(F32).tolist() == [0, 0]
+    with pytest.raises(ValueError, match="high half of a constant"):
+        step("v_pk_mul_f32 v[0:1], v[2:3], 1.0 op_sel_hi:[0,1]", given)
 
 
 def test_carries():

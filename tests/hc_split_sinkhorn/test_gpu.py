@@ -21,10 +21,11 @@ def workload(**options):
     return HcWorkload("asked", 1, frozenset(), "a test", **options)
 
 
-def results(mixes, scale, base, gradients, **options):
-    """(pre, post, comb, dmixes, dscale, dbase) of the kernels."""
+def results(mixes, scale, base, gradients, row=None, **options):
+    """(pre, post, comb, dmixes, dscale, dbase) of the kernels, for the mixes of a row or with options."""
     leaves = [t.detach().clone().requires_grad_() for t in (mixes, scale, base)]
-    out = hc_split_sinkhorn(*leaves, implementation="helion", **options)
+    given, options = (leaves[0], options) if row is None else row.given(leaves[0])
+    out = hc_split_sinkhorn(given, *leaves[1:], implementation="helion", **options)
     return [*(t.detach() for t in out), *torch.autograd.grad(out, leaves, gradients)]
 
 
@@ -33,7 +34,7 @@ def check(row):
     inputs = mixes, *gradients, scale[None], base[None]
     truth, budgets = exact(row, *inputs), error_budget(row, *inputs)
     here = [t.to(DEVICE) for t in (mixes, scale, base)]
-    found = results(*here, [t.to(DEVICE) for t in gradients], **row.options)
+    found = results(*here, [t.to(DEVICE) for t in gradients], row)
     shares = {
         name: worst(t.reshape(truth[name].shape), truth[name], budgets[name])
         for name, t in zip(NAMES, found, strict=True)
@@ -54,6 +55,41 @@ def test_streams(n):
 @pytest.mark.parametrize("tokens", [1, 2, 31, 33, 1000, 4097])
 def test_tokens(tokens):
     check(workload(tokens=tokens, n_iters=3))
+
+
+@pytest.mark.parametrize("eps_outside", [False, True])
+@pytest.mark.parametrize(("n", "splits"), [(4, 1), (4, 8), (4, 7), (3, 6), (8, 4)])
+@pytest.mark.parametrize("tokens", [1, 33, 1000])
+def test_partial_sums(n, splits, tokens, eps_outside):
+    check(workload(n=n, tokens=tokens, n_iters=3, splits=splits, norm_eps=1e-2, eps_outside=eps_outside))
+
+
+@pytest.mark.parametrize("n", [3, 4])
+def test_bits_of_partial_sums_do_not_depend_on_the_tokens_around(n):
+    row = workload(n=n, tokens=515, n_iters=5, splits=4)
+    mixes, scale, base, *gradients = (t.to(DEVICE) for t in row.make_inputs())
+    whole = results(mixes, scale, base, gradients, row)
+    for at in (slice(0, 1), slice(3, 130), slice(514, 515)):
+        part = results(mixes[:, :, at], scale, base, [t[:, at] for t in gradients], row)
+        assert all(torch.equal(a[:, at], b) for a, b in zip(whole[:3], part[:3], strict=True))
+        assert torch.equal(whole[3][:, :, at], part[3])
+
+
+def test_mixes_of_partial_sums_are_their_sum_in_order():
+    """As bits, and what follows from them is what follows from the same mixes."""
+    from helion_sinkhorn.ops.hc_split_sinkhorn import launch
+
+    row = workload(tokens=1000, splits=8)
+    mixes, scale, base, *_ = (t.to(DEVICE) for t in row.make_inputs())
+    constants = *row.arguments, torch.float32
+    partials, squares = row.parts(mixes)
+    *values, found, norms = launch.forward_reduced(partials, squares, scale, base, *row.norm, *constants)
+    total = partials[0]
+    for t in partials[1:]:
+        total = total + t
+    assert torch.equal(found, norms[..., :1] * total)
+    again = launch.forward(found, scale, base, *constants)
+    assert all(torch.equal(a, b) for a, b in zip(values, again, strict=True))
 
 
 def test_without_eps():

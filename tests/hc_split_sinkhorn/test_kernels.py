@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
 pytest.importorskip("helion", reason="helion is not installed")
 
+from ci.operators.hc_split_sinkhorn.truths import eager_forward, of_partials
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.hc_split_sinkhorn import eager, launch
 from helion_sinkhorn.ops.hc_split_sinkhorn.budget import error_budget, exact
+from helion_sinkhorn.ops.hc_split_sinkhorn.space import HcCall
 from helion_sinkhorn.ops.hc_split_sinkhorn.trials import TRIALS
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS
-from helion_sinkhorn.runtime.kernel import candidates
+from helion_sinkhorn.ops.sinkhorn.score import loops_of
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
+from helion_sinkhorn.runtime.kernel import Choice, candidates, default_choice
 from helion_sinkhorn.testing.rounding import worst
 
 WORKLOADS = [w for w in ROWS if "ci" in w.tags]
@@ -21,13 +27,25 @@ WORKLOADS = [w for w in ROWS if "ci" in w.tags]
 
 def results(workload, mixes, dpre, dpost, dcomb, scale, base, run=launch):
     """Every result of the first element; the sums are its own."""
-    arguments = mixes[0], scale[0], base[0], *workload.arguments
-    found = dict(zip(("pre", "post", "comb"), run.forward(*arguments, torch.float32), strict=True))
+    forward = by_bodies if run is launch else eager_forward
+    *values, of_mixes, norms = forward(workload, mixes[0], scale[0], base[0])
+    arguments = of_mixes, scale[0], base[0], *workload.arguments
     dmixes, sums = run.backward(dpre[0], dpost[0], dcomb[0], *arguments)
-    dbase, dscale = sums.unsqueeze(0).split((mixes.size(-1), 3), -1)
+    if norms is not None:
+        dmixes = of_partials(workload, dmixes, of_mixes, norms)
+    dbase, dscale = sums.unsqueeze(0).split((workload.columns, 3), -1)
+    found = dict(zip(("pre", "post", "comb"), values, strict=True))
     return {
         name: t[None] for name, t in {**found, "dmixes": dmixes, "dbase": dbase, "dscale": dscale}.items()
     }
+
+
+def by_bodies(workload, mixes, scale, base):
+    """As `truths.eager_forward`."""
+    constants = *workload.arguments, torch.float32
+    if not workload.splits:
+        return *launch.forward(mixes, scale, base, *constants), mixes, None
+    return launch.forward_reduced(*workload.parts(mixes), scale, base, *workload.norm, *constants)
 
 
 def first_element(workload):
@@ -45,12 +63,30 @@ def test_every_workload_is_within_its_budget(workload, run):
     assert max(shares.values()) <= 1, shares
 
 
-@pytest.mark.parametrize("name", [launch.FORWARD, launch.BACKWARD])
+@pytest.mark.parametrize("name", [launch.FORWARD, launch.REDUCED, launch.BACKWARD])
 @pytest.mark.parametrize(("n", "n_iters", "eps"), [(4, 20, 1e-6), (8, 5, 1e-6), (3, 5, 1e-6), (4, 20, 0.0)])
 def test_every_config_that_is_tried_is_within_its_budget(name, n, n_iters, eps):
     call = launch.call_for(n, n_iters, eps, torch.float32)
     for choice in candidates(KERNELS[name], call, DEVICES["h200"]):
         assert TRIALS[name].error(call, choice, "cpu") <= 1, choice
+
+
+def test_the_backward_is_tried_with_two_and_with_three_segments():
+    for n_iters, lengths in ((20, {7, 10, 19}), (12, {7, 11}), (33, {7, 16, 32})):
+        found = candidates(KERNELS[launch.BACKWARD], HcCall("float32", 4, n_iters, True), DEVICES["h200"])
+        assert {dict(choice.variant)["length"] for choice in found} == lengths
+
+
+def test_the_score_knows_the_loops_of_these_kernels():
+    """Those of Sinkhorn's, for a matrix of n x n: neither kernel restarts."""
+    call, same = HcCall("float32", 4, 20, True), SinkhornCall(True, 1, "float32", 4, 4, 20)
+    for name, of_sinkhorn, variant in (
+        (launch.FORWARD, "sinkhorn_forward", {}),
+        (launch.REDUCED, "sinkhorn_forward", {}),
+        (launch.BACKWARD, "sinkhorn_backward", {"length": 7}),
+    ):
+        assert loops_of(name, call, variant, 3) == loops_of(of_sinkhorn, same, variant, 3)
+    assert [loop.trips for loop in loops_of(launch.BACKWARD, call, {"length": 7}, 3)] == [7, 7, 2]
 
 
 @pytest.mark.parametrize("unused", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)])
@@ -66,25 +102,117 @@ def test_outputs_that_nothing_used(unused):
         assert torch.equal(found, expected)
 
 
-def test_the_room_for_sums_is_enough_when_a_choice_is_refused(monkeypatch):
-    workload, refused = WORKLOADS[0], []
-    inputs = first_element(workload)
-    expected = results(workload, *inputs)
-    run_and_keep = launch.run_and_keep
-
-    def refuse_once(kernel, views, own, tensors, key):
-        if not refused:
-            refused.append(views[10].size(0))
-            raise RuntimeError("out of resource")
-        run_and_keep(kernel, views, own, tensors, key)
-
+def test_sums_have_a_row_for_each_tile_of_the_choice_that_serves(monkeypatch):
+    """Also where a stored choice is refused and the default takes its place, and in the launches after it."""
+    workload, rows = WORKLOADS[0], []
+    mixes, *gradients, scale, base = (t[0] for t in first_element(workload))
     call = launch.call_for(workload.n, workload.n_iters, workload.eps, workload.dtype)
-    default = launch.default_choice(KERNELS[launch.BACKWARD], call, DEVICES["h200"])
-    stored = launch.Choice(default.kernel, default.config, default.variant, "a stored one", True)
-    monkeypatch.setattr(launch.serving, "choose", lambda *a: default if refused else stored)
+    default = default_choice(KERNELS[launch.BACKWARD], call, DEVICES["h200"])
+    config = tuple({**dict(default.config), "block_sizes": (64,)}.items())
+    stored = Choice(default.kernel, config, default.variant, "a stored one", True)
+
+    def refuse_the_first(kernel, views, own, tensors, key):
+        sums, of_logits, of_scale = views[10:]
+        rows.append(len(sums))
+        if len(rows) == 1:
+            raise RuntimeError("out of resource")
+        for t in (sums, of_logits, of_scale):
+            t.fill_(1.0)
+
+    monkeypatch.setattr(launch.serving, "device_at", lambda index: (DEVICES["h200"], "division", False))
+    monkeypatch.setattr(launch.serving, "choose", lambda *a: default if rows else stored)
     monkeypatch.setattr(launch.serving.choose, "cache_clear", lambda: None, raising=False)
-    monkeypatch.setattr(launch, "run_and_keep", refuse_once)
-    mixes, dpre, dpost, dcomb, scale, base = (t[0] for t in inputs)
-    dmixes, _ = launch.backward(dpre, dpost, dcomb, mixes, scale, base, *workload.arguments)
-    assert refused
-    assert torch.equal(dmixes, expected["dmixes"][0])
+    monkeypatch.setattr(launch, "run_and_keep", refuse_the_first)
+    for _ in range(2):
+        _, sums = launch.backward(*gradients, mixes, scale, base, *workload.arguments)
+        assert sums.shape == (27,)
+        assert (sums == 9).all()
+    assert rows == [5, 9, 9]
+    assert workload.tokens == 257
+
+
+@pytest.mark.parametrize("name", ["forward", "forward_reduced", "backward"])
+def test_kept_launches_take_the_addresses_of_the_views(monkeypatch, name):
+    """They are given parts of tensors without views of them, in the order of the kernel's arguments."""
+    n, tokens, splits = 4, 7, 3
+    shapes = (tokens, n), (tokens, n), (tokens, n, n), (tokens, 24), (splits, tokens, 24), (splits, tokens)
+    dpre, dpost, dcomb, mixes, partials, squares = (torch.rand(s) for s in shapes)
+    parameters = torch.rand(3), torch.rand(24), n, 2, 1e-6, 2.0, 1e-6, 0.0, "io"
+    given = {
+        "forward": (mixes, *parameters, torch.float32),
+        "forward_reduced": (
+            partials,
+            squares,
+            *parameters[:2],
+            64,
+            1e-6,
+            False,
+            *parameters[2:],
+            torch.float32,
+        ),
+        "backward": (dpre, dpost, dcomb, mixes, *parameters),
+    }[name]
+    first, second = [], []
+
+    def addresses(tensors):
+        return [None if t is None else t.data_ptr() for t in tensors]
+
+    def run(kernel, views, own, tensors, key):
+        assert addresses(views) == addresses(tensors)
+        first.append(key)
+
+    def kept(key, *tensors):
+        second.append((key, len(tensors)))
+        return bool(first)
+
+    monkeypatch.setattr(launch, "run_and_keep", run)
+    monkeypatch.setattr(launch, "launch_kept", kept)
+    getattr(launch, name)(*given)
+    getattr(launch, name)(*given)
+    assert len(first) == 1
+    assert second[-1] == (first[0], 13 if name == "backward" else 12)
+
+
+@pytest.mark.parametrize("eps_outside", [False, True])
+@pytest.mark.parametrize(("n", "splits"), [(4, 1), (4, 6), (4, 8), (4, 11), (3, 5), (2, 4), (8, 2), (16, 3)])
+def test_what_a_reduction_leaves_for_the_backward(n, splits, eps_outside):
+    """mixes and norms of float64, and as bits the sum in the order of the splits times r."""
+    partials = torch.randn(splits, 2, 9, n * n + 2 * n) * 10.0 ** torch.arange(splits).view(-1, 1, 1, 1)
+    squares, size, norm_eps = 50 * torch.rand(splits, 2, 9), 100, 1e-2
+    squares[:, 1, 4] = 0.0
+    scale, base = torch.rand(3), torch.rand(n * n + 2 * n)
+    norm = size, norm_eps, eps_outside
+    given = partials, squares, scale, base, *norm, n, 3, 1e-6, 2.0, 1e-6, 0.0, "io", torch.float32
+    *values, mixes, norms = launch.forward_reduced(*given)
+    total = functools.reduce(torch.add, partials)
+    assert torch.equal(mixes, norms[..., :1] * total)
+    assert splits <= 2 or not torch.equal(total, functools.reduce(torch.add, partials.flip(0)))
+    q = squares.double().sum(0) / size
+    r = 1 / (q.sqrt() + norm_eps) if eps_outside else 1 / (q + norm_eps).sqrt()
+    k = torch.where(q > 0, -r / (size * q.sqrt()), 0.0) if eps_outside else -r.square() / size
+    torch.testing.assert_close(norms.double(), torch.stack([r, k], -1), rtol=1e-6, atol=0.0)
+    assert all(t.isfinite().all() for t in (*values, mixes, norms))
+    again = launch.forward(mixes, scale, base, *given[7:])
+    assert all(torch.equal(a, b) for a, b in zip(values, again, strict=True))
+    tokens_first = (t.movedim(0, 2).contiguous().movedim(2, 0) for t in given[:2])
+    again = launch.forward_reduced(*tokens_first, *given[2:])
+    assert all(torch.equal(a, b) for a, b in zip((*values, mixes, norms), again, strict=True))
+
+
+def test_partial_sums_are_read_where_they_lie(monkeypatch):
+    """With the splits or the tokens first; a copy only of other layouts, and of layouts that differ."""
+    partials, squares = torch.rand(3, 5, 24), torch.rand(3, 5)
+    parameters = torch.rand(3), torch.rand(24), 64, 1e-6, False, 4, 2, 1e-6, 2.0, 1e-6, 0.0, "io"
+    read = []
+
+    def run(kernel, views, own, tensors, key):
+        read.append((views[0].data_ptr(), views[8].data_ptr()))
+
+    monkeypatch.setattr(launch, "run_and_keep", run)
+    moved = [t.movedim(0, 1).contiguous().movedim(1, 0) for t in (partials, squares)]
+    for given in ((partials, squares), moved):
+        launch.forward_reduced(*given, *parameters, torch.float32)
+        assert read.pop() == tuple(t.data_ptr() for t in given)
+    launch.forward_reduced(moved[0], squares, *parameters, torch.float32)
+    assert read[0][0] != moved[0].data_ptr()
+    assert read[0][1] == squares.data_ptr()

@@ -13,7 +13,7 @@ from autograd_calls import assert_equal, randn
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from helion_sinkhorn import hc_split_sinkhorn, reference
+from helion_sinkhorn import Reduce, hc_split_sinkhorn, reference
 
 FORWARD = torch.ops.helion_sinkhorn.hc_split_sinkhorn.default
 BACKWARD = torch.ops.helion_sinkhorn.hc_split_sinkhorn_backward.default
@@ -361,6 +361,43 @@ def distributed(mesh, name: str, missing: bool) -> dict:
     }
 
 
+def distributed_partials(mesh) -> dict:
+    """The same of partial sums, sharded over tokens, and over splits, which are gathered."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    mixes, scale, base, *upstream = inputs(5, 4)
+    partials, squares = torch.stack([mixes, mixes.sin()]), torch.stack([mixes[..., 0].exp()] * 2)
+
+    def f(partials, squares, scale, base):
+        return hc_split_sinkhorn(partials, scale, base, reduce=Reduce(squares, 64))
+
+    leaves = [t.clone().requires_grad_() for t in (partials, squares, scale, base)]
+    expected = f(*leaves)
+    truth = torch.autograd.grad(expected, leaves, upstream)
+    outcome = {}
+    for name, placement, of_upstream in (("tokens", Shard(1), Shard(0)), ("splits", Shard(0), Replicate())):
+        spread = [
+            distribute_tensor(t, mesh, [p]).requires_grad_()
+            for t, p in zip(leaves, (placement, placement, Replicate(), Replicate()), strict=True)
+        ]
+        with CommDebugMode() as forward:
+            found = f(*spread)
+        gradients = torch.autograd.grad(
+            found, spread, [distribute_tensor(g, mesh, [of_upstream]) for g in upstream]
+        )
+        outcome[name] = {
+            "placements": [str(t.placements[0]) for t in (*found, *gradients)],
+            "communication": forward.get_total_counts(),
+            "values": all(torch.equal(a.full_tensor(), b) for a, b in zip(found, expected, strict=True)),
+            "gradients": all(
+                torch.allclose(a.full_tensor(), b, rtol=1e-5, atol=1e-6 * float(b.abs().max()))
+                for a, b in zip(gradients, truth, strict=True)
+            ),
+        }
+    return outcome
+
+
 def work(rank: int, folder: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -377,6 +414,7 @@ def work(rank: int, folder: str) -> None:
     for name in CASES:
         for missing in (False, True):
             outcomes[name, missing] = distributed(mesh, name, missing)
+    outcomes["partials"] = distributed_partials(mesh)
     torch.save(outcomes, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 
@@ -418,3 +456,15 @@ def test_replicated_tensors_stay_replicated_and_columns_are_gathered(ranks):
         assert outcome["replicated", False]["placements"] == ["R"] * 6
         assert outcome["replicated", False]["communication"] == (0, 0)
         assert outcome["columns", False]["communication"][0] > 0
+
+
+def test_partial_sums_shard_over_tokens(ranks):
+    for outcome in ranks:
+        for name, found in outcome["partials"].items():
+            assert found["values"], name
+            assert found["gradients"], name
+        tokens, splits = outcome["partials"]["tokens"], outcome["partials"]["splits"]
+        assert tokens["placements"] == ["S(0)"] * 3 + ["S(1)"] * 2 + ["P(sum)"] * 2
+        assert tokens["communication"] == 0
+        assert splits["placements"][:3] == ["R"] * 3
+        assert splits["communication"] > 0

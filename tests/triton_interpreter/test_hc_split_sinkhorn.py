@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -54,6 +55,22 @@ def test_coefficients(name):
     mixes, _, _, _, scale, base = inputs
     found = launch.forward(mixes, scale[0], base[0], *workload.arguments, torch.float32, choice)
     check(workload, inputs, **dict(zip(("pre", "post", "comb"), found, strict=True)))
+
+
+@pytest.mark.parametrize("name", ["partials", "partials_padded"])
+def test_coefficients_of_partial_sums(name):
+    """The last tile is cut short within every split but the last, where it ends the tensor."""
+    workload, inputs, choice = small(name, launch.REDUCED)
+    mixes, _, _, _, scale, base = inputs
+    given = *(t.squeeze(1) for t in workload.parts(mixes)), scale[0], base[0]
+    constants = *workload.norm, *workload.arguments, torch.float32, choice
+    *values, of_mixes, norms = launch.forward_reduced(*given, *constants)
+    check(workload, inputs, **dict(zip(("pre", "post", "comb"), values, strict=True)))
+    total = functools.reduce(torch.add, given[0])
+    assert torch.equal(of_mixes, norms[:, :1] * total)
+    tokens_first = (t.movedim(0, 1).contiguous().movedim(1, 0) for t in given[:2])
+    again = launch.forward_reduced(*tokens_first, *given[2:], *constants)
+    assert all(torch.equal(a, b) for a, b in zip(again, (*values, of_mixes, norms), strict=True))
 
 
 @pytest.mark.parametrize("name", ["outputs_last", "three_streams"])

@@ -513,7 +513,8 @@ def test_a_fingerprint_is_of_the_code_alone():
     def changed(kernel, file, text):
         return fingerprint(kernel, ((file, text),)) != fingerprint(kernel)
 
-    assert len({fingerprint(k) for k in KERNELS}) == len(KERNELS)
+    # one body serves hc_split_sinkhorn's mixes and partial sums
+    assert len({fingerprint(k) for k in KERNELS}) == len({k.body for k in KERNELS.values()})
     assert not any(changed(k, ITERATION, source) for k in names)
     told = "# a comment\n" + shared.replace('"""1 / x elementwise', '"""One over x')
     assert told.count("One over x") == 1

@@ -18,12 +18,14 @@ from ci.operators.hc_split_sinkhorn.steps import (
     in_order,
     in_place,
     on_cpu,
+    rms,
     scaling,
 )  # fmt: skip
 from helion_sinkhorn.ops.hc_split_sinkhorn.budget import RESULTS
 
 ONE, LAST, NARROW, HALF = "hc_one_iteration", "hc_outputs_last", "hc_bf16", "hc_fp16"
 THREE, FIVE, SIXTEEN = "hc_three_streams", "hc_five_streams", "hc_sixteen_streams"
+SPLIT, PADDED = "hc_partials", "hc_partials_padded"
 FORWARD = ("pre", "post", "comb")
 SUMS = ("dbase", "dscale")
 
@@ -261,6 +263,26 @@ BUGS = [
     stored("post a unit low everywhere", "post", (...,), lambda t: t * (1 - 2.0**-21)),
     stored("tie of comb broken up", "comb", (...,), lambda t: torch.nextafter(t, t + 1),
         hidden="a unit in the last place is what correct arithmetic is off by too"),
+    bug("one split twice in place of the next", given(mixes=edited(
+        lambda t: t[:, 5].copy_(t[:, 4].clone()))), *FORWARD, on=SPLIT),
+    bug("a split of the token before", given(mixes=edited(
+        lambda t: t[:, 3, 1:].copy_(t[:, 3, :-1].clone()))), *FORWARD, on=SPLIT),
+    bug("the first four of eight splits", given(mixes=edited(
+        lambda t: t[:, 4:].zero_())), *FORWARD, on=SPLIT),
+    bug("the last split in bfloat16", given(mixes=edited(
+        lambda t: t[:, -1].copy_(bfloat16(t[:, -1])))), *FORWARD, on=SPLIT),
+    bug("squares of the first token for all", given(mixes=edited(
+        lambda t: t[..., -1].copy_(t[..., :1, -1].expand(t.shape[:-1]).clone()))), *FORWARD, on=SPLIT),
+    bug("squares of the last split twice", given(mixes=edited(lambda t: t[:, -1, :, -1].mul_(2.0))), *FORWARD,
+        on=PADDED),
+    bug("the mean over one entry fewer", call(size=lambda w: w.size - 1), *FORWARD, on=SPLIT),
+    bug("r of 12 bits", Steps(norm=lambda w, mean, machine: tuple(
+        keep_bits(t, 12) for t in rms(w, mean, machine))), *FORWARD, on=SPLIT),
+    bug("k as inside of the root", Steps(norm=lambda w, mean, machine: (
+        rms(w, mean, machine)[0], -rms(w, mean, machine)[0] ** 2 / w.size)), "dmixes", on=PADDED),
+    stored("the squares' gradient with the other sign", "dmixes", (..., -1), lambda t: -t[..., -1], on=SPLIT),
+    stored("the gradient of a split never written", "dmixes", (slice(None), 2),
+           lambda t: torch.zeros_like(t[:, 2]), on=PADDED),
     bug("rounded down at the store", in_float32(floored), "dmixes", on=NARROW),
     bug("half precision through bfloat16", in_float32(bfloat16), "dmixes", on=HALF),
 ]  # fmt: skip

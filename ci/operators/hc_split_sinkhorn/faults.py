@@ -36,6 +36,7 @@ from ci.operators.hc_split_sinkhorn.steps import (
     parts,
     programs,
     pytorch,
+    rms,
     same,
     scaling,
     tiles,
@@ -162,6 +163,36 @@ def from_stored_dmixes(w, mixes, *rest):
     return found | {"dscale": (sums / scale[:, None]).float()}
 
 
+def without(split: int, columns: slice) -> Change:
+    """Partial sums (K, splits, G, columns) without these of a split; the last column are the squares."""
+
+    def change(t):
+        t = t.clone()
+        t[:, split, :, columns] = 0.0
+        return t
+
+    return change
+
+
+def normed_by(change) -> gate.Run:
+    """Right but for the factors (r, k) of the norm."""
+    return exactly(norm=lambda w, mean, machine: change(*rms(w, mean, machine)))
+
+
+def gradient_without_norm(w, mixes, *rest):
+    """dpartials without r."""
+    found = EXACT(w, mixes, *rest)
+    squares = w.parts(mixes.double())[1]
+    r, _ = rms(w, squares.sum(0) / w.size, PLAIN)
+    t = found["dmixes"].clone()
+    t[..., :-1] /= r.float()[:, None, :, None]
+    return found | {"dmixes": t}
+
+
+def reduced(w: HcWorkload) -> bool:
+    return w.splits > 0
+
+
 def narrow(w: HcWorkload) -> bool:
     return w.dtype != torch.float32
 
@@ -188,6 +219,7 @@ def far(w: HcWorkload) -> bool:
     return w.parameters != "checkpoint"
 
 
+VALUES = ("pre", "post", "comb")
 OF_COMB = ("comb", "dmixes")
 FAULTS = [
     Fault("comb transposed", one("comb", lambda w, t: t.mT), ("comb",)),
@@ -235,7 +267,7 @@ FAULTS = [
     Fault("the last token summed twice", exactly(total=lambda t: at_once(torch.cat([t, t[:, -1:]], 1))),
           ("dbase", "dscale")),
     Fault("dbase times the scale", changed(lambda w, found: {"dbase": at_once(found["dmixes"].float())}),
-          ("dbase",), scaled),
+          ("dbase",), lambda w: scaled(w) and not reduced(w)),
     Fault("dbase never filled", one("dbase", lambda w, t: torch.zeros_like(t)), ("dbase",)),
     Fault("dmixes without the scale", lambda w, *inputs: EXACT(w, *inputs) | {
         "dmixes": exactly(factors=lambda w, s: torch.ones_like(s))(w, *inputs)["dmixes"]}, ("dmixes",),
@@ -259,5 +291,22 @@ FAULTS = [
           comb=in_place()), ("comb",)),
     Fault("exponential of 12 bits", Steps(Arithmetic(exp_ulps=2.0**11), sigmoid=by_exp),
           ("pre", "post", "comb")),
+    Fault("a split left out", given(mixes=without(-1, slice(-1))), VALUES, reduced),
+    Fault("the squares of a split left out", given(mixes=without(-1, slice(-1, None))), VALUES, reduced),
+    Fault("the norm left out", normed_by(lambda r, k: (torch.ones_like(r), k)), RESULTS, reduced),
+    Fault("the norm twice", normed_by(lambda r, k: (r * r, k)), RESULTS, reduced),
+    Fault("norm_eps on the other side of the root", call(eps_outside=lambda w: not w.eps_outside), VALUES,
+          reduced),
+    Fault("norm_eps left out", call(norm_eps=0.0), VALUES, reduced),
+    Fault("norm_eps added to the sum of squares", call(norm_eps=lambda w: w.norm_eps / w.size), VALUES,
+          lambda w: reduced(w) and not w.eps_outside),
+    Fault("the squares not divided by their number", call(size=1), VALUES, reduced),
+    Fault("the norm's gradient left out", normed_by(lambda r, k: (r, 0 * k)), ("dmixes",), reduced),
+    Fault("the norm's gradient on one side of the root", of_other_call(
+        eps_outside=lambda w: not w.eps_outside), ("dmixes",), reduced),
+    Fault("the gradient of squares twice", normed_by(lambda r, k: (r, 2 * k)), ("dmixes",), reduced),
+    Fault("dmixes for the gradient of partial sums", gradient_without_norm, ("dmixes",), reduced),
+    Fault("a gradient of the first split alone", one("dmixes", lambda w, t: torch.cat(
+        [t[:, :1], 0 * t[:, 1:]], 1)), ("dmixes",), reduced),
     *(Fault(name, damaged(damage)) for name, damage in DAMAGES.items()),
 ]  # fmt: skip

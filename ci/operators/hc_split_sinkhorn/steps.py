@@ -15,6 +15,7 @@ import torch
 
 from ci.gate import gate
 from ci.gate.arithmetic import PLAIN, Arithmetic
+from ci.operators.hc_split_sinkhorn.truths import eager_forward, of_partials
 from ci.operators.sinkhorn import faults as sinkhorn
 from helion_sinkhorn.ops.hc_split_sinkhorn import eager, reference
 from helion_sinkhorn.ops.hc_split_sinkhorn.budget import RESULTS
@@ -110,6 +111,19 @@ def other_gradient(gradient: Callable[..., torch.Tensor]):
     return lambda w, t, grad, machine: (scaling(w, t, grad, machine)[0], gradient(w, t, grad).to(t.dtype))
 
 
+# The norm of a projection: (workload, mean square, arithmetic) -> (r, k), the factors of `budget.normed`
+
+
+def rms(w, mean, machine: Arithmetic):
+    """By a division of 1, and a factor that does not divide by 0."""
+    if w.eps_outside:
+        root = mean.sqrt()
+        r = machine.divide(torch.ones_like(root), root + w.norm_eps)
+        return r, -machine.divide(r, root) / w.size
+    r = machine.divide(torch.ones_like(mean), (mean + w.norm_eps).sqrt())
+    return r, -r * r / w.size
+
+
 @dataclass(frozen=True)
 class Steps:
     """hc_split_sinkhorn step by step: a field is a choice of implementations or a place for a fault."""
@@ -128,11 +142,16 @@ class Steps:
     factors: Callable[[HcWorkload, torch.Tensor], torch.Tensor] = lambda w, s: s
     """Applied to the columns' scales (K, 1, columns)."""
     grads: Callable[..., tuple[torch.Tensor, ...]] = lambda dpre, dpost, dcomb: (dpre, dpost, dcomb)
+    norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = rms
 
     def __call__(self, w: HcWorkload, mixes, dpre, dpost, dcomb, scale, base) -> gate.Results:
         given = mixes, dpre, dpost, dcomb, scale, base
         mixes, dpre, dpost, dcomb, scale, base = (t.to(self.dtype) for t in given)
         dpre, dpost, dcomb = self.grads(dpre, dpost, dcomb)
+        if w.splits:
+            partials, squares = (self.machine.sum(t, 0)[0] for t in w.parts(mixes))
+            r, k = (t.unsqueeze(-1) for t in self.norm(w, squares / w.size, self.machine))
+            mixes = r * partials
         sizes = torch.tensor((w.n, w.n, w.n * w.n))
         s = self.factors(w, scale.repeat_interleave(sizes, -1)[:, None])
         if self.machine.fused:
@@ -156,11 +175,15 @@ class Steps:
             total(part.sum(-1, keepdim=True)) if self.columns_first else total(part).sum(-1, keepdim=True)
             for part in parts(w, da * mixes)
         ]
+        dmixes = da * s
+        if w.splits:
+            slopes = 0.5 * k * self.machine.sum(dmixes * mixes, -1)
+            dmixes = torch.cat([r * dmixes, slopes], -1).unsqueeze(1).repeat(1, w.splits, 1, 1)
         found = {
             "pre": gates[..., :n] + pre_eps,
             "post": post_mult * gates[..., n:] + post_eps,
             "comb": (comb if order == "io" else comb.mT).contiguous(),
-            "dmixes": da * s,
+            "dmixes": dmixes,
             "dbase": self.total(da),
             "dscale": torch.cat(each, -1),
         }
@@ -195,7 +218,8 @@ def pytorch(w: HcWorkload, mixes, dpre, dpost, dcomb, scale, base) -> gate.Resul
     found = []
     for k in range(len(mixes)):
         leaves = [t[k].float().requires_grad_() for t in (mixes, scale, base)]
-        out = reference.hc_split_sinkhorn(*leaves, **w.options)
+        given, options = w.given(leaves[0])
+        out = reference.hc_split_sinkhorn(given, *leaves[1:], **options)
         given = [t[k].float() for t in (dpre, dpost, dcomb)]
         dmixes, dscale, dbase = torch.autograd.grad(out, leaves, given)
         found.append((*(t.detach() for t in out), dmixes.to(w.dtype), dbase[None], dscale[None]))
@@ -206,8 +230,10 @@ def on_cpu(w: HcWorkload, mixes, dpre, dpost, dcomb, scale, base) -> gate.Result
     """The CPU path, element by element."""
     found = []
     for k in range(len(mixes)):
-        given = mixes[k], scale[k], base[k]
-        out = eager.forward(*given, *w.arguments, torch.float32)
-        dmixes, sums = eager.backward(dpre[k], dpost[k], dcomb[k], *given, *w.arguments)
+        *out, of_mixes, norms = eager_forward(w, mixes[k], scale[k], base[k])
+        upstream = dpre[k], dpost[k], dcomb[k]
+        dmixes, sums = eager.backward(*upstream, of_mixes, scale[k], base[k], *w.arguments)
+        if norms is not None:
+            dmixes = of_partials(w, dmixes, of_mixes, norms)
         found.append((*out, dmixes, *sums[None].split((w.columns, 3), -1)))
     return dict(zip(RESULTS, map(torch.stack, zip(*found, strict=True)), strict=True))

@@ -19,11 +19,13 @@ from helion_sinkhorn.ops.sinkhorn.budget import SMALLEST_NORMAL
 from helion_sinkhorn.ops.sinkhorn.parity import LAST_PLACES, Peer, largest
 from helion_sinkhorn.testing import rounding
 
-COMPUTES = {
-    "hc_split_sinkhorn_forward": ("pre", "post", "comb"),
-    "hc_split_sinkhorn_backward": ("dmixes", "dbase", "dscale"),
-}
-"""The results of each kernel."""
+VALUES, GRADIENTS = ("pre", "post", "comb"), ("dmixes", "dbase", "dscale")
+
+
+def computes(workload: HcWorkload) -> dict[str, tuple[str, ...]]:
+    """The results of each kernel."""
+    forward = "hc_split_sinkhorn_reduced" if workload.splits else "hc_split_sinkhorn_forward"
+    return {forward: VALUES, "hc_split_sinkhorn_backward": GRADIENTS}
 
 
 def inputs(workload: HcWorkload, steps: int) -> tuple[torch.Tensor, ...]:
@@ -42,10 +44,9 @@ def truths(workload: HcWorkload, *given: torch.Tensor) -> dict[str, gate.Truth]:
         for k, t in budget.model(workload, *wide, gate.Systematic(seed)).items():
             most[k] = max(most[k], abs(gate.bias(t, exact[k], spreads[k])))
     peer = {"dmixes": peer_of_gradient(workload, exact["dmixes"], *given)}
-    values = COMPUTES["hc_split_sinkhorn_forward"]
     return {
         k: gate.Truth(
-            t, budgets[k], spreads[k], (gate.noticeable if k in values else gate.largest)(t),
+            t, budgets[k], spreads[k], (gate.noticeable if k in VALUES else gate.largest)(t),
             # tokens of an element share its parameters, and with them the errors of a
             most[k], len(t), tuple(range(1, t.dim())), dtype_of(workload, k), peer.get(k),
         )
@@ -58,7 +59,8 @@ def peer_of_gradient(workload: HcWorkload, exact: torch.Tensor, mixes, *given: t
     entry."""
     *gradients, scale, base = given
     leaf = mixes.detach().clone().float().requires_grad_()
-    out = reference.hc_split_sinkhorn(leaf, scale[0].float(), base[0].float(), **workload.options)
+    of_mixes, options = workload.given(leaf)
+    out = reference.hc_split_sinkhorn(of_mixes, scale[0].float(), base[0].float(), **options)
     found = torch.autograd.grad(out, leaf, [t.float() for t in gradients])[0].to(workload.dtype)
     size = exact.abs().amax(-1, keepdim=True).clamp_min(SMALLEST_NORMAL)
     floor = LAST_PLACES + (rounding.half_ulp(exact, workload.dtype) / size).amax((-2, -1))
@@ -86,36 +88,60 @@ def candidates(workload: HcWorkload, *given: torch.Tensor) -> list[gate.Candidat
             kernel, name, {**dict(choice.config), **dict(choice.variant)}, choice.source, served,
             functools.partial(on_gpu, workload, name, choice),
         )
-        for kernel, names in COMPUTES.items()
+        for kernel, names in computes(workload).items()
         for choice, served in choices(kernel, call, workload.tokens, device)
         for name in names
     ]  # fmt: skip
 
 
 def on_cpu(workload: HcWorkload, name: str, *given: torch.Tensor) -> torch.Tensor:
-    return result(workload, name, eager.forward, eager.backward, *given)
+    return result(workload, name, eager_forward, eager.backward, *given)
 
 
 def on_gpu(workload: HcWorkload, name: str, choice: object, *given: torch.Tensor) -> torch.Tensor:
     from helion_sinkhorn.ops.hc_split_sinkhorn import launch
 
-    forward = functools.partial(launch.forward, choice=choice)
+    def forward(workload, mixes, scale, base):
+        # a choice is one for the kernel that is judged
+        constants = *workload.arguments, torch.float32, choice if name in VALUES else None
+        if not workload.splits:
+            return *launch.forward(mixes, scale, base, *constants), mixes, None
+        given = *workload.parts(mixes), scale, base
+        return launch.forward_reduced(*given, *workload.norm, *constants)
+
     return result(workload, name, forward, functools.partial(launch.backward, choice=choice), *given)
 
 
-def result(workload: HcWorkload, name: str, forward, backward, mixes, dpre, dpost, dcomb, scale, base):
+def eager_forward(workload: HcWorkload, mixes, scale, base) -> tuple[torch.Tensor | None, ...]:
+    """(pre, post, comb, mixes, norms) of the CPU path; norms are None but for partial sums."""
+    norms = None
+    if workload.splits:
+        mixes, norms = eager.reduce(*workload.parts(mixes), *workload.norm)
+    return *eager.forward(mixes, scale, base, *workload.arguments, torch.float32), mixes, norms
+
+
+def result(workload: HcWorkload, name: str, forward, backward, given, dpre, dpost, dcomb, scale, base):
     """One result: what belongs to tokens by one call for all elements, sums by a call for each."""
-    names = COMPUTES["hc_split_sinkhorn_forward"]
-    if name in names:
-        return forward(mixes, scale[0], base[0], *workload.arguments, torch.float32)[names.index(name)]
+    mixes, norms = given, None
+    if name in VALUES or workload.splits:
+        *values, mixes, norms = forward(workload, given, scale[0], base[0])
+    if name in VALUES:
+        return values[VALUES.index(name)]
 
     def gradients(at):
         upstream = (t[at] for t in (dpre, dpost, dcomb))
         return backward(*upstream, mixes[at], scale[0], base[0], *workload.arguments)
 
     if name == "dmixes":
-        return gradients(slice(None))[0]
+        dmixes = gradients(slice(None))[0]
+        return dmixes if norms is None else of_partials(workload, dmixes, mixes, norms)
     sums = torch.stack([gradients(k)[1] for k in range(len(mixes))]).unsqueeze(1)
-    columns = mixes.size(-1)
     # a tensor of its own, as every result is
-    return (sums[..., :columns] if name == "dbase" else sums[..., columns:]).clone()
+    return (sums[..., : workload.columns] if name == "dbase" else sums[..., workload.columns :]).clone()
+
+
+def of_partials(workload: HcWorkload, dmixes, mixes, norms) -> torch.Tensor:
+    """The gradient of partial sums and squares, as `make_inputs` has them, from that of the mixes."""
+    size, _, outside = workload.norm
+    dpartials, dsquares = eager.reduce_backward(dmixes, None, mixes, norms, workload.splits, size, outside)
+    return torch.cat([dpartials, dsquares.unsqueeze(-1)], -1).movedim(0, -3).contiguous()

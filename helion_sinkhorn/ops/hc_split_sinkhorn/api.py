@@ -9,19 +9,26 @@ import torch
 
 from helion_sinkhorn.ops.hc_split_sinkhorn import torch_op
 from helion_sinkhorn.ops.hc_split_sinkhorn.limits import MOST_STREAMS, beyond_kernels
+from helion_sinkhorn.ops.hc_split_sinkhorn.partials import Reduce
 from helion_sinkhorn.ops.sinkhorn.api import MOST_ITERS, check_eps
 from helion_sinkhorn.runtime.checks import (
     DTYPES,
+    check_flag,
     check_implementation,
     check_number,
     check_option,
     check_same_device,
+    check_same_dtype,
     check_tensor,
     implementation_for,
 )
 from helion_sinkhorn.runtime.torch_op import differentiates
 
 COMB_ORDERS = ("io", "oi")
+PARTIAL_DTYPES = (torch.float32, torch.float64)
+SMALLEST_NORM_EPS = 1e-37
+"""Its reciprocal, the largest r^2, is a float32."""
+NORM_EPS = f"0 or a float of at least {SMALLEST_NORM_EPS}, finite"
 
 
 def hc_split_sinkhorn(
@@ -38,6 +45,7 @@ def hc_split_sinkhorn(
     comb_order: str = "io",
     implementation: str = "auto",
     out_dtype: torch.dtype | None = None,
+    reduce: Reduce | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Split the mixes of n = hc_mult residual streams into pre, post and comb, the coefficients of mHC.
 
@@ -69,6 +77,12 @@ def hc_split_sinkhorn(
             for one stream or more iterations than the kernels keep in registers (33; at eps = 0 fewer);
             "helion" and "pytorch" ask for one of them.
         out_dtype: of the results; default float32, float64 for float64 mixes.
+        reduce: Reduce(squares, size, norm_eps, eps_outside): then mixes are a projection's partial sums
+            (splits, ..., n^2 + 2n), float32 or float64, and squares (splits, ...) the sums of squares of what
+            each split has projected; the mixes are their sum, in the order of the splits, times the factor r
+            of the RMS norm of Reduce.  Every split has the same gradients, of partials and of squares:
+            dpartials = r dmixes,  dsquares = (k / 2) sum_j dmixes_j mixes_j,  k = -r^2 / size
+            (eps_outside: -r / (size sqrt(q)), 0 where q is).
 
     Returns:
         pre (..., n), post (..., n), comb (..., n, n).
@@ -87,18 +101,25 @@ def hc_split_sinkhorn(
     """
     implementation = check_implementation(implementation)
     _check(mixes, scale, base, hc_mult, sinkhorn_iters, out_dtype)
+    if reduce is not None:
+        _check_reduce(reduce, mixes)
     _check_constants(eps, post_mult, pre_eps, post_eps, comb_order)
     beyond = beyond_kernels(hc_mult, sinkhorn_iters, eps)
     serves = implementation_for(implementation, "mixes", mixes, beyond)
-    given = mixes, scale, base
+    given = (mixes, scale, base) if reduce is None else (mixes, reduce.squares, scale, base)
     plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in given)
     if not plain and "torch.distributed.tensor" in sys.modules:
         torch_op.register_sharding()
     dtype = out_dtype or (torch.float64 if mixes.dtype == torch.float64 else torch.float32)
-    run = torch_op.HcSplitSinkhorn.apply if differentiates(*given) else torch_op.call
     pre_eps = eps if pre_eps is None else pre_eps
-    constants = float(eps), float(post_mult), float(pre_eps), float(post_eps)
-    return run(*given, hc_mult, sinkhorn_iters, *constants, comb_order, serves, dtype)
+    floats = float(eps), float(post_mult), float(pre_eps), float(post_eps)
+    constants = hc_mult, sinkhorn_iters, *floats, comb_order, serves, dtype
+    if reduce is None:
+        run = torch_op.HcSplitSinkhorn.apply if differentiates(*given) else torch_op.call
+        return run(*given, *constants)
+    run = torch_op.HcSplitSinkhornReduced.apply if differentiates(*given) else torch_op.call_reduced
+    norm = reduce.size, float(reduce.norm_eps), reduce.eps_outside
+    return tuple(run(*given, *norm, *constants)[:3])
 
 
 def _check(mixes, scale, base, n, n_iters, out_dtype) -> None:
@@ -123,6 +144,42 @@ def _check(mixes, scale, base, n, n_iters, out_dtype) -> None:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; for hc_mult={n} pass {shape}")
     if out_dtype is not None and out_dtype not in DTYPES:
         raise TypeError(f"out_dtype is {out_dtype}; use one of {', '.join(map(str, DTYPES))}, or None")
+
+
+def _check_reduce(reduce, partials) -> None:
+    if not isinstance(reduce, Reduce):
+        raise TypeError(
+            f"reduce is a {type(reduce).__name__}; pass helion_sinkhorn.Reduce(squares, size) or None"
+        )
+    squares, size, norm_eps, eps_outside = reduce
+    columns = partials.shape[-1]
+    if partials.dim() < 2 or partials.shape[0] < 1:
+        raise ValueError(
+            f"mixes has shape {tuple(partials.shape)}; with reduce pass partial sums "
+            f"(splits, ..., {columns}), one split at least"
+        )
+    if partials.dtype not in PARTIAL_DTYPES:
+        raise TypeError(
+            f"mixes has dtype {partials.dtype}; with reduce pass partial sums in "
+            f"{' or '.join(map(str, PARTIAL_DTYPES))}"
+        )
+    check_tensor("reduce.squares", squares, "(splits, ...)")
+    check_same_dtype("reduce.squares", squares, "mixes", partials)
+    check_same_device("reduce.squares", squares, "mixes", partials)
+    if squares.shape != partials.shape[:-1]:
+        raise ValueError(
+            f"reduce.squares has shape {tuple(squares.shape)}; for partial sums of shape "
+            f"{tuple(partials.shape)} pass {tuple(partials.shape[:-1])}"
+        )
+    accepted = "the number of entries behind a token's mixes, an int of at least 1"
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"reduce.size is {size!r}; pass {accepted}")
+    if size < 1:
+        raise ValueError(f"reduce.size is {size}; pass {accepted}")
+    check_number("reduce.norm_eps", norm_eps, NORM_EPS)
+    if not (norm_eps == 0 or SMALLEST_NORM_EPS <= norm_eps < math.inf):
+        raise ValueError(f"reduce.norm_eps is {norm_eps}; pass {NORM_EPS}")
+    check_flag("reduce.eps_outside", eps_outside)
 
 
 def _check_constants(eps, post_mult, pre_eps, post_eps, comb_order) -> None:

@@ -7,16 +7,16 @@ is five standard deviations of what comes out, and half a unit in the last place
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
 from torch.nn.functional import logsigmoid
 
+from helion_sinkhorn.ops.hc_split_sinkhorn.reference import mixes_of
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
 from helion_sinkhorn.ops.sinkhorn.budget import SMALLEST_NORMAL, scaling_form
 from helion_sinkhorn.ops.sinkhorn.reference import sinkhorn
-from helion_sinkhorn.testing.rounding import SAMPLES, SIGMAS, Rounding, half_ulp
+from helion_sinkhorn.testing.rounding import SAMPLES, SIGMAS, Rounding, half_ulp, tree
 
 Named = Mapping[str, torch.Tensor]
 RESULTS = ("pre", "post", "comb", "dmixes", "dbase", "dscale")
@@ -29,15 +29,20 @@ def exact(workload: HcWorkload, mixes, dpre, dpost, dcomb, scale, base) -> dict[
     1 - sigmoid(40) is 0 in float64.
 
     Args:
-        mixes: (K, G, n^2 + 2n), K elements of G tokens; the upstream gradients likewise.
+        mixes: (K, G, n^2 + 2n), K elements of G tokens, or partial sums as the workload makes them; the
+            upstream gradients likewise.
         scale, base: (K, 3) and (K, n^2 + 2n), those of each element.
 
     Returns:
-        "pre", "post", "comb", "dmixes" token by token; "dbase" (K, 1, n^2 + 2n) and "dscale" (K, 1, 3).
+        "pre", "post", "comb" token by token, "dmixes" as the mixes; "dbase" (K, 1, n^2 + 2n) and "dscale" (K,
+        1, 3).
     """
     leaves = [t.detach().double().requires_grad_() for t in (mixes, scale, base)]
     n, n_iters, eps, post_mult, pre_eps, post_eps, order = workload.arguments
     wide, s, b = leaves[0], repeated(leaves[1], n).unsqueeze(-2), leaves[2].unsqueeze(-2)
+    if workload.splits:
+        partials, reduce = workload.given(wide)
+        wide = mixes_of(partials, reduce["reduce"])
     pre, post, comb = (wide * s + b).split((n, n, n * n), -1)
     comb = sinkhorn(comb.unflatten(-1, (n, n)), n_iters, eps=eps)
     out = [
@@ -70,6 +75,8 @@ def model(
     """The results of `exact` with `r` at each point where float32 rounds; all inputs in float64."""
     n, n_iters, eps, post_mult, pre_eps, post_eps, order = workload.arguments
     r.next_iteration()
+    if workload.splits:
+        mixes, factor, slope = normed(workload, mixes, r)
     s, base = repeated(scale, n).unsqueeze(-2), base.unsqueeze(-2)
     a = r(r(mixes * s) + base)
     up, down = _gate(a[..., : 2 * n], r)
@@ -82,17 +89,42 @@ def model(
     comb, da_comb = scaling_form(logits, upstream, n_iters, eps, "deepseek", "rows", r)
     da = torch.cat([da_gates, da_comb.flatten(-2)], -1)
     products = r(da * mixes).split((n, n, n * n), -1)
+    dmixes = r(da * s)
+    if workload.splits:
+        dsquares = r(0.5 * slope * r.sum(r(dmixes * mixes), -1))
+        dmixes = torch.cat([r(factor * dmixes), dsquares], -1)
+        dmixes = dmixes.unsqueeze(1).expand(-1, workload.splits, -1, -1)
     return {
-        "pre": pre, "post": post, "comb": comb.mT if transposed else comb, "dmixes": r(da * s),
+        "pre": pre, "post": post, "comb": comb.mT if transposed else comb, "dmixes": dmixes,
         "dbase": added(da, r).unsqueeze(-2),
         "dscale": torch.cat([added(p.flatten(-2).unsqueeze(-1), r) for p in products], -1).unsqueeze(-2),
     }  # fmt: skip
 
 
+SQUARE_ROOT = 2.0
+"""sqrt.approx: 2^-23."""
+
+
+def normed(
+    workload: HcWorkload, given: torch.Tensor, r: Rounding
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(mixes, r, k) of partial sums, the factors (K, G, 1): that of the norm and that of its gradient."""
+    partials, squares = workload.parts(given)
+    total, mean = r.sum(partials, 0)[0], r(r.sum(squares, 0)[0] / workload.size).unsqueeze(-1)
+    if workload.eps_outside:
+        root = r(mean.sqrt(), SQUARE_ROOT)
+        factor = r(1.0 / r(root + workload.norm_eps), r.RECIPROCAL)
+        slope = r(factor * r(1.0 / root, r.RECIPROCAL)) / workload.size
+    else:
+        root = r(r(mean + workload.norm_eps).sqrt(), SQUARE_ROOT)
+        factor = r(1.0 / root, r.RECIPROCAL)
+        slope = r(factor * factor) / workload.size
+    return r(total * factor), factor, -r(slope)
+
+
 def added(terms: torch.Tensor, r: Rounding) -> torch.Tensor:
-    """The sum over the tokens: a tree or a loop over tiles rounds a term at most 2 sqrt(tokens) times its
-    deviation, where one after another would be tokens / sqrt(3)."""
-    return r(terms, 1.0 + 2.0 * math.sqrt(terms.size(-2))).sum(-2)
+    """The sum over the tokens, by a tree or a loop over tiles."""
+    return r(terms, tree(terms.size(-2))).sum(-2)
 
 
 def error_budget(workload: HcWorkload, *inputs: torch.Tensor, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -109,6 +141,7 @@ def error_budget(workload: HcWorkload, *inputs: torch.Tensor, seed: int = 0) -> 
         for name, t in model(workload, *wide, Rounding(seed + k)).items():
             square[name] += (t - truth[name]).square()
     n, below = workload.n, SMALLEST_NORMAL
+    columns = workload.columns
     deviation = {name: (t / SAMPLES).sqrt() for name, t in square.items()}
     budgets = {}
     for name, t in truth.items():
@@ -119,7 +152,10 @@ def error_budget(workload: HcWorkload, *inputs: torch.Tensor, seed: int = 0) -> 
             d = _own(d.flatten(-2), t.flatten(-2)).unflatten(-1, (n, n))
         elif name == "dmixes":
             own = zip(d[..., : 2 * n].split(n, -1), t[..., : 2 * n].split(n, -1), strict=True)
-            d = torch.cat([*(_own(*gates) for gates in own), _largest(d[..., 2 * n :])], -1)
+            parts = [*(_own(*gates) for gates in own), _largest(d[..., 2 * n : columns])]
+            if workload.splits:
+                parts.append(_of_squares(workload, wide[0], t, d[..., columns:]))
+            d = torch.cat(parts, -1)
         elif name == "dbase":
             d = torch.cat([_largest(x) for x in d.split((n, n, n * n), -1)], -1)
         dtype = workload.dtype if name == "dmixes" else torch.float32
@@ -133,6 +169,14 @@ def _own(deviation: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     fifth."""
     relative = torch.where(value != 0, (deviation / value).square(), 0.0)
     return value.abs() * torch.maximum(relative, relative.mean(-1, keepdim=True)).sqrt()
+
+
+def _of_squares(workload: HcWorkload, given, dmixes, deviation: torch.Tensor) -> torch.Tensor:
+    """That of the squares' gradient, a sum over columns that cancel, as `_own` of the sum of their sizes."""
+    mixes, factor, slope = normed(workload, given, Rounding(0, unit=0.0))
+    terms = (dmixes[:, 0, :, :-1] / factor * mixes).abs().sum(-1, keepdim=True)
+    size = (0.5 * slope * terms).mT.unsqueeze(1)
+    return _own(deviation.mT, size.expand_as(deviation.mT)).mT
 
 
 def _largest(deviation: torch.Tensor) -> torch.Tensor:

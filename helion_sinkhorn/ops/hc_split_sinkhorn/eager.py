@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from helion_sinkhorn.ops.sinkhorn import eager as sinkhorn
+from helion_sinkhorn.runtime.pieces import sum_last
 
 
 def _arguments(mixes, scale, base, n):
@@ -36,6 +37,38 @@ def forward(mixes, scale, base, n, n_iters, eps, post_mult, pre_eps, post_eps, c
         (post_mult * _sigmoid(post) + post_eps).to(out_dtype),
         comb if comb_order == "io" else comb.mT.contiguous(),
     )
+
+
+def reduce(partials, squares, size, norm_eps, eps_outside):
+    """(mixes, norms) of partial sums, added in the order of the splits; norms (..., 2) are r and k (docs)."""
+    total, of_squares = partials[0], squares[0]
+    for k in range(1, len(partials)):
+        total, of_squares = total + partials[k], of_squares + squares[k]
+    if eps_outside:
+        root = (of_squares / size).sqrt()
+        r = 1 / (root + norm_eps)
+        k = torch.where(root > 0, -r / (size * root), 0.0)
+    else:
+        r = 1 / ((of_squares + size * norm_eps) / size).sqrt()
+        k = -r * r / size
+    return r.unsqueeze(-1) * total, torch.stack([r, k], -1)
+
+
+def reduce_backward(dmixes, dnorms, mixes, norms, splits, size, eps_outside):
+    """(dpartials, dsquares), each the same for every split and expanded; gradients may be None.
+
+    dpartials = r dmixes,  dsquares = (k / 2) sum_j dmixes_j mixes_j + (r k / 2) dr + k' dk
+    """
+    r, k = norms.unbind(-1)
+    dpartials, dsquares = torch.zeros_like(mixes), torch.zeros_like(k)
+    if dmixes is not None:
+        dpartials = r.unsqueeze(-1) * dmixes
+        dsquares = 0.5 * k * sum_last(dmixes * mixes)
+    if dnorms is not None:
+        dr, dk = dnorms.unbind(-1)
+        slope = 0.5 * (k * k - size * k**3 / (r * r)) if eps_outside else k * k
+        dsquares = dsquares + 0.5 * r * k * dr + slope * dk
+    return dpartials.expand(splits, *mixes.shape), dsquares.expand(splits, *k.shape)
 
 
 def backward(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
+from helion_sinkhorn.ops.hc_split_sinkhorn.reduction import norm_of, with_splits
 from helion_sinkhorn.ops.sinkhorn.adjoint import last_iterations, pick, replay_and_take_back, softmax_gradient
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     is_masked,
@@ -33,22 +34,25 @@ def sigmoids(a, how):
     return torch.where(up, near_one, near_zero), torch.where(up, near_zero, near_one)
 
 
-def gate_of(gates, base, scale, tile, part, how):
-    """(a, mixes) of the pre (part 0) or the post (part 1) columns, (tile, n).
+def gate_mixes(gates, tile, part):
+    """The mixes of the pre (part 0) or the post (part 1) columns, (tile, n)."""
+    # hl.load: in a helper Helion takes an index for an operation on the host
+    return hl.load(gates, [tile, part, slice(None)]).to(torch.float32)
+
+
+def gate_of(mix, base, scale, part, how):
+    """a of the pre or the post columns, (tile, n), from their mixes.
 
     The product is rounded before base is added: fused into the sum for some places of a block and not for
     others, a token's bits would depend on where it stands.
     """
-    # hl.load: in a helper Helion takes an index for an operation on the host
-    mix = hl.load(gates, [tile, part, slice(None)]).to(torch.float32)
-    return product(mix, hl.load(scale, [part]), how) + hl.load(base, [part, slice(None)]).unsqueeze(0), mix
+    return product(mix, hl.load(scale, [part]), how) + hl.load(base, [part, slice(None)]).unsqueeze(0)
 
 
-def gate_gradient(gates, base, scale, upstream, tile, part, factor, how):
-    """(da, mixes) of the pre or the post columns, for the upstream gradient of factor * sigmoid(a)."""
-    a, mix = gate_of(gates, base, scale, tile, part, how)
-    sigmoid, other = sigmoids(a, how)
-    return factor * hl.load(upstream, [tile, slice(None)]).to(torch.float32) * sigmoid * other, mix
+def gate_gradient(mix, grad, base, scale, part, factor, how):
+    """da of the pre or the post columns, for the upstream gradient of factor * sigmoid(a)."""
+    sigmoid, other = sigmoids(gate_of(mix, base, scale, part, how), how)
+    return factor * grad.to(torch.float32) * sigmoid * other
 
 
 def logits_of(mixed, base, scale, base_shape, tile, n, how):
@@ -65,6 +69,10 @@ def hc_split_sinkhorn_forward(
     pre: torch.Tensor,
     post: torch.Tensor,
     comb: torch.Tensor,
+    squares: torch.Tensor | None,
+    mixed_gates: torch.Tensor | None,
+    mixed_logits: torch.Tensor | None,
+    norms: torch.Tensor | None,
     n: hl.constexpr,
     n_iters: hl.constexpr,
     eps: hl.constexpr,
@@ -73,6 +81,13 @@ def hc_split_sinkhorn_forward(
     pre_eps: hl.constexpr,
     post_eps: hl.constexpr,
     transposed: hl.constexpr,
+    splits: hl.constexpr,
+    first: hl.constexpr,
+    together: hl.constexpr,
+    tokens_first: hl.constexpr,
+    size: hl.constexpr,
+    norm_eps: hl.constexpr,
+    eps_outside: hl.constexpr,
     how: hl.constexpr,
     paired: hl.constexpr,
     pivoted: hl.constexpr,
@@ -80,22 +95,53 @@ def hc_split_sinkhorn_forward(
     """pre (T, n), post (T, n) and comb (T, n, n) or (T, n n).
 
     gates are the mixes, (T, n + 2, n): Helion takes 64-bit indices by the number of a tensor's elements.
-    base_gates is (n + 2, n).
+    base_gates is (n + 2, n).  With squares (splits T,), gates and logits are partial sums of as many rows, of
+    which `first` and then `together` at a time are read; then the mixes that they make are written too, two
+    rows of mixed_gates (T, n + 2, n) and mixed_logits (T, n n) or (T, n, n), and norms (T, 2).
     """
-    batch = gates.size(0)
+    batch = pre.size(0)
     shape, base_shape = hl.specialize((logits.shape[1:], base_logits.shape[1:]))
     hl.specialize((gates.shape[1:], gates.stride(), logits.stride(), base_logits.stride(), base_gates.shape))
     hl.specialize((pre.shape[1:], comb.shape[1:], comb.stride()))
+    if mixed_logits is not None:
+        # assigned: alone under an `if` it would leave the block empty
+        _fixed = hl.specialize((mixed_logits.shape[1:], mixed_logits.stride()))
+        hl.specialize((mixed_gates.shape[1:], mixed_gates.stride(), norms.shape[1:], norms.stride()))
     masked = is_masked(n, n, how)
     steps = n_iters - 1 if deepseek else n_iters
     for tile in hl.tile(batch):
-        a, _mix = gate_of(gates, base_gates, scale, tile, 0, how)
-        sigmoid, _other = sigmoids(a, how)
+        if squares is None:
+            mix_pre = gate_mixes(gates, tile, 0)
+            mix_post = gate_mixes(gates, tile, 1)
+            mixed = read(logits, shape, tile, n, n)
+        else:
+            tokens = None if tokens_first else batch
+            total, mix_pre, mix_post, mixed = with_splits(
+                (), 0, first, splits, tokens, squares, gates, logits, shape, tile, n
+            )
+            if splits > first:
+                for step in range((splits - first) // together):
+                    total, mix_pre, mix_post, mixed = with_splits(
+                        (total, mix_pre, mix_post, mixed), first + step * together, together, splits,
+                        tokens, squares, gates, logits, shape, tile, n,
+                    )  # fmt: skip
+            r, k = norm_of(total, size, norm_eps, eps_outside, how)
+            mix_pre = mix_pre * r.unsqueeze(1)
+            mix_post = mix_post * r.unsqueeze(1)
+            mixed = mixed * r.unsqueeze(1).unsqueeze(2)
+            norms[tile, 0] = r
+            norms[tile, 1] = k
+            mixed_gates[tile, 0, :] = mix_pre
+            mixed_gates[tile, 1, :] = mix_post
+            if mixed_logits.dim() == 2:
+                mixed_logits[tile, :] = mixed.reshape(tile.block_size, n * n)
+            else:
+                mixed_logits[tile, :, :] = mixed
+        sigmoid, _other = sigmoids(gate_of(mix_pre, base_gates, scale, 0, how), how)
         pre[tile, :] = (sigmoid + pre_eps).to(pre.dtype)
-        a, _mix = gate_of(gates, base_gates, scale, tile, 1, how)
-        sigmoid, _other = sigmoids(a, how)
+        sigmoid, _other = sigmoids(gate_of(mix_post, base_gates, scale, 1, how), how)
         post[tile, :] = (post_mult * sigmoid + post_eps).to(post.dtype)
-        x32 = logits_of(read(logits, shape, tile, n, n), base_logits, scale, base_shape, tile, n, how)
+        x32 = logits_of(mixed, base_logits, scale, base_shape, tile, n, how)
         a, p, q = start(x32, n, n, eps, deepseek, 1, how)
         if pivoted:
             a, p, q, _c, _r = pivot(a, p, q, n, n, 1, how, masked)
@@ -158,18 +204,27 @@ def hc_split_sinkhorn_backward(
     steps = n_iters - 1 if deepseek else n_iters
     rest = steps - head * length
     for tile in hl.tile(batch):
+        # before anything is written: no load is moved up past a store, and a second read of the logits that
+        # has stores before it is not taken from registers held since the first (sm_90: 122 in place of 165)
         if dpre is not None:
-            da_pre, mix_pre = gate_gradient(gates, base_gates, scale, dpre, tile, 0, 1.0, how)
+            mix_pre = gate_mixes(gates, tile, 0)
+            grad_pre = dpre[tile, :]
+        if dpost is not None:
+            mix_post = gate_mixes(gates, tile, 1)
+            grad_post = dpost[tile, :]
+        if dcomb is not None:
+            x32 = logits_of(read(logits, shape, tile, n, n), base_logits, scale, base_shape, tile, n, how)
+        if dpre is not None:
+            da_pre = gate_gradient(mix_pre, grad_pre, base_gates, scale, 0, 1.0, how)
             hl.store(dgates, [tile, 0, slice(None)], (da_pre * hl.load(scale, [0])).to(dgates.dtype))
             hl.store(sum_gates, [tile.id, 0, slice(None)], da_pre.sum(0))
             hl.store(sum_scale, [tile.id, 0], (da_pre * mix_pre).sum(1).sum(0))
         if dpost is not None:
-            da_post, mix_post = gate_gradient(gates, base_gates, scale, dpost, tile, 1, post_mult, how)
+            da_post = gate_gradient(mix_post, grad_post, base_gates, scale, 1, post_mult, how)
             hl.store(dgates, [tile, 1, slice(None)], (da_post * hl.load(scale, [1])).to(dgates.dtype))
             hl.store(sum_gates, [tile.id, 1, slice(None)], da_post.sum(0))
             hl.store(sum_scale, [tile.id, 1], (da_post * mix_post).sum(1).sum(0))
         if dcomb is not None:
-            x32 = logits_of(read(logits, shape, tile, n, n), base_logits, scale, base_shape, tile, n, how)
             a, p, q = start(x32, n, n, eps, deepseek, 1, how)
             if pivoted:
                 a, p, q, _c, r = pivot(a, p, q, n, n, 1, how, masked)
@@ -196,7 +251,7 @@ def hc_split_sinkhorn_backward(
                         n, n, eps, 1, how, paired, masked, lean,
                     )  # fmt: skip
                     k = k - 1
-            mixed = read(logits, shape, tile, n, n)
+            mixed = read(logits, shape, tile, n, n, eviction_policy="evict_first")
             if deepseek:
                 v = reciprocals(q_starts[0], n, how, paired)
                 if pivoted:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import torch
 
@@ -11,29 +13,38 @@ from helion_sinkhorn.ops.hc_split_sinkhorn.kernels import (
     hc_split_sinkhorn_backward,
     hc_split_sinkhorn_forward,
 )
-from helion_sinkhorn.ops.hc_split_sinkhorn.space import HcCall
+from helion_sinkhorn.ops.hc_split_sinkhorn.space import HcCall, backward_space
+from helion_sinkhorn.ops.hc_split_sinkhorn.views import At, logits_view, parameter, placed, written_view
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS
-from helion_sinkhorn.ops.sinkhorn.launch import loaded, spread_over_threads, thread_of
+from helion_sinkhorn.ops.sinkhorn.launch import loaded, thread_of
 from helion_sinkhorn.ops.sinkhorn.scaling import lean_is_safe, pairs_are_safe, pivot_is_safe
 from helion_sinkhorn.ops.sinkhorn.space import (
     backward_default,
-    backward_space,
     forward_default,
     forward_space,
 )
 from helion_sinkhorn.runtime import serving
-from helion_sinkhorn.runtime.kernel import Choice, Kernel, default_choice
-from helion_sinkhorn.runtime.serving import Served, launch_kept, layout_key, run_and_keep, serve
-from helion_sinkhorn.runtime.views import VECTOR_BYTES
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.serving import MOST_REPEATS, Served, launch_kept, run_and_keep, serve
 
 FORWARD, BACKWARD = "hc_split_sinkhorn_forward", "hc_split_sinkhorn_backward"
+REDUCED = "hc_split_sinkhorn_reduced"
 KERNELS = {
-    body.__name__: Kernel(body.__name__, body, HcCall, default, space, traits=frozenset({"normalises"}))
-    for body, default, space in (
-        (hc_split_sinkhorn_forward, forward_default, forward_space),
-        (hc_split_sinkhorn_backward, backward_default, backward_space),
+    name: Kernel(name, body, HcCall, default, space, traits=frozenset({"normalises"}))
+    for name, body, default, space in (
+        (FORWARD, hc_split_sinkhorn_forward, forward_default, forward_space),
+        # the same with partial sums for mixes: more to load, so other configs may be the best
+        (REDUCED, hc_split_sinkhorn_forward, forward_default, forward_space),
+        (BACKWARD, hc_split_sinkhorn_backward, backward_default, backward_space),
     )
 }
+NO_NORM = 0, 0, 0, False, 0, 0.0, False
+"""(splits, first, together, tokens_first, size, norm_eps, eps_outside) of mixes that are no partial sums."""
+TOGETHER = 4
+"""Splits that are loaded at a time: 96 registers of a thread that holds a token of four streams."""
+Tensors = tuple[torch.Tensor, ...]
+_tiles: dict[Hashable, int] = {}
+"""How many tiles a launch of the backward kernel had, by what it was kept under."""
 
 
 def call_for(n: int, n_iters: int, eps: float, dtype: torch.dtype) -> HcCall:
@@ -45,24 +56,6 @@ def call_for(n: int, n_iters: int, eps: float, dtype: torch.dtype) -> HcCall:
 def tuned_keys() -> frozenset[Key]:
     """Keys, without the batch, that `make tune` covers."""
     return frozenset(call_for(w.n, w.n_iters, w.eps, w.dtype).key for w in ROWS if "tune" in w.tags)
-
-
-def rows(x: torch.Tensor) -> torch.Tensor:
-    """(T, columns) contiguous at a 16-byte boundary; a copy where the layout has no such view."""
-    x = x.reshape(-1, x.size(-1)).contiguous()
-    return x.clone() if x.data_ptr() % VECTOR_BYTES else x
-
-
-def parameter(x: torch.Tensor) -> torch.Tensor:
-    """A small tensor in float32."""
-    return x.to(torch.float32).contiguous()
-
-
-def logits_view(x: torch.Tensor, n: int, thread: tuple[int, int], batch: int = 0) -> torch.Tensor:
-    """(T, n^2), or (n^2,) for a batch of stride 0, as `iteration.read` takes matrices."""
-    size, step = (x.size(0), x.stride(0)) if x.dim() == 2 else (batch, 0)
-    x = x.as_strided((size, n, n), (step, n, 1))
-    return spread_over_threads(x, *thread) if any(thread) else x
 
 
 def shared(call: HcCall, eps: float, choice: Choice) -> tuple[bool, bool]:
@@ -85,37 +78,106 @@ def forward(
     comb_order: str,
     out_dtype: torch.dtype,
     choice: Choice | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Tensors:
     """(pre, post, comb); the contract is api.hc_split_sinkhorn's."""
-    lead = mixes.shape[:-1]
-    mixes, scale, base = rows(mixes), parameter(scale), parameter(base)
-    tokens = mixes.size(0)
-    pre, post, comb = (
-        torch.empty((*lead, *shape), dtype=out_dtype, device=mixes.device) for shape in ((n,), (n,), (n, n))
-    )
-    logits, base_logits = mixes[:, 2 * n :], base[2 * n :]
-    tensors = mixes, logits, scale, base, base_logits, pre, post, comb
     constants = n_iters, eps, post_mult, pre_eps, post_eps, comb_order
-    key = FORWARD, layout_key(*tensors), n, constants, choice
+    results = coefficients(mixes, mixes.shape[:-1], n, out_dtype)
+    launch_forward(FORWARD, mixes, scale, base, results, (None, None, None), n, constants, NO_NORM, choice)
+    return results
+
+
+def forward_reduced(
+    partials: torch.Tensor,
+    squares: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    size: int,
+    norm_eps: float,
+    eps_outside: bool,
+    n: int,
+    n_iters: int,
+    eps: float,
+    post_mult: float,
+    pre_eps: float,
+    post_eps: float,
+    comb_order: str,
+    out_dtype: torch.dtype,
+    choice: Choice | None = None,
+) -> Tensors:
+    """(pre, post, comb, mixes, norms); the contract is torch_op's.
+
+    Memory (splits, T) and (T, splits) is read as it is, any other layout copied.
+    """
+    splits, *lead, columns = partials.shape
+    constants = n_iters, eps, post_mult, pre_eps, post_eps, comb_order
+    results = coefficients(partials, lead, n, out_dtype)
+    mixes, norms = partials.new_empty((*lead, columns)), partials.new_empty((*lead, 2))
+    by_token = partials.movedim(0, -2), squares.movedim(0, -1)
+    tokens_first = splits > 1 and all(t.is_contiguous() for t in by_token)
+    if tokens_first:
+        partials, squares = by_token
+    norm = splits, (splits - 1) % TOGETHER + 1, TOGETHER, tokens_first, size, norm_eps, eps_outside
+    of_norm = placed(squares), mixes, norms
+    launch_forward(REDUCED, partials, scale, base, results, of_norm, n, constants, norm, choice)
+    return *results, mixes, norms
+
+
+def coefficients(x: torch.Tensor, lead: Sequence[int], n: int, dtype: torch.dtype) -> Tensors:
+    """Room for (pre, post, comb)."""
+    return tuple([x.new_empty((*lead, *s), dtype=dtype) for s in ((n,), (n,), (n, n))])
+
+
+def launch_forward(
+    name: str,
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    results: Tensors,
+    of_norm: tuple[torch.Tensor | None, ...],
+    n: int,
+    constants: tuple[Any, ...],
+    norm: tuple[Any, ...],
+    choice: Choice | None,
+) -> None:
+    """One launch of the forward kernel: mixes x, or partial sums x with (squares, mixes, norms)."""
+    x, scale, base = placed(x), parameter(scale), parameter(base)
+    pre, post, comb = results
+    squares, mixes, norms = of_norm
+    tokens, columns = pre.numel() // n, n * n + 2 * n
+    # all are contiguous, so nothing else decides their layout
+    key = name, tokens, x.dtype, x.device, pre.dtype, n, constants, norm, choice
+    tensors = (
+        x, At(x, 2 * n), scale, base, At(base, 2 * n), pre, post, comb,
+        squares, mixes, None if mixes is None else At(mixes, 2 * n), norms,
+    )  # fmt: skip
     if launch_kept(key, *tensors):
-        return pre, post, comb
-    call = call_for(n, n_iters, eps, mixes.dtype)
+        return
+    n_iters, eps, post_mult, pre_eps, post_eps, comb_order = constants
+    call = call_for(n, n_iters, eps, x.dtype)
 
     def launch(served: Served) -> None:
         thread = thread_of(served.choice)
+        flat = any(thread)
+        rows = x.view(-1, columns)
+        of_reduction = (None,) * 4
+        if mixes is not None:
+            mixed = mixes.view(tokens, columns)
+            of_reduction = (
+                squares.view(-1), mixed.view(tokens, n + 2, n), written_view(mixed[:, 2 * n :], n, flat),
+                norms.view(tokens, 2),
+            )  # fmt: skip
         views = (
-            mixes.view(tokens, n + 2, n), logits_view(logits, n, thread), scale,
-            base.view(n + 2, n), logits_view(base_logits, n, thread, tokens),
-            pre.view(-1, n), post.view(-1, n), comb.view(-1, n * n) if any(thread) else comb.view(-1, n, n),
+            rows.view(-1, n + 2, n), logits_view(rows[:, 2 * n :], n, thread), scale,
+            base.view(n + 2, n), logits_view(base[2 * n :], n, thread, tokens),
+            pre.view(-1, n), post.view(-1, n), written_view(comb.view(-1, n * n), n, flat), *of_reduction,
         )  # fmt: skip
         own = (
-            n, n_iters, eps, call.deepseek, post_mult, pre_eps, post_eps, comb_order == "oi",
+            n, n_iters, eps, call.deepseek, post_mult, pre_eps, post_eps, comb_order == "oi", *norm,
             served.reciprocal, *shared(call, eps, served.choice),
         )  # fmt: skip
         run_and_keep(served.kernel, views, own, tensors, key)
 
-    serve(KERNELS, FORWARD, call, tokens, mixes, launch, tuned_keys, choice)
-    return pre, post, comb
+    serve(KERNELS, name, call, tokens, x, launch, tuned_keys, choice)
 
 
 def backward(
@@ -135,62 +197,69 @@ def backward(
     choice: Choice | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(dmixes, dbase and dscale one behind the other); an upstream gradient that is None is 0."""
-    lead, columns = mixes.shape[:-1], mixes.size(-1)
-    mixes, scale, base = rows(mixes), parameter(scale), parameter(base)
-    tokens = mixes.size(0)
+    mixes, scale, base = placed(mixes), parameter(scale), parameter(base)
+    upstream = dpre, dpost, dcomb = [None if t is None else placed(t) for t in (dpre, dpost, dcomb)]
+    columns = mixes.size(-1)
+    tokens = mixes.numel() // columns
     whole = dpre is not None and dpost is not None and dcomb is not None
-    dmixes = (torch.empty_like if whole else torch.zeros_like)(mixes)
-    dpre, dpost = (None if t is None else rows(t) for t in (dpre, dpost))
-    dcomb = None if dcomb is None else dcomb.reshape(-1, n, n).contiguous()
-    call = call_for(n, n_iters, eps, mixes.dtype)
-    device, _, interpret = serving.device_at(serving.index_of(mixes))
-    taken = choice or serving.choose(KERNELS[BACKWARD], call, tokens, device)
-    tiles = tiles_of(taken, tokens, interpret)
-    # room for the default's too, which serves if this choice is refused
-    room = max(tiles, tiles_of(default_choice(KERNELS[BACKWARD], call, device), tokens, interpret))
-    make = torch.empty if whole else torch.zeros
+    dmixes = torch.empty_like(mixes) if whole else torch.zeros_like(mixes)
     # the gates' sums, the logits' and at a 16-byte boundary those of the scale
     width = -(-(columns + 3) // 4) * 4
-    sums = make((room, width), dtype=torch.float32, device=mixes.device)
-    logits, base_logits, dlogits = mixes[:, 2 * n :], base[2 * n :], dmixes[:, 2 * n :]
-    sum_logits, sum_scale = sums[:, 2 * n :], sums[:, columns:]
-    tensors = (
-        mixes, logits, scale, base, base_logits, dpre, dpost, dcomb, dmixes, dlogits,
-        sums, sum_logits, sum_scale,
+    dtypes = [None if t is None else t.dtype for t in upstream]
+    key = (
+        BACKWARD, tokens, mixes.dtype, mixes.device, *dtypes, n, n_iters, eps, post_mult, comb_order, choice,
     )  # fmt: skip
-    key = BACKWARD, layout_key(*tensors), n, n_iters, eps, post_mult, comb_order, choice
+
+    def room(tiles: int) -> torch.Tensor:
+        return (scale.new_empty if whole else scale.new_zeros)((tiles, width))
+
+    def tensors(sums: torch.Tensor) -> tuple[torch.Tensor | At | None, ...]:
+        return (
+            mixes, At(mixes, 2 * n), scale, base, At(base, 2 * n), dpre, dpost, dcomb,
+            dmixes, At(dmixes, 2 * n), sums, At(sums, 2 * n), At(sums, columns),
+        )  # fmt: skip
+
+    tiles = _tiles.get(key)
+    sums = None if tiles is None else room(tiles)
+    if sums is not None and launch_kept(key, *tensors(sums)):
+        return dmixes, sums.sum(0)[: columns + 3]
+    call = call_for(n, n_iters, eps, mixes.dtype)
 
     def launch(served: Served) -> None:
-        nonlocal tiles
-        tiles = tiles_of(served.choice, tokens, interpret)
+        nonlocal sums
+        tiles = 1 if served.interpret else tiles_of(served.choice, tokens)
+        if sums is None or sums.size(0) != tiles:
+            sums = room(tiles)
         thread, variant = thread_of(served.choice), dict(served.choice.variant)
-        length = variant.get("length", 1)
-        flat = any(thread)
-        stride = dmixes.stride(0)
+        length, flat = variant.get("length", 1), any(thread)
+        rows, drows = mixes.view(tokens, columns), dmixes.view(tokens, columns)
+        of_tile = tiles, n, n
         views = (
-            mixes.view(tokens, n + 2, n), logits_view(logits, n, thread), scale,
-            base.view(n + 2, n), logits_view(base_logits, n, thread, tokens),
-            dpre, dpost, None if dcomb is None else loaded(dcomb, thread),
-            dmixes.view(tokens, n + 2, n),
-            dlogits if flat else dlogits.as_strided((tokens, n, n), (stride, n, 1)),
-            sums.as_strided((room, 2, n), (width, n, 1)),
-            sum_logits.as_strided((room, n, n), (width, n, 1)), sum_scale,
+            rows.view(tokens, n + 2, n), logits_view(rows[:, 2 * n :], n, thread), scale,
+            base.view(n + 2, n), logits_view(base[2 * n :], n, thread, tokens),
+            *(None if t is None else t.view(tokens, n) for t in (dpre, dpost)),
+            None if dcomb is None else loaded(dcomb, thread),
+            drows.view(tokens, n + 2, n), written_view(drows[:, 2 * n :], n, flat),
+            sums.as_strided((tiles, 2, n), (width, n, 1)),
+            sums[:, 2 * n :].as_strided(of_tile, (width, n, 1)), sums[:, columns:],
         )  # fmt: skip
         own = (
             n, n_iters, eps, call.deepseek, post_mult, comb_order == "oi",
             length, max(call.steps - 1, 0) // length, served.reciprocal, *shared(call, eps, served.choice),
             variant.get("lean", False) and lean_is_safe(n, n, eps if call.deepseek else 0.0),
         )  # fmt: skip
-        run_and_keep(served.kernel, views, own, tensors, key)
+        run_and_keep(served.kernel, views, own, tensors(sums), key)
+        if len(_tiles) >= MOST_REPEATS:
+            _tiles.clear()
+        _tiles[key] = tiles
 
-    if not launch_kept(key, *tensors):
-        serve(KERNELS, BACKWARD, call, tokens, mixes, launch, tuned_keys, taken if choice else None)
-    return dmixes.view(*lead, columns), sums[:tiles].sum(0)[: columns + 3]
+    serve(KERNELS, BACKWARD, call, tokens, mixes, launch, tuned_keys, choice)
+    return dmixes, sums.sum(0)[: columns + 3]
 
 
-def tiles_of(choice: Choice, tokens: int, interpret: bool) -> int:
-    """Tiles of a launch, each with a row of sums; what is interpreted has one."""
-    return 1 if interpret else -(-tokens // dict(choice.config)["block_sizes"][0])
+def tiles_of(choice: Choice, tokens: int) -> int:
+    """Tiles of a launch, each with a row of sums."""
+    return -(-tokens // dict(choice.config)["block_sizes"][0])
 
 
 def describe(mixes: torch.Tensor, n: int, n_iters: int, eps: float) -> tuple[str, str, str]:

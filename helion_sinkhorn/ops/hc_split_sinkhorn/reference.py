@@ -4,6 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from helion_sinkhorn.ops.hc_split_sinkhorn.partials import Reduce
+
+
+def mixes_of(partials: torch.Tensor, reduce: Reduce) -> torch.Tensor:
+    """Partial sums (splits, ..., n^2 + 2n) as mixes (..., n^2 + 2n): their sum times the norm's factor."""
+    q = reduce.squares.sum(0) / reduce.size
+    if reduce.eps_outside:
+        r = 1 / (q.sqrt() + reduce.norm_eps)
+    else:
+        r = 1 / (q + reduce.norm_eps).sqrt()
+    return r.unsqueeze(-1) * partials.sum(0)
+
 
 def hc_split_sinkhorn(
     mixes: torch.Tensor,
@@ -17,6 +29,7 @@ def hc_split_sinkhorn(
     pre_eps: float | None = None,
     post_eps: float = 0.0,
     comb_order: str = "io",
+    reduce: Reduce | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Split the mixes of n = hc_mult residual streams into pre, post and comb.
 
@@ -33,10 +46,14 @@ def hc_split_sinkhorn(
         base: (n^2 + 2n,).
         pre_eps: None for eps.
         comb_order: "io" for comb[input stream, output stream], "oi" for its transpose.
+        reduce: if given, mixes are partial sums (splits, ..., n^2 + 2n), and the equations of Reduce make
+            mixes of them.
 
     Source: Xie et al., mHC (arXiv 2512.24880), section 4.2, and DeepSeek-V4's hc_split_sinkhorn.
     """
     n = hc_mult
+    if reduce is not None:
+        mixes = mixes_of(mixes, reduce)
     s = torch.cat([scale[k].expand(size) for k, size in enumerate((n, n, n * n))])
     a = mixes * s + base
     pre = a[..., :n].sigmoid() + (eps if pre_eps is None else pre_eps)

@@ -1,13 +1,18 @@
 """The torch operators of hc_split_sinkhorn.
 
 `helion_sinkhorn::hc_split_sinkhorn` returns (pre, post, comb); its backward (dmixes, dbase and dscale one
-behind the other, in the computing dtype).  Both take any leading shape; `implementation` is "helion" or
-"pytorch".
+behind the other, in the computing dtype).  `hc_split_sinkhorn_reduced` takes partial sums (splits, ..., n^2 +
+2n) and squares (splits, ...) and returns (pre, post, comb, mixes, norms): mixes (..., n^2 + 2n) are what the
+backward above takes, and norms (..., 2) are r and k, a gradient of the mixes being one of
+    partials: r dmixes,  squares: (k / 2) sum_j dmixes_j mixes_j,  for every split
+    k = -r^2 / size,  with eps_outside  -r / (size sqrt(q)), 0 where q is
+All take any leading shape; `implementation` is "helion" or "pytorch".
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 
 import torch
 
@@ -24,10 +29,12 @@ from helion_sinkhorn.runtime.torch_op import (
 )
 
 FORWARD, BACKWARD = "hc_split_sinkhorn", "hc_split_sinkhorn_backward"
-ARGUMENTS = (
-    "Tensor mixes, Tensor scale, Tensor base, int n, int n_iters, float eps, float post_mult, float pre_eps, "
-    "float post_eps, str comb_order, str implementation"
+REDUCED = "hc_split_sinkhorn_reduced"
+CONSTANTS = (
+    "int n, int n_iters, float eps, float post_mult, float pre_eps, float post_eps, str comb_order, "
+    "str implementation"
 )
+ARGUMENTS = f"Tensor mixes, Tensor scale, Tensor base, {CONSTANTS}"
 
 
 @functools.cache
@@ -48,6 +55,19 @@ def forward(mixes, scale, base, n, *arguments):
         return _launch().forward(mixes, scale, base, n, *arguments, out_dtype)
 
 
+def forward_reduced(partials, squares, scale, base, size, norm_eps, eps_outside, n, *arguments):
+    """(pre, post, comb, mixes, norms) of partial sums."""
+    *arguments, implementation, out_dtype = arguments
+    if implementation == "pytorch" or partials.numel() == 0:
+        with torch.autocast(partials.device.type, enabled=False):
+            mixes, norms = eager.reduce(partials, squares, size, norm_eps, eps_outside)
+            return *eager.forward(mixes, scale, base, n, *arguments, out_dtype), mixes, norms
+    norm = size, norm_eps, eps_outside
+    with on_device(partials):
+        run = _launch().forward_reduced
+        return run(partials, squares, scale, base, *norm, n, *arguments, out_dtype)
+
+
 def backward(dpre, dpost, dcomb, mixes, scale, base, n, *arguments):
     """(dmixes, dbase and dscale) from the arguments of `forward` alone."""
     *arguments, implementation = arguments
@@ -64,6 +84,12 @@ def _empty_results(mixes, scale, base, n, *arguments):
     return tuple(mixes.new_empty(*lead, *shape, dtype=dtype) for shape in ((n,), (n,), (n, n)))
 
 
+def _empty_reduced(partials, squares, scale, base, size, norm_eps, eps_outside, n, *arguments):
+    mixes = partials.new_empty(partials.shape[1:])
+    coefficients = _empty_results(mixes, scale, base, n, *arguments)
+    return *coefficients, mixes, partials.new_empty(*mixes.shape[:-1], 2)
+
+
 def _empty_gradients(dpre, dpost, dcomb, mixes, *arguments):
     wide = torch.float64 if mixes.dtype == torch.float64 else torch.float32
     return mixes.new_empty(mixes.shape), mixes.new_empty(mixes.size(-1) + 3, dtype=wide)
@@ -76,14 +102,37 @@ def _keep(ctx, inputs, output):
 
 
 def _gradient(ctx, dpre, dpost, dcomb):
-    mixes, scale, base = ctx.saved_tensors
-    given = [t for t in (dpre, dpost, dcomb) if t is not None]
-    if not given:
+    if dpre is None and dpost is None and dcomb is None:
         return (None,) * 12
+    return *_gradients(ctx, dpre, dpost, dcomb, *ctx.saved_tensors), *[None] * 9
+
+
+def _gradients(ctx, dpre, dpost, dcomb, mixes, scale, base):
+    """(dmixes, dscale, dbase)."""
+    given = [t for t in (dpre, dpost, dcomb) if t is not None]
     run = HcSplitSinkhornBackward.apply if differentiates(*given, mixes, scale, base) else call_backward
     dmixes, sums = run(dpre, dpost, dcomb, mixes, scale, base, *ctx.arguments)
-    dbase, dscale = sums.split((mixes.size(-1), 3), -1)
-    return dmixes, dscale.to(scale.dtype), dbase.to(base.dtype), *[None] * 9
+    dbase, dscale = sums.split_with_sizes((mixes.size(-1), 3), -1)
+    return dmixes, dscale.to(scale.dtype), dbase.to(base.dtype)
+
+
+def _keep_reduced(ctx, inputs, output):
+    ctx.save_for_backward(*output[3:], *inputs[2:4])
+    ctx.splits, ctx.arguments = inputs[0].size(0), inputs[7:15]
+    ctx.size, ctx.eps_outside = inputs[4], inputs[6]
+    ctx.set_materialize_grads(False)
+
+
+def _gradient_reduced(ctx, dpre, dpost, dcomb, dmixes, dnorms):
+    mixes, norms, scale, base = ctx.saved_tensors
+    dscale = dbase = None
+    if not (dpre is None and dpost is None and dcomb is None):
+        through, dscale, dbase = _gradients(ctx, dpre, dpost, dcomb, mixes, scale, base)
+        dmixes = through if dmixes is None else dmixes + through
+    if dmixes is None and dnorms is None:
+        return (None,) * 16
+    given = eager.reduce_backward(dmixes, dnorms, mixes, norms, ctx.splits, ctx.size, ctx.eps_outside)
+    return *given, dscale, dbase, *[None] * 12
 
 
 call = define(
@@ -94,31 +143,59 @@ call_backward = define(
     f"(Tensor? dpre, Tensor? dpost, Tensor? dcomb, {ARGUMENTS}) -> (Tensor, Tensor)",
     backward, _empty_gradients, 6,
 )  # fmt: skip
+call_reduced = define(
+    REDUCED,
+    "(Tensor partials, Tensor squares, Tensor scale, Tensor base, int size, float norm_eps, "
+    f"bool eps_outside, {CONSTANTS}, ScalarType out_dtype) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    forward_reduced, _empty_reduced, 4,
+)  # fmt: skip
 HcSplitSinkhorn = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
+HcSplitSinkhornReduced = differentiable(REDUCED, FORWARD, call_reduced, _keep_reduced, _gradient_reduced)
 HcSplitSinkhornBackward = last(BACKWARD, FORWARD, call_backward)
 
 
-def _register_vmap(name: str, mixes: int, results: int) -> None:
-    """Fold the mapped dimension into the tokens; one by one where parameters are mapped or sums are made."""
+def _register_vmap(name: str, shapes, tensors: int, results: int, splits: int = 0) -> None:
+    """Fold the mapped dimension into the tokens; one by one where parameters are mapped or sums are made.
+
+    Args:
+        shapes: the operator on tensors without data.
+        tensors: how many arguments may be tensors, the parameters behind the others.
+        splits: how many of them, from the first, have the splits before the tokens.
+    """
     operator = operator_named(name)
+    places = (1,) * splits + (0,) * (tensors - splits)
+
+    def given(x, dim, place, size):
+        return x if x is None else batch_first(x, dim, size).movedim(0, place)
 
     @torch.library.register_vmap(f"{NAMESPACE}::{name}")
     def _(info, in_dims, *arguments):
-        size, parameters = info.batch_size, in_dims[mixes + 1 : mixes + 3]
-        if mixes == 0 and parameters == (None, None):
-            return operator(batch_first(arguments[0], in_dims[0], size), *arguments[1:]), (0,) * results
-        given = [batch_first(x, d, size) for x, d in zip(arguments, in_dims, strict=True)]
+        size, rest, dims = info.batch_size, arguments[tensors:], in_dims[:tensors]
+        if name != BACKWARD and dims[-2:] == (None, None):
+            batched = map(given, arguments[: tensors - 2], dims, places, itertools.repeat(size))
+            return operator(*batched, *arguments[tensors - 2 :]), (0,) * results
+        batched = list(map(given, arguments, dims, places, itertools.repeat(size)))
         if size == 0:
-            shapes = _empty_gradients if mixes else _empty_results
-            empty = shapes(*[x.new_empty(x.shape[1:]) if isinstance(x, torch.Tensor) else x for x in given])
-            return tuple(x.new_empty(0, *x.shape) for x in empty), (0,) * results
-        each = [[x[i] if isinstance(x, torch.Tensor) else x for x in given] for i in range(size)]
-        found = zip(*[operator(*one) for one in each], strict=True)
+            one = (
+                x if x is None else x.new_empty(_without(x.shape, p))
+                for x, p in zip(batched, places, strict=True)
+            )
+            return tuple(x.new_empty(0, *x.shape) for x in shapes(*one, *rest)), (0,) * results
+        each = (
+            [x if x is None else x.select(p, i) for x, p in zip(batched, places, strict=True)]
+            for i in range(size)
+        )
+        found = zip(*[operator(*one, *rest) for one in each], strict=True)
         return tuple(map(torch.stack, found)), (0,) * results
 
 
-_register_vmap(FORWARD, 0, 3)
-_register_vmap(BACKWARD, 3, 2)
+def _without(shape: torch.Size, place: int) -> tuple[int, ...]:
+    return *shape[:place], *shape[place + 1 :]
+
+
+_register_vmap(FORWARD, _empty_results, 3, 3)
+_register_vmap(REDUCED, _empty_reduced, 4, 5, splits=2)
+_register_vmap(BACKWARD, _empty_gradients, 6, 2)
 
 
 @functools.cache
@@ -126,24 +203,30 @@ def _register_sharding() -> None:
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor.experimental import register_sharding
 
-    def strategies(tensors: int, results, *arguments):
+    def strategies(splits: int, tensors: int, results, *arguments):
         """Tokens shard freely; parameters are replicated, and sums over tokens are partial."""
         there = [hasattr(x, "shape") for x in arguments[:tensors]]
-        mixes = arguments[tensors - 3]
+        mixes = arguments[tensors - 3 - bool(splits)]
         rest = [None] * (len(arguments) - tensors)
         found = []
-        for of_mixes in (Replicate(), *(Shard(d) for d in range(len(mixes.shape) - 1))):
-            sums = Partial() if of_mixes.is_shard() else Replicate()
-            given = [*[of_mixes] * (tensors - 2), Replicate(), Replicate()]
+        for d in (None, *range(len(mixes.shape) - 1 - bool(splits))):
+            of_tokens = Replicate() if d is None else Shard(d)
+            of_partials = Replicate() if d is None else Shard(d + 1)
+            sums = Replicate() if d is None else Partial()
+            given = [of_partials] * splits + [of_tokens] * (tensors - 2 - splits)
+            given += [Replicate(), Replicate()]
             placed = [p if is_there else None for p, is_there in zip(given, there, strict=True)]
-            found.append(([{"token": of_mixes, "sum": sums}[r] for r in results], [*placed, *rest]))
+            found.append(([{"token": of_tokens, "sum": sums}[r] for r in results], [*placed, *rest]))
         return found
 
-    for name, tensors, results in (
-        (FORWARD, 3, ("token", "token", "token")),
-        (BACKWARD, 6, ("token", "sum")),
+    for name, splits, tensors, results in (
+        (FORWARD, 0, 3, ("token",) * 3),
+        (REDUCED, 2, 4, ("token",) * 5),
+        (BACKWARD, 0, 6, ("token", "sum")),
     ):
-        register_sharding(operator_named(name).default)(functools.partial(strategies, tensors, results))
+        register_sharding(operator_named(name).default)(
+            functools.partial(strategies, splits, tensors, results)
+        )
 
 
 def register_sharding() -> None:

@@ -17,6 +17,8 @@ from helion_sinkhorn.runtime.operator import Tensors, Trial, noise
 from helion_sinkhorn.testing.rounding import worst
 
 JUDGED_TOKENS = 64
+TRIED_SPLITS = 8
+"""Partial sums of the mixes."""
 
 
 def arguments(call: HcCall) -> tuple[Any, ...]:
@@ -40,16 +42,35 @@ def run_forward(call: HcCall, choice: Choice, mixes, scale, base) -> Tensors:
     return launch.forward(mixes, scale, base, *arguments(call), torch.float32, choice)
 
 
+def partials_and_parameters(call: HcCall, batch: int, device: str) -> Tensors:
+    """With the tokens first, as hc_mixes makes them."""
+    columns = call.n * (call.n + 2)
+    shapes = (batch, TRIED_SPLITS, columns), (batch, TRIED_SPLITS), (3,), (columns,)
+    partials, squares, scale, base = noise(device, "float32", *shapes)
+    return partials, squares.square() * (workload_of(call, TRIED_SPLITS).size / TRIED_SPLITS), scale, base
+
+
+def run_reduced(call: HcCall, choice: Choice, partials, squares, scale, base) -> Tensors:
+    norm = workload_of(call, TRIED_SPLITS).norm
+    given = partials.movedim(1, 0), squares.movedim(1, 0), scale, base
+    return launch.forward_reduced(*given, *norm, *arguments(call), torch.float32, choice)
+
+
 def run_backward(call: HcCall, choice: Choice, mixes, scale, base, dpre, dpost, dcomb) -> Tensors:
     return launch.backward(dpre, dpost, dcomb, mixes, scale, base, *arguments(call), choice)
 
 
-def judged(call: HcCall) -> tuple[HcWorkload, tuple[torch.Tensor, ...]]:
-    """A workload of this call, and its inputs as the budget takes them."""
-    workload = HcWorkload(
+def workload_of(call: HcCall, splits: int = 0) -> HcWorkload:
+    """A workload of this call."""
+    return HcWorkload(
         "tried", 1, frozenset(), "a trial", call.n, JUDGED_TOKENS, call.n_iters, arguments(call)[2],
-        getattr(torch, call.dtype),
+        getattr(torch, call.dtype), splits=splits,
     )  # fmt: skip
+
+
+def judged(call: HcCall, splits: int = 0) -> tuple[HcWorkload, tuple[torch.Tensor, ...]]:
+    """A workload of this call, and its inputs as the budget takes them."""
+    workload = workload_of(call, splits)
     mixes, scale, base, *gradients = workload.make_inputs()
     return workload, (mixes, *gradients, scale[None], base[None])
 
@@ -58,6 +79,14 @@ def forward_error(call: HcCall, choice: Choice, device: str) -> float:
     workload, inputs = judged(call)
     mixes, _, _, _, scale, base = (t.to(device)[0] for t in inputs)
     pre, post, comb = run_forward(call, choice, mixes, scale, base)
+    return error(workload, inputs, (("pre", pre), ("post", post), ("comb", comb)))
+
+
+def reduced_error(call: HcCall, choice: Choice, device: str) -> float:
+    workload, inputs = judged(call, TRIED_SPLITS)
+    mixes, _, _, _, scale, base = (t.to(device)[0] for t in inputs)
+    partials, squares = (t.movedim(0, 1).contiguous() for t in workload.parts(mixes))
+    pre, post, comb, *_ = run_reduced(call, choice, partials, squares, scale, base)
     return error(workload, inputs, (("pre", pre), ("post", post), ("comb", comb)))
 
 
@@ -78,11 +107,12 @@ def error(workload: HcWorkload, inputs: tuple[torch.Tensor, ...], found) -> floa
 def kernel_calls(workload: HcWorkload) -> Iterator[tuple[str, Any]]:
     """(kernel, its call), one for each kernel that serves a workload."""
     call = launch.call_for(workload.n, workload.n_iters, workload.eps, workload.dtype)
-    yield launch.FORWARD, call
+    yield launch.REDUCED if workload.splits else launch.FORWARD, call
     yield launch.BACKWARD, call
 
 
 TRIALS = {
     launch.FORWARD: Trial(mixes_and_parameters, run_forward, forward_error),
+    launch.REDUCED: Trial(partials_and_parameters, run_reduced, reduced_error),
     launch.BACKWARD: Trial(with_gradients, run_backward, backward_error),
 }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
+from helion_sinkhorn.ops.hc_split_sinkhorn.partials import Reduce
 from helion_sinkhorn.testing.draws import SHORT, normal
 
 
@@ -33,6 +35,12 @@ class HcWorkload:
     pre_eps: float | None = None
     post_eps: float = 0.0
     comb_order: str = "io"
+    splits: int = 0
+    """Partial sums that the mixes come in; 0 for the mixes themselves."""
+    size: int = 16384
+    """Entries of a token that the splits have projected; four streams of 4096."""
+    norm_eps: float = 1e-6
+    eps_outside: bool = False
 
     @property
     def columns(self) -> int:
@@ -63,17 +71,45 @@ class HcWorkload:
         pre_eps = self.eps if self.pre_eps is None else self.pre_eps
         return self.n, self.n_iters, self.eps, self.post_mult, pre_eps, self.post_eps, self.comb_order
 
+    @property
+    def norm(self) -> tuple[int, float, bool]:
+        """What the operators take of the norm, behind the squares."""
+        return self.size, self.norm_eps, self.eps_outside
+
+    def given(self, mixes: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+        """(mixes, keywords) of `hc_split_sinkhorn` for those of `make_inputs`, of one element or several."""
+        if not self.splits:
+            return mixes, self.options
+        partials, squares = self.parts(mixes)
+        return partials, {**self.options, "reduce": Reduce(squares, *self.norm)}
+
+    def parts(self, mixes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(partial sums, squares), the splits first."""
+        first = mixes.movedim(-3, 0)
+        return first[..., :-1], first[..., -1]
+
     def make_inputs(self, seed: int = 0, device: torch.device | str = "cpu") -> tuple[torch.Tensor, ...]:
         """(mixes, scale, base, dpre, dpost, dcomb), bit for bit the same everywhere.
 
         mixes (batch, tokens, n^2 + 2n) of `dtype`, scale (3,), base (n^2 + 2n,); the upstream gradients in
-        float32 for results (batch, tokens, n), (batch, tokens, n) and (batch, tokens, n, n).
+        float32 for results (batch, tokens, n), (batch, tokens, n) and (batch, tokens, n, n).  Partial sums
+        are mixes (batch, splits, tokens, n^2 + 2n + 1) with the squares in the last column.
         """
         g, tokens, n = np.random.default_rng(seed), (self.batch, self.tokens), self.n
-        mixes = (self.spread * normal(g, *tokens, self.columns)).to(self.dtype)
+        if self.splits:
+            mixes = self._partials(g)
+        else:
+            mixes = (self.spread * normal(g, *tokens, self.columns)).to(self.dtype)
         scale, base = PARAMETERS[self.parameters](n, g)
         made = mixes, scale, base, normal(g, *tokens, n), normal(g, *tokens, n), normal(g, *tokens, n, n)
         return tuple(t.to(device) for t in made)
+
+    def _partials(self, g: np.random.Generator) -> torch.Tensor:
+        """Partial sums that make mixes of this spread, and squares whose mean varies from token to token."""
+        lead = self.batch, self.splits, self.tokens
+        partials = self.spread * self.splits**-0.5 * normal(g, *lead, self.columns)
+        squares = self.size / self.splits * normal(g, *lead, 1).square()
+        return torch.cat([partials, squares], -1)
 
 
 def _trained(n: int, g: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,6 +149,8 @@ ROWS = [
         for batch in _BATCHES
         for dtype in (torch.float32, torch.bfloat16)
     ),
+    *(_hc(f"partials_b{batch}", batch, "tune", "a site with its projection in splits", splits=8)
+      for batch in _BATCHES),
     _hc("model", 4, "ci", _MODEL, tokens=257),
     _hc("bf16", 4, "ci", _MODEL, tokens=129, dtype=torch.bfloat16),
     _hc("fp16", 4, "ci", "half precision", tokens=129, dtype=torch.float16),
@@ -127,5 +165,9 @@ ROWS = [
     _hc("three_streams", 4, "ci", "padded in every axis", tokens=65, n=3),
     _hc("five_streams", 3, "ci", "padded in every axis", tokens=33, n=5, n_iters=5),
     _hc("eight_streams", 2, "ci", "eight streams", tokens=65, n=8),
+    # a norm_eps that shows where it is added
+    _hc("partials", 4, "ci", "a projection in splits", tokens=65, splits=8, norm_eps=1e-2),
+    _hc("partials_padded", 4, "ci", "eps outside of the root, padded", tokens=33, n=3, n_iters=5, splits=3,
+        size=300, norm_eps=1e-2, eps_outside=True),
     _hc("sixteen_streams", 2, "ci", "the most streams", tokens=33, n=16, n_iters=5),
 ]  # fmt: skip

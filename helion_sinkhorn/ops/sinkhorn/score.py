@@ -61,16 +61,15 @@ class Loop:
 
 def loops_of(kernel: str, call: SinkhornCall, variant: dict[str, Any], found: int) -> list[Loop]:
     """The `found` loops that are left in machine code, in program order: the shortest are unrolled away."""
-    every = (
-        backward_loops(call, variant["length"]) if kernel == "sinkhorn_backward" else all_loops(kernel, call)
-    )
+    # only kernels that replay segments, hc_split_sinkhorn's backward among them, have a length of these
+    every = backward_loops(call, variant["length"]) if "length" in variant else all_loops(kernel, call)
     longest = sorted(range(len(every)), key=lambda i: -every[i].trips)[:found]
     extra = [Loop(1, 0)] * (found - len(longest))
     return [every[i] for i in sorted(longest)] + extra
 
 
 def backward_loops(call: SinkhornCall, length: int) -> list[Loop]:
-    """Those of `sinkhorn_backward`: segments run forward, then taken back."""
+    """Those of kernels that replay: segments run forward, then taken back."""
     length, head, tail = segments(call, length)
     rest = call.steps - (head + tail) * length
     forward = [length] * head + ([rest, *[length] * (tail - 1)] if tail else [])
@@ -78,7 +77,7 @@ def backward_loops(call: SinkhornCall, length: int) -> list[Loop]:
 
 
 def all_loops(kernel: str, call: SinkhornCall) -> list[Loop]:
-    """Those of the other two."""
+    """Those of the others."""
     steps, length = call.steps, segment(call)
     restarts = max(0, steps - 1) // length
     head = steps - restarts * length

@@ -1,0 +1,111 @@
+"""Training on paths of a Markov chain, its picture, and what a step costs on a GPU."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.demo_model import compare
+from benchmarks.demo_model.model import Chain, make_model
+from helion_sinkhorn.integrations.transformers import patch
+
+BATCH, LENGTH = 8, 32
+LEARNING_RATE = 3e-3
+
+
+@dataclass(frozen=True)
+class Run:
+    """Losses of a training, and seconds a step."""
+
+    losses: torch.Tensor
+    seconds: float
+
+
+Curves = dict[str, Run]
+
+
+def train(model: torch.nn.Module, chain: Chain, steps: int, moved: bool = False) -> Run:
+    """AdamW on paths of the chain, the same ones for every model.
+
+    Args:
+        moved: move the parameters by a unit in the last place before each step.
+    """
+    generator, ulps = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    losses, start = [], time.perf_counter()
+    for _ in range(steps):
+        tokens = chain.draw(BATCH, LENGTH, generator).to(model.device)
+        if moved:
+            compare.move(model, ulps)
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return Run(torch.stack(losses).cpu(), (time.perf_counter() - start) / steps)
+
+
+def draw(path: str, curves: Curves, entropy: float) -> None:
+    """Losses of both models, and below how far they and the moved one are from the original."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (above, below) = pyplot.subplots(
+        2, 1, figsize=(8, 6), sharex=True, height_ratios=[2, 1], layout="constrained"
+    )
+    original = curves["original"].losses
+    above.plot(original, label="transformers", linewidth=3, alpha=0.4)
+    above.plot(curves["patched"].losses, label="patched with helion_sinkhorn", linewidth=1)
+    above.axhline(entropy, color="gray", linestyle=":", label="entropy of the chain")
+    above.set(ylabel="loss, nats a token", title="A tiny DeepseekV4 learning a Markov chain, float32")
+    above.legend()
+    for name, label in (("patched", "patched"), ("moved", "transformers, parameters moved by 1 ulp a step")):
+        below.semilogy((curves[name].losses - original).abs().clamp(min=1e-8), label=label, linewidth=1)
+    below.set(ylabel="|loss - loss of transformers|", xlabel="step")
+    below.set_ylim(top=1e-4)
+    below.legend()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def step_costs(device: str, steps: int = 10) -> dict[str, tuple[float, float]]:
+    """(milliseconds, peak MiB) of forward and backward of a wider model in bfloat16, original and patched."""
+    original = compare.narrowed(make_model(1024, hidden=2048)).to(device)
+    patched = copy.deepcopy(original)
+    patch(patched)
+    tokens = torch.randint(1024, (8, 512), generator=torch.Generator().manual_seed(0)).to(device)
+    costs = {}
+    for name, model in (("original", original), ("patched", patched)):
+
+        def step(model: torch.nn.Module = model) -> None:
+            model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+            model.zero_grad()
+
+        costs[name] = _timed(step, steps), _peak(step)
+    return costs
+
+
+def _timed(step: Callable[[], None], steps: int) -> float:
+    """Milliseconds of a step, behind three that are not counted."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for k in range(steps + 3):
+        if k == 3:
+            start.record()
+        step()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / steps
+
+
+def _peak(step: Callable[[], None]) -> float:
+    """MiB that a step takes over what is there before."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20

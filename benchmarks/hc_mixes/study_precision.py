@@ -1,0 +1,100 @@
+"""What the projection of mHC loses where its factors are rounded, on a CPU against float64.
+
+    python -m benchmarks.hc_mixes.study_precision
+
+takes a minute and prints the tables of docs/hc_mixes.md.  x is bfloat16 randn, fn float32 of deviation 0.01
+at C = 4096 and 0.03 at C = 7168, four streams, 512 tokens.  A factor is replaced by what a matrix unit would
+be given, and its products are summed in float64, but for the rows that say float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from helion_sinkhorn import reference
+
+TOKENS, STREAMS, ROWS = 512, 4, 24
+SIZES = ((4096, 0.01), (7168, 0.03))
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def tf32(x: torch.Tensor) -> torch.Tensor:
+    """The nearest number of 11 bits."""
+    bits = x.float().view(torch.int32)
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32).to(x.dtype)
+
+
+def tf32_cut(x: torch.Tensor) -> torch.Tensor:
+    """The leading 11 bits."""
+    return (x.float().view(torch.int32) & ~0x1FFF).view(torch.float32).to(x.dtype)
+
+
+def parts(count: int) -> Change:
+    """The sum of `count` bfloat16 numbers, each the nearest to what the ones before it left."""
+
+    def change(x: torch.Tensor) -> torch.Tensor:
+        left, total = x.clone(), torch.zeros_like(x)
+        for _ in range(count):
+            part = left.bfloat16().to(x.dtype)
+            total, left = total + part, left - part
+        return total
+
+    return change
+
+
+FACTORS: dict[str, Change] = {
+    "bfloat16": parts(1),
+    "TF32, cut": tf32_cut,
+    "TF32, rounded": tf32,
+    "two bfloat16 parts": parts(2),
+    "three bfloat16 parts": parts(3),
+}
+
+
+def results(x, fn, dmixes, change: Change) -> dict[str, torch.Tensor]:
+    """mixes, comb, dx and dfn with every float32 factor of a product changed."""
+    r = 1 / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    mixes = r * (x @ change(fn).mT)
+    g = change(r * dmixes)
+    along = (dmixes * mixes).sum(-1, keepdim=True)
+    ones, zeros = mixes.new_ones(3), mixes.new_zeros(ROWS)
+    return {
+        "mixes": mixes,
+        "comb": reference.hc_split_sinkhorn(mixes, ones, zeros)[2],
+        "dx": g @ change(fn) - r.square() / x.size(-1) * along * x,
+        "dfn": g.mT @ x,
+    }
+
+
+def table(c: int, deviation: float) -> list[str]:
+    generator = torch.Generator().manual_seed(0)
+    k = STREAMS * c
+    x = torch.randn(TOKENS, k, generator=generator).bfloat16()
+    fn = deviation * torch.randn(ROWS, k, generator=generator)
+    dmixes = torch.randn(TOKENS, ROWS, generator=generator)
+    exact = results(x.double(), fn.double(), dmixes.double(), lambda t: t)
+    lines = [f"| C = {c}: float32 factors as | {' | '.join(exact)} |", f"|{'---|' * (1 + len(exact))}"]
+
+    def row(said: str, found: dict[str, torch.Tensor]) -> str:
+        wrong = [(found[name].double() - t).abs().max() for name, t in exact.items()]
+        sizes = [1.0 if name == "comb" else float(t.square().mean().sqrt()) for name, t in exact.items()]
+        return f"| {said} | {' | '.join(f'{e / s:.1e}' for e, s in zip(wrong, sizes, strict=True))} |"
+
+    for said, change in FACTORS.items():
+        lines.append(row(said, results(x.double(), fn.double(), dmixes.double(), change)))
+    lines.append(row("float32, and sums in float32", results(x.float(), fn, dmixes, lambda t: t)))
+    rounded = {"dx": exact["dx"].bfloat16()}
+    lines.append(row("the exact results, dx in bfloat16", exact | rounded))
+    return lines
+
+
+def main() -> None:
+    print("Largest error relative to the root mean square of the result, of comb absolute.\n")
+    for c, deviation in SIZES:
+        print("\n".join(table(c, deviation)), "\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

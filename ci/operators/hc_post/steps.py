@@ -1,0 +1,100 @@
+"""hc_post step by step in PyTorch, for correct implementations and for faults."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ci.gate import gate
+from ci.gate.arithmetic import PLAIN, Arithmetic
+from ci.gate.columns import Change, at_once, same
+from ci.operators.hc_post.truths import computed, dtype_of
+from helion_sinkhorn.ops.hc_post import eager, reference
+from helion_sinkhorn.ops.hc_post.budget import RESULTS
+from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
+
+NAMES = ("f", "x", "post", "comb", "grad", "bias")
+"""The inputs, in the gate's order."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A field is a choice of implementations or a place for a fault."""
+
+    machine: Arithmetic = PLAIN
+    """Its `dot` adds the streams."""
+    columns: Change = at_once
+    """The sums of dpost and dcomb."""
+    tokens: Change = at_once
+    """The sum of dbias, over the last dimension."""
+    output_first: bool = True
+    """Whether the sublayer's output is added before the streams, or after them."""
+    product: Change = same
+    """Applied to a product before it is added."""
+    mixed: Change = same
+    """Applied to the sum over streams before the sublayer's output is added."""
+    last: Callable[[HcPostWorkload, torch.Tensor], torch.Tensor] = lambda w, t: t
+    """Applied to what is rounded to the dtypes of x and f."""
+    dtype: torch.dtype = torch.float32
+
+    def __call__(self, w: HcPostWorkload, f, x, post, comb, grad, bias=None) -> gate.Results:
+        f, x, post, comb, grad = (t.to(self.dtype) for t in (f, x, post, comb, grad))
+        comb = comb if w.comb_order == "io" else comb.mT
+        given = f if bias is None else f + bias.to(self.dtype).unsqueeze(1)
+        dpost = self.columns(self.product(grad * given.unsqueeze(-2)))
+        # (input stream, output stream, column)
+        dcomb = self.columns(self.product(x.unsqueeze(-2) * grad.unsqueeze(-3)))
+        found = {
+            "out": self.last(w, self.expanded(given, x, post, comb)),
+            "df": self.last(w, self.dot(grad, post.unsqueeze(-1))),
+            "dx": self.last(w, self.dot(grad.unsqueeze(-3), comb.unsqueeze(-1))),
+            "dpost": dpost,
+            "dcomb": dcomb if w.comb_order == "io" else dcomb.mT.contiguous(),
+        }
+        found = {name: t.to(dtype_of(w, name)) for name, t in found.items()}
+        if bias is not None:
+            found["dbias"] = self.tokens(found["df"].to(self.dtype).mT).unsqueeze(1).float()
+        return found
+
+    def dot(self, terms: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The weighted sum over the last dimension but one."""
+        if self.product is same:
+            return self.machine.dot(terms, weights, -2).squeeze(-2)
+        return self.machine.sum(self.product(terms * weights), -2).squeeze(-2)
+
+    def expanded(self, given, x, post, comb) -> torch.Tensor:
+        """The new streams, before their last rounding."""
+        # (output stream, input stream, column)
+        terms = x.unsqueeze(-3).expand(*x.shape[:-1], *x.shape[-2:])
+        weights = comb.mT.unsqueeze(-1)
+        if self.mixed is not same:
+            own = self.product(post.unsqueeze(-1) * given.unsqueeze(-2))
+            return self.mixed(self.dot(terms, weights)) + self.mixed(own)
+        own = given[..., None, None, :].expand(*x.shape[:-1], 1, -1)
+        order = 1 if self.output_first else -1
+        every = torch.cat((own, terms)[::order], -2)
+        return self.dot(every, torch.cat((post[..., None, None], weights)[::order], -2))
+
+
+EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
+"""Rounded once from float64: a fault made of it has no rounding error."""
+
+
+@functools.lru_cache(maxsize=1)
+def pytorch(w: HcPostWorkload, f, x, post, comb, grad, bias=None) -> gate.Results:
+    """The specification in float32 and autograd; the gradient of the bias element by element."""
+    given = (f, x, post, comb) if bias is None else (f, x, post, comb, bias)
+    leaves = [t.detach().float().requires_grad_() for t in given]
+    each = None if bias is None else leaves[4].unsqueeze(1)
+    out = reference.hc_post(*leaves[:4], each, comb_order=w.comb_order)
+    found = dict(zip(RESULTS, (out.detach(), *torch.autograd.grad(out, leaves, grad.float())), strict=False))
+    if bias is not None:
+        found["dbias"] = found["dbias"].unsqueeze(1)
+    return {name: t.to(dtype_of(w, name)) for name, t in found.items()}
+
+
+def the_cpu_path(w: HcPostWorkload, *inputs: torch.Tensor) -> gate.Results:
+    return computed(w.comb_order, eager.forward, eager.backward, *inputs)

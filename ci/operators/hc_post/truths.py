@@ -1,0 +1,102 @@
+"""hc_post as the gate judges it: the new streams and every gradient, that of the bias among them.
+
+An element of the batch is a group of tokens: each has a gradient of the bias of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from ci.gate import gate
+from ci.gate.choices import choices
+from helion_sinkhorn.ops.hc_post import budget, eager
+from helion_sinkhorn.ops.hc_post.torch_op import gradient_of_bias
+from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
+
+COMPUTES = {"hc_post_forward": ("out",), "hc_post_backward": ("df", "dx", "dpost", "dcomb", "dbias")}
+"""The results of each kernel; dbias is the sum over tokens of its df."""
+
+
+def results(workload: HcPostWorkload) -> tuple[str, ...]:
+    """What the call has: without a bias no gradient of one."""
+    return budget.RESULTS if workload.has_bias else budget.RESULTS[:-1]
+
+
+def inputs(workload: HcPostWorkload, steps: int) -> tuple[torch.Tensor, ...]:
+    """f, x, post, comb, the upstream gradient, and the bias once for each element where there is one."""
+    f, x, post, comb, bias, grad = workload.make_inputs()
+    given = f, x, post, comb, grad
+    return given if bias is None else (*given, bias.expand(len(f), -1))
+
+
+def dtype_of(workload: HcPostWorkload, name: str) -> torch.dtype:
+    if name in ("dpost", "dcomb"):
+        return workload.coefficients
+    if name == "dbias":
+        return torch.float32
+    return workload.f_dtype or workload.dtype if name == "df" else workload.dtype
+
+
+def truths(workload: HcPostWorkload, f, x, post, comb, grad, bias=None) -> dict[str, gate.Truth]:
+    """The equations in float64."""
+    given = f, x, post, comb, grad, bias, workload.comb_order
+    exact, budgets = budget.exact(*given), budget.error_budget(*given)
+    found = {}
+    for name, t in exact.items():
+        dtype = dtype_of(workload, name)
+        scale = gate.noticeable(t) if name == "out" else gate.largest(t)
+        spread = gate.spread(t, budgets[name], dtype)
+        # products and sums round to nearest: no side is preferred, and no two entries share a rounding
+        found[name] = gate.Truth(t, budgets[name], spread, scale, 0.0, len(t), (-1,), dtype)
+    return found
+
+
+def candidates(workload: HcPostWorkload, *given: torch.Tensor) -> list[gate.Candidate]:
+    """Both kernels with each of their configs; on a CPU the CPU path."""
+    order, names = workload.comb_order, results(workload)
+    if not given[0].is_cuda:
+        return [
+            gate.Candidate("eager", name, {}, "", True, functools.partial(on_cpu, order, name))
+            for name in names
+        ]
+    from helion_sinkhorn.ops.hc_post import launch
+    from helion_sinkhorn.runtime import serving
+
+    device, _, _ = serving.device_at(serving.index_of(given[0]))
+    call = launch.call_for(workload.n, workload.c, workload.dtype)
+    return [
+        gate.Candidate(
+            kernel, name, {**dict(choice.config), **dict(choice.variant)}, choice.source, served,
+            functools.partial(on_gpu, order, name, choice),
+        )
+        for kernel, computed in COMPUTES.items()
+        for choice, served in choices(kernel, call, len(given[0]) * workload.tokens, device)
+        for name in computed if name in names
+    ]  # fmt: skip
+
+
+def on_cpu(order: str, name: str, *given: torch.Tensor) -> torch.Tensor:
+    return computed(order, eager.forward, eager.backward, *given)[name]
+
+
+def on_gpu(order: str, name: str, choice: object, *given: torch.Tensor) -> torch.Tensor:
+    from helion_sinkhorn.ops.hc_post import launch
+
+    if name in COMPUTES[launch.FORWARD]:
+        return computed(order, functools.partial(launch.forward, choice=choice), None, *given)[name]
+    return computed(order, None, functools.partial(launch.backward, choice=choice), *given)[name]
+
+
+def computed(order: str, forward, backward, f, x, post, comb, grad, bias=None) -> gate.Results:
+    """The results of these, by a call for all elements, which share a bias; dbias from a sum for each."""
+    tensors = f, x, post, comb, None if bias is None else bias[0], order
+    found = {"out": forward(*tensors)} if forward else {}
+    if backward:
+        names = ("df", "dx", "dpost", "dcomb")
+        found |= dict(zip(names, backward(grad, *tensors), strict=True))
+        if bias is not None:
+            each = [gradient_of_bias(df, torch.float32) for df in found["df"]]
+            found["dbias"] = torch.stack(each).unsqueeze(1)
+    return found

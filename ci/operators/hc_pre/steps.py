@@ -1,0 +1,63 @@
+"""hc_pre step by step in PyTorch, for correct implementations and for faults."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ci.gate import gate
+from ci.gate.arithmetic import PLAIN, Arithmetic
+from ci.gate.columns import Change, at_once, same
+from ci.operators.hc_pre.truths import computed, dtype_of
+from helion_sinkhorn.ops.hc_pre import eager, reference
+from helion_sinkhorn.ops.hc_pre.budget import RESULTS
+from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A field is a choice of implementations or a place for a fault."""
+
+    machine: Arithmetic = PLAIN
+    """Its `dot` adds the streams."""
+    columns: Change = at_once
+    """The sum of dpre."""
+    product: Change = same
+    """Applied to a product before it is added."""
+    last: Callable[[HcPreWorkload, torch.Tensor], torch.Tensor] = lambda w, t: t
+    """Applied to what is rounded to the dtype of x."""
+    dtype: torch.dtype = torch.float32
+
+    def __call__(self, w: HcPreWorkload, x, pre, dy) -> gate.Results:
+        x, pre, dy = (t.to(self.dtype) for t in (x, pre, dy))
+        weights, upstream = pre.unsqueeze(-1), dy.unsqueeze(-2)
+        if self.product is same:
+            y = self.machine.dot(x, weights, -2)
+        else:
+            y = self.machine.sum(self.product(x * weights), -2)
+        found = {
+            "y": self.last(w, y.squeeze(-2)),
+            "dx": self.last(w, weights * upstream),
+            "dpre": self.columns(self.product(upstream * x)),
+        }
+        return {name: t.to(dtype_of(w, name)) for name, t in found.items()}
+
+
+EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
+"""Rounded once from float64: a fault made of it has no rounding error."""
+
+
+@functools.lru_cache(maxsize=1)
+def pytorch(w: HcPreWorkload, x, pre, dy) -> gate.Results:
+    """The specification in float32 and autograd."""
+    leaves = [t.detach().float().requires_grad_() for t in (x, pre)]
+    y = reference.hc_pre(*leaves)
+    found = y.detach(), *torch.autograd.grad(y, leaves, dy.float())
+    return {name: t.to(dtype_of(w, name)) for name, t in zip(RESULTS, found, strict=True)}
+
+
+def the_cpu_path(w: HcPreWorkload, *inputs: torch.Tensor) -> gate.Results:
+    return computed(eager.forward, eager.backward, *inputs)

@@ -1,0 +1,80 @@
+"""hc_pre as the gate judges it: the collapsed stream and both gradients within what one rounding allows."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from ci.gate import gate
+from ci.gate.choices import choices
+from helion_sinkhorn.ops.hc_pre import budget, eager
+from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
+
+COMPUTES = {"hc_pre_forward": ("y",), "hc_pre_backward": ("dx", "dpre")}
+"""The results of each kernel."""
+
+
+def inputs(workload: HcPreWorkload, steps: int) -> tuple[torch.Tensor, ...]:
+    """x, pre and the upstream gradient."""
+    return workload.make_inputs()
+
+
+def dtype_of(workload: HcPreWorkload, name: str) -> torch.dtype:
+    return workload.coefficients if name == "dpre" else workload.dtype
+
+
+def truths(workload: HcPreWorkload, x, pre, dy) -> dict[str, gate.Truth]:
+    """The equations in float64."""
+    exact, budgets = budget.exact(x, pre, dy), budget.error_budget(x, pre, dy)
+    found = {}
+    for name, t in exact.items():
+        dtype = dtype_of(workload, name)
+        scale = gate.noticeable(t) if name == "y" else gate.largest(t)
+        spread = gate.spread(t, budgets[name], dtype)
+        # products and sums round to nearest: no side is preferred, and no two entries share a rounding
+        found[name] = gate.Truth(t, budgets[name], spread, scale, 0.0, len(t), (-1,), dtype)
+    return found
+
+
+def candidates(workload: HcPreWorkload, x, pre, dy) -> list[gate.Candidate]:
+    """Both kernels with each of their configs; on a CPU the CPU path."""
+    if not x.is_cuda:
+        return [
+            gate.Candidate("eager", name, {}, "", True, functools.partial(on_cpu, name))
+            for name in budget.RESULTS
+        ]
+    from helion_sinkhorn.ops.hc_pre import launch
+    from helion_sinkhorn.runtime import serving
+
+    device, _, _ = serving.device_at(serving.index_of(x))
+    call = launch.call_for(workload.n, workload.c, workload.dtype)
+    return [
+        gate.Candidate(
+            kernel, name, {**dict(choice.config), **dict(choice.variant)}, choice.source, served,
+            functools.partial(on_gpu, name, choice),
+        )
+        for kernel, names in COMPUTES.items()
+        for choice, served in choices(kernel, call, len(x) * workload.tokens, device)
+        for name in names
+    ]  # fmt: skip
+
+
+def on_cpu(name: str, *given: torch.Tensor) -> torch.Tensor:
+    return computed(eager.forward, eager.backward, *given)[name]
+
+
+def on_gpu(name: str, choice: object, *given: torch.Tensor) -> torch.Tensor:
+    from helion_sinkhorn.ops.hc_pre import launch
+
+    if name in COMPUTES[launch.FORWARD]:
+        return computed(functools.partial(launch.forward, choice=choice), None, *given)[name]
+    return computed(None, functools.partial(launch.backward, choice=choice), *given)[name]
+
+
+def computed(forward, backward, x, pre, dy) -> gate.Results:
+    """The results of these, by a call for all elements."""
+    found = {"y": forward(x, pre)} if forward else {}
+    if backward:
+        found |= dict(zip(("dx", "dpre"), backward(dy, x, pre), strict=True))
+    return found

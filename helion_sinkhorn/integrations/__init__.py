@@ -1,0 +1,1 @@
+"""What puts this package into models of others."""

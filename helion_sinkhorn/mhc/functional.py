@@ -1,0 +1,185 @@
+"""The functions of the mHC residual path that are made of its operators: entry, coefficients, head."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from helion_sinkhorn.ops.hc_mixes.api import hc_mixes
+from helion_sinkhorn.ops.hc_pre.api import hc_pre
+from helion_sinkhorn.ops.hc_split_sinkhorn.api import hc_split_sinkhorn
+from helion_sinkhorn.runtime.checks import check_number, check_same_device, check_tensor
+
+
+def hc_expand(h: torch.Tensor, n: int) -> torch.Tensor:
+    """Copy hidden states into n residual streams, the entry of the path.
+
+        x_ic = h_c for each stream i;  gradient dh_c = sum_i dx_ic
+
+    Args:
+        h: (..., C), any floating dtype, the embedding.
+        n: streams, at least 1.
+
+    Returns:
+        (..., n, C) in the dtype of h, contiguous.
+
+    Numerical policy: the values are copies; the gradient's sum is in float32 at least, with one rounding.
+
+    Raises:
+        TypeError: h is no floating-point tensor, n no integer.
+        ValueError: h has no dimension, n is less than 1.
+
+    Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880).
+    """
+    check_tensor("h", h, "(..., C)")
+    if h.dim() < 1:
+        raise ValueError("h has shape (); pass (..., C)")
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise TypeError(f"n is {n!r}; pass an int of at least 1")
+    if n < 1:
+        raise ValueError(f"n is {n}; pass an int of at least 1")
+    return h.unsqueeze(-2).expand(*h.shape[:-1], n, h.size(-1)).contiguous()
+
+
+def hc_coeffs(
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    sinkhorn_iters: int = 20,
+    eps: float = 1e-6,
+    norm_eps: float = 1e-6,
+    norm_weight: torch.Tensor | None = None,
+    *,
+    post_mult: float = 2.0,
+    pre_eps: float | None = None,
+    post_eps: float = 0.0,
+    comb_order: str = "io",
+    precision: str = "float32",
+    eps_outside: bool = False,
+    implementation: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Make the coefficients pre, post and comb of a site from its residual streams.
+
+        mixes = hc_mixes(x, fn, norm_eps, norm_weight),  (pre, post, comb) = hc_split_sinkhorn(mixes, ...)
+
+    Args:
+        x: (..., n, C), float32, bfloat16, float16 or float64, the streams.
+        fn: (n^2 + 2n, n C), any floating dtype, the projection.
+        scale: (3,), for pre, post and comb.
+        base: (n^2 + 2n,).
+        sinkhorn_iters, eps, post_mult, pre_eps, post_eps, comb_order: as `hc_split_sinkhorn` has them.
+        norm_eps, norm_weight, precision, eps_outside: as `hc_mixes` has them.
+        implementation: "auto", "helion" or "pytorch", for both.
+
+    Returns:
+        pre (..., n), post (..., n), comb (..., n, n), float32; float64 for float64 streams.
+
+    Numerical policy: that of the two operators; the mixes between them are float32 and never rounded.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: what the two operators raise.
+
+    Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2.
+    """
+    n = check_streams(x)
+    mixes = hc_mixes(
+        _merged(x), fn, norm_eps, norm_weight,
+        precision=precision, eps_outside=eps_outside, implementation=implementation,
+    )  # fmt: skip
+    return hc_split_sinkhorn(
+        mixes, scale, base, n, sinkhorn_iters, eps,
+        post_mult=post_mult, pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order,
+        implementation=implementation,
+    )  # fmt: skip
+
+
+def hc_head(
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    *,
+    norm_eps: float = 1e-6,
+    eps: float = 1e-6,
+    norm_weight: torch.Tensor | None = None,
+    precision: str = "float32",
+    eps_outside: bool = False,
+    implementation: str = "auto",
+) -> torch.Tensor:
+    """Collapse the residual streams behind the last layer into one hidden state.
+
+        mix = hc_mixes(x, fn, norm_eps, norm_weight)
+        pre = sigmoid(mix * scale + base) + eps
+        y_c = sum_i pre_i x_ic
+
+    Args:
+        x: (..., n, C), float32, bfloat16, float16 or float64, the streams.
+        fn: (n, n C), any floating dtype, the projection.
+        scale: (1,).
+        base: (n,).
+        eps: added to pre.
+        norm_eps, norm_weight, precision, eps_outside: as `hc_mixes` has them.
+        implementation: "auto", "helion" or "pytorch", for `hc_mixes` and `hc_pre`.
+
+    Returns:
+        y (..., C) in the dtype of x.
+
+    Numerical policy: all arithmetic in float32 (float64 for float64 streams); one rounding to the dtype of x.
+        The gate's derivative is sigmoid(a) sigmoid(-a), which a saturated gate does not cancel.
+
+    Raises:
+        TypeError: an argument is no floating-point tensor, eps no number.
+        ValueError: shapes that do not fit, an unknown option.
+        NotImplementedError: implementation="helion" where the kernels do not serve.
+
+    Source: DeepSeek-V4's inference code, whose last collapse this is.
+    """
+    n = check_streams(x)
+    for name, given, symbols, shape in (
+        ("fn", fn, "(n, n C)", (n, n * x.size(-1))),
+        ("scale", scale, "(1,)", (1,)),
+        ("base", base, "(n,)", (n,)),
+    ):
+        check_tensor(name, given, symbols)
+        check_same_device(name, given, "x", x)
+        if tuple(given.shape) != shape:
+            raise ValueError(
+                f"{name} has shape {tuple(given.shape)}; for x of shape {tuple(x.shape)} pass {shape}"
+            )
+    check_number("eps", eps, "a finite float")
+    # not math.isfinite: a compiler with dynamic shapes has a symbol here
+    if not -math.inf < eps < math.inf:
+        raise ValueError(f"eps is {eps}; pass a finite float")
+    mix = hc_mixes(
+        _merged(x), fn, norm_eps, norm_weight,
+        precision=precision, eps_outside=eps_outside, implementation=implementation,
+    )  # fmt: skip
+    pre = gate(mix * scale.to(mix.dtype) + base.to(mix.dtype)) + eps
+    return hc_pre(x, pre, implementation=implementation)
+
+
+def check_streams(x: object) -> int:
+    """Number of streams of x; raise unless it is a floating-point tensor (..., n, C)."""
+    check_tensor("x", x, "(..., n, C)")
+    assert isinstance(x, torch.Tensor)
+    if x.dim() < 2:
+        raise ValueError(f"x has shape {tuple(x.shape)}; pass (..., n, C): streams before features")
+    return x.size(-2)
+
+
+def _merged(x: torch.Tensor) -> torch.Tensor:
+    """x as hc_mixes takes it: one stream of C entries reads as n C merged ones, and so it is merged."""
+    return x.flatten(-2) if x.size(-2) == 1 else x
+
+
+def gate(a: torch.Tensor) -> torch.Tensor:
+    """sigmoid(a) by exp(-|a|), so that autograd has sigmoid(-a) for 1 - sigmoid(a), which would cancel.
+
+    torch.sigmoid's derivative is 0 in float32 from a = 17 on, where the true one is 4e-8; its last bits
+    also depend on a number's place in a vector, and with it on the tokens around.
+    """
+    negative = a < 0
+    e = torch.where(negative, a, -a).exp()
+    return torch.where(negative, e, 1.0) / (1 + e)

@@ -1,0 +1,200 @@
+"""The modules of the mHC residual path: HyperConnection, HyperHead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.mhc.float32 import Float32Parameters
+from helion_sinkhorn.mhc.functional import hc_coeffs, hc_head
+from helion_sinkhorn.ops.hc_pre.api import hc_pre
+from helion_sinkhorn.ops.hc_split_sinkhorn.limits import MOST_STREAMS
+from helion_sinkhorn.runtime.checks import check_implementation
+
+INITIALIZER_RANGE = 0.02
+"""Standard deviation of a fresh projection; base begins at 0 and scale at 1, as in transformers."""
+
+
+class HyperConnection(Float32Parameters):
+    """One site of the mHC residual path: streams to the coefficients and the collapsed input of a sublayer.
+
+        mixes = fn x / rms(x),  (pre, post, comb) = hc_split_sinkhorn(mixes, scale, base, ...)
+        collapsed_c = sum_i pre_i x_ic
+    The sublayer's output f then updates the streams: `hc_post(f, x, post, comb)`.
+
+    Args:
+        hidden_size: C.
+        hc_mult: n, streams, 1 to 16.
+        sinkhorn_iters, eps, post_mult, pre_eps, post_eps, comb_order: as `hc_split_sinkhorn` has them.
+        norm_eps, precision, eps_outside: as `hc_mixes` has them.
+        initializer_range: standard deviation of fn in `reset_parameters`.
+        implementation: "auto", "helion" or "pytorch".
+        device: of the parameters, "meta" too.
+
+    Parameters, float32 whatever the default dtype and whatever the module is converted to, but for float64
+        (`Float32Parameters`): fn (n^2 + 2n, n C), base (n^2 + 2n,), scale (3,).  Names, shapes and order of
+        rows are those of DeepseekV4HyperConnection in transformers, whose state dicts fit both ways.
+
+    Numerical policy: that of `hc_mixes`, `hc_split_sinkhorn` and `hc_pre`; autocast is off inside.
+
+    Raises:
+        TypeError, ValueError: an option that the operators do not take, when the module is made.
+
+    Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        hc_mult: int = 4,
+        sinkhorn_iters: int = 20,
+        eps: float = 1e-6,
+        norm_eps: float = 1e-6,
+        *,
+        post_mult: float = 2.0,
+        pre_eps: float | None = None,
+        post_eps: float = 0.0,
+        comb_order: str = "io",
+        precision: str = "float32",
+        eps_outside: bool = False,
+        initializer_range: float = INITIALIZER_RANGE,
+        implementation: str = "auto",
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        _check_sizes(hidden_size, hc_mult)
+        self.hidden_size, self.hc_mult, self.initializer_range = hidden_size, hc_mult, initializer_range
+        self.options: dict[str, Any] = {
+            "sinkhorn_iters": sinkhorn_iters, "eps": eps, "norm_eps": norm_eps, "post_mult": post_mult,
+            "pre_eps": pre_eps, "post_eps": post_eps, "comb_order": comb_order, "precision": precision,
+            "eps_outside": eps_outside,
+        }  # fmt: skip
+        self.implementation = check_implementation(implementation)
+        rows, columns = hc_mult * (hc_mult + 2), hc_mult * hidden_size
+        # the operators check their options themselves, here on tensors without data
+        x, fn, scale, base = _empty("meta", (0, hc_mult, hidden_size), (rows, columns), (3,), (rows,))
+        hc_coeffs(x, fn, scale, base, **self.options)
+        self.fn, self.base, self.scale = map(
+            torch.nn.Parameter, _empty(device, (rows, columns), (rows,), (3,))
+        )
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Normal fn, base 0, scale 1."""
+        self.fn.normal_(std=self.initializer_range)
+        self.base.zero_()
+        self.scale.fill_(1.0)
+
+    def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(..., n, C) to post (..., n), comb (..., n, n) and collapsed (..., C), in transformers' order."""
+        _check_streams(self, streams)
+        pre, post, comb = hc_coeffs(
+            streams, self.fn, self.scale, self.base, **self.options, implementation=self.implementation
+        )
+        return post, comb, hc_pre(streams, pre, implementation=self.implementation)
+
+    def extra_repr(self) -> str:
+        return _repr(self)
+
+
+class HyperHead(Float32Parameters):
+    """The end of the mHC residual path: streams to one hidden state, `hc_head` with its parameters.
+
+    Args:
+        hidden_size: C.
+        hc_mult: n, streams, 1 to 16.
+        eps: added to pre.
+        norm_eps, precision, eps_outside: as `hc_mixes` has them.
+        initializer_range: standard deviation of hc_fn in `reset_parameters`.
+        implementation: "auto", "helion" or "pytorch".
+        device: of the parameters, "meta" too.
+
+    Parameters, float32 as those of HyperConnection: hc_fn (n, n C), hc_base (n,), hc_scale (1,), the names
+        and shapes of DeepseekV4HyperHead in transformers.
+
+    Numerical policy: that of `hc_head`; autocast is off inside.
+
+    Raises:
+        TypeError, ValueError: an option that the operators do not take, when the module is made.
+
+    Source: DeepSeek-V4's inference code.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        hc_mult: int = 4,
+        eps: float = 1e-6,
+        norm_eps: float = 1e-6,
+        *,
+        precision: str = "float32",
+        eps_outside: bool = False,
+        initializer_range: float = INITIALIZER_RANGE,
+        implementation: str = "auto",
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        _check_sizes(hidden_size, hc_mult)
+        self.hidden_size, self.hc_mult, self.initializer_range = hidden_size, hc_mult, initializer_range
+        self.options: dict[str, Any] = {
+            "eps": eps,
+            "norm_eps": norm_eps,
+            "precision": precision,
+            "eps_outside": eps_outside,
+        }
+        self.implementation = check_implementation(implementation)
+        columns = hc_mult * hidden_size
+        x, fn, scale, base = _empty("meta", (0, hc_mult, hidden_size), (hc_mult, columns), (1,), (hc_mult,))
+        hc_head(x, fn, scale, base, **self.options)
+        self.hc_fn, self.hc_base, self.hc_scale = map(
+            torch.nn.Parameter, _empty(device, (hc_mult, columns), (hc_mult,), (1,))
+        )
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Normal hc_fn, hc_base 0, hc_scale 1."""
+        self.hc_fn.normal_(std=self.initializer_range)
+        self.hc_base.zero_()
+        self.hc_scale.fill_(1.0)
+
+    def forward(self, streams: torch.Tensor) -> torch.Tensor:
+        """(..., n, C) to (..., C)."""
+        _check_streams(self, streams)
+        return hc_head(
+            streams, self.hc_fn, self.hc_scale, self.hc_base,
+            **self.options, implementation=self.implementation,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return _repr(self)
+
+
+def _check_sizes(hidden_size: object, hc_mult: object) -> None:
+    for name, value, most in (("hidden_size", hidden_size, None), ("hc_mult", hc_mult, MOST_STREAMS)):
+        accepted = f"an int from 1 to {most}" if most else "an int of at least 1"
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} is {value!r}; pass {accepted}")
+        if value < 1 or (most is not None and value > most):
+            raise ValueError(f"{name} is {value}; pass {accepted}")
+
+
+def _check_streams(module: HyperConnection | HyperHead, streams: torch.Tensor) -> None:
+    wanted = module.hc_mult, module.hidden_size
+    if isinstance(streams, torch.Tensor) and tuple(streams.shape[-2:]) != wanted:
+        raise ValueError(
+            f"streams has shape {tuple(streams.shape)}; pass (..., {wanted[0]}, {wanted[1]}): "
+            "streams before features"
+        )
+
+
+def _empty(device: torch.device | str | None, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    # float32 by name: models are made under a default dtype of bfloat16
+    return [torch.empty(shape, device=device, dtype=torch.float32) for shape in shapes]
+
+
+def _repr(module: HyperConnection | HyperHead) -> str:
+    options = {"hc_mult": module.hc_mult, **module.options, "implementation": module.implementation}
+    return f"{module.hidden_size}, " + ", ".join(f"{name}={value!r}" for name, value in options.items())

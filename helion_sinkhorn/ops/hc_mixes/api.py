@@ -1,0 +1,130 @@
+"""hc_mixes(...): the contract, its checks, and which implementation serves a call."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import torch
+
+from helion_sinkhorn.ops.hc_mixes import torch_op
+from helion_sinkhorn.runtime.checks import (
+    check_flag,
+    check_implementation,
+    check_number,
+    check_option,
+    check_same_device,
+    check_tensor,
+    implementation_for,
+)
+from helion_sinkhorn.runtime.torch_op import differentiates
+
+MOST_ROWS = 288
+"""Rows of fn: n^2 + 2n for n = 16 streams."""
+LEAST_EPS = torch.finfo(torch.float32).smallest_normal
+ACCEPTED_EPS = f"a finite float of at least {LEAST_EPS:.1e}, float32's smallest normal number"
+PRECISIONS = ("float32", "tf32")
+
+
+def hc_mixes(
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    norm_eps: float = 1e-6,
+    norm_weight: torch.Tensor | None = None,
+    *,
+    precision: str = "float32",
+    eps_outside: bool = False,
+    implementation: str = "auto",
+) -> torch.Tensor:
+    """Project the residual streams of every token on the M rows of fn, and divide by the streams' norm.
+
+    With w = norm_weight or 1, and K = n C:
+        z_j = sum_i fn_ji w_i x_i,  q = sum_i x_i^2 / K,  r = 1 / sqrt(q + norm_eps),  mixes_j = r z_j
+    and with eps_outside r = 1 / (sqrt(q) + norm_eps).  This is an RMSNorm of all K values with the projection
+    before it.  The gradients are exact, from x, fn and mixes:
+        dx_i = r sum_j dmixes_j fn_ji w_i + k <dmixes, mixes> x_i,  k = -r^2 / K, or -r / (K sqrt(q)) with
+               eps_outside,
+        dfn_ji = w_i d_ji,  dw_i = sum_j fn_ji d_ji,  d_ji = sum over tokens of r dmixes_j x_i
+
+    Args:
+        x: (..., n, C) with n C = K, or merged (..., K), float32, bfloat16, float16 or float64, any layout.
+            Merged is what ends in K entries: merge one stream (..., 1, K) first, or mixes is (..., 1, M).
+        fn: (M, K), M from 1 to 288, any floating dtype, computed with in float32.
+        norm_eps: at least 1.2e-38, float32's smallest normal number.
+        norm_weight: (K,), any floating dtype, the norm's weight; 1 if left out.
+        precision: how the kernels make the products, of bfloat16 parts.  "float32" takes three of fn, dmixes
+            and float32 x and two of float16 x, which hold every bit: errors are those of float32 sums.
+            "tf32" is for who asks no more than TF32's 11 bits: it takes two, 16 bits, at two thirds of the
+            products or less.  PyTorch computes in float32 for both.
+        eps_outside: add norm_eps to the root instead of under it.
+        implementation: "auto" takes the Helion kernels on a GPU and PyTorch elsewhere and in float64;
+            "helion" and "pytorch" ask for one of them.
+
+    Returns:
+        mixes (..., M), float32 (float64 for float64 x).
+
+    Numerical policy: all arithmetic in float32 (float64 for float64 x) whatever autocast says; dx is rounded
+        once to the dtype of x, the gradients of fn and norm_weight once to theirs.  Bitwise reproducible, and
+        a token's mixes and dx do not depend on the tokens around it under one config.  The gradient of fn is
+        a sum over tokens in a fixed order.  A token of zeros has mixes 0 and dx = r dmixes fn, r up to
+        1 / sqrt(norm_eps).  Squares below 1.2e-38 count as they underflow, values of more than 1.8e19 as
+        infinite: r is 0 then.  Accumulation and errors: docs/hc_mixes.md.
+
+    Raises:
+        TypeError: an argument is no floating-point tensor, a constant is no number or flag.
+        ValueError: shapes that do not fit, more than 288 rows, a norm_eps out of range, an unknown option.
+        NotImplementedError: implementation="helion" on a CPU or in float64.
+
+    Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, and
+        DeepSeek-V4's inference code.
+    """
+    implementation = check_implementation(implementation)
+    _check(x, fn, norm_weight)
+    _check_options(norm_eps, precision, eps_outside)
+    serves = implementation_for(implementation, "x", x)
+    given = (x, fn) if norm_weight is None else (x, fn, norm_weight)
+    plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in given)
+    if not plain and "torch.distributed.tensor" in sys.modules:
+        torch_op.register_sharding()
+    if norm_weight is not None:
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        fn = fn.to(wide) * norm_weight.to(wide)
+    run = torch_op.HcMixes.apply if differentiates(x, fn) else torch_op.call
+    mixes, _ = run(x, fn, float(norm_eps), eps_outside, precision, serves)
+    return mixes
+
+
+def _check(x, fn, norm_weight) -> None:
+    given = {"x": (x, "(..., n, C) or (..., n C)"), "fn": (fn, "(M, n C)")}
+    if norm_weight is not None:
+        given["norm_weight"] = norm_weight, "(n C,)"
+    for name, (t, shape) in given.items():
+        check_tensor(name, t, shape)
+        check_same_device(name, t, "x", x)
+    if fn.dim() != 2 or not 1 <= fn.shape[0] <= MOST_ROWS or fn.shape[1] == 0:
+        raise ValueError(
+            f"fn has shape {tuple(fn.shape)}; pass (M, n C): 1 to {MOST_ROWS} rows, n^2 + 2n for n streams "
+            "or n for a head, each with a column for every entry of a token's streams"
+        )
+    size = fn.shape[1]
+    merged = x.dim() >= 1 and x.shape[-1] == size
+    if not merged and not (x.dim() >= 2 and x.shape[-2] * x.shape[-1] == size):
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}; for fn {tuple(fn.shape)} pass (..., n, C) with n C = {size}, "
+            f"or (..., {size})"
+        )
+    if norm_weight is not None and tuple(norm_weight.shape) != (size,):
+        raise ValueError(
+            f"norm_weight has shape {tuple(norm_weight.shape)}; for fn {tuple(fn.shape)} pass ({size},)"
+        )
+
+
+def _check_options(norm_eps, precision, eps_outside) -> None:
+    check_number("norm_eps", norm_eps, ACCEPTED_EPS)
+    # not math.isfinite: a compiler with dynamic shapes has a symbol here
+    if not LEAST_EPS <= norm_eps < math.inf:
+        raise ValueError(
+            f"norm_eps is {norm_eps}; pass {ACCEPTED_EPS}: with less a token of zeros has no finite norm"
+        )
+    check_option("precision", precision, PRECISIONS)
+    check_flag("eps_outside", eps_outside)

@@ -1,0 +1,216 @@
+"""The Helion kernel bodies of hc_mixes: a product of streams with few rows, by the matrix units.
+
+x (T, K) and fn (M, K) in float32 are multiplied as sums of bfloat16 numbers, whose products are exact:
+x of bfloat16 is one, float16 two, a float32 three (two if TF32's precision is enough).  A matrix unit cuts
+its sums instead of rounding them, so sums of one block of columns or tokens are added to the others outside.
+
+    split       the parts of fn
+    partials    a fixed chunk of columns for some tokens: products and squares
+    reduce      the chunks in their order, the root mean square, mixes
+    upstream    the parts of r dmixes, and what the norm adds to dx as a factor of x
+    backward    a block of columns for a share of the tokens: dx, and dfn of that share
+"""
+
+from __future__ import annotations
+
+import helion.language as hl
+import torch
+
+
+def parts_of(value, count):
+    """`count` bfloat16 numbers that add up to each float32, to 8 bits more with each; largest first."""
+    found = []
+    rest = value.to(torch.float32)
+    for _ in range(count):
+        part = rest.to(torch.bfloat16)
+        found.append(part)
+        rest = rest - part.to(torch.float32)
+    return found
+
+
+def given_parts(value, count):
+    """Those of what may be bfloat16 already."""
+    return [value] if value.dtype == torch.bfloat16 else parts_of(value, count)
+
+
+def turned(parts):
+    """The parts of the transpose."""
+    return [part.transpose(0, 1) for part in parts]
+
+
+def product(left, right, most, interpret):
+    """The matrix product of two lists of parts, from zero; of products beyond the first `most` bits none.
+
+    The smallest are added first.
+    """
+    pairs = [(i, j) for i in range(len(left)) for j in range(len(right)) if i + j < most]
+    total = None
+    for i, j in sorted(pairs, key=sum, reverse=True):
+        if interpret:
+            one = torch.matmul(left[i].to(torch.float32), right[j].to(torch.float32))
+            total = one if total is None else total + one
+        else:
+            total = hl.dot(left[i], right[j]) if total is None else hl.dot(left[i], right[j], acc=total)
+    return total
+
+
+def store_parts(whole, value, rows, columns, parts):
+    """The parts of a block, in whole (rows, parts, columns)."""
+    for k, part in enumerate(parts_of(value, parts)):
+        hl.store(whole, [rows, k, columns], part)
+
+
+def parts_at(whole, rows, columns, parts):
+    """Those of a block of rows and columns."""
+    return [hl.load(whole, [rows, k, columns]) for k in range(parts)]
+
+
+def hc_mixes_split(
+    fn: torch.Tensor, split: torch.Tensor, rows: hl.constexpr, columns: hl.constexpr, parts: hl.constexpr
+):
+    """split (M, parts, K), the bfloat16 parts of fn (M, K)."""
+    hl.specialize((fn.stride(), split.stride()))
+    for tile_m, tile_k in hl.tile([rows, columns]):
+        store_parts(split, fn[tile_m, tile_k], tile_m, tile_k, parts)
+
+
+def hc_mixes_partials(
+    x: torch.Tensor,
+    split: torch.Tensor,
+    partials: torch.Tensor,
+    squares: torch.Tensor,
+    rows: hl.constexpr,
+    columns: hl.constexpr,
+    splits: hl.constexpr,
+    chunk: hl.constexpr,
+    block_m: hl.constexpr,
+    x_parts: hl.constexpr,
+    parts: hl.constexpr,
+    interpret: hl.constexpr,
+):
+    """partials (T, splits, M) = x fn' and squares (T, splits), over `chunk` columns each.
+
+    split (M, parts, K) is fn in parts: made once, they go to the matrix units without a register.
+    """
+    tokens = x.size(0)
+    hl.specialize((x.stride(), split.stride(), partials.stride(), squares.stride()))
+    block_k = hl.register_block_size(columns)
+    for tile_s, tile_m, tile_t in hl.tile([splits, rows, tokens], block_size=[1, block_m, None]):
+        s = tile_s.begin
+        total = hl.zeros([tile_t, tile_m], dtype=torch.float32)
+        square = hl.zeros([tile_t, block_k], dtype=torch.float32)
+        for tile_k in hl.tile(s * chunk, min(s * chunk + chunk, columns), block_size=block_k):
+            given = x[tile_t, tile_k]
+            wide = given.to(torch.float32)
+            square = square + wide * wide
+            weights = turned(parts_at(split, tile_m, tile_k, parts))
+            total = total + product(given_parts(given, x_parts), weights, parts, interpret)
+        partials[tile_t, s, tile_m] = total
+        squares[tile_t, s] = square.sum(1)
+
+
+def in_order(partials, squares, tile_t, splits):
+    """Sums over the chunks, one after another."""
+    total = hl.load(partials, [tile_t, 0, slice(None)])
+    square = hl.load(squares, [tile_t, 0])
+    for s in range(1, splits):
+        total = total + hl.load(partials, [tile_t, s, slice(None)])
+        square = square + hl.load(squares, [tile_t, s])
+    return total, square
+
+
+def hc_mixes_reduce(
+    partials: torch.Tensor,
+    squares: torch.Tensor,
+    mixes: torch.Tensor,
+    norms: torch.Tensor,
+    splits: hl.constexpr,
+    size: hl.constexpr,
+    norm_eps: hl.constexpr,
+    eps_outside: hl.constexpr,
+):
+    """mixes (T, M) and norms (T, 2) from the chunks, added in their order."""
+    tokens = mixes.size(0)
+    hl.specialize((mixes.size(1), partials.stride(), squares.stride()))
+    for tile_t in hl.tile(tokens):
+        total, square = in_order(partials, squares, tile_t, splits)
+        mean = square / size
+        if eps_outside:
+            root = torch.sqrt(mean)
+            r = 1.0 / (root + norm_eps)
+            k = torch.where(root > 0, -r / (size * root), 0.0)
+        else:
+            r = 1.0 / torch.sqrt(mean + norm_eps)
+            k = -r * r / size
+        mixes[tile_t, :] = total * r.unsqueeze(1)
+        norms[tile_t, 0] = r
+        norms[tile_t, 1] = k
+
+
+def hc_mixes_upstream(
+    dmixes: torch.Tensor,
+    mixes: torch.Tensor,
+    norms: torch.Tensor,
+    g: torch.Tensor,
+    along: torch.Tensor,
+    parts: hl.constexpr,
+):
+    """g (T, parts, M), the bfloat16 parts of r dmixes, and along (T,) = k (dmixes . mixes)."""
+    tokens = mixes.size(0)
+    hl.specialize((mixes.size(1), g.stride()))
+    for tile_t in hl.tile(tokens):
+        upstream = dmixes[tile_t, :].to(torch.float32)
+        along[tile_t] = (upstream * mixes[tile_t, :]).sum(1) * norms[tile_t, 1]
+        store_parts(g, upstream * norms[tile_t, 0].unsqueeze(1), tile_t, slice(None), parts)
+
+
+def hc_mixes_backward(
+    g: torch.Tensor,
+    along: torch.Tensor,
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    dx: torch.Tensor,
+    dfn: torch.Tensor,
+    share: int,
+    rows: hl.constexpr,
+    columns: hl.constexpr,
+    shares: hl.constexpr,
+    block_m: hl.constexpr,
+    blocks: hl.constexpr,
+    x_parts: hl.constexpr,
+    parts: hl.constexpr,
+    interpret: hl.constexpr,
+):
+    """dx (T, K) = r dmixes fn + k (dmixes . mixes) x, and dfn (shares, M, K) = (r dmixes)' x.
+
+    A share is `share` tokens.  x is read once where all rows are one block.  Of more, the programs of a
+    share, one for each block of rows, go on with dx for a part of its tokens each.
+    """
+    tokens = x.size(0)
+    hl.specialize((x.stride(), fn.stride(), dx.stride(), g.stride(), dfn.stride()))
+    block_t = hl.register_block_size(tokens)
+    for tile_s, tile_m, tile_k in hl.tile([shares, rows, columns], block_size=[1, block_m, None]):
+        first = tile_s.begin * share
+        last = min(first + share, tokens)
+        if blocks == 1:
+            weights = parts_of(fn[tile_m, tile_k], parts)
+        total = hl.zeros([tile_k, tile_m], dtype=torch.float32)
+        for tile_t in hl.tile(first, last, block_size=block_t):
+            upstream = parts_at(g, tile_t, tile_m, parts)
+            given = x[tile_t, tile_k]
+            if blocks == 1:
+                back = product(upstream, weights, parts, interpret)
+                scaled = along[tile_t].unsqueeze(1) * given.to(torch.float32)
+                dx[tile_t, tile_k] = (back + scaled).to(dx.dtype)
+            total = total + product(turned(given_parts(given, x_parts)), upstream, parts, interpret)
+        dfn[tile_s.begin, tile_m, tile_k] = total.transpose(0, 1)
+        if blocks > 1:
+            own = share // blocks
+            begin = min(first + tile_m.id * own, last)
+            for tile_u in hl.tile(begin, min(begin + own, last), block_size=block_t):
+                summed = hl.zeros([tile_u, tile_k], dtype=torch.float32)
+                for tile_q in hl.tile(rows, block_size=block_m):
+                    block = parts_of(fn[tile_q, tile_k], parts)
+                    summed = summed + product(parts_at(g, tile_u, tile_q, parts), block, parts, interpret)
+                of_x = along[tile_u].unsqueeze(1) * x[tile_u, tile_k].to(torch.float32)
+                dx[tile_u, tile_k] = (summed + of_x).to(dx.dtype)

@@ -1,0 +1,230 @@
+"""From tensors to launches of the hc_mixes kernels: views, partitions, the choice of configs."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from helion_sinkhorn.configs.store import Key
+from helion_sinkhorn.ops.hc_mixes.kernels import (
+    hc_mixes_backward,
+    hc_mixes_partials,
+    hc_mixes_reduce,
+    hc_mixes_split,
+    hc_mixes_upstream,
+)
+from helion_sinkhorn.ops.hc_mixes.space import (
+    CHUNK,
+    MixesCall,
+    backward_default,
+    backward_space,
+    partials_default,
+    partials_space,
+    reduce_default,
+    reduce_space,
+    split_default,
+    split_space,
+)
+from helion_sinkhorn.ops.hc_mixes.workloads import ROWS
+from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.serving import Served, launch_kept, layout_key, run_and_keep, serve
+from helion_sinkhorn.runtime.views import flattened
+
+SPLIT, PARTIALS, REDUCE = "hc_mixes_split", "hc_mixes_partials", "hc_mixes_reduce"
+UPSTREAM, BACKWARD = "hc_mixes_upstream", "hc_mixes_backward"
+KERNELS = {
+    body.__name__: Kernel(body.__name__, body, MixesCall, default, space, traits=frozenset({"splits"}))
+    for body, default, space in (
+        (hc_mixes_split, split_default, split_space),
+        (hc_mixes_partials, partials_default, partials_space),
+        (hc_mixes_reduce, reduce_default, reduce_space),
+        (hc_mixes_upstream, reduce_default, reduce_space),
+        (hc_mixes_backward, backward_default, backward_space),
+    )
+}
+SHARE = 64
+"""Tokens of a share are a multiple of it, so that no compiled program depends on how many they are."""
+
+
+def call_for(m: int, columns: int, dtype: torch.dtype, precision: str) -> MixesCall:
+    """What the configs of a call are chosen for."""
+    return MixesCall(str(dtype)[6:], m, columns, precision)
+
+
+@functools.cache
+def tuned_keys() -> frozenset[Key]:
+    """Keys, without the batch, that `make tune` covers."""
+    return frozenset(call_for(w.m, w.columns, w.dtype, w.precision).key for w in ROWS if "tune" in w.tags)
+
+
+def rows_of(x: torch.Tensor, columns: int) -> torch.Tensor:
+    """(T, columns) contiguous."""
+    return flattened(x.reshape(-1, columns), 1)
+
+
+def parameter(fn: torch.Tensor) -> torch.Tensor:
+    """fn in float32."""
+    return flattened(fn.to(torch.float32), 1)
+
+
+def split(fn: torch.Tensor, call: MixesCall, choice: Choice | None = None) -> torch.Tensor:
+    """The bfloat16 parts (M, parts, K) of fn (M, K)."""
+    m, columns = fn.shape
+    made = fn.new_empty((m, call.parts, columns), dtype=torch.bfloat16)
+    tensors = fn, made
+    key = SPLIT, layout_key(*tensors), choice
+    if launch_kept(key, *tensors):
+        return made
+
+    def launch(served: Served) -> None:
+        run_and_keep(served.kernel, tensors, (m, columns, call.parts), tensors, key)
+
+    serve(KERNELS, SPLIT, call, m, fn, launch, tuned_keys, choice)
+    return made
+
+
+def several(x: torch.Tensor, axis: int) -> torch.Tensor:
+    """x, or an axis of one row of fn with another of zeros.
+
+    Helion drops the index of an axis of 1 (docs/helion.md).
+    """
+    if x.size(axis) > 1:
+        return x
+    return torch.cat([x, torch.zeros_like(x)], axis)
+
+
+def partials(
+    x: torch.Tensor, split: torch.Tensor, precision: str, choice: Choice | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(partials (T, splits, M), squares (T, splits)) of x (T, K) over CHUNK columns each, in float32."""
+    tokens, columns = x.shape
+    m, splits = split.size(0), -(-columns // CHUNK)
+    made = x.new_empty((tokens, splits, m), dtype=torch.float32)
+    squares = x.new_empty((tokens, splits), dtype=torch.float32)
+    tensors = x, split, made, squares
+    key = PARTIALS, layout_key(*tensors), precision, choice
+    if launch_kept(key, *tensors):
+        return made, squares
+    call = call_for(m, columns, x.dtype, precision)
+
+    def launch(served: Served) -> None:
+        own = m, columns, splits, CHUNK, call.block_m, call.x_parts, call.parts, served.interpret
+        run_and_keep(served.kernel, tensors, own, tensors, key)
+
+    serve(KERNELS, PARTIALS, call, tokens, x, launch, tuned_keys, choice)
+    return made, squares
+
+
+def reduce(
+    made: torch.Tensor,
+    squares: torch.Tensor,
+    call: MixesCall,
+    norm_eps: float,
+    eps_outside: bool,
+    choice: Choice | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(mixes (T, M), norms (T, 2)) from partials and squares."""
+    tokens, splits, m = made.shape
+    mixes, norms = made.new_empty((tokens, m)), made.new_empty((tokens, 2))
+    tensors = made, squares, mixes, norms
+    key = REDUCE, layout_key(*tensors), call.columns, norm_eps, eps_outside, choice
+    if launch_kept(key, *tensors):
+        return mixes, norms
+
+    def launch(served: Served) -> None:
+        run_and_keep(served.kernel, tensors, (splits, call.columns, norm_eps, eps_outside), tensors, key)
+
+    serve(KERNELS, REDUCE, call, tokens, made, launch, tuned_keys, choice)
+    return mixes, norms
+
+
+def forward(
+    x: torch.Tensor, fn: torch.Tensor, norm_eps: float, eps_outside: bool, precision: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(mixes (..., M), norms (..., 2)); the contract is api.hc_mixes's."""
+    m, columns = fn.shape
+    lead = x.shape[:-1] if x.size(-1) == columns else x.shape[:-2]
+    x, fn = rows_of(x, columns), several(parameter(fn), 0)
+    call = call_for(len(fn), columns, x.dtype, precision)
+    mixes, norms = reduce(*partials(x, split(fn, call), precision), call, norm_eps, eps_outside)
+    return mixes[:, :m].contiguous().view(*lead, m), norms.view(*lead, 2)
+
+
+def upstream(
+    dmixes: torch.Tensor,
+    mixes: torch.Tensor,
+    norms: torch.Tensor,
+    call: MixesCall,
+    choice: Choice | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(g (T, parts, M) in bfloat16, along (T,)): what the backward takes of the upstream gradient."""
+    tokens, m = mixes.shape
+    g = mixes.new_empty((tokens, call.parts, m), dtype=torch.bfloat16)
+    along = mixes.new_empty((tokens,))
+    tensors = dmixes, mixes, norms, g, along
+    key = UPSTREAM, layout_key(*tensors), call.columns, choice
+    if launch_kept(key, *tensors):
+        return g, along
+
+    def launch(served: Served) -> None:
+        run_and_keep(served.kernel, tensors, (call.parts,), tensors, key)
+
+    serve(KERNELS, UPSTREAM, call, tokens, mixes, launch, tuned_keys, choice)
+    return g, along
+
+
+def gradients(
+    g: torch.Tensor,
+    along: torch.Tensor,
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    call: MixesCall,
+    choice: Choice | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(dx (T, K), dfn (M, K) in float32)."""
+    tokens, columns = x.shape
+    device, _, _ = serving.device_at(serving.index_of(x))
+    taken = choice or serving.choose(KERNELS[BACKWARD], call, tokens, device)
+    shares, blocks = dict(taken.variant)["shares"], -(-call.m // call.block_m)
+    share = -(-tokens // (shares * SHARE * blocks)) * SHARE * blocks
+    dx, sums = torch.empty_like(x), x.new_empty((shares, call.m, columns), dtype=torch.float32)
+    tensors = g, along, x, fn, dx, sums
+    key = BACKWARD, layout_key(*tensors), choice
+    if not launch_kept(key, *tensors):
+
+        def launch(served: Served) -> None:
+            own = (
+                share,
+                call.m,
+                columns,
+                shares,
+                call.block_m,
+                blocks,
+                call.x_parts,
+                call.parts,
+                served.interpret,
+            )
+            run_and_keep(served.kernel, tensors, own, tensors, key)
+
+        serve(KERNELS, BACKWARD, call, tokens, x, launch, tuned_keys, taken if choice else None)
+    return dx, sums[0] if shares == 1 else sums.sum(0)
+
+
+def backward(
+    dmixes: torch.Tensor,
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    mixes: torch.Tensor,
+    norms: torch.Tensor,
+    precision: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(dx, dfn in float32)."""
+    m, columns = fn.shape
+    dmixes, mixes, norms = (flattened(t.reshape(-1, t.size(-1)), 1) for t in (dmixes, mixes, norms))
+    rows = several(parameter(fn), 0)
+    call = call_for(len(rows), columns, x.dtype, precision)
+    given = upstream(several(dmixes, 1), several(mixes, 1), norms, call)
+    dx, dfn = gradients(*given, rows_of(x, columns), rows, call)
+    return dx.view(x.shape), dfn[:m]

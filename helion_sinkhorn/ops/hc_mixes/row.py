@@ -1,0 +1,10 @@
+"""ROW: hc_mixes as tuning and CI see it."""
+
+from __future__ import annotations
+
+from helion_sinkhorn.ops.hc_mixes.launch import KERNELS
+from helion_sinkhorn.ops.hc_mixes.trials import TRIALS, kernel_calls
+from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
+from helion_sinkhorn.runtime.operator import Operator
+
+ROW = Operator("hc_mixes", MixesWorkload, KERNELS, TRIALS, kernel_calls)

@@ -1,0 +1,108 @@
+"""What a config of hc_mixes is chosen for, the config taken untuned, and what the tuner tries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.configs.store import Keyed
+from helion_sinkhorn.runtime.space import Grid, Items, power_of_two
+
+CHUNK = 2048
+"""Columns that one program of the forward adds up: fixed, so that a token's bits are those of any batch."""
+BLOCK_K = 64
+"""Columns whose products a matrix unit adds up before they are added to the rest, as fixed."""
+MOST_ROWS = 32
+"""Rows of fn a block."""
+
+
+@dataclass(frozen=True)
+class MixesCall(Keyed):
+    """The dtype of the streams, the rows and columns of fn, and the precision asked for."""
+
+    dtype: str
+    m: int
+    columns: int
+    precision: str
+
+    @property
+    def block_m(self) -> int:
+        """Rows of fn a block: at least the 16 of a matrix instruction."""
+        return max(16, min(MOST_ROWS, power_of_two(self.m)))
+
+    @property
+    def parts(self) -> int:
+        """Bfloat16 numbers that stand for a float32: two hold more than TF32's 11 bits, three all 24."""
+        return 2 if self.precision == "tf32" else 3
+
+    @property
+    def x_parts(self) -> int:
+        """Those that stand for an entry of x."""
+        return {"bfloat16": 1, "float16": 2}.get(self.dtype, self.parts)
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.m}x{self.columns} {self.precision}"
+
+
+def forward_config(rows: int, warps: int, stages: int) -> Items:
+    """`rows` tokens a program, of whose steps `stages` are on their way at a time."""
+    return (
+        ("block_sizes", (BLOCK_K, rows)),
+        ("num_warps", warps),
+        ("num_stages", stages),
+        ("range_num_stages", (0, stages)),
+    )
+
+
+def backward_config(rows: int, columns: int, warps: int, stages: int) -> Items:
+    """`columns` of x a program, `rows` tokens at a time."""
+    return (
+        ("block_sizes", (rows, columns)),
+        ("num_warps", warps),
+        ("num_stages", stages),
+        ("range_num_stages", (0, stages)),
+    )
+
+
+def split_default(call: MixesCall, device: Device) -> tuple[Items, Items]:
+    return (("block_sizes", (1, 512)), ("num_warps", 4)), ()
+
+
+def split_space(call: MixesCall, device: Device) -> tuple[Grid, ...]:
+    sizes = [(("block_sizes", (1, 128 * w)), ("num_warps", w)) for w in (1, 2, 4, 8)]
+    return ({"config": tuple(sizes)},)
+
+
+def partials_default(call: MixesCall, device: Device) -> tuple[Items, Items]:
+    return forward_config(128, 4 if call.x_parts == 1 else 8, 3 if device.vendor == "nvidia" else 1), ()
+
+
+def partials_space(call: MixesCall, device: Device) -> tuple[Grid, ...]:
+    stages = (2, 3, 4) if device.vendor == "nvidia" else (1, 2)
+    few = [forward_config(r, w, s) for r, w in ((64, 4), (128, 4), (128, 8), (256, 8)) for s in stages]
+    return ({"config": tuple(few)},)
+
+
+def reduce_default(call: MixesCall, device: Device) -> tuple[Items, Items]:
+    return (("block_sizes", (16,)), ("num_warps", 4)), ()
+
+
+def reduce_space(call: MixesCall, device: Device) -> tuple[Grid, ...]:
+    few = [(("block_sizes", (rows,)), ("num_warps", warps)) for rows in (4, 8, 16, 32) for warps in (1, 4)]
+    return ({"config": tuple(few)},)
+
+
+def backward_default(call: MixesCall, device: Device) -> tuple[Items, Items]:
+    if device.vendor == "amd":
+        return backward_config(64, 64, 8, 1), (("shares", 4),)
+    # H200, 8192 tokens of 4 x 4096: 201 us; with eight warps, which share the products of 64 tokens, 380
+    aligned = call.columns % 8 == 0
+    size = (64, 128, 4, 3) if call.x_parts == 1 and aligned else (64, 64, 8, 2)
+    return backward_config(*size), (("shares", 4),)
+
+
+def backward_space(call: MixesCall, device: Device) -> tuple[Grid, ...]:
+    stages = (2, 3) if device.vendor == "nvidia" else (1, 2)
+    sizes = (64, 64, 4), (64, 128, 4), (64, 128, 8), (64, 256, 8), (128, 64, 4), (128, 128, 8)
+    few = [backward_config(*size, s) for size in sizes for s in stages]
+    return ({"config": tuple(few), "shares": (2, 4, 8)},)

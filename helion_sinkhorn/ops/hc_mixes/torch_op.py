@@ -1,0 +1,161 @@
+"""The torch operators of hc_mixes.
+
+`helion_sinkhorn::hc_mixes` returns (mixes, norms); norms (..., 2) are r and k of `eager.norms_of` and carry
+no gradient.  Its backward returns (dx, dfn), dfn a sum over tokens in the computing dtype.  Both take any
+leading shape; `implementation` is "helion" or "pytorch".
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from helion_sinkhorn.ops.hc_mixes import eager
+from helion_sinkhorn.runtime.gradients import NAMESPACE
+from helion_sinkhorn.runtime.torch_op import (
+    batch_first,
+    define,
+    differentiable,
+    differentiates,
+    last,
+    on_device,
+    operator_named,
+)
+
+FORWARD, BACKWARD = "hc_mixes", "hc_mixes_backward"
+
+
+@functools.cache
+def _launch():
+    """The launcher, and with it Helion, on the first call that needs it."""
+    from helion_sinkhorn.ops.hc_mixes import launch
+
+    return launch
+
+
+def leading(x: torch.Tensor, fn: torch.Tensor) -> torch.Size:
+    """The tokens' dimensions of x (..., K), or of (..., n, C) with n C = K."""
+    return x.shape[:-1] if x.shape[-1] == fn.shape[-1] else x.shape[:-2]
+
+
+def _tokens(x: torch.Tensor, columns: int) -> torch.Tensor:
+    """(T, columns), a row a token."""
+    return x.reshape(x.numel() // columns, columns)
+
+
+def forward(x, fn, norm_eps, eps_outside, precision, implementation):
+    """(mixes, norms); see api.hc_mixes."""
+    if implementation == "helion" and x.numel() > 0:
+        with on_device(x):
+            return _launch().forward(x, fn, norm_eps, eps_outside, precision)
+    with torch.autocast(x.device.type, enabled=False):
+        mixes, norms = eager.forward(_tokens(x, fn.size(1)), fn, norm_eps, eps_outside)
+    lead = leading(x, fn)
+    return mixes.view(*lead, mixes.size(-1)), norms.view(*lead, 2)
+
+
+def backward(dmixes, x, fn, mixes, norms, precision, implementation):
+    """(dx, dfn) from what `forward` was given and returned."""
+    if implementation == "helion" and x.numel() > 0:
+        with on_device(x):
+            return _launch().backward(dmixes, x, fn, mixes, norms, precision)
+    (m, size) = fn.shape
+    rows = _tokens(dmixes, m), _tokens(x, size), fn, _tokens(mixes, m), _tokens(norms, 2)
+    with torch.autocast(x.device.type, enabled=False):
+        dx, dfn = eager.backward(*rows)
+    return dx.view(x.shape), dfn
+
+
+def _empty_results(x, fn, norm_eps, eps_outside, precision, implementation):
+    lead, dtype = leading(x, fn), eager.computing_dtype(x)
+    return tuple(x.new_empty(*lead, columns, dtype=dtype) for columns in (fn.shape[-2], 2))
+
+
+def _empty_gradients(dmixes, x, fn, mixes, norms, precision, implementation):
+    return x.new_empty(x.shape), fn.new_empty(fn.shape, dtype=eager.computing_dtype(x))
+
+
+def _keep(ctx, inputs, output):
+    x, fn, _, _, ctx.precision, ctx.implementation = inputs
+    ctx.save_for_backward(x, fn, *output)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(ctx, dmixes, _):
+    if dmixes is None:
+        return (None,) * 6
+    x, fn, mixes, norms = ctx.saved_tensors
+    run = HcMixesBackward.apply if differentiates(dmixes, x, fn) else call_backward
+    dx, dfn = run(dmixes, x, fn, mixes, norms, ctx.precision, ctx.implementation)
+    return dx, dfn.to(fn.dtype), *[None] * 4
+
+
+call = define(
+    FORWARD,
+    "(Tensor x, Tensor fn, float norm_eps, bool eps_outside, str precision, str implementation)"
+    " -> (Tensor, Tensor)",
+    forward, _empty_results, 2,
+)  # fmt: skip
+call_backward = define(
+    BACKWARD,
+    "(Tensor dmixes, Tensor x, Tensor fn, Tensor mixes, Tensor norms, str precision, str implementation)"
+    " -> (Tensor, Tensor)",
+    backward, _empty_gradients, 5,
+)  # fmt: skip
+HcMixes = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
+HcMixesBackward = last(BACKWARD, FORWARD, call_backward)
+
+
+def _register_vmap(name: str, tensors: int, empty) -> None:
+    """Fold the mapped dimension of x into the tokens; one by one where fn is mapped or dfn is made."""
+    operator = operator_named(name)
+
+    @torch.library.register_vmap(f"{NAMESPACE}::{name}")
+    def _(info, in_dims, *arguments):
+        size = info.batch_size
+        if name == FORWARD and in_dims[1] is None:
+            return operator(batch_first(arguments[0], in_dims[0], size), *arguments[1:]), (0, 0)
+        rest = arguments[tensors:]
+        given = [batch_first(x, d, size) for x, d in zip(arguments[:tensors], in_dims, strict=False)]
+        if size == 0:
+            shapes = empty(*[x.new_empty(x.shape[1:]) for x in given], *rest)
+            return tuple(x.new_empty(0, *x.shape) for x in shapes), (0, 0)
+        each = [operator(*[x[i] for x in given], *rest) for i in range(size)]
+        return tuple(map(torch.stack, zip(*each, strict=True))), (0, 0)
+
+
+_register_vmap(FORWARD, 2, _empty_results)
+_register_vmap(BACKWARD, 5, _empty_gradients)
+
+
+@functools.cache
+def _register_sharding() -> None:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    def placements(x, fn):
+        return Replicate(), *(Shard(d) for d in range(len(leading(x, fn))))
+
+    @register_sharding(operator_named(FORWARD).default)
+    def _(x, fn, *rest):
+        """Tokens shard freely; fn is replicated."""
+        return [([p, p], [p, Replicate(), *[None] * len(rest)]) for p in placements(x, fn)]
+
+    @register_sharding(operator_named(BACKWARD).default)
+    def _(dmixes, x, fn, mixes, norms, *rest):
+        """dfn, a sum over tokens, is partial where they are sharded."""
+        return [
+            ([p, Partial() if p.is_shard() else Replicate()], [p, p, Replicate(), p, p, *[None] * len(rest)])
+            for p in placements(x, fn)
+        ]
+
+
+def register_sharding() -> None:
+    """Tell DTensor of the operators, once."""
+    _register_sharding()
+
+
+# as in runtime.torch_op.sharding: Dynamo need not trace the registration
+register_sharding._dynamo_marked_constant = True

@@ -1,0 +1,1 @@
+"""The expansion of mHC: mixed residual streams and the output of a sublayer."""

@@ -1,0 +1,61 @@
+"""hc_post in vectorised PyTorch: what a CPU runs, and a GPU for float64.
+
+One element of a stream after another: a token's bits do not depend on those around it, and no copy of the
+streams in float32 is made but of a piece.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from helion_sinkhorn.runtime.pieces import computing, pieces, sum_last
+
+
+def _weights(post, comb, comb_order, dtype):
+    """(T, n, 1) and (T, n, n, 1) by input and output stream, in the computing dtype."""
+    n = post.size(-1)
+    comb = comb if comb_order == "io" else comb.mT
+    return post.to(dtype).reshape(-1, n, 1), comb.to(dtype).reshape(-1, n, n, 1)
+
+
+def _weighted(weights: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
+    """The sum over k of weights[:, k] terms[:, k], one k after another."""
+    total = weights[:, 0] * terms[:, 0]
+    for k in range(1, terms.size(1)):
+        total += weights[:, k] * terms[:, k]
+    return total
+
+
+def forward(f, x, post, comb, bias, comb_order):
+    """The new streams; see api.hc_post."""
+    n, c = x.shape[-2:]
+    dtype = computing(x.dtype)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    post, comb = _weights(post, comb, comb_order, dtype)
+    made, streams, rows = out.view(-1, n, c), x.reshape(-1, n, c), f.reshape(-1, c)
+    for at in pieces(len(streams), n * c):
+        given = rows[at].to(dtype) if bias is None else rows[at].to(dtype) + bias.to(dtype)
+        for o in range(n):
+            made[at, o] = _weighted(comb[at, :, o], streams[at]) + post[at, o] * given
+    return out
+
+
+def backward(grad, f, x, post, comb, bias, comb_order):
+    """(df, dx, dpost, dcomb)."""
+    n, c = x.shape[-2:]
+    dtype = computing(x.dtype)
+    df, dx, dpost, dcomb = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (f, x, post, comb))
+    of_rows, of_streams, of_post = df.view(-1, c), dx.view(-1, n, c), dpost.view(-1, n)
+    of_comb = dcomb.view(-1, n, n) if comb_order == "io" else dcomb.view(-1, n, n).mT
+    post, comb = _weights(post, comb, comb_order, dtype)
+    upstream, streams, rows = grad.reshape(-1, n, c), x.reshape(-1, n, c), f.reshape(-1, c)
+    for at in pieces(len(streams), n * c):
+        g = upstream[at].to(dtype)
+        given = rows[at].to(dtype) if bias is None else rows[at].to(dtype) + bias.to(dtype)
+        of_rows[at] = _weighted(post[at], g)
+        for i in range(n):
+            of_streams[at, i] = _weighted(comb[at, i], g)
+            of_post[at, i] = sum_last(g[:, i] * given)
+            for o in range(n):
+                of_comb[at, i, o] = sum_last(g[:, o] * streams[at, i])
+    return df, dx, dpost, dcomb

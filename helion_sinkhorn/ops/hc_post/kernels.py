@@ -1,0 +1,169 @@
+"""The Helion kernel bodies of hc_post: new streams from a sublayer's output and the old ones, and gradients.
+
+A program takes a block of columns of a few tokens, in the backward all columns one block after another, so
+that sums over columns stay in registers and the upstream gradient is read once.
+"""
+
+from __future__ import annotations
+
+import helion.language as hl
+import torch
+
+from helion_sinkhorn.runtime.device_math import multiply_add
+from helion_sinkhorn.runtime.space import power_of_two
+
+
+def coefficient(weights, tile_t, *place):
+    """One number a token, (tile,), in float32."""
+    # hl.load: in a helper Helion takes an index for an operation on the host
+    return hl.load(weights, [tile_t, *place]).to(torch.float32)
+
+
+def of_pair(weights, tile_t, i, o, transposed):
+    """The coefficient of comb from input stream i to output stream o."""
+    return coefficient(weights, tile_t, *((o, i) if transposed else (i, o)))
+
+
+def output_of(f, bias, tile_t, tile_c):
+    """f + bias in float32, (tile_t, tile_c)."""
+    given = hl.load(f, [tile_t, tile_c]).to(torch.float32)
+    return given if bias is None else given + hl.load(bias, [tile_c]).to(torch.float32).unsqueeze(0)
+
+
+def store_streams(f, x, post, comb, bias, out, tile_t, tile_c, n, transposed, how):
+    """out_o = post_o (f + bias) + sum_i comb_io x_i, each stream loaded once and added in its order."""
+    given = output_of(f, bias, tile_t, tile_c)
+    streams = [hl.load(x, [tile_t, i, tile_c]).to(torch.float32) for i in range(n)]
+    for o in range(n):
+        total = coefficient(post, tile_t, o).unsqueeze(1) * given
+        for i, stream in enumerate(streams):
+            weight = of_pair(comb, tile_t, i, o, transposed).unsqueeze(1)
+            total = multiply_add(weight, stream, total, how)
+        hl.store(out, [tile_t, o, tile_c], total.to(out.dtype))
+
+
+def hc_post_forward(
+    f: torch.Tensor,
+    x: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    n: hl.constexpr,
+    columns: hl.constexpr,
+    transposed: hl.constexpr,
+    how: hl.constexpr,
+):
+    """out (T, n, C) for f (T, C), x (T, n, C), post (T, n), comb (T, n, n) and bias (C,)."""
+    tokens = x.size(0)
+    hl.specialize((f.stride(), x.stride(), post.stride(), comb.stride(), out.stride()))
+    for tile_t, tile_c in hl.tile([tokens, columns]):
+        store_streams(f, x, post, comb, bias, out, tile_t, tile_c, n, transposed, how)
+
+
+def joined(parts):
+    """(.., 2, .., 2) from 2^k tensors, the last axis the lowest bit of their number; threads keep their
+    entries."""
+    return parts[0] if len(parts) == 1 else hl.join(joined(parts[0::2]), joined(parts[1::2]))
+
+
+def parted(whole, count):
+    """The tensors of which `joined` made this one."""
+    if count == 1:
+        return [whole]
+    even, odd = (parted(half, count // 2) for half in hl.split(whole))
+    return [part for pair in zip(even, odd, strict=True) for part in pair]
+
+
+def nothing_summed(like, count):
+    """Zeros of the shape of `count` tensors joined."""
+    return joined([like * 0.0] * power_of_two(count))
+
+
+def weighted(weights, terms, how):
+    """The sum of weight * term, one after another, for one weight a token."""
+    spread = [w.unsqueeze(1).unsqueeze(2) for w in weights]
+    total = spread[0] * terms[0]
+    for w, term in zip(spread[1:], terms[1:], strict=True):
+        total = multiply_add(w, term, total, how)
+    return total
+
+
+def take_back(grad, given, x, post, comb, df, dx, tiles, n, first, served, transposed, how):
+    """Store df and dx of a block of columns, and return its sums for (dpost, dcomb), pairs of streams joined.
+
+    Stream by stream, and a piece of columns in one thread: a tile with an axis of streams is dealt out to
+    threads anew by some versions of Triton, through shared memory.
+    """
+    tile_t, tile_p = tiles
+    gs = [hl.load(grad, [tile_t, o, tile_p, slice(None)]).to(torch.float32) for o in range(n)]
+    gates = [coefficient(post, tile_t, o) for o in range(n)]
+    hl.store(df, [tile_t, tile_p, slice(None)], weighted(gates, gs, how).to(df.dtype))
+    pairs = []
+    for i in range(served):
+        weights = [of_pair(comb, tile_t, first + i, o, transposed) for o in range(n)]
+        place = [tile_t, first + i, tile_p, slice(None)]
+        hl.store(dx, place, weighted(weights, gs, how).to(dx.dtype))
+        stream = hl.load(x, place).to(torch.float32)
+        pairs += [(stream * g).sum(2) for g in gs]
+    outputs = [(given * g).sum(2) for g in gs]
+    return padded_join(outputs), padded_join(pairs)
+
+
+def padded_join(parts):
+    """`joined`, with zeros up to a power of two."""
+    return joined(parts + [parts[0] * 0.0] * (power_of_two(len(parts)) - len(parts)))
+
+
+def store_sums(dpost, dcomb, sum_post, sum_comb, tile_t, n, first, served, transposed):
+    """dpost and dcomb of `served` input streams, from sums of what `take_back` returns."""
+    for o, total in enumerate(parted(sum_post.sum(1), power_of_two(n))[:n]):
+        hl.store(dpost, [tile_t, o], total.to(dpost.dtype))
+    pairs = parted(sum_comb.sum(1), power_of_two(served * n))
+    for k, total in enumerate(pairs[: served * n]):
+        i, o = first + k // n, k % n
+        hl.store(dcomb, [tile_t, o, i] if transposed else [tile_t, i, o], total.to(dcomb.dtype))
+
+
+def hc_post_backward(
+    grad: torch.Tensor,
+    f: torch.Tensor,
+    x: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    bias: torch.Tensor | None,
+    df: torch.Tensor,
+    dx: torch.Tensor,
+    dpost: torch.Tensor,
+    dcomb: torch.Tensor,
+    n: hl.constexpr,
+    served: hl.constexpr,
+    shares: hl.constexpr,
+    transposed: hl.constexpr,
+    how: hl.constexpr,
+):
+    """df, dx, dpost and dcomb, of the shapes of f, x, post and comb.
+
+    Columns come in pieces of up to 16 bytes, (C / c, c), one a thread: grad, x and dx are (T, n, C / c, c), f
+    and df (T, C / c, c).  A program serves `served` input streams of its tokens, all n of up to 8.  Of more,
+    `shares` programs together serve a token, and write the same numbers where their streams overlap.
+    """
+    tokens, pieces = x.size(0), hl.specialize(x.size(2))
+    hl.specialize((x.size(3), f.size(2), grad.stride(), f.stride(), x.stride(), post.stride()))
+    hl.specialize((comb.stride(), df.stride(), dx.stride(), dpost.stride(), dcomb.stride()))
+    block_p = hl.register_block_size(pieces)
+    for tile_t, tile_s in hl.tile([tokens, shares], block_size=[None, 1]):
+        first = tile_s.begin * (n - served) // max(shares - 1, 1)
+        zeros = hl.zeros([tile_t, block_p], dtype=torch.float32)
+        sum_post = nothing_summed(zeros, n)
+        sum_comb = nothing_summed(zeros, served * n)
+        for tile_p in hl.tile(pieces, block_size=block_p):
+            given = f[tile_t, tile_p, :].to(torch.float32)
+            if bias is not None:
+                given = given + bias[tile_p, :].to(torch.float32).unsqueeze(0)
+            of_post, of_comb = take_back(
+                grad, given, x, post, comb, df, dx, (tile_t, tile_p), n, first, served, transposed, how
+            )
+            sum_post = sum_post + of_post
+            sum_comb = sum_comb + of_comb
+        store_sums(dpost, dcomb, sum_post, sum_comb, tile_t, n, first, served, transposed)

@@ -1,0 +1,64 @@
+"""What a config of hc_post is chosen for, the config taken untuned, and what the tuner tries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.configs.store import Keyed
+from helion_sinkhorn.runtime.space import Grid, Items, largest_run, power_of_two, streamed
+from helion_sinkhorn.runtime.views import VECTOR_BYTES
+
+
+@dataclass(frozen=True)
+class PostCall(Keyed):
+    """The dtype of the streams, how many there are, and their columns."""
+
+    dtype: str
+    n: int
+    columns: int
+
+    @property
+    def run(self) -> int:
+        """Columns that a thread reads at once: 16 bytes where rows divide so, less of more than 8 streams.
+
+        At most half a row: Helion drops the index of an axis of one piece (docs/helion.md).
+        """
+        entries = VECTOR_BYTES // (4 if self.dtype == "float32" else 2)
+        return max(1, min(largest_run(self.columns, entries if self.n <= 8 else 2), self.columns // 2))
+
+    @property
+    def served(self) -> int:
+        """Input streams a program of the backward; a thread sums their products with all n, 64 at most."""
+        return self.n if self.n <= 8 else 4
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.n}x{self.columns}"
+
+
+def forward_config(call: PostCall, device: Device, warps: int, vectors: int = 1) -> Items:
+    """Blocks of `vectors` 16-byte loads a thread; rows shorter than that share a block."""
+    tokens, columns = streamed(call, device, warps, vectors)
+    return ("block_sizes", (tokens, columns)), ("num_warps", warps)
+
+
+def backward_config(call: PostCall, device: Device, warps: int, stages: int) -> Items:
+    """One token a block, a piece of its columns a thread, of which `stages` are on their way at a time."""
+    block = min(power_of_two(call.columns // call.run), warps * device.warp_size)
+    return ("block_sizes", (block, 1)), ("num_warps", warps), ("range_num_stages", (0, stages))
+
+
+def forward_default(call: PostCall, device: Device) -> tuple[Items, Items]:
+    return forward_config(call, device, 4), ()
+
+
+def backward_default(call: PostCall, device: Device) -> tuple[Items, Items]:
+    return backward_config(call, device, 4, 3 if device.vendor == "nvidia" else 0), ()
+
+
+def forward_space(call: PostCall, device: Device) -> tuple[Grid, ...]:
+    return ({"config": tuple(forward_config(call, device, w, v) for w in (1, 2, 4, 8) for v in (1, 2))},)
+
+
+def backward_space(call: PostCall, device: Device) -> tuple[Grid, ...]:
+    return ({"config": tuple(backward_config(call, device, w, s) for w in (1, 2, 4, 8) for s in (0, 2, 3))},)

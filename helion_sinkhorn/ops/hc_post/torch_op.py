@@ -1,0 +1,125 @@
+"""The torch operators of hc_post.
+
+`helion_sinkhorn::hc_post` returns the new streams, its backward (df, dx, dpost, dcomb); both take any leading
+shape; `implementation` is "helion" or "pytorch".  The gradient of the bias is a sum of df, made here.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from helion_sinkhorn.ops.hc_post import eager
+from helion_sinkhorn.runtime.gradients import NAMESPACE
+from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.torch_op import (
+    batch_first,
+    define,
+    differentiable,
+    differentiates,
+    last,
+    on_device,
+    operator_named,
+    sharding,
+)
+
+FORWARD, BACKWARD = "hc_post", "hc_post_backward"
+ARGUMENTS = "Tensor f, Tensor x, Tensor post, Tensor comb, Tensor? bias, str comb_order, str implementation"
+
+
+@functools.cache
+def _launch():
+    """The launcher, and with it Helion, on the first call that needs it."""
+    from helion_sinkhorn.ops.hc_post import launch
+
+    return launch
+
+
+def forward(f, x, *rest):
+    """The new streams; see api.hc_post."""
+    *rest, implementation = rest
+    if implementation == "pytorch" or x.numel() == 0:
+        with torch.autocast(x.device.type, enabled=False):
+            return eager.forward(f, x, *rest)
+    with on_device(x):
+        return _launch().forward(f, x, *rest)
+
+
+def backward(grad, f, x, *rest):
+    """(df, dx, dpost, dcomb)."""
+    *rest, implementation = rest
+    if implementation == "pytorch" or x.numel() == 0:
+        with torch.autocast(x.device.type, enabled=False):
+            return eager.backward(grad, f, x, *rest)
+    with on_device(x):
+        return _launch().backward(grad, f, x, *rest)
+
+
+def _empty_result(f, x, *rest):
+    return x.new_empty(x.shape)
+
+
+def _empty_gradients(grad, *arguments):
+    return tuple(t.new_empty(t.shape) for t in arguments[:4])
+
+
+def _keep(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:5])
+    ctx.arguments = inputs[5:]
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(ctx, grad):
+    if grad is None:
+        return (None,) * 7
+    f, x, post, comb, bias = ctx.saved_tensors
+    run = HcPostBackward.apply if differentiates(grad, f, x, post, comb) else call_backward
+    df, *others = run(grad, f, x, post, comb, bias, *ctx.arguments)
+    wanted = bias is not None and ctx.needs_input_grad[4]
+    dbias = gradient_of_bias(df, computing(x.dtype)).to(bias.dtype) if wanted else None
+    return df, *others, dbias, None, None
+
+
+def gradient_of_bias(df: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The sum of df over all tokens, in dtype; not of its rows as a matrix, which uneven shards cannot be."""
+    tokens = tuple(range(df.dim() - 1))
+    return df.sum(tokens, dtype=dtype) if tokens else df.to(dtype)
+
+
+call = define(FORWARD, f"({ARGUMENTS}) -> Tensor", forward, _empty_result, 5)
+call_backward = define(
+    BACKWARD, f"(Tensor grad, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)", backward, _empty_gradients, 6
+)
+HcPost = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
+HcPostBackward = last(BACKWARD, FORWARD, call_backward)
+
+
+def _register_vmap(name: str, first: int) -> None:
+    """Fold the mapped dimension into the tokens; `first` is the index of f.
+
+    A bias of each is added to f beforehand, in the type in which the operator itself would add them.
+    """
+    operator = operator_named(name)
+
+    @torch.library.register_vmap(f"{NAMESPACE}::{name}")
+    def _(info, in_dims, *arguments):
+        at, given = first + 4, list(arguments)
+        tensors = range(at)
+        for k in tensors:
+            given[k] = batch_first(arguments[k], in_dims[k], info.batch_size)
+        f = given[first]
+        if in_dims[at] is not None:
+            dtype = computing(given[first + 1].dtype)
+            bias = batch_first(arguments[at], in_dims[at], info.batch_size).to(dtype)
+            given[first] = f.to(dtype) + bias.view(len(bias), *[1] * (f.dim() - 2), -1)
+            given[at] = None
+        found = operator(*given)
+        if isinstance(found, torch.Tensor):
+            return found, 0
+        return (found[0].to(f.dtype), *found[1:]), (0,) * len(found)
+
+
+_register_vmap(FORWARD, 0)
+_register_vmap(BACKWARD, 1)
+register_sharding = sharding(hc_post=(1, 1), hc_post_backward=4)

@@ -1,0 +1,1 @@
+"""The collapse of mHC: a weighted sum over the residual streams."""

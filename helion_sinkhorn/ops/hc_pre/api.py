@@ -1,0 +1,72 @@
+"""hc_pre(...): the contract, its checks, and which implementation serves a call."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from helion_sinkhorn.ops.hc_pre import torch_op
+from helion_sinkhorn.runtime.checks import (
+    check_implementation,
+    check_same_device,
+    check_tensor,
+    implementation_for,
+)
+from helion_sinkhorn.runtime.torch_op import differentiates
+
+MOST_STREAMS = 16
+
+
+def hc_pre(x: torch.Tensor, pre: torch.Tensor, *, implementation: str = "auto") -> torch.Tensor:
+    """Collapse the n residual streams of mHC to the input of a sublayer: y_c = sum_i pre_i x_ic.
+
+    With dy the gradient of y, the gradients are
+        dx_ic = pre_i dy_c,    dpre_i = sum_c dy_c x_ic
+
+    Args:
+        x: (..., n, C), float32, bfloat16, float16 or float64, any layout: n streams, 1 to 16, of C entries.
+        pre: (..., n), any floating dtype, the leading dimensions of x; normally float32, as
+            hc_split_sinkhorn returns it.
+        implementation: "auto" takes the Helion kernels on a GPU and vectorised PyTorch elsewhere and in
+            float64; "helion" and "pytorch" ask for one of them.
+
+    Returns:
+        y (..., C), in the dtype of x.
+
+    Numerical policy: all arithmetic in float32 (float64 for float64 x) whatever the inputs or autocast; one
+        rounding to the dtype of x, or of pre for dpre, at the end.  Bitwise reproducible, and a token's
+        results do not depend on the tokens around it under one config.
+
+    Raises:
+        TypeError: an argument is no floating-point tensor.
+        ValueError: shapes that do not fit, more than 16 streams, devices that differ, an unknown
+            implementation.
+        NotImplementedError: implementation="helion" on a CPU or in float64; double backward.
+
+    Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), equation 3.
+    """
+    implementation = check_implementation(implementation)
+    _check(x, pre)
+    serves = implementation_for(implementation, "x", x)
+    plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in (x, pre))
+    if not plain and "torch.distributed.tensor" in sys.modules:
+        torch_op.register_sharding()
+    run = torch_op.HcPre.apply if differentiates(x, pre) else torch_op.call
+    return run(x, pre, serves)
+
+
+def _check(x, pre) -> None:
+    for name, t, shape in (("x", x, "(..., n, C)"), ("pre", pre, "(..., n)")):
+        check_tensor(name, t, shape)
+        check_same_device(name, t, "x", x)
+    if x.dim() < 2 or not 1 <= x.shape[-2] <= MOST_STREAMS or x.shape[-1] < 1:
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}; pass (..., n, C): n streams, 1 to {MOST_STREAMS}, of C entries, "
+            "at least 1"
+        )
+    if pre.shape != x.shape[:-1]:
+        raise ValueError(
+            f"pre has shape {tuple(pre.shape)}; for this x pass (..., n), {tuple(x.shape[:-1])}: "
+            "a weight for each stream of each token"
+        )

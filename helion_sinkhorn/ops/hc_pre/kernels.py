@@ -1,0 +1,62 @@
+"""The Helion kernel bodies of hc_pre: the weighted sum of a token's streams, and its gradients.
+
+A program takes a block of columns of a few tokens, in the backward all columns one block after another, so
+that sums over columns stay in registers and the upstream gradient is read once.
+"""
+
+from __future__ import annotations
+
+import helion.language as hl
+import torch
+
+from helion_sinkhorn.runtime.device_math import multiply_add
+
+
+def weighted(x, pre, tile_t, tile_c, n, how):
+    """sum_i pre_i x_i in float32, the streams in their order."""
+    total = hl.zeros([tile_t, tile_c], dtype=torch.float32)
+    for i in range(n):
+        # hl.load: in a helper Helion takes an index for an operation on the host
+        weight = hl.load(pre, [tile_t, i]).to(torch.float32).unsqueeze(1)
+        total = multiply_add(weight, hl.load(x, [tile_t, i, tile_c]).to(torch.float32), total, how)
+    return total
+
+
+def hc_pre_forward(
+    x: torch.Tensor,
+    pre: torch.Tensor,
+    y: torch.Tensor,
+    n: hl.constexpr,
+    columns: hl.constexpr,
+    how: hl.constexpr,
+):
+    """y (T, C) for x (T, n, C) and pre (T, n)."""
+    tokens = x.size(0)
+    hl.specialize((x.stride(), pre.stride(), y.stride()))
+    for tile_t, tile_c in hl.tile([tokens, columns]):
+        y[tile_t, tile_c] = weighted(x, pre, tile_t, tile_c, n, how).to(y.dtype)
+
+
+def hc_pre_backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    pre: torch.Tensor,
+    dx: torch.Tensor,
+    dpre: torch.Tensor,
+    n: hl.constexpr,
+    columns: hl.constexpr,
+    padded: hl.constexpr,
+    how: hl.constexpr,
+):
+    """dx (T, n, C) = pre dy and dpre (T, n) = sum over columns of dy x; `padded` is n as a power of two."""
+    tokens = x.size(0)
+    hl.specialize((dy.stride(), x.stride(), pre.stride(), dx.stride(), dpre.stride()))
+    block_c = hl.register_block_size(columns)
+    for tile_t, tile_i in hl.tile([tokens, n], block_size=[None, padded]):
+        weights = pre[tile_t, tile_i].to(torch.float32).unsqueeze(2)
+        sums = hl.zeros([tile_t, tile_i, block_c], dtype=torch.float32)
+        for tile_c in hl.tile(columns, block_size=block_c):
+            g = dy[tile_t, tile_c].to(torch.float32).unsqueeze(1)
+            sums = multiply_add(g, x[tile_t, tile_i, tile_c].to(torch.float32), sums, how)
+            dx[tile_t, tile_i, tile_c] = (weights * g).to(dx.dtype)
+        dpre[tile_t, tile_i] = sums.sum(2).to(dpre.dtype)

@@ -1,0 +1,76 @@
+"""From tensors to launches of hc_pre: views, the choice of configs."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from helion_sinkhorn.configs.store import Key
+from helion_sinkhorn.ops.hc_pre.kernels import hc_pre_backward, hc_pre_forward
+from helion_sinkhorn.ops.hc_pre.space import (
+    PreCall,
+    backward_default,
+    backward_space,
+    forward_default,
+    forward_space,
+)
+from helion_sinkhorn.ops.hc_pre.workloads import ROWS
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.serving import Served, launch_kept, layout_key, run_and_keep, serve
+from helion_sinkhorn.runtime.space import power_of_two
+from helion_sinkhorn.runtime.views import flattened
+
+FORWARD, BACKWARD = "hc_pre_forward", "hc_pre_backward"
+KERNELS = {
+    FORWARD: Kernel(FORWARD, hc_pre_forward, PreCall, forward_default, forward_space),
+    BACKWARD: Kernel(BACKWARD, hc_pre_backward, PreCall, backward_default, backward_space),
+}
+
+
+def call_for(n: int, columns: int, dtype: torch.dtype) -> PreCall:
+    """What the configs of a call are chosen for."""
+    return PreCall(str(dtype)[6:], n, columns)
+
+
+@functools.cache
+def tuned_keys() -> frozenset[Key]:
+    """Keys, without the batch, that `make tune` covers."""
+    return frozenset(call_for(w.n, w.c, w.dtype).key for w in ROWS if "tune" in w.tags)
+
+
+def forward(x: torch.Tensor, pre: torch.Tensor, choice: Choice | None = None) -> torch.Tensor:
+    """y (..., C); the contract is api.hc_pre's."""
+    n, columns = x.shape[-2:]
+    y = torch.empty((*x.shape[:-2], columns), dtype=x.dtype, device=x.device)
+    x, pre, out = flattened(x, 2), flattened(pre, 1), y.view(-1, columns)
+    tensors = x, pre, out
+    key = FORWARD, layout_key(*tensors), choice
+    if launch_kept(key, *tensors):
+        return y
+
+    def launch(served: Served) -> None:
+        run_and_keep(served.kernel, tensors, (n, columns, served.reciprocal), tensors, key)
+
+    serve(KERNELS, FORWARD, call_for(n, columns, x.dtype), x.size(0), x, launch, tuned_keys, choice)
+    return y
+
+
+def backward(
+    dy: torch.Tensor, x: torch.Tensor, pre: torch.Tensor, choice: Choice | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(dx, dpre)."""
+    n, columns = x.shape[-2:]
+    dx, dpre = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (x, pre))
+    dy, x, pre = flattened(dy, 1), flattened(x, 2), flattened(pre, 1)
+    tensors = dy, x, pre, dx.view(-1, n, columns), dpre.view(-1, n)
+    key = BACKWARD, layout_key(*tensors), choice
+    if launch_kept(key, *tensors):
+        return dx, dpre
+
+    def launch(served: Served) -> None:
+        own = n, columns, power_of_two(n), served.reciprocal
+        run_and_keep(served.kernel, tensors, own, tensors, key)
+
+    serve(KERNELS, BACKWARD, call_for(n, columns, x.dtype), x.size(0), x, launch, tuned_keys, choice)
+    return dx, dpre

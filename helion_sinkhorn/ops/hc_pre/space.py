@@ -1,0 +1,50 @@
+"""What a config of hc_pre is chosen for, the config taken untuned, and what the tuner tries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.configs.store import Keyed
+from helion_sinkhorn.runtime.space import Grid, Items, streamed
+
+
+@dataclass(frozen=True)
+class PreCall(Keyed):
+    """The dtype of the streams, how many there are, and their columns."""
+
+    dtype: str
+    n: int
+    columns: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.n}x{self.columns}"
+
+
+def config(call: PreCall, device: Device, warps: int, vectors: int = 1) -> Items:
+    """Blocks of `vectors` 16-byte loads a thread; rows shorter than that share a block."""
+    tokens, columns = streamed(call, device, warps, vectors)
+    return ("block_sizes", (tokens, columns)), ("num_warps", warps)
+
+
+def by_columns(call: PreCall, device: Device, warps: int, vectors: int = 1) -> Items:
+    """One token a block, which takes its columns in blocks of that size."""
+    _, columns = streamed(call, device, warps, vectors)
+    return ("block_sizes", (columns, 1)), ("num_warps", warps)
+
+
+def forward_default(call: PreCall, device: Device) -> tuple[Items, Items]:
+    return config(call, device, 4), ()
+
+
+def backward_default(call: PreCall, device: Device) -> tuple[Items, Items]:
+    # a thread keeps n sums for each of its columns
+    return by_columns(call, device, 4 if call.n <= 8 else 8), ()
+
+
+def forward_space(call: PreCall, device: Device) -> tuple[Grid, ...]:
+    return ({"config": tuple(config(call, device, w, v) for w in (1, 2, 4, 8) for v in (1, 2))},)
+
+
+def backward_space(call: PreCall, device: Device) -> tuple[Grid, ...]:
+    return ({"config": tuple(by_columns(call, device, w, v) for w in (1, 2, 4, 8) for v in (1, 2))},)

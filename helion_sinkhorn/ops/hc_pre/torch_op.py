@@ -1,0 +1,85 @@
+"""The torch operators of hc_pre.
+
+`helion_sinkhorn::hc_pre` returns y, its backward (dx, dpre); both take any leading shape; `implementation` is
+"helion" or "pytorch".
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from helion_sinkhorn.ops.hc_pre import eager
+from helion_sinkhorn.runtime.torch_op import (
+    define,
+    differentiable,
+    differentiates,
+    fold_vmap,
+    last,
+    on_device,
+    sharding,
+)
+
+FORWARD, BACKWARD = "hc_pre", "hc_pre_backward"
+
+
+@functools.cache
+def _launch():
+    """The launcher, and with it Helion, on the first call that needs it."""
+    from helion_sinkhorn.ops.hc_pre import launch
+
+    return launch
+
+
+def forward(x, pre, implementation):
+    """y; see api.hc_pre."""
+    if implementation == "pytorch" or x.numel() == 0:
+        with torch.autocast(x.device.type, enabled=False):
+            return eager.forward(x, pre)
+    with on_device(x):
+        return _launch().forward(x, pre)
+
+
+def backward(dy, x, pre, implementation):
+    """(dx, dpre)."""
+    if implementation == "pytorch" or x.numel() == 0:
+        with torch.autocast(x.device.type, enabled=False):
+            return eager.backward(dy, x, pre)
+    with on_device(x):
+        return _launch().backward(dy, x, pre)
+
+
+def _empty_result(x, pre, implementation):
+    return x.new_empty(*x.shape[:-2], x.size(-1))
+
+
+def _empty_gradients(dy, x, pre, implementation):
+    return x.new_empty(x.shape), pre.new_empty(pre.shape)
+
+
+def _keep(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2])
+    ctx.implementation = inputs[2]
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(ctx, dy):
+    if dy is None:
+        return None, None, None
+    x, pre = ctx.saved_tensors
+    run = HcPreBackward.apply if differentiates(dy, x, pre) else call_backward
+    return *run(dy, x, pre, ctx.implementation), None
+
+
+call = define(FORWARD, "(Tensor x, Tensor pre, str implementation) -> Tensor", forward, _empty_result, 2)
+call_backward = define(
+    BACKWARD,
+    "(Tensor dy, Tensor x, Tensor pre, str implementation) -> (Tensor, Tensor)",
+    backward, _empty_gradients, 3,
+)  # fmt: skip
+HcPre = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
+HcPreBackward = last(BACKWARD, FORWARD, call_backward)
+fold_vmap(FORWARD, 1)
+fold_vmap(BACKWARD, 2)
+register_sharding = sharding(hc_pre=1, hc_pre_backward=(2, 1))

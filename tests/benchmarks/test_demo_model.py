@@ -1,0 +1,72 @@
+"""make demo-model: what it prints, and that it fails where the model is another one."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip(
+    "transformers.models.deepseek_v4", reason="the oracle extra brings it: transformers==5.23.0"
+)
+
+from benchmarks.demo_model import __main__ as demo
+from benchmarks.demo_model.model import Chain
+from helion_sinkhorn import hc_post
+from helion_sinkhorn.integrations import transformers as integration
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    """The demo with a few steps: its exit status and what it prints."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(demo, "LEARNED", 1.0)
+    monkeypatch.setattr(
+        sys, "argv", ["demo_model", "--steps", "6", "--device", "cpu", "--output", str(tmp_path / "x.png")]
+    )
+
+    def call():
+        status = demo.main()
+        return status, capsys.readouterr().out
+
+    yield call
+    torch.set_num_threads(threads)
+
+
+def test_it_passes_and_draws(run, tmp_path):
+    status, printed = run()
+    assert status == 0
+    assert "FAILED" not in printed
+    assert "all 54 gradients" in printed
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+def test_it_fails_with_comb_transposed(run, monkeypatch):
+    monkeypatch.setattr(
+        integration, "hc_post", lambda f, x, post, comb: hc_post(f, x, post, comb, comb_order="oi")
+    )
+    status, printed = run()
+    assert status == 1
+    assert "FAILED" in printed
+
+
+def test_it_fails_when_nothing_is_learned(run, monkeypatch):
+    monkeypatch.setattr(demo, "LEARNED", 0.01)
+    status, printed = run()
+    assert status == 1
+    assert printed.count("FAILED") == 1
+
+
+def test_the_chain_is_one():
+    chain = Chain(5)
+    generator = torch.Generator().manual_seed(0)
+    tokens = chain.draw(4000, 9, generator)
+    pairs = tokens.unfold(1, 2, 1).flatten(0, 1)
+    counts = torch.zeros(5, 5, dtype=torch.float64).index_put_(
+        tuple(pairs.T), torch.ones(len(pairs), dtype=torch.float64), True
+    )
+    # 32000 pairs: a share is known to a few thousandths
+    assert ((counts / counts.sum()) - chain.stationary[:, None] * chain.transitions).abs().max() < 0.01
+    surprise = -chain.transitions[pairs[:, 0], pairs[:, 1]].log().mean()
+    assert abs(surprise - chain.entropy) < 0.02

@@ -1,0 +1,420 @@
+"""hc_mixes on a CPU: values and gradients against float64, the contract, what it stands in for."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helion_sinkhorn import hc_mixes, reference
+from helion_sinkhorn.ops.hc_mixes.budget import RESULTS, evaluated
+from helion_sinkhorn.ops.hc_mixes.workloads import ROWS, MixesWorkload
+from helion_sinkhorn.testing.rounding import UNIT, worst
+
+PAGE = Path(__file__).parents[2] / "docs" / "hc_mixes.md"
+CI = [row for row in ROWS if "ci" in row.tags]
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def inputs(*lead, n=4, c=24, m=None, dtype=torch.float32, seed=0, spread=1.0):
+    """(x (..., n, c), fn (m, n c), dmixes (..., m)), the last two float32, or float64 if x is."""
+    rest = torch.float64 if dtype == torch.float64 else torch.float32
+    m = n * n + 2 * n if m is None else m
+    return (
+        randn(*lead, n, c, seed=seed, dtype=dtype, scale=spread),
+        randn(m, n * c, seed=seed + 1, dtype=rest, scale=0.02),
+        randn(*lead, m, seed=seed + 2, dtype=rest),
+    )
+
+
+def results(x, fn, dmixes, *weight, f=hc_mixes, **options) -> list[torch.Tensor]:
+    """mixes, dx, dfn and, of a norm weight that is given, its gradient."""
+    leaves = [t.detach().requires_grad_() for t in (x, fn, *weight)]
+    mixes = f(leaves[0], leaves[1], norm_weight=leaves[2] if weight else None, **options)
+    return [mixes.detach(), *torch.autograd.grad(mixes, leaves, dmixes)]
+
+
+def exact(*tensors, **options) -> list[torch.Tensor]:
+    """The same by autograd of the specification in float64."""
+    return results(*(t.double() for t in tensors), f=reference.hc_mixes, **options)
+
+
+def assert_within_budget(x, fn, dmixes, found=None, **options) -> None:
+    """mixes, dx and dfn of a call without a norm weight, as one element of the budget."""
+    workload = MixesWorkload("asked", 1, frozenset(), "a test", dtype=x.dtype, **options)
+    size = fn.size(1)
+    flat = x.reshape(1, x.numel() // size, size), dmixes.reshape(1, -1, fn.size(0)), fn[None]
+    truth = evaluated(workload, *flat)
+    found = results(x, fn, dmixes, **options) if found is None else found
+    shares = {
+        name: worst(t.reshape(truth[name].value.shape), truth[name].value, truth[name].budget)
+        for name, t in zip(RESULTS, found[:3], strict=True)
+    }
+    assert max(shares.values()) <= 1, shares
+
+
+@pytest.mark.parametrize("row", CI, ids=lambda row: row.name)
+def test_every_workload_is_within_its_budget(row):
+    x, fn, weight, dmixes = row.make_inputs()
+    weighted = fn if weight is None else fn * weight
+    for k in range(row.batch):
+        assert_within_budget(x[k], weighted, dmixes[k], **row.options)
+
+
+@pytest.mark.parametrize("row", [row for row in CI if row.norm_weight], ids=lambda row: row.name)
+def test_a_norm_weight_and_its_gradient(row):
+    """It multiplies fn in float32, and its gradient is a sum of M products with fn's."""
+    x, fn, weight, dmixes = (t.flatten(0, 1) if t.dim() > 2 else t for t in row.make_inputs())
+    found = results(x, fn, dmixes, weight, norm_eps=row.norm_eps)
+    folded = results(x, fn * weight, dmixes, norm_eps=row.norm_eps)
+    assert_equal(found[:2], folded[:2])
+    _, _, dfn, dweight = exact(x, fn, dmixes, weight, norm_eps=row.norm_eps)
+    workload = MixesWorkload("asked", 1, frozenset(), "a test", dtype=x.dtype, norm_eps=row.norm_eps)
+    of_folded = evaluated(workload, x.flatten(1)[None], dmixes[None], (fn * weight)[None])["dfn"]
+    size = of_folded.value[0].abs()
+    budget = of_folded.budget[0] + 2 * UNIT * size
+    assert ((found[2] - dfn).abs() <= budget * weight.abs()).all()
+    limit = ((budget + row.m * UNIT * size) * fn.abs()).sum(0)
+    assert ((found[3] - dweight).abs() <= limit).all()
+    assert (dweight.abs() > 10 * limit).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("eps_outside", [False, True])
+@pytest.mark.parametrize(("n", "c", "m"), [(1, 7, 3), (4, 5, 24), (3, 3, 1), (5, 4, 35)])
+def test_float64_is_the_specification(n, c, m, eps_outside):
+    tensors = (*inputs(2, 3, n=n, c=c, m=m, dtype=torch.float64), 1 + randn(n * c, seed=7).double())
+    if n == 1:
+        tensors = tensors[0].flatten(-2), *tensors[1:]
+    found = results(*tensors, eps_outside=eps_outside, norm_eps=0.3)
+    expected = exact(*tensors, eps_outside=eps_outside, norm_eps=0.3)
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == torch.float64
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("eps_outside", [False, True])
+def test_gradients_by_finite_differences(eps_outside):
+    x, fn, _ = inputs(2, n=2, c=3, dtype=torch.float64)
+    leaves = [t.requires_grad_() for t in (x, 50 * fn, 1 + randn(6, seed=7).double())]
+
+    def f(x, fn, weight):
+        return hc_mixes(x, fn, 0.1, weight, eps_outside=eps_outside)
+
+    torch.autograd.gradcheck(f, leaves)
+
+
+def by_hand(x, fn, norm_eps, eps_outside):
+    """The equations for one token, number by number, in Python floats."""
+    q = sum(v * v for v in x) / len(x)
+    r = 1 / (math.sqrt(q) + norm_eps) if eps_outside else 1 / math.sqrt(q + norm_eps)
+    return [r * sum(v * w for v, w in zip(x, row, strict=True)) for row in fn]
+
+
+@pytest.mark.parametrize("eps_outside", [False, True])
+def test_the_specification_by_hand(eps_outside):
+    x, fn, _ = inputs(3, n=2, c=5, dtype=torch.float64)
+    rows = x.flatten(1).tolist()
+    expected = torch.tensor([by_hand(row, fn.tolist(), 0.2, eps_outside) for row in rows])
+    for f in (reference.hc_mixes, hc_mixes):
+        torch.testing.assert_close(f(x, fn, 0.2, eps_outside=eps_outside), expected.double())
+
+
+def test_streams_follow_one_another_in_a_row_of_fn():
+    """fn[:, i C + c] goes with x[..., i, c]."""
+    x = torch.zeros(2, 3)
+    x[1, 2] = 2.0
+    fn = torch.arange(6.0)[None]
+    r = 1 / math.sqrt(4 / 6 + 1e-6)
+    torch.testing.assert_close(hc_mixes(x, fn), torch.tensor([10 * r]))
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 3), (2, 1, 2, 3), (0,), (2, 0, 3)], ids=str)
+@pytest.mark.parametrize("merged", [False, True])
+def test_any_leading_shape(lead, merged):
+    x, fn, dmixes = inputs(*lead)
+    x = x.flatten(-2) if merged else x
+    found = results(x, fn, dmixes)
+    assert [t.shape for t in found] == [(*lead, 24), x.shape, fn.shape]
+    if 0 in lead:
+        assert not found[2].any()
+    else:
+        assert_within_budget(x, fn, dmixes, found)
+
+
+def test_what_ends_in_every_column_is_merged():
+    x, fn, _ = inputs(3, n=1, c=10, m=3)
+    assert hc_mixes(x, fn).shape == (3, 1, 3)
+    assert torch.equal(hc_mixes(x.flatten(-2), fn), hc_mixes(x, fn)[:, 0])
+
+
+@pytest.mark.parametrize("n", range(1, 17))
+def test_any_number_of_streams(n):
+    x, fn, dmixes = inputs(6, n=n, c=7)
+    assert_within_budget(x.flatten(-2) if n == 1 else x, fn, dmixes)
+
+
+LAYOUTS = {
+    "transposed": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+    "columns first": lambda t: t.movedim(-1, 0).contiguous().movedim(0, -1),
+    "every other column": lambda t: t.repeat_interleave(2, -1)[..., ::2],
+    "a slice": lambda t: torch.cat([t, t], -1)[..., t.size(-1) :],
+    "an expanded batch": lambda t: t[:1, :1].expand_as(t),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_layout(layout):
+    x, fn, dmixes = inputs(3, 5)
+    change = LAYOUTS[layout]
+    moved = change(x), change(fn[None, None])[0, 0], change(dmixes)
+    assert not any(t.is_contiguous() for t in (moved[0], moved[2]))
+    assert_equal(results(*moved), results(*(t.contiguous() for t in moved)))
+
+
+def test_an_expanded_gradient_of_a_sum():
+    x, fn, _ = inputs(3, 5)
+    leaves = [t.requires_grad_() for t in (x, fn)]
+    found = torch.autograd.grad(hc_mixes(*leaves).sum(), leaves)
+    assert_equal(found, results(x, fn, torch.ones(3, 5, 24))[1:])
+
+
+@pytest.mark.parametrize("of_fn", FLOATS, ids=str)
+@pytest.mark.parametrize("of_x", FLOATS, ids=str)
+def test_dtypes_of_streams_and_of_fn(of_x, of_fn):
+    x, fn, dmixes = inputs(40, dtype=of_x)
+    fn, weight = fn.to(of_fn), (1 + 0.2 * randn(fn.size(1))).to(of_fn)
+    wide = torch.float64 if of_x == torch.float64 else torch.float32
+    found = results(x, fn, dmixes, weight)
+    assert [t.dtype for t in found] == [wide, of_x, of_fn, of_fn]
+    # parameters are widened, computed with and their gradients rounded once
+    same = results(x, fn.to(wide), dmixes, weight.to(wide))
+    assert_equal(found, [same[0], same[1], same[2].to(of_fn), same[3].to(of_fn)])
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (1, 2)], ids=str)
+def test_gradients_of_some_arguments(wanted):
+    x, fn, dmixes = inputs(5)
+    weight = 1 + 0.2 * randn(fn.size(1))
+    leaves = [t.clone().requires_grad_(i in wanted) for i, t in enumerate((x, fn, weight))]
+    found = torch.autograd.grad(
+        hc_mixes(leaves[0], leaves[1], 1e-6, leaves[2]), [leaves[i] for i in wanted], dmixes
+    )
+    every = results(x, fn, dmixes, weight)[1:]
+    assert_equal(found, [every[i] for i in wanted])
+
+
+def test_tf32_is_float32_on_pytorch():
+    tensors = inputs(40, dtype=torch.bfloat16)
+    assert_equal(results(*tensors), results(*tensors, precision="tf32"))
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 16), st.integers(1, 40), st.integers(1, 40), st.lists(st.integers(1, 4), max_size=3),
+    st.sampled_from(FLOATS[:3]), st.sampled_from((1e-20, 1e-6, 0.1)), st.booleans(),
+    st.sampled_from((1e-3, 1.0, 30.0)), st.integers(0, 99),
+)  # fmt: skip
+def test_any_call_is_within_its_budget(n, c, m, lead, dtype, norm_eps, eps_outside, spread, seed):
+    x, fn, dmixes = inputs(*lead, n=n, c=c, m=m, dtype=dtype, seed=seed, spread=spread)
+    x = x.flatten(-2) if n == 1 or c == 1 else x
+    if not x.any():
+        return
+    options = {"norm_eps": norm_eps, "eps_outside": eps_outside}
+    found = results(x, fn, dmixes, **options)
+    if found[1].isfinite().all():
+        assert_within_budget(x, fn, dmixes, found, **options)
+
+
+# --- the edges of the norm -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm_eps", [1e-6, 1e-20, 2.0**-126])
+@pytest.mark.parametrize("eps_outside", [False, True])
+def test_a_token_of_zeros(norm_eps, eps_outside):
+    """mixes is linear there: dx is dmixes fn, divided by the norm eps or its root."""
+    x, fn, dmixes = inputs(3, dtype=torch.float32)
+    x[1] = 0
+    if eps_outside:
+        # dx of 1e38 would be beyond float32
+        dmixes[1] *= 1e-3 if norm_eps < 1e-30 else 1.0
+    found = results(x, fn, dmixes, norm_eps=norm_eps, eps_outside=eps_outside)
+    assert not found[0][1].any()
+    r = 1 / (norm_eps if eps_outside else math.sqrt(norm_eps))
+    expected = (dmixes[1].double() @ fn.double() * r).view(4, 24)
+    limit = 24 * 4 * UNIT * r * (dmixes[1].abs() @ fn.abs()).view(4, 24).double()
+    assert ((found[1][1] - expected).abs() <= limit).all()
+    clean = [0, 2]
+    alone = results(x[clean], fn, dmixes[clean], norm_eps=norm_eps, eps_outside=eps_outside)
+    assert_equal([found[0][clean], found[1][clean]], alone[:2])
+    assert found[2].isfinite().all()
+
+
+@pytest.mark.parametrize("eps_outside", [False, True])
+def test_squares_that_underflow(eps_outside):
+    """Values of 1e-30: their squares are 0 in float32, and norm_eps is all of the norm."""
+    x, fn, dmixes = inputs(3, spread=1e-30)
+    found = results(x, fn, dmixes, norm_eps=1e-20, eps_outside=eps_outside)
+    truth = exact(x, fn, dmixes, norm_eps=1e-20, eps_outside=eps_outside)
+    for a, b in zip(found, truth, strict=True):
+        assert (a - b).abs().max() <= 2e-6 * b.abs().max()
+
+
+def test_squares_that_overflow():
+    """r is 0, and so are mixes and gradients, where the mean square is beyond float32."""
+    x, fn, dmixes = inputs(3)
+    x[1] *= 1e20
+    for eps_outside in (False, True):
+        found = results(x, fn, dmixes, eps_outside=eps_outside)
+        assert all(t.isfinite().all() for t in found)
+        assert not found[0][1].any()
+        assert not found[1][1].any()
+
+
+def test_eps_inside_and_outside_differ_as_they_should():
+    x, fn, _ = inputs(50)
+    inside, outside = (hc_mixes(x, fn, 0.25, eps_outside=o) for o in (False, True))
+    q = x.flatten(1).square().mean(-1, keepdim=True)
+    torch.testing.assert_close(outside / inside, ((q + 0.25).sqrt() / (q.sqrt() + 0.25)).expand_as(inside))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(("n", "c", "m"), [(1, 37, 3), (3, 33, 15), (4, 24, 24), (4, 1024, 24), (5, 7, 35),
+                                           (16, 33, 288), (4, 33, 1), (2, 512, 4)], ids=str)  # fmt: skip
+def test_the_batch_around_a_token_changes_no_bit_of_it(n, c, m, dtype):
+    tokens = 300
+    x, fn, dmixes = inputs(tokens, n=n, c=c, m=m, dtype=dtype)
+    x = x.flatten(-2) if n == 1 else x
+    whole = results(x, fn, dmixes)
+    alone = [slice(i, i + 1) for i in range(0, tokens, 13)]
+    for part in (*alone, slice(0, 9), slice(2, tokens), slice(1, tokens, 2), slice(5, 70), slice(0, 32)):
+        found = results(x[part], fn, dmixes[part])
+        assert_equal(found[:2], [t[part] for t in whole[:2]])
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_a_token_that_is_not_finite_stays_one(poison):
+    x, fn, dmixes = inputs(70)
+    bad = x.clone()
+    bad[40, 1] = poison
+    found, clean = results(bad, fn, dmixes), results(x, fn, dmixes)
+    others = torch.arange(70) != 40
+    assert_equal([t[others] for t in found[:2]], [t[others] for t in clean[:2]])
+    assert found[0][40].isnan().all()
+    assert found[1][40].isnan().any()
+    # what a token leaves in a buffer goes nowhere
+    later = results(torch.cat([bad, x[:3]]), fn, torch.cat([dmixes, dmixes[:3]]))
+    assert_equal([later[0][70:]], [clean[0][:3]])
+
+
+def test_repeated_calls_give_the_same_bits():
+    tensors = inputs(301)
+    assert_equal(results(*tensors), results(*tensors))
+
+
+X, FN = torch.zeros(2, 4, 5), torch.zeros(24, 20)
+OK = X, FN
+EPS = r"pass a finite float of at least 1\.2e-38, float32's smallest normal number"
+REFUSED = {
+    "x is a list": (([1.0], FN), {}, TypeError, r"x is a list; pass a torch.Tensor of shape \(..., n, C\)"),
+    "x of integers": ((X.long(), FN), {}, TypeError, "x has dtype torch.int64; accepted are torch.float32"),
+    "x is sparse": ((X.to_sparse(), FN), {}, TypeError, r"x has layout torch.sparse_coo.*\.to_dense\(\)"),
+    "x of other columns": ((torch.zeros(2, 4, 6), FN), {}, ValueError,
+                           r"x has shape \(2, 4, 6\); for fn \(24, 20\) pass \(..., n, C\) with n C = 20, "
+                           r"or \(..., 20\)"),
+    "x of one dimension": ((torch.zeros(19), FN), {}, ValueError, r"x has shape \(19,\)"),
+    "x without dimensions": ((torch.zeros(()), FN), {}, ValueError, r"x has shape \(\)"),
+    "streams transposed away": ((torch.zeros(4, 2, 5), FN), {}, ValueError, r"x has shape \(4, 2, 5\)"),
+    "fn is a list": ((X, [1.0]), {}, TypeError, r"fn is a list; pass a torch.Tensor of shape \(M, n C\)"),
+    "fn of integers": ((X, FN.int()), {}, TypeError, "fn has dtype torch.int32"),
+    "fn of one row as a vector": ((X, FN[0]), {}, ValueError, r"fn has shape \(20,\); pass \(M, n C\)"),
+    "fn without rows": ((X, FN[:0]), {}, ValueError, r"fn has shape \(0, 20\).*1 to 288 rows"),
+    "fn of too many rows": ((X, torch.zeros(289, 20)), {}, ValueError, r"fn has shape \(289, 20\)"),
+    "fn without columns": ((X, torch.zeros(24, 0)), {}, ValueError, r"fn has shape \(24, 0\)"),
+    "fn elsewhere": ((X, FN.to("meta")), {}, ValueError, "fn is on meta, x on cpu; move one"),
+    "norm_weight of other columns": (OK, {"norm_weight": torch.ones(5)}, ValueError,
+                                     r"norm_weight has shape \(5,\); for fn \(24, 20\) pass \(20,\)"),
+    "norm_weight is a number": (OK, {"norm_weight": 1.0}, TypeError,
+                                r"norm_weight is a float; pass a torch.Tensor of shape \(n C,\)"),
+    "norm_weight of integers": (OK, {"norm_weight": torch.ones(20).int()}, TypeError,
+                                "norm_weight has dtype torch.int32"),
+    "norm_weight elsewhere": (OK, {"norm_weight": torch.ones(20, device="meta")}, ValueError,
+                              "norm_weight is on meta, x on cpu"),
+    "norm_eps is None": (OK, {"norm_eps": None}, TypeError, f"norm_eps is None; {EPS}"),
+    "norm_eps is a flag": (OK, {"norm_eps": True}, TypeError, f"norm_eps is True; {EPS}"),
+    "norm_eps is 0": (OK, {"norm_eps": 0.0}, ValueError, f"norm_eps is 0.0; {EPS}: with less a token of"),
+    "norm_eps is negative": (OK, {"norm_eps": -1e-6}, ValueError, f"norm_eps is -1e-06; {EPS}"),
+    "norm_eps is subnormal": (OK, {"norm_eps": 1e-38}, ValueError, f"norm_eps is 1e-38; {EPS}"),
+    "norm_eps is infinite": (OK, {"norm_eps": math.inf}, ValueError, f"norm_eps is inf; {EPS}"),
+    "norm_eps is nan": (OK, {"norm_eps": math.nan}, ValueError, f"norm_eps is nan; {EPS}"),
+    "norm_eps beyond floats": (OK, {"norm_eps": 10**400}, ValueError, "norm_eps is beyond the range"),
+    "another precision": (OK, {"precision": "bfloat16"}, ValueError,
+                          "precision is 'bfloat16'; use one of 'float32', 'tf32'"),
+    "eps_outside is a number": (OK, {"eps_outside": 1}, TypeError, "eps_outside is 1; pass True or False"),
+    "another implementation": (OK, {"implementation": "cuda"}, ValueError, "implementation is 'cuda'"),
+    "kernels on a CPU": (OK, {"implementation": "helion"}, NotImplementedError,
+                         "x is on cpu; use implementation='auto'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_what_to_do(case):
+    arguments, options, kind, said = REFUSED[case]
+    with pytest.raises(kind, match=said):
+        hc_mixes(*arguments, **options)
+
+
+def test_the_least_norm_eps_is_taken():
+    x, fn, _ = inputs(3)
+    torch.testing.assert_close(hc_mixes(x, fn, 2.0**-126), hc_mixes(x, fn, 1e-20))
+
+
+# --- what it stands in for -------------------------------------------------------------------------------
+
+
+def blocks(section: str) -> list[str]:
+    """Python blocks under a heading of the page, up to the next one."""
+    found, here = [], False
+    for text, code in re.findall(r"(.*?)(?:^```python\n(.*?)^```$|\Z)", PAGE.read_text(), re.S | re.M):
+        headings = re.findall(r"^#+ (.*)$", text, re.M)
+        here = headings[-1] == section if headings else here
+        if here and code:
+            found.append(code)
+    return found
+
+
+def test_the_example_of_the_page_prints_what_the_page_says(capsys):
+    (example,) = blocks("hc_mixes")
+    exec(compile(example, str(PAGE), "exec"), {})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"^# (.*)$", example, re.M)
+
+
+def test_the_projection_of_transformers():
+    """RMSNorm of the merged streams and then a linear layer, as DeepseekV4HyperConnection has them."""
+    x, fn, dmixes = inputs(2, 7, c=32)
+
+    def theirs(x, fn, norm_weight=None):
+        flat = x.flatten(-2).float()
+        normed = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + 1e-6)
+        return torch.nn.functional.linear(normed, fn)
+
+    for a, b in zip(results(x, fn, dmixes), results(x, fn, dmixes, f=theirs), strict=True):
+        assert (a - b).abs().max() <= 1e-5 * b.abs().max()
+
+
+def test_a_weighted_rms_norm_before_a_linear_layer():
+    """torch's RMSNorm with a weight, and a bias-free linear layer behind it."""
+    x, fn, dmixes = inputs(9)
+    norm = torch.nn.RMSNorm(96, eps=1e-5)
+    with torch.no_grad():
+        norm.weight.copy_(1 + 0.3 * randn(96, seed=5))
+    leaves = [x.flatten(-2).requires_grad_(), fn.requires_grad_(), norm.weight]
+    expected = torch.autograd.grad(torch.nn.functional.linear(norm(leaves[0]), fn), leaves, dmixes)
+    found = torch.autograd.grad(hc_mixes(leaves[0], fn, 1e-5, norm.weight), leaves, dmixes)
+    for a, b in zip(found, expected, strict=True):
+        assert (a - b).abs().max() <= 1e-5 * b.abs().max()

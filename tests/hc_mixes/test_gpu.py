@@ -1,0 +1,188 @@
+"""hc_mixes on a CUDA or ROCm device, against float64 on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helion_sinkhorn import hc_mixes
+from helion_sinkhorn.ops.hc_mixes.budget import RESULTS, error_budget, exact
+from helion_sinkhorn.ops.hc_mixes.workloads import ROWS, MixesWorkload
+from helion_sinkhorn.testing.rounding import worst
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+WORKLOADS = {w.name: w for w in ROWS if "ci" in w.tags}
+
+
+def workload(**options):
+    return MixesWorkload("asked", 1, frozenset(), "a test", **options)
+
+
+def inputs_of(row):
+    """x, fn and dmixes of one element on the device."""
+    x, fn, _, dmixes = (t if t is None else t.to(DEVICE) for t in row.make_inputs())
+    return x[0], fn, dmixes[0]
+
+
+def results(x, fn, dmixes, **options):
+    """(mixes, dx, dfn) of the kernels."""
+    leaves = [t.detach().clone().requires_grad_() for t in (x, fn)]
+    mixes = hc_mixes(*leaves, implementation="helion", **options)
+    return [mixes.detach(), *torch.autograd.grad(mixes, leaves, dmixes)]
+
+
+def equal(found, expected):
+    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def check(row):
+    x, fn, dmixes = inputs_of(row)
+    given = x[None].cpu(), dmixes[None].cpu(), fn[None].cpu()
+    truth, budgets = exact(row, *given), error_budget(row, *given)
+    shares = {
+        name: worst(t[None], truth[name], budgets[name])
+        for name, t in zip(RESULTS, results(x, fn, dmixes, **row.options), strict=True)
+    }
+    assert max(shares.values()) <= 1, shares
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_workloads(name):
+    check(WORKLOADS[name])
+
+
+@pytest.mark.parametrize("n", range(1, 17))
+def test_streams(n):
+    check(workload(n=n, c=48, m=n * n + 2 * n, tokens=37))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("c", [1, 7, 64, 511, 512, 513, 1031])
+def test_columns(c, dtype):
+    check(workload(n=4, c=c, tokens=33, dtype=dtype))
+
+
+@pytest.mark.parametrize("c", [2047, 2048, 2049, 4097])
+def test_chunks_of_columns(c):
+    """The last chunk whole, or of one column."""
+    check(workload(n=1, c=c, m=3, tokens=33))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 15, 16, 63, 64, 65, 255, 257, 1000, 4097])
+def test_tokens(tokens):
+    check(workload(c=40, tokens=tokens))
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("c", [67, 1024])
+def test_bits_do_not_depend_on_the_tokens_around_or_the_run(c, dtype, precision):
+    x, fn, dmixes = inputs_of(workload(c=c, tokens=515, dtype=dtype))
+    whole, again = (results(x, fn, dmixes, precision=precision) for _ in range(2))
+    assert equal(whole, again)
+    for at in (slice(0, 1), slice(3, 130), slice(514, 515), slice(1, 515, 2)):
+        part = results(x[at], fn, dmixes[at], precision=precision)
+        assert equal([t[at] for t in whole[:2]], part[:2])
+
+
+def test_layouts_and_shapes_do_not_matter():
+    x, fn, dmixes = inputs_of(workload(c=72, tokens=100))
+    expected = results(x, fn, dmixes)
+    spread = torch.empty(100, 4, 83, dtype=x.dtype, device=DEVICE)[..., 5:77].copy_(x)
+    assert equal(results(spread, fn, dmixes), expected)
+    assert equal(results(x.mT.contiguous().mT, fn.mT.contiguous().mT, dmixes.mT.contiguous().mT), expected)
+    merged = results(x.flatten(-2), fn, dmixes)
+    assert equal([merged[0], merged[1].view_as(x), merged[2]], expected)
+    lead = results(x.view(2, 50, 4, 72), fn, dmixes.view(2, 50, 24))
+    assert equal([t.view_as(e) for t, e in zip(lead, expected, strict=True)], expected)
+
+
+def test_fn_in_bfloat16_is_computed_with_in_float32():
+    x, fn, dmixes = inputs_of(workload(c=72, tokens=100))
+    narrow = fn.bfloat16()
+    mixes, dx, dfn = results(x, narrow.float(), dmixes)
+    assert equal(results(x, narrow, dmixes), [mixes, dx, dfn.bfloat16()])
+
+
+def test_a_norm_weight():
+    x, fn, dmixes = inputs_of(workload(c=72, tokens=100))
+    weight = torch.linspace(0.5, 1.5, 288, device=DEVICE)
+    leaves = [t.clone().requires_grad_() for t in (x, fn, weight)]
+    mixes = hc_mixes(leaves[0], leaves[1], 1e-6, leaves[2], implementation="helion")
+    dx, dfn, dweight = torch.autograd.grad(mixes, leaves, dmixes)
+    expected = results(x, fn * weight, dmixes)
+    assert equal([mixes, dx, dfn], [*expected[:2], expected[2] * weight])
+    torch.testing.assert_close(dweight, (expected[2] * fn).sum(0))
+
+
+def test_tokens_that_are_not_finite_stay_alone():
+    x, fn, dmixes = inputs_of(workload(c=72, tokens=100, dtype=torch.float32))
+    clean = results(x, fn, dmixes)
+    x[50, 1] = torch.nan
+    found, others = results(x, fn, dmixes), torch.arange(100, device=DEVICE) != 50
+    assert equal([t[others] for t in found[:2]], [t[others] for t in clean[:2]])
+    assert found[0][50].isnan().all()
+
+
+def test_no_tokens():
+    x, fn, dmixes = inputs_of(workload(c=72, tokens=3))
+    mixes, dx, dfn = results(x[:0], fn, dmixes[:0])
+    assert (mixes.shape, dx.shape) == ((0, 24), (0, 4, 72))
+    assert not dfn.any()
+
+
+def test_cuda_graphs():
+    x, fn, dmixes = inputs_of(workload(c=512, tokens=1000))
+    expected = results(-x, fn, dmixes)
+    leaves = [t.clone().requires_grad_() for t in (x, fn)]
+
+    def step():
+        mixes = hc_mixes(*leaves, implementation="helion")
+        return mixes, *torch.autograd.grad(mixes, leaves, dmixes)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        leaves[0].neg_()
+    graph.replay()
+    assert equal(expected, captured)
+
+
+def test_other_token_counts_compile_nothing():
+    """One program serves every number of tokens: a server's first call of a size waits for no compiler."""
+    x, fn, dmixes = inputs_of(workload(c=136, tokens=700))
+    results(x, fn, dmixes)
+    from triton import knobs
+
+    compiled = []
+    before = knobs.runtime.jit_post_compile_hook
+    knobs.runtime.jit_post_compile_hook = lambda **said: compiled.append(said["fn"].name)
+    try:
+        for tokens in (2, 3, 17, 64, 100, 699):
+            results(x[:tokens], fn, dmixes[:tokens])
+    finally:
+        knobs.runtime.jit_post_compile_hook = before
+    assert compiled == []
+
+
+def test_more_than_two_to_the_31_elements():
+    """In x and in dx: the last tokens are those of a call of their own."""
+    c = 7168
+    tokens = (1 << 31) // (4 * c) + 5
+    x = torch.zeros(tokens, 4, c, dtype=torch.bfloat16, device=DEVICE)
+    fn = 0.02 * torch.randn(24, 4 * c, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    x[-3:] = torch.randn(3, 4, c, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    dmixes = torch.ones(tokens, 24, device=DEVICE)
+    many, few = results(x, fn, dmixes), results(x[-3:], fn, dmixes[-3:])
+    assert equal([t[-3:] for t in many[:2]], few[:2])
+    assert not many[0][:-3].any()
+    # zeros add nothing to dfn, in whatever order
+    torch.testing.assert_close(many[2], few[2])

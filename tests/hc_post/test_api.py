@@ -1,0 +1,358 @@
+"""hc_post on a CPU: values and gradients against float64, orientation, the contract, errors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+from hc_streams import LAYOUTS, NoGradient, one_rounding, post_errors, post_inputs, post_results
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helion_sinkhorn import hc_post, hc_split_sinkhorn, reference
+from helion_sinkhorn.ops.hc_post import budget
+from helion_sinkhorn.ops.hc_post.workloads import ROWS
+from helion_sinkhorn.runtime import pieces
+
+PAGE = Path(__file__).parents[2] / "docs" / "hc_post.md"
+CI = [row for row in ROWS if "ci" in row.tags]
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+GRADIENTS = budget.RESULTS[1:]
+
+
+def assert_right(found, *inputs, **options):
+    """Every result within its budget."""
+    errors = post_errors(found, *inputs, **options)
+    assert max(errors.values()) <= 1, errors
+
+
+def truth_of(*inputs):
+    """The results of `inputs`, of one token dimension, in float64."""
+    *given, bias, grad = inputs
+    truth = budget.exact(*(t[None] for t in (*given, grad)), None if bias is None else bias[None])
+    return {name: t[0, 0] if name == "dbias" else t[0] for name, t in truth.items()}
+
+
+@pytest.mark.parametrize("row", CI, ids=lambda row: row.name)
+def test_value_and_gradients_against_float64(row):
+    inputs = row.make_inputs()
+    assert_right(post_results(*inputs, **row.options), *inputs, **row.options)
+
+
+def test_the_sums_number_by_number():
+    n, c = 3, 5
+    f, x, post, comb, bias, grad = post_inputs(2, n=n, c=c, dtype=torch.float64)
+    found = post_results(f, x, post, comb, bias, grad)
+    given = f + bias
+    for t, o, k in itertools.product(range(2), range(n), range(c)):
+        out = post[t, o] * given[t, k] + sum(comb[t, i, o] * x[t, i, k] for i in range(n))
+        torch.testing.assert_close(found["out"][t, o, k], out)
+        torch.testing.assert_close(found["dx"][t, o, k], sum(comb[t, o, j] * grad[t, j, k] for j in range(n)))
+        torch.testing.assert_close(found["df"][t, k], sum(post[t, j] * grad[t, j, k] for j in range(n)))
+        torch.testing.assert_close(found["dpost"][t, o], sum(grad[t, o, j] * given[t, j] for j in range(c)))
+    for t, i, o in itertools.product(range(2), range(n), range(n)):
+        dcomb = sum(x[t, i, k] * grad[t, o, k] for k in range(c))
+        torch.testing.assert_close(found["dcomb"][t, i, o], dcomb)
+    torch.testing.assert_close(found["dbias"], found["df"].sum(0))
+
+
+# --- orientation ----------------------------------------------------------------------------------
+
+
+def test_a_permutation_sends_input_streams_to_output_streams():
+    """Stream 0 to 1, 1 to 2 and 2 to 0: not its own inverse, so a transposed comb sends them elsewhere."""
+    x, comb = randn(5, 3, 8), torch.zeros(5, 3, 3)
+    for i, o in ((0, 1), (1, 2), (2, 0)):
+        comb[:, i, o] = 1.0
+    f, post = torch.zeros(5, 8), torch.zeros(5, 3)
+    out = hc_post(f, x, post, comb)
+    assert torch.equal(out, x[:, [2, 0, 1]])
+    assert torch.equal(hc_post(f, x, post, comb, comb_order="oi"), x[:, [1, 2, 0]])
+    leaf, grad = x.clone().requires_grad_(), randn(5, 3, 8, seed=1)
+    (dx,) = torch.autograd.grad(hc_post(f, leaf, post, comb), leaf, grad)
+    assert torch.equal(dx, grad[:, [1, 2, 0]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_outputs_last_is_the_transpose(dtype):
+    f, x, post, comb, bias, grad = post_inputs(3, 5, dtype=dtype)
+    assert (comb - comb.mT).abs().amax((-2, -1)).min() > 0.1
+    io = post_results(f, x, post, comb, bias, grad)
+    oi = post_results(f, x, post, comb.mT, bias, grad, comb_order="oi")
+    oi["dcomb"] = oi["dcomb"].mT
+    assert_equal(oi.values(), io.values())
+    wrong = post_results(f, x, post, comb.mT, bias, grad)
+    assert all((wrong[name] != io[name]).any() for name in ("out", "dx"))
+
+
+def test_sums_of_columns_keep_a_constant_across_streams():
+    """Columns of a model's comb sum to one: equal streams stay equal.  Rows of one iteration do not."""
+    mixes, scale, base = randn(6, 24), torch.ones(3), torch.zeros(24)
+    _, _, comb = hc_split_sinkhorn(mixes, scale, base, sinkhorn_iters=1)
+    x = randn(6, 1, 16, seed=1).expand(6, 4, 16)
+    out = hc_post(torch.zeros(6, 16), x, torch.zeros(6, 4), comb)
+    torch.testing.assert_close(out, x, rtol=1e-5, atol=1e-5)
+    other = hc_post(torch.zeros(6, 16), x, torch.zeros(6, 4), comb, comb_order="oi")
+    assert (other - x).abs().max() > 0.05
+
+
+# --- precision ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("n", [1, 4, 16])
+def test_one_rounding_and_no_more(n, dtype):
+    inputs = post_inputs(64, n=n, c=1024, dtype=dtype)
+    found, truth = post_results(*inputs), truth_of(*inputs)
+    for name in ("out", "df", "dx"):
+        assert one_rounding(found[name], truth[name]) <= 1.03
+    # what is asked: weights rounded first, or the product and the sum each by itself, are far beyond it
+    f, x, post, comb, bias, _ = inputs
+    narrow = [t.to(dtype).float() for t in (post, comb)]
+    rounded = reference.hc_post(f.float(), x.float(), *narrow, bias).to(dtype)
+    assert one_rounding(rounded, truth["out"]) > 1.2
+    product = (post[..., None] * (f + bias)[:, None]).to(dtype)
+    mixed = (comb.mT @ x.float()).to(dtype)
+    assert one_rounding(product + mixed, truth["out"]) > 1.2
+
+
+@pytest.mark.parametrize("n", range(1, 17))
+def test_float32_is_right_to_a_millionth(n):
+    inputs = post_inputs(4, n=n, c=1027)
+    f, x, post, comb, bias, grad = inputs
+    found, truth = post_results(*inputs), truth_of(*inputs)
+    given = (f + bias).unsqueeze(-2)
+    squares = post.square()[..., None] * given.square() + comb.square().mT @ x.square()
+    sizes = {
+        "out": squares.sqrt(),
+        "df": (post.square().unsqueeze(-2) @ grad.square()).sqrt().squeeze(-2),
+        "dx": (comb.square() @ grad.square()).sqrt(),
+        "dpost": (grad * given).norm(dim=-1),
+        "dcomb": (x.square() @ grad.square().mT).sqrt(),
+        "dbias": found["df"].norm(dim=0),
+    }
+    for name, size in sizes.items():
+        assert ((found[name] - truth[name]).abs() / size).max() <= 1e-6, name
+
+
+def test_float64_is_the_specification():
+    inputs = post_inputs(7, n=5, dtype=torch.float64)
+    found, truth = post_results(*inputs), truth_of(*inputs)
+    assert {t.dtype for t in found.values()} == {torch.float64}
+    for name, t in truth.items():
+        torch.testing.assert_close(found[name], t, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("comb_order", ["io", "oi"])
+def test_gradients_by_finite_differences(comb_order):
+    *inputs, _ = post_inputs(2, n=3, c=4, dtype=torch.float64)
+    leaves = [t.requires_grad_() for t in inputs]
+    torch.autograd.gradcheck(lambda *t: hc_post(*t, comb_order=comb_order), leaves)
+    torch.autograd.gradcheck(lambda *t: hc_post(*t, comb_order=comb_order), leaves[:4])
+
+
+def test_the_gradient_of_the_bias_is_the_sum_of_df_as_it_was_rounded():
+    inputs = post_inputs(3, 700, c=8, dtype=torch.bfloat16)
+    found = post_results(*inputs)
+    exactly = found["df"].double().sum((0, 1))
+    size = found["df"].double().norm(dim=(0, 1))
+    # 2100 terms of 8 bits: float32 has room for most of the sum, a bfloat16 accumulator for none
+    assert ((found["dbias"] - exactly).abs() / size).max() < 1e-6
+    assert found["dbias"].dtype == torch.float32
+
+
+# --- shapes, dtypes, layouts, gradients -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 3), (2, 1, 2, 3), (0,), (2, 0, 3)], ids=str)
+def test_any_leading_shape(lead, has_bias):
+    inputs = post_inputs(*lead, has_bias=has_bias)
+    found = post_results(*inputs)
+    shapes = [(*lead, 4, 33), (*lead, 33), (*lead, 4, 33), (*lead, 4), (*lead, 4, 4), (33,)]
+    assert [t.shape for t in found.values()] == shapes[: 5 + has_bias]
+    assert_right(found, *inputs)
+    if 0 in lead and has_bias:
+        assert not found["dbias"].any()
+
+
+@given(
+    st.integers(1, 16), st.integers(1, 100), st.lists(st.integers(0, 4), max_size=3),
+    st.sampled_from(FLOATS[:3]), st.sampled_from(FLOATS[:3]), st.sampled_from(FLOATS[:3]), st.booleans(),
+    st.sampled_from(("io", "oi")), st.integers(0, 99),
+)  # fmt: skip
+def test_any_call_against_float64(n, c, lead, dtype, f_dtype, coefficients, has_bias, comb_order, seed):
+    inputs = post_inputs(
+        *lead, n=n, c=c, dtype=dtype, f_dtype=f_dtype, coefficients=coefficients, has_bias=has_bias, seed=seed
+    )
+    found = post_results(*inputs, comb_order=comb_order)
+    assert_right(found, *inputs, comb_order=comb_order)
+
+
+@pytest.mark.parametrize("coefficients", FLOATS, ids=str)
+@pytest.mark.parametrize("f_dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_dtypes_of_streams_output_and_weights(dtype, f_dtype, coefficients):
+    inputs = post_inputs(5, dtype=dtype, f_dtype=f_dtype, coefficients=coefficients)
+    found = post_results(*inputs)
+    expected = [dtype, f_dtype, dtype, coefficients, coefficients, coefficients]
+    assert [found[name].dtype for name in budget.RESULTS] == expected
+    assert_right(found, *inputs)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_layout_of_inputs_and_of_the_upstream_gradient(layout):
+    inputs = post_inputs(3, 5)
+    change = LAYOUTS[layout]
+    moved = [t if k == 4 else change(t) for k, t in enumerate(inputs)]
+    assert not any(t.is_contiguous() for k, t in enumerate(moved) if k != 4)
+    found = post_results(*moved)
+    assert_equal(found.values(), post_results(*(t.contiguous() for t in moved)).values())
+    assert all(t.is_contiguous() for t in found.values())
+    mixed = *inputs[:5], moved[5]
+    assert_right(post_results(*mixed), *mixed)
+
+
+def test_the_expanded_gradient_of_a_sum():
+    *inputs, grad = post_inputs(3, 5)
+    leaves = [t.requires_grad_() for t in inputs]
+    out = hc_post(*leaves)
+    found = dict(zip(GRADIENTS, torch.autograd.grad(out.sum(), leaves), strict=True))
+    assert_right(found, *inputs, torch.ones_like(grad))
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (4,), (0, 1), (2, 3, 4)], ids=str)
+def test_gradients_of_some_arguments(wanted):
+    *inputs, grad = post_inputs(5)
+    leaves = [t.clone().requires_grad_(i in wanted) for i, t in enumerate(inputs)]
+    found = torch.autograd.grad(hc_post(*leaves), [leaves[i] for i in wanted], grad)
+    every = post_results(*inputs, grad)
+    assert_equal(found, [every[GRADIENTS[i]] for i in wanted])
+
+
+def test_an_unused_result():
+    leaves = [t.requires_grad_() for t in post_inputs(5)[:5]]
+    loss = NoGradient.apply(hc_post(*leaves)).sum() + leaves[2].sum()
+    found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    assert [g is None for g in found] == [True, True, False, True, True]
+    assert torch.equal(found[2], torch.ones(5, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("n", "c"), [(1, 4096), (4, 67), (4, 2048), (16, 130)])
+def test_the_batch_around_a_token_changes_no_bit_of_it(n, c, dtype):
+    tokens = 60
+    *inputs, bias, grad = post_inputs(tokens, n=n, c=c, dtype=dtype)
+    names = budget.RESULTS[:5]
+    whole = post_results(*inputs, bias, grad)
+    for part in (slice(0, 1), slice(40, 41), slice(0, 9), slice(2, tokens), slice(1, tokens, 2)):
+        found = post_results(*(t[part] for t in inputs), bias, grad[part])
+        assert_equal([found[k] for k in names], [whole[k][part] for k in names])
+    two = post_results(*(t.unflatten(0, (6, 10)) for t in inputs), bias, grad.unflatten(0, (6, 10)))
+    assert_equal([two[k].flatten(0, 1) for k in names], [whole[k] for k in names])
+    assert_equal(post_results(*inputs, bias, grad).values(), whole.values())
+
+
+def test_no_bias_is_a_bias_of_zero():
+    *inputs, _, grad = post_inputs(5)
+    found = post_results(*inputs, torch.zeros(33), grad)
+    del found["dbias"]
+    assert_equal(post_results(*inputs, None, grad).values(), found.values())
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_token_that_is_not_finite_stays_one(poison):
+    f, x, *rest = post_inputs(9)
+    bad = x.clone()
+    bad[4, 1, 7] = poison
+    found, clean = post_results(f, bad, *rest), post_results(f, x, *rest)
+    others, names = torch.arange(9) != 4, budget.RESULTS[:5]
+    assert_equal([found[k][others] for k in names], [clean[k][others] for k in names])
+    assert not found["out"][4, :, 7].isfinite().any()
+    assert not found["dcomb"][4, 1].isfinite().any()
+    assert found["dcomb"][4, [0, 2, 3]].isfinite().all()
+    assert found["dx"].isfinite().all()
+
+
+def test_little_memory_beside_the_results(monkeypatch):
+    """Temporary tensors are of a piece of the tokens, and pieces change no bit."""
+    inputs = post_inputs(50, c=128, dtype=torch.bfloat16)
+    whole = post_results(*inputs)
+    monkeypatch.setattr(pieces, "ENTRIES", 7 * 4 * 128 + 1)
+    assert_equal(post_results(*inputs).values(), whole.values())
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+F, X, POST, COMB = torch.zeros(2, 8), torch.zeros(2, 4, 8), torch.zeros(2, 4), torch.zeros(2, 4, 4)
+BIAS = torch.zeros(8)
+OK = F, X, POST, COMB
+REFUSED = {
+    "f is a list": (([0.0], X, POST, COMB), {}, TypeError,
+        r"f is a list; pass a torch.Tensor of shape \(..., C\)"),
+    "x is None": ((F, None, POST, COMB), {}, TypeError, r"x is a NoneType; .* of shape \(..., n, C\)"),
+    "post is a float": ((F, X, 2.0, COMB), {}, TypeError, r"post is a float; .* of shape \(..., n\)"),
+    "comb is None": ((F, X, POST, None), {}, TypeError, r"comb is a NoneType; .* of shape \(..., n, n\)"),
+    "bias is a float": ((*OK, 0.0), {}, TypeError, r"bias is a float; .* of shape \(C,\)"),
+    "x is int64": ((F, X.long(), POST, COMB), {}, TypeError,
+        "x has dtype torch.int64; accepted are torch.float32"),
+    "comb is bool": ((F, X, POST, COMB.bool()), {}, TypeError, "comb has dtype torch.bool; accepted"),
+    "f is sparse": ((F.to_sparse(), X, POST, COMB), {}, TypeError, r"f has layout .*to_dense"),
+    "comb elsewhere": ((F, X, POST, COMB.to("meta")), {}, ValueError,
+        "comb is on meta, f on cpu; move one"),
+    "bias elsewhere": ((*OK, BIAS.to("meta")), {}, ValueError, "bias is on meta, f on cpu"),
+    "x of one dimension": ((F, X[0, 0], POST, COMB), {}, ValueError,
+        r"x has shape \(8,\); pass \(..., n, C\)"),
+    "seventeen streams": ((F, torch.zeros(2, 17, 8), POST, COMB), {}, ValueError,
+        r"x has shape \(2, 17, 8\); .* n streams, 1 to 16"),
+    "no entries": ((F, X[..., :0], POST, COMB), {}, ValueError, r"x has shape \(2, 4, 0\); .* at least 1"),
+    "f of the streams' shape": ((X, X, POST, COMB), {}, ValueError,
+        r"f has shape \(2, 4, 8\); for x of shape \(2, 4, 8\) pass \(..., C\), \(2, 8\)"),
+    "f and x exchanged": ((X, F, POST, COMB), {}, ValueError,
+        r"f has shape \(2, 4, 8\); for x of shape \(2, 8\) pass \(..., C\), \(8,\)"),
+    "a weight too many": ((F, X, torch.zeros(2, 5), COMB), {}, ValueError,
+        r"post has shape \(2, 5\); .* \(..., n\), \(2, 4\)"),
+    "TileKernels' trailing dimension": ((F, X, POST[..., None], COMB), {}, ValueError,
+        r"post has shape \(2, 4, 1\); .* \(2, 4\)"),
+    "comb flat": ((F, X, POST, COMB.flatten(-2)), {}, ValueError,
+        r"comb has shape \(2, 16\); .* pass \(..., n, n\), \(2, 4, 4\)"),
+    "a bias for each token": ((*OK, F), {}, ValueError, r"bias has shape \(2, 8\); .* pass \(C,\), \(8,\)"),
+    "another order": (OK, {"comb_order": "IO"}, ValueError, "comb_order is 'IO'; use one of 'io', 'oi'"),
+    "another implementation": (OK, {"implementation": "cuda"}, ValueError,
+        "implementation is 'cuda'; use one of 'auto'"),
+    "kernels on a CPU": (OK, {"implementation": "helion"}, NotImplementedError,
+        "x is on cpu; use implementation='auto'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_what_to_do(case):
+    arguments, options, kind, said = REFUSED[case]
+    with pytest.raises(kind, match=said):
+        hc_post(*arguments, **options)
+
+
+def test_streams_of_one_entry():
+    inputs = post_inputs(7, c=1, dtype=torch.bfloat16)
+    assert_right(post_results(*inputs), *inputs)
+
+
+def test_the_expansion_of_the_reference_code():
+    """post.unsqueeze(-1) * f.unsqueeze(-2) + sum(comb.unsqueeze(-1) * x.unsqueeze(-2), dim=2), as models have
+    it: the sum is over comb's first index."""
+    f, x = randn(2, 7, 32, dtype=torch.bfloat16), randn(2, 7, 4, 32, seed=1, dtype=torch.bfloat16)
+    post, comb = randn(2, 7, 4, seed=2), randn(2, 7, 4, 4, seed=3)
+    plain = post.unsqueeze(-1) * f.unsqueeze(-2) + torch.sum(comb.unsqueeze(-1) * x.unsqueeze(-2), dim=2)
+    torch.testing.assert_close(hc_post(f, x, post, comb), plain.to(f.dtype), rtol=2.0**-7, atol=1e-6)
+
+
+def test_the_example_of_the_page_prints_what_the_page_says(capsys):
+    example = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.S)[1]
+    exec(compile(example, str(PAGE), "exec"), {})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"^# (.*)$", example, re.M)

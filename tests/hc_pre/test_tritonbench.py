@@ -1,0 +1,97 @@
+"""`--op hc_pre`: its parts, and all of it under a stub of tritonbench beside planted backends."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from planted import statuses
+
+from helion_sinkhorn.ops.hc_pre import eager
+from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
+from helion_sinkhorn.workloads import tagged
+from tritonbench_ops.hc_pre import cases as parts
+
+SMALL = ["--op", "hc_pre", "--device", "cpu", "--warmup", "1", "--rep", "1", "--only"]
+SHAPE = ["--tokens", "100", "--hidden", "40"]
+PLANTED = """
+from helion_sinkhorn import hc_pre
+from tritonbench_ops.hc_pre import cases as parts
+
+class Spoiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out):
+        out = out.clone()
+        out[50, 3] = float("nan")
+        return out
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        grad[50, 3] = float("nan")
+        return grad
+
+planted = {
+    "helion_narrow_weights": lambda x, pre: hc_pre(x, pre.bfloat16()),
+    "helion_wrong_gradient": lambda x, pre: WrongGradient.apply(hc_pre(x, pre)),
+    "helion_raises": lambda x, pre: raises(),
+    "nan_in_the_middle": lambda x, pre: Spoiled.apply(hc_pre(x, pre)),
+    "no_gradient_of_pre": lambda x, pre: hc_pre(x, 0 * pre + pre.detach()),
+}
+parts.BACKENDS.update({name: lambda f=f: f for name, f in planted.items()})
+"""
+
+
+def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them():
+    modes = ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")
+    names = (
+        "helion_hc_pre", "helion_narrow_weights", "helion_wrong_gradient", "helion_raises",
+        "nan_in_the_middle", "no_gradient_of_pre",
+    )  # fmt: skip
+    metrics = ["--metrics", "latency,accuracy,x_floor,gbps,flops"]
+    runs = [[*SMALL, name, *SHAPE, *metrics, "--mode", mode] for name in names for mode in modes]
+    assert statuses(PLANTED, runs) == [
+        *(0, 0, 0, 0),
+        *(1, 1, 1, 1),
+        *(0, 1, 1, 0),
+        *(1, 1, 1, 1),
+        *(1, 1, 1, 1),
+        *(0, 1, 1, 0),
+    ]  # fmt: skip
+
+
+def test_cases_are_the_bench_workloads():
+    rows = parts.cases(parts.parse([]), torch.bfloat16)
+    assert [(row.batch, row.c) for row in rows] == [(w.batch, w.c) for w in tagged("bench", HcPreWorkload)]
+    (row,) = parts.cases(parts.parse(["--tokens", "3", "--streams", "2", "--hidden", "5"]), torch.float16)
+    assert (row.batch, row.n, row.c, row.dtype) == (3, 2, 5, torch.float16)
+    assert [tuple(t.shape) for t in parts.inputs(row, "cpu")] == [(3, 2, 5), (3, 2), (3, 5)]
+
+
+@pytest.mark.parametrize("flags", [["--tokens", "0"], ["--unknown", "1"], ["--tok", "3"]])
+def test_wrong_flags_end_the_run(flags, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        parts.parse(flags)
+    assert "--op hc_pre" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_entry_is_judged(dtype, monkeypatch):
+    monkeypatch.setattr(parts, "PIECE_ENTRIES", 7 * 4 * 40)
+    (case,) = parts.cases(parts.parse(SHAPE), dtype)
+    given = x, pre, dy = parts.inputs(case, "cpu")
+    y, gradients = eager.forward(x, pre), eager.backward(dy, x, pre)
+    assert parts.share_of_budget(given, y, gradients) <= 1
+    for which in range(3):
+        both = [t.clone() for t in (y, *gradients)]
+        both[which][51, ..., -1] *= 1.05
+        assert parts.share_of_budget(given, both[0], both[1:]) > 1, which
+
+
+def test_bytes_moved_once():
+    x, pre = torch.empty(5, 4, 8, dtype=torch.bfloat16), torch.empty(5, 4)
+    assert parts.bytes_moved(x, pre, "fwd") == parts.bytes_moved(x, pre, "fwd_no_grad") == 5 * (80 + 16)
+    assert parts.bytes_moved(x, pre, "bwd") == 5 * (144 + 32)
+    assert parts.bytes_moved(x, pre, "fwd_bwd") == 5 * (224 + 48)
+
+
+def test_names_survive_the_writers():
+    assert all(name.isidentifier() for name in parts.BACKENDS)

@@ -1,0 +1,400 @@
+"""hc_split_sinkhorn of a projection's partial sums: `reduce=`, on a CPU and as a torch operator."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+from torch._subclasses import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+from helion_sinkhorn import Reduce, hc_split_sinkhorn, reference
+
+OPERATOR = torch.ops.helion_sinkhorn.hc_split_sinkhorn_reduced.default
+BACKWARD = torch.ops.helion_sinkhorn.hc_split_sinkhorn_backward.default
+CONSTANTS = 4, 20, 1e-6, 2.0, 1e-6, 0.0, "io", "pytorch"
+SIZE, NORM_EPS = 64, 1e-2
+VALUE, GRADIENT = 2e-5, 5e-5
+"""Limits in float32, of the largest entry."""
+
+
+def inputs(*lead, splits=5, n=4, seed=0, dtype=torch.float32):
+    """(partials, squares, scale, base, dpre, dpost, dcomb)."""
+    columns = n * n + 2 * n
+    return (
+        randn(splits, *lead, columns, seed=seed, dtype=dtype),
+        SIZE / splits * randn(splits, *lead, seed=seed + 1, dtype=dtype).square(),
+        torch.tensor([0.7, 1.1, 0.9], dtype=dtype),
+        *(
+            randn(*shape, seed=seed + k, dtype=dtype)
+            for k, shape in enumerate(((columns,), (*lead, n), (*lead, n), (*lead, n, n)), 2)
+        ),
+    )
+
+
+def run(partials, squares, scale, base, f=hc_split_sinkhorn, eps_outside=False, **options):
+    return f(partials, scale, base, reduce=Reduce(squares, SIZE, NORM_EPS, eps_outside), **options)
+
+
+def results(*tensors, f=run, **options):
+    """The three results and the gradients of partials, squares, scale and base."""
+    leaves = [t.detach().requires_grad_() for t in tensors[:4]]
+    found = f(*leaves, **options)
+    return *(y.detach() for y in found), *torch.autograd.grad(found, leaves, tensors[4:])
+
+
+def exact(*tensors, **options):
+    f = functools.partial(run, f=reference.hc_split_sinkhorn)
+    return results(*[t.double() for t in tensors], f=f, **options)
+
+
+def assert_right(found, truth):
+    for k, (y, t) in enumerate(zip(found, truth, strict=True)):
+        assert y.shape == t.shape
+        assert (y.double() - t).abs().max() <= (VALUE if k < 3 else GRADIENT) * t.abs().max(), k
+
+
+@pytest.mark.parametrize("eps_outside", [False, True])
+@pytest.mark.parametrize(("n", "splits"), [(4, 1), (4, 8), (3, 5), (1, 2), (16, 2)])
+def test_values_and_gradients_against_float64(n, splits, eps_outside):
+    tensors = inputs(3, 17, n=n, splits=splits)
+    options = {"hc_mult": n, "sinkhorn_iters": 5, "eps_outside": eps_outside}
+    found = results(*tensors, **options)
+    assert_right(found, exact(*tensors, **options))
+    dpartials, dsquares = found[3:5]
+    assert dpartials.stride(0) == dsquares.stride(0) == 0 or splits == 1
+    # each of the five is what it is for its own sake
+    assert all(t.abs().max() > 1e-4 for t in found)
+
+
+def test_the_norm_by_hand():
+    """One stream of one token: numbers that no function of the package makes."""
+    partials = torch.tensor([[3.0, 0.0, 0.0], [1.0, 2.0, 0.0]])
+    squares = torch.tensor([100.0, 44.0])
+    for eps_outside, r in ((False, 1 / math.sqrt(144 / 36 + 5.0)), (True, 1 / (math.sqrt(144 / 36) + 5.0))):
+        pre, post, comb = hc_split_sinkhorn(
+            partials, torch.ones(3), torch.zeros(3), 1, 1, reduce=Reduce(squares, 36, 5.0, eps_outside)
+        )
+        assert pre.item() == pytest.approx(1 / (1 + math.exp(-4 * r)) + 1e-6, rel=1e-6)
+        assert post.item() == pytest.approx(2 / (1 + math.exp(-2 * r)), rel=1e-6)
+        assert comb.item() == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize("eps_outside", [False, True])
+def test_every_gradient_of_the_operator_by_finite_differences(eps_outside):
+    """Also those of the mixes and the norms that it leaves."""
+    tensors = [t.requires_grad_() for t in inputs(2, n=2, splits=3, dtype=torch.float64)[:4]]
+    constants = 2, 3, 1e-3, 2.0, 1e-3, 0.0, "io", "pytorch", torch.float64
+    torch.autograd.gradcheck(lambda *t: OPERATOR(*t, SIZE, 0.1, eps_outside, *constants), tensors)
+
+
+def test_gradients_of_the_operators_results_add_up():
+    """A loss of the coefficients and of the mixes and norms too."""
+    leaves = [t.requires_grad_() for t in inputs(3, splits=2, dtype=torch.float64)[:4]]
+    out = OPERATOR(*leaves, SIZE, 0.1, True, *CONSTANTS, torch.float64)
+    upstream = [randn(*y.shape, seed=9 + k, dtype=torch.float64) for k, y in enumerate(out)]
+    found = torch.autograd.grad(out, leaves, upstream, retain_graph=True)
+    each = [
+        torch.autograd.grad(y, leaves, g, retain_graph=True, allow_unused=True, materialize_grads=True)
+        for y, g in zip(out, upstream, strict=True)
+    ]
+    for y, terms in zip(found, zip(*each, strict=True), strict=True):
+        torch.testing.assert_close(y, sum(terms), rtol=1e-11, atol=1e-13)
+
+
+def test_it_is_the_sum_in_the_order_of_the_splits():
+    partials, squares, scale, base, *_ = inputs(40)
+    partials = partials * 0.1 ** torch.arange(5).view(-1, 1, 1)
+    total, mean = functools.reduce(torch.add, partials), functools.reduce(torch.add, squares)
+    r = 1 / ((mean + SIZE * NORM_EPS) / SIZE).sqrt()
+    expected = hc_split_sinkhorn(r.unsqueeze(-1) * total, scale, base)
+    assert_equal(run(partials, squares, scale, base), expected)
+    backwards = run(partials.flip(0), squares, scale, base)
+    assert not torch.equal(backwards[0], expected[0])
+
+
+def test_the_operator_leaves_what_the_backward_of_the_mixes_takes():
+    partials, squares, scale, base, *upstream = inputs(3, 7)
+    *_, mixes, norms = OPERATOR(
+        partials, squares, scale, base, SIZE, NORM_EPS, False, *CONSTANTS, torch.float32
+    )
+    assert (mixes.shape, norms.shape) == ((3, 7, 24), (3, 7, 2))
+    dmixes, sums = BACKWARD(*upstream, mixes, scale, base, *CONSTANTS)
+    *_, dpartials, dsquares, dscale, dbase = results(partials, squares, scale, base, *upstream)
+    r, k = norms.double().unbind(-1)
+    for found in dpartials:
+        torch.testing.assert_close(found.double(), r.unsqueeze(-1) * dmixes.double(), rtol=1e-6, atol=0.0)
+    terms = dmixes.double() * mixes.double()
+    limit = 1e-6 * (k * terms.abs().sum(-1)).abs()
+    for found in dsquares:
+        assert ((found - k / 2 * terms.sum(-1)).abs() <= limit).all()
+    assert_equal((dscale, dbase), (sums[24:], sums[:24]))
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 1, 3), (0,), (2, 0)], ids=str)
+def test_any_leading_shape(lead):
+    tensors = inputs(*lead)
+    found = results(*tensors)
+    assert [t.shape for t in found[:5]] == [(*lead, 4), (*lead, 4), (*lead, 4, 4), (5, *lead, 24), (5, *lead)]
+    if 0 not in lead:
+        assert_right(found, exact(*tensors))
+
+
+@pytest.mark.parametrize("change", [
+    lambda t: t.movedim(0, -1).contiguous().movedim(-1, 0),
+    lambda t: t.repeat_interleave(2, 0)[::2],
+    lambda t: torch.cat([t, t], 1)[:, t.size(1) :],
+], ids=["splits last", "every other split", "a slice"])  # fmt: skip
+def test_any_layout(change):
+    partials, squares, *rest = inputs(3, 5)
+    moved = change(partials), change(squares)
+    assert not moved[0].is_contiguous()
+    assert_equal(results(*moved, *rest), results(partials, squares, *rest))
+
+
+def test_dtypes():
+    partials, squares, scale, base, *upstream = inputs(30)
+    given = partials, squares, scale.bfloat16(), base.half(), *upstream
+    found = results(*given)
+    assert [t.dtype for t in found] == [torch.float32] * 5 + [torch.bfloat16, torch.float16]
+    assert_right(found[:5], exact(*given)[:5])
+    wide = results(*[t.double() for t in inputs(30)])
+    assert {t.dtype for t in wide} == {torch.float64}
+    for y, t in zip(wide, exact(*inputs(30)), strict=True):
+        torch.testing.assert_close(y, t, rtol=1e-11, atol=1e-13)
+
+
+def test_rows_that_vanish():
+    """norm_eps of DeepSeek-V4.1, 1e-20: r is 1e10, and the mixes and all gradients are finite."""
+    partials, squares, scale, base, *upstream = inputs(6)
+    partials[:, 2], squares[:, 2] = 0.0, 0.0
+    for eps_outside in (False, True):
+        leaves = [t.detach().requires_grad_() for t in (partials, squares, scale, base)]
+        out = hc_split_sinkhorn(leaves[0], *leaves[2:], reduce=Reduce(leaves[1], SIZE, 1e-20, eps_outside))
+        gradients = torch.autograd.grad(out, leaves, upstream)
+        assert all(t.isfinite().all() for t in (*out, *gradients))
+        assert_equal([t[2] for t in out], [t for t in hc_split_sinkhorn(partials[0, 2], scale, base)])
+        assert gradients[0][:, 2].abs().max() > 1e6
+
+
+def test_the_batch_around_a_token_changes_no_bit_of_it():
+    tensors = inputs(300)
+    whole = results(*tensors)
+    for at in (slice(0, 1), slice(3, 4), slice(2, 300), slice(1, 300, 7)):
+        part = [tensors[0][:, at], tensors[1][:, at], *tensors[2:4], *(t[at] for t in tensors[4:])]
+        found = results(*part)
+        assert_equal(found[:3], [t[at] for t in whole[:3]])
+        assert_equal(found[3:5], [t[:, at] for t in whole[3:5]])
+
+
+@pytest.mark.parametrize("unused", [(0,), (1, 2), (0, 1), (0, 1, 2)], ids=str)
+def test_unused_results(unused):
+    *tensors, dpre, dpost, dcomb = inputs(2, 5)
+    upstream = dpre, dpost, dcomb
+    zeros = [torch.zeros_like(t) if k in unused else t for k, t in enumerate(upstream)]
+    leaves = [t.detach().requires_grad_() for t in tensors]
+    out = run(*leaves)
+    kept = [k for k in range(3) if k not in unused]
+    if not kept:
+        assert torch.autograd.grad(leaves[0].sum(), leaves, allow_unused=True)[1:] == (None,) * 3
+        return
+    found = torch.autograd.grad([out[k] for k in kept], leaves, [upstream[k] for k in kept])
+    assert_equal(found, results(*tensors, *zeros)[3:])
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 3)], ids=str)
+def test_gradients_of_some_arguments(wanted):
+    *tensors, dpre, dpost, dcomb = inputs(5)
+    leaves = [t.clone().requires_grad_(i in wanted) for i, t in enumerate(tensors)]
+    upstream = dpre, dpost, dcomb
+    found = torch.autograd.grad(run(*leaves), [leaves[i] for i in wanted], upstream)
+    every = results(*tensors, *upstream)[3:]
+    assert_equal(found, [every[i] for i in wanted])
+
+
+def test_the_partial_sums_are_not_kept():
+    """Only what the backward reads: 96 bytes of mixes and 8 of norms a token, and the parameters."""
+    tensors = [t.requires_grad_() for t in inputs(3, 5)[:4]]
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        run(*tensors)
+    assert sorted(t.shape for t in kept) == [(3,), (3, 5, 2), (3, 5, 24), (24,)]
+
+
+P, Q, SCALE, BASE = torch.zeros(2, 3, 24), torch.zeros(2, 3), torch.ones(3), torch.zeros(24)
+EPS = "pass 0 or a float of at least 1e-37, finite"
+REFUSED = {
+    "a tensor": (P, Q, TypeError, "reduce is a Tensor; pass helion_sinkhorn.Reduce"),
+    "a tuple": (P, (Q, 64), TypeError,
+                r"reduce is a tuple; pass helion_sinkhorn.Reduce\(squares, size\) or None"),
+    "mixes of one token": (P[0, 0], Reduce(Q[0], 64), ValueError,
+                           r"mixes has shape \(24,\); with reduce pass .* \(splits, ..., 24\), one"),
+    "no splits": (P[:0], Reduce(Q[:0], 64), ValueError,
+                  r"mixes has shape \(0, 3, 24\); .* one split at least"),
+    "half precision": (P.half(), Reduce(Q.half(), 64), TypeError,
+                       "mixes has dtype torch.float16; with reduce pass partial sums in torch.float32 or"),
+    "squares are a number": (P, Reduce(1.0, 64), TypeError,
+                             r"reduce.squares is a float; .* shape \(splits, ...\)"),
+    "squares of another dtype": (P, Reduce(Q.double(), 64), TypeError,
+                                 "reduce.squares has dtype torch.float64, mixes torch.float32; convert one"),
+    "squares elsewhere": (P, Reduce(Q.to("meta"), 64), ValueError, "reduce.squares is on meta, mixes on cpu"),
+    "squares of the sum": (P, Reduce(Q[0], 64), ValueError,
+                           r"reduce.squares has shape \(3,\); for partial sums of shape \(2, 3, 24\) pass"),
+    "squares with a column": (P, Reduce(Q[..., None], 64), ValueError,
+                              r"shape \(2, 3, 1\); .* pass \(2, 3\)"),
+    "size is a float": (P, Reduce(Q, 64.0), TypeError,
+                        "reduce.size is 64.0; pass the number of entries behind"),
+    "size is a bool": (P, Reduce(Q, True), TypeError, "reduce.size is True; pass the number"),
+    "size is 0": (P, Reduce(Q, 0), ValueError, "reduce.size is 0; pass .* an int of at least 1"),
+    "norm_eps is None": (P, Reduce(Q, 64, None), TypeError, f"reduce.norm_eps is None; {EPS}"),
+    "norm_eps is negative": (P, Reduce(Q, 64, -1e-6), ValueError, f"reduce.norm_eps is -1e-06; {EPS}"),
+    "norm_eps is tiny": (P, Reduce(Q, 64, 1e-38), ValueError, f"reduce.norm_eps is 1e-38; {EPS}"),
+    "norm_eps is infinite": (P, Reduce(Q, 64, math.inf), ValueError, f"reduce.norm_eps is inf; {EPS}"),
+    "norm_eps is nan": (P, Reduce(Q, 64, math.nan), ValueError, f"reduce.norm_eps is nan; {EPS}"),
+    "eps_outside is a number": (P, Reduce(Q, 64, 1e-6, 1), TypeError,
+                                "reduce.eps_outside is 1; pass True or False"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_what_to_do(case):
+    partials, reduce, kind, said = REFUSED[case]
+    with pytest.raises(kind, match=said):
+        hc_split_sinkhorn(partials, SCALE, BASE, reduce=reduce)
+
+
+# --- as a torch operator ---------------------------------------------------------------------------------
+
+LAYOUTS = {
+    "contiguous": lambda t: t,
+    "splits last": lambda t: t.movedim(0, -1).contiguous().movedim(-1, 0),
+    "one token": lambda t: t[:, 0, 0],
+    "expanded": lambda t: t[:1].expand_as(t),
+    "empty": lambda t: t[:, :, :0],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_opcheck_and_fakes(layout):
+    partials, squares, scale, base, *_ = inputs(2, 5)
+    change = LAYOUTS[layout]
+    given = change(partials), change(squares), scale, base
+    constants = SIZE, NORM_EPS, layout == "expanded", *CONSTANTS, torch.bfloat16
+    leaves = [t.detach().requires_grad_() for t in given]
+    torch.library.opcheck(OPERATOR, (*leaves, *constants))
+    found = OPERATOR(*given, *constants)
+    with FakeTensorMode() as mode:
+        fake = OPERATOR(*[mode.from_tensor(t) for t in given], *constants)
+    for a, b in zip(found, fake, strict=True):
+        assert (a.shape, a.stride(), a.dtype, a.device) == (b.shape, b.stride(), b.dtype, b.device)
+
+
+def test_meta_device():
+    found = results(*[t.to("meta") for t in inputs(2, 5)])
+    assert [tuple(t.shape) for t in found[3:5]] == [(5, 2, 5, 24), (5, 2, 5)]
+    assert {t.device.type for t in found} == {"meta"}
+
+
+def test_compiled_at_any_number_of_tokens():
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(run, fullgraph=True, backend=counter)
+    for tokens in (3, 5, 8):
+        given = inputs(tokens, seed=tokens)
+        leaves = [t.detach().requires_grad_() for t in given[:4]]
+        for t in leaves[:2]:
+            torch._dynamo.mark_dynamic(t, 1)
+        found = compiled(*leaves)
+        gradients = torch.autograd.grad(found, leaves, given[4:])
+        assert_equal([*(y.detach() for y in found), *gradients], results(*given))
+    assert counter.frame_count == 1
+
+
+def test_compiled_by_inductor():
+    given = inputs(6)
+    torch._dynamo.reset()
+
+    def f(partials, squares, scale, base):
+        pre, post, comb = run(partials * 2, squares, scale, base)
+        return pre, post.sin(), comb
+
+    for a, b in zip(results(*given, f=torch.compile(f, fullgraph=True)), results(*given, f=f), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+class Site(torch.nn.Module):
+    def forward(self, *tensors):
+        return run(*tensors)
+
+
+def test_exported_program_runs_at_other_token_counts():
+    tokens = torch.export.Dim("tokens", min=2)
+    shapes = {1: tokens}, {1: tokens}, None, None
+    program = torch.export.export(Site(), inputs(3)[:4], dynamic_shapes={"tensors": shapes})
+    assert sum(node.target is OPERATOR for node in program.graph.nodes) == 1
+    given = inputs(7, seed=1)[:4]
+    assert_equal(program.module()(*given), run(*given))
+
+
+@pytest.mark.parametrize("dims", [(0, 0, None, None), (2, -1, None, None), (1, None, None, None),
+                                  (None, 1, None, None), (1, 1, 0, 0), (0, 0, None, 1)], ids=str)  # fmt: skip
+def test_vmap(dims):
+    each = [inputs(2, 5, seed=k)[:4] for k in range(3)]
+    stacked = [
+        each[0][k] if d is None else torch.stack([one[k] for one in each], d) for k, d in enumerate(dims)
+    ]
+    found = torch.vmap(run, in_dims=dims)(*stacked)
+    expected = [run(*(each[0][k] if d is None else one[k] for k, d in enumerate(dims))) for one in each]
+    assert_equal(found, [torch.stack(parts) for parts in zip(*expected, strict=True)])
+
+
+def test_vmap_of_nothing():
+    partials, squares, scale, base, *_ = inputs(2)
+    given = [t.expand(0, *t.shape) for t in (partials, squares, scale, base)]
+    assert [tuple(y.shape) for y in torch.vmap(run)(*given)] == [(0, 2, 4), (0, 2, 4), (0, 2, 4, 4)]
+
+
+def test_gradients_of_each_sample():
+    each = [inputs(5, seed=k) for k in range(3)]
+    partials, squares, _, _, *upstream = [torch.stack(parts) for parts in zip(*each, strict=True)]
+    scale, base = each[0][2:4]
+
+    def gradient(partials, squares, *upstream):
+        return torch.func.vjp(run, partials, squares, scale, base)[1](upstream)
+
+    found = torch.vmap(gradient)(partials, squares, *upstream)
+    expected = [results(p, q, scale, base, *g)[3:] for p, q, _, _, *g in each]
+    for a, b in zip(found, [torch.stack(parts) for parts in zip(*expected, strict=True)], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_autocast_changes_no_bit():
+    given = inputs(3, 5)
+    plain = results(*given)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (randn(2, 2) @ randn(2, 2)).dtype == torch.bfloat16
+        assert_equal(results(*given), plain)
+
+
+def test_checkpoint():
+    given = inputs(3, 5)
+
+    def f(*tensors):
+        return checkpoint(run, *tensors, use_reentrant=False)
+
+    assert_equal(results(*given, f=f), results(*given))
+
+
+def test_second_derivatives_and_forward_mode_say_what_to_do():
+    partials, squares, scale, base, *upstream = inputs(2)
+    for k in range(2):
+        leaves = [partials, squares, scale, base]
+        leaves[k] = leaves[k].detach().requires_grad_()
+        (first,) = torch.autograd.grad(run(*leaves), leaves[k], upstream, create_graph=True)
+        with pytest.raises(NotImplementedError, match=r"no second derivative.*reference\.hc_split_sinkhorn"):
+            torch.autograd.grad(first.square().sum(), leaves[k])
+    with pytest.raises(NotImplementedError, match=r"no forward-mode derivative"):
+        torch.func.jvp(lambda t: run(t, squares, scale, base), (partials,), (partials,))

@@ -1,0 +1,144 @@
+"""The mHC residual path written out in float64, and how far float32 arithmetic may take it from there.
+
+Every step goes through `at`, which does nothing or errs as float32 does: forward, and backward in the
+gradient that autograd sends through it.  What the results then deviate by is what they may be off by; no
+implementation is asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import logsigmoid
+
+UNIT = 2.0**-24
+SAMPLES, MARGIN = 12, 2.0
+"""Evaluations of the model, and what is allowed over the largest error of all of them."""
+
+At = Callable[..., torch.Tensor]
+
+
+def exactly(x: torch.Tensor, terms: int = 0) -> torch.Tensor:
+    return x
+
+
+class _Err(torch.autograd.Function):
+    """x with a relative error of up to `size` in each entry, and so has the gradient."""
+
+    @staticmethod
+    def forward(ctx, x, size, generator):
+        ctx.size, ctx.generator = size, generator
+        return x * (1 + size * _signs(x, generator))
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * (1 + ctx.size * _signs(grad, ctx.generator)), None, None
+
+
+def _signs(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return 2.0 * torch.randint(0, 2, x.shape, generator=generator).to(x.dtype) - 1
+
+
+def erring(seed: int) -> At:
+    """float32: a product, a sum or a function errs by up to 2 units, a term of a sum of k by 2 sqrt(k) more.
+
+    2 units are two roundings, or an exponential; at most 2 sqrt(k) numbers are added in a chain, in tiles.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return lambda x, terms=0: _Err.apply(x, UNIT * (2 + 2 * math.sqrt(terms)), generator)
+
+
+def mixes(x, fn, norm_eps=1e-6, eps_outside=False, at: At = exactly):
+    """Projection and norm of (..., n, C)."""
+    flat = at(x.flatten(-2))
+    z = at(flat.unsqueeze(-2) * fn, flat.size(-1)).sum(-1)
+    q = at(flat.square(), flat.size(-1)).mean(-1, keepdim=True)
+    r = 1 / (q.sqrt() + norm_eps) if eps_outside else (q + norm_eps).rsqrt()
+    return at(at(z) * at(r))
+
+
+def coefficients(x, fn, scale, base, iters=20, eps=1e-6, norm_eps=1e-6, post_mult=2.0, at: At = exactly):
+    """(pre, post, comb) of the streams; gates by logsigmoid, whose derivative does not cancel."""
+    n = x.size(-2)
+    made = mixes(x, fn, norm_eps, at=at)
+    s = torch.cat([scale[k].expand(size) for k, size in enumerate((n, n, n * n))])
+    a = at(at(made * s) + base)
+    pre = at(at(logsigmoid(a[..., :n]).exp()) + eps)
+    post = at(post_mult * at(logsigmoid(a[..., n : 2 * n]).exp()))
+    p = at(at(a[..., 2 * n :].unflatten(-1, (n, n))).softmax(-1) + eps)
+    p = at(p / at(at(p, n).sum(-2, keepdim=True) + eps))
+    for _ in range(iters - 1):
+        for axis in (-1, -2):
+            p = at(p / at(at(p, n).sum(axis, keepdim=True) + eps))
+    return pre, post, p
+
+
+def collapse(x, pre, at: At = exactly):
+    return at(at(pre.unsqueeze(-1) * x, x.size(-2)).sum(-2))
+
+
+def expand(f, x, post, comb, at: At = exactly):
+    """New streams; the sum is over the first index of comb."""
+    n = x.size(-2)
+    terms = at(comb.unsqueeze(-1) * x.unsqueeze(-2), n + 1)
+    return at(terms.sum(-3) + at(post.unsqueeze(-1) * f.unsqueeze(-2), n + 1))
+
+
+def connection(x, fn, scale, base, at: At = exactly, **options):
+    """What HyperConnection returns: (post, comb, collapsed)."""
+    pre, post, comb = coefficients(x, fn, scale, base, at=at, **options)
+    return post, comb, collapse(x, pre, at)
+
+
+def head(x, fn, scale, base, eps=1e-6, norm_eps=1e-6, at: At = exactly):
+    """What HyperHead returns, in a tuple."""
+    a = at(at(mixes(x, fn, norm_eps, at=at) * scale) + base)
+    return (collapse(x, at(at(logsigmoid(a).exp()) + eps), at),)
+
+
+def site(x, fn, scale, base, weight, at: At = exactly, **options):
+    """A whole site around the sublayer f = tanh(weight y), in a tuple."""
+    post, comb, y = connection(x, fn, scale, base, at, **options)
+    f = at(at(y.unsqueeze(-2) * weight, y.size(-1)).sum(-1).tanh())
+    return (expand(f, x, post, comb, at),)
+
+
+def values_and_gradients(function, tensors, upstream, **options) -> list[torch.Tensor]:
+    """Results of function(*tensors) and the gradients of the tensors; an upstream that is None is unused."""
+    leaves = [t.detach().requires_grad_() for t in tensors]
+    results = function(*leaves, **options)
+    used = [(y, g.to(y.dtype)) for y, g in zip(results, upstream, strict=True) if g is not None]
+    gradients = torch.autograd.grad([y for y, _ in used], leaves, [g for _, g in used])
+    return [*(y.detach() for y in results), *gradients]
+
+
+def truth_and_budget(function, tensors, upstream, **options):
+    """Each result and gradient in float64, and the largest error that float32 may leave, the same for all of
+    its entries."""
+    wide = [t.detach().double() for t in tensors]
+    upstream = [None if g is None else g.double() for g in upstream]
+    truth = values_and_gradients(function, wide, upstream, **options)
+    largest = [0.0] * len(truth)
+    for seed in range(SAMPLES):
+        found = values_and_gradients(function, wide, upstream, at=erring(seed), **options)
+        errors = [float((a - b).abs().max()) if a.numel() else 0.0 for a, b in zip(found, truth, strict=True)]
+        largest = list(map(max, largest, errors))
+    return truth, [MARGIN * error for error in largest]
+
+
+def assert_within(found, truth, budget, rounded=0) -> None:
+    """Errors within the budget, and half a unit in the last place of a narrow result.
+
+    A gradient of streams is added up from `rounded` results of operators, each rounded to its dtype, and the
+    additions round again: the largest entry's half unit for each.
+    """
+    for k, (y, t, limit) in enumerate(zip(found, truth, budget, strict=True)):
+        assert y.shape == t.shape
+        assert y.isfinite().all(), k
+        if y.dtype in (torch.bfloat16, torch.float16):
+            half = torch.finfo(y.dtype).eps / 2 * t.abs()
+            limit = limit + (half if not rounded else 2 * rounded * half.max())
+        error = (y.double() - t).abs()
+        assert (error <= limit).all(), f"{k}: {float(error.max()):.3g}, largest {float(t.abs().max()):.3g}"

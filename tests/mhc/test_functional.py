@@ -1,0 +1,231 @@
+"""hc_expand, hc_coeffs and hc_head on a CPU, against float64 of the equations."""
+
+from __future__ import annotations
+
+import math
+
+import mhc_equations as equations
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+from mhc_equations import assert_within, truth_and_budget, values_and_gradients
+
+from helion_sinkhorn import hc_coeffs, hc_expand, hc_head
+
+NARROW = (torch.bfloat16, torch.float16)
+
+
+def coefficient_inputs(*lead, n=4, c=12, seed=0, dtype=torch.float32):
+    """(x, fn, scale, base) and the upstream gradients of pre, post and comb."""
+    rows = n * n + 2 * n
+    return (
+        (
+            randn(*lead, n, c, seed=seed, dtype=dtype), randn(rows, n * c, seed=seed + 1, scale=0.2),
+            torch.tensor([0.7, 1.1, 0.9]), randn(rows, seed=seed + 2),
+        ),
+        [randn(*lead, *shape, seed=seed + 3 + k) for k, shape in enumerate(((n,), (n,), (n, n)))],
+    )  # fmt: skip
+
+
+def head_inputs(*lead, n=4, c=12, seed=0, dtype=torch.float32):
+    """(x, fn, scale, base) and the upstream gradient of y."""
+    x, fn, scale, base = coefficient_inputs(*lead, n=n, c=c, seed=seed, dtype=dtype)[0]
+    return (x, fn[:n], scale[:1], base[:n]), [randn(*lead, c, seed=seed + 9, dtype=dtype)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *NARROW, torch.float64], ids=str)
+@pytest.mark.parametrize("n", [1, 3, 4, 16])
+def test_expand_copies_and_its_gradient_is_a_sum_rounded_once(n, dtype):
+    h, upstream = randn(2, 5, 7, dtype=dtype), randn(2, 5, n, 7, seed=1, dtype=dtype)
+    x, dh = values_and_gradients(lambda h: (hc_expand(h, n),), [h], [upstream])
+    assert x.is_contiguous()
+    assert torch.equal(x, h.unsqueeze(-2).repeat(1, 1, n, 1))
+    assert dh.dtype == dtype
+    exact = upstream.double().sum(-2)
+    limit = torch.finfo(dtype).eps / 2 * exact.abs() + n * torch.finfo(
+        torch.float32
+    ).eps * upstream.abs().sum(-2)
+    assert ((dh.double() - exact).abs() <= limit).all()
+    alone = values_and_gradients(lambda h: (hc_expand(h, n),), [h[1, 2]], [upstream[1, 2]])
+    assert_equal(alone, (x[1, 2], dh[1, 2]))
+
+
+@pytest.mark.parametrize("shape", [(7,), (0, 7), (3, 0)], ids=str)
+def test_expand_of_any_leading_shape(shape):
+    assert hc_expand(torch.ones(shape), 3).shape == (*shape[:-1], 3, shape[-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *NARROW], ids=str)
+@pytest.mark.parametrize(("n", "c"), [(4, 12), (1, 5), (3, 7), (16, 4)])
+def test_coefficients_against_float64(n, c, dtype):
+    tensors, upstream = coefficient_inputs(2, 3, n=n, c=c, dtype=dtype)
+    truth, budget = truth_and_budget(equations.coefficients, tensors, upstream)
+    assert_within(values_and_gradients(hc_coeffs, tensors, upstream), truth, budget)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *NARROW], ids=str)
+@pytest.mark.parametrize(("n", "c"), [(4, 12), (1, 5), (3, 7), (16, 4)])
+def test_head_against_float64(n, c, dtype):
+    tensors, upstream = head_inputs(2, 3, n=n, c=c, dtype=dtype)
+    truth, budget = truth_and_budget(equations.head, tensors, upstream)
+    found = values_and_gradients(lambda *t: (hc_head(*t),), tensors, upstream)
+    assert found[0].dtype == dtype
+    assert_within(found[:1], truth[:1], budget[:1])
+    # dx of hc_mixes and of hc_pre meet
+    assert_within(found[1:], truth[1:], budget[1:], rounded=2)
+
+
+def test_float64_is_the_equations():
+    for function, equation, (tensors, upstream) in (
+        (hc_coeffs, equations.coefficients, coefficient_inputs(5)),
+        (lambda *t: (hc_head(*t),), equations.head, head_inputs(5)),
+    ):
+        wide, upstream = [t.double() for t in tensors], [g.double() for g in upstream]
+        truth = values_and_gradients(equation, wide, upstream)
+        found = values_and_gradients(function, wide, upstream)
+        assert {t.dtype for t in found} == {torch.float64}
+        for y, t in zip(found, truth, strict=True):
+            torch.testing.assert_close(y, t, rtol=1e-12, atol=1e-12)
+
+
+def test_options_reach_the_operators():
+    (x, fn, scale, base), _ = coefficient_inputs(7)
+    weight = randn(fn.size(1), seed=8).abs()
+    options = {"sinkhorn_iters": 3, "eps": 1e-3, "norm_eps": 1e-2, "post_mult": 1.5}
+    wide = [t.double() for t in (x, fn, scale, base)]
+    expected = equations.coefficients(*wide, iters=3, eps=1e-3, norm_eps=1e-2, post_mult=1.5)
+    for y, t in zip(hc_coeffs(x, fn, scale, base, **options), expected, strict=True):
+        torch.testing.assert_close(y.double(), t, rtol=0, atol=1e-5)
+    plain, weighed = (
+        hc_coeffs(x, f, scale, base, norm_weight=w) for f, w in ((fn * weight, None), (fn, weight))
+    )
+    assert_equal(plain, weighed)
+    assert_equal(hc_coeffs(x, fn, scale, base, comb_order="oi")[2], hc_coeffs(x, fn, scale, base)[2].mT)
+    pre, post, _ = hc_coeffs(x, fn, scale, base, pre_eps=0.5, post_eps=0.25)
+    torch.testing.assert_close(pre, hc_coeffs(x, fn, scale, base)[0] + 0.5, rtol=0, atol=1e-5)
+    torch.testing.assert_close(post, hc_coeffs(x, fn, scale, base)[1] + 0.25, rtol=0, atol=1e-5)
+    (x, fn, scale, base), _ = head_inputs(7)
+    wide = [t.double() for t in (x, fn, scale, base)]
+    (expected,) = equations.head(*wide, eps=0.5, norm_eps=1e-2)
+    torch.testing.assert_close(
+        hc_head(x, fn, scale, base, eps=0.5, norm_eps=1e-2).double(), expected, rtol=0, atol=1e-5
+    )
+    outside = equations.mixes(*wide[:2], norm_eps=0.5, eps_outside=True)
+    pre = (outside * wide[2] + wide[3]).sigmoid() + 1e-6
+    y = hc_head(x, fn, scale, base, norm_eps=0.5, eps_outside=True)
+    torch.testing.assert_close(y.double(), equations.collapse(wide[0], pre), rtol=0, atol=1e-5)
+    weight = randn(fn.size(1), seed=8).abs()
+    assert torch.equal(hc_head(x, fn, scale, base, norm_weight=weight), hc_head(x, fn * weight, scale, base))
+
+
+@pytest.mark.parametrize("saturation", [-85.0, -40.0, -17.5, 17.5, 40.0, 85.0])
+def test_gradient_of_a_saturated_gate_is_right_by_itself(saturation):
+    """With torch.sigmoid it is exactly 0 from a = 17 on."""
+    (x, fn, scale, base), (upstream,) = head_inputs(1)
+    base = torch.full_like(base, saturation)
+    fn = torch.zeros_like(fn)
+    *_, dbase = values_and_gradients(lambda *t: (hc_head(*t),), (x, fn, scale, base), [upstream])
+    along = (upstream.unsqueeze(-2) * x).double().sum(-1)[0]
+    e = math.exp(-abs(saturation))
+    torch.testing.assert_close(dbase.double(), along * e / (1 + e) ** 2, rtol=1e-5, atol=0)
+
+
+def test_gate_of_zero_has_a_derivative():
+    """|a| has none at 0, where transformers' parameters begin."""
+    (x, fn, scale, base), (upstream,) = head_inputs(3)
+    tensors = x, torch.zeros_like(fn), scale, torch.zeros_like(base)
+    *_, dbase = values_and_gradients(lambda *t: (hc_head(*t),), tensors, [upstream])
+    torch.testing.assert_close(dbase, (upstream.unsqueeze(-2) * x).sum((0, -1)) / 4)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_a_token_that_is_not_finite_stays_one(poison):
+    (x, fn, scale, base), upstream = head_inputs(5)
+    clean = values_and_gradients(lambda *t: (hc_head(*t),), (x, fn, scale, base), upstream)
+    x[2, 1, 3] = poison
+    found = values_and_gradients(lambda *t: (hc_head(*t),), (x, fn, scale, base), upstream)
+    others = torch.arange(5) != 2
+    assert_equal([y[others] for y in found[:2]], [y[others] for y in clean[:2]])
+    assert not found[0][2].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_batch_around_a_token_changes_no_bit_of_it(dtype):
+    for function, (tensors, upstream) in (
+        (lambda *t: (hc_head(*t),), head_inputs(70, dtype=dtype)),
+        (hc_coeffs, coefficient_inputs(70, dtype=dtype)),
+    ):
+        count = len(upstream) + 1
+        whole = values_and_gradients(function, tensors, upstream)[:count]
+        for part in (*(slice(i, i + 1) for i in range(0, 70, 9)), slice(0, 5), slice(3, 70), slice(1, 70, 2)):
+            given = (tensors[0][part], *tensors[1:])
+            found = values_and_gradients(function, given, [g[part] for g in upstream])[:count]
+            assert_equal(found, [y[part] for y in whole])
+
+
+def test_autocast_changes_no_bit():
+    for function, (tensors, upstream) in (
+        (lambda *t: (hc_head(*t),), head_inputs(5, dtype=torch.bfloat16)),
+        (hc_coeffs, coefficient_inputs(5)),
+        (lambda h, *_: (hc_expand(h, 3),), ((randn(5, 7),), [randn(5, 3, 7)])),
+    ):
+        plain = values_and_gradients(function, tensors, upstream)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert_equal(values_and_gradients(function, tensors, upstream), plain)
+
+
+def test_compiled_without_a_break():
+    _, fn, scale, base = head_inputs(2, 3)[0]
+
+    def path(h, fn, scale, base):
+        return (hc_head(hc_expand(h, 4).sin(), fn, scale, base),)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(path, fullgraph=True, backend="aot_eager", dynamic=True)
+    for tokens in (3, 5):
+        tensors = randn(2, tokens, 12, seed=tokens), fn, scale, base
+        upstream = [randn(2, tokens, 12, seed=tokens + 1)]
+        assert_equal(
+            values_and_gradients(compiled, tensors, upstream), values_and_gradients(path, tensors, upstream)
+        )
+
+
+X, FN, SCALE, BASE = torch.zeros(2, 4, 3), torch.zeros(4, 12), torch.ones(1), torch.zeros(4)
+
+
+def head(x=X, fn=FN, scale=SCALE, base=BASE, **options):
+    return lambda: hc_head(x, fn, scale, base, **options)
+
+
+REFUSED = {
+    "h is a list": (lambda: hc_expand([1.0], 2), TypeError,
+                    r"h is a list; pass a torch.Tensor of shape \(\.\.\., C\)"),
+    "h is int": (lambda: hc_expand(X.long(), 2), TypeError, "h has dtype torch.int64; accepted are"),
+    "h is a number": (lambda: hc_expand(torch.tensor(1.0), 2), ValueError,
+                      r"h has shape \(\); pass \(\.\.\., C\)"),
+    "n is a float": (lambda: hc_expand(X, 2.0), TypeError, "n is 2.0; pass an int of at least 1"),
+    "n is a bool": (lambda: hc_expand(X, True), TypeError, "n is True; pass an int"),
+    "n is 0": (lambda: hc_expand(X, 0), ValueError, "n is 0; pass an int of at least 1"),
+    "streams of one dimension": (head(X[0, 0]), ValueError, r"x has shape \(3,\); pass \(\.\.\., n, C\)"),
+    "fn of another n": (head(fn=FN[:3]), ValueError,
+                        r"fn has shape \(3, 12\); for x of shape \(2, 4, 3\) pass \(4, 12\)"),
+    "scale of three": (head(scale=torch.ones(3)), ValueError, r"scale has shape \(3,\); .* \(1,\)"),
+    "base of one": (head(base=SCALE), ValueError, r"base has shape \(1,\); .* pass \(4,\)"),
+    "base elsewhere": (head(base=BASE.to("meta")), ValueError, "base is on meta, x on cpu"),
+    "fn is None": (head(fn=None), TypeError, "fn is a NoneType; pass a torch.Tensor"),
+    "eps is a string": (head(eps="1"), TypeError, "eps is '1'; pass a finite float"),
+    "eps is nan": (head(eps=math.nan), ValueError, "eps is nan; pass a finite"),
+    "another precision": (head(precision="fp32"), ValueError, "precision is 'fp32'"),
+    "coefficients of merged streams": (lambda: hc_coeffs(X[0, 0], FN, SCALE, BASE), ValueError,
+                                       r"x has shape \(3,\); pass \(\.\.\., n, C\)"),
+    "coefficients of another n": (lambda: hc_coeffs(X, FN, torch.ones(3), BASE), ValueError, "hc_mult=4"),
+    "kernels on a CPU": (head(implementation="helion"), NotImplementedError,
+                         "x is on cpu; use implementation='auto'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_what_to_do(case):
+    call, kind, said = REFUSED[case]
+    with pytest.raises(kind, match=said):
+        call()

@@ -1,0 +1,404 @@
+"""HyperConnection and HyperHead on a CPU: against float64 of the equations, parameters, state dicts."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import mhc_equations as equations
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+from mhc_equations import assert_within, truth_and_budget, values_and_gradients
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from helion_sinkhorn import hc_post, nn
+
+NARROW = (torch.bfloat16, torch.float16)
+
+
+def connection(n=4, c=12, seed=0, **options) -> nn.HyperConnection:
+    """A site whose every parameter is drawn, so that nothing is symmetric."""
+    made = nn.HyperConnection(c, n, **options)
+    rows = n * n + 2 * n
+    values = (
+        randn(rows, n * c, seed=seed, scale=0.2),
+        randn(rows, seed=seed + 1),
+        torch.tensor([0.7, 1.1, 0.9]),
+    )
+    for parameter, value in zip(made.parameters(), values, strict=True):
+        parameter.data.copy_(value)
+    return made
+
+
+def head(n=4, c=12, seed=0, **options) -> nn.HyperHead:
+    made = nn.HyperHead(c, n, **options)
+    values = randn(n, n * c, seed=seed, scale=0.2), randn(n, seed=seed + 1), torch.tensor([0.7])
+    for parameter, value in zip(made.parameters(), values, strict=True):
+        parameter.data.copy_(value)
+    return made
+
+
+def called(module):
+    """A function of the streams and the parameters, in the order of the equations: fn, scale, base."""
+    names = list(module.state_dict())
+
+    def call(x, fn, scale, base):
+        results = functional_call(module, dict(zip(names, (fn, base, scale), strict=True)), (x,))
+        return results if isinstance(results, tuple) else (results,)
+
+    return call
+
+
+def whole_site(module):
+    """A function of the streams, the parameters and the weight of a sublayer to the new streams."""
+
+    def call(x, fn, scale, base, weight):
+        post, comb, y = called(module)(x, fn, scale, base)
+        # float32 in between: the sublayer is not what is judged
+        return (hc_post((y.float() @ weight.mT).tanh(), x, post, comb),)
+
+    return call
+
+
+def given(module, *lead, dtype=torch.float32, seed=5):
+    """(x, fn, scale, base) for `called`."""
+    fn, base, scale = module.state_dict().values()
+    return randn(*lead, module.hc_mult, module.hidden_size, seed=seed, dtype=dtype), fn, scale, base
+
+
+def upstreams(module, *lead, dtype=torch.float32, seed=20):
+    """Gradients of post, comb and collapsed."""
+    n = module.hc_mult
+    shapes = (n,), (n, n), (module.hidden_size,)
+    return [randn(*lead, *shape, seed=seed + k) for k, shape in enumerate(shapes[:2])] + [
+        randn(*lead, *shapes[2], seed=seed + 2, dtype=dtype)
+    ]
+
+
+SIZES = [(4, 12), (1, 5), (3, 7), (8, 9)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *NARROW], ids=str)
+@pytest.mark.parametrize(("n", "c"), SIZES)
+def test_connection_against_float64(n, c, dtype):
+    module = connection(n, c)
+    tensors, upstream = given(module, 2, 3, dtype=dtype), upstreams(module, 2, 3, dtype=dtype)
+    truth, budget = truth_and_budget(equations.connection, tensors, upstream)
+    found = values_and_gradients(called(module), tensors, upstream)
+    assert [t.dtype for t in found[:3]] == [torch.float32, torch.float32, dtype]
+    assert_within(found[:3], truth[:3], budget[:3])
+    assert_within(found[3:], truth[3:], budget[3:], rounded=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *NARROW], ids=str)
+@pytest.mark.parametrize(("n", "c"), SIZES)
+def test_head_against_float64(n, c, dtype):
+    module = head(n, c)
+    tensors, upstream = given(module, 2, 3, dtype=dtype), [randn(2, 3, c, seed=9, dtype=dtype)]
+    truth, budget = truth_and_budget(equations.head, tensors, upstream)
+    found = values_and_gradients(called(module), tensors, upstream)
+    assert found[0].dtype == dtype
+    assert_within(found[:1], truth[:1], budget[:1])
+    assert_within(found[1:], truth[1:], budget[1:], rounded=2)
+
+
+@pytest.mark.parametrize(("n", "c"), SIZES)
+def test_a_whole_site_against_float64(n, c):
+    module = connection(n, c)
+    tensors = *given(module, 2, 3), randn(c, c, seed=7, scale=0.3)
+    upstream = [randn(2, 3, n, c, seed=8)]
+    truth, budget = truth_and_budget(equations.site, tensors, upstream)
+    assert_within(values_and_gradients(whole_site(module), tensors, upstream), truth, budget)
+
+
+def test_options_reach_the_operators():
+    module = connection(sinkhorn_iters=3, eps=1e-3, norm_eps=1e-2, post_mult=1.5, pre_eps=0.5, post_eps=0.25)
+    tensors = given(module, 7)
+    wide = [t.double() for t in tensors]
+    pre, post, comb = equations.coefficients(*wide, iters=3, eps=1e-3, norm_eps=1e-2, post_mult=1.5)
+    truth = post + 0.25, comb, equations.collapse(wide[0], pre - 1e-3 + 0.5)
+    found = called(module)(*tensors)
+    for y, t in zip(found, truth, strict=True):
+        torch.testing.assert_close(y.double(), t, rtol=0, atol=2e-5)
+    module = head(eps=0.5, norm_eps=1e-2)
+    (truth,) = equations.head(*(t.double() for t in given(module, 7)), eps=0.5, norm_eps=1e-2)
+    torch.testing.assert_close(called(module)(*given(module, 7))[0].double(), truth, rtol=0, atol=2e-5)
+    assert "hc_mult=4, eps=0.5, norm_eps=0.01" in repr(module)
+    assert "sinkhorn_iters=20, eps=1e-06" in repr(connection())
+
+
+# --- orientation, extremes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["io", "oi"])
+def test_a_permutation_as_comb_moves_stream_i_to_its_place(order):
+    """comb[i, o] = 1 for o = places[i]: the cycle's inverse is another permutation."""
+    n, c, places = 4, 5, [2, 0, 3, 1]
+    module = connection(n, c, comb_order=order)
+    with torch.no_grad():
+        module.fn.zero_()
+        module.base.zero_()
+        for i, o in enumerate(places):
+            module.base[2 * n + i * n + o] = 60.0
+    x = randn(6, n, c)
+    post, comb, _ = module(x)
+    new = hc_post(torch.zeros(6, c), x, post, comb, comb_order=order)
+    torch.testing.assert_close(new[:, places], x, rtol=0, atol=1e-4)
+    assert (new - x[:, places]).abs().max() > 1
+
+
+@pytest.mark.parametrize("saturation", [-85.0, -40.0, -17.5, 17.5, 40.0, 85.0])
+def test_gradients_of_saturated_gates_are_right_by_themselves(saturation):
+    n, c = 4, 6
+    module = connection(n, c)
+    tensors, upstream = given(module, 1), upstreams(module, 1)
+    x, fn, scale, base = tensors
+    base[: 2 * n] = saturation
+    _, dbase = values_and_gradients(called(module), (x, torch.zeros_like(fn), scale, base), upstream)[-2:]
+    e = math.exp(-abs(saturation))
+    dpost, _, dy = (g.double()[0] for g in upstream)
+    truth = torch.cat([(x[0].double() * dy).sum(-1), 2 * dpost]) * e / (1 + e) ** 2
+    torch.testing.assert_close(dbase[: 2 * n].double(), truth, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("norm_eps", [1e-6, 1e-20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("token", [0.0, 1e-12, 1.0])
+def test_rows_that_vanish(token, dtype, norm_eps):
+    """A token of zeros has the coefficients of its base, and a gradient as large as 1 / sqrt(norm_eps)."""
+    options = {"iters": 4, "norm_eps": norm_eps}
+    module = connection(norm_eps=norm_eps, sinkhorn_iters=4)
+    tensors, upstream = given(module, 1, dtype=dtype), upstreams(module, 1, dtype=dtype)
+    tensors[0].mul_(token)
+    truth, budget = truth_and_budget(equations.connection, tensors, upstream, **options)
+    found = values_and_gradients(called(module), tensors, upstream)
+    assert_within(found[:3], truth[:3], budget[:3])
+    assert_within(found[3:], truth[3:], budget[3:], rounded=2)
+    assert (found[3].abs().max() > 0.1 / math.sqrt(norm_eps)) == (token == 0.0 or norm_eps > token**2 > 0)
+    module, upstream = head(norm_eps=norm_eps), [randn(1, 12, seed=9, dtype=dtype)]
+    tensors = tensors[0], *given(module)[1:]
+    truth, budget = truth_and_budget(equations.head, tensors, upstream, norm_eps=norm_eps)
+    found = values_and_gradients(called(module), tensors, upstream)
+    assert_within(found[:1], truth[:1], budget[:1])
+    assert_within(found[1:], truth[1:], budget[1:], rounded=2)
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)], ids=str)
+def test_unused_results(used):
+    module = connection()
+    tensors, upstream = given(module, 2, 3), upstreams(module, 2, 3)
+    upstream = [g if k in used else None for k, g in enumerate(upstream)]
+    truth, budget = truth_and_budget(equations.connection, tensors, upstream)
+    assert_within(values_and_gradients(called(module), tensors, upstream), truth, budget)
+    parts = values_and_gradients(called(module), tensors, upstream)[-1].split((4, 4, 16))
+    assert [bool(part.any()) for part in parts] == [2 in used, 0 in used, 1 in used]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [3, 4])
+def test_the_batch_around_a_token_changes_no_bit_of_it(n, dtype):
+    for module in (connection(n), head(n)):
+        tokens = 45
+        tensors = given(module, tokens, dtype=dtype)
+        upstream = upstreams(module, tokens, dtype=dtype)[-1 if isinstance(module, nn.HyperHead) else 0 :]
+        count = len(upstream) + 1
+        whole = values_and_gradients(called(module), tensors, upstream)[:count]
+        for part in (*(slice(i, i + 1) for i in range(0, tokens, 7)), slice(0, 5), slice(3, tokens)):
+            some = (tensors[0][part], *tensors[1:])
+            found = values_and_gradients(called(module), some, [g[part] for g in upstream])[:count]
+            assert_equal(found, [y[part] for y in whole])
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_narrow_results_err_as_one_rounding(dtype):
+    """At most 1.03 times the error of float64 rounded once."""
+    module = connection(4, 64)
+    x, fn, scale, base = given(module, 400, dtype=dtype)
+    f, wide = randn(400, 64, seed=3, dtype=dtype), [t.double() for t in (x, fn, scale, base)]
+    post, comb, y = called(module)(x, fn, scale, base)
+    _, exact_comb, exact_y = truth = equations.connection(*wide)
+    exact = equations.expand(f.double(), wide[0], truth[0], exact_comb)
+    for found, value in ((y, exact_y), (hc_post(f, x, post, comb), exact)):
+        error = (found.double() - value).square().mean().sqrt()
+        once = (value.to(dtype).double() - value).square().mean().sqrt()
+        assert error <= 1.03 * once
+
+
+# --- parameters -------------------------------------------------------------------------------------------
+
+
+def test_names_shapes_and_initial_values():
+    torch.manual_seed(0)
+    module = nn.HyperConnection(64, 3)
+    shapes = {"fn": (15, 192), "base": (15,), "scale": (3,)}
+    assert {name: tuple(t.shape) for name, t in module.state_dict().items()} == shapes
+    assert list(dict(module.named_parameters())) == list(shapes)
+    assert 0.018 < module.fn.std() < 0.022
+    assert abs(module.fn.mean()) < 0.002
+    assert torch.equal(module.base, torch.zeros(15))
+    assert torch.equal(module.scale, torch.ones(3))
+    module = nn.HyperHead(64, 16, initializer_range=0.5)
+    shapes = {"hc_fn": (16, 1024), "hc_base": (16,), "hc_scale": (1,)}
+    assert {name: tuple(t.shape) for name, t in module.state_dict().items()} == shapes
+    assert 0.49 < module.hc_fn.std() < 0.51
+    assert torch.equal(module.hc_base, torch.zeros(16))
+    assert torch.equal(module.hc_scale, torch.ones(1))
+
+
+CONVERSIONS = {
+    "to bfloat16": lambda m: m.to(torch.bfloat16),
+    "bfloat16()": lambda m: m.bfloat16(),
+    "half()": lambda m: m.half(),
+    "to a device and half": lambda m: m.to("cpu", torch.float16),
+    "to a tensor's": lambda m: m.to(torch.zeros(1, dtype=torch.bfloat16)),
+    "float()": lambda m: m.float(),
+}
+
+
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+@pytest.mark.parametrize("make", [connection, head])
+def test_conversions_leave_parameters_and_gradients_in_float32(make, conversion):
+    module = make()
+    model = torch.nn.Sequential(torch.nn.Linear(12, 12), torch.nn.Sequential(module))
+    parameters = list(module.parameters())
+    for parameter in parameters:
+        parameter.grad = randn(*parameter.shape, seed=3)
+    before = [t.clone() for p in parameters for t in (p.detach(), p.grad)]
+    CONVERSIONS[conversion](model)
+    assert conversion == "float()" or model[0].weight.dtype in NARROW
+    assert [id(p) for p in module.parameters()] == [id(p) for p in parameters]
+    # 24 bits, not 8 of them in 24
+    assert_equal([t for p in parameters for t in (p.detach(), p.grad)], before)
+
+
+@pytest.mark.parametrize("make", [connection, head])
+def test_float64_is_followed_and_comes_back(make):
+    module = make().double()
+    assert {p.dtype for p in module.parameters()} == {torch.float64}
+    assert {p.dtype for p in module.half().parameters()} == {torch.float32}
+
+
+def test_made_under_a_default_device(monkeypatch):
+    # torch.device as a context knows torch.empty, not the one that the tests put there
+    monkeypatch.undo()
+    torch.utils._device._device_constructors.cache_clear()
+    with torch.device("meta"):
+        made = nn.HyperConnection(8), nn.HyperHead(8)
+    torch.utils._device._device_constructors.cache_clear()
+    assert {p.device.type for module in made for p in module.parameters()} == {"meta"}
+
+
+def test_made_under_a_narrow_default_dtype_and_without_data():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        modules = [nn.HyperConnection(8), nn.HyperHead(8)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for module in modules:
+        assert {p.dtype for p in module.parameters()} == {torch.float32}
+        kind = type(module)
+        bare = kind(8, device="meta")
+        assert {p.device.type for p in bare.parameters()} == {"meta"}
+        bare.bfloat16().to_empty(device="cpu").reset_parameters()
+        assert {(p.dtype, p.device.type) for p in bare.parameters()} == {(torch.float32, "cpu")}
+        bare.load_state_dict(module.state_dict())
+        x = randn(2, 4, 8)
+        expected = module(x)
+        together = isinstance(expected, tuple)
+        assert_equal(bare(x) if together else [bare(x)], expected if together else [expected])
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("dtype", [*NARROW, torch.float32], ids=str)
+@pytest.mark.parametrize("make", [connection, head])
+def test_a_narrow_checkpoint_is_loaded_into_float32(make, dtype, assign):
+    source, module = make(), make(seed=50)
+    state = {name: t.to(dtype) for name, t in source.state_dict().items()}
+    model = torch.nn.ModuleDict({"hc": module})
+    model.load_state_dict({f"hc.{name}": t for name, t in state.items()}, assign=assign)
+    assert_equal(module.state_dict().values(), [t.float() for t in state.values()])
+    assert {t.dtype for t in state.values()} == {dtype}
+    with pytest.raises(RuntimeError, match=r"Missing key.*hc\."):
+        model.load_state_dict({}, assign=assign)
+
+
+def test_narrow_parameters_are_computed_with_in_float32():
+    """As a mixed-precision policy may hand them in."""
+    module = connection()
+    x, *parameters = given(module, 3)
+    narrow = [p.bfloat16() for p in parameters]
+    assert_equal(called(module)(x, *narrow), called(module)(x, *(p.float() for p in narrow)))
+
+
+# --- as modules are used ----------------------------------------------------------------------------------
+
+
+class Site(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.connection, self.sublayer = connection(), torch.nn.Linear(12, 12)
+        torch.nn.init.normal_(self.sublayer.weight, std=0.3, generator=torch.Generator().manual_seed(0))
+        torch.nn.init.zeros_(self.sublayer.bias)
+
+    def forward(self, x):
+        post, comb, y = self.connection(x)
+        return hc_post(self.sublayer(y), x, post, comb)
+
+
+def step(model, x, upstream):
+    """New streams and the gradients of x and of every parameter."""
+    x = x.detach().requires_grad_()
+    y = model(x)
+    return y.detach(), *torch.autograd.grad(y, [x, *model.parameters()], upstream)
+
+
+def test_compiled_checkpointed_copied_and_under_autocast():
+    model, x, upstream = Site(), randn(2, 3, 4, 12), randn(2, 3, 4, 12, seed=1)
+    expected = step(model, x, upstream)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert_equal(step(compiled, x, upstream), expected)
+    assert_equal(step(copy.deepcopy(model), x, upstream), expected)
+    again = Site()
+    again.forward = lambda x: checkpoint(model, x, use_reentrant=False)
+    again.parameters = model.parameters
+    assert_equal(step(again, x, upstream), expected)
+    plain = called(model.connection)(*given(model.connection, 5, dtype=torch.bfloat16))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_equal(called(model.connection)(*given(model.connection, 5, dtype=torch.bfloat16)), plain)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (2, 1, 3)], ids=str)
+def test_any_leading_shape(shape):
+    post, comb, y = connection()(randn(*shape, 4, 12))
+    assert [t.shape for t in (post, comb, y)] == [(*shape, 4), (*shape, 4, 4), (*shape, 12)]
+    assert head()(randn(*shape, 4, 12)).shape == (*shape, 12)
+
+
+REFUSED = {
+    "hidden size is a float": (lambda: nn.HyperConnection(8.0), TypeError, "hidden_size is 8.0; pass an int"),
+    "hidden size is 0": (lambda: nn.HyperHead(0), ValueError, "hidden_size is 0; pass an int of at least 1"),
+    "no streams": (lambda: nn.HyperHead(8, 0), ValueError, "hc_mult is 0; pass an int from 1 to 16"),
+    "17 streams": (lambda: nn.HyperConnection(8, 17), ValueError, "hc_mult is 17; pass an int from 1 to 16"),
+    "streams are a bool": (lambda: nn.HyperConnection(8, True), TypeError, "hc_mult is True; pass an int"),
+    "no iterations": (lambda: nn.HyperConnection(8, 4, 0), ValueError, "sinkhorn_iters is 0; pass an int"),
+    "eps": (lambda: nn.HyperConnection(8, eps=-1.0), ValueError, "eps is -1.0; pass 0 or"),
+    "eps of the head": (lambda: nn.HyperHead(8, eps=math.inf), ValueError, "eps is inf; pass a finite float"),
+    "eps of the norm": (lambda: nn.HyperHead(8, norm_eps=0.0), ValueError, "norm_eps is 0.0; pass"),
+    "order": (lambda: nn.HyperConnection(8, comb_order="x"), ValueError, "comb_order is 'x'; use one of"),
+    "precision": (lambda: nn.HyperHead(8, precision="x"), ValueError, "precision is 'x'; use one of"),
+    "implementation": (lambda: nn.HyperHead(8, implementation="x"), ValueError, "implementation is 'x'; use"),
+    "streams last": (lambda: connection()(torch.zeros(2, 12, 4)), ValueError,
+                     r"streams has shape \(2, 12, 4\); pass \(\.\.\., 4, 12\): streams before features"),
+    "merged streams": (lambda: head()(torch.zeros(2, 48)), ValueError, r"shape \(2, 48\); pass"),
+    "no tensor": (lambda: head()([1.0]), TypeError, "x is a list; pass a torch.Tensor"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_what_to_do(case):
+    call, kind, said = REFUSED[case]
+    with pytest.raises(kind, match=said):
+        call()

@@ -1,0 +1,354 @@
+"""transformers' DeepseekV4: its mHC modules as an oracle, state dicts both ways, models that are patched."""
+
+from __future__ import annotations
+
+import copy
+import io
+from types import SimpleNamespace
+
+import mhc_equations as equations
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+from mhc_equations import assert_within, truth_and_budget, values_and_gradients
+from torch.func import functional_call
+
+from helion_sinkhorn import nn
+
+transformers = pytest.importorskip("transformers", reason="the oracle extra brings it: transformers==5.23.0")
+theirs = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
+
+from benchmarks.demo_model import model as tiny  # noqa: E402
+from benchmarks.demo_model.compare import TIMES, differences, error, narrowed, results, sensitivity  # noqa: E402
+from helion_sinkhorn.integrations import transformers as integration  # noqa: E402
+from helion_sinkhorn.integrations.transformers import Patched, patch, unpatch  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    transformers.__version__ != integration.TESTED,
+    reason=f"transformers {transformers.__version__}, tested is {integration.TESTED}",
+)
+VOCABULARY = 13
+ALL = Patched(connections=4, heads=1, layers=2)
+
+
+# --- modules ----------------------------------------------------------------------------------------------
+
+
+def pair(kind: str, n=4, c=12, iters=20):
+    """(theirs, ours) of the same options and parameters, all of them drawn."""
+    config = SimpleNamespace(
+        hc_mult=n, hc_sinkhorn_iters=iters, hc_eps=1e-6, rms_norm_eps=1e-5, hidden_size=c
+    )
+    if kind == "connection":
+        their, our = theirs.DeepseekV4HyperConnection(config), nn.HyperConnection(c, n, iters, 1e-6, 1e-5)
+    else:
+        their, our = theirs.DeepseekV4HyperHead(config), nn.HyperHead(c, n, 1e-6, 1e-5)
+    for k, parameter in enumerate(their.parameters()):
+        parameter.data.copy_(randn(*parameter.shape, seed=k, scale=0.2 if parameter.dim() == 2 else 1.0))
+    return their, our
+
+
+def called(module):
+    """A function of the streams, fn, scale and base."""
+    names = list(module.state_dict())
+
+    def call(x, fn, scale, base):
+        results = functional_call(module, dict(zip(names, (fn, base, scale), strict=True)), (x,))
+        return results if isinstance(results, tuple) else (results,)
+
+    return call
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("n", "c", "iters"), [(4, 12, 20), (3, 7, 2)])
+@pytest.mark.parametrize("kind", ["connection", "head"])
+def test_both_are_the_equations(kind, n, c, iters, dtype):
+    """In values and gradients; comb is random, and so no transpose of it passes."""
+    their, our = pair(kind, n, c, iters)
+    fn, base, scale = their.state_dict().values()
+    tensors = randn(2, 3, n, c, seed=9, dtype=dtype), fn, scale, base
+    options = {"norm_eps": 1e-5, **({"iters": iters} if kind == "connection" else {})}
+    equation = getattr(equations, kind)
+    results = equation(*tensors, **options)
+    upstream = [randn(*y.shape, seed=10 + k) for k, y in enumerate(results)]
+    upstream[-1] = upstream[-1].to(dtype)
+    truth, budget = truth_and_budget(equation, tensors, upstream, **options)
+    count = len(results)
+    for module in (their, our):
+        found = values_and_gradients(called(module), tensors, upstream)
+        assert_within(found[:count], truth[:count], budget[:count])
+        assert_within(found[count:], truth[count:], budget[count:], rounded=2)
+
+
+@pytest.mark.parametrize("kind", ["connection", "head"])
+def test_state_dicts_fit_both_ways(kind):
+    their, our = pair(kind)
+    x = randn(2, 3, 4, 12, seed=9)
+    our.load_state_dict(their.state_dict())
+    assert list(our.state_dict()) == list(their.state_dict())
+    assert_equal(our.state_dict().values(), their.state_dict().values())
+    other = pair(kind)[0]
+    for parameter in other.parameters():
+        torch.nn.init.zeros_(parameter)
+    other.load_state_dict(our.state_dict())
+    assert_equal(called(other)(*given(other, x)), called(their)(*given(their, x)))
+
+
+def given(module, x):
+    fn, base, scale = module.state_dict().values()
+    return x, fn, scale, base
+
+
+def test_initial_values_are_theirs():
+    config = tiny.config(VOCABULARY, 64, 4)
+    model = transformers.DeepseekV4ForCausalLM(config)
+    for their, our in (
+        (model.model.layers[0].attn_hc, nn.HyperConnection(64)),
+        (model.model.hc_head, nn.HyperHead(64)),
+    ):
+        for a, b in zip(their.parameters(), our.parameters(), strict=True):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
+            if a.dim() == 1:
+                assert torch.equal(a, b)
+            else:
+                assert a.std().item() == pytest.approx(b.std().item(), rel=0.1)
+
+
+# --- models -----------------------------------------------------------------------------------------------
+
+
+def both(layers: bool = True):
+    """(the original, a copy that is patched)."""
+    original = tiny.make_model(VOCABULARY, hc_sinkhorn_iters=3, hc_eps=1e-3, rms_norm_eps=1e-2)
+    patched = copy.deepcopy(original)
+    assert patch(patched, layers=layers) == ALL._replace(layers=ALL.layers * layers)
+    return original, patched
+
+
+def ids(seed=0, batch=3, length=24):
+    return torch.randint(VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("layers", [True, False])
+def test_logits_and_every_gradient_are_the_original_s(layers):
+    original, patched = both(layers)
+    tokens = ids()
+    apart = differences(results(patched, tokens), results(original, tokens))
+    limit = sensitivity(original, tokens)
+    assert len(apart) > 50
+    assert {name for name, difference in apart.items() if difference > TIMES * limit[name]} == set()
+
+
+def test_parameters_are_the_same_objects_and_an_optimizer_made_before_trains_them():
+    model = tiny.make_model(VOCABULARY)
+    before = {name: id(p) for name, p in model.named_parameters()}
+    names = list(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    patch(model)
+    assert {name: id(p) for name, p in model.named_parameters()} == before
+    assert list(model.state_dict()) == names
+    assert type(model.model.layers[1].ffn_hc) is nn.HyperConnection
+    assert type(model.model.hc_head) is nn.HyperHead
+    assert type(model.model.layers[0]) is integration.DeepseekV4DecoderLayer
+    old = model.model.layers[0].attn_hc.fn.detach().clone()
+    model(input_ids=ids(), labels=ids(), use_cache=False).loss.backward()
+    optimizer.step()
+    assert not torch.equal(model.model.layers[0].attn_hc.fn, old)
+
+
+def test_unpatch_takes_it_back_with_what_was_trained():
+    original, patched = both()
+    with torch.no_grad():
+        for model in (original, patched):
+            for p in model.parameters():
+                p.mul_(1.5)
+    assert unpatch(patched) == ALL
+    assert [type(m) for m in patched.modules()] == [type(m) for m in original.modules()]
+    assert list(patched.state_dict()) == list(original.state_dict())
+    tokens = ids()
+    a, b = results(original, tokens), results(patched, tokens)
+    assert a.keys() == b.keys()
+    assert_equal(b.values(), a.values())
+    with pytest.raises(ValueError, match="DeepseekV4ForCausalLM is not patched"):
+        unpatch(patched)
+    assert patch(patched) == ALL
+
+
+def test_modules_train_or_not_as_those_whose_place_they_take():
+    model = tiny.make_model(VOCABULARY).eval()
+    patch(model)
+    assert not any(m.training for m in model.modules())
+    model.train()
+    unpatch(model)
+    assert all(m.training for m in model.modules())
+
+
+def test_unpatch_after_the_parameters_were_replaced():
+    model = tiny.make_model(VOCABULARY).to("meta")
+    assert patch(model) == ALL
+    model.to_empty(device="cpu")
+    model.load_state_dict(tiny.make_model(VOCABULARY).state_dict())
+    unpatch(model)
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+
+
+def test_conversion_leaves_the_parameters_float32_where_the_original_s_lose_bits():
+    original, patched = both()
+    fn = original.model.layers[0].attn_hc.fn.detach().clone()
+    original.bfloat16()
+    patched.bfloat16()
+    assert original.model.layers[0].attn_hc.fn.dtype == torch.bfloat16
+    assert torch.equal(patched.model.layers[0].attn_hc.fn, fn)
+    assert patched.lm_head.weight.dtype == torch.bfloat16
+    assert patched(input_ids=ids()).logits.dtype == torch.bfloat16
+
+
+def test_bfloat16_is_nearer_to_float32_than_the_original():
+    original = tiny.make_model(VOCABULARY)
+    exact, narrow = narrowed(original, exact=True), narrowed(original)
+    patched = copy.deepcopy(narrow)
+    patch(patched)
+    batches = [ids(seed) for seed in range(6)]
+    truth, *found = ([results(m, tokens) for tokens in batches] for m in (exact, narrow, patched))
+    assert {p.dtype for p in narrow.parameters()} == {torch.float32, torch.bfloat16}
+    of_original, of_patched = (error(each, truth, list(truth[0])) for each in found)
+    assert of_patched < of_original
+
+
+def test_checkpointed_layers():
+    original, patched = both()
+    tokens = ids()
+    expected = results(patched.train(), tokens)
+    for model in (original, patched):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+    assert_equal(results(patched, tokens).values(), expected.values())
+    late = copy.deepcopy(original)
+    patch(late)
+    assert_equal(results(late, tokens).values(), expected.values())
+
+
+def test_generation_hidden_states_copies_and_files():
+    original, patched = both()
+    tokens = ids()
+    file = io.BytesIO()
+    # hooks that a first call registers keep a model out of a file
+    torch.save(patched, file)
+    file.seek(0)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    assert torch.equal(patched.generate(tokens, **options), original.generate(tokens, **options))
+    hidden = patched(input_ids=tokens, output_hidden_states=True).hidden_states
+    expected = original(input_ids=tokens, output_hidden_states=True).hidden_states
+    assert [h.shape for h in hidden] == [h.shape for h in expected]
+    logits = patched(input_ids=tokens).logits
+    for twin in (copy.deepcopy(patched), torch.load(file, weights_only=False)):
+        assert torch.equal(twin(input_ids=tokens).logits, logits)
+        assert unpatch(twin) == ALL
+
+
+def test_part_of_a_model():
+    model = tiny.make_model(VOCABULARY)
+    assert patch(model.model.layers[1]) == Patched(2, 0, 1)
+    assert type(model.model.layers[0].attn_hc) is theirs.DeepseekV4HyperConnection
+    assert unpatch(model) == Patched(2, 0, 1)
+
+
+# --- refused ----------------------------------------------------------------------------------------------
+
+
+def patched_already(model):
+    patch(model)
+
+
+def patched_without_layers(model):
+    patch(model, layers=False)
+
+
+def sharded(model):
+    model.model.layers[1].ffn_hc._is_fsdp_managed_module = True
+
+
+def hooked(model):
+    model.model.hc_head.register_forward_hook(lambda *_: None)
+
+
+def forward_of_one(model):
+    model.model.hc_head.forward = lambda x: x.mean(-2)
+
+
+FIRST = "model.layers.0"
+CASES = {
+    "already": (patched_already, {}, r"contains no DeepseekV4HyperConnection .*; it is patched already"),
+    "already but for the layers": (patched_without_layers, {}, "it is patched already"),
+    "sharded": (sharded, {}, "model.layers.1.ffn_hc is sharded by FSDP; call patch before fully_shard"),
+    "hooked": (hooked, {}, "model.hc_head has _forward_hooks, which would be lost; call patch before"),
+    "forward of one": (forward_of_one, {}, "model.hc_head: forward of DeepseekV4HyperHead is not the one of"),
+    "precision": (lambda model: None, {"precision": "fp32"}, "precision is 'fp32'; use one of"),
+    "implementation": (lambda model: None, {"implementation": "x"}, "implementation is 'x'; use one of"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refused_and_nothing_changed(case):
+    spoil, options, said = CASES[case]
+    model = tiny.make_model(VOCABULARY)
+    spoil(model)
+    kinds = [type(m) for m in model.modules()]
+    with pytest.raises(ValueError, match=said):
+        patch(model, **options)
+    assert [type(m) for m in model.modules()] == kinds
+
+
+@pytest.mark.parametrize("model", [torch.nn.Linear(2, 2), pair("head")[0]], ids=["another", "a module alone"])
+def test_models_without_such_modules_are_refused(model):
+    with pytest.raises(
+        ValueError, match=r"contains no DeepseekV4HyperConnection .*; pass a DeepseekV4 model"
+    ):
+        patch(model)
+
+
+def other_forward(self, hidden_states, input_ids=None, **kwargs):
+    return hidden_states
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "DeepseekV4HyperConnection",
+        "DeepseekV4HyperHead",
+        "DeepseekV4UnweightedRMSNorm",
+        "DeepseekV4DecoderLayer",
+    ],
+)
+def test_other_code_is_refused(kind, monkeypatch):
+    model = tiny.make_model(VOCABULARY)
+    monkeypatch.setattr(getattr(theirs, kind), "forward", other_forward)
+    with pytest.raises(
+        ValueError, match=rf"forward of {kind} is not the one of transformers 5\.23\.0.*install"
+    ) as e:
+        patch(model)
+    assert ("layers=False" in str(e.value)) == (kind == "DeepseekV4DecoderLayer")
+    if kind == "DeepseekV4DecoderLayer":
+        assert patch(model, layers=False) == ALL._replace(layers=0)
+
+
+def test_the_digest_sees_code_and_nothing_else():
+    def f(x):
+        """Text."""
+        return x + 1
+
+    first = integration.digest(f)
+
+    def f(x):
+        # words
+        return   x + 1  # fmt: skip
+
+    assert integration.digest(f) == first
+
+    def f(x):
+        return x - 1
+
+    assert integration.digest(f) != first
+    assert integration.digest(len) == "no source"
+    for name, digest in integration.KNOWN.items():
+        assert integration.digest(getattr(theirs, name).forward) == digest
