@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import helion
 import torch
@@ -43,6 +43,15 @@ class Served:
     interpret: bool
     named: bool
     """Whether the caller named the choice."""
+
+
+class Asked(NamedTuple):
+    """Which config of which operator a launch is looked up by: the arguments of `serve` of these names."""
+
+    kernels: Mapping[str, Kernel]
+    name: str
+    call: Any
+    tuned: Callable[[], frozenset[Key]]
 
 
 def index_of(x: torch.Tensor) -> int | None:
