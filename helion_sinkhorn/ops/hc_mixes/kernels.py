@@ -171,10 +171,10 @@ def hc_mixes_backward(
     fn: torch.Tensor,
     dx: torch.Tensor,
     dfn: torch.Tensor,
-    share: int,
     rows: hl.constexpr,
     columns: hl.constexpr,
     shares: hl.constexpr,
+    unit: hl.constexpr,
     block_m: hl.constexpr,
     blocks: hl.constexpr,
     x_parts: hl.constexpr,
@@ -183,10 +183,11 @@ def hc_mixes_backward(
 ):
     """dx (T, K) = r dmixes fn + k (dmixes . mixes) x, and dfn (shares, M, K) = (r dmixes)' x.
 
-    A share is `share` tokens.  x is read once where all rows are one block.  Of more, the programs of a
-    share, one for each block of rows, go on with dx for a part of its tokens each.
+    A share is a multiple of `unit` tokens.  x is read once where all rows are one block.  Of more, the
+    programs of a share, one for each block of rows, go on with dx for a part of its tokens each.
     """
     tokens = x.size(0)
+    share = (tokens + shares * unit - 1) // (shares * unit) * unit
     hl.specialize((x.stride(), fn.stride(), dx.stride(), g.stride(), dfn.stride()))
     block_t = hl.register_block_size(tokens)
     for tile_s, tile_m, tile_k in hl.tile([shares, rows, columns], block_size=[1, block_m, None]):

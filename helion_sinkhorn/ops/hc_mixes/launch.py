@@ -188,7 +188,6 @@ def gradients(
     device, _, _ = serving.device_at(serving.index_of(x))
     taken = choice or serving.choose(KERNELS[BACKWARD], call, tokens, device)
     shares, blocks = dict(taken.variant)["shares"], -(-call.m // call.block_m)
-    share = -(-tokens // (shares * SHARE * blocks)) * SHARE * blocks
     dx, sums = torch.empty_like(x), x.new_empty((shares, call.m, columns), dtype=torch.float32)
     tensors = g, along, x, fn, dx, sums
     key = BACKWARD, layout_key(*tensors), choice
@@ -196,10 +195,10 @@ def gradients(
 
         def launch(served: Served) -> None:
             own = (
-                share,
                 call.m,
                 columns,
                 shares,
+                SHARE * blocks,
                 call.block_m,
                 blocks,
                 call.x_parts,
