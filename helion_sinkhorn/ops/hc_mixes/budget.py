@@ -7,8 +7,8 @@ nearest.  Partial sums are taken for as large as the whole: the larger of |sum| 
 
 A product with a factor of more than 8 bits is made of PARTS of bfloat16, without the smallest of them: off
 by PRODUCT units.  A dx of fewer bits than float32 is rounded by 2^-9 or 2^-12 of itself: the factors of its
-products may have two parts, 16 bits, and then it is off by NARROW units.  With precision "tf32" each factor of
-24 bits is cut or rounded to 11: off by up to TF32, by half of it on average.
+products may have two parts, 16 bits, and then it is off by NARROW units.  With precision "tf32" each factor
+of 24 bits is cut or rounded to 11: off by up to TF32, by half of it on average.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a config of hc_site's own kernels is chosen for, the config taken untuned, and what the tuner tries."""
+"""What a config of hc_site's kernels is chosen for, the config taken untuned, and what the tuner tries."""
 
 from __future__ import annotations
 
