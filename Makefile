@@ -19,7 +19,7 @@ PIP := $(RUN) -m pip install -q $(if $(WHEELS),--no-index --find-links $(WHEELS)
 export TRITON_DEFAULT_FP_FUSION ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-model test bench lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels
+.PHONY: help demo demo-model test bench lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist
 
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -58,6 +58,13 @@ wheels: ## download what every target needs, for a machine without an index: the
 	$(PYTHON) -m pip wheel -w $(WHEELS) -c constraints.txt "setuptools>=77" check-jsonschema \
 		".[test,bench,cpu-codegen,oracle,demo-model,tritonbench,dev]"
 	$(PYTHON) -m pip wheel -w $(WHEELS) --no-deps "helion==1.5.0"
+	rm -rf build
+
+dist: $(VENV)/.dist ## sdist and wheel in dist/, checked, and used from an empty environment: 5 minutes
+	rm -rf dist build
+	$(RUN) -m build $(if $(WHEELS),--no-isolation)
+	$(RUN) -m twine check --strict dist/*
+	$(RUN) ci/check_dist.py dist $(if $(WHEELS),--wheels $(WHEELS))
 
 clean: ## remove the environment and what was built
 	rm -rf $(VENV) build dist *.egg-info
@@ -142,6 +149,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt ci/bootstrap.py
 
 $(VENV)/.lint: $(VENV)/.ready
 	$(PIP) -c constraints.txt ruff import-linter
+	touch $@
+
+$(VENV)/.dist: $(VENV)/.ready
+	$(PIP) -c constraints.txt build twine
 	touch $@
 
 $(VENV)/.demo-model: $(VENV)/.ready
