@@ -15,7 +15,7 @@ from helion_sinkhorn.tuning.commands import check, environment, readme, show, tu
 
 def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(prog="python -m helion_sinkhorn", description=__doc__)
-    commands = whole.add_subparsers(required=True, metavar="command")
+    commands = whole.add_subparsers(metavar="command")
     one = commands.add_parser("tune", help="time candidate configs on this device and store the best")
     one.add_argument("--device", required=True, choices=DEVICES, help="what this machine must be")
     one.add_argument("--kernel", help="one kernel instead of all")
@@ -54,7 +54,11 @@ def main(words: list[str] | None = None) -> int:
     # the compiling processes set it too, and Triton's cache tells binaries apart by it
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    arguments = parser().parse_args(words)
+    whole = parser()
+    arguments = whole.parse_args(words)
+    if not hasattr(arguments, "run"):
+        whole.print_help()
+        return 0
     return arguments.run(arguments)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import re
+import sys
 import threading
 
 from helion_sinkhorn.configs import store
@@ -13,29 +15,38 @@ from helion_sinkhorn.configs.device import DEVICES, Device
 log = logging.getLogger("helion_sinkhorn")
 # An entry serves batches up to 4 times smaller or larger than the one it was tuned at.
 MAX_LOG2_DISTANCE = 2.0
+MINOR_VERSION = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}")
 _reading = threading.Lock()
 
 
 def preferred(entries: tuple[store.Entry, ...], key: store.Key, batch: int) -> store.Entry | None:
-    """The nearest entry of this key that the running minor version of Triton compiled, else of any version.
+    """The entry of this key whose Triton is nearest to the running one, and of those the nearest in batch.
 
     A version may compile a config that is the best of another to code several times as slow.
     """
     of_key = tuple(e for e in entries if e.key == key)
-    own = nearest(tuple(e for e in of_key if e.triton == store.triton_minor()), batch)
-    return own or nearest(of_key, batch)
+    # a config for the largest tuned batch is one for a full device, and no larger batch is more than full
+    batch = min(max(batch, 1), max((e.batch for e in of_key), default=1))
+    for version in sorted({e.triton for e in of_key}, key=distance):
+        if found := nearest(tuple(e for e in of_key if e.triton == version), batch):
+            return found
+    return None
+
+
+def distance(version: str) -> tuple[bool, int, int]:
+    """An order of minor versions, "3.6": how far from the running one; of two as far the newer first."""
+    running = store.triton_minor()
+    if not (MINOR_VERSION.fullmatch(version) and MINOR_VERSION.fullmatch(running)):
+        return version != running, sys.maxsize, 0
+    of, own = ((1000 * major + minor) for major, minor in (map(int, v.split(".")) for v in (version, running)))
+    return of != own, abs(of - own), -of
 
 
 def nearest(entries: tuple[store.Entry, ...], batch: int) -> store.Entry | None:
-    """The entry whose batch is nearest in log2, at most 4x away; the largest serves all beyond.
-
-    A config for the largest tuned batch is one for a full device, and no larger batch is more than full.
-    """
-    most = max((e.batch for e in entries), default=0)
-    batch = min(max(batch, 1), most)
+    """The entry whose batch is nearest in log2, at most 4 times away."""
     candidates = [(abs(math.log2(e.batch / batch)), e.batch, e) for e in entries]
-    distance, _, entry = min(candidates, key=lambda c: c[:2], default=(math.inf, 0, None))
-    return entry if distance <= MAX_LOG2_DISTANCE else None
+    away, _, entry = min(candidates, key=lambda c: c[:2], default=(math.inf, 0, None))
+    return entry if away <= MAX_LOG2_DISTANCE else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -55,10 +66,11 @@ def lookup(device: Device, kernel: str, key: store.Key, batch: int) -> store.Ent
 
 @functools.cache
 def say_version(kernel: str, triton: str) -> None:
-    """Once a process: entries of another Triton serve a kernel."""
+    """Once a process: entries of another Triton serve calls of a kernel."""
     log.info(
-        "%s: no entry of Triton %s, using those of %s", kernel, store.triton_minor(), triton or "another"
-    )
+        "%s: no entry of Triton %s for some calls, using those of %s",
+        kernel, store.triton_minor(), triton or "an unknown one",
+    )  # fmt: skip
 
 
 def find(device: Device, kernel: str, key: store.Key, batch: int) -> store.Entry | None:

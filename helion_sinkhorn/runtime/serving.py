@@ -72,7 +72,7 @@ def choose(kernel: Kernel, call: Any, batch: int, device: Device) -> Choice:
     """The stored config for a call of a kernel, or the kernel's default where that is not in its space."""
     entry = lookup(device, kernel.name, call.key, batch)
     if entry is not None:
-        stored = Choice(kernel.name, entry.config, entry.variant, f"{entry.path} ({entry.evidence})", True)
+        stored = Choice(kernel.name, entry.config, entry.variant, entry.source, True)
         if not in_space(kernel, stored, call, device):
             refuse(stored, ValueError(f"`make tune` tries no such config for {call}"))
         if stored not in _refused:

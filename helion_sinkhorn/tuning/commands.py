@@ -15,7 +15,7 @@ from rich.table import Table
 
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, Device, current
-from helion_sinkhorn.workloads import tagged
+from helion_sinkhorn.tuning import selection
 
 console = Console(soft_wrap=True, highlight=False)
 
@@ -54,19 +54,18 @@ def tune(arguments: argparse.Namespace) -> int:
     if not arguments.offline:
         reported = here(arguments.device)
     # importing these imports Helion, which looks at the device
+    from helion_sinkhorn.operators import KERNELS
     from helion_sinkhorn.tuning import tune as tuner
     from helion_sinkhorn.tuning.groups import groups_of
     from helion_sinkhorn.tuning.offline_run import tune_offline
     from helion_sinkhorn.tuning.options import Options
     from helion_sinkhorn.tuning.plan import keys_left, plan
 
-    workloads = [w for w in tagged(arguments.tags, object) if arguments.only in w.name]
+    selection.check_kernel("tune", arguments.kernel, list(KERNELS))
+    workloads = selection.workloads("tune", arguments.tags, arguments.only)
     groups = groups_of(workloads, arguments.kernel)
     if not groups:
-        raise SystemExit(
-            f"tune: no workload has tag {arguments.tags!r}, {arguments.only!r} in its name "
-            f"and kernel {arguments.kernel or 'any'}."
-        )
+        selection.refuse("tune", f"none of these {len(workloads)} workloads uses {arguments.kernel}")
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # said, or Helion gives this process a folder of its own, where it finds nothing of what others compiled
     cache = os.environ.get("TRITON_CACHE_DIR") or str(Path.home() / ".triton" / "cache")
@@ -109,10 +108,9 @@ def show(arguments: argparse.Namespace) -> int:
     from helion_sinkhorn.runtime.serving import choose
 
     device = DEVICES[arguments.device] if arguments.device else this_device()
-    for w in tagged(arguments.tags, object):
-        if arguments.only in w.name:
-            for name, call in kernel_calls(w):
-                console.print(f"{device.key} {w.name}: {choose(KERNELS[name], call, w.batch, device)}")
+    for w in selection.workloads("show", arguments.tags, arguments.only):
+        for name, call in kernel_calls(w):
+            console.print(f"{device.key} {w.name}: {choose(KERNELS[name], call, w.batch, device)}")
     return 0
 
 
