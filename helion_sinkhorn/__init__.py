@@ -9,6 +9,7 @@ from helion_sinkhorn.ops.dot_compress.api import dot_compress as dot_compress
 from helion_sinkhorn.ops.hc_mixes.api import hc_mixes as hc_mixes
 from helion_sinkhorn.ops.hc_post.api import hc_post as hc_post
 from helion_sinkhorn.ops.hc_pre.api import hc_pre as hc_pre
+from helion_sinkhorn.ops.hc_site.api import hc_site as hc_site
 from helion_sinkhorn.ops.hc_split_sinkhorn.api import hc_split_sinkhorn as hc_split_sinkhorn
 from helion_sinkhorn.ops.hc_split_sinkhorn.partials import Reduce as Reduce
 from helion_sinkhorn.ops.linear_attention.api import recurrent_linear_attention as recurrent_linear_attention
@@ -30,6 +31,7 @@ __all__ = [
     "hc_mixes",
     "hc_post",
     "hc_pre",
+    "hc_site",
     "hc_split_sinkhorn",
     "marginal_error",
     "nn",

@@ -71,8 +71,8 @@ def hc_site(
         mixes = hc_mixes(x, fn, norm_eps, norm_weight),  (pre, post, comb) = hc_split_sinkhorn(mixes, ...)
         y_c = sum_i pre_i x_ic,  residual = x
     The values are those of the three operators.  x has three uses, two here and one as the residual of
-    `hc_post`, and so three gradients, which autograd would add.  Pass `residual`, and not x, to `hc_post` or to
-    whatever makes the new streams: its gradient then comes back here, and one kernel writes
+    `hc_post`, and so three gradients, which autograd would add.  Pass `residual`, and not x, to `hc_post`, or
+    to whatever makes the new streams: its gradient then comes back here, and one kernel writes
         dx = dresidual + pre dy + r dmixes fn + k <dmixes, mixes> x
     with the gradient of fn.
 
@@ -89,10 +89,10 @@ def hc_site(
         y (..., C) in the dtype of x; post (..., n) and comb (..., n, n), float32, float64 for float64 x;
         residual, x as a view that has this function's gradient.
 
-    Numerical policy: that of the three operators, but dx is rounded once, where theirs are rounded three times
-        and autograd's sums twice more.  Bitwise reproducible, and a token's results and its dx do not depend on the others.
-        On a CPU, in float64, for DTensors, one stream, a norm_eps below 1e-37 and more iterations than the
-        kernels take, the three operators are called, and autograd adds.
+    Numerical policy: that of the three operators, but dx is rounded once, where theirs are rounded one by one
+        and then in autograd's sums.  Bitwise reproducible, and a token's results and its dx do not depend on
+        the others.  On a CPU, in float64, for DTensors, one stream, a norm_eps below 1e-37 and more than the
+        kernels' iterations, the three operators are called, and autograd adds.
 
     Raises:
         TypeError, ValueError, NotImplementedError: what the three operators raise.
