@@ -8,12 +8,17 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.ops.hc_mixes import launch as mixes_launch
+from helion_sinkhorn.ops.hc_pre import budget as of_pre
 from helion_sinkhorn.ops.hc_pre import launch as pre_launch
 from helion_sinkhorn.ops.hc_site import launch
+from helion_sinkhorn.ops.hc_site.budget import error_budget, exact
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
 from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.runtime.operator import Tensors, Trial, noise
+from helion_sinkhorn.testing.rounding import worst
+
+JUDGED_TOKENS = 16
 
 
 def of_collapse(call: SiteCall, batch: int, device: str) -> Tensors:
@@ -25,9 +30,7 @@ def of_collapse(call: SiteCall, batch: int, device: str) -> Tensors:
 def of_streams(call: SiteCall, batch: int, device: str) -> Tensors:
     """The upstream gradient's parts, what the norm adds, fn, dresidual and those of the collapse."""
     mixes = call.mixes
-    g, along, fn = noise(
-        device, "float32", (batch, mixes.parts, mixes.m), (batch,), (mixes.m, mixes.columns)
-    )
+    g, along, fn = noise(device, "float32", (batch, mixes.parts, mixes.m), (batch,), (mixes.m, mixes.columns))
     (dresidual,) = noise(device, call.dtype, (batch, call.n, call.columns))
     return g.to(torch.bfloat16), along, fn, dresidual, *of_collapse(call, batch, device)
 
@@ -42,6 +45,38 @@ def run_backward(call: SiteCall, choice: Choice, g, along, fn, dresidual, dy, x,
     return mixes_launch.gradients(g, along, x, fn, call.mixes, choice, others, asked)
 
 
+def judged(call: SiteCall) -> tuple[HcSiteWorkload, Tensors]:
+    """A workload of this call, and its inputs as the budget takes them."""
+    workload = HcSiteWorkload(
+        "tried", 1, frozenset(), "a trial", call.n, call.columns, JUDGED_TOKENS, getattr(torch, call.dtype),
+        call.precision,
+    )  # fmt: skip
+    x, fn, _, scale, base, *upstream = workload.make_inputs()
+    return workload, (x, *upstream, fn[None], scale[None], base[None])
+
+
+def weights_error(call: SiteCall, choice: Choice, device: str) -> float:
+    """That of the gradient of the collapse's weights, pre."""
+    _, (x, _, dy, dpost, *_) = judged(call)
+    weights = dpost.sigmoid()
+    dweights = run_weights(call, choice, *(t[0].to(device) for t in (dy, x, weights)))
+    given = x, weights, dy
+    return worst(dweights[None], of_pre.exact(*given)["dpre"], of_pre.error_budget(*given)["dpre"])
+
+
+def backward_error(call: SiteCall, choice: Choice, device: str) -> float:
+    """That of the whole backward with this choice for its last kernel, and what is taken of the others."""
+    workload, inputs = judged(call)
+    x, dresidual, dy, dpost, dcomb, *parameters = (t[0].to(device) for t in inputs)
+    _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, *workload.arguments)
+    dx, dfn, *_ = launch.backward(
+        dresidual, dy, None, dpost, dcomb, x, *parameters, pre, mixes, norms, True, *workload.arguments,
+        choice=choice,
+    )  # fmt: skip
+    truth, budgets = exact(workload, *inputs), error_budget(workload, *inputs)
+    return max(worst(t[None], truth[name], budgets[name]) for name, t in (("dx", dx), ("dfn", dfn)))
+
+
 def kernel_calls(workload: HcSiteWorkload) -> Iterator[tuple[str, Any]]:
     """(kernel, its call), one for each kernel of its own that serves a workload."""
     call = launch.call_for(workload.n, workload.c, workload.dtype, workload.precision)
@@ -50,6 +85,6 @@ def kernel_calls(workload: HcSiteWorkload) -> Iterator[tuple[str, Any]]:
 
 
 TRIALS = {
-    launch.WEIGHTS: Trial(of_collapse, run_weights, None),
-    launch.BACKWARD: Trial(of_streams, run_backward, None),
+    launch.WEIGHTS: Trial(of_collapse, run_weights, weights_error),
+    launch.BACKWARD: Trial(of_streams, run_backward, backward_error),
 }
