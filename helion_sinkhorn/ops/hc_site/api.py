@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 import torch
@@ -133,19 +134,16 @@ def crossing(
     check_constants(eps, post_mult, pre_eps, post_eps, comb_order)
     given = x, fn, scale, base, weights
     beyond = beyond_kernels(x.shape[-2], sinkhorn_iters, eps) or float(norm_eps) < SMALLEST_NORM_EPS
-    plain = all(t is None or type(t) in (torch.Tensor, torch.nn.Parameter) for t in (*given, norm_weight))
-    if plain and not beyond and implementation_for(implementation, "x", x) == "helion":
+    serves = implementation_for(implementation, "x", x)
+    if serves == "helion" and not beyond and not _distributed(*given, norm_weight):
         if norm_weight is not None:
             given = x, fn.float() * norm_weight.float(), scale, base, weights
         floats = eps, norm_eps, post_mult, eps if pre_eps is None else pre_eps, post_eps
         options = sinkhorn_iters, *map(float, floats), comb_order, precision, eps_outside
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
-            residual, *found = torch_op.HcSite.apply(*given, *options)
-        else:
-            residual, found = x, torch_op.call(*given, *options)
-        return Crossing(*found[:4], residual)
+        return Crossing(*torch_op.run(*given, *options))
     mixes = hc_mixes(
-        x.flatten(-2), fn, norm_eps, norm_weight,
+        # one stream of C entries reads as merged ones
+        x.flatten(-2) if x.size(-2) == 1 else x, fn, norm_eps, norm_weight,
         precision=precision, eps_outside=eps_outside, implementation=implementation,
     )  # fmt: skip
     pre, post, comb = hc_split_sinkhorn(
@@ -155,6 +153,16 @@ def crossing(
     )  # fmt: skip
     y = hc_pre(x, pre if weights is None else weights, implementation=implementation)
     return Crossing(y, pre, post, comb, x)
+
+
+def _distributed(*tensors: torch.Tensor | None) -> bool:
+    """Whether any is a DTensor; only those who made one have imported it."""
+    known = all(t is None or type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors)
+    if known or "torch.distributed.tensor" not in sys.modules:
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(t, DTensor) for t in tensors)
 
 
 def check(x, fn, scale, base, weights, n_iters, norm_weight) -> None:

@@ -12,15 +12,16 @@ import functools
 
 import torch
 
-from helion_sinkhorn.ops.hc_site import parts
 from helion_sinkhorn.runtime.gradients import NAMESPACE
 from helion_sinkhorn.runtime.torch_op import (
+    batch_first,
     define,
     differentiable,
     differentiates,
     last,
     no_forward_mode,
     on_device,
+    operator_named,
     with_signature,
 )
 
@@ -117,7 +118,7 @@ differentiable(FORWARD, FORWARD, call, _keep, _gradient)
 HcSiteBackward = last(BACKWARD, FORWARD, call_backward)
 
 
-class HcSite(torch.autograd.Function):
+class Traced(torch.autograd.Function):
     """The operator with the streams as one more result, the first, whose gradient its backward takes in.
 
     A registered operator must not return its argument, so this stands beside what `differentiable` makes.
@@ -132,17 +133,46 @@ class HcSite(torch.autograd.Function):
 
     setup_context = staticmethod(_keep)
     backward = staticmethod(_with_residual)
+
+
+class HcSite(Traced):
+    """The same for eager calls; Dynamo takes no Function with a jvp."""
+
     jvp = staticmethod(no_forward_mode(FORWARD))
 
 
-def _by_parts(name: str, run) -> None:
-    """Let torch.func.vmap map the operators of the parts instead."""
+def run(x, *arguments):
+    """(y, pre, post, comb, residual) of the operator, the residual with its gradient where there is one."""
+    given = [t for t in (x, *arguments[:4]) if t is not None]
+    if differentiates(*given):
+        residual, *found = HcSite.apply(x, *arguments)
+    elif torch.is_grad_enabled() and any(t.requires_grad for t in given):
+        residual, *found = Traced.apply(x, *arguments)
+    else:
+        residual, found = x, call(x, *arguments)
+    return *found[:4], residual
+
+
+def _register_vmap(name: str, tensors: int, empty) -> None:
+    """Fold the mapped dimension of x into the tokens; one by one where a parameter is mapped or sums are
+    made."""
+    operator = operator_named(name)
 
     @torch.library.register_vmap(f"{NAMESPACE}::{name}")
     def _(info, in_dims, *arguments):
-        mapped = torch.vmap(run, in_dims, randomness=info.randomness)(*arguments)
-        return mapped, (0,) * len(mapped)
+        size, rest = info.batch_size, arguments[tensors:]
+        if name == FORWARD and in_dims[1:4] == (None, None, None):
+            x, *parameters, weights = arguments[:tensors]
+            x, weights = (batch_first(t, d, size) for t, d in ((x, in_dims[0]), (weights, in_dims[4])))
+            found = operator(x, *parameters, weights, *rest)
+            return found, (0,) * len(found)
+        given = [batch_first(t, d, size) for t, d in zip(arguments[:tensors], in_dims, strict=False)]
+        if size == 0:
+            shapes = empty(*[None if t is None else t.new_empty(t.shape[1:]) for t in given], *rest)
+            return tuple(t.new_empty(0, *t.shape) for t in shapes), (0,) * len(shapes)
+        each = [operator(*[None if t is None else t[i] for t in given], *rest) for i in range(size)]
+        return tuple(map(torch.stack, zip(*each, strict=True))), (0,) * len(each[0])
 
 
-_by_parts(FORWARD, parts.forward)
-_by_parts(BACKWARD, parts.backward)
+_register_vmap(FORWARD, 5, _empty_results)
+_register_vmap(BACKWARD, 12, _empty_gradients)
