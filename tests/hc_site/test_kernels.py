@@ -89,9 +89,7 @@ def test_other_weights_than_its_own_collapse_and_get_their_gradient():
     mixes = reference.hc_mixes(wide[0], wide[1], 1e-6)
     out = reference.hc_split_sinkhorn(mixes, wide[2], wide[3])
     collapsed = reference.hc_pre(wide[0], wide[4])
-    expected = torch.autograd.grad(
-        (wide[0] * 1, collapsed, *out), wide, [t.double() for t in upstream]
-    )
+    expected = torch.autograd.grad((wide[0] * 1, collapsed, *out), wide, [t.double() for t in upstream])
     for a, b in zip((y, pre, post, comb, *found), (collapsed, *out, *expected), strict=True):
         torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-5)
 
@@ -125,7 +123,9 @@ def test_layouts_do_not_matter():
 def test_dx_is_rounded_once():
     """Of parts' gradients each is rounded, and autograd's two sums are."""
     given, upstream = site_inputs(64, c=64, dtype=torch.bfloat16)
-    truth = site_results([t.double() for t in given], [t.double() for t in upstream], implementation="pytorch")
+    truth = site_results(
+        [t.double() for t in given], [t.double() for t in upstream], implementation="pytorch"
+    )
 
     def error(dx):
         return (dx.double() - truth["dx"]).square().mean().sqrt()

@@ -116,7 +116,9 @@ def test_a_layer_compiled_and_checkpointed():
     for a, b in zip(compiled, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
     for use_reentrant in (True, False):
-        assert_equal(stepped(layer, x, lambda t, r=use_reentrant: checkpoint(layer, t, use_reentrant=r)), plain)
+        assert_equal(
+            stepped(layer, x, lambda t, r=use_reentrant: checkpoint(layer, t, use_reentrant=r)), plain
+        )
 
 
 def test_exported_program_runs_at_other_token_counts():
@@ -175,7 +177,9 @@ def test_second_derivatives_and_forward_mode_say_what_to_do():
     x.requires_grad_()
     y, _, _, residual = hc_site(x, *parameters, 3)
     (dx,) = torch.autograd.grad((y, residual), x, (randn(*y.shape), randn(*x.shape)), create_graph=True)
-    with pytest.raises(NotImplementedError, match=r"no second derivative.*helion_sinkhorn\.reference\.hc_site"):
+    with pytest.raises(
+        NotImplementedError, match=r"no second derivative.*helion_sinkhorn\.reference\.hc_site"
+    ):
         dx.sum().backward()
     x = x.detach()
     with pytest.raises(NotImplementedError, match=r"no forward-mode derivative.*reference\.hc_site"):
@@ -204,12 +208,12 @@ def test_distributed_tensors_go_to_the_parts(mesh, monkeypatch):
     expected = site_results(given, upstream, implementation="pytorch")
     monkeypatch.setattr(torch_op, "run", never)
     placements = Shard(0), Replicate(), Replicate(), Replicate()
-    spread = [distribute_tensor(t, mesh, [p]).requires_grad_() for t, p in zip(given, placements, strict=True)]
+    spread = [
+        distribute_tensor(t, mesh, [p]).requires_grad_() for t, p in zip(given, placements, strict=True)
+    ]
     y, post, comb, residual = hc_site(*spread, implementation="pytorch")
     assert all(isinstance(t, DTensor) for t in (y, post, comb, residual))
     of = [distribute_tensor(t, mesh, [Shard(0)]) for t in upstream]
     found = torch.autograd.grad((residual, y, post, comb), spread, of)
     for name, t in zip(RESULTS, (y, post, comb, *found), strict=True):
         torch.testing.assert_close(t.full_tensor().detach(), expected[name])
-
-

@@ -102,7 +102,9 @@ def pytorch(w: HcSiteWorkload, *inputs: torch.Tensor) -> gate.Results:
         y, post, comb, residual = reference.hc_site(*leaves, **w.of_reference)
         upstream = dresidual, dy, dpost, dcomb
         dx, dfn, dscale, dbase = torch.autograd.grad((residual * 1, y, post, comb), leaves, upstream)
-        found.append((y.detach(), post.detach(), comb.detach(), dx.flatten(1), dfn, dscale[None], dbase[None]))
+        found.append(
+            (y.detach(), post.detach(), comb.detach(), dx.flatten(1), dfn, dscale[None], dbase[None])
+        )
     stacked = zip(RESULTS, map(torch.stack, zip(*found, strict=True)), strict=True)
     return {name: t.to(dtype_of(w, name)) for name, t in stacked}
 
