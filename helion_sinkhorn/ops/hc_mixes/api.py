@@ -17,6 +17,7 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.torch_op import differentiates
 
 MOST_ROWS = 288
@@ -87,7 +88,7 @@ def hc_mixes(
     if not plain and "torch.distributed.tensor" in sys.modules:
         torch_op.register_sharding()
     if norm_weight is not None:
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        wide = computing(x.dtype)
         fn = fn.to(wide) * norm_weight.to(wide)
     run = torch_op.HcMixes.apply if differentiates(x, fn) else torch_op.call
     mixes, _ = run(x, fn, float(norm_eps), eps_outside, precision, serves)

@@ -22,6 +22,7 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.torch_op import differentiates
 
 COMB_ORDERS = ("io", "oi")
@@ -110,7 +111,7 @@ def hc_split_sinkhorn(
     plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in given)
     if not plain and "torch.distributed.tensor" in sys.modules:
         torch_op.register_sharding()
-    dtype = out_dtype or (torch.float64 if mixes.dtype == torch.float64 else torch.float32)
+    dtype = out_dtype or computing(mixes.dtype)
     pre_eps = eps if pre_eps is None else pre_eps
     floats = float(eps), float(post_mult), float(pre_eps), float(post_eps)
     constants = hc_mult, sinkhorn_iters, *floats, comb_order, serves, dtype
