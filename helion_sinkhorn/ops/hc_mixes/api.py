@@ -18,10 +18,11 @@ from helion_sinkhorn.runtime.checks import (
     implementation_for,
 )
 from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.streams import MOST_STREAMS
 from helion_sinkhorn.runtime.torch_op import differentiates
 
-MOST_ROWS = 288
-"""Rows of fn: n^2 + 2n for n = 16 streams."""
+MOST_ROWS = MOST_STREAMS**2 + 2 * MOST_STREAMS
+"""Rows of fn: n^2 + 2n for n = 16 streams, 288."""
 LEAST_EPS = torch.finfo(torch.float32).smallest_normal
 ACCEPTED_EPS = f"a finite float of at least {LEAST_EPS:.1e}, float32's smallest normal number"
 PRECISIONS = ("float32", "tf32")

@@ -8,7 +8,7 @@ import sys
 import torch
 
 from helion_sinkhorn.ops.hc_split_sinkhorn import torch_op
-from helion_sinkhorn.ops.hc_split_sinkhorn.limits import MOST_STREAMS, beyond_kernels
+from helion_sinkhorn.ops.hc_split_sinkhorn.limits import beyond_kernels
 from helion_sinkhorn.ops.hc_split_sinkhorn.partials import Reduce
 from helion_sinkhorn.ops.sinkhorn.api import MOST_ITERS, check_eps
 from helion_sinkhorn.runtime.checks import (
@@ -23,9 +23,9 @@ from helion_sinkhorn.runtime.checks import (
     implementation_for,
 )
 from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.streams import COMB_ORDERS, MOST_STREAMS
 from helion_sinkhorn.runtime.torch_op import differentiates
 
-COMB_ORDERS = ("io", "oi")
 PARTIAL_DTYPES = (torch.float32, torch.float64)
 SMALLEST_NORM_EPS = 1e-37
 """Its reciprocal, the largest r^2, is a float32."""
