@@ -38,7 +38,9 @@ def distance(version: str) -> tuple[bool, int, int]:
     running = store.triton_minor()
     if not (MINOR_VERSION.fullmatch(version) and MINOR_VERSION.fullmatch(running)):
         return version != running, sys.maxsize, 0
-    of, own = ((1000 * major + minor) for major, minor in (map(int, v.split(".")) for v in (version, running)))
+    of, own = (
+        (1000 * major + minor) for major, minor in (map(int, v.split(".")) for v in (version, running))
+    )
     return of != own, abs(of - own), -of
 
 

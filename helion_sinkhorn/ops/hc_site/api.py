@@ -16,13 +16,14 @@ from helion_sinkhorn.ops.hc_split_sinkhorn.api import (
     check_parameters,
     hc_split_sinkhorn,
 )
-from helion_sinkhorn.ops.hc_split_sinkhorn.limits import MOST_STREAMS, beyond_kernels
+from helion_sinkhorn.ops.hc_split_sinkhorn.limits import beyond_kernels
 from helion_sinkhorn.runtime.checks import (
     check_implementation,
     check_same_device,
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.runtime.streams import check_streams
 
 
 class Site(NamedTuple):
@@ -160,11 +161,7 @@ def crossing(
 def check(x, fn, scale, base, weights, n_iters, norm_weight) -> None:
     """Raise unless the tensors are those of one site, of as many iterations as there may be."""
     check_tensor("x", x, "(..., n, C)")
-    if x.dim() < 2 or not 1 <= x.shape[-2] <= MOST_STREAMS or x.shape[-1] < 1:
-        raise ValueError(
-            f"x has shape {tuple(x.shape)}; pass (..., n, C): n streams, 1 to {MOST_STREAMS}, of C entries, "
-            "at least 1"
-        )
+    check_streams(x)
     n, columns = x.shape[-2:]
     check_counts(n, n_iters)
     check_tensors(x, fn, norm_weight)

@@ -28,7 +28,7 @@ from helion_sinkhorn.ops.hc_site.workloads import ROWS
 from helion_sinkhorn.ops.hc_split_sinkhorn import launch as split_launch
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import Asked
-from helion_sinkhorn.runtime.views import flattened
+from helion_sinkhorn.runtime.views import flattened, parameter
 
 WEIGHTS, BACKWARD = "hc_site_weights", "hc_site_backward"
 KERNELS = {
@@ -88,7 +88,7 @@ def forward(
     """(y, pre, post, comb, mixes, norms); the contract is torch_op's."""
     given = Constants(*constants)
     n, columns = x.shape[-2:]
-    lead, streams, projection = x.shape[:-2], flattened(x, 2), mixes_launch.parameter(fn)
+    lead, streams, projection = x.shape[:-2], flattened(x, 2), parameter(fn)
     call = call_for(n, columns, x.dtype, given.precision).mixes
     split = mixes_launch.split(projection, call)
     made, squares = mixes_launch.partials(streams.view(-1, n * columns), split, given.precision)
@@ -120,7 +120,7 @@ def backward(
     """(dx, dfn in float32, dbase and dscale one behind the other, dweights); the contract is torch_op's."""
     given = Constants(*constants)
     n, columns = x.shape[-2:]
-    streams, projection = flattened(x, 2), mixes_launch.parameter(fn)
+    streams, projection = flattened(x, 2), parameter(fn)
     call = call_for(n, columns, x.dtype, given.precision)
     weights = flattened(weights, 1)
     dweights = weights.new_zeros(0)

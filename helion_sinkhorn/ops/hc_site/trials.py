@@ -25,9 +25,7 @@ def of_collapse(call: SiteCall, batch: int, device: str) -> Tensors:
 def of_streams(call: SiteCall, batch: int, device: str) -> Tensors:
     """The upstream gradient's parts, what the norm adds, fn, dresidual and those of the collapse."""
     mixes = call.mixes
-    g, along, fn = noise(
-        device, "float32", (batch, mixes.parts, mixes.m), (batch,), (mixes.m, mixes.columns)
-    )
+    g, along, fn = noise(device, "float32", (batch, mixes.parts, mixes.m), (batch,), (mixes.m, mixes.columns))
     (dresidual,) = noise(device, call.dtype, (batch, call.n, call.columns))
     return g.to(torch.bfloat16), along, fn, dresidual, *of_collapse(call, batch, device)
 
