@@ -8,6 +8,8 @@ import math
 import re
 import sys
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, Device
@@ -38,7 +40,9 @@ def distance(version: str) -> tuple[bool, int, int]:
     running = store.triton_minor()
     if not (MINOR_VERSION.fullmatch(version) and MINOR_VERSION.fullmatch(running)):
         return version != running, sys.maxsize, 0
-    of, own = ((1000 * major + minor) for major, minor in (map(int, v.split(".")) for v in (version, running)))
+    numbers = (map(int, v.split(".")) for v in (version, running))
+    numbers = (map(int, v.split(".")) for v in (version, running))
+    of, own = (1000 * major + minor for major, minor in numbers)
     return of != own, abs(of - own), -of
 
 
@@ -61,7 +65,7 @@ def lookup(device: Device, kernel: str, key: store.Key, batch: int) -> store.Ent
     """
     # a cache may run what it caches in several threads at once, each with its warning
     with _reading:
-        return find(device, kernel, key, batch)
+        return find(device, kernel, key, batch, store.folders())
 
 
 @functools.cache
@@ -73,10 +77,13 @@ def say_version(kernel: str, triton: str) -> None:
     )  # fmt: skip
 
 
-def find(device: Device, kernel: str, key: store.Key, batch: int) -> store.Entry | None:
+def find(
+    device: Device, kernel: str, key: store.Key, batch: int, folders: Sequence[Path]
+) -> store.Entry | None:
+    """`lookup` in these folders, in their order."""
     relatives = [d.key for d in DEVICES.values() if d.family == device.family and d.key != device.key]
     for name in (device.key, *relatives):
-        for folder in store.folders():
+        for folder in folders:
             entry = preferred(store.read(folder, name, kernel), key, batch)
             if entry is not None:
                 if entry.triton != store.triton_minor():

@@ -14,7 +14,7 @@ from helion_sinkhorn.ops.sinkhorn.score import executed, score
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice, candidates
 from helion_sinkhorn.tuning import calibration, offline_run, ranking
-from helion_sinkhorn.tuning.groups import choice_of, groups_of, same
+from helion_sinkhorn.tuning.groups import groups_of, same
 from helion_sinkhorn.tuning.options import Options
 from helion_sinkhorn.workloads import WORKLOADS
 
@@ -123,10 +123,10 @@ def test_ranking_for_a_device_that_is_not_here(tmp_path):
     """Real machine code from enumeration to a stored entry."""
     groups = groups_of([WORKLOADS["deepseek_16x16_fp32_b128"]], "sinkhorn_forward")
     options = Options("mi350", tmp_path, workers=1, commit="0", command="test")
-    ((entry,),) = offline_run.tune_offline(groups, options, say=lambda line: None)
+    (found,) = offline_run.tune_offline(groups, options, say=lambda line: None)
+    entry, choice = found.entry, found.choice
     assert (entry["evidence"], entry["model"], "us" in entry) == ("compiled", ranking.MODEL, False)
     assert entry["score"] <= entry["default_score"]
-    choice = choice_of("sinkhorn_forward", entry)
     assert any(
         same(choice, c) for c in candidates(KERNELS["sinkhorn_forward"], groups[0].call, DEVICES["mi350"])
     )
