@@ -28,7 +28,14 @@ from helion_sinkhorn.machine.binary import Binary, Job
 class Compiler(contextlib.AbstractContextManager):
     """A child process for one device, started anew after a job that took it down."""
 
-    def __init__(self, device_key: str, folder: Path, timeout: float, cache: Path | None = None):
+    def __init__(
+        self,
+        device_key: str,
+        folder: Path,
+        timeout: float,
+        cache: Path | None = None,
+        packages: Sequence[str] = (),
+    ):
         self.device_key, self.timeout = device_key, timeout
         self.log = folder / f"stderr.{threading.get_ident()}"
         package = Path(__file__).resolve().parents[2]
@@ -36,7 +43,9 @@ class Compiler(contextlib.AbstractContextManager):
             "TRITON_DEFAULT_FP_FUSION": "1",
             **{k: v for k, v in os.environ.items() if k not in ("HELION_INTERPRET", "TRITON_INTERPRET")},
             "HELION_SINKHORN_DEVICE": device_key,
-            "PYTHONPATH": os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONPATH": os.pathsep.join(
+                [*packages, str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
             **{name: str(folder) for name in ("HELION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")},
             "TRITON_CACHE_DIR": str(cache or folder),
         }
@@ -119,6 +128,7 @@ def compile_for(
     cache: Path | None = None,
     report: Callable[[Binary], None] = lambda binary: None,
     begun: Callable[[Compiler], None] = lambda compiler: None,
+    packages: Sequence[str] = (),
 ) -> list[Binary]:
     """Compile for a device that need not be here; nothing is launched.
 
@@ -130,6 +140,7 @@ def compile_for(
         cache: Triton's cache to leave the binaries in, for a process that will launch them.
         report: called with each Binary as it comes, from any thread.
         begun: called with each worker before its first job, from any thread; `Compiler.end` stops one.
+        packages: folders with another Triton or Helion than those installed here.
 
     Returns:
         One Binary a job, in the order of the jobs.
@@ -140,7 +151,7 @@ def compile_for(
     todo = iter(list(enumerate(jobs)))
 
     def work(folder: str) -> None:
-        with Compiler(device_key, Path(folder), timeout, cache) as compiler:
+        with Compiler(device_key, Path(folder), timeout, cache, packages) as compiler:
             begun(compiler)
             for index, job in todo:
                 binaries[index] = compiler.compile(job)
