@@ -55,11 +55,10 @@ def tune(arguments: argparse.Namespace) -> int:
         reported = here(arguments.device)
     # importing these imports Helion, which looks at the device
     from helion_sinkhorn.operators import KERNELS
+    from helion_sinkhorn.tuning import deadline, offline_run, plan
     from helion_sinkhorn.tuning import tune as tuner
     from helion_sinkhorn.tuning.groups import groups_of
-    from helion_sinkhorn.tuning.offline_run import tune_offline
     from helion_sinkhorn.tuning.options import Options
-    from helion_sinkhorn.tuning.plan import keys_left, plan
 
     selection.check_kernel("tune", arguments.kernel, list(KERNELS))
     workloads = selection.workloads("tune", arguments.tags, arguments.only)
@@ -72,7 +71,8 @@ def tune(arguments: argparse.Namespace) -> int:
     os.environ["TRITON_CACHE_DIR"] = cache
     options = Options(
         device=arguments.device, out=arguments.out, kernel=arguments.kernel, effort=arguments.effort,
-        budget=arguments.budget, limit=arguments.limit, force=arguments.force, commit=arguments.commit,
+        end=time.monotonic() + arguments.budget - deadline.age() - deadline.TO_END,
+        force=arguments.force, commit=arguments.commit,
         workers=arguments.workers or max(1, len(os.sched_getaffinity(0)) // ranks - 1),
         cache=Path(cache),
     )  # fmt: skip
@@ -81,24 +81,30 @@ def tune(arguments: argparse.Namespace) -> int:
     def say(line: str) -> None:
         console.print(f"{mark}{line}")
 
-    for line in plan(groups, options, "compiled" if arguments.offline else "measured"):
-        say(line)
-    if arguments.offline:
-        entries = [e for group in tune_offline(groups, options, say=say) for e in group]
-        say(f"{len(entries)} entries ranked from machine code for {arguments.device}; none was run")
-        return 0
+    evidence = "compiled" if arguments.offline else "measured"
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     results = []
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("keys", total=keys_left(groups, options))
-        for result in tuner.tune(groups, options, reported, say=say):
-            results.append(result)
-            progress.advance(task)
-    table(
-        f"{arguments.device}: microseconds",
-        ["key", "batch", "old", "new", "default", "x default"],
-        tuner.report(results),
-    )
+        try:
+            with deadline.raised_after(options.left):
+                for line in plan.plan(groups, options, evidence):
+                    say(line)
+                task = progress.add_task("keys", total=plan.keys_left(groups, options, evidence))
+                for result in (
+                    offline_run.tune_offline(groups, options, say=say)
+                    if arguments.offline
+                    else tuner.tune(groups, options, reported, say=say)
+                ):
+                    results.append(result)
+                    progress.advance(task)
+        except deadline.OutOfTime:
+            left = plan.keys_left(groups, options, evidence)
+            say(f"the budget of {arguments.budget:g} s is spent; the same command does the {left} keys left")
+    if arguments.offline:
+        title = f"{arguments.device}: predictions from machine code; none of these was run"
+        table(title, offline_run.COLUMNS, offline_run.report(results))
+    else:
+        table(f"{arguments.device}: microseconds", tuner.COLUMNS, tuner.report(results))
     return 0
 
 
