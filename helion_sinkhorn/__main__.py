@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from pathlib import Path
 
@@ -51,8 +50,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(words: list[str] | None = None) -> int:
-    # the compiling processes set it too, and Triton's cache tells binaries apart by it
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     arguments = parser().parse_args(words)
     return arguments.run(arguments)
