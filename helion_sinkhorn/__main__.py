@@ -1,4 +1,4 @@
-"""python -m helion_sinkhorn: tune, show, check, readme, env."""
+"""python -m helion_sinkhorn: tune, show, check, readme, warm, env."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.tuning.commands import check, environment, readme, show, tune
+from helion_sinkhorn.operators import OPERATORS
+from helion_sinkhorn.tuning.commands import check, environment, readme, show, tune, warm
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,7 +45,17 @@ def parser() -> argparse.ArgumentParser:
     one = commands.add_parser("readme", help="write a folder's README.md anew from its data")
     one.add_argument("--out", type=Path, default=store.folders()[-1], help="default: the repository's folder")
     one.set_defaults(run=readme)
-    one = commands.add_parser("env", help="versions, device, stored entries")
+    one = commands.add_parser("warm", help="generate the code of an operator's calls before their first call")
+    one.add_argument("--op", required=True, choices=OPERATORS, help="the operator")
+    one.add_argument(
+        "--device", choices=DEVICES, help="generate for this one (default: launch on the GPU here)"
+    )
+    one.add_argument(
+        "fields", nargs="*", metavar="FIELD=VALUE[,VALUE]",
+        help="what a call is: n=4 m=4 dtype=float32,bfloat16 n_iters=20 batch=8192; all combinations",
+    )  # fmt: skip
+    one.set_defaults(run=warm)
+    one = commands.add_parser("env", help="versions, device, stored entries, generated code")
     one.set_defaults(run=environment)
     return whole
 

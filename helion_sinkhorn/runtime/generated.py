@@ -14,7 +14,7 @@ from helion_sinkhorn.runtime.kernel import Built
 from helion_sinkhorn.runtime.standalone import load, standalone
 
 PINNED = {"enable_fp_fusion": True}
-"""Options of every launch: products fuse with sums, whatever Triton's default is, so that all get equal bits."""
+"""Options of every launch: products fuse with sums, whatever Triton's default is, and all get equal bits."""
 log = logging.getLogger("helion_sinkhorn")
 
 

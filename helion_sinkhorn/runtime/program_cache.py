@@ -1,7 +1,8 @@
 """Generated code kept on disk, where later processes find it without Helion.
 
-A file is executed only if it and its folder belong to this user, nobody else may write them, and its first line
-is the hash of the rest.  Whatever else is there is ignored, and replaced by the next process that generates it.
+A file is executed only if it and its folder belong to this user, nobody else may write them, and its first
+line is the hash of the rest.  Whatever else is there is ignored, and replaced by the next process that
+generates it.
 """
 
 from __future__ import annotations
@@ -164,6 +165,12 @@ def keep(name: str, code: str) -> None:
             say_foreign(at)
     except OSError as error:
         log.info("generated code is not kept in %s (%s)", at, error)
+
+
+def is_usable() -> bool:
+    """Whether what the folder holds, or will hold, may be executed."""
+    at = folder()
+    return at is not None and (not at.exists() or is_ours(at.stat()))
 
 
 def usage() -> tuple[int, int]:

@@ -35,9 +35,9 @@ class Unresolved(Exception):
 def standalone(code: str, name: str) -> str | None:
     """The module without Helion, None where that takes more than is known here.
 
-    Statements of the host function that the launch does not depend on are left out, functions of other modules
-    for Triton are written into it, and constants of the kernel's module become numbers.  What Triton compiles
-    is not changed.
+    Statements of the host function that the launch does not depend on are left out, functions of other
+    modules for Triton are written into it, and constants of the kernel's module become numbers.  What Triton
+    compiles is not changed.
 
     Args:
         code: of one kernel, from `BoundKernel.to_triton_code`.
@@ -76,7 +76,7 @@ def _names(node: ast.AST, *contexts: type[ast.expr_context]) -> set[str]:
 
 
 def _needed(statements: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
-    """Statements but text and assignments to names that no later one reads; `wanted` collects what is read."""
+    """Those but text and assignments to names that no later one reads; `wanted` collects what is read."""
     kept: list[ast.stmt] = []
     for s in reversed(statements):
         if _does_nothing(s) or (isinstance(s, ast.Assign) and not wanted & _names(s, ast.Store)):

@@ -10,6 +10,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 import triton.language as tl
 import triton.language.extra
 from triton.runtime import interpreter

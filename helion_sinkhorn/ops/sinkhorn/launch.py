@@ -32,7 +32,9 @@ from helion_sinkhorn.runtime.views import VECTOR_BYTES, matrices, matrices_of
 
 ROOM = "helion_sinkhorn.ops.sinkhorn"
 KERNELS = {
-    name: Kernel(name, f"{ROOM}.{body}:{name}", SinkhornCall, default, space, traits=frozenset({"normalises"}))
+    name: Kernel(
+        name, f"{ROOM}.{body}:{name}", SinkhornCall, default, space, traits=frozenset({"normalises"})
+    )
     for name, body, default, space in (
         ("sinkhorn_forward", "kernels", forward_default, forward_space),
         ("sinkhorn_backward", "kernels", backward_default, backward_space),

@@ -25,7 +25,9 @@ from helion_sinkhorn.runtime.views import matrices, matrices_of, pieces
 
 ROOM = "helion_sinkhorn.ops.sinkhorn.implicit"
 KERNELS = {
-    name: Kernel(name, f"{ROOM}.{body}:{name}", SinkhornCall, default, space, traits=frozenset({"normalises"}))
+    name: Kernel(
+        name, f"{ROOM}.{body}:{name}", SinkhornCall, default, space, traits=frozenset({"normalises"})
+    )
     for name, body, default, space in (
         ("sinkhorn_implicit_direct", "direct", implicit_direct_default, implicit_direct_space),
         ("sinkhorn_implicit_cg", "cg", implicit_cg_default, implicit_cg_space),
