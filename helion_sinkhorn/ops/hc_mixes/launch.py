@@ -7,13 +7,6 @@ import functools
 import torch
 
 from helion_sinkhorn.configs.store import Key
-from helion_sinkhorn.ops.hc_mixes.kernels import (
-    hc_mixes_backward,
-    hc_mixes_partials,
-    hc_mixes_reduce,
-    hc_mixes_split,
-    hc_mixes_upstream,
-)
 from helion_sinkhorn.ops.hc_mixes.space import (
     CHUNK,
     MixesCall,
@@ -34,14 +27,15 @@ from helion_sinkhorn.runtime.views import flattened, parameter, placed
 
 SPLIT, PARTIALS, REDUCE = "hc_mixes_split", "hc_mixes_partials", "hc_mixes_reduce"
 UPSTREAM, BACKWARD = "hc_mixes_upstream", "hc_mixes_backward"
+BODIES = "helion_sinkhorn.ops.hc_mixes.kernels"
 KERNELS = {
-    body.__name__: Kernel(body.__name__, body, MixesCall, default, space, traits=frozenset({"splits"}))
-    for body, default, space in (
-        (hc_mixes_split, split_default, split_space),
-        (hc_mixes_partials, partials_default, partials_space),
-        (hc_mixes_reduce, reduce_default, reduce_space),
-        (hc_mixes_upstream, reduce_default, reduce_space),
-        (hc_mixes_backward, backward_default, backward_space),
+    name: Kernel(name, f"{BODIES}:{name}", MixesCall, default, space, traits=frozenset({"splits"}))
+    for name, default, space in (
+        ("hc_mixes_split", split_default, split_space),
+        ("hc_mixes_partials", partials_default, partials_space),
+        ("hc_mixes_reduce", reduce_default, reduce_space),
+        (UPSTREAM, reduce_default, reduce_space),
+        (BACKWARD, backward_default, backward_space),
     )
 }
 SHARE = 64

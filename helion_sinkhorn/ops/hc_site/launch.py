@@ -14,9 +14,7 @@ import torch
 
 from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.hc_mixes import launch as mixes_launch
-from helion_sinkhorn.ops.hc_mixes.kernels import hc_mixes_backward
 from helion_sinkhorn.ops.hc_pre import launch as pre_launch
-from helion_sinkhorn.ops.hc_pre.kernels import hc_pre_backward
 from helion_sinkhorn.ops.hc_site.space import (
     SiteCall,
     backward_default,
@@ -33,10 +31,17 @@ from helion_sinkhorn.runtime.views import flattened, parameter
 WEIGHTS, BACKWARD = "hc_site_weights", "hc_site_backward"
 KERNELS = {
     # that of hc_pre without dx
-    WEIGHTS: Kernel(WEIGHTS, hc_pre_backward, SiteCall, weights_default, weights_space),
+    WEIGHTS: Kernel(
+        WEIGHTS, pre_launch.KERNELS[pre_launch.BACKWARD].body, SiteCall, weights_default, weights_space
+    ),
     # that of hc_mixes with the other gradients of the streams
     BACKWARD: Kernel(
-        BACKWARD, hc_mixes_backward, SiteCall, backward_default, backward_space, traits=frozenset({"splits"})
+        BACKWARD,
+        mixes_launch.KERNELS[mixes_launch.BACKWARD].body,
+        SiteCall,
+        backward_default,
+        backward_space,
+        traits=frozenset({"splits"}),
     ),
 }
 Tensors = tuple[torch.Tensor, ...]
