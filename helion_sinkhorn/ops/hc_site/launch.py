@@ -8,13 +8,13 @@ that the streams are given, in one pass with the gradient of fn.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import torch
 
 from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.hc_mixes import launch as mixes_launch
 from helion_sinkhorn.ops.hc_pre import launch as pre_launch
+from helion_sinkhorn.ops.hc_site.constants import Constants
 from helion_sinkhorn.ops.hc_site.space import (
     SiteCall,
     backward_default,
@@ -47,25 +47,6 @@ KERNELS = {
 Tensors = tuple[torch.Tensor, ...]
 
 
-class Constants(NamedTuple):
-    """What api.hc_site has of these names, resolved."""
-
-    n_iters: int
-    eps: float
-    norm_eps: float
-    post_mult: float
-    pre_eps: float
-    post_eps: float
-    comb_order: str
-    precision: str
-    eps_outside: bool
-
-    @property
-    def of_split(self) -> tuple[int, float, float, float, float, str]:
-        """The arguments of hc_split_sinkhorn's launcher."""
-        return self.n_iters, self.eps, self.post_mult, self.pre_eps, self.post_eps, self.comb_order
-
-
 def call_for(n: int, columns: int, dtype: torch.dtype, precision: str) -> SiteCall:
     """What the configs of a call are chosen for."""
     return SiteCall(str(dtype)[6:], n, columns, precision)
@@ -96,13 +77,26 @@ def forward(
     lead, streams, projection = x.shape[:-2], flattened(x, 2), parameter(fn)
     call = call_for(n, columns, x.dtype, given.precision).mixes
     split = mixes_launch.split(projection, call)
-    made, squares = mixes_launch.partials(streams.view(-1, n * columns), split, given.precision)
-    pre, post, comb, mixes, norms = split_launch.forward_reduced(
-        made.movedim(1, 0), squares.movedim(1, 0), scale, base,
+    made = mixes_launch.partials(streams.view(-1, n * columns), split, given.precision)
+    found = coefficients(*made, scale, base, n, columns, given)
+    y = pre_launch.forward(streams, found[0] if weights is None else flattened(weights, 1))
+    return tuple(t.view(*lead, *t.shape[1:]) for t in (y, *found))
+
+
+def coefficients(
+    partials: torch.Tensor,
+    squares: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    n: int,
+    columns: int,
+    given: Constants,
+) -> Tensors:
+    """(pre, post, comb, mixes, norms) of partials (T, splits, M) and squares (T, splits)."""
+    return split_launch.forward_reduced(
+        partials.movedim(1, 0), squares.movedim(1, 0), scale, base,
         n * columns, given.norm_eps, given.eps_outside, n, *given.of_split, torch.float32,
     )  # fmt: skip
-    y = pre_launch.forward(streams, pre if weights is None else weights)
-    return tuple(t.view(*lead, *t.shape[1:]) for t in (y, pre, post, comb, mixes, norms))
 
 
 def backward(

@@ -10,6 +10,7 @@ import torch
 from helion_sinkhorn.ops.hc_mixes import launch as mixes_launch
 from helion_sinkhorn.ops.hc_pre import launch as pre_launch
 from helion_sinkhorn.ops.hc_site import launch
+from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
 from helion_sinkhorn.runtime.kernel import Choice
@@ -40,14 +41,27 @@ def run_backward(call: SiteCall, choice: Choice, g, along, fn, dresidual, dy, x,
     return mixes_launch.gradients(g, along, x, fn, call.mixes, choice, others, asked)
 
 
+def of_boundary(call: SiteCall, batch: int, device: str) -> Tensors:
+    """f, the streams, post, comb, the weights of the collapse, and fn in parts."""
+    mixes, n = call.mixes, call.n
+    f, x = noise(device, call.dtype, (batch, call.columns), (batch, n, call.columns))
+    post, comb, weights = noise(device, "float32", (batch, n), (batch, n, n), (batch, n))
+    return f, x, post, comb, weights, *noise(device, "bfloat16", (mixes.m, mixes.parts, mixes.columns))
+
+
+def run_boundary(call: SiteCall, choice: Choice, f, x, post, comb, weights, split) -> Tensors:
+    return boundary.one_pass(f, x, post, comb, None, weights, split, call, "io", choice)
+
+
 def kernel_calls(workload: HcSiteWorkload) -> Iterator[tuple[str, Any]]:
     """(kernel, its call), one for each kernel of its own that serves a workload."""
     call = launch.call_for(workload.n, workload.c, workload.dtype, workload.precision)
-    for name in launch.KERNELS:
+    for name in (*launch.KERNELS, *boundary.KERNELS):
         yield name, call
 
 
 TRIALS = {
     launch.WEIGHTS: Trial(of_collapse, run_weights, None),
     launch.BACKWARD: Trial(of_streams, run_backward, None),
+    boundary.FORWARD: Trial(of_boundary, run_boundary, None),
 }
