@@ -14,15 +14,19 @@ from helion_sinkhorn.tuning.commands import check, environment, readme, show, tu
 
 def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(prog="python -m helion_sinkhorn", description=__doc__)
-    commands = whole.add_subparsers(required=True, metavar="command")
+    commands = whole.add_subparsers(metavar="command")
     one = commands.add_parser("tune", help="time candidate configs on this device and store the best")
     one.add_argument("--device", required=True, choices=DEVICES, help="what this machine must be")
     one.add_argument("--kernel", help="one kernel instead of all")
     one.add_argument("--tags", default="tune", help="which WORKLOADS (default: tune)")
     one.add_argument("--only", default="", help="only workloads with this in their names, such as _4x4_fp32_")
     one.add_argument("--effort", choices=["quick", "full"], default="quick")
-    one.add_argument("--budget", type=float, default=60.0, help="seconds for the candidates of one key")
-    one.add_argument("--limit", type=float, default=float("inf"), help="begin no key after this many seconds")
+    one.add_argument(
+        "--budget",
+        type=float,
+        default=float("inf"),
+        help="seconds the whole command may take (default: any)",
+    )
     one.add_argument("--force", action="store_true", help="tune keys again that have a fresh entry")
     one.add_argument(
         "--offline", action="store_true", help="no GPU: rank machine code compiled for the device"
@@ -61,7 +65,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(words: list[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    arguments = parser().parse_args(words)
+    whole = parser()
+    arguments = whole.parse_args(words)
+    if not hasattr(arguments, "run"):
+        whole.print_help()
+        return 0
     return arguments.run(arguments)
 
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,6 +44,15 @@ class Served:
     """Whether the caller named the choice."""
 
 
+class Asked(NamedTuple):
+    """Which config of which operator a launch is looked up by: the arguments of `serve` of these names."""
+
+    kernels: Mapping[str, Kernel]
+    name: str
+    call: Any
+    tuned: Callable[[], frozenset[Key]]
+
+
 def index_of(x: torch.Tensor) -> int | None:
     """The GPU a tensor is on."""
     return x.device.index if x.is_cuda else None
@@ -62,7 +71,7 @@ def choose(kernel: Kernel, call: Any, batch: int, device: Device) -> Choice:
     """The stored config for a call of a kernel, or the kernel's default where that is not in its space."""
     entry = lookup(device, kernel.name, call.key, batch)
     if entry is not None:
-        stored = Choice(kernel.name, entry.config, entry.variant, f"{entry.path} ({entry.evidence})", True)
+        stored = Choice(kernel.name, entry.config, entry.variant, entry.source, True)
         if not in_space(kernel, stored, call, device):
             refuse(stored, ValueError(f"`make tune` tries no such config for {call}"))
         if stored not in _refused:

@@ -16,7 +16,7 @@ from rich.table import Table
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, Device, current
 from helion_sinkhorn.machine.presented import present_device
-from helion_sinkhorn.workloads import tagged
+from helion_sinkhorn.tuning import selection
 
 console = Console(soft_wrap=True, highlight=False)
 
@@ -55,26 +55,25 @@ def tune(arguments: argparse.Namespace) -> int:
     if not arguments.offline:
         reported = here(arguments.device)
     # importing these imports Triton
+    from helion_sinkhorn.operators import KERNELS
+    from helion_sinkhorn.tuning import deadline, offline_run, plan
     from helion_sinkhorn.tuning import tune as tuner
     from helion_sinkhorn.tuning.groups import groups_of
-    from helion_sinkhorn.tuning.offline_run import tune_offline
     from helion_sinkhorn.tuning.options import Options
-    from helion_sinkhorn.tuning.plan import keys_left, plan
 
-    workloads = [w for w in tagged(arguments.tags, object) if arguments.only in w.name]
+    selection.check_kernel("tune", arguments.kernel, list(KERNELS))
+    workloads = selection.workloads("tune", arguments.tags, arguments.only)
     groups = groups_of(workloads, arguments.kernel)
     if not groups:
-        raise SystemExit(
-            f"tune: no workload has tag {arguments.tags!r}, {arguments.only!r} in its name "
-            f"and kernel {arguments.kernel or 'any'}."
-        )
+        selection.refuse("tune", f"none of these {len(workloads)} workloads uses {arguments.kernel}")
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # said, or Helion gives this process a folder of its own, where it finds nothing of what others compiled
     cache = os.environ.get("TRITON_CACHE_DIR") or str(Path.home() / ".triton" / "cache")
     os.environ["TRITON_CACHE_DIR"] = cache
     options = Options(
         device=arguments.device, out=arguments.out, kernel=arguments.kernel, effort=arguments.effort,
-        budget=arguments.budget, limit=arguments.limit, force=arguments.force, commit=arguments.commit,
+        end=time.monotonic() + arguments.budget - deadline.age() - deadline.TO_END,
+        force=arguments.force, commit=arguments.commit,
         workers=arguments.workers or max(1, len(os.sched_getaffinity(0)) // ranks - 1),
         cache=Path(cache),
     )  # fmt: skip
@@ -83,24 +82,30 @@ def tune(arguments: argparse.Namespace) -> int:
     def say(line: str) -> None:
         console.print(f"{mark}{line}")
 
-    for line in plan(groups, options, "compiled" if arguments.offline else "measured"):
-        say(line)
-    if arguments.offline:
-        entries = [e for group in tune_offline(groups, options, say=say) for e in group]
-        say(f"{len(entries)} entries ranked from machine code for {arguments.device}; none was run")
-        return 0
+    evidence = "compiled" if arguments.offline else "measured"
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     results = []
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("keys", total=keys_left(groups, options))
-        for result in tuner.tune(groups, options, reported, say=say):
-            results.append(result)
-            progress.advance(task)
-    table(
-        f"{arguments.device}: microseconds",
-        ["key", "batch", "old", "new", "default", "x default"],
-        tuner.report(results),
-    )
+        try:
+            with deadline.raised_after(options.left):
+                for line in plan.plan(groups, options, evidence):
+                    say(line)
+                task = progress.add_task("keys", total=plan.keys_left(groups, options, evidence))
+                for result in (
+                    offline_run.tune_offline(groups, options, say=say)
+                    if arguments.offline
+                    else tuner.tune(groups, options, reported, say=say)
+                ):
+                    results.append(result)
+                    progress.advance(task)
+        except deadline.OutOfTime:
+            left = plan.keys_left(groups, options, evidence)
+            say(f"the budget of {arguments.budget:g} s is spent; the same command does the {left} keys left")
+    if arguments.offline:
+        title = f"{arguments.device}: predictions from machine code; none of these was run"
+        table(title, offline_run.COLUMNS, offline_run.report(results))
+    else:
+        table(f"{arguments.device}: microseconds", tuner.COLUMNS, tuner.report(results))
     return 0
 
 
@@ -110,10 +115,9 @@ def show(arguments: argparse.Namespace) -> int:
     from helion_sinkhorn.runtime.serving import choose
 
     device = DEVICES[arguments.device] if arguments.device else this_device()
-    for w in tagged(arguments.tags, object):
-        if arguments.only in w.name:
-            for name, call in kernel_calls(w):
-                console.print(f"{device.key} {w.name}: {choose(KERNELS[name], call, w.batch, device)}")
+    for w in selection.workloads("show", arguments.tags, arguments.only):
+        for name, call in kernel_calls(w):
+            console.print(f"{device.key} {w.name}: {choose(KERNELS[name], call, w.batch, device)}")
     return 0
 
 

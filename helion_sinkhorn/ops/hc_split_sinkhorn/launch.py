@@ -10,7 +10,7 @@ import torch
 
 from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.hc_split_sinkhorn.space import HcCall, backward_space
-from helion_sinkhorn.ops.hc_split_sinkhorn.views import At, logits_view, parameter, placed, written_view
+from helion_sinkhorn.ops.hc_split_sinkhorn.views import At, logits_view, written_view
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS
 from helion_sinkhorn.ops.sinkhorn.launch import loaded, thread_of
 from helion_sinkhorn.ops.sinkhorn.scaling import lean_is_safe, pairs_are_safe, pivot_is_safe
@@ -22,6 +22,7 @@ from helion_sinkhorn.ops.sinkhorn.space import (
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import MOST_REPEATS, Served, launch_kept, run_and_keep, serve
+from helion_sinkhorn.runtime.views import parameter, placed
 
 FORWARD, BACKWARD = "hc_split_sinkhorn_forward", "hc_split_sinkhorn_backward"
 REDUCED = "hc_split_sinkhorn_reduced"
