@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -122,4 +123,4 @@ class Built:
 @functools.cache
 def build(kernel: Kernel, config: Items, interpret: bool = False) -> Built:
     """The one Built of these: what was generated for it is found by identity."""
-    return Built(kernel, config, interpret)
+    return Built(kernel, config, interpret or os.environ.get("HELION_INTERPRET") == "1")
