@@ -19,7 +19,7 @@ PIP := $(RUN) -m pip install -q $(if $(WHEELS),--no-index --find-links $(WHEELS)
 export TRITON_DEFAULT_FP_FUSION ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-model test bench lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist
+.PHONY: help demo demo-model test bench lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist docs-numbers
 
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -115,8 +115,11 @@ mutation: export OMP_NUM_THREADS ?= 1
 mutation: $(VENV)/.ready ## mutants of the kernels' source in Helion's reference mode. ARGS="--count 0" tries all
 	$(RUN) -m ci.mutation $(ARGS)
 
-fault-tables: $(VENV)/.ready ## the tables of docs/accuracy.md: what the gate catches
-	$(RUN) -m ci.fault_tables --write docs/accuracy.md
+fault-tables: $(VENV)/.ready ## the tables of docs/faults.md: what the gate catches
+	$(RUN) -m ci.fault_tables --write docs/faults.md
+
+docs-numbers: $(VENV)/.ready ## the numbers of README and docs from the files they come from. ARGS=--pictures, ARGS=--check
+	$(RUN) -m docs.numbers $(ARGS)
 
 sanitize: $(VENV)/.ready ## compute-sanitizer over the kernels: an NVIDIA GPU and the CUDA toolkit
 	$(RUN) -m ci.sanitize $(ARGS)
