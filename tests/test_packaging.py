@@ -90,7 +90,7 @@ def test_the_version_stands_in_one_place():
     import helion_sinkhorn
 
     assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", helion_sinkhorn.__version__)
-    for name in ("pyproject.toml", "CITATION.cff"):
+    for name in ("pyproject.toml", "CITATION.cff", "mkdocs.yml"):
         assert helion_sinkhorn.__version__ not in (ROOT / name).read_text()
 
 
