@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,12 +10,13 @@ import torch
 
 from helion_sinkhorn.ops.hc_mixes import budget as of_mixes
 from helion_sinkhorn.ops.hc_mixes import launch as mixes_launch
+from helion_sinkhorn.ops.hc_mixes.budget import Exact
 from helion_sinkhorn.ops.hc_post import budget as of_post
 from helion_sinkhorn.ops.hc_pre import budget as of_pre
 from helion_sinkhorn.ops.hc_pre import launch as pre_launch
 from helion_sinkhorn.ops.hc_site import launch
 from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
-from helion_sinkhorn.ops.hc_site.budget import error_budget, exact
+from helion_sinkhorn.ops.hc_site.budget import evaluated
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
 from helion_sinkhorn.runtime.kernel import Choice
@@ -60,41 +62,43 @@ def run_boundary(call: SiteCall, choice: Choice, f, x, post, comb, weights, spli
     return boundary.one_pass(f, x, post, comb, None, weights, split, call, "io", choice)
 
 
-def judged(call: SiteCall) -> tuple[HcSiteWorkload, Tensors]:
-    """A workload of this call, and its inputs as the budget takes them."""
+@functools.lru_cache(maxsize=1)
+def judged(call: SiteCall) -> tuple[HcSiteWorkload, Tensors, dict[str, Exact]]:
+    """A workload of this call, one element's inputs and what the budget has of them."""
     workload = HcSiteWorkload(
         "tried", 1, frozenset(), "a trial", call.n, call.columns, JUDGED_TOKENS, getattr(torch, call.dtype),
         call.precision,
     )  # fmt: skip
     x, fn, _, scale, base, *upstream = workload.make_inputs()
-    return workload, (x, *upstream, fn[None], scale[None], base[None])
+    inputs = x, *upstream, fn[None], scale[None], base[None]
+    return workload, tuple(t[0] for t in inputs), evaluated(workload, *inputs)
 
 
 def weights_error(call: SiteCall, choice: Choice, device: str) -> float:
-    """That of the gradient of the collapse's weights, pre."""
-    _, (x, _, dy, dpost, *_) = judged(call)
-    weights = dpost.sigmoid()
-    dweights = run_weights(call, choice, *(t[0].to(device) for t in (dy, x, weights)))
-    given = x, weights, dy
-    return worst(dweights[None], of_pre.exact(*given)["dpre"], of_pre.error_budget(*given)["dpre"])
+    """That of the gradient of the collapse's weights."""
+    _, (x, _, dy, dpost, *_), _ = judged(call)
+    given = x, dpost.sigmoid(), dy
+    dweights = run_weights(call, choice, *(t.to(device) for t in (dy, *given[:2])))
+    return worst(dweights, of_pre.exact(*given)["dpre"], of_pre.error_budget(*given)["dpre"])
 
 
 def backward_error(call: SiteCall, choice: Choice, device: str) -> float:
     """That of the whole backward with this choice for its last kernel, and what is taken of the others."""
-    workload, inputs = judged(call)
-    x, dresidual, dy, dpost, dcomb, *parameters = (t[0].to(device) for t in inputs)
+    workload, inputs, limits = judged(call)
+    x, dresidual, dy, dpost, dcomb, *parameters = (t.to(device) for t in inputs)
     _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, *workload.arguments)
     dx, dfn, *_ = launch.backward(
         dresidual, dy, None, dpost, dcomb, x, *parameters, pre, mixes, norms, True, *workload.arguments,
-        choice=choice,
+        choices={launch.BACKWARD: choice},
     )  # fmt: skip
-    truth, budgets = exact(workload, *inputs), error_budget(workload, *inputs)
-    return max(worst(t[None], truth[name], budgets[name]) for name, t in (("dx", dx), ("dfn", dfn)))
+    found = {"dx": dx, "dfn": dfn}
+    return max(worst(t[None], limits[name].value, limits[name].budget) for name, t in found.items())
 
 
 def boundary_error(call: SiteCall, choice: Choice, device: str) -> float:
     """That of the new streams, of their collapse, and of the mixes that their sums make."""
-    workload, (x, grad, f, post, comb, fn, *_) = judged(call)
+    workload, inputs, _ = judged(call)
+    x, grad, f, post, comb, fn, *_ = (t[None] for t in inputs)
     weights = post.sigmoid()
     given = (t[0].to(device) for t in (f, x, post, comb))
     split = mixes_launch.split(fn[0].to(device), call.mixes)
@@ -102,9 +106,8 @@ def boundary_error(call: SiteCall, choice: Choice, device: str) -> float:
     mixes, _ = mixes_launch.reduce(*sums, call.mixes, workload.norm_eps, workload.eps_outside)
     update, stored = (f, x, post, comb, grad), streams[None].cpu()
     collapse = stored, weights, f
-    projected = of_mixes.evaluated(workload.of_mixes, stored, torch.zeros_like(mixes)[None].cpu(), fn)[
-        "mixes"
-    ]
+    nothing = torch.zeros_like(mixes)[None].cpu()
+    projected = of_mixes.evaluated(workload.of_mixes, stored, nothing, fn)["mixes"]
     return max(
         worst(streams[None], of_post.exact(*update)["out"], of_post.error_budget(*update)["out"]),
         worst(y[None], of_pre.exact(*collapse)["y"], of_pre.error_budget(*collapse)["y"]),
