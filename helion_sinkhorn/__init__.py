@@ -2,6 +2,7 @@
 
 from helion_sinkhorn import nn as nn
 from helion_sinkhorn import reference as reference
+from helion_sinkhorn.mhc.boundary import hc_boundary as hc_boundary
 from helion_sinkhorn.mhc.functional import hc_coeffs as hc_coeffs
 from helion_sinkhorn.mhc.functional import hc_expand as hc_expand
 from helion_sinkhorn.mhc.functional import hc_head as hc_head
@@ -25,6 +26,7 @@ __all__ = [
     "Plan",
     "Reduce",
     "dot_compress",
+    "hc_boundary",
     "hc_coeffs",
     "hc_expand",
     "hc_head",

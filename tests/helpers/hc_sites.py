@@ -9,16 +9,19 @@ import torch
 from autograd_calls import randn
 
 from helion_sinkhorn import hc_site
-from helion_sinkhorn.ops.hc_site import api, torch_op
+from helion_sinkhorn.ops.hc_post import torch_op as hc_post_op
+from helion_sinkhorn.ops.hc_site import crossing, torch_op
+from helion_sinkhorn.ops.hc_site.boundary import torch_op as boundary_op
 from helion_sinkhorn.ops.hc_site.budget import RESULTS, evaluated
 from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
 from helion_sinkhorn.testing.rounding import worst
 
 
 def kernels_on_cpu(monkeypatch) -> None:
-    """Let hc_site take its kernels for CPU tensors."""
-    monkeypatch.setattr(torch_op, "on_device", lambda x: contextlib.nullcontext())
-    monkeypatch.setattr(api, "implementation_for", lambda *asked: "helion")
+    """Let hc_site and hc_boundary take their kernels for CPU tensors."""
+    for module in (torch_op, boundary_op, hc_post_op):
+        monkeypatch.setattr(module, "on_device", lambda x: contextlib.nullcontext())
+    monkeypatch.setattr(crossing, "implementation_for", lambda *asked: "helion")
 
 
 def site_inputs(*lead, n=4, c=12, dtype=torch.float32, seed=0):

@@ -12,16 +12,14 @@ import functools
 
 import torch
 
-from helion_sinkhorn.runtime.gradients import NAMESPACE
 from helion_sinkhorn.runtime.torch_op import (
-    batch_first,
     define,
     differentiable,
     differentiates,
     last,
+    map_tokens,
     no_forward_mode,
     on_device,
-    operator_named,
     with_signature,
 )
 
@@ -43,7 +41,7 @@ def _launch():
 def forward(x, *arguments):
     """(y, pre, post, comb, mixes, norms)."""
     if x.numel() == 0:
-        return tuple(t.zero_() for t in _empty_results(x, *arguments))
+        return tuple(t.zero_() for t in empty_results(x, *arguments))
     with on_device(x):
         return _launch().forward(x, *arguments)
 
@@ -57,7 +55,8 @@ def backward(dresidual, dy, dpre, dpost, dcomb, x, *arguments):
         return _launch().backward(*given)
 
 
-def _empty_results(x, fn, scale, base, weights, *constants):
+def empty_results(x, fn, scale, base, weights, *constants):
+    """Tensors without values of the results' shapes and dtypes."""
     n, columns = x.shape[-2:]
     lead, m = x.shape[:-2], n * n + 2 * n
     coefficients = ((n,), (n,), (n, n), (m,), (2,))
@@ -86,26 +85,33 @@ def _gradient(ctx, dy, dpre, dpost, dcomb, *_):
 
 
 def _with_residual(ctx, dresidual, dy, dpre, dpost, dcomb, *_):
-    upstream = dresidual, dy, dpre, dpost, dcomb
+    found = gradients((dresidual, dy, dpre, dpost, dcomb), ctx.saved_tensors, ctx.own, ctx.constants)
+    return *found, *[None] * len(ctx.constants)
+
+
+def gradients(upstream, given, own, constants):
+    """Those of x, fn, scale, base and weights; None where there are none.
+
+    Args:
+        upstream: (dresidual, dy, dpre, dpost, dcomb), each may be None.
+        given: (x, fn, scale, base, weights, mixes, norms).
+    """
     if all(t is None for t in upstream[1:]):
-        return dresidual, *[None] * (4 + len(ctx.constants))
-    x, fn, scale, base, weights, mixes, norms = ctx.saved_tensors
-    given = [t for t in upstream if t is not None]
-    run = HcSiteBackward.apply if differentiates(*given, x, fn, scale, base, weights) else call_backward
-    dx, dfn, sums, dweights = run(
-        *upstream, x, fn, scale, base, weights, mixes, norms, ctx.own, *ctx.constants
-    )
+        return upstream[0], *[None] * 4
+    _, fn, scale, base, *_ = given
+    there = [t for t in upstream if t is not None]
+    run = HcSiteBackward.apply if differentiates(*there, *given[:5]) else call_backward
+    dx, dfn, sums, dweights = run(*upstream, *given, own, *constants)
     dbase, dscale = sums.split_with_sizes((base.size(0), 3))
-    dweights = None if ctx.own or dy is None else dweights
-    rest = [None] * len(ctx.constants)
-    return dx, dfn.to(fn.dtype), dscale.to(scale.dtype), dbase.to(base.dtype), dweights, *rest
+    dweights = None if own or upstream[1] is None else dweights
+    return dx, dfn.to(fn.dtype), dscale.to(scale.dtype), dbase.to(base.dtype), dweights
 
 
 call = define(
     FORWARD,
     f"(Tensor x, Tensor fn, Tensor scale, Tensor base, Tensor? weights, {CONSTANTS})"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    forward, _empty_results, 5,
+    forward, empty_results, 5,
 )  # fmt: skip
 call_backward = define(
     BACKWARD,
@@ -153,26 +159,5 @@ def run(x, *arguments):
     return *found[:4], residual
 
 
-def _register_vmap(name: str, tensors: int, empty) -> None:
-    """Fold the mapped dimension of x into the tokens; one by one where a parameter is mapped or sums are
-    made."""
-    operator = operator_named(name)
-
-    @torch.library.register_vmap(f"{NAMESPACE}::{name}")
-    def _(info, in_dims, *arguments):
-        size, rest = info.batch_size, arguments[tensors:]
-        if name == FORWARD and in_dims[1:4] == (None, None, None):
-            x, *parameters, weights = arguments[:tensors]
-            x, weights = (batch_first(t, d, size) for t, d in ((x, in_dims[0]), (weights, in_dims[4])))
-            found = operator(x, *parameters, weights, *rest)
-            return found, (0,) * len(found)
-        given = [batch_first(t, d, size) for t, d in zip(arguments[:tensors], in_dims, strict=False)]
-        if size == 0:
-            shapes = empty(*[None if t is None else t.new_empty(t.shape[1:]) for t in given], *rest)
-            return tuple(t.new_empty(0, *t.shape) for t in shapes), (0,) * len(shapes)
-        each = [operator(*[None if t is None else t[i] for t in given], *rest) for i in range(size)]
-        return tuple(map(torch.stack, zip(*each, strict=True))), (0,) * len(each[0])
-
-
-_register_vmap(FORWARD, 5, _empty_results)
-_register_vmap(BACKWARD, 12, _empty_gradients)
+map_tokens(FORWARD, 5, (1, 2, 3), empty_results)
+map_tokens(BACKWARD, 12, None, _empty_gradients)
