@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helion_sinkhorn import hc_mixes, hc_post, hc_pre, hc_site, hc_split_sinkhorn, reference
-from helion_sinkhorn.ops.hc_site import api, torch_op
+from helion_sinkhorn.ops.hc_site import api, crossing, torch_op
 from helion_sinkhorn.ops.hc_site.budget import RESULTS
 from helion_sinkhorn.ops.hc_site.workloads import ROWS
 from helion_sinkhorn.testing.rounding import half_ulp
@@ -206,7 +206,7 @@ def test_what_the_kernels_do_not_take_goes_to_the_parts(case, monkeypatch):
 
     monkeypatch.setattr(torch_op, "run", never)
     if case != "float64":
-        monkeypatch.setattr(api, "implementation_for", lambda *asked: "helion")
+        monkeypatch.setattr(crossing, "implementation_for", lambda *asked: "helion")
     assert_equal(hc_site(*inputs, **options), expected)
 
 
