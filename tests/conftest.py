@@ -13,6 +13,9 @@ import torch
 from processes import Compilers, Ranks
 from shared import FOLDER, once
 
+# the package reads it once: no code of another run, and none in the user's folder
+os.environ["HELION_SINKHORN_CACHE_DIR"] = "off"
+
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, print_blob=True)
 hypothesis.settings.register_profile("nightly", deadline=None, max_examples=1000, print_blob=True)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
@@ -89,7 +92,8 @@ def fresh_caches():
     from helion_sinkhorn.runtime import serving
 
     caches = (
-        device.current, store.read, store.user_folder, lookup.lookup, serving.choose, serving.say_untuned,
+        device.current, store.read, store.user_folder, lookup.lookup, lookup.say_version, serving.choose,
+        serving.say_untuned,
     )  # fmt: skip
 
     def clear():

@@ -81,8 +81,8 @@ def hc_mixes(
         DeepSeek-V4's inference code.
     """
     implementation = check_implementation(implementation)
-    _check(x, fn, norm_weight)
-    _check_options(norm_eps, precision, eps_outside)
+    check_tensors(x, fn, norm_weight)
+    check_options(norm_eps, precision, eps_outside)
     serves = implementation_for(implementation, "x", x)
     given = (x, fn) if norm_weight is None else (x, fn, norm_weight)
     plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in given)
@@ -96,7 +96,8 @@ def hc_mixes(
     return mixes
 
 
-def _check(x, fn, norm_weight) -> None:
+def check_tensors(x, fn, norm_weight) -> None:
+    """Raise unless fn and norm_weight are for entries like those of x."""
     given = {"x": (x, "(..., n, C) or (..., n C)"), "fn": (fn, "(M, n C)")}
     if norm_weight is not None:
         given["norm_weight"] = norm_weight, "(n C,)"
@@ -121,7 +122,8 @@ def _check(x, fn, norm_weight) -> None:
         )
 
 
-def _check_options(norm_eps, precision, eps_outside) -> None:
+def check_options(norm_eps, precision, eps_outside) -> None:
+    """Raise unless these are a positive number, a name and a flag."""
     check_number("norm_eps", norm_eps, ACCEPTED_EPS)
     # not math.isfinite: a compiler with dynamic shapes has a symbol here
     if not LEAST_EPS <= norm_eps < math.inf:
