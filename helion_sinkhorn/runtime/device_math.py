@@ -25,6 +25,12 @@ def is_padded(k):
     return (k & (k - 1)) != 0
 
 
+def joined(parts):
+    """(.., 2, .., 2) from 2^k tensors, the last axis the lowest bit of their number; threads keep their
+    entries."""
+    return parts[0] if len(parts) == 1 else hl.join(joined(parts[0::2]), joined(parts[1::2]))
+
+
 def multiply_add(a, b, c, how):
     """a b + c elementwise, rounded once.
 

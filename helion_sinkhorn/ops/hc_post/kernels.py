@@ -9,7 +9,7 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.runtime.device_math import multiply_add
+from helion_sinkhorn.runtime.device_math import joined, multiply_add
 from helion_sinkhorn.runtime.space import power_of_two
 
 
@@ -69,12 +69,6 @@ def hc_post_forward(
     hl.specialize((f.stride(), x.stride(), post.stride(), comb.stride(), out.stride()))
     for tile_t, tile_c in hl.tile([tokens, columns]):
         store_streams(f, x, post, comb, bias, out, tile_t, tile_c, n, transposed, how)
-
-
-def joined(parts):
-    """(.., 2, .., 2) from 2^k tensors, the last axis the lowest bit of their number; threads keep their
-    entries."""
-    return parts[0] if len(parts) == 1 else hl.join(joined(parts[0::2]), joined(parts[1::2]))
 
 
 def parted(whole, count):
