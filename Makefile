@@ -15,9 +15,6 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install -q $(if $(WHEELS),--no-index --find-links $(WHEELS))
 
-# Triton 3.10 changes this default, and numbers with it
-export TRITON_DEFAULT_FP_FUSION ?= 1
-
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-model test bench lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist docs docs-numbers
 

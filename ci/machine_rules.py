@@ -146,7 +146,7 @@ def conversion(binary: Binary) -> Iterator[str]:
 
 
 def fusion(binary: Binary) -> Iterator[str]:
-    """Compilers fuse products into sums, as TRITON_DEFAULT_FP_FUSION=1 pins it."""
+    """Compilers fuse products into sums, as every launch asks them to."""
     if binary.modes.get("enable_fp_fusion") != 1:
         yield "enable_fp_fusion is off"
 
@@ -171,8 +171,13 @@ def matrix(binary: Binary) -> Iterator[str]:
 
 def spills(binary: Binary) -> Iterator[str]:
     """A default config keeps everything in registers, but for those of SPILL_BYTES."""
-    if binary.job.choice.stored:  # measured as it is; what it spills stands in machine_terms.txt
-        return
+    # what was measured was chosen with what it spills; machine_versions judges stored configs that were not
+    if not binary.job.choice.stored:
+        yield from unallowed_spills(binary)
+
+
+def unallowed_spills(binary: Binary) -> Iterator[str]:
+    """What a program spills beyond SPILL_BYTES."""
     words = {DEVICES[binary.device].arch, binary.job.choice.kernel, *str(binary.job.call).split()}
     allowed = max(
         (size for key, size in SPILL_BYTES.items() if words >= set(" ".join(key).split())), default=0

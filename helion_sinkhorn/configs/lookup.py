@@ -8,6 +8,8 @@ import math
 import re
 import sys
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, Device
@@ -19,7 +21,9 @@ MINOR_VERSION = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}")
 _reading = threading.Lock()
 
 
-def preferred(entries: tuple[store.Entry, ...], key: store.Key, batch: int) -> store.Entry | None:
+def preferred(
+    entries: tuple[store.Entry, ...], key: store.Key, batch: int, running: str
+) -> store.Entry | None:
     """The entry of this key whose Triton is nearest to the running one, and of those the nearest in batch.
 
     A version may compile a config that is the best of another to code several times as slow.
@@ -27,18 +31,18 @@ def preferred(entries: tuple[store.Entry, ...], key: store.Key, batch: int) -> s
     of_key = tuple(e for e in entries if e.key == key)
     # a config for the largest tuned batch is one for a full device, and no larger batch is more than full
     batch = min(max(batch, 1), max((e.batch for e in of_key), default=1))
-    for version in sorted({e.triton for e in of_key}, key=distance):
+    for version in sorted({e.triton for e in of_key}, key=lambda v: distance(v, running)):
         if found := nearest(tuple(e for e in of_key if e.triton == version), batch):
             return found
     return None
 
 
-def distance(version: str) -> tuple[bool, int, int]:
+def distance(version: str, running: str) -> tuple[bool, int, int]:
     """An order of minor versions, "3.6": how far from the running one; of two as far the newer first."""
-    running = store.triton_minor()
     if not (MINOR_VERSION.fullmatch(version) and MINOR_VERSION.fullmatch(running)):
         return version != running, sys.maxsize, 0
-    of, own = ((1000 * major + minor) for major, minor in (map(int, v.split(".")) for v in (version, running)))
+    numbers = (map(int, v.split(".")) for v in (version, running))
+    of, own = (1000 * major + minor for major, minor in numbers)
     return of != own, abs(of - own), -of
 
 
@@ -61,7 +65,7 @@ def lookup(device: Device, kernel: str, key: store.Key, batch: int) -> store.Ent
     """
     # a cache may run what it caches in several threads at once, each with its warning
     with _reading:
-        return find(device, kernel, key, batch)
+        return find(device, kernel, key, batch, store.folders())
 
 
 @functools.cache
@@ -73,11 +77,14 @@ def say_version(kernel: str, triton: str) -> None:
     )  # fmt: skip
 
 
-def find(device: Device, kernel: str, key: store.Key, batch: int) -> store.Entry | None:
+def find(
+    device: Device, kernel: str, key: store.Key, batch: int, folders: Sequence[Path]
+) -> store.Entry | None:
+    """`lookup` in these folders, in their order."""
     relatives = [d.key for d in DEVICES.values() if d.family == device.family and d.key != device.key]
     for name in (device.key, *relatives):
-        for folder in store.folders():
-            entry = preferred(store.read(folder, name, kernel), key, batch)
+        for folder in folders:
+            entry = preferred(store.read(folder, name, kernel), key, batch, store.triton_minor())
             if entry is not None:
                 if entry.triton != store.triton_minor():
                     say_version(kernel, entry.triton)

@@ -28,19 +28,28 @@ from helion_sinkhorn.machine.binary import Binary, Job
 class Compiler(contextlib.AbstractContextManager):
     """A child process for one device, started anew after a job that took it down."""
 
-    def __init__(self, device_key: str, folder: Path, timeout: float, cache: Path | None = None):
+    def __init__(
+        self,
+        device_key: str,
+        folder: Path,
+        timeout: float,
+        cache: Path | None = None,
+        packages: Sequence[str] = (),
+    ):
         self.device_key, self.timeout = device_key, timeout
         self.log = folder / f"stderr.{threading.get_ident()}"
         package = Path(__file__).resolve().parents[2]
         self.environment = {
-            "TRITON_DEFAULT_FP_FUSION": "1",
             **{k: v for k, v in os.environ.items() if k not in ("HELION_INTERPRET", "TRITON_INTERPRET")},
             "HELION_SINKHORN_DEVICE": device_key,
-            "PYTHONPATH": os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONPATH": os.pathsep.join(
+                [*packages, str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
             **{name: str(folder) for name in ("HELION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")},
             "TRITON_CACHE_DIR": str(cache or folder),
         }
         self.child: subprocess.Popen[str] | None = None
+        self.ended = False
 
     def start(self) -> None:
         with self.log.open("ab") as errors:
@@ -49,13 +58,22 @@ class Compiler(contextlib.AbstractContextManager):
                 env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
                 text=True, start_new_session=True,
             )  # fmt: skip
+        if self.ended:
+            self.stop()
         if self.child.stdout.readline() != "ready\n":
             raise RuntimeError(f"the compiler for {self.device_key} did not start:\n{self.log.read_text()}")
 
     def stop(self) -> None:
-        """End the child and the compilers it may be running."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.child.pid, signal.SIGKILL)
+        """End the child and the compilers it may be running; from any thread."""
+        child = self.child
+        if child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Stop the job begun, and begin no other; from any thread."""
+        self.ended = True
+        self.stop()
 
     def __exit__(self, *_: object) -> None:
         if self.child is not None:
@@ -65,6 +83,8 @@ class Compiler(contextlib.AbstractContextManager):
 
     def compile(self, job: Job) -> Binary:
         """This job's Binary; one that crashes or outlasts its compiler is reported like any other."""
+        if self.ended:
+            return Binary(self.device_key, job, ("its compiler was stopped",))
         if self.child is None:
             self.start()
         heard = self.log.stat().st_size
@@ -106,6 +126,8 @@ def compile_for(
     timeout: float = 120.0,
     cache: Path | None = None,
     report: Callable[[Binary], None] = lambda binary: None,
+    begun: Callable[[Compiler], None] = lambda compiler: None,
+    packages: Sequence[str] = (),
 ) -> list[Binary]:
     """Compile for a device that need not be here; nothing is launched.
 
@@ -116,6 +138,8 @@ def compile_for(
         timeout: seconds a job may take.
         cache: Triton's cache to leave the binaries in, for a process that will launch them.
         report: called with each Binary as it comes, from any thread.
+        begun: called with each worker before its first job, from any thread; `Compiler.end` stops one.
+        packages: folders with another Triton or Helion than those installed here.
 
     Returns:
         One Binary a job, in the order of the jobs.
@@ -126,7 +150,8 @@ def compile_for(
     todo = iter(list(enumerate(jobs)))
 
     def work(folder: str) -> None:
-        with Compiler(device_key, Path(folder), timeout, cache) as compiler:
+        with Compiler(device_key, Path(folder), timeout, cache, packages) as compiler:
+            begun(compiler)
             for index, job in todo:
                 binaries[index] = compiler.compile(job)
                 report(binaries[index])

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, Device, current
+from helion_sinkhorn.machine.presented import present_device
 from helion_sinkhorn.tuning import selection
 
 console = Console(soft_wrap=True, highlight=False)
@@ -53,13 +54,12 @@ def here(asked: str) -> str:
 def tune(arguments: argparse.Namespace) -> int:
     if not arguments.offline:
         reported = here(arguments.device)
-    # importing these imports Helion, which looks at the device
+    # importing these imports Triton
     from helion_sinkhorn.operators import KERNELS
+    from helion_sinkhorn.tuning import deadline, offline_run, plan
     from helion_sinkhorn.tuning import tune as tuner
     from helion_sinkhorn.tuning.groups import groups_of
-    from helion_sinkhorn.tuning.offline_run import tune_offline
     from helion_sinkhorn.tuning.options import Options
-    from helion_sinkhorn.tuning.plan import keys_left, plan
 
     selection.check_kernel("tune", arguments.kernel, list(KERNELS))
     workloads = selection.workloads("tune", arguments.tags, arguments.only)
@@ -72,7 +72,8 @@ def tune(arguments: argparse.Namespace) -> int:
     os.environ["TRITON_CACHE_DIR"] = cache
     options = Options(
         device=arguments.device, out=arguments.out, kernel=arguments.kernel, effort=arguments.effort,
-        budget=arguments.budget, limit=arguments.limit, force=arguments.force, commit=arguments.commit,
+        end=time.monotonic() + arguments.budget - deadline.age() - deadline.TO_END,
+        force=arguments.force, commit=arguments.commit,
         workers=arguments.workers or max(1, len(os.sched_getaffinity(0)) // ranks - 1),
         cache=Path(cache),
     )  # fmt: skip
@@ -81,24 +82,30 @@ def tune(arguments: argparse.Namespace) -> int:
     def say(line: str) -> None:
         console.print(f"{mark}{line}")
 
-    for line in plan(groups, options, "compiled" if arguments.offline else "measured"):
-        say(line)
-    if arguments.offline:
-        entries = [e for group in tune_offline(groups, options, say=say) for e in group]
-        say(f"{len(entries)} entries ranked from machine code for {arguments.device}; none was run")
-        return 0
+    evidence = "compiled" if arguments.offline else "measured"
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     results = []
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("keys", total=keys_left(groups, options))
-        for result in tuner.tune(groups, options, reported, say=say):
-            results.append(result)
-            progress.advance(task)
-    table(
-        f"{arguments.device}: microseconds",
-        ["key", "batch", "old", "new", "default", "x default"],
-        tuner.report(results),
-    )
+        try:
+            with deadline.raised_after(options.left):
+                for line in plan.plan(groups, options, evidence):
+                    say(line)
+                task = progress.add_task("keys", total=plan.keys_left(groups, options, evidence))
+                for result in (
+                    offline_run.tune_offline(groups, options, say=say)
+                    if arguments.offline
+                    else tuner.tune(groups, options, reported, say=say)
+                ):
+                    results.append(result)
+                    progress.advance(task)
+        except deadline.OutOfTime:
+            left = plan.keys_left(groups, options, evidence)
+            say(f"the budget of {arguments.budget:g} s is spent; the same command does the {left} keys left")
+    if arguments.offline:
+        title = f"{arguments.device}: predictions from machine code; none of these was run"
+        table(title, offline_run.COLUMNS, offline_run.report(results))
+    else:
+        table(f"{arguments.device}: microseconds", tuner.COLUMNS, tuner.report(results))
     return 0
 
 
@@ -144,6 +151,54 @@ def check(arguments: argparse.Namespace) -> int:
     return 1 if found else 0
 
 
+def warm(arguments: argparse.Namespace) -> int:
+    """Generate the code of an operator's calls now, so that first calls need not."""
+    from helion_sinkhorn.runtime import program_cache
+
+    if program_cache.folder() is None:
+        raise SystemExit(
+            "warm: HELION_SINKHORN_CACHE_DIR is off, so nothing can be kept; name a folder by it."
+        )
+    is_here = torch.cuda.is_available() and arguments.device in (None, current(0).key)
+    if not (is_here or arguments.device):
+        raise SystemExit(f"warm: no GPU here; name the device by --device: one of {', '.join(DEVICES)}.")
+    if not is_here:
+        # before Helion is imported, which looks at the device
+        present_device(DEVICES[arguments.device])
+    from helion_sinkhorn.tuning import warm as warming
+
+    if arguments.op not in warming.OPERATORS:
+        raise SystemExit(f"warm: no operator is called {arguments.op!r}; use {', '.join(warming.OPERATORS)}.")
+    try:
+        calls = list(warming.workloads(arguments.op, arguments.fields))
+    except ValueError as error:
+        raise SystemExit(f"warm: {error}") from None
+    for workload in calls:
+        for job in warming.jobs(workload, current(0) if is_here else DEVICES[arguments.device]):
+            begin = time.perf_counter()
+            warming.launch(job) if is_here else warming.generate(job, arguments.device)
+            console.print(f"{job.choice.kernel}  {job.call}  {time.perf_counter() - begin:.1f} s")
+    say_programs()
+    if not is_here:
+        console.print("Generated code is kept; Triton compiles its machine code at the first launch.")
+    return 0
+
+
+def say_programs() -> None:
+    """Where generated code is kept, and how much."""
+    from helion_sinkhorn.runtime import program_cache
+
+    folder = program_cache.folder()
+    if folder is None:
+        console.print("generated code is not kept: HELION_SINKHORN_CACHE_DIR is off")
+        return
+    files, size = program_cache.usage()
+    state = (
+        "" if program_cache.is_usable() else "; not used: it belongs to another user, or others may write it"
+    )
+    console.print(f"generated code: {files} files, {size} bytes in {folder}{state}")
+
+
 def readme(arguments: argparse.Namespace) -> int:
     """Write the README of a folder anew from its data."""
     from helion_sinkhorn.tuning.readme import readme as written
@@ -169,6 +224,7 @@ def environment(arguments: argparse.Namespace) -> int:
         console.print(
             f"cuda:{index}     {device.key} ({torch.cuda.get_device_name(index)}); {'; '.join(counts)}"
         )
+    say_programs()
     if not torch.cuda.device_count():
         console.print("no GPU: PyTorch serves calls on this machine")
     return 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.machine.binary import Binary, Job
-from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.machine.compiler import Compiler, compile_for
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.runtime.kernel import Choice, candidates
 from helion_sinkhorn.tuning.groups import Group
@@ -38,6 +38,12 @@ class Compilation:
         every = [job for jobs in self.jobs.values() for job in jobs]
         self.futures: dict[Job, Future[Binary]] = {job: Future() for job in every}
         self.stopped = False
+        self.compilers: list[Compiler] = []
+
+        def begun(compiler: Compiler) -> None:
+            self.compilers.append(compiler)
+            if self.stopped:
+                compiler.end()
 
         def report(binary: Binary) -> None:
             self.futures[binary.job].set_result(binary)
@@ -47,8 +53,9 @@ class Compilation:
         def work() -> None:
             try:
                 compile_for(
-                    device.key, every, workers=workers, timeout=COMPILE_TIMEOUT, cache=cache, report=report
-                )
+                    device.key, every, workers=workers, timeout=COMPILE_TIMEOUT, cache=cache, report=report,
+                    begun=begun,
+                )  # fmt: skip
             except BaseException as failure:
                 for future in self.futures.values():
                     if not future.done():
@@ -57,8 +64,10 @@ class Compilation:
         threading.Thread(target=work, daemon=True).start()
 
     def stop(self) -> None:
-        """Begin no further job: a process that ends waits for those begun."""
+        """End the jobs begun, for which a process that ends would wait, and begin no other."""
         self.stopped = True
+        for compiler in list(self.compilers):
+            compiler.end()
 
     def binaries(self, group: Group) -> list[Binary]:
         """Those of one group, when they are there; without machine code where the compilers do not start."""

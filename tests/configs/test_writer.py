@@ -239,7 +239,7 @@ def test_no_file_makes_a_call_fail(tmp_path_factory, content):
     found = store.read(folder, "h200", KERNEL)
     key = tuple(KEY.values())
     for batch in (1, 8, 1 << 20):
-        chosen = lookup.preferred(found, key, batch)
+        chosen = lookup.preferred(found, key, batch, "3.9")
         assert chosen is None or (chosen in found and chosen.key == key)
     hash(found)
 

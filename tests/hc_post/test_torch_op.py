@@ -8,7 +8,7 @@ import pytest
 import torch
 from autograd_calls import assert_batched_gradients, assert_equal
 from hc_streams import post_inputs, post_results
-from sharded import CASES, COMMUNICATION, ranks_of, sharded_results
+from sharded import CASES, COMMUNICATION, sharded_results
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
@@ -263,9 +263,13 @@ def distributed(mesh, placement):
     return sharded_results(mesh, placement, hc_post, given, grad, (bias,)) | {"no bias": without["equal"]}
 
 
+def every_case(mesh) -> dict:
+    return {name: distributed(mesh, placement) for name, placement in CASES.items()}
+
+
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return ranks_of(distributed, tmp_path_factory)
+def ranks(on_two_processes):
+    return on_two_processes(every_case)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -17,10 +17,12 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.streams import MOST_STREAMS
 from helion_sinkhorn.runtime.torch_op import differentiates
 
-MOST_ROWS = 288
-"""Rows of fn: n^2 + 2n for n = 16 streams."""
+MOST_ROWS = MOST_STREAMS**2 + 2 * MOST_STREAMS
+"""Rows of fn: n^2 + 2n for n = 16 streams, 288."""
 LEAST_EPS = torch.finfo(torch.float32).smallest_normal
 ACCEPTED_EPS = f"a finite float of at least {LEAST_EPS:.1e}, float32's smallest normal number"
 PRECISIONS = ("float32", "tf32")
@@ -87,7 +89,7 @@ def hc_mixes(
     if not plain and "torch.distributed.tensor" in sys.modules:
         torch_op.register_sharding()
     if norm_weight is not None:
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        wide = computing(x.dtype)
         fn = fn.to(wide) * norm_weight.to(wide)
     run = torch_op.HcMixes.apply if differentiates(x, fn) else torch_op.call
     mixes, _ = run(x, fn, float(norm_eps), eps_outside, precision, serves)

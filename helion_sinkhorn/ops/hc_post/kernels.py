@@ -30,15 +30,23 @@ def output_of(f, bias, tile_t, tile_c):
     return given if bias is None else given + hl.load(bias, [tile_c]).to(torch.float32).unsqueeze(0)
 
 
-def store_streams(f, x, post, comb, bias, out, tile_t, tile_c, n, transposed, how):
-    """out_o = post_o (f + bias) + sum_i comb_io x_i, each stream loaded once and added in its order."""
+def new_streams(f, x, post, comb, bias, tile_t, tile_c, n, transposed, how):
+    """out_o = post_o (f + bias) + sum_i comb_io x_i in float32, each stream loaded once, added in order."""
     given = output_of(f, bias, tile_t, tile_c)
     streams = [hl.load(x, [tile_t, i, tile_c]).to(torch.float32) for i in range(n)]
+    found = []
     for o in range(n):
         total = coefficient(post, tile_t, o).unsqueeze(1) * given
         for i, stream in enumerate(streams):
             weight = of_pair(comb, tile_t, i, o, transposed).unsqueeze(1)
             total = multiply_add(weight, stream, total, how)
+        found.append(total)
+    return found
+
+
+def store_streams(f, x, post, comb, bias, out, tile_t, tile_c, n, transposed, how):
+    """The new streams, each rounded once."""
+    for o, total in enumerate(new_streams(f, x, post, comb, bias, tile_t, tile_c, n, transposed, how)):
         hl.store(out, [tile_t, o, tile_c], total.to(out.dtype))
 
 

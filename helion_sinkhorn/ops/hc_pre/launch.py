@@ -7,7 +7,6 @@ import functools
 import torch
 
 from helion_sinkhorn.configs.store import Key
-from helion_sinkhorn.ops.hc_pre.kernels import hc_pre_backward, hc_pre_forward
 from helion_sinkhorn.ops.hc_pre.space import (
     PreCall,
     backward_default,
@@ -22,9 +21,10 @@ from helion_sinkhorn.runtime.space import power_of_two
 from helion_sinkhorn.runtime.views import flattened
 
 FORWARD, BACKWARD = "hc_pre_forward", "hc_pre_backward"
+BODIES = "helion_sinkhorn.ops.hc_pre.kernels"
 KERNELS = {
-    FORWARD: Kernel(FORWARD, hc_pre_forward, PreCall, forward_default, forward_space),
-    BACKWARD: Kernel(BACKWARD, hc_pre_backward, PreCall, backward_default, backward_space),
+    FORWARD: Kernel(FORWARD, f"{BODIES}:{FORWARD}", PreCall, forward_default, forward_space),
+    BACKWARD: Kernel(BACKWARD, f"{BODIES}:{BACKWARD}", PreCall, backward_default, backward_space),
 }
 
 

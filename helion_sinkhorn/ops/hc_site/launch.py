@@ -8,15 +8,13 @@ that the streams are given, in one pass with the gradient of fn.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import torch
 
 from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.hc_mixes import launch as mixes_launch
-from helion_sinkhorn.ops.hc_mixes.kernels import hc_mixes_backward
 from helion_sinkhorn.ops.hc_pre import launch as pre_launch
-from helion_sinkhorn.ops.hc_pre.kernels import hc_pre_backward
+from helion_sinkhorn.ops.hc_site.constants import Constants
 from helion_sinkhorn.ops.hc_site.space import (
     SiteCall,
     backward_default,
@@ -28,37 +26,25 @@ from helion_sinkhorn.ops.hc_site.workloads import ROWS
 from helion_sinkhorn.ops.hc_split_sinkhorn import launch as split_launch
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import Asked
-from helion_sinkhorn.runtime.views import flattened
+from helion_sinkhorn.runtime.views import flattened, parameter
 
 WEIGHTS, BACKWARD = "hc_site_weights", "hc_site_backward"
 KERNELS = {
     # that of hc_pre without dx
-    WEIGHTS: Kernel(WEIGHTS, hc_pre_backward, SiteCall, weights_default, weights_space),
+    WEIGHTS: Kernel(
+        WEIGHTS, pre_launch.KERNELS[pre_launch.BACKWARD].body, SiteCall, weights_default, weights_space
+    ),
     # that of hc_mixes with the other gradients of the streams
     BACKWARD: Kernel(
-        BACKWARD, hc_mixes_backward, SiteCall, backward_default, backward_space, traits=frozenset({"splits"})
+        BACKWARD,
+        mixes_launch.KERNELS[mixes_launch.BACKWARD].body,
+        SiteCall,
+        backward_default,
+        backward_space,
+        traits=frozenset({"splits"}),
     ),
 }
 Tensors = tuple[torch.Tensor, ...]
-
-
-class Constants(NamedTuple):
-    """What api.hc_site has of these names, resolved."""
-
-    n_iters: int
-    eps: float
-    norm_eps: float
-    post_mult: float
-    pre_eps: float
-    post_eps: float
-    comb_order: str
-    precision: str
-    eps_outside: bool
-
-    @property
-    def of_split(self) -> tuple[int, float, float, float, float, str]:
-        """The arguments of hc_split_sinkhorn's launcher."""
-        return self.n_iters, self.eps, self.post_mult, self.pre_eps, self.post_eps, self.comb_order
 
 
 def call_for(n: int, columns: int, dtype: torch.dtype, precision: str) -> SiteCall:
@@ -88,16 +74,29 @@ def forward(
     """(y, pre, post, comb, mixes, norms); the contract is torch_op's."""
     given = Constants(*constants)
     n, columns = x.shape[-2:]
-    lead, streams, projection = x.shape[:-2], flattened(x, 2), mixes_launch.parameter(fn)
+    lead, streams, projection = x.shape[:-2], flattened(x, 2), parameter(fn)
     call = call_for(n, columns, x.dtype, given.precision).mixes
     split = mixes_launch.split(projection, call)
-    made, squares = mixes_launch.partials(streams.view(-1, n * columns), split, given.precision)
-    pre, post, comb, mixes, norms = split_launch.forward_reduced(
-        made.movedim(1, 0), squares.movedim(1, 0), scale, base,
+    made = mixes_launch.partials(streams.view(-1, n * columns), split, given.precision)
+    found = coefficients(*made, scale, base, n, columns, given)
+    y = pre_launch.forward(streams, found[0] if weights is None else flattened(weights, 1))
+    return tuple(t.view(*lead, *t.shape[1:]) for t in (y, *found))
+
+
+def coefficients(
+    partials: torch.Tensor,
+    squares: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    n: int,
+    columns: int,
+    given: Constants,
+) -> Tensors:
+    """(pre, post, comb, mixes, norms) of partials (T, splits, M) and squares (T, splits)."""
+    return split_launch.forward_reduced(
+        partials.movedim(1, 0), squares.movedim(1, 0), scale, base,
         n * columns, given.norm_eps, given.eps_outside, n, *given.of_split, torch.float32,
     )  # fmt: skip
-    y = pre_launch.forward(streams, pre if weights is None else weights)
-    return tuple(t.view(*lead, *t.shape[1:]) for t in (y, pre, post, comb, mixes, norms))
 
 
 def backward(
@@ -120,7 +119,7 @@ def backward(
     """(dx, dfn in float32, dbase and dscale one behind the other, dweights); the contract is torch_op's."""
     given = Constants(*constants)
     n, columns = x.shape[-2:]
-    streams, projection = flattened(x, 2), mixes_launch.parameter(fn)
+    streams, projection = flattened(x, 2), parameter(fn)
     call = call_for(n, columns, x.dtype, given.precision)
     weights = flattened(weights, 1)
     dweights = weights.new_zeros(0)

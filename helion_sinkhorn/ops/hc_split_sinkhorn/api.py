@@ -8,7 +8,7 @@ import sys
 import torch
 
 from helion_sinkhorn.ops.hc_split_sinkhorn import torch_op
-from helion_sinkhorn.ops.hc_split_sinkhorn.limits import MOST_STREAMS, beyond_kernels
+from helion_sinkhorn.ops.hc_split_sinkhorn.limits import beyond_kernels
 from helion_sinkhorn.ops.hc_split_sinkhorn.partials import Reduce
 from helion_sinkhorn.ops.sinkhorn.api import MOST_ITERS, check_eps
 from helion_sinkhorn.runtime.checks import (
@@ -22,9 +22,10 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.streams import COMB_ORDERS, MOST_STREAMS
 from helion_sinkhorn.runtime.torch_op import differentiates
 
-COMB_ORDERS = ("io", "oi")
 PARTIAL_DTYPES = (torch.float32, torch.float64)
 SMALLEST_NORM_EPS = 1e-37
 """Its reciprocal, the largest r^2, is a float32."""
@@ -110,7 +111,7 @@ def hc_split_sinkhorn(
     plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in given)
     if not plain and "torch.distributed.tensor" in sys.modules:
         torch_op.register_sharding()
-    dtype = out_dtype or (torch.float64 if mixes.dtype == torch.float64 else torch.float32)
+    dtype = out_dtype or computing(mixes.dtype)
     pre_eps = eps if pre_eps is None else pre_eps
     floats = float(eps), float(post_mult), float(pre_eps), float(post_eps)
     constants = hc_mult, sinkhorn_iters, *floats, comb_order, serves, dtype
