@@ -103,6 +103,11 @@ def test_an_unknown_command_is_found():
     assert unknown(text) == ["nothing", "whatever", "ci.nowhere", "examples/none.py"]
 
 
+def test_the_site_has_every_page():
+    named = set(re.findall(r"([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
+    assert named == {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")}
+
+
 def test_the_reference_has_every_public_name():
     listed = set(
         re.findall(r"^::: helion_sinkhorn\.(?:nn\.)?(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.M)
