@@ -146,7 +146,7 @@ def conversion(binary: Binary) -> Iterator[str]:
 
 
 def fusion(binary: Binary) -> Iterator[str]:
-    """Compilers fuse products into sums, as TRITON_DEFAULT_FP_FUSION=1 pins it."""
+    """Compilers fuse products into sums, as every launch asks them to."""
     if binary.modes.get("enable_fp_fusion") != 1:
         yield "enable_fp_fusion is off"
 

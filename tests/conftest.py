@@ -12,6 +12,9 @@ import pytest
 import torch
 from shared import FOLDER
 
+# the package reads it once: no code of another run, and none in the user's folder
+os.environ["HELION_SINKHORN_CACHE_DIR"] = "off"
+
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, print_blob=True)
 hypothesis.settings.register_profile("nightly", deadline=None, max_examples=1000, print_blob=True)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")

@@ -42,7 +42,6 @@ def distance(version: str, running: str) -> tuple[bool, int, int]:
     if not (MINOR_VERSION.fullmatch(version) and MINOR_VERSION.fullmatch(running)):
         return version != running, sys.maxsize, 0
     numbers = (map(int, v.split(".")) for v in (version, running))
-    numbers = (map(int, v.split(".")) for v in (version, running))
     of, own = (1000 * major + minor for major, minor in numbers)
     return of != own, abs(of - own), -of
 

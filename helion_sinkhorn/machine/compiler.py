@@ -42,7 +42,6 @@ class Compiler(contextlib.AbstractContextManager):
         self.log = folder / f"stderr.{threading.get_ident()}"
         package = Path(__file__).resolve().parents[2]
         self.environment = {
-            "TRITON_DEFAULT_FP_FUSION": "1",
             **{k: v for k, v in os.environ.items() if k not in ("HELION_INTERPRET", "TRITON_INTERPRET")},
             "HELION_SINKHORN_DEVICE": device_key,
             "PYTHONPATH": os.pathsep.join(

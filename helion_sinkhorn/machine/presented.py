@@ -15,6 +15,7 @@ import torch
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.machine.binary import MAX_THREADS
 from helion_sinkhorn.machine.listing import nvidia_facts
+from helion_sinkhorn.runtime.generated import PINNED
 
 
 def read_cubin(compiled: Any) -> dict[str, Any]:
@@ -125,10 +126,8 @@ def as_called(arguments: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def specialised(arguments: Sequence[Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """What Triton compiles for in a launch of Helion's: tensors at 16-byte boundaries, and its own
-    options.
-    """
+    """What Triton compiles for in a launch: tensors at 16-byte boundaries, and its own options."""
     from triton.runtime.jit import MockTensor
 
     arguments = [MockTensor(a.dtype, list(a.shape)) if isinstance(a, torch.Tensor) else a for a in arguments]
-    return arguments, {k: v for k, v in options.items() if not k.startswith("_")}
+    return arguments, {k: v for k, v in options.items() if not k.startswith("_")} | PINNED

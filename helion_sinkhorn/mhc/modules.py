@@ -9,8 +9,8 @@ import torch
 from helion_sinkhorn.mhc.float32 import Float32Parameters
 from helion_sinkhorn.mhc.functional import hc_coeffs, hc_head
 from helion_sinkhorn.ops.hc_pre.api import hc_pre
-from helion_sinkhorn.ops.hc_split_sinkhorn.limits import MOST_STREAMS
 from helion_sinkhorn.runtime.checks import check_implementation
+from helion_sinkhorn.runtime.streams import MOST_STREAMS
 
 INITIALIZER_RANGE = 0.02
 """Standard deviation of a fresh projection; base begins at 0 and scale at 1, as in transformers."""

@@ -15,7 +15,7 @@ from helion_sinkhorn.machine.presented import as_called, present_device, read_cu
 
 
 def first_launch(device: Device, job: Job) -> tuple[Any, tuple[Any, ...]]:
-    """The Helion kernel and the arguments that are launched first, which here works on meta tensors."""
+    """The kernel and the arguments that are launched first, which here works on meta tensors."""
     from helion_sinkhorn.operators import TRIALS
     from helion_sinkhorn.runtime import serving
 
@@ -31,6 +31,7 @@ def first_launch(device: Device, job: Job) -> tuple[Any, tuple[Any, ...]]:
 def compile_job(device: Device, job: Job) -> dict[str, Any]:
     """The fields of a Binary."""
     from helion_sinkhorn.operators import operator_of
+    from helion_sinkhorn.runtime.generated import generated
 
     launched: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
@@ -40,8 +41,7 @@ def compile_job(device: Device, job: Job) -> dict[str, Any]:
 
     kernel, arguments = first_launch(device, job)
     with as_called(arguments) as given:
-        program = kernel.bind(tuple(given)).compile_config(kernel.configs[0])
-        program(*given, _launcher=launcher)
+        generated(kernel, given)(*given, _launcher=launcher)
     ((run, arguments, options),) = launched
     compiled = run(*arguments, **options)
     nvidia = device.vendor == "nvidia"

@@ -15,7 +15,8 @@ from rich.table import Table
 
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, Device, current
-from helion_sinkhorn.workloads import tagged
+from helion_sinkhorn.machine.presented import present_device
+from helion_sinkhorn.tuning import selection
 
 console = Console(soft_wrap=True, highlight=False)
 
@@ -54,18 +55,17 @@ def tune(arguments: argparse.Namespace) -> int:
     if not arguments.offline:
         reported = here(arguments.device)
     # importing these imports Helion, which looks at the device
+    from helion_sinkhorn.operators import KERNELS
     from helion_sinkhorn.tuning import deadline, offline_run, plan, search
     from helion_sinkhorn.tuning import tune as tuner
     from helion_sinkhorn.tuning.groups import groups_of
     from helion_sinkhorn.tuning.options import Options
 
-    workloads = [w for w in tagged(arguments.tags, object) if arguments.only in w.name]
+    selection.check_kernel("tune", arguments.kernel, list(KERNELS))
+    workloads = selection.workloads("tune", arguments.tags, arguments.only)
     groups = groups_of(workloads, arguments.kernel)
     if not groups:
-        raise SystemExit(
-            f"tune: no workload has tag {arguments.tags!r}, {arguments.only!r} in its name "
-            f"and kernel {arguments.kernel or 'any'}."
-        )
+        selection.refuse("tune", f"none of these {len(workloads)} workloads uses {arguments.kernel}")
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # said, or Helion gives this process a folder of its own, where it finds nothing of what others compiled
     cache = os.environ.get("TRITON_CACHE_DIR") or str(Path.home() / ".triton" / "cache")
@@ -120,10 +120,9 @@ def show(arguments: argparse.Namespace) -> int:
     from helion_sinkhorn.runtime.serving import choose
 
     device = DEVICES[arguments.device] if arguments.device else this_device()
-    for w in tagged(arguments.tags, object):
-        if arguments.only in w.name:
-            for name, call in kernel_calls(w):
-                console.print(f"{device.key} {w.name}: {choose(KERNELS[name], call, w.batch, device)}")
+    for w in selection.workloads("show", arguments.tags, arguments.only):
+        for name, call in kernel_calls(w):
+            console.print(f"{device.key} {w.name}: {choose(KERNELS[name], call, w.batch, device)}")
     return 0
 
 
@@ -157,6 +156,52 @@ def check(arguments: argparse.Namespace) -> int:
     return 1 if found else 0
 
 
+def warm(arguments: argparse.Namespace) -> int:
+    """Generate the code of an operator's calls now, so that first calls need not."""
+    from helion_sinkhorn.runtime import program_cache
+
+    if program_cache.folder() is None:
+        raise SystemExit(
+            "warm: HELION_SINKHORN_CACHE_DIR is off, so nothing can be kept; name a folder by it."
+        )
+    is_here = torch.cuda.is_available() and arguments.device in (None, current(0).key)
+    if not (is_here or arguments.device):
+        raise SystemExit(f"warm: no GPU here; name the device by --device: one of {', '.join(DEVICES)}.")
+    if not is_here:
+        # before Helion is imported, which looks at the device
+        present_device(DEVICES[arguments.device])
+    from helion_sinkhorn.tuning import warm as warming
+
+    try:
+        calls = list(warming.workloads(arguments.op, arguments.fields))
+    except ValueError as error:
+        raise SystemExit(f"warm: {error}") from None
+    for workload in calls:
+        for job in warming.jobs(workload, current(0) if is_here else DEVICES[arguments.device]):
+            begin = time.perf_counter()
+            warming.launch(job) if is_here else warming.generate(job, arguments.device)
+            console.print(f"{job.choice.kernel}  {job.call}  {time.perf_counter() - begin:.1f} s")
+    say_programs()
+    if not is_here:
+        console.print("Generated code is kept; Triton compiles its machine code at the first launch.")
+    return 0
+
+
+def say_programs() -> None:
+    """Where generated code is kept, and how much."""
+    from helion_sinkhorn.runtime import program_cache
+
+    folder = program_cache.folder()
+    if folder is None:
+        console.print("generated code is not kept: HELION_SINKHORN_CACHE_DIR is off")
+        return
+    files, size = program_cache.usage()
+    state = (
+        "" if program_cache.is_usable() else "; not used: it belongs to another user, or others may write it"
+    )
+    console.print(f"generated code: {files} files, {size} bytes in {folder}{state}")
+
+
 def readme(arguments: argparse.Namespace) -> int:
     """Write the README of a folder anew from its data."""
     from helion_sinkhorn.tuning.readme import readme as written
@@ -182,6 +227,7 @@ def environment(arguments: argparse.Namespace) -> int:
         console.print(
             f"cuda:{index}     {device.key} ({torch.cuda.get_device_name(index)}); {'; '.join(counts)}"
         )
+    say_programs()
     if not torch.cuda.device_count():
         console.print("no GPU: PyTorch serves calls on this machine")
     return 0

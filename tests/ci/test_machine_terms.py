@@ -224,8 +224,16 @@ def test_what_does_not_compile_is_broken():
     assert machine_rules.broken(Binary("h200", job(), ("PTXASError: no",))) == ["PTXASError: no"]
 
 
-def test_unfused_code_is_found_in_what_compilers_make(monkeypatch):
+def test_products_fuse_whatever_the_default(monkeypatch):
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+    device, jobs = machine_terms.sections()["mi350"]
+    (binary,) = compile_for(device, jobs[:1])
+    assert binary.modes["enable_fp_fusion"] == 1
+    assert any("fma" in op for op in binary.operations)
+
+
+def test_unfused_code_is_found_in_what_compilers_make(monkeypatch):
+    monkeypatch.setenv("TRITON_FORCE_DISABLE_FP_FUSION", "1")
     device, jobs = machine_terms.sections()["mi350"]
     (binary,) = compile_for(device, jobs[:1])
     assert machine_rules.broken(binary) == [f"{machine_rules.fusion.__doc__} enable_fp_fusion is off"]

@@ -13,6 +13,7 @@ import torch
 
 from helion_sinkhorn.ops.hc_mixes import eager
 from helion_sinkhorn.runtime.gradients import NAMESPACE
+from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.torch_op import (
     batch_first,
     define,
@@ -68,12 +69,12 @@ def backward(dmixes, x, fn, mixes, norms, precision, implementation):
 
 
 def _empty_results(x, fn, norm_eps, eps_outside, precision, implementation):
-    lead, dtype = leading(x, fn), eager.computing_dtype(x)
+    lead, dtype = leading(x, fn), computing(x.dtype)
     return tuple(x.new_empty(*lead, columns, dtype=dtype) for columns in (fn.shape[-2], 2))
 
 
 def _empty_gradients(dmixes, x, fn, mixes, norms, precision, implementation):
-    return x.new_empty(x.shape), fn.new_empty(fn.shape, dtype=eager.computing_dtype(x))
+    return x.new_empty(x.shape), fn.new_empty(fn.shape, dtype=computing(x.dtype))
 
 
 def _keep(ctx, inputs, output):

@@ -14,10 +14,8 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.runtime.streams import COMB_ORDERS, check_streams
 from helion_sinkhorn.runtime.torch_op import differentiates
-
-MOST_STREAMS = 16
-COMB_ORDERS = ("io", "oi")
 
 
 def hc_post(
@@ -88,11 +86,7 @@ def _check(f, x, post, comb, bias) -> None:
     for name, t in given.items():
         check_tensor(name, t, shapes[name])
         check_same_device(name, t, "f", f)
-    if x.dim() < 2 or not 1 <= x.shape[-2] <= MOST_STREAMS or x.shape[-1] < 1:
-        raise ValueError(
-            f"x has shape {tuple(x.shape)}; pass (..., n, C): n streams, 1 to {MOST_STREAMS}, of C entries, "
-            "at least 1"
-        )
+    check_streams(x)
     *lead, n, c = x.shape
     for name, expected in (("f", (*lead, c)), ("post", (*lead, n)), ("comb", (*lead, n, n)), ("bias", (c,))):
         if name in given and given[name].shape != expected:
