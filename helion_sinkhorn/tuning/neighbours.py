@@ -7,20 +7,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from helion_sinkhorn.machine.presented import as_called
+from helion_sinkhorn.runtime.kernel import Built
 
 
-def neighbours(kernel: Any, arguments: tuple[Any, ...]) -> list[dict[str, Any]]:
+def neighbours(kernel: Built, arguments: tuple[Any, ...]) -> list[dict[str, Any]]:
     """Configs with one value another than the kernel's, or two of block sizes and warps.
 
-    kernel, arguments: a Helion kernel of one config, and what it is called with, on meta tensors.
+    kernel, arguments: a kernel with its config, and what it is called with, on meta tensors.
     """
     from helion.autotuner.config_fragment import Category, ListOf
     from helion.autotuner.config_generation import ConfigGeneration
     from helion.exc import InvalidConfig
 
     with as_called(arguments) as given:
-        space = ConfigGeneration(kernel.bind(tuple(given)).config_spec)
-    flat = space.flatten(kernel.configs[0])
+        space = ConfigGeneration(kernel.helion.bind(tuple(given)).config_spec)
+    (start,) = kernel.helion.configs
+    flat = space.flatten(start)
 
     def values(place: int) -> list[Any]:
         found = space.flat_spec[place].pattern_neighbors(flat[place])
@@ -51,4 +53,4 @@ def neighbours(kernel: Any, arguments: tuple[Any, ...]) -> list[dict[str, Any]]:
         differs = {name: value for name, value in config.items() if value != own.get(name)}
         if differs and differs not in found:
             found.append(differs)
-    return [{**kernel.configs[0].config, **differs} for differs in found]
+    return [{**start.config, **differs} for differs in found]

@@ -33,7 +33,7 @@ from helion_sinkhorn.tuning.plan import groups_of_rank
 from helion_sinkhorn.tuning.provenance import device_block, provenance
 
 CANDIDATES_SHARE = 0.5
-"""Of the seconds left, what the candidates of a key may take before its finals."""
+"""The share of the seconds left that the candidates of a key may take before its finals."""
 
 
 def tune(
