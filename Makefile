@@ -16,7 +16,7 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install -q $(if $(WHEELS),--no-index --find-links $(WHEELS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-model test bench lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms machine-versions device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist
+.PHONY: help demo demo-model test bench lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms machine-versions device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist docs docs-numbers
 
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -53,7 +53,7 @@ format: $(VENV)/.lint ## what ruff can correct by itself
 wheels: WHEELS := $(or $(WHEELS),wheels)
 wheels: ## download what every target needs, for a machine without an index: there, WHEELS=folder
 	$(PYTHON) -m pip wheel -w $(WHEELS) -c constraints.txt "setuptools>=77" check-jsonschema \
-		".[test,bench,cpu-codegen,oracle,demo-model,tritonbench,dev]"
+		".[test,bench,cpu-codegen,oracle,demo-model,tritonbench,docs,dev]"
 	$(PYTHON) -m pip wheel -w $(WHEELS) --no-deps "helion==1.5.0"
 	rm -rf build
 
@@ -112,8 +112,14 @@ mutation: export OMP_NUM_THREADS ?= 1
 mutation: $(VENV)/.ready ## mutants of the kernels' source in Helion's reference mode. ARGS="--count 0" tries all
 	$(RUN) -m ci.mutation $(ARGS)
 
-fault-tables: $(VENV)/.ready ## the tables of docs/accuracy.md: what the gate catches
-	$(RUN) -m ci.fault_tables --write docs/accuracy.md
+fault-tables: $(VENV)/.ready ## the tables of docs/faults.md: what the gate catches
+	$(RUN) -m ci.fault_tables --write docs/faults.md
+
+docs: $(VENV)/.docs ## the pages of docs/ and the API reference as a site, in site/; every warning is an error
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+
+docs-numbers: $(VENV)/.ready ## the numbers of README and docs from the files they come from. ARGS=--pictures, ARGS=--check
+	$(RUN) -m docs.numbers $(ARGS)
 
 sanitize: $(VENV)/.ready ## compute-sanitizer over the kernels: an NVIDIA GPU and the CUDA toolkit
 	$(RUN) -m ci.sanitize $(ARGS)
@@ -154,6 +160,10 @@ $(VENV)/.lint: $(VENV)/.ready
 
 $(VENV)/.dist: $(VENV)/.ready
 	$(PIP) -c constraints.txt build twine
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.ready
+	$(PIP) -c constraints.txt mkdocs-material "mkdocstrings[python]"
 	touch $@
 
 $(VENV)/.demo-model: $(VENV)/.ready

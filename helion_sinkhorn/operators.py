@@ -1,4 +1,4 @@
-"""OPERATORS: the row of every operator.  Importing this module imports Helion."""
+"""OPERATORS: the row of every operator.  Importing this module imports Triton."""
 
 from __future__ import annotations
 

@@ -60,8 +60,15 @@ before = set(sys.modules)
 import helion_sinkhorn
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(sorted(new & {"helion", "triton", "triton_kernels"}), torch.cuda.is_initialized())
+try:
+    helion_sinkhorn.sinkhorn(torch.zeros(4, 4), n_iters=-1)
+except ValueError as error:
+    print(type(error).__name__)
+# every kernel's row, its configs and its launcher
+import helion_sinkhorn.operators
+print(sorted({"helion", "torch._dynamo", "torch._inductor"} & set(sys.modules)))
 """
-    assert output([sys.executable, "-c", code]).split() == ["[]", "False"]
+    assert output([sys.executable, "-c", code]).split() == ["[]", "False", "ValueError", "[]"]
 
 
 def test_wheel_holds_the_package_and_the_tuning_cache(wheel):
@@ -83,7 +90,7 @@ def test_the_version_stands_in_one_place():
     import helion_sinkhorn
 
     assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", helion_sinkhorn.__version__)
-    for name in ("pyproject.toml", "CITATION.cff"):
+    for name in ("pyproject.toml", "CITATION.cff", "mkdocs.yml"):
         assert helion_sinkhorn.__version__ not in (ROOT / name).read_text()
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from helion_sinkhorn.mhc.modules import HyperConnection
-from helion_sinkhorn.ops.hc_post.api import hc_post
-from helion_sinkhorn.ops.hc_site.api import Crossing, crossing
+from helion_sinkhorn.ops.hc_site.crossing import Crossing, crossing
 from helion_sinkhorn.runtime.checks import check_implementation
 
 
@@ -66,10 +65,9 @@ def hc_boundary(
         collapses in DeepSeek-V4.1's inference code.
     """
     implementation = check_implementation(implementation)
-    streams = hc_post(f, x, post, comb, bias, comb_order=comb_order, implementation=implementation)
     return crossing(
-        streams, fn, scale, base, pre_next, sinkhorn_iters, eps, norm_eps, norm_weight, post_mult=post_mult,
-        pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order, precision=precision,
+        (f, post, comb, bias), x, fn, scale, base, pre_next, sinkhorn_iters, eps, norm_eps, norm_weight,
+        post_mult=post_mult, pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order, precision=precision,
         eps_outside=eps_outside, implementation=implementation,
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ class Built:
 
     @property
     def name(self) -> str:
-        """Of the body, and of the host function that Helion generates."""
+        """The name of the body, and of the host function that Helion generates."""
         return self.kernel.body.partition(":")[2]
 
     @functools.cached_property
@@ -122,4 +123,4 @@ class Built:
 @functools.cache
 def build(kernel: Kernel, config: Items, interpret: bool = False) -> Built:
     """The one Built of these: what was generated for it is found by identity."""
-    return Built(kernel, config, interpret)
+    return Built(kernel, config, interpret or os.environ.get("HELION_INTERPRET") == "1")

@@ -30,14 +30,16 @@ ROOMS = ("ops", "runtime")
 
 
 def folder() -> Path | None:
-    """Where generated code is kept; None where HELION_SINKHORN_CACHE_DIR is "off"."""
+    """Where generated code is kept; None where HELION_SINKHORN_CACHE_DIR is "off" or there is no place."""
     named = settings.CACHE_DIR
     if named == "off" or os.name != "posix":
         return None
     if named:
-        return Path(named).expanduser()
+        return Path(os.path.abspath(os.path.expanduser(named)))
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "helion_sinkhorn"
+    # relative where this user has no home
+    base = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
+    return Path(base) / "helion_sinkhorn" if os.path.isabs(base) else None
 
 
 def file_name(kernel: str, decided: Iterable[object], device: torch.device) -> str:
@@ -62,7 +64,7 @@ def sources() -> str:
 
 @functools.cache
 def versions() -> tuple[object, ...]:
-    """Of what generates code and compiles it, and the variables that change what they do."""
+    """Versions of what generates and compiles code, and the variables that change what they do."""
     import triton
 
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import hashlib
 import inspect
 import linecache
@@ -86,7 +87,7 @@ def _needed(statements: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
             if not (s.body or s.orelse):
                 continue
             s.body = s.body or [ast.Pass()]
-        wanted |= _names(s, ast.Load)
+        wanted |= _names(s, ast.Load, ast.Store)
         kept.append(s)
     return kept[::-1]
 
@@ -159,6 +160,7 @@ def _check(module: ast.Module) -> None:
             raise Unresolved(", ".join(sorted(unknown)))
 
 
+@functools.cache
 def load(code: str, name: str, path: str = "") -> Callable[..., Any]:
     """The host function of a standalone module.
 

@@ -54,7 +54,7 @@ def here(asked: str) -> str:
 def tune(arguments: argparse.Namespace) -> int:
     if not arguments.offline:
         reported = here(arguments.device)
-    # importing these imports Helion, which looks at the device
+    # importing these imports Triton
     from helion_sinkhorn.operators import KERNELS
     from helion_sinkhorn.tuning import deadline, offline_run, plan, search
     from helion_sinkhorn.tuning import tune as tuner
@@ -172,6 +172,8 @@ def warm(arguments: argparse.Namespace) -> int:
         present_device(DEVICES[arguments.device])
     from helion_sinkhorn.tuning import warm as warming
 
+    if arguments.op not in warming.OPERATORS:
+        raise SystemExit(f"warm: no operator is called {arguments.op!r}; use {', '.join(warming.OPERATORS)}.")
     try:
         calls = list(warming.workloads(arguments.op, arguments.fields))
     except ValueError as error:

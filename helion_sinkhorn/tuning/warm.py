@@ -78,10 +78,10 @@ def jobs(workload: Any, device: Device) -> Iterator[Job]:
         yield Job(call, choice, workload.batch, tuple((o, getattr(workload, o)) for o in options))
 
 
-def launch(job: Job) -> None:
+def launch(job: Job, where: str = "cuda") -> None:
     """Make a launch on the GPU at hand: Triton keeps its machine code too."""
     trial = operator_of(job.choice.kernel).trials[job.choice.kernel]
-    trial.run(job.call, job.choice, *trial.operands(job.call, job.batch, "cuda"), **dict(job.options))
+    trial.run(job.call, job.choice, *trial.operands(job.call, job.batch, where), **dict(job.options))
 
 
 def generate(job: Job, key: str) -> None:

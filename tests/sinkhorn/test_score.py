@@ -9,7 +9,6 @@ import pytest
 from helion_sinkhorn.configs import lookup, store, writer
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.binary import Binary, Job
-from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn.score import executed, score
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
@@ -121,7 +120,7 @@ def test_a_default_that_does_not_compile_is_an_error():
         ranking.pick(score, [Binary("h200", binary().job, ("why",))], 128)
 
 
-def test_ranking_for_a_device_that_is_not_here(tmp_path):
+def test_ranking_for_a_device_that_is_not_here(tmp_path, compile_for):
     """Real machine code from enumeration to a stored entry."""
     groups = groups_of([WORKLOADS["deepseek_16x16_fp32_b128"]], "sinkhorn_forward")
     options = Options("mi350", tmp_path, workers=1, commit="0", command="test")

@@ -66,7 +66,7 @@ def hc_post(
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), equation 3.
     """
     implementation = check_implementation(implementation)
-    _check(f, x, post, comb, bias)
+    check_update(f, x, post, comb, bias)
     check_option("comb_order", comb_order, COMB_ORDERS)
     beyond = "the kernels take streams of at least 2 entries, x has 1" if x.size(-1) == 1 else ""
     serves = implementation_for(implementation, "x", x, beyond)
@@ -78,7 +78,8 @@ def hc_post(
     return run(f, x, post, comb, bias, comb_order, serves)
 
 
-def _check(f, x, post, comb, bias) -> None:
+def check_update(f, x, post, comb, bias) -> None:
+    """Raise unless the tensors are those of one update of streams."""
     shapes = {"f": "(..., C)", "x": "(..., n, C)", "post": "(..., n)", "comb": "(..., n, n)", "bias": "(C,)"}
     given = dict(zip(shapes, (f, x, post, comb, bias), strict=True))
     if bias is None:

@@ -8,13 +8,15 @@ that the streams are given, in one pass with the gradient of fn.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 
 from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.hc_mixes import launch as mixes_launch
 from helion_sinkhorn.ops.hc_pre import launch as pre_launch
+from helion_sinkhorn.ops.hc_site.constants import Constants
 from helion_sinkhorn.ops.hc_site.space import (
     SiteCall,
     backward_default,
@@ -45,25 +47,8 @@ KERNELS = {
     ),
 }
 Tensors = tuple[torch.Tensor, ...]
-
-
-class Constants(NamedTuple):
-    """What api.hc_site has of these names, resolved."""
-
-    n_iters: int
-    eps: float
-    norm_eps: float
-    post_mult: float
-    pre_eps: float
-    post_eps: float
-    comb_order: str
-    precision: str
-    eps_outside: bool
-
-    @property
-    def of_split(self) -> tuple[int, float, float, float, float, str]:
-        """The arguments of hc_split_sinkhorn's launcher."""
-        return self.n_iters, self.eps, self.post_mult, self.pre_eps, self.post_eps, self.comb_order
+_SERVED: Mapping[str, Choice] = MappingProxyType({})
+"""No choices: every kernel takes what is served."""
 
 
 def call_for(n: int, columns: int, dtype: torch.dtype, precision: str) -> SiteCall:
@@ -96,13 +81,26 @@ def forward(
     lead, streams, projection = x.shape[:-2], flattened(x, 2), parameter(fn)
     call = call_for(n, columns, x.dtype, given.precision).mixes
     split = mixes_launch.split(projection, call)
-    made, squares = mixes_launch.partials(streams.view(-1, n * columns), split, given.precision)
-    pre, post, comb, mixes, norms = split_launch.forward_reduced(
-        made.movedim(1, 0), squares.movedim(1, 0), scale, base,
+    made = mixes_launch.partials(streams.view(-1, n * columns), split, given.precision)
+    found = coefficients(*made, scale, base, n, columns, given)
+    y = pre_launch.forward(streams, found[0] if weights is None else flattened(weights, 1))
+    return tuple(t.view(*lead, *t.shape[1:]) for t in (y, *found))
+
+
+def coefficients(
+    partials: torch.Tensor,
+    squares: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    n: int,
+    columns: int,
+    given: Constants,
+) -> Tensors:
+    """(pre, post, comb, mixes, norms) of partials (T, splits, M) and squares (T, splits)."""
+    return split_launch.forward_reduced(
+        partials.movedim(1, 0), squares.movedim(1, 0), scale, base,
         n * columns, given.norm_eps, given.eps_outside, n, *given.of_split, torch.float32,
     )  # fmt: skip
-    y = pre_launch.forward(streams, pre if weights is None else weights)
-    return tuple(t.view(*lead, *t.shape[1:]) for t in (y, pre, post, comb, mixes, norms))
 
 
 def backward(
@@ -120,26 +118,32 @@ def backward(
     norms: torch.Tensor,
     own: bool,
     *constants: object,
-    choice: Choice | None = None,
+    choices: Mapping[str, Choice] = _SERVED,
 ) -> Tensors:
-    """(dx, dfn in float32, dbase and dscale one behind the other, dweights); the contract is torch_op's."""
+    """(dx, dfn in float32, dbase and dscale one behind the other, dweights); the contract is torch_op's.
+
+    `choices` of KERNELS, by name, take the place of what is served.
+    """
     given = Constants(*constants)
     n, columns = x.shape[-2:]
     streams, projection = flattened(x, 2), parameter(fn)
     call = call_for(n, columns, x.dtype, given.precision)
-    weights = flattened(weights, 1)
-    dweights = weights.new_zeros(0)
+    lead, weights = x.shape[:-2], flattened(weights, 1)
+    dweights = weights.new_empty(0)
     if dy is not None:
         dy = flattened(dy, 1)
-        dweights = pre_launch.gradients(dy, streams, weights, None, asked(WEIGHTS, call))
+        of_collapse = pre_launch.gradients(
+            dy, streams, weights, None, asked(WEIGHTS, call), choices.get(WEIGHTS)
+        )
         if own:
-            dpre = dweights if dpre is None else dpre.reshape(-1, n) + dweights
+            dpre = of_collapse if dpre is None else dpre.reshape(-1, n) + of_collapse
+        else:
+            dweights = of_collapse.view(*lead, n)
     dmixes, sums = split_launch.backward(dpre, dpost, dcomb, mixes, scale, base, n, *given.of_split)
     of_tokens = (flattened(t, 1) for t in (dmixes, mixes, norms))
     g, along = mixes_launch.upstream(*of_tokens, call.mixes)
     others = None if dresidual is None else flattened(dresidual, 2), dy, None if dy is None else weights
     dx, dfn = mixes_launch.gradients(
-        g, along, streams, projection, call.mixes, choice, others, asked(BACKWARD, call)
+        g, along, streams, projection, call.mixes, choices.get(BACKWARD), others, asked(BACKWARD, call)
     )
-    dweights = dweights if own else dweights.view(*x.shape[:-1])
     return dx.view(x.shape), dfn, sums, dweights

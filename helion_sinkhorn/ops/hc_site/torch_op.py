@@ -12,13 +12,12 @@ import functools
 
 import torch
 
-from helion_sinkhorn.ops.hc_site import parts
-from helion_sinkhorn.runtime.gradients import NAMESPACE
 from helion_sinkhorn.runtime.torch_op import (
     define,
     differentiable,
     differentiates,
     last,
+    map_tokens,
     no_forward_mode,
     on_device,
     with_signature,
@@ -42,7 +41,7 @@ def _launch():
 def forward(x, *arguments):
     """(y, pre, post, comb, mixes, norms)."""
     if x.numel() == 0:
-        return tuple(t.zero_() for t in _empty_results(x, *arguments))
+        return tuple(t.zero_() for t in empty_results(x, *arguments))
     with on_device(x):
         return _launch().forward(x, *arguments)
 
@@ -56,7 +55,8 @@ def backward(dresidual, dy, dpre, dpost, dcomb, x, *arguments):
         return _launch().backward(*given)
 
 
-def _empty_results(x, fn, scale, base, weights, *constants):
+def empty_results(x, fn, scale, base, weights, *constants):
+    """Tensors without values of the results' shapes and dtypes."""
     n, columns = x.shape[-2:]
     lead, m = x.shape[:-2], n * n + 2 * n
     coefficients = ((n,), (n,), (n, n), (m,), (2,))
@@ -85,26 +85,33 @@ def _gradient(ctx, dy, dpre, dpost, dcomb, *_):
 
 
 def _with_residual(ctx, dresidual, dy, dpre, dpost, dcomb, *_):
-    upstream = dresidual, dy, dpre, dpost, dcomb
+    found = gradients((dresidual, dy, dpre, dpost, dcomb), ctx.saved_tensors, ctx.own, ctx.constants)
+    return *found, *[None] * len(ctx.constants)
+
+
+def gradients(upstream, given, own, constants):
+    """Those of x, fn, scale, base and weights; None where there are none.
+
+    Args:
+        upstream: (dresidual, dy, dpre, dpost, dcomb), each may be None.
+        given: (x, fn, scale, base, weights, mixes, norms).
+    """
     if all(t is None for t in upstream[1:]):
-        return dresidual, *[None] * (4 + len(ctx.constants))
-    x, fn, scale, base, weights, mixes, norms = ctx.saved_tensors
-    given = [t for t in upstream if t is not None]
-    run = HcSiteBackward.apply if differentiates(*given, x, fn, scale, base, weights) else call_backward
-    dx, dfn, sums, dweights = run(
-        *upstream, x, fn, scale, base, weights, mixes, norms, ctx.own, *ctx.constants
-    )
+        return upstream[0], *[None] * 4
+    _, fn, scale, base, *_ = given
+    there = [t for t in upstream if t is not None]
+    run = HcSiteBackward.apply if differentiates(*there, *given[:5]) else call_backward
+    dx, dfn, sums, dweights = run(*upstream, *given, own, *constants)
     dbase, dscale = sums.split_with_sizes((base.size(0), 3))
-    dweights = None if ctx.own or dy is None else dweights
-    rest = [None] * len(ctx.constants)
-    return dx, dfn.to(fn.dtype), dscale.to(scale.dtype), dbase.to(base.dtype), dweights, *rest
+    dweights = None if own or upstream[1] is None else dweights
+    return dx, dfn.to(fn.dtype), dscale.to(scale.dtype), dbase.to(base.dtype), dweights
 
 
 call = define(
     FORWARD,
     f"(Tensor x, Tensor fn, Tensor scale, Tensor base, Tensor? weights, {CONSTANTS})"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    forward, _empty_results, 5,
+    forward, empty_results, 5,
 )  # fmt: skip
 call_backward = define(
     BACKWARD,
@@ -117,7 +124,7 @@ differentiable(FORWARD, FORWARD, call, _keep, _gradient)
 HcSiteBackward = last(BACKWARD, FORWARD, call_backward)
 
 
-class HcSite(torch.autograd.Function):
+class Traced(torch.autograd.Function):
     """The operator with the streams as one more result, the first, whose gradient its backward takes in.
 
     A registered operator must not return its argument, so this stands beside what `differentiable` makes.
@@ -132,17 +139,25 @@ class HcSite(torch.autograd.Function):
 
     setup_context = staticmethod(_keep)
     backward = staticmethod(_with_residual)
+
+
+class HcSite(Traced):
+    """The same for eager calls; Dynamo takes no Function with a jvp."""
+
     jvp = staticmethod(no_forward_mode(FORWARD))
 
 
-def _by_parts(name: str, run) -> None:
-    """Let torch.func.vmap map the operators of the parts instead."""
+def run(x, *arguments):
+    """(y, pre, post, comb, residual) of the operator, the residual with its gradient where there is one."""
+    given = [t for t in (x, *arguments[:4]) if t is not None]
+    if differentiates(*given):
+        residual, *found = HcSite.apply(x, *arguments)
+    elif torch.is_grad_enabled() and any(t.requires_grad for t in given):
+        residual, *found = Traced.apply(x, *arguments)
+    else:
+        residual, found = x, call(x, *arguments)
+    return *found[:4], residual
 
-    @torch.library.register_vmap(f"{NAMESPACE}::{name}")
-    def _(info, in_dims, *arguments):
-        mapped = torch.vmap(run, in_dims, randomness=info.randomness)(*arguments)
-        return mapped, (0,) * len(mapped)
 
-
-_by_parts(FORWARD, parts.forward)
-_by_parts(BACKWARD, parts.backward)
+map_tokens(FORWARD, 5, (1, 2, 3), empty_results)
+map_tokens(BACKWARD, 12, None, _empty_gradients)
