@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import multiprocessing
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ from helion_sinkhorn.configs import settings
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn import launch
-from helion_sinkhorn.runtime import dispatch, program_cache, serving
+from helion_sinkhorn.runtime import dispatch, generated, program_cache, serving
 from helion_sinkhorn.runtime.kernel import Choice, build, default_choice
 from helion_sinkhorn.runtime.standalone import load, standalone
 from helion_sinkhorn.tuning import warm
@@ -281,6 +283,43 @@ def test_every_launch_fuses_products():
     ((given, options),) = launches
     assert given == (1, 2)
     assert options == {"grid": (3,), "warmup": False, "num_warps": 4, "enable_fp_fusion": True}
+
+
+class Program:
+    """A stand-in of Helion's for one program of all arguments, and its kernel."""
+
+    configs = ("config",)
+    generated = 0
+
+    def bind(self, args):
+        return self
+
+    def to_triton_code(self, config):
+        self.generated += 1
+        return GENERATED.format(more="")
+
+
+def test_helion_generates_a_program_once_for_all_its_signatures():
+    program, kept = Program(), []
+    kernel = type("Kernel", (), {"helion": program, "name": "host"})
+    hosts = [generated.generated(kernel, (torch.zeros(k), None), kept.append) for k in (3, 4)]
+    assert hosts[0] is hosts[1]
+    assert program.generated == len(kept) == 1
+
+
+def test_numbers_that_stay_arguments_do_not_tell_programs_apart():
+    walk = KERNELS["linear_attention_walk"]
+    names = ("sequences", "length", "scale")
+    found = generated.numbers(walk.body)
+    parameters = list(inspect.signature(pkgutil.resolve_name(walk.body)).parameters)
+    assert [parameters[at] for at in sorted(found)] == list(names)
+    assert generated.numbers(KERNELS["sinkhorn_forward"].body) == frozenset()
+    kernel = build(walk, ())
+    args = [7] * len(parameters)
+    for at in range(len(parameters)):
+        other = [*args[:at], 8, *args[at + 1 :]]
+        equal = generated.of_any(kernel, args, args) == generated.of_any(kernel, other, other)
+        assert equal is (at in found)
 
 
 # ------------------------------------------------------------------------------------------ other processes
