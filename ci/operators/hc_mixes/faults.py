@@ -110,7 +110,8 @@ GOOD: dict[str, gate.Run] = {
     "three bfloat16 parts, cut (NVIDIA)": NVIDIA,
     "fused multiply-adds in order, split-K 8 (AMD)": AMD,
     "fn in two parts for a narrow dx": lambda w, *inputs: {
-        name: t for name, t in Steps(fn_back=of_parts(2))(w, *inputs).items() if name != "dx" or narrow(w)},
+        name: t for name, t in Steps(fn_back=of_parts(2))(w, *inputs).items() if name != "dx" or narrow(w)
+    },
     "TF32, rounded": in_tf32(tf32),
     "TF32, cut": in_tf32(tf32_cut),
 }

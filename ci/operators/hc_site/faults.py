@@ -85,7 +85,8 @@ GOOD: dict[str, gate.Run] = {
     "split-K 8, tiles of tokens": Steps(SPLIT_K, coefficients.Steps(total=coefficients.tiles)),
     "in place, division rounded": Steps(split=coefficients.Steps(comb=coefficients.in_place())),
     "fn in two parts for a narrow dx": lambda w, *inputs: {
-        name: t for name, t in Steps(TWO_PARTS)(w, *inputs).items() if name != "dx" or narrow(w)},
+        name: t for name, t in Steps(TWO_PARTS)(w, *inputs).items() if name != "dx" or narrow(w)
+    },
     "TF32 where asked": asked(lambda w: not wide(w), Steps(Projection(fn=tf32, fn_back=tf32, g=tf32))),
 }
 
