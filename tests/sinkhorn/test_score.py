@@ -9,7 +9,6 @@ import pytest
 from helion_sinkhorn.configs import lookup, store, writer
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.binary import Binary, Job
-from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn.score import executed, score
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
@@ -121,7 +120,7 @@ def test_a_default_that_does_not_compile_is_an_error():
         ranking.pick(score, [Binary("h200", binary().job, ("why",))], 128)
 
 
-def test_ranking_for_a_device_that_is_not_here(tmp_path):
+def test_ranking_for_a_device_that_is_not_here(tmp_path, compile_for):
     """Real machine code from enumeration to a stored entry."""
     groups = groups_of([WORKLOADS["deepseek_16x16_fp32_b128"]], "sinkhorn_forward")
     options = Options("mi350", tmp_path, workers=1, commit="0", command="test")
@@ -195,6 +194,23 @@ def test_what_another_triton_measured_stays_unless_it_spills_here(tmp_path, evid
         assert row[-1] == "h200/sinkhorn_forward.json"
         # a config that spills predicts nothing
         assert (row[2] == "inf") == bool(spilling)
+
+
+@pytest.mark.usefixtures("fresh_caches")
+def test_a_key_whose_default_does_not_compile_leaves_the_others(tmp_path):
+    class Failing(Made):
+        def binaries(self, group):
+            made = super().binaries(group)
+            late = Binary(made[0].device, made[0].job, ("not compiled after 60 s",))
+            return [late, *made[1:]] if group.call.n == 4 else made
+
+    groups = groups_of(
+        [WORKLOADS[f"deepseek_{n}x{n}_fp32_b{b}"] for n, b in ((4, 131072), (16, 128))], "sinkhorn_forward"
+    )
+    said, options = [], Options("mi350", tmp_path, commit="0" * 40, command="test")
+    found = offline_run.tune_offline(groups, options, compilation=Failing(), say=said.append)
+    assert [r.group.call.n for r in found] == [16]
+    assert said[0].endswith("not compiled after 60 s; nothing is written for it")
 
 
 def test_calibration_keeps_times_beside_scores(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from helion_sinkhorn.ops.hc_split_sinkhorn.api import (
 from helion_sinkhorn.ops.hc_split_sinkhorn.limits import beyond_kernels
 from helion_sinkhorn.runtime.checks import check_same_device, check_tensor, implementation_for
 from helion_sinkhorn.runtime.streams import check_streams
+from helion_sinkhorn.runtime.torch_op import differentiates
 
 Update = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 """(f, post, comb, bias) of `hc_post`."""
@@ -72,20 +74,18 @@ def crossing(
     if is_computed(implementation, constants, x, fn, scale, base, weights, norm_weight, *update or ()):
         if norm_weight is not None:
             fn = fn.float() * norm_weight.float()
-        site = fn, scale, base
-        if update is not None:
-            given = f, x, post, comb, bias, weights, *site
-            run = boundary_op.HcBoundary.apply if differentiates(*given) else boundary_op.call
-            streams, *found = run(*given, *constants)
-        elif differentiates(x, *site, weights):
-            streams, *found = torch_op.HcSite.apply(x, *site, weights, *constants)
-        else:
-            streams, found = x, torch_op.call(x, *site, weights, *constants)
+        if update is None:
+            return Crossing(*torch_op.run(x, fn, scale, base, weights, *constants))
+        given = f, x, post, comb, bias, weights, fn, scale, base
+        wanted = differentiates(*[t for t in given if t is not None])
+        run = boundary_op.HcBoundary.apply if wanted else boundary_op.call
+        streams, *found = run(*given, *constants)
         return Crossing(*found[:4], streams)
     if update is not None:
         x = hc_post(f, x, post, comb, bias, comb_order=comb_order, implementation=implementation)
     mixes = hc_mixes(
-        x.flatten(-2), fn, norm_eps, norm_weight,
+        # one stream of C entries reads as merged ones
+        x.flatten(-2) if x.size(-2) == 1 else x, fn, norm_eps, norm_weight,
         precision=precision, eps_outside=eps_outside, implementation=implementation,
     )  # fmt: skip
     pre, post, comb = hc_split_sinkhorn(
@@ -97,19 +97,27 @@ def crossing(
     return Crossing(y, pre, post, comb, x)
 
 
-def differentiates(*tensors: torch.Tensor | None) -> bool:
-    """Whether autograd has to see a call on these, under a compiler too."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
 def is_computed(implementation: str, constants: Constants, x: torch.Tensor, *others: object) -> bool:
-    """Whether kernels compute the call: on a GPU, for plain tensors and what the kernels of all take."""
+    """Whether kernels compute the call: on a GPU, what the kernels of all parts take, and no DTensors."""
     n, columns = x.shape[-2:]
-    beyond = beyond_kernels(n, constants.n_iters, constants.eps)
-    plain = all(t is None or type(t) in (torch.Tensor, torch.nn.Parameter) for t in (x, *others))
-    if beyond or not plain or columns == 1 or constants.norm_eps < SMALLEST_NORM_EPS:
+    serves = implementation_for(implementation, "x", x)
+    beyond = beyond_kernels(n, constants.n_iters, constants.eps) or columns == 1
+    return (
+        serves == "helion"
+        and not beyond
+        and constants.norm_eps >= SMALLEST_NORM_EPS
+        and not _distributed(x, *others)
+    )
+
+
+def _distributed(*tensors: object) -> bool:
+    """Whether any is a DTensor; only those who made one have imported it."""
+    known = all(t is None or type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors)
+    if known or "torch.distributed.tensor" not in sys.modules:
         return False
-    return implementation_for(implementation, "x", x) == "helion"
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(t, DTensor) for t in tensors)
 
 
 def check(x, fn, scale, base, weights, n_iters, norm_weight) -> None:

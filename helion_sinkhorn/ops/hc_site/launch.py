@@ -8,6 +8,8 @@ that the streams are given, in one pass with the gradient of fn.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 
@@ -45,6 +47,8 @@ KERNELS = {
     ),
 }
 Tensors = tuple[torch.Tensor, ...]
+_SERVED: Mapping[str, Choice] = MappingProxyType({})
+"""No choices: every kernel takes what is served."""
 
 
 def call_for(n: int, columns: int, dtype: torch.dtype, precision: str) -> SiteCall:
@@ -114,26 +118,32 @@ def backward(
     norms: torch.Tensor,
     own: bool,
     *constants: object,
-    choice: Choice | None = None,
+    choices: Mapping[str, Choice] = _SERVED,
 ) -> Tensors:
-    """(dx, dfn in float32, dbase and dscale one behind the other, dweights); the contract is torch_op's."""
+    """(dx, dfn in float32, dbase and dscale one behind the other, dweights); the contract is torch_op's.
+
+    `choices` of KERNELS, by name, take the place of what is served.
+    """
     given = Constants(*constants)
     n, columns = x.shape[-2:]
     streams, projection = flattened(x, 2), parameter(fn)
     call = call_for(n, columns, x.dtype, given.precision)
-    weights = flattened(weights, 1)
-    dweights = weights.new_zeros(0)
+    lead, weights = x.shape[:-2], flattened(weights, 1)
+    dweights = weights.new_empty(0)
     if dy is not None:
         dy = flattened(dy, 1)
-        dweights = pre_launch.gradients(dy, streams, weights, None, asked(WEIGHTS, call))
+        of_collapse = pre_launch.gradients(
+            dy, streams, weights, None, asked(WEIGHTS, call), choices.get(WEIGHTS)
+        )
         if own:
-            dpre = dweights if dpre is None else dpre.reshape(-1, n) + dweights
+            dpre = of_collapse if dpre is None else dpre.reshape(-1, n) + of_collapse
+        else:
+            dweights = of_collapse.view(*lead, n)
     dmixes, sums = split_launch.backward(dpre, dpost, dcomb, mixes, scale, base, n, *given.of_split)
     of_tokens = (flattened(t, 1) for t in (dmixes, mixes, norms))
     g, along = mixes_launch.upstream(*of_tokens, call.mixes)
     others = None if dresidual is None else flattened(dresidual, 2), dy, None if dy is None else weights
     dx, dfn = mixes_launch.gradients(
-        g, along, streams, projection, call.mixes, choice, others, asked(BACKWARD, call)
+        g, along, streams, projection, call.mixes, choices.get(BACKWARD), others, asked(BACKWARD, call)
     )
-    dweights = dweights if own else dweights.view(*x.shape[:-1])
     return dx.view(x.shape), dfn, sums, dweights

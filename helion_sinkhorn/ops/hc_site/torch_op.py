@@ -124,7 +124,7 @@ differentiable(FORWARD, FORWARD, call, _keep, _gradient)
 HcSiteBackward = last(BACKWARD, FORWARD, call_backward)
 
 
-class HcSite(torch.autograd.Function):
+class Traced(torch.autograd.Function):
     """The operator with the streams as one more result, the first, whose gradient its backward takes in.
 
     A registered operator must not return its argument, so this stands beside what `differentiable` makes.
@@ -139,7 +139,24 @@ class HcSite(torch.autograd.Function):
 
     setup_context = staticmethod(_keep)
     backward = staticmethod(_with_residual)
+
+
+class HcSite(Traced):
+    """The same for eager calls; Dynamo takes no Function with a jvp."""
+
     jvp = staticmethod(no_forward_mode(FORWARD))
+
+
+def run(x, *arguments):
+    """(y, pre, post, comb, residual) of the operator, the residual with its gradient where there is one."""
+    given = [t for t in (x, *arguments[:4]) if t is not None]
+    if differentiates(*given):
+        residual, *found = HcSite.apply(x, *arguments)
+    elif torch.is_grad_enabled() and any(t.requires_grad for t in given):
+        residual, *found = Traced.apply(x, *arguments)
+    else:
+        residual, found = x, call(x, *arguments)
+    return *found[:4], residual
 
 
 map_tokens(FORWARD, 5, (1, 2, 3), empty_results)
