@@ -16,7 +16,7 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install -q $(if $(WHEELS),--no-index --find-links $(WHEELS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-model test bench lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist docs docs-numbers
+.PHONY: help demo demo-model test bench lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms machine-versions device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist docs docs-numbers
 
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -128,6 +128,10 @@ sanitize: $(VENV)/.ready ## compute-sanitizer over the kernels: an NVIDIA GPU an
 machine-terms: export OMP_NUM_THREADS ?= 1
 machine-terms: $(VENV)/.ready ## machine code of every committed config, compiled on this CPU, against ci/machine_terms.txt
 	$(RUN) -m ci.machine_terms $(ARGS)
+
+machine-versions: export OMP_NUM_THREADS ?= 1
+machine-versions: $(VENV)/.ready ## stored configs under other Tritons than measured them: ARGS="--packages FOLDER-WITH-TRITON"
+	$(RUN) -m ci.machine_versions $(ARGS)
 
 # 100,000 tuning files changed at random, and eight tuners of which one after another is killed
 attack-cache: export OMP_NUM_THREADS ?= 1

@@ -102,6 +102,14 @@ REMADE = {
 """Other tables that a command makes on a CPU from the sources alone."""
 
 
+MENTIONED = {
+    "docs/amd.md": "no times; what has been emulated is in docs/emulation.md",
+    "docs/first_call.md": "seconds of docs/bench/report.md, First call, from before programs were kept",
+    "docs/helion.md": "single times, each with the versions in its sentence; they are not kept anywhere else",
+    "docs/index.md": "the output of an example on a CPU",
+    "docs/math.md": "errors beside their derivation, from docs/accuracy/ and from studies on a CPU",
+}
+"""Pages with single numbers in their text."""
 LISTING = """\
 # Where numbers come from
 
@@ -124,6 +132,10 @@ These numbers were printed by a run whose raw data was not kept, and their pages
 one that wrote them down; where kernels have changed since, only a new run says what they are now.
 
 {stated}
+
+## In the text of a page
+
+{mentioned}
 """
 
 
@@ -137,9 +149,9 @@ def listing() -> str:
         {"page": s.page, "numbers": s.what, "commit": s.commit, "date": s.date, "command": f"`{s.command}`"}
         for s in STATED
     ]
-    return LISTING.format(
-        generated=markdown.table(generated), remade=markdown.table(remade), stated=markdown.table(stated)
-    )
+    mentioned = [{"page": page, "numbers": what} for page, what in MENTIONED.items()]
+    parts = {"generated": generated, "remade": remade, "stated": stated, "mentioned": mentioned}
+    return LISTING.format(**{name: markdown.table(rows) for name, rows in parts.items()})
 
 
 def pages() -> dict[Path, str]:

@@ -18,7 +18,7 @@ PAGES += sorted(p for p in (ROOT / "docs").rglob("*.md"))
 RUN = "README.md", "docs/index.md", "docs/numerics.md"
 """Pages whose examples are whole programs; tests of operators run those of their own pages."""
 NOT_OURS = {"benchmarks/run.py"}
-"""Of Helion, where docs/tritonbench.md speaks of its driver."""
+"""A script of Helion, in what docs/tritonbench.md says of its driver."""
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 
 
@@ -101,6 +101,11 @@ def test_an_unknown_command_is_found():
         "`make nothing` and\n    make demo whatever\n    python -m ci.nowhere\n    python examples/none.py\n"
     )
     assert unknown(text) == ["nothing", "whatever", "ci.nowhere", "examples/none.py"]
+
+
+def test_the_site_has_every_page():
+    named = set(re.findall(r"([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
+    assert named == {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")}
 
 
 def test_the_reference_has_every_public_name():

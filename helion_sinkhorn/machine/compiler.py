@@ -20,9 +20,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.binary import Binary, Job
+from helion_sinkhorn.runtime.space import Items
 
 
 class Compiler(contextlib.AbstractContextManager):
@@ -83,20 +85,29 @@ class Compiler(contextlib.AbstractContextManager):
 
     def compile(self, job: Job) -> Binary:
         """This job's Binary; one that crashes or outlasts its compiler is reported like any other."""
+        row = self.ask(job)
+        row["loops"] = tuple(row.get("loops", ()))
+        return Binary(self.device_key, job, **row)
+
+    def neighbours(self, job: Job) -> list[Items]:
+        """The configs around this job's in Helion's own space; none where Helion does not take the job."""
+        found = self.ask(job, neighbours=True).get("configs", [])
+        return [tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in c.items()) for c in found]
+
+    def ask(self, job: Job, **more: bool) -> dict[str, Any]:
+        """What the child answers to a job, with its "problems"."""
         if self.ended:
-            return Binary(self.device_key, job, ("its compiler was stopped",))
+            return {"problems": ("its compiler was stopped",)}
         if self.child is None:
             self.start()
         heard = self.log.stat().st_size
         choice = {k: dict(v) if k in ("config", "variant") else v for k, v in vars(job.choice).items()}
-        line = json.dumps(
-            {**vars(job), "call": vars(job.call), "choice": choice, "options": dict(job.options)}
-        )
+        said = {**vars(job), "call": vars(job.call), "choice": choice, "options": dict(job.options), **more}
         begin = time.perf_counter()
         timer = threading.Timer(self.timeout, self.stop)
         timer.start()
         try:
-            self.child.stdin.write(line + "\n")
+            self.child.stdin.write(json.dumps(said) + "\n")
             self.child.stdin.flush()
             answer = self.child.stdout.readline()
         except BrokenPipeError:
@@ -106,16 +117,15 @@ class Compiler(contextlib.AbstractContextManager):
         late = time.perf_counter() - begin >= self.timeout
         if late or not answer:
             self.__exit__()
-        said = self.log.read_bytes()[heard:].decode(errors="replace")
+        errors = self.log.read_bytes()[heard:].decode(errors="replace")
         if not answer:
-            why = f"not compiled after {self.timeout:g} s" if late else f"the compiler died: {said[-500:]}"
-            return Binary(self.device_key, job, (why,))
+            died = f"the compiler died: {errors[-500:]}"
+            return {"problems": (f"not compiled after {self.timeout:g} s" if late else died,)}
         row = json.loads(answer)
         # a kernel without its inline assembly is what Triton's AMD backend makes of one it cannot parse
-        errors = dict.fromkeys(text for text in said.splitlines() if text.startswith("error:"))
-        row["problems"] = (*row["problems"], *errors)
-        row["loops"] = tuple(row.get("loops", ()))
-        return Binary(self.device_key, job, **row)
+        lines = dict.fromkeys(text for text in errors.splitlines() if text.startswith("error:"))
+        row["problems"] = (*row.get("problems", ()), *lines)
+        return row
 
 
 def compile_for(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import importlib.util
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +19,8 @@ from helion_sinkhorn.runtime.standalone import load, standalone
 PINNED = {"enable_fp_fusion": True}
 """Options of every launch: products fuse with sums, whatever Triton's default is, and all get equal bits."""
 log = logging.getLogger("helion_sinkhorn")
+_codes: dict[Any, str | None] = {}
+"""The code of each of Helion's programs, which serve many signatures; None: it needs Helion."""
 
 
 def host_function(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) -> Callable[..., None]:
@@ -27,32 +32,53 @@ def host_function(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) 
         signature: what of them generated code depends on.
     """
     device = next(a.device for a in args if isinstance(a, torch.Tensor))
-    # code for one GPU of an architecture is that of all
-    of_any = [
-        (s[0], s[1].type, *s[2:]) if isinstance(a, torch.Tensor) else s
-        for a, s in zip(args, signature, strict=True)
-    ]
-    decided = kernel.config, kernel.kernel.products, of_any
+    decided = kernel.config, kernel.kernel.products, of_any(kernel, args, signature)
     name = program_cache.file_name(kernel.name, decided, device)
     found = program_cache.kept(name, kernel.name)
     return found or generated(kernel, args, functools.partial(program_cache.keep, name))
 
 
+def of_any(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) -> list[Any]:
+    """A signature for every GPU of an architecture, and for every value of numbers that stay arguments."""
+    plain = numbers(kernel.kernel.body)
+    return [
+        (s[0], s[1].type, *s[2:]) if isinstance(a, torch.Tensor) else type(a) if at in plain else s
+        for at, (a, s) in enumerate(zip(args, signature, strict=True))
+    ]
+
+
+@functools.cache
+def numbers(body: str) -> frozenset[int]:
+    """The places of a body's arguments that are numbers at run time: Helion's code is one for all values.
+
+    Read from the source, since importing it would import Helion.
+    """
+    module, _, name = body.partition(":")
+    tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_text())
+    function = next(s for s in tree.body if isinstance(s, ast.FunctionDef) and s.name == name)
+    places = enumerate(function.args.args)
+    return frozenset(at for at, a in places if a.annotation and ast.unparse(a.annotation) in ("int", "float"))
+
+
 def generated(
     kernel: Built, args: Sequence[Any], keep: Callable[[str], object] = lambda code: None
 ) -> Callable[..., None]:
-    """What Helion generates for these arguments; its text is given to `keep`.
+    """What Helion generates for these arguments; its text is given to `keep` when it is new.
 
     Where it cannot be made to run without Helion it is Helion's own host function, with its own launcher.
     """
     program, (config,) = kernel.helion.bind(tuple(map(as_several, args))), kernel.helion.configs
-    code = standalone(program.to_triton_code(config), kernel.name)
+    if program not in _codes:
+        code = _codes[program] = standalone(program.to_triton_code(config), kernel.name)
+        if code is None:
+            log.info("%s: its generated code needs Helion, and is not kept", kernel.name)
+        else:
+            keep(code)
+    code = _codes[program]
     if code is not None:
-        keep(code)
         return load(code, kernel.name)
     from helion.runtime import default_launcher
 
-    log.info("%s: its generated code needs Helion, and is not kept", kernel.name)
     launcher = functools.partial(default_launcher, **PINNED)
     return functools.partial(program.compile_config(config), _launcher=launcher)
 

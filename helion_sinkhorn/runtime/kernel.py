@@ -99,7 +99,7 @@ class Built:
 
     @property
     def name(self) -> str:
-        """Of the body, and of the host function that Helion generates."""
+        """The name of the body, and of the host function that Helion generates."""
         return self.kernel.body.partition(":")[2]
 
     @functools.cached_property

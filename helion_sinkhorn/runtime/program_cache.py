@@ -64,7 +64,7 @@ def sources() -> str:
 
 @functools.cache
 def versions() -> tuple[object, ...]:
-    """Of what generates code and compiles it, and the variables that change what they do."""
+    """Versions of what generates and compiles code, and the variables that change what they do."""
     import triton
 
     try:

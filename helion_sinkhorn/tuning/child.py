@@ -65,6 +65,7 @@ def serve(device: Device) -> None:
     from helion_sinkhorn.configs.store import hashable
     from helion_sinkhorn.operators import KERNELS
     from helion_sinkhorn.runtime.kernel import Choice
+    from helion_sinkhorn.tuning.neighbours import neighbours
 
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
@@ -72,7 +73,9 @@ def serve(device: Device) -> None:
         choice = Choice(**{k: hashable(v) for k, v in said.pop("choice").items()})
         try:
             call = KERNELS[choice.kernel].call(**said.pop("call"))
-            row = compile_job(device, Job(call, choice, said["batch"], hashable(said["options"])))
+            job = Job(call, choice, said["batch"], hashable(said["options"]))
+            around = said.get("neighbours")
+            row = {"configs": neighbours(*first_launch(device, job))} if around else compile_job(device, job)
         except Exception as error:  # whatever Helion or a compiler raised is this job's result
             row = {"problems": [f"{type(error).__name__}: {error}".strip()]}
         print(json.dumps(row), file=answers, flush=True)

@@ -56,7 +56,7 @@ def tune(arguments: argparse.Namespace) -> int:
         reported = here(arguments.device)
     # importing these imports Triton
     from helion_sinkhorn.operators import KERNELS
-    from helion_sinkhorn.tuning import deadline, offline_run, plan
+    from helion_sinkhorn.tuning import deadline, offline_run, plan, search
     from helion_sinkhorn.tuning import tune as tuner
     from helion_sinkhorn.tuning.groups import groups_of
     from helion_sinkhorn.tuning.options import Options
@@ -84,7 +84,7 @@ def tune(arguments: argparse.Namespace) -> int:
 
     evidence = "compiled" if arguments.offline else "measured"
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    results = []
+    results, found = [], []
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         try:
             with deadline.raised_after(options.left):
@@ -98,6 +98,8 @@ def tune(arguments: argparse.Namespace) -> int:
                 ):
                     results.append(result)
                     progress.advance(task)
+                if arguments.effort == "full" and not arguments.offline:
+                    found += search.search(results, options, say=say)
         except deadline.OutOfTime:
             left = plan.keys_left(groups, options, evidence)
             say(f"the budget of {arguments.budget:g} s is spent; the same command does the {left} keys left")
@@ -106,6 +108,9 @@ def tune(arguments: argparse.Namespace) -> int:
         table(title, offline_run.COLUMNS, offline_run.report(results))
     else:
         table(f"{arguments.device}: microseconds", tuner.COLUMNS, tuner.report(results))
+    if found:
+        title = "faster than what is stored; to store one, put it into its kernel's space (space.py)"
+        table(title, search.COLUMNS, search.report(found))
     return 0
 
 
@@ -174,10 +179,14 @@ def warm(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise SystemExit(f"warm: {error}") from None
     for workload in calls:
-        for job in warming.jobs(workload, current(0) if is_here else DEVICES[arguments.device]):
-            begin = time.perf_counter()
-            warming.launch(job) if is_here else warming.generate(job, arguments.device)
-            console.print(f"{job.choice.kernel}  {job.call}  {time.perf_counter() - begin:.1f} s")
+        begin = time.perf_counter()
+        if is_here:
+            warming.launch(workload, current(0))
+        else:
+            warming.generate(workload, DEVICES[arguments.device])
+        given = {name: getattr(workload, name) for name in warming.fields(arguments.op)}
+        words = ", ".join(f"{name}={value}" for name, value in given.items())
+        console.print(f"{arguments.op}  {words}  {time.perf_counter() - begin:.1f} s")
     say_programs()
     if not is_here:
         console.print("Generated code is kept; Triton compiles its machine code at the first launch.")

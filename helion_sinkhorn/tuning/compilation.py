@@ -23,15 +23,25 @@ TIMED_SPILLS = 256
 
 
 class Compilation:
-    """All candidates of some groups on their way to machine code, in the background and in order."""
+    """All candidates of some groups on their way to machine code, in the background and in order.
 
-    def __init__(self, device: Device, groups: Sequence[Group], workers: int, cache: Path | None):
+    choices: those of the only group, where they are not its kernel's candidates.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        groups: Sequence[Group],
+        workers: int,
+        cache: Path | None,
+        choices: Sequence[Choice] = (),
+    ):
         self.device = device
         self.jobs = {
             # of the size that will run: beyond 2^31 entries offsets take 64 bits, and other code
             group: [
                 Job(group.call, c, max(group.batches))
-                for c in candidates(KERNELS[group.kernel], group.call, device)
+                for c in choices or candidates(KERNELS[group.kernel], group.call, device)
             ]
             for group in groups
         }

@@ -71,6 +71,11 @@ def error(call: Any, choice: Choice, device: str) -> float:
     return TRIALS[choice.kernel].error(call, choice, device)
 
 
+def on_gpu(group: Group, choice: Choice) -> float:
+    """`error` on the current GPU."""
+    return error(group.call, choice, "cuda")
+
+
 @dataclass
 class Result:
     """What came of one key."""

@@ -75,7 +75,11 @@ def tune_offline(
     try:
         for number, group in enumerate(left, 1):
             binaries = compiled.binaries(group)
-            found = [ranked(group, batch, binaries, options) for batch in group.batches]
+            try:
+                found = [ranked(group, batch, binaries, options) for batch in group.batches]
+            except RuntimeError as failure:
+                say(f"{group.name}: {failure}; nothing is written for it")
+                continue
             new = [result.entry for result in found if not result.measured]
             path = None
             if new:

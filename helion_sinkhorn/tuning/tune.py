@@ -22,9 +22,9 @@ from helion_sinkhorn.tuning.finals import (
     Clock,
     Result,
     digits,
-    error,
     gpu_clock,
     gpu_timing_lock,
+    on_gpu,
     tune_key,
 )
 from helion_sinkhorn.tuning.groups import Group, choice_of, entry_before, spelled
@@ -33,7 +33,7 @@ from helion_sinkhorn.tuning.plan import groups_of_rank
 from helion_sinkhorn.tuning.provenance import device_block, provenance
 
 CANDIDATES_SHARE = 0.5
-"""Of the seconds left, what the candidates of a key may take before its finals."""
+"""The share of the seconds left that the candidates of a key may take before its finals."""
 
 
 def tune(
@@ -42,7 +42,7 @@ def tune(
     reported: str,
     *,
     clock: Clock = gpu_clock,
-    judge: Callable[[Group, Choice], float] | None = None,
+    judge: Callable[[Group, Choice], float] = on_gpu,
     compilation: Callable[..., Any] = Compilation,
     say: Callable[[str], None] = print,
 ) -> Iterator[Result]:
@@ -59,7 +59,6 @@ def tune(
     # what other runs have written since
     store.read.cache_clear()
     device = DEVICES[options.device]
-    judge = judge or (lambda group, choice: error(group.call, choice, "cuda"))
     left = groups_of_rank(groups, options)
     compiled = compilation(device, left, options.workers, options.cache)
     missed, turn = count_compilations(), gpu_timing_lock(options.cache)

@@ -11,9 +11,10 @@ pytest.importorskip("triton")
 
 from ci import machine_versions
 from helion_sinkhorn.configs import store
-from helion_sinkhorn.machine.binary import Binary
+from helion_sinkhorn.machine.binary import Binary, Job
 from helion_sinkhorn.machine.compiler import Compiler
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
+from helion_sinkhorn.runtime.kernel import Choice
 
 pytestmark = pytest.mark.usefixtures("fresh_caches")
 
@@ -58,7 +59,7 @@ def test_what_no_time_vouches_for_is_compiled(folder):
         "3.7": [1, 4],
         "3.9": [4],
     }
-    assert {s.made for s in found["3.9"]} == {"3.6"}
+    assert {(s.made, s.job.batch) for s in found["3.9"]} == {("3.6", 4096)}
 
 
 def test_a_prediction_vouches_for_nothing(tmp_path):
@@ -112,6 +113,21 @@ def test_worse_code_than_that_which_was_chosen_is_a_failure(run, fields, said):
     assert len(lines) == bool(said)
     assert said in output
     assert all(line.startswith("h200, Triton 3.9: ") for line in lines)
+
+
+def test_known_growth_is_of_its_kernel_and_architecture():
+    def grown(device, kernel, n, cross_lane):
+        call = SinkhornCall(False, 1, "bfloat16", n, n, 8)
+        job = Job(call, Choice(kernel, (("num_warps", 1),), (), "", True))
+        before, after = (
+            Binary(device, job, **{**GOOD, "counts": {"cross-lane": count}}) for count in (48, cross_lane)
+        )
+        return [w for w in machine_versions.broken(after, before) if "cross-lane" in w]
+
+    assert grown("h200", "sinkhorn_implicit_cg", 8, 192) == []
+    assert grown("h200", "sinkhorn_implicit_cg", 8, 193) != []
+    others = ("b200", "implicit_cg", 8), ("h200", "forward", 8), ("h200", "implicit_cg", 32)
+    assert all(grown(device, f"sinkhorn_{kernel}", n, 192) for device, kernel, n in others)
 
 
 def test_folders_without_a_triton_are_named(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from autograd_calls import assert_batched_gradients, assert_equal, randn
+from targets import INDUCTOR_BY_NIGHT
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
@@ -142,7 +143,7 @@ def weighted(x, fn, weight):
     return hc_mixes(x * 2, fn, 0.1, weight, precision="tf32", eps_outside=True).sin()
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=INDUCTOR_BY_NIGHT)])
 def test_compiled_with_a_norm_weight(backend):
     torch._dynamo.reset()
     x, fn, dmixes = inputs(6)

@@ -7,6 +7,7 @@ import torch
 from autograd_calls import assert_batched_gradients, assert_equal
 from hc_streams import pre_inputs, pre_results
 from sharded import CASES, COMMUNICATION, sharded_results
+from targets import INDUCTOR_BY_NIGHT
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
@@ -82,6 +83,7 @@ def test_compiled_without_recompiling_for_other_tokens():
         assert torch.equal(compiled(*given[:2]), hc_pre(*given[:2]))
 
 
+@INDUCTOR_BY_NIGHT
 def test_compiled_by_inductor():
     given = inputs(6)
 

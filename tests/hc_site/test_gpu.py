@@ -78,7 +78,7 @@ def test_bits_do_not_depend_on_the_tokens_around_or_the_run(c, dtype):
 
 
 def test_one_gradient_is_that_of_the_parts_but_for_their_roundings():
-    """Each part rounds its gradient of bfloat16 streams, and autograd its two sums; a site rounds once."""
+    """A site rounds a bfloat16 gradient once; its parts round theirs, and autograd its two sums."""
     given, upstream = on_gpu(*site_inputs(300, c=512, dtype=torch.bfloat16))
     fused = site_results(given, upstream, implementation="helion")
 

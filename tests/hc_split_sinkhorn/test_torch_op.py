@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
+from targets import INDUCTOR_BY_NIGHT
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
@@ -126,6 +127,7 @@ def test_compiled_without_recompiling_for_other_tokens():
     assert counter.frame_count == 1
 
 
+@INDUCTOR_BY_NIGHT
 def test_compiled_by_inductor():
     given = inputs(6)
 

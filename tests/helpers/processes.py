@@ -81,7 +81,7 @@ class Compilers:
 
         if device not in self.by_device:
             folder = self.running.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-            compiler = Compiler(device, Path(folder), timeout=120.0)
+            compiler = Compiler(device, Path(folder), timeout=600.0)
             self.by_device[device] = self.running.enter_context(compiler)
         return [self.by_device[device].compile(job) for job in jobs]
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import multiprocessing
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +15,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from helion_sinkhorn import (
+    dot_compress,
+    hc_mixes,
+    hc_post,
+    hc_pre,
+    hc_split_sinkhorn,
+    recurrent_linear_attention,
+    sinkhorn,
+)
 from helion_sinkhorn.configs import settings
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn import launch
-from helion_sinkhorn.runtime import dispatch, program_cache, serving
+from helion_sinkhorn.runtime import dispatch, generated, program_cache, serving
 from helion_sinkhorn.runtime.kernel import Choice, build, default_choice
 from helion_sinkhorn.runtime.standalone import load, standalone
 from helion_sinkhorn.tuning import warm
@@ -283,6 +294,43 @@ def test_every_launch_fuses_products():
     assert options == {"grid": (3,), "warmup": False, "num_warps": 4, "enable_fp_fusion": True}
 
 
+class Program:
+    """A stand-in of Helion's for one program of all arguments, and its kernel."""
+
+    configs = ("config",)
+    generated = 0
+
+    def bind(self, args):
+        return self
+
+    def to_triton_code(self, config):
+        self.generated += 1
+        return GENERATED.format(more="")
+
+
+def test_helion_generates_a_program_once_for_all_its_signatures():
+    program, kept = Program(), []
+    kernel = type("Kernel", (), {"helion": program, "name": "host"})
+    hosts = [generated.generated(kernel, (torch.zeros(k), None), kept.append) for k in (3, 4)]
+    assert hosts[0] is hosts[1]
+    assert program.generated == len(kept) == 1
+
+
+def test_numbers_that_stay_arguments_do_not_tell_programs_apart():
+    walk = KERNELS["linear_attention_walk"]
+    names = ("sequences", "length", "scale")
+    found = generated.numbers(walk.body)
+    parameters = list(inspect.signature(pkgutil.resolve_name(walk.body)).parameters)
+    assert [parameters[at] for at in sorted(found)] == list(names)
+    assert generated.numbers(KERNELS["sinkhorn_forward"].body) == frozenset()
+    kernel = build(walk, ())
+    args = [7] * len(parameters)
+    for at in range(len(parameters)):
+        other = [*args[:at], 8, *args[at + 1 :]]
+        equal = generated.of_any(kernel, args, args) == generated.of_any(kernel, other, other)
+        assert equal is (at in found)
+
+
 # ------------------------------------------------------------------------------------------ other processes
 
 
@@ -315,17 +363,52 @@ def test_workloads_that_are_asked_for():
             list(warm.workloads("sinkhorn", [wrong]))
 
 
-def test_warm_makes_the_launches_of_a_call(monkeypatch, fresh_caches):
-    launches = []
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, requires_grad=True)
+
+
+CALLS = {
+    "sinkhorn n=4 m=4 eps=1e-5": lambda: sinkhorn(normal(64, 4, 4), eps=1e-5),
+    "dot_compress m=40 d=32 k=16 dtype=float32": lambda: dot_compress(normal(64, 40, 32), normal(64, 40, 16)),
+    "hc_mixes c=256 dtype=float32": lambda: hc_mixes(normal(64, 4, 256), normal(24, 1024)),
+    "hc_pre c=256 dtype=float32": lambda: hc_pre(normal(64, 4, 256), normal(64, 4)),
+    "hc_post c=256 dtype=float32": lambda: hc_post(
+        normal(64, 256), normal(64, 4, 256), normal(64, 4), normal(64, 4, 4)
+    ),
+    "hc_split_sinkhorn n=4": lambda: hc_split_sinkhorn(normal(64, 24), normal(3), normal(24)),
+    "linear_attention sequences=2 steps=64 heads=2 dk=32 dv=32 dtype=float32": lambda: (
+        recurrent_linear_attention(*[normal(2, 64, 2, 32) for _ in range(3)], gk=-normal(2, 64, 2, 32).abs())
+    ),
+    "linear_attention sequences=2 steps=64 heads=2 dk=32 dv=32 dtype=bfloat16": lambda: (
+        recurrent_linear_attention(
+            *[normal(2, 64, 2, 32).bfloat16() for _ in range(3)], gk=-normal(2, 64, 2, 32).abs().bfloat16()
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("asked", CALLS)
+def test_warm_makes_the_launches_of_a_call_and_its_gradient(asked, monkeypatch, fresh_caches):
+    programs = set()
+
+    def run(kernel, *args):
+        decided = kernel.config, generated.of_any(kernel, args, dispatch.signature(args))
+        programs.add(program_cache.file_name(kernel.name, decided, CPU))
+
     monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["h200"], "ptx", False))
-    monkeypatch.setattr(serving, "run", lambda kernel, *a: launches.append(name_of(kernel, a)))
-    (workload,) = warm.workloads("sinkhorn", ["n=4", "m=4", "eps=1e-5", "batch=64"])
-    for job in warm.jobs(workload, DEVICES["h200"]):
-        warm.launch(job, "cpu")
-    warmed = launches[:]
-    launches.clear()
-    x, dy = torch.randn(2, 64, 4, 4)
-    launch.forward(x, *workload.arguments, torch.float32)
-    launch.backward(dy, x, *workload.arguments)
-    assert len(launches) == 2
-    assert warmed == launches
+    monkeypatch.setattr(serving, "run", run)
+    operator, *fields = asked.split()
+    batch = [] if operator == "linear_attention" else ["batch=64"]
+    (workload,) = warm.workloads(operator, [*fields, *batch])
+    warm.launch(workload, DEVICES["h200"], "cpu")
+    warmed = programs.copy()
+    programs.clear()
+    # the public function, as on a GPU
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda t: True))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    results = CALLS[asked]()
+    results = results if isinstance(results, tuple) else (results,)
+    results = [r for r in results if r is not None and r.requires_grad]
+    torch.autograd.backward(results, [torch.randn_like(r) for r in results])
+    assert len(programs) >= 2
+    assert warmed == programs

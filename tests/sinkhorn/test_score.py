@@ -196,6 +196,23 @@ def test_what_another_triton_measured_stays_unless_it_spills_here(tmp_path, evid
         assert (row[2] == "inf") == bool(spilling)
 
 
+@pytest.mark.usefixtures("fresh_caches")
+def test_a_key_whose_default_does_not_compile_leaves_the_others(tmp_path):
+    class Failing(Made):
+        def binaries(self, group):
+            made = super().binaries(group)
+            late = Binary(made[0].device, made[0].job, ("not compiled after 60 s",))
+            return [late, *made[1:]] if group.call.n == 4 else made
+
+    groups = groups_of(
+        [WORKLOADS[f"deepseek_{n}x{n}_fp32_b{b}"] for n, b in ((4, 131072), (16, 128))], "sinkhorn_forward"
+    )
+    said, options = [], Options("mi350", tmp_path, commit="0" * 40, command="test")
+    found = offline_run.tune_offline(groups, options, compilation=Failing(), say=said.append)
+    assert [r.group.call.n for r in found] == [16]
+    assert said[0].endswith("not compiled after 60 s; nothing is written for it")
+
+
 def test_calibration_keeps_times_beside_scores(tmp_path):
     binaries = [binary(32), binary(64), binary(128), binary(256)]
     scores = [score(b, 1 << 20) for b in binaries]

@@ -10,31 +10,34 @@ import helion.language as hl
 import torch
 
 from helion_sinkhorn.ops.hc_mixes.kernels import given_parts, product, turned
-from helion_sinkhorn.ops.hc_post.kernels import coefficient, new_streams
-from helion_sinkhorn.runtime.device_math import multiply_add
+from helion_sinkhorn.ops.hc_post.kernels import coefficient, new_stream, output_of, streams_of
+from helion_sinkhorn.runtime.device_math import computed_once, multiply_add
 
 
-def project(streams, split, total, square, out, tile_t, tile_m, tile_c, x_parts, parts, how, interpret):
-    """(total, square) with the products and squares of a block of new streams, rounded and stored."""
-    for o, stream in enumerate(streams):
-        rounded = stream.to(out.dtype)
+def cross(tensors, sums, place, n, x_parts, parts, transposed, how, interpret):
+    """Store a block of the new streams and of y, and return the sums of products and squares with it.
+
+    Stream by stream, so that one new stream is in registers beside the old ones.  The projection and the
+    collapse take it as it is rounded and stored.
+    """
+    f, x, post, comb, bias, weights, split, out, y = tensors
+    total, square = sums
+    tile_t, tile_m, tile_c = place
+    given, streams = output_of(f, bias, tile_t, tile_c), streams_of(x, tile_t, tile_c, n)
+    collapsed = given * 0.0
+    for o in range(n):
+        made = new_stream(given, streams, post, comb, tile_t, o, transposed, how)
+        rounded = computed_once(made, how).to(out.dtype)
         hl.store(out, [tile_t, o, tile_c], rounded)
         wide = rounded.to(torch.float32)
         square = multiply_add(wide, wide, square, how)
-        weights = turned([hl.load(split, [tile_m, k, o, tile_c]) for k in range(parts)])
-        total = total + product(given_parts(rounded, x_parts), weights, parts, interpret)
+        if y is not None:
+            collapsed = multiply_add(coefficient(weights, tile_t, o).unsqueeze(1), wide, collapsed, how)
+        rows = turned([hl.load(split, [tile_m, k, o, tile_c]) for k in range(parts)])
+        total = total + product(given_parts(rounded, x_parts), rows, parts, interpret)
+    if y is not None:
+        hl.store(y, [tile_t, tile_c], collapsed.to(y.dtype))
     return total, square
-
-
-def collapse(streams, weights, out, y, tile_t, tile_c, how):
-    """y_c = sum_o weights_o out_oc of the streams as they are rounded, in their order."""
-    if y is None:
-        return
-    total = streams[0] * 0.0
-    for o, stream in enumerate(streams):
-        weight = coefficient(weights, tile_t, o).unsqueeze(1)
-        total = multiply_add(weight, stream.to(out.dtype).to(torch.float32), total, how)
-    hl.store(y, [tile_t, tile_c], total.to(y.dtype))
 
 
 def hc_boundary_forward(
@@ -78,10 +81,9 @@ def hc_boundary_forward(
         total = hl.zeros([tile_t, tile_m], dtype=torch.float32)
         square = hl.zeros([tile_t, block_c], dtype=torch.float32)
         for tile_c in hl.tile(s * chunk, min(s * chunk + chunk, columns), block_size=block_c):
-            streams = new_streams(f, x, post, comb, bias, tile_t, tile_c, n, transposed, how)
-            collapse(streams, weights, out, y, tile_t, tile_c, how)
-            total, square = project(
-                streams, split, total, square, out, tile_t, tile_m, tile_c, x_parts, parts, how, interpret
-            )
+            total, square = cross(
+                (f, x, post, comb, bias, weights, split, out, y), (total, square), (tile_t, tile_m, tile_c),
+                n, x_parts, parts, transposed, how, interpret,
+            )  # fmt: skip
         partials[tile_t, s, tile_m] = total
         squares[tile_t, s] = square.sum(1)
