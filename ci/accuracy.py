@@ -172,7 +172,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[package] = "not installed"
     found["cuda"], found["hip"] = torch.version.cuda or "", torch.version.hip or ""
-    found["fp_fusion"] = os.environ.get("TRITON_DEFAULT_FP_FUSION", "Triton's default")
     return found
 
 

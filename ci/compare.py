@@ -178,7 +178,6 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("accuracy"), help="folder of compare.md and compare.png"
     )
-    parser.add_argument("--write", type=Path, help="put the tables between the marks of this file too")
     options = parser.parse_args()
     try:
         loaded = [load(path) for path in options.artefacts]
@@ -201,8 +200,6 @@ def main() -> int:
     text += ["", "Gaps, reported only:", "", report.table(gaps(artefacts))]
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "compare.md").write_text("\n".join(text) + "\n")
-    if options.write:
-        report.insert(options.write, "devices", "\n".join(text))
     picture(artefacts, options.out / "compare.png")
     print("\n".join(text))
     wrong = [

@@ -3,7 +3,7 @@
 The good ones of an operator differ in what vendors, compilers and kernels are free to choose, its faults in
 what none may do.
 
-    python -m ci.fault_tables [--write docs/accuracy.md]    the tables of what is caught, by which rule
+    python -m ci.fault_tables [--write docs/faults.md]    the tables of what is caught, by which rule
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def opinions(workload: Any, steps: int) -> tuple[dict[str, Opinion], dict[str, O
 
 
 def tables(operator: Operator, steps: int) -> str:
-    """Its two tables of docs/accuracy.md."""
+    """Its two tables of docs/faults.md."""
     rows = [w for w in tagged("ci", object) if operator.takes(w)]
     everything = {w.name: opinions(w, steps) for w in rows}
     wide = {w.name for w in rows if w.dtype == torch.float32}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -146,7 +146,7 @@ def conversion(binary: Binary) -> Iterator[str]:
 
 
 def fusion(binary: Binary) -> Iterator[str]:
-    """Compilers fuse products into sums, as TRITON_DEFAULT_FP_FUSION=1 pins it."""
+    """Compilers fuse products into sums, as every launch asks them to."""
     if binary.modes.get("enable_fp_fusion") != 1:
         yield "enable_fp_fusion is off"
 
@@ -171,12 +171,20 @@ def matrix(binary: Binary) -> Iterator[str]:
 
 def spills(binary: Binary) -> Iterator[str]:
     """A default config keeps everything in registers, but for those of SPILL_BYTES."""
-    if binary.job.choice.stored:  # measured as it is; what it spills stands in machine_terms.txt
-        return
+    # what was measured was chosen with what it spills; machine_versions judges stored configs that were not
+    if not binary.job.choice.stored:
+        yield from unallowed_spills(binary)
+
+
+def allowance(binary: Binary, table: Mapping[tuple[str, str], float], default: float) -> float:
+    """The largest value of a table by architecture and words of a program."""
     words = {DEVICES[binary.device].arch, binary.job.choice.kernel, *str(binary.job.call).split()}
-    allowed = max(
-        (size for key, size in SPILL_BYTES.items() if words >= set(" ".join(key).split())), default=0
-    )
+    return max((v for key, v in table.items() if words >= set(" ".join(key).split())), default=default)
+
+
+def unallowed_spills(binary: Binary) -> Iterator[str]:
+    """What a program spills beyond SPILL_BYTES."""
+    allowed = allowance(binary, SPILL_BYTES, 0)
     local = binary.counts.get("local", 0)
     if binary.spill_bytes > allowed or (local and not allowed):
         yield f"{local} local accesses, {binary.spill_bytes} bytes a thread, at most {allowed}"

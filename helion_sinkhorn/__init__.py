@@ -2,6 +2,7 @@
 
 from helion_sinkhorn import nn as nn
 from helion_sinkhorn import reference as reference
+from helion_sinkhorn.mhc.boundary import hc_boundary as hc_boundary
 from helion_sinkhorn.mhc.functional import hc_coeffs as hc_coeffs
 from helion_sinkhorn.mhc.functional import hc_expand as hc_expand
 from helion_sinkhorn.mhc.functional import hc_head as hc_head
@@ -9,6 +10,7 @@ from helion_sinkhorn.ops.dot_compress.api import dot_compress as dot_compress
 from helion_sinkhorn.ops.hc_mixes.api import hc_mixes as hc_mixes
 from helion_sinkhorn.ops.hc_post.api import hc_post as hc_post
 from helion_sinkhorn.ops.hc_pre.api import hc_pre as hc_pre
+from helion_sinkhorn.ops.hc_site.api import hc_site as hc_site
 from helion_sinkhorn.ops.hc_split_sinkhorn.api import hc_split_sinkhorn as hc_split_sinkhorn
 from helion_sinkhorn.ops.hc_split_sinkhorn.partials import Reduce as Reduce
 from helion_sinkhorn.ops.linear_attention.api import recurrent_linear_attention as recurrent_linear_attention
@@ -24,12 +26,14 @@ __all__ = [
     "Plan",
     "Reduce",
     "dot_compress",
+    "hc_boundary",
     "hc_coeffs",
     "hc_expand",
     "hc_head",
     "hc_mixes",
     "hc_post",
     "hc_pre",
+    "hc_site",
     "hc_split_sinkhorn",
     "marginal_error",
     "nn",

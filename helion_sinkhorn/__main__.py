@@ -1,29 +1,32 @@
-"""python -m helion_sinkhorn: tune, show, check, readme, env."""
+"""python -m helion_sinkhorn: tune, show, check, readme, warm, env."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from pathlib import Path
 
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.tuning.commands import check, environment, readme, show, tune
+from helion_sinkhorn.tuning.commands import check, environment, readme, show, tune, warm
 
 
 def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(prog="python -m helion_sinkhorn", description=__doc__)
-    commands = whole.add_subparsers(required=True, metavar="command")
+    commands = whole.add_subparsers(metavar="command")
     one = commands.add_parser("tune", help="time candidate configs on this device and store the best")
     one.add_argument("--device", required=True, choices=DEVICES, help="what this machine must be")
     one.add_argument("--kernel", help="one kernel instead of all")
     one.add_argument("--tags", default="tune", help="which WORKLOADS (default: tune)")
     one.add_argument("--only", default="", help="only workloads with this in their names, such as _4x4_fp32_")
     one.add_argument("--effort", choices=["quick", "full"], default="quick")
-    one.add_argument("--budget", type=float, default=60.0, help="seconds for the candidates of one key")
-    one.add_argument("--limit", type=float, default=float("inf"), help="begin no key after this many seconds")
+    one.add_argument(
+        "--budget",
+        type=float,
+        default=float("inf"),
+        help="seconds the whole command may take (default: any)",
+    )
     one.add_argument("--force", action="store_true", help="tune keys again that have a fresh entry")
     one.add_argument(
         "--offline", action="store_true", help="no GPU: rank machine code compiled for the device"
@@ -45,16 +48,28 @@ def parser() -> argparse.ArgumentParser:
     one = commands.add_parser("readme", help="write a folder's README.md anew from its data")
     one.add_argument("--out", type=Path, default=store.folders()[-1], help="default: the repository's folder")
     one.set_defaults(run=readme)
-    one = commands.add_parser("env", help="versions, device, stored entries")
+    one = commands.add_parser("warm", help="generate the code of an operator's calls before their first call")
+    one.add_argument("--op", required=True, help="the operator, such as sinkhorn")
+    one.add_argument(
+        "--device", choices=DEVICES, help="generate for this one (default: launch on the GPU here)"
+    )
+    one.add_argument(
+        "fields", nargs="*", metavar="FIELD=VALUE[,VALUE]",
+        help="what a call is: n=4 m=4 dtype=float32,bfloat16 n_iters=20 batch=8192; all combinations",
+    )  # fmt: skip
+    one.set_defaults(run=warm)
+    one = commands.add_parser("env", help="versions, device, stored entries, generated code")
     one.set_defaults(run=environment)
     return whole
 
 
 def main(words: list[str] | None = None) -> int:
-    # the compiling processes set it too, and Triton's cache tells binaries apart by it
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    arguments = parser().parse_args(words)
+    whole = parser()
+    arguments = whole.parse_args(words)
+    if not hasattr(arguments, "run"):
+        whole.print_help()
+        return 0
     return arguments.run(arguments)
 
 

@@ -1,7 +1,8 @@
-"""Modules: HyperConnection, HyperHead; Sinkhorn, FusedMHC, SinkhornLaneMixer."""
+"""Modules: HyperConnection, HyperBoundary, HyperHead; Sinkhorn, FusedMHC, SinkhornLaneMixer."""
 
 from __future__ import annotations
 
+from helion_sinkhorn.mhc.boundary import HyperBoundary as HyperBoundary
 from helion_sinkhorn.mhc.modules import HyperConnection as HyperConnection
 from helion_sinkhorn.mhc.modules import HyperHead as HyperHead
 from helion_sinkhorn.ops.sinkhorn.nn import FusedMHC as FusedMHC

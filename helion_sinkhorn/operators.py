@@ -1,4 +1,4 @@
-"""OPERATORS: the row of every operator.  Importing this module imports Helion."""
+"""OPERATORS: the row of every operator.  Importing this module imports Triton."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from helion_sinkhorn.ops.dot_compress.row import ROW as DOT_COMPRESS
 from helion_sinkhorn.ops.hc_mixes.row import ROW as HC_MIXES
 from helion_sinkhorn.ops.hc_post.row import ROW as HC_POST
 from helion_sinkhorn.ops.hc_pre.row import ROW as HC_PRE
+from helion_sinkhorn.ops.hc_site.row import ROW as HC_SITE
 from helion_sinkhorn.ops.hc_split_sinkhorn.row import ROW as HC_SPLIT_SINKHORN
 from helion_sinkhorn.ops.linear_attention.row import ROW as LINEAR_ATTENTION
 from helion_sinkhorn.ops.sinkhorn.row import ROW as SINKHORN
 from helion_sinkhorn.runtime.operator import Operator
 
-ROWS = SINKHORN, DOT_COMPRESS, LINEAR_ATTENTION, HC_SPLIT_SINKHORN, HC_MIXES, HC_PRE, HC_POST
+ROWS = SINKHORN, DOT_COMPRESS, LINEAR_ATTENTION, HC_SPLIT_SINKHORN, HC_MIXES, HC_PRE, HC_POST, HC_SITE
 OPERATORS = {row.name: row for row in ROWS}
 KERNELS = {name: kernel for row in OPERATORS.values() for name, kernel in row.kernels.items()}
 TRIALS = {name: trial for row in OPERATORS.values() for name, trial in row.trials.items()}

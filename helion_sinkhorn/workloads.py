@@ -12,6 +12,8 @@ from helion_sinkhorn.ops.hc_post import workloads as hc_post
 from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
 from helion_sinkhorn.ops.hc_pre import workloads as hc_pre
 from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
+from helion_sinkhorn.ops.hc_site import workloads as hc_site
+from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
 from helion_sinkhorn.ops.hc_split_sinkhorn import workloads as hc_split_sinkhorn
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
 from helion_sinkhorn.ops.linear_attention import workloads as linear_attention
@@ -23,7 +25,7 @@ Row = TypeVar("Row")
 
 _ROWS = (
     *sinkhorn.ROWS, *dot_compress.ROWS, *linear_attention.ROWS, *hc_split_sinkhorn.ROWS, *hc_mixes.ROWS,
-    *hc_pre.ROWS, *hc_post.ROWS,
+    *hc_pre.ROWS, *hc_post.ROWS, *hc_site.ROWS,
 )  # fmt: skip
 Workload = (
     SinkhornWorkload
@@ -33,6 +35,7 @@ Workload = (
     | MixesWorkload
     | HcPreWorkload
     | HcPostWorkload
+    | HcSiteWorkload
 )
 WORKLOADS: dict[str, Workload] = {w.name: w for w in _ROWS}
 assert len(WORKLOADS) == len(_ROWS)

@@ -10,7 +10,11 @@ import tempfile
 import hypothesis
 import pytest
 import torch
-from shared import FOLDER
+from processes import Compilers, Ranks
+from shared import FOLDER, once
+
+# the package reads it once: no code of another run, and none in the user's folder
+os.environ["HELION_SINKHORN_CACHE_DIR"] = "off"
 
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, print_blob=True)
 hypothesis.settings.register_profile("nightly", deadline=None, max_examples=1000, print_blob=True)
@@ -63,6 +67,24 @@ def poisoned_memory(monkeypatch):
         monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
 
 
+@pytest.fixture(scope="session")
+def compile_for():
+    """machine.compiler.compile_for, by processes that stay for all tests: one costs 5 s to start."""
+    compilers = Compilers()
+    yield compilers
+    compilers.stop()
+
+
+@pytest.fixture(scope="session")
+def on_two_processes():
+    """What a function of a mesh finds in each of two processes, asked once in a run."""
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("this torch has no gloo")
+    ranks = Ranks()
+    yield lambda work: once(f"{work.__module__}.{work.__qualname__}", lambda: ranks(work))
+    ranks.stop()
+
+
 @pytest.fixture
 def fresh_caches():
     """Nothing looked up, refused or launched before a test, and nothing of it afterwards."""
@@ -70,7 +92,8 @@ def fresh_caches():
     from helion_sinkhorn.runtime import serving
 
     caches = (
-        device.current, store.read, store.user_folder, lookup.lookup, serving.choose, serving.say_untuned,
+        device.current, store.read, store.user_folder, lookup.lookup, lookup.say_version, serving.choose,
+        serving.say_untuned,
     )  # fmt: skip
 
     def clear():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -59,8 +60,15 @@ before = set(sys.modules)
 import helion_sinkhorn
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(sorted(new & {"helion", "triton", "triton_kernels"}), torch.cuda.is_initialized())
+try:
+    helion_sinkhorn.sinkhorn(torch.zeros(4, 4), n_iters=-1)
+except ValueError as error:
+    print(type(error).__name__)
+# every kernel's row, its configs and its launcher
+import helion_sinkhorn.operators
+print(sorted({"helion", "torch._dynamo", "torch._inductor"} & set(sys.modules)))
 """
-    assert output([sys.executable, "-c", code]).split() == ["[]", "False"]
+    assert output([sys.executable, "-c", code]).split() == ["[]", "False", "ValueError", "[]"]
 
 
 def test_wheel_holds_the_package_and_the_tuning_cache(wheel):
@@ -76,6 +84,29 @@ def test_wheel_holds_the_tritonbench_operators(wheel):
     files = files_under(ROOT / "tritonbench_ops")
     assert packed == {f"tritonbench_ops/{name}" for name in files if not name.startswith("upstream/")}
     assert "tritonbench_ops/sinkhorn/operator.py" in packed
+
+
+def test_the_version_stands_in_one_place():
+    import helion_sinkhorn
+
+    assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", helion_sinkhorn.__version__)
+    for name in ("pyproject.toml", "CITATION.cff", "mkdocs.yml"):
+        assert helion_sinkhorn.__version__ not in (ROOT / name).read_text()
+
+
+def test_the_changelog_is_in_the_form_of_keep_a_changelog():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## (.*)$", text, re.M)
+    assert versions[0] == "[Unreleased]"
+    assert all(re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", v) for v in versions[1:])
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.*)$", text, re.M)) <= kinds
+
+
+def test_the_source_distribution_names_every_tracked_folder():
+    grafted = re.findall(r"^graft (.*)$", (ROOT / "MANIFEST.in").read_text(), re.M)
+    tracked = {p.parent.name for p in ROOT.glob("*/*") if not p.parent.name.startswith(".")}
+    assert {"benchmarks", "ci", "docs", "examples", "tests", "tuning_cache"} <= set(grafted) <= tracked
 
 
 def test_installed_wheel_runs_and_reads_its_own_tuning_cache(wheel, tmp_path):

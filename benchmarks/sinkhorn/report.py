@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import matplotlib
+import numpy
 import pandas
 
 matplotlib.use("Agg")
@@ -14,6 +15,8 @@ from matplotlib import pyplot
 from benchmarks.sinkhorn.peers import FLOOR, FUNCTIONS, OURS
 
 PASSES = ("forward", "backward", "both")
+CALLED = {"graph": "CUDA graph", "eager": "called one by one"}
+"""The timers in a legend.  One by one, small batches show the time and the noise of the host."""
 KEY = ["n", "dtype", "batch", "pass", "timer"]
 TIMER = {"eager": "eager, L2 cleared", "graph": "in a CUDA graph"}
 HOW = """\
@@ -80,15 +83,17 @@ class Results:
         floors = timed[timed.function == FLOOR][[*KEY, "us"]].rename(columns={"us": "floor"})
         self.timed = timed.merge(floors, on=KEY, how="left")
         self.timed["x_floor"] = self.timed.us / self.timed.floor
+        self.by_function = dict(tuple(self.timed.groupby("function")))
 
     def section(self, name: str) -> pandas.DataFrame:
         return self.all[self.all.section == name]
 
     def of(self, function: str, **where: object) -> pandas.DataFrame:
-        rows = self.timed[self.timed.function == function]
+        rows = self.by_function.get(function, self.timed.iloc[:0])
+        wanted = numpy.ones(len(rows), bool)
         for column, value in where.items():
-            rows = rows[rows["pass" if column == "which" else column] == value]
-        return rows.sort_values("batch")
+            wanted &= (rows["pass" if column == "which" else column] == value).to_numpy(bool)
+        return rows[wanted].sort_values("batch")
 
     def one(self, function: str, **where: object) -> pandas.Series | None:
         rows = self.of(function, **where)
@@ -250,9 +255,13 @@ def left_out(results: Results) -> str:
 # ------------------------------------------------------------------------------------------ plots
 
 
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
+"""Okabe and Ito's, which the colour-blind can tell apart."""
+
+
 def color(n: int) -> str:
     """The same for a size in every plot."""
-    return f"C{int(n).bit_length() % 10}"
+    return COLORS[(int(n).bit_length() - 3) % len(COLORS)]
 
 
 def batch_axes(axis: pyplot.Axes, title: str, y: str) -> None:
@@ -263,23 +272,25 @@ def batch_axes(axis: pyplot.Axes, title: str, y: str) -> None:
 
 
 def plot_time(results: Results, out: Path) -> None:
-    """Time against B: eager with points, CUDA graph dashed, floors of n = 4 in grey."""
+    """Time against B: in a CUDA graph with points, called eagerly dotted, floors of n = 4 in grey."""
     shown, axes = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="constrained", sharey=True)
     series = results.of(OURS, dtype="float32")
     sizes = [n for n in sorted(series.n.unique()) if series[series.n == n].batch.nunique() > 1]
     for axis, which in zip(axes, PASSES, strict=True):
         for n in sizes:
-            for timer, style in (("eager", "o-"), ("graph", "--")):
+            for timer, style, width in (("graph", "o-", 1.5), ("eager", ":", 1.0)):
                 line = results.of(OURS, dtype="float32", n=n, which=which, timer=timer)
-                label = f"n = {n}" if timer == "eager" else None
-                axis.plot(line.batch, line.us, style, color=color(n), markersize=4, label=label)
-        for timer, style in (("eager", "-"), ("graph", "--")):
+                label = f"n = {n}, {CALLED[timer]}"
+                axis.plot(
+                    line.batch, line.us, style, color=color(n), markersize=4, linewidth=width, label=label
+                )
+        for timer, style in (("graph", "-"), ("eager", ":")):
             line = results.of(FLOOR, dtype="float32", n=4, which=which, timer=timer)
-            label = "same bytes copied, n = 4" if timer == "eager" else None
-            axis.plot(line.batch, line.us, style, color="0.6", label=label)
-        batch_axes(axis, which, "us a call (solid: eager, L2 cleared; dashed: CUDA graph)")
+            axis.plot(line.batch, line.us, style, color="0.6", label=f"copy, n = 4, {CALLED[timer]}")
+        batch_axes(axis, which, "us a call")
         axis.set_yscale("log")
-    axes[0].legend(fontsize=8)
+    handles, labels = axes[0].get_legend_handles_labels()
+    shown.legend(handles, labels, loc="outside right", fontsize=8)
     save(shown, out / "time.png")
 
 
@@ -309,7 +320,8 @@ def plot_speedup(results: Results, out: Path) -> None:
             line = results.of(name, dtype="float32", n=4, which=which, timer=timer)[["batch", "us"]]
             both = line.merge(own, on="batch", suffixes=("", "_own"))
             if not both.empty:
-                axis.plot(both.batch, both.us / both.us_own, "o-", color=f"C{index}", label=name)
+                label = name if definition(name) == "deepseek" else f"{name}: {definition(name)}"
+                axis.plot(both.batch, both.us / both.us_own, "o-", color=COLORS[index], label=label)
         axis.axhline(1, color="0.3", linewidth=1)
         batch_axes(axis, which, f"time / time of helion_sinkhorn, n = 4, {TIMER[timer]}")
         axis.set_yscale("log")
@@ -335,47 +347,54 @@ def save(shown: pyplot.Figure, path: Path) -> None:
     pyplot.close(shown)
 
 
+def text(results: Results) -> str:
+    """report.md."""
+    lines = ["# Benchmark", "", *conditions(results), "", HOW]
+    if results.of(OURS).empty:
+        lines += ["No row of the main series: see the end.", ""]
+    else:
+        lines += ["## Main series", "", "![time](time.png)", "", "![fraction of the floor](floor.png)", ""]
+        lines += sweep_tables(results)
+        lines += ["Configs that served these calls:", "", *configs(results), ""]
+        if variants := variant_rows(results):
+            lines += ["## bfloat16 and the log form", ""]
+            lines += ["In brackets: time over that of float32, deepseek.", "", markdown(variants), ""]
+    if compared(results):
+        lines += ["## Beside PyTorch and other packages", "", BESIDE, "![speed-up](speedup.png)", ""]
+        lines += peer_tables(results)
+    if not results.section("host").empty:
+        lines += ["## Host time", "", "![host time](host.png)", "", host_table(results), ""]
+    quantities = results.section("memory")
+    if not quantities.empty:
+        lines += ["## Memory", "", markdown({"quantity": r.quantity, "bytes a matrix": figure(r.bytes)}
+                                            for r in quantities.itertuples()), ""]  # fmt: skip
+    if not results.section("lanes").empty:
+        lines += ["## Small batches, forward and backward", "", LANES, lanes_table(results), ""]
+    first = results.section("first call")
+    if not first.empty:
+        lines += ["## First call in a fresh process", "", markdown(
+            {"": r.quantity, "s": f"{r.seconds:.2f}"} for r in first.itertuples()), ""]  # fmt: skip
+    if results.timed.error.notna().any():
+        lines += ["## Errors", "", CHECKED, checks(results), ""]
+    if not results.section("left out").empty:
+        lines += ["## Left out", "", left_out(results), ""]
+    return "\n".join(lines)
+
+
+def plots(results: Results, out: Path) -> None:
+    """The pictures that `text` shows."""
+    if not results.of(OURS).empty:
+        plot_time(results, out)
+        plot_floor(results, out)
+    if compared(results):
+        plot_speedup(results, out)
+    if not results.section("host").empty:
+        plot_host(results, out)
+
+
 def render(path: Path, out: Path) -> None:
     """Write report.md and its plots into `out` from the CSV at `path`."""
     out.mkdir(parents=True, exist_ok=True)
     results = Results(path)
-    text = ["# Benchmark", "", *conditions(results), ""]
-    text += [HOW]
-    if results.of(OURS).empty:
-        text += ["No row of the main series: see the end.", ""]
-    else:
-        plot_time(results, out)
-        plot_floor(results, out)
-        text += ["## Main series", "", "![time](time.png)", "", "![fraction of the floor](floor.png)", ""]
-        text += sweep_tables(results)
-        text += ["Configs that served these calls:", "", *configs(results), ""]
-        if variants := variant_rows(results):
-            text += [
-                "## bfloat16 and the log form",
-                "",
-                "In brackets: time over that of float32, deepseek.",
-                "",
-            ]
-            text += [markdown(variants), ""]
-    if compared(results):
-        plot_speedup(results, out)
-        text += ["## Beside PyTorch and other packages", "", BESIDE, "![speed-up](speedup.png)", ""]
-        text += peer_tables(results)
-    if not results.section("host").empty:
-        plot_host(results, out)
-        text += ["## Host time", "", "![host time](host.png)", "", host_table(results), ""]
-    quantities = results.section("memory")
-    if not quantities.empty:
-        text += ["## Memory", "", markdown({"quantity": r.quantity, "bytes a matrix": figure(r.bytes)}
-                                            for r in quantities.itertuples()), ""]  # fmt: skip
-    if not results.section("lanes").empty:
-        text += ["## Small batches, forward and backward", "", LANES, lanes_table(results), ""]
-    first = results.section("first call")
-    if not first.empty:
-        text += ["## First call in a fresh process", "", markdown(
-            {"": r.quantity, "s": f"{r.seconds:.2f}"} for r in first.itertuples()), ""]  # fmt: skip
-    if results.timed.error.notna().any():
-        text += ["## Errors", "", CHECKED, checks(results), ""]
-    if not results.section("left out").empty:
-        text += ["## Left out", "", left_out(results), ""]
-    (out / "report.md").write_text("\n".join(text))
+    plots(results, out)
+    (out / "report.md").write_text(text(results))

@@ -9,9 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -19,7 +17,7 @@ from functools import partial
 
 import torch
 
-from benchmarks import timing
+from benchmarks import first_call, timing
 from benchmarks.sinkhorn import peers
 
 T = 20
@@ -305,48 +303,17 @@ def lanes(job: Job) -> Iterator[Row | None]:
             yield {**row, **named(timing.loop(partial(step, layer, x), device, steps, wait=True, rounds=5))}
 
 
-FIRST_CALLS = """
-import sys, time, torch
-from helion_sinkhorn import sinkhorn
-device = sys.argv[1]
-x = torch.randn(8192, 4, 4, device=device, requires_grad=True)
-wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
-wait()
-start = time.perf_counter()
-if device == "cuda":
-    import helion_sinkhorn.kernels.launch
-print("import of Helion", time.perf_counter() - start)
-start = time.perf_counter()
-with torch.no_grad():
-    sinkhorn(x, 20)
-wait()
-print("forward", time.perf_counter() - start)
-y = sinkhorn(x, 20)
-start = time.perf_counter()
-y.backward(torch.randn_like(x))
-wait()
-print("backward", time.perf_counter() - start)
-"""
-
-
 def first_calls(job: Job) -> Iterator[Row | None]:
     """Seconds of the first forward and the first backward in a fresh process."""
     yield None
     now = timing.conditions(torch.device(job.device))
-    with tempfile.TemporaryDirectory() as cache:
-        folders = ("TRITON_CACHE_DIR", "HELION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-        environment = {**os.environ, **dict.fromkeys(folders, cache)}
-        command = [sys.executable, "-c", FIRST_CALLS, job.device]
-        for state in ("empty", "warm"):
-            done = subprocess.run(command, env=environment, capture_output=True, text=True)
-            if done.returncode:
-                raise RuntimeError(f"{state} compile cache: {done.stderr.strip().splitlines()[-1]}")
-            for line in done.stdout.splitlines():
-                what, seconds = line.rsplit(" ", 1)
-                yield {"function": peers.OURS, "quantity": f"{what}, {state} compile cache", "n": 4,
-                       "batch": 8192, "seconds": float(seconds), **now}  # fmt: skip
+    for state, laps in first_call.by_state(4, job.device, 1):
+        for step in ("import helion_sinkhorn", "forward", "backward"):
+            yield {"function": peers.OURS, "quantity": f"{step}, {STATES[state]}", "n": 4,
+                   "batch": first_call.BATCH, "seconds": laps[step], **now}  # fmt: skip
 
 
+STATES = {"empty": "empty caches", "full": "warm caches", "off": "no generated code kept"}
 TASKS = {"sweep": sweep, "host": host, "memory": memory, "lanes": lanes, "first calls": first_calls}
 
 

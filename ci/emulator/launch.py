@@ -14,7 +14,6 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,11 +21,11 @@ from unittest import mock
 import numpy as np
 import torch
 
-import helion_sinkhorn
 from ci.emulator import machine, text
 from ci.emulator.machine import Loaded, Model
 from ci.emulator.memory import Arena
 from helion_sinkhorn.configs.device import DEVICES, Device
+from helion_sinkhorn.configs.writer import replace
 from helion_sinkhorn.machine import presented
 
 NUMBERS = {
@@ -73,7 +72,6 @@ def present(key: str, cache: Path) -> Device:
     if device is None or device.vendor != "amd":
         amd = ", ".join(k for k, d in DEVICES.items() if d.vendor == "amd")
         raise ValueError(f"{key!r} is not emulated; the devices that are: {amd}")
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache / "triton"))
     presented.present_device(device)
     return device
@@ -105,9 +103,7 @@ def run(session: Session, kernel: Any, *arguments: Any) -> None:
     from helion_sinkhorn.runtime import dispatch
 
     begin = time.perf_counter()
-    host = host_of(
-        kernel, dispatch.signature(arguments), session.cache, tuple(map(dispatch.as_several, arguments))
-    )
+    host = host_of(kernel, dispatch.signature(arguments), session.cache, arguments)
     session.compile_seconds += time.perf_counter() - begin
     host(*arguments, _launcher=functools.partial(launch, session))
 
@@ -117,32 +113,20 @@ _hosts: dict[Any, Callable[..., None]] = {}
 
 def host_of(kernel: Any, signature: tuple, cache: Path, arguments: tuple[Any, ...]) -> Callable[..., None]:
     """Helion's host function for a launch: its text is kept by all that decides it."""
-    from torch._inductor.codecache import PyCodeCache
+    from helion_sinkhorn.runtime import program_cache
+    from helion_sinkhorn.runtime.generated import generated
+    from helion_sinkhorn.runtime.standalone import load
 
     key = kernel, signature
     if key not in _hosts:
-        arch = torch.cuda.get_device_properties().gcnArchName
-        decided = sources(), arch, kernel.name, repr(kernel.configs[0]), repr(signature)
-        path = cache / "helion" / f"{hashlib.sha256(repr(decided).encode()).hexdigest()}.py"
+        device = torch.device("cuda", 0)
+        path = cache / "helion" / program_cache.file_name(kernel.name, (kernel.config, signature), device)
         if not path.exists():
-            with presented.as_called(arguments) as given:
-                code = kernel.bind(tuple(given)).to_triton_code(kernel.configs[0])
             path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(f".{os.getpid()}")
-            unfinished.write_text(code)
-            unfinished.replace(path)
-        _hosts[key] = getattr(PyCodeCache.load(path.read_text()), kernel.name)
+            with presented.as_called(arguments) as given:
+                generated(kernel, given, functools.partial(replace, path))
+        _hosts[key] = load(path.read_text(), kernel.name, str(path))
     return _hosts[key]
-
-
-@functools.cache
-def sources() -> str:
-    """A digest of the kernels and of what makes code of them."""
-    package = Path(helion_sinkhorn.__file__).parent
-    paths = [path for room in ("ops", "runtime") for path in sorted((package / room).rglob("*.py"))]
-    texts = [path.read_bytes() for path in paths]
-    made_by = [version(name) for name in ("torch", "helion", "triton")]
-    return hashlib.sha256(b"\0".join([*texts, *map(str.encode, made_by)])).hexdigest()
 
 
 def launch(session: Session, function: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:

@@ -12,11 +12,16 @@ def table(rows: list[dict[str, object]]) -> str:
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
-def insert(path: Path, name: str, text: str) -> None:
-    """Replace what stands between `<!-- name -->` and `<!-- /name -->` in a file."""
+def replaced(page: str, name: str, text: str, where: object = "the page") -> str:
+    """A page with `text` between its `<!-- name -->` and `<!-- /name -->`."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    head, found, rest = path.read_text().partition(begin)
+    head, found, rest = page.partition(begin)
     _, closed, tail = rest.partition(end)
     if not (found and closed):
-        raise ValueError(f"{path} has no place for {name}: put {begin} and {end} where it belongs")
-    path.write_text(f"{head}{begin}\n\n{text}\n\n{end}{tail}")
+        raise ValueError(f"{where} has no place for {name}: put {begin} and {end} where it belongs")
+    return f"{head}{begin}\n\n{text}\n\n{end}{tail}"
+
+
+def insert(path: Path, name: str, text: str) -> None:
+    """Replace what stands between `<!-- name -->` and `<!-- /name -->` in a file."""
+    path.write_text(replaced(path.read_text(), name, text, path))

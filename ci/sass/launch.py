@@ -101,7 +101,6 @@ class Trace:
 @functools.cache
 def present(key: str, cache: Path) -> Device:
     """Make this process compile for an NVIDIA device; before Helion is imported."""
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache / "triton"))
     presented.present_device(DEVICES[key])
     return DEVICES[key]
@@ -124,8 +123,7 @@ def run(trace: Trace, kernel: Any, *arguments: Any) -> None:
     """runtime.dispatch.run: through the host function that Helion generates for the device."""
     from helion_sinkhorn.runtime import dispatch
 
-    stand_ins = tuple(map(dispatch.as_several, arguments))
-    host = host_of(kernel, dispatch.signature(arguments), trace.cache, stand_ins)
+    host = host_of(kernel, dispatch.signature(arguments), trace.cache, arguments)
     host(*arguments, _launcher=functools.partial(launch, trace))
 
 

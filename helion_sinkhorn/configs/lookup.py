@@ -5,7 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import re
+import sys
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, Device
@@ -13,29 +17,40 @@ from helion_sinkhorn.configs.device import DEVICES, Device
 log = logging.getLogger("helion_sinkhorn")
 # An entry serves batches up to 4 times smaller or larger than the one it was tuned at.
 MAX_LOG2_DISTANCE = 2.0
+MINOR_VERSION = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}")
 _reading = threading.Lock()
 
 
-def preferred(entries: tuple[store.Entry, ...], key: store.Key, batch: int) -> store.Entry | None:
-    """The nearest entry of this key that the running minor version of Triton compiled, else of any version.
+def preferred(
+    entries: tuple[store.Entry, ...], key: store.Key, batch: int, running: str
+) -> store.Entry | None:
+    """The entry of this key whose Triton is nearest to the running one, and of those the nearest in batch.
 
     A version may compile a config that is the best of another to code several times as slow.
     """
     of_key = tuple(e for e in entries if e.key == key)
-    own = nearest(tuple(e for e in of_key if e.triton == store.triton_minor()), batch)
-    return own or nearest(of_key, batch)
+    # a config for the largest tuned batch is one for a full device, and no larger batch is more than full
+    batch = min(max(batch, 1), max((e.batch for e in of_key), default=1))
+    for version in sorted({e.triton for e in of_key}, key=lambda v: distance(v, running)):
+        if found := nearest(tuple(e for e in of_key if e.triton == version), batch):
+            return found
+    return None
+
+
+def distance(version: str, running: str) -> tuple[bool, int, int]:
+    """An order of minor versions, "3.6": how far from the running one; of two as far the newer first."""
+    if not (MINOR_VERSION.fullmatch(version) and MINOR_VERSION.fullmatch(running)):
+        return version != running, sys.maxsize, 0
+    numbers = (map(int, v.split(".")) for v in (version, running))
+    of, own = (1000 * major + minor for major, minor in numbers)
+    return of != own, abs(of - own), -of
 
 
 def nearest(entries: tuple[store.Entry, ...], batch: int) -> store.Entry | None:
-    """The entry whose batch is nearest in log2, at most 4x away; the largest serves all beyond.
-
-    A config for the largest tuned batch is one for a full device, and no larger batch is more than full.
-    """
-    most = max((e.batch for e in entries), default=0)
-    batch = min(max(batch, 1), most)
+    """The entry whose batch is nearest in log2, at most 4 times away."""
     candidates = [(abs(math.log2(e.batch / batch)), e.batch, e) for e in entries]
-    distance, _, entry = min(candidates, key=lambda c: c[:2], default=(math.inf, 0, None))
-    return entry if distance <= MAX_LOG2_DISTANCE else None
+    away, _, entry = min(candidates, key=lambda c: c[:2], default=(math.inf, 0, None))
+    return entry if away <= MAX_LOG2_DISTANCE else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -50,22 +65,26 @@ def lookup(device: Device, kernel: str, key: store.Key, batch: int) -> store.Ent
     """
     # a cache may run what it caches in several threads at once, each with its warning
     with _reading:
-        return find(device, kernel, key, batch)
+        return find(device, kernel, key, batch, store.folders())
 
 
 @functools.cache
 def say_version(kernel: str, triton: str) -> None:
-    """Once a process: entries of another Triton serve a kernel."""
+    """Once a process: entries of another Triton serve calls of a kernel."""
     log.info(
-        "%s: no entry of Triton %s, using those of %s", kernel, store.triton_minor(), triton or "another"
-    )
+        "%s: no entry of Triton %s for some calls, using those of %s",
+        kernel, store.triton_minor(), triton or "an unknown one",
+    )  # fmt: skip
 
 
-def find(device: Device, kernel: str, key: store.Key, batch: int) -> store.Entry | None:
+def find(
+    device: Device, kernel: str, key: store.Key, batch: int, folders: Sequence[Path]
+) -> store.Entry | None:
+    """`lookup` in these folders, in their order."""
     relatives = [d.key for d in DEVICES.values() if d.family == device.family and d.key != device.key]
     for name in (device.key, *relatives):
-        for folder in store.folders():
-            entry = preferred(store.read(folder, name, kernel), key, batch)
+        for folder in folders:
+            entry = preferred(store.read(folder, name, kernel), key, batch, store.triton_minor())
             if entry is not None:
                 if entry.triton != store.triton_minor():
                     say_version(kernel, entry.triton)

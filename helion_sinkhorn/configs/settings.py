@@ -9,3 +9,6 @@ DEVICE = os.environ.get("HELION_SINKHORN_DEVICE", "")
 
 TUNING_DIR = os.environ.get("HELION_SINKHORN_TUNING_DIR", "")
 """A folder laid out like tuning_cache/, searched before the one shipped."""
+
+CACHE_DIR = os.environ.get("HELION_SINKHORN_CACHE_DIR", "")
+"""The folder that keeps generated code, if not the user's cache folder; "off": none."""

@@ -32,6 +32,11 @@ class Entry:
     triton: str = ""
     """The minor version of the Triton that compiled it, "3.6"; empty in files that do not say."""
 
+    @property
+    def source(self) -> str:
+        """Where it comes from, in words."""
+        return f"{self.path} ({self.evidence}{f', Triton {self.triton}' if self.triton else ''})"
+
 
 @functools.cache
 def triton_minor() -> str:

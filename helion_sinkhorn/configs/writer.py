@@ -143,8 +143,8 @@ def text(data: dict[str, Any]) -> str:
     )
 
 
-def replace(path: Path, content: str) -> None:
-    """Put content in the place of a file, locked, in one step: written beside it, flushed, renamed."""
+def replace(path: Path, content: str, mode: int = 0o644) -> None:
+    """Put content in the place of a file in one step: written beside it, flushed, renamed."""
     path = target(path)
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".tmp", dir=path.parent)
     try:
@@ -152,7 +152,7 @@ def replace(path: Path, content: str) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
+        os.chmod(name, mode)
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

@@ -51,6 +51,8 @@ class Patched(NamedTuple):
 class DeepseekV4DecoderLayer(theirs.DeepseekV4DecoderLayer):
     """A decoder layer whose streams are updated by `hc_post`: float32 coefficients, one rounding.
 
+    Its sites make one gradient of the streams (`hc_site`), where autograd would add three.
+
     The layer of transformers rounds post and comb to the dtype of the streams first, and then the product,
     the matrix product and their sum.  The name is that of the class it replaces, by which accelerate and
     FSDP's wrapping policies find layers.
@@ -59,12 +61,12 @@ class DeepseekV4DecoderLayer(theirs.DeepseekV4DecoderLayer):
     def forward(
         self, hidden_states: torch.Tensor, input_ids: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
-        post, comb, collapsed = self.attn_hc(hidden_states)
-        attended, _ = self.self_attn(self.input_layernorm(collapsed), **kwargs)
-        streams = hc_post(attended, hidden_states, post, comb)
-        post, comb, collapsed = self.ffn_hc(streams)
-        output = self.mlp(self.post_attention_layernorm(collapsed), input_ids=input_ids)
-        return hc_post(output, streams, post, comb)
+        site = self.attn_hc.enter(hidden_states)
+        attended, _ = self.self_attn(self.input_layernorm(site.y), **kwargs)
+        streams = hc_post(attended, site.residual, site.post, site.comb)
+        site = self.ffn_hc.enter(streams)
+        output = self.mlp(self.post_attention_layernorm(site.y), input_ids=input_ids)
+        return hc_post(output, site.residual, site.post, site.comb)
 
 
 def patch(

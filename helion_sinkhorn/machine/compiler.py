@@ -20,27 +20,38 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.binary import Binary, Job
+from helion_sinkhorn.runtime.space import Items
 
 
 class Compiler(contextlib.AbstractContextManager):
     """A child process for one device, started anew after a job that took it down."""
 
-    def __init__(self, device_key: str, folder: Path, timeout: float, cache: Path | None = None):
+    def __init__(
+        self,
+        device_key: str,
+        folder: Path,
+        timeout: float,
+        cache: Path | None = None,
+        packages: Sequence[str] = (),
+    ):
         self.device_key, self.timeout = device_key, timeout
         self.log = folder / f"stderr.{threading.get_ident()}"
         package = Path(__file__).resolve().parents[2]
         self.environment = {
-            "TRITON_DEFAULT_FP_FUSION": "1",
             **{k: v for k, v in os.environ.items() if k not in ("HELION_INTERPRET", "TRITON_INTERPRET")},
             "HELION_SINKHORN_DEVICE": device_key,
-            "PYTHONPATH": os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONPATH": os.pathsep.join(
+                [*packages, str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
             **{name: str(folder) for name in ("HELION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")},
             "TRITON_CACHE_DIR": str(cache or folder),
         }
         self.child: subprocess.Popen[str] | None = None
+        self.ended = False
 
     def start(self) -> None:
         with self.log.open("ab") as errors:
@@ -49,13 +60,22 @@ class Compiler(contextlib.AbstractContextManager):
                 env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
                 text=True, start_new_session=True,
             )  # fmt: skip
+        if self.ended:
+            self.stop()
         if self.child.stdout.readline() != "ready\n":
             raise RuntimeError(f"the compiler for {self.device_key} did not start:\n{self.log.read_text()}")
 
     def stop(self) -> None:
-        """End the child and the compilers it may be running."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.child.pid, signal.SIGKILL)
+        """End the child and the compilers it may be running; from any thread."""
+        child = self.child
+        if child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Stop the job begun, and begin no other; from any thread."""
+        self.ended = True
+        self.stop()
 
     def __exit__(self, *_: object) -> None:
         if self.child is not None:
@@ -65,18 +85,29 @@ class Compiler(contextlib.AbstractContextManager):
 
     def compile(self, job: Job) -> Binary:
         """This job's Binary; one that crashes or outlasts its compiler is reported like any other."""
+        row = self.ask(job)
+        row["loops"] = tuple(row.get("loops", ()))
+        return Binary(self.device_key, job, **row)
+
+    def neighbours(self, job: Job) -> list[Items]:
+        """The configs around this job's in Helion's own space; none where Helion does not take the job."""
+        found = self.ask(job, neighbours=True).get("configs", [])
+        return [tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in c.items()) for c in found]
+
+    def ask(self, job: Job, **more: bool) -> dict[str, Any]:
+        """What the child answers to a job, with its "problems"."""
+        if self.ended:
+            return {"problems": ("its compiler was stopped",)}
         if self.child is None:
             self.start()
         heard = self.log.stat().st_size
         choice = {k: dict(v) if k in ("config", "variant") else v for k, v in vars(job.choice).items()}
-        line = json.dumps(
-            {**vars(job), "call": vars(job.call), "choice": choice, "options": dict(job.options)}
-        )
+        said = {**vars(job), "call": vars(job.call), "choice": choice, "options": dict(job.options), **more}
         begin = time.perf_counter()
         timer = threading.Timer(self.timeout, self.stop)
         timer.start()
         try:
-            self.child.stdin.write(line + "\n")
+            self.child.stdin.write(json.dumps(said) + "\n")
             self.child.stdin.flush()
             answer = self.child.stdout.readline()
         except BrokenPipeError:
@@ -86,16 +117,15 @@ class Compiler(contextlib.AbstractContextManager):
         late = time.perf_counter() - begin >= self.timeout
         if late or not answer:
             self.__exit__()
-        said = self.log.read_bytes()[heard:].decode(errors="replace")
+        errors = self.log.read_bytes()[heard:].decode(errors="replace")
         if not answer:
-            why = f"not compiled after {self.timeout:g} s" if late else f"the compiler died: {said[-500:]}"
-            return Binary(self.device_key, job, (why,))
+            died = f"the compiler died: {errors[-500:]}"
+            return {"problems": (f"not compiled after {self.timeout:g} s" if late else died,)}
         row = json.loads(answer)
         # a kernel without its inline assembly is what Triton's AMD backend makes of one it cannot parse
-        errors = dict.fromkeys(text for text in said.splitlines() if text.startswith("error:"))
-        row["problems"] = (*row["problems"], *errors)
-        row["loops"] = tuple(row.get("loops", ()))
-        return Binary(self.device_key, job, **row)
+        lines = dict.fromkeys(text for text in errors.splitlines() if text.startswith("error:"))
+        row["problems"] = (*row.get("problems", ()), *lines)
+        return row
 
 
 def compile_for(
@@ -106,6 +136,8 @@ def compile_for(
     timeout: float = 120.0,
     cache: Path | None = None,
     report: Callable[[Binary], None] = lambda binary: None,
+    begun: Callable[[Compiler], None] = lambda compiler: None,
+    packages: Sequence[str] = (),
 ) -> list[Binary]:
     """Compile for a device that need not be here; nothing is launched.
 
@@ -116,6 +148,8 @@ def compile_for(
         timeout: seconds a job may take.
         cache: Triton's cache to leave the binaries in, for a process that will launch them.
         report: called with each Binary as it comes, from any thread.
+        begun: called with each worker before its first job, from any thread; `Compiler.end` stops one.
+        packages: folders with another Triton or Helion than those installed here.
 
     Returns:
         One Binary a job, in the order of the jobs.
@@ -126,7 +160,8 @@ def compile_for(
     todo = iter(list(enumerate(jobs)))
 
     def work(folder: str) -> None:
-        with Compiler(device_key, Path(folder), timeout, cache) as compiler:
+        with Compiler(device_key, Path(folder), timeout, cache, packages) as compiler:
+            begun(compiler)
             for index, job in todo:
                 binaries[index] = compiler.compile(job)
                 report(binaries[index])

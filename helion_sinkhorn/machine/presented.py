@@ -15,6 +15,7 @@ import torch
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.machine.binary import MAX_THREADS
 from helion_sinkhorn.machine.listing import nvidia_facts
+from helion_sinkhorn.runtime.generated import PINNED
 
 
 def read_cubin(compiled: Any) -> dict[str, Any]:
@@ -125,8 +126,8 @@ def as_called(arguments: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def specialised(arguments: Sequence[Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """What Triton compiles for in a launch of Helion's: tensors, a fake one at a 16-byte boundary and a real
-    one where it is, and its own options.
+    """What Triton compiles for in a launch: tensors where they are, fake ones at 16-byte boundaries, and its
+    own options.
     """
     from torch._subclasses.fake_tensor import FakeTensor
     from triton.runtime.jit import MockTensor
@@ -142,4 +143,4 @@ def specialised(arguments: Sequence[Any], options: dict[str, Any]) -> tuple[list
             return self.address
 
     given = [Placed(a) if isinstance(a, torch.Tensor) else a for a in arguments]
-    return given, {k: v for k, v in options.items() if not k.startswith("_")}
+    return given, {k: v for k, v in options.items() if not k.startswith("_")} | PINNED

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.mhc.float32 import Float32Parameters
-from helion_sinkhorn.mhc.functional import hc_coeffs, hc_head
-from helion_sinkhorn.ops.hc_pre.api import hc_pre
-from helion_sinkhorn.ops.hc_split_sinkhorn.limits import MOST_STREAMS
+from helion_sinkhorn.mhc.functional import hc_head
+from helion_sinkhorn.ops.hc_site.api import Site, hc_site
 from helion_sinkhorn.runtime.checks import check_implementation
+from helion_sinkhorn.runtime.streams import MOST_STREAMS
 
 INITIALIZER_RANGE = 0.02
 """Standard deviation of a fresh projection; base begins at 0 and scale at 1, as in transformers."""
@@ -21,7 +21,9 @@ class HyperConnection(Float32Parameters):
 
         mixes = fn x / rms(x),  (pre, post, comb) = hc_split_sinkhorn(mixes, scale, base, ...)
         collapsed_c = sum_i pre_i x_ic
-    The sublayer's output f then updates the streams: `hc_post(f, x, post, comb)`.
+    The sublayer's output f then updates the streams: `hc_post(f, residual, post, comb)`.  `enter` returns the
+    residual, x with one gradient for all its uses (`hc_site`); calling the module returns what the module of
+    transformers does, and autograd adds the gradient that x has as the residual.
 
     Args:
         hidden_size: C.
@@ -36,7 +38,7 @@ class HyperConnection(Float32Parameters):
         (`Float32Parameters`): fn (n^2 + 2n, n C), base (n^2 + 2n,), scale (3,).  Names, shapes and order of
         rows are those of DeepseekV4HyperConnection in transformers, whose state dicts fit both ways.
 
-    Numerical policy: that of `hc_mixes`, `hc_split_sinkhorn` and `hc_pre`; autocast is off inside.
+    Numerical policy: that of `hc_site`; autocast is off inside.
 
     Raises:
         TypeError, ValueError: an option that the operators do not take, when the module is made.
@@ -74,7 +76,7 @@ class HyperConnection(Float32Parameters):
         rows, columns = hc_mult * (hc_mult + 2), hc_mult * hidden_size
         # the operators check their options themselves, here on tensors without data
         x, fn, scale, base = _empty("meta", (0, hc_mult, hidden_size), (rows, columns), (3,), (rows,))
-        hc_coeffs(x, fn, scale, base, **self.options)
+        hc_site(x, fn, scale, base, **self.options)
         self.fn, self.base, self.scale = map(
             torch.nn.Parameter, _empty(device, (rows, columns), (rows,), (3,))
         )
@@ -87,13 +89,22 @@ class HyperConnection(Float32Parameters):
         self.base.zero_()
         self.scale.fill_(1.0)
 
-    def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(..., n, C) to post (..., n), comb (..., n, n) and collapsed (..., C), in transformers' order."""
+    def forward(self, streams: torch.Tensor, *, with_residual: bool = False) -> tuple[torch.Tensor, ...]:
+        """(..., n, C) to post (..., n), comb (..., n, n) and collapsed (..., C), in transformers' order.
+
+        With the residual behind them if asked; `enter` names the results.
+        """
         _check_streams(self, streams)
-        pre, post, comb = hc_coeffs(
+        y, post, comb, residual = hc_site(
             streams, self.fn, self.scale, self.base, **self.options, implementation=self.implementation
         )
-        return post, comb, hc_pre(streams, pre, implementation=self.implementation)
+        return (post, comb, y, residual) if with_residual else (post, comb, y)
+
+    def enter(self, streams: torch.Tensor) -> Site:
+        """(..., n, C) to the sublayer's input y, post, comb and residual, the last three for `hc_post`."""
+        # by the module's call, so that FSDP and hooks see it
+        post, comb, y, residual = self(streams, with_residual=True)
+        return Site(y, post, comb, residual)
 
     def extra_repr(self) -> str:
         return _repr(self)

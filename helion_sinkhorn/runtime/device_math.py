@@ -25,6 +25,12 @@ def is_padded(k):
     return (k & (k - 1)) != 0
 
 
+def joined(parts):
+    """(.., 2, .., 2) from 2^k tensors, the last axis the lowest bit of their number; threads keep their
+    entries."""
+    return parts[0] if len(parts) == 1 else hl.join(joined(parts[0::2]), joined(parts[1::2]))
+
+
 def multiply_add(a, b, c, how):
     """a b + c elementwise, rounded once.
 
@@ -38,3 +44,18 @@ def multiply_add(a, b, c, how):
     else:
         return a * b + c
     return hl.inline_asm_elementwise(asm, registers, [a, b, c], dtype=torch.float32, is_pure=True, pack=1)
+
+
+def computed_once(x, how):
+    """x in float32 as it is, by an instruction that no compiler repeats.
+
+    Triton makes what a matrix product takes in the product's own order of registers, and all that it depends
+    on with it: once more for every warp that shares a row.  Behind this it exchanges the result instead.
+    """
+    if how == "ptx":
+        asm, registers = "mov.b32 $0, $1;", "=f,f"
+    elif how == "gcn":
+        asm, registers = "v_mov_b32 $0, $1", "=v,v"
+    else:
+        return x
+    return hl.inline_asm_elementwise(asm, registers, [x], dtype=torch.float32, is_pure=False, pack=1)

@@ -12,10 +12,11 @@ import inspect
 from collections.abc import Callable, Hashable
 from typing import Any
 
-import helion
 import torch
 import triton
-from helion.runtime import default_launcher
+
+from helion_sinkhorn.runtime.generated import PINNED, host_function
+from helion_sinkhorn.runtime.kernel import Built
 
 INT32_ELEMENTS = 1 << 31
 """From this many elements on Helion generates 64-bit indices."""
@@ -36,7 +37,7 @@ def signature(args: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def run(kernel: helion.Kernel, *args: Any) -> None:
+def run(kernel: Built, *args: Any) -> None:
     """Call a built kernel through the host function compiled for these arguments."""
     key = kernel, signature(args)
     program = _programs.get(key)
@@ -45,33 +46,28 @@ def run(kernel: helion.Kernel, *args: Any) -> None:
     program(*args)
 
 
-def compiled(kernel: helion.Kernel, args: tuple[Any, ...]) -> Callable[..., None]:
+def compiled(kernel: Built, args: tuple[Any, ...]) -> Callable[..., None]:
     """The host function of a kernel for these arguments; an interpreted kernel is its own."""
-    if kernel.settings.ref_mode == helion.RefMode.EAGER:
-        return kernel
-    host = kernel.bind(tuple(map(as_several, args))).compile_config(kernel.configs[0])
+    if kernel.interpret:
+        return kernel.helion
+    host = host_function(kernel, args, signature(args))
+    if isinstance(host, functools.partial):
+        return host
     # under ROCm Triton specialises on buffer sizes too: there its own look-up stays
     on_gpu = any(isinstance(a, torch.Tensor) and a.is_cuda for a in args)
     if torch.version.hip or not on_gpu:
-        return host
+        return functools.partial(host, _launcher=launch)
     return functools.partial(host, _launcher=launch_binary)
 
 
-def as_several(a: Any) -> Any:
-    """A stand-in of two matrices for one: Helion stores a whole tile, unmasked, to a batch of size 1."""
-    if not isinstance(a, torch.Tensor) or a.size(0) != 1:
-        return a
-    return torch.empty_strided((2, *a.shape[1:]), a.stride(), dtype=a.dtype, device=a.device)
-
-
-def kept_launch(kernel: helion.Kernel, *args: Any) -> Callable[..., None] | None:
+def kept_launch(kernel: Built, *args: Any) -> Callable[..., None] | None:
     """The launch that `run(kernel, *args)` just made, as a function of its tensors; None where unknown.
 
     It takes all tensors among `args`, in their order; they must have the device, dtypes, shapes, strides and
     16-byte alignment of these.
     """
     program = _programs.get((kernel, signature(args)))
-    if not isinstance(program, functools.partial):
+    if not isinstance(program, functools.partial) or program.keywords["_launcher"] is not launch_binary:
         return None
     launches: list[tuple[Any, ...]] = []
     program.func(*args, _launcher=lambda function, grid, *a, **_: launches.append((function, grid, a)))
@@ -79,7 +75,7 @@ def kept_launch(kernel: helion.Kernel, *args: Any) -> Callable[..., None] | None
     binary = _binaries.get(specialisation(function, launched))
     count = sum(isinstance(a, torch.Tensor) for a in launched)
     given = [a for a in args if isinstance(a, torch.Tensor)]
-    parameters = inspect.signature(kernel.fn).parameters
+    parameters = list(inspect.signature(program.func).parameters)[: len(args)]
     names = [name for name, a in zip(parameters, args, strict=True) if isinstance(a, torch.Tensor)]
     # Helion names the tensors first, those that the generated code reads or writes, as the body does
     places = [names.index(name) for name in function.arg_names[:count] if name in names]
@@ -124,14 +120,18 @@ def specialisation(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
+def launch(function, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """A `_launcher` of generated code: Triton looks its binary up."""
+    function.run(*args, grid=grid, warmup=False, **options, **PINNED)
+
+
 def launch_binary(function, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """A `_launcher` of Helion's: by the binary that Triton chose for the same specialisation before."""
+    """A `_launcher` of generated code: by the binary that Triton chose for the same specialisation before."""
     key = specialisation(function, args)
     binary = _binaries.get(key)
     if binary is None:
-        default_launcher(function, grid, *args, **options)
+        launch(function, grid, *args, **options)
         if isinstance(function, triton.runtime.JITFunction):
-            options = {k: v for k, v in options.items() if not k.startswith("_")}
-            _binaries[key] = function.run(*args, grid=grid, warmup=True, **options)
+            _binaries[key] = function.run(*args, grid=grid, warmup=True, **options, **PINNED)
         return
     binary[(*grid, 1, 1)](*args)

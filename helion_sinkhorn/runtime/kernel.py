@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
+import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,8 +40,9 @@ class Kernel:
     """One kernel of an operator."""
 
     name: str
-    """The name of its file in tuning_cache/, and of the Helion kernel."""
-    body: Callable[..., None]
+    """The name of its file in tuning_cache/."""
+    body: str
+    """The function that Helion compiles, "module:function"; its module imports Helion."""
     call: type[Any]
     """What its configs are chosen for: hashable, of JSON values, with `key`, `of(key)` and `dtype`."""
     default: Callable[[Any, Device], tuple[Items, Items]]
@@ -85,22 +88,39 @@ def in_space(kernel: Kernel, choice: Choice, call: Any, device: Device) -> bool:
     return exactly(choice) in map(exactly, candidates(kernel, call, device))
 
 
+@dataclass(frozen=True, eq=False)
+class Built:
+    """A kernel with a fixed config: nothing is ever autotuned by a call."""
+
+    kernel: Kernel
+    config: Items
+    interpret: bool
+    """Whether the body runs eagerly on CPU tensors (Helion's reference mode)."""
+
+    @property
+    def name(self) -> str:
+        """The name of the body, and of the host function that Helion generates."""
+        return self.kernel.body.partition(":")[2]
+
+    @functools.cached_property
+    def helion(self) -> helion.Kernel:
+        """The Helion kernel; the first one imports Helion, which takes seconds."""
+        import helion
+
+        values = {k: list(v) if isinstance(v, tuple) else v for k, v in self.config}
+        mode = {"ref_mode": helion.RefMode.EAGER} if self.interpret else {}
+        return helion.kernel(
+            pkgutil.resolve_name(self.kernel.body),
+            config=helion.Config(**values),
+            static_shapes=False,
+            dot_precision="ieee" if torch.version.hip else self.kernel.products,
+            # what it calls a tensor operation on the host is `x is not None`
+            ignore_warnings=[helion.exc.TensorOperationInWrapper],
+            **mode,
+        )
+
+
 @functools.cache
-def build(kernel: Kernel, config: Items, interpret: bool = False) -> helion.Kernel:
-    """The Helion kernel with this fixed config: nothing is ever autotuned by a call.
-
-    interpret=True runs the body eagerly on CPU tensors (Helion's reference mode).
-    """
-    import helion
-
-    values = {k: list(v) if isinstance(v, tuple) else v for k, v in config}
-    mode = {"ref_mode": helion.RefMode.EAGER} if interpret else {}
-    return helion.kernel(
-        kernel.body,
-        config=helion.Config(**values),
-        static_shapes=False,
-        dot_precision="ieee" if torch.version.hip else kernel.products,
-        # what it calls a tensor operation on the host is `x is not None`
-        ignore_warnings=[helion.exc.TensorOperationInWrapper],
-        **mode,
-    )
+def build(kernel: Kernel, config: Items, interpret: bool = False) -> Built:
+    """The one Built of these: what was generated for it is found by identity."""
+    return Built(kernel, config, interpret or os.environ.get("HELION_INTERPRET") == "1")

@@ -8,16 +8,15 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-import helion
 import torch
 
 from helion_sinkhorn.configs.device import DEVICES, Device, current
 from helion_sinkhorn.configs.lookup import lookup
 from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.runtime.dispatch import kept_launch, run
-from helion_sinkhorn.runtime.kernel import Choice, Kernel, build, default_choice, in_space
+from helion_sinkhorn.runtime.kernel import Built, Choice, Kernel, build, default_choice, in_space
 from helion_sinkhorn.runtime.views import VECTOR_BYTES
 
 log = logging.getLogger("helion_sinkhorn")
@@ -37,12 +36,21 @@ class Served:
     """What a kernel is launched with."""
 
     choice: Choice
-    kernel: helion.Kernel
+    kernel: Built
     device: Device
     reciprocal: str
     interpret: bool
     named: bool
     """Whether the caller named the choice."""
+
+
+class Asked(NamedTuple):
+    """Which config of which operator a launch is looked up by: the arguments of `serve` of these names."""
+
+    kernels: Mapping[str, Kernel]
+    name: str
+    call: Any
+    tuned: Callable[[], frozenset[Key]]
 
 
 def index_of(x: torch.Tensor) -> int | None:
@@ -63,7 +71,7 @@ def choose(kernel: Kernel, call: Any, batch: int, device: Device) -> Choice:
     """The stored config for a call of a kernel, or the kernel's default where that is not in its space."""
     entry = lookup(device, kernel.name, call.key, batch)
     if entry is not None:
-        stored = Choice(kernel.name, entry.config, entry.variant, f"{entry.path} ({entry.evidence})", True)
+        stored = Choice(kernel.name, entry.config, entry.variant, entry.source, True)
         if not in_space(kernel, stored, call, device):
             refuse(stored, ValueError(f"`make tune` tries no such config for {call}"))
         if stored not in _refused:
@@ -152,7 +160,7 @@ def aligned(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def run_and_keep(
-    kernel: helion.Kernel, views: Tensors, constants: tuple[Any, ...], tensors: Tensors, key: Hashable
+    kernel: Built, views: Tensors, constants: tuple[Any, ...], tensors: Tensors, key: Hashable
 ) -> None:
     """One launch on views of the tensors; where they are no copies it is kept for the calls like it."""
     run(kernel, *views, *constants)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -181,6 +181,44 @@ def fold_vmap(name: str, results: int) -> None:
         size = info.batch_size
         batched = [batch_first(x, d, size) for x, d in zip(arguments, in_dims, strict=True)]
         return operator(*batched), 0 if results == 1 else (0,) * results
+
+
+def map_tokens(
+    name: str,
+    tensors: int,
+    parameters: Collection[int] | None,
+    empty: Callable[..., tuple[torch.Tensor, ...]],
+) -> None:
+    """Let torch.func.vmap fold the mapped dimension into the tokens; one by one where it cannot.
+
+    Args:
+        tensors: how many arguments, from the first, may be tensors.
+        parameters: the places of those that belong to no token; where one is mapped, the operator is called
+            for each element.  None for an operator with sums over tokens, which always is.
+        empty: the operator on tensors without data.
+    """
+    operator = operator_named(name)
+
+    @torch.library.register_vmap(f"{NAMESPACE}::{name}")
+    def _(info, in_dims, *arguments):
+        size, rest = info.batch_size, arguments[tensors:]
+        given = list(enumerate(zip(arguments[:tensors], in_dims[:tensors], strict=True)))
+        if parameters is not None and all(in_dims[k] is None for k in parameters):
+            folded = [x if k in parameters else batch_first(x, dim, size) for k, (x, dim) in given]
+            found = operator(*folded, *rest)
+            return found, (0,) * len(found)
+        batched = [batch_first(x, dim, size) for _, (x, dim) in given]
+
+        def element(i):
+            return [x[i] if isinstance(x, torch.Tensor) else x for x in batched]
+
+        if size == 0:
+            one = [x.new_empty(x.shape[1:]) if isinstance(x, torch.Tensor) else x for x in batched]
+            found = [x.new_empty(0, *x.shape) for x in empty(*one, *rest)]
+        else:
+            each = [operator(*element(i), *rest) for i in range(size)]
+            found = [torch.stack(some) for some in zip(*each, strict=True)]
+        return tuple(found), (0,) * len(found)
 
 
 def sharding(**results: int | tuple[int, int]) -> Callable[[], None]:

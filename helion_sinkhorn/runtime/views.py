@@ -38,10 +38,20 @@ def pieces(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided((x.size(0), size // c, c), (x.stride(0), c, 1))
 
 
+def placed(x: torch.Tensor) -> torch.Tensor:
+    """x, contiguous, from a 16-byte boundary on."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % VECTOR_BYTES else x
+
+
 def flattened(x: torch.Tensor, kept: int) -> torch.Tensor:
     """x with all but its last `kept` axes as one, contiguous, from a 16-byte boundary on."""
-    x = x.reshape(-1, *x.shape[x.dim() - kept :]).contiguous()
-    return x.clone() if x.data_ptr() % VECTOR_BYTES else x
+    return placed(x.reshape(-1, *x.shape[x.dim() - kept :]))
+
+
+def parameter(x: torch.Tensor) -> torch.Tensor:
+    """A parameter in float32, contiguous, from a 16-byte boundary on."""
+    return placed(x if x.dtype == torch.float32 else x.to(torch.float32))
 
 
 def in_pieces(x: torch.Tensor, size: int) -> torch.Tensor:

@@ -53,6 +53,10 @@ def complaints(folder: Path) -> Iterator[str]:
             yield f"{path}: entries are not sorted, or some share a key"
         for run in {e["run"] for e in data["entries"]} ^ set(data["runs"]):
             yield f"{path}: run {run} is missing or not used"
+        for entry in data["entries"]:
+            of_run = data["runs"].get(entry["run"], {}).get("triton", "")
+            if not of_run.startswith(f"{entry['key']['triton']}."):
+                yield f"{path}: {entry['key']} is of a run under Triton {of_run}"
         if not store.read(folder, device, kernel):
             yield f"{path}: the reader finds no entries"
         for job in jobs_of(folder, device, kernel) if device in DEVICES else ():

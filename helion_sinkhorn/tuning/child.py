@@ -15,7 +15,7 @@ from helion_sinkhorn.machine.presented import as_called, present_device, read_cu
 
 
 def first_launch(device: Device, job: Job) -> tuple[Any, tuple[Any, ...]]:
-    """The Helion kernel and the arguments that are launched first, which here works on meta tensors."""
+    """The kernel and the arguments that are launched first, which here works on meta tensors."""
     from helion_sinkhorn.operators import TRIALS
     from helion_sinkhorn.runtime import serving
 
@@ -31,6 +31,7 @@ def first_launch(device: Device, job: Job) -> tuple[Any, tuple[Any, ...]]:
 def compile_job(device: Device, job: Job) -> dict[str, Any]:
     """The fields of a Binary."""
     from helion_sinkhorn.operators import operator_of
+    from helion_sinkhorn.runtime.generated import generated
 
     launched: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
@@ -40,8 +41,7 @@ def compile_job(device: Device, job: Job) -> dict[str, Any]:
 
     kernel, arguments = first_launch(device, job)
     with as_called(arguments) as given:
-        program = kernel.bind(tuple(given)).compile_config(kernel.configs[0])
-        program(*given, _launcher=launcher)
+        generated(kernel, given)(*given, _launcher=launcher)
     ((run, arguments, options),) = launched
     compiled = run(*arguments, **options)
     nvidia = device.vendor == "nvidia"
@@ -65,6 +65,7 @@ def serve(device: Device) -> None:
     from helion_sinkhorn.configs.store import hashable
     from helion_sinkhorn.operators import KERNELS
     from helion_sinkhorn.runtime.kernel import Choice
+    from helion_sinkhorn.tuning.neighbours import neighbours
 
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
@@ -72,7 +73,9 @@ def serve(device: Device) -> None:
         choice = Choice(**{k: hashable(v) for k, v in said.pop("choice").items()})
         try:
             call = KERNELS[choice.kernel].call(**said.pop("call"))
-            row = compile_job(device, Job(call, choice, said["batch"], hashable(said["options"])))
+            job = Job(call, choice, said["batch"], hashable(said["options"]))
+            around = said.get("neighbours")
+            row = {"configs": neighbours(*first_launch(device, job))} if around else compile_job(device, job)
         except Exception as error:  # whatever Helion or a compiler raised is this job's result
             row = {"problems": [f"{type(error).__name__}: {error}".strip()]}
         print(json.dumps(row), file=answers, flush=True)

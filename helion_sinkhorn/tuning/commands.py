@@ -15,7 +15,8 @@ from rich.table import Table
 
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, Device, current
-from helion_sinkhorn.workloads import tagged
+from helion_sinkhorn.machine.presented import present_device
+from helion_sinkhorn.tuning import selection
 
 console = Console(soft_wrap=True, highlight=False)
 
@@ -53,27 +54,26 @@ def here(asked: str) -> str:
 def tune(arguments: argparse.Namespace) -> int:
     if not arguments.offline:
         reported = here(arguments.device)
-    # importing these imports Helion, which looks at the device
+    # importing these imports Triton
+    from helion_sinkhorn.operators import KERNELS
+    from helion_sinkhorn.tuning import deadline, offline_run, plan, search
     from helion_sinkhorn.tuning import tune as tuner
     from helion_sinkhorn.tuning.groups import groups_of
-    from helion_sinkhorn.tuning.offline_run import tune_offline
     from helion_sinkhorn.tuning.options import Options
-    from helion_sinkhorn.tuning.plan import keys_left, plan
 
-    workloads = [w for w in tagged(arguments.tags, object) if arguments.only in w.name]
+    selection.check_kernel("tune", arguments.kernel, list(KERNELS))
+    workloads = selection.workloads("tune", arguments.tags, arguments.only)
     groups = groups_of(workloads, arguments.kernel)
     if not groups:
-        raise SystemExit(
-            f"tune: no workload has tag {arguments.tags!r}, {arguments.only!r} in its name "
-            f"and kernel {arguments.kernel or 'any'}."
-        )
+        selection.refuse("tune", f"none of these {len(workloads)} workloads uses {arguments.kernel}")
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # said, or Helion gives this process a folder of its own, where it finds nothing of what others compiled
     cache = os.environ.get("TRITON_CACHE_DIR") or str(Path.home() / ".triton" / "cache")
     os.environ["TRITON_CACHE_DIR"] = cache
     options = Options(
         device=arguments.device, out=arguments.out, kernel=arguments.kernel, effort=arguments.effort,
-        budget=arguments.budget, limit=arguments.limit, force=arguments.force, commit=arguments.commit,
+        end=time.monotonic() + arguments.budget - deadline.age() - deadline.TO_END,
+        force=arguments.force, commit=arguments.commit,
         workers=arguments.workers or max(1, len(os.sched_getaffinity(0)) // ranks - 1),
         cache=Path(cache),
     )  # fmt: skip
@@ -82,24 +82,35 @@ def tune(arguments: argparse.Namespace) -> int:
     def say(line: str) -> None:
         console.print(f"{mark}{line}")
 
-    for line in plan(groups, options, "compiled" if arguments.offline else "measured"):
-        say(line)
-    if arguments.offline:
-        entries = [e for group in tune_offline(groups, options, say=say) for e in group]
-        say(f"{len(entries)} entries ranked from machine code for {arguments.device}; none was run")
-        return 0
+    evidence = "compiled" if arguments.offline else "measured"
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    results = []
+    results, found = [], []
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("keys", total=keys_left(groups, options))
-        for result in tuner.tune(groups, options, reported, say=say):
-            results.append(result)
-            progress.advance(task)
-    table(
-        f"{arguments.device}: microseconds",
-        ["key", "batch", "old", "new", "default", "x default"],
-        tuner.report(results),
-    )
+        try:
+            with deadline.raised_after(options.left):
+                for line in plan.plan(groups, options, evidence):
+                    say(line)
+                task = progress.add_task("keys", total=plan.keys_left(groups, options, evidence))
+                for result in (
+                    offline_run.tune_offline(groups, options, say=say)
+                    if arguments.offline
+                    else tuner.tune(groups, options, reported, say=say)
+                ):
+                    results.append(result)
+                    progress.advance(task)
+                if arguments.effort == "full" and not arguments.offline:
+                    found += search.search(results, options, say=say)
+        except deadline.OutOfTime:
+            left = plan.keys_left(groups, options, evidence)
+            say(f"the budget of {arguments.budget:g} s is spent; the same command does the {left} keys left")
+    if arguments.offline:
+        title = f"{arguments.device}: predictions from machine code; none of these was run"
+        table(title, offline_run.COLUMNS, offline_run.report(results))
+    else:
+        table(f"{arguments.device}: microseconds", tuner.COLUMNS, tuner.report(results))
+    if found:
+        title = "faster than what is stored; to store one, put it into its kernel's space (space.py)"
+        table(title, search.COLUMNS, search.report(found))
     return 0
 
 
@@ -109,10 +120,9 @@ def show(arguments: argparse.Namespace) -> int:
     from helion_sinkhorn.runtime.serving import choose
 
     device = DEVICES[arguments.device] if arguments.device else this_device()
-    for w in tagged(arguments.tags, object):
-        if arguments.only in w.name:
-            for name, call in kernel_calls(w):
-                console.print(f"{device.key} {w.name}: {choose(KERNELS[name], call, w.batch, device)}")
+    for w in selection.workloads("show", arguments.tags, arguments.only):
+        for name, call in kernel_calls(w):
+            console.print(f"{device.key} {w.name}: {choose(KERNELS[name], call, w.batch, device)}")
     return 0
 
 
@@ -146,6 +156,58 @@ def check(arguments: argparse.Namespace) -> int:
     return 1 if found else 0
 
 
+def warm(arguments: argparse.Namespace) -> int:
+    """Generate the code of an operator's calls now, so that first calls need not."""
+    from helion_sinkhorn.runtime import program_cache
+
+    if program_cache.folder() is None:
+        raise SystemExit(
+            "warm: HELION_SINKHORN_CACHE_DIR is off, so nothing can be kept; name a folder by it."
+        )
+    is_here = torch.cuda.is_available() and arguments.device in (None, current(0).key)
+    if not (is_here or arguments.device):
+        raise SystemExit(f"warm: no GPU here; name the device by --device: one of {', '.join(DEVICES)}.")
+    if not is_here:
+        # before Helion is imported, which looks at the device
+        present_device(DEVICES[arguments.device])
+    from helion_sinkhorn.tuning import warm as warming
+
+    if arguments.op not in warming.OPERATORS:
+        raise SystemExit(f"warm: no operator is called {arguments.op!r}; use {', '.join(warming.OPERATORS)}.")
+    try:
+        calls = list(warming.workloads(arguments.op, arguments.fields))
+    except ValueError as error:
+        raise SystemExit(f"warm: {error}") from None
+    for workload in calls:
+        begin = time.perf_counter()
+        if is_here:
+            warming.launch(workload, current(0))
+        else:
+            warming.generate(workload, DEVICES[arguments.device])
+        given = {name: getattr(workload, name) for name in warming.fields(arguments.op)}
+        words = ", ".join(f"{name}={value}" for name, value in given.items())
+        console.print(f"{arguments.op}  {words}  {time.perf_counter() - begin:.1f} s")
+    say_programs()
+    if not is_here:
+        console.print("Generated code is kept; Triton compiles its machine code at the first launch.")
+    return 0
+
+
+def say_programs() -> None:
+    """Where generated code is kept, and how much."""
+    from helion_sinkhorn.runtime import program_cache
+
+    folder = program_cache.folder()
+    if folder is None:
+        console.print("generated code is not kept: HELION_SINKHORN_CACHE_DIR is off")
+        return
+    files, size = program_cache.usage()
+    state = (
+        "" if program_cache.is_usable() else "; not used: it belongs to another user, or others may write it"
+    )
+    console.print(f"generated code: {files} files, {size} bytes in {folder}{state}")
+
+
 def readme(arguments: argparse.Namespace) -> int:
     """Write the README of a folder anew from its data."""
     from helion_sinkhorn.tuning.readme import readme as written
@@ -171,6 +233,7 @@ def environment(arguments: argparse.Namespace) -> int:
         console.print(
             f"cuda:{index}     {device.key} ({torch.cuda.get_device_name(index)}); {'; '.join(counts)}"
         )
+    say_programs()
     if not torch.cuda.device_count():
         console.print("no GPU: PyTorch serves calls on this machine")
     return 0

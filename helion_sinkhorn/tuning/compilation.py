@@ -10,7 +10,7 @@ from pathlib import Path
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.machine.binary import Binary, Job
-from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.machine.compiler import Compiler, compile_for
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.runtime.kernel import Choice, candidates
 from helion_sinkhorn.tuning.groups import Group
@@ -23,21 +23,37 @@ TIMED_SPILLS = 256
 
 
 class Compilation:
-    """All candidates of some groups on their way to machine code, in the background and in order."""
+    """All candidates of some groups on their way to machine code, in the background and in order.
 
-    def __init__(self, device: Device, groups: Sequence[Group], workers: int, cache: Path | None):
+    choices: those of the only group, where they are not its kernel's candidates.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        groups: Sequence[Group],
+        workers: int,
+        cache: Path | None,
+        choices: Sequence[Choice] = (),
+    ):
         self.device = device
         self.jobs = {
             # of the size that will run: beyond 2^31 entries offsets take 64 bits, and other code
             group: [
                 Job(group.call, c, max(group.batches))
-                for c in candidates(KERNELS[group.kernel], group.call, device)
+                for c in choices or candidates(KERNELS[group.kernel], group.call, device)
             ]
             for group in groups
         }
         every = [job for jobs in self.jobs.values() for job in jobs]
         self.futures: dict[Job, Future[Binary]] = {job: Future() for job in every}
         self.stopped = False
+        self.compilers: list[Compiler] = []
+
+        def begun(compiler: Compiler) -> None:
+            self.compilers.append(compiler)
+            if self.stopped:
+                compiler.end()
 
         def report(binary: Binary) -> None:
             self.futures[binary.job].set_result(binary)
@@ -47,8 +63,9 @@ class Compilation:
         def work() -> None:
             try:
                 compile_for(
-                    device.key, every, workers=workers, timeout=COMPILE_TIMEOUT, cache=cache, report=report
-                )
+                    device.key, every, workers=workers, timeout=COMPILE_TIMEOUT, cache=cache, report=report,
+                    begun=begun,
+                )  # fmt: skip
             except BaseException as failure:
                 for future in self.futures.values():
                     if not future.done():
@@ -57,8 +74,10 @@ class Compilation:
         threading.Thread(target=work, daemon=True).start()
 
     def stop(self) -> None:
-        """Begin no further job: a process that ends waits for those begun."""
+        """End the jobs begun, for which a process that ends would wait, and begin no other."""
         self.stopped = True
+        for compiler in list(self.compilers):
+            compiler.end()
 
     def binaries(self, group: Group) -> list[Binary]:
         """Those of one group, when they are there; without machine code where the compilers do not start."""

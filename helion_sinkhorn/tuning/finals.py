@@ -19,7 +19,7 @@ from filelock import FileLock
 from helion_sinkhorn.operators import TRIALS
 from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.runtime.operator import bytes_of
-from helion_sinkhorn.tuning.groups import Group, distinct, entry_key, jsonable, same
+from helion_sinkhorn.tuning.groups import Group, distinct, entry_key, jsonable, same, spelled
 from helion_sinkhorn.tuning.timing import Sampler, sampler
 
 log = logging.getLogger("helion_sinkhorn")
@@ -71,6 +71,11 @@ def error(call: Any, choice: Choice, device: str) -> float:
     return TRIALS[choice.kernel].error(call, choice, device)
 
 
+def on_gpu(group: Group, choice: Choice) -> float:
+    """`error` on the current GPU."""
+    return error(group.call, choice, "cuda")
+
+
 @dataclass
 class Result:
     """What came of one key."""
@@ -83,10 +88,12 @@ class Result:
     spread: float
     err: float
     old_us: float | None = None
-    """The incumbent's time now, where there was one."""
+    """The time of what served before, where that was a stored config."""
     times: list[tuple[Choice, float]] = field(default_factory=list)
     """Microseconds of every candidate, before the finals."""
     seconds: float = 0.0
+    path: Path | None = None
+    """The file that it was written to."""
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -102,11 +109,10 @@ class Result:
         }
 
     def __str__(self) -> str:
-        values = ", ".join(f"{k}={v}" for k, v in (*self.winner.config, *self.winner.variant))
         return (
             f"{self.group.name} B={self.batch}: {digits(self.us)} us, default {digits(self.default_us)} "
             f"({self.default_us / self.us:.2f}x), err {self.err:.2f}, {len(self.times)} candidates "
-            f"in {self.seconds:.1f} s: {values}"
+            f"in {self.seconds:.1f} s: {spelled(self.winner)}"
         )
 
 
@@ -134,6 +140,7 @@ def tune_key(
 ) -> Result:
     """Time the choices, the default first, then the best of them against default and incumbent.
 
+    rounds, budget: samples of each finalist, and seconds after which no further candidate is prepared.
     turn: held while anything is timed.
 
     Raises:

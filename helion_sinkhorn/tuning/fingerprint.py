@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import inspect
 from pathlib import Path
 
 from helion_sinkhorn.operators import KERNELS
@@ -61,8 +60,8 @@ def fingerprint(kernel: str, sources: tuple[tuple[str, str], ...] = ()) -> str:
         sources: (file within the package, text) to take for modules.
     """
     texts = dict(sources)
-    body = KERNELS[kernel].body
-    reached, todo = {}, [(Path(inspect.getsourcefile(body)), body.__name__)]
+    module, _, body = KERNELS[kernel].body.partition(":")
+    reached, todo = {}, [(path_of(module), body)]
     while todo:
         path, name = todo.pop()
         node = definitions(path, texts.get(path.relative_to(PACKAGE).as_posix())).get(name)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helion_sinkhorn.configs import store, writer
-from helion_sinkhorn.operators import kernel_calls
-from helion_sinkhorn.runtime.kernel import Choice
+from helion_sinkhorn.configs import lookup, store, writer
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.operators import KERNELS, kernel_calls
+from helion_sinkhorn.runtime.kernel import Choice, in_space
+from helion_sinkhorn.tuning.options import Options
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,29 @@ def entries_on_disk(folder: Path, device: str, kernel: str) -> dict[tuple[Any, .
     }
 
 
-def choice_of(kernel: str, entry: dict[str, Any] | None) -> Choice | None:
+def entry_before(group: Group, batch: int, options: Options) -> store.Entry | None:
+    """What look-up finds for a key in the folder a run writes, be it of another Triton, batch or relative.
+
+    None where the kernel's default serves.
+    """
+    device, kernel = DEVICES[options.device], KERNELS[group.kernel]
+    entry = lookup.find(device, kernel.name, group.call.key, batch, [options.out])
+    return entry if entry and in_space(kernel, choice_of(group, entry), group.call, device) else None
+
+
+def choice_of(group: Group, entry: store.Entry) -> Choice:
     """The choice an entry stores."""
-    if entry is None:
-        return None
-    return Choice(kernel, store.hashable(entry["config"]), store.hashable(entry["variant"]), "the incumbent")
+    return Choice(group.kernel, entry.config, entry.variant, entry.source, True)
 
 
 def jsonable(items: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     """Items as JSON holds them, by name."""
     return {k: list(v) if isinstance(v, tuple) else v for k, v in sorted(items)}
+
+
+def spelled(choice: Choice) -> str:
+    """A config in words."""
+    return ", ".join(f"{k}={v}" for k, v in (*choice.config, *choice.variant))
 
 
 def same(a: Choice, b: Choice) -> bool:

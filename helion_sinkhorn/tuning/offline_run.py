@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from helion_sinkhorn.configs import writer
+from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.binary import Binary
 from helion_sinkhorn.operators import operator_of
+from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.tuning import ranking
 from helion_sinkhorn.tuning.compilation import Compilation
 from helion_sinkhorn.tuning.finals import digits
-from helion_sinkhorn.tuning.groups import Group, entry_key, jsonable
+from helion_sinkhorn.tuning.groups import Group, choice_of, entry_before, entry_key, jsonable, same, spelled
 from helion_sinkhorn.tuning.options import Options
-from helion_sinkhorn.tuning.plan import groups_of_rank, within_limit
+from helion_sinkhorn.tuning.plan import groups_of_rank
 from helion_sinkhorn.tuning.provenance import device_block, provenance
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """What came of one key."""
+
+    group: Group
+    batch: int
+    choice: Choice
+    score: float
+    default_score: float
+    before: float
+    """The score of what served before; infinite where that spills or does not compile."""
+    measured: str = ""
+    """Where a measured entry of another Triton is from that stays, and nothing is written."""
+    path: Path | None = None
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        return {
+            "key": entry_key(self.group, self.batch),
+            "config": jsonable(self.choice.config),
+            "variant": jsonable(self.choice.variant),
+            "evidence": "compiled",
+            "score": digits(self.score),
+            "default_score": digits(self.default_score),
+            "model": ranking.MODEL,
+        }
 
 
 def tune_offline(
@@ -25,44 +57,70 @@ def tune_offline(
     *,
     compilation: Callable[..., Any] = Compilation,
     say: Callable[[str], None] = print,
-) -> Iterator[list[dict[str, Any]]]:
-    """Rank the candidates by their operator's score, without timing them; yield the entries of each group.
+) -> Iterator[Ranked]:
+    """Rank the candidates by their operator's score, without timing them, and yield what came of each key.
 
     One ranking of binaries serves every batch; what is picked may differ with it.  Kernels that the score
-    was not made for are left to their defaults.  Arguments as in `tune`.
+    was not made for are left to their defaults, and keys measured under another Triton to that entry where
+    its config is sound under this one.  Arguments as in `tune`.
     """
     begin = time.perf_counter()
+    # what other runs have written since
+    store.read.cache_clear()
     device = DEVICES[options.device]
     left = [group for group in groups_of_rank(groups, options, "compiled") if operator_of(group.kernel).score]
     for kernel in sorted({group.kernel for group in groups if not operator_of(group.kernel).score}):
         say(f"{kernel}: no score was made for it; its default serves until it is tuned on the device")
     compiled = compilation(device, left, options.workers, None)
     try:
-        for number, group in within_limit(left, begin, options.limit, say):
+        for number, group in enumerate(left, 1):
             binaries = compiled.binaries(group)
-            entries = [ranked(group, batch, binaries) for batch in group.batches]
-            run = provenance(group.kernel, "compiled", options)
-            writer.merge(options.out, group.kernel, device_block(device, "not present"), run, entries)
-            moved = sum(e["score"] != e["default_score"] for e in entries)
+            try:
+                found = [ranked(group, batch, binaries, options) for batch in group.batches]
+            except RuntimeError as failure:
+                say(f"{group.name}: {failure}; nothing is written for it")
+                continue
+            new = [result.entry for result in found if not result.measured]
+            path = None
+            if new:
+                run = provenance(group.kernel, "compiled", options)
+                path = writer.merge(options.out, group.kernel, device_block(device, "not present"), run, new)
+            moved = sum(e["score"] != e["default_score"] for e in new)
             say(
                 f"[{time.perf_counter() - begin:.0f} s] {number}/{len(left)} {group.name}: "
-                f"{sum(not b.problems for b in binaries)} of {len(binaries)} candidates are sound; "
-                f"another than the default for {moved} of {len(entries)} batches"
+                f"{sum(not b.problems for b in binaries)} of {len(binaries)} candidates are sound; another "
+                f"than the default for {moved} of {len(found)} batches, {len(found) - len(new)} as measured"
             )
-            yield entries
+            yield from (replace(result, path=path) for result in found)
     finally:
         compiled.stop()
 
 
-def ranked(group: Group, batch: int, binaries: Sequence[Binary]) -> dict[str, Any]:
-    """The entry of one key by the model alone."""
-    best, own, reference = ranking.pick(operator_of(group.kernel).score, binaries, batch)
-    return {
-        "key": entry_key(group, batch),
-        "config": jsonable(best.job.choice.config),
-        "variant": jsonable(best.job.choice.variant),
-        "evidence": "compiled",
-        "score": digits(own),
-        "default_score": digits(reference),
-        "model": ranking.MODEL,
-    }
+def ranked(group: Group, batch: int, binaries: Sequence[Binary], options: Options) -> Ranked:
+    """What the model alone makes of one key."""
+    score = operator_of(group.kernel).score
+    best, own, reference = ranking.pick(score, binaries, batch)
+    entry = entry_before(group, batch, options)
+    served = choice_of(group, entry) if entry else binaries[0].job.choice
+    (before,) = (b for b in binaries if same(b.job.choice, served))
+    if before.problems:
+        return Ranked(group, batch, best.job.choice, own, reference, math.inf)
+    scored = score(before, batch)
+    if entry and entry.evidence == "measured":
+        return Ranked(group, batch, served, scored, reference, scored, served.source)
+    return Ranked(group, batch, best.job.choice, own, reference, scored)
+
+
+COLUMNS = ["key", "batch", "before", "after", "before / after", "default", "config", "file"]
+
+
+def report(results: Sequence[Ranked]) -> list[tuple[str, ...]]:
+    """Rows of the table at the end, of COLUMNS: scores of what served before and of what serves now."""
+    return [
+        (
+            r.group.name, str(r.batch), str(digits(r.before)), str(digits(r.score)),
+            f"{r.before / r.score:.2f}", str(digits(r.default_score)), spelled(r.choice),
+            f"as measured: {r.measured}" if r.measured else f"{r.path.parent.name}/{r.path.name}",
+        )
+        for r in results
+    ]  # fmt: skip

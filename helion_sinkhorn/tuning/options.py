@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,10 +25,8 @@ class Options:
     out: Path
     kernel: str | None = None
     effort: str = "quick"
-    budget: float = 60.0
-    """Seconds for the candidates of one key."""
-    limit: float = float("inf")
-    """Seconds after which no further key is begun."""
+    end: float = float("inf")
+    """When work must stop, on time.monotonic's clock."""
     force: bool = False
     commit: str = ""
     rank: int = int(os.environ.get("RANK", "0"))
@@ -36,3 +35,8 @@ class Options:
     cache: Path | None = None
     utc: str = field(default_factory=now)
     command: str = field(default_factory=lambda: writer.command("helion_sinkhorn", sys.argv[1:]))
+
+    @property
+    def left(self) -> float:
+        """Seconds until the end."""
+        return self.end - time.monotonic()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from helion_sinkhorn.configs import writer
@@ -81,14 +80,3 @@ def plan(groups: Sequence[Group], options: Options, evidence: str = "measured") 
     )
     for group in left:
         yield f"  {group.name}, batches {', '.join(map(str, group.batches))}"
-
-
-def within_limit(
-    groups: Sequence[Group], begin: float, limit: float, say: Callable[[str], None]
-) -> Iterator[tuple[int, Group]]:
-    """The groups, numbered from 1, until `limit` seconds after `begin`."""
-    for number, group in enumerate(groups, 1):
-        if time.perf_counter() - begin > limit:
-            say(f"limit of {limit:g} s: {len(groups) - number + 1} groups left for the next run")
-            return
-        yield number, group

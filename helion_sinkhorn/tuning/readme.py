@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import statistics
@@ -33,15 +34,20 @@ def entry_rows(folder: Path) -> list[list[Any]]:
     rows = []
     for path in files(folder):
         data = json.loads(path.read_text())
-        for evidence in reversed(writer.EVIDENCE):
-            entries = [e for e in data["entries"] if e["evidence"] == evidence]
-            if not entries:
-                continue
+
+        def of(entry: dict[str, Any]) -> tuple[list[int], int]:
+            """Versions of Triton, and of one the measured entries first."""
+            version = [int(part) for part in entry["key"]["triton"].split(".")]
+            return version, -writer.EVIDENCE.index(entry["evidence"])
+
+        for _, found in itertools.groupby(sorted(data["entries"], key=of), of):
+            entries = list(found)
+            triton, evidence = entries[0]["key"]["triton"], entries[0]["evidence"]
             runs = [data["runs"][r] for r in sorted({e["run"] for e in entries})]
-            used = sorted({f"Helion {r['helion']}, Triton {r['triton']}, torch {r['torch']}" for r in runs})
+            used = sorted({f"Helion {r['helion']}, torch {r['torch']}" for r in runs})
             gain = [e["default_us"] / e["us"] for e in entries if "us" in e]
             rows.append([
-                path.parent.name, path.stem, len(entries), evidence,
+                path.parent.name, path.stem, triton, len(entries), evidence,
                 f"{geometric(gain):.2f} ({max(gain):.2f})" if gain else "not known",
                 "; ".join(used), max(r["utc"] for r in runs)[:10],
             ])  # fmt: skip
@@ -73,7 +79,8 @@ def readme(folder: Path) -> str:
     rows = entry_rows(folder)
     if rows:
         head = (
-            "device | kernel | entries | evidence | speed-up over the default: mean (best) | versions | date"
+            "device | kernel | Triton | entries | evidence | speed-up over the default: mean (best) "
+            "| other versions | date"
         )
         parts += ["## Entries", "", table(head, rows), ""]
     rows = calibration_rows(folder)

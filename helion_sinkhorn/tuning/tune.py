@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from helion_sinkhorn.configs import writer
+from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS, operator_of
-from helion_sinkhorn.runtime.kernel import Choice, in_space
+from helion_sinkhorn.operators import operator_of
+from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.tuning import calibration
 from helion_sinkhorn.tuning.compilation import Compilation, count_compilations, launchable
 from helion_sinkhorn.tuning.finals import (
@@ -22,15 +22,18 @@ from helion_sinkhorn.tuning.finals import (
     Clock,
     Result,
     digits,
-    error,
     gpu_clock,
     gpu_timing_lock,
+    on_gpu,
     tune_key,
 )
-from helion_sinkhorn.tuning.groups import Group, choice_of, entries_on_disk, entry_key
+from helion_sinkhorn.tuning.groups import Group, choice_of, entry_before, spelled
 from helion_sinkhorn.tuning.options import Options
-from helion_sinkhorn.tuning.plan import groups_of_rank, within_limit
+from helion_sinkhorn.tuning.plan import groups_of_rank
 from helion_sinkhorn.tuning.provenance import device_block, provenance
+
+CANDIDATES_SHARE = 0.5
+"""The share of the seconds left that the candidates of a key may take before its finals."""
 
 
 def tune(
@@ -39,7 +42,7 @@ def tune(
     reported: str,
     *,
     clock: Clock = gpu_clock,
-    judge: Callable[[Group, Choice], float] | None = None,
+    judge: Callable[[Group, Choice], float] = on_gpu,
     compilation: Callable[..., Any] = Compilation,
     say: Callable[[str], None] = print,
 ) -> Iterator[Result]:
@@ -53,13 +56,14 @@ def tune(
         say: where progress goes.
     """
     begin = time.perf_counter()
+    # what other runs have written since
+    store.read.cache_clear()
     device = DEVICES[options.device]
-    judge = judge or (lambda group, choice: error(group.call, choice, "cuda"))
     left = groups_of_rank(groups, options)
     compiled = compilation(device, left, options.workers, options.cache)
     missed, turn = count_compilations(), gpu_timing_lock(options.cache)
     try:
-        for number, group in within_limit(left, begin, options.limit, say):
+        for number, group in enumerate(left, 1):
             binaries = compiled.binaries(group)
             choices = launchable(binaries)
             run, timed = provenance(group.kernel, "measured", options), []
@@ -68,22 +72,19 @@ def tune(
                 f"{len(choices)} of {len(binaries)} candidates; compiled here so far: {missed()}"
             )
             for batch in group.batches:
-                if time.perf_counter() - begin > options.limit:
-                    break
-                have = entries_on_disk(options.out, options.device, group.kernel)
-                old = choice_of(group.kernel, have.get(writer.identity({"key": entry_key(group, batch)})))
-                if old is not None and not in_space(
-                    KERNELS[group.kernel], old, group.call, DEVICES[options.device]
-                ):
-                    old = None
+                before = entry_before(group, batch, options)
+                old = choice_of(group, before) if before else None
                 try:
                     result = tune_key(
-                        group, batch, choices, old, clock, judge, ROUNDS[options.effort], options.budget, turn
-                    )
+                        group, batch, choices, old, clock, judge, ROUNDS[options.effort],
+                        CANDIDATES_SHARE * options.left, turn,
+                    )  # fmt: skip
                 except RuntimeError as failure:
                     say(f"{failure}: {failure.__cause__ or 'nothing is written for it'}")
                     continue
-                writer.merge(options.out, group.kernel, device_block(device, reported), run, [result.entry])
+                result.path = writer.merge(
+                    options.out, group.kernel, device_block(device, reported), run, [result.entry]
+                )
                 say(f"  {result}")
                 timed.append((result.batch, result.times))
                 yield result
@@ -94,12 +95,16 @@ def tune(
         compiled.stop()
 
 
+COLUMNS = ["key", "batch", "before", "after", "before / after", "default", "config", "file"]
+
+
 def report(results: Sequence[Result]) -> list[tuple[str, ...]]:
-    """Rows of the table at the end: key, old, new, default, gain over the default."""
+    """Rows of the table at the end, of COLUMNS: microseconds of what served before and of what serves now."""
     return [
         (
-            r.group.name, str(r.batch), f"{digits(r.old_us)}" if r.old_us else "-", f"{digits(r.us)}",
-            f"{digits(r.default_us)}", f"{r.default_us / r.us:.2f}",
+            r.group.name, str(r.batch), str(digits(r.old_us or r.default_us)), str(digits(r.us)),
+            f"{(r.old_us or r.default_us) / r.us:.2f}", str(digits(r.default_us)), spelled(r.winner),
+            f"{r.path.parent.name}/{r.path.name}",
         )
         for r in results
     ]  # fmt: skip

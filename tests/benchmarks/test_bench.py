@@ -11,7 +11,6 @@ import torch
 from benchmarks.sinkhorn import bench, machine_code, peers, worker
 from helion_sinkhorn import reference
 from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.machine.mnemonics import GCN, SASS
 from helion_sinkhorn.machine.thread_path import executed
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
@@ -236,7 +235,7 @@ def test_a_branch_on_data_is_not_guessed(listing, grammar, old, new):
     assert executed(listing.replace(old, new), grammar) == {}
 
 
-def test_reciprocals_of_a_compiled_kernel_are_those_of_the_equations():
+def test_reciprocals_of_a_compiled_kernel_are_those_of_the_equations(compile_for):
     """4 rows and 4 columns in the first iteration, 8 in each of the other 19, however loops are unrolled."""
     config = (("block_sizes", (32,)), ("num_warps", 1))
     choice = Choice(

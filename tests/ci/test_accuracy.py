@@ -458,11 +458,11 @@ def test_workflows_only_call_make_targets(name):
 
 
 def test_the_documented_table_names_every_row():
-    text = (ROOT / "docs" / "accuracy.md").read_text()
+    text = (ROOT / "docs" / "faults.md").read_text()
     for key, operator in OPERATORS.items():
         _, table, _ = re.split(f"<!-- /?faults: {key} -->", text)
         for name in [*operator.good, *(f.name for f in operator.faults)]:
-            assert f"| {name} |" in table, f"{name} is not in docs/accuracy.md: run `make fault-tables`"
+            assert f"| {name} |" in table, f"{name} is not in docs/faults.md: run `make fault-tables`"
 
 
 def test_the_repository_keeps_a_line_a_result_without_samples(artefact):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from ci import machine_rules, machine_terms
+from helion_sinkhorn.machine import compiler
 from helion_sinkhorn.machine.binary import Binary, Job
-from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.machine.listing import amd_facts, nvidia_facts
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
@@ -224,10 +224,18 @@ def test_what_does_not_compile_is_broken():
     assert machine_rules.broken(Binary("h200", job(), ("PTXASError: no",))) == ["PTXASError: no"]
 
 
-def test_unfused_code_is_found_in_what_compilers_make(monkeypatch):
+def test_products_fuse_whatever_the_default(monkeypatch):
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
     device, jobs = machine_terms.sections()["mi350"]
-    (binary,) = compile_for(device, jobs[:1])
+    (binary,) = compiler.compile_for(device, jobs[:1])
+    assert binary.modes["enable_fp_fusion"] == 1
+    assert any("fma" in op for op in binary.operations)
+
+
+def test_unfused_code_is_found_in_what_compilers_make(monkeypatch):
+    monkeypatch.setenv("TRITON_FORCE_DISABLE_FP_FUSION", "1")
+    device, jobs = machine_terms.sections()["mi350"]
+    (binary,) = compiler.compile_for(device, jobs[:1])
     assert machine_rules.broken(binary) == [f"{machine_rules.fusion.__doc__} enable_fp_fusion is off"]
     assert not any("fma" in op for op in binary.operations)
 
@@ -388,7 +396,7 @@ def test_the_file_is_of_the_tested_versions():
     assert all(v.replace(" ", "==") in pins for v in versions)
 
 
-def test_one_program_is_what_the_file_says():
+def test_one_program_is_what_the_file_says(compile_for):
     recorded = machine_terms.parsed(machine_terms.FILE.read_text())
     if machine_terms.versions() != recorded.versions:
         pytest.skip(f"the file is of {recorded.versions}, here is {machine_terms.versions()}")

@@ -25,8 +25,9 @@ CONFIG = {"block_sizes": [128], "num_warps": 4}
 VARIANT = {"thread": [4, 4], "paired": False, "pivoted": True}
 
 
-def entry(batch=4096, key=KEY, config=CONFIG, variant=VARIANT, evidence="measured"):
-    return {"key": {**dict(key), "batch": batch}, "config": config, "variant": variant, "evidence": evidence}
+def entry(batch=4096, key=KEY, config=CONFIG, variant=VARIANT, evidence="measured", **version):
+    fields = {**dict(key), "batch": batch, **version}
+    return {"key": fields, "config": config, "variant": variant, "evidence": evidence}
 
 
 def write(folder: Path, entries, device_key="h200", kernel=KERNEL, schema=store.SCHEMA) -> Path:
@@ -354,7 +355,7 @@ def test_user_s_folder_comes_first(user, shipped):
 
 def test_family_stands_in_and_says_so_once(shipped, caplog):
     caplog.set_level(logging.INFO, "helion_sinkhorn")
-    write(shipped, [entry()], "h100")
+    write(shipped, [entry(triton=store.triton_minor())], "h100")
     for _ in range(3):
         assert served().path == str(shipped / "h100" / f"{KERNEL}.json")
     (record,) = caplog.records
@@ -365,8 +366,8 @@ def test_family_stands_in_and_says_so_once(shipped, caplog):
 
 def test_own_entry_goes_before_the_family_s(shipped, caplog):
     caplog.set_level(logging.INFO, "helion_sinkhorn")
-    write(shipped, [entry(4096)], "h100")
-    write(shipped, [entry(2048)], "h200")
+    write(shipped, [entry(4096, triton=store.triton_minor())], "h100")
+    write(shipped, [entry(2048, triton=store.triton_minor())], "h200")
     assert served(4096).batch == 2048
     assert caplog.records == []
 
@@ -430,16 +431,42 @@ def test_choice_does_not_depend_on_a_batch_without_entries(shipped):
     assert len({chosen(batch=batch) for batch in (1, 7, 4096, 1 << 31)}) == 1
 
 
-def test_entries_of_the_running_triton_come_first(shipped, monkeypatch):
-    """A nearer batch of another version waits; without any of the running one, all versions are asked."""
-    for version, batch in (("3.6", 64), ("3.9", 512)):
-        near, far = ({**e, "key": {**e["key"], "triton": t}} for e, t in (
-            (entry(64), "3.6"), (entry(512), "3.9"),
-        ))  # fmt: skip
-        write(shipped, [near, far])
-        monkeypatch.setattr(store, "triton_minor", lambda version=version: version)
-        lookup.lookup.cache_clear()
-        assert served(128).batch == batch
-    monkeypatch.setattr(store, "triton_minor", lambda: "3.8")
+@pytest.mark.parametrize(
+    ("running", "batch"),
+    [
+        ("3.6", 64), ("3.8", 512), ("3.9", 400), ("3.5", 64), ("3.10", 400), ("4.0", 400),
+        # 3.6 and 3.8 are as far: the newer
+        ("3.7", 512),
+        # no Triton: that which does not say either
+        ("", 128),
+    ],
+)  # fmt: skip
+def test_entries_of_the_nearest_triton_come_first(shipped, monkeypatch, running, batch):
+    """A nearer batch of a farther version waits."""
+    made = {"": 128, "3.6": 64, "3.8": 512, "3.9": 400}
+    write(shipped, [entry(b, **({"triton": v} if v else {})) for v, b in made.items()])
+    monkeypatch.setattr(store, "triton_minor", lambda: running)
+    assert served(200).batch == batch
+    # the nearest version has nothing near 1: of the others the one that has
+    write(shipped, [entry(4096, triton=running or "3.6"), entry(2, triton="3.1")])
+    store.read.cache_clear()
     lookup.lookup.cache_clear()
-    assert served(128).batch == 64
+    assert served(1).batch == 2
+
+
+def test_a_small_batch_of_the_running_triton_does_not_stand_for_a_full_device(shipped, monkeypatch):
+    write(shipped, [entry(4096, triton="3.6"), entry(64, triton="3.9")])
+    monkeypatch.setattr(store, "triton_minor", lambda: "3.9")
+    assert [served(batch).batch for batch in (64, 256, 1024, 4096, 1 << 20)] == [64, 64, 4096, 4096, 4096]
+
+
+def test_another_triton_s_entry_is_said_once_and_named(shipped, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "helion_sinkhorn")
+    path = write(shipped, [entry(64, triton="3.6"), entry(4096, triton="3.6"), entry(64, triton="3.9")])
+    monkeypatch.setattr(store, "triton_minor", lambda: "3.9")
+    assert chosen(batch=64).source == f"{path} (measured, Triton 3.9)"
+    assert caplog.records == []
+    assert {chosen(batch=b).source for b in (2048, 4096)} == {f"{path} (measured, Triton 3.6)"}
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert "no entry of Triton 3.9 for some calls, using those of 3.6" in record.getMessage()

@@ -24,6 +24,17 @@ def test_files_are_well_formed_and_tuned_for_this_source():
     assert list(cache.complaints(SHIPPED)) == []
 
 
+def test_an_entry_is_of_the_triton_of_its_run(tmp_path):
+    pytest.importorskip("jsonschema")
+    path = tmp_path / "b200" / "dot_compress_apply.json"
+    path.parent.mkdir()
+    text = (SHIPPED / "b200" / "dot_compress_apply.json").read_text()
+    path.write_text(text)
+    assert list(cache.complaints(tmp_path)) == []
+    path.write_text(text.replace('"triton": "3.6"', '"triton": "3.7"', 1))
+    assert any("is of a run under Triton 3.6.0" in line for line in cache.complaints(tmp_path))
+
+
 def test_the_readme_says_what_the_data_say():
     assert (SHIPPED / "README.md").read_text() == readme.readme(SHIPPED)
 

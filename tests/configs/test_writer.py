@@ -82,6 +82,20 @@ def test_entries_are_sorted_and_unused_runs_go(tmp_path):
     assert path_in(tmp_path).read_text() == writer.text(data)
 
 
+def test_a_key_has_an_entry_for_each_minor_version_of_triton(tmp_path):
+    def of(triton, us):
+        made = entry(8, us=us)
+        return {**made, "key": {**made["key"], "triton": triton}}
+
+    for version, us in (("3.9", 1.0), ("3.6", 2.0), ("3.9", 3.0)):
+        writer.merge(tmp_path, KERNEL, BLOCK, {**RUN, "triton": f"{version}.0"}, [of(version, us)])
+    data = json.loads(path_in(tmp_path).read_text())
+    assert [(e["key"]["triton"], e["us"]) for e in data["entries"]] == [("3.6", 2.0), ("3.9", 3.0)]
+    # a line each, so that another version's run changes no line of this one
+    assert sum(line.startswith('  {"key"') for line in path_in(tmp_path).read_text().splitlines()) == 2
+    assert [(e.batch, e.triton) for e in read(tmp_path)] == [(8, "3.6"), (8, "3.9")]
+
+
 def test_nothing_compiled_replaces_anything_measured(tmp_path):
     writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8, "compiled"), entry(64, "measured")])
     writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8, "measured", 2.0), entry(64, "compiled", 2.0)])
@@ -225,7 +239,7 @@ def test_no_file_makes_a_call_fail(tmp_path_factory, content):
     found = store.read(folder, "h200", KERNEL)
     key = tuple(KEY.values())
     for batch in (1, 8, 1 << 20):
-        chosen = lookup.preferred(found, key, batch)
+        chosen = lookup.preferred(found, key, batch, "3.9")
         assert chosen is None or (chosen in found and chosen.key == key)
     hash(found)
 

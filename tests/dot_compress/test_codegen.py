@@ -9,7 +9,6 @@ pytest.importorskip("triton")
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.dot_compress.space import DotCall
 from helion_sinkhorn.runtime.kernel import Choice
@@ -28,7 +27,7 @@ def default(name, call, key):
 
 
 @pytest.mark.parametrize("key", TARGETS)
-def test_defaults_make_good_machine_code(key):
+def test_defaults_make_good_machine_code(key, compile_for):
     bad = []
     for binary in compile_for(key, [default(name, call, key) for name in NAMES for call in CALLS]):
         counts, call = binary.counts, binary.job.call
@@ -48,7 +47,7 @@ def test_defaults_make_good_machine_code(key):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_amd_knobs_are_taken_by_its_compiler(name):
+def test_amd_knobs_are_taken_by_its_compiler(name, compile_for):
     call = CALLS[0]
     job = default(name, call, "mi350")
     config = (*job.choice.config, ("matrix_instr_nonkdim", 16), ("waves_per_eu", 2))

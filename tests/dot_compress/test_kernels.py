@@ -79,7 +79,7 @@ def test_a_stored_choice_that_is_refused_gives_way_to_the_default(monkeypatch, f
     runs = serving.run
 
     def run(kernel, *arguments):
-        if kernel.configs[0].config["block_sizes"] == [0, 0, 0]:
+        if dict(kernel.config)["block_sizes"] == (0, 0, 0):
             raise ValueError("no such block")
         return runs(kernel, *arguments)
 

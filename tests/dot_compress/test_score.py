@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.machine import streaming
 from helion_sinkhorn.machine.binary import Binary, Job
-from helion_sinkhorn.ops.dot_compress import score as streaming
-from helion_sinkhorn.ops.dot_compress.score import score
+from helion_sinkhorn.ops.dot_compress.score import score, walk_of
 from helion_sinkhorn.ops.dot_compress.space import DotCall, config
 from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.tuning import ranking
@@ -37,12 +37,12 @@ def binary(kernel="apply", tile=64, stages=3, device="h200", call=CALL, occupanc
 @pytest.mark.parametrize("parts", [1, 2])
 def test_programs_together_move_every_tensor_once(kernel, parts):
     call = DotCall("bfloat16", 2048, 256, 64, parts)
-    whole = streaming.walk_of(binary(kernel, call=call, **({} if kernel == "product" else {"rows": 2048})), 7)
+    whole = walk_of(binary(kernel, call=call, **({} if kernel == "product" else {"rows": 2048})), 7)
     steps = whole.programs * whole.steps * (whole.taken + whole.written)
     b = 7 * 256 * 64 * parts * 2
     assert steps + whole.programs * whole.before == whole.moved - (b if kernel == "product" else 0)
     # smaller blocks read again what they share, and never less
-    small = streaming.walk_of(binary(kernel, call=call, block_d=64), 7)
+    small = walk_of(binary(kernel, call=call, block_d=64), 7)
     assert small.moved == whole.moved
     assert small.programs * small.steps * (small.taken + small.written) >= steps
 
@@ -77,7 +77,7 @@ def test_more_work_or_fewer_loads_under_way_never_score_better(kernel, batch):
 def test_the_time_grows_with_the_batch_and_is_that_of_memory_at_least(device):
     scores = [score(binary(device=device), 1 << k) for k in range(4, 13)]
     assert all(a < b for a, b in itertools.pairwise(scores))
-    least = streaming.walk_of(binary(device=device), 1 << 12).moved
+    least = walk_of(binary(device=device), 1 << 12).moved
     assert scores[-1] > least / streaming.MACHINES[DEVICES[device].arch].bandwidth
 
 

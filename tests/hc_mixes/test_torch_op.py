@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from pathlib import Path
-
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from autograd_calls import assert_batched_gradients, assert_equal, randn
+from targets import INDUCTOR_BY_NIGHT
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
@@ -147,7 +143,7 @@ def weighted(x, fn, weight):
     return hc_mixes(x * 2, fn, 0.1, weight, precision="tf32", eps_outside=True).sin()
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=INDUCTOR_BY_NIGHT)])
 def test_compiled_with_a_norm_weight(backend):
     torch._dynamo.reset()
     x, fn, dmixes = inputs(6)
@@ -303,7 +299,6 @@ def test_the_specification_has_second_derivatives():
 
 # --- DTensor ---------------------------------------------------------------------------------------------
 
-WORLD = 2
 CASES = {
     "tokens": "Shard(0)",
     "second token dimension": "Shard(1)",
@@ -344,31 +339,15 @@ def distributed(mesh, name: str, merged: bool) -> dict:
     }
 
 
-def work(rank: int, folder: str) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
-    mesh = init_device_mesh("cpu", (WORLD,))
-    outcomes = {}
-    for name in CASES:
-        for merged in (False, True) if name != "columns" else (False,):
-            outcomes[name, merged] = distributed(mesh, name, merged)
-    torch.save(outcomes, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+def every_case(mesh) -> dict:
+    merged = {name: (False, True) if name != "columns" else (False,) for name in CASES}
+    return {(name, one): distributed(mesh, name, one) for name in CASES for one in merged[name]}
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks(on_two_processes):
     """What each process found."""
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("this torch has no gloo")
-    folder = tmp_path_factory.mktemp("gloo")
-    mp.spawn(work, (str(folder),), nprocs=WORLD)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
+    return on_two_processes(every_case)
 
 
 def test_distributed_equals_one_process(ranks):

@@ -9,7 +9,6 @@ pytest.importorskip("triton")
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.hc_post import launch
 from helion_sinkhorn.ops.hc_post.space import PostCall
@@ -30,7 +29,7 @@ CALLS = (
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
 @pytest.mark.parametrize("key", ONE_TARGET)
-def test_defaults_make_good_machine_code(key, call):
+def test_defaults_make_good_machine_code(key, call, compile_for):
     jobs = [
         Job(call, default_choice(KERNELS[name], call, DEVICES[key]))
         for name in (launch.FORWARD, launch.BACKWARD)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from autograd_calls import assert_batched_gradients, assert_equal
 from hc_streams import pre_inputs, pre_results
-from sharded import CASES, COMMUNICATION, ranks_of, sharded_results
+from sharded import CASES, COMMUNICATION, sharded_results
+from targets import INDUCTOR_BY_NIGHT
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
@@ -82,6 +83,7 @@ def test_compiled_without_recompiling_for_other_tokens():
         assert torch.equal(compiled(*given[:2]), hc_pre(*given[:2]))
 
 
+@INDUCTOR_BY_NIGHT
 def test_compiled_by_inductor():
     given = inputs(6)
 
@@ -204,9 +206,13 @@ def distributed(mesh, placement):
     return sharded_results(mesh, placement, hc_pre, (x, pre), dy, ())
 
 
+def every_case(mesh) -> dict:
+    return {name: distributed(mesh, placement) for name, placement in CASES.items()}
+
+
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return ranks_of(distributed, tmp_path_factory)
+def ranks(on_two_processes):
+    return on_two_processes(every_case)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -9,7 +9,6 @@ pytest.importorskip("triton")
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.hc_split_sinkhorn import launch
 from helion_sinkhorn.ops.hc_split_sinkhorn.space import HcCall
@@ -26,7 +25,7 @@ CALLS = (
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
 @pytest.mark.parametrize("key", ONE_TARGET)
-def test_defaults_make_good_machine_code(key, call):
+def test_defaults_make_good_machine_code(key, call, compile_for):
     jobs = [
         Job(call, default_choice(KERNELS[name], call, DEVICES[key]))
         for name in (launch.FORWARD, launch.REDUCED, launch.BACKWARD)

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
+from targets import INDUCTOR_BY_NIGHT
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
@@ -313,6 +314,7 @@ def test_compiled_at_any_number_of_tokens():
     assert counter.frame_count == 1
 
 
+@INDUCTOR_BY_NIGHT
 def test_compiled_by_inductor():
     given = inputs(6)
     torch._dynamo.reset()

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from pathlib import Path
-
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from autograd_calls import assert_equal, randn
+from targets import INDUCTOR_BY_NIGHT
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
@@ -131,6 +127,7 @@ def test_compiled_without_recompiling_for_other_tokens():
     assert counter.frame_count == 1
 
 
+@INDUCTOR_BY_NIGHT
 def test_compiled_by_inductor():
     given = inputs(6)
 
@@ -315,7 +312,6 @@ def test_second_derivatives_and_forward_mode_say_what_to_do():
 
 # --- DTensor ---------------------------------------------------------------------------------------------
 
-WORLD = 2
 CASES = {
     "tokens": "Shard(0)",
     "second token dimension": "Shard(1)",
@@ -398,35 +394,17 @@ def distributed_partials(mesh) -> dict:
     return outcome
 
 
-def work(rank: int, folder: str) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=WORLD,
-        timeout=timedelta(seconds=60),
-    )
-    mesh = init_device_mesh("cpu", (WORLD,))
-    outcomes = {}
-    for name in CASES:
-        for missing in (False, True):
-            outcomes[name, missing] = distributed(mesh, name, missing)
-    outcomes["partials"] = distributed_partials(mesh)
-    torch.save(outcomes, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+def every_case(mesh) -> dict:
+    outcomes = {
+        (name, missing): distributed(mesh, name, missing) for name in CASES for missing in (False, True)
+    }
+    return outcomes | {"partials": distributed_partials(mesh)}
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks(on_two_processes):
     """What each process found."""
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("this torch has no gloo")
-    folder = tmp_path_factory.mktemp("gloo")
-    mp.spawn(work, (str(folder),), nprocs=WORLD)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
+    return on_two_processes(every_case)
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["all used", "post unused"])

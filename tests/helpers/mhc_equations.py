@@ -105,6 +105,23 @@ def site(x, fn, scale, base, weight, at: At = exactly, **options):
     return (expand(f, x, post, comb, at),)
 
 
+def single_pass(h, fn, scale, base, weights, at: At = exactly):
+    """A model of DeepSeek-V4.1's form around sublayers tanh(weight y), in a tuple: the last collapse.
+
+    fn (sites, M, n C), base (sites, M), scale (sites, 3), weights (sites, C, C).  The first sublayer takes
+    stream 0, each other one the streams collapsed by the site before, and so does the end.
+    """
+    n = round(math.sqrt(base.size(1) + 1)) - 1
+    x = h.unsqueeze(-2).expand(*h.shape[:-1], n, h.size(-1))
+    y = x[..., 0, :]
+    for k in range(len(fn)):
+        pre, post, comb = coefficients(x, fn[k], scale[k], base[k], at=at)
+        f = at(at(y.unsqueeze(-2) * weights[k], y.size(-1)).sum(-1).tanh())
+        x = expand(f, x, post, comb, at)
+        y = collapse(x, pre, at)
+    return (y,)
+
+
 def values_and_gradients(function, tensors, upstream, **options) -> list[torch.Tensor]:
     """Results of function(*tensors) and the gradients of the tensors; an upstream that is None is unused."""
     leaves = [t.detach().requires_grad_() for t in tensors]

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from pathlib import Path
-
-import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
-WORLD = 2
 CASES = {
     "tokens": "Shard(0)",
     "second token dimension": "Shard(1)",
@@ -53,28 +46,3 @@ def sharded_results(mesh, placement, f, tensors, upstream, shared) -> dict:
             for a, b in zip(every, truth, strict=True)
         ],
     }
-
-
-def work(rank: int, folder: str, distributed) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=WORLD,
-        timeout=timedelta(seconds=60),
-    )
-    mesh = init_device_mesh("cpu", (WORLD,))
-    torch.save({name: distributed(mesh, CASES[name]) for name in CASES}, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
-
-
-def ranks_of(distributed, tmp_path_factory) -> list[dict]:
-    """What each process found, by case; distributed: (mesh, placement) -> a dict of `sharded_results`."""
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("this torch has no gloo")
-    folder = tmp_path_factory.mktemp("gloo")
-    mp.spawn(work, (str(folder), distributed), nprocs=WORLD)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]

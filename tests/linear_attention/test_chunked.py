@@ -18,7 +18,6 @@ pytest.importorskip("triton")
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.linear_attention import api as linear_attention
 from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
@@ -132,7 +131,7 @@ def test_what_auto_takes_on_a_gpu(steps, dk, dtype, options, expected, monkeypat
 
 
 @pytest.mark.parametrize("key", CHUNK_TARGETS)
-def test_defaults_compile_for(key):
+def test_defaults_compile_for(key, compile_for):
     """Matrix units, nothing a launch would refuse, and what every kernel's machine code must hold."""
     call = ChunkCall("bfloat16", 64, 128, "gk")
     names = [f"linear_attention_chunk_{part}" for part in ("scores", "walk", "gradients")]

@@ -11,7 +11,6 @@ pytest.importorskip("triton")
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.binary import Binary, Job
-from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
 from helion_sinkhorn.ops.linear_attention.recurrent.space import WalkCall
@@ -39,7 +38,7 @@ def complaints(binary: Binary) -> list[str]:
 
 
 @pytest.mark.parametrize("key", TARGETS)
-def test_defaults_make_good_machine_code(key):
+def test_defaults_make_good_machine_code(key, compile_for):
     jobs = [
         Job(call, default_choice(KERNELS["linear_attention_walk"], call, DEVICES[key]), batch=128)
         for call in CALLS
@@ -58,7 +57,7 @@ OPTIONS = (
 
 
 @pytest.mark.parametrize("key", ONE_TARGET)
-def test_packed_sequences_states_and_reverse_compile(key):
+def test_packed_sequences_states_and_reverse_compile(key, compile_for):
     jobs = []
     for result, gates, options in OPTIONS:
         call = WalkCall(result, "bfloat16", 8, 16, gates)
@@ -78,7 +77,7 @@ GATES = (
 
 @BY_NIGHT
 @pytest.mark.parametrize("key", ["h200", "mi350"])
-def test_the_gradients_of_gates_compile(key):
+def test_the_gradients_of_gates_compile(key, compile_for):
     name = "linear_attention_gates"
     jobs = [
         Job(call, default_choice(KERNELS[name], call, DEVICES[key]), 128, tuple(options.items()))

@@ -5,19 +5,17 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import importlib.util
-from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from processes import WORLD, Ranks
 from torch.utils.checkpoint import checkpoint
 
 from helion_sinkhorn import hc_expand, hc_post, nn
 from helion_sinkhorn.mhc.fsdp import fully_shard_float32
 
-WORLD, VOCABULARY, HIDDEN, STREAMS = 2, 11, 6, 3
+VOCABULARY, HIDDEN, STREAMS = 11, 6, 3
 
 
 class Block(torch.nn.Module):
@@ -153,38 +151,15 @@ def compare(name: str, exempt: bool, mesh, device: str) -> dict:
     }
 
 
-def work(rank: int, folder: str, device: str) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    torch.set_num_threads(1)
-    backend = "nccl" if device == "cuda" else "gloo"
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    dist.init_process_group(
-        backend,
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=WORLD,
-        timeout=timedelta(seconds=120),
-    )
-    mesh = init_device_mesh(device, (WORLD,))
+def every_model(mesh, device: str = "cpu") -> dict:
     outcomes = {(name, True): compare(name, True, mesh, device) for name in MODELS}
-    outcomes["plain", False] = compare("plain", False, mesh, device)
-    torch.save(outcomes, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
-
-
-def spawned(folder: Path, device: str) -> list[dict]:
-    mp.spawn(work, (str(folder), device), nprocs=WORLD)
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(WORLD)]
+    return outcomes | {("plain", False): compare("plain", False, mesh, device)}
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks(on_two_processes):
     """What each process found."""
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("this torch has no gloo")
-    return spawned(tmp_path_factory.mktemp("gloo"), "cpu")
+    return on_two_processes(every_model)
 
 
 BFLOAT16, FLOAT32 = "torch.bfloat16", "torch.float32"
@@ -207,10 +182,13 @@ def test_gradients_are_those_of_one_process_to_the_bit(ranks, name):
 
 
 @pytest.mark.gpu
-def test_gradients_on_two_gpus(tmp_path):
+def test_gradients_on_two_gpus():
     if torch.cuda.device_count() < WORLD:
         pytest.skip(f"{WORLD} GPUs are needed")
-    for outcomes in spawned(tmp_path, "cuda"):
+    ranks = Ranks("cuda")
+    found = ranks(every_model, "cuda")
+    ranks.stop()
+    for outcomes in found:
         for name in MODELS:
             check(outcomes[name, True])
             # the experts of transformers add rows up by atomics, in bfloat16

@@ -1,4 +1,4 @@
-"""Examples of docs/mhc.md and of the README's beginning run, and say what they print."""
+"""Examples of docs/mhc.md and of the README run, and say what they print."""
 
 from __future__ import annotations
 

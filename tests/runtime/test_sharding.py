@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from processes import WORLD
 
 from helion_sinkhorn import dot_compress, nn, recurrent_linear_attention, sinkhorn
 
 if not dist.is_available() or not dist.is_gloo_available():
     pytest.skip("this torch has no gloo", allow_module_level=True)
 
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-WORLD = 2
 FORMS = ("deepseek", "log")
 # placements of the logits and of the upstream gradient
 CASES = {
@@ -120,16 +116,7 @@ def attention(mesh, placement, given) -> dict:
     }  # fmt: skip
 
 
-def work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=WORLD,
-        timeout=timedelta(seconds=60),
-    )
-    mesh = init_device_mesh("cpu", (WORLD,))
+def every_case(mesh) -> dict:
     # 5 matrices do not divide by two
     x, dp = randn(5, 2, 4, 4, seed=0), randn(5, 2, 4, 4, seed=1)
     outcomes = {}
@@ -158,16 +145,13 @@ def work(rank: int, folder: str) -> None:
     with torch.no_grad():
         p = sinkhorn(distribute(x, mesh, Shard(0)), out_dtype=torch.bfloat16)
     outcomes["no grad"] = torch.equal(p.full_tensor(), sinkhorn(x, out_dtype=torch.bfloat16))
-    torch.save(outcomes, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    return outcomes
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks(on_two_processes):
     """What each process found."""
-    folder = tmp_path_factory.mktemp("gloo")
-    mp.spawn(work, (str(folder),), nprocs=WORLD)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
+    return on_two_processes(every_case)
 
 
 @pytest.mark.parametrize("kind", [*FORMS, "implicit", "dot_compress"])

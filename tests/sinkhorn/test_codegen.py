@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from targets import BY_NIGHT, TARGETS
 
@@ -11,8 +9,8 @@ pytest.importorskip("triton")
 
 from ci import machine_rules
 from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.machine import compiler
 from helion_sinkhorn.machine.binary import Binary, Job, occupancy, problems
-from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.machine.listing import stack_pointer_reads
 from helion_sinkhorn.machine.mnemonics import GCN, SASS, classify, disassembled
 from helion_sinkhorn.operators import KERNELS, operator_of
@@ -20,7 +18,6 @@ from helion_sinkhorn.ops.sinkhorn.launch import backward_kernel
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice
 
-WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else os.cpu_count() or 1
 FORMS = (True, False)
 
 FORWARD = [
@@ -81,8 +78,8 @@ def test_sums_over_padded_matrices_leave_no_choice_of_fusion():
     ],
 )
 @pytest.mark.parametrize("key", TARGETS)
-def test_defaults_make_good_machine_code(key, rows):
-    binaries = compile_for(key, default_jobs(key, rows), workers=WORKERS)
+def test_defaults_make_good_machine_code(key, rows, compile_for):
+    binaries = compile_for(key, default_jobs(key, rows))
     bad = [
         f"{b.job.call} {b.job.choice}: {'; '.join(found)}"
         for b in binaries
@@ -99,7 +96,7 @@ def forward_job(n: int, block: int, warps: int, whole: bool = False, **config) -
     )
 
 
-def test_bad_configs_are_problems_not_crashes():
+def test_bad_configs_are_problems_not_crashes(compile_for):
     spilling, foreign, good = compile_for(
         "h200",
         [forward_job(64, 2, 1), forward_job(4, 32, 1, waves_per_eu=2), forward_job(4, 32, 1, whole=True)],
@@ -112,23 +109,23 @@ def test_bad_configs_are_problems_not_crashes():
     assert not good.problems
 
 
-def test_more_threads_than_a_block_may_have():
+def test_more_threads_than_a_block_may_have(compile_for):
     (binary,) = compile_for("mi350", [forward_job(16, 8, 32)])
     assert "2048 threads a block, at most 1024" in binary.problems
 
 
 def test_a_job_that_takes_too_long_is_given_up():
-    binaries = compile_for("mi350", [forward_job(4, 64, 1)] * 2, timeout=0.01)
+    binaries = compiler.compile_for("mi350", [forward_job(4, 64, 1)] * 2, timeout=0.01)
     assert [b.problems for b in binaries] == [("not compiled after 0.01 s",)] * 2
 
 
 def test_unknown_device():
     with pytest.raises(ValueError, match="'h300' is not a known device; use one of h100, "):
-        compile_for("h300", [])
+        compiler.compile_for("h300", [])
 
 
 def test_nothing_to_do_starts_nothing():
-    assert compile_for("h200", []) == []
+    assert compiler.compile_for("h200", []) == []
 
 
 SASS_LISTING = """

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from autograd_calls import assert_equal, randn, value_and_gradient
+from targets import INDUCTOR_BY_NIGHT
 
 from helion_sinkhorn import Implicit, nn, reference, sinkhorn
 
@@ -228,10 +229,11 @@ class Model(torch.nn.Module):
         return self.mixer((self.sinkhorn(logits) + self.fused(logits)) @ x)
 
 
-def test_compiled_model():
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=INDUCTOR_BY_NIGHT)])
+def test_compiled_model(backend):
     torch.manual_seed(0)
     model, x, dy = Model(), randn(2, 3, 4, 8), randn(2, 3, 4, 8, seed=1)
-    compiled = torch.compile(model, fullgraph=True)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
     parameters = tuple(model.parameters())
     y, z = compiled(x), model(x)
     torch.testing.assert_close(y, z, rtol=1e-5, atol=1e-6)

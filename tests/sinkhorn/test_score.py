@@ -6,16 +6,17 @@ import json
 
 import pytest
 
+from helion_sinkhorn.configs import lookup, store, writer
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.binary import Binary, Job
-from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn.score import executed, score
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice, candidates
 from helion_sinkhorn.tuning import calibration, offline_run, ranking
-from helion_sinkhorn.tuning.groups import choice_of, groups_of, same
+from helion_sinkhorn.tuning.groups import groups_of, jsonable, same
 from helion_sinkhorn.tuning.options import Options
+from helion_sinkhorn.tuning.provenance import device_block, provenance
 from helion_sinkhorn.workloads import WORKLOADS
 
 CALL = SinkhornCall(True, 1, "float32", 4, 4, 20)
@@ -119,20 +120,97 @@ def test_a_default_that_does_not_compile_is_an_error():
         ranking.pick(score, [Binary("h200", binary().job, ("why",))], 128)
 
 
-def test_ranking_for_a_device_that_is_not_here(tmp_path):
+def test_ranking_for_a_device_that_is_not_here(tmp_path, compile_for):
     """Real machine code from enumeration to a stored entry."""
     groups = groups_of([WORKLOADS["deepseek_16x16_fp32_b128"]], "sinkhorn_forward")
     options = Options("mi350", tmp_path, workers=1, commit="0", command="test")
-    ((entry,),) = offline_run.tune_offline(groups, options, say=lambda line: None)
+    (found,) = offline_run.tune_offline(groups, options, say=lambda line: None)
+    entry, choice = found.entry, found.choice
     assert (entry["evidence"], entry["model"], "us" in entry) == ("compiled", ranking.MODEL, False)
     assert entry["score"] <= entry["default_score"]
-    choice = choice_of("sinkhorn_forward", entry)
     assert any(
         same(choice, c) for c in candidates(KERNELS["sinkhorn_forward"], groups[0].call, DEVICES["mi350"])
     )
     assert list(offline_run.tune_offline(groups, options, say=lambda line: None)) == []
     (compiled,) = compile_for("mi350", [Job(groups[0].call, choice)])
     assert compiled.problems == ()
+
+
+class Made:
+    """Binaries by rule: the second candidate has a fifth of the instructions; those numbered spill."""
+
+    def __init__(self, spilling=()):
+        self.spilling = spilling
+
+    def __call__(self, device, groups, workers, cache):
+        self.device = device
+        return self
+
+    def binaries(self, group):
+        made = []
+        for number, choice in enumerate(candidates(KERNELS[group.kernel], group.call, self.device)):
+            problems = ("spills 4 (8 bytes a thread)",) if number in self.spilling else ()
+            counts = {**COUNTS, "instructions": 1000 if number == 1 else 5000 + number}
+            fields = {"problems": problems, "counts": counts, "occupancy": 32}
+            threads = dict(choice.config)["num_warps"] * self.device.warp_size
+            made.append(Binary(self.device.key, Job(group.call, choice), threads=threads, **fields))
+        return made
+
+    def stop(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("evidence", "spilling", "kept"),
+    [("measured", (), True), ("measured", (3,), False), ("compiled", (), False), ("compiled", (3,), False)],
+)
+@pytest.mark.usefixtures("fresh_caches")
+def test_what_another_triton_measured_stays_unless_it_spills_here(tmp_path, evidence, spilling, kept):
+    """A prediction does not take the place of a time, but of a time of other code."""
+    (group,) = groups_of([WORKLOADS["deepseek_4x4_fp32_b131072"]], "sinkhorn_forward")
+    options = Options("h200", tmp_path, commit="0" * 40, command="test")
+    old = candidates(KERNELS["sinkhorn_forward"], group.call, DEVICES["h200"])[3]
+    numbers = {"us": 1.0, "default_us": 1.0, "err": 0.5}
+    entry = {
+        "key": {**dict(group.call.key), "batch": 131072, "triton": "2.1"}, "config": jsonable(old.config),
+        "variant": jsonable(old.variant), "evidence": evidence, **numbers,
+    }  # fmt: skip
+    run = {**provenance("sinkhorn_forward", evidence, options), "triton": "2.1.0"}
+    writer.merge(tmp_path, "sinkhorn_forward", device_block(DEVICES["h200"], "test"), run, [entry])
+    (found,) = offline_run.tune_offline([group], options, compilation=Made(spilling), say=lambda line: None)
+    lookup.lookup.cache_clear()
+    store.read.cache_clear()
+    served = lookup.find(DEVICES["h200"], "sinkhorn_forward", group.call.key, 131072, [tmp_path])
+    (row,) = offline_run.report([found])
+    if kept:
+        assert (served.triton, served.evidence) == ("2.1", "measured")
+        assert row[2] == row[3]
+        assert row[-1].startswith("as measured: ")
+    else:
+        best = candidates(KERNELS["sinkhorn_forward"], group.call, DEVICES["h200"])[1]
+        assert (served.triton, served.evidence) == (store.triton_minor(), "compiled")
+        assert served.config == tuple(sorted(best.config))
+        assert same(found.choice, best)
+        assert row[-1] == "h200/sinkhorn_forward.json"
+        # a config that spills predicts nothing
+        assert (row[2] == "inf") == bool(spilling)
+
+
+@pytest.mark.usefixtures("fresh_caches")
+def test_a_key_whose_default_does_not_compile_leaves_the_others(tmp_path):
+    class Failing(Made):
+        def binaries(self, group):
+            made = super().binaries(group)
+            late = Binary(made[0].device, made[0].job, ("not compiled after 60 s",))
+            return [late, *made[1:]] if group.call.n == 4 else made
+
+    groups = groups_of(
+        [WORKLOADS[f"deepseek_{n}x{n}_fp32_b{b}"] for n, b in ((4, 131072), (16, 128))], "sinkhorn_forward"
+    )
+    said, options = [], Options("mi350", tmp_path, commit="0" * 40, command="test")
+    found = offline_run.tune_offline(groups, options, compilation=Failing(), say=said.append)
+    assert [r.group.call.n for r in found] == [16]
+    assert said[0].endswith("not compiled after 60 s; nothing is written for it")
 
 
 def test_calibration_keeps_times_beside_scores(tmp_path):

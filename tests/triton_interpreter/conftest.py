@@ -10,8 +10,9 @@ import os
 
 import numpy as np
 import pytest
-import torch._inductor.runtime.triton_compat
+import torch
 import triton.language as tl
+import triton.language.extra
 from triton.runtime import interpreter
 
 from helion_sinkhorn.configs.device import DEVICES
@@ -27,7 +28,7 @@ class LibdeviceOnNumpy:
         return getattr(tl, name)
 
 
-torch._inductor.runtime.triton_compat.libdevice = LibdeviceOnNumpy()
+triton.language.extra.libdevice = LibdeviceOnNumpy()
 
 
 _convert_float = interpreter._convert_float

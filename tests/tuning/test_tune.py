@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import logging
+import multiprocessing
 import os
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +19,7 @@ import torch
 from helion_sinkhorn.__main__ import main
 from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.machine import compiler as machine_compiler
 from helion_sinkhorn.machine.binary import Binary, Job
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn import iteration, launch
@@ -22,11 +28,11 @@ from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime import device_math, serving
 from helion_sinkhorn.runtime.kernel import Choice, candidates
-from helion_sinkhorn.tuning import compilation, finals, offline_run, plan
+from helion_sinkhorn.tuning import compilation, deadline, finals, offline_run, plan
 from helion_sinkhorn.tuning import tune as tuner
 from helion_sinkhorn.tuning.commands import here
 from helion_sinkhorn.tuning.fingerprint import fingerprint
-from helion_sinkhorn.tuning.groups import choice_of, distinct, groups_of, same
+from helion_sinkhorn.tuning.groups import distinct, groups_of, same
 from helion_sinkhorn.tuning.options import Options
 from helion_sinkhorn.workloads import WORKLOADS, tagged
 
@@ -70,6 +76,11 @@ class Clock:
 def is_default(choice, group=None) -> bool:
     default = candidates(KERNELS[choice.kernel], CALL, DEVICES["h200"])[0]
     return same(choice, default)
+
+
+def stored(entry, kernel="sinkhorn_forward"):
+    """The choice that an entry holds."""
+    return Choice(kernel, store.hashable(entry["config"]), store.hashable(entry["variant"]), "stored")
 
 
 def run(out, us, workloads=(WORKLOAD,), judge=lambda group, choice: 0.5, say=lambda line: None, **options):
@@ -186,7 +197,7 @@ def test_the_default_stays_where_nothing_is_two_percent_faster(tmp_path):
     list(run(tmp_path, lambda c, b: 100.0 if is_default(c) else 98.5)[0])
     (raw,) = json.loads((tmp_path / "h200" / "sinkhorn_forward.json").read_text())["entries"]
     assert raw["us"] == raw["default_us"] == 100.0
-    assert is_default(choice_of("sinkhorn_forward", raw))
+    assert is_default(stored(raw))
 
 
 @pytest.mark.parametrize(("gain", "replaced"), [(0.99, False), (0.97, True)])
@@ -403,10 +414,106 @@ def test_the_same_result_makes_no_difference(tmp_path):
     assert (tmp_path / "h200" / "sinkhorn_forward.json").read_text() == texts
 
 
-def test_past_its_limit_a_run_begins_nothing(tmp_path):
-    said = []
-    assert list(run(tmp_path, lambda c, b: 100.0, limit=-1.0, say=said.append)[0]) == []
-    assert "1 groups left for the next run" in said[-1]
+# A bounded time
+
+WAITS = ("compile", "prepare", "sample", "judge", "write")
+
+
+@pytest.mark.parametrize("waiting", WAITS)
+def test_the_budget_bounds_the_whole_command(waiting, tmp_path, monkeypatch, capsys):
+    """The second key waits in one of the places where a run waits; the first is kept."""
+    begun = []
+
+    def maybe_wait(place, value):
+        if place == waiting and (place == "compile" or len(begun) > 1):
+            time.sleep(60)
+        return value
+
+    class Compilation(Compiled):
+        def binaries(self, group):
+            return maybe_wait("compile", super().binaries(group))
+
+    def clock(group, batch):
+        begun.append(batch)
+
+        def prepare(choice):
+            maybe_wait("prepare", None)
+            return lambda: maybe_wait("sample", 100.0)
+
+        return prepare
+
+    merge = writer.merge
+    monkeypatch.setattr(writer, "merge", lambda *a: merge(*maybe_wait("write", a)))
+    fakes = {"clock": clock, "judge": lambda group, choice: maybe_wait("judge", 0.5)}
+    monkeypatch.setattr(tuner, "tune", functools.partial(tuner.tune, **fakes, compilation=Compilation))
+    monkeypatch.setattr("helion_sinkhorn.tuning.commands.here", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(deadline, "age", lambda: 0.0)
+    monkeypatch.setattr(deadline, "TO_END", 0.5)
+    words = "tune --device h200 --kernel sinkhorn_forward --only deepseek_4x4_fp32_b1 --budget 2 --commit 0"
+    begin = time.monotonic()
+    assert main([*words.split(), "--out", str(tmp_path)]) == 0
+    assert time.monotonic() - begin < 2
+    left = 4 if waiting == "compile" else 3
+    kept = [128, 1024, 131072, 1048576][: 4 - left]
+    assert [e.batch for e in entries(tmp_path)] == kept
+    assert (
+        f"the budget of 2 s is spent; the same command does the {left} keys left" in capsys.readouterr().out
+    )
+
+
+def test_the_age_of_a_process_is_that_since_its_start():
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        at_once = pool.submit(deadline.age).result()
+        time.sleep(0.6)
+        later = pool.submit(deadline.age).result()
+    assert at_once < 0.6 <= later < deadline.age()
+
+
+def test_a_run_that_ends_ends_its_compilers(tmp_path, monkeypatch):
+    """Else the process waits for the jobs they have begun."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho ready\nsleep 60\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(machine_compiler.sys, "executable", str(compiler))
+    (group,) = groups_of([WORKLOAD], "sinkhorn_forward")
+    before = set(threading.enumerate())
+    compiled = compilation.Compilation(DEVICES["h200"], [group], 2, tmp_path)
+    while len(compiled.compilers) < 2 or any(c.child is None for c in compiled.compilers):
+        time.sleep(0.01)
+    children = [c.child.pid for c in compiled.compilers]
+    compiled.stop()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+    assert set(threading.enumerate()) <= before
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+# The table at the end
+
+
+def test_the_table_names_what_was_before_what_is_now_and_where(tmp_path):
+    """What served may be an entry of another Triton; it is timed, and stays unless beaten."""
+    first, second = candidates(KERNELS["sinkhorn_forward"], CALL, DEVICES["h200"])[3:5]
+
+    def us(choice, batch):
+        return 50.0 if same(choice, first) else 40.0 if same(choice, second) else 100.0
+
+    list(run(tmp_path, lambda c, b: 50.0 if same(c, first) else 100.0)[0])
+    path = tmp_path / "h200" / "sinkhorn_forward.json"
+    data = json.loads(path.read_text())
+    data["entries"][0]["key"]["triton"] = "2.1"
+    path.write_text(writer.text(data))
+    (result,) = run(tmp_path, us)[0]
+    (row,) = tuner.report([result])
+    assert dict(zip(tuner.COLUMNS, row, strict=True)) == {
+        "key": f"sinkhorn_forward {CALL}", "batch": "128", "before": "50.0", "after": "40.0",
+        "before / after": "1.25", "default": "100.0", "file": "h200/sinkhorn_forward.json",
+        "config": ", ".join(f"{k}={v}" for k, v in (*second.config, *second.variant)),
+    }  # fmt: skip
+    assert {e.triton for e in entries(tmp_path)} == {"2.1", store.triton_minor()}
+    # without an entry the default was before
+    (result,) = run(tmp_path / "new", us)[0]
+    assert tuner.report([result])[0][2:6] == ("100.0", "40.0", "2.50", "100.0")
 
 
 # Another device
@@ -447,7 +554,7 @@ def test_a_refused_config_is_one_warning_and_the_default(tmp_path, monkeypatch, 
 
     def picky(kernel, *arguments):
         calls.append(kernel)
-        if kernel.configs[0].num_warps == 4:
+        if dict(kernel.config)["num_warps"] == 4:
             raise ValueError("no four warps here")
         return right(kernel, *arguments)
 

@@ -14,6 +14,7 @@ from ci.gate import gate
 from ci.gate.choices import choices
 from helion_sinkhorn.ops.hc_mixes import budget, torch_op
 from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
+from helion_sinkhorn.runtime.views import parameter, placed
 
 COMPUTES = {
     "hc_mixes_split": ("mixes",), "hc_mixes_partials": ("mixes",), "hc_mixes_reduce": ("mixes",),
@@ -59,9 +60,7 @@ def candidates(workload: MixesWorkload, *given: torch.Tensor) -> list[gate.Candi
     from helion_sinkhorn.runtime import serving
 
     device, _, _ = serving.device_at(serving.index_of(given[0]))
-    # one row goes with another of zeros
-    rows = max(2, workload.m)
-    call = launch.call_for(rows, workload.columns, workload.dtype, workload.precision)
+    call = launch.call_for(workload.m, workload.columns, workload.dtype, workload.precision)
     return [
         gate.Candidate(
             kernel, name, {**dict(choice.config), **dict(choice.variant)}, choice.source, served,
@@ -90,11 +89,11 @@ def on_gpu(
     """One result, kernels with the choices named and what is served of the others."""
     from helion_sinkhorn.ops.hc_mixes import launch
 
-    rows = launch.several(launch.parameter(given[2][0]), 0)
+    rows = launch.several(parameter(given[2][0]), 0)
     call = launch.call_for(len(rows), workload.columns, workload.dtype, workload.precision)
 
     def forward(x, fn):
-        lead, streams = torch_op.leading(x, fn), launch.rows_of(x, workload.columns)
+        lead, streams = torch_op.leading(x, fn), placed(x.reshape(-1, workload.columns))
         split = launch.split(rows, call, chosen.get(launch.SPLIT))
         made = launch.partials(streams, split, call.precision, chosen.get(launch.PARTIALS))
         norm = workload.norm_eps, workload.eps_outside
@@ -105,7 +104,7 @@ def on_gpu(
         dmixes, x, _, mixes, norms = tensors
         tokens = (launch.several(t.flatten(0, -2), 1) for t in (dmixes, mixes))
         given = launch.upstream(*tokens, norms.flatten(0, -2), call, chosen.get(launch.UPSTREAM))
-        streams = launch.rows_of(x, workload.columns)
+        streams = placed(x.reshape(-1, workload.columns))
         dx, dfn = launch.gradients(*given, streams, rows, call, chosen.get(launch.BACKWARD))
         return dx.view(x.shape), dfn[: workload.m]
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from helion_sinkhorn.runtime.pieces import computing
+
 
 def _split(wide: torch.Tensor, dtype: torch.dtype, parts: int) -> torch.Tensor:
     """(parts, D, K): wide rounded to dtype, then what that left."""
@@ -16,7 +18,7 @@ def _split(wide: torch.Tensor, dtype: torch.dtype, parts: int) -> torch.Tensor:
 
 def _wide(t: torch.Tensor) -> torch.Tensor:
     """In the type of the sums, contiguous: the order of a sum may follow the layout."""
-    return t.to(torch.float64 if t.dtype == torch.float64 else torch.float32).contiguous()
+    return t.to(computing(t.dtype)).contiguous()
 
 
 def forward(

@@ -8,11 +8,6 @@ from collections.abc import Callable
 import torch
 
 from helion_sinkhorn.configs.store import Key
-from helion_sinkhorn.ops.dot_compress.kernels import (
-    dot_compress_apply,
-    dot_compress_expand,
-    dot_compress_product,
-)
 from helion_sinkhorn.ops.dot_compress.space import (
     DotCall,
     apply_default,
@@ -37,12 +32,13 @@ from helion_sinkhorn.runtime.serving import (
 )
 from helion_sinkhorn.runtime.views import matrices
 
+BODIES = "helion_sinkhorn.ops.dot_compress.kernels"
 KERNELS = {
-    kernel.name: kernel
-    for kernel in (
-        Kernel("dot_compress_product", dot_compress_product, DotCall, product_default, product_space),
-        Kernel("dot_compress_apply", dot_compress_apply, DotCall, apply_default, apply_space),
-        Kernel("dot_compress_expand", dot_compress_expand, DotCall, expand_default, expand_space),
+    name: Kernel(name, f"{BODIES}:{name}", DotCall, default, space)
+    for name, default, space in (
+        ("dot_compress_product", product_default, product_space),
+        ("dot_compress_apply", apply_default, apply_space),
+        ("dot_compress_expand", expand_default, expand_space),
     )
 }
 

@@ -17,10 +17,12 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.streams import MOST_STREAMS
 from helion_sinkhorn.runtime.torch_op import differentiates
 
-MOST_ROWS = 288
-"""Rows of fn: n^2 + 2n for n = 16 streams."""
+MOST_ROWS = MOST_STREAMS**2 + 2 * MOST_STREAMS
+"""Rows of fn: n^2 + 2n for n = 16 streams, 288."""
 LEAST_EPS = torch.finfo(torch.float32).smallest_normal
 ACCEPTED_EPS = f"a finite float of at least {LEAST_EPS:.1e}, float32's smallest normal number"
 PRECISIONS = ("float32", "tf32")
@@ -79,22 +81,23 @@ def hc_mixes(
         DeepSeek-V4's inference code.
     """
     implementation = check_implementation(implementation)
-    _check(x, fn, norm_weight)
-    _check_options(norm_eps, precision, eps_outside)
+    check_tensors(x, fn, norm_weight)
+    check_options(norm_eps, precision, eps_outside)
     serves = implementation_for(implementation, "x", x)
     given = (x, fn) if norm_weight is None else (x, fn, norm_weight)
     plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in given)
     if not plain and "torch.distributed.tensor" in sys.modules:
         torch_op.register_sharding()
     if norm_weight is not None:
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        wide = computing(x.dtype)
         fn = fn.to(wide) * norm_weight.to(wide)
     run = torch_op.HcMixes.apply if differentiates(x, fn) else torch_op.call
     mixes, _ = run(x, fn, float(norm_eps), eps_outside, precision, serves)
     return mixes
 
 
-def _check(x, fn, norm_weight) -> None:
+def check_tensors(x, fn, norm_weight) -> None:
+    """Raise unless fn and norm_weight are for entries like those of x."""
     given = {"x": (x, "(..., n, C) or (..., n C)"), "fn": (fn, "(M, n C)")}
     if norm_weight is not None:
         given["norm_weight"] = norm_weight, "(n C,)"
@@ -119,7 +122,8 @@ def _check(x, fn, norm_weight) -> None:
         )
 
 
-def _check_options(norm_eps, precision, eps_outside) -> None:
+def check_options(norm_eps, precision, eps_outside) -> None:
+    """Raise unless these are a positive number, a name and a flag."""
     check_number("norm_eps", norm_eps, ACCEPTED_EPS)
     # not math.isfinite: a compiler with dynamic shapes has a symbol here
     if not LEAST_EPS <= norm_eps < math.inf:

@@ -6,8 +6,9 @@ average, so that a block loses up to CUT BLOCK / (2 STEP) of itself.  Each of n 
 nearest.  Partial sums are taken for as large as the whole: the larger of |sum| and the root of its squares.
 
 A product with a factor of more than 8 bits is made of PARTS of bfloat16, without the smallest of them: off
-by PRODUCT units.  With precision "tf32" each factor of 24 bits is cut or rounded to 11: off by up to TF32, by
-half of it on average.
+by PRODUCT units.  A dx of fewer bits than float32 is rounded by 2^-9 or 2^-12 of itself: the factors of its
+products may have two parts, 16 bits, and then it is off by NARROW units.  With precision "tf32" each factor
+of 24 bits is cut or rounded to 11: off by up to TF32, by half of it on average.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ PARTS = (1, 3, 6)
 """Products of bfloat16 parts for one with so many factors of more than 8 bits: three, or six of nine."""
 PRODUCT = 4.0
 """Units that such a product is off by."""
+NARROW = 75.0
+"""Units that a product of two factors of two parts is off by, as a root mean square: three products of rests
+are left out, each of 0.17 * 2^-16 (a rest is 0.41 * 2^-8 of a number between two powers of two)."""
 TF32 = 2.0**-10
 """Relative error of cutting a factor to the 11 bits of TF32."""
 FACTORS = 3.0
@@ -73,6 +77,8 @@ class Sum:
     """How many there are, those of parts counted by themselves."""
     cut_factors: int = 0
     """Factors of each that are cut to 11 bits."""
+    off: float = PRODUCT
+    """Units that each product is off by."""
 
     @property
     def cuts(self) -> float:
@@ -88,7 +94,7 @@ class Sum:
     def variance(self) -> torch.Tensor:
         """Variance of its error."""
         sums = self.cuts**2 + UNIT**2 * self.products / min(self.products, BLOCK)
-        each = (PRODUCT * UNIT) ** 2 + self.cut_factors * TF32**2 / 3
+        each = (self.off * UNIT) ** 2 + self.cut_factors * TF32**2 / 3
         size = torch.maximum(self.squares, self.value.square())
         lean = self.cut_factors * TF32 / 2 * self.value
         return sums * size + each * self.squares + lean.square()
@@ -102,10 +108,11 @@ def sum_with_x(workload: MixesWorkload, value: torch.Tensor, squares: torch.Tens
 
 
 def sum_of_rows(workload: MixesWorkload, value: torch.Tensor, squares: torch.Tensor, rows: int) -> Sum:
-    """A sum of products of two float32, over the rows of fn."""
+    """A sum of products of two float32, over the rows of fn, for a dx of the workload's dtype."""
     if workload.precision == "tf32":
         return Sum(value, squares, rows, 2)
-    return Sum(value, squares, rows * PARTS[2])
+    off = PRODUCT if workload.dtype == torch.float32 else NARROW
+    return Sum(value, squares, rows * PARTS[2], off=off)
 
 
 def variance_of_norm(size: int) -> float:

@@ -11,16 +11,13 @@ from collections.abc import Iterator
 
 import torch
 
+from helion_sinkhorn.runtime.pieces import computing
+
 CHUNK = 32
 """Tokens of a chunk on a CPU: one alone costs as much as all."""
 CHUNK_ON_GPU = 4096
 ALIGNED = 16
 """Entries that rows are padded to a multiple of: 64 bytes of float32."""
-
-
-def computing_dtype(x: torch.Tensor) -> torch.dtype:
-    """float64 for float64, else float32."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _aligned(size: int) -> int:
@@ -30,7 +27,7 @@ def _aligned(size: int) -> int:
 def _projection(x: torch.Tensor, fn: torch.Tensor) -> torch.Tensor:
     """fn in the computing dtype, rows and columns padded with zeros."""
     m, k = fn.shape
-    padded = torch.zeros(_aligned(m), _aligned(k), dtype=computing_dtype(x), device=x.device)
+    padded = torch.zeros(_aligned(m), _aligned(k), dtype=computing(x.dtype), device=x.device)
     padded[:m, :k] = fn
     return padded
 
@@ -52,7 +49,7 @@ def forward(
     x: torch.Tensor, fn: torch.Tensor, norm_eps: float, eps_outside: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(mixes (T, M), norms (T, 2)) for x (T, K) and fn (M, K); norms are r and k, see `norms_of`."""
-    (m, size), dtype = fn.shape, computing_dtype(x)
+    (m, size), dtype = fn.shape, computing(x.dtype)
     fn = _projection(x, fn)
     mixes, norms = x.new_empty(x.size(0), m, dtype=dtype), x.new_empty(x.size(0), 2, dtype=dtype)
     for at, (rows,) in _chunks(x, dtype=dtype):

@@ -8,13 +8,15 @@ its sums instead of rounding them, so sums of one block of columns or tokens are
     partials    a fixed chunk of columns for some tokens: products and squares
     reduce      the chunks in their order, the root mean square, mixes
     upstream    the parts of r dmixes, and what the norm adds to dx as a factor of x
-    backward    a block of columns for a share of the tokens: dx, and dfn of that share
+    backward    a block of columns of a stream for a share of the tokens: dx, and dfn of that share
 """
 
 from __future__ import annotations
 
 import helion.language as hl
 import torch
+
+from helion_sinkhorn.runtime.device_math import multiply_add
 
 
 def parts_of(value, count):
@@ -164,53 +166,85 @@ def hc_mixes_upstream(
         store_parts(g, upstream * norms[tile_t, 0].unsqueeze(1), tile_t, slice(None), parts)
 
 
+def stream_gradient(product, stream, along, residual, dy, pre, tile_t, i, tile_c, how):
+    """dx of a block of stream i in float32: `product`, what the norm adds, and what x is given elsewhere.
+
+    What is loaded comes together first: `product` lies in registers in another order, and each sum of the two
+    costs an exchange.
+    """
+    stream = stream.to(torch.float32)
+    # hl.load: in a helper Helion takes an index for an operation on the host
+    scale = hl.load(along, [tile_t]).unsqueeze(1)
+    if residual is None and dy is None:
+        return multiply_add(scale, stream, product, how)
+    rest = scale * stream
+    if residual is not None:
+        rest = multiply_add(scale, stream, hl.load(residual, [tile_t, i, tile_c]).to(torch.float32), how)
+    if dy is not None:
+        weight = hl.load(pre, [tile_t, i]).to(torch.float32).unsqueeze(1)
+        rest = multiply_add(weight, hl.load(dy, [tile_t, tile_c]).to(torch.float32), rest, how)
+    return product + rest
+
+
 def hc_mixes_backward(
     g: torch.Tensor,
     along: torch.Tensor,
     x: torch.Tensor,
     fn: torch.Tensor,
+    residual: torch.Tensor | None,
+    dy: torch.Tensor | None,
+    pre: torch.Tensor | None,
     dx: torch.Tensor,
     dfn: torch.Tensor,
-    share: int,
     rows: hl.constexpr,
+    n: hl.constexpr,
     columns: hl.constexpr,
     shares: hl.constexpr,
+    unit: hl.constexpr,
     block_m: hl.constexpr,
     blocks: hl.constexpr,
     x_parts: hl.constexpr,
     parts: hl.constexpr,
+    dx_parts: hl.constexpr,
+    how: hl.constexpr,
     interpret: hl.constexpr,
 ):
-    """dx (T, K) = r dmixes fn + k (dmixes . mixes) x, and dfn (shares, M, K) = (r dmixes)' x.
+    """dx (T, n, C) = r dmixes fn + k (dmixes . mixes) x, and dfn (shares, M, n, C) = (r dmixes)' x.
 
-    A share is `share` tokens.  x is read once where all rows are one block.  Of more, the programs of a
-    share, one for each block of rows, go on with dx for a part of its tokens each.
+    dx takes in what x is given besides: residual (T, n, C), and pre (T, n) times dy (T, C); each may be None.
+    A share is a multiple of `unit` tokens.  x is read once where all rows are one block.  Of more, the
+    programs of a share, one for each block of rows, go on with dx for a part of its tokens each.
     """
     tokens = x.size(0)
+    share = (tokens + shares * unit - 1) // (shares * unit) * unit
     hl.specialize((x.stride(), fn.stride(), dx.stride(), g.stride(), dfn.stride()))
     block_t = hl.register_block_size(tokens)
-    for tile_s, tile_m, tile_k in hl.tile([shares, rows, columns], block_size=[1, block_m, None]):
+    for tile_s, tile_m, tile_i, tile_c in hl.tile(
+        [shares, rows, n, columns], block_size=[1, block_m, 1, None]
+    ):
+        i = tile_i.begin
         first = tile_s.begin * share
         last = min(first + share, tokens)
         if blocks == 1:
-            weights = parts_of(fn[tile_m, tile_k], parts)
-        total = hl.zeros([tile_k, tile_m], dtype=torch.float32)
+            weights = parts_of(fn[tile_m, i, tile_c], dx_parts)
+        total = hl.zeros([tile_c, tile_m], dtype=torch.float32)
         for tile_t in hl.tile(first, last, block_size=block_t):
             upstream = parts_at(g, tile_t, tile_m, parts)
-            given = x[tile_t, tile_k]
+            given = x[tile_t, i, tile_c]
             if blocks == 1:
-                back = product(upstream, weights, parts, interpret)
-                scaled = along[tile_t].unsqueeze(1) * given.to(torch.float32)
-                dx[tile_t, tile_k] = (back + scaled).to(dx.dtype)
+                back = product(upstream, weights, dx_parts, interpret)
+                whole = stream_gradient(back, given, along, residual, dy, pre, tile_t, i, tile_c, how)
+                dx[tile_t, i, tile_c] = whole.to(dx.dtype)
             total = total + product(turned(given_parts(given, x_parts)), upstream, parts, interpret)
-        dfn[tile_s.begin, tile_m, tile_k] = total.transpose(0, 1)
+        dfn[tile_s.begin, tile_m, i, tile_c] = total.transpose(0, 1)
         if blocks > 1:
             own = share // blocks
             begin = min(first + tile_m.id * own, last)
             for tile_u in hl.tile(begin, min(begin + own, last), block_size=block_t):
-                summed = hl.zeros([tile_u, tile_k], dtype=torch.float32)
+                summed = hl.zeros([tile_u, tile_c], dtype=torch.float32)
                 for tile_q in hl.tile(rows, block_size=block_m):
-                    block = parts_of(fn[tile_q, tile_k], parts)
-                    summed = summed + product(parts_at(g, tile_u, tile_q, parts), block, parts, interpret)
-                of_x = along[tile_u].unsqueeze(1) * x[tile_u, tile_k].to(torch.float32)
-                dx[tile_u, tile_k] = (summed + of_x).to(dx.dtype)
+                    block = parts_of(fn[tile_q, i, tile_c], dx_parts)
+                    summed = summed + product(parts_at(g, tile_u, tile_q, parts), block, dx_parts, interpret)
+                stream = x[tile_u, i, tile_c]
+                whole = stream_gradient(summed, stream, along, residual, dy, pre, tile_u, i, tile_c, how)
+                dx[tile_u, i, tile_c] = whole.to(dx.dtype)

@@ -7,13 +7,6 @@ import functools
 import torch
 
 from helion_sinkhorn.configs.store import Key
-from helion_sinkhorn.ops.hc_mixes.kernels import (
-    hc_mixes_backward,
-    hc_mixes_partials,
-    hc_mixes_reduce,
-    hc_mixes_split,
-    hc_mixes_upstream,
-)
 from helion_sinkhorn.ops.hc_mixes.space import (
     CHUNK,
     MixesCall,
@@ -29,19 +22,20 @@ from helion_sinkhorn.ops.hc_mixes.space import (
 from helion_sinkhorn.ops.hc_mixes.workloads import ROWS
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import Served, launch_kept, layout_key, run_and_keep, serve
-from helion_sinkhorn.runtime.views import flattened
+from helion_sinkhorn.runtime.serving import Asked, Served, launch_kept, layout_key, run_and_keep, serve
+from helion_sinkhorn.runtime.views import flattened, parameter, placed
 
 SPLIT, PARTIALS, REDUCE = "hc_mixes_split", "hc_mixes_partials", "hc_mixes_reduce"
 UPSTREAM, BACKWARD = "hc_mixes_upstream", "hc_mixes_backward"
+BODIES = "helion_sinkhorn.ops.hc_mixes.kernels"
 KERNELS = {
-    body.__name__: Kernel(body.__name__, body, MixesCall, default, space, traits=frozenset({"splits"}))
-    for body, default, space in (
-        (hc_mixes_split, split_default, split_space),
-        (hc_mixes_partials, partials_default, partials_space),
-        (hc_mixes_reduce, reduce_default, reduce_space),
-        (hc_mixes_upstream, reduce_default, reduce_space),
-        (hc_mixes_backward, backward_default, backward_space),
+    name: Kernel(name, f"{BODIES}:{name}", MixesCall, default, space, traits=frozenset({"splits"}))
+    for name, default, space in (
+        ("hc_mixes_split", split_default, split_space),
+        ("hc_mixes_partials", partials_default, partials_space),
+        ("hc_mixes_reduce", reduce_default, reduce_space),
+        (UPSTREAM, reduce_default, reduce_space),
+        (BACKWARD, backward_default, backward_space),
     )
 }
 SHARE = 64
@@ -49,24 +43,14 @@ SHARE = 64
 
 
 def call_for(m: int, columns: int, dtype: torch.dtype, precision: str) -> MixesCall:
-    """What the configs of a call are chosen for."""
-    return MixesCall(str(dtype)[6:], m, columns, precision)
+    """What the configs of a call are chosen for; one row goes with another of zeros (`several`)."""
+    return MixesCall(str(dtype)[6:], max(2, m), columns, precision)
 
 
 @functools.cache
 def tuned_keys() -> frozenset[Key]:
     """Keys, without the batch, that `make tune` covers."""
     return frozenset(call_for(w.m, w.columns, w.dtype, w.precision).key for w in ROWS if "tune" in w.tags)
-
-
-def rows_of(x: torch.Tensor, columns: int) -> torch.Tensor:
-    """(T, columns) contiguous."""
-    return flattened(x.reshape(-1, columns), 1)
-
-
-def parameter(fn: torch.Tensor) -> torch.Tensor:
-    """fn in float32."""
-    return flattened(fn.to(torch.float32), 1)
 
 
 def split(fn: torch.Tensor, call: MixesCall, choice: Choice | None = None) -> torch.Tensor:
@@ -146,7 +130,7 @@ def forward(
     """(mixes (..., M), norms (..., 2)); the contract is api.hc_mixes's."""
     m, columns = fn.shape
     lead = x.shape[:-1] if x.size(-1) == columns else x.shape[:-2]
-    x, fn = rows_of(x, columns), several(parameter(fn), 0)
+    x, fn = placed(x.reshape(-1, columns)), several(parameter(fn), 0)
     call = call_for(len(fn), columns, x.dtype, precision)
     mixes, norms = reduce(*partials(x, split(fn, call), precision), call, norm_eps, eps_outside)
     return mixes[:, :m].contiguous().view(*lead, m), norms.view(*lead, 2)
@@ -182,34 +166,35 @@ def gradients(
     fn: torch.Tensor,
     call: MixesCall,
     choice: Choice | None = None,
+    others: tuple[torch.Tensor | None, ...] = (None, None, None),
+    asked: Asked | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(dx (T, K), dfn (M, K) in float32)."""
-    tokens, columns = x.shape
+    """(dx (T, n, C), dfn (M, n C) in float32) for x (T, n, C) and fn (M, n C).
+
+    Args:
+        others: (residual, dy, pre), gradients that x meets elsewhere (`kernels.hc_mixes_backward`).
+        asked: which row of which operator the launch is looked up by; hc_mixes's own if left out.
+    """
+    tokens, n, columns = x.shape
+    kernels, name, looked_up, keys = asked or Asked(KERNELS, BACKWARD, call, tuned_keys)
     device, _, _ = serving.device_at(serving.index_of(x))
-    taken = choice or serving.choose(KERNELS[BACKWARD], call, tokens, device)
+    taken = choice or serving.choose(kernels[name], looked_up, tokens, device)
     shares, blocks = dict(taken.variant)["shares"], -(-call.m // call.block_m)
-    share = -(-tokens // (shares * SHARE * blocks)) * SHARE * blocks
-    dx, sums = torch.empty_like(x), x.new_empty((shares, call.m, columns), dtype=torch.float32)
-    tensors = g, along, x, fn, dx, sums
-    key = BACKWARD, layout_key(*tensors), choice
+    dx, sums = torch.empty_like(x), x.new_empty((shares, call.m, n, columns), dtype=torch.float32)
+    tensors = g, along, x, fn.view(-1, n, columns), *others, dx, sums
+    key = name, layout_key(*tensors), call.precision, choice
     if not launch_kept(key, *tensors):
 
         def launch(served: Served) -> None:
             own = (
-                share,
-                call.m,
-                columns,
-                shares,
-                call.block_m,
-                blocks,
-                call.x_parts,
-                call.parts,
-                served.interpret,
-            )
+                call.m, n, columns, shares, SHARE * blocks, call.block_m, blocks,
+                call.x_parts, call.parts, call.dx_parts, served.reciprocal, served.interpret,
+            )  # fmt: skip
             run_and_keep(served.kernel, tensors, own, tensors, key)
 
-        serve(KERNELS, BACKWARD, call, tokens, x, launch, tuned_keys, taken if choice else None)
-    return dx, sums[0] if shares == 1 else sums.sum(0)
+        serve(kernels, name, looked_up, tokens, x, launch, keys, taken if choice else None)
+    summed = sums[0] if shares == 1 else sums.sum(0)
+    return dx, summed.view(call.m, n * columns)
 
 
 def backward(
@@ -222,9 +207,9 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(dx, dfn in float32)."""
     m, columns = fn.shape
-    dmixes, mixes, norms = (flattened(t.reshape(-1, t.size(-1)), 1) for t in (dmixes, mixes, norms))
+    dmixes, mixes, norms = (flattened(t, 1) for t in (dmixes, mixes, norms))
     rows = several(parameter(fn), 0)
     call = call_for(len(rows), columns, x.dtype, precision)
     given = upstream(several(dmixes, 1), several(mixes, 1), norms, call)
-    dx, dfn = gradients(*given, rows_of(x, columns), rows, call)
+    dx, dfn = gradients(*given, placed(x.reshape(-1, columns)).unsqueeze(1), rows, call)
     return dx.view(x.shape), dfn[:m]

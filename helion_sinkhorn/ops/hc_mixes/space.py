@@ -36,6 +36,11 @@ class MixesCall(Keyed):
         return 2 if self.precision == "tf32" else 3
 
     @property
+    def dx_parts(self) -> int:
+        """Those of fn and the upstream gradient that make dx: 16 bits for one that is rounded to 8 or 11."""
+        return self.parts if self.dtype == "float32" else 2
+
+    @property
     def x_parts(self) -> int:
         """Those that stand for an entry of x."""
         return {"bfloat16": 1, "float16": 2}.get(self.dtype, self.parts)

@@ -12,13 +12,13 @@ import functools
 import torch
 
 from helion_sinkhorn.ops.hc_mixes import eager
-from helion_sinkhorn.runtime.gradients import NAMESPACE
+from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.torch_op import (
-    batch_first,
     define,
     differentiable,
     differentiates,
     last,
+    map_tokens,
     on_device,
     operator_named,
 )
@@ -28,7 +28,7 @@ FORWARD, BACKWARD = "hc_mixes", "hc_mixes_backward"
 
 @functools.cache
 def _launch():
-    """The launcher, and with it Helion, on the first call that needs it."""
+    """The launcher, and with it Triton, on the first call that needs it."""
     from helion_sinkhorn.ops.hc_mixes import launch
 
     return launch
@@ -68,12 +68,12 @@ def backward(dmixes, x, fn, mixes, norms, precision, implementation):
 
 
 def _empty_results(x, fn, norm_eps, eps_outside, precision, implementation):
-    lead, dtype = leading(x, fn), eager.computing_dtype(x)
+    lead, dtype = leading(x, fn), computing(x.dtype)
     return tuple(x.new_empty(*lead, columns, dtype=dtype) for columns in (fn.shape[-2], 2))
 
 
 def _empty_gradients(dmixes, x, fn, mixes, norms, precision, implementation):
-    return x.new_empty(x.shape), fn.new_empty(fn.shape, dtype=eager.computing_dtype(x))
+    return x.new_empty(x.shape), fn.new_empty(fn.shape, dtype=computing(x.dtype))
 
 
 def _keep(ctx, inputs, output):
@@ -108,26 +108,8 @@ HcMixes = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
 HcMixesBackward = last(BACKWARD, FORWARD, call_backward)
 
 
-def _register_vmap(name: str, tensors: int, empty) -> None:
-    """Fold the mapped dimension of x into the tokens; one by one where fn is mapped or dfn is made."""
-    operator = operator_named(name)
-
-    @torch.library.register_vmap(f"{NAMESPACE}::{name}")
-    def _(info, in_dims, *arguments):
-        size = info.batch_size
-        if name == FORWARD and in_dims[1] is None:
-            return operator(batch_first(arguments[0], in_dims[0], size), *arguments[1:]), (0, 0)
-        rest = arguments[tensors:]
-        given = [batch_first(x, d, size) for x, d in zip(arguments[:tensors], in_dims, strict=False)]
-        if size == 0:
-            shapes = empty(*[x.new_empty(x.shape[1:]) for x in given], *rest)
-            return tuple(x.new_empty(0, *x.shape) for x in shapes), (0, 0)
-        each = [operator(*[x[i] for x in given], *rest) for i in range(size)]
-        return tuple(map(torch.stack, zip(*each, strict=True))), (0, 0)
-
-
-_register_vmap(FORWARD, 2, _empty_results)
-_register_vmap(BACKWARD, 5, _empty_gradients)
+map_tokens(FORWARD, 2, (1,), _empty_results)
+map_tokens(BACKWARD, 5, None, _empty_gradients)
 
 
 @functools.cache

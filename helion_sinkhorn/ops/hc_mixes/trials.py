@@ -65,7 +65,7 @@ def run_upstream(call: MixesCall, choice: Choice, dmixes, mixes, norms) -> Tenso
 
 
 def run_backward(call: MixesCall, choice: Choice, g, along, x, fn) -> Tensors:
-    return launch.gradients(g, along, x, fn, call, choice)
+    return launch.gradients(g, along, x.unsqueeze(1), fn, call, choice)
 
 
 def judged(call: MixesCall) -> tuple[MixesWorkload, Tensors]:
@@ -117,7 +117,8 @@ def gradient_error(call: MixesCall, device: str, of_upstream=None, of_backward=N
     """That of the backward with these choices for its two kernels."""
     workload, (x, dmixes, fn) = judged(call)
     made = launch.upstream(dmixes[0].to(device), *mixes_and_norms(call, device, x, fn), call, of_upstream)
-    dx, dfn = launch.gradients(*made, x[0].to(device), fn[0].to(device), call, of_backward)
+    dx, dfn = launch.gradients(*made, x[0].to(device).unsqueeze(1), fn[0].to(device), call, of_backward)
+    dx = dx.squeeze(1)
     return error(workload, (x, dmixes, fn), {"dx": dx, "dfn": dfn})
 
 

@@ -14,10 +14,8 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.runtime.streams import COMB_ORDERS, check_streams
 from helion_sinkhorn.runtime.torch_op import differentiates
-
-MOST_STREAMS = 16
-COMB_ORDERS = ("io", "oi")
 
 
 def hc_post(
@@ -68,7 +66,7 @@ def hc_post(
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), equation 3.
     """
     implementation = check_implementation(implementation)
-    _check(f, x, post, comb, bias)
+    check_update(f, x, post, comb, bias)
     check_option("comb_order", comb_order, COMB_ORDERS)
     beyond = "the kernels take streams of at least 2 entries, x has 1" if x.size(-1) == 1 else ""
     serves = implementation_for(implementation, "x", x, beyond)
@@ -80,7 +78,8 @@ def hc_post(
     return run(f, x, post, comb, bias, comb_order, serves)
 
 
-def _check(f, x, post, comb, bias) -> None:
+def check_update(f, x, post, comb, bias) -> None:
+    """Raise unless the tensors are those of one update of streams."""
     shapes = {"f": "(..., C)", "x": "(..., n, C)", "post": "(..., n)", "comb": "(..., n, n)", "bias": "(C,)"}
     given = dict(zip(shapes, (f, x, post, comb, bias), strict=True))
     if bias is None:
@@ -88,11 +87,7 @@ def _check(f, x, post, comb, bias) -> None:
     for name, t in given.items():
         check_tensor(name, t, shapes[name])
         check_same_device(name, t, "f", f)
-    if x.dim() < 2 or not 1 <= x.shape[-2] <= MOST_STREAMS or x.shape[-1] < 1:
-        raise ValueError(
-            f"x has shape {tuple(x.shape)}; pass (..., n, C): n streams, 1 to {MOST_STREAMS}, of C entries, "
-            "at least 1"
-        )
+    check_streams(x)
     *lead, n, c = x.shape
     for name, expected in (("f", (*lead, c)), ("post", (*lead, n)), ("comb", (*lead, n, n)), ("bias", (c,))):
         if name in given and given[name].shape != expected:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.runtime.device_math import multiply_add
+from helion_sinkhorn.runtime.device_math import joined, multiply_add
 from helion_sinkhorn.runtime.space import power_of_two
 
 
@@ -30,15 +30,25 @@ def output_of(f, bias, tile_t, tile_c):
     return given if bias is None else given + hl.load(bias, [tile_c]).to(torch.float32).unsqueeze(0)
 
 
+def streams_of(x, tile_t, tile_c, n):
+    """The streams in float32, each loaded once."""
+    return [hl.load(x, [tile_t, i, tile_c]).to(torch.float32) for i in range(n)]
+
+
+def new_stream(given, streams, post, comb, tile_t, o, transposed, how):
+    """post_o given + sum_i comb_io x_i in float32, in their order."""
+    total = coefficient(post, tile_t, o).unsqueeze(1) * given
+    for i, stream in enumerate(streams):
+        weight = of_pair(comb, tile_t, i, o, transposed).unsqueeze(1)
+        total = multiply_add(weight, stream, total, how)
+    return total
+
+
 def store_streams(f, x, post, comb, bias, out, tile_t, tile_c, n, transposed, how):
-    """out_o = post_o (f + bias) + sum_i comb_io x_i, each stream loaded once and added in its order."""
-    given = output_of(f, bias, tile_t, tile_c)
-    streams = [hl.load(x, [tile_t, i, tile_c]).to(torch.float32) for i in range(n)]
+    """The new streams, each rounded once."""
+    given, streams = output_of(f, bias, tile_t, tile_c), streams_of(x, tile_t, tile_c, n)
     for o in range(n):
-        total = coefficient(post, tile_t, o).unsqueeze(1) * given
-        for i, stream in enumerate(streams):
-            weight = of_pair(comb, tile_t, i, o, transposed).unsqueeze(1)
-            total = multiply_add(weight, stream, total, how)
+        total = new_stream(given, streams, post, comb, tile_t, o, transposed, how)
         hl.store(out, [tile_t, o, tile_c], total.to(out.dtype))
 
 
@@ -59,12 +69,6 @@ def hc_post_forward(
     hl.specialize((f.stride(), x.stride(), post.stride(), comb.stride(), out.stride()))
     for tile_t, tile_c in hl.tile([tokens, columns]):
         store_streams(f, x, post, comb, bias, out, tile_t, tile_c, n, transposed, how)
-
-
-def joined(parts):
-    """(.., 2, .., 2) from 2^k tensors, the last axis the lowest bit of their number; threads keep their
-    entries."""
-    return parts[0] if len(parts) == 1 else hl.join(joined(parts[0::2]), joined(parts[1::2]))
 
 
 def parted(whole, count):

@@ -7,7 +7,6 @@ import functools
 import torch
 
 from helion_sinkhorn.configs.store import Key
-from helion_sinkhorn.ops.hc_post.kernels import hc_post_backward, hc_post_forward
 from helion_sinkhorn.ops.hc_post.space import (
     PostCall,
     backward_default,
@@ -21,9 +20,10 @@ from helion_sinkhorn.runtime.serving import Served, launch_kept, layout_key, run
 from helion_sinkhorn.runtime.views import flattened, in_pieces
 
 FORWARD, BACKWARD = "hc_post_forward", "hc_post_backward"
+BODIES = "helion_sinkhorn.ops.hc_post.kernels"
 KERNELS = {
-    FORWARD: Kernel(FORWARD, hc_post_forward, PostCall, forward_default, forward_space),
-    BACKWARD: Kernel(BACKWARD, hc_post_backward, PostCall, backward_default, backward_space),
+    FORWARD: Kernel(FORWARD, f"{BODIES}:{FORWARD}", PostCall, forward_default, forward_space),
+    BACKWARD: Kernel(BACKWARD, f"{BODIES}:{BACKWARD}", PostCall, backward_default, backward_space),
 }
 
 

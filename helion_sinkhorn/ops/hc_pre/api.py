@@ -13,9 +13,8 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.runtime.streams import check_streams
 from helion_sinkhorn.runtime.torch_op import differentiates
-
-MOST_STREAMS = 16
 
 
 def hc_pre(x: torch.Tensor, pre: torch.Tensor, *, implementation: str = "auto") -> torch.Tensor:
@@ -60,11 +59,7 @@ def _check(x, pre) -> None:
     for name, t, shape in (("x", x, "(..., n, C)"), ("pre", pre, "(..., n)")):
         check_tensor(name, t, shape)
         check_same_device(name, t, "x", x)
-    if x.dim() < 2 or not 1 <= x.shape[-2] <= MOST_STREAMS or x.shape[-1] < 1:
-        raise ValueError(
-            f"x has shape {tuple(x.shape)}; pass (..., n, C): n streams, 1 to {MOST_STREAMS}, of C entries, "
-            "at least 1"
-        )
+    check_streams(x)
     if pre.shape != x.shape[:-1]:
         raise ValueError(
             f"pre has shape {tuple(pre.shape)}; for this x pass (..., n), {tuple(x.shape[:-1])}: "

@@ -41,16 +41,19 @@ def hc_pre_backward(
     dy: torch.Tensor,
     x: torch.Tensor,
     pre: torch.Tensor,
-    dx: torch.Tensor,
+    dx: torch.Tensor | None,
     dpre: torch.Tensor,
     n: hl.constexpr,
     columns: hl.constexpr,
     padded: hl.constexpr,
     how: hl.constexpr,
 ):
-    """dx (T, n, C) = pre dy and dpre (T, n) = sum over columns of dy x; `padded` is n as a power of two."""
+    """dx (T, n, C) = pre dy unless it is None, and dpre (T, n) = sum over columns of dy x.
+
+    `padded` is n as a power of two.
+    """
     tokens = x.size(0)
-    hl.specialize((dy.stride(), x.stride(), pre.stride(), dx.stride(), dpre.stride()))
+    hl.specialize((dy.stride(), x.stride(), pre.stride(), dpre.stride()))
     block_c = hl.register_block_size(columns)
     for tile_t, tile_i in hl.tile([tokens, n], block_size=[None, padded]):
         weights = pre[tile_t, tile_i].to(torch.float32).unsqueeze(2)
@@ -58,5 +61,6 @@ def hc_pre_backward(
         for tile_c in hl.tile(columns, block_size=block_c):
             g = dy[tile_t, tile_c].to(torch.float32).unsqueeze(1)
             sums = multiply_add(g, x[tile_t, tile_i, tile_c].to(torch.float32), sums, how)
-            dx[tile_t, tile_i, tile_c] = (weights * g).to(dx.dtype)
+            if dx is not None:
+                dx[tile_t, tile_i, tile_c] = (weights * g).to(dx.dtype)
         dpre[tile_t, tile_i] = sums.sum(2).to(dpre.dtype)

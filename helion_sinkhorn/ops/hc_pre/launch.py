@@ -7,7 +7,6 @@ import functools
 import torch
 
 from helion_sinkhorn.configs.store import Key
-from helion_sinkhorn.ops.hc_pre.kernels import hc_pre_backward, hc_pre_forward
 from helion_sinkhorn.ops.hc_pre.space import (
     PreCall,
     backward_default,
@@ -17,14 +16,15 @@ from helion_sinkhorn.ops.hc_pre.space import (
 )
 from helion_sinkhorn.ops.hc_pre.workloads import ROWS
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import Served, launch_kept, layout_key, run_and_keep, serve
+from helion_sinkhorn.runtime.serving import Asked, Served, launch_kept, layout_key, run_and_keep, serve
 from helion_sinkhorn.runtime.space import power_of_two
 from helion_sinkhorn.runtime.views import flattened
 
 FORWARD, BACKWARD = "hc_pre_forward", "hc_pre_backward"
+BODIES = "helion_sinkhorn.ops.hc_pre.kernels"
 KERNELS = {
-    FORWARD: Kernel(FORWARD, hc_pre_forward, PreCall, forward_default, forward_space),
-    BACKWARD: Kernel(BACKWARD, hc_pre_backward, PreCall, backward_default, backward_space),
+    FORWARD: Kernel(FORWARD, f"{BODIES}:{FORWARD}", PreCall, forward_default, forward_space),
+    BACKWARD: Kernel(BACKWARD, f"{BODIES}:{BACKWARD}", PreCall, backward_default, backward_space),
 }
 
 
@@ -60,17 +60,30 @@ def backward(
     dy: torch.Tensor, x: torch.Tensor, pre: torch.Tensor, choice: Choice | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(dx, dpre)."""
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    asked = Asked(KERNELS, BACKWARD, call_for(*x.shape[-2:], x.dtype), tuned_keys)
+    return dx, gradients(dy, x, pre, dx.view(-1, *x.shape[-2:]), asked, choice)
+
+
+def gradients(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    pre: torch.Tensor,
+    dx: torch.Tensor | None,
+    asked: Asked,
+    choice: Choice | None = None,
+) -> torch.Tensor:
+    """dpre; dx (T, n, C) is written where it is given."""
     n, columns = x.shape[-2:]
-    dx, dpre = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (x, pre))
-    dy, x, pre = flattened(dy, 1), flattened(x, 2), flattened(pre, 1)
-    tensors = dy, x, pre, dx.view(-1, n, columns), dpre.view(-1, n)
-    key = BACKWARD, layout_key(*tensors), choice
+    dpre = torch.empty(pre.shape, dtype=pre.dtype, device=pre.device)
+    tensors = flattened(dy, 1), flattened(x, 2), flattened(pre, 1), dx, dpre.view(-1, n)
+    key = asked.name, layout_key(*tensors), choice
     if launch_kept(key, *tensors):
-        return dx, dpre
+        return dpre
 
     def launch(served: Served) -> None:
         own = n, columns, power_of_two(n), served.reciprocal
         run_and_keep(served.kernel, tensors, own, tensors, key)
 
-    serve(KERNELS, BACKWARD, call_for(n, columns, x.dtype), x.size(0), x, launch, tuned_keys, choice)
-    return dx, dpre
+    serve(asked.kernels, asked.name, asked.call, len(tensors[1]), x, launch, asked.tuned, choice)
+    return dpre

@@ -8,7 +8,7 @@ import sys
 import torch
 
 from helion_sinkhorn.ops.hc_split_sinkhorn import torch_op
-from helion_sinkhorn.ops.hc_split_sinkhorn.limits import MOST_STREAMS, beyond_kernels
+from helion_sinkhorn.ops.hc_split_sinkhorn.limits import beyond_kernels
 from helion_sinkhorn.ops.hc_split_sinkhorn.partials import Reduce
 from helion_sinkhorn.ops.sinkhorn.api import MOST_ITERS, check_eps
 from helion_sinkhorn.runtime.checks import (
@@ -22,9 +22,10 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.streams import COMB_ORDERS, MOST_STREAMS
 from helion_sinkhorn.runtime.torch_op import differentiates
 
-COMB_ORDERS = ("io", "oi")
 PARTIAL_DTYPES = (torch.float32, torch.float64)
 SMALLEST_NORM_EPS = 1e-37
 """Its reciprocal, the largest r^2, is a float32."""
@@ -103,14 +104,14 @@ def hc_split_sinkhorn(
     _check(mixes, scale, base, hc_mult, sinkhorn_iters, out_dtype)
     if reduce is not None:
         _check_reduce(reduce, mixes)
-    _check_constants(eps, post_mult, pre_eps, post_eps, comb_order)
+    check_constants(eps, post_mult, pre_eps, post_eps, comb_order)
     beyond = beyond_kernels(hc_mult, sinkhorn_iters, eps)
     serves = implementation_for(implementation, "mixes", mixes, beyond)
     given = (mixes, scale, base) if reduce is None else (mixes, reduce.squares, scale, base)
     plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in given)
     if not plain and "torch.distributed.tensor" in sys.modules:
         torch_op.register_sharding()
-    dtype = out_dtype or (torch.float64 if mixes.dtype == torch.float64 else torch.float32)
+    dtype = out_dtype or computing(mixes.dtype)
     pre_eps = eps if pre_eps is None else pre_eps
     floats = float(eps), float(post_mult), float(pre_eps), float(post_eps)
     constants = hc_mult, sinkhorn_iters, *floats, comb_order, serves, dtype
@@ -123,27 +124,37 @@ def hc_split_sinkhorn(
 
 
 def _check(mixes, scale, base, n, n_iters, out_dtype) -> None:
+    check_counts(n, n_iters)
+    columns = n * n + 2 * n
+    check_tensor("mixes", mixes, f"(..., {columns})")
+    if mixes.dim() < 1 or mixes.shape[-1] != columns:
+        raise ValueError(
+            f"mixes has shape {tuple(mixes.shape)}; for hc_mult={n} pass (..., {columns}): n pre, n post and "
+            "n^2 comb columns"
+        )
+    check_parameters(scale, base, n, "mixes", mixes)
+    if out_dtype is not None and out_dtype not in DTYPES:
+        raise TypeError(f"out_dtype is {out_dtype}; use one of {', '.join(map(str, DTYPES))}, or None")
+
+
+def check_counts(n, n_iters) -> None:
+    """Raise unless there are as many streams and iterations as the operator takes."""
     for name, value, most in (("hc_mult", n, MOST_STREAMS), ("sinkhorn_iters", n_iters, MOST_ITERS)):
         accepted = f"an int from 1 to {most}"
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{name} is {value!r}; pass {accepted}")
         if not 1 <= value <= most:
             raise ValueError(f"{name} is {int(value)}; pass {accepted}")
+
+
+def check_parameters(scale, base, n, first, other) -> None:
+    """Raise unless scale and base are tensors for n streams, where the argument named first is."""
     columns = n * n + 2 * n
-    shapes = {"mixes": f"(..., {columns})", "scale": "(3,)", "base": f"({columns},)"}
-    for (name, shape), x in zip(shapes.items(), (mixes, scale, base), strict=True):
-        check_tensor(name, x, shape)
-        check_same_device(name, x, "mixes", mixes)
-    if mixes.dim() < 1 or mixes.shape[-1] != columns:
-        raise ValueError(
-            f"mixes has shape {tuple(mixes.shape)}; for hc_mult={n} pass (..., {columns}): n pre, n post and "
-            "n^2 comb columns"
-        )
     for name, x, shape in (("scale", scale, (3,)), ("base", base, (columns,))):
+        check_tensor(name, x, f"({shape[0]},)")
+        check_same_device(name, x, first, other)
         if tuple(x.shape) != shape:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; for hc_mult={n} pass {shape}")
-    if out_dtype is not None and out_dtype not in DTYPES:
-        raise TypeError(f"out_dtype is {out_dtype}; use one of {', '.join(map(str, DTYPES))}, or None")
 
 
 def _check_reduce(reduce, partials) -> None:
@@ -182,7 +193,8 @@ def _check_reduce(reduce, partials) -> None:
     check_flag("reduce.eps_outside", eps_outside)
 
 
-def _check_constants(eps, post_mult, pre_eps, post_eps, comb_order) -> None:
+def check_constants(eps, post_mult, pre_eps, post_eps, comb_order) -> None:
+    """Raise unless these are finite numbers and an order."""
     check_eps(eps)
     for name, value in (("post_mult", post_mult), ("pre_eps", pre_eps), ("post_eps", post_eps)):
         if value is not None or name != "pre_eps":

@@ -140,28 +140,37 @@ def error_budget(workload: HcWorkload, *inputs: torch.Tensor, seed: int = 0) -> 
     for k in range(SAMPLES):
         for name, t in model(workload, *wide, Rounding(seed + k)).items():
             square[name] += (t - truth[name]).square()
-    n, below = workload.n, SMALLEST_NORMAL
-    columns = workload.columns
     deviation = {name: (t / SAMPLES).sqrt() for name, t in square.items()}
+    below, upstream = SMALLEST_NORMAL, max(x.abs().max().item() for x in wide[1:4])
     budgets = {}
-    for name, t in truth.items():
-        d = deviation[name]
+    for name, d in shared(workload, truth, deviation).items():
+        if name == "dmixes" and workload.splits:
+            columns, t = workload.columns, truth[name]
+            of_squares = _of_squares(workload, wide[0], t, deviation[name][..., columns:])
+            d = torch.cat([d[..., :columns], of_squares], -1)
+        dtype = workload.dtype if name == "dmixes" else torch.float32
+        budgets[name] = SIGMAS * d + below * max(1.0, upstream) + half_ulp(truth[name], dtype)
+    return budgets
+
+
+def shared(workload: HcWorkload, truth: Named, deviation: Named) -> dict[str, torch.Tensor]:
+    """Deviations of RESULTS where entries that round alike have one, as `error_budget` says."""
+    n, columns = workload.n, workload.columns
+    found = {}
+    for name in RESULTS:
+        d, t = deviation[name], truth[name]
         if name in ("pre", "post"):
             d = _own(d, t)
         elif name == "comb":
             d = _own(d.flatten(-2), t.flatten(-2)).unflatten(-1, (n, n))
         elif name == "dmixes":
             own = zip(d[..., : 2 * n].split(n, -1), t[..., : 2 * n].split(n, -1), strict=True)
-            parts = [*(_own(*gates) for gates in own), _largest(d[..., 2 * n : columns])]
-            if workload.splits:
-                parts.append(_of_squares(workload, wide[0], t, d[..., columns:]))
-            d = torch.cat(parts, -1)
+            rest = d[..., columns:]
+            d = torch.cat([*(_own(*gates) for gates in own), _largest(d[..., 2 * n : columns]), rest], -1)
         elif name == "dbase":
             d = torch.cat([_largest(x) for x in d.split((n, n, n * n), -1)], -1)
-        dtype = workload.dtype if name == "dmixes" else torch.float32
-        upstream = max(x.abs().max().item() for x in wide[1:4])
-        budgets[name] = SIGMAS * d + below * max(1.0, upstream) + half_ulp(t, dtype)
-    return budgets
+        found[name] = d
+    return found
 
 
 def _own(deviation: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 
 from helion_sinkhorn.ops.sinkhorn import eager as sinkhorn
-from helion_sinkhorn.runtime.pieces import sum_last
+from helion_sinkhorn.runtime.pieces import computing, sum_last
 
 
 def _arguments(mixes, scale, base, n):
     """(mixes, s, a) in the computing dtype: a = mixes * s + base."""
-    dtype = torch.float64 if mixes.dtype == torch.float64 else torch.float32
+    dtype = computing(mixes.dtype)
     mixes, scale, base = mixes.to(dtype), scale.to(dtype), base.to(dtype)
     sizes = torch.tensor((n, n, n * n), device=scale.device)
     s = scale.repeat_interleave(sizes, output_size=n * n + 2 * n)

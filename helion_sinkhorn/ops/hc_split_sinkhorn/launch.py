@@ -9,12 +9,8 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.configs.store import Key
-from helion_sinkhorn.ops.hc_split_sinkhorn.kernels import (
-    hc_split_sinkhorn_backward,
-    hc_split_sinkhorn_forward,
-)
 from helion_sinkhorn.ops.hc_split_sinkhorn.space import HcCall, backward_space
-from helion_sinkhorn.ops.hc_split_sinkhorn.views import At, logits_view, parameter, placed, written_view
+from helion_sinkhorn.ops.hc_split_sinkhorn.views import At, logits_view, written_view
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS
 from helion_sinkhorn.ops.sinkhorn.launch import loaded, thread_of
 from helion_sinkhorn.ops.sinkhorn.scaling import lean_is_safe, pairs_are_safe, pivot_is_safe
@@ -26,16 +22,18 @@ from helion_sinkhorn.ops.sinkhorn.space import (
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import MOST_REPEATS, Served, launch_kept, run_and_keep, serve
+from helion_sinkhorn.runtime.views import parameter, placed
 
 FORWARD, BACKWARD = "hc_split_sinkhorn_forward", "hc_split_sinkhorn_backward"
 REDUCED = "hc_split_sinkhorn_reduced"
+BODIES = "helion_sinkhorn.ops.hc_split_sinkhorn.kernels"
 KERNELS = {
-    name: Kernel(name, body, HcCall, default, space, traits=frozenset({"normalises"}))
+    name: Kernel(name, f"{BODIES}:{body}", HcCall, default, space, traits=frozenset({"normalises"}))
     for name, body, default, space in (
-        (FORWARD, hc_split_sinkhorn_forward, forward_default, forward_space),
+        (FORWARD, FORWARD, forward_default, forward_space),
         # the same with partial sums for mixes: more to load, so other configs may be the best
-        (REDUCED, hc_split_sinkhorn_forward, forward_default, forward_space),
-        (BACKWARD, hc_split_sinkhorn_backward, backward_default, backward_space),
+        (REDUCED, FORWARD, forward_default, forward_space),
+        (BACKWARD, BACKWARD, backward_default, backward_space),
     )
 }
 NO_NORM = 0, 0, 0, False, 0, 0.0, False

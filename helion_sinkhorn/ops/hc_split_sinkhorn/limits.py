@@ -5,8 +5,6 @@ from __future__ import annotations
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
 from helion_sinkhorn.ops.sinkhorn.space import REGISTER_HISTORY_STEPS
 
-MOST_STREAMS = 16
-
 
 def beyond_kernels(n: int, n_iters: int, eps: float) -> str:
     """Which limit of the kernels a call is beyond; empty if none.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.iteration import joined, of_fixed_size
-from helion_sinkhorn.runtime.device_math import reciprocal
+from helion_sinkhorn.ops.sinkhorn.iteration import of_fixed_size
+from helion_sinkhorn.runtime.device_math import joined, reciprocal
 
 
 def matrices_at(x, shape, rows, tile, n):

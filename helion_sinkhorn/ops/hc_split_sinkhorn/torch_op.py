@@ -18,6 +18,7 @@ import torch
 
 from helion_sinkhorn.ops.hc_split_sinkhorn import eager
 from helion_sinkhorn.runtime.gradients import NAMESPACE
+from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.torch_op import (
     batch_first,
     define,
@@ -39,7 +40,7 @@ ARGUMENTS = f"Tensor mixes, Tensor scale, Tensor base, {CONSTANTS}"
 
 @functools.cache
 def _launch():
-    """The launcher, and with it Helion, on the first call that needs it."""
+    """The launcher, and with it Triton, on the first call that needs it."""
     from helion_sinkhorn.ops.hc_split_sinkhorn import launch
 
     return launch
@@ -91,8 +92,7 @@ def _empty_reduced(partials, squares, scale, base, size, norm_eps, eps_outside, 
 
 
 def _empty_gradients(dpre, dpost, dcomb, mixes, *arguments):
-    wide = torch.float64 if mixes.dtype == torch.float64 else torch.float32
-    return mixes.new_empty(mixes.shape), mixes.new_empty(mixes.size(-1) + 3, dtype=wide)
+    return mixes.new_empty(mixes.shape), mixes.new_empty(mixes.size(-1) + 3, dtype=computing(mixes.dtype))
 
 
 def _keep(ctx, inputs, output):

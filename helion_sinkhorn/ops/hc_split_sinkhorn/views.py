@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.launch import spread_over_threads
-from helion_sinkhorn.runtime.views import VECTOR_BYTES
 
 
 class At:
@@ -19,17 +18,6 @@ class At:
     def data_ptr(self) -> int:
         """As that of a tensor."""
         return self.address
-
-
-def placed(x: torch.Tensor) -> torch.Tensor:
-    """x, contiguous at a 16-byte boundary."""
-    x = x.contiguous()
-    return x.clone() if x.data_ptr() % VECTOR_BYTES else x
-
-
-def parameter(x: torch.Tensor) -> torch.Tensor:
-    """A small tensor in float32."""
-    return placed(x if x.dtype == torch.float32 else x.to(torch.float32))
 
 
 def logits_view(x: torch.Tensor, n: int, thread: tuple[int, int], batch: int = 0) -> torch.Tensor:

@@ -13,6 +13,7 @@ import os
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
+from helion_sinkhorn.runtime.pieces import computing
 
 CACHE_BYTES = 1 << 19
 """The working set of one slice, A and its gradient: it stays in a core's second-level cache."""
@@ -31,10 +32,6 @@ def _settle_exp() -> None:
     torch.zeros(1 << 17).exp()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
-
-
-def _compute_dtype(x: torch.Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _contract(a: torch.Tensor, w: torch.Tensor, axis: int, out: torch.Tensor, scale: float) -> torch.Tensor:
@@ -161,7 +158,7 @@ def forward(
     outs, _ = _slices(out, first)
     for begin in range(0, xs.size(-1), size):
         rows = slice(begin, begin + size)
-        part = xs[..., rows].to(_compute_dtype(x)).contiguous()
+        part = xs[..., rows].to(computing(x.dtype)).contiguous()
         outs[..., rows] = _Slice(part, n_iters, eps).value()
     return out
 
@@ -175,7 +172,7 @@ def backward(
         return dx
     _settle_exp()
     eps = eps if form == "deepseek" else 0.0
-    dtype = _compute_dtype(x)
+    dtype = computing(x.dtype)
     xs, size = _slices(x, first)
     dys, _ = _slices(dy, first)
     dxs, _ = _slices(dx, first)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.runtime.device_math import LOG2E, is_padded, reciprocal
+from helion_sinkhorn.runtime.device_math import LOG2E, is_padded, joined, reciprocal
 from helion_sinkhorn.runtime.space import power_of_two
 
 # q_0 = exp(-column potential) is capped at 2^60: a column that far below the maxima of its
@@ -125,12 +125,6 @@ def contract(a, w, axis, masked, rounded=None):
     others', so that they end with different last bits.
     """
     return total(times(a, spread(w, 3 - axis), rounded), 3 - axis, masked)
-
-
-def joined(parts):
-    """(.., 2, .., 2) from 2^k tensors, the last axis the lowest bit of their number; threads keep their
-    entries."""
-    return parts[0] if len(parts) == 1 else hl.join(joined(parts[0::2]), joined(parts[1::2]))
 
 
 def read(x, shape, tile, n, m, **how):

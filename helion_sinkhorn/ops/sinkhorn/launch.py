@@ -10,8 +10,6 @@ import torch
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Key
-from helion_sinkhorn.ops.sinkhorn.history import sinkhorn_backward_history
-from helion_sinkhorn.ops.sinkhorn.kernels import sinkhorn_backward, sinkhorn_forward
 from helion_sinkhorn.ops.sinkhorn.scaling import lean_is_safe, pairs_are_safe, pivot_is_safe, segment_length
 from helion_sinkhorn.ops.sinkhorn.space import (
     REGISTER_HISTORY_ENTRIES,
@@ -32,12 +30,15 @@ from helion_sinkhorn.runtime.serving import Served, launch_kept, run_and_keep, s
 from helion_sinkhorn.runtime.space import power_of_two
 from helion_sinkhorn.runtime.views import VECTOR_BYTES, matrices, matrices_of
 
+ROOM = "helion_sinkhorn.ops.sinkhorn"
 KERNELS = {
-    body.__name__: Kernel(body.__name__, body, SinkhornCall, default, space, traits=frozenset({"normalises"}))
-    for body, default, space in (
-        (sinkhorn_forward, forward_default, forward_space),
-        (sinkhorn_backward, backward_default, backward_space),
-        (sinkhorn_backward_history, history_default, history_space),
+    name: Kernel(
+        name, f"{ROOM}.{body}:{name}", SinkhornCall, default, space, traits=frozenset({"normalises"})
+    )
+    for name, body, default, space in (
+        ("sinkhorn_forward", "kernels", forward_default, forward_space),
+        ("sinkhorn_backward", "kernels", backward_default, backward_space),
+        ("sinkhorn_backward_history", "history", history_default, history_space),
     )
 }
 

@@ -8,11 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from helion_sinkhorn.configs.store import Key
-from helion_sinkhorn.ops.linear_attention.chunked.gradients import linear_attention_chunk_gradients
-from helion_sinkhorn.ops.linear_attention.chunked.kernels import (
-    linear_attention_chunk_scores,
-    linear_attention_chunk_walk,
-)
 from helion_sinkhorn.ops.linear_attention.chunked.space import (
     ChunkCall,
     chunk_gradients_default,
@@ -27,12 +22,13 @@ from helion_sinkhorn.ops.linear_attention.workloads import ROWS, AttentionWorklo
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import Served, Tensors, launch_kept, layout_key, run_and_keep, serve
 
+ROOM = "helion_sinkhorn.ops.linear_attention.chunked"
 KERNELS = {
-    body.__name__: Kernel(body.__name__, body, ChunkCall, default, space, "tf32x3", frozenset({"splits"}))
-    for body, default, space in (
-        (linear_attention_chunk_scores, chunk_scores_default, chunk_scores_space),
-        (linear_attention_chunk_walk, chunk_walk_default, chunk_walk_space),
-        (linear_attention_chunk_gradients, chunk_gradients_default, chunk_gradients_space),
+    name: Kernel(name, f"{ROOM}.{body}:{name}", ChunkCall, default, space, "tf32x3", frozenset({"splits"}))
+    for name, body, default, space in (
+        ("linear_attention_chunk_scores", "kernels", chunk_scores_default, chunk_scores_space),
+        ("linear_attention_chunk_walk", "kernels", chunk_walk_default, chunk_walk_space),
+        ("linear_attention_chunk_gradients", "gradients", chunk_gradients_default, chunk_gradients_space),
     )
 }
 

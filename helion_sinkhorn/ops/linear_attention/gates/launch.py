@@ -9,7 +9,6 @@ import torch
 
 from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
-from helion_sinkhorn.ops.linear_attention.gates.kernels import linear_attention_gates
 from helion_sinkhorn.ops.linear_attention.gates.space import gates_default, gates_space
 from helion_sinkhorn.ops.linear_attention.problem import WIDE, Problem, Some, padded_side
 from helion_sinkhorn.ops.linear_attention.recurrent.space import SPAN
@@ -18,10 +17,9 @@ from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import Served, launch_kept, layout_key, run_and_keep, serve
 
 KERNEL = "linear_attention_gates"
+BODY = f"helion_sinkhorn.ops.linear_attention.gates.kernels:{KERNEL}"
 KERNELS = {
-    KERNEL: Kernel(
-        KERNEL, linear_attention_gates, ChunkCall, gates_default, gates_space, "tf32x3", frozenset({"splits"})
-    )
+    KERNEL: Kernel(KERNEL, BODY, ChunkCall, gates_default, gates_space, "tf32x3", frozenset({"splits"})),
 }
 
 

@@ -10,7 +10,6 @@ import torch
 from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.linear_attention.gates.launch import gates, sides
 from helion_sinkhorn.ops.linear_attention.problem import Problem, Some, pad_to, padded_side, unpad
-from helion_sinkhorn.ops.linear_attention.recurrent.kernels import linear_attention_walk
 from helion_sinkhorn.ops.linear_attention.recurrent.space import (
     ROLES,
     SPAN,
@@ -32,7 +31,8 @@ from helion_sinkhorn.runtime.serving import (
 from helion_sinkhorn.runtime.space import largest_run
 
 KERNEL = "linear_attention_walk"
-KERNELS = {KERNEL: Kernel(KERNEL, linear_attention_walk, WalkCall, walk_default, walk_space)}
+BODY = f"helion_sinkhorn.ops.linear_attention.recurrent.kernels:{KERNEL}"
+KERNELS = {KERNEL: Kernel(KERNEL, BODY, WalkCall, walk_default, walk_space)}
 
 
 def calls_of(workload: AttentionWorkload) -> Iterator[WalkCall]:

@@ -24,6 +24,7 @@ from helion_sinkhorn.ops.sinkhorn.implicit.equations import (
     relative,
     support,
 )
+from helion_sinkhorn.runtime.device_math import joined
 
 
 def entries(piece, c):
@@ -33,11 +34,6 @@ def entries(piece, c):
     even, odd = hl.split(piece.reshape(piece.size(0), c // 2, 2))
     even, odd = entries(even, c // 2), entries(odd, c // 2)
     return [(even, odd)[k % 2][k // 2] for k in range(c)]
-
-
-def joined(parts):
-    """(tile, 2, .., 2) from 2^d vectors (tile,), the last axis the lowest bit of their number."""
-    return parts[0] if len(parts) == 1 else hl.join(joined(parts[0::2]), joined(parts[1::2]))
 
 
 def total(terms):

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.configs.store import Key
-from helion_sinkhorn.ops.sinkhorn.implicit.cg import sinkhorn_implicit_cg
-from helion_sinkhorn.ops.sinkhorn.implicit.direct import sinkhorn_implicit_direct
 from helion_sinkhorn.ops.sinkhorn.implicit.space import (
     implicit_cg_default,
     implicit_cg_space,
@@ -25,11 +23,14 @@ from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import Served, launch_kept, run_and_keep, serve
 from helion_sinkhorn.runtime.views import matrices, matrices_of, pieces
 
+ROOM = "helion_sinkhorn.ops.sinkhorn.implicit"
 KERNELS = {
-    body.__name__: Kernel(body.__name__, body, SinkhornCall, default, space, traits=frozenset({"normalises"}))
-    for body, default, space in (
-        (sinkhorn_implicit_direct, implicit_direct_default, implicit_direct_space),
-        (sinkhorn_implicit_cg, implicit_cg_default, implicit_cg_space),
+    name: Kernel(
+        name, f"{ROOM}.{body}:{name}", SinkhornCall, default, space, traits=frozenset({"normalises"})
+    )
+    for name, body, default, space in (
+        ("sinkhorn_implicit_direct", "direct", implicit_direct_default, implicit_direct_space),
+        ("sinkhorn_implicit_cg", "cg", implicit_cg_default, implicit_cg_space),
     )
 }
 

@@ -1,0 +1,89 @@
+"""Seconds of a process's first calls: imports, forward and backward, with empty caches and with full ones.
+
+    python -m benchmarks.first_call --sizes 4 8 16 64 --repeats 3
+
+On a GPU; elsewhere PyTorch serves the calls, and only the imports are those of a GPU.  A line a state:
+`empty` caches, `full` ones, and with generated code not kept (`off`) but Triton's machine code there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+
+BATCH = 8192
+CALLS = """
+import json, sys, time
+def lap():
+    global last
+    if "torch" in sys.modules and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    now = time.perf_counter()
+    since, last = now - last, now
+    return since
+n, batch, device = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+last = time.perf_counter()
+import torch
+laps = {"import torch": lap()}
+x, dy = torch.randn(2, batch, n, n, device=device)
+x.requires_grad_()
+laps["device"] = lap()
+import helion_sinkhorn
+laps["import helion_sinkhorn"] = lap()
+p = helion_sinkhorn.sinkhorn(x, 20)
+laps["forward"] = lap()
+p.backward(dy)
+laps["backward"] = lap()
+assert x.grad.isfinite().all()
+print(json.dumps({**laps, "imported Helion": "helion" in sys.modules}))
+"""
+FOLDERS = ("TRITON_CACHE_DIR", "HELION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HELION_SINKHORN_CACHE_DIR")
+Laps = dict[str, float]
+
+
+def first_calls(n: int, device: str, **environment: str) -> Laps:
+    """Seconds of each step in a fresh process."""
+    command = [sys.executable, "-c", CALLS, str(n), str(BATCH), device]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"n = {n}: {done.stderr.strip().splitlines()[-1]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def by_state(n: int, device: str, repeats: int) -> Iterator[tuple[str, Laps]]:
+    """(state of the caches, medians of the steps), from empty folders on."""
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {name: os.path.join(folder, name.lower()) for name in FOLDERS}
+        yield "empty", first_calls(n, device, **caches)
+        for state, changed in (("full", {}), ("off", {"HELION_SINKHORN_CACHE_DIR": "off"})):
+            runs = [first_calls(n, device, **{**caches, **changed}) for _ in range(repeats)]
+            yield state, {step: statistics.median(run[step] for run in runs) for step in runs[0]}
+
+
+def main() -> None:
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16], help="n of the n x n matrices")
+    parser.add_argument("--repeats", type=int, default=3, help="processes of which medians are taken")
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    print(torch.cuda.get_device_name() if device == "cuda" else "no GPU: PyTorch serves the calls")
+    steps = "import torch", "device", "import helion_sinkhorn", "forward", "backward"
+    print("| n | caches | " + " | ".join(steps) + " | import torch to gradient | imported Helion |")
+    print("|---" * (len(steps) + 4) + "|")
+    for n in options.sizes:
+        for state, laps in by_state(n, device, options.repeats):
+            seconds = [laps[step] for step in steps]
+            cells = [f"{s:.2f}" for s in (*seconds, sum(seconds[1:]))]
+            print(f"| {n} | {state} | {' | '.join(cells)} | {bool(laps['imported Helion'])} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

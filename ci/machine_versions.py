@@ -1,0 +1,136 @@
+"""Entries of tuning_cache/ under every Triton at hand: python -m ci.machine_versions [--packages FOLDERS ...]
+
+Look-up gives a call the entry of another Triton where the running one has none (configs/lookup.py), and no
+time vouches for what the running one makes of it.  For the installed version and for those in the folders
+given, compiles on a CPU each config that look-up would take.  A config that was not measured under the
+version that compiles it must keep everything in registers, as defaults must, and have about as many
+cross-lane instructions as under the version it was chosen with.  The exit status is the verdict.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from ci import machine_rules
+from helion_sinkhorn.configs import store
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.configs.lookup import preferred
+from helion_sinkhorn.machine.binary import Binary, Job
+from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.runtime.kernel import Choice
+
+GROWTH, FEW = 1.3, 16
+"""Cross-lane instructions may grow by this factor, and by so many in any case."""
+GROWN = {
+    # from 3.7 on both axes of a matrix are dealt out to lanes, where 3.6 kept one in a thread: no point of
+    # the kernel's space is predicted to take a quarter less, and no time was taken under a later version
+    ("sm90", "sinkhorn_implicit_cg 8x8"): 4,
+    ("sm90", "sinkhorn_implicit_cg 16x16"): 2.5,
+    # the keys that the run under 3.9 did not reach
+    ("sm90", "sinkhorn_backward_history 64x64"): 1.4,
+}
+"""Growth that is known, by architecture and words of a program."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A program that look-up takes from the entries of one Triton while another one runs."""
+
+    device: str
+    job: Job
+    made: str
+    """The minor version the entry is of."""
+
+
+def at_hand(folders: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """minor version of Triton -> the folders to find it in, none for the installed one.
+
+    Raises:
+        SystemExit: folders without a Triton.
+    """
+    found = {store.triton_minor(): ()}
+    for paths in folders:
+        packages = tuple(paths.split(os.pathsep))
+        there = next(iter(distributions(name="triton", path=list(packages))), None)
+        if there is None:
+            raise SystemExit(
+                f"--packages {paths}: no Triton there; `pip install --target FOLDER triton==3.6.0`"
+            )
+        found[".".join(there.version.split(".")[:2])] = packages
+    return found
+
+
+def served(folder: Path, device: str, running: str) -> Iterator[Served]:
+    """What look-up takes under a version without a time of that version, each program once."""
+    batches: dict[tuple[Any, Choice, str], int] = {}
+    for kernel in KERNELS:
+        entries = store.read(folder, device, kernel)
+        for key, batch in dict.fromkeys((e.key, e.batch) for e in entries):
+            entry = preferred(entries, key, batch, running)
+            if (entry.triton, entry.evidence) != (running, "measured"):
+                choice = Choice(kernel, entry.config, entry.variant, entry.source, True)
+                program = KERNELS[kernel].call.of(key), choice, entry.triton
+                batches[program] = max(batches.get(program, 0), batch)
+    # of the size that will run: beyond 2^31 entries offsets take 64 bits, and registers with them
+    for (call, choice, made), batch in batches.items():
+        yield Served(device, Job(call, choice, batch), made)
+
+
+def broken(binary: Binary, chosen_with: Binary | None) -> Iterator[str]:
+    """What is wrong with a program that was not measured as it is compiled here.
+
+    chosen_with: the same under the version that its config was chosen with; None where that is this one.
+    """
+    yield from machine_rules.broken(binary)
+    if not binary.compiled:
+        return
+    yield from machine_rules.unallowed_spills(binary)
+    if chosen_with is not None:
+        before, after = (b.counts.get("cross-lane", 0) for b in (chosen_with, binary))
+        factor = machine_rules.allowance(binary, GROWN, GROWTH)
+        if after > max(factor * before, before + FEW):
+            yield f"{after} cross-lane instructions, {before} under the Triton it was chosen with"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--packages", nargs="*", default=[], metavar="FOLDERS",
+        help="where another Triton is: a folder, or several with : between them",
+    )  # fmt: skip
+    parser.add_argument("--only", nargs="+", choices=DEVICES, default=list(DEVICES), metavar="DEVICE")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="compilers side by side")
+    options = parser.parse_args()
+    versions, shipped = at_hand(options.packages), store.folders()[-1]
+    found = 0
+    for device in options.only:
+        todo = {v: list(dict.fromkeys(served(shipped, device, v))) for v in versions}
+        binaries: dict[tuple[str, Job], Binary] = {}
+        for version, packages in versions.items():
+            begin = time.monotonic()
+            own = [s.job for v in versions for s in todo[v] if version in (v, s.made)]
+            jobs = list(dict.fromkeys(own))
+            for binary in compile_for(device, jobs, workers=options.workers, packages=packages):
+                binaries[version, binary.job] = binary
+            print(f"{device}, Triton {version}: {len(jobs)} programs in {time.monotonic() - begin:.0f} s")
+        for version, one in ((v, s) for v in versions for s in todo[v]):
+            before = binaries.get((one.made, one.job)) if one.made != version else None
+            for what in broken(binaries[version, one.job], before):
+                found += 1
+                print(f"{device}, Triton {version}: {one.job.call} {one.job.choice}: {what}")
+    return int(found > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

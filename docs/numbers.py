@@ -1,0 +1,199 @@
+"""Write the numbers of README and docs from the files they come from: python -m docs.numbers [--check]
+
+GENERATED lists what is written between `<!-- name -->` and `<!-- /name -->` of a page, and from which file.
+STATED lists numbers that no file in the repository holds: the page says with which commit they were written.
+docs/numbers.md is both lists.  --check writes nothing and exits with 1 where a page says something else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci.gate import markdown
+from docs import tables
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A table of a page and the file that it is made of; without a mark, a whole page."""
+
+    page: str
+    mark: str
+    artefact: str
+    text: Callable[[], str]
+
+    def written(self, page: str) -> str:
+        """The page with this part as it has to be."""
+        return markdown.replaced(page, self.mark, self.text(), self.page) if self.mark else self.text()
+
+
+@dataclass(frozen=True)
+class Stated:
+    """Numbers of a page without a committed file."""
+
+    page: str
+    what: str
+    commit: str
+    """With which the page got them."""
+    date: str
+    command: str
+
+    @property
+    def sentence(self) -> str:
+        """What the page says of their age."""
+        return (
+            f"Numbers of {self.date}, written with commit {self.commit}; "
+            "the repository keeps no raw data of them."
+        )
+
+
+BENCH, ACCURACY, CACHE = "docs/bench/bench.csv", "docs/accuracy/*.json", "tuning_cache/"
+GENERATED = (
+    Generated("README.md", "peers", BENCH, tables.peers),
+    Generated("docs/accuracy.md", "judged", ACCURACY, tables.judged),
+    Generated("docs/accuracy.md", "inductor", "docs/accuracy/h200.json", tables.inductor),
+    Generated("docs/accuracy_devices.md", "devices", ACCURACY, tables.devices),
+    Generated("docs/performance.md", "tuned", CACHE, tables.tuned),
+    Generated("docs/performance.md", "sizes", BENCH, tables.sizes),
+    Generated("docs/performance.md", "targets", BENCH, tables.targets),
+    Generated("docs/tuning.md", "entries", CACHE, tables.entries),
+    Generated("docs/emulation.md", "emulated", "ci/emulated.toml", tables.emulated),
+    Generated("docs/support.md", "support", f"{CACHE}, {ACCURACY}, ci/emulated.toml", tables.support),
+    Generated("docs/bench/report.md", "", BENCH, tables.report_page),
+)
+SPEED = "python -m benchmarks"
+ON_GPU = "times on an H200"
+OLDER = "times on an H200, of kernels before the last changes"
+STATED = (
+    Stated("docs/attack.md", "bugs and mutants found", "ec4f489", "2026-11-22", "make attack; make mutation"),
+    Stated("docs/backward.md", ON_GPU, "a6ffad1", "2026-11-21", f"{SPEED}.sinkhorn.implicit_speed"),
+    Stated("docs/dot_compress.md", f"errors and {ON_GPU}", "071cafa", "2026-11-21",
+           f"make study-dot-compress ARGS=--gpu; {SPEED}.dot_compress.speed"),
+    Stated("docs/hc_mixes.md", ON_GPU, "ec4f489", "2026-11-22", f"{SPEED}.hc_mixes.speed"),
+    Stated("docs/hc_post.md", ON_GPU, "ec4f489", "2026-11-22", f"{SPEED}.hc_streams.speed"),
+    Stated("docs/hc_pre.md", ON_GPU, "ec4f489", "2026-11-22", f"{SPEED}.hc_streams.speed"),
+    Stated("docs/hc_split_sinkhorn.md", ON_GPU, "ec4f489", "2026-11-22", f"{SPEED}.hc_split_sinkhorn.speed"),
+    Stated("docs/linear_attention.md", ON_GPU, "603d2a9", "2026-11-22", f"{SPEED}.linear_attention.speed"),
+    Stated("docs/linear_attention_chunked.md", OLDER, "3cac55d", "2026-11-21",
+           f"{SPEED}.linear_attention.speed"),
+    Stated("docs/machine_code.md", "instructions, compiled", "6a65a09", "2026-11-21",
+           f"{SPEED}.sinkhorn.machine_code"),
+    Stated("docs/mhc.md", "errors, memory and the comparison with transformers, on a CPU", "ec4f489",
+           "2026-11-22", "make demo-model"),
+    Stated("docs/performance.md", f"{ON_GPU}, what was tried", "436da0f", "2026-11-22",
+           "make tune, make bench"),
+    Stated("docs/tritonbench.md", OLDER, "3cac55d", "2026-11-21", "python -m tritonbench_ops"),
+)  # fmt: skip
+REMADE = {
+    "docs/faults.md": "`make fault-tables`",
+    "docs/backward.md": "`make study-backward`",
+    "docs/dot_compress.md": "`make study-dot-compress`",
+    "docs/emulation.md": "`make mutants ARGS=--write`",
+    "docs/hc_mixes.md": "`python -m benchmarks.hc_mixes.study_precision`",
+    "docs/linear_attention.md": "`python -m benchmarks.linear_attention.gates`",
+    "tuning_cache/README.md": "`make tuning-readme`",
+}
+"""Other tables that a command makes on a CPU from the sources alone."""
+
+
+MENTIONED = {
+    "docs/amd.md": "no times; what has been emulated is in docs/emulation.md",
+    "docs/first_call.md": "seconds of docs/bench/report.md, First call, from before programs were kept",
+    "docs/helion.md": "single times, each with the versions in its sentence; they are not kept anywhere else",
+    "docs/index.md": "the output of an example on a CPU",
+    "docs/math.md": "errors beside their derivation, from docs/accuracy/ and from studies on a CPU",
+}
+"""Pages with single numbers in their text."""
+LISTING = """\
+# Where numbers come from
+
+`make docs-numbers` writes this page and every table of the first list. A test fails where a page and its
+file disagree.
+
+## From a committed file
+
+{generated}
+
+## Made again on a CPU
+
+These tables need no data: a command computes them from the sources.
+
+{remade}
+
+## Without a committed file
+
+These numbers were printed by a run whose raw data was not kept, and their pages say so. The commit is the
+one that wrote them down; where kernels have changed since, only a new run says what they are now.
+
+{stated}
+
+## In the text of a page
+
+{mentioned}
+"""
+
+
+def listing() -> str:
+    """docs/numbers.md."""
+    generated = [
+        {"page": g.page, "table": g.mark or "the page", "file": f"`{g.artefact}`"} for g in GENERATED
+    ]
+    remade = [{"page": page, "command": command} for page, command in REMADE.items()]
+    stated = [
+        {"page": s.page, "numbers": s.what, "commit": s.commit, "date": s.date, "command": f"`{s.command}`"}
+        for s in STATED
+    ]
+    mentioned = [{"page": page, "numbers": what} for page, what in MENTIONED.items()]
+    parts = {"generated": generated, "remade": remade, "stated": stated, "mentioned": mentioned}
+    return LISTING.format(**{name: markdown.table(rows) for name, rows in parts.items()})
+
+
+def pages() -> dict[Path, str]:
+    """Every page that has generated parts, as it has to be."""
+    found: dict[Path, str] = {ROOT / "docs" / "numbers.md": listing()}
+    for part in GENERATED:
+        path = ROOT / part.page
+        found[path] = part.written(found.get(path) or path.read_text())
+    return found
+
+
+def stale() -> list[str]:
+    """What is not as it has to be, a line each."""
+    wrong = [
+        f"{path.relative_to(ROOT)} is not what its files say: make docs-numbers"
+        for path, text in pages().items()
+        if not path.exists() or path.read_text() != text
+    ]
+    wrong += [
+        f"{s.page} does not say: {s.sentence}"
+        for s in STATED
+        if s.sentence not in " ".join((ROOT / s.page).read_text().split())
+    ]
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; the exit status is the verdict")
+    parser.add_argument("--pictures", action="store_true", help="draw the pictures of the same files too")
+    options = parser.parse_args()
+    if not options.check:
+        for path, text in pages().items():
+            path.write_text(text)
+        if options.pictures:
+            tables.pictures()
+    found = stale()
+    print(*found, sep="\n", end="\n" if found else "")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,329 @@
+"""The tables that docs/numbers.py puts into pages, each from committed files alone."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tomllib
+
+from benchmarks.sinkhorn import report
+from benchmarks.sinkhorn.peers import FLOOR, OURS
+from ci import accuracy, compare, machine_terms
+from ci.gate.markdown import table
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.operators import KERNELS, OPERATORS, operator_of
+from helion_sinkhorn.workloads import WORKLOADS
+
+ROOT = Path(__file__).resolve().parents[1]
+BENCH = ROOT / "docs" / "bench"
+ACCURACY = ROOT / "docs" / "accuracy"
+CACHE = ROOT / "tuning_cache"
+MISSING = "-"
+
+# ------------------------------------------------------------------------------------- docs/bench/bench.csv
+
+
+@functools.cache
+def results() -> report.Results:
+    return report.Results(BENCH / "bench.csv")
+
+
+def report_page() -> str:
+    return report.text(results())
+
+
+def when() -> str:
+    """Where and when bench.csv was measured."""
+    every = results().all
+    device = every.device.dropna().iloc[0]
+    return f"{device}, {every.utc.iloc[0][:10]}, commit {every.commit.iloc[0][:7]}"
+
+
+def us(function: str, n: int, batch: int, which: str, timer: str = "graph") -> float | None:
+    found = results().one(function, n=n, batch=batch, which=which, timer=timer, dtype="float32")
+    return None if found is None else found.us
+
+
+def peers() -> str:
+    """Time of each function in a CUDA graph at two sizes, its definition and the error of its gradient."""
+    rows = []
+    for name in (OURS, *report.compared(results()), FLOOR):
+        row: dict[str, object] = {"4 x 4, float32, T = 20": f"**{name}**" if name == OURS else name}
+        row["computes"] = "" if name == FLOOR else report.definition(name)
+        for batch in (1 << 12, 1 << 20):
+            for which in ("forward", "backward"):
+                time, own = us(name, 4, batch, which), us(OURS, 4, batch, which)
+                text = MISSING if time is None else report.figure(time)
+                if name not in (OURS, FLOOR) and time is not None:
+                    text += f" ({time / own:.1f} x)"
+                row[f"{report.power(batch)} {which}"] = text
+        checked = results().of(name, n=4, dtype="float32").gradient_error.dropna()
+        row["error of dX"] = f"{checked.iloc[0]:.0e}" if len(checked) and name != FLOOR else ""
+        rows.append(row)
+    return f"{table(rows)}\n\nus of a call in a CUDA graph ({when()}). {unfavourable()}"
+
+
+def unfavourable() -> str:
+    """The cells in which another function takes less time."""
+    timed = results().timed
+    own = timed[timed.function == OURS]
+    others = timed[timed.function.isin(report.compared(results()))]
+    both = others.merge(own, on=report.KEY, suffixes=("", "_own"))
+    slower = both[both.us < both.us_own]
+    cells = [
+        f"{r.function} {r['pass']} at n = {r.n}, {report.power(r.batch)} ({r.us:.0f}, ours {r.us_own:.0f} us)"
+        for _, r in slower.iterrows()
+        if r.timer == "eager"
+    ]
+    graphs = int((slower.timer == "graph").sum())
+    return (
+        f"Another function took less time in {len(slower)} of {len(both)} comparisons of that run, "
+        f"{graphs} of them in a CUDA graph. Called one by one, where the host decides: {'; '.join(cells)}."
+    )
+
+
+SIZES = ((4, 20), (8, 18), (16, 16), (32, 14), (64, 12))
+
+
+def sizes() -> str:
+    """One call each, the cache cleared, over a copy of the same bytes."""
+    rows = []
+    for n, power in SIZES:
+        row: dict[str, object] = {"n": n, "matrices": f"2^{power}"}
+        for which in report.PASSES[:2]:
+            found = results().one(OURS, n=n, batch=1 << power, which=which, timer="eager", dtype="float32")
+            row[f"{which}, us (x copy)"] = f"{report.figure(found.us)} ({found.x_floor:.2f})"
+        rows.append(row)
+    return f"{when()}; one call with the L2 cache cleared before it.\n\n{table(rows)}"
+
+
+FLOORS = (
+    (4, "forward", (18, 20, 22), 1.4), (4, "backward", (18, 20, 22), 2.2),
+    (8, "forward", (18, 20, 22), 2.0), (8, "backward", (18, 20, 22), 4.0),
+    (16, "forward", (16, 18, 20), 3.0), (16, "backward", (16, 18, 20), 6.0),
+    (32, "forward", (14,), 3.0), (32, "backward", (14,), 6.0),
+    (64, "forward", (12, 14, 16), 3.0), (64, "backward", (12, 14, 16), 6.0),
+)  # fmt: skip
+"""(n, pass, log2 of the batches, target over a copy)."""
+
+
+def verdict(met: list[bool], at: list[str]) -> str:
+    if all(met):
+        return "met"
+    return "missed" if not any(met) else "met at " + ", ".join(b for b, m in zip(at, met, strict=True) if m)
+
+
+def targets() -> str:
+    """What was aimed at, and what bench.csv has."""
+    rows = []
+
+    def row(what: str, target: str, values: list[float], met: list[bool], at: list[str]) -> None:
+        measured = ", ".join(f"{v:.2f}" for v in values)
+        rows.append({"": what, "target": target, "measured": measured, "verdict": verdict(met, at)})
+
+    for n, which, powers, most in FLOORS:
+        every = results()
+        found = [
+            every.one(OURS, n=n, batch=1 << k, which=which, timer="eager", dtype="float32").x_floor
+            for k in powers
+        ]
+        at = [f"2^{k}" for k in powers]
+        row(f"n = {n} {which}, {', '.join(at)}", f"{most} x a copy", found, [v <= most for v in found], at)
+    small = [b for b in sorted(results().of(OURS, n=4, dtype="float32").batch.unique()) if b <= 1 << 13]
+    for which, most in (("forward", 2.5), ("backward", 5.0)):
+        found = [us(OURS, 4, b, which) for b in small]
+        at = [report.power(b) for b in small]
+        row(
+            f"n = 4 {which} in a CUDA graph, {', '.join(at)}",
+            f"{most} us",
+            found,
+            [v <= most for v in found],
+            at,
+        )
+    for which, least in (("forward", 25), ("backward", 30)):
+        ratio = us("torch.compile", 4, 1 << 20, which, "eager") / us(OURS, 4, 1 << 20, which, "eager")
+        row(
+            f"torch.compile over ours, n = 4, 2^20, {which}",
+            f"{least} x",
+            [ratio],
+            [ratio >= least],
+            ["2^20"],
+        )
+    host = results().section("host").set_index("function").us
+    ratio = host["sinkhorn, no gradient"] / host["x * 2"]
+    row("host time of a call without gradient", "3 x that of x * 2", [ratio], [ratio <= 3], [""])
+    memory = results().section("memory").bytes.tolist()
+    row("bytes a matrix kept for backward, scratch", "64, 0", memory, [memory == [64.0, 0.0]], [""])
+    first = results().section("first call")
+    cold = first[first.quantity.str.contains("empty")].seconds.tolist()
+    row("first call with an empty cache: import, forward, backward", "3 s", cold, [sum(cold) <= 3], [""])
+    return f"{when()}.\n\n{table(rows)}"
+
+
+# ------------------------------------------------------------------------------------- docs/accuracy/*.json
+
+
+@functools.cache
+def artefacts() -> dict[str, Any]:
+    return {path.stem: compare.load(path) for path in sorted(ACCURACY.glob("*.json"), reverse=True)}
+
+
+def age(artefact: dict[str, Any]) -> str:
+    """Date and commit; a + marks a tree that differed from it."""
+    commit, _, changed = artefact["commit"].partition("+")
+    return f"{artefact['utc'][:10]}, {commit[:7]}{'+' if '+' in artefact['commit'] else changed}"
+
+
+def judged() -> str:
+    """Each operator on each device: how near its results come to their limits."""
+    rows = []
+    for device, artefact in artefacts().items():
+        found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+        for name, record in artefact["workloads"].items():
+            for result in record["results"]:
+                workload = WORKLOADS[name]
+                row = next(r.name for r in OPERATORS.values() if isinstance(workload, r.workload))
+                found.setdefault(row, []).append((name, result))
+        for operator, every in found.items():
+            rows.append({
+                "operator": operator, "on": device, "workloads": len({name for name, _ in every}),
+                "results": len(every), "outside their limits": sum(not accuracy.sound(r) for _, r in every),
+                "largest error / budget": f"{max(r['worst'] for _, r in every):.3f}",
+                "largest rms / limit": f"{max(r['rms'] for _, r in every):.3f}",
+                "date, commit": age(artefact),
+            })  # fmt: skip
+    return table(rows)
+
+
+def devices() -> str:
+    """Every workload and result: worst and rms of each device, of Inductor there, and of modelled vendors."""
+    lines = [f"- {device}: {compare.conditions(a)}, commit {age(a)}" for device, a in artefacts().items()]
+    return "\n".join([*lines, "", table(compare.errors(artefacts()))])
+
+
+def inductor() -> str:
+    """The largest absolute errors on an H200 beside those of torch.compile's kernels of the naive loop."""
+    artefact, rows = artefacts()["h200"], []
+    for name, record in artefact["workloads"].items():
+        for of, other in record.get("inductor", {}).items():
+            ours = compare.served(artefact, name, of)
+            if ours and isinstance(other, dict):
+                a, b = ours["largest_absolute"], other["largest_absolute"]
+                rows.append({"workload": name, "result": of, "ours": f"{a:.2e}", "Inductor": f"{b:.2e}",
+                             "ratio": f"{a / b:.2f}" if b else MISSING})  # fmt: skip
+    return f"NVIDIA H200, {age(artefact)}.\n\n{table(rows)}"
+
+
+# -------------------------------------------------------------------------------------------- tuning_cache/
+
+
+def files(device: str = "*") -> list[tuple[Path, dict[str, Any]]]:
+    every = [p for p in sorted(CACHE.glob(f"{device}/*.json")) if p.stem in KERNELS]
+    return [(path, json.loads(path.read_text())) for path in every]
+
+
+def entries() -> str:
+    """Entries of each device and operator: how many, by which evidence, and when."""
+    counted: dict[tuple[str, str, str], list[str]] = {}
+    for path, data in files():
+        for entry in data["entries"]:
+            key = path.parent.name, operator_of(path.stem).name, entry["evidence"]
+            counted.setdefault(key, []).append(data["runs"][entry["run"]]["utc"][:10])
+    return table([
+        {"device": device, "operator": operator, "entries": len(dates),
+         "evidence": {"measured": "measured", "compiled": "ranked by machine code, never run"}[evidence],
+         "date": " to ".join(dict.fromkeys((min(dates), max(dates))))}
+        for (device, operator, evidence), dates in sorted(counted.items())
+    ])  # fmt: skip
+
+
+def tuned() -> str:
+    """The times that the tuner stored on an H200 for float32 in the mHC form, those of the present source."""
+    best: dict[tuple[int, int], dict[str, float]] = {}
+    dates = set()
+    for kernel in ("sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history"):
+        data = json.loads((CACHE / "h200" / f"{kernel}.json").read_text())
+        for entry in data["entries"]:
+            key = entry["key"]
+            if (key["dtype"], key["form"], key["first"]) == ("float32", "deepseek", "rows"):
+                which = f"{kernel.split('_')[1]}, Triton {key['triton']}"
+                best.setdefault((key["n"], key["batch"]), {})[which] = entry["us"]
+                dates.add(data["runs"][entry["run"]]["utc"][:10])
+    columns = sorted({c for row in best.values() for c in row}, key=lambda c: (c[0] != "f", c))
+    rows = [
+        {"n": n, "matrices": report.power(batch),
+         **{c: report.figure(row[c]) if c in row else MISSING for c in columns}}
+        for (n, batch), row in sorted(best.items())
+    ]  # fmt: skip
+    return (
+        f"NVIDIA H200, float32, deepseek, T = 20, us of a call ({', '.join(sorted(dates))}).\n\n{table(rows)}"
+    )
+
+
+# ------------------------------------------------------------------------------------------------- support
+
+
+def runs() -> list[dict[str, Any]]:
+    return tomllib.loads((ROOT / "ci" / "emulated.toml").read_text())["run"]
+
+
+def emulated() -> str:
+    names = {"arch": "architecture", "results": "results and configs"}
+    return table([{names.get(k, k): v for k, v in run.items()} for run in runs()])
+
+
+def evidence(operator: str, key: str) -> str:
+    """How an operator's kernels are known on a device: measured | emulated | compiled."""
+    device = DEVICES[key]
+    ran = artefacts().get(key, {}).get("workloads", {}).values()
+    if any(r["kernel"] in OPERATORS[operator].kernels for record in ran for r in record["results"]):
+        return "measured"
+    # ci/operators judges the implicit gradient by itself
+    names = (operator, "implicit") if operator == "sinkhorn" else (operator,)
+    if any(run["arch"] == device.arch and run["operator"] in names for run in runs()):
+        return "emulated"
+    return "compiled" if device.arch in {DEVICES[t].arch for t in machine_terms.TARGETS} else "default"
+
+
+def configs(operator: str, key: str) -> str:
+    """What chooses the configs of an operator on a device: measured | ranked | default."""
+    family = [key, *(d.key for d in DEVICES.values() if d.family == DEVICES[key].family and d.key != key)]
+    for name in family:
+        counts: dict[str, int] = {}
+        for path, data in files(name):
+            if path.stem in OPERATORS[operator].kernels:
+                for entry in data["entries"]:
+                    counts[entry["evidence"]] = counts.get(entry["evidence"], 0) + 1
+        if counts:
+            words = {"measured": "measured", "compiled": "ranked"}
+            found = ", ".join(f"{n} {words[e]}" for e, n in sorted(counts.items(), reverse=True))
+            return found if name == key else f"{found}, of {name}"
+    return "default"
+
+
+def matrix(cell: Callable[[str, str], str]) -> str:
+    return table([
+        {"operator": f"`{name}`", **{key: cell(name, key) for key in DEVICES}} for name in OPERATORS
+    ])  # fmt: skip
+
+
+def support() -> str:
+    names = "python", "torch", "helion", "triton"
+    versions = [
+        {"": device, **{name: a["versions"].get(name) or MISSING for name in names}, "date, commit": age(a)}
+        for device, a in artefacts().items()
+    ]
+    return "\n\n".join([
+        "## Are the kernels right there?", matrix(evidence),
+        "## Where do their configs come from?", matrix(configs),
+        "## Versions that were judged", table(versions),
+    ])  # fmt: skip
+
+
+def pictures() -> None:
+    report.plots(results(), BENCH)
+    compare.picture(artefacts(), ROOT / "docs" / "accuracy.png")

@@ -1,0 +1,102 @@
+"""hc_boundary and its module: from one sublayer of the mHC residual path to the next."""
+
+from __future__ import annotations
+
+import torch
+
+from helion_sinkhorn.mhc.modules import HyperConnection
+from helion_sinkhorn.ops.hc_site.crossing import Crossing, crossing
+from helion_sinkhorn.runtime.checks import check_implementation
+
+
+def hc_boundary(
+    f: torch.Tensor,
+    x: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    pre_next: torch.Tensor | None,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    sinkhorn_iters: int = 20,
+    eps: float = 1e-6,
+    norm_eps: float = 1e-6,
+    norm_weight: torch.Tensor | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    post_mult: float = 2.0,
+    pre_eps: float | None = None,
+    post_eps: float = 0.0,
+    comb_order: str = "io",
+    precision: str = "float32",
+    eps_outside: bool = False,
+    implementation: str = "auto",
+) -> Crossing:
+    """Take a sublayer's output into the streams, and make the next sublayer's input and coefficients.
+
+        streams = hc_post(f, x, post, comb, bias)
+        (pre, post', comb') from streams, as `hc_site` makes them with fn, scale and base of the next site
+        y_c = sum_i p_i streams_ic,  p = pre_next, or pre where that is None
+    DeepSeek-V4 collapses the streams with the weights of the same site: pre_next is None.  DeepSeek-V4.1
+    takes those of the site before: pass the `pre` that came with post and comb.
+
+    Args:
+        f: (..., C), the sublayer's output.
+        x: (..., n, C), the streams before it, `residual` of the call that made post and comb.
+        post: (..., n).
+        comb: (..., n, n).
+        pre_next: (..., n), any floating dtype, or None.
+        fn, scale, base, sinkhorn_iters, eps, norm_eps, norm_weight, post_mult, pre_eps, post_eps, precision,
+            eps_outside: of the next site, as `hc_site` has them.
+        bias: (C,), added to f.
+        comb_order: of comb and of the next one.
+        implementation: "auto", "helion" or "pytorch".
+
+    Returns:
+        y (..., C), pre (..., n), post (..., n), comb (..., n, n), and residual (..., n, C), the new streams.
+
+    Numerical policy: that of `hc_post` and `hc_site`; the projection takes the new streams as they were
+        rounded.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: what the two raise.
+
+    Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), and the order of
+        collapses in DeepSeek-V4.1's inference code.
+    """
+    implementation = check_implementation(implementation)
+    return crossing(
+        (f, post, comb, bias), x, fn, scale, base, pre_next, sinkhorn_iters, eps, norm_eps, norm_weight,
+        post_mult=post_mult, pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order, precision=precision,
+        eps_outside=eps_outside, implementation=implementation,
+    )  # fmt: skip
+
+
+class HyperBoundary(HyperConnection):
+    """A HyperConnection behind a sublayer: that sublayer's output and the streams to the next one's input.
+
+        y, pre, post, comb, streams = hc_boundary(f, streams, post, comb, pre, fn, scale, base, ...)
+    A model of DeepSeek-V4.1's form is a chain of them: the first site's input is stream 0, its coefficients
+    are those of `hc_coeffs`, each boundary takes the pre of the one before, and the collapse behind the last
+    is `hc_pre(streams, pre)`.
+
+    Args: as of HyperConnection, of the site behind the boundary.
+
+    Parameters, numerical policy, errors: as of HyperConnection and `hc_boundary`.
+
+    Source: DeepSeek-V4.1's inference code.
+    """
+
+    def forward(
+        self,
+        f: torch.Tensor,
+        streams: torch.Tensor,
+        post: torch.Tensor,
+        comb: torch.Tensor,
+        pre: torch.Tensor | None = None,
+    ) -> Crossing:
+        """f (..., C) and streams (..., n, C) to y, pre, post, comb and the new streams; pre None is V4's."""
+        return hc_boundary(
+            f, streams, post, comb, pre, self.fn, self.scale, self.base,
+            **self.options, implementation=self.implementation,
+        )  # fmt: skip

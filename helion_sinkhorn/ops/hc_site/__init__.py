@@ -1,0 +1,1 @@
+"""hc_site: everything that an mHC site does before its sublayer, with one gradient of the streams."""

@@ -1,0 +1,83 @@
+"""hc_site(...): the contract."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from helion_sinkhorn.ops.hc_site.crossing import crossing
+from helion_sinkhorn.runtime.checks import check_implementation
+
+
+class Site(NamedTuple):
+    """What a site makes of its streams."""
+
+    y: torch.Tensor
+    """(..., C), the sublayer's input."""
+    post: torch.Tensor
+    """(..., n)."""
+    comb: torch.Tensor
+    """(..., n, n)."""
+    residual: torch.Tensor
+    """(..., n, C), the streams themselves, to pass to `hc_post`."""
+
+
+def hc_site(
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    sinkhorn_iters: int = 20,
+    eps: float = 1e-6,
+    norm_eps: float = 1e-6,
+    norm_weight: torch.Tensor | None = None,
+    *,
+    post_mult: float = 2.0,
+    pre_eps: float | None = None,
+    post_eps: float = 0.0,
+    comb_order: str = "io",
+    precision: str = "float32",
+    eps_outside: bool = False,
+    implementation: str = "auto",
+) -> Site:
+    """Make a sublayer's input and the coefficients of its output from the residual streams.
+
+        mixes = hc_mixes(x, fn, norm_eps, norm_weight),  (pre, post, comb) = hc_split_sinkhorn(mixes, ...)
+        y_c = sum_i pre_i x_ic,  residual = x
+    The values are those of the three operators.  x has three uses, two here and one as the residual of
+    `hc_post`, and so three gradients, which autograd would add.  Pass `residual`, and not x, to `hc_post`, or
+    to whatever makes the new streams: its gradient then comes back here, and one kernel writes
+        dx = dresidual + pre dy + r dmixes fn + k <dmixes, mixes> x
+    with the gradient of fn.
+
+    Args:
+        x: (..., n, C), float32, bfloat16, float16 or float64, the streams.
+        fn: (n^2 + 2n, n C), any floating dtype, the projection.
+        scale: (3,), for pre, post and comb.
+        base: (n^2 + 2n,).
+        sinkhorn_iters, eps, post_mult, pre_eps, post_eps, comb_order: as `hc_split_sinkhorn` has them.
+        norm_eps, norm_weight, precision, eps_outside: as `hc_mixes` has them.
+        implementation: "auto", "helion" or "pytorch".
+
+    Returns:
+        y (..., C) in the dtype of x; post (..., n) and comb (..., n, n), float32, float64 for float64 x;
+        residual, x as a view that has this function's gradient.
+
+    Numerical policy: that of the three operators, but dx is rounded once, where theirs are rounded one by one
+        and then in autograd's sums.  Bitwise reproducible, and a token's results and its dx do not depend on
+        the others.  On a CPU, in float64, for DTensors, one stream, a norm_eps below 1e-37 and more than the
+        kernels' iterations, the three operators are called, and autograd adds.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: what the three operators raise.
+
+    Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2.
+    """
+    implementation = check_implementation(implementation)
+    y, _, post, comb, residual = crossing(
+        None, x, fn, scale, base, None, sinkhorn_iters, eps, norm_eps, norm_weight, post_mult=post_mult,
+        pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order, precision=precision,
+        eps_outside=eps_outside, implementation=implementation,
+    )  # fmt: skip
+    return Site(y, post, comb, residual)

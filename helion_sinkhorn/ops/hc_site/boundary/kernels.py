@@ -1,0 +1,89 @@
+"""The Helion kernel body of hc_boundary: new streams, their collapse and their projection.
+
+A program takes some tokens and a chunk of columns of all streams, so that the new streams are made once and
+go to the matrix unit from registers.  The projection's sums over a chunk are partial, as those of hc_mixes.
+"""
+
+from __future__ import annotations
+
+import helion.language as hl
+import torch
+
+from helion_sinkhorn.ops.hc_mixes.kernels import given_parts, product, turned
+from helion_sinkhorn.ops.hc_post.kernels import coefficient, new_stream, output_of, streams_of
+from helion_sinkhorn.runtime.device_math import computed_once, multiply_add
+
+
+def cross(tensors, sums, place, n, x_parts, parts, transposed, how, interpret):
+    """Store a block of the new streams and of y, and return the sums of products and squares with it.
+
+    Stream by stream, so that one new stream is in registers beside the old ones.  The projection and the
+    collapse take it as it is rounded and stored.
+    """
+    f, x, post, comb, bias, weights, split, out, y = tensors
+    total, square = sums
+    tile_t, tile_m, tile_c = place
+    given, streams = output_of(f, bias, tile_t, tile_c), streams_of(x, tile_t, tile_c, n)
+    collapsed = given * 0.0
+    for o in range(n):
+        made = new_stream(given, streams, post, comb, tile_t, o, transposed, how)
+        rounded = computed_once(made, how).to(out.dtype)
+        hl.store(out, [tile_t, o, tile_c], rounded)
+        wide = rounded.to(torch.float32)
+        square = multiply_add(wide, wide, square, how)
+        if y is not None:
+            collapsed = multiply_add(coefficient(weights, tile_t, o).unsqueeze(1), wide, collapsed, how)
+        rows = turned([hl.load(split, [tile_m, k, o, tile_c]) for k in range(parts)])
+        total = total + product(given_parts(rounded, x_parts), rows, parts, interpret)
+    if y is not None:
+        hl.store(y, [tile_t, tile_c], collapsed.to(y.dtype))
+    return total, square
+
+
+def hc_boundary_forward(
+    f: torch.Tensor,
+    x: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    bias: torch.Tensor | None,
+    weights: torch.Tensor | None,
+    split: torch.Tensor,
+    out: torch.Tensor,
+    y: torch.Tensor | None,
+    partials: torch.Tensor,
+    squares: torch.Tensor,
+    rows: hl.constexpr,
+    n: hl.constexpr,
+    columns: hl.constexpr,
+    splits: hl.constexpr,
+    chunk: hl.constexpr,
+    block_m: hl.constexpr,
+    x_parts: hl.constexpr,
+    parts: hl.constexpr,
+    transposed: hl.constexpr,
+    how: hl.constexpr,
+    interpret: hl.constexpr,
+):
+    """out (T, n, C) of f, x, post, comb and bias, as in hc_post, and y (T, C) of out and weights (T, n).
+
+    Of out there are sums over `chunk` columns of each stream: partials (T, splits, M) = out fn', and squares
+    (T, splits).
+
+    weights and y may be None.  split (M, parts, n, C) is fn in parts.  Of more rows than a block, several
+    programs write the same streams.
+    """
+    tokens = x.size(0)
+    hl.specialize((f.stride(), x.stride(), post.stride(), comb.stride(), split.stride(), out.stride()))
+    hl.specialize((partials.stride(), squares.stride()))
+    block_c = hl.register_block_size(columns)
+    for tile_s, tile_m, tile_t in hl.tile([splits, rows, tokens], block_size=[1, block_m, None]):
+        s = tile_s.begin
+        total = hl.zeros([tile_t, tile_m], dtype=torch.float32)
+        square = hl.zeros([tile_t, block_c], dtype=torch.float32)
+        for tile_c in hl.tile(s * chunk, min(s * chunk + chunk, columns), block_size=block_c):
+            total, square = cross(
+                (f, x, post, comb, bias, weights, split, out, y), (total, square), (tile_t, tile_m, tile_c),
+                n, x_parts, parts, transposed, how, interpret,
+            )  # fmt: skip
+        partials[tile_t, s, tile_m] = total
+        squares[tile_t, s] = square.sum(1)

@@ -1,0 +1,140 @@
+"""crossing(...): what hc_site and hc_boundary have in common, and whether kernels or parts make a call."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+import torch
+
+from helion_sinkhorn.ops.hc_mixes.api import check_options, check_tensors, hc_mixes
+from helion_sinkhorn.ops.hc_post.api import check_update, hc_post
+from helion_sinkhorn.ops.hc_pre.api import hc_pre
+from helion_sinkhorn.ops.hc_site import torch_op
+from helion_sinkhorn.ops.hc_site.boundary import torch_op as boundary_op
+from helion_sinkhorn.ops.hc_site.constants import Constants
+from helion_sinkhorn.ops.hc_split_sinkhorn.api import (
+    SMALLEST_NORM_EPS,
+    check_constants,
+    check_counts,
+    check_parameters,
+    hc_split_sinkhorn,
+)
+from helion_sinkhorn.ops.hc_split_sinkhorn.limits import beyond_kernels
+from helion_sinkhorn.runtime.checks import check_same_device, check_tensor, implementation_for
+from helion_sinkhorn.runtime.streams import check_streams
+from helion_sinkhorn.runtime.torch_op import differentiates
+
+Update = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""(f, post, comb, bias) of `hc_post`."""
+
+
+class Crossing(NamedTuple):
+    """A Site whose collapse took weights from elsewhere, and its own, which another collapse takes."""
+
+    y: torch.Tensor
+    pre: torch.Tensor
+    post: torch.Tensor
+    comb: torch.Tensor
+    residual: torch.Tensor
+
+
+def crossing(
+    update: Update | None,
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    weights: torch.Tensor | None,
+    sinkhorn_iters: int,
+    eps: float,
+    norm_eps: float,
+    norm_weight: torch.Tensor | None,
+    *,
+    post_mult: float,
+    pre_eps: float | None,
+    post_eps: float,
+    comb_order: str,
+    precision: str,
+    eps_outside: bool,
+    implementation: str,
+) -> Crossing:
+    """hc_site of the streams x, or of what `update` makes of them; collapsed by `weights` if they are given.
+
+    The other arguments are those of `hc_site`.
+    """
+    check(x, fn, scale, base, weights, sinkhorn_iters, norm_weight)
+    check_options(norm_eps, precision, eps_outside)
+    check_constants(eps, post_mult, pre_eps, post_eps, comb_order)
+    if update is not None:
+        f, post, comb, bias = update
+        check_update(f, x, post, comb, bias)
+    numbers = (eps, norm_eps, post_mult, eps if pre_eps is None else pre_eps, post_eps)
+    constants = Constants(sinkhorn_iters, *map(float, numbers), comb_order, precision, eps_outside)
+    if is_computed(implementation, constants, x, fn, scale, base, weights, norm_weight, *update or ()):
+        if norm_weight is not None:
+            fn = fn.float() * norm_weight.float()
+        if update is None:
+            return Crossing(*torch_op.run(x, fn, scale, base, weights, *constants))
+        given = f, x, post, comb, bias, weights, fn, scale, base
+        wanted = differentiates(*[t for t in given if t is not None])
+        run = boundary_op.HcBoundary.apply if wanted else boundary_op.call
+        streams, *found = run(*given, *constants)
+        return Crossing(*found[:4], streams)
+    if update is not None:
+        x = hc_post(f, x, post, comb, bias, comb_order=comb_order, implementation=implementation)
+    mixes = hc_mixes(
+        # one stream of C entries reads as merged ones
+        x.flatten(-2) if x.size(-2) == 1 else x, fn, norm_eps, norm_weight,
+        precision=precision, eps_outside=eps_outside, implementation=implementation,
+    )  # fmt: skip
+    pre, post, comb = hc_split_sinkhorn(
+        mixes, scale, base, x.shape[-2], sinkhorn_iters, eps,
+        post_mult=post_mult, pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order,
+        implementation=implementation,
+    )  # fmt: skip
+    y = hc_pre(x, pre if weights is None else weights, implementation=implementation)
+    return Crossing(y, pre, post, comb, x)
+
+
+def is_computed(implementation: str, constants: Constants, x: torch.Tensor, *others: object) -> bool:
+    """Whether kernels compute the call: on a GPU, what the kernels of all parts take, and no DTensors."""
+    n, columns = x.shape[-2:]
+    serves = implementation_for(implementation, "x", x)
+    beyond = beyond_kernels(n, constants.n_iters, constants.eps) or columns == 1
+    return (
+        serves == "helion"
+        and not beyond
+        and constants.norm_eps >= SMALLEST_NORM_EPS
+        and not _distributed(x, *others)
+    )
+
+
+def _distributed(*tensors: object) -> bool:
+    """Whether any is a DTensor; only those who made one have imported it."""
+    known = all(t is None or type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors)
+    if known or "torch.distributed.tensor" not in sys.modules:
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(t, DTensor) for t in tensors)
+
+
+def check(x, fn, scale, base, weights, n_iters, norm_weight) -> None:
+    """Raise unless the tensors are those of one site, of as many iterations as there may be."""
+    check_tensor("x", x, "(..., n, C)")
+    check_streams(x)
+    n, columns = x.shape[-2:]
+    check_counts(n, n_iters)
+    check_tensors(x, fn, norm_weight)
+    wanted = n * n + 2 * n, n * columns
+    if tuple(fn.shape) != wanted:
+        raise ValueError(f"fn has shape {tuple(fn.shape)}; for x {tuple(x.shape)} pass {wanted}")
+    check_parameters(scale, base, n, "x", x)
+    if weights is not None:
+        check_tensor("pre_next", weights, "(..., n)")
+        check_same_device("pre_next", weights, "x", x)
+        if weights.shape != x.shape[:-1]:
+            raise ValueError(
+                f"pre_next has shape {tuple(weights.shape)}; for these streams pass {tuple(x.shape[:-1])}"
+            )

@@ -1,0 +1,149 @@
+"""From tensors to the launches of hc_site: four forward, and a backward that writes dx once.
+
+Forward are the kernels of hc_mixes, hc_split_sinkhorn and hc_pre.  Of its own the backward has two: the
+gradient of the collapse's weights, which the projection's upstream gradient waits for, and then everything
+that the streams are given, in one pass with the gradient of fn.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from helion_sinkhorn.configs.store import Key
+from helion_sinkhorn.ops.hc_mixes import launch as mixes_launch
+from helion_sinkhorn.ops.hc_pre import launch as pre_launch
+from helion_sinkhorn.ops.hc_site.constants import Constants
+from helion_sinkhorn.ops.hc_site.space import (
+    SiteCall,
+    backward_default,
+    backward_space,
+    weights_default,
+    weights_space,
+)
+from helion_sinkhorn.ops.hc_site.workloads import ROWS
+from helion_sinkhorn.ops.hc_split_sinkhorn import launch as split_launch
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.serving import Asked
+from helion_sinkhorn.runtime.views import flattened, parameter
+
+WEIGHTS, BACKWARD = "hc_site_weights", "hc_site_backward"
+KERNELS = {
+    # that of hc_pre without dx
+    WEIGHTS: Kernel(
+        WEIGHTS, pre_launch.KERNELS[pre_launch.BACKWARD].body, SiteCall, weights_default, weights_space
+    ),
+    # that of hc_mixes with the other gradients of the streams
+    BACKWARD: Kernel(
+        BACKWARD,
+        mixes_launch.KERNELS[mixes_launch.BACKWARD].body,
+        SiteCall,
+        backward_default,
+        backward_space,
+        traits=frozenset({"splits"}),
+    ),
+}
+Tensors = tuple[torch.Tensor, ...]
+_SERVED: Mapping[str, Choice] = MappingProxyType({})
+"""No choices: every kernel takes what is served."""
+
+
+def call_for(n: int, columns: int, dtype: torch.dtype, precision: str) -> SiteCall:
+    """What the configs of a call are chosen for."""
+    return SiteCall(str(dtype)[6:], n, columns, precision)
+
+
+@functools.cache
+def tuned_keys() -> frozenset[Key]:
+    """Keys, without the batch, that `make tune` covers."""
+    return frozenset(call_for(w.n, w.c, w.dtype, w.precision).key for w in ROWS if "tune" in w.tags)
+
+
+def asked(name: str, call: SiteCall) -> Asked:
+    """How a launch of one of KERNELS finds its config."""
+    return Asked(KERNELS, name, call, tuned_keys)
+
+
+def forward(
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    weights: torch.Tensor | None,
+    *constants: object,
+) -> Tensors:
+    """(y, pre, post, comb, mixes, norms); the contract is torch_op's."""
+    given = Constants(*constants)
+    n, columns = x.shape[-2:]
+    lead, streams, projection = x.shape[:-2], flattened(x, 2), parameter(fn)
+    call = call_for(n, columns, x.dtype, given.precision).mixes
+    split = mixes_launch.split(projection, call)
+    made = mixes_launch.partials(streams.view(-1, n * columns), split, given.precision)
+    found = coefficients(*made, scale, base, n, columns, given)
+    y = pre_launch.forward(streams, found[0] if weights is None else flattened(weights, 1))
+    return tuple(t.view(*lead, *t.shape[1:]) for t in (y, *found))
+
+
+def coefficients(
+    partials: torch.Tensor,
+    squares: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    n: int,
+    columns: int,
+    given: Constants,
+) -> Tensors:
+    """(pre, post, comb, mixes, norms) of partials (T, splits, M) and squares (T, splits)."""
+    return split_launch.forward_reduced(
+        partials.movedim(1, 0), squares.movedim(1, 0), scale, base,
+        n * columns, given.norm_eps, given.eps_outside, n, *given.of_split, torch.float32,
+    )  # fmt: skip
+
+
+def backward(
+    dresidual: torch.Tensor | None,
+    dy: torch.Tensor | None,
+    dpre: torch.Tensor | None,
+    dpost: torch.Tensor | None,
+    dcomb: torch.Tensor | None,
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    weights: torch.Tensor,
+    mixes: torch.Tensor,
+    norms: torch.Tensor,
+    own: bool,
+    *constants: object,
+    choices: Mapping[str, Choice] = _SERVED,
+) -> Tensors:
+    """(dx, dfn in float32, dbase and dscale one behind the other, dweights); the contract is torch_op's.
+
+    `choices` of KERNELS, by name, take the place of what is served.
+    """
+    given = Constants(*constants)
+    n, columns = x.shape[-2:]
+    streams, projection = flattened(x, 2), parameter(fn)
+    call = call_for(n, columns, x.dtype, given.precision)
+    lead, weights = x.shape[:-2], flattened(weights, 1)
+    dweights = weights.new_empty(0)
+    if dy is not None:
+        dy = flattened(dy, 1)
+        of_collapse = pre_launch.gradients(
+            dy, streams, weights, None, asked(WEIGHTS, call), choices.get(WEIGHTS)
+        )
+        if own:
+            dpre = of_collapse if dpre is None else dpre.reshape(-1, n) + of_collapse
+        else:
+            dweights = of_collapse.view(*lead, n)
+    dmixes, sums = split_launch.backward(dpre, dpost, dcomb, mixes, scale, base, n, *given.of_split)
+    of_tokens = (flattened(t, 1) for t in (dmixes, mixes, norms))
+    g, along = mixes_launch.upstream(*of_tokens, call.mixes)
+    others = None if dresidual is None else flattened(dresidual, 2), dy, None if dy is None else weights
+    dx, dfn = mixes_launch.gradients(
+        g, along, streams, projection, call.mixes, choices.get(BACKWARD), others, asked(BACKWARD, call)
+    )
+    return dx.view(x.shape), dfn, sums, dweights

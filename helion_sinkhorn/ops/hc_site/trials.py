@@ -1,0 +1,129 @@
+"""Trials of the hc_site kernels."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.ops.hc_mixes import budget as of_mixes
+from helion_sinkhorn.ops.hc_mixes import launch as mixes_launch
+from helion_sinkhorn.ops.hc_mixes.budget import Exact
+from helion_sinkhorn.ops.hc_post import budget as of_post
+from helion_sinkhorn.ops.hc_pre import budget as of_pre
+from helion_sinkhorn.ops.hc_pre import launch as pre_launch
+from helion_sinkhorn.ops.hc_site import launch
+from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
+from helion_sinkhorn.ops.hc_site.budget import evaluated
+from helion_sinkhorn.ops.hc_site.space import SiteCall
+from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
+from helion_sinkhorn.runtime.kernel import Choice
+from helion_sinkhorn.runtime.operator import Tensors, Trial, noise
+from helion_sinkhorn.testing.rounding import worst
+
+JUDGED_TOKENS = 16
+
+
+def of_collapse(call: SiteCall, batch: int, device: str) -> Tensors:
+    """dy, the streams and the weights."""
+    dy, x = noise(device, call.dtype, (batch, call.columns), (batch, call.n, call.columns))
+    return dy, x, *noise(device, "float32", (batch, call.n))
+
+
+def of_streams(call: SiteCall, batch: int, device: str) -> Tensors:
+    """The upstream gradient's parts, what the norm adds, fn, dresidual and those of the collapse."""
+    mixes = call.mixes
+    g, along, fn = noise(device, "float32", (batch, mixes.parts, mixes.m), (batch,), (mixes.m, mixes.columns))
+    (dresidual,) = noise(device, call.dtype, (batch, call.n, call.columns))
+    return g.to(torch.bfloat16), along, fn, dresidual, *of_collapse(call, batch, device)
+
+
+def run_weights(call: SiteCall, choice: Choice, dy, x, weights) -> torch.Tensor:
+    return pre_launch.gradients(dy, x, weights, None, launch.asked(launch.WEIGHTS, call), choice)
+
+
+def run_backward(call: SiteCall, choice: Choice, g, along, fn, dresidual, dy, x, weights) -> Tensors:
+    others = dresidual, dy, weights
+    asked = launch.asked(launch.BACKWARD, call)
+    return mixes_launch.gradients(g, along, x, fn, call.mixes, choice, others, asked)
+
+
+def of_boundary(call: SiteCall, batch: int, device: str) -> Tensors:
+    """f, the streams, post, comb, the weights of the collapse, and fn in parts."""
+    mixes, n = call.mixes, call.n
+    f, x = noise(device, call.dtype, (batch, call.columns), (batch, n, call.columns))
+    post, comb, weights = noise(device, "float32", (batch, n), (batch, n, n), (batch, n))
+    return f, x, post, comb, weights, *noise(device, "bfloat16", (mixes.m, mixes.parts, mixes.columns))
+
+
+def run_boundary(call: SiteCall, choice: Choice, f, x, post, comb, weights, split) -> Tensors:
+    return boundary.one_pass(f, x, post, comb, None, weights, split, call, "io", choice)
+
+
+@functools.lru_cache(maxsize=1)
+def judged(call: SiteCall) -> tuple[HcSiteWorkload, Tensors, dict[str, Exact]]:
+    """A workload of this call, one element's inputs and what the budget has of them."""
+    workload = HcSiteWorkload(
+        "tried", 1, frozenset(), "a trial", call.n, call.columns, JUDGED_TOKENS, getattr(torch, call.dtype),
+        call.precision,
+    )  # fmt: skip
+    x, fn, _, scale, base, *upstream = workload.make_inputs()
+    inputs = x, *upstream, fn[None], scale[None], base[None]
+    return workload, tuple(t[0] for t in inputs), evaluated(workload, *inputs)
+
+
+def weights_error(call: SiteCall, choice: Choice, device: str) -> float:
+    """That of the gradient of the collapse's weights."""
+    _, (x, _, dy, dpost, *_), _ = judged(call)
+    given = x, dpost.sigmoid(), dy
+    dweights = run_weights(call, choice, *(t.to(device) for t in (dy, *given[:2])))
+    return worst(dweights, of_pre.exact(*given)["dpre"], of_pre.error_budget(*given)["dpre"])
+
+
+def backward_error(call: SiteCall, choice: Choice, device: str) -> float:
+    """That of the whole backward with this choice for its last kernel, and what is taken of the others."""
+    workload, inputs, limits = judged(call)
+    x, dresidual, dy, dpost, dcomb, *parameters = (t.to(device) for t in inputs)
+    _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, *workload.arguments)
+    dx, dfn, *_ = launch.backward(
+        dresidual, dy, None, dpost, dcomb, x, *parameters, pre, mixes, norms, True, *workload.arguments,
+        choices={launch.BACKWARD: choice},
+    )  # fmt: skip
+    found = {"dx": dx, "dfn": dfn}
+    return max(worst(t[None], limits[name].value, limits[name].budget) for name, t in found.items())
+
+
+def boundary_error(call: SiteCall, choice: Choice, device: str) -> float:
+    """That of the new streams, of their collapse, and of the mixes that their sums make."""
+    workload, inputs, _ = judged(call)
+    x, grad, f, post, comb, fn, *_ = (t[None] for t in inputs)
+    weights = post.sigmoid()
+    given = (t[0].to(device) for t in (f, x, post, comb))
+    split = mixes_launch.split(fn[0].to(device), call.mixes)
+    streams, y, *sums = boundary.one_pass(*given, None, weights[0].to(device), split, call, "io", choice)
+    mixes, _ = mixes_launch.reduce(*sums, call.mixes, workload.norm_eps, workload.eps_outside)
+    update, stored = (f, x, post, comb, grad), streams[None].cpu()
+    collapse = stored, weights, f
+    nothing = torch.zeros_like(mixes)[None].cpu()
+    projected = of_mixes.evaluated(workload.of_mixes, stored, nothing, fn)["mixes"]
+    return max(
+        worst(streams[None], of_post.exact(*update)["out"], of_post.error_budget(*update)["out"]),
+        worst(y[None], of_pre.exact(*collapse)["y"], of_pre.error_budget(*collapse)["y"]),
+        worst(mixes[None], projected.value, projected.budget),
+    )
+
+
+def kernel_calls(workload: HcSiteWorkload) -> Iterator[tuple[str, Any]]:
+    """(kernel, its call), one for each kernel of its own that serves a workload."""
+    call = launch.call_for(workload.n, workload.c, workload.dtype, workload.precision)
+    for name in (*launch.KERNELS, *boundary.KERNELS):
+        yield name, call
+
+
+TRIALS = {
+    launch.WEIGHTS: Trial(of_collapse, run_weights, weights_error),
+    launch.BACKWARD: Trial(of_streams, run_backward, backward_error),
+    boundary.FORWARD: Trial(of_boundary, run_boundary, boundary_error),
+}

@@ -1,0 +1,182 @@
+"""Generated code kept on disk, where later processes find it without Helion.
+
+A file is executed only if it and its folder belong to this user, nobody else may write them, and its first
+line is the hash of the rest.  Whatever else is there is ignored, and replaced by the next process that
+generates it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import logging
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.configs import settings
+from helion_sinkhorn.configs.writer import replace
+from helion_sinkhorn.runtime.standalone import load
+
+log = logging.getLogger("helion_sinkhorn")
+ROOMS = ("ops", "runtime")
+"""Folders of the package that hold the kernels, and what makes code of them."""
+
+
+def folder() -> Path | None:
+    """Where generated code is kept; None where HELION_SINKHORN_CACHE_DIR is "off" or there is no place."""
+    named = settings.CACHE_DIR
+    if named == "off" or os.name != "posix":
+        return None
+    if named:
+        return Path(os.path.abspath(os.path.expanduser(named)))
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # relative where this user has no home
+    base = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
+    return Path(base) / "helion_sinkhorn" if os.path.isabs(base) else None
+
+
+def file_name(kernel: str, decided: Iterable[object], device: torch.device) -> str:
+    """The file of one program: another one wherever anything differs that its code depends on.
+
+    Args:
+        kernel: its name, by which people find the file.
+        decided: what the program was generated for; of each the repr counts.
+        device: of its tensors.
+    """
+    text = repr((kernel, *decided, sources(), versions(), target(device)))
+    return f"{kernel}.{hashlib.sha256(text.encode()).hexdigest()[:40]}.py"
+
+
+@functools.cache
+def sources() -> str:
+    """A digest of the kernels and of what makes code of them."""
+    package = Path(__file__).resolve().parents[1]
+    paths = [path for room in ROOMS for path in sorted((package / room).rglob("*.py"))]
+    return hashlib.sha256(b"\0".join([path.read_bytes() for path in paths])).hexdigest()
+
+
+@functools.cache
+def versions() -> tuple[object, ...]:
+    """Versions of what generates and compiles code, and the variables that change what they do."""
+    import triton
+
+    try:
+        helion = importlib.metadata.version("helion")
+    except importlib.metadata.PackageNotFoundError:
+        helion = ""
+    changing = sorted(
+        (name, value)
+        for name, value in os.environ.items()
+        if name.startswith(("HELION_", "TORCHINDUCTOR_"))
+        and not name.startswith("HELION_SINKHORN_")
+        and not name.endswith("CACHE_DIR")
+    )
+    return sys.version_info[:2], torch.__version__, triton.__version__, helion, changing
+
+
+def target(device: torch.device) -> tuple[object, ...]:
+    """What Helion asks about a device."""
+    if device.type != "cuda":
+        return (device.type,)
+    found = torch.cuda.get_device_properties(device)
+    arch = found.gcnArchName.split(":")[0] if torch.version.hip else (found.major, found.minor)
+    return bool(torch.version.hip), arch, found.multi_processor_count, found.warp_size
+
+
+def is_ours(found: os.stat_result) -> bool:
+    """Whether a file or folder belongs to this user, and nobody else may write it."""
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+@functools.cache
+def say_foreign(path: Path) -> None:
+    """Once a process: what is kept there is not executed."""
+    log.warning(
+        "%s belongs to another user, or others may write it: nothing that is kept there is executed, and "
+        "Helion generates code in every process. chmod go-w it, or name another folder by "
+        "HELION_SINKHORN_CACHE_DIR (off: keep none).", path,
+    )  # fmt: skip
+
+
+def _content(name: str) -> bytes:
+    """What a file holds that may be executed.
+
+    Raises:
+        OSError: there is none.
+    """
+    at = folder()
+    if at is None:
+        raise FileNotFoundError
+    # what was checked is what is read: by descriptors, whoever renames what meanwhile
+    inside = os.open(at, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=inside)
+        with open(file, "rb") as opened:
+            found = os.fstat(file)
+            for path, of in ((at, os.fstat(inside)), (at / name, found)):
+                if not is_ours(of):
+                    say_foreign(path)
+                    raise PermissionError(path)
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(f"{at / name} is no regular file")
+            return opened.read()
+    finally:
+        os.close(inside)
+
+
+def _heading(code: str) -> str:
+    return f"# sha256 {hashlib.sha256(code.encode()).hexdigest()}\n"
+
+
+def kept(name: str, host: str) -> Callable[..., Any] | None:
+    """The host function of a kept program, None where there is none that may be executed.
+
+    Args:
+        name: of the file.
+        host: the function's name.
+    """
+    try:
+        heading, _, code = _content(name).decode().partition("\n")
+        if heading + "\n" != _heading(code):
+            raise ValueError("its first line is not the hash of the rest")
+        return load(code, host, str(folder() / name))
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # damaged, or of versions that its name does not tell apart
+        log.info("%s in %s is not used (%s: %s)", name, folder(), type(error).__name__, error)
+        return None
+
+
+def keep(name: str, code: str) -> None:
+    """Write a program, in one step; no error where that is impossible."""
+    at = folder()
+    if at is None:
+        return
+    try:
+        at.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if is_ours(at.stat()):
+            replace(at / name, _heading(code) + code, 0o600)
+        else:
+            say_foreign(at)
+    except OSError as error:
+        log.info("generated code is not kept in %s (%s)", at, error)
+
+
+def is_usable() -> bool:
+    """Whether what the folder holds, or will hold, may be executed."""
+    at = folder()
+    return at is not None and (not at.exists() or is_ours(at.stat()))
+
+
+def usage() -> tuple[int, int]:
+    """(files, bytes) of all programs that are kept."""
+    at = folder()
+    sizes = [path.stat().st_size for path in at.glob("*.py")] if at is not None and at.is_dir() else []
+    return len(sizes), sum(sizes)

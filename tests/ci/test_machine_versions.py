@@ -1,0 +1,140 @@
+"""Entries under other Tritons than the one that chose them: what is compiled, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+from ci import machine_versions
+from helion_sinkhorn.configs import store
+from helion_sinkhorn.machine.binary import Binary, Job
+from helion_sinkhorn.machine.compiler import Compiler
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
+from helion_sinkhorn.runtime.kernel import Choice
+
+pytestmark = pytest.mark.usefixtures("fresh_caches")
+
+KERNEL = "sinkhorn_forward"
+KEY = dict(SinkhornCall(True, 1, "float32", 4, 4, 20).key)
+GOOD = {
+    "operations": {"rcp.approx.ftz.f32": 1}, "modes": {"enable_fp_fusion": 1}, "threads": 32, "occupancy": 32,
+    "accesses": {"load 128": 1, "store 128": 1},
+}  # fmt: skip
+
+SPILLING = {"spills": 4, "spill_bytes": 16, "counts": {"local": 4}}
+
+
+def entry(warps, batch, triton, evidence="measured"):
+    return {
+        "key": {**KEY, "batch": batch, "triton": triton}, "config": {"block_sizes": [32], "num_warps": warps},
+        "variant": {"thread": [4, 4], "paired": False, "pivoted": True}, "evidence": evidence,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A tuning folder: one config for each Triton at batch 64, one of 3.6 alone at 4096."""
+    (tmp_path / "h200").mkdir()
+    entries = [entry(1, 64, "3.6"), entry(2, 64, "3.9"), entry(4, 4096, "3.6")]
+    file = {"schema": 1, "kernel": KERNEL, "device": {"key": "h200"}, "entries": entries}
+    (tmp_path / "h200" / f"{KERNEL}.json").write_text(json.dumps(file))
+    monkeypatch.setattr(store, "folders", lambda: [tmp_path])
+    monkeypatch.setattr(store, "triton_minor", lambda: "3.9")
+    return tmp_path
+
+
+def warps(jobs):
+    return [dict(job.choice.config)["num_warps"] for job in jobs]
+
+
+def test_what_no_time_vouches_for_is_compiled(folder):
+    """Under 3.9 the entry of 3.6 without one of 3.9; under 3.6 nothing; under 3.7 what 3.6 chose."""
+    found = {v: list(machine_versions.served(folder, "h200", v)) for v in ("3.6", "3.7", "3.9")}
+    assert {v: warps(s.job for s in some) for v, some in found.items()} == {
+        "3.6": [],
+        "3.7": [1, 4],
+        "3.9": [4],
+    }
+    assert {(s.made, s.job.batch) for s in found["3.9"]} == {("3.6", 4096)}
+
+
+def test_a_prediction_vouches_for_nothing(tmp_path):
+    (tmp_path / "h200").mkdir()
+    file = {"schema": 1, "kernel": KERNEL, "device": {"key": "h200"}}
+    (tmp_path / "h200" / f"{KERNEL}.json").write_text(
+        json.dumps({**file, "entries": [entry(1, 64, "3.9", "compiled")]})
+    )
+    assert warps(s.job for s in machine_versions.served(tmp_path, "h200", "3.9")) == [1]
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capsys):
+    """The command with compilers by rule: (fields of Binary for each version) -> exit status, output."""
+    other = folder / "triton-3.6.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Name: triton\nVersion: 3.6.0\n")
+
+    def command(**fields):
+        def compiled(device, jobs, workers, packages):
+            version = "old" if packages else "new"
+            return [Binary(device, job, **{**GOOD, **fields.get(version, {})}) for job in jobs]
+
+        monkeypatch.setattr(machine_versions, "compile_for", compiled)
+        arguments = ["machine_versions.py", "--only", "h200", "--packages", str(folder)]
+        monkeypatch.setattr(sys, "argv", arguments)
+        return machine_versions.main(), capsys.readouterr().out
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, ""),
+        ({"new": SPILLING}, "4 local accesses, 16 bytes a thread"),
+        ({"new": {"counts": {"cross-lane": 17}}}, "17 cross-lane instructions, 0 under the Triton"),
+        ({"new": {"counts": {"cross-lane": 16}}}, ""),
+        ({"new": {"counts": {"cross-lane": 130}}, "old": {"counts": {"cross-lane": 100}}}, ""),
+        ({"new": {"counts": {"cross-lane": 131}}, "old": {"counts": {"cross-lane": 100}}}, "131 cross-lane"),
+        ({"new": {"occupancy": 1}}, "1 warps on a compute unit"),
+        ({"new": {"threads": 0, "problems": ("no way",)}}, "no way"),
+        # spills where the config was measured: what its time holds
+        ({"old": SPILLING}, ""),
+    ],
+)  # fmt: skip
+def test_worse_code_than_that_which_was_chosen_is_a_failure(run, fields, said):
+    status, output = run(**fields)
+    lines = [line for line in output.splitlines() if " programs in " not in line]
+    assert status == bool(said)
+    assert len(lines) == bool(said)
+    assert said in output
+    assert all(line.startswith("h200, Triton 3.9: ") for line in lines)
+
+
+def test_known_growth_is_of_its_kernel_and_architecture():
+    def grown(device, kernel, n, cross_lane):
+        call = SinkhornCall(False, 1, "bfloat16", n, n, 8)
+        job = Job(call, Choice(kernel, (("num_warps", 1),), (), "", True))
+        before, after = (
+            Binary(device, job, **{**GOOD, "counts": {"cross-lane": count}}) for count in (48, cross_lane)
+        )
+        return [w for w in machine_versions.broken(after, before) if "cross-lane" in w]
+
+    assert grown("h200", "sinkhorn_implicit_cg", 8, 192) == []
+    assert grown("h200", "sinkhorn_implicit_cg", 8, 193) != []
+    others = ("b200", "implicit_cg", 8), ("h200", "forward", 8), ("h200", "implicit_cg", 32)
+    assert all(grown(device, f"sinkhorn_{kernel}", n, 192) for device, kernel, n in others)
+
+
+def test_folders_without_a_triton_are_named(tmp_path):
+    with pytest.raises(SystemExit, match="no Triton there"):
+        machine_versions.at_hand([str(tmp_path)])
+
+
+def test_the_folders_come_before_what_is_installed(tmp_path):
+    found = Compiler("h200", tmp_path, 1.0, packages=("/an/old/triton", "/an/old/helion")).environment
+    assert found["PYTHONPATH"].startswith("/an/old/triton:/an/old/helion:")

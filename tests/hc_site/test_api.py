@@ -1,0 +1,216 @@
+"""hc_site on a CPU, by its parts: values and gradients against float64, the contract, errors."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+from hc_sites import (
+    first_element,
+    kernels_on_cpu,
+    limits_of,
+    shares_of_budget,
+    site_inputs,
+    site_results,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helion_sinkhorn import hc_mixes, hc_post, hc_pre, hc_site, hc_split_sinkhorn, reference
+from helion_sinkhorn.ops.hc_site import api, torch_op
+from helion_sinkhorn.ops.hc_site.budget import RESULTS
+from helion_sinkhorn.ops.hc_site.workloads import ROWS
+from helion_sinkhorn.testing.rounding import half_ulp
+
+PAGE = Path(__file__).parents[2] / "docs" / "hc_site.md"
+CI = [row for row in ROWS if "ci" in row.tags]
+
+
+def error_of_parts(workload, dx):
+    """The largest error of dx in units of what four more roundings allow: two terms and autograd's sums."""
+    limit = limits_of(workload)["dx"]
+    size = sum(t.abs() for t in terms_of(workload, limit.value[0]))
+    allowed = limit.budget[0] + 4 * half_ulp(size, workload.dtype)
+    return ((dx.double() - limit.value[0]).abs() / allowed).max()
+
+
+def terms_of(workload, dx):
+    """dresidual, pre dy and what the projection adds, in float64."""
+    (x, *parameters), (dresidual, dy, *_) = first_element(workload)
+    mixes = reference.hc_mixes(
+        x.double(), parameters[0].double(), workload.norm_eps, eps_outside=workload.eps_outside
+    )
+    options = workload.of_split.options
+    pre, _, _ = reference.hc_split_sinkhorn(mixes, *(t.double() for t in parameters[1:]), **options)
+    weighted = pre.unsqueeze(-1) * dy.double().unsqueeze(-2)
+    return dresidual.double(), weighted, dx - dresidual - weighted
+
+
+@pytest.mark.parametrize("row", CI, ids=lambda row: row.name)
+def test_value_and_gradients_against_float64(row):
+    inputs, upstream = first_element(row)
+    found = site_results(inputs, upstream, **row.options)
+    shares = shares_of_budget(row, found)
+    if row.dtype != torch.float32:
+        shares["dx"] = error_of_parts(row, found["dx"])
+    assert max(shares.values()) <= 1, shares
+
+
+def test_float64_is_the_specification():
+    inputs, upstream = site_inputs(3, n=3, c=5, dtype=torch.float64)
+    found = site_results(inputs, upstream)
+    expected = site_results(inputs, upstream, f=reference.hc_site)
+    assert {t.dtype for t in found.values()} == {torch.float64}
+    for name, t in expected.items():
+        torch.testing.assert_close(found[name], t, rtol=1e-11, atol=1e-12)
+
+
+def test_gradients_by_finite_differences():
+    inputs, _ = site_inputs(2, n=2, c=2, dtype=torch.float64)
+    leaves = [t.requires_grad_() for t in inputs]
+    # as in the layer, the residual is used with a factor of its own: a copy alone is linear
+    torch.autograd.gradcheck(lambda *t: (lambda s: (*s[:3], s[3] * s[3]))(hc_site(*t, 3)), leaves)
+
+
+def test_it_is_its_three_operators():
+    (x, fn, scale, base), _ = site_inputs(5, dtype=torch.bfloat16)
+    weight = 1 + randn(48, seed=9, scale=0.2)
+    y, post, comb, _ = hc_site(
+        x, fn, scale, base, 5, 1e-3, 0.1, weight, post_mult=1.5, pre_eps=1e-2, post_eps=1e-3, comb_order="oi",
+        eps_outside=True,
+    )  # fmt: skip
+    mixes = hc_mixes(x, fn, 0.1, weight, eps_outside=True)
+    pre, *rest = hc_split_sinkhorn(
+        mixes, scale, base, 4, 5, 1e-3, post_mult=1.5, pre_eps=1e-2, post_eps=1e-3, comb_order="oi"
+    )
+    assert_equal((y, post, comb), (hc_pre(x, pre), *rest))
+
+
+def test_residual_is_x_itself():
+    """No copy: the same memory, with and without a gradient to come."""
+    (x, *parameters), _ = site_inputs(5)
+    for leaf in (x, x.clone().requires_grad_()):
+        assert hc_site(leaf, *parameters).residual.data_ptr() == leaf.data_ptr()
+
+
+def expanded_by_hand(f, x, post, comb):
+    """Another implementation of the new streams."""
+    return post.unsqueeze(-1) * f.unsqueeze(-2) + comb.mT @ x
+
+
+USES = {
+    "hc_post": lambda f, x, s: hc_post(f, s.residual, s.post, s.comb),
+    "another expand": lambda f, x, s: expanded_by_hand(f, s.residual, s.post, s.comb),
+    "twice": lambda f, x, s: hc_post(f, s.residual, s.post, s.comb) * s.residual,
+    "x in its place": lambda f, x, s: hc_post(f, x, s.post, s.comb),
+    "not at all": lambda f, x, s: (
+        s.post.unsqueeze(-1) * f.unsqueeze(-2) + s.comb.sum((-2, -1))[..., None, None]
+    ),
+}
+"""How a layer makes its new streams of the sublayer's output, its streams and the site."""
+
+
+@pytest.mark.parametrize("by", ["kernels", "parts"])
+@pytest.mark.parametrize("use", USES)
+def test_any_use_of_the_residual_has_the_right_gradient(use, by, monkeypatch):
+    if by == "kernels":
+        pytest.importorskip("helion", reason="helion is not installed")
+        kernels_on_cpu(monkeypatch)
+    inputs, (upstream, *_) = site_inputs(6, n=2, c=5)
+
+    def gradients(site, wide, use):
+        leaves = [t.to(wide).requires_grad_() for t in inputs]
+        found = api.Site(*site(*leaves))
+        streams = use(found.y.tanh(), leaves[0], found)
+        return torch.autograd.grad(streams, leaves, upstream.to(wide))
+
+    found = gradients(hc_site, torch.float32, USES[use])
+    with monkeypatch.context() as exactly:
+        exactly.setitem(globals(), "hc_post", reference.hc_post)
+        expected = gradients(reference.hc_site, torch.float64, USES[use])
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-5)
+
+
+@settings(max_examples=10)
+@given(
+    st.integers(1, 6), st.integers(1, 20), st.lists(st.integers(0, 4), max_size=2),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]), st.integers(0, 99),
+)  # fmt: skip
+def test_any_call_has_its_shapes_and_agrees_with_float64(n, c, lead, dtype, seed):
+    inputs, upstream = site_inputs(*lead, n=n, c=c, dtype=dtype, seed=seed)
+    found = site_results(inputs, upstream, sinkhorn_iters=3)
+    wide = [t.double() for t in inputs], [t.double() for t in upstream]
+    expected = site_results(*wide, f=reference.hc_site, sinkhorn_iters=3)
+    for name in RESULTS:
+        a, b = found[name], expected[name]
+        assert a.shape == b.shape
+        size = b.abs().max().item() if b.numel() else 0.0
+        unit = 4 * torch.finfo(a.dtype).eps if name in ("y", "dx") else 2e-5
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=max(unit, 2e-5) * size + 1e-30)
+
+
+X, FN, SCALE, BASE = torch.zeros(2, 4, 8), torch.zeros(24, 32), torch.zeros(3), torch.zeros(24)
+CALL = X, FN, SCALE, BASE
+REFUSED = {
+    "x is a list": (([0.0], *CALL[1:]), {}, TypeError,
+        r"x is a list; pass a torch.Tensor of shape \(..., n, C\)"),
+    "merged streams": ((X.flatten(), *CALL[1:]), {}, ValueError, r"x has shape \(64,\); pass \(..., n, C\)"),
+    "seventeen streams": ((torch.zeros(17, 8), *CALL[1:]), {}, ValueError, "n streams, 1 to 16"),
+    "no entries": ((X[..., :0], *CALL[1:]), {}, ValueError, r"x has shape \(2, 4, 0\)"),
+    "fn of a head": ((X, FN[:4], SCALE, BASE), {}, ValueError,
+        r"fn has shape \(4, 32\); for x \(2, 4, 8\) pass \(24, 32\)"),
+    "fn of other columns": ((X, FN[:, :16], SCALE, BASE), {}, ValueError, r"x has shape .*for fn \(24, 16\)"),
+    "scale of two": ((X, FN, SCALE[:2], BASE), {}, ValueError, r"scale has shape \(2,\)"),
+    "base of a head": ((X, FN, SCALE, BASE[:4]), {}, ValueError, r"base has shape \(4,\)"),
+    "base elsewhere": ((X, FN, SCALE, BASE.to("meta")), {}, ValueError, "base is on meta"),
+    "a norm weight of a stream": (CALL, {"norm_weight": torch.ones(8)}, ValueError,
+        r"norm_weight has shape \(8,\)"),
+    "no iteration": (CALL, {"sinkhorn_iters": 0}, ValueError, "sinkhorn_iters is 0"),
+    "a negative eps": (CALL, {"eps": -1.0}, ValueError, "eps is -1.0"),
+    "norm_eps 0": (CALL, {"norm_eps": 0.0}, ValueError, "norm_eps is 0.0"),
+    "another order": (CALL, {"comb_order": "ab"}, ValueError, "comb_order is 'ab'"),
+    "another precision": (CALL, {"precision": "bf16"}, ValueError, "precision is 'bf16'"),
+    "another implementation": (CALL, {"implementation": "cuda"}, ValueError, "implementation is 'cuda'"),
+    "kernels on a CPU": (CALL, {"implementation": "helion"}, NotImplementedError,
+        "x is on cpu; use implementation='auto'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_what_to_do(case):
+    arguments, options, kind, said = REFUSED[case]
+    with pytest.raises(kind, match=said):
+        hc_site(*arguments, **options)
+
+
+BEYOND = {
+    "one stream": ({"n": 1}, {}),
+    "more iterations than the kernels'": ({}, {"sinkhorn_iters": 65}),
+    "a norm_eps that squares cannot hold": ({}, {"norm_eps": 1.2e-38}),
+    "float64": ({"dtype": torch.float64}, {}),
+}
+
+
+@pytest.mark.parametrize("case", BEYOND)
+def test_what_the_kernels_do_not_take_goes_to_the_parts(case, monkeypatch):
+    sizes, options = BEYOND[case]
+    inputs, _ = site_inputs(3, **sizes)
+    expected = hc_site(*inputs, **options)
+
+    def never(*_):
+        raise AssertionError(f"{case} went to the kernels")
+
+    monkeypatch.setattr(torch_op, "run", never)
+    if case != "float64":
+        monkeypatch.setattr(api, "implementation_for", lambda *asked: "helion")
+    assert_equal(hc_site(*inputs, **options), expected)
+
+
+def test_the_example_of_the_page_prints_what_the_page_says(capsys):
+    example = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.S)[1]
+    exec(compile(example, str(PAGE), "exec"), {})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"^# (.*)$", example, re.M)

@@ -1,0 +1,173 @@
+"""hc_boundary by its kernel, on CPU tensors through Helion's reference mode."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+from hc_sites import kernels_on_cpu
+from torch._subclasses import FakeTensorMode
+
+pytest.importorskip("helion", reason="helion is not installed")
+
+from helion_sinkhorn import hc_boundary, hc_post, hc_pre, reference
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.hc_site.boundary import launch
+from helion_sinkhorn.ops.hc_site.boundary.space import chunk_of
+from helion_sinkhorn.ops.hc_site.space import SiteCall
+from helion_sinkhorn.ops.hc_site.trials import boundary_error
+from helion_sinkhorn.runtime.kernel import default_choice
+
+FORWARD = torch.ops.helion_sinkhorn.hc_boundary.default
+CONSTANTS = 3, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False
+NAMES = (
+    "y",
+    "pre",
+    "post",
+    "comb",
+    "streams",
+    "df",
+    "dx",
+    "dpost",
+    "dcomb",
+    "dfn",
+    "dscale",
+    "dbase",
+    "dbias",
+    "dp",
+)
+
+
+@pytest.fixture(autouse=True)
+def _kernels(monkeypatch):
+    kernels_on_cpu(monkeypatch)
+
+
+def boundary_inputs(*lead, n=2, c=3, dtype=torch.float32, seed=0):
+    """(f, x, post, comb, fn, scale, base, bias, pre_next), and upstream gradients in the order of NAMES."""
+    m = n * n + 2 * n
+    given = (
+        randn(*lead, c, seed=seed, dtype=dtype), randn(*lead, n, c, seed=seed + 1, dtype=dtype),
+        randn(*lead, n, seed=seed + 2), randn(*lead, n, n, seed=seed + 3),
+        randn(m, n * c, seed=seed + 4, scale=0.2), 1 + randn(3, seed=seed + 5, scale=0.2),
+        randn(m, seed=seed + 6), randn(c, seed=seed + 7), randn(*lead, n, seed=seed + 8),
+    )  # fmt: skip
+    shapes = ((c,), (n,), (n,), (n, n), (n, c))
+    return given, [randn(*lead, *shape, seed=seed + 9 + k) for k, shape in enumerate(shapes)]
+
+
+def boundary(f, x, post, comb, fn, scale, base, bias, weights=None, iters=3, **options):
+    return hc_boundary(f, x, post, comb, weights, fn, scale, base, iters, bias=bias, **options)
+
+
+def specified(f, x, post, comb, fn, scale, base, bias, weights=None, iters=3, comb_order="io"):
+    """The same from the specifications of the parts."""
+    options = {"comb_order": comb_order}
+    streams = reference.hc_post(f, x, post, comb, bias, **options)
+    mixes = reference.hc_mixes(streams, fn)
+    found = reference.hc_split_sinkhorn(mixes, scale, base, x.size(-2), iters, **options)
+    return reference.hc_pre(streams, found[0] if weights is None else weights), *found, streams
+
+
+def results(function, given, upstream, **options):
+    leaves = [t.detach().clone().requires_grad_() for t in given]
+    found = function(*leaves, **options)
+    gradients = torch.autograd.grad(
+        found, leaves, [g.to(t.dtype) for g, t in zip(upstream, found, strict=True)]
+    )
+    return dict(zip(NAMES, (*(t.detach() for t in found), *gradients), strict=False))
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own weights", "weights of the site before"])
+@pytest.mark.parametrize(("n", "c", "order"), [(4, 12, "io"), (3, 7, "oi"), (5, 500, "io")])
+def test_values_and_gradients_against_float64(n, c, order, own):
+    given, upstream = boundary_inputs(2, 5, n=n, c=c)
+    given = given[:8] if own else given
+    truth = results(specified, [t.double() for t in given], upstream, comb_order=order)
+    found = results(boundary, given, upstream, comb_order=order)
+    for name, t in truth.items():
+        error = (found[name].double() - t).abs().max() / t.abs().max()
+        assert error <= 3e-6, f"{name}: {error:.2g}"
+
+
+@pytest.mark.parametrize(
+    "call", [SiteCall("bfloat16", 4, 700, "float32"), SiteCall("float16", 5, 100, "tf32")], ids=str
+)
+def test_streams_collapse_and_sums_within_their_budgets(call):
+    """Several chunks of columns, and rows of fn in more than one block."""
+    assert call.columns > chunk_of(call) or call.mixes.m > 32
+    choice = default_choice(KERNELS[launch.FORWARD], call, DEVICES["h200"])
+    assert boundary_error(call, choice, "cpu") <= 1
+
+
+def test_streams_and_collapse_have_the_bits_of_the_parts():
+    given, _ = boundary_inputs(7, n=4, c=24, dtype=torch.bfloat16)
+    found = boundary(*given)
+    f, x, post, comb, *_, bias, weights = given
+    streams = hc_post(f, x, post, comb, bias)
+    assert_equal((found.residual, found.y), (streams, hc_pre(streams, weights)))
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own weights", "weights of the site before"])
+def test_opcheck_and_fakes(own):
+    (f, x, post, comb, fn, scale, base, bias, weights), _ = boundary_inputs(2, 3)
+    given = f, x, post, comb, bias, None if own else weights, fn, scale, base
+    leaves = [None if t is None else t.clone().requires_grad_() for t in given]
+    tests = "test_schema", "test_faketensor", "test_autograd_registration"
+    torch.library.opcheck(FORWARD, (*leaves, *CONSTANTS), test_utils=tests)
+    with FakeTensorMode() as mode:
+        fake = FORWARD(*[None if t is None else mode.from_tensor(t) for t in given], *CONSTANTS)
+    for a, b in zip(FORWARD(*given, *CONSTANTS), fake, strict=True):
+        assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+
+
+@pytest.mark.parametrize("mapped", ["tokens", "all"])
+def test_vmap(mapped):
+    each = [boundary_inputs(3, seed=20 * k)[0] for k in range(2)]
+    of_tokens = (0, 1, 2, 3, 8)
+    dims = tuple(0 if mapped == "all" or k in of_tokens else None for k in range(9))
+    stacked = [each[0][k] if d is None else torch.stack([one[k] for one in each]) for k, d in enumerate(dims)]
+    found = torch.vmap(boundary, in_dims=dims)(*stacked)
+    for k in range(2):
+        one = boundary(*[each[0][i] if d is None else each[k][i] for i, d in enumerate(dims)])
+        for a, b in zip(found, one, strict=True):
+            torch.testing.assert_close(a[k], b, rtol=1e-5, atol=1e-5)
+
+
+def test_no_tokens_and_unused_results():
+    given, _ = boundary_inputs(0)
+    found = results(boundary, given, boundary_inputs(0)[1])
+    assert found["y"].shape == (0, 3)
+    assert not found["dfn"].any()
+    given, upstream = boundary_inputs(4)
+    for used in range(5):
+        leaves, wide = ([t.to(d).requires_grad_() for t in given] for d in (torch.float32, torch.float64))
+        pairs = [
+            torch.autograd.grad(run(*of)[used], of, upstream[used].to(of[0].dtype), allow_unused=True)
+            for run, of in ((boundary, leaves), (specified, wide))
+        ]
+        for a, b in zip(*pairs, strict=True):
+            if b is None:
+                assert a is None or not a.any()
+            else:
+                torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
+
+
+def test_second_derivatives_say_what_to_do():
+    given, upstream = boundary_inputs(2)
+    f = given[0].requires_grad_()
+    (df,) = torch.autograd.grad(boundary(f, *given[1:]).y, f, upstream[0], create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        df.sum().backward()
+
+
+def test_compiled_in_one_graph():
+    torch._dynamo.reset()
+    given, upstream = boundary_inputs(5)
+    compiled = functools.partial(torch.compile(boundary, fullgraph=True, backend="aot_eager"))
+    expected, found = (results(run, given, upstream) for run in (boundary, compiled))
+    for name, t in expected.items():
+        torch.testing.assert_close(found[name], t, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,134 @@
+"""The bodies that hc_site launches, run eagerly by Helion's reference mode, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from autograd_calls import assert_equal
+from hc_sites import first_element, kernels_on_cpu, shares_of_budget, site_inputs, site_results
+
+pytest.importorskip("helion", reason="helion is not installed")
+
+from helion_sinkhorn import hc_site, reference
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.hc_site import launch, torch_op
+from helion_sinkhorn.ops.hc_site.budget import RESULTS
+from helion_sinkhorn.ops.hc_site.space import SiteCall
+from helion_sinkhorn.ops.hc_site.trials import TRIALS
+from helion_sinkhorn.ops.hc_site.workloads import ROWS
+from helion_sinkhorn.runtime.kernel import candidates
+
+WORKLOADS = [w for w in ROWS if "ci" in w.tags]
+
+
+@pytest.fixture(autouse=True)
+def _kernels(monkeypatch):
+    kernels_on_cpu(monkeypatch)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
+def test_every_workload_is_within_its_budget(workload):
+    given, upstream = first_element(workload)
+    found = site_results(given, upstream, **workload.options)
+    shares = shares_of_budget(workload, found)
+    assert max(shares.values()) <= 1, shares
+    assert [found[name].dtype for name in RESULTS] == [
+        workload.dtype, torch.float32, torch.float32, workload.dtype, *[torch.float32] * 3
+    ]  # fmt: skip
+
+
+CALLS = (
+    SiteCall("bfloat16", 4, 96, "float32"),
+    pytest.param(
+        SiteCall("float32", 3, 67, "tf32"), marks=pytest.mark.nightly("the bodies in reference mode, 30 s")
+    ),
+)
+
+
+def differing(name, call):
+    """Configs that differ for the reference mode, which knows neither warps nor stages."""
+    found = {}
+    for choice in candidates(KERNELS[name], call, DEVICES["h200"]):
+        found[dict(choice.config)["block_sizes"], choice.variant] = choice
+    return found.values()
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize("name", launch.KERNELS)
+def test_every_config_that_is_tried_is_within_its_budget(name, call):
+    for choice in differing(name, call):
+        assert TRIALS[name].error(call, choice, "cpu") <= 1, choice
+
+
+@pytest.mark.parametrize("gone", range(4), ids=["no residual", "no y", "no post", "no comb"])
+def test_a_result_that_nothing_uses_adds_nothing(gone):
+    """Its gradient is None for the kernels; they find what they find for zeros."""
+    given, upstream = site_inputs(9)
+    leaves = [t.clone().requires_grad_() for t in given]
+    y, post, comb, residual = hc_site(*leaves)
+    outs = [t for k, t in enumerate((residual, y, post, comb)) if k != gone]
+    found = torch.autograd.grad(outs, leaves, [t for k, t in enumerate(upstream) if k != gone])
+    zeros = [torch.zeros_like(t) if k == gone else t for k, t in enumerate(upstream)]
+    expected = site_results(given, zeros)
+    for t, name in zip(found, ("dx", "dfn", "dscale", "dbase"), strict=True):
+        torch.testing.assert_close(t, expected[name], rtol=1e-5, atol=1e-5)
+
+
+def test_other_weights_than_its_own_collapse_and_get_their_gradient():
+    """The operator's `weights`: y is of them, their gradient is dy x, and pre keeps its own."""
+    (x, fn, scale, base), (dresidual, dy, dpost, dcomb) = site_inputs(9)
+    weights = torch.rand(9, 4, generator=torch.Generator().manual_seed(1))
+    constants = (20, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False)
+    leaves = [t.clone().requires_grad_() for t in (x, fn, scale, base, weights)]
+    residual, y, pre, post, comb, *_ = torch_op.HcSite.apply(*leaves, *constants)
+    upstream = dresidual, dy, 2 * dpost, dpost, dcomb
+    found = torch.autograd.grad((residual, y, pre, post, comb), leaves, upstream)
+
+    wide = [t.double().requires_grad_() for t in (x, fn, scale, base, weights)]
+    mixes = reference.hc_mixes(wide[0], wide[1], 1e-6)
+    out = reference.hc_split_sinkhorn(mixes, wide[2], wide[3])
+    collapsed = reference.hc_pre(wide[0], wide[4])
+    expected = torch.autograd.grad((wide[0] * 1, collapsed, *out), wide, [t.double() for t in upstream])
+    for a, b in zip((y, pre, post, comb, *found), (collapsed, *out, *expected), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (2, 3), (2, 1, 3)], ids=str)
+def test_any_leading_shape(lead):
+    given, upstream = site_inputs(*lead)
+    found = site_results(given, upstream)
+    assert [t.shape for t in found.values()] == [
+        (*lead, 12), (*lead, 4), (*lead, 4, 4), (*lead, 4, 12), (24, 48), (3,), (24,)
+    ]  # fmt: skip
+    flat = given[0].reshape(-1, 4, 12), *given[1:]
+    expected = site_results(flat, [t.reshape(-1, *t.shape[len(lead) :]) for t in upstream])
+    assert_equal([t.flatten() for t in found.values()], [t.flatten() for t in expected.values()])
+
+
+def test_no_tokens():
+    found = site_results(*site_inputs(2, 0))
+    assert [tuple(found[name].shape) for name in ("y", "dx")] == [(2, 0, 12), (2, 0, 4, 12)]
+    assert not any(found[name].any() for name in ("dfn", "dscale", "dbase"))
+
+
+def test_layouts_do_not_matter():
+    given, upstream = site_inputs(9, n=3, c=20, dtype=torch.bfloat16)
+    moved = [[t.mT.contiguous().mT if t.dim() > 1 else t for t in group] for group in (given, upstream)]
+    assert not moved[0][0].is_contiguous()
+    assert not any(t.is_contiguous() for t in moved[1])
+    assert_equal(site_results(*moved).values(), site_results(given, upstream).values())
+
+
+def test_dx_is_rounded_once():
+    """Each part rounds its gradient, and autograd its two sums."""
+    given, upstream = site_inputs(64, c=64, dtype=torch.bfloat16)
+    truth = site_results(
+        [t.double() for t in given], [t.double() for t in upstream], implementation="pytorch"
+    )
+
+    def error(dx):
+        return (dx.double() - truth["dx"]).square().mean().sqrt()
+
+    once = error(truth["dx"].bfloat16())
+    assert error(site_results(given, upstream)["dx"]) <= 1.01 * once

@@ -1,0 +1,75 @@
+"""Inputs of hc_site, its results with gradients, and its kernels on a CPU, by Helion's reference mode."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import torch
+from autograd_calls import randn
+
+from helion_sinkhorn import hc_site
+from helion_sinkhorn.ops.hc_post import torch_op as hc_post_op
+from helion_sinkhorn.ops.hc_site import crossing, torch_op
+from helion_sinkhorn.ops.hc_site.boundary import torch_op as boundary_op
+from helion_sinkhorn.ops.hc_site.budget import RESULTS, evaluated
+from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
+from helion_sinkhorn.testing.rounding import worst
+
+
+def kernels_on_cpu(monkeypatch) -> None:
+    """Let hc_site and hc_boundary take their kernels for CPU tensors."""
+    for module in (torch_op, boundary_op, hc_post_op):
+        monkeypatch.setattr(module, "on_device", lambda x: contextlib.nullcontext())
+    monkeypatch.setattr(crossing, "implementation_for", lambda *asked: "helion")
+
+
+def site_inputs(*lead, n=4, c=12, dtype=torch.float32, seed=0):
+    """(x, fn, scale, base) and the upstream gradients of (residual, y, post, comb)."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    m, size = n * n + 2 * n, n * c
+    given = (
+        randn(*lead, n, c, seed=seed, dtype=dtype), randn(m, size, seed=seed + 1, dtype=wide, scale=0.2),
+        1 + randn(3, seed=seed + 2, dtype=wide, scale=0.2), randn(m, seed=seed + 3, dtype=wide),
+    )  # fmt: skip
+    return given, upstream_of(*lead, n=n, c=c, dtype=dtype, seed=seed)
+
+
+def upstream_of(*lead, n=4, c=12, dtype=torch.float32, seed=0):
+    """Random gradients of residual, y, post and comb."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return (
+        randn(*lead, n, c, seed=seed + 4, dtype=dtype), randn(*lead, c, seed=seed + 5, dtype=dtype),
+        randn(*lead, n, seed=seed + 6, dtype=wide), randn(*lead, n, n, seed=seed + 7, dtype=wide),
+    )  # fmt: skip
+
+
+def site_results(given, upstream, f=hc_site, **options):
+    """RESULTS by name."""
+    leaves = [t.detach().clone().requires_grad_() for t in given]
+    y, post, comb, residual = f(*leaves, **options)
+    gradients = torch.autograd.grad((residual, y, post, comb), leaves, upstream)
+    found = y.detach(), post.detach(), comb.detach(), *gradients
+    return dict(zip(RESULTS, found, strict=True))
+
+
+def first_element(workload: HcSiteWorkload):
+    """The first element of a workload as `site_inputs` has it, the norm weight in fn."""
+    x, fn, weight, scale, base, *upstream = workload.make_inputs()
+    given = x[0], fn if weight is None else fn * weight, scale, base
+    return given, tuple(t[0] for t in upstream)
+
+
+@functools.lru_cache(maxsize=64)
+def limits_of(workload: HcSiteWorkload):
+    """What the budget has of the first element."""
+    (x, *parameters), upstream = first_element(workload)
+    return evaluated(workload, *(t[None] for t in (x, *upstream, *parameters)))
+
+
+def shares_of_budget(workload: HcSiteWorkload, found) -> dict[str, float]:
+    """The largest error of each result of the first element in units of its budget."""
+    return {
+        name: worst(found[name].reshape(e.value.shape), e.value, e.budget)
+        for name, e in limits_of(workload).items()
+    }

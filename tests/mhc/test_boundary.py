@@ -1,0 +1,116 @@
+"""hc_boundary and nn.HyperBoundary on a CPU: DeepSeek-V4.1's order of collapses, and V4's."""
+
+from __future__ import annotations
+
+import mhc_equations as equations
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+from mhc_equations import assert_within, truth_and_budget, values_and_gradients
+
+from helion_sinkhorn import hc_boundary, hc_coeffs, hc_expand, hc_post, hc_pre, hc_site, nn
+
+
+def model_inputs(*lead, n=4, c=12, sites=3, dtype=torch.float32):
+    """(h, fn, scale, base, weights) and the upstream gradient of the last collapse."""
+    rows = n * n + 2 * n
+    return (
+        (
+            randn(*lead, c, dtype=dtype), randn(sites, rows, n * c, seed=1, scale=0.2),
+            torch.tensor([0.7, 1.1, 0.9]).repeat(sites, 1), randn(sites, rows, seed=2),
+            randn(sites, c, c, seed=3, scale=0.3, dtype=dtype),
+        ),
+        [randn(*lead, c, seed=4, dtype=dtype)],
+    )  # fmt: skip
+
+
+def single_pass(h, fn, scale, base, weights):
+    """The same model of this package's operators."""
+    n = round((base.size(1) + 1) ** 0.5) - 1
+    x = hc_expand(h, n)
+    y, (pre, post, comb) = x[..., 0, :], hc_coeffs(x, fn[0], scale[0], base[0])
+    for k in range(len(fn)):
+        f = (y @ weights[k].mT).tanh()
+        if k + 1 == len(fn):
+            return (hc_pre(hc_post(f, x, post, comb), pre),)
+        y, pre, post, comb, x = hc_boundary(f, x, post, comb, pre, fn[k + 1], scale[k + 1], base[k + 1])
+
+
+@pytest.mark.parametrize(("n", "c"), [(4, 12), (3, 7), (1, 5)])
+def test_a_model_of_the_single_pass_form_against_float64(n, c):
+    tensors, upstream = model_inputs(2, 9, n=n, c=c)
+    truth, budget = truth_and_budget(equations.single_pass, tensors, upstream)
+    assert_within(values_and_gradients(single_pass, tensors, upstream), truth, budget)
+
+
+def test_the_weights_of_the_site_before_and_no_others():
+    """The model with each site's own weights, V4's, is another one."""
+    tensors, upstream = model_inputs(2, 9)
+    truth, budget = truth_and_budget(equations.single_pass, tensors, upstream)
+    h, fn, scale, base, weights = tensors
+
+    def own(h):
+        x = hc_expand(h, 4)
+        y, (pre, post, comb) = x[..., 0, :], hc_coeffs(x, fn[0], scale[0], base[0])
+        for k in range(2):
+            f = (y @ weights[k].mT).tanh()
+            y, pre, post, comb, x = hc_boundary(f, x, post, comb, None, fn[k + 1], scale[k + 1], base[k + 1])
+        return hc_pre(hc_post((y @ weights[2].mT).tanh(), x, post, comb), pre)
+
+    assert (own(h).double() - truth[0]).abs().max() > 100 * budget[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_without_weights_it_is_an_update_and_a_site(dtype):
+    n, c = 4, 12
+    x, f = randn(2, 5, n, c, dtype=dtype), randn(2, 5, c, seed=1, dtype=dtype)
+    post, comb = randn(2, 5, n, seed=2), randn(2, 5, n, n, seed=3)
+    fn, scale, base = randn(24, n * c, seed=4), torch.ones(3), randn(24, seed=5)
+    upstream = [randn(2, 5, *shape, seed=6 + k) for k, shape in enumerate(((c,), (n,), (n, n), (n, c)))]
+
+    def parts(f, x, post, comb, fn, scale, base):
+        return hc_site(hc_post(f, x, post, comb), fn, scale, base)
+
+    def boundary(f, x, post, comb, *parameters):
+        y, _, *rest = hc_boundary(f, x, post, comb, None, *parameters)
+        return y, *rest
+
+    given = f, x, post, comb, fn, scale, base
+    assert_equal(
+        values_and_gradients(boundary, given, upstream), values_and_gradients(parts, given, upstream)
+    )
+
+
+def test_bias_order_and_constants_reach_the_parts():
+    n, c = 3, 8
+    x, f, bias = randn(7, n, c), randn(7, c, seed=1), randn(c, seed=2)
+    post, comb, pre = randn(7, n, seed=3), randn(7, n, n, seed=4), randn(7, n, seed=5)
+    fn, scale, base, weight = randn(15, n * c, seed=6), torch.ones(3), randn(15, seed=7), randn(n * c, seed=8)
+    options = {"post_mult": 1.0, "pre_eps": 0.5, "post_eps": 0.25, "precision": "tf32", "eps_outside": True}
+    found = hc_boundary(
+        f, x, post, comb, pre, fn, scale, base, 3, 1e-3, 0.1, weight, bias=bias, comb_order="oi", **options
+    )
+    streams = hc_post(f, x, post, comb, bias, comb_order="oi")
+    expected = hc_coeffs(streams, fn, scale, base, 3, 1e-3, 0.1, weight, comb_order="oi", **options)
+    assert_equal(found, (hc_pre(streams, pre), *expected, streams))
+
+
+def test_wrong_weights_are_refused():
+    given = randn(5, 6), randn(5, 4, 6), randn(5, 4), randn(5, 4, 4)
+    parameters = randn(24, 24), torch.ones(3), torch.zeros(24)
+    with pytest.raises(ValueError, match=r"pre_next has shape \(4, 4\); for these streams pass \(5, 4\)"):
+        hc_boundary(*given, randn(4, 4), *parameters)
+    with pytest.raises(TypeError, match="pre_next is a list"):
+        hc_boundary(*given, [1.0], *parameters)
+
+
+def test_the_module_is_the_function_with_its_parameters():
+    torch.manual_seed(0)
+    boundary, connection = nn.HyperBoundary(12, 4, 5), nn.HyperConnection(12, 4, 5)
+    connection.load_state_dict(boundary.state_dict())
+    x, f = randn(2, 5, 4, 12), randn(2, 5, 12, seed=1)
+    post, comb, pre = randn(2, 5, 4, seed=2), randn(2, 5, 4, 4, seed=3), randn(2, 5, 4, seed=4)
+    expected = hc_boundary(f, x, post, comb, pre, boundary.fn, boundary.scale, boundary.base, 5)
+    assert_equal(boundary(f, x, post, comb, pre), expected)
+    own = boundary(f, x, post, comb)
+    assert_equal((own.post, own.comb, own.y), connection(own.residual))

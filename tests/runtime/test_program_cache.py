@@ -1,0 +1,414 @@
+"""Generated code on disk: what is executed, what never is, and what another process finds."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import multiprocessing
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from helion_sinkhorn import (
+    dot_compress,
+    hc_mixes,
+    hc_post,
+    hc_pre,
+    hc_split_sinkhorn,
+    recurrent_linear_attention,
+    sinkhorn,
+)
+from helion_sinkhorn.configs import settings
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn import launch
+from helion_sinkhorn.runtime import dispatch, generated, program_cache, serving
+from helion_sinkhorn.runtime.kernel import Choice, build, default_choice
+from helion_sinkhorn.runtime.standalone import load, standalone
+from helion_sinkhorn.tuning import warm
+
+TESTS = Path(__file__).resolve().parents[1]
+NAME = "host.py"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where code is kept during a test."""
+    at = tmp_path / "programs"
+    monkeypatch.setattr(settings, "CACHE_DIR", str(at))
+    program_cache.say_foreign.cache_clear()
+    yield at
+    program_cache.say_foreign.cache_clear()
+
+
+@pytest.fixture
+def planted(folder, monkeypatch):
+    """A kept program that leaves a mark when it is executed, and the mark."""
+    mark = folder.parent / "executed"
+    program_cache.keep(NAME, f"open({str(mark)!r}, 'w').close()\n\ndef host():\n    return 41\n")
+    return folder / NAME, mark
+
+
+def test_what_was_kept_is_what_runs(planted):
+    file, mark = planted
+    assert not mark.exists()
+    assert program_cache.kept(NAME, "host")() == 41
+    assert mark.exists()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    assert program_cache.usage() == (1, file.stat().st_size)
+
+
+def flip(file: Path) -> None:
+    file.write_bytes(file.read_bytes().replace(b"41", b"42"))
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-4])
+
+
+def without_heading(file: Path) -> None:
+    file.write_bytes(file.read_bytes().partition(b"\n")[2])
+
+
+def not_text(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe")
+
+
+def others_may_write(file: Path) -> None:
+    file.chmod(0o620)
+
+
+def others_may_write_beside_it(file: Path) -> None:
+    file.parent.chmod(0o770)
+
+
+def a_link(file: Path) -> None:
+    file.rename(file.with_suffix(".elsewhere"))
+    file.symlink_to(file.with_suffix(".elsewhere"))
+
+
+def a_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+DAMAGES = (
+    flip,
+    truncate,
+    without_heading,
+    not_text,
+    others_may_write,
+    others_may_write_beside_it,
+    a_link,
+    a_pipe,
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
+def test_what_is_damaged_or_writable_by_others_is_not_executed(planted, damage):
+    file, mark = planted
+    damage(file)
+    assert program_cache.kept(NAME, "host") is None
+    assert not mark.exists()
+
+
+def test_what_belongs_to_another_user_is_not_executed(planted, monkeypatch, caplog):
+    _, mark = planted
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    assert program_cache.kept(NAME, "host") is None
+    assert not program_cache.is_usable()
+    assert not mark.exists()
+    program_cache.keep("another.py", "def host(): pass")
+    assert program_cache.usage()[0] == 1
+    assert sum("belongs to another user" in r.getMessage() for r in caplog.records) == 1
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, others_may_write, a_pipe], ids=lambda d: d.__name__)
+def test_a_file_that_is_not_used_is_written_anew(planted, damage):
+    file, _ = planted
+    damage(file)
+    program_cache.keep(NAME, "def host():\n    return 43\n")
+    assert program_cache.kept(NAME, "host")() == 43
+
+
+def test_code_that_fails_counts_as_none(folder):
+    program_cache.keep(NAME, "import no_such_module\n")
+    assert program_cache.kept(NAME, "host") is None
+
+
+def test_off_and_places_that_cannot_be_written(folder, monkeypatch):
+    for place in ("off", "/dev/null/programs"):
+        monkeypatch.setattr(settings, "CACHE_DIR", place)
+        program_cache.keep(NAME, "def host(): pass")
+        assert program_cache.kept(NAME, "host") is None
+        assert program_cache.usage() == (0, 0)
+    assert not folder.exists()
+
+
+def test_the_folder_of_the_user(monkeypatch):
+    monkeypatch.setattr(settings, "CACHE_DIR", "")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert program_cache.folder() == Path("/home/somebody/.cache/helion_sinkhorn")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert program_cache.folder() == Path("/elsewhere/helion_sinkhorn")
+
+
+def write_often(code: str) -> None:
+    for _ in range(100):
+        program_cache.keep(NAME, code)
+
+
+def test_processes_that_write_at_once(folder):
+    texts = [f"{'# long ' * length}\ndef host():\n    return {length}\n" for length in (1, 20000)]
+    program_cache.keep(NAME, texts[0])
+    processes = [multiprocessing.get_context("fork").Process(target=write_often, args=(t,)) for t in texts]
+    for process in processes:
+        process.start()
+    found = set()
+    while any(process.is_alive() for process in processes):
+        found.add(program_cache.kept(NAME, "host")())
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert found <= {1, 20000}
+    assert os.listdir(folder) == [NAME]
+
+
+# ------------------------------------------------------------------------------------------ names of files
+
+
+def decided(choice: Choice, *, eps: float = 1e-6, shape: tuple[int, ...] = (16, 3, 3), batch_stride: int = 0):
+    """(kernel, arguments) of a launch, as `dispatch.run` is given it."""
+    call = launch.call_for(*shape[1:], torch.float32, 3, eps, "deepseek", "rows")
+    own = launch.constants(call, eps, choice, "ptx")
+    stride = (batch_stride or shape[1] * shape[2], shape[2], 1)
+    x = torch.empty_strided(shape, stride)
+    return build(KERNELS["sinkhorn_forward"], choice.config), (x, x, *own)
+
+
+def name_of(kernel, arguments) -> str:
+    return program_cache.file_name(kernel.name, (kernel.config, dispatch.signature(arguments)), CPU)
+
+
+def test_one_name_for_one_program_and_another_wherever_something_differs(monkeypatch):
+    call = launch.call_for(3, 3, torch.float32, 3, 1e-6, "deepseek", "rows")
+    choice = default_choice(KERNELS["sinkhorn_forward"], call, DEVICES["h200"])
+    other = dataclasses.replace(choice, config=(("block_sizes", (2,)), ("num_warps", 1)))
+    same = name_of(*decided(choice))
+    assert name_of(*decided(choice, shape=(9, 3, 3))) == same
+    found = [
+        same,
+        name_of(*decided(other)),
+        name_of(*decided(choice, eps=1e-5)),
+        name_of(*decided(choice, shape=(16, 3, 4))),
+        name_of(*decided(choice, batch_stride=16)),
+    ]
+    for member, value in (
+        ("versions", lambda: ("another",)),
+        ("sources", lambda: "another"),
+        ("target", lambda device: ("another",)),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(program_cache, member, value)
+            found.append(name_of(*decided(choice)))
+    assert len(set(found)) == len(found)
+
+
+def test_sources_follow_the_text_of_the_kernels(tmp_path, monkeypatch):
+    for room in program_cache.ROOMS:
+        (tmp_path / room).mkdir()
+    kernels = tmp_path / "ops" / "kernels.py"
+    kernels.write_text("a = 1")
+    monkeypatch.setattr(program_cache, "__file__", str(tmp_path / "runtime" / "program_cache.py"))
+    digest = program_cache.sources.__wrapped__
+    before = digest()
+    kernels.write_text("a = 2")
+    assert digest() != before
+
+
+def test_variables_that_change_what_helion_generates_count(monkeypatch):
+    versions = program_cache.versions.__wrapped__
+    before = versions()
+    monkeypatch.setenv("HELION_CACHE_DIR", "/elsewhere")
+    monkeypatch.setenv("HELION_SINKHORN_DEVICE", "h100")
+    assert versions() == before
+    monkeypatch.setenv("HELION_FAST_MATH", "1")
+    assert versions() != before
+
+
+# ---------------------------------------------------------------------------------------- code without Helion
+
+GENERATED = '''from __future__ import annotations
+import torch
+import helion
+import helion.language as hl
+import triton.language as tl
+from helion.runtime import default_launcher as _default_launcher
+import helion_sinkhorn.runtime.device_math as _source_module
+
+def host(x: hl.constexpr, y: torch.Tensor | None, *, _launcher=_default_launcher):
+    """Text."""
+    unused, other = (_source_module.is_padded(3), 2)
+    size = x.size(0)
+    if y is not None:
+        unused = hl.specialize(y.stride())
+        hl.specialize(y.shape)
+    units = helion.runtime.get_num_sm(x.device)
+    _launcher("kernel", (size * units,), x, _source_module.LOG2E, num_warps=1{more})
+'''
+
+
+def test_a_host_function_keeps_what_its_launch_needs(monkeypatch):
+    code = standalone(GENERATED.format(more=""), "host")
+    assert "helion" not in code
+    assert "unused" not in code
+    properties = type("Properties", (), {"multi_processor_count": 7})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    launches = []
+    x = torch.zeros(3)
+    load(code, "host")(x, None, _launcher=lambda *given, **options: launches.append((*given, options)))
+    assert launches == [("kernel", (21,), x, 1.4426950408889634, {"num_warps": 1})]
+
+
+@pytest.mark.parametrize(
+    "more", [", _minimum_resident_programs=1", ", kernel=_source_module.reciprocal", ", k=hl"]
+)
+def test_code_that_needs_helion_stays_helions(more):
+    assert standalone(GENERATED.format(more=more), "host") is None
+
+
+def test_every_launch_fuses_products():
+    launches = []
+    function = type("Function", (), {"run": lambda self, *a, **options: launches.append((a, options))})()
+    dispatch.launch(function, (3,), 1, 2, num_warps=4)
+    ((given, options),) = launches
+    assert given == (1, 2)
+    assert options == {"grid": (3,), "warmup": False, "num_warps": 4, "enable_fp_fusion": True}
+
+
+class Program:
+    """A stand-in of Helion's for one program of all arguments, and its kernel."""
+
+    configs = ("config",)
+    generated = 0
+
+    def bind(self, args):
+        return self
+
+    def to_triton_code(self, config):
+        self.generated += 1
+        return GENERATED.format(more="")
+
+
+def test_helion_generates_a_program_once_for_all_its_signatures():
+    program, kept = Program(), []
+    kernel = type("Kernel", (), {"helion": program, "name": "host"})
+    hosts = [generated.generated(kernel, (torch.zeros(k), None), kept.append) for k in (3, 4)]
+    assert hosts[0] is hosts[1]
+    assert program.generated == len(kept) == 1
+
+
+def test_numbers_that_stay_arguments_do_not_tell_programs_apart():
+    walk = KERNELS["linear_attention_walk"]
+    names = ("sequences", "length", "scale")
+    found = generated.numbers(walk.body)
+    parameters = list(inspect.signature(pkgutil.resolve_name(walk.body)).parameters)
+    assert [parameters[at] for at in sorted(found)] == list(names)
+    assert generated.numbers(KERNELS["sinkhorn_forward"].body) == frozenset()
+    kernel = build(walk, ())
+    args = [7] * len(parameters)
+    for at in range(len(parameters)):
+        other = [*args[:at], 8, *args[at + 1 :]]
+        equal = generated.of_any(kernel, args, args) == generated.of_any(kernel, other, other)
+        assert equal is (at in found)
+
+
+# ------------------------------------------------------------------------------------------ other processes
+
+
+def interpreted(*words: str, **environment: str) -> dict:
+    path = os.pathsep.join(map(str, (TESTS.parent, TESTS / "triton_interpreter", TESTS / "helpers")))
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path, **environment}
+    command = [sys.executable, TESTS / "helpers" / "interpreted_call.py", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_fresh_process_takes_code_from_disk_without_helion_and_computes_the_same_bits(tmp_path):
+    where = {"HELION_SINKHORN_CACHE_DIR": str(tmp_path / "programs")}
+    cold, warm = interpreted("helion", **where), interpreted(**where)
+    assert cold["imported"] == ["helion", "torch._dynamo", "torch._inductor"]
+    assert warm["imported"] == []
+    assert warm["programs"] == len(list((tmp_path / "programs").iterdir())) == 2
+    assert warm["results"] == cold["results"] == cold["through Helion"]
+
+
+# ------------------------------------------------------------------------------------------ warm
+
+
+def test_workloads_that_are_asked_for():
+    found = list(warm.workloads("sinkhorn", ["n=3,4", "m=4", "dtype=bfloat16", "eps=1e-5"]))
+    assert [(w.n, w.m, w.dtype, w.eps) for w in found] == [(n, 4, torch.bfloat16, 1e-5) for n in (3, 4)]
+    for wrong in ("size=3", "n=x", "n", "dtype=float8"):
+        with pytest.raises(ValueError, match=r"n \(int\)"):
+            list(warm.workloads("sinkhorn", [wrong]))
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, requires_grad=True)
+
+
+CALLS = {
+    "sinkhorn n=4 m=4 eps=1e-5": lambda: sinkhorn(normal(64, 4, 4), eps=1e-5),
+    "dot_compress m=40 d=32 k=16 dtype=float32": lambda: dot_compress(normal(64, 40, 32), normal(64, 40, 16)),
+    "hc_mixes c=256 dtype=float32": lambda: hc_mixes(normal(64, 4, 256), normal(24, 1024)),
+    "hc_pre c=256 dtype=float32": lambda: hc_pre(normal(64, 4, 256), normal(64, 4)),
+    "hc_post c=256 dtype=float32": lambda: hc_post(
+        normal(64, 256), normal(64, 4, 256), normal(64, 4), normal(64, 4, 4)
+    ),
+    "hc_split_sinkhorn n=4": lambda: hc_split_sinkhorn(normal(64, 24), normal(3), normal(24)),
+    "linear_attention sequences=2 steps=64 heads=2 dk=32 dv=32 dtype=float32": lambda: (
+        recurrent_linear_attention(*[normal(2, 64, 2, 32) for _ in range(3)], gk=-normal(2, 64, 2, 32).abs())
+    ),
+    "linear_attention sequences=2 steps=64 heads=2 dk=32 dv=32 dtype=bfloat16": lambda: (
+        recurrent_linear_attention(
+            *[normal(2, 64, 2, 32).bfloat16() for _ in range(3)], gk=-normal(2, 64, 2, 32).abs().bfloat16()
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("asked", CALLS)
+def test_warm_makes_the_launches_of_a_call_and_its_gradient(asked, monkeypatch, fresh_caches):
+    programs = set()
+
+    def run(kernel, *args):
+        decided = kernel.config, generated.of_any(kernel, args, dispatch.signature(args))
+        programs.add(program_cache.file_name(kernel.name, decided, CPU))
+
+    monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["h200"], "ptx", False))
+    monkeypatch.setattr(serving, "run", run)
+    operator, *fields = asked.split()
+    batch = [] if operator == "linear_attention" else ["batch=64"]
+    (workload,) = warm.workloads(operator, [*fields, *batch])
+    warm.launch(workload, DEVICES["h200"], "cpu")
+    warmed = programs.copy()
+    programs.clear()
+    # the public function, as on a GPU
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda t: True))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    results = CALLS[asked]()
+    results = results if isinstance(results, tuple) else (results,)
+    results = [r for r in results if r is not None and r.requires_grad]
+    torch.autograd.backward(results, [torch.randn_like(r) for r in results])
+    assert len(programs) >= 2
+    assert warmed == programs

@@ -1,0 +1,52 @@
+"""The numbers of README and docs are those of the files they come from."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pandas", reason="needs the bench extra, which make installs")
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
+ROOT = Path(__file__).resolve().parents[1]
+NO_NUMBERS = {"docs/faq.md", "docs/numbers.md", "docs/numerics.md"}
+"""Pages that name an H200, and no number of one."""
+
+
+@pytest.fixture
+def numbers():
+    from docs import numbers
+
+    return numbers
+
+
+def test_pages_say_what_their_files_say(numbers):
+    assert numbers.stale() == []
+
+
+def test_a_changed_file_or_page_is_found(numbers, monkeypatch):
+    first = numbers.GENERATED[0]
+    planted = replace(first, text=lambda: first.text().replace("161", "160"))
+    monkeypatch.setattr(numbers, "GENERATED", (planted,))
+    monkeypatch.setattr(numbers, "STATED", (replace(numbers.STATED[0], commit="0000000"),))
+    found = numbers.stale()
+    assert "README.md is not what its files say: make docs-numbers" in found
+    assert any("docs/attack.md does not say: " in line and "0000000" in line for line in found)
+
+
+def test_every_page_with_times_of_a_gpu_says_where_they_come_from(numbers):
+    known = {g.page for g in numbers.GENERATED} | {s.page for s in numbers.STATED}
+    known |= NO_NUMBERS | numbers.MENTIONED.keys()
+    pages = {f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md") if "H200" in p.read_text()}
+    assert pages - known == set()
+
+
+def test_support_words_follow_from_the_files(numbers):
+    tables = numbers.tables
+    assert tables.evidence("sinkhorn", "h200") == "measured"
+    assert tables.evidence("sinkhorn", "mi350") == "emulated"
+    assert tables.evidence("sinkhorn", "b200") == "compiled"
+    assert tables.configs("sinkhorn", "h100").endswith("measured, of h200")
+    assert tables.configs("linear_attention", "b200") == "default"

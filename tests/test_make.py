@@ -1,0 +1,48 @@
+"""The Makefile: its list of targets, and what its variables do."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MAKEFILE = (ROOT / "Makefile").read_text()
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+
+
+def made(*words: str) -> str:
+    command = ["make", "--no-print-directory", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_make_alone_lists_every_target_with_a_line():
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.M)
+    listed = re.findall(r"^  ([a-z-]+) +\S.*$", made(), re.M)
+    assert sorted(listed) == sorted(phony.split())
+    assert made("help") == made()
+
+
+def test_offline_is_the_tuner_s_word_alone():
+    assert made("-Bn", "lint", "OFFLINE=1") == made("-Bn", "lint")
+    assert "--offline" in made("-n", "tune", "DEVICE=h200", "OFFLINE=1")
+    assert "--no-index --find-links somewhere" in made("-Bn", "lint", "WHEELS=somewhere")
+
+
+def test_benchmarks_start_as_modules():
+    assert "-m benchmarks.demo " in MAKEFILE
+    assert not re.search(r"benchmarks/\S+\.py", MAKEFILE)
+
+
+def test_wheels_collects_every_extra_that_a_target_installs():
+    collected = made("-n", "wheels")
+    # of the other targets, and of ci/bootstrap.py
+    extras = {*re.findall(r'-e "\.\[([a-z-]+)\]"', MAKEFILE), "test", "bench", "cpu-codegen", "oracle"}
+    assert len(extras) > 4
+    for extra in extras:
+        assert re.search(rf"[\[,]{extra}[\],]", collected), extra

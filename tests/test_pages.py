@@ -1,0 +1,137 @@
+"""README and docs: links lead somewhere, code compiles and runs, and named commands exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import helion_sinkhorn
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES += sorted(p for p in (ROOT / "docs").rglob("*.md"))
+RUN = "README.md", "docs/index.md", "docs/numerics.md"
+"""Pages whose examples are whole programs; tests of operators run those of their own pages."""
+NOT_OURS = {"benchmarks/run.py"}
+"""A script of Helion, in what docs/tritonbench.md says of its driver."""
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]+`", "", re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M))
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub and mkdocs give the headings of a page."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)
+    titles = re.findall(r"^#+ (.*)$", prose, re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def examples(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.S | re.M)
+
+
+def broken(page: Path, text: str) -> list[str]:
+    """Links to files or headings that are not there."""
+    found = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(text)):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if link.startswith("https://"):
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+            found.append(link)
+    return found
+
+
+@pages
+def test_links_lead_somewhere(page):
+    assert broken(page, page.read_text()) == []
+
+
+def test_a_broken_link_is_found():
+    page = ROOT / "docs" / "mhc.md"
+    text = "[a](math.md) [b](maths.md) [c](#precision) [d](math.md#nothing) [e](#precisions) `[f](g.md)`"
+    assert broken(page, text) == ["maths.md", "math.md#nothing", "#precisions"]
+
+
+@pages
+def test_code_compiles(page):
+    for example in examples(page):
+        compile(example, str(page), "exec")
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_programs_run(page):
+    found = examples(ROOT / page)
+    assert found
+    with torch.random.fork_rng():
+        for example in found:
+            exec(compile(example, page, "exec"), {"__name__": "__main__"})
+
+
+def unknown(text: str) -> list[str]:
+    """Targets, modules and scripts that a page names and the repository lacks."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    commands = re.findall(r"(?:^    |`)make ((?:[a-z-]+(?: |$|`))+)", text, re.M)
+    found = [t for words in commands for t in words.replace("`", " ").split() if t not in targets]
+    for module in re.findall(
+        r"python -m ((?:helion_sinkhorn|benchmarks|ci|tritonbench_ops|docs)[\w.]*)", text
+    ):
+        path = ROOT / module.rstrip(".").replace(".", "/")
+        if not (path.is_dir() or path.with_suffix(".py").exists()):
+            found.append(module)
+    scripts = re.findall(r"python ((?:examples|ci|benchmarks)/\w+\.py)", text)
+    return found + [path for path in scripts if path not in NOT_OURS and not (ROOT / path).exists()]
+
+
+@pages
+def test_named_commands_exist(page):
+    assert unknown(page.read_text()) == []
+
+
+def test_an_unknown_command_is_found():
+    text = (
+        "`make nothing` and\n    make demo whatever\n    python -m ci.nowhere\n    python examples/none.py\n"
+    )
+    assert unknown(text) == ["nothing", "whatever", "ci.nowhere", "examples/none.py"]
+
+
+def test_the_site_has_every_page():
+    named = set(re.findall(r"([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
+    assert named == {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")}
+
+
+def test_the_reference_has_every_public_name():
+    listed = set(
+        re.findall(r"^::: helion_sinkhorn\.(?:nn\.)?(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.M)
+    )
+    public = {*helion_sinkhorn.__all__, *(n for n in vars(helion_sinkhorn.nn) if n[0].isupper())}
+    assert public - {"nn", "reference"} <= listed
+    modules = re.findall(r"^::: (helion_sinkhorn\.(?:integrations|mhc)[\w.]*)\.(\w+)$",
+                         (ROOT / "docs" / "api.md").read_text(), re.M)  # fmt: skip
+    for module, name in modules:
+        assert f"def {name}(" in Path(importlib.util.find_spec(module).origin).read_text()
+
+
+def test_the_iteration_count_has_the_names_that_the_page_lists():
+    callables = {
+        n: getattr(helion_sinkhorn, n) for n in helion_sinkhorn.__all__ if n not in ("nn", "reference")
+    }
+    callables |= {n: c for n, c in vars(helion_sinkhorn.nn).items() if n[0].isupper()}
+    found = {
+        (name, parameter)
+        for name, c in callables.items()
+        for parameter in inspect.signature(c).parameters
+        if parameter.endswith("iters")
+    }
+    page = (ROOT / "docs" / "numerics.md").read_text().split("## Names of the iteration count")[1]
+    assert {parameter for _, parameter in found} == set(re.findall(r"`(\w*iters)`", page))
+    others = {name for name, parameter in found if parameter != "n_iters"}
+    assert others == set(re.findall(r"`(?:nn\.)?(\w+)`", page)) - {p for _, p in found}
