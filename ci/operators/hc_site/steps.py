@@ -15,7 +15,7 @@ from ci.gate import gate
 from ci.gate.arithmetic import PLAIN, Arithmetic
 from ci.gate.columns import Change, at_once, same
 from ci.operators.hc_mixes import steps as of_mixes
-from ci.operators.hc_site.truths import as_served, flat
+from ci.operators.hc_site.truths import SUMS, flat, served
 from ci.operators.hc_split_sinkhorn import steps as of_split
 from helion_sinkhorn import reference
 from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
@@ -112,6 +112,10 @@ def pytorch(w: HcSiteWorkload, *inputs: torch.Tensor) -> gate.Results:
 @functools.lru_cache(maxsize=1)
 def the_parts(w: HcSiteWorkload, *inputs: torch.Tensor) -> gate.Results:
     """The CPU path of float32 streams, which rounds nothing on the way; dx and y are rounded at the end."""
-    single = [t.float() for t in inputs]
-    found = {name: as_served(replace(w, dtype=torch.float32), name, *single) for name in RESULTS}
+    single, wide = [t.float() for t in inputs], replace(w, dtype=torch.float32)
+    found = served(wide, *single[:5], *(t[0] for t in single[5:]))
+    each = [served(wide, *(t[k] for t in single)) for k in range(len(single[0]))]
+    for name in SUMS:
+        found[name] = torch.stack([one[name] for one in each])
+        found[name] = found[name] if name == "dfn" else found[name].unsqueeze(1)
     return {name: flat(name, t).to(dtype_of(w, name)) for name, t in found.items()}

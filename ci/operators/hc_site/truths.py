@@ -100,17 +100,16 @@ def candidates(workload: HcSiteWorkload, *given: torch.Tensor) -> list[gate.Cand
 
 
 def as_served(workload: HcSiteWorkload, name: str, *given: torch.Tensor) -> torch.Tensor:
-    """By the public function and autograd."""
+    """One result by the public function and autograd."""
+    return result(name, functools.partial(served, workload), *given)
 
-    def run(x, dresidual, dy, dpost, dcomb, *parameters):
-        leaves = [t.detach().requires_grad_() for t in (x, *parameters)]
-        y, post, comb, residual = hc_site(*leaves, **workload.options)
-        upstream = dresidual, dy, dpost, dcomb
-        dx, dfn, dscale, dbase = torch.autograd.grad((residual, y, post, comb), leaves, upstream)
-        found = y.detach(), post.detach(), comb.detach(), dx, dfn, dscale, dbase
-        return dict(zip(budget.RESULTS, found, strict=True))
 
-    return result(name, run, *given)
+def served(workload: HcSiteWorkload, x, dresidual, dy, dpost, dcomb, *parameters) -> gate.Results:
+    """All results of a call."""
+    leaves = [t.detach().requires_grad_() for t in (x, *parameters)]
+    y, post, comb, residual = hc_site(*leaves, **workload.options)
+    gradients = torch.autograd.grad((residual, y, post, comb), leaves, (dresidual, dy, dpost, dcomb))
+    return dict(zip(budget.RESULTS, (y.detach(), post.detach(), comb.detach(), *gradients), strict=True))
 
 
 def on_gpu(workload: HcSiteWorkload, name: str, chosen: dict, *given: torch.Tensor) -> torch.Tensor:

@@ -56,8 +56,9 @@ def hc_mixes(
         norm_weight: (K,), any floating dtype, the norm's weight; 1 if left out.
         precision: how the kernels make the products, of bfloat16 parts.  "float32" takes three of fn, dmixes
             and float32 x and two of float16 x, which hold every bit: errors are those of float32 sums.
-            "tf32" is for who asks no more than TF32's 11 bits: it takes two, 16 bits, at two thirds of the
-            products or less.  PyTorch computes in float32 for both.
+            The factors of a dx narrower than float32 have two: its error is at most 1.0002 times that of its
+            one rounding.  "tf32" is for who asks no more than TF32's 11 bits: it takes two, 16 bits, at two
+            thirds of the products or less.  PyTorch computes in float32 for both.
         eps_outside: add norm_eps to the root instead of under it.
         implementation: "auto" takes the Helion kernels on a GPU and PyTorch elsewhere and in float64;
             "helion" and "pytorch" ask for one of them.
