@@ -105,6 +105,7 @@ REMADE = {
 MENTIONED = {
     "docs/amd.md": "no times; what has been emulated is in docs/emulation.md",
     "docs/first_call.md": "seconds of docs/bench/report.md, First call, from before programs were kept",
+    "docs/hc_site.md": "errors on a CPU; no time has been measured",
     "docs/helion.md": "single times, each with the versions in its sentence; they are not kept anywhere else",
     "docs/index.md": "the output of an example on a CPU",
     "docs/math.md": "errors beside their derivation, from docs/accuracy/ and from studies on a CPU",

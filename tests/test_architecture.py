@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {
     "api", "torch_op", "eager", "reference", "workloads", "budget", "trials", "row",
 }  # fmt: skip
+OF_PARTS = {"hc_site"}
+"""Operators made of others, which compute where there are no kernels: they need no `eager`."""
 FAMILY = {"launch", "space"}
 """What a folder with kernels has, be it the operator's own or a part of it."""
 TESTS = {"test_api", "test_torch_op", "test_codegen", "test_gpu", "test_tritonbench"}
@@ -29,7 +31,8 @@ def modules(folder: Path) -> set[str]:
 def lacks(root: Path, op: str) -> list[str]:
     """What an operator is missing, in the order of docs/adding_an_operator.md."""
     folder, found = root / "helion_sinkhorn" / "ops" / op, []
-    found += [f"helion_sinkhorn/ops/{op}/{room}.py" for room in sorted(ROOMS - modules(folder))]
+    rooms = ROOMS - {"eager"} if op in OF_PARTS else ROOMS
+    found += [f"helion_sinkhorn/ops/{op}/{room}.py" for room in sorted(rooms - modules(folder))]
     families = [p.parent for p in folder.rglob("launch.py")]
     if not families:
         found.append(f"helion_sinkhorn/ops/{op}/launch.py")

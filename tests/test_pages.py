@@ -18,7 +18,7 @@ PAGES += sorted(p for p in (ROOT / "docs").rglob("*.md"))
 RUN = "README.md", "docs/index.md", "docs/numerics.md"
 """Pages whose examples are whole programs; tests of operators run those of their own pages."""
 NOT_OURS = {"benchmarks/run.py"}
-"""Of Helion, where docs/tritonbench.md speaks of its driver."""
+"""A script of Helion, in what docs/tritonbench.md says of its driver."""
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 
 

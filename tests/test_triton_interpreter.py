@@ -9,31 +9,31 @@ from pathlib import Path
 
 import pytest
 
-FILES = sorted(Path(__file__).with_name("triton_interpreter").glob("test_*.py"))
-assert FILES
-
-
-# one after another they are seven minutes at the end of a run
-BY_NIGHT = pytest.mark.nightly("one to two minutes a file; in every run reference mode runs these bodies")
+FOLDER = Path(__file__).with_name("triton_interpreter")
+ALWAYS = [FOLDER / f"test_{operator}.py" for operator in ("dot_compress", "hc_split_sinkhorn", "sinkhorn")]
+OTHERS = sorted(set(FOLDER.glob("test_*.py")) - set(ALWAYS))
+assert OTHERS
 
 
 @pytest.mark.parametrize(
-    "file",
+    "files",
     [
-        pytest.param(
-            f,
-            id=f.stem,
-            marks=BY_NIGHT
-            if f.stem.endswith(("attention", "chunked", "implicit", "mixes", "post", "pre"))
-            else (),
-        )
-        for f in FILES
+        # one process: each takes ten seconds to start
+        pytest.param(ALWAYS, id="always"),
+        *(
+            pytest.param(
+                [file],
+                id=file.stem,
+                marks=pytest.mark.nightly("one to two minutes; reference mode runs these bodies always"),
+            )
+            for file in OTHERS
+        ),
     ],
 )
-def test_generated_code_in_the_triton_interpreter(file):
+def test_generated_code_in_the_triton_interpreter(files):
     for name in ("helion", "triton"):
         pytest.importorskip(name, reason=f"{name} is not installed")
-    interpret(file)
+    interpret(files)
 
 
 def test_the_code_that_the_oldest_helion_generates():
@@ -41,18 +41,13 @@ def test_the_code_that_the_oldest_helion_generates():
     helion = Path(sys.prefix) / "helion-1.5.0"
     if not helion.exists():
         pytest.skip("Helion 1.5.0 is not beside the environment: ci/bootstrap.py installs it")
-    interpret(
-        FILES[-1].with_name("test_sinkhorn.py"),
-        "-k",
-        "kinds_of_logits and 3 and masked",
-        PYTHONPATH=str(helion),
-    )
+    interpret(ALWAYS[-1:], "-k", "kinds_of_logits and 3 and masked", PYTHONPATH=str(helion))
 
 
-def interpret(file: Path, *options: str, **environment: str) -> None:
-    """Run a test file where Triton interprets."""
+def interpret(files: list[Path], *options: str, **environment: str) -> None:
+    """Run test files where Triton interprets."""
     pytest_alone = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    command = [sys.executable, *pytest_alone, file, *options]
+    command = [sys.executable, *pytest_alone, *files, *options]
     environment = {**os.environ, "TRITON_INTERPRET": "1", **environment}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 NAMES = (
-    "dot_compress", "hc_mixes", "hc_post", "hc_pre", "hc_split_sinkhorn", "recurrent_linear_attention",
-    "sinkhorn",
+    "dot_compress", "hc_mixes", "hc_post", "hc_pre", "hc_site", "hc_split_sinkhorn",
+    "recurrent_linear_attention", "sinkhorn",
 )  # fmt: skip
 
 

@@ -20,6 +20,9 @@ from ci.operators.hc_post import truths as hc_post_truths
 from ci.operators.hc_pre import attack as hc_pre_attack
 from ci.operators.hc_pre import faults as hc_pre_faults
 from ci.operators.hc_pre import truths as hc_pre_truths
+from ci.operators.hc_site import attack as hc_site_attack
+from ci.operators.hc_site import faults as hc_site_faults
+from ci.operators.hc_site import truths as hc_site_truths
 from ci.operators.hc_split_sinkhorn import attack as hc_split_sinkhorn_attack
 from ci.operators.hc_split_sinkhorn import faults as hc_split_sinkhorn_faults
 from ci.operators.hc_split_sinkhorn import truths as hc_split_sinkhorn_truths
@@ -36,6 +39,7 @@ from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
 from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
 from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
 from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
+from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
 from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
@@ -82,6 +86,7 @@ OPERATORS = {
         lambda w: isinstance(w, MixesWorkload), hc_mixes_truths, hc_mixes_faults, hc_mixes_attack
     ),
     "hc_pre": row(lambda w: isinstance(w, HcPreWorkload), hc_pre_truths, hc_pre_faults, hc_pre_attack),
+    "hc_site": row(lambda w: isinstance(w, HcSiteWorkload), hc_site_truths, hc_site_faults, hc_site_attack),
     "hc_split_sinkhorn": row(
         lambda w: isinstance(w, HcWorkload),
         hc_split_sinkhorn_truths,

@@ -61,6 +61,23 @@ def stack_pointer_reads(sass: str) -> int:
     return sum(into != "R1" and any(map(STACK_POINTER.search, read)) for into, *read in operands)
 
 
+ASSIGNMENT = re.compile(r"\s+(?:@!?%p\d+\s+)?(?P<op>[a-z][\w.]*)\s+(?P<to>%\w+),\s*(?P<sources>[^;]*);")
+
+
+def contested_fusions(ptx: str) -> int:
+    """Fused multiply-adds of PTX whose addend is a product that might have been fused in place of theirs.
+
+    LLVM takes one of two products that are added, not the same in every place of a block; `mul.rn` is none.
+    """
+    made: dict[str, str] = {}
+    found = 0
+    for match in filter(None, map(ASSIGNMENT.match, ptx.splitlines())):
+        addend = match["sources"].split(",")[-1].strip()
+        found += match["op"] == "fma.rn.f32" and made.get(addend) == "mul.f32"
+        made[match["to"]] = match["op"]
+    return found
+
+
 DIFFERENCE = re.compile(r"v_sub_u32|v_subrev_u32")
 CARRIES_SIGN = re.compile(
     r"v_(add3?|sub|subrev|lshl_add|add_lshl)_u32|v_lshlrev_b32|v_mul_lo_u32|v_(mov|cndmask)_b32"
@@ -108,6 +125,8 @@ def nvidia_facts(ptx: str, sass: str, usage: str) -> dict[str, Any]:
         counts["division step"] = counts.get("division step", 0) + divisions
     if stray := stack_pointer_reads(sass):
         counts["stack pointer as data"] = stray
+    if contested := contested_fusions(ptx):
+        counts["contested fusion"] = contested
     return {
         "registers": use["REG"],
         "spills": counts.get("local", 0),

@@ -126,8 +126,21 @@ def as_called(arguments: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def specialised(arguments: Sequence[Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """What Triton compiles for in a launch: tensors at 16-byte boundaries, and its own options."""
+    """What Triton compiles for in a launch: tensors where they are, fake ones at 16-byte boundaries, and its
+    own options.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
     from triton.runtime.jit import MockTensor
 
-    arguments = [MockTensor(a.dtype, list(a.shape)) if isinstance(a, torch.Tensor) else a for a in arguments]
-    return arguments, {k: v for k, v in options.items() if not k.startswith("_")} | PINNED
+    class Placed(MockTensor):
+        """A tensor of this type at this address."""
+
+        def __init__(self, t: torch.Tensor) -> None:
+            super().__init__(t.dtype, list(t.shape))
+            self.address = 0 if isinstance(t, FakeTensor) else t.data_ptr()
+
+        def data_ptr(self) -> int:
+            return self.address
+
+    given = [Placed(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+    return given, {k: v for k, v in options.items() if not k.startswith("_")} | PINNED

@@ -46,6 +46,8 @@ class Operator:
     """(Binary, batch) -> what the candidates of a key are ranked by where they cannot be timed, or None."""
     problems: Callable[[Any], Iterator[str]] = no_problems
     """Binary -> why it must not be launched, beside the reasons that hold for every kernel."""
+    call: Callable[[Any, str], None] | None = None
+    """(workload, device): the launches of a call and its gradient; None where those are the trials'."""
 
 
 def noise(device: str, dtype: str, *shapes: tuple[int, ...]) -> Tensors:

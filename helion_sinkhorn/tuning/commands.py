@@ -179,10 +179,14 @@ def warm(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise SystemExit(f"warm: {error}") from None
     for workload in calls:
-        for job in warming.jobs(workload, current(0) if is_here else DEVICES[arguments.device]):
-            begin = time.perf_counter()
-            warming.launch(job) if is_here else warming.generate(job, arguments.device)
-            console.print(f"{job.choice.kernel}  {job.call}  {time.perf_counter() - begin:.1f} s")
+        begin = time.perf_counter()
+        if is_here:
+            warming.launch(workload, current(0))
+        else:
+            warming.generate(workload, DEVICES[arguments.device])
+        given = {name: getattr(workload, name) for name in warming.fields(arguments.op)}
+        words = ", ".join(f"{name}={value}" for name, value in given.items())
+        console.print(f"{arguments.op}  {words}  {time.perf_counter() - begin:.1f} s")
     say_programs()
     if not is_here:
         console.print("Generated code is kept; Triton compiles its machine code at the first launch.")

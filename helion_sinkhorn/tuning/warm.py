@@ -7,17 +7,17 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_type_hints
+from unittest import mock
 
 import torch
 
-from helion_sinkhorn.configs.device import DEVICES, Device
-from helion_sinkhorn.machine.binary import Job
+from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.machine.presented import as_called
-from helion_sinkhorn.operators import OPERATORS, operator_of
+from helion_sinkhorn.operators import OPERATORS
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.dispatch import signature
 from helion_sinkhorn.runtime.generated import host_function
-from helion_sinkhorn.tuning.child import first_launch
+from helion_sinkhorn.runtime.kernel import Built
 from helion_sinkhorn.workloads import WORKLOADS
 
 READERS: dict[Any, Callable[[str], Any]] = {
@@ -68,24 +68,32 @@ def workloads(operator: str, given: Sequence[str]) -> Iterator[Any]:
         yield dataclasses.replace(base, **dict(zip(lists, values, strict=True)))
 
 
-def jobs(workload: Any, device: Device) -> Iterator[Job]:
-    """The launches of a call and its gradient, with the configs that would serve them."""
+def launch(workload: Any, device: Device, where: str = "cuda") -> None:
+    """Make the launches of a call and its gradient, with the configs that serve them.
+
+    On a GPU Triton keeps their machine code too.
+    """
     operator = next(row for row in OPERATORS.values() if isinstance(workload, row.workload))
+    if operator.call is not None:
+        operator.call(workload, where)
+        return
     for name, call in operator.kernel_calls(workload):
         choice = serving.choose(operator.kernels[name], call, workload.batch, device)
-        parameters = inspect.signature(operator.trials[choice.kernel].run).parameters.values()
+        trial = operator.trials[choice.kernel]
+        parameters = inspect.signature(trial.run).parameters.values()
         options = [p.name for p in parameters if p.default is not p.empty and hasattr(workload, p.name)]
-        yield Job(call, choice, workload.batch, tuple((o, getattr(workload, o)) for o in options))
+        operands = trial.operands(call, workload.batch, where)
+        trial.run(call, choice, *operands, **{name: getattr(workload, name) for name in options})
 
 
-def launch(job: Job, where: str = "cuda") -> None:
-    """Make a launch on the GPU at hand: Triton keeps its machine code too."""
-    trial = operator_of(job.choice.kernel).trials[job.choice.kernel]
-    trial.run(job.call, job.choice, *trial.operands(job.call, job.batch, where), **dict(job.options))
-
-
-def generate(job: Job, key: str) -> None:
-    """Keep the generated code of a launch on a presented device."""
-    kernel, arguments = first_launch(DEVICES[key], job)
-    with as_called(arguments) as given:
-        host_function(kernel, given, signature(tuple(given)))
+def generate(workload: Any, device: Device) -> None:
+    """Keep the generated code of those launches, on a presented device."""
+    launches: list[tuple[Built, tuple[Any, ...]]] = []
+    with (
+        mock.patch.object(serving, "device_at", return_value=(device, device.asm, False)),
+        mock.patch.object(serving, "run", lambda kernel, *arguments: launches.append((kernel, arguments))),
+    ):
+        launch(workload, device, "meta")
+    for kernel, arguments in launches:
+        with as_called(arguments) as given:
+            host_function(kernel, given, signature(tuple(given)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from helion_sinkhorn.tuning import check as cache
 from helion_sinkhorn.tuning import finals, readme
 
 SHIPPED = store.folders()[-1]
-PROGRAMS = 8
+PROGRAMS = 4
 """Compiled for each device here; `python -m helion_sinkhorn check` compiles all of them."""
 PARTS = 16
 """Parts of the replay on a GPU: each program is compiled first, and parts run side by side."""
@@ -45,11 +43,11 @@ BY_NIGHT = pytest.mark.nightly("half a minute of compilers; entries that were me
 @pytest.mark.parametrize(
     "key", [key if key == "h200" else pytest.param(key, marks=BY_NIGHT) for key in DEVICES]
 )
-def test_a_sample_compiles_for_its_device(key):
+def test_a_sample_compiles_for_its_device(key, compile_for, monkeypatch):
+    monkeypatch.setattr(cache, "compile_for", lambda device, jobs, workers: compile_for(device, jobs))
     jobs = cache.jobs(SHIPPED, key)
     every = max(1, -(-len(jobs) // PROGRAMS))
-    workers = 1 if "PYTEST_XDIST_WORKER" in os.environ else os.cpu_count() or 1
-    assert list(cache.miscompiled(SHIPPED, workers, every, (key,))) == []
+    assert list(cache.miscompiled(SHIPPED, 1, every, (key,))) == []
 
 
 @pytest.mark.gpu

@@ -11,13 +11,14 @@ pytest.importorskip("helion", reason="helion is not installed")
 from reference_mode import of_each_variant
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.operators import KERNELS, kernel_calls
 from helion_sinkhorn.ops.hc_mixes import eager, launch
 from helion_sinkhorn.ops.hc_mixes.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.ops.hc_mixes.kernels import parts_of
 from helion_sinkhorn.ops.hc_mixes.space import CHUNK, MixesCall
 from helion_sinkhorn.ops.hc_mixes.trials import TRIALS
 from helion_sinkhorn.ops.hc_mixes.workloads import ROWS, MixesWorkload
+from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import candidates
 from helion_sinkhorn.testing.rounding import worst
 
@@ -52,6 +53,21 @@ def test_every_workload_is_within_its_budget(workload, run):
     }
     assert max(shares.values()) <= 1, shares
     assert [t.dtype for t in found] == [torch.float32, workload.dtype, torch.float32]
+
+
+@pytest.mark.parametrize("name", ["mixes_one_row", "mixes_odd"])
+def test_the_calls_of_a_workload_are_those_that_are_served(name, monkeypatch):
+    served = []
+
+    def recorded(kernels, kernel, call, *arguments):
+        served.append((kernel, call))
+        serving.serve(kernels, kernel, call, *arguments)
+
+    monkeypatch.setattr(launch, "serve", recorded)
+    workload = next(w for w in WORKLOADS if w.name == name)
+    x, dmixes, fn = (t[0] for t in first_element(workload))
+    by_bodies(workload, x, dmixes, fn)
+    assert served == list(kernel_calls(workload))
 
 
 CALLS = (

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helion_sinkhorn import hc_mixes, hc_post, hc_pre, hc_site, hc_split_sinkhorn, reference
-from helion_sinkhorn.ops.hc_site import api, torch_op
+from helion_sinkhorn.ops.hc_site import api, crossing, torch_op
 from helion_sinkhorn.ops.hc_site.budget import RESULTS
 from helion_sinkhorn.ops.hc_site.workloads import ROWS
 from helion_sinkhorn.testing.rounding import half_ulp
@@ -135,9 +135,9 @@ def test_any_use_of_the_residual_has_the_right_gradient(use, by, monkeypatch):
         torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-5)
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(
-    st.integers(1, 16), st.integers(1, 40), st.lists(st.integers(0, 4), max_size=2),
+    st.integers(1, 6), st.integers(1, 20), st.lists(st.integers(0, 4), max_size=2),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16]), st.integers(0, 99),
 )  # fmt: skip
 def test_any_call_has_its_shapes_and_agrees_with_float64(n, c, lead, dtype, seed):
@@ -156,7 +156,8 @@ def test_any_call_has_its_shapes_and_agrees_with_float64(n, c, lead, dtype, seed
 X, FN, SCALE, BASE = torch.zeros(2, 4, 8), torch.zeros(24, 32), torch.zeros(3), torch.zeros(24)
 CALL = X, FN, SCALE, BASE
 REFUSED = {
-    "x is a list": (([0.0], *CALL[1:]), {}, TypeError, r"x is a list; pass a torch.Tensor of shape \(..., n, C\)"),
+    "x is a list": (([0.0], *CALL[1:]), {}, TypeError,
+        r"x is a list; pass a torch.Tensor of shape \(..., n, C\)"),
     "merged streams": ((X.flatten(), *CALL[1:]), {}, ValueError, r"x has shape \(64,\); pass \(..., n, C\)"),
     "seventeen streams": ((torch.zeros(17, 8), *CALL[1:]), {}, ValueError, "n streams, 1 to 16"),
     "no entries": ((X[..., :0], *CALL[1:]), {}, ValueError, r"x has shape \(2, 4, 0\)"),
@@ -166,7 +167,8 @@ REFUSED = {
     "scale of two": ((X, FN, SCALE[:2], BASE), {}, ValueError, r"scale has shape \(2,\)"),
     "base of a head": ((X, FN, SCALE, BASE[:4]), {}, ValueError, r"base has shape \(4,\)"),
     "base elsewhere": ((X, FN, SCALE, BASE.to("meta")), {}, ValueError, "base is on meta"),
-    "a norm weight of a stream": (CALL, {"norm_weight": torch.ones(8)}, ValueError, r"norm_weight has shape \(8,\)"),
+    "a norm weight of a stream": (CALL, {"norm_weight": torch.ones(8)}, ValueError,
+        r"norm_weight has shape \(8,\)"),
     "no iteration": (CALL, {"sinkhorn_iters": 0}, ValueError, "sinkhorn_iters is 0"),
     "a negative eps": (CALL, {"eps": -1.0}, ValueError, "eps is -1.0"),
     "norm_eps 0": (CALL, {"norm_eps": 0.0}, ValueError, "norm_eps is 0.0"),
@@ -204,7 +206,7 @@ def test_what_the_kernels_do_not_take_goes_to_the_parts(case, monkeypatch):
 
     monkeypatch.setattr(torch_op, "run", never)
     if case != "float64":
-        monkeypatch.setattr(api, "implementation_for", lambda *asked: "helion")
+        monkeypatch.setattr(crossing, "implementation_for", lambda *asked: "helion")
     assert_equal(hc_site(*inputs, **options), expected)
 
 

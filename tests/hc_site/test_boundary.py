@@ -98,7 +98,7 @@ def test_values_and_gradients_against_float64(n, c, order, own):
 )
 def test_streams_collapse_and_sums_within_their_budgets(call):
     """Several chunks of columns, and rows of fn in more than one block."""
-    assert call.columns > chunk_of(call) or call.m > 32
+    assert call.columns > chunk_of(call) or call.mixes.m > 32
     choice = default_choice(KERNELS[launch.FORWARD], call, DEVICES["h200"])
     assert boundary_error(call, choice, "cpu") <= 1
 

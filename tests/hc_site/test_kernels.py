@@ -121,7 +121,7 @@ def test_layouts_do_not_matter():
 
 
 def test_dx_is_rounded_once():
-    """Of parts' gradients each is rounded, and autograd's two sums are."""
+    """Each part rounds its gradient, and autograd its two sums."""
     given, upstream = site_inputs(64, c=64, dtype=torch.bfloat16)
     truth = site_results(
         [t.double() for t in given], [t.double() for t in upstream], implementation="pytorch"

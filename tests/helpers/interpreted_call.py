@@ -39,6 +39,7 @@ found = {
 }
 if "helion" in sys.argv:
     dispatch._programs.clear()
+    generated._codes.clear()
     with (
         mock.patch.object(generated, "standalone", return_value=None),
         mock.patch.object(program_cache, "folder", return_value=None),

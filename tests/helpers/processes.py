@@ -69,11 +69,12 @@ class Ranks:
 
 
 class Compilers:
-    """A compiling process for each device."""
+    """A compiling process for each device, which compiles a job once."""
 
     def __init__(self):
         self.running = contextlib.ExitStack()
         self.by_device: dict[str, Any] = {}
+        self.binaries: dict[tuple[str, Any], Any] = {}
 
     def __call__(self, device: str, jobs: Sequence[Any]) -> list[Any]:
         """As machine.compiler.compile_for."""
@@ -83,7 +84,10 @@ class Compilers:
             folder = self.running.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
             compiler = Compiler(device, Path(folder), timeout=600.0)
             self.by_device[device] = self.running.enter_context(compiler)
-        return [self.by_device[device].compile(job) for job in jobs]
+        for job in jobs:
+            if (device, job) not in self.binaries:
+                self.binaries[device, job] = self.by_device[device].compile(job)
+        return [self.binaries[device, job] for job in jobs]
 
     def stop(self) -> None:
         self.running.close()

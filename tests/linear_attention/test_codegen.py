@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from targets import BY_NIGHT, ONE_TARGET, TARGETS
+from targets import BY_NIGHT
 
 pytest.importorskip("triton")
 
@@ -16,13 +16,11 @@ from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
 from helion_sinkhorn.ops.linear_attention.recurrent.space import WalkCall
 from helion_sinkhorn.runtime.kernel import default_choice
 
-CALLS = (
-    WalkCall("o", "bfloat16", 64, 128, "gk"),
-    WalkCall("dk", "bfloat16", 64, 128, "gk"),
-    # what sides of 5 and 20 are padded to, with every branch of the body
-    WalkCall("dv", "float32", 8, 32, "g g_gamma gk gv"),
-    WalkCall("dq", "float32", 8, 8, ""),
-)
+LARGE = WalkCall("dk", "bfloat16", 64, 128, "gk")
+# what sides of 5 and 20 are padded to, with every branch of the body
+PADDED = WalkCall("dv", "float32", 8, 32, "g g_gamma gk gv")
+SMALL = WalkCall("dq", "float32", 8, 8, "")
+CALLS = WalkCall("o", "bfloat16", 64, 128, "gk"), LARGE, PADDED, SMALL
 
 
 def complaints(binary: Binary) -> list[str]:
@@ -37,11 +35,18 @@ def complaints(binary: Binary) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("key", TARGETS)
-def test_defaults_make_good_machine_code(key, compile_for):
+@pytest.mark.parametrize(
+    ("key", "calls"),
+    [
+        pytest.param("h200", (LARGE, PADDED), id="h200"),
+        pytest.param("mi350", (SMALL,), id="mi350"),
+        *(pytest.param(key, CALLS, id=f"{key} all", marks=BY_NIGHT) for key in ("h200", "mi350", "b200")),
+    ],
+)
+def test_defaults_make_good_machine_code(key, calls, compile_for):
     jobs = [
         Job(call, default_choice(KERNELS["linear_attention_walk"], call, DEVICES[key]), batch=128)
-        for call in CALLS
+        for call in calls
     ]
     bad = {f"{b.job.call}": found for b in compile_for(key, jobs) if (found := complaints(b))}
     assert not bad
@@ -56,10 +61,17 @@ OPTIONS = (
 )
 
 
-@pytest.mark.parametrize("key", ONE_TARGET)
-def test_packed_sequences_states_and_reverse_compile(key, compile_for):
+@pytest.mark.parametrize(
+    ("key", "rows"),
+    [
+        # states and reverse, each with and without, by offsets of either width
+        pytest.param("h200", OPTIONS[2:4], id="h200"),
+        *(pytest.param(key, OPTIONS, id=f"{key} all", marks=BY_NIGHT) for key in ("h200", "mi350")),
+    ],
+)
+def test_packed_sequences_states_and_reverse_compile(key, rows, compile_for):
     jobs = []
-    for result, gates, options in OPTIONS:
+    for result, gates, options in rows:
         call = WalkCall(result, "bfloat16", 8, 16, gates)
         choice = default_choice(KERNELS["linear_attention_walk"], call, DEVICES[key])
         # two steps at a time are every branch of the body and compile in half the time of eight

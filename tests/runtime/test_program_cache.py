@@ -15,6 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from helion_sinkhorn import (
+    dot_compress,
+    hc_mixes,
+    hc_post,
+    hc_pre,
+    hc_split_sinkhorn,
+    recurrent_linear_attention,
+    sinkhorn,
+)
 from helion_sinkhorn.configs import settings
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS
@@ -354,17 +363,52 @@ def test_workloads_that_are_asked_for():
             list(warm.workloads("sinkhorn", [wrong]))
 
 
-def test_warm_makes_the_launches_of_a_call(monkeypatch, fresh_caches):
-    launches = []
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, requires_grad=True)
+
+
+CALLS = {
+    "sinkhorn n=4 m=4 eps=1e-5": lambda: sinkhorn(normal(64, 4, 4), eps=1e-5),
+    "dot_compress m=40 d=32 k=16 dtype=float32": lambda: dot_compress(normal(64, 40, 32), normal(64, 40, 16)),
+    "hc_mixes c=256 dtype=float32": lambda: hc_mixes(normal(64, 4, 256), normal(24, 1024)),
+    "hc_pre c=256 dtype=float32": lambda: hc_pre(normal(64, 4, 256), normal(64, 4)),
+    "hc_post c=256 dtype=float32": lambda: hc_post(
+        normal(64, 256), normal(64, 4, 256), normal(64, 4), normal(64, 4, 4)
+    ),
+    "hc_split_sinkhorn n=4": lambda: hc_split_sinkhorn(normal(64, 24), normal(3), normal(24)),
+    "linear_attention sequences=2 steps=64 heads=2 dk=32 dv=32 dtype=float32": lambda: (
+        recurrent_linear_attention(*[normal(2, 64, 2, 32) for _ in range(3)], gk=-normal(2, 64, 2, 32).abs())
+    ),
+    "linear_attention sequences=2 steps=64 heads=2 dk=32 dv=32 dtype=bfloat16": lambda: (
+        recurrent_linear_attention(
+            *[normal(2, 64, 2, 32).bfloat16() for _ in range(3)], gk=-normal(2, 64, 2, 32).abs().bfloat16()
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("asked", CALLS)
+def test_warm_makes_the_launches_of_a_call_and_its_gradient(asked, monkeypatch, fresh_caches):
+    programs = set()
+
+    def run(kernel, *args):
+        decided = kernel.config, generated.of_any(kernel, args, dispatch.signature(args))
+        programs.add(program_cache.file_name(kernel.name, decided, CPU))
+
     monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["h200"], "ptx", False))
-    monkeypatch.setattr(serving, "run", lambda kernel, *a: launches.append(name_of(kernel, a)))
-    (workload,) = warm.workloads("sinkhorn", ["n=4", "m=4", "eps=1e-5", "batch=64"])
-    for job in warm.jobs(workload, DEVICES["h200"]):
-        warm.launch(job, "cpu")
-    warmed = launches[:]
-    launches.clear()
-    x, dy = torch.randn(2, 64, 4, 4)
-    launch.forward(x, *workload.arguments, torch.float32)
-    launch.backward(dy, x, *workload.arguments)
-    assert len(launches) == 2
-    assert warmed == launches
+    monkeypatch.setattr(serving, "run", run)
+    operator, *fields = asked.split()
+    batch = [] if operator == "linear_attention" else ["batch=64"]
+    (workload,) = warm.workloads(operator, [*fields, *batch])
+    warm.launch(workload, DEVICES["h200"], "cpu")
+    warmed = programs.copy()
+    programs.clear()
+    # the public function, as on a GPU
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda t: True))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    results = CALLS[asked]()
+    results = results if isinstance(results, tuple) else (results,)
+    results = [r for r in results if r is not None and r.requires_grad]
+    torch.autograd.backward(results, [torch.randn_like(r) for r in results])
+    assert len(programs) >= 2
+    assert warmed == programs

@@ -109,6 +109,9 @@ GOOD: dict[str, gate.Run] = {
     **{f"split-K {k}": everywhere(functools.partial(split, count=k)) for k in (2, 16)},
     "three bfloat16 parts, cut (NVIDIA)": NVIDIA,
     "fused multiply-adds in order, split-K 8 (AMD)": AMD,
+    "fn in two parts for a narrow dx": lambda w, *inputs: {
+        name: t for name, t in Steps(fn_back=of_parts(2))(w, *inputs).items() if name != "dx" or narrow(w)
+    },
     "TF32, rounded": in_tf32(tf32),
     "TF32, cut": in_tf32(tf32_cut),
 }
@@ -216,6 +219,8 @@ FAULTS = [
     Fault("fn in TF32, float32 asked", exactly(fn=tf32), ("mixes",), wide),
     Fault("fn in float8, TF32 asked", exactly(fn=in_float8), ("mixes",), lambda w: not wide(w)),
     Fault("fn in bfloat16 for dx", exactly(fn_back=of_parts(1)), ("dx",)),
+    Fault("fn in two bfloat16 parts for a float32 dx", exactly(fn_back=of_parts(2)), ("dx",),
+          lambda w: wide(w) and single(w)),
     Fault("fn in TF32 for dx, float32 asked", exactly(fn_back=tf32), ("dx",), wide),
     Fault("upstream gradient in bfloat16", exactly(g=of_parts(1)), ("dx", "dfn")),
     Fault("upstream gradient in two bfloat16 parts", exactly(g=of_parts(2)), ("dfn",), wide),

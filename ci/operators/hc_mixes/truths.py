@@ -60,9 +60,7 @@ def candidates(workload: MixesWorkload, *given: torch.Tensor) -> list[gate.Candi
     from helion_sinkhorn.runtime import serving
 
     device, _, _ = serving.device_at(serving.index_of(given[0]))
-    # one row goes with another of zeros
-    rows = max(2, workload.m)
-    call = launch.call_for(rows, workload.columns, workload.dtype, workload.precision)
+    call = launch.call_for(workload.m, workload.columns, workload.dtype, workload.precision)
     return [
         gate.Candidate(
             kernel, name, {**dict(choice.config), **dict(choice.variant)}, choice.source, served,

@@ -83,6 +83,13 @@ def kernel_calls(workload: DotWorkload) -> Iterator[tuple[str, Any]]:
         yield name, call
 
 
+def run_call(workload: DotWorkload, device: str) -> None:
+    """The launches of a call and its gradient: configs shrink with the batch."""
+    x, y, z, grad = workload.make_inputs(device=device)
+    _, b = dot_compress_launch.forward(x, y, z, workload.parts)
+    dot_compress_launch.backward(grad, x, y, b)
+
+
 TRIALS = {
     "dot_compress_product": Trial(x_and_y, run_product, product_error),
     "dot_compress_apply": Trial(x_and_b, run_apply, apply_error),

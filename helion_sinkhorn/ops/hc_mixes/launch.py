@@ -43,8 +43,8 @@ SHARE = 64
 
 
 def call_for(m: int, columns: int, dtype: torch.dtype, precision: str) -> MixesCall:
-    """What the configs of a call are chosen for."""
-    return MixesCall(str(dtype)[6:], m, columns, precision)
+    """What the configs of a call are chosen for; one row goes with another of zeros (`several`)."""
+    return MixesCall(str(dtype)[6:], max(2, m), columns, precision)
 
 
 @functools.cache

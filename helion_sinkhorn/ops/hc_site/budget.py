@@ -14,6 +14,7 @@ autograd of the specification, and float32 autograd of it stays within the limit
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ RESULTS = ("y", "post", "comb", "dx", "dfn", "dscale", "dbase")
 NARROW = ("y", "dx")
 """Results of the dtype of the streams."""
 Named = Mapping[str, torch.Tensor]
+EXACTLY = Rounding(0, unit=0.0)
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,16 @@ class Site:
         """The gradient of the collapse's weights."""
         return (self.x * self.dy.unsqueeze(-2)).sum(-1)
 
+    @functools.cached_property
+    def made(self) -> dict[str, torch.Tensor]:
+        """What hc_split_sinkhorn makes of the mixes, in float64."""
+        return of_split.exact(self.workload.of_split, *self.of_split(self.mixes, self.dpre))
+
+    @functools.cached_property
+    def projection(self) -> dict[str, Exact]:
+        """What hc_mixes's budget has of the mixes and of its gradients."""
+        return of_mixes.evaluated(self.workload.of_mixes, self.streams, self.made["dmixes"], self.fn)
+
     def of_split(self, mixes: torch.Tensor, dpre: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What hc_split_sinkhorn's budget is given."""
         return mixes, dpre, self.dpost, self.dcomb, self.scale, self.base
@@ -110,12 +122,11 @@ def evaluated(workload: HcSiteWorkload, *inputs: torch.Tensor, seed: int = 0) ->
         inputs: x, dresidual, dy, dpost, dcomb, fn, scale, base, as `Site` has them.
     """
     site = site_of(workload, *inputs)
-    made = of_split.exact(workload.of_split, *site.of_split(site.mixes, site.dpre))
-    projection = of_mixes.evaluated(workload.of_mixes, site.streams, made["dmixes"], site.fn)
+    made, projection = site.made, site.projection
     collapse = of_pre.deviation(site.x, made["pre"], site.dy)
     truth = made | site.results(made, projection["mixes"].value)
 
-    spread = propagated(site, truth, projection["mixes"], collapse["dpre"], seed)
+    spread = propagated(site, truth, collapse["dpre"], seed)
     variances = floored(site, truth, {name: t.square() for name, t in spread.items()})
     variances["y"] = variances["y"] + collapse["y"].square()
     dx, dfn = projection["dx"], projection["dfn"]
@@ -141,9 +152,10 @@ def dtype_of(workload: HcSiteWorkload, name: str) -> torch.dtype:
 
 
 def propagated(
-    site: Site, truth: Named, mixes: Exact, deviation_of_dpre: torch.Tensor, seed: int
+    site: Site, truth: Named, deviation_of_dpre: torch.Tensor, seed: int
 ) -> dict[str, torch.Tensor]:
     """The deviation of every result, pre and dmixes, of errors before the last step."""
+    mixes = site.projection["mixes"]
     square = {name: torch.zeros_like(t) for name, t in truth.items()}
     for k in range(SAMPLES):
         # other draws than those of the model
@@ -151,14 +163,15 @@ def propagated(
         shifted = off(mixes.value, mixes.deviation, draws), off(site.dpre, deviation_of_dpre, draws)
         for name, t in site.run(*shifted, Rounding(seed + k)).items():
             square[name] += (t - truth[name]).square() / SAMPLES
-    for name, t in leaning(site, mixes).items():
+    for name, t in leaning(site).items():
         square[name] += (t - truth[name]).square()
     return {name: t.sqrt() for name, t in square.items()}
 
 
-def leaning(site: Site, mixes: Exact) -> dict[str, torch.Tensor]:
+def leaning(site: Site, rounding: Rounding = EXACTLY) -> dict[str, torch.Tensor]:
     """A run whose mixes are cut towards 0 as far as they may be."""
-    return site.run(mixes.value - mixes.leaning * mixes.value.sign(), site.dpre, Rounding(0, unit=0.0))
+    mixes = site.projection["mixes"]
+    return site.run(mixes.value - mixes.leaning * mixes.value.sign(), site.dpre, rounding)
 
 
 def off(value: torch.Tensor, deviation: torch.Tensor, draws: torch.Generator) -> torch.Tensor:

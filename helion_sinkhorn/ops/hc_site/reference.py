@@ -41,7 +41,8 @@ def hc_site(
 
     Source: Xie et al., mHC (arXiv 2512.24880), section 4.2.
     """
-    mixes = hc_mixes(x, fn, norm_eps, norm_weight, eps_outside=eps_outside)
+    # merged: one stream of C entries would be read as C merged ones
+    mixes = hc_mixes(x.flatten(-2), fn, norm_eps, norm_weight, eps_outside=eps_outside)
     pre, post, comb = hc_split_sinkhorn(
         mixes, scale, base, x.size(-2), sinkhorn_iters, eps,
         post_mult=post_mult, pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order,

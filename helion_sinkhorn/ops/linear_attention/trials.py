@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.ops.linear_attention import budget as testing_linear_attention
+from helion_sinkhorn.ops.linear_attention.api import CHUNKED_DTYPES, CHUNKED_STEPS
 from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked_launch
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
 from helion_sinkhorn.ops.linear_attention.gates import launch as linear_attention_gates_launch
@@ -204,6 +205,18 @@ def kernel_calls(workload: AttentionWorkload) -> Iterator[tuple[str, Any]]:
     if (chunks := chunked_launch.call_for(workload)) is not None:
         for part in chunked_launch.PARTS:
             yield f"linear_attention_chunk_{part}", chunks
+
+
+def run_call(workload: AttentionWorkload, device: str) -> None:
+    """The launches of a call and its gradient by the method that "auto" takes."""
+    named, do, dend = workload.make_inputs(device=device)
+    gains = workload.dtype in CHUNKED_DTYPES and workload.steps >= CHUNKED_STEPS
+    run = chunked_launch if gains and workload.chunks_serve else linear_attention_launch
+    tensors = [named.get(name) for name in ("q", "k", "v", "g", "g_gamma", "gk", "gv")]
+    scale = workload.dk**-0.5 if workload.scale is None else workload.scale
+    rest = scale, named.get("initial_state"), workload.reverse, named.get("cu_seqlens")
+    run.forward(*tensors, *rest)
+    run.backward(do, dend, *tensors, *rest)
 
 
 TRIALS = {

@@ -16,22 +16,23 @@ import torch
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     contract,
     is_masked,
-    product,
     reciprocals,
+    rounding,
     softmax,
     spread,
+    times,
     total,
 )
 
 
 def replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked):
     """`steps` iterations from (p, q): the lists u_1 .. u_steps and v_0 .. v_steps."""
-    rho = lead / trail
+    rho, rounded = lead / trail, rounding(masked, how)
     us, vs = [], [reciprocals(q, trail, how, paired)]
     for _ in range(steps):
-        p = rho * (contract(a, vs[-1], lead_axis, masked) + eps * p)
+        p = rho * (contract(a, vs[-1], lead_axis, masked, rounded) + eps * p)
         us.append(reciprocals(p, lead, how, paired))
-        q = contract(a, us[-1], 3 - lead_axis, masked) + (eps / rho) * q
+        q = contract(a, us[-1], 3 - lead_axis, masked, rounded) + (eps / rho) * q
         vs.append(reciprocals(q, trail, how, paired))
     return us, vs
 
@@ -41,16 +42,16 @@ def u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, masked):
 
     Its eps term has p_t, which is rho A v_(t-1) up to another eps: eps^2 is below float32's resolution.
     """
-    rho = lead / trail
+    rho, rounded = lead / trail, rounding(masked, how)
     if t == 0 or eps == 0.0:
-        return reciprocals(rho * (contract(a, vs[t], lead_axis, masked) + eps * p), lead, how, paired)
+        return reciprocals(rho * (contract(a, vs[t], lead_axis, masked, rounded) + eps * p), lead, how, paired)
     both = vs[t] + (eps * rho) * vs[t - 1]
-    return reciprocals(rho * contract(a, both, lead_axis, masked), lead, how, paired)
+    return reciprocals(rho * contract(a, both, lead_axis, masked, rounded), lead, how, paired)
 
 
 def line_sums(a, da, axis, masked, rounded=None):
     """The sums of D = A * dA along lines, one for each index of `axis`."""
-    return total(a * da if rounded is None else product(a, da, rounded), 3 - axis, masked)
+    return total(times(a, da, rounded), 3 - axis, masked)
 
 
 def project(a, da, u, v, v_before, rho, lead_axis, masked, rounded=None):
@@ -66,7 +67,9 @@ def take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, masked
     """dA before a replayed segment that began with p; lean: each u_t is computed again, so none was kept."""
     for t in range(len(us) - 1, -1, -1):
         u = u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, masked) if lean else us[t]
-        da = project(a, da, u, vs[t + 1], vs[t], lead / trail, lead_axis, masked)
+        da = project(
+            a, da, u, vs[t + 1], vs[t], lead / trail, lead_axis, masked, rounding(masked, how)
+        )
     return da
 
 
@@ -81,17 +84,17 @@ def last_iterations(a, gradient, p, q, steps, lead, trail, eps, lead_axis, how, 
     diag(v)."""
     us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked)
     u = us[-1] if us else reciprocals(p, lead, how, paired)
-    da = gradient * spread(u, lead_axis) * spread(vs[-1], 3 - lead_axis)
+    da = times(gradient * spread(u, lead_axis), spread(vs[-1], 3 - lead_axis), rounding(masked, how))
     return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, masked, lean)
 
 
 def softmax_gradient(x32, da, v, n, m, eps, lead_axis, how):
     """dX of the deepseek form from dA before the first iteration: its first trail step and the softmax."""
     masked = is_masked(n, m, how)
-    trail_axis = 3 - lead_axis
+    rounded, trail_axis = rounding(masked, how), 3 - lead_axis
     z = softmax(x32, n, m, trail_axis, how)
-    da = da - spread(v * line_sums(z + eps, da, trail_axis, masked), trail_axis)
-    dz = da * z
+    da = da - spread(v * line_sums(z + eps, da, trail_axis, masked, rounded), trail_axis)
+    dz = times(da, z, rounded)
     return dz - z * spread(total(dz, trail_axis, masked), lead_axis)
 
 

@@ -103,14 +103,28 @@ def product(x, y, how):
     return hl.inline_asm_elementwise(asm, registers, [x, y], dtype=torch.float32, is_pure=True, pack=1)
 
 
+def times(x, y, rounded):
+    """x y elementwise; rounded: how `product` multiplies, None to let the result fuse into a sum."""
+    return x * y if rounded is None else product(x, y, rounded)
+
+
+def rounding(masked, how):
+    """How products are multiplied that end in a sum: rounded where `is_masked`, so that none fuses.
+
+    Of two products that are added the compiler fuses one.  In a padded matrix it does not take the same one
+    everywhere: of 3 x 3, tokens 8 to 15 of a block had another last bit than 0 to 7, and 16 tokens another
+    than 17 (sm_90, Triton 3.6).
+    """
+    return how if masked else None
+
+
 def contract(a, w, axis, masked, rounded=None):
     """The matvec that leaves one entry per index of `axis`; w has one per index of the other axis.
 
-    rounded: how `product` multiplies, None to let products fuse.  Threads that add up a line with one
-    entry each fuse their own product and not the others', so that they end with different last bits.
+    rounded: as in `times`.  Threads that add up a line with one entry each fuse their own product and not the
+    others', so that they end with different last bits.
     """
-    w = spread(w, 3 - axis)
-    return total(a * w if rounded is None else product(a, w, rounded), 3 - axis, masked)
+    return total(times(a, spread(w, 3 - axis), rounded), 3 - axis, masked)
 
 
 def read(x, shape, tile, n, m, **how):
@@ -215,9 +229,9 @@ def lead_size(n, m, lead_axis):
     return n if lead_axis == 1 else m
 
 
-def iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked, rounded=None):
+def iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked):
     """(p, q) one iteration later."""
-    rho = lead / trail
+    rho, rounded = lead / trail, rounding(masked, how)
     v = reciprocals(q, trail, how, paired)
     p = rho * (contract(a, v, lead_axis, masked, rounded) + eps * p)
     u = reciprocals(p, lead, how, paired)

@@ -1,0 +1,139 @@
+"""hc_site as the gate judges it: results of tokens token by token, sums over tokens element by element.
+
+An element of the batch is a group of tokens: each has sums of its own, dfn, dscale and dbase, from its own
+call.  The norm weight is in fn, as the public function has it before it calls an operator.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from ci.gate import gate
+from ci.gate.choices import choices
+from helion_sinkhorn import hc_site
+from helion_sinkhorn.ops.hc_site import budget
+from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
+from helion_sinkhorn.testing import rounding
+
+OF_TOKENS = ("y", "post", "comb", "dx")
+VALUES, SUMS = OF_TOKENS[:3], ("dfn", "dscale", "dbase")
+COMPUTES = {"hc_site_weights": ("dx", *SUMS), "hc_site_backward": ("dx", "dfn")}
+"""The results that show what each kernel of its own did."""
+NAMES = ("x", "dresidual", "dy", "dpost", "dcomb", "fn", "scale", "base")
+"""The inputs, in the gate's order."""
+
+
+def inputs(workload: HcSiteWorkload, steps: int) -> tuple[torch.Tensor, ...]:
+    """x, the upstream gradients, and the parameters once for each element."""
+    x, fn, weight, scale, base, *upstream = workload.make_inputs()
+    fn = fn if weight is None else fn * weight
+    return x, *upstream, *(t.expand(len(x), *t.shape) for t in (fn, scale, base))
+
+
+def truths(workload: HcSiteWorkload, *given: torch.Tensor) -> dict[str, gate.Truth]:
+    """The equations in float64."""
+    limits = budget.evaluated(workload, *given)
+    spreads = {
+        name: gate.spread(e.value, e.budget, budget.dtype_of(workload, name)) for name, e in limits.items()
+    }
+    most = {name: (e.leaning / spreads[name]).mean().item() for name, e in limits.items()}
+    for name, t in systematic(workload, limits, spreads, *given).items():
+        most[name] += t
+    return {
+        name: gate.Truth(
+            flat(name, e.value), flat(name, e.budget), flat(name, spreads[name]),
+            gate.noticeable(flat(name, e.value)) if name in VALUES else gate.largest(flat(name, e.value)),
+            # a token's entries share its mixes; tokens of an element share their parameters
+            most[name], len(e.value), (-1,) if name in budget.NARROW else tuple(range(1, e.value.dim())),
+            budget.dtype_of(workload, name),
+        )
+        for name, e in limits.items()
+    }  # fmt: skip
+
+
+def flat(name: str, t: torch.Tensor) -> torch.Tensor:
+    """dx as the gate has it: a row for each token."""
+    return t.flatten(2) if name == "dx" else t
+
+
+def systematic(workload: HcSiteWorkload, limits, spreads, *given: torch.Tensor) -> dict[str, float]:
+    """The largest bias of functions that err to one side, and of mixes that do."""
+    site = budget.site_of(workload, *given)
+    most = dict.fromkeys(limits, 0.0)
+    for seed in range(rounding.SAMPLES):
+        found = budget.leaning(site, gate.Systematic(seed))
+        for name, limit in limits.items():
+            most[name] = max(most[name], abs(gate.bias(found[name], limit.value, spreads[name])))
+    return most
+
+
+def candidates(workload: HcSiteWorkload, *given: torch.Tensor) -> list[gate.Candidate]:
+    """What is served, and both kernels of its own with each of their configs; on a CPU the CPU path.
+
+    The CPU path rounds dx more than once for narrow streams, and is judged by the others then.
+    """
+    on_cpu = not given[0].is_cuda
+    of = [n for n in budget.RESULTS if not on_cpu or n != "dx" or workload.dtype == torch.float32]
+    kernel = "eager" if on_cpu else "hc_site"
+    found = [
+        gate.Candidate(kernel, name, {}, "", True, functools.partial(as_served, workload, name))
+        for name in of
+    ]
+    if on_cpu:
+        return found
+    from helion_sinkhorn.ops.hc_site import launch
+    from helion_sinkhorn.runtime import serving
+
+    device, _, _ = serving.device_at(serving.index_of(given[0]))
+    call = launch.call_for(workload.n, workload.c, workload.dtype, workload.precision)
+    return found + [
+        gate.Candidate(
+            kernel, name, {**dict(choice.config), **dict(choice.variant)}, choice.source, served,
+            functools.partial(on_gpu, workload, name, {kernel: choice}),
+        )
+        for kernel, names in COMPUTES.items()
+        for choice, served in choices(kernel, call, len(given[0]) * workload.tokens, device)
+        for name in names
+    ]  # fmt: skip
+
+
+def as_served(workload: HcSiteWorkload, name: str, *given: torch.Tensor) -> torch.Tensor:
+    """By the public function and autograd."""
+
+    def run(x, dresidual, dy, dpost, dcomb, *parameters):
+        leaves = [t.detach().requires_grad_() for t in (x, *parameters)]
+        y, post, comb, residual = hc_site(*leaves, **workload.options)
+        upstream = dresidual, dy, dpost, dcomb
+        dx, dfn, dscale, dbase = torch.autograd.grad((residual, y, post, comb), leaves, upstream)
+        found = y.detach(), post.detach(), comb.detach(), dx, dfn, dscale, dbase
+        return dict(zip(budget.RESULTS, found, strict=True))
+
+    return result(name, run, *given)
+
+
+def on_gpu(workload: HcSiteWorkload, name: str, chosen: dict, *given: torch.Tensor) -> torch.Tensor:
+    """One gradient, kernels with the choices named and what is served of the others."""
+    from helion_sinkhorn.ops.hc_site import launch
+
+    def run(x, dresidual, dy, dpost, dcomb, *parameters):
+        _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, *workload.arguments)
+        dx, dfn, sums, _ = launch.backward(
+            dresidual, dy, None, dpost, dcomb, x, *parameters, pre, mixes, norms, True, *workload.arguments,
+            choices=chosen,
+        )  # fmt: skip
+        dbase, dscale = sums.split((workload.m, 3))
+        return {"dx": dx, "dfn": dfn, "dscale": dscale, "dbase": dbase}
+
+    return result(name, run, *given)
+
+
+def result(name: str, run, *given: torch.Tensor) -> torch.Tensor:
+    """One result: what belongs to tokens by one call for all elements, sums by a call for each."""
+    tokens, parameters = given[:5], given[5:]
+    if name in OF_TOKENS:
+        return flat(name, run(*tokens, *(t[0] for t in parameters))[name])
+    each = [run(*(t[k] for t in given))[name] for k in range(len(given[0]))]
+    sums = torch.stack(each)
+    return sums if name == "dfn" else sums.unsqueeze(1)

@@ -1,0 +1,1 @@
+"""NVIDIA machine code followed on a CPU with formulas in place of numbers."""

@@ -1,0 +1,46 @@
+"""The kernels of hc_site with their default configs as machine code for GPUs that need not be here."""
+
+from __future__ import annotations
+
+import pytest
+from targets import BY_NIGHT, ONE_TARGET
+
+pytest.importorskip("triton")
+
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.machine.binary import Job
+from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.hc_site import launch
+from helion_sinkhorn.ops.hc_site.space import SiteCall
+from helion_sinkhorn.runtime.kernel import default_choice
+
+CALLS = (
+    SiteCall("bfloat16", 4, 7168, "float32"),
+    *(
+        pytest.param(SiteCall(*c), marks=BY_NIGHT)
+        for c in (
+            ("float32", 4, 4096, "float32"), ("float16", 4, 4096, "float32"), ("bfloat16", 3, 211, "float32"),
+            ("bfloat16", 16, 128, "float32"),
+        )
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize("key", ONE_TARGET)
+def test_defaults_make_good_machine_code(key, call):
+    jobs = [Job(call, default_choice(KERNELS[name], call, DEVICES[key])) for name in launch.KERNELS]
+    bad = []
+    for binary in compile_for(key, jobs):
+        found, last = list(binary.problems), binary.job.choice.kernel == launch.BACKWARD
+        if binary.spills:
+            found.append(f"{binary.spills} spills")
+        if last and not binary.counts.get("matrix"):
+            found.append(f"no matrix instruction among {dict(binary.counts)}")
+        # streams of aligned rows move 16 bytes a thread at a time; the gradient of the weights writes none
+        moves = ("load 128", "store 128") if last else ("load 128",)
+        if call.columns % 64 == 0 and not all(binary.accesses.get(name) for name in moves):
+            found.append(f"accesses {binary.accesses}")
+        bad += [f"{call} {binary.job.choice}: {'; '.join(found)}"] if found else []
+    assert not bad, "\n".join(bad)

@@ -1,0 +1,184 @@
+"""hc_site on a CUDA or ROCm device, against float64 on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hc_sites import first_element, shares_of_budget, site_inputs, site_results
+
+from helion_sinkhorn import hc_post, hc_site
+from helion_sinkhorn.ops.hc_site.budget import RESULTS
+from helion_sinkhorn.ops.hc_site.workloads import ROWS, HcSiteWorkload
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+WORKLOADS = {w.name: w for w in ROWS if "ci" in w.tags}
+OF_TOKENS = RESULTS[:4]
+
+
+def workload(**options):
+    return HcSiteWorkload("asked", 1, frozenset(), "a test", **options)
+
+
+def on_gpu(given, upstream):
+    return [t.to(DEVICE) for t in given], [t.to(DEVICE) for t in upstream]
+
+
+def results(given, upstream, **options):
+    """RESULTS by the kernels."""
+    return site_results(*on_gpu(given, upstream), implementation="helion", **options)
+
+
+def check(row):
+    found = results(*first_element(row), **row.options)
+    shares = shares_of_budget(row, found)
+    assert max(shares.values()) <= 1, shares
+
+
+def assert_same(found, expected, names=RESULTS):
+    different = [name for name in names if not torch.equal(found[name], expected[name])]
+    assert different == []
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_workloads(name):
+    check(WORKLOADS[name])
+
+
+@pytest.mark.parametrize("n", range(2, 17))
+def test_streams(n):
+    check(workload(n=n, c=48, tokens=19, n_iters=5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("c", [1, 7, 64, 513, 1031])
+def test_columns(c, dtype):
+    check(workload(c=c, tokens=17, dtype=dtype))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 15, 63, 64, 65, 257, 1000])
+def test_tokens(tokens):
+    check(workload(c=40, tokens=tokens))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("c", [67, 1024])
+def test_bits_do_not_depend_on_the_tokens_around_or_the_run(c, dtype):
+    """A token alone, in any batch and in training has the same y, post, comb and dx."""
+    given, upstream = site_inputs(515, c=c, dtype=dtype)
+    whole = results(given, upstream)
+    assert_same(results(given, upstream), whole)
+    for at in (slice(0, 1), slice(3, 130), slice(514, 515), slice(1, 515, 2)):
+        part = results((given[0][at], *given[1:]), [t[at] for t in upstream])
+        assert_same(part, {name: whole[name][at] for name in OF_TOKENS}, OF_TOKENS)
+    with torch.no_grad():
+        served = hc_site(*(t.to(DEVICE) for t in (given[0][514:], *given[1:])), implementation="helion")
+    assert all(torch.equal(a, whole[name][514:]) for a, name in zip(served, OF_TOKENS, strict=False))
+
+
+def test_one_gradient_is_that_of_the_parts_but_for_their_roundings():
+    """A site rounds a bfloat16 gradient once; its parts round theirs, and autograd its two sums."""
+    given, upstream = on_gpu(*site_inputs(300, c=512, dtype=torch.bfloat16))
+    fused = site_results(given, upstream, implementation="helion")
+
+    def by_parts(x, fn, scale, base):
+        from helion_sinkhorn import hc_coeffs, hc_pre
+
+        pre, post, comb = hc_coeffs(x, fn, scale, base, implementation="helion")
+        return hc_pre(x, pre, implementation="helion"), post, comb, x * 1
+
+    parts = site_results(given, upstream, f=by_parts)
+    truth = site_results(*([t.double() for t in group] for group in (given, upstream)))
+    assert_same(fused, parts, ("y", "post", "comb"))
+
+    def error(dx):
+        return (dx.double() - truth["dx"]).square().mean().sqrt()
+
+    assert error(fused["dx"]) <= 1.01 * error(truth["dx"].bfloat16())
+    assert error(parts["dx"]) > 1.2 * error(fused["dx"])
+
+
+def test_a_layer_in_a_cuda_graph():
+    """Streams in, new streams and every gradient out; hc_post's gradient passes back through the residual."""
+    given, (upstream, *_) = on_gpu(*site_inputs(1000, c=512, dtype=torch.bfloat16))
+    leaves = [t.clone().requires_grad_() for t in given]
+
+    def step():
+        y, post, comb, residual = hc_site(*leaves, implementation="helion")
+        out = hc_post(y * 2, residual, post, comb, implementation="helion")
+        return out, *torch.autograd.grad(out, leaves, upstream)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        leaves[0].neg_()
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(step(), captured, strict=True))
+
+
+def test_autocast_changes_no_bit():
+    given, upstream = site_inputs(64, c=136, dtype=torch.bfloat16)
+    plain = results(given, upstream)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert_same(results(given, upstream), plain)
+
+
+def test_other_token_counts_compile_nothing():
+    """One program takes every number of tokens: a server's first call of a size waits for no compiler."""
+    given, upstream = site_inputs(700, c=136, dtype=torch.bfloat16)
+    results(given, upstream)
+    from triton import knobs
+
+    compiled = []
+    before = knobs.runtime.jit_post_compile_hook
+    knobs.runtime.jit_post_compile_hook = lambda **said: compiled.append(said["fn"].name)
+    try:
+        for tokens in (2, 3, 17, 64, 100, 699):
+            results((given[0][:tokens], *given[1:]), [t[:tokens] for t in upstream])
+    finally:
+        knobs.runtime.jit_post_compile_hook = before
+    assert compiled == []
+
+
+def test_tokens_that_are_not_finite_stay_alone():
+    given, upstream = site_inputs(100, c=72)
+    clean = results(given, upstream)
+    x = given[0].clone()
+    x[50, 1] = torch.nan
+    found, others = results((x, *given[1:]), upstream), torch.arange(100, device=DEVICE) != 50
+    assert_same(*({name: t[name][others] for name in OF_TOKENS} for t in (found, clean)), OF_TOKENS)
+    assert found["y"][50].isnan().all()
+
+
+def test_no_tokens():
+    found = results(*site_inputs(2, 0))
+    assert tuple(found["dx"].shape) == (2, 0, 4, 12)
+    assert not any(found[name].any() for name in ("dfn", "dscale", "dbase"))
+
+
+def test_more_than_two_to_the_31_elements():
+    """In x, dresidual and dx: the last tokens are those of a call of their own."""
+    c = 7168
+    tokens = (1 << 31) // (4 * c) + 5
+    (x, *parameters), upstream = on_gpu(*site_inputs(3, c=c, dtype=torch.bfloat16))
+
+    def behind_zeros(t):
+        whole = torch.zeros(tokens, *t.shape[1:], dtype=t.dtype, device=DEVICE)
+        whole[-3:] = t
+        return whole
+
+    few = site_results((x, *parameters), upstream, implementation="helion")
+    many = (behind_zeros(x), *parameters), [behind_zeros(t) for t in upstream]
+    leaves = [t.requires_grad_() for t in many[0]]
+    y, post, comb, residual = hc_site(*leaves, implementation="helion")
+    dx, *_ = torch.autograd.grad((residual, y, post, comb), leaves, many[1])
+    for a, name in ((y, "y"), (post, "post"), (comb, "comb"), (dx, "dx")):
+        assert torch.equal(a[-3:], few[name]), name
+    assert not dx[:-3].any()

@@ -1,0 +1,72 @@
+"""The Triton code generated from the bodies that hc_site launches, tile by tile, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helion_sinkhorn.ops.hc_site import launch
+from helion_sinkhorn.ops.hc_site.budget import RESULTS, evaluated
+from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
+from helion_sinkhorn.testing.rounding import worst
+
+TOKENS = 67
+"""A tile of the default of tokens and a tail."""
+BY_NIGHT = pytest.mark.nightly("every instruction by the interpreter, 30 s")
+
+
+def problem(n, c, tokens=TOKENS, **options):
+    """A workload, and its inputs as the budget takes them."""
+    workload = HcSiteWorkload("asked", 1, frozenset(), "a test", n, c, tokens, n_iters=3, **options)
+    x, fn, _, scale, base, *upstream = workload.make_inputs()
+    return workload, (x, *upstream, fn[None], scale[None], base[None])
+
+
+def results(workload, x, dresidual, dy, dpost, dcomb, fn, scale, base):
+    """RESULTS of one element."""
+    y, pre, post, comb, mixes, norms = launch.forward(x, fn, scale, base, None, *workload.arguments)
+    dx, dfn, sums, _ = launch.backward(
+        dresidual, dy, None, dpost, dcomb, x, fn, scale, base, pre, mixes, norms, True, *workload.arguments
+    )
+    dbase, dscale = sums.split((workload.m, 3))
+    return dict(zip(RESULTS, (y, post, comb, dx, dfn, dscale, dbase), strict=True))
+
+
+def check(workload, inputs):
+    found = results(workload, *(t[0] for t in inputs))
+    limits = evaluated(workload, *inputs)
+    shares = {
+        name: worst(found[name].reshape(e.value.shape), e.value, e.budget) for name, e in limits.items()
+    }
+    assert max(shares.values()) <= 1, shares
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "options"),
+    [
+        (3, 71, {}),
+        pytest.param(4, 40, {"dtype": torch.float32}, marks=BY_NIGHT),
+        pytest.param(2, 97, {"dtype": torch.float16, "comb_order": "oi"}, marks=BY_NIGHT),
+        pytest.param(8, 24, {"norm_eps": 0.1, "eps_outside": True}, marks=BY_NIGHT),
+    ],
+    ids=str,
+)
+def test_values_and_gradients(n, c, options):
+    check(*problem(n, c, **options))
+
+
+@BY_NIGHT
+@pytest.mark.parametrize("tokens", [1, 2, 300])
+def test_shares_of_tokens(tokens):
+    check(*problem(2, 20, tokens))
+
+
+@BY_NIGHT
+def test_a_token_has_the_same_bits_alone():
+    workload, inputs = problem(3, 67)
+    tokens, parameters = [t[0] for t in inputs[:5]], [t[0] for t in inputs[5:]]
+    whole = results(workload, *tokens, *parameters)
+    for at in (slice(0, 1), slice(20, 21), slice(5, 60)):
+        part = results(workload, *(t[at] for t in tokens), *parameters)
+        for name in RESULTS[:4]:
+            assert torch.equal(part[name], whole[name][at]), name
