@@ -43,7 +43,12 @@ def weights_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
 
 
 def backward_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
-    return mixes.backward_default(call.mixes, device)
+    config, variant = mixes.backward_default(call.mixes, device)
+    sizes = dict(config)
+    if sizes["block_sizes"] == (64, 128) and sizes["num_warps"] == 4:
+        # with the other gradients 128 columns take more registers than four warps have
+        config = mixes.backward_config(64, 64, 4, sizes["num_stages"])
+    return config, variant
 
 
 def backward_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
