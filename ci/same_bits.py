@@ -66,8 +66,8 @@ def differences(trace: Trace, candidate: Candidate, name: str, inputs) -> Iterat
             row, entry = (int(k[0]) for k in np.nonzero(differs))
             one, other = trace.formulas.first_difference(int(alone[entry]), int(found[row, entry]))
             yield (
-                f"in a batch of {batch}, {int(differs.any(1).sum())} have other bits than alone; the first is "
-                f"number {row}, in entry {entry}: {told(trace.formulas, one)}, and there "
+                f"in a batch of {batch}, {int(differs.any(1).sum())} have other bits than alone; the first "
+                f"is number {row}, in entry {entry}: {told(trace.formulas, one)}, and there "
                 f"{told(trace.formulas, other)}"
             )
 

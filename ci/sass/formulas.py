@@ -179,6 +179,6 @@ class Formulas:
         return found
 
     def first_difference(self, a: int, b: int) -> tuple[int, int]:
-        """The innermost formula of a that b lacks, and the reverse; the formula itself where there is none."""
+        """The innermost formula of a that b lacks, and the reverse; a formula itself where there is none."""
         of_a, of_b = self.parts(a), self.parts(b)
         return max(of_a - of_b, default=a), max(of_b - of_a, default=b)

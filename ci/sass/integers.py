@@ -81,7 +81,7 @@ def half_constants(block: Block, ins: Instruction) -> None:
 
 
 def computed(block: Block, ins: Instruction, function: Callable[..., int], *words: np.ndarray) -> np.ndarray:
-    """function of the words in each thread, case by case where predicates of floats choose between numbers."""
+    """function of the words in each thread, by cases where predicates of floats choose between numbers."""
     name = " ".join([ins.op, *sorted(ins.flags)])
     return block.mapped(lambda *w: block.formulas.computed(name, function, w), *words)
 
@@ -105,11 +105,11 @@ def add(block: Block, ins: Instruction) -> None:
 def multiply_add(block: Block, ins: Instruction) -> None:
     to, written, (a, b, c), read = split_off(ins, 3)
     flags = ins.flags
-    if "MOV" in flags or a.name.endswith("RZ") or b.name.endswith("RZ"):
-        # a move, of a float maybe
-        if "WIDE" not in flags and not written and not read:
-            block.write(to, block.read(c))
-            return
+    is_move = "MOV" in flags or a.name.endswith("RZ") or b.name.endswith("RZ")
+    if is_move and "WIDE" not in flags and not written and not read:
+        # of a float maybe
+        block.write(to, block.read(c))
+        return
     if "U32" in flags and b.kind == "number" and b.value == 0x10000 and c.name.endswith("RZ"):
         words = block.read(a)
         block.write(to, block.mapped(lambda w: shifted_half(block, w), words))
@@ -127,7 +127,8 @@ def multiply_add(block: Block, ins: Instruction) -> None:
     if "WIDE" in flags:
         third = whole(block, c).astype(object) + (whole(block, c, 1).astype(object) << 32)
         total = products + third
-        carry = np.array([int((int(p) & (1 << 64) - 1) + int(t) >> 64 != 0) for p, t in zip(products, third)])
+        pairs = zip(products, third, strict=True)
+        carry = np.array([int((int(p) & (1 << 64) - 1) + int(t) >> 64 != 0) for p, t in pairs])
         block.write(to, (total & WORD).astype(np.int64))
         block.write(to, ((total >> 32) & WORD).astype(np.int64), 1)
         for p in written[:1]:
@@ -182,7 +183,7 @@ def shift(block: Block, ins: Instruction) -> None:
     to, low, by, high = ins.operands
     k = whole(block, by) & 31 if "W" in ins.flags else whole(block, by)
     flags = ins.flags
-    simple = "L" in flags and "HI" not in flags or "U32" in flags and "HI" in flags
+    simple = ("L" in flags and "HI" not in flags) or ("U32" in flags and "HI" in flags)
     if simple and (k == k[0]).all():
         by, left = int(k[0]), "L" in flags
         words = block.read(low if left else high)

@@ -80,7 +80,8 @@ class Trace:
         here = self.named[k]
         offset = address - here.begin
         offset = offset % here.row if here.row else offset
-        return self.formulas.of("half", offset // 2 % 2, self.formulas.of("entry", here.name, offset // 4 * 4))
+        entry = self.formulas.of("entry", here.name, offset // 4 * 4)
+        return self.formulas.of("half", offset // 2 % 2, entry)
 
     def of(self, t: torch.Tensor) -> np.ndarray:
         """The formulas of a tensor's entries."""

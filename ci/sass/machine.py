@@ -87,7 +87,7 @@ class Block:
             if o.name.endswith("Z"):
                 return np.zeros(self.threads, np.int64)
             letters = o.name.rstrip("0123456789")
-            return self.register(f"{letters}{int(o.name[len(letters):]) + more}")
+            return self.register(f"{letters}{int(o.name[len(letters) :]) + more}")
         return self.special(o.name)
 
     def register(self, name: str) -> np.ndarray:
@@ -111,7 +111,7 @@ class Block:
         if o.name.endswith(("RZ", "PT")):
             return
         letters = o.name.rstrip("0123456789")
-        name = f"{letters}{int(o.name[len(letters):]) + more}"
+        name = f"{letters}{int(o.name[len(letters) :]) + more}"
         self.registers[name] = self.merged(words, self.register(name))
 
     def merged(self, words: np.ndarray, old: np.ndarray) -> np.ndarray:

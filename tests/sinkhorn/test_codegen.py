@@ -63,7 +63,7 @@ def test_sums_over_padded_matrices_leave_no_choice_of_fusion():
     calls = SinkhornCall(True, 1, "float32", 3, 3, 3), SinkhornCall(False, 1, "float32", 5, 3, 2)
     rows = [(call, "sinkhorn_backward") for call in calls]
     choices = [(c, Choice(k, *KERNELS[k].default(c, DEVICES["h200"]), "default")) for c, k in rows]
-    for binary in compile_for("h200", [Job(*pair) for pair in choices], workers=WORKERS):
+    for binary in compiler.compile_for("h200", [Job(*pair) for pair in choices]):
         assert binary.compiled, binary.problems
         assert "contested fusion" not in binary.counts, binary.job.choice
 

@@ -44,7 +44,8 @@ def u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, masked):
     """
     rho, rounded = lead / trail, rounding(masked, how)
     if t == 0 or eps == 0.0:
-        return reciprocals(rho * (contract(a, vs[t], lead_axis, masked, rounded) + eps * p), lead, how, paired)
+        p = rho * (contract(a, vs[t], lead_axis, masked, rounded) + eps * p)
+        return reciprocals(p, lead, how, paired)
     both = vs[t] + (eps * rho) * vs[t - 1]
     return reciprocals(rho * contract(a, both, lead_axis, masked, rounded), lead, how, paired)
 
@@ -67,9 +68,7 @@ def take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, masked
     """dA before a replayed segment that began with p; lean: each u_t is computed again, so none was kept."""
     for t in range(len(us) - 1, -1, -1):
         u = u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, masked) if lean else us[t]
-        da = project(
-            a, da, u, vs[t + 1], vs[t], lead / trail, lead_axis, masked, rounding(masked, how)
-        )
+        da = project(a, da, u, vs[t + 1], vs[t], lead / trail, lead_axis, masked, rounding(masked, how))
     return da
 
 
