@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from types import ModuleType
 
 import torch
 from tritonbench.utils.triton_op import (
@@ -12,6 +13,7 @@ from tritonbench.utils.triton_op import (
     REGISTERED_BENCHMARKS,
     REGISTERED_METRICS,
     BenchmarkOperator,
+    register_benchmark,
 )
 
 from tritonbench_ops import measure
@@ -106,6 +108,17 @@ class Judged(BenchmarkOperator):
 class JudgedByLeaves(Judged):
     """An operator whose input is its tensors, None for those left out, and last the upstream gradient."""
 
+    parts: ModuleType
+    """Its module `cases`."""
+
+    def required(self):
+        must = self.named or [name for name in self.parts.BACKENDS if name not in (self._skip or [])]
+        return must, set(must) - set(self.parts.PYTORCH)
+
+    def timed(self, function, *inputs):
+        """The call of a backend's function that is timed."""
+        return lambda: function(*inputs[:-1])
+
     def get_grad_to_none(self, inputs):
         return [x for x in inputs[:-1] if x is not None]
 
@@ -152,3 +165,16 @@ class JudgedByLeaves(Judged):
             return measure.milliseconds(lambda: target.copy_(source), device, graph)
 
         return self.once("floor", measured)
+
+
+def add_backends(operator: type[JudgedByLeaves], name: str) -> None:
+    """Give an operator a method for each of its backends, by the name that tritonbench knows it under."""
+    for backend, build in operator.parts.BACKENDS.items():
+
+        def method(self, *inputs, build=build):
+            return self.timed(build(), *inputs)
+
+        method.__name__ = backend
+        baseline = backend == operator.parts.BASELINE
+        register = register_benchmark(operator_name=name, func_name=backend, baseline=baseline)
+        setattr(operator, backend, register(method))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
@@ -13,38 +12,27 @@ from helion_sinkhorn import dot_compress, reference
 from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
 from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
 from helion_sinkhorn.testing.rounding import worst
-from helion_sinkhorn.workloads import tagged
+from tritonbench_ops import flags
 from tritonbench_ops.bounds import relative, share_beyond
+from tritonbench_ops.inductor import compiled
 
 REPORTED = 0.2, 0.01
 """atol and rtol of pytorch/helion#1661: a view of the accuracy, and no test of it (docs/dot_compress.md)."""
 Tensors = tuple[torch.Tensor, ...]
+SIZES = {"batch": "elements", "m": "rows of x and y", "d": "columns of x", "k": "columns of y"}
+"""The flags, which are fields of a workload, and what they count."""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The operator's own flags, which tritonbench hands on."""
-    parser = argparse.ArgumentParser("--op dot_compress", allow_abbrev=False)
-    for name, what in {
-        "batch": "elements", "m": "rows of x and y", "d": "columns of x", "k": "columns of y"
-    }.items():  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, help=f"{what}; default: those of the bench workloads")
+    parser = flags.parser("dot_compress", SIZES)
     parser.add_argument("--with-z", action="store_true", help="add z to the intermediate")
-    options = parser.parse_args(arguments)
-    for name in ("batch", "m", "d", "k"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name} is {value}; pass at least 1")
-    return options
+    return parser.parse_args(arguments)
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[DotWorkload]:
     """The bench workloads as `options` change them, each once."""
-    named = {name: v for name in ("batch", "m", "d", "k") if (v := getattr(options, name)) is not None}
-    rows = [
-        dataclasses.replace(row, **named, has_z=options.with_z, dtype=dtype)
-        for row in tagged("bench", DotWorkload)
-    ]
-    return list({(row.batch, row.m, row.d, row.k): row for row in rows}.values())
+    return flags.bench(DotWorkload, options, {name: name for name in SIZES}, dtype, has_z=options.with_z)
 
 
 def x_value(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None) -> str:
@@ -63,19 +51,13 @@ def operations(x: torch.Tensor, y: torch.Tensor) -> float:
     return 4.0 * x.numel() * y.size(-1)
 
 
-def compiled(mode: str | None) -> Callable[..., torch.Tensor]:
-    import torch._functorch.config
-
-    # the backward pass alone is run again and again on one forward pass
-    torch._functorch.config.donated_buffer = False
-    return torch.compile(reference.dot_compress, dynamic=False, mode=mode)
-
-
 BASELINE = "eager"
 BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
     BASELINE: lambda: reference.dot_compress,
-    "torch_compile": functools.partial(compiled, None),
-    "torch_compile_max_autotune": functools.partial(compiled, "max-autotune-no-cudagraphs"),
+    "torch_compile": functools.partial(compiled, reference.dot_compress),
+    "torch_compile_max_autotune": functools.partial(
+        compiled, reference.dot_compress, "max-autotune-no-cudagraphs"
+    ),
     "helion_dot_compress": lambda: dot_compress,
     "helion_dot_compress_precise": lambda: functools.partial(dot_compress, precise_intermediate=True),
 }

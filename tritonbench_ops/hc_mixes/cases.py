@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -12,13 +12,15 @@ from helion_sinkhorn import hc_mixes, reference
 from helion_sinkhorn.ops.hc_mixes.budget import evaluated, sum_with_x, variance_of_norm
 from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
 from helion_sinkhorn.testing.rounding import SIGMAS, half_ulp, worst
-from helion_sinkhorn.workloads import tagged
+from tritonbench_ops import flags
 from tritonbench_ops.bounds import relative, share_beyond
+from tritonbench_ops.inductor import compiled
 
 Tensors = Sequence[torch.Tensor]
-FLAGS = {"tokens": "batch", "streams": "n", "hidden": "c", "rows": "m"}
-"""Flags by the fields of a workload that they replace."""
-WHAT = {"tokens": "T", "streams": "n", "hidden": "C", "rows": "M, of fn"}
+SIZES = {"tokens": "T", "streams": "n", "hidden": "C", "rows": "M, of fn"}
+"""The flags, and what they count."""
+FIELDS = {"tokens": "batch", "streams": "n", "hidden": "c", "rows": "m"}
+"""The flags, and the fields of a workload that they replace."""
 SAMPLED = 64
 """Tokens held to budgets of their own, the first and the last among them."""
 PIECE_ENTRIES = 1 << 24
@@ -27,22 +29,12 @@ PIECE_ENTRIES = 1 << 24
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The operator's own flags, which tritonbench hands on."""
-    parser = argparse.ArgumentParser("--op hc_mixes", allow_abbrev=False)
-    for name, what in WHAT.items():
-        parser.add_argument(f"--{name}", type=int, help=f"{what}; default: those of the bench workloads")
-    options = parser.parse_args(arguments)
-    for name in FLAGS:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name} is {value}; pass at least 1")
-    return options
+    return flags.parser("hc_mixes", SIZES).parse_args(arguments)
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[MixesWorkload]:
     """The bench workloads as `options` change them, each once."""
-    named = {field: v for name, field in FLAGS.items() if (v := getattr(options, name)) is not None}
-    rows = [dataclasses.replace(row, **named, dtype=dtype) for row in tagged("bench", MixesWorkload)]
-    return list({(row.batch, row.n, row.c, row.m): row for row in rows}.values())
+    return flags.bench(MixesWorkload, options, FIELDS, dtype)
 
 
 def inputs(case: MixesWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
@@ -73,14 +65,6 @@ def in_float32(x, fn, precision="float32", **options):
     return reference.hc_mixes(x.float(), fn.float(), **options)
 
 
-def compiled() -> Callable[..., torch.Tensor]:
-    import torch._functorch.config
-
-    # the backward pass alone is run again and again on one forward pass
-    torch._functorch.config.donated_buffer = False
-    return torch.compile(in_float32, dynamic=False)
-
-
 def in_tf32(x, fn, precision="float32", **options):
     return hc_mixes(x, fn, precision="tf32", **options)
 
@@ -88,7 +72,7 @@ def in_tf32(x, fn, precision="float32", **options):
 BASELINE = "eager"
 BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
     BASELINE: lambda: in_float32,
-    "torch_compile": compiled,
+    "torch_compile": functools.partial(compiled, in_float32),
     "helion_hc_mixes": lambda: hc_mixes,
     "helion_hc_mixes_tf32": lambda: in_tf32,
 }

@@ -4,39 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 
-from tritonbench.utils.triton_op import register_benchmark, register_metric, register_x_val
+from tritonbench.utils.triton_op import register_metric, register_x_val
 
 from tritonbench_ops import measure
-from tritonbench_ops.hc_mixes.cases import (
-    BACKENDS,
-    BASELINE,
-    PYTORCH,
-    TF32,
-    bytes_moved,
-    cases,
-    inputs,
-    operations,
-    parse,
-    share_of_budget,
-    x_value,
-)
-from tritonbench_ops.judged import JudgedByLeaves
+from tritonbench_ops.hc_mixes import cases as parts
+from tritonbench_ops.judged import JudgedByLeaves, add_backends
 
 
 class Operator(JudgedByLeaves):
     """The projection of mHC; an input is (x, fn, dmixes)."""
 
+    parts = parts
     DEFAULT_PRECISION = "bf16"
     DEFAULT_METRICS = ["latency", "speedup", "accuracy", "x_floor"]  # noqa: RUF012
 
     def __init__(self, tb_args, extra_args=None):
         super().__init__(tb_args, extra_args)
-        self.cases = cases(parse(self.extra_args or []), self.dtype)
+        self.cases = parts.cases(parts.parse(self.extra_args or []), self.dtype)
         self.of_shape = {}
 
     def get_input_iter(self):
         for case in self.cases:
-            x, fn, dmixes = inputs(case, self.device)
+            x, fn, dmixes = parts.inputs(case, self.device)
             self.of_shape[x.shape, fn.shape] = case
             yield *(t.requires_grad_(self.requires_grad) for t in (x, fn)), dmixes
 
@@ -46,14 +35,14 @@ class Operator(JudgedByLeaves):
 
     @register_x_val(label="TxnxC M")
     def get_x_val(self, inputs):
-        return x_value(inputs[0], self.case_of(*inputs))
+        return parts.x_value(inputs[0], self.case_of(*inputs))
 
     def accuracy(self, fn, baseline_fn):
         """Whether every token's results and dfn are within the error budget against float64."""
         case = self.case_of(*self.example_inputs)
-        if fn._name in TF32:
+        if fn._name in parts.TF32:
             case = dataclasses.replace(case, precision="tf32")
-        right = share_of_budget(case, self.example_inputs, *self.results(fn)) <= 1
+        right = parts.share_of_budget(case, self.example_inputs, *self.results(fn)) <= 1
         self.accurate[self.get_x_val(self.example_inputs), fn._name] = right
         return right
 
@@ -67,28 +56,15 @@ class Operator(JudgedByLeaves):
 
     @register_metric()
     def flops(self, fn, inputs, metrics):
-        return operations(self.case_of(*inputs)) * measure.PASSES[self.mode.value]
+        return parts.operations(self.case_of(*inputs)) * measure.PASSES[self.mode.value]
 
     def moved(self):
         x = self.example_inputs[0]
-        return bytes_moved(x, self.case_of(*self.example_inputs), self.mode.value)
+        return parts.bytes_moved(x, self.case_of(*self.example_inputs), self.mode.value)
 
-    def required(self):
-        must = self.named or [name for name in BACKENDS if name not in (self._skip or [])]
-        return must, set(must) - set(PYTORCH)
-
-
-def method(name, build):
-    """The method that tritonbench calls with an input to get the closure it times."""
-
-    def backend(self, x, fn, dmixes):
-        function, options = build(), self.case_of(x, fn).options
+    def timed(self, function, x, fn, dmixes):
+        options = self.case_of(x, fn).options
         return lambda: function(x, fn, **options)
 
-    backend.__name__ = name
-    return backend
 
-
-for _name, _build in BACKENDS.items():
-    _register = register_benchmark(operator_name="hc_mixes", func_name=_name, baseline=_name == BASELINE)
-    setattr(Operator, _name, _register(method(_name, _build)))
+add_backends(Operator, "hc_mixes")

@@ -2,46 +2,36 @@
 
 from __future__ import annotations
 
-from tritonbench.utils.triton_op import register_benchmark, register_metric, register_x_val
+from tritonbench.utils.triton_op import register_metric, register_x_val
 
 from tritonbench_ops import measure
-from tritonbench_ops.hc_post.cases import (
-    BACKENDS,
-    BASELINE,
-    PYTORCH,
-    bytes_moved,
-    cases,
-    inputs,
-    operations,
-    parse,
-    share_of_budget,
-    x_value,
-)
-from tritonbench_ops.judged import JudgedByLeaves
+from tritonbench_ops.hc_post import cases as parts
+from tritonbench_ops.judged import JudgedByLeaves, add_backends
 
 
 class Operator(JudgedByLeaves):
     """The expansion of mHC's streams; an input is (f, x, post, comb, upstream gradient)."""
 
+    parts = parts
     DEFAULT_PRECISION = "bf16"
     DEFAULT_METRICS = ["latency", "speedup", "accuracy", "x_floor"]  # noqa: RUF012
 
     def __init__(self, tb_args, extra_args=None):
         super().__init__(tb_args, extra_args)
-        self.cases = cases(parse(self.extra_args or []), self.dtype)
+        self.cases = parts.cases(parts.parse(self.extra_args or []), self.dtype)
 
     def get_input_iter(self):
         for case in self.cases:
-            *leaves, grad = inputs(case, self.device)
+            *leaves, grad = parts.inputs(case, self.device)
             yield *(t.requires_grad_(self.requires_grad) for t in leaves), grad
 
     @register_x_val(label="TxnxC")
     def get_x_val(self, inputs):
-        return x_value(inputs[1])
+        return parts.x_value(inputs[1])
 
     def accuracy(self, fn, baseline_fn):
         """Whether every entry is within its error budget against float64; no baseline decides."""
-        right = share_of_budget(self.example_inputs, *self.results(fn)) <= 1
+        right = parts.share_of_budget(self.example_inputs, *self.results(fn)) <= 1
         self.accurate[self.get_x_val(self.example_inputs), fn._name] = right
         return right
 
@@ -55,27 +45,10 @@ class Operator(JudgedByLeaves):
 
     @register_metric()
     def flops(self, fn, inputs, metrics):
-        return operations(inputs[1]) * measure.PASSES[self.mode.value]
+        return parts.operations(inputs[1]) * measure.PASSES[self.mode.value]
 
     def moved(self):
-        return bytes_moved(*self.example_inputs[:4], self.mode.value)
-
-    def required(self):
-        must = self.named or [name for name in BACKENDS if name not in (self._skip or [])]
-        return must, set(must) - set(PYTORCH)
+        return parts.bytes_moved(*self.example_inputs[:4], self.mode.value)
 
 
-def method(name, build):
-    """The method that tritonbench calls with an input to get the closure it times."""
-
-    def backend(self, f, x, post, comb, grad):
-        function = build()
-        return lambda: function(f, x, post, comb)
-
-    backend.__name__ = name
-    return backend
-
-
-for _name, _build in BACKENDS.items():
-    _register = register_benchmark(operator_name="hc_post", func_name=_name, baseline=_name == BASELINE)
-    setattr(Operator, _name, _register(method(_name, _build)))
+add_backends(Operator, "hc_post")

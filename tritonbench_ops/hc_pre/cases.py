@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -11,34 +11,27 @@ import torch
 from helion_sinkhorn import hc_pre, reference
 from helion_sinkhorn.ops.hc_pre.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
-from helion_sinkhorn.workloads import tagged
+from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
+from tritonbench_ops.inductor import compiled
 
 Tensors = Sequence[torch.Tensor]
-FLAGS = {"tokens": "batch", "streams": "n", "hidden": "c"}
-"""Flags by the fields of a workload that they replace."""
+SIZES = {"tokens": "T", "streams": "n", "hidden": "C"}
+"""The flags, and what they count."""
+FIELDS = {"tokens": "batch", "streams": "n", "hidden": "c"}
+"""The flags, and the fields of a workload that they replace."""
 PIECE_ENTRIES = 1 << 24
 """Entries of x computed in float64 at a time."""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The operator's own flags, which tritonbench hands on."""
-    parser = argparse.ArgumentParser("--op hc_pre", allow_abbrev=False)
-    for name, what in {"tokens": "T", "streams": "n", "hidden": "C"}.items():
-        parser.add_argument(f"--{name}", type=int, help=f"{what}; default: those of the bench workloads")
-    options = parser.parse_args(arguments)
-    for name in FLAGS:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name} is {value}; pass at least 1")
-    return options
+    return flags.parser("hc_pre", SIZES).parse_args(arguments)
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[HcPreWorkload]:
     """The bench workloads as `options` change them, each once."""
-    named = {field: v for name, field in FLAGS.items() if (v := getattr(options, name)) is not None}
-    rows = [dataclasses.replace(row, **named, dtype=dtype) for row in tagged("bench", HcPreWorkload)]
-    return list({(row.batch, row.n, row.c): row for row in rows}.values())
+    return flags.bench(HcPreWorkload, options, FIELDS, dtype)
 
 
 def inputs(case: HcPreWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
@@ -68,18 +61,10 @@ def in_float32(x: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
     return reference.hc_pre(x.float(), pre.float()).to(x.dtype)
 
 
-def compiled() -> Callable[..., torch.Tensor]:
-    import torch._functorch.config
-
-    # the backward pass alone is run again and again on one forward pass
-    torch._functorch.config.donated_buffer = False
-    return torch.compile(in_float32, dynamic=False)
-
-
 BASELINE = "eager"
 BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
     BASELINE: lambda: in_float32,
-    "torch_compile": compiled,
+    "torch_compile": functools.partial(compiled, in_float32),
     "helion_hc_pre": lambda: hc_pre,
 }
 """name -> what builds the function; it takes x and pre."""

@@ -6,7 +6,7 @@ Liger's `liger_mhc_coeffs` is no backend: it takes the residual streams and make
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -16,12 +16,15 @@ from helion_sinkhorn import hc_split_sinkhorn, reference
 from helion_sinkhorn.ops.hc_split_sinkhorn.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
 from helion_sinkhorn.testing.rounding import SIGMAS, UNIT, half_ulp, worst
-from helion_sinkhorn.workloads import tagged
+from tritonbench_ops import flags
 from tritonbench_ops.bounds import BEYOND_SAMPLE, relative, share_beyond
+from tritonbench_ops.inductor import compiled
 
 Tensors = Sequence[torch.Tensor]
-FLAGS = {"tokens": "batch", "streams": "n", "iters": "n_iters"}
-"""Flags by the fields of a workload that they replace."""
+SIZES = {"tokens": "rows of mixes", "streams": "n", "iters": "of Sinkhorn"}
+"""The flags, and what they count."""
+FIELDS = {"tokens": "batch", "streams": "n", "iters": "n_iters"}
+"""The flags, and the fields of a workload that they replace."""
 SAMPLED = 64
 """Tokens held to budgets of their own, the first and the last among them."""
 PIECE_ENTRIES = 1 << 20
@@ -30,22 +33,12 @@ PIECE_ENTRIES = 1 << 20
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The operator's own flags, which tritonbench hands on."""
-    parser = argparse.ArgumentParser("--op hc_split_sinkhorn", allow_abbrev=False)
-    for name, what in {"tokens": "rows of mixes", "streams": "n", "iters": "of Sinkhorn"}.items():
-        parser.add_argument(f"--{name}", type=int, help=f"{what}; default: those of the bench workloads")
-    options = parser.parse_args(arguments)
-    for name in FLAGS:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name} is {value}; pass at least 1")
-    return options
+    return flags.parser("hc_split_sinkhorn", SIZES).parse_args(arguments)
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[HcWorkload]:
     """The bench workloads as `options` change them, each once."""
-    named = {field: v for name, field in FLAGS.items() if (v := getattr(options, name)) is not None}
-    rows = [dataclasses.replace(row, **named, dtype=dtype) for row in tagged("bench", HcWorkload)]
-    return list({(row.batch, row.n, row.n_iters): row for row in rows}.values())
+    return flags.bench(HcWorkload, options, FIELDS, dtype)
 
 
 def inputs(case: HcWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
@@ -75,18 +68,10 @@ def in_float32(mixes, scale, base, *arguments, **options):
     return reference.hc_split_sinkhorn(mixes.float(), scale.float(), base.float(), *arguments, **options)
 
 
-def compiled() -> Callable[..., Tensors]:
-    import torch._functorch.config
-
-    # the backward pass alone is run again and again on one forward pass
-    torch._functorch.config.donated_buffer = False
-    return torch.compile(in_float32, dynamic=False)
-
-
 BASELINE = "eager"
 BACKENDS: dict[str, Callable[[], Callable[..., Tensors]]] = {
     BASELINE: lambda: in_float32,
-    "torch_compile": compiled,
+    "torch_compile": functools.partial(compiled, in_float32),
     "helion_hc_split_sinkhorn": lambda: hc_split_sinkhorn,
 }
 """name -> what builds the function; it takes the arguments of `hc_split_sinkhorn`."""

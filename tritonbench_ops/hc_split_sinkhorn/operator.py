@@ -5,38 +5,28 @@ from __future__ import annotations
 import math
 
 import torch
-from tritonbench.utils.triton_op import register_benchmark, register_metric, register_x_val
+from tritonbench.utils.triton_op import register_metric, register_x_val
 
 from tritonbench_ops import measure
-from tritonbench_ops.hc_split_sinkhorn.cases import (
-    BACKENDS,
-    BASELINE,
-    PYTORCH,
-    bytes_moved,
-    cases,
-    inputs,
-    operations,
-    parse,
-    share_of_budget,
-    x_value,
-)
-from tritonbench_ops.judged import JudgedByLeaves
+from tritonbench_ops.hc_split_sinkhorn import cases as parts
+from tritonbench_ops.judged import JudgedByLeaves, add_backends
 
 
 class Operator(JudgedByLeaves):
     """The coefficients of mHC; an input is (mixes, scale, base, (dpre, dpost, dcomb))."""
 
+    parts = parts
     DEFAULT_PRECISION = "fp32"
     DEFAULT_METRICS = ["latency", "speedup", "accuracy", "x_floor"]  # noqa: RUF012
 
     def __init__(self, tb_args, extra_args=None):
         super().__init__(tb_args, extra_args)
-        self.cases = cases(parse(self.extra_args or []), self.dtype)
+        self.cases = parts.cases(parts.parse(self.extra_args or []), self.dtype)
         self.of_tokens = {}
 
     def get_input_iter(self):
         for case in self.cases:
-            *leaves, dpre, dpost, dcomb = inputs(case, self.device)
+            *leaves, dpre, dpost, dcomb = parts.inputs(case, self.device)
             leaves = [t.requires_grad_(self.requires_grad) for t in leaves]
             self.of_tokens[leaves[0].shape] = case
             yield *leaves, (dpre, dpost, dcomb)
@@ -47,7 +37,7 @@ class Operator(JudgedByLeaves):
 
     @register_x_val(label="TxC n T")
     def get_x_val(self, inputs):
-        return x_value(inputs[0], self.case_of(inputs[0]))
+        return parts.x_value(inputs[0], self.case_of(inputs[0]))
 
     def results(self, fn):
         """((pre, post, comb), gradients) of the mode's closure; None for what the mode does not compute."""
@@ -66,7 +56,7 @@ class Operator(JudgedByLeaves):
         """Whether every token's results and the sums are within the error budget against float64."""
         *leaves, grads = self.example_inputs
         case = self.case_of(leaves[0])
-        right = share_of_budget(case, (*leaves, *grads), *self.results(fn)) <= 1
+        right = parts.share_of_budget(case, (*leaves, *grads), *self.results(fn)) <= 1
         self.accurate[self.get_x_val(self.example_inputs), fn._name] = right
         return right
 
@@ -80,29 +70,14 @@ class Operator(JudgedByLeaves):
 
     @register_metric()
     def flops(self, fn, inputs, metrics):
-        return operations(self.case_of(inputs[0])) * measure.PASSES[self.mode.value]
+        return parts.operations(self.case_of(inputs[0])) * measure.PASSES[self.mode.value]
 
     def moved(self):
-        return bytes_moved(self.example_inputs[0], self.mode.value)
+        return parts.bytes_moved(self.example_inputs[0], self.mode.value)
 
-    def required(self):
-        must = self.named or [name for name in BACKENDS if name not in (self._skip or [])]
-        return must, set(must) - set(PYTORCH)
-
-
-def method(name, build):
-    """The method that tritonbench calls with an input to get the closure it times."""
-
-    def backend(self, mixes, scale, base, grads):
-        function, options = build(), self.case_of(mixes).options
+    def timed(self, function, mixes, scale, base, grads):
+        options = self.case_of(mixes).options
         return lambda: function(mixes, scale, base, **options)
 
-    backend.__name__ = name
-    return backend
 
-
-for _name, _build in BACKENDS.items():
-    _register = register_benchmark(
-        operator_name="hc_split_sinkhorn", func_name=_name, baseline=_name == BASELINE
-    )
-    setattr(Operator, _name, _register(method(_name, _build)))
+add_backends(Operator, "hc_split_sinkhorn")

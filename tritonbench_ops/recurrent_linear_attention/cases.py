@@ -16,30 +16,26 @@ from helion_sinkhorn.ops.linear_attention.budget import Case, budgets_of
 from helion_sinkhorn.ops.linear_attention.limits import why_not_chunked
 from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.workloads import tagged
+from tritonbench_ops import flags
 from tritonbench_ops.bounds import relative, share_beyond
+from tritonbench_ops.inductor import compiled
 
 NAMES = ("q", "k", "v", "g", "g_gamma", "gk", "gv")
 Inputs = tuple[torch.Tensor | None, ...]
 """NAMES, None for a gate that is not there."""
 Attend = Callable[..., torch.Tensor]
 """Inputs -> o."""
+SIZES = {"batch": "sequences", "steps": "T", "heads": "H", "dk": "columns of q and k", "dv": "columns of v"}
+"""The flags of sizes, and what they count."""
 COMPILED_STEPS = 64
 """Most steps that torch.compile is given: it writes every one out, and takes minutes for a thousand."""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The operator's own flags, which tritonbench hands on."""
-    parser = argparse.ArgumentParser("--op recurrent_linear_attention", allow_abbrev=False)
-    for name, what in {
-        "batch": "sequences", "steps": "T", "heads": "H", "dk": "columns of q and k", "dv": "columns of v"
-    }.items():  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, help=f"{what}; default: those of the bench workloads")
+    parser = flags.parser("recurrent_linear_attention", SIZES)
     parser.add_argument("--gates", help='of "g g_gamma gk gv", with spaces between; default: theirs')
     options = parser.parse_args(arguments)
-    for name in ("batch", "steps", "heads", "dk", "dv"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name} is {value}; pass at least 1")
     unknown = set((options.gates or "").split()) - set(NAMES[3:])
     if unknown:
         parser.error(f"--gates names {', '.join(sorted(unknown))}; pass some of {' '.join(NAMES[3:])}")
@@ -95,14 +91,6 @@ def eager(*inputs: torch.Tensor | None) -> torch.Tensor:
     return reference.recurrent_linear_attention(**named).to(inputs[2].dtype)
 
 
-def compiled() -> Attend:
-    import torch._functorch.config
-
-    # the backward pass alone is run again and again on one forward pass
-    torch._functorch.config.donated_buffer = False
-    return torch.compile(eager, dynamic=False)
-
-
 def too_long(q: torch.Tensor, *others: torch.Tensor | None) -> str:
     if q.size(1) <= COMPILED_STEPS:
         return ""
@@ -139,7 +127,7 @@ BASELINE = "eager"
 ABSENT = "" if importlib.util.find_spec("fla") else "flash-linear-attention is not installed"
 BACKENDS = {
     BASELINE: Backend(lambda: eager),
-    "torch_compile": Backend(compiled, refuses=too_long),
+    "torch_compile": Backend(functools.partial(compiled, eager), refuses=too_long),
     "helion_recurrent": Backend(functools.partial(ours, "recurrent")),
     "helion_chunked": Backend(functools.partial(ours, "chunked"), "chunked", not_in_chunks),
     "fla_fused_recurrent_gla": Backend(

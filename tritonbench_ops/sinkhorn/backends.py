@@ -16,6 +16,7 @@ import torch
 
 from helion_sinkhorn import Implicit, plan, reference, sinkhorn
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import SOLVERS
+from tritonbench_ops import inductor
 
 Forward = Callable[[], torch.Tensor]
 Build = Callable[..., Forward]
@@ -52,11 +53,7 @@ def eager(logits, dy, n_iters, form, first) -> Forward:
 
 def compiled(mode: str | None) -> Build:
     def build(logits, dy, n_iters, form, first) -> Forward:
-        import torch._functorch.config
-
-        # the backward pass alone is run again and again on one forward pass
-        torch._functorch.config.donated_buffer = False
-        return partial(torch.compile(_eager, dynamic=False, mode=mode), logits, n_iters, form, first)
+        return partial(inductor.compiled(_eager, mode), logits, n_iters, form, first)
 
     return build
 

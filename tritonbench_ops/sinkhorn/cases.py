@@ -11,6 +11,7 @@ import torch
 from helion_sinkhorn.ops.sinkhorn.api import FIRSTS, FORMS
 from helion_sinkhorn.ops.sinkhorn.workloads import LARGEST_ENTRIES, SinkhornWorkload
 from helion_sinkhorn.workloads import tagged
+from tritonbench_ops import flags
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MODES = ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")
@@ -20,18 +21,10 @@ TENSORS_MOVED = {"fwd": 2, "fwd_no_grad": 2, "bwd": 3, "fwd_bwd": 5}
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The operator's own flags, which tritonbench hands on."""
-    parser = argparse.ArgumentParser("--op sinkhorn", allow_abbrev=False)
+    parser = flags.parser("sinkhorn", {"n": "rows and columns", "iters": "T", "batch": "matrices"})
     parser.add_argument("--form", choices=FORMS, default="deepseek", help="definition (README); %(default)s")
     parser.add_argument("--first", choices=FIRSTS, default="rows", help="normalised first; %(default)s")
-    parser.add_argument("--n", type=int, help="rows and columns; default: each of the bench workloads")
-    parser.add_argument("--iters", type=int, help="T; default: that of the bench workloads")
-    parser.add_argument("--batch", type=int, help="matrices; default: each of the bench workloads")
-    options = parser.parse_args(arguments)
-    for name in ("n", "iters", "batch"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name} is {value}; pass at least 1")
-    return options
+    return parser.parse_args(arguments)
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[SinkhornWorkload]:
