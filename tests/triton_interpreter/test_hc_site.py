@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.ops.hc_site import launch
+from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
 from helion_sinkhorn.ops.hc_site.budget import RESULTS, evaluated
+from helion_sinkhorn.ops.hc_site.space import SiteCall
+from helion_sinkhorn.ops.hc_site.trials import boundary_error
 from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
+from helion_sinkhorn.runtime.kernel import default_choice
 from helion_sinkhorn.testing.rounding import worst
 
 TOKENS = 67
@@ -44,7 +49,7 @@ def check(workload, inputs):
 @pytest.mark.parametrize(
     ("n", "c", "options"),
     [
-        (3, 71, {}),
+        pytest.param(3, 71, {}, marks=BY_NIGHT),
         pytest.param(4, 40, {"dtype": torch.float32}, marks=BY_NIGHT),
         pytest.param(2, 97, {"dtype": torch.float16, "comb_order": "oi"}, marks=BY_NIGHT),
         pytest.param(8, 24, {"norm_eps": 0.1, "eps_outside": True}, marks=BY_NIGHT),
@@ -55,10 +60,19 @@ def test_values_and_gradients(n, c, options):
     check(*problem(n, c, **options))
 
 
-@BY_NIGHT
-@pytest.mark.parametrize("tokens", [1, 2, 300])
+@pytest.mark.parametrize("tokens", [5, *(pytest.param(t, marks=BY_NIGHT) for t in (1, 2, 300))])
 def test_shares_of_tokens(tokens):
     check(*problem(2, 20, tokens))
+
+
+@BY_NIGHT
+@pytest.mark.parametrize(
+    "call", [SiteCall("bfloat16", 3, 71, "float32"), SiteCall("float32", 5, 410, "tf32")], ids=str
+)
+def test_boundary(call):
+    """One chunk of columns and 15 rows of fn; two chunks and 35 rows."""
+    choice = default_choice(boundary.KERNELS[boundary.FORWARD], call, DEVICES["h200"])
+    assert boundary_error(call, choice, "cpu") <= 1
 
 
 @BY_NIGHT
