@@ -77,8 +77,10 @@ def told(formulas: Formulas, word: int) -> str:
     return formulas.told(word, 2)
 
 
-def judge(name: str, wanted: frozenset[str], key: str, cache: Path) -> Iterator[tuple[Candidate, list[str]]]:
-    """What differs, for every candidate of a workload that computes a result wanted."""
+def judge(
+    name: str, wanted: frozenset[str], key: str, cache: Path, served: bool
+) -> Iterator[tuple[Candidate, list[str]]]:
+    """What differs, for every candidate of a workload that computes a result wanted, or those that serve."""
     device = present(key, cache)
     workload = WORKLOADS[name]
     # a token for an element: groups of tokens would stand at different places
@@ -91,7 +93,7 @@ def judge(name: str, wanted: frozenset[str], key: str, cache: Path) -> Iterator[
         with as_on_device():
             candidates = operator.candidates(workload, *inputs)
         for candidate in candidates:
-            if candidate.served and (not wanted or candidate.of in wanted):
+            if (candidate.served or not served) and (not wanted or candidate.of in wanted):
                 yield candidate, list(differences(trace, candidate, name, inputs))
 
 
@@ -103,13 +105,15 @@ def main() -> int:
     parser.add_argument("--device", choices=nvidia, default="h200")
     parser.add_argument("--workloads", nargs="+", type=selected, metavar="NAME[:RESULT,...]",
                         default=[selected(name) for name in DEFAULT])  # fmt: skip
+    parser.add_argument("--served", action="store_true", help="only the config that serves each call")
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of compiled programs")
     given = parser.parse_args()
     wrong = 0
     for name, wanted in given.workloads:
         begin = time.monotonic()
         try:
-            for candidate, found in judge(name, wanted, given.device, given.cache.resolve()):
+            judged = judge(name, wanted, given.device, given.cache.resolve(), given.served)
+            for candidate, found in judged:
                 wrong += len(found)
                 seconds = time.monotonic() - begin
                 verdict = "; ".join(found) or "one formula everywhere"

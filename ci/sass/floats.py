@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ci.sass.integers import NotKnown, joined
+from ci.sass.text import float_bits
 
 if TYPE_CHECKING:
     from ci.sass.machine import Block
@@ -68,6 +69,21 @@ def compare(block: Block, ins: Instruction) -> None:
     joined(block, ins, first, second, found, block.read(before))
 
 
+def compare_to_number(block: Block, ins: Instruction) -> None:
+    """FSET.BF: 1.0 where a comparison holds, 0 elsewhere."""
+    to, a, b, before = ins.operands
+    if "BF" not in ins.flags or "AND" not in ins.flags:
+        raise NotKnown("a comparison as a whole number")
+    (how,) = ins.flags - {"AND", "FTZ", "BF"}
+    f = block.formulas
+
+    def one(p: int, q: int, r: int) -> int:
+        return f.chosen(f.both(f.compared(how, p, q), r), float_bits(1.0), 0)
+
+    x, y = block.read(a, as_float=True), block.read(b, as_float=True)
+    block.write(to, block.mapped(one, x, y, block.read(before)))
+
+
 def function(block: Block, ins: Instruction) -> None:
     to, a = ins.operands
     name = " ".join([ins.op, *sorted(ins.flags)])
@@ -99,5 +115,5 @@ def widen(block: Block, ins: Instruction) -> None:
 
 TABLE = {
     "FADD": add, "FMUL": multiply, "FFMA": multiply_add, "FMNMX": extreme, "FSEL": choose, "FSETP": compare,
-    "MUFU": function, "F2FP": pack, "HADD2": widen,
+    "FSET": compare_to_number, "MUFU": function, "F2FP": pack, "HADD2": widen,
 }  # fmt: skip
