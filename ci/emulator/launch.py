@@ -112,7 +112,7 @@ _hosts: dict[Any, Callable[..., None]] = {}
 
 
 def host_of(kernel: Any, signature: tuple, cache: Path, arguments: tuple[Any, ...]) -> Callable[..., None]:
-    """Helion's host function for a launch: its text is kept by all that decides it."""
+    """Helion's host function for a launch; a text that is new is kept by all that decides it."""
     from helion_sinkhorn.runtime import program_cache
     from helion_sinkhorn.runtime.generated import generated
     from helion_sinkhorn.runtime.standalone import load
@@ -121,11 +121,12 @@ def host_of(kernel: Any, signature: tuple, cache: Path, arguments: tuple[Any, ..
     if key not in _hosts:
         device = torch.device("cuda", 0)
         path = cache / "helion" / program_cache.file_name(kernel.name, (kernel.config, signature), device)
-        if not path.exists():
+        if path.exists():
+            _hosts[key] = load(path.read_text(), kernel.name, str(path))
+        else:
             path.parent.mkdir(parents=True, exist_ok=True)
             with presented.as_called(arguments) as given:
-                generated(kernel, given, functools.partial(replace, path))
-        _hosts[key] = load(path.read_text(), kernel.name, str(path))
+                _hosts[key] = generated(kernel, given, functools.partial(replace, path))
     return _hosts[key]
 
 

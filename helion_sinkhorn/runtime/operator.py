@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class Operator:
     """By the name of a kernel."""
     kernel_calls: Callable[[Any], Iterator[tuple[str, Any]]]
     """workload -> (kernel, its call), one for each kernel that serves it."""
+    _: KW_ONLY
     score: Callable[[Any, int], float] | None = None
     """(Binary, batch) -> what the candidates of a key are ranked by where they cannot be timed, or None."""
     problems: Callable[[Any], Iterator[str]] = no_problems

@@ -8,4 +8,4 @@ from helion_sinkhorn.ops.dot_compress.trials import TRIALS, kernel_calls, run_ca
 from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
 from helion_sinkhorn.runtime.operator import Operator
 
-ROW = Operator("dot_compress", DotWorkload, KERNELS, TRIALS, kernel_calls, score, run_call)
+ROW = Operator("dot_compress", DotWorkload, KERNELS, TRIALS, kernel_calls, score=score, call=run_call)

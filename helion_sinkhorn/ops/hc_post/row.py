@@ -8,4 +8,4 @@ from helion_sinkhorn.ops.hc_post.trials import TRIALS, kernel_calls
 from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
 from helion_sinkhorn.runtime.operator import Operator
 
-ROW = Operator("hc_post", HcPostWorkload, KERNELS, TRIALS, kernel_calls, score)
+ROW = Operator("hc_post", HcPostWorkload, KERNELS, TRIALS, kernel_calls, score=score)

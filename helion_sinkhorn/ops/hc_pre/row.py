@@ -8,4 +8,4 @@ from helion_sinkhorn.ops.hc_pre.trials import TRIALS, kernel_calls
 from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
 from helion_sinkhorn.runtime.operator import Operator
 
-ROW = Operator("hc_pre", HcPreWorkload, KERNELS, TRIALS, kernel_calls, score)
+ROW = Operator("hc_pre", HcPreWorkload, KERNELS, TRIALS, kernel_calls, score=score)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from helion_sinkhorn.ops.hc_site import launch
 from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
-from helion_sinkhorn.ops.hc_site.trials import TRIALS, kernel_calls
+from helion_sinkhorn.ops.hc_site.trials import TRIALS, kernel_calls, run_call
 from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
 from helion_sinkhorn.runtime.operator import Operator
 
-ROW = Operator("hc_site", HcSiteWorkload, {**launch.KERNELS, **boundary.KERNELS}, TRIALS, kernel_calls)
+KERNELS = {**launch.KERNELS, **boundary.KERNELS}
+ROW = Operator("hc_site", HcSiteWorkload, KERNELS, TRIALS, kernel_calls, call=run_call)

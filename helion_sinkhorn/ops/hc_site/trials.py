@@ -122,6 +122,15 @@ def kernel_calls(workload: HcSiteWorkload) -> Iterator[tuple[str, Any]]:
         yield name, call
 
 
+def run_call(workload: HcSiteWorkload, device: str) -> None:
+    """The launches of a call and its gradient, those of the kernels of other operators too."""
+    x, fn, weight, scale, base, dresidual, dy, dpost, dcomb = workload.make_inputs(device=device)
+    given = x, fn if weight is None else fn * weight, scale, base
+    _, pre, _, _, mixes, norms = launch.forward(*given, None, *workload.arguments)
+    kept = pre, mixes, norms, True
+    launch.backward(dresidual, dy, None, dpost, dcomb, *given, *kept, *workload.arguments)
+
+
 TRIALS = {
     launch.WEIGHTS: Trial(of_collapse, run_weights, weights_error),
     launch.BACKWARD: Trial(of_streams, run_backward, backward_error),

@@ -8,4 +8,4 @@ from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
 from helion_sinkhorn.ops.sinkhorn.score import score
 from helion_sinkhorn.runtime.operator import Operator
 
-ROW = Operator("hc_split_sinkhorn", HcWorkload, KERNELS, TRIALS, kernel_calls, score)
+ROW = Operator("hc_split_sinkhorn", HcWorkload, KERNELS, TRIALS, kernel_calls, score=score)

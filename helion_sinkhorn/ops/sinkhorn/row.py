@@ -35,4 +35,4 @@ def problems(binary: Binary) -> Iterator[str]:
 
 
 KERNELS = {**launch.KERNELS, **implicit.KERNELS}
-ROW = Operator("sinkhorn", SinkhornWorkload, KERNELS, TRIALS, kernel_calls, score, problems)
+ROW = Operator("sinkhorn", SinkhornWorkload, KERNELS, TRIALS, kernel_calls, score=score, problems=problems)
