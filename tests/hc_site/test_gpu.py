@@ -74,7 +74,11 @@ def test_bits_do_not_depend_on_the_tokens_around_or_the_run(c, dtype):
         assert_same(part, {name: whole[name][at] for name in OF_TOKENS}, OF_TOKENS)
     with torch.no_grad():
         served = hc_site(*(t.to(DEVICE) for t in (given[0][514:], *given[1:])), implementation="helion")
-    assert all(torch.equal(a, whole[name][514:]) for a, name in zip(served, OF_TOKENS, strict=False))
+    assert_same(
+        dict(zip(OF_TOKENS, served[:3], strict=False)),
+        {name: whole[name][514:] for name in OF_TOKENS},
+        OF_TOKENS[:3],
+    )
 
 
 def test_one_gradient_is_that_of_the_parts_but_for_their_roundings():
