@@ -12,11 +12,11 @@ from torch._subclasses import FakeTensorMode
 
 pytest.importorskip("helion", reason="helion is not installed")
 
-from helion_sinkhorn import hc_boundary, hc_post, hc_pre, reference
+from helion_sinkhorn import hc_boundary, hc_post, hc_pre, hc_site, reference
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.hc_site.boundary import launch
-from helion_sinkhorn.ops.hc_site.boundary.space import chunk_of
+from helion_sinkhorn.ops.hc_site.boundary.space import MOST_STREAMS, chunk_of
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_site.trials import boundary_error
 from helion_sinkhorn.runtime.kernel import default_choice
@@ -94,13 +94,26 @@ def test_values_and_gradients_against_float64(n, c, order, own):
 
 
 @pytest.mark.parametrize(
-    "call", [SiteCall("bfloat16", 4, 700, "float32"), SiteCall("float16", 5, 100, "tf32")], ids=str
+    "call", [SiteCall("bfloat16", 4, 700, "float32"), SiteCall("float16", 3, 300, "tf32")], ids=str
 )
 def test_streams_collapse_and_sums_within_their_budgets(call):
-    """Several chunks of columns, and rows of fn in more than one block."""
-    assert call.columns > chunk_of(call) or call.mixes.m > 32
+    """Several chunks of columns, the last one short."""
+    assert call.columns > chunk_of(call)
+    assert call.columns % chunk_of(call)
     choice = default_choice(KERNELS[launch.FORWARD], call, DEVICES["h200"])
     assert boundary_error(call, choice, "cpu") <= 1
+
+
+def test_more_streams_than_the_kernel_takes_are_made_by_the_parts(monkeypatch):
+    """hc_post, and then the kernels of hc_site; no launch of the kernel, whose registers are too few."""
+    monkeypatch.delattr(launch, "forward")
+    given, _ = boundary_inputs(3, n=MOST_STREAMS + 1, c=24)
+    f, x, post, comb, fn, scale, base, bias, weights = given
+    found = boundary(*given)
+    streams = hc_post(f, x, post, comb, bias)
+    site = hc_site(streams, fn, scale, base, 3)
+    assert_equal((found.residual, found.post, found.comb), (streams, site.post, site.comb))
+    assert_equal((found.y,), (hc_pre(streams, weights),))
 
 
 def test_streams_and_collapse_have_the_bits_of_the_parts():

@@ -76,6 +76,19 @@ def hc_mixes_split(
         store_parts(split, fn[tile_m, tile_k], tile_m, tile_k, parts)
 
 
+def no_squares(tile_t, block_k, interpret):
+    """Zeros to add the squares of a block to: one a column, or one a token in Helion's reference mode.
+
+    That has blocks of other widths.
+    """
+    return hl.zeros([tile_t, 1] if interpret else [tile_t, block_k], dtype=torch.float32)
+
+
+def with_squares(square, wide, interpret):
+    """Those of a block added."""
+    return square + ((wide * wide).sum(1, keepdim=True) if interpret else wide * wide)
+
+
 def hc_mixes_partials(
     x: torch.Tensor,
     split: torch.Tensor,
@@ -100,11 +113,10 @@ def hc_mixes_partials(
     for tile_s, tile_m, tile_t in hl.tile([splits, rows, tokens], block_size=[1, block_m, None]):
         s = tile_s.begin
         total = hl.zeros([tile_t, tile_m], dtype=torch.float32)
-        square = hl.zeros([tile_t, block_k], dtype=torch.float32)
+        square = no_squares(tile_t, block_k, interpret)
         for tile_k in hl.tile(s * chunk, min(s * chunk + chunk, columns), block_size=block_k):
             given = x[tile_t, tile_k]
-            wide = given.to(torch.float32)
-            square = square + wide * wide
+            square = with_squares(square, given.to(torch.float32), interpret)
             weights = turned(parts_at(split, tile_m, tile_k, parts))
             total = total + product(given_parts(given, x_parts), weights, parts, interpret)
         partials[tile_t, s, tile_m] = total
@@ -166,23 +178,34 @@ def hc_mixes_upstream(
         store_parts(g, upstream * norms[tile_t, 0].unsqueeze(1), tile_t, slice(None), parts)
 
 
-def stream_gradient(product, stream, along, residual, dy, pre, tile_t, i, tile_c, how):
-    """dx of a block of stream i in float32: `product`, what the norm adds, and what x is given elsewhere.
+def besides(along, residual, dy, pre, rows, i, tile_c):
+    """What dx of some tokens takes beside products and x: (along, residual, dy, pre), as they are stored.
+
+    In the place of what is not given stands `along` once more.
+    """
+    # hl.load: in a helper Helion takes an index for an operation on the host
+    of_norm = hl.load(along, [rows])
+    of_residual = of_norm if residual is None else hl.load(residual, [rows, i, tile_c])
+    if dy is None:
+        return of_norm, of_residual, of_norm, of_norm
+    return of_norm, of_residual, hl.load(dy, [rows, tile_c]), hl.load(pre, [rows, i])
+
+
+def stream_gradient(product, stream, given, residual, dy, how):
+    """dx of a block of a stream in float32: `product`, what the norm adds, and what is given besides.
 
     What is loaded comes together first: `product` lies in registers in another order, and each sum of the two
     costs an exchange.
     """
-    stream = stream.to(torch.float32)
-    # hl.load: in a helper Helion takes an index for an operation on the host
-    scale = hl.load(along, [tile_t]).unsqueeze(1)
+    scale, of_residual, of_dy, weight = given
+    stream, scale = stream.to(torch.float32), scale.unsqueeze(1)
     if residual is None and dy is None:
         return multiply_add(scale, stream, product, how)
     rest = scale * stream
     if residual is not None:
-        rest = multiply_add(scale, stream, hl.load(residual, [tile_t, i, tile_c]).to(torch.float32), how)
+        rest = multiply_add(scale, stream, of_residual.to(torch.float32), how)
     if dy is not None:
-        weight = hl.load(pre, [tile_t, i]).to(torch.float32).unsqueeze(1)
-        rest = multiply_add(weight, hl.load(dy, [tile_t, tile_c]).to(torch.float32), rest, how)
+        rest = multiply_add(weight.to(torch.float32).unsqueeze(1), of_dy.to(torch.float32), rest, how)
     return product + rest
 
 
@@ -228,13 +251,20 @@ def hc_mixes_backward(
         if blocks == 1:
             weights = parts_of(fn[tile_m, i, tile_c], dx_parts)
         total = hl.zeros([tile_c, tile_m], dtype=torch.float32)
+        # loaded a step ahead, into registers: what waits in shared memory keeps other programs out of it
+        ahead = torch.clamp(first + hl.arange(block_t), max=tokens - 1)
+        norm, old, collapsed, weight = besides(along, residual, dy, pre, ahead, i, tile_c)
         for tile_t in hl.tile(first, last, block_size=block_t):
             upstream = parts_at(g, tile_t, tile_m, parts)
             given = x[tile_t, i, tile_c]
+            if interpret:  # the last tile is shorter there
+                norm, old, collapsed, weight = besides(along, residual, dy, pre, tile_t, i, tile_c)
             if blocks == 1:
                 back = product(upstream, weights, dx_parts, interpret)
-                whole = stream_gradient(back, given, along, residual, dy, pre, tile_t, i, tile_c, how)
+                whole = stream_gradient(back, given, (norm, old, collapsed, weight), residual, dy, how)
                 dx[tile_t, i, tile_c] = whole.to(dx.dtype)
+                ahead = torch.clamp(tile_t.end + hl.arange(block_t), max=tokens - 1)
+                norm, old, collapsed, weight = besides(along, residual, dy, pre, ahead, i, tile_c)
             total = total + product(turned(given_parts(given, x_parts)), upstream, parts, interpret)
         dfn[tile_s.begin, tile_m, i, tile_c] = total.transpose(0, 1)
         if blocks > 1:
@@ -246,5 +276,7 @@ def hc_mixes_backward(
                     block = parts_of(fn[tile_q, i, tile_c], dx_parts)
                     summed = summed + product(parts_at(g, tile_u, tile_q, parts), block, dx_parts, interpret)
                 stream = x[tile_u, i, tile_c]
-                whole = stream_gradient(summed, stream, along, residual, dy, pre, tile_u, i, tile_c, how)
+                whole = stream_gradient(
+                    summed, stream, besides(along, residual, dy, pre, tile_u, i, tile_c), residual, dy, how
+                )
                 dx[tile_u, i, tile_c] = whole.to(dx.dtype)

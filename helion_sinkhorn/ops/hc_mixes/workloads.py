@@ -128,6 +128,7 @@ ROWS = [
     _mixes("odd_fp32", 3, "ci", "odd C, a norm weight", c=77, tokens=33, dtype=torch.float32,
            norm_weight=True),
     _mixes("one_token", 4, "ci", "one token alone", c=300),
+    _mixes("chunks", 2, "ci", "sums in chunks, the last one short", c=525, tokens=33),
     _mixes("one_row", 3, "ci", "one row", n=1, c=1000, m=1, tokens=33),
     _mixes("one_stream", 3, "ci", "one stream", n=1, c=257, m=3, tokens=65),
     _mixes("head", 3, "ci", "a head: a row for each stream", c=320, m=4, tokens=65),

@@ -12,6 +12,7 @@ from helion_sinkhorn.ops.hc_post.api import check_update, hc_post
 from helion_sinkhorn.ops.hc_pre.api import hc_pre
 from helion_sinkhorn.ops.hc_site import torch_op
 from helion_sinkhorn.ops.hc_site.boundary import torch_op as boundary_op
+from helion_sinkhorn.ops.hc_site.boundary.space import MOST_STREAMS
 from helion_sinkhorn.ops.hc_site.constants import Constants
 from helion_sinkhorn.ops.hc_split_sinkhorn.api import (
     SMALLEST_NORM_EPS,
@@ -71,6 +72,9 @@ def crossing(
         check_update(f, x, post, comb, bias)
     numbers = (eps, norm_eps, post_mult, eps if pre_eps is None else pre_eps, post_eps)
     constants = Constants(sinkhorn_iters, *map(float, numbers), comb_order, precision, eps_outside)
+    if update is not None and x.shape[-2] > MOST_STREAMS:
+        x = hc_post(f, x, post, comb, bias, comb_order=comb_order, implementation=implementation)
+        update = None
     if is_computed(implementation, constants, x, fn, scale, base, weights, norm_weight, *update or ()):
         if norm_weight is not None:
             fn = fn.float() * norm_weight.float()

@@ -10,29 +10,49 @@ import helion.language as hl
 import torch
 
 from helion_sinkhorn.ops.hc_mixes.kernels import given_parts, product, turned
-from helion_sinkhorn.ops.hc_post.kernels import coefficient, new_stream, output_of, streams_of
+from helion_sinkhorn.ops.hc_post.kernels import coefficient, of_pair, output_of, streams_of
 from helion_sinkhorn.runtime.device_math import computed_once, multiply_add
 
 
-def cross(tensors, sums, place, n, x_parts, parts, transposed, how, interpret):
+def coefficients_of(post, comb, weights, tile_t, n, transposed):
+    """[post_o, comb_0o, .. comb_(n-1)o, weights_o] of each new stream o, (tile,) each in float32."""
+    found = []
+    for o in range(n):
+        pairs = [of_pair(comb, tile_t, i, o, transposed) for i in range(n)]
+        collapse = [] if weights is None else [coefficient(weights, tile_t, o)]
+        found.append([coefficient(post, tile_t, o), *pairs, *collapse])
+    return found
+
+
+def mixed(given, streams, weights, how):
+    """weights_0 given + sum_i weights_(1 + i) x_i, in their order: the sum of hc_post."""
+    total = weights[0].unsqueeze(1) * given
+    for weight, stream in zip(weights[1:], streams, strict=False):
+        total = multiply_add(weight.unsqueeze(1), stream, total, how)
+    return total
+
+
+def cross(tensors, kept, sums, place, n, x_parts, parts, how, interpret):
     """Store a block of the new streams and of y, and return the sums of products and squares with it.
 
     Stream by stream, so that one new stream is in registers beside the old ones.  The projection and the
     collapse take it as it is rounded and stored.
     """
-    f, x, post, comb, bias, weights, split, out, y = tensors
+    f, x, bias, split, out, y = tensors
     total, square = sums
     tile_t, tile_m, tile_c = place
     given, streams = output_of(f, bias, tile_t, tile_c), streams_of(x, tile_t, tile_c, n)
-    collapsed = given * 0.0
-    for o in range(n):
-        made = new_stream(given, streams, post, comb, tile_t, o, transposed, how)
+    nothing = hl.zeros([tile_t, tile_c], dtype=torch.float32)
+    collapsed = nothing
+    for o, own in enumerate(kept):
+        made = mixed(given, streams, own, how)
         rounded = computed_once(made, how).to(out.dtype)
         hl.store(out, [tile_t, o, tile_c], rounded)
         wide = rounded.to(torch.float32)
-        square = multiply_add(wide, wide, square, how)
+        # rounded products: what is fused into their sum would depend on the place in the block
+        square = square + multiply_add(wide, wide, nothing, how).sum(1)
         if y is not None:
-            collapsed = multiply_add(coefficient(weights, tile_t, o).unsqueeze(1), wide, collapsed, how)
+            collapsed = multiply_add(own[-1].unsqueeze(1), wide, collapsed, how)
         rows = turned([hl.load(split, [tile_m, k, o, tile_c]) for k in range(parts)])
         total = total + product(given_parts(rounded, x_parts), rows, parts, interpret)
     if y is not None:
@@ -69,8 +89,7 @@ def hc_boundary_forward(
     Of out there are sums over `chunk` columns of each stream: partials (T, splits, M) = out fn', and squares
     (T, splits).
 
-    weights and y may be None.  split (M, parts, n, C) is fn in parts.  Of more rows than a block, several
-    programs write the same streams.
+    weights and y may be None.  split (M, parts, n, C) is fn in parts, M at most block_m.
     """
     tokens = x.size(0)
     hl.specialize((f.stride(), x.stride(), post.stride(), comb.stride(), split.stride(), out.stride()))
@@ -78,12 +97,14 @@ def hc_boundary_forward(
     block_c = hl.register_block_size(columns)
     for tile_s, tile_m, tile_t in hl.tile([splits, rows, tokens], block_size=[1, block_m, None]):
         s = tile_s.begin
+        # in registers over all columns: loaded with each block of them, they took twice the time
+        kept = coefficients_of(post, comb, weights, tile_t, n, transposed)
         total = hl.zeros([tile_t, tile_m], dtype=torch.float32)
-        square = hl.zeros([tile_t, block_c], dtype=torch.float32)
+        square = hl.zeros([tile_t], dtype=torch.float32)
         for tile_c in hl.tile(s * chunk, min(s * chunk + chunk, columns), block_size=block_c):
             total, square = cross(
-                (f, x, post, comb, bias, weights, split, out, y), (total, square), (tile_t, tile_m, tile_c),
-                n, x_parts, parts, transposed, how, interpret,
+                (f, x, bias, split, out, y), kept, (total, square), (tile_t, tile_m, tile_c),
+                n, x_parts, parts, how, interpret,
             )  # fmt: skip
         partials[tile_t, s, tile_m] = total
-        squares[tile_t, s] = square.sum(1)
+        squares[tile_t, s] = square
