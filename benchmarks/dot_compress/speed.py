@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from helion_sinkhorn import dot_compress, reference
+from helion_sinkhorn.tuning import markdown
 from helion_sinkhorn.workloads import WORKLOADS
 
 SHAPE = WORKLOADS["dot_dcpp_b1152"]
@@ -98,8 +99,7 @@ def main() -> None:
     lines = [
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}",
         "",
-        "| B | pass | | us | x floor | us in a graph | x floor |",
-        "|---|---|---|---|---|---|---|",
+        markdown.head(("B", "pass", "", "us", "x floor", "us in a graph", "x floor")),
     ]
     m, d, k = SHAPE.m, SHAPE.d, SHAPE.k
     torch._functorch.config.donated_buffer = False
@@ -119,16 +119,16 @@ def main() -> None:
         )
         for name, entries in (("forward", d + 2 * k), ("backward", 2 * d + 3 * k)):
             least = floor(batch * m * entries, options.repeats)
-            note(f"| {batch} | {name} | copy | | | {least:.0f} | 1.00 |")
+            note(markdown.line((batch, name, "copy", "", "", f"{least:.0f}", "1.00")))
             for who, f in callers.items():
                 try:
                     make = functools.partial(call_of if name == "forward" else backward_of, f, x, y, grad)
                     us = medians(make(), options.repeats)
                     graph = medians(captured(make), options.repeats)
-                    found = f"{us:.0f} | {us / least:.2f} | {graph:.0f} | {graph / least:.2f}"
+                    found = f"{us:.0f}", f"{us / least:.2f}", f"{graph:.0f}", f"{graph / least:.2f}"
                 except Exception as problem:  # the other rows are still worth their time on the device
-                    found = f"{type(problem).__name__}: {str(problem)[:80]!r} | | |"
-                note(f"| {batch} | {name} | {who} | {found} |")
+                    found = f"{type(problem).__name__}: {str(problem)[:80]!r}", "", "", ""
+                note(markdown.line((batch, name, who, *found)))
                 torch.cuda.empty_cache()
     print(f"{time.perf_counter() - begin:.0f} s in all, {options.out} written")
 
