@@ -10,21 +10,20 @@ import argparse
 import importlib.metadata
 import os
 import platform
-import statistics
 import sys
-import time
 from collections.abc import Callable
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from benchmarks import timing
 from helion_sinkhorn import plan, reference, sinkhorn
 
 DTYPES = (torch.float32, torch.bfloat16)
 STATIC_DIAGONAL = 2.0
 # 20 iterations in float32 stay within a few 1e-6 of float64; to this comes one rounding to the result's dtype
 ERROR_BOUND = 1e-5
-SECONDS_PER_TIMING = 1.0
+MILLISECONDS_PER_TIMING = 500.0
 PICTURE_SIZE = 8
 PICTURE_ITERS = (0, 1, 2, 5, 20)
 
@@ -84,23 +83,6 @@ def check(logits: torch.Tensor, upstream: torch.Tensor, n_iters: int) -> bool:
     return passed
 
 
-def seconds(call: Callable[[], object], device: torch.device) -> list[float]:
-    """Median, 10th and 90th percentile of repeated calls after a warm-up."""
-    if device.type == "cuda":
-        from triton.testing import do_bench
-
-        return [1e-3 * ms for ms in do_bench(call, quantiles=[0.5, 0.1, 0.9])]
-    samples: list[float] = []
-    end = time.perf_counter() + SECONDS_PER_TIMING
-    call()
-    while len(samples) < 5 or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        samples.append(time.perf_counter() - start)
-    deciles = statistics.quantiles(samples, n=10)
-    return [statistics.median(samples), deciles[0], deciles[-1]]
-
-
 def bytes_kept(function: Function, logits: torch.Tensor) -> float:
     """What autograd holds between forward and backward, per matrix."""
     held: dict[int, int] = {}
@@ -129,7 +111,7 @@ def time_one(function: Function, logits: torch.Tensor, upstream: torch.Tensor) -
     kept = bytes_kept(function, logits)
     cells = []
     for call in (forward, both):
-        middle, low, high = (1e6 * s for s in seconds(call, logits.device))
+        middle, low, high = timing.eager(call, logits.device, MILLISECONDS_PER_TIMING)
         cells.append(f"{middle:9.1f} ({low:.1f} to {high:.1f})".ljust(32))
     return "".join(cells) + f"{kept:8.0f}"
 
@@ -140,7 +122,7 @@ def time_all(logits: torch.Tensor, upstream: torch.Tensor, n_iters: int, compile
     if compiled:
         functions["torch.compile"] = torch.compile(eager(n_iters), dynamic=False)
     print(
-        f"{'':18}{'forward, us (10% to 90%)':32}{'forward + backward, us':32}kept for backward, B per matrix"
+        f"{'':18}{'forward, us (20% to 80%)':32}{'forward + backward, us':32}kept for backward, B per matrix"
     )
     for name, function in functions.items():
         try:

@@ -69,6 +69,8 @@ def by_state(n: int, device: str, repeats: int) -> Iterator[tuple[str, Laps]]:
 def main() -> None:
     import torch
 
+    from helion_sinkhorn.tuning import markdown
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16], help="n of the n x n matrices")
     parser.add_argument("--repeats", type=int, default=3, help="processes of which medians are taken")
@@ -76,13 +78,12 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(torch.cuda.get_device_name() if device == "cuda" else "no GPU: PyTorch serves the calls")
     steps = "import torch", "device", "import helion_sinkhorn", "forward", "backward"
-    print("| n | caches | " + " | ".join(steps) + " | import torch to gradient | imported Helion |")
-    print("|---" * (len(steps) + 4) + "|")
+    print(markdown.head(("n", "caches", *steps, "import torch to gradient", "imported Helion")))
     for n in options.sizes:
         for state, laps in by_state(n, device, options.repeats):
             seconds = [laps[step] for step in steps]
             cells = [f"{s:.2f}" for s in (*seconds, sum(seconds[1:]))]
-            print(f"| {n} | {state} | {' | '.join(cells)} | {bool(laps['imported Helion'])} |", flush=True)
+            print(markdown.line((n, state, *cells, bool(laps["imported Helion"]))), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,28 +6,30 @@ import itertools
 import platform
 import statistics
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from helion_sinkhorn.tuning.timing import Run, captured, in_a_row, on_the_host, one_by_one, timed
+
 QUANTILES = [0.5, 0.2, 0.8]
 GRAPH_CALLS = 50
 """Most calls in one graph: what starting the graph costs is then a fiftieth of itself."""
+MOST_MICROSECONDS = 10_000.0
+"""Longest that the calls in one graph take together, unless it is one call."""
 QUEUED_CALLS = 24
 QUEUED_CYCLES = 50_000_000
 """The GPU waits so long, some 25 ms, while the host queues QUEUED_CALLS."""
 GRAPH_MILLISECONDS = 30.0
-Run = Callable[[], object]
 Times = tuple[float, float, float]
 """Median, 20 % and 80 % quantile in microseconds."""
 
 
 def summary(samples: list[float]) -> Times:
-    """Times of samples in seconds."""
+    """Times of samples in microseconds."""
     deciles = statistics.quantiles(samples, n=10, method="inclusive") if len(samples) > 1 else samples * 9
-    return 1e6 * statistics.median(samples), 1e6 * deciles[1], 1e6 * deciles[7]
+    return statistics.median(samples), deciles[1], deciles[7]
 
 
 def eager(run: Run, device: torch.device, milliseconds: float) -> Times:
@@ -37,44 +39,38 @@ def eager(run: Run, device: torch.device, milliseconds: float) -> Times:
 
         return tuple(1e3 * t for t in do_bench(run, warmup=5, rep=milliseconds, quantiles=QUANTILES))
     run()
-    samples, end = [], time.perf_counter() + milliseconds / 1e3
-    while not samples or time.perf_counter() < end:
-        start = time.perf_counter()
-        run()
-        samples.append(time.perf_counter() - start)
-    return summary(samples)
+    return summary(on_the_host(run, milliseconds / 1e3))
 
 
-def graph(make: Callable[[], Run], milliseconds: float) -> Times:
-    """One of up to GRAPH_CALLS calls in a CUDA graph: no host, inputs in L2 where they fit.
+def ready(make: Callable[[], Run]) -> tuple[Run, torch.cuda.Stream]:
+    """A call that ran once, and the stream for its capture.
 
-    `make` runs on the stream of the capture, on which autograd then places backward passes too.
+    `make` runs on that stream, on which autograd then places backward passes too.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.cuda.stream(stream):
         run = make()
         run()
-        start.record()
-        run()
-        end.record()
     stream.synchronize()
-    calls = max(1, min(GRAPH_CALLS, int(10 / start.elapsed_time(end))))
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured, stream=stream):
-        for _ in range(calls):
-            run()
-    captured.replay()
+    return run, stream
+
+
+def graph(make: Callable[[], Run], milliseconds: float) -> Times:
+    """One of up to GRAPH_CALLS calls in a CUDA graph, from `ready`: no host, inputs in L2 where they fit.
+
+    `in_a_graph` of the tuner is shorter and has one figure: a report needs quantiles and backward passes.
+    """
+    run, stream = ready(make)
+    with torch.cuda.stream(stream):
+        calls = max(1, min(GRAPH_CALLS, int(MOST_MICROSECONDS / timed(run))))
+    replay = captured(run, calls, stream)
+    replay()
     torch.cuda.synchronize()
     samples, spent = [], 0.0
-    while spent < milliseconds / 1e3 or len(samples) < 5:
-        start.record()
-        captured.replay()
-        end.record()
-        end.synchronize()
-        samples.append(start.elapsed_time(end) / 1e3 / calls)
-        spent += samples[-1] * calls
+    while spent < 1e3 * milliseconds or len(samples) < 5:
+        spent += (one := timed(replay))
+        samples.append(one / calls)
     return summary(samples)
 
 
@@ -85,17 +81,15 @@ def in_turn(runs: Sequence[Run]) -> Run:
 
 
 def queued(run: Run) -> Times:
-    """A call, one of several that the host has queued before the first begins: none waits for the host."""
+    """A call, one of several that the host has queued before the first begins: none waits for the host.
+
+    `with_cold_cache` of the tuner clears the cache instead of going round inputs, and does not hold the GPU
+    back: its one figure is for comparing candidates.
+    """
     run()
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(QUEUED_CALLS)]
     torch.cuda.synchronize()
     torch.cuda._sleep(QUEUED_CYCLES)
-    for begin, end in events:
-        begin.record()
-        run()
-        end.record()
-    torch.cuda.synchronize()
-    return summary([begin.elapsed_time(end) / 1e3 for begin, end in events])
+    return summary(one_by_one(run, QUEUED_CALLS))
 
 
 def queued_and_graph(make: Callable[[], Run]) -> tuple[Times, float]:
@@ -105,23 +99,8 @@ def queued_and_graph(make: Callable[[], Run]) -> tuple[Times, float]:
 
 
 def loop(run: Run, device: torch.device, calls: int, wait: bool = False, rounds: int = 9) -> Times:
-    """Host time of one of `calls` calls in a row, from an empty queue; `wait` adds the GPU's at the end."""
-    samples = []
-    for _ in range(rounds):
-        synchronize(device)
-        start = time.perf_counter()
-        for _ in range(calls):
-            run()
-        if wait:
-            synchronize(device)
-        samples.append((time.perf_counter() - start) / calls)
-    synchronize(device)
-    return summary(samples)
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    """Host time, as `in_a_row` takes it."""
+    return summary(in_a_row(run, device, calls, rounds, wait))
 
 
 def installed(package: str) -> str:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import gc
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
+
+from helion_sinkhorn.tuning.timing import in_a_row, on_the_host
 
 PASSES = {"fwd": 1, "fwd_no_grad": 1, "bwd": 2, "fwd_bwd": 3}
 """Arithmetic of a mode in forward passes: the gradient of a product is two products of its size."""
 HOST_CALLS = 50
 """Launches in a row: far fewer than a device queues."""
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def floor(logits: torch.Tensor, mode: str) -> Callable[[], object]:
@@ -44,25 +40,13 @@ def milliseconds(run: Callable[[], object], device: torch.device, graph: bool = 
 
         return do_bench_cudagraph(run, return_mode="median") if graph else do_bench(run, return_mode="median")
     run()
-    times = []
-    while len(times) < 5 or (sum(times) < 0.05 and len(times) < 1000):
-        begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
-    return 1e3 * statistics.median(times)
+    return statistics.median(on_the_host(run, 0.05, least=5)) / 1e3
 
 
 def host_microseconds(run: Callable[[], object], device: torch.device) -> float:
     """Time a call takes from the host, the device not waited for; on a CPU all of it."""
-    times = []
-    for _ in range(5):
-        synchronize(device)
-        begin = time.perf_counter()
-        for _ in range(HOST_CALLS if device.type == "cuda" else 1):
-            run()
-        times.append((time.perf_counter() - begin) / (HOST_CALLS if device.type == "cuda" else 1))
-    synchronize(device)
-    return 1e6 * statistics.median(times)
+    calls = HOST_CALLS if device.type == "cuda" else 1
+    return statistics.median(in_a_row(run, device, calls, rounds=5))
 
 
 def kept_bytes(forward: Callable[[], torch.Tensor], logits: torch.Tensor) -> float | None:

@@ -12,6 +12,7 @@ import torch
 from benchmarks.demo_model import compare
 from benchmarks.demo_model.model import Chain, make_model
 from helion_sinkhorn.integrations.transformers import patch
+from helion_sinkhorn.tuning.timing import timed
 
 BATCH, LENGTH = 8, 32
 LEARNING_RATE = 3e-3
@@ -93,14 +94,9 @@ def step_costs(device: str, steps: int = 10) -> dict[str, tuple[float, float]]:
 
 def _timed(step: Callable[[], None], steps: int) -> float:
     """Milliseconds of a step, behind three that are not counted."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for k in range(steps + 3):
-        if k == 3:
-            start.record()
+    for _ in range(3):
         step()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / steps
+    return timed(lambda: [step() for _ in range(steps)]) / 1e3 / steps
 
 
 def _peak(step: Callable[[], None]) -> float:

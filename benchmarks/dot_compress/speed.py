@@ -19,11 +19,13 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.timing import ready
 from helion_sinkhorn import dot_compress, reference
+from helion_sinkhorn.tuning import markdown
+from helion_sinkhorn.tuning.timing import Run, captured, timed
 from helion_sinkhorn.workloads import WORKLOADS
 
 SHAPE = WORKLOADS["dot_dcpp_b1152"]
-Run = Callable[[], object]
 
 
 def medians(run: Run, repeats: int) -> float:
@@ -31,29 +33,13 @@ def medians(run: Run, repeats: int) -> float:
     for _ in range(5):
         run()
     torch.cuda.synchronize()
-    samples = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        samples.append(1e3 * start.elapsed_time(end))
-    return statistics.median(samples)
+    return statistics.median(timed(run) for _ in range(repeats))
 
 
-def captured(make: Callable[[], Run]) -> Run:
-    """A call as a CUDA graph; made on the stream of the capture, on which autograd then runs backward."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run = make()
-        run()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        run()
-    return graph.replay
+def medians_in_a_graph(make: Callable[[], Run], repeats: int) -> float:
+    """The same of a graph of one call; `benchmarks.timing.graph` shares the launch among many."""
+    run, stream = ready(make)
+    return medians(captured(run, stream=stream), repeats)
 
 
 def floor(entries: int, repeats: int) -> float:
@@ -61,7 +47,7 @@ def floor(entries: int, repeats: int) -> float:
     source = torch.empty(entries, dtype=torch.uint8, device="cuda")
     copy = functools.partial(torch.empty_like(source).copy_, source)
     # on an H200 a copy of 2.6 GB takes half as long again in a graph, where it is another operation
-    return min(medians(copy, repeats), medians(captured(lambda: copy), repeats))
+    return min(medians(copy, repeats), medians_in_a_graph(lambda: copy, repeats))
 
 
 def call_of(f: Callable, x, y, grad) -> Run:
@@ -98,8 +84,7 @@ def main() -> None:
     lines = [
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}",
         "",
-        "| B | pass | | us | x floor | us in a graph | x floor |",
-        "|---|---|---|---|---|---|---|",
+        markdown.head(("B", "pass", "", "us", "x floor", "us in a graph", "x floor")),
     ]
     m, d, k = SHAPE.m, SHAPE.d, SHAPE.k
     torch._functorch.config.donated_buffer = False
@@ -119,16 +104,16 @@ def main() -> None:
         )
         for name, entries in (("forward", d + 2 * k), ("backward", 2 * d + 3 * k)):
             least = floor(batch * m * entries, options.repeats)
-            note(f"| {batch} | {name} | copy | | | {least:.0f} | 1.00 |")
+            note(markdown.line((batch, name, "copy", "", "", f"{least:.0f}", "1.00")))
             for who, f in callers.items():
                 try:
                     make = functools.partial(call_of if name == "forward" else backward_of, f, x, y, grad)
                     us = medians(make(), options.repeats)
-                    graph = medians(captured(make), options.repeats)
-                    found = f"{us:.0f} | {us / least:.2f} | {graph:.0f} | {graph / least:.2f}"
+                    graph = medians_in_a_graph(make, options.repeats)
+                    found = f"{us:.0f}", f"{us / least:.2f}", f"{graph:.0f}", f"{graph / least:.2f}"
                 except Exception as problem:  # the other rows are still worth their time on the device
-                    found = f"{type(problem).__name__}: {str(problem)[:80]!r} | | |"
-                note(f"| {batch} | {name} | {who} | {found} |")
+                    found = f"{type(problem).__name__}: {str(problem)[:80]!r}", "", "", ""
+                note(markdown.line((batch, name, who, *found)))
                 torch.cuda.empty_cache()
     print(f"{time.perf_counter() - begin:.0f} s in all, {options.out} written")
 

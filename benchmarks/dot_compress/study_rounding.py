@@ -22,6 +22,7 @@ import torch
 
 from helion_sinkhorn import dot_compress, reference
 from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.tuning import markdown
 from helion_sinkhorn.workloads import WORKLOADS
 
 try:
@@ -50,9 +51,8 @@ def per_reported(bad: torch.Tensor) -> int:
 
 
 def table(rows: list[dict[str, object]]) -> str:
-    names = list(rows[0])
-    lines = [names, ["---"] * len(names), *([str(row[n]) for n in names] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    """Rows by title, the rule below the titles as docs/dot_compress.md has it."""
+    return markdown.of_records(rows, " --- ")
 
 
 # ------------------------------------------------------------------------------- dot compress, in steps

@@ -27,6 +27,7 @@ from torch._functorch import config as functorch
 
 from benchmarks import timing
 from helion_sinkhorn import hc_mixes, reference
+from helion_sinkhorn.tuning import markdown
 
 STREAMS, ROWS = 4, 24
 TOKENS, HIDDEN = [1 << 13, 1 << 16], [4096, 5120, 7168]
@@ -124,17 +125,16 @@ def rows_of_times(who: dict[str, tuple[Function, bool]], tokens: int, hidden: in
                     )
                 yield row(tokens, hidden, name, caller, moved, found, in_graph, least[0], least_graph)
             except Exception as problem:  # the other rows are still worth their time on the device
-                yield f"| {tokens} | {hidden} | {name} | {caller} | {said(problem)} |{' |' * 5}"
+                yield markdown.line((tokens, hidden, name, caller, said(problem), *[""] * 5))
             torch.cuda.empty_cache()
 
 
 def row(tokens, hidden, name, who, moved, found, in_graph, least, least_graph) -> str:
     median, low, high = found
-    return (
-        f"| {tokens} | {hidden} | {name} | {who} | {median:.1f} | {low:.1f} to {high:.1f} | "
-        f"{median / least:.2f} | {in_graph:.1f} | {in_graph / least_graph:.2f} | "
-        f"{1e-6 * moved / in_graph:.2f} |"
-    )
+    return markdown.line((
+        tokens, hidden, name, who, f"{median:.1f}", f"{low:.1f} to {high:.1f}", f"{median / least:.2f}",
+        f"{in_graph:.1f}", f"{in_graph / least_graph:.2f}", f"{1e-6 * moved / in_graph:.2f}",
+    ))  # fmt: skip
 
 
 def said(problem: Exception) -> str:
@@ -186,14 +186,11 @@ def rows_of_errors(who: dict[str, tuple[Function, bool]], tokens: int, hidden: i
             with tf32_products(tf32):
                 mixes, dfn, dx = errors(f, *given)
                 most = peak(f, *given)
-            yield f"| {tokens} | {hidden} | {caller} | {mixes:.1e} | {dfn:.1e} | {dx:.4f} | {most:.3f} |"
+            found = f"{mixes:.1e}", f"{dfn:.1e}", f"{dx:.4f}", f"{most:.3f}"
         except Exception as problem:
-            yield f"| {tokens} | {hidden} | {caller} | {said(problem)} |{' |' * 3}"
+            found = said(problem), "", "", ""
+        yield markdown.line((tokens, hidden, caller, *found))
         torch.cuda.empty_cache()
-
-
-def table(*titles: str) -> list[str]:
-    return ["", f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
 
 
 def main() -> None:
@@ -224,11 +221,12 @@ def main() -> None:
 
     shapes = list(itertools.product(options.tokens, options.hidden))
     conditions()
-    note(*table("tokens", "C", "pass", "", "us", "20 to 80 %", "x copy", "us in a graph", "x copy", "TB/s"))
+    timed = "us", "20 to 80 %", "x copy", "us in a graph", "x copy", "TB/s"
+    note("", markdown.head(("tokens", "C", "pass", "", *timed)))
     for shape in shapes:
         for line in rows_of_times(who, *shape):
             note(line)
-    note(*table("tokens", "C", "", "mixes", "dfn", "dx, x one rounding", "backward's peak"))
+    note("", markdown.head(("tokens", "C", "", "mixes", "dfn", "dx, x one rounding", "backward's peak")))
     for shape in shapes:
         for line in rows_of_errors(who, *shape):
             note(line)

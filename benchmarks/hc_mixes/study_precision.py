@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 
 from helion_sinkhorn import reference
+from helion_sinkhorn.tuning import markdown
 
 TOKENS, STREAMS, ROWS = 512, 4, 24
 SIZES = ((4096, 0.01), (7168, 0.03))
@@ -68,32 +69,33 @@ def results(x, fn, dmixes, change: Change) -> dict[str, torch.Tensor]:
     }
 
 
-def table(c: int, deviation: float) -> list[str]:
+def table(c: int, deviation: float) -> str:
     generator = torch.Generator().manual_seed(0)
     k = STREAMS * c
     x = torch.randn(TOKENS, k, generator=generator).bfloat16()
     fn = deviation * torch.randn(ROWS, k, generator=generator)
     dmixes = torch.randn(TOKENS, ROWS, generator=generator)
     exact = results(x.double(), fn.double(), dmixes.double(), lambda t: t)
-    lines = [f"| C = {c}: float32 factors as | {' | '.join(exact)} |", f"|{'---|' * (1 + len(exact))}"]
 
-    def row(said: str, found: dict[str, torch.Tensor]) -> str:
+    def row(said: str, found: dict[str, torch.Tensor]) -> list[str]:
         wrong = [(found[name].double() - t).abs().max() for name, t in exact.items()]
         sizes = [1.0 if name == "comb" else float(t.square().mean().sqrt()) for name, t in exact.items()]
-        return f"| {said} | {' | '.join(f'{e / s:.1e}' for e, s in zip(wrong, sizes, strict=True))} |"
+        return [said, *(f"{e / s:.1e}" for e, s in zip(wrong, sizes, strict=True))]
 
-    for said, change in FACTORS.items():
-        lines.append(row(said, results(x.double(), fn.double(), dmixes.double(), change)))
-    lines.append(row("float32, and sums in float32", results(x.float(), fn, dmixes, lambda t: t)))
+    rows = [
+        row(said, results(x.double(), fn.double(), dmixes.double(), change))
+        for said, change in FACTORS.items()
+    ]
+    rows.append(row("float32, and sums in float32", results(x.float(), fn, dmixes, lambda t: t)))
     rounded = {"dx": exact["dx"].bfloat16()}
-    lines.append(row("the exact results, dx in bfloat16", exact | rounded))
-    return lines
+    rows.append(row("the exact results, dx in bfloat16", exact | rounded))
+    return markdown.table((f"C = {c}: float32 factors as", *exact), rows)
 
 
 def main() -> None:
     print("Largest error relative to the root mean square of the result, of comb absolute.\n")
     for c, deviation in SIZES:
-        print("\n".join(table(c, deviation)), "\n", flush=True)
+        print(table(c, deviation), "\n", flush=True)
 
 
 if __name__ == "__main__":

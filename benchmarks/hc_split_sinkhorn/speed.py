@@ -25,6 +25,7 @@ from torch._functorch import config as functorch
 
 from benchmarks import timing
 from helion_sinkhorn import Reduce, hc_split_sinkhorn, reference
+from helion_sinkhorn.tuning import markdown
 from helion_sinkhorn.tuning.timing import with_cold_cache
 from helion_sinkhorn.workloads import WORKLOADS
 
@@ -141,23 +142,20 @@ def errors(f: Function, inputs: Tensors, grads: Tensors) -> dict[str, float]:
     return {name: 2.0**24 * w / s for name, w, s in zip(NAMES, wrong, size, strict=True)}
 
 
-def table(titles: list[str]) -> list[str]:
-    return ["", f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
-
-
 def times(callers: dict[str, Function], tokens: int) -> Iterator[str]:
     inputs, grads = drawn(tokens)
     for name, tensors in PASSES.items():
         least = floors(tokens, tensors)
-        yield f"| {tokens} | {name} | copy | {least[0]:.1f} | 1.00 | {least[1]:.2f} | 1.00 |"
+        yield markdown.line((tokens, name, "copy", f"{least[0]:.1f}", "1.00", f"{least[1]:.2f}", "1.00"))
         for who, f in callers.items():
             try:
                 make = functools.partial(MAKERS[name], f, inputs, grads)
                 single, graph = cold(make()), timing.graph(make, MILLISECONDS)[0]
-                found = f"{single:.1f} | {single / least[0]:.2f} | {graph:.2f} | {graph / least[1]:.2f}"
+                figures = (single, 1), (single / least[0], 2), (graph, 2), (graph / least[1], 2)
+                found = [f"{figure:.{digits}f}" for figure, digits in figures]
             except Exception as problem:  # the other rows are still worth their time on the device
-                found = f"{type(problem).__name__}: {str(problem)[:80]!r} | | |"
-            yield f"| {tokens} | {name} | {who} | {found} |"
+                found = [f"{type(problem).__name__}: {str(problem)[:80]!r}", "", "", ""]
+            yield markdown.line((tokens, name, who, *found))
             torch.cuda.empty_cache()
 
 
@@ -169,7 +167,7 @@ def accuracies(callers: dict[str, Function], tokens: int) -> Iterator[str]:
             found.append(f"{kept(f, inputs):.0f}")
         except Exception as problem:
             found = [f"{type(problem).__name__}: {str(problem)[:80]!r}", *[""] * len(NAMES)]
-        yield f"| {tokens} | {who} | {' | '.join(found)} |"
+        yield markdown.line((tokens, who, *found))
         torch.cuda.empty_cache()
 
 
@@ -200,13 +198,13 @@ def main() -> None:
         note(", ".join(f"{k} {v}" for k, v in timing.conditions(torch.device("cuda")).items()))
 
     conditions()
-    for line in table(["tokens", "pass", "", "us", "x copy", "us in a graph", "x copy"]):
-        note(line)
+    note("")
+    note(markdown.head(("tokens", "pass", "", "us", "x copy", "us in a graph", "x copy")))
     for tokens in options.tokens:
         for line in times(callers, tokens):
             note(line)
-    for line in table(["tokens", "", *NAMES, "bytes kept"]):
-        note(line)
+    note("")
+    note(markdown.head(("tokens", "", *NAMES, "bytes kept")))
     for tokens in options.tokens:
         for line in accuracies(callers, tokens):
             note(line)

@@ -14,6 +14,8 @@ from collections.abc import Callable
 
 import torch
 
+from helion_sinkhorn.tuning import markdown
+
 STEPS, HEADS, DK, DV, CHUNK = 2048, 4, 64, 128, 64
 POINTS = {
     "Q, K": "what the walks multiply the state by",
@@ -87,9 +89,9 @@ def main() -> None:
     def row(said: str, r: Rounding, last=lambda x: x) -> None:
         found = results(r, *tensors)
         errors = [(last(found[n]) - e).norm() / e.norm() for n, e in exact.items()]
-        print(f"| {said} | {' | '.join(f'{1e3 * e:.1f}' for e in errors)} |", flush=True)
+        print(markdown.line((said, *(f"{1e3 * e:.1f}" for e in errors))), flush=True)
 
-    print(f"| rounded once | {' | '.join(exact)} |\n|{'---|' * 6}")
+    print(markdown.head(("rounded once", *exact)))
     for point, what in POINTS.items():
         row(f"{point}: {what}", lambda name, x, point=point: rounded(x) if name == point else x)
     once = {"Q, K", "A", "states"}

@@ -28,6 +28,7 @@ from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
 from helion_sinkhorn.ops.sinkhorn.space import thread_per_matrix
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice
+from helion_sinkhorn.tuning import markdown
 
 T = 20
 CHECKED = 1024
@@ -151,8 +152,7 @@ def main() -> None:
     lines = [
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}; log form",
         "",
-        "| n | matrices | backward | us | x floor | error | first call, s |",
-        "|---|---|---|---|---|---|---|",
+        markdown.head(("n", "matrices", "backward", "us", "x floor", "error", "first call, s")),
     ]
 
     def note(line: str) -> None:
@@ -170,7 +170,7 @@ def main() -> None:
             floor = 1e3 * do_bench(
                 lambda p=p, dy=dy, out=out: torch.add(p, dy, out=out), return_mode="median"
             )
-            note(f"| {n} | {batch} | torch.add | {floor:.1f} | 1.00 | | |")
+            note(markdown.line((n, batch, "torch.add", f"{floor:.1f}", "1.00", "", "")))
             for name, run in cases(x, dy, p).items():
                 try:
                     start = time.perf_counter()
@@ -178,10 +178,11 @@ def main() -> None:
                     torch.cuda.synchronize()
                     first = time.perf_counter() - start
                     us = 1e3 * do_bench(run, return_mode="median")
-                    found = f"{us:.1f} | {us / floor:.2f} | {error(name, dx, x, dy, p):.1e} | {first:.1f}"
+                    wrong = error(name, dx, x, dy, p)
+                    found = f"{us:.1f}", f"{us / floor:.2f}", f"{wrong:.1e}", f"{first:.1f}"
                 except Exception as problem:  # the other rows are still worth their time on the device
-                    found = f"{type(problem).__name__}: {str(problem)[:80]!r} | | |"
-                note(f"| {n} | {batch} | {name} | {found} |")
+                    found = f"{type(problem).__name__}: {str(problem)[:80]!r}", "", "", ""
+                note(markdown.line((n, batch, name, *found)))
             best = getattr(triton_cg_kernel, "best_config", None)
             print(
                 f"  Triton CG took {best}; {plan(x, T, form='log', backward='implicit').backward}", flush=True

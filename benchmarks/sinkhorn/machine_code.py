@@ -18,6 +18,7 @@ from importlib.metadata import version
 from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.machine.binary import Binary, Job
 from helion_sinkhorn.machine.compiler import compile_for
+from helion_sinkhorn.tuning.markdown import of_records
 
 T = 20
 BATCH = 1 << 20
@@ -112,15 +113,12 @@ def row(binary: Binary) -> dict[str, object]:
 
 def markdown(rows: list[dict[str, object]], batch: int = BATCH) -> str:
     """The table with its label and sources."""
-    names = list(rows[0])
     lines = [
         "Compiled, not measured: instructions that all threads together run for one matrix, by class; an",
         f"instruction may be in several. float32, deepseek form, T = {T}, default configs. \"At least\": the",
         f"time of the slowest resource for {batch:,} matrices at its peak rate, all others hidden behind it.",
         "",
-        "| " + " | ".join(names) + " |",
-        "|" + "---|" * len(names),
-        *("| " + " | ".join(str(r[k]) for k in names) + " |" for r in rows),
+        of_records(rows),
         "",
     ]  # fmt: skip
     lines.append(f"- compilers: triton {version('triton')}, helion {version('helion')}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -13,6 +13,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 from benchmarks.sinkhorn.peers import FLOOR, FUNCTIONS, OURS
+from helion_sinkhorn.tuning import markdown
 
 PASSES = ("forward", "backward", "both")
 CALLED = {"graph": "CUDA graph", "eager": "called one by one"}
@@ -42,14 +43,6 @@ Memory: the peak of one step above its start.
 """
 KEPT = ("sm_mhz", "memory_mhz", "celsius")
 """Conditions that change within a run."""
-
-
-def markdown(rows: Iterable[dict[str, object]]) -> str:
-    """A table with the columns of the first row."""
-    rows = list(rows)
-    names = list(rows[0])
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    return "\n".join(lines + ["| " + " | ".join(str(r.get(k, "")) for k in names) + " |" for r in rows])
 
 
 def power(batch: float) -> str:
@@ -136,7 +129,7 @@ def sweep_tables(results: Results) -> list[str]:
                 found = results.one(OURS, n=n, dtype="float32", batch=batch, which=which, timer="graph")
                 row[f"{which} in a graph, us"] = cell(found, lambda r: figure(r.us))
             rows.append(row)
-        lines += [f"### n = {n}", "", markdown(rows), ""]
+        lines += [f"### n = {n}", "", markdown.of_records(rows), ""]
     return lines
 
 
@@ -199,13 +192,13 @@ def peer_tables(results: Results) -> list[str]:
                         text += f" ({found.us / own.us:.1f} x)"
                     row[f"{which}, {title}"] = text
             rows.append(row)
-        lines += [f"### n = {n}, B = {power(batch)}", "", markdown(rows), ""]
+        lines += [f"### n = {n}, B = {power(batch)}", "", markdown.of_records(rows), ""]
     return lines
 
 
 def checks(results: Results) -> str:
     rows = results.timed.drop_duplicates(["function", "n", "dtype"]).dropna(subset=["error"])
-    return markdown(
+    return markdown.of_records(
         {
             "": r.function, "version": r.package_version if isinstance(r.package_version, str) else "",
             "definition": definition(r.function), "n": r.n, "dtype": r.dtype,
@@ -220,7 +213,7 @@ def checks(results: Results) -> str:
 def host_table(results: Results) -> str:
     rows = results.section("host")
     base = rows[rows.function == "x * 2"].us
-    return markdown(
+    return markdown.of_records(
         {"layer": r.function, "us a call": spread(r), "/ x * 2": figure(r.us / base.iloc[0])}
         for r in rows.itertuples()
     )
@@ -240,7 +233,7 @@ def lanes_table(results: Results) -> str:
             row["eager, KiB"], row["FusedMHC, KiB"] = f"{slow.bytes / 1024:.1f}", f"{fast.bytes / 1024:.1f}"
             row["memory saved"] = f"{100 * (1 - fast.bytes / slow.bytes):.1f} %"
         rows.append(row)
-    return markdown(rows)
+    return markdown.of_records(rows)
 
 
 def left_out(results: Results) -> str:
@@ -357,8 +350,8 @@ def text(results: Results) -> str:
         lines += sweep_tables(results)
         lines += ["Configs that served these calls:", "", *configs(results), ""]
         if variants := variant_rows(results):
-            lines += ["## bfloat16 and the log form", ""]
-            lines += ["In brackets: time over that of float32, deepseek.", "", markdown(variants), ""]
+            lines += ["## bfloat16 and the log form", "", "In brackets: time over that of float32, deepseek."]
+            lines += ["", markdown.of_records(variants), ""]
     if compared(results):
         lines += ["## Beside PyTorch and other packages", "", BESIDE, "![speed-up](speedup.png)", ""]
         lines += peer_tables(results)
@@ -366,13 +359,13 @@ def text(results: Results) -> str:
         lines += ["## Host time", "", "![host time](host.png)", "", host_table(results), ""]
     quantities = results.section("memory")
     if not quantities.empty:
-        lines += ["## Memory", "", markdown({"quantity": r.quantity, "bytes a matrix": figure(r.bytes)}
-                                            for r in quantities.itertuples()), ""]  # fmt: skip
+        rows = [{"quantity": r.quantity, "bytes a matrix": figure(r.bytes)} for r in quantities.itertuples()]
+        lines += ["## Memory", "", markdown.of_records(rows), ""]
     if not results.section("lanes").empty:
         lines += ["## Small batches, forward and backward", "", LANES, lanes_table(results), ""]
     first = results.section("first call")
     if not first.empty:
-        lines += ["## First call in a fresh process", "", markdown(
+        lines += ["## First call in a fresh process", "", markdown.of_records(
             {"": r.quantity, "s": f"{r.seconds:.2f}"} for r in first.itertuples()), ""]  # fmt: skip
     if results.timed.error.notna().any():
         lines += ["## Errors", "", CHECKED, checks(results), ""]

@@ -24,6 +24,7 @@ from helion_sinkhorn.ops.sinkhorn import eager
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
 from helion_sinkhorn.ops.sinkhorn.logits import make_logits
 from helion_sinkhorn.testing.draws import make_cotangents
+from helion_sinkhorn.tuning import markdown
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -184,7 +185,8 @@ def figure(names, errors, path: Path) -> None:
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
+    """The rule below the titles as docs/backward.md has it."""
+    return markdown.table(head, rows, " --- ")
 
 
 def summary(names, errors, n: int, n_iters: int) -> str:

@@ -19,6 +19,7 @@ import torch
 
 from benchmarks import first_call, timing
 from benchmarks.sinkhorn import peers
+from helion_sinkhorn.tuning.timing import synchronize
 
 T = 20
 Row = dict[str, object]
@@ -93,7 +94,7 @@ def sweep(job: Job) -> Iterator[Row | None]:
             passes = function.build(x, dy, T)
             for run in passes.values():
                 run()
-            timing.synchronize(device)
+            synchronize(device)
             differs = wrong.get(name, set())
             offered[name] = [p for p in passes if p not in differs and not (p == "both" and differs)]
             del passes

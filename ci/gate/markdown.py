@@ -1,15 +1,16 @@
-"""Markdown tables, and where generated text stands in a file."""
+"""The Markdown of the gate's pages: how their tables look, and where generated text stands in a file."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from helion_sinkhorn.tuning import markdown
 
-def table(rows: list[dict[str, object]]) -> str:
-    """Rows as a Markdown table, the columns in the order of the first row that has them."""
-    names = list(dict.fromkeys(key for row in rows for key in row))
-    lines = [names, ["---"] * len(names), *([row.get(key, "") for key in names] for row in rows)]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+def table(rows: Iterable[Mapping[str, object]]) -> str:
+    """Rows by title, the rule below the titles as the committed pages have it."""
+    return markdown.of_records(rows, " --- ")
 
 
 def replaced(page: str, name: str, text: str, where: object = "the page") -> str:

@@ -11,19 +11,13 @@ from typing import Any
 
 from helion_sinkhorn.configs import writer
 from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.tuning import calibration
+from helion_sinkhorn.tuning import calibration, markdown
 from helion_sinkhorn.tuning.check import files
 
 TABLES = "<!-- from the data, by `make tuning-readme` -->"
 
 
 # ---------------------------------------------------------------------------------------------- README
-
-
-def table(head: str, rows: list[list[Any]]) -> str:
-    names = head.split(" | ")
-    lines = [f"| {head} |", "|" + "---|" * len(names)]
-    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
 
 
 def geometric(values: list[float]) -> float:
@@ -78,22 +72,22 @@ def readme(folder: Path) -> str:
     parts = [text, "", TABLES, ""]
     rows = entry_rows(folder)
     if rows:
-        head = (
-            "device | kernel | Triton | entries | evidence | speed-up over the default: mean (best) "
-            "| other versions | date"
-        )
-        parts += ["## Entries", "", table(head, rows), ""]
+        titles = (
+            "device", "kernel", "Triton", "entries", "evidence", "speed-up over the default: mean (best)",
+            "other versions", "date",
+        )  # fmt: skip
+        parts += ["## Entries", "", markdown.table(titles, rows), ""]
     rows = calibration_rows(folder)
     if rows:
-        head = (
-            "measured on | kernel | keys | rank correlation | regret | regret, 90 % | default over best "
-            "| worse than the default"
-        )
+        titles = (
+            "measured on", "kernel", "keys", "rank correlation", "regret", "regret, 90 %",
+            "default over best", "worse than the default",
+        )  # fmt: skip
         parts += [
             "## How well machine code ranks", "",
             "All candidates of a key were timed and scored. Medians over keys; regret is the time of what "
             "the score picks over the best time measured. The last column counts keys where the pick is "
             "more than 2 % slower than the default.", "",
-            table(head, rows), "",
+            markdown.table(titles, rows), "",
         ]  # fmt: skip
     return "\n".join(parts).rstrip() + "\n"
