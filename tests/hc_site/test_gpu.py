@@ -6,9 +6,16 @@ import pytest
 import torch
 from hc_sites import first_element, shares_of_budget, site_inputs, site_results
 
-from helion_sinkhorn import hc_post, hc_site
+pytest.importorskip("triton")
+
+from helion_sinkhorn import hc_boundary, hc_post, hc_site
+from helion_sinkhorn.operators import KERNELS, TRIALS
 from helion_sinkhorn.ops.hc_site.budget import RESULTS
+from helion_sinkhorn.ops.hc_site.space import SiteCall
+from helion_sinkhorn.ops.hc_site.trials import boundary_error
 from helion_sinkhorn.ops.hc_site.workloads import ROWS, HcSiteWorkload
+from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime.kernel import candidates
 
 pytestmark = pytest.mark.gpu
 
@@ -79,6 +86,66 @@ def test_bits_do_not_depend_on_the_tokens_around_or_the_run(c, dtype):
         {name: whole[name][514:] for name in OF_TOKENS},
         OF_TOKENS[:3],
     )
+
+
+BOUNDARIES = SiteCall("bfloat16", 4, 700, "float32"), SiteCall("float32", 3, 300, "tf32")
+
+
+@pytest.mark.parametrize("call", BOUNDARIES, ids=str)
+def test_boundary_within_its_budget(call):
+    """Streams, collapse and sums, of every config that the tuner tries."""
+    kernel, device = KERNELS["hc_boundary_forward"], serving.device_at(0)[0]
+    shares = {
+        str(choice.config): boundary_error(call, choice, DEVICE)
+        for choice in candidates(kernel, call, device)
+    }
+    assert max(shares.values()) <= 1, shares
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own weights", "weights of the site before"])
+@pytest.mark.parametrize("c", [67, 1024])
+def test_bits_of_a_boundary_do_not_depend_on_the_tokens_around_or_the_run(c, own):
+    generator = torch.Generator().manual_seed(c)
+    shapes = (515, c), (515, 4, c), (515, 4), (515, 4, 4), (515, 4), (24, 4 * c), (3,), (24,)
+    f, x, *rest = (torch.randn(shape, generator=generator).to(DEVICE) for shape in shapes)
+    given = [f.bfloat16(), x.bfloat16(), *rest]
+    if own:
+        given[4] = None
+
+    def results(at):
+        tokens = [None if t is None else t[at] for t in given[:5]]
+        with torch.no_grad():
+            return hc_boundary(*tokens, *given[5:], implementation="helion")
+
+    whole = results(slice(None))
+    for at in (slice(None), slice(0, 1), slice(3, 130), slice(514, 515), slice(1, 515, 2)):
+        assert all(torch.equal(a, b[at]) for a, b in zip(results(at), whole, strict=True)), at
+
+
+def test_configs_of_a_boundary_make_the_same_bits():
+    """A batch and a token alone may be tuned to different ones."""
+    call = SiteCall("bfloat16", 4, 1024, "float32")
+    trial, device = TRIALS["hc_boundary_forward"], serving.device_at(0)[0]
+    operands = trial.operands(call, 130, DEVICE)
+    made = [
+        trial.run(call, choice, *operands)
+        for choice in candidates(KERNELS["hc_boundary_forward"], call, device)
+    ]
+    for other in made[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(other, made[0], strict=True))
+
+
+def test_configs_of_the_projection_make_the_same_bits():
+    """Those of a batch and of a token alone may differ: partial sums, and dx."""
+    call, device = SiteCall("bfloat16", 4, 1024, "float32"), serving.device_at(0)[0]
+    for name, of, tokens in (
+        ("hc_mixes_partials", call.mixes, slice(None)),
+        ("hc_site_backward", call, slice(1)),
+    ):
+        operands = TRIALS[name].operands(of, 130, DEVICE)
+        made = [TRIALS[name].run(of, choice, *operands) for choice in candidates(KERNELS[name], of, device)]
+        for other in made[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(other[tokens], made[0][tokens], strict=True)), name
 
 
 def test_one_gradient_is_that_of_the_parts_but_for_their_roundings():
