@@ -182,19 +182,20 @@ def judged() -> str:
     """Each operator on each device: how near its results come to their limits."""
     rows = []
     for device, artefact in artefacts().items():
-        found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+        found: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
         for name, record in artefact["workloads"].items():
+            when = age(record.get("run", artefact))
             for result in record["results"]:
                 workload = WORKLOADS[name]
                 row = next(r.name for r in OPERATORS.values() if isinstance(workload, r.workload))
-                found.setdefault(row, []).append((name, result))
-        for operator, every in found.items():
+                found.setdefault((row, when), []).append((name, result))
+        for (operator, when), every in found.items():
             rows.append({
                 "operator": operator, "on": device, "workloads": len({name for name, _ in every}),
                 "results": len(every), "outside their limits": sum(not accuracy.sound(r) for _, r in every),
                 "largest error / budget": f"{max(r['worst'] for _, r in every):.3f}",
                 "largest rms / limit": f"{max(r['rms'] for _, r in every):.3f}",
-                "date, commit": age(artefact),
+                "date, commit": when,
             })  # fmt: skip
     return table(rows)
 

@@ -2,6 +2,7 @@
 
     python -m ci.gate.kept accuracy/accuracy-h200.json docs/accuracy/h200.json
 
+A run of some workloads (`make accuracy ARGS="--workloads ..."`) takes their place in a file that has more.
 `make compare` measures gaps between devices by the samples: they are in the full artefact that CI uploads.
 """
 
@@ -11,6 +12,9 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+
+RUN = "commit", "utc", "command", "versions"
+"""Facts of a run that its workloads carry beside those of another."""
 
 
 def rounded(value: Any) -> Any:
@@ -36,6 +40,30 @@ def text(artefact: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-if __name__ == "__main__":
+def updated(kept: dict[str, Any], artefact: dict[str, Any]) -> dict[str, Any]:
+    """A kept artefact with the workloads of a later run in the place of theirs, each with what it ran with.
+
+    What that run could not judge stays as it was; the artefact of another device raises.
+    """
+    if kept["device"]["key"] != artefact["device"]["key"]:
+        raise ValueError(f"{kept['device']['key']} is kept, and this is of {artefact['device']['key']}")
+    run = {name: artefact[name] for name in RUN}
+    found = {name: {**r, "run": run} for name, r in artefact["workloads"].items() if "error" not in r}
+    return {**kept, "workloads": kept["workloads"] | found}
+
+
+def main() -> int:
+    """Status 1 if a workload of the run was not judged."""
     source, target = map(Path, sys.argv[1:])
-    target.write_text(text(json.loads(source.read_text())))
+    artefact = json.loads(source.read_text())
+    old = json.loads(target.read_text()) if target.exists() else artefact
+    whole = artefact["workloads"].keys() >= old["workloads"].keys()
+    target.write_text(text(artefact if whole else updated(old, artefact)))
+    unjudged = [name for name, record in artefact["workloads"].items() if "error" in record]
+    if unjudged:
+        print(f"not judged: {', '.join(unjudged)}", file=sys.stderr)
+    return bool(unjudged)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -477,3 +477,20 @@ def test_the_repository_keeps_a_line_a_result_without_samples(artefact):
             assert short.keys() == full.keys() - {"sample"}
             assert short["worst"] == pytest.approx(full["worst"], rel=1e-4)
             assert short["passes"] is full["passes"]
+
+
+def test_a_run_of_some_workloads_takes_their_place_with_what_it_ran_with():
+    def made(commit, **workloads):
+        facts = {"device": {"key": "h200"}, "utc": "", "command": "", "versions": {}}
+        return {**facts, "commit": commit, "workloads": workloads}
+
+    old = made("a", one={"results": [1]}, two={"results": [2]}, three={"results": [3]})
+    new = made("b", two={"results": [4]}, three={"error": "no"}, four={"results": [5]})
+    found = kept.updated(old, new)
+    assert found["commit"] == "a"
+    records = found["workloads"].items()
+    assert {name: (r["results"], r.get("run", {}).get("commit")) for name, r in records} == {
+        "one": ([1], None), "two": ([4], "b"), "three": ([3], None), "four": ([5], "b"),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="mi350"):
+        kept.updated(old, {**new, "device": {"key": "mi350"}})

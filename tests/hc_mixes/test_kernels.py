@@ -10,6 +10,7 @@ pytest.importorskip("helion", reason="helion is not installed")
 
 from reference_mode import of_each_variant
 
+from ci.operators.hc_mixes import truths
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS, kernel_calls
 from helion_sinkhorn.ops.hc_mixes import eager, launch
@@ -53,6 +54,17 @@ def test_every_workload_is_within_its_budget(workload, run):
     }
     assert max(shares.values()) <= 1, shares
     assert [t.dtype for t in found] == [torch.float32, workload.dtype, torch.float32]
+
+
+@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("workload", ["mixes_two_streams", "mixes_one_row"])
+def test_the_gate_runs_these_kernels(workload, name):
+    """ci/operators/hc_mixes launches them one by one, with choices of its own; on CPU tensors as on a GPU."""
+    workload = next(w for w in WORKLOADS if w.name == workload)
+    inputs = first_element(workload)
+    expected = dict(zip(RESULTS, by_bodies(workload, *(t[0] for t in inputs)), strict=True))[name]
+    found = truths.on_gpu(workload, name, {}, *inputs)
+    assert torch.equal(found.reshape(expected.shape), expected)
 
 
 @pytest.mark.parametrize("name", ["mixes_one_row", "mixes_odd"])

@@ -105,7 +105,7 @@ def on_gpu(
         tokens = (launch.several(t.flatten(0, -2), 1) for t in (dmixes, mixes))
         given = launch.upstream(*tokens, norms.flatten(0, -2), call, chosen.get(launch.UPSTREAM))
         streams = placed(x.reshape(-1, workload.columns))
-        dx, dfn = launch.gradients(*given, streams, rows, call, chosen.get(launch.BACKWARD))
+        dx, dfn = launch.gradients(*given, streams.unsqueeze(1), rows, call, chosen.get(launch.BACKWARD))
         return dx.view(x.shape), dfn[: workload.m]
 
     return result(name, forward, backward, *given)
