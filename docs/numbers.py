@@ -78,6 +78,7 @@ STATED = (
     Stated("docs/hc_mixes.md", ON_GPU, "ec4f489", "2026-11-22", f"{SPEED}.hc_mixes.speed"),
     Stated("docs/hc_post.md", ON_GPU, "ec4f489", "2026-11-22", f"{SPEED}.hc_streams.speed"),
     Stated("docs/hc_pre.md", ON_GPU, "ec4f489", "2026-11-22", f"{SPEED}.hc_streams.speed"),
+    Stated("docs/hc_site.md", ON_GPU, "9ff1b9a", "2026-11-22", f"{SPEED}.hc_site.speed"),
     Stated("docs/hc_split_sinkhorn.md", ON_GPU, "ec4f489", "2026-11-22", f"{SPEED}.hc_split_sinkhorn.speed"),
     Stated("docs/linear_attention.md", ON_GPU, "603d2a9", "2026-11-22", f"{SPEED}.linear_attention.speed"),
     Stated("docs/linear_attention_chunked.md", OLDER, "3cac55d", "2026-11-21",
@@ -105,7 +106,6 @@ REMADE = {
 MENTIONED = {
     "docs/amd.md": "no times; what has been emulated is in docs/emulation.md",
     "docs/first_call.md": "seconds of docs/bench/report.md, First call, from before programs were kept",
-    "docs/hc_site.md": "errors on a CPU; no time has been measured",
     "docs/helion.md": "single times, each with the versions in its sentence; they are not kept anywhere else",
     "docs/index.md": "the output of an example on a CPU",
     "docs/math.md": "errors beside their derivation, from docs/accuracy/ and from studies on a CPU",
