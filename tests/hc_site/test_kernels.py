@@ -12,11 +12,15 @@ pytest.importorskip("helion", reason="helion is not installed")
 from helion_sinkhorn import hc_site, reference
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.hc_mixes import launch as mixes_launch
+from helion_sinkhorn.ops.hc_pre import launch as pre_launch
 from helion_sinkhorn.ops.hc_site import launch, torch_op
 from helion_sinkhorn.ops.hc_site.budget import RESULTS
+from helion_sinkhorn.ops.hc_site.constants import Constants
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_site.trials import TRIALS
 from helion_sinkhorn.ops.hc_site.workloads import ROWS
+from helion_sinkhorn.ops.hc_split_sinkhorn import launch as split_launch
 from helion_sinkhorn.runtime.kernel import candidates
 
 WORKLOADS = [w for w in ROWS if "ci" in w.tags]
@@ -36,6 +40,18 @@ def test_every_workload_is_within_its_budget(workload):
     assert [found[name].dtype for name in RESULTS] == [
         workload.dtype, torch.float32, torch.float32, workload.dtype, *[torch.float32] * 3
     ]  # fmt: skip
+
+
+def test_values_have_the_bits_of_the_three_operators_in_turn():
+    """Of two chunks of columns, so that the projection's sums are partial."""
+    (x, fn, scale, base), _ = site_inputs(5, n=3, c=400)
+    constants = Constants(5, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False)
+    y, pre, post, comb, mixes, norms = launch.forward(x, fn, scale, base, None, *constants)
+    given = mixes_launch.forward(x, fn, constants.norm_eps, constants.eps_outside, constants.precision)
+    assert_equal((mixes, norms), given)
+    found = split_launch.forward(mixes, scale, base, 3, *constants.of_split, torch.float32)
+    assert_equal((pre, post, comb), found)
+    assert_equal((y,), (pre_launch.forward(x, pre),))
 
 
 CALLS = (

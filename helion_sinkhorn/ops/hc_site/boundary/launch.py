@@ -1,4 +1,4 @@
-"""From tensors to the launches of hc_boundary's forward: three, and a collapse where no weights are given."""
+"""From tensors to the launches of hc_boundary's forward: four, and a collapse where no weights are given."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def forward(
     collapsing = None if weights is None else flattened(weights, 1)
     bias = None if bias is None else placed(bias)
     streams, y, *made = one_pass(*rows, bias, collapsing, split, call, given.comb_order)
-    found = coefficients(*made, scale, base, n, columns, given)
+    found = coefficients(*made, scale, base, n, call.mixes, given)
     if y is None:
         y = pre_launch.forward(streams, found[0])
     return tuple(t.view(*x.shape[:-2], *t.shape[1:]) for t in (streams, y, *found))
