@@ -1,0 +1,114 @@
+"""ci/sass: whether threads of NVIDIA's machine code compute the same formula of their own numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ci.sass.formulas import Formulas
+from ci.sass.machine import Block, Unknown
+from ci.sass.memory import Memory
+from ci.sass.text import float_bits, parse
+
+THREADS, ROW = 16, 16
+X, OUT = 0x10000, 0x20000
+
+LOADED = """
+S2R R0, SR_TID.X ;
+MOV R4, 0x10 ;
+MOV R5, 0x4 ;
+IMAD.WIDE R2, R0, R4, c[0x0][0x210] ;
+IMAD.WIDE R6, R0, R5, c[0x0][0x218] ;
+LDG.E.128 R8, desc[UR4][R2.64] ;
+"""
+STORED = """
+STG.E desc[UR4][R6.64], R12 ;
+EXIT ;
+"""
+FUSED = "FMUL R12, R8, R9 ;\nFFMA R12, R10, R11, R12 ;"
+
+
+def entries(formulas):
+    """The half at an address of x (threads, 4), whose rows are alike."""
+
+    def before(address):
+        offset = (address - X) % ROW
+        return formulas.of("half", offset // 2 % 2, formulas.of("entry", offset // 4))
+
+    return before
+
+
+def followed(lines, formulas=None):
+    """The formula that each thread stores, of a row of four numbers."""
+    formulas = formulas or Formulas()
+    memory = Memory(formulas, entries(formulas))
+    code = [line for line in (LOADED + lines + STORED).splitlines() if line]
+    listing = "\n".join(f"        /*{16 * k:04x}*/                   {line}" for k, line in enumerate(code))
+    bank = bytes(0x210) + X.to_bytes(8, "little") + OUT.to_bytes(8, "little")
+    Block(parse(listing), bank, (0, 0, 0), THREADS, memory, formulas).run()
+    halves = [(memory.half_at(OUT + 4 * t), memory.half_at(OUT + 4 * t + 2)) for t in range(THREADS)]
+    return np.array([memory.joined(*pair) for pair in halves])
+
+
+def test_threads_that_do_the_same_have_one_formula():
+    found = followed(FUSED)
+    assert len(set(found.tolist())) == 1
+    assert found[0] < 0
+
+
+def test_another_product_fused_in_some_threads_is_found():
+    """x0 x1 + x2 x3 is rounded otherwise where the first product is the fused one."""
+    found = followed(f"""ISETP.GE.AND P0, PT, R0, 0x8, PT ;
+{FUSED}
+@P0 FMUL R12, R10, R11 ;
+@P0 FFMA R12, R8, R9, R12 ;""")
+    assert len(set(found[:8].tolist())) == len(set(found[8:].tolist())) == 1
+    assert found[0] != found[8]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("FADD R12, R8, R9 ;", "FADD R12, R9, R8 ;", True),
+        ("FADD R12, R8, -R9 ;", "FADD R13, R9, -R8 ;\nFADD R12, -R13, -RZ ;", False),
+        ("FMUL R12, R8, R9 ;", "FMUL R12, -R9, -R8 ;", True),
+        ("FFMA R12, R8, R9, R10 ;", "FFMA R12, R9, R8, R10 ;", True),
+        ("FFMA R12, R8, R9, R10 ;", "FMUL R12, R8, R9 ;\nFADD R12, R12, R10 ;", False),
+        ("FADD R12, R8, R9 ;\nFADD R12, R12, R10 ;", "FADD R12, R9, R10 ;\nFADD R12, R12, R8 ;", False),
+        ("FMUL R12, R8, R9 ;", "FMUL.FTZ R12, R8, R9 ;", False),
+        ("MUFU.RCP R12, R8 ;", "MUFU.RSQ R12, R8 ;", False),
+        ("FMNMX R12, R8, R9, PT ;", "FMNMX R12, R8, R9, !PT ;", False),
+    ],
+)
+def test_what_counts_as_the_same_arithmetic(one, other, same):
+    formulas = Formulas()
+    assert (followed(one, formulas)[0] == followed(other, formulas)[0]) == same
+
+
+def test_an_exchange_within_a_warp_takes_the_other_threads_word():
+    """Of alike rows a butterfly changes nothing; a sum with the neighbour's number of the thread would."""
+    assert len(set(followed("SHFL.BFLY PT, R12, R8, 0x1, 0x1f ;").tolist())) == 1
+    formulas = Formulas()
+    mixed = followed("SEL R12, R8, R9, P1 ;\nSHFL.BFLY PT, R12, R12, 0x1, 0x1f ;", formulas)
+    assert len(set(mixed.tolist())) == 1
+    odd = "LOP3.LUT R13, R0, 0x1, RZ, 0xc0, !PT ;\nISETP.NE.AND P1, PT, R13, RZ, PT ;"
+    found = followed(f"{odd}\nSEL R12, R8, R9, P1 ;\nSHFL.BFLY PT, R12, R12, 0x1, 0x1f ;", formulas)
+    direct = followed(f"{odd}\nSEL R12, R9, R8, P1 ;", formulas)
+    assert (found == direct).all()
+
+
+def test_numbers_are_computed():
+    """Of an instruction whose operands are known the result is a number, bit by bit."""
+    found = followed("MOV R12, 0x40490fdb ;")
+    assert set(found.tolist()) == {float_bits(3.1415927410125732)}
+
+
+def test_what_is_not_known_is_refused():
+    with pytest.raises(Unknown, match="FROBNICATE"):
+        followed("FROBNICATE R12, R8 ;")
+
+
+def test_a_branch_on_a_float_is_refused():
+    lines = "FSETP.GT.AND P0, PT, R8, R9, PT ;\n@P0 EXIT ;"
+    with pytest.raises(Unknown, match="guard that is no number"):
+        followed(lines)
