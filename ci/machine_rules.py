@@ -62,6 +62,10 @@ SPILL_BYTES = {
     ("sm90", "linear_attention_gates"): 2232,
     ("gfx942", "linear_attention_gates"): 476,
     ("gfx950", "linear_attention_gates"): 120,
+    # four old streams, a new one, 24 coefficients and the sums of 64 tokens by 32 columns, in four warps
+    # (under Triton 3.6 they spill nothing, and eight warps take twice the time)
+    ("sm90", "hc_boundary_forward"): 104,
+    ("sm100", "hc_boundary_forward"): 72,
     # chunks: two ways to take pairs in one program, one of them for gates that decay fast, and float32
     # operands in three parts; a program of one way would leave the other to a second launch
     # (scores of float32 operands: four warps are 2.2 times as fast as eight, which spill half as much)

@@ -7,11 +7,13 @@ from targets import BY_NIGHT, ONE_TARGET
 
 pytest.importorskip("triton")
 
+from ci import machine_rules
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.binary import Job
 from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.hc_site import launch
+from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import default_choice
 
@@ -44,3 +46,14 @@ def test_defaults_make_good_machine_code(key, call):
             found.append(f"accesses {binary.accesses}")
         bad += [f"{call} {binary.job.choice}: {'; '.join(found)}"] if found else []
     assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize("key", ONE_TARGET)
+def test_the_boundary_spills_no_more_than_is_known(key):
+    call = SiteCall("bfloat16", 4, 4096, "float32")
+    job = Job(call, default_choice(KERNELS[boundary.FORWARD], call, DEVICES[key]))
+    (binary,) = compile_for(key, [job])
+    assert list(machine_rules.broken(binary)) == []
+    assert binary.counts.get("matrix")
+    assert binary.accesses.get("load 128")
+    assert binary.accesses.get("store 128")
