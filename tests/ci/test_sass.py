@@ -86,7 +86,7 @@ def test_what_counts_as_the_same_arithmetic(one, other, same):
 
 
 def test_an_exchange_within_a_warp_takes_the_other_threads_word():
-    """Of alike rows a butterfly changes nothing; a sum with the neighbour's number of the thread would."""
+    """A butterfly changes nothing where rows are alike, and exchanges what differs."""
     assert len(set(followed("SHFL.BFLY PT, R12, R8, 0x1, 0x1f ;").tolist())) == 1
     formulas = Formulas()
     mixed = followed("SEL R12, R8, R9, P1 ;\nSHFL.BFLY PT, R12, R12, 0x1, 0x1f ;", formulas)
@@ -98,7 +98,7 @@ def test_an_exchange_within_a_warp_takes_the_other_threads_word():
 
 
 def test_numbers_are_computed():
-    """Of an instruction whose operands are known the result is a number, bit by bit."""
+    """The result of an instruction with known operands is a number, bit by bit."""
     found = followed("MOV R12, 0x40490fdb ;")
     assert set(found.tolist()) == {float_bits(3.1415927410125732)}
 

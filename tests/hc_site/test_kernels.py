@@ -43,7 +43,7 @@ def test_every_workload_is_within_its_budget(workload):
 
 
 def test_values_have_the_bits_of_the_three_operators_in_turn():
-    """Of two chunks of columns, so that the projection's sums are partial."""
+    """The columns are two chunks, so that the sums of the projection are partial."""
     (x, fn, scale, base), _ = site_inputs(5, n=3, c=400)
     constants = Constants(5, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False)
     y, pre, post, comb, mixes, norms = launch.forward(x, fn, scale, base, None, *constants)
