@@ -28,8 +28,9 @@ from torch._functorch import config as functorch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import timing
-from benchmarks.hc_streams.speed import copies, drawing, said, table, times, with_free_tokens
+from benchmarks.hc_streams.speed import Row, copies, drawing, said, times, with_free_tokens
 from helion_sinkhorn import hc_boundary, hc_coeffs, hc_post, hc_pre, hc_site, reference
+from helion_sinkhorn.tuning import markdown
 
 STREAMS = 4
 TOKENS, HIDDEN, SERVING = [1 << 13], [4096, 7168], [1, 16, 128]
@@ -192,15 +193,15 @@ def kernels_of(run: timing.Run) -> int:
     return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in found.events())
 
 
-def rows_of_times(name: str, who: dict[str, Caller], tokens: int, hidden: int) -> Iterator[str]:
-    """A line for the copy and for each caller, forward and backward."""
+def rows_of_times(name: str, who: dict[str, Caller], tokens: int, hidden: int) -> Iterator[Row]:
+    """A row for the copy and for each caller, forward and backward."""
     work, count = WORKS[name], max(1, ROTATED_BYTES // (2 * tokens * STREAMS * hidden))
     drawn = [work.drawn(tokens, hidden, seed) for seed in range(count)]
     for of, maker in MAKERS.items():
         moved = bytes_of(work, of, drawn[0][0])
         least = timing.queued_and_graph(functools.partial(copies, moved, count))
-        where = f"| {name} | {tokens} | {hidden} | {of}"
-        yield f"{where} | copy | 1 {times(least, least, moved)}"
+        where = name, tokens, hidden, of
+        yield *where, "copy", 1, *times(least, least, moved)
         torch.cuda.empty_cache()
         for caller, run in who.items():
             try:
@@ -208,23 +209,23 @@ def rows_of_times(name: str, who: dict[str, Caller], tokens: int, hidden: int) -
                     lambda run=run, maker=maker: timing.in_turn([maker(run, *given) for given in drawn])
                 )
                 kernels = kernels_of(maker(run, *drawn[0]))
-                yield f"{where} | {caller} | {kernels} {times(found, least, moved)}"
+                yield *where, caller, kernels, *times(found, least, moved)
             except Exception as problem:  # the other rows are still worth their time on the device
-                yield f"{where} | {caller} | {said(problem)} |{' |' * 6}"
+                yield *where, caller, said(problem), *[""] * 6
             torch.cuda.empty_cache()
 
 
-def rows_of_serving(name: str, who: dict[str, Caller], tokens: int, hidden: int) -> Iterator[str]:
+def rows_of_serving(name: str, who: dict[str, Caller], tokens: int, hidden: int) -> Iterator[Row]:
     """Forward of a few tokens in a graph; of a site also hc_site by itself."""
     drawn = WORKS[name].drawn(tokens, hidden)
     alone = {"hc_site alone": lambda f, *rest: hc_site(*rest)[:3]} if name == "site" else {}
     for caller, run in (who | alone).items():
-        where = f"| {name} | {tokens} | {hidden} | {caller}"
+        where = name, tokens, hidden, caller
         try:
             made = forward_of(run, *drawn)
-            yield f"{where} | {timing.queued_and_graph(lambda made=made: made)[1]:.1f} | {kernels_of(made)} |"
+            yield *where, f"{timing.queued_and_graph(lambda made=made: made)[1]:.1f}", kernels_of(made)
         except Exception as problem:
-            yield f"{where} | {said(problem)} | |"
+            yield *where, said(problem), ""
 
 
 def error_of_dx(work: Work, caller: Caller, given: Tensors, upstream: Tensors) -> float:
@@ -256,14 +257,14 @@ def peak(caller: Caller, given: Tensors, upstream: Tensors) -> float:
     return (torch.cuda.max_memory_allocated() - before) / sum(t.nbytes for t in leaves)
 
 
-def rows_of_errors(name: str, who: dict[str, Caller], tokens: int, hidden: int) -> Iterator[str]:
+def rows_of_errors(name: str, who: dict[str, Caller], tokens: int, hidden: int) -> Iterator[Row]:
     drawn = WORKS[name].drawn(tokens, hidden)
     for caller, run in who.items():
-        where = f"| {name} | {tokens} | {hidden} | {caller}"
+        where = name, tokens, hidden, caller
         try:
-            yield f"{where} | {error_of_dx(WORKS[name], run, *drawn):.4f} | {peak(run, *drawn):.3f} |"
+            yield *where, f"{error_of_dx(WORKS[name], run, *drawn):.4f}", f"{peak(run, *drawn):.3f}"
         except Exception as problem:
-            yield f"{where} | {said(problem)} | |"
+            yield *where, said(problem), ""
         torch.cuda.empty_cache()
 
 
@@ -298,11 +299,11 @@ def main() -> None:
     def conditions() -> None:
         note(", ".join(f"{k} {v}" for k, v in timing.conditions(torch.device("cuda")).items()))
 
-    def tables(titles: tuple[str, ...], rows: Callable[..., Iterator[str]], tokens: list[int]) -> None:
-        note(*table("", "tokens", "C", *titles))
+    def tables(titles: tuple[str, ...], rows: Callable[..., Iterator[Row]], tokens: list[int]) -> None:
+        note("", markdown.head(("", "tokens", "C", *titles)))
         for name, *shape in itertools.product(options.only, tokens, options.hidden):
-            for line in rows(name, who[name], *shape):
-                note(line)
+            for row in rows(name, who[name], *shape):
+                note(markdown.line(row))
 
     conditions()
     timed = "us", "20 to 80 %", "x copy", "us in a graph", "x copy", "TB/s"

@@ -30,6 +30,7 @@ from benchmarks import timing
 from helion_sinkhorn import hc_post, hc_pre, reference
 from helion_sinkhorn.ops.hc_post import budget as hc_post_budget
 from helion_sinkhorn.ops.hc_pre import budget as hc_pre_budget
+from helion_sinkhorn.tuning import markdown
 
 STREAMS = 4
 TOKENS, HIDDEN = [1 << 13, 1 << 16], [4096, 5120, 7168]
@@ -38,6 +39,7 @@ ROTATED_BYTES = 1 << 30
 PIECE = 1 << 10
 """Tokens computed in float64 at a time."""
 Tensors = tuple[torch.Tensor, ...]
+Row = tuple[object, ...]
 Function = Callable[..., torch.Tensor]
 
 
@@ -134,33 +136,33 @@ def copies(moved: int, count: int) -> timing.Run:
     return timing.in_turn([functools.partial(torch.empty_like(s).copy_, s) for s in sources])
 
 
-def rows_of_times(name: str, who: dict[str, Function], tokens: int, hidden: int) -> Iterator[str]:
-    """A line for the copy and for each caller, forward and backward."""
+def rows_of_times(name: str, who: dict[str, Function], tokens: int, hidden: int) -> Iterator[Row]:
+    """A row for the copy and for each caller, forward and backward."""
     count = max(1, ROTATED_BYTES // (2 * tokens * STREAMS * hidden))
     inputs = [drawn(OPERATIONS[name], tokens, hidden, seed) for seed in range(count)]
     for of, maker in MAKERS.items():
         moved = bytes_of(of, inputs[0])
         least = timing.queued_and_graph(functools.partial(copies, moved, count))
-        where = f"| {name} | {tokens} | {hidden} | {of}"
-        yield f"{where} | copy {times(least, least, moved)}"
+        where = name, tokens, hidden, of
+        yield *where, "copy", *times(least, least, moved)
         torch.cuda.empty_cache()
         for caller, f in who.items():
             try:
                 found = timing.queued_and_graph(
                     lambda f=f, maker=maker: timing.in_turn([maker(f, given) for given in inputs])
                 )
-                yield f"{where} | {caller} {times(found, least, moved)}"
+                yield *where, caller, *times(found, least, moved)
             except Exception as problem:  # the other rows are still worth their time on the device
-                yield f"{where} | {caller} | {said(problem)} |{' |' * 5}"
+                yield *where, caller, said(problem), *[""] * 5
             torch.cuda.empty_cache()
 
 
-def times(found: tuple[timing.Times, float], least: tuple[timing.Times, float], moved: int) -> str:
+def times(found: tuple[timing.Times, float], least: tuple[timing.Times, float], moved: int) -> Row:
     (median, low, high), graph = found
     return (
-        f"| {median:.1f} | {low:.1f} to {high:.1f} | {median / least[0][0]:.2f} | {graph:.1f} | "
-        f"{graph / least[1]:.2f} | {1e-6 * moved / graph:.2f} |"
-    )
+        f"{median:.1f}", f"{low:.1f} to {high:.1f}", f"{median / least[0][0]:.2f}", f"{graph:.1f}",
+        f"{graph / least[1]:.2f}", f"{1e-6 * moved / graph:.2f}",
+    )  # fmt: skip
 
 
 def said(problem: Exception) -> str:
@@ -203,19 +205,15 @@ def peak(f: Function, given: Tensors) -> float:
     return (torch.cuda.max_memory_allocated() - before) / sum(t.nbytes for t in given[:-1])
 
 
-def rows_of_errors(name: str, who: dict[str, Function], tokens: int, hidden: int) -> Iterator[str]:
+def rows_of_errors(name: str, who: dict[str, Function], tokens: int, hidden: int) -> Iterator[Row]:
     given = drawn(OPERATIONS[name], tokens, hidden)
     for caller, f in who.items():
-        where = f"| {name} | {tokens} | {hidden} | {caller}"
+        where = name, tokens, hidden, caller
         try:
-            yield f"{where} | {', '.join(errors(name, f, given))} | {peak(f, given):.3f} |"
+            yield *where, ", ".join(errors(name, f, given)), f"{peak(f, given):.3f}"
         except Exception as problem:
-            yield f"{where} | {said(problem)} | |"
+            yield *where, said(problem), ""
         torch.cuda.empty_cache()
-
-
-def table(*titles: str) -> list[str]:
-    return ["", f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
 
 
 def main() -> None:
@@ -247,16 +245,15 @@ def main() -> None:
         note(", ".join(f"{k} {v}" for k, v in timing.conditions(torch.device("cuda")).items()))
 
     conditions()
-    note(
-        *table("", "tokens", "C", "pass", "", "us", "20 to 80 %", "x copy", "us in a graph", "x copy", "TB/s")
-    )
+    timed = "us", "20 to 80 %", "x copy", "us in a graph", "x copy", "TB/s"
+    note("", markdown.head(("", "tokens", "C", "pass", "", *timed)))
     for name, tokens, hidden in cases:
-        for line in rows_of_times(name, who[name], tokens, hidden):
-            note(line)
-    note(*table("", "tokens", "C", "", "errors", "backward's peak"))
+        for row in rows_of_times(name, who[name], tokens, hidden):
+            note(markdown.line(row))
+    note("", markdown.head(("", "tokens", "C", "", "errors", "backward's peak")))
     for name, tokens, hidden in cases:
-        for line in rows_of_errors(name, who[name], tokens, hidden):
-            note(line)
+        for row in rows_of_errors(name, who[name], tokens, hidden):
+            note(markdown.line(row))
     note("")
     conditions()
     note(f"{time.perf_counter() - begin:.0f} s in all")
