@@ -72,10 +72,11 @@ def crossing(
         check_update(f, x, post, comb, bias)
     numbers = (eps, norm_eps, post_mult, eps if pre_eps is None else pre_eps, post_eps)
     constants = Constants(sinkhorn_iters, *map(float, numbers), comb_order, precision, eps_outside)
-    if update is not None and x.shape[-2] > MOST_STREAMS:
+    computed = is_computed(implementation, constants, x, fn, scale, base, weights, norm_weight, *update or ())
+    if update is not None and not (computed and x.shape[-2] <= MOST_STREAMS):
         x = hc_post(f, x, post, comb, bias, comb_order=comb_order, implementation=implementation)
         update = None
-    if is_computed(implementation, constants, x, fn, scale, base, weights, norm_weight, *update or ()):
+    if computed:
         if norm_weight is not None:
             fn = fn.float() * norm_weight.float()
         if update is None:
@@ -85,8 +86,6 @@ def crossing(
         run = boundary_op.HcBoundary.apply if wanted else boundary_op.call
         streams, *found = run(*given, *constants)
         return Crossing(*found[:4], streams)
-    if update is not None:
-        x = hc_post(f, x, post, comb, bias, comb_order=comb_order, implementation=implementation)
     mixes = hc_mixes(
         # one stream of C entries reads as merged ones
         x.flatten(-2) if x.size(-2) == 1 else x, fn, norm_eps, norm_weight,
