@@ -35,12 +35,16 @@ def streams_of(x, tile_t, tile_c, n):
     return [hl.load(x, [tile_t, i, tile_c]).to(torch.float32) for i in range(n)]
 
 
-def new_stream(given, streams, post, comb, tile_t, o, transposed, how):
-    """post_o given + sum_i comb_io x_i in float32, in their order."""
-    total = coefficient(post, tile_t, o).unsqueeze(1) * given
-    for i, stream in enumerate(streams):
-        weight = of_pair(comb, tile_t, i, o, transposed).unsqueeze(1)
-        total = multiply_add(weight, stream, total, how)
+def coefficients_of(post, comb, tile_t, o, n, transposed):
+    """[post_o, comb_0o, .. comb_(n-1)o] of new stream o, (tile,) each in float32."""
+    return [coefficient(post, tile_t, o), *[of_pair(comb, tile_t, i, o, transposed) for i in range(n)]]
+
+
+def mixed(given, streams, weights, how):
+    """weights_0 given + sum_i weights_(1 + i) x_i in float32, in their order: a new stream."""
+    total = weights[0].unsqueeze(1) * given
+    for weight, stream in zip(weights[1:], streams, strict=False):
+        total = multiply_add(weight.unsqueeze(1), stream, total, how)
     return total
 
 
@@ -48,7 +52,7 @@ def store_streams(f, x, post, comb, bias, out, tile_t, tile_c, n, transposed, ho
     """The new streams, each rounded once."""
     given, streams = output_of(f, bias, tile_t, tile_c), streams_of(x, tile_t, tile_c, n)
     for o in range(n):
-        total = new_stream(given, streams, post, comb, tile_t, o, transposed, how)
+        total = mixed(given, streams, coefficients_of(post, comb, tile_t, o, n, transposed), how)
         hl.store(out, [tile_t, o, tile_c], total.to(out.dtype))
 
 

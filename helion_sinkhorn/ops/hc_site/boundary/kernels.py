@@ -10,26 +10,18 @@ import helion.language as hl
 import torch
 
 from helion_sinkhorn.ops.hc_mixes.kernels import given_parts, product, turned
-from helion_sinkhorn.ops.hc_post.kernels import coefficient, of_pair, output_of, streams_of
+from helion_sinkhorn.ops.hc_post.kernels import coefficient, coefficients_of, mixed, output_of, streams_of
 from helion_sinkhorn.runtime.device_math import computed_once, multiply_add
 
 
-def coefficients_of(post, comb, weights, tile_t, n, transposed):
+def weights_of(post, comb, weights, tile_t, n, transposed):
     """[post_o, comb_0o, .. comb_(n-1)o, weights_o] of each new stream o, (tile,) each in float32."""
-    found = []
-    for o in range(n):
-        pairs = [of_pair(comb, tile_t, i, o, transposed) for i in range(n)]
-        collapse = [] if weights is None else [coefficient(weights, tile_t, o)]
-        found.append([coefficient(post, tile_t, o), *pairs, *collapse])
-    return found
-
-
-def mixed(given, streams, weights, how):
-    """weights_0 given + sum_i weights_(1 + i) x_i, in their order: the sum of hc_post."""
-    total = weights[0].unsqueeze(1) * given
-    for weight, stream in zip(weights[1:], streams, strict=False):
-        total = multiply_add(weight.unsqueeze(1), stream, total, how)
-    return total
+    # in a helper, as lists of a kernel's body may not differ by an `if`
+    return [
+        coefficients_of(post, comb, tile_t, o, n, transposed)
+        + ([] if weights is None else [coefficient(weights, tile_t, o)])
+        for o in range(n)
+    ]
 
 
 def cross(tensors, kept, sums, place, n, x_parts, parts, how, interpret):
@@ -98,7 +90,7 @@ def hc_boundary_forward(
     for tile_s, tile_m, tile_t in hl.tile([splits, rows, tokens], block_size=[1, block_m, None]):
         s = tile_s.begin
         # in registers over all columns: of 4 streams 24 loads a thread and step less
-        kept = coefficients_of(post, comb, weights, tile_t, n, transposed)
+        kept = weights_of(post, comb, weights, tile_t, n, transposed)
         total = hl.zeros([tile_t, tile_m], dtype=torch.float32)
         square = hl.zeros([tile_t], dtype=torch.float32)
         for tile_c in hl.tile(s * chunk, min(s * chunk + chunk, columns), block_size=block_c):
