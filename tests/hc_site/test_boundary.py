@@ -104,16 +104,17 @@ def test_streams_collapse_and_sums_within_their_budgets(call):
     assert boundary_error(call, choice, "cpu") <= 1
 
 
-def test_more_streams_than_the_kernel_takes_are_made_by_the_parts(monkeypatch):
-    """hc_post, and then the kernels of hc_site; no launch of the kernel, whose registers are too few."""
+@pytest.mark.parametrize(("n", "own"), [(MOST_STREAMS + 1, False), (MOST_STREAMS, True)])
+def test_what_the_kernel_does_not_take_is_made_by_the_parts(monkeypatch, n, own):
+    """More streams than fit in its registers, or their own weights: hc_post, then the kernels of hc_site."""
     monkeypatch.delattr(launch, "forward")
-    given, _ = boundary_inputs(3, n=MOST_STREAMS + 1, c=24)
+    given, _ = boundary_inputs(3, n=n, c=24)
     f, x, post, comb, fn, scale, base, bias, weights = given
-    found = boundary(*given)
+    found = boundary(*given[:8], None if own else weights)
     streams = hc_post(f, x, post, comb, bias)
     site = hc_site(streams, fn, scale, base, 3)
     assert_equal((found.residual, found.post, found.comb), (streams, site.post, site.comb))
-    assert_equal((found.y,), (hc_pre(streams, weights),))
+    assert_equal((found.y,), (site.y if own else hc_pre(streams, weights),))
 
 
 def test_streams_and_collapse_have_the_bits_of_the_parts():
@@ -124,15 +125,14 @@ def test_streams_and_collapse_have_the_bits_of_the_parts():
     assert_equal((found.residual, found.y), (streams, hc_pre(streams, weights)))
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own weights", "weights of the site before"])
-def test_opcheck_and_fakes(own):
+def test_opcheck_and_fakes():
     (f, x, post, comb, fn, scale, base, bias, weights), _ = boundary_inputs(2, 3)
-    given = f, x, post, comb, bias, None if own else weights, fn, scale, base
-    leaves = [None if t is None else t.clone().requires_grad_() for t in given]
+    given = f, x, post, comb, bias, weights, fn, scale, base
+    leaves = [t.clone().requires_grad_() for t in given]
     tests = "test_schema", "test_faketensor", "test_autograd_registration"
     torch.library.opcheck(FORWARD, (*leaves, *CONSTANTS), test_utils=tests)
     with FakeTensorMode() as mode:
-        fake = FORWARD(*[None if t is None else mode.from_tensor(t) for t in given], *CONSTANTS)
+        fake = FORWARD(*map(mode.from_tensor, given), *CONSTANTS)
     for a, b in zip(FORWARD(*given, *CONSTANTS), fake, strict=True):
         assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
 

@@ -73,7 +73,9 @@ def crossing(
     numbers = (eps, norm_eps, post_mult, eps if pre_eps is None else pre_eps, post_eps)
     constants = Constants(sinkhorn_iters, *map(float, numbers), comb_order, precision, eps_outside)
     computed = is_computed(implementation, constants, x, fn, scale, base, weights, norm_weight, *update or ())
-    if update is not None and not (computed and x.shape[-2] <= MOST_STREAMS):
+    # H200, 8192 tokens of 4 x 4096: in one pass 279 us, in parts 330; without a collapse in it 344
+    in_one_pass = computed and weights is not None and x.shape[-2] <= MOST_STREAMS
+    if update is not None and not in_one_pass:
         x = hc_post(f, x, post, comb, bias, comb_order=comb_order, implementation=implementation)
         update = None
     if computed:

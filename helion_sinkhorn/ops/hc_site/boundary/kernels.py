@@ -16,10 +16,8 @@ from helion_sinkhorn.runtime.device_math import computed_once, multiply_add
 
 def weights_of(post, comb, weights, tile_t, n, transposed):
     """[post_o, comb_0o, .. comb_(n-1)o, weights_o] of each new stream o, (tile,) each in float32."""
-    # in a helper, as lists of a kernel's body may not differ by an `if`
     return [
-        coefficients_of(post, comb, tile_t, o, n, transposed)
-        + ([] if weights is None else [coefficient(weights, tile_t, o)])
+        [*coefficients_of(post, comb, tile_t, o, n, transposed), coefficient(weights, tile_t, o)]
         for o in range(n)
     ]
 
@@ -43,12 +41,10 @@ def cross(tensors, kept, sums, place, n, x_parts, parts, how, interpret):
         wide = rounded.to(torch.float32)
         # rounded products: what is fused into their sum would depend on the place in the block
         square = square + multiply_add(wide, wide, nothing, how).sum(1)
-        if y is not None:
-            collapsed = multiply_add(own[-1].unsqueeze(1), wide, collapsed, how)
+        collapsed = multiply_add(own[-1].unsqueeze(1), wide, collapsed, how)
         rows = turned([hl.load(split, [tile_m, k, o, tile_c]) for k in range(parts)])
         total = total + product(given_parts(rounded, x_parts), rows, parts, interpret)
-    if y is not None:
-        hl.store(y, [tile_t, tile_c], collapsed.to(y.dtype))
+    hl.store(y, [tile_t, tile_c], collapsed.to(y.dtype))
     return total, square
 
 
@@ -58,10 +54,10 @@ def hc_boundary_forward(
     post: torch.Tensor,
     comb: torch.Tensor,
     bias: torch.Tensor | None,
-    weights: torch.Tensor | None,
+    weights: torch.Tensor,
     split: torch.Tensor,
     out: torch.Tensor,
-    y: torch.Tensor | None,
+    y: torch.Tensor,
     partials: torch.Tensor,
     squares: torch.Tensor,
     rows: hl.constexpr,
@@ -81,7 +77,7 @@ def hc_boundary_forward(
     Of out there are sums over `chunk` columns of each stream: partials (T, splits, M) = out fn', and squares
     (T, splits).
 
-    weights and y may be None.  split (M, parts, n, C) is fn in parts, M at most block_m.
+    split (M, parts, n, C) is fn in parts, M at most block_m.
     """
     tokens = x.size(0)
     hl.specialize((f.stride(), x.stride(), post.stride(), comb.stride(), split.stride(), out.stride()))

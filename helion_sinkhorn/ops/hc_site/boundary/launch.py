@@ -1,11 +1,10 @@
-"""From tensors to the launches of hc_boundary's forward: four, and a collapse where no weights are given."""
+"""From tensors to the launches of hc_boundary's forward: four."""
 
 from __future__ import annotations
 
 import torch
 
 from helion_sinkhorn.ops.hc_mixes import launch as mixes_launch
-from helion_sinkhorn.ops.hc_pre import launch as pre_launch
 from helion_sinkhorn.ops.hc_site.boundary.space import chunk_of, forward_default, forward_space
 from helion_sinkhorn.ops.hc_site.constants import Constants
 from helion_sinkhorn.ops.hc_site.launch import Tensors, call_for, coefficients, tuned_keys
@@ -30,7 +29,7 @@ def forward(
     post: torch.Tensor,
     comb: torch.Tensor,
     bias: torch.Tensor | None,
-    weights: torch.Tensor | None,
+    weights: torch.Tensor,
     fn: torch.Tensor,
     scale: torch.Tensor,
     base: torch.Tensor,
@@ -42,12 +41,9 @@ def forward(
     call = call_for(n, columns, x.dtype, given.precision)
     split = mixes_launch.split(parameter(fn), call.mixes)
     rows = flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2)
-    collapsing = None if weights is None else flattened(weights, 1)
     bias = None if bias is None else placed(bias)
-    streams, y, *made = one_pass(*rows, bias, collapsing, split, call, given.comb_order)
+    streams, y, *made = one_pass(*rows, bias, flattened(weights, 1), split, call, given.comb_order)
     found = coefficients(*made, scale, base, n, call.mixes, given)
-    if y is None:
-        y = pre_launch.forward(streams, found[0])
     return tuple(t.view(*x.shape[:-2], *t.shape[1:]) for t in (streams, y, *found))
 
 
@@ -57,17 +53,17 @@ def one_pass(
     post: torch.Tensor,
     comb: torch.Tensor,
     bias: torch.Tensor | None,
-    weights: torch.Tensor | None,
+    weights: torch.Tensor,
     split: torch.Tensor,
     call: SiteCall,
     comb_order: str,
     choice: Choice | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
-    """(streams (T, n, C), y (T, C) or None, partials (T, splits, M), squares (T, splits))."""
+) -> Tensors:
+    """(streams (T, n, C), y (T, C), partials (T, splits, M), squares (T, splits))."""
     tokens, n, columns = x.shape
     chunk, mixes = chunk_of(call), call.mixes
     splits = -(-columns // chunk)
-    streams, y = torch.empty_like(x), None if weights is None else x.new_empty((tokens, columns))
+    streams, y = torch.empty_like(x), x.new_empty((tokens, columns))
     partials = x.new_empty((tokens, splits, mixes.m), dtype=torch.float32)
     squares = x.new_empty((tokens, splits), dtype=torch.float32)
     whole = split.view(mixes.m, mixes.parts, n, columns)

@@ -38,22 +38,19 @@ def _empty_results(f, x, post, comb, bias, weights, fn, scale, base, *constants)
 
 
 def _keep(ctx, inputs, output):
-    weights = inputs[5]
-    ctx.own = weights is None
-    kept = inputs[:5], inputs[6:9], output[:1], [output[2] if ctx.own else weights], output[5:]
-    ctx.save_for_backward(*[t for some in kept for t in some])
+    ctx.save_for_backward(*inputs[:9], output[0], *output[5:])
     ctx.constants = inputs[9:]
     ctx.mark_non_differentiable(*output[5:])
     ctx.set_materialize_grads(False)
 
 
 def _gradient(ctx, dstreams, dy, dpre, dpost, dcomb, *_):
-    f, x, post, comb, bias, fn, scale, base, streams, weights, mixes, norms = ctx.saved_tensors
+    f, x, post, comb, bias, weights, fn, scale, base, streams, mixes, norms = ctx.saved_tensors
     upstream = dstreams, dy, dpre, dpost, dcomb
     if all(t is None for t in upstream):
         return (None,) * (9 + len(ctx.constants))
     site = streams, fn, scale, base, weights, mixes, norms
-    dstreams, *of_site_parameters, dweights = of_site.gradients(upstream, site, ctx.own, ctx.constants)
+    dstreams, *of_site_parameters, dweights = of_site.gradients(upstream, site, False, ctx.constants)
     given = f, x, post, comb
     order = Constants(*ctx.constants).comb_order
     run = of_post.HcPostBackward.apply if differentiates(dstreams, *given) else of_post.call_backward
@@ -65,7 +62,7 @@ def _gradient(ctx, dstreams, dy, dpre, dpost, dcomb, *_):
 
 call = define(
     FORWARD,
-    "(Tensor f, Tensor x, Tensor post, Tensor comb, Tensor? bias, Tensor? weights, Tensor fn, Tensor scale, "
+    "(Tensor f, Tensor x, Tensor post, Tensor comb, Tensor? bias, Tensor weights, Tensor fn, Tensor scale, "
     f"Tensor base, {of_site.CONSTANTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     forward, _empty_results, 9,
 )  # fmt: skip
