@@ -111,7 +111,14 @@ def recorded(
             for vendor, model in modelled.items()
         },
         "model_gap": {q: gate.gap(q, *(model[q] for model in modelled.values())) for q in truth},
+        "bits_by_config": by_config(operator_of(workload), results),
     }  # fmt: skip
+
+
+def by_config(operator: gate.Operator, results: list[dict[str, object]]) -> list[str]:
+    """Results whose bits depend on the config, though they may not: a token alone may have another."""
+    digests = {of: {r["digest"] for r in results if r["of"] == of} for of in sorted(operator.same_bits)}
+    return [of for of, found in digests.items() if len(found) > 1]
 
 
 def judge(name: str, device: str, steps: int) -> dict[str, object]:
@@ -202,6 +209,7 @@ def failures(record: dict[str, object]) -> list[str]:
         return [(re.findall(r"^[\w.]+: .*", error, re.MULTILINE) or error.splitlines())[-1]]
     # of an emulated device: what checks without an expected value found, and other models of its arithmetic
     found = list(record.get("findings", []))
+    found += [f"{of} has other bits with other configs" for of in record.get("bits_by_config", [])]
     for r in record["results"]:
         what = f"{r['kernel']} ({r['source'] or 'CPU'})"
         for model, s in {"": r, **{f", {model}": s for model, s in r.get("models", {}).items()}}.items():

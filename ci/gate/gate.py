@@ -242,3 +242,5 @@ class Operator:
     """Implementations with the arithmetic that vendors state."""
     compiled: Run | None = None
     """Through torch.compile, on the device of the inputs."""
+    same_bits: frozenset[str] = frozenset()
+    """Results of which every config makes the same bits: batches of other sizes may have other configs."""

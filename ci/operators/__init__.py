@@ -45,7 +45,9 @@ from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 
 
-def row(takes: Callable[[Any], bool], truths: ModuleType, faults: ModuleType, attack: ModuleType) -> Operator:
+def row(
+    takes: Callable[[Any], bool], truths: ModuleType, faults: ModuleType, attack: ModuleType, *same_bits: str
+) -> Operator:
     """An operator from its three modules."""
     return Operator(
         takes=takes,
@@ -58,6 +60,7 @@ def row(takes: Callable[[Any], bool], truths: ModuleType, faults: ModuleType, at
         right=attack.right,
         bugs=attack.BUGS,
         vendors=faults.VENDORS,
+        same_bits=frozenset(same_bits),
     )
 
 
@@ -81,19 +84,30 @@ OPERATORS = {
         linear_attention_faults,
         linear_attention_attack,
     ),
-    "hc_post": row(lambda w: isinstance(w, HcPostWorkload), hc_post_truths, hc_post_faults, hc_post_attack),
-    "hc_mixes": row(
-        lambda w: isinstance(w, MixesWorkload), hc_mixes_truths, hc_mixes_faults, hc_mixes_attack
+    "hc_post": row(
+        lambda w: isinstance(w, HcPostWorkload), hc_post_truths, hc_post_faults, hc_post_attack,
+        "out", "df", "dx", "dpost", "dcomb",
     ),
-    "hc_pre": row(lambda w: isinstance(w, HcPreWorkload), hc_pre_truths, hc_pre_faults, hc_pre_attack),
-    "hc_site": row(lambda w: isinstance(w, HcSiteWorkload), hc_site_truths, hc_site_faults, hc_site_attack),
+    "hc_mixes": row(
+        lambda w: isinstance(w, MixesWorkload), hc_mixes_truths, hc_mixes_faults, hc_mixes_attack,
+        "mixes", "dx",
+    ),
+    "hc_pre": row(
+        lambda w: isinstance(w, HcPreWorkload), hc_pre_truths, hc_pre_faults, hc_pre_attack,
+        "y", "dx", "dpre",
+    ),
+    "hc_site": row(
+        lambda w: isinstance(w, HcSiteWorkload), hc_site_truths, hc_site_faults, hc_site_attack,
+        "y", "post", "comb", "dx",
+    ),
     "hc_split_sinkhorn": row(
         lambda w: isinstance(w, HcWorkload),
         hc_split_sinkhorn_truths,
         hc_split_sinkhorn_faults,
         hc_split_sinkhorn_attack,
+        "pre", "post", "comb", "dmixes",
     ),
-}
+}  # fmt: skip
 
 
 def operator_of(workload) -> Operator:
