@@ -19,7 +19,7 @@ from helion_sinkhorn.tuning import check as cache
 pytestmark = pytest.mark.usefixtures("fresh_caches")
 DEVICE = DEVICES["h200"]
 SHIPPED = store.folders()[-1]
-WRONG = (-4, 0, 3, 1 << 40, True, 4.0, 0.5, "4", None, [], [5])
+WRONG = (-4, 0, 11, 1 << 40, True, 4.0, 0.5, "4", None, [], [5])
 
 
 def write(folder, kernel, *entries):

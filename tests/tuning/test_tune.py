@@ -105,7 +105,9 @@ def entries(out, kernel="sinkhorn_forward"):
 @pytest.mark.parametrize("group", ALL, ids=lambda g: g.name.replace(" ", "-"))
 def test_candidates_are_few_distinct_and_begin_with_the_default(group, key):
     choices = candidates(KERNELS[group.kernel], group.call, DEVICES[key])
-    assert 2 <= len(choices) <= 80
+    # a config of these decides in which order a token's columns are added up
+    fewest = 1 if group.kernel in ("hc_pre_backward", "hc_site_weights") else 2
+    assert fewest <= len(choices) <= 80
     assert len(distinct(choices)) == len(choices)
     default = KERNELS[group.kernel].default(group.call, DEVICES[key])
     assert (choices[0].config, choices[0].variant) == default
