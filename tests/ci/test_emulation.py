@@ -66,6 +66,20 @@ def test_machine_code_passes_the_gate_when_executed(device, names, tmp_path):
         assert record["launches"] >= 5 * len(record["results"])
 
 
+def test_a_matrix_has_the_same_bits_at_every_place_of_a_block(tmp_path):
+    """51 matrices of 4 x 4 in blocks of 64; in halves, 16 of them stand where LLVM once fused no product."""
+    wanted = "implicit_4:implicit dX (cg)"
+    done = script(
+        "emulate", "--devices", "mi350", "--workloads", wanted, "--models", "--jobs", 1, "--out", tmp_path
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    artefact = json.loads((tmp_path / "accuracy-mi350-emulated.json").read_text())
+    (result,) = artefact["workloads"]["implicit_4"]["results"]
+    assert artefact["workloads"]["implicit_4"]["judged"] == 51
+    assert (result["kernel"], dict(result["config"])["block_sizes"]) == ("sinkhorn_implicit_cg", [64])
+    assert result["reproducible"] == {"other state and order": True, "split": True}
+
+
 @pytest.mark.parametrize(
     ("programs", "each", "fewest"),
     [

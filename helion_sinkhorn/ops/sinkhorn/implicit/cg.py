@@ -6,6 +6,7 @@ import helion.language as hl
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.implicit.equations import (
+    addend,
     balanced,
     flow,
     inverse,
@@ -19,17 +20,22 @@ from helion_sinkhorn.ops.sinkhorn.implicit.equations import (
 CG_STOP = 2.0**-44
 
 
+def degrees(p, inv, how):
+    """The diagonal of S."""
+    return addend(p, 1.0 - addend(p, inv.unsqueeze(2), how), how).sum(1)
+
+
 def image_of(p, x, inv, ones, corrected, how):
     """S x: the column sums of F, or for the reduced system x - P' P x without its mean."""
-    y = matvec(p, x)
+    y = matvec(p, x, how)
     if corrected:
-        return (p * (x.unsqueeze(1) - (y * inv).unsqueeze(2))).sum(1)
-    return balanced(x - matvec_t(p, y), ones, how)
+        return addend(p, x.unsqueeze(1) - addend(y, inv, how).unsqueeze(2), how).sum(1)
+    return balanced(x - matvec_t(p, y, how), ones, how)
 
 
-def gauge_free(a, b, rows, columns, count):
+def gauge_free(a, b, rows, columns, count, how):
     """(a, b) less its part along (1, -1), which the full system maps to zero."""
-    shift = ((a.sum(1) - b.sum(1)) * (1.0 / count)).unsqueeze(1)
+    shift = addend(a.sum(1) - b.sum(1), 1.0 / count, how).unsqueeze(1)
     return a - rows * shift, b + columns * shift
 
 
@@ -61,48 +67,53 @@ def sinkhorn_implicit_cg(
         r = p32.sum(2)
         if system == "full":
             rows, columns = support(r), support(p32.sum(1))
-            ra, rb = gauge_free((p32 * g32).sum(2), (p32 * g32).sum(1), rows, columns, n + m)
+            ra, rb = gauge_free(
+                addend(p32, g32, how).sum(2), addend(p32, g32, how).sum(1), rows, columns, n + m, how
+            )
             a, b = torch.zeros_like(ra), torch.zeros_like(rb)
             da, db = ra + 0.0, rb + 0.0
-            left = (ra * ra).sum(1) + (rb * rb).sum(1)
+            left = addend(ra, ra, how).sum(1) + addend(rb, rb, how).sum(1)
             first = left + 0.0
             for _step in range(steps):
-                sa, sb = gauge_free(da + matvec(p32, db), matvec_t(p32, da) + db, rows, columns, n + m)
-                alpha = step_length(left, first, (da * sa).sum(1) + (db * sb).sum(1), how)
-                a = a + alpha * da
-                b = b + alpha * db
-                ra = ra - alpha * sa
-                rb = rb - alpha * sb
-                now = (ra * ra).sum(1) + (rb * rb).sum(1)
+                sa, sb = gauge_free(
+                    da + matvec(p32, db, how), matvec_t(p32, da, how) + db, rows, columns, n + m, how
+                )
+                curvature = addend(da, sa, how).sum(1) + addend(db, sb, how).sum(1)
+                alpha = step_length(left, first, curvature, how)
+                a = a + addend(alpha, da, how)
+                b = b + addend(alpha, db, how)
+                ra = ra - addend(alpha, sa, how)
+                rb = rb - addend(alpha, sb, how)
+                now = addend(ra, ra, how).sum(1) + addend(rb, rb, how).sum(1)
                 turn = (now * inverse(left, how)).unsqueeze(1)
-                da = ra + turn * da
-                db = rb + turn * db
+                da = ra + addend(turn, da, how)
+                db = rb + addend(turn, db, how)
                 left = now
             dx[tile, :, :] = (p32 * (g32 - a.unsqueeze(2) - b.unsqueeze(1))).to(dx.dtype)
         else:
             corrected = system == "corrected"
             inv = inverse(r, how) if corrected else support(r)
             ones = support(p32.sum(1))
-            degree = (p32 * (1.0 - p32 * inv.unsqueeze(2))).sum(1) if corrected else ones
+            degree = degrees(p32, inv, how) if corrected else ones
             scale = inverse(degree, how)
             if corrected:
                 g32 = relative(p32, g32, how)
-            residual = balanced(flow(p32, g32, inv).sum(1), degree, how)
+            residual = balanced(flow(p32, g32, inv, how).sum(1), degree, how)
             # not zeros_like: its size keeps Helion 1.5.1 from compiling a rectangular matrix
             x = residual * 0.0
-            along = residual * scale
-            left = (residual * along).sum(1)
+            along = addend(residual, scale, how)
+            left = addend(residual, along, how).sum(1)
             first = left + 0.0
             for _step in range(steps):
                 image = image_of(p32, along, inv, ones, corrected, how)
-                alpha = step_length(left, first, (along * image).sum(1), how)
-                x = x + alpha * along
-                residual = balanced(residual - alpha * image, degree, how)
-                scaled = residual * scale
-                now = (residual * scaled).sum(1)
-                along = scaled + (now * inverse(left, how)).unsqueeze(1) * along
+                alpha = step_length(left, first, addend(along, image, how).sum(1), how)
+                x = x + addend(alpha, along, how)
+                residual = balanced(residual - addend(alpha, image, how), degree, how)
+                scaled = addend(residual, scale, how)
+                now = addend(residual, scaled, how).sum(1)
+                along = scaled + addend((now * inverse(left, how)).unsqueeze(1), along, how)
                 left = now
             h = g32 - x.unsqueeze(1)
             if corrected:
                 h = relative(p32, h, how)
-            dx[tile, :, :] = flow(p32, h, inv).to(dx.dtype)
+            dx[tile, :, :] = flow(p32, h, inv, how).to(dx.dtype)

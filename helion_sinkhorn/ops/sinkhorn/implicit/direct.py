@@ -16,6 +16,7 @@ import helion.language as hl
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.implicit.equations import (
+    addend,
     balanced,
     flow,
     inverse,
@@ -58,24 +59,25 @@ def eliminate(w, b, how):
         scale.append(inverse(total([w[p, k] for k in range(p + 1, m)]), how))
         for j in range(p + 1, m):
             t = w[p, j] * scale[p]
-            b[j] = b[j] + t * b[p]
+            b[j] = b[j] + addend(t, b[p], how)
             for k in range(j + 1, m):
-                w[j, k] = w[j, k] + t * w[p, k]
+                w[j, k] = w[j, k] + addend(t, w[p, k], how)
     beta = [torch.zeros_like(b[0])] * m
     for p in range(m - 2, -1, -1):
-        beta[p] = scale[p] * total([b[p], *(w[p, k] * beta[k] for k in range(p + 1, m))])
+        known = [addend(w[p, k], beta[k], how) for k in range(p + 1, m)]
+        beta[p] = addend(scale[p], total([b[p], *known]), how)
     return beta
 
 
-def flow_of_entries(p, x, inv):
+def flow_of_entries(p, x, inv, how):
     """One row of F(X), its p and x lists of entries; x is first taken relative to that of the largest p."""
     largest, at_largest = p[0], x[0]
     for j in range(1, len(p)):
         at_largest = torch.where(p[j] > largest, x[j], at_largest)
         largest = torch.maximum(largest, p[j])
     x = [value - at_largest for value in x]
-    mean = total([a * b for a, b in zip(p, x, strict=True)]) * inv
-    return [a * (b - mean) for a, b in zip(p, x, strict=True)]
+    mean = addend(total([addend(a, b, how) for a, b in zip(p, x, strict=True)]), inv, how)
+    return [addend(a, b - mean, how) for a, b in zip(p, x, strict=True)]
 
 
 def gradient_of_entries(p, g, n, m, how):
@@ -83,12 +85,18 @@ def gradient_of_entries(p, g, n, m, how):
     p = [p[i * m : (i + 1) * m] for i in range(n)]
     g = [g[i * m : (i + 1) * m] for i in range(n)]
     inv = [inverse(total(row), how) for row in p]
-    columns = zip(*(flow_of_entries(p[i], g[i], inv[i]) for i in range(n)), strict=True)
+    columns = zip(*(flow_of_entries(p[i], g[i], inv[i], how) for i in range(n)), strict=True)
     b = [total(column) for column in columns]
     scaled = [[x * inv[i] for x in p[i]] for i in range(n)]
-    w = {(j, k): total([scaled[i][j] * p[i][k] for i in range(n)]) for j in range(m) for k in range(j + 1, m)}
+    w = {
+        (j, k): total([addend(scaled[i][j], p[i][k], how) for i in range(n)])
+        for j in range(m)
+        for k in range(j + 1, m)
+    }
     beta = eliminate(w, b, how)
-    rows = [flow_of_entries(p[i], [x - y for x, y in zip(g[i], beta, strict=True)], inv[i]) for i in range(n)]
+    rows = [
+        flow_of_entries(p[i], [x - y for x, y in zip(g[i], beta, strict=True)], inv[i], how) for i in range(n)
+    ]
     return chained(rows)
 
 
@@ -124,16 +132,16 @@ def sinkhorn_implicit_direct(
             inv = inverse(r, how) if corrected else support(r)
             if corrected:
                 g32 = relative(p32, g32, how)
-            b = flow(p32, g32, inv).sum(1)
+            b = flow(p32, g32, inv, how).sum(1)
             w = torch.zeros_like(b.unsqueeze(2) * b.unsqueeze(1))
             for i in range(n):
                 line = p[tile, i, :].to(torch.float32)
                 scaled = line * inverse(line.sum(1), how).unsqueeze(1) if corrected else line
-                w = w + scaled.unsqueeze(2) * line.unsqueeze(1)
+                w = w + addend(scaled.unsqueeze(2), line.unsqueeze(1), how)
             ones = support(p32.sum(1))
             if not corrected:
                 b = balanced(b, ones, how)
-                mean = (ones - matvec_t(p32, matvec(p32, ones))) * (1.0 / m)
+                mean = addend(ones - matvec_t(p32, matvec(p32, ones, how), how), 1.0 / m, how)
                 both = mean.unsqueeze(2) + balanced(mean, ones, how).unsqueeze(1)
                 w = w + both * ones.unsqueeze(2) * ones.unsqueeze(1)
             # from 1; an arange would have another extent than w, which Helion pads
@@ -148,13 +156,13 @@ def sinkhorn_implicit_direct(
                     inv_k = inverse(row.sum(1), how).unsqueeze(1)
                     into = torch.where(pivot.unsqueeze(1), w, 0.0).sum(2) * inv_k
                     into = torch.where(pivot, 0.0, into)
-                    b = b + into * torch.where(pivot, b, 0.0).sum(1).unsqueeze(1)
-                    w = w + into.unsqueeze(2) * row.unsqueeze(1)
+                    b = b + addend(into, torch.where(pivot, b, 0.0).sum(1).unsqueeze(1), how)
+                    w = w + addend(into.unsqueeze(2), row.unsqueeze(1), how)
                     scale = torch.where(pivot, inv_k, scale)
-            beta = b * scale
+            beta = addend(b, scale, how)
             if not corrected:
                 beta = balanced(beta, ones, how)
             h = g32 - beta.unsqueeze(1)
             if corrected:
                 h = relative(p32, h, how)
-            dx[tile, :, :] = flow(p32, h, inv).to(dx.dtype)
+            dx[tile, :, :] = flow(p32, h, inv, how).to(dx.dtype)

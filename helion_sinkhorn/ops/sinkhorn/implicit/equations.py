@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import torch
 
+from helion_sinkhorn.ops.sinkhorn.iteration import product
 from helion_sinkhorn.runtime.device_math import reciprocal
 
 SMALLEST_NORMAL = 2.0**-126
+
+
+def addend(x, y, how):
+    """x y elementwise, which goes into a sum; for AMD rounded, so that it fuses nowhere.  y may be a number.
+
+    A thread of gfx950 held four of a block's 64 matrices of 4 x 4, and LLVM fused such products in three of
+    them and not in the first: at place 17 a matrix had other bits than at place 14.
+    """
+    if how != "gcn":
+        return x * y
+    return product(x, y if isinstance(y, torch.Tensor) else torch.full_like(x, y), how)
 
 
 def inverse(x, how):
@@ -16,7 +28,7 @@ def inverse(x, how):
 
 def balanced(x, weight, how):
     """x less the multiple of `weight` that makes its sum zero."""
-    return x - weight * (x.sum(1) * inverse(weight.sum(1), how)).unsqueeze(1)
+    return x - addend(weight, (x.sum(1) * inverse(weight.sum(1), how)).unsqueeze(1), how)
 
 
 def support(sums):
@@ -24,22 +36,22 @@ def support(sums):
     return torch.where(sums > 0, 1.0, 0.0)
 
 
-def matvec(p, x):
+def matvec(p, x, how):
     """P x, (tile, n)."""
-    return (p * x.unsqueeze(1)).sum(2)
+    return addend(p, x.unsqueeze(1), how).sum(2)
 
 
-def matvec_t(p, y):
+def matvec_t(p, y, how):
     """P' y, (tile, m)."""
-    return (p * y.unsqueeze(2)).sum(1)
+    return addend(p, y.unsqueeze(2), how).sum(1)
 
 
 def relative(p, x, how):
     """x relative to its value at the largest entry of a row of P: means of nearly one-hot rows stay exact."""
     largest = torch.where(p == p.amax(2).unsqueeze(2), 1.0, 0.0)
-    return x - ((largest * x).sum(2) * reciprocal(largest.sum(2), how)).unsqueeze(2)
+    return x - addend((largest * x).sum(2), reciprocal(largest.sum(2), how), how).unsqueeze(2)
 
 
-def flow(p, x, inv):
+def flow(p, x, inv, how):
     """F(X): P times what x is above its mean in each row, weighted by P."""
-    return p * (x - ((p * x).sum(2) * inv).unsqueeze(2))
+    return addend(p, x - addend(addend(p, x, how).sum(2), inv, how).unsqueeze(2), how)
