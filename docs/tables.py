@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,58 @@ def tuned() -> str:
     return (
         f"NVIDIA H200, float32, deepseek, T = 20, us of a call ({', '.join(sorted(dates))}).\n\n{table(rows)}"
     )
+
+
+def timed(device: str = "h200") -> dict[tuple[str, str], dict[str, dict[str, Any]]]:
+    """(kernel, its key without the version) -> version of Triton -> the entry measured there."""
+    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for path, data in files(device):
+        for entry in data["entries"]:
+            if entry["evidence"] == "measured":
+                names = {k: v for k, v in entry["key"].items() if k != "triton"}
+                key = path.stem, ", ".join(f"{k}={v}" for k, v in sorted(names.items()))
+                found.setdefault(key, {})[entry["key"]["triton"]] = entry
+    return found
+
+
+def versions() -> str:
+    """How much longer each kernel takes under Triton 3.9 than under 3.6, each with its own entries."""
+    ratios: dict[str, list[tuple[float, str]]] = {}
+    for (kernel, key), by_version in timed().items():
+        if {"3.6", "3.9"} <= by_version.keys():
+            ratio = by_version["3.9"]["us"] / by_version["3.6"]["us"]
+            ratios.setdefault(kernel, []).append((ratio, key))
+    return table([
+        {
+            "kernel": f"`{kernel}`", "calls": len(found),
+            "3.9 / 3.6, median": f"{statistics.median(r for r, _ in found):.2f}",
+            "smallest": f"{min(found)[0]:.2f}", "largest": f"{max(found)[0]:.2f}",
+            "over 1.1": sum(r > 1.1 for r, _ in found), "the largest is": max(found)[1],
+        }
+        for kernel, found in sorted(ratios.items())
+    ])  # fmt: skip
+
+
+def residual() -> str:
+    """us of each kernel of the residual path for bfloat16 streams, n = 4, under both versions of Triton."""
+    rows = []
+    for operator in ("hc_split_sinkhorn", "hc_mixes", "hc_pre", "hc_post", "hc_site"):
+        for kernel in OPERATORS[operator].kernels:
+            for (name, _), by_version in timed().items():
+                entry = by_version.get("3.6") or next(iter(by_version.values()))
+                key = entry["key"]
+                # mixes of a model are float32, whatever the streams are
+                dtype = "float32" if operator == "hc_split_sinkhorn" else "bfloat16"
+                precise = key.get("precision", "float32") == "float32"
+                if name == kernel and key["dtype"] == dtype and precise and key["batch"] in (128, 8192):
+                    # hc_mixes counts the columns of all streams
+                    width = key.get("columns", 0) // (4 if operator == "hc_mixes" else 1)
+                    us = {v: report.figure(e["us"]) for v, e in by_version.items()}
+                    rows.append({
+                        "kernel": f"`{kernel}`", "C": width or "any", "tokens": key["batch"],
+                        "Triton 3.6": us.get("3.6", MISSING), "Triton 3.9": us.get("3.9", MISSING),
+                    })  # fmt: skip
+    return table(rows)
 
 
 # ------------------------------------------------------------------------------------------------- support
