@@ -24,6 +24,8 @@ BENCH = ROOT / "docs" / "bench"
 ACCURACY = ROOT / "docs" / "accuracy"
 CACHE = ROOT / "tuning_cache"
 MISSING = "-"
+STEADY = 0.1
+"""The largest spread, between the quartiles and relative to the median, of a time that is compared."""
 
 # ------------------------------------------------------------------------------------- docs/bench/bench.csv
 
@@ -282,7 +284,8 @@ def versions() -> str:
     """How much longer each kernel takes under Triton 3.9 than under 3.6, each with its own entries."""
     ratios: dict[str, list[tuple[float, str]]] = {}
     for (kernel, key), by_version in timed().items():
-        if {"3.6", "3.9"} <= by_version.keys():
+        steady = all(entry["spread"] <= STEADY for entry in by_version.values())
+        if steady and {"3.6", "3.9"} <= by_version.keys():
             ratio = by_version["3.9"]["us"] / by_version["3.6"]["us"]
             ratios.setdefault(kernel, []).append((ratio, key))
     return table([
