@@ -167,6 +167,12 @@ def offsets(binary: Binary) -> Iterator[str]:
         yield f"{binary.counts['negative offset']} buffer instructions"
 
 
+def waits(binary: Binary) -> Iterator[str]:
+    """Inline assembly reads no result of a matrix instruction: AMD's compiler puts no wait states between."""
+    if binary.counts.get("assembly behind matrix"):
+        yield f"{binary.counts['assembly behind matrix']} instructions"
+
+
 def matrix(binary: Binary) -> Iterator[str]:
     """No matrix instruction in what normalises: NVIDIA's truncate what they add up."""
     if has(binary, "normalises") and binary.counts.get("matrix"):
@@ -219,7 +225,7 @@ def vectors(binary: Binary) -> Iterator[str]:
 
 RULES: tuple[Rule, ...] = (
     reciprocal, functions, subnormals, rounding, precision, conversion, fusion, order, offsets,
-    matrix, spills, launch, vectors,
+    waits, matrix, spills, launch, vectors,
 )  # fmt: skip
 
 

@@ -113,6 +113,45 @@ def negative_offsets(text: str) -> int:
     return found
 
 
+MATRIX_STATES = 19
+"""More wait states than any vector instruction needs behind a matrix instruction (CDNA3 and CDNA4)."""
+
+
+def registers_of(operand: str) -> set[int]:
+    """The vector registers that an operand of AMD's names: v7, v[2:17]."""
+    found = re.match(r"[-|]*v(?:\[(\d+):(\d+)\]|(\d+))", operand.strip())
+    if found is None:
+        return set()
+    first, last = (found[1], found[2]) if found[1] else (found[3], found[3])
+    return set(range(int(first), int(last) + 1))
+
+
+def assembly_behind_matrix(text: str) -> int:
+    """Instructions of inline assembly that read a matrix instruction's result before it is there.
+
+    LLVM inserts the wait states that AMD's matrix instructions need, and does not look into inline assembly.
+    Follows registers in the order of the text.
+    """
+    found, clock, inside = 0, 0, False
+    written: dict[int, int] = {}
+    for line in text.splitlines():
+        if ";;#ASM" in line:
+            inside = "START" in line
+            continue
+        match = GCN.match(line)
+        if not match or not match["op"]:
+            continue
+        to, *sources = match["rest"].split(",") if match["rest"].strip() else ("",)
+        clock += 1 + (int(to, 0) if match["op"] == "s_nop" else 0)
+        read = set().union(*map(registers_of, sources))
+        found += inside and any(clock - written[r] <= MATRIX_STATES for r in read & written.keys())
+        for register in registers_of(to):
+            written.pop(register, None)
+            if match["op"].startswith("v_mfma"):
+                written[register] = clock
+    return found
+
+
 def nvidia_facts(ptx: str, sass: str, usage: str) -> dict[str, Any]:
     """The fields of a Binary that its PTX, nvdisasm and cuobjdump --dump-resource-usage tell."""
     ops, loops = disassembled(sass, SASS)
@@ -154,6 +193,8 @@ def amd_facts(amdgcn: str) -> dict[str, Any]:
     counts = classify(ops)
     if doubtful := negative_offsets(code):
         counts["negative offset"] = doubtful
+    if early := assembly_behind_matrix(code):
+        counts["assembly behind matrix"] = early
     return {
         "registers": metadata("vgpr_count"),
         "spills": metadata("vgpr_spill_count") + metadata("sgpr_spill_count"),

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from ci import machine_rules, machine_terms
 from helion_sinkhorn.machine import compiler
 from helion_sinkhorn.machine.binary import Binary, Job
-from helion_sinkhorn.machine.listing import amd_facts, nvidia_facts
+from helion_sinkhorn.machine.listing import amd_facts, assembly_behind_matrix, nvidia_facts
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice
@@ -81,6 +81,26 @@ def amd(text: str = GCN, **changes: object) -> Binary:
     return Binary(
         "mi350", **{"job": job(), "threads": 64, "occupancy": 32, "modes": modes, **facts, **changes}
     )
+
+
+@pytest.mark.parametrize(
+    ("between", "count"),
+    [
+        ("", 1),
+        ("s_nop 10\n", 1),
+        ("s_nop 15\ns_nop 2\n", 0),
+        ("v_mov_b32_e32 v3, v40\n", 0),
+        ("v_mov_b32_e32 v4, v40\n", 1),
+    ],
+)
+def test_assembly_that_reads_a_matrix_too_early_is_counted(between, count):
+    """With too few wait states between, and only if what it reads is still the matrix instruction's."""
+    matrix = "\tv_mfma_f32_32x32x16_bf16 v[2:17], v[18:21], v[22:25], v[2:17]\n"
+    between = "".join(f"\t{line}\n" for line in between.splitlines())
+    assembly = "\t;;#ASMSTART\n\tv_fma_f32 v18, v19, v20, v3\n\t;;#ASMEND\n"
+    assert assembly_behind_matrix(matrix + between + assembly) == count
+    # LLVM sees what is no inline assembly
+    assert assembly_behind_matrix(matrix + between + "\tv_fma_f32 v18, v19, v20, v3\n") == 0
 
 
 def test_good_code_breaks_no_rule():
@@ -157,6 +177,12 @@ def test_planted_in_sass(rule, old, new):
             "buffer_store_dwordx4 v[0:3], v4, s[0:3], 0 offen",
             "v_sub_u32_e32 v5, 0, v4\n\tv_add_u32_e32 v4, v5, v6\n"
             "\tbuffer_store_dwordx4 v[0:3], v4, s[0:3], 0 offen offset:448",
+        ),
+        (
+            "waits",
+            "v_ldexp_f32",
+            "v_mfma_f32_32x32x16_bf16 v[2:17], v[18:21], v[22:25], v[2:17]\n\t;;#ASMSTART\n"
+            "\tv_fma_f32 v18, v19, v20, v3\n\t;;#ASMEND\n\tv_ldexp_f32",
         ),
         ("matrix", "v_pk_fma_f32", "v_mfma_f32_32x32x1_2b_f32"),
         ("spills", "v_ldexp_f32 v0", "scratch_load_dword v0"),

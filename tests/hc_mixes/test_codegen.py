@@ -28,6 +28,15 @@ CALLS = (
 )  # fmt: skip
 
 
+def test_amd_waits_for_a_product_before_it_is_read(compile_for):
+    """dx takes the product in by an instruction that the compiler knows, and not by inline assembly."""
+    call = MixesCall("bfloat16", 24, 4 * 1024, "float32")
+    choice = default_choice(KERNELS[launch.BACKWARD], call, DEVICES["mi350"])
+    (binary,) = compile_for("mi350", [Job(call, choice)])
+    assert binary.counts["matrix"]
+    assert "assembly behind matrix" not in binary.counts
+
+
 @pytest.mark.parametrize("call", CALLS, ids=str)
 @pytest.mark.parametrize("key", ONE_TARGET)
 def test_defaults_make_good_machine_code(key, call, compile_for):
