@@ -117,8 +117,11 @@ def recorded(
 
 def by_config(operator: gate.Operator, results: list[dict[str, object]]) -> list[str]:
     """Results whose bits depend on the config, though they may not: a token alone may have another."""
-    digests = {of: {r["digest"] for r in results if r["of"] == of} for of in sorted(operator.same_bits)}
-    return [of for of, found in digests.items() if len(found) > 1]
+    digests: dict[tuple[str, str], set[object]] = {}
+    for r in results:
+        if r["of"] in operator.same_bits:
+            digests.setdefault((r["kernel"], r["of"]), set()).add(r["digest"])
+    return [f"{kernel}: {of}" for (kernel, of), found in sorted(digests.items()) if len(found) > 1]
 
 
 def judge(name: str, device: str, steps: int) -> dict[str, object]:

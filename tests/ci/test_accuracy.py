@@ -197,13 +197,17 @@ def test_other_bits_are_found(monkeypatch, verdict, change, of):
 def test_bits_that_depend_on_the_config_are_found():
     """Of a result of which each config must make the same bits, and of no other."""
     of = operator_of(WORKLOADS["mixes_model"])
-    results = [{"of": name, "digest": digest} for name in ("mixes", "dx") for digest in ("a", "a")]
-    sums = [{"of": "dfn", "digest": digest} for digest in ("b", "c")]
-    assert accuracy.by_config(of, results + sums) == []
-    found = accuracy.by_config(of, [*results, {"of": "dx", "digest": "b"}])
-    assert found == ["dx"]
+
+    def result(kernel, name, digest):
+        return {"kernel": kernel, "of": name, "digest": digest}
+
+    right = [result("one", name, "a") for name in ("mixes", "dx", "mixes", "dx")]
+    right += [result("other", "mixes", "b"), *(result("one", "dfn", digest) for digest in "ab")]
+    assert accuracy.by_config(of, right) == []
+    found = accuracy.by_config(of, [*right, result("one", "dx", "b")])
+    assert found == ["one: dx"]
     record = {"results": [], "bits_by_config": found}
-    assert accuracy.failures(record) == ["dx has other bits with other configs"]
+    assert accuracy.failures(record) == ["one: dx has other bits with other configs"]
 
 
 def test_wrong_values_are_said_with_their_place(monkeypatch):

@@ -11,12 +11,16 @@ import torch
 
 from ci.gate import gate
 from ci.gate.choices import choices
+from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.hc_post import budget, eager
 from helion_sinkhorn.ops.hc_post.torch_op import gradient_of_bias
 from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
+from helion_sinkhorn.ops.hc_site.boundary.space import MOST_STREAMS
+from helion_sinkhorn.ops.hc_site.space import SiteCall
 
 COMPUTES = {"hc_post_forward": ("out",), "hc_post_backward": ("df", "dx", "dpost", "dcomb", "dbias")}
 """The results of each kernel; dbias is the sum over tokens of its df."""
+BOUNDARY = "hc_boundary_forward"
 
 
 def results(workload: HcPostWorkload) -> tuple[str, ...]:
@@ -74,7 +78,33 @@ def candidates(workload: HcPostWorkload, *given: torch.Tensor) -> list[gate.Cand
         for kernel, computed in COMPUTES.items()
         for choice, served in choices(kernel, call, len(given[0]) * workload.tokens, device)
         for name in computed if name in names
+    ] + by_boundary(workload, device, len(given[0]) * workload.tokens)  # fmt: skip
+
+
+def by_boundary(workload: HcPostWorkload, device: Device, tokens: int) -> list[gate.Candidate]:
+    """The new streams by hc_boundary's kernel with each of its configs, where it takes the call."""
+    if workload.n > MOST_STREAMS or workload.c == 1:
+        return []
+    call = SiteCall(str(workload.dtype)[6:], workload.n, workload.c, "float32")
+    return [
+        gate.Candidate(
+            BOUNDARY, "out", dict(choice.config), choice.source, served,
+            functools.partial(crossed, workload.comb_order, call, choice),
+        )
+        for choice, served in choices(BOUNDARY, call, tokens, device)
     ]  # fmt: skip
+
+
+def crossed(order: str, call: SiteCall, choice: object, f, x, post, comb, grad, bias=None) -> torch.Tensor:
+    """The new streams of hc_boundary's kernel; what it collapses and projects besides is not looked at."""
+    from helion_sinkhorn.ops.hc_mixes import launch as mixes
+    from helion_sinkhorn.ops.hc_site.boundary import launch
+
+    fn = x.new_zeros((call.mixes.m, call.mixes.columns), dtype=torch.float32)
+    tokens = [t.flatten(0, 1) for t in (f, x, post, comb)]
+    own = None if bias is None else bias[0].contiguous()
+    made = launch.one_pass(*tokens, own, tokens[2], mixes.split(fn, call.mixes), call, order, choice)
+    return made[0].view(x.shape)
 
 
 def on_cpu(order: str, name: str, *given: torch.Tensor) -> torch.Tensor:

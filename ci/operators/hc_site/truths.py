@@ -13,7 +13,11 @@ import torch
 from ci.gate import gate
 from ci.gate.choices import choices
 from helion_sinkhorn import hc_site
+from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.hc_site import budget
+from helion_sinkhorn.ops.hc_site.boundary.space import MOST_STREAMS
+from helion_sinkhorn.ops.hc_site.constants import Constants
+from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
 from helion_sinkhorn.testing import rounding
 
@@ -21,6 +25,7 @@ OF_TOKENS = ("y", "post", "comb", "dx")
 VALUES, SUMS = OF_TOKENS[:3], ("dfn", "dscale", "dbase")
 COMPUTES = {"hc_site_weights": ("dx", *SUMS), "hc_site_backward": ("dx", "dfn")}
 """The results that show what each kernel of its own did."""
+BOUNDARY = "hc_boundary_forward"
 NAMES = ("x", "dresidual", "dy", "dpost", "dcomb", "fn", "scale", "base")
 """The inputs, in the gate's order."""
 
@@ -96,7 +101,47 @@ def candidates(workload: HcSiteWorkload, *given: torch.Tensor) -> list[gate.Cand
         for kernel, names in COMPUTES.items()
         for choice, served in choices(kernel, call, len(given[0]) * workload.tokens, device)
         for name in names
+    ] + by_boundary(workload, call, device, len(given[0]) * workload.tokens)  # fmt: skip
+
+
+def by_boundary(workload: HcSiteWorkload, call: SiteCall, device: Device, tokens: int) -> list:
+    """VALUES of hc_boundary's kernel, with each of its configs, where it takes the call.
+
+    Its new streams are x: f is 0 and comb the identity.  How it mixes streams is judged by hc_post's row.
+    """
+    if workload.n > MOST_STREAMS:
+        return []
+    return [
+        gate.Candidate(
+            BOUNDARY, name, dict(choice.config), choice.source, served,
+            functools.partial(crossed, workload, call, choice, name),
+        )
+        for choice, served in choices(BOUNDARY, call, tokens, device)
+        for name in VALUES
     ]  # fmt: skip
+
+
+def crossed(workload: HcSiteWorkload, call: SiteCall, choice: object, name: str, *given) -> torch.Tensor:
+    """One of VALUES, the collapse by the coefficients that hc_site makes of x."""
+    from helion_sinkhorn.ops.hc_mixes import launch as mixes
+    from helion_sinkhorn.ops.hc_site import launch
+    from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
+
+    def run(x, dresidual, dy, dpost, dcomb, fn, scale, base):
+        n, lead = workload.n, x.shape[:-2]
+        _, pre, *_ = launch.forward(x, fn, scale, base, None, *workload.arguments)
+        tokens = [t.flatten(0, -k) for t, k in ((x, 3), (dpost, 2), (pre, 2))]
+        x, post, pre = (t.view(-1, *t.shape[1:]) for t in tokens)
+        identity = torch.eye(n, device=x.device).expand(len(x), n, n).contiguous()
+        split = mixes.split(fn, call.mixes)
+        f = torch.zeros_like(x[:, 0])
+        _, y, *sums = boundary.one_pass(f, x, post, identity, None, pre, split, call, "io", choice)
+        _, post, comb, *_ = launch.coefficients(
+            *sums, scale, base, n, call.mixes, Constants(*workload.arguments)
+        )
+        return {name: t.view(*lead, *t.shape[1:]) for name, t in (("y", y), ("post", post), ("comb", comb))}
+
+    return result(name, run, *given)
 
 
 def as_served(workload: HcSiteWorkload, name: str, *given: torch.Tensor) -> torch.Tensor:
