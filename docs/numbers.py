@@ -106,6 +106,7 @@ REMADE = {
 
 
 MENTIONED = {
+    "README.md": "the times of a site, from docs/hc_site.md",
     "docs/amd.md": "no times; what has been emulated is in docs/emulation.md",
     "docs/first_call.md": "seconds of docs/bench/report.md, First call, from before programs were kept",
     "docs/helion.md": "single times, each with the versions in its sentence; they are not kept anywhere else",
