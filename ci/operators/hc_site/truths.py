@@ -81,13 +81,15 @@ def candidates(workload: HcSiteWorkload, *given: torch.Tensor) -> list[gate.Cand
     """
     on_cpu = not given[0].is_cuda
     of = [n for n in budget.RESULTS if not on_cpu or n != "dx" or workload.dtype == torch.float32]
-    kernel = "eager" if on_cpu else "hc_site"
+    if on_cpu:
+        return [
+            gate.Candidate("eager", name, {}, "", True, functools.partial(as_served, workload, name))
+            for name in of
+        ]
     found = [
-        gate.Candidate(kernel, name, {}, "", True, functools.partial(as_served, workload, name))
+        gate.Candidate("hc_site", name, {}, "all served", True, functools.partial(on_device, workload, name))
         for name in of
     ]
-    if on_cpu:
-        return found
     from helion_sinkhorn.ops.hc_site import launch
     from helion_sinkhorn.runtime import serving
 
@@ -149,6 +151,11 @@ def as_served(workload: HcSiteWorkload, name: str, *given: torch.Tensor) -> torc
     return result(name, functools.partial(served, workload), *given)
 
 
+def on_device(workload: HcSiteWorkload, name: str, *given: torch.Tensor) -> torch.Tensor:
+    """The same on a GPU; what emulates one runs launches, and that function would take its CPU path."""
+    return as_served(workload, name, *given) if given[0].is_cuda else on_gpu(workload, name, {}, *given)
+
+
 def served(workload: HcSiteWorkload, x, dresidual, dy, dpost, dcomb, *parameters) -> gate.Results:
     """All results of a call."""
     leaves = [t.detach().requires_grad_() for t in (x, *parameters)]
@@ -158,11 +165,13 @@ def served(workload: HcSiteWorkload, x, dresidual, dy, dpost, dcomb, *parameters
 
 
 def on_gpu(workload: HcSiteWorkload, name: str, chosen: dict, *given: torch.Tensor) -> torch.Tensor:
-    """One gradient, kernels with the choices named and what is served of the others."""
+    """One result, kernels with the choices named and what is served of the others."""
     from helion_sinkhorn.ops.hc_site import launch
 
     def run(x, dresidual, dy, dpost, dcomb, *parameters):
-        _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, *workload.arguments)
+        y, pre, post, comb, mixes, norms = launch.forward(x, *parameters, None, *workload.arguments)
+        if name in VALUES:
+            return {"y": y, "post": post, "comb": comb}
         dx, dfn, sums, _ = launch.backward(
             dresidual, dy, None, dpost, dcomb, x, *parameters, pre, mixes, norms, True, *workload.arguments,
             choices=chosen,

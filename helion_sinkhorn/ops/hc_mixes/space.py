@@ -94,13 +94,23 @@ def partials_space(call: MixesCall, device: Device) -> tuple[Grid, ...]:
 
 
 def reduce_default(call: MixesCall, device: Device) -> tuple[Items, Items]:
-    rows, warps = (4, 1) if device.vendor == "nvidia" else (16, 4)
-    return (("block_sizes", (rows,)), ("num_warps", warps)), ()
+    return (("block_sizes", (fewest_rows(call, device),)), ("num_warps", 1)), ()
 
 
 def reduce_space(call: MixesCall, device: Device) -> tuple[Grid, ...]:
-    few = [(("block_sizes", (rows,)), ("num_warps", warps)) for rows in (4, 8, 16, 32) for warps in (1, 4)]
+    fewest = fewest_rows(call, device)
+    few = [
+        (("block_sizes", (fewest * more,)), ("num_warps", warps)) for more in (1, 2, 4, 8) for warps in (1, 4)
+    ]
     return ({"config": tuple(few)},)
+
+
+def fewest_rows(call: MixesCall, device: Device) -> int:
+    """Tokens of a block, on AMD as many as fill a wave with 16 bytes a lane.
+
+    Of fewer, lanes hold copies, whose sums along a row AMD's rotations add up in another order each.
+    """
+    return 4 if device.vendor == "nvidia" else max(4, 4 * device.warp_size // power_of_two(call.m))
 
 
 def backward_default(call: MixesCall, device: Device) -> tuple[Items, Items]:
