@@ -8,12 +8,12 @@ import itertools
 import json
 import math
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked import python
 from shared import once
 
 from ci import accuracy, compare
@@ -328,21 +328,9 @@ def test_kernels_pass_on_this_device(name):
 def artefact(tmp_path_factory):
     """A run of the script on two small workloads, as CI calls it."""
     folder = tmp_path_factory.mktemp("accuracy")
-    command = [
-        sys.executable,
-        "-m",
-        "ci.accuracy",
-        "--out",
-        folder,
-        "--steps",
-        str(STEPS),
-        "--jobs",
-        "1",
-    ]
-    done = subprocess.run(
-        [*map(str, command), "--no-inductor", "--workloads", "mhc_bf16", "tail_5x3"],
-        capture_output=True, text=True, check=False,
-        env={"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+    done = python(
+        "-m", "ci.accuracy", "--out", folder, "--steps", STEPS, "--jobs", 1, "--no-inductor",
+        "--workloads", "mhc_bf16", "tail_5x3", env={"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "accuracy-cpu.json"
