@@ -22,8 +22,7 @@ hypothesis.settings.register_profile("nightly", deadline=None, max_examples=1000
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 hypothesis.settings.load_profile(PROFILE)
 
-# Helion's graphs are many objects that stay: to look among them for garbage after every 700 new ones costs up to
-# an eighth of a test
+# Compilers make many objects that stay: to look for garbage after every 700 costs up to an eighth of a run
 gc.set_threshold(100_000, 20, 20)
 
 # Triton decides at import whether it interprets: test_triton_interpreter.py runs these in their own process
