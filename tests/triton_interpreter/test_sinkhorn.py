@@ -139,7 +139,8 @@ def test_nothing_is_written_outside_the_result(n, m, batch, monkeypatch):
 
 @pytest.mark.parametrize("n", [3, 4])
 def test_a_result_does_not_depend_on_the_batch_around_it(n):
-    case = Case("randn_3", n, n, 4, batch=BATCH)
+    # the iterations of test_kinds_of_logits and test_variants, which generate this code too
+    case = Case("randn_3", n, n, {3: 8, 4: 4}[n], batch=BATCH)
     x, dy = case.inputs()
     forward, backward = (choice(case, name) for name in ("sinkhorn_forward", "sinkhorn_backward"))
     p = launch.forward(x, *case.arguments, torch.float32, forward)
@@ -161,7 +162,7 @@ def test_layouts():
 
 
 def test_a_large_batch_in_one_program():
-    case = Case("randn_3", 4, 4, 8, batch=4096)
+    case = Case("randn_3", 4, 4, 4, batch=4096)
     x, dy = case.inputs()
     p = launch.forward(x, *case.arguments, torch.float32, choice(case, "sinkhorn_forward", block=4096))
     dx = launch.backward(dy, x, *case.arguments, choice(case, "sinkhorn_backward", block=4096))
