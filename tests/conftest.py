@@ -40,8 +40,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    # two processes take a half each, and share what is left: each begins with half of the longest, and starts one
-    # compiler, which takes seconds
+    # two processes take a half each, and share what is left: each begins with some of the longest, and starts
+    # one compiler, which takes seconds
     amd, nvidia, longest, others = [], [], [], []
     for item in items:
         if "compile_for" in item.fixturenames:

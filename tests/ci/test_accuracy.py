@@ -35,7 +35,7 @@ STEPS = 1 << 17
 
 BY_NIGHT = {
     "attention_chunks_forgetting", "attention_gla_bf16", "attention_retention", "attention_scalar_forgetting",
-    "attention_gla_fp16", "dot_reported", "dot_precise",
+    "attention_gla_fp16", "attention_ungated", "attention_scaled", "dot_reported", "dot_precise",
 }  # fmt: skip
 
 # At these sizes and logits the iterations or the conjugate gradients have converged, or all matrices are one
@@ -50,7 +50,7 @@ def opinions(name):
     return once(f"opinions {name}", lambda: faults.opinions(WORKLOADS[name], STEPS))
 
 
-SLOW = pytest.mark.nightly("half a minute a row; other rows of the operator run always")
+SLOW = pytest.mark.nightly("seconds to half a minute a row; rows that show the same faults run always")
 ROWS = [pytest.param(n, marks=SLOW) if n in BY_NIGHT else n for n in CI]
 
 

@@ -1,7 +1,7 @@
 """What is compiled in every run: machine code for one device of each vendor, one graph of all operators.
 
-For the MI350 that is dot_compress, linear attention and what ci/test_emulation.py executes; `make machine-terms`
-compiles the defaults of every kernel for an H200 and an MI350 in the cpu workflow, at each change.
+For the MI350 that is dot_compress, linear attention and what ci/test_emulation.py executes.  At each change
+`make machine-terms` compiles the defaults of every kernel for an H200 and an MI350 in the cpu workflow.
 """
 
 from __future__ import annotations
