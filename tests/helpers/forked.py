@@ -89,7 +89,7 @@ def run(packages: list[str], words: list[str], env: dict[str, str], cwd: str, fo
     os.environ.update(env)
     os.chdir(cwd)
     what, *rest = words
-    beside = {"-c": "", "-m": cwd}.get(what, str(Path(what).parent))
+    beside = {"-c": "", "-m": cwd}.get(what, str(Path(cwd, what).parent))
     sys.path[:] = [beside, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep)), *packages]
     if what == "-c":
         sys.argv = [what, *rest[1:]]
