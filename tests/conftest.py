@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import sys
@@ -21,9 +20,6 @@ hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_
 hypothesis.settings.register_profile("nightly", deadline=None, max_examples=1000, print_blob=True)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 hypothesis.settings.load_profile(PROFILE)
-
-# Compilers make many objects that stay: to look for garbage after every 700 costs up to an eighth of a run
-gc.set_threshold(100_000, 20, 20)
 
 # Triton decides at import whether it interprets: test_triton_interpreter.py runs these in their own process
 collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["triton_interpreter"]
