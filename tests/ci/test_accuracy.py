@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -33,9 +34,12 @@ CI = [w.name for w in tagged("ci", object)]
 STEPS = 1 << 17
 """Entries times iterations judged here: hundreds of 4 x 4 matrices, and a second a workload."""
 
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+"""Whether the tests run that compare with other rules."""
 BY_NIGHT = {
     "attention_chunks_forgetting", "attention_gla_bf16", "attention_retention", "attention_scalar_forgetting",
     "attention_gla_fp16", "attention_ungated", "attention_scaled", "dot_reported", "dot_precise",
+    "mixes_model",
 }  # fmt: skip
 
 # At these sizes and logits the iterations or the conjugate gradients have converged, or all matrices are one
@@ -47,7 +51,7 @@ CONVERGED = {"mid_16", "mid_16_deepseek", "lane_32", "matching_64", "largest_128
 
 @functools.cache
 def opinions(name):
-    return once(f"opinions {name}", lambda: faults.opinions(WORKLOADS[name], STEPS))
+    return once(f"opinions {name}", lambda: faults.opinions(WORKLOADS[name], STEPS, others=NIGHTLY))
 
 
 SLOW = pytest.mark.nightly("seconds to half a minute a row; rows that show the same faults run always")
