@@ -30,9 +30,10 @@ class Opinion:
     gate: bool
     """Accepted by the gate."""
     statistics: dict[str, gate.Statistics]
-    assert_close: bool
-    cosine: bool
-    twice: bool
+    assert_close: bool | None = None
+    cosine: bool | None = None
+    twice: bool | None = None
+    """Accepted by the rules in common use; None where they were not asked."""
 
     def within(self, most: dict[str, tuple[float, ...]]) -> bool:
         """No statistic above the largest that a correct implementation shows on the same inputs."""
@@ -45,12 +46,15 @@ def size(s: gate.Statistics) -> tuple[float, ...]:
     return s.worst, s.rms, abs(s.bias)
 
 
-def opinion(truth: dict[str, gate.Truth], results: gate.Results, baseline: gate.Results) -> Opinion:
-    """Which rules reject one implementation's results; the other rules compare with `baseline`."""
-    statistics, close, cosine, twice = {}, True, True, True
+def opinion(truth: dict[str, gate.Truth], results: gate.Results, baseline: gate.Results | None) -> Opinion:
+    """Which rules reject one implementation's results; the other rules compare with `baseline`, if given."""
+    statistics = {name: truth[name].judge(result) for name, result in results.items()}
+    accepted = all(s.passes for s in statistics.values())
+    if baseline is None:
+        return Opinion(accepted, statistics)
+    close, cosine, twice = True, True, True
     for name, result in results.items():
         other = baseline[name]
-        statistics[name] = truth[name].judge(result)
         try:
             torch.testing.assert_close(result, other)
         except AssertionError:
@@ -59,15 +63,21 @@ def opinion(truth: dict[str, gate.Truth], results: gate.Results, baseline: gate.
         cosine &= torch.nn.functional.cosine_similarity(a, b, dim=0).item() >= 0.99
         exact = truth[name].exact.flatten()
         twice &= (a - exact).abs().max().item() <= 2 * (b - exact).abs().max().item()
-    accepted = all(s.passes for s in statistics.values())
     return Opinion(accepted, statistics, close, cosine, twice)
 
 
-def opinions(workload: Any, steps: int) -> tuple[dict[str, Opinion], dict[str, Opinion], set[str]]:
-    """(opinions of good implementations, of faults, faults that rounding hides) on a workload."""
+def opinions(
+    workload: Any, steps: int, others: bool = True
+) -> tuple[dict[str, Opinion], dict[str, Opinion], set[str]]:
+    """(opinions of good implementations, of faults, faults that rounding hides) on a workload.
+
+    Args:
+        others: whether the rules in common use are asked too.
+    """
     operator = operator_of(workload)
     inputs = operator.inputs(workload, steps)
-    truth, baseline = operator.truths(workload, *inputs), operator.baseline(workload, *inputs)
+    truth = operator.truths(workload, *inputs)
+    baseline = operator.baseline(workload, *inputs) if others else None
 
     def of(run: gate.Run, names: Collection[str]) -> Opinion | None:
         results = {q: t for q, t in run(workload, *inputs).items() if q in names}

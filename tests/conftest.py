@@ -25,7 +25,7 @@ hypothesis.settings.load_profile(PROFILE)
 collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["triton_interpreter"]
 
 
-LONGEST = ("test_triton_interpreter", "test_emulation", "test_chunked", "test_codegen")
+LONGEST = ("test_triton_interpreter", "test_emulation")
 
 
 def pytest_configure(config):
@@ -36,11 +36,16 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    # each half begins with half of the longest: two processes take a half each, and share what is left
-    longest = [item for item in items if item.path.name.startswith(LONGEST)]
-    others = [item for item in items if not item.path.name.startswith(LONGEST)]
+    # two processes take a half each, and share what is left: each begins with some of the longest, and starts
+    # one compiler, which takes seconds
+    amd, nvidia, longest, others = [], [], [], []
+    for item in items:
+        if "compile_for" in item.fixturenames:
+            (amd if "mi350" in item.name else nvidia).append(item)
+        else:
+            (longest if item.path.name.startswith(LONGEST) else others).append(item)
     half = len(others) // 2
-    items[:] = longest[::2] + others[:half] + longest[1::2] + others[half:]
+    items[:] = nvidia + others[:half] + longest + amd + others[half:]
     for item in items:
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA or ROCm GPU"))

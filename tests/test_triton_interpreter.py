@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forked import python
 
 FOLDER = Path(__file__).with_name("triton_interpreter")
 ALWAYS = [FOLDER / f"test_{operator}.py" for operator in ("dot_compress", "hc_split_sinkhorn", "sinkhorn")]
@@ -36,6 +36,7 @@ def test_generated_code_in_the_triton_interpreter(files):
     interpret(files)
 
 
+@pytest.mark.nightly("20 s for a Helion that torch 2.11 alone takes; the tested one's code runs always")
 def test_the_code_that_the_oldest_helion_generates():
     """Padded matrices, whose sums Helion 1.5.0 masks less often; torch 2.11 takes no newer one."""
     helion = Path(sys.prefix) / "helion-1.5.0"
@@ -46,8 +47,7 @@ def test_the_code_that_the_oldest_helion_generates():
 
 def interpret(files: list[Path], *options: str, **environment: str) -> None:
     """Run test files where Triton interprets."""
-    pytest_alone = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    command = [sys.executable, *pytest_alone, *files, *options]
     environment = {**os.environ, "TRITON_INTERPRET": "1", **environment}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    alone = "-q", "-p", "no:cacheprovider", "-p", "no:xdist"
+    done = python("-m", "pytest", *alone, *files, *options, env=environment)
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -59,6 +60,8 @@ def compile_job(device: Device, job: Job) -> dict[str, Any]:
 
 def serve(device: Device) -> None:
     """Answer the jobs on stdin; compilers may print, so stdout is theirs and the answers' no more."""
+    # compilers leave little garbage among many objects that stay: looking for it costs up to an eighth
+    gc.set_threshold(100_000, 20, 20)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     present_device(device)

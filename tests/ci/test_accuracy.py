@@ -7,13 +7,14 @@ import functools
 import itertools
 import json
 import math
+import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked import python
 from shared import once
 
 from ci import accuracy, compare
@@ -33,9 +34,12 @@ CI = [w.name for w in tagged("ci", object)]
 STEPS = 1 << 17
 """Entries times iterations judged here: hundreds of 4 x 4 matrices, and a second a workload."""
 
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+"""Whether the tests run that compare with other rules."""
 BY_NIGHT = {
     "attention_chunks_forgetting", "attention_gla_bf16", "attention_retention", "attention_scalar_forgetting",
-    "attention_gla_fp16", "dot_reported", "dot_precise",
+    "attention_gla_fp16", "attention_ungated", "attention_scaled", "dot_reported", "dot_precise",
+    "mixes_model",
 }  # fmt: skip
 
 # At these sizes and logits the iterations or the conjugate gradients have converged, or all matrices are one
@@ -47,10 +51,10 @@ CONVERGED = {"mid_16", "mid_16_deepseek", "lane_32", "matching_64", "largest_128
 
 @functools.cache
 def opinions(name):
-    return once(f"opinions {name}", lambda: faults.opinions(WORKLOADS[name], STEPS))
+    return once(f"opinions {name}", lambda: faults.opinions(WORKLOADS[name], STEPS, others=NIGHTLY))
 
 
-SLOW = pytest.mark.nightly("half a minute a row; other rows of the operator run always")
+SLOW = pytest.mark.nightly("seconds to half a minute a row; rows that show the same faults run always")
 ROWS = [pytest.param(n, marks=SLOW) if n in BY_NIGHT else n for n in CI]
 
 
@@ -344,21 +348,9 @@ def test_kernels_pass_on_this_device(name):
 def artefact(tmp_path_factory):
     """A run of the script on two small workloads, as CI calls it."""
     folder = tmp_path_factory.mktemp("accuracy")
-    command = [
-        sys.executable,
-        "-m",
-        "ci.accuracy",
-        "--out",
-        folder,
-        "--steps",
-        str(STEPS),
-        "--jobs",
-        "1",
-    ]
-    done = subprocess.run(
-        [*map(str, command), "--no-inductor", "--workloads", "mhc_bf16", "tail_5x3"],
-        capture_output=True, text=True, check=False,
-        env={"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+    done = python(
+        "-m", "ci.accuracy", "--out", folder, "--steps", STEPS, "--jobs", 1, "--no-inductor",
+        "--workloads", "mhc_bf16", "tail_5x3", env={"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "accuracy-cpu.json"

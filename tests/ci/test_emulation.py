@@ -6,10 +6,10 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import python
 
 pytest.importorskip("triton")
 
@@ -32,8 +32,7 @@ def script(name: str, *words: object) -> subprocess.CompletedProcess[str]:
     unset = ("HELION_INTERPRET", "TRITON_INTERPRET", "TRITON_CACHE_DIR")
     environment = {k: v for k, v in os.environ.items() if k not in unset}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", f"ci.{name}", *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return python("-m", f"ci.{name}", *words, env=environment, cwd=ROOT)
 
 
 @pytest.mark.parametrize(

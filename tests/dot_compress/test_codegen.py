@@ -54,7 +54,7 @@ def test_defaults_make_good_machine_code(key, calls, compile_for):
 
 
 @pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=BY_NIGHT) for name in NAMES[1:])])
-def test_amd_knobs_are_taken_by_its_compiler(name, compile_for):
+def test_knobs_of_an_mi350_are_taken_by_its_compiler(name, compile_for):
     call = CALLS[0]
     job = default(name, call, "mi350")
     config = (*job.choice.config, ("matrix_instr_nonkdim", 16), ("waves_per_eu", 2))

@@ -10,7 +10,6 @@ pytest.importorskip("triton")
 from ci import machine_rules
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.hc_site import launch
 from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
@@ -31,7 +30,7 @@ CALLS = (
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
 @pytest.mark.parametrize("key", ONE_TARGET)
-def test_defaults_make_good_machine_code(key, call):
+def test_defaults_make_good_machine_code(key, call, compile_for):
     jobs = [Job(call, default_choice(KERNELS[name], call, DEVICES[key])) for name in launch.KERNELS]
     bad = []
     for binary in compile_for(key, jobs):
@@ -49,7 +48,7 @@ def test_defaults_make_good_machine_code(key, call):
 
 
 @pytest.mark.parametrize("key", ONE_TARGET)
-def test_the_boundary_spills_no_more_than_is_known(key):
+def test_the_boundary_spills_no_more_than_is_known(key, compile_for):
     call = SiteCall("bfloat16", 4, 4096, "float32")
     job = Job(call, default_choice(KERNELS[boundary.FORWARD], call, DEVICES[key]))
     (binary,) = compile_for(key, [job])

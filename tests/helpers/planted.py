@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from forked import python
 
 ROOT = Path(__file__).resolve().parents[2]
 STUB = ROOT / "tests" / "tritonbench" / "stub"
@@ -40,13 +40,7 @@ print(json.dumps(found))
 
 def statuses(planting: str, runs: list[list[str]]) -> list[int]:
     """Exit statuses of command lines, one process for all, after code that adds to `parts.BACKENDS`."""
-    done = subprocess.run(
-        [sys.executable, "-c", BEFORE + planting + AFTER, json.dumps(runs)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(STUB), str(ROOT)])},
-        cwd=STUB,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(STUB), str(ROOT)])}
+    done = python("-c", BEFORE + planting + AFTER, json.dumps(runs), env=environment, cwd=STUB)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

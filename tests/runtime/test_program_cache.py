@@ -8,12 +8,11 @@ import json
 import multiprocessing
 import os
 import pkgutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked import python
 
 from helion_sinkhorn import (
     dot_compress,
@@ -338,8 +337,7 @@ def test_numbers_that_stay_arguments_do_not_tell_programs_apart():
 def interpreted(*words: str, **environment: str) -> dict:
     path = os.pathsep.join(map(str, (TESTS.parent, TESTS / "triton_interpreter", TESTS / "helpers")))
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path, **environment}
-    command = [sys.executable, TESTS / "helpers" / "interpreted_call.py", *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = python(TESTS / "helpers" / "interpreted_call.py", *words, env=environment)
     assert done.returncode == 0, done.stderr[-5000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -58,12 +58,12 @@ def default_jobs(key: str, rows) -> list[Job]:
     return list(dict.fromkeys(jobs))
 
 
-def test_sums_over_padded_matrices_leave_no_choice_of_fusion():
+def test_sums_over_padded_matrices_leave_no_choice_of_fusion(compile_for):
     """A token of three streams had other bits in other places of a block: the compiler chose."""
     calls = SinkhornCall(True, 1, "float32", 3, 3, 3), SinkhornCall(False, 1, "float32", 5, 3, 2)
     rows = [(call, "sinkhorn_backward") for call in calls]
     choices = [(c, Choice(k, *KERNELS[k].default(c, DEVICES["h200"]), "default")) for c, k in rows]
-    for binary in compiler.compile_for("h200", [Job(*pair) for pair in choices]):
+    for binary in compile_for("h200", [Job(*pair) for pair in choices]):
         assert binary.compiled, binary.problems
         assert "contested fusion" not in binary.counts, binary.job.choice
 
@@ -109,7 +109,7 @@ def test_bad_configs_are_problems_not_crashes(compile_for):
     assert not good.problems
 
 
-def test_more_threads_than_a_block_may_have(compile_for):
+def test_more_threads_than_a_block_of_an_mi350_may_have(compile_for):
     (binary,) = compile_for("mi350", [forward_job(16, 8, 32)])
     assert "2048 threads a block, at most 1024" in binary.problems
 

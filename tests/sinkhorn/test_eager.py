@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 
 import pytest
 import torch
+from forked import python
 
 from helion_sinkhorn import sinkhorn
 from helion_sinkhorn.ops.sinkhorn import eager
@@ -158,7 +157,5 @@ else:
 
 @pytest.mark.parametrize("batch", [100, 1 << 15])
 def test_a_process_forked_after_a_call_does_not_hang(batch):
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS, str(batch)], capture_output=True, text=True, check=False
-    )
+    done = python("-c", FORKS, batch)
     assert done.stdout == "0\n", done.stderr

@@ -120,7 +120,7 @@ def test_a_default_that_does_not_compile_is_an_error():
         ranking.pick(score, [Binary("h200", binary().job, ("why",))], 128)
 
 
-def test_ranking_for_a_device_that_is_not_here(tmp_path, compile_for):
+def test_ranking_for_an_mi350_that_is_not_here(tmp_path, compile_for):
     """Real machine code from enumeration to a stored entry."""
     groups = groups_of([WORKLOADS["deepseek_16x16_fp32_b128"]], "sinkhorn_forward")
     options = Options("mi350", tmp_path, workers=1, commit="0", command="test")

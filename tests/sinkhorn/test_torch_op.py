@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
 from autograd_calls import assert_batched_gradients, assert_equal, randn, value_and_gradient
+from forked import python
 from targets import INDUCTOR_BY_NIGHT
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
@@ -320,7 +319,7 @@ print(sorted(i for i in range(count) if i in results and all(map(torch.equal, re
 
 
 def test_sixteen_threads_at_first_use():
-    done = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True, check=False)
+    done = python("-c", FIRST_USE)
     assert done.stdout.strip() == str(list(range(16))), done.stdout + done.stderr
 
 

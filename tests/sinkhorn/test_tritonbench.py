@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import forked
 import pytest
 import torch
 
@@ -40,14 +41,8 @@ OURS = "eager,helion_sinkhorn"
 def python(tree: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     folder = STUB if tree == "stub" else Path(CHECKOUT).resolve()
     path = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path), **environment},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment}
+    return forked.python(*arguments, env=environment, cwd=folder)
 
 
 @pytest.mark.parametrize("year", ["STUB_OF_2025", "STUB_OF_2026"])
@@ -225,11 +220,8 @@ def test_tritonbench_s_own_folder_of_benchmarks_stays_importable(tmp_path, ours_
     (theirs / "run.py").write_text("print('theirs')\n")
     path = [str(ROOT), str(tmp_path)][:: 1 if ours_first else -1]
     code = "import benchmarks.numeric_check.run, benchmarks.sinkhorn.peers as p; print(len(p.PEERS) > 0)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path / "benchmarks",
-        capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-    )  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    done = forked.python("-c", code, env=environment, cwd=tmp_path / "benchmarks")
     assert done.stdout.split() == ["theirs", "True"], done.stderr
 
 
@@ -590,10 +582,8 @@ def test_plain_run_py_finds_a_link(tmp_path):
     link.symlink_to(ROOT / "tritonbench_ops" / "sinkhorn")
     for name, status in ((OURS, 0), ("helion_default", 1)):
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        done = subprocess.run(
-            [sys.executable, "run.py", *SMALL, "--only", name],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": path}
+        done = forked.python(tmp_path / "run.py", *SMALL, "--only", name, env=environment, cwd=tmp_path)
         assert "eager" in done.stdout
         assert done.returncode == status, done.stderr[-3000:]
 

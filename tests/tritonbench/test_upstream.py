@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import python
 
 pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,10 +45,7 @@ def run(tmp_path, *words, change="", package=True):
         change = "assert module.helion_sinkhorn is None"
         (tree / "helion_sinkhorn.py").write_text("raise ModuleNotFoundError('helion_sinkhorn')")
     code = RUN.format(tree=str(tree), words=words, change=change)
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = python("-c", code, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
