@@ -199,7 +199,7 @@ def test_other_bits_are_found(monkeypatch, verdict, change, of):
 
 
 def test_bits_that_depend_on_the_config_are_found():
-    """Of a result of which each config must make the same bits, and of no other."""
+    """A result of which each config must make the same bits is named, and no other."""
     of = operator_of(WORKLOADS["mixes_model"])
 
     def result(kernel, name, digest):

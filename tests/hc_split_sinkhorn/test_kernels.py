@@ -73,10 +73,19 @@ def test_every_variant_that_is_tried_is_within_its_budget(name, n, n_iters, eps)
         assert TRIALS[name].error(call, choice, "cpu") <= 1, choice
 
 
-def test_the_backward_is_tried_with_two_and_with_three_segments():
-    for n_iters, lengths in ((20, {7, 10, 19}), (12, {7, 11}), (33, {7, 16, 32})):
-        found = candidates(KERNELS[launch.BACKWARD], HcCall("float32", 4, n_iters, True), DEVICES["h200"])
-        assert {dict(choice.variant)["length"] for choice in found} == lengths
+@pytest.mark.parametrize("name", launch.KERNELS)
+@pytest.mark.parametrize("key", ["h200", "mi350"])
+def test_configs_of_a_call_add_up_in_one_order(name, key):
+    """A token alone and a batch may have different ones: threads hold the same of a matrix in all."""
+    for n in (2, 3, 4, 8, 16):
+        found = candidates(KERNELS[name], HcCall("float32", n, 20, True), DEVICES[key])
+        (variant,) = {choice.variant for choice in found}
+        rows, columns = dict(variant)["thread"]
+        assert len(found) > 1 if rows else len(found) == 1
+        for choice in found:
+            config = dict(choice.config)
+            threads = config["num_warps"] * DEVICES[key].warp_size
+            assert not rows or config["block_sizes"][0] * n * n == threads * rows * columns
 
 
 def test_the_score_knows_the_loops_of_these_kernels():
