@@ -30,10 +30,10 @@ def config(call: PreCall, device: Device, warps: int, vectors: int = 1) -> Items
 def by_columns(call: PreCall, device: Device, warps: int, vectors: int = 1) -> Items:
     """One token a block, which takes its columns in blocks of that size.
 
-    Short rows get fewer warps: of several that hold the same columns, each would add them up.
+    Short rows get fewer waves on AMD, where several that hold the same columns add them up in other orders.
     """
     _, columns = streamed(call, device, warps, vectors)
-    while warps > 1 and streamed(call, device, warps // 2, vectors)[1] == columns:
+    while device.vendor == "amd" and warps > 1 and streamed(call, device, warps // 2, vectors)[1] == columns:
         warps //= 2
     return ("block_sizes", (columns, 1)), ("num_warps", warps)
 
