@@ -301,10 +301,10 @@ def versions() -> str:
 
 def residual() -> str:
     """us of each kernel of the residual path for bfloat16 streams, n = 4, under both versions of Triton."""
-    rows = []
+    rows, every = [], timed()
     for operator in ("hc_split_sinkhorn", "hc_mixes", "hc_pre", "hc_post", "hc_site"):
         for kernel in OPERATORS[operator].kernels:
-            for (name, _), by_version in timed().items():
+            for (name, _), by_version in every.items():
                 entry = by_version.get("3.6") or next(iter(by_version.values()))
                 key = entry["key"]
                 # mixes of a model are float32, whatever the streams are

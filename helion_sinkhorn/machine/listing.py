@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from helion_sinkhorn.machine.mnemonics import GCN, PATTERNS, SASS, classify, disassembled
@@ -85,6 +85,18 @@ CARRIES_SIGN = re.compile(
 """Instructions whose result is negative where a source may be."""
 
 
+def gcn_instructions(text: str) -> Iterator[tuple[str, list[str], bool]]:
+    """Each instruction of AMD's listing: the operation without its encoding, its operands (one empty one
+    where there are none), and whether it is inline assembly."""
+    assembly = False
+    for line in text.splitlines():
+        if ";;#ASM" in line:
+            assembly = "START" in line
+        elif (match := GCN.match(line)) and match["op"]:
+            operands = [operand.strip() for operand in match["rest"].split(",")]
+            yield ENCODING.sub("", match["op"]), operands, assembly
+
+
 def negative_offsets(text: str) -> int:
     """Buffer instructions of AMD's that add an immediate to a register offset made by subtracting a
     lane's part.
@@ -93,15 +105,11 @@ def negative_offsets(text: str) -> int:
     (LLVM's AMDGPU target, splitBufferOffsets).  Follows registers in the order of the text.
     """
     found, differences = 0, set()
-    for line in text.splitlines():
-        match = GCN.match(line)
-        if not match or not match["op"]:
-            continue
-        op = ENCODING.sub("", match["op"])
-        to, *sources = (o.strip() for o in match["rest"].split(",")) if match["rest"].strip() else ("",)
+    for op, (to, *sources), _ in gcn_instructions(text):
         if op.startswith("buffer_"):
-            offset = to if re.search(r"\blds\b", match["rest"]) else sources[0]
-            found += offset in differences and re.search(r"\boffset:[1-9]", match["rest"]) is not None
+            modifiers = (sources or [to])[-1]
+            offset = to if re.search(r"\blds\b", modifiers) else sources[0]
+            found += offset in differences and re.search(r"\boffset:[1-9]", modifiers) is not None
             continue
         subtrahend = sources[:1] if op.startswith("v_subrev") else sources[1:]
         made = DIFFERENCE.fullmatch(op) and any(re.match(r"v\d", s) for s in subtrahend)
@@ -119,7 +127,7 @@ MATRIX_STATES = 19
 
 def registers_of(operand: str) -> set[int]:
     """The vector registers that an operand of AMD's names: v7, v[2:17]."""
-    found = re.match(r"[-|]*v(?:\[(\d+):(\d+)\]|(\d+))", operand.strip())
+    found = re.match(r"[-|]*v(?:\[(\d+):(\d+)\]|(\d+))", operand)
     if found is None:
         return set()
     first, last = (found[1], found[2]) if found[1] else (found[3], found[3])
@@ -132,22 +140,15 @@ def assembly_behind_matrix(text: str) -> int:
     LLVM inserts the wait states that AMD's matrix instructions need, and does not look into inline assembly.
     Follows registers in the order of the text.
     """
-    found, clock, inside = 0, 0, False
+    found, clock = 0, 0
     written: dict[int, int] = {}
-    for line in text.splitlines():
-        if ";;#ASM" in line:
-            inside = "START" in line
-            continue
-        match = GCN.match(line)
-        if not match or not match["op"]:
-            continue
-        to, *sources = match["rest"].split(",") if match["rest"].strip() else ("",)
-        clock += 1 + (int(to, 0) if match["op"] == "s_nop" else 0)
+    for op, (to, *sources), assembly in gcn_instructions(text):
+        clock += 1 + (int(to, 0) if op == "s_nop" else 0)
         read = set().union(*map(registers_of, sources))
-        found += inside and any(clock - written[r] <= MATRIX_STATES for r in read & written.keys())
+        found += assembly and any(clock - written[r] <= MATRIX_STATES for r in read & written.keys())
         for register in registers_of(to):
             written.pop(register, None)
-            if match["op"].startswith("v_mfma"):
+            if op.startswith("v_mfma"):
                 written[register] = clock
     return found
 

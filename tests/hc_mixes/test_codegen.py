@@ -28,7 +28,7 @@ CALLS = (
 )  # fmt: skip
 
 
-def test_amd_waits_for_a_product_before_it_is_read(compile_for):
+def test_an_mi350_waits_for_a_product_before_it_is_read(compile_for):
     """dx takes the product in by an instruction that the compiler knows, and not by inline assembly."""
     call = MixesCall("bfloat16", 24, 4 * 1024, "float32")
     choice = default_choice(KERNELS[launch.BACKWARD], call, DEVICES["mi350"])

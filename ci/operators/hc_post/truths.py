@@ -85,7 +85,9 @@ def by_boundary(workload: HcPostWorkload, device: Device, tokens: int) -> list[g
     """The new streams by hc_boundary's kernel with each of its configs, where it takes the call."""
     if workload.n > MOST_STREAMS or workload.c == 1:
         return []
-    call = SiteCall(str(workload.dtype)[6:], workload.n, workload.c, "float32")
+    from helion_sinkhorn.ops.hc_site.launch import call_for
+
+    call = call_for(workload.n, workload.c, workload.dtype, "float32")
     return [
         gate.Candidate(
             BOUNDARY, "out", dict(choice.config), choice.source, served,

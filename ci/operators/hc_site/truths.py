@@ -16,7 +16,6 @@ from helion_sinkhorn import hc_site
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.hc_site import budget
 from helion_sinkhorn.ops.hc_site.boundary.space import MOST_STREAMS
-from helion_sinkhorn.ops.hc_site.constants import Constants
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
 from helion_sinkhorn.testing import rounding
@@ -79,34 +78,35 @@ def candidates(workload: HcSiteWorkload, *given: torch.Tensor) -> list[gate.Cand
 
     The CPU path rounds dx more than once for narrow streams, and is judged by the others then.
     """
-    on_cpu = not given[0].is_cuda
-    of = [n for n in budget.RESULTS if not on_cpu or n != "dx" or workload.dtype == torch.float32]
-    if on_cpu:
+    if not given[0].is_cuda:
         return [
             gate.Candidate("eager", name, {}, "", True, functools.partial(as_served, workload, name))
-            for name in of
-        ]
-    found = [
-        gate.Candidate("hc_site", name, {}, "all served", True, functools.partial(on_device, workload, name))
-        for name in of
-    ]
+            for name in budget.RESULTS if name != "dx" or workload.dtype == torch.float32
+        ]  # fmt: skip
     from helion_sinkhorn.ops.hc_site import launch
     from helion_sinkhorn.runtime import serving
 
     device, _, _ = serving.device_at(serving.index_of(given[0]))
     call = launch.call_for(workload.n, workload.c, workload.dtype, workload.precision)
+    tokens = len(given[0]) * workload.tokens
+    found = [
+        gate.Candidate("hc_site", name, {}, "all served", True, functools.partial(on_device, workload, name))
+        for name in budget.RESULTS
+    ]
     return found + [
         gate.Candidate(
             kernel, name, {**dict(choice.config), **dict(choice.variant)}, choice.source, served,
             functools.partial(on_gpu, workload, name, {kernel: choice}),
         )
         for kernel, names in COMPUTES.items()
-        for choice, served in choices(kernel, call, len(given[0]) * workload.tokens, device)
+        for choice, served in choices(kernel, call, tokens, device)
         for name in names
-    ] + by_boundary(workload, call, device, len(given[0]) * workload.tokens)  # fmt: skip
+    ] + by_boundary(workload, call, device, tokens)  # fmt: skip
 
 
-def by_boundary(workload: HcSiteWorkload, call: SiteCall, device: Device, tokens: int) -> list:
+def by_boundary(
+    workload: HcSiteWorkload, call: SiteCall, device: Device, tokens: int
+) -> list[gate.Candidate]:
     """VALUES of hc_boundary's kernel, with each of its configs, where it takes the call.
 
     Its new streams are x: f is 0 and comb the identity.  How it mixes streams is judged by hc_post's row.
@@ -116,32 +116,26 @@ def by_boundary(workload: HcSiteWorkload, call: SiteCall, device: Device, tokens
     return [
         gate.Candidate(
             BOUNDARY, name, dict(choice.config), choice.source, served,
-            functools.partial(crossed, workload, call, choice, name),
+            functools.partial(crossed, workload, choice, name),
         )
         for choice, served in choices(BOUNDARY, call, tokens, device)
         for name in VALUES
     ]  # fmt: skip
 
 
-def crossed(workload: HcSiteWorkload, call: SiteCall, choice: object, name: str, *given) -> torch.Tensor:
+def crossed(workload: HcSiteWorkload, choice: object, name: str, *given: torch.Tensor) -> torch.Tensor:
     """One of VALUES, the collapse by the coefficients that hc_site makes of x."""
-    from helion_sinkhorn.ops.hc_mixes import launch as mixes
     from helion_sinkhorn.ops.hc_site import launch
     from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
 
-    def run(x, dresidual, dy, dpost, dcomb, fn, scale, base):
-        n, lead = workload.n, x.shape[:-2]
-        _, pre, *_ = launch.forward(x, fn, scale, base, None, *workload.arguments)
-        tokens = [t.flatten(0, -k) for t, k in ((x, 3), (dpost, 2), (pre, 2))]
-        x, post, pre = (t.view(-1, *t.shape[1:]) for t in tokens)
-        identity = torch.eye(n, device=x.device).expand(len(x), n, n).contiguous()
-        split = mixes.split(fn, call.mixes)
-        f = torch.zeros_like(x[:, 0])
-        _, y, *sums = boundary.one_pass(f, x, post, identity, None, pre, split, call, "io", choice)
-        _, post, comb, *_ = launch.coefficients(
-            *sums, scale, base, n, call.mixes, Constants(*workload.arguments)
-        )
-        return {name: t.view(*lead, *t.shape[1:]) for name, t in (("y", y), ("post", post), ("comb", comb))}
+    def run(x, dresidual, dy, dpost, dcomb, *parameters):
+        _, pre, *_ = launch.forward(x, *parameters, None, *workload.arguments)
+        identity = torch.eye(workload.n, device=x.device).expand_as(dcomb)
+        _, y, _, post, comb, *_ = boundary.forward(
+            torch.zeros_like(dy), x, dpost, identity, None, pre, *parameters, *workload.arguments,
+            choice=choice,
+        )  # fmt: skip
+        return {"y": y, "post": post, "comb": comb}
 
     return result(name, run, *given)
 

@@ -43,13 +43,15 @@ def forward_default(call: PreCall, device: Device) -> tuple[Items, Items]:
 
 
 def backward_default(call: PreCall, device: Device) -> tuple[Items, Items]:
-    # a thread keeps n sums for each of its columns, 64 here of four streams in 16 bits; H200, 128 and 8192
-    # tokens of 4 x 4096: 2.7 and 148 us, with four warps and half as many columns 3.5 and 151
-    vectors = 2 if device.vendor == "nvidia" and call.n <= 4 and call.dtype != "float32" else 1
+    # a thread keeps n sums for each of its columns
+    if device.vendor == "amd":
+        return by_columns(call, device, 4 if call.n <= 8 else 8), ()
+    # 64 sums of four streams in 16 bits; H200, 128 and 8192 tokens of 4 x 4096: 2.7 and 148 us, with four
+    # warps and half as many columns 3.5 and 151
+    vectors = 2 if call.n <= 4 and call.dtype != "float32" else 1
     _, block = streamed(call, device, 8, vectors)
     # where the last block is cut short, eight warps spill
-    wide = device.vendor == "nvidia" and call.columns % block == 0
-    return by_columns(call, device, 8 if wide or call.n > 8 else 4, vectors), ()
+    return by_columns(call, device, 8 if call.n > 8 or call.columns % block == 0 else 4, vectors), ()
 
 
 def forward_space(call: PreCall, device: Device) -> tuple[Grid, ...]:

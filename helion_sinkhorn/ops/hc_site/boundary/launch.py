@@ -34,15 +34,17 @@ def forward(
     scale: torch.Tensor,
     base: torch.Tensor,
     *constants: object,
+    choice: Choice | None = None,
 ) -> Tensors:
-    """(streams, y, pre, post, comb, mixes, norms); the contract is torch_op's."""
+    """(streams, y, pre, post, comb, mixes, norms); the contract is torch_op's, the choice the kernel's."""
     given = Constants(*constants)
     n, columns = x.shape[-2:]
     call = call_for(n, columns, x.dtype, given.precision)
     split = mixes_launch.split(parameter(fn), call.mixes)
     rows = flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2)
     bias = None if bias is None else placed(bias)
-    streams, y, *made = one_pass(*rows, bias, flattened(weights, 1), split, call, given.comb_order)
+    collapse = flattened(weights, 1)
+    streams, y, *made = one_pass(*rows, bias, collapse, split, call, given.comb_order, choice)
     found = coefficients(*made, scale, base, n, call.mixes, given)
     return tuple(t.view(*x.shape[:-2], *t.shape[1:]) for t in (streams, y, *found))
 
