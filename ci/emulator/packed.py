@@ -1,4 +1,4 @@
-"""Packed float32 instructions (v_pk_*) and v_fma_mix, whose op_sel chooses what each operand means."""
+"""Packed instructions (v_pk_*) and v_fma_mix, whose op_sel chooses what each operand means."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from ci.emulator import arithmetic as fp
-from ci.emulator.registers import Operand, Waves, bits_of, constant, half_of, write
+from ci.emulator import integers
+from ci.emulator.registers import Operand, Waves, bits_of, constant, half_of, sixteen, write
 from ci.emulator.text import Instruction
-from ci.emulator.vector import Action, Builder, understood
+from ci.emulator.vector import Action, Builder, maximum3, minimum3, understood
 
 Array = np.ndarray
 SIGN = np.uint32(0x8000_0000)
@@ -18,6 +19,13 @@ PACKED: dict[str, tuple[int, Callable[..., Array]]] = {
     "v_pk_mul_f32": (2, lambda a, b: a * b),
     "v_pk_fma_f32": (3, fp.fma),
 }
+HALVES: dict[str, tuple[int, Callable[..., Array]]] = {
+    "v_pk_max_f16": (2, fp.maximum_number),
+    "v_pk_min_f16": (2, fp.minimum_number),
+    "v_pk_maximum3_f16": (3, maximum3),
+    "v_pk_minimum3_f16": (3, minimum3),
+}
+"""float16 in both halves of one register."""
 MODIFIERS = {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "encoding"}
 
 
@@ -33,18 +41,23 @@ def word(ins: Instruction, of: Operand, high: int, negative: int = 0) -> Callabl
     return (lambda w: read(w) ^ SIGN) if negative else read
 
 
-def packed(ins: Instruction, operands: list[Operand]) -> Action:
-    """Two results, each from the halves that op_sel and op_sel_hi choose."""
+def sources(ins: Instruction, operands: list[Operand], count: int) -> tuple[int, list[Operand]]:
+    """The number of the destination's register, and the sources."""
     understood(ins, MODIFIERS)
-    count, function = PACKED[ins.op]
     to, *of = operands
     if len(of) != count:
         raise ValueError(f"{ins}: {count} sources are needed")
+    return to.index, of
+
+
+def packed(ins: Instruction, operands: list[Operand]) -> Action:
+    """Two results, each from the registers of a pair that op_sel and op_sel_hi choose."""
+    count, function = PACKED[ins.op]
+    at, of = sources(ins, operands, count)
     low = [word(ins, o, half_of(ins, "op_sel", k, 0), half_of(ins, "neg_lo", k)) for k, o in enumerate(of)]
     high = [
         word(ins, o, half_of(ins, "op_sel_hi", k, 1), half_of(ins, "neg_hi", k)) for k, o in enumerate(of)
     ]
-    at = to.index
 
     def run(w: Waves) -> None:
         # both before either is written: a source may be the destination
@@ -52,6 +65,30 @@ def packed(ins: Instruction, operands: list[Operand]) -> Action:
         two = function(*(read(w).view(np.float32) for read in high)).view(np.uint32)
         write(w, at, one)
         write(w, at + 1, two)
+
+    return run
+
+
+def half(ins: Instruction, of: Operand, high: int, negative: int) -> Callable[[Waves], Array]:
+    """One float16 of a register; the high half of a constant is not known here, as it differs by its kind."""
+    if of.kind == "c" and high:
+        raise ValueError(f"{ins}: the high half of a constant is not known here")
+    read = sixteen(bits_of(of, "h"), "h", high, of)
+    return (lambda w: -read(w)) if negative else read
+
+
+def packed_halves(ins: Instruction, operands: list[Operand]) -> Action:
+    """Two float16 results in one register, each from the halves that op_sel and op_sel_hi choose."""
+    count, function = HALVES[ins.op]
+    at, of = sources(ins, operands, count)
+    low = [half(ins, o, half_of(ins, "op_sel", k, 0), half_of(ins, "neg_lo", k)) for k, o in enumerate(of)]
+    high = [
+        half(ins, o, half_of(ins, "op_sel_hi", k, 1), half_of(ins, "neg_hi", k)) for k, o in enumerate(of)
+    ]
+
+    def run(w: Waves) -> None:
+        one, two = (function(*(read(w) for read in reads)).view(np.uint16) for reads in (low, high))
+        write(w, at, integers.halves(one, two))
 
     return run
 
@@ -116,6 +153,7 @@ def mixed(ins: Instruction, operands: list[Operand]) -> Action:
 
 TABLE: dict[str, Builder] = {
     **dict.fromkeys(PACKED, packed),
+    **dict.fromkeys(HALVES, packed_halves),
     "v_pk_mov_b32": moved,
     **dict.fromkeys(("v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"), mixed),
     **dict.fromkeys(("v_mad_mix_f32", "v_mad_mixlo_f16", "v_mad_mixhi_f16"), mixed),

@@ -103,6 +103,8 @@ SIMPLE: dict[str, Row] = {
     "v_min3_f32": ("f", "fff", min3),
     "v_maximum3_f32": ("f", "fff", maximum3),
     "v_minimum3_f32": ("f", "fff", minimum3),
+    "v_max_f16": ("h", "hh", fp.maximum_number),
+    "v_min_f16": ("h", "hh", fp.minimum_number),
     "v_fma_f32": ("f", "fff", fp.fma),
     "v_fmac_f32": ("f", "fff", fp.fma),
     "v_fmaak_f32": ("f", "fff", fp.fma),
