@@ -1,20 +1,24 @@
 """Gradients of `sinkhorn` beside float32 PyTorch's on peaked and ordinary matrices: a grid of ratios of
 errors.
 
-    python -m ci.parity_grid [--where cpu bodies cuda] [--batch 60] [--worst 10]
+    python -m ci.parity_grid [--where cpu bodies cuda] [--batch 60] [--worst 10] [--jobs 1]
 
 Each case is a batch of matrices; its ratio is the largest error against float64 over that of PyTorch's
 autograd of the definition in float32, both relative to the largest entry of their matrix, errors below a
 floor counted as equal (ops/sinkhorn/parity.py).  "bodies" are the kernels interpreted on the CPU
-with their default configs, both of them where either may be taken; "cuda" the public function on a GPU.  The
-exit status is 1 where LIMITS are exceeded."""
+with their default configs, both of them where either may be taken; "cuda" the public function on a GPU.  With
+--jobs, cases of one kernel stay in one process, which then compiles it once.  The exit status is 1 where
+LIMITS are exceeded."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import numpy as np
 import torch
@@ -39,17 +43,31 @@ ITERATIONS = 1, 3, 20, 60, 100
 LIMITS = {"median": 1.2, "99 %": 5.0, "largest": 40.0}
 """Limits of the ratios of all cases; 2 x 2 gradients that almost vanish make the largest."""
 Gradient = Callable[[SinkhornWorkload, torch.Tensor, torch.Tensor], torch.Tensor]
+Ratios = dict[str, float]
 
 
-def cases(batch: int) -> Iterator[SinkhornWorkload]:
-    grid = itertools.product(SIZES, LOGITS, ITERATIONS, ("deepseek", "log"), ("rows", "cols"))
-    for (n, m), logits, n_iters, form, first in grid:
+def cases(batch: int) -> Iterator[list[SinkhornWorkload]]:
+    """The cases of the grid, those of one kernel together."""
+    for (n, m), n_iters, form, first in itertools.product(
+        SIZES, ITERATIONS, ("deepseek", "log"), ("rows", "cols")
+    ):
         if n * n_iters <= 33 * 20:
             few = min(batch, max(8, 4096 // (n * m)))
-            yield SinkhornWorkload(
-                f"{n}x{m} {logits} T={n_iters} {form} {first}", n, m, few, frozenset(), "",
-                n_iters=n_iters, form=form, first=first, logits=logits,
-            )  # fmt: skip
+            yield [
+                SinkhornWorkload(
+                    f"{n}x{m} {logits} T={n_iters} {form} {first}",
+                    n,
+                    m,
+                    few,
+                    frozenset(),
+                    "",
+                    n_iters=n_iters,
+                    form=form,
+                    first=first,
+                    logits=logits,
+                )
+                for logits in LOGITS
+            ]
 
 
 def on_cpu(w: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
@@ -91,6 +109,25 @@ def ratio(w: SinkhornWorkload, run: Gradient) -> float:
     return peer.ratios(run(w, x, dy), exact)[1]
 
 
+def ratios(where: str, workloads: list[SinkhornWorkload]) -> dict[str, Ratios]:
+    """Those of some cases, for each gradient to be had there."""
+    return {name: {w.name: ratio(w, run) for w in workloads} for name, run in gradients(where).items()}
+
+
+def everywhere(where: Iterable[str], grid: list[list[SinkhornWorkload]], jobs: int) -> dict[str, Ratios]:
+    """The ratios of all cases by gradient; in this process where `jobs` is 1."""
+    found: dict[str, Ratios] = {}
+    pool = ProcessPoolExecutor(jobs, get_context("spawn")) if jobs > 1 else None
+    for place in where:
+        run = functools.partial(ratios, place)
+        for some in track((pool.map if pool else map)(run, grid), place, len(grid), transient=True):
+            for name, of_cases in some.items():
+                found.setdefault(name, {}).update(of_cases)
+    if pool:
+        pool.shutdown()
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -98,10 +135,10 @@ def main() -> int:
     parser.add_argument("--where", nargs="+", choices=("cpu", "bodies", "cuda"), default=["cpu"])
     parser.add_argument("--batch", type=int, default=60, help="matrices a case")
     parser.add_argument("--worst", type=int, default=10, help="cases to name")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
     grid, rows, bad = list(cases(options.batch)), [], []
-    for name, run in [pair for where in options.where for pair in gradients(where).items()]:
-        found = {w.name: ratio(w, run) for w in track(grid, name, transient=True)}
+    for name, found in everywhere(options.where, grid, options.jobs).items():
         values = np.array(list(found.values()))
         statistics = {
             "median": np.median(values), "90 %": np.percentile(values, 90), "99 %": np.percentile(values, 99),
