@@ -79,7 +79,8 @@ def test_configs_of_a_call_add_up_in_one_order(name, key):
     """A token alone and a batch may have different ones: threads hold the same of a matrix in all."""
     for n in (2, 3, 4, 8, 16):
         found = candidates(KERNELS[name], HcCall("float32", n, 20, True), DEVICES[key])
-        (variant,) = {choice.variant for choice in found}
+        # the length of a segment decides what is computed twice, and not the order of a sum
+        (variant,) = {tuple(v for v in choice.variant if v[0] != "length") for choice in found}
         rows, columns = dict(variant)["thread"]
         assert len(found) > 1 if rows else len(found) == 1
         for choice in found:
