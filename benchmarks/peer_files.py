@@ -90,3 +90,9 @@ def megatron() -> ModuleType:
     stand_in(f"{core}.transformer.transformer_config", TransformerConfig=object)
     run(MEGATRON_PYTORCH, f"{core}.transformer.hyper_connection")
     return run(MEGATRON, f"{core}.fusions.fused_mhc_kernels")
+
+
+def megatron_pytorch() -> ModuleType:
+    """BroadcastTensorFused, which sums the three gradients of the streams, and its functions in PyTorch."""
+    megatron()
+    return sys.modules["megatron.core.transformer.hyper_connection"]

@@ -135,7 +135,7 @@ def liger(history: bool) -> Build:
 
 
 def load_tile_kernels():
-    """Of version 1; from version 2 on there is no autograd, and it takes torch 2.13 and CUDA 13.1."""
+    """Version 1; from version 2 on there is no autograd, and it takes torch 2.13 and CUDA 13.1."""
     from tile_kernels.modeling.mhc.ops import sinkhorn_normalize
 
     return lambda x, n_iters: sinkhorn_normalize(x, n_iters, EPS)
