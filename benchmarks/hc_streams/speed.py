@@ -130,9 +130,9 @@ def bytes_of(name: str, given: Tensors) -> int:
     return (1 if name == "forward" else 2) * inputs + given[-1].nbytes
 
 
-def copies(moved: int, count: int) -> timing.Run:
+def copies(moved: int, count: int, device: str = "cuda") -> timing.Run:
     """Copies that read and write so many bytes together."""
-    sources = [torch.empty(moved // 2, dtype=torch.uint8, device="cuda") for _ in range(count)]
+    sources = [torch.empty(moved // 2, dtype=torch.uint8, device=device) for _ in range(count)]
     return timing.in_turn([functools.partial(torch.empty_like(s).copy_, s) for s in sources])
 
 

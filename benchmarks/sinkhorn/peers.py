@@ -1,8 +1,8 @@
 """FUNCTIONS: everything the benchmark times, each adapted to logits (B, n, n) -> P and checked before.
 
 A row names the definition it computes in this package's terms, so that `worker` can hold it to
-the float64 reference of that definition.  Loading a row imports its package; a row whose
-package is absent is reported with the error, not hidden.
+the float64 reference of that definition.  Loading a row imports its package or its file; where
+that is absent the row is reported with the error, not hidden.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+
+from benchmarks import peer_files
 
 EPS = 1e-6
 Passes = dict[str, Callable[[], object]]
@@ -36,6 +38,8 @@ class Function:
     note: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     """Set before anything is imported."""
+    file: str = ""
+    """One of benchmarks.peer_files, for what is in no package."""
 
 
 def differentiable(load: Callable[[], Callable[[torch.Tensor, int], torch.Tensor]]) -> Build:
@@ -130,21 +134,24 @@ def liger(history: bool) -> Build:
     return build
 
 
-def tile_kernels(x: torch.Tensor, dy: torch.Tensor, n_iters: int) -> Passes:
-    """The raw kernels; from version 2 on there is no autograd around them."""
-    from tile_kernels.mhc.sinkhorn_kernel import mhc_sinkhorn_bwd, mhc_sinkhorn_fwd
+def load_tile_kernels():
+    """Version 1; from version 2 on there is no autograd, and it takes torch 2.13 and CUDA 13.1."""
+    from tile_kernels.modeling.mhc.ops import sinkhorn_normalize
 
-    def forward():
-        out = torch.empty_like(x)
-        mhc_sinkhorn_fwd(x, out, n_iters, EPS)
-        return out
+    return lambda x, n_iters: sinkhorn_normalize(x, n_iters, EPS)
 
-    def backward():
-        dx = torch.empty_like(x)
-        mhc_sinkhorn_bwd(dy, x, dx, n_iters, EPS)
-        return dx
 
-    return {"forward": forward, "backward": backward, "both": lambda: (forward(), backward())}
+def transformer_engine(history: bool) -> Build:
+    def load():
+        sinkhorn = peer_files.transformer_engine().mhc_fused_sinkhorn
+        return lambda x, n_iters: sinkhorn(x[None], x.size(-1), not history, n_iters)[0]
+
+    return differentiable(load)
+
+
+def load_megatron():
+    sinkhorn = peer_files.megatron().fused_sinkhorn
+    return lambda x, n_iters: sinkhorn(x, n_iters, EPS)
 
 
 def load_fla():
@@ -206,13 +213,29 @@ FUNCTIONS = {
         "hyper-connections",
         note="its gradient takes the last P for every step",
     ),
-    "TileKernels": Function(tile_kernels, package="tile-kernels", sizes=(4,), note="needs tilelang (50 MB)"),
+    "TileKernels": Function(
+        differentiable(load_tile_kernels), package="tile-kernels", sizes=(4,), note="version 1.0"
+    ),
+    "TransformerEngine, recompute": Function(
+        transformer_engine(False), "log", file=peer_files.TRANSFORMER_ENGINE, sizes=(4,), note="its default"
+    ),
+    "TransformerEngine, history": Function(
+        transformer_engine(True),
+        "log",
+        file=peer_files.TRANSFORMER_ENGINE,
+        sizes=(4,),
+        note="keeps the potentials of every iteration",
+    ),
+    "Megatron-LM": Function(
+        differentiable(load_megatron),
+        file=peer_files.MEGATRON,
+        sizes=(2, 4, 8, 16),
+        note="its Triton kernels, of branch dev; backward writes every iterate to memory",
+    ),
 }
-PEERS = tuple(name for name, f in FUNCTIONS.items() if f.package)
+PEERS = tuple(name for name, f in FUNCTIONS.items() if f.package or f.file)
 
 LEFT_OUT = {
-    "TransformerEngine": "the package brings hundreds of megabytes of other kernels; n = 4, log form",
-    "Megatron-LM": "its Sinkhorn kernels are in no released package",
     "mhc": "PyTorch operations without kernels, eps = 1e-9: what `eager` stands for",
     "triton-sinkhorn": "in no package index; keeps 2 T matrices, one program a matrix",
 }

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import sys
-import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 
-from benchmarks import first_call, timing
+from benchmarks import autotuning, first_call, timing
+from benchmarks.jobs import Row, said, serve
 from benchmarks.sinkhorn import peers
 from helion_sinkhorn.tuning.timing import synchronize
 
 T = 20
-Row = dict[str, object]
+PREPARE_SECONDS = {"helion_sinkhorn": 120.0}
+PREPARE_SECONDS |= dict.fromkeys((peers.COMPILED, *peers.PEERS), 180.0)
+"""Until a job must be ready, side by side with all others of its wave; 60 for what is not named.
+
+torch.compile and Triton unroll T iterations, and peers try configs."""
 CHECKED_ENTRIES = 1 << 18
 """Entries of a batch that are computed in float64 beside it."""
 CHECKED_SCALE = 3.0
@@ -38,6 +41,7 @@ class Job:
 
     section: str
     task: str
+    worker: ClassVar[str] = "benchmarks.sinkhorn.worker"
     functions: tuple[str, ...] = ()
     n: int = 4
     batches: tuple[int, ...] = ()
@@ -50,6 +54,18 @@ class Job:
     def title(self) -> str:
         what = ", ".join(self.functions)
         return f"{self.section}: {what}, n = {self.n}, {self.dtype}" if what else self.section
+
+    @property
+    def encoded(self) -> str:
+        return json.dumps(asdict(self))
+
+    @property
+    def prepare_seconds(self) -> float:
+        return PREPARE_SECONDS.get((self.functions or ("",))[-1], 60.0)
+
+    def left_out(self) -> list[Row]:
+        shape = {"n": self.n, "dtype": self.dtype} if self.functions else {}
+        return [{"function": function, **shape} for function in self.functions or (self.section,)]
 
 
 def make_inputs(job: Job, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,6 +116,7 @@ def sweep(job: Job) -> Iterator[Row | None]:
             del passes
         clear()
     yield None
+    autotuning.forget()
 
     def timed_rows(row: Row, batch: int, timer: str) -> list[Row]:
         x, dy = make_inputs(job, batch)
@@ -156,11 +173,6 @@ def clear() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def said(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
 def host(job: Job) -> Iterator[Row | None]:
@@ -318,30 +330,13 @@ STATES = {"empty": "empty caches", "full": "warm caches", "off": "no generated c
 TASKS = {"sweep": sweep, "host": host, "memory": memory, "lanes": lanes, "first calls": first_calls}
 
 
-def encode(job: Job) -> str:
-    return json.dumps(asdict(job))
-
-
-def main() -> None:
-    # imported packages may print: stdout is theirs, and the answers' no more
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    said_job = json.loads(sys.argv[1])
-    job = Job(**{k: tuple(v) if isinstance(v, list) else v for k, v in said_job.items()})
-    try:
-        rows = TASKS[job.task](job)
-        next(rows)
-        print(json.dumps("ready"), file=answers, flush=True)
-        if sys.stdin.readline() != "go\n":
-            return
-        for row in rows:
-            print(json.dumps({"section": job.section, "iterations": T, **row}), file=answers, flush=True)
-        print(json.dumps("end"), file=answers, flush=True)
-    except Exception as error:
-        if not isinstance(error, ImportError):
-            traceback.print_exc()
-        print(json.dumps({"failed": said(error)}), file=answers, flush=True)
+def start(fields: dict[str, object]) -> Iterator[Row | None]:
+    job = Job(**fields)
+    rows = TASKS[job.task](job)
+    yield next(rows)
+    for row in rows:
+        yield {"section": job.section, "iterations": T, **row}
 
 
 if __name__ == "__main__":
-    main()
+    serve(start)

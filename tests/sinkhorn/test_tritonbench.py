@@ -236,7 +236,7 @@ def peer_row(**changes: object):
             "backward": lambda: torch.autograd.grad(y, leaf, dy, retain_graph=True)[0],
         }
 
-    row = {"build": build, "form": "deepseek", "first": "rows", "sizes": (4,), "environment": {}}
+    row = {"build": build, "form": "deepseek", "first": "rows", "sizes": (4,), "environment": {}, "file": ""}
     return SimpleNamespace(**{**row, "package": "torch", **changes})
 
 
@@ -266,6 +266,7 @@ def test_an_absent_peer_says_what_is_missing():
     assert backends.absent(peer_row()) == ""
     assert "no-such-package is not installed" in backends.absent(peer_row(package="no-such-package"))
     assert "FLAG=1" in backends.absent(peer_row(environment={"FLAG": "1"}))
+    assert "by file" in backends.absent(peer_row(file="kernels.py"))
 
 
 def test_without_the_table_of_peers_all_else_works(monkeypatch):

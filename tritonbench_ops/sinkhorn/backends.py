@@ -153,6 +153,8 @@ def absent(function) -> str:
     if function.environment:
         settings = " ".join(f"{k}={v}" for k, v in function.environment.items())
         return f"needs {settings} from the start of the process; `make bench` times it"
+    if function.file:
+        return f"{function.file} is loaded by file; `make bench` times it"
     try:
         importlib.metadata.version(function.package)
     except importlib.metadata.PackageNotFoundError:

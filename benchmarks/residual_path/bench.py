@@ -1,0 +1,93 @@
+"""Time the residual path of mHC beside other packages, PyTorch, torch.compile and a copy of the same bytes.
+
+    python -m benchmarks.residual_path.bench --out docs/bench [--tokens 8192] [--columns 4096 7168]
+                                             [--only FUNCTION ...] [--device cpu]
+
+Four streams in bfloat16, 20 iterations.  `coefficients` are pre, post and comb of mixes, for the tokens
+given and for 2^20; `hc_pre`, `hc_post` and `hc_mixes` are the parts around them; `site` is all of it around
+a sublayer whose output is given, and its backward has the sums of the gradients of the streams.  Every peer
+and operation is a process with a time limit, as in benchmarks.sinkhorn.bench; what is not installed, fails or
+takes too long becomes a row with the reason.
+
+Writes residual_path.csv after every job.  us are single calls that the host has queued ahead, graph_us a call
+in a CUDA graph; calls go round inputs of a gigabyte together unless one call's fit into the cache.  Errors
+are root mean square, relative to that of the result, of the worst result or gradient against float64 of the
+peer's own formula, over 256 tokens.  The peak is what backward allocates at most, relative to its gradients.
+Bytes are those of each tensor moved once; for a site they are counted in docs/hc_site.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+from benchmarks.jobs import Table, commit, measure
+from benchmarks.residual_path import peers
+from benchmarks.residual_path.operations import OPERATIONS
+from benchmarks.residual_path.worker import Job
+
+TOKENS, COLUMNS, MANY = 1 << 13, (4096, 7168), 1 << 20
+LIMIT = 235.0
+SLOW = (peers.COMPILED, "TileKernels", "TransformerEngine", "Megatron-LM")
+"""They compile most: in the first wave, together."""
+Shapes = tuple[tuple[int, int], ...]
+FIRST_COLUMNS = (
+    "section", "operation", "function", "tokens", "columns", "pass", "us", "us_20", "us_80", "graph_us",
+    "bytes", "error", "peak", "note", "uncaptured", "package_version",
+)  # fmt: skip
+
+
+def shapes_of(operation: str, tokens: int, columns: tuple[int, ...], many: int) -> Shapes:
+    """(tokens, C); the coefficients of a token do not depend on C."""
+    if operation == "coefficients":
+        return (tokens, 0), (many, 0)
+    return tuple((tokens, hidden) for hidden in columns)
+
+
+def waves(only: list[str], tokens: int, columns: tuple[int, ...], many: int, device: str) -> list[list[Job]]:
+    """Jobs that get ready together, in the order in which they are measured."""
+
+    def jobs(name: str) -> list[Job]:
+        having = OPERATIONS if name == peers.FLOOR else peers.PEERS[name].adapters
+        return [Job(name, of, shapes_of(of, tokens, columns, many), device) for of in having]
+
+    slow = [job for name in only if name in SLOW for job in jobs(name)]
+    quick = [job for name in only if name not in SLOW for job in jobs(name)]
+    return [wave for wave in (slow, quick) if wave]
+
+
+def main() -> None:
+    import torch
+
+    every = [peers.FLOOR, *peers.PEERS]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--columns", type=int, nargs="+", default=COLUMNS, help="C, entries of a stream")
+    parser.add_argument("--many", type=int, default=MANY, help="tokens of the second size of coefficients")
+    parser.add_argument("--only", nargs="+", choices=every, default=every, metavar="FUNCTION")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for a tiny trial")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds in all (default %(default)s)")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error(
+            "torch sees no GPU; --device cpu --tokens 64 --columns 128 --many 128 runs the same code"
+        )
+    options.out.mkdir(parents=True, exist_ok=True)
+    utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    table = Table(options.out / "residual_path.csv", {"commit": commit(), "utc": utc}, FIRST_COLUMNS)
+    for name in options.only:
+        for operation, why in peers.PEERS[name].lacks.items() if name in peers.PEERS else ():
+            table.add({"section": "left out", "function": name, "operation": operation, "note": why})
+    jobs = waves(options.only, options.tokens, tuple(options.columns), options.many, options.device)
+    measure(table, jobs, options.limit, workers=max(2, 3 * (os.cpu_count() or 1) // 2))
+    table.write()
+    print(f"wrote {table.path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""The child process of one peer and one operation: it compiles and checks, waits, and then measures."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+import torch
+
+from benchmarks import autotuning, timing
+from benchmarks.hc_streams.speed import copies
+from benchmarks.jobs import Row, said, serve
+from benchmarks.residual_path import peers
+from benchmarks.residual_path.operations import OPERATIONS, Tensors, drawn
+
+ROTATED_BYTES = 1 << 30
+"""Inputs together, twenty times an H200's cache, where one call's do not fit into it."""
+CACHE_BYTES = 50 << 20
+JUDGED = 256
+"""Tokens that are computed in float64 too; the upstream gradients of all others are zero then."""
+PASSES = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one child does."""
+
+    worker: ClassVar[str] = "benchmarks.residual_path.worker"
+    function: str
+    operation: str
+    shapes: tuple[tuple[int, int], ...]
+    """(tokens, C)."""
+    device: str = "cuda"
+    prepare_seconds: float = 110.0
+
+    @property
+    def title(self) -> str:
+        return f"{self.operation}: {self.function}"
+
+    @property
+    def encoded(self) -> str:
+        return json.dumps(asdict(self))
+
+    def left_out(self) -> list[Row]:
+        return [{"function": self.function, "operation": self.operation}]
+
+
+class Case:
+    """A peer's call of given size."""
+
+    def __init__(self, job: Job, tokens: int, hidden: int):
+        self.adapter = peers.PEERS[job.function].adapters[job.operation]
+        self.job, self.operation = job, OPERATIONS[job.operation]
+        self.tokens, self.hidden = tokens, hidden
+        self.lead = (1, tokens) if self.adapter.batched else (tokens,)
+
+    @functools.cached_property
+    def call(self):
+        return self.adapter.load()
+
+    def given(self, seed: int = 0) -> Tensors:
+        ours = drawn(self.job.operation, self.tokens, self.hidden, self.job.device, seed)
+        return tuple(t.detach() for t in self.adapter.given(*ours))
+
+    def few(self, tensors: Tensors) -> Tensors:
+        """The first tokens of those that have tokens, all of the others."""
+        last = len(self.lead) - 1
+        return tuple(
+            t.narrow(last, 0, min(JUDGED, self.tokens)) if t.shape[: last + 1] == self.lead else t
+            for t in tensors
+        )
+
+    def upstream(self, results: Tensors) -> Tensors:
+        generator = torch.Generator(self.job.device).manual_seed(1)
+        return tuple(
+            torch.randn(t.shape, generator=generator, device=t.device, dtype=t.dtype) for t in results
+        )
+
+    def forward(self, given: Tensors) -> timing.Run:
+        def run():
+            with torch.no_grad():
+                return self.call(*given)
+
+        return run
+
+    def backward(self, given: Tensors) -> timing.Run:
+        leaves = tuple(t.detach().requires_grad_() for t in given)
+        results = self.call(*leaves)
+        upstream = self.upstream(results)
+        return lambda: torch.autograd.grad(results, leaves, upstream, retain_graph=True)
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        return PASSES if self.adapter.gradient else PASSES[:1]
+
+
+def distance(found: Tensors, exact: Tensors) -> float:
+    """The largest root mean square error of a tensor, relative to its own root mean square."""
+    pairs = zip(found, exact, strict=True)
+    return max(((a.double() - b).norm() / b.norm()).item() for a, b in pairs if b.norm() > 0)
+
+
+def errors(case: Case) -> dict[str, Row]:
+    """Of values and gradients, against float64 of the peer's own formula; the backward's peak of memory."""
+    given = case.given()
+    exact_leaves = tuple(t.double().requires_grad_() for t in case.few(given))
+    exact = peers.definition_of(case.job.function, case.job.operation)(*exact_leaves)
+    found: dict[str, Row] = {
+        "forward": {"error": distance(case.few(case.forward(given)()), tuple(t.detach() for t in exact))}
+    }
+    if not case.adapter.gradient:
+        return found
+    leaves = tuple(t.detach().requires_grad_() for t in given)
+    results = case.call(*leaves)
+    upstream = tuple(torch.zeros_like(t) for t in results)
+    for part, drawn_part in zip(case.few(upstream), case.upstream(case.few(results)), strict=True):
+        part.copy_(drawn_part)
+    wanted = torch.autograd.grad(exact, exact_leaves, tuple(t.double() for t in case.few(upstream)))
+    gradients = torch.autograd.grad(results, leaves, upstream)
+    found["backward"] = {"error": distance(case.few(gradients), wanted)}
+    del gradients, exact, wanted, results
+    if case.job.device == "cuda":
+        found["backward"]["peak"] = peak(case, leaves, upstream)
+    return found
+
+
+def peak(case: Case, leaves: Tensors, upstream: Tensors) -> float:
+    """Bytes that backward allocates at most, relative to those of its gradients."""
+    results = case.call(*leaves)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    torch.autograd.grad(results, leaves, upstream)
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / sum(t.nbytes for t in leaves)
+
+
+def bytes_of(job: Job, tokens: int, hidden: int) -> tuple[dict[str, int], int]:
+    """Bytes of each pass, for our inputs and results whoever computes; and how many inputs calls go round."""
+    operation = OPERATIONS[job.operation]
+    given = drawn(job.operation, tokens, hidden, job.device)
+    # the dtypes of the results are those of the streams, but of coefficients and mixes
+    results = peers.load_eager(job.operation)(*given)
+    size = sum(t.nbytes for t in given)
+    count = 1 if job.device == "cpu" or size < CACHE_BYTES else max(1, ROTATED_BYTES // size)
+    return {which: operation.bytes_of(which, given, results) for which in PASSES}, count
+
+
+def clear() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def times(make, device: torch.device) -> Row:
+    """Single calls that the host has queued, and a call in a CUDA graph where it can be captured."""
+    if device.type == "cpu":
+        run = make()
+        run()
+        return dict(zip(("us", "us_20", "us_80"), timing.eager(run, device, 0.1), strict=True))
+    row = dict(zip(("us", "us_20", "us_80"), timing.queued(make()), strict=True))
+    clear()
+    try:
+        row["graph_us"] = timing.graph(make, timing.GRAPH_MILLISECONDS)[0]
+    except Exception as error:
+        row["uncaptured"] = said(error)
+    return row
+
+
+def in_turn(make, inputs: list[Tensors]) -> timing.Run:
+    return timing.in_turn([make(given) for given in inputs])
+
+
+def measured(job: Job) -> Iterator[Row | None]:
+    """Rows of a peer: every shape and pass."""
+    device = torch.device(job.device)
+    cases = [Case(job, *shape) for shape in job.shapes]
+    counted = {}
+    checked = {}
+    for case in cases:
+        shape = case.tokens, case.hidden
+        counted[shape] = bytes_of(job, *shape)
+        checked[shape] = errors(case)
+        clear()
+    yield None
+    autotuning.forget()
+    peer = peers.PEERS[job.function]
+    installed = timing.installed(peer.package) if peer.package else ""
+    for case in cases:
+        shape = case.tokens, case.hidden
+        moved, count = counted[shape]
+        given = [case.given(seed) for seed in range(count)]
+        for which in case.passes:
+            row = times(functools.partial(in_turn, getattr(case, which), given), device)
+            clear()
+            yield {
+                **where(job, *shape, which), **row, **checked[shape][which], "bytes": moved[which],
+                "note": case.adapter.note, "package_version": installed, **timing.conditions(device),
+            }  # fmt: skip
+
+
+def where(job: Job, tokens: int, hidden: int, which: str) -> Row:
+    return {"operation": job.operation, "function": job.function, "tokens": tokens, "columns": hidden,
+            "pass": which}  # fmt: skip
+
+
+def floors(job: Job) -> Iterator[Row | None]:
+    """Copies of the counted bytes."""
+    device = torch.device(job.device)
+    yield None
+    for shape in job.shapes:
+        moved, count = bytes_of(job, *shape)
+        clear()
+        for which in PASSES:
+            make = functools.partial(copies, moved[which], count, job.device)
+            row = times(make, device)
+            yield {**where(job, *shape, which), **row, "bytes": moved[which], **timing.conditions(device)}
+
+
+def start(fields: dict[str, object]) -> Iterator[Row | None]:
+    shapes = tuple((int(tokens), int(hidden)) for tokens, hidden in fields.pop("shapes"))
+    job = Job(shapes=shapes, **fields)
+    return floors(job) if job.function == peers.FLOOR else measured(job)
+
+
+if __name__ == "__main__":
+    serve(start)

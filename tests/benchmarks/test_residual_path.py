@@ -1,0 +1,128 @@
+"""The residual path beside other packages, without a GPU: formulas, layouts, and who is left out."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks import jobs, peer_files
+from benchmarks.residual_path import bench, peers, worker
+from benchmarks.residual_path.operations import OPERATIONS, ROWS, drawn
+
+TOKENS, COLUMNS = 7, 12
+RENAMED = {("TransformerEngine", "hc_mixes"): lambda h, ms: (h[:, :ROWS] / (ms + 1e-6).sqrt()[:, None],)}
+"""From a peer's results to ours, where it is more than a transposition."""
+EVERY = [(name, of) for name, peer in peers.PEERS.items() for of in peer.adapters]
+
+
+def in_our_layout(name: str, operation: str, results: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    found = RENAMED.get((name, operation), lambda *r: r)(*results)
+    ours = OPERATIONS[operation].specification(*(t.double() for t in example(operation)))
+    back = []
+    for peers_, wanted in zip(found, ours, strict=True):
+        if name == "TransformerEngine" and wanted.shape == (TOKENS, 4, COLUMNS):
+            peers_ = peers_.mT
+        back.append(peers_.reshape(wanted.shape))
+    return back
+
+
+def example(operation: str) -> tuple[torch.Tensor, ...]:
+    return drawn(operation, TOKENS, COLUMNS, "cpu")
+
+
+@pytest.mark.parametrize(("name", "operation"), EVERY)
+def test_a_peer_s_formula_is_ours_in_its_layout(name, operation):
+    """With another order, another orientation of comb or other columns of fn it would be far off."""
+    adapter = peers.PEERS[name].adapters[operation]
+    given = adapter.given(*(t.double() for t in example(operation)))
+    found = peers.definition_of(name, operation)(*(t.double() for t in given))
+    if (name, operation) == ("Liger", "site"):
+        # comb is made as ours is, and used as its transpose
+        ours = peers.site(*(t.double() for t in example(operation)), comb_order="oi")
+    else:
+        ours = OPERATIONS[operation].specification(*(t.double() for t in example(operation)))
+    # rounded coefficients; Sinkhorn without eps
+    near = {"Megatron-LM": 2e-2, "TransformerEngine": 2e-3}.get(name, 1e-5)
+    for a, b in zip(in_our_layout(name, operation, found), ours, strict=True):
+        torch.testing.assert_close(a, b, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("name", [peers.OURS, peers.EAGER])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_rows_of_what_is_here(name, operation):
+    job = worker.Job(name, operation, ((TOKENS, COLUMNS),), device="cpu")
+    rows = worker.measured(job)
+    assert next(rows) is None
+    forward, backward = rows
+    assert (forward["pass"], backward["pass"]) == ("forward", "backward")
+    assert forward["us"] > 0
+    # one rounding to bfloat16 is 1.7e-3
+    assert forward["error"] < 3e-3
+    assert backward["error"] < 1e-2
+    assert backward["bytes"] > forward["bytes"] > 0
+
+
+def test_another_function_has_a_large_error(monkeypatch):
+    peer = peers.PEERS[peers.EAGER]
+    wrong = replace(peer.adapters["hc_post"], load=lambda: lambda f, x, post, comb: (
+        peers.reference.hc_post(f.float(), x.float(), post, comb, comb_order="oi").bfloat16(),))  # fmt: skip
+    monkeypatch.setitem(peer.adapters, "hc_post", wrong)
+    case = worker.Case(worker.Job(peers.EAGER, "hc_post", (), device="cpu"), TOKENS, COLUMNS)
+    found = worker.errors(case)
+    assert found["forward"]["error"] > 0.1
+    assert found["backward"]["error"] > 0.1
+
+
+def test_only_judged_tokens_have_an_upstream_gradient(monkeypatch):
+    """The gradient of fn, a sum over all tokens, is then that of the tokens computed in float64."""
+    monkeypatch.setattr(worker, "JUDGED", 3)
+    case = worker.Case(worker.Job(peers.OURS, "site", (), device="cpu"), TOKENS, COLUMNS)
+    found = worker.errors(case)
+    assert found["backward"]["error"] < 1e-2
+
+
+def test_absent_files_say_what_to_set(monkeypatch, tmp_path):
+    monkeypatch.delenv(peer_files.FOLDER, raising=False)
+    with pytest.raises(ModuleNotFoundError, match=r"HELION_SINKHORN_PEERS is not set.*Megatron-LM"):
+        peer_files.megatron()
+    monkeypatch.setenv(peer_files.FOLDER, str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="has no TransformerEngine/"):
+        peer_files.transformer_engine()
+
+
+def test_what_is_absent_or_lacking_is_a_row_with_the_reason(monkeypatch, tmp_path):
+    monkeypatch.delenv(peer_files.FOLDER, raising=False)
+    command = ["bench", "--device", "cpu", "--only", "Megatron-LM", "--tokens", "8", "--columns", "64"]
+    monkeypatch.setattr("sys.argv", [*command, "--out", str(tmp_path)])
+    bench.main()
+    rows = list(csv.DictReader((tmp_path / "residual_path.csv").open()))
+    assert {r["operation"] for r in rows} == set(OPERATIONS)
+    assert {r["section"] for r in rows} == {"left out"}
+    assert sum("HELION_SINKHORN_PEERS is not set" in r["note"] for r in rows) == 3
+
+
+def test_every_peer_has_each_operation_or_a_reason():
+    for name, peer in peers.PEERS.items():
+        assert peer.adapters.keys() | peer.lacks.keys() == OPERATIONS.keys(), name
+        assert not peer.adapters.keys() & peer.lacks.keys()
+
+
+def test_the_plan_of_a_run():
+    every = [peers.FLOOR, *peers.PEERS]
+    found = [job for wave in bench.waves(every, 8192, (4096, 7168), 1 << 20, "cuda") for job in wave]
+    assert len(found) == len({job.title for job in found})
+    assert {job.function for job in found} == set(every)
+    (job,) = (j for j in found if j.title == "site: Liger")
+    assert job.shapes == ((8192, 4096), (8192, 7168))
+
+
+def test_a_job_survives_its_way_to_the_child():
+    child = jobs.Child(worker.Job(peers.FLOOR, "hc_pre", ((4, 16),), device="cpu"))
+    try:
+        assert child.ready(60), child.why
+        assert [row["pass"] for row in child.measure(60)] == ["forward", "backward"]
+    finally:
+        child.stop()
