@@ -314,7 +314,11 @@ def plot_speedup(results: Results, out: Path) -> None:
             both = line.merge(own, on="batch", suffixes=("", "_own"))
             if not both.empty:
                 label = name if definition(name) == "deepseek" else f"{name}: {definition(name)}"
-                axis.plot(both.batch, both.us / both.us_own, "o-", color=COLORS[index], label=label)
+                # more peers than colours: a second round of them is dashed
+                again, hue = divmod(index, len(COLORS))
+                axis.plot(
+                    both.batch, both.us / both.us_own, ("o-", "s--")[again], color=COLORS[hue], label=label
+                )
         axis.axhline(1, color="0.3", linewidth=1)
         batch_axes(axis, which, f"time / time of helion_sinkhorn, n = 4, {TIMER[timer]}")
         axis.set_yscale("log")
