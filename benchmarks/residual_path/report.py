@@ -85,14 +85,19 @@ def error(row: Row | None) -> str:
 
 
 def remarks(rows: list[Row], operation: str) -> list[str]:
-    """What a function does otherwise, and why one is missing; a line each."""
-    notes: dict[str, str] = {}
+    """What a function does otherwise, and why a figure is missing; a line each."""
+    lines = []
     for row in rows:
-        if row["operation"] == operation and row["note"]:
-            notes.setdefault(row["function"], "")
-            missing = "not timed: " if row["section"] == "left out" else ""
-            notes[row["function"]] = f"{missing}{row['note']}"
-    return [f"- {name}: {note}." for name, note in notes.items()]
+        if row["operation"] != operation:
+            continue
+        who, size = row["function"], " x ".join(row[k] for k in ("tokens", "columns") if row.get(k))
+        if row["section"] == "left out":
+            lines.append(f"- {who}, not timed{' at ' + size if size else ''}: {row['note']}.")
+        elif row["note"]:
+            lines.append(f"- {who}: {row['note']}.")
+        if row.get("uncaptured"):
+            lines.append(f"- {who}, not in a graph: {row['uncaptured']}.")
+    return list(dict.fromkeys(lines))
 
 
 def when(rows: list[Row]) -> str:
