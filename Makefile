@@ -16,7 +16,7 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install -q $(if $(WHEELS),--no-index --find-links $(WHEELS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-model test bench lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms machine-versions device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist docs docs-numbers
+.PHONY: help demo demo-model test bench bench-residual lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms machine-versions device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist docs docs-numbers
 
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -67,8 +67,11 @@ clean: ## remove the environment and what was built
 	rm -rf $(VENV) build dist *.egg-info
 
 ##@ Measure it
-bench: $(VENV)/.ready ## on a GPU: time, memory and host time beside PyTorch and other packages; 6 minutes, ARGS=--quick 90 s
+bench: $(VENV)/.ready ## on a GPU: time, memory and host time beside PyTorch and other packages; 7 minutes, ARGS=--quick 90 s
 	$(RUN) -m benchmarks.sinkhorn.bench $(ARGS)
+
+bench-residual: $(VENV)/.ready ## on a GPU: the residual path of mHC beside other packages; 4 minutes
+	$(RUN) -m benchmarks.residual_path.bench $(ARGS)
 
 # A process a mode; it fails when a backend is missing, raises or is inaccurate
 bench-tritonbench: export OMP_NUM_THREADS ?= 1

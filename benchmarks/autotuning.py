@@ -6,7 +6,7 @@ import functools
 import gc
 import sys
 
-WARMUP_MILLISECONDS, MILLISECONDS = 2, 10
+WARMUP_MILLISECONDS, MILLISECONDS = 1, 5
 """For each config, instead of Triton's 25 and 100: a kernel of peers has up to 48 of them."""
 
 

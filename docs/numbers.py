@@ -64,6 +64,7 @@ GENERATED = (
     Generated("docs/performance.md", "targets", BENCH, tables.targets),
     Generated("docs/performance.md", "versions", CACHE, tables.versions),
     Generated("docs/mhc.md", "residual", CACHE, tables.residual),
+    Generated("docs/mhc.md", "beside", "docs/bench/residual_path.csv", tables.residual_peers),
     Generated("docs/tuning.md", "entries", CACHE, tables.entries),
     Generated("docs/emulation.md", "emulated", "ci/emulated.toml", tables.emulated),
     Generated("docs/support.md", "support", f"{CACHE}, {ACCURACY}, ci/emulated.toml", tables.support),

@@ -11,6 +11,7 @@ from typing import Any
 
 import tomllib
 
+from benchmarks.residual_path import report as residual_path
 from benchmarks.sinkhorn import report
 from benchmarks.sinkhorn.peers import FLOOR, OURS
 from ci import accuracy, compare, machine_terms
@@ -297,6 +298,11 @@ def versions() -> str:
         }
         for kernel, found in sorted(ratios.items())
     ])  # fmt: skip
+
+
+def residual_peers() -> str:
+    """The residual path beside other packages, of one run."""
+    return residual_path.text(BENCH / "residual_path.csv")
 
 
 def residual() -> str:

@@ -30,8 +30,8 @@ from benchmarks.residual_path.worker import Job
 
 TOKENS, COLUMNS, MANY = 1 << 13, (4096, 7168), 1 << 20
 LIMIT = 235.0
-SLOW = (peers.COMPILED, "TileKernels", "TransformerEngine", "Megatron-LM")
-"""They compile most: in the first wave, together."""
+SPLIT = (peers.COMPILED, "TransformerEngine", "Megatron-LM")
+"""Functions that compile or try so much that every size is a process of its own."""
 Shapes = tuple[tuple[int, int], ...]
 FIRST_COLUMNS = (
     "section", "operation", "function", "tokens", "columns", "pass", "us", "us_20", "us_80", "graph_us",
@@ -47,15 +47,19 @@ def shapes_of(operation: str, tokens: int, columns: tuple[int, ...], many: int) 
 
 
 def waves(only: list[str], tokens: int, columns: tuple[int, ...], many: int, device: str) -> list[list[Job]]:
-    """Jobs that get ready together, in the order in which they are measured."""
+    """Jobs that get ready together, in the order in which they are measured.
 
-    def jobs(name: str) -> list[Job]:
+    What compiles longest comes first.  A site of Triton kernels comes later: its parts were compiled by then.
+    """
+    slow, other = [], []
+    for name in only:
         having = OPERATIONS if name == peers.FLOOR else peers.PEERS[name].adapters
-        return [Job(name, of, shapes_of(of, tokens, columns, many), device) for of in having]
-
-    slow = [job for name in only if name in SLOW for job in jobs(name)]
-    quick = [job for name in only if name not in SLOW for job in jobs(name)]
-    return [wave for wave in (slow, quick) if wave]
+        for of in having:
+            shapes = shapes_of(of, tokens, columns, many)
+            parts = [(shape,) for shape in shapes] if name in SPLIT else [shapes]
+            first = name == peers.COMPILED or (name in SPLIT and of != "site")
+            (slow if first else other).extend(Job(name, of, part, device) for part in parts)
+    return [wave for wave in (slow, other) if wave]
 
 
 def main() -> None:
@@ -84,7 +88,7 @@ def main() -> None:
         for operation, why in peers.PEERS[name].lacks.items() if name in peers.PEERS else ():
             table.add({"section": "left out", "function": name, "operation": operation, "note": why})
     jobs = waves(options.only, options.tokens, tuple(options.columns), options.many, options.device)
-    measure(table, jobs, options.limit, workers=max(2, 3 * (os.cpu_count() or 1) // 2))
+    measure(table, jobs, options.limit, workers=max(2, 2 * (os.cpu_count() or 1)))
     table.write()
     print(f"wrote {table.path}")
 

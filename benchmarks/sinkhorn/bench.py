@@ -1,6 +1,6 @@
 """Time forward and exact backward beside a copy of the same bytes, PyTorch, torch.compile and peers.
 
-    python -m benchmarks.sinkhorn.bench --out docs/bench              # about 6 minutes on one H200
+    python -m benchmarks.sinkhorn.bench --out docs/bench              # about 7 minutes on one H200
     python -m benchmarks.sinkhorn.bench --quick                       # the main series, under 90 s
     python -m benchmarks.sinkhorn.bench --report-only docs/bench/bench.csv --out docs/bench   # no GPU
 

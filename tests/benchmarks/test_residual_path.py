@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import jobs, peer_files
-from benchmarks.residual_path import bench, peers, worker
+from benchmarks.residual_path import bench, peers, report, worker
 from benchmarks.residual_path.operations import OPERATIONS, ROWS, drawn
 
 TOKENS, COLUMNS = 7, 12
@@ -101,7 +101,9 @@ def test_what_is_absent_or_lacking_is_a_row_with_the_reason(monkeypatch, tmp_pat
     rows = list(csv.DictReader((tmp_path / "residual_path.csv").open()))
     assert {r["operation"] for r in rows} == set(OPERATIONS)
     assert {r["section"] for r in rows} == {"left out"}
-    assert sum("HELION_SINKHORN_PEERS is not set" in r["note"] for r in rows) == 3
+    assert {r["operation"] for r in rows if "HELION_SINKHORN_PEERS is not set" in r["note"]} == {
+        "hc_pre", "hc_post", "site",
+    }  # fmt: skip
 
 
 def test_every_peer_has_each_operation_or_a_reason():
@@ -114,8 +116,9 @@ def test_the_plan_of_a_run():
     every = [peers.FLOOR, *peers.PEERS]
     found = [job for wave in bench.waves(every, 8192, (4096, 7168), 1 << 20, "cuda") for job in wave]
     assert len(found) == len({job.title for job in found})
+    assert len({j.title for j in found if j.function == "Megatron-LM" and j.operation == "site"}) == 2
     assert {job.function for job in found} == set(every)
-    (job,) = (j for j in found if j.title == "site: Liger")
+    (job,) = (j for j in found if (j.operation, j.function) == ("site", "Liger"))
     assert job.shapes == ((8192, 4096), (8192, 7168))
 
 
@@ -126,3 +129,24 @@ def test_a_job_survives_its_way_to_the_child():
         assert [row["pass"] for row in child.measure(60)] == ["forward", "backward"]
     finally:
         child.stop()
+
+
+def test_the_report_has_ratios_errors_and_reasons(tmp_path):
+    table = jobs.Table(tmp_path / "residual_path.csv", {"commit": "abc", "utc": "2026-01-02T03:04:05Z"})
+    at = {"operation": "hc_pre", "tokens": 8192, "columns": 4096, "device": "a GPU"}
+    for name, us in ((peers.FLOOR, 10.0), (peers.OURS, 12.0), ("Liger", 30.0)):
+        for which in ("forward", "backward"):
+            row = {**at, "function": name, "pass": which, "us": us + 5, "error": 2e-3, "peak": 1.5}
+            table.add({**row, "note": "atomics" if name == "Liger" else "", "graph_us": us})
+    table.rows[-1]["graph_us"] = ""
+    table.add(
+        {"section": "left out", "operation": "hc_pre", "function": "FlagGems", "note": "no such function"}
+    )
+    table.write()
+    text = report.text(table.path)
+    row = "| **helion_sinkhorn** | 8,192 | 4096 | 12 (1.20 x) | 12 (1.20 x) | 2e-03 | 2e-03 | 1.50 |"
+    assert row in text
+    assert "| Liger | 8,192 | 4096 | 30 (3.00 x) | 35 (q) (3.50 x) |" in text
+    assert "- Liger: atomics." in text
+    assert "- FlagGems, not timed: no such function." in text
+    assert report.text(tmp_path / "absent.csv") == report.ABSENT

@@ -1,0 +1,118 @@
+"""The tables of residual_path.csv: each operation, every function, forward and backward."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from benchmarks.residual_path.operations import OPERATIONS
+from benchmarks.residual_path.peers import FLOOR, OURS, PEERS
+from helion_sinkhorn.tuning import markdown
+
+Row = dict[str, str]
+TITLES = {
+    "coefficients": "Coefficients: pre, post and comb of mixes",
+    "hc_pre": "Collapse",
+    "hc_post": "New streams",
+    "hc_mixes": "Projection and norm",
+    "site": "The whole site",
+}
+ABSENT = (
+    "Not measured yet: `python -m benchmarks.residual_path.bench --out docs/bench` on a GPU writes the data "
+    "of this section, and `make docs-numbers` its tables."
+)
+HOW = (
+    "us of a call in a CUDA graph; (q) is a single call that the host has queued, where a graph could not be "
+    "captured. In brackets: over a copy of the counted bytes. Errors are root mean square, relative to the "
+    "result or gradient, the worst of them, against float64 of the function's own formula; a rounding to "
+    "bfloat16 alone is 1.7e-3. The peak is what backward allocates at most over its gradients."
+)
+
+
+def read(path: Path) -> list[Row]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def time_of(row: Row | None) -> tuple[float, str] | None:
+    """us and how it was taken."""
+    if row is None:
+        return None
+    return (float(row["graph_us"]), "") if row.get("graph_us") else (float(row["us"]), " (q)")
+
+
+def figure(value: float) -> str:
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def cell(row: Row | None, floor: Row | None) -> str:
+    if (time := time_of(row)) is None:
+        return "-"
+    us, how = time
+    least = time_of(floor)
+    return figure(us) + how + (f" ({us / least[0]:.2f} x)" if least else "")
+
+
+def operation_table(rows: list[Row], operation: str) -> str:
+    timed = [r for r in rows if r["operation"] == operation and r.get("us")]
+    found = {(r["function"], r["tokens"], r["columns"], r["pass"]): r for r in timed}
+    shapes = sorted({(int(r["tokens"]), int(r["columns"])) for r in timed})
+    names = [name for name in (*PEERS, FLOOR) if any(r["function"] == name for r in timed)]
+    records = []
+    for tokens, columns in shapes:
+        at = str(tokens), str(columns)
+        for name in names:
+            forward, backward = (found.get((name, *at, which)) for which in ("forward", "backward"))
+            floors = (found.get((FLOOR, *at, which)) for which in ("forward", "backward"))
+            records.append({
+                "": f"**{name}**" if name == OURS else name,
+                "tokens": f"{tokens:,}",
+                **({"C": columns} if columns else {}),
+                **{
+                    which: cell(row, floor)
+                    for which, row, floor in zip(
+                        ("forward", "backward"), (forward, backward), floors, strict=True
+                    )
+                },
+                "error": error(forward), "gradients": error(backward),
+                "peak": f"{float(backward['peak']):.2f}" if backward and backward.get("peak") else "",
+            })  # fmt: skip
+    return markdown.of_records(records, " --- ")
+
+
+def error(row: Row | None) -> str:
+    return f"{float(row['error']):.0e}" if row and row.get("error") else ""
+
+
+def remarks(rows: list[Row], operation: str) -> list[str]:
+    """What a function does otherwise, and why a figure is missing; a line each."""
+    lines = []
+    for row in rows:
+        if row["operation"] != operation:
+            continue
+        who, size = row["function"], " x ".join(row[k] for k in ("tokens", "columns") if row.get(k))
+        if row["section"] == "left out":
+            lines.append(f"- {who}, not timed{' at ' + size if size else ''}: {row['note']}.")
+        elif row["note"]:
+            lines.append(f"- {who}: {row['note']}.")
+        if row.get("uncaptured"):
+            lines.append(f"- {who}, not in a graph: {row['uncaptured']}.")
+    return list(dict.fromkeys(lines))
+
+
+def when(rows: list[Row]) -> str:
+    timed = next((r for r in rows if r.get("us")), rows[0])
+    what = ", ".join(f"{k} {timed[f'{k}_version']}" for k in ("torch", "triton") if timed.get(f"{k}_version"))
+    return f"{timed.get('device', 'no device')}, {timed['utc'][:10]}, commit {timed['commit'][:7]}, {what}"
+
+
+def text(path: Path) -> str:
+    """All tables, or the sentence that says how to make them."""
+    if not path.exists():
+        return ABSENT
+    rows = read(path)
+    lines = [f"{when(rows)}. {HOW}", ""]
+    for operation in OPERATIONS:
+        lines += [f"### {TITLES[operation]}", "", operation_table(rows, operation), ""]
+        lines += [*remarks(rows, operation), ""]
+    return "\n".join(lines).rstrip()
