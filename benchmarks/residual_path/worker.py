@@ -107,7 +107,7 @@ def distance(found: Tensors, exact: Tensors) -> float:
 
 
 def errors(case: Case) -> dict[str, Row]:
-    """Of values and gradients, against float64 of the peer's own formula; the backward's peak of memory."""
+    """Errors of values and gradients, each against float64 of the formula; the peak of the backward."""
     given = case.given()
     exact_leaves = tuple(t.double().requires_grad_() for t in case.few(given))
     exact = peers.definition_of(case.job.function, case.job.operation)(*exact_leaves)
