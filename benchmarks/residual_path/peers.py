@@ -91,10 +91,6 @@ def load_eager(name: str) -> Function:
 
 
 def load_compiled(name: str) -> Function:
-    from torch._functorch import config
-
-    # the backward pass alone is run again and again on one forward pass
-    config.donated_buffer = False
     return torch.compile(load_eager(name), dynamic=False)
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 import torch
+from torch._functorch import config as functorch
 
 from benchmarks import autotuning, timing
 from benchmarks.hc_streams.speed import copies
@@ -106,7 +107,7 @@ def distance(found: Tensors, exact: Tensors) -> float:
 
 
 def errors(case: Case) -> dict[str, Row]:
-    """Of values and gradients, against float64 of the peer's own formula; the backward's peak of memory."""
+    """Errors of values and gradients, each against float64 of the formula; the peak of the backward."""
     given = case.given()
     exact_leaves = tuple(t.double().requires_grad_() for t in case.few(given))
     exact = peers.definition_of(case.job.function, case.job.operation)(*exact_leaves)
@@ -178,7 +179,9 @@ def in_turn(make, inputs: list[Tensors]) -> timing.Run:
 
 def measured(job: Job) -> Iterator[Row | None]:
     """Rows of a peer: every shape and pass."""
-    device = torch.device(job.device)
+    # the backward pass alone is run again and again on one forward pass, of compiled parts of peers too
+    functorch.donated_buffer = False
+    device, now = torch.device(job.device), None
     cases = [Case(job, *shape) for shape in job.shapes]
     counted = {}
     checked = {}
@@ -200,9 +203,11 @@ def measured(job: Job) -> Iterator[Row | None]:
         for which in case.passes:
             row = times(functools.partial(in_turn, getattr(case, which), given), device)
             clear()
+            # once, after work: an idle GPU lowers its clocks
+            now = now or timing.conditions(device)
             yield {
                 **where(job, *shape, which), **row, **checked[shape][which], "bytes": moved[which],
-                "note": case.adapter.note, "package_version": installed, **timing.conditions(device),
+                "note": case.adapter.note, "package_version": installed, **now,
             }  # fmt: skip
 
 
@@ -215,13 +220,14 @@ def floors(job: Job) -> Iterator[Row | None]:
     """Copies of the counted bytes."""
     device = torch.device(job.device)
     yield None
+    now = timing.conditions(device)
     for shape in job.shapes:
         moved, count = bytes_of(job, *shape)
         clear()
         for which in PASSES:
             make = functools.partial(copies, moved[which], count, job.device)
             row = times(make, device)
-            yield {**where(job, *shape, which), **row, "bytes": moved[which], **timing.conditions(device)}
+            yield {**where(job, *shape, which), **row, "bytes": moved[which], **now}
 
 
 def start(fields: dict[str, object]) -> Iterator[Row | None]:
