@@ -78,6 +78,9 @@ class Child:
 
     def measure(self, limit: float):
         """Its rows; stopped after `limit` seconds."""
+        if limit <= 0:
+            self.stop("no time was left in the run")
+            return
         with stopping(self, limit, f"stopped after {limit:.0f} s of measuring"):
             self.process.stdin.write("go\n")
             self.process.stdin.flush()

@@ -22,10 +22,11 @@ ABSENT = (
     "of this section, and `make docs-numbers` its tables."
 )
 HOW = (
-    "us of a call in a CUDA graph; (q) is a single call that the host has queued, where a graph could not be "
-    "captured. In brackets: over a copy of the counted bytes. Errors are root mean square, relative to the "
-    "result or gradient, the worst of them, against float64 of the function's own formula; a rounding to "
-    "bfloat16 alone is 1.7e-3. The peak is what backward allocates at most over its gradients."
+    "us of a call, the smaller of two: in a CUDA graph, and queued by the host ahead of time; (q) where "
+    "no graph could be captured. In brackets: over a copy of the counted bytes. Errors are root mean square, "
+    "relative to the result or gradient, the worst of them, against float64 of the function's own formula; a "
+    "rounding to bfloat16 alone is 1.7e-3. The peak is what backward allocates at most over its gradients, "
+    "left out where memory from before was freed meanwhile (below 1)."
 )
 
 
@@ -38,7 +39,8 @@ def time_of(row: Row | None) -> tuple[float, str] | None:
     """us and how it was taken."""
     if row is None:
         return None
-    return (float(row["graph_us"]), "") if row.get("graph_us") else (float(row["us"]), " (q)")
+    queued = float(row["us"])
+    return (min(float(row["graph_us"]), queued), "") if row.get("graph_us") else (queued, " (q)")
 
 
 def figure(value: float) -> str:
@@ -75,13 +77,17 @@ def operation_table(rows: list[Row], operation: str) -> str:
                     )
                 },
                 "error": error(forward), "gradients": error(backward),
-                "peak": f"{float(backward['peak']):.2f}" if backward and backward.get("peak") else "",
+                "peak": peak(backward),
             })  # fmt: skip
     return markdown.of_records(records, " --- ")
 
 
 def error(row: Row | None) -> str:
     return f"{float(row['error']):.0e}" if row and row.get("error") else ""
+
+
+def peak(row: Row | None) -> str:
+    return f"{float(row['peak']):.2f}" if row and float(row.get("peak") or 0) >= 1 else ""
 
 
 def remarks(rows: list[Row], operation: str) -> list[str]:

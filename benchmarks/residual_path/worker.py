@@ -133,6 +133,7 @@ def errors(case: Case) -> dict[str, Row]:
 def peak(case: Case, leaves: Tensors, upstream: Tensors) -> float:
     """Bytes that backward allocates at most, relative to those of its gradients."""
     results = case.call(*leaves)
+    clear()  # what the calls before have left, freed later, would hide what backward allocates
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
