@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -157,12 +158,13 @@ def sweep(job: Job) -> Iterator[Row | None]:
 
 
 def config(row: Row, which: str, x: torch.Tensor) -> str:
-    """What serves this call of ours; empty for others and for both passes together."""
+    """What serves this call of ours, files named from the repository on; empty for others and for both passes."""
     if not str(row["function"]).startswith(peers.OURS) or which == "both":
         return ""
     from helion_sinkhorn import plan
 
-    return getattr(plan(x, T, form=peers.FUNCTIONS[row["function"]].form), which)
+    chosen = getattr(plan(x, T, form=peers.FUNCTIONS[row["function"]].form), which)
+    return chosen.replace(f"{ROOT}/", "")
 
 
 def named(times: timing.Times) -> Row:
