@@ -21,6 +21,7 @@ from benchmarks.jobs import Row, said, serve
 from benchmarks.sinkhorn import peers
 from helion_sinkhorn.tuning.timing import synchronize
 
+ROOT = Path(__file__).parents[2]
 T = 20
 PREPARE_SECONDS = {"helion_sinkhorn": 120.0}
 PREPARE_SECONDS |= dict.fromkeys((peers.COMPILED, *peers.PEERS), 180.0)
@@ -158,7 +159,7 @@ def sweep(job: Job) -> Iterator[Row | None]:
 
 
 def config(row: Row, which: str, x: torch.Tensor) -> str:
-    """What serves this call of ours, files named from the repository on; empty for others and for both passes."""
+    """What serves this call of ours, files named from the repository on; empty for others and both passes."""
     if not str(row["function"]).startswith(peers.OURS) or which == "both":
         return ""
     from helion_sinkhorn import plan
