@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ci.gate import markdown
@@ -54,6 +55,7 @@ class Stated:
 
 
 BENCH, ACCURACY, CACHE = "docs/bench/bench.csv", "docs/accuracy/*.json", "tuning_cache/"
+PATH = "docs/bench/residual_path.csv"
 GENERATED = (
     Generated("README.md", "peers", BENCH, tables.peers),
     Generated("docs/accuracy.md", "judged", ACCURACY, tables.judged),
@@ -64,12 +66,19 @@ GENERATED = (
     Generated("docs/performance.md", "targets", BENCH, tables.targets),
     Generated("docs/performance.md", "versions", CACHE, tables.versions),
     Generated("docs/mhc.md", "residual", CACHE, tables.residual),
-    Generated("docs/mhc.md", "beside", "docs/bench/residual_path.csv", tables.residual_peers),
+    Generated("README.md", "site", PATH, tables.site),
+    *(
+        Generated(f"docs/{page}.md", "beside", PATH, partial(tables.beside, operation))
+        for page, operation in (
+            ("mhc", "site"), ("hc_split_sinkhorn", "coefficients"), ("hc_pre", "hc_pre"),
+            ("hc_post", "hc_post"), ("hc_mixes", "hc_mixes"),
+        )
+    ),
     Generated("docs/tuning.md", "entries", CACHE, tables.entries),
     Generated("docs/emulation.md", "emulated", "ci/emulated.toml", tables.emulated),
     Generated("docs/support.md", "support", f"{CACHE}, {ACCURACY}, ci/emulated.toml", tables.support),
     Generated("docs/bench/report.md", "", BENCH, tables.report_page),
-)
+)  # fmt: skip
 SPEED = "python -m benchmarks"
 ON_GPU = "times on an H200"
 OLDER = "times on an H200, of kernels before the last changes"
@@ -78,11 +87,10 @@ STATED = (
     Stated("docs/backward.md", ON_GPU, "a6ffad1", "2026-11-21", f"{SPEED}.sinkhorn.implicit_speed"),
     Stated("docs/dot_compress.md", f"errors and {ON_GPU}", "071cafa", "2026-11-21",
            f"make study-dot-compress ARGS=--gpu; {SPEED}.dot_compress.speed"),
-    Stated("docs/hc_mixes.md", ON_GPU, "ec4f489", "2026-11-22", f"{SPEED}.hc_mixes.speed"),
-    Stated("docs/hc_post.md", ON_GPU, "ec4f489", "2026-11-22", f"{SPEED}.hc_streams.speed"),
-    Stated("docs/hc_pre.md", ON_GPU, "ec4f489", "2026-11-22", f"{SPEED}.hc_streams.speed"),
+    Stated("docs/hc_mixes.md", "errors on an H200", "ec4f489", "2026-11-22", f"{SPEED}.hc_mixes.speed"),
     Stated("docs/hc_site.md", ON_GPU, "c393cca", "2026-11-23", f"{SPEED}.hc_site.speed"),
-    Stated("docs/hc_split_sinkhorn.md", ON_GPU, "ec4f489", "2026-11-22", f"{SPEED}.hc_split_sinkhorn.speed"),
+    Stated("docs/hc_split_sinkhorn.md", "errors and host time on an H200", "ec4f489", "2026-11-22",
+           f"{SPEED}.hc_split_sinkhorn.speed"),
     Stated("docs/linear_attention.md", ON_GPU, "603d2a9", "2026-11-22", f"{SPEED}.linear_attention.speed"),
     Stated("docs/linear_attention_chunked.md", OLDER, "3cac55d", "2026-11-21",
            f"{SPEED}.linear_attention.speed"),
@@ -107,7 +115,6 @@ REMADE = {
 
 
 MENTIONED = {
-    "README.md": "the times of a site, from docs/hc_site.md",
     "docs/amd.md": "no times; what has been emulated is in docs/emulation.md",
     "docs/first_call.md": "seconds of docs/bench/report.md, First call, from before programs were kept",
     "docs/helion.md": "single times, each with the versions in its sentence; they are not kept anywhere else",

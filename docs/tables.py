@@ -300,9 +300,14 @@ def versions() -> str:
     ])  # fmt: skip
 
 
-def residual_peers() -> str:
-    """The residual path beside other packages, of one run."""
-    return residual_path.text(BENCH / "residual_path.csv")
+def beside(operation: str) -> str:
+    """An operation of the residual path beside other packages."""
+    return residual_path.text(BENCH / "residual_path.csv", (operation,))
+
+
+def site() -> str:
+    """A whole site, a row a package."""
+    return residual_path.summary(BENCH / "residual_path.csv")
 
 
 def residual() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.residual_path.operations import OPERATIONS
@@ -112,13 +113,33 @@ def when(rows: list[Row]) -> str:
     return f"{timed.get('device', 'no device')}, {timed['utc'][:10]}, commit {timed['commit'][:7]}, {what}"
 
 
-def text(path: Path) -> str:
-    """All tables, or the sentence that says how to make them."""
+def text(path: Path, operations: Iterable[str] = tuple(OPERATIONS)) -> str:
+    """The tables of some operations, or the sentence that says how to make them."""
     if not path.exists():
         return ABSENT
     rows = read(path)
     lines = [f"{when(rows)}. {HOW}", ""]
-    for operation in OPERATIONS:
-        lines += [f"### {TITLES[operation]}", "", operation_table(rows, operation), ""]
+    for operation in operations:
+        lines += [f"**{TITLES[operation]}**", "", operation_table(rows, operation), ""]
         lines += [*remarks(rows, operation), ""]
     return "\n".join(lines).rstrip()
+
+
+def summary(path: Path, columns: int = 4096) -> str:
+    """A site in one row a function."""
+    rows = [
+        r for r in read(path) if r["operation"] == "site" and r["columns"] == str(columns) and r.get("us")
+    ]
+    found = {(r["function"], r["pass"]): r for r in rows}
+    own = {which: time_of(found[OURS, which])[0] for which in ("forward", "backward")}
+
+    def us(name: str, which: str) -> str:
+        time, _ = time_of(found[name, which])
+        return figure(time) + ("" if name in (OURS, FLOOR) else f" ({time / own[which]:.1f} x)")
+
+    records = [
+        {"": f"**{name}**" if name == OURS else name, **{which: us(name, which) for which in own}}
+        for name in (*PEERS, FLOOR)
+        if (name, "backward") in found
+    ]
+    return f"{markdown.of_records(records, ' --- ')}\n\nus of a call ({when(rows)})."
