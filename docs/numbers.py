@@ -116,7 +116,7 @@ REMADE = {
 
 MENTIONED = {
     "docs/amd.md": "no times; what has been emulated is in docs/emulation.md",
-    "docs/first_call.md": "seconds of docs/bench/report.md, First call, from before programs were kept",
+    "docs/first_call.md": "seconds of a first call: of docs/bench/report.md, and of a run named there",
     "docs/helion.md": "single times, each with the versions in its sentence; they are not kept anywhere else",
     "docs/index.md": "the output of an example on a CPU",
     "docs/math.md": "errors beside their derivation, from docs/accuracy/ and from studies on a CPU",
