@@ -176,7 +176,7 @@ def arguments() -> argparse.Namespace:
         "--tokens", type=int, default=8192, help="matrices in the batch (default %(default)s)"
     )
     parser.add_argument("--n", type=int, default=4, help="rows and columns of a matrix (default %(default)s)")
-    parser.add_argument("--iters", type=int, default=20, help="iterations, T (default %(default)s)")
+    parser.add_argument("--n-iters", type=int, default=20, help="iterations, T (default %(default)s)")
     parser.add_argument("--device", default=default_device, help="default here: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the logits (default %(default)s)")
     parser.add_argument("--output", default="sinkhorn.png", help="the picture (default %(default)s)")
@@ -193,10 +193,10 @@ def main() -> int:
         generator = torch.Generator().manual_seed(args.seed + 1)
         upstream = torch.randn(logits.shape, generator=generator).to(args.device, dtype)
         name = str(dtype).removeprefix("torch.")
-        print(f"\n== {args.tokens} x {args.n} x {args.n}, T = {args.iters}, {name} ==")
-        print(plan(logits, n_iters=args.iters))
-        passed &= check(logits, upstream, args.iters)
-        time_all(logits, upstream, args.iters, compiled=not args.no_compile)
+        print(f"\n== {args.tokens} x {args.n} x {args.n}, T = {args.n_iters}, {name} ==")
+        print(plan(logits, n_iters=args.n_iters))
+        passed &= check(logits, upstream, args.n_iters)
+        time_all(logits, upstream, args.n_iters, compiled=not args.no_compile)
     print()
     draw(args.output, args.device, args.seed)
     return 0 if passed else 1

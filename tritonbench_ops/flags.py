@@ -25,7 +25,9 @@ def parser(operator: str, sizes: Mapping[str, str]) -> argparse.ArgumentParser:
     """A parser with a flag for each size; sizes: name -> what it counts."""
     made = argparse.ArgumentParser(f"--op {operator}", allow_abbrev=False)
     for name, what in sizes.items():
-        made.add_argument(f"--{name}", type=size, help=f"{what}; default: those of the bench workloads")
+        made.add_argument(
+            f"--{name.replace('_', '-')}", type=size, help=f"{what}; default: those of the bench workloads"
+        )
     return made
 
 

@@ -76,7 +76,7 @@ def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them()
 def test_cases_are_the_bench_workloads():
     rows = parts.cases(parts.parse([]), torch.float32)
     assert [row.batch for row in rows] == [w.batch for w in tagged("bench", HcWorkload)]
-    (row,) = parts.cases(parts.parse(["--tokens", "3", "--streams", "2", "--iters", "5"]), torch.float16)
+    (row,) = parts.cases(parts.parse(["--tokens", "3", "--streams", "2", "--n-iters", "5"]), torch.float16)
     assert (row.batch, row.n, row.n_iters, row.dtype) == (3, 2, 5, torch.float16)
     shapes = [tuple(t.shape) for t in parts.inputs(row, "cpu")]
     assert shapes == [(3, 8), (3,), (8,), (3, 2), (3, 2), (3, 2, 2)]

@@ -33,7 +33,7 @@ needs_checkout = pytest.mark.skipif(
     not CHECKOUT, reason="TRITONBENCH_DIR names no checkout of tritonbench (it is on no package index)"
 )
 TREES = ["stub", pytest.param("checkout", marks=needs_checkout)]
-SMALL = ["--op", "sinkhorn", "--device", "cpu", "--batch", "5000", "--n", "4", "--iters", "3"]
+SMALL = ["--op", "sinkhorn", "--device", "cpu", "--batch", "5000", "--n", "4", "--n-iters", "3"]
 QUICK = ["--warmup", "1", "--rep", "1"]
 OURS = "eager,helion_sinkhorn"
 
@@ -82,7 +82,7 @@ def test_cases_are_the_bench_workloads():
     ("flags", "expected"),
     [
         (["--n", "8", "--batch", "7"], {(8, 7, 20, "deepseek", "rows")}),
-        (["--n", "5", "--batch", "7", "--iters", "3"], {(5, 7, 3, "deepseek", "rows")}),
+        (["--n", "5", "--batch", "7", "--n-iters", "3"], {(5, 7, 3, "deepseek", "rows")}),
         (
             ["--batch", "2", "--form", "log", "--first", "cols"],
             {(n, 2, 20, "log", "cols") for n in (4, 8, 16, 32, 64)},
@@ -476,7 +476,7 @@ def test_what_else_ends_a_run(tree):
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_cpu_is_taken_and_said(tree):
-    arguments = ["--op", "sinkhorn", "--batch", "50", "--n", "4", "--iters", "3", *QUICK, "--only", OURS]
+    arguments = ["--op", "sinkhorn", "--batch", "50", "--n", "4", "--n-iters", "3", *QUICK, "--only", OURS]
     done = python(tree, "-m", "tritonbench_ops", *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "no GPU here: --device cpu" in done.stderr
@@ -547,7 +547,18 @@ def test_every_metric_is_in_the_json(tmp_path, mode):
 @needs_checkout
 def test_inputs_are_chosen_by_number(tmp_path):
     path = tmp_path / "out.json"
-    arguments = [*SMALL[:4], *QUICK, "--batch", "3", "--iters", "2", "--only", OURS, "--metrics", "accuracy"]
+    arguments = [
+        *SMALL[:4],
+        *QUICK,
+        "--batch",
+        "3",
+        "--n-iters",
+        "2",
+        "--only",
+        OURS,
+        "--metrics",
+        "accuracy",
+    ]
     choice = ["--input-id", "1", "--num-inputs", "2", "--output-json", path]
     done = python("checkout", "-m", "tritonbench_ops", *arguments, *choice)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -21,9 +21,9 @@ from tritonbench_ops.bounds import BEYOND_SAMPLE, relative, share_beyond
 from tritonbench_ops.inductor import compiled
 
 Tensors = Sequence[torch.Tensor]
-SIZES = {"tokens": "rows of mixes", "streams": "n", "iters": "of Sinkhorn"}
+SIZES = {"tokens": "rows of mixes", "streams": "n", "n_iters": "of Sinkhorn"}
 """The flags, and what they count."""
-FIELDS = {"tokens": "batch", "streams": "n", "iters": "n_iters"}
+FIELDS = {"tokens": "batch", "streams": "n", "n_iters": "n_iters"}
 """The flags, and the fields of a workload that they replace."""
 SAMPLED = 64
 """Tokens held to budgets of their own, the first and the last among them."""

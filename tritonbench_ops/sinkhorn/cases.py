@@ -21,7 +21,7 @@ TENSORS_MOVED = {"fwd": 2, "fwd_no_grad": 2, "bwd": 3, "fwd_bwd": 5}
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The operator's own flags, which tritonbench hands on."""
-    parser = flags.parser("sinkhorn", {"n": "rows and columns", "iters": "T", "batch": "matrices"})
+    parser = flags.parser("sinkhorn", {"n": "rows and columns", "n_iters": "T", "batch": "matrices"})
     parser.add_argument("--form", choices=FORMS, default="deepseek", help="definition (README); %(default)s")
     parser.add_argument("--first", choices=FIRSTS, default="rows", help="normalised first; %(default)s")
     return parser.parse_args(arguments)
@@ -41,7 +41,7 @@ def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[SinkhornWorkl
     chosen: dict[tuple[int, ...], SinkhornWorkload] = {}
     for row in rows:
         n, m = options.n or row.n, options.n or row.m
-        batch, n_iters = options.batch or row.batch, options.iters or row.n_iters
+        batch, n_iters = options.batch or row.batch, options.n_iters or row.n_iters
         # a size that is not in the table takes the batches of all
         if (known and row.n != n) or (not options.batch and batch * n * m > LARGEST_ENTRIES):
             continue
