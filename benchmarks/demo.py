@@ -1,4 +1,4 @@
-"""Sinkhorn forward and backward on what this machine has: which path serves, its error, its time, a picture.
+"""Sinkhorn forward and backward on what this machine has: the path taken, its error, its time, a picture.
 
 The logits are those of an mHC step: one n x n matrix per token, a static part that favours
 the diagonal and a random part per token.  Exits with 1 when an error exceeds its bound.

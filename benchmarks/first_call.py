@@ -2,7 +2,7 @@
 
     python -m benchmarks.first_call --sizes 4 8 16 64 --repeats 3
 
-On a GPU; elsewhere PyTorch serves the calls, and only the imports are those of a GPU.  A line a state:
+On a GPU; elsewhere PyTorch computes the calls, and only the imports are those of a GPU.  A line a state:
 `empty` caches, `full` ones, and with generated code not kept (`off`) but Triton's machine code there.
 """
 
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="processes of which medians are taken")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    print(torch.cuda.get_device_name() if device == "cuda" else "no GPU: PyTorch serves the calls")
+    print(torch.cuda.get_device_name() if device == "cuda" else "no GPU: PyTorch computes the calls")
     steps = "import torch", "device", "import helion_sinkhorn", "forward", "backward"
     print(markdown.head(("n", "caches", *steps, "import torch to gradient", "imported Helion")))
     for n in options.sizes:

@@ -100,7 +100,7 @@ def make(folder: Path, wheels: str | None) -> str:
     host = find_torch(sys.executable)
     host = host if host and host.suitable else None
     python = folder / "bin" / "python"
-    # A borrowed pip serves: ensurepip could put a setuptools older than the host's before it
+    # A borrowed pip is enough: ensurepip could put a setuptools older than the host's before it
     own_pip = not (host and importlib.util.find_spec("pip"))
     if own_pip and not importlib.util.find_spec("ensurepip"):
         sys.exit(f"{sys.executable} lacks ensurepip, which brings pip: install it (Debian: python3-venv)")

@@ -62,7 +62,7 @@ class Options:
 
     steps: int
     served: bool
-    """Only what serves each call; else every committed config and the default."""
+    """Only the config that each call gets; else every committed config and the default."""
     models: tuple[str, ...]
     """Names of MODELS."""
     cache: Path
@@ -222,7 +222,7 @@ def main() -> int:
     parser.add_argument(
         "--steps", type=int, default=STEPS, help="entries times iterations judged of a workload"
     )
-    parser.add_argument("--served", action="store_true", help="only the config that serves each call")
+    parser.add_argument("--served", action="store_true", help="only the config that each call gets")
     parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS), metavar="MODEL",
                         help=f"beside correct rounding: {'; '.join(MODELS)}")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")

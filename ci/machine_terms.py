@@ -90,7 +90,7 @@ this set is empty again."""
 
 
 def default_jobs(device: Device) -> list[Job]:
-    """The default config of every kernel that serves a workload of CI's, each program once."""
+    """The default config of every kernel that a workload of CI's runs, each program once."""
     workloads = (*tagged("ci", object), *tagged("implicit", object))
     calls = dict.fromkeys(program for workload in workloads for program in kernel_calls(workload))
     return [Job(call, default_choice(KERNELS[kernel], call, device)) for kernel, call in calls]

@@ -105,7 +105,7 @@ def main() -> int:
     parser.add_argument("--device", choices=nvidia, default="h200")
     parser.add_argument("--workloads", nargs="+", type=selected, metavar="NAME[:RESULT,...]",
                         default=[selected(name) for name in DEFAULT])  # fmt: skip
-    parser.add_argument("--served", action="store_true", help="only the config that serves each call")
+    parser.add_argument("--served", action="store_true", help="only the config that each call gets")
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of compiled programs")
     given = parser.parse_args()
     wrong = 0

@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--workers", type=int, help="compiling processes (default: the cores of this rank)")
     one.add_argument("--commit", default="", help="recorded where git cannot tell")
     one.set_defaults(run=tune)
-    one = commands.add_parser("show", help="what serves the workloads on a device, and why")
+    one = commands.add_parser("show", help="which config each workload gets on a device, and why")
     one.add_argument("--device", choices=DEVICES, help="default: the GPU of this machine")
     one.add_argument("--tags", default="tune")
     one.add_argument("--only", default="", help="only workloads with this in their names")

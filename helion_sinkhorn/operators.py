@@ -28,7 +28,7 @@ def operator_of(kernel: str) -> Operator:
 
 
 def kernel_calls(workload: Any) -> Iterator[tuple[str, Any]]:
-    """(kernel, its call), one for each kernel that serves a workload.
+    """(kernel, its call), one for each kernel that a workload runs.
 
     Raises:
         TypeError: no operator has workloads of this type.

@@ -159,7 +159,7 @@ def sweep(job: Job) -> Iterator[Row | None]:
 
 
 def config(row: Row, which: str, x: torch.Tensor) -> str:
-    """What serves this call of ours, files named from the repository on; empty for others and both passes."""
+    """The config of this call of ours, with its file in the repository; empty for others and for both."""
     if not str(row["function"]).startswith(peers.OURS) or which == "both":
         return ""
     from helion_sinkhorn import plan

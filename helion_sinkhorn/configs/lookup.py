@@ -1,4 +1,4 @@
-"""Which stored config serves a call: pure, memoised, never across vendors."""
+"""Which stored config a call gets: pure, memoised, never across vendors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, Device
 
 log = logging.getLogger("helion_sinkhorn")
-# An entry serves batches up to 4 times smaller or larger than the one it was tuned at.
+# An entry is for batches up to 4 times smaller or larger than the one it was tuned at.
 MAX_LOG2_DISTANCE = 2.0
 MINOR_VERSION = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}")
 _reading = threading.Lock()

@@ -164,7 +164,7 @@ def read(folder: Path, device: str, kernel: str) -> tuple[Entry, ...]:
         return ()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         log.warning(
-            "%s is not a tuning file this version reads (%s: %s): the default config serves. "
+            "%s is not a tuning file this version reads (%s: %s): the default config is used. "
             "Restore the file, or write it anew with `make tune DEVICE=%s KERNEL=%s`.",
             path, type(error).__name__, error, device, kernel,
         )  # fmt: skip

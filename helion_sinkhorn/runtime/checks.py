@@ -1,4 +1,4 @@
-"""What every public function checks alike: its tensors, its options, and which implementation serves it."""
+"""What every public function checks alike: its tensors, its options, and which implementation computes it."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Kernel:
 
 
 def default_choice(kernel: Kernel, call: Any, device: Device) -> Choice:
-    """What serves a call that nothing was tuned for."""
+    """The config of a call that nothing was tuned for."""
     return Choice(kernel.name, *kernel.default(call, device), "the kernel's default")
 
 

@@ -41,7 +41,7 @@ class Operator:
     trials: Mapping[str, Trial]
     """By the name of a kernel."""
     kernel_calls: Callable[[Any], Iterator[tuple[str, Any]]]
-    """workload -> (kernel, its call), one for each kernel that serves it."""
+    """workload -> (kernel, its call), one for each kernel that it runs."""
     _: KW_ONLY
     score: Callable[[Any, int], float] | None = None
     """(Binary, batch) -> what the candidates of a key are ranked by where they cannot be timed, or None."""

@@ -1,4 +1,4 @@
-"""Which config serves a launch, what is done where it is refused, and launches kept for calls like it."""
+"""Which config a launch uses, what is done where it is refused, and launches kept for calls like it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def choose(kernel: Kernel, call: Any, batch: int, device: Device) -> Choice:
 
 
 def refuse(choice: Choice, refusal: Exception) -> None:
-    """Take a stored choice out of service: the kernel's default serves from now on.
+    """Take a stored choice out of service: the kernel's default config is used from now on.
 
     Raises:
         Exception: the refusal itself, where the choice was not a stored one or memory ran out.
@@ -89,7 +89,7 @@ def refuse(choice: Choice, refusal: Exception) -> None:
         raise refusal
     with _saying:
         if choice not in _refused:
-            log.warning("%s is refused (%s): the kernel's default serves", choice, refusal)
+            log.warning("%s is refused (%s): the kernel's default config is used", choice, refusal)
             _refused.add(choice)
     choose.cache_clear()
 
@@ -117,7 +117,7 @@ def serve(
 
     Args:
         kernels: those of the operator; a choice that the caller names may be one for another of them.
-        name: the kernel that serves where the caller names no choice.
+        name: the kernel that runs where the caller names no choice.
         call, batch: what its config is looked up by.
         x: a tensor on the device.
         launch: makes the launch.
@@ -138,12 +138,12 @@ def serve(
 
 
 def layout_key(*tensors: torch.Tensor | None) -> Hashable:
-    """What calls have in common that one kept launch serves, as far as their tensors decide it."""
+    """What calls have in common that one kept launch can make, as far as their tensors decide it."""
     return tuple([None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors])
 
 
 def launch_kept(key: Hashable, *tensors: torch.Tensor | None) -> bool:
-    """Make the launch that was kept under this key, if there is one and it serves these addresses."""
+    """Make the launch that was kept under this key, if there is one and it takes these addresses."""
     kept = _kept.get(key)
     if kept is None:
         return False

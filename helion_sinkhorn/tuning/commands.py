@@ -235,5 +235,5 @@ def environment(arguments: argparse.Namespace) -> int:
         )
     say_programs()
     if not torch.cuda.device_count():
-        console.print("no GPU: PyTorch serves calls on this machine")
+        console.print("no GPU: PyTorch computes on this machine")
     return 0

@@ -54,7 +54,7 @@ def entries_on_disk(folder: Path, device: str, kernel: str) -> dict[tuple[Any, .
 def entry_before(group: Group, batch: int, options: Options) -> store.Entry | None:
     """What look-up finds for a key in the folder a run writes, be it of another Triton, batch or relative.
 
-    None where the kernel's default serves.
+    None where the kernel's default config is used.
     """
     device, kernel = DEVICES[options.device], KERNELS[group.kernel]
     entry = lookup.find(device, kernel.name, group.call.key, batch, [options.out])

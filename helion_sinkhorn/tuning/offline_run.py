@@ -60,7 +60,7 @@ def tune_offline(
 ) -> Iterator[Ranked]:
     """Rank the candidates by their operator's score, without timing them, and yield what came of each key.
 
-    One ranking of binaries serves every batch; what is picked may differ with it.  Kernels that the score
+    One ranking of binaries is for every batch; what is picked may differ with it.  Kernels that the score
     was not made for are left to their defaults, and keys measured under another Triton to that entry where
     its config is sound under this one.  Arguments as in `tune`.
     """
@@ -70,7 +70,7 @@ def tune_offline(
     device = DEVICES[options.device]
     left = [group for group in groups_of_rank(groups, options, "compiled") if operator_of(group.kernel).score]
     for kernel in sorted({group.kernel for group in groups if not operator_of(group.kernel).score}):
-        say(f"{kernel}: no score was made for it; its default serves until it is tuned on the device")
+        say(f"{kernel}: no score was made for it; its default config is used until it is tuned on the device")
     compiled = compilation(device, left, options.workers, None)
     try:
         for number, group in enumerate(left, 1):
@@ -115,7 +115,7 @@ COLUMNS = ["key", "batch", "before", "after", "before / after", "default", "conf
 
 
 def report(results: Sequence[Ranked]) -> list[tuple[str, ...]]:
-    """Rows of the table at the end, of COLUMNS: scores of what served before and of what serves now."""
+    """Rows of the table at the end, of COLUMNS: scores of the configs used before and now."""
     return [
         (
             r.group.name, str(r.batch), str(digits(r.before)), str(digits(r.score)),

@@ -99,7 +99,7 @@ COLUMNS = ["key", "batch", "before", "after", "before / after", "default", "conf
 
 
 def report(results: Sequence[Result]) -> list[tuple[str, ...]]:
-    """Rows of the table at the end, of COLUMNS: microseconds of what served before and of what serves now."""
+    """Rows of the table at the end, of COLUMNS: microseconds of the configs used before and now."""
     return [
         (
             r.group.name, str(r.batch), str(digits(r.old_us or r.default_us)), str(digits(r.us)),

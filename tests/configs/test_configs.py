@@ -251,7 +251,7 @@ def test_a_file_it_cannot_read_is_one_warning_and_no_entries(broken, shipped, ca
     assert store.read(shipped, "h200", KERNEL) == ()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    for words in (str(path), "default config serves", f"make tune DEVICE=h200 KERNEL={KERNEL}"):
+    for words in (str(path), "default config is used", f"make tune DEVICE=h200 KERNEL={KERNEL}"):
         assert words in record.getMessage()
 
 

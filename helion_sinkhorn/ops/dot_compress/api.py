@@ -1,4 +1,4 @@
-"""dot_compress(...): the contract, its checks, and which implementation serves a call."""
+"""dot_compress(...): the contract, its checks, and which implementation computes a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""hc_mixes(...): the contract, its checks, and which implementation serves a call."""
+"""hc_mixes(...): the contract, its checks, and which implementation computes a call."""
 
 from __future__ import annotations
 

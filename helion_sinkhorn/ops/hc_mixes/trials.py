@@ -129,7 +129,7 @@ def error(workload: MixesWorkload, inputs: Tensors, found: dict[str, torch.Tenso
 
 
 def kernel_calls(workload: MixesWorkload) -> Iterator[tuple[str, Any]]:
-    """(kernel, its call), one for each kernel that serves a workload."""
+    """(kernel, its call), one for each kernel that a workload runs."""
     call = launch.call_for(workload.m, workload.columns, workload.dtype, workload.precision)
     for name in launch.KERNELS:
         yield name, call

@@ -63,7 +63,7 @@ def error(inputs: Tensors, found: dict[str, torch.Tensor]) -> float:
 
 
 def kernel_calls(workload: HcPreWorkload) -> Iterator[tuple[str, Any]]:
-    """(kernel, its call), one for each kernel that serves a workload."""
+    """(kernel, its call), one for each kernel that a workload runs."""
     call = launch.call_for(workload.n, workload.c, workload.dtype)
     yield launch.FORWARD, call
     yield launch.BACKWARD, call

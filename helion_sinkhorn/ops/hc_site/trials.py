@@ -116,7 +116,7 @@ def boundary_error(call: SiteCall, choice: Choice, device: str) -> float:
 
 
 def kernel_calls(workload: HcSiteWorkload) -> Iterator[tuple[str, Any]]:
-    """(kernel, its call), one for each kernel of its own that serves a workload."""
+    """(kernel, its call), one for each kernel of its own that a workload runs."""
     call = launch.call_for(workload.n, workload.c, workload.dtype, workload.precision)
     for name in (*launch.KERNELS, *boundary.KERNELS):
         yield name, call

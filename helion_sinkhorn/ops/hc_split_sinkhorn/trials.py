@@ -105,7 +105,7 @@ def error(workload: HcWorkload, inputs: tuple[torch.Tensor, ...], found) -> floa
 
 
 def kernel_calls(workload: HcWorkload) -> Iterator[tuple[str, Any]]:
-    """(kernel, its call), one for each kernel that serves a workload."""
+    """(kernel, its call), one for each kernel that a workload runs."""
     call = launch.call_for(workload.n, workload.n_iters, workload.eps, workload.dtype)
     yield launch.REDUCED if workload.splits else launch.FORWARD, call
     yield launch.BACKWARD, call

@@ -1,4 +1,4 @@
-"""recurrent_linear_attention(...): the contract, its checks, and which implementation serves a call."""
+"""recurrent_linear_attention(...): the contract, its checks, and which implementation computes a call."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def chunk_error(call: ChunkCall, choice: Choice, device: str) -> float:
 
 
 def kernel_calls(workload: AttentionWorkload) -> Iterator[tuple[str, Any]]:
-    """(kernel, its call), one for each kernel that serves a workload."""
+    """(kernel, its call), one for each kernel that a workload runs."""
     for call in linear_attention_launch.calls_of(workload):
         yield linear_attention_launch.KERNEL, call
     for call in linear_attention_gates_launch.calls_of(workload):

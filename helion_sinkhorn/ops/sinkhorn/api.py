@@ -1,4 +1,4 @@
-"""sinkhorn(...): the contract, its checks, and which implementation serves a call."""
+"""sinkhorn(...): the contract, its checks, and which implementation computes a call."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def sinkhorn(
 
 MOST_ACCEPTED = 4096
 _accepted: dict[Hashable, str] = {}
-"""Argument sets that passed `_check`, and what serves them."""
+"""Argument sets that passed `_check`, and which implementation computes them."""
 
 
 def _serves(logits, n_iters, eps, form, first, backward, implementation, out_dtype) -> str:

@@ -89,7 +89,7 @@ def implicit_error(call: SinkhornCall, choice: Choice, device: str) -> float:
 
 
 def kernel_calls(workload: SinkhornWorkload) -> Iterator[tuple[str, Any]]:
-    """(kernel, its call), one for each kernel that serves a workload."""
+    """(kernel, its call), one for each kernel that a workload runs."""
     if workload.backward == "implicit":
         call = implicit_launch.implicit_call(workload.n, workload.m, workload.dtype, workload.n_iters)
         yield implicit_launch.implicit_kernel("auto", call), call

@@ -77,7 +77,7 @@ def _square(n: int, batch: int, dtype: torch.dtype, form: str, tags: str, source
 
 
 def _tuned_batches(n: int) -> list[int]:
-    """TUNED_BATCHES up to LARGEST_ENTRIES, and the largest that fits: it serves all beyond."""
+    """TUNED_BATCHES up to LARGEST_ENTRIES, and the largest that fits: it is for all beyond."""
     most = LARGEST_ENTRIES // (n * n)
     return sorted({min(batch, most) for batch in TUNED_BATCHES})
 
