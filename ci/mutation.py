@@ -38,6 +38,8 @@ MODULES = {
     "ops.dot_compress.kernels": "dot_compress",
     **{_ATTENTION + m: "recurrent" for m in ("recurrent.kernels", "gates.kernels", "levels")},
     **{_ATTENTION + f"chunked.{m}": "chunked" for m in ("chunk", "kernels", "gradients")},
+    **{f"ops.{o}.kernels": o for o in ("hc_split_sinkhorn", "hc_pre", "hc_post", "hc_mixes")},
+    "ops.hc_split_sinkhorn.reduction": "hc_split_sinkhorn",
 }
 """Modules of bodies, and the calls of mutation_calls.CALLS that run them."""
 SWAPPED = {

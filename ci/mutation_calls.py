@@ -6,16 +6,25 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ci.gate import gate, runs
 from ci.operators import operator_of
+from ci.operators.hc_mixes import truths as mixes_gate
+from ci.operators.hc_post import truths as post_gate
+from ci.operators.hc_pre import truths as pre_gate
+from ci.operators.hc_split_sinkhorn import truths as split_gate
 from ci.operators.implicit import truths as implicit_gate
 from ci.operators.linear_attention.truths import by_elements, case_of, copied, title
 from ci.operators.sinkhorn import truths as sinkhorn_gate
 from helion_sinkhorn.ops.dot_compress import launch as dot_compress_launch
 from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
+from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
+from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
+from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
 from helion_sinkhorn.ops.linear_attention.chunked import launch as linear_attention_chunked_launch
 from helion_sinkhorn.ops.linear_attention.recurrent import launch as linear_attention_launch
 from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
@@ -99,6 +108,34 @@ CHUNKED = (
     _attention(70, 12, 8, "g gk", dtype=WIDE, strength=8.0),
     _attention(40, 8, 8, "g", dtype=torch.bfloat16, strength=8.0),
 )
+SPLIT = (
+    HcWorkload("mutation", 2, NO_TAG, "", tokens=3, n_iters=3, spread=3.0),
+    HcWorkload("mutation", 2, NO_TAG, "", n=3, tokens=2, n_iters=4, eps=0.0, comb_order="oi", pre_eps=1e-3),
+    HcWorkload(
+        "mutation", 2, NO_TAG, "", tokens=2, n_iters=20, spread=6.0, post_mult=1.0, post_eps=1e-3
+    ),
+    HcWorkload("mutation", 2, NO_TAG, "", tokens=2, n_iters=2, splits=11, size=64),
+    HcWorkload(
+        "mutation", 2, NO_TAG, "", tokens=2, n_iters=2, splits=3, size=64, norm_eps=1e-2, eps_outside=True
+    ),
+)
+PRE = (
+    HcPreWorkload("mutation", 2, NO_TAG, "", c=20, tokens=3, dtype=WIDE),
+    HcPreWorkload("mutation", 2, NO_TAG, "", n=3, c=9, tokens=2),
+)
+POST = (
+    HcPostWorkload("mutation", 2, NO_TAG, "", c=20, tokens=3, dtype=WIDE, has_bias=True),
+    HcPostWorkload("mutation", 2, NO_TAG, "", n=3, c=9, tokens=2),
+    HcPostWorkload("mutation", 2, NO_TAG, "", n=9, c=9, tokens=2, dtype=WIDE),
+)
+MIXES = (
+    MixesWorkload("mutation", 2, NO_TAG, "", c=20, tokens=3, dtype=WIDE),
+    MixesWorkload("mutation", 2, NO_TAG, "", n=2, c=600, m=8, tokens=3, norm_eps=1e-2),
+    MixesWorkload(
+        "mutation", 2, NO_TAG, "", c=20, tokens=3, dtype=torch.float16, norm_eps=1e-2, eps_outside=True
+    ),
+    MixesWorkload("mutation", 2, NO_TAG, "", n=8, c=12, m=80, tokens=3, precision="tf32"),
+)
 
 
 def one_by_one(candidates: Iterable[gate.Candidate]) -> Iterator[Callable[..., gate.Results]]:
@@ -159,12 +196,45 @@ def of_method(method: str) -> Calls:
     return calls
 
 
+def each_of(names: Callable[[Any], Iterable[str]], result: Callable[..., torch.Tensor]) -> Calls:
+    """Each result of an operator from its default kernels: `result` of a workload, a name and the inputs."""
+
+    def calls(w: Any, *inputs: torch.Tensor):
+        for name in names(w):
+            yield lambda *given, name=name: {name: result(w, name, *given)}
+
+    return calls
+
+
 CALLS: dict[str, tuple[tuple, Calls]] = {
     "sinkhorn": (SINKHORN, of_sinkhorn),
     "implicit": (IMPLICIT, of_implicit),
     "dot_compress": (DOT, of_dot_compress),
     "recurrent": (RECURRENT, of_method("recurrent")),
     "chunked": (CHUNKED, of_method("chunked")),
+    "hc_split_sinkhorn": (
+        SPLIT,
+        each_of(
+            lambda w: (*split_gate.VALUES, *split_gate.GRADIENTS),
+            lambda w, name, *given: split_gate.on_gpu(w, name, None, *given),
+        ),
+    ),
+    "hc_pre": (
+        PRE,
+        each_of(lambda w: ("y", "dx", "dpre"), lambda w, name, *given: pre_gate.on_gpu(name, None, *given)),
+    ),
+    "hc_post": (
+        POST,
+        each_of(
+            post_gate.results, lambda w, name, *given: post_gate.on_gpu(w.comb_order, name, None, *given)
+        ),
+    ),
+    "hc_mixes": (
+        MIXES,
+        each_of(
+            lambda w: ("mixes", "dx", "dfn"), lambda w, name, *given: mixes_gate.on_gpu(w, name, {}, *given)
+        ),
+    ),
 }
 """Workloads, and what runs them."""
 
