@@ -111,9 +111,7 @@ CHUNKED = (
 SPLIT = (
     HcWorkload("mutation", 2, NO_TAG, "", tokens=3, n_iters=3, spread=3.0),
     HcWorkload("mutation", 2, NO_TAG, "", n=3, tokens=2, n_iters=4, eps=0.0, comb_order="oi", pre_eps=1e-3),
-    HcWorkload(
-        "mutation", 2, NO_TAG, "", tokens=2, n_iters=20, spread=6.0, post_mult=1.0, post_eps=1e-3
-    ),
+    HcWorkload("mutation", 2, NO_TAG, "", tokens=2, n_iters=20, spread=6.0, post_mult=1.0, post_eps=1e-3),
     HcWorkload("mutation", 2, NO_TAG, "", tokens=2, n_iters=2, splits=11, size=64),
     HcWorkload(
         "mutation", 2, NO_TAG, "", tokens=2, n_iters=2, splits=3, size=64, norm_eps=1e-2, eps_outside=True
