@@ -41,23 +41,29 @@ def word(ins: Instruction, of: Operand, high: int, negative: int = 0) -> Callabl
     return (lambda w: read(w) ^ SIGN) if negative else read
 
 
-def sources(ins: Instruction, operands: list[Operand], count: int) -> tuple[int, list[Operand]]:
-    """The number of the destination's register, and the sources."""
+Read = Callable[[Instruction, Operand, int, int], Callable[[Waves], Array]]
+
+
+def sources(ins: Instruction, operands: list[Operand], count: int, read: Read) -> tuple[list, list]:
+    """How the sources of the low and of the high result are read: op_sel and op_sel_hi choose the halves."""
     understood(ins, MODIFIERS)
-    to, *of = operands
-    if len(of) != count:
+    if len(operands) != count + 1:
         raise ValueError(f"{ins}: {count} sources are needed")
-    return to.index, of
+    low, high = (
+        [
+            read(ins, of, half_of(ins, halves, k, default), half_of(ins, signs, k))
+            for k, of in enumerate(operands[1:])
+        ]
+        for halves, default, signs in (("op_sel", 0, "neg_lo"), ("op_sel_hi", 1, "neg_hi"))
+    )
+    return low, high
 
 
 def packed(ins: Instruction, operands: list[Operand]) -> Action:
-    """Two results, each from the registers of a pair that op_sel and op_sel_hi choose."""
+    """Two float32 results, in a pair of registers."""
     count, function = PACKED[ins.op]
-    at, of = sources(ins, operands, count)
-    low = [word(ins, o, half_of(ins, "op_sel", k, 0), half_of(ins, "neg_lo", k)) for k, o in enumerate(of)]
-    high = [
-        word(ins, o, half_of(ins, "op_sel_hi", k, 1), half_of(ins, "neg_hi", k)) for k, o in enumerate(of)
-    ]
+    low, high = sources(ins, operands, count, word)
+    at = operands[0].index
 
     def run(w: Waves) -> None:
         # both before either is written: a source may be the destination
@@ -78,17 +84,13 @@ def half(ins: Instruction, of: Operand, high: int, negative: int) -> Callable[[W
 
 
 def packed_halves(ins: Instruction, operands: list[Operand]) -> Action:
-    """Two float16 results in one register, each from the halves that op_sel and op_sel_hi choose."""
+    """Two float16 results, in one register."""
     count, function = HALVES[ins.op]
-    at, of = sources(ins, operands, count)
-    low = [half(ins, o, half_of(ins, "op_sel", k, 0), half_of(ins, "neg_lo", k)) for k, o in enumerate(of)]
-    high = [
-        half(ins, o, half_of(ins, "op_sel_hi", k, 1), half_of(ins, "neg_hi", k)) for k, o in enumerate(of)
-    ]
+    both = sources(ins, operands, count, half)
 
     def run(w: Waves) -> None:
-        one, two = (function(*(read(w) for read in reads)).view(np.uint16) for reads in (low, high))
-        write(w, at, integers.halves(one, two))
+        one, two = (function(*(read(w) for read in reads)).view(np.uint16) for reads in both)
+        write(w, operands[0].index, integers.halves(one, two))
 
     return run
 
