@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
@@ -28,10 +29,7 @@ class Job(Protocol):
     """What one child does."""
 
     worker: str
-    """The module that does it, run with `encoded` as its argument; its main calls `serve`."""
-
-    @property
-    def encoded(self) -> str: ...
+    """The module that does it, run with the fields of this dataclass as JSON; its main calls `serve`."""
 
     @property
     def title(self) -> str: ...
@@ -50,7 +48,7 @@ class Child:
     def __init__(self, job: Job):
         self.job, self.begin, self.why = job, time.perf_counter(), ""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", job.worker, job.encoded],
+            [sys.executable, "-m", job.worker, json.dumps(asdict(job))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
 

@@ -213,24 +213,29 @@ CALLS: dict[str, tuple[tuple, Calls]] = {
     "hc_split_sinkhorn": (
         SPLIT,
         each_of(
-            lambda w: (*split_gate.VALUES, *split_gate.GRADIENTS),
+            lambda w: split_gate.budget.RESULTS,
             lambda w, name, *given: split_gate.on_gpu(w, name, None, *given),
         ),
     ),
     "hc_pre": (
         PRE,
-        each_of(lambda w: ("y", "dx", "dpre"), lambda w, name, *given: pre_gate.on_gpu(name, None, *given)),
+        each_of(
+            lambda w: pre_gate.budget.RESULTS,
+            lambda w, name, *given: pre_gate.on_gpu(name, None, *given),
+        ),
     ),
     "hc_post": (
         POST,
         each_of(
-            post_gate.results, lambda w, name, *given: post_gate.on_gpu(w.comb_order, name, None, *given)
+            post_gate.results,
+            lambda w, name, *given: post_gate.on_gpu(w.comb_order, name, None, *given),
         ),
     ),
     "hc_mixes": (
         MIXES,
         each_of(
-            lambda w: ("mixes", "dx", "dfn"), lambda w, name, *given: mixes_gate.on_gpu(w, name, {}, *given)
+            lambda w: mixes_gate.budget.RESULTS,
+            lambda w, name, *given: mixes_gate.on_gpu(w, name, {}, *given),
         ),
     ),
 }

@@ -53,21 +53,11 @@ def cases(batch: int) -> Iterator[list[SinkhornWorkload]]:
     ):
         if n * n_iters <= 33 * 20:
             few = min(batch, max(8, 4096 // (n * m)))
-            yield [
-                SinkhornWorkload(
-                    f"{n}x{m} {logits} T={n_iters} {form} {first}",
-                    n,
-                    m,
-                    few,
-                    frozenset(),
-                    "",
-                    n_iters=n_iters,
-                    form=form,
-                    first=first,
-                    logits=logits,
-                )
-                for logits in LOGITS
-            ]
+            make = functools.partial(
+                SinkhornWorkload, n=n, m=m, batch=few, tags=frozenset(), source="", n_iters=n_iters,
+                form=form, first=first,
+            )  # fmt: skip
+            yield [make(f"{n}x{m} {logits} T={n_iters} {form} {first}", logits=logits) for logits in LOGITS]
 
 
 def on_cpu(w: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:

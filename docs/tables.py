@@ -302,7 +302,7 @@ def versions() -> str:
 
 def beside(operation: str) -> str:
     """An operation of the residual path beside other packages."""
-    return residual_path.text(BENCH / "residual_path.csv", (operation,))
+    return residual_path.text(BENCH / "residual_path.csv", operation)
 
 
 def site() -> str:

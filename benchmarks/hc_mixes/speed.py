@@ -25,7 +25,7 @@ import torch
 from torch._dynamo import mark_dynamic
 from torch._functorch import config as functorch
 
-from benchmarks import timing
+from benchmarks import memory, timing
 from helion_sinkhorn import hc_mixes, reference
 from helion_sinkhorn.tuning import markdown
 
@@ -167,25 +167,13 @@ def errors(f: Function, x: torch.Tensor, fn: torch.Tensor, dmixes: torch.Tensor)
     return [largest / (squares / mixes.numel()) ** 0.5, wrong.item(), (of_dx / of_rounding) ** 0.5]
 
 
-def peak(f: Function, x: torch.Tensor, fn: torch.Tensor, dmixes: torch.Tensor) -> float:
-    """Bytes that backward allocates at most, relative to those of dx and dfn."""
-    leaves = leaves_of(x, fn)
-    mixes = f(*leaves)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    torch.autograd.grad(mixes, leaves, dmixes)
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / (x.nbytes + fn.nbytes)
-
-
 def rows_of_errors(who: dict[str, tuple[Function, bool]], tokens: int, hidden: int) -> Iterator[str]:
     given = drawn(tokens, hidden)
     for caller, (f, tf32) in who.items():
         try:
             with tf32_products(tf32):
                 mixes, dfn, dx = errors(f, *given)
-                most = peak(f, *given)
+                most = memory.peak(f, leaves_of(*given[:2]), given[2])
             found = f"{mixes:.1e}", f"{dfn:.1e}", f"{dx:.4f}", f"{most:.3f}"
         except Exception as problem:
             found = said(problem), "", "", ""

@@ -27,7 +27,7 @@ import torch
 from torch._functorch import config as functorch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import timing
+from benchmarks import memory, timing
 from benchmarks.hc_streams.speed import Row, copies, drawing, said, times, with_free_tokens
 from helion_sinkhorn import hc_boundary, hc_coeffs, hc_post, hc_pre, hc_site, reference
 from helion_sinkhorn.tuning import markdown
@@ -245,24 +245,13 @@ def error_of_dx(work: Work, caller: Caller, given: Tensors, upstream: Tensors) -
     return (error.square().mean() / least.square().mean()).sqrt().item()
 
 
-def peak(caller: Caller, given: Tensors, upstream: Tensors) -> float:
-    """Bytes that backward allocates at most, relative to those of the gradients."""
-    leaves = leaves_of(given)
-    out = caller(*leaves)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    torch.autograd.grad(out, leaves, upstream)
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / sum(t.nbytes for t in leaves)
-
-
 def rows_of_errors(name: str, who: dict[str, Caller], tokens: int, hidden: int) -> Iterator[Row]:
     drawn = WORKS[name].drawn(tokens, hidden)
     for caller, run in who.items():
         where = name, tokens, hidden, caller
         try:
-            yield *where, f"{error_of_dx(WORKS[name], run, *drawn):.4f}", f"{peak(run, *drawn):.3f}"
+            error = error_of_dx(WORKS[name], run, *drawn)
+            yield *where, f"{error:.4f}", f"{memory.peak(run, leaves_of(drawn[0]), drawn[1]):.3f}"
         except Exception as problem:
             yield *where, said(problem), ""
         torch.cuda.empty_cache()

@@ -26,7 +26,7 @@ import torch
 from torch._dynamo import mark_dynamic
 from torch._functorch import config as functorch
 
-from benchmarks import timing
+from benchmarks import memory, timing
 from helion_sinkhorn import hc_post, hc_pre, reference
 from helion_sinkhorn.ops.hc_post import budget as hc_post_budget
 from helion_sinkhorn.ops.hc_pre import budget as hc_pre_budget
@@ -110,13 +110,18 @@ def with_free_tokens(tensors: Tensors) -> Tensors:
     return tensors
 
 
+def leaves_of(given: Tensors) -> Tensors:
+    """The inputs of a call, to be differentiated; the upstream gradient is the last of `given`."""
+    return with_free_tokens(tuple(t.detach().requires_grad_() for t in given[:-1]))
+
+
 def forward_of(f: Function, given: Tensors) -> timing.Run:
     inputs = with_free_tokens(tuple(t.detach() for t in given[:-1]))
     return lambda: f(*inputs)
 
 
 def backward_of(f: Function, given: Tensors) -> timing.Run:
-    leaves = with_free_tokens(tuple(t.detach().requires_grad_() for t in given[:-1]))
+    leaves = leaves_of(given)
     out = f(*leaves)
     return lambda: torch.autograd.grad(out, leaves, given[-1], retain_graph=True)
 
@@ -171,7 +176,7 @@ def said(problem: Exception) -> str:
 
 def errors(name: str, f: Function, given: Tensors) -> list[str]:
     """The error of each result, in words."""
-    leaves = with_free_tokens(tuple(t.detach().requires_grad_() for t in given[:-1]))
+    leaves = leaves_of(given)
     out = f(*leaves)
     found = dict(zip(NAMES[name], (out.detach(), *torch.autograd.grad(out, leaves, given[-1])), strict=True))
     largest, wrong, rounding, squares = ({result: 0.0 for result in found} for _ in range(4))
@@ -193,24 +198,16 @@ def errors(name: str, f: Function, given: Tensors) -> list[str]:
     return words
 
 
-def peak(f: Function, given: Tensors) -> float:
-    """Bytes that backward allocates at most, relative to those of the gradients."""
-    leaves = with_free_tokens(tuple(t.detach().requires_grad_() for t in given[:-1]))
-    out = f(*leaves)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    torch.autograd.grad(out, leaves, given[-1])
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / sum(t.nbytes for t in given[:-1])
-
-
 def rows_of_errors(name: str, who: dict[str, Function], tokens: int, hidden: int) -> Iterator[Row]:
     given = drawn(OPERATIONS[name], tokens, hidden)
     for caller, f in who.items():
         where = name, tokens, hidden, caller
         try:
-            yield *where, ", ".join(errors(name, f, given)), f"{peak(f, given):.3f}"
+            yield (
+                *where,
+                ", ".join(errors(name, f, given)),
+                f"{memory.peak(f, leaves_of(given), given[-1]):.3f}",
+            )
         except Exception as problem:
             yield *where, said(problem), ""
         torch.cuda.empty_cache()

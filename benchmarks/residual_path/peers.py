@@ -49,11 +49,10 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Peer:
-    """A package, or files of a repository."""
+    """A package, or files of a repository (peer_files)."""
 
     adapters: dict[str, Adapter]
     package: str = ""
-    file: str = ""
     lacks: dict[str, str] = field(default_factory=dict)
 
 
@@ -408,7 +407,6 @@ TRANSFORMER_ENGINE = Peer(
             note=f"{_STREAM_LAST}; {_LOG}; norm_eps 1.2e-7; TF32 products; without its float32 buffer for dx",
         ),
     },
-    file=peer_files.TRANSFORMER_ENGINE,
 )
 
 # --------------------------------------------------------------------------------------------- Megatron-LM
@@ -474,7 +472,6 @@ MEGATRON = Peer(
             "there is no cuTile",
         ),
     },
-    file=peer_files.MEGATRON,
     lacks={
         "coefficients": "pre and post are made in its projection; its Sinkhorn alone is in bench/report.md",
         "hc_mixes": "its projection makes pre and post too: see site",

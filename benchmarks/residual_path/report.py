@@ -1,23 +1,14 @@
-"""The tables of residual_path.csv: each operation, every function, forward and backward."""
+"""Tables of residual_path.csv: an operation, every function, forward and backward."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.residual_path.operations import OPERATIONS
 from benchmarks.residual_path.peers import FLOOR, OURS, PEERS
 from helion_sinkhorn.tuning import markdown
 
 Row = dict[str, str]
-TITLES = {
-    "coefficients": "Coefficients: pre, post and comb of mixes",
-    "hc_pre": "Collapse",
-    "hc_post": "New streams",
-    "hc_mixes": "Projection and norm",
-    "site": "The whole site",
-}
 ABSENT = (
     "Not measured yet: `python -m benchmarks.residual_path.bench --out docs/bench` on a GPU writes the data "
     "of this section, and `make docs-numbers` its tables."
@@ -113,16 +104,13 @@ def when(rows: list[Row]) -> str:
     return f"{timed.get('device', 'no device')}, {timed['utc'][:10]}, commit {timed['commit'][:7]}, {what}"
 
 
-def text(path: Path, operations: Iterable[str] = tuple(OPERATIONS)) -> str:
-    """The tables of some operations, or the sentence that says how to make them."""
+def text(path: Path, operation: str) -> str:
+    """The table of an operation with its remarks, or the sentence that says how to make it."""
     if not path.exists():
         return ABSENT
     rows = read(path)
-    lines = [f"{when(rows)}. {HOW}", ""]
-    for operation in operations:
-        lines += [f"**{TITLES[operation]}**", "", operation_table(rows, operation), ""]
-        lines += [*remarks(rows, operation), ""]
-    return "\n".join(lines).rstrip()
+    parts = f"{when(rows)}. {HOW}", operation_table(rows, operation), "\n".join(remarks(rows, operation))
+    return "\n\n".join(parts).rstrip()
 
 
 def summary(path: Path, columns: int = 4096) -> str:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import gc
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch._functorch import config as functorch
 
-from benchmarks import autotuning, timing
+from benchmarks import autotuning, memory, timing
 from benchmarks.hc_streams.speed import copies
 from benchmarks.jobs import Row, said, serve
 from benchmarks.residual_path import peers
@@ -41,10 +39,6 @@ class Job:
     @property
     def title(self) -> str:
         return f"{self.operation}: {self.function}, {', '.join(f'{t} x {c}' for t, c in self.shapes)}"
-
-    @property
-    def encoded(self) -> str:
-        return json.dumps(asdict(self))
 
     def left_out(self) -> list[Row]:
         named = {"function": self.function, "operation": self.operation}
@@ -126,20 +120,8 @@ def errors(case: Case) -> dict[str, Row]:
     found["backward"] = {"error": distance(case.few(gradients), wanted)}
     del gradients, exact, wanted, results
     if case.job.device == "cuda":
-        found["backward"]["peak"] = peak(case, leaves, upstream)
+        found["backward"]["peak"] = memory.peak(case.call, leaves, upstream)
     return found
-
-
-def peak(case: Case, leaves: Tensors, upstream: Tensors) -> float:
-    """Bytes that backward allocates at most, relative to those of its gradients."""
-    results = case.call(*leaves)
-    clear()  # what the calls before have left, freed later, would hide what backward allocates
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    torch.autograd.grad(results, leaves, upstream)
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / sum(t.nbytes for t in leaves)
 
 
 def bytes_of(job: Job, tokens: int, hidden: int) -> tuple[dict[str, int], int]:
@@ -153,12 +135,6 @@ def bytes_of(job: Job, tokens: int, hidden: int) -> tuple[dict[str, int], int]:
     return {which: operation.bytes_of(which, given, results) for which in PASSES}, count
 
 
-def clear() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 def times(make, device: torch.device) -> Row:
     """Single calls that the host has queued, and a call in a CUDA graph where it can be captured."""
     if device.type == "cpu":
@@ -166,7 +142,7 @@ def times(make, device: torch.device) -> Row:
         run()
         return dict(zip(("us", "us_20", "us_80"), timing.eager(run, device, 0.1), strict=True))
     row = dict(zip(("us", "us_20", "us_80"), timing.queued(make()), strict=True))
-    clear()
+    memory.clear()
     try:
         row["graph_us"] = timing.graph(make, timing.GRAPH_MILLISECONDS)[0]
     except Exception as error:
@@ -192,7 +168,7 @@ def measured(job: Job) -> Iterator[Row | None]:
         autotuning.forget()
         counted[shape] = bytes_of(job, *shape)
         checked[shape] = errors(case)
-        clear()
+        memory.clear()
     yield None
     autotuning.forget()
     peer = peers.PEERS[job.function]
@@ -203,7 +179,7 @@ def measured(job: Job) -> Iterator[Row | None]:
         given = [case.given(seed) for seed in range(count)]
         for which in case.passes:
             row = times(functools.partial(in_turn, getattr(case, which), given), device)
-            clear()
+            memory.clear()
             # once, after work: an idle GPU lowers its clocks
             now = now or timing.conditions(device)
             yield {
@@ -224,7 +200,7 @@ def floors(job: Job) -> Iterator[Row | None]:
     now = timing.conditions(device)
     for shape in job.shapes:
         moved, count = bytes_of(job, *shape)
-        clear()
+        memory.clear()
         for which in PASSES:
             make = functools.partial(copies, moved[which], count, job.device)
             row = times(make, device)

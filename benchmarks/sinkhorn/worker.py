@@ -7,9 +7,8 @@ generator: what runs before its first, empty yield may disturb others; every lat
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -18,6 +17,7 @@ import torch
 
 from benchmarks import autotuning, first_call, timing
 from benchmarks.jobs import Row, said, serve
+from benchmarks.memory import clear
 from benchmarks.sinkhorn import peers
 from helion_sinkhorn.tuning.timing import synchronize
 
@@ -56,10 +56,6 @@ class Job:
     def title(self) -> str:
         what = ", ".join(self.functions)
         return f"{self.section}: {what}, n = {self.n}, {self.dtype}" if what else self.section
-
-    @property
-    def encoded(self) -> str:
-        return json.dumps(asdict(self))
 
     @property
     def prepare_seconds(self) -> float:
@@ -170,12 +166,6 @@ def config(row: Row, which: str, x: torch.Tensor) -> str:
 
 def named(times: timing.Times) -> Row:
     return dict(zip(("us", "us_20", "us_80"), times, strict=True))
-
-
-def clear() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def host(job: Job) -> Iterator[Row | None]:

@@ -143,10 +143,10 @@ def test_the_report_has_ratios_errors_and_reasons(tmp_path):
         {"section": "left out", "operation": "hc_pre", "function": "FlagGems", "note": "no such function"}
     )
     table.write()
-    text = report.text(table.path)
+    text = report.text(table.path, "hc_pre")
     row = "| **helion_sinkhorn** | 8,192 | 4096 | 12 (1.20 x) | 12 (1.20 x) | 2e-03 | 2e-03 | 1.50 |"
     assert row in text
     assert "| Liger | 8,192 | 4096 | 30 (3.00 x) | 35 (q) (3.50 x) |" in text
     assert "- Liger: atomics." in text
     assert "- FlagGems, not timed: no such function." in text
-    assert report.text(tmp_path / "absent.csv") == report.ABSENT
+    assert report.text(tmp_path / "absent.csv", "hc_pre") == report.ABSENT

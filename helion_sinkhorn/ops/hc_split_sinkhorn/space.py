@@ -60,8 +60,9 @@ def backward_space(call: HcCall, device: Device) -> tuple[Grid, ...]:
     220.  Both have the same bits; those of 5 iterations have others.
     """
     grid = blocks(call, device, *backward_default(call, device))
-    if grid["thread"] == ((4, 4),) and device.vendor == "nvidia":
-        grid["length"] += (call.steps,)
+    fits = call.steps <= sinkhorn.REGISTER_HISTORY_STEPS
+    if grid["thread"] == ((4, 4),) and fits and device.vendor == "nvidia":
+        grid["length"] = tuple(dict.fromkeys((*grid["length"], call.steps)))
     return (grid,)
 
 

@@ -1,0 +1,30 @@
+"""The memory of the GPU: left-overs freed, and what a backward pass allocates."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+
+import torch
+
+Tensors = Sequence[torch.Tensor]
+
+
+def clear() -> None:
+    """Free what the calls before have left."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def peak(function: Callable[..., object], leaves: Tensors, upstream: object) -> float:
+    """Bytes that backward allocates at most, relative to those of the gradients of `leaves`."""
+    results = function(*leaves)
+    # left-overs that are freed during the backward would hide as much of what it allocates
+    clear()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    torch.autograd.grad(results, leaves, upstream)
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / sum(t.nbytes for t in leaves)
