@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from ci.gate import markdown
-from docs import tables
+from docs import kernel_times, tables
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -57,15 +57,30 @@ class Stated:
 BENCH, ACCURACY, CACHE = "docs/bench/bench.csv", "docs/accuracy/*.json", "tuning_cache/"
 PATH = "docs/bench/residual_path.csv"
 GENERATED = (
-    Generated("README.md", "peers", BENCH, tables.peers),
+    Generated("README.md", "peers", f"{BENCH}, docs/bench/kept.csv", tables.peers),
     Generated("docs/accuracy.md", "judged", ACCURACY, tables.judged),
     Generated("docs/accuracy.md", "inductor", "docs/accuracy/h200.json", tables.inductor),
     Generated("docs/accuracy_devices.md", "devices", ACCURACY, tables.devices),
-    Generated("docs/performance.md", "tuned", CACHE, tables.tuned),
+    Generated("docs/performance.md", "tuned", CACHE, kernel_times.tuned),
     Generated("docs/performance.md", "sizes", BENCH, tables.sizes),
     Generated("docs/performance.md", "targets", BENCH, tables.targets),
-    Generated("docs/performance.md", "versions", CACHE, tables.versions),
-    Generated("docs/mhc.md", "residual", CACHE, tables.residual),
+    Generated("docs/performance.md", "versions", CACHE, kernel_times.versions),
+    Generated("docs/mhc.md", "residual", CACHE, kernel_times.residual),
+    Generated("docs/mhc.md", "recompute", "docs/bench/recompute.csv", tables.recomputed),
+    Generated("docs/backward.md", "gradients", CACHE, kernel_times.gradients),
+    Generated("docs/dot_compress.md", "kernels", CACHE, partial(
+        kernel_times.of_kernels, ("dot_compress_product", "dot_compress_apply", "dot_compress_expand"),
+        {"dtype": "dtype", "parts": "parts", "batch": "B"},
+    )),
+    Generated("docs/linear_attention.md", "kernels", CACHE, partial(
+        kernel_times.of_kernels, ("linear_attention_walk", "linear_attention_gates"),
+        {"result": "result", "dtype": "dtype", "gates": "gates"},
+    )),
+    Generated("docs/linear_attention_chunked.md", "kernels", CACHE, partial(
+        kernel_times.of_kernels,
+        tuple(f"linear_attention_chunk_{part}" for part in ("scores", "walk", "gradients")),
+        {"dtype": "dtype", "gates": "gates"},
+    )),
     Generated("README.md", "site", PATH, tables.site),
     *(
         Generated(f"docs/{page}.md", "beside", PATH, partial(tables.beside, operation))
@@ -81,10 +96,11 @@ GENERATED = (
 )  # fmt: skip
 SPEED = "python -m benchmarks"
 ON_GPU = "times on an H200"
-OLDER = "times on an H200, of kernels before the last changes"
+TRIED = "times on an H200 of experiments, with the kernels of that day"
 STATED = (
     Stated("docs/attack.md", "bugs and mutants found", "ec4f489", "2026-11-22", "make attack; make mutation"),
-    Stated("docs/backward.md", ON_GPU, "a6ffad1", "2026-11-21", f"{SPEED}.sinkhorn.implicit_speed"),
+    Stated("docs/backward.md", "times of solvers on an H200", "a6ffad1", "2026-11-21",
+           f"{SPEED}.sinkhorn.implicit_speed"),
     Stated("docs/dot_compress.md", f"errors and {ON_GPU}", "071cafa", "2026-11-21",
            f"make study-dot-compress ARGS=--gpu; {SPEED}.dot_compress.speed"),
     Stated("docs/hc_mixes.md", "errors on an H200", "ec4f489", "2026-11-22", f"{SPEED}.hc_mixes.speed"),
@@ -92,7 +108,7 @@ STATED = (
     Stated("docs/hc_split_sinkhorn.md", "errors and host time on an H200", "ec4f489", "2026-11-22",
            f"{SPEED}.hc_split_sinkhorn.speed"),
     Stated("docs/linear_attention.md", ON_GPU, "603d2a9", "2026-11-22", f"{SPEED}.linear_attention.speed"),
-    Stated("docs/linear_attention_chunked.md", OLDER, "3cac55d", "2026-11-21",
+    Stated("docs/linear_attention_chunked.md", TRIED, "3cac55d", "2026-11-21",
            f"{SPEED}.linear_attention.speed"),
     Stated("docs/machine_code.md", "instructions, compiled", "6a65a09", "2026-11-21",
            f"{SPEED}.sinkhorn.machine_code"),
@@ -100,7 +116,6 @@ STATED = (
            "2026-11-22", "make demo-model"),
     Stated("docs/performance.md", f"{ON_GPU}, what was tried", "436da0f", "2026-11-22",
            "make tune, make bench"),
-    Stated("docs/tritonbench.md", OLDER, "3cac55d", "2026-11-21", "python -m tritonbench_ops"),
 )  # fmt: skip
 REMADE = {
     "docs/faults.md": "`make fault-tables`",
@@ -119,6 +134,7 @@ MENTIONED = {
     "docs/first_call.md": "seconds of a first call: of docs/bench/report.md, and of a run named there",
     "docs/helion.md": "single times, each with the versions in its sentence; they are not kept anywhere else",
     "docs/index.md": "the output of an example on a CPU",
+    "docs/tritonbench.md": "shares of error budgets on an H200; no times",
     "docs/math.md": "errors beside their derivation, from docs/accuracy/ and from studies on a CPU",
 }
 """Pages with single numbers in their text."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import csv
 import functools
-import json
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,14 @@ from benchmarks.sinkhorn import report
 from benchmarks.sinkhorn.peers import FLOOR, OURS
 from ci import accuracy, compare, machine_terms
 from ci.gate.markdown import table
+from docs.kernel_times import MISSING, files
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS, OPERATORS, operator_of
+from helion_sinkhorn.operators import OPERATORS, operator_of
 from helion_sinkhorn.workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = ROOT / "docs" / "bench"
 ACCURACY = ROOT / "docs" / "accuracy"
-CACHE = ROOT / "tuning_cache"
-MISSING = "-"
-STEADY = 0.1
-"""The largest spread, between the quartiles and relative to the median, of a time that is compared."""
 
 # ------------------------------------------------------------------------------------- docs/bench/bench.csv
 
@@ -52,9 +48,18 @@ def us(function: str, n: int, batch: int, which: str, timer: str = "graph") -> f
     return None if found is None else found.us
 
 
+def kept() -> dict[str, str]:
+    """Bytes a matrix that each function keeps for its backward, and allocates inside it."""
+    with (BENCH / "kept.csv").open(newline="") as file:
+        found = {r["function"]: (float(r["kept"]), float(r["scratch"])) for r in csv.DictReader(file)}
+    memory = results().all[results().all.section == "memory"].set_index("quantity").bytes
+    found[OURS] = memory["kept for backward, logits included"], memory["scratch inside backward"]
+    return {name: f"{bytes_:,.0f} + {scratch:,.0f}" for name, (bytes_, scratch) in found.items()}
+
+
 def peers() -> str:
-    """Time of each function in a CUDA graph at two sizes, its definition and the error of its gradient."""
-    rows = []
+    """Time of each function in a CUDA graph at two sizes, its memory and the error of its gradient."""
+    rows, memory = [], kept()
     for name in (OURS, *report.compared(results()), FLOOR):
         row: dict[str, object] = {"4 x 4, float32, T = 20": f"**{name}**" if name == OURS else name}
         row["computes"] = "" if name == FLOOR else report.definition(name)
@@ -66,9 +71,14 @@ def peers() -> str:
                     text += f" ({time / own:.1f} x)"
                 row[f"{report.power(batch)} {which}"] = text
         checked = results().of(name, n=4, dtype="float32").gradient_error.dropna()
+        row["kept + scratch"] = memory.get(name, "" if name == FLOOR else MISSING)
         row["error of dX"] = f"{checked.iloc[0]:.0e}" if len(checked) and name != FLOOR else ""
         rows.append(row)
-    return f"{table(rows)}\n\nus of a call in a CUDA graph ({when()}). {unfavourable()}"
+    return (
+        f"{table(rows)}\n\nTimes are us of a call in a CUDA graph ({when()}). *kept + scratch* are bytes a "
+        "matrix that stay allocated for the backward, the 64 of the logits included, and that it allocates. "
+        f"{unfavourable()}"
+    )
 
 
 def unfavourable() -> str:
@@ -226,11 +236,6 @@ def inductor() -> str:
 # -------------------------------------------------------------------------------------------- tuning_cache/
 
 
-def files(device: str = "*") -> list[tuple[Path, dict[str, Any]]]:
-    every = [p for p in sorted(CACHE.glob(f"{device}/*.json")) if p.stem in KERNELS]
-    return [(path, json.loads(path.read_text())) for path in every]
-
-
 def entries() -> str:
     """Entries of each device and operator: how many, by which evidence, and when."""
     counted: dict[tuple[str, str, str], list[str]] = {}
@@ -246,60 +251,6 @@ def entries() -> str:
     ])  # fmt: skip
 
 
-def tuned() -> str:
-    """The times that the tuner stored on an H200 for float32 in the mHC form, those of the present source."""
-    best: dict[tuple[int, int], dict[str, float]] = {}
-    dates = set()
-    for kernel in ("sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history"):
-        data = json.loads((CACHE / "h200" / f"{kernel}.json").read_text())
-        for entry in data["entries"]:
-            key = entry["key"]
-            if (key["dtype"], key["form"], key["first"]) == ("float32", "deepseek", "rows"):
-                which = f"{kernel.split('_')[1]}, Triton {key['triton']}"
-                best.setdefault((key["n"], key["batch"]), {})[which] = entry["us"]
-                dates.add(data["runs"][entry["run"]]["utc"][:10])
-    columns = sorted({c for row in best.values() for c in row}, key=lambda c: (c[0] != "f", c))
-    rows = [
-        {"n": n, "matrices": report.power(batch),
-         **{c: report.figure(row[c]) if c in row else MISSING for c in columns}}
-        for (n, batch), row in sorted(best.items())
-    ]  # fmt: skip
-    return (
-        f"NVIDIA H200, float32, deepseek, T = 20, us of a call ({', '.join(sorted(dates))}).\n\n{table(rows)}"
-    )
-
-
-def timed(device: str = "h200") -> dict[tuple[str, str], dict[str, dict[str, Any]]]:
-    """(kernel, its key without the version) -> version of Triton -> the entry measured there."""
-    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-    for path, data in files(device):
-        for entry in data["entries"]:
-            if entry["evidence"] == "measured":
-                names = {k: v for k, v in entry["key"].items() if k != "triton"}
-                key = path.stem, ", ".join(f"{k}={v}" for k, v in sorted(names.items()))
-                found.setdefault(key, {})[entry["key"]["triton"]] = entry
-    return found
-
-
-def versions() -> str:
-    """How much longer each kernel takes under Triton 3.9 than under 3.6, each with its own entries."""
-    ratios: dict[str, list[tuple[float, str]]] = {}
-    for (kernel, key), by_version in timed().items():
-        steady = all(entry["spread"] <= STEADY for entry in by_version.values())
-        if steady and {"3.6", "3.9"} <= by_version.keys():
-            ratio = by_version["3.9"]["us"] / by_version["3.6"]["us"]
-            ratios.setdefault(kernel, []).append((ratio, key))
-    return table([
-        {
-            "kernel": f"`{kernel}`", "calls": len(found),
-            "3.9 / 3.6, median": f"{statistics.median(r for r, _ in found):.2f}",
-            "smallest": f"{min(found)[0]:.2f}", "largest": f"{max(found)[0]:.2f}",
-            "over 1.1": sum(r > 1.1 for r, _ in found), "the largest is": max(found)[1],
-        }
-        for kernel, found in sorted(ratios.items())
-    ])  # fmt: skip
-
-
 def beside(operation: str) -> str:
     """An operation of the residual path beside other packages."""
     return residual_path.text(BENCH / "residual_path.csv", operation)
@@ -310,26 +261,26 @@ def site() -> str:
     return residual_path.summary(BENCH / "residual_path.csv")
 
 
-def residual() -> str:
-    """us of each kernel of the residual path for bfloat16 streams, n = 4, under both versions of Triton."""
-    rows, every = [], timed()
-    for operator in ("hc_split_sinkhorn", "hc_mixes", "hc_pre", "hc_post", "hc_site"):
-        for kernel in OPERATORS[operator].kernels:
-            for (name, _), by_version in every.items():
-                entry = by_version.get("3.6") or next(iter(by_version.values()))
-                key = entry["key"]
-                # mixes of a model are float32, whatever the streams are
-                dtype = "float32" if operator == "hc_split_sinkhorn" else "bfloat16"
-                precise = key.get("precision", "float32") == "float32"
-                if name == kernel and key["dtype"] == dtype and precise and key["batch"] in (128, 8192):
-                    # hc_mixes counts the columns of all streams
-                    width = key.get("columns", 0) // (4 if operator == "hc_mixes" else 1)
-                    us = {v: report.figure(e["us"]) for v, e in by_version.items()}
-                    rows.append({
-                        "kernel": f"`{kernel}`", "C": width or "any", "tokens": key["batch"],
-                        "Triton 3.6": us.get("3.6", MISSING), "Triton 3.9": us.get("3.9", MISSING),
-                    })  # fmt: skip
-    return table(rows)
+def recomputed() -> str:
+    """Memory of a stack of mHC sites for several k of recompute_streams."""
+    with (BENCH / "recompute.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    first = rows[0]
+    size = 2 * int(first["hidden"])
+    said = (
+        f"{first['updates']} updates of 4 streams of {first['hidden']} in {first['dtype']}, "
+        f"{first['tokens']} tokens; "
+        f"{first['device']}, torch {first['torch']}, {first['date']}, commit {first['commit']}. "
+        f"Bytes a token, in units of one stream (S = {size})."
+    )
+    return said + "\n\n" + table([
+        {
+            "every": row["every"], "held behind the forward": f"{int(row['held']) / size:,.0f} S",
+            "at most, in the backward": f"{int(row['peak']) / size:,.0f} S",
+            "of every = 1": f"{int(row['peak']) / int(first['peak']):.2f}",
+        }
+        for row in rows
+    ])  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------- support

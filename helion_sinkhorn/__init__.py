@@ -6,6 +6,7 @@ from helion_sinkhorn.mhc.boundary import hc_boundary as hc_boundary
 from helion_sinkhorn.mhc.functional import hc_coeffs as hc_coeffs
 from helion_sinkhorn.mhc.functional import hc_expand as hc_expand
 from helion_sinkhorn.mhc.functional import hc_head as hc_head
+from helion_sinkhorn.mhc.recompute import recompute_streams as recompute_streams
 from helion_sinkhorn.ops.dot_compress.api import dot_compress as dot_compress
 from helion_sinkhorn.ops.hc_mixes.api import hc_mixes as hc_mixes
 from helion_sinkhorn.ops.hc_post.api import hc_post as hc_post
@@ -38,6 +39,7 @@ __all__ = [
     "marginal_error",
     "nn",
     "plan",
+    "recompute_streams",
     "recurrent_linear_attention",
     "reference",
     "sinkhorn",

@@ -16,6 +16,7 @@ from helion_sinkhorn.runtime.checks import (
 )
 from helion_sinkhorn.runtime.streams import COMB_ORDERS, check_streams
 from helion_sinkhorn.runtime.torch_op import differentiates
+from helion_sinkhorn.runtime.updates import updated
 
 
 def hc_post(
@@ -75,7 +76,8 @@ def hc_post(
     if not plain and "torch.distributed.tensor" in sys.modules:
         torch_op.register_sharding()
     run = torch_op.HcPost.apply if differentiates(*given) else torch_op.call
-    return run(f, x, post, comb, bias, comb_order, serves)
+    streams = run(f, x, post, comb, bias, comb_order, serves)
+    return updated(streams, f, x, post, comb, bias, comb_order, implementation)
 
 
 def check_update(f, x, post, comb, bias) -> None:

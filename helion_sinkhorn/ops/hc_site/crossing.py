@@ -25,6 +25,7 @@ from helion_sinkhorn.ops.hc_split_sinkhorn.limits import beyond_kernels
 from helion_sinkhorn.runtime.checks import check_same_device, check_tensor, implementation_for
 from helion_sinkhorn.runtime.streams import check_streams
 from helion_sinkhorn.runtime.torch_op import differentiates
+from helion_sinkhorn.runtime.updates import updated
 
 Update = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 """(f, post, comb, bias) of `hc_post`."""
@@ -87,6 +88,7 @@ def crossing(
         wanted = differentiates(*[t for t in given if t is not None])
         run = boundary_op.HcBoundary.apply if wanted else boundary_op.call
         streams, *found = run(*given, *constants)
+        updated(streams, f, x, post, comb, bias, comb_order, "helion")
         return Crossing(*found[:4], streams)
     mixes = hc_mixes(
         # one stream of C entries reads as merged ones

@@ -1,0 +1,97 @@
+"""What `recompute_streams` saves: memory of a deep stack of mHC sites, for several k.
+
+    python -m benchmarks.recompute                      # 80 updates, the two sublayers of 40 layers
+    python -m benchmarks.recompute --write docs/bench/recompute.csv
+
+On a GPU or a CPU.  A sublayer is one linear map, which keeps its input: the figures are those of the residual
+path, and not of attention and MLP.  Bytes are counted storage by storage, without parameters and gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gc
+import sys
+from datetime import date
+from pathlib import Path
+
+import torch
+
+from benchmarks.jobs import commit
+from benchmarks.live_bytes import LiveBytes
+from helion_sinkhorn import hc_expand, hc_post, nn, recompute_streams
+
+N = 4
+FIELDS = "device", "torch", "commit", "date", "updates", "tokens", "hidden", "dtype", "every", "held", "peak"
+"""held, peak: bytes a token behind the forward, and at any time."""
+
+
+class Stack(torch.nn.Module):
+    """Sites of mHC around linear sublayers."""
+
+    def __init__(self, updates: int, hidden: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.sites = torch.nn.ModuleList(nn.HyperConnection(hidden, N) for _ in range(updates))
+        self.sublayers = torch.nn.ModuleList(
+            torch.nn.Linear(hidden, hidden, bias=False, dtype=dtype) for _ in range(updates)
+        )
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        x = hc_expand(h, N)
+        for site, sublayer in zip(self.sites, self.sublayers, strict=True):
+            y, post, comb, residual = site.enter(x)
+            x = hc_post(sublayer(y), residual, post, comb)
+        return x.mean(-2)
+
+
+def bytes_a_token(model: Stack, h: torch.Tensor, every: int) -> tuple[float, float]:
+    """Held behind the forward, and the most at any time."""
+    # gradients exist before, so that they are not counted
+    model(h).backward(h)
+    gc.collect()
+    with LiveBytes() as live:
+        with recompute_streams(every):
+            out = model(h)
+        held = live.held
+        out.backward(h)
+    model.zero_grad(set_to_none=False)
+    tokens = h.numel() // h.size(-1)
+    return held / tokens, live.peak / tokens
+
+
+def main(words: list[str] | None = None) -> list[dict[str, object]]:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--updates", type=int, default=80)
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--every", type=int, nargs="+", default=[1, 2, 4, 8, 16, 40])
+    parser.add_argument("--write", type=Path, metavar="FILE", help="as CSV")
+    args = parser.parse_args(words)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16
+    torch.manual_seed(0)
+    model = Stack(args.updates, args.hidden, dtype).to(device)
+    h = torch.randn(args.tokens, args.hidden, device=device, dtype=dtype)
+    rows = []
+    for every in args.every:
+        held, peak = bytes_a_token(model, h, every)
+        name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+        values = (
+            name, torch.__version__, commit(), date.today().isoformat(), args.updates, args.tokens,
+            args.hidden, "bfloat16", every, round(held), round(peak),
+        )  # fmt: skip
+        rows.append(dict(zip(FIELDS, values, strict=True)))
+        print(f"every {every:3}: {held:9.0f} bytes a token held, {peak:9.0f} at most")
+    if args.write:
+        with args.write.open("w", newline="") as file:
+            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main() else 1)

@@ -1,0 +1,146 @@
+"""recompute_streams: fewer residual streams kept for the backward, the others made again there."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from helion_sinkhorn.ops.hc_post.api import hc_post
+from helion_sinkhorn.runtime.updates import Update, observing
+
+
+@contextmanager
+def recompute_streams(every: int) -> Iterator[None]:
+    """Keep the residual streams of every k-th update for the backward, and make the others again there.
+
+        with recompute_streams(every=8):
+            loss = model(tokens)
+        loss.backward()
+    An update is a call of `hc_post` or `hc_boundary`; a layer of a transformer has two.  Streams made again
+    are those of `hc_post` of the same arguments, which are kept anyway: no sublayer runs twice.  The backward
+    makes the streams between two kept ones when it reaches the last of them, and frees each behind its use.
+    With L updates, L / every streams are kept and at most every - 1 are made again at a time, so sqrt(L) is
+    the value with the lowest peak.  The price is one more `hc_post` forward for each of the others.
+
+    Args:
+        every: k, at least 1; 1 keeps all streams.
+
+    Numerical policy: results and gradients have the bits that they have without it.
+
+    Streams that are changed in place behind their update, made inside `torch.compile`, or inside
+    `torch.utils.checkpoint` are kept as they would be without it.  With retain_graph=True what was made
+    again stays until the graph is freed.
+
+    Raises:
+        TypeError, ValueError: every is no integer of at least 1.
+        RuntimeError: in the backward, when a tensor that was saved has been changed in place since.
+
+    Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.3.2.
+    """
+    if isinstance(every, bool) or not isinstance(every, int):
+        raise TypeError(f"every is {every!r}; pass an int of at least 1")
+    if every < 1:
+        raise ValueError(f"every is {every}; pass an int of at least 1")
+    recorder = _Recorder(every)
+    hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
+    with observing(recorder.updated), hooks:
+        yield
+
+
+class _Saved:
+    """A tensor that autograd saved, or a view of streams that can be made again."""
+
+    def __init__(self, t: torch.Tensor, source: torch.Tensor | _Remade) -> None:
+        self.source, self.version = source, t._version
+        self.view = t.size(), t.stride(), t.storage_offset()
+
+    def tensor(self) -> torch.Tensor:
+        if isinstance(self.source, _Remade):
+            return self.source.streams().as_strided(*self.view)
+        if self.source._version != self.version:
+            raise RuntimeError(
+                f"a tensor of shape {tuple(self.source.shape)} was changed in place after the forward saved "
+                f"it (version {self.source._version}, saved at {self.version}); change a copy of it"
+            )
+        return self.source
+
+
+class _Remade:
+    """Streams that are not kept: their update, and the streams once the backward has made them again."""
+
+    def __init__(self, streams: torch.Tensor, x: _Saved, update: Update) -> None:
+        self.storage = StorageWeakRef(streams.untyped_storage())
+        self.version, self.dtype = streams._version, streams.dtype
+        self.x, self.made = x, None
+        self.post, self.comb = _saved(update.post), _saved(update.comb)
+        self.f, self.bias = _saved(update.f), None if update.bias is None else _saved(update.bias)
+        self.options = {"comb_order": update.comb_order, "implementation": update.implementation}
+
+    def is_view(self, t: torch.Tensor) -> bool:
+        """Whether t, in the same storage, is these streams as they were made."""
+        return t._version == self.version and t.dtype == self.dtype
+
+    def streams(self) -> torch.Tensor:
+        chain = [self]
+        while chain[-1].made is None and isinstance(before := chain[-1].x.source, _Remade):
+            chain.append(before)
+        for remade in reversed(chain):
+            if remade.made is None:
+                remade.made = remade.make()
+        return self.made
+
+    @torch.no_grad()
+    def make(self) -> torch.Tensor:
+        given = (self.f, self.x, self.post, self.comb, self.bias)
+        return hc_post(*(s if s is None else s.tensor() for s in given), **self.options)
+
+
+def _saved(t: torch.Tensor) -> _Saved:
+    # what autograd keeps must not hold the graph that keeps it
+    return _Saved(t, t.detach())
+
+
+class _Recorder:
+    """Which storages hold streams that can be made again, and what autograd saves meanwhile."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.updates, self.thread = every, 0, threading.get_ident()
+        self.known: dict[int, _Remade] = {}
+        self.recent: list[weakref.ref[_Saved]] = []
+
+    def updated(self, streams: torch.Tensor, update: Update) -> None:
+        # hooks belong to a thread; a DTensor's storage is not where its values are
+        if threading.get_ident() != self.thread or type(streams) is not torch.Tensor:
+            return
+        if not streams.requires_grad:
+            return
+        self.updates += 1
+        if self.updates % self.every:
+            remade = _Remade(streams, self.pack(update.x), update)
+            self.known[remade.storage.cdata] = remade
+            # hc_boundary saves its new streams before it announces them
+            for saved in filter(None, (reference() for reference in self.recent)):
+                if isinstance(saved.source, torch.Tensor):
+                    saved.source = self.source(saved.source)
+        self.recent.clear()
+
+    def pack(self, t: torch.Tensor) -> _Saved:
+        saved = _Saved(t, self.source(t))
+        self.recent.append(weakref.ref(saved))
+        return saved
+
+    def unpack(self, saved: _Saved) -> torch.Tensor:
+        # a backward inside the block, too, frees what it has used
+        self.known = {at: remade for at, remade in self.known.items() if not remade.storage.expired()}
+        return saved.tensor()
+
+    def source(self, t: torch.Tensor) -> torch.Tensor | _Remade:
+        """The streams of which t is a view, if they can be made again; else t."""
+        # no other storage can have the address while a weak reference is there
+        remade = self.known.get(t.untyped_storage()._cdata) if type(t) is torch.Tensor else None
+        return remade if remade is not None and remade.is_view(t) else t.detach()

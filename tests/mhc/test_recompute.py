@@ -1,0 +1,267 @@
+"""recompute_streams: the bits of every gradient stay, and the streams are not kept."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+from torch.utils.checkpoint import checkpoint
+
+from benchmarks.live_bytes import LiveBytes
+from helion_sinkhorn import hc_boundary, hc_coeffs, hc_expand, hc_post, hc_pre, nn, recompute_streams
+
+N, C = 4, 16
+
+
+class Layers(torch.nn.Module):
+    """Sites of V4's form around small sublayers; `boundary` chains them as V4.1 does."""
+
+    def __init__(self, count, boundary=False, dtype=torch.float32, sublayer=None, order="io"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.boundary, self.order = boundary, order
+        self.sites = torch.nn.ModuleList(
+            nn.HyperConnection(C, N, 3, comb_order=order, initializer_range=0.2) for _ in range(count)
+        )
+        self.sublayers = torch.nn.ModuleList(torch.nn.Linear(C, C, dtype=dtype) for _ in range(count))
+        self.head = nn.HyperHead(C, N)
+        self.bias = torch.nn.Parameter(torch.randn(C))
+        self.sublayer = sublayer or (lambda layer, y: layer(y).tanh())
+
+    def forward(self, h):
+        return self.of_boundaries(h) if self.boundary else self.of_sites(h)
+
+    def of_sites(self, h):
+        x = hc_expand(h, N)
+        for site, layer in zip(self.sites, self.sublayers, strict=True):
+            y, post, comb, residual = site.enter(x)
+            x = hc_post(self.sublayer(layer, y), residual, post, comb, self.bias, comb_order=self.order)
+        return self.head(x)
+
+    def of_boundaries(self, h):
+        first, *others = self.sites
+        x = hc_expand(h, N)
+        y, (pre, post, comb) = x[..., 0, :], hc_coeffs(x, first.fn, first.scale, first.base, 3)
+        for site, layer in zip(others, self.sublayers, strict=False):
+            f = self.sublayer(layer, y)
+            y, pre, post, comb, x = hc_boundary(f, x, post, comb, pre, site.fn, site.scale, site.base, 3)
+        return hc_pre(hc_post(self.sublayer(self.sublayers[-1], y), x, post, comb), pre)
+
+
+def gradients(model, h, every=None, backward_inside=False):
+    """The result, and the gradients of the input and of every parameter."""
+    h = h.clone().requires_grad_()
+    leaves = [h, *(p for p in model.parameters())]
+    upstream = randn(*h.shape, seed=3, dtype=h.dtype, device=h.device)
+    if every is None:
+        out = model(h)
+        found = torch.autograd.grad(out, leaves, upstream, allow_unused=True)
+    elif backward_inside:
+        with recompute_streams(every):
+            out = model(h)
+            found = torch.autograd.grad(out, leaves, upstream, allow_unused=True)
+    else:
+        with recompute_streams(every):
+            out = model(h)
+        found = torch.autograd.grad(out, leaves, upstream, allow_unused=True)
+    return out.detach(), *(torch.zeros(()) if t is None else t for t in found)
+
+
+@pytest.mark.parametrize("boundary", [False, True], ids=["sites", "boundaries"])
+@pytest.mark.parametrize("every", [1, 2, 3, 4, 100])
+def test_gradients_have_the_bits_they_have_without_it(every, boundary):
+    model, h = Layers(7, boundary), randn(2, 5, C)
+    assert_equal(gradients(model, h, every), gradients(model, h))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_bfloat16_the_other_order_of_comb_and_a_backward_inside_the_block(inside):
+    model, h = Layers(5, dtype=torch.bfloat16, order="oi"), randn(6, C, dtype=torch.bfloat16)
+    assert_equal(gradients(model, h, 3, inside), gradients(model, h))
+
+
+def remade(monkeypatch):
+    """How often streams are made again, counted in a list."""
+    import helion_sinkhorn.mhc.recompute as module
+
+    calls = []
+    monkeypatch.setattr(module, "hc_post", lambda *a, **k: calls.append(a) or hc_post(*a, **k))
+    return calls
+
+
+@pytest.mark.parametrize(("every", "again"), [(1, 0), (2, 4), (4, 6), (100, 7)])
+def test_all_but_every_kth_update_is_made_again_once(monkeypatch, every, again):
+    calls = remade(monkeypatch)
+    # the streams of the last update are an argument of the head
+    gradients(Layers(7), randn(3, C), every)
+    assert len(calls) == again
+
+
+@pytest.mark.parametrize("boundary", [False, True], ids=["sites", "boundaries"])
+def test_only_every_kth_streams_are_held_after_the_forward(boundary):
+    count, tokens = 12, 64
+    model, h = Layers(count, boundary), randn(tokens, C)
+    held = {}
+    for every in (1, 4, 6):
+        with LiveBytes() as live, recompute_streams(every):
+            out = model(h.requires_grad_())
+        held[every] = live.held
+        del out
+        gc.collect()
+    streams = tokens * N * C * 4
+    # updates 4, 8, 12 are kept of 12, or 6 and 12
+    assert held[1] - held[4] == 9 * streams
+    assert held[1] - held[6] == 10 * streams
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_the_backward_holds_one_span_at_a_time_and_frees_all(inside):
+    count, tokens, every = 16, 64, 4
+    model, h = Layers(count), randn(tokens, C).requires_grad_()
+    peaks, left = {}, {}
+    for k in (1, every):
+        with LiveBytes() as live:
+            if inside:
+                with recompute_streams(k):
+                    model(h).sum().backward()
+                    left[k] = live.held
+            else:
+                with recompute_streams(k):
+                    out = model(h)
+                out.sum().backward()
+                del out
+                left[k] = live.held
+        peaks[k] = live.peak
+        model.zero_grad()
+    streams = tokens * N * C * 4
+    # without: 16; with: 4 kept and 3 made again, and at most one of both on the way
+    assert peaks[1] - peaks[every] >= (count - count // every - every) * streams
+    assert left[every] == left[1]
+
+
+def test_streams_that_are_changed_behind_their_update_are_kept():
+    def changed(h, every):
+        x = hc_expand(h, N)
+        post, comb = randn(3, N, seed=1), randn(3, N, N, seed=2)
+        with recompute_streams(every):
+            for k in range(5):
+                x = hc_post(h * k, x, post, comb)
+                if k % 2:
+                    x = x.mul_(0.5)
+                h = h + x.square().sum(-2)
+        return torch.autograd.grad(h, leaf, torch.ones_like(h))
+
+    leaf = randn(3, C).requires_grad_()
+    assert_equal(changed(leaf, 100), changed(leaf, 1))
+
+
+def test_what_was_changed_in_place_since_raises():
+    f = randn(3, C).requires_grad_()
+    post, comb = randn(3, N, seed=1), randn(3, N, N, seed=2)
+    for victim in (post, f.data):
+        with recompute_streams(8):
+            used = victim.clone().requires_grad_()
+            given = (used * 1, post) if victim is not post else (f * 1, used * 1)
+            x = hc_post(given[0], hc_expand(f, N), given[1], comb)
+            out = x.square().sum()
+        with torch.no_grad():
+            given[1 if victim is post else 0].add_(1)
+        with pytest.raises(RuntimeError, match=r"changed in place after the forward saved it \(version 1"):
+            out.backward()
+
+
+def test_a_second_backward_and_checkpointed_sublayers():
+    model, h = Layers(6), randn(4, C)
+    expected = gradients(model, h)
+    model.sublayer = lambda layer, y: checkpoint(lambda z: layer(z).tanh(), y, use_reentrant=False)
+    assert_equal(gradients(model, h, 4), expected)
+    h.requires_grad_()
+    with recompute_streams(4):
+        out = model(h)
+    upstream = randn(*h.shape, seed=3)
+    first = torch.autograd.grad(out, h, upstream, retain_graph=True)
+    assert_equal(torch.autograd.grad(out, h, upstream), first)
+    assert_equal(first, expected[1:2])
+
+
+def test_without_a_gradient_nothing_is_recorded(monkeypatch):
+    model, h = Layers(3), randn(4, C)
+    calls = remade(monkeypatch)
+    with torch.no_grad(), recompute_streams(2):
+        found = model(h)
+    assert torch.equal(found, model(h))
+    with torch.inference_mode(), recompute_streams(2):
+        model(h)
+    assert not calls
+
+
+def test_compiled_parts_keep_what_they_kept():
+    model, h = Layers(4), randn(4, C)
+    expected = gradients(model, h)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for a, b in zip(gradients(compiled, h, 2), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_storages_that_are_used_again_are_not_taken_for_streams():
+    """Freed streams leave their memory to other tensors of the same size."""
+    h = randn(64, C).requires_grad_()
+    post, comb = randn(64, N, seed=1), randn(64, N, N, seed=2)
+
+    def run():
+        x = hc_expand(h, N)
+        total = 0.0
+        for _ in range(20):
+            x = hc_post(h, x, post, comb).tanh()
+            total = total + (x * x.sin()).sum()
+        return torch.autograd.grad(total, h)
+
+    expected = run()
+    with recompute_streams(7):
+        assert_equal(run(), expected)
+
+
+@pytest.mark.parametrize(
+    ("every", "error", "said"),
+    [(0, ValueError, "every is 0"), (-1, ValueError, "every is -1"), (True, TypeError, "every is True"),
+     (2.0, TypeError, "every is 2.0")],
+)  # fmt: skip
+def test_what_every_may_be(every, error, said):
+    with pytest.raises(error, match=f"{said}; pass an int of at least 1"), recompute_streams(every):
+        pass
+
+
+def test_the_kernel_of_a_boundary(monkeypatch):
+    """Its new streams are saved before anybody announces them."""
+    pytest.importorskip("helion", reason="helion is not installed")
+    from hc_sites import kernels_on_cpu
+
+    from helion_sinkhorn.ops.hc_post import api
+
+    kernels_on_cpu(monkeypatch)
+    monkeypatch.setattr(api, "implementation_for", lambda *asked: "helion")
+    model, h = Layers(4, boundary=True), randn(3, C)
+    expected = gradients(model, h)
+    calls = remade(monkeypatch)
+    assert_equal(gradients(model, h, 3), expected)
+    # of four updates the third is kept; the fourth is the last hc_post's, and hc_pre takes it
+    assert len(calls) == 3
+    held = {}
+    for every in (1, 3):
+        with LiveBytes() as live, recompute_streams(every):
+            out = model(h.requires_grad_())
+        held[every] = live.held
+        del out
+        gc.collect()
+    assert held[1] - held[3] == 3 * h.numel() * N * 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("boundary", [False, True], ids=["sites", "boundaries"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_have_the_bits_they_have_without_it_on_a_gpu(dtype, boundary):
+    """A boundary's kernel and hc_post's make the same streams."""
+    model, h = Layers(7, boundary, dtype).to("cuda"), randn(300, C, dtype=dtype, device="cuda")
+    assert_equal(gradients(model, h, 3), gradients(model, h))
