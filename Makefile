@@ -127,9 +127,9 @@ docs-numbers: $(VENV)/.ready ## the numbers of README and docs from the files th
 sanitize: $(VENV)/.ready ## compute-sanitizer over the kernels: an NVIDIA GPU and the CUDA toolkit
 	$(RUN) -m ci.sanitize $(ARGS)
 
-# 23 minutes on 2 cores; ARGS="--only h200 mi350": 6, defaults for two of the architectures
+# 20 minutes on 2 cores; ARGS="--only h200 mi350" half of it, ARGS=--all hours
 machine-terms: export OMP_NUM_THREADS ?= 1
-machine-terms: $(VENV)/.ready ## machine code of every committed config, compiled on this CPU, against ci/machine_terms.txt
+machine-terms: $(VENV)/.ready ## machine code of every kernel, compiled on this CPU, against ci/machine_terms.txt
 	$(RUN) -m ci.machine_terms $(ARGS)
 
 machine-versions: export OMP_NUM_THREADS ?= 1

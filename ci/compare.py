@@ -137,16 +137,17 @@ def conditions(artefact: Artefact) -> str:
 
 
 def picture(artefacts: dict[str, Artefact], path: Path) -> None:
-    """Worst error of every device and modelled vendor in units of the budget, values above gradients."""
+    """Worst error of every device and modelled vendor in units of the budget, values beside gradients."""
     everything = compared(artefacts)
-    parts = [[pair for pair in everything if bool(GRADIENT.search(pair[1])) is of] for of in (False, True)]
-    figure, axes = plt.subplots(2, 1, figsize=(11, 10), layout="constrained")
-    for axis, part, of in zip(axes, parts, ("values", "gradients"), strict=True):
-        names = list(dict.fromkeys(name for name, _ in part))
-        place = np.arange(len(names))
+    names = list(dict.fromkeys(name for name, _ in everything))
+    place = np.arange(len(names))
+    figure, axes = plt.subplots(1, 2, figsize=(9, 1 + 0.13 * len(names)), sharey=True, layout="constrained")
+    first = next(iter(artefacts.values()))["workloads"]
+    for axis, of in zip(axes, ("values", "gradients"), strict=True):
+        part = [pair for pair in everything if bool(GRADIENT.search(pair[1])) is (of == "gradients")]
 
-        def largest(found: Callable[..., dict | None], part=part, names=names) -> list[float]:
-            """The largest value of each workload."""
+        def largest(found: Callable[..., dict | None], part=part) -> list[float]:
+            """The largest value of each workload; NaN where it has none."""
             worst = {
                 name: [r["worst"] for n, q in part if n == name and (r := found(n, q))] for name in names
             }
@@ -154,19 +155,21 @@ def picture(artefacts: dict[str, Artefact], path: Path) -> None:
 
         for k, (device, artefact) in enumerate(artefacts.items()):
             width = 0.8 / len(artefacts)
-            heights = largest(lambda n, q, artefact=artefact: served(artefact, n, q))
-            axis.bar(place - 0.4 + (k + 0.5) * width, heights, width, label=device)
-        first = next(iter(artefacts.values()))["workloads"]
-        for vendor, mark in (("nvidia", "_"), ("amd", "x")):
+            lengths = largest(lambda n, q, artefact=artefact: served(artefact, n, q))
+            axis.barh(place - 0.4 + (k + 0.5) * width, lengths, width, label=device)
+        for vendor, mark in (("nvidia", "|"), ("amd", "x")):
             models = {n: record.get("model", {}).get(vendor, {}) for n, record in first.items()}
-            heights = largest(lambda n, q, models=models: models.get(n, {}).get(q))
-            axis.plot(place, heights, mark, color="black", label=f"{vendor}, modelled")
-        axis.axhline(1.0, color="red", linewidth=1)
-        axis.set_ylabel(f"{of}: largest error / budget")
-        axis.set_ylim(bottom=0)
-        axis.set_xticks(place, names, rotation=60, ha="right")
-    axes[0].legend()
-    figure.savefig(path, dpi=150)
+            lengths = largest(lambda n, q, models=models: models.get(n, {}).get(q))
+            axis.plot(lengths, place, mark, color="black", markersize=4, label=f"{vendor}, modelled")
+        axis.axvline(1.0, color="red", linewidth=1)
+        axis.set_xlabel(f"{of}: largest error / budget")
+        axis.set_xlim(left=0)
+        axis.tick_params("y", labelsize=7)
+        axis.margins(y=0.005)
+    axes[0].set_yticks(place, names)
+    axes[0].invert_yaxis()
+    axes[0].legend(loc="center right", fontsize=8)
+    figure.savefig(path, dpi=90)
     plt.close(figure)
 
 

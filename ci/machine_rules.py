@@ -16,6 +16,8 @@ Rule = Callable[[Binary], Iterator[str]]
 
 RECIPROCAL = {"nvidia": "rcp.approx.ftz.f32", "amd": "v_rcp_f32"}
 """runtime.device_math.reciprocal: one instruction, 1 ulp."""
+NORM = re.compile(r"(div\.full|sqrt\.rn)\.f32|v_(div_\w+|rcp|rsq|sqrt)_f32")
+"""Square root and division of a norm of streams, once a token, with the accuracy of their instructions."""
 OF_INTEGERS = {"v_rcp_iflag_f32"}
 """The estimate from which AMD's code divides one index by another, exactly."""
 FUNCTIONS = {"ex2.approx.ftz.f32", "v_exp_f32", "v_log_f32"}
@@ -30,6 +32,8 @@ WIDENING = re.compile(
     r"cvt\.f32\.(bf16|f16)|(add|sub|fma)\.rn\.f32\.(bf16|f16)|v_cvt_f32_(bf16|f16)|v_fma_mix_f32"
 )
 """From 16 bits to float32, by itself or on the way into a sum."""
+SELECTING = re.compile(r"v_pk_(max|min|maximum3|minimum3)_f16")
+"""The larger of two 16-bit numbers, which rounds nothing."""
 MATRIX = re.compile(r"(wgmma\.)?mma\w*\.\S*\.f32\.|tcgen05\.mma|v_mfma_f32_")
 """Matrix instructions that add up in float32."""
 PARTS = {"cvt.rna.tf32.f32", "cvt.rn.bf16.f32", "cvt.rn.bf16x2.f32"}
@@ -60,12 +64,15 @@ SPILL_BYTES = {
     ("sm100", "linear_attention_walk o 8x16"): 8,
     # gates: two tiles of 64 x 64 for each side of a state and six levels, float32 operands in three parts
     ("sm90", "linear_attention_gates"): 2232,
-    ("gfx942", "linear_attention_gates"): 476,
+    ("sm100", "linear_attention_gates"): 1048,
+    ("gfx942", "linear_attention_gates"): 568,
     ("gfx950", "linear_attention_gates"): 120,
     # four old streams, a new one, 24 coefficients and the sums of 64 tokens by 32 columns, in four warps
     # (under Triton 3.6 they spill nothing, and eight warps take twice the time)
     ("sm90", "hc_boundary_forward"): 104,
     ("sm100", "hc_boundary_forward"): 72,
+    # float16 operands in two TF32 parts each, where bfloat16 ones are one number
+    ("sm90", "hc_mixes_backward float16"): 56,
     # chunks: two ways to take pairs in one program, one of them for gates that decay fast, and float32
     # operands in three parts; a program of one way would leave the other to a second launch
     # (scores of float32 operands: four warps are 2.2 times as fast as eight, which spill half as much)
@@ -74,9 +81,9 @@ SPILL_BYTES = {
     ("sm90", "linear_attention_chunk_gradients"): 2328,
     ("sm100", "linear_attention_chunk_scores"): 120,
     ("sm100", "linear_attention_chunk_gradients"): 800,
-    ("gfx942", "linear_attention_chunk_gradients"): 312,
+    ("gfx942", "linear_attention_chunk_gradients"): 708,
     ("gfx950", "linear_attention_chunk_walk"): 20,
-    ("gfx950", "linear_attention_chunk_gradients"): 360,
+    ("gfx950", "linear_attention_chunk_gradients"): 552,
 }
 """Stack that a thread may have under Triton 3.9, by architecture and words of a program; none elsewhere."""
 
@@ -101,13 +108,14 @@ def allowed_parts(binary: Binary) -> set[str]:
 
 
 def reciprocal(binary: Binary) -> Iterator[str]:
-    """Every inverse is the pinned reciprocal of one instruction, and what normalises has it."""
+    """Every inverse but a norm's is the pinned one-instruction reciprocal; kernels that normalise have it."""
     pinned = {RECIPROCAL[vendor(binary)]}
     found = named(binary, r"^(div|rcp|r?sqrt)\.|^v_(div|rcp|rsq|sqrt)_") - OF_INTEGERS
-    yield from sorted(found - pinned)
+    of_norm = {op for op in found if NORM.fullmatch(op)} if has(binary, "norms") else set()
+    yield from sorted(found - pinned - of_norm)
     if has(binary, "normalises") and not pinned <= found:
         yield f"no {RECIPROCAL[vendor(binary)]}"
-    if binary.counts.get("division step"):
+    if binary.counts.get("division step") and not has(binary, "norms"):
         yield f"{binary.counts['division step']} steps of a division"
 
 
@@ -117,7 +125,7 @@ def functions(binary: Binary) -> Iterator[str]:
 
 
 def subnormals(binary: Binary) -> Iterator[str]:
-    """Subnormals are kept, but for NVIDIA's reciprocal, its exponential and the inside of its logarithm."""
+    """Subnormals are kept, except in NVIDIA's reciprocal, its exponential and inside its logarithm."""
     flushing = named(binary, r"\.ftz\b") - FUNCTIONS - {RECIPROCAL["nvidia"]}
     if binary.operations.keys() >= LOGARITHM:
         flushing -= LOGARITHM
@@ -126,7 +134,7 @@ def subnormals(binary: Binary) -> Iterator[str]:
 
 
 def rounding(binary: Binary) -> Iterator[str]:
-    """Every rounding is to the nearest, ties to even, but of TF32 parts, which add up to their number."""
+    """Every rounding is to nearest even, except that of TF32 parts, which add up to their number."""
     found = named(binary, r"\.(rz|rm|rp|rna|rs)\b|_(pkrtz|pknorm|rpi|flr|sr)_")
     yield from sorted(found - allowed_parts(binary))
     yield from (f"{k} {v}" for k, v in binary.modes.items() if "round_mode" in k and v != 0)
@@ -135,22 +143,23 @@ def rounding(binary: Binary) -> Iterator[str]:
 def precision(binary: Binary) -> Iterator[str]:
     """Everything is computed in float32; only arguments are widened to it and results rounded from it."""
     for op in sorted(named(binary, r"f16|f64|tf32|^v_add3_u32$") - allowed_parts(binary)):
-        if not (NARROWING.fullmatch(op) or WIDENING.fullmatch(op) or MATRIX.match(op)):
+        exact = WIDENING.fullmatch(op) or SELECTING.fullmatch(op)
+        if not (exact or NARROWING.fullmatch(op) or MATRIX.match(op)):
             yield op
 
 
 def conversion(binary: Binary) -> Iterator[str]:
-    """What normalises rounds a 16-bit result by a conversion; a float32 program has none but for parts."""
+    """Kernels that normalise round 16-bit results by a conversion; float32 ones convert only parts."""
     dtype = binary.job.call.dtype
     narrowing = sorted(op for op in binary.operations if NARROWING.fullmatch(op))
     if dtype == "float32":
         yield from sorted(set(narrowing) - allowed_parts(binary))
-    elif has(binary, "normalises") and not narrowing:
+    elif has(binary, "normalises") and not has(binary, "returns float32") and not narrowing:
         yield f"nothing rounds to {dtype}"
 
 
 def fusion(binary: Binary) -> Iterator[str]:
-    """Compilers fuse products into sums, as every launch asks them to."""
+    """Compilers fuse products into sums; every launch asks for it."""
     if binary.modes.get("enable_fp_fusion") != 1:
         yield "enable_fp_fusion is off"
 
@@ -174,13 +183,13 @@ def waits(binary: Binary) -> Iterator[str]:
 
 
 def matrix(binary: Binary) -> Iterator[str]:
-    """No matrix instruction in what normalises: NVIDIA's truncate what they add up."""
+    """Kernels that normalise have no matrix instruction: NVIDIA's truncate what they add up."""
     if has(binary, "normalises") and binary.counts.get("matrix"):
         yield f"{binary.counts['matrix']} matrix instructions"
 
 
 def spills(binary: Binary) -> Iterator[str]:
-    """A default config keeps everything in registers, but for those of SPILL_BYTES."""
+    """A default config keeps everything in registers, except those in SPILL_BYTES."""
     # what was measured was chosen with what it spills; machine_versions judges stored configs that were not
     if not binary.job.choice.stored:
         yield from unallowed_spills(binary)
@@ -208,7 +217,7 @@ def launch(binary: Binary) -> Iterator[str]:
 
 
 def vectors(binary: Binary) -> Iterator[str]:
-    """Rows of 16 bytes and more of a matrix move 128 bits at a time, all where threads own whole matrices."""
+    """Rows of 16 bytes and more of a matrix move 128 bits at a time; threads with whole ones move no less."""
     if not has(binary, "normalises"):
         return
     call, packed = binary.job.call, owns_whole_matrices(binary.job)
@@ -219,7 +228,9 @@ def vectors(binary: Binary) -> Iterator[str]:
     for kind in ("load", "store"):
         widths = {access for access in binary.accesses if access.startswith(kind)}
         wide = f"{kind} 128"
-        if wide not in widths or (packed and widths != {wide}):
+        # gates, scales and bases beside the matrices are smaller
+        alone = packed and not has(binary, "gates")
+        if wide not in widths or (alone and widths != {wide}):
             yield ", ".join(sorted(widths)) or f"no {kind}"
 
 

@@ -1,9 +1,11 @@
-"""Machine code of every committed kernel and config: python -m ci.machine_terms [--write] [--only TAG ...]
+"""Machine code of the committed kernels and configs: python -m ci.machine_terms [--all] [--write]
 
-Compiles, on a CPU, the default config of each kernel for the workloads tagged `ci` and `implicit` for four
-devices, and every config of tuning_cache/ for its own.  Each program must obey machine_rules.RULES and be
-what machine_terms.txt says, registers and large counts about so.  Prints broken rules and the difference;
---write records what was found, keeping numbers that still hold.  The exit status is the verdict.
+Compiles, on a CPU, the default config of each kernel for four devices, for its first workload of each dtype
+and form among those tagged `ci` and `implicit`.  Each program must obey machine_rules.RULES and be what
+machine_terms.txt says, registers and large counts about so.  --all compiles the default configs of all these
+workloads too, and every config of tuning_cache/ for its own device; the rules alone judge those.  Prints
+broken rules and the difference; --write records what was found, keeping numbers that still hold.  The exit
+status is the verdict.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ PLAIN = re.compile(
 )
 """Operations that every program has; the others are named with each."""
 HEAD = """\
-Every committed kernel and config as machine code: compiled on a CPU, not run.  `make machine-terms`
+The default config of every kernel as machine code: compiled on a CPU, not run.  `make machine-terms`
 compares, `make machine-terms ARGS=--write` writes; docs/accuracy.md, Level 1, says how to read this.
 ~ is give or take 8 registers, a tenth of a count.
 """
@@ -50,7 +52,7 @@ compares, `make machine-terms ARGS=--write` writes; docs/accuracy.md, Level 1, s
 
 @dataclass
 class Terms:
-    """What machine_terms.txt holds.  A tag is one of TARGETS, or a device and "-tuned" for tuning_cache/."""
+    """What machine_terms.txt holds.  A tag is one of TARGETS."""
 
     versions: str = ""
     programs: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -75,20 +77,6 @@ class Terms:
 # ------------------------------------------------------------------------------------------- programs
 
 
-UNRECORDED = frozenset({
-    "sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history", "linear_attention_walk",
-    "linear_attention_gates", "linear_attention_chunk_scores", "linear_attention_chunk_walk",
-    "linear_attention_chunk_gradients", "dot_compress_product", "dot_compress_apply", "dot_compress_expand",
-    "sinkhorn_implicit_cg", "hc_split_sinkhorn_forward", "hc_split_sinkhorn_reduced",
-    "hc_split_sinkhorn_backward", "hc_mixes_split", "hc_mixes_partials", "hc_mixes_reduce",
-    "hc_mixes_upstream", "hc_mixes_backward", "hc_pre_forward", "hc_pre_backward", "hc_post_forward",
-    "hc_post_backward", "hc_site_weights", "hc_site_backward", "hc_boundary_forward",
-})  # fmt: skip
-"""Kernels whose source is newer than the file, which lacks some of their programs until the next
-`make machine-terms ARGS="--write --new"` (473 programs, about 40 minutes on 2 cores); then
-this set is empty again."""
-
-
 def default_jobs(device: Device) -> list[Job]:
     """The default config of every kernel that a workload of CI's runs, each program once."""
     workloads = (*tagged("ci", object), *tagged("implicit", object))
@@ -96,8 +84,21 @@ def default_jobs(device: Device) -> list[Job]:
     return [Job(call, default_choice(KERNELS[kernel], call, device)) for kernel, call in calls]
 
 
+def sample(jobs: Iterable[Job]) -> list[Job]:
+    """The first program of each kernel, dtype and form: what the file describes."""
+    first: dict[tuple[str, ...], Job] = {}
+    for job in jobs:
+        first.setdefault((job.choice.kernel, job.call.dtype, getattr(job.call, "form", "")), job)
+    return list(first.values())
+
+
+def recorded_programs() -> dict[tuple[str, str], Job]:
+    """What the file has to describe."""
+    return {key(tag, job): job for tag in TARGETS for job in sample(default_jobs(DEVICES[tag]))}
+
+
 def sections() -> dict[str, tuple[str, list[Job]]]:
-    """tag -> (device, programs)."""
+    """tag -> (device, programs), all of them."""
     shipped = store.folders()[-1]
     tuned = {key: jobs for key in DEVICES if (jobs := cache.jobs(shipped, key))}
     return {
@@ -214,10 +215,11 @@ def difference(recorded: Terms, found: Terms) -> str:
 
 
 def main() -> int:
-    every = sections()
+    every, described_there = sections(), recorded_programs()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--all", action="store_true", help=f"judge programs too that {FILE.name} leaves out")
     parser.add_argument("--write", action="store_true", help=f"record what was found in {FILE.name}")
     parser.add_argument("--new", action="store_true", help=f"compile only programs that {FILE.name} lacks")
     parser.add_argument("--only", nargs="+", choices=every, default=list(every), metavar="TAG",
@@ -230,16 +232,18 @@ def main() -> int:
     for tag in options.only:
         begin = time.monotonic()
         device, jobs = every[tag]
-        jobs = [job for job in jobs if key(tag, job) not in found.programs]
-        binaries = compile_for(device, jobs, workers=options.workers)
-        found |= terms(tag, binaries, recorded)
+        wanted = jobs if options.all else [job for job in jobs if key(tag, job) in described_there]
+        wanted = [job for job in wanted if key(tag, job) not in found.programs]
+        if not wanted:
+            continue
+        binaries = compile_for(device, wanted, workers=options.workers)
+        found |= terms(tag, [b for b in binaries if key(tag, b.job) in described_there], recorded)
         for binary in binaries:
             for what in machine_rules.broken(binary):
                 broken += 1
                 print(*key(tag, binary.job), what, sep=": ")
-        print(f"{tag}: {len(jobs)} programs in {time.monotonic() - begin:.0f} s", flush=True)
-    committed = {key(tag, job) for tag, (_, jobs) in every.items() for job in jobs}
-    found.programs = {k: v for k, v in found.programs.items() if k in committed}
+        print(f"{tag}: {len(wanted)} programs in {time.monotonic() - begin:.0f} s", flush=True)
+    found.programs = {k: v for k, v in found.programs.items() if k in described_there}
     if options.write:
         FILE.write_text(text(found))
         return int(broken > 0)

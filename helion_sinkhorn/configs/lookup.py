@@ -55,7 +55,9 @@ def nearest(entries: tuple[store.Entry, ...], batch: int) -> store.Entry | None:
 
 @functools.lru_cache(maxsize=4096)
 def lookup(device: Device, kernel: str, key: store.Key, batch: int) -> store.Entry | None:
-    """User's folder, then this device, then its family; None when only the kernel's default is left.
+    """The entry of a call, or None where only the kernel's default is left.
+
+    The device's own file comes first, the user's folder before the package's, then those of its family.
 
     Args:
         device: whose configs.

@@ -52,7 +52,8 @@ class Kernel:
     products: str = "ieee"
     """How NVIDIA multiplies float32 matrices: "ieee", or "tf32x3", three products of parts, to 2^-21."""
     traits: frozenset[str] = frozenset()
-    """What checks of machine code ask: "normalises" matrices by reciprocals, "splits" numbers into parts."""
+    """What checks of machine code ask: "normalises" matrices by reciprocals, has "gates" beside them,
+    "returns float32" whatever the dtype, takes "norms" of streams, "splits" numbers into parts."""
 
 
 def default_choice(kernel: Kernel, call: Any, device: Device) -> Choice:

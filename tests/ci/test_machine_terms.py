@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from ci import machine_rules, machine_terms
+from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine import compiler
 from helion_sinkhorn.machine.binary import Binary, Job
 from helion_sinkhorn.machine.listing import amd_facts, assembly_behind_matrix, nvidia_facts
+from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice
@@ -360,6 +362,9 @@ def run(monkeypatch, tmp_path, capsys):
     programs = {"h200": ("h200", [job(), job("bfloat16")])}
     monkeypatch.setattr(machine_terms, "FILE", tmp_path / "machine_terms.txt")
     monkeypatch.setattr(machine_terms, "sections", lambda: programs)
+    monkeypatch.setattr(machine_terms, "recorded_programs", lambda: {
+        machine_terms.key("h200", job): job for job in script.programs if job.call.dtype != "left out"
+    })  # fmt: skip
 
     def script(*arguments: str, **changes: object) -> tuple[int, str]:
         def compiled(device, jobs, workers):
@@ -389,6 +394,27 @@ def test_the_exit_status_is_the_verdict(run):
     assert run("--write", occupancy=3)[0] == 1
 
 
+def test_all_judges_what_the_file_leaves_out_by_the_rules_alone(run):
+    run("--write")
+    before = machine_terms.FILE.read_text()
+    run.programs.append(job("left out"))
+    assert run() == (0, "h200: 2 programs in 0 s\nmachine_terms.txt says the same\n")
+    assert run("--all") == (0, "h200: 3 programs in 0 s\nmachine_terms.txt says the same\n")
+    status, output = run("--all", "--new", occupancy=3)
+    assert status == 1
+    assert "left out" in output
+    assert "3 warps on a compute unit" in output
+    run("--all", "--write")
+    assert machine_terms.FILE.read_text() == before
+
+
+def test_the_sample_is_the_first_program_of_each_kernel_dtype_and_form():
+    calls = [SinkhornCall(form, 1, dtype, n, n, 20) for n in (4, 8) for form in (True, False)
+             for dtype in ("float32", "bfloat16")]  # fmt: skip
+    jobs = [Job(c, Choice(k, (), (), "")) for c in calls for k in ("sinkhorn_forward", "sinkhorn_backward")]
+    assert machine_terms.sample(jobs) == jobs[:8]
+
+
 def test_writing_compiles_what_is_new_and_drops_what_is_gone(run):
     run("--write")
     gone = run.programs.pop(0)
@@ -407,12 +433,9 @@ def test_the_file_is_as_it_is_written_and_names_every_program():
     written = machine_terms.FILE.read_text()
     recorded = machine_terms.parsed(written)
     assert machine_terms.text(recorded) == written
-    expected = {
-        machine_terms.key(tag, job) for tag, (_, jobs) in machine_terms.sections().items() for job in jobs
-    }
-    missing = expected - recorded.programs.keys()
-    assert recorded.programs.keys() <= expected, "run `make machine-terms ARGS='--write --new'`"
-    assert {name.split()[0] for name, _ in missing} <= machine_terms.UNRECORDED
+    expected = machine_terms.recorded_programs()
+    assert recorded.programs.keys() == expected.keys(), "run `make machine-terms ARGS='--write --new'`"
+    assert {job.choice.kernel for job in expected.values()} == KERNELS.keys()
 
 
 def test_the_file_is_of_the_tested_versions():
@@ -426,9 +449,8 @@ def test_one_program_is_what_the_file_says(compile_for):
     recorded = machine_terms.parsed(machine_terms.FILE.read_text())
     if machine_terms.versions() != recorded.versions:
         pytest.skip(f"the file is of {recorded.versions}, here is {machine_terms.versions()}")
-    device, jobs = machine_terms.sections()["h200"]
-    job = next(job for job in jobs if machine_terms.key("h200", job) in recorded.programs)
-    (binary,) = compile_for(device, [job])
+    job = machine_terms.sample(machine_terms.default_jobs(DEVICES["h200"]))[0]
+    (binary,) = compile_for("h200", [job])
     assert machine_rules.broken(binary) == []
     name = machine_terms.key("h200", binary.job)
     assert machine_terms.described(binary, recorded.programs[name]) == recorded.programs[name]

@@ -29,13 +29,13 @@ SPLIT, PARTIALS, REDUCE = "hc_mixes_split", "hc_mixes_partials", "hc_mixes_reduc
 UPSTREAM, BACKWARD = "hc_mixes_upstream", "hc_mixes_backward"
 BODIES = "helion_sinkhorn.ops.hc_mixes.kernels"
 KERNELS = {
-    name: Kernel(name, f"{BODIES}:{name}", MixesCall, default, space, traits=frozenset({"splits"}))
-    for name, default, space in (
-        ("hc_mixes_split", split_default, split_space),
-        ("hc_mixes_partials", partials_default, partials_space),
-        ("hc_mixes_reduce", reduce_default, reduce_space),
-        (UPSTREAM, reduce_default, reduce_space),
-        (BACKWARD, backward_default, backward_space),
+    name: Kernel(name, f"{BODIES}:{name}", MixesCall, default, space, traits=frozenset({trait}))
+    for name, default, space, trait in (
+        ("hc_mixes_split", split_default, split_space, "splits"),
+        ("hc_mixes_partials", partials_default, partials_space, "splits"),
+        ("hc_mixes_reduce", reduce_default, reduce_space, "norms"),
+        (UPSTREAM, reduce_default, reduce_space, "splits"),
+        (BACKWARD, backward_default, backward_space, "splits"),
     )
 }
 SHARE = 64

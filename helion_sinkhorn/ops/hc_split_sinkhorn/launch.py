@@ -29,12 +29,14 @@ FORWARD, BACKWARD = "hc_split_sinkhorn_forward", "hc_split_sinkhorn_backward"
 REDUCED = "hc_split_sinkhorn_reduced"
 BODIES = "helion_sinkhorn.ops.hc_split_sinkhorn.kernels"
 KERNELS = {
-    name: Kernel(name, f"{BODIES}:{body}", HcCall, default, space, traits=frozenset({"normalises"}))
-    for name, body, default, space in (
-        (FORWARD, FORWARD, forward_default, forward_space),
+    name: Kernel(
+        name, f"{BODIES}:{body}", HcCall, default, space, traits=frozenset({"normalises", "gates", *traits})
+    )
+    for name, body, default, space, traits in (
+        (FORWARD, FORWARD, forward_default, forward_space, ("returns float32",)),
         # the same with partial sums for mixes: more to load, so other configs may be the best
-        (REDUCED, FORWARD, forward_default, forward_space),
-        (BACKWARD, BACKWARD, backward_default, backward_space),
+        (REDUCED, FORWARD, forward_default, forward_space, ("returns float32", "norms")),
+        (BACKWARD, BACKWARD, backward_default, backward_space, ()),
     )
 }
 NO_NORM = 0, 0, 0, False, 0, 0.0, False

@@ -158,8 +158,8 @@ def error_budget(
 
     Five standard deviations of the results of `scaling_form` with random rounding errors, plus half a
     unit in the last place of the output type.  For P the deviation is relative, an entry's own but at
-    least its matrix's mean weighted by P; for dX it is the largest of the matrix, since entries of a
-    gradient cancel.
+    least its matrix's root mean square weighted by P; for dX it is the largest of the matrix, since entries
+    of a gradient cancel.
 
     Args:
         x, dy: logits and upstream gradients, (..., n, m).

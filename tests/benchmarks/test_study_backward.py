@@ -1,0 +1,34 @@
+"""docs/backward.md shows the errors of the present gradients, not those of kernels before them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="needs the bench extra, which make installs")
+
+from benchmarks.sinkhorn import study_backward as study
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "backward.md"
+LOGITS = *map(str, study.SCALES), "identity-like"
+
+
+def shown(n: int, n_iters: int, method: str) -> list[float]:
+    """The median errors that the page has for a method, in the order of LOGITS."""
+    section = PAGE.read_text().split(f"\nn = {n}, T = {n_iters}\n")[1]
+    (row,) = re.findall(rf"^\| {method} \|(.*)\|$", section.split("\nn = ")[0].split("\n### ")[0], re.M)
+    return [float(cell.split(",")[0]) for cell in row.split("|")]
+
+
+@pytest.mark.parametrize("method", ["exact", "corrected cg", "P frozen"])
+@pytest.mark.parametrize(("n", "n_iters"), [(4, 5), (4, 20), (16, 20)])
+def test_the_page_has_the_errors_of_today(n, n_iters, method):
+    """Within a factor of 4: the last digits are those of the machine that made the page."""
+    for name, before in zip(LOGITS, shown(n, n_iters, method), strict=True):
+        x = study.logits_of(name, n)
+        dy = study.make_cotangents(x)
+        p, expected = study.truth(x, dy, n_iters)
+        found = float(study.relative(study.METHODS[method](x, p.float(), dy, n_iters), expected).median())
+        assert before / 4 <= found <= 4 * before, f"{name}: {found:.0e}, the page has {before:.0e}"
