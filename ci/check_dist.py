@@ -2,13 +2,15 @@
 
 python ci/check_dist.py dist [--wheels FOLDER]; standard library only.
 
-The demo and the examples come from the source distribution, which is unpacked beside the environment.
+The demo and the examples come from the source distribution, which is unpacked beside the environment; the
+package itself does not, so that what runs is the wheel.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -32,12 +34,12 @@ WORKLOAD = "deepseek_4x4_fp32_b128"
 
 
 def uses(source: Path) -> list[list[str]]:
-    """What is run with the new environment's Python, in an empty folder."""
+    """What is run with the new environment's Python, in a folder that holds the benchmarks alone."""
     command = ["-m", "helion_sinkhorn"]
     tune = ["tune", "--device", "h200", "--offline", "--kernel", "sinkhorn_forward", "--only", WORKLOAD]
     return [
         ["-c", HOLDS],
-        [str(source / "benchmarks" / "demo.py"), "--tokens", "256", "--no-compile"],
+        ["-m", "benchmarks.demo", "--tokens", "256", "--no-compile"],
         [str(source / "examples" / "matching.py"), "--steps", "20"],
         [*command, "show", "--device", "h200", "--only", WORKLOAD],
         [*command, "tune", "--help"],
@@ -59,7 +61,7 @@ def check(dist: Path, wheels: str | None) -> None:
         offline = ["--no-index", "--find-links", str(Path(wheels).resolve())] if wheels else []
         install = ["-m", "pip", "install", "--quiet", *offline, "-c", str(source / "constraints.txt")]
         empty = place / "empty"
-        empty.mkdir()
+        shutil.copytree(source / "benchmarks", empty / "benchmarks")
         for words in [[*install, f"{wheel.resolve()}[cpu-codegen,bench]"], *uses(source)]:
             print(
                 "$ python", " ".join(words).replace(folder, ".") if words[0] != "-c" else "-c ...", flush=True

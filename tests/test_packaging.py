@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -178,3 +179,16 @@ def test_borrowed_packages_come_after_the_environment_s_own(tmp_path):
     (own / "both.py").write_text("owner = 'environment'")
     code = "import only_theirs, both; print(both.owner)"
     assert output([folder / "bin" / "python", "-c", code]).strip() == "environment"
+
+
+def test_what_a_built_distribution_is_tried_with_runs_without_the_checkout(tmp_path):
+    """ci/check_dist.py, but for the wheel: the demo and the examples from a folder of benchmarks alone."""
+    spec = importlib.util.spec_from_file_location("check_dist", ROOT / "ci" / "check_dist.py")
+    check_dist = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(check_dist)
+    shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks")
+    tried = [words for words in check_dist.uses(ROOT) if words[0] not in ("-c",)]
+    programs = {tuple(words[:2] if words[0] == "-m" else words[:1]) for words in tried}
+    assert ("-m", "benchmarks.demo") in programs
+    for words in programs:
+        assert "usage: " in output([sys.executable, *words, "--help"], cwd=tmp_path)

@@ -136,3 +136,26 @@ def test_the_iteration_count_has_the_names_that_the_page_lists():
     assert {parameter for _, parameter in found} == set(re.findall(r"`(\w*iters)`", page))
     others = {name for name, parameter in found if parameter != "n_iters"}
     assert others == set(re.findall(r"`(?:nn\.)?(\w+)`", page)) - {p for _, p in found}
+
+
+def described(docstring: str) -> list[str]:
+    """What stands before the colons of an Args section; the API reference takes each for one parameter."""
+    section = re.search(r"^( *)Args:(.*?)(?=^\1\S|\Z)", docstring, re.S | re.M)
+    if not section:
+        return []
+    indent = len(section[1]) + 4
+    return re.findall(rf"^ {{{indent}}}(\S.*?):", section[2], re.M)
+
+
+PUBLIC = {n: getattr(helion_sinkhorn, n) for n in helion_sinkhorn.__all__ if n not in ("nn", "reference")}
+PUBLIC |= {n: c for n, c in vars(helion_sinkhorn.nn).items() if n[0].isupper()}
+
+
+LIKE_ANOTHER = {"Plan", "Reduce", "plan", "HyperBoundary", "Sinkhorn"}
+"""Whose arguments another docstring, or those of the fields, describe."""
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC.keys() - LIKE_ANOTHER))
+def test_a_docstring_describes_each_argument(name):
+    public = PUBLIC[name]
+    assert set(described(inspect.cleandoc(public.__doc__))) == set(inspect.signature(public).parameters)

@@ -46,8 +46,18 @@ def hc_boundary(
         post: (..., n).
         comb: (..., n, n).
         pre_next: (..., n), any floating dtype, or None.
-        fn, scale, base, sinkhorn_iters, eps, norm_eps, norm_weight, post_mult, pre_eps, post_eps, precision,
-            eps_outside: of the next site, as `hc_site` has them.
+        fn: (n^2 + 2n, n C), the projection of the next site; so are the following, as in `hc_site`.
+        scale: (3,).
+        base: (n^2 + 2n,).
+        sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`.
+        eps: of Sinkhorn's softmax and denominators, and added to pre; 0 or at least 1e-12.
+        norm_eps: added to the mean square under the root, as in `hc_mixes`.
+        norm_weight: (n C,), weight of the norm, or None for 1.
+        post_mult: factor of post, as in `hc_split_sinkhorn`.
+        pre_eps: added to pre; None for eps.
+        post_eps: added to post.
+        precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
+        eps_outside: add norm_eps to the root and not under it.
         bias: (C,), added to f.
         comb_order: of comb and of the next one.
         implementation: "auto", "helion" or "pytorch".

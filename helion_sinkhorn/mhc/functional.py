@@ -69,8 +69,16 @@ def hc_coeffs(
         fn: (n^2 + 2n, n C), any floating dtype, the projection.
         scale: (3,), for pre, post and comb.
         base: (n^2 + 2n,).
-        sinkhorn_iters, eps, post_mult, pre_eps, post_eps, comb_order: as `hc_split_sinkhorn` has them.
-        norm_eps, norm_weight, precision, eps_outside: as `hc_mixes` has them.
+        sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`.
+        eps: of Sinkhorn's softmax and denominators, and added to pre; 0 or at least 1e-12.
+        norm_eps: added to the mean square under the root, as in `hc_mixes`.
+        norm_weight: (n C,), weight of the norm, or None for 1.
+        post_mult: factor of post, as in `hc_split_sinkhorn`.
+        pre_eps: added to pre; None for eps.
+        post_eps: added to post.
+        comb_order: "io" for comb[input stream, output stream], "oi" for its transpose.
+        precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
+        eps_outside: add norm_eps to the root and not under it.
         implementation: "auto", "helion" or "pytorch", for both.
 
     Returns:
@@ -120,7 +128,10 @@ def hc_head(
         scale: (1,).
         base: (n,).
         eps: added to pre.
-        norm_eps, norm_weight, precision, eps_outside: as `hc_mixes` has them.
+        norm_eps: added to the mean square under the root, as in `hc_mixes`.
+        norm_weight: (n C,), weight of the norm, or None for 1.
+        precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
+        eps_outside: add norm_eps to the root and not under it.
         implementation: "auto", "helion" or "pytorch", for `hc_mixes` and `hc_pre`.
 
     Returns:

@@ -28,8 +28,15 @@ class HyperConnection(Float32Parameters):
     Args:
         hidden_size: C.
         hc_mult: n, streams, 1 to 16.
-        sinkhorn_iters, eps, post_mult, pre_eps, post_eps, comb_order: as `hc_split_sinkhorn` has them.
-        norm_eps, precision, eps_outside: as `hc_mixes` has them.
+        sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`.
+        eps: of Sinkhorn's softmax and denominators, and added to pre; 0 or at least 1e-12.
+        norm_eps: added to the mean square under the root, as in `hc_mixes`.
+        post_mult: factor of post, as in `hc_split_sinkhorn`.
+        pre_eps: added to pre; None for eps.
+        post_eps: added to post.
+        comb_order: "io" for comb[input stream, output stream], "oi" for its transpose.
+        precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
+        eps_outside: add norm_eps to the root and not under it.
         initializer_range: standard deviation of fn in `reset_parameters`.
         implementation: "auto", "helion" or "pytorch".
         device: of the parameters, "meta" too.
@@ -117,7 +124,9 @@ class HyperHead(Float32Parameters):
         hidden_size: C.
         hc_mult: n, streams, 1 to 16.
         eps: added to pre.
-        norm_eps, precision, eps_outside: as `hc_mixes` has them.
+        norm_eps: added to the mean square under the root, as in `hc_mixes`.
+        precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
+        eps_outside: add norm_eps to the root and not under it.
         initializer_range: standard deviation of hc_fn in `reset_parameters`.
         implementation: "auto", "helion" or "pytorch".
         device: of the parameters, "meta" too.

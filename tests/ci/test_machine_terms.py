@@ -363,7 +363,7 @@ def run(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(machine_terms, "FILE", tmp_path / "machine_terms.txt")
     monkeypatch.setattr(machine_terms, "sections", lambda: programs)
     monkeypatch.setattr(machine_terms, "recorded_programs", lambda: {
-        machine_terms.key("h200", job): job for job in script.programs if job.call.dtype != "left out"
+        machine_terms.key("h200", job): job for job in script.programs if job.call.dtype != "float64"
     })  # fmt: skip
 
     def script(*arguments: str, **changes: object) -> tuple[int, str]:
@@ -397,12 +397,12 @@ def test_the_exit_status_is_the_verdict(run):
 def test_all_judges_what_the_file_leaves_out_by_the_rules_alone(run):
     run("--write")
     before = machine_terms.FILE.read_text()
-    run.programs.append(job("left out"))
+    run.programs.append(job("float64"))
     assert run() == (0, "h200: 2 programs in 0 s\nmachine_terms.txt says the same\n")
     assert run("--all") == (0, "h200: 3 programs in 0 s\nmachine_terms.txt says the same\n")
     status, output = run("--all", "--new", occupancy=3)
     assert status == 1
-    assert "left out" in output
+    assert "float64" in output
     assert "3 warps on a compute unit" in output
     run("--all", "--write")
     assert machine_terms.FILE.read_text() == before

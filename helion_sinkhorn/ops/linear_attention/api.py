@@ -53,10 +53,14 @@ def recurrent_linear_attention(
     Gradients are exact, those of the gates and states included.  Only the arguments are kept for them.
 
     Args:
-        q, k: (B, T, H, Dk), float32, bfloat16, float16 or float64, any layout.
+        q: (B, T, H, Dk), float32, bfloat16, float16 or float64, any layout.
+        k: (B, T, H, Dk), of the same dtype.
         v: (B, T, H, Dv), of the same dtype.
-        g, g_gamma, gk, gv: natural logarithms of decays, (B, T, H), (H,), (B, T, H, Dk), (B, T, H, Dv), of
-            any of these dtypes; at most 0 for a state that stays bounded.
+        g: (B, T, H), natural logarithm of a decay, of any of these dtypes, as the next three; at most 0 for a
+            state that stays bounded.
+        g_gamma: (H,), the same for every step.
+        gk: (B, T, H, Dk), of the state's rows.
+        gv: (B, T, H, Dv), of the state's columns.
         scale: of the output, default Dk ** -0.5.
         initial_state: h before the first step, (N, H, Dk, Dv), default 0; N is B without cu_seqlens.
         output_final_state: return (o, h after the last step) and not o alone.
