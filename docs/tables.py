@@ -61,23 +61,25 @@ def peers() -> str:
     """Time of each function in a CUDA graph at two sizes, its memory and the error of its gradient."""
     rows, memory = [], kept()
     for name in (OURS, *report.compared(results()), FLOOR):
-        row: dict[str, object] = {"4 x 4, float32, T = 20": f"**{name}**" if name == OURS else name}
-        row["computes"] = "" if name == FLOOR else report.definition(name)
+        row: dict[str, object] = {"": f"**{name}**" if name == OURS else name}
+        row["form"] = "" if name == FLOOR else report.definition(name)
         for batch in (1 << 12, 1 << 20):
             for which in ("forward", "backward"):
                 time, own = us(name, 4, batch, which), us(OURS, 4, batch, which)
                 text = MISSING if time is None else report.figure(time)
                 if name not in (OURS, FLOOR) and time is not None:
                     text += f" ({time / own:.1f} x)"
-                row[f"{report.power(batch)} {which}"] = text
+                row[f"{report.power(batch)} matrices, {which}"] = text
         checked = results().of(name, n=4, dtype="float32").gradient_error.dropna()
         row["kept + scratch"] = memory.get(name, "" if name == FLOOR else MISSING)
-        row["error of dX"] = f"{checked.iloc[0]:.0e}" if len(checked) and name != FLOOR else ""
+        row["error of the gradient"] = f"{checked.iloc[0]:.0e}" if len(checked) and name != FLOOR else ""
         rows.append(row)
     return (
-        f"{table(rows)}\n\nTimes are us of a call in a CUDA graph ({when()}). *kept + scratch* are bytes a "
-        "matrix that stay allocated for the backward, the 64 of the logits included, and that it allocates. "
-        f"{unfavourable()}"
+        f"{table(rows)}\n\nMicroseconds of a call in a CUDA graph; in brackets, over ours ({when()}). *form*: "
+        "which of the usual definitions of the iteration a package computes "
+        "([numerics](docs/numerics.md)); the error is against float64 of the same. *kept + scratch*: bytes a "
+        "matrix that stay allocated for the backward, the 64 of the logits included, and that the backward "
+        f"allocates. *copy* moves the same bytes. {unfavourable()}"
     )
 
 
@@ -89,14 +91,16 @@ def unfavourable() -> str:
     both = others.merge(own, on=report.KEY, suffixes=("", "_own"))
     slower = both[both.us < both.us_own]
     cells = [
-        f"{r.function} {r['pass']} at n = {r.n}, {report.power(r.batch)} ({r.us:.0f}, ours {r.us_own:.0f} us)"
-        for _, r in slower.iterrows()
-        if r.timer == "eager"
+        f"{r.function}, {r['pass']} at {report.power(r.batch)} ({r.us:.0f} us, ours {r.us_own:.0f})"
+        for _, r in slower[slower.timer == "eager"].iterrows()
     ]
-    graphs = int((slower.timer == "graph").sum())
+    faster = {
+        timer: f"{int((slower.timer == timer).sum())} of {int((both.timer == timer).sum())} comparisons"
+        for timer in ("graph", "eager")
+    }
     return (
-        f"Another function took less time in {len(slower)} of {len(both)} comparisons of that run, "
-        f"{graphs} of them in a CUDA graph. Called one by one, where the host decides: {'; '.join(cells)}."
+        f"Another package was faster in {faster['graph']} in a CUDA graph. Called one by one, where the time of "
+        f"the host decides, it was so in {faster['eager']}: {'; '.join(cells)}."
     )
 
 
