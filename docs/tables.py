@@ -75,8 +75,8 @@ def peers() -> str:
         row["error of the gradient"] = f"{checked.iloc[0]:.0e}" if len(checked) and name != FLOOR else ""
         rows.append(row)
     return (
-        f"{table(rows)}\n\nMicroseconds of a call in a CUDA graph; in brackets, over ours ({when()}). *form*: "
-        "which of the usual definitions of the iteration a package computes "
+        f"{table(rows)}\n\nMicroseconds of a call in a CUDA graph; in brackets, over ours ({when()}). "
+        "*form*: which of the usual definitions of the iteration a package computes "
         "([numerics](docs/numerics.md)); the error is against float64 of the same. *kept + scratch*: bytes a "
         "matrix that stay allocated for the backward, the 64 of the logits included, and that the backward "
         f"allocates. *copy* moves the same bytes. {unfavourable()}"
@@ -99,8 +99,8 @@ def unfavourable() -> str:
         for timer in ("graph", "eager")
     }
     return (
-        f"Another package was faster in {faster['graph']} in a CUDA graph. Called one by one, where the time of "
-        f"the host decides, it was so in {faster['eager']}: {'; '.join(cells)}."
+        f"Another package was faster in {faster['graph']} in a CUDA graph. Called one by one, where the time "
+        f"of the host decides, it was so in {faster['eager']}: {'; '.join(cells)}."
     )
 
 

@@ -204,9 +204,10 @@ def _check_sizes(hidden_size: object, hc_mult: object) -> None:
 def _check_streams(module: HyperConnection | HyperHead, streams: torch.Tensor) -> None:
     wanted = module.hc_mult, module.hidden_size
     if isinstance(streams, torch.Tensor) and tuple(streams.shape[-2:]) != wanted:
+        one = streams.shape[-1:] == wanted[1:]
         raise ValueError(
-            f"streams has shape {tuple(streams.shape)}; pass (..., {wanted[0]}, {wanted[1]}): "
-            "streams before features"
+            f"streams has shape {tuple(streams.shape)}; pass (..., {wanted[0]}, {wanted[1]}), streams before "
+            f"features{f': hc_expand(h, {wanted[0]}) makes them of one hidden state' if one else ''}"
         )
 
 

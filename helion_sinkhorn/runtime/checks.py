@@ -13,7 +13,7 @@ DTYPES = (*KERNEL_DTYPES, torch.float64)
 LARGEST_FLOAT = int(torch.finfo(torch.float64).max)
 
 
-def check_tensor(name: str, x: object, shape: str = "", remedy: str = "") -> None:
+def check_tensor(name: str, x: object, shape: str = "") -> None:
     """Raise TypeError unless x is a strided tensor of one of DTYPES."""
     if not isinstance(x, torch.Tensor):
         of_shape = f" of shape {shape}" if shape else ""
@@ -26,7 +26,8 @@ def check_tensor(name: str, x: object, shape: str = "", remedy: str = "") -> Non
     if x.layout is not torch.strided:
         raise TypeError(f"{name} has layout {x.layout}; pass torch.strided: convert with .to_dense()")
     if x.dtype not in DTYPES:
-        raise TypeError(f"{name} has dtype {x.dtype}; accepted are {', '.join(map(str, DTYPES))}{remedy}")
+        accepted = ", ".join(map(str, DTYPES))
+        raise TypeError(f"{name} has dtype {x.dtype}; accepted are {accepted}: convert with .float()")
 
 
 def check_same_dtype(name: str, x: torch.Tensor, first: str, other: torch.Tensor) -> None:

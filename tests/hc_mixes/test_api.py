@@ -325,11 +325,13 @@ REFUSED = {
     "x of integers": ((X.long(), FN), {}, TypeError, "x has dtype torch.int64; accepted are torch.float32"),
     "x is sparse": ((X.to_sparse(), FN), {}, TypeError, r"x has layout torch.sparse_coo.*\.to_dense\(\)"),
     "x of other columns": ((torch.zeros(2, 4, 6), FN), {}, ValueError,
-                           r"x has shape \(2, 4, 6\); for fn \(24, 20\) pass \(..., n, C\) with n C = 20, "
-                           r"or \(..., 20\)"),
-    "x of one dimension": ((torch.zeros(19), FN), {}, ValueError, r"x has shape \(19,\)"),
-    "x without dimensions": ((torch.zeros(()), FN), {}, ValueError, r"x has shape \(\)"),
-    "streams transposed away": ((torch.zeros(4, 2, 5), FN), {}, ValueError, r"x has shape \(4, 2, 5\)"),
+                           r"fn has shape \(24, 20\); for x of shape \(2, 4, 6\) pass \(M, 24\) if that is "
+                           r"\(..., n, C\), \(M, 6\) if it is \(..., n C\)"),
+    "x of one dimension": ((torch.zeros(19), FN), {}, ValueError,
+                           r"for x of shape \(19,\) pass \(M, 19\) if it is"),
+    "x without dimensions": ((torch.zeros(()), FN), {}, ValueError, r"for x of shape \(\) pass none: x has"),
+    "streams transposed away": ((torch.zeros(4, 2, 5), FN), {}, ValueError,
+                                r"for x of shape \(4, 2, 5\) pass \(M, 10\)"),
     "fn is a list": ((X, [1.0]), {}, TypeError, r"fn is a list; pass a torch.Tensor of shape \(M, n C\)"),
     "fn of integers": ((X, FN.int()), {}, TypeError, "fn has dtype torch.int32"),
     "fn of one row as a vector": ((X, FN[0]), {}, ValueError, r"fn has shape \(20,\); pass \(M, n C\)"),

@@ -322,6 +322,7 @@ REFUSED = {
         r"post has shape \(2, 4, 1\); .* \(2, 4\)"),
     "comb flat": ((F, X, POST, COMB.flatten(-2)), {}, ValueError,
         r"comb has shape \(2, 16\); .* pass \(..., n, n\), \(2, 4, 4\)"),
+    "swapped": ((X, F, POST, COMB), {}, ValueError, r"f has shape .*: f comes first, then the streams$"),
     "a bias for each token": ((*OK, F), {}, ValueError, r"bias has shape \(2, 8\); .* pass \(C,\), \(8,\)"),
     "another order": (OK, {"comb_order": "IO"}, ValueError, "comb_order is 'IO'; use one of 'io', 'oi'"),
     "another implementation": (OK, {"implementation": "cuda"}, ValueError,

@@ -391,7 +391,9 @@ REFUSED = {
     "precision": (lambda: nn.HyperHead(8, precision="x"), ValueError, "precision is 'x'; use one of"),
     "implementation": (lambda: nn.HyperHead(8, implementation="x"), ValueError, "implementation is 'x'; use"),
     "streams last": (lambda: connection()(torch.zeros(2, 12, 4)), ValueError,
-                     r"streams has shape \(2, 12, 4\); pass \(\.\.\., 4, 12\): streams before features"),
+                     r"streams has shape \(2, 12, 4\); pass \(\.\.\., 4, 12\), streams before features$"),
+    "not expanded": (lambda: connection()(torch.zeros(2, 12)), ValueError,
+                     r"streams has shape \(2, 12\); .*: hc_expand\(h, 4\) makes them of one hidden state$"),
     "merged streams": (lambda: head()(torch.zeros(2, 48)), ValueError, r"shape \(2, 48\); pass"),
     "no tensor": (lambda: head()([1.0]), TypeError, "x is a list; pass a torch.Tensor"),
 }  # fmt: skip

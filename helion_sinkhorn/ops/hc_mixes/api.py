@@ -113,9 +113,10 @@ def check_tensors(x, fn, norm_weight) -> None:
     size = fn.shape[1]
     merged = x.dim() >= 1 and x.shape[-1] == size
     if not merged and not (x.dim() >= 2 and x.shape[-2] * x.shape[-1] == size):
+        fitting = [f"(M, {x.shape[-2] * x.shape[-1]}) if that is (..., n, C)"] if x.dim() > 1 else []
+        fitting += [f"(M, {x.shape[-1]}) if it is (..., n C)"] if x.dim() else ["none: x has no dimension"]
         raise ValueError(
-            f"x has shape {tuple(x.shape)}; for fn {tuple(fn.shape)} pass (..., n, C) with n C = {size}, "
-            f"or (..., {size})"
+            f"fn has shape {tuple(fn.shape)}; for x of shape {tuple(x.shape)} pass {', '.join(fitting)}"
         )
     if norm_weight is not None and tuple(norm_weight.shape) != (size,):
         raise ValueError(

@@ -93,7 +93,8 @@ def check_update(f, x, post, comb, bias) -> None:
     *lead, n, c = x.shape
     for name, expected in (("f", (*lead, c)), ("post", (*lead, n)), ("comb", (*lead, n, n)), ("bias", (c,))):
         if name in given and given[name].shape != expected:
+            swapped = name == "f" and f.dim() == x.dim() + 1
             raise ValueError(
                 f"{name} has shape {tuple(given[name].shape)}; for x of shape {tuple(x.shape)} pass "
-                f"{shapes[name]}, {tuple(expected)}"
+                f"{shapes[name]}, {tuple(expected)}{': f comes first, then the streams' if swapped else ''}"
             )

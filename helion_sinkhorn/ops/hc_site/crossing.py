@@ -133,10 +133,11 @@ def check(x, fn, scale, base, weights, n_iters, norm_weight) -> None:
     check_streams(x)
     n, columns = x.shape[-2:]
     check_counts(n, n_iters)
-    check_tensors(x, fn, norm_weight)
+    check_tensor("fn", fn, "(n^2 + 2n, n C)")
     wanted = n * n + 2 * n, n * columns
     if tuple(fn.shape) != wanted:
-        raise ValueError(f"fn has shape {tuple(fn.shape)}; for x {tuple(x.shape)} pass {wanted}")
+        raise ValueError(f"fn has shape {tuple(fn.shape)}; for x of shape {tuple(x.shape)} pass {wanted}")
+    check_tensors(x, fn, norm_weight)
     check_parameters(scale, base, n, "x", x)
     if weights is not None:
         check_tensor("pre_next", weights, "(..., n)")

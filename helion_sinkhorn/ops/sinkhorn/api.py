@@ -134,7 +134,7 @@ def _serves(logits, n_iters, eps, form, first, backward, implementation, out_dty
 
 
 def _check(logits, n_iters, eps, form, first, backward, out_dtype) -> None:
-    check_tensor("logits", logits, "(..., n, m)", ": convert with .float()")
+    check_tensor("logits", logits, "(..., n, m)")
     if logits.dim() < 2:
         raise ValueError(f"logits has shape {tuple(logits.shape)}; pass at least two dimensions, (..., n, m)")
     if 0 in logits.shape[-2:]:
