@@ -12,7 +12,8 @@ import torch.distributed as dist
 from processes import WORLD, Ranks
 from torch.utils.checkpoint import checkpoint
 
-from helion_sinkhorn import hc_expand, hc_post, nn
+from helion_sinkhorn import hc_expand, hc_post, nn, recompute_streams
+from helion_sinkhorn.mhc import recompute
 from helion_sinkhorn.mhc.fsdp import fully_shard_float32
 
 VOCABULARY, HIDDEN, STREAMS = 11, 6, 3
@@ -55,6 +56,24 @@ class Plain(torch.nn.Module):
         return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
+class Recomputed(Plain):
+    """The same, with the streams of every second update kept; it counts what is made again."""
+
+    made = 0
+
+    def forward(self, ids):
+        with recompute_streams(every=2):
+            return super().forward(ids)
+
+
+def counting(make):
+    def counted(remade):
+        Recomputed.made += 1
+        return make(remade)
+
+    return counted
+
+
 class FromTransformers(torch.nn.Module):
     """The same of a DeepseekV4 that is patched."""
 
@@ -71,7 +90,7 @@ class FromTransformers(torch.nn.Module):
         return self.model(input_ids=ids, labels=ids, use_cache=False).loss
 
 
-MODELS = {"plain": Plain, "checkpointed": lambda: Plain(checkpointed=True)}
+MODELS = {"plain": Plain, "checkpointed": lambda: Plain(checkpointed=True), "recomputed": Recomputed}
 if importlib.util.find_spec("transformers") and importlib.metadata.version("transformers") == "5.23.0":
     MODELS["transformers"] = FromTransformers
 
@@ -134,11 +153,13 @@ def compare(name: str, exempt: bool, mesh, device: str) -> dict:
         module.register_forward_hook(
             lambda m, given, _: seen.add((next(m.parameters()).dtype, given[0].dtype))
         )
+    Recomputed.made = 0
     found = gradients(model, parts[dist.get_rank()])
     before = {n: p.full_tensor().cpu().clone() for n, p in model.named_parameters()}
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     return {
         "seen": sorted(map(str, seen)),
+        "made again": Recomputed.made,
         "stored": {p.dtype for p in model.parameters()},
         "equal": {n: torch.equal(g, (alone[0][n] + alone[1][n]) / WORLD) for n, g in found.items()},
         "errors": {
@@ -152,6 +173,7 @@ def compare(name: str, exempt: bool, mesh, device: str) -> dict:
 
 
 def every_model(mesh, device: str = "cpu") -> dict:
+    recompute._Remade.make = counting(recompute._Remade.make)
     outcomes = {(name, True): compare(name, True, mesh, device) for name in MODELS}
     return outcomes | {("plain", False): compare("plain", False, mesh, device)}
 
@@ -172,13 +194,15 @@ def check(outcome: dict) -> None:
     assert outcome["equal"].keys() == outcome["moved"]
 
 
-@pytest.mark.parametrize("name", ["plain", "checkpointed", "transformers"])
+@pytest.mark.parametrize("name", ["plain", "checkpointed", "recomputed", "transformers"])
 def test_gradients_are_those_of_one_process_to_the_bit(ranks, name):
     if name not in MODELS:
         pytest.skip("transformers 5.23.0 is not installed")
     for outcomes in ranks:
         check(outcomes[name, True])
         assert all(outcomes[name, True]["equal"].values())
+        # of four updates the second and the fourth are kept
+        assert outcomes[name, True]["made again"] == (2 if name == "recomputed" else 0)
 
 
 @pytest.mark.gpu

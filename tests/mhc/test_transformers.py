@@ -13,7 +13,7 @@ from autograd_calls import assert_equal, randn
 from mhc_equations import assert_within, truth_and_budget, values_and_gradients
 from torch.func import functional_call
 
-from helion_sinkhorn import nn
+from helion_sinkhorn import nn, recompute_streams
 
 transformers = pytest.importorskip("transformers", reason="the oracle extra brings it: transformers==5.23.0")
 theirs = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
@@ -137,6 +137,21 @@ def test_logits_and_every_gradient_are_the_original_s(layers):
     limit = sensitivity(original, tokens)
     assert len(apart) > 50
     assert {name for name, difference in apart.items() if difference > TIMES * limit[name]} == set()
+
+
+def test_streams_that_are_made_again_change_no_bit(monkeypatch):
+    from helion_sinkhorn.mhc import recompute
+
+    model, tokens, calls = both()[1], ids(), []
+    expected = results(model, tokens)
+    make = recompute._Remade.make
+    monkeypatch.setattr(recompute._Remade, "make", lambda remade: calls.append(remade) or make(remade))
+    with recompute_streams(every=3):
+        found = results(model, tokens)
+    # of the four updates of two layers the third is kept
+    assert len(calls) == 3
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], t) for name, t in expected.items())
 
 
 def test_parameters_are_the_same_objects_and_an_optimizer_made_before_trains_them():
