@@ -8,7 +8,7 @@ import sys
 
 
 def parser(module: str, description: str) -> argparse.ArgumentParser:
-    """Of `python -m benchmarks.<module>`; the description keeps its lines."""
+    """The parser of `python -m benchmarks.<module>`; its description keeps its lines."""
     return argparse.ArgumentParser(
         prog=f"python -m benchmarks.{module}",
         description=description,
