@@ -1,5 +1,7 @@
 """Sinkhorn forward and backward on what this machine has: the path taken, its error, its time, a picture.
 
+    python -m benchmarks.demo [--tokens 8192] [--no-compile]     # make demo; a minute on one CPU core
+
 The logits are those of an mHC step: one n x n matrix per token, a static part that favours
 the diagonal and a random part per token.  Exits with 1 when an error exceeds its bound.
 """
@@ -16,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from benchmarks import timing
+from benchmarks import command, timing
 from helion_sinkhorn import plan, reference, sinkhorn
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -168,9 +170,7 @@ def draw(path: str, device: str, seed: int) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("demo", __doc__)
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument(
         "--tokens", type=int, default=8192, help="matrices in the batch (default %(default)s)"
@@ -181,7 +181,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the logits (default %(default)s)")
     parser.add_argument("--output", default="sinkhorn.png", help="the picture (default %(default)s)")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out of the table")
-    return parser.parse_args()
+    args = parser.parse_args()
+    command.need_gpu(parser, args.device)
+    if min(args.tokens, args.n) < 1:
+        parser.error("--tokens and --n are at least 1")
+    command.need_packages(matplotlib="matplotlib")
+    return args
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Seconds of a process's first calls: imports, forward and backward, with empty caches and with full ones.
 
-    python -m benchmarks.first_call --sizes 4 8 16 64 --repeats 3
+    python -m benchmarks.first_call --sizes 4 8 16 --repeats 3     # 5 minutes on an H200, less on a CPU
 
 On a GPU; elsewhere PyTorch computes the calls, and only the imports are those of a GPU.  A line a state:
 `empty` caches, `full` ones, and with generated code not kept (`off`) but Triton's machine code there.
@@ -8,7 +8,6 @@ On a GPU; elsewhere PyTorch computes the calls, and only the imports are those o
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -16,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+
+from benchmarks import command
 
 BATCH = 8192
 CALLS = """
@@ -71,7 +72,7 @@ def main() -> None:
 
     from helion_sinkhorn.tuning import markdown
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command.parser("first_call", __doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16], help="n of the n x n matrices")
     parser.add_argument("--repeats", type=int, default=3, help="processes of which medians are taken")
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 """What `recompute_streams` saves: memory of a deep stack of mHC sites, for several k.
 
-    python -m benchmarks.recompute                      # 80 updates, the two sublayers of 40 layers
+    python -m benchmarks.recompute                      # 80 updates, two a layer; 40 s on one core
     python -m benchmarks.recompute --write docs/bench/recompute.csv
 
 On a GPU or a CPU.  A sublayer is one linear map, which keeps its input: the figures are those of the residual
@@ -9,7 +9,6 @@ path, and not of attention and MLP.  Bytes are counted storage by storage, witho
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gc
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import command
 from benchmarks.jobs import commit
 from benchmarks.live_bytes import LiveBytes
 from helion_sinkhorn import hc_expand, hc_post, nn, recompute_streams
@@ -61,9 +61,7 @@ def bytes_a_token(model: Stack, h: torch.Tensor, every: int) -> tuple[float, flo
 
 
 def main(words: list[str] | None = None) -> list[dict[str, object]]:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("recompute", __doc__)
     parser.add_argument("--updates", type=int, default=80)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--hidden", type=int, default=128)

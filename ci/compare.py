@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import importlib.util
 import itertools
 import json
 import re
@@ -16,16 +17,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import torch
 
 from ci.accuracy import SCHEMA, failures
 from ci.gate import gate
 from ci.gate import markdown as report
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 Artefact = dict[str, dict]
 GRADIENT = re.compile(r"\bd[a-zX]")
@@ -138,6 +135,11 @@ def conditions(artefact: Artefact) -> str:
 
 def picture(artefacts: dict[str, Artefact], path: Path) -> None:
     """Worst error of every device and modelled vendor in units of the budget, values beside gradients."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
     everything = compared(artefacts)
     names = list(dict.fromkeys(name for name, _ in everything))
     place = np.arange(len(names))
@@ -175,13 +177,17 @@ def picture(artefacts: dict[str, Artefact], path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m ci.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("artefacts", nargs="+", type=Path)
     parser.add_argument(
         "--out", type=Path, default=Path("accuracy"), help="folder of compare.md and compare.png"
     )
     options = parser.parse_args()
+    if importlib.util.find_spec("matplotlib") is None:
+        sys.exit("needs matplotlib: pip install matplotlib")
     try:
         loaded = [load(path) for path in options.artefacts]
     except (OSError, ValueError) as error:

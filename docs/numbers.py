@@ -15,7 +15,27 @@ from functools import partial
 from pathlib import Path
 
 from ci.gate import markdown
-from docs import kernel_times, tables
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m docs.numbers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; the exit status is the verdict")
+    parser.add_argument("--pictures", action="store_true", help="draw the pictures of the same files too")
+    return parser.parse_args()
+
+
+try:
+    from docs import kernel_times, tables
+except ModuleNotFoundError as missing:
+    if __name__ != "__main__":
+        raise
+    # --help needs none of them
+    arguments()
+    sys.exit(f"needs {missing.name}: pip install {missing.name}")
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -207,12 +227,7 @@ def stale() -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing; the exit status is the verdict")
-    parser.add_argument("--pictures", action="store_true", help="draw the pictures of the same files too")
-    options = parser.parse_args()
+    options = arguments()
     if not options.check:
         for path, text in pages().items():
             path.write_text(text)

@@ -11,31 +11,37 @@ functions.
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable
 
-import jax
-import jax.numpy as jnp
 import torch
 
 from helion_sinkhorn import sinkhorn
 
-
-@jax.custom_vjp
-def sinkhorn_jax(logits: jax.Array) -> jax.Array:
-    """The mHC form with 20 iterations, on the device of the logits."""
-    return jnp.from_dlpack(sinkhorn(torch.from_dlpack(logits)))
-
-
-def forward(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return sinkhorn_jax(logits), logits
+try:
+    import jax
+    import jax.numpy as jnp
+except ModuleNotFoundError:  # main says so
+    jax = None
 
 
-def backward(logits: jax.Array, dp: jax.Array) -> tuple[jax.Array]:
-    x = torch.from_dlpack(logits).requires_grad_()
-    (dx,) = torch.autograd.grad(sinkhorn(x), x, torch.from_dlpack(dp))
-    return (jnp.from_dlpack(dx),)
+def sinkhorn_of_jax() -> Callable[[jax.Array], jax.Array]:
+    """The mHC form with 20 iterations, on the device of the logits, and its gradient."""
 
+    @jax.custom_vjp
+    def call(logits: jax.Array) -> jax.Array:
+        return jnp.from_dlpack(sinkhorn(torch.from_dlpack(logits)))
 
-sinkhorn_jax.defvjp(forward, backward)
+    def forward(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return call(logits), logits
+
+    def backward(logits: jax.Array, dp: jax.Array) -> tuple[jax.Array]:
+        x = torch.from_dlpack(logits).requires_grad_()
+        (dx,) = torch.autograd.grad(sinkhorn(x), x, torch.from_dlpack(dp))
+        return (jnp.from_dlpack(dx),)
+
+    call.defvjp(forward, backward)
+    return call
 
 
 def definition(logits: jax.Array, n_iters: int = 20, eps: float = 1e-6) -> jax.Array:
@@ -50,9 +56,14 @@ def definition(logits: jax.Array, n_iters: int = 20, eps: float = 1e-6) -> jax.A
 
 def main(words: list[str] | None = None) -> tuple[float, float]:
     """Largest difference of P and of the gradient from those of the definition in JAX."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python examples/jax_dlpack.py", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--batch", type=int, default=1024)
     args = parser.parse_args(words)
+    if jax is None:
+        sys.exit("needs jax: pip install jax")
+    sinkhorn_jax = sinkhorn_of_jax()
     keys = jax.random.split(jax.random.key(0))
     logits, weights = (jax.random.normal(key, (args.batch, 4, 4)) for key in keys)
     found, expected = (

@@ -30,11 +30,13 @@ def soft_permutation(scores: torch.Tensor, temperature: float, noise: float, n_i
 
 def main(words: list[str] | None = None) -> float:
     """Share of numbers that are moved to their place."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python examples/matching.py", description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--n", type=int, default=8, help="numbers of a list")
     parser.add_argument("--batch", type=int, default=64)
     args = parser.parse_args(words)
+    if min(args.steps, args.n, args.batch) < 1:
+        parser.error("--steps, --n and --batch are at least 1")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     # from a number to its score for each rank

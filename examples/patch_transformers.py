@@ -11,14 +11,14 @@ valid.
 from __future__ import annotations
 
 import argparse
+import sys
 
 import torch
-from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
-
-from helion_sinkhorn.integrations.transformers import patch, unpatch
 
 
-def make_model(hidden: int) -> DeepseekV4ForCausalLM:
+def make_model(hidden: int) -> torch.nn.Module:
+    from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
+
     return DeepseekV4ForCausalLM(
         DeepseekV4Config(
             vocab_size=64, hidden_size=hidden, num_hidden_layers=2, layer_types=["sliding_attention"] * 2,
@@ -39,10 +39,16 @@ def loss_and_gradients(model: torch.nn.Module, tokens: torch.Tensor) -> tuple[fl
 
 def main(words: list[str] | None = None) -> float:
     """Largest difference of a gradient before and after, over the largest entry of that gradient."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python examples/patch_transformers.py", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--length", type=int, default=32)
     args = parser.parse_args(words)
+    try:
+        from helion_sinkhorn.integrations.transformers import patch, unpatch
+    except ImportError:
+        sys.exit("needs transformers: pip install transformers==5.23.0")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     model = make_model(args.hidden).to(device)

@@ -4,8 +4,8 @@
 
 A block of an ordinary transformer adds its output to one residual stream.  With mHC there are n streams.  A
 site collapses them to the input of its sublayer; behind the sublayer they are mixed by a doubly stochastic
-matrix of each token, and the output is added to each.  Here that is `HyperConnection` before a sublayer and
-`hc_post` behind it.  The task is to repeat the first half of a sequence, for which the model has to learn
+matrix of each token, and the output is added to each.  Here that is `HyperConnection.enter` before a sublayer
+and `hc_post` behind it.  The task is to repeat the first half of a sequence, for which the model has to learn
 to attend to it.
 """
 
@@ -18,21 +18,20 @@ from torch.nn import functional
 
 from helion_sinkhorn import hc_expand, hc_post, nn
 
-STREAMS, SYMBOLS, HALF = 4, 16, 8
+STREAMS, HEADS, SYMBOLS, HALF = 4, 4, 16, 8
 
 
 class Attention(torch.nn.Module):
     """Causal self-attention behind a norm."""
 
-    def __init__(self, hidden: int, heads: int = 4) -> None:
+    def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.heads = heads
         self.norm = torch.nn.RMSNorm(hidden)
         self.qkv = torch.nn.Linear(hidden, 3 * hidden, bias=False)
         self.out = torch.nn.Linear(hidden, hidden, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         return self.out(
             functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         )
@@ -62,8 +61,8 @@ class Transformer(torch.nn.Module):
         """(batch, T) token ids to (batch, T, SYMBOLS) logits."""
         streams = hc_expand(self.embedding(tokens) + self.position[: tokens.size(1)], STREAMS)
         for site, sublayer in zip(self.sites, self.sublayers, strict=True):
-            post, comb, collapsed = site(streams)
-            streams = hc_post(sublayer(collapsed), streams, post, comb)
+            y, post, comb, residual = site.enter(streams)
+            streams = hc_post(sublayer(y), residual, post, comb)
         return self.output(self.head(streams))
 
 
@@ -74,12 +73,16 @@ def draw(batch: int, device: str) -> torch.Tensor:
 
 def main(words: list[str] | None = None) -> list[float]:
     """Losses of the repeated half, a number a step, in nats a token."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python examples/train_mhc.py", description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=1)
     parser.add_argument("--batch", type=int, default=32)
     args = parser.parse_args(words)
+    if min(args.steps, args.hidden, args.batch) < 1:
+        parser.error("--steps, --hidden and --batch are at least 1")
+    if args.hidden % HEADS:
+        parser.error(f"--hidden is a multiple of the {HEADS} heads")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     model = Transformer(args.hidden, args.blocks).to(device)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from examples import matching, serve_cuda_graph, train_mhc
+from helion_sinkhorn import hc_post, nn
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 MOST_LINES = 120
@@ -31,12 +32,44 @@ def test_a_list_is_sorted():
     assert matching.main(["--steps", "60", "--n", "4", "--batch", "32"]) > 0.9
 
 
-def test_serving_says_whether_there_is_a_graph(capsys):
+@pytest.mark.parametrize(
+    ("words", "wrong"), [(["--steps", "0"], "at least 1"), (["--hidden", "63"], "a multiple of the 4 heads")]
+)
+def test_training_refuses_what_it_cannot_do(words, wrong, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        train_mhc.main(words)
+    assert wrong in capsys.readouterr().err
+
+
+def test_serving_compares_a_graph_where_there_is_one(capsys):
     apart = serve_cuda_graph.main(["--tokens", "4", "--hidden", "32", "--layers", "2", "--calls", "1"])
-    assert apart == 0
     said = capsys.readouterr().out
-    assert ("CUDA graph: " in said) is torch.cuda.is_available()
-    assert ("runs without a graph" in said) is not torch.cuda.is_available()
+    if torch.cuda.is_available():
+        assert apart == 0
+        assert "CUDA graph: " in said
+    else:
+        assert apart is None
+        assert "runs without a graph" in said
+        assert "difference" not in said
+        assert "without:" not in said
+
+
+@pytest.mark.parametrize("layers", [train_mhc.Transformer(8, 1), serve_cuda_graph.Layers(8, 1)])
+def test_a_site_keeps_its_residual_s_gradient(layers, monkeypatch):
+    """`enter` sums the gradients of the streams itself; hc_post gets its residual, and not the streams."""
+    entered = []
+    enter = nn.HyperConnection.enter
+    monkeypatch.setattr(
+        nn.HyperConnection, "enter", lambda site, x: (entered.append(enter(site, x)), entered[-1])[1]
+    )
+    given = []
+    for example in (train_mhc, serve_cuda_graph):
+        monkeypatch.setattr(
+            example, "hc_post", lambda f, x, *rest: (given.append(x), hc_post(f, x, *rest))[1]
+        )
+    layers(torch.zeros(1, 2, dtype=torch.int64) if hasattr(layers, "embedding") else torch.zeros(2, 8))
+    assert given
+    assert all(x is site.residual for x, site in zip(given, entered, strict=True))
 
 
 def test_transformers_is_patched_and_restored(capsys):

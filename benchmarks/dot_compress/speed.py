@@ -1,6 +1,6 @@
 """Time dot_compress on a GPU beside eager PyTorch, Inductor and a copy of the same bytes.
 
-    python -m benchmarks.dot_compress.speed --out dot_compress_speed.md
+    python -m benchmarks.dot_compress.speed --out dot_compress_speed.md     # some minutes on an H200
 
 Forward, and backward alone, at the reported shape x (B, 3219, 256), y (B, 3219, 64) in bfloat16.  Medians in
 us of single calls as the host makes them, and of one replay of a CUDA graph; the tensors of the largest batch
@@ -10,7 +10,6 @@ faster of the two.  With --max-autotune Inductor times its templates first, whic
 
 from __future__ import annotations
 
-import argparse
 import functools
 import statistics
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import command
 from benchmarks.timing import ready
 from helion_sinkhorn import dot_compress, reference
 from helion_sinkhorn.tuning import markdown
@@ -61,16 +61,13 @@ def backward_of(f: Callable, x, y, grad) -> Run:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("dot_compress.speed", __doc__)
     parser.add_argument("--out", type=Path, default=Path("dot_compress_speed.md"))
     parser.add_argument("--batches", type=int, nargs="+", default=[16, 128, 1152])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--max-autotune", action="store_true", help="Inductor in that mode too")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("this benchmark times kernels on a GPU, and torch sees none")
+    command.need_gpu(parser)
     begin = time.perf_counter()
     callers = {
         "eager": reference.dot_compress,

@@ -1,7 +1,9 @@
 """What the accuracy complaint about dot compress measures: errors against float64, mismatches of all pairs.
 
-    make study-dot-compress              the part that needs no GPU: matrix units modelled bit by bit (mmasim)
-    make study-dot-compress ARGS="--gpu" the part measured on the GPU at hand
+    python -m benchmarks.dot_compress.study_rounding        # matrix units modelled bit by bit, by mmasim
+    python -m benchmarks.dot_compress.study_rounding --gpu  # the part measured on the GPU at hand
+
+Takes some minutes; `make study-dot-compress` does the same.
 
 x (M, D) and y (M, K) standard normal, the upstream gradient a tenth of that, bfloat16, at the reported
 M = 3219, D = 256, K = 64.  A mismatch is |a - b| > 0.2 + 0.01 |b|, the rule of the report, counted per
@@ -10,7 +12,6 @@ M = 3219, D = 256, K = 64.  A mismatch is |a - b| > 0.2 + 0.01 |b|, the rule of 
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import time
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import command
 from helion_sinkhorn import dot_compress, reference
 from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
 from helion_sinkhorn.tuning import markdown
@@ -233,9 +235,7 @@ def on_a_gpu(seed: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("dot_compress.study_rounding", __doc__)
     parser.add_argument("--gpu", action="store_true", help="the part measured on a GPU")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -243,8 +243,9 @@ def main() -> None:
     )
     options = parser.parse_args()
     part = "gpu" if options.gpu else "cpu"
-    if options.gpu and not torch.cuda.is_available():
-        parser.error("--gpu measures on a GPU, and torch sees none")
+    command.need_gpu(parser, "cuda" if options.gpu else "cpu", "without --gpu it models one on a CPU")
+    if not options.gpu:
+        command.need_packages(mmasim="mmasim")
     text = on_a_gpu(options.seed) if options.gpu else on_a_cpu(options.seed)
     print(text)
     begin, end = f"<!-- {part}: make study-dot-compress -->", f"<!-- end of {part} -->"

@@ -1,7 +1,7 @@
 """Time hc_mixes on a GPU beside PyTorch, eager and compiled, and a copy of the same bytes.
 
     python -m benchmarks.hc_mixes.speed [--tokens 8192 65536] [--hidden 4096 5120 7168] [--out FILE]
-                                        [--only hc_mixes "eager TF32" ...]
+                                        [--only hc_mixes "eager TF32" ...]     # some minutes on an H200
 
 Forward without gradients, and backward alone, of bfloat16 streams, n = 4, M = 24.  Median us and the 20 and
 80 % quantiles of single calls that the host has queued ahead, and the median of a call in a CUDA graph.
@@ -13,7 +13,6 @@ to that of one rounding of the exact dx.  The peak is what backward allocates at
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import itertools
@@ -25,7 +24,7 @@ import torch
 from torch._dynamo import mark_dynamic
 from torch._functorch import config as functorch
 
-from benchmarks import memory, timing
+from benchmarks import command, memory, timing
 from helion_sinkhorn import hc_mixes, reference
 from helion_sinkhorn.tuning import markdown
 
@@ -182,17 +181,14 @@ def rows_of_errors(who: dict[str, tuple[Function, bool]], tokens: int, hidden: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("hc_mixes.speed", __doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--hidden", type=int, nargs="+", default=HIDDEN)
     every = callers()
     parser.add_argument("--only", nargs="+", choices=every, default=list(every), metavar="WHO")
     parser.add_argument("--out", type=Path, help="also write the tables there")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("this benchmark times kernels on a GPU, and torch sees none")
+    command.need_gpu(parser)
     begin, lines, who = time.perf_counter(), [], {name: every[name] for name in options.only}
     # the backward pass alone is run again and again on one forward pass
     functorch.donated_buffer = False

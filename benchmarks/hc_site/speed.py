@@ -2,6 +2,7 @@
 
     python -m benchmarks.hc_site.speed [--only site "boundary V4" "boundary V4.1"] [--tokens 8192]
                                        [--hidden 4096 7168] [--serving 1 16 128] [--no-compile] [--out FILE]
+                                       # some minutes on an H200
 
 `site` is hc_site and, behind the sublayer, hc_post; the sublayer's output f is given, and new streams and the
 sublayer's input are made.  A boundary is hc_boundary, from one sublayer's output to the next one's input.
@@ -16,7 +17,6 @@ backward allocates at most, relative to the gradients; kernels are those that th
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ import torch
 from torch._functorch import config as functorch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import memory, timing
+from benchmarks import command, memory, timing
 from benchmarks.hc_streams.speed import Row, copies, drawing, said, times, with_free_tokens
 from helion_sinkhorn import hc_boundary, hc_coeffs, hc_post, hc_pre, hc_site, reference
 from helion_sinkhorn.tuning import markdown
@@ -258,9 +258,7 @@ def rows_of_errors(name: str, who: dict[str, Caller], tokens: int, hidden: int) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("hc_site.speed", __doc__)
     parser.add_argument("--only", choices=WORKS, nargs="+", default=list(WORKS))
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--hidden", type=int, nargs="+", default=HIDDEN)
@@ -268,8 +266,7 @@ def main() -> None:
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--out", type=Path, help="also write the tables there")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("this benchmark times kernels on a GPU, and torch sees none")
+    command.need_gpu(parser)
     # the backward pass alone is run again and again on one forward pass
     functorch.donated_buffer = False
     who = {name: dict(WORKS[name].callers) for name in options.only}

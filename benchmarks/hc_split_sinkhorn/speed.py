@@ -1,6 +1,7 @@
 """Time hc_split_sinkhorn on a GPU beside eager PyTorch, Inductor and a copy of the same bytes.
 
     python -m benchmarks.hc_split_sinkhorn.speed [--tokens 128 8192] [--no-compile] [--out FILE]
+                                                 # some minutes on an H200
 
 Forward without gradients, of mixes and of partial sums in 8 splits, and backward alone, in float32 for four
 streams.  Median us of single calls behind a write that clears the cache, and of a call in a CUDA graph, where
@@ -12,7 +13,6 @@ wait for backward, the mixes left out.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import time
@@ -23,7 +23,7 @@ import torch
 from torch._dynamo import mark_dynamic
 from torch._functorch import config as functorch
 
-from benchmarks import timing
+from benchmarks import command, timing
 from helion_sinkhorn import Reduce, hc_split_sinkhorn, reference
 from helion_sinkhorn.tuning import markdown
 from helion_sinkhorn.tuning.timing import with_cold_cache
@@ -172,15 +172,12 @@ def accuracies(callers: dict[str, Function], tokens: int) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("hc_split_sinkhorn.speed", __doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--out", type=Path, help="also write the tables there")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("this benchmark times kernels on a GPU, and torch sees none")
+    command.need_gpu(parser)
     begin, lines = time.perf_counter(), []
     # the backward pass alone is run again and again on one forward pass
     functorch.donated_buffer = False

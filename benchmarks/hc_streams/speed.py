@@ -2,6 +2,7 @@
 
     python -m benchmarks.hc_streams.speed [--only hc_pre hc_post] [--tokens 8192 65536]
                                           [--hidden 4096 5120 7168] [--no-compile] [--out FILE]
+                                          # some minutes on an H200
 
 Forward without gradients, and backward alone, of bfloat16 streams, n = 4, with float32 weights.  Median us
 and the 20 and 80 % quantiles of single calls that the host has queued ahead, and the median of a call in a
@@ -14,7 +15,6 @@ root mean square.  The peak is what backward allocates at most, relative to the 
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import time
@@ -26,7 +26,7 @@ import torch
 from torch._dynamo import mark_dynamic
 from torch._functorch import config as functorch
 
-from benchmarks import memory, timing
+from benchmarks import command, memory, timing
 from helion_sinkhorn import hc_post, hc_pre, reference
 from helion_sinkhorn.ops.hc_post import budget as hc_post_budget
 from helion_sinkhorn.ops.hc_pre import budget as hc_pre_budget
@@ -214,17 +214,14 @@ def rows_of_errors(name: str, who: dict[str, Function], tokens: int, hidden: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("hc_streams.speed", __doc__)
     parser.add_argument("--only", nargs="+", choices=OPERATIONS, default=list(OPERATIONS))
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--hidden", type=int, nargs="+", default=HIDDEN)
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--out", type=Path, help="also write the tables there")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("this benchmark times kernels on a GPU, and torch sees none")
+    command.need_gpu(parser)
     begin, lines = time.perf_counter(), []
     # the backward pass alone is run again and again on one forward pass
     functorch.donated_buffer = False

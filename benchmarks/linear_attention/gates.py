@@ -1,17 +1,19 @@
 """Gradients of gates of any strength: their errors beside a running sum's and autograd's, and times.
 
-python -m benchmarks.linear_attention.gates             the table of docs/linear_attention.md, on a CPU
-python -m benchmarks.linear_attention.gates --device cuda     the kernels of both methods, and their times
+    python -m benchmarks.linear_attention.gates                   # errors on a CPU: 30 s on one core
+    python -m benchmarks.linear_attention.gates --device cuda     # errors and times of both methods' kernels
+
+The first prints the table of docs/linear_attention.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Iterator
 
 import torch
 
+from benchmarks import command
 from benchmarks.linear_attention.speed import gradients, microseconds
 from helion_sinkhorn import recurrent_linear_attention, reference
 from helion_sinkhorn.ops.linear_attention.budget import Case
@@ -114,9 +116,7 @@ def times() -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("linear_attention.gates", __doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--gates",
@@ -124,6 +124,7 @@ def main() -> None:
         help="of the cases: all on a CPU, gk on a GPU, where others take kernels anew",
     )
     options = parser.parse_args()
+    command.need_gpu(parser, options.device, "--device cpu has the table of errors")
     device = options.device
     gates = options.gates or (["gk"] if device == "cuda" else [gates for _, _, gates in CASES])
     for dtype in (torch.float32,) if device == "cpu" else (torch.float32, torch.bfloat16):

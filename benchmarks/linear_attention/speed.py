@@ -1,8 +1,14 @@
-"""Recurrent linear attention on a GPU: the operator beside its peers, and a search of its walks."""
+"""Recurrent linear attention on a GPU: the operator beside its peers, and a search of its walks.
+
+    python -m benchmarks.linear_attention.speed --site FOLDER     # beside flash-linear-attention in FOLDER
+    python -m benchmarks.linear_attention.speed --crossover       # the recurrence and chunks over T and B H
+    python -m benchmarks.linear_attention.speed --search o dq --seconds 300
+
+Some minutes on an H200; --only and --seconds shorten it.
+"""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -16,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import command
 from benchmarks.timing import Run, graph
 from helion_sinkhorn import recurrent_linear_attention, reference
 from helion_sinkhorn.configs.device import current
@@ -212,7 +219,7 @@ def timed(binary: Binary, operands: tuple[torch.Tensor, ...]) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command.parser("linear_attention.speed", __doc__)
     parser.add_argument("--site", default="", help="a folder with flash-linear-attention")
     parser.add_argument("--shape", type=int, nargs=3, default=[8, 2048, 16], help="B, T, H")
     parser.add_argument("--dtype", default="bfloat16")
@@ -225,8 +232,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=300.0, help="for the search")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("this measures kernels on a GPU, and torch sees none")
+    command.need_gpu(parser)
     dtype = getattr(torch, options.dtype)
     if options.search:
         for row in search(options.search, options.gates, 128, options.workers, options.seconds):

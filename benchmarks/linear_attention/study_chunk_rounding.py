@@ -1,8 +1,8 @@
 """Which rounding of chunked linear attention costs what: its equations in float64, some factors in bfloat16.
 
-    python -m benchmarks.linear_attention.study_chunk_rounding
+    python -m benchmarks.linear_attention.study_chunk_rounding     # 10 s
 
-takes 10 s and prints the table of docs/linear_attention_chunked.md.
+prints the table of docs/linear_attention_chunked.md.
 
 Inputs in bfloat16 as `benchmarks.linear_attention.speed` draws them, T 2048, 4 heads, Dk 64, Dv 128, gk.
 Errors are root mean squares relative to that of the result, before its own rounding.
@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 
+from benchmarks import command
 from helion_sinkhorn.tuning import markdown
 
 STEPS, HEADS, DK, DV, CHUNK = 2048, 4, 64, 128, 64
@@ -83,6 +84,7 @@ def walk(r: Rounding, x, y, a, v, kept) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main() -> None:
+    command.parser("linear_attention.study_chunk_rounding", __doc__).parse_args()
     tensors = inputs()
     exact = results(lambda _, x: x, *tensors)
 

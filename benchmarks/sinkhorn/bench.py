@@ -11,12 +11,12 @@ that is not installed, or whose files are not under HELION_SINKHORN_PEERS, is re
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks import command
 from benchmarks.jobs import Table, commit, measure
 from benchmarks.sinkhorn.worker import Job
 
@@ -105,11 +105,7 @@ def render(path: Path, out: Path) -> None:
 
 
 def main() -> None:
-    import torch
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("sinkhorn.bench", __doc__)
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="fewer batches, no compile, no peers")
     parser.add_argument("--report-only", type=Path, metavar="CSV", help="render this file, measure nothing")
@@ -121,11 +117,14 @@ def main() -> None:
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
     if options.report_only:
+        command.need_packages(matplotlib="matplotlib", pandas="pandas")
         render(options.report_only, out)
         return
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch sees no GPU; --device cpu runs the same code on tiny batches, "
-                     "--report-only CSV renders an earlier run")  # fmt: skip
+    command.need_gpu(
+        parser,
+        options.device,
+        "--device cpu runs the same code on tiny batches, --report-only CSV renders an earlier run",
+    )
     mode = "quick" if options.quick else "full"
     utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     table = Table(out / "bench.csv", {"mode": mode, "commit": commit(), "utc": utc}, FIRST_COLUMNS)

@@ -1,17 +1,16 @@
 """Time backward="implicit" on a GPU beside the exact backward, a copy of the same bytes and plain Triton.
 
-    python -m benchmarks.sinkhorn.implicit_speed --out implicit_speed.md
+    python -m benchmarks.sinkhorn.implicit_speed --out implicit_speed.md     # a minute on an H200
 
 "Triton CG" is the idea found on the web, written anew: a (tile, n, n) block a program, n steps of plain
 conjugate gradients on the corrected system with 1e-10 in the denominators, tile and warps autotuned.
 Medians in us, L2 cleared before each run; the floor is torch.add(p, dy, out=dx).  The error is that of a
 gradient against the same equations in float64, relative to its largest entry, on 1024 matrices; for the exact
-backward against autograd in float64.  About a minute, most of it compiling.
+backward against autograd in float64.  Most of the time is compiling.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +21,7 @@ import triton
 import triton.language as tl
 from triton.testing import do_bench
 
+from benchmarks import command
 from helion_sinkhorn import plan, reference, sinkhorn
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
 from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
@@ -137,17 +137,12 @@ def error(name: str, dx: torch.Tensor, x: torch.Tensor, dy: torch.Tensor, p: tor
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("sinkhorn.implicit_speed", __doc__)
     parser.add_argument("--out", type=Path, default=Path("implicit_speed.md"))
     parser.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16])
     parser.add_argument("--batches", type=int, nargs="+", default=[65536, 1 << 20])
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error(
-            "this benchmark times kernels on a GPU, and torch sees none; make study-backward runs on a CPU"
-        )
+    command.need_gpu(parser, instead="make study-backward runs on a CPU")
     begin = time.perf_counter()
     lines = [
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}; log form",

@@ -10,11 +10,11 @@ of these instructions can be faster, and real ones are slower.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from benchmarks import command
 from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.machine.binary import Binary, Job
 from helion_sinkhorn.machine.compiler import compile_for
@@ -127,9 +127,7 @@ def markdown(rows: list[dict[str, object]], batch: int = BATCH) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser("sinkhorn.machine_code", __doc__)
     parser.add_argument("--devices", nargs="+", choices=list(RATES), default=list(RATES))
     parser.add_argument("--n", nargs="+", type=int, default=[4, 8, 16], help="sizes (default 4 8 16)")
     parser.add_argument("--workers", type=int, default=1, help="compilers side by side")

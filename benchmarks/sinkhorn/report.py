@@ -11,6 +11,7 @@ import pandas
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.patches import Patch
 
 from benchmarks.sinkhorn.peers import FLOOR, FUNCTIONS, OURS
 from helion_sinkhorn.tuning import markdown
@@ -25,11 +26,14 @@ T = 20, float32 and the deepseek form unless said; logits and upstream gradients
 its 20 % and 80 % quantiles. Eager: one call, L2 cleared before it; at small batches the host is what is
 measured. In a graph: one of up to 50 calls in a CUDA graph, operands in L2 where they fit. The floor
 moves the same bytes in the same process: `y.copy_(x)` for forward, `torch.add(x, dy, out=dx)` for
-backward, one after the other for both. Backward is the exact gradient. Every row is in bench.csv.
+backward, one after the other for both. A call is held to the copy that is called as it is, a call in a
+graph to the faster of the two copies: on an H200 a copy of a gigabyte takes half as long again in a graph.
+Backward is the exact gradient. Every row is in bench.csv.
 """
 BESIDE = """\
 In brackets: time over that of helion_sinkhorn in the deepseek form. A peer that computes another form is
-timed in its own. `copy`: the floor.
+timed in its own. `copy`: the floor. The picture has n = 4, in a CUDA graph where there is one, the smallest
+and the largest batch; a peer that computes another form is hatched.
 """
 CHECKED = """\
 Before timing, on 3 randn, which 20 iterations do not bring to convergence, against float64 of the
@@ -41,6 +45,13 @@ LANES = """\
 zero up to rounding, so this is a timing only. Eager: exp, then T times rows and columns with eps.
 Memory: the peak of one step above its start.
 """
+LAYERS = {
+    "torch.ops, forward": "sinkhorn's registered operator, forward",
+    "kernels.launch.forward": "launch of its kernel alone, forward",
+    "torch.ops, backward": "sinkhorn's registered operator, backward",
+    "backward through autograd": "backward of sinkhorn through autograd",
+}
+"""Layers of a call in words, where the name in the CSV is one of the source."""
 KEPT = ("sm_mhz", "memory_mhz", "celsius")
 """Conditions that change within a run."""
 
@@ -74,6 +85,9 @@ class Results:
         self.all[["n", "batch"]] = self.all[["n", "batch"]].astype("Int64")
         timed = self.section("sweep")
         floors = timed[timed.function == FLOOR][[*KEY, "us"]].rename(columns={"us": "floor"})
+        # beyond 1 GB the copy in a graph is another operation, half as slow again
+        faster = floors.groupby(KEY[:-1]).floor.transform("min")
+        floors["floor"] = floors.floor.where(floors.timer != "graph", faster)
         self.timed = timed.merge(floors, on=KEY, how="left")
         self.timed["x_floor"] = self.timed.us / self.timed.floor
         self.by_function = dict(tuple(self.timed.groupby("function")))
@@ -214,7 +228,11 @@ def host_table(results: Results) -> str:
     rows = results.section("host")
     base = rows[rows.function == "x * 2"].us
     return markdown.of_records(
-        {"layer": r.function, "us a call": spread(r), "/ x * 2": figure(r.us / base.iloc[0])}
+        {
+            "layer": LAYERS.get(r.function, r.function),
+            "us a call": spread(r),
+            "/ x * 2": figure(r.us / base.iloc[0]),
+        }
         for r in rows.itertuples()
     )
 
@@ -289,43 +307,77 @@ def plot_time(results: Results, out: Path) -> None:
 
 def plot_floor(results: Results, out: Path) -> None:
     """Floor over time against B; 1 is a copy of the same bytes."""
-    shown, axes = pyplot.subplots(1, 3, figsize=(15, 4), layout="constrained", sharey=True)
+    shown, axes = pyplot.subplots(1, 3, figsize=(10, 4), layout="constrained", sharey=True)
     for axis, which in zip(axes, PASSES, strict=True):
         for n, _ in results.of(OURS, dtype="float32").groupby("n"):
             for timer, style in (("eager", "o-"), ("graph", "x--")):
                 line = results.of(OURS, dtype="float32", n=n, which=which, timer=timer)
                 label = f"n = {n}" if timer == "eager" else None
                 axis.plot(line.batch, 1 / line.x_floor, style, color=color(n), markersize=4, label=label)
-        batch_axes(axis, which, "fraction of the copy floor (dashed: CUDA graph)")
+        batch_axes(axis, which, "time of a copy / time")
         axis.set_ylim(0, 1.05)
-    axes[0].legend(fontsize=8)
+    handles, labels = axes[0].get_legend_handles_labels()
+    for timer, style in (("eager", "o-"), ("graph", "x--")):
+        handles += axes[0].plot([], [], style, color="0.3", markersize=4)
+        labels.append(CALLED[timer])
+    shown.legend(handles, labels, loc="outside lower center", ncols=4)
     save(shown, out / "floor.png")
 
 
+BARS = {"forward": "#0072B2", "backward": "#E69F00"}
+OTHER_FORM = {"hatch": "////", "edgecolor": "white", "linewidth": 0}
+
+
 def plot_speedup(results: Results, out: Path) -> None:
-    """How many times slower the others are at n = 4, by the timer that hides the host where there is one."""
+    """How many times as long others take at n = 4, by the timer that hides the host where there is one."""
     timer = "graph" if (results.timed.timer == "graph").any() else "eager"
-    names = compared(results)
-    shown, axes = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="constrained", sharey=True)
-    for axis, which in zip(axes, PASSES, strict=True):
-        own = results.of(OURS, dtype="float32", n=4, which=which, timer=timer)[["batch", "us"]]
-        for index, name in enumerate(names):
-            line = results.of(name, dtype="float32", n=4, which=which, timer=timer)[["batch", "us"]]
-            both = line.merge(own, on="batch", suffixes=("", "_own"))
-            if not both.empty:
-                label = name if definition(name) == "deepseek" else f"{name}: {definition(name)}"
-                # more peers than colours: a second round of them is dashed
-                again, hue = divmod(index, len(COLORS))
-                axis.plot(
-                    both.batch, both.us / both.us_own, ("o-", "s--")[again], color=COLORS[hue], label=label
-                )
-        axis.axhline(1, color="0.3", linewidth=1)
-        batch_axes(axis, which, f"time / time of helion_sinkhorn, n = 4, {TIMER[timer]}")
-        axis.set_yscale("log")
-    handles = {label: h for a in axes for h, label in zip(*a.get_legend_handles_labels(), strict=True)}
-    if handles:
-        shown.legend(handles.values(), handles.keys(), loc="outside right", fontsize=8)
+    names = [name for name in compared(results) if not results.of(name, dtype="float32", n=4).empty]
+    if not names:
+        return
+    batches = results.of(names[0], dtype="float32", n=4).batch
+    batches = sorted({batches.min(), batches.max()})
+
+    def ratio(name: str, batch: int, which: str) -> float:
+        at = dict(dtype="float32", n=4, batch=batch, which=which, timer=timer)
+        found, own = results.one(name, **at), results.one(OURS, **at)
+        return numpy.nan if found is None or own is None else found.us / own.us
+
+    ratios = {
+        (batch, which): {name: ratio(name, batch, which) for name in names}
+        for batch in batches
+        for which in BARS
+    }
+    names.sort(key=ratios[batches[-1], "forward"].__getitem__)
+    size = 10, 1.5 + 0.4 * len(names)
+    shown, axes = pyplot.subplots(
+        1, len(batches), figsize=size, layout="constrained", sharex=True, sharey=True, squeeze=False
+    )
+    for axis, batch in zip(axes[0], batches, strict=True):
+        for which, below in (("forward", -0.2), ("backward", 0.2)):
+            bars_of(axis, which, below, [(name, ratios[batch, which][name]) for name in names])
+        axis.axvline(1, color="0.3", linewidth=1)
+        axis.set(title=f"{batch:,} matrices", xscale="log")
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.tick_params("y", length=0)
+    every = [r for found in ratios.values() for r in found.values()]
+    # room for the figure behind the longest bar
+    axes[0, 0].set_xlim(numpy.nanmin((1.0, *every)), 2.5 * numpy.nanmax(every))
+    axes[0, 0].set_yticks(range(len(names)), names)
+    axes[0, 0].invert_yaxis()
+    shown.supxlabel(f"times as long as {OURS}, n = 4, {TIMER[timer]} (log scale)", fontsize="medium")
+    handles = [Patch(color=hue, label=which) for which, hue in BARS.items()]
+    handles.append(Patch(facecolor="0.6", **OTHER_FORM, label="computes another form"))
+    shown.legend(handles=handles, loc="outside upper center", ncols=3)
     save(shown, out / "speedup.png")
+
+
+def bars_of(axis: pyplot.Axes, which: str, below: float, ratios: list[tuple[str, float]]) -> None:
+    """A bar from 1 for each name, its figure behind it."""
+    for k, (name, ratio) in enumerate(ratios):
+        form = {} if definition(name) == "deepseek" else OTHER_FORM
+        axis.barh(k + below, ratio - 1, 0.38, left=1, color=BARS[which], **form)
+        text = "not timed" if numpy.isnan(ratio) else f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
+        axis.text(numpy.nanmax((1, ratio)), k + below, f" {text}", va="center", fontsize=8.5)
 
 
 def plot_host(results: Results, out: Path) -> None:
@@ -333,7 +385,12 @@ def plot_host(results: Results, out: Path) -> None:
     rows = results.section("host").iloc[::-1]
     shown, axis = pyplot.subplots(figsize=(8, 0.4 * len(rows) + 1), layout="constrained")
     colors = ["0.6" if "x * 2" in name or "torch.empty" in name else "C0" for name in rows.function]
-    axis.barh(rows.function, rows.us, xerr=[rows.us - rows.us_20, rows.us_80 - rows.us], color=colors)
+    axis.barh(
+        [LAYERS.get(name, name) for name in rows.function],
+        rows.us,
+        xerr=[rows.us - rows.us_20, rows.us_80 - rows.us],
+        color=colors,
+    )
     axis.set(xlabel="host time of a call, us (median; bars from the 20 % to the 80 % quantile)")
     axis.grid(axis="x", alpha=0.3)
     save(shown, out / "host.png")

@@ -175,6 +175,50 @@ def test_report_has_the_ratios_and_the_plots(tmp_path):
         assert (tmp_path / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def pictured(monkeypatch, tmp_path, rows) -> dict:
+    """The figures of a report by the names of their files."""
+    report = pytest.importorskip("benchmarks.sinkhorn.report")
+    shown = {}
+    monkeypatch.setattr(report, "save", lambda figure, path: shown.update({path.stem: figure}))
+    rendered(tmp_path, rows)
+    return shown
+
+
+def test_the_floor_of_a_graph_is_the_faster_copy(monkeypatch, tmp_path):
+    """A copy of a gigabyte is half as slow again in a graph; called as it is, it has its own row."""
+    rows = sample_rows()
+    for row in rows:
+        if row.get("function") == peers.FLOOR and row["batch"] == 1 << 20:
+            row["us"] = {"graph": 16.0, "eager": 12.0}[row["timer"]]
+    axis = pictured(monkeypatch, tmp_path, rows)["floor"].axes[0]
+    alone, graph = (line.get_ydata() for line in axis.lines[:2])
+    assert list(alone) == list(graph) == pytest.approx([10 / 15, 12 / 15])
+
+
+def test_a_peer_s_bar_says_how_many_times_as_long_it_takes(monkeypatch, tmp_path):
+    first = sample_rows()
+    slow = [{**r, "function": "fla, Triton", "us": 600.0} for r in first if r.get("function") == "eager"]
+    rows = first + [r for r in slow if r.get("section") == "sweep" and r["pass"] == "forward"]
+    figure = pictured(monkeypatch, tmp_path, rows)["speedup"]
+    assert [axis.get_title() for axis in figure.axes] == ["4,096 matrices", "1,048,576 matrices"]
+    for axis in figure.axes:
+        assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["eager", "fla, Triton"]
+        said = [t.get_text().strip() for t in axis.texts]
+        assert said == ["20", "40", "20", "not timed"]
+        ends = [bar.get_x() + bar.get_width() for bar in axis.patches]
+        assert ends[:3] == pytest.approx([20, 40, 20])
+        assert [bool(bar.get_hatch()) for bar in axis.patches] == [False, True, False, True]
+
+
+def test_layers_of_the_host_are_in_words(monkeypatch, tmp_path):
+    rows = sample_rows()
+    rows.append({**next(r for r in rows if r["section"] == "host"), "function": "kernels.launch.forward"})
+    figure = pictured(monkeypatch, tmp_path, rows)["host"]
+    first, *_ = figure.axes[0].get_yticklabels()
+    assert first.get_text() == "launch of its kernel alone, forward"
+    assert "| launch of its kernel alone, forward |" in (tmp_path / "report.md").read_text()
+
+
 def test_report_of_a_run_that_was_killed(tmp_path):
     text = rendered(tmp_path, [r for r in sample_rows() if r["section"] in ("left out", "host")])
     assert "No row of the main series" in text

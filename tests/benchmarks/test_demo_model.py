@@ -12,6 +12,7 @@ pytest.importorskip(
 )
 
 from benchmarks.demo_model import __main__ as demo
+from benchmarks.demo_model import run as steps
 from benchmarks.demo_model.model import Chain
 from helion_sinkhorn import hc_post
 from helion_sinkhorn.integrations import transformers as integration
@@ -21,7 +22,7 @@ from helion_sinkhorn.integrations import transformers as integration
 def run(monkeypatch, tmp_path, capsys):
     """The demo with a few steps: its exit status and what it prints."""
     threads = torch.get_num_threads()
-    monkeypatch.setattr(demo, "LEARNED", 1.0)
+    monkeypatch.setattr(steps, "LEARNED", 1.0)
     monkeypatch.setattr(
         sys, "argv", ["demo_model", "--steps", "6", "--device", "cpu", "--output", str(tmp_path / "x.png")]
     )
@@ -52,7 +53,7 @@ def test_it_fails_with_comb_transposed(run, monkeypatch):
 
 
 def test_it_fails_when_nothing_is_learned(run, monkeypatch):
-    monkeypatch.setattr(demo, "LEARNED", 0.01)
+    monkeypatch.setattr(steps, "LEARNED", 0.01)
     status, printed = run()
     assert status == 1
     assert printed.count("FAILED") == 1

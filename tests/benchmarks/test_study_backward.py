@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("matplotlib", reason="needs the bench extra, which make installs")
 
@@ -20,6 +21,27 @@ def shown(n: int, n_iters: int, method: str) -> list[float]:
     section = PAGE.read_text().split(f"\nn = {n}, T = {n_iters}\n")[1]
     (row,) = re.findall(rf"^\| {method} \|(.*)\|$", section.split("\nn = ")[0].split("\n### ")[0], re.M)
     return [float(cell.split(",")[0]) for cell in row.split("|")]
+
+
+def test_the_picture_marks_what_is_exact_by_definition(tmp_path, monkeypatch):
+    from matplotlib import pyplot
+
+    shown = []
+    monkeypatch.setattr(pyplot.Figure, "savefig", lambda figure, *_, **__: shown.append(figure))
+    errors = {
+        (4, name, t, method): torch.ones(3)
+        for name in LOGITS
+        for t in study.ITERATIONS
+        for method in study.METHODS
+    }
+    study.figure(list(LOGITS), errors, tmp_path / "x.png")
+    pyplot.close(shown[0])
+    hatched = {axis.get_title(): axis.patches for axis in shown[0].axes if axis.patches}
+    (block,) = hatched.pop("last 5 iterations")
+    assert not hatched
+    assert block.get_hatch()
+    # rows of T = 1, 2 and 5
+    assert (block.get_y(), block.get_height()) == (-0.5, 3)
 
 
 @pytest.mark.parametrize("method", ["exact", "corrected cg", "P frozen"])

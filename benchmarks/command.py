@@ -1,0 +1,31 @@
+"""The command line of a benchmark: its help, and what it says where something is missing."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+
+
+def parser(module: str, description: str) -> argparse.ArgumentParser:
+    """The parser of `python -m benchmarks.<module>`; its description keeps its lines."""
+    return argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{module}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def need_gpu(of: argparse.ArgumentParser, device: str = "cuda", instead: str = "") -> None:
+    """End with status 2 where a GPU is asked for and torch sees none."""
+    import torch
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        of.error(f"this runs on a GPU, and torch sees none{f'; {instead}' if instead else ''}")
+
+
+def need_packages(**pip: str) -> None:
+    """End with status 1 where one of these is not installed; its value is what pip calls it."""
+    for module, name in pip.items():
+        if importlib.util.find_spec(module) is None:
+            sys.exit(f"needs {module}: pip install {name}")

@@ -1,0 +1,112 @@
+"""Command lines: every help says how to start and how long it takes, and what is missing is a sentence."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+STARTED = [
+    path
+    for path in sorted((ROOT / "benchmarks").rglob("*.py"))
+    if '__name__ == "__main__"' in path.read_text() and path.stem != "worker"
+]
+EXTRAS = "jax", "matplotlib", "mmasim", "pandas", "transformers"
+WITHOUT_EXTRAS = f"""
+import runpy, sys
+sys.modules.update(dict.fromkeys({EXTRAS}))
+def run(name, *words):
+    sys.argv = [name, *words]
+    try:
+        if name.endswith(".py"):
+            runpy.run_path(name, run_name="__main__")
+        else:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        print(end)
+name, *words = sys.argv[1:]
+run(name, "--help")
+run(name, *words)
+"""
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+
+
+def called(monkeypatch, capsys, path: Path, *words: str) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of a command that ends by itself."""
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as missing:
+        pytest.skip(str(missing))
+    monkeypatch.setattr(sys, "argv", [path.name, *words])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    return ended.value.code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("path", STARTED, ids=module_of)
+def test_help_says_how_to_start_it_and_how_long_it_takes(path, monkeypatch, capsys):
+    status, said, _ = called(monkeypatch, capsys, path, "--help")
+    assert status == 0
+    assert re.match(rf"usage: python -m {module_of(path)}\s", said)
+    assert f"\n    python -m {module_of(path)}" in said
+    assert re.search(r"\d+ s\b|minute", said)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing without a GPU")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("demo", ["--device", "cuda"]),
+        ("demo_model/__main__", ["--device", "cuda"]),
+        ("dot_compress/speed", []),
+        ("hc_site/speed", []),
+        ("linear_attention/gates", ["--device", "cuda"]),
+        ("residual_path/bench", []),
+        ("sinkhorn/bench", ["--out", "nowhere"]),
+    ],
+)
+def test_without_a_gpu_a_benchmark_says_so(name, words, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    status, _, said = called(monkeypatch, capsys, ROOT / "benchmarks" / f"{name}.py", *words)
+    assert status == 2
+    assert "this runs on a GPU, and torch sees none" in said
+
+
+@pytest.mark.parametrize("words", [["--tokens", "0"], ["--n", "0"]])
+def test_the_demo_asks_for_a_matrix(words, monkeypatch, capsys):
+    status, _, said = called(monkeypatch, capsys, ROOT / "benchmarks" / "demo.py", "--device", "cpu", *words)
+    assert status == 2
+    assert "--tokens and --n are at least 1" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [
+        (["benchmarks.demo", "--device", "cpu"], "matplotlib"),
+        (["benchmarks.demo_model", "--device", "cpu"], "matplotlib"),
+        (["benchmarks.dot_compress.study_rounding"], "mmasim"),
+        (["benchmarks.sinkhorn.study_backward"], "matplotlib"),
+        (["ci.compare", "docs/accuracy/h200.json"], "matplotlib"),
+        (["docs.numbers", "--check"], r"\w+"),
+        (["examples/jax_dlpack.py"], "jax"),
+        (["examples/patch_transformers.py"], "transformers"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_without_extras_help_works_and_the_rest_says_what_to_install(command, needed):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS, *command], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: python ")
+    assert re.search(rf"\n0\nneeds {needed}: pip install \w+.*\n\Z", done.stdout), done.stdout[-300:]
