@@ -499,3 +499,17 @@ def test_warm_makes_the_launches_of_a_call_and_its_gradient(asked, monkeypatch, 
     torch.autograd.backward(results, [torch.randn_like(r) for r in results])
     assert len(programs) >= 2
     assert warmed == programs
+
+
+def test_a_device_is_presented_to_what_torch_has_imported_before():
+    """The checks of `warm` import it, and Helion asks it."""
+    asked = """
+from torch._dynamo.device_interface import CudaInterface
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.machine.presented import present_device
+present_device(DEVICES["h200"])
+of = CudaInterface
+print(of.get_device_properties(0).name, of.device_count(), of.current_device())
+"""
+    done = python("-c", asked)
+    assert done.stdout == "h200 1 0\n", done.stderr
