@@ -22,7 +22,8 @@ help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } \
 		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
 		/^[a-z-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@printf '\nARGS="..." is passed on to the command; WHEELS=folder installs without an index.\n'
+	@printf '\nARGS="..." is passed on to the command; WHEELS=folder installs without a network.\n'
+	@printf 'OFFLINE=1 is for `tune` alone, and means "without that GPU", not "without a network".\n'
 
 ##@ Try it
 demo: $(VENV)/.ready ## error, row and column sums, time beside eager and torch.compile, a picture
@@ -147,8 +148,15 @@ device-rows: ## rows of ci/devices.toml as a GitHub matrix. ARGS=sanitizer: thos
 
 ##@ Tune it (docs/tuning.md)
 # DEVICE=h200 [KERNEL=] [TAGS=] [EFFORT=quick|full] [BUDGET=seconds] [FORCE=1] [OFFLINE=1] [ARGS=]
-tune: $(VENV)/.ready ## time configs on this machine and store the best. DEVICE=h200; OFFLINE=1 ranks machine code instead
-	$(RUN) -m helion_sinkhorn tune --device $(or $(DEVICE),$(error DEVICE= names what to tune for)) $(TUNE) $(ARGS)
+# A wrong DEVICE ends make here, before an environment of gigabytes is built
+ifneq ($(filter tune,$(MAKECMDGOALS)),)
+DEVICES := $(shell awk -F'"' '$$1 ~ /^ *Device.$$/ { print $$2 }' helion_sinkhorn/configs/device.py)
+ifeq ($(filter $(DEVICE),$(DEVICES)),)
+$(error DEVICE is '$(DEVICE)'; say what to tune for, make tune DEVICE=..., one of: $(DEVICES))
+endif
+endif
+tune: $(VENV)/.ready ## time configs on this machine and store the best. DEVICE=h200; OFFLINE=1: without that GPU, rank machine code
+	$(RUN) -m helion_sinkhorn tune --device $(DEVICE) $(TUNE) $(ARGS)
 
 tuning-readme: $(VENV)/.ready ## tuning_cache/README.md from its data
 	$(RUN) -m helion_sinkhorn readme

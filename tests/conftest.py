@@ -97,8 +97,8 @@ def fresh_caches():
     from helion_sinkhorn.runtime import serving
 
     caches = (
-        device.current, store.read, store.user_folder, lookup.lookup, lookup.say_version, serving.choose,
-        serving.say_untuned,
+        device.current, store.read, store.user_folder, lookup.lookup, lookup.say_version,
+        lookup.other_batches, serving.choose, serving.say_untuned, serving.say_far,
     )  # fmt: skip
 
     def clear():

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from helion_sinkhorn.configs.device import DEVICES
+
 ROOT = Path(__file__).resolve().parents[1]
 MAKEFILE = (ROOT / "Makefile").read_text()
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
@@ -32,6 +34,19 @@ def test_offline_is_the_tuner_s_word_alone():
     assert made("-Bn", "lint", "OFFLINE=1") == made("-Bn", "lint")
     assert "--offline" in made("-n", "tune", "DEVICE=h200", "OFFLINE=1")
     assert "--no-index --find-links somewhere" in made("-Bn", "lint", "WHEELS=somewhere")
+
+
+def test_what_offline_means_is_said():
+    assert 'OFFLINE=1 is for `tune` alone, and means "without that GPU", not "without a network"' in made()
+
+
+@pytest.mark.parametrize("words", [[], ["DEVICE=h2"]])
+def test_tune_names_the_devices_before_it_builds_an_environment(words):
+    command = ["make", "--no-print-directory", "-Bn", "tune", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert not done.stdout
+    assert f"one of: {' '.join(DEVICES)}." in done.stderr
 
 
 def test_benchmarks_start_as_modules():

@@ -79,12 +79,32 @@ def say_version(kernel: str, triton: str) -> None:
     )  # fmt: skip
 
 
+def own_and_family(device: Device) -> list[str]:
+    """The devices whose entries serve this one, in their order."""
+    relatives = [d.key for d in DEVICES.values() if d.family == device.family and d.key != device.key]
+    return [device.key, *relatives]
+
+
+@functools.cache
+def other_batches(device: Device, kernel: str, key: store.Key) -> str:
+    """At which batches, under which Triton, a key is tuned, in words; empty where at none."""
+    found = [
+        entry
+        for name in own_and_family(device)
+        for folder in store.folders()
+        for entry in store.read(folder, name, kernel)
+        if entry.key == key
+    ]
+    versions = ", ".join(sorted({entry.triton or "an unknown one" for entry in found}))
+    batches = sorted({entry.batch for entry in found})
+    return f"{', '.join(map(str, batches))} (Triton {versions})" if found else ""
+
+
 def find(
     device: Device, kernel: str, key: store.Key, batch: int, folders: Sequence[Path]
 ) -> store.Entry | None:
     """`lookup` in these folders, in their order."""
-    relatives = [d.key for d in DEVICES.values() if d.family == device.family and d.key != device.key]
-    for name in (device.key, *relatives):
+    for name in own_and_family(device):
         for folder in folders:
             entry = preferred(store.read(folder, name, kernel), key, batch, store.triton_minor())
             if entry is not None:

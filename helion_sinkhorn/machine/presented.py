@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 import tempfile
 import types
 from collections.abc import Iterator, Sequence
@@ -59,6 +60,10 @@ def present_device(device: Device) -> None:
     torch.cuda.get_device_properties = lambda device=None: properties
     torch.cuda.get_device_capability = lambda device=None: (major, minor)
     torch.cuda.get_device_name = lambda device=None: properties.name
+    # it keeps the functions that it found when it was imported
+    if interfaces := sys.modules.get("torch._dynamo.device_interface"):
+        for name in ("current_device", "device_count", "get_device_properties"):
+            setattr(interfaces.CudaInterface, name, staticmethod(getattr(torch.cuda, name)))
     torch.version.cuda, torch.version.hip = ("13.0", None) if nvidia else (None, "7.0")
 
     import triton

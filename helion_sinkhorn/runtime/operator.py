@@ -43,6 +43,10 @@ class Operator:
     kernel_calls: Callable[[Any], Iterator[tuple[str, Any]]]
     """workload -> (kernel, its call), one for each kernel that it runs."""
     _: KW_ONLY
+    call_public: Callable[[Any, Callable[..., torch.Tensor]], None]
+    """(workload, empty): the public function, for what it checks, on tensors of empty(*shape, dtype=...)."""
+    fixed: tuple[str, ...] = ()
+    """Fields of a workload that its trials do not take: their launches have the defaults."""
     score: Callable[[Any, int], float] | None = None
     """(Binary, batch) -> what the candidates of a key are ranked by where they cannot be timed, or None."""
     problems: Callable[[Any], Iterator[str]] = no_problems

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from helion_sinkhorn.configs.device import DEVICES, Device, current
-from helion_sinkhorn.configs.lookup import lookup
+from helion_sinkhorn.configs.lookup import lookup, other_batches
 from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.runtime.dispatch import kept_launch, run
 from helion_sinkhorn.runtime.kernel import Built, Choice, Kernel, build, default_choice, in_space
@@ -103,6 +103,27 @@ def say_untuned(device: Device, name: str) -> None:
     )  # fmt: skip
 
 
+@functools.cache
+def say_far(device: Device, name: str, batches: str) -> None:
+    """Once a process: what is stored is for other batches, which tuning again would not change."""
+    log.info(
+        "%s is tuned for %s at batch %s, each more than 4 times away from that of some calls: these run with "
+        "its default config", name, device.key, batches,
+    )  # fmt: skip
+
+
+def say_default(device: Device, name: str, call: Any, batch: int) -> None:
+    """Say why a call that the tuner covers runs with the default, unless `refuse` has."""
+    if lookup(device, name, call.key, batch) is not None:
+        return
+    batches = other_batches(device, name, call.key)
+    with _saying:
+        if batches:
+            say_far(device, name, batches)
+        else:
+            say_untuned(device, name)
+
+
 def serve(
     kernels: Mapping[str, Kernel],
     name: str,
@@ -127,8 +148,7 @@ def serve(
     device, how, interpret = device_at(index_of(x))
     taken = choice or choose(kernels[name], call, batch, device)
     if not (interpret or taken.stored or choice) and device.key in DEVICES and call.key in tuned():
-        with _saying:
-            say_untuned(device, name)
+        say_default(device, name, call, batch)
     try:
         kernel = build(kernels[taken.kernel], taken.config, interpret)
         launch(Served(taken, kernel, device, how, interpret, choice is not None))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.binary import Job
+from helion_sinkhorn.machine.binary import Binary, Job
 from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.runtime.kernel import Choice, in_space
@@ -98,11 +101,34 @@ def jobs_of(folder: Path, device: str, kernel: str, evidence: str = "") -> Itera
 
 
 def miscompiled(
-    folder: Path, workers: int, every: int = 1, devices: Iterable[str] = tuple(DEVICES)
+    folder: Path,
+    workers: int,
+    every: int = 1,
+    devices: Iterable[str] = tuple(DEVICES),
+    say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[str]:
     """Programs, each `every`-th, that do not compile for their device or should not be launched there."""
     for device in devices:
-        for binary in compile_for(device, jobs(folder, device)[::every], workers=workers):
+        todo = jobs(folder, device)[::every]
+        if todo:
+            say(f"{device}: {len(todo)} programs to compile")
+        for binary in compile_for(device, todo, workers=workers, report=file_by_file(device, todo, say)):
             serious = [p for p in binary.problems if not (binary.compiled and p.startswith("spills"))]
             if serious:
                 yield f"{device}: {binary.job.call} {binary.job.choice}: {'; '.join(serious)}"
+
+
+def file_by_file(device: str, todo: Sequence[Job], say: Callable[[str], None]) -> Callable[[Binary], None]:
+    """What takes each binary as it comes, from any thread, and says which file's programs are compiled."""
+    all_of = Counter(job.choice.kernel for job in todo)
+    left, counting, begin = all_of.copy(), threading.Lock(), time.perf_counter()
+
+    def compiled(binary: Binary) -> None:
+        kernel = binary.job.choice.kernel
+        with counting:
+            left[kernel] -= 1
+            if not left[kernel]:
+                seconds = time.perf_counter() - begin
+                say(f"  {device}/{kernel}.json: {all_of[kernel]} programs compiled, {seconds:.0f} s")
+
+    return compiled

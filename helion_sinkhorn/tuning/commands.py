@@ -42,18 +42,20 @@ def here(asked: str) -> str:
         "from machine code compiled here"
     )
     if not torch.cuda.is_available():
-        raise SystemExit(f"tune: asked for {asked}, found no GPU; {advice}.")
+        selection.refuse("tune", f"asked for {asked}, found no GPU; {advice}")
     index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
     torch.cuda.set_device(index)
     found, name = current(index), torch.cuda.get_device_name(index)
     if found.key != asked:
-        raise SystemExit(f"tune: asked for {asked}, found {found.key} ({name}); {advice}.")
+        selection.refuse("tune", f"asked for {asked}, found {found.key} ({name}); {advice}")
     return name
 
 
 def tune(arguments: argparse.Namespace) -> int:
-    if not arguments.offline:
-        reported = here(arguments.device)
+    selection.check_seconds("tune", "--budget", arguments.budget)
+    selection.check_count("tune", "--workers", arguments.workers)
+    if arguments.out.exists():
+        selection.check_folder("tune", arguments.out)
     # importing these imports Triton
     from helion_sinkhorn.operators import KERNELS
     from helion_sinkhorn.tuning import deadline, offline_run, plan, search
@@ -66,6 +68,8 @@ def tune(arguments: argparse.Namespace) -> int:
     groups = groups_of(workloads, arguments.kernel)
     if not groups:
         selection.refuse("tune", f"none of these {len(workloads)} workloads uses {arguments.kernel}")
+    if not arguments.offline:
+        reported = here(arguments.device)
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # said, or Helion gives this process a folder of its own, where it finds nothing of what others compiled
     cache = os.environ.get("TRITON_CACHE_DIR") or str(Path.home() / ".triton" / "cache")
@@ -119,8 +123,9 @@ def show(arguments: argparse.Namespace) -> int:
     from helion_sinkhorn.operators import KERNELS, kernel_calls
     from helion_sinkhorn.runtime.serving import choose
 
+    workloads = selection.workloads("show", arguments.tags, arguments.only)
     device = DEVICES[arguments.device] if arguments.device else this_device()
-    for w in selection.workloads("show", arguments.tags, arguments.only):
+    for w in workloads:
         for name, call in kernel_calls(w):
             console.print(f"{device.key} {w.name}: {choose(KERNELS[name], call, w.batch, device)}")
     return 0
@@ -129,23 +134,27 @@ def show(arguments: argparse.Namespace) -> int:
 def this_device() -> Device:
     if torch.cuda.is_available():
         return current(torch.cuda.current_device())
-    raise SystemExit(f"show: no GPU here; name one with --device: {', '.join(DEVICES)}.")
+    selection.refuse("show", f"no GPU here; name one with --device: {', '.join(DEVICES)}")
 
 
 def check(arguments: argparse.Namespace) -> int:
     """Schema, fingerprints and README of a folder, and all its programs compiled for their devices."""
+    selection.check_count("check", "--workers", arguments.workers)
+    selection.check_folder("check", arguments.out)
+    if importlib.util.find_spec("jsonschema") is None:
+        selection.refuse("check", "needs jsonschema; pip install 'helion_sinkhorn[check]'")
     from helion_sinkhorn.tuning import check as cache
     from helion_sinkhorn.tuning.readme import readme as written
 
-    if importlib.util.find_spec("jsonschema") is None:
-        raise SystemExit("check: needs jsonschema; pip install 'helion_sinkhorn[check]'.")
     begin = time.perf_counter()
-    folder = arguments.out
+    folder, page = arguments.out, arguments.out / "README.md"
     found = list(cache.complaints(folder))
-    if (folder / "README.md").exists() and written(folder) != (folder / "README.md").read_text():
-        found.append(f"{folder / 'README.md'} is not what the data say: make tuning-readme")
+    # of files with something wrong there may be no tables
+    if not found and page.exists() and written(folder) != page.read_text():
+        found.append(f"{page} is not what the data say: `python -m helion_sinkhorn readme` writes it anew")
     if not arguments.no_compile:
-        found += cache.miscompiled(folder, arguments.workers or len(os.sched_getaffinity(0)))
+        workers = arguments.workers or len(os.sched_getaffinity(0))
+        found += cache.miscompiled(folder, workers, say=console.print)
     for line in found:
         console.print(line)
     programs = sum(len(cache.jobs(folder, key)) for key in DEVICES)
@@ -159,25 +168,24 @@ def check(arguments: argparse.Namespace) -> int:
 def warm(arguments: argparse.Namespace) -> int:
     """Generate the code of an operator's calls now, so that first calls need not."""
     from helion_sinkhorn.runtime import program_cache
-
-    if program_cache.folder() is None:
-        raise SystemExit(
-            "warm: HELION_SINKHORN_CACHE_DIR is off, so nothing can be kept; name a folder by it."
-        )
-    is_here = torch.cuda.is_available() and arguments.device in (None, current(0).key)
-    if not (is_here or arguments.device):
-        raise SystemExit(f"warm: no GPU here; name the device by --device: one of {', '.join(DEVICES)}.")
-    if not is_here:
-        # before Helion is imported, which looks at the device
-        present_device(DEVICES[arguments.device])
     from helion_sinkhorn.tuning import warm as warming
 
     if arguments.op not in warming.OPERATORS:
-        raise SystemExit(f"warm: no operator is called {arguments.op!r}; use {', '.join(warming.OPERATORS)}.")
+        selection.refuse(
+            "warm", f"no operator is called {arguments.op!r}; --op is one of {', '.join(warming.OPERATORS)}"
+        )
     try:
-        calls = list(warming.workloads(arguments.op, arguments.fields))
+        calls = warming.workloads(arguments.op, arguments.fields)
     except ValueError as error:
-        raise SystemExit(f"warm: {error}") from None
+        selection.refuse("warm", str(error))
+    is_here = torch.cuda.is_available() and arguments.device in (None, current(0).key)
+    if not (is_here or arguments.device):
+        selection.refuse("warm", f"no GPU here; name a device with --device: {', '.join(DEVICES)}")
+    if program_cache.folder() is None:
+        selection.refuse("warm", "HELION_SINKHORN_CACHE_DIR is off, so nothing is kept; name a folder by it")
+    if not is_here:
+        # before Helion is imported, which looks at the device
+        present_device(DEVICES[arguments.device])
     for workload in calls:
         begin = time.perf_counter()
         if is_here:
@@ -199,7 +207,7 @@ def say_programs() -> None:
 
     folder = program_cache.folder()
     if folder is None:
-        console.print("generated code is not kept: HELION_SINKHORN_CACHE_DIR is off")
+        console.print("generated code: not kept, HELION_SINKHORN_CACHE_DIR is off")
         return
     files, size = program_cache.usage()
     state = (
@@ -210,9 +218,18 @@ def say_programs() -> None:
 
 def readme(arguments: argparse.Namespace) -> int:
     """Write the README of a folder anew from its data."""
+    selection.check_folder("readme", arguments.out)
+    page = arguments.out / "README.md"
+    if not page.is_file():
+        selection.refuse("readme", f"there is no {page}; write one, whose text stays above the tables")
     from helion_sinkhorn.tuning.readme import readme as written
 
-    (arguments.out / "README.md").write_text(written(arguments.out))
+    try:
+        text = written(arguments.out)
+    except (ValueError, KeyError, TypeError):
+        selection.refuse("readme", f"a file in {arguments.out} is damaged; `check --no-compile` says which")
+    page.write_text(text)
+    console.print(str(page))
     return 0
 
 

@@ -1,9 +1,10 @@
-"""Which workloads and kernels a command is about; a name that nothing has ends it with status 2."""
+"""What a command is asked for; a name that nothing has, or a value out of range, ends it with status 2."""
 
 from __future__ import annotations
 
 import difflib
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 from helion_sinkhorn.workloads import WORKLOADS, tagged
@@ -21,19 +22,44 @@ def workloads(command: str, tag: str, part: str) -> list[Any]:
     found = [w for w in of_tag if part in w.name]
     if not found:
         names = [w.name for w in of_tag]
-        near = difflib.get_close_matches(part, names, SHOWN, cutoff=0.0)
         refuse(
             command,
             f"none of the {len(names)} workloads with the tag {tag!r} has {part!r} in its name; "
-            f"the nearest are {', '.join(near)}, and `show` without --only lists all",
+            f"{like(part, names)}, and `show` without --only lists all",
         )
     return found
+
+
+def like(part: str, names: list[str]) -> str:
+    """The names that resemble a part of one; where none does, what names look like."""
+    near = difflib.get_close_matches(part, names, SHOWN)
+    if near:
+        return f"the nearest are {', '.join(near)}"
+    return f"names look like {names[0]} and {names[-1]}"
 
 
 def check_kernel(command: str, kernel: str | None, known: list[str]) -> None:
     """End the command unless the kernel is known, or none was named."""
     if kernel is not None and kernel not in known:
         refuse(command, f"no kernel is called {kernel!r}; --kernel is one of {', '.join(known)}")
+
+
+def check_count(command: str, option: str, value: int | None) -> None:
+    """End the command unless the option has a count, or was left out."""
+    if value is not None and value < 1:
+        refuse(command, f"{option} is {value}; pass an int of at least 1")
+
+
+def check_seconds(command: str, option: str, value: float) -> None:
+    """End the command unless the option has a time to spend."""
+    if not value > 0:
+        refuse(command, f"{option} is {value:g}; pass seconds > 0")
+
+
+def check_folder(command: str, folder: Path) -> None:
+    """End the command unless --out names a folder of tuning files."""
+    if not folder.is_dir():
+        refuse(command, f"--out is {folder}, which is no folder; name one laid out like tuning_cache/")
 
 
 def refuse(command: str, why: str) -> NoReturn:

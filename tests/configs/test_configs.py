@@ -16,6 +16,7 @@ import torch
 from helion_sinkhorn.configs import device, lookup, settings, store
 from helion_sinkhorn.configs.device import DEVICES, match
 from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.runtime import serving
 
 KERNEL = "sinkhorn_forward"
 FOLDERS = store.folders
@@ -470,3 +471,40 @@ def test_another_triton_s_entry_is_said_once_and_named(shipped, monkeypatch, cap
     (record,) = caplog.records
     assert record.levelno == logging.INFO
     assert "no entry of Triton 3.9 for some calls, using those of 3.6" in record.getMessage()
+
+
+def launched(monkeypatch, batch):
+    """A launch on an H200 that `make tune` covers."""
+    monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["h200"], "ptx", False))
+    call = KERNELS[KERNEL].call.of(KEY)
+    serving.serve(KERNELS, KERNEL, call, batch, torch.empty(0), lambda served: None, lambda: frozenset({KEY}))
+
+
+def test_a_call_that_nothing_is_tuned_for_names_the_command_that_does(shipped, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "helion_sinkhorn")
+    for _ in range(3):
+        launched(monkeypatch, batch=24)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage() == (
+        f"{KERNEL} is not tuned for h200 and runs with its default config; "
+        f"`make tune DEVICE=h200 KERNEL={KERNEL}` tunes it"
+    )
+
+
+def test_a_call_far_from_every_tuned_batch_is_no_untuned_one(shipped, monkeypatch, caplog):
+    """`make tune` would leave it as it is."""
+    caplog.set_level(logging.INFO, "helion_sinkhorn")
+    monkeypatch.setattr(store, "triton_minor", lambda: "3.9")
+    write(shipped, [entry(128, triton="3.6"), entry(1024, triton="3.6")])
+    for batch in (24, 8):
+        launched(monkeypatch, batch)
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert record.getMessage() == (
+        f"{KERNEL} is tuned for h200 at batch 128, 1024 (Triton 3.6), each more than 4 times away from that "
+        "of some calls: these run with its default config"
+    )
+    caplog.clear()
+    launched(monkeypatch, 128)
+    assert "using those of 3.6" in caplog.records[0].getMessage()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import types
+
 import pytest
 import torch
 
+from helion_sinkhorn.__main__ import main
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, current
 from helion_sinkhorn.tuning import check as cache
@@ -44,10 +49,69 @@ BY_NIGHT = pytest.mark.nightly("half a minute of compilers; entries that were me
     "key", [key if key == "h200" else pytest.param(key, marks=BY_NIGHT) for key in DEVICES]
 )
 def test_a_sample_compiles_for_its_device(key, compile_for, monkeypatch):
-    monkeypatch.setattr(cache, "compile_for", lambda device, jobs, workers: compile_for(device, jobs))
+    monkeypatch.setattr(cache, "compile_for", lambda device, jobs, **options: compile_for(device, jobs))
     jobs = cache.jobs(SHIPPED, key)
     every = max(1, -(-len(jobs) // PROGRAMS))
     assert list(cache.miscompiled(SHIPPED, 1, every, (key,))) == []
+
+
+# ----------------------------------------------------------------------------- the commands about a folder
+
+
+@pytest.fixture
+def folder(tmp_path, capsys):
+    """Two files of the shipped folder, and its README as their data have it."""
+    for name in ("mi350/hc_pre_forward.json", "mi350/hc_pre_backward.json", "README.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(SHIPPED / name, tmp_path / name)
+    assert main(["readme", "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    return tmp_path
+
+
+def test_readme_says_what_it_wrote(folder, capsys):
+    page = folder / "README.md"
+    page.write_text(page.read_text().replace("hc_pre_forward", "hc_pre"))
+    assert main(["readme", "--out", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{page}\n"
+    assert "hc_pre_forward" in page.read_text()
+    assert "sinkhorn_forward" not in page.read_text()
+
+
+def test_readme_of_a_folder_without_text_or_with_a_damaged_file(folder, capsys):
+    (folder / "mi350" / "hc_pre_forward.json").write_text("{")
+    with pytest.raises(SystemExit, match="2"):
+        main(["readme", "--out", str(folder)])
+    assert "is damaged; `check --no-compile` says which" in capsys.readouterr().err
+    (folder / "README.md").unlink()
+    with pytest.raises(SystemExit, match="2"):
+        main(["readme", "--out", str(folder)])
+    assert f"there is no {folder / 'README.md'}; write one" in capsys.readouterr().err
+
+
+def test_check_tells_each_file_when_its_programs_are_compiled(folder, monkeypatch, capsys):
+    pytest.importorskip("jsonschema")
+
+    def compile_for(device, jobs, workers, report):
+        for job in reversed(jobs):
+            report(types.SimpleNamespace(job=job, problems=(), compiled=True))
+        return []
+
+    monkeypatch.setattr(cache, "compile_for", compile_for)
+    assert main(["check", "--out", str(folder)]) == 0
+    begun, first, second, last = capsys.readouterr().out.splitlines()
+    programs = len(cache.jobs(folder, "mi350"))
+    assert begun == f"mi350: {programs} programs to compile"
+    assert re.fullmatch(r"  mi350/hc_pre_backward.json: \d+ programs compiled, 0 s", first)
+    assert re.fullmatch(r"  mi350/hc_pre_forward.json: \d+ programs compiled, 0 s", second)
+    assert last.startswith(f"2 files, {programs} programs, 0 problems")
+
+
+def test_check_names_a_damaged_file_and_ends_with_1(folder, capsys):
+    pytest.importorskip("jsonschema")
+    (folder / "mi350" / "hc_pre_forward.json").write_text("{")
+    assert main(["check", "--no-compile", "--out", str(folder)]) == 1
+    assert f"{folder / 'mi350' / 'hc_pre_forward.json'}: Expecting" in capsys.readouterr().out
 
 
 @pytest.mark.gpu

@@ -24,14 +24,16 @@ from helion_sinkhorn import (
     recurrent_linear_attention,
     sinkhorn,
 )
+from helion_sinkhorn.__main__ import main
 from helion_sinkhorn.configs import settings
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.operators import KERNELS, OPERATORS
 from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.runtime import dispatch, generated, program_cache, serving
 from helion_sinkhorn.runtime.kernel import Choice, build, default_choice
 from helion_sinkhorn.runtime.standalone import load, standalone
-from helion_sinkhorn.tuning import warm
+from helion_sinkhorn.tuning import commands, warm
+from helion_sinkhorn.workloads import WORKLOADS
 
 TESTS = Path(__file__).resolve().parents[1]
 NAME = "host.py"
@@ -357,9 +359,94 @@ def test_a_fresh_process_takes_code_from_disk_without_helion_and_computes_the_sa
 def test_workloads_that_are_asked_for():
     found = list(warm.workloads("sinkhorn", ["n=3,4", "m=4", "dtype=bfloat16", "eps=1e-5"]))
     assert [(w.n, w.m, w.dtype, w.eps) for w in found] == [(n, 4, torch.bfloat16, 1e-5) for n in (3, 4)]
-    for wrong in ("size=3", "n=x", "n", "dtype=float8"):
-        with pytest.raises(ValueError, match=r"n \(int\)"):
-            list(warm.workloads("sinkhorn", [wrong]))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("sinkhorn foo=3", "sinkhorn has no field 'foo'; its fields are n, m, batch, n_iters"),
+        ("sinkhorn batch", "'batch' has no value; write batch=128"),
+        ("sinkhorn n=3 n=4", "n is given twice; write all its values as n=value,value"),
+        ("sinkhorn m=x", "m is 'x'; pass an int"),
+        ("sinkhorn eps=small", "eps is 'small'; pass a float"),
+        ("dot_compress has_z=yes", "has_z is 'yes'; use True or False"),
+        (
+            "sinkhorn dtype=float31",
+            "dtype is 'float31'; use float32, bfloat16 or float16 (float64",
+        ),
+        ("sinkhorn dtype=float32,float64", "dtype is 'float64'; use float32, bfloat16 or float16"),
+        ("sinkhorn n=0", "n is 0; pass an int from 1"),
+        ("sinkhorn batch=-1", "batch is -1; pass an int from 1"),
+        (
+            "sinkhorn n_iters=0",
+            "n_iters is 0, which is exp(logits) and no kernel: PyTorch",
+        ),
+        ("sinkhorn form=nope", "form is 'nope'; use one of 'deepseek', 'log'"),
+        ("sinkhorn n=4,400", "the kernels take up to 128 rows and columns, logits has (400, 4): PyTorch"),
+        ("sinkhorn n=2000000000 m=2000000000 batch=2000000000", "Storage size calculation overflowed"),
+        ("dot_compress k=300", "the kernels take D up to 1024 and K up to 128, these are 256 and 300"),
+        ("hc_mixes m=999", "fn has shape (999, 16384); pass (M, n C): 1 to 288 rows"),
+        ("hc_pre n=17", "x has shape (128, 17, 4096); pass (..., n, C): n streams, 1 to 16"),
+        ("hc_post c=1", "the kernels take streams of at least 2 entries, x has 1: PyTorch"),
+        ("hc_site comb_order=xx", "comb_order is 'xx'; use one of 'io', 'oi'"),
+        ("hc_split_sinkhorn n=17", "n is 17; pass an int from 1 to 16"),
+        ("hc_split_sinkhorn n_iters=40", "the kernels take up to 33 iterations for 4 streams, n_iters is 40"),
+        ("linear_attention gates=g,nope", "gates is 'nope'; use one of 'g', 'g_gamma', 'gk', 'gv'"),
+        ("linear_attention dk=513", "the kernels take Dk and Dv up to 512, these are 513"),
+    ],
+)
+def test_warm_names_what_is_wrong_before_it_does_anything(given, said, monkeypatch, capsys):
+    def begun(*arguments):
+        raise AssertionError("it was begun")
+
+    monkeypatch.setattr(commands, "present_device", begun)
+    monkeypatch.setattr(commands, "current", begun)
+    with pytest.raises(SystemExit) as end:
+        main(["warm", "--device", "h200", "--op", *given.split()])
+    assert end.value.code == 2
+    output = capsys.readouterr()
+    assert output.err.startswith(f"warm: {said}")
+    assert output.err.count("\n") == 1
+    assert not output.out
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_workloads_themselves_are_calls_that_warm_takes(operator):
+    kind = OPERATORS[operator].workload
+    warm.check(operator, [w for w in WORKLOADS.values() if isinstance(w, kind) and "tune" in w.tags])
+
+
+OTHER = {
+    "form": "log", "first": "cols", "backward": "implicit", "precision": "tf32", "comb_order": "oi",
+    "gates": "g", "n_iters": "10", torch.dtype: "float16", float: "0.01", bool: "True",
+}  # fmt: skip
+SMALL = {"linear_attention": ["sequences=1", "steps=64", "heads=2", "dk=32", "dv=32"]}
+OF_NO_PROGRAM = {"batch", "tokens", "sequences", "norm_weight"}
+"""Sizes that no program is made for, and a weight that fn is multiplied by before any kernel."""
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_field_changes_what_warm_launches_or_is_none(operator, monkeypatch, fresh_caches):
+    launches = set()
+
+    def run(kernel, *args):
+        launches.add(repr((kernel.name, kernel.config, dispatch.signature(args))))
+
+    def launched(*given: str) -> set[str]:
+        launches.clear()
+        (workload,) = warm.workloads(operator, given)
+        warm.launch(workload, DEVICES["h200"], "meta")
+        return launches.copy()
+
+    monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["h200"], "ptx", False))
+    monkeypatch.setattr(serving, "run", run)
+    small = SMALL.get(operator, ["batch=2"])
+    (base,), usual = warm.workloads(operator, small), launched(*small)
+    for name, kind in warm.fields(operator).items():
+        if name not in OF_NO_PROGRAM:
+            value = OTHER.get(name) or OTHER.get(kind) or 2 * (getattr(base, name) or 2)
+            given = [words for words in small if not words.startswith(f"{name}=")]
+            assert launched(*given, f"{name}={value}") != usual, name
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -412,3 +499,17 @@ def test_warm_makes_the_launches_of_a_call_and_its_gradient(asked, monkeypatch, 
     torch.autograd.backward(results, [torch.randn_like(r) for r in results])
     assert len(programs) >= 2
     assert warmed == programs
+
+
+def test_a_device_is_presented_to_what_torch_has_imported_before():
+    """The checks of `warm` import it, and Helion asks it."""
+    asked = """
+from torch._dynamo.device_interface import CudaInterface
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.machine.presented import present_device
+present_device(DEVICES["h200"])
+of = CudaInterface
+print(of.get_device_properties(0).name, of.device_count(), of.current_device())
+"""
+    done = python("-c", asked)
+    assert done.stdout == "h200 1 0\n", done.stderr

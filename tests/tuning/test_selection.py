@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from helion_sinkhorn.__main__ import main
 from helion_sinkhorn.operators import KERNELS
@@ -11,8 +12,29 @@ from helion_sinkhorn.operators import KERNELS
 def test_without_a_command_the_commands_are_listed(capsys):
     assert main([]) == 0
     listed = capsys.readouterr().out
-    for command in ("tune", "show", "check", "readme", "env"):
+    for command in ("tune", "show", "check", "readme", "warm", "env"):
         assert f"\n    {command} " in listed
+    assert "Find the fastest configs" in listed
+
+
+@pytest.mark.parametrize(
+    ("command", "explained"),
+    [
+        (
+            "tune",
+            ["those with this tag, one of bench, ci, implicit, stress, tune", "7 rounds; full takes 21"],
+        ),
+        ("show", ["those with this tag, one of bench, ci, implicit, stress, tune"]),
+        ("check", ["more than ten minutes on two cores", "With --no-compile it takes seconds"]),
+        ("readme", ["helion_sinkhorn/tuning_cache/ among the installed packages"]),
+    ],
+)
+def test_help_explains(command, explained, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    # argparse breaks lines at hyphens too
+    said = "".join(capsys.readouterr().out.split())
+    assert all("".join(words.split()) in said for words in explained)
 
 
 @pytest.mark.parametrize(
@@ -27,12 +49,39 @@ def test_without_a_command_the_commands_are_listed(capsys):
             ["tune", "--device", "h200", "--offline", "--kernel", "hc_pre_forward", "--only", "deepseek"],
             ["hc_pre_forward"],
         ),
+        # names before the GPU that is not here
+        (["show", "--tags", "nope"], ["'nope'"]),
+        (["tune", "--device", "h200", "--kernel", "nope"], ["'nope'", *KERNELS]),
+        (["tune", "--device", "h200", "--tags", "nope"], ["'nope'"]),
+        (["warm", "--op", "nope"], ["'nope'", "hc_site"]),
+        (["warm", "--op", "nope", "--device", "h200"], ["'nope'", "hc_site"]),
+        # and the GPU then
+        (["show"], ["show: no GPU here", "--device", "mi355x"]),
+        (["warm", "--op", "sinkhorn"], ["warm: no GPU here", "--device", "mi355x"]),
+        (["tune", "--device", "h200", "--budget", "-3"], ["--budget is -3; pass seconds > 0"]),
+        (["tune", "--device", "h200", "--budget", "nan"], ["--budget is nan; pass seconds > 0"]),
+        (["tune", "--device", "h200", "--workers", "-1"], ["--workers is -1; pass an int of at least 1"]),
+        (["tune", "--device", "h200", "--out", __file__], [f"--out is {__file__}, which is no folder"]),
+        (["check", "--workers", "0"], ["--workers is 0; pass an int of at least 1"]),
+        (["check", "--out", "/nonexistent"], ["--out is /nonexistent, which is no folder"]),
+        (["readme", "--out", "/nonexistent"], ["--out is /nonexistent, which is no folder"]),
+        (
+            ["show", "--device", "h200", "--only", "nothing"],
+            ["names look like deepseek_4x4_fp32_b128 and hc_"],
+        ),
     ],
 )
-def test_an_unknown_name_ends_with_2_and_the_known_ones(words, named, capsys):
+def test_what_it_does_not_take_ends_with_2_and_what_it_takes(words, named, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as end:
         main(words)
     assert end.value.code == 2
     said = capsys.readouterr()
     assert not said.out
     assert all(name in said.err for name in named)
+
+
+def test_nothing_is_near_a_name_that_resembles_none(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["show", "--device", "h200", "--only", "nothing"])
+    assert "nearest" not in capsys.readouterr().err

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
 from helion_sinkhorn.ops.dot_compress import launch as dot_compress_launch
+from helion_sinkhorn.ops.dot_compress.api import dot_compress
 from helion_sinkhorn.ops.dot_compress.space import DotCall
 from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
 from helion_sinkhorn.runtime.kernel import Choice
@@ -88,6 +89,14 @@ def run_call(workload: DotWorkload, device: str) -> None:
     x, y, z, grad = workload.make_inputs(device=device)
     _, b = dot_compress_launch.forward(x, y, z, workload.parts)
     dot_compress_launch.backward(grad, x, y, b)
+
+
+def call_public(workload: DotWorkload, empty: Callable[..., torch.Tensor]) -> None:
+    """Call the public function, for its checks, on tensors that `empty(*shape, dtype=...)` makes."""
+    sizes = (workload.m, workload.d), (workload.m, workload.k), (workload.d, workload.k)
+    x, y, z = (empty(workload.batch, *size, dtype=workload.dtype) for size in sizes)
+    given = x, y, z if workload.has_z else None
+    dot_compress(*given, precise_intermediate=workload.precise, implementation="helion")
 
 
 TRIALS = {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from helion_sinkhorn.ops.hc_mixes.launch import KERNELS
-from helion_sinkhorn.ops.hc_mixes.trials import TRIALS, kernel_calls
+from helion_sinkhorn.ops.hc_mixes.trials import TRIALS, call_public, kernel_calls
 from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
 from helion_sinkhorn.runtime.operator import Operator
 
-ROW = Operator("hc_mixes", MixesWorkload, KERNELS, TRIALS, kernel_calls)
+FIXED = "tokens", "norm_eps", "norm_weight", "eps_outside"
+ROW = Operator("hc_mixes", MixesWorkload, KERNELS, TRIALS, kernel_calls, call_public=call_public, fixed=FIXED)

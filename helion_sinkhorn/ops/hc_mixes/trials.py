@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from helion_sinkhorn.ops.hc_mixes import launch
+from helion_sinkhorn.ops.hc_mixes.api import hc_mixes
 from helion_sinkhorn.ops.hc_mixes.budget import error_budget, exact
 from helion_sinkhorn.ops.hc_mixes.space import CHUNK, MixesCall
 from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
@@ -133,6 +134,13 @@ def kernel_calls(workload: MixesWorkload) -> Iterator[tuple[str, Any]]:
     call = launch.call_for(workload.m, workload.columns, workload.dtype, workload.precision)
     for name in launch.KERNELS:
         yield name, call
+
+
+def call_public(workload: MixesWorkload, empty: Callable[..., torch.Tensor]) -> None:
+    """Call the public function, for its checks, on tensors that `empty(*shape, dtype=...)` makes."""
+    x = empty(workload.batch, workload.n, workload.c, dtype=workload.dtype)
+    fn = empty(workload.m, workload.columns)
+    hc_mixes(x.flatten(-2), fn, implementation="helion", **workload.options)
 
 
 TRIALS = {

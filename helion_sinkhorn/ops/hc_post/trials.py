@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from helion_sinkhorn.ops.hc_post import launch
+from helion_sinkhorn.ops.hc_post.api import hc_post
 from helion_sinkhorn.ops.hc_post.budget import error_budget, exact
 from helion_sinkhorn.ops.hc_post.space import PostCall
 from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
@@ -70,6 +71,13 @@ def kernel_calls(workload: HcPostWorkload) -> Iterator[tuple[str, Any]]:
     call = launch.call_for(workload.n, workload.c, workload.dtype)
     yield launch.FORWARD, call
     yield launch.BACKWARD, call
+
+
+def call_public(workload: HcPostWorkload, empty: Callable[..., torch.Tensor]) -> None:
+    """Call the public function, for its checks, on tensors that `empty(*shape, dtype=...)` makes."""
+    batch, n, c, dtype = workload.batch, workload.n, workload.c, workload.dtype
+    streams = empty(batch, c, dtype=dtype), empty(batch, n, c, dtype=dtype)
+    hc_post(*streams, empty(batch, n), empty(batch, n, n), implementation="helion", **workload.options)
 
 
 TRIALS = {

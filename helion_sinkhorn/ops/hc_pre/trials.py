@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from helion_sinkhorn.ops.hc_pre import launch
+from helion_sinkhorn.ops.hc_pre.api import hc_pre
 from helion_sinkhorn.ops.hc_pre.budget import error_budget, exact
 from helion_sinkhorn.ops.hc_pre.space import PreCall
 from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
@@ -67,6 +68,12 @@ def kernel_calls(workload: HcPreWorkload) -> Iterator[tuple[str, Any]]:
     call = launch.call_for(workload.n, workload.c, workload.dtype)
     yield launch.FORWARD, call
     yield launch.BACKWARD, call
+
+
+def call_public(workload: HcPreWorkload, empty: Callable[..., torch.Tensor]) -> None:
+    """Call the public function, for its checks, on tensors that `empty(*shape, dtype=...)` makes."""
+    x = empty(workload.batch, workload.n, workload.c, dtype=workload.dtype)
+    hc_pre(x, empty(workload.batch, workload.n), implementation="helion")
 
 
 TRIALS = {

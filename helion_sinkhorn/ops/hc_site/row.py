@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from helion_sinkhorn.ops.hc_site import launch
 from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
-from helion_sinkhorn.ops.hc_site.trials import TRIALS, kernel_calls, run_call
+from helion_sinkhorn.ops.hc_site.trials import TRIALS, call_public, kernel_calls, run_call
 from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
 from helion_sinkhorn.runtime.operator import Operator
 
 KERNELS = {**launch.KERNELS, **boundary.KERNELS}
-ROW = Operator("hc_site", HcSiteWorkload, KERNELS, TRIALS, kernel_calls, call=run_call)
+ROW = Operator(
+    "hc_site",
+    HcSiteWorkload,
+    KERNELS,
+    TRIALS,
+    kernel_calls,
+    call=run_call,
+    call_public=call_public,
+)

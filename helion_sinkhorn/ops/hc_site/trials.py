@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from helion_sinkhorn.ops.hc_post import budget as of_post
 from helion_sinkhorn.ops.hc_pre import budget as of_pre
 from helion_sinkhorn.ops.hc_pre import launch as pre_launch
 from helion_sinkhorn.ops.hc_site import launch
+from helion_sinkhorn.ops.hc_site.api import hc_site
 from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
 from helion_sinkhorn.ops.hc_site.budget import evaluated
 from helion_sinkhorn.ops.hc_site.space import SiteCall
@@ -129,6 +130,13 @@ def run_call(workload: HcSiteWorkload, device: str) -> None:
     _, pre, _, _, mixes, norms = launch.forward(*given, None, *workload.arguments)
     kept = pre, mixes, norms, True
     launch.backward(dresidual, dy, None, dpost, dcomb, *given, *kept, *workload.arguments)
+
+
+def call_public(workload: HcSiteWorkload, empty: Callable[..., torch.Tensor]) -> None:
+    """Call the public function, for its checks, on tensors that `empty(*shape, dtype=...)` makes."""
+    x = empty(workload.batch, workload.n, workload.c, dtype=workload.dtype)
+    given = x, empty(workload.m, workload.n * workload.c), empty(3), empty(workload.m)
+    hc_site(*given, implementation="helion", **workload.options)
 
 
 TRIALS = {

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from helion_sinkhorn.ops.hc_split_sinkhorn import launch
+from helion_sinkhorn.ops.hc_split_sinkhorn.api import hc_split_sinkhorn
 from helion_sinkhorn.ops.hc_split_sinkhorn.budget import error_budget, exact
+from helion_sinkhorn.ops.hc_split_sinkhorn.partials import Reduce
 from helion_sinkhorn.ops.hc_split_sinkhorn.space import HcCall
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
 from helion_sinkhorn.ops.sinkhorn.space import TUNED_EPS
@@ -109,6 +111,16 @@ def kernel_calls(workload: HcWorkload) -> Iterator[tuple[str, Any]]:
     call = launch.call_for(workload.n, workload.n_iters, workload.eps, workload.dtype)
     yield launch.REDUCED if workload.splits else launch.FORWARD, call
     yield launch.BACKWARD, call
+
+
+def call_public(workload: HcWorkload, empty: Callable[..., torch.Tensor]) -> None:
+    """Call the public function, for its checks, on tensors that `empty(*shape, dtype=...)` makes."""
+    columns, tokens = workload.columns, (workload.batch, workload.tokens)
+    mixes, options = empty(*tokens, columns, dtype=workload.dtype), workload.options
+    if workload.splits:
+        mixes, squares = empty(workload.splits, *tokens, columns), empty(workload.splits, *tokens)
+        options = {**options, "reduce": Reduce(squares, *workload.norm)}
+    hc_split_sinkhorn(mixes, empty(3), empty(columns), implementation="helion", **options)
 
 
 TRIALS = {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from helion_sinkhorn.ops.linear_attention import budget as testing_linear_attention
-from helion_sinkhorn.ops.linear_attention.api import CHUNKED_DTYPES, CHUNKED_STEPS
+from helion_sinkhorn.ops.linear_attention.api import CHUNKED_DTYPES, CHUNKED_STEPS, recurrent_linear_attention
 from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked_launch
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
 from helion_sinkhorn.ops.linear_attention.gates import launch as linear_attention_gates_launch
@@ -16,6 +16,7 @@ from helion_sinkhorn.ops.linear_attention.problem import Problem
 from helion_sinkhorn.ops.linear_attention.recurrent import launch as linear_attention_launch
 from helion_sinkhorn.ops.linear_attention.recurrent.space import SPAN, WalkCall
 from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.runtime.checks import check_option
 from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.runtime.operator import Tensors, Trial, noise
 
@@ -217,6 +218,18 @@ def run_call(workload: AttentionWorkload, device: str) -> None:
     rest = scale, named.get("initial_state"), workload.reverse, named.get("cu_seqlens")
     run.forward(*tensors, *rest)
     run.backward(do, dend, *tensors, *rest)
+
+
+def call_public(workload: AttentionWorkload, empty: Callable[..., torch.Tensor]) -> None:
+    """Call the public function, for its checks, on tensors that `empty(*shape, dtype=...)` makes."""
+    dtype, tokens = workload.dtype, (workload.sequences, workload.steps, workload.heads)
+    keys, values = (*tokens, workload.dk), (*tokens, workload.dv)
+    shapes = {"g": tokens, "g_gamma": tokens[2:], "gk": keys, "gv": values}
+    for gate in workload.gates.split():
+        check_option("gates", gate, shapes)
+    given = [empty(*shape, dtype=dtype) for shape in (keys, keys, values)]
+    gates = {gate: empty(*shapes[gate], dtype=dtype) for gate in workload.gates.split()}
+    recurrent_linear_attention(*given, **gates, reverse=workload.reverse, implementation="helion")
 
 
 TRIALS = {

@@ -8,7 +8,7 @@ from helion_sinkhorn.machine.binary import Binary, Job, exchanges
 from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit
 from helion_sinkhorn.ops.sinkhorn.score import score
-from helion_sinkhorn.ops.sinkhorn.trials import TRIALS, kernel_calls
+from helion_sinkhorn.ops.sinkhorn.trials import TRIALS, call_public, kernel_calls
 from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.runtime.operator import Operator
 
@@ -35,4 +35,13 @@ def problems(binary: Binary) -> Iterator[str]:
 
 
 KERNELS = {**launch.KERNELS, **implicit.KERNELS}
-ROW = Operator("sinkhorn", SinkhornWorkload, KERNELS, TRIALS, kernel_calls, score=score, problems=problems)
+ROW = Operator(
+    "sinkhorn",
+    SinkhornWorkload,
+    KERNELS,
+    TRIALS,
+    kernel_calls,
+    score=score,
+    problems=problems,
+    call_public=call_public,
+)

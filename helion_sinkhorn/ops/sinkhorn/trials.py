@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from helion_sinkhorn.ops.sinkhorn import launch
+from helion_sinkhorn.ops.sinkhorn.api import sinkhorn
 from helion_sinkhorn.ops.sinkhorn.budget import Case
 from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
 from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
@@ -97,6 +98,14 @@ def kernel_calls(workload: SinkhornWorkload) -> Iterator[tuple[str, Any]]:
         call = launch.call_for(workload.n, workload.m, workload.dtype, *workload.arguments)
         yield "sinkhorn_forward", call
         yield launch.backward_kernel(call), call
+
+
+def call_public(workload: SinkhornWorkload, empty: Callable[..., torch.Tensor]) -> None:
+    """Call the public function, for its checks, on tensors that `empty(*shape, dtype=...)` makes."""
+    if workload.n_iters == 0:
+        raise NotImplementedError("n_iters is 0, which is exp(logits) and no kernel")
+    logits = empty(workload.batch, workload.n, workload.m, dtype=workload.dtype)
+    sinkhorn(logits, implementation="helion", **workload.options)
 
 
 TRIALS = {
