@@ -128,6 +128,11 @@ class Table:
             self.add({**row, "section": "left out", "note": why})
 
 
+def of_now() -> Row:
+    """The columns of a run that says which source it measured, and when."""
+    return {"commit": commit(), "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+
+
 def commit() -> str:
     """The commit of the source measured, marked where it was edited."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]

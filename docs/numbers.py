@@ -29,7 +29,7 @@ def arguments() -> argparse.Namespace:
 
 
 try:
-    from docs import kernel_times, tables
+    from docs import kernel_times, tables, whole_calls
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
@@ -92,6 +92,10 @@ GENERATED = (
         kernel_times.of_kernels, ("dot_compress_product", "dot_compress_apply", "dot_compress_expand"),
         {"dtype": "dtype", "parts": "parts", "batch": "B"},
     )),
+    Generated("docs/dot_compress.md", "calls", "docs/bench/dot_compress.csv", whole_calls.dot_compress),
+    Generated(
+        "docs/linear_attention.md", "calls", "docs/bench/linear_attention.csv", whole_calls.linear_attention
+    ),
     Generated("docs/linear_attention.md", "kernels", CACHE, partial(
         kernel_times.of_kernels, ("linear_attention_walk", "linear_attention_gates"),
         {"result": "result", "dtype": "dtype", "gates": "gates"},
@@ -121,13 +125,13 @@ STATED = (
     Stated("docs/attack.md", "bugs and mutants found", "ec4f489", "2026-11-22", "make attack; make mutation"),
     Stated("docs/backward.md", "times of solvers on an H200", "a6ffad1", "2026-11-21",
            f"{SPEED}.sinkhorn.implicit_speed"),
-    Stated("docs/dot_compress.md", f"errors and {ON_GPU}", "071cafa", "2026-11-21",
+    Stated("docs/dot_compress.md", "errors on an H200", "071cafa", "2026-11-21",
            f"make study-dot-compress ARGS=--gpu; {SPEED}.dot_compress.speed"),
     Stated("docs/hc_mixes.md", "errors on an H200", "ec4f489", "2026-11-22", f"{SPEED}.hc_mixes.speed"),
     Stated("docs/hc_site.md", ON_GPU, "c393cca", "2026-11-23", f"{SPEED}.hc_site.speed"),
     Stated("docs/hc_split_sinkhorn.md", "errors and host time on an H200", "ec4f489", "2026-11-22",
            f"{SPEED}.hc_split_sinkhorn.speed"),
-    Stated("docs/linear_attention.md", ON_GPU, "603d2a9", "2026-11-22", f"{SPEED}.linear_attention.speed"),
+    Stated("docs/linear_attention.md", "times and errors in the text, on an H200", "603d2a9", "2026-11-22", f"{SPEED}.linear_attention.speed"),
     Stated("docs/linear_attention_chunked.md", TRIED, "3cac55d", "2026-11-21",
            f"{SPEED}.linear_attention.speed"),
     Stated("docs/machine_code.md", "instructions, compiled", "6a65a09", "2026-11-21",

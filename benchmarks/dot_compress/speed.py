@@ -1,6 +1,6 @@
 """Time dot_compress on a GPU beside eager PyTorch, Inductor and a copy of the same bytes.
 
-    python -m benchmarks.dot_compress.speed --out dot_compress_speed.md     # some minutes on an H200
+    python -m benchmarks.dot_compress.speed --write docs/bench/dot_compress.csv     # some minutes on an H200
 
 Forward, and backward alone, at the reported shape x (B, 3219, 256), y (B, 3219, 64) in bfloat16.  Medians in
 us of single calls as the host makes them, and of one replay of a CUDA graph; the tensors of the largest batch
@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 
 from benchmarks import command
-from benchmarks.timing import ready
+from benchmarks.jobs import Table, of_now
+from benchmarks.timing import conditions, ready
 from helion_sinkhorn import dot_compress, reference
-from helion_sinkhorn.tuning import markdown
 from helion_sinkhorn.tuning.timing import Run, captured, timed
 from helion_sinkhorn.workloads import WORKLOADS
 
@@ -62,7 +62,7 @@ def backward_of(f: Callable, x, y, grad) -> Run:
 
 def main() -> None:
     parser = command.parser("dot_compress.speed", __doc__)
-    parser.add_argument("--out", type=Path, default=Path("dot_compress_speed.md"))
+    parser.add_argument("--write", type=Path, default=Path("dot_compress.csv"), metavar="FILE")
     parser.add_argument("--batches", type=int, nargs="+", default=[16, 128, 1152])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--max-autotune", action="store_true", help="Inductor in that mode too")
@@ -78,20 +78,17 @@ def main() -> None:
     if options.max_autotune:
         mode = "max-autotune-no-cudagraphs"
         callers["Inductor, max-autotune"] = torch.compile(reference.dot_compress, dynamic=False, mode=mode)
-    lines = [
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}",
-        "",
-        markdown.head(("B", "pass", "", "us", "x floor", "us in a graph", "x floor")),
-    ]
+    table = Table(options.write, {**of_now(), **conditions(torch.device("cuda"))})
     m, d, k = SHAPE.m, SHAPE.d, SHAPE.k
     torch._functorch.config.donated_buffer = False
     # each batch, pass and mode is a compilation of its own; beyond the limit Dynamo runs eager PyTorch
     torch._dynamo.config.recompile_limit = 64
 
-    def note(line: str) -> None:
-        print(line, flush=True)
-        lines.append(line)
-        options.out.write_text("\n".join(lines) + "\n")
+    def note(batch: int, which: str, function: str, **found: object) -> None:
+        row = {"function": function, "batch": batch, "pass": which, **found}
+        print(row, flush=True)
+        table.add(row)
+        table.write()
 
     for batch in options.batches:
         generator = torch.Generator("cuda").manual_seed(0)
@@ -101,18 +98,17 @@ def main() -> None:
         )
         for name, entries in (("forward", d + 2 * k), ("backward", 2 * d + 3 * k)):
             least = floor(batch * m * entries, options.repeats)
-            note(markdown.line((batch, name, "copy", "", "", f"{least:.0f}", "1.00")))
+            note(batch, name, "copy", us=least, us_graph=f"{least:.4g}")
             for who, f in callers.items():
                 try:
                     make = functools.partial(call_of if name == "forward" else backward_of, f, x, y, grad)
                     us = medians(make(), options.repeats)
                     graph = medians_in_a_graph(make, options.repeats)
-                    found = f"{us:.0f}", f"{us / least:.2f}", f"{graph:.0f}", f"{graph / least:.2f}"
+                    note(batch, name, who, us=us, us_graph=f"{graph:.4g}")
                 except Exception as problem:  # the other rows are still worth their time on the device
-                    found = f"{type(problem).__name__}: {str(problem)[:80]!r}", "", "", ""
-                note(markdown.line((batch, name, who, *found)))
+                    note(batch, name, who, note=f"{type(problem).__name__}: {str(problem)[:80]}")
                 torch.cuda.empty_cache()
-    print(f"{time.perf_counter() - begin:.0f} s in all, {options.out} written")
+    print(f"{time.perf_counter() - begin:.0f} s in all, {options.write} written")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Recurrent linear attention on a GPU: the operator beside its peers, and a search of its walks.
 
     python -m benchmarks.linear_attention.speed --site FOLDER     # beside flash-linear-attention in FOLDER
+    python -m benchmarks.linear_attention.speed --site FOLDER --write docs/bench/linear_attention.csv
     python -m benchmarks.linear_attention.speed --crossover       # the recurrence and chunks over T and B H
     python -m benchmarks.linear_attention.speed --search o dq --seconds 300
 
@@ -23,7 +24,8 @@ from pathlib import Path
 import torch
 
 from benchmarks import command
-from benchmarks.timing import Run, graph
+from benchmarks.jobs import Table, of_now
+from benchmarks.timing import Run, conditions, graph
 from helion_sinkhorn import recurrent_linear_attention, reference
 from helion_sinkhorn.configs.device import current
 from helion_sinkhorn.machine.binary import Binary, Job
@@ -117,8 +119,10 @@ def times(attend: Attend, *tensors: torch.Tensor) -> tuple[float, float]:
     return forward, microseconds(with_cold_cache(lambda: gradients(o, leaves, tensors[4])))
 
 
-def compare(site: str, shape: tuple[int, int, int], dtype: torch.dtype, only: str) -> None:
-    """Errors against float64 first, then times, of all with `only` in their names."""
+def compare(
+    site: str, shape: tuple[int, int, int], dtype: torch.dtype, only: str, table: Table | None
+) -> None:
+    """Errors against float64 first, then times, of all with `only` in their names; into the table, if any."""
     tensors = inputs(*shape, dtype)
     exact = truth(*tensors)
     every = {"recurrent": own("recurrent"), "chunked": own("chunked"), **peers(site)}
@@ -134,16 +138,22 @@ def compare(site: str, shape: tuple[int, int, int], dtype: torch.dtype, only: st
         try:
             wrong = errors(attend, exact, *tensors)
             forward, backward = times(attend, *tensors)
-            in_graphs = graphed(attend, tensors[:4], tensors[4])
+            graphs = graphed(attend, tensors[:4], tensors[4])
         except Exception as refusal:  # a peer that does not run is a row like any other
             print(f"{name}: {type(refusal).__name__}: {str(refusal)[:300]}", flush=True)
             continue
         said = " ".join(f"{e:.1e}" for e in wrong)
         print(
-            f"{name}: {forward:.0f} + {backward:.0f} us called one by one, {in_graphs} us in CUDA graphs,"
+            f"{name}: {forward:.0f} + {backward:.0f} us called one by one, {added(graphs)} us in CUDA graphs,"
             f" errors {said}",
             flush=True,
         )
+        if table:
+            called = {"forward": (forward, graphs[0]), "backward": (backward, graphs[1])}
+            for which, (us, in_graph) in called.items():
+                row = {"function": name, "pass": which, "us": us, "us_graph": f"{in_graph:.4g}"}
+                table.add({**row, "errors": said, "copy_gbps": round(gigabytes)})
+            table.write()
 
 
 def crossover(dtype: torch.dtype) -> None:
@@ -154,19 +164,25 @@ def crossover(dtype: torch.dtype) -> None:
     for steps in (64, 32, 16, 128, 512):
         for batch in (2, 8, 40):
             *tensors, do = inputs(batch, steps, 16, dtype)
-            said = [f"{method} {graphed(own(method), tensors, do)}" for method in ("recurrent", "chunked")]
+            methods = "recurrent", "chunked"
+            said = [f"{method} {added(graphed(own(method), tensors, do))}" for method in methods]
             print(f"T {steps}, B H {batch * 16}, {dtype}: {', '.join(said)}", flush=True)
 
 
-def graphed(attend: Attend, tensors: Sequence[torch.Tensor], do: torch.Tensor) -> str:
+def added(times: Sequence[float]) -> str:
+    return " + ".join(f"{us:.1f}" for us in times)
+
+
+def graphed(attend: Attend, tensors: Sequence[torch.Tensor], do: torch.Tensor) -> list[float]:
+    """Microseconds of forward and of backward in CUDA graphs."""
+
     def backward() -> Run:
         leaves = [x.detach().requires_grad_() for x in tensors]
         o = attend(*leaves)
         return lambda: gradients(o, leaves, do)
 
-    return " + ".join(
-        f"{graph(make, GRAPH_MILLISECONDS)[0]:.1f}" for make in (lambda: lambda: attend(*tensors), backward)
-    )
+    makes = (lambda: lambda: attend(*tensors)), backward
+    return [graph(make, GRAPH_MILLISECONDS)[0] for make in makes]
 
 
 def microseconds(sample: Callable[[], float], rounds: int = 5) -> float:
@@ -224,6 +240,7 @@ def main() -> None:
     parser.add_argument("--shape", type=int, nargs=3, default=[8, 2048, 16], help="B, T, H")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--only", default="", help="what has this in its name: recurrent, chunk, fla, torch")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="the comparison as CSV")
     parser.add_argument("--crossover", action="store_true", help="both methods over T and B H")
     parser.add_argument(
         "--search", nargs="*", default=[], choices=list(ROLES), help="time candidates of walks"
@@ -241,7 +258,9 @@ def main() -> None:
     if options.crossover:
         crossover(dtype)
     else:
-        compare(options.site, tuple(options.shape), dtype, options.only)
+        run = {**of_now(), **conditions(torch.device("cuda"))}
+        table = Table(options.write, run) if options.write else None
+        compare(options.site, tuple(options.shape), dtype, options.only, table)
 
 
 if __name__ == "__main__":

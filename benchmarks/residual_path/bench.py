@@ -19,11 +19,10 @@ Bytes are those of each tensor moved once; for a site they are counted in docs/h
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 from benchmarks import command
-from benchmarks.jobs import Table, commit, measure
+from benchmarks.jobs import Table, measure, of_now
 from benchmarks.residual_path import peers
 from benchmarks.residual_path.operations import OPERATIONS
 from benchmarks.residual_path.worker import Job
@@ -77,8 +76,7 @@ def main() -> None:
         parser, options.device, "--device cpu --tokens 64 --columns 128 --many 128 runs the same code"
     )
     options.out.mkdir(parents=True, exist_ok=True)
-    utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    table = Table(options.out / "residual_path.csv", {"commit": commit(), "utc": utc}, FIRST_COLUMNS)
+    table = Table(options.out / "residual_path.csv", of_now(), FIRST_COLUMNS)
     for name in options.only:
         for operation, why in peers.PEERS[name].lacks.items() if name in peers.PEERS else ():
             table.add({"section": "left out", "function": name, "operation": operation, "note": why})

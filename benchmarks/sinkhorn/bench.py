@@ -12,12 +12,11 @@ that is not installed, or whose files are not under HELION_SINKHORN_PEERS, is re
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import command
-from benchmarks.jobs import Table, commit, measure
+from benchmarks.jobs import Table, measure, of_now
 from benchmarks.sinkhorn.worker import Job
 
 LARGEST_BYTES = 8 << 30
@@ -43,7 +42,7 @@ FULL = {
 }
 QUICK = {4: powers(7, 13, 17, 18, 20), 8: powers(13, 18), 16: powers(13, 16), 64: powers(10, 12)}
 SMOKE = {4: powers(5, 7), 8: powers(5)}
-PEER_BATCHES = {4: powers(12, 17, 20), 8: powers(17)}
+PEER_BATCHES = {4: powers(12, 13, 17, 20), 8: powers(17)}
 
 
 def waves(mode: str, device: str, with_compile: bool, with_peers: bool) -> list[list[Job]]:
@@ -126,8 +125,7 @@ def main() -> None:
         "--device cpu runs the same code on tiny batches, --report-only CSV renders an earlier run",
     )
     mode = "quick" if options.quick else "full"
-    utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    table = Table(out / "bench.csv", {"mode": mode, "commit": commit(), "utc": utc}, FIRST_COLUMNS)
+    table = Table(out / "bench.csv", {"mode": mode, **of_now()}, FIRST_COLUMNS)
     from benchmarks.sinkhorn import peers
 
     if mode == "full":

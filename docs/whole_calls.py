@@ -1,0 +1,75 @@
+"""Tables of whole calls of two operators beside others, from the CSV files that their benchmarks write."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from ci.gate.markdown import table
+
+BENCH = Path(__file__).resolve().parents[1] / "docs" / "bench"
+Row = dict[str, str]
+
+
+def read(name: str) -> list[Row]:
+    with (BENCH / f"{name}.csv").open(newline="") as file:
+        return [row for row in csv.DictReader(file) if not row.get("note")]
+
+
+def stated(row: Row) -> str:
+    """Where, when and with what a run was."""
+    versions = ", ".join(f"{name} {row[f'{name}_version']}" for name in ("torch", "triton", "helion"))
+    return f"{row['device']}, {row['utc'][:10]}, commit {row['commit']}, {versions}."
+
+
+def figure(us: str | float) -> str:
+    """A time with the digits that the file has."""
+    return f"{float(us):,.4g}" if float(us) < 1000 else f"{float(us):,.0f}"
+
+
+def dot_compress() -> str:
+    """us in a CUDA graph over a copy, and of single calls, for each batch and pass."""
+    rows = read("dot_compress")
+    cells = {(r["batch"], r["pass"], r["function"]): r for r in rows}
+    functions = list(dict.fromkeys(r["function"] for r in rows))
+    graphs, singles = [], []
+    for batch, which in dict.fromkeys((r["batch"], r["pass"]) for r in rows):
+        place = {"B": batch, "pass": which}
+        floor = float(cells[batch, which, "copy"]["us_graph"])
+        found = {name: cells.get((batch, which, name)) for name in functions}
+        graphs.append({**place, **{name: over_copy(row, floor) for name, row in found.items()}})
+        called = {n: r["us"] for n, r in found.items() if r and r["us"] and n != "copy"}
+        singles.append({**place, **{name: figure(us) for name, us in called.items()}})
+    return (
+        f"{stated(rows[0])} us of one replay of a CUDA graph, and the ratio to a copy of the bytes that "
+        f"moving every tensor once makes:\n\n{table(graphs)}\n\nA single call from the host takes longer, "
+        f"because the device is idle during three launches and autograd:\n\n{table(singles)}"
+    )
+
+
+def over_copy(row: Row | None, floor: float) -> str:
+    if row is None:
+        return ""
+    us = float(row["us_graph"])
+    return figure(us) if row["function"] == "copy" else f"{figure(us)}, {us / floor:.2f} x"
+
+
+def linear_attention() -> str:
+    """us of forward and backward, called one by one and in graphs, and the errors."""
+    rows = read("linear_attention")
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault(row["function"], {})[row["pass"]] = row
+    lines = [
+        {
+            "": name if name.startswith("fla ") else f"**{name}**",
+            **{
+                f"{which}, {how}": figure(by_pass[which][column])
+                for how, column in (("called", "us"), ("in a graph", "us_graph"))
+                for which in ("forward", "backward")
+            },
+            "errors of o, dq, dk, dv, dgk": by_pass["forward"]["errors"],
+        }
+        for name, by_pass in found.items()
+    ]
+    return f"{stated(rows[0])}\n\n{table(lines)}"
