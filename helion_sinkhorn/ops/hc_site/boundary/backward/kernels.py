@@ -19,83 +19,120 @@ from helion_sinkhorn.ops.hc_post.kernels import (
     nothing_summed,
     of_pair,
     output_of,
-    padded_join,
     parted,
 )
-from helion_sinkhorn.runtime.device_math import multiply_add
+from helion_sinkhorn.ops.hc_site.boundary.backward.space import WIDTH
+from helion_sinkhorn.runtime.device_math import joined, multiply_add
 from helion_sinkhorn.runtime.space import power_of_two
 
 
-def row_sum(a, b, how, interpret):
-    """The sum over columns of a b, (tile,), of rounded products.
+def by_thread(value, interpret):
+    """The columns of a block, WIDTH of them, as eight (tile, 4) tensors: one for each column of four threads.
 
-    What a compiler fuses into the sum would depend on the place in the block.  Helion would mask every
-    product too; what lies beyond the tokens or the columns is 0, or is stored nowhere.
+    A thread of a matrix product's result has columns 8 j + 2 q + k of its rows, j of 4, k of 2 and q its
+    own: so taken apart, a block stays where it is.
     """
-    products = multiply_add(a, b, torch.zeros_like(a), how)
-    if interpret:
-        return products.sum(1)
-    return hl.inline_triton("tl.sum({0}, 1)", (products,), hl.zeros([a.size(0)], dtype=torch.float32))
+    if interpret:  # the last block is narrower there
+        value = torch.nn.functional.pad(value, (0, WIDTH - value.size(1)))
+    whole = value.reshape(value.size(0), 4, 4, 2).permute(0, 2, 1, 3)
+    pairs = [half.reshape(value.size(0), 4, 2, 2) for half in hl.split(whole)]
+    return [column for pair in pairs for half in hl.split(pair) for column in hl.split(half)]
 
 
-def new_gradients(dstreams, dy, upstream, norm, weights, stored, split, place, n, parts, how, interpret):
-    """The gradient of each new stream in float32, (tile_t, tile_c), `stored` their values.
+def with_products(total, a, b, how):
+    """Those of columns, as `by_thread` has them, added to four threads' sums one after another.
+
+    By an instruction each: what a compiler fuses into a sum depends on the place in the block.
+    """
+    for left, right in zip(a, b, strict=True):
+        total = multiply_add(left, right, total, how)
+    return total
+
+
+def whole_sum(sums):
+    """The sum (tile,) of four threads' (tile, 4), in an order of its own."""
+    even, odd = hl.split(sums.reshape(sums.size(0), 2, 2))
+    return add_up(even) + add_up(odd)
+
+
+def add_up(pair):
+    first, second = hl.split(pair)
+    return first + second
+
+
+def take_gradients(tensors, upstream, norm, weights, sums, place, n, parts, how, interpret):
+    """The gradient of each new stream in float32, (tile_t, tile_c), and sums with the products for dweights.
 
     G_o = dX'_o + weights_o dy + g fn_o + norm X'_o
     """
+    dstreams, dy, streams, split = tensors
     tile_t, tile_m, tile_c = place
+    totals = parted(sums, power_of_two(n))
     found = []
-    for o in range(n):
+    if dy is not None:
         # hl.load: in a helper Helion takes an index for an operation on the host
+        collapsed = hl.load(dy, [tile_t, tile_c]).to(torch.float32)
+        of_collapse = by_thread(collapsed, interpret)
+    for o in range(n):
+        stored = hl.load(streams, [tile_t, o, tile_c]).to(torch.float32)
+        if dy is not None:
+            totals[o] = with_products(totals[o], by_thread(stored, interpret), of_collapse, how)
         rows = [hl.load(split, [tile_m, k, o, tile_c]) for k in range(parts)]
         residual = norm if dstreams is None else hl.load(dstreams, [tile_t, o, tile_c])
-        given = norm, residual, norm if dy is None else dy, weights[o]
+        given = norm, residual, norm if dy is None else collapsed, weights[o]
         back = product(upstream, rows, parts, interpret)
-        found.append(stream_gradient(back, stored[o], given, dstreams, dy, how))
-    return found
+        found.append(stream_gradient(back, stored, given, dstreams, dy, how))
+    return found, joined(totals)
 
 
-def give_back(x, dx, gs, comb, place, n, transposed, how, interpret):
-    """Store dx of a block, and return its sums for dcomb, in the order of its entries."""
+def give_to_streams(x, dx, gs, columns, comb, sums, place, n, transposed, how, interpret):
+    """Store dx of a block, and return sums with its products for dcomb, in the order of comb's entries."""
     tile_t, _, tile_c = place
-    pairs = []
+    totals = parted(sums, power_of_two(n * n))
     for i in range(n):
         hl.store(dx, [tile_t, i, tile_c], mixed(gs[0], gs[1:], comb[i], how).to(dx.dtype))
-        stream = hl.load(x, [tile_t, i, tile_c]).to(torch.float32)
-        pairs.append([row_sum(stream, g, how, interpret) for g in gs])
-    lines = zip(*pairs, strict=True) if transposed else pairs
-    return [pair for line in lines for pair in line]
+        stream = by_thread(hl.load(x, [tile_t, i, tile_c]).to(torch.float32), interpret)
+        for o in range(n):
+            k = o * n + i if transposed else i * n + o
+            totals[k] = with_products(totals[k], stream, columns[o], how)
+    return joined(totals)
 
 
-def take_back(tensors, results, upstream, norm, coefficients, place, n, parts, transposed, how, interpret):
-    """Store df and dx of a block; return its sums for dpost, dcomb and dweights, those of each joined."""
-    dstreams, dy, streams, split, f, x, bias = tensors
-    df, dx = results
-    post, comb, weights = coefficients
+def give_to_output(f, bias, df, gs, columns, post, sums, place, n, how, interpret):
+    """Store df of a block, and return sums with its products for dpost."""
     tile_t, _, tile_c = place
-    stored = [hl.load(streams, [tile_t, o, tile_c]).to(torch.float32) for o in range(n)]
-    collapsed = None if dy is None else hl.load(dy, [tile_t, tile_c]).to(torch.float32)
-    gs = new_gradients(
-        dstreams, collapsed, upstream, norm, weights, stored, split, place, n, parts, how, interpret
-    )
     hl.store(df, [tile_t, tile_c], mixed(gs[0], gs[1:], post, how).to(df.dtype))
-    pairs = give_back(x, dx, gs, comb, place, n, transposed, how, interpret)
-    given = output_of(f, bias, tile_t, tile_c)
-    outputs = [row_sum(given, g, how, interpret) for g in gs]
-    nothing = [outputs[0] * 0.0] * n
-    of_weights = nothing if dy is None else [row_sum(t, collapsed, how, interpret) for t in stored]
-    return padded_join(outputs), padded_join(pairs), padded_join(of_weights)
+    given = by_thread(output_of(f, bias, tile_t, tile_c), interpret)
+    totals = parted(sums, power_of_two(n))
+    for o in range(n):
+        totals[o] = with_products(totals[o], given, columns[o], how)
+    return joined(totals)
 
 
-def store_parts_of(partials, s, tile_t, total, count):
+def take_back(tensors, update, upstream, coefficients, sums, place, n, parts, transposed, how, interpret):
+    """Store df and dx of a block, and return its sums for dpost, dcomb and dweights, those of each joined."""
+    f, x, bias, df, dx = update
+    norm, post, comb, weights = coefficients
+    of_post, of_comb, of_weights = sums
+    gs, of_weights = take_gradients(
+        tensors, upstream, norm, weights, of_weights, place, n, parts, how, interpret
+    )
+    columns = [by_thread(g, interpret) for g in gs]
+    of_post = give_to_output(f, bias, df, gs, columns, post, of_post, place, n, how, interpret)
+    of_comb = give_to_streams(x, dx, gs, columns, comb, of_comb, place, n, transposed, how, interpret)
+    return of_post, of_comb, of_weights
+
+
+def store_sums(partials, s, tile_t, total, count):
     """Sums over chunk s, in partials (T, splits, count)."""
     for k, part in enumerate(parted(total, power_of_two(count))[:count]):
-        hl.store(partials, [tile_t, s, k], part)
+        hl.store(partials, [tile_t, s, k], whole_sum(part))
 
 
-def coefficients_at(post, comb, weights, tile_t, n, transposed):
-    """post, comb by input stream and then by output stream, and weights: (tile,) each in float32."""
+def coefficients_at(along, post, comb, weights, tile_t, n, transposed):
+    """along, post, comb by input stream and then by output stream, and weights: (tile,) each in float32."""
     return (
+        hl.load(along, [tile_t]),
         [coefficient(post, tile_t, o) for o in range(n)],
         [[of_pair(comb, tile_t, i, o, transposed) for o in range(n)] for i in range(n)],
         [coefficient(weights, tile_t, o) for o in range(n)],
@@ -125,6 +162,7 @@ def hc_boundary_backward(
     columns: hl.constexpr,
     splits: hl.constexpr,
     chunk: hl.constexpr,
+    width: hl.constexpr,
     block_m: hl.constexpr,
     parts: hl.constexpr,
     transposed: hl.constexpr,
@@ -143,27 +181,23 @@ def hc_boundary_backward(
     hl.specialize((streams.stride(), split.stride(), f.stride(), x.stride(), post.stride(), comb.stride()))
     hl.specialize((g.stride(), weights.stride(), df.stride(), dx.stride()))
     hl.specialize((of_post.stride(), of_comb.stride(), of_weights.stride()))
-    block_c = hl.register_block_size(columns)
     for tile_s, tile_m, tile_t in hl.tile([splits, rows, tokens], block_size=[1, block_m, None]):
         s = tile_s.begin
-        coefficients = coefficients_at(post, comb, weights, tile_t, n, transposed)
+        coefficients = coefficients_at(along, post, comb, weights, tile_t, n, transposed)
         upstream = parts_at(g, tile_t, tile_m, parts)
-        norm = along[tile_t]
-        zeros = hl.zeros([tile_t], dtype=torch.float32)
+        zeros = hl.zeros([tile_t, 4], dtype=torch.float32)
         sum_post = nothing_summed(zeros, n)
         sum_comb = nothing_summed(zeros, n * n)
         sum_weights = nothing_summed(zeros, n)
-        for tile_c in hl.tile(s * chunk, min(s * chunk + chunk, columns), block_size=block_c):
-            block_post, block_comb, block_weights = take_back(
-                (dstreams, dy, streams, split, f, x, bias), (df, dx), upstream, norm, coefficients,
-                (tile_t, tile_m, tile_c), n, parts, transposed, how, interpret,
+        for tile_c in hl.tile(s * chunk, min(s * chunk + chunk, columns), block_size=width):
+            sum_post, sum_comb, sum_weights = take_back(
+                (dstreams, dy, streams, split), (f, x, bias, df, dx), upstream, coefficients,
+                (sum_post, sum_comb, sum_weights), (tile_t, tile_m, tile_c),
+                n, parts, transposed, how, interpret,
             )  # fmt: skip
-            sum_post = sum_post + block_post
-            sum_comb = sum_comb + block_comb
-            sum_weights = sum_weights + block_weights
-        store_parts_of(of_post, s, tile_t, sum_post, n)
-        store_parts_of(of_comb, s, tile_t, sum_comb, n * n)
-        store_parts_of(of_weights, s, tile_t, sum_weights, n)
+        store_sums(of_post, s, tile_t, sum_post, n)
+        store_sums(of_comb, s, tile_t, sum_comb, n * n)
+        store_sums(of_weights, s, tile_t, sum_weights, n)
 
 
 def added(partials, tile_t, splits):

@@ -9,6 +9,7 @@ from helion_sinkhorn.ops.hc_post import launch as post_launch
 from helion_sinkhorn.ops.hc_site import launch as site_launch
 from helion_sinkhorn.ops.hc_site.boundary.backward.space import (
     CHUNK,
+    WIDTH,
     backward_default,
     backward_space,
     projection_default,
@@ -170,7 +171,7 @@ def one_pass(
 
     def launch(served: Served) -> None:
         own = (
-            mixes.m, n, columns, splits, CHUNK, mixes.block_m, mixes.dx_parts, comb_order == "oi",
+            mixes.m, n, columns, splits, CHUNK, WIDTH, mixes.block_m, mixes.dx_parts, comb_order == "oi",
             served.reciprocal, served.interpret,
         )  # fmt: skip
         run_and_keep(served.kernel, tensors, own, tensors, key)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.hc_mixes import space as mixes
-from helion_sinkhorn.ops.hc_site.boundary.space import config
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.runtime.space import Grid, Items, power_of_two
 
@@ -14,18 +13,29 @@ CHUNK = 512
 4 x 4096 columns: the partial sums are 768 bytes a token, written and read, of 155 KB in all, and 8192 tokens
 make 1024 programs, four for each place on an H200.
 """
-ROWS, WARPS = 64, 4
-"""Tokens and warps of a program: with others a token's columns are added up in another order."""
+WIDTH = 32
+"""Columns of a block: four threads share a row of such a matrix product, eight columns each."""
+
+
+def backward_config(rows: int, warps: int, stages: int) -> Items:
+    """`rows` tokens a program, and `stages` steps on their way."""
+    return (
+        ("block_sizes", (rows,)),
+        ("num_warps", warps),
+        ("num_stages", stages),
+        ("range_num_stages", (0, stages)),
+    )
 
 
 def backward_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
-    return config(ROWS, WARPS, 2 if device.vendor == "nvidia" else 1), ()
+    return backward_config(64, 4, 2 if device.vendor == "nvidia" else 1), ()
 
 
 def backward_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
-    """How many steps are on their way, alone."""
+    """Any: in which order columns are added up does not depend on it."""
     stages = (1, 2, 3) if device.vendor == "nvidia" else (1, 2)
-    return ({"config": tuple(config(ROWS, WARPS, s) for s in stages)},)
+    few = [backward_config(*size, s) for size in ((64, 4), (64, 8), (128, 8)) for s in stages]
+    return ({"config": tuple(few)},)
 
 
 def sums_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
