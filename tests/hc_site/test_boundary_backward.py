@@ -102,7 +102,7 @@ def errors(given, upstream, **options):
     ids=str,
 )
 def test_gradients_against_float64(one_pass, lead, n, c, order):
-    """Of one token too, of more than a program takes, and of two chunks of columns, one of them short."""
+    """One token too, more than a program takes, and two chunks of columns, one of them short."""
     given, upstream = boundary_inputs(*lead, n=n, c=c)
     assert c < CHUNK or c % CHUNK
     worst = errors(given, upstream, comb_order=order)
