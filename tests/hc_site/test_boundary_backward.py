@@ -12,6 +12,8 @@ from hc_sites import kernels_on_cpu
 
 pytest.importorskip("helion", reason="helion is not installed")
 
+from ci.operators.hc_post import truths as of_post
+from ci.operators.hc_site import truths as of_site
 from helion_sinkhorn.configs import lookup, settings, store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS
@@ -22,6 +24,7 @@ from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_site.trials import TRIALS
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import default_choice
+from helion_sinkhorn.workloads import WORKLOADS
 
 GRADIENTS = NAMES[5:]
 OF_TOKENS = ("df", "dx", "dpost", "dcomb", "dp")
@@ -164,6 +167,33 @@ def test_bits_do_not_depend_on_the_program(one_pass, dtype):
         found = results(boundary, part, [t[at] for t in upstream])
         different = [name for name in OF_TOKENS if not torch.equal(found[name], whole[name][at])]
         assert different == []
+
+
+@pytest.mark.parametrize(
+    ("operator", "name", "kernels"),
+    [
+        (of_post, "hc_post_outputs_last", (launch.BACKWARD, launch.SUMS)),
+        (of_site, "hc_site_two_streams", (launch.BACKWARD, launch.PROJECTION)),
+        (of_site, "hc_site_constants", (launch.BACKWARD, launch.PROJECTION)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_the_gate_judges(operator, name, kernels):
+    """Its candidates of these kernels, each within its budget."""
+    workload = WORKLOADS[name]
+    given = operator.inputs(workload, 1)
+    truths = operator.truths(workload, *given)
+    call = (workload,)
+    if operator is of_site:
+        call = workload, site.call_for(workload.n, workload.c, workload.dtype, workload.precision)
+    found = [c for c in operator.by_boundary(*call, DEVICES["h200"], 100) if c.kernel in kernels]
+    assert {c.kernel for c in found} == set(kernels)
+    shares = {}
+    for c in found:
+        made = c.run(*given)
+        assert made.dtype == truths[c.of].dtype
+        shares[c.kernel, c.of] = truths[c.of].judge(made).reasons
+    assert not any(shares.values()), shares
 
 
 # Who gets it
