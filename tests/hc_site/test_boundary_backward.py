@@ -200,7 +200,7 @@ def test_what_the_gate_judges(operator, name, kernels):
 
 
 def test_nothing_measured_is_the_backward_of_the_parts(monkeypatch):
-    """The launches before there was another, and the bits of hc_post and hc_site."""
+    """The launches that there were before there was another way."""
     given, upstream = boundary_inputs(5, n=4, c=24)
     names = launched(monkeypatch)
     results(boundary, given, upstream)
