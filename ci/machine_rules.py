@@ -73,6 +73,12 @@ SPILL_BYTES = {
     ("sm100", "hc_boundary_forward"): 72,
     # float16 operands in two TF32 parts each, where bfloat16 ones are one number
     ("sm90", "hc_mixes_backward float16"): 56,
+    # the gradients of four new streams, 24 coefficients and 24 sums of 64 tokens by 32 columns, in four warps
+    ("sm90", "hc_boundary_backward"): 128,
+    ("sm100", "hc_boundary_backward"): 208,
+    # three columns, moved one by one with their own checks
+    ("sm90", "hc_boundary_backward 4x3"): 552,
+    ("sm100", "hc_boundary_backward 4x3"): 864,
     # chunks: two ways to take pairs in one program, one of them for gates that decay fast, and float32
     # operands in three parts; a program of one way would leave the other to a second launch
     # (scores of float32 operands: four warps are 2.2 times as fast as eight, which spill half as much)

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -77,6 +78,17 @@ def choose(kernel: Kernel, call: Any, batch: int, device: Device) -> Choice:
         if stored not in _refused:
             return stored
     return default_choice(kernel, call, device)
+
+
+def is_measured(kernel: Kernel, call: Any, batch: int, device: Device) -> bool:
+    """Whether what a call of a kernel is served was timed on this device, and not on one of its family."""
+    entry = lookup(device, kernel.name, call.key, batch)
+    return (
+        entry is not None
+        and entry.evidence == "measured"
+        and Path(entry.path).parent.name == device.key
+        and choose(kernel, call, batch, device).stored
+    )
 
 
 def refuse(choice: Choice, refusal: Exception) -> None:

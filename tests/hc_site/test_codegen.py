@@ -13,6 +13,7 @@ from helion_sinkhorn.machine.binary import Job
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.hc_site import launch
 from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
+from helion_sinkhorn.ops.hc_site.boundary.backward import launch as backward
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import default_choice
 
@@ -56,3 +57,18 @@ def test_the_boundary_spills_no_more_than_is_known(key, compile_for):
     assert binary.counts.get("matrix")
     assert binary.accesses.get("load 128")
     assert binary.accesses.get("store 128")
+
+
+@pytest.mark.parametrize("key", ONE_TARGET)
+def test_the_backward_of_the_boundary_adds_up_columns_without_exchanges(key, compile_for):
+    """Sums over columns stay in a thread's registers; the streams move 16 bytes a thread at a time."""
+    call = SiteCall("bfloat16", 4, 4096, "float32")
+    jobs = [Job(call, default_choice(kernel, call, DEVICES[key])) for kernel in backward.KERNELS.values()]
+    binaries = {binary.job.choice.kernel: binary for binary in compile_for(key, jobs)}
+    assert [why for binary in binaries.values() for why in machine_rules.broken(binary)] == []
+    streams = binaries[backward.BACKWARD]
+    assert streams.accesses.get("load 128")
+    assert streams.accesses.get("store 128")
+    assert all(binaries[name].counts.get("matrix") for name in (backward.BACKWARD, backward.PROJECTION))
+    if DEVICES[key].vendor == "nvidia":
+        assert not streams.counts.get("cross-lane")

@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 
 from helion_sinkhorn import hc_boundary, hc_post, hc_site
 from helion_sinkhorn.operators import KERNELS, TRIALS
+from helion_sinkhorn.ops.hc_site.boundary.backward import launch as backward
 from helion_sinkhorn.ops.hc_site.budget import RESULTS
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_site.trials import boundary_error
@@ -133,6 +134,35 @@ def test_configs_of_a_boundary_make_the_same_bits():
     ]
     for other in made[1:]:
         assert all(torch.equal(a, b) for a, b in zip(other, made[0], strict=True))
+
+
+@pytest.mark.parametrize("call", BOUNDARIES, ids=str)
+@pytest.mark.parametrize("name", backward.KERNELS)
+def test_backward_of_a_boundary_within_its_budget(name, call):
+    """Every gradient, with every config that the tuner tries."""
+    shares = {
+        str((choice.config, choice.variant)): TRIALS[name].error(call, choice, DEVICE)
+        for choice in candidates(KERNELS[name], call, serving.device_at(0)[0])
+    }
+    assert max(shares.values()) <= 1, shares
+
+
+@pytest.mark.parametrize("call", BOUNDARIES, ids=str)
+def test_a_token_of_a_boundary_has_the_same_gradients_alone_with_every_config(call):
+    """A batch and a token alone may be tuned to different ones."""
+    operands, split = TRIALS[backward.BACKWARD].operands(call, 130, DEVICE), 5
+
+    def gradients(at, choice):
+        given = [t if k == split else t[at] for k, t in enumerate(operands)]
+        chosen = {backward.BACKWARD: choice}
+        return backward.gradients(*given[:8], None, *given[8:], call, "io", chosen)
+
+    first, *others = candidates(KERNELS[backward.BACKWARD], call, serving.device_at(0)[0])
+    whole = gradients(slice(None), first)
+    for choice in (first, *others):
+        for at in (slice(None), slice(0, 1), slice(3, 68), slice(129, 130), slice(1, 130, 2)):
+            made = gradients(at, choice)
+            assert all(torch.equal(a, b[at]) for a, b in zip(made, whole, strict=True)), (choice, at)
 
 
 def test_configs_of_the_projection_make_the_same_bits():

@@ -8,9 +8,14 @@ import torch
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.ops.hc_site import launch
 from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
+from helion_sinkhorn.ops.hc_site.boundary.backward import launch as boundary_backward
 from helion_sinkhorn.ops.hc_site.budget import RESULTS, evaluated
 from helion_sinkhorn.ops.hc_site.space import SiteCall
-from helion_sinkhorn.ops.hc_site.trials import boundary_error
+from helion_sinkhorn.ops.hc_site.trials import (
+    boundary_error,
+    boundary_gradients_error,
+    of_boundary_backward,
+)
 from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
 from helion_sinkhorn.runtime.kernel import default_choice
 from helion_sinkhorn.testing.rounding import worst
@@ -84,3 +89,28 @@ def test_a_token_has_the_same_bits_alone():
         part = results(workload, *(t[at] for t in tokens), *parameters)
         for name in RESULTS[:4]:
             assert torch.equal(part[name], whole[name][at]), name
+
+
+BACKWARDS = SiteCall("bfloat16", 2, 520, "float32"), SiteCall("float32", 3, 40, "tf32")
+"""Two chunks of columns, one of them short; pairs of streams that are no power of two."""
+
+
+@pytest.mark.parametrize("call", [BACKWARDS[1], pytest.param(BACKWARDS[0], marks=BY_NIGHT)], ids=str)
+def test_boundary_backward(call):
+    choice = default_choice(boundary_backward.KERNELS[boundary_backward.BACKWARD], call, DEVICES["h200"])
+    assert boundary_gradients_error(call, choice, "cpu") <= 1
+
+
+def test_a_token_of_a_boundary_has_the_same_gradients_alone():
+    """In a full tile, and in the last one, which is not."""
+    call = BACKWARDS[1]
+    operands = of_boundary_backward(call, TOKENS, "cpu")
+    split_at = 5
+
+    def gradients(at):
+        given = [t if k == split_at else t[at] for k, t in enumerate(operands)]
+        return boundary_backward.gradients(*given[:8], None, *given[8:], call, "io")
+
+    whole = gradients(slice(None))
+    for at in (slice(0, 1), slice(20, 21), slice(60, TOKENS), slice(TOKENS - 1, TOKENS)):
+        assert all(torch.equal(a, b[at]) for a, b in zip(gradients(at), whole, strict=True)), at

@@ -17,10 +17,16 @@ from helion_sinkhorn.ops.hc_post.torch_op import gradient_of_bias
 from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
 from helion_sinkhorn.ops.hc_site.boundary.space import MOST_STREAMS
 from helion_sinkhorn.ops.hc_site.space import SiteCall
+from helion_sinkhorn.runtime.kernel import Choice
 
 COMPUTES = {"hc_post_forward": ("out",), "hc_post_backward": ("df", "dx", "dpost", "dcomb", "dbias")}
 """The results of each kernel; dbias is the sum over tokens of its df."""
-BOUNDARY = "hc_boundary_forward"
+BOUNDARY = {
+    "hc_boundary_forward": ("out",),
+    "hc_boundary_backward": COMPUTES["hc_post_backward"],
+    "hc_boundary_sums": ("dpost", "dcomb"),
+}
+"""Those of hc_boundary's kernels, which compute more besides."""
 
 
 def results(workload: HcPostWorkload) -> tuple[str, ...]:
@@ -82,31 +88,69 @@ def candidates(workload: HcPostWorkload, *given: torch.Tensor) -> list[gate.Cand
 
 
 def by_boundary(workload: HcPostWorkload, device: Device, tokens: int) -> list[gate.Candidate]:
-    """The new streams by hc_boundary's kernel with each of its configs, where it takes the call."""
-    if workload.n > MOST_STREAMS or workload.c == 1:
+    """The new streams and every gradient by hc_boundary's kernels, each config, where they take the call."""
+    if not 2 <= workload.n <= MOST_STREAMS or workload.c == 1:
         return []
     from helion_sinkhorn.ops.hc_site.launch import call_for
 
     call = call_for(workload.n, workload.c, workload.dtype, "float32")
+    names = results(workload)
     return [
         gate.Candidate(
-            BOUNDARY, "out", dict(choice.config), choice.source, served,
-            functools.partial(crossed, workload.comb_order, call, choice),
+            kernel, name, dict(choice.config), choice.source, served,
+            functools.partial(crossed, workload.comb_order, call, name, choice),
         )
-        for choice, served in choices(BOUNDARY, call, tokens, device)
+        for kernel, computed in BOUNDARY.items()
+        for choice, served in choices(kernel, call, tokens, device)
+        for name in computed if name in names
     ]  # fmt: skip
 
 
-def crossed(order: str, call: SiteCall, choice: object, f, x, post, comb, grad, bias=None) -> torch.Tensor:
-    """The new streams of hc_boundary's kernel; what it collapses and projects besides is not looked at."""
+def crossed(
+    order: str, call: SiteCall, name: str, choice: Choice, f, x, post, comb, grad, bias=None
+) -> torch.Tensor:
+    """A result of hc_boundary's kernels; what they collapse and project besides is not looked at."""
+
+    def forward(f, x, post, comb, bias, order):
+        return pass_over_streams(order, call, choice, f, x, post, comb, bias)
+
+    def backward(grad, f, x, post, comb, bias, order):
+        return pass_back(order, call, choice, grad, f, x, post, comb, bias)
+
+    made = (forward, None) if name == "out" else (None, backward)
+    return computed(order, *made, f, x, post, comb, grad, bias)[name]
+
+
+def pass_over_streams(order: str, call: SiteCall, choice: Choice, f, x, post, comb, bias) -> torch.Tensor:
+    """The new streams."""
     from helion_sinkhorn.ops.hc_mixes import launch as mixes
     from helion_sinkhorn.ops.hc_site.boundary import launch
 
     fn = x.new_zeros((call.mixes.m, call.mixes.columns), dtype=torch.float32)
-    tokens = [t.flatten(0, 1) for t in (f, x, post, comb)]
-    own = None if bias is None else bias[0].contiguous()
-    made = launch.one_pass(*tokens, own, tokens[2], mixes.split(fn, call.mixes), call, order, choice)
-    return made[0].view(x.shape)
+    tokens = flat(f, x, post, comb)
+    bias, split = None if bias is None else bias.contiguous(), mixes.split(fn, call.mixes)
+    return launch.one_pass(*tokens, bias, tokens[2], split, call, order, choice)[0].view(x.shape)
+
+
+def pass_back(order: str, call: SiteCall, choice: Choice, grad, f, x, post, comb, bias) -> tuple:
+    """(df, dx, dpost, dcomb): the new streams' gradient is grad, as nothing comes back through a collapse."""
+    from helion_sinkhorn.ops.hc_site.boundary.backward import launch
+
+    like, bias = (f, x, post, comb), None if bias is None else bias.contiguous()
+    grad, f, x, post, comb = flat(grad, *like)
+    mixes, tokens = call.mixes, len(x)
+    g = x.new_zeros((tokens, mixes.parts, mixes.m), dtype=torch.bfloat16)
+    split = x.new_zeros((mixes.m, mixes.parts, mixes.columns), dtype=torch.bfloat16)
+    along = x.new_zeros((tokens,), dtype=torch.float32)
+    *made, _ = launch.gradients(
+        grad, None, g, along, x, split, f, x, bias, post, comb, post, call, order, {choice.kernel: choice}
+    )
+    return tuple(t.view(to.shape) for t, to in zip(made, like, strict=True))
+
+
+def flat(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tokens of all elements one behind the other."""
+    return tuple(t.flatten(0, 1).contiguous() for t in given)
 
 
 def on_cpu(order: str, name: str, *given: torch.Tensor) -> torch.Tensor:

@@ -18,13 +18,17 @@ from helion_sinkhorn.ops.hc_site import budget
 from helion_sinkhorn.ops.hc_site.boundary.space import MOST_STREAMS
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
+from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.testing import rounding
 
 OF_TOKENS = ("y", "post", "comb", "dx")
 VALUES, SUMS = OF_TOKENS[:3], ("dfn", "dscale", "dbase")
 COMPUTES = {"hc_site_weights": ("dx", *SUMS), "hc_site_backward": ("dx", "dfn")}
 """The results that show what each kernel of its own did."""
-BOUNDARY = "hc_boundary_forward"
+BOUNDARY = {
+    "hc_boundary_forward": VALUES, "hc_boundary_backward": ("dx",), "hc_boundary_projection": ("dfn",),
+}  # fmt: skip
+"""Those of hc_boundary's kernels."""
 NAMES = ("x", "dresidual", "dy", "dpost", "dcomb", "fn", "scale", "base")
 """The inputs, in the gate's order."""
 
@@ -107,7 +111,7 @@ def candidates(workload: HcSiteWorkload, *given: torch.Tensor) -> list[gate.Cand
 def by_boundary(
     workload: HcSiteWorkload, call: SiteCall, device: Device, tokens: int
 ) -> list[gate.Candidate]:
-    """VALUES of hc_boundary's kernel, with each of its configs, where it takes the call.
+    """Results of hc_boundary's kernels, with each of their configs, where they take the call.
 
     Its new streams are x: f is 0 and comb the identity.  How it mixes streams is judged by hc_post's row.
     """
@@ -115,15 +119,16 @@ def by_boundary(
         return []
     return [
         gate.Candidate(
-            BOUNDARY, name, dict(choice.config), choice.source, served,
-            functools.partial(crossed, workload, choice, name),
+            kernel, name, {**dict(choice.config), **dict(choice.variant)}, choice.source, served,
+            functools.partial(crossed if name in VALUES else crossed_back, workload, choice, name),
         )
-        for choice, served in choices(BOUNDARY, call, tokens, device)
-        for name in VALUES
+        for kernel, names in BOUNDARY.items()
+        for choice, served in choices(kernel, call, tokens, device)
+        for name in names
     ]  # fmt: skip
 
 
-def crossed(workload: HcSiteWorkload, choice: object, name: str, *given: torch.Tensor) -> torch.Tensor:
+def crossed(workload: HcSiteWorkload, choice: Choice, name: str, *given: torch.Tensor) -> torch.Tensor:
     """One of VALUES, the collapse by the coefficients that hc_site makes of x."""
     from helion_sinkhorn.ops.hc_site import launch
     from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
@@ -136,6 +141,26 @@ def crossed(workload: HcSiteWorkload, choice: object, name: str, *given: torch.T
             choice=choice,
         )  # fmt: skip
         return {"y": y, "post": post, "comb": comb}
+
+    return result(name, run, *given)
+
+
+def crossed_back(workload: HcSiteWorkload, choice: Choice, name: str, *given: torch.Tensor) -> torch.Tensor:
+    """dx or dfn: the gradient of the old streams is that of x, and of the weights that of pre."""
+    from helion_sinkhorn.ops.hc_pre import launch as collapse
+    from helion_sinkhorn.ops.hc_site import launch
+    from helion_sinkhorn.ops.hc_site.boundary.backward import launch as boundary
+
+    def run(x, dresidual, dy, dpost, dcomb, *parameters):
+        _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, *workload.arguments)
+        _, dpre = collapse.backward(dy, x, pre)
+        identity = torch.eye(workload.n, device=x.device).expand_as(dcomb)
+        kept = torch.zeros_like(dy), x, dpost, identity, pre, *parameters, x, mixes, norms
+        _, dx, _, _, dfn, *_ = boundary.in_one_pass(
+            (dresidual, dy, dpre, dpost, dcomb), kept, None, *workload.arguments,
+            choices={choice.kernel: choice},
+        )  # fmt: skip
+        return {"dx": dx, "dfn": dfn}
 
     return result(name, run, *given)
 

@@ -17,6 +17,10 @@ from helion_sinkhorn.ops.hc_pre import launch as pre_launch
 from helion_sinkhorn.ops.hc_site import launch
 from helion_sinkhorn.ops.hc_site.api import hc_site
 from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
+from helion_sinkhorn.ops.hc_site.boundary.backward import budget as of_boundary_gradients
+from helion_sinkhorn.ops.hc_site.boundary.backward import launch as boundary_backward
+from helion_sinkhorn.ops.hc_site.boundary.backward.space import CHUNK
+from helion_sinkhorn.ops.hc_site.boundary.space import MOST_STREAMS
 from helion_sinkhorn.ops.hc_site.budget import evaluated
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
@@ -61,6 +65,38 @@ def of_boundary(call: SiteCall, batch: int, device: str) -> Tensors:
 
 def run_boundary(call: SiteCall, choice: Choice, f, x, post, comb, weights, split) -> Tensors:
     return boundary.one_pass(f, x, post, comb, None, weights, split, call, "io", choice)
+
+
+def of_boundary_backward(call: SiteCall, batch: int, device: str) -> Tensors:
+    """What `boundary_backward.one_pass` takes, but for the bias."""
+    f, x, post, comb, weights, split = of_boundary(call, batch, device)
+    g, along, _, dstreams, dy, streams, _ = of_streams(call, batch, device)
+    return dstreams, dy, g, along, streams, split, f, x, post, comb, weights
+
+
+def run_boundary_backward(call: SiteCall, choice: Choice, *given: torch.Tensor) -> Tensors:
+    before, after = given[:8], given[8:]
+    return boundary_backward.one_pass(*before, None, *after, call, "io", choice)
+
+
+def of_sums(call: SiteCall, batch: int, device: str) -> Tensors:
+    """Sums over chunks of columns."""
+    n, splits = call.n, -(-call.columns // CHUNK)
+    return noise(device, "float32", *((batch, splits, size) for size in (n, n * n, n)))
+
+
+def run_sums(call: SiteCall, choice: Choice, *partials: torch.Tensor) -> Tensors:
+    return boundary_backward.summed(*partials, call, partials, choice)
+
+
+def of_projection(call: SiteCall, batch: int, device: str) -> Tensors:
+    """The upstream gradient's parts, and the streams."""
+    g, _, _, streams, *_ = of_streams(call, batch, device)
+    return g, streams
+
+
+def run_projection(call: SiteCall, choice: Choice, g, streams) -> torch.Tensor:
+    return boundary_backward.projection(g, streams, call, choice)
 
 
 @functools.lru_cache(maxsize=1)
@@ -116,10 +152,37 @@ def boundary_error(call: SiteCall, choice: Choice, device: str) -> float:
     )
 
 
+def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> float:
+    """That of hc_boundary's backward with this choice for one of its kernels, from the mixes' gradient on."""
+    workload, inputs, _ = judged(call)
+    streams, dstreams, dy, post, comb, fn, *_ = inputs
+    weights, f, x = post.sigmoid(), streams[:, 0].flip(0), dstreams.flip(0)
+    (dmixes,) = noise("cpu", "float32", (len(streams), call.mixes.m))
+    update = f, x, post, comb, weights
+    limits = of_boundary_gradients.evaluated(workload.of_mixes, dstreams, dy, dmixes, streams, *update, fn)
+    dstreams, dy, dmixes, streams, fn, *update = (
+        t.to(device) for t in (dstreams, dy, dmixes, streams, fn, *update)
+    )
+    f, x, post, comb, weights = update
+    split = mixes_launch.split(fn, call.mixes)
+    sums = mixes_launch.partials(streams.flatten(1), split, call.precision)
+    mixes, norms = mixes_launch.reduce(*sums, call.mixes, workload.norm_eps, workload.eps_outside)
+    g, along = mixes_launch.upstream(dmixes, mixes, norms, call.mixes)
+    *made, dweights = boundary_backward.gradients(
+        dstreams, dy, g, along, streams, split, f, x, None, post, comb, weights, call, "io",
+        {choice.kernel: choice},
+    )  # fmt: skip
+    taken = choice if choice.kernel == boundary_backward.PROJECTION else None
+    dfn = boundary_backward.projection(g, streams, call, taken)
+    found = dict(zip(of_boundary_gradients.RESULTS, (*made, dfn, dweights), strict=True))
+    return max(worst(found[name], *limit) for name, limit in limits.items())
+
+
 def kernel_calls(workload: HcSiteWorkload) -> Iterator[tuple[str, Any]]:
     """(kernel, its call), one for each kernel of its own that a workload runs."""
     call = launch.call_for(workload.n, workload.c, workload.dtype, workload.precision)
-    for name in (*launch.KERNELS, *boundary.KERNELS):
+    of_backward = boundary_backward.KERNELS if workload.n <= MOST_STREAMS else ()
+    for name in (*launch.KERNELS, *boundary.KERNELS, *of_backward):
         yield name, call
 
 
@@ -143,4 +206,7 @@ TRIALS = {
     launch.WEIGHTS: Trial(of_collapse, run_weights, weights_error),
     launch.BACKWARD: Trial(of_streams, run_backward, backward_error),
     boundary.FORWARD: Trial(of_boundary, run_boundary, boundary_error),
+    boundary_backward.BACKWARD: Trial(of_boundary_backward, run_boundary_backward, boundary_gradients_error),
+    boundary_backward.SUMS: Trial(of_sums, run_sums, boundary_gradients_error),
+    boundary_backward.PROJECTION: Trial(of_projection, run_projection, boundary_gradients_error),
 }

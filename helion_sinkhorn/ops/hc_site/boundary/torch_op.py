@@ -1,26 +1,45 @@
 """The torch operator of hc_boundary, for calls that its kernel computes; others are made of its parts.
 
 `helion_sinkhorn::hc_boundary` returns (streams, y, pre, post, comb, mixes, norms): the new streams, and of
-them what `helion_sinkhorn::hc_site` returns.  Its backward is that of hc_site, and then that of hc_post.
+them what `helion_sinkhorn::hc_site` returns.  `hc_boundary_backward` returns (df, dx, dpost, dcomb, dfn,
+dbase and dscale one behind the other, dweights), the last empty where y has no gradient; which launches make
+them, boundary.backward decides.
 """
 
 from __future__ import annotations
 
 import functools
 
+import torch
+
 from helion_sinkhorn.ops.hc_post import torch_op as of_post
 from helion_sinkhorn.ops.hc_site import torch_op as of_site
 from helion_sinkhorn.ops.hc_site.constants import Constants
 from helion_sinkhorn.runtime.pieces import computing
-from helion_sinkhorn.runtime.torch_op import define, differentiable, differentiates, map_tokens, on_device
+from helion_sinkhorn.runtime.torch_op import (
+    define,
+    differentiable,
+    differentiates,
+    last,
+    map_tokens,
+    on_device,
+)
 
-FORWARD = "hc_boundary"
+FORWARD, BACKWARD = "hc_boundary", "hc_boundary_backward"
 
 
 @functools.cache
 def _launch():
     """The launcher, and with it Helion, on the first call that needs it."""
     from helion_sinkhorn.ops.hc_site.boundary import launch
+
+    return launch
+
+
+@functools.cache
+def _launch_backward():
+    """That of the backward."""
+    from helion_sinkhorn.ops.hc_site.boundary.backward import launch
 
     return launch
 
@@ -44,20 +63,47 @@ def _keep(ctx, inputs, output):
     ctx.set_materialize_grads(False)
 
 
-def _gradient(ctx, dstreams, dy, dpre, dpost, dcomb, *_):
-    f, x, post, comb, bias, weights, fn, scale, base, streams, mixes, norms = ctx.saved_tensors
-    upstream = dstreams, dy, dpre, dpost, dcomb
+def backward(dstreams, dy, dpre, dpost, dcomb, f, x, post, comb, bias, *given):
+    """(df, dx, dpost, dcomb, dfn, dbase and dscale, dweights)."""
+    upstream, kept, constants = (dstreams, dy, dpre, dpost, dcomb), given[:7], given[7:]
+    if x.numel() == 0:
+        empty = _empty_gradients(*upstream, f, x, post, comb, bias, *given)
+        return tuple(t.zero_() for t in empty)
+    with on_device(x):
+        return _launch_backward().backward(upstream, (f, x, post, comb, *kept), bias, *constants)
+
+
+def _empty_gradients(dstreams, dy, dpre, dpost, dcomb, f, x, post, comb, bias, weights, fn, scale, base, *_):
+    sums = x.new_empty(base.size(0) + 3, dtype=torch.float32)
+    dweights = weights.new_empty(0 if dy is None else weights.shape)
+    of_update = (t.new_empty(t.shape) for t in (f, x, post, comb))
+    return *of_update, fn.new_empty(fn.shape, dtype=torch.float32), sums, dweights
+
+
+def _gradient(ctx, *upstream):
+    upstream = upstream[:5]
+    f, x, post, comb, bias, *site, streams, mixes, norms = ctx.saved_tensors
     if all(t is None for t in upstream):
         return (None,) * (9 + len(ctx.constants))
-    site = streams, fn, scale, base, weights, mixes, norms
-    dstreams, *of_site_parameters, dweights = of_site.gradients(upstream, site, False, ctx.constants)
-    given = f, x, post, comb
-    order = Constants(*ctx.constants).comb_order
-    run = of_post.HcPostBackward.apply if differentiates(dstreams, *given) else of_post.call_backward
-    df, *others = run(dstreams, *given, bias, order, "helion")
+    update = f, x, post, comb
+    if all(t is None for t in upstream[1:]):
+        # nothing comes back through the collapse and the projection
+        given = upstream[0], *update
+        run = of_post.HcPostBackward.apply if differentiates(*given) else of_post.call_backward
+        df, *of_update = run(*given, bias, Constants(*ctx.constants).comb_order, "helion")
+        of_site = [None] * 4
+    else:
+        given = *update, bias, *site, streams, mixes, norms
+        there = [t for t in (*upstream, *given) if t is not None]
+        run = HcBoundaryBackward.apply if differentiates(*there) else call_backward
+        df, *of_update, dfn, sums, dweights = run(*upstream, *given, *ctx.constants)
+        _, fn, scale, base = site
+        dbase, dscale = sums.split_with_sizes((base.size(0), 3))
+        dweights = None if upstream[1] is None else dweights
+        of_site = dweights, dfn.to(fn.dtype), dscale.to(scale.dtype), dbase.to(base.dtype)
     wanted = bias is not None and ctx.needs_input_grad[4]
     dbias = of_post.gradient_of_bias(df, computing(x.dtype)).to(bias.dtype) if wanted else None
-    return df, *others, dbias, dweights, *of_site_parameters, *[None] * len(ctx.constants)
+    return df, *of_update, dbias, *of_site, *[None] * len(ctx.constants)
 
 
 call = define(
@@ -66,5 +112,15 @@ call = define(
     f"Tensor base, {of_site.CONSTANTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     forward, _empty_results, 9,
 )  # fmt: skip
+call_backward = define(
+    BACKWARD,
+    "(Tensor? dstreams, Tensor? dy, Tensor? dpre, Tensor? dpost, Tensor? dcomb, Tensor f, Tensor x, "
+    "Tensor post, Tensor comb, Tensor? bias, Tensor weights, Tensor fn, Tensor scale, Tensor base, "
+    f"Tensor streams, Tensor mixes, Tensor norms, {of_site.CONSTANTS})"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    backward, _empty_gradients, 17,
+)  # fmt: skip
 HcBoundary = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
+HcBoundaryBackward = last(BACKWARD, FORWARD, call_backward)
 map_tokens(FORWARD, 9, (4, 6, 7, 8), _empty_results)
+map_tokens(BACKWARD, 17, None, _empty_gradients)

@@ -1,0 +1,229 @@
+"""From tensors to the launches of hc_boundary's backward: six in one pass over the streams, or its parts'."""
+
+from __future__ import annotations
+
+import torch
+
+from helion_sinkhorn.ops.hc_mixes import launch as mixes_launch
+from helion_sinkhorn.ops.hc_post import launch as post_launch
+from helion_sinkhorn.ops.hc_site import launch as site_launch
+from helion_sinkhorn.ops.hc_site.boundary.backward.space import (
+    CHUNK,
+    WIDTH,
+    backward_default,
+    backward_space,
+    projection_default,
+    projection_space,
+    sums_default,
+    sums_space,
+)
+from helion_sinkhorn.ops.hc_site.constants import Constants
+from helion_sinkhorn.ops.hc_site.launch import Tensors, call_for, tuned_keys
+from helion_sinkhorn.ops.hc_site.space import SiteCall
+from helion_sinkhorn.ops.hc_split_sinkhorn import launch as split_launch
+from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.serving import (
+    NO_CHOICES,
+    Choices,
+    Served,
+    launch_kept,
+    layout_key,
+    run_and_keep,
+    serve,
+)
+from helion_sinkhorn.runtime.views import flattened, parameter, placed
+
+BACKWARD, SUMS, PROJECTION = "hc_boundary_backward", "hc_boundary_sums", "hc_boundary_projection"
+BODIES = "helion_sinkhorn.ops.hc_site.boundary.backward.kernels"
+KERNELS = {
+    name: Kernel(name, f"{BODIES}:{name}", SiteCall, default, space, traits=frozenset(traits))
+    for name, default, space, traits in (
+        (BACKWARD, backward_default, backward_space, ("splits",)),
+        (SUMS, sums_default, sums_space, ()),
+        (PROJECTION, projection_default, projection_space, ("splits",)),
+    )
+}
+
+
+def backward(
+    upstream: tuple[torch.Tensor | None, ...], given: Tensors, bias: torch.Tensor | None, *constants: object
+) -> Tensors:
+    """(df, dx, dpost, dcomb, dfn, dbase and dscale, dweights).
+
+    Args:
+        upstream: (dstreams, dy, dpre, dpost, dcomb), each may be None.
+        given: (f, x, post, comb, weights, fn, scale, base, streams, mixes, norms).
+    """
+    x = given[1]
+    call = call_for(*x.shape[-2:], x.dtype, Constants(*constants).precision)
+    if is_measured(call, x):
+        return in_one_pass(upstream, given, bias, *constants)
+    return in_parts(upstream, given, bias, *constants)
+
+
+def is_measured(call: SiteCall, x: torch.Tensor) -> bool:
+    """Whether all kernels of the one pass were timed for this call on this device: otherwise none runs."""
+    device, _, _ = serving.device_at(serving.index_of(x))
+    tokens = x.numel() // (call.n * call.columns)
+    return all(serving.is_measured(kernel, call, tokens, device) for kernel in KERNELS.values())
+
+
+def in_parts(
+    upstream: tuple[torch.Tensor | None, ...], given: Tensors, bias: torch.Tensor | None, *constants: object
+) -> Tensors:
+    """The backward of hc_site, and then that of hc_post; arguments and results as of `backward`."""
+    f, x, post, comb, weights, fn, scale, base, streams, mixes, norms = given
+    site = streams, fn, scale, base, weights, mixes, norms, False
+    dstreams, dfn, sums, dweights = site_launch.backward(*upstream, *site, *constants)
+    update = f, x, post, comb, bias, Constants(*constants).comb_order
+    return *post_launch.backward(dstreams, *update), dfn, sums, dweights
+
+
+def in_one_pass(
+    upstream: tuple[torch.Tensor | None, ...],
+    given: Tensors,
+    bias: torch.Tensor | None,
+    *constants: object,
+    choices: Choices = NO_CHOICES,
+) -> Tensors:
+    """The same with one reading of the streams for everything but dfn; arguments as of `backward`.
+
+    `choices` of KERNELS, by name, take the place of what is served.
+    """
+    dstreams, dy, *of_coefficients = upstream
+    f, x, post, comb, weights, fn, scale, base, streams, mixes, norms = given
+    values, n = Constants(*constants), x.size(-2)
+    call = call_for(*x.shape[-2:], x.dtype, values.precision)
+    dmixes, sums = split_launch.backward(*of_coefficients, mixes, scale, base, n, *values.of_split)
+    g, along = mixes_launch.upstream(*(flattened(t, 1) for t in (dmixes, mixes, norms)), call.mixes)
+    stored = flattened(streams, 2)
+    made = gradients(
+        None if dstreams is None else flattened(dstreams, 2), None if dy is None else flattened(dy, 1),
+        g, along, stored, mixes_launch.split(parameter(fn), call.mixes), flattened(f, 1), flattened(x, 2),
+        None if bias is None else placed(bias), flattened(post, 1), flattened(comb, 2), flattened(weights, 1),
+        call, values.comb_order, choices,
+    )  # fmt: skip
+    dfn = projection(g, stored, call, choices.get(PROJECTION))
+    *of_update, dweights = (
+        t.view(like.shape) for t, like in zip(made, (f, x, post, comb, weights), strict=True)
+    )
+    return *of_update, dfn, sums, weights.new_empty(0) if dy is None else dweights
+
+
+def gradients(
+    dstreams: torch.Tensor | None,
+    dy: torch.Tensor | None,
+    g: torch.Tensor,
+    along: torch.Tensor,
+    streams: torch.Tensor,
+    split: torch.Tensor,
+    f: torch.Tensor,
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    weights: torch.Tensor,
+    call: SiteCall,
+    comb_order: str,
+    choices: Choices = NO_CHOICES,
+) -> Tensors:
+    """(df, dx, dpost, dcomb, dweights) of tokens one behind the other."""
+    df, dx, *partials = one_pass(
+        dstreams, dy, g, along, streams, split, f, x, bias, post, comb, weights, call, comb_order,
+        choices.get(BACKWARD),
+    )  # fmt: skip
+    n = call.n
+    dpost, dcomb, dweights = summed(*partials, call, (post, comb, weights), choices.get(SUMS))
+    return df, dx, dpost, dcomb.view(-1, n, n), dweights
+
+
+def one_pass(
+    dstreams: torch.Tensor | None,
+    dy: torch.Tensor | None,
+    g: torch.Tensor,
+    along: torch.Tensor,
+    streams: torch.Tensor,
+    split: torch.Tensor,
+    f: torch.Tensor,
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    weights: torch.Tensor,
+    call: SiteCall,
+    comb_order: str,
+    choice: Choice | None = None,
+) -> Tensors:
+    """(df, dx, of_post, of_comb, of_weights), the last three as the kernel has them."""
+    tokens, n, columns = x.shape
+    mixes, splits = call.mixes, -(-columns // CHUNK)
+    df, dx = torch.empty_like(f), torch.empty_like(x)
+    sizes = n, n * n, n
+    partials = [x.new_empty((tokens, splits, size), dtype=torch.float32) for size in sizes]
+    whole = split.view(mixes.m, mixes.parts, n, columns)
+    tensors = (
+        dstreams, dy, g, along, streams, whole, f, x, bias, post, comb, weights, df, dx, *partials,
+    )  # fmt: skip
+    key = BACKWARD, layout_key(*tensors), call.precision, comb_order, choice
+    if launch_kept(key, *tensors):
+        return df, dx, *partials
+
+    def launch(served: Served) -> None:
+        own = (
+            mixes.m, n, columns, splits, CHUNK, WIDTH, mixes.block_m, mixes.dx_parts, comb_order == "oi",
+            served.reciprocal, served.interpret,
+        )  # fmt: skip
+        run_and_keep(served.kernel, tensors, own, tensors, key)
+
+    serve(KERNELS, BACKWARD, call, tokens, x, launch, tuned_keys, choice)
+    return df, dx, *partials
+
+
+def summed(
+    of_post: torch.Tensor,
+    of_comb: torch.Tensor,
+    of_weights: torch.Tensor,
+    call: SiteCall,
+    like: Tensors,
+    choice: Choice | None = None,
+) -> Tensors:
+    """(dpost (T, n), dcomb (T, n n), dweights (T, n)) of the dtypes of `like`."""
+    tokens, splits, _ = of_post.shape
+    partials = of_post, of_comb, of_weights
+    made = tuple(p.new_empty((tokens, p.size(2)), dtype=t.dtype) for p, t in zip(partials, like, strict=True))
+    tensors = *partials, *made
+    key = SUMS, layout_key(*tensors), call, choice
+    if launch_kept(key, *tensors):
+        return made
+
+    def launch(served: Served) -> None:
+        run_and_keep(served.kernel, tensors, (splits,), tensors, key)
+
+    serve(KERNELS, SUMS, call, tokens, of_post, launch, tuned_keys, choice)
+    return made
+
+
+def projection(
+    g: torch.Tensor, streams: torch.Tensor, call: SiteCall, choice: Choice | None = None
+) -> torch.Tensor:
+    """dfn (M, n C) in float32, for g (T, parts, M) and streams (T, n, C)."""
+    tokens, n, columns = streams.shape
+    mixes = call.mixes
+    device, _, _ = serving.device_at(serving.index_of(streams))
+    taken = choice or serving.choose(KERNELS[PROJECTION], call, tokens, device)
+    shares = dict(taken.variant)["shares"]
+    sums = streams.new_empty((shares, mixes.m, n, columns), dtype=torch.float32)
+    tensors = g, streams, sums
+    key = PROJECTION, layout_key(*tensors), call.precision, choice
+    if not launch_kept(key, *tensors):
+
+        def launch(served: Served) -> None:
+            own = (
+                mixes.m, n, columns, shares, mixes_launch.SHARE, mixes.block_m, mixes.x_parts, mixes.parts,
+                served.interpret,
+            )  # fmt: skip
+            run_and_keep(served.kernel, tensors, own, tensors, key)
+
+        serve(KERNELS, PROJECTION, call, tokens, streams, launch, tuned_keys, taken if choice else None)
+    return sums.sum(0).view(mixes.m, n * columns)

@@ -1,0 +1,66 @@
+"""The configs of hc_boundary's backward taken untuned, and what the tuner tries."""
+
+from __future__ import annotations
+
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.ops.hc_mixes import space as mixes
+from helion_sinkhorn.ops.hc_site.space import SiteCall
+from helion_sinkhorn.runtime.space import Grid, Items, power_of_two
+
+CHUNK = 512
+"""Columns of each stream that one program adds up: fixed, so that a token's bits are those of any batch.
+
+4 x 4096 columns: the partial sums are 768 bytes a token, written and read, of 155 KB in all, and 8192 tokens
+make 1024 programs, four for each place on an H200.
+"""
+WIDTH = 32
+"""Columns of a block: four threads share a row of such a matrix product, eight columns each."""
+
+
+def backward_config(rows: int, warps: int, stages: int) -> Items:
+    """`rows` tokens a program, and `stages` steps on their way."""
+    return (
+        ("block_sizes", (rows,)),
+        ("num_warps", warps),
+        ("num_stages", stages),
+        ("range_num_stages", (0, stages)),
+    )
+
+
+def backward_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
+    if device.vendor == "amd":
+        return backward_config(64, 4, 1), ()
+    # sm_90, 4 streams, bfloat16: 255 registers, of which Triton 3.6 spills 4 and 3.9 32, two programs a
+    # multiprocessor; eight warps would take half as many instructions again for the same block.  In float32,
+    # and where columns move one by one, they spill less: 40 bytes for 320, and 32 for 360
+    return backward_config(64, 8 if call.dtype == "float32" or call.columns % 8 else 4, 2), ()
+
+
+def backward_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
+    """Any: in which order columns are added up does not depend on it."""
+    stages = (1, 2, 3) if device.vendor == "nvidia" else (1, 2)
+    few = [backward_config(*size, s) for size in ((64, 4), (64, 8), (128, 8)) for s in stages]
+    return ({"config": tuple(few)},)
+
+
+def sums_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
+    return (("block_sizes", (fewest_tokens(call, device),)), ("num_warps", 1)), ()
+
+
+def sums_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
+    fewest = fewest_tokens(call, device)
+    few = [(("block_sizes", (fewest * more,)), ("num_warps", w)) for more in (1, 2, 4, 8) for w in (1, 4)]
+    return ({"config": tuple(few)},)
+
+
+def fewest_tokens(call: SiteCall, device: Device) -> int:
+    """As many as fill a warp with 16 bytes a thread of dcomb."""
+    return max(1, 4 * device.warp_size // power_of_two(call.n * call.n))
+
+
+def projection_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
+    return mixes.backward_default(call.mixes, device)
+
+
+def projection_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
+    return mixes.backward_space(call.mixes, device)

@@ -1,0 +1,252 @@
+"""hc_boundary's backward in one pass, on CPU tensors through Helion's reference mode, and who gets it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from autograd_calls import randn
+from hc_boundaries import NAMES, boundary, boundary_inputs, results, specified
+from hc_sites import kernels_on_cpu
+from torch._subclasses import FakeTensorMode
+
+pytest.importorskip("helion", reason="helion is not installed")
+
+from ci.operators.hc_post import truths as of_post
+from ci.operators.hc_site import truths as of_site
+from helion_sinkhorn.configs import lookup, settings, store
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.hc_site import launch as site
+from helion_sinkhorn.ops.hc_site.boundary.backward import launch
+from helion_sinkhorn.ops.hc_site.boundary.backward.space import CHUNK
+from helion_sinkhorn.ops.hc_site.space import SiteCall
+from helion_sinkhorn.ops.hc_site.trials import TRIALS
+from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime.kernel import default_choice
+from helion_sinkhorn.workloads import WORKLOADS
+
+BACKWARD = torch.ops.helion_sinkhorn.hc_boundary_backward.default
+CONSTANTS = 3, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False
+GRADIENTS = NAMES[5:]
+OF_TOKENS = ("df", "dx", "dpost", "dcomb", "dp")
+IN_PARTS = (
+    "hc_site_weights", "hc_split_sinkhorn_backward", "hc_mixes_upstream", "hc_site_backward",
+    "hc_post_backward",
+)  # fmt: skip
+IN_ONE_PASS = (
+    "hc_split_sinkhorn_backward", "hc_mixes_upstream", "hc_mixes_split", "hc_boundary_backward",
+    "hc_boundary_sums", "hc_boundary_projection",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _kernels(monkeypatch, fresh_caches):
+    kernels_on_cpu(monkeypatch)
+
+
+@pytest.fixture
+def one_pass(monkeypatch):
+    """As if every call had been measured."""
+    monkeypatch.setattr(serving, "is_measured", lambda *asked: True)
+
+
+def launched(monkeypatch):
+    """The names of the kernels launched from now on."""
+    names, run = [], serving.run
+
+    def noted(kernel, *arguments):
+        names.append(kernel.kernel.name)
+        return run(kernel, *arguments)
+
+    monkeypatch.setattr(serving, "run", noted)
+    return names
+
+
+def call_of(given, precision="float32"):
+    n, columns = given[1].shape[-2:]
+    return site.call_for(n, columns, given[1].dtype, precision)
+
+
+def store_entries(folder, call, batch, evidence="measured", device="h200", kernels=tuple(launch.KERNELS)):
+    """The default configs as entries of a folder."""
+    key = {**dataclasses.asdict(call), "batch": batch}
+    for name in kernels:
+        choice = default_choice(KERNELS[name], call, DEVICES[device])
+        entry = {
+            "key": key, "config": dict(choice.config), "variant": dict(choice.variant), "evidence": evidence,
+        }  # fmt: skip
+        data = {"schema": 1, "kernel": name, "device": {"key": device}, "entries": [entry]}
+        path = folder / device / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(data))
+
+
+def errors(given, upstream, **options):
+    """The error of every gradient relative to its largest entry."""
+    truth = results(specified, [t.double() for t in given], upstream, **options)
+    found = results(boundary, given, upstream, **options)
+    return {
+        name: ((found[name].double() - truth[name]).abs().max() / truth[name].abs().max()).item()
+        for name in GRADIENTS
+    }
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("lead", "n", "c", "order"),
+    [
+        ((2, 5), 4, 12, "io"),
+        ((3,), 3, 7, "oi"),
+        ((1,), 2, 5, "io"),
+        ((67,), 4, 2, "oi"),
+        ((3,), 2, 600, "io"),
+    ],
+    ids=str,
+)
+def test_gradients_against_float64(one_pass, lead, n, c, order):
+    """One token too, more than a program takes, and two chunks of columns, one of them short."""
+    given, upstream = boundary_inputs(*lead, n=n, c=c)
+    assert c < CHUNK or c % CHUNK
+    worst = errors(given, upstream, comb_order=order)
+    assert max(worst.values()) <= 3e-6, worst
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_streams_gradient_is_not_rounded_on_its_way(one_pass, dtype):
+    """Without mixes' gradients df is post times the gradient of the streams, rounded once."""
+    given, upstream = boundary_inputs(5, n=4, c=24, dtype=dtype)
+    f, x, post, comb, *parameters, bias, weights = given
+    dstreams, dy = (t.to(dtype) for t in (upstream[4], upstream[0]))
+    leaf = f.clone().requires_grad_()
+    found = boundary(leaf, x, post, comb, *parameters, bias, weights)
+    (df,) = torch.autograd.grad((found.residual, found.y), leaf, (dstreams, dy))
+    gradient = dstreams.double() + weights.double().unsqueeze(2) * dy.double().unsqueeze(1)
+    exact = (post.double().unsqueeze(2) * gradient).sum(1)
+    error = (df.double() - exact).abs()
+    sizes = (post.double().unsqueeze(2) * gradient).abs().sum(1)
+    assert (error <= 0.5 * torch.finfo(dtype).eps * exact.abs() + 2e-6 * sizes).all()
+
+
+@pytest.mark.parametrize(
+    "call", [SiteCall("bfloat16", 4, 700, "float32"), SiteCall("float16", 3, 300, "tf32")], ids=str
+)
+@pytest.mark.parametrize("name", launch.KERNELS)
+def test_within_budgets(name, call):
+    choice = default_choice(KERNELS[name], call, DEVICES["h200"])
+    assert TRIALS[name].error(call, choice, "cpu") <= 1
+
+
+def test_unused_results(one_pass):
+    """Gradients of one result alone: all other upstream gradients are None."""
+    given, upstream = boundary_inputs(4)
+    for used in range(5):
+        leaves, wide = ([t.to(d).requires_grad_() for t in given] for d in (torch.float32, torch.float64))
+        pairs = [
+            torch.autograd.grad(run(*of)[used], of, upstream[used].to(of[0].dtype), allow_unused=True)
+            for run, of in ((boundary, leaves), (specified, wide))
+        ]
+        for a, b in zip(*pairs, strict=True):
+            if b is None:
+                assert a is None or not a.any()
+            else:
+                torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_bits_do_not_depend_on_the_program(one_pass, dtype):
+    """Those of a program's tokens are the same in any place of a batch.
+
+    In this mode a tile that is not full has products of its own shape and bits; one token alone is tested in
+    tests/triton_interpreter.
+    """
+    given, upstream = boundary_inputs(128, n=4, c=40, dtype=dtype)
+    whole = results(boundary, given, upstream)
+    for at in (slice(0, 64), slice(64, 128), torch.arange(128).roll(64)):
+        part = [t[at] if k in (0, 1, 2, 3, 8) else t for k, t in enumerate(given)]
+        found = results(boundary, part, [t[at] for t in upstream])
+        different = [name for name in OF_TOKENS if not torch.equal(found[name], whole[name][at])]
+        assert different == []
+
+
+@pytest.mark.parametrize(
+    ("operator", "name", "kernels"),
+    [
+        (of_post, "hc_post_outputs_last", (launch.BACKWARD, launch.SUMS)),
+        (of_site, "hc_site_two_streams", (launch.BACKWARD, launch.PROJECTION)),
+        (of_site, "hc_site_constants", (launch.BACKWARD, launch.PROJECTION)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_the_gate_judges(operator, name, kernels):
+    """Its candidates of these kernels, each within its budget."""
+    workload = WORKLOADS[name]
+    given = operator.inputs(workload, 1)
+    truths = operator.truths(workload, *given)
+    call = (workload,)
+    if operator is of_site:
+        call = workload, site.call_for(workload.n, workload.c, workload.dtype, workload.precision)
+    found = [c for c in operator.by_boundary(*call, DEVICES["h200"], 100) if c.kernel in kernels]
+    assert {c.kernel for c in found} == set(kernels)
+    shares = {}
+    for c in found:
+        made = c.run(*given)
+        assert made.dtype == truths[c.of].dtype
+        shares[c.kernel, c.of] = truths[c.of].judge(made).reasons
+    assert not any(shares.values()), shares
+
+
+def test_opcheck_and_fakes(one_pass):
+    """The operator's schema and shapes, with and without the gradients that may be None."""
+    (f, x, post, comb, fn, scale, base, bias, weights), upstream = boundary_inputs(3)
+    mixes, norms = randn(3, 8), randn(3, 2).abs()
+    given = f, x, post, comb, bias, weights, fn, scale, base, x, mixes, norms
+    dy, dpre, dpost, dcomb, dstreams = upstream
+    for gradients in ((dstreams, dy, dpre, dpost, dcomb), (None, None, None, dpost, None)):
+        torch.library.opcheck(
+            BACKWARD, (*gradients, *given, *CONSTANTS), test_utils=("test_schema", "test_faketensor")
+        )
+        with FakeTensorMode() as mode:
+            fakes = [None if t is None else mode.from_tensor(t) for t in (*gradients, *given)]
+            fake = BACKWARD(*fakes, *CONSTANTS)
+        for a, b in zip(BACKWARD(*gradients, *given, *CONSTANTS), fake, strict=True):
+            assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+
+
+# Who gets it
+
+
+def test_nothing_measured_is_the_backward_of_the_parts(monkeypatch):
+    """The launches that there were before there was another way."""
+    given, upstream = boundary_inputs(5, n=4, c=24)
+    names = launched(monkeypatch)
+    results(boundary, given, upstream)
+    assert tuple(names[-5:]) == IN_PARTS
+    assert not set(names) & set(launch.KERNELS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "taken"),
+    [
+        ({}, True), ({"evidence": "compiled"}, False), ({"device": "h100"}, False),
+        ({"kernels": (launch.BACKWARD, launch.SUMS)}, False), ({"batch": 1000}, False),
+    ],
+    ids=["measured", "compiled", "elsewhere", "not all", "another batch"],
+)  # fmt: skip
+def test_a_measured_entry_of_every_kernel_switches_it_on(monkeypatch, tmp_path, changed, taken):
+    given, upstream = boundary_inputs(5, n=4, c=24)
+    expected = results(boundary, given, upstream)
+    monkeypatch.setattr(settings, "TUNING_DIR", str(tmp_path))
+    store_entries(tmp_path, call_of(given), **{"batch": 5, **changed})
+    for cache in (serving.choose, lookup.lookup, store.read):
+        cache.cache_clear()
+    names = launched(monkeypatch)
+    found = results(boundary, given, upstream)
+    steps = IN_ONE_PASS if taken else IN_PARTS
+    assert tuple(names[-len(steps) :]) == steps
+    for name, t in expected.items():
+        torch.testing.assert_close(found[name], t, rtol=1e-5, atol=1e-5)
