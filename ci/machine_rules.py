@@ -73,6 +73,7 @@ SPILL_BYTES = {
     ("sm100", "hc_boundary_forward"): 72,
     # float16 operands in two TF32 parts each, where bfloat16 ones are one number
     ("sm90", "hc_mixes_backward float16"): 56,
+    ("sm100", "hc_boundary_projection float16"): 16,
     # the gradients of four new streams, 24 coefficients and 24 sums of 64 tokens by 32 columns, in four warps
     ("sm90", "hc_boundary_backward"): 128,
     ("sm100", "hc_boundary_backward"): 208,
