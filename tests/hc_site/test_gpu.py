@@ -155,7 +155,7 @@ def test_a_token_of_a_boundary_has_the_same_gradients_alone_with_every_config(ca
     def gradients(at, choice):
         given = [t if k == split else t[at] for k, t in enumerate(operands)]
         chosen = {backward.BACKWARD: choice}
-        return backward.gradients(*given[:8], None, *given[8:], call, "io", chosen)
+        return backward.gradients((*given[:8], None, *given[8:]), call, "io", chosen)
 
     first, *others = candidates(KERNELS[backward.BACKWARD], call, serving.device_at(0)[0])
     whole = gradients(slice(None), first)

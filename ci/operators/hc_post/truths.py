@@ -142,9 +142,8 @@ def pass_back(order: str, call: SiteCall, choice: Choice, grad, f, x, post, comb
     g = x.new_zeros((tokens, mixes.parts, mixes.m), dtype=torch.bfloat16)
     split = x.new_zeros((mixes.m, mixes.parts, mixes.columns), dtype=torch.bfloat16)
     along = x.new_zeros((tokens,), dtype=torch.float32)
-    *made, _ = launch.gradients(
-        grad, None, g, along, x, split, f, x, bias, post, comb, post, call, order, {choice.kernel: choice}
-    )
+    given = grad, None, g, along, x, split, f, x, bias, post, comb, post
+    *made, _ = launch.gradients(given, call, order, {choice.kernel: choice})
     return tuple(t.view(to.shape) for t, to in zip(made, like, strict=True))
 
 

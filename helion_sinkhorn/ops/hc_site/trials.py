@@ -168,10 +168,8 @@ def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> flo
     sums = mixes_launch.partials(streams.flatten(1), split, call.precision)
     mixes, norms = mixes_launch.reduce(*sums, call.mixes, workload.norm_eps, workload.eps_outside)
     g, along = mixes_launch.upstream(dmixes, mixes, norms, call.mixes)
-    *made, dweights = boundary_backward.gradients(
-        dstreams, dy, g, along, streams, split, f, x, None, post, comb, weights, call, "io",
-        {choice.kernel: choice},
-    )  # fmt: skip
+    given = dstreams, dy, g, along, streams, split, f, x, None, post, comb, weights
+    *made, dweights = boundary_backward.gradients(given, call, "io", {choice.kernel: choice})
     taken = choice if choice.kernel == boundary_backward.PROJECTION else None
     dfn = boundary_backward.projection(g, streams, call, taken)
     found = dict(zip(of_boundary_gradients.RESULTS, (*made, dfn, dweights), strict=True))

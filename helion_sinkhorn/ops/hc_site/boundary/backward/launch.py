@@ -98,12 +98,12 @@ def in_one_pass(
     dmixes, sums = split_launch.backward(*of_coefficients, mixes, scale, base, n, *values.of_split)
     g, along = mixes_launch.upstream(*(flattened(t, 1) for t in (dmixes, mixes, norms)), call.mixes)
     stored = flattened(streams, 2)
-    made = gradients(
+    tensors = (
         None if dstreams is None else flattened(dstreams, 2), None if dy is None else flattened(dy, 1),
         g, along, stored, mixes_launch.split(parameter(fn), call.mixes), flattened(f, 1), flattened(x, 2),
         None if bias is None else placed(bias), flattened(post, 1), flattened(comb, 2), flattened(weights, 1),
-        call, values.comb_order, choices,
     )  # fmt: skip
+    made = gradients(tensors, call, values.comb_order, choices)
     dfn = projection(g, stored, call, choices.get(PROJECTION))
     *of_update, dweights = (
         t.view(like.shape) for t, like in zip(made, (f, x, post, comb, weights), strict=True)
@@ -112,30 +112,13 @@ def in_one_pass(
 
 
 def gradients(
-    dstreams: torch.Tensor | None,
-    dy: torch.Tensor | None,
-    g: torch.Tensor,
-    along: torch.Tensor,
-    streams: torch.Tensor,
-    split: torch.Tensor,
-    f: torch.Tensor,
-    x: torch.Tensor,
-    bias: torch.Tensor | None,
-    post: torch.Tensor,
-    comb: torch.Tensor,
-    weights: torch.Tensor,
-    call: SiteCall,
-    comb_order: str,
-    choices: Choices = NO_CHOICES,
+    given: tuple[torch.Tensor | None, ...], call: SiteCall, comb_order: str, choices: Choices = NO_CHOICES
 ) -> Tensors:
-    """(df, dx, dpost, dcomb, dweights) of tokens one behind the other."""
-    df, dx, *partials = one_pass(
-        dstreams, dy, g, along, streams, split, f, x, bias, post, comb, weights, call, comb_order,
-        choices.get(BACKWARD),
-    )  # fmt: skip
-    n = call.n
+    """(df, dx, dpost, dcomb, dweights) of the tensors that `one_pass` takes, tokens one behind the other."""
+    *_, post, comb, weights = given
+    df, dx, *partials = one_pass(*given, call, comb_order, choices.get(BACKWARD))
     dpost, dcomb, dweights = summed(*partials, call, (post, comb, weights), choices.get(SUMS))
-    return df, dx, dpost, dcomb.view(-1, n, n), dweights
+    return df, dx, dpost, dcomb.view(comb.shape), dweights
 
 
 def one_pass(
