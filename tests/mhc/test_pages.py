@@ -34,7 +34,7 @@ def test_the_first_example_prints_what_it_says(page, capsys):
 
 
 def test_other_examples_compile():
-    assert len(examples(MHC)) == 3
+    assert len(examples(MHC)) == 4
     for example in examples(MHC):
         compile(example, "docs/mhc.md", "exec")
 
