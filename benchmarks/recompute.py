@@ -9,22 +9,19 @@ path, and not of attention and MLP.  Bytes are counted storage by storage, witho
 
 from __future__ import annotations
 
-import csv
 import gc
 import sys
-from datetime import date
 from pathlib import Path
 
 import torch
 
 from benchmarks import command
-from benchmarks.jobs import commit
+from benchmarks.jobs import Table, of_now
 from benchmarks.live_bytes import LiveBytes
+from benchmarks.timing import conditions
 from helion_sinkhorn import hc_expand, hc_post, nn, recompute_streams
 
 N = 4
-FIELDS = "device", "torch", "commit", "date", "updates", "tokens", "hidden", "dtype", "every", "held", "peak"
-"""held, peak: bytes a token behind the forward, and at any time."""
 
 
 class Stack(torch.nn.Module):
@@ -73,22 +70,15 @@ def main(words: list[str] | None = None) -> list[dict[str, object]]:
     torch.manual_seed(0)
     model = Stack(args.updates, args.hidden, dtype).to(device)
     h = torch.randn(args.tokens, args.hidden, device=device, dtype=dtype)
-    rows = []
+    table = Table(args.write, {**of_now(), **conditions(h.device)})
+    sizes = {"updates": args.updates, "tokens": args.tokens, "hidden": args.hidden, "dtype": "bfloat16"}
     for every in args.every:
         held, peak = bytes_a_token(model, h, every)
-        name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-        values = (
-            name, torch.__version__, commit(), date.today().isoformat(), args.updates, args.tokens,
-            args.hidden, "bfloat16", every, round(held), round(peak),
-        )  # fmt: skip
-        rows.append(dict(zip(FIELDS, values, strict=True)))
+        table.add({**sizes, "every": every, "held": round(held), "peak": round(peak)})
         print(f"every {every:3}: {held:9.0f} bytes a token held, {peak:9.0f} at most")
     if args.write:
-        with args.write.open("w", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-    return rows
+        table.write()
+    return table.rows
 
 
 if __name__ == "__main__":

@@ -265,28 +265,6 @@ def site() -> str:
     return residual_path.summary(BENCH / "residual_path.csv")
 
 
-def recomputed() -> str:
-    """Memory of a stack of mHC sites for several k of recompute_streams."""
-    with (BENCH / "recompute.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    first = rows[0]
-    size = 2 * int(first["hidden"])
-    said = (
-        f"{first['updates']} updates of 4 streams of {first['hidden']} in {first['dtype']}, "
-        f"{first['tokens']} tokens; "
-        f"{first['device']}, torch {first['torch']}, {first['date']}, commit {first['commit']}. "
-        f"Bytes a token, in units of one stream (S = {size})."
-    )
-    return said + "\n\n" + table([
-        {
-            "every": row["every"], "held behind the forward": f"{int(row['held']) / size:,.0f} S",
-            "at most, in the backward": f"{int(row['peak']) / size:,.0f} S",
-            "of every = 1": f"{int(row['peak']) / int(first['peak']):.2f}",
-        }
-        for row in rows
-    ])  # fmt: skip
-
-
 # ------------------------------------------------------------------------------------------------- support
 
 

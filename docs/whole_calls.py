@@ -1,4 +1,4 @@
-"""Tables of whole calls of two operators beside others, from the CSV files that their benchmarks write."""
+"""Tables of whole calls: two operators beside others, and memory, from the CSV files of their benchmarks."""
 
 from __future__ import annotations
 
@@ -73,3 +73,22 @@ def linear_attention() -> str:
         for name, by_pass in found.items()
     ]
     return f"{stated(rows[0])}\n\n{table(lines)}"
+
+
+def recomputed() -> str:
+    """Memory of a stack of mHC sites for several k of recompute_streams."""
+    rows = read("recompute")
+    first = rows[0]
+    size = 2 * int(first["hidden"])
+    said = (
+        f"{stated(first)} {first['updates']} updates of 4 streams of {first['hidden']} in {first['dtype']}, "
+        f"{first['tokens']} tokens. Bytes a token, in units of one stream (S = {size})."
+    )
+    return said + "\n\n" + table([
+        {
+            "every": row["every"], "held behind the forward": f"{int(row['held']) / size:,.0f} S",
+            "at most, in the backward": f"{int(row['peak']) / size:,.0f} S",
+            "of every = 1": f"{int(row['peak']) / int(first['peak']):.2f}",
+        }
+        for row in rows
+    ])  # fmt: skip

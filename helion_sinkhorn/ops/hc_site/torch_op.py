@@ -102,9 +102,14 @@ def gradients(upstream, given, own, constants):
     there = [t for t in upstream if t is not None]
     run = HcSiteBackward.apply if differentiates(*there, *given[:5]) else call_backward
     dx, dfn, sums, dweights = run(*upstream, *given, own, *constants)
-    dbase, dscale = sums.split_with_sizes((base.size(0), 3))
     dweights = None if own or upstream[1] is None else dweights
-    return dx, dfn.to(fn.dtype), dscale.to(scale.dtype), dbase.to(base.dtype), dweights
+    return dx, *of_parameters(dfn, sums, fn, scale, base), dweights
+
+
+def of_parameters(dfn, sums, fn, scale, base):
+    """(dfn, dscale, dbase) in the dtypes of what they belong to; sums are dbase and dscale in a row."""
+    dbase, dscale = sums.split_with_sizes((base.size(0), 3))
+    return dfn.to(fn.dtype), dscale.to(scale.dtype), dbase.to(base.dtype)
 
 
 call = define(

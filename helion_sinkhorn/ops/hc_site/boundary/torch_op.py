@@ -91,19 +91,16 @@ def _gradient(ctx, *upstream):
         given = upstream[0], *update
         run = of_post.HcPostBackward.apply if differentiates(*given) else of_post.call_backward
         df, *of_update = run(*given, bias, Constants(*ctx.constants).comb_order, "helion")
-        of_site = [None] * 4
+        made = [None] * 4
     else:
         given = *update, bias, *site, streams, mixes, norms
         there = [t for t in (*upstream, *given) if t is not None]
         run = HcBoundaryBackward.apply if differentiates(*there) else call_backward
         df, *of_update, dfn, sums, dweights = run(*upstream, *given, *ctx.constants)
-        _, fn, scale, base = site
-        dbase, dscale = sums.split_with_sizes((base.size(0), 3))
-        dweights = None if upstream[1] is None else dweights
-        of_site = dweights, dfn.to(fn.dtype), dscale.to(scale.dtype), dbase.to(base.dtype)
+        made = None if upstream[1] is None else dweights, *of_site.of_parameters(dfn, sums, *site[1:])
     wanted = bias is not None and ctx.needs_input_grad[4]
     dbias = of_post.gradient_of_bias(df, computing(x.dtype)).to(bias.dtype) if wanted else None
-    return df, *of_update, dbias, *of_site, *[None] * len(ctx.constants)
+    return df, *of_update, dbias, *made, *[None] * len(ctx.constants)
 
 
 call = define(
