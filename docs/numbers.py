@@ -77,7 +77,7 @@ class Stated:
 BENCH, ACCURACY, CACHE = "docs/bench/bench.csv", "docs/accuracy/*.json", "tuning_cache/"
 PATH = "docs/bench/residual_path.csv"
 GENERATED = (
-    Generated("README.md", "peers", f"{BENCH}, docs/bench/kept.csv", tables.peers),
+    Generated("README.md", "peers", BENCH, tables.peers),
     Generated("docs/accuracy.md", "judged", ACCURACY, tables.judged),
     Generated("docs/accuracy.md", "inductor", "docs/accuracy/h200.json", tables.inductor),
     Generated("docs/accuracy_devices.md", "devices", ACCURACY, tables.devices),

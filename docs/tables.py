@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -50,11 +49,7 @@ def us(function: str, n: int, batch: int, which: str, timer: str = "graph") -> f
 
 def kept() -> dict[str, str]:
     """Bytes a matrix that each function keeps for its backward, and allocates inside it."""
-    with (BENCH / "kept.csv").open(newline="") as file:
-        found = {r["function"]: (float(r["kept"]), float(r["scratch"])) for r in csv.DictReader(file)}
-    memory = results().all[results().all.section == "memory"].set_index("quantity").bytes
-    found[OURS] = memory["kept for backward, logits included"], memory["scratch inside backward"]
-    return {name: f"{bytes_:,.0f} + {scratch:,.0f}" for name, (bytes_, scratch) in found.items()}
+    return {name: " + ".join(f"{b:,.0f}" for b in of.values()) for name, of in results().memory.items()}
 
 
 def peers() -> str:
@@ -174,7 +169,7 @@ def targets() -> str:
     host = results().section("host").set_index("function").us
     ratio = host["sinkhorn, no gradient"] / host["x * 2"]
     row("host time of a call without gradient", "3 x that of x * 2", [ratio], [ratio <= 3], [""])
-    memory = results().section("memory").bytes.tolist()
+    memory = list(results().memory[OURS].values())
     row("bytes a matrix kept for backward, scratch", "64, 0", memory, [memory == [64.0, 0.0]], [""])
     first = results().section("first call")
     cold = first[first.quantity.str.contains("empty")].seconds.tolist()

@@ -60,8 +60,6 @@ def waves(mode: str, device: str, with_compile: bool, with_peers: bool) -> list[
     own = [replace(base, n=n, batches=fitting(n, batches, 4)) for n, batches in shapes.items()]
     own.append(replace(base, section="host", task="host", functions=()))
     own.append(replace(base, section="lanes", task="lanes", functions=(), batches=(32, 128)))
-    own.append(replace(base, section="memory", task="memory", functions=(),
-                       batches=(1 << (7 if smoke else 20),)))  # fmt: skip
     if mode == "quick":
         return [own]
     few = SMOKE if smoke else {4: powers(13, 20), 8: powers(18)}

@@ -18,8 +18,13 @@ import torch
 from benchmarks import peer_files
 
 EPS = 1e-6
+TIMED = "forward", "backward", "both"
 Passes = dict[str, Callable[[], object]]
-"""Closures by name: "forward" gives P, "backward" dX, "both" runs one after the other."""
+"""Closures by name: of TIMED, "forward" gives P, "backward" dX, "both" runs one after the other.
+
+"kept" gives a copy of the logits, in the layout a function takes them in, and what else it keeps of a forward
+pass for its backward.
+"""
 Build = Callable[[torch.Tensor, torch.Tensor, int], Passes]
 """(logits, upstream gradient, T) -> Passes."""
 
@@ -54,10 +59,15 @@ def differentiable(load: Callable[[], Callable[[torch.Tensor, int], torch.Tensor
             with torch.no_grad():
                 return function(x, n_iters)
 
+        def kept():
+            own = x.detach().clone().requires_grad_()
+            return own, function(own, n_iters).grad_fn
+
         return {
             "forward": forward,
             "backward": lambda: torch.autograd.grad(y, leaf, dy, retain_graph=True)[0],
             "both": lambda: torch.autograd.grad(function(leaf, n_iters), leaf, dy)[0],
+            "kept": kept,
         }
 
     return build
@@ -129,6 +139,7 @@ def liger(history: bool) -> Build:
             "forward": lambda: run()[0],
             "backward": lambda: adjoint(kept),
             "both": lambda: adjoint(run()[1:]),
+            "kept": lambda: (mix.clone(), run()[1:]),
         }
 
     return build

@@ -95,6 +95,14 @@ class Results:
     def section(self, name: str) -> pandas.DataFrame:
         return self.all[self.all.section == name]
 
+    @property
+    def memory(self) -> dict[str, dict[str, float]]:
+        """Bytes a matrix by function and then by quantity."""
+        found: dict[str, dict[str, float]] = {}
+        for r in self.section("memory").itertuples():
+            found.setdefault(r.function, {})[r.quantity] = r.bytes
+        return found
+
     def of(self, function: str, **where: object) -> pandas.DataFrame:
         rows = self.by_function.get(function, self.timed.iloc[:0])
         wanted = numpy.ones(len(rows), bool)
@@ -418,9 +426,10 @@ def text(results: Results) -> str:
         lines += peer_tables(results)
     if not results.section("host").empty:
         lines += ["## Host time", "", "![host time](host.png)", "", host_table(results), ""]
-    quantities = results.section("memory")
-    if not quantities.empty:
-        rows = [{"quantity": r.quantity, "bytes a matrix": figure(r.bytes)} for r in quantities.itertuples()]
+    if counts := results.memory:
+        rows = [
+            {"bytes a matrix": name, **{k: figure(v) for k, v in of.items()}} for name, of in counts.items()
+        ]
         lines += ["## Memory", "", markdown.of_records(rows), ""]
     if not results.section("lanes").empty:
         lines += ["## Small batches, forward and backward", "", LANES, lanes_table(results), ""]

@@ -35,6 +35,9 @@ CHECKED_SCALE = 3.0
 BOUNDS = {"float32": (1e-5, 1e-4), "bfloat16": (1e-2, 2e-2)}
 """(largest forward error, relative gradient error) from which on a function computes something else."""
 ERROR = ("error", "gradient_error")
+KEPT, SCRATCH = "kept for backward, logits included", "scratch inside backward"
+COUNTED = 4, 1 << 17, "float32"
+"""n, batch and dtype at which memory is counted."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ def sweep(job: Job) -> Iterator[Row | None]:
     rows = [Row(function=name, n=job.n, dtype=job.dtype) for name in job.functions]
     wrong: dict[str, set[str]] = {}
     offered: dict[str, list[str]] = {}
+    counted: list[Row] = []
     for row in rows:
         name = row["function"]
         function = peers.load(name)
@@ -110,7 +114,15 @@ def sweep(job: Job) -> Iterator[Row | None]:
                 run()
             synchronize(device)
             differs = wrong.get(name, set())
-            offered[name] = [p for p in passes if p not in differs and not (p == "both" and differs)]
+            offered[name] = [p for p in peers.TIMED if p in passes and p not in differs]
+            if differs and "both" in offered[name]:
+                offered[name].remove("both")
+            if (job.n, batch, job.dtype) == COUNTED:
+                found = memory(passes, x)
+                counted += [
+                    {**row, "section": "memory", "batch": batch, "quantity": quantity, "bytes": size}
+                    for quantity, size in found.items()
+                ]
             del passes
         clear()
     yield None
@@ -138,6 +150,7 @@ def sweep(job: Job) -> Iterator[Row | None]:
             done.append({**row, **at, **named(times)})
         return done
 
+    yield from counted
     for row in rows:
         for which in sorted(wrong.get(row["function"], ())):
             key = "error" if which == "forward" else "gradient_error"
@@ -238,32 +251,22 @@ def bare_launch(call: timing.Run) -> timing.Run | None:
     return None
 
 
-def memory(job: Job) -> Iterator[Row | None]:
-    """Bytes a matrix that stay for backward (logits included), and scratch inside backward."""
-    from helion_sinkhorn import sinkhorn
-
-    device = torch.device(job.device)
-    (batch,) = job.batches
-    x, dy = make_inputs(job, batch)
-    x.requires_grad_()
-    sinkhorn(x, T).backward(dy)
-    x.grad = None
+def memory(passes: peers.Passes, x: torch.Tensor) -> dict[str, float]:
+    """Bytes a matrix of KEPT and SCRATCH, by the count of CUDA's allocator; nothing without a backward."""
+    if x.device.type != "cuda" or "kept" not in passes:
+        return {}
     clear()
-    yield None
-    if device.type != "cuda":
-        yield {"section": "left out", "function": "memory", "note": "the allocator of a CPU keeps no count"}
-        return
-    now = {"function": peers.OURS, "n": job.n, "batch": batch, **timing.conditions(device)}
-    size = x.numel() * x.element_size()
     before = torch.cuda.memory_allocated()
-    y = sinkhorn(x, T)
-    beyond = torch.cuda.memory_allocated() - before - size
+    states = passes["kept"]()
+    kept = torch.cuda.memory_allocated() - before
+    del states
+    clear()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    torch.autograd.grad(y, x, dy)
-    scratch = torch.cuda.max_memory_allocated() - before - size
-    yield {**now, "quantity": "kept for backward, logits included", "bytes": (size + beyond) / batch}
-    yield {**now, "quantity": "scratch inside backward", "bytes": scratch / batch}
+    gradient = passes["backward"]()
+    results = gradient.untyped_storage().nbytes()
+    scratch = torch.cuda.max_memory_allocated() - before - results
+    return {KEPT: kept / x.size(0), SCRATCH: scratch / x.size(0)}
 
 
 class Eager(torch.nn.Module):
@@ -320,7 +323,7 @@ def first_calls(job: Job) -> Iterator[Row | None]:
 
 
 STATES = {"empty": "empty caches", "full": "warm caches", "off": "no generated code kept"}
-TASKS = {"sweep": sweep, "host": host, "memory": memory, "lanes": lanes, "first calls": first_calls}
+TASKS = {"sweep": sweep, "host": host, "lanes": lanes, "first calls": first_calls}
 
 
 def start(fields: dict[str, object]) -> Iterator[Row | None]:

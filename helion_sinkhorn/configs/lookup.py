@@ -17,6 +17,8 @@ from helion_sinkhorn.configs.device import DEVICES, Device
 log = logging.getLogger("helion_sinkhorn")
 # An entry is for batches up to 4 times smaller or larger than the one it was tuned at.
 MAX_LOG2_DISTANCE = 2.0
+# An entry for at most so many leaves a device mostly idle, and is for fewer too.
+SMALL_BATCH = 128
 MINOR_VERSION = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}")
 _reading = threading.Lock()
 
@@ -29,8 +31,11 @@ def preferred(
     A version may compile a config that is the best of another to code several times as slow.
     """
     of_key = tuple(e for e in entries if e.key == key)
-    # a config for the largest tuned batch is one for a full device, and no larger batch is more than full
-    batch = min(max(batch, 1), max((e.batch for e in of_key), default=1))
+    tuned = [e.batch for e in of_key] or [1]
+    # no larger batch fills a device more than the largest tuned one, and none leaves it emptier than a small
+    # one: a server meets one config from one token up
+    least = min(tuned) if min(tuned) <= SMALL_BATCH else 1
+    batch = min(max(batch, least), max(tuned))
     for version in sorted({e.triton for e in of_key}, key=lambda v: distance(v, running)):
         if found := nearest(tuple(e for e in of_key if e.triton == version), batch):
             return found

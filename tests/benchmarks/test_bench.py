@@ -142,7 +142,8 @@ def sample_rows() -> list[dict[str, object]]:
     for name, us, size in (("eager", 2000.0, 4096.0), ("helion_sinkhorn.nn.FusedMHC", 200.0, 1024.0)):
         rows.append({"section": "lanes", "function": name, "batch": 32, "n": 4, "us": us, "us_20": us,
                      "us_80": us, "bytes": size})  # fmt: skip
-    rows.append({"section": "memory", "quantity": "kept", "bytes": 64.0})
+    for name, size in ((peers.OURS, 64.0), ("eager", 3184.0)):
+        rows.append({"section": "memory", "function": name, "quantity": "kept", "bytes": size})
     rows.append({"section": "first call", "quantity": "forward, empty compile cache", "seconds": 2.5})
     rows.append({"section": "left out", "function": "slow peer", "n": 8, "note": "not ready after 60 s"})
     return rows

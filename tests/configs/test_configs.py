@@ -325,8 +325,8 @@ def test_exact_key(shipped):
         (64, 64), (4096, 4096), (32, 64), (100, 64), (4000, 4096), (16384, 4096), (1024, 512), (2048, 4096),
         # the mean in log2 of 64 and 512 is 181
         (180, 64), (182, 512),
-        # 4 times away and no more
-        (16, 64), (15, None), (1, None), (0, None),
+        # the smallest, of few matrices, is for fewer too
+        (16, 64), (15, 64), (1, 64), (0, 64),
         # the largest serves every larger one
         (16385, 4096), (1 << 30, 4096),
     ],
@@ -335,6 +335,13 @@ def test_nearest_batch_in_log2_within_four_times(shipped, batch, nearest):
     write(shipped, [entry(4096), entry(64), entry(512)])
     found = served(batch)
     assert (found and found.batch) == nearest
+
+
+def test_no_small_batch_takes_an_entry_for_many_matrices(shipped):
+    """Four times away and no more."""
+    write(shipped, [entry(512)])
+    assert served(128).batch == 512
+    assert [served(batch) for batch in (127, 1, 0)] == [None] * 3
 
 
 def test_empty_batch_is_looked_up_like_one_matrix(shipped):
@@ -496,13 +503,13 @@ def test_a_call_far_from_every_tuned_batch_is_no_untuned_one(shipped, monkeypatc
     """`make tune` would leave it as it is."""
     caplog.set_level(logging.INFO, "helion_sinkhorn")
     monkeypatch.setattr(store, "triton_minor", lambda: "3.9")
-    write(shipped, [entry(128, triton="3.6"), entry(1024, triton="3.6")])
+    write(shipped, [entry(512, triton="3.6"), entry(1024, triton="3.6")])
     for batch in (24, 8):
         launched(monkeypatch, batch)
     (record,) = caplog.records
     assert record.levelno == logging.INFO
     assert record.getMessage() == (
-        f"{KERNEL} is tuned for h200 at batch 128, 1024 (Triton 3.6), each more than 4 times away from that "
+        f"{KERNEL} is tuned for h200 at batch 512, 1024 (Triton 3.6), each more than 4 times away from that "
         "of some calls: these run with its default config"
     )
     caplog.clear()

@@ -74,8 +74,8 @@ def hc_site(
 
     Numerical policy: that of the three operators, but dx is rounded once, where theirs are rounded one by one
         and then in autograd's sums.  Bitwise reproducible, and a token's results and its dx do not depend on
-        the others.  On a CPU, in float64, for DTensors, one stream, a norm_eps below 1e-37 and more than the
-        kernels' iterations, the three operators are called, and autograd adds.
+        the others.  On a CPU, in float64, for DTensors, one stream, C = 1, a norm_eps below 1e-37 and more
+        than the kernels' iterations, the three operators are called, and autograd adds.
 
     Raises:
         TypeError, ValueError, NotImplementedError: what the three operators raise.
