@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import torch
+
+from benchmarks import timing
 
 FOLDER = "HELION_SINKHORN_PEERS"
 TRANSFORMER_ENGINE = "TransformerEngine/transformer_engine/pytorch/triton/mhc.py"
@@ -33,6 +36,17 @@ def path(file: str) -> Path:
     if not found.is_file():
         raise ModuleNotFoundError(f"{FOLDER}={folder} has no {file}")
     return found
+
+
+def version(package: str, file: str) -> str:
+    """That of a package, or the commit of a file's checkout; empty where there is neither."""
+    if package or not file:
+        return timing.installed(package) if package else ""
+    checkout = path(file).parents[file.count("/") - 1]
+    if not (checkout / ".git").exists():
+        return ""
+    command = ["git", "-C", str(checkout), "rev-parse", "--short=10", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def stand_in(name: str, **attributes: object) -> None:

@@ -29,7 +29,7 @@ from benchmarks.residual_path.worker import Job
 
 TOKENS, COLUMNS, MANY = 1 << 13, (4096, 7168), 1 << 20
 LIMIT = 235.0
-SPLIT = (peers.COMPILED, "TransformerEngine", "Megatron-LM")
+SPLIT = (peers.COMPILED, "TransformerEngine", "Megatron-LM", "Liger")
 """Functions that compile or try so much that every size is a process of its own."""
 Shapes = tuple[tuple[int, int], ...]
 FIRST_COLUMNS = (

@@ -53,6 +53,8 @@ class Peer:
 
     adapters: dict[str, Adapter]
     package: str = ""
+    file: str = ""
+    """One of peer_files, for what is in no package."""
     lacks: dict[str, str] = field(default_factory=dict)
 
 
@@ -407,6 +409,7 @@ TRANSFORMER_ENGINE = Peer(
             note=f"{_STREAM_LAST}; {_LOG}; norm_eps 1.2e-7; TF32 products; without its float32 buffer for dx",
         ),
     },
+    file=peer_files.TRANSFORMER_ENGINE,
 )
 
 # --------------------------------------------------------------------------------------------- Megatron-LM
@@ -472,6 +475,7 @@ MEGATRON = Peer(
             "there is no cuTile",
         ),
     },
+    file=peer_files.MEGATRON,
     lacks={
         "coefficients": "pre and post are made in its projection; its Sinkhorn alone is in bench/report.md",
         "hc_mixes": "its projection makes pre and post too: see site",

@@ -76,7 +76,8 @@ class Results:
     """The timed rows, each beside its floor, with look-ups by function, shape and pass."""
 
     def __init__(self, path: Path):
-        self.all = pandas.read_csv(path)
+        # a commit may have digits alone
+        self.all = pandas.read_csv(path, dtype={"commit": str})
         for column in ("note", "function", "dtype", "pass", "timer", "quantity", "bytes", "seconds", "error",
             "config",
                        "gradient_error", "us", "us_20", "us_80", "batch", "package_version"):  # fmt: skip

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import torch
 
-from benchmarks import autotuning, first_call, timing
+from benchmarks import autotuning, first_call, peer_files, timing
 from benchmarks.jobs import Row, said, serve
 from benchmarks.memory import clear
 from benchmarks.sinkhorn import peers
@@ -101,7 +101,7 @@ def sweep(job: Job) -> Iterator[Row | None]:
     for row in rows:
         name = row["function"]
         function = peers.load(name)
-        row["package_version"] = timing.installed(function.package) if function.package else ""
+        row["package_version"] = peer_files.version(function.package, function.file)
         for batch in job.batches:
             x, dy = make_inputs(job, batch)
             if function.form and name not in wrong:

@@ -111,22 +111,28 @@ class _Slice:
         return self.a.mul_(u.unsqueeze(1)).mul_(v)
 
     def gradient(self, dy: torch.Tensor) -> torch.Tensor:
-        """dX by projections (docs/math.md, Adjoint): each half-step takes back the line sums of A * dA."""
+        """dX by projections (docs/math.md, Adjoint): each half-step takes back the line sums of A * dA.
+
+        That of the last half-step is as large as dY, and so is what rounding leaves of it: without eps it is
+        taken back twice, since a gradient may be a thousandth of dY.
+        """
         z, v_0 = self.z, self.q.reciprocal()
         history: list = []
         u, v = self.run(history)
         a = self.a
         da = (dy * u.unsqueeze(1)).mul_(v)
-        products = torch.empty_like(da)
+        products, behind = torch.empty_like(da), False
         while history:
             a_t, before, u, v = history.pop()
             if a_t is not a:
                 # A * dA passes a restart unchanged, and A behind it is diag(u) A diag(v)
                 da.mul_(u.unsqueeze(1)).mul_(v)
                 a = a_t
-            s = _total(torch.mul(a, da, out=products), 0).mul_(v)
-            for i in range(a.size(0)):
-                da[i].addcmul_(s, u[i], value=-1.0)
+            for _ in range(1 if behind or self.deepseek else 2):
+                s = _total(torch.mul(a, da, out=products), 0).mul_(v)
+                for i in range(a.size(0)):
+                    da[i].addcmul_(s, u[i], value=-1.0)
+            behind = True
             s = _total(torch.mul(a, da, out=products), 1).mul_(u).mul_(self.rho)
             for i in range(a.size(0)):
                 da[i].addcmul_(before, s[i], value=-1.0)

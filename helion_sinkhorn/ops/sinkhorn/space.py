@@ -250,6 +250,9 @@ def backward_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
         for grid in grids:
             if grid["thread"] == ((call.n, call.m),):
                 grid["pivoted"] = pivoting(call)
+                # sm_90, 8 x 8, deepseek: 32 bytes spill unless u_t is computed again, and a segment of 7 fits
+                grid["lean"] = False, True
+                grid["length"] = tuple(length for length in (4, 5, 7) if length < call.steps)
         return (*grids, *threads_space(call, device, ((4, 4), (2, 4)), length=(min(5, call.steps),), **plain))
     replayed = whole_space(
         call, device, paired=pairing(call), pivoted=pivoting(call), lean=(False,),
