@@ -128,7 +128,7 @@ STATED = (
     Stated("docs/dot_compress.md", "errors on an H200", "071cafa", "2026-11-21",
            f"make study-dot-compress ARGS=--gpu; {SPEED}.dot_compress.speed"),
     Stated("docs/hc_mixes.md", "errors on an H200", "ec4f489", "2026-11-22", f"{SPEED}.hc_mixes.speed"),
-    Stated("docs/hc_site.md", ON_GPU, "c393cca", "2026-11-23", f"{SPEED}.hc_site.speed"),
+    Stated("docs/hc_site.md", ON_GPU, "6015170", "2026-11-23", f"{SPEED}.hc_site.speed"),
     Stated("docs/hc_split_sinkhorn.md", "errors and host time on an H200", "ec4f489", "2026-11-22",
            f"{SPEED}.hc_split_sinkhorn.speed"),
     Stated("docs/linear_attention.md", "times and errors in the text, on an H200", "603d2a9", "2026-11-22",

@@ -156,18 +156,23 @@ def test_cuda_graphs():
     assert equal(expected, captured)
 
 
-def test_other_token_counts_compile_nothing():
-    """One program takes every number of tokens near a tuned batch: a server waits for no compiler."""
+def test_two_programs_take_all_token_counts_near_a_tuned_one():
+    """Triton compiles one for multiples of 16 and one for the rest: then a server waits for no compiler."""
     x, fn, dmixes = inputs_of(workload(c=136, tokens=300))
-    results(x, fn, dmixes)
+
+    def call(tokens):
+        results(x[:tokens], fn, dmixes[:tokens])
+
+    call(300)
+    call(256)
     from triton import knobs
 
     compiled = []
     before = knobs.runtime.jit_post_compile_hook
     knobs.runtime.jit_post_compile_hook = lambda **said: compiled.append(said["fn"].name)
     try:
-        for tokens in (2, 3, 17, 64, 100, 299):
-            results(x[:tokens], fn, dmixes[:tokens])
+        for tokens in (2, 3, 17, 64, 100, 288, 299):
+            call(tokens)
     finally:
         knobs.runtime.jit_post_compile_hook = before
     assert compiled == []

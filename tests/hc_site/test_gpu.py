@@ -236,18 +236,23 @@ def test_autocast_changes_no_bit():
         assert_same(results(given, upstream), plain)
 
 
-def test_other_token_counts_compile_nothing():
-    """One program takes every number of tokens near a tuned batch: a server waits for no compiler."""
+def test_two_programs_take_all_token_counts_near_a_tuned_one():
+    """Triton compiles one for multiples of 16 and one for the rest: then a server waits for no compiler."""
     given, upstream = site_inputs(300, c=136, dtype=torch.bfloat16)
-    results(given, upstream)
+
+    def call(tokens):
+        results((given[0][:tokens], *given[1:]), [t[:tokens] for t in upstream])
+
+    call(300)
+    call(256)
     from triton import knobs
 
     compiled = []
     before = knobs.runtime.jit_post_compile_hook
     knobs.runtime.jit_post_compile_hook = lambda **said: compiled.append(said["fn"].name)
     try:
-        for tokens in (2, 3, 17, 64, 100, 299):
-            results((given[0][:tokens], *given[1:]), [t[:tokens] for t in upstream])
+        for tokens in (2, 3, 17, 64, 100, 288, 299):
+            call(tokens)
     finally:
         knobs.runtime.jit_post_compile_hook = before
     assert compiled == []
