@@ -260,6 +260,16 @@ def site() -> str:
     return residual_path.summary(BENCH / "residual_path.csv")
 
 
+def whole_and_parts() -> str:
+    """A site and a boundary of DeepSeek-V4.1 beside their parts."""
+    return residual_path.whole_and_parts(BENCH / "residual_path.csv")
+
+
+def serving() -> str:
+    """The same for a few tokens."""
+    return residual_path.serving(BENCH / "residual_path.csv")
+
+
 # ------------------------------------------------------------------------------------------------- support
 
 

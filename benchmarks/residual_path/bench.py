@@ -1,19 +1,22 @@
 """Time the residual path of mHC beside other packages, PyTorch, torch.compile and a copy of the same bytes.
 
     python -m benchmarks.residual_path.bench --out docs/bench [--tokens 8192] [--columns 4096 7168]
-                                             [--only FUNCTION ...] [--device cpu]     # 4 minutes on an H200
+                                             [--only FUNCTION ...] [--device cpu]     # 7 minutes on an H200
 
 Four streams in bfloat16, 20 iterations.  `coefficients` are pre, post and comb of mixes, for the tokens
 given and for 2^20; `hc_pre`, `hc_post` and `hc_mixes` are the parts around them; `site` is all of it around
-a sublayer whose output is given, and its backward has the sums of the gradients of the streams.  Every peer
-and operation is a process with a time limit, as in benchmarks.sinkhorn.bench; what is not installed, fails or
-takes too long becomes a row with the reason.
+a sublayer whose output is given, and its backward has the sums of the gradients of the streams; `boundary` is
+that of DeepSeek-V4.1, from one sublayer's output to the next one's input.  "its parts" are this package's
+operators one by one, with autograd's sums; a site and a boundary are timed for a few tokens too, as a server
+has them.  Every function and operation is a process with a time limit, as in benchmarks.sinkhorn.bench; what
+is not installed, fails or takes too long becomes a row with the reason.
 
 Writes residual_path.csv after every job.  us are single calls that the host has queued ahead, graph_us a call
 in a CUDA graph; calls go round inputs of a gigabyte together unless one call's fit into the cache.  Errors
 are root mean square, relative to that of the result, of the worst result or gradient against float64 of the
 peer's own formula, over 256 tokens.  The peak is what backward allocates at most, relative to its gradients.
-Bytes are those of each tensor moved once; for a site they are counted in docs/hc_site.md.
+Kernels are those that the profiler counts, of a site and a boundary.  Bytes are those of each tensor moved
+once; for a site and a boundary they are counted in docs/hc_site.md.
 """
 
 from __future__ import annotations
@@ -24,25 +27,28 @@ from pathlib import Path
 from benchmarks import command
 from benchmarks.jobs import Table, measure, of_now
 from benchmarks.residual_path import peers
-from benchmarks.residual_path.operations import OPERATIONS
+from benchmarks.residual_path.operations import OPERATIONS, SERVING
 from benchmarks.residual_path.worker import Job
 
 TOKENS, COLUMNS, MANY = 1 << 13, (4096, 7168), 1 << 20
-LIMIT = 235.0
+SERVED = (peers.FLOOR, peers.OURS, peers.PARTS)
+"""Functions that are timed for SERVING tokens too."""
+LIMIT = 400.0
 SPLIT = (peers.COMPILED, "TransformerEngine", "Megatron-LM", "Liger")
 """Functions that compile or try so much that every size is a process of its own."""
 Shapes = tuple[tuple[int, int], ...]
 FIRST_COLUMNS = (
     "section", "operation", "function", "tokens", "columns", "pass", "us", "us_20", "us_80", "graph_us",
-    "bytes", "error", "peak", "note", "uncaptured", "package_version",
+    "kernels", "bytes", "error", "peak", "note", "uncaptured", "package_version",
 )  # fmt: skip
 
 
-def shapes_of(operation: str, tokens: int, columns: tuple[int, ...], many: int) -> Shapes:
-    """(tokens, C); the coefficients of a token do not depend on C."""
+def shapes_of(name: str, operation: str, tokens: int, columns: tuple[int, ...], many: int) -> Shapes:
+    """(tokens, C) of a function; the coefficients of a token do not depend on C."""
     if operation == "coefficients":
         return (tokens, 0), (many, 0)
-    return tuple((tokens, hidden) for hidden in columns)
+    is_served = name in SERVED and operation in ("site", "boundary")
+    return tuple((t, hidden) for t in ((*SERVING, tokens) if is_served else (tokens,)) for hidden in columns)
 
 
 def waves(only: list[str], tokens: int, columns: tuple[int, ...], many: int, device: str) -> list[list[Job]]:
@@ -54,7 +60,7 @@ def waves(only: list[str], tokens: int, columns: tuple[int, ...], many: int, dev
     for name in only:
         having = OPERATIONS if name == peers.FLOOR else peers.PEERS[name].adapters
         for of in having:
-            shapes = shapes_of(of, tokens, columns, many)
+            shapes = shapes_of(name, of, tokens, columns, many)
             parts = [(shape,) for shape in shapes] if name in SPLIT else [shapes]
             first = name == peers.COMPILED or (name in SPLIT and of != "site")
             (slow if first else other).extend(Job(name, of, part, device) for part in parts)

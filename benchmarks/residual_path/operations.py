@@ -13,6 +13,8 @@ STREAMS = 4
 ROWS = STREAMS * (STREAMS + 2)
 ITERATIONS = 20
 EPS = 1e-6
+SERVING = 1, 16, 128
+"""Tokens of a server's step."""
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., Tensors]
 
@@ -80,6 +82,14 @@ def draw_site(tokens: int, hidden: int, generator: torch.Generator) -> Tensors:
     return f, x, *parameters(generator, hidden)
 
 
+def draw_boundary(tokens: int, hidden: int, generator: torch.Generator) -> Tensors:
+    return (
+        *draw_post(tokens, hidden, generator),
+        weights(generator, tokens, STREAMS),
+        *parameters(generator, hidden),
+    )
+
+
 def coefficients(mixes, scale, base) -> Tensors:
     return reference.hc_split_sinkhorn(mixes, scale, base, STREAMS, ITERATIONS, EPS)
 
@@ -88,6 +98,13 @@ def site(f, x, fn, scale, base, comb_order: str = "io", **options) -> Tensors:
     """The collapsed streams and the new ones; `comb_order` is that of the update alone."""
     y, post, comb, _ = reference.hc_site(x, fn, scale, base, ITERATIONS, EPS, EPS, **options)
     return y, reference.hc_post(f, x, post, comb, comb_order=comb_order)
+
+
+def boundary(f, x, post, comb, pre_next, fn, scale, base) -> Tensors:
+    """The next sublayer's input, the coefficients of its site, and the new streams."""
+    streams = reference.hc_post(f, x, post, comb)
+    made = coefficients(reference.hc_mixes(streams, fn, EPS), scale, base)
+    return reference.hc_pre(streams, pre_next), *made, streams
 
 
 OPERATIONS = {
@@ -104,8 +121,13 @@ OPERATIONS = {
     "site": Operation(
         ("f", "x", "fn", "scale", "base"), ("y", "streams"), draw_site, site, (18, 32)
     ),
+    "boundary": Operation(
+        ("f", "x", "post", "comb", "pre_next", "fn", "scale", "base"),
+        ("y", "pre", "post", "comb", "streams"), draw_boundary, boundary, (10, 32),
+    ),
 }  # fmt: skip
-"""`site` is the path around a sublayer whose output f is given, its rows those of docs/hc_site.md."""
+"""`site` is the path around a sublayer whose output f is given, `boundary` the path of DeepSeek-V4.1 from one
+sublayer's output to the next one's input; their rows are those of docs/hc_site.md."""
 
 
 def drawn(operation: str, tokens: int, hidden: int, device: str, seed: int = 0) -> Tensors:

@@ -59,6 +59,8 @@ class Peer:
 
 
 OURS, EAGER, COMPILED, FLOOR = "helion_sinkhorn", "eager", "torch.compile", "copy"
+PARTS, TF32 = "its parts", "helion_sinkhorn, tf32"
+"""hc_coeffs, hc_pre and hc_post, whose gradients autograd adds; and our projection with TF32's precision."""
 
 # ---------------------------------------------------------------------------------- this package and PyTorch
 
@@ -76,7 +78,32 @@ def load_ours(name: str) -> Function:
         "hc_post": lambda *given: (ours.hc_post(*given),),
         "hc_mixes": lambda *given: (ours.hc_mixes(*given),),
         "site": whole,
+        "boundary": lambda *given: tuple(ours.hc_boundary(*given)),
     }[name]
+
+
+def load_parts(name: str) -> Function:
+    import helion_sinkhorn as ours
+
+    def whole(f, x, fn, scale, base):
+        pre, post, comb = ours.hc_coeffs(x, fn, scale, base)
+        return ours.hc_pre(x, pre), ours.hc_post(f, x, post, comb)
+
+    def boundary(f, x, post, comb, pre_next, *parameters):
+        streams = ours.hc_post(f, x, post, comb)
+        return ours.hc_pre(streams, pre_next), *ours.hc_coeffs(streams, *parameters), streams
+
+    return {"site": whole, "boundary": boundary}[name]
+
+
+def load_tf32() -> Function:
+    from helion_sinkhorn import hc_mixes
+
+    return lambda x, fn: (hc_mixes(x, fn, precision="tf32"),)
+
+
+STREAMS_DTYPE = "y", "streams"
+"""Results that are rounded to the dtype of the streams."""
 
 
 def load_eager(name: str) -> Function:
@@ -85,8 +112,10 @@ def load_eager(name: str) -> Function:
 
     def run(*given: torch.Tensor) -> Tensors:
         results = operation.specification(*(t.float() for t in given))
-        rounded = torch.bfloat16 if given[0].dtype == torch.bfloat16 and name != "hc_mixes" else torch.float32
-        return tuple(t.to(rounded) for t in results)
+        return tuple(
+            t.bfloat16() if of in STREAMS_DTYPE else t
+            for t, of in zip(results, operation.results, strict=True)
+        )
 
     return run
 
@@ -101,6 +130,7 @@ def everywhere(load: Callable[[str], Function]) -> Peer:
 
 # --------------------------------------------------------------------------------------------------- Liger
 
+_NO_BOUNDARY = {"boundary": "no function takes the weights of another site"}
 _ATOMICS = "sums over tokens or columns by atomic additions, in an order that changes"
 _OI = "comb is [output, input]"
 
@@ -197,6 +227,7 @@ LIGER = Peer(
         ),
     },
     package="liger-kernel",
+    lacks=_NO_BOUNDARY,
 )
 
 # --------------------------------------------------------------------------------------------- TileKernels
@@ -290,6 +321,7 @@ TILE_KERNELS = Peer(
         ),
     },
     package="tile-kernels",
+    lacks=_NO_BOUNDARY,
 )
 
 # --------------------------------------------------------------------------------------- TransformerEngine
@@ -410,6 +442,7 @@ TRANSFORMER_ENGINE = Peer(
         ),
     },
     file=peer_files.TRANSFORMER_ENGINE,
+    lacks=_NO_BOUNDARY,
 )
 
 # --------------------------------------------------------------------------------------------- Megatron-LM
@@ -476,7 +509,8 @@ MEGATRON = Peer(
         ),
     },
     file=peer_files.MEGATRON,
-    lacks={
+    lacks=_NO_BOUNDARY
+    | {
         "coefficients": "pre and post are made in its projection; its Sinkhorn alone is in bench/report.md",
         "hc_mixes": "its projection makes pre and post too: see site",
     },
@@ -515,7 +549,8 @@ FLAG_GEMS = Peer(
         "site": Adapter(load_flag_site, gradient=False, note=f"{_NO_GRADIENT}; fn rounded to bfloat16"),
     },
     package="flag-gems",
-    lacks={
+    lacks=_NO_BOUNDARY
+    | {
         "hc_pre": "only in one function with the projection: see site",
         "hc_mixes": "only in one function with the coefficients and the collapse: see site",
     },
@@ -523,6 +558,8 @@ FLAG_GEMS = Peer(
 
 PEERS = {
     OURS: everywhere(load_ours),
+    PARTS: Peer({name: Adapter(functools.partial(load_parts, name)) for name in ("site", "boundary")}),
+    TF32: Peer({"hc_mixes": Adapter(load_tf32)}),
     EAGER: everywhere(load_eager),
     COMPILED: everywhere(load_compiled),
     "TileKernels": TILE_KERNELS,

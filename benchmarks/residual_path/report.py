@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from benchmarks.residual_path.peers import FLOOR, OURS, PEERS
+from benchmarks.residual_path.operations import SERVING
+from benchmarks.residual_path.peers import FLOOR, OURS, PARTS, PEERS
 from helion_sinkhorn.tuning import markdown
 
 Row = dict[str, str]
@@ -13,12 +14,14 @@ ABSENT = (
     "Not measured yet: `python -m benchmarks.residual_path.bench --out docs/bench` on a GPU writes the data "
     "of this section, and `make docs-numbers` its tables."
 )
-HOW = (
+TIMED = (
     "us of a call, the smaller of two: in a CUDA graph, and queued by the host ahead of time; (q) where "
-    "no graph could be captured. In brackets: over a copy of the counted bytes. Errors are root mean square, "
-    "relative to the result or gradient, the worst of them, against float64 of the function's own formula; a "
-    "rounding to bfloat16 alone is 1.7e-3. The peak is what backward allocates at most over its gradients, "
-    "left out where memory from before was freed meanwhile (below 1)."
+    "no graph could be captured. In brackets: over a copy of the counted bytes."
+)
+JUDGED = (
+    "Errors are root mean square, relative to the result or gradient, the worst of them, against float64 of "
+    "the function's own formula; a rounding to bfloat16 alone is 1.7e-3. The peak is what backward allocates "
+    "at most over its gradients, left out where memory from before was freed meanwhile (below 1)."
 )
 
 
@@ -48,7 +51,9 @@ def cell(row: Row | None, floor: Row | None) -> str:
 
 
 def operation_table(rows: list[Row], operation: str) -> str:
-    timed = [r for r in rows if r["operation"] == operation and r.get("us")]
+    timed = [
+        r for r in rows if r["operation"] == operation and r.get("us") and int(r["tokens"]) not in SERVING
+    ]
     found = {(r["function"], r["tokens"], r["columns"], r["pass"]): r for r in timed}
     shapes = sorted({(int(r["tokens"]), int(r["columns"])) for r in timed})
     names = [name for name in (*PEERS, FLOOR) if any(r["function"] == name for r in timed)]
@@ -75,11 +80,58 @@ def operation_table(rows: list[Row], operation: str) -> str:
 
 
 def error(row: Row | None) -> str:
-    return f"{float(row['error']):.0e}" if row and row.get("error") else ""
+    return f"{float(row['error']):.1e}" if row and row.get("error") else ""
 
 
 def peak(row: Row | None) -> str:
     return f"{float(row['peak']):.2f}" if row and float(row.get("peak") or 0) >= 1 else ""
+
+
+TARGETS = {
+    "site": {"4096": (340, 550), "7168": (590, 960)},
+    "boundary": {"4096": (200, 390), "7168": (350, 680)},
+}
+"""us of forward and backward aimed at for 8192 tokens, by operation and C."""
+
+
+def whole_and_parts(path: Path) -> str:
+    """A site and a boundary beside their parts and the targets."""
+    rows = read(path)
+    found = {(r["operation"], r["columns"], r["pass"], r["function"]): r for r in rows
+             if r.get("us") and r["tokens"] == "8192"}  # fmt: skip
+    records = []
+    for operation, by_columns in TARGETS.items():
+        for columns, targets in by_columns.items():
+            for which, target in zip(("forward", "backward"), targets, strict=True):
+                whole, parts, copy = (
+                    found.get((operation, columns, which, name)) for name in (OURS, PARTS, FLOOR)
+                )
+                if (time := time_of(whole)) is None:
+                    continue
+                verdict = "met" if time[0] <= target else "missed"
+                records.append({
+                    "": operation, "C": columns, "pass": which, "copy": cell(copy, None),
+                    "one call": cell(whole, copy), "kernels": whole.get("kernels") or "-",
+                    "its parts": cell(parts, copy), "target": f"{target}, {verdict}",
+                })  # fmt: skip
+    return f"{when(rows)}. {TIMED}\n\n{markdown.of_records(records, ' --- ')}"
+
+
+def serving(path: Path) -> str:
+    """Forward of a few tokens in a CUDA graph: a site and a boundary beside their parts."""
+    rows = read(path)
+    found = {(r["tokens"], r["columns"], r["operation"], r["function"]): r for r in rows
+             if r.get("graph_us") and r["pass"] == "forward"}  # fmt: skip
+    shapes = sorted({(int(t), int(c)) for t, c, *_ in found if int(t) in SERVING})
+    records = []
+    for tokens, columns in shapes:
+        record = {"tokens": tokens, "C": columns}
+        for operation in TARGETS:
+            for name, word in ((OURS, operation), (PARTS, f"{operation}, its parts")):
+                row = found.get((str(tokens), str(columns), operation, name))
+                record[word] = f"{float(row['graph_us']):.1f}" if row else "-"
+        records.append(record)
+    return markdown.of_records(records, " --- ")
 
 
 def remarks(rows: list[Row], operation: str) -> list[str]:
@@ -89,9 +141,9 @@ def remarks(rows: list[Row], operation: str) -> list[str]:
         if row["operation"] != operation:
             continue
         who, size = row["function"], " x ".join(row[k] for k in ("tokens", "columns") if row.get(k))
-        if row["section"] == "left out":
+        if row.get("section") == "left out":
             lines.append(f"- {who}, not timed{' at ' + size if size else ''}: {row['note']}.")
-        elif row["note"]:
+        elif row.get("note"):
             lines.append(f"- {who}: {row['note']}.")
         if row.get("uncaptured"):
             lines.append(f"- {who}, not in a graph: {row['uncaptured']}.")
@@ -109,7 +161,11 @@ def text(path: Path, operation: str) -> str:
     if not path.exists():
         return ABSENT
     rows = read(path)
-    parts = f"{when(rows)}. {HOW}", operation_table(rows, operation), "\n".join(remarks(rows, operation))
+    parts = (
+        f"{when(rows)}. {TIMED} {JUDGED}",
+        operation_table(rows, operation),
+        "\n".join(remarks(rows, operation)),
+    )
     return "\n\n".join(parts).rstrip()
 
 

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import torch
 from torch._functorch import config as functorch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import autotuning, memory, peer_files, timing
-from benchmarks.hc_streams.speed import copies
 from benchmarks.jobs import Row, said, serve
 from benchmarks.residual_path import peers
 from benchmarks.residual_path.operations import OPERATIONS, Tensors, drawn
@@ -131,6 +131,22 @@ def errors(case: Case) -> dict[str, Row]:
     return found
 
 
+def copies(moved: int, count: int, device: str) -> timing.Run:
+    """Copies that read and write so many bytes together."""
+    sources = [torch.empty(moved // 2, dtype=torch.uint8, device=device) for _ in range(count)]
+    return timing.in_turn([functools.partial(torch.empty_like(s).copy_, s) for s in sources])
+
+
+def kernels_of(run: timing.Run) -> int:
+    """Kernels that a call launches, copies and fills among them."""
+    run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        run()
+        torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in found.events())
+
+
 def bytes_of(job: Job, tokens: int, hidden: int) -> tuple[dict[str, int], int]:
     """Bytes of each pass, for our inputs and results whoever computes; and how many inputs calls go round."""
     operation = OPERATIONS[job.operation]
@@ -187,6 +203,8 @@ def measured(job: Job) -> Iterator[Row | None]:
         for which in case.passes:
             row = times(functools.partial(in_turn, getattr(case, which), given), device)
             memory.clear()
+            if device.type == "cuda" and case.operation.rows[0]:
+                row["kernels"] = kernels_of(getattr(case, which)(given[0]))
             # once, after work: an idle GPU lowers its clocks
             now = now or timing.conditions(device)
             yield {

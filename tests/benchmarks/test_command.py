@@ -69,7 +69,6 @@ def test_help_says_how_to_start_it_and_how_long_it_takes(path, monkeypatch, caps
         ("demo", ["--device", "cuda"]),
         ("demo_model/__main__", ["--device", "cuda"]),
         ("dot_compress/speed", []),
-        ("hc_site/speed", []),
         ("linear_attention/gates", ["--device", "cuda"]),
         ("residual_path/bench", []),
         ("sinkhorn/bench", ["--out", "nowhere"]),

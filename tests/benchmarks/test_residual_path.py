@@ -11,6 +11,8 @@ import torch
 from benchmarks import jobs, peer_files
 from benchmarks.residual_path import bench, peers, report, worker
 from benchmarks.residual_path.operations import OPERATIONS, ROWS, drawn
+from tritonbench_ops.hc_post import cases as hc_post
+from tritonbench_ops.hc_pre import cases as hc_pre
 
 TOKENS, COLUMNS = 7, 12
 RENAMED = {("TransformerEngine", "hc_mixes"): lambda h, ms: (h[:, :ROWS] / (ms + 1e-6).sqrt()[:, None],)}
@@ -50,8 +52,10 @@ def test_a_peer_s_formula_is_ours_in_its_layout(name, operation):
         torch.testing.assert_close(a, b, rtol=near, atol=near)
 
 
-@pytest.mark.parametrize("name", [peers.OURS, peers.EAGER])
-@pytest.mark.parametrize("operation", OPERATIONS)
+HERE = [(name, of) for name, of in EVERY if name in (peers.OURS, peers.PARTS, peers.TF32, peers.EAGER)]
+
+
+@pytest.mark.parametrize(("name", "operation"), HERE)
 def test_rows_of_what_is_here(name, operation):
     job = worker.Job(name, operation, ((TOKENS, COLUMNS),), device="cpu")
     rows = worker.measured(job)
@@ -63,6 +67,14 @@ def test_rows_of_what_is_here(name, operation):
     assert forward["error"] < 3e-3
     assert backward["error"] < 1e-2
     assert backward["bytes"] > forward["bytes"] > 0
+
+
+@pytest.mark.parametrize(("which", "mode"), [("forward", "fwd"), ("backward", "bwd")])
+@pytest.mark.parametrize(("name", "cases"), [("hc_pre", hc_pre), ("hc_post", hc_post)])
+def test_bytes_are_those_of_tritonbench(name, cases, which, mode):
+    given, operation = example(name), OPERATIONS[name]
+    results = peers.load_eager(name)(*given)
+    assert operation.bytes_of(which, given, results) == cases.bytes_moved(*given, mode)
 
 
 def test_another_function_has_a_large_error(monkeypatch):
@@ -108,7 +120,8 @@ def test_what_is_absent_or_lacking_is_a_row_with_the_reason(monkeypatch, tmp_pat
 
 def test_every_peer_has_each_operation_or_a_reason():
     for name, peer in peers.PEERS.items():
-        assert peer.adapters.keys() | peer.lacks.keys() == OPERATIONS.keys(), name
+        if name not in (peers.PARTS, peers.TF32):
+            assert peer.adapters.keys() | peer.lacks.keys() == OPERATIONS.keys(), name
         assert not peer.adapters.keys() & peer.lacks.keys()
 
 
@@ -118,8 +131,10 @@ def test_the_plan_of_a_run():
     assert len(found) == len({job.title for job in found})
     assert len({j.title for j in found if j.function == "Megatron-LM" and j.operation == "site"}) == 2
     assert {job.function for job in found} == set(every)
-    (job,) = (j for j in found if (j.operation, j.function) == ("site", "Liger"))
+    (job,) = (j for j in found if (j.operation, j.function) == ("site", "TileKernels"))
     assert job.shapes == ((8192, 4096), (8192, 7168))
+    (job,) = (j for j in found if (j.operation, j.function) == ("boundary", peers.PARTS))
+    assert [tokens for tokens, _ in job.shapes] == [1, 1, 16, 16, 128, 128, 8192, 8192]
 
 
 def test_a_job_survives_its_way_to_the_child():
@@ -144,9 +159,25 @@ def test_the_report_has_ratios_errors_and_reasons(tmp_path):
     )
     table.write()
     text = report.text(table.path, "hc_pre")
-    row = "| **helion_sinkhorn** | 8,192 | 4096 | 12 (1.20 x) | 12 (1.20 x) | 2e-03 | 2e-03 | 1.50 |"
+    row = "| **helion_sinkhorn** | 8,192 | 4096 | 12 (1.20 x) | 12 (1.20 x) | 2.0e-03 | 2.0e-03 | 1.50 |"
     assert row in text
     assert "| Liger | 8,192 | 4096 | 30 (3.00 x) | 35 (q) (3.50 x) |" in text
     assert "- Liger: atomics." in text
     assert "- FlagGems, not timed: no such function." in text
     assert report.text(tmp_path / "absent.csv", "hc_pre") == report.ABSENT
+
+
+def test_the_report_of_a_site_has_its_parts_targets_and_few_tokens(tmp_path):
+    table = jobs.Table(tmp_path / "residual_path.csv", {"commit": "abc", "utc": "2026-01-02T03:04:05Z"})
+    for tokens, us in ((8192, 345.0), (16, 20.0)):
+        at = {"operation": "site", "tokens": tokens, "columns": 4096, "device": "a GPU"}
+        for name, more in ((peers.FLOOR, -45.0), (peers.OURS, 0.0), (peers.PARTS, 30.0)):
+            for which, longer in (("forward", 1.0), ("backward", 2.0)):
+                row = {**at, "function": name, "pass": which, "us": longer * us + more + 5, "kernels": 6}
+                table.add({**row, "graph_us": longer * us + more})
+    table.write()
+    text = report.whole_and_parts(table.path)
+    assert "| site | 4096 | forward | 300 | 345 (1.15 x) | 6 | 375 (1.25 x) | 340, missed |" in text
+    assert "| site | 4096 | backward | 645 | 690 (1.07 x) | 6 | 720 (1.12 x) | 550, missed |" in text
+    assert report.serving(table.path).splitlines()[-1] == "| 16 | 4096 | 20.0 | 50.0 | - | - |"
+    assert "| 16 |" not in report.text(table.path, "site")
