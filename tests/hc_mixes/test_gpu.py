@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from compilations import compilations
 
 from helion_sinkhorn import hc_mixes
 from helion_sinkhorn.ops.hc_mixes.budget import RESULTS, error_budget, exact
@@ -165,16 +166,9 @@ def test_two_programs_take_all_token_counts_near_a_tuned_one():
 
     call(300)
     call(256)
-    from triton import knobs
-
-    compiled = []
-    before = knobs.runtime.jit_post_compile_hook
-    knobs.runtime.jit_post_compile_hook = lambda **said: compiled.append(said["fn"].name)
-    try:
+    with compilations() as compiled:
         for tokens in (2, 3, 17, 64, 100, 288, 299):
             call(tokens)
-    finally:
-        knobs.runtime.jit_post_compile_hook = before
     assert compiled == []
 
 

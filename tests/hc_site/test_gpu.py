@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from compilations import compilations
 from hc_sites import first_element, shares_of_budget, site_inputs, site_results
 
 pytest.importorskip("triton")
@@ -245,16 +246,9 @@ def test_two_programs_take_all_token_counts_near_a_tuned_one():
 
     call(300)
     call(256)
-    from triton import knobs
-
-    compiled = []
-    before = knobs.runtime.jit_post_compile_hook
-    knobs.runtime.jit_post_compile_hook = lambda **said: compiled.append(said["fn"].name)
-    try:
+    with compilations() as compiled:
         for tokens in (2, 3, 17, 64, 100, 288, 299):
             call(tokens)
-    finally:
-        knobs.runtime.jit_post_compile_hook = before
     assert compiled == []
 
 
