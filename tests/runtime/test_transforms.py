@@ -56,3 +56,20 @@ def test_gradients_are_those_of_autograd(function, transform, compiled):
     elif transform == "jacrev":
         expected = expected * torch.eye(3)[:, :, None, None]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_an_ended_transform_left_behind_is_a_tensor_like_others():
+    """torch.func.grad wraps its argument, and a function may keep the wrapper."""
+    kept = []
+
+    def loss(x):
+        kept.append(x)
+        return sinkhorn(x).square().sum()
+
+    x, w = torch.randn(3, 4, 4), torch.ones((), requires_grad=True)
+    torch.func.grad(loss)(x)
+    assert torch._C._functorch.is_functorch_wrapped_tensor(kept[0])
+    assert torch.equal(sinkhorn(kept[0]), sinkhorn(x))
+    sinkhorn(kept[0].requires_grad_())
+    found, expected = (torch.autograd.grad(sinkhorn(t * w).square().sum(), w)[0] for t in (kept[0], x))
+    assert torch.equal(found, expected)
