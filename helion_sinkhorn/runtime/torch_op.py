@@ -172,17 +172,19 @@ def directly(
     arguments and looks for transforms, in Python.
     """
 
-    class Eager(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, *arguments):
-            results = run(*arguments)
-            keep(ctx, arguments, results)
-            return results
+    def forward(ctx, *arguments):
+        results = run(*arguments)
+        keep(ctx, arguments, results)
+        return results
 
-        backward = staticmethod(gradient)
-        jvp = staticmethod(no_forward_mode(public))
-
-    return super(torch.autograd.Function, Eager).apply
+    members = {"forward": forward, "backward": gradient, "jvp": no_forward_mode(public)}
+    # its name is what grad_fn shows
+    function = type(torch.autograd.Function)(
+        public.title().replace("_", ""),
+        (torch.autograd.Function,),
+        {name: staticmethod(member) for name, member in members.items()},
+    )
+    return super(torch.autograd.Function, function).apply
 
 
 def last(name: str, public: str, call: Callable[..., Any]) -> type[torch.autograd.Function]:
