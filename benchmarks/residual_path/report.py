@@ -50,10 +50,13 @@ def cell(row: Row | None, floor: Row | None) -> str:
     return figure(us) + how + (f" ({us / least[0]:.2f} x)" if least else "")
 
 
+def of_many_tokens(rows: list[Row]) -> list[Row]:
+    """Those with times, without a server's few tokens."""
+    return [r for r in rows if r.get("us") and int(r["tokens"]) not in SERVING]
+
+
 def operation_table(rows: list[Row], operation: str) -> str:
-    timed = [
-        r for r in rows if r["operation"] == operation and r.get("us") and int(r["tokens"]) not in SERVING
-    ]
+    timed = [r for r in of_many_tokens(rows) if r["operation"] == operation]
     found = {(r["function"], r["tokens"], r["columns"], r["pass"]): r for r in timed}
     shapes = sorted({(int(r["tokens"]), int(r["columns"])) for r in timed})
     names = [name for name in (*PEERS, FLOOR) if any(r["function"] == name for r in timed)]
@@ -172,7 +175,7 @@ def text(path: Path, operation: str) -> str:
 def summary(path: Path, columns: int = 4096) -> str:
     """A site in one row a function."""
     rows = [
-        r for r in read(path) if r["operation"] == "site" and r["columns"] == str(columns) and r.get("us")
+        r for r in of_many_tokens(read(path)) if r["operation"] == "site" and r["columns"] == str(columns)
     ]
     found = {(r["function"], r["pass"]): r for r in rows}
     own = {which: time_of(found[OURS, which])[0] for which in ("forward", "backward")}

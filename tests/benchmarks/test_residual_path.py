@@ -181,3 +181,4 @@ def test_the_report_of_a_site_has_its_parts_targets_and_few_tokens(tmp_path):
     assert "| site | 4096 | backward | 645 | 690 (1.07 x) | 6 | 720 (1.12 x) | 550, missed |" in text
     assert report.serving(table.path).splitlines()[-1] == "| 16 | 4096 | 20.0 | 50.0 | - | - |"
     assert "| 16 |" not in report.text(table.path, "site")
+    assert "| **helion_sinkhorn** | 345 | 690 |" in report.summary(table.path)
