@@ -75,6 +75,22 @@ def test_installed_peers_compute_their_definition(name):
     assert found["error"] < worker.BOUNDS["float32"][0]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "kept", "scratch"), [(peers.OURS, 64.0, 0.0), ("eager", 3248.0, 256.0)])
+def test_bytes_a_matrix_are_counted(name, kept, scratch):
+    """4 x 4 in float32: the logits, and in eager PyTorch 49 more matrices and some sums."""
+    x, dy = worker.make_inputs(replace(TINY, device="cuda"), 1 << 14)
+    passes = peers.load(name).build(x, dy, worker.T)
+    for run in passes.values():
+        run()
+    assert worker.memory(passes, x) == {worker.KEPT: kept, worker.SCRATCH: scratch}
+
+
+def test_memory_is_counted_on_a_gpu_alone():
+    x, dy = worker.make_inputs(TINY, 32)
+    assert worker.memory(peers.load(peers.OURS).build(x, dy, worker.T), x) == {}
+
+
 def test_peers_without_a_gpu_are_reported_not_hidden():
     job = replace(TINY, functions=("fla, Triton",))
     with pytest.raises((ImportError, ValueError)):
