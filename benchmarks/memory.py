@@ -17,14 +17,20 @@ def clear() -> None:
         torch.cuda.empty_cache()
 
 
-def peak(function: Callable[..., object], leaves: Tensors, upstream: object) -> float:
-    """Bytes that backward allocates at most, relative to those of the gradients of `leaves`."""
-    results = function(*leaves)
-    # left-overs that are freed during the backward would hide as much of what it allocates
+def most_allocated(run: Callable[[], object]) -> tuple[int, object]:
+    """Bytes that a call allocates at most, by the count of CUDA's allocator, and its result."""
+    # left-overs that are freed during the call would hide as much of what it allocates
     clear()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    torch.autograd.grad(results, leaves, upstream)
+    result = run()
     torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / sum(t.nbytes for t in leaves)
+    return torch.cuda.max_memory_allocated() - before, result
+
+
+def peak(function: Callable[..., object], leaves: Tensors, upstream: object) -> float:
+    """Bytes that backward allocates at most, relative to those of the gradients of `leaves`."""
+    results = function(*leaves)
+    most, _ = most_allocated(lambda: torch.autograd.grad(results, leaves, upstream))
+    return most / sum(t.nbytes for t in leaves)

@@ -56,7 +56,8 @@ def shapes_of(name: str, operation: str, tokens: int, columns: tuple[int, ...], 
 def waves(only: list[str], tokens: int, columns: tuple[int, ...], many: int, device: str) -> list[list[Job]]:
     """Jobs that get ready together, in the order in which they are measured.
 
-    What compiles longest comes first.  A site of Triton kernels comes later: its parts were compiled by then.
+    What gets ready longest comes first.  A site of Triton kernels comes later: its parts were compiled by
+    then.
     """
     slow, other = [], []
     for name in only:

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks import autotuning, first_call, peer_files, timing
 from benchmarks.jobs import Row, said, serve
-from benchmarks.memory import clear
+from benchmarks.memory import clear, most_allocated
 from benchmarks.sinkhorn import peers
 from helion_sinkhorn.tuning.timing import synchronize
 
@@ -260,12 +260,8 @@ def memory(passes: peers.Passes, x: torch.Tensor) -> dict[str, float]:
     states = passes["kept"]()
     kept = torch.cuda.memory_allocated() - before
     del states
-    clear()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    gradient = passes["backward"]()
-    results = gradient.untyped_storage().nbytes()
-    scratch = torch.cuda.max_memory_allocated() - before - results
+    most, gradient = most_allocated(passes["backward"])
+    scratch = most - gradient.untyped_storage().nbytes()
     return {KEPT: kept / x.size(0), SCRATCH: scratch / x.size(0)}
 
 

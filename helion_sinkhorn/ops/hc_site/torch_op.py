@@ -13,10 +13,10 @@ import functools
 import torch
 
 from helion_sinkhorn.runtime.torch_op import (
+    apply_directly,
     define,
     differentiable,
     differentiates,
-    directly,
     last,
     map_tokens,
     no_forward_mode,
@@ -157,15 +157,14 @@ def _site(x, *arguments):
     return x.view_as(x), *call.run(x, *arguments)
 
 
-apply_directly = directly(_site, _keep, _with_residual, FORWARD)
+apply_directly(HcSite, call, _site, FORWARD)
 
 
 def run(x, *arguments):
     """(y, pre, post, comb, residual) of the operator, the residual with its gradient where there is one."""
     given = [t for t in (x, *arguments[:4]) if t is not None]
     if differentiates(*given):
-        apply = apply_directly if call.is_eager(x, *arguments) else HcSite.apply
-        residual, *found = apply(x, *arguments)
+        residual, *found = HcSite.apply(x, *arguments)
     elif torch.is_grad_enabled() and any(t.requires_grad for t in given):
         residual, *found = Traced.apply(x, *arguments)
     else:

@@ -53,6 +53,15 @@ def _total(a: torch.Tensor, axis: int) -> torch.Tensor:
     return total
 
 
+def _take_back_trail(
+    a: torch.Tensor, da: torch.Tensor, u: torch.Tensor, v: torch.Tensor, products: torch.Tensor
+) -> None:
+    """dA before the trail half-step (u) -> (u, v), in place; `products` is overwritten."""
+    s = _total(torch.mul(a, da, out=products), 0).mul_(v)
+    for i in range(a.size(0)):
+        da[i].addcmul_(s, u[i], value=-1.0)
+
+
 class _Slice:
     """The iterations on some matrices, lead side on axis 0: x (n, m, C) logits in the computing dtype."""
 
@@ -121,18 +130,16 @@ class _Slice:
         u, v = self.run(history)
         a = self.a
         da = (dy * u.unsqueeze(1)).mul_(v)
-        products, behind = torch.empty_like(da), False
+        products = torch.empty_like(da)
+        if not self.deepseek:
+            _take_back_trail(a, da, u, v, products)
         while history:
             a_t, before, u, v = history.pop()
             if a_t is not a:
                 # A * dA passes a restart unchanged, and A behind it is diag(u) A diag(v)
                 da.mul_(u.unsqueeze(1)).mul_(v)
                 a = a_t
-            for _ in range(1 if behind or self.deepseek else 2):
-                s = _total(torch.mul(a, da, out=products), 0).mul_(v)
-                for i in range(a.size(0)):
-                    da[i].addcmul_(s, u[i], value=-1.0)
-            behind = True
+            _take_back_trail(a, da, u, v, products)
             s = _total(torch.mul(a, da, out=products), 1).mul_(u).mul_(self.rho)
             for i in range(a.size(0)):
                 da[i].addcmul_(before, s[i], value=-1.0)
