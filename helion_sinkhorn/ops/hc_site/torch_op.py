@@ -12,8 +12,8 @@ import functools
 
 import torch
 
+from helion_sinkhorn.runtime.direct import apply_directly
 from helion_sinkhorn.runtime.torch_op import (
-    apply_directly,
     define,
     differentiable,
     differentiates,
