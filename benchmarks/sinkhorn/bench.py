@@ -62,7 +62,7 @@ def waves(mode: str, device: str, with_compile: bool, with_peers: bool) -> list[
     own.append(replace(base, section="lanes", task="lanes", functions=(), batches=(32, 128)))
     if mode == "quick":
         return [own]
-    few = SMOKE if smoke else {4: powers(13, 20), 8: powers(18)}
+    few = SMOKE if smoke else {4: powers(13, 20), 8: powers(18), 16: powers(16)}
     variants = [
         replace(base, n=n, batches=batches, dtype=dtype, functions=functions)
         for n, batches in few.items()

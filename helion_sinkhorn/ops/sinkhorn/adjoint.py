@@ -55,13 +55,18 @@ def line_sums(a, da, axis, masked, rounded=None):
     return total(times(a, da, rounded), 3 - axis, masked)
 
 
-def project(a, da, u, v, v_before, rho, lead_axis, masked, rounded=None):
-    """dA before an iteration (v_before) -> (u, v), from dA behind it."""
+def project_trail(a, da, u, v, lead_axis, masked, rounded=None):
+    """dA before the trail half-step that made v, from dA behind it."""
     trail_axis = 3 - lead_axis
     s = line_sums(a, da, trail_axis, masked, rounded)
-    da = da - spread(u, lead_axis) * spread(v * s, trail_axis)
+    return da - spread(u, lead_axis) * spread(v * s, trail_axis)
+
+
+def project(a, da, u, v, v_before, rho, lead_axis, masked, rounded=None):
+    """dA before an iteration (v_before) -> (u, v), from dA behind it."""
+    da = project_trail(a, da, u, v, lead_axis, masked, rounded)
     s = rho * line_sums(a, da, lead_axis, masked, rounded)
-    return da - spread(u * s, lead_axis) * spread(v_before, trail_axis)
+    return da - spread(u * s, lead_axis) * spread(v_before, 3 - lead_axis)
 
 
 def take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, masked, lean):
@@ -84,6 +89,10 @@ def last_iterations(a, gradient, p, q, steps, lead, trail, eps, lead_axis, how, 
     us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked)
     u = us[-1] if us else reciprocals(p, lead, how, paired)
     da = times(gradient * spread(u, lead_axis), spread(vs[-1], 3 - lead_axis), rounding(masked, how))
+    if eps == 0.0:
+        # without eps a projection made twice is the same projection: it takes back what rounding left of
+        # line sums as large as dY, beside which a gradient that nearly vanishes is small
+        da = project_trail(a, da, u, vs[-1], lead_axis, masked, rounding(masked, how))
     return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, masked, lean)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.adjoint import project, softmax_gradient
+from helion_sinkhorn.ops.sinkhorn.adjoint import project, project_trail, softmax_gradient
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     contract,
     is_masked,
@@ -96,6 +96,9 @@ def sinkhorn_backward_history(
                 log_p = log_p + torch.log2(p)
                 log_q = log_q + torch.log2(q)
         da = read(dy, dy_shape, tile, n, m) * spread(u, lead_axis) * spread(v, trail_axis)
+        if not deepseek:
+            # once more than iterations ask: see last_iterations
+            da = project_trail(a, da, u, v, lead_axis, masked, multiply)
         if restarts > 0:
             for k_back in range(restarts):
                 before = restarts - 1 - k_back
