@@ -1,7 +1,7 @@
 """Time forward and exact backward beside a copy of the same bytes, PyTorch, torch.compile and peers.
 
     python -m benchmarks.sinkhorn.bench --out docs/bench              # about 7 minutes on one H200
-    python -m benchmarks.sinkhorn.bench --quick                       # the main series, under 90 s
+    python -m benchmarks.sinkhorn.bench --quick                       # both forms, one size each, under 90 s
     python -m benchmarks.sinkhorn.bench --report-only docs/bench/bench.csv --out docs/bench   # no GPU
 
 Writes bench.csv, after every job, and from it report.md and plots.  Times are medians with 20 %
@@ -40,7 +40,7 @@ FULL = {
     64: powers(7, 10, 12, 14, 16, 18),
     128: powers(10),
 }
-QUICK = {4: powers(7, 13, 17, 18, 20), 8: powers(13, 18), 16: powers(13, 16), 64: powers(10, 12)}
+QUICK = {4: powers(7, 13, 20), 8: powers(18), 16: powers(16), 32: powers(14), 64: powers(12), 128: powers(10)}
 SMOKE = {4: powers(5, 7), 8: powers(5)}
 PEER_BATCHES = {4: powers(12, 13, 17, 20), 8: powers(17)}
 
@@ -59,9 +59,10 @@ def waves(mode: str, device: str, with_compile: bool, with_peers: bool) -> list[
 
     own = [replace(base, n=n, batches=fitting(n, batches, 4)) for n, batches in shapes.items()]
     own.append(replace(base, section="host", task="host", functions=()))
-    own.append(replace(base, section="lanes", task="lanes", functions=(), batches=(32, 128)))
     if mode == "quick":
-        return [own]
+        logs = [replace(job, functions=(f"{peers.OURS} log",)) for job in own if job.functions]
+        return [own, logs]
+    own.append(replace(base, section="lanes", task="lanes", functions=(), batches=(32, 128)))
     few = SMOKE if smoke else {4: powers(13, 20), 8: powers(18), 16: powers(16)}
     variants = [
         replace(base, n=n, batches=batches, dtype=dtype, functions=functions)
@@ -104,7 +105,7 @@ def render(path: Path, out: Path) -> None:
 def main() -> None:
     parser = command.parser("sinkhorn.bench", __doc__)
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder (default %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="fewer batches, no compile, no peers")
+    parser.add_argument("--quick", action="store_true", help="both forms, few batches, no compile, no peers")
     parser.add_argument("--report-only", type=Path, metavar="CSV", help="render this file, measure nothing")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--no-peers", action="store_true", help="leave other packages out")
