@@ -92,3 +92,38 @@ def recomputed() -> str:
         }
         for row in rows
     ])  # fmt: skip
+
+
+OURS, LOG, COPY = "helion_sinkhorn", "helion_sinkhorn log", "copy"
+FORMS = {OURS: "deepseek", LOG: "log"}
+
+
+def triton() -> str:
+    """us of `sinkhorn` in CUDA graphs under each Triton, and the ratio to a copy in the same run."""
+    rows = [
+        r for r in read("triton") if r["section"] == "sweep" and r["timer"] != "host" and r["pass"] != "both"
+    ]
+    versions = sorted({r["triton_version"] for r in rows})
+    places = ("function", "n", "batch", "pass", "triton_version")
+    # a copy of a large tensor takes longer in a graph: both are of the faster of the two timers
+    best: dict[tuple[str, ...], float] = {}
+    for row in rows:
+        place = tuple(row[name] for name in places)
+        best[place] = min(best.get(place, float("inf")), float(row["us"]))
+    sizes = dict.fromkeys((r["n"], r["batch"], r["function"]) for r in rows if r["function"] in FORMS)
+
+    def cell(function: str, *place: str) -> str:
+        us = best.get((function, *place))
+        return "-" if us is None else f"{figure(us)} ({us / best[(COPY, *place)]:.2f})"
+
+    lines = [
+        {
+            "n": n, "matrices": int(batch), "form": FORMS[function],
+            **{f"{which}, {version}": cell(function, n, batch, which, version)
+               for which in ("forward", "backward") for version in versions},
+        }
+        for n, batch, function in sizes
+    ]  # fmt: skip
+    first = rows[0]
+    said = f"{first['device']}, {first['utc'][:10]}, commit {first['commit']}, torch {first['torch_version']}"
+    return f"{said}; float32, T = 20, us (over a copy).\n\n{table(lines)}"

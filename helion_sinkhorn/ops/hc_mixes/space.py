@@ -130,9 +130,5 @@ def backward_default(call: MixesCall, device: Device) -> tuple[Items, Items]:
 def backward_space(call: MixesCall, device: Device) -> tuple[Grid, ...]:
     stages = (2, 3, 4) if device.vendor == "nvidia" else (1, 2)
     sizes = (64, 64, 4), (64, 64, 8), (64, 128, 4), (64, 128, 8)
-    if device.vendor == "nvidia":
-        # 4 x 4096 of bfloat16 under Triton 3.6: 125 registers instead of 160, four programs at a time for
-        # three, and a quarter more instructions
-        sizes += (32, 64, 4), (32, 128, 4)
     few = [backward_config(*size, s) for size in sizes for s in stages]
     return ({"config": tuple(few), "shares": (4, 8)},)

@@ -83,15 +83,18 @@ def replay_and_take_back(a, da, p, q, steps, lead, trail, eps, lead_axis, how, p
     return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, masked, lean)
 
 
-def last_iterations(a, gradient, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked, lean):
-    """dA before the last `steps` iterations from (p, q), from the gradient with respect to diag(u) A
-    diag(v)."""
+def last_iterations(
+    a, gradient, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked, lean, twice=False
+):
+    """dA before the last `steps` iterations from (p, q), from the gradient with respect to diag(u) A diag(v).
+
+    twice: without eps a projection made twice is the same projection, and the second takes back what rounding
+    left of line sums as large as dY, beside which a gradient that nearly vanishes is small.
+    """
     us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked)
     u = us[-1] if us else reciprocals(p, lead, how, paired)
     da = times(gradient * spread(u, lead_axis), spread(vs[-1], 3 - lead_axis), rounding(masked, how))
-    if eps == 0.0:
-        # without eps a projection made twice is the same projection: it takes back what rounding left of
-        # line sums as large as dY, beside which a gradient that nearly vanishes is small
+    if twice:
         da = project_trail(a, da, u, vs[-1], lead_axis, masked, rounding(masked, how))
     return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, masked, lean)
 

@@ -149,9 +149,11 @@ def sinkhorn_backward(
                     )  # fmt: skip
                     i = i - 1
             a, _p, _q = start(read(x, x_shape, tile, n, m), n, m, eps, deepseek, lead_axis, how)
+        # not where the log form restarts: 4 % more code of 8 x 8 in one thread leaves the cache of
+        # instructions, 128 KiB, and takes 22 % longer on an H200
         da = last_iterations(
             a, da, p_starts[head], q_starts[head], rest,
-            lead, trail, eps, lead_axis, how, paired, masked, lean,
+            lead, trail, eps, lead_axis, how, paired, masked, lean, eps == 0.0 and tail == 0,
         )  # fmt: skip
         if head > 0:
             k = hl.full([], head - 1, dtype=torch.int32)

@@ -38,13 +38,8 @@ def backward_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
 
 def backward_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
     """Any: in which order columns are added up does not depend on it."""
-    if device.vendor == "amd":
-        sizes, stages = ((64, 4), (64, 8), (128, 8)), (1, 2)
-    else:
-        # of the same registers a thread and as many warps a multiprocessor, but programs of few warps wait
-        # for each other less
-        sizes, stages = ((64, 4), (32, 2), (16, 1)), (2, 3)
-    few = [backward_config(*size, s) for size in sizes for s in stages]
+    stages = (1, 2, 3) if device.vendor == "nvidia" else (1, 2)
+    few = [backward_config(*size, s) for size in ((64, 4), (64, 8), (128, 8)) for s in stages]
     return ({"config": tuple(few)},)
 
 
