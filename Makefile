@@ -16,7 +16,7 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install -q $(if $(WHEELS),--no-index --find-links $(WHEELS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-model test bench bench-residual lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms machine-versions device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist docs docs-numbers
+.PHONY: help demo demo-model programs test bench bench-residual lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms machine-versions device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist docs docs-numbers
 
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -55,8 +55,15 @@ wheels: WHEELS := $(or $(WHEELS),wheels)
 wheels: ## download what every target needs, for a machine without an index: there, WHEELS=folder
 	$(PYTHON) -m pip wheel -w $(WHEELS) -c constraints.txt "setuptools>=77" check-jsonschema \
 		".[test,bench,cpu-codegen,oracle,demo-model,tritonbench,docs,dev]"
-	$(PYTHON) -m pip wheel -w $(WHEELS) --no-deps "helion==1.5.0"
+	$(PYTHON) -m pip wheel -w $(WHEELS) --no-deps "helion==1.5.0" "triton==3.6.0"
 	rm -rf build
+
+# Generated code depends on Helion's version, and configs on Triton's: one run for each stack that was measured
+programs: $(VENV)/.ready ## generated code for the next `make dist`, so that its first calls import no Helion; 20 minutes
+	rm -rf helion_sinkhorn/programs.zip build/triton-3.6.0
+	$(PIP) --target build/triton-3.6.0 --no-deps triton==3.6.0
+	PYTHONPATH=build/triton-3.6.0:$(VENV)/helion-1.5.0 $(RUN) -m ci.programs $(ARGS)
+	$(RUN) -m ci.programs $(ARGS)
 
 dist: $(VENV)/.dist ## sdist and wheel in dist/, checked, and used from an empty environment: 5 minutes
 	rm -rf dist build

@@ -27,6 +27,8 @@ assert importlib.metadata.version("helion_sinkhorn") == helion_sinkhorn.__versio
 assert (package / "py.typed").exists()
 assert store.folders() == [package / "tuning_cache"]
 assert store.read(package / "tuning_cache", "h200", "sinkhorn_forward")
+from helion_sinkhorn.runtime import shipped
+assert shipped.members() or not shipped.ARCHIVE.exists(), "programs.zip is of another source: make programs"
 assert (package.parent / "tritonbench_ops" / "sinkhorn" / "operator.py").exists()
 print("helion_sinkhorn", helion_sinkhorn.__version__, "in", package)
 """

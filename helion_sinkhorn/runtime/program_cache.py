@@ -42,15 +42,19 @@ def folder() -> Path | None:
     return Path(base) / "helion_sinkhorn" if os.path.isabs(base) else None
 
 
-def file_name(kernel: str, decided: Iterable[object], device: torch.device) -> str:
+def file_name(
+    kernel: str, decided: Iterable[object], device: torch.device, made_with: tuple[object, ...] | None = None
+) -> str:
     """The file of one program: another one wherever anything differs that its code depends on.
 
     Args:
         kernel: its name, by which people find the file.
         decided: what the program was generated for; of each the repr counts.
         device: of its tensors.
+        made_with: what generates and compiles it; `versions` of this process if None.
     """
-    text = repr((kernel, *decided, sources(), versions(), target(device)))
+    made_with = versions() if made_with is None else made_with
+    text = repr((kernel, *decided, sources(), made_with, target(device)))
     return f"{kernel}.{hashlib.sha256(text.encode()).hexdigest()[:40]}.py"
 
 
@@ -71,14 +75,18 @@ def versions() -> tuple[object, ...]:
         helion = importlib.metadata.version("helion")
     except importlib.metadata.PackageNotFoundError:
         helion = ""
-    changing = sorted(
+    return sys.version_info[:2], torch.__version__, triton.__version__, helion, changing()
+
+
+def changing() -> list[tuple[str, str]]:
+    """The variables that change what Helion generates, with their values."""
+    return sorted(
         (name, value)
         for name, value in os.environ.items()
         if name.startswith(("HELION_", "TORCHINDUCTOR_"))
         and not name.startswith("HELION_SINKHORN_")
         and not name.endswith("CACHE_DIR")
     )
-    return sys.version_info[:2], torch.__version__, triton.__version__, helion, changing
 
 
 def target(device: torch.device) -> tuple[object, ...]:

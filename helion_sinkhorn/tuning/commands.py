@@ -202,9 +202,10 @@ def warm(arguments: argparse.Namespace) -> int:
 
 
 def say_programs() -> None:
-    """Where generated code is kept, and how much."""
-    from helion_sinkhorn.runtime import program_cache
+    """What generated code came with the package, where more is kept, and how much."""
+    from helion_sinkhorn.runtime import program_cache, shipped
 
+    console.print(f"generated code: {len(shipped.members())} programs came with the package")
     folder = program_cache.folder()
     if folder is None:
         console.print("generated code: not kept, HELION_SINKHORN_CACHE_DIR is off")

@@ -150,14 +150,19 @@ def launch(workload: Any, device: Device, where: str = "cuda") -> None:
         trial.run(call, choice, *operands, **{name: getattr(workload, name) for name in options})
 
 
-def generate(workload: Any, device: Device) -> None:
-    """Keep the generated code of those launches, on a presented device."""
-    launches: list[tuple[Built, tuple[Any, ...]]] = []
+def launches(workload: Any, device: Device) -> list[tuple[Built, tuple[Any, ...]]]:
+    """Those of a call and its gradient on a presented device, none of them made."""
+    found: list[tuple[Built, tuple[Any, ...]]] = []
     with (
         mock.patch.object(serving, "device_at", return_value=(device, device.asm, False)),
-        mock.patch.object(serving, "run", lambda kernel, *arguments: launches.append((kernel, arguments))),
+        mock.patch.object(serving, "run", lambda kernel, *arguments: found.append((kernel, arguments))),
     ):
         launch(workload, device, "meta")
-    for kernel, arguments in launches:
+    return found
+
+
+def generate(workload: Any, device: Device) -> None:
+    """Keep the generated code of those launches, on a presented device."""
+    for kernel, arguments in launches(workload, device):
         with as_called(arguments) as given:
             host_function(kernel, given, signature(tuple(given)))
