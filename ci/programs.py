@@ -12,15 +12,14 @@ import argparse
 import itertools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.progress import track
 
-from helion_sinkhorn.configs import settings, store
+from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.presented import as_called, present_device
 from helion_sinkhorn.operators import KERNELS, OPERATORS
@@ -63,26 +62,15 @@ def stem(workload: Any) -> str:
 def programs(job: tuple[str, Sequence[Any]]) -> dict[str, str]:
     """The programs of some workloads on a device, by their names in the archive."""
     device, workloads = job
-    settings.CACHE_DIR = "off"
     present_device(DEVICES[device])
     found: dict[str, str] = {}
     for workload in workloads:
-        found.update(those_of(warm.launches(workload, DEVICES[device]), found))
+        for kernel, arguments in warm.launches(workload, DEVICES[device]):
+            with as_called(arguments) as given:
+                name = shipped.member(*generated.decisions(kernel, given, signature(tuple(given))))
+                if name not in found and (code := generated.code_of(kernel, generated.bound(kernel, given))):
+                    found[name] = code
     return found
-
-
-def those_of(launches: Sequence[tuple[Any, Any]], known: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """The programs of launches that are not known yet."""
-    for kernel, arguments in launches:
-        with as_called(arguments) as given:
-            place = next(a.device for a in given if isinstance(a, torch.Tensor))
-            decided = generated.decisions(kernel, given, signature(tuple(given)))
-            name = shipped.member(kernel.name, decided, place)
-            if name in known:
-                continue
-            code = generated.code_of(kernel, generated.bound(kernel, given))
-            if code is not None:
-                yield name, code
 
 
 def main() -> None:

@@ -31,18 +31,20 @@ def host_function(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) 
         args: of the call.
         signature: what of them generated code depends on.
     """
-    device = next(a.device for a in args if isinstance(a, torch.Tensor))
     decided = decisions(kernel, args, signature)
-    if found := shipped.program(kernel.name, decided, device):
+    if found := shipped.program(*decided):
         return found
-    name = program_cache.file_name(kernel.name, decided, device)
+    name = program_cache.file_name(*decided)
     found = program_cache.kept(name, kernel.name)
     return found or generated(kernel, args, functools.partial(program_cache.keep, name))
 
 
-def decisions(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) -> tuple[object, ...]:
-    """What decides the code of a program, beside its source, device and versions."""
-    return kernel.config, kernel.kernel.products, of_any(kernel, args, signature)
+def decisions(
+    kernel: Built, args: Sequence[Any], signature: Sequence[Any]
+) -> tuple[str, tuple[object, ...], torch.device]:
+    """What decides the code of a program, beside its source and versions, as `file_name` takes it."""
+    device = next(a.device for a in args if isinstance(a, torch.Tensor))
+    return kernel.name, (kernel.config, kernel.kernel.products, of_any(kernel, args, signature)), device
 
 
 def of_any(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) -> list[Any]:
@@ -75,11 +77,8 @@ def generated(
     Where it cannot be made to run without Helion it is Helion's own host function, with its own launcher.
     """
     program = bound(kernel, args)
-    is_new = program not in _codes
-    code = code_of(kernel, program)
+    code = code_of(kernel, program, keep)
     if code is not None:
-        if is_new:
-            keep(code)
         return load(code, kernel.name)
     from helion.runtime import default_launcher
 
@@ -93,13 +92,15 @@ def bound(kernel: Built, args: Sequence[Any]) -> Any:
     return kernel.helion.bind(tuple(map(as_several, args)))
 
 
-def code_of(kernel: Built, program: Any) -> str | None:
-    """The text of one of Helion's programs of a kernel, None where it needs Helion."""
+def code_of(kernel: Built, program: Any, keep: Callable[[str], object] = lambda code: None) -> str | None:
+    """The text of one of Helion's programs, given to `keep` when it is new; None where it needs Helion."""
     if program not in _codes:
         (config,) = kernel.helion.configs
-        _codes[program] = standalone(program.to_triton_code(config), kernel.name)
-        if _codes[program] is None:
+        code = _codes[program] = standalone(program.to_triton_code(config), kernel.name)
+        if code is None:
             log.info("%s: its generated code needs Helion, and is not kept", kernel.name)
+        else:
+            keep(code)
     return _codes[program]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.configs import settings
+from helion_sinkhorn.configs import settings, store
 from helion_sinkhorn.runtime import program_cache
 from helion_sinkhorn.runtime.standalone import load
 
@@ -28,9 +28,13 @@ def member(kernel: str, decided: Iterable[object], device: torch.device) -> str:
 
     Helion's version counts: 1.5.1 masks sums that 1.5.0 does not.
     """
-    _, _, triton, helion, _ = program_cache.versions()
-    minor = tuple(triton.split(".")[:2])
-    return program_cache.file_name(kernel, decided, device, made_with=(minor, helion))
+    helion = program_cache.versions()[3]
+    return program_cache.file_name(kernel, decided, device, made_with=(store.triton_minor(), helion))
+
+
+def is_current(archive: zipfile.ZipFile) -> bool:
+    """Whether its programs are of the source of this package."""
+    return archive.comment.decode() == program_cache.sources()
 
 
 @functools.cache
@@ -38,7 +42,7 @@ def members() -> frozenset[str]:
     """The names of all programs; none where there is no archive of this source that can be read."""
     try:
         with zipfile.ZipFile(ARCHIVE) as archive:
-            if archive.comment.decode() == program_cache.sources():
+            if is_current(archive):
                 return frozenset(archive.namelist())
             log.info("%s is not used: it is of another source; `make programs` writes it anew", ARCHIVE)
             return frozenset()
@@ -75,9 +79,9 @@ def write(programs: dict[str, str], path: Path = ARCHIVE) -> None:
     partial = path.with_suffix(".partial")
     if path.exists():
         with zipfile.ZipFile(path) as archive:
-            if archive.comment.decode() == program_cache.sources():
+            if is_current(archive):
                 programs = {name: archive.read(name).decode() for name in archive.namelist()} | programs
-    with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(partial, "w") as archive:
         archive.comment = program_cache.sources().encode()
         for name in sorted(programs):
             archive.writestr(zipfile.ZipInfo(name), programs[name], zipfile.ZIP_DEFLATED)

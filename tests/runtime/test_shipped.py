@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import zipfile
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from forked import python
 
-from helion_sinkhorn.configs import settings
+from helion_sinkhorn.configs import settings, store
 from helion_sinkhorn.runtime import program_cache, shipped
 
 CPU = torch.device("cpu")
@@ -46,7 +47,11 @@ def test_a_program_is_found_by_what_decides_its_code(archive, monkeypatch):
 def test_versions_that_decide(archive, monkeypatch, place, version, is_found):
     versions = list(program_cache.versions())
     if place == 2:
-        version = version.format(minor=".".join(versions[2].split(".")[:2]))
+        version, installed = version.format(minor=store.triton_minor()), importlib.metadata.version
+        monkeypatch.setattr(store, "triton_minor", store.triton_minor.__wrapped__)
+        monkeypatch.setattr(
+            importlib.metadata, "version", lambda name: version if name == "triton" else installed(name)
+        )
     versions[place] = version
     monkeypatch.setattr(program_cache, "versions", lambda: tuple(versions))
     assert (shipped.program("host", DECIDED, CPU) is not None) is is_found
