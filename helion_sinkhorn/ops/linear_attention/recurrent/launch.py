@@ -13,6 +13,7 @@ from helion_sinkhorn.ops.linear_attention.problem import Problem, Some, pad_to, 
 from helion_sinkhorn.ops.linear_attention.recurrent.space import (
     ROLES,
     SPAN,
+    UNKEPT_SPAN,
     WalkCall,
     walk_default,
     walk_space,
@@ -76,12 +77,14 @@ def walk(
     q, k, v = [named[name] for name in role.operands]
     gk, gv = (p.gv, p.gk) if role.transposed else (p.gk, p.gv)
     tensors = q, k, v, out, p.g, p.g_gamma, gk, gv, start, end, states, p.cu_seqlens
+    keeps = states is not None
 
     def launch(served: Served) -> None:
         variant = dict(served.choice.variant)
         rk, rv = largest_run(call.summed, variant["rk"]), largest_run(call.kept, variant["rv"])
         constants = (
-            p.sequences, p.q.size(1), p.scale, variant["count"], SPAN, p.reverse != role.late, role.late
+            p.sequences, p.q.size(1), p.scale, variant["count"], SPAN if keeps else UNKEPT_SPAN,
+            p.reverse != role.late, role.late,
         )  # fmt: skip
         key = served.choice, result, constants, layout_key(*tensors)
         if launch_kept(key, *tensors):

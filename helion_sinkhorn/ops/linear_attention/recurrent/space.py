@@ -10,6 +10,8 @@ from helion_sinkhorn.runtime.space import Grid, Items, largest_run, power_of_two
 
 SPAN = 64
 """Steps between states that are kept for the gradients of gates."""
+UNKEPT_SPAN = 1 << 20
+"""The same for a walk that keeps none: its steps are then one loop, in which loads run ahead all the way."""
 
 
 @dataclass(frozen=True)
