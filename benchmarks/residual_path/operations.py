@@ -123,7 +123,7 @@ OPERATIONS = {
     ),
     "boundary": Operation(
         ("f", "x", "post", "comb", "pre_next", "fn", "scale", "base"),
-        ("y", "pre", "post", "comb", "streams"), draw_boundary, boundary, (10, 32),
+        ("y", "pre", "post", "comb", "streams"), draw_boundary, boundary, (10, 23),
     ),
 }  # fmt: skip
 """`site` is the path around a sublayer whose output f is given, `boundary` the path of DeepSeek-V4.1 from one

@@ -84,6 +84,14 @@ def store_entries(folder, call, batch, evidence="measured", device="h200", kerne
         path.write_text(json.dumps(data))
 
 
+def tuned_from(monkeypatch, folder, call, **options):
+    """Entries of `store_entries` in the user's folder, read by the next call."""
+    monkeypatch.setattr(settings, "TUNING_DIR", str(folder))
+    store_entries(folder, call, **options)
+    for cache in (serving.choose, lookup.lookup, store.read):
+        cache.cache_clear()
+
+
 def errors(given, upstream, **options):
     """The error of every gradient relative to its largest entry."""
     truth = results(specified, [t.double() for t in given], upstream, **options)
@@ -221,20 +229,30 @@ def test_nothing_measured_is_the_backward_of_the_parts(monkeypatch):
     ("changed", "taken"),
     [
         ({}, True), ({"evidence": "compiled"}, False), ({"device": "h100"}, False),
-        ({"kernels": (launch.BACKWARD, launch.SUMS)}, False), ({"batch": 1000}, False),
+        ({"kernels": (launch.BACKWARD, launch.SUMS)}, False), ({"batch": 1000}, True),
     ],
     ids=["measured", "compiled", "elsewhere", "not all", "another batch"],
 )  # fmt: skip
 def test_a_measured_entry_of_every_kernel_switches_it_on(monkeypatch, tmp_path, changed, taken):
     given, upstream = boundary_inputs(5, n=4, c=24)
     expected = results(boundary, given, upstream)
-    monkeypatch.setattr(settings, "TUNING_DIR", str(tmp_path))
-    store_entries(tmp_path, call_of(given), **{"batch": 5, **changed})
-    for cache in (serving.choose, lookup.lookup, store.read):
-        cache.cache_clear()
+    tuned_from(monkeypatch, tmp_path, call_of(given), **{"batch": 5, **changed})
     names = launched(monkeypatch)
     found = results(boundary, given, upstream)
     steps = IN_ONE_PASS if taken else IN_PARTS
     assert tuple(names[-len(steps) :]) == steps
     for name, t in expected.items():
         torch.testing.assert_close(found[name], t, rtol=1e-5, atol=1e-5)
+
+
+def test_a_token_has_the_same_gradients_alone_wherever_it_is_measured(monkeypatch, tmp_path):
+    """Tokens near a tuned batch and a single one must not go two ways, which round dx in other places."""
+    tokens, batch = 40, 129
+    assert batch > lookup.SMALL_BATCH and batch / tokens < 2**lookup.MAX_LOG2_DISTANCE
+    given, upstream = boundary_inputs(tokens, n=4, c=24, dtype=torch.bfloat16)
+    tuned_from(monkeypatch, tmp_path, call_of(given), batch=batch)
+    whole = results(boundary, given, upstream)
+    one = [t if t.size(0) != tokens else t[:1] for t in given], [t[:1] for t in upstream]
+    alone = results(boundary, *one)
+    for name in OF_TOKENS:
+        assert torch.equal(alone[name], whole[name][:1]), name

@@ -175,6 +175,25 @@ def test_a_token_of_a_boundary_has_the_same_gradients_alone_with_every_config(ca
             assert all(torch.equal(a, b[at]) for a, b in zip(made, whole, strict=True)), (choice, at)
 
 
+@pytest.mark.parametrize("c", [1024, 4096])
+def test_gradients_of_a_boundary_do_not_depend_on_the_tokens_around(c):
+    """Through autograd: 4 x 4096 columns have entries of the backward in one pass on an H200, 4 x 1024 none."""
+    generator, tokens = torch.Generator().manual_seed(c), 2100
+    shapes = (tokens, c), (tokens, 4, c), (tokens, 4), (tokens, 4, 4), (tokens, 4), (24, 4 * c), (3,), (24,)
+    f, x, *rest = (torch.randn(shape, generator=generator).to(DEVICE) for shape in shapes)
+    given = [f.bfloat16(), x.bfloat16(), *rest]
+    upstream = [torch.randn(tokens, c, generator=generator), torch.randn(tokens, 4, c, generator=generator)]
+
+    def gradients(at):
+        leaves = [t[at].clone().requires_grad_() for t in given[:5]]
+        y, *_, streams = hc_boundary(*leaves, *given[5:], implementation="helion")
+        return torch.autograd.grad((y, streams), leaves, [t[at].to(y) for t in upstream])
+
+    whole = gradients(slice(None))
+    for at in (slice(None), slice(0, 1), slice(3, 130), slice(2099, 2100), slice(1, 2100, 2)):
+        assert all(torch.equal(a, b[at]) for a, b in zip(gradients(at), whole, strict=True)), at
+
+
 def test_configs_of_the_projection_make_the_same_bits():
     """Those of a batch and of a token alone may differ: partial sums, and dx."""
     call, device = SiteCall("bfloat16", 4, 1024, "float32"), serving.device_at(0)[0]

@@ -35,6 +35,8 @@ from helion_sinkhorn.runtime.serving import (
 from helion_sinkhorn.runtime.views import flattened, parameter, placed
 
 BACKWARD, SUMS, PROJECTION = "hc_boundary_backward", "hc_boundary_sums", "hc_boundary_projection"
+LARGEST = 1 << 62
+"""A batch that look-up takes for the largest tuned one."""
 BODIES = "helion_sinkhorn.ops.hc_site.boundary.backward.kernels"
 KERNELS = {
     name: Kernel(name, f"{BODIES}:{name}", SiteCall, default, space, traits=frozenset(traits))
@@ -63,10 +65,13 @@ def backward(
 
 
 def is_measured(call: SiteCall, x: torch.Tensor) -> bool:
-    """Whether all kernels of the one pass were timed for this call on this device: otherwise none runs."""
+    """Whether all kernels of the one pass were timed for this call on this device: otherwise none runs.
+
+    The largest timed batch answers for all: one pass rounds dx elsewhere than the parts, and a token's
+    gradients must not depend on how many others there are.
+    """
     device, _, _ = serving.device_at(serving.index_of(x))
-    tokens = x.numel() // (call.n * call.columns)
-    return all(serving.is_measured(kernel, call, tokens, device) for kernel in KERNELS.values())
+    return all(serving.is_measured(kernel, call, LARGEST, device) for kernel in KERNELS.values())
 
 
 def in_parts(
