@@ -27,30 +27,29 @@ from helion_sinkhorn.runtime.space import power_of_two
 
 
 def by_thread(value, interpret):
-    """The columns of a block, WIDTH of them, as four (tile, 8) tensors: one for each column of eight threads.
+    """The columns of a block, WIDTH of them, as eight (tile, 4) tensors: one for each column of four threads.
 
-    Two warps share a row of a matrix product's result, four threads of each: they have the columns
-    16 w + 8 j + 2 q + k, w and q of the thread, j and k of 2 its own.  So taken apart, a block stays where it
-    is.  What is loaded takes that order on its way through shared memory only if nothing else is done with
-    the block, and then without bank conflicts.
+    A thread of a matrix product's result has columns 8 j + 2 q + k of its rows, j of 4, k of 2 and q its
+    own: so taken apart, a block stays where it is.  What is loaded takes that order on its way through shared
+    memory only if nothing else is done with the block, and then without bank conflicts.
     """
     if interpret:  # the last block is narrower there
         value = torch.nn.functional.pad(value, (0, WIDTH - value.size(1)))
-    whole = value.reshape(value.size(0), 2, 2, 4, 2).permute(0, 1, 3, 2, 4)
-    halves = hl.split(whole.reshape(value.size(0), 8, 2, 2))
-    return [column for half in halves for column in hl.split(half)]
+    whole = value.reshape(value.size(0), 4, 4, 2).permute(0, 2, 1, 3)
+    pairs = [half.reshape(value.size(0), 4, 2, 2) for half in hl.split(whole)]
+    return [column for pair in pairs for half in hl.split(pair) for column in hl.split(half)]
 
 
 def of_threads(columns, like, interpret):
     """The block of which `by_thread` made these columns, of as many as `like` has."""
-    whole = hl.join(hl.join(columns[0], columns[1]), hl.join(columns[2], columns[3]))
-    tile = whole.size(0)
-    block = whole.reshape(tile, 2, 4, 2, 2).permute(0, 1, 3, 2, 4).reshape(tile, WIDTH)
+    tile = columns[0].size(0)
+    runs = [joined(columns[k : k + 4]).permute(0, 1, 3, 2).reshape(tile, 4, 4) for k in (0, 4)]
+    block = hl.join(*runs).permute(0, 2, 1, 3).reshape(tile, WIDTH)
     return block[:, : like.size(1)] if interpret else block
 
 
 def with_products(total, a, b, how):
-    """Those of columns, as `by_thread` has them, added to eight threads' sums one after another.
+    """Those of columns, as `by_thread` has them, added to four threads' sums one after another.
 
     By an instruction each: what a compiler fuses into a sum depends on the place in the block.
     """
@@ -60,27 +59,14 @@ def with_products(total, a, b, how):
 
 
 def whole_sum(sums):
-    """The sum (tile,) of eight threads' (tile, 8), in an order of its own."""
-    parts = [sums]
-    for count in (4, 2, 1):
-        shape = (sums.size(0), count, 2) if count > 1 else (sums.size(0), 2)
-        even, odd = hl.split(parts[0].reshape(*shape))
-        parts = [even + odd]
-    return parts[0]
+    """The sum (tile,) of four threads' (tile, 4), in an order of its own."""
+    even, odd = hl.split(sums.reshape(sums.size(0), 2, 2))
+    return add_up(even) + add_up(odd)
 
 
-def product_by_thread(left, right, most, interpret):
-    """`by_thread` of `product`, each of whose products is taken apart before they are added.
-
-    Products that are added as blocks become one chain, and Triton gives a warp whole rows in all of a chain
-    but its last product: 8 KB would pass shared memory for each stream.
-    """
-    pairs = [(i, j) for i in range(len(left)) for j in range(len(right)) if i + j < most]
-    total = None
-    for i, j in sorted(pairs, key=sum, reverse=True):
-        one = by_thread(product([left[i]], [right[j]], 1, interpret), interpret)
-        total = one if total is None else [a + b for a, b in zip(total, one, strict=True)]
-    return total
+def add_up(pair):
+    first, second = hl.split(pair)
+    return first + second
 
 
 def take_gradients(tensors, upstream, norm, weights, totals, place, n, parts, how, interpret):
@@ -90,7 +76,7 @@ def take_gradients(tensors, upstream, norm, weights, totals, place, n, parts, ho
     """
     dstreams, dy, streams, split = tensors
     tile_t, tile_m, tile_c = place
-    found, nothing = [], [None] * 4
+    found, nothing = [], [None] * 8
     # hl.load: in a helper Helion takes an index for an operation on the host
     collapsed = nothing if dy is None else loaded(hl.load(dy, [tile_t, tile_c]), interpret)
     for o in range(n):
@@ -101,7 +87,7 @@ def take_gradients(tensors, upstream, norm, weights, totals, place, n, parts, ho
         residual = nothing
         if dstreams is not None:
             residual = loaded(hl.load(dstreams, [tile_t, o, tile_c]), interpret)
-        back = product_by_thread(upstream, rows, parts, interpret)
+        back = by_thread(product(upstream, rows, parts, interpret), interpret)
         found.append(
             [
                 stream_gradient(b, s, (norm, r, d, weights[o]), r, d, how)
@@ -227,7 +213,7 @@ def hc_boundary_backward(
         s = tile_s.begin
         coefficients = coefficients_at(along, post, comb, weights, tile_t, n, transposed)
         upstream = parts_at(g, tile_t, tile_m, parts)
-        zeros = hl.zeros([tile_t, 8], dtype=torch.float32)
+        zeros = hl.zeros([tile_t, 4], dtype=torch.float32)
         of_token = nothing_summed(zeros, 2 * power_of_two(n))
         of_pairs = nothing_summed(zeros, n * n)
         for tile_c in hl.tile(s * chunk, min(s * chunk + chunk, columns), block_size=width):

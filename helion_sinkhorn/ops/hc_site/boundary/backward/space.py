@@ -14,7 +14,7 @@ CHUNK = 512
 make 1024 programs, four for each place on an H200.
 """
 WIDTH = 32
-"""Columns of a block: eight threads of two warps share a row of such a matrix product, four columns each."""
+"""Columns of a block: four threads share a row of such a matrix product, eight columns each."""
 
 
 def backward_config(rows: int, warps: int, stages: int) -> Items:
@@ -30,17 +30,21 @@ def backward_config(rows: int, warps: int, stages: int) -> Items:
 def backward_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
     if device.vendor == "amd":
         return backward_config(64, 4, 1), ()
-    # sm_90, 4 streams, bfloat16: 254 registers and 176 KB, one program a multiprocessor, whose loads run two
-    # steps ahead; of float32 and of columns that move one by one so many steps do not fit
-    return backward_config(64, 8, 2 if call.dtype == "float32" or call.columns % 8 else 3), ()
+    # sm_90, 4 streams, bfloat16: 255 registers, of which Triton 3.6 spills 4 and 3.9 32, two programs a
+    # multiprocessor; eight warps would take half as many instructions again for the same block.  In float32,
+    # and where columns move one by one, they spill less: 40 bytes for 320, and 32 for 360
+    return backward_config(64, 8 if call.dtype == "float32" or call.columns % 8 else 4, 2), ()
 
 
 def backward_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
-    """Any: in which order columns are added up does not depend on it."""
+    """Any: in which order columns are added up does not depend on it.
+
+    An H200 needs a step in flight (520 us of 8192 x 4096 instead of 1124), and 128 tokens a program are slower
+    (561); a config takes 20 s to compile.
+    """
     sizes, stages = ((64, 4), (64, 8), (128, 8)), (1, 2)
     if device.vendor == "nvidia":
-        # other blocks keep more sums in a thread than it has registers
-        sizes, stages = ((64, 8),), (2, 3)
+        sizes, stages = ((64, 4), (64, 8)), (2, 3)
     return ({"config": tuple(backward_config(*size, s) for size in sizes for s in stages)},)
 
 
