@@ -30,22 +30,13 @@ def by_thread(value, interpret):
     """The columns of a block, WIDTH of them, as eight (tile, 4) tensors: one for each column of four threads.
 
     A thread of a matrix product's result has columns 8 j + 2 q + k of its rows, j of 4, k of 2 and q its
-    own: so taken apart, a block stays where it is.  What is loaded takes that order on its way through shared
-    memory only if nothing else is done with the block, and then without bank conflicts.
+    own: so taken apart, a block stays where it is.
     """
     if interpret:  # the last block is narrower there
         value = torch.nn.functional.pad(value, (0, WIDTH - value.size(1)))
     whole = value.reshape(value.size(0), 4, 4, 2).permute(0, 2, 1, 3)
     pairs = [half.reshape(value.size(0), 4, 2, 2) for half in hl.split(whole)]
     return [column for pair in pairs for half in hl.split(pair) for column in hl.split(half)]
-
-
-def of_threads(columns, like, interpret):
-    """The block of which `by_thread` made these columns, of as many as `like` has."""
-    tile = columns[0].size(0)
-    runs = [joined(columns[k : k + 4]).permute(0, 1, 3, 2).reshape(tile, 4, 4) for k in (0, 4)]
-    block = hl.join(*runs).permute(0, 2, 1, 3).reshape(tile, WIDTH)
-    return block[:, : like.size(1)] if interpret else block
 
 
 def with_products(total, a, b, how):
@@ -69,92 +60,73 @@ def add_up(pair):
     return first + second
 
 
-def take_gradients(tensors, upstream, norm, weights, totals, place, n, parts, how, interpret):
-    """The gradient of each new stream in float32, by thread, and totals with the products for dweights.
+def take_gradients(tensors, upstream, norm, weights, sums, place, n, parts, how, interpret):
+    """The gradient of each new stream in float32, (tile_t, tile_c), and sums with the products for dweights.
 
     G_o = dX'_o + weights_o dy + g fn_o + norm X'_o
     """
     dstreams, dy, streams, split = tensors
     tile_t, tile_m, tile_c = place
-    found, nothing = [], [None] * 8
-    # hl.load: in a helper Helion takes an index for an operation on the host
-    collapsed = nothing if dy is None else loaded(hl.load(dy, [tile_t, tile_c]), interpret)
+    totals = parted(sums, power_of_two(n))
+    found = []
+    if dy is not None:
+        # hl.load: in a helper Helion takes an index for an operation on the host
+        collapsed = hl.load(dy, [tile_t, tile_c]).to(torch.float32)
+        of_collapse = by_thread(collapsed, interpret)
     for o in range(n):
-        stored = loaded(hl.load(streams, [tile_t, o, tile_c]), interpret)
+        stored = hl.load(streams, [tile_t, o, tile_c]).to(torch.float32)
         if dy is not None:
-            totals[o] = with_products(totals[o], stored, collapsed, how)
+            totals[o] = with_products(totals[o], by_thread(stored, interpret), of_collapse, how)
         rows = [hl.load(split, [tile_m, k, o, tile_c]) for k in range(parts)]
-        residual = nothing
-        if dstreams is not None:
-            residual = loaded(hl.load(dstreams, [tile_t, o, tile_c]), interpret)
-        back = by_thread(product(upstream, rows, parts, interpret), interpret)
-        found.append(
-            [
-                stream_gradient(b, s, (norm, r, d, weights[o]), r, d, how)
-                for b, s, r, d in zip(back, stored, residual, collapsed, strict=True)
-            ]
-        )
-    return found, totals
+        residual = norm if dstreams is None else hl.load(dstreams, [tile_t, o, tile_c])
+        given = norm, residual, norm if dy is None else collapsed, weights[o]
+        back = product(upstream, rows, parts, interpret)
+        found.append(stream_gradient(back, stored, given, dstreams, dy, how))
+    return found, joined(totals)
 
 
-def loaded(block, interpret):
-    """A block in float32, by thread."""
-    return by_thread(block.to(torch.float32), interpret)
-
-
-def stream_of(gs, coefficients, like, how, interpret):
-    """sum_o coefficients_o G_o as a block."""
-    columns = [mixed(first, rest, coefficients, how) for first, *rest in zip(*gs, strict=True)]
-    return of_threads(columns, like, interpret)
-
-
-def give_to_streams(x, dx, gs, comb, sums, place, n, transposed, how, interpret):
+def give_to_streams(x, dx, gs, columns, comb, sums, place, n, transposed, how, interpret):
     """Store dx of a block, and return sums with its products for dcomb, in the order of comb's entries."""
     tile_t, _, tile_c = place
     totals = parted(sums, power_of_two(n * n))
     for i in range(n):
-        block = hl.load(x, [tile_t, i, tile_c])
-        hl.store(dx, [tile_t, i, tile_c], stream_of(gs, comb[i], block, how, interpret).to(dx.dtype))
-        stream = loaded(block, interpret)
+        hl.store(dx, [tile_t, i, tile_c], mixed(gs[0], gs[1:], comb[i], how).to(dx.dtype))
+        stream = by_thread(hl.load(x, [tile_t, i, tile_c]).to(torch.float32), interpret)
         for o in range(n):
             k = o * n + i if transposed else i * n + o
-            totals[k] = with_products(totals[k], stream, gs[o], how)
+            totals[k] = with_products(totals[k], stream, columns[o], how)
     return joined(totals)
 
 
-def give_to_output(f, bias, df, gs, post, totals, place, n, how, interpret):
-    """Store df of a block, and return totals with its products for dpost."""
+def give_to_output(f, bias, df, gs, columns, post, sums, place, n, how, interpret):
+    """Store df of a block, and return sums with its products for dpost."""
     tile_t, _, tile_c = place
-    block = output_of(f, bias, tile_t, tile_c)
-    hl.store(df, [tile_t, tile_c], stream_of(gs, post, block, how, interpret).to(df.dtype))
-    given = by_thread(block, interpret)
+    hl.store(df, [tile_t, tile_c], mixed(gs[0], gs[1:], post, how).to(df.dtype))
+    given = by_thread(output_of(f, bias, tile_t, tile_c), interpret)
+    totals = parted(sums, power_of_two(n))
     for o in range(n):
-        totals[o] = with_products(totals[o], given, gs[o], how)
-    return totals
+        totals[o] = with_products(totals[o], given, columns[o], how)
+    return joined(totals)
 
 
 def take_back(tensors, update, upstream, coefficients, sums, place, n, parts, transposed, how, interpret):
-    """Store df and dx of a block, and return its sums, joined: for dpost and dweights, and for dcomb."""
+    """Store df and dx of a block, and return its sums for dpost, dcomb and dweights, those of each joined."""
     f, x, bias, df, dx = update
     norm, post, comb, weights = coefficients
-    of_token, of_comb = sums
-    # of one tensor, so that those for dweights lie in registers as those for dpost, and as the products do
-    totals, half = parted(of_token, 2 * power_of_two(n)), power_of_two(n)
+    of_post, of_comb, of_weights = sums
     gs, of_weights = take_gradients(
-        tensors, upstream, norm, weights, totals[half:], place, n, parts, how, interpret
+        tensors, upstream, norm, weights, of_weights, place, n, parts, how, interpret
     )
-    of_post = give_to_output(f, bias, df, gs, post, totals[:half], place, n, how, interpret)
-    of_comb = give_to_streams(x, dx, gs, comb, of_comb, place, n, transposed, how, interpret)
-    return joined(of_post + of_weights), of_comb
+    columns = [by_thread(g, interpret) for g in gs]
+    of_post = give_to_output(f, bias, df, gs, columns, post, of_post, place, n, how, interpret)
+    of_comb = give_to_streams(x, dx, gs, columns, comb, of_comb, place, n, transposed, how, interpret)
+    return of_post, of_comb, of_weights
 
 
-def store_sums(partials, s, tile_t, sums, count):
-    """Sums over chunk s, joined, in each of partials (T, splits, count)."""
-    length = power_of_two(count)
-    totals = parted(sums, len(partials) * length)
-    for number, whole in enumerate(partials):
-        for k in range(count):
-            hl.store(whole, [tile_t, s, k], whole_sum(totals[number * length + k]))
+def store_sums(partials, s, tile_t, total, count):
+    """Sums over chunk s, in partials (T, splits, count)."""
+    for k, part in enumerate(parted(total, power_of_two(count))[:count]):
+        hl.store(partials, [tile_t, s, k], whole_sum(part))
 
 
 def coefficients_at(along, post, comb, weights, tile_t, n, transposed):
@@ -214,15 +186,18 @@ def hc_boundary_backward(
         coefficients = coefficients_at(along, post, comb, weights, tile_t, n, transposed)
         upstream = parts_at(g, tile_t, tile_m, parts)
         zeros = hl.zeros([tile_t, 4], dtype=torch.float32)
-        of_token = nothing_summed(zeros, 2 * power_of_two(n))
-        of_pairs = nothing_summed(zeros, n * n)
+        sum_post = nothing_summed(zeros, n)
+        sum_comb = nothing_summed(zeros, n * n)
+        sum_weights = nothing_summed(zeros, n)
         for tile_c in hl.tile(s * chunk, min(s * chunk + chunk, columns), block_size=width):
-            of_token, of_pairs = take_back(
+            sum_post, sum_comb, sum_weights = take_back(
                 (dstreams, dy, streams, split), (f, x, bias, df, dx), upstream, coefficients,
-                (of_token, of_pairs), (tile_t, tile_m, tile_c), n, parts, transposed, how, interpret,
+                (sum_post, sum_comb, sum_weights), (tile_t, tile_m, tile_c),
+                n, parts, transposed, how, interpret,
             )  # fmt: skip
-        store_sums((of_post, of_weights), s, tile_t, of_token, n)
-        store_sums((of_comb,), s, tile_t, of_pairs, n * n)
+        store_sums(of_post, s, tile_t, sum_post, n)
+        store_sums(of_comb, s, tile_t, sum_comb, n * n)
+        store_sums(of_weights, s, tile_t, sum_weights, n)
 
 
 def added(partials, tile_t, splits):
