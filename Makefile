@@ -72,7 +72,7 @@ dist: $(VENV)/.dist ## sdist and wheel in dist/, checked, and used from an empty
 	$(RUN) ci/check_dist.py dist $(if $(WHEELS),--wheels $(WHEELS))
 
 clean: ## remove the environment and what was built
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist *.egg-info helion_sinkhorn/programs.zip
 
 ##@ Measure it
 bench: $(VENV)/.ready ## on a GPU: time, memory and host time beside PyTorch and other packages; 7 minutes, ARGS=--quick 90 s

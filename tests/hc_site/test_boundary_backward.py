@@ -248,7 +248,8 @@ def test_a_measured_entry_of_every_kernel_switches_it_on(monkeypatch, tmp_path, 
 def test_a_token_has_the_same_gradients_alone_wherever_it_is_measured(monkeypatch, tmp_path):
     """Tokens near a tuned batch and a single one must not go two ways, which round dx in other places."""
     tokens, batch = 40, 129
-    assert batch > lookup.SMALL_BATCH and batch / tokens < 2**lookup.MAX_LOG2_DISTANCE
+    assert batch > lookup.SMALL_BATCH
+    assert batch / tokens < 2**lookup.MAX_LOG2_DISTANCE
     given, upstream = boundary_inputs(tokens, n=4, c=24, dtype=torch.bfloat16)
     tuned_from(monkeypatch, tmp_path, call_of(given), batch=batch)
     whole = results(boundary, given, upstream)

@@ -177,7 +177,7 @@ def test_a_token_of_a_boundary_has_the_same_gradients_alone_with_every_config(ca
 
 @pytest.mark.parametrize("c", [1024, 4096])
 def test_gradients_of_a_boundary_do_not_depend_on_the_tokens_around(c):
-    """Through autograd: 4 x 4096 columns have entries of the backward in one pass on an H200, 4 x 1024 none."""
+    """Through autograd: of 4 x 4096 columns in one pass on an H200, of 4 x 1024 in parts."""
     generator, tokens = torch.Generator().manual_seed(c), 2100
     shapes = (tokens, c), (tokens, 4, c), (tokens, 4), (tokens, 4, 4), (tokens, 4), (24, 4 * c), (3,), (24,)
     f, x, *rest = (torch.randn(shape, generator=generator).to(DEVICE) for shape in shapes)

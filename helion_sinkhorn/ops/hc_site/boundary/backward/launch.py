@@ -1,4 +1,4 @@
-"""From tensors to the launches of hc_boundary's backward: six in one pass over the streams, or its parts'."""
+"""From tensors to the launches of hc_boundary's backward: one pass over the streams, or that of its parts."""
 
 from __future__ import annotations
 
