@@ -125,9 +125,14 @@ def show(arguments: argparse.Namespace) -> int:
 
     workloads = selection.workloads("show", arguments.tags, arguments.only)
     device = DEVICES[arguments.device] if arguments.device else this_device()
+    folders = [f"{folder}/" for folder in store.folders()]
+    console.print(f"configs for {device.key} from {', '.join(folders)}")
     for w in workloads:
         for name, call in kernel_calls(w):
-            console.print(f"{device.key} {w.name}: {choose(KERNELS[name], call, w.batch, device)}")
+            line = f"{w.name}: {choose(KERNELS[name], call, w.batch, device)}"
+            for folder in folders:
+                line = line.replace(folder, "")
+            console.print(line)
     return 0
 
 
@@ -205,16 +210,15 @@ def say_programs() -> None:
     """What generated code came with the package, where more is kept, and how much."""
     from helion_sinkhorn.runtime import program_cache, shipped
 
-    console.print(f"generated code: {len(shipped.members())} programs came with the package")
+    console.print(f"programs that came with the package: {len(shipped.members())}")
     folder = program_cache.folder()
     if folder is None:
         console.print("generated code: not kept, HELION_SINKHORN_CACHE_DIR is off")
         return
     files, size = program_cache.usage()
-    state = (
-        "" if program_cache.is_usable() else "; not used: it belongs to another user, or others may write it"
-    )
-    console.print(f"generated code: {files} files, {size} bytes in {folder}{state}")
+    usable = program_cache.is_usable()
+    state = "used" if usable else "not used: it belongs to another user, or others may write it"
+    console.print(f"generated code: {files} files, {size} bytes in {folder}; {state}")
 
 
 def readme(arguments: argparse.Namespace) -> int:
