@@ -13,7 +13,6 @@ import torch
 from helion_sinkhorn.ops.hc_split_sinkhorn.reduction import norm_of, with_splits
 from helion_sinkhorn.ops.sinkhorn.adjoint import last_iterations, pick, replay_and_take_back, softmax_gradient
 from helion_sinkhorn.ops.sinkhorn.iteration import (
-    in_order,
     iterate,
     pivot,
     product,
@@ -108,7 +107,7 @@ def hc_split_sinkhorn_forward(
         # assigned: alone under an `if` it would leave the block empty
         _fixed = hl.specialize((mixed_logits.shape[1:], mixed_logits.stride()))
         hl.specialize((mixed_gates.shape[1:], mixed_gates.stride(), norms.shape[1:], norms.stride()))
-    sums = in_order(shape, n, n, how)
+    sums = summation(shape, n, n, how)
     steps = n_iters - 1 if deepseek else n_iters
     for tile in hl.tile(batch):
         if squares is None:
@@ -201,7 +200,7 @@ def hc_split_sinkhorn_backward(
     if dcomb is not None:
         dcomb_shape = hl.specialize(dcomb.shape[1:])
         hl.specialize(dcomb.stride())
-    sums = summation(n, n, how)
+    sums = summation(shape, n, n, how)
     steps = n_iters - 1 if deepseek else n_iters
     rest = steps - head * length
     for tile in hl.tile(batch):

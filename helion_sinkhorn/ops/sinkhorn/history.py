@@ -58,7 +58,8 @@ def sinkhorn_backward_history(
     x_shape, dy_shape = hl.specialize((x.shape[1:], dy.shape[1:]))
     hl.specialize((x.stride(), dy.stride(), dx.shape[1:], dx.stride()))
     hl.specialize((us.size(2), vs.size(2), logs_p.size(2), logs_q.size(2)))
-    sums = summation(n, m, how)
+    # summed in order beside loads of history, 16 x 16 log spills 232 bytes under Triton 3.6
+    sums = summation((n, m), n, m, how)
     multiply = how if rounded else None
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)

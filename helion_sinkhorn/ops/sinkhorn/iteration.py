@@ -67,23 +67,17 @@ def spread(w, axis):
     return w.unsqueeze(3 - axis)
 
 
-def summation(n, m, how):
-    """Who sums a line of a matrix: "helion", which leaves out padding and is what its interpreter has, or
-    "triton"."""
-    return "helion" if how == "full" or is_padded(n) or is_padded(m) else "triton"
+def summation(shape, n, m, how):
+    """Who sums a line of a matrix: "helion", which leaves out padding and is what its interpreter has;
+    "triton"; or (R, C, w) of a view that `read` takes: threads sum what they hold, in order, and Triton the
+    R or C sums of a line.
 
-
-def in_order(shape, n, m, how):
-    """`summation`, or (R, C, w) of a view that `read` takes: threads sum the products they hold one after the
-    other, and Triton the R or C sums of a line.
-
-    Triton's own sum has that order up to version 3.7, and is a tree from 3.8 on.  Every product but one fuses
-    into a sum in order, and every second one into a tree: 8 x 8 forward executes 4495 instructions instead of
-    3735.  It takes many small operations: a gradient, which has some 80 sums in a row, compiles for 19 s then
-    instead of 6.
+    Triton sums what a thread holds in order up to version 3.7, and by a tree from 3.8 on.  A product fuses
+    into a sum in order, and every second one into a tree: 4 x 4 forward then executes 12 % more.
     """
-    sums = summation(n, m, how)
-    return sums if sums == "helion" or len(shape) == 2 else shape[2:]
+    if how == "full" or is_padded(n) or is_padded(m):
+        return "helion"
+    return "triton" if len(shape) == 2 else shape[2:]
 
 
 def addends(x):
@@ -111,7 +105,7 @@ def total(x, axis, sums):
 
 
 def total_of_products(x, axis, sums):
-    """The sum of products x (tile, n, m) over `axis`; sums: see `in_order`."""
+    """The sum of products x (tile, n, m) over `axis`; sums: see `summation`."""
     if isinstance(sums, str):
         return total(x, axis, sums)
     row_lanes, column_lanes, w = sums
@@ -216,18 +210,18 @@ def read(x, shape, tile, n, m, **how):
     return block.reshape(tile.block_size, n, m).to(torch.float32)
 
 
-def ones(w, how, sums):
+def ones(w, how):
     """1 for each entry of w, in the threads that hold w's.
 
-    A constant has no place of its own.  A loop of sums in order that begins with one gets another layout than
-    the matrix from Triton 3.9: each step then computes its sums twice, and exchanges them.
+    A constant has no place of its own, and Triton 3.9 gave a loop that begins with one another layout than
+    the matrix: each step then computed its sums twice, and exchanged them.
     """
-    if isinstance(sums, str):
-        return torch.ones_like(w)
     if how == "ptx":
         asm, registers = "mov.b32 $0, 0f3F800000;", "=f,f"
-    else:
+    elif how == "gcn":
         asm, registers = "v_mov_b32 $0, 1.0", "=v,v"
+    else:
+        return torch.ones_like(w)
     return hl.inline_asm_elementwise(asm, registers, [w], dtype=torch.float32, is_pure=True, pack=1)
 
 
@@ -252,10 +246,10 @@ def start(x32, n, m, eps, deepseek, lead_axis, how, sums):
     if deepseek:
         probabilities, e_sum = softmax(x32, n, m, 3 - lead_axis, how, sums)
         a = probabilities + eps
-        return a, ones(e_sum, how, sums), total(a, lead_axis, sums) + eps
+        return a, ones(e_sum, how), total(a, lead_axis, sums) + eps
     z, peak, top = balanced(x32, n, m, lead_axis, sums)
     q = torch.exp2(torch.clamp(top * -LOG2E, max=LOG2_MAX_Q0))
-    return torch.exp2(z * LOG2E), ones(peak, how, sums), q
+    return torch.exp2(z * LOG2E), ones(peak, how), q
 
 
 def restart(x32, n, m, log_p, log_q, lead_axis, sums):

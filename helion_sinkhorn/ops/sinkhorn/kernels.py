@@ -19,7 +19,6 @@ from helion_sinkhorn.ops.sinkhorn.adjoint import (
     take_back,
 )
 from helion_sinkhorn.ops.sinkhorn.iteration import (
-    in_order,
     iterate,
     lead_size,
     ones,
@@ -55,7 +54,7 @@ def sinkhorn_forward(
     batch = x.size(0)
     shape = hl.specialize(x.shape[1:])
     hl.specialize((x.stride(), out.shape[1:], out.stride()))
-    sums = in_order(shape, n, m, how)
+    sums = summation(shape, n, m, how)
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
     steps = n_iters - 1 if deepseek else n_iters
@@ -73,8 +72,8 @@ def sinkhorn_forward(
                 # the logits again: kept, they would hold a matrix of registers through all iterations
                 x32 = read(x, shape, tile, n, m)
                 a = restart(x32, n, m, log_p, log_q, lead_axis, sums)
-                p = ones(p, how, sums)
-                q = ones(q, how, sums)
+                p = ones(p, how)
+                q = ones(q, how)
                 for _segment_step in range(segment):
                     p, q = iterate(a, p, q, lead, trail, 0.0, lead_axis, how, paired, sums)
                 log_p = log_p + torch.log2(p)
@@ -115,7 +114,7 @@ def sinkhorn_backward(
     batch = x.size(0)
     x_shape, dy_shape = hl.specialize((x.shape[1:], dy.shape[1:]))
     hl.specialize((x.stride(), dy.stride(), dx.shape[1:], dx.stride()))
-    sums = summation(n, m, how)
+    sums = summation(x_shape, n, m, how)
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
     steps = n_iters - 1 if deepseek else n_iters
@@ -138,8 +137,8 @@ def sinkhorn_backward(
             for _rest_step in range(rest):
                 p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums)
             a = restart(read(x, x_shape, tile, n, m), n, m, torch.log2(p), torch.log2(q), lead_axis, sums)
-            p = torch.ones_like(p)
-            q = torch.ones_like(q)
+            p = ones(p, how)
+            q = ones(q, how)
             p_again = [p + 0.0] * tail
             q_again = [q + 0.0] * tail
             if tail > 1:
