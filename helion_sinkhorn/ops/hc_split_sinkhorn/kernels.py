@@ -13,6 +13,7 @@ import torch
 from helion_sinkhorn.ops.hc_split_sinkhorn.reduction import norm_of, with_splits
 from helion_sinkhorn.ops.sinkhorn.adjoint import last_iterations, pick, replay_and_take_back, softmax_gradient
 from helion_sinkhorn.ops.sinkhorn.iteration import (
+    is_masked,
     iterate,
     pivot,
     product,
@@ -20,7 +21,6 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     reciprocals,
     spread,
     start,
-    summation,
 )
 from helion_sinkhorn.runtime.device_math import LOG2E, reciprocal
 
@@ -107,7 +107,7 @@ def hc_split_sinkhorn_forward(
         # assigned: alone under an `if` it would leave the block empty
         _fixed = hl.specialize((mixed_logits.shape[1:], mixed_logits.stride()))
         hl.specialize((mixed_gates.shape[1:], mixed_gates.stride(), norms.shape[1:], norms.stride()))
-    sums = summation(shape, n, n, how)
+    masked = is_masked(n, n, how)
     steps = n_iters - 1 if deepseek else n_iters
     for tile in hl.tile(batch):
         if squares is None:
@@ -142,12 +142,12 @@ def hc_split_sinkhorn_forward(
         sigmoid, _other = sigmoids(gate_of(mix_post, base_gates, scale, 1, how), how)
         post[tile, :] = (post_mult * sigmoid + post_eps).to(post.dtype)
         x32 = logits_of(mixed, base_logits, scale, base_shape, tile, n, how)
-        a, p, q = start(x32, n, n, eps, deepseek, 1, how, sums)
+        a, p, q = start(x32, n, n, eps, deepseek, 1, how)
         if pivoted:
-            a, p, q, _c, _r = pivot(a, p, q, n, n, 1, how, sums)
+            a, p, q, _c, _r = pivot(a, p, q, n, n, 1, how, masked)
         if steps > 0:
             for _step in range(steps):
-                p, q = iterate(a, p, q, n, n, eps, 1, how, paired, sums)
+                p, q = iterate(a, p, q, n, n, eps, 1, how, paired, masked)
         u = spread(reciprocals(p, n, how, paired), 1)
         y = (a * u * spread(reciprocals(q, n, how, paired), 2)).to(comb.dtype)
         if transposed:
@@ -200,7 +200,7 @@ def hc_split_sinkhorn_backward(
     if dcomb is not None:
         dcomb_shape = hl.specialize(dcomb.shape[1:])
         hl.specialize(dcomb.stride())
-    sums = summation(shape, n, n, how)
+    masked = is_masked(n, n, how)
     steps = n_iters - 1 if deepseek else n_iters
     rest = steps - head * length
     for tile in hl.tile(batch):
@@ -225,30 +225,30 @@ def hc_split_sinkhorn_backward(
             hl.store(sum_gates, [tile.id, 1, slice(None)], da_post.sum(0))
             hl.store(sum_scale, [tile.id, 1], (da_post * mix_post).sum(1).sum(0))
         if dcomb is not None:
-            a, p, q = start(x32, n, n, eps, deepseek, 1, how, sums)
+            a, p, q = start(x32, n, n, eps, deepseek, 1, how)
             if pivoted:
-                a, p, q, _c, r = pivot(a, p, q, n, n, 1, how, sums)
+                a, p, q, _c, r = pivot(a, p, q, n, n, 1, how, masked)
             # + 0: as in sinkhorn_backward (docs/helion.md)
             p_starts = [p + 0.0] * (head + 1)
             q_starts = [q + 0.0] * (head + 1)
             if head > 0:
                 for s in hl.static_range(head):
                     for _step in range(length):
-                        p, q = iterate(a, p, q, n, n, eps, 1, how, paired, sums)
+                        p, q = iterate(a, p, q, n, n, eps, 1, how, paired, masked)
                     p_starts[s + 1] = p + 0.0
                     q_starts[s + 1] = q + 0.0
             dy = read(dcomb, dcomb_shape, tile, n, n)
             if transposed:
                 dy = dy.permute(0, 2, 1)
             da = last_iterations(
-                a, dy, p_starts[head], q_starts[head], rest, n, n, eps, 1, how, paired, sums, lean
+                a, dy, p_starts[head], q_starts[head], rest, n, n, eps, 1, how, paired, masked, lean
             )
             if head > 0:
                 k = hl.full([], head - 1, dtype=torch.int32)
                 for _segment in range(head):
                     da = replay_and_take_back(
                         a, da, pick(p_starts, head, k), pick(q_starts, head, k), length,
-                        n, n, eps, 1, how, paired, sums, lean,
+                        n, n, eps, 1, how, paired, masked, lean,
                     )  # fmt: skip
                     k = k - 1
             mixed = read(logits, shape, tile, n, n, eviction_policy="evict_first")
@@ -259,7 +259,7 @@ def hc_split_sinkhorn_backward(
                     v = v * r
                 # anew: kept, the logits would hold a matrix of registers through all segments
                 x32 = logits_of(mixed, base_logits, scale, base_shape, tile, n, how)
-                dz = softmax_gradient(x32, da, v, n, n, eps, 1, how, sums)
+                dz = softmax_gradient(x32, da, v, n, n, eps, 1, how)
             else:
                 dz = da * a
             sum_logits[tile.id, :, :] = dz.sum(0)

@@ -15,6 +15,7 @@ import torch
 
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     contract,
+    is_masked,
     lead_sums,
     reciprocals,
     rounding,
@@ -22,97 +23,97 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     spread,
     times,
     total,
-    total_of_products,
     trail_sums,
 )
 
 
-def replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums):
+def replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked):
     """`steps` iterations from (p, q): the lists u_1 .. u_steps and v_0 .. v_steps."""
-    rho, rounded = lead / trail, rounding(sums, how)
+    rho, rounded = lead / trail, rounding(masked, how)
     us, vs = [], [reciprocals(q, trail, how, paired)]
     for _ in range(steps):
-        p = lead_sums(a, vs[-1], p, rho, eps, lead_axis, sums, rounded)
+        p = lead_sums(a, vs[-1], p, rho, eps, lead_axis, masked, rounded)
         us.append(reciprocals(p, lead, how, paired))
-        q = trail_sums(a, us[-1], q, rho, eps, lead_axis, sums, rounded)
+        q = trail_sums(a, us[-1], q, rho, eps, lead_axis, masked, rounded)
         vs.append(reciprocals(q, trail, how, paired))
     return us, vs
 
 
-def u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, sums):
+def u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, masked):
     """u_(t+1) of a replayed segment that began with p, from v alone.
 
     Its eps term has p_t, which is rho A v_(t-1) up to another eps: eps^2 is below float32's resolution.
     """
-    rho, rounded = lead / trail, rounding(sums, how)
+    rho, rounded = lead / trail, rounding(masked, how)
     if t == 0 or eps == 0.0:
-        return reciprocals(lead_sums(a, vs[t], p, rho, eps, lead_axis, sums, rounded), lead, how, paired)
+        return reciprocals(lead_sums(a, vs[t], p, rho, eps, lead_axis, masked, rounded), lead, how, paired)
     both = vs[t] + (eps * rho) * vs[t - 1]
-    return reciprocals(rho * contract(a, both, lead_axis, sums, rounded), lead, how, paired)
+    return reciprocals(rho * contract(a, both, lead_axis, masked, rounded), lead, how, paired)
 
 
-def line_sums(a, da, axis, sums, rounded=None):
+def line_sums(a, da, axis, masked, rounded=None):
     """The sums of D = A * dA along lines, one for each index of `axis`."""
-    return total_of_products(times(a, da, rounded), 3 - axis, sums)
+    return total(times(a, da, rounded), 3 - axis, masked)
 
 
-def project_trail(a, da, u, v, lead_axis, sums, rounded=None):
+def project_trail(a, da, u, v, lead_axis, masked, rounded=None):
     """dA before the trail half-step that made v, from dA behind it."""
     trail_axis = 3 - lead_axis
-    s = line_sums(a, da, trail_axis, sums, rounded)
+    s = line_sums(a, da, trail_axis, masked, rounded)
     return da - spread(u, lead_axis) * spread(v * s, trail_axis)
 
 
-def project(a, da, u, v, v_before, rho, lead_axis, sums, rounded=None):
+def project(a, da, u, v, v_before, rho, lead_axis, masked, rounded=None):
     """dA before an iteration (v_before) -> (u, v), from dA behind it."""
-    da = project_trail(a, da, u, v, lead_axis, sums, rounded)
-    s = rho * line_sums(a, da, lead_axis, sums, rounded)
+    da = project_trail(a, da, u, v, lead_axis, masked, rounded)
+    s = rho * line_sums(a, da, lead_axis, masked, rounded)
     return da - spread(u * s, lead_axis) * spread(v_before, 3 - lead_axis)
 
 
-def take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, sums, lean):
+def take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, masked, lean):
     """dA before a replayed segment that began with p; lean: each u_t is computed again, so none was kept."""
     for t in range(len(us) - 1, -1, -1):
-        u = u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, sums) if lean else us[t]
-        da = project(a, da, u, vs[t + 1], vs[t], lead / trail, lead_axis, sums, rounding(sums, how))
+        u = u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, masked) if lean else us[t]
+        da = project(a, da, u, vs[t + 1], vs[t], lead / trail, lead_axis, masked, rounding(masked, how))
     return da
 
 
-def replay_and_take_back(a, da, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums, lean):
+def replay_and_take_back(a, da, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked, lean):
     """dA before `steps` iterations from (p, q)."""
-    us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums)
-    return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, sums, lean)
+    us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked)
+    return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, masked, lean)
 
 
-def behind(a, gradient, u, v, lead_axis, how, sums, twice):
+def behind(a, gradient, u, v, lead_axis, how, masked, twice):
     """dA behind the last half-step, from the gradient with respect to diag(u) A diag(v).
 
     twice: without eps a projection made twice is the same projection, and the second takes back what rounding
     left of line sums as large as dY, beside which a gradient that nearly vanishes is small.
     """
-    rounded = rounding(sums, how)
+    rounded = rounding(masked, how)
     da = times(gradient * spread(u, lead_axis), spread(v, 3 - lead_axis), rounded)
-    return project_trail(a, da, u, v, lead_axis, sums, rounded) if twice else da
+    return project_trail(a, da, u, v, lead_axis, masked, rounded) if twice else da
 
 
 def last_iterations(
-    a, gradient, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums, lean, twice=False
+    a, gradient, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked, lean, twice=False
 ):
     """dA before the last `steps` iterations from (p, q), from the gradient of their result; `behind` says
     twice."""
-    us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums)
+    us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked)
     u = us[-1] if us else reciprocals(p, lead, how, paired)
-    da = behind(a, gradient, u, vs[-1], lead_axis, how, sums, twice)
-    return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, sums, lean)
+    da = behind(a, gradient, u, vs[-1], lead_axis, how, masked, twice)
+    return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, masked, lean)
 
 
-def softmax_gradient(x32, da, v, n, m, eps, lead_axis, how, sums):
+def softmax_gradient(x32, da, v, n, m, eps, lead_axis, how):
     """dX of the deepseek form from dA before the first iteration: its first trail step and the softmax."""
-    rounded, trail_axis = rounding(sums, how), 3 - lead_axis
-    z, _e_sum = softmax(x32, n, m, trail_axis, how, sums)
-    da = da - spread(v * line_sums(z + eps, da, trail_axis, sums, rounded), trail_axis)
+    masked = is_masked(n, m, how)
+    rounded, trail_axis = rounding(masked, how), 3 - lead_axis
+    z = softmax(x32, n, m, trail_axis, how)
+    da = da - spread(v * line_sums(z + eps, da, trail_axis, masked, rounded), trail_axis)
     dz = times(da, z, rounded)
-    return dz - z * spread(total(dz, trail_axis, sums), lead_axis)
+    return dz - z * spread(total(dz, trail_axis, masked), lead_axis)
 
 
 def pick(values, count, k):

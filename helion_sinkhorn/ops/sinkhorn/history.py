@@ -7,6 +7,7 @@ import torch
 
 from helion_sinkhorn.ops.sinkhorn.adjoint import project, project_trail, softmax_gradient
 from helion_sinkhorn.ops.sinkhorn.iteration import (
+    is_masked,
     lead_size,
     lead_sums,
     read,
@@ -14,7 +15,6 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     restart,
     spread,
     start,
-    summation,
     trail_sums,
 )
 
@@ -58,8 +58,7 @@ def sinkhorn_backward_history(
     x_shape, dy_shape = hl.specialize((x.shape[1:], dy.shape[1:]))
     hl.specialize((x.stride(), dy.stride(), dx.shape[1:], dx.stride()))
     hl.specialize((us.size(2), vs.size(2), logs_p.size(2), logs_q.size(2)))
-    # summed in order beside loads of history, 16 x 16 log spills 232 bytes under Triton 3.6
-    sums = summation((n, m), n, m, how)
+    masked = is_masked(n, m, how)
     multiply = how if rounded else None
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
@@ -69,14 +68,14 @@ def sinkhorn_backward_history(
     head = steps - restarts * segment
     for tile in hl.tile(batch):
         place = block_places(tile) if persistent else tile
-        a, p, q = start(read(x, x_shape, tile, n, m), n, m, eps, deepseek, lead_axis, how, sums)
+        a, p, q = start(read(x, x_shape, tile, n, m), n, m, eps, deepseek, lead_axis, how)
         u = reciprocals(p, lead, how, False)
         v = reciprocals(q, trail, how, False)
         if steps > 0:
             for t in range(head):
-                p = lead_sums(a, v, p, rho, eps, lead_axis, sums, multiply)
+                p = lead_sums(a, v, p, rho, eps, lead_axis, masked, multiply)
                 u = reciprocals(p, lead, how, False)
-                q = trail_sums(a, u, q, rho, eps, lead_axis, sums, multiply)
+                q = trail_sums(a, u, q, rho, eps, lead_axis, masked, multiply)
                 v = reciprocals(q, trail, how, False)
                 us[t, place, :] = u
                 vs[t, place, :] = v
@@ -86,12 +85,12 @@ def sinkhorn_backward_history(
             for k in range(restarts):
                 logs_p[k, place, :] = log_p
                 logs_q[k, place, :] = log_q
-                a = restart(read(x, x_shape, tile, n, m), n, m, log_p, log_q, lead_axis, sums)
+                a = restart(read(x, x_shape, tile, n, m), n, m, log_p, log_q, lead_axis, how)
                 v = torch.ones_like(v)
                 for i in range(segment):
-                    p = lead_sums(a, v, p, rho, 0.0, lead_axis, sums, multiply)
+                    p = lead_sums(a, v, p, rho, 0.0, lead_axis, masked, multiply)
                     u = reciprocals(p, lead, how, False)
-                    q = trail_sums(a, u, q, rho, 0.0, lead_axis, sums, multiply)
+                    q = trail_sums(a, u, q, rho, 0.0, lead_axis, masked, multiply)
                     v = reciprocals(q, trail, how, False)
                     us[head + k * segment + i, place, :] = u
                     vs[head + k * segment + i, place, :] = v
@@ -100,36 +99,36 @@ def sinkhorn_backward_history(
         da = read(dy, dy_shape, tile, n, m) * spread(u, lead_axis) * spread(v, trail_axis)
         if not deepseek:
             # once more than iterations ask: see last_iterations
-            da = project_trail(a, da, u, v, lead_axis, sums, multiply)
+            da = project_trail(a, da, u, v, lead_axis, masked, multiply)
         if restarts > 0:
             for k_back in range(restarts):
                 before = restarts - 1 - k_back
                 x32 = read(x, x_shape, tile, n, m)
-                a = restart(x32, n, m, logs_p[before, place, :], logs_q[before, place, :], lead_axis, sums)
+                a = restart(x32, n, m, logs_p[before, place, :], logs_q[before, place, :], lead_axis, how)
                 last = steps - 1 - k_back * segment
                 for i_back in range(segment - 1):
                     v_before = vs[last - i_back - 1, place, :]
                     u = us[last - i_back, place, :]
-                    da = project(a, da, u, v, v_before, rho, lead_axis, sums, multiply)
+                    da = project(a, da, u, v, v_before, rho, lead_axis, masked, multiply)
                     v = v_before
                 u = us[steps - (k_back + 1) * segment, place, :]
-                da = project(a, da, u, v, torch.ones_like(v), rho, lead_axis, sums, multiply)
+                da = project(a, da, u, v, torch.ones_like(v), rho, lead_axis, masked, multiply)
                 # D passes a restart unchanged, and A is diag(u) A diag(v) of the segment before
                 u = us[steps - (k_back + 1) * segment - 1, place, :]
                 v = vs[steps - (k_back + 1) * segment - 1, place, :]
                 da = da * spread(u, lead_axis) * spread(v, trail_axis)
-        a, p, q = start(read(x, x_shape, tile, n, m), n, m, eps, deepseek, lead_axis, how, sums)
+        a, p, q = start(read(x, x_shape, tile, n, m), n, m, eps, deepseek, lead_axis, how)
         v_0 = reciprocals(q, trail, how, False)
         if steps > 0:
             for t_back in range(head - 1):
                 v_before = vs[head - 2 - t_back, place, :]
                 u = us[head - 1 - t_back, place, :]
-                da = project(a, da, u, v, v_before, rho, lead_axis, sums, multiply)
+                da = project(a, da, u, v, v_before, rho, lead_axis, masked, multiply)
                 v = v_before
-            da = project(a, da, us[0, place, :], v, v_0, rho, lead_axis, sums, multiply)
+            da = project(a, da, us[0, place, :], v, v_0, rho, lead_axis, masked, multiply)
         if deepseek:
             x32 = read(x, x_shape, tile, n, m)
-            dz = softmax_gradient(x32, da, v_0, n, m, eps, lead_axis, how, sums)
+            dz = softmax_gradient(x32, da, v_0, n, m, eps, lead_axis, how)
         else:
             dz = da * a
         if dx.dim() == 2:

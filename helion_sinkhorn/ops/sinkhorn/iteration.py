@@ -67,66 +67,26 @@ def spread(w, axis):
     return w.unsqueeze(3 - axis)
 
 
-def summation(shape, n, m, how):
-    """Who sums a line of a matrix: "helion", which leaves out padding and is what its interpreter has;
-    "triton"; or (R, C, w) of a view that `read` takes: threads sum what they hold, in order, and Triton the
-    R or C sums of a line.
-
-    Triton sums what a thread holds in order up to version 3.7, and by a tree from 3.8 on.  A product fuses
-    into a sum in order, and every second one into a tree: 4 x 4 forward then executes 12 % more.
-    """
-    if how == "full" or is_padded(n) or is_padded(m):
-        return "helion"
-    return "triton" if len(shape) == 2 else shape[2:]
+def is_masked(n, m, how):
+    """Whether sums must leave out padding, or are those of a machine that knows no Triton."""
+    return how == "full" or is_padded(n) or is_padded(m)
 
 
-def addends(x):
-    """x[.., 0], x[.., 1], .. of a last axis that every thread holds whole."""
-    size = x.size(-1)
-    if size == 1:
-        return [x.squeeze(-1)]
-    even, odd = hl.split(x.reshape(*x.shape[:-1], size // 2, 2))
-    return [part for pair in zip(addends(even), addends(odd), strict=True) for part in pair]
-
-
-def summed_by_triton(x, axis):
-    """The sum over `axis`, 1 or 2.
+def total(x, axis, masked):
+    """The sum of x (tile, n, m) over `axis`.
 
     Helion would mask what lies beyond the batch too, entry by entry: a select for each product of a
     matvec, and no fused multiply-add.  Those matrices are never stored, so whatever they sum to is no matter.
     """
+    if masked:
+        return x.sum(axis)
     like = hl.zeros([x.size(0), x.size(3 - axis)], dtype=torch.float32)
     return hl.inline_triton(f"tl.sum({{0}}, {axis})", (x,), like)
 
 
-def total(x, axis, sums):
-    """The sum of x (tile, n, m) over `axis`, whoever sums products."""
-    return x.sum(axis) if sums == "helion" else summed_by_triton(x, axis)
-
-
-def total_of_products(x, axis, sums):
-    """The sum of products x (tile, n, m) over `axis`; sums: see `summation`."""
-    if isinstance(sums, str):
-        return total(x, axis, sums)
-    row_lanes, column_lanes, w = sums
-    tile, n, m = x.shape
-    lanes = row_lanes if axis == 1 else column_lanes
-    if lanes == 1:
-        held = x if axis == 2 else x.permute(0, 2, 1)
-    elif axis == 1:
-        held = x.reshape(tile, n // lanes, lanes, m).permute(0, 2, 3, 1)
-    else:
-        held = x.reshape(tile, n, m // (lanes * w), lanes, w).permute(0, 1, 3, 2, 4)
-        held = held.reshape(tile, n, lanes, m // lanes)
-    first, *others = addends(held)
-    for addend in others:
-        first = first + addend
-    return first if lanes == 1 else summed_by_triton(first, axis)
-
-
-def largest(x, axis, sums):
+def largest(x, axis, masked):
     """The maximum of x (tile, n, m) over `axis`; a NaN need not win, it ends in a sum of its line."""
-    if sums == "helion":
+    if masked:
         return x.amax(axis)
     like = hl.zeros([x.size(0), x.size(3 - axis)], dtype=torch.float32)
     return hl.inline_triton(f"tl.max({{0}}, {axis})", (x,), like)
@@ -148,35 +108,35 @@ def times(x, y, rounded):
     return x * y if rounded is None else product(x, y, rounded)
 
 
-def rounding(sums, how):
-    """How products are multiplied that end in a sum: rounded where Helion sums, so that none fuses.
+def rounding(masked, how):
+    """How products are multiplied that end in a sum: rounded where `is_masked`, so that none fuses.
 
     Of two products that are added the compiler fuses one.  In a padded matrix it does not take the same one
     everywhere: of 3 x 3, tokens 8 to 15 of a block had another last bit than 0 to 7, and 16 tokens another
     than 17 (sm_90, Triton 3.6).
     """
-    return how if sums == "helion" else None
+    return how if masked else None
 
 
-def contract(a, w, axis, sums, rounded=None):
+def contract(a, w, axis, masked, rounded=None):
     """The matvec that leaves one entry per index of `axis`; w has one per index of the other axis.
 
     rounded: as in `times`.  Threads that add up a line with one entry each fuse their own product and not the
     others', so that they end with different last bits.
     """
-    return total_of_products(times(a, spread(w, 3 - axis), rounded), 3 - axis, sums)
+    return total(times(a, spread(w, 3 - axis), rounded), 3 - axis, masked)
 
 
-def lead_sums(a, v, p, rho, eps, lead_axis, sums, rounded=None):
+def lead_sums(a, v, p, rho, eps, lead_axis, masked, rounded=None):
     """p_t; without eps no term of p_(t-1): no compiler drops 0 * p, which may be NaN."""
-    av = contract(a, v, lead_axis, sums, rounded)
-    return rho * (av if eps == 0.0 else av + eps * p)
+    sums = contract(a, v, lead_axis, masked, rounded)
+    return rho * (sums if eps == 0.0 else sums + eps * p)
 
 
-def trail_sums(a, u, q, rho, eps, lead_axis, sums, rounded=None):
+def trail_sums(a, u, q, rho, eps, lead_axis, masked, rounded=None):
     """q_t; without eps no term of q_(t-1)."""
-    au = contract(a, u, 3 - lead_axis, sums, rounded)
-    return au if eps == 0.0 else au + (eps / rho) * q
+    sums = contract(a, u, 3 - lead_axis, masked, rounded)
+    return sums if eps == 0.0 else sums + (eps / rho) * q
 
 
 def read(x, shape, tile, n, m, **how):
@@ -210,52 +170,43 @@ def read(x, shape, tile, n, m, **how):
     return block.reshape(tile.block_size, n, m).to(torch.float32)
 
 
-def ones(w, how):
-    """1 for each entry of w, in the threads that hold w's.
-
-    A constant has no place of its own, and Triton 3.9 gave a loop that begins with one another layout than
-    the matrix: each step then computed its sums twice, and exchanged them.
-    """
-    if how == "ptx":
-        asm, registers = "mov.b32 $0, 0f3F800000;", "=f,f"
-    elif how == "gcn":
-        asm, registers = "v_mov_b32 $0, 1.0", "=v,v"
-    else:
-        return torch.ones_like(w)
-    return hl.inline_asm_elementwise(asm, registers, [w], dtype=torch.float32, is_pure=True, pack=1)
+def constant(value, a, axis):
+    """A vector of one value for every index of `axis`."""
+    return hl.full([a.size(0), a.size(axis)], value, dtype=torch.float32)
 
 
-def softmax(x, n, m, axis, how, sums):
-    """(exp(x - max) / sum over `axis`, those sums)."""
-    e = torch.exp2(bounded(x - spread(largest(x, axis, sums), 3 - axis), 0.0, n, m) * LOG2E)
-    e_sum = total(e, axis, sums)
-    return e * bounded(reciprocal(e_sum, how), 1.0, n, m).unsqueeze(axis), e_sum
+def softmax(x, n, m, axis, how):
+    """exp(x - max) / sum over `axis`, (tile, n, m)."""
+    masked = is_masked(n, m, how)
+    e = torch.exp2(bounded(x - spread(largest(x, axis, masked), 3 - axis), 0.0, n, m) * LOG2E)
+    e_sum = total(e, axis, masked)
+    return e * bounded(reciprocal(e_sum, how), 1.0, n, m).unsqueeze(axis)
 
 
-def balanced(x32, n, m, lead_axis, sums):
-    """(z, peak, top): logits less potentials, so that the largest of every line is exp(0) = 1; peak are the
-    potentials of the lead, top those of the trail."""
-    peak = largest(x32, 3 - lead_axis, sums)
-    z = bounded(x32 - spread(peak, lead_axis), 0.0, n, m)
-    top = largest(z, lead_axis, sums)
-    return bounded(z - spread(top, 3 - lead_axis), 0.0, n, m), peak, top
+def balanced(x32, n, m, lead_axis, masked):
+    """(z, top): logits less potentials, so that the largest of every line is exp(0) = 1; top are those of the
+    trail."""
+    z = bounded(x32 - spread(largest(x32, 3 - lead_axis, masked), lead_axis), 0.0, n, m)
+    top = largest(z, lead_axis, masked)
+    return bounded(z - spread(top, 3 - lead_axis), 0.0, n, m), top
 
 
-def start(x32, n, m, eps, deepseek, lead_axis, how, sums):
+def start(x32, n, m, eps, deepseek, lead_axis, how):
     """(a, p, q) before the first counted iteration."""
+    masked = is_masked(n, m, how)
     if deepseek:
-        probabilities, e_sum = softmax(x32, n, m, 3 - lead_axis, how, sums)
-        a = probabilities + eps
-        return a, ones(e_sum, how), total(a, lead_axis, sums) + eps
-    z, peak, top = balanced(x32, n, m, lead_axis, sums)
+        a = softmax(x32, n, m, 3 - lead_axis, how) + eps
+        return a, constant(1.0, a, lead_axis), total(a, lead_axis, masked) + eps
+    z, top = balanced(x32, n, m, lead_axis, masked)
     q = torch.exp2(torch.clamp(top * -LOG2E, max=LOG2_MAX_Q0))
-    return torch.exp2(z * LOG2E), ones(peak, how), q
+    a = torch.exp2(z * LOG2E)
+    return a, constant(1.0, a, lead_axis), q
 
 
-def restart(x32, n, m, log_p, log_q, lead_axis, sums):
+def restart(x32, n, m, log_p, log_q, lead_axis, how):
     """A of the log form after u = 2^-log_p and v = 2^-log_q: they start again from 1, inside the range of
     fp32."""
-    z, _peak, _top = balanced(x32, n, m, lead_axis, sums)
+    z, _top = balanced(x32, n, m, lead_axis, is_masked(n, m, how))
     exponent = z * LOG2E - spread(log_p, lead_axis) - spread(log_q, 3 - lead_axis)
     return torch.exp2(bounded(exponent, 1.0, n, m))
 
@@ -265,20 +216,20 @@ def is_first(k):
     return hl.arange(k).unsqueeze(0) == 0
 
 
-def first_of(w, is_line, axis, sums):
+def first_of(w, is_line, axis, masked):
     """The entry of w on the one line along `axis` that is_line names; -0 is neutral in a sum of floats."""
-    return total(torch.where(is_line, w, -0.0), axis, sums)
+    return total(torch.where(is_line, w, -0.0), axis, masked)
 
 
-def pivot(a, p, q, lead, trail, lead_axis, how, sums):
+def pivot(a, p, q, lead, trail, lead_axis, how, masked):
     """(a, p, q, c, r): A rescaled by c_i r_j to ones in its first row and column, p and q with it.
 
     u A v and so the iterations stay what they are, and a matvec saves the products with those ones.
     Constants to the adjoint: no result depends on them.
     """
     first_lead, first_trail = spread(is_first(lead), lead_axis), spread(is_first(trail), 3 - lead_axis)
-    c = reciprocal(first_of(a, first_trail, 3 - lead_axis, sums), how)
-    line = first_of(a, first_lead, lead_axis, sums)
+    c = reciprocal(first_of(a, first_trail, 3 - lead_axis, masked), how)
+    line = first_of(a, first_lead, lead_axis, masked)
     corner = torch.where(is_first(trail), line, -0.0).sum(1).unsqueeze(1)
     r = torch.where(is_first(trail), 1.0, reciprocal(line, how) * corner)
     scaled = (a * spread(c, lead_axis)) * spread(r, 3 - lead_axis)
@@ -290,10 +241,10 @@ def lead_size(n, m, lead_axis):
     return n if lead_axis == 1 else m
 
 
-def iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums):
+def iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked):
     """(p, q) one iteration later."""
-    rho, rounded = lead / trail, rounding(sums, how)
+    rho, rounded = lead / trail, rounding(masked, how)
     v = reciprocals(q, trail, how, paired)
-    p = lead_sums(a, v, p, rho, eps, lead_axis, sums, rounded)
+    p = lead_sums(a, v, p, rho, eps, lead_axis, masked, rounded)
     u = reciprocals(p, lead, how, paired)
-    return p, trail_sums(a, u, q, rho, eps, lead_axis, sums, rounded)
+    return p, trail_sums(a, u, q, rho, eps, lead_axis, masked, rounded)

@@ -19,16 +19,15 @@ from helion_sinkhorn.ops.sinkhorn.adjoint import (
     take_back,
 )
 from helion_sinkhorn.ops.sinkhorn.iteration import (
+    is_masked,
     iterate,
     lead_size,
-    ones,
     pivot,
     read,
     reciprocals,
     restart,
     spread,
     start,
-    summation,
 )
 
 
@@ -54,28 +53,28 @@ def sinkhorn_forward(
     batch = x.size(0)
     shape = hl.specialize(x.shape[1:])
     hl.specialize((x.stride(), out.shape[1:], out.stride()))
-    sums = summation(shape, n, m, how)
+    masked = is_masked(n, m, how)
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
     steps = n_iters - 1 if deepseek else n_iters
     restarts = (steps - 1) // segment if steps > 0 else 0
     for tile in hl.tile(batch):
-        a, p, q = start(read(x, shape, tile, n, m), n, m, eps, deepseek, lead_axis, how, sums)
+        a, p, q = start(read(x, shape, tile, n, m), n, m, eps, deepseek, lead_axis, how)
         if pivoted:
-            a, p, q, _c, _r = pivot(a, p, q, lead, trail, lead_axis, how, sums)
+            a, p, q, _c, _r = pivot(a, p, q, lead, trail, lead_axis, how, masked)
         if steps > 0:
             for _step in range(steps - restarts * segment):
-                p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums)
+                p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked)
         if restarts > 0:
             log_p, log_q = torch.log2(p), torch.log2(q)
             for _restart in range(restarts):
                 # the logits again: kept, they would hold a matrix of registers through all iterations
                 x32 = read(x, shape, tile, n, m)
-                a = restart(x32, n, m, log_p, log_q, lead_axis, sums)
-                p = ones(p, how)
-                q = ones(q, how)
+                a = restart(x32, n, m, log_p, log_q, lead_axis, how)
+                p = torch.ones_like(p)
+                q = torch.ones_like(q)
                 for _segment_step in range(segment):
-                    p, q = iterate(a, p, q, lead, trail, 0.0, lead_axis, how, paired, sums)
+                    p, q = iterate(a, p, q, lead, trail, 0.0, lead_axis, how, paired, masked)
                 log_p = log_p + torch.log2(p)
                 log_q = log_q + torch.log2(q)
         u = spread(reciprocals(p, lead, how, paired), lead_axis)
@@ -114,37 +113,37 @@ def sinkhorn_backward(
     batch = x.size(0)
     x_shape, dy_shape = hl.specialize((x.shape[1:], dy.shape[1:]))
     hl.specialize((x.stride(), dy.stride(), dx.shape[1:], dx.stride()))
-    sums = summation(x_shape, n, m, how)
+    masked = is_masked(n, m, how)
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
     steps = n_iters - 1 if deepseek else n_iters
     rest = steps - (head + tail) * length
     for tile in hl.tile(batch):
         x32 = read(x, x_shape, tile, n, m)
-        a, p, q = start(x32, n, m, eps, deepseek, lead_axis, how, sums)
+        a, p, q = start(x32, n, m, eps, deepseek, lead_axis, how)
         if pivoted:
-            a, p, q, _c, r = pivot(a, p, q, lead, trail, lead_axis, how, sums)
+            a, p, q, _c, r = pivot(a, p, q, lead, trail, lead_axis, how, masked)
         # + 0: Helion 1.5 lets a later loop that carries p overwrite the value kept here (docs/helion.md)
         p_starts = [p + 0.0] * (head + 1)
         q_starts = [q + 0.0] * (head + 1)
         if head > 0:
             for s in hl.static_range(head):
                 for _step in range(length):
-                    p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums)
+                    p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked)
                 p_starts[s + 1] = p + 0.0
                 q_starts[s + 1] = q + 0.0
         if tail > 0:
             for _rest_step in range(rest):
-                p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums)
-            a = restart(read(x, x_shape, tile, n, m), n, m, torch.log2(p), torch.log2(q), lead_axis, sums)
-            p = ones(p, how)
-            q = ones(q, how)
+                p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked)
+            a = restart(read(x, x_shape, tile, n, m), n, m, torch.log2(p), torch.log2(q), lead_axis, how)
+            p = torch.ones_like(p)
+            q = torch.ones_like(q)
             p_again = [p + 0.0] * tail
             q_again = [q + 0.0] * tail
             if tail > 1:
                 for s in hl.static_range(tail - 1):
                     for _tail_step in range(length):
-                        p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums)
+                        p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked)
                     p_again[s + 1] = p + 0.0
                     q_again[s + 1] = q + 0.0
         da = read(dy, dy_shape, tile, n, m)
@@ -153,29 +152,28 @@ def sinkhorn_backward(
             for _tail_segment in range(tail):
                 us, vs = replay(
                     a, pick(p_again, tail, i), pick(q_again, tail, i), length,
-                    lead, trail, eps, lead_axis, how, paired, sums,
+                    lead, trail, eps, lead_axis, how, paired, masked,
                 )  # fmt: skip
                 # the last segment in the same code as the others: with a copy of its own 8 x 8 in one thread
                 # has 131 KiB of code, and the cache of instructions of an H200 128
                 for _if_last in range(torch.where(i == tail - 1, 1, 0)):
-                    da = behind(a, da, us[-1], vs[-1], lead_axis, how, sums, True)
+                    da = behind(a, da, us[-1], vs[-1], lead_axis, how, masked, True)
                 da = take_back(
                     a, da, pick(p_again, tail, i), us, vs,
-                    lead, trail, eps, lead_axis, how, paired, sums, lean,
+                    lead, trail, eps, lead_axis, how, paired, masked, lean,
                 )  # fmt: skip
                 i = i - 1
-            a, _p, q_0 = start(read(x, x_shape, tile, n, m), n, m, eps, deepseek, lead_axis, how, sums)
-            q_starts[0] = q_0
+            a, _p, _q = start(read(x, x_shape, tile, n, m), n, m, eps, deepseek, lead_axis, how)
         da = last_iterations(
             a, da, p_starts[head], q_starts[head], rest,
-            lead, trail, eps, lead_axis, how, paired, sums, lean, eps == 0.0 and tail == 0,
+            lead, trail, eps, lead_axis, how, paired, masked, lean, eps == 0.0 and tail == 0,
         )  # fmt: skip
         if head > 0:
             k = hl.full([], head - 1, dtype=torch.int32)
             for _segment in range(head):
                 da = replay_and_take_back(
                     a, da, pick(p_starts, head, k), pick(q_starts, head, k), length,
-                    lead, trail, eps, lead_axis, how, paired, sums, lean,
+                    lead, trail, eps, lead_axis, how, paired, masked, lean,
                 )  # fmt: skip
                 k = k - 1
         if deepseek:
@@ -186,7 +184,7 @@ def sinkhorn_backward(
                 v = v * r
             # anew: kept, the logits would hold a matrix of registers through all segments
             x32 = read(x, x_shape, tile, n, m, eviction_policy="evict_first")
-            dz = softmax_gradient(x32, da, v, n, m, eps, lead_axis, how, sums)
+            dz = softmax_gradient(x32, da, v, n, m, eps, lead_axis, how)
         else:
             dz = da * a
         if dx.dim() == 2:
