@@ -16,14 +16,12 @@ import torch
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     contract,
     is_masked,
-    lead_sums,
     reciprocals,
     rounding,
     softmax,
     spread,
     times,
     total,
-    trail_sums,
 )
 
 
@@ -32,9 +30,9 @@ def replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked):
     rho, rounded = lead / trail, rounding(masked, how)
     us, vs = [], [reciprocals(q, trail, how, paired)]
     for _ in range(steps):
-        p = lead_sums(a, vs[-1], p, rho, eps, lead_axis, masked, rounded)
+        p = rho * (contract(a, vs[-1], lead_axis, masked, rounded) + eps * p)
         us.append(reciprocals(p, lead, how, paired))
-        q = trail_sums(a, us[-1], q, rho, eps, lead_axis, masked, rounded)
+        q = contract(a, us[-1], 3 - lead_axis, masked, rounded) + (eps / rho) * q
         vs.append(reciprocals(q, trail, how, paired))
     return us, vs
 
@@ -46,7 +44,8 @@ def u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, masked):
     """
     rho, rounded = lead / trail, rounding(masked, how)
     if t == 0 or eps == 0.0:
-        return reciprocals(lead_sums(a, vs[t], p, rho, eps, lead_axis, masked, rounded), lead, how, paired)
+        p = rho * (contract(a, vs[t], lead_axis, masked, rounded) + eps * p)
+        return reciprocals(p, lead, how, paired)
     both = vs[t] + (eps * rho) * vs[t - 1]
     return reciprocals(rho * contract(a, both, lead_axis, masked, rounded), lead, how, paired)
 
@@ -84,25 +83,19 @@ def replay_and_take_back(a, da, p, q, steps, lead, trail, eps, lead_axis, how, p
     return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, masked, lean)
 
 
-def behind(a, gradient, u, v, lead_axis, how, masked, twice):
-    """dA behind the last half-step, from the gradient with respect to diag(u) A diag(v).
+def last_iterations(
+    a, gradient, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked, lean, twice=False
+):
+    """dA before the last `steps` iterations from (p, q), from the gradient with respect to diag(u) A diag(v).
 
     twice: without eps a projection made twice is the same projection, and the second takes back what rounding
     left of line sums as large as dY, beside which a gradient that nearly vanishes is small.
     """
-    rounded = rounding(masked, how)
-    da = times(gradient * spread(u, lead_axis), spread(v, 3 - lead_axis), rounded)
-    return project_trail(a, da, u, v, lead_axis, masked, rounded) if twice else da
-
-
-def last_iterations(
-    a, gradient, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked, lean, twice=False
-):
-    """dA before the last `steps` iterations from (p, q), from the gradient of their result; `behind` says
-    twice."""
     us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked)
     u = us[-1] if us else reciprocals(p, lead, how, paired)
-    da = behind(a, gradient, u, vs[-1], lead_axis, how, masked, twice)
+    da = times(gradient * spread(u, lead_axis), spread(vs[-1], 3 - lead_axis), rounding(masked, how))
+    if twice:
+        da = project_trail(a, da, u, vs[-1], lead_axis, masked, rounding(masked, how))
     return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, masked, lean)
 
 

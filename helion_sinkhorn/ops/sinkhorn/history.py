@@ -7,15 +7,14 @@ import torch
 
 from helion_sinkhorn.ops.sinkhorn.adjoint import project, project_trail, softmax_gradient
 from helion_sinkhorn.ops.sinkhorn.iteration import (
+    contract,
     is_masked,
     lead_size,
-    lead_sums,
     read,
     reciprocals,
     restart,
     spread,
     start,
-    trail_sums,
 )
 
 
@@ -73,9 +72,9 @@ def sinkhorn_backward_history(
         v = reciprocals(q, trail, how, False)
         if steps > 0:
             for t in range(head):
-                p = lead_sums(a, v, p, rho, eps, lead_axis, masked, multiply)
+                p = rho * (contract(a, v, lead_axis, masked, multiply) + eps * p)
                 u = reciprocals(p, lead, how, False)
-                q = trail_sums(a, u, q, rho, eps, lead_axis, masked, multiply)
+                q = contract(a, u, trail_axis, masked, multiply) + (eps / rho) * q
                 v = reciprocals(q, trail, how, False)
                 us[t, place, :] = u
                 vs[t, place, :] = v
@@ -88,9 +87,9 @@ def sinkhorn_backward_history(
                 a = restart(read(x, x_shape, tile, n, m), n, m, log_p, log_q, lead_axis, how)
                 v = torch.ones_like(v)
                 for i in range(segment):
-                    p = lead_sums(a, v, p, rho, 0.0, lead_axis, masked, multiply)
+                    p = rho * contract(a, v, lead_axis, masked, multiply)
                     u = reciprocals(p, lead, how, False)
-                    q = trail_sums(a, u, q, rho, 0.0, lead_axis, masked, multiply)
+                    q = contract(a, u, trail_axis, masked, multiply)
                     v = reciprocals(q, trail, how, False)
                     us[head + k * segment + i, place, :] = u
                     vs[head + k * segment + i, place, :] = v

@@ -127,18 +127,6 @@ def contract(a, w, axis, masked, rounded=None):
     return total(times(a, spread(w, 3 - axis), rounded), 3 - axis, masked)
 
 
-def lead_sums(a, v, p, rho, eps, lead_axis, masked, rounded=None):
-    """p_t; without eps no term of p_(t-1): no compiler drops 0 * p, which may be NaN."""
-    sums = contract(a, v, lead_axis, masked, rounded)
-    return rho * (sums if eps == 0.0 else sums + eps * p)
-
-
-def trail_sums(a, u, q, rho, eps, lead_axis, masked, rounded=None):
-    """q_t; without eps no term of q_(t-1)."""
-    sums = contract(a, u, 3 - lead_axis, masked, rounded)
-    return sums if eps == 0.0 else sums + (eps / rho) * q
-
-
 def read(x, shape, tile, n, m, **how):
     """Matrices (tile, n, m) in float32 from a view that `launch.loaded` made; `shape` is its shape behind the
     batch.
@@ -245,6 +233,6 @@ def iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked):
     """(p, q) one iteration later."""
     rho, rounded = lead / trail, rounding(masked, how)
     v = reciprocals(q, trail, how, paired)
-    p = lead_sums(a, v, p, rho, eps, lead_axis, masked, rounded)
+    p = rho * (contract(a, v, lead_axis, masked, rounded) + eps * p)
     u = reciprocals(p, lead, how, paired)
-    return p, trail_sums(a, u, q, rho, eps, lead_axis, masked, rounded)
+    return p, contract(a, u, 3 - lead_axis, masked, rounded) + (eps / rho) * q
