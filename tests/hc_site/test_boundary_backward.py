@@ -245,15 +245,23 @@ def test_a_measured_entry_of_every_kernel_switches_it_on(monkeypatch, tmp_path, 
         torch.testing.assert_close(found[name], t, rtol=1e-5, atol=1e-5)
 
 
-def test_a_token_has_the_same_gradients_alone_wherever_it_is_measured(monkeypatch, tmp_path):
-    """Tokens near a tuned batch and a single one must not go two ways, which round dx in other places."""
+def test_a_token_alone_goes_the_way_of_the_tokens_around_it(monkeypatch, tmp_path):
+    """Tokens near a tuned batch and a single one must not go two ways, which round dx in other places.
+
+    The launches are compared and not the bits: PyTorch, which interprets the kernels here, sums in an order that
+    depends on the batch and on the machine.
+    """
     tokens, batch = 40, 129
     assert batch > lookup.SMALL_BATCH
     assert batch / tokens < 2**lookup.MAX_LOG2_DISTANCE
     given, upstream = boundary_inputs(tokens, n=4, c=24, dtype=torch.bfloat16)
     tuned_from(monkeypatch, tmp_path, call_of(given), batch=batch)
+    names = launched(monkeypatch)
     whole = results(boundary, given, upstream)
+    assert tuple(names[-len(IN_ONE_PASS) :]) == IN_ONE_PASS
+    names.clear()
     one = [t if t.size(0) != tokens else t[:1] for t in given], [t[:1] for t in upstream]
     alone = results(boundary, *one)
+    assert tuple(names[-len(IN_ONE_PASS) :]) == IN_ONE_PASS
     for name in OF_TOKENS:
-        assert torch.equal(alone[name], whole[name][:1]), name
+        torch.testing.assert_close(alone[name], whole[name][:1])
