@@ -256,12 +256,20 @@ def inductor() -> str:
 # -------------------------------------------------------------------------------------------- tuning_cache/
 
 
+def group(kernel: str) -> str:
+    """The operator of a kernel; the two gradients of sinkhorn are tuned apart."""
+    operator = operator_of(kernel).name
+    if operator == "sinkhorn":
+        operator += ", implicit gradient" if "implicit" in kernel else ", exact"
+    return operator
+
+
 def entries() -> str:
     """Entries of each device and operator: how many, by which evidence, and when."""
     counted: dict[tuple[str, str, str], list[str]] = {}
     for path, data in files():
         for entry in data["entries"]:
-            key = path.parent.name, operator_of(path.stem).name, entry["evidence"]
+            key = path.parent.name, group(path.stem), entry["evidence"]
             counted.setdefault(key, []).append(data["runs"][entry["run"]]["utc"][:10])
     return table([
         {"device": device, "operator": operator, "entries": len(dates),
