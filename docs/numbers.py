@@ -84,6 +84,7 @@ GENERATED = (
     Generated("docs/performance.md", "tuned", CACHE, kernel_times.tuned),
     Generated("docs/performance.md", "sizes", BENCH, tables.sizes),
     Generated("docs/performance.md", "slower", BENCH, tables.unfavourable_cells),
+    Generated("docs/performance.md", "better", PATH, tables.unfavourable_path),
     Generated("docs/performance.md", "targets", BENCH, tables.targets),
     Generated("docs/performance.md", "versions", CACHE, kernel_times.versions),
     Generated("docs/performance.md", "triton", "docs/bench/triton.csv", whole_calls.triton),

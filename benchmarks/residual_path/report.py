@@ -15,14 +15,10 @@ ABSENT = (
     "of this section, and `make docs-numbers` its tables."
 )
 TIMED = (
-    "us of a call, the smaller of two: in a CUDA graph, and queued by the host ahead of time; (q) where "
-    "no graph could be captured. In brackets: over a copy of the counted bytes."
+    "us of a call, in a CUDA graph or queued ahead by the host, whichever is faster; (q): no graph could be "
+    "captured. In brackets: over a copy of the same bytes."
 )
-JUDGED = (
-    "Errors are root mean square, relative to the result or gradient, the worst of them, against float64 of "
-    "the function's own formula; a rounding to bfloat16 alone is 1.7e-3. The peak is what backward allocates "
-    "at most over its gradients, left out where memory from before was freed meanwhile (below 1)."
-)
+COLUMNS = "How to read the columns: [mhc.md](mhc.md#how-to-read-these-tables)."
 
 
 def read(path: Path) -> list[Row]:
@@ -165,11 +161,61 @@ def text(path: Path, operation: str) -> str:
         return ABSENT
     rows = read(path)
     parts = (
-        f"{when(rows)}. {TIMED} {JUDGED}",
+        f"{when(rows)}. {TIMED} {COLUMNS}",
         operation_table(rows, operation),
+        faster_or_smaller(rows, operation),
         "\n".join(remarks(rows, operation)),
     )
-    return "\n\n".join(parts).rstrip()
+    return "\n\n".join(part for part in parts if part).rstrip()
+
+
+def better(rows: list[Row], operation: str) -> list[dict[str, str]]:
+    """Where another package takes less time or memory than ours."""
+    timed = [r for r in of_many_tokens(rows) if r["operation"] == operation and r["function"] != FLOOR]
+    own = {(r["tokens"], r["columns"], r["pass"]): r for r in timed if r["function"] == OURS}
+    found = []
+    for row in timed:
+        mine = own.get((row["tokens"], row["columns"], row["pass"]))
+        if row["function"] == OURS or mine is None:
+            continue
+        size = f"{int(row['tokens']):,}" + (f" x {row['columns']}" if int(row["columns"]) else "")
+        at = {"package": row["function"], "operation": operation, "size": size}
+        theirs, ours = time_of(row)[0], time_of(mine)[0]
+        if theirs < ours:
+            found.append({
+                **at, "what": f"{row['pass']}, us", "theirs": f"{theirs:.4g}", "ours": f"{ours:.4g}",
+                "less by": f"{100 * (1 - theirs / ours):.1f} %",
+            })  # fmt: skip
+        if peak(row) and peak(mine) and float(peak(row)) < float(peak(mine)):
+            found.append({
+                **at, "what": "memory of the backward / gradients", "theirs": peak(row), "ours": peak(mine),
+                "less by": f"{100 * (1 - float(row['peak']) / float(mine['peak'])):.1f} %",
+            })  # fmt: skip
+    return found
+
+
+def faster_or_smaller(rows: list[Row], operation: str) -> str:
+    """The same in a sentence."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for cell in better(rows, operation):
+        groups.setdefault((cell["package"], cell["what"]), []).append(cell["less by"].removesuffix(" %"))
+    if not groups:
+        return ""
+    words = {"forward, us": "forward time", "backward, us": "backward time"}
+    said = [
+        f"{package} ({words.get(what, 'memory of the backward')}: {' and '.join(less)} % less)"
+        for (package, what), less in groups.items()
+    ]
+    return f"Better than {OURS} here: {'; '.join(said)}."
+
+
+def all_better(path: Path) -> str:
+    """The cells of every operation in which another package is better."""
+    rows = read(path)
+    operations = dict.fromkeys(r["operation"] for r in of_many_tokens(rows))
+    cells = [cell for operation in operations for cell in better(rows, operation)]
+    cells = [c for c in cells if c["package"] in PEERS and c["package"] != PARTS]
+    return f"{when(rows)}.\n\n{markdown.of_records(cells, ' --- ')}"
 
 
 def summary(path: Path, columns: int = 4096) -> str:
@@ -182,11 +228,26 @@ def summary(path: Path, columns: int = 4096) -> str:
 
     def us(name: str, which: str) -> str:
         time, _ = time_of(found[name, which])
-        return figure(time) + ("" if name in (OURS, FLOOR) else f" ({time / own[which]:.1f} x)")
+        return figure(time) + ("" if name in (OURS, FLOOR) else f" ({time / own[which]:.1f}x)")
 
     records = [
-        {"": f"**{name}**" if name == OURS else name, **{which: us(name, which) for which in own}}
+        {
+            "": f"**{name}**" if name == OURS else name, **{which: us(name, which) for which in own},
+            "memory": peak(found[name, "backward"]),
+            "error": error(found[name, "forward"]), "error, gradients": error(found[name, "backward"]),
+        }
         for name in (*PEERS, FLOOR)
         if (name, "backward") in found
-    ]
-    return f"{markdown.of_records(records, ' --- ')}\n\nus of a call ({when(rows)})."
+    ]  # fmt: skip
+    every = read(path)
+    absent = [r["function"] for r in every if r["operation"] == "site" and r.get("section") == "left out"]
+    absent = " and ".join(dict.fromkeys(absent))
+    said = (
+        "Microseconds, in a CUDA graph or queued calls, whichever is faster; in brackets, over ours "
+        f"({when(rows)}). *memory*: what backward allocates, over the size of its gradients. *error*: root "
+        "mean square, against float64 of the package's own formula; rounding to bfloat16 alone makes "
+        "1.7e-03. *copy* moves the same bytes."
+    )
+    if absent:
+        said += f" {absent} could not be timed ([why](docs/mhc.md#beside-other-packages))."
+    return f"{markdown.of_records(records, ' --- ')}\n\n{said}"

@@ -22,28 +22,32 @@ CALLED = {"graph": "CUDA graph", "eager": "called one by one"}
 KEY = ["n", "dtype", "batch", "pass", "timer"]
 TIMER = {"eager": "eager, L2 cleared", "graph": "in a CUDA graph"}
 HOW = """\
-T = 20, float32 and the deepseek form unless said; logits and upstream gradients randn. us: median with
-its 20 % and 80 % quantiles. Eager: one call, L2 cleared before it; at small batches the host is what is
-measured. In a graph: one of up to 50 calls in a CUDA graph, operands in L2 where they fit. The floor
-moves the same bytes in the same process: `y.copy_(x)` for forward, `torch.add(x, dy, out=dx)` for
-backward, one after the other for both. A call is held to the copy that is called as it is, a call in a
-graph to the faster of the two copies: on an H200 a copy of a gigabyte takes half as long again in a graph.
-Backward is the exact gradient. Every row is in bench.csv.
+This page is made of bench.csv, which has every row. Unless a table says otherwise, T = 20, the dtype is
+float32, the form is deepseek, backward is the exact gradient, and logits and upstream gradients are randn.
+
+- *us*: the median, with the 20 % and 80 % quantiles.
+- *eager*: one call at a time, with the L2 cache cleared before it. At small batches this is the time of the
+  host.
+- *in a CUDA graph*: one of up to 50 calls in a graph. Operands are in L2 where they fit.
+- *floor*: a copy of the same bytes in the same process: `y.copy_(x)` for forward, `torch.add(x, dy, out=dx)`
+  for backward, and both in turn for both. Eager calls are compared with an eager copy. Calls in a graph are
+  compared with the faster of the two copies, because on an H200 a copy of a gigabyte takes 1.5 times as long
+  in a graph.
 """
 BESIDE = """\
-In brackets: time over that of helion_sinkhorn in the deepseek form. A peer that computes another form is
-timed in its own. `copy`: the floor. The picture has n = 4, in a CUDA graph where there is one, the smallest
-and the largest batch; a peer that computes another form is hatched.
+In brackets: the time over that of helion_sinkhorn in the deepseek form. A package that computes another form
+is timed in its own form. The picture has n = 4 at the smallest and the largest batch; bars of packages that
+compute another form are hatched.
 """
 CHECKED = """\
-Before timing, on 3 randn, which 20 iterations do not bring to convergence, against float64 of the
-definition named. Whatever errs by more than 1e-5 in
-P or 1e-4 in dX (bfloat16: 1e-2 and 2e-2) computes something else: it is left out below, not timed.
+Every function is checked before it is timed, against float64 of the definition named, on logits of 3 randn,
+for which 20 iterations do not converge. A function whose error exceeds 1e-5 in P or 1e-4 in dX (bfloat16:
+1e-2 and 2e-2) computes something else, and is listed under *Left out* instead of being timed.
 """
 LANES = """\
-`layer(x).sum().backward()` in a loop, as triton-sinkhorn's benchmark does it: the gradient of that sum is
-zero up to rounding, so this is a timing only. Eager: exp, then T times rows and columns with eps.
-Memory: the peak of one step above its start.
+This is the loop of triton-sinkhorn's benchmark, `layer(x).sum().backward()`. It is a timing only, because the
+gradient of that sum is zero up to rounding. *eager* is exp and then T times rows and columns with eps. Memory
+is the peak of one step above its start.
 """
 LAYERS = {
     "torch.ops, forward": "sinkhorn's registered operator, forward",
@@ -66,6 +70,11 @@ def figure(value: float) -> str:
     if pandas.isna(value):
         return ""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def times(ratio: float) -> str:
+    """How many times as long."""
+    return f"{ratio:.1f}x" if ratio < 10 else f"{ratio:,.0f}x"
 
 
 def spread(row: pandas.Series) -> str:
@@ -188,6 +197,49 @@ def compared(results: Results) -> list[str]:
     """Every function that is neither ours nor the floor, in the order of FUNCTIONS."""
     present = set(results.timed.function)
     return [name for name in FUNCTIONS if name in present and name != FLOOR and not name.startswith(OURS)]
+
+
+def faster_than_ours(results: Results) -> tuple[pandas.DataFrame, dict[str, str]]:
+    """The cells in which another function takes less time, and their share by timer, in words."""
+    timed = results.timed
+    own = timed[timed.function == OURS]
+    others = timed[timed.function.isin(compared(results))]
+    both = others.merge(own, on=KEY, suffixes=("", "_own"))
+    slower = both[both.us < both.us_own]
+    shares = {
+        timer: f"{int((slower.timer == timer).sum())} of {int((both.timer == timer).sum())} comparisons"
+        for timer in ("graph", "eager")
+    }
+    return slower, shares
+
+
+def where_others_are_faster(results: Results) -> str:
+    """The cells in which another package was faster, and how our own calls did there, in a few sentences."""
+    slower, shares = faster_than_ours(results)
+    said = f"In a CUDA graph another package was faster in {shares['graph']}."
+    called = slower[slower.timer == "eager"]
+    if called.empty:
+        return f"{said} Timed as single calls, it was so in {shares['eager']}."
+    packages = ", ".join(dict.fromkeys(name.partition(",")[0] for name in called.function))
+    batches = sorted(set(called.batch))
+    sizes = " and ".join(power(batch) for batch in batches)
+    said += (
+        f" Timed as single calls, another package was faster in {shares['eager']}, all at {sizes} matrices: "
+        f"{packages}."
+    )
+    single = results.of(OURS, n=4, dtype="float32", timer="eager")
+    smaller, larger = single.batch[single.batch < batches[0]], single.batch[single.batch > batches[-1]]
+    if smaller.empty or larger.empty:
+        return said
+    around = int(smaller.max()), int(larger.min())
+    times = single.set_index(["pass", "batch"]).us
+    ratios = [times[w, b] / max(times[w, a] for a in around) for w in PASSES for b in batches]
+    if min(ratios) > 1:
+        said += (
+            f" Our own single calls took {min(ratios):.1f} to {max(ratios):.1f} times as long there as at "
+            f"{power(around[0])} and {power(around[1])} in that run; the cause is not known."
+        )
+    return said
 
 
 def definition(name: str) -> str:
@@ -418,12 +470,13 @@ def text(results: Results) -> str:
     else:
         lines += ["## Main series", "", "![time](time.png)", "", "![fraction of the floor](floor.png)", ""]
         lines += sweep_tables(results)
-        lines += ["Configs that served these calls:", "", *configs(results), ""]
+        lines += ["The configs of these calls:", "", *configs(results), ""]
         if variants := variant_rows(results):
             lines += ["## bfloat16 and the log form", "", "In brackets: time over that of float32, deepseek."]
             lines += ["", markdown.of_records(variants), ""]
     if compared(results):
-        lines += ["## Beside PyTorch and other packages", "", BESIDE, "![speed-up](speedup.png)", ""]
+        lines += ["## Beside PyTorch and other packages", "", BESIDE, where_others_are_faster(results), ""]
+        lines += ["![speed-up](speedup.png)", ""]
         lines += peer_tables(results)
     if not results.section("host").empty:
         lines += ["## Host time", "", "![host time](host.png)", "", host_table(results), ""]
