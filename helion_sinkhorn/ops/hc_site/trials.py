@@ -179,8 +179,8 @@ def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> flo
 def kernel_calls(workload: HcSiteWorkload) -> Iterator[tuple[str, Any]]:
     """(kernel, its call), one for each kernel of its own that a workload runs."""
     call = launch.call_for(workload.n, workload.c, workload.dtype, workload.precision)
-    of_backward = boundary_backward.KERNELS if workload.n <= MOST_STREAMS else ()
-    for name in (*launch.KERNELS, *boundary.KERNELS, *of_backward):
+    of_boundary = (*boundary.KERNELS, *boundary_backward.KERNELS) if workload.n <= MOST_STREAMS else ()
+    for name in (*launch.KERNELS, *of_boundary):
         yield name, call
 
 
