@@ -14,6 +14,7 @@ from benchmarks.sinkhorn import report
 from benchmarks.sinkhorn.peers import FLOOR, OURS
 from ci import accuracy, compare, machine_terms
 from ci.gate.markdown import table
+from docs import pictures as drawn
 from docs.kernel_times import MISSING, files
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import OPERATORS, operator_of
@@ -355,4 +356,4 @@ def support() -> str:
 
 def pictures() -> None:
     report.plots(results(), BENCH)
-    compare.picture(artefacts(), ROOT / "docs" / "accuracy.png")
+    drawn.accuracy(artefacts(), ROOT / "docs" / "accuracy.png")

@@ -1,0 +1,64 @@
+"""The pictures of the pages, from committed files: python -m docs.numbers --pictures"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot
+
+from benchmarks.sinkhorn.report import COLORS
+from helion_sinkhorn.operators import OPERATORS
+from helion_sinkhorn.workloads import WORKLOADS
+
+Artefacts = dict[str, dict[str, Any]]
+PANELS = {"float32": "float32 results", "16 bits": "bfloat16 and float16 results"}
+
+
+def results(artefacts: Artefacts) -> Iterator[tuple[str, str, str, float]]:
+    """Device, operator, kind of dtype and error over budget of each judged result."""
+    for device, artefact in artefacts.items():
+        for name, record in artefact["workloads"].items():
+            operator = next(r.name for r in OPERATORS.values() if isinstance(WORKLOADS[name], r.workload))
+            for result in record["results"]:
+                kind = "float32" if result["dtype"] == "float32" else "16 bits"
+                yield device, operator, kind, result["worst"]
+
+
+def accuracy(artefacts: Artefacts, path: Path) -> None:
+    """A row for each operator, a dot for each result: its largest error in units of the budget."""
+    every = list(results(artefacts))
+    names = [name for name in OPERATORS if any(operator == name for _, operator, _, _ in every)]
+    devices = list(artefacts)
+    figure, axes = pyplot.subplots(
+        1, 2, figsize=(9, 1.6 + 0.42 * len(names)), sharey=True, layout="constrained"
+    )
+    random = np.random.default_rng(0)
+    for axis, (kind, title) in zip(axes, PANELS.items(), strict=True):
+        for k, device in enumerate(devices):
+            for row, name in enumerate(names):
+                found = [worst for d, o, q, worst in every if (d, o, q) == (device, name, kind)]
+                if not found:
+                    continue
+                middle = row + (k + 0.5) / len(devices) - 0.5
+                spread = random.uniform(-0.28, 0.28, len(found)) / len(devices)
+                hue = COLORS[k % len(COLORS)]
+                axis.plot(found, middle + spread, ".", color=hue, alpha=0.35, markersize=4)
+                axis.plot([max(found)], [middle], "D", color=hue, markersize=6, markeredgecolor="black")
+        axis.axvline(1.0, color="#D55E00", linewidth=1.5)
+        axis.text(1.015, -0.42, "limit", color="#D55E00", fontsize=11, va="center")
+        axis.set(title=title, xlim=(0, 1.15), ylim=(len(names) - 0.4, -0.7))
+        axis.grid(axis="x", alpha=0.3)
+        axis.tick_params(labelsize=11)
+    axes[0].set_yticks(range(len(names)), names)
+    figure.supxlabel("largest error of a result / its budget", fontsize=12)
+    handles = []
+    for k, device in enumerate(devices):
+        hue = COLORS[k % len(COLORS)]
+        handles += axes[0].plot([], [], "D", color=hue, markeredgecolor="black", label=f"worst, {device}")
+    handles += axes[0].plot([], [], ".", color="0.4", label="each result")
+    figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=11)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
