@@ -16,6 +16,7 @@ from forked import python
 
 from helion_sinkhorn import (
     dot_compress,
+    hc_boundary,
     hc_mixes,
     hc_post,
     hc_pre,
@@ -461,7 +462,22 @@ CALLS = {
     "hc_post c=256 dtype=float32": lambda: hc_post(
         normal(64, 256), normal(64, 4, 256), normal(64, 4), normal(64, 4, 4)
     ),
-    "hc_site c=64 dtype=float32": lambda: hc_site(normal(64, 4, 64), normal(24, 256), normal(3), normal(24)),
+    "hc_site c=64 dtype=float32": lambda: (
+        *hc_site(normal(64, 4, 64), normal(24, 256), normal(3), normal(24)),
+        *hc_boundary(
+            normal(64, 64),
+            normal(64, 4, 64),
+            normal(64, 4),
+            normal(64, 4, 4),
+            normal(64, 4),
+            normal(24, 256),
+            normal(3),
+            normal(24),
+        ),
+    ),
+    "hc_site n=5 c=64 dtype=float32": lambda: hc_site(
+        normal(64, 5, 64), normal(35, 320), normal(3), normal(35)
+    ),
     "hc_split_sinkhorn n=4": lambda: hc_split_sinkhorn(normal(64, 24), normal(3), normal(24)),
     "linear_attention sequences=2 steps=64 heads=2 dk=32 dv=32 dtype=float32": lambda: (
         recurrent_linear_attention(*[normal(2, 64, 2, 32) for _ in range(3)], gk=-normal(2, 64, 2, 32).abs())

@@ -185,12 +185,22 @@ def kernel_calls(workload: HcSiteWorkload) -> Iterator[tuple[str, Any]]:
 
 
 def run_call(workload: HcSiteWorkload, device: str) -> None:
-    """The launches of a call and its gradient, those of the kernels of other operators too."""
+    """The launches of a call and its gradient, those of the kernels of other operators too.
+
+    Where `hc_boundary` has kernels for so many streams, they are launched as well, forward and backward.
+    """
     x, fn, weight, scale, base, dresidual, dy, dpost, dcomb = workload.make_inputs(device=device)
-    given = x, fn if weight is None else fn * weight, scale, base
-    _, pre, _, _, mixes, norms = launch.forward(*given, None, *workload.arguments)
+    parameters, constants = (fn if weight is None else fn * weight, scale, base), workload.arguments
+    _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, *constants)
     kept = pre, mixes, norms, True
-    launch.backward(dresidual, dy, None, dpost, dcomb, *given, *kept, *workload.arguments)
+    launch.backward(dresidual, dy, None, dpost, dcomb, x, *parameters, *kept, *constants)
+    if workload.n > MOST_STREAMS:
+        return
+    # these gradients have the shapes and dtypes of the sublayer's output and of the coefficients before it
+    update = dy, x, dpost, dcomb
+    streams, *_, mixes, norms = boundary.forward(*update, None, pre, *parameters, *constants)
+    upstream, site = (dresidual, dy, pre, dpost, dcomb), (pre, *parameters)
+    boundary_backward.backward(upstream, (*update, *site, streams, mixes, norms), None, *constants)
 
 
 def call_public(workload: HcSiteWorkload, empty: Callable[..., torch.Tensor]) -> None:

@@ -1,0 +1,29 @@
+"""Which kernels `warm` makes code for."""
+
+from __future__ import annotations
+
+import pytest
+
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
+from helion_sinkhorn.ops.hc_site.boundary.backward import launch as boundary_backward
+from helion_sinkhorn.tuning import warm
+
+IN_ONE_PASS = {boundary.FORWARD, *boundary_backward.KERNELS}
+
+
+@pytest.mark.parametrize(
+    ("device", "n", "wanted"),
+    [
+        ("h200", 4, IN_ONE_PASS),
+        # nothing of the one pass backward is measured there
+        ("mi350", 4, {boundary.FORWARD}),
+        # more streams than these kernels take
+        ("h200", 5, set()),
+    ],
+)
+def test_the_kernels_of_hc_boundary_are_those_that_a_call_of_it_launches(device, n, wanted, fresh_caches):
+    (workload,) = warm.workloads("hc_site", [f"n={n}", "batch=128"])
+    names = {kernel.name for kernel, _ in warm.launches(workload, DEVICES[device])}
+    assert {name for name in names if name.startswith("hc_boundary")} == wanted
+    assert "hc_pre_forward" in names
