@@ -1,4 +1,4 @@
-"""The tuning cache as a whole: what is wrong with it, and its README."""
+"""What is wrong with the files of a tuning cache, and which of their programs do not compile."""
 
 from __future__ import annotations
 

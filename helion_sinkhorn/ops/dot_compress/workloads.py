@@ -20,7 +20,7 @@ class DotWorkload:
     d: int
     k: int
     tags: frozenset[str]
-    """As those of Workload."""
+    """The tags of SinkhornWorkload."""
     source: str
     dtype: torch.dtype = torch.bfloat16
     has_z: bool = False

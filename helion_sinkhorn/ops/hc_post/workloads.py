@@ -17,7 +17,7 @@ class HcPostWorkload:
     name: str
     batch: int
     tags: frozenset[str]
-    """As those of SinkhornWorkload."""
+    """The tags of SinkhornWorkload."""
     source: str
     n: int = 4
     c: int = 4096

@@ -19,7 +19,7 @@ class HcSiteWorkload:
     name: str
     batch: int
     tags: frozenset[str]
-    """As those of SinkhornWorkload."""
+    """The tags of SinkhornWorkload."""
     source: str
     n: int = 4
     c: int = 4096

@@ -19,7 +19,7 @@ class HcWorkload:
     name: str
     batch: int
     tags: frozenset[str]
-    """As those of SinkhornWorkload."""
+    """The tags of SinkhornWorkload."""
     source: str
     n: int = 4
     tokens: int = 1

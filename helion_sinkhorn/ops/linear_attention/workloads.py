@@ -22,7 +22,7 @@ class AttentionWorkload:
     dk: int
     dv: int
     tags: frozenset[str]
-    """As those of Workload."""
+    """The tags of SinkhornWorkload."""
     source: str
     gates: str = "gk"
     """Names with spaces between: "g g_gamma gk gv" at most."""

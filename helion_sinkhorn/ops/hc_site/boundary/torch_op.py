@@ -30,7 +30,7 @@ FORWARD, BACKWARD = "hc_boundary", "hc_boundary_backward"
 
 @functools.cache
 def _launch():
-    """The launcher, and with it Helion, on the first call that needs it."""
+    """The launcher, and with it Triton, on the first call that needs it."""
     from helion_sinkhorn.ops.hc_site.boundary import launch
 
     return launch
@@ -38,7 +38,7 @@ def _launch():
 
 @functools.cache
 def _launch_backward():
-    """That of the backward."""
+    """The launcher of the backward, likewise."""
     from helion_sinkhorn.ops.hc_site.boundary.backward import launch
 
     return launch

@@ -1,4 +1,4 @@
-"""The Helion kernel bodies of backward="implicit": stationarity at P, by elimination or conjugate gradients.
+"""The Helion kernel body of backward="implicit": stationarity at P, by elimination.
 
 The gradient is F(G - 1 beta'), where F(X) = P * (X - mean of each row of X weighted by P) and beta makes
 its columns sum to zero: S beta = b with S beta = the column sums of F(1 beta'), b those of F(G)
