@@ -88,7 +88,7 @@ GENERATED = (
     Generated("docs/performance.md", "targets", BENCH, tables.targets),
     Generated("docs/performance.md", "versions", CACHE, kernel_times.versions),
     Generated("docs/performance.md", "triton", "docs/bench/triton.csv", whole_calls.triton),
-    Generated("docs/mhc.md", "residual", CACHE, kernel_times.residual),
+    Generated("docs/kernel_times.md", "residual", CACHE, kernel_times.residual),
     Generated("docs/mhc.md", "recompute", "docs/bench/recompute.csv", whole_calls.recomputed),
     Generated("docs/backward.md", "gradients", CACHE, kernel_times.gradients),
     Generated("docs/dot_compress.md", "kernels", CACHE, partial(
@@ -124,7 +124,6 @@ GENERATED = (
     Generated("docs/bench/report.md", "", BENCH, tables.report_page),
 )  # fmt: skip
 SPEED = "python -m benchmarks"
-ON_GPU = "times on an H200"
 TRIED = "times on an H200 of experiments, with the kernels of that day"
 STATED = (
     Stated("docs/attack.md", "bugs and mutants found", "ec4f489", "2026-11-22", "make attack; make mutation"),
@@ -132,19 +131,22 @@ STATED = (
            f"{SPEED}.sinkhorn.implicit_speed"),
     Stated("docs/dot_compress.md", "errors on an H200", "071cafa", "2026-11-21",
            f"make study-dot-compress ARGS=--gpu; {SPEED}.dot_compress.speed"),
-    Stated("docs/hc_site.md", "counters and what was tried", "6015170", "2026-11-23", "make tune"),
-    Stated("docs/hc_split_sinkhorn.md", "other schedules, and host time", "ec4f489", "2026-11-22",
-           "make tune"),
     Stated("docs/linear_attention.md", "times and errors in the text, on an H200", "603d2a9", "2026-11-22",
-           f"{SPEED}.linear_attention.speed"),
-    Stated("docs/linear_attention_chunked.md", TRIED, "3cac55d", "2026-11-21",
            f"{SPEED}.linear_attention.speed"),
     Stated("docs/machine_code.md", "instructions, compiled", "6a65a09", "2026-11-21",
            f"{SPEED}.sinkhorn.machine_code"),
     Stated("docs/mhc.md", "errors, memory and the comparison with transformers, on a CPU", "ec4f489",
            "2026-11-22", "make demo-model"),
-    Stated("docs/performance.md", f"{ON_GPU}, what was tried", "436da0f", "2026-11-22",
-           "make tune, make bench"),
+    Stated("docs/tried.md", f"sinkhorn: {TRIED}", "436da0f", "2026-11-22", "make tune, make bench"),
+    Stated("docs/tried.md", f"hc_mixes: {TRIED}", "5143613", "2026-11-23", "make tune"),
+    Stated("docs/tried.md", f"hc_split_sinkhorn: {TRIED}", "ec4f489", "2026-11-22", "make tune"),
+    Stated("docs/tried.md", f"hc_site: {TRIED}", "6015170", "2026-11-23", "make tune"),
+    Stated("docs/tried.md", f"linear attention: {TRIED}", "3cac55d", "2026-11-21",
+           f"{SPEED}.linear_attention.speed"),
+    Stated("docs/tried.md", f"dot_compress: {TRIED}", "0c7780f", "2026-11-21",
+           f"{SPEED}.dot_compress.speed"),
+    Stated("docs/tried.md", f"dot_compress, small batches: {TRIED}", "4773faf", "2026-11-21",
+           f"{SPEED}.dot_compress.speed"),
 )  # fmt: skip
 REMADE = {
     "docs/faults.md": "`make fault-tables`",
