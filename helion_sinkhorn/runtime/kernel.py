@@ -7,7 +7,7 @@ import itertools
 import os
 import pkgutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +29,8 @@ class Choice:
     source: str
     stored: bool = False
     """Whether it was looked up, and not the kernel's default or named by the caller."""
+    measured: bool = field(default=False, compare=False)
+    """Whether it was timed on the very device that it was looked up for, and not on one of its family."""
 
     def __str__(self) -> str:
         values = ", ".join(f"{k}={v}" for k, v in (*self.config, *self.variant))

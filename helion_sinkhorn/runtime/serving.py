@@ -72,23 +72,13 @@ def choose(kernel: Kernel, call: Any, batch: int, device: Device) -> Choice:
     """The stored config for a call of a kernel, or the kernel's default where that is not in its space."""
     entry = lookup(device, kernel.name, call.key, batch)
     if entry is not None:
-        stored = Choice(kernel.name, entry.config, entry.variant, entry.source, True)
+        measured = entry.evidence == "measured" and Path(entry.path).parent.name == device.key
+        stored = Choice(kernel.name, entry.config, entry.variant, entry.source, True, measured)
         if not in_space(kernel, stored, call, device):
             refuse(stored, ValueError(f"`make tune` tries no such config for {call}"))
         if stored not in _refused:
             return stored
     return default_choice(kernel, call, device)
-
-
-def is_measured(kernel: Kernel, call: Any, batch: int, device: Device) -> bool:
-    """Whether what a call of a kernel is served was timed on this device, and not on one of its family."""
-    entry = lookup(device, kernel.name, call.key, batch)
-    return (
-        entry is not None
-        and entry.evidence == "measured"
-        and Path(entry.path).parent.name == device.key
-        and choose(kernel, call, batch, device).stored
-    )
 
 
 def refuse(choice: Choice, refusal: Exception) -> None:

@@ -50,7 +50,7 @@ def _kernels(monkeypatch, fresh_caches):
 @pytest.fixture
 def one_pass(monkeypatch):
     """As if every call had been measured."""
-    monkeypatch.setattr(serving, "is_measured", lambda *asked: True)
+    monkeypatch.setattr(launch, "is_measured", lambda call, x: True)
 
 
 def launched(monkeypatch):
@@ -245,11 +245,34 @@ def test_a_measured_entry_of_every_kernel_switches_it_on(monkeypatch, tmp_path, 
         torch.testing.assert_close(found[name], t, rtol=1e-5, atol=1e-5)
 
 
+def test_the_way_is_looked_up_once(monkeypatch, tmp_path):
+    """Later calls read what `choose` keeps, until a config is refused."""
+    x = torch.randn(5, 4, 24)
+    call = site.call_for(4, 24, x.dtype, "float32")
+    tuned_from(monkeypatch, tmp_path, call, batch=5)
+    looked_up, lookup_of = [], serving.lookup
+
+    def noted(device, kernel, key, batch):
+        looked_up.append(kernel)
+        return lookup_of(device, kernel, key, batch)
+
+    monkeypatch.setattr(serving, "lookup", noted)
+    for _ in range(3):
+        assert launch.is_measured(call, x)
+    assert looked_up == list(launch.KERNELS)
+    refused = serving.choose(launch.KERNELS[launch.SUMS], call, launch.LARGEST, DEVICES["h200"])
+    serving.refuse(refused, RuntimeError("out of resources"))
+    assert not launch.is_measured(call, x)
+    assert not launch.is_measured(call, x)
+    # `choose` for the kernels in their order, up to the one that is refused
+    assert looked_up == [*launch.KERNELS, launch.BACKWARD, launch.SUMS]
+
+
 def test_a_token_alone_goes_the_way_of_the_tokens_around_it(monkeypatch, tmp_path):
     """Tokens near a tuned batch and a single one must not go two ways, which round dx in other places.
 
-    The launches are compared and not the bits: PyTorch, which interprets the kernels here, sums in an order that
-    depends on the batch and on the machine.
+    The launches are compared and not the bits: PyTorch, which interprets the kernels here, sums in an order
+    that depends on the batch and on the machine.
     """
     tokens, batch = 40, 129
     assert batch > lookup.SMALL_BATCH

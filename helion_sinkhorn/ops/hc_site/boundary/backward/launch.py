@@ -71,7 +71,7 @@ def is_measured(call: SiteCall, x: torch.Tensor) -> bool:
     gradients must not depend on how many others there are.
     """
     device, _, _ = serving.device_at(serving.index_of(x))
-    return all(serving.is_measured(kernel, call, LARGEST, device) for kernel in KERNELS.values())
+    return all(serving.choose(kernel, call, LARGEST, device).measured for kernel in KERNELS.values())
 
 
 def in_parts(
