@@ -45,8 +45,8 @@ def placed(x: torch.Tensor) -> torch.Tensor:
 
 
 def flattened(x: torch.Tensor, kept: int) -> torch.Tensor:
-    """x with all but its last `kept` axes as one, contiguous, from a 16-byte boundary on."""
-    return placed(x.reshape(-1, *x.shape[x.dim() - kept :]))
+    """x with all but its last `kept` axes as one, contiguous, from a 16-byte boundary on; x if it is so."""
+    return placed(x if x.dim() == kept + 1 else x.reshape(-1, *x.shape[x.dim() - kept :]))
 
 
 def parameter(x: torch.Tensor) -> torch.Tensor:
