@@ -27,6 +27,7 @@ KERNELS = {
 }
 
 
+@functools.cache
 def call_for(n: int, columns: int, dtype: torch.dtype) -> PostCall:
     """What the configs of a call are chosen for."""
     return PostCall(str(dtype)[6:], n, columns)

@@ -28,6 +28,7 @@ KERNELS = {
 }
 
 
+@functools.cache
 def call_for(n: int, columns: int, dtype: torch.dtype) -> PreCall:
     """What the configs of a call are chosen for."""
     return PreCall(str(dtype)[6:], n, columns)

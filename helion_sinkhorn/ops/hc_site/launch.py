@@ -52,6 +52,7 @@ _SERVED: Mapping[str, Choice] = MappingProxyType({})
 """No choices: every kernel takes what is served."""
 
 
+@functools.cache
 def call_for(n: int, columns: int, dtype: torch.dtype, precision: str) -> SiteCall:
     """What the configs of a call are chosen for."""
     return SiteCall(str(dtype)[6:], n, columns, precision)

@@ -13,13 +13,13 @@ from helion_sinkhorn.ops.hc_split_sinkhorn.space import (
     HcCall,
     backward_default,
     backward_space,
+    forward_default,
     forward_space,
 )
 from helion_sinkhorn.ops.hc_split_sinkhorn.views import At, logits_view, written_view
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS
 from helion_sinkhorn.ops.sinkhorn.launch import loaded, thread_of
 from helion_sinkhorn.ops.sinkhorn.scaling import lean_is_safe, pairs_are_safe, pivot_is_safe
-from helion_sinkhorn.ops.sinkhorn.space import forward_default
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import MOST_REPEATS, Served, launch_kept, run_and_keep, serve
@@ -48,6 +48,7 @@ _tiles: dict[Hashable, int] = {}
 """How many tiles a launch of the backward kernel had, by what it was kept under."""
 
 
+@functools.cache
 def call_for(n: int, n_iters: int, eps: float, dtype: torch.dtype) -> HcCall:
     """What the configs of a call are chosen for."""
     return HcCall(str(dtype)[6:], n, n_iters, eps > 0)

@@ -100,12 +100,13 @@ def in_one_pass(
     f, x, post, comb, weights, fn, scale, base, streams, mixes, norms = given
     values, n = Constants(*constants), x.size(-2)
     call = call_for(*x.shape[-2:], x.dtype, values.precision)
+    of_mixes = call.mixes
     dmixes, sums = split_launch.backward(*of_coefficients, mixes, scale, base, n, *values.of_split)
-    g, along = mixes_launch.upstream(*(flattened(t, 1) for t in (dmixes, mixes, norms)), call.mixes)
+    g, along = mixes_launch.upstream(*(flattened(t, 1) for t in (dmixes, mixes, norms)), of_mixes)
     stored = flattened(streams, 2)
     tensors = (
         None if dstreams is None else flattened(dstreams, 2), None if dy is None else flattened(dy, 1),
-        g, along, stored, mixes_launch.split(parameter(fn), call.mixes), flattened(f, 1), flattened(x, 2),
+        g, along, stored, mixes_launch.split(parameter(fn), of_mixes), flattened(f, 1), flattened(x, 2),
         None if bias is None else placed(bias), flattened(post, 1), flattened(comb, 2), flattened(weights, 1),
     )  # fmt: skip
     made = gradients(tensors, call, values.comb_order, choices)
