@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
+import io
 import re
 from pathlib import Path
 
@@ -67,13 +69,36 @@ def test_code_compiles(page):
         compile(example, str(page), "exec")
 
 
+def said(example: str) -> list[str]:
+    """What an example says that it prints: its lines that are comments."""
+    return re.findall(r"^# (.*)$", example, re.M)
+
+
+def printed(example: str, page: str) -> list[str]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), torch.random.fork_rng():
+        exec(compile(example, page, "exec"), {"__name__": "__main__"})
+    return out.getvalue().splitlines()
+
+
 @pytest.mark.parametrize("page", RUN)
-def test_programs_run(page):
+def test_programs_print_what_their_comments_say(page):
     found = examples(ROOT / page)
     assert found
-    with torch.random.fork_rng():
-        for example in found:
-            exec(compile(example, page, "exec"), {"__name__": "__main__"})
+    for example in found:
+        assert printed(example, page) == said(example)
+
+
+def test_a_wrong_or_missing_comment_is_found():
+    (example,) = (e for e in examples(ROOT / "README.md") if "nn.HyperConnection" in e)
+    expected = said(example)
+    assert expected
+    assert printed(example, "README.md") == expected
+    changed = example.replace("# (2, 1024, 4, 512)", "# (2, 1024, 4, 513)")
+    assert changed != example
+    assert printed(changed, "README.md") != said(changed)
+    without = example.replace(f"# {expected[-1]}", "")
+    assert printed(without, "README.md") != said(without)
 
 
 def unknown(text: str) -> list[str]:
