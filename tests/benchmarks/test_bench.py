@@ -303,7 +303,10 @@ def test_reciprocals_of_a_compiled_kernel_are_those_of_the_equations(compile_for
     """4 rows and 4 columns in the first iteration, 8 in each of the other 19, however loops are unrolled."""
     config = (("block_sizes", (32,)), ("num_warps", 1))
     choice = Choice(
-        "sinkhorn_forward", config, (("thread", (4, 4)), ("paired", False), ("pivoted", False)), "here"
+        "sinkhorn_forward",
+        config,
+        (("thread", (4, 4)), ("paired", False), ("pivoted", False), ("ordered", False)),
+        "here",
     )
     (binary,) = compile_for("h200", [Job(SinkhornCall(True, 1, "float32", 4, 4, 20), choice)])
     assert binary.executed["reciprocal"] == 8 * 20

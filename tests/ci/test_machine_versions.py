@@ -31,7 +31,8 @@ SPILLING = {"spills": 4, "spill_bytes": 16, "counts": {"local": 4}}
 def entry(warps, batch, triton, evidence="measured"):
     return {
         "key": {**KEY, "batch": batch, "triton": triton}, "config": {"block_sizes": [32], "num_warps": warps},
-        "variant": {"thread": [4, 4], "paired": False, "pivoted": True}, "evidence": evidence,
+        "variant": {"thread": [4, 4], "paired": False, "pivoted": True, "ordered": False},
+        "evidence": evidence,
     }  # fmt: skip
 
 

@@ -192,7 +192,8 @@ def write_on(folder: Path, worker: int, first: int, acknowledged: int) -> None:
     for batch in range(first, 1 << 40):
         entry = {
             "key": {**KEY, "batch": batch}, "config": {"block_sizes": [128], "num_warps": 4},
-            "variant": {"thread": [4, 4], "paired": False, "pivoted": True}, "evidence": "measured",
+            "variant": {"thread": [4, 4], "paired": False, "pivoted": True, "ordered": False},
+            "evidence": "measured",
         }  # fmt: skip
         run = {"fingerprint": "0" * 16, "seed": worker}
         writer.merge(folder, KERNEL, device_block(DEVICE, "NVIDIA H200"), run, [entry])

@@ -23,7 +23,7 @@ FOLDERS = store.folders
 FIELDS = {"form": "deepseek", "first": "rows", "dtype": "float32", "n": 4, "m": 4, "iters": 20}
 KEY = store.key_of(FIELDS)
 CONFIG = {"block_sizes": [128], "num_warps": 4}
-VARIANT = {"thread": [4, 4], "paired": False, "pivoted": True}
+VARIANT = {"thread": [4, 4], "paired": False, "pivoted": True, "ordered": False}
 
 
 def entry(batch=4096, key=KEY, config=CONFIG, variant=VARIANT, evidence="measured", **version):
@@ -415,7 +415,7 @@ def test_choose_takes_the_stored_config(shipped):
         KERNEL, {"block_sizes": (128,), "num_warps": 4}, {**VARIANT, "thread": (4, 4)},
     )  # fmt: skip
     assert choice.source == f"{path} (measured)"
-    values = "block_sizes=(128,), num_warps=4, paired=False, pivoted=True, thread=(4, 4)"
+    values = "block_sizes=(128,), num_warps=4, ordered=False, paired=False, pivoted=True, thread=(4, 4)"
     assert str(choice) == f"{KERNEL} ({values}) from {path} (measured)"
 
 

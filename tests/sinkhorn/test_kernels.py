@@ -128,6 +128,24 @@ def test_loads_and_reciprocals_in_every_way(paired, thread, n, m, form):
 
 
 @pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
+@pytest.mark.parametrize("logits", ["randn_30", "identity_like", "masked"])
+@pytest.mark.parametrize(
+    ("n", "m", "thread"),
+    [
+        (4, 4, (4, 4)), (8, 8, (8, 8)), (8, 8, (4, 4)), (8, 8, (8, 4)), (4, 8, (4, 4)), (8, 4, (2, 4)),
+        (16, 16, (4, 16)), (16, 16, (16, 4)), (16, 16, (8, 8)), (2, 8, (1, 4)), (64, 64, (16, 8)),
+    ],
+)  # fmt: skip
+def test_sums_in_order(n, m, thread, logits, form, first):
+    """With a restart of the log form, and without one of the deepseek form."""
+    case = Case(logits, n, m, 20, form, first, batch=8)
+    selected = choice(case, "sinkhorn_forward", thread=thread, ordered=True)
+    call = launch.call_of(case.inputs()[0], *case.arguments)
+    assert launch.constants(call, case.eps, selected, "full")[8] is True
+    check_forward(case, thread=thread, ordered=True)
+
+
+@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
 @pytest.mark.parametrize("logits", ["randn_3", "identity_like"])
 @pytest.mark.parametrize("n_iters", [1, 2, 3, 20])
 def test_u_is_computed_again(n_iters, logits, form, first):

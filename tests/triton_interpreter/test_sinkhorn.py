@@ -86,6 +86,19 @@ def test_variants(pivoted, lean, rows, columns, paired, form):
         check_backward(case, "sinkhorn_backward_history", thread=(rows, columns))
 
 
+@pytest.mark.parametrize(
+    ("n", "thread", "form"),
+    some(
+        [(4, (4, 4), "deepseek"), (8, (4, 4), "log")],
+        (4, (4, 4), "log"), (8, (4, 4), "deepseek"), (8, (8, 8), "log"), (8, (2, 8), "log"),
+        (8, (8, 4), "log"),
+    ),
+)  # fmt: skip
+def test_sums_in_order(n, thread, form):
+    """The order of a sum in a thread, and over the threads of a line; 20 iterations of 8 x 8 restart once."""
+    check_forward(Case("randn_3", n, n, 20, form, batch=BATCH), thread=thread, ordered=True)
+
+
 @pytest.mark.parametrize(("n_iters", "length"), some([(1, 3), (5, 2)], (4, 2), (6, 2)))
 @pytest.mark.parametrize("n", some([4], 3))
 def test_segments_of_any_length(n, n_iters, length):

@@ -546,7 +546,7 @@ def stored_choice(tmp_path, monkeypatch):
     entry = {
         "key": {**dict(CALL.key), "batch": 128},
         "config": {"block_sizes": [128], "num_warps": 4},
-        "variant": {"thread": [4, 4], "paired": False, "pivoted": True},
+        "variant": {"thread": [4, 4], "paired": False, "pivoted": True, "ordered": False},
         "evidence": "measured",
     }
     (tmp_path / "h200").mkdir()

@@ -38,8 +38,14 @@ class HcCall(Keyed):
         return f"{self.dtype} n={self.n} T={self.n_iters}{'' if self.deepseek else ' without eps'}"
 
 
+def forward_default(call: HcCall, device: Device) -> tuple[Items, Items]:
+    """Sinkhorn's, of which this body has one order of sums."""
+    config, variant = sinkhorn.forward_default(call, device)
+    return config, tuple((k, v) for k, v in variant if k != "ordered")
+
+
 def forward_space(call: HcCall, device: Device) -> tuple[Grid, ...]:
-    return (blocks(call, device, *sinkhorn.forward_default(call, device)),)
+    return (blocks(call, device, *forward_default(call, device)),)
 
 
 def backward_default(call: HcCall, device: Device) -> tuple[Items, Items]:

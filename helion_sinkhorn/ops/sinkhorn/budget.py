@@ -232,10 +232,6 @@ class Case:
             ratios["dX"] = worst(dx, dx64, dx_budget)
         return ratios
 
-    def budget_of_a_sum(self, of: str, axis: int) -> torch.Tensor:
-        """The budget of sums of "P" or "dX" along an axis: those of their entries together."""
-        return _truth(self)[{"P": 2, "dX": 3}[of]].sum(axis)
-
 
 @functools.lru_cache(maxsize=256)
 def _truth(case: Case) -> tuple[torch.Tensor, ...]:

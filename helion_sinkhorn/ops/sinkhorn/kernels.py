@@ -10,6 +10,7 @@ import helion.language as hl
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.adjoint import last_iterations, pick, replay_and_take_back, softmax_gradient
+from helion_sinkhorn.ops.sinkhorn.in_order import one_of_data, step
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     is_masked,
     iterate,
@@ -20,6 +21,7 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     restart,
     spread,
     start,
+    total,
 )
 
 
@@ -34,18 +36,20 @@ def sinkhorn_forward(
     lead_axis: hl.constexpr,
     segment: hl.constexpr,
     how: hl.constexpr,
+    ordered: hl.constexpr,
     paired: hl.constexpr,
     pivoted: hl.constexpr,
 ):
     """P after `n_iters` iterations.  x is a view for `iteration.read`, out (B, n, m) or (B, n m).
 
     A flat result is stored through shared memory into full cache lines, where the entries that a thread
-    holds of a matrix would write parts of them.
+    holds of a matrix would write parts of them.  ordered: see `in_order`.
     """
     batch = x.size(0)
     shape = hl.specialize(x.shape[1:])
     hl.specialize((x.stride(), out.shape[1:], out.stride()))
     masked = is_masked(n, m, how)
+    lanes = shape[2:] if ordered else ()
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
     steps = n_iters - 1 if deepseek else n_iters
@@ -54,19 +58,21 @@ def sinkhorn_forward(
         a, p, q = start(read(x, shape, tile, n, m), n, m, eps, deepseek, lead_axis, how)
         if pivoted:
             a, p, q, _c, _r = pivot(a, p, q, lead, trail, lead_axis, how, masked)
+        elif ordered:
+            p = one_of_data(total(a, trail_axis, masked))
         if steps > 0:
             for _step in range(steps - restarts * segment):
-                p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked)
+                p, q = step(a, p, q, lead, trail, eps, lead_axis, how, paired, masked, lanes)
         if restarts > 0:
             log_p, log_q = torch.log2(p), torch.log2(q)
             for _restart in range(restarts):
                 # the logits again: kept, they would hold a matrix of registers through all iterations
                 x32 = read(x, shape, tile, n, m)
                 a = restart(x32, n, m, log_p, log_q, lead_axis, how)
-                p = torch.ones_like(p)
-                q = torch.ones_like(q)
+                p = one_of_data(log_p) if ordered else torch.ones_like(p)
+                q = one_of_data(log_q) if ordered else torch.ones_like(q)
                 for _segment_step in range(segment):
-                    p, q = iterate(a, p, q, lead, trail, 0.0, lead_axis, how, paired, masked)
+                    p, q = step(a, p, q, lead, trail, 0.0, lead_axis, how, paired, masked, lanes)
                 log_p = log_p + torch.log2(p)
                 log_q = log_q + torch.log2(q)
         u = spread(reciprocals(p, lead, how, paired), lead_axis)

@@ -118,7 +118,7 @@ def constants(call: SinkhornCall, eps: float, choice: Choice, how: str) -> tuple
     paired = variant.get("paired", False) and pairs_are_safe(call.n, call.m, call.steps, kernel_eps)
     pivoted = variant.get("pivoted", False) and pivot_is_safe(call.steps, kernel_eps)
     own = {
-        "sinkhorn_forward": (segment(call), how, paired, pivoted),
+        "sinkhorn_forward": (segment(call), how, variant.get("ordered", False), paired, pivoted),
         "sinkhorn_backward": (
             *segments(call, variant.get("length", 1)),
             how,
