@@ -128,6 +128,16 @@ def test_an_unknown_command_is_found():
     assert unknown(text) == ["nothing", "whatever", "ci.nowhere", "examples/none.py"]
 
 
+WORKFLOWS = ROOT / ".github" / "workflows"
+
+
+@pytest.mark.parametrize("workflow", sorted(WORKFLOWS.glob("*.yml")), ids=lambda p: p.name)
+def test_cache_keys_of_workflows_hash_files_that_exist(workflow):
+    calls = re.findall(r"hashFiles\((.*?)\)", workflow.read_text())
+    globs = [glob for call in calls for glob in re.findall("'(.+?)'", call)]
+    assert [g for g in globs if not any(ROOT.glob(g))] == []
+
+
 def test_the_site_has_every_page():
     named = sorted(re.findall(r"([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
     assert named == sorted(p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md"))
