@@ -82,6 +82,7 @@ GENERATED = (
     Generated("docs/accuracy.md", "inductor", "docs/accuracy/h200.json", tables.inductor),
     Generated("docs/accuracy_devices.md", "devices", ACCURACY, tables.devices),
     Generated("docs/performance.md", "tuned", CACHE, kernel_times.tuned),
+    Generated("docs/performance.md", "headline", BENCH, tables.headline),
     Generated("docs/performance.md", "sizes", BENCH, tables.sizes),
     Generated("docs/performance.md", "slower", BENCH, tables.unfavourable_cells),
     Generated("docs/performance.md", "better", PATH, tables.unfavourable_path),

@@ -18,6 +18,8 @@ TIMED = (
     "us of a call, in a CUDA graph or queued ahead by the host, whichever is faster; (q): no graph could be "
     "captured. In brackets: over a copy of the same bytes."
 )
+CALLED = {"coefficients": "hc_split_sinkhorn"}
+"""Functions whose operation has another name in the CSV."""
 COLUMNS = "How to read the columns: [mhc.md](mhc.md#how-to-read-these-tables)."
 
 
@@ -179,7 +181,8 @@ def better(rows: list[Row], operation: str) -> list[dict[str, str]]:
         if row["function"] == OURS or mine is None:
             continue
         size = f"{int(row['tokens']):,}" + (f" x {row['columns']}" if int(row["columns"]) else "")
-        at = {"package": row["function"], "operation": operation, "size": size}
+        name = CALLED.get(operation, operation)
+        at = {"package": row["function"], "operation": name, "tokens x C": size}
         theirs, ours = time_of(row)[0], time_of(mine)[0]
         if theirs < ours:
             found.append({
@@ -188,7 +191,7 @@ def better(rows: list[Row], operation: str) -> list[dict[str, str]]:
             })  # fmt: skip
         if peak(row) and peak(mine) and float(peak(row)) < float(peak(mine)):
             found.append({
-                **at, "what": "memory of the backward / gradients", "theirs": peak(row), "ours": peak(mine),
+                **at, "what": "memory / gradients, backward", "theirs": peak(row), "ours": peak(mine),
                 "less by": f"{100 * (1 - float(row['peak']) / float(mine['peak'])):.1f} %",
             })  # fmt: skip
     return found
