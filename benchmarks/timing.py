@@ -92,12 +92,6 @@ def queued(run: Run) -> Times:
     return summary(one_by_one(run, QUEUED_CALLS))
 
 
-def queued_and_graph(make: Callable[[], Run]) -> tuple[Times, float]:
-    """(`queued`, the median of `graph`)."""
-    found = queued(make())
-    return found, graph(make, GRAPH_MILLISECONDS)[0]
-
-
 def loop(run: Run, device: torch.device, calls: int, wait: bool = False, rounds: int = 9) -> Times:
     """Host time, as `in_a_row` takes it."""
     return summary(in_a_row(run, device, calls, rounds, wait))

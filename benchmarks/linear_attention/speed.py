@@ -1,24 +1,16 @@
-"""Recurrent linear attention on a GPU: the operator beside its peers, and a search of its walks.
+"""Recurrent linear attention on a GPU: the operator beside its peers.
 
     python -m benchmarks.linear_attention.speed --site FOLDER     # beside flash-linear-attention in FOLDER
     python -m benchmarks.linear_attention.speed --site FOLDER --write docs/bench/linear_attention.csv
     python -m benchmarks.linear_attention.speed --crossover       # the recurrence and chunks over T and B H
-    python -m benchmarks.linear_attention.speed --search o dq --seconds 300
 
-Some minutes on an H200; --only and --seconds shorten it.
+Some minutes on an H200; --only shortens it.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
-import os
-import queue
 import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -27,18 +19,11 @@ from benchmarks import command
 from benchmarks.jobs import Table, of_now
 from benchmarks.timing import Run, conditions, graph
 from helion_sinkhorn import recurrent_linear_attention, reference
-from helion_sinkhorn.configs.device import current
-from helion_sinkhorn.machine.binary import Binary, Job
-from helion_sinkhorn.machine.compiler import compile_for
-from helion_sinkhorn.operators import KERNELS, TRIALS
-from helion_sinkhorn.ops.linear_attention.recurrent.space import ROLES, WalkCall
-from helion_sinkhorn.runtime.kernel import candidates
 from helion_sinkhorn.runtime.operator import bytes_of
-from helion_sinkhorn.tuning.timing import sampler, with_cold_cache
+from helion_sinkhorn.tuning.timing import with_cold_cache
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """q, k, v, gk -> o."""
-KERNEL = "linear_attention_walk"
 SIZES = 64, 128
 """Dk and Dv."""
 GRAPH_MILLISECONDS = 5.0
@@ -189,51 +174,6 @@ def microseconds(sample: Callable[[], float], rounds: int = 5) -> float:
     return min(sample() for _ in range(rounds))
 
 
-def search(results: list[str], gates: str, heads: int, workers: int, seconds: float) -> Iterator[dict]:
-    """Candidates of these walks, compiled in parallel and timed one by one as they come."""
-    device = current(0)
-    calls = {result: WalkCall(result, "bfloat16", *SIZES, gates) for result in results}
-    jobs = [
-        [Job(call, c, batch=heads) for c in candidates(KERNELS[KERNEL], call, device)]
-        for call in calls.values()
-    ]
-    in_turn = [job for turn in itertools.zip_longest(*jobs) for job in turn if job]
-    operands = {call: TRIALS[KERNEL].operands(call, heads, "cuda") for call in calls.values()}
-    cache = Path(os.environ.setdefault("TRITON_CACHE_DIR", tempfile.mkdtemp()))
-    compiled: queue.Queue[Binary] = queue.Queue()
-
-    def compile_all() -> None:
-        compile_for(device.key, in_turn, workers=workers, timeout=60, cache=cache, report=compiled.put)
-
-    end = time.perf_counter() + seconds
-    threading.Thread(target=compile_all, daemon=True).start()
-    for _ in in_turn:
-        try:
-            binary = compiled.get(timeout=max(0.0, end - time.perf_counter()))
-        except queue.Empty:
-            return
-        yield timed(binary, operands[binary.job.call])
-
-
-def timed(binary: Binary, operands: tuple[torch.Tensor, ...]) -> dict:
-    call, choice = binary.job.call, binary.job.choice
-    row = {
-        "result": call.result, "config": dict(choice.config), **dict(choice.variant), "us": float("inf"),
-        "registers": binary.registers, "spill_bytes": binary.spill_bytes, "shared": binary.shared,
-        "instructions": binary.hottest.get("instructions", 0), "barriers": binary.hottest.get("barrier", 0),
-        "problems": binary.problems,
-    }  # fmt: skip
-    if binary.problems and not binary.compiled:
-        return row
-    run = TRIALS[KERNEL].run
-    try:
-        out = run(call, choice, *operands)
-        row["us"] = microseconds(sampler(lambda: run(call, choice, *operands), bytes_of(*operands, out)))
-    except Exception as refusal:  # a candidate that does not run is a row of the table like any other
-        row["problems"] = (*row["problems"], str(refusal)[:200])
-    return row
-
-
 def main() -> None:
     parser = command.parser("linear_attention.speed", __doc__)
     parser.add_argument("--site", default="", help="a folder with flash-linear-attention")
@@ -242,19 +182,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="what has this in its name: recurrent, chunk, fla, torch")
     parser.add_argument("--write", type=Path, metavar="FILE", help="the comparison as CSV")
     parser.add_argument("--crossover", action="store_true", help="both methods over T and B H")
-    parser.add_argument(
-        "--search", nargs="*", default=[], choices=list(ROLES), help="time candidates of walks"
-    )
-    parser.add_argument("--gates", default="gk", help="of the search")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seconds", type=float, default=300.0, help="for the search")
     options = parser.parse_args()
     command.need_gpu(parser)
     dtype = getattr(torch, options.dtype)
-    if options.search:
-        for row in search(options.search, options.gates, 128, options.workers, options.seconds):
-            print(json.dumps(row), flush=True)
-        return
     if options.crossover:
         crossover(dtype)
     else:

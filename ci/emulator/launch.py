@@ -57,7 +57,6 @@ class Session:
     """What a launch wrote, by a digest of all that decides it: several results of an operator come from the
     same launches."""
     compile_seconds: float = 0.0
-    run_seconds: float = 0.0
     launches: int = 0
 
 
@@ -139,7 +138,6 @@ def launch(session: Session, function: Any, grid: tuple[int, ...], *arguments: A
     session.compile_seconds += time.perf_counter() - begin
     if any(g != 1 for g in grid[1:]):
         raise ValueError(f"a grid of {grid} is not known to ci/emulator: kernels here have one axis")
-    begin = time.perf_counter()
     named = dict(zip(function.arg_names, arguments, strict=True))
     kinds = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
     values = [(kind, named[name]) for name, kind in kinds.items()]
@@ -153,7 +151,6 @@ def launch(session: Session, function: Any, grid: tuple[int, ...], *arguments: A
     for t, content in zip(spans.values(), session.written[key], strict=True):
         if content is not None:
             restored(t, content, regions[span_name(t)])
-    session.run_seconds += time.perf_counter() - begin
 
 
 def loaded_of(session: Session, listing: str) -> tuple[str, Loaded]:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 ENCODING = re.compile(r"_(e32|e64|dpp|sdwa)$")
 LABEL = re.compile(r"(\.L\w+|\w+):")
-PRELOAD_SKIP = 256
-"""Bytes behind the symbol at which hardware that preloads arguments enters."""
 MODES = {
     "float_round_mode_32": 0, "float_round_mode_16_64": 0,
     "float_denorm_mode_32": 3, "float_denorm_mode_16_64": 3, "dx10_clamp": 1, "ieee_mode": 1,

@@ -31,10 +31,6 @@ def registers(ins: Instruction) -> list[Operand]:
     return [o for o in ins.operands if o.kind != "predicate"]
 
 
-def predicates(ins: Instruction) -> list[Operand]:
-    return [o for o in ins.operands if o.kind == "predicate"]
-
-
 def whole(block: Block, o: Operand, more: int = 0) -> np.ndarray:
     """An operand that must be a number in every thread that runs."""
     words = block.read(o, more)

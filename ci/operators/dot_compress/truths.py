@@ -20,6 +20,12 @@ MARGIN = 1.05
 MEAN_SIZE = 0.8
 """Mean size of a normal number, in deviations."""
 RESULTS = ("out", "dx", "dy", "dz")
+COMPUTES = {
+    "dot_compress_product": ("out", "dz"),
+    "dot_compress_apply": ("out", "dy"),
+    "dot_compress_expand": ("dx",),
+}
+"""The results in which an error of a kernel shows."""
 
 
 def inputs(workload: DotWorkload, steps: int) -> tuple[torch.Tensor, ...]:
@@ -69,7 +75,7 @@ def candidates(workload: DotWorkload, x, y, grad, z=None) -> list[gate.Candidate
             kernel, name, {**dict(choice.config), **dict(choice.variant)}, choice.source, served,
             functools.partial(on_gpu, workload.parts, name, {kernel: choice}),
         )
-        for kernel, names in dot_compress_launch.COMPUTES.items()
+        for kernel, names in COMPUTES.items()
         for choice, served in choices(kernel, call, x.size(0), device)
         for name in names
     ]  # fmt: skip

@@ -102,11 +102,6 @@ def forwards_if_packed(w, case):
     return right_case(w, dataclasses.replace(case, reverse=case.reverse and "cu_seqlens" not in case.inputs))
 
 
-def other_for(result: str, **change) -> gate.Run:
-    """One result of a call with other options."""
-    return after(lambda w, case, found: {result: right_case(w, dataclasses.replace(case, **change))[result]})
-
-
 def in_one_head(change: Callable[[torch.Tensor], torch.Tensor], axis: int = 2) -> Callable:
     def changed(x: torch.Tensor) -> torch.Tensor:
         x = x.clone()

@@ -43,14 +43,6 @@ KERNELS = {
 }
 
 
-COMPUTES = {
-    "dot_compress_product": ("out", "dz"),
-    "dot_compress_apply": ("out", "dy"),
-    "dot_compress_expand": ("dx",),
-}
-"""The results in which an error of a kernel shows."""
-
-
 def call_of(x: torch.Tensor, y: torch.Tensor, parts: int) -> DotCall:
     """What the configs for x (B, M, D) and y (B, M, K) are chosen for."""
     return DotCall(str(x.dtype)[6:], x.size(1), x.size(2), y.size(2), parts)

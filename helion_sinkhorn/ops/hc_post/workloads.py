@@ -47,11 +47,6 @@ class HcPostWorkload:
         """Keywords of `hc_post`."""
         return {"comb_order": self.comb_order}
 
-    @property
-    def arguments(self) -> tuple[object, ...]:
-        """The same as the operators take them."""
-        return (self.comb_order,)
-
     def make_inputs(
         self, seed: int = 0, device: torch.device | str = "cpu"
     ) -> tuple[torch.Tensor | None, ...]:

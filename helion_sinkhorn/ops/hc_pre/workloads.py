@@ -43,11 +43,6 @@ class HcPreWorkload:
         """Keywords of `hc_pre`."""
         return {}
 
-    @property
-    def arguments(self) -> tuple[object, ...]:
-        """The same as the operators take them."""
-        return ()
-
     def make_inputs(self, seed: int = 0, device: torch.device | str = "cpu") -> tuple[torch.Tensor, ...]:
         """(x, pre, dy), bit for bit the same everywhere.
 
