@@ -76,7 +76,6 @@ def peers() -> str:
         "the same.\n"
         "- *kept+scratch*: bytes a matrix kept for the backward, 64 of them the logits, and allocated in "
         "it.\n"
-        "- *copy* moves the same bytes.\n"
         f"- {unfavourable()} [Each of them](docs/performance.md#where-others-are-faster)."
     )
 
@@ -84,10 +83,6 @@ def peers() -> str:
 def unfavourable() -> str:
     """Where others are faster, in three sentences."""
     return report.where_others_are_faster(results())
-
-
-CHEAPER = "2026-11-23T16:24:41Z"
-"""When commit 8d4aa58 made the path through autograd cheaper."""
 
 
 def unfavourable_cells() -> str:
@@ -103,11 +98,6 @@ def unfavourable_cells() -> str:
         for (name, which, timer), of in cells.items()
     ]  # fmt: skip
     said = f"{when()}. {unfavourable()}"
-    if results().all.utc.iloc[0] < CHEAPER:
-        said += (
-            " A call with a gradient has become cheaper since that run (commit 8d4aa58: 10.1 us of Python "
-            "instead of 17.4, on a CPU), and has not been timed beside the others again."
-        )
     return f"{said}\n\n{table(rows)}"
 
 
