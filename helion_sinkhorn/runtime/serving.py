@@ -24,7 +24,7 @@ log = logging.getLogger("helion_sinkhorn")
 MOST_REPEATS = 4096
 Tensors = tuple[torch.Tensor | None, ...]
 Choices = Mapping[str, Choice]
-"""Configs that the caller wants instead of stored ones, by kernel (dot compress) or by result of a walk."""
+"""Configs that the caller names in place of stored ones, by kernel or by result."""
 NO_CHOICES: Choices = MappingProxyType({})
 _kept: dict[Hashable, Callable[..., None] | None] = {}
 """Kept launches, by everything a launch depends on except tensor addresses; None: it cannot be repeated."""

@@ -31,9 +31,9 @@ BODIES = "helion_sinkhorn.ops.hc_mixes.kernels"
 KERNELS = {
     name: Kernel(name, f"{BODIES}:{name}", MixesCall, default, space, traits=frozenset({trait}))
     for name, default, space, trait in (
-        ("hc_mixes_split", split_default, split_space, "splits"),
-        ("hc_mixes_partials", partials_default, partials_space, "splits"),
-        ("hc_mixes_reduce", reduce_default, reduce_space, "norms"),
+        (SPLIT, split_default, split_space, "splits"),
+        (PARTIALS, partials_default, partials_space, "splits"),
+        (REDUCE, reduce_default, reduce_space, "norms"),
         (UPSTREAM, reduce_default, reduce_space, "splits"),
         (BACKWARD, backward_default, backward_space, "splits"),
     )
@@ -194,8 +194,7 @@ def gradients(
             run_and_keep(served.kernel, tensors, own, tensors, key)
 
         serve(kernels, name, looked_up, tokens, x, launch, keys, taken if choice else None)
-    summed = sums[0] if shares == 1 else sums.sum(0)
-    return dx, summed.view(call.m, n * columns)
+    return dx, sums.sum(0).view(call.m, n * columns)
 
 
 def backward(

@@ -8,8 +8,6 @@ that the streams are given, in one pass with the gradient of fn.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from types import MappingProxyType
 
 import torch
 
@@ -27,8 +25,8 @@ from helion_sinkhorn.ops.hc_site.space import (
 )
 from helion_sinkhorn.ops.hc_site.workloads import ROWS
 from helion_sinkhorn.ops.hc_split_sinkhorn import launch as split_launch
-from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import Asked
+from helion_sinkhorn.runtime.kernel import Kernel
+from helion_sinkhorn.runtime.serving import NO_CHOICES, Asked, Choices
 from helion_sinkhorn.runtime.views import flattened, parameter
 
 WEIGHTS, BACKWARD = "hc_site_weights", "hc_site_backward"
@@ -48,8 +46,6 @@ KERNELS = {
     ),
 }
 Tensors = tuple[torch.Tensor, ...]
-_SERVED: Mapping[str, Choice] = MappingProxyType({})
-"""No choices: every kernel takes what is served."""
 
 
 @functools.cache
@@ -122,7 +118,7 @@ def backward(
     norms: torch.Tensor,
     own: bool,
     *constants: object,
-    choices: Mapping[str, Choice] = _SERVED,
+    choices: Choices = NO_CHOICES,
 ) -> Tensors:
     """(dx, dfn in float32, dbase and dscale one behind the other, dweights); the contract is torch_op's.
 
