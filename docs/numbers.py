@@ -134,7 +134,7 @@ STATED = (
            f"make study-dot-compress ARGS=--gpu; {SPEED}.dot_compress.speed"),
     Stated("docs/linear_attention.md", "times and errors in the text, on an H200", "603d2a9", "2026-11-22",
            f"{SPEED}.linear_attention.speed"),
-    Stated("docs/machine_code.md", "instructions, compiled", "6b91426", "2026-11-24",
+    Stated("docs/machine_code.md", "instructions, compiled", "e181171", "2026-11-24",
            f"{SPEED}.sinkhorn.machine_code"),
     Stated("docs/mhc.md", "errors, memory and the comparison with transformers, on a CPU", "ec4f489",
            "2026-11-22", "make demo-model"),

@@ -44,6 +44,23 @@ def test_every_page_with_times_of_a_gpu_says_where_they_come_from(numbers):
     assert pages - known == set()
 
 
+def test_the_picture_of_errors_has_a_row_for_each_operator(numbers, tmp_path):
+    drawn, artefacts = numbers.tables.drawn, numbers.tables.artefacts()
+    every = list(drawn.results(artefacts))
+    assert {kind for _, _, kind, _ in every} == drawn.PANELS.keys()
+    assert {"sinkhorn", "hc_site", "linear_attention"} <= {operator for _, operator, _, _ in every}
+    assert max(worst for *_, worst in every) < 1
+    drawn.accuracy(artefacts, tmp_path / "accuracy.png")
+    assert (tmp_path / "accuracy.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_cells_in_which_others_are_better_are_all_named(numbers):
+    better = numbers.tables.unfavourable_path()
+    assert "| TransformerEngine | hc_post |" in better
+    assert "| TileKernels | site |" in better
+    assert "helion_sinkhorn |" not in better
+
+
 def test_support_words_follow_from_the_files(numbers):
     tables = numbers.tables
     assert tables.evidence("sinkhorn", "h200") == "measured"
