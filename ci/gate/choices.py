@@ -1,16 +1,26 @@
-"""The configs with which a kernel is judged."""
+"""The configs with which a kernel is judged, and the candidates that they make."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+
+from ci.gate.gate import Candidate
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.runtime.kernel import Choice
+
+Run = Callable[..., torch.Tensor]
+"""What makes one result from a call's inputs."""
 
 
-def choices(name: str, call, batch: int, device: Device) -> list[tuple[object, bool]]:
+def choices(name: str, call, batch: int, device: Device) -> list[tuple[Choice, bool]]:
     """(choice, whether it serves): the default of a kernel, what is served, all committed for the call."""
     from helion_sinkhorn.operators import KERNELS
     from helion_sinkhorn.runtime import serving
-    from helion_sinkhorn.runtime.kernel import Choice, default_choice
+    from helion_sinkhorn.runtime.kernel import default_choice
 
     served = serving.choose(KERNELS[name], call, batch, device)
     stored = [
@@ -22,3 +32,45 @@ def choices(name: str, call, batch: int, device: Device) -> list[tuple[object, b
     default = default_choice(KERNELS[name], call, device)
     found = {(c.config, c.variant): c for c in (default, served, *stored)}
     return [(c, key == (served.config, served.variant)) for key, c in found.items()]
+
+
+def device_of(x: torch.Tensor) -> Device:
+    """Whose configs serve a tensor."""
+    from helion_sinkhorn.runtime import serving
+
+    device, _, _ = serving.device_at(serving.index_of(x))
+    return device
+
+
+def candidate(of: str, choice: Choice, served: bool, run: Run) -> Candidate:
+    """A kernel with a config, judged by one result."""
+    config = {**dict(choice.config), **dict(choice.variant)}
+    return Candidate(choice.kernel, of, config, choice.source, served, run)
+
+
+def candidates(
+    computes: Mapping[str, Iterable[str]],
+    call,
+    batch: int,
+    device: Device,
+    run: Callable[[str, Choice], Run],
+) -> list[Candidate]:
+    """Kernels with each of their configs, once for every result in which an error of the kernel shows.
+
+    Args:
+        computes: those results of each kernel.
+        call, batch: what a config is looked up by.
+        device: whose configs.
+        run: (result, choice) -> what makes that result, the kernel with this choice.
+    """
+    return [
+        candidate(name, choice, served, run(name, choice))
+        for kernel, names in computes.items()
+        for choice, served in choices(kernel, call, batch, device)
+        for name in names
+    ]
+
+
+def on_cpu(names: Iterable[str], run: Run, *of: object) -> list[Candidate]:
+    """The CPU path, once for every result; `run` takes what is in `of`, the result's name and the inputs."""
+    return [Candidate("eager", name, {}, "", True, functools.partial(run, *of, name)) for name in names]

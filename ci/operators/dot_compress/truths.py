@@ -7,8 +7,7 @@ import math
 
 import torch
 
-from ci.gate import gate
-from ci.gate.choices import choices
+from ci.gate import choices, gate
 from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
 from helion_sinkhorn.ops.dot_compress import eager as dot_compress_eager
 from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
@@ -61,24 +60,14 @@ def leaning(n: int) -> float:
 def candidates(workload: DotWorkload, x, y, grad, z=None) -> list[gate.Candidate]:
     """The three kernels, each config of one with what is served of the others; on a CPU the CPU path."""
     if not x.is_cuda:
-        return [
-            gate.Candidate("eager", name, {}, "", True, functools.partial(on_cpu, workload.parts, name))
-            for name in RESULTS
-        ]
+        return choices.on_cpu(RESULTS, on_cpu, workload.parts)
     from helion_sinkhorn.ops.dot_compress import launch as dot_compress_launch
-    from helion_sinkhorn.runtime import serving
 
-    device, _, _ = serving.device_at(serving.index_of(x))
     call = dot_compress_launch.call_of(x, y, workload.parts)
-    return [
-        gate.Candidate(
-            kernel, name, {**dict(choice.config), **dict(choice.variant)}, choice.source, served,
-            functools.partial(on_gpu, workload.parts, name, {kernel: choice}),
-        )
-        for kernel, names in COMPUTES.items()
-        for choice, served in choices(kernel, call, x.size(0), device)
-        for name in names
-    ]  # fmt: skip
+    return choices.candidates(
+        COMPUTES, call, x.size(0), choices.device_of(x),
+        lambda name, choice: functools.partial(on_gpu, workload.parts, name, {choice.kernel: choice}),
+    )  # fmt: skip
 
 
 def on_cpu(parts: int, name: str, x, y, grad, z=None) -> torch.Tensor:

@@ -10,8 +10,7 @@ import functools
 
 import torch
 
-from ci.gate import gate
-from ci.gate.choices import choices
+from ci.gate import choices, gate
 from helion_sinkhorn.ops.hc_mixes import budget, torch_op
 from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
 from helion_sinkhorn.runtime.views import parameter, placed
@@ -52,24 +51,14 @@ def dtype_of(workload: MixesWorkload, name: str) -> torch.dtype:
 def candidates(workload: MixesWorkload, *given: torch.Tensor) -> list[gate.Candidate]:
     """Every kernel with each of its configs and what is served of the others; on a CPU the CPU path."""
     if not given[0].is_cuda:
-        return [
-            gate.Candidate("eager", name, {}, "", True, functools.partial(on_cpu, workload, name))
-            for name in budget.RESULTS
-        ]
+        return choices.on_cpu(budget.RESULTS, on_cpu, workload)
     from helion_sinkhorn.ops.hc_mixes import launch
-    from helion_sinkhorn.runtime import serving
 
-    device, _, _ = serving.device_at(serving.index_of(given[0]))
     call = launch.call_for(workload.m, workload.columns, workload.dtype, workload.precision)
-    return [
-        gate.Candidate(
-            kernel, name, {**dict(choice.config), **dict(choice.variant)}, choice.source, served,
-            functools.partial(on_gpu, workload, name, {kernel: choice}),
-        )
-        for kernel, names in COMPUTES.items()
-        for choice, served in choices(kernel, call, len(given[0]) * workload.tokens, device)
-        for name in names
-    ]  # fmt: skip
+    return choices.candidates(
+        COMPUTES, call, len(given[0]) * workload.tokens, choices.device_of(given[0]),
+        lambda name, choice: functools.partial(on_gpu, workload, name, {choice.kernel: choice}),
+    )  # fmt: skip
 
 
 def on_cpu(workload: MixesWorkload, name: str, *given: torch.Tensor) -> torch.Tensor:

@@ -6,11 +6,11 @@ An element of the batch is a group of tokens: each has a gradient of the bias of
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from ci.gate import gate
-from ci.gate.choices import choices
+from ci.gate import choices, gate
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.hc_post import budget, eager
 from helion_sinkhorn.ops.hc_post.torch_op import gradient_of_bias
@@ -67,24 +67,21 @@ def candidates(workload: HcPostWorkload, *given: torch.Tensor) -> list[gate.Cand
     """Both kernels with each of their configs; on a CPU the CPU path."""
     order, names = workload.comb_order, results(workload)
     if not given[0].is_cuda:
-        return [
-            gate.Candidate("eager", name, {}, "", True, functools.partial(on_cpu, order, name))
-            for name in names
-        ]
+        return choices.on_cpu(names, on_cpu, order)
     from helion_sinkhorn.ops.hc_post import launch
-    from helion_sinkhorn.runtime import serving
 
-    device, _, _ = serving.device_at(serving.index_of(given[0]))
+    device, tokens = choices.device_of(given[0]), len(given[0]) * workload.tokens
     call = launch.call_for(workload.n, workload.c, workload.dtype)
-    return [
-        gate.Candidate(
-            kernel, name, {**dict(choice.config), **dict(choice.variant)}, choice.source, served,
-            functools.partial(on_gpu, order, name, choice),
-        )
-        for kernel, computed in COMPUTES.items()
-        for choice, served in choices(kernel, call, len(given[0]) * workload.tokens, device)
-        for name in computed if name in names
-    ] + by_boundary(workload, device, len(given[0]) * workload.tokens)  # fmt: skip
+    found = choices.candidates(
+        among(names, COMPUTES), call, tokens, device,
+        lambda name, choice: functools.partial(on_gpu, order, name, choice),
+    )  # fmt: skip
+    return found + by_boundary(workload, device, tokens)
+
+
+def among(names: Collection[str], computes: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """What each kernel computes, without results that a call has not."""
+    return {kernel: [name for name in computed if name in names] for kernel, computed in computes.items()}
 
 
 def by_boundary(workload: HcPostWorkload, device: Device, tokens: int) -> list[gate.Candidate]:
@@ -94,16 +91,10 @@ def by_boundary(workload: HcPostWorkload, device: Device, tokens: int) -> list[g
     from helion_sinkhorn.ops.hc_site.launch import call_for
 
     call = call_for(workload.n, workload.c, workload.dtype, "float32")
-    names = results(workload)
-    return [
-        gate.Candidate(
-            kernel, name, dict(choice.config), choice.source, served,
-            functools.partial(crossed, workload.comb_order, call, name, choice),
-        )
-        for kernel, computed in BOUNDARY.items()
-        for choice, served in choices(kernel, call, tokens, device)
-        for name in computed if name in names
-    ]  # fmt: skip
+    return choices.candidates(
+        among(results(workload), BOUNDARY), call, tokens, device,
+        lambda name, choice: functools.partial(crossed, workload.comb_order, call, name, choice),
+    )  # fmt: skip
 
 
 def crossed(

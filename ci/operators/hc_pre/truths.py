@@ -6,8 +6,7 @@ import functools
 
 import torch
 
-from ci.gate import gate
-from ci.gate.choices import choices
+from ci.gate import choices, gate
 from helion_sinkhorn.ops.hc_pre import budget, eager
 from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
 
@@ -40,24 +39,14 @@ def truths(workload: HcPreWorkload, x, pre, dy) -> dict[str, gate.Truth]:
 def candidates(workload: HcPreWorkload, x, pre, dy) -> list[gate.Candidate]:
     """Both kernels with each of their configs; on a CPU the CPU path."""
     if not x.is_cuda:
-        return [
-            gate.Candidate("eager", name, {}, "", True, functools.partial(on_cpu, name))
-            for name in budget.RESULTS
-        ]
+        return choices.on_cpu(budget.RESULTS, on_cpu)
     from helion_sinkhorn.ops.hc_pre import launch
-    from helion_sinkhorn.runtime import serving
 
-    device, _, _ = serving.device_at(serving.index_of(x))
     call = launch.call_for(workload.n, workload.c, workload.dtype)
-    return [
-        gate.Candidate(
-            kernel, name, {**dict(choice.config), **dict(choice.variant)}, choice.source, served,
-            functools.partial(on_gpu, name, choice),
-        )
-        for kernel, names in COMPUTES.items()
-        for choice, served in choices(kernel, call, len(x) * workload.tokens, device)
-        for name in names
-    ]  # fmt: skip
+    return choices.candidates(
+        COMPUTES, call, len(x) * workload.tokens, choices.device_of(x),
+        lambda name, choice: functools.partial(on_gpu, name, choice),
+    )  # fmt: skip
 
 
 def on_cpu(name: str, *given: torch.Tensor) -> torch.Tensor:

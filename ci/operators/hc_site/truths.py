@@ -10,8 +10,7 @@ import functools
 
 import torch
 
-from ci.gate import gate
-from ci.gate.choices import choices
+from ci.gate import choices, gate
 from helion_sinkhorn import hc_site
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.hc_site import budget
@@ -83,29 +82,22 @@ def candidates(workload: HcSiteWorkload, *given: torch.Tensor) -> list[gate.Cand
     The CPU path rounds dx more than once for narrow streams, and is judged by the others then.
     """
     if not given[0].is_cuda:
-        return [
-            gate.Candidate("eager", name, {}, "", True, functools.partial(as_served, workload, name))
-            for name in budget.RESULTS if name != "dx" or workload.dtype == torch.float32
-        ]  # fmt: skip
+        names = [name for name in budget.RESULTS if name != "dx" or workload.dtype == torch.float32]
+        return choices.on_cpu(names, as_served, workload)
     from helion_sinkhorn.ops.hc_site import launch
-    from helion_sinkhorn.runtime import serving
 
-    device, _, _ = serving.device_at(serving.index_of(given[0]))
+    device = choices.device_of(given[0])
     call = launch.call_for(workload.n, workload.c, workload.dtype, workload.precision)
     tokens = len(given[0]) * workload.tokens
     found = [
         gate.Candidate("hc_site", name, {}, "all served", True, functools.partial(on_device, workload, name))
         for name in budget.RESULTS
     ]
-    return found + [
-        gate.Candidate(
-            kernel, name, {**dict(choice.config), **dict(choice.variant)}, choice.source, served,
-            functools.partial(on_gpu, workload, name, {kernel: choice}),
-        )
-        for kernel, names in COMPUTES.items()
-        for choice, served in choices(kernel, call, tokens, device)
-        for name in names
-    ] + by_boundary(workload, call, device, tokens)  # fmt: skip
+    found += choices.candidates(
+        COMPUTES, call, tokens, device,
+        lambda name, choice: functools.partial(on_gpu, workload, name, {choice.kernel: choice}),
+    )  # fmt: skip
+    return found + by_boundary(workload, call, device, tokens)
 
 
 def by_boundary(
@@ -117,15 +109,11 @@ def by_boundary(
     """
     if workload.n > MOST_STREAMS:
         return []
-    return [
-        gate.Candidate(
-            kernel, name, {**dict(choice.config), **dict(choice.variant)}, choice.source, served,
-            functools.partial(crossed if name in VALUES else crossed_back, workload, choice, name),
-        )
-        for kernel, names in BOUNDARY.items()
-        for choice, served in choices(kernel, call, tokens, device)
-        for name in names
-    ]  # fmt: skip
+
+    def run(name: str, choice: Choice) -> choices.Run:
+        return functools.partial(crossed if name in VALUES else crossed_back, workload, choice, name)
+
+    return choices.candidates(BOUNDARY, call, tokens, device, run)
 
 
 def crossed(workload: HcSiteWorkload, choice: Choice, name: str, *given: torch.Tensor) -> torch.Tensor:

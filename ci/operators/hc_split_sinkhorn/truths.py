@@ -10,8 +10,7 @@ import functools
 
 import torch
 
-from ci.gate import gate
-from ci.gate.choices import choices
+from ci.gate import choices, gate
 from helion_sinkhorn import reference
 from helion_sinkhorn.ops.hc_split_sinkhorn import budget, eager
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
@@ -74,24 +73,14 @@ def dtype_of(workload: HcWorkload, name: str) -> torch.dtype:
 def candidates(workload: HcWorkload, *given: torch.Tensor) -> list[gate.Candidate]:
     """Both kernels with each of their configs; on a CPU the CPU path."""
     if not given[0].is_cuda:
-        return [
-            gate.Candidate("eager", name, {}, "", True, functools.partial(on_cpu, workload, name))
-            for name in budget.RESULTS
-        ]
+        return choices.on_cpu(budget.RESULTS, on_cpu, workload)
     from helion_sinkhorn.ops.hc_split_sinkhorn import launch
-    from helion_sinkhorn.runtime import serving
 
-    device, _, _ = serving.device_at(serving.index_of(given[0]))
     call = launch.call_for(workload.n, workload.n_iters, workload.eps, workload.dtype)
-    return [
-        gate.Candidate(
-            kernel, name, {**dict(choice.config), **dict(choice.variant)}, choice.source, served,
-            functools.partial(on_gpu, workload, name, choice),
-        )
-        for kernel, names in computes(workload).items()
-        for choice, served in choices(kernel, call, workload.tokens, device)
-        for name in names
-    ]  # fmt: skip
+    return choices.candidates(
+        computes(workload), call, workload.tokens, choices.device_of(given[0]),
+        lambda name, choice: functools.partial(on_gpu, workload, name, choice),
+    )  # fmt: skip
 
 
 def on_cpu(workload: HcWorkload, name: str, *given: torch.Tensor) -> torch.Tensor:

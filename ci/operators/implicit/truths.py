@@ -10,8 +10,7 @@ import functools
 
 import torch
 
-from ci.gate import gate
-from ci.gate.choices import choices
+from ci.gate import choices, gate
 from helion_sinkhorn import reference
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
 from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
@@ -102,12 +101,10 @@ def kernels(
 ) -> list[gate.Candidate]:
     """One solver of one system."""
     from helion_sinkhorn.ops.sinkhorn.implicit import launch
-    from helion_sinkhorn.runtime import serving
 
     def run(p, dy, choice):
         return launch.implicit_backward(dy, p, workload.n_iters, system, solver, workload.dtype, choice)
 
-    device, _, _ = serving.device_at(serving.index_of(p))
     call = launch.implicit_call(*p.shape[-2:], p.dtype, workload.n_iters)
     kernel = f"sinkhorn_implicit_{solver}"
     return [
@@ -115,5 +112,5 @@ def kernels(
             kernel, name, {"system": system, **dict(choice.config), **dict(choice.variant)}, choice.source,
             auto and served, functools.partial(run, choice=choice),
         )
-        for choice, served in choices(kernel, call, p.size(0), device)
+        for choice, served in choices.choices(kernel, call, p.size(0), choices.device_of(p))
     ]  # fmt: skip

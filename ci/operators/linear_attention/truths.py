@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ci.gate import gate
-from ci.gate.choices import choices
+from ci.gate import choices, gate
 from helion_sinkhorn.ops.linear_attention import eager as linear_attention_eager
 from helion_sinkhorn.ops.linear_attention.budget import Case, budgets_of
 from helion_sinkhorn.ops.linear_attention.model import TENSORS, Errors, Named
@@ -191,47 +190,42 @@ def kernels(workload: AttentionWorkload, *tensors: torch.Tensor) -> list[gate.Ca
     from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
     from helion_sinkhorn.ops.linear_attention.gates import launch as gates
     from helion_sinkhorn.ops.linear_attention.recurrent import launch as recurrent
-    from helion_sinkhorn.runtime import serving
 
     case = case_of(workload, *tensors)
     there = {"o", "end", *(f"d{name}" for name in case.leaves)}
-    device, _, _ = serving.device_at(serving.index_of(tensors[0]))
+    device = choices.device_of(tensors[0])
     vectors = [case.inputs.get(name) for name in TENSORS[:-1]]
     rest = 1.0, workload.reverse, case.inputs.get("cu_seqlens")
     p = recurrent.Problem.fitting(*vectors, *rest)
     found = [
-        ("recurrent", recurrent.KERNEL, name, {"choices": {result: choice}}, choice, served)
+        ("recurrent", name, {"choices": {result: choice}}, choice, served)
         for result, of in WALKS.items()
-        for choice, served in choices(recurrent.KERNEL, p.call(result), p.batch, device)
+        for choice, served in choices.choices(recurrent.KERNEL, p.call(result), p.batch, device)
         for name in of
     ]
     found += [
-        ("recurrent", gates.KERNEL, name, {"choices": {f"d{side}": choice}}, choice, served)
+        ("recurrent", name, {"choices": {f"d{side}": choice}}, choice, served)
         for side in gates.sides(p.gates)
-        for choice, served in choices(gates.KERNEL, gates.call_of(p, side), p.batch, device)
+        for choice, served in choices.choices(gates.KERNEL, gates.call_of(p, side), p.batch, device)
         for name in (f"d{side}", "dg", "dg_gamma")
     ]
     if workload.chunks_serve:
         p = recurrent.Problem.of(*vectors, *rest)
         found += [
-            ("chunked", kernel, name, {"choice": choice}, choice, served)
+            ("chunked", name, {"choice": choice}, choice, served)
             for kernel, of in CHUNK_KERNELS.items()
-            for choice, served in choices(kernel, chunked.call_of(p), p.batch, device)
+            for choice, served in choices.choices(kernel, chunked.call_of(p), p.batch, device)
             for name in of
         ]
     modules = {"recurrent": recurrent, "chunked": chunked}
     return [
-        gate.Candidate(
-            kernel,
-            title(method, name),
-            {**dict(choice.config), **dict(choice.variant)},
-            choice.source,
-            served,
+        choices.candidate(
+            title(method, name), choice, served,
             functools.partial(computed, workload, modules[method], name, options),
         )
-        for method, kernel, name, options, choice, served in found
+        for method, name, options, choice, served in found
         if name in there
-    ]
+    ]  # fmt: skip
 
 
 def computed(

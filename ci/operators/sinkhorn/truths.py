@@ -6,8 +6,7 @@ import functools
 
 import torch
 
-from ci.gate import gate
-from ci.gate.choices import choices
+from ci.gate import choices, gate
 from helion_sinkhorn import reference
 from helion_sinkhorn.ops.sinkhorn import budget as testing
 from helion_sinkhorn.ops.sinkhorn import eager
@@ -80,7 +79,6 @@ def candidates(workload: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) ->
 
 def kernels(workload: SinkhornWorkload, x: torch.Tensor) -> list[gate.Candidate]:
     from helion_sinkhorn.ops.sinkhorn import launch
-    from helion_sinkhorn.runtime import serving
 
     arguments, dtype = workload.arguments, workload.dtype
 
@@ -90,17 +88,17 @@ def kernels(workload: SinkhornWorkload, x: torch.Tensor) -> list[gate.Candidate]
     def backward(x, dy, choice):
         return launch.backward(dy, x, *arguments, choice)
 
-    device, _, _ = serving.device_at(serving.index_of(x))
+    device = choices.device_of(x)
     call = launch.call_of(x, *arguments)
     taken = "sinkhorn_forward", launch.backward_kernel(call)
     names = dict.fromkeys((*taken, "sinkhorn_backward_history"), "dX") | {"sinkhorn_forward": "P"}
     return [
-        gate.Candidate(
-            name, of, {**dict(choice.config), **dict(choice.variant)}, choice.source,
-            name in taken and served, functools.partial(forward if of == "P" else backward, choice=choice),
+        choices.candidate(
+            of, choice, name in taken and served,
+            functools.partial(forward if of == "P" else backward, choice=choice),
         )
         for name, of in names.items()
-        for choice, served in choices(name, call, x.size(0), device)
+        for choice, served in choices.choices(name, call, x.size(0), device)
     ]  # fmt: skip
 
 
