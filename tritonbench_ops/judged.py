@@ -32,6 +32,11 @@ def baselines(name: str) -> list[str]:
     return [found] if isinstance(found, str) else list(found)
 
 
+def detached(out):
+    """What a backend returned, a tensor or several, without its graph."""
+    return out.detach() if isinstance(out, torch.Tensor) else [t.detach() for t in out]
+
+
 def say_missing(backends):
     """Which backends are left out, and why."""
     for name, backend in backends.items():
@@ -113,7 +118,7 @@ class JudgedByLeaves(Judged):
 
     def required(self):
         must = self.named or [name for name in self.parts.BACKENDS if name not in (self._skip or [])]
-        return must, set(must) - set(self.parts.PYTORCH)
+        return must, set(must) - set(self.parts.UNJUDGED)
 
     def timed(self, function, *inputs):
         """The call of a backend's function that is timed."""
@@ -147,8 +152,8 @@ class JudgedByLeaves(Judged):
         found = fn()
         gradients = tuple(leaf.grad for leaf in self.leaves())
         if self.mode.value == "fwd":
-            return found.detach(), None
-        return (found[0].detach() if self.mode.value == "fwd_bwd" else None), gradients
+            return detached(found), None
+        return (detached(found[0]) if self.mode.value == "fwd_bwd" else None), gradients
 
     def moved(self):
         """Bytes that this mode reads and writes at least."""

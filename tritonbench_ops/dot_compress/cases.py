@@ -61,7 +61,7 @@ BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
     "helion_dot_compress": lambda: dot_compress,
     "helion_dot_compress_precise": lambda: functools.partial(dot_compress, precise_intermediate=True),
 }
-PYTORCH = (BASELINE, "torch_compile", "torch_compile_max_autotune")
+UNJUDGED = (BASELINE, "torch_compile", "torch_compile_max_autotune")
 """Those that need not keep the budget: they round each term of a gradient."""
 PIECE_ENTRIES = 1 << 24
 """Entries of x computed in float64 at a time."""

@@ -77,7 +77,7 @@ BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
     "helion_hc_mixes_tf32": lambda: in_tf32,
 }
 """name -> what builds the function; it takes x, fn and the options of a workload."""
-PYTORCH = (BASELINE, "torch_compile")
+UNJUDGED = (BASELINE, "torch_compile")
 """Those that need not keep the budget: PyTorch's products may be TF32."""
 TF32 = ("helion_hc_mixes_tf32",)
 """Those that are held to the budget of TF32."""

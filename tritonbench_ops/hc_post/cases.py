@@ -71,7 +71,7 @@ BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
     "helion_hc_post": lambda: hc_post,
 }
 """name -> what builds the function; it takes f, x, post and comb."""
-PYTORCH = (BASELINE, "torch_compile")
+UNJUDGED = (BASELINE, "torch_compile")
 """Those that need not keep the budget."""
 
 

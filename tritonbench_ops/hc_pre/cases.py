@@ -68,7 +68,7 @@ BACKENDS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
     "helion_hc_pre": lambda: hc_pre,
 }
 """name -> what builds the function; it takes x and pre."""
-PYTORCH = (BASELINE, "torch_compile")
+UNJUDGED = (BASELINE, "torch_compile")
 """Those that need not keep the budget."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -12,12 +12,15 @@ from helion_sinkhorn import hc_mixes, hc_pre, hc_site, hc_split_sinkhorn, refere
 from helion_sinkhorn.ops.hc_site.budget import RESULTS, evaluated
 from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
 from helion_sinkhorn.testing.rounding import worst
-from helion_sinkhorn.workloads import tagged
+from tritonbench_ops import flags
 from tritonbench_ops.bounds import relative, share_beyond
+from tritonbench_ops.inductor import compiled
 
 Tensors = Sequence[torch.Tensor]
-FLAGS = {"tokens": "batch", "streams": "n", "hidden": "c"}
-"""Flags by the fields of a workload that they replace."""
+SIZES = {"tokens": "T", "streams": "n", "hidden": "C"}
+"""The flags, and what they count."""
+FIELDS = {"tokens": "batch", "streams": "n", "hidden": "c"}
+"""The flags, and the fields of a workload that they replace."""
 OF_TOKENS, SUMS = RESULTS[:4], RESULTS[4:]
 SAMPLED = 16
 """Tokens that are judged entry by entry."""
@@ -27,22 +30,12 @@ PIECE_ENTRIES = 1 << 24
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The operator's own flags, which tritonbench hands on."""
-    parser = argparse.ArgumentParser("--op hc_site", allow_abbrev=False)
-    for name, what in {"tokens": "T", "streams": "n", "hidden": "C"}.items():
-        parser.add_argument(f"--{name}", type=int, help=f"{what}; default: those of the bench workloads")
-    options = parser.parse_args(arguments)
-    for name in FLAGS:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name} is {value}; pass at least 1")
-    return options
+    return flags.parser("hc_site", SIZES).parse_args(arguments)
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[HcSiteWorkload]:
     """The bench workloads as `options` change them, each once."""
-    named = {field: v for name, field in FLAGS.items() if (v := getattr(options, name)) is not None}
-    rows = [dataclasses.replace(row, **named, dtype=dtype) for row in tagged("bench", HcSiteWorkload)]
-    return list({(row.batch, row.n, row.c): row for row in rows}.values())
+    return flags.bench(HcSiteWorkload, options, FIELDS, dtype)
 
 
 def inputs(case: HcSiteWorkload, device: torch.device | str) -> tuple[torch.Tensor, ...]:
@@ -79,14 +72,6 @@ def in_float32(x, fn, scale, base, precision="float32", **options):
     return y.to(x.dtype), post, comb, x
 
 
-def compiled() -> Callable[..., Tensors]:
-    import torch._functorch.config
-
-    # the backward pass alone is run again and again on one forward pass
-    torch._functorch.config.donated_buffer = False
-    return torch.compile(in_float32, dynamic=False)
-
-
 def by_parts(x, fn, scale, base, norm_eps, eps_outside, precision, **options):
     """The three operators, the gradients of x added by autograd."""
     mixes = hc_mixes(x, fn, norm_eps, precision=precision, eps_outside=eps_outside)
@@ -97,7 +82,7 @@ def by_parts(x, fn, scale, base, norm_eps, eps_outside, precision, **options):
 BASELINE = "eager"
 BACKENDS: dict[str, Callable[[], Callable[..., Tensors]]] = {
     BASELINE: lambda: in_float32,
-    "torch_compile": compiled,
+    "torch_compile": functools.partial(compiled, in_float32),
     "helion_parts": lambda: by_parts,
     "helion_hc_site": lambda: hc_site,
 }

@@ -75,7 +75,7 @@ BACKENDS: dict[str, Callable[[], Callable[..., Tensors]]] = {
     "helion_hc_split_sinkhorn": lambda: hc_split_sinkhorn,
 }
 """name -> what builds the function; it takes the arguments of `hc_split_sinkhorn`."""
-PYTORCH = (BASELINE, "torch_compile")
+UNJUDGED = (BASELINE, "torch_compile")
 """Those that need not keep the budget: their gates' gradient takes 1 - sigmoid(a)."""
 
 

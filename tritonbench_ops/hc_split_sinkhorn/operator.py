@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
 from tritonbench.utils.triton_op import register_metric, register_x_val
 
 from tritonbench_ops import measure
@@ -38,19 +35,6 @@ class Operator(JudgedByLeaves):
     @register_x_val(label="TxC n T")
     def get_x_val(self, inputs):
         return parts.x_value(inputs[0], self.case_of(inputs[0]))
-
-    def results(self, fn):
-        """((pre, post, comb), gradients) of the mode's closure; None for what the mode does not compute."""
-        if self.mode.value == "fwd_no_grad":
-            with torch.no_grad():
-                return self.forward(fn._name)(), None
-        for leaf in self.leaves():
-            leaf.grad = torch.full_like(leaf, math.nan)
-        found = fn()
-        gradients = tuple(leaf.grad for leaf in self.leaves())
-        if self.mode.value == "fwd":
-            return [t.detach() for t in found], None
-        return ([t.detach() for t in found[0]] if self.mode.value == "fwd_bwd" else None), gradients
 
     def accuracy(self, fn, baseline_fn):
         """Whether every token's results and the sums are within the error budget against float64."""

@@ -137,7 +137,7 @@ BACKENDS = {
 }
 
 
-PYTORCH = (BASELINE, "torch_compile")
+UNJUDGED = (BASELINE, "torch_compile")
 """Those that no budget is derived for."""
 PIECE_STATES = 1 << 27
 """Entries of the states that float64 keeps at a time."""

@@ -10,7 +10,7 @@ from tritonbench_ops.recurrent_linear_attention.cases import (
     BACKENDS,
     BASELINE,
     NAMES,
-    PYTORCH,
+    UNJUDGED,
     bytes_moved,
     cases,
     exact_results,
@@ -87,7 +87,7 @@ class Operator(JudgedByLeaves):
             for name, backend in BACKENDS.items()
             if name not in (self._skip or []) and name not in self.refused and not backend.peer
         ]
-        return must, set(must) - set(PYTORCH)
+        return must, set(must) - set(UNJUDGED)
 
 
 def method(name, backend):
