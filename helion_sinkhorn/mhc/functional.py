@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from helion_sinkhorn.ops.hc_mixes.api import hc_mixes
 from helion_sinkhorn.ops.hc_pre.api import hc_pre
-from helion_sinkhorn.ops.hc_split_sinkhorn.api import hc_split_sinkhorn
-from helion_sinkhorn.runtime.checks import check_number, check_same_device, check_tensor
+from helion_sinkhorn.ops.hc_site.crossing import coefficients
+from helion_sinkhorn.runtime.checks import check_finite, check_int, check_same_device, check_tensor
+from helion_sinkhorn.runtime.streams import check_streams, merged
 
 
 def hc_expand(h: torch.Tensor, n: int) -> torch.Tensor:
@@ -35,10 +34,7 @@ def hc_expand(h: torch.Tensor, n: int) -> torch.Tensor:
     check_tensor("h", h, "(..., C)")
     if h.dim() < 1:
         raise ValueError("h has shape (); pass (..., C)")
-    if isinstance(n, bool) or not isinstance(n, int):
-        raise TypeError(f"n is {n!r}; pass an int of at least 1")
-    if n < 1:
-        raise ValueError(f"n is {n}; pass an int of at least 1")
+    check_int("n", n, 1)
     return h.unsqueeze(-2).expand(*h.shape[:-1], n, h.size(-1)).contiguous()
 
 
@@ -91,14 +87,11 @@ def hc_coeffs(
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2.
     """
-    n = check_streams(x)
-    mixes = hc_mixes(
-        _merged(x), fn, norm_eps, norm_weight,
-        precision=precision, eps_outside=eps_outside, implementation=implementation,
-    )  # fmt: skip
-    return hc_split_sinkhorn(
-        mixes, scale, base, n, sinkhorn_iters, eps,
-        post_mult=post_mult, pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order,
+    check_tensor("x", x, "(..., n, C)")
+    check_streams(x)
+    return coefficients(
+        x, fn, scale, base, sinkhorn_iters, eps, norm_eps, norm_weight, post_mult=post_mult, pre_eps=pre_eps,
+        post_eps=post_eps, comb_order=comb_order, precision=precision, eps_outside=eps_outside,
         implementation=implementation,
     )  # fmt: skip
 
@@ -147,7 +140,9 @@ def hc_head(
 
     Source: DeepSeek-V4's inference code, whose last collapse this is.
     """
-    n = check_streams(x)
+    check_tensor("x", x, "(..., n, C)")
+    check_streams(x)
+    n = x.size(-2)
     for name, given, symbols, shape in (
         ("fn", fn, "(n, n C)", (n, n * x.size(-1))),
         ("scale", scale, "(1,)", (1,)),
@@ -159,30 +154,13 @@ def hc_head(
             raise ValueError(
                 f"{name} has shape {tuple(given.shape)}; for x of shape {tuple(x.shape)} pass {shape}"
             )
-    check_number("eps", eps, "a finite float")
-    # not math.isfinite: a compiler with dynamic shapes has a symbol here
-    if not -math.inf < eps < math.inf:
-        raise ValueError(f"eps is {eps}; pass a finite float")
+    check_finite("eps", eps)
     mix = hc_mixes(
-        _merged(x), fn, norm_eps, norm_weight,
+        merged(x), fn, norm_eps, norm_weight,
         precision=precision, eps_outside=eps_outside, implementation=implementation,
     )  # fmt: skip
     pre = gate(mix * scale.to(mix.dtype) + base.to(mix.dtype)) + eps
     return hc_pre(x, pre, implementation=implementation)
-
-
-def check_streams(x: object) -> int:
-    """Number of streams of x; raise unless it is a floating-point tensor (..., n, C)."""
-    check_tensor("x", x, "(..., n, C)")
-    assert isinstance(x, torch.Tensor)
-    if x.dim() < 2:
-        raise ValueError(f"x has shape {tuple(x.shape)}; pass (..., n, C): streams before features")
-    return x.size(-2)
-
-
-def _merged(x: torch.Tensor) -> torch.Tensor:
-    """x as hc_mixes takes it: one stream of C entries reads as n C merged ones, and so it is merged."""
-    return x.flatten(-2) if x.size(-2) == 1 else x
 
 
 def gate(a: torch.Tensor) -> torch.Tensor:

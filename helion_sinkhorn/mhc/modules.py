@@ -9,7 +9,7 @@ import torch
 from helion_sinkhorn.mhc.float32 import Float32Parameters
 from helion_sinkhorn.mhc.functional import hc_head
 from helion_sinkhorn.ops.hc_site.api import Site, hc_site
-from helion_sinkhorn.runtime.checks import check_implementation
+from helion_sinkhorn.runtime.checks import check_implementation, check_int
 from helion_sinkhorn.runtime.streams import MOST_STREAMS
 
 INITIALIZER_RANGE = 0.02
@@ -72,7 +72,8 @@ class HyperConnection(Float32Parameters):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        _check_sizes(hidden_size, hc_mult)
+        check_int("hidden_size", hidden_size, 1)
+        check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
         self.hidden_size, self.hc_mult, self.initializer_range = hidden_size, hc_mult, initializer_range
         self.options: dict[str, Any] = {
             "sinkhorn_iters": sinkhorn_iters, "eps": eps, "norm_eps": norm_eps, "post_mult": post_mult,
@@ -156,7 +157,8 @@ class HyperHead(Float32Parameters):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        _check_sizes(hidden_size, hc_mult)
+        check_int("hidden_size", hidden_size, 1)
+        check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
         self.hidden_size, self.hc_mult, self.initializer_range = hidden_size, hc_mult, initializer_range
         self.options: dict[str, Any] = {
             "eps": eps,
@@ -190,15 +192,6 @@ class HyperHead(Float32Parameters):
 
     def extra_repr(self) -> str:
         return _repr(self)
-
-
-def _check_sizes(hidden_size: object, hc_mult: object) -> None:
-    for name, value, most in (("hidden_size", hidden_size, None), ("hc_mult", hc_mult, MOST_STREAMS)):
-        accepted = f"an int from 1 to {most}" if most else "an int of at least 1"
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} is {value!r}; pass {accepted}")
-        if value < 1 or (most is not None and value > most):
-            raise ValueError(f"{name} is {value}; pass {accepted}")
 
 
 def _check_streams(module: HyperConnection | HyperHead, streams: torch.Tensor) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from helion_sinkhorn.ops.hc_post.api import hc_post
+from helion_sinkhorn.runtime.checks import check_int
 from helion_sinkhorn.runtime.updates import Update, observing
 
 
@@ -42,10 +43,7 @@ def recompute_streams(every: int) -> Iterator[None]:
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.3.2.
     """
-    if isinstance(every, bool) or not isinstance(every, int):
-        raise TypeError(f"every is {every!r}; pass an int of at least 1")
-    if every < 1:
-        raise ValueError(f"every is {every}; pass an int of at least 1")
+    check_int("every", every, 1)
     recorder = _Recorder(every)
     hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
     with observing(recorder.updated), hooks:

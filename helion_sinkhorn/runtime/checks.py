@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Collection
 
@@ -58,6 +59,28 @@ def check_number(name: str, value: object, accepted: str) -> None:
         raise TypeError(f"{name} is {value!r}; pass {accepted}")
     if isinstance(value, int) and abs(value) > LARGEST_FLOAT:
         raise ValueError(f"{name} is beyond the range of a float; pass {accepted}")
+
+
+def check_finite(name: str, value: object, accepted: str = "a finite float") -> None:
+    """Raise TypeError unless value is an int or a float, ValueError unless it is finite."""
+    check_number(name, value, accepted)
+    # not math.isfinite: a compiler with dynamic shapes has a symbol here
+    if not -math.inf < value < math.inf:
+        raise ValueError(f"{name} is {float(value)}; pass {accepted}")
+
+
+def check_int(name: str, value: object, least: int, most: int | None = None, what: str = "") -> None:
+    """Raise TypeError unless value is an int, ValueError unless it is from `least` to `most`.
+
+    `what` says what the int counts where the name does not.
+    """
+    accepted = f"an int of at least {least}" if most is None else f"an int from {least} to {most}"
+    accepted += f", {what}" if what else ""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}; pass {accepted}")
+    if value < least or (most is not None and value > most):
+        # a compiler's symbol prints only when it is converted
+        raise ValueError(f"{name} is {int(value)}; pass {accepted}")
 
 
 def check_flag(name: str, value: object) -> None:

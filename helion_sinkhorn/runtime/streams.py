@@ -16,3 +16,8 @@ def check_streams(x: torch.Tensor) -> None:
             f"x has shape {tuple(x.shape)}; pass (..., n, C): n streams, 1 to {MOST_STREAMS}, of C entries, "
             "at least 1"
         )
+
+
+def merged(x: torch.Tensor) -> torch.Tensor:
+    """x as hc_mixes takes it: one stream of C entries reads as n C merged ones, and so it is merged."""
+    return x.flatten(-2) if x.size(-2) == 1 else x

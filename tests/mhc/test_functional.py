@@ -11,6 +11,8 @@ from autograd_calls import assert_equal, randn
 from mhc_equations import assert_within, truth_and_budget, values_and_gradients
 
 from helion_sinkhorn import hc_coeffs, hc_expand, hc_head
+from helion_sinkhorn.mhc import functional
+from helion_sinkhorn.ops.hc_site import crossing
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -222,6 +224,15 @@ REFUSED = {
     "kernels on a CPU": (head(implementation="helion"), NotImplementedError,
                          "x is on cpu; use implementation='auto'"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("function", [hc_head, hc_coeffs])
+@pytest.mark.parametrize("shape", [(2, 17, 3), (2, 0, 3), (2, 4, 0)], ids=str)
+def test_streams_are_refused_before_they_are_projected(function, shape, monkeypatch):
+    for module in (functional, crossing):
+        monkeypatch.delattr(module, "hc_mixes")
+    with pytest.raises(ValueError, match=r"x has shape .*; pass \(\.\.\., n, C\): n streams, 1 to 16, of C"):
+        function(torch.zeros(shape), FN, SCALE, BASE)
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -74,6 +74,12 @@ def test_constructors_check_their_options(make, sentence):
         make()
 
 
+@pytest.mark.parametrize("lanes", [4.0, True, "4"])
+def test_lanes_are_an_int(lanes):
+    with pytest.raises(TypeError, match=f"num_lanes is {lanes!r}; pass an int of at least 1"):
+        nn.SinkhornLaneMixer(lanes)
+
+
 def test_sinkhorn_raises_what_the_function_raises():
     with pytest.raises(TypeError, match=r"torch\.int64"):
         nn.Sinkhorn()(torch.ones(4, 4, dtype=torch.int64))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import sys
 
 import torch
 
 from helion_sinkhorn.ops.hc_mixes import torch_op
 from helion_sinkhorn.runtime.checks import (
+    check_finite,
     check_flag,
     check_implementation,
-    check_number,
     check_option,
     check_same_device,
     check_tensor,
@@ -126,9 +125,8 @@ def check_tensors(x, fn, norm_weight) -> None:
 
 def check_options(norm_eps, precision, eps_outside) -> None:
     """Raise unless these are a positive number, a name and a flag."""
-    check_number("norm_eps", norm_eps, ACCEPTED_EPS)
-    # not math.isfinite: a compiler with dynamic shapes has a symbol here
-    if not LEAST_EPS <= norm_eps < math.inf:
+    check_finite("norm_eps", norm_eps, ACCEPTED_EPS)
+    if norm_eps < LEAST_EPS:
         raise ValueError(
             f"norm_eps is {norm_eps}; pass {ACCEPTED_EPS}: with less a token of zeros has no finite norm"
         )

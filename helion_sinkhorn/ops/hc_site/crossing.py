@@ -23,7 +23,7 @@ from helion_sinkhorn.ops.hc_split_sinkhorn.api import (
 )
 from helion_sinkhorn.ops.hc_split_sinkhorn.limits import beyond_kernels
 from helion_sinkhorn.runtime.checks import check_same_device, check_tensor, implementation_for
-from helion_sinkhorn.runtime.streams import check_streams
+from helion_sinkhorn.runtime.streams import check_streams, merged
 from helion_sinkhorn.runtime.torch_op import differentiates
 from helion_sinkhorn.runtime.updates import updated
 
@@ -90,18 +90,43 @@ def crossing(
         streams, *found = run(*given, *constants)
         updated(streams, f, x, post, comb, bias, comb_order, "helion")
         return Crossing(*found[:4], streams)
-    mixes = hc_mixes(
-        # one stream of C entries reads as merged ones
-        x.flatten(-2) if x.size(-2) == 1 else x, fn, norm_eps, norm_weight,
-        precision=precision, eps_outside=eps_outside, implementation=implementation,
-    )  # fmt: skip
-    pre, post, comb = hc_split_sinkhorn(
-        mixes, scale, base, x.shape[-2], sinkhorn_iters, eps,
-        post_mult=post_mult, pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order,
+    pre, post, comb = coefficients(
+        x, fn, scale, base, sinkhorn_iters, eps, norm_eps, norm_weight, post_mult=post_mult, pre_eps=pre_eps,
+        post_eps=post_eps, comb_order=comb_order, precision=precision, eps_outside=eps_outside,
         implementation=implementation,
     )  # fmt: skip
     y = hc_pre(x, pre if weights is None else weights, implementation=implementation)
     return Crossing(y, pre, post, comb, x)
+
+
+def coefficients(
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    sinkhorn_iters: int,
+    eps: float,
+    norm_eps: float,
+    norm_weight: torch.Tensor | None,
+    *,
+    post_mult: float,
+    pre_eps: float | None,
+    post_eps: float,
+    comb_order: str,
+    precision: str,
+    eps_outside: bool,
+    implementation: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(pre, post, comb) of the streams x, by two operators; the arguments are those of `hc_coeffs`."""
+    mixes = hc_mixes(
+        merged(x), fn, norm_eps, norm_weight,
+        precision=precision, eps_outside=eps_outside, implementation=implementation,
+    )  # fmt: skip
+    return hc_split_sinkhorn(
+        mixes, scale, base, x.shape[-2], sinkhorn_iters, eps,
+        post_mult=post_mult, pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order,
+        implementation=implementation,
+    )  # fmt: skip
 
 
 def is_computed(implementation: str, constants: Constants, x: torch.Tensor, *others: object) -> bool:

@@ -13,8 +13,10 @@ from helion_sinkhorn.ops.hc_split_sinkhorn.partials import Reduce
 from helion_sinkhorn.ops.sinkhorn.api import MOST_ITERS, check_eps
 from helion_sinkhorn.runtime.checks import (
     DTYPES,
+    check_finite,
     check_flag,
     check_implementation,
+    check_int,
     check_number,
     check_option,
     check_same_device,
@@ -139,12 +141,8 @@ def _check(mixes, scale, base, n, n_iters, out_dtype) -> None:
 
 def check_counts(n, n_iters) -> None:
     """Raise unless there are as many streams and iterations as the operator takes."""
-    for name, value, most in (("hc_mult", n, MOST_STREAMS), ("sinkhorn_iters", n_iters, MOST_ITERS)):
-        accepted = f"an int from 1 to {most}"
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} is {value!r}; pass {accepted}")
-        if not 1 <= value <= most:
-            raise ValueError(f"{name} is {int(value)}; pass {accepted}")
+    check_int("hc_mult", n, 1, MOST_STREAMS)
+    check_int("sinkhorn_iters", n_iters, 1, MOST_ITERS)
 
 
 def check_parameters(scale, base, n, first, other) -> None:
@@ -182,11 +180,7 @@ def _check_reduce(reduce, partials) -> None:
             f"reduce.squares has shape {tuple(squares.shape)}; for partial sums of shape "
             f"{tuple(partials.shape)} pass {tuple(partials.shape[:-1])}"
         )
-    accepted = "the number of entries behind a token's mixes, an int of at least 1"
-    if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"reduce.size is {size!r}; pass {accepted}")
-    if size < 1:
-        raise ValueError(f"reduce.size is {size}; pass {accepted}")
+    check_int("reduce.size", size, 1, what="the number of entries behind a token's mixes")
     check_number("reduce.norm_eps", norm_eps, NORM_EPS)
     if not (norm_eps == 0 or SMALLEST_NORM_EPS <= norm_eps < math.inf):
         raise ValueError(f"reduce.norm_eps is {norm_eps}; pass {NORM_EPS}")
@@ -198,8 +192,5 @@ def check_constants(eps, post_mult, pre_eps, post_eps, comb_order) -> None:
     check_eps(eps)
     for name, value in (("post_mult", post_mult), ("pre_eps", pre_eps), ("post_eps", post_eps)):
         if value is not None or name != "pre_eps":
-            check_number(name, value, "a finite float")
-            # not math.isfinite: a compiler with dynamic shapes has a symbol here
-            if not -math.inf < value < math.inf:
-                raise ValueError(f"{name} is {value}; pass a finite float")
+            check_finite(name, value)
     check_option("comb_order", comb_order, COMB_ORDERS)

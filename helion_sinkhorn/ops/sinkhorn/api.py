@@ -16,6 +16,7 @@ from helion_sinkhorn.ops.sinkhorn.scaling import SMALLEST_EPS
 from helion_sinkhorn.runtime.checks import (
     DTYPES,
     check_implementation,
+    check_int,
     check_number,
     check_option,
     check_tensor,
@@ -29,7 +30,6 @@ BACKWARDS = ("exact", "implicit")
 DEFAULT_EPS = 1e-6
 MOST_ITERS = 1 << 20
 """Far more than any matrix takes to converge, and no call without an end."""
-ITERS_ACCEPTED = f"an int >= 0 and at most {MOST_ITERS}"
 EPS_ACCEPTED = f"0 or a float of at least {SMALLEST_EPS}, finite"
 KERNEL_LARGEST = 128
 """Most rows or columns of a matrix that the kernels take."""
@@ -147,11 +147,7 @@ def _check(logits, n_iters, eps, form, first, backward, out_dtype) -> None:
 
 def check_options(n_iters, eps, form, first, backward, out_dtype) -> None:
     """What `sinkhorn` checks of its arguments without the logits."""
-    if isinstance(n_iters, bool) or not isinstance(n_iters, int):
-        raise TypeError(f"n_iters is {n_iters!r}; pass {ITERS_ACCEPTED}")
-    if not 0 <= n_iters <= MOST_ITERS:
-        # a compiler's symbol prints only when it is converted
-        raise ValueError(f"n_iters is {int(n_iters)}; pass {ITERS_ACCEPTED}")
+    check_int("n_iters", n_iters, 0, MOST_ITERS)
     check_eps(eps)
     check_option("form", form, FORMS)
     if form == "log" and eps not in (0, DEFAULT_EPS):

@@ -8,7 +8,7 @@ import torch
 
 from helion_sinkhorn.ops.sinkhorn.api import DEFAULT_EPS, check_options, sinkhorn
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import Implicit
-from helion_sinkhorn.runtime.checks import check_implementation
+from helion_sinkhorn.runtime.checks import check_implementation, check_int
 
 
 class Sinkhorn(torch.nn.Module):
@@ -87,8 +87,7 @@ class SinkhornLaneMixer(torch.nn.Module):
 
     def __init__(self, num_lanes: int, iters: int = 20) -> None:
         super().__init__()
-        if isinstance(num_lanes, bool) or not isinstance(num_lanes, int) or num_lanes < 1:
-            raise ValueError(f"num_lanes is {num_lanes!r}; pass an int of at least 1")
+        check_int("num_lanes", num_lanes, 1)
         self.lanes = num_lanes
         self.mixing_logits = torch.nn.Parameter(torch.randn(num_lanes, num_lanes) * 0.02)
         self.sinkhorn = FusedMHC(mhc_iters=iters)
