@@ -27,13 +27,18 @@ def operator_of(kernel: str) -> Operator:
     return _OPERATOR_OF[kernel]
 
 
-def kernel_calls(workload: Any) -> Iterator[tuple[str, Any]]:
-    """(kernel, its call), one for each kernel that a workload runs.
+def operator_for(workload: Any) -> Operator:
+    """The row whose calls a workload describes.
 
     Raises:
         TypeError: no operator has workloads of this type.
     """
     for row in OPERATORS.values():
         if isinstance(workload, row.workload):
-            return row.kernel_calls(workload)
-    raise TypeError(f"no kernels are known to serve a {type(workload).__name__}")
+            return row
+    raise TypeError(f"no operator has workloads of type {type(workload).__name__}")
+
+
+def kernel_calls(workload: Any) -> Iterator[tuple[str, Any]]:
+    """(kernel, its call), one for each kernel that a workload runs."""
+    return operator_for(workload).kernel_calls(workload)

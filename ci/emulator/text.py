@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-ENCODING = re.compile(r"_(e32|e64|dpp|sdwa)$")
+from helion_sinkhorn.machine.listing import ENCODING
+
 LABEL = re.compile(r"(\.L\w+|\w+):")
 MODES = {
     "float_round_mode_32": 0, "float_round_mode_16_64": 0,

@@ -23,6 +23,7 @@ CARRIES = re.compile(
 """Matches one that moves or compares numbers and rounds none."""
 PTX = re.compile(r"\s+(?:@!?%p\d+\s+)?(?P<op>[a-z][\w.:]*)\s")
 ENCODING = re.compile(r"_(e32|e64|dpp|sdwa)$")
+"""Matches how a GCN instruction is encoded, at the end of its name."""
 
 
 def arithmetic(ops: Iterable[str]) -> dict[str, int]:

@@ -18,6 +18,7 @@ from helion_sinkhorn.configs.store import Key, key_of
 from helion_sinkhorn.machine.binary import Binary
 from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.tuning import ranking
+from helion_sinkhorn.tuning.finals import digits
 
 FILE = "calibration.json"
 Score = Callable[[Binary, int], float]
@@ -45,8 +46,8 @@ def record(
             continue
         line["batches"][str(batch)] = {
             "candidates": [{**dict(b.job.choice.config), **dict(b.job.choice.variant)} for b, _ in rows],
-            "us": [float(f"{us:.4g}") for _, us in rows],
-            "score": [float(f"{score(b, batch):.4g}") for b, _ in rows],
+            "us": [digits(us) for _, us in rows],
+            "score": [digits(score(b, batch)) for b, _ in rows],
         }
     if not line["batches"]:
         return

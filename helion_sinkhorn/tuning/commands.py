@@ -109,7 +109,7 @@ def tune(arguments: argparse.Namespace) -> int:
             say(f"the budget of {arguments.budget:g} s is spent; the same command does the {left} keys left")
     if arguments.offline:
         title = f"{arguments.device}: predictions from machine code; none of these was run"
-        table(title, offline_run.COLUMNS, offline_run.report(results))
+        table(title, tuner.COLUMNS, offline_run.report(results))
     else:
         table(f"{arguments.device}: microseconds", tuner.COLUMNS, tuner.report(results))
     if found:

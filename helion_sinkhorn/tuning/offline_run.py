@@ -111,11 +111,8 @@ def ranked(group: Group, batch: int, binaries: Sequence[Binary], options: Option
     return Ranked(group, batch, best.job.choice, own, reference, scored)
 
 
-COLUMNS = ["key", "batch", "before", "after", "before / after", "default", "config", "file"]
-
-
 def report(results: Sequence[Ranked]) -> list[tuple[str, ...]]:
-    """Rows of the table at the end, of COLUMNS: scores of the configs used before and now."""
+    """Rows of the table at the end, of tune.COLUMNS: scores of the configs used before and now."""
     return [
         (
             r.group.name, str(r.batch), str(digits(r.before)), str(digits(r.score)),

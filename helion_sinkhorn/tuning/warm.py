@@ -15,7 +15,7 @@ from torch._subclasses import fake_tensor
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.machine.presented import as_called
-from helion_sinkhorn.operators import OPERATORS
+from helion_sinkhorn.operators import OPERATORS, operator_for
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.checks import KERNEL_DTYPES
 from helion_sinkhorn.runtime.dispatch import signature
@@ -137,7 +137,7 @@ def launch(workload: Any, device: Device, where: str = "cuda") -> None:
 
     On a GPU Triton keeps their machine code too.
     """
-    operator = next(row for row in OPERATORS.values() if isinstance(workload, row.workload))
+    operator = operator_for(workload)
     if operator.call is not None:
         operator.call(workload, where)
         return
