@@ -39,7 +39,7 @@ def path(file: str) -> Path:
 
 
 def version(package: str, file: str) -> str:
-    """That of a package, or the commit of a file's checkout; empty where there is neither."""
+    """The version of a package, or the commit of a file's checkout; empty where there is neither."""
     if package or not file:
         return timing.installed(package) if package else ""
     checkout = path(file).parents[file.count("/") - 1]

@@ -29,7 +29,7 @@ from helion_sinkhorn import reference
 from helion_sinkhorn.workloads import WORKLOADS
 
 WORKLOADS_COMPARED = (*accuracy.INDUCTOR, "sharp_4", "identity_like_4")
-"""Those of every device, and peaked ones."""
+"""The workloads that are compared on every device, and peaked ones."""
 Sources = dict[str, str]
 """Inductor's output code, "forward" and "backward"."""
 

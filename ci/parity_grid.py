@@ -100,7 +100,7 @@ def ratio(w: SinkhornWorkload, run: Gradient) -> float:
 
 
 def ratios(where: str, workloads: list[SinkhornWorkload]) -> dict[str, Ratios]:
-    """Those of some cases, for each gradient to be had there."""
+    """The ratios of some cases, for each gradient to be had there."""
     return {name: {w.name: ratio(w, run) for w in workloads} for name, run in gradients(where).items()}
 
 

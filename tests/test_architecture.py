@@ -128,7 +128,7 @@ def test_modules_of_the_package_are_short():
 
 @pytest.mark.parametrize("folder", ["helion_sinkhorn", "ci", "tritonbench_ops", "benchmarks", "tests"])
 def test_docstrings_begin_with_what_a_thing_is(folder):
-    """ "Of ..." needs the code beside it to be understood."""
+    """ "Of ..." and "Those of ..." need the code beside them to be understood."""
     found = [
         f"{p.relative_to(ROOT)}:{node.lineno}"
         for p in (ROOT / folder).rglob("*.py")
@@ -136,7 +136,7 @@ def test_docstrings_begin_with_what_a_thing_is(folder):
         if isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
-        and node.value.value.startswith("Of ")
+        and node.value.value.startswith(("Of ", "Those of ", "That of ", "As those of "))
     ]
     assert found == []
 

@@ -62,7 +62,7 @@ def user_folder(named: str) -> Path:
     folder = os.path.expanduser(named)
     if not os.path.isdir(folder):
         log.warning(
-            "HELION_SINKHORN_TUNING_DIR=%s is not a folder: the shipped configs serve alone. "
+            "HELION_SINKHORN_TUNING_DIR=%s is not a folder: only the shipped configs are used. "
             "Create it, or name another.", named,
         )  # fmt: skip
     return Path(folder)

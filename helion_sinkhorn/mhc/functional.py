@@ -136,7 +136,7 @@ def hc_head(
     Raises:
         TypeError: an argument is no floating-point tensor, eps no number.
         ValueError: shapes that do not fit, an unknown option.
-        NotImplementedError: implementation="helion" where the kernels do not serve.
+        NotImplementedError: implementation="helion" where the kernels do not support the call.
 
     Source: DeepSeek-V4's inference code, whose last collapse this is.
     """

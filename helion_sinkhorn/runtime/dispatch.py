@@ -47,7 +47,7 @@ def run(kernel: Built, *args: Any) -> None:
 
 
 def compiled(kernel: Built, args: tuple[Any, ...]) -> Callable[..., None]:
-    """The host function of a kernel for these arguments; an interpreted kernel is its own."""
+    """The host function of a kernel for these arguments; an interpreted kernel is called itself."""
     if kernel.interpret:
         return kernel.helion
     host = host_function(kernel, args, signature(args))

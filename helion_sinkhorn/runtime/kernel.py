@@ -117,7 +117,7 @@ class Built:
             config=helion.Config(**values),
             static_shapes=False,
             dot_precision="ieee" if torch.version.hip else self.kernel.products,
-            # what it calls a tensor operation on the host is `x is not None`
+            # Helion takes `x is not None` for a tensor operation on the host and warns of it
             ignore_warnings=[helion.exc.TensorOperationInWrapper],
             **mode,
         )

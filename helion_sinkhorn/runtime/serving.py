@@ -60,7 +60,10 @@ def index_of(x: torch.Tensor) -> int | None:
 
 
 def device_at(index: int | None) -> tuple[Device, str, bool]:
-    """(row, reciprocal, interpret) for cuda:index; None is a CPU, interpreted with an H200's configs."""
+    """The device row of cuda:index, its reciprocal, and whether bodies are interpreted.
+
+    None is a CPU, which interprets them with an H200's configs.
+    """
     if index is None:
         return DEVICES["h200"], "full", True
     device = current(index)

@@ -77,7 +77,10 @@ def _names(node: ast.AST, *contexts: type[ast.expr_context]) -> set[str]:
 
 
 def _needed(statements: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
-    """Those but text and assignments to names that no later one reads; `wanted` collects what is read."""
+    """The statements without docstrings and without assignments to names that no later statement reads.
+
+    `wanted` collects the names read.
+    """
     kept: list[ast.stmt] = []
     for s in reversed(statements):
         if _does_nothing(s) or (isinstance(s, ast.Assign) and not wanted & _names(s, ast.Store)):

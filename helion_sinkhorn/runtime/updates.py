@@ -1,4 +1,4 @@
-"""Who wants to know of each update of the residual streams is told of it here (mhc/recompute.py does)."""
+"""Observers of updates of the residual streams; mhc/recompute.py is one."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Compilation:
             compiler.end()
 
     def binaries(self, group: Group) -> list[Binary]:
-        """Those of one group, when they are there; without machine code where the compilers do not start."""
+        """The binaries of a group, when they are there; without machine code if no compiler starts."""
         try:
             return [self.futures[job].result() for job in self.jobs[group]]
         except Exception as failure:

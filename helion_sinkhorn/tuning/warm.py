@@ -151,7 +151,7 @@ def launch(workload: Any, device: Device, where: str = "cuda") -> None:
 
 
 def launches(workload: Any, device: Device) -> list[tuple[Built, tuple[Any, ...]]]:
-    """Those of a call and its gradient on a presented device, none of them made."""
+    """The launches of a call and its gradient on a presented device; none is made."""
     found: list[tuple[Built, tuple[Any, ...]]] = []
     with (
         mock.patch.object(serving, "device_at", return_value=(device, device.asm, False)),

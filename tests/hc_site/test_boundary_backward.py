@@ -155,7 +155,7 @@ def test_unused_results(one_pass):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bits_do_not_depend_on_the_program(one_pass, dtype):
-    """Those of a program's tokens are the same in any place of a batch.
+    """A program's tokens have the same bits in any place of a batch.
 
     In this mode a tile that is not full has products of its own shape and bits; one token alone is tested in
     tests/triton_interpreter.

@@ -195,7 +195,7 @@ def test_gradients_of_a_boundary_do_not_depend_on_the_tokens_around(c):
 
 
 def test_configs_of_the_projection_make_the_same_bits():
-    """Those of a batch and of a token alone may differ: partial sums, and dx."""
+    """The configs of a batch and of a token alone may differ: partial sums, and dx."""
     call, device = SiteCall("bfloat16", 4, 1024, "float32"), serving.device_at(0)[0]
     for name, of, tokens in (
         ("hc_mixes_partials", call.mixes, slice(None)),

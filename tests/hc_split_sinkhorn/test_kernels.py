@@ -90,7 +90,7 @@ def test_configs_of_a_call_add_up_in_one_order(name, key):
 
 
 def test_the_score_knows_the_loops_of_these_kernels():
-    """Those of Sinkhorn's, for a matrix of n x n: neither kernel restarts."""
+    """The loops of Sinkhorn's kernels, for a matrix of n x n: neither restarts."""
     call, same = HcCall("float32", 4, 20, True), SinkhornCall(True, 1, "float32", 4, 4, 20)
     for name, of_sinkhorn, variant in (
         (launch.FORWARD, "sinkhorn_forward", {}),

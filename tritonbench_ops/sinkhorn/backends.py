@@ -71,7 +71,7 @@ def sinkhorn_tritonbench(tb_op, logits, n_iters, form, first) -> Forward:
 
 
 def configs(*choices: object, mode: str) -> str:
-    """Those of (forward, backward) that a mode launches."""
+    """The choices of (forward, backward) that a mode launches."""
     launched = {"fwd": choices[:1], "fwd_no_grad": choices[:1], "bwd": choices[1:], "fwd_bwd": choices}
     return ", ".join(dict.fromkeys(map(str, launched[mode]))).replace(";", ",")
 

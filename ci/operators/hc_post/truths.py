@@ -26,7 +26,7 @@ BOUNDARY = {
     "hc_boundary_backward": COMPUTES["hc_post_backward"],
     "hc_boundary_sums": ("dpost", "dcomb"),
 }
-"""Those of hc_boundary's kernels, which compute more besides."""
+"""The results of hc_boundary's kernels, which compute more besides."""
 
 
 def results(workload: HcPostWorkload) -> tuple[str, ...]:

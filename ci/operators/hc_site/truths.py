@@ -27,7 +27,7 @@ COMPUTES = {"hc_site_weights": ("dx", *SUMS), "hc_site_backward": ("dx", "dfn")}
 BOUNDARY = {
     "hc_boundary_forward": VALUES, "hc_boundary_backward": ("dx",), "hc_boundary_projection": ("dfn",),
 }  # fmt: skip
-"""Those of hc_boundary's kernels."""
+"""The results that show what each kernel of hc_boundary did."""
 NAMES = ("x", "dresidual", "dy", "dpost", "dcomb", "fn", "scale", "base")
 """The inputs, in the gate's order."""
 

@@ -135,7 +135,7 @@ class Steps:
     """The derivative of the sigmoid as a function of a; None for sigmoid(a) sigmoid(-a)."""
     total: Change = at_once
     total_scale: Change | None = None
-    """That of dscale, where it is another."""
+    """How dscale is added up, where it is done otherwise."""
     columns_first: bool = True
     """Whether the columns of a token are added for dscale before the tokens are."""
     dtype: torch.dtype = torch.float32

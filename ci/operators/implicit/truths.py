@@ -41,7 +41,7 @@ def inputs(workload: SinkhornWorkload, steps: int) -> tuple[torch.Tensor, torch.
 
 
 def results(workload: SinkhornWorkload, p: torch.Tensor) -> list[str]:
-    """Those of JUDGED for a call."""
+    """The results of JUDGED that a call has."""
     names = ["implicit dX (direct)", "implicit dX (cg)"]
     n, m = p.shape[-2:]
     if n == m and marginal_error(p).median() <= NEAR:

@@ -56,8 +56,8 @@ def hc_mixes(
         precision: how the kernels make the products, of bfloat16 parts.  "float32" takes three of fn, dmixes
             and float32 x and two of float16 x, which hold every bit: errors are those of float32 sums.
             The factors of a dx narrower than float32 have two: its error is at most 1.0002 times that of its
-            one rounding.  "tf32" is for who asks no more than TF32's 11 bits: it takes two, 16 bits, at two
-            thirds of the products or less.  PyTorch computes in float32 for both.
+            one rounding.  "tf32" is for users who need only TF32 accuracy, 11 bits: it takes two, 16 bits,
+            at two thirds of the products or less.  PyTorch computes in float32 for both.
         eps_outside: add norm_eps to the root instead of under it.
         implementation: "auto" takes the Helion kernels on a GPU and PyTorch elsewhere and in float64;
             "helion" and "pytorch" ask for one of them.
@@ -65,7 +65,7 @@ def hc_mixes(
     Returns:
         mixes (..., M), float32 (float64 for float64 x).
 
-    Numerical policy: all arithmetic in float32 (float64 for float64 x) whatever autocast says; dx is rounded
+    Numerical policy: all arithmetic in float32 (float64 for float64 x), also under autocast; dx is rounded
         once to the dtype of x, the gradients of fn and norm_weight once to theirs.  Bitwise reproducible, and
         a token's mixes and dx do not depend on the tokens around it under one config.  The gradient of fn is
         a sum over tokens in a fixed order.  A token of zeros has mixes 0 and dx = r dmixes fn, r up to

@@ -48,7 +48,7 @@ class Exact:
 
     value: torch.Tensor
     deviation: torch.Tensor
-    """That of the error before the last rounding, each cause with the size of its bound."""
+    """The deviation of the error before the last rounding, each cause with the size of its bound."""
     leaning: torch.Tensor
     """The part of it that is all to one side, towards 0."""
     half: torch.Tensor

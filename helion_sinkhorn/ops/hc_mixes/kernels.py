@@ -31,7 +31,7 @@ def parts_of(value, count):
 
 
 def given_parts(value, count):
-    """Those of what may be bfloat16 already."""
+    """The parts of a value, which is its own part if it is bfloat16."""
     return [value] if value.dtype == torch.bfloat16 else parts_of(value, count)
 
 
@@ -63,7 +63,7 @@ def store_parts(whole, value, rows, columns, parts):
 
 
 def parts_at(whole, rows, columns, parts):
-    """Those of a block of rows and columns."""
+    """The parts of a block of rows and columns of what store_parts wrote."""
     return [hl.load(whole, [rows, k, columns]) for k in range(parts)]
 
 
@@ -85,7 +85,7 @@ def no_squares(tile_t, block_k, interpret):
 
 
 def with_squares(square, wide, interpret):
-    """Those of a block added."""
+    """The sums of no_squares with the squares of a block added."""
     return square + ((wide * wide).sum(1, keepdim=True) if interpret else wide * wide)
 
 

@@ -40,12 +40,12 @@ class MixesCall(Keyed):
 
     @property
     def dx_parts(self) -> int:
-        """Those of fn and the upstream gradient that make dx: 16 bits for one that is rounded to 8 or 11."""
+        """Parts of fn and of the upstream gradient that make dx: 16 bits for one rounded to 8 or 11."""
         return self.parts if self.dtype == "float32" else 2
 
     @property
     def x_parts(self) -> int:
-        """Those that stand for an entry of x."""
+        """Parts that stand for an entry of x."""
         return {"bfloat16": 1, "float16": 2}.get(self.dtype, self.parts)
 
     def __str__(self) -> str:

@@ -115,7 +115,7 @@ def backward_error(call: MixesCall, choice: Choice, device: str) -> float:
 
 
 def gradient_error(call: MixesCall, device: str, of_upstream=None, of_backward=None) -> float:
-    """That of the backward with these choices for its two kernels."""
+    """The error of the backward with these choices for its two kernels."""
     workload, (x, dmixes, fn) = judged(call)
     made = launch.upstream(dmixes[0].to(device), *mixes_and_norms(call, device, x, fn), call, of_upstream)
     dx, dfn = launch.gradients(*made, x[0].to(device).unsqueeze(1), fn[0].to(device), call, of_backward)

@@ -28,7 +28,7 @@ class MixesWorkload:
     c: int = 4096
     m: int = 24
     tokens: int = 1
-    """In an element of the batch; dfn, a sum over tokens, is judged element by element."""
+    """Tokens in an element of the batch; dfn, a sum over tokens, is judged element by element."""
     dtype: torch.dtype = torch.bfloat16
     norm_eps: float = 1e-6
     norm_weight: bool = False

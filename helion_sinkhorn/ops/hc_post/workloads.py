@@ -22,11 +22,11 @@ class HcPostWorkload:
     n: int = 4
     c: int = 4096
     tokens: int = 1
-    """In an element of the batch; the gradient of the bias is judged element by element."""
+    """Tokens in an element of the batch; the gradient of the bias is judged element by element."""
     dtype: torch.dtype = torch.bfloat16
     coefficients: torch.dtype = torch.float32
     f_dtype: torch.dtype | None = None
-    """That of f; None for `dtype`."""
+    """The dtype of f; None for `dtype`."""
     has_bias: bool = False
     values: str = "model"
     """A name of VALUES."""

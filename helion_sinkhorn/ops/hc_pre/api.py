@@ -35,7 +35,7 @@ def hc_pre(x: torch.Tensor, pre: torch.Tensor, *, implementation: str = "auto") 
 
     Numerical policy: all arithmetic in float32 (float64 for float64 x) whatever the inputs or autocast; one
         rounding to the dtype of x, or of pre for dpre, at the end.  Bitwise reproducible, and a token's
-        results do not depend on the tokens around it under one config.
+        results do not depend on the tokens around it, with any config.
 
     Raises:
         TypeError: an argument is no floating-point tensor.

@@ -22,7 +22,7 @@ class HcPreWorkload:
     n: int = 4
     c: int = 4096
     tokens: int = 1
-    """In an element of the batch."""
+    """Tokens in an element of the batch."""
     dtype: torch.dtype = torch.bfloat16
     coefficients: torch.dtype = torch.float32
     values: str = "model"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Constants(NamedTuple):
-    """Those of `hc_site` of these names; n_iters is sinkhorn_iters, and pre_eps is no longer None."""
+    """The options of `hc_site` by their names, sinkhorn_iters as n_iters, and pre_eps never None."""
 
     n_iters: int
     eps: float

@@ -91,7 +91,7 @@ def _with_residual(ctx, dresidual, dy, dpre, dpost, dcomb, *_):
 
 
 def gradients(upstream, given, own, constants):
-    """Those of x, fn, scale, base and weights; None where there are none.
+    """Gradients of x, fn, scale, base and weights, None for those that have none.
 
     Args:
         upstream: (dresidual, dy, dpre, dpost, dcomb), each may be None.
@@ -148,7 +148,7 @@ class Traced(torch.autograd.Function):
 
 
 class HcSite(Traced):
-    """The same for eager calls; Dynamo takes no Function with a jvp."""
+    """Traced with a jvp that raises, for eager calls: Dynamo takes no Function with a jvp."""
 
     jvp = staticmethod(no_forward_mode(FORWARD))
 

@@ -112,7 +112,7 @@ def judged(call: SiteCall) -> tuple[HcSiteWorkload, Tensors, dict[str, Exact]]:
 
 
 def weights_error(call: SiteCall, choice: Choice, device: str) -> float:
-    """That of the gradient of the collapse's weights."""
+    """The error of the gradient of the collapse's weights."""
     _, (x, _, dy, dpost, *_), _ = judged(call)
     given = x, dpost.sigmoid(), dy
     dweights = run_weights(call, choice, *(t.to(device) for t in (dy, *given[:2])))
@@ -120,7 +120,7 @@ def weights_error(call: SiteCall, choice: Choice, device: str) -> float:
 
 
 def backward_error(call: SiteCall, choice: Choice, device: str) -> float:
-    """That of the whole backward with this choice for its last kernel, and what is taken of the others."""
+    """The error of the whole backward with this choice for its last kernel, the others as served."""
     workload, inputs, limits = judged(call)
     x, dresidual, dy, dpost, dcomb, *parameters = (t.to(device) for t in inputs)
     _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, *workload.arguments)
@@ -133,7 +133,7 @@ def backward_error(call: SiteCall, choice: Choice, device: str) -> float:
 
 
 def boundary_error(call: SiteCall, choice: Choice, device: str) -> float:
-    """That of the new streams, of their collapse, and of the mixes that their sums make."""
+    """The error of the new streams, of their collapse, and of the mixes that their sums make."""
     workload, inputs, _ = judged(call)
     x, grad, f, post, comb, fn, *_ = (t[None] for t in inputs)
     weights = post.sigmoid()
@@ -153,7 +153,7 @@ def boundary_error(call: SiteCall, choice: Choice, device: str) -> float:
 
 
 def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> float:
-    """That of hc_boundary's backward with this choice for one of its kernels, from the mixes' gradient on."""
+    """The error of hc_boundary's backward, from the mixes' gradient on, with this choice for one kernel."""
     workload, inputs, _ = judged(call)
     streams, dstreams, dy, post, comb, fn, *_ = inputs
     weights, f, x = post.sigmoid(), streams[:, 0].flip(0), dstreams.flip(0)

@@ -24,7 +24,7 @@ class HcSiteWorkload:
     n: int = 4
     c: int = 4096
     tokens: int = 1
-    """In an element of the batch; sums over tokens are judged element by element."""
+    """Tokens in an element of the batch; sums over tokens are judged element by element."""
     dtype: torch.dtype = torch.bfloat16
     precision: str = "float32"
     n_iters: int = 20
@@ -65,7 +65,7 @@ class HcSiteWorkload:
 
     @property
     def of_reference(self) -> dict[str, object]:
-        """Those of the specification, which is of one precision."""
+        """The options of the specification, which has one precision."""
         return {
             "sinkhorn_iters": self.n_iters, "eps": self.eps, "norm_eps": self.norm_eps,
             "post_mult": self.post_mult, "pre_eps": self.pre_eps, "post_eps": self.post_eps,

@@ -92,7 +92,7 @@ def hc_split_sinkhorn(
 
     Numerical policy: all arithmetic in float32 (float64 for float64 mixes) whatever the inputs or autocast;
         one rounding to out_dtype at the end.  Bitwise reproducible, and a token's results and dmixes do not
-        depend on the tokens around it under one config.  dscale and dbase are sums in a fixed order.
+        depend on the tokens around it, with any config.  dscale and dbase are sums in a fixed order.
 
     Raises:
         TypeError: an argument is no floating-point tensor, a count is no integer, out_dtype no float.

@@ -181,7 +181,7 @@ def _own(deviation: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def _of_squares(workload: HcWorkload, given, dmixes, deviation: torch.Tensor) -> torch.Tensor:
-    """That of the squares' gradient, a sum over columns that cancel, as `_own` of the sum of their sizes."""
+    """The budget of the squares' gradient, a sum of columns that cancel: `_own` of the sum of their sizes."""
     mixes, factor, slope = normed(workload, given, Rounding(0, unit=0.0))
     terms = (dmixes[:, 0, :, :-1] / factor * mixes).abs().sum(-1, keepdim=True)
     size = (0.5 * slope * terms).mT.unsqueeze(1)

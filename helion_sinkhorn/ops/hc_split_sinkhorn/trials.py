@@ -24,7 +24,7 @@ TRIED_SPLITS = 8
 
 
 def arguments(call: HcCall) -> tuple[Any, ...]:
-    """Those of the operators behind mixes, scale and base, with an mHC model's constants."""
+    """What the operators take behind mixes, scale and base, with an mHC model's constants."""
     eps = TUNED_EPS if call.deepseek else 0.0
     return call.n, call.n_iters, eps, 2.0, eps, 0.0, "io"
 

@@ -23,7 +23,7 @@ class HcWorkload:
     source: str
     n: int = 4
     tokens: int = 1
-    """In an element of the batch; sums over tokens are judged element by element."""
+    """Tokens in an element of the batch; sums over tokens are judged element by element."""
     n_iters: int = 20
     eps: float = 1e-6
     dtype: torch.dtype = torch.float32

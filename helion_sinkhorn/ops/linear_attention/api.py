@@ -64,13 +64,13 @@ def recurrent_linear_attention(
         scale: of the output, default Dk ** -0.5.
         initial_state: h before the first step, (N, H, Dk, Dv), default 0; N is B without cu_seqlens.
         output_final_state: return (o, h after the last step) and not o alone.
-        reverse: walk each sequence from its last step to its first.
+        reverse: process each sequence from its last step to its first.
         cu_seqlens: (N + 1,) int32 or int64 offsets that ascend from 0 to T: B is 1, and sequence n has the
             steps from offset n up to offset n + 1.  Their values are checked on a CPU; the kernels of a GPU
             would have to wait for them, and with wrong ones read or write elsewhere.
-        method: "recurrent" walks step by step, "chunked" multiplies matrices of 64 steps, without gv or
-            cu_seqlens and for Dk <= 128; "auto" takes chunks where they serve bfloat16 or float16 of at least
-            64 steps, and is "recurrent" otherwise.  PyTorch walks step by step whatever the method.
+        method: "recurrent" goes step by step, "chunked" multiplies matrices of 64 steps, without gv or
+            cu_seqlens and for Dk <= 128; "auto" takes chunks if it can for bfloat16 or float16 of at least
+            64 steps, and is "recurrent" otherwise.  PyTorch goes step by step whatever the method.
         implementation: "auto" takes the Helion kernels on a GPU (Dk, Dv <= 512, not float64) and PyTorch
             elsewhere; "helion" and "pytorch" ask for one of them.
 
@@ -88,7 +88,7 @@ def recurrent_linear_attention(
         ValueError: shapes that do not fit, devices that differ, offsets that do not ascend from 0 to T, a
             scale that is not finite, an unknown option.
         NotImplementedError: implementation="helion" on a CPU, in float64 or beyond the kernels' sizes;
-            method="chunked" with what chunks do not serve.
+            method="chunked" with gv, with cu_seqlens or for Dk > 128.
 
     Source: Yang et al., Gated Linear Attention Transformers (arXiv 2312.06635), section 3; the gates and
         their order as in ejkernel's recurrent kernels.
@@ -177,7 +177,7 @@ def _serves(implementation: str, method: str, q, v, gv, cu_seqlens) -> str:
     """ "recurrent", "chunked" or "pytorch" for these tensors."""
     why = why_not_chunked(gv is not None, cu_seqlens is not None, q.size(3))
     if method == "chunked" and why:
-        raise NotImplementedError(f"method='chunked': {why}; use method='auto', which walks here")
+        raise NotImplementedError(f"method='chunked': {why}; use method='auto', which is 'recurrent' here")
     beyond = ""
     if max(q.size(3), v.size(3)) > KERNEL_LARGEST:
         beyond = f"the kernels take Dk and Dv up to {KERNEL_LARGEST}, these are {q.size(3)} and {v.size(3)}"

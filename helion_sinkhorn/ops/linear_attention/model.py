@@ -47,7 +47,7 @@ class Errors(Rounding):
 
     @classmethod
     def of(cls, q: torch.Tensor, seed: int = 0) -> Errors:
-        """Those of the kernels for inputs like q."""
+        """The errors of the kernels for inputs like q."""
         options = BFLOAT16 if q.dtype == torch.bfloat16 else {}
         return cls(seed, generator=torch.Generator(q.device).manual_seed(seed), **options)
 

@@ -80,7 +80,7 @@ class Problem:
 
     @functools.cached_property
     def gates(self) -> str:
-        """Those that are there, by name."""
+        """Names of the gates that are there."""
         return " ".join(name for name in ("g", "g_gamma", "gk", "gv") if getattr(self, name) is not None)
 
     def call(self, result: str) -> WalkCall:

@@ -122,7 +122,7 @@ def run_gates(
     reverse: bool = False,
     offsets: str = "",
 ) -> Tensors:
-    """Those of the rows of a state, which columns are of a transposed one."""
+    """The gradients of gates of a state's rows, which are the columns of a transposed state."""
     p, do = problem(call, q, k, v, do, gates, reverse, offsets)
     if offsets:
         before, after = p.kept_states(), p.kept_states()

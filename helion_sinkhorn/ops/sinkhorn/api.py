@@ -169,7 +169,7 @@ def check_eps(eps) -> None:
 
 
 def implicit_options(backward: str | Implicit) -> Implicit | None:
-    """Those of an implicit gradient; None of the exact one."""
+    """Options of an implicit gradient; None for the exact one."""
     if isinstance(backward, Implicit):
         return backward
     return Implicit() if backward == "implicit" else None
@@ -196,7 +196,7 @@ def _resolve(implementation: str, logits: torch.Tensor) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """What would serve a call: implementation, device and, for kernels, their configs."""
+    """What a call would use: implementation, device and, for kernels, their configs."""
 
     implementation: str
     device: str

@@ -55,6 +55,8 @@ class FusedMHC(torch.nn.Module):
         mhc_iters: iterations.
     Numerical policy: autocast off inside, float32 arithmetic, one cast back to the input's dtype;
         logits are clamped at -1e5 as there, so that a masked row stays finite.  Any leading shape.
+    Raises:
+        TypeError, ValueError: mhc_iters is no int from 0 to 2^20, or what `sinkhorn` refuses of the logits.
     Source: triton-sinkhorn, mhc/layer.py, FusedMHC.
     """
 
@@ -82,6 +84,9 @@ class SinkhornLaneMixer(torch.nn.Module):
         num_lanes: lanes, the size of the square matrix.
         iters: Sinkhorn iterations.
     Numerical policy: P and the product in float32, the result in the dtype of x.
+    Raises:
+        TypeError: num_lanes or iters is no int.
+        ValueError: num_lanes is less than 1, iters out of range, or x_lanes has another shape.
     Source: triton-sinkhorn's README, FusedSinkhornLaneMixer.
     """
 

@@ -69,7 +69,7 @@ def loops_of(kernel: str, call: SinkhornCall, variant: dict[str, Any], found: in
 
 
 def backward_loops(call: SinkhornCall, length: int) -> list[Loop]:
-    """Those of kernels that replay: segments run forward, then taken back."""
+    """The loops of kernels that replay: segments run forward, then taken back."""
     length, head, tail = segments(call, length)
     rest = call.steps - (head + tail) * length
     forward = [length] * head + ([rest, *[length] * (tail - 1)] if tail else [])
@@ -77,7 +77,7 @@ def backward_loops(call: SinkhornCall, length: int) -> list[Loop]:
 
 
 def all_loops(kernel: str, call: SinkhornCall) -> list[Loop]:
-    """Those of the others."""
+    """The loops of kernels that replay nothing."""
     steps, length = call.steps, segment(call)
     restarts = max(0, steps - 1) // length
     head = steps - restarts * length

@@ -37,7 +37,7 @@ KERNELS = {
 
 @functools.cache
 def implicit_tuned_keys() -> frozenset[Key]:
-    """The same of the implicit kernels."""
+    """Keys of the implicit kernels, without the batch, that `make tune` covers."""
     rows = [w for w in ROWS if "tune" in w.tags and w.backward == "implicit"]
     return frozenset(implicit_call(w.n, w.m, w.dtype, w.n_iters).key for w in rows)
 

@@ -65,6 +65,14 @@ def marginal_error(p: torch.Tensor) -> torch.Tensor:
     Returns:
         (...) one number a matrix.  A small one does not bound the error of backward="implicit", which also
         depends on the spectral gap (docs/backward.md).
+
+    Numerical policy: sums and quotients in float32, in float64 for float64, whatever the dtype of p.
+
+    Raises:
+        TypeError: p is no floating-point tensor.
+        ValueError: fewer than two dimensions, or no row or column.
+
+    Source: docs/backward.md.
     """
     if not isinstance(p, torch.Tensor) or not p.is_floating_point():
         raise TypeError(f"p is {getattr(p, 'dtype', type(p).__name__)}; pass a floating-point torch.Tensor")

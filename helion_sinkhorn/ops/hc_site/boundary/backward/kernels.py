@@ -40,7 +40,7 @@ def by_thread(value, interpret):
 
 
 def with_products(total, a, b, how):
-    """Those of columns, as `by_thread` has them, added to four threads' sums one after another.
+    """Four threads' sums with products of columns added, as `by_thread` has them, one after another.
 
     By an instruction each: what a compiler fuses into a sum depends on the place in the block.
     """

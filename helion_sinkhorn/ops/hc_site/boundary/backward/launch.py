@@ -36,7 +36,7 @@ from helion_sinkhorn.runtime.views import flattened, parameter, placed
 
 BACKWARD, SUMS, PROJECTION = "hc_boundary_backward", "hc_boundary_sums", "hc_boundary_projection"
 LARGEST = 1 << 62
-"""A batch that look-up takes for the largest tuned one."""
+"""A batch beyond every tuned one: look-up answers with the largest."""
 BODIES = "helion_sinkhorn.ops.hc_site.boundary.backward.kernels"
 KERNELS = {
     name: Kernel(name, f"{BODIES}:{name}", SiteCall, default, space, traits=frozenset(traits))

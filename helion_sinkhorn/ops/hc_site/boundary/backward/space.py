@@ -37,7 +37,7 @@ def backward_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
 
 
 def backward_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
-    """Any: in which order columns are added up does not depend on it.
+    """Every config may be tried: the order in which columns are added up does not depend on it.
 
     An H200 needs a step in flight (485 us of 8192 x 4096 instead of 1124), and 128 tokens a program are
     slower (561); a config takes 20 s to compile.
