@@ -99,11 +99,13 @@ def test_no_rows_leave_z_and_no_gradient():
 
 F32 = torch.zeros(2, 3, 4)
 REFUSED = {
-    "x is a list": (([1.0], F32), {}, TypeError, "x is a list; pass a torch.Tensor"),
+    "x is a list": (([1.0], F32), {}, TypeError, r"x is a list; pass a torch.Tensor of shape \(..., M, D\)"),
+    "y is a number": ((F32, 1.0), {}, TypeError, r"y is a float; pass a torch.Tensor of shape \(..., M, K\)"),
+    "z is a list": ((F32, F32, [1.0]), {}, TypeError, r"z is a list; .* of shape \(\.\.\., D, K\)"),
     "x is int64": ((F32.long(), F32), {}, TypeError, "x has dtype torch.int64; accepted are torch.float32"),
     "dtypes differ": ((F32, F32.bfloat16()), {}, TypeError, "y has dtype torch.bfloat16, x torch.float32"),
     "sparse": ((F32.to_sparse(), F32), {}, TypeError, r"x has layout .*to_dense"),
-    "a vector": ((F32[0, 0], F32), {}, ValueError, "x has shape .*two dimensions"),
+    "a vector": ((F32[0, 0], F32), {}, ValueError, r"x has shape \(4,\); pass \(\.\.\., M, D\)"),
     "no columns": ((F32[..., :0], F32), {}, ValueError, "at least one column"),
     "other rows": ((F32, F32[:, :2]), {}, ValueError, r"y has shape \(2, 2, 4\).*same M"),
     "other batch": ((F32, F32[:1]), {}, ValueError, "leading dimensions"),

@@ -278,7 +278,8 @@ WIDE = {name: randn(2, 9, 2, 129) for name in ("q", "k", "gk")}
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"q": [1.0]}, TypeError, "q is a list; pass a torch.Tensor"),
+        ({"q": [1.0]}, TypeError, r"q is a list; pass a torch.Tensor of shape \(B, T, H, Dk\)"),
+        ({"gk": 1.0}, TypeError, r"gk is a float; pass a torch.Tensor of shape \(B, T, H, Dk\)"),
         ({"k": randn(2, 9, 2, 4).int()}, TypeError, "k has dtype torch.int32; accepted are torch.float32"),
         ({"v": randn(2, 9, 2, 6).double()}, TypeError, "v has dtype torch.float64, q torch.float32"),
         ({"q": randn(9, 2, 4)}, ValueError, r"pass \(B, T, H, Dk\)"),

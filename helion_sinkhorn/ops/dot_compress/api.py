@@ -74,13 +74,15 @@ def dot_compress(
 
 
 def _check(x, y, z, precise_intermediate) -> None:
-    tensors = {"x": x, "y": y} if z is None else {"x": x, "y": y, "z": z}
-    for name, t in tensors.items():
-        check_tensor(name, t)
+    tensors = {"x": (x, "(..., M, D)"), "y": (y, "(..., M, K)")}
+    if z is not None:
+        tensors["z"] = z, "(..., D, K)"
+    for name, (t, shape) in tensors.items():
+        check_tensor(name, t, shape)
         check_same_dtype(name, t, "x", x)
         check_same_device(name, t, "x", x)
         if t.dim() < 2:
-            raise ValueError(f"{name} has shape {tuple(t.shape)}; pass at least two dimensions")
+            raise ValueError(f"{name} has shape {tuple(t.shape)}; pass {shape}")
     if 0 in (x.shape[-1], y.shape[-1]):
         raise ValueError(
             f"x has shape {tuple(x.shape)}, y {tuple(y.shape)}; each needs at least one column, D and K"

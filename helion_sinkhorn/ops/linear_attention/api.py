@@ -25,6 +25,11 @@ KERNEL_LARGEST = 512
 """Largest Dk and Dv that the kernels take: of a state's side that is summed, a program holds all."""
 CHUNKED_STEPS = 64
 """Steps from which "auto" takes chunks: one whole chunk; on an H200 they are ahead from 32 on."""
+SHAPES = {
+    "q": "(B, T, H, Dk)", "k": "(B, T, H, Dk)", "v": "(B, T, H, Dv)", "g": "(B, T, H)", "g_gamma": "(H,)",
+    "gk": "(B, T, H, Dk)", "gv": "(B, T, H, Dv)", "initial_state": "(N, H, Dk, Dv)",
+}  # fmt: skip
+"""What is asked for in place of an argument that is no tensor."""
 CHUNKED_DTYPES = (torch.bfloat16, torch.float16)
 """Dtypes for which "auto" does: rounding their results costs as much as all roundings of chunks."""
 
@@ -122,7 +127,7 @@ def _attend(*arguments):
 def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:
     q = tensors["q"]
     for name, x in tensors.items():
-        check_tensor(name, x)
+        check_tensor(name, x, SHAPES[name])
         if name in ("k", "v"):
             check_same_dtype(name, x, "q", q)
         check_same_device(name, x, "q", q)
