@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from compilations import compilations
+from cuda_graphs import capture
 
 from helion_sinkhorn import hc_mixes
 from helion_sinkhorn.ops.hc_mixes.budget import RESULTS, error_budget, exact
@@ -143,14 +144,7 @@ def test_cuda_graphs():
         mixes = hc_mixes(*leaves, implementation="helion")
         return mixes, *torch.autograd.grad(mixes, leaves, dmixes)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, captured = capture(step)
     with torch.no_grad():
         leaves[0].neg_()
     graph.replay()

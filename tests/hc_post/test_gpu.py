@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from autograd_calls import assert_equal
+from cuda_graphs import capture
 from hc_streams import LAYOUTS, one_rounding, post_errors, post_inputs, post_results
 
 from helion_sinkhorn import hc_post
@@ -165,14 +166,7 @@ def test_cuda_graphs():
         out = hc_post(*leaves, implementation="helion")
         return out, *torch.autograd.grad(out, leaves, grad)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, captured = capture(step)
     with torch.no_grad():
         leaves[1].neg_()
     graph.replay()

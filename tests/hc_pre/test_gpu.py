@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from autograd_calls import assert_equal
+from cuda_graphs import capture
 from hc_streams import LAYOUTS, one_rounding, pre_errors, pre_inputs, pre_results
 
 from helion_sinkhorn import hc_pre
@@ -147,14 +148,7 @@ def test_cuda_graphs():
         y = hc_pre(*leaves, implementation="helion")
         return y, *torch.autograd.grad(y, leaves, dy)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, captured = capture(step)
     with torch.no_grad():
         leaves[0].neg_()
     graph.replay()

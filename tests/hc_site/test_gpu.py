@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from compilations import compilations
+from cuda_graphs import capture
 from hc_sites import first_element, shares_of_budget, site_inputs, site_results
 
 pytest.importorskip("triton")
@@ -239,14 +240,7 @@ def test_a_layer_in_a_cuda_graph():
         out = hc_post(y * 2, residual, post, comb, implementation="helion")
         return out, *torch.autograd.grad(out, leaves, upstream)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, captured = capture(step)
     with torch.no_grad():
         leaves[0].neg_()
     graph.replay()

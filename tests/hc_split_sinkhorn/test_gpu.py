@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cuda_graphs import capture
 
 from helion_sinkhorn import hc_split_sinkhorn
 from helion_sinkhorn.ops.hc_split_sinkhorn.budget import error_budget, exact
@@ -143,14 +144,7 @@ def test_cuda_graphs():
         out = hc_split_sinkhorn(*leaves, implementation="helion", **row.options)
         return *out, *torch.autograd.grad(out, leaves, gradients)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, captured = capture(step)
     with torch.no_grad():
         leaves[0].neg_()
     graph.replay()

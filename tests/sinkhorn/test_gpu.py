@@ -11,6 +11,7 @@ import threading
 
 import pytest
 import torch
+from cuda_graphs import capture
 
 from helion_sinkhorn import plan, sinkhorn
 from helion_sinkhorn.configs.device import current
@@ -321,14 +322,7 @@ def test_cuda_graphs(form):
     x, dy = case.inputs(DEVICE)
     x_other, dy_other = other.inputs(DEVICE)
     expected = value_and_gradient(x_other, dy_other, **case.options)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        value_and_gradient(x, dy, **case.options)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = value_and_gradient(x, dy, **case.options)
+    graph, captured = capture(lambda: value_and_gradient(x, dy, **case.options))
     x.copy_(x_other)
     dy.copy_(dy_other)
     graph.replay()

@@ -9,6 +9,7 @@ import pickle
 import pytest
 import torch
 from autograd_calls import assert_batched_gradients, assert_equal, randn, value_and_gradient
+from cuda_graphs import capture
 from forked import python
 from targets import INDUCTOR_BY_NIGHT
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -406,14 +407,7 @@ def test_cuda_graph_replays_on_new_data():
         p = sinkhorn(x)
         return p, *torch.autograd.grad(p, x, dp)
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = run()
+    graph, captured = capture(run)
     for seed in (2, 3):
         with torch.no_grad():
             x.copy_(randn(4096, 4, 4, seed=seed))

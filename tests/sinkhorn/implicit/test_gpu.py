@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cuda_graphs import capture
 
 from helion_sinkhorn import Implicit, plan, sinkhorn
 from helion_sinkhorn.configs import store
@@ -91,14 +92,7 @@ def test_cuda_graphs():
     x = make_logits("randn_1", 1000, 4, 4).to(DEVICE)
     dy = make_cotangents(x).to(DEVICE)
     expected = gradient(-x, dy)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        gradient(x, dy)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = gradient(x, dy)
+    graph, captured = capture(lambda: gradient(x, dy))
     x.neg_()
     graph.replay()
     torch.cuda.synchronize()
