@@ -117,7 +117,6 @@ def test_maximum_of_nan_and_of_zeros():
 
 
 def test_bfloat16_rounds_to_even():
-    torch = pytest.importorskip("torch")
     bits = RANDOM.integers(0, 1 << 32, 20000, dtype=U32)
     bits[:1000] = (bits[:1000] & ~U32(0xFFFF)) | U32(0x8000)  # ties
     x = bits.view(F32)

@@ -6,8 +6,6 @@ import pytest
 import torch
 from autograd_calls import randn
 
-pytest.importorskip("helion", reason="helion is not installed")
-
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress

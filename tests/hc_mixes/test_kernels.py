@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
-
-pytest.importorskip("helion", reason="helion is not installed")
-
 from reference_mode import of_each_variant
 
 from ci.operators.hc_mixes import truths

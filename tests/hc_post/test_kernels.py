@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-pytest.importorskip("helion", reason="helion is not installed")
-
 from hc_streams import LAYOUTS, post_errors, post_inputs
 from reference_mode import of_each_variant
 

@@ -117,7 +117,6 @@ USES = {
 @pytest.mark.parametrize("use", USES)
 def test_any_use_of_the_residual_has_the_right_gradient(use, by, monkeypatch):
     if by == "kernels":
-        pytest.importorskip("helion", reason="helion is not installed")
         kernels_on_cpu(monkeypatch)
     inputs, (upstream, *_) = site_inputs(6, n=2, c=5)
 

@@ -11,8 +11,6 @@ from hc_boundaries import assert_unused_results, boundary, boundary_inputs, resu
 from hc_sites import kernels_on_cpu
 from torch._subclasses import FakeTensorMode
 
-pytest.importorskip("helion", reason="helion is not installed")
-
 from helion_sinkhorn import hc_post, hc_pre, hc_site
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS

@@ -12,8 +12,6 @@ from hc_boundaries import NAMES, assert_unused_results, boundary, boundary_input
 from hc_sites import kernels_on_cpu
 from torch._subclasses import FakeTensorMode
 
-pytest.importorskip("helion", reason="helion is not installed")
-
 from ci.operators.hc_post import truths as of_post
 from ci.operators.hc_site import truths as of_site
 from helion_sinkhorn.configs import lookup, settings, store

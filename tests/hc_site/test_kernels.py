@@ -7,8 +7,6 @@ import torch
 from autograd_calls import assert_equal
 from hc_sites import first_element, kernels_on_cpu, shares_of_budget, site_inputs, site_results
 
-pytest.importorskip("helion", reason="helion is not installed")
-
 from helion_sinkhorn import hc_site, reference
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS

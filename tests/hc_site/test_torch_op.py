@@ -10,8 +10,6 @@ from hc_sites import kernels_on_cpu, site_inputs, site_results, upstream_of
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-pytest.importorskip("helion", reason="helion is not installed")
-
 from helion_sinkhorn import hc_post, hc_site, nn
 from helion_sinkhorn.ops.hc_site import torch_op
 from helion_sinkhorn.ops.hc_site.budget import RESULTS

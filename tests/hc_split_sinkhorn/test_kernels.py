@@ -6,9 +6,6 @@ import functools
 
 import pytest
 import torch
-
-pytest.importorskip("helion", reason="helion is not installed")
-
 from reference_mode import of_each_variant
 
 from ci.operators.hc_split_sinkhorn.truths import eager_forward, of_partials

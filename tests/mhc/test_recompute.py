@@ -235,7 +235,6 @@ def test_what_every_may_be(every, error, said):
 
 def test_the_kernel_of_a_boundary(monkeypatch):
     """Its new streams are saved before anybody announces them."""
-    pytest.importorskip("helion", reason="helion is not installed")
     from hc_sites import kernels_on_cpu
 
     from helion_sinkhorn.ops.hc_post import api

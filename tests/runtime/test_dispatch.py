@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("helion", reason="helion is not installed")
-
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS, TRIALS, kernel_calls
 from helion_sinkhorn.runtime import serving

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -242,7 +241,6 @@ def test_layouts_do_not_matter(form, first, n, m, seed):
 
 @given(forms, firsts, scales, sizes, sizes, iterations, seeds)
 def test_the_kernel_bodies_stay_in_the_budget(form, first, logits, n, m, n_iters, seed):
-    pytest.importorskip("helion", reason="helion is not installed")
     from helion_sinkhorn.ops.sinkhorn import launch
 
     case = Case(logits, n, m, n_iters, form, first, seed=seed)
@@ -252,7 +250,6 @@ def test_the_kernel_bodies_stay_in_the_budget(form, first, logits, n, m, n_iters
 
 @given(forms, firsts, sizes, sizes, seeds, st.data())
 def test_nan_stays_in_its_matrix_in_the_kernel_bodies(form, first, n, m, seed, data):
-    pytest.importorskip("helion", reason="helion is not installed")
     from helion_sinkhorn.ops.sinkhorn import launch
 
     case = Case("randn_3", n, m, 4, form, first, seed=seed)

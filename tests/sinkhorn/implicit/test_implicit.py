@@ -130,7 +130,6 @@ class TestEquations:
 
 
 def kernel(dy, p, system, solver, n_iters=ENOUGH, **variant):
-    pytest.importorskip("helion", reason="helion is not installed")
     from helion_sinkhorn.configs.device import DEVICES
     from helion_sinkhorn.ops.sinkhorn import launch
     from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
