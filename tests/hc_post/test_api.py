@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from autograd_calls import assert_equal, randn
-from hc_streams import LAYOUTS, NoGradient, one_rounding, post_errors, post_inputs, post_results
+from autograd_calls import NoGradient, assert_equal, randn
+from hc_streams import LAYOUTS, one_rounding, post_errors, post_inputs, post_results
 from hypothesis import given
 from hypothesis import strategies as st
 

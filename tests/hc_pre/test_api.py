@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from autograd_calls import assert_equal, randn
-from hc_streams import LAYOUTS, NoGradient, one_rounding, pre_errors, pre_inputs, pre_results
+from autograd_calls import NoGradient, assert_equal, randn
+from hc_streams import LAYOUTS, one_rounding, pre_errors, pre_inputs, pre_results
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from autograd_calls import assert_equal, randn
+from autograd_calls import NoGradient, assert_equal, randn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -156,18 +156,6 @@ def test_unused_results_have_zero_gradients(used):
     parts = dict(zip(("pre", "post", "comb"), found["dmixes"].split((4, 4, 16), -1), strict=True))
     assert [bool(part.any()) for part in parts.values()] == list(used)
     assert [bool(x) for x in found["dscale"]] == list(used)
-
-
-class NoGradient(torch.autograd.Function):
-    """A function whose backward has nothing to say."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return None
 
 
 def test_no_result_used():

@@ -86,18 +86,6 @@ LAYOUTS = {
 """Layouts of a tensor with two token dimensions."""
 
 
-class NoGradient(torch.autograd.Function):
-    """A function whose backward has nothing to say."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return None
-
-
 def one_rounding(found, truth):
     """The rms error of a narrow result over that of the exact one rounded once."""
     error, least = found.double() - truth, truth.to(found.dtype).double() - truth

@@ -372,9 +372,12 @@ def test_compiled_checkpointed_copied_and_under_autocast():
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (2, 1, 3)], ids=str)
 def test_any_leading_shape(shape):
-    post, comb, y = connection()(randn(*shape, 4, 12))
-    assert [t.shape for t in (post, comb, y)] == [(*shape, 4), (*shape, 4, 4), (*shape, 12)]
-    assert head()(randn(*shape, 4, 12)).shape == (*shape, 12)
+    """The results of the tokens one behind the other, in that shape."""
+    x, site, collapse = randn(*shape, 4, 12), connection(), head()
+    tokens = x.reshape(-1, 4, 12)
+    for found, flat, kept in zip(site(x), site(tokens), ((4,), (4, 4), (12,)), strict=True):
+        assert torch.equal(found, flat.view(*shape, *kept))
+    assert torch.equal(collapse(x), collapse(tokens).view(*shape, 12))
 
 
 REFUSED = {
