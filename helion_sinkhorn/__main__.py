@@ -11,6 +11,7 @@ from pathlib import Path
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.tuning.commands import check, environment, readme, show, tune, warm
+from helion_sinkhorn.tuning.selection import kernel
 from helion_sinkhorn.workloads import WORKLOADS
 
 FOLDER = "default: tuning_cache/ of the repository, or of the package where it is installed"
@@ -49,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
         "--device", required=True, choices=DEVICES,
         help="what to tune for; without --offline this machine must have one",
     )  # fmt: skip
-    one.add_argument("--kernel", help="one kernel instead of all; a wrong name lists them")
+    one.add_argument("--kernel", type=kernel, help="one kernel instead of all; a wrong name lists them")
     one.add_argument("--tags", default="tune", help=f"{tagged} (default: tune)")
     one.add_argument("--only", default="", help="only workloads with this in their names, such as _4x4_fp32_")
     one.add_argument(

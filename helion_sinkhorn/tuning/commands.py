@@ -57,13 +57,11 @@ def tune(arguments: argparse.Namespace) -> int:
     if arguments.out.exists():
         selection.check_folder("tune", arguments.out)
     # importing these imports Triton
-    from helion_sinkhorn.operators import KERNELS
     from helion_sinkhorn.tuning import deadline, offline_run, plan, search
     from helion_sinkhorn.tuning import tune as tuner
     from helion_sinkhorn.tuning.groups import groups_of
     from helion_sinkhorn.tuning.options import Options
 
-    selection.check_kernel("tune", arguments.kernel, list(KERNELS))
     workloads = selection.workloads("tune", arguments.tags, arguments.only)
     groups = groups_of(workloads, arguments.kernel)
     if not groups:

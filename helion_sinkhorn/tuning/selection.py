@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import sys
 from pathlib import Path
@@ -38,10 +39,14 @@ def like(part: str, names: list[str]) -> str:
     return f"names look like {names[0]} and {names[-1]}"
 
 
-def check_kernel(command: str, kernel: str | None, known: list[str]) -> None:
-    """End the command unless the kernel is known, or none was named."""
-    if kernel is not None and kernel not in known:
-        refuse(command, f"no kernel is called {kernel!r}; --kernel is one of {', '.join(known)}")
+def kernel(text: str) -> str:
+    """The name of a kernel, for argparse: a wrong one is said before what else is missing."""
+    # importing it imports Triton
+    from helion_sinkhorn.operators import KERNELS
+
+    if text not in KERNELS:
+        raise argparse.ArgumentTypeError(f"no kernel is called {text!r}; use one of {', '.join(KERNELS)}")
+    return text
 
 
 def check_count(command: str, option: str, value: int | None) -> None:

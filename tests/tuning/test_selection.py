@@ -52,6 +52,7 @@ def test_help_explains(command, explained, capsys):
         # names before the GPU that is not here
         (["show", "--tags", "nope"], ["'nope'"]),
         (["tune", "--device", "h200", "--kernel", "nope"], ["'nope'", *KERNELS]),
+        (["tune", "--kernel", "nope"], ["'nope'", *KERNELS]),
         (["tune", "--device", "h200", "--tags", "nope"], ["'nope'"]),
         (["warm", "--op", "nope"], ["'nope'", "hc_site"]),
         (["warm", "--op", "nope", "--device", "h200"], ["'nope'", "hc_site"]),
