@@ -74,3 +74,10 @@ def test_a_wrong_function_is_inaccurate(tmp_path, mode):
 def test_it_needs_no_helion_sinkhorn(tmp_path):
     found = run(tmp_path, "--metrics", "latency", "--skip", "torch_compile", package=False)
     assert list(found["rows"][0][1]) == ["eager"]
+
+
+def test_its_flags_choose_the_size_and_the_iterations(tmp_path):
+    found = run(tmp_path, "--n", "8", "--n-iters", "7", "--metrics", "accuracy", "--only", "eager,helion")
+    ((x, row),) = found["rows"]
+    assert x == [1024, 8, 8, 7]
+    assert row["helion"][0] is True

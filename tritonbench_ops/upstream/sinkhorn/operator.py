@@ -52,7 +52,7 @@ FORMS = {"deepseek": deepseek, "log": log}
 def parse_args(args: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("--op sinkhorn", allow_abbrev=False)
     parser.add_argument("--form", choices=FORMS, default="deepseek", help="definition of the iteration")
-    parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--n-iters", type=int, default=20, help="iterations")
     parser.add_argument("--n", type=int, help="rows and columns; default: each of SIZES")
     return parser.parse_args(args)
 
@@ -64,7 +64,7 @@ class Operator(BenchmarkOperator):
     def __init__(self, tb_args: argparse.Namespace, extra_args: list[str] | None = None):
         super().__init__(tb_args, extra_args)
         options = parse_args(self.extra_args)
-        self.form, self.iterations = options.form, options.iterations
+        self.form, self.iterations = options.form, options.n_iters
         self.sizes = [size for size in SIZES if options.n in (None, size[0])] or [(options.n, 2**14)]
 
     def get_input_iter(self) -> Generator:
