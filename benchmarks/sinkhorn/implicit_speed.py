@@ -25,7 +25,7 @@ from benchmarks import command
 from helion_sinkhorn import plan, reference, sinkhorn
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
 from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
-from helion_sinkhorn.ops.sinkhorn.space import thread_per_matrix
+from helion_sinkhorn.ops.sinkhorn.implicit.space import thread_per_matrix
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.tuning import markdown

@@ -8,6 +8,7 @@ from targets import BY_NIGHT, TARGETS
 pytest.importorskip("triton")
 
 from ci import machine_rules
+from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine import compiler
 from helion_sinkhorn.machine.binary import Binary, Job, occupancy, problems
@@ -68,12 +69,10 @@ def test_sums_over_padded_matrices_leave_no_choice_of_fusion(compile_for):
         assert "contested fusion" not in binary.counts, binary.job.choice
 
 
-def point(call: SinkhornCall, **variant) -> Job:
-    """The first point of the forward's space for an H200 with these variants, those not named left out."""
-    points = candidates(KERNELS["sinkhorn_forward"], call, DEVICES["h200"])
-    wanted = {"ordered": False, **variant}
-    found = (c for c in points if wanted.items() <= {"ordered": False, **dict(c.variant)}.items())
-    return Job(call, next(found))
+def point(kernel: str, call: SinkhornCall, **variant) -> Job:
+    """The first point of a kernel's space for an H200 that has these variants."""
+    points = candidates(KERNELS[kernel], call, DEVICES["h200"])
+    return Job(call, next(c for c in points if variant.items() <= dict(c.variant).items()))
 
 
 def test_sums_in_order_fuse_every_product(compile_for):
@@ -81,7 +80,8 @@ def test_sums_in_order_fuse_every_product(compile_for):
 
     As trees, which Triton makes of sums from 3.8 on, each iteration of these kernels has 40 to 58.
     """
-    jobs = [point(call_of(deepseek, "float32", 8), thread=(8, 8), ordered=True) for deepseek in FORMS]
+    calls = [call_of(deepseek, "float32", 8) for deepseek in FORMS]
+    jobs = [point("sinkhorn_forward", call, thread=(8, 8), ordered=True) for call in calls]
     for binary in compile_for("h200", jobs):
         assert binary.compiled, binary.problems
         assert [loop.get("add", 0) for loop in binary.loops] == [0] * (1 if binary.job.call.deepseek else 2)
@@ -90,10 +90,24 @@ def test_sums_in_order_fuse_every_product(compile_for):
 def test_sums_in_order_leave_entries_in_their_threads(compile_for):
     """Four threads share a 16 x 16 matrix: they exchange sums as they do without an order, and no entries."""
     call = call_of(True, "float32", 16)
-    plain, ordered = compile_for("h200", [point(call, thread=(8, 8), ordered=o) for o in (False, True)])
+    jobs = [point("sinkhorn_forward", call, thread=(8, 8), ordered=ordered) for ordered in (False, True)]
+    plain, ordered = compile_for("h200", jobs)
     # one sum more, which the vector of ones is made of
     assert ordered.executed["cross-lane"] <= plain.executed["cross-lane"] + 8
     assert ordered.executed.get("shared", 0) == plain.executed.get("shared", 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_in_order_stay_in_their_threads_and_take_fewer_instructions(dtype, compile_for):
+    """4 x 4 in a thread, 19 iterations kept: 9 % fewer under Triton 3.9 (3.7: 13, 3.8: 3 % more)."""
+    call = call_of(True, dtype, 4)
+    kept = {"thread": (4, 4), "length": 19, "paired": False}
+    jobs = [point("sinkhorn_backward", call, **kept, ordered=ordered) for ordered in (False, True)]
+    plain, ordered = compile_for("h200", jobs)
+    assert ordered.problems == plain.problems == ()
+    if tuple(map(int, store.triton_minor().split("."))) >= (3, 9):
+        assert ordered.executed["instructions"] < 0.93 * plain.executed["instructions"]
+    assert ordered.registers <= plain.registers
 
 
 @pytest.mark.parametrize(

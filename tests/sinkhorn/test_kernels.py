@@ -146,6 +146,20 @@ def test_sums_in_order(n, m, thread, logits, form, first):
 
 
 @pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_in_order_load_a_row_at_most(dtype, form, first):
+    """Loads of 4 entries of either size; the result is that of loads of 16 bytes."""
+    x, dy = (t.to(dtype) for t in Case("randn_3", 4, 4, 20, form, first, batch=8).inputs())
+    case = Case("randn_3", 4, 4, 20, form, first, batch=8)
+    results = []
+    for ordered in (False, True):
+        selected = choice(case, "sinkhorn_backward", thread=(4, 4), ordered=ordered)
+        assert launch.loaded(x, selected).shape[-1] == (4 if ordered else 16 // x.element_size())
+        results.append(launch.backward(dy, x, *case.arguments, selected))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
 @pytest.mark.parametrize("logits", ["randn_3", "identity_like"])
 @pytest.mark.parametrize("n_iters", [1, 2, 3, 20])
 def test_u_is_computed_again(n_iters, logits, form, first):

@@ -96,7 +96,10 @@ def test_variants(pivoted, lean, rows, columns, paired, form):
 )  # fmt: skip
 def test_sums_in_order(n, thread, form):
     """The order of a sum in a thread, and over the threads of a line; 20 iterations of 8 x 8 restart once."""
-    check_forward(Case("randn_3", n, n, 20, form, batch=BATCH), thread=thread, ordered=True)
+    case = Case("randn_3", n, n, 20, form, batch=BATCH)
+    check_forward(case, thread=thread, ordered=True)
+    if (n, n) == thread == (4, 4):
+        check_backward(case, "sinkhorn_backward", thread=thread, ordered=True, length=7)
 
 
 @pytest.mark.parametrize(("n_iters", "length"), some([(1, 3), (5, 2)], (4, 2), (6, 2)))

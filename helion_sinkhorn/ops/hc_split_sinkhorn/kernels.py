@@ -13,7 +13,6 @@ import torch
 from helion_sinkhorn.ops.hc_split_sinkhorn.reduction import norm_of, with_splits
 from helion_sinkhorn.ops.sinkhorn.adjoint import last_iterations, pick, replay_and_take_back, softmax_gradient
 from helion_sinkhorn.ops.sinkhorn.iteration import (
-    is_masked,
     iterate,
     pivot,
     product,
@@ -21,6 +20,7 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     reciprocals,
     spread,
     start,
+    summation,
 )
 from helion_sinkhorn.runtime.device_math import LOG2E, reciprocal
 
@@ -107,7 +107,7 @@ def hc_split_sinkhorn_forward(
         # assigned: alone under an `if` it would leave the block empty
         _fixed = hl.specialize((mixed_logits.shape[1:], mixed_logits.stride()))
         hl.specialize((mixed_gates.shape[1:], mixed_gates.stride(), norms.shape[1:], norms.stride()))
-    masked = is_masked(n, n, how)
+    sums = summation(n, n, how)
     steps = n_iters - 1 if deepseek else n_iters
     for tile in hl.tile(batch):
         if squares is None:
@@ -144,10 +144,10 @@ def hc_split_sinkhorn_forward(
         x32 = logits_of(mixed, base_logits, scale, base_shape, tile, n, how)
         a, p, q = start(x32, n, n, eps, deepseek, 1, how)
         if pivoted:
-            a, p, q, _c, _r = pivot(a, p, q, n, n, 1, how, masked)
+            a, p, q, _c, _r = pivot(a, p, q, n, n, 1, how, sums)
         if steps > 0:
             for _step in range(steps):
-                p, q = iterate(a, p, q, n, n, eps, 1, how, paired, masked)
+                p, q = iterate(a, p, q, n, n, eps, 1, how, paired, sums)
         u = spread(reciprocals(p, n, how, paired), 1)
         y = (a * u * spread(reciprocals(q, n, how, paired), 2)).to(comb.dtype)
         if transposed:
@@ -200,7 +200,7 @@ def hc_split_sinkhorn_backward(
     if dcomb is not None:
         dcomb_shape = hl.specialize(dcomb.shape[1:])
         hl.specialize(dcomb.stride())
-    masked = is_masked(n, n, how)
+    sums = summation(n, n, how)
     steps = n_iters - 1 if deepseek else n_iters
     rest = steps - head * length
     for tile in hl.tile(batch):
@@ -227,28 +227,28 @@ def hc_split_sinkhorn_backward(
         if dcomb is not None:
             a, p, q = start(x32, n, n, eps, deepseek, 1, how)
             if pivoted:
-                a, p, q, _c, r = pivot(a, p, q, n, n, 1, how, masked)
+                a, p, q, _c, r = pivot(a, p, q, n, n, 1, how, sums)
             # + 0: as in sinkhorn_backward (docs/helion.md)
             p_starts = [p + 0.0] * (head + 1)
             q_starts = [q + 0.0] * (head + 1)
             if head > 0:
                 for s in hl.static_range(head):
                     for _step in range(length):
-                        p, q = iterate(a, p, q, n, n, eps, 1, how, paired, masked)
+                        p, q = iterate(a, p, q, n, n, eps, 1, how, paired, sums)
                     p_starts[s + 1] = p + 0.0
                     q_starts[s + 1] = q + 0.0
             dy = read(dcomb, dcomb_shape, tile, n, n)
             if transposed:
                 dy = dy.permute(0, 2, 1)
             da = last_iterations(
-                a, dy, p_starts[head], q_starts[head], rest, n, n, eps, 1, how, paired, masked, lean
+                a, dy, p_starts[head], q_starts[head], rest, n, n, eps, 1, how, paired, sums, lean
             )
             if head > 0:
                 k = hl.full([], head - 1, dtype=torch.int32)
                 for _segment in range(head):
                     da = replay_and_take_back(
                         a, da, pick(p_starts, head, k), pick(q_starts, head, k), length,
-                        n, n, eps, 1, how, paired, masked, lean,
+                        n, n, eps, 1, how, paired, sums, lean,
                     )  # fmt: skip
                     k = k - 1
             mixed = read(logits, shape, tile, n, n, eviction_policy="evict_first")

@@ -240,7 +240,7 @@ def backward(
             rows.view(tokens, n + 2, n), logits_view(rows[:, 2 * n :], n, thread), scale,
             base.view(n + 2, n), logits_view(base[2 * n :], n, thread, tokens),
             *(None if t is None else t.view(tokens, n) for t in (dpre, dpost)),
-            None if dcomb is None else loaded(dcomb, thread),
+            None if dcomb is None else loaded(dcomb, served.choice),
             drows.view(tokens, n + 2, n), written_view(drows[:, 2 * n :], n, flat),
             sums.as_strided((tiles, 2, n), (width, n, 1)),
             sums[:, 2 * n :].as_strided(of_tile, (width, n, 1)), sums[:, columns:],

@@ -39,7 +39,7 @@ class HcCall(Keyed):
 
 
 def forward_default(call: HcCall, device: Device) -> tuple[Items, Items]:
-    """Sinkhorn's, of which this body has one order of sums."""
+    """Sinkhorn's, of which these bodies have one order of sums."""
     config, variant = sinkhorn.forward_default(call, device)
     return config, tuple((k, v) for k, v in variant if k != "ordered")
 
@@ -55,7 +55,7 @@ def backward_default(call: HcCall, device: Device) -> tuple[Items, Items]:
     would take 7.9 and 252.
     """
     config, variant = sinkhorn.backward_default(call, device)
-    return config, tuple((k, False if k == "paired" else v) for k, v in variant)
+    return config, tuple((k, False if k == "paired" else v) for k, v in variant if k != "ordered")
 
 
 def backward_space(call: HcCall, device: Device) -> tuple[Grid, ...]:

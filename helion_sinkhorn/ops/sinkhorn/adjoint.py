@@ -15,98 +15,98 @@ import torch
 
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     contract,
-    is_masked,
     reciprocals,
     rounding,
     softmax,
     spread,
+    summation,
     times,
     total,
 )
 
 
-def replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked):
+def replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums):
     """`steps` iterations from (p, q): the lists u_1 .. u_steps and v_0 .. v_steps."""
-    rho, rounded = lead / trail, rounding(masked, how)
+    rho, rounded = lead / trail, rounding(sums, how)
     us, vs = [], [reciprocals(q, trail, how, paired)]
     for _ in range(steps):
-        p = rho * (contract(a, vs[-1], lead_axis, masked, rounded) + eps * p)
+        p = rho * (contract(a, vs[-1], lead_axis, sums, rounded) + eps * p)
         us.append(reciprocals(p, lead, how, paired))
-        q = contract(a, us[-1], 3 - lead_axis, masked, rounded) + (eps / rho) * q
+        q = contract(a, us[-1], 3 - lead_axis, sums, rounded) + (eps / rho) * q
         vs.append(reciprocals(q, trail, how, paired))
     return us, vs
 
 
-def u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, masked):
+def u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, sums):
     """u_(t+1) of a replayed segment that began with p, from v alone.
 
     Its eps term has p_t, which is rho A v_(t-1) up to another eps: eps^2 is below float32's resolution.
     """
-    rho, rounded = lead / trail, rounding(masked, how)
+    rho, rounded = lead / trail, rounding(sums, how)
     if t == 0 or eps == 0.0:
-        p = rho * (contract(a, vs[t], lead_axis, masked, rounded) + eps * p)
+        p = rho * (contract(a, vs[t], lead_axis, sums, rounded) + eps * p)
         return reciprocals(p, lead, how, paired)
     both = vs[t] + (eps * rho) * vs[t - 1]
-    return reciprocals(rho * contract(a, both, lead_axis, masked, rounded), lead, how, paired)
+    return reciprocals(rho * contract(a, both, lead_axis, sums, rounded), lead, how, paired)
 
 
-def line_sums(a, da, axis, masked, rounded=None):
+def line_sums(a, da, axis, sums, rounded=None):
     """The sums of D = A * dA along lines, one for each index of `axis`."""
-    return total(times(a, da, rounded), 3 - axis, masked)
+    return total(times(a, da, rounded), 3 - axis, sums)
 
 
-def project_trail(a, da, u, v, lead_axis, masked, rounded=None):
+def project_trail(a, da, u, v, lead_axis, sums, rounded=None):
     """dA before the trail half-step that made v, from dA behind it."""
     trail_axis = 3 - lead_axis
-    s = line_sums(a, da, trail_axis, masked, rounded)
+    s = line_sums(a, da, trail_axis, sums, rounded)
     return da - spread(u, lead_axis) * spread(v * s, trail_axis)
 
 
-def project(a, da, u, v, v_before, rho, lead_axis, masked, rounded=None):
+def project(a, da, u, v, v_before, rho, lead_axis, sums, rounded=None):
     """dA before an iteration (v_before) -> (u, v), from dA behind it."""
-    da = project_trail(a, da, u, v, lead_axis, masked, rounded)
-    s = rho * line_sums(a, da, lead_axis, masked, rounded)
+    da = project_trail(a, da, u, v, lead_axis, sums, rounded)
+    s = rho * line_sums(a, da, lead_axis, sums, rounded)
     return da - spread(u * s, lead_axis) * spread(v_before, 3 - lead_axis)
 
 
-def take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, masked, lean):
+def take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, sums, lean):
     """dA before a replayed segment that began with p; lean: each u_t is computed again, so none was kept."""
     for t in range(len(us) - 1, -1, -1):
-        u = u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, masked) if lean else us[t]
-        da = project(a, da, u, vs[t + 1], vs[t], lead / trail, lead_axis, masked, rounding(masked, how))
+        u = u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, sums) if lean else us[t]
+        da = project(a, da, u, vs[t + 1], vs[t], lead / trail, lead_axis, sums, rounding(sums, how))
     return da
 
 
-def replay_and_take_back(a, da, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked, lean):
+def replay_and_take_back(a, da, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums, lean):
     """dA before `steps` iterations from (p, q)."""
-    us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked)
-    return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, masked, lean)
+    us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums)
+    return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, sums, lean)
 
 
 def last_iterations(
-    a, gradient, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked, lean, twice=False
+    a, gradient, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums, lean, twice=False
 ):
     """dA before the last `steps` iterations from (p, q), from the gradient with respect to diag(u) A diag(v).
 
     twice: without eps a projection made twice is the same projection, and the second takes back what rounding
     left of line sums as large as dY, beside which a gradient that nearly vanishes is small.
     """
-    us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, masked)
+    us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums)
     u = us[-1] if us else reciprocals(p, lead, how, paired)
-    da = times(gradient * spread(u, lead_axis), spread(vs[-1], 3 - lead_axis), rounding(masked, how))
+    da = times(gradient * spread(u, lead_axis), spread(vs[-1], 3 - lead_axis), rounding(sums, how))
     if twice:
-        da = project_trail(a, da, u, vs[-1], lead_axis, masked, rounding(masked, how))
-    return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, masked, lean)
+        da = project_trail(a, da, u, vs[-1], lead_axis, sums, rounding(sums, how))
+    return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, sums, lean)
 
 
 def softmax_gradient(x32, da, v, n, m, eps, lead_axis, how):
     """dX of the deepseek form from dA before the first iteration: its first trail step and the softmax."""
-    masked = is_masked(n, m, how)
-    rounded, trail_axis = rounding(masked, how), 3 - lead_axis
+    sums = summation(n, m, how)
+    rounded, trail_axis = rounding(sums, how), 3 - lead_axis
     z = softmax(x32, n, m, trail_axis, how)
-    da = da - spread(v * line_sums(z + eps, da, trail_axis, masked, rounded), trail_axis)
+    da = da - spread(v * line_sums(z + eps, da, trail_axis, sums, rounded), trail_axis)
     dz = times(da, z, rounded)
-    return dz - z * spread(total(dz, trail_axis, masked), lead_axis)
+    return dz - z * spread(total(dz, trail_axis, sums), lead_axis)
 
 
 def pick(values, count, k):

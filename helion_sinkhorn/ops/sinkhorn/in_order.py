@@ -40,29 +40,29 @@ def held_last(x, axis, lanes):
     return held.reshape(tile, n, column_lanes, m // column_lanes)
 
 
-def contract_in_order(a, w, axis, masked, lanes):
+def contract_in_order(a, w, axis, sums, lanes):
     """`iteration.contract`: a thread adds its products in order, and Triton the sums of a line's threads."""
     summed = 3 - axis
     first, *others = addends(held_last(a * spread(w, summed), summed, lanes))
     for product in others:
         first = first + product
-    return first if lanes[summed - 1] == 1 else total(first, summed, masked)
+    return first if lanes[summed - 1] == 1 else total(first, summed, sums)
 
 
-def iterate_in_order(a, p, q, lead, trail, eps, lead_axis, how, paired, masked, lanes):
+def iterate_in_order(a, p, q, lead, trail, eps, lead_axis, how, paired, sums, lanes):
     """(p, q) one iteration later."""
     rho = lead / trail
     v = reciprocals(q, trail, how, paired)
-    p = rho * (contract_in_order(a, v, lead_axis, masked, lanes) + eps * p)
+    p = rho * (contract_in_order(a, v, lead_axis, sums, lanes) + eps * p)
     u = reciprocals(p, lead, how, paired)
-    return p, contract_in_order(a, u, 3 - lead_axis, masked, lanes) + (eps / rho) * q
+    return p, contract_in_order(a, u, 3 - lead_axis, sums, lanes) + (eps / rho) * q
 
 
-def step(a, p, q, lead, trail, eps, lead_axis, how, paired, masked, lanes):
+def step(a, p, q, lead, trail, eps, lead_axis, how, paired, sums, lanes):
     """`iterate_in_order` where `lanes` says how threads hold a line, `iteration.iterate` where it is ()."""
     if lanes:
-        return iterate_in_order(a, p, q, lead, trail, eps, lead_axis, how, paired, masked, lanes)
-    return iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked)
+        return iterate_in_order(a, p, q, lead, trail, eps, lead_axis, how, paired, sums, lanes)
+    return iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums)
 
 
 def one_of_data(w):

@@ -67,26 +67,42 @@ def spread(w, axis):
     return w.unsqueeze(3 - axis)
 
 
-def is_masked(n, m, how):
-    """Whether sums must leave out padding, or are those of a machine that knows no Triton."""
-    return how == "full" or is_padded(n) or is_padded(m)
+def summation(n, m, how, ordered=False):
+    """How a line of a matrix is summed, for `total`.
+
+    "helion" leaves out padding, and is all that a machine without Triton has.  "triton" takes the order of
+    the running version: from 3.8 on a tree, in which every second product of a matvec fuses with a sum.  "in
+    order" fuses all products but the first.
+    """
+    if how == "full" or is_padded(n) or is_padded(m):
+        return "helion"
+    return "in order" if ordered else "triton"
 
 
-def total(x, axis, masked):
-    """The sum of x (tile, n, m) over `axis`.
+def total(x, axis, sums):
+    """The sum of x (tile, n, m) over `axis`; sums: see `summation`.
 
     Helion would mask what lies beyond the batch too, entry by entry: a select for each product of a
     matvec, and no fused multiply-add.  Those matrices are never stored, so whatever they sum to is no matter.
+
+    In order is the last of the running sums.  A thread makes them one after the other, and compilers drop the
+    additions of -0 to it.  All entries of the axis must lie in one thread, numbered as a blocked layout of
+    Triton numbers them: others move to one first.
     """
-    if masked:
+    if sums == "helion":
         return x.sum(axis)
     like = hl.zeros([x.size(0), x.size(3 - axis)], dtype=torch.float32)
-    return hl.inline_triton(f"tl.sum({{0}}, {axis})", (x,), like)
+    if sums == "triton":
+        return hl.inline_triton(f"tl.sum({{0}}, {axis})", (x,), like)
+    k = x.size(axis)
+    place = f"tl.arange(0, {k}){'[None, :, None]' if axis == 1 else '[None, None, :]'}"
+    last = f"tl.where({place} == {k - 1}, tl.cumsum({{0}}, {axis}), -0.0)"
+    return hl.inline_triton(f"tl.sum({last}, {axis})", (x,), like)
 
 
-def largest(x, axis, masked):
+def largest(x, axis, sums):
     """The maximum of x (tile, n, m) over `axis`; a NaN need not win, it ends in a sum of its line."""
-    if masked:
+    if sums == "helion":
         return x.amax(axis)
     like = hl.zeros([x.size(0), x.size(3 - axis)], dtype=torch.float32)
     return hl.inline_triton(f"tl.max({{0}}, {axis})", (x,), like)
@@ -108,23 +124,23 @@ def times(x, y, rounded):
     return x * y if rounded is None else product(x, y, rounded)
 
 
-def rounding(masked, how):
-    """How products are multiplied that end in a sum: rounded where `is_masked`, so that none fuses.
+def rounding(sums, how):
+    """How products are multiplied that end in a sum: rounded where Helion sums, so that none fuses.
 
     Of two products that are added the compiler fuses one.  In a padded matrix it does not take the same one
     everywhere: of 3 x 3, tokens 8 to 15 of a block had another last bit than 0 to 7, and 16 tokens another
     than 17 (sm_90, Triton 3.6).
     """
-    return how if masked else None
+    return how if sums == "helion" else None
 
 
-def contract(a, w, axis, masked, rounded=None):
+def contract(a, w, axis, sums, rounded=None):
     """The matvec that leaves one entry per index of `axis`; w has one per index of the other axis.
 
     rounded: as in `times`.  Threads that add up a line with one entry each fuse their own product and not the
     others', so that they end with different last bits.
     """
-    return total(times(a, spread(w, 3 - axis), rounded), 3 - axis, masked)
+    return total(times(a, spread(w, 3 - axis), rounded), 3 - axis, sums)
 
 
 def read(x, shape, tile, n, m, **how):
@@ -165,27 +181,27 @@ def constant(value, a, axis):
 
 def softmax(x, n, m, axis, how):
     """exp(x - max) / sum over `axis`, (tile, n, m)."""
-    masked = is_masked(n, m, how)
-    e = torch.exp2(bounded(x - spread(largest(x, axis, masked), 3 - axis), 0.0, n, m) * LOG2E)
-    e_sum = total(e, axis, masked)
+    sums = summation(n, m, how)
+    e = torch.exp2(bounded(x - spread(largest(x, axis, sums), 3 - axis), 0.0, n, m) * LOG2E)
+    e_sum = total(e, axis, sums)
     return e * bounded(reciprocal(e_sum, how), 1.0, n, m).unsqueeze(axis)
 
 
-def balanced(x32, n, m, lead_axis, masked):
+def balanced(x32, n, m, lead_axis, sums):
     """(z, top): logits less potentials, so that the largest of every line is exp(0) = 1; top are those of the
     trail."""
-    z = bounded(x32 - spread(largest(x32, 3 - lead_axis, masked), lead_axis), 0.0, n, m)
-    top = largest(z, lead_axis, masked)
+    z = bounded(x32 - spread(largest(x32, 3 - lead_axis, sums), lead_axis), 0.0, n, m)
+    top = largest(z, lead_axis, sums)
     return bounded(z - spread(top, 3 - lead_axis), 0.0, n, m), top
 
 
 def start(x32, n, m, eps, deepseek, lead_axis, how):
     """(a, p, q) before the first counted iteration."""
-    masked = is_masked(n, m, how)
+    sums = summation(n, m, how)
     if deepseek:
         a = softmax(x32, n, m, 3 - lead_axis, how) + eps
-        return a, constant(1.0, a, lead_axis), total(a, lead_axis, masked) + eps
-    z, top = balanced(x32, n, m, lead_axis, masked)
+        return a, constant(1.0, a, lead_axis), total(a, lead_axis, sums) + eps
+    z, top = balanced(x32, n, m, lead_axis, sums)
     q = torch.exp2(torch.clamp(top * -LOG2E, max=LOG2_MAX_Q0))
     a = torch.exp2(z * LOG2E)
     return a, constant(1.0, a, lead_axis), q
@@ -194,7 +210,7 @@ def start(x32, n, m, eps, deepseek, lead_axis, how):
 def restart(x32, n, m, log_p, log_q, lead_axis, how):
     """A of the log form after u = 2^-log_p and v = 2^-log_q: they start again from 1, inside the range of
     fp32."""
-    z, _top = balanced(x32, n, m, lead_axis, is_masked(n, m, how))
+    z, _top = balanced(x32, n, m, lead_axis, summation(n, m, how))
     exponent = z * LOG2E - spread(log_p, lead_axis) - spread(log_q, 3 - lead_axis)
     return torch.exp2(bounded(exponent, 1.0, n, m))
 
@@ -204,20 +220,20 @@ def is_first(k):
     return hl.arange(k).unsqueeze(0) == 0
 
 
-def first_of(w, is_line, axis, masked):
+def first_of(w, is_line, axis, sums):
     """The entry of w on the one line along `axis` that is_line names; -0 is neutral in a sum of floats."""
-    return total(torch.where(is_line, w, -0.0), axis, masked)
+    return total(torch.where(is_line, w, -0.0), axis, sums)
 
 
-def pivot(a, p, q, lead, trail, lead_axis, how, masked):
+def pivot(a, p, q, lead, trail, lead_axis, how, sums):
     """(a, p, q, c, r): A rescaled by c_i r_j to ones in its first row and column, p and q with it.
 
     u A v and so the iterations stay what they are, and a matvec saves the products with those ones.
     Constants to the adjoint: no result depends on them.
     """
     first_lead, first_trail = spread(is_first(lead), lead_axis), spread(is_first(trail), 3 - lead_axis)
-    c = reciprocal(first_of(a, first_trail, 3 - lead_axis, masked), how)
-    line = first_of(a, first_lead, lead_axis, masked)
+    c = reciprocal(first_of(a, first_trail, 3 - lead_axis, sums), how)
+    line = first_of(a, first_lead, lead_axis, sums)
     corner = torch.where(is_first(trail), line, -0.0).sum(1).unsqueeze(1)
     r = torch.where(is_first(trail), 1.0, reciprocal(line, how) * corner)
     scaled = (a * spread(c, lead_axis)) * spread(r, 3 - lead_axis)
@@ -229,10 +245,10 @@ def lead_size(n, m, lead_axis):
     return n if lead_axis == 1 else m
 
 
-def iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked):
+def iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums):
     """(p, q) one iteration later."""
-    rho, rounded = lead / trail, rounding(masked, how)
+    rho, rounded = lead / trail, rounding(sums, how)
     v = reciprocals(q, trail, how, paired)
-    p = rho * (contract(a, v, lead_axis, masked, rounded) + eps * p)
+    p = rho * (contract(a, v, lead_axis, sums, rounded) + eps * p)
     u = reciprocals(p, lead, how, paired)
-    return p, contract(a, u, 3 - lead_axis, masked, rounded) + (eps / rho) * q
+    return p, contract(a, u, 3 - lead_axis, sums, rounded) + (eps / rho) * q

@@ -12,7 +12,6 @@ import torch
 from helion_sinkhorn.ops.sinkhorn.adjoint import last_iterations, pick, replay_and_take_back, softmax_gradient
 from helion_sinkhorn.ops.sinkhorn.in_order import one_of_data, step
 from helion_sinkhorn.ops.sinkhorn.iteration import (
-    is_masked,
     iterate,
     lead_size,
     pivot,
@@ -21,6 +20,7 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     restart,
     spread,
     start,
+    summation,
     total,
 )
 
@@ -48,7 +48,7 @@ def sinkhorn_forward(
     batch = x.size(0)
     shape = hl.specialize(x.shape[1:])
     hl.specialize((x.stride(), out.shape[1:], out.stride()))
-    masked = is_masked(n, m, how)
+    sums = summation(n, m, how)
     lanes = shape[2:] if ordered else ()
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
@@ -57,12 +57,12 @@ def sinkhorn_forward(
     for tile in hl.tile(batch):
         a, p, q = start(read(x, shape, tile, n, m), n, m, eps, deepseek, lead_axis, how)
         if pivoted:
-            a, p, q, _c, _r = pivot(a, p, q, lead, trail, lead_axis, how, masked)
+            a, p, q, _c, _r = pivot(a, p, q, lead, trail, lead_axis, how, sums)
         elif ordered:
-            p = one_of_data(total(a, trail_axis, masked))
+            p = one_of_data(total(a, trail_axis, sums))
         if steps > 0:
             for _step in range(steps - restarts * segment):
-                p, q = step(a, p, q, lead, trail, eps, lead_axis, how, paired, masked, lanes)
+                p, q = step(a, p, q, lead, trail, eps, lead_axis, how, paired, sums, lanes)
         if restarts > 0:
             log_p, log_q = torch.log2(p), torch.log2(q)
             for _restart in range(restarts):
@@ -72,7 +72,7 @@ def sinkhorn_forward(
                 p = one_of_data(log_p) if ordered else torch.ones_like(p)
                 q = one_of_data(log_q) if ordered else torch.ones_like(q)
                 for _segment_step in range(segment):
-                    p, q = step(a, p, q, lead, trail, 0.0, lead_axis, how, paired, masked, lanes)
+                    p, q = step(a, p, q, lead, trail, 0.0, lead_axis, how, paired, sums, lanes)
                 log_p = log_p + torch.log2(p)
                 log_q = log_q + torch.log2(q)
         u = spread(reciprocals(p, lead, how, paired), lead_axis)
@@ -97,6 +97,7 @@ def sinkhorn_backward(
     head: hl.constexpr,
     tail: hl.constexpr,
     how: hl.constexpr,
+    ordered: hl.constexpr,
     paired: hl.constexpr,
     pivoted: hl.constexpr,
     lean: hl.constexpr,
@@ -110,7 +111,7 @@ def sinkhorn_backward(
     batch = x.size(0)
     x_shape, dy_shape = hl.specialize((x.shape[1:], dy.shape[1:]))
     hl.specialize((x.stride(), dy.stride(), dx.shape[1:], dx.stride()))
-    masked = is_masked(n, m, how)
+    sums = summation(n, m, how, ordered)
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
     steps = n_iters - 1 if deepseek else n_iters
@@ -119,19 +120,19 @@ def sinkhorn_backward(
         x32 = read(x, x_shape, tile, n, m)
         a, p, q = start(x32, n, m, eps, deepseek, lead_axis, how)
         if pivoted:
-            a, p, q, _c, r = pivot(a, p, q, lead, trail, lead_axis, how, masked)
+            a, p, q, _c, r = pivot(a, p, q, lead, trail, lead_axis, how, sums)
         # + 0: Helion 1.5 lets a later loop that carries p overwrite the value kept here (docs/helion.md)
         p_starts = [p + 0.0] * (head + 1)
         q_starts = [q + 0.0] * (head + 1)
         if head > 0:
             for s in hl.static_range(head):
                 for _step in range(length):
-                    p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked)
+                    p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums)
                 p_starts[s + 1] = p + 0.0
                 q_starts[s + 1] = q + 0.0
         if tail > 0:
             for _rest_step in range(rest):
-                p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked)
+                p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums)
             a = restart(read(x, x_shape, tile, n, m), n, m, torch.log2(p), torch.log2(q), lead_axis, how)
             p = torch.ones_like(p)
             q = torch.ones_like(q)
@@ -140,18 +141,18 @@ def sinkhorn_backward(
             if tail > 1:
                 for s in hl.static_range(tail - 1):
                     for _tail_step in range(length):
-                        p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, masked)
+                        p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums)
                     p_again[s + 1] = p + 0.0
                     q_again[s + 1] = q + 0.0
         da = read(dy, dy_shape, tile, n, m)
         if tail > 0:
-            da = last_iterations(a, da, p, q, length, lead, trail, eps, lead_axis, how, paired, masked, lean)
+            da = last_iterations(a, da, p, q, length, lead, trail, eps, lead_axis, how, paired, sums, lean)
             if tail > 1:
                 i = hl.full([], tail - 2, dtype=torch.int32)
                 for _tail_segment in range(tail - 1):
                     da = replay_and_take_back(
                         a, da, pick(p_again, tail - 1, i), pick(q_again, tail - 1, i), length,
-                        lead, trail, eps, lead_axis, how, paired, masked, lean,
+                        lead, trail, eps, lead_axis, how, paired, sums, lean,
                     )  # fmt: skip
                     i = i - 1
             a, _p, _q = start(read(x, x_shape, tile, n, m), n, m, eps, deepseek, lead_axis, how)
@@ -159,14 +160,14 @@ def sinkhorn_backward(
         # instructions, 128 KiB, and takes 22 % longer on an H200
         da = last_iterations(
             a, da, p_starts[head], q_starts[head], rest,
-            lead, trail, eps, lead_axis, how, paired, masked, lean, eps == 0.0 and tail == 0,
+            lead, trail, eps, lead_axis, how, paired, sums, lean, eps == 0.0 and tail == 0,
         )  # fmt: skip
         if head > 0:
             k = hl.full([], head - 1, dtype=torch.int32)
             for _segment in range(head):
                 da = replay_and_take_back(
                     a, da, pick(p_starts, head, k), pick(q_starts, head, k), length,
-                    lead, trail, eps, lead_axis, how, paired, masked, lean,
+                    lead, trail, eps, lead_axis, how, paired, sums, lean,
                 )  # fmt: skip
                 k = k - 1
         if deepseek:

@@ -117,11 +117,13 @@ def constants(call: SinkhornCall, eps: float, choice: Choice, how: str) -> tuple
     kernel_eps = eps if call.deepseek else 0.0
     paired = variant.get("paired", False) and pairs_are_safe(call.n, call.m, call.steps, kernel_eps)
     pivoted = variant.get("pivoted", False) and pivot_is_safe(call.steps, kernel_eps)
+    ordered = is_ordered(choice)
     own = {
-        "sinkhorn_forward": (segment(call), how, variant.get("ordered", False), paired, pivoted),
+        "sinkhorn_forward": (segment(call), how, ordered, paired, pivoted),
         "sinkhorn_backward": (
             *segments(call, variant.get("length", 1)),
             how,
+            ordered,
             paired,
             pivoted,
             variant.get("lean", False) and lean_is_safe(call.n, call.m, kernel_eps),
@@ -141,15 +143,20 @@ def thread_of(choice: Choice) -> tuple[int, int]:
     return dict(choice.variant).get("thread", (0, 0))
 
 
-def spread_over_threads(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+def is_ordered(choice: Choice) -> bool:
+    """Whether a thread adds up its products one after the other."""
+    return dict(choice.variant).get("ordered", False)
+
+
+def spread_over_threads(x: torch.Tensor, rows: int, columns: int, most: int = VECTOR_BYTES) -> torch.Tensor:
     """A (B, n, m) view as (B, i, k, R, C, w) for `iteration.read`: a thread holds `rows` x `columns` of a
     matrix.
 
-    R and C threads share its rows and columns, and w neighbours are 16 bytes at most.  Row i R + r and column
-    (k C + c) w + e are entry (i, k, r, c, e), so that threads side by side load what lies side by side.
+    R and C threads share its rows and columns, and w neighbours are 16 bytes and `most` at most.  Row i R + r
+    and column (k C + c) w + e are entry (i, k, r, c, e), so that threads side by side load what lies so.
     """
     _, n, m = x.shape
-    most = VECTOR_BYTES // x.element_size()
+    most = min(most, VECTOR_BYTES // x.element_size())
     if (rows, columns) == (n, m):
         w = min(most, n * m)
         return x.as_strided((x.size(0), n * m // w, 1, 1, 1, w), (x.stride(0), w, w, w, w, 1))
@@ -158,10 +165,15 @@ def spread_over_threads(x: torch.Tensor, rows: int, columns: int) -> torch.Tenso
     return x.as_strided(sizes, (x.stride(0), row_lanes * m, column_lanes * w, m, w, 1))
 
 
-def loaded(x: torch.Tensor, thread: tuple[int, int]) -> torch.Tensor:
-    """An argument as `iteration.read` takes it."""
-    x = matrices(x)
-    return spread_over_threads(x, *thread) if any(thread) else x
+def loaded(x: torch.Tensor, choice: Choice) -> torch.Tensor:
+    """An argument as `iteration.read` takes it.
+
+    Sums in order take no load of two rows: 16-bit entries would change threads for them.
+    """
+    x, thread = matrices(x), thread_of(choice)
+    if not any(thread):
+        return x
+    return spread_over_threads(x, *thread, *([thread[1]] if is_ordered(choice) else []))
 
 
 def written_view(out: torch.Tensor, call: SinkhornCall, flat: bool) -> torch.Tensor:
@@ -186,8 +198,8 @@ def forward(
     call = call_of(x, n_iters, eps, form, first)
 
     def launch(served: Served) -> None:
-        thread = thread_of(served.choice)
-        views = loaded(x, thread), written_view(out, call, any(thread))
+        flat = any(thread_of(served.choice))
+        views = loaded(x, served.choice), written_view(out, call, flat)
         own = constants(call, eps, served.choice, served.reciprocal)
         run_and_keep(served.kernel, views, own, (x, out), key)
 
@@ -212,8 +224,8 @@ def backward(
     call = call_of(x, n_iters, eps, form, first)
 
     def launch(served: Served) -> None:
-        thread = thread_of(served.choice)
-        views = loaded(x, thread), loaded(dy, thread), written_view(dx, call, any(thread))
+        flat = any(thread_of(served.choice))
+        views = loaded(x, served.choice), loaded(dy, served.choice), written_view(dx, call, flat)
         own = constants(call, eps, served.choice, served.reciprocal)
         if served.choice.kernel == "sinkhorn_backward_history":
             run_with_history(served, call, *views, own)

@@ -101,11 +101,6 @@ def spread_over(call: SinkhornCall, device: Device, fewest: int, most: int) -> I
     return tile(min(block, warps * device.warp_size), warps)
 
 
-def thread_per_matrix(device: Device) -> Items:
-    """As many matrices in a block as threads: Triton then leaves each matrix in one thread."""
-    return tile(device.warp_size, 1)
-
-
 def over_threads(call: SinkhornCall, device: Device, rows: int, columns: int, warps: int = 1) -> Items:
     """Block and warps where a thread holds `rows` x `columns` of a matrix and `warps` share what one would
     do.
@@ -141,13 +136,16 @@ def forward_default(call: SinkhornCall, device: Device) -> tuple[Items, Items]:
 def backward_default(call: SinkhornCall, device: Device) -> tuple[Items, Items]:
     rows, columns = min(8, call.n), min(4, call.m)
     if not can_hold(call, rows, columns):
-        variant = ("thread", (0, 0)), ("paired", False), ("pivoted", False), ("length", 5), ("lean", False)
+        variant = (
+            ("thread", (0, 0)), ("paired", False), ("pivoted", False), ("ordered", False),
+            ("length", 5), ("lean", False),
+        )  # fmt: skip
         # the masks of a padded matrix take registers too
         return spread_over(call, device, 8, 32), variant
     whole = (rows, columns) == (call.n, call.m)
     pivoted = whole and call.deepseek
     variant = (
-        ("thread", (rows, columns)), ("paired", pivoted), ("pivoted", pivoted),
+        ("thread", (rows, columns)), ("paired", pivoted), ("pivoted", pivoted), ("ordered", False),
         ("length", 7 if whole else 5), ("lean", False),
     )  # fmt: skip
     return over_threads(call, device, rows, columns), variant
@@ -158,12 +156,6 @@ def history_default(call: SinkhornCall, device: Device) -> tuple[Items, Items]:
     if not can_hold(call, rows, columns):
         return spread_over(call, device, 16, 32), (("thread", (0, 0)),)
     return over_threads(call, device, rows, columns), (("thread", (rows, columns)),)
-
-
-def whole_tiles(device: Device) -> tuple[Items, ...]:
-    """One or two matrices a thread: with fewer matrices than threads Triton spreads them."""
-    w = device.warp_size
-    return tile(w, 1), tile(2 * w, 1), tile(2 * w, 2), tile(4 * w, 4)
 
 
 def spread_tiles(
@@ -237,16 +229,10 @@ def forward_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
     plain = {"paired": (False,), "pivoted": (False,), "ordered": (False,)}
     if not is_whole(call):
         return (padded_space(call, device, (8, 16, 32, 64), **plain),)
-    grids = threads_space(
-        call,
-        device,
-        ((8, 8), (8, 4), (4, 4), (2, 4), (16, 8), (8, 2), (2, 2))[: 7 if call.n < 64 else 5],
-        **plain,
-    )
+    blocks = ((8, 8), (8, 4), (4, 4), (2, 4), (16, 8), (8, 2), (2, 2))
+    grids = threads_space(call, device, blocks[: 7 if call.n < 64 else 5], **plain)
     if can_pack(call, 64):
-        whole = whole_space(
-            call, device, paired=pairing(call), pivoted=pivoting(call), ordered=plain["ordered"]
-        )
+        whole = whole_space(call, device, **plain | {"paired": pairing(call), "pivoted": pivoting(call)})
         if call.n * call.m <= 16:
             w = device.warp_size
             whole["config"] += scheduled((tile(w, 1),), *persistent(device))[1:]
@@ -258,7 +244,7 @@ def forward_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
 
 
 def backward_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
-    plain = {"paired": (False,), "pivoted": (False,), "lean": (False,)}
+    plain = {"paired": (False,), "pivoted": (False,), "ordered": (False,), "lean": (False,)}
     lengths = tuple(length for length in (4, 5) if length < call.steps)
     if not is_whole(call):
         return (padded_space(call, device, (8, 16, 32), length=lengths, **plain),)
@@ -271,13 +257,15 @@ def backward_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
                 grid["lean"] = False, True
                 grid["length"] = tuple(length for length in (4, 5, 7) if length < call.steps)
         return (*grids, *threads_space(call, device, ((4, 4), (2, 4)), length=(min(5, call.steps),), **plain))
+    variants = {"paired": pairing(call), "pivoted": pivoting(call), "ordered": (False,)}
+    if (call.n, call.m) == (4, 4) and device.vendor == "nvidia":
+        # 9 % fewer instructions under Triton 3.9; longer rows lie in several loads, and their entries change
+        # threads then (`iteration.total`); AMD's packed multiply-adds take a tree
+        variants["ordered"] = False, True
     replayed = whole_space(
-        call, device, paired=pairing(call), pivoted=pivoting(call), lean=(False,),
-        length=tuple(length for length in (7,) if length < call.steps),
-    )  # fmt: skip
-    kept = whole_space(
-        call, device, paired=pairing(call), pivoted=pivoting(call), lean=(True,), length=(call.steps,)
+        call, device, **variants, lean=(False,), length=tuple(k for k in (7,) if k < call.steps)
     )
+    kept = whole_space(call, device, **variants, lean=(True,), length=(call.steps,))
     kept["config"] += capped(call, device)
     few = threads_space(call, device, ((2, 4), (4, 2), (2, 2)), length=(call.steps,), **plain)
     return (replayed, kept, *few)

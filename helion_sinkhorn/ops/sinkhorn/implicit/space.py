@@ -8,10 +8,19 @@ from helion_sinkhorn.ops.sinkhorn.space import (
     can_pack,
     spread_over,
     spread_tiles,
-    thread_per_matrix,
-    whole_tiles,
 )
-from helion_sinkhorn.runtime.space import Grid, Items
+from helion_sinkhorn.runtime.space import Grid, Items, tile
+
+
+def thread_per_matrix(device: Device) -> Items:
+    """As many matrices in a block as threads: Triton then leaves each matrix in one thread."""
+    return tile(device.warp_size, 1)
+
+
+def whole_tiles(device: Device) -> tuple[Items, ...]:
+    """One or two matrices a thread: with fewer matrices than threads Triton spreads them."""
+    w = device.warp_size
+    return tile(w, 1), tile(2 * w, 1), tile(2 * w, 2), tile(4 * w, 4)
 
 
 def implicit_direct_default(call: SinkhornCall, device: Device) -> tuple[Items, Items]:
