@@ -81,7 +81,7 @@ def peers() -> str:
 
 
 def unfavourable() -> str:
-    """Where others are faster, in three sentences."""
+    """Where others are faster, in two sentences."""
     return report.where_others_are_faster(results())
 
 
@@ -97,7 +97,7 @@ def unfavourable_cells() -> str:
          **{f"{report.power(batch)}, us": of.get(batch, "") for batch in sorted(set(slower.batch))}}
         for (name, which, timer), of in cells.items()
     ]  # fmt: skip
-    said = f"{when()}. {unfavourable()}"
+    said = " ".join(filter(None, (f"{when()}.", unfavourable(), report.our_single_calls(results()))))
     return f"{said}\n\n{table(rows)}"
 
 

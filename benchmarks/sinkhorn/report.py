@@ -217,42 +217,39 @@ def faster_than_ours(results: Results) -> tuple[pandas.DataFrame, dict[str, str]
     return slower, shares
 
 
-CHEAPER = "2026-11-23T16:24:41Z"
-"""When commit 8d4aa58 made the path through autograd cheaper."""
-
-
 def where_others_are_faster(results: Results) -> str:
-    """The cells in which another package was faster, and how our own calls did there, in a few sentences."""
+    """The cells in which another package was faster, in a sentence or two."""
     slower, shares = faster_than_ours(results)
     said = f"In a CUDA graph another package was faster in {shares['graph']}."
     called = slower[slower.timer == "eager"]
     if called.empty:
         return f"{said} Timed as single calls, it was so in {shares['eager']}."
     packages = ", ".join(dict.fromkeys(name.partition(",")[0] for name in called.function))
-    batches = sorted(set(called.batch))
-    sizes = " and ".join(power(batch) for batch in batches)
-    said += (
-        f" Timed as single calls, another package was faster in {shares['eager']}, all at {sizes} matrices: "
-        f"{packages}."
+    sizes = " and ".join(power(batch) for batch in sorted(set(called.batch)))
+    return (
+        f"{said} Timed as single calls, another package was faster in {shares['eager']}, all at {sizes} "
+        f"matrices: {packages}."
     )
+
+
+def our_single_calls(results: Results) -> str:
+    """How long our own single calls took in those cells, beside those of smaller and larger batches."""
+    slower, _ = faster_than_ours(results)
+    batches = sorted(set(slower[slower.timer == "eager"].batch))
     single = results.of(OURS, n=4, dtype="float32", timer="eager")
-    smaller, larger = single.batch[single.batch < batches[0]], single.batch[single.batch > batches[-1]]
-    if smaller.empty or larger.empty:
-        return said
-    around = int(smaller.max()), int(larger.min())
+    around = [b for b in single.batch if batches and not batches[0] <= b <= batches[-1]]
+    smaller, larger = [b for b in around if b < batches[0]], [b for b in around if b > batches[-1]]
+    if not smaller or not larger:
+        return ""
+    beside = max(smaller), min(larger)
     times = single.set_index(["pass", "batch"]).us
-    ratios = [times[w, b] / max(times[w, a] for a in around) for w in PASSES for b in batches]
-    if min(ratios) > 1:
-        said += (
-            f" Our own single calls took {min(ratios):.1f} to {max(ratios):.1f} times as long there as at "
-            f"{power(around[0])} and {power(around[1])} in that run; the cause is not known."
-        )
-    if "utc" in results.all and str(results.all.utc.iloc[0]) < CHEAPER:
-        said += (
-            " Calls with a gradient have become cheaper since (commit 8d4aa58: 10.1 us of Python instead of "
-            "17.4, on a CPU), and have not been timed beside the others again."
-        )
-    return said
+    ratios = [times[w, b] / max(times[w, a] for a in beside) for w in PASSES for b in batches]
+    if min(ratios) <= 1:
+        return ""
+    return (
+        f"Our own single calls took {min(ratios):.1f} to {max(ratios):.1f} times as long there as at "
+        f"{power(beside[0])} and {power(beside[1])} in that run; the cause is not known."
+    )
 
 
 def definition(name: str) -> str:
