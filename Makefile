@@ -16,7 +16,7 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install -q $(if $(WHEELS),--no-index --find-links $(WHEELS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-model programs test bench bench-residual lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms machine-versions device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist docs docs-numbers
+.PHONY: help demo demo-model programs test test-jax bench bench-residual lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms machine-versions device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist docs docs-numbers
 
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -37,6 +37,9 @@ demo-model: $(VENV)/.demo-model ## a DeepseekV4 of transformers with this residu
 test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.ready ## the test suite; no GPU needed. ARGS="-k wheel", JOBS=8
 	$(RUN) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+test-jax: $(VENV)/.jax ## the example that calls from JAX, which `test` skips without it
+	$(RUN) -m pytest tests/test_examples.py -k jax $(ARGS)
 
 lint: $(VENV)/.lint ## ruff and the import contracts of pyproject.toml
 	$(VENV)/bin/ruff check .
@@ -174,6 +177,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt ci/bootstrap.py
 
 $(VENV)/.lint: $(VENV)/.ready
 	$(PIP) -c constraints.txt ruff import-linter
+	touch $@
+
+$(VENV)/.jax: $(VENV)/.ready
+	$(PIP) -c constraints.txt jax
 	touch $@
 
 $(VENV)/.dist: $(VENV)/.ready
