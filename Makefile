@@ -26,7 +26,7 @@ help: ## this list
 	@printf 'OFFLINE=1 is for `tune` alone, and means "without that GPU", not "without a network".\n'
 
 ##@ Try it
-demo: $(VENV)/.ready ## error, row and column sums, time beside eager and torch.compile, a picture
+demo: $(VENV)/.ready ## error, row and column sums, time beside eager and torch.compile, a picture; the first run installs .venv, minutes
 	$(RUN) -m benchmarks.demo $(ARGS)
 
 demo-model: $(VENV)/.demo-model ## a DeepseekV4 of transformers with this residual path and without; 1 minute on one core
@@ -56,7 +56,7 @@ format: $(VENV)/.lint ## what ruff can correct by itself
 
 wheels: WHEELS := $(or $(WHEELS),wheels)
 wheels: ## download what every target needs, for a machine without an index: there, WHEELS=folder
-	$(PYTHON) -m pip wheel -w $(WHEELS) -c constraints.txt "setuptools>=77" check-jsonschema \
+	$(PYTHON) -m pip wheel -w $(WHEELS) -c constraints.txt "setuptools>=77" check-jsonschema jax \
 		".[test,bench,cpu-codegen,oracle,demo-model,tritonbench,docs,dev]"
 	$(PYTHON) -m pip wheel -w $(WHEELS) --no-deps "helion==1.5.0" "triton==3.6.0"
 	rm -rf build
@@ -75,7 +75,7 @@ dist: $(VENV)/.dist ## sdist and wheel in dist/, checked, and used from an empty
 	$(RUN) ci/check_dist.py dist $(if $(WHEELS),--wheels $(WHEELS))
 
 clean: ## remove the environment and what was built
-	rm -rf $(VENV) build dist *.egg-info helion_sinkhorn/programs.zip
+	rm -rf $(VENV) build dist site sinkhorn.png demo_model.png *.egg-info helion_sinkhorn/programs.zip
 
 ##@ Measure it
 bench: $(VENV)/.ready ## on a GPU: time, memory and host time beside PyTorch and other packages; 7 minutes, ARGS=--quick 90 s

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import pyplot
 
 from benchmarks.sinkhorn.report import COLORS
-from helion_sinkhorn.operators import OPERATORS
+from helion_sinkhorn.operators import OPERATORS, operator_for
 from helion_sinkhorn.workloads import WORKLOADS
 
 Artefacts = dict[str, dict[str, Any]]
@@ -21,7 +21,7 @@ def results(artefacts: Artefacts) -> Iterator[tuple[str, str, str, float]]:
     """Device, operator, kind of dtype and error over budget of each judged result."""
     for device, artefact in artefacts.items():
         for name, record in artefact["workloads"].items():
-            operator = next(r.name for r in OPERATORS.values() if isinstance(WORKLOADS[name], r.workload))
+            operator = operator_for(WORKLOADS[name]).name
             for result in record["results"]:
                 kind = "float32" if result["dtype"] == "float32" else "16 bits"
                 yield device, operator, kind, result["worst"]

@@ -17,7 +17,7 @@ from ci.gate.markdown import table
 from docs import pictures as drawn
 from docs.kernel_times import MISSING, files
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import OPERATORS, operator_of
+from helion_sinkhorn.operators import OPERATORS, operator_for, operator_of
 from helion_sinkhorn.workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,8 +74,7 @@ def peers() -> str:
         f"{table(rows)}\n\nMicroseconds of a call in a CUDA graph; in brackets, over ours ({when()}).\n\n"
         "- *form*: which [definition](docs/numerics.md) a package computes; the error is against float64 of "
         "the same.\n"
-        "- *kept+scratch*: bytes a matrix kept for the backward, 64 of them the logits, and allocated in "
-        "it.\n"
+        "- *kept+scratch*: bytes a matrix; kept for the backward (64 are the logits), and allocated in it.\n"
         f"- {unfavourable()} [Each of them](docs/performance.md#where-others-are-faster)."
     )
 
@@ -86,7 +85,7 @@ def unfavourable() -> str:
 
 
 def unfavourable_cells() -> str:
-    """The same, a row a cell."""
+    """The same as a table: a row for each package, pass and timer, a column for each batch."""
     slower, _ = report.faster_than_ours(results())
     cells: dict[tuple[str, str, str], dict[str, str]] = {}
     for _, r in slower.iterrows():
@@ -228,8 +227,7 @@ def judged() -> str:
         for name, record in artefact["workloads"].items():
             when = age(record.get("run", artefact))
             for result in record["results"]:
-                workload = WORKLOADS[name]
-                row = next(r.name for r in OPERATORS.values() if isinstance(workload, r.workload))
+                row = operator_for(WORKLOADS[name]).name
                 found.setdefault((row, when), []).append((name, result))
         for (operator, when), every in found.items():
             rows.append({

@@ -94,7 +94,7 @@ def test_a_wrong_or_missing_comment_is_found():
     expected = said(example)
     assert expected
     assert printed(example, "README.md") == expected
-    changed = example.replace("# (2, 1024, 4, 512)", "# (2, 1024, 4, 513)")
+    changed = example.replace("# (2, 1024, 512)", "# (2, 1024, 513)")
     assert changed != example
     assert printed(changed, "README.md") != said(changed)
     without = example.replace(f"# {expected[-1]}", "")

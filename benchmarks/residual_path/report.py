@@ -247,9 +247,9 @@ def summary(path: Path, columns: int = 4096) -> str:
     absent = " and ".join(dict.fromkeys(absent))
     said = (
         "Microseconds, in a CUDA graph or queued calls, whichever is faster; in brackets, over ours "
-        f"({when(rows)}). *memory*: what backward allocates, over the size of its gradients. *error*: root "
-        "mean square, against float64 of the package's own formula; rounding to bfloat16 alone makes "
-        "1.7e-03. *copy* moves the same bytes."
+        f"({when(rows)}). *memory*: the peak of what backward allocates, over the bytes of its "
+        "gradients. *error*: root mean square, against float64 of the package's own formula; rounding to "
+        "bfloat16 alone makes 1.7e-03. *copy* moves the same bytes."
     )
     if absent:
         said += f" {absent} could not be timed ([why](docs/mhc.md#beside-other-packages))."

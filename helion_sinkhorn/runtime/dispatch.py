@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-import triton
 
 from helion_sinkhorn.runtime.generated import PINNED, host_function
 from helion_sinkhorn.runtime.kernel import Built
@@ -69,6 +68,8 @@ def kept_launch(kernel: Built, *args: Any) -> Callable[..., None] | None:
     program = _programs.get((kernel, signature(args)))
     if not isinstance(program, functools.partial) or program.keywords["_launcher"] is not launch_binary:
         return None
+    import triton
+
     launches: list[tuple[Any, ...]] = []
     program.func(*args, _launcher=lambda function, grid, *a, **_: launches.append((function, grid, a)))
     ((function, grid, launched),) = launches
@@ -130,6 +131,8 @@ def launch_binary(function, grid: tuple[int, ...], *args: Any, **options: Any) -
     key = specialisation(function, args)
     binary = _binaries.get(key)
     if binary is None:
+        import triton
+
         launch(function, grid, *args, **options)
         if isinstance(function, triton.runtime.JITFunction):
             _binaries[key] = function.run(*args, grid=grid, warmup=True, **options, **PINNED)

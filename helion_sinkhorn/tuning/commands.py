@@ -19,6 +19,7 @@ from helion_sinkhorn.machine.presented import present_device
 from helion_sinkhorn.tuning import selection
 
 console = Console(soft_wrap=True, highlight=False)
+TRITON = "a CPU build of torch brings none: `pip install triton` on Linux"
 
 
 def table(title: str, names: list[str], rows: list[tuple[str, ...]]) -> None:
@@ -56,7 +57,7 @@ def tune(arguments: argparse.Namespace) -> int:
     selection.check_count("tune", "--workers", arguments.workers)
     if arguments.out.exists():
         selection.check_folder("tune", arguments.out)
-    # importing these imports Triton
+    need_triton("tune")
     from helion_sinkhorn.tuning import deadline, offline_run, plan, search
     from helion_sinkhorn.tuning import tune as tuner
     from helion_sinkhorn.tuning.groups import groups_of
@@ -125,6 +126,8 @@ def show(arguments: argparse.Namespace) -> int:
     device = DEVICES[arguments.device] if arguments.device else this_device()
     folders = [f"{folder}/" for folder in store.folders()]
     console.print(f"configs for {device.key} from {', '.join(folders)}")
+    if not store.triton_minor():
+        console.print(f"no Triton here, whose entries would come first; {TRITON}")
     for w in workloads:
         for name, call in kernel_calls(w):
             line = f"{w.name}: {choose(KERNELS[name], call, w.batch, device)}"
@@ -132,6 +135,12 @@ def show(arguments: argparse.Namespace) -> int:
                 line = line.replace(folder, "")
             console.print(line)
     return 0
+
+
+def need_triton(command: str) -> None:
+    """Refuse a command that generates code where there is no Triton."""
+    if not store.triton_minor():
+        selection.refuse(command, f"needs Triton to generate code; {TRITON}")
 
 
 def this_device() -> Device:
@@ -145,7 +154,7 @@ def check(arguments: argparse.Namespace) -> int:
     selection.check_count("check", "--workers", arguments.workers)
     selection.check_folder("check", arguments.out)
     if importlib.util.find_spec("jsonschema") is None:
-        selection.refuse("check", "needs jsonschema; pip install 'helion_sinkhorn[check]'")
+        selection.refuse("check", "needs jsonschema: `pip install jsonschema`")
     from helion_sinkhorn.tuning import check as cache
     from helion_sinkhorn.tuning.readme import readme as written
 
@@ -173,6 +182,7 @@ def warm(arguments: argparse.Namespace) -> int:
     from helion_sinkhorn.runtime import program_cache
     from helion_sinkhorn.tuning import warm as warming
 
+    need_triton("warm")
     if arguments.op not in warming.OPERATORS:
         selection.refuse(
             "warm", f"no operator is called {arguments.op!r}; --op is one of {', '.join(warming.OPERATORS)}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.tuning.fingerprint import fingerprint
 from helion_sinkhorn.tuning.options import Options
@@ -44,7 +45,8 @@ def versions() -> dict[str, str]:
     """What a time depends on besides the device."""
     return {
         "helion": version("helion"),
-        "triton": version("triton"),
+        # a CPU build of torch brings none
+        "triton": version("triton") if store.triton_minor() else "",
         "torch": torch.__version__,
         "runtime": runtime(),
         "driver": driver_version() if torch.cuda.is_available() else "",

@@ -67,7 +67,7 @@ def hc_mixes(
 
     Numerical policy: all arithmetic in float32 (float64 for float64 x), also under autocast; dx is rounded
         once to the dtype of x, the gradients of fn and norm_weight once to theirs.  Bitwise reproducible, and
-        a token's mixes and dx do not depend on the tokens around it under one config.  The gradient of fn is
+        a token's mixes and dx do not depend on the tokens around it, with any config.  The gradient of fn is
         a sum over tokens in a fixed order.  A token of zeros has mixes 0 and dx = r dmixes fn, r up to
         1 / sqrt(norm_eps).  Squares below 1.2e-38 count as they underflow, values of more than 1.8e19 as
         infinite: r is 0 then.  Accumulation and errors: docs/hc_mixes.md.

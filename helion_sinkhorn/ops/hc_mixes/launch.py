@@ -42,7 +42,7 @@ SHARE = 64
 """Tokens of a share are a multiple of it, so that no compiled program depends on how many they are."""
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def call_for(m: int, columns: int, dtype: torch.dtype, precision: str) -> MixesCall:
     """What the configs of a call are chosen for; one row goes with another of zeros (`several`)."""
     return MixesCall(str(dtype)[6:], max(2, m), columns, precision)

@@ -27,7 +27,7 @@ KERNELS = {
 }
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def call_for(n: int, columns: int, dtype: torch.dtype) -> PostCall:
     """What the configs of a call are chosen for."""
     return PostCall(str(dtype)[6:], n, columns)

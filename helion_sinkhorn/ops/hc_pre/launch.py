@@ -28,7 +28,7 @@ KERNELS = {
 }
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def call_for(n: int, columns: int, dtype: torch.dtype) -> PreCall:
     """What the configs of a call are chosen for."""
     return PreCall(str(dtype)[6:], n, columns)

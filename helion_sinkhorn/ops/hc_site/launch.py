@@ -48,7 +48,7 @@ KERNELS = {
 Tensors = tuple[torch.Tensor, ...]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def call_for(n: int, columns: int, dtype: torch.dtype, precision: str) -> SiteCall:
     """What the configs of a call are chosen for."""
     return SiteCall(str(dtype)[6:], n, columns, precision)

@@ -48,7 +48,7 @@ _tiles: dict[Hashable, int] = {}
 """How many tiles a launch of the backward kernel had, by what it was kept under."""
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def call_for(n: int, n_iters: int, eps: float, dtype: torch.dtype) -> HcCall:
     """What the configs of a call are chosen for."""
     return HcCall(str(dtype)[6:], n, n_iters, eps > 0)

@@ -38,10 +38,15 @@ class HcCall(Keyed):
         return f"{self.dtype} n={self.n} T={self.n_iters}{'' if self.deepseek else ' without eps'}"
 
 
+def without_order(variant: Items) -> Items:
+    """A variant of Sinkhorn's kernels for these bodies, which have one order of sums."""
+    return tuple((k, v) for k, v in variant if k != "ordered")
+
+
 def forward_default(call: HcCall, device: Device) -> tuple[Items, Items]:
-    """Sinkhorn's, of which these bodies have one order of sums."""
+    """Sinkhorn's."""
     config, variant = sinkhorn.forward_default(call, device)
-    return config, tuple((k, v) for k, v in variant if k != "ordered")
+    return config, without_order(variant)
 
 
 def forward_space(call: HcCall, device: Device) -> tuple[Grid, ...]:
@@ -55,7 +60,7 @@ def backward_default(call: HcCall, device: Device) -> tuple[Items, Items]:
     would take 7.9 and 252.
     """
     config, variant = sinkhorn.backward_default(call, device)
-    return config, tuple((k, False if k == "paired" else v) for k, v in variant if k != "ordered")
+    return config, tuple((k, False if k == "paired" else v) for k, v in without_order(variant))
 
 
 def backward_space(call: HcCall, device: Device) -> tuple[Grid, ...]:

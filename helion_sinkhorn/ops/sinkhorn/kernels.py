@@ -102,7 +102,8 @@ def sinkhorn_backward(
     pivoted: hl.constexpr,
     lean: hl.constexpr,
 ):
-    """dX of the iterations run, their u_t and v_t in registers; views as in `sinkhorn_forward`.
+    """dX of the iterations run, their u_t and v_t in registers; views as in `sinkhorn_forward`.  ordered: see
+    `iteration.total`.
 
     `head` segments of `length` iterations are run forward, only (p, q) at their starts kept, and then what
     is left before a restart of the log form; behind a restart come `tail` segments.  On the way back each

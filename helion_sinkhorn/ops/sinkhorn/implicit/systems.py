@@ -60,13 +60,13 @@ def marginal_error(p: torch.Tensor) -> torch.Tensor:
     fixed point of the iteration, square or not, with or without eps.
 
     Args:
-        p: (..., n, m), a floating dtype; computed in float32, in float64 for float64.
+        p: (..., n, m), of a floating dtype.
 
     Returns:
         (...) one number a matrix.  A small one does not bound the error of backward="implicit", which also
         depends on the spectral gap (docs/backward.md).
 
-    Numerical policy: sums and quotients in float32, in float64 for float64, whatever the dtype of p.
+    Numerical policy: sums and quotients in float32, or in float64 for float64 p.
 
     Raises:
         TypeError: p is no floating-point tensor.
