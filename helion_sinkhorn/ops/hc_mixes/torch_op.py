@@ -28,7 +28,7 @@ FORWARD, BACKWARD = "hc_mixes", "hc_mixes_backward"
 
 @functools.cache
 def _launch():
-    """The launcher, and with it Triton, on the first call that needs it."""
+    """The launcher, imported by the first call that needs it."""
     from helion_sinkhorn.ops.hc_mixes import launch
 
     return launch

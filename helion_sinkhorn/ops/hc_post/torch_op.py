@@ -30,7 +30,7 @@ ARGUMENTS = "Tensor f, Tensor x, Tensor post, Tensor comb, Tensor? bias, str com
 
 @functools.cache
 def _launch():
-    """The launcher, and with it Triton, on the first call that needs it."""
+    """The launcher, imported by the first call that needs it."""
     from helion_sinkhorn.ops.hc_post import launch
 
     return launch

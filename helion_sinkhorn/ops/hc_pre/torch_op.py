@@ -26,7 +26,7 @@ FORWARD, BACKWARD = "hc_pre", "hc_pre_backward"
 
 @functools.cache
 def _launch():
-    """The launcher, and with it Triton, on the first call that needs it."""
+    """The launcher, imported by the first call that needs it."""
     from helion_sinkhorn.ops.hc_pre import launch
 
     return launch

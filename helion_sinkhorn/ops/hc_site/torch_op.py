@@ -33,7 +33,7 @@ CONSTANTS = (
 
 @functools.cache
 def _launch():
-    """The launcher, and with it Triton, on the first call that needs it."""
+    """The launcher, imported by the first call that needs it."""
     from helion_sinkhorn.ops.hc_site import launch
 
     return launch

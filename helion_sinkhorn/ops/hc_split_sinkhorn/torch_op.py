@@ -40,7 +40,7 @@ ARGUMENTS = f"Tensor mixes, Tensor scale, Tensor base, {CONSTANTS}"
 
 @functools.cache
 def _launch():
-    """The launcher, and with it Triton, on the first call that needs it."""
+    """The launcher, imported by the first call that needs it."""
     from helion_sinkhorn.ops.hc_split_sinkhorn import launch
 
     return launch

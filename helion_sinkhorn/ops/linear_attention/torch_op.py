@@ -36,7 +36,7 @@ DIFFERENTIABLE = (0, 1, 2, 3, 4, 5, 6, 8)
 
 @functools.cache
 def _launch(serves: str):
-    """The launcher of a method, and with it Triton, on the first call that needs it."""
+    """The launcher of a method, imported by the first call that needs it."""
     from helion_sinkhorn.ops.linear_attention.chunked import launch as linear_attention_chunked_launch
     from helion_sinkhorn.ops.linear_attention.recurrent import launch as linear_attention_launch
 

@@ -27,7 +27,7 @@ ARGUMENTS = "int n_iters, float eps, str form, str first, str implementation"
 
 @functools.cache
 def _launch():
-    """The launcher, and with it Triton, on the first call that needs it."""
+    """The launcher, imported by the first call that needs it."""
     from helion_sinkhorn.ops.sinkhorn import launch
 
     return launch

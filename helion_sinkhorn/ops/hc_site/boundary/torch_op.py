@@ -30,7 +30,7 @@ FORWARD, BACKWARD = "hc_boundary", "hc_boundary_backward"
 
 @functools.cache
 def _launch():
-    """The launcher, and with it Triton, on the first call that needs it."""
+    """The launcher, imported by the first call that needs it."""
     from helion_sinkhorn.ops.hc_site.boundary import launch
 
     return launch

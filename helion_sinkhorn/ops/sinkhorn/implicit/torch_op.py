@@ -23,7 +23,7 @@ FORWARD, BACKWARD = "sinkhorn_implicit", "sinkhorn_implicit_backward"
 
 @functools.cache
 def _launch():
-    """The launcher, and with it Triton, on the first call that needs it."""
+    """The launcher, imported by the first call that needs it."""
     from helion_sinkhorn.ops.sinkhorn.implicit import launch
 
     return launch
