@@ -89,8 +89,9 @@ def unfavourable_cells() -> str:
     slower, _ = report.faster_than_ours(results())
     cells: dict[tuple[str, str, str], dict[str, str]] = {}
     for _, r in slower.iterrows():
-        timer = "single calls" if r.timer == "eager" else "in a CUDA graph"
-        cells.setdefault((r.function, r["pass"], timer), {})[r.batch] = f"{r.us:.0f}, ours {r.us_own:.0f}"
+        cells.setdefault((r.function, r["pass"], report.CALLED[r.timer]), {})[r.batch] = (
+            f"{r.us:.0f}, ours {r.us_own:.0f}"
+        )
     rows = [
         {"package": name, "pass": which, "timer": timer,
          **{f"{report.power(batch)}, us": of.get(batch, "") for batch in sorted(set(slower.batch))}}
@@ -102,13 +103,12 @@ def unfavourable_cells() -> str:
 
 def headline() -> str:
     """The result in two sentences: beside a copy, and beside the nearest of the others."""
-    (_, forward), (_, backward) = (
-        (which, results().one(OURS, n=4, batch=1 << 20, which=which, timer="graph", dtype="float32").x_floor)
+    forward, backward = (
+        results().one(OURS, n=4, batch=1 << 20, which=which, timer="graph", dtype="float32").x_floor
         for which in report.PASSES[:2]
     )
-    timed = results().timed[results().timed.timer == "graph"]
-    others = timed[timed.function.isin(report.compared(results()))]
-    both = others.merge(timed[timed.function == OURS], on=report.KEY, suffixes=("", "_own"))
+    every = report.beside_ours(results())
+    both = every[every.timer == "graph"]
     nearest = both.loc[(both.us / both.us_own).idxmin()]
     _, shares = report.faster_than_ours(results())
     return (

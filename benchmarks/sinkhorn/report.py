@@ -203,12 +203,16 @@ def compared(results: Results) -> list[str]:
     return [name for name in FUNCTIONS if name in present and name != FLOOR and not name.startswith(OURS)]
 
 
+def beside_ours(results: Results) -> pandas.DataFrame:
+    """The cells of other functions, each with ours beside it."""
+    timed = results.timed
+    others = timed[timed.function.isin(compared(results))]
+    return others.merge(timed[timed.function == OURS], on=KEY, suffixes=("", "_own"))
+
+
 def faster_than_ours(results: Results) -> tuple[pandas.DataFrame, dict[str, str]]:
     """The cells in which another function takes less time, and their share by timer, in words."""
-    timed = results.timed
-    own = timed[timed.function == OURS]
-    others = timed[timed.function.isin(compared(results))]
-    both = others.merge(own, on=KEY, suffixes=("", "_own"))
+    both = beside_ours(results)
     slower = both[both.us < both.us_own]
     shares = {
         timer: f"{int((slower.timer == timer).sum())} of {int((both.timer == timer).sum())} comparisons"
@@ -242,8 +246,8 @@ def our_single_calls(results: Results) -> str:
     if not smaller or not larger:
         return ""
     beside = max(smaller), min(larger)
-    times = single.set_index(["pass", "batch"]).us
-    ratios = [times[w, b] / max(times[w, a] for a in beside) for w in PASSES for b in batches]
+    took = single.set_index(["pass", "batch"]).us
+    ratios = [took[w, b] / max(took[w, a] for a in beside) for w in PASSES for b in batches]
     if min(ratios) <= 1:
         return ""
     return (
