@@ -1,7 +1,8 @@
 """Jobs of a benchmark, each in a process with a time limit: they get ready side by side and measure in turn.
 
 The parent has `measure`, which runs waves of jobs and writes every row to a CSV at once; the child has
-`serve`.  Between them go lines of JSON: "ready", the rows, "end", or what failed.
+`serve`.  Between them go lines of JSON: "ready", the rows, "next" where the child lets others have a turn,
+"end", or what failed.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Child:
 
     def __init__(self, job: Job):
         self.job, self.begin, self.why = job, time.perf_counter(), ""
+        self.has_more = True
         self.process = subprocess.Popen(
             [sys.executable, "-m", job.worker, json.dumps(asdict(job))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
@@ -75,7 +77,8 @@ class Child:
         return False
 
     def measure(self, limit: float):
-        """Its rows; stopped after `limit` seconds."""
+        """The rows of one turn; stopped after `limit` seconds.  `has_more` says whether it has another."""
+        self.has_more = False
         if limit <= 0:
             self.stop("no time was left in the run")
             return
@@ -87,7 +90,9 @@ class Child:
                     self.why = answer["failed"]
                     break
                 yield answer
-        self.stop("" if answer == "end" or self.why else "died while measuring")
+        self.has_more = answer == "next"
+        if not self.has_more:
+            self.stop("" if answer == "end" or self.why else "died while measuring")
 
 
 class stopping:
@@ -169,7 +174,7 @@ def measure(table: Table, jobs: list[list[Job]], limit: float, workers: int) -> 
 
 
 def run_wave(table: Table, children: list[Child], left, say) -> None:
-    """Wait for every child, then let them measure one at a time."""
+    """Wait for every child, then let them measure one at a time, in as many turns as they take."""
     waiting = []
     for child in children:
         if child.ready(min(child.job.prepare_seconds, child_age(child) + left())):
@@ -177,15 +182,19 @@ def run_wave(table: Table, children: list[Child], left, say) -> None:
         else:
             say(f"left out: {child.job.title}: {child.why}")
             table.leave_out(child.job, child.why)
-    for child in waiting:
-        count = 0
-        for row in child.measure(min(MEASURE_SECONDS, left())):
-            table.add(row)
-            count += 1
-        if child.why:
-            table.leave_out(child.job, child.why)
-        say(f"{child.job.title}: {count} rows{'; ' + child.why if child.why else ''}")
-        table.write()
+    counts = dict.fromkeys(waiting, 0)
+    while waiting:
+        for child in waiting:
+            for row in child.measure(min(MEASURE_SECONDS, left())):
+                table.add(row)
+                counts[child] += 1
+            if child.has_more:
+                continue
+            if child.why:
+                table.leave_out(child.job, child.why)
+            say(f"{child.job.title}: {counts[child]} rows{'; ' + child.why if child.why else ''}")
+            table.write()
+        waiting = [child for child in waiting if child.has_more]
 
 
 def child_age(child: Child) -> float:
@@ -203,7 +212,7 @@ def serve(start: Callable[[dict[str, object]], Iterator[Row | None]]) -> None:
 
     Args:
         start: makes a generator of the fields of a job.  What runs before its first, empty yield may disturb
-            other jobs; every later yield is a row.
+            other jobs; every later yield is a row, or None for the end of a turn.
     """
     # imported packages may print: stdout is theirs, and the answers' no more
     answers = os.fdopen(os.dup(1), "w")
@@ -219,7 +228,12 @@ def serve(start: Callable[[dict[str, object]], Iterator[Row | None]]) -> None:
         if sys.stdin.readline() != "go\n":
             return
         for row in rows:
-            answer(row)
+            if row is not None:
+                answer(row)
+                continue
+            answer("next")
+            if sys.stdin.readline() != "go\n":
+                return
         answer("end")
     except Exception as error:
         if not isinstance(error, ImportError):

@@ -13,7 +13,6 @@ import torch
 
 from helion_sinkhorn.tuning.timing import Run, captured, in_a_row, on_the_host, one_by_one, timed
 
-QUANTILES = [0.5, 0.2, 0.8]
 GRAPH_CALLS = 50
 """Most calls in one graph: what starting the graph costs is then a fiftieth of itself."""
 MOST_MICROSECONDS = 10_000.0
@@ -32,14 +31,19 @@ def summary(samples: list[float]) -> Times:
     return statistics.median(samples), deciles[1], deciles[7]
 
 
-def eager(run: Run, device: torch.device, milliseconds: float) -> Times:
-    """One call as Python makes it: with the host in it where the host is slower than the GPU."""
+def single_calls(run: Run, device: torch.device, milliseconds: float) -> list[float]:
+    """Microseconds of calls as Python makes them: with the host in them where it is slower than the GPU."""
     if device.type == "cuda":
         from triton.testing import do_bench
 
-        return tuple(1e3 * t for t in do_bench(run, warmup=5, rep=milliseconds, quantiles=QUANTILES))
+        return [1e3 * t for t in do_bench(run, warmup=5, rep=milliseconds, return_mode="all")]
     run()
-    return summary(on_the_host(run, milliseconds / 1e3))
+    return on_the_host(run, milliseconds / 1e3)
+
+
+def eager(run: Run, device: torch.device, milliseconds: float) -> Times:
+    """One of `single_calls`."""
+    return summary(single_calls(run, device, milliseconds))
 
 
 def ready(make: Callable[[], Run]) -> tuple[Run, torch.cuda.Stream]:

@@ -1,13 +1,14 @@
 """The child process of a benchmark job: it compiles and checks, says "ready", waits, and then measures.
 
 Jobs get ready side by side and measure one after another, alone on the GPU.  A task is a
-generator: what runs before its first, empty yield may disturb others; every later yield is a row.
+generator: what runs before its first, empty yield may disturb others; every later yield is a row, or None
+for the end of a turn.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,9 @@ CHECKED_SCALE = 3.0
 """Scale of the logits: T iterations from randn converge, and hide a gradient that takes that for granted."""
 BOUNDS = {"float32": (1e-5, 1e-4), "bfloat16": (1e-2, 2e-2)}
 """(largest forward error, relative gradient error) from which on a function computes something else."""
+TURNS = 3
+"""Of single calls.  A host that is busy with something else for a second slows a third of a figure's samples,
+which its median then leaves out."""
 ERROR = ("error", "gradient_error")
 KEPT, SCRATCH = "kept for backward, logits included", "scratch inside backward"
 COUNTED = 4, 1 << 17, "float32"
@@ -128,27 +132,28 @@ def sweep(job: Job) -> Iterator[Row | None]:
     yield None
     autotuning.forget()
 
-    def timed_rows(row: Row, batch: int, timer: str) -> list[Row]:
-        x, dy = make_inputs(job, batch)
-        function = peers.load(row["function"])
-        done = []
-        for which in offered[row["function"]]:
+    def cases() -> Iterator[tuple[int, list[tuple[Row, str, Callable[[], timing.Run]]]]]:
+        """Every batch with what is timed at it: the row, the pass and what makes its call."""
+        for batch in job.batches:
+            x, dy = make_inputs(job, batch)
+            yield (
+                batch,
+                [
+                    (row, which, partial(call, row["function"], which, x, dy))
+                    for row in rows
+                    for which in offered[row["function"]]
+                ],
+            )
+            clear()
 
-            def make(which=which) -> timing.Run:
-                return function.build(x, dy, T)[which]
+    def call(name: str, which: str, x: torch.Tensor, dy: torch.Tensor) -> timing.Run:
+        return peers.load(name).build(x, dy, T)[which]
 
-            try:
-                if timer == "eager":
-                    times = timing.eager(make(), device, job.milliseconds)
-                else:
-                    times = timing.graph(make, job.milliseconds)
-            except Exception as error:
-                note = f"{which}, {timer}, batch {batch}: {said(error)}"
-                done.append({**row, "section": "left out", "note": note})
-                continue
-            at = {"batch": batch, "pass": which, "timer": timer, "config": config(row, which, x)}
-            done.append({**row, **at, **named(times)})
-        return done
+    def finished(row: Row, which: str, timer: str, batch: int, times: timing.Times | str, now: Row) -> Row:
+        if isinstance(times, str):
+            return {**row, "section": "left out", "note": f"{which}, {timer}, batch {batch}: {times}"}
+        at = {"batch": batch, "pass": which, "timer": timer, "config": config(row, which, batch, job)}
+        return {**row, **at, **named(times), **now}
 
     yield from counted
     for row in rows:
@@ -156,23 +161,47 @@ def sweep(job: Job) -> Iterator[Row | None]:
             key = "error" if which == "forward" else "gradient_error"
             note = f"{which} differs from its definition in float64 by {row[key]:.1e}: not timed"
             yield {**row, "section": "left out", "note": note}
-    for timer in ("eager", "graph")[: 2 if device.type == "cuda" else 1]:
-        for batch in job.batches:
-            found = []
-            for row in rows:
-                found += timed_rows(row, batch, timer)
-                clear()
-            # the clocks after the work: an idle GPU lowers them
-            now = timing.conditions(device)
-            yield from ({**row, **now} for row in found)
+    samples: dict[tuple[str, int, str], list[float]] = {}
+    failed: dict[tuple[str, int, str], str] = {}
+    for turn in range(TURNS):
+        for batch, timed in cases():
+            for row, which, make in timed:
+                at = row["function"], batch, which
+                try:
+                    found = timing.single_calls(make(), device, job.milliseconds / TURNS)
+                except Exception as error:
+                    failed[at] = said(error)
+                else:
+                    samples.setdefault(at, []).extend(found)
+            if turn == TURNS - 1:
+                # the clocks after the work: an idle GPU lowers them
+                now = timing.conditions(device)
+                for row, which, _ in timed:
+                    at = row["function"], batch, which
+                    times = failed.get(at) or timing.summary(samples[at])
+                    yield finished(row, which, "eager", batch, times, now)
+        if turn < TURNS - 1:
+            yield None
+    if device.type == "cpu":
+        return
+    for batch, timed in cases():
+        found = []
+        for row, which, make in timed:
+            try:
+                found.append((row, which, timing.graph(make, job.milliseconds)))
+            except Exception as error:
+                found.append((row, which, said(error)))
+        now = timing.conditions(device)
+        yield from (finished(row, which, "graph", batch, times, now) for row, which, times in found)
 
 
-def config(row: Row, which: str, x: torch.Tensor) -> str:
+def config(row: Row, which: str, batch: int, job: Job) -> str:
     """The config of this call of ours, with its file in the repository; empty for others and for both."""
     if not str(row["function"]).startswith(peers.OURS) or which == "both":
         return ""
     from helion_sinkhorn import plan
 
+    x = torch.empty(batch, job.n, job.n, dtype=getattr(torch, job.dtype), device=job.device)
     chosen = getattr(plan(x, T, form=peers.FUNCTIONS[row["function"]].form), which)
     return chosen.replace(f"{ROOT}/", "")
 
@@ -327,7 +356,7 @@ def start(fields: dict[str, object]) -> Iterator[Row | None]:
     rows = TASKS[job.task](job)
     yield next(rows)
     for row in rows:
-        yield {"section": job.section, "iterations": T, **row}
+        yield row and {"section": job.section, "iterations": T, **row}
 
 
 if __name__ == "__main__":

@@ -97,13 +97,19 @@ def kept_launch(kernel: Built, *args: Any) -> Callable[..., None] | None:
     def again(*tensors: torch.Tensor) -> None:
         stream = stream_of(device)
         tensors = [tensors[i] for i in places]
-        described = binary.launch_metadata(grid, stream, *tensors, *rest)
-        launch(
-            *grid[:3], stream, function, metadata, described,
-            hooks.launch_enter_hook, hooks.launch_exit_hook, *tensors, *rest,
-        )  # fmt: skip
+        enter, leave, described = hooks.launch_enter_hook, hooks.launch_exit_hook, None
+        if listens(enter) or listens(leave):
+            described = binary.launch_metadata(grid, stream, *tensors, *rest)
+        else:
+            enter = leave = None
+        launch(*grid[:3], stream, function, metadata, described, enter, leave, *tensors, *rest)
 
     return again
+
+
+def listens(hook: Any) -> bool:
+    """Whether a launch hook of Triton does something: a chain of none is called and described to as well."""
+    return bool(getattr(hook, "calls", hook))
 
 
 def specialisation(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:

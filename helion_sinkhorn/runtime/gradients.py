@@ -17,12 +17,16 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
 def register_gradient(
-    name: str, gradient: Callable[..., Any], setup_context: Callable[..., None] | None = None
+    name: str,
+    call: Callable[..., Any],
+    gradient: Callable[..., Any],
+    setup_context: Callable[..., None] | None = None,
 ) -> None:
     """`torch.library.register_autograd` for an operator of tensors, without defaults and keywords.
 
     Args:
         name: "helion_sinkhorn::operator".
+        call: what `torch_op.define` returned for it.
         gradient: (ctx, *gradients of the results) -> a tuple, None for what is no tensor.
         setup_context: (ctx, inputs, output), as of an autograd.Function.
     """
@@ -30,6 +34,9 @@ def register_gradient(
 
     def below(keys, *arguments):
         with torch._C._AutoDispatchBelowAutograd():
+            if call.is_eager(*arguments):
+                # all that the dispatcher would do, without the way through C++ and back
+                return call.run(*arguments)
             return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
     class Registered(torch.autograd.function._SingleLevelFunction):

@@ -20,6 +20,12 @@ from helion_sinkhorn.runtime.gradients import NAMESPACE, register_gradient
 _HERE = contextlib.nullcontext()
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _functorch = torch._C._functorch
+# names of this module: a call looks up ten of them
+_is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+_dispatch_modes, _function_mode = torch._C._len_torch_dispatch_stack, torch._C._is_torch_function_mode_enabled
+_transforms = _functorch.peek_interpreter_stack
+_is_wrapped, _is_legacy_batched = _functorch.is_functorch_wrapped_tensor, _functorch.is_legacy_batchedtensor
+_is_functional = torch._is_functional_tensor
 
 
 def on_device(x: torch.Tensor):
@@ -29,9 +35,10 @@ def on_device(x: torch.Tensor):
 
 def differentiates(*tensors: torch.Tensor) -> bool:
     """Whether autograd, in reverse or forward mode, has to see a call on these."""
-    needed = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     # within a dual level the bare operator would answer with silently zero tangents
-    return (needed and not torch.compiler.is_compiling()) or forward_ad._current_level >= 0
+    if forward_ad._current_level >= 0:
+        return True
+    return _is_grad_enabled() and any([t.requires_grad for t in tensors]) and not _is_compiling()
 
 
 def no_double_backward(operator: str):
@@ -66,23 +73,22 @@ def with_signature(function):
     return function
 
 
-def _bare(*tensors: torch.Tensor) -> bool:
-    """Whether the dispatcher would only call us: no mode, transform, subclass or lazy view is about."""
-    for t in tensors:
-        # a batched tensor of this kind is of autograd.grad(is_grads_batched=True), which no interpreter
-        # stands for
-        if type(t) not in _PLAIN or t.is_neg() or t._is_zerotensor() or _functorch.is_legacy_batchedtensor(t):
-            return False
+def _dispatches() -> bool:
+    """Whether a compiler, mode or transform is active, which sees an operator only through the dispatcher."""
+    return _is_compiling() or _dispatch_modes() or _transforms() is not None or _function_mode()
+
+
+def _is_bare(t: torch.Tensor) -> bool:
+    """Whether the dispatcher would only call us for this tensor: it has its own data and no subclass."""
+    # a legacy batched tensor is of autograd.grad(is_grads_batched=True), which no interpreter stands for
     return not (
-        torch._C._len_torch_dispatch_stack()
-        or _functorch.peek_interpreter_stack() is not None
-        or torch._C._is_torch_function_mode_enabled()
+        type(t) not in _PLAIN
+        or t.is_meta
+        or t.is_neg()
+        or t._is_zerotensor()
+        or _is_legacy_batched(t)
+        or _is_functional(t)
     )
-
-
-def needs_dispatcher(*tensors: torch.Tensor) -> bool:
-    """Whether an operator has to be called as one: the dispatcher has something to do."""
-    return torch.compiler.is_compiling() or tensors[-1].is_meta or not _bare(*tensors)
 
 
 def define(
@@ -105,14 +111,21 @@ def define(
     operator = operator_named(name)
 
     def call(*arguments):
-        if needs_dispatcher(*[x for x in arguments[:tensors] if isinstance(x, torch.Tensor)]):
+        if _dispatches():
             return operator(*arguments)
+        for x in arguments[:tensors]:
+            if isinstance(x, torch.Tensor) and not _is_bare(x):
+                return operator(*arguments)
         return run(*arguments)
 
     def is_eager(*arguments):
-        given = [x for x in arguments[:tensors] if isinstance(x, torch.Tensor)]
-        # a transform that has ended may leave its wrappers behind
-        return not (needs_dispatcher(*given) or any(map(_functorch.is_functorch_wrapped_tensor, given)))
+        if _dispatches():
+            return False
+        for x in arguments[:tensors]:
+            # a transform that has ended may leave its wrappers behind
+            if isinstance(x, torch.Tensor) and (_is_wrapped(x) or not _is_bare(x)):
+                return False
+        return True
 
     call.run, call.is_eager = run, is_eager
     return call
@@ -138,7 +151,7 @@ def differentiable(
         keep: (ctx, inputs, output), as setup_context of an autograd.Function.
         gradient: (ctx, *gradients of the results) -> a gradient or None for each argument.
     """
-    register_gradient(f"{NAMESPACE}::{name}", gradient, setup_context=keep)
+    register_gradient(f"{NAMESPACE}::{name}", call, gradient, setup_context=keep)
 
     class Differentiable(torch.autograd.Function):
         generate_vmap_rule = True
@@ -158,11 +171,16 @@ def differentiable(
 
 def last(name: str, public: str, call: Callable[..., Any]) -> type[torch.autograd.Function]:
     """Say of helion_sinkhorn::name, a gradient, that it has none itself; arguments as in `differentiable`."""
-    register_gradient(f"{NAMESPACE}::{name}", no_double_backward(public))
+    register_gradient(f"{NAMESPACE}::{name}", call, no_double_backward(public))
 
     class Last(torch.autograd.Function):
         generate_vmap_rule = True
-        forward = staticmethod(call)
+
+        @staticmethod
+        def forward(*arguments):
+            results = call(*arguments)
+            # a schema has a list of results, which autograd takes for one that is no tensor
+            return tuple(results) if isinstance(results, list) else results
 
         @staticmethod
         def setup_context(ctx, inputs, output):

@@ -366,3 +366,24 @@ def test_threads_and_streams():
         alone = value_and_gradient(*inputs[k], **case.options)
         assert_within_budget({case: case.judge(*alone)})
         assert all(torch.equal(a, b) for result in results[k] for a, b in zip(result, alone, strict=True))
+
+
+def test_launch_hooks_of_triton_see_a_kept_launch():
+    """A profiler, Proton for one, adds them."""
+    import triton
+
+    x, _ = Case("randn_3", 4, 4).inputs(DEVICE)
+    expected = [sinkhorn(x) for _ in range(2)][-1]
+    names, hooks = [], triton.knobs.runtime.launch_enter_hook
+
+    def hook(described):
+        names.append(described.get()["name"])
+
+    hooks.add(hook)
+    try:
+        p = sinkhorn(x)
+    finally:
+        hooks.remove(hook)
+    assert len(names) == 1
+    assert "sinkhorn_forward" in names[0]
+    assert torch.equal(p, expected)

@@ -110,7 +110,7 @@ call_backward = define(
     BACKWARD, f"(Tensor? do, Tensor? dend, {ARGUMENTS}) -> Tensor[]", backward, _empty_gradients, 13
 )
 RecurrentLinearAttention = differentiable(FORWARD, FORWARD, call, _keep_arguments, _gradient)
-Backward = last(BACKWARD, FORWARD, lambda *arguments: tuple(call_backward(*arguments)))
+Backward = last(BACKWARD, FORWARD, call_backward)
 
 
 def _register_vmap(name: str, first: int) -> None:

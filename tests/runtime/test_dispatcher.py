@@ -1,0 +1,91 @@
+"""When an operator's function and torch.ops may run a kernel without asking the dispatcher again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from autograd_calls import randn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from helion_sinkhorn import sinkhorn
+from helion_sinkhorn.ops.sinkhorn import torch_op
+from helion_sinkhorn.runtime.dispatch import listens
+
+OPTIONS = (20, 1e-6, "deepseek", "rows", "pytorch")
+X = randn(3, 4, 4)
+CALLS = {
+    "function": lambda x: sinkhorn(x),
+    "torch.ops": lambda x: torch.ops.helion_sinkhorn.sinkhorn(x, *OPTIONS, torch.float32),
+}
+
+
+class Recorder(TorchDispatchMode):
+    """The operators of this package that the dispatcher sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "helion_sinkhorn":
+            self.seen.append(function._opname)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_mode_sees_an_operator_and_its_gradient(call, needs_gradient):
+    leaf = X.clone().requires_grad_(needs_gradient)
+    with Recorder() as recorder:
+        y = call(leaf)
+        if needs_gradient:
+            y.sum().backward()
+    assert recorder.seen == ["sinkhorn", "sinkhorn_backward"][: 1 + needs_gradient]
+    assert torch.equal(y.detach(), sinkhorn(X))
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_functionalisation_gets_a_functional_tensor(call):
+    wrapped = torch._to_functional_tensor(X)
+    torch._enable_functionalization(reapply_views=True)
+    try:
+        y = call(wrapped)
+    finally:
+        torch._disable_functionalization()
+    assert torch._is_functional_tensor(y)
+    assert torch.equal(torch._from_functional_tensor(y), sinkhorn(X))
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_torch_ops_enter_python_once(monkeypatch, needs_gradient):
+    """The second way through C++ took 4 us of a call: nothing but the operator itself is called there."""
+    leaf = X.clone().requires_grad_(needs_gradient)
+    run, calls = torch_op.call.run, []
+
+    def counted(*arguments):
+        calls.append(arguments)
+        return run(*arguments)
+
+    monkeypatch.setattr(torch_op.call, "run", counted)
+    y = CALLS["torch.ops"](leaf)
+    assert len(calls) == 1
+    assert torch.equal(y.detach(), sinkhorn(X))
+    assert y.requires_grad == needs_gradient
+    if needs_gradient:
+        (found,) = torch.autograd.grad(y, leaf, X)
+        expected = leaf.detach().requires_grad_()
+        assert torch.equal(found, torch.autograd.grad(sinkhorn(expected), expected, X)[0])
+
+
+class Chain:
+    """As triton.knobs.HookChain."""
+
+    def __init__(self, *calls):
+        self.calls = list(calls)
+
+
+def test_a_launch_is_described_to_hooks_that_are_there():
+    assert not listens(None)
+    assert not listens(Chain())
+    assert listens(Chain(print))
+    assert listens(print)
