@@ -111,6 +111,19 @@ def test_gradients_in_order_stay_in_their_threads_and_take_fewer_instructions(dt
     assert ordered.registers <= plain.registers
 
 
+@pytest.mark.skipif(not store.has_triton((3, 9)), reason="the space has them from Triton 3.9 on")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_of_8_by_8_in_order_spill_nothing(dtype, compile_for):
+    """As trees they spill 72 bytes a thread."""
+    call = call_of(True, dtype, 8)
+    kept = {"thread": (8, 8), "length": 4, "lean": True}
+    jobs = [point("sinkhorn_backward", call, **kept, ordered=ordered) for ordered in (False, True)]
+    plain, ordered = compile_for("h200", jobs)
+    assert plain.spill_bytes > 0
+    assert ordered.problems == ()
+    assert ordered.executed.get("cross-lane", 0) == 0
+
+
 @pytest.mark.parametrize(
     "rows",
     [

@@ -142,6 +142,24 @@ def test_sums_in_order(n, m, thread, logits, form, first):
     plain = launch.with_variant(selected, ordered=False)
     assert len({launch.constants(call, case.eps, c, "full") for c in (selected, plain)}) == 2
     check_forward(case, thread=thread, ordered=True)
+    if thread in ((4, 4), (8, 8)) and (n, m) == thread:
+        for lean in (False, True):
+            check_backward(case, "sinkhorn_backward", thread=thread, ordered=True, length=7, lean=lean)
+
+
+@pytest.mark.parametrize("dtypes", list(itertools.product([torch.float32, torch.bfloat16], repeat=2)))
+@pytest.mark.parametrize("n", [4, 8])
+def test_columns_of_logits_and_gradients_are_numbered_alike(n, dtypes):
+    """Whatever the two dtypes are; sums over renumbered columns differ in their last bits."""
+    case = Case("randn_3", n, n, 20, batch=8)
+    x, dy = (t.to(dtype) for t, dtype in zip(case.inputs(), dtypes, strict=True))
+    tree, ordered = (
+        choice(case, "sinkhorn_backward", thread=(n, n), ordered=ordered, length=7)
+        for ordered in (False, True)
+    )
+    expected = launch.backward(dy.float(), x.float(), *case.arguments, tree)
+    found = launch.backward(dy, x, *case.arguments, ordered)
+    torch.testing.assert_close(found, expected.to(x.dtype))
 
 
 @pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))

@@ -5,14 +5,48 @@
 An 8 x 8 matrix in one thread then takes 3718 instructions forward instead of 4495, and a 4 x 4 matrix 1182
 instead of 1320 (sm_90, Triton 3.9, T = 20).  To the compilers such a sum is many small operations: a gradient
 has some 80 sums in a row and would take 16 s to compile instead of 6.  So only the forward has this form; a
-gradient of 4 x 4 takes the running sums of `iteration.total`.
+gradient of matrices that each lie in one thread takes the running sums of `iteration.total`, which need the
+columns numbered as `read_in_parts` numbers them.
 """
 
 from __future__ import annotations
 
 import helion.language as hl
+import torch
 
-from helion_sinkhorn.ops.sinkhorn.iteration import iterate, reciprocals, spread, total
+from helion_sinkhorn.ops.sinkhorn.iteration import iterate, read, reciprocals, spread, total
+from helion_sinkhorn.runtime.device_math import joined
+
+
+def read_in_parts(x, shape, tile, n, m, ordered, **how):
+    """`iteration.read`; ordered: of matrices that each lie in one thread, with entry e of part k as column
+    e * parts + k.
+
+    A thread numbers the entries of a vector load last, and before them what is joined to them.  A blocked
+    layout of Triton numbers them alike where the parts of a row are joined first and columns numbered so.
+    No result depends on their order, and `stored_in_parts` has them as in memory again.
+    """
+    if not ordered:
+        return read(x, shape, tile, n, m, **how)
+    rows, parts, *_lanes, w = shape
+    at = [slice(None)] * 3
+    pieces = [
+        hl.load(x, [tile, i, k, *at], **how).reshape(tile.block_size, w)
+        for k in range(parts)
+        for i in range(rows)
+    ]
+    of_parts, bits = parts.bit_length() - 1, len(pieces).bit_length() - 1
+    of_rows = range(2 + of_parts, 2 + bits)
+    block = joined(pieces).permute(0, *of_rows, 1, *range(2, 2 + of_parts))
+    return block.reshape(tile.block_size, n, m).to(torch.float32)
+
+
+def stored_in_parts(y, shape, ordered):
+    """y (tile, n, m) with columns as in memory, from those of `read_in_parts`."""
+    tile, n, m = y.shape
+    if not ordered or shape[1] == 1:
+        return y
+    return y.reshape(tile, n, m // shape[1], shape[1]).permute(0, 1, 3, 2)
 
 
 def addends(x):

@@ -10,7 +10,7 @@ import helion.language as hl
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.adjoint import last_iterations, pick, replay_and_take_back, softmax_gradient
-from helion_sinkhorn.ops.sinkhorn.in_order import one_of_data, step
+from helion_sinkhorn.ops.sinkhorn.in_order import one_of_data, read_in_parts, step, stored_in_parts
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     iterate,
     lead_size,
@@ -103,7 +103,7 @@ def sinkhorn_backward(
     lean: hl.constexpr,
 ):
     """dX of the iterations run, their u_t and v_t in registers; views as in `sinkhorn_forward`.  ordered: see
-    `iteration.total`.
+    `iteration.total`; views then as `launch.in_parts` makes them.
 
     `head` segments of `length` iterations are run forward, only (p, q) at their starts kept, and then what
     is left before a restart of the log form; behind a restart come `tail` segments.  On the way back each
@@ -118,7 +118,7 @@ def sinkhorn_backward(
     steps = n_iters - 1 if deepseek else n_iters
     rest = steps - (head + tail) * length
     for tile in hl.tile(batch):
-        x32 = read(x, x_shape, tile, n, m)
+        x32 = read_in_parts(x, x_shape, tile, n, m, ordered)
         a, p, q = start(x32, n, m, eps, deepseek, lead_axis, how)
         if pivoted:
             a, p, q, _c, r = pivot(a, p, q, lead, trail, lead_axis, how, sums)
@@ -134,7 +134,10 @@ def sinkhorn_backward(
         if tail > 0:
             for _rest_step in range(rest):
                 p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums)
-            a = restart(read(x, x_shape, tile, n, m), n, m, torch.log2(p), torch.log2(q), lead_axis, how)
+            a = restart(
+                read_in_parts(x, x_shape, tile, n, m, ordered),
+                n, m, torch.log2(p), torch.log2(q), lead_axis, how,
+            )  # fmt: skip
             p = torch.ones_like(p)
             q = torch.ones_like(q)
             p_again = [p + 0.0] * tail
@@ -145,7 +148,7 @@ def sinkhorn_backward(
                         p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums)
                     p_again[s + 1] = p + 0.0
                     q_again[s + 1] = q + 0.0
-        da = read(dy, dy_shape, tile, n, m)
+        da = read_in_parts(dy, dy_shape, tile, n, m, ordered)
         if tail > 0:
             da = last_iterations(a, da, p, q, length, lead, trail, eps, lead_axis, how, paired, sums, lean)
             if tail > 1:
@@ -156,7 +159,9 @@ def sinkhorn_backward(
                         lead, trail, eps, lead_axis, how, paired, sums, lean,
                     )  # fmt: skip
                     i = i - 1
-            a, _p, _q = start(read(x, x_shape, tile, n, m), n, m, eps, deepseek, lead_axis, how)
+            a, _p, _q = start(
+                read_in_parts(x, x_shape, tile, n, m, ordered), n, m, eps, deepseek, lead_axis, how
+            )
         # not where the log form restarts: 4 % more code of 8 x 8 in one thread leaves the cache of
         # instructions, 128 KiB, and takes 22 % longer on an H200
         da = last_iterations(
@@ -178,11 +183,11 @@ def sinkhorn_backward(
                 da = da * spread(p_starts[0], lead_axis) * spread(r, trail_axis)
                 v = v * r
             # anew: kept, the logits would hold a matrix of registers through all segments
-            x32 = read(x, x_shape, tile, n, m, eviction_policy="evict_first")
+            x32 = read_in_parts(x, x_shape, tile, n, m, ordered, eviction_policy="evict_first")
             dz = softmax_gradient(x32, da, v, n, m, eps, lead_axis, how)
         else:
             dz = da * a
         if dx.dim() == 2:
-            dx[tile, :] = dz.to(dx.dtype).reshape(tile.block_size, n * m)
+            dx[tile, :] = stored_in_parts(dz.to(dx.dtype), x_shape, ordered).reshape(tile.block_size, n * m)
         else:
             dx[tile, :, :] = dz.to(dx.dtype)

@@ -165,15 +165,27 @@ def spread_over_threads(x: torch.Tensor, rows: int, columns: int, most: int = VE
     return x.as_strided(sizes, (x.stride(0), row_lanes * m, column_lanes * w, m, w, 1))
 
 
+def in_parts(x: torch.Tensor) -> torch.Tensor:
+    """A (B, n, m) view as (B, n, k, 1, 1, w) for `in_order.read_in_parts`: a thread holds a matrix.
+
+    A part is 16 bytes of float32 entries, or as many of another dtype, so columns of x and dY correspond.
+    """
+    batch, n, m = x.shape
+    w = min(VECTOR_BYTES // 4, m)
+    return x.as_strided((batch, n, m // w, 1, 1, w), (x.stride(0), m, w, m, w, 1))
+
+
 def loaded(x: torch.Tensor, choice: Choice) -> torch.Tensor:
-    """An argument as `iteration.read` takes it.
+    """An argument as `iteration.read` or, of a gradient in order, `in_order.read_in_parts` takes it.
 
     Sums in order take no load of two rows: 16-bit entries would change threads for them.
     """
     x, thread = matrices(x), thread_of(choice)
     if not any(thread):
         return x
-    return spread_over_threads(x, *thread, *([thread[1]] if is_ordered(choice) else []))
+    if not is_ordered(choice):
+        return spread_over_threads(x, *thread)
+    return in_parts(x) if choice.kernel == "sinkhorn_backward" else spread_over_threads(x, *thread, thread[1])
 
 
 def written_view(out: torch.Tensor, call: SinkhornCall, flat: bool) -> torch.Tensor:
