@@ -22,7 +22,7 @@ CACHE_BYTES = 50 << 20
 JUDGED = 256
 """Tokens that are computed in float64 too; the upstream gradients of all others are zero then."""
 PASSES = ("forward", "backward")
-PREPARE_SECONDS = {"Liger": 240.0}
+PREPARE_SECONDS = {"Liger": 150.0}
 """Until a job must be ready, side by side with all others of its wave; 120 for who is not named.
 
 Liger tries its configs anew in every process."""
