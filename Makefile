@@ -16,7 +16,7 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install -q $(if $(WHEELS),--no-index --find-links $(WHEELS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-model programs test test-jax bench bench-residual lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms machine-versions device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist docs docs-numbers
+.PHONY: help demo demo-model programs test test-jax bench bench-residual lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms machine-versions same-programs device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist docs docs-numbers
 
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -146,6 +146,10 @@ machine-terms: $(VENV)/.ready ## machine code of every kernel, compiled on this 
 machine-versions: export OMP_NUM_THREADS ?= 1
 machine-versions: $(VENV)/.ready ## stored configs under other Tritons than measured them: ARGS="--packages FOLDER-WITH-TRITON"
 	$(RUN) -m ci.machine_versions $(ARGS)
+
+same-programs: export OMP_NUM_THREADS ?= 1
+same-programs: $(VENV)/.ready ## stored entries whose source changed: do they run the same code? ARGS="--base COMMIT --restamp"
+	$(RUN) -m ci.same_programs $(ARGS)
 
 # 100,000 tuning files changed at random, and eight tuners of which one after another is killed
 attack-cache: export OMP_NUM_THREADS ?= 1

@@ -122,6 +122,36 @@ def triton() -> str:
         }
         for n, batch, function in sizes
     ]  # fmt: skip
-    first = rows[0]
-    said = f"{first['device']}, {first['utc'][:10]}, commit {first['commit']}, torch {first['torch_version']}"
-    return f"{said}; float32, T = 20, us (over a copy).\n\n{table(lines)}"
+    return f"{of_versions(rows)}; float32, T = 20, us (over a copy).\n\n{table(lines)}"
+
+
+def of_versions(rows: list[Row]) -> str:
+    """Device and torch of runs under several Tritons, and of which day and commit each of them is."""
+    runs = {r["triton_version"]: f"{r['utc'][:10]}, commit {r['commit'][:7]}" for r in rows}
+    said = "; ".join(f"Triton {version}: {run}" for version, run in sorted(runs.items()))
+    return f"{rows[0]['device']}, torch {rows[0]['torch_version']}; {said}"
+
+
+GOALS = {
+    "sinkhorn, no gradient": ("x * 2", 3.0),
+    "sinkhorn, with gradient": ("x * 2, with gradient", 3.0),
+    "torch.ops, forward": ("x * 2", 2.0),
+    "backward through autograd": ("backward of x * 2 through autograd", None),
+}
+"""Layers of a call of 128 matrices: what each is compared with, and how many times that was aimed at."""
+
+
+def host() -> str:
+    """Host time of a call's layers under each Triton, over that of `x * 2` in the same process."""
+    rows = [r for r in read("triton") if r["section"] == "host"]
+    us = {(r["triton_version"], r["function"]): float(r["us"]) for r in rows}
+    versions = sorted({r["triton_version"] for r in rows})
+    lines = []
+    for layer, (beside, most) in GOALS.items():
+        ratios = {version: us[version, layer] / us[version, beside] for version in versions}
+        lines.append({
+            "layer": layer, "over": beside,
+            **{f"Triton {v}": f"{ratio:.2f} ({us[v, layer]:.1f} us)" for v, ratio in ratios.items()},
+            "aimed at": f"{most:.0f}" if most else "",
+        })  # fmt: skip
+    return f"{of_versions(rows)}; each version on a host of its own.\n\n{table(lines)}"

@@ -148,13 +148,26 @@ def remarks(rows: list[Row], operation: str) -> list[str]:
             lines.append(f"- {who}: {row['note']}.")
         if row.get("uncaptured"):
             lines.append(f"- {who}, not in a graph: {row['uncaptured']}.")
+        if row.get("us") and run_of(row) != run_of(first_timed(rows)):
+            lines.append(
+                f"- {who}{' at ' + size if size else ''}, {row['pass']}: of an earlier run, {run_of(row)}."
+            )
     return list(dict.fromkeys(lines))
 
 
+def first_timed(rows: list[Row]) -> Row:
+    return next((r for r in rows if r.get("us")), rows[0])
+
+
+def run_of(row: Row) -> str:
+    """Of which day and commit a row is."""
+    return f"{row['utc'][:10]}, commit {row['commit'][:7]}"
+
+
 def when(rows: list[Row]) -> str:
-    timed = next((r for r in rows if r.get("us")), rows[0])
+    timed = first_timed(rows)
     what = ", ".join(f"{k} {timed[f'{k}_version']}" for k in ("torch", "triton") if timed.get(f"{k}_version"))
-    return f"{timed.get('device', 'no device')}, {timed['utc'][:10]}, commit {timed['commit'][:7]}, {what}"
+    return f"{timed.get('device', 'no device')}, {run_of(timed)}, {what}"
 
 
 def text(path: Path, operation: str) -> str:
@@ -212,12 +225,17 @@ def faster_or_smaller(rows: list[Row], operation: str) -> str:
     return f"Better than {OURS} here: {'; '.join(said)}."
 
 
+def is_ours(name: str) -> bool:
+    """Whether a row is of this package, in one call, in parts or in another precision."""
+    return name == PARTS or name.startswith(OURS)
+
+
 def all_better(path: Path) -> str:
     """The cells of every operation in which another package is better."""
     rows = read(path)
     operations = dict.fromkeys(r["operation"] for r in of_many_tokens(rows))
     cells = [cell for operation in operations for cell in better(rows, operation)]
-    cells = [c for c in cells if c["package"] in PEERS and c["package"] != PARTS]
+    cells = [c for c in cells if c["package"] in PEERS and not is_ours(c["package"])]
     return f"{when(rows)}.\n\n{markdown.of_records(cells, ' --- ')}"
 
 
@@ -240,7 +258,7 @@ def summary(path: Path, columns: int = 4096) -> str:
             "error": error(found[name, "forward"]), "error, gradients": error(found[name, "backward"]),
         }
         for name in (*PEERS, FLOOR)
-        if (name, "backward") in found
+        if (name, "backward") in found and (name == OURS or not is_ours(name))
     ]  # fmt: skip
     every = read(path)
     absent = [r["function"] for r in every if r["operation"] == "site" and r.get("section") == "left out"]
@@ -253,4 +271,7 @@ def summary(path: Path, columns: int = 4096) -> str:
     )
     if absent:
         said += f" {absent} could not be timed ([why](docs/mhc.md#beside-other-packages))."
+    earlier = dict.fromkeys(r["function"] for r in rows if run_of(r) != run_of(first_timed(every)))
+    if earlier:
+        said += f" {' and '.join(earlier)}: of an earlier run on the same device."
     return f"{markdown.of_records(records, ' --- ')}\n\n{said}"

@@ -36,8 +36,8 @@ CHECKED_SCALE = 3.0
 BOUNDS = {"float32": (1e-5, 1e-4), "bfloat16": (1e-2, 2e-2)}
 """(largest forward error, relative gradient error) from which on a function computes something else."""
 TURNS = 3
-"""Of single calls.  A host that is busy with something else for a second slows a third of a figure's samples,
-which its median then leaves out."""
+"""Turns in which single calls are timed, with those of the other jobs between them.  A host that is busy with
+something else for a second slows a third of a figure's samples, and its median leaves them out."""
 ERROR = ("error", "gradient_error")
 KEPT, SCRATCH = "kept for backward, logits included", "scratch inside backward"
 COUNTED = 4, 1 << 17, "float32"

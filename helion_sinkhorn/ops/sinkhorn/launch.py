@@ -99,8 +99,7 @@ def tuned_keys() -> frozenset[Key]:
 
 
 def must_round(call: SinkhornCall, choice: Choice) -> bool:
-    """Whether a thread of `sinkhorn_backward_history` may hold one entry of a line, or nobody knows how
-    many."""
+    """Whether a thread of the kernel with history holds one entry of a line, or an unknown number of them."""
     thread = thread_of(choice)
     return min(thread) == 1 if any(thread) else call.n * call.m < 1024
 
@@ -256,8 +255,7 @@ def run_with_history(
     dx: torch.Tensor,
     own: tuple[Any, ...],
 ) -> None:
-    """One launch of persistent blocks; of others one for each slice of the batch whose history fits
-    SCRATCH_BYTES."""
+    """One launch of persistent blocks; else one for each slice of the batch that fits into SCRATCH_BYTES."""
     lead, trail = (call.n, call.m) if call.lead_axis == 1 else (call.m, call.n)
     steps = max(call.steps, 1)
     restarts = (steps - 1) // segment(call)

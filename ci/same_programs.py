@@ -1,0 +1,404 @@
+"""Stored entries after a change of shared source:
+python -m ci.same_programs --base COMMIT [--only KERNEL ...] [--device D ...] [--workers N] [--restamp]
+
+A kernel's fingerprint changes with whatever its body reaches, also where the code that is generated for the
+stored entries stays the same to the letter.  For the files of tuning_cache/ with another fingerprint than
+this tree computes, generates on a CPU the program of every entry in both trees, the base commit's from its
+own files, and compares what Triton compiles and how it is launched.  The exit status is the verdict.  With
+--restamp the runs of a file without a difference get this tree's fingerprint where theirs was the base
+commit's and all their entries were found the same; a file with a difference is left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import difflib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from helion_sinkhorn.configs import store, writer
+from helion_sinkhorn.configs.device import DEVICES, Device
+from helion_sinkhorn.configs.store import Entry
+from helion_sinkhorn.machine.binary import Job
+from helion_sinkhorn.machine.presented import as_called
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.runtime import generated
+from helion_sinkhorn.runtime.kernel import Choice
+from helion_sinkhorn.tuning.child import first_launch
+from helion_sinkhorn.tuning.fingerprint import fingerprint, without_docstrings
+
+ROOT = Path(__file__).resolve().parents[1]
+PIECE = 24
+"""Programs of one process, at most: it takes seconds to start, and keeps what Helion traced."""
+FINGERPRINTS = """
+import json
+from helion_sinkhorn.tuning.fingerprint import KERNELS, fingerprint
+print(json.dumps({kernel: fingerprint(kernel) for kernel in KERNELS}))
+"""
+# the device before all that may ask for it
+GENERATE = """
+import sys
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.machine.presented import present_device
+device = DEVICES[sys.argv[1]]
+present_device(device)
+from ci.same_programs import serve
+serve(device)
+"""
+Identity = tuple[store.Key, int, str]
+Answer = Mapping[str, str]
+"""The "code" and the "launch" of one entry, or the "problem"."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What entries share that differ in the batch or Triton alone."""
+
+    device: str
+    kernel: str
+    key: store.Key
+    config: tuple[tuple[str, Any], ...]
+    variant: tuple[tuple[str, Any], ...]
+
+
+Answers = dict[tuple[Program, int], Answer]
+"""By program and batch."""
+
+
+@dataclass
+class File:
+    """The entries of tuning_cache/<device>/<kernel>.json that were tuned for another source."""
+
+    device: str
+    kernel: str
+    base: str
+    """The fingerprint in the base commit's tree; empty where that has no such kernel."""
+    todo: list[Entry] = field(default_factory=list)
+    """To be compared."""
+    same: list[Entry] = field(default_factory=list)
+    different: list[tuple[Entry, str]] = field(default_factory=list)
+    """With what is different."""
+    not_compared: list[tuple[Entry, str]] = field(default_factory=list)
+    """With the reason."""
+
+    def program(self, entry: Entry) -> Program:
+        return Program(self.device, self.kernel, entry.key, entry.config, entry.variant)
+
+    def judge(self, base: Answers, here: Answers) -> None:
+        """Sort what was to be compared by the answers of both trees."""
+        for entry in self.todo:
+            asked = self.program(entry), entry.batch
+            before, after = base[asked], here[asked]
+            if "problem" in before and "problem" in after:
+                self.not_compared.append((entry, f"not generated: {after['problem']}"))
+            elif what := difference(before, after):
+                self.different.append((entry, what))
+            else:
+                self.same.append(entry)
+
+
+# In a process of one tree
+
+
+def device_code(module: str) -> str:
+    """What Triton compiles of a generated module: no imports, host functions, docstrings or comments."""
+    tree = ast.parse(module)
+    own = [s for s in tree.body if not isinstance(s, (ast.Import, ast.ImportFrom))]
+    own = [s for s in own if not isinstance(s, ast.FunctionDef) or s.decorator_list]
+    return ast.unparse(without_docstrings(ast.Module(own, [])))
+
+
+def described(value: Any) -> str:
+    """An argument of a launch, as far as a binary may depend on it."""
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {value.stride()}"
+    return repr(value)
+
+
+def launch_of(name: str, grid: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> str:
+    """A launch of a function for Triton, a line for each thing that it says."""
+    said = [f"{name}, grid {grid!r}", *map(described, arguments)]
+    return "\n".join(said + [f"{k}={described(v)}" for k, v in sorted(options.items())])
+
+
+def answer(device: Device, job: Job) -> dict[str, str]:
+    """The code and the launch of one entry."""
+    launches: list[str] = []
+
+    def launcher(function, grid, *arguments, **options):
+        launches.append(launch_of(function.__name__, grid, arguments, {**options, **generated.PINNED}))
+
+    kernel, arguments = first_launch(device, job)
+    with as_called(arguments) as given:
+        code = generated.code_of(kernel, generated.bound(kernel, given))
+        if code is None:
+            raise ValueError("its code needs Helion, and other modules decide what it is")
+        generated.load(code, kernel.name)(*given, _launcher=launcher)
+    return {"code": device_code(code), "launch": "\n".join(launches)}
+
+
+def serve(device: Device) -> None:
+    """Read programs from stdin, one a line, and answer each with a line: what its batches give."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    if Path(generated.__file__).resolve().parents[2] != Path.cwd().resolve():
+        raise SystemExit(f"{generated.__file__} is not of {Path.cwd()}")
+    for line in sys.stdin:
+        said = json.loads(line)
+        choice = Choice(said["kernel"], *map(store.hashable, (said["config"], said["variant"])), "an entry")
+        given: dict[int, dict[str, str]] = {}
+        for batch in said["batches"]:
+            try:
+                call = KERNELS[choice.kernel].call.of(store.hashable(said["key"]))
+                given[batch] = answer(device, Job(call, choice, batch))
+            except Exception as error:  # whatever Helion raised is this entry's result
+                given[batch] = {"problem": f"{type(error).__name__}: {error}".strip()}
+        print(json.dumps(given), file=answers, flush=True)
+
+
+# The processes
+
+
+def environment(tree: Path, device: str, folder: str) -> dict[str, str]:
+    """What a process runs in that takes the package from a tree and leaves its caches in a folder."""
+    unwanted = "HELION_INTERPRET", "TRITON_INTERPRET", "HELION_SINKHORN_TUNING_DIR"
+    return {
+        **{k: v for k, v in os.environ.items() if k not in unwanted},
+        **{name: folder for name in ("HELION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")},
+        **({"HELION_SINKHORN_DEVICE": device} if device else {}),
+        "PYTHONPATH": os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+
+
+def fingerprints(tree: Path) -> dict[str, str]:
+    """kernel -> fingerprint, as a tree computes them."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", FINGERPRINTS], cwd=tree, env=environment(tree, "", folder), check=True,
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def request(program: Program, batches: Iterable[int]) -> str:
+    """A program as `serve` reads it."""
+    fields = {name: dict(getattr(program, name)) for name in ("config", "variant")}
+    return json.dumps({"kernel": program.kernel, "key": program.key, **fields, "batches": sorted(batches)})
+
+
+def piece(tree: Path, programs: Mapping[Program, set[int]], done: Callable[[], None]) -> Answers:
+    """What some programs of one device are in a tree, from a process of its own."""
+    (device,) = {program.device for program in programs}
+    found: Answers = {}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        asked, errors = Path(folder, "asked"), Path(folder, "errors")
+        asked.write_text("".join(request(*one) + "\n" for one in programs.items()))
+        with asked.open() as stdin, errors.open("w") as stderr:
+            child = subprocess.Popen(
+                [sys.executable, "-c", GENERATE, device], cwd=tree, env=environment(tree, device, folder),
+                stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, text=True,
+            )  # fmt: skip
+            with child:
+                for program, line in zip(programs, child.stdout, strict=False):
+                    found |= {(program, int(batch)): given for batch, given in json.loads(line).items()}
+                    done()
+        if child.returncode:
+            raise RuntimeError(f"a process of {tree} for {device} ended:\n{errors.read_text()[-2000:]}")
+    return found
+
+
+def pieces(programs: Mapping[Program, set[int]], workers: int) -> Iterator[dict[Program, set[int]]]:
+    """The programs by device, cut so that every worker has some."""
+    size = max(1, min(PIECE, -(-2 * len(programs) // workers)))
+    for device in dict.fromkeys(p.device for p in programs):
+        own = [p for p in programs if p.device == device]
+        for at in range(0, len(own), size):
+            yield {p: programs[p] for p in own[at : at + size]}
+
+
+def generate(trees: Sequence[Path], programs: Mapping[Program, set[int]], workers: int) -> list[Answers]:
+    """For each tree the answers of all programs."""
+    jobs = [(at, one) for one in pieces(programs, workers) for at in range(len(trees))]
+    answers: list[Answers] = [{} for _ in trees]
+    with Progress(console=Console(stderr=True)) as progress, ThreadPoolExecutor(workers) as pool:
+        task = progress.add_task("programs", total=len(programs) * len(trees))
+        made = pool.map(lambda job: piece(trees[job[0]], job[1], lambda: progress.advance(task)), jobs)
+        for (at, _), found in zip(jobs, made, strict=True):
+            answers[at].update(found)
+    return answers
+
+
+@contextlib.contextmanager
+def checked_out(commit: str) -> Iterator[Path]:
+    """A commit's tree in a temporary folder, with this module in it."""
+    git = "git", "-C", str(ROOT), "worktree"
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder, "base")
+        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
+        try:
+            shutil.copy(__file__, tree / "ci" / Path(__file__).name)
+            yield tree
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+
+
+# The verdict
+
+
+def difference(before: Answer, after: Answer) -> str:
+    """What of an entry changed, by its first lines; empty where nothing did."""
+    for name in ("problem", "code", "launch"):
+        old, new = (said.get(name, "").splitlines() for said in (before, after))
+        if old != new:
+            lines = [x for x in difflib.unified_diff(old, new, "", "", "", "", 0, "") if x[:2] != "@@"]
+            return f"{name}: {' | '.join(lines[2:4])}"
+    return ""
+
+
+def entries(path: Path) -> dict[Identity, tuple[Entry, str]]:
+    """The entries of a file, each with the fingerprint of its run; none where there is no file."""
+    if not path.exists():
+        return {}
+    data = store.content(path)
+    runs = [data["runs"][e["run"]]["fingerprint"] for e in data["entries"]]
+    return {
+        (entry.key, entry.batch, entry.triton): (entry, run)
+        for entry, run in zip(store.entries_of(data, path), runs, strict=True)
+    }
+
+
+def stale(folder: Path, devices: Iterable[str], kernels: Iterable[str]) -> list[tuple[str, str]]:
+    """(device, kernel) of the files with entries that were tuned for another source than this tree's."""
+    every = [(device, kernel) for device in devices for kernel in kernels]
+    return [
+        (device, kernel) for device, kernel in every
+        if any(run != fingerprint(kernel) for _, run in entries(folder / device / f"{kernel}.json").values())
+    ]  # fmt: skip
+
+
+def matched(here: Path, before: Path, device: str, kernel: str, base: str) -> File:
+    """The stale entries of this tree's file with those of the base commit's, `here` and `before`."""
+    file, old, new = File(device, kernel, base), entries(before), entries(here)
+    for name, (entry, run) in new.items():
+        known = old[name][0] if name in old else None
+        if run == fingerprint(kernel):
+            continue
+        if run != base:
+            file.not_compared.append((entry, f"its source {run} is not the base commit's, {base or 'none'}"))
+        elif known is None:
+            file.not_compared.append((entry, "not in the base commit"))
+        elif (known.config, known.variant) != (entry.config, entry.variant):
+            file.not_compared.append((entry, "another config or variant than in the base commit"))
+        else:
+            file.todo.append(entry)
+    gone = [entry for name, (entry, _) in old.items() if name not in new]
+    file.not_compared += [(entry, "in the base commit alone") for entry in gone]
+    return file
+
+
+def restamped(data: dict[str, Any], path: Path, proven: set[Entry], old: str, new: str) -> dict[str, Any]:
+    """A file's content with the fingerprint `new` in the runs of `old` all of whose entries are proven."""
+    own: dict[str, list[Entry]] = defaultdict(list)
+    for raw, entry in zip(data["entries"], store.entries_of(data, path), strict=True):
+        own[raw["run"]].append(entry)
+    names, runs = {}, {}
+    for name, run in data["runs"].items():
+        if run["fingerprint"] == old and proven.issuperset(own[name]):
+            run = {**run, "fingerprint": new}
+            names[name] = writer.run_id(run)
+        runs[names.get(name, name)] = run
+    return {
+        **data,
+        "runs": {name: runs[name] for name in sorted(runs)},
+        "entries": [{**e, "run": names.get(e["run"], e["run"])} for e in data["entries"]],
+    }
+
+
+def restamp(folder: Path, file: File) -> bool:
+    """Give the proven runs of a file without a difference this tree's fingerprint; whether any was given."""
+    path = folder / file.device / f"{file.kernel}.json"
+    if file.different or not file.same:
+        return False
+    with writer.locked(path):
+        data = store.content(path)
+        stamped = restamped(data, path, set(file.same), file.base, fingerprint(file.kernel))
+        if stamped != data:
+            writer.replace(path, writer.text(stamped))
+    return stamped != data
+
+
+def report(files: Iterable[File]) -> None:
+    """The table, and what is behind its last two columns."""
+    row = "{:8} {:32} {:>8} {:>8} {:>10} {:>13}".format
+    print(row("device", "kernel", "entries", "same", "different", "not compared"))
+    for file in files:
+        counts = [len(found) for found in (file.same, file.different, file.not_compared)]
+        print(row(file.device, file.kernel, sum(counts), *counts))
+    for title in ("different", "not compared"):
+        said = Counter(
+            f"{title}: {file.device} {file.kernel} {dict(entry.key)} {dict(entry.config)}: {what}"
+            for file in files
+            for entry, what in getattr(file, title.replace(" ", "_"))
+        )
+        for line, count in said.items():
+            print(f"{line} ({count} entries)" if count > 1 else line)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m ci.same_programs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--base", required=True, metavar="COMMIT", help="whose programs the entries were of")
+    parser.add_argument("--only", nargs="+", choices=KERNELS, default=list(KERNELS), metavar="KERNEL")
+    parser.add_argument("--device", nargs="+", choices=DEVICES, default=list(DEVICES), metavar="DEVICE")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--restamp", action="store_true", help="write the new fingerprints")
+    options = parser.parse_args()
+    begin, folder = time.perf_counter(), ROOT / "tuning_cache"
+    names = stale(folder, options.device, options.only)
+    if not names:
+        print("every entry is of this tree's source")
+        return 0
+    with checked_out(options.base) as base:
+        before = fingerprints(base)
+        files = []
+        for device, kernel in names:
+            path = Path(device, f"{kernel}.json")
+            files.append(
+                matched(folder / path, base / "tuning_cache" / path, device, kernel, before.get(kernel, ""))
+            )
+        programs: dict[Program, set[int]] = defaultdict(set)
+        for file in files:
+            for entry in file.todo:
+                programs[file.program(entry)].add(entry.batch)
+        answers = generate([base, ROOT], programs, options.workers)
+    for file in files:
+        file.judge(*answers)
+    report(files)
+    print(f"{len(programs)} programs in each tree, {time.perf_counter() - begin:.0f} s")
+    for file in files if options.restamp else ():
+        print(f"{file.device} {file.kernel}: {'restamped' if restamp(folder, file) else 'left alone'}")
+    return int(any(file.different for file in files))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""Stored entries after a change of shared source: equal programs, and which runs get the new fingerprint."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from ci import same_programs
+from helion_sinkhorn.configs import store, writer
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
+
+KERNEL, OTHER = "sinkhorn_forward", "sinkhorn_backward"
+OLD, NEW = "0" * 16, "1" * 16
+MODULE = '''
+import triton
+
+@triton.jit
+def _kernel(x, n, BLOCK: tl.constexpr):
+    # src[kernels.py:7]: where it is from
+    """What it is."""
+    tl.store(x + tl.arange(0, BLOCK), 1.5)
+
+def kernel(x, *, _launcher):
+    _launcher(_kernel, (triton.cdiv(x.size(0), 32),), x, x.size(0), 32, num_warps=1)
+'''
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "alike"),
+    [
+        ("# src[kernels.py:7]: where it is from", "# elsewhere", True),
+        ("What it is.", "What else it is.", True),
+        ('    """What it is."""\n', "", True),
+        ("BLOCK), 1.5", "BLOCK),\n        1.50", True),
+        # of the host function the launch tells
+        ("x.size(0), 32)", "len(x), 32)", True),
+        ("1.5", "1.25", False),
+        ("BLOCK: tl.constexpr", "BLOCK", False),
+        ("import triton\n", "import triton\n_OFFSET = tl.constexpr(1)\n", False),
+    ],
+)
+def test_code_is_compared_as_triton_reads_it(old, new, alike):
+    changed = MODULE.replace(old, new)
+    assert changed != MODULE
+    assert (same_programs.device_code(changed) == same_programs.device_code(MODULE)) == alike
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        ("_kernel", (3,), (7, 32), {"num_warps": 1}),
+        ("_kernel", (2,), (8, 32), {"num_warps": 1}),
+        ("_kernel", (2,), (7, 32), {"num_warps": 2}),
+        ("_kernel", (2,), (7, 32), {"num_warps": 1, "num_stages": 1}),
+        ("_kernel", (2,), (7.0, 32), {"num_warps": 1}),
+    ],
+)
+def test_another_launch_is_a_difference(launch):
+    def said(of):
+        return {"code": "code", "launch": same_programs.launch_of(*of)}
+
+    usual = said(("_kernel", (2,), (7, 32), {"num_warps": 1}))
+    assert same_programs.difference(usual, usual) == ""
+    assert same_programs.difference(usual, said(launch)).startswith("launch: ")
+
+
+def test_a_difference_shows_its_lines():
+    assert same_programs.difference({"code": "a\nb\nc"}, {"code": "a\nB\nc"}) == "code: -b | +B"
+    assert same_programs.difference({"code": "a", "launch": "b"}, {"problem": "E: no"}) == "problem: +E: no"
+
+
+def entry(batch, run, warps=1):
+    return {
+        "key": {**dict(SinkhornCall(True, 1, "float32", 4, 4, 20).key), "batch": batch, "triton": "3.6"},
+        "config": {"block_sizes": [32], "num_warps": warps},
+        "variant": {"thread": [4, 4]}, "evidence": "measured", "run": run,
+    }  # fmt: skip
+
+
+def write(folder, kernel, fingerprints, entries):
+    """Write a file of runs with these fingerprints; the entries name their runs by number."""
+    runs = [{"fingerprint": f, "utc": f"2026-01-0{k + 1}T00:00Z"} for k, f in enumerate(fingerprints)]
+    names = [writer.run_id(run) for run in runs]
+    data = {
+        "schema": 1, "kernel": kernel, "device": {"key": "h200"},
+        "runs": dict(sorted(zip(names, runs, strict=True))),
+        "entries": [{**e, "run": names[e["run"]]} for e in entries],
+    }  # fmt: skip
+    path = folder / "tuning_cache" / "h200" / f"{kernel}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(writer.text(data))
+    return path
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """The command over two trees, whose programs are in `answers`, by tree and (kernel, batch)."""
+    base, here = tmp_path / "base", tmp_path / "here"
+    answers = {"base": {}, "here": {}}
+
+    def generate(trees, programs, workers):
+        assert trees == [base, here]
+        usual = {"code": "code", "launch": "launch"}
+        asked = [(p, batch) for p, batches in programs.items() for batch in batches]
+        return [{(p, b): answers[t.name].get((p.kernel, b), usual) for p, b in asked} for t in trees]
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["same_programs.py", "--base", "HEAD", *arguments])
+        status = same_programs.main()
+        return status, capsys.readouterr().out
+
+    monkeypatch.setattr(same_programs, "ROOT", here)
+    monkeypatch.setattr(same_programs, "checked_out", lambda commit: contextlib.nullcontext(base))
+    monkeypatch.setattr(same_programs, "fingerprints", lambda tree: {KERNEL: OLD, OTHER: OLD})
+    monkeypatch.setattr(same_programs, "fingerprint", lambda kernel: NEW)
+    monkeypatch.setattr(same_programs, "generate", generate)
+    run.base, run.here, run.answers = base, here, answers
+    return run
+
+
+def test_nothing_is_generated_where_no_source_changed(command):
+    write(command.here, KERNEL, [NEW], [entry(64, 0)])
+    assert command() == (0, "every entry is of this tree's source\n")
+
+
+def test_restamping_renames_runs(command):
+    for tree in (command.base, command.here):
+        path = write(tree, KERNEL, [OLD, OLD], [entry(64, 0), entry(128, 1), entry(256, 0)])
+    before = json.loads(path.read_text())
+    status, said = command()
+    assert status == 0
+    assert json.loads(path.read_text()) == before
+    assert command("--restamp")[0] == 0
+    after = json.loads(path.read_text())
+    assert path.read_text() == writer.text(after)
+    assert list(after["runs"]) == sorted(after["runs"])
+    for name, run in after["runs"].items():
+        assert name == writer.run_id(run)
+        assert run["fingerprint"] == NEW
+    for old, new in zip(before["entries"], after["entries"], strict=True):
+        assert {**old, "run": new["run"]} == new
+        assert after["runs"][new["run"]] == {**before["runs"][old["run"]], "fingerprint": NEW}
+    assert command() == (0, "every entry is of this tree's source\n")
+    assert [line.split() for line in said.splitlines()[1:2]] == [["h200", KERNEL, "3", "3", "0", "0"]]
+
+
+def test_a_file_with_a_difference_is_left_alone(command):
+    for tree in (command.base, command.here):
+        paths = [write(tree, k, [OLD, OLD], [entry(64, 0), entry(128, 1)]) for k in (KERNEL, OTHER)]
+    before = [path.read_text() for path in paths]
+    command.answers["here"][KERNEL, 128] = {"code": "other", "launch": "launch"}
+    status, said = command("--restamp")
+    assert status == 1
+    assert paths[0].read_text() == before[0]
+    assert NEW in paths[1].read_text()
+    assert OLD not in paths[1].read_text()
+    assert f"different: h200 {KERNEL} " in said
+    assert "code: -code | +other" in said
+    assert said.splitlines()[-2:] == [f"h200 {KERNEL}: left alone", f"h200 {OTHER}: restamped"]
+
+
+def test_what_was_not_compared_keeps_its_fingerprint(command):
+    """Another config, an entry of one tree alone, one that neither generates, a source of neither tree."""
+    stale = "2" * 16
+    write(command.base, KERNEL, [OLD, OLD, OLD, OLD, stale, OLD],
+          [entry(1, 0), entry(2, 1), entry(8, 3), entry(16, 4), entry(32, 5)])  # fmt: skip
+    path = write(command.here, KERNEL, [OLD, OLD, OLD, OLD, stale],
+                 [entry(1, 0), entry(2, 1, warps=2), entry(4, 2), entry(8, 3), entry(16, 4)])  # fmt: skip
+    before = json.loads(path.read_text())
+    for tree in command.answers.values():
+        tree[KERNEL, 8] = {"problem": "E: no"}
+    status, said = command("--restamp")
+    assert status == 0
+    assert said.splitlines()[1].split() == ["h200", KERNEL, "6", "1", "0", "5"]
+    reasons = "another config", "not in the base commit", "E: no", "in the base commit alone"
+    for why in (*reasons, f"its source {stale}"):
+        assert said.count(why) == 1
+    after = json.loads(path.read_text())
+    stamped = [e["key"]["batch"] for e in after["entries"] if after["runs"][e["run"]]["fingerprint"] == NEW]
+    assert stamped == [1]
+    assert after["entries"][1:] == before["entries"][1:]
+
+
+def test_a_run_with_one_entry_not_compared_keeps_its_fingerprint(command):
+    write(command.base, KERNEL, [OLD], [entry(1, 0)])
+    path = write(command.here, KERNEL, [OLD], [entry(1, 0), entry(2, 0)])
+    before = path.read_text()
+    status, said = command("--restamp")
+    assert (status, path.read_text()) == (0, before)
+    assert said.endswith(f"h200 {KERNEL}: left alone\n")
+
+
+def test_what_one_tree_alone_generates_is_different(command):
+    for tree in (command.base, command.here):
+        write(tree, KERNEL, [OLD], [entry(1, 0)])
+    command.answers["base"][KERNEL, 1] = {"problem": "E: no"}
+    assert command()[0] == 1
+
+
+def test_an_entry_is_generated_as_it_is_launched():
+    """One process: two batches of a program, and one that no call has."""
+    path = Path(same_programs.ROOT, "tuning_cache", "h200", "hc_split_sinkhorn_reduced.json")
+    first = store.entries_of(store.content(path), path)[0]
+    program = same_programs.Program("h200", path.stem, first.key, first.config, first.variant)
+    refused = dataclasses.replace(program, config=(("block_sizes", ()), ("num_warps", 1)))
+    found = same_programs.piece(same_programs.ROOT, {program: {64, 128}, refused: {64}}, lambda: None)
+    assert set(found) == {(program, 64), (program, 128), (refused, 64)}
+    assert set(found[refused, 64]) == {"problem"}
+    small, large = found[program, 64], found[program, 128]
+    assert small["code"] == large["code"]
+    assert "@triton.jit" in small["code"]
+    assert "#" not in small["code"]
+    assert small["launch"] != large["launch"]
+    assert f"num_warps={dict(program.config)['num_warps']}" in small["launch"].splitlines()
+
+
+def test_the_base_commit_is_checked_out_and_removed(tmp_path, monkeypatch):
+    def git(*words):
+        mine = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+        named = "-c", "user.name=a", "-c", "user.email=a@b"
+        done = subprocess.run(["git", *named, *words], cwd=tmp_path, check=True, env={**os.environ, **mine},
+                              stdout=subprocess.PIPE, text=True)  # fmt: skip
+        return done.stdout
+
+    git("init", "--quiet")
+    (tmp_path / "ci").mkdir()
+    (tmp_path / "ci" / "old.py").write_text("committed")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "one")
+    (tmp_path / "ci" / "old.py").write_text("changed")
+    monkeypatch.setattr(same_programs, "ROOT", tmp_path)
+    with same_programs.checked_out("HEAD") as tree:
+        assert (tree / "ci" / "old.py").read_text() == "committed"
+        assert (tree / "ci" / "same_programs.py").exists()
+    assert not tree.exists()
+    assert len(git("worktree", "list").splitlines()) == 1
