@@ -160,7 +160,7 @@ def first_timed(rows: list[Row]) -> Row:
 
 
 def run_of(row: Row) -> str:
-    """Of which day and commit a row is."""
+    """The day and the commit of a row."""
     return f"{row['utc'][:10]}, commit {row['commit'][:7]}"
 
 
