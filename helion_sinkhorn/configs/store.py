@@ -38,11 +38,6 @@ class Entry:
         return f"{self.path} ({self.evidence}{f', Triton {self.triton}' if self.triton else ''})"
 
 
-def has_triton(version: tuple[int, int]) -> bool:
-    """Whether the installed Triton is of this minor version or a newer one."""
-    return bool(triton_minor()) and tuple(map(int, triton_minor().split("."))) >= version
-
-
 @functools.cache
 def triton_minor() -> str:
     """The minor version of the installed Triton, which is not imported; empty where there is none."""
