@@ -148,11 +148,20 @@ def remarks(rows: list[Row], operation: str) -> list[str]:
             lines.append(f"- {who}: {row['note']}.")
         if row.get("uncaptured"):
             lines.append(f"- {who}, not in a graph: {row['uncaptured']}.")
-        if row.get("us") and run_of(row) != run_of(first_timed(rows)):
-            lines.append(
-                f"- {who}{' at ' + size if size else ''}, {row['pass']}: of an earlier run, {run_of(row)}."
-            )
-    return list(dict.fromkeys(lines))
+    return [*dict.fromkeys(lines), *of_earlier_runs(rows, operation)]
+
+
+def of_earlier_runs(rows: list[Row], operation: str) -> list[str]:
+    """A line for each function with times of another run than the table's."""
+    at: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row["operation"] == operation and row.get("us") and run_of(row) != run_of(first_timed(rows)):
+            place = f"{row['pass']} at {row['tokens']} x {row['columns']}"
+            at.setdefault((row["function"], run_of(row)), []).append(place)
+    return [
+        f"- {who}: {', '.join(places)} {'are' if len(places) > 1 else 'is'} of an earlier run ({run})."
+        for (who, run), places in at.items()
+    ]
 
 
 def first_timed(rows: list[Row]) -> Row:
@@ -191,7 +200,7 @@ def better(rows: list[Row], operation: str) -> list[dict[str, str]]:
     found = []
     for row in timed:
         mine = own.get((row["tokens"], row["columns"], row["pass"]))
-        if row["function"] == OURS or mine is None:
+        if is_ours(row["function"]) or mine is None:
             continue
         size = f"{int(row['tokens']):,}" + (f" x {row['columns']}" if int(row["columns"]) else "")
         name = CALLED.get(operation, operation)
@@ -235,7 +244,7 @@ def all_better(path: Path) -> str:
     rows = read(path)
     operations = dict.fromkeys(r["operation"] for r in of_many_tokens(rows))
     cells = [cell for operation in operations for cell in better(rows, operation)]
-    cells = [c for c in cells if c["package"] in PEERS and not is_ours(c["package"])]
+    cells = [c for c in cells if c["package"] in PEERS]
     return f"{when(rows)}.\n\n{markdown.of_records(cells, ' --- ')}"
 
 

@@ -167,6 +167,25 @@ def test_the_report_has_ratios_errors_and_reasons(tmp_path):
     assert report.text(tmp_path / "absent.csv", "hc_pre") == report.ABSENT
 
 
+def test_times_of_an_earlier_run_are_named():
+    today = {
+        "operation": "hc_pre",
+        "utc": "2026-11-24T10:00Z",
+        "commit": "b" * 12,
+        "tokens": "8",
+        "columns": "4",
+    }
+    old = today | {"utc": "2026-11-23T10:00Z", "commit": "a" * 12, "function": "Liger", "us": "2"}
+    rows = [
+        today | {"function": peers.OURS, "us": "1", "pass": "forward"},
+        *(old | {"pass": which} for which in ("forward", "backward")),
+        old | {"pass": "forward", "operation": "hc_post"},
+    ]
+    assert report.of_earlier_runs(rows, "hc_pre") == [
+        "- Liger: forward at 8 x 4, backward at 8 x 4 are of an earlier run (2026-11-23, commit aaaaaaa)."
+    ]
+
+
 def test_the_report_of_a_site_has_its_parts_targets_and_few_tokens(tmp_path):
     table = jobs.Table(tmp_path / "residual_path.csv", {"commit": "abc", "utc": "2026-01-02T03:04:05Z"})
     for tokens, us in ((8192, 345.0), (16, 20.0)):
