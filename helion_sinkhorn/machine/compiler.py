@@ -49,6 +49,8 @@ class Compiler(contextlib.AbstractContextManager):
             ),
             **{name: str(folder) for name in ("HELION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")},
             "TRITON_CACHE_DIR": str(cache or folder),
+            # who launches the binaries finds their host functions where calls keep them, and needs no Helion
+            **({} if cache else {"HELION_SINKHORN_CACHE_DIR": "off"}),
         }
         self.child: subprocess.Popen[str] | None = None
         self.ended = False
@@ -146,7 +148,8 @@ def compile_for(
         jobs: any number; a process start costs about 5 s, a job 1 to 15 s.
         workers: processes that share the jobs.
         timeout: seconds a job may take.
-        cache: Triton's cache to leave the binaries in, for a process that will launch them.
+        cache: Triton's cache to leave the binaries in, for a process that will launch them; generated code is
+            kept then too (runtime.program_cache).
         report: called with each Binary as it comes, from any thread.
         begun: called with each worker before its first job, from any thread; `Compiler.end` stops one.
         packages: folders with another Triton or Helion than those installed here.

@@ -32,7 +32,8 @@ def first_launch(device: Device, job: Job) -> tuple[Any, tuple[Any, ...]]:
 def compile_job(device: Device, job: Job) -> dict[str, Any]:
     """The fields of a Binary."""
     from helion_sinkhorn.operators import operator_of
-    from helion_sinkhorn.runtime.generated import generated
+    from helion_sinkhorn.runtime.dispatch import signature
+    from helion_sinkhorn.runtime.generated import host_function
 
     launched: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
@@ -42,7 +43,7 @@ def compile_job(device: Device, job: Job) -> dict[str, Any]:
 
     kernel, arguments = first_launch(device, job)
     with as_called(arguments) as given:
-        generated(kernel, given)(*given, _launcher=launcher)
+        host_function(kernel, given, signature(tuple(given)))(*given, _launcher=launcher)
     ((run, arguments, options),) = launched
     compiled = run(*arguments, **options)
     nvidia = device.vendor == "nvidia"
