@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from ci.gate.markdown import table
 from docs import pictures as drawn
 from docs import whole_calls
 from docs.kernel_times import MISSING, files
+from helion_sinkhorn.configs import lookup, store
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import OPERATORS, operator_for, operator_of
+from helion_sinkhorn.operators import KERNELS, OPERATORS, kernel_calls, operator_for, operator_of
+from helion_sinkhorn.runtime.kernel import default_choice
+from helion_sinkhorn.tuning.groups import jsonable
 from helion_sinkhorn.workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -240,7 +244,37 @@ def judged() -> str:
                 "largest rms / limit": f"{max(r['rms'] for _, r in every):.3f}",
                 "date, commit": when,
             })  # fmt: skip
-    return table(rows)
+    return "\n\n".join([table(rows), *filter(None, map(configs_since, artefacts()))])
+
+
+def configs_since(device: str) -> str:
+    """How many results of calls were judged with the config that look-up gives today under the same Triton."""
+    artefact, counts = artefacts()[device], Counter()
+    running = ".".join(artefact["versions"]["triton"].split(".")[:2])
+    for name, record in artefact["workloads"].items():
+        calls = dict(kernel_calls(workload := WORKLOADS[name]))
+        for result in record["results"]:
+            kernel = result["kernel"]
+            if result["served"] and kernel in calls:
+                now = config_now(device, kernel, calls[kernel], workload.batch, running)
+                # a run names options of a call too, and left out variants that were not there yet
+                then = {k: v for k, v in result["config"].items() if k in now}
+                counts[kernel, then.items() <= now.items()] += 1
+    others = {kernel: count for (kernel, is_same), count in counts.items() if not is_same}
+    if not counts:
+        return ""
+    same = f"{counts.total() - sum(others.values()):,} of {counts.total():,} results of calls"
+    rest = ", ".join(f"{count} of `{kernel}`" for kernel, count in others.items())
+    said = f"{DEVICES[device].names[0]}: {same} were judged with the config that calls get today"
+    return f"{said}; the others are {rest}." if rest else f"{said}."
+
+
+def config_now(device: str, kernel: str, call: Any, batch: int, running: str) -> dict[str, Any]:
+    """Config and variant that look-up gives a call of a kernel under a Triton."""
+    entries = store.read(ROOT / "tuning_cache", device, kernel)
+    choice = lookup.preferred(entries, call.key, batch, running)
+    choice = choice or default_choice(KERNELS[kernel], call, DEVICES[device])
+    return jsonable((*choice.config, *choice.variant))
 
 
 def devices() -> str:
