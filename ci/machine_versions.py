@@ -3,8 +3,9 @@
 Look-up gives a call the entry of another Triton where the running one has none (configs/lookup.py), and no
 time vouches for what the running one makes of it.  For the installed version and for those in the folders
 given, compiles on a CPU each config that look-up would take.  A config that was not measured under the
-version that compiles it must keep everything in registers, as defaults must, and have about as many
-cross-lane instructions as under the version it was chosen with.  The exit status is the verdict.
+version that compiles it may break no rule, spill about as much and have about as many cross-lane instructions
+as under the version it was chosen with, and no more: that is what was timed.  One that was only ranked must
+keep everything in registers, as defaults must.  The exit status is the verdict.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.runtime.kernel import Choice
 
 GROWTH, FEW = 1.3, 16
-"""Cross-lane instructions may grow by this factor, and by so many in any case."""
+"""The factor by which spilled bytes and cross-lane instructions may grow; these by so many in any case."""
 GROWN = {
     # from 3.7 on both axes of a matrix are dealt out to lanes, where 3.6 kept one in a thread: no point of
     # the kernel's space is predicted to take a quarter less, and no time was taken under a later version
@@ -90,10 +91,13 @@ def broken(binary: Binary, chosen_with: Binary | None) -> Iterator[str]:
 
     chosen_with: the same under the version that its config was chosen with; None where that is this one.
     """
-    yield from machine_rules.broken(binary)
+    known = machine_rules.broken(chosen_with) if chosen_with else []
+    yield from (what for what in machine_rules.broken(binary) if what not in known)
     if not binary.compiled:
         return
-    yield from machine_rules.unallowed_spills(binary)
+    spilled = chosen_with.spill_bytes if chosen_with else 0
+    if not spilled or binary.spill_bytes > GROWTH * spilled:
+        yield from machine_rules.unallowed_spills(binary)
     if chosen_with is not None:
         before, after = (b.counts.get("cross-lane", 0) for b in (chosen_with, binary))
         factor = machine_rules.allowance(binary, GROWN, GROWTH)

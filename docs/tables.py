@@ -248,7 +248,7 @@ def judged() -> str:
 
 
 def configs_since(device: str) -> str:
-    """How many results of calls were judged with the config that look-up gives today under the same Triton."""
+    """How many results of calls were judged with the config that calls get today under the same Triton."""
     artefact, counts = artefacts()[device], Counter()
     running = ".".join(artefact["versions"]["triton"].split(".")[:2])
     for name, record in artefact["workloads"].items():

@@ -103,8 +103,13 @@ def run(folder, monkeypatch, capsys):
         ({"new": {"counts": {"cross-lane": 131}}, "old": {"counts": {"cross-lane": 100}}}, "131 cross-lane"),
         ({"new": {"occupancy": 1}}, "1 warps on a compute unit"),
         ({"new": {"threads": 0, "problems": ("no way",)}}, "no way"),
-        # spills where the config was measured: what its time holds
+        ({"new": {"threads": 0, "problems": ("no way",)}, "old": {"occupancy": 1}}, "no way"),
+        # where the config was measured: what its time holds
         ({"old": SPILLING}, ""),
+        ({"new": SPILLING, "old": SPILLING}, ""),
+        ({"new": {**SPILLING, "spill_bytes": 21}, "old": SPILLING}, "21 bytes a thread"),
+        ({"new": {"occupancy": 1}, "old": {"occupancy": 1}}, ""),
+        ({"new": {"occupancy": 1}, "old": {"occupancy": 2}}, "1 warps on a compute unit"),
     ],
 )  # fmt: skip
 def test_worse_code_than_that_which_was_chosen_is_a_failure(run, fields, said):
