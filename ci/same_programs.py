@@ -176,24 +176,13 @@ def serve(device: Device) -> None:
 # The processes
 
 
-def environment(tree: Path, device: str, folder: str) -> dict[str, str]:
-    """What a process runs in that takes the package from a tree and leaves its caches in a folder."""
-    unwanted = "HELION_INTERPRET", "TRITON_INTERPRET", "HELION_SINKHORN_TUNING_DIR"
-    return {
-        **{k: v for k, v in os.environ.items() if k not in unwanted},
-        **{name: folder for name in ("HELION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")},
-        **({"HELION_SINKHORN_DEVICE": device} if device else {}),
-        "PYTHONPATH": os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }
-
-
 def fingerprints(tree: Path) -> dict[str, str]:
     """kernel -> fingerprint, as a tree computes them."""
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, "-c", FINGERPRINTS], cwd=tree, env=environment(tree, "", folder), check=True,
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+    path = os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", FINGERPRINTS], cwd=tree, env={**os.environ, "PYTHONPATH": path}, check=True,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -205,6 +194,9 @@ def request(program: Program, batches: Iterable[int]) -> str:
 
 def piece(tree: Path, programs: Mapping[Program, set[int]], done: Callable[[], None]) -> Answers:
     """What some programs of one device are in a tree, from a process of its own."""
+    # here, since the base commit runs this module too, and may be older than the name
+    from helion_sinkhorn.machine.compiler import environment
+
     (device,) = {program.device for program in programs}
     found: Answers = {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -212,8 +204,8 @@ def piece(tree: Path, programs: Mapping[Program, set[int]], done: Callable[[], N
         asked.write_text("".join(request(*one) + "\n" for one in programs.items()))
         with asked.open() as stdin, errors.open("w") as stderr:
             child = subprocess.Popen(
-                [sys.executable, "-c", GENERATE, device], cwd=tree, env=environment(tree, device, folder),
-                stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, text=True,
+                [sys.executable, "-c", GENERATE, device], cwd=tree, stdin=stdin, stdout=subprocess.PIPE,
+                stderr=stderr, text=True, env=environment(device, Path(folder), [str(tree)]),
             )  # fmt: skip
             with child:
                 for program, line in zip(programs, child.stdout, strict=False):

@@ -17,7 +17,7 @@ from ci import accuracy, compare, machine_terms
 from ci.gate.markdown import table
 from docs import pictures as drawn
 from docs import whole_calls
-from docs.kernel_times import MISSING, files
+from docs.kernel_times import CACHE, MISSING, files
 from helion_sinkhorn.configs import lookup, store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS, OPERATORS, kernel_calls, operator_for, operator_of
@@ -102,8 +102,7 @@ def unfavourable_cells() -> str:
          **{f"{report.power(batch)}, us": of.get(batch, "") for batch in sorted(set(slower.batch))}}
         for (name, which, timer), of in cells.items()
     ]  # fmt: skip
-    said = " ".join(filter(None, (f"{when()}.", unfavourable(), report.our_single_calls(results()))))
-    return f"{said}\n\n{table(rows)}"
+    return f"{when()}. {unfavourable()}\n\n{table(rows)}"
 
 
 def headline() -> str:
@@ -271,7 +270,7 @@ def configs_since(device: str) -> str:
 
 def config_now(device: str, kernel: str, call: Any, batch: int, running: str) -> dict[str, Any]:
     """Config and variant that look-up gives a call of a kernel under a Triton."""
-    entries = store.read(ROOT / "tuning_cache", device, kernel)
+    entries = store.read(CACHE, device, kernel)
     choice = lookup.preferred(entries, call.key, batch, running)
     choice = choice or default_choice(KERNELS[kernel], call, DEVICES[device])
     return jsonable((*choice.config, *choice.variant))

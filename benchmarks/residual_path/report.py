@@ -153,9 +153,9 @@ def remarks(rows: list[Row], operation: str) -> list[str]:
 
 def of_earlier_runs(rows: list[Row], operation: str) -> list[str]:
     """A line for each function with times of another run than the table's."""
-    at: dict[tuple[str, str], list[str]] = {}
+    own, at = run_of(first_timed(rows)), {}
     for row in rows:
-        if row["operation"] == operation and row.get("us") and run_of(row) != run_of(first_timed(rows)):
+        if row["operation"] == operation and row.get("us") and run_of(row) != own:
             place = f"{row['pass']} at {row['tokens']} x {row['columns']}"
             at.setdefault((row["function"], run_of(row)), []).append(place)
     return [
@@ -244,7 +244,6 @@ def all_better(path: Path) -> str:
     rows = read(path)
     operations = dict.fromkeys(r["operation"] for r in of_many_tokens(rows))
     cells = [cell for operation in operations for cell in better(rows, operation)]
-    cells = [c for c in cells if c["package"] in PEERS]
     return f"{when(rows)}.\n\n{markdown.of_records(cells, ' --- ')}"
 
 

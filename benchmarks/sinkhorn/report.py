@@ -236,26 +236,6 @@ def where_others_are_faster(results: Results) -> str:
     )
 
 
-def our_single_calls(results: Results) -> str:
-    """How long our own single calls took in those cells, beside those of smaller and larger batches."""
-    slower, _ = faster_than_ours(results)
-    batches = sorted(set(slower[slower.timer == "eager"].batch))
-    single = results.of(OURS, n=4, dtype="float32", timer="eager")
-    around = [b for b in single.batch if batches and not batches[0] <= b <= batches[-1]]
-    smaller, larger = [b for b in around if b < batches[0]], [b for b in around if b > batches[-1]]
-    if not smaller or not larger:
-        return ""
-    beside = max(smaller), min(larger)
-    took = single.set_index(["pass", "batch"]).us
-    ratios = [took[w, b] / max(took[w, a] for a in beside) for w in PASSES for b in batches]
-    if min(ratios) <= 1:
-        return ""
-    return (
-        f"Our own single calls took {min(ratios):.1f} to {max(ratios):.1f} times as long there as at "
-        f"{power(beside[0])} and {power(beside[1])} in that run; the cause is not known."
-    )
-
-
 def definition(name: str) -> str:
     function = FUNCTIONS[name]
     return function.form + (", columns first" if function.first == "cols" else "")

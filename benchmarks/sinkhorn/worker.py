@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -132,27 +132,29 @@ def sweep(job: Job) -> Iterator[Row | None]:
     yield None
     autotuning.forget()
 
-    def cases() -> Iterator[tuple[int, list[tuple[Row, str, Callable[[], timing.Run]]]]]:
-        """Every batch with what is timed at it: the row, the pass and what makes its call."""
-        for batch in job.batches:
-            x, dy = make_inputs(job, batch)
-            yield (
-                batch,
-                [
-                    (row, which, partial(call, row["function"], which, x, dy))
-                    for row in rows
-                    for which in offered[row["function"]]
-                ],
-            )
-            clear()
-
     def call(name: str, which: str, x: torch.Tensor, dy: torch.Tensor) -> timing.Run:
         return peers.load(name).build(x, dy, T)[which]
 
-    def finished(row: Row, which: str, timer: str, batch: int, times: timing.Times | str, now: Row) -> Row:
+    def cases() -> Iterator[tuple[torch.Tensor, list[tuple[Row, str, Callable[[], timing.Run]]]]]:
+        """Logits of every batch, with what is timed on them: the row, the pass and what makes its call."""
+        for batch in job.batches:
+            x, dy = make_inputs(job, batch)
+            yield x, [
+                (row, which, partial(call, row["function"], which, x, dy))
+                for row in rows
+                for which in offered[row["function"]]
+            ]  # fmt: skip
+            clear()
+
+    def one_turn(make: Callable[[], timing.Run]) -> list[float]:
+        return timing.single_calls(make(), device, job.milliseconds / TURNS)
+
+    def finished(
+        row: Row, which: str, timer: str, x: torch.Tensor, times: timing.Times | str, now: Row
+    ) -> Row:
         if isinstance(times, str):
-            return {**row, "section": "left out", "note": f"{which}, {timer}, batch {batch}: {times}"}
-        at = {"batch": batch, "pass": which, "timer": timer, "config": config(row, which, batch, job)}
+            return {**row, "section": "left out", "note": f"{which}, {timer}, batch {x.size(0)}: {times}"}
+        at = {"batch": x.size(0), "pass": which, "timer": timer, "config": config(row, which, x)}
         return {**row, **at, **named(times), **now}
 
     yield from counted
@@ -161,47 +163,48 @@ def sweep(job: Job) -> Iterator[Row | None]:
             key = "error" if which == "forward" else "gradient_error"
             note = f"{which} differs from its definition in float64 by {row[key]:.1e}: not timed"
             yield {**row, "section": "left out", "note": note}
-    samples: dict[tuple[str, int, str], list[float]] = {}
-    failed: dict[tuple[str, int, str], str] = {}
-    for turn in range(TURNS):
-        for batch, timed in cases():
+    turns: dict[tuple[str, int, str], list[list[float] | str]] = {}
+    for turn in range(1, TURNS + 1):
+        for x, timed in cases():
             for row, which, make in timed:
-                at = row["function"], batch, which
-                try:
-                    found = timing.single_calls(make(), device, job.milliseconds / TURNS)
-                except Exception as error:
-                    failed[at] = said(error)
-                else:
-                    samples.setdefault(at, []).extend(found)
-            if turn == TURNS - 1:
+                found = tried(one_turn, make)
+                turns.setdefault((row["function"], x.size(0), which), []).append(found)
+            if turn == TURNS:
                 # the clocks after the work: an idle GPU lowers them
                 now = timing.conditions(device)
                 for row, which, _ in timed:
-                    at = row["function"], batch, which
-                    times = failed.get(at) or timing.summary(samples[at])
-                    yield finished(row, which, "eager", batch, times, now)
-        if turn < TURNS - 1:
+                    times = together(turns[row["function"], x.size(0), which])
+                    yield finished(row, which, "eager", x, times, now)
+        if turn < TURNS:
             yield None
     if device.type == "cpu":
         return
-    for batch, timed in cases():
-        found = []
-        for row, which, make in timed:
-            try:
-                found.append((row, which, timing.graph(make, job.milliseconds)))
-            except Exception as error:
-                found.append((row, which, said(error)))
+    for x, timed in cases():
+        graphs = [(row, which, tried(timing.graph, make, job.milliseconds)) for row, which, make in timed]
         now = timing.conditions(device)
-        yield from (finished(row, which, "graph", batch, times, now) for row, which, times in found)
+        yield from (finished(row, which, "graph", x, times, now) for row, which, times in graphs)
 
 
-def config(row: Row, which: str, batch: int, job: Job) -> str:
+def tried(measure: Callable[..., Any], *arguments: Any) -> Any:
+    """What a measurement gives, or what it failed with, in words."""
+    try:
+        return measure(*arguments)
+    except Exception as error:
+        return said(error)
+
+
+def together(turns: list[list[float] | str]) -> timing.Times | str:
+    """The times of all samples, or what one of the turns failed with."""
+    failed = [turn for turn in turns if isinstance(turn, str)]
+    return failed[-1] if failed else timing.summary([us for turn in turns for us in turn])
+
+
+def config(row: Row, which: str, x: torch.Tensor) -> str:
     """The config of this call of ours, with its file in the repository; empty for others and for both."""
     if not str(row["function"]).startswith(peers.OURS) or which == "both":
         return ""
     from helion_sinkhorn import plan
 
-    x = torch.empty(batch, job.n, job.n, dtype=getattr(torch, job.dtype), device=job.device)
     chosen = getattr(plan(x, T, form=peers.FUNCTIONS[row["function"]].form), which)
     return chosen.replace(f"{ROOT}/", "")
 

@@ -27,6 +27,30 @@ from helion_sinkhorn.machine.binary import Binary, Job
 from helion_sinkhorn.runtime.space import Items
 
 
+def environment(
+    device_key: str, folder: Path, packages: Sequence[str] = (), cache: Path | None = None
+) -> dict[str, str]:
+    """What a process for one device runs in.
+
+    Args:
+        folder: for what it and the packages it uses keep on disk.
+        packages: folders that come before this package's in its path.
+        cache: as in `compile_for`.
+    """
+    package = Path(__file__).resolve().parents[2]
+    return {
+        **{k: v for k, v in os.environ.items() if k not in ("HELION_INTERPRET", "TRITON_INTERPRET")},
+        "HELION_SINKHORN_DEVICE": device_key,
+        "PYTHONPATH": os.pathsep.join(
+            [*packages, str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
+        **{name: str(folder) for name in ("HELION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")},
+        "TRITON_CACHE_DIR": str(cache or folder),
+        # who launches the binaries finds their host functions where calls keep them, and needs no Helion
+        **({} if cache else {"HELION_SINKHORN_CACHE_DIR": "off"}),
+    }
+
+
 class Compiler(contextlib.AbstractContextManager):
     """A child process for one device, started anew after a job that took it down."""
 
@@ -40,18 +64,7 @@ class Compiler(contextlib.AbstractContextManager):
     ):
         self.device_key, self.timeout = device_key, timeout
         self.log = folder / f"stderr.{threading.get_ident()}"
-        package = Path(__file__).resolve().parents[2]
-        self.environment = {
-            **{k: v for k, v in os.environ.items() if k not in ("HELION_INTERPRET", "TRITON_INTERPRET")},
-            "HELION_SINKHORN_DEVICE": device_key,
-            "PYTHONPATH": os.pathsep.join(
-                [*packages, str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
-            ),
-            **{name: str(folder) for name in ("HELION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")},
-            "TRITON_CACHE_DIR": str(cache or folder),
-            # who launches the binaries finds their host functions where calls keep them, and needs no Helion
-            **({} if cache else {"HELION_SINKHORN_CACHE_DIR": "off"}),
-        }
+        self.environment = environment(device_key, folder, packages, cache)
         self.child: subprocess.Popen[str] | None = None
         self.ended = False
 

@@ -20,7 +20,7 @@ from helion_sinkhorn.runtime.gradients import NAMESPACE, register_gradient
 _HERE = contextlib.nullcontext()
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _functorch = torch._C._functorch
-# names of this module: a call looks up ten of them
+# bound once: every call asks all of them, and torch._C.name is two look-ups more
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 _dispatch_modes, _function_mode = torch._C._len_torch_dispatch_stack, torch._C._is_torch_function_mode_enabled
 _transforms = _functorch.peek_interpreter_stack
