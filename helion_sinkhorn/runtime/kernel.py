@@ -56,6 +56,8 @@ class Kernel:
     traits: frozenset[str] = frozenset()
     """What checks of machine code ask: "normalises" matrices by reciprocals, has "gates" beside them,
     "returns float32" whatever the dtype, takes "norms" of streams, "splits" numbers into parts."""
+    similar: Callable[[Any], Any] | None = None
+    """A call that is tuned, whose configs are as good as any for a call that is not."""
 
 
 def default_choice(kernel: Kernel, call: Any, device: Device) -> Choice:

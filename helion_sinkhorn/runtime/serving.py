@@ -72,12 +72,18 @@ def device_at(index: int | None) -> tuple[Device, str, bool]:
 
 @functools.lru_cache(maxsize=4096)
 def choose(kernel: Kernel, call: Any, batch: int, device: Device) -> Choice:
-    """The stored config for a call of a kernel, or the kernel's default where that is not in its space."""
+    """The config stored for a call of a kernel, or for a similar one, if it is in the kernel's space for this
+    call; else the default."""
     entry = lookup(device, kernel.name, call.key, batch)
+    borrowed = entry is None and kernel.similar is not None
+    if borrowed:
+        entry = lookup(device, kernel.name, kernel.similar(call).key, batch)
     if entry is not None:
         measured = entry.evidence == "measured" and Path(entry.path).parent.name == device.key
         stored = Choice(kernel.name, entry.config, entry.variant, entry.source, True, measured)
         if not in_space(kernel, stored, call, device):
+            if borrowed:
+                return default_choice(kernel, call, device)
             refuse(stored, ValueError(f"`make tune` tries no such config for {call}"))
         if stored not in _refused:
             return stored

@@ -435,6 +435,20 @@ def test_choose_falls_back_to_the_kernel_s_default(shipped, name, device_key, si
     assert hash(choice) == hash(chosen(name, n=n, m=m, device_key=device_key))
 
 
+def test_other_iterations_take_the_tuned_config_where_their_space_holds_it(shipped, caplog):
+    write(shipped, [entry()])
+    assert chosen(n_iters=5).config == chosen().config != chosen(n=8, n_iters=5).config
+    # after softmax and one trail step nothing is left to pivot: such a variant is not in that call's space
+    assert not chosen(n_iters=1).stored
+    assert not caplog.records
+    own = store.key_of({**FIELDS, "iters": 5})
+    write(shipped, [entry(), entry(key=own, config={"block_sizes": [32], "num_warps": 1})])
+    store.read.cache_clear()
+    lookup.lookup.cache_clear()
+    serving.choose.cache_clear()
+    assert dict(chosen(n_iters=5).config)["num_warps"] == 1
+
+
 def test_choice_does_not_depend_on_a_batch_without_entries(shipped):
     assert len({chosen(batch=batch) for batch in (1, 7, 4096, 1 << 31)}) == 1
 

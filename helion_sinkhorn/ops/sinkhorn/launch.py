@@ -16,6 +16,7 @@ from helion_sinkhorn.ops.sinkhorn.space import (
     REGISTER_HISTORY_RESTARTED,
     REGISTER_HISTORY_STEPS,
     SinkhornCall,
+    as_tuned,
     backward_default,
     backward_space,
     forward_default,
@@ -33,7 +34,13 @@ from helion_sinkhorn.runtime.views import VECTOR_BYTES, matrices, matrices_of
 ROOM = "helion_sinkhorn.ops.sinkhorn"
 KERNELS = {
     name: Kernel(
-        name, f"{ROOM}.{body}:{name}", SinkhornCall, default, space, traits=frozenset({"normalises"})
+        name,
+        f"{ROOM}.{body}:{name}",
+        SinkhornCall,
+        default,
+        space,
+        similar=as_tuned,
+        traits=frozenset({"normalises"}),
     )
     for name, body, default, space in (
         ("sinkhorn_forward", "kernels", forward_default, forward_space),

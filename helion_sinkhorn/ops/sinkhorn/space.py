@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -9,6 +10,10 @@ from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Key, key_of
 from helion_sinkhorn.ops.sinkhorn.scaling import pairs_are_safe, pivot_is_safe
 from helion_sinkhorn.runtime.space import Grid, Items, power_of_two, tile
+
+TUNED_ITERS = 20
+"""The iterations of every tuned workload, those of mHC."""
+
 
 TUNED_EPS = 1e-6
 """The eps of every tuned workload: variants that need a larger one are not worth a candidate."""
@@ -75,6 +80,11 @@ class SinkhornCall:
 
     def __str__(self) -> str:
         return f"{self.form} {self.first} {self.dtype} {self.n}x{self.m} T={self.n_iters}"
+
+
+def as_tuned(call: SinkhornCall) -> SinkhornCall:
+    """The same call of the tuned number of iterations: a loop of another length wants the same tile."""
+    return dataclasses.replace(call, n_iters=TUNED_ITERS)
 
 
 def is_whole(call: SinkhornCall) -> bool:
