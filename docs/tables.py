@@ -21,7 +21,7 @@ from docs.kernel_times import CACHE, MISSING, files
 from helion_sinkhorn.configs import lookup, store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS, OPERATORS, kernel_calls, operator_for, operator_of
-from helion_sinkhorn.runtime.kernel import default_choice
+from helion_sinkhorn.runtime.kernel import Choice, default_choice, in_space
 from helion_sinkhorn.tuning.groups import jsonable
 from helion_sinkhorn.workloads import WORKLOADS
 
@@ -270,9 +270,12 @@ def configs_since(device: str) -> str:
 
 def config_now(device: str, kernel: str, call: Any, batch: int, running: str) -> dict[str, Any]:
     """Config and variant that look-up gives a call of a kernel under a Triton."""
-    entries = store.read(CACHE, device, kernel)
-    choice = lookup.preferred(entries, call.key, batch, running)
-    choice = choice or default_choice(KERNELS[kernel], call, DEVICES[device])
+    entries, row = store.read(CACHE, device, kernel), KERNELS[kernel]
+    found = (lookup.preferred(entries, key, batch, running) for key in row.keys(call))
+    entry = next(filter(None, found), None)
+    choice = entry and Choice(kernel, entry.config, entry.variant, entry.source)
+    if choice is None or not in_space(row, choice, call, DEVICES[device]):
+        choice = default_choice(row, call, DEVICES[device])
     return jsonable((*choice.config, *choice.variant))
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.runtime.space import Grid, Items
 
 if TYPE_CHECKING:
@@ -58,6 +59,10 @@ class Kernel:
     "returns float32" whatever the dtype, takes "norms" of streams, "splits" numbers into parts."""
     similar: Callable[[Any], Any] | None = None
     """A call that is tuned, whose configs are as good as any for a call that is not."""
+
+    def keys(self, call: Any) -> list[Key]:
+        """What the config of a call is looked up by, the best first."""
+        return [call.key] if self.similar is None else [call.key, self.similar(call).key]
 
 
 def default_choice(kernel: Kernel, call: Any, device: Device) -> Choice:

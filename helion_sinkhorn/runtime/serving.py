@@ -74,15 +74,13 @@ def device_at(index: int | None) -> tuple[Device, str, bool]:
 def choose(kernel: Kernel, call: Any, batch: int, device: Device) -> Choice:
     """The config stored for a call of a kernel, or for a similar one, if it is in the kernel's space for this
     call; else the default."""
-    entry = lookup(device, kernel.name, call.key, batch)
-    borrowed = entry is None and kernel.similar is not None
-    if borrowed:
-        entry = lookup(device, kernel.name, kernel.similar(call).key, batch)
+    found = ((key, lookup(device, kernel.name, key, batch)) for key in kernel.keys(call))
+    key, entry = next((pair for pair in found if pair[1] is not None), (call.key, None))
     if entry is not None:
         measured = entry.evidence == "measured" and Path(entry.path).parent.name == device.key
         stored = Choice(kernel.name, entry.config, entry.variant, entry.source, True, measured)
         if not in_space(kernel, stored, call, device):
-            if borrowed:
+            if key != call.key:
                 return default_choice(kernel, call, device)
             refuse(stored, ValueError(f"`make tune` tries no such config for {call}"))
         if stored not in _refused:
