@@ -18,7 +18,7 @@ from helion_sinkhorn.runtime.kernel import Choice, in_space
 from helion_sinkhorn.tuning import calibration
 from helion_sinkhorn.tuning.fingerprint import fingerprint
 
-MOST_BYTES = 600_000
+MOST_BYTES = 800_000
 """Most bytes of one device's files."""
 
 

@@ -380,6 +380,25 @@ def test_own_entry_goes_before_the_family_s(shipped, caplog):
     assert caplog.records == []
 
 
+@pytest.mark.parametrize(("own", "name"), [("3.9", "h200"), ("3.6", "h100")])
+def test_a_relative_s_entry_of_the_running_triton_goes_before_an_own_one_of_another(
+    own, name, shipped, monkeypatch
+):
+    monkeypatch.setattr(store, "triton_minor", lambda: "3.9")
+    write(shipped, [entry(triton=own)])
+    write(shipped, [entry(triton="3.9")], "h100")
+    assert Path(served().path).parent.name == name
+
+
+def test_a_relative_has_the_batches_that_tuning_did_not_reach(shipped):
+    write(shipped, [entry(batch) for batch in (128, 1024)])
+    write(shipped, [entry(batch) for batch in (128, 1024, 1 << 20)], "h100")
+    found = [served(batch) for batch in (64, 2048, 1 << 20, 1 << 24)]
+    assert [(Path(e.path).parent.name, e.batch) for e in found] == [
+        ("h200", 128), ("h200", 1024), ("h100", 1 << 20), ("h100", 1 << 20),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("asked", DEVICES)
 def test_nothing_crosses_vendors_or_families(shipped, asked):
     for key, d in DEVICES.items():
