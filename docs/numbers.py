@@ -88,8 +88,13 @@ GENERATED = (
     Generated("docs/performance.md", "better", PATH, tables.unfavourable_path),
     Generated("docs/performance.md", "targets", BENCH, tables.targets),
     Generated("docs/performance.md", "versions", CACHE, kernel_times.versions),
-    Generated("docs/performance.md", "triton", "docs/bench/triton.csv", whole_calls.triton),
-    Generated("docs/performance.md", "host", "docs/bench/triton.csv", whole_calls.host),
+    *(
+        Generated("docs/performance.md", mark, f"docs/bench/{file}.csv", partial(of, file))
+        for mark, file, of in (
+            ("triton", "triton", whole_calls.triton), ("triton h100", "triton_h100", whole_calls.triton),
+            ("host", "triton", whole_calls.host), ("host h100", "triton_h100", whole_calls.host),
+        )
+    ),
     Generated("docs/kernel_times.md", "residual", CACHE, kernel_times.residual),
     Generated("docs/mhc.md", "recompute", "docs/bench/recompute.csv", whole_calls.recomputed),
     Generated("docs/backward.md", "gradients", CACHE, kernel_times.gradients),

@@ -370,19 +370,22 @@ def evidence(operator: str, key: str) -> str:
 
 
 def configs(operator: str, key: str) -> str:
-    """What chooses the configs of an operator on a device: measured | ranked | default."""
-    family = [key, *(d.key for d in DEVICES.values() if d.family == DEVICES[key].family and d.key != key)]
-    for name in family:
-        counts: dict[str, int] = {}
-        for path, data in files(name):
-            if path.stem in OPERATORS[operator].kernels:
-                for entry in data["entries"]:
-                    counts[entry["evidence"]] = counts.get(entry["evidence"], 0) + 1
-        if counts:
-            words = {"measured": "measured", "compiled": "ranked"}
-            found = ", ".join(f"{n} {words[e]}" for e, n in sorted(counts.items(), reverse=True))
-            return found if name == key else f"{found}, of {name}"
-    return "default"
+    """What chooses the configs of an operator on a device, own entries and its family's: measured | ranked |
+    default.
+    """
+    parts = []
+    for name in lookup.own_and_family(DEVICES[key]):
+        counts = Counter(
+            entry["evidence"]
+            for path, data in files(name)
+            if path.stem in OPERATORS[operator].kernels
+            for entry in data["entries"]
+        )
+        words = {"measured": "measured", "compiled": "ranked"}
+        found = ", ".join(f"{n} {words[e]}" for e, n in sorted(counts.items(), reverse=True))
+        if found:
+            parts.append(found if name == key else f"{found}, of {name}")
+    return "; ".join(parts) or "default"
 
 
 def matrix(cell: Callable[[str, str], str]) -> str:

@@ -98,9 +98,9 @@ def recomputed() -> str:
 FORMS = {OURS: "deepseek", f"{OURS} log": "log"}
 
 
-def triton() -> str:
-    """us of `sinkhorn` under each Triton, and the ratio to a copy in the same run."""
-    rows = [r for r in read("triton") if r["section"] == "sweep" and r["pass"] != "both"]
+def triton(name: str) -> str:
+    """us of `sinkhorn` under each Triton, and the ratio to a copy in the same run, from a file."""
+    rows = [r for r in read(name) if r["section"] == "sweep" and r["pass"] != "both"]
     versions = sorted({r["triton_version"] for r in rows})
     places = ("function", "n", "batch", "pass", "triton_version")
     # a copy of a large tensor takes longer in a graph: both are of the faster of the two timers
@@ -141,9 +141,10 @@ GOALS = {
 """Layers of a call of 128 matrices: what each is compared with, and how many times that was aimed at."""
 
 
-def host() -> str:
-    """Host time of a call's layers under each Triton, over that of `x * 2` in the same process."""
-    rows = [r for r in read("triton") if r["section"] == "host"]
+def host(name: str) -> str:
+    """Host time of a call's layers under each Triton, over that of `x * 2` in the same process, from a
+    file."""
+    rows = [r for r in read(name) if r["section"] == "host"]
     us = {(r["triton_version"], r["function"]): float(r["us"]) for r in rows}
     versions = sorted({r["triton_version"] for r in rows})
     lines = []
@@ -154,4 +155,4 @@ def host() -> str:
             **{f"Triton {v}": f"{ratio:.2f} ({us[v, layer]:.1f} us)" for v, ratio in ratios.items()},
             "aimed at": f"{most:.0f}" if most else "",
         })  # fmt: skip
-    return f"{of_versions(rows)}; each version on a host of its own.\n\n{table(lines)}"
+    return f"{of_versions(rows)}; each version in a process of its own.\n\n{table(lines)}"
