@@ -58,3 +58,13 @@ def test_systems_for_comparison(n, system, solver):
 @pytest.mark.parametrize("n", [3, 4])
 def test_one_matrix(n, solver):
     assert error(n, n, "corrected", solver, batch=1) <= 1
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "thread"),
+    [(8, 8, (8, 8)), (8, 8, (8, 4)), (8, 8, (4, 4)), (16, 8, (8, 4)), (8, 16, (8, 4))],
+    ids=str,
+)
+@pytest.mark.parametrize("system", ["corrected", "reduced", "full"])
+def test_a_matrix_over_threads(n, m, thread, system):
+    assert error(n, m, system, "cg", thread=thread) <= 1

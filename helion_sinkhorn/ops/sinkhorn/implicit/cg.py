@@ -15,9 +15,25 @@ from helion_sinkhorn.ops.sinkhorn.implicit.equations import (
     relative,
     support,
 )
+from helion_sinkhorn.ops.sinkhorn.iteration import read
 
 # (4 units of roundoff)^2 of the first residual: from there on conjugate gradients only amplify rounding
 CG_STOP = 2.0**-44
+
+
+def block(x, shape, tile, n, m):
+    """Matrices (tile, n, m) in float32, from x (B, n, m) or a view that says which thread holds what."""
+    if len(shape) > 2:
+        return read(x, shape, tile, n, m)
+    return hl.load(x, [tile, slice(None), slice(None)]).to(torch.float32)
+
+
+def store(x, tile, value):
+    """Matrices (tile, n, m) into x (B, n, m) or (B, n m)."""
+    if x.dim() == 3:
+        hl.store(x, [tile, slice(None), slice(None)], value.to(x.dtype))
+    else:
+        hl.store(x, [tile, slice(None)], value.to(x.dtype).reshape(tile.block_size, x.size(1)))
 
 
 def degrees(p, inv, how):
@@ -54,16 +70,17 @@ def sinkhorn_implicit_cg(
     system: hl.constexpr,
     how: hl.constexpr,
 ):
-    """dX by `steps` steps of conjugate gradients; p, dy, dx are (B, n, m).
+    """dX by `steps` steps of conjugate gradients; p and dy as `block` takes them, dx (B, n, m) or (B, n m).
 
     "corrected" is scaled by its diagonal, the degrees of the nodes; "reduced" and "full" run on what is
     orthogonal to their gauge.  A matrix whose residual is down to rounding stays as it is.
     """
     batch = p.size(0)
-    hl.specialize((p.shape[1:], p.stride(), dy.stride(), dx.shape[1:], dx.stride()))
+    p_shape, dy_shape = hl.specialize((p.shape[1:], dy.shape[1:]))
+    hl.specialize((p.stride(), dy.stride(), dx.shape[1:], dx.stride()))
     for tile in hl.tile(batch):
-        p32 = p[tile, :, :].to(torch.float32)
-        g32 = dy[tile, :, :].to(torch.float32)
+        p32 = block(p, p_shape, tile, n, m)
+        g32 = block(dy, dy_shape, tile, n, m)
         r = p32.sum(2)
         if system == "full":
             rows, columns = support(r), support(p32.sum(1))
@@ -89,7 +106,7 @@ def sinkhorn_implicit_cg(
                 da = ra + addend(turn, da, how)
                 db = rb + addend(turn, db, how)
                 left = now
-            dx[tile, :, :] = (p32 * (g32 - a.unsqueeze(2) - b.unsqueeze(1))).to(dx.dtype)
+            store(dx, tile, p32 * (g32 - a.unsqueeze(2) - b.unsqueeze(1)))
         else:
             corrected = system == "corrected"
             inv = inverse(r, how) if corrected else support(r)
@@ -116,4 +133,4 @@ def sinkhorn_implicit_cg(
             h = g32 - x.unsqueeze(1)
             if corrected:
                 h = relative(p32, h, how)
-            dx[tile, :, :] = flow(p32, h, inv, how).to(dx.dtype)
+            store(dx, tile, flow(p32, h, inv, how))

@@ -15,7 +15,7 @@ from helion_sinkhorn.ops.sinkhorn.implicit.space import (
     implicit_direct_space,
 )
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps, solver_for
-from helion_sinkhorn.ops.sinkhorn.launch import describe, written_view
+from helion_sinkhorn.ops.sinkhorn.launch import describe, loaded, thread_of, written_view
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.ops.sinkhorn.workloads import ROWS
 from helion_sinkhorn.runtime import serving
@@ -90,8 +90,12 @@ def implicit_backward(
 
     def launch(served: Served) -> None:
         packed = is_packed(served.choice) and system == "corrected"
+        # a thread's block of a matrix is one of rows as they lie in memory
+        threads = n >= m and any(thread_of(served.choice))
         if packed:
             views = pieces(matrices(p)), pieces(matrices(dy)), written_view(dx, call, True)
+        elif threads:
+            views = loaded(p, served.choice), loaded(dy, served.choice), written_view(dx, call, True)
         else:
             views = matrices(p), matrices(dy), dx.view(-1, n, m)
             if n < m:
