@@ -147,6 +147,8 @@ STATED = (
     Stated("docs/tried.md", f"sinkhorn: {TRIED}", "436da0f", "2026-11-22", "make tune, make bench"),
     Stated("docs/tried.md", "sinkhorn: instructions of sums in order, compiled", "7c65311", "2026-11-24",
            "helion_sinkhorn.machine.compiler.compile_for"),
+    Stated("docs/tried.md", "sinkhorn: conjugate gradients, compiled", "c606809", "2026-11-24",
+           "helion_sinkhorn.machine.compiler.compile_for"),
     Stated("docs/tried.md", f"hc_mixes: {TRIED}", "5143613", "2026-11-23", "make tune"),
     Stated("docs/tried.md", f"hc_split_sinkhorn: {TRIED}", "ec4f489", "2026-11-22", "make tune"),
     Stated("docs/tried.md", f"hc_site: {TRIED}", "6015170", "2026-11-23", "make tune"),
