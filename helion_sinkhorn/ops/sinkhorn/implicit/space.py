@@ -34,9 +34,10 @@ def implicit_direct_default(call: SinkhornCall, device: Device) -> tuple[Items, 
 
 
 def implicit_cg_default(call: SinkhornCall, device: Device) -> tuple[Items, Items]:
-    # P and G: with 8 x 8 entries of each 136 bytes spill (sm_90, Triton 3.9)
+    # P and G: with 8 x 8 entries of each 136 bytes spill (sm_90, Triton 3.9).  Of 32 x 32 the block that
+    # Triton chooses takes no more instructions
     block = min(8, call.n), min(4, call.m)
-    if not can_hold(call, *block):
+    if not can_hold(call, *block) or call.n * call.m > 16 * 16:
         return spread_over(call, device, 16, 32), (("thread", (0, 0)),)
     return over_threads(call, device, *block), (("thread", block),)
 
