@@ -16,7 +16,6 @@ from helion_sinkhorn.ops.sinkhorn.space import (
     REGISTER_HISTORY_RESTARTED,
     REGISTER_HISTORY_STEPS,
     SinkhornCall,
-    as_tuned,
     backward_default,
     backward_space,
     forward_default,
@@ -32,23 +31,15 @@ from helion_sinkhorn.runtime.space import power_of_two
 from helion_sinkhorn.runtime.views import VECTOR_BYTES, matrices, matrices_of
 
 ROOM = "helion_sinkhorn.ops.sinkhorn"
+COMMON = {"traits": frozenset({"normalises"}), "similar": SinkhornCall.as_tuned}
 KERNELS = {
-    name: Kernel(
-        name,
-        f"{ROOM}.{body}:{name}",
-        SinkhornCall,
-        default,
-        space,
-        similar=as_tuned,
-        traits=frozenset({"normalises"}),
-    )
+    name: Kernel(name, f"{ROOM}.{body}:{name}", SinkhornCall, default, space, **COMMON)
     for name, body, default, space in (
         ("sinkhorn_forward", "kernels", forward_default, forward_space),
         ("sinkhorn_backward", "kernels", backward_default, backward_space),
         ("sinkhorn_backward_history", "history", history_default, history_space),
     )
 }
-
 
 SCRATCH_BYTES = 64 << 20
 """History of one launch of `sinkhorn_backward_history`: it should stay in the last-level cache."""

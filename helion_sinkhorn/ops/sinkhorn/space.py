@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Key, key_of
@@ -14,28 +13,21 @@ from helion_sinkhorn.runtime.space import Grid, Items, power_of_two, tile
 TUNED_ITERS = 20
 """The iterations of every tuned workload, those of mHC."""
 
-
 TUNED_EPS = 1e-6
 """The eps of every tuned workload: variants that need a larger one are not worth a candidate."""
-
 
 REGISTER_HISTORY_STEPS = 32
 """Most iterations that `sinkhorn_backward` takes: a start is kept in registers for each segment of them."""
 
-
 REGISTER_HISTORY_ENTRIES = 16 * 16
 """Largest matrix of `sinkhorn_backward`."""
-
 
 REGISTER_HISTORY_RESTARTED = 8 * 8
 """The same where the log form restarts."""
 
-
 ORDERED_ENTRIES = 16
-"""Fewest entries of a matrix in a thread for which the tuner tries sums in order (`in_order`).
-
-From Triton 3.8 on they save 6 to 17 % of the instructions with 16 to 64 entries, and none with 4 (sm_90).
-"""
+"""Fewest entries of a matrix in a thread for which the tuner tries sums in order (`in_order`): from Triton
+3.8 on they save 6 to 17 % of the instructions with 16 to 64 entries, and none with 4 (sm_90)."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +70,12 @@ class SinkhornCall:
             k["form"] == "deepseek", 1 if k["first"] == "rows" else 2, k["dtype"], k["n"], k["m"], k["iters"]
         )
 
+    def as_tuned(self) -> SinkhornCall:
+        """The same with the tuned number of iterations: a loop of another length wants the same tile."""
+        return replace(self, n_iters=TUNED_ITERS)
+
     def __str__(self) -> str:
         return f"{self.form} {self.first} {self.dtype} {self.n}x{self.m} T={self.n_iters}"
-
-
-def as_tuned(call: SinkhornCall) -> SinkhornCall:
-    """The same call of the tuned number of iterations: a loop of another length wants the same tile."""
-    return dataclasses.replace(call, n_iters=TUNED_ITERS)
 
 
 def is_whole(call: SinkhornCall) -> bool:
