@@ -202,16 +202,21 @@ class TestKernels:
         assert torch.equal(many.view(copies, *dx.shape), dx.expand(copies, *dx.shape))
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5), (16, 16)])
-def test_bits_do_not_depend_on_the_batch_or_the_run(n, m, form, monkeypatch):
+@pytest.fixture
+def one_config(monkeypatch):
+    """Batches far apart may have entries that differ; here all get that of 300 matrices."""
     from helion_sinkhorn.runtime import serving
 
-    # of one config: batches far apart may be served by entries that differ
     choose = serving.choose
     monkeypatch.setattr(
         serving, "choose", lambda kernel, call, batch, device: choose(kernel, call, 300, device)
     )
+
+
+@pytest.mark.usefixtures("one_config")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5), (16, 16)])
+def test_bits_do_not_depend_on_the_batch_or_the_run(n, m, form):
     case = Case("randn_3", n, m, 20, form, batch=300)
     x, dy = case.inputs(DEVICE)
     p, dx = value_and_gradient(x, dy, **case.options)
@@ -300,6 +305,7 @@ def test_the_default_here_is_the_kernels():
     assert torch.equal(sinkhorn(x), sinkhorn(x, implementation="helion"))
 
 
+@pytest.mark.usefixtures("one_config")
 def test_more_than_two_to_the_31_elements():
     free, _ = torch.cuda.mem_get_info()
     if free < 24 << 30:
