@@ -23,7 +23,7 @@ from typing import Any
 from ci import machine_rules
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.configs.lookup import preferred
+from helion_sinkhorn.configs.lookup import find
 from helion_sinkhorn.machine.binary import Binary, Job
 from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.operators import KERNELS
@@ -76,7 +76,7 @@ def served(folder: Path, device: str, running: str) -> Iterator[Served]:
     for kernel in KERNELS:
         entries = store.read(folder, device, kernel)
         for key, batch in dict.fromkeys((e.key, e.batch) for e in entries):
-            entry = preferred(entries, key, batch, running)
+            entry = find(DEVICES[device], kernel, key, batch, [folder], running)
             if (entry.triton, entry.evidence) != (running, "measured"):
                 choice = Choice(kernel, entry.config, entry.variant, entry.source, True)
                 program = KERNELS[kernel].call.of(key), choice, entry.triton

@@ -18,7 +18,7 @@ from ci.gate.markdown import table
 from docs import pictures as drawn
 from docs import whole_calls
 from docs.kernel_times import CACHE, MISSING, files
-from helion_sinkhorn.configs import lookup, store
+from helion_sinkhorn.configs import lookup
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS, OPERATORS, kernel_calls, operator_for, operator_of
 from helion_sinkhorn.runtime.kernel import Choice, default_choice, in_space
@@ -270,8 +270,8 @@ def configs_since(device: str) -> str:
 
 def config_now(device: str, kernel: str, call: Any, batch: int, running: str) -> dict[str, Any]:
     """Config and variant that look-up gives a call of a kernel under a Triton."""
-    entries, row = store.read(CACHE, device, kernel), KERNELS[kernel]
-    found = (lookup.preferred(entries, key, batch, running) for key in row.keys(call))
+    row = KERNELS[kernel]
+    found = (lookup.find(DEVICES[device], kernel, key, batch, [CACHE], running) for key in row.keys(call))
     entry = next(filter(None, found), None)
     choice = entry and Choice(kernel, entry.config, entry.variant, entry.source)
     if choice is None or not in_space(row, choice, call, DEVICES[device]):

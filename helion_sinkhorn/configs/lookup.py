@@ -86,11 +86,11 @@ def lookup(device: Device, kernel: str, key: store.Key, batch: int) -> store.Ent
 
 
 @functools.cache
-def say_version(kernel: str, triton: str) -> None:
+def say_version(kernel: str, triton: str, running: str) -> None:
     """Once a process: entries of another Triton serve calls of a kernel."""
     log.info(
         "%s: no entry of Triton %s for some calls, using those of %s",
-        kernel, store.triton_minor(), triton or "an unknown one",
+        kernel, running, triton or "an unknown one",
     )  # fmt: skip
 
 
@@ -116,10 +116,10 @@ def other_batches(device: Device, kernel: str, key: store.Key) -> str:
 
 
 def find(
-    device: Device, kernel: str, key: store.Key, batch: int, folders: Sequence[Path]
+    device: Device, kernel: str, key: store.Key, batch: int, folders: Sequence[Path], running: str = ""
 ) -> store.Entry | None:
-    """`lookup` in these folders, in their order."""
-    running = store.triton_minor()
+    """`lookup` in these folders, in their order, under a minor version of Triton, this process's if empty."""
+    running = running or store.triton_minor()
     for folder in folders:
         files = {name: store.read(folder, name, kernel) for name in own_and_family(device)}
         every = tuple(itertools.chain(*files.values()))
@@ -134,7 +134,7 @@ def find(
         # but that of Triton 3.9, under 3.9, up to 1.28 times as fast as that of 3.6 (92 keys, median 1.04)
         name, entry = min(found, key=lambda pair: pair[1].triton != running)
         if entry.triton != running:
-            say_version(kernel, entry.triton)
+            say_version(kernel, entry.triton, running)
         if name != device.key:
             log.info("%s: no entry for %s, serving the one tuned on %s", kernel, device.key, name)
         return entry
