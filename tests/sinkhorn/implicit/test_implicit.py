@@ -10,11 +10,14 @@ import torch
 from autograd_calls import value_and_gradient
 
 from helion_sinkhorn import Implicit, marginal_error, nn, plan, reference, sinkhorn
+from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
 from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.ops.sinkhorn.implicit.launch import implicit_call
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import SYSTEMS, cg_steps, solver_for
 from helion_sinkhorn.ops.sinkhorn.logits import make_logits
+from helion_sinkhorn.runtime.kernel import candidates, default_choice
 from helion_sinkhorn.testing.draws import make_cotangents
 from helion_sinkhorn.testing.rounding import worst
 
@@ -335,3 +338,14 @@ def test_rules():
     assert cg_steps("full", 16, 16, 100) == 32
     assert cg_steps("corrected", 8, 5, 10) == 5
     assert cg_steps("reduced", 64, 64, 20) == 20
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "thread"), [(8, 8, (8, 4)), (16, 8, (0, 0)), (8, 16, (0, 0)), (32, 32, (0, 0))]
+)
+def test_a_key_that_transposed_views_share_leaves_threads_to_triton(n, m, thread):
+    kernel, device = KERNELS["sinkhorn_implicit_cg"], DEVICES["h200"]
+    call = implicit_call(n, m, torch.float32, 20)
+    assert default_choice(kernel, call, device).variant == (("thread", thread),)
+    threads = {dict(c.variant)["thread"] for c in candidates(kernel, call, device)}
+    assert (threads == {(0, 0)}) == (n != m)

@@ -37,7 +37,7 @@ def implicit_cg_default(call: SinkhornCall, device: Device) -> tuple[Items, Item
     # P and G: with 8 x 8 entries of each 136 bytes spill (sm_90, Triton 3.9).  Of 32 x 32 the block that
     # Triton chooses takes no more instructions
     block = min(8, call.n), min(4, call.m)
-    if not can_hold(call, *block) or call.n * call.m > 16 * 16:
+    if call.n != call.m or not can_hold(call, *block) or call.n > 16:
         return spread_over(call, device, 16, 32), (("thread", (0, 0)),)
     return over_threads(call, device, *block), (("thread", block),)
 
@@ -51,4 +51,7 @@ def implicit_direct_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...
 
 def implicit_cg_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
     spread = {"config": spread_tiles(call, device, (4, 8, 16, 32, 64)), "thread": ((0, 0),)}
+    if call.n != call.m:
+        # a call with fewer rows than columns has this key too, and leaves its transposed views to Triton
+        return (spread,)
     return (spread, *threads_space(call, device, ((8, 8), (8, 4), (4, 4))))
