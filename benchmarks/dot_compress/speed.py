@@ -3,9 +3,10 @@
     python -m benchmarks.dot_compress.speed --write docs/bench/dot_compress.csv     # some minutes on an H200
 
 Forward, and backward alone, at the reported shape x (B, 3219, 256), y (B, 3219, 64) in bfloat16.  Medians in
-us of single calls as the host makes them, and of one replay of a CUDA graph; the tensors of the largest batch
-are 50 times the last-level cache.  The floor is a copy of the bytes that moving each tensor once makes, the
-faster of the two.  With --max-autotune Inductor times its templates first, which takes minutes.
+us of single calls for which the device waits, of calls that the host has queued, and of one replay of a CUDA
+graph; the tensors of the largest batch are 50 times the last-level cache.  The floor is a copy of the bytes
+that moving each tensor once makes, the faster of the two.  With --max-autotune Inductor times its templates
+first, which takes minutes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 
 from benchmarks import command
 from benchmarks.jobs import Table, of_now
-from benchmarks.timing import conditions, ready
+from benchmarks.timing import conditions, queued, ready
 from helion_sinkhorn import dot_compress, reference
 from helion_sinkhorn.tuning.timing import Run, captured, timed
 from helion_sinkhorn.workloads import WORKLOADS
@@ -102,9 +103,11 @@ def main() -> None:
             for who, f in callers.items():
                 try:
                     make = functools.partial(call_of if name == "forward" else backward_of, f, x, y, grad)
-                    us = medians(make(), options.repeats)
+                    run = make()
+                    us, in_queue = medians(run, options.repeats), queued(run)[0]
+                    del run
                     graph = medians_in_a_graph(make, options.repeats)
-                    note(batch, name, who, us=us, us_graph=f"{graph:.4g}")
+                    note(batch, name, who, us=us, us_queued=f"{in_queue:.4g}", us_graph=f"{graph:.4g}")
                 except Exception as problem:  # the other rows are still worth their time on the device
                     note(batch, name, who, note=f"{type(problem).__name__}: {str(problem)[:80]}")
                 torch.cuda.empty_cache()

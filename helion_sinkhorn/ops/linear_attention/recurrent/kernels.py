@@ -89,18 +89,21 @@ def lane(w):
     return w.permute(1, 0).unsqueeze(2)
 
 
-def stacked(parts, number):
-    """Vectors (rv, cv, 1 or all lanes) with one lane each, the last one repeated, as (lanes, cv, rv).
+def stacked(parts):
+    """Vectors (rv, cv, 1 or all lanes) with one lane each, as (cv lanes, rv).
 
-    Selects leave them where the sums over Dk left them; a join would take each through shared memory.
+    Selects leave them where the sums over Dk left them; a join would take each through shared memory.  So
+    would a store of three axes from Triton 3.7 on, which deals cv out to threads before the lanes.
     """
+    number = hl.arange(len(parts))
     stack = parts[-1]
     for i in range(len(parts) - 1):
         stack = torch.where(number == i, parts[i], stack)
-    return stack.expand(stack.size(0), stack.size(1), number.size(0)).permute(2, 1, 0)
+    stack = stack.expand(stack.size(0), stack.size(1), number.size(0))
+    return stack.reshape(stack.size(0), stack.size(1) * number.size(0)).permute(1, 0)
 
 
-def walk(h, tensors, rate, tile, begin, first, descending, many, count, head, scale, late):
+def walk(h, tensors, rate, tile, begin, first, descending, many, head, scale, late):
     """The state after `many` steps: all loads, then all arithmetic."""
     q, k, v, o, g, gk, gv = tensors
     sign = -1 if descending else 1
@@ -122,12 +125,13 @@ def walk(h, tensors, rate, tile, begin, first, descending, many, count, head, sc
         outs.append(lane(out if late else out * scale))
         if late:
             h = decayed(h, rates[i], gks[i], gvs[i])
-    number = hl.arange(count)
     # Upward from the lowest token: AMD's buffer offsets are unsigned, so no lane may subtract its part.
-    # What there is no step for repeats the last one.
     lowest, rising = (ts[-1], outs[::-1]) if descending else (ts[0], outs)
-    at = lowest + number.clamp(max=many - 1)
-    hl.store(o, [at, head, tile, slice(None)], stacked(rising, number).to(o.dtype))
+    heads, units, rv = q.size(1), v.size(2), v.size(3)
+    at, unit, runs = lowest + hl.arange(many), tile.index.unsqueeze(1), tile.block_size * many
+    row = ((at.unsqueeze(0) * heads + head) * units + unit).reshape(runs)
+    there = (unit < units).expand(unit.size(0), many).reshape(runs, 1).expand(runs, rv)
+    hl.store(o, [row, hl.arange(rv)], stacked(rising).to(o.dtype), extra_mask=there)
     return h
 
 
@@ -191,9 +195,10 @@ def linear_attention_walk(
 ):
     """One walk of every sequence and head; tokens of all sequences lie on one axis.
 
-    q, k, gk (tokens, H, ck, rk), v, o, gv (tokens, H, cv, rv), g (tokens, H), g_gamma (H,); states start and
-    end (N, H, ck, rk, cv, rv) float32.  Sequence n has the tokens cu_seqlens[n] to cu_seqlens[n + 1], or
-    n length to (n + 1) length.  None leaves a gate, or a result, out; start is then 0.
+    q, k, gk (tokens, H, ck, rk), v, gv (tokens, H, cv, rv), o the same as (tokens H cv, rv), g (tokens, H),
+    g_gamma (H,); states start and end (N, H, ck, rk, cv, rv) float32.  Sequence n has the tokens
+    cu_seqlens[n] to cu_seqlens[n + 1], or n length to (n + 1) length.  None leaves a gate, or a result, out;
+    start is then 0.
 
     states (slots, H, ck, rk, cv, rv) receives the state with which a walk enters every `span` steps of a
     sequence: before the first of them in time if early, after the last one if late.
@@ -228,10 +233,8 @@ def linear_attention_walk(
             first = first_step(begin, size, below, many, descending, late)
             whole = many // count * count
             for steps in hl.tile(0, whole, block_size=count):
-                h = walk(
-                    h, tensors, rate, tile, steps.begin, first, descending, count, count, head, scale, late
-                )
+                h = walk(h, tensors, rate, tile, steps.begin, first, descending, count, head, scale, late)
             for rest in hl.tile(whole, many, block_size=1):
-                h = walk(h, tensors, rate, tile, rest.begin, first, descending, 1, count, head, scale, late)
+                h = walk(h, tensors, rate, tile, rest.begin, first, descending, 1, head, scale, late)
         if end is not None:
             end[n, head, :, :, tile, :] = h.permute(3, 0, 2, 1)

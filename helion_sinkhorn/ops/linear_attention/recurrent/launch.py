@@ -91,7 +91,7 @@ def walk(
             return
         first, last, kept = [split_state(x, role.transposed, rk, rv) for x in (start, end, states)]
         views = (
-            split(q, rk), split(k, rk), split(v, rv), split(out, rv),
+            split(q, rk), split(k, rk), split(v, rv), out.view(-1, rv),
             None if p.g is None else p.g.flatten(0, 1), p.g_gamma, split(gk, rk), split(gv, rv),
             first, last, kept, p.cu_seqlens,
         )  # fmt: skip
