@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.configs.store import hashable
 from helion_sinkhorn.machine.binary import Binary, Job
 from helion_sinkhorn.runtime.space import Items
 
@@ -107,7 +108,7 @@ class Compiler(contextlib.AbstractContextManager):
     def neighbours(self, job: Job) -> list[Items]:
         """The configs around this job's in Helion's own space; none where Helion does not take the job."""
         found = self.ask(job, neighbours=True).get("configs", [])
-        return [tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in c.items()) for c in found]
+        return [tuple((k, hashable(v)) for k, v in c.items()) for c in found]
 
     def ask(self, job: Job, **more: bool) -> dict[str, Any]:
         """What the child answers to a job, with its "problems"."""

@@ -11,6 +11,7 @@ import pytest
 from helion_sinkhorn.__main__ import main
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.binary import Binary, Job
+from helion_sinkhorn.machine.compiler import Compiler
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import candidates, default_choice, in_space
@@ -129,6 +130,14 @@ def test_a_search_ends_with_its_seconds():
     result = tune.Result(group, 128, start, 100.0, 100.0, 0.0, 0.5, times=[(start, 100.0)])
     assert search.beyond(result, around, lambda choices: [(c, 1.0) for c in choices], end=0.0) == []
     assert asked == []
+
+
+def test_configs_of_lists_in_lists_are_choices(tmp_path, monkeypatch):
+    """The orders of loops, which kernels of several tiled axes have."""
+    compiler = Compiler("h200", tmp_path, 1.0)
+    answer = {"configs": [{"num_warps": 4, "loop_orders": [[1, 0, 2]]}]}
+    monkeypatch.setattr(compiler, "ask", lambda job, **more: answer)
+    assert set(compiler.neighbours(None)) == {(("num_warps", 4), ("loop_orders", ((1, 0, 2),)))}
 
 
 @pytest.mark.nightly("a process that imports Helion for a device that is not here")

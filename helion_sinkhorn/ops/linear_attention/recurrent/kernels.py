@@ -130,7 +130,9 @@ def walk(h, tensors, rate, tile, begin, first, descending, many, head, scale, la
     heads, units, rv = q.size(1), v.size(2), v.size(3)
     at, unit, runs = lowest + hl.arange(many), tile.index.unsqueeze(1), tile.block_size * many
     row = ((at.unsqueeze(0) * heads + head) * units + unit).reshape(runs)
-    there = (unit < units).expand(unit.size(0), many).reshape(runs, 1).expand(runs, rv)
+    there = None
+    if units & (units - 1):
+        there = (unit < units).expand(unit.size(0), many).reshape(runs, 1).expand(runs, rv)
     hl.store(o, [row, hl.arange(rv)], stacked(rising).to(o.dtype), extra_mask=there)
     return h
 
