@@ -29,22 +29,24 @@ def figure(us: str | float) -> str:
 
 
 def dot_compress() -> str:
-    """us in a CUDA graph over a copy, and of single calls, for each batch and pass."""
+    """us in a CUDA graph over a copy, of queued and of single calls, for each batch and pass."""
     rows = read("dot_compress")
     cells = {(r["batch"], r["pass"], r["function"]): r for r in rows}
     functions = list(dict.fromkeys(r["function"] for r in rows))
-    graphs, singles = [], []
+    graphs, queued, singles = [], [], []
     for batch, which in dict.fromkeys((r["batch"], r["pass"]) for r in rows):
         place = {"B": batch, "pass": which}
         floor = float(cells[batch, which, "copy"]["us_graph"])
         found = {name: cells.get((batch, which, name)) for name in functions}
         graphs.append({**place, **{name: over_copy(row, floor) for name, row in found.items()}})
-        called = {n: r["us"] for n, r in found.items() if r and r["us"] and n != "copy"}
-        singles.append({**place, **{name: figure(us) for name, us in called.items()}})
+        for lines, column in ((queued, "us_queued"), (singles, "us")):
+            called = {n: r[column] for n, r in found.items() if r and r[column] and n != "copy"}
+            lines.append({**place, **{name: figure(us) for name, us in called.items()}})
     return (
         f"{stated(rows[0])} us of one replay of a CUDA graph, and the ratio to a copy of the bytes that "
-        f"moving every tensor once makes:\n\n{table(graphs)}\n\nA single call from the host takes longer, "
-        f"because the device is idle during three launches and autograd:\n\n{table(singles)}"
+        f"moving every tensor once makes:\n\n{table(graphs)}\n\nCalled eagerly, with calls that the host has "
+        f"queued ahead of the device, as in training:\n\n{table(queued)}\n\nA single call for which the "
+        f"device waits takes longer, because it is idle during the launches and autograd:\n\n{table(singles)}"
     )
 
 

@@ -99,7 +99,7 @@ def main() -> None:
         )
         for name, entries in (("forward", d + 2 * k), ("backward", 2 * d + 3 * k)):
             least = floor(batch * m * entries, options.repeats)
-            note(batch, name, "copy", us=least, us_graph=f"{least:.4g}")
+            note(batch, name, "copy", us=least, us_queued=f"{least:.4g}", us_graph=f"{least:.4g}")
             for who, f in callers.items():
                 try:
                     make = functools.partial(call_of if name == "forward" else backward_of, f, x, y, grad)

@@ -38,9 +38,20 @@ def over_v(w):
     return w.permute(1, 0).unsqueeze(0).unsqueeze(3)
 
 
-def summed(h):
-    """The sum of a state over Dk, (cv, rv)."""
-    return h.sum(0).sum(2).permute(1, 0)
+def summed(h, in_order):
+    """The sum of a state over Dk, (cv, rv).
+
+    From Triton 3.8 on the sum of a thread's entries is a tree, in which every second product fuses.  In
+    order, as the last of the running sums, all but the first do, and compilers drop the additions of -0.
+    """
+    if in_order:
+        like = hl.zeros([h.size(1), h.size(2), h.size(3)], dtype=torch.float32)
+        place = f"tl.arange(0, {h.size(0)})[:, None, None, None]"
+        last = f"tl.where({place} == {h.size(0) - 1}, tl.cumsum({{0}}, 0), -0.0)"
+        of_thread = hl.inline_triton(f"tl.sum({last}, 0)", (h,), like)
+    else:
+        of_thread = h.sum(0)
+    return of_thread.sum(2).permute(1, 0)
 
 
 def of_k(x, t, head):
@@ -89,13 +100,12 @@ def lane(w):
     return w.permute(1, 0).unsqueeze(2)
 
 
-def stacked(parts):
-    """Vectors (rv, cv, 1 or all lanes) with one lane each, as (cv lanes, rv).
+def stacked(parts, number):
+    """Vectors (rv, cv, 1 or all lanes) with one lane each, the last one repeated, as (cv lanes, rv).
 
     Selects leave them where the sums over Dk left them; a join would take each through shared memory.  So
     would a store of three axes from Triton 3.7 on, which deals cv out to threads before the lanes.
     """
-    number = hl.arange(len(parts))
     stack = parts[-1]
     for i in range(len(parts) - 1):
         stack = torch.where(number == i, parts[i], stack)
@@ -103,7 +113,7 @@ def stacked(parts):
     return stack.reshape(stack.size(0), stack.size(1) * number.size(0)).permute(1, 0)
 
 
-def walk(h, tensors, rate, tile, begin, first, descending, many, head, scale, late):
+def walk(h, tensors, rate, tile, begin, first, descending, many, count, head, scale, late, in_order):
     """The state after `many` steps: all loads, then all arithmetic."""
     q, k, v, o, g, gk, gv = tensors
     sign = -1 if descending else 1
@@ -121,19 +131,18 @@ def walk(h, tensors, rate, tile, begin, first, descending, many, head, scale, la
             h = h + over_k(ks[i]) * over_v(vs[i] * scale)
         else:
             h = decayed(h, rates[i], gks[i], gvs[i]) + over_k(ks[i]) * over_v(vs[i])
-        out = summed(over_k(qs[i]) * h)
+        out = summed(over_k(qs[i]) * h, in_order)
         outs.append(lane(out if late else out * scale))
         if late:
             h = decayed(h, rates[i], gks[i], gvs[i])
+    number = hl.arange(count)
     # Upward from the lowest token: AMD's buffer offsets are unsigned, so no lane may subtract its part.
+    # What there is no step for repeats the last one.
     lowest, rising = (ts[-1], outs[::-1]) if descending else (ts[0], outs)
-    heads, units, rv = q.size(1), v.size(2), v.size(3)
-    at, unit, runs = lowest + hl.arange(many), tile.index.unsqueeze(1), tile.block_size * many
-    row = ((at.unsqueeze(0) * heads + head) * units + unit).reshape(runs)
-    there = None
-    if units & (units - 1):
-        there = (unit < units).expand(unit.size(0), many).reshape(runs, 1).expand(runs, rv)
-    hl.store(o, [row, hl.arange(rv)], stacked(rising).to(o.dtype), extra_mask=there)
+    at = lowest + number.clamp(max=many - 1)
+    # Unmasked: units are a power of two, so a block divides them.
+    unit = (at.unsqueeze(0) * q.size(1) + head) * v.size(2) + tile.index.unsqueeze(1)
+    hl.store(o, [unit.reshape(tile.block_size * count), slice(None)], stacked(rising, number).to(o.dtype))
     return h
 
 
@@ -194,13 +203,14 @@ def linear_attention_walk(
     span: hl.constexpr,
     descending: hl.constexpr,
     late: hl.constexpr,
+    in_order: hl.constexpr,
 ):
     """One walk of every sequence and head; tokens of all sequences lie on one axis.
 
     q, k, gk (tokens, H, ck, rk), v, gv (tokens, H, cv, rv), o the same as (tokens H cv, rv), g (tokens, H),
     g_gamma (H,); states start and end (N, H, ck, rk, cv, rv) float32.  Sequence n has the tokens
     cu_seqlens[n] to cu_seqlens[n + 1], or n length to (n + 1) length.  None leaves a gate, or a result, out;
-    start is then 0.
+    start is then 0.  cv is a power of two.
 
     states (slots, H, ck, rk, cv, rv) receives the state with which a walk enters every `span` steps of a
     sequence: before the first of them in time if early, after the last one if late.
@@ -235,8 +245,14 @@ def linear_attention_walk(
             first = first_step(begin, size, below, many, descending, late)
             whole = many // count * count
             for steps in hl.tile(0, whole, block_size=count):
-                h = walk(h, tensors, rate, tile, steps.begin, first, descending, count, head, scale, late)
+                h = walk(
+                    h, tensors, rate, tile, steps.begin, first, descending, count, count, head, scale, late,
+                    in_order,
+                )  # fmt: skip
             for rest in hl.tile(whole, many, block_size=1):
-                h = walk(h, tensors, rate, tile, rest.begin, first, descending, 1, head, scale, late)
+                h = walk(
+                    h, tensors, rate, tile, rest.begin, first, descending, 1, count, head, scale, late,
+                    in_order,
+                )  # fmt: skip
         if end is not None:
             end[n, head, :, :, tile, :] = h.permute(3, 0, 2, 1)

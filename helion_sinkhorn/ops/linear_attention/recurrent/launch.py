@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
+from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.linear_attention.gates.launch import gates, sides
 from helion_sinkhorn.ops.linear_attention.problem import Problem, Some, pad_to, padded_side, unpad
@@ -61,6 +62,12 @@ def split_state(x: Some, transposed: bool, rk: int, rv: int) -> Some:
     return (x.mT if transposed else x).unflatten(-1, (-1, rv)).unflatten(-3, (-1, rk))
 
 
+def sums_in_order(served: Served) -> bool:
+    """Whether a thread's sums have to be told their order, which up to Triton 3.7 is theirs anyway."""
+    version = tuple(map(int, filter(None, store.triton_minor().split("."))))
+    return served.device.vendor == "nvidia" and not served.interpret and version >= (3, 8)
+
+
 def walk(
     p: Problem,
     result: str,
@@ -95,7 +102,7 @@ def walk(
             None if p.g is None else p.g.flatten(0, 1), p.g_gamma, split(gk, rk), split(gv, rv),
             first, last, kept, p.cu_seqlens,
         )  # fmt: skip
-        run_and_keep(served.kernel, views, constants, tensors, key)
+        run_and_keep(served.kernel, views, (*constants, sums_in_order(served)), tensors, key)
 
     serve(KERNELS, KERNEL, call, p.batch, p.q, launch, tuned_keys, choice)
 
