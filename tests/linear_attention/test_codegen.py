@@ -52,6 +52,17 @@ def test_defaults_make_good_machine_code(key, calls, compile_for):
     assert not bad
 
 
+def test_eight_steps_share_no_memory_and_fuse_their_products(compile_for):
+    """Results are stored by the threads that summed them, whatever the version of Triton."""
+    call = CALLS[0]
+    choice = default_choice(KERNELS["linear_attention_walk"], call, DEVICES["h200"])
+    (binary,) = compile_for("h200", [Job(call, choice, batch=128)])
+    assert not {"barrier", "shared"} & set(binary.hottest)
+    # 32 entries of a state in a thread, as 4 sums of 8, of which the first product of each fuses with nothing
+    assert dict(choice.variant) == {"rk": 8, "rv": 4, "count": 8}
+    assert binary.hottest["fma"] == 8 * (32 + 32 - 4)
+
+
 OPTIONS = (
     ("o", "gk", {"offsets": "int32", "states": True}),
     ("dq", "g gk", {"offsets": "int64", "reverse": True}),
