@@ -56,7 +56,9 @@ def test_eight_steps_share_no_memory_and_fuse_their_products(compile_for):
     """Results are stored by the threads that summed them, whatever the version of Triton."""
     call = CALLS[0]
     choice = default_choice(KERNELS["linear_attention_walk"], call, DEVICES["h200"])
-    (binary,) = compile_for("h200", [Job(call, choice, batch=128)])
+    jobs = [Job(call, choice, 128, options) for options in ((), (("states", True),))]
+    binary, with_start = compile_for("h200", jobs)
+    assert with_start.compiled, with_start.problems
     assert not {"barrier", "shared"} & set(binary.hottest)
     # 32 entries of a state in a thread, as 4 sums of 8, of which the first product of each fuses with nothing
     assert dict(choice.variant) == {"rk": 8, "rv": 4, "count": 8}

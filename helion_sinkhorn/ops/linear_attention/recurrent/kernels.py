@@ -38,7 +38,7 @@ def over_v(w):
     return w.permute(1, 0).unsqueeze(0).unsqueeze(3)
 
 
-def summed(h, in_order):
+def summed(h, rk, in_order):
     """The sum of a state over Dk, (cv, rv).
 
     From Triton 3.8 on the sum of a thread's entries is a tree, in which every second product fuses.  In
@@ -46,8 +46,8 @@ def summed(h, in_order):
     """
     if in_order:
         like = hl.zeros([h.size(1), h.size(2), h.size(3)], dtype=torch.float32)
-        place = f"tl.arange(0, {h.size(0)})[:, None, None, None]"
-        last = f"tl.where({place} == {h.size(0) - 1}, tl.cumsum({{0}}, 0), -0.0)"
+        place = f"tl.arange(0, {rk})[:, None, None, None]"
+        last = f"tl.where({place} == {rk - 1}, tl.cumsum({{0}}, 0), -0.0)"
         of_thread = hl.inline_triton(f"tl.sum({last}, 0)", (h,), like)
     else:
         of_thread = h.sum(0)
@@ -131,7 +131,7 @@ def walk(h, tensors, rate, tile, begin, first, descending, many, count, head, sc
             h = h + over_k(ks[i]) * over_v(vs[i] * scale)
         else:
             h = decayed(h, rates[i], gks[i], gvs[i]) + over_k(ks[i]) * over_v(vs[i])
-        out = summed(over_k(qs[i]) * h, in_order)
+        out = summed(over_k(qs[i]) * h, q.size(3), in_order)
         outs.append(lane(out if late else out * scale))
         if late:
             h = decayed(h, rates[i], gks[i], gvs[i])

@@ -62,10 +62,15 @@ def split_state(x: Some, transposed: bool, rk: int, rv: int) -> Some:
     return (x.mT if transposed else x).unflatten(-1, (-1, rv)).unflatten(-3, (-1, rk))
 
 
-def sums_in_order(served: Served) -> bool:
-    """Whether a thread's sums have to be told their order, which up to Triton 3.7 is theirs anyway."""
+def sums_in_order(served: Served, start: Some) -> bool:
+    """Whether a thread's sums have to be told their order, which up to Triton 3.7 is theirs anyway.
+
+    A walk from a given state has the layout in which that is loaded, where sums in order spill 2160 bytes a
+    thread (o, bfloat16, 64 x 128, sm_90).
+    """
     version = tuple(map(int, filter(None, store.triton_minor().split("."))))
-    return served.device.vendor == "nvidia" and not served.interpret and version >= (3, 8)
+    is_nvidia = served.device.vendor == "nvidia" and not served.interpret
+    return start is None and is_nvidia and version >= (3, 8)
 
 
 def walk(
@@ -102,7 +107,7 @@ def walk(
             None if p.g is None else p.g.flatten(0, 1), p.g_gamma, split(gk, rk), split(gv, rv),
             first, last, kept, p.cu_seqlens,
         )  # fmt: skip
-        run_and_keep(served.kernel, views, (*constants, sums_in_order(served)), tensors, key)
+        run_and_keep(served.kernel, views, (*constants, sums_in_order(served, start)), tensors, key)
 
     serve(KERNELS, KERNEL, call, p.batch, p.q, launch, tuned_keys, choice)
 
