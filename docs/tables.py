@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -251,14 +251,15 @@ def configs_since(device: str) -> str:
     artefact, counts = artefacts()[device], Counter()
     running = ".".join(artefact["versions"]["triton"].split(".")[:2])
     for name, record in artefact["workloads"].items():
-        calls = dict(kernel_calls(workload := WORKLOADS[name]))
+        calls = list(kernel_calls(workload := WORKLOADS[name]))
         for result in record["results"]:
-            kernel = result["kernel"]
-            if result["served"] and kernel in calls:
-                now = config_now(device, kernel, calls[kernel], workload.batch, running)
-                # a run names options of a call too, and left out variants that were not there yet
-                then = {k: v for k, v in result["config"].items() if k in now}
-                counts[kernel, then.items() <= now.items()] += 1
+            kernel, config = result["kernel"], result["config"]
+            configs = [
+                config_now(device, kernel, call, workload.batch, running)
+                for call in calls_behind(calls, kernel, result["of"])
+            ]
+            if result["served"] and configs:
+                counts[kernel, any(is_config(config, now) for now in configs)] += 1
     others = {kernel: count for (kernel, is_same), count in counts.items() if not is_same}
     if not counts:
         return ""
@@ -266,6 +267,17 @@ def configs_since(device: str) -> str:
     rest = ", ".join(f"{count} of `{kernel}`" for kernel, count in others.items())
     said = f"{DEVICES[device].names[0]}: {same} were judged with the config that calls get today"
     return f"{said}; the others are {rest}." if rest else f"{said}."
+
+
+def calls_behind(calls: Sequence[tuple[str, Any]], kernel: str, of: str) -> list[Any]:
+    """The calls of a kernel that may have made this result: a walk of each vector is a call of its own."""
+    own = [call for name, call in calls if name == kernel]
+    return [call for call in own if getattr(call, "result", "") == of] or own
+
+
+def is_config(then: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether a run judged a config; it names options of calls too, and lacks variants that came later."""
+    return {k: v for k, v in then.items() if k in now}.items() <= now.items()
 
 
 def config_now(device: str, kernel: str, call: Any, batch: int, running: str) -> dict[str, Any]:

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pandas", reason="needs the bench extra, which make installs")
+from helion_sinkhorn.operators import kernel_calls
+from helion_sinkhorn.workloads import WORKLOADS
+
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
 ROOT = Path(__file__).resolve().parents[1]
 NO_NUMBERS = {"docs/faq.md", "docs/numbers.md", "docs/numerics.md"}
@@ -72,3 +75,20 @@ def test_support_words_follow_from_the_files(numbers):
     assert " measured" in tables.configs("sinkhorn", "h200")
     assert " measured" not in tables.configs("sinkhorn", "b200")
     assert tables.configs("hc_mixes", "gb200") == tables.configs("hc_mixes", "b200") == "default"
+
+
+def test_a_result_is_compared_with_the_config_of_its_own_call():
+    """The walks of a workload have a config each: dq's is no stale one of dv, as it once counted."""
+    from docs import tables
+
+    workload = WORKLOADS["attention_scaled"]
+    calls = list(kernel_calls(workload))
+    kernel = "linear_attention_walk"
+    assert [call.result for call in tables.calls_behind(calls, kernel, "dq")] == ["dq"]
+    assert [call.result for call in tables.calls_behind(calls, kernel, "dg")] == ["o", "dq", "dk", "dv"]
+    dq, dv = (
+        tables.config_now("h200", kernel, *tables.calls_behind(calls, kernel, of), workload.batch, "3.6")
+        for of in ("dq", "dv")
+    )
+    assert tables.is_config(dq, dq)
+    assert not tables.is_config(dq, dv)

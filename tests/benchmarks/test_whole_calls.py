@@ -24,17 +24,19 @@ def whole_calls(monkeypatch, tmp_path):
 
 def test_a_written_file_becomes_the_table(whole_calls, tmp_path):
     table = Table(tmp_path / "dot_compress.csv", RUN)
-    for function, us, graph in (
-        ("copy", 100.04, "98.76"),
-        ("eager", 300.0, "200"),
-        ("dot_compress", 150.0, "123.4"),
+    for function, us, queued, graph in (
+        ("copy", 100.04, "100", "98.76"),
+        ("eager", 300.0, "205", "200"),
+        ("dot_compress", 150.0, "125", "123.4"),
     ):
-        table.add({"function": function, "batch": 16, "pass": "forward", "us": us, "us_graph": graph})
+        times = {"us": us, "us_queued": queued, "us_graph": graph}
+        table.add({"function": function, "batch": 16, "pass": "forward", **times})
     table.add({"function": "broken", "batch": 16, "pass": "forward", "note": "ValueError: no"})
     table.write()
     text = whole_calls.dot_compress()
     assert "a GPU, 2026-01-02, commit abc, torch 1, triton 2, helion 3." in text
     assert "| 16 | forward | 98.76 | 200, 2.03 x | 123.4, 1.25 x |" in text
+    assert "| 16 | forward | 205 | 125 |" in text
     assert "| 16 | forward | 300 | 150 |" in text
     assert "broken" not in text
 
