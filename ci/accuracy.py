@@ -82,7 +82,7 @@ def described(candidate: Candidate, truth: gate.Truth, result: torch.Tensor) -> 
     """What is said of a candidate's judged matrices, however they were computed."""
     return {
         "kernel": candidate.kernel, "of": candidate.of, "config": candidate.config,
-        "source": candidate.source, "served": candidate.served,
+        "source": candidate.source.removeprefix(f"{ROOT}/"), "served": candidate.served,
         **statistics(truth, result), "marginals": marginals(result, truth.exact),
         "digest": digest(result), "shape": list(result.shape[1:]), "dtype": str(result.dtype)[6:],
     }  # fmt: skip

@@ -252,13 +252,13 @@ def configs_since(device: str) -> str:
     running = ".".join(artefact["versions"]["triton"].split(".")[:2])
     for name, record in artefact["workloads"].items():
         calls = list(kernel_calls(workload := WORKLOADS[name]))
-        for result in record["results"]:
+        for result in filter(lambda result: result["served"], record["results"]):
             kernel, config = result["kernel"], result["config"]
             configs = [
                 config_now(device, kernel, call, workload.batch, running)
                 for call in calls_behind(calls, kernel, result["of"])
             ]
-            if result["served"] and configs:
+            if configs:
                 counts[kernel, any(is_config(config, now) for now in configs)] += 1
     others = {kernel: count for (kernel, is_same), count in counts.items() if not is_same}
     if not counts:

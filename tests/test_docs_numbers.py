@@ -92,3 +92,8 @@ def test_a_result_is_compared_with_the_config_of_its_own_call():
     )
     assert tables.is_config(dq, dq)
     assert not tables.is_config(dq, dv)
+
+
+def test_artefacts_name_no_folder_of_a_machine():
+    for path in (ROOT / "docs" / "accuracy").glob("*.json"):
+        assert '"source": "/' not in path.read_text(), path.name
