@@ -62,15 +62,10 @@ def split_state(x: Some, transposed: bool, rk: int, rv: int) -> Some:
     return (x.mT if transposed else x).unflatten(-1, (-1, rv)).unflatten(-3, (-1, rk))
 
 
-def sums_in_order(served: Served, start: Some) -> bool:
-    """Whether a thread's sums have to be told their order, which up to Triton 3.7 is theirs anyway.
-
-    A walk from a given state has the layout in which that is loaded, where sums in order spill 2160 bytes a
-    thread (o, bfloat16, 64 x 128, sm_90).
-    """
+def sums_in_order(served: Served) -> bool:
+    """Whether a thread's sums have to be told their order, which up to Triton 3.7 is theirs anyway."""
     version = tuple(map(int, filter(None, store.triton_minor().split("."))))
-    is_nvidia = served.device.vendor == "nvidia" and not served.interpret
-    return start is None and is_nvidia and version >= (3, 8)
+    return served.device.vendor == "nvidia" and not served.interpret and version >= (3, 8)
 
 
 def walk(
@@ -88,6 +83,9 @@ def walk(
     named = {"q": p.q, "k": p.k, "v": p.v, "do": do}
     q, k, v = [named[name] for name in role.operands]
     gk, gv = (p.gv, p.gk) if role.transposed else (p.gk, p.gv)
+    if start is not None:
+        # loaded as rows of the kept side; the copy is as large as the state, and no step waits for it
+        start = (start.mT if role.transposed else start).contiguous()
     tensors = q, k, v, out, p.g, p.g_gamma, gk, gv, start, end, states, p.cu_seqlens
     keeps = states is not None
 
@@ -101,13 +99,13 @@ def walk(
         key = served.choice, result, constants, layout_key(*tensors)
         if launch_kept(key, *tensors):
             return
-        first, last, kept = [split_state(x, role.transposed, rk, rv) for x in (start, end, states)]
+        last, kept = [split_state(x, role.transposed, rk, rv) for x in (end, states)]
         views = (
             split(q, rk), split(k, rk), split(v, rv), out.view(-1, rv),
             None if p.g is None else p.g.flatten(0, 1), p.g_gamma, split(gk, rk), split(gv, rv),
-            first, last, kept, p.cu_seqlens,
+            None if start is None else start.view(-1, rv), last, kept, p.cu_seqlens,
         )  # fmt: skip
-        run_and_keep(served.kernel, views, (*constants, sums_in_order(served, start)), tensors, key)
+        run_and_keep(served.kernel, views, (*constants, sums_in_order(served)), tensors, key)
 
     serve(KERNELS, KERNEL, call, p.batch, p.q, launch, tuned_keys, choice)
 
