@@ -5,6 +5,8 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
+from helion_sinkhorn.configs.store import triton_minor
+
 LOG2E = 1.4426950408889634
 LN2 = 0.6931471805599453
 
@@ -59,3 +61,20 @@ def computed_once(x, how):
     else:
         return x
     return hl.inline_asm_elementwise(asm, registers, [x], dtype=torch.float32, is_pure=False, pack=1)
+
+
+def negative_zero():
+    """-0 in Triton's language, which up to 3.8 makes +0 of the literal: compilers keep additions of +0."""
+    version = tuple(map(int, filter(None, triton_minor().split("."))))
+    return "-0.0" if version >= (3, 9) else "-tl.full([], 0.0, tl.float32)"
+
+
+def summed_in_order(x, axis, k, like):
+    """The sum of x over an axis of k entries, one after the other, as a tensor like `like`.
+
+    It is the last of the running sums.  A thread makes them one after the other, and compilers drop the
+    additions of -0 to it.  All entries of the axis must lie in one thread.
+    """
+    place = f"tl.arange(0, {k})[{', '.join(':' if i == axis else 'None' for i in range(x.dim()))}]"
+    last = f"tl.where({place} == {k - 1}, tl.cumsum({{0}}, {axis}), {negative_zero()})"
+    return hl.inline_triton(f"tl.sum({last}, {axis})", (x,), like)

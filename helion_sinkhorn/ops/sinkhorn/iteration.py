@@ -20,7 +20,7 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.runtime.device_math import LOG2E, is_padded, joined, reciprocal
+from helion_sinkhorn.runtime.device_math import LOG2E, is_padded, joined, reciprocal, summed_in_order
 from helion_sinkhorn.runtime.space import power_of_two
 
 # q_0 = exp(-column potential) is capped at 2^60: a column that far below the maxima of its
@@ -85,19 +85,15 @@ def total(x, axis, sums):
     Helion would mask what lies beyond the batch too, entry by entry: a select for each product of a
     matvec, and no fused multiply-add.  Those matrices are never stored, so whatever they sum to is no matter.
 
-    In order is the last of the running sums.  A thread makes them one after the other, and compilers drop the
-    additions of -0 to it.  All entries of the axis must lie in one thread, numbered as a blocked layout of
-    Triton numbers them: others move to one first.
+    In order, all entries of the axis must lie in one thread, numbered as a blocked layout of Triton numbers
+    them: others move to one first.
     """
     if sums == "helion":
         return x.sum(axis)
     like = hl.zeros([x.size(0), x.size(3 - axis)], dtype=torch.float32)
     if sums == "triton":
         return hl.inline_triton(f"tl.sum({{0}}, {axis})", (x,), like)
-    k = x.size(axis)
-    place = f"tl.arange(0, {k}){'[None, :, None]' if axis == 1 else '[None, None, :]'}"
-    last = f"tl.where({place} == {k - 1}, tl.cumsum({{0}}, {axis}), -0.0)"
-    return hl.inline_triton(f"tl.sum({last}, {axis})", (x,), like)
+    return summed_in_order(x, axis, x.size(axis), like)
 
 
 def largest(x, axis, sums):

@@ -25,7 +25,7 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.runtime.device_math import LOG2E
+from helion_sinkhorn.runtime.device_math import LOG2E, summed_in_order
 
 
 def over_k(w):
@@ -46,9 +46,7 @@ def summed(h, rk, in_order):
     """
     if in_order:
         like = hl.zeros([h.size(1), h.size(2), h.size(3)], dtype=torch.float32)
-        place = f"tl.arange(0, {rk})[:, None, None, None]"
-        last = f"tl.where({place} == {rk - 1}, tl.cumsum({{0}}, 0), -0.0)"
-        of_thread = hl.inline_triton(f"tl.sum({last}, 0)", (h,), like)
+        of_thread = summed_in_order(h, 0, rk, like)
     else:
         of_thread = h.sum(0)
     return of_thread.sum(2).permute(1, 0)
