@@ -45,7 +45,8 @@ def when() -> str:
     """Where and when bench.csv was measured."""
     every = results().all
     device = every.device.dropna().iloc[0]
-    return f"{device}, {every.utc.iloc[0][:10]}, commit {every.commit.iloc[0][:7]}"
+    stack = ", ".join(f"{name} {every[f'{name}_version'].dropna().iloc[0]}" for name in ("torch", "triton"))
+    return f"{device}, {every.utc.iloc[0][:10]}, commit {every.commit.iloc[0][:7]}, {stack}"
 
 
 def us(function: str, n: int, batch: int, which: str, timer: str = "graph") -> float | None:

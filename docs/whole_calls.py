@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import statistics
 from pathlib import Path
 
 from benchmarks.sinkhorn.peers import FLOOR, OURS
@@ -124,7 +125,28 @@ def triton(name: str) -> str:
         }
         for n, batch, function in sizes
     ]  # fmt: skip
-    return f"{of_versions(rows)}; float32, T = 20, us (over a copy).\n\n{table(lines)}"
+    said = " ".join(beside(best, version, versions[-1]) for version in versions[:-1])
+    return f"{of_versions(rows)}; float32, T = 20, us (over a copy). {said}\n\n{table(lines)}"
+
+
+def beside(best: dict[tuple[str, ...], float], old: str, new: str) -> str:
+    """In how many calls each of two Tritons takes more than 1.1 times as long as the other."""
+    ratios = {
+        place[:4]: us / best[*place[:4], old]
+        for place, us in best.items()
+        if place[4] == new and place[0] in FORMS and (*place[:4], old) in best
+    }
+    over = [
+        f"{FORMS[function]} {n} x {n}, {int(batch):,} matrices, {which} ({ratio:.2f})"
+        for (function, n, batch, which), ratio in ratios.items()
+        if ratio > 1.1
+    ]
+    named = f": {'; '.join(over)}" if over else ""
+    return (
+        f"Of {len(ratios)} calls under {old} and {new}, {new} takes more than 1.1 times as long in "
+        f"{len(over)}{named}, and {old} in {sum(r < 1 / 1.1 for r in ratios.values())}; the median of "
+        f"{new} / {old} is {statistics.median(ratios.values()):.2f}."
+    )
 
 
 def of_versions(rows: list[Row]) -> str:
