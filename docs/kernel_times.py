@@ -29,7 +29,7 @@ def files(device: str = "*") -> list[tuple[Path, dict[str, Any]]]:
 
 def tuned() -> str:
     """The times that the tuner stored on an H200 for float32 in the mHC form, those of the present source."""
-    best: dict[tuple[int, int], dict[str, float]] = {}
+    best: dict[tuple[int, int], dict[str, str]] = {}
     dates = set()
     for kernel in ("sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history"):
         data = json.loads((CACHE / "h200" / f"{kernel}.json").read_text())
@@ -37,17 +37,23 @@ def tuned() -> str:
             key = entry["key"]
             if (key["dtype"], key["form"], key["first"]) == ("float32", "deepseek", "rows"):
                 which = f"{kernel.split('_')[1]}, Triton {key['triton']}"
-                best.setdefault((key["n"], key["batch"]), {})[which] = entry["us"]
+                best.setdefault((key["n"], key["batch"]), {})[which] = stored(entry)
                 dates.add(data["runs"][entry["run"]]["utc"][:10])
     columns = sorted({c for row in best.values() for c in row}, key=lambda c: (c[0] != "f", c))
     rows = [
         {"n": n, "matrices": report.power(batch),
-         **{c: report.figure(row[c]) if c in row else MISSING for c in columns}}
+         **{c: row.get(c, MISSING) for c in columns}}
         for (n, batch), row in sorted(best.items())
     ]  # fmt: skip
     return (
         f"NVIDIA H200, float32, deepseek, T = 20, us of a call ({', '.join(sorted(dates))}).\n\n{table(rows)}"
     )
+
+
+def stored(entry: dict[str, Any]) -> str:
+    """A time, with its spread where that is too large to compare it."""
+    spread = f" (spread {entry['spread']:.0%})" if entry["spread"] > STEADY else ""
+    return report.figure(entry["us"]) + spread
 
 
 def timed(device: str = "h200") -> dict[tuple[str, str], dict[str, dict[str, Any]]]:

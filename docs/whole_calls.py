@@ -132,7 +132,7 @@ def triton(name: str) -> str:
 def beside(best: dict[tuple[str, ...], float], old: str, new: str) -> str:
     """In how many calls each of two Tritons takes more than 1.1 times as long as the other."""
     ratios = {
-        place[:4]: us / best[*place[:4], old]
+        place[:4]: us / best[(*place[:4], old)]
         for place, us in best.items()
         if place[4] == new and place[0] in FORMS and (*place[:4], old) in best
     }
