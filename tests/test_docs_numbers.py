@@ -71,7 +71,7 @@ def test_support_words_follow_from_the_files(numbers):
     assert tables.evidence("sinkhorn", "b200") == "compiled"
     own, relative = tables.configs("sinkhorn", "h100").split("; ")
     assert f"{relative}; {own}, of h100" == tables.configs("sinkhorn", "h200").replace(";", ", of h200;")
-    assert tables.configs("hc_site", "h100") == tables.configs("hc_site", "h200") + ", of h200"
+    assert tables.configs("sinkhorn", "gb200") == tables.configs("sinkhorn", "b200") + ", of b200"
     assert " measured" in tables.configs("sinkhorn", "h200")
     assert " measured" not in tables.configs("sinkhorn", "b200")
     assert tables.configs("hc_mixes", "gb200") == tables.configs("hc_mixes", "b200") == "default"
