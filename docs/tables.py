@@ -43,10 +43,9 @@ def report_page() -> str:
 
 def when() -> str:
     """Where and when bench.csv was measured."""
-    every = results().all
-    device = every.device.dropna().iloc[0]
-    stack = ", ".join(f"{name} {every[f'{name}_version'].dropna().iloc[0]}" for name in ("torch", "triton"))
-    return f"{device}, {every.utc.iloc[0][:10]}, commit {every.commit.iloc[0][:7]}, {stack}"
+    run = results().all.dropna(subset=["device"]).iloc[0]
+    versions = whole_calls.stack(run, "torch", "triton")
+    return f"{run.device}, {run.utc[:10]}, commit {run.commit[:7]}, {versions}"
 
 
 def us(function: str, n: int, batch: int, which: str, timer: str = "graph") -> float | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.sinkhorn.peers import FLOOR, OURS
 from ci.gate.markdown import table
+from docs.kernel_times import SLOWER
 
 BENCH = Path(__file__).resolve().parents[1] / "docs" / "bench"
 Row = dict[str, str]
@@ -20,8 +21,13 @@ def read(name: str) -> list[Row]:
 
 def stated(row: Row) -> str:
     """Where, when and with what a run was."""
-    versions = ", ".join(f"{name} {row[f'{name}_version']}" for name in ("torch", "triton", "helion"))
+    versions = stack(row, "torch", "triton", "helion")
     return f"{row['device']}, {row['utc'][:10]}, commit {row['commit']}, {versions}."
+
+
+def stack(row: Row, *packages: str) -> str:
+    """The versions of these packages in a run."""
+    return ", ".join(f"{name} {row[f'{name}_version']}" for name in packages)
 
 
 def figure(us: str | float) -> str:
@@ -125,12 +131,12 @@ def triton(name: str) -> str:
         }
         for n, batch, function in sizes
     ]  # fmt: skip
-    said = " ".join(beside(best, version, versions[-1]) for version in versions[:-1])
+    said = " ".join(slower_calls(best, version, versions[-1]) for version in versions[:-1])
     return f"{of_versions(rows)}; float32, T = 20, us (over a copy). {said}\n\n{table(lines)}"
 
 
-def beside(best: dict[tuple[str, ...], float], old: str, new: str) -> str:
-    """In how many calls each of two Tritons takes more than 1.1 times as long as the other."""
+def slower_calls(best: dict[tuple[str, ...], float], old: str, new: str) -> str:
+    """In how many calls each of two Tritons takes more than SLOWER times as long as the other."""
     ratios = {
         place[:4]: us / best[(*place[:4], old)]
         for place, us in best.items()
@@ -139,12 +145,12 @@ def beside(best: dict[tuple[str, ...], float], old: str, new: str) -> str:
     over = [
         f"{FORMS[function]} {n} x {n}, {int(batch):,} matrices, {which} ({ratio:.2f})"
         for (function, n, batch, which), ratio in ratios.items()
-        if ratio > 1.1
+        if ratio > SLOWER
     ]
     named = f": {'; '.join(over)}" if over else ""
     return (
-        f"Of {len(ratios)} calls under {old} and {new}, {new} takes more than 1.1 times as long in "
-        f"{len(over)}{named}, and {old} in {sum(r < 1 / 1.1 for r in ratios.values())}; the median of "
+        f"Of {len(ratios)} calls under {old} and {new}, {new} takes more than {SLOWER} times as long in "
+        f"{len(over)}{named}, and {old} in {sum(r < 1 / SLOWER for r in ratios.values())}; the median of "
         f"{new} / {old} is {statistics.median(ratios.values()):.2f}."
     )
 
