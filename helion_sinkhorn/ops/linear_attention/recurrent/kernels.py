@@ -41,8 +41,8 @@ def over_v(w):
 def summed(h, rk, in_order):
     """The sum of a state over Dk, (cv, rv).
 
-    From Triton 3.8 on the sum of a thread's entries is a tree, in which every second product fuses.  In
-    order, as the last of the running sums, all but the first do, and compilers drop the additions of -0.
+    From Triton 3.8 on the sum of a thread's entries is a tree, in which every second product fuses; in order
+    all but the first do.
     """
     if in_order:
         like = hl.zeros([h.size(1), h.size(2), h.size(3)], dtype=torch.float32)
