@@ -47,6 +47,11 @@ def triton_minor() -> str:
         return ""
 
 
+def triton_version() -> tuple[int, ...]:
+    """`triton_minor` as numbers, (3, 9) of Triton 3.9; () where there is none."""
+    return tuple(map(int, filter(None, triton_minor().split("."))))
+
+
 def folders() -> list[Path]:
     """Where entries are looked for, in order: the user's folder, then the shipped one."""
     package = Path(__file__).resolve().parents[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.configs.store import triton_minor
+from helion_sinkhorn.configs.store import triton_version
 
 LOG2E = 1.4426950408889634
 LN2 = 0.6931471805599453
@@ -54,27 +54,33 @@ def computed_once(x, how):
     Triton makes what a matrix product takes in the product's own order of registers, and all that it depends
     on with it: once more for every warp that shares a row.  Behind this it exchanges the result instead.
     """
+    return moved(x, how, is_pure=False)
+
+
+def moved(x, how, is_pure=True):
+    """x in float32 by a move, which compilers take for an unknown number: no product of theirs, and not 1."""
     if how == "ptx":
         asm, registers = "mov.b32 $0, $1;", "=f,f"
     elif how == "gcn":
         asm, registers = "v_mov_b32 $0, $1", "=v,v"
     else:
         return x
-    return hl.inline_asm_elementwise(asm, registers, [x], dtype=torch.float32, is_pure=False, pack=1)
+    return hl.inline_asm_elementwise(asm, registers, [x], dtype=torch.float32, is_pure=is_pure, pack=1)
 
 
 def negative_zero():
     """-0 in Triton's language, which up to 3.8 makes +0 of the literal: compilers keep additions of +0."""
-    version = tuple(map(int, filter(None, triton_minor().split("."))))
-    return "-0.0" if version >= (3, 9) else "-tl.full([], 0.0, tl.float32)"
+    return "-0.0" if triton_version() >= (3, 9) else "-tl.full([], 0.0, tl.float32)"
 
 
 def summed_in_order(x, axis, k, like):
     """The sum of x over an axis of k entries, one after the other, as a tensor like `like`.
 
-    It is the last of the running sums.  A thread makes them one after the other, and compilers drop the
-    additions of -0 to it.  All entries of the axis must lie in one thread.
+    All entries of the axis must lie in one thread.  Up to 3.7 Triton adds them so.  From 3.8 on it is the last
+    of the running sums: a thread makes them one after the other, and compilers drop the additions of -0 to it.
     """
+    if triton_version() < (3, 8):
+        return hl.inline_triton(f"tl.sum({{0}}, {axis})", (x,), like)
     place = f"tl.arange(0, {k})[{', '.join(':' if i == axis else 'None' for i in range(x.dim()))}]"
     last = f"tl.where({place} == {k - 1}, tl.cumsum({{0}}, {axis}), {negative_zero()})"
     return hl.inline_triton(f"tl.sum({last}, {axis})", (x,), like)

@@ -13,6 +13,7 @@ from triton.compiler import ASTSource
 from triton.compiler import compile as compiled
 from triton.language.semantic import TritonSemantic
 
+from helion_sinkhorn.configs import store
 from helion_sinkhorn.runtime import device_math
 
 KERNEL = """
@@ -42,7 +43,7 @@ def constants(text, folder):
 @pytest.mark.parametrize("minor", ["3.6", "3.8", "3.9"])
 def test_negative_zero_keeps_its_sign(minor, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(device_math, "triton_minor", lambda: minor)
+    monkeypatch.setattr(store, "triton_minor", lambda: minor)
     if minor != "3.9":
         made = TritonSemantic.scalar_constant
         # as these versions do

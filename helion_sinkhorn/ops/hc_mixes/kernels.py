@@ -168,13 +168,16 @@ def hc_mixes_upstream(
     g: torch.Tensor,
     along: torch.Tensor,
     parts: hl.constexpr,
+    how: hl.constexpr,
 ):
     """g (T, parts, M), the bfloat16 parts of r dmixes, and along (T,) = k (dmixes . mixes)."""
     tokens = mixes.size(0)
     hl.specialize((mixes.size(1), g.stride()))
     for tile_t in hl.tile(tokens):
         upstream = dmixes[tile_t, :].to(torch.float32)
-        along[tile_t] = (upstream * mixes[tile_t, :]).sum(1) * norms[tile_t, 1]
+        # rounded products: which of two fuses with their sum would depend on the program
+        products = multiply_add(upstream, mixes[tile_t, :], torch.zeros_like(upstream), how)
+        along[tile_t] = products.sum(1) * norms[tile_t, 1]
         store_parts(g, upstream * norms[tile_t, 0].unsqueeze(1), tile_t, slice(None), parts)
 
 

@@ -154,7 +154,7 @@ def upstream(
         return g, along
 
     def launch(served: Served) -> None:
-        run_and_keep(served.kernel, tensors, (call.parts,), tensors, key)
+        run_and_keep(served.kernel, tensors, (call.parts, served.reciprocal), tensors, key)
 
     serve(KERNELS, UPSTREAM, call, tokens, mixes, launch, tuned_keys, choice)
     return g, along

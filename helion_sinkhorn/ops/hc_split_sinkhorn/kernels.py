@@ -13,14 +13,16 @@ import torch
 from helion_sinkhorn.ops.hc_split_sinkhorn.reduction import norm_of, with_splits
 from helion_sinkhorn.ops.sinkhorn.adjoint import last_iterations, pick, replay_and_take_back, softmax_gradient
 from helion_sinkhorn.ops.sinkhorn.iteration import (
+    fixed_summation,
     iterate,
     pivot,
     product,
     read,
     reciprocals,
+    rounding,
     spread,
     start,
-    summation,
+    times,
 )
 from helion_sinkhorn.runtime.device_math import LOG2E, reciprocal
 
@@ -58,6 +60,11 @@ def gate_gradient(mix, grad, base, scale, part, factor, how):
 def logits_of(mixed, base, scale, base_shape, tile, n, how):
     """a of the comb columns, (tile, n, n), from their mixes; rounded as in `gate_of`."""
     return product(mixed, hl.load(scale, [2]), how) + read(base, base_shape, tile, n, n)
+
+
+def sums_of(shape, n, how, pivoted):
+    """The sums of a token's matrix, whose view is (T, *shape): the same bits in every program."""
+    return fixed_summation(n, n, how, shape == (n, 1, 1, 1, n), pivoted)
 
 
 def hc_split_sinkhorn_forward(
@@ -107,7 +114,7 @@ def hc_split_sinkhorn_forward(
         # assigned: alone under an `if` it would leave the block empty
         _fixed = hl.specialize((mixed_logits.shape[1:], mixed_logits.stride()))
         hl.specialize((mixed_gates.shape[1:], mixed_gates.stride(), norms.shape[1:], norms.stride()))
-    sums = summation(n, n, how)
+    sums = sums_of(shape, n, how, pivoted)
     steps = n_iters - 1 if deepseek else n_iters
     for tile in hl.tile(batch):
         if squares is None:
@@ -200,7 +207,8 @@ def hc_split_sinkhorn_backward(
     if dcomb is not None:
         dcomb_shape = hl.specialize(dcomb.shape[1:])
         hl.specialize(dcomb.stride())
-    sums = summation(n, n, how)
+    sums = sums_of(shape, n, how, pivoted)
+    rounded = rounding(sums, how)
     steps = n_iters - 1 if deepseek else n_iters
     rest = steps - head * length
     for tile in hl.tile(batch):
@@ -218,12 +226,12 @@ def hc_split_sinkhorn_backward(
             da_pre = gate_gradient(mix_pre, grad_pre, base_gates, scale, 0, 1.0, how)
             hl.store(dgates, [tile, 0, slice(None)], (da_pre * hl.load(scale, [0])).to(dgates.dtype))
             hl.store(sum_gates, [tile.id, 0, slice(None)], da_pre.sum(0))
-            hl.store(sum_scale, [tile.id, 0], (da_pre * mix_pre).sum(1).sum(0))
+            hl.store(sum_scale, [tile.id, 0], times(da_pre, mix_pre, rounded).sum(1).sum(0))
         if dpost is not None:
             da_post = gate_gradient(mix_post, grad_post, base_gates, scale, 1, post_mult, how)
             hl.store(dgates, [tile, 1, slice(None)], (da_post * hl.load(scale, [1])).to(dgates.dtype))
             hl.store(sum_gates, [tile.id, 1, slice(None)], da_post.sum(0))
-            hl.store(sum_scale, [tile.id, 1], (da_post * mix_post).sum(1).sum(0))
+            hl.store(sum_scale, [tile.id, 1], times(da_post, mix_post, rounded).sum(1).sum(0))
         if dcomb is not None:
             a, p, q = start(x32, n, n, eps, deepseek, 1, how)
             if pivoted:
@@ -255,15 +263,15 @@ def hc_split_sinkhorn_backward(
             if deepseek:
                 v = reciprocals(q_starts[0], n, how, paired)
                 if pivoted:
-                    da = da * spread(p_starts[0], 1) * spread(r, 2)
+                    da = times(da * spread(p_starts[0], 1), spread(r, 2), rounded)
                     v = v * r
                 # anew: kept, the logits would hold a matrix of registers through all segments
                 x32 = logits_of(mixed, base_logits, scale, base_shape, tile, n, how)
-                dz = softmax_gradient(x32, da, v, n, n, eps, 1, how)
+                dz = softmax_gradient(x32, da, v, n, n, eps, 1, how, sums_of(shape, n, how, False))
             else:
                 dz = da * a
             sum_logits[tile.id, :, :] = dz.sum(0)
-            hl.store(sum_scale, [tile.id, 2], (dz * mixed).sum(2).sum(1).sum(0))
+            hl.store(sum_scale, [tile.id, 2], times(dz, mixed, rounded).sum(2).sum(1).sum(0))
             dx = (dz * hl.load(scale, [2])).to(dlogits.dtype)
             if dlogits.dim() == 2:
                 dlogits[tile, :] = dx.reshape(tile.block_size, n * n)

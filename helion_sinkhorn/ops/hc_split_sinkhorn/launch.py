@@ -18,7 +18,7 @@ from helion_sinkhorn.ops.hc_split_sinkhorn.space import (
 )
 from helion_sinkhorn.ops.hc_split_sinkhorn.views import At, logits_view, written_view
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS
-from helion_sinkhorn.ops.sinkhorn.launch import loaded, thread_of
+from helion_sinkhorn.ops.sinkhorn.launch import thread_of
 from helion_sinkhorn.ops.sinkhorn.scaling import lean_is_safe, pairs_are_safe, pivot_is_safe
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
@@ -240,7 +240,7 @@ def backward(
             rows.view(tokens, n + 2, n), logits_view(rows[:, 2 * n :], n, thread), scale,
             base.view(n + 2, n), logits_view(base[2 * n :], n, thread, tokens),
             *(None if t is None else t.view(tokens, n) for t in (dpre, dpost)),
-            None if dcomb is None else loaded(dcomb, served.choice),
+            None if dcomb is None else logits_view(dcomb.view(tokens, n * n), n, thread),
             drows.view(tokens, n + 2, n), written_view(drows[:, 2 * n :], n, flat),
             sums.as_strided((tiles, 2, n), (width, n, 1)),
             sums[:, 2 * n :].as_strided(of_tile, (width, n, 1)), sums[:, columns:],

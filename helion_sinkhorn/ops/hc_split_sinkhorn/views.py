@@ -21,10 +21,13 @@ class At:
 
 
 def logits_view(x: torch.Tensor, n: int, thread: tuple[int, int], batch: int = 0) -> torch.Tensor:
-    """(T, n^2), or (n^2,) for a batch of stride 0, as `iteration.read` takes matrices."""
+    """(T, n^2), or (n^2,) for a batch of stride 0, as `iteration.read` takes matrices.
+
+    No load takes two rows, so that all dtypes lie in threads alike: sums are in order there.
+    """
     size, step = (x.size(0), x.stride(0)) if x.dim() == 2 else (batch, 0)
     x = x.as_strided((size, n, n), (step, n, 1))
-    return spread_over_threads(x, *thread) if any(thread) else x
+    return spread_over_threads(x, *thread, thread[1]) if any(thread) else x
 
 
 def written_view(x: torch.Tensor, n: int, flat: bool) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     contract,
+    products,
     reciprocals,
     rounding,
     softmax,
@@ -28,12 +29,12 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
 def replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums):
     """`steps` iterations from (p, q): the lists u_1 .. u_steps and v_0 .. v_steps."""
     rho, rounded = lead / trail, rounding(sums, how)
-    us, vs = [], [reciprocals(q, trail, how, paired)]
+    us, vs = [], [reciprocals(q, trail, how, paired, rounded)]
     for _ in range(steps):
         p = rho * (contract(a, vs[-1], lead_axis, sums, rounded) + eps * p)
-        us.append(reciprocals(p, lead, how, paired))
+        us.append(reciprocals(p, lead, how, paired, rounded))
         q = contract(a, us[-1], 3 - lead_axis, sums, rounded) + (eps / rho) * q
-        vs.append(reciprocals(q, trail, how, paired))
+        vs.append(reciprocals(q, trail, how, paired, rounded))
     return us, vs
 
 
@@ -45,14 +46,14 @@ def u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, sums):
     rho, rounded = lead / trail, rounding(sums, how)
     if t == 0 or eps == 0.0:
         p = rho * (contract(a, vs[t], lead_axis, sums, rounded) + eps * p)
-        return reciprocals(p, lead, how, paired)
+        return reciprocals(p, lead, how, paired, rounded)
     both = vs[t] + (eps * rho) * vs[t - 1]
-    return reciprocals(rho * contract(a, both, lead_axis, sums, rounded), lead, how, paired)
+    return reciprocals(rho * contract(a, both, lead_axis, sums, rounded), lead, how, paired, rounded)
 
 
 def line_sums(a, da, axis, sums, rounded=None):
     """The sums of D = A * dA along lines, one for each index of `axis`."""
-    return total(times(a, da, rounded), 3 - axis, sums)
+    return total(products(a, da, 3 - axis, sums, rounded), 3 - axis, sums)
 
 
 def project_trail(a, da, u, v, lead_axis, sums, rounded=None):
@@ -99,9 +100,9 @@ def last_iterations(
     return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, sums, lean)
 
 
-def softmax_gradient(x32, da, v, n, m, eps, lead_axis, how):
+def softmax_gradient(x32, da, v, n, m, eps, lead_axis, how, sums=None):
     """dX of the deepseek form from dA before the first iteration: its first trail step and the softmax."""
-    sums = summation(n, m, how)
+    sums = sums or summation(n, m, how)
     rounded, trail_axis = rounding(sums, how), 3 - lead_axis
     z = softmax(x32, n, m, trail_axis, how)
     da = da - spread(v * line_sums(z + eps, da, trail_axis, sums, rounded), trail_axis)

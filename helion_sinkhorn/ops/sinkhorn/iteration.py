@@ -20,7 +20,7 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.runtime.device_math import LOG2E, is_padded, joined, reciprocal, summed_in_order
+from helion_sinkhorn.runtime.device_math import LOG2E, is_padded, joined, moved, reciprocal, summed_in_order
 from helion_sinkhorn.runtime.space import power_of_two
 
 # q_0 = exp(-column potential) is capped at 2^60: a column that far below the maxima of its
@@ -47,14 +47,17 @@ def zero_beyond(w, k, how):
     return hl.inline_triton(f"tl.where(tl.arange(0, {power_of_two(k)})[None, :] < {k}, {{0}}, 0.0)", (w,), w)
 
 
-def reciprocals(x, k, how, paired):
-    """1 / x for x (tile, k); `paired` takes 1/a and 1/b from one 1/(ab), three products for a reciprocal."""
+def reciprocals(x, k, how, paired, rounded=None):
+    """1 / x for x (tile, k); `paired` takes 1/a and 1/b from one 1/(ab), three products for a reciprocal.
+
+    rounded: as in `times`.
+    """
     if not paired or k == 1:
         return zero_beyond(reciprocal(x, how), k, how)
     tile = x.size(0)
     a, b = hl.split(x.view(tile, k // 2, 2))
     shared = reciprocal(a * b, how)
-    return hl.join(shared * b, shared * a).view(tile, k)
+    return hl.join(times(shared, b, rounded), times(shared, a, rounded)).view(tile, k)
 
 
 def of_fixed_size(x, n, m):
@@ -79,6 +82,24 @@ def summation(n, m, how, ordered=False):
     return "in order" if ordered else "triton"
 
 
+def fixed_summation(n, m, how, whole, pivoted):
+    """`summation` in one order and without a choice of what fuses, so that every program has the same bits.
+
+    Of two products that are added LLVM fuses one, and from 3.8 on Triton's trees add products in pairs: a token
+    had other bits in programs of one warp than of two (sm_90, Triton 3.9).
+
+    whole: each matrix lies in one thread, loaded row by row.  Its sums are "fixed": in order, the first product
+    rounded.  Where `pivot` has made its factor 1 it is no product: "fixed behind 1".  Products whose sums cross
+    threads are all "rounded".
+    """
+    sums = summation(n, m, how, whole)
+    if how != "ptx" or sums == "helion":
+        return sums
+    if not whole:
+        return "rounded"
+    return "fixed behind 1" if pivoted else "fixed"
+
+
 def total(x, axis, sums):
     """The sum of x (tile, n, m) over `axis`; sums: see `summation`.
 
@@ -91,7 +112,7 @@ def total(x, axis, sums):
     if sums == "helion":
         return x.sum(axis)
     like = hl.zeros([x.size(0), x.size(3 - axis)], dtype=torch.float32)
-    if sums == "triton":
+    if sums in ("triton", "rounded"):
         return hl.inline_triton(f"tl.sum({{0}}, {axis})", (x,), like)
     return summed_in_order(x, axis, x.size(axis), like)
 
@@ -121,13 +142,23 @@ def times(x, y, rounded):
 
 
 def rounding(sums, how):
-    """How products are multiplied that end in a sum: rounded where Helion sums, so that none fuses.
+    """How products are multiplied that end in a sum: rounded where Helion sums, so that none fuses, and for
+    `fixed_summation`.
 
     Of two products that are added the compiler fuses one.  In a padded matrix it does not take the same one
     everywhere: of 3 x 3, tokens 8 to 15 of a block had another last bit than 0 to 7, and 16 tokens another
     than 17 (sm_90, Triton 3.6).
     """
-    return how if sums == "helion" else None
+    return None if sums in ("triton", "in order") else how
+
+
+def products(x, y, axis, sums, rounded):
+    """x y elementwise, to be added up along `axis`; rounded: as in `times`."""
+    if sums not in ("fixed", "fixed behind 1"):
+        return times(x, y, rounded)
+    # moved: LLVM would make y 1 of the choice, a product again
+    alone = product(x, y, rounded) if sums == "fixed" else moved(y, rounded)
+    return torch.where(spread(is_first(x.size(axis)), axis), alone, x * y)
 
 
 def contract(a, w, axis, sums, rounded=None):
@@ -136,7 +167,7 @@ def contract(a, w, axis, sums, rounded=None):
     rounded: as in `times`.  Threads that add up a line with one entry each fuse their own product and not the
     others', so that they end with different last bits.
     """
-    return total(times(a, spread(w, 3 - axis), rounded), 3 - axis, sums)
+    return total(products(a, spread(w, 3 - axis), 3 - axis, sums, rounded), 3 - axis, sums)
 
 
 def read(x, shape, tile, n, m, **how):
@@ -244,7 +275,7 @@ def lead_size(n, m, lead_axis):
 def iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums):
     """(p, q) one iteration later."""
     rho, rounded = lead / trail, rounding(sums, how)
-    v = reciprocals(q, trail, how, paired)
+    v = reciprocals(q, trail, how, paired, rounded)
     p = rho * (contract(a, v, lead_axis, sums, rounded) + eps * p)
-    u = reciprocals(p, lead, how, paired)
+    u = reciprocals(p, lead, how, paired, rounded)
     return p, contract(a, u, 3 - lead_axis, sums, rounded) + (eps / rho) * q

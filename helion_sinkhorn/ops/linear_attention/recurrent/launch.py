@@ -64,8 +64,7 @@ def split_state(x: Some, transposed: bool, rk: int, rv: int) -> Some:
 
 def sums_in_order(served: Served) -> bool:
     """Whether a thread's sums have to be told their order, which up to Triton 3.7 is theirs anyway."""
-    version = tuple(map(int, filter(None, store.triton_minor().split("."))))
-    return served.device.vendor == "nvidia" and not served.interpret and version >= (3, 8)
+    return served.device.vendor == "nvidia" and not served.interpret and store.triton_version() >= (3, 8)
 
 
 def walk(
