@@ -68,8 +68,8 @@ ASSIGNMENT = re.compile(r"\s+(?:@!?%p\d+\s+)?(?P<op>[a-z][\w.]*)\s+(?P<to>%\w+),
 def contested_fusions(ptx: str) -> int:
     """Fused multiply-adds of PTX whose addend is a product that might have been fused in place of theirs.
 
-    LLVM takes one of two products that are added, not the same in every place of a block; `mul.rn` is none, and
-    inline assembly is fused as it says.
+    LLVM takes one of two products that are added, not the same in every place of a block.  `mul.rn` is none,
+    and nothing fuses with inline assembly.
     """
     made: dict[str, str] = {}
     found = 0

@@ -76,8 +76,9 @@ def negative_zero():
 def summed_in_order(x, axis, k, like):
     """The sum of x over an axis of k entries, one after the other, as a tensor like `like`.
 
-    All entries of the axis must lie in one thread.  Up to 3.7 Triton adds them so.  From 3.8 on it is the last
-    of the running sums: a thread makes them one after the other, and compilers drop the additions of -0 to it.
+    All entries of the axis must lie in one thread.  Up to 3.7 Triton adds them so.  From 3.8 on it is the
+    last of the running sums: a thread makes them one after the other, and compilers drop the additions of -0
+    to it.
     """
     if triton_version() < (3, 8):
         return hl.inline_triton(f"tl.sum({{0}}, {axis})", (x,), like)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from targets import BY_NIGHT, ONE_TARGET
 
@@ -12,7 +15,7 @@ from helion_sinkhorn.machine.binary import Job
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.hc_split_sinkhorn import launch
 from helion_sinkhorn.ops.hc_split_sinkhorn.space import HcCall
-from helion_sinkhorn.runtime.kernel import default_choice
+from helion_sinkhorn.runtime.kernel import candidates, default_choice
 
 CALLS = (
     HcCall("float32", 4, 20, True),
@@ -46,3 +49,26 @@ def test_defaults_make_good_machine_code(key, call, compile_for):
             found.append(f"{exchanges} exchanges between lanes, {most} are enough")
         bad += [f"{call} {binary.job.choice}: {'; '.join(found)}"] if found else []
     assert not bad, "\n".join(bad)
+
+
+def test_no_config_of_a_token_chooses_what_fuses(compile_for):
+    """Of two products that are added LLVM fuses one, in programs of one warp and of two not the same."""
+    call = HcCall("float32", 4, 20, True)
+    jobs = [
+        Job(call, choice)
+        for name in (launch.FORWARD, launch.REDUCED, launch.BACKWARD)
+        for choice in candidates(KERNELS[name], call, DEVICES["h200"])
+        if name != launch.BACKWARD or dict(choice.variant)["length"] == call.steps
+    ]
+    for binary in compile_for("h200", jobs):
+        assert binary.compiled, binary.problems
+        assert "contested fusion" not in binary.counts, binary.job.choice
+
+
+@pytest.mark.nightly("20 programs compiled and followed: 2 minutes")
+def test_a_token_has_one_formula_with_every_config(tmp_path):
+    """Coefficients and dmixes of programs of one, two and four warps, which batches of other sizes get."""
+    command = sys.executable, "-m", "ci.same_bits", "--workloads", "hc_model", "--cache", tmp_path
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("one formula everywhere") == len(done.stdout.splitlines()) > 8

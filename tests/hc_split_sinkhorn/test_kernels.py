@@ -111,6 +111,15 @@ def test_outputs_that_nothing_used(unused):
         assert torch.equal(found, expected)
 
 
+def test_without_a_gradient_nothing_is_launched(monkeypatch):
+    """Helion refuses a kernel that writes nothing: a boundary whose coefficients nothing used raised."""
+    mixes, *_, scale, base = first_element(WORKLOADS[0])
+    monkeypatch.setattr(launch, "serve", lambda *arguments: pytest.fail("a launch"))
+    dmixes, sums = launch.backward(None, None, None, mixes, scale[0], base[0], *WORKLOADS[0].arguments)
+    assert torch.equal(dmixes, torch.zeros_like(mixes))
+    assert torch.equal(sums, torch.zeros(mixes.size(-1) + 3))
+
+
 def test_sums_have_a_row_for_each_tile_of_the_choice_that_serves(monkeypatch):
     """Also where a stored choice is refused and the default takes its place, and in the launches after it."""
     workload, rows = WORKLOADS[0], []

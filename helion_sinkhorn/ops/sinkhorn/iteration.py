@@ -85,12 +85,12 @@ def summation(n, m, how, ordered=False):
 def fixed_summation(n, m, how, whole, pivoted):
     """`summation` in one order and without a choice of what fuses, so that every program has the same bits.
 
-    Of two products that are added LLVM fuses one, and from 3.8 on Triton's trees add products in pairs: a token
-    had other bits in programs of one warp than of two (sm_90, Triton 3.9).
+    Of two products that are added LLVM fuses one, and from 3.8 on Triton's trees add products in pairs: a
+    token had other bits in programs of one warp than of two (sm_90, Triton 3.9).
 
-    whole: each matrix lies in one thread, loaded row by row.  Its sums are "fixed": in order, the first product
-    rounded.  Where `pivot` has made its factor 1 it is no product: "fixed behind 1".  Products whose sums cross
-    threads are all "rounded".
+    whole: each matrix lies in one thread, loaded row by row.  Its sums are "fixed": in order, the first
+    product rounded.  Where `pivot` has made its factor 1 it is no product: "fixed behind 1".  Products whose
+    sums cross threads are all "rounded".
     """
     sums = summation(n, m, how, whole)
     if how != "ptx" or sums == "helion":
