@@ -8,7 +8,7 @@ from typing import Any
 
 from helion_sinkhorn.machine.binary import Binary
 
-MODEL = 3
+MODEL = 4
 """Version of score and choice; stored with every entry that rests on them."""
 MARGIN = 0.75
 """The default stays unless the model gives another candidate less than this share of its cycles: on an H200

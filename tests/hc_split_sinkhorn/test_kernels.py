@@ -95,7 +95,8 @@ def test_the_score_knows_the_loops_of_these_kernels():
         (launch.BACKWARD, "sinkhorn_backward", {"length": 7}),
     ):
         assert loops_of(name, call, variant, 3) == loops_of(of_sinkhorn, same, variant, 3)
-    assert [loop.trips for loop in loops_of(launch.BACKWARD, call, {"length": 7}, 3)] == [7, 7, 2]
+    for found, trips in ((3, [7, 7, 2]), (2, [7, 2]), (1, [2]), (0, []), (4, [7, 7, 1, 2])):
+        assert [loop.trips for loop in loops_of(launch.BACKWARD, call, {"length": 7}, found)] == trips
 
 
 @pytest.mark.parametrize("unused", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)])

@@ -60,20 +60,30 @@ class Loop:
 
 
 def loops_of(kernel: str, call: SinkhornCall, variant: dict[str, Any], found: int) -> list[Loop]:
-    """The `found` loops that are left in machine code, in program order: the shortest are unrolled away."""
+    """The `found` loops that are left in machine code, in program order: the shortest are unrolled away.
+
+    Those that take segments back are the last of a program, and too large to be unrolled.
+    """
     # only kernels that replay segments, hc_split_sinkhorn's backward among them, have a length of these
-    every = backward_loops(call, variant["length"]) if "length" in variant else all_loops(kernel, call)
-    longest = sorted(range(len(every)), key=lambda i: -every[i].trips)[:found]
-    extra = [Loop(1, 0)] * (found - len(longest))
-    return [every[i] for i in sorted(longest)] + extra
+    if "length" in variant:
+        every, back = backward_loops(call, variant["length"])
+        back = back[max(0, len(back) - found) :]
+    else:
+        every, back = all_loops(kernel, call), []
+    left = found - len(back)
+    longest = sorted(range(len(every)), key=lambda i: -every[i].trips)[:left]
+    extra = [Loop(1, 0)] * (left - len(longest))
+    return [every[i] for i in sorted(longest)] + extra + back
 
 
-def backward_loops(call: SinkhornCall, length: int) -> list[Loop]:
-    """The loops of kernels that replay: segments run forward, then taken back."""
+def backward_loops(call: SinkhornCall, length: int) -> tuple[list[Loop], list[Loop]]:
+    """The loops of kernels that replay: those that run segments forward, and those that take them back."""
     length, head, tail = segments(call, length)
     rest = call.steps - (head + tail) * length
     forward = [length] * head + ([rest, *[length] * (tail - 1)] if tail else [])
-    return [Loop(trips, 0) for trips in (*forward, tail - 1, head) if trips > 0]
+    # a loop of one trip is none
+    back = tail - 1, head
+    return [Loop(trips, 0) for trips in forward if trips > 1], [Loop(trips, 0) for trips in back if trips > 1]
 
 
 def all_loops(kernel: str, call: SinkhornCall) -> list[Loop]:
