@@ -52,5 +52,8 @@ def test_defaults_make_good_machine_code(key, call, compile_for):
         moves = {launch.PARTIALS: ("load 128",), launch.BACKWARD: ("load 128", "store 128")}.get(kernel, ())
         if call.columns % 8 == 0 and not all(binary.accesses.get(name) for name in moves):
             found.append(f"accesses {binary.accesses}")
+        # of two products that are added LLVM fuses one, not the same one in every program
+        if contested := binary.counts.get("contested fusion"):
+            found.append(f"{contested} sums of products that may fuse either way")
         bad += [f"{call} {binary.job.choice}: {'; '.join(found)}"] if found else []
     assert not bad, "\n".join(bad)
