@@ -52,7 +52,7 @@ def test_defaults_make_good_machine_code(key, call, compile_for):
 
 
 def test_no_config_of_a_token_chooses_what_fuses(compile_for):
-    """Of two products that are added LLVM fuses one, in programs of one warp and of two not the same."""
+    """LLVM fuses one of two products that are added, and not the same in programs of one warp and of two."""
     call = HcCall("float32", 4, 20, True)
     jobs = [
         Job(call, choice)
