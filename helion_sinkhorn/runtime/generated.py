@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib.util
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ PINNED = {"enable_fp_fusion": True}
 log = logging.getLogger("helion_sinkhorn")
 _codes: dict[Any, str | None] = {}
 """The code of each of Helion's programs, which serve many signatures; None: it needs Helion."""
+_generating = threading.RLock()
+"""Helion generates for one thread at a time: of two, one may find what it set gone (KeyError: 'location')."""
 
 
 def host_function(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) -> Callable[..., None]:
@@ -76,15 +79,16 @@ def generated(
 
     Where it cannot be made to run without Helion it is Helion's own host function, with its own launcher.
     """
-    program = bound(kernel, args)
-    code = code_of(kernel, program, keep)
-    if code is not None:
-        return load(code, kernel.name)
-    from helion.runtime import default_launcher
+    with _generating:
+        program = bound(kernel, args)
+        code = code_of(kernel, program, keep)
+        if code is not None:
+            return load(code, kernel.name)
+        from helion.runtime import default_launcher
 
-    (config,) = kernel.helion.configs
-    launcher = functools.partial(default_launcher, **PINNED)
-    return functools.partial(program.compile_config(config), _launcher=launcher)
+        (config,) = kernel.helion.configs
+        launcher = functools.partial(default_launcher, **PINNED)
+        return functools.partial(program.compile_config(config), _launcher=launcher)
 
 
 def bound(kernel: Built, args: Sequence[Any]) -> Any:

@@ -8,6 +8,9 @@ import json
 import multiprocessing
 import os
 import pkgutil
+import time
+import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -317,6 +320,26 @@ def test_helion_generates_a_program_once_for_all_its_signatures():
     hosts = [generated.generated(kernel, (torch.zeros(k), None), kept.append) for k in (3, 4)]
     assert hosts[0] is hosts[1]
     assert program.generated == len(kept) == 1
+
+
+def test_threads_generate_one_after_another(monkeypatch):
+    """Helion failed in one of four threads at their first calls, and the config of that call was refused."""
+    inside, most = 0, 0
+
+    def bound(kernel, args):
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.02)
+        inside -= 1
+
+    monkeypatch.setattr(generated, "bound", bound)
+    monkeypatch.setattr(generated, "code_of", lambda kernel, program, keep: "def host():\n    return 41\n")
+    kernel = types.SimpleNamespace(name="host")
+    with ThreadPoolExecutor(4) as pool:
+        hosts = list(pool.map(lambda _: generated.generated(kernel, ()), range(8)))
+    assert [host() for host in hosts] == [41] * 8
+    assert most == 1
 
 
 def test_numbers_that_stay_arguments_do_not_tell_programs_apart():
