@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 SIGN_BIT = 1 << 31
+ONE = 0x3F800000
 COMPARISONS = {
     # name: (named after, operands exchanged, negated)
     "LT": ("LT", False, False), "GT": ("LT", True, False), "GEU": ("LT", False, True),
@@ -26,12 +27,15 @@ class Formulas:
     def __init__(self) -> None:
         self.number: dict[Hashable, int] = {}
         self.keys: list[Hashable] = []
+        self.never_negative: list[bool] = []
+        """For each key, whether its value is 0 or more and not -0, or NaN."""
 
     def of(self, *key: Hashable) -> int:
         """The word of a formula: an operation and the words that it was applied to."""
         if key not in self.number:
             self.number[key] = len(self.keys)
             self.keys.append(key)
+            self.never_negative.append(self._is_never_negative(*key))
         return -2 * self.number[key] - 1
 
     def key(self, word: int) -> Hashable:
@@ -66,6 +70,18 @@ class Formulas:
             out.append(w)
         return out, odd
 
+    def is_never_negative(self, word: int) -> bool:
+        """Whether a float is known to be 0 or more and not -0, or NaN."""
+        if word >= 0:
+            return word < SIGN_BIT
+        return not self.turned(word) and self.never_negative[(-word - 1) >> 1]
+
+    def _is_never_negative(self, name: Hashable, *operands: Hashable) -> bool:
+        if name == "MUFU EX2":
+            return True
+        keeps = name in ("MUFU RCP", "FADD", "FMUL") or (name == "FFMA" and operands[0] == "+")
+        return keeps and all(self.is_never_negative(w) for w in operands if isinstance(w, int))
+
     # ------------------------------------------------------------------------------- float32 arithmetic
 
     def product(self, name: str, a: int, b: int) -> int:
@@ -74,6 +90,10 @@ class Formulas:
         return self.negated(found) if odd else found
 
     def sum(self, name: str, a: int, b: int) -> int:
+        # x + 0 is x, but for -0
+        for x, zero in ((a, b), (b, a)):
+            if zero == 0 and self.is_never_negative(x):
+                return x
         # x - y and y - x are one formula, with its sign turned or not
         a, b = sorted((a, b), key=lambda w: self.flipped([w])[0])
         (first,), odd = self.flipped([a])
@@ -81,6 +101,11 @@ class Formulas:
         return self.negated(found) if odd else found
 
     def multiply_add(self, name: str, a: int, b: int, c: int) -> int:
+        for factor, one in ((a, b), (b, a)):
+            if name == "FFMA" and one in (ONE, ONE | SIGN_BIT):
+                return self.sum("FADD", factor if one == ONE else self.negated(factor), c)
+        if c == 0 and name == "FFMA" and self.is_never_negative(product := self.product("FMUL", a, b)):
+            return product
         (a, b), odd = self.flipped([a, b])
         a, b = sorted((a, b))
         if self.turned(c) or c >= SIGN_BIT:
