@@ -15,6 +15,11 @@ from helion_sinkhorn.ops.sinkhorn import space as sinkhorn
 from helion_sinkhorn.runtime.space import Grid, Items
 
 
+ONE_SEGMENT = 19
+"""Most iterations whose vectors a thread keeps all at once: with 19 a gradient of four streams takes up to 255
+registers (sm_90)."""
+
+
 @dataclass(frozen=True)
 class HcCall(Keyed):
     """The dtype of the mixes, the streams and the iterations; deepseek is False without eps."""
@@ -54,27 +59,23 @@ def forward_space(call: HcCall, device: Device) -> tuple[Grid, ...]:
 
 
 def backward_default(call: HcCall, device: Device) -> tuple[Items, Items]:
-    """Sinkhorn's, without pairs of reciprocals.
+    """Sinkhorn's, without pairs of reciprocals, and of four streams in one segment of all iterations.
 
-    H200, four streams, us for 8,192 and 2^20 tokens: 9.3 and 205, in pairs 9.6 and 212.  Two threads a matrix
-    would take 7.9 and 252.
+    H200, four streams, us for 128, 8,192 and 2^20 tokens under Triton 3.9: 7.6, 8.7 and 220; in segments of 7
+    iterations, replayed by one loop, 8.1, 9.0 and 207.  Batches of all sizes take the same: under 3.9 LLVM
+    fuses one sum of the loop in another way, and a token would have other bits.  Pairs take 3 % more, and two
+    threads a token 252 us for 2^20.
     """
     config, variant = sinkhorn.backward_default(call, device)
-    return config, tuple((k, False if k == "paired" else v) for k, v in without_order(variant))
+    chosen = dict(without_order(variant), paired=False)
+    fits = chosen["thread"] == (4, 4) and 0 < call.steps <= ONE_SEGMENT
+    if fits and device.vendor == "nvidia":
+        chosen["length"] = call.steps
+    return config, tuple(chosen.items())
 
 
 def backward_space(call: HcCall, device: Device) -> tuple[Grid, ...]:
-    """Segments of the default's length, or one of all iterations: no replay, and registers for half as many
-    warps.
-
-    H200, four streams, us for 128, 8,192 and 2^20 tokens: 8.1, 9.5 and 208, and with one segment 7.5, 8.8 and
-    220.  Both have the same bits; those of 5 iterations have others.
-    """
-    grid = blocks(call, device, *backward_default(call, device))
-    fits = call.steps <= sinkhorn.REGISTER_HISTORY_STEPS
-    if grid["thread"] == ((4, 4),) and fits and device.vendor == "nvidia":
-        grid["length"] = tuple(dict.fromkeys((*grid["length"], call.steps)))
-    return (grid,)
+    return (blocks(call, device, *backward_default(call, device)),)
 
 
 def blocks(call: HcCall, device: Device, config: Items, variant: Items) -> Grid:
