@@ -14,10 +14,9 @@ from helion_sinkhorn.configs.store import Keyed
 from helion_sinkhorn.ops.sinkhorn import space as sinkhorn
 from helion_sinkhorn.runtime.space import Grid, Items
 
-
 ONE_SEGMENT = 19
-"""Most iterations whose vectors a thread keeps all at once: with 19 a gradient of four streams takes up to 255
-registers (sm_90)."""
+"""Most iterations whose vectors a thread keeps all at once: with 19 a gradient of four streams takes up to
+255 registers (sm_90)."""
 
 
 @dataclass(frozen=True)
