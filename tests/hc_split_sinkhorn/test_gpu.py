@@ -7,14 +7,20 @@ import torch
 from cuda_graphs import capture
 
 from helion_sinkhorn import hc_split_sinkhorn
+from helion_sinkhorn.ops.hc_split_sinkhorn import launch
 from helion_sinkhorn.ops.hc_split_sinkhorn.budget import error_budget, exact
+from helion_sinkhorn.ops.hc_split_sinkhorn.trials import TRIALS
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS, HcWorkload
+from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime.kernel import candidates
 from helion_sinkhorn.testing.rounding import worst
 
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
 WORKLOADS = {w.name: w for w in ROWS if "ci" in w.tags}
+LARGE = (1 << 17) + 3
+"""Tokens beyond those of all tuned batches but the largest."""
 NAMES = "pre", "post", "comb", "dmixes", "dscale", "dbase"
 
 
@@ -108,6 +114,33 @@ def test_bits_do_not_depend_on_the_tokens_around_or_the_run(n, dtype):
     for at in (slice(0, 1), slice(3, 130), slice(514, 515)):
         part = results(mixes[:, at], scale, base, [t[:, at] for t in gradients], **row.options)
         assert all(torch.equal(a[:, at], b) for a, b in zip(whole[:4], part[:4], strict=True))
+
+
+MODEL = [(name, dtype) for name in launch.KERNELS for dtype in ("float32", "bfloat16")]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [m for m in MODEL if m != (launch.REDUCED, "bfloat16")])
+def test_every_config_makes_the_same_bits(name, dtype):
+    """Batches of other sizes may have other configs of the 20 iterations that are tuned."""
+    call, trial = launch.call_for(4, 20, 1e-6, getattr(torch, dtype)), TRIALS[name]
+    operands = trial.operands(call, 515, DEVICE)
+    tried = candidates(launch.KERNELS[name], call, serving.device_at(serving.index_of(operands[0]))[0])
+    made = [trial.run(call, choice, *operands) for choice in tried]
+    assert len(made) > 2
+    # the gradient's sums over tokens are those of a tile
+    of_tokens = slice(1) if name == launch.BACKWARD else slice(None)
+    for other in made[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(other[of_tokens], made[0][of_tokens], strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_bits_are_those_of_every_tuned_batch(dtype):
+    row = workload(tokens=LARGE, dtype=dtype)
+    mixes, scale, base, *gradients = (t.to(DEVICE) for t in row.make_inputs())
+    whole = results(mixes, scale, base, gradients, **row.options)
+    for size in (1, 200, 1500, 9000):
+        part = results(mixes[:, :size], scale, base, [t[:, :size] for t in gradients], **row.options)
+        assert all(torch.equal(a[:, :size], b) for a, b in zip(whole[:4], part[:4], strict=True)), size
 
 
 def test_layouts_do_not_matter():
