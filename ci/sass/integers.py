@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ci.sass.text import Operand, float_bits
+
 if TYPE_CHECKING:
     from ci.sass.machine import Block
-    from ci.sass.text import Instruction, Operand
+    from ci.sass.text import Instruction
 
 WORD = 0xFFFF_FFFF
 
@@ -147,6 +149,11 @@ def shifted_half(block: Block, word: int) -> int:
     return block.formulas.of("halves", 0, block.memory.half(word, 0))
 
 
+def high_half(block: Block, word: int) -> int:
+    """A word's high half in the place of the low one."""
+    return block.memory.joined(block.memory.half(word, 1), 0)
+
+
 def address(block: Block, ins: Instruction) -> None:
     """LEA: a sum of a shifted number, its high word with .HI."""
     high = "HI" in ins.flags
@@ -183,7 +190,10 @@ def shift(block: Block, ins: Instruction) -> None:
     if simple and (k == k[0]).all():
         by, left = int(k[0]), "L" in flags
         words = block.read(low if left else high)
-        out = computed(block, ins, lambda x: (x << by if left else x >> by) & WORD, words)
+        if by == 16:
+            out = block.mapped(lambda w: (shifted_half if left else high_half)(block, w), words)
+        else:
+            out = computed(block, ins, lambda x: (x << by if left else x >> by) & WORD, words)
     elif "L" in flags:
         if "HI" in flags:
             both = whole(block, high).astype(object) * (1 << 32) + whole(block, low).astype(object)
@@ -226,8 +236,8 @@ def logic(block: Block, ins: Instruction) -> None:
         )  # fmt: skip
 
     def one(x: int, y: int, z: int) -> int:
-        if lut == 0xC0 and y == 0xFFFF0000 and x < 0 and not f.is_number(x):
-            return f.of("halves", 0, block.memory.half(x, 1))
+        if lut == 0xC0 and y in (0xFFFF, 0xFFFF0000) and x < 0 and not f.is_number(x):
+            return block.memory.joined(*(block.memory.half(x, k) if y >> 16 * k & 1 else 0 for k in (0, 1)))
         return f.computed(f"LOP3 {lut:#x}", bits, (x, y, z))
 
     out = block.mapped(one, *(block.read(o) for o in (a, b, c)))
@@ -264,16 +274,20 @@ def compare(block: Block, ins: Instruction) -> None:
     (how,) = ins.flags & {"LT", "LE", "GT", "GE", "EQ", "NE"}
     x, y = block.read(a), block.read(b)
     before = block.read(rest[0])
-    if "EX" in ins.flags:
-        raise NotKnown("a comparison of 64 bits")
+    f, name = block.formulas, " ".join([ins.op, *sorted(ins.flags)])
 
-    def one(p: int, q: int) -> int:
+    def one(p: int, q: int, how: str = how) -> int:
         if "U32" not in ins.flags:
             p, q = (v - (1 << 32) if v >= 1 << 31 else v for v in (p, q))
         return int({"LT": p < q, "LE": p <= q, "GT": p > q, "GE": p >= q, "EQ": p == q, "NE": p != q}[how])
 
-    f, name = block.formulas, " ".join([ins.op, *sorted(ins.flags)])
-    found = block.mapped(lambda p, q: f.computed(name, one, (p, q), True), x, y)
+    if "EX" in ins.flags:
+        # the high words, with what the low ones said: it decides where these are equal
+        x, y = whole(block, a), whole(block, b)
+        equal, low = (x == y).astype(np.int64), block.read(rest[1])
+        found = block.mapped(lambda p, q, e, w: w if e else one(p, q), x, y, equal, low)
+    else:
+        found = block.mapped(lambda p, q: f.computed(name, one, (p, q), True), x, y)
     joined(block, ins, first, second, found, before)
 
 
@@ -311,6 +325,26 @@ def gather(block: Block, ins: Instruction) -> None:
     block.write(to, block.mapped(bits, *words))
 
 
+def scatter(block: Block, ins: Instruction) -> None:
+    """R2P: predicates of a mask from the bits of a register."""
+    _pr, source, mask = ins.operands
+    words, f = block.read(source), block.formulas
+    for k in (k for k in range(7) if int(mask.value) >> k & 1):
+
+        def bit(word: int, k: int = k) -> int:
+            return f.computed(f"bit {k}", lambda x: x >> k & 1, (word,), True)
+
+        block.write(Operand("predicate", f"P{k}"), block.mapped(bit, words))
+
+
+def to_float(block: Block, ins: Instruction) -> None:
+    """I2FP: a whole number as a float32."""
+    to, source = ins.operands
+    x = whole(block, source)
+    x = signed(x) if "S32" in ins.flags else x
+    block.write(to, np.array([float_bits(np.float32(v)) for v in x.tolist()], np.int64))
+
+
 def permute(block: Block, ins: Instruction) -> None:
     """PRMT: four bytes of two registers."""
     to, a, how, b = ins.operands
@@ -342,6 +376,6 @@ TABLE = {
     "MOV": move, "CS2R": wide_move, "S2R": move, "S2UR": move, "R2UR": move, "LDC": load_constant,
     "HFMA2": half_constants, "IADD3": add, "IADD": add, "VIADD": add, "IMAD": multiply_add, "LEA": address,
     "SHF": shift, "SGXT": extend, "LOP3": logic, "PLOP3": predicate_logic, "ISETP": compare, "SEL": select,
-    "P2R": gather, "PRMT": permute,
+    "P2R": gather, "R2P": scatter, "PRMT": permute, "I2FP": to_float,
 }  # fmt: skip
 """Instructions on whole numbers; those of the uniform registers have the same names behind a U."""

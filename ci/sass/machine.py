@@ -19,7 +19,8 @@ from ci.sass.text import Instruction, Operand, Program, float_bits
 MOST_STEPS = 1 << 20
 WORD = 0xFFFF_FFFF
 IGNORED = frozenset({
-    "NOP", "WARPSYNC", "BSSY", "BSYNC", "DEPBAR", "LDGDEPBAR", "ERRBAR", "MEMBAR", "YIELD", "BAR", "CCTL",
+    "NOP", "WARPSYNC", "BSSY", "BSYNC", "BREAK", "DEPBAR", "LDGDEPBAR", "ERRBAR", "MEMBAR", "YIELD", "BAR",
+    "CCTL",
 })  # fmt: skip
 """Instructions that order what threads do and compute nothing."""
 
@@ -42,6 +43,7 @@ class Block:
     formulas: Formulas
     registers: dict[str, np.ndarray] = field(default_factory=dict)
     shared: dict[int, int] = field(default_factory=dict)
+    """Halves of words, by their address."""
     stack: dict[str, np.ndarray] = field(default_factory=dict)
     """Words that did not fit into registers, by their address."""
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ci.sass.machine import Block
     from ci.sass.text import Instruction, Operand
 
-BITS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128}
+BITS = {"U8": 8, "S8": 8, "U16": 16, "64": 64, "128": 128}
 
 
 @dataclass
@@ -64,12 +64,27 @@ def places(block: Block, o: Operand, is_global: bool) -> np.ndarray:
     return total if is_global else total & WORD
 
 
+def shared_half(block: Block, address: int) -> int:
+    """The half at an address of shared memory; one that was never written is a formula of its own."""
+    if address in block.shared:
+        return block.shared[address]
+    return block.memory.half(block.formulas.of("unwritten", address & ~3), address >> 1 & 1)
+
+
 def shared_at(block: Block, address: int) -> int:
-    """A word of shared memory; one that was never written is a formula of its own."""
-    return block.shared.get(address) if address in block.shared else block.formulas.of("unwritten", address)
+    """A word of shared memory."""
+    return block.memory.joined(shared_half(block, address), shared_half(block, address + 2))
+
+
+def share(block: Block, address: int, word: int, halves: int = 2) -> None:
+    """Store a word, or its low half, to shared memory."""
+    for which in range(halves):
+        block.shared[address + 2 * which] = block.memory.half(word, which)
 
 
 def bits_of(ins: Instruction) -> int:
+    if "S16" in ins.flags:
+        raise NotKnown("a half whose sign is extended")
     return next((BITS[f] for f in ins.flags if f in BITS), 32)
 
 
@@ -93,9 +108,12 @@ def load(block: Block, ins: Instruction) -> None:
         for k in range(len(found)):
             if is_global:
                 low = memory.half_at(a + 4 * k)
-                found[k, t] = low if bits == 16 else memory.joined(low, memory.half_at(a + 4 * k + 2))
-            elif bits < 32:
-                raise NotKnown("a load of less than a word from shared memory")
+                high = 0 if bits == 16 else memory.half_at(a + 4 * k + 2)
+                found[k, t] = memory.joined(low, high)
+            elif bits == 16:
+                found[k, t] = memory.joined(shared_half(block, a), 0)
+            elif bits < 16:
+                raise NotKnown("a load of a byte from shared memory")
             else:
                 found[k, t] = shared_at(block, a + 4 * k)
     for k, words in enumerate(found):
@@ -117,10 +135,10 @@ def store(block: Block, ins: Instruction) -> None:
                 memory.written[a + 4 * k] = memory.half(word, 0)
                 if bits >= 32:
                     memory.written[a + 4 * k + 2] = memory.half(word, 1)
-            elif bits < 32:
-                raise NotKnown("a store of less than a word to shared memory")
+            elif bits < 16:
+                raise NotKnown("a store of a byte to shared memory")
             else:
-                block.shared[a + 4 * k] = word
+                share(block, a + 4 * k, word, 1 if bits == 16 else 2)
 
 
 def spill(block: Block, ins: Instruction) -> None:
@@ -158,4 +176,5 @@ def matrices(block: Block, ins: Instruction) -> None:
     for k in range(count):
         words = block.read(b, k)
         rows = at[block.lanes - lane + 8 * k + lane // 4] + 4 * (lane % 4)
-        block.shared.update(zip(rows.tolist(), words.tolist(), strict=True))
+        for address, word in zip(rows.tolist(), words.tolist(), strict=True):
+            share(block, address, word)

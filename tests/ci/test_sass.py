@@ -111,6 +111,38 @@ def test_numbers_are_computed():
     assert set(found.tolist()) == {float_bits(3.1415927410125732)}
 
 
+AT = "SHF.L.U32 R20, R0, 0x2, RZ ;\n"
+"""R20: a word of shared memory for each thread."""
+GREATER = "FSETP.GT.AND P1, PT, R8, R9, PT ;\n"
+CHOSEN = "SEL R12, R8, R9, P1 ;"
+
+
+@pytest.mark.parametrize(
+    ("lines", "same"),
+    [
+        # a word by its halves, which are loaded alone too
+        (AT + "PRMT R13, R8, 0x7632, RZ ;\nSTS.U16 [R20], R8 ;\nSTS.U16 [R20+0x2], R13 ;\nLDS R12, [R20] ;",
+         "MOV R12, R8 ;"),
+        (AT + "STS [R20], R8 ;\nLDS.U16 R12, [R20+0x2] ;\nLDS R12, [R20] ;", "MOV R12, R8 ;"),
+        ("MOV R13, 0x5 ;\nR2P PR, R13, 0x5 ;\nSEL R12, R8, R9, P2 ;", "MOV R12, R8 ;"),
+        ("MOV R13, 0x1 ;\nR2P PR, R13, 0x5 ;\nSEL R12, R8, R9, P2 ;", "MOV R12, R9 ;"),
+        (GREATER + "P2R R13, PR, RZ, 0x2 ;\nR2P PR, R13, 0x2 ;\n" + CHOSEN, GREATER + CHOSEN),
+        # 64 bits: the low words decide where the high ones are equal
+        ("ISETP.NE.AND P0, PT, R4, R5, PT ;\nISETP.NE.AND.EX P1, PT, R4, R4, PT, P0 ;\n" + CHOSEN,
+         "MOV R12, R8 ;"),
+        ("ISETP.LT.AND P0, PT, R4, R5, PT ;\nISETP.LT.AND.EX P1, PT, R4, R4, PT, P0 ;\n" + CHOSEN,
+         "MOV R12, R9 ;"),
+        ("ISETP.LT.AND P0, PT, R4, R5, PT ;\nISETP.LT.AND.EX P1, PT, R5, R4, PT, P0 ;\n" + CHOSEN,
+         "MOV R12, R8 ;"),
+        ("MOV R13, 0xfffffffd ;\nI2FP.F32.S32 R12, R13 ;", "MOV R12, 0xc0400000 ;"),
+        ("BREAK B0 ;\nMOV R12, R8 ;", "MOV R12, R8 ;"),
+    ],
+)  # fmt: skip
+def test_what_instructions_do(lines, same):
+    formulas = Formulas()
+    assert (followed(lines, formulas) == followed(same, formulas)).all()
+
+
 def test_what_is_not_known_is_refused():
     with pytest.raises(Unknown, match="FROBNICATE"):
         followed("FROBNICATE R12, R8 ;")
