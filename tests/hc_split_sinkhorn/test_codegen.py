@@ -67,15 +67,8 @@ def test_no_config_of_a_token_chooses_what_fuses(compile_for):
 @pytest.mark.nightly("20 programs compiled and followed: 2 minutes")
 def test_a_token_has_one_formula_with_every_config(tmp_path):
     """Coefficients and dmixes of programs of one, two and four warps, which batches of other sizes get."""
-    command = (
-        sys.executable,
-        "-m",
-        "ci.same_bits",
-        "--workloads",
-        "hc_model:pre,post,comb,dmixes",
-        "--cache",
-        tmp_path,
-    )
+    names = [f"{name}:pre,post,comb,dmixes" for name in ("hc_model", "hc_bf16")]
+    command = sys.executable, "-m", "ci.same_bits", "--cache", tmp_path, "--workloads", *names
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("one formula everywhere") == len(done.stdout.splitlines()) > 8
