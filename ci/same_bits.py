@@ -55,18 +55,21 @@ def followed(trace: Trace, candidate: Candidate, name: str, inputs: Sequence[tor
     return trace.of(result).reshape(len(result), -1)
 
 
-def alone_of(trace: Trace, candidate: Candidate, name: str, inputs: Sequence[torch.Tensor]) -> np.ndarray:
-    """The formulas of a candidate's result in a batch of one."""
-    return followed(trace, candidate, name, [t[:1].contiguous() for t in inputs])[0]
-
-
 def differences(
-    trace: Trace, candidate: Candidate, name: str, inputs: Sequence[torch.Tensor], alone: np.ndarray
+    trace: Trace,
+    candidate: Candidate,
+    name: str,
+    inputs: Sequence[torch.Tensor],
+    first: dict[str, np.ndarray],
 ) -> Iterator[str]:
-    """Where a candidate's arithmetic differs from these formulas of a batch of one."""
+    """Where a candidate's arithmetic differs from that of a batch of one.
+
+    first: formulas of a batch of one, by result, of other candidates; its own are added where there are none.
+    """
     for batch in batches(candidate):
         rows = torch.arange(batch) % len(inputs[0])
         found = followed(trace, candidate, name, [t[rows].contiguous() for t in inputs])
+        alone = first.setdefault(candidate.of, found[0])
         differs = found != alone
         if differs.any():
             row, entry = (int(k[0]) for k in np.nonzero(differs))
@@ -100,10 +103,8 @@ def judge(
             candidates = operator.candidates(workload, *inputs)
         for candidate in candidates:
             if (candidate.served or not served) and (not wanted or candidate.of in wanted):
-                alone = first.get(candidate.of)
-                if alone is None or candidate.of not in operator.same_bits:
-                    alone = first[candidate.of] = alone_of(trace, candidate, name, inputs)
-                yield candidate, list(differences(trace, candidate, name, inputs, alone))
+                others = first if candidate.of in operator.same_bits else {}
+                yield candidate, list(differences(trace, candidate, name, inputs, others))
 
 
 def main() -> int:

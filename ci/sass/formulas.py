@@ -101,11 +101,12 @@ class Formulas:
         return self.negated(found) if odd else found
 
     def multiply_add(self, name: str, a: int, b: int, c: int) -> int:
-        for factor, one in ((a, b), (b, a)):
-            if name == "FFMA" and one in (ONE, ONE | SIGN_BIT):
-                return self.sum("FADD", factor if one == ONE else self.negated(factor), c)
-        if c == 0 and name == "FFMA" and self.is_never_negative(product := self.product("FMUL", a, b)):
-            return product
+        if name == "FFMA":
+            for factor, one in ((a, b), (b, a)):
+                if one in (ONE, ONE | SIGN_BIT):
+                    return self.sum("FADD", factor if one == ONE else self.negated(factor), c)
+            if c == 0 and self.is_never_negative(product := self.product("FMUL", a, b)):
+                return product
         (a, b), odd = self.flipped([a, b])
         a, b = sorted((a, b))
         if self.turned(c) or c >= SIGN_BIT:

@@ -142,16 +142,10 @@ def multiply_add(block: Block, ins: Instruction) -> None:
         block.write(p, (total >> 32 != 0).astype(np.int64))
 
 
-def shifted_half(block: Block, word: int) -> int:
-    """A word's low half in the place of the high one."""
-    if word >= 0:
-        return word << 16 & WORD
-    return block.formulas.of("halves", 0, block.memory.half(word, 0))
-
-
-def high_half(block: Block, word: int) -> int:
-    """A word's high half in the place of the low one."""
-    return block.memory.joined(block.memory.half(word, 1), 0)
+def shifted_half(block: Block, word: int, left: bool = True) -> int:
+    """A word's low half in the place of the high one, or the reverse."""
+    memory = block.memory
+    return memory.joined(0, memory.half(word, 0)) if left else memory.joined(memory.half(word, 1), 0)
 
 
 def address(block: Block, ins: Instruction) -> None:
@@ -191,7 +185,7 @@ def shift(block: Block, ins: Instruction) -> None:
         by, left = int(k[0]), "L" in flags
         words = block.read(low if left else high)
         if by == 16:
-            out = block.mapped(lambda w: (shifted_half if left else high_half)(block, w), words)
+            out = block.mapped(lambda w: shifted_half(block, w, left), words)
         else:
             out = computed(block, ins, lambda x: (x << by if left else x >> by) & WORD, words)
     elif "L" in flags:
@@ -276,7 +270,7 @@ def compare(block: Block, ins: Instruction) -> None:
     before = block.read(rest[0])
     f, name = block.formulas, " ".join([ins.op, *sorted(ins.flags)])
 
-    def one(p: int, q: int, how: str = how) -> int:
+    def one(p: int, q: int) -> int:
         if "U32" not in ins.flags:
             p, q = (v - (1 << 32) if v >= 1 << 31 else v for v in (p, q))
         return int({"LT": p < q, "LE": p <= q, "GT": p > q, "GE": p >= q, "EQ": p == q, "NE": p != q}[how])
@@ -309,10 +303,15 @@ def select(block: Block, ins: Instruction) -> None:
     block.write(to, block.mapped(block.formulas.chosen, block.read(p), block.read(a), block.read(b)))
 
 
+def of_mask(mask: Operand) -> list[int]:
+    """The numbers of the predicates of a mask."""
+    return [k for k in range(7) if int(mask.value) >> k & 1]
+
+
 def gather(block: Block, ins: Instruction) -> None:
     """P2R: predicates of a mask as the bits of a register."""
     to, _pr, _old, mask = ins.operands
-    chosen = [k for k in range(7) if int(mask.value) >> k & 1]
+    chosen = of_mask(mask)
     words = [block.register(f"P{k}") for k in chosen]
 
     def bits(*found: int) -> int:
@@ -329,7 +328,7 @@ def scatter(block: Block, ins: Instruction) -> None:
     """R2P: predicates of a mask from the bits of a register."""
     _pr, source, mask = ins.operands
     words, f = block.read(source), block.formulas
-    for k in (k for k in range(7) if int(mask.value) >> k & 1):
+    for k in of_mask(mask):
 
         def bit(word: int, k: int = k) -> int:
             return f.computed(f"bit {k}", lambda x: x >> k & 1, (word,), True)

@@ -93,8 +93,7 @@ class Trace:
         memory, base = self.memory, t.data_ptr()
 
         def word(a: int) -> int:
-            low = memory.half_at(base + a)
-            return low if size == 2 else memory.joined(low, memory.half_at(base + a + 2))
+            return (memory.half_at if size == 2 else memory.word_at)(base + a)
 
         return np.array([word(a) for a in offsets.flatten().tolist()], np.int64).reshape(t.shape)
 

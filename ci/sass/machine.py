@@ -42,15 +42,18 @@ class Block:
     memory: Memory
     formulas: Formulas
     registers: dict[str, np.ndarray] = field(default_factory=dict)
-    shared: dict[int, int] = field(default_factory=dict)
-    """Halves of words, by their address."""
     stack: dict[str, np.ndarray] = field(default_factory=dict)
     """Words that did not fit into registers, by their address."""
 
     def __post_init__(self) -> None:
+        self.shared = Memory(self.formulas, self.unwritten)
         self.active = np.ones(self.threads, bool)
         self.alive = np.ones(self.threads, bool)
         self.lanes = np.arange(self.threads)
+
+    def unwritten(self, address: int) -> int:
+        """The half at an address of shared memory that was never written: a formula of its own."""
+        return self.memory.half(self.formulas.of("unwritten", address & ~3), address >> 1 & 1)
 
     # ---------------------------------------------------------------------------------------- operands
 

@@ -20,7 +20,7 @@ BITS = {"U8": 8, "S8": 8, "U16": 16, "64": 64, "128": 128}
 
 @dataclass
 class Memory:
-    """Global memory by halves of words: what kernels wrote, and what was there before."""
+    """Global or shared memory by halves of words: what kernels wrote, and what was there before."""
 
     formulas: Formulas
     before: Callable[[int], int]
@@ -29,6 +29,14 @@ class Memory:
 
     def half_at(self, address: int) -> int:
         return self.written[address] if address in self.written else self.before(address)
+
+    def word_at(self, address: int) -> int:
+        return self.joined(self.half_at(address), self.half_at(address + 2))
+
+    def write(self, address: int, word: int, halves: int = 2) -> None:
+        """Store a word, or its low half."""
+        for which in range(halves):
+            self.written[address + 2 * which] = self.half(word, which)
 
     def half(self, word: int, which: int) -> int:
         """The low (0) or high (1) half of a word."""
@@ -64,28 +72,17 @@ def places(block: Block, o: Operand, is_global: bool) -> np.ndarray:
     return total if is_global else total & WORD
 
 
-def shared_half(block: Block, address: int) -> int:
-    """The half at an address of shared memory; one that was never written is a formula of its own."""
-    if address in block.shared:
-        return block.shared[address]
-    return block.memory.half(block.formulas.of("unwritten", address & ~3), address >> 1 & 1)
-
-
-def shared_at(block: Block, address: int) -> int:
-    """A word of shared memory."""
-    return block.memory.joined(shared_half(block, address), shared_half(block, address + 2))
-
-
-def share(block: Block, address: int, word: int, halves: int = 2) -> None:
-    """Store a word, or its low half, to shared memory."""
-    for which in range(halves):
-        block.shared[address + 2 * which] = block.memory.half(word, which)
-
-
 def bits_of(ins: Instruction) -> int:
     if "S16" in ins.flags:
         raise NotKnown("a half whose sign is extended")
     return next((BITS[f] for f in ins.flags if f in BITS), 32)
+
+
+def memory_of(block: Block, is_global: bool, bits: int) -> Memory:
+    """What an access of so many bits is made to."""
+    if bits < 16 and not is_global:
+        raise NotKnown("an access to a byte of shared memory")
+    return block.memory if is_global else block.shared
 
 
 def runs(block: Block) -> list[int]:
@@ -101,21 +98,14 @@ def load(block: Block, ins: Instruction) -> None:
     to, source = [o for o in ins.operands if o.kind != "predicate"][:2]
     is_global, bits = ins.op == "LDG", bits_of(ins)
     at = places(block, source, is_global)
-    memory = block.memory
+    memory = memory_of(block, is_global, bits)
     found = np.zeros((max(bits // 32, 1), block.threads), np.int64)
     for t in runs(block):
         a = int(at[t])
         for k in range(len(found)):
-            if is_global:
-                low = memory.half_at(a + 4 * k)
-                high = 0 if bits == 16 else memory.half_at(a + 4 * k + 2)
-                found[k, t] = memory.joined(low, high)
-            elif bits == 16:
-                found[k, t] = memory.joined(shared_half(block, a), 0)
-            elif bits < 16:
-                raise NotKnown("a load of a byte from shared memory")
-            else:
-                found[k, t] = shared_at(block, a + 4 * k)
+            found[k, t] = (
+                memory.joined(memory.half_at(a), 0) if bits == 16 else memory.word_at(a + 4 * k)
+            )  # fmt: skip
     for k, words in enumerate(found):
         block.write(to, words, k)
 
@@ -126,19 +116,10 @@ def store(block: Block, ins: Instruction) -> None:
     is_global, bits = ins.op == "STG", bits_of(ins)
     at = places(block, to, is_global)
     words = [block.read(source, k) for k in range(max(bits // 32, 1))]
-    memory = block.memory
+    memory = memory_of(block, is_global, bits)
     for t in runs(block):
-        a = int(at[t])
         for k, w in enumerate(words):
-            word = int(w[t])
-            if is_global:
-                memory.written[a + 4 * k] = memory.half(word, 0)
-                if bits >= 32:
-                    memory.written[a + 4 * k + 2] = memory.half(word, 1)
-            elif bits < 16:
-                raise NotKnown("a store of a byte to shared memory")
-            else:
-                share(block, a + 4 * k, word, 1 if bits == 16 else 2)
+            memory.write(int(at[t]) + 4 * k, int(w[t]), 2 if bits >= 32 else 1)
 
 
 def spill(block: Block, ins: Instruction) -> None:
@@ -169,7 +150,7 @@ def matrices(block: Block, ins: Instruction) -> None:
     if loads:
         for k in range(count):
             rows = at[block.lanes - lane + 8 * k + lane // 4]
-            words = np.array([shared_at(block, int(r)) for r in rows + 4 * (lane % 4)], np.int64)
+            words = np.array([block.shared.word_at(int(r)) for r in rows + 4 * (lane % 4)], np.int64)
             block.write(a, words, k)
         return
     runs(block)
@@ -177,4 +158,4 @@ def matrices(block: Block, ins: Instruction) -> None:
         words = block.read(b, k)
         rows = at[block.lanes - lane + 8 * k + lane // 4] + 4 * (lane % 4)
         for address, word in zip(rows.tolist(), words.tolist(), strict=True):
-            share(block, address, word)
+            block.shared.write(address, word)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from forked import python
 from targets import BY_NIGHT, ONE_TARGET
 
 pytest.importorskip("triton")
@@ -56,7 +54,7 @@ def test_no_config_of_a_token_chooses_what_fuses(compile_for):
     call = HcCall("float32", 4, 20, True)
     jobs = [
         Job(call, choice)
-        for name in (launch.FORWARD, launch.REDUCED, launch.BACKWARD)
+        for name in launch.KERNELS
         for choice in candidates(KERNELS[name], call, DEVICES["h200"])
     ]
     for binary in compile_for("h200", jobs):
@@ -68,7 +66,6 @@ def test_no_config_of_a_token_chooses_what_fuses(compile_for):
 def test_a_token_has_one_formula_with_every_config(tmp_path):
     """Coefficients and dmixes of programs of one, two and four warps, which batches of other sizes get."""
     names = [f"{name}:pre,post,comb,dmixes" for name in ("hc_model", "hc_bf16")]
-    command = sys.executable, "-m", "ci.same_bits", "--cache", tmp_path, "--workloads", *names
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = python("-m", "ci.same_bits", "--cache", tmp_path, "--workloads", *names)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("one formula everywhere") == len(done.stdout.splitlines()) > 8
