@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.residual_path.operations import SERVING
@@ -48,13 +49,18 @@ def cell(row: Row | None, floor: Row | None) -> str:
     return figure(us) + how + (f" ({us / least[0]:.2f} x)" if least else "")
 
 
+def of(rows: list[Row], operation: str) -> list[Row]:
+    """The rows of one operation."""
+    return [r for r in rows if r["operation"] == operation]
+
+
 def of_many_tokens(rows: list[Row]) -> list[Row]:
     """Those with times, without a server's few tokens."""
     return [r for r in rows if r.get("us") and int(r["tokens"]) not in SERVING]
 
 
 def operation_table(rows: list[Row], operation: str) -> str:
-    timed = [r for r in of_many_tokens(rows) if r["operation"] == operation]
+    timed = of(of_many_tokens(rows), operation)
     found = {(r["function"], r["tokens"], r["columns"], r["pass"]): r for r in timed}
     shapes = sorted({(int(r["tokens"]), int(r["columns"])) for r in timed})
     names = [name for name in (*PEERS, FLOOR) if any(r["function"] == name for r in timed)]
@@ -115,7 +121,7 @@ def whole_and_parts(path: Path) -> str:
                     "one call": cell(whole, copy), "kernels": whole.get("kernels") or "-",
                     "its parts": cell(parts, copy), "target": f"{target}, {verdict}",
                 })  # fmt: skip
-    return f"{when(rows)}. {TIMED}\n\n{markdown.of_records(records, ' --- ')}"
+    return f"{runs(rows, TARGETS)}. {TIMED}\n\n{markdown.of_records(records, ' --- ')}"
 
 
 def serving(path: Path) -> str:
@@ -138,9 +144,7 @@ def serving(path: Path) -> str:
 def remarks(rows: list[Row], operation: str) -> list[str]:
     """What a function does otherwise, and why a figure is missing; a line each."""
     lines = []
-    for row in rows:
-        if row["operation"] != operation:
-            continue
+    for row in of(rows, operation):
         who, size = row["function"], " x ".join(row[k] for k in ("tokens", "columns") if row.get(k))
         if row.get("section") == "left out":
             lines.append(f"- {who}, not timed{' at ' + size if size else ''}: {row['note']}.")
@@ -153,9 +157,10 @@ def remarks(rows: list[Row], operation: str) -> list[str]:
 
 def of_earlier_runs(rows: list[Row], operation: str) -> list[str]:
     """A line for each function with times of another run than the table's."""
-    own, at = run_of(first_timed(rows)), {}
+    rows, at = of(rows, operation), {}
+    own = run_of(first_timed(rows))
     for row in rows:
-        if row["operation"] == operation and row.get("us") and run_of(row) != own:
+        if row.get("us") and run_of(row) != own:
             place = f"{row['pass']} at {row['tokens']} x {row['columns']}"
             at.setdefault((row["function"], run_of(row)), []).append(place)
     return [
@@ -179,13 +184,24 @@ def when(rows: list[Row]) -> str:
     return f"{timed.get('device', 'no device')}, {run_of(timed)}, {what}"
 
 
+def runs(rows: list[Row], operations: Iterable[str]) -> str:
+    """The runs of these operations; their names stand before them where there are several."""
+    found: dict[str, list[str]] = {}
+    for operation in operations:
+        if own := of(rows, operation):
+            found.setdefault(when(own), []).append(CALLED.get(operation, operation))
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"{', '.join(names)}: {run}" for run, names in found.items())
+
+
 def text(path: Path, operation: str) -> str:
     """The table of an operation with its remarks, or the sentence that says how to make it."""
     if not path.exists():
         return ABSENT
     rows = read(path)
     parts = (
-        f"{when(rows)}. {TIMED} {COLUMNS}",
+        f"{when(of(rows, operation))}. {TIMED} {COLUMNS}",
         operation_table(rows, operation),
         faster_or_smaller(rows, operation),
         "\n".join(remarks(rows, operation)),
@@ -195,7 +211,7 @@ def text(path: Path, operation: str) -> str:
 
 def better(rows: list[Row], operation: str) -> list[dict[str, str]]:
     """Where another package takes less time or memory than ours."""
-    timed = [r for r in of_many_tokens(rows) if r["operation"] == operation and r["function"] != FLOOR]
+    timed = [r for r in of(of_many_tokens(rows), operation) if r["function"] != FLOOR]
     own = {(r["tokens"], r["columns"], r["pass"]): r for r in timed if r["function"] == OURS}
     found = []
     for row in timed:
@@ -244,14 +260,13 @@ def all_better(path: Path) -> str:
     rows = read(path)
     operations = dict.fromkeys(r["operation"] for r in of_many_tokens(rows))
     cells = [cell for operation in operations for cell in better(rows, operation)]
-    return f"{when(rows)}.\n\n{markdown.of_records(cells, ' --- ')}"
+    return f"{runs(rows, operations)}.\n\n{markdown.of_records(cells, ' --- ')}"
 
 
 def summary(path: Path, columns: int = 4096) -> str:
     """A site in one row a function."""
-    rows = [
-        r for r in of_many_tokens(read(path)) if r["operation"] == "site" and r["columns"] == str(columns)
-    ]
+    every = of(read(path), "site")
+    rows = [r for r in of_many_tokens(every) if r["columns"] == str(columns)]
     found = {(r["function"], r["pass"]): r for r in rows}
     own = {which: time_of(found[OURS, which])[0] for which in ("forward", "backward")}
 
@@ -268,12 +283,11 @@ def summary(path: Path, columns: int = 4096) -> str:
         for name in (*PEERS, FLOOR)
         if (name, "backward") in found and (name == OURS or not is_ours(name))
     ]  # fmt: skip
-    every = read(path)
-    absent = [r["function"] for r in every if r["operation"] == "site" and r.get("section") == "left out"]
+    absent = [r["function"] for r in every if r.get("section") == "left out"]
     absent = " and ".join(dict.fromkeys(absent))
     said = (
         "Microseconds, in a CUDA graph or queued calls, whichever is faster; in brackets, over ours "
-        f"({when(rows)}). *memory*: the peak of what backward allocates, over the bytes of its "
+        f"({when(every)}). *memory*: the peak of what backward allocates, over the bytes of its "
         "gradients. *error*: root mean square, against float64 of the package's own formula; rounding to "
         "bfloat16 alone makes 1.7e-03. *copy* moves the same bytes."
     )

@@ -186,6 +186,20 @@ def test_times_of_an_earlier_run_are_named():
     ]
 
 
+def test_operations_of_several_runs_are_told_apart():
+    new = {"function": peers.OURS, "us": "1", "utc": "2026-11-25T", "commit": "b" * 12, "device": "a GPU"}
+    old = new | {"utc": "2026-11-24T", "commit": "a" * 12}
+    rows = [new | {"operation": name} for name in ("coefficients", "site")]
+    now, before = (f"a GPU, 2026-11-{day}, commit {7 * of}, " for day, of in ((25, "b"), (24, "a")))
+    assert report.runs(rows, ("coefficients", "site", "boundary")) == now
+    rows.append(old | {"operation": "boundary"})
+    assert (
+        report.runs(rows, ("coefficients", "site", "boundary"))
+        == f"hc_split_sinkhorn, site: {now}; boundary: {before}"
+    )
+    assert report.of_earlier_runs(rows, "boundary") == []
+
+
 def test_the_report_of_a_site_has_its_parts_targets_and_few_tokens(tmp_path):
     table = jobs.Table(tmp_path / "residual_path.csv", {"commit": "abc", "utc": "2026-01-02T03:04:05Z"})
     for tokens, us in ((8192, 345.0), (16, 20.0)):
