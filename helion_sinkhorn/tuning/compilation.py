@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, as_completed
+from concurrent.futures import TimeoutError as OutOfSeconds
 from pathlib import Path
 
 from helion_sinkhorn.configs.device import Device
@@ -86,6 +88,17 @@ class Compilation:
         except Exception as failure:
             log.warning("%s: to be compiled one by one, as they are timed (%s)", group.name, failure)
             return [Binary(self.device.key, job) for job in self.jobs[group]]
+
+    def as_ready(self, group: Group, end: float) -> Iterator[Binary]:
+        """Those compiled before `end` on time.monotonic's clock, each at once; none without a compiler."""
+        pending = [self.futures[job] for job in self.jobs[group]]
+        try:
+            for future in as_completed(pending, timeout=max(0.0, end - time.monotonic())):
+                yield future.result()
+        except OutOfSeconds:
+            log.info("%s: time ended before all of %d configs were compiled", group.name, len(pending))
+        except Exception as failure:
+            log.warning("%s: not compiled (%s)", group.name, failure)
 
 
 def launchable(binaries: Sequence[Binary]) -> list[Choice]:

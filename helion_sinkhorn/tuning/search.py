@@ -7,7 +7,7 @@ import itertools
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def search(
             def timed(choices: Sequence[Choice], group=group, prepare=prepare, end=end) -> Points:
                 compiled = compilation(device, [group], options.workers, options.cache, choices)
                 try:
-                    return list(times_of(compiled.binaries(group), prepare, turn, end))
+                    return list(times_of(compiled.as_ready(group, end), prepare, turn))
                 finally:
                     compiled.stop()
 
@@ -131,14 +131,13 @@ def by_time(point: tuple[Choice, float]) -> float:
 
 
 def times_of(
-    binaries: Sequence[Binary],
+    binaries: Iterable[Binary],
     prepare: Callable[[Choice], Sampler],
     turn: contextlib.AbstractContextManager[object],
-    end: float,
 ) -> Iterator[tuple[Choice, float]]:
-    """Microseconds of those without problems that run, until `end`; turn: held while one is timed."""
+    """Microseconds of those without problems that run; turn: held while one is timed."""
     for binary in binaries:
-        if binary.problems or time.monotonic() > end:
+        if binary.problems:
             continue
         choice = binary.job.choice
         with contextlib.suppress(Exception):  # whatever Helion, Triton or a driver raised: not a candidate

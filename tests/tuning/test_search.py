@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import threading
+import time
 
 import pytest
 
@@ -15,7 +17,7 @@ from helion_sinkhorn.machine.compiler import Compiler
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import candidates, default_choice, in_space
-from helion_sinkhorn.tuning import commands, search, tune
+from helion_sinkhorn.tuning import commands, compilation, search, tune
 from helion_sinkhorn.tuning.groups import Group
 
 pytestmark = pytest.mark.usefixtures("fresh_caches")
@@ -37,6 +39,9 @@ class Compiled:
             Binary(self.device.key, Job(group.call, c), ("spills 1",) if stages(c) > 9 else ())
             for c in choices
         ]
+
+    def as_ready(self, group, end):
+        return self.binaries(group)
 
     def stop(self):
         pass
@@ -130,6 +135,27 @@ def test_a_search_ends_with_its_seconds():
     result = tune.Result(group, 128, start, 100.0, 100.0, 0.0, 0.5, times=[(start, 100.0)])
     assert search.beyond(result, around, lambda choices: [(c, 1.0) for c in choices], end=0.0) == []
     assert asked == []
+
+
+def test_configs_compiled_in_time_are_timed_though_others_are_not(monkeypatch, tmp_path):
+    """A search whose compilers did not end with the last of its configs had timed none of them."""
+    release = threading.Event()
+
+    def slow(device, jobs, *, report, **options):
+        first, *_ = jobs
+        report(Binary(device, first))
+        release.wait(30)
+
+    monkeypatch.setattr(compilation, "compile_for", slow)
+    group, device = Group("sinkhorn_forward", CALL, (128,)), DEVICES["h200"]
+    choices = candidates(KERNEL, CALL, device)[:3]
+    compiled = compilation.Compilation(device, [group], 1, tmp_path, choices)
+    try:
+        binaries = compiled.as_ready(group, time.monotonic() + 0.5)
+        timed = list(search.times_of(binaries, clock(group, 128), contextlib.nullcontext()))
+    finally:
+        release.set()
+    assert timed == [(choices[0], 100.0)]
 
 
 def test_configs_of_lists_in_lists_are_choices(tmp_path, monkeypatch):
