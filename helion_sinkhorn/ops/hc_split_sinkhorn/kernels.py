@@ -19,10 +19,8 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     product,
     read,
     reciprocals,
-    rounding,
     spread,
     start,
-    times,
 )
 from helion_sinkhorn.runtime.device_math import LOG2E, reciprocal
 
@@ -208,7 +206,6 @@ def hc_split_sinkhorn_backward(
         dcomb_shape = hl.specialize(dcomb.shape[1:])
         hl.specialize(dcomb.stride())
     sums = sums_of(shape, n, how, pivoted)
-    rounded = rounding(sums, how)
     steps = n_iters - 1 if deepseek else n_iters
     rest = steps - head * length
     for tile in hl.tile(batch):
@@ -226,12 +223,12 @@ def hc_split_sinkhorn_backward(
             da_pre = gate_gradient(mix_pre, grad_pre, base_gates, scale, 0, 1.0, how)
             hl.store(dgates, [tile, 0, slice(None)], (da_pre * hl.load(scale, [0])).to(dgates.dtype))
             hl.store(sum_gates, [tile.id, 0, slice(None)], da_pre.sum(0))
-            hl.store(sum_scale, [tile.id, 0], times(da_pre, mix_pre, rounded).sum(1).sum(0))
+            hl.store(sum_scale, [tile.id, 0], product(da_pre, mix_pre, sums["rounded"]).sum(1).sum(0))
         if dpost is not None:
             da_post = gate_gradient(mix_post, grad_post, base_gates, scale, 1, post_mult, how)
             hl.store(dgates, [tile, 1, slice(None)], (da_post * hl.load(scale, [1])).to(dgates.dtype))
             hl.store(sum_gates, [tile.id, 1, slice(None)], da_post.sum(0))
-            hl.store(sum_scale, [tile.id, 1], times(da_post, mix_post, rounded).sum(1).sum(0))
+            hl.store(sum_scale, [tile.id, 1], product(da_post, mix_post, sums["rounded"]).sum(1).sum(0))
         if dcomb is not None:
             a, p, q = start(x32, n, n, eps, deepseek, 1, how)
             if pivoted:
@@ -263,7 +260,7 @@ def hc_split_sinkhorn_backward(
             if deepseek:
                 v = reciprocals(q_starts[0], n, how, paired)
                 if pivoted:
-                    da = times(da * spread(p_starts[0], 1), spread(r, 2), rounded)
+                    da = product(da * spread(p_starts[0], 1), spread(r, 2), sums["rounded"])
                     v = v * r
                 # anew: kept, the logits would hold a matrix of registers through all segments
                 x32 = logits_of(mixed, base_logits, scale, base_shape, tile, n, how)
@@ -271,7 +268,7 @@ def hc_split_sinkhorn_backward(
             else:
                 dz = da * a
             sum_logits[tile.id, :, :] = dz.sum(0)
-            hl.store(sum_scale, [tile.id, 2], times(dz, mixed, rounded).sum(2).sum(1).sum(0))
+            hl.store(sum_scale, [tile.id, 2], product(dz, mixed, sums["rounded"]).sum(2).sum(1).sum(0))
             dx = (dz * hl.load(scale, [2])).to(dlogits.dtype)
             if dlogits.dim() == 2:
                 dlogits[tile, :] = dx.reshape(tile.block_size, n * n)

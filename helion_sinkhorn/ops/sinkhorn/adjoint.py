@@ -15,26 +15,24 @@ import torch
 
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     contract,
+    product,
     products,
     reciprocals,
-    rounding,
     softmax,
     spread,
-    summation,
-    times,
     total,
 )
 
 
 def replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums):
     """`steps` iterations from (p, q): the lists u_1 .. u_steps and v_0 .. v_steps."""
-    rho, rounded = lead / trail, rounding(sums, how)
-    us, vs = [], [reciprocals(q, trail, how, paired, rounded)]
+    rho = lead / trail
+    us, vs = [], [reciprocals(q, trail, how, paired, sums["rounded"])]
     for _ in range(steps):
-        p = rho * (contract(a, vs[-1], lead_axis, sums, rounded) + eps * p)
-        us.append(reciprocals(p, lead, how, paired, rounded))
-        q = contract(a, us[-1], 3 - lead_axis, sums, rounded) + (eps / rho) * q
-        vs.append(reciprocals(q, trail, how, paired, rounded))
+        p = rho * (contract(a, vs[-1], lead_axis, sums) + eps * p)
+        us.append(reciprocals(p, lead, how, paired, sums["rounded"]))
+        q = contract(a, us[-1], 3 - lead_axis, sums) + (eps / rho) * q
+        vs.append(reciprocals(q, trail, how, paired, sums["rounded"]))
     return us, vs
 
 
@@ -43,30 +41,30 @@ def u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, sums):
 
     Its eps term has p_t, which is rho A v_(t-1) up to another eps: eps^2 is below float32's resolution.
     """
-    rho, rounded = lead / trail, rounding(sums, how)
+    rho = lead / trail
     if t == 0 or eps == 0.0:
-        p = rho * (contract(a, vs[t], lead_axis, sums, rounded) + eps * p)
-        return reciprocals(p, lead, how, paired, rounded)
+        p = rho * (contract(a, vs[t], lead_axis, sums) + eps * p)
+        return reciprocals(p, lead, how, paired, sums["rounded"])
     both = vs[t] + (eps * rho) * vs[t - 1]
-    return reciprocals(rho * contract(a, both, lead_axis, sums, rounded), lead, how, paired, rounded)
+    return reciprocals(rho * contract(a, both, lead_axis, sums), lead, how, paired, sums["rounded"])
 
 
-def line_sums(a, da, axis, sums, rounded=None):
+def line_sums(a, da, axis, sums):
     """The sums of D = A * dA along lines, one for each index of `axis`."""
-    return total(products(a, da, 3 - axis, sums, rounded), 3 - axis, sums)
+    return total(products(a, da, 3 - axis, sums), 3 - axis, sums)
 
 
-def project_trail(a, da, u, v, lead_axis, sums, rounded=None):
+def project_trail(a, da, u, v, lead_axis, sums):
     """dA before the trail half-step that made v, from dA behind it."""
     trail_axis = 3 - lead_axis
-    s = line_sums(a, da, trail_axis, sums, rounded)
+    s = line_sums(a, da, trail_axis, sums)
     return da - spread(u, lead_axis) * spread(v * s, trail_axis)
 
 
-def project(a, da, u, v, v_before, rho, lead_axis, sums, rounded=None):
+def project(a, da, u, v, v_before, rho, lead_axis, sums):
     """dA before an iteration (v_before) -> (u, v), from dA behind it."""
-    da = project_trail(a, da, u, v, lead_axis, sums, rounded)
-    s = rho * line_sums(a, da, lead_axis, sums, rounded)
+    da = project_trail(a, da, u, v, lead_axis, sums)
+    s = rho * line_sums(a, da, lead_axis, sums)
     return da - spread(u * s, lead_axis) * spread(v_before, 3 - lead_axis)
 
 
@@ -74,7 +72,7 @@ def take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, sums, 
     """dA before a replayed segment that began with p; lean: each u_t is computed again, so none was kept."""
     for t in range(len(us) - 1, -1, -1):
         u = u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, sums) if lean else us[t]
-        da = project(a, da, u, vs[t + 1], vs[t], lead / trail, lead_axis, sums, rounding(sums, how))
+        da = project(a, da, u, vs[t + 1], vs[t], lead / trail, lead_axis, sums)
     return da
 
 
@@ -94,19 +92,18 @@ def last_iterations(
     """
     us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums)
     u = us[-1] if us else reciprocals(p, lead, how, paired)
-    da = times(gradient * spread(u, lead_axis), spread(vs[-1], 3 - lead_axis), rounding(sums, how))
+    da = product(gradient * spread(u, lead_axis), spread(vs[-1], 3 - lead_axis), sums["rounded"])
     if twice:
-        da = project_trail(a, da, u, vs[-1], lead_axis, sums, rounding(sums, how))
+        da = project_trail(a, da, u, vs[-1], lead_axis, sums)
     return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, sums, lean)
 
 
-def softmax_gradient(x32, da, v, n, m, eps, lead_axis, how, sums=None):
+def softmax_gradient(x32, da, v, n, m, eps, lead_axis, how, sums):
     """dX of the deepseek form from dA before the first iteration: its first trail step and the softmax."""
-    sums = sums or summation(n, m, how)
-    rounded, trail_axis = rounding(sums, how), 3 - lead_axis
+    trail_axis = 3 - lead_axis
     z = softmax(x32, n, m, trail_axis, how)
-    da = da - spread(v * line_sums(z + eps, da, trail_axis, sums, rounded), trail_axis)
-    dz = times(da, z, rounded)
+    da = da - spread(v * line_sums(z + eps, da, trail_axis, sums), trail_axis)
+    dz = product(da, z, sums["rounded"])
     return dz - z * spread(total(dz, trail_axis, sums), lead_axis)
 
 

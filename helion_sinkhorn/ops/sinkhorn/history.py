@@ -18,6 +18,11 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
 )
 
 
+def sums_of(n, m, how, rounded):
+    """`summation` with all products rounded, or none."""
+    return summation(n, m, how) | {"rounded": how if rounded else None}
+
+
 def block_places(tile):
     """The scratch rows of the block that runs this."""
     block = hl.inline_triton("tl.program_id(0)", (), hl.full([], 0, dtype=torch.int32))
@@ -57,8 +62,7 @@ def sinkhorn_backward_history(
     x_shape, dy_shape = hl.specialize((x.shape[1:], dy.shape[1:]))
     hl.specialize((x.stride(), dy.stride(), dx.shape[1:], dx.stride()))
     hl.specialize((us.size(2), vs.size(2), logs_p.size(2), logs_q.size(2)))
-    sums = summation(n, m, how)
-    multiply = how if rounded else None
+    sums = sums_of(n, m, how, rounded)
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
     rho = lead / trail
@@ -72,9 +76,9 @@ def sinkhorn_backward_history(
         v = reciprocals(q, trail, how, False)
         if steps > 0:
             for t in range(head):
-                p = rho * (contract(a, v, lead_axis, sums, multiply) + eps * p)
+                p = rho * (contract(a, v, lead_axis, sums) + eps * p)
                 u = reciprocals(p, lead, how, False)
-                q = contract(a, u, trail_axis, sums, multiply) + (eps / rho) * q
+                q = contract(a, u, trail_axis, sums) + (eps / rho) * q
                 v = reciprocals(q, trail, how, False)
                 us[t, place, :] = u
                 vs[t, place, :] = v
@@ -87,9 +91,9 @@ def sinkhorn_backward_history(
                 a = restart(read(x, x_shape, tile, n, m), n, m, log_p, log_q, lead_axis, how)
                 v = torch.ones_like(v)
                 for i in range(segment):
-                    p = rho * contract(a, v, lead_axis, sums, multiply)
+                    p = rho * contract(a, v, lead_axis, sums)
                     u = reciprocals(p, lead, how, False)
-                    q = contract(a, u, trail_axis, sums, multiply)
+                    q = contract(a, u, trail_axis, sums)
                     v = reciprocals(q, trail, how, False)
                     us[head + k * segment + i, place, :] = u
                     vs[head + k * segment + i, place, :] = v
@@ -98,7 +102,7 @@ def sinkhorn_backward_history(
         da = read(dy, dy_shape, tile, n, m) * spread(u, lead_axis) * spread(v, trail_axis)
         if not deepseek:
             # once more than iterations ask: see last_iterations
-            da = project_trail(a, da, u, v, lead_axis, sums, multiply)
+            da = project_trail(a, da, u, v, lead_axis, sums)
         if restarts > 0:
             for k_back in range(restarts):
                 before = restarts - 1 - k_back
@@ -108,10 +112,10 @@ def sinkhorn_backward_history(
                 for i_back in range(segment - 1):
                     v_before = vs[last - i_back - 1, place, :]
                     u = us[last - i_back, place, :]
-                    da = project(a, da, u, v, v_before, rho, lead_axis, sums, multiply)
+                    da = project(a, da, u, v, v_before, rho, lead_axis, sums)
                     v = v_before
                 u = us[steps - (k_back + 1) * segment, place, :]
-                da = project(a, da, u, v, torch.ones_like(v), rho, lead_axis, sums, multiply)
+                da = project(a, da, u, v, torch.ones_like(v), rho, lead_axis, sums)
                 # D passes a restart unchanged, and A is diag(u) A diag(v) of the segment before
                 u = us[steps - (k_back + 1) * segment - 1, place, :]
                 v = vs[steps - (k_back + 1) * segment - 1, place, :]
@@ -122,12 +126,12 @@ def sinkhorn_backward_history(
             for t_back in range(head - 1):
                 v_before = vs[head - 2 - t_back, place, :]
                 u = us[head - 1 - t_back, place, :]
-                da = project(a, da, u, v, v_before, rho, lead_axis, sums, multiply)
+                da = project(a, da, u, v, v_before, rho, lead_axis, sums)
                 v = v_before
-            da = project(a, da, us[0, place, :], v, v_0, rho, lead_axis, sums, multiply)
+            da = project(a, da, us[0, place, :], v, v_0, rho, lead_axis, sums)
         if deepseek:
             x32 = read(x, x_shape, tile, n, m)
-            dz = softmax_gradient(x32, da, v_0, n, m, eps, lead_axis, how)
+            dz = softmax_gradient(x32, da, v_0, n, m, eps, lead_axis, how, summation(n, m, how))
         else:
             dz = da * a
         if dx.dim() == 2:

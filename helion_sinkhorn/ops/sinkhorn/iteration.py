@@ -17,11 +17,30 @@ Helion runs the helpers as ordinary Python while it traces: their lists and loop
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import helion.language as hl
 import torch
 
 from helion_sinkhorn.runtime.device_math import LOG2E, is_padded, joined, moved, reciprocal, summed_in_order
 from helion_sinkhorn.runtime.space import power_of_two
+
+
+class Sums(TypedDict):
+    """How lines of a matrix are summed, and what becomes of the products in them.
+
+    A dictionary, which is what Helion 1.5 makes of any class on its way into a helper.
+    """
+
+    order: str
+    """ "helion" leaves out padding, and is all that a machine without Triton has.  "triton" takes the order
+    of the running version: from 3.8 on a tree.  "in order": one entry after another."""
+    rounded: str | None
+    """How `product` rounds products that end in a sum; None lets them fuse with it."""
+    first: str | None
+    """In order: what of the first product is rounded, and of no other: the "product", or its second "factor"
+    where the first one is 1."""
+
 
 # q_0 = exp(-column potential) is capped at 2^60: a column that far below the maxima of its
 # rows adds under one part in 2^60 to a row sum, and a product of two such q stays finite.
@@ -50,14 +69,14 @@ def zero_beyond(w, k, how):
 def reciprocals(x, k, how, paired, rounded=None):
     """1 / x for x (tile, k); `paired` takes 1/a and 1/b from one 1/(ab), three products for a reciprocal.
 
-    rounded: as in `times`.
+    rounded: that of the sums which the reciprocals go to.
     """
     if not paired or k == 1:
         return zero_beyond(reciprocal(x, how), k, how)
     tile = x.size(0)
     a, b = hl.split(x.view(tile, k // 2, 2))
     shared = reciprocal(a * b, how)
-    return hl.join(times(shared, b, rounded), times(shared, a, rounded)).view(tile, k)
+    return hl.join(product(shared, b, rounded), product(shared, a, rounded)).view(tile, k)
 
 
 def of_fixed_size(x, n, m):
@@ -71,15 +90,16 @@ def spread(w, axis):
 
 
 def summation(n, m, how, ordered=False):
-    """How a line of a matrix is summed, for `total`.
+    """The sums of matrices n x m; ordered: in order where no axis is padded.
 
-    "helion" leaves out padding, and is all that a machine without Triton has.  "triton" takes the order of
-    the running version: from 3.8 on a tree, in which every second product of a matvec fuses with a sum.  "in
-    order" fuses all products but the first.
+    Triton's trees fuse every second product of a matvec, sums in order all but the first.  Where Helion sums,
+    products are rounded: of two that are added the compiler fuses one, and in a padded matrix not the same
+    one everywhere.  Of 3 x 3, tokens 8 to 15 of a block had another last bit than 0 to 7, and 16 tokens
+    another than 17 (sm_90, Triton 3.6).
     """
     if how == "full" or is_padded(n) or is_padded(m):
-        return "helion"
-    return "in order" if ordered else "triton"
+        return Sums(order="helion", rounded=how, first=None)
+    return Sums(order="in order" if ordered else "triton", rounded=None, first=None)
 
 
 def fixed_summation(n, m, how, whole, pivoted):
@@ -88,21 +108,20 @@ def fixed_summation(n, m, how, whole, pivoted):
     Of two products that are added LLVM fuses one, and from 3.8 on Triton's trees add products in pairs: a
     token had other bits in programs of one warp than of two (sm_90, Triton 3.9).
 
-    whole: each matrix lies in one thread, loaded row by row.  Its sums are "fixed": in order, the first
-    product rounded.  Where `pivot` has made its factor 1 it is no product: "fixed behind 1".  Products whose
-    sums cross threads are all "rounded".
+    whole: each matrix lies in one thread, loaded row by row.  pivoted: `pivot` has made the first factor of
+    each sum 1.  Products whose sums cross threads are all rounded.
     """
     sums = summation(n, m, how)
-    if how != "ptx" or sums == "helion":
+    if how != "ptx" or sums["order"] == "helion":
         # in order, a gradient of 4 x 4 would take 240 registers instead of 138 on gfx950
         return sums
     if not whole:
-        return "rounded"
-    return "fixed behind 1" if pivoted else "fixed"
+        return Sums(order="triton", rounded=how, first=None)
+    return Sums(order="in order", rounded=how, first="factor" if pivoted else "product")
 
 
 def total(x, axis, sums):
-    """The sum of x (tile, n, m) over `axis`; sums: see `summation`.
+    """The sum of x (tile, n, m) over `axis`.
 
     Helion would mask what lies beyond the batch too, entry by entry: a select for each product of a
     matvec, and no fused multiply-add.  Those matrices are never stored, so whatever they sum to is no matter.
@@ -110,65 +129,45 @@ def total(x, axis, sums):
     In order, all entries of the axis must lie in one thread, numbered as a blocked layout of Triton numbers
     them: others move to one first.
     """
-    if sums == "helion":
+    if sums["order"] == "helion":
         return x.sum(axis)
     like = hl.zeros([x.size(0), x.size(3 - axis)], dtype=torch.float32)
-    if sums in ("triton", "rounded"):
+    if sums["order"] == "triton":
         return hl.inline_triton(f"tl.sum({{0}}, {axis})", (x,), like)
     return summed_in_order(x, axis, x.size(axis), like)
 
 
 def largest(x, axis, sums):
     """The maximum of x (tile, n, m) over `axis`; a NaN need not win, it ends in a sum of its line."""
-    if sums == "helion":
+    if sums["order"] == "helion":
         return x.amax(axis)
     like = hl.zeros([x.size(0), x.size(3 - axis)], dtype=torch.float32)
     return hl.inline_triton(f"tl.max({{0}}, {axis})", (x,), like)
 
 
-def product(x, y, how):
-    """x y elementwise, rounded: no compiler fuses it into the sum that it goes to."""
-    if how == "ptx":
+def product(x, y, rounded):
+    """x y elementwise; rounded: "ptx" or "gcn", by an instruction that no compiler fuses into a sum."""
+    if rounded == "ptx":
         asm, registers = "mul.rn.f32 $0, $1, $2;", "=f,f,f"
-    elif how == "gcn":
+    elif rounded == "gcn":
         asm, registers = "v_mul_f32 $0, $1, $2", "=v,v,v"
     else:
         return x * y
     return hl.inline_asm_elementwise(asm, registers, [x, y], dtype=torch.float32, is_pure=True, pack=1)
 
 
-def times(x, y, rounded):
-    """x y elementwise; rounded: how `product` multiplies, None to let the result fuse into a sum."""
-    return x * y if rounded is None else product(x, y, rounded)
-
-
-def rounding(sums, how):
-    """How products are multiplied that end in a sum: rounded where Helion sums, so that none fuses, and for
-    `fixed_summation`.
-
-    Of two products that are added the compiler fuses one.  In a padded matrix it does not take the same one
-    everywhere: of 3 x 3, tokens 8 to 15 of a block had another last bit than 0 to 7, and 16 tokens another
-    than 17 (sm_90, Triton 3.6).
-    """
-    return None if sums in ("triton", "in order") else how
-
-
-def products(x, y, axis, sums, rounded):
-    """x y elementwise, to be added up along `axis`; rounded: as in `times`."""
-    if sums not in ("fixed", "fixed behind 1"):
-        return times(x, y, rounded)
+def products(x, y, axis, sums):
+    """x y elementwise, to be added up along `axis`."""
+    if sums["first"] is None:
+        return product(x, y, sums["rounded"])
     # moved: LLVM would make y 1 of the choice, a product again
-    alone = product(x, y, rounded) if sums == "fixed" else moved(y, rounded)
+    alone = product(x, y, sums["rounded"]) if sums["first"] == "product" else moved(y, sums["rounded"])
     return torch.where(spread(is_first(x.size(axis)), axis), alone, x * y)
 
 
-def contract(a, w, axis, sums, rounded=None):
-    """The matvec that leaves one entry per index of `axis`; w has one per index of the other axis.
-
-    rounded: as in `times`.  Threads that add up a line with one entry each fuse their own product and not the
-    others', so that they end with different last bits.
-    """
-    return total(products(a, spread(w, 3 - axis), 3 - axis, sums, rounded), 3 - axis, sums)
+def contract(a, w, axis, sums):
+    """The matvec that leaves one entry per index of `axis`; w has one per index of the other axis."""
+    return total(products(a, spread(w, 3 - axis), 3 - axis, sums), 3 - axis, sums)
 
 
 def read(x, shape, tile, n, m, **how):
@@ -275,8 +274,8 @@ def lead_size(n, m, lead_axis):
 
 def iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums):
     """(p, q) one iteration later."""
-    rho, rounded = lead / trail, rounding(sums, how)
-    v = reciprocals(q, trail, how, paired, rounded)
-    p = rho * (contract(a, v, lead_axis, sums, rounded) + eps * p)
-    u = reciprocals(p, lead, how, paired, rounded)
-    return p, contract(a, u, 3 - lead_axis, sums, rounded) + (eps / rho) * q
+    rho = lead / trail
+    v = reciprocals(q, trail, how, paired, sums["rounded"])
+    p = rho * (contract(a, v, lead_axis, sums) + eps * p)
+    u = reciprocals(p, lead, how, paired, sums["rounded"])
+    return p, contract(a, u, 3 - lead_axis, sums) + (eps / rho) * q

@@ -184,7 +184,7 @@ def sinkhorn_backward(
                 v = v * r
             # anew: kept, the logits would hold a matrix of registers through all segments
             x32 = read_in_parts(x, x_shape, tile, n, m, ordered, eviction_policy="evict_first")
-            dz = softmax_gradient(x32, da, v, n, m, eps, lead_axis, how)
+            dz = softmax_gradient(x32, da, v, n, m, eps, lead_axis, how, summation(n, m, how))
         else:
             dz = da * a
         if dx.dim() == 2:
