@@ -3,8 +3,9 @@
     python -m benchmarks.first_call --sizes 4 8 16 --repeats 3     # 5 minutes on an H200, less on a CPU
 
 On a GPU; elsewhere PyTorch computes the calls, and only the imports are those of a GPU.  A line a state:
-`empty` caches, `full` ones, and with generated code not kept (`off`) but Triton's machine code there.  Backward
-is that of a scalar loss, as in training; `backward(gradient)` makes PyTorch import SymPy, 0.3 to 0.6 s more.
+`empty` caches, `full` ones, and with generated code not kept (`off`) but Triton's machine code there.
+Backward is that of a scalar loss, as in training; `backward(gradient)` makes PyTorch import SymPy, 0.3 to
+0.6 s more.
 """
 
 from __future__ import annotations
