@@ -1,11 +1,11 @@
 """Whether a result's arithmetic depends on the place of a matrix or token in its batch, on NVIDIA's machine
-code: python -m ci.same_bits [--device h200] [--workloads NAME[:RESULT,...] ...]
+code: python -m ci.same_bits [--device h200] [--workloads NAME[:WHAT,...] ...]
 
 Each kernel is compiled on this CPU and its machine code followed with formulas in place of floats (ci/sass).
 An entry has the same bits everywhere if it is the same formula of its own matrix everywhere: in each place of
 a block, in a batch of one, of a number that 16 divides and of another, for which Triton compiles programs of
 their own, and with every config where that is promised.  No input has to show a difference, and no tolerance
-hides one.  The exit status is the verdict.
+hides one.  WHAT is a result of the workload, or a kernel.  The exit status is the verdict.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ DEFAULT = (
     "hc_three_streams:pre,post,comb,dmixes", "hc_five_streams:pre,post,comb,dmixes",
     "hc_eight_streams:pre,post,comb,dmixes", "hc_partials:pre,post,comb",
     "hc_partials_padded:pre,post,comb",
+    "hc_post_tokens:hc_post_forward,hc_post_backward", "hc_post_five_streams:hc_post_backward",
+    "hc_post_eight_streams:hc_post_backward",
+    "hc_pre_fp32", "hc_pre_three_streams",
 )  # fmt: skip
 """Results that belong to one matrix or token each."""
 
@@ -102,9 +105,12 @@ def judge(
         with as_on_device():
             candidates = operator.candidates(workload, *inputs)
         for candidate in candidates:
-            if (candidate.served or not served) and (not wanted or candidate.of in wanted):
+            if (candidate.served or not served) and (not wanted or wanted & {candidate.of, candidate.kernel}):
                 others = first if candidate.of in operator.same_bits else {}
-                yield candidate, list(differences(trace, candidate, name, inputs, others))
+                try:
+                    yield candidate, list(differences(trace, candidate, name, inputs, others))
+                except Unknown as why:
+                    yield candidate, [f"not followed: {why}"]
 
 
 def main() -> int:
@@ -113,7 +119,7 @@ def main() -> int:
     )
     nvidia = [k for k, d in DEVICES.items() if d.arch == "sm_90"]
     parser.add_argument("--device", choices=nvidia, default="h200")
-    parser.add_argument("--workloads", nargs="+", type=selected, metavar="NAME[:RESULT,...]",
+    parser.add_argument("--workloads", nargs="+", type=selected, metavar="NAME[:WHAT,...]",
                         default=[selected(name) for name in DEFAULT])  # fmt: skip
     parser.add_argument("--served", action="store_true", help="only the config that each call gets")
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of compiled programs")
@@ -121,16 +127,11 @@ def main() -> int:
     wrong = 0
     for name, wanted in given.workloads:
         begin = time.monotonic()
-        try:
-            judged = judge(name, wanted, given.device, given.cache.resolve(), given.served)
-            for candidate, found in judged:
-                wrong += len(found)
-                seconds = time.monotonic() - begin
-                verdict = "; ".join(found) or "one formula everywhere"
-                print(f"{name}: {candidate.kernel}: {candidate.of}: {verdict} ({seconds:.0f} s)", flush=True)
-        except Unknown as why:
-            wrong += 1
-            print(f"{name}: not followed: {why}", flush=True)
+        for candidate, found in judge(name, wanted, given.device, given.cache.resolve(), given.served):
+            wrong += len(found)
+            seconds = time.monotonic() - begin
+            verdict = "; ".join(found) or "one formula everywhere"
+            print(f"{name}: {candidate.kernel}: {candidate.of}: {verdict} ({seconds:.0f} s)", flush=True)
     return bool(wrong)
 
 

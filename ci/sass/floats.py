@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ci.sass.integers import NotKnown, joined
-from ci.sass.text import float_bits
+from ci.sass.text import float_bits, float_of
 
 if TYPE_CHECKING:
     from ci.sass.machine import Block
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
 
 ROUNDED = frozenset({"FTZ", "SAT", "RM", "RP", "RZ"})
 """Modifiers that change a result."""
+
+
+INFINITY = 0x7F800000
 
 
 def name_of(ins: Instruction, *others: str) -> str:
@@ -88,14 +93,21 @@ def function(block: Block, ins: Instruction) -> None:
     to, a = ins.operands
     name = " ".join([ins.op, *sorted(ins.flags)])
     x = block.read(a, as_float=True)
-    block.write(to, block.mapped(lambda p: block.formulas.of(name, p), x))
+
+    def one(p: int) -> int:
+        # of a number it begins a division of whole numbers, which corrects the last bits of any reciprocal
+        number = name == "MUFU RCP" and 0 < p < INFINITY
+        return float_bits(1.0 / float_of(p)) if number else block.formulas.of(name, p)
+
+    block.write(to, block.mapped(one, x))
 
 
 def pack(block: Block, ins: Instruction) -> None:
-    """F2FP: two floats rounded to 16 bits, the second in the low half."""
-    to, a, b = ins.operands
+    """F2FP: two floats rounded to 16 bits, the second in the low half; F2F: one, beside a 0."""
+    to, *sources = ins.operands
     name = " ".join(["round", *sorted(ins.flags & {"BF16", "F16"})])
-    x, y = block.read(a, as_float=True), block.read(b, as_float=True)
+    words = [block.read(o, as_float=True) for o in sources]
+    x, y = words if ins.op == "F2FP" else (np.zeros_like(words[0]), words[0])
 
     def rounded(p: int) -> int:
         return 0 if p == 0 else block.formulas.of(name, p)
@@ -115,5 +127,5 @@ def widen(block: Block, ins: Instruction) -> None:
 
 TABLE = {
     "FADD": add, "FMUL": multiply, "FFMA": multiply_add, "FMNMX": extreme, "FSEL": choose, "FSETP": compare,
-    "FSET": compare_to_number, "MUFU": function, "F2FP": pack, "HADD2": widen,
+    "FSET": compare_to_number, "MUFU": function, "F2FP": pack, "F2F": pack, "HADD2": widen,
 }  # fmt: skip

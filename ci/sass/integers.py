@@ -133,8 +133,11 @@ def multiply_add(block: Block, ins: Instruction) -> None:
             block.write(p, carry)
         return
     if "HI" in flags:
-        products = products >> 32
-    total = (products & WORD).astype(np.int64) + whole(block, c)
+        # the third is a pair of words there
+        third = whole(block, c).astype(object) + (whole(block, c, 1).astype(object) << 32)
+        total = (products + third >> 32 & WORD).astype(np.int64)
+    else:
+        total = (products & WORD).astype(np.int64) + whole(block, c)
     if "X" in flags:
         total = total + sum(known(block.read(p)) for p in read)
     block.write(to, total & WORD)
@@ -337,11 +340,34 @@ def scatter(block: Block, ins: Instruction) -> None:
 
 
 def to_float(block: Block, ins: Instruction) -> None:
-    """I2FP: a whole number as a float32."""
+    """I2FP, and I2F of a division: a whole number as a float32, .RP upwards."""
     to, source = ins.operands
     x = whole(block, source)
-    x = signed(x) if "S32" in ins.flags else x
-    block.write(to, np.array([float_bits(np.float32(v)) for v in x.tolist()], np.int64))
+    is_signed = "S32" in ins.flags if ins.op == "I2FP" else "U32" not in ins.flags
+    x = signed(x) if is_signed else x
+
+    def one(value: int) -> int:
+        near = np.float32(value)
+        if "RP" in ins.flags and int(near) < value:
+            near = np.nextafter(near, np.float32(np.inf))
+        return float_bits(near)
+
+    block.write(to, np.array([one(v) for v in x.tolist()], np.int64))
+
+
+def to_whole(block: Block, ins: Instruction) -> None:
+    """F2I of a division: a float32 of 0 or more, cut off."""
+    to, source = ins.operands
+    if not {"U32", "TRUNC"} <= ins.flags:
+        raise NotKnown("a float as a whole number, rounded or signed")
+    x = whole(block, source).astype(np.uint32).view(np.float32)
+    block.write(to, np.clip(x.astype(np.float64), 0, WORD).astype(np.int64))
+
+
+def magnitude(block: Block, ins: Instruction) -> None:
+    """IABS: the absolute value of a signed number."""
+    to, source = ins.operands
+    block.write(to, np.abs(signed(whole(block, source))))
 
 
 def permute(block: Block, ins: Instruction) -> None:
@@ -375,6 +401,7 @@ TABLE = {
     "MOV": move, "CS2R": wide_move, "S2R": move, "S2UR": move, "R2UR": move, "LDC": load_constant,
     "HFMA2": half_constants, "IADD3": add, "IADD": add, "VIADD": add, "IMAD": multiply_add, "LEA": address,
     "SHF": shift, "SGXT": extend, "LOP3": logic, "PLOP3": predicate_logic, "ISETP": compare, "SEL": select,
-    "P2R": gather, "R2P": scatter, "PRMT": permute, "I2FP": to_float,
+    "P2R": gather, "R2P": scatter, "PRMT": permute, "I2FP": to_float, "I2F": to_float,
+    "F2I": to_whole, "IABS": magnitude,
 }  # fmt: skip
 """Instructions on whole numbers; those of the uniform registers have the same names behind a U."""

@@ -27,7 +27,7 @@ from ci.emulator.launch import NUMBERS, host_of
 from ci.sass.formulas import Formulas
 from ci.sass.machine import Block
 from ci.sass.memory import Memory
-from ci.sass.text import Program, parse
+from ci.sass.text import Program, Unknown, parse
 from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.machine import presented
 
@@ -76,7 +76,7 @@ class Trace:
         """The half at an address that no launch has written."""
         k = bisect.bisect_right([n.begin for n in self.named], address) - 1
         if k < 0 or address >= self.named[k].end:
-            raise KeyError(f"address {address:#x} is in no tensor that was named")
+            raise Unknown(f"address {address:#x} is in no tensor that was named")
         here = self.named[k]
         offset = address - here.begin
         offset = offset % here.row if here.row else offset

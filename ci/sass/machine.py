@@ -14,7 +14,7 @@ import numpy as np
 from ci.sass import floats, integers
 from ci.sass.formulas import Formulas
 from ci.sass.memory import Memory, load, matrices, spill, store
-from ci.sass.text import Instruction, Operand, Program, float_bits
+from ci.sass.text import Instruction, Operand, Program, Unknown, float_bits
 
 MOST_STEPS = 1 << 20
 WORD = 0xFFFF_FFFF
@@ -23,10 +23,6 @@ IGNORED = frozenset({
     "CCTL",
 })  # fmt: skip
 """Instructions that order what threads do and compute nothing."""
-
-
-class Unknown(Exception):
-    """An instruction that is not known here, or a branch on what is no number."""
 
 
 @dataclass

@@ -17,6 +17,10 @@ ADDRESS = re.compile(r"(?:desc\[UR\d+\])?\[(?P<parts>[^\]]*)\]")
 NUMBER = re.compile(r"-?0x[0-9a-f]+$")
 
 
+class Unknown(Exception):
+    """An instruction or an operand that is not known here, or a branch on what is no number."""
+
+
 @dataclass(frozen=True)
 class Operand:
     """A register, predicate, place in the constant bank or immediate number, and its modifiers."""
@@ -93,9 +97,14 @@ def operand(text: str) -> Operand:
     try:
         return Operand("number", text, float(text.replace("+QNAN", "nan").replace("-QNAN", "-nan")))
     except ValueError:
-        raise ValueError(f"an operand that is not known: {text!r}") from None
+        raise Unknown(f"an operand that is not known: {text!r}") from None
 
 
 def float_bits(value: float) -> int:
     """A float32 as its 32 bits."""
     return struct.unpack("<I", struct.pack("<f", value))[0]
+
+
+def float_of(bits: int) -> float:
+    """The float32 of 32 bits."""
+    return struct.unpack("<f", struct.pack("<I", bits))[0]

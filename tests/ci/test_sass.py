@@ -111,6 +111,32 @@ def test_numbers_are_computed():
     assert set(found.tolist()) == {float_bits(3.1415927410125732)}
 
 
+@pytest.mark.parametrize(
+    ("number", "by"), [(1000, 7), (6, 7), (4294967294, 3), (65535, 1), (12345678, 12345)]
+)
+def test_whole_numbers_are_divided_as_ptxas_divides_them(number, by):
+    """Without a sign: a reciprocal, two multiplications of 64 bits, two corrections."""
+    found = followed(f"""MOV R14, {number:#x} ;
+        MOV R15, {by:#x} ;
+        I2F.U32.RP R16, R15 ;
+        MUFU.RCP R16, R16 ;
+        IADD3 R17, R16, 0xffffffe, RZ ;
+        F2I.FTZ.U32.TRUNC.NTZ R13, R17 ;
+        IADD3 R18, RZ, -R13, RZ ;
+        IMAD R18, R18, R15, RZ ;
+        MOV R12, RZ ;
+        IMAD.HI.U32 R13, R13, R18, R12 ;
+        IMAD.HI.U32 R12, R13, R14, RZ ;
+        IADD3 R18, -R12, RZ, RZ ;
+        IMAD R18, R15, R18, R14 ;
+        ISETP.GE.U32.AND P1, PT, R18, R15, PT ;
+        @P1 IADD3 R18, R18, -R15, RZ ;
+        @P1 IADD3 R12, R12, 0x1, RZ ;
+        ISETP.GE.U32.AND P1, PT, R18, R15, PT ;
+        @P1 IADD3 R12, R12, 0x1, RZ ;""")
+    assert set(found.tolist()) == {number // by}
+
+
 AT = "SHF.L.U32 R20, R0, 0x2, RZ ;\n"
 """R20: a word of shared memory for each thread."""
 GREATER = "FSETP.GT.AND P1, PT, R8, R9, PT ;\n"
@@ -135,6 +161,8 @@ CHOSEN = "SEL R12, R8, R9, P1 ;"
         ("ISETP.LT.AND P0, PT, R4, R5, PT ;\nISETP.LT.AND.EX P1, PT, R5, R4, PT, P0 ;\n" + CHOSEN,
          "MOV R12, R8 ;"),
         ("MOV R13, 0xfffffffd ;\nI2FP.F32.S32 R12, R13 ;", "MOV R12, 0xc0400000 ;"),
+        ("MOV R13, 0xfffffffd ;\nIABS R12, R13 ;", "MOV R12, 0x3 ;"),
+        ("F2F.BF16.F32 R12, R8 ;", "F2FP.BF16.F32.PACK_AB R12, RZ, R8 ;"),
         ("BREAK B0 ;\nMOV R12, R8 ;", "MOV R12, R8 ;"),
     ],
 )  # fmt: skip
