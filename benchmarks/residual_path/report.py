@@ -197,11 +197,11 @@ def runs(rows: list[Row], operations: Iterable[str]) -> str:
 
 def text(path: Path, operation: str) -> str:
     """The table of an operation with its remarks, or the sentence that says how to make it."""
-    if not path.exists():
+    rows = of(read(path), operation) if path.exists() else []
+    if not rows:
         return ABSENT
-    rows = read(path)
     parts = (
-        f"{when(of(rows, operation))}. {TIMED} {COLUMNS}",
+        f"{when(rows)}. {TIMED} {COLUMNS}",
         operation_table(rows, operation),
         faster_or_smaller(rows, operation),
         "\n".join(remarks(rows, operation)),

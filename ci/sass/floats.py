@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 ROUNDED = frozenset({"FTZ", "SAT", "RM", "RP", "RZ"})
 """Modifiers that change a result."""
-
-
 INFINITY = 0x7F800000
 
 

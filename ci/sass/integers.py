@@ -41,6 +41,11 @@ def whole(block: Block, o: Operand, more: int = 0) -> np.ndarray:
     return known(words)
 
 
+def pair(block: Block, o: Operand) -> np.ndarray:
+    """Two registers as one number of 64 bits, among Python's integers."""
+    return whole(block, o).astype(object) + (whole(block, o, 1).astype(object) << 32)
+
+
 def split_off(ins: Instruction, count: int) -> tuple[Operand, list[Operand], list[Operand], list[Operand]]:
     """(to, predicates written, sources, predicates read) of an instruction with `count` sources."""
     to, *rest = ins.operands
@@ -123,7 +128,7 @@ def multiply_add(block: Block, ins: Instruction) -> None:
     # Python's integers: products of 64 bits
     products = x.astype(object) * y.astype(object)
     if "WIDE" in flags:
-        third = whole(block, c).astype(object) + (whole(block, c, 1).astype(object) << 32)
+        third = pair(block, c)
         total = products + third
         pairs = zip(products, third, strict=True)
         carry = np.array([int((int(p) & (1 << 64) - 1) + int(t) >> 64 != 0) for p, t in pairs])
@@ -133,9 +138,7 @@ def multiply_add(block: Block, ins: Instruction) -> None:
             block.write(p, carry)
         return
     if "HI" in flags:
-        # the third is a pair of words there
-        third = whole(block, c).astype(object) + (whole(block, c, 1).astype(object) << 32)
-        total = (products + third >> 32 & WORD).astype(np.int64)
+        total = (products + pair(block, c) >> 32 & WORD).astype(np.int64)
     else:
         total = (products & WORD).astype(np.int64) + whole(block, c)
     if "X" in flags:

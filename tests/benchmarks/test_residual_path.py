@@ -165,6 +165,7 @@ def test_the_report_has_ratios_errors_and_reasons(tmp_path):
     assert "- Liger: atomics." in text
     assert "- FlagGems, not timed: no such function." in text
     assert report.text(tmp_path / "absent.csv", "hc_pre") == report.ABSENT
+    assert report.text(table.path, "boundary") == report.ABSENT
 
 
 def test_times_of_an_earlier_run_are_named():

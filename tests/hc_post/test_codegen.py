@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from forked import python
+from formulas import one_formula_everywhere
 from targets import BY_NIGHT, ONE_TARGET
 
 pytest.importorskip("triton")
@@ -59,13 +59,4 @@ def test_defaults_make_good_machine_code(key, call, compile_for):
 @pytest.mark.nightly("programs compiled and followed: 80 seconds")
 def test_a_token_has_one_formula_with_every_config(tmp_path):
     """New streams and gradients, whose sums of products the compiler may fuse either way."""
-    done = python(
-        "-m",
-        "ci.same_bits",
-        "--cache",
-        tmp_path,
-        "--workloads",
-        "hc_post_tokens:hc_post_forward,hc_post_backward",
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("one formula everywhere") == len(done.stdout.splitlines()) > 2
+    one_formula_everywhere(tmp_path, "hc_post_tokens:hc_post_forward,hc_post_backward", more_than=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from forked import python
+from formulas import one_formula_everywhere
 from targets import BY_NIGHT, ONE_TARGET
 
 pytest.importorskip("triton")
@@ -53,6 +53,4 @@ def test_defaults_make_good_machine_code(key, call, compile_for):
 @pytest.mark.nightly("programs compiled and followed: 30 seconds")
 def test_a_token_has_one_formula_with_every_config(tmp_path):
     """The collapse and its gradients."""
-    done = python("-m", "ci.same_bits", "--cache", tmp_path, "--workloads", "hc_pre_three_streams")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("one formula everywhere") == len(done.stdout.splitlines()) > 2
+    one_formula_everywhere(tmp_path, "hc_pre_three_streams", more_than=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from forked import python
+from formulas import one_formula_everywhere
 from targets import BY_NIGHT, ONE_TARGET
 
 pytest.importorskip("triton")
@@ -66,6 +66,4 @@ def test_no_config_of_a_token_chooses_what_fuses(compile_for):
 def test_a_token_has_one_formula_with_every_config(tmp_path):
     """Coefficients and dmixes of programs of one, two and four warps, which batches of other sizes get."""
     names = [f"{name}:pre,post,comb,dmixes" for name in ("hc_model", "hc_bf16")]
-    done = python("-m", "ci.same_bits", "--cache", tmp_path, "--workloads", *names)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("one formula everywhere") == len(done.stdout.splitlines()) > 8
+    one_formula_everywhere(tmp_path, *names, more_than=8)
