@@ -41,9 +41,14 @@ def whole(block: Block, o: Operand, more: int = 0) -> np.ndarray:
     return known(words)
 
 
+def wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Two words as one number of 64 bits, among Python's integers."""
+    return low.astype(object) + (high.astype(object) << 32)
+
+
 def pair(block: Block, o: Operand) -> np.ndarray:
-    """Two registers as one number of 64 bits, among Python's integers."""
-    return whole(block, o).astype(object) + (whole(block, o, 1).astype(object) << 32)
+    """A register and the next as one number of 64 bits."""
+    return wide(whole(block, o), whole(block, o, 1))
 
 
 def split_off(ins: Instruction, count: int) -> tuple[Operand, list[Operand], list[Operand], list[Operand]]:
@@ -164,7 +169,7 @@ def address(block: Block, ins: Instruction) -> None:
         x = signed(whole(block, a)).astype(object)
     elif high:
         a, c, above, by = sources
-        x = whole(block, a).astype(object) + (whole(block, above).astype(object) << 32)
+        x = wide(whole(block, a), whole(block, above))
     else:
         a, c, by = sources
         if not written and not read:
@@ -196,7 +201,7 @@ def shift(block: Block, ins: Instruction) -> None:
             out = computed(block, ins, lambda x: (x << by if left else x >> by) & WORD, words)
     elif "L" in flags:
         if "HI" in flags:
-            both = whole(block, high).astype(object) * (1 << 32) + whole(block, low).astype(object)
+            both = wide(whole(block, low), whole(block, high))
             out = np.array([int(v) << int(n) >> 32 & WORD for v, n in zip(both, k, strict=True)])
         else:
             out = np.where(k < 32, whole(block, low) << np.minimum(k, 31) & WORD, 0)
@@ -206,7 +211,7 @@ def shift(block: Block, ins: Instruction) -> None:
         if "S32" in flags:
             out = signed(x) >> np.minimum(k, 31) & WORD
     else:
-        both = whole(block, high).astype(object) * (1 << 32) + whole(block, low).astype(object)
+        both = wide(whole(block, low), whole(block, high))
         out = np.array([int(v) >> int(n) & WORD for v, n in zip(both, k, strict=True)])
     block.write(to, out)
 
