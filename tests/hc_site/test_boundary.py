@@ -15,7 +15,8 @@ from helion_sinkhorn import hc_post, hc_pre, hc_site
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.hc_site.boundary import launch
-from helion_sinkhorn.ops.hc_site.boundary.space import MOST_STREAMS, chunk_of
+from helion_sinkhorn.ops.hc_site.boundary.space import MOST_STREAMS, WIDTH, chunk_of
+from helion_sinkhorn.ops.hc_site.launch import call_for
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_site.trials import boundary_error
 from helion_sinkhorn.runtime.kernel import default_choice
@@ -50,6 +51,20 @@ def test_streams_collapse_and_sums_within_their_budgets(call):
     assert call.columns % chunk_of(call)
     choice = default_choice(KERNELS[launch.FORWARD], call, DEVICES["h200"])
     assert boundary_error(call, choice, "cpu") <= 1
+
+
+@pytest.mark.parametrize(("n", "c"), [(4, 70), (3, 40), (2, 32), (2, 5)])
+def test_parts_of_fn_stand_side_by_side_block_by_block(n, c):
+    """WIDTH columns of one stream behind those of another, with zeros where there are none."""
+    call = call_for(n, c, torch.bfloat16, "float32")
+    fn = torch.randn(n * (n + 2), n * c)
+    blocks, places = -(-c // WIDTH), 1 << (n - 1).bit_length()
+    expected = fn.new_zeros(len(fn), blocks, places, WIDTH)
+    for o in range(n):
+        for k in range(c):
+            expected[:, k // WIDTH, o, k % WIDTH] = fn[:, o * c + k]
+    made = launch.split_of(fn, call)
+    assert torch.equal(made.double().sum(1).float(), expected.flatten(1))
 
 
 @pytest.mark.parametrize(("n", "own"), [(MOST_STREAMS + 1, False), (MOST_STREAMS, True)])

@@ -23,7 +23,7 @@ from helion_sinkhorn.ops.hc_site.boundary.backward.space import CHUNK
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_site.trials import TRIALS
 from helion_sinkhorn.runtime import serving
-from helion_sinkhorn.runtime.kernel import default_choice
+from helion_sinkhorn.runtime.kernel import candidates, default_choice
 from helion_sinkhorn.workloads import WORKLOADS
 
 BACKWARD = torch.ops.helion_sinkhorn.hc_boundary_backward.default
@@ -35,7 +35,7 @@ IN_PARTS = (
     "hc_post_backward",
 )  # fmt: skip
 IN_ONE_PASS = (
-    "hc_split_sinkhorn_backward", "hc_mixes_upstream", "hc_mixes_split", "hc_boundary_backward",
+    "hc_split_sinkhorn_backward", "hc_mixes_upstream", "hc_boundary_split", "hc_boundary_backward",
     "hc_boundary_sums", "hc_boundary_projection",
 )  # fmt: skip
 
@@ -143,8 +143,10 @@ def test_streams_gradient_is_not_rounded_on_its_way(one_pass, dtype):
 )
 @pytest.mark.parametrize("name", launch.KERNELS)
 def test_within_budgets(name, call):
-    choice = default_choice(KERNELS[name], call, DEVICES["h200"])
-    assert TRIALS[name].error(call, choice, "cpu") <= 1
+    """By each variant: the streams' products with fn together or one by one, the shares of tokens."""
+    choices = {choice.variant: choice for choice in candidates(KERNELS[name], call, DEVICES["h200"])}
+    shares = {variant: TRIALS[name].error(call, choice, "cpu") for variant, choice in choices.items()}
+    assert max(shares.values()) <= 1, shares
 
 
 def test_unused_results(one_pass):

@@ -100,11 +100,11 @@ BOUNDARIES = SiteCall("bfloat16", 4, 700, "float32"), SiteCall("float32", 3, 300
 
 
 def of_each_block(name, call):
-    """A config of every block and number of warps that the tuner tries; the stages change no value."""
+    """A config of every block, number of warps and variant that the tuner tries; the stages change no value."""
     found = {}
     for choice in candidates(KERNELS[name], call, serving.device_at(0)[0]):
         config = dict(choice.config)
-        found.setdefault((config["block_sizes"], config["num_warps"]), choice)
+        found.setdefault((config["block_sizes"], config["num_warps"], choice.variant), choice)
     return found
 
 

@@ -114,24 +114,24 @@ def crossed(
 
 def pass_over_streams(order: str, call: SiteCall, choice: Choice, f, x, post, comb, bias) -> torch.Tensor:
     """The new streams."""
-    from helion_sinkhorn.ops.hc_mixes import launch as mixes
     from helion_sinkhorn.ops.hc_site.boundary import launch
 
     fn = x.new_zeros((call.mixes.m, call.mixes.columns), dtype=torch.float32)
     tokens = flat(f, x, post, comb)
-    bias, split = None if bias is None else bias.contiguous(), mixes.split(fn, call.mixes)
+    bias, split = None if bias is None else bias.contiguous(), launch.split_of(fn, call)
     return launch.one_pass(*tokens, bias, tokens[2], split, call, order, choice)[0].view(x.shape)
 
 
 def pass_back(order: str, call: SiteCall, choice: Choice, grad, f, x, post, comb, bias) -> tuple:
     """(df, dx, dpost, dcomb): the new streams' gradient is grad, as nothing comes back through a collapse."""
     from helion_sinkhorn.ops.hc_site.boundary.backward import launch
+    from helion_sinkhorn.ops.hc_site.boundary.launch import split_shape
 
     like, bias = (f, x, post, comb), None if bias is None else bias.contiguous()
     grad, f, x, post, comb = flat(grad, *like)
     mixes, tokens = call.mixes, len(x)
     g = x.new_zeros((tokens, mixes.parts, mixes.m), dtype=torch.bfloat16)
-    split = x.new_zeros((mixes.m, mixes.parts, mixes.columns), dtype=torch.bfloat16)
+    split = x.new_zeros(split_shape(call), dtype=torch.bfloat16)
     along = x.new_zeros((tokens,), dtype=torch.float32)
     given = grad, None, g, along, x, split, f, x, bias, post, comb, post
     *made, _ = launch.gradients(given, call, order, {choice.kernel: choice})

@@ -25,7 +25,8 @@ VALUES, SUMS = OF_TOKENS[:3], ("dfn", "dscale", "dbase")
 COMPUTES = {"hc_site_weights": ("dx", *SUMS), "hc_site_backward": ("dx", "dfn")}
 """The results that show what each kernel of its own did."""
 BOUNDARY = {
-    "hc_boundary_forward": VALUES, "hc_boundary_backward": ("dx",), "hc_boundary_projection": ("dfn",),
+    "hc_boundary_split": ("post", "comb"), "hc_boundary_forward": VALUES,
+    "hc_boundary_backward": ("dx",), "hc_boundary_projection": ("dfn",),
 }  # fmt: skip
 """The results that show what each kernel of hc_boundary did."""
 NAMES = ("x", "dresidual", "dy", "dpost", "dcomb", "fn", "scale", "base")
@@ -126,7 +127,7 @@ def crossed(workload: HcSiteWorkload, choice: Choice, name: str, *given: torch.T
         identity = torch.eye(workload.n, device=x.device).expand_as(dcomb)
         _, y, _, post, comb, *_ = boundary.forward(
             torch.zeros_like(dy), x, dpost, identity, None, pre, *parameters, *workload.arguments,
-            choice=choice,
+            choices={choice.kernel: choice},
         )  # fmt: skip
         return {"y": y, "post": post, "comb": comb}
 

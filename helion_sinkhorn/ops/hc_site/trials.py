@@ -55,12 +55,20 @@ def run_backward(call: SiteCall, choice: Choice, g, along, fn, dresidual, dy, x,
     return mixes_launch.gradients(g, along, x, fn, call.mixes, choice, others, asked)
 
 
+def fn_alone(call: SiteCall, batch: int, device: str) -> Tensors:
+    return noise(device, "float32", (call.mixes.m, call.mixes.columns))
+
+
+def run_split(call: SiteCall, choice: Choice, fn) -> torch.Tensor:
+    return boundary.split_of(fn, call, choice)
+
+
 def of_boundary(call: SiteCall, batch: int, device: str) -> Tensors:
     """f, the streams, post, comb, the weights of the collapse, and fn in parts."""
-    mixes, n = call.mixes, call.n
+    n = call.n
     f, x = noise(device, call.dtype, (batch, call.columns), (batch, n, call.columns))
     post, comb, weights = noise(device, "float32", (batch, n), (batch, n, n), (batch, n))
-    return f, x, post, comb, weights, *noise(device, "bfloat16", (mixes.m, mixes.parts, mixes.columns))
+    return f, x, post, comb, weights, *noise(device, "bfloat16", boundary.split_shape(call))
 
 
 def run_boundary(call: SiteCall, choice: Choice, f, x, post, comb, weights, split) -> Tensors:
@@ -138,8 +146,9 @@ def boundary_error(call: SiteCall, choice: Choice, device: str) -> float:
     x, grad, f, post, comb, fn, *_ = (t[None] for t in inputs)
     weights = post.sigmoid()
     given = (t[0].to(device) for t in (f, x, post, comb))
-    split = mixes_launch.split(fn[0].to(device), call.mixes)
-    streams, y, *sums = boundary.one_pass(*given, None, weights[0].to(device), split, call, "io", choice)
+    of_split, of_forward = (choice if choice.kernel == name else None for name in boundary.KERNELS)
+    split = boundary.split_of(fn[0].to(device), call, of_split)
+    streams, y, *sums = boundary.one_pass(*given, None, weights[0].to(device), split, call, "io", of_forward)
     mixes, _ = mixes_launch.reduce(*sums, call.mixes, workload.norm_eps, workload.eps_outside)
     update, stored = (f, x, post, comb, grad), streams[None].cpu()
     collapse = stored, weights, f
@@ -164,10 +173,10 @@ def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> flo
         t.to(device) for t in (dstreams, dy, dmixes, streams, fn, *update)
     )
     f, x, post, comb, weights = update
-    split = mixes_launch.split(fn, call.mixes)
-    sums = mixes_launch.partials(streams.flatten(1), split, call.precision)
+    sums = mixes_launch.partials(streams.flatten(1), mixes_launch.split(fn, call.mixes), call.precision)
     mixes, norms = mixes_launch.reduce(*sums, call.mixes, workload.norm_eps, workload.eps_outside)
     g, along = mixes_launch.upstream(dmixes, mixes, norms, call.mixes)
+    split = boundary.split_of(fn, call)
     given = dstreams, dy, g, along, streams, split, f, x, None, post, comb, weights
     *made, dweights = boundary_backward.gradients(given, call, "io", {choice.kernel: choice})
     taken = choice if choice.kernel == boundary_backward.PROJECTION else None
@@ -213,6 +222,7 @@ def call_public(workload: HcSiteWorkload, empty: Callable[..., torch.Tensor]) ->
 TRIALS = {
     launch.WEIGHTS: Trial(of_collapse, run_weights, weights_error),
     launch.BACKWARD: Trial(of_streams, run_backward, backward_error),
+    boundary.SPLIT: Trial(fn_alone, run_split, boundary_error),
     boundary.FORWARD: Trial(of_boundary, run_boundary, boundary_error),
     boundary_backward.BACKWARD: Trial(of_boundary_backward, run_boundary_backward, boundary_gradients_error),
     boundary_backward.SUMS: Trial(of_sums, run_sums, boundary_gradients_error),

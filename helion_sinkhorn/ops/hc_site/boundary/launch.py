@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import torch
 
-from helion_sinkhorn.ops.hc_mixes import launch as mixes_launch
-from helion_sinkhorn.ops.hc_site.boundary.space import chunk_of, forward_default, forward_space
+from helion_sinkhorn.ops.hc_site.boundary.space import (
+    WIDTH,
+    chunk_of,
+    forward_default,
+    forward_space,
+    split_default,
+    split_space,
+)
 from helion_sinkhorn.ops.hc_site.constants import Constants
 from helion_sinkhorn.ops.hc_site.launch import Tensors, call_for, coefficients, tuned_keys
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import Served, launch_kept, layout_key, run_and_keep, serve
+from helion_sinkhorn.runtime.serving import (
+    NO_CHOICES,
+    Choices,
+    Served,
+    launch_kept,
+    layout_key,
+    run_and_keep,
+    serve,
+)
+from helion_sinkhorn.runtime.space import power_of_two
 from helion_sinkhorn.runtime.views import flattened, parameter, placed
 
-FORWARD = "hc_boundary_forward"
+SPLIT, FORWARD = "hc_boundary_split", "hc_boundary_forward"
 BODIES = "helion_sinkhorn.ops.hc_site.boundary.kernels"
 KERNELS = {
-    FORWARD: Kernel(
-        FORWARD, f"{BODIES}:{FORWARD}", SiteCall, forward_default, forward_space,
-        traits=frozenset({"splits"}),
-    ),
-}  # fmt: skip
+    name: Kernel(name, f"{BODIES}:{name}", SiteCall, default, space, traits=frozenset({"splits"}))
+    for name, default, space in (
+        (SPLIT, split_default, split_space),
+        (FORWARD, forward_default, forward_space),
+    )
+}
 
 
 def forward(
@@ -34,19 +50,45 @@ def forward(
     scale: torch.Tensor,
     base: torch.Tensor,
     *constants: object,
-    choice: Choice | None = None,
+    choices: Choices = NO_CHOICES,
 ) -> Tensors:
-    """(streams, y, pre, post, comb, mixes, norms); the contract is torch_op's, the choice the kernel's."""
+    """(streams, y, pre, post, comb, mixes, norms); the contract is torch_op's.
+
+    `choices` of KERNELS, by name, take the place of what is served.
+    """
     given = Constants(*constants)
     n, columns = x.shape[-2:]
     call = call_for(n, columns, x.dtype, given.precision)
-    split = mixes_launch.split(parameter(fn), call.mixes)
+    split = split_of(parameter(fn), call, choices.get(SPLIT))
     rows = flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2)
     bias = None if bias is None else placed(bias)
     collapse = flattened(weights, 1)
-    streams, y, *made = one_pass(*rows, bias, collapse, split, call, given.comb_order, choice)
+    passed = one_pass(*rows, bias, collapse, split, call, given.comb_order, choices.get(FORWARD))
+    streams, y, *made = passed
     found = coefficients(*made, scale, base, n, call.mixes, given)
     return tuple(t.view(*x.shape[:-2], *t.shape[1:]) for t in (streams, y, *found))
+
+
+def split_shape(call: SiteCall) -> tuple[int, int, int]:
+    """(M, parts, blocks places WIDTH), as the kernel has it."""
+    blocks, places = -(-call.columns // WIDTH), power_of_two(call.n)
+    return call.mixes.m, call.mixes.parts, blocks * places * WIDTH
+
+
+def split_of(fn: torch.Tensor, call: SiteCall, choice: Choice | None = None) -> torch.Tensor:
+    """The bfloat16 parts of fn (M, n C), WIDTH columns of every stream side by side."""
+    made = fn.new_empty(split_shape(call), dtype=torch.bfloat16)
+    tensors = fn, made
+    key = SPLIT, layout_key(*tensors), call.n, choice
+    if launch_kept(key, *tensors):
+        return made
+
+    def launch(served: Served) -> None:
+        own = len(fn), call.n, call.columns, WIDTH, power_of_two(call.n), call.mixes.parts
+        run_and_keep(served.kernel, tensors, own, tensors, key)
+
+    serve(KERNELS, SPLIT, call, len(fn), fn, launch, tuned_keys, choice)
+    return made
 
 
 def one_pass(
@@ -68,15 +110,14 @@ def one_pass(
     streams, y = torch.empty_like(x), x.new_empty((tokens, columns))
     partials = x.new_empty((tokens, splits, mixes.m), dtype=torch.float32)
     squares = x.new_empty((tokens, splits), dtype=torch.float32)
-    whole = split.view(mixes.m, mixes.parts, n, columns)
-    tensors = f, x, post, comb, bias, weights, whole, streams, y, partials, squares
+    tensors = f, x, post, comb, bias, weights, split, streams, y, partials, squares
     key = FORWARD, layout_key(*tensors), call.precision, comb_order, choice
     if launch_kept(key, *tensors):
         return streams, y, partials, squares
 
     def launch(served: Served) -> None:
         own = (
-            mixes.m, n, columns, splits, chunk, mixes.block_m, mixes.x_parts, mixes.parts,
+            mixes.m, n, columns, splits, chunk, WIDTH, mixes.block_m, mixes.x_parts, mixes.parts,
             comb_order == "oi", served.reciprocal, served.interpret,
         )  # fmt: skip
         run_and_keep(served.kernel, tensors, own, tensors, key)

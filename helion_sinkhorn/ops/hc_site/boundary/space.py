@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.ops.hc_mixes import space as mixes
 from helion_sinkhorn.ops.hc_mixes.space import BLOCK_K, CHUNK
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.runtime.space import Grid, Items
 
 MOST_STREAMS = 4
 """The most that the kernel takes: with old streams, a new one and coefficients registers are full."""
-BLOCK_C = 32
-"""Columns of each stream a step: fixed, since the sums of mixes are added up step by step."""
+WIDTH = 32
+"""Columns of each stream a step: fixed, since the sums of mixes are added up step by step.
+
+Four threads share a row of a matrix product of so many columns, eight columns each.
+"""
 
 
 def chunk_of(call: SiteCall) -> int:
@@ -25,11 +29,19 @@ def chunk_of(call: SiteCall) -> int:
 def config(rows: int, warps: int, stages: int) -> Items:
     """`rows` tokens a program, and `stages` steps on their way."""
     return (
-        ("block_sizes", (BLOCK_C, rows)),
+        ("block_sizes", (rows,)),
         ("num_warps", warps),
         ("num_stages", stages),
         ("range_num_stages", (0, stages)),
     )
+
+
+def split_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
+    return mixes.split_default(call.mixes, device)
+
+
+def split_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
+    return mixes.split_space(call.mixes, device)
 
 
 def forward_default(call: SiteCall, device: Device) -> tuple[Items, Items]:

@@ -21,7 +21,8 @@ from helion_sinkhorn.ops.hc_post.kernels import (
     output_of,
     parted,
 )
-from helion_sinkhorn.ops.hc_site.boundary.backward.space import WIDTH
+from helion_sinkhorn.ops.hc_site.boundary.kernels import each_stream, rows_of
+from helion_sinkhorn.ops.hc_site.boundary.space import WIDTH
 from helion_sinkhorn.runtime.device_math import joined, multiply_add
 from helion_sinkhorn.runtime.space import power_of_two
 
@@ -60,7 +61,16 @@ def add_up(pair):
     return first + second
 
 
-def take_gradients(tensors, upstream, norm, weights, sums, place, n, parts, how, interpret):
+def of_projection(upstream, split, tile_m, tile_c, n, parts, together, interpret):
+    """g fn_o of each new stream, (tile_t, WIDTH): `together` of them from one chain of products."""
+    places, found = power_of_two(n), []
+    for first in range(0, n, together):
+        rows = rows_of(split, tile_m, tile_c, first, together, places, parts)
+        found += each_stream(product(upstream, rows, parts, interpret), min(together, n - first))
+    return found
+
+
+def take_gradients(tensors, upstream, norm, weights, sums, place, n, parts, together, how, interpret):
     """The gradient of each new stream in float32, (tile_t, tile_c), and sums with the products for dweights.
 
     G_o = dX'_o + weights_o dy + g fn_o + norm X'_o
@@ -73,14 +83,15 @@ def take_gradients(tensors, upstream, norm, weights, sums, place, n, parts, how,
         # hl.load: in a helper Helion takes an index for an operation on the host
         collapsed = hl.load(dy, [tile_t, tile_c]).to(torch.float32)
         of_collapse = by_thread(collapsed, interpret)
-    for o in range(n):
+    backs = of_projection(upstream, split, tile_m, tile_c, n, parts, together, interpret)
+    for o, back in enumerate(backs):
         stored = hl.load(streams, [tile_t, o, tile_c]).to(torch.float32)
+        if interpret:  # the last block is narrower there
+            back = back[:, : stored.size(1)]
         if dy is not None:
             totals[o] = with_products(totals[o], by_thread(stored, interpret), of_collapse, how)
-        rows = [hl.load(split, [tile_m, k, o, tile_c]) for k in range(parts)]
         residual = norm if dstreams is None else hl.load(dstreams, [tile_t, o, tile_c])
         given = norm, residual, norm if dy is None else collapsed, weights[o]
-        back = product(upstream, rows, parts, interpret)
         found.append(stream_gradient(back, stored, given, dstreams, dy, how))
     return found, joined(totals)
 
@@ -109,13 +120,15 @@ def give_to_output(f, bias, df, gs, columns, post, sums, place, n, how, interpre
     return joined(totals)
 
 
-def take_back(tensors, update, upstream, coefficients, sums, place, n, parts, transposed, how, interpret):
+def take_back(
+    tensors, update, upstream, coefficients, sums, place, n, parts, together, transposed, how, interpret
+):
     """Store df and dx of a block, and return its sums for dpost, dcomb and dweights, those of each joined."""
     f, x, bias, df, dx = update
     norm, post, comb, weights = coefficients
     of_post, of_comb, of_weights = sums
     gs, of_weights = take_gradients(
-        tensors, upstream, norm, weights, of_weights, place, n, parts, how, interpret
+        tensors, upstream, norm, weights, of_weights, place, n, parts, together, how, interpret
     )
     columns = [by_thread(g, interpret) for g in gs]
     of_post = give_to_output(f, bias, df, gs, columns, post, of_post, place, n, how, interpret)
@@ -165,6 +178,7 @@ def hc_boundary_backward(
     width: hl.constexpr,
     block_m: hl.constexpr,
     parts: hl.constexpr,
+    together: hl.constexpr,
     transposed: hl.constexpr,
     how: hl.constexpr,
     interpret: hl.constexpr,
@@ -174,8 +188,9 @@ def hc_boundary_backward(
         G_o = dX'_o + weights_o dy + (g fn)_o + along X'_o,
         of_post_o = <G_o, f + bias>,  of_comb_io = <x_i, G_o>,  of_weights_o = <X'_o, dy>
 
-    of_post and of_weights are (T, splits, n), of_comb (T, splits, n n); split (M, parts, n, C) is fn in
-    parts, M at most block_m, and g (T, parts, M) and along (T,) are as in hc_mixes.
+    of_post and of_weights are (T, splits, n), of_comb (T, splits, n n); split is fn in parts, as
+    `hc_boundary_split` has them, M at most block_m, and g (T, parts, M) and along (T,) are as in hc_mixes.
+    `together` streams share a chain of matrix products: n, rounded up to a power of two, or 1.
     """
     tokens = x.size(0)
     hl.specialize((streams.stride(), split.stride(), f.stride(), x.stride(), post.stride(), comb.stride()))
@@ -193,7 +208,7 @@ def hc_boundary_backward(
             sum_post, sum_comb, sum_weights = take_back(
                 (dstreams, dy, streams, split), (f, x, bias, df, dx), upstream, coefficients,
                 (sum_post, sum_comb, sum_weights), (tile_t, tile_m, tile_c),
-                n, parts, transposed, how, interpret,
+                n, parts, together, transposed, how, interpret,
             )  # fmt: skip
         store_sums(of_post, s, tile_t, sum_post, n)
         store_sums(of_comb, s, tile_t, sum_comb, n * n)

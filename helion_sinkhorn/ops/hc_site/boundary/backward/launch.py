@@ -9,7 +9,6 @@ from helion_sinkhorn.ops.hc_post import launch as post_launch
 from helion_sinkhorn.ops.hc_site import launch as site_launch
 from helion_sinkhorn.ops.hc_site.boundary.backward.space import (
     CHUNK,
-    WIDTH,
     backward_default,
     backward_space,
     projection_default,
@@ -17,6 +16,8 @@ from helion_sinkhorn.ops.hc_site.boundary.backward.space import (
     sums_default,
     sums_space,
 )
+from helion_sinkhorn.ops.hc_site.boundary.launch import split_of
+from helion_sinkhorn.ops.hc_site.boundary.space import WIDTH
 from helion_sinkhorn.ops.hc_site.constants import Constants
 from helion_sinkhorn.ops.hc_site.launch import Tensors, call_for, tuned_keys
 from helion_sinkhorn.ops.hc_site.space import SiteCall
@@ -106,7 +107,7 @@ def in_one_pass(
     stored = flattened(streams, 2)
     tensors = (
         None if dstreams is None else flattened(dstreams, 2), None if dy is None else flattened(dy, 1),
-        g, along, stored, mixes_launch.split(parameter(fn), of_mixes), flattened(f, 1), flattened(x, 2),
+        g, along, stored, split_of(parameter(fn), call), flattened(f, 1), flattened(x, 2),
         None if bias is None else placed(bias), flattened(post, 1), flattened(comb, 2), flattened(weights, 1),
     )  # fmt: skip
     made = gradients(tensors, call, values.comb_order, choices)
@@ -150,9 +151,8 @@ def one_pass(
     df, dx = torch.empty_like(f), torch.empty_like(x)
     sizes = n, n * n, n
     partials = [x.new_empty((tokens, splits, size), dtype=torch.float32) for size in sizes]
-    whole = split.view(mixes.m, mixes.parts, n, columns)
     tensors = (
-        dstreams, dy, g, along, streams, whole, f, x, bias, post, comb, weights, df, dx, *partials,
+        dstreams, dy, g, along, streams, split, f, x, bias, post, comb, weights, df, dx, *partials,
     )  # fmt: skip
     key = BACKWARD, layout_key(*tensors), call.precision, comb_order, choice
     if launch_kept(key, *tensors):
@@ -160,8 +160,8 @@ def one_pass(
 
     def launch(served: Served) -> None:
         own = (
-            mixes.m, n, columns, splits, CHUNK, WIDTH, mixes.block_m, mixes.dx_parts, comb_order == "oi",
-            served.reciprocal, served.interpret,
+            mixes.m, n, columns, splits, CHUNK, WIDTH, mixes.block_m, mixes.dx_parts,
+            dict(served.choice.variant)["together"], comb_order == "oi", served.reciprocal, served.interpret,
         )  # fmt: skip
         run_and_keep(served.kernel, tensors, own, tensors, key)
 
