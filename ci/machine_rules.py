@@ -67,10 +67,9 @@ SPILL_BYTES = {
     ("sm100", "linear_attention_gates"): 1048,
     ("gfx942", "linear_attention_gates"): 568,
     ("gfx950", "linear_attention_gates"): 120,
-    # four old streams, a new one, 24 coefficients and the sums of 64 tokens by 32 columns, in four warps
-    # (under Triton 3.6 they spill nothing, and eight warps take twice the time)
-    ("sm90", "hc_boundary_forward"): 104,
-    ("sm100", "hc_boundary_forward"): 72,
+    # four old streams, a new one, 24 coefficients and the sums of 64 tokens by 32 columns, in parts
+    ("sm90", "hc_boundary_forward float32"): 16,
+    ("sm100", "hc_boundary_forward float16"): 8,
     # float16 operands in two TF32 parts each, where bfloat16 ones are one number
     ("sm90", "hc_mixes_backward float16"): 56,
     ("sm100", "hc_boundary_projection float16"): 16,

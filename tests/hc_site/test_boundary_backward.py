@@ -35,7 +35,7 @@ IN_PARTS = (
     "hc_post_backward",
 )  # fmt: skip
 IN_ONE_PASS = (
-    "hc_split_sinkhorn_backward", "hc_mixes_upstream", "hc_boundary_split", "hc_boundary_backward",
+    "hc_split_sinkhorn_backward", "hc_mixes_upstream", "hc_mixes_split", "hc_boundary_backward",
     "hc_boundary_sums", "hc_boundary_projection",
 )  # fmt: skip
 
@@ -68,14 +68,15 @@ def call_of(given, precision="float32"):
     return site.call_for(n, columns, given[1].dtype, precision)
 
 
-def store_entries(folder, call, batch, evidence="measured", device="h200", kernels=tuple(launch.KERNELS)):
+def store_entries(
+    folder, call, batch, evidence="measured", device="h200", kernels=tuple(launch.KERNELS), together=False
+):
     """The default configs as entries of a folder."""
     key = {**dataclasses.asdict(call), "batch": batch}
     for name in kernels:
         choice = default_choice(KERNELS[name], call, DEVICES[device])
-        entry = {
-            "key": key, "config": dict(choice.config), "variant": dict(choice.variant), "evidence": evidence,
-        }  # fmt: skip
+        variant = dict(choice.variant) | ({"together": together} if name == launch.BACKWARD else {})
+        entry = {"key": key, "config": dict(choice.config), "variant": variant, "evidence": evidence}
         data = {"schema": 1, "kernel": name, "device": {"key": device}, "entries": [entry]}
         path = folder / device / f"{name}.json"
         path.parent.mkdir(exist_ok=True)
@@ -230,8 +231,9 @@ def test_nothing_measured_is_the_backward_of_the_parts(monkeypatch):
     [
         ({}, True), ({"evidence": "compiled"}, False), ({"device": "h100"}, False),
         ({"kernels": (launch.BACKWARD, launch.SUMS)}, False), ({"batch": 1000}, True),
+        ({"together": True}, True),
     ],
-    ids=["measured", "compiled", "elsewhere", "not all", "another batch"],
+    ids=["measured", "compiled", "elsewhere", "not all", "another batch", "together"],
 )  # fmt: skip
 def test_a_measured_entry_of_every_kernel_switches_it_on(monkeypatch, tmp_path, changed, taken):
     given, upstream = boundary_inputs(5, n=4, c=24)
@@ -240,6 +242,8 @@ def test_a_measured_entry_of_every_kernel_switches_it_on(monkeypatch, tmp_path, 
     names = launched(monkeypatch)
     found = results(boundary, given, upstream)
     steps = IN_ONE_PASS if taken else IN_PARTS
+    if changed.get("together"):
+        steps = tuple("hc_boundary_split" if name == "hc_mixes_split" else name for name in steps)
     assert tuple(names[-len(steps) :]) == steps
     for name, t in expected.items():
         torch.testing.assert_close(found[name], t, rtol=1e-5, atol=1e-5)

@@ -104,12 +104,11 @@ def test_boundary_backward(call):
 def test_a_token_of_a_boundary_has_the_same_gradients_alone():
     """In a full tile, and in the last one, which is not."""
     call = BACKWARDS[1]
-    operands = of_boundary_backward(call, TOKENS, "cpu")
-    split_at = 5
+    *before, _, rows, f, x, post, comb, weights = of_boundary_backward(call, TOKENS, "cpu")
 
     def gradients(at):
-        given = [t if k == split_at else t[at] for k, t in enumerate(operands)]
-        return boundary_backward.gradients(*given[:8], None, *given[8:], call, "io")
+        of_streams, update = [t[at] for t in before], (f[at], x[at], None, post[at], comb[at], weights[at])
+        return boundary_backward.gradients((*of_streams, rows, *update), call, "io")
 
     whole = gradients(slice(None))
     for at in (slice(0, 1), slice(20, 21), slice(60, TOKENS), slice(TOKENS - 1, TOKENS)):

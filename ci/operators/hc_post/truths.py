@@ -125,16 +125,16 @@ def pass_over_streams(order: str, call: SiteCall, choice: Choice, f, x, post, co
 def pass_back(order: str, call: SiteCall, choice: Choice, grad, f, x, post, comb, bias) -> tuple:
     """(df, dx, dpost, dcomb): the new streams' gradient is grad, as nothing comes back through a collapse."""
     from helion_sinkhorn.ops.hc_site.boundary.backward import launch
-    from helion_sinkhorn.ops.hc_site.boundary.launch import split_shape
 
     like, bias = (f, x, post, comb), None if bias is None else bias.contiguous()
     grad, f, x, post, comb = flat(grad, *like)
     mixes, tokens = call.mixes, len(x)
     g = x.new_zeros((tokens, mixes.parts, mixes.m), dtype=torch.bfloat16)
-    split = x.new_zeros(split_shape(call), dtype=torch.bfloat16)
+    choices, fn = {choice.kernel: choice}, x.new_zeros((mixes.m, mixes.columns), dtype=torch.float32)
+    split = launch.parts_of_fn(fn, call, x, choices)
     along = x.new_zeros((tokens,), dtype=torch.float32)
     given = grad, None, g, along, x, split, f, x, bias, post, comb, post
-    *made, _ = launch.gradients(given, call, order, {choice.kernel: choice})
+    *made, _ = launch.gradients(given, call, order, choices)
     return tuple(t.view(to.shape) for t, to in zip(made, like, strict=True))
 
 

@@ -76,15 +76,20 @@ def run_boundary(call: SiteCall, choice: Choice, f, x, post, comb, weights, spli
 
 
 def of_boundary_backward(call: SiteCall, batch: int, device: str) -> Tensors:
-    """What `boundary_backward.one_pass` takes, but for the bias."""
+    """What `boundary_backward.one_pass` takes, but for the bias: fn's parts for all streams, and for each."""
     f, x, post, comb, weights, split = of_boundary(call, batch, device)
     g, along, _, dstreams, dy, streams, _ = of_streams(call, batch, device)
-    return dstreams, dy, g, along, streams, split, f, x, post, comb, weights
+    shape = call.mixes.m, call.mixes.parts, call.n, call.columns
+    (by_stream,) = noise(device, "bfloat16", shape)
+    return dstreams, dy, g, along, streams, split, by_stream, f, x, post, comb, weights
 
 
-def run_boundary_backward(call: SiteCall, choice: Choice, *given: torch.Tensor) -> Tensors:
-    before, after = given[:8], given[8:]
-    return boundary_backward.one_pass(*before, None, *after, call, "io", choice)
+def run_boundary_backward(
+    call: SiteCall, choice: Choice, dstreams, dy, g, along, streams, split, by_stream, f, x, *coefficients
+) -> Tensors:
+    rows = split if dict(choice.variant)["together"] else by_stream
+    given = dstreams, dy, g, along, streams, rows, f, x, None, *coefficients
+    return boundary_backward.one_pass(*given, call, "io", choice)
 
 
 def of_sums(call: SiteCall, batch: int, device: str) -> Tensors:
@@ -176,11 +181,11 @@ def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> flo
     sums = mixes_launch.partials(streams.flatten(1), mixes_launch.split(fn, call.mixes), call.precision)
     mixes, norms = mixes_launch.reduce(*sums, call.mixes, workload.norm_eps, workload.eps_outside)
     g, along = mixes_launch.upstream(dmixes, mixes, norms, call.mixes)
-    split = boundary.split_of(fn, call)
-    given = dstreams, dy, g, along, streams, split, f, x, None, post, comb, weights
-    *made, dweights = boundary_backward.gradients(given, call, "io", {choice.kernel: choice})
-    taken = choice if choice.kernel == boundary_backward.PROJECTION else None
-    dfn = boundary_backward.projection(g, streams, call, taken)
+    choices = {choice.kernel: choice}
+    rows = boundary_backward.parts_of_fn(fn, call, streams, choices)
+    given = dstreams, dy, g, along, streams, rows, f, x, None, post, comb, weights
+    *made, dweights = boundary_backward.gradients(given, call, "io", choices)
+    dfn = boundary_backward.projection(g, streams, call, choices.get(boundary_backward.PROJECTION))
     found = dict(zip(of_boundary_gradients.RESULTS, (*made, dfn, dweights), strict=True))
     return max(worst(found[name], *limit) for name, limit in limits.items())
 

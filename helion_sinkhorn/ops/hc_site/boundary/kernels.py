@@ -69,10 +69,11 @@ def each_stream(whole, n):
     return parted(streams_last, power_of_two(n))[:n]
 
 
-def rows_of(split, tile_m, tile_c, first, count, places, parts):
-    """The parts of fn for a block of columns, those of `count` streams from the first on side by side."""
-    start = tile_c.begin * places + first * WIDTH
-    return [hl.load(split, [tile_m, k, start + hl.arange(count * WIDTH)]) for k in range(parts)]
+def rows_of(split, tile_m, tile_c, n, parts):
+    """The parts of fn for a block of columns, those of n streams side by side."""
+    places = power_of_two(n)
+    columns = tile_c.begin * places + hl.arange(places * WIDTH)
+    return [hl.load(split, [tile_m, k, columns]) for k in range(parts)]
 
 
 def weights_of(post, comb, weights, tile_t, n, transposed):
@@ -103,8 +104,7 @@ def cross(tensors, kept, sums, place, n, x_parts, parts, how, interpret):
         collapsed = multiply_add(own[-1].unsqueeze(1), wide, collapsed, how)
         made.append(rounded)
     hl.store(y, [tile_t, tile_c], collapsed.to(y.dtype))
-    places = power_of_two(n)
-    rows = turned(rows_of(split, tile_m, tile_c, 0, places, places, parts))
+    rows = turned(rows_of(split, tile_m, tile_c, n, parts))
     total = total + product(given_parts(side_by_side(made, interpret), x_parts), rows, parts, interpret)
     return total, square
 

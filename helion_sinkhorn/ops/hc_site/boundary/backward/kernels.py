@@ -61,15 +61,6 @@ def add_up(pair):
     return first + second
 
 
-def of_projection(upstream, split, tile_m, tile_c, n, parts, together, interpret):
-    """g fn_o of each new stream, (tile_t, WIDTH): `together` of them from one chain of products."""
-    places, found = power_of_two(n), []
-    for first in range(0, n, together):
-        rows = rows_of(split, tile_m, tile_c, first, together, places, parts)
-        found += each_stream(product(upstream, rows, parts, interpret), min(together, n - first))
-    return found
-
-
 def take_gradients(tensors, upstream, norm, weights, sums, place, n, parts, together, how, interpret):
     """The gradient of each new stream in float32, (tile_t, tile_c), and sums with the products for dweights.
 
@@ -83,15 +74,21 @@ def take_gradients(tensors, upstream, norm, weights, sums, place, n, parts, toge
         # hl.load: in a helper Helion takes an index for an operation on the host
         collapsed = hl.load(dy, [tile_t, tile_c]).to(torch.float32)
         of_collapse = by_thread(collapsed, interpret)
-    backs = of_projection(upstream, split, tile_m, tile_c, n, parts, together, interpret)
-    for o, back in enumerate(backs):
+    if together:
+        whole = product(upstream, rows_of(split, tile_m, tile_c, n, parts), parts, interpret)
+        backs = each_stream(whole, n)
+    for o in range(n):
         stored = hl.load(streams, [tile_t, o, tile_c]).to(torch.float32)
-        if interpret:  # the last block is narrower there
-            back = back[:, : stored.size(1)]
         if dy is not None:
             totals[o] = with_products(totals[o], by_thread(stored, interpret), of_collapse, how)
         residual = norm if dstreams is None else hl.load(dstreams, [tile_t, o, tile_c])
         given = norm, residual, norm if dy is None else collapsed, weights[o]
+        if together:
+            # the last block is narrower in reference mode
+            back = backs[o][:, : stored.size(1)] if interpret else backs[o]
+        else:
+            rows = [hl.load(split, [tile_m, k, o, tile_c]) for k in range(parts)]
+            back = product(upstream, rows, parts, interpret)
         found.append(stream_gradient(back, stored, given, dstreams, dy, how))
     return found, joined(totals)
 
@@ -188,9 +185,9 @@ def hc_boundary_backward(
         G_o = dX'_o + weights_o dy + (g fn)_o + along X'_o,
         of_post_o = <G_o, f + bias>,  of_comb_io = <x_i, G_o>,  of_weights_o = <X'_o, dy>
 
-    of_post and of_weights are (T, splits, n), of_comb (T, splits, n n); split is fn in parts, as
-    `hc_boundary_split` has them, M at most block_m, and g (T, parts, M) and along (T,) are as in hc_mixes.
-    `together` streams share a chain of matrix products: n, rounded up to a power of two, or 1.
+    of_post and of_weights are (T, splits, n), of_comb (T, splits, n n); g (T, parts, M) and along (T,) are
+    as in hc_mixes.  split is fn in parts, M at most block_m: those of all streams `together` in one chain of
+    matrix products, as `hc_boundary_split` has them, or (M, parts, n, C).
     """
     tokens = x.size(0)
     hl.specialize((streams.stride(), split.stride(), f.stride(), x.stride(), post.stride(), comb.stride()))

@@ -107,7 +107,7 @@ def in_one_pass(
     stored = flattened(streams, 2)
     tensors = (
         None if dstreams is None else flattened(dstreams, 2), None if dy is None else flattened(dy, 1),
-        g, along, stored, split_of(parameter(fn), call), flattened(f, 1), flattened(x, 2),
+        g, along, stored, parts_of_fn(parameter(fn), call, stored, choices), flattened(f, 1), flattened(x, 2),
         None if bias is None else placed(bias), flattened(post, 1), flattened(comb, 2), flattened(weights, 1),
     )  # fmt: skip
     made = gradients(tensors, call, values.comb_order, choices)
@@ -116,6 +116,17 @@ def in_one_pass(
         t.view(like.shape) for t, like in zip(made, (f, x, post, comb, weights), strict=True)
     )
     return *of_update, dfn, sums, weights.new_empty(0) if dy is None else dweights
+
+
+def parts_of_fn(
+    fn: torch.Tensor, call: SiteCall, streams: torch.Tensor, choices: Choices = NO_CHOICES
+) -> torch.Tensor:
+    """The parts of fn as `one_pass` takes them for streams (T, n, C), with what is chosen for its kernel."""
+    device, _, _ = serving.device_at(serving.index_of(streams))
+    choice = choices.get(BACKWARD) or serving.choose(KERNELS[BACKWARD], call, len(streams), device)
+    if dict(choice.variant)["together"]:
+        return split_of(fn, call)
+    return mixes_launch.split(fn, call.mixes).view(call.mixes.m, call.mixes.parts, call.n, call.columns)
 
 
 def gradients(
@@ -145,7 +156,11 @@ def one_pass(
     comb_order: str,
     choice: Choice | None = None,
 ) -> Tensors:
-    """(df, dx, of_post, of_comb, of_weights), the last three as the kernel has them."""
+    """(df, dx, of_post, of_comb, of_weights), the last three as the kernel has them.
+
+    split is what `parts_of_fn` makes: its layout decides how products with fn are made, and not the config,
+    since the default may take the place of one that is refused.
+    """
     tokens, n, columns = x.shape
     mixes, splits = call.mixes, -(-columns // CHUNK)
     df, dx = torch.empty_like(f), torch.empty_like(x)
@@ -161,7 +176,7 @@ def one_pass(
     def launch(served: Served) -> None:
         own = (
             mixes.m, n, columns, splits, CHUNK, WIDTH, mixes.block_m, mixes.dx_parts,
-            dict(served.choice.variant)["together"], comb_order == "oi", served.reciprocal, served.interpret,
+            split.dim() == 3, comb_order == "oi", served.reciprocal, served.interpret,
         )  # fmt: skip
         run_and_keep(served.kernel, tensors, own, tensors, key)
 
