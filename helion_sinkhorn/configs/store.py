@@ -99,15 +99,17 @@ class Keyed:
         return cls(**dict(key))
 
 
-def _is_flat(value: Any) -> bool:
-    """Whether JSON text holds a value, or a list of values."""
-    return not any(isinstance(v, (dict, list)) for v in (value if isinstance(value, list) else [value]))
+def _is_setting(value: Any, lists: int = 2) -> bool:
+    """Whether JSON text holds a value, a list, or a list for each loop, as `loop_orders` is one."""
+    if isinstance(value, list):
+        return lists > 0 and all(_is_setting(v, lists - 1) for v in value)
+    return not isinstance(value, dict)
 
 
 def _entry(e: dict[str, Any], path: Path) -> Entry:
     key, config, variant, evidence = (e[name] for name in ("key", "config", "variant", "evidence"))
     for name, value in (("key", key), ("config", config), ("variant", variant)):
-        if not isinstance(value, dict) or not all(map(_is_flat, value.values())):
+        if not isinstance(value, dict) or not all(map(_is_setting, value.values())):
             raise TypeError(f"{name} is {value!r:.80}")
     if not isinstance(evidence, str):
         raise TypeError(f"evidence is {evidence!r:.80}")

@@ -95,6 +95,9 @@ def merge(
 
     An entry replaces the one of its key, unless that was measured and this is not.  Safe for any
     number of processes at a time; a reader sees the old file or the new one.
+
+    Raises:
+        TypeError, ValueError: the entries are such as no reader takes; the file stays as it was.
     """
     path = folder / device["key"] / f"{kernel}.json"
     with locked(path):
@@ -113,7 +116,10 @@ def merge(
             "runs": {name: runs[name] for name in sorted(used)},
             "entries": [kept[name] for name in sorted(kept)],
         }
-        replace(path, text(merged))
+        content = text(merged)
+        # the next writer would put aside what it cannot read, with all other entries
+        store.entries_of(json.loads(content), path)
+        replace(path, content)
     return path
 
 

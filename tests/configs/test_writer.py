@@ -16,10 +16,13 @@ from hypothesis import strategies as st
 
 from helion_sinkhorn.configs import lookup, store, writer
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.operators import KERNELS, kernel_calls
 from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime.kernel import candidates
+from helion_sinkhorn.tuning.groups import jsonable
 from helion_sinkhorn.tuning.provenance import device_block
+from helion_sinkhorn.workloads import tagged
 
 KERNEL = "sinkhorn_forward"
 BLOCK = device_block(DEVICES["h200"], "NVIDIA H200")
@@ -250,7 +253,7 @@ def test_sixteen_threads_at_the_first_call(tmp_path, monkeypatch, caplog):
     x = torch.randn(64, 4, 4)
     barrier, results = threading.Barrier(16), []
     slowly = json.loads
-    monkeypatch.setattr(store.json, "loads", lambda text: time.sleep(0.05) or slowly(text))
+    monkeypatch.setattr(store.json, "loads", lambda *a, **k: time.sleep(0.05) or slowly(*a, **k))
 
     def call():
         barrier.wait()
@@ -283,3 +286,34 @@ def test_a_warm_choice_costs_less_than_two_microseconds():
 def test_recorded_commands_name_no_folder(out):
     said = writer.command("helion_sinkhorn", ["tune", "--device", "h200", *out, "--only", "_4x4_"])
     assert said == "helion_sinkhorn tune --device h200 --only _4x4_"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_config_that_the_tuner_tries_comes_back_as_it_is(tmp_path, device):
+    """Those with a list in a list too, such as loop_orders."""
+    block = device_block(DEVICES[device], device)
+    calls = {(name, call) for w in tagged("tune", object) for name, call in kernel_calls(w)}
+    by_kernel = {}
+    for name, call in sorted(calls, key=str):
+        by_kernel.setdefault(name, set()).update(
+            (c.config, c.variant) for c in candidates(KERNELS[name], call, DEVICES[device])
+        )
+    for name, tried in by_kernel.items():
+        stored = sorted(tried, key=repr)
+        entries = [
+            {**entry(1 + k), "config": jsonable(config), "variant": jsonable(variant)}
+            for k, (config, variant) in enumerate(stored)
+        ]
+        writer.merge(tmp_path, name, block, RUN, entries)
+        store.read.cache_clear()
+        found = store.read(tmp_path, device, name)
+        assert [(dict(e.config), dict(e.variant)) for e in found] == [(dict(c), dict(v)) for c, v in stored]
+
+
+def test_what_no_reader_takes_is_not_written(tmp_path, caplog):
+    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
+    before = path_in(tmp_path).read_text()
+    with pytest.raises(TypeError, match="config is"):
+        writer.merge(tmp_path, KERNEL, BLOCK, RUN, [{**entry(64), "config": {"block_sizes": [[[64]]]}}])
+    assert path_in(tmp_path).read_text() == before
+    assert caplog.records == []
