@@ -173,7 +173,7 @@ def against_the_default():
             yield pytest.param(call, first, other, id=f"{call} {other}")
 
 
-@pytest.mark.parametrize(("call", "first", "other"), against_the_default())
+@pytest.mark.parametrize(("call", "first", "other"), [*against_the_default()])
 def test_a_token_of_a_boundary_has_the_same_gradients_alone_with_every_config(call, first, other):
     """A batch and a token alone may be tuned to different ones."""
     *before, _, _, f, x, post, comb, weights = TRIALS[backward.BACKWARD].operands(call, 130, DEVICE)

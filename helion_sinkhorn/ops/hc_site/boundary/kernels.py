@@ -37,10 +37,10 @@ def hc_boundary_split(
     places: hl.constexpr,
     parts: hl.constexpr,
 ):
-    """split (M, parts, blocks places width), the bfloat16 parts of fn (M, n C) in blocks of `width` columns.
+    """split (M, parts, size), the bfloat16 parts of fn (M, n C), `width` columns of all streams side by side.
 
-    A block has those columns of one stream behind those of another, and zeros for columns and streams that
-    there are none of: `places` is n or more.
+    A block of `width` columns has `width` entries for each of `places` streams, stream by stream; the blocks
+    lie one behind the other.  Columns and streams that fn has not, up to `places`, are zeros.
     """
     hl.specialize((fn.stride(), split.size(2), split.stride()))
     for tile_m, tile_k in hl.tile([rows, split.size(2)]):
@@ -53,7 +53,7 @@ def hc_boundary_split(
 
 
 def side_by_side(blocks, interpret):
-    """Blocks (tile, WIDTH) of streams as one (tile, places WIDTH), in the order of `hc_boundary_split`."""
+    """Blocks (tile, WIDTH) of each stream as one, in the order of columns of `hc_boundary_split`."""
     if interpret:  # the last blocks are narrower there
         blocks = [torch.nn.functional.pad(b, (0, WIDTH - b.size(1))) for b in blocks]
     whole = padded_join(blocks)
@@ -70,7 +70,7 @@ def each_stream(whole, n):
 
 
 def rows_of(split, tile_m, tile_c, n, parts):
-    """The parts of fn for a block of columns, those of n streams side by side."""
+    """The parts of fn for a block of columns of all n streams, from what `hc_boundary_split` wrote."""
     places = power_of_two(n)
     columns = tile_c.begin * places + hl.arange(places * WIDTH)
     return [hl.load(split, [tile_m, k, columns]) for k in range(parts)]

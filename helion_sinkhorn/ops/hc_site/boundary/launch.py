@@ -70,7 +70,7 @@ def forward(
 
 
 def split_shape(call: SiteCall) -> tuple[int, int, int]:
-    """(M, parts, blocks places WIDTH), as the kernel has it."""
+    """(M, parts, size): WIDTH entries for each block of columns and each place of a stream."""
     blocks, places = -(-call.columns // WIDTH), power_of_two(call.n)
     return call.mixes.m, call.mixes.parts, blocks * places * WIDTH
 
