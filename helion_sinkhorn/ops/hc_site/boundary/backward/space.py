@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.hc_mixes import space as mixes
+from helion_sinkhorn.ops.hc_site.boundary.space import config
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.runtime.space import Grid, Items, power_of_two
 
@@ -17,23 +18,13 @@ APART = (("together", False),)
 """A chain of products for each stream; all together they spill 592 bytes on sm_100, and 72 apart."""
 
 
-def backward_config(rows: int, warps: int, stages: int) -> Items:
-    """`rows` tokens a program, and `stages` steps on their way."""
-    return (
-        ("block_sizes", (rows,)),
-        ("num_warps", warps),
-        ("num_stages", stages),
-        ("range_num_stages", (0, stages)),
-    )
-
-
 def backward_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
     if device.vendor == "amd":
-        return backward_config(64, 4, 1), APART
+        return config(64, 4, 1), APART
     # sm_90, 4 streams, bfloat16: 255 registers, of which Triton 3.6 spills 4 and 3.9 32, two programs a
     # multiprocessor; eight warps would take half as many instructions again for the same block.  In float32,
     # and where columns move one by one, they spill less: 40 bytes for 320, and 32 for 360
-    return backward_config(64, 8 if call.dtype == "float32" or call.columns % 8 else 4, 2), APART
+    return config(64, 8 if call.dtype == "float32" or call.columns % 8 else 4, 2), APART
 
 
 def backward_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
@@ -45,7 +36,7 @@ def backward_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
     sizes, stages = ((64, 4), (64, 8), (128, 8)), (1, 2)
     if device.vendor == "nvidia":
         sizes, stages = ((64, 4), (64, 8)), (2, 3)
-    few = [backward_config(*size, s) for size in sizes for s in stages]
+    few = [config(*size, s) for size in sizes for s in stages]
     return ({"config": tuple(few), "together": (True, False)},)
 
 
