@@ -34,18 +34,20 @@ def joined(parts):
 
 
 def multiply_add(a, b, c, how):
-    """a b + c elementwise, rounded once.
+    """a b + c elementwise, rounded once; c has the shape of the result.
 
     Left to the compiler, some places of a block are fused and others not, and a token's bits depend on where
-    it stands.
+    it stands.  On AMD the instruction is LLVM's own: a matrix instruction's registers must rest for up to 20
+    wait states, and LLVM puts none before inline assembly.
     """
     if how == "ptx":
         asm, registers = "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f"
-    elif how == "gcn":
-        asm, registers = "v_fma_f32 $0, $1, $2, $3", "=v,v,v,v"
-    else:
-        return a * b + c
-    return hl.inline_asm_elementwise(asm, registers, [a, b, c], dtype=torch.float32, is_pure=True, pack=1)
+        return hl.inline_asm_elementwise(
+            asm, registers, [a, b, c], dtype=torch.float32, is_pure=True, pack=1
+        )
+    if how == "gcn":
+        return hl.inline_triton("tl.fma({0}, {1}, {2})", (a, b, c), c)
+    return a * b + c
 
 
 def computed_once(x, how):

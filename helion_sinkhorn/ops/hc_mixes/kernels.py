@@ -203,9 +203,6 @@ def stream_gradient(product, stream, given, residual, dy, how):
     scale, of_residual, of_dy, weight = given
     stream, scale = stream.to(torch.float32), scale.unsqueeze(1)
     if residual is None and dy is None:
-        if how == "gcn":
-            # LLVM does not wait for a matrix instruction before inline assembly that reads its result
-            return product + multiply_add(scale, stream, torch.zeros_like(stream), how)
         return multiply_add(scale, stream, product, how)
     rest = scale * stream
     if residual is not None:
