@@ -36,6 +36,8 @@ SERVED = (peers.FLOOR, peers.OURS, peers.PARTS)
 LIMIT = 520.0
 SPLIT = (peers.COMPILED, "TransformerEngine", "Megatron-LM")
 """Functions that compile or try so much that every size is a process of its own."""
+SPLIT_OPERATION = (peers.OURS, "boundary")
+"""So is this operation of a function: its eight sizes compile for more than 120 s in one process."""
 SLOWEST = (peers.COMPILED, "Liger")
 """Functions that take longest to get ready."""
 Shapes = tuple[tuple[int, int], ...]
@@ -64,8 +66,9 @@ def waves(only: list[str], tokens: int, columns: tuple[int, ...], many: int, dev
         having = OPERATIONS if name == peers.FLOOR else peers.PEERS[name].adapters
         for of in having:
             shapes = shapes_of(name, of, tokens, columns, many)
-            parts = [(shape,) for shape in shapes] if name in SPLIT else [shapes]
-            first = name in SLOWEST or (name in SPLIT and of != "site")
+            split = name in SPLIT or (name, of) == SPLIT_OPERATION
+            parts = [(shape,) for shape in shapes] if split else [shapes]
+            first = name in SLOWEST or (split and of != "site")
             (slow if first else other).extend(Job(name, of, part, device) for part in parts)
     return [wave for wave in (slow, other) if wave]
 

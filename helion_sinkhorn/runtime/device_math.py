@@ -42,9 +42,7 @@ def multiply_add(a, b, c, how):
     """
     if how == "ptx":
         asm, registers = "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f"
-        return hl.inline_asm_elementwise(
-            asm, registers, [a, b, c], dtype=torch.float32, is_pure=True, pack=1
-        )
+        return hl.inline_asm_elementwise(asm, registers, [a, b, c], dtype=torch.float32, is_pure=True, pack=1)
     if how == "gcn":
         return hl.inline_triton("tl.fma({0}, {1}, {2})", (a, b, c), c)
     return a * b + c

@@ -79,6 +79,17 @@ def test_a_matrix_has_the_same_bits_at_every_place_of_a_block(tmp_path):
     assert result["reproducible"] == {"other state and order": True, "split": True}
 
 
+def test_a_sum_waits_for_the_matrix_product_whose_registers_it_takes(tmp_path):
+    """Three streams on gfx942: as inline assembly the sum came after 5 of the 7 wait states."""
+    done = script("emulate", "--devices", "mi300x", "--workloads", "hc_post_three_streams:out", "--models",
+                  "--steps", 1 << 10, "--jobs", 1, "--out", tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    artefact = json.loads((tmp_path / "accuracy-mi300x-emulated.json").read_text())
+    record = artefact["workloads"]["hc_post_three_streams"]
+    assert {r["kernel"] for r in record["results"]} == {"hc_post_forward", "hc_boundary_forward"}
+    assert not record.get("findings")
+
+
 @pytest.mark.parametrize(
     ("programs", "each", "fewest"),
     [

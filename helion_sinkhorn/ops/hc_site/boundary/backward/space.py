@@ -14,13 +14,15 @@ CHUNK = 512
 4 x 4096 columns: the partial sums are 768 bytes a token, written and read, of 155 KB in all, and 8192 tokens
 make 1024 programs, four for each place on an H200.
 """
-APART = (("together", False),)
-"""A chain of products for each stream; all together they spill 592 bytes on sm_100, and 72 apart."""
+TOGETHER, APART = (("together", True),), (("together", False),)
+"""One chain of products for all streams, or one for each: on sm_100 they spill 592 bytes and 72."""
 
 
 def backward_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
     if device.vendor == "amd":
-        return config(64, 4, 1), APART
+        # gfx950, 4 streams, bfloat16: 254 registers and 1569 instructions, apart 364 and 2511.  With four
+        # warps float32 takes 314, and a gfx942 spills 7 of three streams
+        return config(64, 8 if call.dtype == "float32" or power_of_two(call.n) != call.n else 4, 1), TOGETHER
     # sm_90, 4 streams, bfloat16: 255 registers, of which Triton 3.6 spills 4 and 3.9 32, two programs a
     # multiprocessor; eight warps would take half as many instructions again for the same block.  In float32,
     # and where columns move one by one, they spill less: 40 bytes for 320, and 32 for 360
