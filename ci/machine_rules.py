@@ -183,7 +183,7 @@ def offsets(binary: Binary) -> Iterator[str]:
 
 
 def waits(binary: Binary) -> Iterator[str]:
-    """Inline assembly reads no result of a matrix instruction: AMD's compiler puts no wait states between."""
+    """Inline assembly names no result of a matrix instruction: AMD's compiler puts no wait states between."""
     if binary.counts.get("assembly behind matrix"):
         yield f"{binary.counts['assembly behind matrix']} instructions"
 

@@ -283,7 +283,8 @@ def is_config(then: dict[str, Any], now: dict[str, Any]) -> bool:
 def config_now(device: str, kernel: str, call: Any, batch: int, running: str) -> dict[str, Any]:
     """Config and variant that look-up gives a call of a kernel under a Triton."""
     row = KERNELS[kernel]
-    found = (lookup.find(DEVICES[device], kernel, key, batch, [CACHE], running) for key in row.keys(call))
+    size = row.batch(call, batch)
+    found = (lookup.find(DEVICES[device], kernel, key, size, [CACHE], running) for key in row.keys(call))
     entry = next(filter(None, found), None)
     choice = entry and Choice(kernel, entry.config, entry.variant, entry.source)
     if choice is None or not in_space(row, choice, call, DEVICES[device]):

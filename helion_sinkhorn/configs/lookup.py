@@ -53,11 +53,17 @@ def preferred(
 
 def distance(version: str, running: str) -> tuple[bool, int, int]:
     """An order of minor versions, "3.6": how far from the running one; of two as far the newer first."""
-    if not (MINOR_VERSION.fullmatch(version) and MINOR_VERSION.fullmatch(running)):
-        return version != running, sys.maxsize, 0
-    numbers = (map(int, v.split(".")) for v in (version, running))
-    of, own = (1000 * major + minor for major, minor in numbers)
-    return of != own, abs(of - own), -of
+    of, own = number(version), number(running)
+    away = sys.maxsize if of is None or own is None else abs(of - own)
+    return version != running, away, -(of or 0)
+
+
+def number(version: str) -> int | None:
+    """A minor version as a number that grows with it; None of what is none."""
+    if not MINOR_VERSION.fullmatch(version):
+        return None
+    major, minor = map(int, version.split("."))
+    return 1000 * major + minor
 
 
 def nearest(entries: tuple[store.Entry, ...], batch: int) -> store.Entry | None:
@@ -132,7 +138,7 @@ def find(
             continue
         # on an H100 its own config is at most 1.15 times as fast as that of an H200 (184 keys, median 1.00),
         # but that of Triton 3.9, under 3.9, up to 1.28 times as fast as that of 3.6 (92 keys, median 1.04)
-        name, entry = min(found, key=lambda pair: pair[1].triton != running)
+        name, entry = min(found, key=lambda pair: distance(pair[1].triton, running))
         if entry.triton != running:
             say_version(kernel, entry.triton, running)
         if name != device.key:

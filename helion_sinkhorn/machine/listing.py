@@ -138,7 +138,7 @@ def registers_of(operand: str) -> set[int]:
 
 
 def assembly_behind_matrix(text: str) -> int:
-    """Instructions of inline assembly that read a matrix instruction's result before it is there.
+    """Instructions of inline assembly that read or overwrite a matrix instruction's result too early.
 
     LLVM inserts the wait states that AMD's matrix instructions need, and does not look into inline assembly.
     Follows registers in the order of the text.
@@ -147,8 +147,8 @@ def assembly_behind_matrix(text: str) -> int:
     written: dict[int, int] = {}
     for op, (to, *sources), assembly in gcn_instructions(text):
         clock += 1 + (int(to, 0) if op == "s_nop" else 0)
-        read = set().union(*map(registers_of, sources))
-        found += assembly and any(clock - written[r] <= MATRIX_STATES for r in read & written.keys())
+        named = set().union(*map(registers_of, (to, *sources)))
+        found += assembly and any(clock - written[r] <= MATRIX_STATES for r in named & written.keys())
         for register in registers_of(to):
             written.pop(register, None)
             if op.startswith("v_mfma"):

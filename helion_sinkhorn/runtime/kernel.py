@@ -59,10 +59,16 @@ class Kernel:
     "returns float32" whatever the dtype, takes "norms" of streams, "splits" numbers into parts."""
     similar: Callable[[Any], Any] | None = None
     """A call that is tuned, whose configs are as good as any for a call that is not."""
+    size: Callable[[Any], int] | None = None
+    """What a launch is as large as, where that is of the call alone and the batch does not count."""
 
     def keys(self, call: Any) -> list[Key]:
         """What the config of a call is looked up by, the best first."""
         return [call.key] if self.similar is None else [call.key, self.similar(call).key]
+
+    def batch(self, call: Any, batch: int) -> int:
+        """The batch that a config is tuned and looked up for, in a call of so many matrices or tokens."""
+        return batch if self.size is None else self.size(call)
 
 
 def default_choice(kernel: Kernel, call: Any, device: Device) -> Choice:

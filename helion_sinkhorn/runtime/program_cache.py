@@ -164,23 +164,36 @@ def kept(name: str, host: str) -> Callable[..., Any] | None:
 
 def keep(name: str, code: str) -> None:
     """Write a program, in one step; no error where that is impossible."""
-    at = folder()
-    if at is None:
+    if (at := made_folder()) is None:
         return
     try:
-        at.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if is_ours(at.stat()):
-            replace(at / name, _heading(code) + code, 0o600)
-        else:
-            say_foreign(at)
+        replace(at / name, _heading(code) + code, 0o600)
     except OSError as error:
         log.info("generated code is not kept in %s (%s)", at, error)
 
 
-def is_usable() -> bool:
-    """Whether what the folder holds, or will hold, may be executed."""
+def made_folder() -> Path | None:
+    """The folder, made where there is none; None, and a log line, where nothing can be kept in it."""
     at = folder()
-    return at is not None and (not at.exists() or is_ours(at.stat()))
+    if at is None:
+        return None
+    try:
+        at.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if is_ours(at.stat()):
+            return at
+        say_foreign(at)
+    except OSError as error:
+        log.info("generated code is not kept in %s (%s)", at, error)
+    return None
+
+
+def is_usable() -> bool:
+    """Whether programs can be kept in the folder, which may be made yet, and executed from there."""
+    at = folder()
+    if at is None:
+        return False
+    there = next(path for path in (at, *at.parents) if path.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK) and (there != at or is_ours(at.stat()))
 
 
 def usage() -> tuple[int, int]:

@@ -74,6 +74,7 @@ def device_at(index: int | None) -> tuple[Device, str, bool]:
 def choose(kernel: Kernel, call: Any, batch: int, device: Device) -> Choice:
     """The config stored for a call of a kernel, or for a similar one, if it is in the kernel's space for this
     call; else the default."""
+    batch = kernel.batch(call, batch)
     found = ((key, lookup(device, kernel.name, key, batch)) for key in kernel.keys(call))
     key, entry = next((pair for pair in found if pair[1] is not None), (call.key, None))
     if entry is not None:

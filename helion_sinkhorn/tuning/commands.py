@@ -20,6 +20,7 @@ from helion_sinkhorn.tuning import selection
 
 console = Console(soft_wrap=True, highlight=False)
 TRITON = "a CPU build of torch brings none: `pip install triton` on Linux"
+UNUSABLE = "it is no folder, cannot be made or written, or others may write it"
 
 
 def table(title: str, names: list[str], rows: list[tuple[str, ...]]) -> None:
@@ -196,6 +197,11 @@ def warm(arguments: argparse.Namespace) -> int:
         selection.refuse("warm", f"no GPU here; name a device with --device: {', '.join(DEVICES)}")
     if program_cache.folder() is None:
         selection.refuse("warm", "HELION_SINKHORN_CACHE_DIR is off, so nothing is kept; name a folder by it")
+    if program_cache.made_folder() is None:
+        selection.refuse(
+            "warm", f"nothing can be kept in {program_cache.folder()}: {UNUSABLE}; "
+            "name another folder by HELION_SINKHORN_CACHE_DIR",
+        )  # fmt: skip
     if not is_here:
         # before Helion is imported, which looks at the device
         present_device(DEVICES[arguments.device])
@@ -225,7 +231,7 @@ def say_programs() -> None:
         return
     files, size = program_cache.usage()
     usable = program_cache.is_usable()
-    state = "used" if usable else "not used: it belongs to another user, or others may write it"
+    state = "used" if usable else f"not used: {UNUSABLE}"
     console.print(f"generated code: {files} files, {size} bytes in {folder}; {state}")
 
 

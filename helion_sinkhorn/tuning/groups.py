@@ -34,7 +34,7 @@ def groups_of(workloads: Iterable[Any], kernel: str | None = None) -> list[Group
     for workload in workloads:
         for name, call in kernel_calls(workload):
             if kernel in (None, name):
-                batches.setdefault((name, call), set()).add(workload.batch)
+                batches.setdefault((name, call), set()).add(KERNELS[name].batch(call, workload.batch))
     return [Group(*key, tuple(sorted(b))) for key, b in batches.items()]
 
 

@@ -95,14 +95,15 @@ def amd(text: str = GCN, **changes: object) -> Binary:
         ("v_mov_b32_e32 v4, v40\n", 1),
     ],
 )
-def test_assembly_that_reads_a_matrix_too_early_is_counted(between, count):
-    """With too few wait states between, and only if what it reads is still the matrix instruction's."""
+@pytest.mark.parametrize("instruction", ["v_fma_f32 v18, v19, v20, v3", "v_fma_f32 v3, v19, v20, v21"])
+def test_assembly_that_takes_a_matrix_too_early_is_counted(instruction, between, count):
+    """With too few wait states between, if what it reads or overwrites is still the matrix instruction's."""
     matrix = "\tv_mfma_f32_32x32x16_bf16 v[2:17], v[18:21], v[22:25], v[2:17]\n"
     between = "".join(f"\t{line}\n" for line in between.splitlines())
-    assembly = "\t;;#ASMSTART\n\tv_fma_f32 v18, v19, v20, v3\n\t;;#ASMEND\n"
+    assembly = f"\t;;#ASMSTART\n\t{instruction}\n\t;;#ASMEND\n"
     assert assembly_behind_matrix(matrix + between + assembly) == count
     # LLVM sees what is no inline assembly
-    assert assembly_behind_matrix(matrix + between + "\tv_fma_f32 v18, v19, v20, v3\n") == 0
+    assert assembly_behind_matrix(f"{matrix}{between}\t{instruction}\n") == 0
 
 
 def test_good_code_breaks_no_rule():

@@ -17,6 +17,9 @@ from helion_sinkhorn.configs import device, lookup, settings, store
 from helion_sinkhorn.configs.device import DEVICES, match
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime.kernel import candidates
+from helion_sinkhorn.tuning.groups import groups_of
+from helion_sinkhorn.workloads import tagged
 
 KERNEL = "sinkhorn_forward"
 FOLDERS = store.folders
@@ -380,14 +383,41 @@ def test_own_entry_goes_before_the_family_s(shipped, caplog):
     assert caplog.records == []
 
 
-@pytest.mark.parametrize(("own", "name"), [("3.9", "h200"), ("3.6", "h100")])
-def test_a_relative_s_entry_of_the_running_triton_goes_before_an_own_one_of_another(
-    own, name, shipped, monkeypatch
+@pytest.mark.parametrize(
+    ("running", "own", "name"),
+    [("3.9", "3.9", "h200"), ("3.9", "3.6", "h100"), ("3.8", "3.6", "h100"), ("3.7", "3.6", "h200")],
+)
+def test_of_own_and_a_relative_s_entry_the_one_of_the_nearest_triton_is_served(
+    running, own, name, shipped, monkeypatch
 ):
-    monkeypatch.setattr(store, "triton_minor", lambda: "3.9")
+    monkeypatch.setattr(store, "triton_minor", lambda: running)
     write(shipped, [entry(triton=own)])
     write(shipped, [entry(triton="3.9")], "h100")
     assert Path(served().path).parent.name == name
+
+
+@pytest.mark.parametrize("running", ["", "main"])
+def test_beside_no_known_triton_the_newest_one_s_entries_come_first(running):
+    versions = ["3.6", "3.10", "", "3.9", "3.8"]
+    ordered = sorted(versions, key=lambda version: lookup.distance(version, running))
+    # an entry that names none fits a process without one
+    assert [v for v in ordered if v] == ["3.10", "3.9", "3.8", "3.6"]
+
+
+@pytest.mark.parametrize("name", ["hc_mixes_split", "hc_boundary_split"])
+def test_what_takes_no_tokens_is_tuned_and_looked_up_by_its_own_size(name, shipped):
+    """A launch splits 24 rows of fn; workloads, by which `show`, `warm` and the tuner go, count tokens."""
+    row = KERNELS[name]
+    (call, *_) = {group.call for group in groups_of(tagged("tune", object), name)}
+    assert {group.batches for group in groups_of(tagged("tune", object), name)} == {(24,)}
+    of_size, of_tokens = (dict(c.config) for c in candidates(row, call, DEVICES["h200"])[:2])
+    assert of_size != of_tokens
+    key = (*call.key, ("triton", store.triton_minor()))
+    write(shipped, [entry(24, key, of_size, {}), entry(1 << 13, key, of_tokens, {})], kernel=name)
+    for tokens in (1, 24, 1 << 13, 1 << 20):
+        choice = serving.choose(row, call, tokens, DEVICES["h200"])
+        assert choice.stored
+        assert dict(choice.config) == of_size
 
 
 def test_a_relative_has_the_batches_that_tuning_did_not_reach(shipped):

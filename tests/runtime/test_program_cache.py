@@ -126,6 +126,23 @@ def test_what_is_damaged_or_writable_by_others_is_not_executed(planted, damage):
     assert not mark.exists()
 
 
+def test_a_folder_in_which_nothing_can_be_kept_is_not_said_to_be_used(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.write_text("")
+    for named in (file, file / "below"):
+        monkeypatch.setattr(settings, "CACHE_DIR", str(named))
+        assert not program_cache.is_usable()
+        assert program_cache.made_folder() is None
+    monkeypatch.setattr(settings, "CACHE_DIR", str(tmp_path / "new" / "folder"))
+    assert program_cache.is_usable()
+    assert not (tmp_path / "new").exists()
+    assert program_cache.made_folder() == tmp_path / "new" / "folder"
+    assert program_cache.is_usable()
+    (tmp_path / "new" / "folder").chmod(0o777)
+    assert not program_cache.is_usable()
+    assert program_cache.made_folder() is None
+
+
 def test_what_belongs_to_another_user_is_not_executed(planted, monkeypatch, caplog):
     _, mark = planted
     own = os.geteuid()

@@ -29,13 +29,13 @@ SPLIT, PARTIALS, REDUCE = "hc_mixes_split", "hc_mixes_partials", "hc_mixes_reduc
 UPSTREAM, BACKWARD = "hc_mixes_upstream", "hc_mixes_backward"
 BODIES = "helion_sinkhorn.ops.hc_mixes.kernels"
 KERNELS = {
-    name: Kernel(name, f"{BODIES}:{name}", MixesCall, default, space, traits=frozenset({trait}))
-    for name, default, space, trait in (
-        (SPLIT, split_default, split_space, "splits"),
-        (PARTIALS, partials_default, partials_space, "splits"),
-        (REDUCE, reduce_default, reduce_space, "norms"),
-        (UPSTREAM, reduce_default, reduce_space, "splits"),
-        (BACKWARD, backward_default, backward_space, "splits"),
+    name: Kernel(name, f"{BODIES}:{name}", MixesCall, default, space, traits=frozenset({trait}), size=size)
+    for name, default, space, trait, size in (
+        (SPLIT, split_default, split_space, "splits", lambda call: call.m),
+        (PARTIALS, partials_default, partials_space, "splits", None),
+        (REDUCE, reduce_default, reduce_space, "norms", None),
+        (UPSTREAM, reduce_default, reduce_space, "splits", None),
+        (BACKWARD, backward_default, backward_space, "splits", None),
     )
 }
 SHARE = 64

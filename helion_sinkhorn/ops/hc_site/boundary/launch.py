@@ -31,10 +31,10 @@ from helion_sinkhorn.runtime.views import flattened, parameter, placed
 SPLIT, FORWARD = "hc_boundary_split", "hc_boundary_forward"
 BODIES = "helion_sinkhorn.ops.hc_site.boundary.kernels"
 KERNELS = {
-    name: Kernel(name, f"{BODIES}:{name}", SiteCall, default, space, traits=frozenset({"splits"}))
-    for name, default, space in (
-        (SPLIT, split_default, split_space),
-        (FORWARD, forward_default, forward_space),
+    name: Kernel(name, f"{BODIES}:{name}", SiteCall, default, space, traits=frozenset({"splits"}), size=size)
+    for name, default, space, size in (
+        (SPLIT, split_default, split_space, lambda call: call.mixes.m),
+        (FORWARD, forward_default, forward_space, None),
     )
 }
 
