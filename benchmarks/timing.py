@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from helion_sinkhorn.configs import store
 from helion_sinkhorn.tuning.timing import Run, captured, in_a_row, on_the_host, one_by_one, timed
 
 GRAPH_CALLS = 50
@@ -111,7 +112,8 @@ def installed(package: str) -> str:
 
 def conditions(device: torch.device) -> dict[str, object]:
     """Device, driver, versions and the clocks of this moment: columns of every row."""
-    row: dict[str, object] = {f"{name}_version": installed(name) for name in ("torch", "triton", "helion")}
+    row: dict[str, object] = {f"{name}_version": installed(name) for name in ("torch", "helion")}
+    row["triton_version"] = store.installed_triton()
     row["python_version"] = platform.python_version()
     if device.type != "cuda":
         return {"device": platform.processor() or platform.machine(), **row}

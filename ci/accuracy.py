@@ -34,7 +34,7 @@ from ci.gate import markdown as report
 from ci.gate.gate import Candidate
 from ci.gate.runs import bits, filled, in_guarded_memory, is_of_the_kind, reproducible
 from ci.operators import operator_of
-from helion_sinkhorn.configs import writer
+from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.workloads import WORKLOADS, tagged
 
 SCHEMA = 1
@@ -176,11 +176,11 @@ def attempt(task: Callable[..., dict[str, object]], *arguments) -> dict[str, obj
 
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": version("numpy")}
-    for package in ("helion", "triton"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
+    try:
+        found["helion"] = version("helion")
+    except PackageNotFoundError:
+        found["helion"] = "not installed"
+    found["triton"] = store.installed_triton() or "not installed"
     found["cuda"], found["hip"] = torch.version.cuda or "", torch.version.hip or ""
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import importlib.util
 import json
 import logging
 import os
@@ -39,12 +40,21 @@ class Entry:
 
 
 @functools.cache
-def triton_minor() -> str:
-    """The minor version of the installed Triton, which is not imported; empty where there is none."""
-    try:
-        return ".".join(importlib.metadata.version("triton").split(".")[:2])
-    except importlib.metadata.PackageNotFoundError:
+def installed_triton() -> str:
+    """The version of the installed Triton, which is not imported; empty where there is none."""
+    if importlib.util.find_spec("triton") is None:
         return ""
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        # torch for ROCm brings it as pytorch-triton-rocm or triton-rocm
+        names = importlib.metadata.packages_distributions().get("triton", [])
+        return importlib.metadata.version(names[0]) if names else ""
+
+
+def triton_minor() -> str:
+    """Its minor version, "3.9"."""
+    return ".".join(installed_triton().split(".")[:2])
 
 
 def triton_version() -> tuple[int, ...]:

@@ -46,7 +46,7 @@ def versions() -> dict[str, str]:
     return {
         "helion": version("helion"),
         # a CPU build of torch brings none
-        "triton": version("triton") if store.triton_minor() else "",
+        "triton": store.installed_triton(),
         "torch": torch.__version__,
         "runtime": runtime(),
         "driver": driver_version() if torch.cuda.is_available() else "",

@@ -48,7 +48,7 @@ def test_versions_that_decide(archive, monkeypatch, place, version, is_found):
     versions = list(program_cache.versions())
     if place == 2:
         version, installed = version.format(minor=store.triton_minor()), importlib.metadata.version
-        monkeypatch.setattr(store, "triton_minor", store.triton_minor.__wrapped__)
+        monkeypatch.setattr(store, "installed_triton", store.installed_triton.__wrapped__)
         monkeypatch.setattr(
             importlib.metadata, "version", lambda name: version if name == "triton" else installed(name)
         )
