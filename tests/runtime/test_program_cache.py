@@ -177,6 +177,16 @@ def test_off_and_places_that_cannot_be_written(folder, monkeypatch):
     assert not folder.exists()
 
 
+def test_warm_refuses_a_place_that_cannot_be_written(monkeypatch, capsys):
+    monkeypatch.setattr(settings, "CACHE_DIR", "/dev/null/programs")
+    monkeypatch.setattr(commands, "present_device", lambda device: pytest.fail("it was begun"))
+    with pytest.raises(SystemExit) as end:
+        main(["warm", "--device", "h200", "--op", "sinkhorn", "n=4"])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("warm: nothing can be kept in /dev/null/programs: it is no folder")
+
+
 def test_the_folder_of_the_user(monkeypatch):
     monkeypatch.setattr(settings, "CACHE_DIR", "")
     monkeypatch.setenv("HOME", "/home/somebody")
