@@ -36,6 +36,8 @@ from helion_sinkhorn.tuning.timing import Sampler
 
 SECONDS = 120.0
 """Most seconds for the search of one key."""
+SHARE = 0.75
+"""Of a key's part of the budget, for the search; its finals, of five candidates at most, take seconds."""
 BINDING_SECONDS = 60.0
 GAIN = 0.01
 """The search goes on from a point that takes this share less time than the one before."""
@@ -76,7 +78,7 @@ def search(
     with space(options.device) as around:
         for number, result in enumerate(results):
             group = result.group
-            end = time.monotonic() + min(SECONDS, options.left / (len(results) - number) / 2)
+            end = time.monotonic() + min(SECONDS, SHARE * options.left / (len(results) - number))
             prepare = clock(group, result.batch)
 
             def timed(choices: Sequence[Choice], group=group, prepare=prepare, end=end) -> Points:
