@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from helion_sinkhorn.ops.hc_mixes.api import hc_mixes
+from helion_sinkhorn.ops.hc_mixes.api import check_options, hc_mixes
 from helion_sinkhorn.ops.hc_pre.api import hc_pre
-from helion_sinkhorn.ops.hc_site.crossing import coefficients
+from helion_sinkhorn.ops.hc_site.crossing import check, coefficients
+from helion_sinkhorn.ops.hc_split_sinkhorn.api import check_constants
 from helion_sinkhorn.runtime.checks import check_finite, check_int, check_same_device, check_tensor
 from helion_sinkhorn.runtime.streams import check_streams, merged
 
@@ -87,8 +88,9 @@ def hc_coeffs(
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2.
     """
-    check_tensor("x", x, "(..., n, C)")
-    check_streams(x)
+    check(x, fn, scale, base, None, sinkhorn_iters, norm_weight)
+    check_options(norm_eps, precision, eps_outside)
+    check_constants(eps, post_mult, pre_eps, post_eps, comb_order)
     return coefficients(
         x, fn, scale, base, sinkhorn_iters, eps, norm_eps, norm_weight, post_mult=post_mult, pre_eps=pre_eps,
         post_eps=post_eps, comb_order=comb_order, precision=precision, eps_outside=eps_outside,

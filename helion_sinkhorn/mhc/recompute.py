@@ -44,6 +44,9 @@ def recompute_streams(every: int) -> Iterator[None]:
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.3.2.
     """
     check_int("every", every, 1)
+    if torch.compiler.is_compiling():
+        yield
+        return
     recorder = _Recorder(every)
     hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
     with observing(recorder.updated), hooks:

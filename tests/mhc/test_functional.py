@@ -222,7 +222,8 @@ REFUSED = {
     "another precision": (head(precision="fp32"), ValueError, "precision is 'fp32'"),
     "coefficients of merged streams": (lambda: hc_coeffs(X[0, 0], FN, SCALE, BASE), ValueError,
                                        r"x has shape \(3,\); pass \(\.\.\., n, C\)"),
-    "coefficients of another n": (lambda: hc_coeffs(X, FN, torch.ones(3), BASE), ValueError, "hc_mult=4"),
+    "coefficients of another n": (lambda: hc_coeffs(X, FN, torch.ones(3), BASE), ValueError,
+                                 r"fn has shape \(4, 12\); for x of shape \(2, 4, 3\) pass \(24, 12\)"),
     "kernels on a CPU": (head(implementation="helion"), NotImplementedError,
                          "x is on cpu; use implementation='auto'"),
 }  # fmt: skip
@@ -242,3 +243,34 @@ def test_refused_with_what_to_do(case):
     call, kind, said = REFUSED[case]
     with pytest.raises(kind, match=said):
         call()
+
+
+class Ran(torch.utils._python_dispatch.TorchDispatchMode):
+    """Fails where anything is computed."""
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        pytest.fail(f"{function} ran")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        # the width of one stream: mixes once took each stream for a token
+        (
+            {"fn": torch.ones(24, 12)},
+            r"fn has shape \(24, 12\); for x of shape \(2, 5, 4, 12\) pass \(24, 48\)",
+        ),
+        ({"fn": torch.ones(20, 48)}, r"fn has shape \(20, 48\)"),
+        ({"scale": torch.ones(2)}, "scale has shape"),
+        ({"base": torch.ones(5)}, "base has shape"),
+        ({"norm_weight": torch.ones(12)}, "norm_weight has shape"),
+        ({"sinkhorn_iters": 0}, "sinkhorn_iters is 0"),
+        ({"eps": math.nan}, "eps is nan"),
+        ({"comb_order": "x"}, "comb_order is 'x'"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "-".join(value),
+)
+def test_coefficients_refuse_what_is_wrong_before_they_compute(changed, said):
+    x, fn, scale, base = coefficient_inputs(2, 5)[0]
+    with pytest.raises(ValueError, match=said), Ran():
+        hc_coeffs(**{"x": x, "fn": fn, "scale": scale, "base": base, **changed})

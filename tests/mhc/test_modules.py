@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
 
 import mhc_equations as equations
@@ -407,3 +408,26 @@ def test_refused_with_what_to_do(case):
     call, kind, said = REFUSED[case]
     with pytest.raises(kind, match=said):
         call()
+
+
+class Entered(torch.nn.Module):
+    """What `enter` of a site, or the call of a boundary, returns."""
+
+    def __init__(self, owner):
+        super().__init__()
+        self.owner = owner
+
+    def forward(self, *given):
+        return self.owner.enter(*given) if len(given) == 1 else self.owner(*given)
+
+
+@pytest.mark.parametrize("kind", [nn.HyperConnection, nn.HyperBoundary])
+def test_an_exported_program_that_returns_named_results_is_saved_and_loaded(kind):
+    x, f, post, comb = randn(3, 4, 16), randn(3, 16), randn(3, 4), randn(3, 4, 4)
+    given = (x,) if kind is nn.HyperConnection else (f, x, post, comb)
+    module, file = Entered(kind(16, 4)).requires_grad_(False), io.BytesIO()
+    torch.export.save(torch.export.export(module, given), file)
+    file.seek(0)
+    expected, found = module(*given), torch.export.load(file).module()(*given)
+    assert type(found) is type(expected)
+    assert_equal(found, expected)

@@ -205,6 +205,22 @@ def test_compiled_parts_keep_what_they_kept():
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_within_a_compiled_function_it_changes_nothing():
+    f, x, post, comb = randn(3, 8), randn(3, 4, 8), randn(3, 4), randn(3, 4, 4)
+
+    def two(x):
+        with recompute_streams(2):
+            return hc_post(f, hc_post(f, x, post, comb), post, comb)
+
+    compiled = torch.compile(two, backend="eager", fullgraph=True)
+    ways = []
+    for run in (two, compiled):
+        given = x.clone().requires_grad_()
+        out = run(given)
+        ways.append((out, *torch.autograd.grad(out, given, torch.ones_like(out))))
+    assert_equal(*ways)
+
+
 def test_storages_that_are_used_again_are_not_taken_for_streams():
     """Freed streams leave their memory to other tensors of the same size."""
     h = randn(64, C).requires_grad_()

@@ -8,6 +8,7 @@ import torch
 
 from helion_sinkhorn.ops.hc_site.crossing import crossing
 from helion_sinkhorn.runtime.checks import check_implementation
+from helion_sinkhorn.runtime.export import named_for_export
 
 
 class Site(NamedTuple):
@@ -21,6 +22,9 @@ class Site(NamedTuple):
     """(..., n, n)."""
     residual: torch.Tensor
     """(..., n, C), the streams themselves, to pass to `hc_post`."""
+
+
+named_for_export(Site)
 
 
 def hc_site(

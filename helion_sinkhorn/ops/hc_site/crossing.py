@@ -23,6 +23,7 @@ from helion_sinkhorn.ops.hc_split_sinkhorn.api import (
 )
 from helion_sinkhorn.ops.hc_split_sinkhorn.limits import beyond_kernels
 from helion_sinkhorn.runtime.checks import check_same_device, check_tensor, implementation_for
+from helion_sinkhorn.runtime.export import named_for_export
 from helion_sinkhorn.runtime.streams import check_streams, merged
 from helion_sinkhorn.runtime.torch_op import differentiates
 from helion_sinkhorn.runtime.updates import updated
@@ -39,6 +40,9 @@ class Crossing(NamedTuple):
     post: torch.Tensor
     comb: torch.Tensor
     residual: torch.Tensor
+
+
+named_for_export(Crossing)
 
 
 def crossing(
