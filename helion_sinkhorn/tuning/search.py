@@ -37,7 +37,7 @@ from helion_sinkhorn.tuning.timing import Sampler
 SECONDS = 120.0
 """Most seconds for the search of one key."""
 SHARE = 0.75
-"""Of a key's part of the budget, for the search; its finals, of five candidates at most, take seconds."""
+"""The search's share of a key's part of the budget; the finals, of five candidates at most, take seconds."""
 BINDING_SECONDS = 60.0
 GAIN = 0.01
 """The search goes on from a point that takes this share less time than the one before."""
