@@ -53,7 +53,7 @@ def installed_triton() -> str:
 
 
 def triton_minor() -> str:
-    """Its minor version, "3.9"."""
+    """The minor version of the installed Triton, "3.9"; empty where there is none."""
     return ".".join(installed_triton().split(".")[:2])
 
 

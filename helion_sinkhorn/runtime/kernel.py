@@ -60,7 +60,7 @@ class Kernel:
     similar: Callable[[Any], Any] | None = None
     """A call that is tuned, whose configs are as good as any for a call that is not."""
     size: Callable[[Any], int] | None = None
-    """What a launch is as large as, where that is of the call alone and the batch does not count."""
+    """The size of a launch that does not depend on the batch, such as the rows of fn; None where it does."""
 
     def keys(self, call: Any) -> list[Key]:
         """What the config of a call is looked up by, the best first."""

@@ -20,7 +20,7 @@ from helion_sinkhorn.tuning import selection
 
 console = Console(soft_wrap=True, highlight=False)
 TRITON = "a CPU build of torch brings none: `pip install triton` on Linux"
-UNUSABLE = "it is no folder, cannot be made or written, or others may write it"
+UNUSABLE = "it is no folder of this user, cannot be made or written, or others may write it"
 
 
 def table(title: str, names: list[str], rows: list[tuple[str, ...]]) -> None:
