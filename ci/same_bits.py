@@ -117,7 +117,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    nvidia = [k for k, d in DEVICES.items() if d.arch == "sm_90"]
+    nvidia = [k for k, d in DEVICES.items() if d.arch == "sm90"]
     parser.add_argument("--device", choices=nvidia, default="h200")
     parser.add_argument("--workloads", nargs="+", type=selected, metavar="NAME[:WHAT,...]",
                         default=[selected(name) for name in DEFAULT])  # fmt: skip

@@ -13,6 +13,7 @@ from helion_sinkhorn.ops.sinkhorn.implicit.equations import (
     matvec,
     matvec_t,
     relative,
+    rounded,
     support,
 )
 from helion_sinkhorn.ops.sinkhorn.iteration import read
@@ -49,9 +50,20 @@ def image_of(p, x, inv, ones, corrected, how):
     return balanced(x - matvec_t(p, y, how), ones, how)
 
 
+def full_image(p, a, b, how):
+    """The full system's matrix on (a, b): row and column sums of P * (a_i + b_j)."""
+    of_rows, of_columns = rounded(p, b.unsqueeze(1), how), rounded(p, a.unsqueeze(2), how)
+    return a + of_rows.sum(2), of_columns.sum(1) + b
+
+
+def squares(a, b, how):
+    """The sum of the squares of both, for each matrix."""
+    return rounded(a, a, how).sum(1) + rounded(b, b, how).sum(1)
+
+
 def gauge_free(a, b, rows, columns, count, how):
     """(a, b) less its part along (1, -1), which the full system maps to zero."""
-    shift = addend(a.sum(1) - b.sum(1), 1.0 / count, how).unsqueeze(1)
+    shift = rounded(a.sum(1) - b.sum(1), 1.0 / count, how).unsqueeze(1)
     return a - rows * shift, b + columns * shift
 
 
@@ -73,7 +85,9 @@ def sinkhorn_implicit_cg(
     """dX by `steps` steps of conjugate gradients; p and dy as `block` takes them, dx (B, n, m) or (B, n m).
 
     "corrected" is scaled by its diagonal, the degrees of the nodes; "reduced" and "full" run on what is
-    orthogonal to their gauge.  A matrix whose residual is down to rounding stays as it is.
+    orthogonal to their gauge.  A matrix whose residual is down to rounding stays as it is.  "full" rounds
+    every product before it adds it: left to the compiler, the second of two matrices in a block of 16 x 16
+    had other bits than the first (sm_90, Triton 3.9).
     """
     batch = p.size(0)
     p_shape, dy_shape = hl.specialize((p.shape[1:], dy.shape[1:]))
@@ -84,27 +98,24 @@ def sinkhorn_implicit_cg(
         r = p32.sum(2)
         if system == "full":
             rows, columns = support(r), support(p32.sum(1))
-            ra, rb = gauge_free(
-                addend(p32, g32, how).sum(2), addend(p32, g32, how).sum(1), rows, columns, n + m, how
-            )
+            d = rounded(p32, g32, how)
+            ra, rb = gauge_free(d.sum(2), d.sum(1), rows, columns, n + m, how)
             a, b = torch.zeros_like(ra), torch.zeros_like(rb)
             da, db = ra + 0.0, rb + 0.0
-            left = addend(ra, ra, how).sum(1) + addend(rb, rb, how).sum(1)
+            left = squares(ra, rb, how)
             first = left + 0.0
             for _step in range(steps):
-                sa, sb = gauge_free(
-                    da + matvec(p32, db, how), matvec_t(p32, da, how) + db, rows, columns, n + m, how
-                )
-                curvature = addend(da, sa, how).sum(1) + addend(db, sb, how).sum(1)
+                sa, sb = gauge_free(*full_image(p32, da, db, how), rows, columns, n + m, how)
+                curvature = rounded(da, sa, how).sum(1) + rounded(db, sb, how).sum(1)
                 alpha = step_length(left, first, curvature, how)
-                a = a + addend(alpha, da, how)
-                b = b + addend(alpha, db, how)
-                ra = ra - addend(alpha, sa, how)
-                rb = rb - addend(alpha, sb, how)
-                now = addend(ra, ra, how).sum(1) + addend(rb, rb, how).sum(1)
+                a = a + rounded(alpha, da, how)
+                b = b + rounded(alpha, db, how)
+                ra = ra - rounded(alpha, sa, how)
+                rb = rb - rounded(alpha, sb, how)
+                now = squares(ra, rb, how)
                 turn = (now * inverse(left, how)).unsqueeze(1)
-                da = ra + addend(turn, da, how)
-                db = rb + addend(turn, db, how)
+                da = ra + rounded(turn, da, how)
+                db = rb + rounded(turn, db, how)
                 left = now
             store(dx, tile, p32 * (g32 - a.unsqueeze(2) - b.unsqueeze(1)))
         else:

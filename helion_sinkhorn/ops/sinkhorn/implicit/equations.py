@@ -10,15 +10,18 @@ from helion_sinkhorn.runtime.device_math import reciprocal
 SMALLEST_NORMAL = 2.0**-126
 
 
+def rounded(x, y, how):
+    """x y elementwise, rounded before it goes into a sum.  y may be a number."""
+    return product(x, y if isinstance(y, torch.Tensor) else torch.full_like(x, y), how)
+
+
 def addend(x, y, how):
     """x y elementwise, which goes into a sum; for AMD rounded, so that it fuses nowhere.  y may be a number.
 
     A thread of gfx950 held four of a block's 64 matrices of 4 x 4, and LLVM fused such products in three of
     them and not in the first: at place 17 a matrix had other bits than at place 14.
     """
-    if how != "gcn":
-        return x * y
-    return product(x, y if isinstance(y, torch.Tensor) else torch.full_like(x, y), how)
+    return rounded(x, y, how) if how == "gcn" else x * y
 
 
 def inverse(x, how):
