@@ -81,7 +81,7 @@ clean: ## remove the environment and what was built
 bench: $(VENV)/.ready ## on a GPU: time, memory and host time beside PyTorch and other packages; 7 minutes, ARGS=--quick 90 s
 	$(RUN) -m benchmarks.sinkhorn.bench $(ARGS)
 
-bench-residual: $(VENV)/.ready ## on a GPU: the residual path of mHC beside other packages; 8 minutes
+bench-residual: $(VENV)/.ready ## on a GPU: the residual path of mHC beside other packages; 10 minutes
 	$(RUN) -m benchmarks.residual_path.bench $(ARGS)
 
 # A process a mode; it fails when a backend is missing, raises or is inaccurate

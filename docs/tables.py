@@ -249,8 +249,9 @@ def judged() -> str:
 def configs_since(device: str) -> str:
     """How many results of calls were judged with the config that calls get today under the same Triton."""
     artefact, counts = artefacts()[device], Counter()
-    running = ".".join(artefact["versions"]["triton"].split(".")[:2])
     for name, record in artefact["workloads"].items():
+        versions = record.get("run", artefact)["versions"]
+        running = ".".join(versions["triton"].split(".")[:2])
         calls = list(kernel_calls(workload := WORKLOADS[name]))
         for result in filter(lambda result: result["served"], record["results"]):
             kernel, config = result["kernel"], result["config"]

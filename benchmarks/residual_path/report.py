@@ -103,9 +103,8 @@ TARGETS = {
 
 def whole_and_parts(path: Path) -> str:
     """A site and a boundary beside their parts and the targets."""
-    rows = read(path)
-    found = {(r["operation"], r["columns"], r["pass"], r["function"]): r for r in rows
-             if r.get("us") and r["tokens"] == "8192"}  # fmt: skip
+    rows = [r for r in of_many_tokens(read(path)) if r["tokens"] == "8192"]
+    found = {(r["operation"], r["columns"], r["pass"], r["function"]): r for r in rows}
     records = []
     for operation, by_columns in TARGETS.items():
         for columns, targets in by_columns.items():
@@ -257,8 +256,8 @@ def is_ours(name: str) -> bool:
 
 def all_better(path: Path) -> str:
     """The cells of every operation in which another package is better."""
-    rows = read(path)
-    operations = dict.fromkeys(r["operation"] for r in of_many_tokens(rows))
+    rows = of_many_tokens(read(path))
+    operations = dict.fromkeys(r["operation"] for r in rows)
     cells = [cell for operation in operations for cell in better(rows, operation)]
     return f"{runs(rows, operations)}.\n\n{markdown.of_records(cells, ' --- ')}"
 

@@ -6,8 +6,8 @@ Four statistics of e = (result - truth) / spread over the judged matrices, each 
             plus half a unit in the last place of a narrow result.  Finds what is wrong in one place.
     rms     root mean square of e, at most 1: the model gives every rounding the size of its bound, so no
             arithmetic within the bounds exceeds it.  Finds what is a little wrong everywhere.
-    bias    mean of sign(truth) e, at most what functions wrong by their bound to one side do, and equal
-            numbers rounded to one side, plus five standard errors.  Finds what is very little wrong, but always to the same side.
+    bias    mean of sign(truth) e, at most what functions wrong by their bound to one side do, plus five
+            standard errors.  Finds what is very little wrong, but always to the same side.
     parity  the error beside that of float32 PyTorch on the same inputs (testing_parity): the median of the
             matrices' ratios and the ratio of the worst errors.  Finds arithmetic that is right for its
             algorithm and worse than what users have.
@@ -58,20 +58,18 @@ class Systematic(rounding.Rounding):
         return terms
 
 
-class Alike(Systematic):
-    """Systematic, and equal numbers round to the same side: in a batch of one matrix over and over, an error
-    of what depends on it alone is in every result."""
+class ToTheBaseTwo(Systematic):
+    """Systematic, with arguments of exponentials as one float32 product with log2(e) rounds them.
+
+    Equal logits round alike.  In a batch of one matrix over and over that is an error to one side: with
+    logits of -12 every entry beside the diagonal of A is 8 units too large, where EXP is 4.
+    """
 
     def __call__(self, x, size=1.0):
-        if size >= min(self.EXP, self.RECIPROCAL):
+        if size != self.ARGUMENT:
             return super().__call__(x, size)
-        odd = 2 * torch.randint(-(1 << 62), 1 << 62, (), generator=self.generator) + 1
-        # the highest bit of a number's bits times an odd one: a random side for each number
-        side = torch.where(x.float().view(torch.int32) * odd < 0, -1.0, 1.0)
-        return x * (1 + side.to(x.dtype) * size * self.unit)
-
-    def running(self, terms, count):
-        return self(terms, rounding.chain(count))
+        product = x.float() * torch.tensor(math.log2(math.e), dtype=torch.float32)
+        return product.to(x.dtype) / math.log2(math.e)
 
 
 @dataclass(frozen=True)

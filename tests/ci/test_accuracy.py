@@ -26,7 +26,9 @@ from ci.operators.linear_attention import truths as linear_attention_gate
 from ci.operators.sinkhorn import truths as sinkhorn_gate
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn import budget as sinkhorn_budget
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import solver_for
+from helion_sinkhorn.testing import rounding
 from helion_sinkhorn.workloads import WORKLOADS, tagged
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +49,8 @@ CONVERGED = {"mid_16", "mid_16_deepseek", "lane_32", "matching_64", "largest_128
     "implicit_8", "implicit_16", "implicit_32", "implicit_64", "implicit_driver_8", "implicit_uniform_16",
     "implicit_identity_like",
 }  # fmt: skip
+# it drops 3 exp(-16) of sums of 1, 6 units of float32; exponentials to the base 2 may be wrong by 8
+INSIDE = {"peaked_identity_16_log": {"bfloat16 accumulator"}}
 
 
 @functools.cache
@@ -69,7 +73,8 @@ def test_correct_implementations_pass(name):
 def test_faults_are_caught(name):
     _, faulty, hidden = opinions(name)
     assert len(faulty) >= 12
-    assert {n: o.statistics for n, o in faulty.items() if o.gate and n not in hidden} == {}
+    missed = {n: o.statistics for n, o in faulty.items() if o.gate and n not in hidden}
+    assert missed.keys() == INSIDE.get(name, set()), missed
     assert not hidden or name in CONVERGED
 
 
@@ -120,6 +125,19 @@ def test_statistics_of_known_errors():
     assert truth.judge(truth.exact + 1.1 * truth.spread * signs).reasons == ["rms"]
     assert truth.judge(torch.full_like(truth.exact, math.nan)).worst == math.inf
     assert not truth.judge(torch.full_like(truth.exact, math.nan)).passes
+
+
+def test_repeated_logits_repeat_the_rounding_of_their_exponentials():
+    """exp2 of one product, as GPUs compute it, and wrong by 2 of the 4 units that ex2.approx may be."""
+    workload, x, dy, truths = ground("peaked_identity_12_log")
+    truth = truths["dX"]
+    arguments = (x * torch.tensor(math.log2(math.e))).double() / math.log2(math.e)
+    arguments += torch.where(x < 0, 2 * rounding.UNIT, 0.0)
+    statistics = truth.judge(sinkhorn_budget.exact(arguments, dy, **workload.options)[1])
+    assert statistics.passes
+    # an H200's kernel has a bias of 0.0065
+    assert statistics.bias == pytest.approx(0.007, abs=0.001)
+    assert truth.judge(truth.exact * (1 + 64 * rounding.UNIT)).reasons == ["bias"]
 
 
 @pytest.mark.parametrize("of", ["P", "dX"])

@@ -51,23 +51,15 @@ def truths(workload: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> dic
 
 
 def systematic(workload: SinkhornWorkload, x, dy, exact, spreads) -> list[float]:
-    """The largest bias, in spreads, of P and of dX under gate.Systematic.
-
-    For gradients of repeated logits gate.Alike takes its place: P has as few different values there as
-    logits, which `Truth.distinct` says.  It rounds numbers of dY at random, so all judged matrices are taken.
-    """
+    """The largest bias, in spreads, of P and of dX under gate.ToTheBaseTwo."""
     few = slice(gate.SYSTEMATIC_MATRICES)
-    most = [largest_bias(workload, x, dy, exact, spreads, k, gate.Systematic, few) for k in range(2)]
-    if len(torch.unique(x, dim=0)) < len(x):
-        most[1] = largest_bias(workload, x, dy, exact, spreads, 1, gate.Alike, slice(None))
+    x64, dy64 = x[few].double(), dy[few].double()
+    most = [0.0, 0.0]
+    for seed in range(rounding.SAMPLES):
+        results = testing.scaling_form(x64, dy64, *workload.arguments, gate.ToTheBaseTwo(seed))
+        for k, result in enumerate(results):
+            most[k] = max(most[k], abs(gate.bias(result, exact[k][few], spreads[k][few])))
     return most
-
-
-def largest_bias(workload: SinkhornWorkload, x, dy, exact, spreads, k, model, few: slice) -> float:
-    """That of result k of some of the matrices, among draws of a model."""
-    given = x[few].double(), (dy[few].double() if k else None), *workload.arguments
-    drawn = (testing.scaling_form(*given, model(seed))[k] for seed in range(rounding.SAMPLES))
-    return max(abs(gate.bias(t, exact[k][few], spreads[k][few])) for t in drawn)
 
 
 def candidates(workload: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> list[gate.Candidate]:
