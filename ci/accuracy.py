@@ -13,6 +13,7 @@ import argparse
 import base64
 import dataclasses
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -44,6 +45,8 @@ LARGEST_SAMPLE = 1 << 12
 """Entries of the largest matrix that is kept."""
 INDUCTOR = ("mhc_one_iteration", "mhc_five_iterations", "mhc_fp32", "mhc_bf16", "log_4", "driver_8")
 """Workloads compared with torch.compile: it unrolls the iterations, and takes minutes for large matrices."""
+PARTS = 4
+"""Tasks that compile a workload's programs."""
 MEMORY = {
     "inside": "or scratch was written beyond its memory",
     "inputs": "was computed by a run that changed its inputs",
@@ -154,6 +157,21 @@ def judged(
         "reproducible": reproducible(candidate, full, result, count),
         **sampled(candidate, result[:count], before),
     }
+
+
+def compile_part(name: str, part: int, device: str, steps: int) -> dict[str, object]:
+    """Run every PARTS-th of a workload's candidates once on each kind of batch that `judge` makes of it.
+
+    A batch of one, one that 16 divides and any other are programs of their own.  Triton keeps them on disk,
+    so the process that judges the workload need not compile some 30 of them one after another.
+    """
+    workload = WORKLOADS[name]
+    operator = operator_of(workload)
+    full = [filled(t, workload.batch).to(device) for t in operator.inputs(workload, steps)]
+    for candidate in operator.candidates(workload, *full)[part::PARTS]:
+        for count in (None, 1, 7):
+            candidate.run(*(t[:count] for t in full))
+    return {}
 
 
 def inductor(name: str, device: str, steps: int) -> dict[str, object]:
@@ -288,6 +306,8 @@ def main() -> int:
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         # the slowest first
         order = sorted(options.workloads, key=lambda n: -WORKLOADS[n].entries)
+        for n, part in itertools.product(order, range(PARTS) if device == "cuda" else ()):
+            pool.apply_async(attempt, (compile_part, n, part, device, options.steps))
         pending = {n: pool.apply_async(attempt, (judge, n, device, options.steps)) for n in order}
         chosen = [] if options.no_inductor else [n for n in INDUCTOR if n in options.workloads]
         compiling = {n: pool.apply_async(attempt, (inductor, n, device, options.steps)) for n in chosen}

@@ -232,6 +232,23 @@ def test_bits_that_depend_on_the_config_are_found():
     assert accuracy.failures(record) == ["one: dx has other bits with other configs"]
 
 
+def test_every_candidate_is_compiled_for_every_kind_of_batch(monkeypatch):
+    batches = []
+
+    def candidates(workload, x, _):
+        return [
+            gate.Candidate("k", "P", {}, "", True, lambda x, _, k=k: batches.append((k, len(x))))
+            for k in range(accuracy.PARTS + 2)
+        ]
+
+    operator = dataclasses.replace(operator_of(WORKLOADS["two_matrices"]), candidates=candidates)
+    monkeypatch.setattr(accuracy, "operator_of", lambda _: operator)
+    monkeypatch.setitem(WORKLOADS, "mhc_fp32", dataclasses.replace(WORKLOADS["mhc_fp32"], batch=32))
+    for part in range(accuracy.PARTS):
+        accuracy.compile_part("mhc_fp32", part, "cpu", STEPS)
+    assert sorted(batches) == [(k, b) for k in range(accuracy.PARTS + 2) for b in (1, 7, 32)]
+
+
 def test_wrong_values_are_said_with_their_place(monkeypatch):
     def change(call, x, y):
         y = y.clone()
