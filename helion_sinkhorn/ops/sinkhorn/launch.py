@@ -115,6 +115,7 @@ def constants(call: SinkhornCall, eps: float, choice: Choice, how: str) -> tuple
     paired = variant.get("paired", False) and pairs_are_safe(call.n, call.m, call.steps, kernel_eps)
     pivoted = variant.get("pivoted", False) and pivot_is_safe(call.steps, kernel_eps)
     ordered = is_ordered(choice)
+    rounded, persistent = must_round(call, choice), is_persistent(choice, how)
     own = {
         "sinkhorn_forward": (segment(call), how, ordered, paired, pivoted),
         "sinkhorn_backward": (
@@ -125,12 +126,7 @@ def constants(call: SinkhornCall, eps: float, choice: Choice, how: str) -> tuple
             pivoted,
             variant.get("lean", False) and lean_is_safe(call.n, call.m, kernel_eps),
         ),
-        "sinkhorn_backward_history": (
-            segment(call),
-            how,
-            must_round(call, choice),
-            is_persistent(choice, how),
-        ),
+        "sinkhorn_backward_history": (segment(call), how, rounded, persistent),
     }[choice.kernel]
     return call.n, call.m, call.n_iters, kernel_eps, call.deepseek, call.lead_axis, *own
 
@@ -257,14 +253,13 @@ def run_with_history(
     lead, trail = (call.n, call.m) if call.lead_axis == 1 else (call.m, call.n)
     steps = max(call.steps, 1)
     restarts = (steps - 1) // segment(call)
-    persistent = is_persistent(served.choice, served.reciprocal)
-    if persistent and x.size(0) == 1:
-        # Computed twice, to the same place.  For a batch of one Triton compiles a program of its own, without
-        # the loop over blocks, and LLVM fuses other products there: 32 x 32 on sm_90, Triton 3.9
-        x, dy, dx = (t.expand(2, *t.shape[1:]) for t in (x, dy, dx))
     batch = x.size(0)
-    if persistent:
-        size, room = batch, places(served.choice, served.device)
+    if is_persistent(served.choice, served.reciprocal):
+        if batch == 1:
+            # Computed twice, to the same place.  For a batch of one Triton compiles a program of its own,
+            # without the loop over blocks, and LLVM fuses other products: 32 x 32 on sm_90, Triton 3.9
+            x, dy, dx = (t.expand(2, *t.shape[1:]) for t in (x, dy, dx))
+        size, room = x.size(0), places(served.choice, served.device)
     else:
         floats = (steps + restarts) * (lead + trail)
         most = max(16, SCRATCH_BYTES // (4 * floats) // 16 * 16)
