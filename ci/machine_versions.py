@@ -66,7 +66,7 @@ def at_hand(folders: Iterable[str]) -> dict[str, tuple[str, ...]]:
             raise SystemExit(
                 f"--packages {paths}: no Triton there; `pip install --target FOLDER triton==3.6.0`"
             )
-        found[".".join(there.version.split(".")[:2])] = packages
+        found[store.minor(there.version)] = packages
     return found
 
 

@@ -18,7 +18,7 @@ from ci.gate.markdown import table
 from docs import pictures as drawn
 from docs import whole_calls
 from docs.kernel_times import CACHE, MISSING, files
-from helion_sinkhorn.configs import lookup
+from helion_sinkhorn.configs import lookup, store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS, OPERATORS, kernel_calls, operator_for, operator_of
 from helion_sinkhorn.runtime.kernel import Choice, default_choice, in_space
@@ -250,8 +250,7 @@ def configs_since(device: str) -> str:
     """How many results of calls were judged with the config that calls get today under the same Triton."""
     artefact, counts = artefacts()[device], Counter()
     for name, record in artefact["workloads"].items():
-        versions = record.get("run", artefact)["versions"]
-        running = ".".join(versions["triton"].split(".")[:2])
+        running = store.minor(record.get("run", artefact)["versions"]["triton"])
         calls = list(kernel_calls(workload := WORKLOADS[name]))
         for result in filter(lambda result: result["served"], record["results"]):
             kernel, config = result["kernel"], result["config"]

@@ -22,8 +22,6 @@ CACHE_BYTES = 50 << 20
 JUDGED = 256
 """Tokens that are computed in float64 too; the upstream gradients of all others are zero then."""
 PASSES = ("forward", "backward")
-PREPARE_SECONDS = 220.0
-"""Until a job must be ready, beside all others of its wave: on 16 cores some were not after 150."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +29,13 @@ class Job:
     """What one child does."""
 
     worker: ClassVar[str] = "benchmarks.residual_path.worker"
+    prepare_seconds: ClassVar[float] = 220.0
+    """On 16 cores, beside all others of a wave, some jobs were not ready after 150."""
     function: str
     operation: str
     shapes: tuple[tuple[int, int], ...]
     """(tokens, C)."""
     device: str = "cuda"
-
-    @property
-    def prepare_seconds(self) -> float:
-        return PREPARE_SECONDS
 
     @property
     def title(self) -> str:

@@ -68,8 +68,8 @@ class ToTheBaseTwo(Systematic):
     def __call__(self, x, size=1.0):
         if size != self.ARGUMENT:
             return super().__call__(x, size)
-        product = x.float() * torch.tensor(math.log2(math.e), dtype=torch.float32)
-        return product.to(x.dtype) / math.log2(math.e)
+        log2e = torch.tensor(math.log2(math.e), dtype=x.dtype)
+        return (x.float() * log2e.float()).to(x.dtype) / log2e
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,14 @@ def installed_triton() -> str:
         return importlib.metadata.version(names[0]) if names else ""
 
 
+def minor(version: str) -> str:
+    """The first two numbers of a version, "3.9"; of an empty one nothing."""
+    return ".".join(version.split(".")[:2])
+
+
 def triton_minor() -> str:
     """The minor version of the installed Triton, "3.9"; empty where there is none."""
-    return ".".join(installed_triton().split(".")[:2])
+    return minor(installed_triton())
 
 
 def triton_version() -> tuple[int, ...]:

@@ -44,8 +44,8 @@ def followed(folder, kernel: str, config: dict, thread: tuple[int, int], n: int,
 
 def test_a_batch_of_one_under_persistent_blocks(tmp_path):
     """Triton makes a constant of the 1 and drops the loop over blocks, and LLVM fused other products."""
-    config = {"block_sizes": (2,), "num_warps": 1, "pid_type": "persistent_interleaved"}
-    config["num_sm_multiplier"] = 8
+    persistent = {"pid_type": "persistent_interleaved", "num_sm_multiplier": 8}
+    config = {"block_sizes": (2,), "num_warps": 1, **persistent}
     assert followed(tmp_path, "sinkhorn_backward_history", config, (8, 8), 32, HISTORY) == "0"
 
 
