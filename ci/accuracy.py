@@ -280,8 +280,8 @@ def main() -> int:
         "--out", type=Path, default=Path("accuracy"), help="folder of the artefact and the table"
     )
     names = [w.name for w in tagged("ci", object)]
-    parser.add_argument("--workloads", nargs="+", choices=names, metavar="NAME", default=names,
-                        help="all tagged ci if left out")  # fmt: skip
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, metavar="NAME", default=names,
+                        help="of the table of workloads; all tagged ci if left out")  # fmt: skip
     parser.add_argument("--steps", type=int, default=gate.JUDGED_STEPS,
                         help="entries times iterations judged of a workload")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes")
