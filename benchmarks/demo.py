@@ -9,7 +9,6 @@ the diagonal and a random part per token.  Exits with 1 when an error exceeds it
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import platform
 import sys
@@ -20,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from benchmarks import command, timing
 from helion_sinkhorn import plan, reference, sinkhorn
+from helion_sinkhorn.configs import store
 
 DTYPES = (torch.float32, torch.bfloat16)
 STATIC_DIAGONAL = 2.0
@@ -36,11 +36,7 @@ def versions(device: torch.device) -> str:
     """One line on the software, one on the hardware."""
     names = ("helion_sinkhorn", "helion", "torch", "triton", "pytorch-triton-rocm")
     found = [f"python {platform.python_version()}"]
-    for name in names:
-        try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    found += [f"{name} {version}" for name in names if (version := store.installed(name))]
     if device.type == "cuda":
         hardware = torch.cuda.get_device_name(device)
         found.append(f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}")

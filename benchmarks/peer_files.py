@@ -16,7 +16,7 @@ from types import ModuleType
 
 import torch
 
-from benchmarks import timing
+from helion_sinkhorn.configs import store
 
 FOLDER = "HELION_SINKHORN_PEERS"
 TRANSFORMER_ENGINE = "TransformerEngine/transformer_engine/pytorch/triton/mhc.py"
@@ -41,7 +41,7 @@ def path(file: str) -> Path:
 def version(package: str, file: str) -> str:
     """The version of a package, or the commit of a file's checkout; empty where there is neither."""
     if package or not file:
-        return timing.installed(package) if package else ""
+        return store.installed(package) if package else ""
     checkout = path(file).parents[file.count("/") - 1]
     if not (checkout / ".git").exists():
         return ""

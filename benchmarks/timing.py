@@ -7,7 +7,6 @@ import platform
 import statistics
 import subprocess
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
@@ -102,17 +101,9 @@ def loop(run: Run, device: torch.device, calls: int, wait: bool = False, rounds:
     return summary(in_a_row(run, device, calls, rounds, wait))
 
 
-def installed(package: str) -> str:
-    """Its version; empty where it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
 def conditions(device: torch.device) -> dict[str, object]:
     """Device, driver, versions and the clocks of this moment: columns of every row."""
-    row: dict[str, object] = {f"{name}_version": installed(name) for name in ("torch", "helion")}
+    row: dict[str, object] = {f"{name}_version": store.installed(name) for name in ("torch", "helion")}
     row["triton_version"] = store.installed_triton()
     row["python_version"] = platform.python_version()
     if device.type != "cuda":

@@ -25,8 +25,9 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -127,15 +128,19 @@ def by_config(operator: gate.Operator, results: list[dict[str, object]]) -> list
     return [f"{kernel}: {of}" for (kernel, of), found in sorted(digests.items()) if len(found) > 1]
 
 
+def given(name: str, device: str, steps: int) -> tuple[Any, tuple[torch.Tensor, ...], list[torch.Tensor]]:
+    """(workload, the judged inputs, the inputs of its batch on the device)."""
+    workload = WORKLOADS[name]
+    inputs = operator_of(workload).inputs(workload, steps)
+    return workload, inputs, [filled(t, workload.batch).to(device) for t in inputs]
+
+
 def judge(name: str, device: str, steps: int) -> dict[str, object]:
     """All of a workload's record but Inductor."""
-    workload = WORKLOADS[name]
-    operator = operator_of(workload)
-    inputs = operator.inputs(workload, steps)
-    truth = operator.truths(workload, *inputs)
-    full = [filled(t, workload.batch).to(device) for t in inputs]
+    workload, inputs, full = given(name, device, steps)
+    truth = operator_of(workload).truths(workload, *inputs)
     results: list[dict[str, object]] = []
-    for candidate in operator.candidates(workload, *full):
+    for candidate in operator_of(workload).candidates(workload, *full):
         results.append(judged(candidate, full, truth[candidate.of], results))
     return recorded(workload, inputs, truth, results)
 
@@ -165,10 +170,8 @@ def compile_part(name: str, part: int, device: str, steps: int) -> dict[str, obj
     A batch of one, one that 16 divides and any other are programs of their own.  Triton keeps them on disk,
     so the process that judges the workload need not compile some 30 of them one after another.
     """
-    workload = WORKLOADS[name]
-    operator = operator_of(workload)
-    full = [filled(t, workload.batch).to(device) for t in operator.inputs(workload, steps)]
-    for candidate in operator.candidates(workload, *full)[part::PARTS]:
+    workload, _, full = given(name, device, steps)
+    for candidate in operator_of(workload).candidates(workload, *full)[part::PARTS]:
         for count in (None, 1, 7):
             candidate.run(*(t[:count] for t in full))
     return {}
@@ -194,10 +197,7 @@ def attempt(task: Callable[..., dict[str, object]], *arguments) -> dict[str, obj
 
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": version("numpy")}
-    try:
-        found["helion"] = version("helion")
-    except PackageNotFoundError:
-        found["helion"] = "not installed"
+    found["helion"] = store.installed("helion") or "not installed"
     found["triton"] = store.installed_triton() or "not installed"
     found["cuda"], found["hip"] = torch.version.cuda or "", torch.version.hip or ""
     return found

@@ -151,10 +151,10 @@ def remarks(rows: list[Row], operation: str) -> list[str]:
             lines.append(f"- {who}: {row['note']}.")
         if row.get("uncaptured"):
             lines.append(f"- {who}, not in a graph: {row['uncaptured']}.")
-    return [*dict.fromkeys(lines), *of_earlier_runs(rows, operation)]
+    return [*dict.fromkeys(lines), *of_other_runs(rows, operation)]
 
 
-def of_earlier_runs(rows: list[Row], operation: str) -> list[str]:
+def of_other_runs(rows: list[Row], operation: str) -> list[str]:
     """A line for each function with times of another run than the table's."""
     rows, at = of(rows, operation), {}
     own = run_of(first_timed(rows))
@@ -163,7 +163,7 @@ def of_earlier_runs(rows: list[Row], operation: str) -> list[str]:
             place = f"{row['pass']} at {row['tokens']} x {row['columns']}"
             at.setdefault((row["function"], run_of(row)), []).append(place)
     return [
-        f"- {who}: {', '.join(places)} {'are' if len(places) > 1 else 'is'} of an earlier run ({run})."
+        f"- {who}: {', '.join(places)} {'are' if len(places) > 1 else 'is'} of another run ({run})."
         for (who, run), places in at.items()
     ]
 
@@ -292,7 +292,7 @@ def summary(path: Path, columns: int = 4096) -> str:
     )
     if absent:
         said += f" {absent} could not be timed ([why](docs/mhc.md#beside-other-packages))."
-    earlier = dict.fromkeys(r["function"] for r in rows if run_of(r) != run_of(first_timed(every)))
-    if earlier:
-        said += f" {' and '.join(earlier)}: of an earlier run on the same device."
+    others = dict.fromkeys(r["function"] for r in rows if run_of(r) != run_of(first_timed(every)))
+    if others:
+        said += f" {' and '.join(others)}: of another run on the same device."
     return f"{markdown.of_records(records, ' --- ')}\n\n{said}"

@@ -39,17 +39,24 @@ class Entry:
         return f"{self.path} ({self.evidence}{f', Triton {self.triton}' if self.triton else ''})"
 
 
+def installed(package: str) -> str:
+    """The version of a package, which is not imported; empty where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 @functools.cache
 def installed_triton() -> str:
     """The version of the installed Triton, which is not imported; empty where there is none."""
     if importlib.util.find_spec("triton") is None:
         return ""
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        # torch for ROCm brings it as pytorch-triton-rocm or triton-rocm
-        names = importlib.metadata.packages_distributions().get("triton", [])
-        return importlib.metadata.version(names[0]) if names else ""
+    if version := installed("triton"):
+        return version
+    # torch for ROCm brings it as pytorch-triton-rocm or triton-rocm
+    names = importlib.metadata.packages_distributions().get("triton", [])
+    return installed(names[0]) if names else ""
 
 
 def minor(version: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import logging
 import os
 import stat
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.configs import settings
+from helion_sinkhorn.configs import settings, store
 from helion_sinkhorn.configs.writer import replace
 from helion_sinkhorn.runtime.standalone import load
 
@@ -71,10 +70,7 @@ def versions() -> tuple[object, ...]:
     """Versions of what generates and compiles code, and the variables that change what they do."""
     import triton
 
-    try:
-        helion = importlib.metadata.version("helion")
-    except importlib.metadata.PackageNotFoundError:
-        helion = ""
+    helion = store.installed("helion")
     return sys.version_info[:2], torch.__version__, triton.__version__, helion, changing()
 
 

@@ -182,8 +182,8 @@ def test_times_of_an_earlier_run_are_named():
         *(old | {"pass": which} for which in ("forward", "backward")),
         old | {"pass": "forward", "operation": "hc_post"},
     ]
-    assert report.of_earlier_runs(rows, "hc_pre") == [
-        "- Liger: forward at 8 x 4, backward at 8 x 4 are of an earlier run (2026-11-23, commit aaaaaaa)."
+    assert report.of_other_runs(rows, "hc_pre") == [
+        "- Liger: forward at 8 x 4, backward at 8 x 4 are of another run (2026-11-23, commit aaaaaaa)."
     ]
 
 
@@ -198,7 +198,7 @@ def test_operations_of_several_runs_are_told_apart():
         report.runs(rows, ("coefficients", "site", "boundary"))
         == f"hc_split_sinkhorn, site: {now}; boundary: {before}"
     )
-    assert report.of_earlier_runs(rows, "boundary") == []
+    assert report.of_other_runs(rows, "boundary") == []
 
 
 def test_the_report_of_a_site_has_its_parts_targets_and_few_tokens(tmp_path):

@@ -45,12 +45,16 @@ BY_NIGHT = {
 }  # fmt: skip
 
 # At these sizes and logits the iterations or the conjugate gradients have converged, or all matrices are one
-CONVERGED = {"mid_16", "mid_16_deepseek", "lane_32", "matching_64", "largest_128", "peaked_column"} | {
-    "implicit_8", "implicit_16", "implicit_32", "implicit_64", "implicit_driver_8", "implicit_uniform_16",
-    "implicit_identity_like",
+CONVERGED = {"mid_16", "mid_16_deepseek", "mid_16_log", "lane_32", "lane_32_log", "matching_64"} | {
+    "largest_128", "peaked_column", "implicit_8", "implicit_16", "implicit_32", "implicit_64",
+    "implicit_driver_8", "implicit_uniform_16", "implicit_identity_like",
 }  # fmt: skip
-# it drops 3 exp(-16) of sums of 1, 6 units of float32; exponentials to the base 2 may be wrong by 8
-INSIDE = {"peaked_identity_16_log": {"bfloat16 accumulator"}}
+# The accumulator drops 3 exp(-16) of sums of 1, 6 units of float32; exponentials to the base 2 may be wrong
+# by 8.  The first ten of twenty iterations have converged: without them a gradient of -0.4 changes by 3.5e-7.
+INSIDE = {
+    "peaked_identity_16_log": {"bfloat16 accumulator"},
+    "mid_16_log": {"gradient of the second half only"},
+}
 
 
 @functools.cache

@@ -6,7 +6,6 @@ its gradient as an attribute `adjoint`, a closure that returns dX.
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from functools import partial
 import torch
 
 from helion_sinkhorn import Implicit, plan, reference, sinkhorn
+from helion_sinkhorn.configs import store
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import SOLVERS
 from tritonbench_ops import inductor
 
@@ -155,11 +155,7 @@ def absent(function) -> str:
         return f"needs {settings} from the start of the process; `make bench` times it"
     if function.file:
         return f"{function.file} is loaded by file; `make bench` times it"
-    try:
-        importlib.metadata.version(function.package)
-    except importlib.metadata.PackageNotFoundError:
-        return f"{function.package} is not installed"
-    return ""
+    return "" if store.installed(function.package) else f"{function.package} is not installed"
 
 
 def peers() -> dict[str, Backend]:
