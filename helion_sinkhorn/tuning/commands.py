@@ -107,10 +107,10 @@ def tune(arguments: argparse.Namespace) -> int:
         except deadline.OutOfTime:
             left = plan.keys_left(groups, options, evidence)
             say(f"the budget of {arguments.budget:g} s is spent; the same command does the {left} keys left")
-    if arguments.offline:
+    if results and arguments.offline:
         title = f"{arguments.device}: predictions from machine code; none of these was run"
         table(title, tuner.COLUMNS, offline_run.report(results))
-    else:
+    elif results:
         table(f"{arguments.device}: microseconds", tuner.COLUMNS, tuner.report(results))
     if found:
         title = "faster than what is stored; to store one, put it into its kernel's space (space.py)"

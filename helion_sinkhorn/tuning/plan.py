@@ -72,6 +72,12 @@ def keys_left(groups: Sequence[Group], options: Options, evidence: str = "measur
 def plan(groups: Sequence[Group], options: Options, evidence: str = "measured") -> Iterator[str]:
     """What `tune` would do, in words."""
     device, left = DEVICES[options.device], groups_of_rank(groups, options, evidence)
+    if not left:
+        yield (
+            "no key is left: each has an entry of these kernels for this Triton; "
+            "--force (make: FORCE=1) tunes them again"
+        )
+        return
     count = sum(len(candidates(KERNELS[g.kernel], g.call, device)) for g in left)
     estimate = sum(seconds(g, device, options.workers) for g in left)
     yield (

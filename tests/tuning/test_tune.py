@@ -393,6 +393,9 @@ def test_a_finished_key_is_skipped_and_a_forced_one_is_not(tmp_path):
     list(run(tmp_path, lambda c, b: 100.0)[0])
     again, clock = run(tmp_path, lambda c, b: 100.0)
     assert (list(again), clock.asked) == ([], [])
+    (said,) = plan.plan(groups_of((WORKLOAD,), "sinkhorn_forward"), Options("h200", tmp_path))
+    assert said.startswith("no key is left: ")
+    assert said.endswith("FORCE=1) tunes them again")
     assert len(list(run(tmp_path, lambda c, b: 100.0, force=True)[0])) == 1
 
 
