@@ -81,8 +81,8 @@ def plan(groups: Sequence[Group], options: Options, evidence: str = "measured") 
     count = sum(len(candidates(KERNELS[g.kernel], g.call, device)) for g in left)
     estimate = sum(seconds(g, device, options.workers) for g in left)
     yield (
-        f"{sum(len(g.batches) for g in left)} keys in {len(left)} groups, {count} candidates, "
-        f"{options.workers} compiling processes; about {estimate:.0f} s"
+        f"keys: {sum(len(g.batches) for g in left)}, in groups: {len(left)}, candidates: {count}, "
+        f"compiling processes: {options.workers}; about {estimate:.0f} s"
     )
     for group in left:
         yield f"  {group.name}, batches {', '.join(map(str, group.batches))}"
