@@ -196,11 +196,12 @@ def attempt(task: Callable[..., dict[str, object]], *arguments) -> dict[str, obj
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": version("numpy")}
-    found["helion"] = store.installed("helion") or "not installed"
-    found["triton"] = store.installed_triton() or "not installed"
-    found["cuda"], found["hip"] = torch.version.cuda or "", torch.version.hip or ""
-    return found
+    return {
+        "python": platform.python_version(), "torch": torch.__version__, "numpy": version("numpy"),
+        "helion": store.installed("helion") or "not installed",
+        "triton": store.installed_triton() or "not installed",
+        "cuda": torch.version.cuda or "", "hip": torch.version.hip or "",
+    }  # fmt: skip
 
 
 def commit() -> str:

@@ -107,11 +107,10 @@ def tune(arguments: argparse.Namespace) -> int:
         except deadline.OutOfTime:
             left = plan.keys_left(groups, options, evidence)
             say(f"the budget of {arguments.budget:g} s is spent; the same command does the {left} keys left")
-    if results and arguments.offline:
-        title = f"{arguments.device}: predictions from machine code; none of these was run"
-        table(title, tuner.COLUMNS, offline_run.report(results))
-    elif results:
-        table(f"{arguments.device}: microseconds", tuner.COLUMNS, tuner.report(results))
+    if results:
+        said = "predictions from machine code; none of these was run" if arguments.offline else "microseconds"
+        rows = (offline_run if arguments.offline else tuner).report(results)
+        table(f"{arguments.device}: {said}", tuner.COLUMNS, rows)
     if found:
         title = "faster than what is stored; to store one, put it into its kernel's space (space.py)"
         table(title, search.COLUMNS, search.report(found))

@@ -168,7 +168,7 @@ def test_the_report_has_ratios_errors_and_reasons(tmp_path):
     assert report.text(table.path, "boundary") == report.ABSENT
 
 
-def test_times_of_an_earlier_run_are_named():
+def test_times_of_another_run_are_named():
     today = {
         "operation": "hc_pre",
         "utc": "2026-11-24T10:00Z",
