@@ -214,8 +214,8 @@ def segment(loaded: Loaded, values: list[tuple[str, Any]], arena: Arena, empty: 
 
 
 def span_name(t: torch.Tensor) -> str:
-    """A region for each view: an argument that is given twice is one."""
-    return f"{str(t.dtype)[6:]} {'x'.join(map(str, t.shape))} at {t.data_ptr():#x}"
+    """A region for each span of memory: views of one span, as of an argument given twice, share it."""
+    return f"{span(t)} of {str(t.dtype)[6:]} at {t.data_ptr():#x}"
 
 
 def span(t: torch.Tensor) -> int:

@@ -104,13 +104,22 @@ def present_device(device: Device) -> None:
 @contextlib.contextmanager
 def as_called(arguments: Sequence[Any]) -> Iterator[list[Any]]:
     """The arguments of a launch as fake tensors on the presented device, for which Helion generates the code
-    that it generates for any real call."""
+    that it generates for any real call.  Views of one tensor share its memory: Helion puts a barrier between
+    a store to one and a load from another.
+    """
     from helion._compiler import compile_environment
     from torch._subclasses.fake_tensor import FakeTensorConverter, FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
+    memory: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+    first_views: dict[int, torch.Tensor] = {}
+
     def on_device(x):
-        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda:0")
+        of = x.untyped_storage()
+        key = of._cdata, x.dtype
+        if key not in memory:
+            memory[key] = torch.empty(of.nbytes() // x.element_size(), dtype=x.dtype, device="cuda:0")
+        return memory[key].as_strided(x.shape, x.stride(), x.storage_offset())
 
     def fakified(self, fake_mode, x, *, shape_env, source, symbolic_context):
         sizes, strides = [DimDynamic.DYNAMIC] * x.dim(), [DimDynamic.INFER_STRIDE] * x.dim()
@@ -118,7 +127,12 @@ def as_called(arguments: Sequence[Any]) -> Iterator[list[Any]]:
         sizes, strides, _ = shape_env.create_symbolic_sizes_strides_storage_offset(
             x, source, symbolic_context=any_size
         )
-        return torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
+        key = x.untyped_storage()._cdata
+        if key in first_views:
+            with shape_env.suppress_guards():
+                return first_views[key].as_strided(sizes, strides)
+        first_views[key] = torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
+        return first_views[key]
 
     # Of fake tensors Helion takes the sizes for constants: it would leave out masks that every real call
     # has, and a real call would compile anew

@@ -14,7 +14,7 @@ import torch
 from helion_sinkhorn import reference
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.ops.sinkhorn import eager, launch
+from helion_sinkhorn.ops.sinkhorn import eager, launch, views
 from helion_sinkhorn.ops.sinkhorn.budget import Case
 from helion_sinkhorn.ops.sinkhorn.logits import LOGITS
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
@@ -171,7 +171,7 @@ def test_sums_in_order_load_a_row_at_most(dtype, form, first):
     results = []
     for ordered in (False, True):
         selected = choice(case, "sinkhorn_backward", thread=(4, 4), ordered=ordered)
-        assert launch.loaded(x, selected).shape[-1] == (4 if ordered else 16 // x.element_size())
+        assert views.loaded(x, selected).shape[-1] == (4 if ordered else 16 // x.element_size())
         results.append(launch.backward(dy, x, *case.arguments, selected))
     assert torch.equal(*results)
 

@@ -77,3 +77,44 @@ def test_what_is_compiled_to_be_read_keeps_no_code(tmp_path, monkeypatch):
     (binary,) = compile_for("h200", [job])
     assert binary.compiled, binary.problems
     assert not programs.exists()
+
+
+SHARED = """
+import torch
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.machine.presented import as_called, present_device
+
+present_device(DEVICES["h200"])
+import helion
+import helion.language as hl
+
+
+def there_and_back(x: torch.Tensor, kept: torch.Tensor, again: torch.Tensor, out: torch.Tensor):
+    for tile in hl.tile(x.size(0)):
+        kept[tile, :] = x[tile, :]
+        out[tile, :] = again[tile, :]
+
+
+def code(arguments):
+    # anew: Helion keeps a program for arguments of these sizes, whatever they share
+    config = helion.Config(block_sizes=[16])
+    kernel = helion.kernel(there_and_back, config=config, static_shapes=False)
+    return kernel.bind(tuple(arguments)).to_triton_code(config)
+
+
+x, kept, out = (torch.zeros(64, 8) for _ in range(3))
+for again in (kept.view(64, 8), torch.zeros(64, 8)):
+    arguments = x, kept, again, out
+    with as_called(arguments) as given:
+        presented = code(given)
+    print(presented.count("tl.debug_barrier()"), code(arguments).count("tl.debug_barrier()"))
+"""
+
+
+def test_a_candidate_knows_which_arguments_share_memory(tmp_path):
+    """Helion has a barrier between a store to one and a load from another, and none between others."""
+    script = tmp_path / "shared.py"
+    script.write_text(SHARED)
+    done = python(str(script), env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split("\n")[-3:-1] == ["1 1", "0 0"]

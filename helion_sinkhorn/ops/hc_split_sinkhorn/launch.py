@@ -18,8 +18,8 @@ from helion_sinkhorn.ops.hc_split_sinkhorn.space import (
 )
 from helion_sinkhorn.ops.hc_split_sinkhorn.views import At, logits_view, written_view
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS
-from helion_sinkhorn.ops.sinkhorn.launch import thread_of
 from helion_sinkhorn.ops.sinkhorn.scaling import lean_is_safe, pairs_are_safe, pivot_is_safe
+from helion_sinkhorn.ops.sinkhorn.views import thread_of
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import MOST_REPEATS, Served, launch_kept, run_and_keep, serve

@@ -171,7 +171,7 @@ def contract(a, w, axis, sums):
 
 
 def read(x, shape, tile, n, m, **how):
-    """Matrices (tile, n, m) in float32 from a view that `launch.loaded` made; `shape` is its shape behind the
+    """Matrices (tile, n, m) in float32 from a view that `views.loaded` made; `shape` is its shape behind the
     batch.
 
     A view (B, n, m) is one load, and the compiler decides which thread holds which entries: versions of

@@ -103,7 +103,7 @@ def sinkhorn_backward(
     lean: hl.constexpr,
 ):
     """dX of the iterations run, their u_t and v_t in registers; views as in `sinkhorn_forward`.  ordered: see
-    `iteration.total`; views then as `launch.in_parts` makes them.
+    `iteration.total`; views then as `views.in_parts` makes them.
 
     `head` segments of `length` iterations are run forward, only (p, q) at their starts kept, and then what
     is left before a restart of the log form; behind a restart come `tail` segments.  On the way back each

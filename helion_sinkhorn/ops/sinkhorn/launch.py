@@ -23,12 +23,13 @@ from helion_sinkhorn.ops.sinkhorn.space import (
     history_default,
     history_space,
 )
+from helion_sinkhorn.ops.sinkhorn.views import is_ordered, loaded, thread_of, written_view
 from helion_sinkhorn.ops.sinkhorn.workloads import ROWS
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import Served, launch_kept, run_and_keep, serve
 from helion_sinkhorn.runtime.space import power_of_two
-from helion_sinkhorn.runtime.views import VECTOR_BYTES, matrices, matrices_of
+from helion_sinkhorn.runtime.views import matrices_of
 
 ROOM = "helion_sinkhorn.ops.sinkhorn"
 COMMON = {"traits": frozenset({"normalises"}), "similar": SinkhornCall.as_tuned}
@@ -129,61 +130,6 @@ def constants(call: SinkhornCall, eps: float, choice: Choice, how: str) -> tuple
         "sinkhorn_backward_history": (segment(call), how, rounded, persistent),
     }[choice.kernel]
     return call.n, call.m, call.n_iters, kernel_eps, call.deepseek, call.lead_axis, *own
-
-
-def thread_of(choice: Choice) -> tuple[int, int]:
-    """(rows, columns) of a matrix that a thread holds; (0, 0) where the compiler decides."""
-    return dict(choice.variant).get("thread", (0, 0))
-
-
-def is_ordered(choice: Choice) -> bool:
-    """Whether a thread adds up its products one after the other."""
-    return dict(choice.variant).get("ordered", False)
-
-
-def spread_over_threads(x: torch.Tensor, rows: int, columns: int, most: int = VECTOR_BYTES) -> torch.Tensor:
-    """A (B, n, m) view as (B, i, k, R, C, w) for `iteration.read`: a thread holds `rows` x `columns` of a
-    matrix.
-
-    R and C threads share its rows and columns, and w neighbours are 16 bytes and `most` at most.  Row i R + r
-    and column (k C + c) w + e are entry (i, k, r, c, e), so that threads side by side load what lies so.
-    """
-    _, n, m = x.shape
-    most = min(most, VECTOR_BYTES // x.element_size())
-    if (rows, columns) == (n, m):
-        w = min(most, n * m)
-        return x.as_strided((x.size(0), n * m // w, 1, 1, 1, w), (x.stride(0), w, w, w, w, 1))
-    row_lanes, column_lanes, w = n // rows, m // columns, min(most, columns)
-    sizes = x.size(0), rows, columns // w, row_lanes, column_lanes, w
-    return x.as_strided(sizes, (x.stride(0), row_lanes * m, column_lanes * w, m, w, 1))
-
-
-def in_parts(x: torch.Tensor) -> torch.Tensor:
-    """A (B, n, m) view as (B, n, k, 1, 1, w) for `in_order.read_in_parts`: a thread holds a matrix.
-
-    A part is 16 bytes of float32 entries, or as many of another dtype, so columns of x and dY correspond.
-    """
-    batch, n, m = x.shape
-    w = min(VECTOR_BYTES // 4, m)
-    return x.as_strided((batch, n, m // w, 1, 1, w), (x.stride(0), m, w, m, w, 1))
-
-
-def loaded(x: torch.Tensor, choice: Choice) -> torch.Tensor:
-    """An argument as `iteration.read` or, of a gradient in order, `in_order.read_in_parts` takes it.
-
-    Sums in order take no load of two rows: 16-bit entries would change threads for them.
-    """
-    x, thread = matrices(x), thread_of(choice)
-    if not any(thread):
-        return x
-    if not is_ordered(choice):
-        return spread_over_threads(x, *thread)
-    return in_parts(x) if choice.kernel == "sinkhorn_backward" else spread_over_threads(x, *thread, thread[1])
-
-
-def written_view(out: torch.Tensor, call: SinkhornCall, flat: bool) -> torch.Tensor:
-    """A contiguous result as the kernel writes it."""
-    return out.view(-1, call.n * call.m) if flat else out.view(-1, call.n, call.m)
 
 
 def forward(

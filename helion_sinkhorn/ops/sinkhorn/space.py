@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Key, key_of
 from helion_sinkhorn.ops.sinkhorn.scaling import pairs_are_safe, pivot_is_safe
+from helion_sinkhorn.ops.sinkhorn.schedules import capped, few_blocks, persistent, scheduled, waves
 from helion_sinkhorn.runtime.space import Grid, Items, power_of_two, tile
 
 TUNED_ITERS = 20
@@ -171,22 +172,6 @@ def spread_tiles(
     return tuple(tile(*b) for b in sorted(blocks))
 
 
-def persistent(device: Device) -> tuple[Items, ...]:
-    """Blocks that take tile after tile, 16 or 32 of them on each compute unit; tried on NVIDIA."""
-    kind = ("pid_type", "persistent_interleaved")
-    return tuple((kind, ("num_sm_multiplier", k)) for k in (16, 32)) if device.vendor == "nvidia" else ()
-
-
-def waves(device: Device) -> tuple[Items, ...]:
-    """Registers for two waves on a scheduler, which AMD's compiler can be told to aim at."""
-    return ((("waves_per_eu", 2),),) if device.vendor == "amd" else ()
-
-
-def scheduled(tiles: tuple[Items, ...], *schedules: Items) -> tuple[Items, ...]:
-    """Tiles as they are and with each schedule."""
-    return tuple((*t, *s) for t in tiles for s in ((), *schedules))
-
-
 def pairing(call: SinkhornCall) -> tuple[bool, ...]:
     """Values of `paired` that differ."""
     safe = pairs_are_safe(call.n, call.m, call.steps, TUNED_EPS if call.deepseek else 0.0)
@@ -266,19 +251,9 @@ def backward_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
         call, device, **variants, lean=(False,), length=tuple(k for k in (7,) if k < call.steps)
     )
     kept = whole_space(call, device, **variants, lean=(True,), length=(call.steps,))
-    kept["config"] += capped(call, device)
+    kept["config"] += capped(over_threads(call, device, call.n, call.m, 4), device)
     few = threads_space(call, device, ((2, 4), (4, 2), (2, 2)), length=(call.steps,), **plain)
     return (replayed, kept, *few)
-
-
-def capped(call: SinkhornCall, device: Device) -> tuple[Items, ...]:
-    """Registers for 16 warps on an SM, which NVIDIA's compiler has to be told: it would take more and fit
-    fewer."""
-    if device.vendor != "nvidia":
-        return ()
-    config = over_threads(call, device, call.n, call.m, 4)
-    kind = ("pid_type", "persistent_interleaved"), ("num_sm_multiplier", 4), ("maxnreg", 128)
-    return ((*config, *kind),)
 
 
 def history_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
@@ -287,13 +262,5 @@ def history_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
     grids = threads_space(call, device, ((8, 8), (8, 4), (4, 4), (16, 4)))
     for grid in grids:
         (config,) = grid["config"]
-        if device.vendor == "nvidia":
-            grid["config"] += tuple((*config, *kind) for kind in blocks_at_a_time(config))
+        grid["config"] += few_blocks(config, device)
     return tuple(grids)
-
-
-def blocks_at_a_time(config: Items) -> tuple[Items, ...]:
-    """Persistent blocks of 8 or 12 warps on each compute unit: their history stays in L2."""
-    warps = dict(config)["num_warps"]
-    multipliers = sorted({max(1, k // warps) for k in (8, 12)})
-    return tuple((("pid_type", "persistent_interleaved"), ("num_sm_multiplier", k)) for k in multipliers)

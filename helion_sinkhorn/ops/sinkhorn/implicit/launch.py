@@ -15,8 +15,9 @@ from helion_sinkhorn.ops.sinkhorn.implicit.space import (
     implicit_direct_space,
 )
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps, solver_for
-from helion_sinkhorn.ops.sinkhorn.launch import describe, loaded, thread_of, written_view
+from helion_sinkhorn.ops.sinkhorn.launch import describe
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
+from helion_sinkhorn.ops.sinkhorn.views import loaded, thread_of, written_view
 from helion_sinkhorn.ops.sinkhorn.workloads import ROWS
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
