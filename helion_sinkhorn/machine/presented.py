@@ -112,7 +112,7 @@ def as_called(arguments: Sequence[Any]) -> Iterator[list[Any]]:
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
     memory: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-    first_views: dict[int, torch.Tensor] = {}
+    first_views: dict[tuple[Any, int], torch.Tensor] = {}
 
     def on_device(x):
         of = x.untyped_storage()
@@ -127,7 +127,8 @@ def as_called(arguments: Sequence[Any]) -> Iterator[list[Any]]:
         sizes, strides, _ = shape_env.create_symbolic_sizes_strides_storage_offset(
             x, source, symbolic_context=any_size
         )
-        key = x.untyped_storage()._cdata
+        # a program has a shape_env of its own
+        key = shape_env, x.untyped_storage()._cdata
         if key in first_views:
             with shape_env.suppress_guards():
                 return first_views[key].as_strided(sizes, strides)

@@ -251,7 +251,7 @@ def backward_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
         call, device, **variants, lean=(False,), length=tuple(k for k in (7,) if k < call.steps)
     )
     kept = whole_space(call, device, **variants, lean=(True,), length=(call.steps,))
-    kept["config"] += capped(over_threads(call, device, call.n, call.m, 4), device)
+    kept["config"] += scheduled((over_threads(call, device, call.n, call.m, 4),), *capped(device))[1:]
     few = threads_space(call, device, ((2, 4), (4, 2), (2, 2)), length=(call.steps,), **plain)
     return (replayed, kept, *few)
 
@@ -262,5 +262,5 @@ def history_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
     grids = threads_space(call, device, ((8, 8), (8, 4), (4, 4), (16, 4)))
     for grid in grids:
         (config,) = grid["config"]
-        grid["config"] += few_blocks(config, device)
+        grid["config"] = scheduled((config,), *few_blocks(dict(config)["num_warps"], device))
     return tuple(grids)
