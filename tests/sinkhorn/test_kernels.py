@@ -123,6 +123,8 @@ def test_loads_and_reciprocals_in_every_way(paired, thread, n, m, form):
     check_forward(case, paired=paired, thread=thread)
     check_backward(case, "sinkhorn_backward", paired=paired, thread=thread)
     check_backward(case, "sinkhorn_backward_history", thread=thread)
+    if min(thread) > 1 and thread != (n, m):
+        check_backward(case, "sinkhorn_backward_history", thread=thread, ordered=True)
 
 
 @pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))

@@ -79,6 +79,46 @@ def test_what_is_compiled_to_be_read_keeps_no_code(tmp_path, monkeypatch):
     assert not programs.exists()
 
 
+ALIKE = """
+import torch
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.machine.presented import as_called, present_device
+
+present_device(DEVICES["h200"])
+from helion_sinkhorn.machine.binary import Job
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
+from helion_sinkhorn.runtime.generated import bound
+from helion_sinkhorn.runtime.kernel import default_choice
+from helion_sinkhorn.tuning.child import first_launch
+
+call = SinkhornCall(True, 1, "float32", 16, 16, 3)
+choice = default_choice(KERNELS["sinkhorn_backward_history"], call, DEVICES["h200"])
+kernel, arguments = first_launch(DEVICES["h200"], Job(call, choice, 64))
+(config,) = kernel.helion.configs
+
+real = {}
+def on_cpu(t):
+    whole = t if t._base is None else t._base
+    if id(whole) not in real:
+        real[id(whole)] = torch.empty_strided(whole.shape, whole.stride(), dtype=whole.dtype)
+    return real[id(whole)].as_strided(t.shape, t.stride(), t.storage_offset())
+
+called = bound(kernel, [on_cpu(a) if isinstance(a, torch.Tensor) else a for a in arguments])
+expected = called.to_triton_code(config)
+with as_called(arguments) as given:
+    code = bound(kernel, given).to_triton_code(config)
+print(len(real) < sum(isinstance(a, torch.Tensor) for a in arguments), code == expected)
+"""
+
+
+def test_the_code_of_a_candidate_is_that_of_a_call_with_views_of_one_tensor():
+    """Helion has a barrier between a store and a load of arguments that share memory."""
+    done = python("-c", ALIKE, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split("\n")[-2] == "True True"
+
+
 SHARED = """
 import torch
 from helion_sinkhorn.configs.device import DEVICES

@@ -1,7 +1,7 @@
 """The Helion kernel bodies of hc_split_sinkhorn: the gates, and Sinkhorn's iterations on the other columns.
 
 A token's mixes are n + 2 rows of n: pre, post, and n rows of logits that lie in registers as Sinkhorn's
-matrices do (ops.sinkhorn.iteration.read).  a = mixes * scale + base; the view of base has a batch of stride
+matrices do (ops.sinkhorn.loads.read).  a = mixes * scale + base; the view of base has a batch of stride
 0, so that it is read as the mixes are.
 """
 
@@ -17,11 +17,11 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     iterate,
     pivot,
     product,
-    read,
     reciprocals,
     spread,
     start,
 )
+from helion_sinkhorn.ops.sinkhorn.loads import read
 from helion_sinkhorn.runtime.device_math import LOG2E, reciprocal
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.iteration import of_fixed_size
+from helion_sinkhorn.ops.sinkhorn.loads import of_fixed_size
 from helion_sinkhorn.runtime.device_math import joined, reciprocal
 
 
 def matrices_at(x, shape, rows, tile, n):
-    """Matrices (tile, n, n) at these rows, each entry in the thread that `sinkhorn.iteration.read` would give
+    """Matrices (tile, n, n) at these rows, each entry in the thread that `sinkhorn.loads.read` would give
     it; `shape` is that of the view behind its rows."""
     # hl.load: in a helper Helion takes an index for an operation on the host
     if len(shape) == 2:

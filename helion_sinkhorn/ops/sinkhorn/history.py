@@ -5,17 +5,19 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.adjoint import project, project_trail, softmax_gradient
+from helion_sinkhorn.ops.sinkhorn.adjoint import over_block, project, project_trail, softmax_gradient
+from helion_sinkhorn.ops.sinkhorn.in_order import contract_in_order, one_of_data
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     contract,
     lead_size,
-    read,
     reciprocals,
     restart,
     spread,
     start,
     summation,
 )
+from helion_sinkhorn.ops.sinkhorn.loads import read, with_lanes_first
+from helion_sinkhorn.runtime.device_math import joined
 
 
 def sums_of(n, m, how, rounded):
@@ -29,12 +31,83 @@ def block_places(tile):
     return block * tile.block_size + hl.arange(tile.block_size)
 
 
+def keep(kept, place, t, w, shape):
+    """Keep a vector (tile, k) of step t; kept: the first of `kept_views`, of `shape` behind the steps."""
+    if len(shape) > 1:
+        w = w.reshape(w.size(0), *shape)
+    hl.store(kept, [place, t, *(slice(None) for _ in shape)], w)
+
+
+def of_line(sizes, lanes_first):
+    """What of a view's sizes or strides belongs to a kept vector: (K, G, R, C, w), or (k,)."""
+    if len(sizes) == 3 or not lanes_first:
+        return sizes[2:]
+    return sizes[4], sizes[5], sizes[2], sizes[1], sizes[6]
+
+
+def kept_part(kept, place, t, i, j, lanes_first):
+    """Entries (i, j) of each thread as (tile, R, C, w), as `loads.load_lanes` has it."""
+    rest = [slice(None)] * 3
+    if not lanes_first:
+        return hl.load(kept, [place, t, i, j, *rest])
+    return hl.load(kept, [t, *rest[:2], place, i, j, rest[2]]).permute(2, 1, 0, 3)
+
+
+def kept_line(kept, shape, place, t, tile, lanes_first):
+    """The vector of step t as each thread reads it; kept: the second of `kept_views`, of `shape` behind the
+    steps.
+    """
+    if len(shape) == 1:
+        return hl.load(kept, [place, t, slice(None)])
+    k, g, *lanes, w = shape
+    lanes = [size for size in lanes if size > 1]
+    return joined(
+        [
+            kept_part(kept, place, t, i, j, lanes_first).reshape(tile, *lanes, w)
+            for i in range(k)
+            for j in range(g)
+        ]
+    )
+
+
+def over_lines(line, shape, axis, x_shape, tile, n, m):
+    """A `kept_line` with one entry for each index of `axis`, spread over the block (tile, n, m) where each
+    thread has read its own; else as it is.
+    """
+    if len(shape) == 1:
+        return line
+    rows, parts, row_lanes, column_lanes, width = x_shape
+    k, g = shape[:2]
+    last = 1 + (row_lanes > 1) + (column_lanes > 1)
+    bits = range(last + 1, last + (k * g).bit_length())
+    of_k, of_g = bits[: k.bit_length() - 1], bits[k.bit_length() - 1 :]
+    of_rows, of_columns = ([1] if row_lanes > 1 else []), ([last - 1] if column_lanes > 1 else [])
+    if axis == 1:
+        order, sizes = (*of_g, last, *of_rows, *of_columns), (rows, row_lanes, 1, column_lanes, 1)
+    else:
+        order, sizes = (*of_rows, *of_k, *of_columns, *of_g, last), (1, row_lanes, parts, column_lanes, width)
+    block = line.permute(0, *order).reshape(tile, *sizes)
+    return block.expand(tile, rows, row_lanes, parts, column_lanes, width).reshape(tile, n, m)
+
+
+def kept_lines(kept, shape, place, t, axis, lanes_first, block):
+    """`kept_line` of step t with `over_lines`; block: what the latter takes behind the axis."""
+    return over_lines(kept_line(kept, shape, place, t, block[1], lanes_first), shape, axis, *block)
+
+
+def matvec(a, w, axis, sums, lanes):
+    """`iteration.contract`, in order where `lanes` says how threads hold a line."""
+    return contract_in_order(a, w, axis, sums, lanes) if lanes else contract(a, w, axis, sums)
+
+
 def sinkhorn_backward_history(
     x: torch.Tensor,
     dy: torch.Tensor,
     dx: torch.Tensor,
     us: torch.Tensor,
+    us_read: torch.Tensor,
     vs: torch.Tensor,
+    vs_read: torch.Tensor,
     logs_p: torch.Tensor,
     logs_q: torch.Tensor,
     n: hl.constexpr,
@@ -46,23 +119,38 @@ def sinkhorn_backward_history(
     segment: hl.constexpr,
     how: hl.constexpr,
     rounded: hl.constexpr,
+    ordered: hl.constexpr,
     persistent: hl.constexpr,
+    lanes_first: hl.constexpr,
 ):
     """dX of the iterations run, for any number of them: u_t and v_t pass through memory.
 
-    us (steps, places, |lead|) and vs (steps, places, |trail|) are scratch, small enough to stay in L2.  A
-    persistent block has places of its own and uses them again for each of its tiles; otherwise every matrix
-    of the launch has one.  logs_p (restarts, places, |lead|) and logs_q (restarts, places, |trail|) hold
-    what every restart of the log form took out of u and v.
+    us (places, steps, |lead|) and vs (places, steps, |trail|) are scratch, small enough to stay in L2, as
+    `kept_views` has it for writing, and us_read and vs_read for reading.  A persistent block has places of
+    its own and uses them again for each of its tiles; otherwise every matrix of the launch has one.  logs_p
+    (places, restarts, |lead|) and logs_q (places, restarts, |trail|) hold what every restart of the log form
+    took out of u and v.
 
     rounded: whether products are rounded before they are summed.  Whichever thread stores a sum, its bits
     must be the same; of a thread with one entry of a line the compiler fuses the last sum with its own
-    product."""
+    product.
+
+    ordered: see `in_order`; lanes_first: see `loads.with_lanes_first`."""
     batch = x.size(0)
     x_shape, dy_shape = hl.specialize((x.shape[1:], dy.shape[1:]))
     hl.specialize((x.stride(), dy.stride(), dx.shape[1:], dx.stride()))
-    hl.specialize((us.size(2), vs.size(2), logs_p.size(2), logs_q.size(2)))
+    u_shape, v_shape = hl.specialize((us.shape[2:], vs.shape[2:]))
+    of_u, of_v = hl.specialize((
+        of_line(us_read.shape, lanes_first), of_line(vs_read.shape, lanes_first)
+    ))  # fmt: skip
+    # not the strides of places and steps: with constants LLVM counts offsets down below 0 on AMD
+    hl.specialize((of_line(us_read.stride(), lanes_first), of_line(vs_read.stride(), lanes_first)))
+    hl.specialize((us.stride()[2:], vs.stride()[2:], logs_p.size(2), logs_q.size(2)))
+    own = len(of_u) > 1
+    logits = with_lanes_first(x) if lanes_first else x
+    upstream = with_lanes_first(dy) if lanes_first else dy
     sums = sums_of(n, m, how, rounded)
+    lanes = x_shape[2:] if ordered else ()
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
     rho = lead / trail
@@ -71,66 +159,88 @@ def sinkhorn_backward_history(
     head = steps - restarts * segment
     for tile in hl.tile(batch):
         place = block_places(tile) if persistent else tile
-        a, p, q = start(read(x, x_shape, tile, n, m), n, m, eps, deepseek, lead_axis, how)
+        block = x_shape, tile.block_size, n, m
+        if own and persistent:
+            # the threads that read the last tile's vectors have them
+            hl.inline_triton("tl.debug_barrier()", (), None)
+        a, p, q = start(read(logits, x_shape, tile, n, m, lanes_first), n, m, eps, deepseek, lead_axis, how)
         u = reciprocals(p, lead, how, False)
         v = reciprocals(q, trail, how, False)
         if steps > 0:
             for t in range(head):
-                p = rho * (contract(a, v, lead_axis, sums) + eps * p)
+                p = rho * (matvec(a, v, lead_axis, sums, lanes) + eps * p)
                 u = reciprocals(p, lead, how, False)
-                q = contract(a, u, trail_axis, sums) + (eps / rho) * q
+                q = matvec(a, u, trail_axis, sums, lanes) + (eps / rho) * q
                 v = reciprocals(q, trail, how, False)
-                us[t, place, :] = u
-                vs[t, place, :] = v
+                keep(us, place, t, u, u_shape)
+                keep(vs, place, t, v, v_shape)
         if restarts > 0:
             log_p = torch.log2(p)
             log_q = torch.log2(q)
             for k in range(restarts):
-                logs_p[k, place, :] = log_p
-                logs_q[k, place, :] = log_q
-                a = restart(read(x, x_shape, tile, n, m), n, m, log_p, log_q, lead_axis, how)
-                v = torch.ones_like(v)
+                logs_p[place, k, :] = log_p
+                logs_q[place, k, :] = log_q
+                a = restart(
+                    read(logits, x_shape, tile, n, m, lanes_first), n, m, log_p, log_q, lead_axis, how
+                )
+                v = one_of_data(log_q) if ordered else torch.ones_like(v)
                 for i in range(segment):
-                    p = rho * contract(a, v, lead_axis, sums)
+                    p = rho * matvec(a, v, lead_axis, sums, lanes)
                     u = reciprocals(p, lead, how, False)
-                    q = contract(a, u, trail_axis, sums)
+                    q = matvec(a, u, trail_axis, sums, lanes)
                     v = reciprocals(q, trail, how, False)
-                    us[head + k * segment + i, place, :] = u
-                    vs[head + k * segment + i, place, :] = v
+                    keep(us, place, head + k * segment + i, u, u_shape)
+                    keep(vs, place, head + k * segment + i, v, v_shape)
                 log_p = log_p + torch.log2(p)
                 log_q = log_q + torch.log2(q)
-        da = read(dy, dy_shape, tile, n, m) * spread(u, lead_axis) * spread(v, trail_axis)
+        da = read(upstream, dy_shape, tile, n, m, lanes_first) * spread(u, lead_axis) * spread(v, trail_axis)
         if not deepseek:
             # once more than iterations ask: see last_iterations
             da = project_trail(a, da, u, v, lead_axis, sums)
+        if own and how != "full":
+            # threads read what others of the block have kept
+            hl.inline_triton("tl.debug_barrier()", (), None)
+        v_t = (
+            kept_line(vs_read, of_v, place, steps - 1, tile.block_size, lanes_first)
+            if own and steps > 0
+            else v
+        )
         if restarts > 0:
             for k_back in range(restarts):
                 before = restarts - 1 - k_back
-                x32 = read(x, x_shape, tile, n, m)
-                a = restart(x32, n, m, logs_p[before, place, :], logs_q[before, place, :], lead_axis, how)
-                last = steps - 1 - k_back * segment
+                x32 = read(logits, x_shape, tile, n, m, lanes_first)
+                a = restart(x32, n, m, logs_p[place, before, :], logs_q[place, before, :], lead_axis, how)
                 for i_back in range(segment - 1):
-                    v_before = vs[last - i_back - 1, place, :]
-                    u = us[last - i_back, place, :]
-                    da = project(a, da, u, v, v_before, rho, lead_axis, sums)
-                    v = v_before
-                u = us[steps - (k_back + 1) * segment, place, :]
-                da = project(a, da, u, v, torch.ones_like(v), rho, lead_axis, sums)
+                    t = steps - 1 - k_back * segment - i_back
+                    u_line = kept_lines(us_read, of_u, place, t, lead_axis, lanes_first, block)
+                    v_line = over_lines(v_t, of_v, trail_axis, *block)
+                    v_t = kept_line(vs_read, of_v, place, t - 1, tile.block_size, lanes_first)
+                    v_before = over_lines(v_t, of_v, trail_axis, *block)
+                    da = project(a, da, u_line, v_line, v_before, rho, lead_axis, sums, lanes)
+                begin = steps - (k_back + 1) * segment
+                u_line = kept_lines(us_read, of_u, place, begin, lead_axis, lanes_first, block)
+                v_line = over_lines(v_t, of_v, trail_axis, *block)
+                da = project(a, da, u_line, v_line, torch.ones_like(v), rho, lead_axis, sums, lanes)
                 # D passes a restart unchanged, and A is diag(u) A diag(v) of the segment before
-                u = us[steps - (k_back + 1) * segment - 1, place, :]
-                v = vs[steps - (k_back + 1) * segment - 1, place, :]
-                da = da * spread(u, lead_axis) * spread(v, trail_axis)
-        a, p, q = start(read(x, x_shape, tile, n, m), n, m, eps, deepseek, lead_axis, how)
+                u_line = kept_lines(us_read, of_u, place, begin - 1, lead_axis, lanes_first, block)
+                v_t = kept_line(vs_read, of_v, place, begin - 1, tile.block_size, lanes_first)
+                v_line = over_lines(v_t, of_v, trail_axis, *block)
+                da = da * over_block(u_line, lead_axis) * over_block(v_line, trail_axis)
+        a, p, q = start(read(logits, x_shape, tile, n, m, lanes_first), n, m, eps, deepseek, lead_axis, how)
         v_0 = reciprocals(q, trail, how, False)
         if steps > 0:
             for t_back in range(head - 1):
-                v_before = vs[head - 2 - t_back, place, :]
-                u = us[head - 1 - t_back, place, :]
-                da = project(a, da, u, v, v_before, rho, lead_axis, sums)
-                v = v_before
-            da = project(a, da, us[0, place, :], v, v_0, rho, lead_axis, sums)
+                t = head - 1 - t_back
+                u_line = kept_lines(us_read, of_u, place, t, lead_axis, lanes_first, block)
+                v_line = over_lines(v_t, of_v, trail_axis, *block)
+                v_t = kept_line(vs_read, of_v, place, t - 1, tile.block_size, lanes_first)
+                v_before = over_lines(v_t, of_v, trail_axis, *block)
+                da = project(a, da, u_line, v_line, v_before, rho, lead_axis, sums, lanes)
+            u_line = kept_lines(us_read, of_u, place, 0, lead_axis, lanes_first, block)
+            v_line = over_lines(v_t, of_v, trail_axis, *block)
+            da = project(a, da, u_line, v_line, v_0, rho, lead_axis, sums, lanes)
         if deepseek:
-            x32 = read(x, x_shape, tile, n, m)
+            x32 = read(logits, x_shape, tile, n, m, lanes_first)
             dz = softmax_gradient(x32, da, v_0, n, m, eps, lead_axis, how, summation(n, m, how))
         else:
             dz = da * a

@@ -14,12 +14,13 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.iteration import iterate, read, reciprocals, spread, total
+from helion_sinkhorn.ops.sinkhorn.iteration import iterate, reciprocals, spread, total
+from helion_sinkhorn.ops.sinkhorn.loads import read
 from helion_sinkhorn.runtime.device_math import joined
 
 
-def read_in_parts(x, shape, tile, n, m, ordered, **how):
-    """`iteration.read`; ordered: of matrices that each lie in one thread, with entry e of part k as column
+def read_in_parts(x, shape, tile, n, m, ordered, lanes_first=False, **how):
+    """`loads.read`; ordered: of matrices that each lie in one thread, with entry e of part k as column
     e * parts + k.
 
     A thread numbers the entries of a vector load last, and before them what is joined to them.  A blocked
@@ -27,7 +28,7 @@ def read_in_parts(x, shape, tile, n, m, ordered, **how):
     No result depends on their order, and `stored_in_parts` has them as in memory again.
     """
     if not ordered:
-        return read(x, shape, tile, n, m, **how)
+        return read(x, shape, tile, n, m, lanes_first, **how)
     rows, parts, *_lanes, w = shape
     at = [slice(None)] * 3
     pieces = [
@@ -61,7 +62,7 @@ def addends(x):
 def held_last(x, axis, lanes):
     """x (tile, n, m) as (.., C, entries) or (.., R, entries): a thread's entries of a line along `axis` last.
 
-    lanes: (R, C, w) of a view for `iteration.read`.
+    lanes: (R, C, w) of a view for `loads.read`.
     """
     row_lanes, column_lanes, w = lanes
     tile, n, m = x.shape
@@ -75,13 +76,17 @@ def held_last(x, axis, lanes):
     return held.reshape(tile, n, column_lanes, m // column_lanes)
 
 
+def total_in_order(x, axis, sums, lanes):
+    """`iteration.total`: a thread adds its entries in order, and Triton the sums of a line's threads."""
+    first, *others = addends(held_last(x, axis, lanes))
+    for entry in others:
+        first = first + entry
+    return first if lanes[axis - 1] == 1 else total(first, axis, sums)
+
+
 def contract_in_order(a, w, axis, sums, lanes):
-    """`iteration.contract`: a thread adds its products in order, and Triton the sums of a line's threads."""
-    summed = 3 - axis
-    first, *others = addends(held_last(a * spread(w, summed), summed, lanes))
-    for product in others:
-        first = first + product
-    return first if lanes[summed - 1] == 1 else total(first, summed, sums)
+    """`iteration.contract` with `total_in_order`."""
+    return total_in_order(a * spread(w, 3 - axis), 3 - axis, sums, lanes)
 
 
 def iterate_in_order(a, p, q, lead, trail, eps, lead_axis, how, paired, sums, lanes):

@@ -22,7 +22,7 @@ from typing import TypedDict
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.runtime.device_math import LOG2E, is_padded, joined, moved, reciprocal, summed_in_order
+from helion_sinkhorn.runtime.device_math import LOG2E, is_padded, moved, reciprocal, summed_in_order
 from helion_sinkhorn.runtime.space import power_of_two
 
 
@@ -77,11 +77,6 @@ def reciprocals(x, k, how, paired, rounded=None):
     a, b = hl.split(x.view(tile, k // 2, 2))
     shared = reciprocal(a * b, how)
     return hl.join(product(shared, b, rounded), product(shared, a, rounded)).view(tile, k)
-
-
-def of_fixed_size(x, n, m):
-    """x (tile, n, m): Helion 1.5 may fail over an axis it thinks of cutting into chunks (docs/helion.md)."""
-    return x if is_padded(n) or is_padded(m) else x.view(x.size(0), n, m)
 
 
 def spread(w, axis):
@@ -168,37 +163,6 @@ def products(x, y, axis, sums):
 def contract(a, w, axis, sums):
     """The matvec that leaves one entry per index of `axis`; w has one per index of the other axis."""
     return total(products(a, spread(w, 3 - axis), 3 - axis, sums), 3 - axis, sums)
-
-
-def read(x, shape, tile, n, m, **how):
-    """Matrices (tile, n, m) in float32 from a view that `views.loaded` made; `shape` is its shape behind the
-    batch.
-
-    A view (B, n, m) is one load, and the compiler decides which thread holds which entries: versions of
-    Triton differ there.  A view (B, i, k, R, C, w) is a load (tile, R, C, w) for each i and k.  The block has
-    as many of these entries as a warp has threads, w times, so each thread gets w neighbours under every
-    version, and `join` leaves them where they are: a thread holds i rows and k w columns of one matrix, and
-    sums cross R threads along columns and C along rows.
-
-    how: the cache policy of the loads, as hl.load takes it.
-    """
-    if len(shape) == 2:
-        return of_fixed_size(hl.load(x, [tile, slice(None), slice(None)], **how).to(torch.float32), n, m)
-    rows, parts, *lanes, w = shape
-    width = [k for k in lanes if k > 1]
-    rest = [slice(None)] * 3
-    pieces = [
-        hl.load(x, [tile, i, k, *rest], **how).reshape(tile.block_size, *width, w)
-        for i in range(rows)
-        for k in range(parts)
-    ]
-    last = 1 + len(width)
-    bits, low = len(pieces).bit_length() - 1, parts.bit_length() - 1
-    of_rows = [last + 1 + b for b in range(bits - low)]
-    of_parts = [last + 1 + b for b in range(bits - low, bits)]
-    row_lanes, column_lanes = ([1] if lanes[0] > 1 else []), ([last - 1] if lanes[1] > 1 else [])
-    block = joined(pieces).permute(0, *of_rows, *row_lanes, *of_parts, *column_lanes, last)
-    return block.reshape(tile.block_size, n, m).to(torch.float32)
 
 
 def constant(value, a, axis):

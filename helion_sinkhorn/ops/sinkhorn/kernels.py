@@ -15,7 +15,6 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     iterate,
     lead_size,
     pivot,
-    read,
     reciprocals,
     restart,
     spread,
@@ -23,6 +22,7 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     summation,
     total,
 )
+from helion_sinkhorn.ops.sinkhorn.loads import read, with_lanes_first
 
 
 def sinkhorn_forward(
@@ -37,17 +37,20 @@ def sinkhorn_forward(
     segment: hl.constexpr,
     how: hl.constexpr,
     ordered: hl.constexpr,
+    lanes_first: hl.constexpr,
     paired: hl.constexpr,
     pivoted: hl.constexpr,
 ):
-    """P after `n_iters` iterations.  x is a view for `iteration.read`, out (B, n, m) or (B, n m).
+    """P after `n_iters` iterations.  x is a view for `loads.read`, out (B, n, m) or (B, n m).
 
     A flat result is stored through shared memory into full cache lines, where the entries that a thread
-    holds of a matrix would write parts of them.  ordered: see `in_order`.
+    holds of a matrix would write parts of them.  ordered: see `in_order`; lanes_first: see
+    `loads.with_lanes_first`.
     """
     batch = x.size(0)
     shape = hl.specialize(x.shape[1:])
     hl.specialize((x.stride(), out.shape[1:], out.stride()))
+    logits = with_lanes_first(x) if lanes_first else x
     sums = summation(n, m, how)
     lanes = shape[2:] if ordered else ()
     trail_axis = 3 - lead_axis
@@ -55,7 +58,7 @@ def sinkhorn_forward(
     steps = n_iters - 1 if deepseek else n_iters
     restarts = (steps - 1) // segment if steps > 0 else 0
     for tile in hl.tile(batch):
-        a, p, q = start(read(x, shape, tile, n, m), n, m, eps, deepseek, lead_axis, how)
+        a, p, q = start(read(logits, shape, tile, n, m, lanes_first), n, m, eps, deepseek, lead_axis, how)
         if pivoted:
             a, p, q, _c, _r = pivot(a, p, q, lead, trail, lead_axis, how, sums)
         elif ordered:
@@ -67,7 +70,7 @@ def sinkhorn_forward(
             log_p, log_q = torch.log2(p), torch.log2(q)
             for _restart in range(restarts):
                 # the logits again: kept, they would hold a matrix of registers through all iterations
-                x32 = read(x, shape, tile, n, m)
+                x32 = read(logits, shape, tile, n, m, lanes_first)
                 a = restart(x32, n, m, log_p, log_q, lead_axis, how)
                 p = one_of_data(log_p) if ordered else torch.ones_like(p)
                 q = one_of_data(log_q) if ordered else torch.ones_like(q)
@@ -98,6 +101,7 @@ def sinkhorn_backward(
     tail: hl.constexpr,
     how: hl.constexpr,
     ordered: hl.constexpr,
+    lanes_first: hl.constexpr,
     paired: hl.constexpr,
     pivoted: hl.constexpr,
     lean: hl.constexpr,
@@ -112,13 +116,15 @@ def sinkhorn_backward(
     batch = x.size(0)
     x_shape, dy_shape = hl.specialize((x.shape[1:], dy.shape[1:]))
     hl.specialize((x.stride(), dy.stride(), dx.shape[1:], dx.stride()))
+    logits = with_lanes_first(x) if lanes_first else x
+    upstream = with_lanes_first(dy) if lanes_first else dy
     sums = summation(n, m, how, ordered)
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
     steps = n_iters - 1 if deepseek else n_iters
     rest = steps - (head + tail) * length
     for tile in hl.tile(batch):
-        x32 = read_in_parts(x, x_shape, tile, n, m, ordered)
+        x32 = read_in_parts(logits, x_shape, tile, n, m, ordered, lanes_first)
         a, p, q = start(x32, n, m, eps, deepseek, lead_axis, how)
         if pivoted:
             a, p, q, _c, r = pivot(a, p, q, lead, trail, lead_axis, how, sums)
@@ -135,7 +141,7 @@ def sinkhorn_backward(
             for _rest_step in range(rest):
                 p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums)
             a = restart(
-                read_in_parts(x, x_shape, tile, n, m, ordered),
+                read_in_parts(logits, x_shape, tile, n, m, ordered, lanes_first),
                 n, m, torch.log2(p), torch.log2(q), lead_axis, how,
             )  # fmt: skip
             p = torch.ones_like(p)
@@ -148,7 +154,7 @@ def sinkhorn_backward(
                         p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums)
                     p_again[s + 1] = p + 0.0
                     q_again[s + 1] = q + 0.0
-        da = read_in_parts(dy, dy_shape, tile, n, m, ordered)
+        da = read_in_parts(upstream, dy_shape, tile, n, m, ordered, lanes_first)
         if tail > 0:
             da = last_iterations(a, da, p, q, length, lead, trail, eps, lead_axis, how, paired, sums, lean)
             if tail > 1:
@@ -160,7 +166,13 @@ def sinkhorn_backward(
                     )  # fmt: skip
                     i = i - 1
             a, _p, _q = start(
-                read_in_parts(x, x_shape, tile, n, m, ordered), n, m, eps, deepseek, lead_axis, how
+                read_in_parts(logits, x_shape, tile, n, m, ordered, lanes_first),
+                n,
+                m,
+                eps,
+                deepseek,
+                lead_axis,
+                how,
             )
         # not where the log form restarts: 4 % more code of 8 x 8 in one thread leaves the cache of
         # instructions, 128 KiB, and takes 22 % longer on an H200
@@ -183,7 +195,9 @@ def sinkhorn_backward(
                 da = da * spread(p_starts[0], lead_axis) * spread(r, trail_axis)
                 v = v * r
             # anew: kept, the logits would hold a matrix of registers through all segments
-            x32 = read_in_parts(x, x_shape, tile, n, m, ordered, eviction_policy="evict_first")
+            x32 = read_in_parts(
+                logits, x_shape, tile, n, m, ordered, lanes_first, eviction_policy="evict_first"
+            )
             dz = softmax_gradient(x32, da, v, n, m, eps, lead_axis, how, summation(n, m, how))
         else:
             dz = da * a

@@ -23,7 +23,14 @@ from helion_sinkhorn.ops.sinkhorn.space import (
     history_default,
     history_space,
 )
-from helion_sinkhorn.ops.sinkhorn.views import is_ordered, loaded, thread_of, written_view
+from helion_sinkhorn.ops.sinkhorn.views import (
+    is_ordered,
+    kept_views,
+    lanes_first,
+    loaded,
+    thread_of,
+    written_view,
+)
 from helion_sinkhorn.ops.sinkhorn.workloads import ROWS
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
@@ -117,17 +124,19 @@ def constants(call: SinkhornCall, eps: float, choice: Choice, how: str) -> tuple
     pivoted = variant.get("pivoted", False) and pivot_is_safe(call.steps, kernel_eps)
     ordered = is_ordered(choice)
     rounded, persistent = must_round(call, choice), is_persistent(choice, how)
+    by_lanes = lanes_first(call, choice)
     own = {
-        "sinkhorn_forward": (segment(call), how, ordered, paired, pivoted),
+        "sinkhorn_forward": (segment(call), how, ordered, by_lanes, paired, pivoted),
         "sinkhorn_backward": (
             *segments(call, variant.get("length", 1)),
             how,
             ordered,
+            by_lanes,
             paired,
             pivoted,
             variant.get("lean", False) and lean_is_safe(call.n, call.m, kernel_eps),
         ),
-        "sinkhorn_backward_history": (segment(call), how, rounded, persistent),
+        "sinkhorn_backward_history": (segment(call), how, rounded, ordered, persistent, by_lanes),
     }[choice.kernel]
     return call.n, call.m, call.n_iters, kernel_eps, call.deepseek, call.lead_axis, *own
 
@@ -199,7 +208,9 @@ def run_with_history(
     lead, trail = (call.n, call.m) if call.lead_axis == 1 else (call.m, call.n)
     steps = max(call.steps, 1)
     restarts = (steps - 1) // segment(call)
-    batch = x.size(0)
+    # strides of lines of 4 or 8 that 16 divides, or Triton does not load 16 bytes at once
+    kept = (steps + 3) // 4 * 4
+    batch, by_lanes = x.size(0), lanes_first(call, served.choice)
     if is_persistent(served.choice, served.reciprocal):
         if batch == 1:
             # Computed twice, to the same place.  For a batch of one Triton compiles a program of its own,
@@ -207,18 +218,22 @@ def run_with_history(
             x, dy, dx = (t.expand(2, *t.shape[1:]) for t in (x, dy, dx))
         size, room = x.size(0), places(served.choice, served.device)
     else:
-        floats = (steps + restarts) * (lead + trail)
-        most = max(16, SCRATCH_BYTES // (4 * floats) // 16 * 16)
-        # Powers of two are few host functions to generate, and strides that 16 divides one binary: with
-        # others Triton loads the history in another layout and sums in another order
-        room = min(most, max(16, power_of_two(batch)))
-        size = min(batch, room)
+        floats = (kept + restarts) * (lead + trail)
+        size = room = min(batch, max(16, SCRATCH_BYTES // (4 * floats) // 16 * 16))
+        if by_lanes:
+            # generated code depends on the room then, and powers of two are few
+            room = max(16, power_of_two(room))
     empty = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
-    us, vs = empty(steps, room, lead), empty(steps, room, trail)
-    logs = [empty(max(restarts, 1), room if restarts else 2, k) for k in (lead, trail)]
+    lines = (lead, call.lead_axis), (trail, 3 - call.lead_axis)
+    us_vs = [
+        view
+        for k, axis in lines
+        for view in kept_views(empty(room, kept, k), axis, x, call.n, call.m, by_lanes)
+    ]
+    logs = [empty(room if restarts else 1, max(restarts, 1), k) for k in (lead, trail)]
     for begin in range(0, batch, size):
         rows = slice(begin, begin + size)
-        serving.run(served.kernel, x[rows], dy[rows], dx[rows], us, vs, *logs, *own)
+        serving.run(served.kernel, x[rows], dy[rows], dx[rows], *us_vs, *logs, *own)
 
 
 def places(choice: Choice, device: Device) -> int:

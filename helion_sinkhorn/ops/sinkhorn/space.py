@@ -156,8 +156,17 @@ def backward_default(call: SinkhornCall, device: Device) -> tuple[Items, Items]:
 def history_default(call: SinkhornCall, device: Device) -> tuple[Items, Items]:
     rows, columns = min(8, call.n), min(8, call.m)
     if not can_hold(call, rows, columns):
-        return spread_over(call, device, 16, 32), (("thread", (0, 0)),)
-    return over_threads(call, device, rows, columns), (("thread", (rows, columns)),)
+        return spread_over(call, device, 16, 32), (("thread", (0, 0)), ("ordered", False))
+    variant = ("thread", (rows, columns)), ("ordered", adds_in_order(call, device, rows, columns))
+    return over_threads(call, device, rows, columns), variant
+
+
+def adds_in_order(call: SinkhornCall, device: Device, rows: int, columns: int) -> bool:
+    """Whether threads that share a matrix add in order (`in_order`) for its gradient with history.
+
+    On an H200 a gradient of 32 x 32 takes 9 % less time so under Triton 3.9, 2 % under 3.6.
+    """
+    return device.vendor == "nvidia" and min(rows, columns) > 1 and (rows, columns) != (call.n, call.m)
 
 
 def spread_tiles(
@@ -258,9 +267,11 @@ def backward_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
 
 def history_space(call: SinkhornCall, device: Device) -> tuple[Grid, ...]:
     if not is_whole(call):
-        return ({"config": spread_tiles(call, device, (8, 16, 32, 64)), "thread": ((0, 0),)},)
+        tiles = spread_tiles(call, device, (8, 16, 32, 64))
+        return ({"config": tiles, "thread": ((0, 0),), "ordered": (False,)},)
     grids = threads_space(call, device, ((8, 8), (8, 4), (4, 4), (16, 4)))
     for grid in grids:
-        (config,) = grid["config"]
+        (config,), (block,) = grid["config"], grid["thread"]
         grid["config"] = scheduled((config,), *few_blocks(dict(config)["num_warps"], device))
+        grid["ordered"] = (adds_in_order(call, device, *block),)
     return tuple(grids)

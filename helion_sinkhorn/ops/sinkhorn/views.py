@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from helion_sinkhorn.configs.store import triton_version
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.runtime.views import VECTOR_BYTES, matrices
+
+NEIGHBOURS = 4
+"""Entries of a kept vector that a thread reads at once, 16 bytes."""
 
 
 def thread_of(choice: Choice) -> tuple[int, int]:
@@ -19,8 +23,15 @@ def is_ordered(choice: Choice) -> bool:
     return dict(choice.variant).get("ordered", False)
 
 
+def lanes_first(call: SinkhornCall, choice: Choice) -> bool:
+    """Whether a kernel puts the axes of threads that share a matrix in front of a view, as `loads` has it.
+
+    Up to Triton 3.6 threads side by side would load from different matrices."""
+    return any(thread_of(choice)) and thread_of(choice) != (call.n, call.m) and triton_version() < (3, 7)
+
+
 def spread_over_threads(x: torch.Tensor, rows: int, columns: int, most: int = VECTOR_BYTES) -> torch.Tensor:
-    """A (B, n, m) view as (B, i, k, R, C, w) for `iteration.read`: a thread holds `rows` x `columns` of a
+    """A (B, n, m) view as (B, i, k, R, C, w) for `loads.read`: a thread holds `rows` x `columns` of a
     matrix.
 
     R and C threads share its rows and columns, and w neighbours are 16 bytes and `most` at most.  Row i R + r
@@ -47,7 +58,7 @@ def in_parts(x: torch.Tensor) -> torch.Tensor:
 
 
 def loaded(x: torch.Tensor, choice: Choice) -> torch.Tensor:
-    """An argument as `iteration.read` or, of a gradient in order, `in_order.read_in_parts` takes it.
+    """An argument as `loads.read` or, of a gradient in order, `in_order.read_in_parts` takes it.
 
     Sums in order take no load of two rows: 16-bit entries would change threads for them.
     """
@@ -62,3 +73,39 @@ def loaded(x: torch.Tensor, choice: Choice) -> torch.Tensor:
 def written_view(out: torch.Tensor, call: SinkhornCall, flat: bool) -> torch.Tensor:
     """A contiguous result as the kernel writes it."""
     return out.view(-1, call.n * call.m) if flat else out.view(-1, call.n, call.m)
+
+
+def kept_views(
+    scratch: torch.Tensor, axis: int, x: torch.Tensor, n: int, m: int, lanes_first: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A (places, steps, k) scratch as the kernel writes vectors to it and as it reads them.
+
+    It is written as (places, steps, a, b), a vector (a, b) at once, and read as (places, steps, K, G, R, C,
+    w): w neighbours for each of R x C threads, K G times.  The axis of threads with the same lines has stride
+    0.  So each thread reads the entries of its own rows or columns, and none passes from one to another.
+    Rows are kept in the order of the threads that hold them, columns as in the matrix.
+
+    Where the compiler decides what a thread holds, or one thread has a whole matrix, both are the scratch.
+
+    Args:
+        axis: 1 for a vector with an entry for each row, 2 for each column.
+        x: logits as `loads.read` takes them.
+        n, m: rows and columns of a matrix.
+        lanes_first: whether it is read as (steps, C, R, places, K, G, w).
+    """
+    if x.dim() < 6 or x.shape[3:5] == (1, 1):
+        return scratch, scratch
+    (places, steps, k), (rows, parts, row_lanes, column_lanes, width) = scratch.shape, x.shape[1:]
+    outer = steps * k, k
+    if axis == 1:
+        w = min(rows, NEIGHBOURS)
+        written = scratch.as_strided((places, steps, rows, row_lanes), (*outer, 1, rows))
+        sizes, strides = (1, rows // w, row_lanes, column_lanes, w), (rows, w, rows, 0, 1)
+    else:
+        w = min(width, NEIGHBOURS)
+        written = scratch.as_strided((places, steps, 1, m), (*outer, m, 1))
+        sizes = parts, width // w, row_lanes, column_lanes, w
+        strides = column_lanes * width, w, 0, width, 1
+    read = scratch.as_strided((places, steps, *sizes), (*outer, *strides))
+    # moved by the kernel itself, as `loads.with_lanes_first` moves the logits, its strides were no constants
+    return written, read.permute(1, 5, 4, 0, 2, 3, 6) if lanes_first else read

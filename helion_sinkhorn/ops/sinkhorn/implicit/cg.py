@@ -16,16 +16,16 @@ from helion_sinkhorn.ops.sinkhorn.implicit.equations import (
     rounded,
     support,
 )
-from helion_sinkhorn.ops.sinkhorn.iteration import read
+from helion_sinkhorn.ops.sinkhorn.loads import read, with_lanes_first
 
 # (4 units of roundoff)^2 of the first residual: from there on conjugate gradients only amplify rounding
 CG_STOP = 2.0**-44
 
 
-def block(x, shape, tile, n, m):
+def block(x, shape, tile, n, m, lanes_first):
     """Matrices (tile, n, m) in float32, from x (B, n, m) or a view that says which thread holds what."""
     if len(shape) > 2:
-        return read(x, shape, tile, n, m)
+        return read(x, shape, tile, n, m, lanes_first)
     return hl.load(x, [tile, slice(None), slice(None)]).to(torch.float32)
 
 
@@ -81,6 +81,7 @@ def sinkhorn_implicit_cg(
     steps: hl.constexpr,
     system: hl.constexpr,
     how: hl.constexpr,
+    lanes_first: hl.constexpr,
 ):
     """dX by `steps` steps of conjugate gradients; p and dy as `block` takes them, dx (B, n, m) or (B, n m).
 
@@ -92,9 +93,11 @@ def sinkhorn_implicit_cg(
     batch = p.size(0)
     p_shape, dy_shape = hl.specialize((p.shape[1:], dy.shape[1:]))
     hl.specialize((p.stride(), dy.stride(), dx.shape[1:], dx.stride()))
+    matrices = with_lanes_first(p) if lanes_first else p
+    upstream = with_lanes_first(dy) if lanes_first else dy
     for tile in hl.tile(batch):
-        p32 = block(p, p_shape, tile, n, m)
-        g32 = block(dy, dy_shape, tile, n, m)
+        p32 = block(matrices, p_shape, tile, n, m, lanes_first)
+        g32 = block(upstream, dy_shape, tile, n, m, lanes_first)
         r = p32.sum(2)
         if system == "full":
             rows, columns = support(r), support(p32.sum(1))

@@ -17,7 +17,7 @@ from helion_sinkhorn.ops.sinkhorn.implicit.space import (
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps, solver_for
 from helion_sinkhorn.ops.sinkhorn.launch import describe
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
-from helion_sinkhorn.ops.sinkhorn.views import loaded, thread_of, written_view
+from helion_sinkhorn.ops.sinkhorn.views import lanes_first, loaded, thread_of, written_view
 from helion_sinkhorn.ops.sinkhorn.workloads import ROWS
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
@@ -44,12 +44,12 @@ def implicit_tuned_keys() -> frozenset[Key]:
 
 
 def implicit_constants(
-    call: SinkhornCall, steps: int, system: str, packed: bool, served: Served
+    call: SinkhornCall, steps: int, system: str, packed: bool, by_lanes: bool, served: Served
 ) -> tuple[Any, ...]:
     """`constants` of the implicit kernels."""
     own = {
         "sinkhorn_implicit_direct": (system == "corrected", served.reciprocal, packed),
-        "sinkhorn_implicit_cg": (steps, system, served.reciprocal),
+        "sinkhorn_implicit_cg": (steps, system, served.reciprocal, by_lanes),
     }[served.choice.kernel]
     return call.n, call.m, *own
 
@@ -101,7 +101,8 @@ def implicit_backward(
             views = matrices(p), matrices(dy), dx.view(-1, n, m)
             if n < m:
                 views = tuple(t.mT for t in views)
-        own = implicit_constants(call, steps, system, packed, served)
+        by_lanes = threads and lanes_first(call, served.choice)
+        own = implicit_constants(call, steps, system, packed, by_lanes, served)
         run_and_keep(served.kernel, views, own, (p, dy, dx), key)
 
     serve(

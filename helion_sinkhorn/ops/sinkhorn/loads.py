@@ -1,0 +1,62 @@
+"""Blocks of matrices, loaded so that it is known which thread holds what."""
+
+from __future__ import annotations
+
+import helion.language as hl
+import torch
+
+from helion_sinkhorn.runtime.device_math import is_padded, joined
+
+
+def of_fixed_size(x, n, m):
+    """x (tile, n, m): Helion 1.5 may fail over an axis it thinks of cutting into chunks (docs/helion.md)."""
+    return x if is_padded(n) or is_padded(m) else x.view(x.size(0), n, m)
+
+
+def with_lanes_first(x):
+    """A view (.., R, C, w) as (C, R, .., w).
+
+    Threads are to lie along C first, then along R, then along the tile: neighbours in a warp then load
+    neighbours in memory.  Where axes are alike to it Triton takes the last one first, and up to 3.6 the first
+    one.  With the tile first 8 threads load 16 bytes from 8 matrices: on an H200 loads and stores of 2^18
+    matrices of 16 x 16 kept the shuffles waiting, and a forward took 225 us instead of 188.
+    """
+    return x.movedim((-2, -3), (0, 1))
+
+
+def load_lanes(x, index, lanes_first, **how):
+    """x[index], which has the tile, as (tile, R, C, w): of a view (.., R, C, w) or one `with_lanes_first`."""
+    rest = [slice(None)] * 3
+    if not lanes_first:
+        return hl.load(x, [*index, *rest], **how)
+    return hl.load(x, [*rest[:2], *index, rest[2]], **how).permute(2, 1, 0, 3)
+
+
+def read(x, shape, tile, n, m, lanes_first=False, **how):
+    """Matrices (tile, n, m) in float32 from a view that `views.loaded` made; `shape` is its shape behind the
+    batch.
+
+    A view (B, n, m) is one load, and the compiler decides which thread holds which entries: versions of
+    Triton differ there.  A view (B, i, k, R, C, w) is a load (tile, R, C, w) for each i and k.  The block has
+    as many of these entries as a warp has threads, w times, so each thread gets w neighbours under every
+    version, and `join` leaves them where they are: a thread holds i rows and k w columns of one matrix, and
+    sums cross R threads along columns and C along rows.
+
+    lanes_first: x is `with_lanes_first`.  how: the cache policy of the loads, as hl.load takes it.
+    """
+    if len(shape) == 2:
+        return of_fixed_size(hl.load(x, [tile, slice(None), slice(None)], **how).to(torch.float32), n, m)
+    rows, parts, *lanes, w = shape
+    width = [k for k in lanes if k > 1]
+    pieces = [
+        load_lanes(x, (tile, i, k), lanes_first, **how).reshape(tile.block_size, *width, w)
+        for i in range(rows)
+        for k in range(parts)
+    ]
+    last = 1 + len(width)
+    bits, low = len(pieces).bit_length() - 1, parts.bit_length() - 1
+    of_rows = [last + 1 + b for b in range(bits - low)]
+    of_parts = [last + 1 + b for b in range(bits - low, bits)]
+    row_lanes, column_lanes = ([1] if lanes[0] > 1 else []), ([last - 1] if lanes[1] > 1 else [])
+    block = joined(pieces).permute(0, *of_rows, *row_lanes, *of_parts, *column_lanes, last)
+    return block.reshape(tile.block_size, n, m).to(torch.float32)
