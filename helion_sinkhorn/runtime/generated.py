@@ -47,7 +47,9 @@ def decisions(
 ) -> tuple[str, tuple[object, ...], torch.device]:
     """What decides the code of a program, beside its source and versions, as `file_name` takes it."""
     device = next(a.device for a in args if isinstance(a, torch.Tensor))
-    return kernel.name, (kernel.config, kernel.kernel.products, of_any(kernel, args, signature)), device
+    # entries have their configs sorted, spaces as they are written
+    config = tuple(sorted(kernel.config))
+    return kernel.name, (config, kernel.kernel.products, of_any(kernel, args, signature)), device
 
 
 def of_any(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) -> list[Any]:

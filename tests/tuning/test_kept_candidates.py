@@ -119,6 +119,45 @@ def test_the_code_of_a_candidate_is_that_of_a_call_with_views_of_one_tensor():
     assert done.stdout.split("\n")[-2] == "True True"
 
 
+UNDER_3_6 = """
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.machine.presented import as_called, present_device
+
+present_device(DEVICES["h200"])
+from helion_sinkhorn.machine.binary import Job
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn import views
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
+from helion_sinkhorn.runtime.generated import bound
+from helion_sinkhorn.runtime.kernel import candidates
+from helion_sinkhorn.runtime.standalone import standalone
+from helion_sinkhorn.tuning.child import first_launch
+
+device, call = DEVICES["h200"], SinkhornCall(False, 1, "float32", 16, 16, 3)
+views.triton_version = lambda: (3, 6)
+for name in ("sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history", "sinkhorn_implicit_cg"):
+    choices = candidates(KERNELS[name], call, device)
+    shared = next(c for c in choices if dict(c.variant)["thread"] == (4, 4))
+    kernel, arguments = first_launch(device, Job(call, shared, 64))
+    (config,) = kernel.helion.configs
+    with as_called(arguments) as given:
+        code = standalone(bound(kernel, given).to_triton_code(config), kernel.name)
+    print(name, code is not None and code.count(".movedim("))
+"""
+
+
+def test_kernels_of_triton_3_6_need_no_helion_either():
+    """A function of the package in their host code made every process generate them."""
+    done = python("-c", UNDER_3_6, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split("\n")[-5:-1] == [
+        "sinkhorn_forward 1",
+        "sinkhorn_backward 2",
+        "sinkhorn_backward_history 2",
+        "sinkhorn_implicit_cg 2",
+    ]
+
+
 SHARED = """
 import torch
 from helion_sinkhorn.configs.device import DEVICES

@@ -16,7 +16,7 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     start,
     summation,
 )
-from helion_sinkhorn.ops.sinkhorn.loads import read, with_lanes_first
+from helion_sinkhorn.ops.sinkhorn.loads import read
 from helion_sinkhorn.runtime.device_math import joined
 
 
@@ -135,7 +135,7 @@ def sinkhorn_backward_history(
     must be the same; of a thread with one entry of a line the compiler fuses the last sum with its own
     product.
 
-    ordered: see `in_order`; lanes_first: see `loads.with_lanes_first`."""
+    ordered: see `in_order`; lanes_first: see `loads.load_lanes`."""
     batch = x.size(0)
     x_shape, dy_shape = hl.specialize((x.shape[1:], dy.shape[1:]))
     hl.specialize((x.stride(), dy.stride(), dx.shape[1:], dx.stride()))
@@ -147,8 +147,8 @@ def sinkhorn_backward_history(
     hl.specialize((of_line(us_read.stride(), lanes_first), of_line(vs_read.stride(), lanes_first)))
     hl.specialize((us.stride()[2:], vs.stride()[2:], logs_p.size(2), logs_q.size(2)))
     own = len(of_u) > 1
-    logits = with_lanes_first(x) if lanes_first else x
-    upstream = with_lanes_first(dy) if lanes_first else dy
+    logits = x.movedim((-2, -3), (0, 1)) if lanes_first else x
+    upstream = dy.movedim((-2, -3), (0, 1)) if lanes_first else dy
     sums = sums_of(n, m, how, rounded)
     lanes = x_shape[2:] if ordered else ()
     trail_axis = 3 - lead_axis

@@ -22,7 +22,7 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     summation,
     total,
 )
-from helion_sinkhorn.ops.sinkhorn.loads import read, with_lanes_first
+from helion_sinkhorn.ops.sinkhorn.loads import read
 
 
 def sinkhorn_forward(
@@ -45,12 +45,12 @@ def sinkhorn_forward(
 
     A flat result is stored through shared memory into full cache lines, where the entries that a thread
     holds of a matrix would write parts of them.  ordered: see `in_order`; lanes_first: see
-    `loads.with_lanes_first`.
+    `loads.load_lanes`.
     """
     batch = x.size(0)
     shape = hl.specialize(x.shape[1:])
     hl.specialize((x.stride(), out.shape[1:], out.stride()))
-    logits = with_lanes_first(x) if lanes_first else x
+    logits = x.movedim((-2, -3), (0, 1)) if lanes_first else x
     sums = summation(n, m, how)
     lanes = shape[2:] if ordered else ()
     trail_axis = 3 - lead_axis
@@ -116,8 +116,8 @@ def sinkhorn_backward(
     batch = x.size(0)
     x_shape, dy_shape = hl.specialize((x.shape[1:], dy.shape[1:]))
     hl.specialize((x.stride(), dy.stride(), dx.shape[1:], dx.stride()))
-    logits = with_lanes_first(x) if lanes_first else x
-    upstream = with_lanes_first(dy) if lanes_first else dy
+    logits = x.movedim((-2, -3), (0, 1)) if lanes_first else x
+    upstream = dy.movedim((-2, -3), (0, 1)) if lanes_first else dy
     sums = summation(n, m, how, ordered)
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)

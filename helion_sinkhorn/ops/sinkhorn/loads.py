@@ -13,19 +13,18 @@ def of_fixed_size(x, n, m):
     return x if is_padded(n) or is_padded(m) else x.view(x.size(0), n, m)
 
 
-def with_lanes_first(x):
-    """A view (.., R, C, w) as (C, R, .., w).
-
-    Threads are to lie along C first, then along R, then along the tile: neighbours in a warp then load
-    neighbours in memory.  Where axes are alike to it Triton takes the last one first, and up to 3.6 the first
-    one.  With the tile first 8 threads load 16 bytes from 8 matrices: on an H200 loads and stores of 2^18
-    matrices of 16 x 16 kept the shuffles waiting, and a forward took 225 us instead of 188.
-    """
-    return x.movedim((-2, -3), (0, 1))
-
-
 def load_lanes(x, index, lanes_first, **how):
-    """x[index], which has the tile, as (tile, R, C, w): of a view (.., R, C, w) or one `with_lanes_first`."""
+    """x[index], which has the tile, as (tile, R, C, w), of a view (.., R, C, w).
+
+    lanes_first: of a view (C, R, .., w).  Threads are to lie along C first, then along R, then on the tile:
+    neighbours in a warp then load neighbours in memory.  Where axes are alike to it Triton takes the last one
+    first, and up to 3.6 the first one.  With the tile first 8 threads load 16 bytes from 8 matrices: on an
+    H200 loads and stores of 2^18 matrices of 16 x 16 kept the shuffles waiting, and a forward took 225 us
+    instead of 188.
+
+    A kernel moves the axes itself: strides of a view that was moved before are no constants, and host code
+    that names a function of this package needs Helion (`runtime.standalone`).
+    """
     rest = [slice(None)] * 3
     if not lanes_first:
         return hl.load(x, [*index, *rest], **how)
@@ -42,7 +41,7 @@ def read(x, shape, tile, n, m, lanes_first=False, **how):
     version, and `join` leaves them where they are: a thread holds i rows and k w columns of one matrix, and
     sums cross R threads along columns and C along rows.
 
-    lanes_first: x is `with_lanes_first`.  how: the cache policy of the loads, as hl.load takes it.
+    lanes_first: see `load_lanes`.  how: the cache policy of the loads, as hl.load takes it.
     """
     if len(shape) == 2:
         return of_fixed_size(hl.load(x, [tile, slice(None), slice(None)], **how).to(torch.float32), n, m)

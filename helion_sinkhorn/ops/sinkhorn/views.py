@@ -107,5 +107,5 @@ def kept_views(
         sizes = parts, width // w, row_lanes, column_lanes, w
         strides = column_lanes * width, w, 0, width, 1
     read = scratch.as_strided((places, steps, *sizes), (*outer, *strides))
-    # moved by the kernel itself, as `loads.with_lanes_first` moves the logits, its strides were no constants
+    # moved by the kernel itself, as it moves the logits (`loads.load_lanes`), its strides were no constants
     return written, read.permute(1, 5, 4, 0, 2, 3, 6) if lanes_first else read

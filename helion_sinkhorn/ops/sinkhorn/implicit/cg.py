@@ -16,7 +16,7 @@ from helion_sinkhorn.ops.sinkhorn.implicit.equations import (
     rounded,
     support,
 )
-from helion_sinkhorn.ops.sinkhorn.loads import read, with_lanes_first
+from helion_sinkhorn.ops.sinkhorn.loads import read
 
 # (4 units of roundoff)^2 of the first residual: from there on conjugate gradients only amplify rounding
 CG_STOP = 2.0**-44
@@ -93,8 +93,8 @@ def sinkhorn_implicit_cg(
     batch = p.size(0)
     p_shape, dy_shape = hl.specialize((p.shape[1:], dy.shape[1:]))
     hl.specialize((p.stride(), dy.stride(), dx.shape[1:], dx.stride()))
-    matrices = with_lanes_first(p) if lanes_first else p
-    upstream = with_lanes_first(dy) if lanes_first else dy
+    matrices = p.movedim((-2, -3), (0, 1)) if lanes_first else p
+    upstream = dy.movedim((-2, -3), (0, 1)) if lanes_first else dy
     for tile in hl.tile(batch):
         p32 = block(matrices, p_shape, tile, n, m, lanes_first)
         g32 = block(upstream, dy_shape, tile, n, m, lanes_first)
