@@ -87,8 +87,8 @@ def in_turn(runs: Sequence[Run]) -> Run:
 def queued(run: Run) -> Times:
     """A call, one of several that the host has queued before the first begins: none waits for the host.
 
-    `with_cold_cache` of the tuner clears the cache instead of going round inputs, and does not hold the GPU
-    back: its one figure is for comparing candidates.
+    `with_cold_cache` of the tuner clears the cache instead of going round inputs: its one figure is for
+    comparing candidates.
     """
     run()
     torch.cuda.synchronize()

@@ -19,6 +19,8 @@ MOST_CALLS = 50
 REPLAYS = 5
 FLUSHED_MICROSECONDS = 4000.0
 FLUSH_BYTES = 256 << 20
+HELD_CYCLES = 400_000
+"""For which the GPU waits a call, 0.2 ms on an H200, while the host queues them all."""
 
 Run = Callable[[], object]
 Sampler = Callable[[], float]
@@ -98,11 +100,17 @@ def flush_buffer(index: int) -> torch.Tensor:
 def with_cold_cache(run: Run) -> Sampler:
     """Single calls, each behind a write of FLUSH_BYTES: their median.
 
+    None waits for the host, which compiling processes keep busy: calls of 100 us seemed to take 200.
     `queued` of benchmarks/timing.py goes round several inputs instead, as a model does: this has one.
     """
     flush = flush_buffer(torch.cuda.current_device())
     calls = max(3, min(40, round(FLUSHED_MICROSECONDS / timed(run))))
-    return lambda: statistics.median(one_by_one(run, calls, flush.zero_))
+
+    def sample() -> float:
+        torch.cuda._sleep(calls * HELD_CYCLES)
+        return statistics.median(one_by_one(run, calls, flush.zero_))
+
+    return sample
 
 
 def synchronize(device: torch.device) -> None:
