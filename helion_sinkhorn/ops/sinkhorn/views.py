@@ -28,10 +28,11 @@ def lanes_first(call: SinkhornCall, choice: Choice) -> bool:
 
     Up to Triton 3.6 threads side by side would load from different matrices, or from different rows of one.
     Not where more than two warps share a matrix: 128 forwards of 64 x 64 in the log form, with four, took
-    11.2 us with these axes in front, and take 9.3 (H200).
+    11.2 us with these axes in front, and take 9.3 (H200).  Not on AMD, where none of it was run or emulated.
     """
     shared = any(thread_of(choice)) and thread_of(choice) != (call.n, call.m)
-    return shared and dict(choice.config)["num_warps"] <= 2 and triton_version() < (3, 7)
+    few = dict(choice.config)["num_warps"] <= 2
+    return shared and few and triton_version() < (3, 7) and torch.version.hip is None
 
 
 def spread_over_threads(x: torch.Tensor, rows: int, columns: int, most: int = VECTOR_BYTES) -> torch.Tensor:
