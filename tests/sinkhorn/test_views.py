@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
 from helion_sinkhorn.ops.sinkhorn.launch import KERNELS
 from helion_sinkhorn.ops.sinkhorn.views import kept_views, spread_over_threads
 from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime.dispatch import signature
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -101,3 +104,29 @@ def test_threads_in_front_change_no_bit_of_an_implicit_gradient(request):
         lambda: implicit_launch.implicit_backward(dy, p, 20, "corrected", "cg", p.dtype, choice),
     )
     assert torch.equal(plain, moved)
+
+
+@pytest.mark.parametrize("version", [(3, 6), (3, 9)])
+def test_one_program_serves_every_batch(version, monkeypatch, request):
+    """A history whose size followed the batch was generated anew for each power of two of it under 3.6."""
+    request.getfixturevalue("triton_3_6")
+    monkeypatch.setattr(views, "triton_version", lambda: version)
+    launched = []
+    monkeypatch.setattr(serving, "run", lambda kernel, *arguments: launched.append(signature(arguments)))
+    for batch in (3, 40, 700):
+        x = torch.zeros(batch, 16, 16)
+        call = launch.call_of(x, 20, 1e-6, "log", "rows")
+        choice = with_thread(call, "sinkhorn_backward_history", (8, 8), ordered=True)
+        launch.backward(x, x, 20, 1e-6, "log", "rows", choice)
+    assert len(launched) == 3
+    assert launched.count(launched[0]) == 3
+
+
+@pytest.mark.usefixtures("triton_3_6")
+@pytest.mark.parametrize(("warps", "hip", "moved"), [(2, None, True), (4, None, False), (2, "7.0", False)])
+def test_where_threads_go_in_front(warps, hip, moved, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    call = launch.call_for(64, 64, torch.float32, 20, 1e-6, "log", "rows")
+    choice = with_thread(call, "sinkhorn_forward", (8, 8))
+    choice = dataclasses.replace(choice, config=(("block_sizes", (1,)), ("num_warps", warps)))
+    assert launch.lanes_first(call, choice) is moved

@@ -35,7 +35,6 @@ from helion_sinkhorn.ops.sinkhorn.workloads import ROWS
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import Served, launch_kept, run_and_keep, serve
-from helion_sinkhorn.runtime.space import power_of_two
 from helion_sinkhorn.runtime.views import matrices_of
 
 ROOM = "helion_sinkhorn.ops.sinkhorn"
@@ -219,10 +218,10 @@ def run_with_history(
         size, room = x.size(0), places(served.choice, served.device)
     else:
         floats = (kept + restarts) * (lead + trail)
-        size = room = min(batch, max(16, SCRATCH_BYTES // (4 * floats) // 16 * 16))
-        if by_lanes:
-            # generated code depends on the room then, and powers of two are few
-            room = max(16, power_of_two(room))
+        most = max(16, SCRATCH_BYTES // (4 * floats) // 16 * 16)
+        size = min(batch, most)
+        # places are no first axis there, and a size that followed the batch would be a program for each
+        room = most if by_lanes else size
     empty = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
     lines = (lead, call.lead_axis), (trail, 3 - call.lead_axis)
     us_vs = [
