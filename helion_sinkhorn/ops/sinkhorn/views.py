@@ -27,12 +27,13 @@ def lanes_first(call: SinkhornCall, choice: Choice) -> bool:
     """Whether a kernel puts the axes of threads that share a matrix in front of a view, as `loads` has it.
 
     Up to Triton 3.6 threads side by side would load from different matrices, or from different rows of one.
+    Not for matrices below 16 x 16: it saved 1 % of 2^20 gradients of 8 x 8, and few matrices took longer.
     Not where more than two warps share a matrix: 128 forwards of 64 x 64 in the log form, with four, took
     11.2 us with these axes in front, and take 9.3 (H200).  Not on AMD, where none of it was run or emulated.
     """
     shared = any(thread_of(choice)) and thread_of(choice) != (call.n, call.m)
-    few = dict(choice.config)["num_warps"] <= 2
-    return shared and few and triton_version() < (3, 7) and torch.version.hip is None
+    pays = call.n * call.m >= 256 and dict(choice.config)["num_warps"] <= 2
+    return shared and pays and triton_version() < (3, 7) and torch.version.hip is None
 
 
 def spread_over_threads(x: torch.Tensor, rows: int, columns: int, most: int = VECTOR_BYTES) -> torch.Tensor:
