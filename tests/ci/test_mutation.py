@@ -48,9 +48,7 @@ def test_calls_are_found_right_as_the_code_is(name):
 def test_a_planted_mutant_is_found_and_only_in_its_process():
     programs = mutation_calls.programs("sinkhorn")
     (one,) = [
-        m
-        for m in mutation.mutants("ops.sinkhorn.adjoint")
-        if m.function == "project_trail" and m.was == "v * s"
+        m for m in mutation.mutants("ops.sinkhorn.adjoint") if m.function == "scaled" and m.was == "w * s"
     ]
     assert mutation.tried(one, programs) in ("worst", "worst, rms", "worst, rms, parity")
     assert mutation.finder(programs) == ""

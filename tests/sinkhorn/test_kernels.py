@@ -292,7 +292,7 @@ def test_history_in_slices_of_the_batch(monkeypatch):
     launches = []
     run = serving.run
     monkeypatch.setattr(serving, "run", lambda *args: launches.append(args[1].size(0)) or run(*args))
-    monkeypatch.setattr(launch, "SCRATCH_BYTES", 33 * 4 * (30 * 7 + 12))
+    monkeypatch.setattr(launch, "SCRATCH_BYTES", 33 * 4 * (32 * 7 + 12))
     ratios = case.judge(dx=launch.backward(dy, x, *case.arguments, selected))
     assert launches == [32, 32, 6]
     assert ratios["dX"] <= 1, ratios
