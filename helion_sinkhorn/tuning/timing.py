@@ -20,7 +20,7 @@ REPLAYS = 5
 FLUSHED_MICROSECONDS = 4000.0
 FLUSH_BYTES = 256 << 20
 HELD_CYCLES = 400_000
-"""For which the GPU waits for each launch, 0.2 ms on an H200, while the host queues what is timed."""
+"""0.2 ms on an H200, in which the host queues a call of the tuner."""
 
 Run = Callable[[], object]
 Sampler = Callable[[], float]
@@ -60,8 +60,13 @@ def timed(run: Run) -> float:
     return between(*events)
 
 
-def one_by_one(run: Run, calls: int, before: Run = lambda: None) -> list[float]:
-    """Calls that the host queues one behind the other, `before` ahead of each and not counted."""
+def one_by_one(run: Run, calls: int, before: Run = lambda: None, held: int = HELD_CYCLES) -> list[float]:
+    """Calls that the host queues one behind the other, `before` ahead of each and not counted.
+
+    held: cycles a call for which the GPU waits first, so that none waits for the host, which compiling
+    processes keep busy: calls of 100 us seemed to take 200.
+    """
+    torch.cuda._sleep(calls * held)
     events = []
     for _ in range(calls):
         before()
@@ -82,7 +87,6 @@ def captured(run: Run, calls: int = 1, stream: torch.cuda.Stream | None = None) 
 def in_a_graph(run: Run) -> Sampler:
     """Calls back to back, launched by the device: the median of some replays of one graph.
 
-    No replay waits for the host.
     `graph` of benchmarks/timing.py takes longer, has quantiles and differentiates; thousands of candidates
     need none of that.
     """
@@ -90,12 +94,7 @@ def in_a_graph(run: Run) -> Sampler:
     calls = max(8, min(MOST_CALLS, round(GRAPH_MICROSECONDS / min(timed(run) for _ in range(3)))))
     replay = captured(run, calls)
     replay()
-
-    def sample() -> float:
-        torch.cuda._sleep(REPLAYS * HELD_CYCLES)
-        return statistics.median(one_by_one(replay, REPLAYS)) / calls
-
-    return sample
+    return lambda: statistics.median(one_by_one(replay, REPLAYS)) / calls
 
 
 @functools.cache
@@ -106,17 +105,11 @@ def flush_buffer(index: int) -> torch.Tensor:
 def with_cold_cache(run: Run) -> Sampler:
     """Single calls, each behind a write of FLUSH_BYTES: their median.
 
-    None waits for the host, which compiling processes keep busy: calls of 100 us seemed to take 200.
     `queued` of benchmarks/timing.py goes round several inputs instead, as a model does: this has one.
     """
     flush = flush_buffer(torch.cuda.current_device())
     calls = max(3, min(40, round(FLUSHED_MICROSECONDS / timed(run))))
-
-    def sample() -> float:
-        torch.cuda._sleep(calls * HELD_CYCLES)
-        return statistics.median(one_by_one(run, calls, flush.zero_))
-
-    return sample
+    return lambda: statistics.median(one_by_one(run, calls, flush.zero_))
 
 
 def synchronize(device: torch.device) -> None:

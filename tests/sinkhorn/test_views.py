@@ -106,10 +106,10 @@ def test_threads_in_front_change_no_bit_of_an_implicit_gradient(request):
     assert torch.equal(plain, moved)
 
 
+@pytest.mark.usefixtures("triton_3_6")
 @pytest.mark.parametrize("version", [(3, 6), (3, 9)])
-def test_one_program_serves_every_batch(version, monkeypatch, request):
+def test_one_program_serves_every_batch(version, monkeypatch):
     """A history whose size followed the batch was generated anew for each power of two of it under 3.6."""
-    request.getfixturevalue("triton_3_6")
     monkeypatch.setattr(views, "triton_version", lambda: version)
     launched = []
     monkeypatch.setattr(serving, "run", lambda kernel, *arguments: launched.append(signature(arguments)))

@@ -21,7 +21,7 @@ class At:
 
 
 def logits_view(x: torch.Tensor, n: int, thread: tuple[int, int], batch: int = 0) -> torch.Tensor:
-    """(T, n^2), or (n^2,) for a batch of stride 0, as `loads.read` takes matrices.
+    """(T, n^2), or (n^2,) for a batch of stride 0, as `sinkhorn.loads.read` takes matrices.
 
     No load takes two rows, so that all dtypes lie in threads alike: sums are in order there.
     """

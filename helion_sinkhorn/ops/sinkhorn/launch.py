@@ -207,7 +207,7 @@ def run_with_history(
     lead, trail = (call.n, call.m) if call.lead_axis == 1 else (call.m, call.n)
     steps = max(call.steps, 1)
     restarts = (steps - 1) // segment(call)
-    # strides of lines of 4 or 8 that 16 divides, or Triton does not load 16 bytes at once
+    # a multiple of four: 16 divides the strides of lines of 4 and 8 too, and Triton loads 16 bytes at once
     kept = (steps + 3) // 4 * 4
     batch, by_lanes = x.size(0), lanes_first(call, served.choice)
     if is_persistent(served.choice, served.reciprocal):
@@ -220,7 +220,7 @@ def run_with_history(
         floats = (kept + restarts) * (lead + trail)
         most = max(16, SCRATCH_BYTES // (4 * floats) // 16 * 16)
         size = min(batch, most)
-        # places are no first axis there, and a size that followed the batch would be a program for each
+        # places are not the first axis there: for a size that follows the batch each would need a program
         room = most if by_lanes else size
     empty = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
     lines = (lead, call.lead_axis), (trail, 3 - call.lead_axis)

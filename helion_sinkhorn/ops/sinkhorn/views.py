@@ -82,7 +82,7 @@ def written_view(out: torch.Tensor, call: SinkhornCall, flat: bool) -> torch.Ten
 
 
 def kept_views(
-    scratch: torch.Tensor, axis: int, x: torch.Tensor, n: int, m: int, lanes_first: bool
+    scratch: torch.Tensor, axis: int, x: torch.Tensor, n: int, m: int, by_lanes: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A (places, steps, k) scratch as the kernel writes vectors to it and as it reads them.
 
@@ -97,7 +97,7 @@ def kept_views(
         axis: 1 for a vector with an entry for each row, 2 for each column.
         x: logits as `loads.read` takes them.
         n, m: rows and columns of a matrix.
-        lanes_first: whether it is read as (steps, C, R, places, K, G, w).
+        by_lanes: whether it is read as (steps, C, R, places, K, G, w).
     """
     if x.dim() < 6 or x.shape[3:5] == (1, 1):
         return scratch, scratch
@@ -114,4 +114,4 @@ def kept_views(
         strides = column_lanes * width, w, 0, width, 1
     read = scratch.as_strided((places, steps, *sizes), (*outer, *strides))
     # moved by the kernel itself, as it moves the logits (`loads.load_lanes`), its strides were no constants
-    return written, read.permute(1, 5, 4, 0, 2, 3, 6) if lanes_first else read
+    return written, read.permute(1, 5, 4, 0, 2, 3, 6) if by_lanes else read
