@@ -53,10 +53,14 @@ def summed(h, rk, in_order):
 
 
 def of_k(x, t, head):
-    """One step's vector of the Dk side."""
+    """One step's vector of the Dk side, from entries or, as int32, words of two in bfloat16."""
     loaded = hl.load(x, [t, head, slice(None), slice(None)])
     # a step read from cu_seqlens leaves an axis of its own
-    return (loaded if loaded.dim() == 2 else loaded.view(x.size(2), x.size(3))).to(torch.float32)
+    loaded = loaded if loaded.dim() == 2 else loaded.view(x.size(2), x.size(3))
+    if x.dtype != torch.int32:
+        return loaded.to(torch.float32)
+    low, high = (loaded << 16).view(torch.float32), (loaded & -65536).view(torch.float32)
+    return hl.join(low, high).reshape(x.size(2), 2 * x.size(3))
 
 
 def of_v(x, t, head, tile):
@@ -129,7 +133,7 @@ def walk(h, tensors, rate, tile, begin, first, descending, many, count, head, sc
             h = h + over_k(ks[i]) * over_v(vs[i] * scale)
         else:
             h = decayed(h, rates[i], gks[i], gvs[i]) + over_k(ks[i]) * over_v(vs[i])
-        out = summed(over_k(qs[i]) * h, q.size(3), in_order)
+        out = summed(over_k(qs[i]) * h, h.size(0), in_order)
         outs.append(lane(out if late else out * scale))
         if late:
             h = decayed(h, rates[i], gks[i], gvs[i])
@@ -217,12 +221,13 @@ def linear_attention_walk(
     q, k, gk (tokens, H, ck, rk), v, gv (tokens, H, cv, rv), o the same as (tokens H cv, rv), g (tokens, H),
     g_gamma (H,); states start (N H Dk cv, rv) and end (N, H, ck, rk, cv, rv), float32.  Sequence n has the
     tokens cu_seqlens[n] to cu_seqlens[n + 1], or n length to (n + 1) length.  None leaves a gate, or a
-    result, out; start is then 0.  cv is a power of two.
+    result, out; start is then 0.  cv is a power of two.  The first three may be int32: see `of_k`.
 
     states (slots, H, ck, rk, cv, rv) receives the state with which a walk enters every `span` steps of a
     sequence: before the first of them in time if early, after the last one if late.
     """
-    heads, ck, rk = hl.specialize((q.size(1), q.size(2), q.size(3)))
+    heads, ck, run = hl.specialize((q.size(1), q.size(2), q.size(3)))
+    rk = 2 * run if q.dtype == torch.int32 else run
     units, rv = hl.specialize((v.size(2), v.size(3)))
     tensors = (q, k, v, o, g, gk, gv)
     # vector loads need to know that threads read neighbours

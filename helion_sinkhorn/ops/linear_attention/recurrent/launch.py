@@ -55,6 +55,19 @@ def split(x: Some, run: int) -> Some:
     return None if x is None else x.flatten(0, 1).unflatten(-1, (-1, run))
 
 
+def in_words(x: Some) -> Some:
+    """Vectors of the Dk side, bfloat16 as 32-bit words of two entries where they lie so in memory.
+
+    Each thread loads all entries of its run then.  As 16-bit entries, of which a block has no more than
+    threads, each thread loads one and all exchange them through shared memory: 272 accesses in eight steps
+    under Triton 3.6, and 80 under 3.9 (dk, 64 x 128, compiled for sm_90).
+    """
+    if x is None or x.dtype != torch.bfloat16 or x.data_ptr() % 4 or x.size(-1) % 2:
+        return x
+    *outer, inner = x.stride()
+    return x if inner != 1 or any(stride % 2 for stride in outer) else x.view(torch.int32)
+
+
 def split_state(x: Some, transposed: bool, rk: int, rv: int) -> Some:
     """(N, H, Dk, Dv) as the (N, H, ck, rk, cv, rv) of a walk."""
     if x is None:
@@ -100,8 +113,8 @@ def walk(
             return
         last, kept = [split_state(x, role.transposed, rk, rv) for x in (end, states)]
         views = (
-            split(q, rk), split(k, rk), split(v, rv), out.view(-1, rv),
-            None if p.g is None else p.g.flatten(0, 1), p.g_gamma, split(gk, rk), split(gv, rv),
+            in_words(split(q, rk)), in_words(split(k, rk)), split(v, rv), out.view(-1, rv),
+            None if p.g is None else p.g.flatten(0, 1), p.g_gamma, in_words(split(gk, rk)), split(gv, rv),
             None if start is None else start.view(-1, rv), last, kept, p.cu_seqlens,
         )  # fmt: skip
         run_and_keep(served.kernel, views, (*constants, sums_in_order(served)), tensors, key)
