@@ -66,6 +66,7 @@ class Compiler(contextlib.AbstractContextManager):
         self.device_key, self.timeout = device_key, timeout
         self.log = folder / f"stderr.{threading.get_ident()}"
         self.environment = environment(device_key, folder, packages, cache)
+        self.judged = cache is not None
         self.child: subprocess.Popen[str] | None = None
         self.ended = False
 
@@ -101,7 +102,7 @@ class Compiler(contextlib.AbstractContextManager):
 
     def compile(self, job: Job) -> Binary:
         """This job's Binary; one that crashes or outlasts its compiler is reported like any other."""
-        row = self.ask(job)
+        row = self.ask(job, judged=self.judged)
         row["loops"] = tuple(row.get("loops", ()))
         return Binary(self.device_key, job, **row)
 
@@ -162,8 +163,8 @@ def compile_for(
         jobs: any number; a process start costs about 5 s, a job 1 to 15 s.
         workers: processes that share the jobs.
         timeout: seconds a job may take.
-        cache: Triton's cache to leave the binaries in, for a process that will launch them; generated code is
-            kept then too (runtime.program_cache).
+        cache: Triton's cache to leave the binaries in, for a process that will launch and judge them;
+            generated code is kept then too (runtime.program_cache).
         report: called with each Binary as it comes, from any thread.
         begun: called with each worker before its first job, from any thread; `Compiler.end` stops one.
         packages: folders with another Triton or Helion than those installed here.

@@ -23,6 +23,8 @@ class Trial:
     """(call, choice, *operands, **options) -> what it writes, through the launcher of the operator."""
     error: Callable[[Any, Choice, str], float]
     """(call, choice, device) -> the largest error in units of its budget: above 1 the choice is wrong."""
+    judged_apart: bool = False
+    """Whether `error` launches another program than `run`, which the tuner has compiled beside it."""
 
 
 def no_problems(binary: Any) -> Iterator[str]:

@@ -14,24 +14,50 @@ from helion_sinkhorn.machine.binary import Binary, Job, occupancy, problems
 from helion_sinkhorn.machine.listing import amd_facts
 from helion_sinkhorn.machine.presented import as_called, present_device, read_cubin, specialised
 
+Launch = tuple[Any, tuple[Any, ...]]
+"""A kernel and its arguments, which here are meta tensors."""
 
-def first_launch(device: Device, job: Job) -> tuple[Any, tuple[Any, ...]]:
-    """The kernel and the arguments that are launched first, which here works on meta tensors."""
-    from helion_sinkhorn.operators import TRIALS
+
+class Reached(Exception):
+    """The launch that was looked for: what would follow needs its results."""
+
+
+def launch_in(device: Device, kernel: str, run: Callable[[], object]) -> Launch:
+    """The first launch of this kernel that `run` makes, instead of which it ends."""
     from helion_sinkhorn.runtime import serving
 
-    launches: list[tuple[Any, tuple[Any, ...]]] = []
+    def reached(built, *arguments):
+        if built.name == kernel:
+            raise Reached(built, arguments)
+
     serving.device_at = lambda index: (device, device.asm, False)
-    serving.run = lambda kernel, *arguments: launches.append((kernel, arguments))
-    trial = TRIALS[job.choice.kernel]
+    serving.run = reached
+    try:
+        run()
+    except Reached as launch:
+        return launch.args
+    raise RuntimeError(f"{kernel} is not launched")
+
+
+def first_launch(device: Device, job: Job) -> Launch:
+    """What a trial launches."""
+    from helion_sinkhorn.operators import TRIALS
+
+    trial, options = TRIALS[job.choice.kernel], dict(job.options)
     operands = trial.operands(job.call, job.batch, "meta")
-    trial.run(job.call, job.choice, *operands, **dict(job.options))
-    return launches[0]
+    return launch_in(device, job.choice.kernel, lambda: trial.run(job.call, job.choice, *operands, **options))
 
 
-def compile_job(device: Device, job: Job) -> dict[str, Any]:
-    """The fields of a Binary."""
-    from helion_sinkhorn.operators import operator_of
+def judged_launch(device: Device, job: Job) -> Launch:
+    """What a trial launches to judge the job's choice."""
+    from helion_sinkhorn.operators import TRIALS
+
+    error = TRIALS[job.choice.kernel].error
+    return launch_in(device, job.choice.kernel, lambda: error(job.call, job.choice, "meta"))
+
+
+def compile_launch(kernel: Any, arguments: tuple[Any, ...]) -> Any:
+    """What Triton compiles for a launch."""
     from helion_sinkhorn.runtime.dispatch import signature
     from helion_sinkhorn.runtime.generated import host_function
 
@@ -41,11 +67,17 @@ def compile_job(device: Device, job: Job) -> dict[str, Any]:
         arguments, options = specialised(arguments, options)
         launched.append((jit_function.run, arguments, {"grid": grid, "warmup": True, **options}))
 
-    kernel, arguments = first_launch(device, job)
     with as_called(arguments) as given:
         host_function(kernel, given, signature(tuple(given)))(*given, _launcher=launcher)
     ((run, arguments, options),) = launched
-    compiled = run(*arguments, **options)
+    return run(*arguments, **options)
+
+
+def compile_job(device: Device, job: Job) -> dict[str, Any]:
+    """The fields of a Binary."""
+    from helion_sinkhorn.operators import operator_of
+
+    compiled = compile_launch(*first_launch(device, job))
     nvidia = device.vendor == "nvidia"
     row = read_cubin(compiled) if nvidia else amd_facts(compiled.asm["amdgcn"])
     row["modes"] = {**row.get("modes", {}), "enable_fp_fusion": int(compiled.metadata.enable_fp_fusion)}
@@ -69,7 +101,7 @@ def serve(device: Device) -> None:
     os.dup2(2, 1)
     present_device(device)
     from helion_sinkhorn.configs.store import hashable
-    from helion_sinkhorn.operators import KERNELS
+    from helion_sinkhorn.operators import KERNELS, TRIALS
     from helion_sinkhorn.runtime.kernel import Choice
     from helion_sinkhorn.tuning.neighbours import neighbours
 
@@ -82,6 +114,8 @@ def serve(device: Device) -> None:
             job = Job(call, choice, said["batch"], hashable(said["options"]))
             around = said.get("neighbours")
             row = {"configs": neighbours(*first_launch(device, job))} if around else compile_job(device, job)
+            if said.get("judged") and TRIALS[choice.kernel].judged_apart and not row["problems"]:
+                compile_launch(*judged_launch(device, job))
         except Exception as error:  # whatever Helion or a compiler raised is this job's result
             row = {"problems": [f"{type(error).__name__}: {error}".strip()]}
         print(json.dumps(row), file=answers, flush=True)

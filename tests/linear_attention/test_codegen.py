@@ -23,14 +23,21 @@ SMALL = WalkCall("dq", "float32", 8, 8, "")
 CALLS = WalkCall("o", "bfloat16", 64, 128, "gk"), LARGE, PADDED, SMALL
 
 
+def exchanges(binary: Binary) -> int:
+    """Loads of the Dk side in eight steps, of a number a thread: threads exchange what one has loaded."""
+    call = binary.job.call
+    numbers = call.summed // (2 if call.dtype == "bfloat16" else 1)
+    vectors = 2 + (call.result in ("o", "dv") and "gk" in call.gates)
+    return vectors * 8 // max(1, min(8, binary.threads // numbers))
+
+
 def complaints(binary: Binary) -> list[str]:
     if not binary.compiled:
         return list(binary.problems)
     found = list(binary.problems)
     forbidden = "atomic", "matrix", "negative offset"
     found += [f"{n} x {name}" for name in forbidden if (n := binary.counts.get(name))]
-    # two for the store of each result; with fewer threads than entries of a vector loads take some too
-    if binary.job.call.dk == 64 and binary.hottest.get("barrier", 0) > 6:
+    if binary.job.call.dk == 64 and binary.hottest.get("barrier", 0) > 2 * exchanges(binary):
         found.append(f"{binary.hottest['barrier']} barriers in eight steps")
     return found
 
@@ -52,8 +59,11 @@ def test_defaults_make_good_machine_code(key, calls, compile_for):
     assert not bad
 
 
-def test_eight_steps_share_no_memory_and_fuse_their_products(compile_for):
-    """A given state lies as the sums over Dk need it, and who summed a result stores it."""
+def test_eight_steps_load_a_number_a_thread_and_fuse_their_products(compile_for):
+    """A given state lies as the sums over Dk need it, and who summed a result stores it.
+
+    Loads of fewer numbers than threads Triton leaves to every thread, which made walks 2 to 3 times as long.
+    """
     call = CALLS[0]
     choice = default_choice(KERNELS["linear_attention_walk"], call, DEVICES["h200"])
     jobs = [Job(call, choice, 128, options) for options in ((), (("states", True),))]
@@ -63,7 +73,12 @@ def test_eight_steps_share_no_memory_and_fuse_their_products(compile_for):
     for b in (binary, with_start):
         assert b.compiled, b.problems
         assert not b.spill_bytes
-        assert not {"barrier", "shared"} & set(b.hottest)
+        # q, k and gk of four steps at a time, and v of one: 128 threads, and 32 words of two entries a step
+        assert exchanges(b) == 6
+        assert b.hottest["global load"] == 6 + 8
+        # a thread stores the word it has loaded, and loads four words of each step
+        assert b.hottest["shared"] == 6 * (1 + 4)
+        assert b.hottest["barrier"] <= 2 * 6
         assert b.hottest["fma"] == 8 * (32 + 32 - 4)
 
 

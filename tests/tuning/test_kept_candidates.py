@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -13,12 +14,14 @@ from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.binary import Job
 from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.linear_attention.recurrent.space import WalkCall
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import default_choice
 
 DEVICE = DEVICES["h200"]
 CALL = SinkhornCall(True, 1, "float32", 4, 4, 2)
 TIMES = """
+import json
 import sys
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -29,15 +32,15 @@ present_device(DEVICES["h200"])
 import triton
 from helion_sinkhorn.machine.binary import Job
 from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.dispatch import signature
 from helion_sinkhorn.runtime.generated import host_function
 from helion_sinkhorn.runtime.kernel import default_choice
-from helion_sinkhorn.tuning.child import first_launch
+from helion_sinkhorn.tuning import child
 
-call = SinkhornCall(True, 1, "float32", 4, 4, 2)
-choice = default_choice(KERNELS["sinkhorn_forward"], call, DEVICES["h200"])
-kernel, arguments = first_launch(DEVICES["h200"], Job(call, choice, 4096))
+launch, name, fields = sys.argv[1:]
+call = KERNELS[name].call(**json.loads(fields))
+choice = default_choice(KERNELS[name], call, DEVICES["h200"])
+kernel, arguments = getattr(child, launch)(DEVICES["h200"], Job(call, choice, 4096))
 hits, launches = [], []
 triton.knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
 with FakeTensorMode():
@@ -56,18 +59,33 @@ print("helion" in sys.modules, hits)
 """
 
 
-def test_a_candidate_is_launched_without_helion_and_without_a_compiler(tmp_path, monkeypatch):
+WALK = WalkCall("o", "float32", 8, 8, "")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "call", "launches"),
+    [
+        ("sinkhorn_forward", CALL, ["first_launch"]),
+        ("linear_attention_walk", WALK, ["first_launch", "judged_launch"]),
+    ],
+    ids=["sinkhorn", "linear attention, judged on fewer heads"],
+)
+def test_a_candidate_is_launched_without_helion_and_without_a_compiler(
+    kernel, call, launches, tmp_path, monkeypatch
+):
     """Helion's code of a candidate took the timing process 2 to 5 s, one candidate after the other."""
     programs, cache = tmp_path / "programs", tmp_path / "triton"
     monkeypatch.setenv("HELION_SINKHORN_CACHE_DIR", str(programs))
-    job = Job(CALL, default_choice(KERNELS["sinkhorn_forward"], CALL, DEVICE), 1 << 20)
+    # another batch than the one that is launched, whose offsets take 32 bits too
+    job = Job(call, default_choice(KERNELS[kernel], call, DEVICE), 1 << 14)
     (binary,) = compile_for("h200", [job], cache=cache)
     assert binary.compiled, binary.problems
-    assert len(list(programs.iterdir())) == 1
+    assert len(list(programs.iterdir())) == len(launches)
     where = {"HELION_SINKHORN_DEVICE": "h200", "TRITON_CACHE_DIR": str(cache)}
-    done = python("-c", TIMES, env={**os.environ, **where})
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split("\n")[-2] == "False [True]"
+    for launch in launches:
+        done = python("-c", TIMES, launch, kernel, json.dumps(vars(call)), env={**os.environ, **where})
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout.split("\n")[-2] == "False [True]"
 
 
 def test_what_is_compiled_to_be_read_keeps_no_code(tmp_path, monkeypatch):

@@ -52,15 +52,35 @@ def summed(h, rk, in_order):
     return of_thread.sum(2).permute(1, 0)
 
 
-def of_k(x, t, head):
-    """One step's vector of the Dk side, from entries or, as int32, words of two in bfloat16."""
-    loaded = hl.load(x, [t, head, slice(None), slice(None)])
-    # a step read from cu_seqlens leaves an axis of its own
-    loaded = loaded if loaded.dim() == 2 else loaded.view(x.size(2), x.size(3))
+def of_k(x, first, sign, many, together, head):
+    """Loads of the vectors of the Dk side at `many` steps from `first` on, `together` steps in each."""
+    if x is None:
+        return None
+    ts = [first + sign * i for i in range(0, many, together)]
+    if together > 1:
+        ts = [t + sign * hl.arange(together) for t in ts]
+    return [hl.load(x, [t, head, slice(None), slice(None)]) for t in ts]
+
+
+def entries_of(vector, x):
+    """A vector of the Dk side in float32, from entries or, as int32, words of two in bfloat16."""
     if x.dtype != torch.int32:
-        return loaded.to(torch.float32)
-    low, high = (loaded << 16).view(torch.float32), (loaded & -65536).view(torch.float32)
+        return vector.to(torch.float32)
+    low, high = (vector << 16).view(torch.float32), (vector & -65536).view(torch.float32)
     return hl.join(low, high).reshape(x.size(2), 2 * x.size(3))
+
+
+def apart(loaded, x, steps):
+    """The vectors of one load of so many steps, a power of two."""
+    if steps == 1:
+        return [entries_of(loaded.reshape(x.size(2), x.size(3)), x)]
+    halves = loaded.reshape(2, steps // 2, x.size(2), x.size(3)).permute(1, 2, 3, 0)
+    return [one for half in hl.split(halves) for one in apart(half, x, steps // 2)]
+
+
+def at_steps(loads, x, i, together):
+    """The vectors of the Dk side at steps i to i + together - 1."""
+    return [None] * together if x is None else apart(loads[i // together], x, together)
 
 
 def of_v(x, t, head, tile):
@@ -115,8 +135,14 @@ def stacked(parts, number):
     return stack.reshape(stack.size(0), stack.size(1) * number.size(0)).permute(1, 0)
 
 
-def walk(h, tensors, rate, tile, begin, first, descending, many, count, head, scale, late, in_order):
-    """The state after `many` steps: all loads, then all arithmetic."""
+def walk(
+    h, tensors, rate, tile, begin, first, descending, many, count, together, head, scale, late, in_order
+):
+    """The state after `many` steps: all loads, then all arithmetic.
+
+    Threads exchange vectors of the Dk side where the first step uses them: in front of other loads, the
+    barriers of the exchange would hold those back.
+    """
     q, k, v, o, g, gk, gv = tensors
     sign = -1 if descending else 1
     ts = [first + sign * (begin + i) for i in range(many)]
@@ -124,19 +150,23 @@ def walk(h, tensors, rate, tile, begin, first, descending, many, count, head, sc
     def loaded(load, x, *where):
         return [None if x is None else load(x, t, head, *where) for t in ts]
 
-    qs, ks, vs = loaded(of_k, q), loaded(of_k, k), loaded(of_v, v, tile)
-    gks, gvs = loaded(of_k, gk), loaded(of_v, gv, tile)
+    q_loads, k_loads, gk_loads = [of_k(x, ts[0], sign, many, together, head) for x in (q, k, gk)]
+    vs, gvs = loaded(of_v, v, tile), loaded(of_v, gv, tile)
     rates = [added(one, rate) for one in loaded(of_step, g)]
     outs = []
     for i in range(many):
+        j = i % together
+        if j == 0:
+            qs, ks = at_steps(q_loads, q, i, together), at_steps(k_loads, k, i, together)
+            gks = at_steps(gk_loads, gk, i, together)
         if late:
-            h = h + over_k(ks[i]) * over_v(vs[i] * scale)
+            h = h + over_k(ks[j]) * over_v(vs[i] * scale)
         else:
-            h = decayed(h, rates[i], gks[i], gvs[i]) + over_k(ks[i]) * over_v(vs[i])
-        out = summed(over_k(qs[i]) * h, h.size(0), in_order)
+            h = decayed(h, rates[i], gks[j], gvs[i]) + over_k(ks[j]) * over_v(vs[i])
+        out = summed(over_k(qs[j]) * h, h.size(0), in_order)
         outs.append(lane(out if late else out * scale))
         if late:
-            h = decayed(h, rates[i], gks[i], gvs[i])
+            h = decayed(h, rates[i], gks[j], gvs[i])
     number = hl.arange(count)
     # Upward from the lowest token: AMD's buffer offsets are unsigned, so no lane may subtract its part.
     # What there is no step for repeats the last one.
@@ -214,6 +244,7 @@ def linear_attention_walk(
     span: hl.constexpr,
     descending: hl.constexpr,
     late: hl.constexpr,
+    together: hl.constexpr,
     in_order: hl.constexpr,
 ):
     """One walk of every sequence and head; tokens of all sequences lie on one axis.
@@ -221,7 +252,9 @@ def linear_attention_walk(
     q, k, gk (tokens, H, ck, rk), v, gv (tokens, H, cv, rv), o the same as (tokens H cv, rv), g (tokens, H),
     g_gamma (H,); states start (N H Dk cv, rv) and end (N, H, ck, rk, cv, rv), float32.  Sequence n has the
     tokens cu_seqlens[n] to cu_seqlens[n + 1], or n length to (n + 1) length.  None leaves a gate, or a
-    result, out; start is then 0.  cv is a power of two.  The first three may be int32: see `of_k`.
+    result, out; start is then 0.  cv is a power of two.  The first three may be int32, words of two entries.
+
+    together: steps whose vectors of the Dk side one load takes, a power of two that divides count.
 
     states (slots, H, ck, rk, cv, rv) receives the state with which a walk enters every `span` steps of a
     sequence: before the first of them in time if early, after the last one if late.
@@ -260,12 +293,12 @@ def linear_attention_walk(
             whole = many // count * count
             for steps in hl.tile(0, whole, block_size=count):
                 h = walk(
-                    h, tensors, rate, tile, steps.begin, first, descending, count, count, head, scale, late,
-                    in_order,
+                    h, tensors, rate, tile, steps.begin, first, descending, count, count, together, head,
+                    scale, late, in_order,
                 )  # fmt: skip
             for rest in hl.tile(whole, many, block_size=1):
                 h = walk(
-                    h, tensors, rate, tile, rest.begin, first, descending, 1, count, head, scale, late,
+                    h, tensors, rate, tile, rest.begin, first, descending, 1, count, 1, head, scale, late,
                     in_order,
                 )  # fmt: skip
         if end is not None:

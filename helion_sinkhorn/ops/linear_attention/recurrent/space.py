@@ -59,20 +59,19 @@ class WalkCall(Keyed):
         return f"{self.result} {self.dtype} {self.dk}x{self.dv} {self.gates or 'no gate'}"
 
 
-def walk_tile(call: WalkCall, device: Device, rk: int, rv: int, warps: int, many: int = 1) -> Items:
-    """So many warps with `many` states of rk x rv entries in a thread, or as few as hold a whole result."""
+def walk_tile(call: WalkCall, device: Device, rk: int, rv: int, warps: int) -> Items:
+    """So many warps with rk x rv entries of the state in a thread, or as few as hold a whole result."""
     lanes = max(1, device.warp_size // power_of_two(-(-call.summed // rk)))
     units = power_of_two(-(-call.kept // rv))
     warps = max(1, min(warps, units // lanes))
-    return tile(min(units, lanes * warps * many), warps)
+    return tile(min(units, lanes * warps), warps)
 
 
 def walk_default(call: WalkCall, device: Device) -> tuple[Items, Items]:
-    # sums over 8 threads; loads of fewer entries than threads need no shared memory
+    # sums over 8 threads of up to 32 entries of the state each
     rk = largest_run(call.summed, min(16, max(1, call.summed // 8)))
     rv = largest_run(call.kept, min(8, max(1, 32 // rk)))
-    # float32 vectors of 128: eight warps take 3.2 times as long as four on an H200
-    warps = min(16, max(4, power_of_two(call.summed) // (32 if call.dtype == "float32" else 16)))
+    warps = min(16, max(4, power_of_two(call.summed) // 32))
     return walk_tile(call, device, rk, rv, warps), (("rk", rk), ("rv", rv), ("count", 8))
 
 
@@ -80,9 +79,9 @@ def walk_space(call: WalkCall, device: Device) -> tuple[Grid, ...]:
     lanes = max(1, power_of_two(call.summed) // 8)
     grids: dict[Items, None] = {}
     # of 8 threads a sum, 32 or 16 entries each
-    for entries, warps, many in ((32, 4, 1), (32, 8, 1), (16, 8, 1), (16, 16, 1), (16, 4, 1), (16, 8, 2)):
+    for entries, warps in ((32, 4), (32, 8), (16, 8), (16, 4)):
         rk = largest_run(call.summed, lanes)
         rv = largest_run(call.kept, min(8, max(1, entries // rk)))
-        config = (walk_tile(call, device, rk, rv, warps, many),)
+        config = (walk_tile(call, device, rk, rv, warps),)
         grids[("config", config), ("rk", (rk,)), ("rv", (rv,)), ("count", (8,))] = None
     return tuple(map(dict, grids))
