@@ -19,6 +19,8 @@ CACHE = Path(__file__).resolve().parents[1] / "tuning_cache"
 MISSING = "-"
 STEADY = 0.1
 """The largest spread, between the quartiles and relative to the median, of a time that is compared."""
+GPUS = "h200", "h100"
+"""Whose times the tables have: a kernel's of the first with entries of it."""
 SLOWER = 1.1
 """How many times as long a call may take under one version of Triton as under another."""
 
@@ -58,16 +60,23 @@ def stored(entry: dict[str, Any]) -> str:
     return report.figure(entry["us"]) + spread
 
 
-def timed(device: str = "h200") -> dict[tuple[str, str], dict[str, dict[str, Any]]]:
-    """(kernel, its key without the version) -> version of Triton -> the entry measured there."""
+def timed() -> dict[tuple[str, str], dict[str, dict[str, Any]]]:
+    """(kernel, its key without the version) -> version of Triton -> the entry of the first of GPUS."""
     found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-    for path, data in files(device):
-        for entry in data["entries"]:
-            if entry["evidence"] == "measured":
-                names = {k: v for k, v in entry["key"].items() if k != "triton"}
-                key = path.stem, ", ".join(f"{k}={v}" for k, v in sorted(names.items()))
-                found.setdefault(key, {})[entry["key"]["triton"]] = entry
+    for gpu in GPUS:
+        before = {kernel for kernel, _ in found}
+        for path, data in files(gpu):
+            for entry in data["entries"]:
+                if entry["evidence"] == "measured" and path.stem not in before:
+                    names = {k: v for k, v in entry["key"].items() if k != "triton"}
+                    key = path.stem, ", ".join(f"{k}={v}" for k, v in sorted(names.items()))
+                    found.setdefault(key, {})[entry["key"]["triton"]] = {**entry, "gpu": gpu}
     return found
+
+
+def named(kernel: str, entry: dict[str, Any]) -> str:
+    """A kernel, with the GPU of an entry that is not of the first of GPUS."""
+    return f"`{kernel}`" if entry["gpu"] == GPUS[0] else f"`{kernel}` ({entry['gpu'].upper()})"
 
 
 def versions() -> str:
@@ -77,10 +86,10 @@ def versions() -> str:
         steady = all(entry["spread"] <= STEADY for entry in by_version.values())
         if steady and {"3.6", "3.9"} <= by_version.keys():
             ratio = by_version["3.9"]["us"] / by_version["3.6"]["us"]
-            ratios.setdefault(kernel, []).append((ratio, key))
+            ratios.setdefault(named(kernel, by_version["3.9"]), []).append((ratio, key))
     return table([
         {
-            "kernel": f"`{kernel}`", "calls": len(found),
+            "kernel": kernel, "calls": len(found),
             "3.9 / 3.6, median": f"{statistics.median(r for r, _ in found):.2f}",
             "smallest": f"{min(found)[0]:.2f}", "largest": f"{max(found)[0]:.2f}",
             f"3.9 over {SLOWER}": sum(r > SLOWER for r, _ in found),
@@ -95,10 +104,10 @@ def of_kernels(names: tuple[str, ...], columns: dict[str, str]) -> str:
     rows = []
     for (kernel, _), by_version in timed().items():
         if kernel in names:
-            key = next(iter(by_version.values()))["key"]
+            entry = next(iter(by_version.values()))
             us = {v: report.figure(e["us"]) for v, e in by_version.items()}
-            call = {heading: key.get(field, MISSING) or "none" for field, heading in columns.items()}
-            rows.append({"kernel": f"`{kernel}`", **call, **by_triton(us)})
+            call = {heading: entry["key"].get(f, MISSING) or "none" for f, heading in columns.items()}
+            rows.append({"kernel": named(kernel, entry), **call, **by_triton(us)})
     return table(rows)
 
 
