@@ -18,8 +18,11 @@ Launch = tuple[Any, tuple[Any, ...]]
 """A kernel and its arguments, which here are meta tensors."""
 
 
-class Reached(Exception):
-    """The launch that was looked for: what would follow needs its results."""
+class Reached(BaseException):
+    """The launch that was looked for: what would follow needs its results.
+
+    No Exception: a stored config whose launch raises one makes way for the default.
+    """
 
 
 def launch_in(device: Device, kernel: str, run: Callable[[], object]) -> Launch:

@@ -21,7 +21,7 @@ def inputs(gates_dtype=torch.bfloat16):
 
 
 def results(q, k, v, gk, do, reverse=False, cu_seqlens=None):
-    """Of the forward and the backward."""
+    """What the forward and the backward give."""
     shared = q, k, v, None, None, gk, None, 0.5, None, reverse, cu_seqlens
     o, end = launch.forward(*shared)
     return [o, end, *(t for t in launch.backward(do, None, *shared) if t is not None)]

@@ -97,6 +97,29 @@ def test_what_is_compiled_to_be_read_keeps_no_code(tmp_path, monkeypatch):
     assert not programs.exists()
 
 
+STORED = """
+import dataclasses
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.machine.binary import Job
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
+from helion_sinkhorn.runtime.kernel import candidates
+from helion_sinkhorn.tuning.child import first_launch
+
+call = SinkhornCall(True, 1, "float32", 8, 8, 2)
+choice = candidates(KERNELS["sinkhorn_forward"], call, DEVICES["h200"])[-1]
+kernel, _ = first_launch(DEVICES["h200"], Job(call, dataclasses.replace(choice, stored=True), 64))
+print(dict(kernel.config) == dict(choice.config))
+"""
+
+
+def test_a_stored_config_is_compiled_itself():
+    """A launch that raises makes way for the default, which `check` then compiled instead."""
+    done = python("-c", STORED, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split("\n")[-2] == "True"
+
+
 ALIKE = """
 import torch
 from helion_sinkhorn.configs.device import DEVICES

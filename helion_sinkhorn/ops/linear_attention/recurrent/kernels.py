@@ -138,11 +138,7 @@ def stacked(parts, number):
 def walk(
     h, tensors, rate, tile, begin, first, descending, many, count, together, head, scale, late, in_order
 ):
-    """The state after `many` steps: all loads, then all arithmetic.
-
-    Threads exchange vectors of the Dk side where the first step uses them: in front of other loads, the
-    barriers of the exchange would hold those back.
-    """
+    """The state after `many` steps: all loads first, which the barriers of exchanges would hold back."""
     q, k, v, o, g, gk, gv = tensors
     sign = -1 if descending else 1
     ts = [first + sign * (begin + i) for i in range(many)]
@@ -253,8 +249,7 @@ def linear_attention_walk(
     g_gamma (H,); states start (N H Dk cv, rv) and end (N, H, ck, rk, cv, rv), float32.  Sequence n has the
     tokens cu_seqlens[n] to cu_seqlens[n + 1], or n length to (n + 1) length.  None leaves a gate, or a
     result, out; start is then 0.  cv is a power of two.  The first three may be int32, words of two entries.
-
-    together: steps whose vectors of the Dk side one load takes, a power of two that divides count.
+    `together` steps of these, a power of two that divides count, are one load.
 
     states (slots, H, ck, rk, cv, rv) receives the state with which a walk enters every `span` steps of a
     sequence: before the first of them in time if early, after the last one if late.
