@@ -25,12 +25,12 @@ class Reached(BaseException):
     """
 
 
-def launch_in(device: Device, kernel: str, run: Callable[[], object]) -> Launch:
-    """The first launch of this kernel that `run` makes, instead of which it ends."""
+def launch_in(device: Device, run: Callable[[], object], kernel: str = "") -> Launch:
+    """The first launch that `run` makes, of this kernel if one is named, instead of which it ends."""
     from helion_sinkhorn.runtime import serving
 
     def reached(built, *arguments):
-        if built.name == kernel:
+        if kernel in ("", built.name):
             raise Reached(built, arguments)
 
     serving.device_at = lambda index: (device, device.asm, False)
@@ -39,7 +39,7 @@ def launch_in(device: Device, kernel: str, run: Callable[[], object]) -> Launch:
         run()
     except Reached as launch:
         return launch.args
-    raise RuntimeError(f"{kernel} is not launched")
+    raise RuntimeError(f"no launch of {kernel or 'a kernel'}")
 
 
 def first_launch(device: Device, job: Job) -> Launch:
@@ -48,15 +48,15 @@ def first_launch(device: Device, job: Job) -> Launch:
 
     trial, options = TRIALS[job.choice.kernel], dict(job.options)
     operands = trial.operands(job.call, job.batch, "meta")
-    return launch_in(device, job.choice.kernel, lambda: trial.run(job.call, job.choice, *operands, **options))
+    return launch_in(device, lambda: trial.run(job.call, job.choice, *operands, **options))
 
 
 def judged_launch(device: Device, job: Job) -> Launch:
-    """What a trial launches to judge the job's choice."""
+    """What a trial launches of the job's kernel to judge its choice."""
     from helion_sinkhorn.operators import TRIALS
 
     error = TRIALS[job.choice.kernel].error
-    return launch_in(device, job.choice.kernel, lambda: error(job.call, job.choice, "meta"))
+    return launch_in(device, lambda: error(job.call, job.choice, "meta"), job.choice.kernel)
 
 
 def compile_launch(kernel: Any, arguments: tuple[Any, ...]) -> Any:
