@@ -62,15 +62,14 @@ def stored(entry: dict[str, Any]) -> str:
 
 def timed() -> dict[tuple[str, str], dict[str, dict[str, Any]]]:
     """(kernel, its key without the version) -> version of Triton -> the entry of the first of GPUS."""
+    first = {path.stem: (gpu, data) for gpu in reversed(GPUS) for path, data in files(gpu)}
     found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-    for gpu in GPUS:
-        before = {kernel for kernel, _ in found}
-        for path, data in files(gpu):
-            for entry in data["entries"]:
-                if entry["evidence"] == "measured" and path.stem not in before:
-                    names = {k: v for k, v in entry["key"].items() if k != "triton"}
-                    key = path.stem, ", ".join(f"{k}={v}" for k, v in sorted(names.items()))
-                    found.setdefault(key, {})[entry["key"]["triton"]] = {**entry, "gpu": gpu}
+    for kernel, (gpu, data) in sorted(first.items()):
+        for entry in data["entries"]:
+            if entry["evidence"] == "measured":
+                names = {k: v for k, v in entry["key"].items() if k != "triton"}
+                key = kernel, ", ".join(f"{k}={v}" for k, v in sorted(names.items()))
+                found.setdefault(key, {})[entry["key"]["triton"]] = {**entry, "gpu": gpu}
     return found
 
 

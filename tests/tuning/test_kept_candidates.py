@@ -20,6 +20,7 @@ from helion_sinkhorn.runtime.kernel import default_choice
 
 DEVICE = DEVICES["h200"]
 CALL = SinkhornCall(True, 1, "float32", 4, 4, 2)
+WALK = WalkCall("o", "float32", 8, 8, "")
 TIMES = """
 import json
 import sys
@@ -59,25 +60,22 @@ print("helion" in sys.modules, hits)
 """
 
 
-WALK = WalkCall("o", "float32", 8, 8, "")
-
-
 @pytest.mark.parametrize(
-    ("kernel", "call", "launches"),
+    ("kernel", "call", "batch", "launches"),
     [
-        ("sinkhorn_forward", CALL, ["first_launch"]),
-        ("linear_attention_walk", WALK, ["first_launch", "judged_launch"]),
+        ("sinkhorn_forward", CALL, 1 << 20, ["first_launch"]),
+        # the largest power of two whose offsets take 32 bits, as those of the launch do
+        ("linear_attention_walk", WALK, 1 << 17, ["first_launch", "judged_launch"]),
     ],
     ids=["sinkhorn", "linear attention, judged on fewer heads"],
 )
 def test_a_candidate_is_launched_without_helion_and_without_a_compiler(
-    kernel, call, launches, tmp_path, monkeypatch
+    kernel, call, batch, launches, tmp_path, monkeypatch
 ):
     """Helion's code of a candidate took the timing process 2 to 5 s, one candidate after the other."""
     programs, cache = tmp_path / "programs", tmp_path / "triton"
     monkeypatch.setenv("HELION_SINKHORN_CACHE_DIR", str(programs))
-    # another batch than the one that is launched, whose offsets take 32 bits too
-    job = Job(call, default_choice(KERNELS[kernel], call, DEVICE), 1 << 14)
+    job = Job(call, default_choice(KERNELS[kernel], call, DEVICE), batch)
     (binary,) = compile_for("h200", [job], cache=cache)
     assert binary.compiled, binary.problems
     assert len(list(programs.iterdir())) == len(launches)
