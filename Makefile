@@ -148,7 +148,7 @@ machine-versions: $(VENV)/.ready ## stored configs under other Tritons than meas
 	$(RUN) -m ci.machine_versions $(ARGS)
 
 same-programs: export OMP_NUM_THREADS ?= 1
-same-programs: $(VENV)/.ready ## stored entries whose source changed: do they run the same code? ARGS="--base COMMIT --restamp"
+same-programs: $(VENV)/.ready ## stored entries whose source changed: do they run the same code? ARGS="--base COMMIT --packages FOLDER-WITH-TRITON --restamp"
 	$(RUN) -m ci.same_programs $(ARGS)
 
 # 100,000 tuning files changed at random, and eight tuners of which one after another is killed

@@ -1,12 +1,15 @@
 """Stored entries after a change of shared source:
-python -m ci.same_programs --base COMMIT [--only KERNEL ...] [--device D ...] [--workers N] [--restamp]
+python -m ci.same_programs --base COMMIT [--only KERNEL ...] [--device D ...] [--packages FOLDERS ...]
+                           [--workers N] [--restamp]
 
 A kernel's fingerprint changes with whatever its body reaches, also where the code that is generated for the
 stored entries stays the same to the letter.  For the files of tuning_cache/ with another fingerprint than
 this tree computes, generates on a CPU the program of every entry in both trees, the base commit's from its
-own files, and compares what Triton compiles and how it is launched.  The exit status is the verdict.  With
---restamp the runs of a file without a difference get this tree's fingerprint where theirs was the base
-commit's and all their entries were found the same; a file with a difference is left alone.
+own files, and compares what Triton compiles and how it is launched.  Each entry is generated under the
+Triton that it is of, since views and helpers depend on the version: the installed one, or one of those in
+--packages.  Entries of a version that is not at hand are counted and left alone.  The exit status is the
+verdict.  With --restamp the runs of a file without a difference get this tree's fingerprint where theirs was
+the base commit's and all their entries were found the same; a file with a difference is left alone.
 """
 
 from __future__ import annotations
@@ -69,10 +72,12 @@ Answer = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Program:
-    """What entries share that differ in the batch or Triton alone."""
+    """What entries share that differ in the batch alone."""
 
     device: str
     kernel: str
+    triton: str
+    """The minor version that generates it."""
     key: store.Key
     config: tuple[tuple[str, Any], ...]
     variant: tuple[tuple[str, Any], ...]
@@ -80,6 +85,8 @@ class Program:
 
 Answers = dict[tuple[Program, int], Answer]
 """By program and batch."""
+Versions = Mapping[str, tuple[str, ...]]
+"""Minor version of Triton -> the folders to find it in, as `machine_versions.at_hand` has them."""
 
 
 @dataclass
@@ -97,9 +104,11 @@ class File:
     """With what is different."""
     not_compared: list[tuple[Entry, str]] = field(default_factory=list)
     """With the reason."""
+    elsewhere: list[Entry] = field(default_factory=list)
+    """Of a Triton that is not at hand."""
 
     def program(self, entry: Entry) -> Program:
-        return Program(self.device, self.kernel, entry.key, entry.config, entry.variant)
+        return Program(self.device, self.kernel, entry.triton, entry.key, entry.config, entry.variant)
 
     def judge(self, base: Answers, here: Answers) -> None:
         """Sort what was to be compared by the answers of both trees."""
@@ -192,8 +201,11 @@ def request(program: Program, batches: Iterable[int]) -> str:
     return json.dumps({"kernel": program.kernel, "key": program.key, **fields, "batches": sorted(batches)})
 
 
-def piece(tree: Path, programs: Mapping[Program, set[int]], done: Callable[[], None]) -> Answers:
-    """What some programs of one device are in a tree, from a process of its own."""
+def piece(
+    tree: Path, programs: Mapping[Program, set[int]], packages: Sequence[str], done: Callable[[], None]
+) -> Answers:
+    """What some programs of one device and Triton are in a tree, from a process of its own; packages: the
+    folders with that Triton."""
     # here, since the base commit runs this module too, and may be older than the name
     from helion_sinkhorn.machine.compiler import environment
 
@@ -205,7 +217,7 @@ def piece(tree: Path, programs: Mapping[Program, set[int]], done: Callable[[], N
         with asked.open() as stdin, errors.open("w") as stderr:
             child = subprocess.Popen(
                 [sys.executable, "-c", GENERATE, device], cwd=tree, stdin=stdin, stdout=subprocess.PIPE,
-                stderr=stderr, text=True, env=environment(device, Path(folder), [str(tree)]),
+                stderr=stderr, text=True, env=environment(device, Path(folder), [*packages, str(tree)]),
             )  # fmt: skip
             with child:
                 for program, line in zip(programs, child.stdout, strict=False):
@@ -217,22 +229,28 @@ def piece(tree: Path, programs: Mapping[Program, set[int]], done: Callable[[], N
 
 
 def pieces(programs: Mapping[Program, set[int]], workers: int) -> Iterator[dict[Program, set[int]]]:
-    """The programs by device, cut so that every worker has some."""
+    """The programs by device and Triton, cut so that every worker has some."""
     size = max(1, min(PIECE, -(-2 * len(programs) // workers)))
-    for device in dict.fromkeys(p.device for p in programs):
-        own = [p for p in programs if p.device == device]
+    for shared in dict.fromkeys((p.device, p.triton) for p in programs):
+        own = [p for p in programs if (p.device, p.triton) == shared]
         for at in range(0, len(own), size):
             yield {p: programs[p] for p in own[at : at + size]}
 
 
-def generate(trees: Sequence[Path], programs: Mapping[Program, set[int]], workers: int) -> list[Answers]:
+def generate(
+    trees: Sequence[Path], programs: Mapping[Program, set[int]], versions: Versions, workers: int
+) -> list[Answers]:
     """For each tree the answers of all programs."""
+
+    def answered(job: tuple[int, dict[Program, set[int]]]) -> Answers:
+        at, own = job
+        return piece(trees[at], own, versions[next(iter(own)).triton], lambda: progress.advance(task))
+
     jobs = [(at, one) for one in pieces(programs, workers) for at in range(len(trees))]
     answers: list[Answers] = [{} for _ in trees]
     with Progress(console=Console(stderr=True)) as progress, ThreadPoolExecutor(workers) as pool:
         task = progress.add_task("programs", total=len(programs) * len(trees))
-        made = pool.map(lambda job: piece(trees[job[0]], job[1], lambda: progress.advance(task)), jobs)
-        for (at, _), found in zip(jobs, made, strict=True):
+        for (at, _), found in zip(jobs, pool.map(answered, jobs), strict=True):
             answers[at].update(found)
     return answers
 
@@ -285,7 +303,7 @@ def stale(folder: Path, devices: Iterable[str], kernels: Iterable[str]) -> list[
     ]  # fmt: skip
 
 
-def matched(here: Path, before: Path, device: str, kernel: str, base: str) -> File:
+def matched(here: Path, before: Path, device: str, kernel: str, base: str, versions: Versions) -> File:
     """The stale entries of this tree's file with those of the base commit's, `here` and `before`."""
     file, old, new = File(device, kernel, base), entries(before), entries(here)
     for name, (entry, run) in new.items():
@@ -298,6 +316,8 @@ def matched(here: Path, before: Path, device: str, kernel: str, base: str) -> Fi
             file.not_compared.append((entry, "not in the base commit"))
         elif (known.config, known.variant) != (entry.config, entry.variant):
             file.not_compared.append((entry, "another config or variant than in the base commit"))
+        elif entry.triton not in versions:
+            file.elsewhere.append(entry)
         else:
             file.todo.append(entry)
     gone = [entry for name, (entry, _) in old.items() if name not in new]
@@ -341,8 +361,10 @@ def report(files: Iterable[File]) -> None:
     row = "{:8} {:32} {:>8} {:>8} {:>10} {:>13}".format
     print(row("device", "kernel", "entries", "same", "different", "not compared"))
     for file in files:
-        counts = [len(found) for found in (file.same, file.different, file.not_compared)]
+        counts = len(file.same), len(file.different), len(file.not_compared) + len(file.elsewhere)
         print(row(file.device, file.kernel, sum(counts), *counts))
+    for triton, count in Counter(entry.triton for file in files for entry in file.elsewhere).items():
+        print(f"not compared: {count} entries of Triton {triton}; --packages FOLDER-WITH-IT compares them")
     for title in ("different", "not compared"):
         said = Counter(
             f"{title}: {file.device} {file.kernel} {dict(entry.key)} {dict(entry.config)}: {what}"
@@ -363,9 +385,17 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=KERNELS, default=list(KERNELS), metavar="KERNEL")
     parser.add_argument("--device", nargs="+", choices=DEVICES, default=list(DEVICES), metavar="DEVICE")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument(
+        "--packages", nargs="+", default=[], metavar="FOLDERS",
+        help="where another Triton is: a folder, or several with : between them",
+    )  # fmt: skip
     parser.add_argument("--restamp", action="store_true", help="write the new fingerprints")
     options = parser.parse_args()
+    # here, as in `piece`
+    from ci.machine_versions import at_hand
+
     begin, folder = time.perf_counter(), ROOT / "tuning_cache"
+    versions = at_hand(options.packages)
     names = stale(folder, options.device, options.only)
     if not names:
         print("every entry is of this tree's source")
@@ -374,15 +404,13 @@ def main() -> int:
         before = fingerprints(base)
         files = []
         for device, kernel in names:
-            path = Path(device, f"{kernel}.json")
-            files.append(
-                matched(folder / path, base / "tuning_cache" / path, device, kernel, before.get(kernel, ""))
-            )
+            path, old = Path(device, f"{kernel}.json"), before.get(kernel, "")
+            files.append(matched(folder / path, base / "tuning_cache" / path, device, kernel, old, versions))
         programs: dict[Program, set[int]] = defaultdict(set)
         for file in files:
             for entry in file.todo:
                 programs[file.program(entry)].add(entry.batch)
-        answers = generate([base, ROOT], programs, options.workers)
+        answers = generate([base, ROOT], programs, versions, options.workers)
     for file in files:
         file.judge(*answers)
     report(files)

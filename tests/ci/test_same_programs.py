@@ -78,9 +78,10 @@ def test_a_difference_shows_its_lines():
     assert same_programs.difference({"code": "a", "launch": "b"}, {"problem": "E: no"}) == "problem: +E: no"
 
 
-def entry(batch, run, warps=1):
+def entry(batch, run, warps=1, triton=None):
     return {
-        "key": {**dict(SinkhornCall(True, 1, "float32", 4, 4, 20).key), "batch": batch, "triton": "3.6"},
+        "key": {**dict(SinkhornCall(True, 1, "float32", 4, 4, 20).key), "batch": batch,
+                "triton": triton or store.triton_minor()},
         "config": {"block_sizes": [32], "num_warps": warps},
         "variant": {"thread": [4, 4]}, "evidence": "measured", "run": run,
     }  # fmt: skip
@@ -107,8 +108,9 @@ def command(tmp_path, monkeypatch, capsys):
     base, here = tmp_path / "base", tmp_path / "here"
     answers = {"base": {}, "here": {}}
 
-    def generate(trees, programs, workers):
+    def generate(trees, programs, versions, workers):
         assert trees == [base, here]
+        assert {p.triton for p in programs} <= set(versions)
         usual = {"code": "code", "launch": "launch"}
         asked = [(p, batch) for p, batches in programs.items() for batch in batches]
         return [{(p, b): answers[t.name].get((p.kernel, b), usual) for p, b in asked} for t in trees]
@@ -199,6 +201,32 @@ def test_a_run_with_one_entry_not_compared_keeps_its_fingerprint(command):
     assert said.endswith(f"h200 {KERNEL}: left alone\n")
 
 
+def test_an_entry_is_of_the_triton_that_generates_it(command, tmp_path):
+    """One of a version that is not at hand is counted, and keeps its fingerprint."""
+    for tree in (command.base, command.here):
+        path = write(tree, KERNEL, [OLD, OLD], [entry(1, 0), entry(1, 1, triton="2.1")])
+    status, said = command("--restamp")
+    assert status == 0
+    assert said.splitlines()[1].split() == ["h200", KERNEL, "2", "1", "0", "1"]
+    assert (
+        said.splitlines()[2]
+        == "not compared: 1 entries of Triton 2.1; --packages FOLDER-WITH-IT compares them"
+    )
+    runs = json.loads(path.read_text())["runs"].values()
+    assert sorted(run["fingerprint"] for run in runs) == sorted([OLD, NEW])
+    metadata = tmp_path / "there" / "triton-2.1.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: triton\nVersion: 2.1.0\n")
+    assert command("--restamp", "--packages", str(tmp_path / "there"))[0] == 0
+    assert {run["fingerprint"] for run in json.loads(path.read_text())["runs"].values()} == {NEW}
+
+
+def test_programs_of_two_tritons_are_not_of_one_process():
+    one = same_programs.Program("h200", KERNEL, "3.6", (), (), ())
+    other = dataclasses.replace(one, triton="3.9")
+    assert list(same_programs.pieces({one: {1}, other: {1}}, 1)) == [{one: {1}}, {other: {1}}]
+
+
 def test_what_one_tree_alone_generates_is_different(command):
     for tree in (command.base, command.here):
         write(tree, KERNEL, [OLD], [entry(1, 0)])
@@ -210,9 +238,9 @@ def test_an_entry_is_generated_as_it_is_launched():
     """One process: two batches of a program, and one that no call has."""
     path = Path(same_programs.ROOT, "tuning_cache", "h200", "hc_split_sinkhorn_reduced.json")
     first = store.entries_of(store.content(path), path)[0]
-    program = same_programs.Program("h200", path.stem, first.key, first.config, first.variant)
+    program = same_programs.Program("h200", path.stem, "", first.key, first.config, first.variant)
     refused = dataclasses.replace(program, config=(("block_sizes", ()), ("num_warps", 1)))
-    found = same_programs.piece(same_programs.ROOT, {program: {64, 128}, refused: {64}}, lambda: None)
+    found = same_programs.piece(same_programs.ROOT, {program: {64, 128}, refused: {64}}, [], lambda: None)
     assert set(found) == {(program, 64), (program, 128), (refused, 64)}
     assert set(found[refused, 64]) == {"problem"}
     small, large = found[program, 64], found[program, 128]
