@@ -8,7 +8,7 @@ import torch
 from autograd_calls import assert_equal, randn
 from mhc_equations import assert_within, truth_and_budget, values_and_gradients
 
-from helion_sinkhorn import hc_boundary, hc_coeffs, hc_expand, hc_post, hc_pre, hc_site, nn
+from helion_sinkhorn import hc_boundary, hc_coeffs, hc_expand, hc_post, hc_pre, hc_site, nn, reference
 
 
 def model_inputs(*lead, n=4, c=12, sites=3, dtype=torch.float32):
@@ -93,6 +93,29 @@ def test_bias_order_and_constants_reach_the_parts():
     streams = hc_post(f, x, post, comb, bias, comb_order="oi")
     expected = hc_coeffs(streams, fn, scale, base, 3, 1e-3, 0.1, weight, comb_order="oi", **options)
     assert_equal(found, (hc_pre(streams, pre), *expected, streams))
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_the_specification_is_the_boundary_in_float64(weights):
+    n, c = 3, 8
+    x, f, bias = randn(7, n, c).double(), randn(7, c, seed=1).double(), randn(c, seed=2).double()
+    post, comb, pre = (randn(7, *s, seed=3 + k).double() for k, s in enumerate(((n,), (n, n), (n,))))
+    fn, scale, base, weight = randn(15, n * c, seed=6), torch.ones(3), randn(15, seed=7), randn(n * c, seed=8)
+    parameters = [t.double() for t in (fn, scale, base)]
+    options = {"post_mult": 1.0, "pre_eps": 0.5, "post_eps": 0.25, "eps_outside": True, "comb_order": "oi"}
+
+    def made(function):
+        def call(f, x, post, comb, *rest):
+            return function(f, x, post, comb, pre if weights else None, *rest, 3, 1e-3, 0.1, weight.double(),
+                            bias=bias, **options)  # fmt: skip
+
+        upstream = [
+            randn(7, *s, seed=9 + k).double() for k, s in enumerate(((c,), (n,), (n,), (n, n), (n, c)))
+        ]
+        return values_and_gradients(call, (f, x, post, comb, *parameters), upstream)
+
+    for found, expected in zip(made(hc_boundary), made(reference.hc_boundary), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_wrong_weights_are_refused():

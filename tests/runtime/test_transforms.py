@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import re
+
 import pytest
 import torch
 from autograd_calls import randn
 
-from helion_sinkhorn import dot_compress, recurrent_linear_attention, sinkhorn
+from helion_sinkhorn import dot_compress, ops, recurrent_linear_attention, reference, sinkhorn
 
 Y, WEIGHT = randn(5, 3, seed=1), randn(5, 4, seed=2)
 
@@ -32,6 +36,26 @@ TRANSFORMS = {
     "jacrev": lambda f: torch.func.jacrev(torch.vmap(f)),
 }
 X = randn(3, 5, 4)
+
+
+def autograd_functions():
+    """Every operator's, with and without a gradient of its own."""
+    for found in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."):
+        if found.name.endswith(".torch_op"):
+            for value in vars(importlib.import_module(found.name)).values():
+                if isinstance(value, type) and issubclass(value, torch.autograd.Function):
+                    yield value
+
+
+def test_what_an_error_names_instead_exists():
+    """A derivative that no kernel has is refused with the name of a function that autograd differentiates."""
+    named = set()
+    for function in autograd_functions():
+        with pytest.raises(NotImplementedError) as refusal:
+            function.jvp(None)
+        named |= set(re.findall(r"helion_sinkhorn\.reference\.(\w+)", str(refusal.value)))
+    assert {"sinkhorn", "hc_boundary"} <= named
+    assert {name for name in named if not callable(getattr(reference, name, None))} == set()
 
 
 def gradients(f):
