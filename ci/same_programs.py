@@ -105,7 +105,7 @@ class File:
     not_compared: list[tuple[Entry, str]] = field(default_factory=list)
     """With the reason."""
     elsewhere: list[Entry] = field(default_factory=list)
-    """Those of a Triton that is not at hand."""
+    """Not compared, because their Triton is not at hand."""
 
     def program(self, entry: Entry) -> Program:
         return Program(self.device, self.kernel, entry.triton, entry.key, entry.config, entry.variant)
