@@ -208,6 +208,12 @@ def text(path: Path, operation: str) -> str:
     return "\n\n".join(part for part in parts if part).rstrip()
 
 
+def saving(theirs: float, ours: float) -> str:
+    """How much less theirs is, in percent; empty where it is not, to the digit that is shown."""
+    percent = f"{100 * (1 - theirs / ours):.1f} %"
+    return "" if percent.startswith(("-", "0.0 ")) else percent
+
+
 def better(rows: list[Row], operation: str) -> list[dict[str, str]]:
     """Where another package takes less time or memory than ours."""
     timed = [r for r in of(of_many_tokens(rows), operation) if r["function"] != FLOOR]
@@ -221,15 +227,16 @@ def better(rows: list[Row], operation: str) -> list[dict[str, str]]:
         name = CALLED.get(operation, operation)
         at = {"package": row["function"], "operation": name, "tokens x C": size}
         theirs, ours = time_of(row)[0], time_of(mine)[0]
-        if theirs < ours:
+        if less := saving(theirs, ours):
             found.append({
                 **at, "what": f"{row['pass']}, us", "theirs": f"{theirs:.4g}", "ours": f"{ours:.4g}",
-                "less by": f"{100 * (1 - theirs / ours):.1f} %",
+                "less by": less,
             })  # fmt: skip
+        # compared as they are shown
         if peak(row) and peak(mine) and float(peak(row)) < float(peak(mine)):
             found.append({
                 **at, "what": "memory / gradients, backward", "theirs": peak(row), "ours": peak(mine),
-                "less by": f"{100 * (1 - float(row['peak']) / float(mine['peak'])):.1f} %",
+                "less by": saving(float(row["peak"]), float(mine["peak"])),
             })  # fmt: skip
     return found
 

@@ -345,8 +345,9 @@ def first_calls(job: Job) -> Iterator[Row | None]:
     yield None
     now = timing.conditions(torch.device(job.device))
     for state, laps in first_call.by_state(4, job.device, 1):
+        made = "; Helion imported" if laps["imported Helion"] else "; generated code found"
         for step in ("import helion_sinkhorn", "forward", "backward"):
-            yield {"function": peers.OURS, "quantity": f"{step}, {STATES[state]}", "n": 4,
+            yield {"function": peers.OURS, "quantity": f"{step}, {STATES[state]}{made}", "n": 4,
                    "batch": first_call.BATCH, "seconds": laps[step], **now}  # fmt: skip
 
 
