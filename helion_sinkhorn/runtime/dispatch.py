@@ -16,9 +16,7 @@ import torch
 
 from helion_sinkhorn.runtime.generated import PINNED, host_function
 from helion_sinkhorn.runtime.kernel import Built
-
-INT32_ELEMENTS = 1 << 31
-"""From this many elements on Helion generates 64-bit indices."""
+from helion_sinkhorn.runtime.views import INT32_ELEMENTS
 
 _programs: dict[Hashable, Callable[..., None]] = {}
 _binaries: dict[Hashable, Any] = {}

@@ -7,7 +7,7 @@ import functools
 import importlib.util
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def generated(
 
 def bound(kernel: Built, args: Sequence[Any]) -> Any:
     """Helion's program of a kernel for these arguments."""
-    return kernel.helion.bind(tuple(map(as_several, args)))
+    return kernel.helion.bind(tuple(stand_ins(args)))
 
 
 def code_of(kernel: Built, program: Any, keep: Callable[[str], object] = lambda code: None) -> str | None:
@@ -110,8 +110,20 @@ def code_of(kernel: Built, program: Any, keep: Callable[[str], object] = lambda 
     return _codes[program]
 
 
-def as_several(a: Any) -> Any:
-    """A stand-in of two matrices for one: Helion stores a whole tile, unmasked, to a batch of size 1."""
-    if not isinstance(a, torch.Tensor) or a.size(0) != 1:
-        return a
-    return torch.empty_strided((2, *a.shape[1:]), a.stride(), dtype=a.dtype, device=a.device)
+def stand_ins(args: Sequence[Any]) -> Iterator[Any]:
+    """Arguments for which Helion generates the code of every call with their signature.
+
+    Of a tensor that is passed twice Helion makes one parameter, and a call with two tensors would read the
+    first for both: the second time it is a view.  To a batch of one it stores a whole tile, unmasked: two
+    matrices stand for one.  These share no memory, so no kernel may be given a batch of one that it stores
+    to by one argument and reads by another.
+    """
+    seen: set[int] = set()
+    for a in args:
+        if isinstance(a, torch.Tensor):
+            if a.size(0) == 1:
+                a = torch.empty_strided((2, *a.shape[1:]), a.stride(), dtype=a.dtype, device=a.device)
+            elif id(a) in seen:
+                a = a.as_strided(a.shape, a.stride(), a.storage_offset())
+            seen.add(id(a))
+        yield a

@@ -6,6 +6,8 @@ import torch
 
 VECTOR_BYTES = 16
 """The widest load of a thread; only tensors that start at a multiple of it are read so."""
+INT32_ELEMENTS = 1 << 31
+"""From this many elements of a tensor on Helion generates 64-bit indices."""
 
 
 def matrices_of(x: torch.Tensor) -> int:
@@ -16,7 +18,8 @@ def matrices_of(x: torch.Tensor) -> int:
 def matrices(x: torch.Tensor) -> torch.Tensor:
     """(B, n, m) with contiguous matrices at any distance; a copy where the layout has no such view.
 
-    A start off the 16-byte grid is copied too: code without vector loads sums in another order.
+    A start off the 16-byte grid is copied too: code without vector loads sums in another order.  So are
+    matrices so far apart that 32-bit indices do not reach the last, which Helion chooses by their number.
     """
     n, m = x.shape[-2:]
     if x.data_ptr() % VECTOR_BYTES:
@@ -24,7 +27,9 @@ def matrices(x: torch.Tensor) -> torch.Tensor:
     if x.is_contiguous():
         return x.view(-1, n, m)
     x = x.reshape(-1, n, m)
-    if (x.stride(2) == 1 or m == 1) and (x.stride(1) == m or n == 1):
+    are_contiguous = (x.stride(2) == 1 or m == 1) and (x.stride(1) == m or n == 1)
+    out_of_reach = (x.size(0) - 1) * x.stride(0) + n * m >= INT32_ELEMENTS > x.numel()
+    if are_contiguous and not out_of_reach:
         return x.as_strided(x.shape, (x.stride(0) if x.size(0) > 1 else n * m, m, 1))
     return x.contiguous()
 

@@ -5,9 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helion_sinkhorn.runtime.views import VECTOR_BYTES, flattened
+from helion_sinkhorn.runtime.views import VECTOR_BYTES, flattened, matrices
 
 WHOLE = torch.arange(96.0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "apart", "distance"), [(1 << 20, 64, 1024), (1 << 22, 64, 16), (1 << 28, 2, 32)]
+)
+def test_matrices_beyond_32_bit_offsets_are_copied_where_their_number_does_not_say_so(batch, apart, distance):
+    """2^22 matrices, 1024 entries apart, are 2^26 entries, and Helion gives them 32-bit indices."""
+    every_other = torch.empty(batch, apart, 4, 4, dtype=torch.bfloat16, device="meta")[:, 0]
+    found = matrices(every_other)
+    assert found.shape == (batch, 4, 4)
+    assert found.stride() == (distance, 4, 1)
 
 
 def test_what_is_flat_already_is_returned_itself():

@@ -221,7 +221,9 @@ def run_with_history(
         most = max(16, SCRATCH_BYTES // (4 * floats) // 16 * 16)
         size = min(batch, most)
         # places are not the first axis there: for a size that follows the batch each would need a program
-        room = most if by_lanes else size
+        # Two for a batch of one, whose stand-in would share no memory between what is stored and what is read
+        # (`generated.stand_ins`): Helion would put no barrier between them, for any batch.
+        room = most if by_lanes else max(size, 2)
     empty = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
     lines = (lead, call.lead_axis), (trail, 3 - call.lead_axis)
     us_vs = [
