@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -171,14 +171,19 @@ def compile_for(
 
     Returns:
         One Binary a job, in the order of the jobs.
+
+    Raises:
+        RuntimeError: a worker did not start; whatever a worker or `report` raises ends all of them.
     """
     if device_key not in DEVICES:
         raise ValueError(f"{device_key!r} is not a known device; use one of {', '.join(DEVICES)}")
     binaries: dict[int, Binary] = {}
     todo = iter(list(enumerate(jobs)))
+    compilers: list[Compiler] = []
 
     def work(folder: str) -> None:
         with Compiler(device_key, Path(folder), timeout, cache, packages) as compiler:
+            compilers.append(compiler)
             begun(compiler)
             for index, job in todo:
                 binaries[index] = compiler.compile(job)
@@ -190,5 +195,15 @@ def compile_for(
             tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
             ThreadPoolExecutor(workers) as pool,
         ):
-            list(pool.map(work, [folder] * workers))
+            running = [pool.submit(work, folder) for _ in range(workers)]
+            try:
+                for finished in as_completed(running):
+                    finished.result()
+            except BaseException:
+                # else the pool, at its end, waits for workers that go through all jobs
+                for _ in todo:
+                    pass
+                for compiler in list(compilers):
+                    compiler.end()
+                raise
     return [binaries[index] for index in range(len(jobs))]

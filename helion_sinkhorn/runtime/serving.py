@@ -158,7 +158,7 @@ def serve(
     device, how, interpret = device_at(index_of(x))
     taken = choice or choose(kernels[name], call, batch, device)
     if not (interpret or taken.stored or choice) and device.key in DEVICES and call.key in tuned():
-        say_default(device, name, call, batch)
+        say_default(device, name, call, kernels[name].batch(call, batch))
     try:
         kernel = build(kernels[taken.kernel], taken.config, interpret)
         launch(Served(taken, kernel, device, how, interpret, choice is not None))

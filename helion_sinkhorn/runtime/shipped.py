@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def members() -> frozenset[str]:
             return frozenset()
     except FileNotFoundError:
         return frozenset()
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, zipfile.BadZipFile, UnicodeDecodeError) as error:
         log.info("%s is not used (%s: %s)", ARCHIVE, type(error).__name__, error)
         return frozenset()
 
@@ -65,9 +66,14 @@ def program(kernel: str, decided: Iterable[object], device: torch.device) -> Cal
     name = member(kernel, decided, device)
     if name not in members():
         return None
-    # opened for each: processes that are forked would share a position in the file
-    with zipfile.ZipFile(ARCHIVE) as archive:
-        code = archive.read(name).decode()
+    try:
+        # opened for each: processes that are forked would share a position in the file
+        with zipfile.ZipFile(ARCHIVE) as archive:
+            code = archive.read(name).decode()
+    except (OSError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        # an upgrade of the package beneath this process
+        log.info("%s of %s is not used (%s: %s)", name, ARCHIVE, type(error).__name__, error)
+        return None
     return load(code, kernel, str(ARCHIVE / name))
 
 

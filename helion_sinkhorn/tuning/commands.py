@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from helion_sinkhorn.configs import store
+from helion_sinkhorn.configs import settings, store
 from helion_sinkhorn.configs.device import DEVICES, Device, current
 from helion_sinkhorn.machine.presented import present_device
 from helion_sinkhorn.tuning import selection
@@ -37,15 +37,21 @@ def table(title: str, names: list[str], rows: list[tuple[str, ...]]) -> None:
     console.print(shown)
 
 
-def here(asked: str) -> str:
+def here(asked: str, local_rank: int) -> str:
     """The name of the GPU of this process, which must be the device asked for."""
     advice = (
         f"run this on a {asked}, or add OFFLINE=1 (--offline) to rank configs for it "
         "from machine code compiled here"
     )
+    if settings.DEVICE:
+        selection.refuse(
+            "tune",
+            f"HELION_SINKHORN_DEVICE is {settings.DEVICE}, so times of any GPU would be stored as its own; "
+            "unset it",
+        )
     if not torch.cuda.is_available():
         selection.refuse("tune", f"asked for {asked}, found no GPU; {advice}")
-    index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+    index = local_rank % torch.cuda.device_count()
     torch.cuda.set_device(index)
     found, name = current(index), torch.cuda.get_device_name(index)
     if found.key != asked:
@@ -58,6 +64,8 @@ def tune(arguments: argparse.Namespace) -> int:
     selection.check_count("tune", "--workers", arguments.workers)
     if arguments.out.exists():
         selection.check_folder("tune", arguments.out)
+    selection.check_writable("tune", arguments.out)
+    rank, world, local_rank, local_world = selection.ranks("tune")
     need_triton("tune")
     from helion_sinkhorn.tuning import deadline, offline_run, plan, search
     from helion_sinkhorn.tuning import tune as tuner
@@ -69,16 +77,15 @@ def tune(arguments: argparse.Namespace) -> int:
     if not groups:
         selection.refuse("tune", f"none of these {len(workloads)} workloads uses {arguments.kernel}")
     if not arguments.offline:
-        reported = here(arguments.device)
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        reported = here(arguments.device, local_rank)
     # said, or Helion gives this process a folder of its own, where it finds nothing of what others compiled
     cache = os.environ.get("TRITON_CACHE_DIR") or str(Path.home() / ".triton" / "cache")
     os.environ["TRITON_CACHE_DIR"] = cache
     options = Options(
         device=arguments.device, out=arguments.out, kernel=arguments.kernel, effort=arguments.effort,
         end=time.monotonic() + arguments.budget - deadline.age() - deadline.TO_END,
-        force=arguments.force, commit=arguments.commit,
-        workers=arguments.workers or max(1, len(os.sched_getaffinity(0)) // ranks - 1),
+        force=arguments.force, commit=arguments.commit, rank=rank, world=world,
+        workers=arguments.workers or max(1, len(os.sched_getaffinity(0)) // local_world - 1),
         cache=Path(cache),
     )  # fmt: skip
     mark = f"rank {options.rank}: " if options.world > 1 else ""

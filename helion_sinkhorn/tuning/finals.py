@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -72,8 +73,12 @@ def error(call: Any, choice: Choice, device: str) -> float:
 
 
 def on_gpu(group: Group, choice: Choice) -> float:
-    """`error` on the current GPU."""
-    return error(group.call, choice, "cuda")
+    """`error` on the current GPU; infinite where the judge's own launches do not run."""
+    try:
+        return error(group.call, choice, "cuda")
+    except Exception as failure:  # whatever Helion, Triton or a driver raised
+        log.warning("%s: %s cannot be judged: %s", group.name, choice, failure)
+        return math.inf
 
 
 @dataclass

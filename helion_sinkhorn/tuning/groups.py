@@ -44,7 +44,12 @@ def entry_key(group: Group, batch: int) -> dict[str, Any]:
 
 def entries_on_disk(folder: Path, device: str, kernel: str) -> dict[tuple[Any, ...], dict[str, Any]]:
     """Entries of a file by identity, each with its run's fingerprint."""
-    data = writer.load(folder / device / f"{kernel}.json") or {"runs": {}, "entries": []}
+    path, data = folder / device / f"{kernel}.json", None
+    if path.exists():
+        # a file that cannot be read is moved aside
+        with writer.locked(path):
+            data = writer.load(path)
+    data = data or {"runs": {}, "entries": []}
     return {
         writer.identity(e): {**e, "fingerprint": data["runs"].get(e["run"], {}).get("fingerprint")}
         for e in data["entries"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from dataclasses import dataclass, field
@@ -29,8 +28,8 @@ class Options:
     """When work must stop, on time.monotonic's clock."""
     force: bool = False
     commit: str = ""
-    rank: int = int(os.environ.get("RANK", "0"))
-    world: int = int(os.environ.get("WORLD_SIZE", "1"))
+    rank: int = 0
+    world: int = 1
     workers: int = 1
     cache: Path | None = None
     utc: str = field(default_factory=now)

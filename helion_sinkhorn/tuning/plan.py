@@ -16,6 +16,8 @@ from helion_sinkhorn.tuning.options import Options
 
 SECONDS_COMPILE, SECONDS_GENERATE, SECONDS_TIME = 3.0, 0.6, 0.05
 """Seconds of one candidate on an H200 and its host, for the estimate."""
+USUAL_WORKERS = 8
+"""Compiling processes for which ranks share keys out: each has its own number, and all must share alike."""
 
 
 def seconds(group: Group, device: Device, workers: int) -> float:
@@ -58,7 +60,7 @@ def unfinished(groups: Iterable[Group], folder: Path, device: str, evidence: str
 def groups_of_rank(groups: Sequence[Group], options: Options, evidence: str = "measured") -> list[Group]:
     """This rank's share of the plan, without the keys that have fresh entries unless forced."""
     device = DEVICES[options.device]
-    costs = [seconds(group, device, options.workers) for group in groups]
+    costs = [seconds(group, device, USUAL_WORKERS) for group in groups]
     # shared out before looking at what is done: other ranks are writing while this one looks
     share_of_it = share_out(groups, costs, options.rank, options.world)
     return share_of_it if options.force else unfinished(share_of_it, options.out, options.device, evidence)

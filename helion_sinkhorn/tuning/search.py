@@ -79,7 +79,11 @@ def search(
         for number, result in enumerate(results):
             group = result.group
             end = time.monotonic() + min(SECONDS, SHARE * options.left / (len(results) - number))
-            prepare = clock(group, result.batch)
+            try:
+                prepare = clock(group, result.batch)
+            except RuntimeError as failure:
+                say(f"  {group.name} B={result.batch}: not searched ({failure})")
+                continue
 
             def timed(choices: Sequence[Choice], group=group, prepare=prepare, end=end) -> Points:
                 compiled = compilation(device, [group], options.workers, options.cache, choices)

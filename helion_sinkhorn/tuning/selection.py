@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -65,6 +66,28 @@ def check_folder(command: str, folder: Path) -> None:
     """End the command unless --out names a folder of tuning files."""
     if not folder.is_dir():
         refuse(command, f"--out is {folder}, which is no folder; name one laid out like tuning_cache/")
+
+
+def check_writable(command: str, folder: Path) -> None:
+    """End the command unless files may be made in the folder, or the folder where it will be."""
+    place = next(path for path in (folder, *folder.resolve().parents) if path.exists())
+    if not os.access(place, os.W_OK | os.X_OK):
+        refuse(
+            command,
+            f"{place} may not be written by this user; name a folder of your own with --out, and "
+            "HELION_SINKHORN_TUNING_DIR for the calls that are to use it",
+        )
+
+
+def ranks(command: str) -> tuple[int, int, int, int]:
+    """RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE as torchrun sets them: 0 of 1 where it did not."""
+    usual = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    texts = {name: os.environ.get(name, default) for name, default in usual.items()}
+    rank, world, local_rank, local_world = (int(t) if t.isdecimal() else -1 for t in texts.values())
+    if not (0 <= rank < world and local_rank >= 0 and local_world >= 1):
+        said = ", ".join(f"{name}={text}" for name, text in texts.items())
+        refuse(command, f"{said} name no rank; unset them, or start the command with torchrun")
+    return rank, world, local_rank, local_world
 
 
 def refuse(command: str, why: str) -> NoReturn:

@@ -27,7 +27,7 @@ from helion_sinkhorn.tuning.finals import (
     on_gpu,
     tune_key,
 )
-from helion_sinkhorn.tuning.groups import Group, choice_of, entry_before, spelled
+from helion_sinkhorn.tuning.groups import Group, choice_of, entry_before, same, spelled
 from helion_sinkhorn.tuning.options import Options
 from helion_sinkhorn.tuning.plan import groups_of_rank
 from helion_sinkhorn.tuning.provenance import device_block, provenance
@@ -73,7 +73,8 @@ def tune(
             )
             for batch in group.batches:
                 before = entry_before(group, batch, options)
-                old = choice_of(group, before) if before else None
+                # of the candidates: a stored choice that is refused makes way for the default and its time
+                old = next((c for c in choices if before and same(c, choice_of(group, before))), None)
                 try:
                     result = tune_key(
                         group, batch, choices, old, clock, judge, ROUNDS[options.effort],

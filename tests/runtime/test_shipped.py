@@ -57,6 +57,19 @@ def test_versions_that_decide(archive, monkeypatch, place, version, is_found):
     assert (shipped.program("host", DECIDED, CPU) is not None) is is_found
 
 
+def emptied(path):
+    with zipfile.ZipFile(path, "w"):
+        pass
+
+
+@pytest.mark.parametrize("then", [os.remove, lambda path: path.write_bytes(b"PK"), emptied])
+def test_an_archive_that_changes_beneath_a_process_is_no_error(archive, then):
+    """An upgrade of the package: the stored config of the call was taken for what had failed."""
+    assert shipped.program("host", DECIDED, CPU)() == 41
+    then(archive)
+    assert shipped.program("host", DECIDED, CPU) is None
+
+
 def test_programs_of_another_source_are_not_used(archive, monkeypatch):
     monkeypatch.setattr(program_cache, "sources", lambda: "another digest")
     assert shipped.program("host", DECIDED, CPU) is None

@@ -85,7 +85,7 @@ def run(monkeypatch, tmp_path, capsys):
         fakes = {"clock": clock, "judge": judge, "compilation": Compiled}
         monkeypatch.setattr(tune, "tune", functools.partial(tune.tune, **fakes))
         monkeypatch.setattr(search, "search", functools.partial(search.search, **fakes, space=space))
-        monkeypatch.setattr("helion_sinkhorn.tuning.commands.here", lambda device: "NVIDIA H200")
+        monkeypatch.setattr("helion_sinkhorn.tuning.commands.here", lambda *asked: "NVIDIA H200")
         given = "tune --device h200 --kernel sinkhorn_forward --only deepseek_4x4_fp32_b128 --commit 0"
         assert main([*given.split(), *words.split(), "--out", str(tmp_path)]) == 0
         (stored,) = json.loads((tmp_path / "h200" / "sinkhorn_forward.json").read_text())["entries"]
@@ -139,11 +139,12 @@ def test_a_search_ends_with_its_seconds():
 
 def test_configs_compiled_in_time_are_timed_though_others_are_not(monkeypatch, tmp_path):
     """A search whose compilers did not end with the last of its configs had timed none of them."""
-    release = threading.Event()
+    release, reported = threading.Event(), threading.Event()
 
     def slow(device, jobs, *, report, **options):
         first, *_ = jobs
         report(Binary(device, first))
+        reported.set()
         release.wait(30)
 
     monkeypatch.setattr(compilation, "compile_for", slow)
@@ -151,6 +152,7 @@ def test_configs_compiled_in_time_are_timed_though_others_are_not(monkeypatch, t
     choices = candidates(KERNEL, CALL, device)[:3]
     compiled = compilation.Compilation(device, [group], 1, tmp_path, choices)
     try:
+        assert reported.wait(30)
         binaries = compiled.as_ready(group, time.monotonic() + 0.5)
         timed = list(search.times_of(binaries, clock(group, 128), contextlib.nullcontext()))
     finally:

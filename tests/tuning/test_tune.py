@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import logging
+import math
 import multiprocessing
 import os
 import re
@@ -19,7 +20,7 @@ import pytest
 import torch
 
 from helion_sinkhorn.__main__ import main
-from helion_sinkhorn.configs import store, writer
+from helion_sinkhorn.configs import settings, store, writer
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine import compiler as machine_compiler
 from helion_sinkhorn.machine.binary import Binary, Job
@@ -336,14 +337,56 @@ def test_a_gpu_is_held_while_something_is_timed_and_not_while_code_is_made():
 @pytest.mark.parametrize("rank", [0, 3])
 def test_more_ranks_than_gpus_share_them(rank, monkeypatch):
     taken = []
-    monkeypatch.setenv("LOCAL_RANK", str(rank))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
     monkeypatch.setattr("helion_sinkhorn.tuning.commands.current", lambda index: DEVICES["h200"])
-    assert here("h200") == "NVIDIA H200"
+    assert here("h200", rank) == "NVIDIA H200"
     assert taken == [rank % 2]
+
+
+def test_the_times_of_one_gpu_are_not_stored_under_another_s_name(monkeypatch, capsys):
+    monkeypatch.setattr(settings, "DEVICE", "h200")
+    with pytest.raises(SystemExit) as refusal:
+        here("h200", 0)
+    assert refusal.value.code == 2
+    assert "HELION_SINKHORN_DEVICE is h200" in capsys.readouterr().err
+
+
+def test_ranks_with_more_or_fewer_compilers_share_keys_out_alike(tmp_path):
+    """Of 163 groups 22 were nobody's and 21 were both's where one host had eight cores and the other two."""
+    groups = groups_of(tagged("tune", object))
+    shares = [
+        plan.groups_of_rank(groups, Options("h200", tmp_path, rank=rank, world=2, workers=workers))
+        for rank, workers in ((0, 1), (1, 7))
+    ]
+    assert sorted(g.name for share in shares for g in share) == sorted(g.name for g in groups)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"RANK": "3"}, {"RANK": ""}, {"RANK": "0", "WORLD_SIZE": "0"}, {"LOCAL_WORLD_SIZE": "0"},
+     {"LOCAL_RANK": "x"}],
+    ids=str,
+)  # fmt: skip
+def test_variables_that_name_no_rank_are_refused(said, tmp_path, monkeypatch, capsys):
+    """RANK=3 alone said that no key is left, on an empty folder."""
+    for name, text in said.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(SystemExit) as refusal:
+        main(["tune", "--device", "h200", "--out", str(tmp_path)])
+    assert refusal.value.code == 2
+    assert "name no rank; unset them, or start the command with torchrun" in capsys.readouterr().err
+
+
+def test_a_folder_that_may_not_be_written_is_refused_before_anything_is_timed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(SystemExit) as refusal:
+        main(["tune", "--device", "h200", "--out", str(tmp_path / "not" / "yet")])
+    assert refusal.value.code == 2
+    assert f"{tmp_path} may not be written by this user" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("folder", [None, "", "elsewhere"])
@@ -355,7 +398,7 @@ def test_the_tuner_looks_where_its_compilers_leave_binaries(folder, tmp_path, mo
         return []
 
     monkeypatch.setattr(tuner, "tune", tune)
-    monkeypatch.setattr("helion_sinkhorn.tuning.commands.here", lambda device: "NVIDIA H200")
+    monkeypatch.setattr("helion_sinkhorn.tuning.commands.here", lambda *asked: "NVIDIA H200")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", folder or "")
     if folder is None:
@@ -457,18 +500,18 @@ def test_the_budget_bounds_the_whole_command(waiting, tmp_path, monkeypatch, cap
     monkeypatch.setattr(writer, "merge", lambda *a: merge(*maybe_wait("write", a)))
     fakes = {"clock": clock, "judge": lambda group, choice: maybe_wait("judge", 0.5)}
     monkeypatch.setattr(tuner, "tune", functools.partial(tuner.tune, **fakes, compilation=Compilation))
-    monkeypatch.setattr("helion_sinkhorn.tuning.commands.here", lambda device: "NVIDIA H200")
+    monkeypatch.setattr("helion_sinkhorn.tuning.commands.here", lambda *asked: "NVIDIA H200")
     monkeypatch.setattr(deadline, "age", lambda: 0.0)
-    monkeypatch.setattr(deadline, "TO_END", 0.5)
-    words = "tune --device h200 --kernel sinkhorn_forward --only deepseek_4x4_fp32_b1 --budget 2 --commit 0"
+    monkeypatch.setattr(deadline, "TO_END", 1.0)
+    words = "tune --device h200 --kernel sinkhorn_forward --only deepseek_4x4_fp32_b1 --budget 4 --commit 0"
     begin = time.monotonic()
     assert main([*words.split(), "--out", str(tmp_path)]) == 0
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 4
     left = 4 if waiting == "compile" else 3
     kept = [128, 1024, 131072, 1048576][: 4 - left]
     assert [e.batch for e in entries(tmp_path)] == kept
     assert (
-        f"the budget of 2 s is spent; the same command does the {left} keys left" in capsys.readouterr().out
+        f"the budget of 4 s is spent; the same command does the {left} keys left" in capsys.readouterr().out
     )
 
 
@@ -477,7 +520,8 @@ def test_the_age_of_a_process_is_that_since_its_start():
         at_once = pool.submit(deadline.age).result()
         time.sleep(0.6)
         later = pool.submit(deadline.age).result()
-    assert at_once < 0.6 <= later < deadline.age()
+    assert later - at_once > 0.5
+    assert later < deadline.age()
 
 
 def test_a_run_that_ends_ends_its_compilers(tmp_path, monkeypatch):
@@ -489,7 +533,9 @@ def test_a_run_that_ends_ends_its_compilers(tmp_path, monkeypatch):
     (group,) = groups_of([WORKLOAD], "sinkhorn_forward")
     before = set(threading.enumerate())
     compiled = compilation.Compilation(DEVICES["h200"], [group], 2, tmp_path)
+    end = time.monotonic() + 30
     while len(compiled.compilers) < 2 or any(c.child is None for c in compiled.compilers):
+        assert time.monotonic() < end
         time.sleep(0.01)
     children = [c.child.pid for c in compiled.compilers]
     compiled.stop()
@@ -499,6 +545,64 @@ def test_a_run_that_ends_ends_its_compilers(tmp_path, monkeypatch):
         time.sleep(0.01)
     assert set(threading.enumerate()) <= before
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def test_a_worker_that_fails_ends_the_others(tmp_path, monkeypatch):
+    """The pool waited until they had gone through all jobs: an interrupted `check` compiled everything."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho ready\nsleep 60\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(machine_compiler.sys, "executable", str(compiler))
+    begun = []
+
+    def interrupted(worker):
+        begun.append(worker)
+        if len(begun) == 2:
+            end = time.monotonic() + 30
+            while begun[0].child is None and time.monotonic() < end:
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
+    (group,) = groups_of([WORKLOAD], "sinkhorn_forward")
+    choices = candidates(KERNELS[group.kernel], group.call, DEVICES["h200"])
+    jobs = [Job(group.call, choice, 128) for choice in choices]
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        machine_compiler.compile_for("h200", jobs, workers=2, begun=interrupted)
+    assert time.monotonic() - start < 30
+
+
+def test_a_config_that_its_judge_cannot_run_is_refused(monkeypatch, caplog):
+    def error(call, choice, device):
+        raise ValueError("out of resources")
+
+    (group,) = groups_of([WORKLOAD], "sinkhorn_forward")
+    choice = candidates(KERNELS[group.kernel], group.call, DEVICES["h200"])[0]
+    monkeypatch.setattr(finals, "error", error)
+    assert finals.on_gpu(group, choice) == math.inf
+    assert "cannot be judged: out of resources" in caplog.text
+
+
+def test_what_served_before_and_does_not_run_here_is_not_timed_as_the_default(tmp_path):
+    """A stored choice that is refused makes way for the default, whose time was stored as its own."""
+    first = candidates(KERNELS["sinkhorn_forward"], CALL, DEVICES["h200"])[3]
+    list(run(tmp_path, lambda c, b: 50.0 if same(c, first) else 100.0)[0])
+    path = tmp_path / "h200" / "sinkhorn_forward.json"
+    data = json.loads(path.read_text())
+    data["entries"][0]["key"]["triton"] = "2.1"
+    path.write_text(writer.text(data))
+
+    def us(choice, batch):
+        if same(choice, first):
+            raise ValueError("out of resources")
+        return 100.0
+
+    results, clock = run(tmp_path, us)
+    (result,) = results
+    assert any(same(choice, first) for _, _, choice in clock.asked)
+    assert not any(choice.stored for _, _, choice in clock.asked)
+    assert result.old_us is None
+    assert is_default(result.winner)
 
 
 # The table at the end
