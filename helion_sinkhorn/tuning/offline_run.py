@@ -84,7 +84,8 @@ def tune_offline(
             path = None
             if new:
                 run = provenance(group.kernel, "compiled", options)
-                path = writer.merge(options.out, group.kernel, device_block(device, "not present"), run, new)
+                name = reported_name(options.out / options.device / f"{group.kernel}.json")
+                path = writer.merge(options.out, group.kernel, device_block(device, name), run, new)
             moved = sum(e["score"] != e["default_score"] for e in new)
             say(
                 f"[{time.perf_counter() - begin:.0f} s] {number}/{len(left)} {group.name}: "
@@ -94,6 +95,14 @@ def tune_offline(
             yield from (replace(result, path=path) for result in found)
     finally:
         compiled.stop()
+
+
+def reported_name(path: Path) -> str:
+    """The name under which the driver reported the device of a file that has measured entries."""
+    with writer.locked(path):
+        data = writer.load(path)
+    is_measured = data is not None and any(e["evidence"] == "measured" for e in data["entries"])
+    return data["device"]["name"] if is_measured else "not present"
 
 
 def ranked(group: Group, batch: int, binaries: Sequence[Binary], options: Options) -> Ranked:

@@ -54,14 +54,20 @@ def versions() -> dict[str, str]:
     }
 
 
+def git(*words: str) -> str:
+    """What git prints of this package's repository; nothing for an installed package, be it in another's."""
+    is_own = output_of("git", "ls-files", Path(__file__).name)
+    return output_of("git", *words) if is_own else ""
+
+
 def provenance(kernel: str, evidence: str, options: Options) -> dict[str, Any]:
     """One row of the table of runs."""
     return {
         **versions(),
         "fingerprint": fingerprint(kernel),
         "evidence": evidence,
-        "commit": options.commit or output_of("git", "rev-parse", "HEAD"),
-        "dirty": bool(output_of("git", "status", "--porcelain", "--untracked-files=no")),
+        "commit": options.commit or git("rev-parse", "HEAD"),
+        "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
         "utc": options.utc,
         "effort": options.effort,
         "seed": 0,

@@ -194,6 +194,8 @@ def test_what_another_triton_measured_stays_unless_it_spills_here(tmp_path, evid
         assert row[-1] == "h200/sinkhorn_forward.json"
         # a config that spills predicts nothing
         assert (row[2] == "inf") == bool(spilling)
+    name = json.loads((tmp_path / "h200" / "sinkhorn_forward.json").read_text())["device"]["name"]
+    assert name == ("test" if evidence == "measured" else "not present")
 
 
 @pytest.mark.usefixtures("fresh_caches")

@@ -10,6 +10,7 @@ import math
 import multiprocessing
 import os
 import re
+import subprocess
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -31,7 +32,7 @@ from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime import device_math, serving
 from helion_sinkhorn.runtime.kernel import Choice, candidates
-from helion_sinkhorn.tuning import compilation, deadline, finals, offline_run, plan
+from helion_sinkhorn.tuning import compilation, deadline, finals, offline_run, plan, provenance
 from helion_sinkhorn.tuning import tune as tuner
 from helion_sinkhorn.tuning.commands import here
 from helion_sinkhorn.tuning.fingerprint import fingerprint
@@ -603,6 +604,21 @@ def test_what_served_before_and_does_not_run_here_is_not_timed_as_the_default(tm
     assert not any(choice.stored for _, _, choice in clock.asked)
     assert result.old_us is None
     assert is_default(result.winner)
+
+
+def test_an_installed_package_has_no_commit_of_the_repository_around_it(tmp_path, monkeypatch):
+    mine = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    for words in (
+        ["init"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--allow-empty", "-m", "a"],
+    ):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True, env=mine, capture_output=True)
+    site = tmp_path / "site-packages" / "provenance.py"
+    site.parent.mkdir()
+    site.touch()
+    monkeypatch.setattr(provenance, "__file__", str(site))
+    assert provenance.output_of("git", "rev-parse", "HEAD")
+    assert provenance.provenance("sinkhorn_forward", "measured", Options("h200", tmp_path))["commit"] == ""
 
 
 # The table at the end
