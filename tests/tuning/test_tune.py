@@ -356,7 +356,7 @@ def test_the_times_of_one_gpu_are_not_stored_under_another_s_name(monkeypatch, c
 
 
 def test_ranks_with_more_or_fewer_compilers_share_keys_out_alike(tmp_path):
-    """Of 163 groups 22 were nobody's and 21 were both's where one host had eight cores and the other two."""
+    """Where one host had eight cores and the other two, 22 of 163 groups were nobody's and 21 both's."""
     groups = groups_of(tagged("tune", object))
     shares = [
         plan.groups_of_rank(groups, Options("h200", tmp_path, rank=rank, world=2, workers=workers))
