@@ -9,31 +9,8 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.loads import of_fixed_size
-from helion_sinkhorn.runtime.device_math import joined, reciprocal
-
-
-def matrices_at(x, shape, rows, tile, n):
-    """Matrices (tile, n, n) at these rows, each entry in the thread that `sinkhorn.loads.read` would give
-    it; `shape` is that of the view behind its rows."""
-    # hl.load: in a helper Helion takes an index for an operation on the host
-    if len(shape) == 2:
-        return of_fixed_size(hl.load(x, [rows, slice(None), slice(None)]), n, n)
-    groups, parts, *lanes, w = shape
-    width = [k for k in lanes if k > 1]
-    rest = [slice(None)] * 3
-    pieces = [
-        hl.load(x, [rows, i, k, *rest]).reshape(tile.block_size, *width, w)
-        for i in range(groups)
-        for k in range(parts)
-    ]
-    last = 1 + len(width)
-    bits, low = len(pieces).bit_length() - 1, parts.bit_length() - 1
-    of_rows = [last + 1 + b for b in range(bits - low)]
-    of_parts = [last + 1 + b for b in range(bits - low, bits)]
-    row_lanes, column_lanes = ([1] if lanes[0] > 1 else []), ([last - 1] if lanes[1] > 1 else [])
-    block = joined(pieces).permute(0, *of_rows, *row_lanes, *of_parts, *column_lanes, last)
-    return block.reshape(tile.block_size, n, n)
+from helion_sinkhorn.ops.sinkhorn.loads import read
+from helion_sinkhorn.runtime.device_math import reciprocal
 
 
 def with_splits(sums, first, together, splits, tokens, squares, gates, logits, shape, tile, n):
@@ -45,7 +22,7 @@ def with_splits(sums, first, together, splits, tokens, squares, gates, logits, s
             hl.load(squares, [rows]),
             hl.load(gates, [rows, 0, slice(None)]),
             hl.load(gates, [rows, 1, slice(None)]),
-            matrices_at(logits, shape, rows, tile, n),
+            read(logits, shape, tile, n, n, rows=rows),
         )
         sums = tuple(a + b for a, b in zip(sums, terms, strict=True)) if sums else terms
     return sums

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.in_order import total_in_order
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     contract,
     product,
@@ -50,10 +49,8 @@ def u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, sums):
     return reciprocals(rho * contract(a, both, lead_axis, sums), lead, how, paired, sums["rounded"])
 
 
-def line_sums(a, da, axis, sums, lanes=()):
-    """The sums of D = A * dA along lines, one for each index of `axis`; lanes: see `in_order`."""
-    if lanes:
-        return total_in_order(a * da, 3 - axis, sums, lanes)
+def line_sums(a, da, axis, sums):
+    """The sums of D = A * dA along lines, one for each index of `axis`."""
     return total(products(a, da, 3 - axis, sums), 3 - axis, sums)
 
 
@@ -67,17 +64,17 @@ def scaled(w, s, axis):
     return spread(w * s, axis) if w.dim() == 2 else w * spread(s, axis)
 
 
-def project_trail(a, da, u, v, lead_axis, sums, lanes=()):
+def project_trail(a, da, u, v, lead_axis, sums):
     """dA before the trail half-step that made v, from dA behind it; u and v may be spread over the block."""
     trail_axis = 3 - lead_axis
-    s = line_sums(a, da, trail_axis, sums, lanes)
+    s = line_sums(a, da, trail_axis, sums)
     return da - over_block(u, lead_axis) * scaled(v, s, trail_axis)
 
 
-def project(a, da, u, v, v_before, rho, lead_axis, sums, lanes=()):
+def project(a, da, u, v, v_before, rho, lead_axis, sums):
     """dA before an iteration (v_before) -> (u, v), from dA behind it; any may be spread over the block."""
-    da = project_trail(a, da, u, v, lead_axis, sums, lanes)
-    s = rho * line_sums(a, da, lead_axis, sums, lanes)
+    da = project_trail(a, da, u, v, lead_axis, sums)
+    s = rho * line_sums(a, da, lead_axis, sums)
     return da - scaled(u, s, lead_axis) * over_block(v_before, 3 - lead_axis)
 
 

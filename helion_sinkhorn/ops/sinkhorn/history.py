@@ -6,7 +6,7 @@ import helion.language as hl
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.adjoint import over_block, project, project_trail, softmax_gradient
-from helion_sinkhorn.ops.sinkhorn.in_order import contract_in_order, one_of_data
+from helion_sinkhorn.ops.sinkhorn.in_order import one_of_data
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     contract,
     lead_size,
@@ -95,11 +95,6 @@ def kept_lines(kept, shape, place, t, axis, lanes_first, block):
     return over_lines(kept_line(kept, shape, place, t, block[1], lanes_first), shape, axis, *block)
 
 
-def matvec(a, w, axis, sums, lanes):
-    """`iteration.contract`, in order where `lanes` says how threads hold a line."""
-    return contract_in_order(a, w, axis, sums, lanes) if lanes else contract(a, w, axis, sums)
-
-
 def sinkhorn_backward_history(
     x: torch.Tensor,
     dy: torch.Tensor,
@@ -150,7 +145,7 @@ def sinkhorn_backward_history(
     logits = x.movedim((-2, -3), (0, 1)) if lanes_first else x
     upstream = dy.movedim((-2, -3), (0, 1)) if lanes_first else dy
     sums = sums_of(n, m, how, rounded)
-    lanes = x_shape[2:] if ordered else ()
+    by_step = summation(n, m, how, lanes=x_shape[2:]) if ordered else sums
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
     rho = lead / trail
@@ -168,9 +163,9 @@ def sinkhorn_backward_history(
         v = reciprocals(q, trail, how, False)
         if steps > 0:
             for t in range(head):
-                p = rho * (matvec(a, v, lead_axis, sums, lanes) + eps * p)
+                p = rho * (contract(a, v, lead_axis, by_step) + eps * p)
                 u = reciprocals(p, lead, how, False)
-                q = matvec(a, u, trail_axis, sums, lanes) + (eps / rho) * q
+                q = contract(a, u, trail_axis, by_step) + (eps / rho) * q
                 v = reciprocals(q, trail, how, False)
                 keep(us, place, t, u, u_shape)
                 keep(vs, place, t, v, v_shape)
@@ -185,9 +180,9 @@ def sinkhorn_backward_history(
                 )
                 v = one_of_data(log_q) if ordered else torch.ones_like(v)
                 for i in range(segment):
-                    p = rho * matvec(a, v, lead_axis, sums, lanes)
+                    p = rho * contract(a, v, lead_axis, by_step)
                     u = reciprocals(p, lead, how, False)
-                    q = matvec(a, u, trail_axis, sums, lanes)
+                    q = contract(a, u, trail_axis, by_step)
                     v = reciprocals(q, trail, how, False)
                     keep(us, place, head + k * segment + i, u, u_shape)
                     keep(vs, place, head + k * segment + i, v, v_shape)
@@ -216,11 +211,11 @@ def sinkhorn_backward_history(
                     v_line = over_lines(v_t, of_v, trail_axis, *block)
                     v_t = kept_line(vs_read, of_v, place, t - 1, tile.block_size, lanes_first)
                     v_before = over_lines(v_t, of_v, trail_axis, *block)
-                    da = project(a, da, u_line, v_line, v_before, rho, lead_axis, sums, lanes)
+                    da = project(a, da, u_line, v_line, v_before, rho, lead_axis, by_step)
                 begin = steps - (k_back + 1) * segment
                 u_line = kept_lines(us_read, of_u, place, begin, lead_axis, lanes_first, block)
                 v_line = over_lines(v_t, of_v, trail_axis, *block)
-                da = project(a, da, u_line, v_line, torch.ones_like(v), rho, lead_axis, sums, lanes)
+                da = project(a, da, u_line, v_line, torch.ones_like(v), rho, lead_axis, by_step)
                 # D passes a restart unchanged, and A is diag(u) A diag(v) of the segment before
                 u_line = kept_lines(us_read, of_u, place, begin - 1, lead_axis, lanes_first, block)
                 v_t = kept_line(vs_read, of_v, place, begin - 1, tile.block_size, lanes_first)
@@ -235,10 +230,10 @@ def sinkhorn_backward_history(
                 v_line = over_lines(v_t, of_v, trail_axis, *block)
                 v_t = kept_line(vs_read, of_v, place, t - 1, tile.block_size, lanes_first)
                 v_before = over_lines(v_t, of_v, trail_axis, *block)
-                da = project(a, da, u_line, v_line, v_before, rho, lead_axis, sums, lanes)
+                da = project(a, da, u_line, v_line, v_before, rho, lead_axis, by_step)
             u_line = kept_lines(us_read, of_u, place, 0, lead_axis, lanes_first, block)
             v_line = over_lines(v_t, of_v, trail_axis, *block)
-            da = project(a, da, u_line, v_line, v_0, rho, lead_axis, sums, lanes)
+            da = project(a, da, u_line, v_line, v_0, rho, lead_axis, by_step)
         if deepseek:
             x32 = read(logits, x_shape, tile, n, m, lanes_first)
             dz = softmax_gradient(x32, da, v_0, n, m, eps, lead_axis, how, summation(n, m, how))

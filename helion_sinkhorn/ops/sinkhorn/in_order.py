@@ -1,12 +1,11 @@
-"""Iterations whose matvecs add the products that a thread holds one after the other.
+"""Sums of the entries that a thread holds of a line, one after the other, and loads whose columns suit them.
 
 `iteration.total` may leave the order of a sum to Triton: one product after the other up to 3.7, a tree from
 3.8 on.  In order every product but the first fuses with the sum before it, in a tree every second one.
 An 8 x 8 matrix in one thread then takes 3718 instructions forward instead of 4495, and a 4 x 4 matrix 1182
 instead of 1320 (sm_90, Triton 3.9, T = 20).  To the compilers such a sum is many small operations: a gradient
-has some 80 sums in a row and would take 16 s to compile instead of 6.  So only the forward has this form; a
-gradient of matrices that each lie in one thread takes the running sums of `iteration.total`, which need the
-columns numbered as `read_in_parts` numbers them.
+of a matrix in one thread has some 80 sums in a row and would take 16 s to compile instead of 6.  It takes
+running sums instead, which need the columns numbered as `read_in_parts` numbers them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.iteration import iterate, reciprocals, spread, total
 from helion_sinkhorn.ops.sinkhorn.loads import read
 from helion_sinkhorn.runtime.device_math import joined
 
@@ -76,33 +74,14 @@ def held_last(x, axis, lanes):
     return held.reshape(tile, n, column_lanes, m // column_lanes)
 
 
-def total_in_order(x, axis, sums, lanes):
-    """`iteration.total`: a thread adds its entries in order, and Triton the sums of a line's threads."""
+def sum_of_thread(x, axis, lanes):
+    """Each thread's sums along `axis` of x (tile, n, m), in its place the threads of a line, or nothing if it
+    is one; lanes: see `held_last`.
+    """
     first, *others = addends(held_last(x, axis, lanes))
     for entry in others:
         first = first + entry
-    return first if lanes[axis - 1] == 1 else total(first, axis, sums)
-
-
-def contract_in_order(a, w, axis, sums, lanes):
-    """`iteration.contract` with `total_in_order`."""
-    return total_in_order(a * spread(w, 3 - axis), 3 - axis, sums, lanes)
-
-
-def iterate_in_order(a, p, q, lead, trail, eps, lead_axis, how, paired, sums, lanes):
-    """(p, q) one iteration later."""
-    rho = lead / trail
-    v = reciprocals(q, trail, how, paired)
-    p = rho * (contract_in_order(a, v, lead_axis, sums, lanes) + eps * p)
-    u = reciprocals(p, lead, how, paired)
-    return p, contract_in_order(a, u, 3 - lead_axis, sums, lanes) + (eps / rho) * q
-
-
-def step(a, p, q, lead, trail, eps, lead_axis, how, paired, sums, lanes):
-    """`iterate_in_order` where `lanes` says how threads hold a line, `iteration.iterate` where it is ()."""
-    if lanes:
-        return iterate_in_order(a, p, q, lead, trail, eps, lead_axis, how, paired, sums, lanes)
-    return iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, sums)
+    return first
 
 
 def one_of_data(w):

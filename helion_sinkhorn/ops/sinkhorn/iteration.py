@@ -22,6 +22,7 @@ from typing import TypedDict
 import helion.language as hl
 import torch
 
+from helion_sinkhorn.ops.sinkhorn.in_order import sum_of_thread
 from helion_sinkhorn.runtime.device_math import LOG2E, is_padded, moved, reciprocal, summed_in_order
 from helion_sinkhorn.runtime.space import power_of_two
 
@@ -34,7 +35,10 @@ class Sums(TypedDict):
 
     order: str
     """ "helion" leaves out padding, and is all that a machine without Triton has.  "triton" takes the order
-    of the running version: from 3.8 on a tree.  "in order": one entry after another."""
+    of the running version: from 3.8 on a tree.  "in order": one entry after another, by running sums."""
+    lanes: tuple[int, ...]
+    """(R, C, w) of a view for `loads.read` if a thread's entries of a line are first added in order
+    (`in_order.sum_of_thread`), or ()."""
     rounded: str | None
     """How `product` rounds products that end in a sum; None lets them fuse with it."""
     first: str | None
@@ -84,8 +88,8 @@ def spread(w, axis):
     return w.unsqueeze(3 - axis)
 
 
-def summation(n, m, how, ordered=False):
-    """The sums of matrices n x m; ordered: in order where no axis is padded.
+def summation(n, m, how, ordered=False, lanes=()):
+    """The sums of matrices n x m; ordered: in order where no axis is padded; lanes: see `Sums`.
 
     Triton's trees fuse every second product of a matvec, sums in order all but the first.  Where Helion sums,
     products are rounded: of two that are added the compiler fuses one, and in a padded matrix not the same
@@ -93,8 +97,8 @@ def summation(n, m, how, ordered=False):
     another than 17 (sm_90, Triton 3.6).
     """
     if how == "full" or is_padded(n) or is_padded(m):
-        return Sums(order="helion", rounded=how, first=None)
-    return Sums(order="in order" if ordered else "triton", rounded=None, first=None)
+        return Sums(order="helion", lanes=lanes, rounded=how, first=None)
+    return Sums(order="in order" if ordered else "triton", lanes=lanes, rounded=None, first=None)
 
 
 def fixed_summation(n, m, how, whole, pivoted):
@@ -111,8 +115,8 @@ def fixed_summation(n, m, how, whole, pivoted):
         # in order, a gradient of 4 x 4 would take 240 registers instead of 138 on gfx950
         return sums
     if not whole:
-        return Sums(order="triton", rounded=how, first=None)
-    return Sums(order="in order", rounded=how, first="factor" if pivoted else "product")
+        return Sums(order="triton", lanes=(), rounded=how, first=None)
+    return Sums(order="in order", lanes=(), rounded=how, first="factor" if pivoted else "product")
 
 
 def total(x, axis, sums):
@@ -124,6 +128,10 @@ def total(x, axis, sums):
     In order, all entries of the axis must lie in one thread, numbered as a blocked layout of Triton numbers
     them: others move to one first.
     """
+    if sums["lanes"]:
+        x = sum_of_thread(x, axis, sums["lanes"])
+        if sums["lanes"][axis - 1] == 1:
+            return x
     if sums["order"] == "helion":
         return x.sum(axis)
     like = hl.zeros([x.size(0), x.size(3 - axis)], dtype=torch.float32)

@@ -10,7 +10,7 @@ import helion.language as hl
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.adjoint import last_iterations, pick, replay_and_take_back, softmax_gradient
-from helion_sinkhorn.ops.sinkhorn.in_order import one_of_data, read_in_parts, step, stored_in_parts
+from helion_sinkhorn.ops.sinkhorn.in_order import one_of_data, read_in_parts, stored_in_parts
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     iterate,
     lead_size,
@@ -52,7 +52,7 @@ def sinkhorn_forward(
     hl.specialize((x.stride(), out.shape[1:], out.stride()))
     logits = x.movedim((-2, -3), (0, 1)) if lanes_first else x
     sums = summation(n, m, how)
-    lanes = shape[2:] if ordered else ()
+    by_step = summation(n, m, how, lanes=shape[2:]) if ordered else sums
     trail_axis = 3 - lead_axis
     lead, trail = lead_size(n, m, lead_axis), lead_size(m, n, lead_axis)
     steps = n_iters - 1 if deepseek else n_iters
@@ -65,7 +65,7 @@ def sinkhorn_forward(
             p = one_of_data(total(a, trail_axis, sums))
         if steps > 0:
             for _step in range(steps - restarts * segment):
-                p, q = step(a, p, q, lead, trail, eps, lead_axis, how, paired, sums, lanes)
+                p, q = iterate(a, p, q, lead, trail, eps, lead_axis, how, paired, by_step)
         if restarts > 0:
             log_p, log_q = torch.log2(p), torch.log2(q)
             for _restart in range(restarts):
@@ -75,7 +75,7 @@ def sinkhorn_forward(
                 p = one_of_data(log_p) if ordered else torch.ones_like(p)
                 q = one_of_data(log_q) if ordered else torch.ones_like(q)
                 for _segment_step in range(segment):
-                    p, q = step(a, p, q, lead, trail, 0.0, lead_axis, how, paired, sums, lanes)
+                    p, q = iterate(a, p, q, lead, trail, 0.0, lead_axis, how, paired, by_step)
                 log_p = log_p + torch.log2(p)
                 log_q = log_q + torch.log2(q)
         u = spread(reciprocals(p, lead, how, paired), lead_axis)

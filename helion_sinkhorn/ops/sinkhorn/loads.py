@@ -31,7 +31,7 @@ def load_lanes(x, index, lanes_first, **how):
     return hl.load(x, [*rest[:2], *index, rest[2]], **how).permute(2, 1, 0, 3)
 
 
-def read(x, shape, tile, n, m, lanes_first=False, **how):
+def read(x, shape, tile, n, m, lanes_first=False, rows=None, **how):
     """Matrices (tile, n, m) in float32 from a view that `views.loaded` made; `shape` is its shape behind the
     batch.
 
@@ -41,15 +41,17 @@ def read(x, shape, tile, n, m, lanes_first=False, **how):
     version, and `join` leaves them where they are: a thread holds i rows and k w columns of one matrix, and
     sums cross R threads along columns and C along rows.
 
-    lanes_first: see `load_lanes`.  how: the cache policy of the loads, as hl.load takes it.
+    lanes_first: see `load_lanes`.  rows: the places of the tile's matrices in the batch, if not the tile.
+    how: the cache policy of the loads, as hl.load takes it.
     """
+    at = tile if rows is None else rows
     if len(shape) == 2:
-        return of_fixed_size(hl.load(x, [tile, slice(None), slice(None)], **how).to(torch.float32), n, m)
-    rows, parts, *lanes, w = shape
+        return of_fixed_size(hl.load(x, [at, slice(None), slice(None)], **how).to(torch.float32), n, m)
+    groups, parts, *lanes, w = shape
     width = [k for k in lanes if k > 1]
     pieces = [
-        load_lanes(x, (tile, i, k), lanes_first, **how).reshape(tile.block_size, *width, w)
-        for i in range(rows)
+        load_lanes(x, (at, i, k), lanes_first, **how).reshape(tile.block_size, *width, w)
+        for i in range(groups)
         for k in range(parts)
     ]
     last = 1 + len(width)
