@@ -25,7 +25,7 @@ def fully_shard_float32(model: torch.nn.Module, **options: Any) -> list[list[tor
         The groups: the mHC modules of one parent each, so that a layer's two sites share a collective.
 
     Raises:
-        ValueError: there is no such module.
+        ValueError: there is no such module in it.
         TypeError: mp_policy is given.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -33,12 +33,18 @@ def fully_shard_float32(model: torch.nn.Module, **options: Any) -> list[list[tor
     if "mp_policy" in options:
         raise TypeError("mp_policy is what fully_shard_float32 chooses; pass it to the layers' fully_shard")
     groups: list[list[torch.nn.Module]] = []
+    grouped: set[torch.nn.Module] = set()
     for parent in model.modules():
-        group = [m for m in parent.children() if isinstance(m, (HyperConnection, HyperHead))]
+        # one that several layers share goes with the first
+        group = [
+            m for m in parent.children()
+            if isinstance(m, (HyperConnection, HyperHead)) and m not in grouped
+        ]  # fmt: skip
         if group:
-            groups.append(list(group))
+            groups.append(group)
+            grouped.update(group)
     if not groups:
-        raise ValueError(f"{type(model).__name__} contains no HyperConnection and no HyperHead")
+        raise ValueError(f"no submodule of {type(model).__name__} is a HyperConnection or a HyperHead")
     # without param_dtype parameters keep theirs; inputs would be cast to the parameters' dtype
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     for group in groups:

@@ -29,7 +29,7 @@ class HyperConnection(Float32Parameters):
         hidden_size: C.
         hc_mult: n, streams, 1 to 16.
         sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`.
-        eps: of Sinkhorn's softmax and denominators, and added to pre; 0 or at least 1e-12.
+        eps: of Sinkhorn's softmax and denominators, and added to pre; 0, or 1e-12 to 1.
         norm_eps: added to the mean square under the root, as in `hc_mixes`.
         post_mult: factor of post, as in `hc_split_sinkhorn`.
         pre_eps: added to pre; None for eps.

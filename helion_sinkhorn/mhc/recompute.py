@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -51,6 +52,11 @@ def recompute_streams(every: int) -> Iterator[None]:
     hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
     with observing(recorder.updated), hooks:
         yield
+
+
+def innermost_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """The (pack, unpack) with which autograd saves tensors here and now."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 class _Saved:
@@ -118,8 +124,11 @@ class _Recorder:
         # hooks belong to a thread; a DTensor's storage is not where its values are
         if threading.get_ident() != self.thread or type(streams) is not torch.Tensor:
             return
-        if not streams.requires_grad:
+        # what is not saved by these hooks, as inside a checkpoint, cannot be made again by them
+        if not streams.requires_grad or innermost_hooks() != (self.pack, self.unpack):
             return
+        # graphs that were dropped without a backward
+        self.forget()
         self.updates += 1
         if self.updates % self.every:
             remade = _Remade(streams, self.pack(update.x), update)
@@ -137,8 +146,12 @@ class _Recorder:
 
     def unpack(self, saved: _Saved) -> torch.Tensor:
         # a backward inside the block, too, frees what it has used
-        self.known = {at: remade for at, remade in self.known.items() if not remade.storage.expired()}
+        self.forget()
         return saved.tensor()
+
+    def forget(self) -> None:
+        """Hold no arguments of streams that are gone."""
+        self.known = {at: remade for at, remade in self.known.items() if not remade.storage.expired()}
 
     def source(self, t: torch.Tensor) -> torch.Tensor | _Remade:
         """The streams of which t is a view, if they can be made again; else t."""

@@ -327,7 +327,7 @@ MIX, SCALE, BASE = torch.zeros(2, 24), torch.ones(3), torch.zeros(24)
 OK = MIX, SCALE, BASE
 COUNT = "pass an int from 1 to"
 NUMBER = "pass a finite float"
-EPS = "pass 0 or a float of at least 1e-12, finite"
+EPS = "pass 0 or a float from 1e-12 to 1"
 REFUSED = {
     "hc_mult is a float": (OK, {"hc_mult": 4.0}, TypeError, f"hc_mult is 4.0; {COUNT} 16"),
     "hc_mult is a bool": (OK, {"hc_mult": True}, TypeError, f"hc_mult is True; {COUNT} 16"),

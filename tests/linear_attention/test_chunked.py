@@ -151,3 +151,17 @@ def test_narrow_gradients_take_no_stack_pointer_for_data(key, compile_for):
     (binary,) = compile_for(key, [Job(call, default_choice(KERNELS[name], call, DEVICES[key]))])
     assert binary.compiled
     assert "stack pointer as data" not in binary.counts
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_state_of_a_pool_is_read_as_a_copy(monkeypatch, backwards):
+    """Its strides may be beyond 32-bit indices, which Helion chooses by the number of entries."""
+    seen = []
+    monkeypatch.setattr(chunked, "start", lambda p, name, tensors, *rest: seen.append(tensors[5]))
+    q, k, v = torch.randn(3, 2, 64, 3, 8)
+    p = chunked.Problem.of(q, k, v, None, None, None, None, 1.0, False, None)
+    state = torch.randn(2, 7, 3, 8, 8)[:, 4]
+    chunked.walk(p, torch.zeros(2, 3, 1, 8), p.k, p.v, state, backwards)
+    (read,) = seen
+    assert torch.equal(read, state)
+    assert read.is_contiguous()

@@ -226,8 +226,18 @@ def test_without_groups_of_their_own_the_parameters_are_bfloat16(ranks):
         assert outcome["errors"]["layers.0.attn_hc.fn"] > 2**-9
 
 
+def test_a_site_that_two_layers_share_is_in_one_group(monkeypatch):
+    """`fully_shard` takes no module twice, and had sharded the first layer when it said so."""
+    model = torch.nn.ModuleList(torch.nn.ModuleDict({"site": nn.HyperConnection(HIDDEN)}) for _ in range(2))
+    model[1]["own"], model[1]["site"] = model[1]["site"], model[0]["site"]
+    sharded = []
+    monkeypatch.setattr("torch.distributed.fsdp.fully_shard", lambda group, **options: sharded.append(group))
+    assert fully_shard_float32(model) == [[model[0]["site"]], [model[1]["own"]]]
+    assert sharded == [[model[0]["site"]], [model[1]["own"]]]
+
+
 def test_refused_with_what_to_do():
-    with pytest.raises(ValueError, match="Linear contains no HyperConnection and no HyperHead"):
+    with pytest.raises(ValueError, match="no submodule of Linear is a HyperConnection or a HyperHead"):
         fully_shard_float32(torch.nn.Linear(2, 2))
     with pytest.raises(TypeError, match="mp_policy is what fully_shard_float32 chooses"):
         fully_shard_float32(Plain(), mp_policy=None)

@@ -59,6 +59,14 @@ def test_expand_of_any_leading_shape(shape):
     assert torch.equal(hc_expand(h, 3), rows.view(*shape[:-1], 3, shape[-1]))
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_streams_are_copies(n):
+    h = randn(4, 5)
+    before = h.clone()
+    hc_expand(h, n).add_(1)
+    assert torch.equal(h, before)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, *NARROW], ids=str)
 @pytest.mark.parametrize(("n", "c"), [(4, 12), (1, 5), (3, 7), (16, 4)])
 def test_coefficients_against_float64(n, c, dtype):

@@ -7,6 +7,7 @@ bodies; tiles, masks and types are tested by triton_interpreter/ and on a device
 from __future__ import annotations
 
 import itertools
+import types
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from helion_sinkhorn.ops.sinkhorn.logits import LOGITS
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall, is_whole
 from helion_sinkhorn.runtime import serving
-from helion_sinkhorn.runtime.kernel import default_choice
+from helion_sinkhorn.runtime.kernel import Choice, build, candidates, default_choice, in_space
+from helion_sinkhorn.runtime.serving import Served
 
 FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]
@@ -296,6 +298,34 @@ def test_history_in_slices_of_the_batch(monkeypatch):
     ratios = case.judge(dx=launch.backward(dy, x, *case.arguments, selected))
     assert launches == [32, 32, 6]
     assert ratios["dX"] <= 1, ratios
+
+
+@pytest.mark.parametrize(("iters", "is_kept"), [(20, True), (10_000, False)])
+def test_many_iterations_keep_no_history_for_every_persistent_block(iters, is_kept):
+    """A config tuned for 20 iterations serves any number of them; one matrix had 3.9 GB of scratch."""
+    device, row = DEVICES["h200"], KERNELS["sinkhorn_backward_history"]
+    call = SinkhornCall(False, 1, "float32", 16, 16, iters)
+    of_space = candidates(row, call, device)
+    persistent = next(c for c in of_space if "num_sm_multiplier" in dict(c.config))
+    given = Served(persistent, build(row, persistent.config), device, "ptx", False, False)
+    served = launch.with_bounded_history(given, call, torch.device("cpu"))
+    assert (served is given) == is_kept
+    assert in_space(row, served.choice, call, device)
+    assert served.kernel.config == served.choice.config
+    kept = launch.places(persistent, device, torch.device("cpu")) * 4 * 32 * sum(launch.history_steps(call))
+    assert (kept <= launch.SCRATCH_BYTES) == is_kept
+    assert is_kept or not launch.is_persistent(served.choice, "ptx")
+
+
+def test_a_gpu_with_more_units_than_its_row_has_places_for_all_its_blocks(monkeypatch):
+    """HELION_SINKHORN_DEVICE=h200 on a B200: blocks 133 to 148 stored beyond the scratch."""
+    choice = Choice(
+        "sinkhorn_backward_history", (("block_sizes", (4,)), ("num_sm_multiplier", 2)), (), "a test"
+    )
+    found = types.SimpleNamespace(multi_processor_count=148)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: found)
+    assert launch.places(choice, DEVICES["h200"], torch.device("cuda", 0)) == 148 * 2 * 4
+    assert launch.places(choice, DEVICES["b200"], torch.device("cpu")) == 8 * DEVICES["b200"].compute_units
 
 
 @pytest.mark.parametrize("batch", [1, 7])

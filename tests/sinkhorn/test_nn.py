@@ -64,9 +64,9 @@ def test_sinkhorn_is_the_function_with_fixed_options(options):
         (lambda: nn.Sinkhorn(form="log", eps=1e-3), "which has none"),
         (lambda: nn.Sinkhorn(backward=Implicit(solver="lu")), "Implicit: solver is 'lu'"),
         (lambda: nn.Sinkhorn(backward=Implicit("x")), "Implicit: system is 'x'"),
-        (lambda: nn.FusedMHC(-1), "n_iters is -1"),
+        (lambda: nn.FusedMHC(-1), "mhc_iters is -1"),
         (lambda: nn.SinkhornLaneMixer(0), "num_lanes is 0; pass an int of at least 1"),
-        (lambda: nn.SinkhornLaneMixer(4, iters=-1), "n_iters is -1"),
+        (lambda: nn.SinkhornLaneMixer(4, iters=-1), "^iters is -1"),
     ],
 )
 def test_constructors_check_their_options(make, sentence):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from helion_sinkhorn.runtime.float32_products import float32_products
 from helion_sinkhorn.runtime.pieces import computing
 
 
@@ -21,6 +22,7 @@ def _wide(t: torch.Tensor) -> torch.Tensor:
     return t.to(computing(t.dtype)).contiguous()
 
 
+@float32_products()
 def forward(
     x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None, parts: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,6 +38,7 @@ def forward(
     return out, b
 
 
+@float32_products()
 def backward(
     grad: torch.Tensor, x: torch.Tensor, y: torch.Tensor, b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
+from helion_sinkhorn.runtime.float32_products import float32_products
 from helion_sinkhorn.runtime.pieces import computing
 
 CHUNK = 32
@@ -45,6 +46,7 @@ def _chunks(*tensors: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[slice,
         yield at, buffers
 
 
+@float32_products()
 def forward(
     x: torch.Tensor, fn: torch.Tensor, norm_eps: float, eps_outside: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,6 +75,7 @@ def norms_of(q: torch.Tensor, size: int, norm_eps: float, eps_outside: bool) -> 
     return torch.stack([r, torch.where(root > 0, -r / root / size, 0.0)], -1)
 
 
+@float32_products()
 def backward(
     dmixes: torch.Tensor, x: torch.Tensor, fn: torch.Tensor, mixes: torch.Tensor, norms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

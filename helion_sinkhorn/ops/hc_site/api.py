@@ -61,7 +61,7 @@ def hc_site(
         scale: (3,), for pre, post and comb.
         base: (n^2 + 2n,).
         sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`.
-        eps: of Sinkhorn's softmax and denominators, and added to pre; 0 or at least 1e-12.
+        eps: of Sinkhorn's softmax and denominators, and added to pre; 0, or 1e-12 to 1.
         norm_eps: added to the mean square under the root, as in `hc_mixes`.
         norm_weight: (n C,), weight of the norm, or None for 1.
         post_mult: factor of post, as in `hc_split_sinkhorn`.

@@ -70,7 +70,7 @@ def hc_split_sinkhorn(
         base: (n^2 + 2n,), any floating dtype.
         hc_mult: n, streams, 1 to 16.
         sinkhorn_iters: T, the number of row and of column steps, at least 1.
-        eps: of Sinkhorn's softmax and denominators; 0 or at least 1e-12.
+        eps: of Sinkhorn's softmax and denominators; 0, or 1e-12 to 1.
         post_mult: factor of post.
         pre_eps: added to pre; None for eps.
         post_eps: added to post.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ BACKWARDS = ("exact", "implicit")
 DEFAULT_EPS = 1e-6
 MOST_ITERS = 1 << 20
 """Far more than any matrix takes to converge, and no call without an end."""
-EPS_ACCEPTED = f"0 or a float of at least {SMALLEST_EPS}, finite"
+EPS_ACCEPTED = f"0 or a float from {SMALLEST_EPS} to 1"
 KERNEL_LARGEST = 128
 """Most rows or columns of a matrix that the kernels take."""
 
@@ -58,7 +57,7 @@ def sinkhorn(
         logits: (..., n, m) natural logarithms, float32, bfloat16, float16 or float64, any layout.
             -inf masks an entry.
         n_iters: T, the number of row and of column steps, at most 2^20; 0 returns exp(logits).
-        eps: added to each denominator, and once to the softmax; 0 or at least 1e-12.  The log form has none
+        eps: added to each denominator, and once to the softmax; 0, or 1e-12 to 1.  The log form has none
             and takes no other than 0 and the default.
         form: "deepseek" (mHC) or "log".
         first: "rows" or "cols", the side normalised first; "cols" is the transpose of "rows".
@@ -164,7 +163,8 @@ def check_options(n_iters, eps, form, first, backward, out_dtype) -> None:
 def check_eps(eps) -> None:
     """Raise TypeError or ValueError unless eps is a number that the iterations take."""
     check_number("eps", eps, EPS_ACCEPTED)
-    if not (eps == 0 or SMALLEST_EPS <= eps < math.inf):
+    # beyond 1 it outweighs every entry, and q grows by it with each iteration until float32 overflows
+    if not (eps == 0 or SMALLEST_EPS <= eps <= 1):
         raise ValueError(f"eps is {float(eps)}; pass {EPS_ACCEPTED}")
 
 

@@ -33,7 +33,7 @@ from helion_sinkhorn.ops.sinkhorn.views import (
 )
 from helion_sinkhorn.ops.sinkhorn.workloads import ROWS
 from helion_sinkhorn.runtime import serving
-from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.kernel import Choice, Kernel, build
 from helion_sinkhorn.runtime.serving import Served, launch_kept, run_and_keep, serve
 from helion_sinkhorn.runtime.views import matrices_of
 
@@ -183,10 +183,13 @@ def backward(
     call = call_of(x, n_iters, eps, form, first)
 
     def launch(served: Served) -> None:
+        with_history = served.choice.kernel == "sinkhorn_backward_history"
+        if with_history:
+            served = with_bounded_history(served, call, x.device)
         flat = any(thread_of(served.choice))
         views = loaded(x, served.choice), loaded(dy, served.choice), written_view(dx, call, flat)
         own = constants(call, eps, served.choice, served.reciprocal)
-        if served.choice.kernel == "sinkhorn_backward_history":
+        if with_history:
             run_with_history(served, call, *views, own)
         else:
             run_and_keep(served.kernel, views, own, (x, dy, dx), key)
@@ -205,17 +208,14 @@ def run_with_history(
 ) -> None:
     """One launch of persistent blocks; else one for each slice of the batch that fits into SCRATCH_BYTES."""
     lead, trail = (call.n, call.m) if call.lead_axis == 1 else (call.m, call.n)
-    steps = max(call.steps, 1)
-    restarts = (steps - 1) // segment(call)
-    # a multiple of four: 16 divides the strides of lines of 4 and 8 too, and Triton loads 16 bytes at once
-    kept = (steps + 3) // 4 * 4
+    kept, restarts = history_steps(call)
     batch, by_lanes = x.size(0), lanes_first(call, served.choice)
     if is_persistent(served.choice, served.reciprocal):
         if batch == 1:
             # Computed twice, to the same place.  For a batch of one Triton compiles a program of its own,
             # without the loop over blocks, and LLVM fuses other products: 32 x 32 on sm_90, Triton 3.9
             x, dy, dx = (t.expand(2, *t.shape[1:]) for t in (x, dy, dx))
-        size, room = x.size(0), places(served.choice, served.device)
+        size, room = x.size(0), places(served.choice, served.device, x.device)
     else:
         floats = (kept + restarts) * (lead + trail)
         most = max(16, SCRATCH_BYTES // (4 * floats) // 16 * 16)
@@ -237,10 +237,40 @@ def run_with_history(
         serving.run(served.kernel, x[rows], dy[rows], dx[rows], *us_vs, *logs, *own)
 
 
-def places(choice: Choice, device: Device) -> int:
-    """Matrices that all persistent blocks hold at a time."""
-    config = dict(choice.config)
-    return device.compute_units * config["num_sm_multiplier"] * config["block_sizes"][0]
+def history_steps(call: SinkhornCall) -> tuple[int, int]:
+    """(vectors kept of the iterations, and of their restarts) for each side of a matrix."""
+    steps = max(call.steps, 1)
+    # a multiple of four: 16 divides the strides of lines of 4 and 8 too, and Triton loads 16 bytes at once
+    return (steps + 3) // 4 * 4, (steps - 1) // segment(call)
+
+
+def places(choice: Choice, device: Device, at: torch.device) -> int:
+    """Matrices that all persistent blocks hold at a time; a block has its own on each unit that is there."""
+    config, units = dict(choice.config), device.compute_units
+    if at.type == "cuda":
+        units = max(units, torch.cuda.get_device_properties(at).multi_processor_count)
+    return units * config["num_sm_multiplier"] * config["block_sizes"][0]
+
+
+def with_bounded_history(served: Served, call: SinkhornCall, at: torch.device) -> Served:
+    """The same config without persistent blocks where those would keep more than SCRATCH_BYTES.
+
+    They keep the history of all their places, whatever the batch, and a config that was tuned for 20
+    iterations serves every number of them: at 10,000, one matrix of 16 x 16 took 3.9 GB.
+    """
+    if not is_persistent(served.choice, served.reciprocal):
+        return served
+    if (
+        4 * sum(history_steps(call)) * (call.n + call.m) * places(served.choice, served.device, at)
+        <= SCRATCH_BYTES
+    ):
+        return served
+    config = tuple(item for item in served.choice.config if item[0] not in ("pid_type", "num_sm_multiplier"))
+    return dataclasses.replace(
+        served,
+        choice=dataclasses.replace(served.choice, config=config),
+        kernel=build(served.kernel.kernel, config, served.interpret),
+    )
 
 
 def with_variant(choice: Choice, **values: object) -> Choice:

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.api import DEFAULT_EPS, check_options, sinkhorn
+from helion_sinkhorn.ops.sinkhorn.api import DEFAULT_EPS, MOST_ITERS, check_options, sinkhorn
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import Implicit
 from helion_sinkhorn.runtime.checks import check_implementation, check_int
 
@@ -64,7 +64,7 @@ class FusedMHC(torch.nn.Module):
 
     def __init__(self, mhc_iters: int = 20) -> None:
         super().__init__()
-        check_options(mhc_iters, DEFAULT_EPS, "log", "rows", "exact", None)
+        check_int("mhc_iters", mhc_iters, 0, MOST_ITERS)
         self.mhc_iters = mhc_iters
 
     def forward(self, logits: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,8 @@ class SinkhornLaneMixer(torch.nn.Module):
     Args:
         num_lanes: lanes, the size of the square matrix.
         iters: Sinkhorn iterations.
-    Numerical policy: P and the product in float32, the result in the dtype of x.
+    Numerical policy: P and the product in float32 (on a GPU in TF32 where the process allows that for
+        torch.matmul), the result in the dtype of x.
     Raises:
         TypeError: num_lanes or iters is no int.
         ValueError: num_lanes is less than 1, iters out of range, or x_lanes has another shape.
@@ -93,6 +94,7 @@ class SinkhornLaneMixer(torch.nn.Module):
     def __init__(self, num_lanes: int, iters: int = 20) -> None:
         super().__init__()
         check_int("num_lanes", num_lanes, 1)
+        check_int("iters", iters, 0, MOST_ITERS)
         self.lanes = num_lanes
         self.mixing_logits = torch.nn.Parameter(torch.randn(num_lanes, num_lanes) * 0.02)
         self.sinkhorn = FusedMHC(mhc_iters=iters)

@@ -133,6 +133,8 @@ def walk(
     o = None if x is None else torch.empty_like(v)
     before = empty(p, *decay.shape, v.size(3), dtype=y.dtype) if states else None
     last = p.new_state()
+    # a state of a pool of all layers may have strides that 32-bit indices do not reach
+    initial = None if initial is None else initial.contiguous()
     tensors = y, v, decay, x, a, initial, o, before, last
     start(p, "walk", tensors, (call.chunk, call.width, backwards), choice)
     return o, before, last
