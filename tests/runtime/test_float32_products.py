@@ -70,11 +70,15 @@ def test_the_last_to_leave_restores_what_the_process_allows(allowed):
             entered.set()
             leave.wait(30)
 
-    thread = threading.Thread(target=other)
-    with pytest.raises(ZeroDivisionError), float32_products():
+    @float32_products()
+    def fails():
         thread.start()
         assert entered.wait(30)
         raise ZeroDivisionError
+
+    thread = threading.Thread(target=other)
+    with pytest.raises(ZeroDivisionError):
+        fails()
     assert settings() == ["ieee", "ieee"]
     leave.set()
     thread.join()

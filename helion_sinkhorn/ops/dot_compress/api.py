@@ -40,8 +40,9 @@ def dot_compress(
         y: (..., M, K), of the dtype, device and leading dimensions of x.
         z: (..., D, K), the same; 0 if left out.
         precise_intermediate: carry b and db as two numbers of the dtype of x, the value rounded and what
-            that left: 16 bits of significand in bfloat16, 22 in float16 (fewer below 0.06, where the second
-            is subnormal), at one more product for each that reads them.  float32 and float64 need no second part and take none.
+            that left: 16 bits of significand in bfloat16, 22 in float16 (fewer below 0.125, where
+            the second is subnormal), at one more product for each that reads them.  float32 and float64
+            need no second part and take none.
         implementation: "auto" takes the Helion kernels on a GPU (D <= 1024, K <= 128, not float64) and
             PyTorch elsewhere; "helion" and "pytorch" ask for one of them.
 
