@@ -222,14 +222,18 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help=f"judge programs too that {FILE.name} leaves out")
     parser.add_argument("--write", action="store_true", help=f"record what was found in {FILE.name}")
     parser.add_argument("--new", action="store_true", help=f"compile only programs that {FILE.name} lacks")
-    parser.add_argument("--only", nargs="+", choices=every, default=list(every), metavar="TAG",
+    parser.add_argument("--only", nargs="+", choices=every, metavar="TAG",
                         help=f"{', '.join(every)} (default all)")  # fmt: skip
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="compilers side by side")
     options = parser.parse_args()
+    for tag in options.only or ():
+        if not (options.all or any(key(tag, job) in described_there for job in every[tag][1])):
+            parser.error(f"--only {tag}: {FILE.name} has no program of it; add --all to judge its own")
+    only = options.only or list(every)
     recorded = parsed(FILE.read_text()) if FILE.exists() else Terms()
-    found = recorded if options.new else recorded.without(options.only)
+    found = recorded if options.new else recorded.without(only)
     broken = 0
-    for tag in options.only:
+    for tag in only:
         begin = time.monotonic()
         device, jobs = every[tag]
         wanted = jobs if options.all else [job for job in jobs if key(tag, job) in described_there]

@@ -8,8 +8,9 @@ this tree computes, generates on a CPU the program of every entry in both trees,
 own files, and compares what Triton compiles and how it is launched.  Each entry is generated under the
 Triton that it is of, since views and helpers depend on the version: the installed one, or one of those in
 --packages.  Entries of a version that is not at hand are counted and left alone.  The exit status is the
-verdict.  With --restamp the runs of a file without a difference get this tree's fingerprint where theirs was
-the base commit's and all their entries were found the same; a file with a difference is left alone.
+verdict: 1 where a program differs, 2 where none was compared.  With --restamp the runs of a file without a
+difference get this tree's fingerprint where theirs was the base commit's and all their entries were found the
+same; a file with a difference is left alone.
 """
 
 from __future__ import annotations
@@ -417,7 +418,10 @@ def main() -> int:
     print(f"{len(programs)} programs in each tree, {time.perf_counter() - begin:.0f} s")
     for file in files if options.restamp else ():
         print(f"{file.device} {file.kernel}: {'restamped' if restamp(folder, file) else 'left alone'}")
-    return int(any(file.different for file in files))
+    if any(file.different for file in files):
+        return 1
+    # of another base, or of a Triton that is not at hand
+    return 0 if any(file.same for file in files) else 2
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ KNOWN = {
 }
 """`digest` of the forward methods that are replaced, in the transformers TESTED."""
 
+HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
 REPLACED = "_replaced"
 """The attribute in which a module keeps the one whose place it took."""
 
@@ -127,12 +128,15 @@ def unpatch(model: torch.nn.Module) -> Patched:
         How many modules of each kind were exchanged.
 
     Raises:
-        ValueError: the model is not patched.
+        ValueError: the model is not patched, or a module of ours has hooks, which would be lost.
     """
     ours = {name: m for name, m in model.named_modules() if hasattr(m, REPLACED)}
     blocks = [m for m in model.modules() if type(m) is DeepseekV4DecoderLayer]
     if not ours and not blocks:
         raise ValueError(f"{type(model).__name__} is not patched")
+    for name, module in ours.items():
+        if hooks := [hook for hook in HOOKS if getattr(module, hook)]:
+            raise ValueError(f"{name} has {hooks[0]}, which would be lost; remove them before unpatch")
     for name, module in ours.items():
         (original,) = getattr(module, REPLACED)
         _share(original, module)

@@ -167,6 +167,8 @@ def check(arguments: argparse.Namespace) -> int:
 
     begin = time.perf_counter()
     folder, page = arguments.out, arguments.out / "README.md"
+    if not cache.files(folder):
+        selection.refuse("check", f"{folder} holds no tuning file; name a folder laid out like tuning_cache/")
     found = list(cache.complaints(folder))
     # of files with something wrong there may be no tables
     if not found and page.exists() and written(folder) != page.read_text():

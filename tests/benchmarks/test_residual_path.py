@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import replace
 
 import pytest
@@ -33,6 +34,15 @@ def in_our_layout(name: str, operation: str, results: tuple[torch.Tensor, ...]) 
 
 def example(operation: str) -> tuple[torch.Tensor, ...]:
     return drawn(operation, TOKENS, COLUMNS, "cpu")
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_result_of_nan_is_no_small_error(place):
+    """The maximum of floats passed over one that was not the first."""
+    exact = torch.ones(2, 3, dtype=torch.float64)
+    found = [exact, exact]
+    found[place] = exact * math.nan
+    assert math.isnan(worker.distance(tuple(found), (exact, exact)))
 
 
 @pytest.mark.parametrize(("name", "operation"), EVERY)

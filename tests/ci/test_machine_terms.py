@@ -395,6 +395,16 @@ def test_the_exit_status_is_the_verdict(run):
     assert run("--write", occupancy=3)[0] == 1
 
 
+def test_a_part_that_the_file_has_nothing_of_is_no_success(run, monkeypatch):
+    """`--only h200-tuned` said that the file says the same, and had compiled nothing."""
+    every = {**machine_terms.sections(), "h200-tuned": ("h200", [job("float64")])}
+    monkeypatch.setattr(machine_terms, "sections", lambda: every)
+    with pytest.raises(SystemExit) as refusal:
+        run("--only", "h200-tuned")
+    assert refusal.value.code == 2
+    assert "h200-tuned: 1 programs" in run("--only", "h200-tuned", "--all")[1]
+
+
 def test_all_judges_what_the_file_leaves_out_by_the_rules_alone(run):
     run("--write")
     before = machine_terms.FILE.read_text()

@@ -198,6 +198,9 @@ def test_a_run_with_one_entry_not_compared_keeps_its_fingerprint(command):
     before = path.read_text()
     status, said = command("--restamp")
     assert (status, path.read_text()) == (0, before)
+    # where none was compared, nothing was found
+    path = write(command.here, KERNEL, [OLD], [entry(2, 0)])
+    assert command()[0] == 2
     assert said.endswith(f"h200 {KERNEL}: left alone\n")
 
 

@@ -198,6 +198,18 @@ def test_modules_train_or_not_as_those_whose_place_they_take():
     assert all(m.training for m in model.modules())
 
 
+def test_unpatch_refuses_to_lose_hooks_and_changes_nothing():
+    model = tiny.make_model(VOCABULARY)
+    patch(model)
+    before = [type(m) for m in model.modules()]
+    hook = model.model.layers[1].ffn_hc.register_forward_hook(lambda *given: None)
+    with pytest.raises(ValueError, match=r"layers\.1\.ffn_hc has _forward_hooks, .* before unpatch"):
+        unpatch(model)
+    assert [type(m) for m in model.modules()] == before
+    hook.remove()
+    assert unpatch(model) == ALL
+
+
 def test_unpatch_after_the_parameters_were_replaced():
     model = tiny.make_model(VOCABULARY).to("meta")
     assert patch(model) == ALL

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import importlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -281,6 +282,15 @@ def test_the_table_of_peers_is_adapted():
     rows = backends.peers()
     assert len(rows) == len(table.PEERS)
     assert all(row.peer and name.isidentifier() for name, row in rows.items())
+
+
+def test_a_budget_of_nan_allows_no_error():
+    """max() of floats passed over it, and anything was accurate."""
+    x = 300 * torch.randn(64, 8, 8, generator=torch.Generator().manual_seed(0))
+    p = reference.sinkhorn(x.double(), 1, form="log").float()
+    budget = compare.budget(x, x.cos(), 1, form="log")
+    nothing = dataclasses.replace(budget, p=torch.full_like(budget.p, math.nan))
+    assert compare.errors(x, x.cos(), 1.5 * p, None, nothing, 1, form="log").share == math.inf
 
 
 def judged(change, *, gradient=False, batch=6000, dtype=torch.float32) -> compare.Errors:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -65,6 +67,7 @@ def test_help_explains(command, explained, capsys):
         (["tune", "--device", "h200", "--out", __file__], [f"--out is {__file__}, which is no folder"]),
         (["check", "--workers", "0"], ["--workers is 0; pass an int of at least 1"]),
         (["check", "--out", "/nonexistent"], ["--out is /nonexistent, which is no folder"]),
+        (["check", "--out", str(Path(__file__).parent)], ["holds no tuning file"]),
         (["readme", "--out", "/nonexistent"], ["--out is /nonexistent, which is no folder"]),
         (
             ["show", "--device", "h200", "--only", "nothing"],
