@@ -131,6 +131,21 @@ def test_statistics_of_known_errors():
     assert not truth.judge(torch.full_like(truth.exact, math.nan)).passes
 
 
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [("hc_model", "comb"), ("hc_model", "dmixes"), ("hc_saturated", "pre"), ("hc_site_narrow", "comb"),
+     ("mixes_narrow", "mixes"), ("mhc_fp32", "dX")],
+)  # fmt: skip
+def test_an_error_always_to_one_side_is_found(name, of):
+    """Whose 25 parts at most are independent may have any mean: groups of tokens were parts, and are four."""
+    *_, truths = ground(name)
+    truth = truths[of]
+    right = truth.exact + 0.9 * truth.systematic * truth.spread * truth.exact.sign()
+    wrong = truth.exact + 0.9 * truth.spread * truth.exact.sign()
+    assert "bias" not in truth.judge(right).reasons
+    assert truth.judge(wrong).reasons == ["bias"]
+
+
 def test_repeated_logits_repeat_the_rounding_of_their_exponentials():
     """exp2 of one product, as GPUs compute it, and wrong by 2 of the 4 units that ex2.approx may be."""
     workload, x, dy, truths = ground("peaked_identity_12_log")

@@ -53,8 +53,10 @@ def truths(workload: HcSiteWorkload, *given: torch.Tensor) -> dict[str, gate.Tru
         name: gate.Truth(
             flat(name, e.value), flat(name, e.budget), flat(name, spreads[name]),
             gate.noticeable(flat(name, e.value)) if name in VALUES else gate.largest(flat(name, e.value)),
-            # a token's entries share its mixes; tokens of an element share their parameters
-            most[name], len(e.value), (-1,) if name in budget.NARROW else tuple(range(1, e.value.dim())),
+            # A token's entries share its mixes, and sums over tokens those of all.  What tokens share, the
+            # errors of their parameters, goes to one side at most as far as `most` has it.
+            most[name], len(e.value),
+            tuple(range(1, e.value.dim())) if name in SUMS else tuple(range(2, flat(name, e.value).dim())),
             budget.dtype_of(workload, name),
         )
         for name, e in limits.items()

@@ -19,6 +19,7 @@ from helion_sinkhorn.ops.sinkhorn.parity import LAST_PLACES, Peer, largest
 from helion_sinkhorn.testing import rounding
 
 VALUES, GRADIENTS = ("pre", "post", "comb"), ("dmixes", "dbase", "dscale")
+SUMS = "dbase", "dscale"
 
 
 def computes(workload: HcWorkload) -> dict[str, tuple[str, ...]]:
@@ -46,8 +47,9 @@ def truths(workload: HcWorkload, *given: torch.Tensor) -> dict[str, gate.Truth]:
     return {
         k: gate.Truth(
             t, budgets[k], spreads[k], (gate.noticeable if k in VALUES else gate.largest)(t),
-            # tokens of an element share its parameters, and with them the errors of a
-            most[k], len(t), tuple(range(1, t.dim())), dtype_of(workload, k), peer.get(k),
+            # A token's entries share its sums, and sums over tokens those of all.  What tokens share, the
+            # errors of their parameters, goes to one side at most as far as `most` has it.
+            most[k], len(t), tuple(range(1 if k in SUMS else 2, t.dim())), dtype_of(workload, k), peer.get(k),
         )
         for k, t in exact.items()
     }  # fmt: skip
