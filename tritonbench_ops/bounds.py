@@ -26,5 +26,10 @@ def share_beyond(actual: torch.Tensor, exact: torch.Tensor, within: float) -> fl
 
 def largest_share(actual: torch.Tensor, exact: torch.Tensor, allowed: torch.Tensor) -> float:
     """The largest error in units of what is allowed entry by entry; NaN counts as any error."""
-    wrong = (actual.detach().double() - exact).abs()
-    return float(torch.where(wrong == 0, 0.0, wrong / allowed).nan_to_num(nan=math.inf).max())
+    return largest_part((actual.detach().double() - exact).abs(), allowed)
+
+
+def largest_part(wrong: torch.Tensor, allowed: torch.Tensor) -> float:
+    """The same of absolute errors; a NaN among what is allowed allows none."""
+    parts = torch.where(wrong == 0, 0.0, wrong / allowed)
+    return float(parts.nan_to_num(nan=math.inf, posinf=math.inf).max())

@@ -36,7 +36,6 @@ KNOWN = {
 }
 """`digest` of the forward methods that are replaced, in the transformers TESTED."""
 
-HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
 REPLACED = "_replaced"
 """The attribute in which a module keeps the one whose place it took."""
 
@@ -135,8 +134,7 @@ def unpatch(model: torch.nn.Module) -> Patched:
     if not ours and not blocks:
         raise ValueError(f"{type(model).__name__} is not patched")
     for name, module in ours.items():
-        if hooks := [hook for hook in HOOKS if getattr(module, hook)]:
-            raise ValueError(f"{name} has {hooks[0]}, which would be lost; remove them before unpatch")
+        _check_hooks(name, module, "remove them before unpatch")
     for name, module in ours.items():
         (original,) = getattr(module, REPLACED)
         _share(original, module)
@@ -151,6 +149,13 @@ def _named(model: torch.nn.Module, kind: type[torch.nn.Module]) -> dict[str, tor
     return {name: module for name, module in model.named_modules() if isinstance(module, kind)}
 
 
+def _check_hooks(name: str, module: torch.nn.Module, remedy: str) -> None:
+    """Raise ValueError if a module that another one will replace has hooks."""
+    hooks = [hook for hook, found in vars(module).items() if hook.endswith("_hooks") and found]
+    if hooks:
+        raise ValueError(f"{name} has {hooks[0]}, which would be lost; {remedy}")
+
+
 def _check(name: str, module: torch.nn.Module) -> None:
     """Raise ValueError unless a module may be exchanged: plain, and with the code that is known."""
     is_layer = isinstance(module, theirs.DeepseekV4DecoderLayer)
@@ -158,9 +163,8 @@ def _check(name: str, module: torch.nn.Module) -> None:
         raise ValueError(f"{name} is sharded by FSDP; call patch before fully_shard")
     if type(module) is DeepseekV4DecoderLayer:
         raise ValueError(f"{name} is patched already; call unpatch first")
-    hooks = [hook for hook, found in vars(module).items() if hook.endswith("_hooks") and found]
-    if hooks and not is_layer:
-        raise ValueError(f"{name} has {hooks[0]}, which would be lost; call patch before they are registered")
+    if not is_layer:
+        _check_hooks(name, module, "call patch before they are registered")
     for part in (module, *module.children()) if not is_layer else (module,):
         of = type(part)
         if "forward" not in vars(part) and KNOWN.get(of.__name__) == digest(of.forward):

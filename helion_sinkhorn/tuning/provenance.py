@@ -54,10 +54,12 @@ def versions() -> dict[str, str]:
     }
 
 
-def git(*words: str) -> str:
-    """What git prints of this package's repository; nothing for an installed package, be it in another's."""
-    is_own = output_of("git", "ls-files", Path(__file__).name)
-    return output_of("git", *words) if is_own else ""
+def source(commit: str) -> dict[str, Any]:
+    """Commit and "dirty" of the tree; an installed package has neither, be it in another's repository."""
+    if not output_of("git", "ls-files", Path(__file__).name):
+        return {"commit": commit, "dirty": False}
+    changes = output_of("git", "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit or output_of("git", "rev-parse", "HEAD"), "dirty": bool(changes)}
 
 
 def provenance(kernel: str, evidence: str, options: Options) -> dict[str, Any]:
@@ -66,8 +68,7 @@ def provenance(kernel: str, evidence: str, options: Options) -> dict[str, Any]:
         **versions(),
         "fingerprint": fingerprint(kernel),
         "evidence": evidence,
-        "commit": options.commit or git("rev-parse", "HEAD"),
-        "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
+        **source(options.commit),
         "utc": options.utc,
         "effort": options.effort,
         "seed": 0,

@@ -73,8 +73,9 @@ def tune(
             )
             for batch in group.batches:
                 before = entry_before(group, batch, options)
+                stored = choice_of(group, before) if before else None
                 # of the candidates: a stored choice that is refused makes way for the default and its time
-                old = next((c for c in choices if before and same(c, choice_of(group, before))), None)
+                old = next((c for c in choices if stored and same(c, stored)), None)
                 try:
                     result = tune_key(
                         group, batch, choices, old, clock, judge, ROUNDS[options.effort],

@@ -15,6 +15,7 @@ import torch
 from helion_sinkhorn import reference
 from helion_sinkhorn.ops.sinkhorn.budget import error_budget
 from helion_sinkhorn.testing.rounding import half_ulp
+from tritonbench_ops.bounds import largest_part
 
 PIECE_ENTRIES = 1 << 22
 """Logits computed in float64 at a time: autograd keeps a hundred tensors of this size."""
@@ -128,7 +129,7 @@ def errors(
         for is_p, exact, found, wrong in _compared(index, *call):
             most = BEYOND_SAMPLE * (allowed.p if is_p else allowed.dx).max()
             half = half_ulp(exact, logits.dtype)
-            share = max(share, _share(wrong, most + half))
+            share = max(share, largest_part(wrong, most + half))
             outstanding.append((k, (wrong / (least[is_p] * (exact if is_p else 1) + half)).amax((1, 2))))
             if is_p:
                 worst_p = max(worst_p, _largest(wrong))
@@ -173,15 +174,9 @@ def _share_of_budgets(
     share, least = 0.0, {}
     for is_p, exact, _, wrong in _compared(own.index, logits, dy, p, dx, n_iters, options):
         limit = own.p if is_p else own.dx
-        share = max(share, _share(wrong, limit + half_ulp(exact, logits.dtype)))
+        share = max(share, largest_part(wrong, limit + half_ulp(exact, logits.dtype)))
         least[is_p] = torch.where(exact > 0, limit / exact, math.inf).min() if is_p else limit.min()
     return share, least
-
-
-def _share(wrong: torch.Tensor, limit: torch.Tensor) -> float:
-    """The largest share of a limit; a limit that is NaN allows no error, where max() would pass over it."""
-    shares = torch.where(wrong == 0, 0.0, wrong / limit)
-    return _largest(shares.nan_to_num(nan=math.inf, posinf=math.inf))
 
 
 def _largest(x: torch.Tensor) -> float:

@@ -244,6 +244,7 @@ def history_steps(call: SinkhornCall) -> tuple[int, int]:
     return (steps + 3) // 4 * 4, (steps - 1) // segment(call)
 
 
+@functools.lru_cache(maxsize=4096)
 def places(choice: Choice, device: Device, at: torch.device) -> int:
     """Matrices that all persistent blocks hold at a time; a block has its own on each unit that is there."""
     config, units = dict(choice.config), device.compute_units
