@@ -7,7 +7,9 @@ import functools
 import itertools
 import logging
 import math
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -54,16 +56,16 @@ Clock = Callable[[Group, int], Callable[[Choice], Sampler]]
 NO_LOCK = contextlib.nullcontext()
 
 
-def gpu_timing_lock(cache: Path | None) -> contextlib.AbstractContextManager[object]:
-    """What the ranks on one GPU pass on to each other: one at a time samples times.
+def gpu_timing_lock() -> contextlib.AbstractContextManager[object]:
+    """What tuners on one GPU pass on to each other: one at a time samples times.
 
+    Ranks and separate runs alike, under any Triton and with any cache folder, while one user starts them.
     First calls of candidates and checks of others may still run then, and show in the spread.
     """
-    if cache is None or not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         return NO_LOCK
-    cache.mkdir(parents=True, exist_ok=True)
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return FileLock(cache / f"{gpu.uuid}.lock")
+    return FileLock(Path(tempfile.gettempdir()) / f"helion_sinkhorn-{os.getuid()}-{gpu.uuid}.lock")
 
 
 @functools.lru_cache(maxsize=1024)

@@ -74,7 +74,7 @@ def search(
     Nothing is written: a call refuses a config that its kernel's space lacks.  Each key may take its part of
     the seconds left.  Arguments as in `tune`; space: the neighbours of a config on a device.
     """
-    device, turn = DEVICES[options.device], gpu_timing_lock(options.cache)
+    device, turn = DEVICES[options.device], gpu_timing_lock()
     with space(options.device) as around:
         for number, result in enumerate(results):
             group = result.group

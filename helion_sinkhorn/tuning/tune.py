@@ -61,7 +61,7 @@ def tune(
     device = DEVICES[options.device]
     left = groups_of_rank(groups, options)
     compiled = compilation(device, left, options.workers, options.cache)
-    missed, turn = count_compilations(), gpu_timing_lock(options.cache)
+    missed, turn = count_compilations(), gpu_timing_lock()
     try:
         for number, group in enumerate(left, 1):
             binaries = compiled.binaries(group)

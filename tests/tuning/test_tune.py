@@ -11,11 +11,14 @@ import multiprocessing
 import os
 import re
 import subprocess
+import tempfile
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
+import filelock
 import jsonschema
 import pytest
 import torch
@@ -786,3 +789,29 @@ def test_entries_are_what_the_schema_says(tmp_path):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(data, schema)
     assert writer.EVIDENCE == ("compiled", "measured")
+
+
+def test_tuners_on_one_gpu_take_turns_whatever_their_folders(tmp_path, monkeypatch):
+    """Runs under two Tritons have a Triton cache each; sampled at once they time each other."""
+    gpus = {"current": SimpleNamespace(uuid="one")}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpus["current"])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def free() -> bool:
+        """Whether a tuner with a Triton cache of its own gets its turn at once."""
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "other"))
+        try:
+            with finals.gpu_timing_lock().acquire(blocking=False):
+                return True
+        except filelock.Timeout:
+            return False
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "own"))
+    with finals.gpu_timing_lock():
+        assert not free()
+        gpus["current"] = SimpleNamespace(uuid="another")
+        assert free()
+    gpus["current"] = SimpleNamespace(uuid="one")
+    assert free()
