@@ -13,7 +13,6 @@ import argparse
 import base64
 import dataclasses
 import hashlib
-import itertools
 import json
 import multiprocessing
 import os
@@ -23,7 +22,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -187,6 +186,20 @@ def inductor(name: str, device: str, steps: int) -> dict[str, object]:
     return {q: statistics(truth[q], r) for q, r in results.items()}
 
 
+def in_turns(names: Sequence[str], parts: int, ahead: int) -> Iterator[tuple[str, int | None]]:
+    """Tasks (name, part), and (name, None) where a name is judged, `ahead` more parts later.
+
+    By then its own parts are done, if tasks take equally long.  Were all parts compiled first, a run that its
+    seconds end early would have judged nothing.
+    """
+    later = -(-ahead // parts) if parts else 0
+    for index in range(len(names) + later):
+        if index < len(names):
+            yield from ((names[index], part) for part in range(parts))
+        if index >= later:
+            yield names[index - later], None
+
+
 def attempt(task: Callable[..., dict[str, object]], *arguments) -> dict[str, object]:
     """A task's record; an exception becomes one too, so that one workload cannot take the others along."""
     try:
@@ -307,9 +320,12 @@ def main() -> int:
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         # the slowest first
         order = sorted(options.workloads, key=lambda n: -WORKLOADS[n].entries)
-        for n, part in itertools.product(order, range(PARTS) if device == "cuda" else ()):
-            pool.apply_async(attempt, (compile_part, n, part, device, options.steps))
-        pending = {n: pool.apply_async(attempt, (judge, n, device, options.steps)) for n in order}
+        pending = {}
+        for n, part in in_turns(order, PARTS if device == "cuda" else 0, ahead=options.jobs):
+            if part is None:
+                pending[n] = pool.apply_async(attempt, (judge, n, device, options.steps))
+            else:
+                pool.apply_async(attempt, (compile_part, n, part, device, options.steps))
         chosen = [] if options.no_inductor else [n for n in INDUCTOR if n in options.workloads]
         compiling = {n: pool.apply_async(attempt, (inductor, n, device, options.steps)) for n in chosen}
         workloads = {n: collect(pending[n], start + options.seconds) for n in options.workloads}

@@ -111,13 +111,16 @@ def triton(name: str) -> str:
     """us of `sinkhorn` under each Triton, and the ratio to a copy in the same run, from a file."""
     rows = [r for r in read(name) if r["section"] == "sweep" and r["pass"] != "both"]
     versions = sorted({r["triton_version"] for r in rows})
-    places = ("function", "n", "batch", "pass", "triton_version")
+    places = ("function", "n", "batch", "dtype", "pass", "triton_version")
     # a copy of a large tensor takes longer in a graph: both are of the faster of the two timers
     best: dict[tuple[str, ...], float] = {}
     for row in rows:
         place = tuple(row[name] for name in places)
         best[place] = min(best.get(place, float("inf")), float(row["us"]))
-    sizes = dict.fromkeys((r["n"], r["batch"], r["function"]) for r in rows if r["function"] in FORMS)
+    sizes = dict.fromkeys(
+        (r["n"], r["batch"], r["dtype"], r["function"]) for r in rows if r["function"] in FORMS
+    )
+    grouped = sorted(sizes, key=lambda size: (size[3], size[2] != "float32"))
 
     def cell(function: str, *place: str) -> str:
         us = best.get((function, *place))
@@ -125,26 +128,26 @@ def triton(name: str) -> str:
 
     lines = [
         {
-            "n": n, "matrices": int(batch), "form": FORMS[function],
-            **{f"{which}, {version}": cell(function, n, batch, which, version)
+            "n": n, "matrices": int(batch), "dtype": dtype, "form": FORMS[function],
+            **{f"{which}, {version}": cell(function, n, batch, dtype, which, version)
                for which in ("forward", "backward") for version in versions},
         }
-        for n, batch, function in sizes
+        for n, batch, dtype, function in grouped
     ]  # fmt: skip
     said = " ".join(slower_calls(best, version, versions[-1]) for version in versions[:-1])
-    return f"{of_versions(rows)}; float32, T = 20, us (over a copy). {said}\n\n{table(lines)}"
+    return f"{of_versions(rows)}; T = 20, us (over a copy of as many bytes). {said}\n\n{table(lines)}"
 
 
 def slower_calls(best: dict[tuple[str, ...], float], old: str, new: str) -> str:
     """In how many calls each of two Tritons takes more than SLOWER times as long as the other."""
     ratios = {
-        place[:4]: us / best[(*place[:4], old)]
+        place[:-1]: us / best[(*place[:-1], old)]
         for place, us in best.items()
-        if place[4] == new and place[0] in FORMS and (*place[:4], old) in best
+        if place[-1] == new and place[0] in FORMS and (*place[:-1], old) in best
     }
     over = [
-        f"{FORMS[function]} {n} x {n}, {int(batch):,} matrices, {which} ({ratio:.2f})"
-        for (function, n, batch, which), ratio in ratios.items()
+        f"{FORMS[function]} {n} x {n} {dtype}, {int(batch):,} matrices, {which} ({ratio:.2f})"
+        for (function, n, batch, dtype, which), ratio in ratios.items()
         if ratio > SLOWER
     ]
     named = f": {'; '.join(over)}" if over else ""

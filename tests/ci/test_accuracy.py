@@ -268,6 +268,20 @@ def test_every_candidate_is_compiled_for_every_kind_of_batch(monkeypatch):
     assert sorted(batches) == [(k, b) for k in range(accuracy.PARTS + 2) for b in (1, 7, 32)]
 
 
+@pytest.mark.parametrize("ahead", [1, 4, 16])
+def test_a_workload_is_judged_soon_after_it_is_compiled(ahead):
+    """Not after all others: what is not judged when the seconds are over is called wrong."""
+    names = [f"w{k}" for k in range(20)]
+    tasks = list(accuracy.in_turns(names, 4, ahead))
+    assert sorted(t for t in tasks if t[1] is not None) == sorted(itertools.product(names, range(4)))
+    assert [n for n, part in tasks if part is None] == names
+    for name in names[:8]:
+        begun = tasks[tasks.index((name, 3)) + 1 : tasks.index((name, None))]
+        parts = sum(part is not None for _, part in begun)
+        assert ahead <= parts < ahead + 4
+    assert list(accuracy.in_turns(names, 0, ahead)) == [(n, None) for n in names]
+
+
 def test_wrong_values_are_said_with_their_place(monkeypatch):
     def change(call, x, y):
         y = y.clone()
