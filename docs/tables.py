@@ -90,17 +90,17 @@ def unfavourable() -> str:
 
 
 def unfavourable_cells() -> str:
-    """The same as a table: a row for each package, pass and timer, a column for each batch."""
+    """The same as a table: a row for each package, size, pass and timer, a column for each batch."""
     slower, _ = report.faster_than_ours(results())
-    cells: dict[tuple[str, str, str], dict[str, str]] = {}
+    cells: dict[tuple[str, int, str, str], dict[str, str]] = {}
     for _, r in slower.iterrows():
-        cells.setdefault((r.function, r["pass"], report.CALLED[r.timer]), {})[r.batch] = (
+        cells.setdefault((r.function, r.n, r["pass"], report.CALLED[r.timer]), {})[r.batch] = (
             f"{r.us:.0f}, ours {r.us_own:.0f}"
         )
     rows = [
-        {"package": name, "pass": which, "timer": timer,
+        {"package": name, "n": n, "pass": which, "timer": timer,
          **{f"{report.power(batch)}, us": of.get(batch, "") for batch in sorted(set(slower.batch))}}
-        for (name, which, timer), of in cells.items()
+        for (name, n, which, timer), of in cells.items()
     ]  # fmt: skip
     return f"{when()}. {unfavourable()}\n\n{table(rows)}"
 

@@ -108,11 +108,11 @@ def test_times_of_a_type_are_compared_with_a_copy_of_that_type(tmp_path, monkeyp
         "float32": {"copy": 40.0, "helion_sinkhorn": 60.0},
         "bfloat16": {"copy": 20.0, "helion_sinkhorn": 50.0},
     }
-    fields = {"section": "sweep", "n": "4", "batch": "1024", "device": "NVIDIA H200", "torch_version": "2.11.0",
-              "utc": "2026-11-26T10:00:00Z", "commit": "0123456789ab"}  # fmt: skip
+    fields = {"section": "sweep", "n": "4", "batch": "1024", "device": "NVIDIA H200",
+              "torch_version": "2.11.0", "utc": "2026-11-26T10:00:00Z", "commit": "0123456789ab"}  # fmt: skip
     rows = [
-        {**fields, "function": function, "dtype": dtype, "pass": way, "triton_version": version, "us": str(time)}
-        for dtype, times in us.items() for function, time in times.items()
+        {**fields, "function": f, "dtype": dtype, "pass": way, "triton_version": version, "us": str(time)}
+        for dtype, times in us.items() for f, time in times.items()
         for way in ("forward", "backward") for version in ("3.6.0", "3.9.0")
     ]  # fmt: skip
     with (tmp_path / "run.csv").open("w", newline="") as file:

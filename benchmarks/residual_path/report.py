@@ -169,18 +169,21 @@ def of_other_runs(rows: list[Row], operation: str) -> list[str]:
 
 
 def first_timed(rows: list[Row]) -> Row:
-    return next((r for r in rows if r.get("us")), rows[0])
+    """The first row with a time, of this package where it has one: its run is the table's."""
+    timed = [r for r in rows if r.get("us")]
+    return next((r for r in timed if r["function"] == OURS), next(iter(timed), rows[0]))
 
 
 def run_of(row: Row) -> str:
-    """The day and the commit of a row."""
-    return f"{row['utc'][:10]}, commit {row['commit'][:7]}"
+    """The day and the commit of a row, and its Triton where that is known."""
+    triton = f", triton {row['triton_version']}" if row.get("triton_version") else ""
+    return f"{row['utc'][:10]}, commit {row['commit'][:7]}{triton}"
 
 
 def when(rows: list[Row]) -> str:
     timed = first_timed(rows)
-    what = ", ".join(f"{k} {timed[f'{k}_version']}" for k in ("torch", "triton") if timed.get(f"{k}_version"))
-    return f"{timed.get('device', 'no device')}, {run_of(timed)}, {what}"
+    torch = f", torch {timed['torch_version']}" if timed.get("torch_version") else ""
+    return f"{timed.get('device', 'no device')}, {run_of(timed)}{torch}"
 
 
 def runs(rows: list[Row], operations: Iterable[str]) -> str:
@@ -265,8 +268,15 @@ def all_better(path: Path) -> str:
     """The cells of every operation in which another package is better."""
     rows = of_many_tokens(read(path))
     operations = dict.fromkeys(r["operation"] for r in rows)
-    cells = [cell for operation in operations for cell in better(rows, operation)]
-    return f"{runs(rows, operations)}.\n\n{markdown.of_records(cells, ' --- ')}"
+    cells, others = [], []
+    for operation in operations:
+        found = better(rows, operation)
+        shown = {cell["package"] for cell in found} | {OURS}
+        lines = of_other_runs([r for r in rows if r["function"] in shown], operation)
+        cells += found
+        others += [f"- {CALLED.get(operation, operation)}, {line.removeprefix('- ')}" for line in lines]
+    parts = f"{runs(rows, operations)}.", markdown.of_records(cells, " --- "), "\n".join(others)
+    return "\n\n".join(part for part in parts if part)
 
 
 def summary(path: Path, columns: int = 4096) -> str:

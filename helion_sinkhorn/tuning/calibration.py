@@ -1,7 +1,8 @@
 """How well the score of an operator ranks: every candidate that a tuning run timed, beside its score.
 
-<device>/calibration.json has one line for each group of keys: its candidates, and for each batch
-their microseconds and scores in the same order, the default first.
+<device>/calibration.json has one line for each group of keys and minor version of Triton: its candidates, and
+for each batch their microseconds and scores in the same order, the default first.  Lines of before 2026-11-26
+do not say which version: a run under either 3.6 or 3.9 took the other's place.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helion_sinkhorn.configs import writer
+from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.configs.store import Key, key_of
 from helion_sinkhorn.machine.binary import Binary
 from helion_sinkhorn.runtime.kernel import Choice
@@ -37,6 +38,7 @@ def record(
     line = {
         "kernel": kernel,
         "key": dict(call.key),
+        "triton": store.triton_minor(),
         "model": ranking.MODEL,
         "batches": {},
     }
@@ -57,12 +59,16 @@ def record(
         if known is not None and known["model"] == line["model"]:
             line["batches"] = {**known["batches"], **line["batches"]}
         lines[identity(line)] = line
+        if unsaid := lines.pop(identity({**line, "triton": ""}), None):
+            kept = {batch: row for batch, row in unsaid["batches"].items() if batch not in line["batches"]}
+            if kept:
+                lines[identity(unsaid)] = {**unsaid, "batches": kept}
         body = ",\n".join(json.dumps(lines[key]) for key in sorted(lines))
         writer.replace(path, f"[\n{body}\n]\n")
 
 
-def identity(line: dict[str, Any]) -> tuple[str, Key]:
-    return line["kernel"], key_of(line["key"])
+def identity(line: dict[str, Any]) -> tuple[str, Key, str]:
+    return line["kernel"], key_of(line["key"]), line.get("triton", "")
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -76,6 +82,8 @@ class Quality:
 
     kernel: str
     key: dict[str, Any]
+    triton: str
+    """The minor version; empty where the line does not say."""
     batch: int
     correlation: float
     """Spearman's, between scores and times of the candidates."""
@@ -99,6 +107,6 @@ def qualities(path: Path) -> Iterator[Quality]:
                 continue
             taken = ranking.chosen(score, row["candidates"])
             yield Quality(
-                line["kernel"], line["key"], int(batch), statistics.correlation(ranks(score), ranks(us)),
-                us[taken] / min(us), us[0] / min(us),
+                line["kernel"], line["key"], line.get("triton", ""), int(batch),
+                statistics.correlation(ranks(score), ranks(us)), us[taken] / min(us), us[0] / min(us),
             )  # fmt: skip

@@ -52,12 +52,12 @@ def calibration_rows(folder: Path) -> list[list[Any]]:
     rows = []
     for path in sorted(folder.glob(f"*/{calibration.FILE}")):
         every = list(calibration.qualities(path))
-        for kernel in [*KERNELS, "all"]:
-            some = [q for q in every if kernel in (q.kernel, "all")]
+        for triton, kernel in itertools.product(sorted({q.triton for q in every}), [*KERNELS, "all"]):
+            some = [q for q in every if kernel in (q.kernel, "all") and q.triton == triton]
             if some:
                 regrets = sorted(q.regret for q in some)
                 rows.append([
-                    path.parent.name, kernel, len(some),
+                    path.parent.name, triton or "3.6 or 3.9", kernel, len(some),
                     f"{statistics.median(q.correlation for q in some):.2f}",
                     f"{statistics.median(regrets):.3f}", f"{regrets[int(0.9 * (len(some) - 1))]:.3f}",
                     f"{statistics.median(q.default for q in some):.3f}",
@@ -80,14 +80,14 @@ def readme(folder: Path) -> str:
     rows = calibration_rows(folder)
     if rows:
         titles = (
-            "measured on", "kernel", "keys", "rank correlation", "regret", "regret, 90 %",
+            "measured on", "Triton", "kernel", "keys", "rank correlation", "regret", "regret, 90 %",
             "default over best", "worse than the default",
         )  # fmt: skip
         parts += [
             "## How well machine code ranks", "",
             "All candidates of a key were timed and scored. Medians over keys; regret is the time of what "
-            "the score picks over the best time measured. The last column counts keys where the pick is "
-            "more than 2 % slower than the default.", "",
+            "the score picks over the best time measured. Scores are of the model at the time of the run. "
+            "The last column counts keys where the pick is more than 2 % slower than the default.", "",
             markdown.table(titles, rows), "",
         ]  # fmt: skip
     return "\n".join(parts).rstrip() + "\n"

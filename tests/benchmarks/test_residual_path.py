@@ -197,11 +197,41 @@ def test_times_of_another_run_are_named():
     ]
 
 
+def test_the_run_of_a_table_is_that_of_this_package(tmp_path):
+    """Not that of who stands first: torch.compile's rows of a boundary were of Triton 3.6, ours of 3.9."""
+    fields = {
+        "operation": "boundary", "tokens": "8192", "columns": "4096", "pass": "forward", "error": "",
+        "peak": "", "graph_us": "", "device": "a GPU", "torch_version": "2.11.0",
+    }  # fmt: skip
+    ours = {"utc": "2026-11-25T", "commit": "b" * 12, "triton_version": "3.9.0", "function": peers.OURS}
+    theirs = {
+        "utc": "2026-11-24T",
+        "commit": "a" * 12,
+        "triton_version": "3.6.0",
+        "function": "torch.compile",
+    }
+    rows = [fields | theirs | {"us": "90"}, fields | ours | {"us": "100"}]
+    own = "a GPU, 2026-11-25, commit bbbbbbb, triton 3.9.0, torch 2.11.0"
+    assert report.when(rows) == own
+    path = tmp_path / "residual_path.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    heading, cells, others = report.all_better(path).split("\n\n")
+    assert heading == f"{own}."
+    assert "| torch.compile | boundary | 8,192 x 4096 | forward, us | 90 | 100 | 10.0 % |" in cells
+    assert others == (
+        "- boundary, torch.compile: forward at 8192 x 4096 is of another run "
+        "(2026-11-24, commit aaaaaaa, triton 3.6.0)."
+    )
+
+
 def test_operations_of_several_runs_are_told_apart():
     new = {"function": peers.OURS, "us": "1", "utc": "2026-11-25T", "commit": "b" * 12, "device": "a GPU"}
     old = new | {"utc": "2026-11-24T", "commit": "a" * 12}
     rows = [new | {"operation": name} for name in ("coefficients", "site")]
-    now, before = (f"a GPU, 2026-11-{day}, commit {7 * of}, " for day, of in ((25, "b"), (24, "a")))
+    now, before = (f"a GPU, 2026-11-{day}, commit {7 * of}" for day, of in ((25, "b"), (24, "a")))
     assert report.runs(rows, ("coefficients", "site", "boundary")) == now
     rows.append(old | {"operation": "boundary"})
     assert (

@@ -236,6 +236,35 @@ def test_calibration_keeps_times_beside_scores(tmp_path):
     assert quality.regret >= 1
 
 
+def test_calibration_of_one_triton_does_not_take_the_place_of_another_s(tmp_path, monkeypatch):
+    binaries, path = [binary(32), binary(64), binary(128)], tmp_path / calibration.FILE
+
+    def record(triton: str, *us: float, batch: int = 1 << 20) -> None:
+        monkeypatch.setattr(calibration.store, "triton_minor", lambda: triton)
+        times = [(b.job.choice, t) for b, t in zip(binaries, us, strict=True)]
+        calibration.record(path, score, "sinkhorn_forward", CALL, binaries, [(batch, times)])
+
+    def kept() -> dict[tuple[str, str], list[float]]:
+        lines = json.loads(path.read_text())
+        return {(x.get("triton", ""), b): row["us"] for x in lines for b, row in x["batches"].items()}
+
+    record("3.6", 1.0, 2.0, 3.0)
+    record("3.9", 4.0, 5.0, 6.0)
+    assert kept() == {("3.6", "1048576"): [1.0, 2.0, 3.0], ("3.9", "1048576"): [4.0, 5.0, 6.0]}
+    assert {q.triton for q in calibration.qualities(path)} == {"3.6", "3.9"}
+
+    # a line of before, which does not say: what is measured again leaves it
+    (line, _) = json.loads(path.read_text())
+    old = {k: v for k, v in line.items() if k != "triton"}
+    path.write_text(
+        json.dumps([{**old, "batches": {b: line["batches"]["1048576"] for b in ("1048576", "262144")}}])
+    )
+    record("3.9", 7.0, 8.0, 9.0)
+    assert kept() == {("", "262144"): [1.0, 2.0, 3.0], ("3.9", "1048576"): [7.0, 8.0, 9.0]}
+    record("3.9", 7.0, 8.0, 9.0, batch=1 << 18)
+    assert kept() == {("3.9", "1048576"): [7.0, 8.0, 9.0], ("3.9", "262144"): [7.0, 8.0, 9.0]}
+
+
 @pytest.mark.parametrize(
     ("values", "positions"), [([3, 1, 2], [3, 1, 2]), ([5, 5, 1], [2.5, 2.5, 1]), ([2, 2, 2], [2, 2, 2])]
 )
