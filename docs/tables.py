@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -318,10 +319,11 @@ def inductor() -> str:
 
 
 def group(kernel: str) -> str:
-    """The operator of a kernel; the two gradients of sinkhorn are tuned apart."""
+    """The operator of a kernel; sinkhorn's forward and its two gradients are tuned apart."""
     operator = operator_of(kernel).name
     if operator == "sinkhorn":
-        operator += ", implicit gradient" if "implicit" in kernel else ", exact"
+        gradient = ("implicit gradient", "implicit"), ("exact gradient", "backward")
+        operator += ", " + next((name for name, word in gradient if word in kernel), "forward")
     return operator
 
 
@@ -385,8 +387,8 @@ def evidence(operator: str, key: str) -> str:
     return "compiled" if device.arch in {DEVICES[t].arch for t in machine_terms.TARGETS} else "default"
 
 
-def configs(operator: str, key: str) -> str:
-    """What chooses the configs of an operator on a device, own entries and its family's: measured | ranked |
+def configs(tuned: str, key: str) -> str:
+    """What chooses the configs of a `group` on a device, own entries and its family's: measured | ranked |
     default.
     """
     parts = []
@@ -394,7 +396,7 @@ def configs(operator: str, key: str) -> str:
         counts = Counter(
             entry["evidence"]
             for path, data in files(name)
-            if path.stem in OPERATORS[operator].kernels
+            if group(path.stem) == tuned
             for entry in data["entries"]
         )
         words = {"measured": "measured", "compiled": "ranked"}
@@ -404,9 +406,10 @@ def configs(operator: str, key: str) -> str:
     return "; ".join(parts) or "default"
 
 
-def matrix(cell: Callable[[str, str], str]) -> str:
+def matrix(names: Iterable[str], cell: Callable[[str, str], str]) -> str:
     return table([
-        {"operator": f"`{name}`", **{key: cell(name, key) for key in DEVICES}} for name in OPERATORS
+        {"operator": re.sub(r"^\w+", r"`\g<0>`", name), **{key: cell(name, key) for key in DEVICES}}
+        for name in names
     ])  # fmt: skip
 
 
@@ -417,8 +420,8 @@ def support() -> str:
         for device, a in artefacts().items()
     ]
     return "\n\n".join([
-        "## Are the kernels right there?", matrix(evidence),
-        "## Where do their configs come from?", matrix(configs),
+        "## Are the kernels right there?", matrix(OPERATORS, evidence),
+        "## Where do their configs come from?", matrix(dict.fromkeys(map(group, KERNELS)), configs),
         "## Versions that were judged", table(versions),
     ])  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pandas", reason="needs the bench extra, which make installs")
-from helion_sinkhorn.operators import kernel_calls
+from helion_sinkhorn.operators import OPERATORS, kernel_calls
 from helion_sinkhorn.workloads import WORKLOADS
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
@@ -70,11 +71,16 @@ def test_support_words_follow_from_the_files(numbers):
     assert tables.evidence("sinkhorn", "h200") == "measured"
     assert tables.evidence("sinkhorn", "mi350") == "emulated"
     assert tables.evidence("sinkhorn", "b200") == "compiled"
-    own, relative = tables.configs("sinkhorn", "h100").split("; ")
-    assert f"{relative}; {own}, of h100" == tables.configs("sinkhorn", "h200").replace(";", ", of h200;")
-    assert tables.configs("sinkhorn", "gb200") == tables.configs("sinkhorn", "b200") + ", of b200"
-    assert " measured" in tables.configs("sinkhorn", "h200")
-    assert " measured" not in tables.configs("sinkhorn", "b200")
+    of = functools.partial(tables.configs, "sinkhorn, forward")
+    own, relative = of("h100").split("; ")
+    assert f"{relative}; {own}, of h100" == of("h200").replace(";", ", of h200;")
+    assert of("gb200") == of("b200") + ", of b200"
+    assert " measured" in of("h200")
+    assert " measured" not in of("b200")
+    groups = {kernel: tables.group(kernel) for kernel in OPERATORS["sinkhorn"].kernels}
+    exact = {groups["sinkhorn_backward_history"], groups["sinkhorn_backward"]}
+    assert exact == {"sinkhorn, exact gradient"}
+    assert len(set(groups.values())) == 3
     assert tables.configs("hc_mixes", "gb200") == tables.configs("hc_mixes", "b200") == "default"
 
 

@@ -81,6 +81,11 @@ class Judged(BenchmarkOperator):
         """So that newer versions of tritonbench need not draw all inputs to count them."""
         return len(self.cases)
 
+    def enable_bf16(self):
+        """Nothing: inputs come in their dtypes, and tritonbench would narrow float32 weights and leaves."""
+
+    enable_fp16 = enable_bf16
+
     def once(self, name, make):
         """make(), computed at most once for an input."""
         if self.seen.get("input") is not self.example_inputs[0]:

@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> None:
             when there is no result; tritonbench is not importable.
     """
     try:
-        import tritonbench  # noqa: F401
+        import tritonbench.utils.triton_op  # noqa: F401
     except ImportError as error:
         sys.exit(
             f"{error}: put a checkout of https://github.com/meta-pytorch/tritonbench on PYTHONPATH, and "

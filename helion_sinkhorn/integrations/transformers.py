@@ -96,9 +96,11 @@ def patch(
         `hc_post` rounds once.  Under autocast the projection stays in float32, which the original's does not.
 
     Raises:
+        TypeError: model is no module.
         ValueError: there is no such module, or one is sharded by FSDP, has hooks, or has other code than that
             of transformers 5.23.0.  Nothing is changed then.
     """
+    _check_model(model)
     connections = _named(model, theirs.DeepseekV4HyperConnection)
     heads = _named(model, theirs.DeepseekV4HyperHead)
     blocks = _named(model, theirs.DeepseekV4DecoderLayer) if layers else {}
@@ -127,8 +129,10 @@ def unpatch(model: torch.nn.Module) -> Patched:
         How many modules of each kind were exchanged.
 
     Raises:
+        TypeError: model is no module.
         ValueError: the model is not patched, or a module of ours has hooks, which would be lost.
     """
+    _check_model(model)
     ours = {name: m for name, m in model.named_modules() if hasattr(m, REPLACED)}
     blocks = [m for m in model.modules() if type(m) is DeepseekV4DecoderLayer]
     if not ours and not blocks:
@@ -143,6 +147,11 @@ def unpatch(model: torch.nn.Module) -> Patched:
         block.__class__ = theirs.DeepseekV4DecoderLayer
     connections = sum(isinstance(m, HyperConnection) for m in ours.values())
     return Patched(connections, len(ours) - connections, len(blocks))
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; pass a torch.nn.Module")
 
 
 def _named(model: torch.nn.Module, kind: type[torch.nn.Module]) -> dict[str, torch.nn.Module]:

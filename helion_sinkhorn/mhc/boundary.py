@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from helion_sinkhorn.mhc.modules import HyperConnection
+from helion_sinkhorn.mhc.modules import HyperConnection, check_streams_of
+from helion_sinkhorn.ops.hc_site.api import Site
 from helion_sinkhorn.ops.hc_site.crossing import Crossing, crossing
 from helion_sinkhorn.runtime.checks import check_implementation
 
@@ -106,7 +107,17 @@ class HyperBoundary(HyperConnection):
         pre: torch.Tensor | None = None,
     ) -> Crossing:
         """f (..., C) and streams (..., n, C) to y, pre, post, comb and the new streams; pre None is V4's."""
+        # hc_boundary says it where the two have changed places
+        if getattr(f, "ndim", 0) <= getattr(streams, "ndim", 0):
+            check_streams_of(self, streams)
         return hc_boundary(
             f, streams, post, comb, pre, self.fn, self.scale, self.base,
             **self.options, implementation=self.implementation,
         )  # fmt: skip
+
+    def enter(self, streams: torch.Tensor) -> Site:
+        """Raise TypeError: there is a sublayer before a boundary, whose output comes with the streams."""
+        raise TypeError(
+            "HyperBoundary has no enter; call it with the output of the sublayer before: "
+            "boundary(f, streams, post, comb, pre). hc_coeffs makes the coefficients of the first site"
+        )

@@ -9,7 +9,7 @@ import torch
 from helion_sinkhorn.mhc.float32 import Float32Parameters
 from helion_sinkhorn.mhc.functional import hc_head
 from helion_sinkhorn.ops.hc_site.api import Site, hc_site
-from helion_sinkhorn.runtime.checks import check_implementation, check_int
+from helion_sinkhorn.runtime.checks import check_finite, check_implementation, check_int
 from helion_sinkhorn.runtime.streams import MOST_STREAMS
 
 INITIALIZER_RANGE = 0.02
@@ -74,6 +74,7 @@ class HyperConnection(Float32Parameters):
         super().__init__()
         check_int("hidden_size", hidden_size, 1)
         check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
+        _check_deviation(initializer_range)
         self.hidden_size, self.hc_mult, self.initializer_range = hidden_size, hc_mult, initializer_range
         self.options: dict[str, Any] = {
             "sinkhorn_iters": sinkhorn_iters, "eps": eps, "norm_eps": norm_eps, "post_mult": post_mult,
@@ -102,7 +103,7 @@ class HyperConnection(Float32Parameters):
 
         With the residual behind them if asked; `enter` names the results.
         """
-        _check_streams(self, streams)
+        check_streams_of(self, streams)
         y, post, comb, residual = hc_site(
             streams, self.fn, self.scale, self.base, **self.options, implementation=self.implementation
         )
@@ -159,6 +160,7 @@ class HyperHead(Float32Parameters):
         super().__init__()
         check_int("hidden_size", hidden_size, 1)
         check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
+        _check_deviation(initializer_range)
         self.hidden_size, self.hc_mult, self.initializer_range = hidden_size, hc_mult, initializer_range
         self.options: dict[str, Any] = {
             "eps": eps,
@@ -184,7 +186,7 @@ class HyperHead(Float32Parameters):
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
         """(..., n, C) to (..., C)."""
-        _check_streams(self, streams)
+        check_streams_of(self, streams)
         return hc_head(
             streams, self.hc_fn, self.hc_scale, self.hc_base,
             **self.options, implementation=self.implementation,
@@ -194,7 +196,8 @@ class HyperHead(Float32Parameters):
         return _repr(self)
 
 
-def _check_streams(module: HyperConnection | HyperHead, streams: torch.Tensor) -> None:
+def check_streams_of(module: HyperConnection | HyperHead, streams: torch.Tensor) -> None:
+    """Raise ValueError where streams are not (..., n, C) of the module."""
     wanted = module.hc_mult, module.hidden_size
     if isinstance(streams, torch.Tensor) and tuple(streams.shape[-2:]) != wanted:
         one = streams.shape[-1:] == wanted[1:]
@@ -202,6 +205,13 @@ def _check_streams(module: HyperConnection | HyperHead, streams: torch.Tensor) -
             f"streams has shape {tuple(streams.shape)}; pass (..., {wanted[0]}, {wanted[1]}), streams before "
             f"features{f': hc_expand(h, {wanted[0]}) makes them of one hidden state' if one else ''}"
         )
+
+
+def _check_deviation(initializer_range: float) -> None:
+    accepted = "a finite float of at least 0, the standard deviation of a fresh projection"
+    check_finite("initializer_range", initializer_range, accepted)
+    if initializer_range < 0:
+        raise ValueError(f"initializer_range is {initializer_range}; pass {accepted}")
 
 
 def _empty(device: torch.device | str | None, *shapes: tuple[int, ...]) -> list[torch.Tensor]:

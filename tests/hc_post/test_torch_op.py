@@ -158,6 +158,12 @@ def test_vmap(dims, dtype):
     assert torch.equal(found, torch.stack(expected))
 
 
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_vmap_over_nothing(has_bias):
+    given = [t[None][:0] for t in inputs(2, 5)[: 4 + has_bias]]
+    assert torch.vmap(hc_post)(*given).shape == (0, *inputs(2, 5)[1].shape)
+
+
 def test_vmap_without_a_bias():
     each = [inputs(2, 5, seed=k, has_bias=False)[:4] for k in range(3)]
     found = torch.vmap(hc_post)(*[torch.stack(parts) for parts in zip(*each, strict=True)])

@@ -46,6 +46,26 @@ def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them()
     assert statuses(PLANTED, runs) == [0, 0, 0, 1, 1, 1, 0, 1, 0, 1, 1, 1, 0, 1, 0]
 
 
+def test_streams_alone_have_the_precision_that_was_asked_for():
+    """tritonbench casts every input; a backward in bfloat16 without kernels is autograd's, and not judged."""
+    planting = """
+from helion_sinkhorn import hc_site
+from tritonbench_ops.hc_site import cases as parts
+
+def of_a_model(x, fn, scale, base, **options):
+    dtypes = [t.dtype for t in (x, fn, scale, base)]
+    assert dtypes == [torch.bfloat16, *[torch.float32] * 3] and fn.is_leaf, dtypes
+    return hc_site(x, fn, scale, base, **options)
+
+parts.BACKENDS.update(helion_hc_site=lambda: of_a_model, helion_raises=lambda: raises)
+"""
+    bf16 = ["bf16" if word == "fp32" else word for word in SMALL]
+    modes = ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")
+    runs = [[*bf16, "helion_hc_site", *SHAPE, "--mode", mode] for mode in modes]
+    runs.append([*bf16, "helion_raises", *SHAPE, "--mode", "bwd"])
+    assert statuses(planting, runs) == [0, 0, 0, 0, 1]
+
+
 def test_cases_are_the_bench_workloads():
     rows = parts.cases(parts.parse([]), torch.bfloat16)
     assert [(row.batch, row.c) for row in rows] == [(w.batch, w.c) for w in tagged("bench", HcSiteWorkload)]

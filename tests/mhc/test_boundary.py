@@ -127,6 +127,24 @@ def test_wrong_weights_are_refused():
         hc_boundary(*given, [1.0], *parameters)
 
 
+def test_what_is_wrong_is_named_and_not_the_module_s_projection():
+    f, x, post, comb = randn(3, 5, 8), randn(3, 5, 4, 8), randn(3, 5, 4), randn(3, 5, 4, 4)
+    parameters = randn(24, 32), torch.ones(3), torch.zeros(24)
+    swapped = r"f has shape \(3, 5, 4, 8\); .* pass \(\.\.\., C\), \(3, 8\): f comes first, then the streams"
+    with pytest.raises(ValueError, match=swapped):
+        nn.HyperBoundary(8)(x, f, post, comb)
+    with pytest.raises(ValueError, match=swapped):
+        hc_boundary(x, f, post, comb, None, *parameters)
+    with pytest.raises(ValueError, match=r"streams has shape \(3, 5, 4, 8\); pass \(\.\.\., 4, 16\)"):
+        nn.HyperBoundary(16)(f, x, post, comb)
+    with pytest.raises(ValueError, match=r"streams has shape \(3, 5, 4, 8\); pass \(\.\.\., 2, 8\)"):
+        nn.HyperBoundary(8, 2)(f, x, post, comb)
+    with pytest.raises(ValueError, match=r"post has shape \(3, 5, 5\)"):
+        nn.HyperBoundary(8)(f, x, randn(3, 5, 5), comb)
+    with pytest.raises(TypeError, match=r"no enter; .* boundary\(f, streams, post, comb, pre\).* hc_coeffs"):
+        nn.HyperBoundary(8).enter(x)
+
+
 def test_the_module_is_the_function_with_its_parameters():
     torch.manual_seed(0)
     boundary, connection = nn.HyperBoundary(12, 4, 5), nn.HyperConnection(12, 4, 5)

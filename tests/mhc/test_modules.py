@@ -399,6 +399,9 @@ REFUSED = {
     "not expanded": (lambda: connection()(torch.zeros(2, 12)), ValueError,
                      r"streams has shape \(2, 12\); .*: hc_expand\(h, 4\) makes them of one hidden state$"),
     "merged streams": (lambda: head()(torch.zeros(2, 48)), ValueError, r"shape \(2, 48\); pass"),
+    "deviation": (lambda: nn.HyperHead(8, initializer_range=-1.0), ValueError, "initializer_range is -1.0"),
+    "NaN": (lambda: nn.HyperConnection(8, initializer_range=math.nan), ValueError, "_range is nan; pass"),
+    "no number": (lambda: nn.HyperConnection(8, initializer_range="x"), TypeError, "_range is 'x'; pass"),
     "no tensor": (lambda: head()([1.0]), TypeError, "x is a list; pass a torch.Tensor"),
 }  # fmt: skip
 

@@ -334,6 +334,12 @@ def test_models_without_such_modules_are_refused(model):
         patch(model)
 
 
+@pytest.mark.parametrize("change", [patch, unpatch])
+def test_what_is_no_module_is_refused(change):
+    with pytest.raises(TypeError, match=r"model is a NoneType; pass a torch\.nn\.Module"):
+        change(None)
+
+
 def other_forward(self, hidden_states, input_ids=None, **kwargs):
     return hidden_states
 

@@ -89,6 +89,8 @@ BACKENDS: dict[str, Callable[[], Callable[..., Tensors]]] = {
 """name -> what builds the function; it takes x, fn, scale, base and the options of a workload."""
 UNJUDGED = (BASELINE, "torch_compile", "helion_parts")
 """Those that need not keep the budget: autograd rounds their sums of dx to the dtype of x."""
+MADE_OF_PARTS = "helion_hc_site"
+"""The same without a GPU, where it has no kernels."""
 
 
 def share_of_budget(

@@ -112,7 +112,7 @@ def _register_vmap(name: str, first: int) -> None:
         if in_dims[at] is not None:
             dtype = computing(given[first + 1].dtype)
             bias = batch_first(arguments[at], in_dims[at], info.batch_size).to(dtype)
-            given[first] = f.to(dtype) + bias.view(len(bias), *[1] * (f.dim() - 2), -1)
+            given[first] = f.to(dtype) + bias.view(len(bias), *[1] * (f.dim() - 2), bias.size(-1))
             given[at] = None
         found = operator(*given)
         if isinstance(found, torch.Tensor):

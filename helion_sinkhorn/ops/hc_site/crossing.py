@@ -69,12 +69,13 @@ def crossing(
 
     The other arguments are those of `hc_site`.
     """
+    if update is not None:
+        f, post, comb, bias = update
+        # first, or what is wrong with f or x is said of fn
+        check_update(f, x, post, comb, bias)
     check(x, fn, scale, base, weights, sinkhorn_iters, norm_weight)
     check_options(norm_eps, precision, eps_outside)
     check_constants(eps, post_mult, pre_eps, post_eps, comb_order)
-    if update is not None:
-        f, post, comb, bias = update
-        check_update(f, x, post, comb, bias)
     numbers = (eps, norm_eps, post_mult, eps if pre_eps is None else pre_eps, post_eps)
     constants = Constants(sinkhorn_iters, *map(float, numbers), comb_order, precision, eps_outside)
     computed = is_computed(implementation, constants, x, fn, scale, base, weights, norm_weight, *update or ())

@@ -8,7 +8,7 @@ import torch
 
 from helion_sinkhorn.ops.sinkhorn.api import DEFAULT_EPS, MOST_ITERS, check_options, sinkhorn
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import Implicit
-from helion_sinkhorn.runtime.checks import check_implementation, check_int
+from helion_sinkhorn.runtime.checks import check_implementation, check_int, check_tensor
 
 
 class Sinkhorn(torch.nn.Module):
@@ -69,6 +69,8 @@ class FusedMHC(torch.nn.Module):
 
     def forward(self, logits: torch.Tensor) -> torch.Tensor:
         """(..., n, n) logits of any floating dtype to (..., n, n) P of that dtype."""
+        # before they become float32, which `sinkhorn` takes
+        check_tensor("logits", logits, "(..., n, n)")
         with _no_autocast(logits):
             clamped = logits.float().clamp(min=self.CLAMP)
             return sinkhorn(clamped, self.mhc_iters, form="log").to(logits.dtype)
@@ -86,7 +88,7 @@ class SinkhornLaneMixer(torch.nn.Module):
     Numerical policy: P and the product in float32 (on a GPU in TF32 where the process allows that for
         torch.matmul), the result in the dtype of x.
     Raises:
-        TypeError: num_lanes or iters is no int.
+        TypeError: num_lanes or iters is no int, x_lanes no tensor of a floating dtype.
         ValueError: num_lanes is less than 1, iters out of range, or x_lanes has another shape.
     Source: triton-sinkhorn's README, FusedSinkhornLaneMixer.
     """
@@ -101,6 +103,7 @@ class SinkhornLaneMixer(torch.nn.Module):
 
     def forward(self, x_lanes: torch.Tensor) -> torch.Tensor:
         """(batch, seq, lanes, dim) to the same shape; any leading shape before (lanes, dim)."""
+        check_tensor("x_lanes", x_lanes, f"(..., {self.lanes}, dim)")
         if x_lanes.dim() < 2 or x_lanes.size(-2) != self.lanes:
             raise ValueError(
                 f"x_lanes has shape {tuple(x_lanes.shape)}; "

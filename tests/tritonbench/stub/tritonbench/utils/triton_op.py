@@ -7,6 +7,7 @@ from itertools import islice
 from types import SimpleNamespace
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 REGISTERED_BENCHMARKS = defaultdict(dict)
 BASELINE_BENCHMARKS = defaultdict(list)
@@ -85,11 +86,25 @@ class BenchmarkOperator:
         self.mode, self.device = Mode(tb_args.mode), tb_args.device
         self.requires_grad = self.mode is not Mode.FWD_NO_GRAD
         self.required_metrics = tb_args.metrics.split(",") if tb_args.metrics else self.DEFAULT_METRICS
-        precision = self.DEFAULT_PRECISION if tb_args.precision == "bypass" else tb_args.precision
-        self.dtype = DTYPES.get(precision)
+        self.precision = self.DEFAULT_PRECISION if tb_args.precision == "bypass" else tb_args.precision
+        self.dtype = DTYPES.get(self.precision)
         self._only = tb_args.only.split(",") if tb_args.only else []
         self._skip = tb_args.skip.split(",") if tb_args.skip else []
         self._num_inputs = tb_args.num_inputs
+
+    def enable_bf16(self):
+        self.narrow(torch.bfloat16)
+
+    def enable_fp16(self):
+        self.narrow(torch.float16)
+
+    def narrow(self, dtype):
+        """As tritonbench does to every input before a backend gets it: leaves stay no leaves."""
+
+        def cast(x):
+            return x.to(dtype) if x.dtype == torch.float32 else x
+
+        self.example_inputs = tree_map_only(torch.Tensor, cast, self.example_inputs)
 
     def closure(self, name):
         forward = getattr(self, name)(*self.example_inputs)
@@ -143,6 +158,8 @@ class BenchmarkOperator:
         try:
             for case in inputs[: self._num_inputs]:
                 self.example_inputs, self.fns = case, {}
+                if enable := getattr(self, f"enable_{self.precision}", None):
+                    enable()
                 row = {n: self.measured(n, n in baselines) for n in names if everything[n].enabled}
                 result.append((self.get_x_val(self.example_inputs), row))
         finally:
