@@ -95,6 +95,7 @@ GENERATED = (
             ("host", "triton", whole_calls.host), ("host h100", "triton_h100", whole_calls.host),
         )
     ),
+    Generated("docs/first_call.md", "times", "docs/bench/first_call.csv", whole_calls.first_call),
     Generated("docs/kernel_times.md", "residual", CACHE, kernel_times.residual),
     Generated("docs/mhc.md", "recompute", "docs/bench/recompute.csv", whole_calls.recomputed),
     Generated("docs/backward.md", "gradients", CACHE, kernel_times.gradients),
@@ -173,7 +174,7 @@ REMADE = {
 
 MENTIONED = {
     "docs/amd.md": "no times; what has been emulated is in docs/emulation.md",
-    "docs/first_call.md": "seconds of a first call: of docs/bench/report.md, and of a run named there",
+    "docs/first_call.md": "seconds of first calls on other hosts, each with its run in its sentence",
     "docs/helion.md": "single times, each with the versions in its sentence; they are not kept anywhere else",
     "docs/index.md": "the output of an example on a CPU",
     "docs/tritonbench.md": "shares of error budgets on an H200; no times",

@@ -174,6 +174,37 @@ GOALS = {
 """Layers of a call of 128 matrices: what each is compared with, and how many times that was aimed at."""
 
 
+FIRST_CALLS = {"warm caches": 3.0, "empty caches": 8.0, "no generated code kept": None}
+"""States of the caches, and seconds aimed at from the end of `import torch` to the gradient."""
+
+
+def first_calls(triton: str) -> dict[str, tuple[str, list[float]]]:
+    """What became of generated code, and seconds of import, forward and backward, in each state."""
+    found: dict[str, tuple[str, list[float]]] = {}
+    for row in read("first_call"):
+        if row["triton_version"] == triton:
+            state, _, code = row["quantity"].partition(", ")[2].partition("; ")
+            found.setdefault(state, (code, []))[1].append(float(row["seconds"]))
+    return found
+
+
+def first_call() -> str:
+    """Seconds of a first call in each state of the caches, under each Triton."""
+    rows, lines = read("first_call"), []
+    versions = sorted({r["triton_version"] for r in rows})
+    for state, most in FIRST_CALLS.items():
+        line, met = {"caches": state}, []
+        for version in versions:
+            code, seconds = first_calls(version).get(state, ("", []))
+            steps = " + ".join(f"{s:.2f}" for s in seconds)
+            line[f"Triton {version}"] = f"{steps} = {sum(seconds):.1f} ({code})" if seconds else "-"
+            if most and seconds:
+                met.append(sum(seconds) <= most)
+        aim = f"{most:.0f}, {'met' if all(met) else 'missed'}" if most else ""
+        lines.append({**line, "aimed at": aim})
+    return f"{of_versions(rows)}; import, forward and backward.\n\n{table(lines)}"
+
+
 def host(name: str) -> str:
     """Host time of a call's layers under each Triton, over that of `x * 2` in the same process, from a
     file."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import sys
 from dataclasses import replace
@@ -104,30 +103,3 @@ def test_a_result_is_compared_with_the_config_of_its_own_call():
 def test_artefacts_name_no_folder_of_a_machine():
     for path in (ROOT / "docs" / "accuracy").glob("*.json"):
         assert '"source": "/' not in path.read_text(), path.name
-
-
-def test_times_of_a_type_are_compared_with_a_copy_of_that_type(tmp_path, monkeypatch):
-    """A table of float32 took the smaller bfloat16 copies for its floor where a run had both."""
-    from docs import whole_calls
-
-    us = {
-        "float32": {"copy": 40.0, "helion_sinkhorn": 60.0},
-        "bfloat16": {"copy": 20.0, "helion_sinkhorn": 50.0},
-    }
-    fields = {"section": "sweep", "n": "4", "batch": "1024", "device": "NVIDIA H200",
-              "torch_version": "2.11.0", "utc": "2026-11-26T10:00:00Z", "commit": "0123456789ab"}  # fmt: skip
-    rows = [
-        {**fields, "function": f, "dtype": dtype, "pass": way, "triton_version": version, "us": str(time)}
-        for dtype, times in us.items() for f, time in times.items()
-        for way in ("forward", "backward") for version in ("3.6.0", "3.9.0")
-    ]  # fmt: skip
-    with (tmp_path / "run.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    monkeypatch.setattr(whole_calls, "BENCH", tmp_path)
-    lines = [line for line in whole_calls.triton("run").splitlines() if line.startswith("| 4 |")]
-    assert lines == [
-        "| 4 | 1024 | float32 | deepseek | 60 (1.50) | 60 (1.50) | 60 (1.50) | 60 (1.50) |",
-        "| 4 | 1024 | bfloat16 | deepseek | 50 (2.50) | 50 (2.50) | 50 (2.50) | 50 (2.50) |",
-    ]

@@ -37,8 +37,8 @@ def output(command, **options) -> str:
 
 
 def files_under(folder: Path) -> set[str]:
-    """Paths of the files a user needs, relative to `folder`."""
-    found = (p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
+    """Paths of the files a user needs, relative to `folder`; a tuner leaves locks."""
+    found = (p.relative_to(folder) for p in folder.rglob("*") if p.is_file() and p.suffix != ".lock")
     return {p.as_posix() for p in found if "__pycache__" not in p.parts}
 
 

@@ -14,6 +14,13 @@ RUN = {"commit": "abc", "utc": "2026-01-02T03:04:05Z", "torch_version": "1", "tr
        "helion_version": "3", "device": "a GPU"}  # fmt: skip
 
 
+def write(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 @pytest.fixture
 def whole_calls(monkeypatch, tmp_path):
     from docs import whole_calls
@@ -49,3 +56,40 @@ def test_both_passes_of_linear_attention_are_one_row(whole_calls, tmp_path):
         writer.writerow({**row, "pass": "forward", "us": 193, "us_graph": 187.5})
         writer.writerow({**row, "pass": "backward", "us": 1533, "us_graph": 1526})
     assert "| **chunked** | 193 | 1,533 | 187.5 | 1,526 | 1 2 3 4 5 |" in whole_calls.linear_attention()
+
+
+def test_times_of_a_type_are_compared_with_a_copy_of_that_type(whole_calls, tmp_path):
+    """A table of float32 took the smaller bfloat16 copies for its floor where a run had both."""
+    us = {
+        ("float32", "copy"): 40.0, ("float32", "helion_sinkhorn"): 60.0,
+        ("bfloat16", "copy"): 20.0, ("bfloat16", "helion_sinkhorn"): 50.0,
+    }  # fmt: skip
+    place = {**RUN, "section": "sweep", "n": "4", "batch": "1024"}
+    write(tmp_path / "run.csv", [
+        {**place, "function": of, "dtype": dtype, "pass": way, "triton_version": version, "us": str(time)}
+        for (dtype, of), time in us.items()
+        for way in ("forward", "backward") for version in ("3.6.0", "3.9.0")
+    ])  # fmt: skip
+    assert [line for line in whole_calls.triton("run").splitlines() if line.startswith("| 4 |")] == [
+        "| 4 | 1024 | float32 | deepseek | 60 (1.50) | 60 (1.50) | 60 (1.50) | 60 (1.50) |",
+        "| 4 | 1024 | bfloat16 | deepseek | 50 (2.50) | 50 (2.50) | 50 (2.50) | 50 (2.50) |",
+    ]
+
+
+def test_first_calls_of_each_version_and_state(whole_calls, tmp_path):
+    laps = {
+        ("3.6.0", "warm caches; generated code found"): (0.1, 0.5, 0.25),
+        ("3.9.0", "warm caches; generated code found"): (0.1, 2.0, 1.0),
+        ("3.9.0", "empty caches; Helion imported"): (0.1, 3.0, 4.0),
+    }
+    write(tmp_path / "first_call.csv", [
+        {**RUN, "triton_version": version, "quantity": f"{step}, {state}", "seconds": str(seconds)}
+        for (version, state), each in laps.items()
+        for step, seconds in zip(("import helion_sinkhorn", "forward", "backward"), each, strict=True)
+    ])  # fmt: skip
+    found = "(generated code found)"
+    assert whole_calls.first_call().splitlines()[-3:] == [
+        f"| warm caches | 0.10 + 0.50 + 0.25 = 0.8 {found} | 0.10 + 2.00 + 1.00 = 3.1 {found} | 3, missed |",
+        "| empty caches | - | 0.10 + 3.00 + 4.00 = 7.1 (Helion imported) | 8, met |",
+        "| no generated code kept | - | - |  |",
+    ]
