@@ -14,6 +14,7 @@ from tritonbench.utils.triton_op import (
     REGISTERED_METRICS,
     BenchmarkOperator,
     register_benchmark,
+    register_metric,
 )
 
 from tritonbench_ops import measure
@@ -98,6 +99,12 @@ class Judged(BenchmarkOperator):
         """The closure of a backend, built anew."""
         return getattr(self, name)(*self.example_inputs)
 
+    def is_right(self, fn, share):
+        """Whether a result is within its error budget, of which it takes this share; kept for the verdict."""
+        right = share <= 1
+        self.accurate[self.get_x_val(self.example_inputs), fn._name] = right
+        return right
+
     def required(self) -> tuple[list[str], set[str]]:
         """(backends that must be there and not raise, those of them whose result must be right)."""
         raise NotImplementedError
@@ -120,6 +127,10 @@ class JudgedByLeaves(Judged):
 
     parts: ModuleType
     """Its module `cases`."""
+
+    def __init__(self, tb_args, extra_args=None):
+        super().__init__(tb_args, extra_args)
+        self.cases = self.parts.cases(self.parts.parse(self.extra_args or []), self.dtype)
 
     def required(self):
         must = self.named or [name for name in self.parts.BACKENDS if name not in (self._skip or [])]
@@ -164,6 +175,19 @@ class JudgedByLeaves(Judged):
         """Bytes that this mode reads and writes at least."""
         raise NotImplementedError
 
+    def operations(self, inputs):
+        """Floating-point operations of forward."""
+        raise NotImplementedError
+
+    def x_floor(self, fn, inputs, metrics):
+        return None if metrics.latency is None else metrics.latency / self.floor()
+
+    def gbps(self, fn, inputs, metrics):
+        return measure.gigabytes_a_second(self.moved(), metrics.latency)
+
+    def flops(self, fn, inputs, metrics):
+        return self.operations(inputs) * measure.PASSES[self.mode.value]
+
     def floor(self):
         """Milliseconds of a copy of the bytes of this mode, measured in this run."""
         device = self.example_inputs[0].device
@@ -175,6 +199,17 @@ class JudgedByLeaves(Judged):
             return measure.milliseconds(lambda: target.copy_(source), device, graph)
 
         return self.once("floor", measured)
+
+
+def add_metrics(operator: type[JudgedByLeaves]) -> None:
+    """Register what all operators measure: tritonbench finds a metric's operator by its function's module."""
+    for shared in (JudgedByLeaves.x_floor, JudgedByLeaves.gbps, JudgedByLeaves.flops):
+
+        def metric(self, fn, inputs, metrics, shared=shared):
+            return shared(self, fn, inputs, metrics)
+
+        metric.__name__, metric.__module__ = shared.__name__, operator.__module__
+        setattr(operator, shared.__name__, register_metric()(metric))
 
 
 def add_backends(operator: type[JudgedByLeaves], name: str) -> None:

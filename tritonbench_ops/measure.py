@@ -16,6 +16,11 @@ HOST_CALLS = 50
 """Launches in a row: far fewer than a device queues."""
 
 
+def of_mode(mode: str, forward: int, backward: int) -> int:
+    """What forward and backward take, in a mode."""
+    return {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": forward + backward}[mode]
+
+
 def floor(logits: torch.Tensor, mode: str) -> Callable[[], object]:
     """The same bytes moved by PyTorch: a copy for forward, an addition for backward."""
     x = logits.detach()

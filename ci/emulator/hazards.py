@@ -60,7 +60,7 @@ class Hazards:
                 self.check(ins, effects, register)
             self.check_exec(ins, kind)
             self.check_writes(ins, effects, vector)
-        self.note(ins, effects, vector)
+        self.note(ins, effects)
         self.clock += 1
 
     def since(self, register: int) -> tuple[int, str, Instruction]:
@@ -151,7 +151,7 @@ class Hazards:
             return 0
         return passes + (1 + (self.arch == "gfx950") if narrow else 0)
 
-    def note(self, ins: Instruction, effects: Effects, vector: bool) -> None:
+    def note(self, ins: Instruction, effects: Effects) -> None:
         kind = effects.kind
         how = kind if kind in ("function", "matrix", "scalar") else "vector" if kind == "vector" else "other"
         if how == "vector" and (shifted(ins) or ins.modifiers.get("dst_sel", "DWORD") != "DWORD"):

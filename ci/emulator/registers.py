@@ -23,8 +23,6 @@ VECTORS = 512
 """v0 to v255, and a0 to a255 behind them as far as the descriptor says."""
 SCALARS = 128
 VCC, M0, EXEC = 106, 124, 126
-SCC = SCALARS
-"""Its number where registers are listed; its value stands in Waves.scc."""
 NAMED = {
     "vcc": (VCC, 2), "vcc_lo": (VCC, 1), "vcc_hi": (VCC + 1, 1), "m0": (M0, 1),
     "exec": (EXEC, 2), "exec_lo": (EXEC, 1), "exec_hi": (EXEC + 1, 1),

@@ -159,7 +159,7 @@ class Block:
         if op in IGNORED:
             return
         if op == "EXIT":
-            self.alive &= ~(self.active & self.decided(ins))
+            self.alive &= ~(self.active & self.decided())
         elif op == "BRA":
             self.branch(ins, here, at)
         elif op in ("LDG", "STG", "LDS", "STS"):
@@ -177,7 +177,7 @@ class Block:
         else:
             raise Unknown("an instruction that is not known here")
 
-    def decided(self, ins: Instruction) -> np.ndarray:
+    def decided(self) -> np.ndarray:
         """Whether the guard holds, which must be known."""
         if (self.condition[self.active] < 0).any():
             raise Unknown("a guard that is no number")

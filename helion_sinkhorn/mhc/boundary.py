@@ -42,25 +42,27 @@ def hc_boundary(
     takes those of the site before: pass the `pre` that came with post and comb.
 
     Args:
-        f: (..., C), the sublayer's output.
-        x: (..., n, C), the streams before it, `residual` of the call that made post and comb.
-        post: (..., n).
-        comb: (..., n, n).
+        f: (..., C), the sublayer's output, any floating dtype, as `hc_post` takes it.
+        x: (..., n, C), the streams before it, `residual` of the call that made post and comb; float32,
+            bfloat16, float16 or float64.
+        post: (..., n), any floating dtype.
+        comb: (..., n, n), any floating dtype.
         pre_next: (..., n), any floating dtype, or None.
-        fn: (n^2 + 2n, n C), the projection of the next site; so are the following, as in `hc_site`.
+        fn: (n^2 + 2n, n C), the projection of the next site, as are all that follow to norm_weight, and the
+            options from post_mult to eps_outside but comb_order: as in `hc_site`.
         scale: (3,).
         base: (n^2 + 2n,).
         sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`.
         eps: of Sinkhorn's softmax and denominators, and added to pre; 0, or 1e-12 to 1.
         norm_eps: added to the mean square under the root, as in `hc_mixes`.
         norm_weight: (n C,), weight of the norm, or None for 1.
+        bias: (C,), any floating dtype, added to f, or None.
         post_mult: factor of post, as in `hc_split_sinkhorn`.
         pre_eps: added to pre; None for eps.
         post_eps: added to post.
+        comb_order: "io" or "oi", of comb and of the one that is returned.
         precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
         eps_outside: add norm_eps to the root and not under it.
-        bias: (C,), added to f.
-        comb_order: of comb and of the next one.
         implementation: "auto", "helion" or "pytorch".
 
     Returns:
@@ -106,7 +108,15 @@ class HyperBoundary(HyperConnection):
         comb: torch.Tensor,
         pre: torch.Tensor | None = None,
     ) -> Crossing:
-        """f (..., C) and streams (..., n, C) to y, pre, post, comb and the new streams; pre None is V4's."""
+        """From one sublayer's output to the next one's input, the streams' new coefficients, and the streams.
+
+        Args:
+            f: (..., C).
+            streams: (..., n, C).
+            post: (..., n).
+            comb: (..., n, n).
+            pre: (..., n) of the site before, as in V4.1; None for that of this site, as in V4.
+        """
         # hc_boundary says it where the two have changed places
         if getattr(f, "ndim", 0) <= getattr(streams, "ndim", 0):
             check_streams_of(self, streams)

@@ -137,8 +137,8 @@ def hc_head(
         The gate's derivative is sigmoid(a) sigmoid(-a), which a saturated gate does not cancel.
 
     Raises:
-        TypeError: an argument is no floating-point tensor, eps no number.
-        ValueError: shapes that do not fit, an unknown option.
+        TypeError: an argument is no floating-point tensor, eps or norm_eps no number.
+        ValueError: shapes that do not fit, more than 16 streams, norm_eps out of range, an unknown option.
         NotImplementedError: implementation="helion" where the kernels do not support the call.
 
     Source: DeepSeek-V4's inference code, whose last collapse this is.

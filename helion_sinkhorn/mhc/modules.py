@@ -49,6 +49,7 @@ class HyperConnection(Float32Parameters):
 
     Raises:
         TypeError, ValueError: an option that the operators do not take, when the module is made.
+        ValueError: streams that are not (..., hc_mult, hidden_size), when it is called.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880).
     """
@@ -140,6 +141,7 @@ class HyperHead(Float32Parameters):
 
     Raises:
         TypeError, ValueError: an option that the operators do not take, when the module is made.
+        ValueError: streams that are not (..., hc_mult, hidden_size), when it is called.
 
     Source: DeepSeek-V4's inference code.
     """

@@ -8,7 +8,6 @@ import torch
 from helion_sinkhorn.configs.store import triton_version
 
 LOG2E = 1.4426950408889634
-LN2 = 0.6931471805599453
 
 
 def reciprocal(x, how):

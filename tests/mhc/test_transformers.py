@@ -303,7 +303,6 @@ def forward_of_one(model):
     model.model.hc_head.forward = lambda x: x.mean(-2)
 
 
-FIRST = "model.layers.0"
 CASES = {
     "already": (patched_already, {}, r"contains no DeepseekV4HyperConnection .*; it is patched already"),
     "already but for the layers": (patched_without_layers, {}, "it is patched already"),

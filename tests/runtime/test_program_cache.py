@@ -55,7 +55,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def planted(folder, monkeypatch):
+def planted(folder):
     """A kept program that leaves a mark when it is executed, and the mark."""
     mark = folder.parent / "executed"
     program_cache.keep(NAME, f"open({str(mark)!r}, 'w').close()\n\ndef host():\n    return 41\n")

@@ -577,7 +577,7 @@ def test_inputs_are_chosen_by_number(tmp_path):
 
 
 @needs_checkout
-def test_all_backends_of_the_package_run(tmp_path):
+def test_all_backends_of_the_package_run():
     done = python("checkout", "-m", "tritonbench_ops", *SMALL[:-1], 1, *QUICK, "--mode", "fwd_bwd", "--csv")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "torch_compile_max_autotune-accuracy" in done.stdout

@@ -29,7 +29,7 @@ def test_threads_read_their_own_lines(n, m, thread, dtype):
     # the entries of a thread, by their number in the matrix
     held = torch.arange(n * m).as_strided(x.shape[1:], x.stride()[1:])
     for axis, lines in ((1, held // m), (2, held % m)):
-        written, read = kept_views(torch.full((3, 2, (n, m)[axis - 1]), -1), axis, x, n, m, False)
+        written, read = kept_views(torch.full((3, 2, (n, m)[axis - 1]), -1), axis, x, m, False)
         written[2, 1] = torch.arange((n, m)[axis - 1]).reshape(written.shape[2:])
         found = read[2, 1].movedim(4, 2)
         if axis == 1:
@@ -39,14 +39,14 @@ def test_threads_read_their_own_lines(n, m, thread, dtype):
             assert torch.equal(found[None].expand_as(lines), lines)
         assert (read[2, 0] == -1).all()
         assert (read[:2] == -1).all()
-        _, moved = kept_views(torch.zeros(3, 2, (n, m)[axis - 1]), axis, x, n, m, True)
+        _, moved = kept_views(torch.zeros(3, 2, (n, m)[axis - 1]), axis, x, m, True)
         assert moved.shape == (2, read.size(5), read.size(4), 3, *read.shape[2:4], read.size(6))
 
 
 def test_a_matrix_of_one_thread_and_unknown_threads_read_the_scratch():
     scratch = torch.zeros(2, 3, 8)
     for x in (torch.zeros(1, 8, 8), spread_over_threads(torch.zeros(1, 8, 8), 8, 8)):
-        assert all(view is scratch for view in kept_views(scratch, 1, x, 8, 8, True))
+        assert all(view is scratch for view in kept_views(scratch, 1, x, 8, True))
 
 
 @pytest.fixture

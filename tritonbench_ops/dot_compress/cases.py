@@ -15,6 +15,7 @@ from helion_sinkhorn.testing.rounding import worst
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import relative, share_beyond
 from tritonbench_ops.inductor import compiled
+from tritonbench_ops.measure import of_mode
 
 REPORTED = 0.2, 0.01
 """atol and rtol of pytorch/helion#1661: a view of the accuracy, and no test of it (docs/dot_compress.md)."""
@@ -43,7 +44,7 @@ def x_value(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None) -> str:
 def bytes_moved(x: torch.Tensor, y: torch.Tensor, mode: str) -> int:
     """Bytes of every tensor moved once: x, y and out; the upstream gradient, x, y, dx and dy."""
     forward, backward = x.nbytes + 2 * y.nbytes, 2 * x.nbytes + 3 * y.nbytes
-    return {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": forward + backward}[mode]
+    return of_mode(mode, forward, backward)
 
 
 def operations(x: torch.Tensor, y: torch.Tensor) -> float:

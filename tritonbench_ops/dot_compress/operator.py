@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from tritonbench.utils.triton_op import register_metric, register_x_val
 
-from tritonbench_ops import measure
 from tritonbench_ops.dot_compress import cases as parts
-from tritonbench_ops.judged import JudgedByLeaves, add_backends
+from tritonbench_ops.judged import JudgedByLeaves, add_backends, add_metrics
 
 
 class Operator(JudgedByLeaves):
@@ -15,10 +14,6 @@ class Operator(JudgedByLeaves):
     parts = parts
     DEFAULT_PRECISION = "bf16"
     DEFAULT_METRICS = ["latency", "speedup", "accuracy", "reported_mismatch", "x_floor"]  # noqa: RUF012
-
-    def __init__(self, tb_args, extra_args=None):
-        super().__init__(tb_args, extra_args)
-        self.cases = parts.cases(parts.parse(self.extra_args or []), self.dtype)
 
     def get_input_iter(self):
         for case in self.cases:
@@ -33,9 +28,9 @@ class Operator(JudgedByLeaves):
     def accuracy(self, fn, baseline_fn):
         """Whether the result is within the error budget against float64; no baseline decides."""
         out, gradients = self.results(fn)
-        right = parts.share_of_budget(self.example_inputs[:3], self.example_inputs[3], out, gradients) <= 1
-        self.accurate[self.get_x_val(self.example_inputs), fn._name] = right
-        return right
+        return self.is_right(
+            fn, parts.share_of_budget(self.example_inputs[:3], self.example_inputs[3], out, gradients)
+        )
 
     @register_metric()
     def reported_mismatch(self, fn, inputs, metrics):
@@ -43,21 +38,13 @@ class Operator(JudgedByLeaves):
         eager = self.once("eager", lambda: self.forward(parts.BASELINE)().detach())
         return parts.mismatched(self.forward(fn._name)().detach(), eager)
 
-    @register_metric()
-    def x_floor(self, fn, inputs, metrics):
-        return None if metrics.latency is None else metrics.latency / self.floor()
-
-    @register_metric()
-    def gbps(self, fn, inputs, metrics):
-        return measure.gigabytes_a_second(self.moved(), metrics.latency)
-
-    @register_metric()
-    def flops(self, fn, inputs, metrics):
-        return parts.operations(*inputs[:2]) * measure.PASSES[self.mode.value]
+    def operations(self, inputs):
+        return parts.operations(*inputs[:2])
 
     def moved(self):
         x, y, *_ = self.example_inputs
         return parts.bytes_moved(x, y, self.mode.value)
 
 
+add_metrics(Operator)
 add_backends(Operator, "dot_compress")

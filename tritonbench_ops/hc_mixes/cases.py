@@ -15,6 +15,7 @@ from helion_sinkhorn.testing.rounding import SIGMAS, half_ulp, worst
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import relative, share_beyond
 from tritonbench_ops.inductor import compiled
+from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
 SIZES = {"tokens": "T", "streams": "n", "hidden": "C", "rows": "M, of fn"}
@@ -52,7 +53,7 @@ def bytes_moved(x: torch.Tensor, case: MixesWorkload, mode: str) -> int:
     """Bytes of every tensor moved once: x and mixes; dmixes, mixes, x, dx; fn and dfn."""
     mixes, fn = 4 * len(x) * case.m, 4 * case.m * case.columns
     forward, backward = x.nbytes + mixes + fn, 2 * (x.nbytes + mixes + fn)
-    return {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": forward + backward}[mode]
+    return of_mode(mode, forward, backward)
 
 
 def operations(case: MixesWorkload) -> float:

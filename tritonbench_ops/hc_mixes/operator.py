@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from tritonbench.utils.triton_op import register_metric, register_x_val
+from tritonbench.utils.triton_op import register_x_val
 
-from tritonbench_ops import measure
 from tritonbench_ops.hc_mixes import cases as parts
-from tritonbench_ops.judged import JudgedByLeaves, add_backends
+from tritonbench_ops.judged import JudgedByLeaves, add_backends, add_metrics
 
 
 class Operator(JudgedByLeaves):
@@ -20,7 +19,6 @@ class Operator(JudgedByLeaves):
 
     def __init__(self, tb_args, extra_args=None):
         super().__init__(tb_args, extra_args)
-        self.cases = parts.cases(parts.parse(self.extra_args or []), self.dtype)
         self.of_shape = {}
 
     def get_input_iter(self):
@@ -42,21 +40,10 @@ class Operator(JudgedByLeaves):
         case = self.case_of(*self.example_inputs)
         if fn._name in parts.TF32:
             case = dataclasses.replace(case, precision="tf32")
-        right = parts.share_of_budget(case, self.example_inputs, *self.results(fn)) <= 1
-        self.accurate[self.get_x_val(self.example_inputs), fn._name] = right
-        return right
+        return self.is_right(fn, parts.share_of_budget(case, self.example_inputs, *self.results(fn)))
 
-    @register_metric()
-    def x_floor(self, fn, inputs, metrics):
-        return None if metrics.latency is None else metrics.latency / self.floor()
-
-    @register_metric()
-    def gbps(self, fn, inputs, metrics):
-        return measure.gigabytes_a_second(self.moved(), metrics.latency)
-
-    @register_metric()
-    def flops(self, fn, inputs, metrics):
-        return parts.operations(self.case_of(*inputs)) * measure.PASSES[self.mode.value]
+    def operations(self, inputs):
+        return parts.operations(self.case_of(*inputs))
 
     def moved(self):
         x = self.example_inputs[0]
@@ -67,4 +54,5 @@ class Operator(JudgedByLeaves):
         return lambda: function(x, fn, **options)
 
 
+add_metrics(Operator)
 add_backends(Operator, "hc_mixes")

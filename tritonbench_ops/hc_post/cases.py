@@ -15,6 +15,7 @@ from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
 from tritonbench_ops.inductor import compiled
+from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
 SIZES = {"tokens": "T", "streams": "n", "hidden": "C"}
@@ -51,7 +52,7 @@ def bytes_moved(f, x, post, comb, mode: str) -> int:
     gradient, f, x and the weights, and their gradients."""
     weights = post.nbytes + comb.nbytes
     forward, backward = f.nbytes + 2 * x.nbytes + weights, 2 * f.nbytes + 3 * x.nbytes + 2 * weights
-    return {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": forward + backward}[mode]
+    return of_mode(mode, forward, backward)
 
 
 def operations(x: torch.Tensor) -> float:

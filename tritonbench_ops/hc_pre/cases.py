@@ -14,6 +14,7 @@ from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
 from tritonbench_ops.inductor import compiled
+from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
 SIZES = {"tokens": "T", "streams": "n", "hidden": "C"}
@@ -48,7 +49,7 @@ def bytes_moved(x: torch.Tensor, pre: torch.Tensor, mode: str) -> int:
     """Bytes of every tensor moved once: x, pre and y; dy, x and dx, pre and dpre."""
     y = x.nbytes // x.size(1)
     forward, backward = x.nbytes + y + pre.nbytes, 2 * x.nbytes + y + 2 * pre.nbytes
-    return {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": forward + backward}[mode]
+    return of_mode(mode, forward, backward)
 
 
 def operations(x: torch.Tensor) -> float:

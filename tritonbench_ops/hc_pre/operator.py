@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tritonbench.utils.triton_op import register_metric, register_x_val
+from tritonbench.utils.triton_op import register_x_val
 
-from tritonbench_ops import measure
 from tritonbench_ops.hc_pre import cases as parts
-from tritonbench_ops.judged import JudgedByLeaves, add_backends
+from tritonbench_ops.judged import JudgedByLeaves, add_backends, add_metrics
 
 
 class Operator(JudgedByLeaves):
@@ -15,10 +14,6 @@ class Operator(JudgedByLeaves):
     parts = parts
     DEFAULT_PRECISION = "bf16"
     DEFAULT_METRICS = ["latency", "speedup", "accuracy", "x_floor"]  # noqa: RUF012
-
-    def __init__(self, tb_args, extra_args=None):
-        super().__init__(tb_args, extra_args)
-        self.cases = parts.cases(parts.parse(self.extra_args or []), self.dtype)
 
     def get_input_iter(self):
         for case in self.cases:
@@ -31,24 +26,14 @@ class Operator(JudgedByLeaves):
 
     def accuracy(self, fn, baseline_fn):
         """Whether every entry is within its error budget against float64; no baseline decides."""
-        right = parts.share_of_budget(self.example_inputs, *self.results(fn)) <= 1
-        self.accurate[self.get_x_val(self.example_inputs), fn._name] = right
-        return right
+        return self.is_right(fn, parts.share_of_budget(self.example_inputs, *self.results(fn)))
 
-    @register_metric()
-    def x_floor(self, fn, inputs, metrics):
-        return None if metrics.latency is None else metrics.latency / self.floor()
-
-    @register_metric()
-    def gbps(self, fn, inputs, metrics):
-        return measure.gigabytes_a_second(self.moved(), metrics.latency)
-
-    @register_metric()
-    def flops(self, fn, inputs, metrics):
-        return parts.operations(inputs[0]) * measure.PASSES[self.mode.value]
+    def operations(self, inputs):
+        return parts.operations(inputs[0])
 
     def moved(self):
         return parts.bytes_moved(*self.example_inputs[:2], self.mode.value)
 
 
+add_metrics(Operator)
 add_backends(Operator, "hc_pre")

@@ -15,6 +15,7 @@ from helion_sinkhorn.testing.rounding import worst
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import relative, share_beyond
 from tritonbench_ops.inductor import compiled
+from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
 SIZES = {"tokens": "T", "streams": "n", "hidden": "C"}
@@ -58,7 +59,7 @@ def bytes_moved(case: HcSiteWorkload, mode: str) -> int:
     row = case.batch * case.c * case.dtype.itemsize
     fn, mixes = 4 * case.m * case.n * case.c, 4 * case.batch * case.m
     forward, backward = (case.n + 1) * row + mixes + fn, (3 * case.n + 1) * row + 4 * mixes + 2 * fn
-    return {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": forward + backward}[mode]
+    return of_mode(mode, forward, backward)
 
 
 def operations(case: HcSiteWorkload) -> float:

@@ -19,6 +19,7 @@ from helion_sinkhorn.testing.rounding import SIGMAS, UNIT, half_ulp, worst
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import BEYOND_SAMPLE, relative, share_beyond
 from tritonbench_ops.inductor import compiled
+from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
 SIZES = {"tokens": "rows of mixes", "streams": "n", "n_iters": "of Sinkhorn"}
@@ -56,7 +57,7 @@ def bytes_moved(mixes: torch.Tensor, mode: str) -> int:
     """Bytes of every tensor of tokens moved once: mixes, coefficients; gradients, mixes, dmixes."""
     coefficients = 4 * mixes.numel()
     forward, backward = mixes.nbytes + coefficients, coefficients + 2 * mixes.nbytes
-    return {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": forward + backward}[mode]
+    return of_mode(mode, forward, backward)
 
 
 def operations(case: HcWorkload) -> float:

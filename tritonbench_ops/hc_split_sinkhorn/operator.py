@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tritonbench.utils.triton_op import register_metric, register_x_val
+from tritonbench.utils.triton_op import register_x_val
 
-from tritonbench_ops import measure
 from tritonbench_ops.hc_split_sinkhorn import cases as parts
-from tritonbench_ops.judged import JudgedByLeaves, add_backends
+from tritonbench_ops.judged import JudgedByLeaves, add_backends, add_metrics
 
 
 class Operator(JudgedByLeaves):
@@ -18,7 +17,6 @@ class Operator(JudgedByLeaves):
 
     def __init__(self, tb_args, extra_args=None):
         super().__init__(tb_args, extra_args)
-        self.cases = parts.cases(parts.parse(self.extra_args or []), self.dtype)
         self.of_tokens = {}
 
     def get_input_iter(self):
@@ -40,21 +38,10 @@ class Operator(JudgedByLeaves):
         """Whether every token's results and the sums are within the error budget against float64."""
         *leaves, grads = self.example_inputs
         case = self.case_of(leaves[0])
-        right = parts.share_of_budget(case, (*leaves, *grads), *self.results(fn)) <= 1
-        self.accurate[self.get_x_val(self.example_inputs), fn._name] = right
-        return right
+        return self.is_right(fn, parts.share_of_budget(case, (*leaves, *grads), *self.results(fn)))
 
-    @register_metric()
-    def x_floor(self, fn, inputs, metrics):
-        return None if metrics.latency is None else metrics.latency / self.floor()
-
-    @register_metric()
-    def gbps(self, fn, inputs, metrics):
-        return measure.gigabytes_a_second(self.moved(), metrics.latency)
-
-    @register_metric()
-    def flops(self, fn, inputs, metrics):
-        return parts.operations(self.case_of(inputs[0])) * measure.PASSES[self.mode.value]
+    def operations(self, inputs):
+        return parts.operations(self.case_of(inputs[0]))
 
     def moved(self):
         return parts.bytes_moved(self.example_inputs[0], self.mode.value)
@@ -64,4 +51,5 @@ class Operator(JudgedByLeaves):
         return lambda: function(mixes, scale, base, **options)
 
 
+add_metrics(Operator)
 add_backends(Operator, "hc_split_sinkhorn")

@@ -19,6 +19,7 @@ from helion_sinkhorn.workloads import tagged
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import relative, share_beyond
 from tritonbench_ops.inductor import compiled
+from tritonbench_ops.measure import of_mode
 
 NAMES = ("q", "k", "v", "g", "g_gamma", "gk", "gv")
 Inputs = tuple[torch.Tensor | None, ...]
@@ -67,7 +68,7 @@ def bytes_moved(inputs: Inputs, mode: str) -> int:
     """Bytes of every tensor moved once: arguments and o; upstream gradient, arguments and their gradients."""
     given = sum(x.nbytes for x in inputs if x is not None)
     forward, backward = given + inputs[2].nbytes, 2 * given + inputs[2].nbytes
-    return {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": forward + backward}[mode]
+    return of_mode(mode, forward, backward)
 
 
 @dataclass(frozen=True)

@@ -4,33 +4,20 @@ from __future__ import annotations
 
 from tritonbench.utils.triton_op import register_benchmark, register_metric, register_x_val
 
-from tritonbench_ops import measure
-from tritonbench_ops.judged import JudgedByLeaves, say_missing
-from tritonbench_ops.recurrent_linear_attention.cases import (
-    BACKENDS,
-    BASELINE,
-    NAMES,
-    UNJUDGED,
-    bytes_moved,
-    cases,
-    exact_results,
-    operations,
-    parse,
-    sample,
-    share_of_budget,
-    x_value,
-)
+from tritonbench_ops.judged import JudgedByLeaves, add_metrics, say_missing
+from tritonbench_ops.recurrent_linear_attention import cases as parts
+from tritonbench_ops.recurrent_linear_attention.cases import BACKENDS, BASELINE, NAMES, UNJUDGED
 
 
 class Operator(JudgedByLeaves):
     """Recurrent linear attention; an input is (q, k, v, g, g_gamma, gk, gv, upstream gradient)."""
 
+    parts = parts
     DEFAULT_PRECISION = "bf16"
     DEFAULT_METRICS = ["latency", "speedup", "accuracy", "share_of_budget", "x_floor"]  # noqa: RUF012
 
     def __init__(self, tb_args, extra_args=None):
         super().__init__(tb_args, extra_args)
-        self.cases = cases(parse(self.extra_args or []), self.dtype)
         self.refused = set()
         say_missing(BACKENDS)
 
@@ -42,17 +29,17 @@ class Operator(JudgedByLeaves):
 
     @register_x_val(label="BxTxHxDk Dv gates")
     def get_x_val(self, inputs):
-        return x_value(*inputs[:-1])
+        return parts.x_value(*inputs[:-1])
 
     def share(self, fn):
         def judge():
             given = self.example_inputs[:-1], self.example_inputs[-1]
-            case = self.once("case", lambda: sample(*given))
-            exact = self.once("exact", lambda: exact_results(*given))
+            case = self.once("case", lambda: parts.sample(*given))
+            exact = self.once("exact", lambda: parts.exact_results(*given))
             # of a plugin's backend nothing is known
             method = BACKENDS[fn._name].method if fn._name in BACKENDS else "recurrent"
-            share = share_of_budget(case, exact, method, *self.results(fn))
-            self.accurate[self.get_x_val(self.example_inputs), fn._name] = share <= 1
+            share = parts.share_of_budget(case, exact, method, *self.results(fn))
+            self.is_right(fn, share)
             return share
 
         return self.once(("share", fn._name), judge)
@@ -66,20 +53,11 @@ class Operator(JudgedByLeaves):
         """The largest error in units of the budget of the backend's method."""
         return self.share(fn)
 
-    @register_metric()
-    def x_floor(self, fn, inputs, metrics):
-        return None if metrics.latency is None else metrics.latency / self.floor()
-
-    @register_metric()
-    def gbps(self, fn, inputs, metrics):
-        return measure.gigabytes_a_second(self.moved(), metrics.latency)
-
-    @register_metric()
-    def flops(self, fn, inputs, metrics):
-        return operations(*inputs[1:3]) * measure.PASSES[self.mode.value]
+    def operations(self, inputs):
+        return parts.operations(*inputs[1:3])
 
     def moved(self):
-        return bytes_moved(self.example_inputs[:-1], self.mode.value)
+        return parts.bytes_moved(self.example_inputs[:-1], self.mode.value)
 
     def required(self):
         must = self.named or [
@@ -106,6 +84,7 @@ def method(name, backend):
     return build
 
 
+add_metrics(Operator)
 for _name, _backend in BACKENDS.items():
     _register = register_benchmark(
         operator_name="recurrent_linear_attention",

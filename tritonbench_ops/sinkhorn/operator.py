@@ -83,7 +83,7 @@ class Operator(Judged):
             forward = self.forward(fn._name) if self.mode.value == "fwd_no_grad" else fn
             found = compare.results(self.mode.value, fn, forward, logits)
             found = compare.errors(logits, self.upstream(), *found, allowed, **self.arguments())
-            self.accurate[self.get_x_val(self.example_inputs), fn._name] = found.share <= 1
+            self.is_right(fn, found.share)
             return found
 
         return self.once(("errors", fn._name), judge)

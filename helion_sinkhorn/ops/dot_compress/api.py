@@ -58,7 +58,8 @@ def dot_compress(
     Raises:
         TypeError: an argument is no floating-point tensor, or the dtypes differ.
         ValueError: shapes that do not fit, no columns, devices that differ, an unknown implementation.
-        NotImplementedError: implementation="helion" on a CPU, in float64 or beyond the kernels' sizes.
+        NotImplementedError: implementation="helion" on a CPU, in float64 or beyond the kernels' sizes;
+            double backward.
 
     Source: the dot compression of embeddings in recommendation models, as reported in pytorch/helion#1661.
     """

@@ -75,7 +75,7 @@ def hc_mixes(
     Raises:
         TypeError: an argument is no floating-point tensor, a constant is no number or flag.
         ValueError: shapes that do not fit, more than 288 rows, a norm_eps out of range, an unknown option.
-        NotImplementedError: implementation="helion" on a CPU or in float64.
+        NotImplementedError: implementation="helion" on a CPU or in float64; double backward.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, and
         DeepSeek-V4's inference code.

@@ -76,16 +76,17 @@ def hc_split_sinkhorn(
         post_eps: added to post.
         comb_order: "io" for comb[..., input stream, output stream], as DeepSeek has it; "oi" for its
             transpose.
-        implementation: "auto" takes the Helion kernels on a GPU and vectorised PyTorch elsewhere, in float64
-            for one stream or more iterations than the kernels keep in registers (33; at eps = 0 fewer);
-            "helion" and "pytorch" ask for one of them.
+        implementation: "auto" takes the Helion kernels on a GPU, and vectorised PyTorch elsewhere: in
+            float64, for one stream, and for more iterations than the kernels keep in registers (33; at
+            eps = 0 fewer); "helion" and "pytorch" ask for one of them.
         out_dtype: of the results; default float32, float64 for float64 mixes.
         reduce: Reduce(squares, size, norm_eps, eps_outside): then mixes are a projection's partial sums
             (splits, ..., n^2 + 2n), float32 or float64, and squares (splits, ...) the sums of squares of what
-            each split has projected; the mixes are their sum, in the order of the splits, times the factor r
-            of the RMS norm of Reduce.  Every split has the same gradients, of partials and of squares:
-            dpartials = r dmixes,  dsquares = (k / 2) sum_j dmixes_j mixes_j,  k = -r^2 / size
-            (eps_outside: -r / (size sqrt(q)), 0 where q is).
+            each split has projected.  With q the sum of the squares over size, the mixes are the sum of the
+            partials, in the order of the splits, times r = 1 / sqrt(q + norm_eps), or with eps_outside
+            1 / (sqrt(q) + norm_eps).  Every split has the same gradients, of partials and of squares:
+            dpartials = r dmixes,  dsquares = (k / 2) sum_j dmixes_j mixes_j,  k = -r^2 / size; with
+            eps_outside k = -r / (size sqrt(q)), and 0 where q is 0.
 
     Returns:
         pre (..., n), post (..., n), comb (..., n, n).
@@ -97,7 +98,8 @@ def hc_split_sinkhorn(
     Raises:
         TypeError: an argument is no floating-point tensor, a count is no integer, out_dtype no float.
         ValueError: shapes that do not fit, counts or constants out of range, an unknown option.
-        NotImplementedError: implementation="helion" on a CPU, in float64 or beyond the kernels' iterations.
+        NotImplementedError: implementation="helion" on a CPU, in float64, for one stream or beyond the
+            kernels' iterations; double backward.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, and
         hc_split_sinkhorn of DeepSeek-V4's inference code, whose positional arguments these are.

@@ -93,7 +93,7 @@ def recurrent_linear_attention(
         ValueError: shapes that do not fit, devices that differ, offsets that do not ascend from 0 to T, a
             scale that is not finite, an unknown option.
         NotImplementedError: implementation="helion" on a CPU, in float64 or beyond the kernels' sizes;
-            method="chunked" with gv, with cu_seqlens or for Dk > 128.
+            method="chunked" with gv, with cu_seqlens or for Dk > 128; double backward.
 
     Source: Yang et al., Gated Linear Attention Transformers (arXiv 2312.06635), section 3; the gates and
         their order as in ejkernel's recurrent kernels.

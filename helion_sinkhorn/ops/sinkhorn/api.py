@@ -79,7 +79,8 @@ def sinkhorn(
     Raises:
         TypeError: logits is no floating-point tensor, n_iters no integer, out_dtype no floating dtype.
         ValueError: fewer than two dimensions, n_iters out of range, eps not usable, an unknown option.
-        NotImplementedError: implementation="helion" on a CPU, in float64 or beyond 128 rows or columns.
+        NotImplementedError: implementation="helion" on a CPU, in float64 or beyond 128 rows or columns;
+            double backward.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, with
         the eps of DeepSeek's kernels; Sinkhorn and Knopp, Pacific J. Math. 21 (1967); adjoint: docs/math.md.

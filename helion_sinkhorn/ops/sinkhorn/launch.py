@@ -227,9 +227,7 @@ def run_with_history(
     empty = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
     lines = (lead, call.lead_axis), (trail, 3 - call.lead_axis)
     us_vs = [
-        view
-        for k, axis in lines
-        for view in kept_views(empty(room, kept, k), axis, x, call.n, call.m, by_lanes)
+        view for k, axis in lines for view in kept_views(empty(room, kept, k), axis, x, call.m, by_lanes)
     ]
     logs = [empty(room if restarts else 1, max(restarts, 1), k) for k in (lead, trail)]
     for begin in range(0, batch, size):

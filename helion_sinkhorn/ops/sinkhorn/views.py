@@ -82,7 +82,7 @@ def written_view(out: torch.Tensor, call: SinkhornCall, flat: bool) -> torch.Ten
 
 
 def kept_views(
-    scratch: torch.Tensor, axis: int, x: torch.Tensor, n: int, m: int, by_lanes: bool
+    scratch: torch.Tensor, axis: int, x: torch.Tensor, m: int, by_lanes: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A (places, steps, k) scratch as the kernel writes vectors to it and as it reads them.
 
@@ -96,7 +96,7 @@ def kept_views(
     Args:
         axis: 1 for a vector with an entry for each row, 2 for each column.
         x: logits as `loads.read` takes them.
-        n, m: rows and columns of a matrix.
+        m: columns of a matrix.
         by_lanes: whether it is read as (steps, C, R, places, K, G, w).
     """
     if x.dim() < 6 or x.shape[3:5] == (1, 1):
