@@ -109,18 +109,23 @@ def conditions(device: torch.device) -> dict[str, object]:
         return {"device": platform.processor() or platform.machine(), **row}
     row["device"] = torch.cuda.get_device_name(device)
     row["runtime"] = f"rocm {torch.version.hip}" if torch.version.hip else f"cuda {torch.version.cuda}"
-    return {**row, **clocks()}
+    return {**row, **clocks(f"GPU-{torch.cuda.get_device_properties(device).uuid}")}
 
 
-def clocks() -> dict[str, object]:
-    """What nvidia-smi says of the first GPU; nothing where there is no nvidia-smi."""
+def clocks(gpu: str) -> dict[str, object]:
+    """What nvidia-smi says of a GPU, by its identifier; nothing where there is no nvidia-smi."""
     fields = {
         "driver": "driver_version",
         "sm_mhz": "clocks.sm",
         "memory_mhz": "clocks.mem",
         "celsius": "temperature.gpu",
     }
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields.values())}", "--format=csv,noheader,nounits"]
+    command = [
+        "nvidia-smi",
+        f"--id={gpu}",
+        f"--query-gpu={','.join(fields.values())}",
+        "--format=csv,noheader,nounits",
+    ]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):

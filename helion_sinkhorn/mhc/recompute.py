@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -77,13 +77,39 @@ class _Saved:
         return self.source
 
 
+class Finished(NamedTuple):
+    """When a CUDA stream had made a tensor.
+
+    Autograd orders streams along gradients.  Of two sites that saved the same residual streams one makes them
+    again, and nothing else lets the other wait.
+    """
+
+    stream: torch.cuda.Stream
+    event: torch.cuda.Event
+
+    @classmethod
+    def here(cls, made: torch.Tensor) -> Finished | None:
+        """Of what the current stream has just queued; None on a CPU."""
+        if not made.is_cuda:
+            return None
+        stream = torch.cuda.current_stream(made.device)
+        return cls(stream, stream.record_event())
+
+    def await_here(self, made: torch.Tensor) -> None:
+        """Let the current stream wait, and keep the memory of the tensor until it has read it."""
+        stream = torch.cuda.current_stream(made.device)
+        if stream != self.stream:
+            stream.wait_event(self.event)
+            made.record_stream(stream)
+
+
 class _Remade:
     """Streams that are not kept: their update, and the streams once the backward has made them again."""
 
     def __init__(self, streams: torch.Tensor, x: _Saved, update: Update) -> None:
         self.storage = StorageWeakRef(streams.untyped_storage())
         self.version, self.dtype = streams._version, streams.dtype
-        self.x, self.made = x, None
+        self.x, self.made, self.finished = x, None, None
         self.post, self.comb = _saved(update.post), _saved(update.comb)
         self.f, self.bias = _saved(update.f), None if update.bias is None else _saved(update.bias)
         self.options = {"comb_order": update.comb_order, "implementation": update.implementation}
@@ -99,6 +125,9 @@ class _Remade:
         for remade in reversed(chain):
             if remade.made is None:
                 remade.made = remade.make()
+                remade.finished = Finished.here(remade.made)
+        if self.finished is not None:
+            self.finished.await_here(self.made)
         return self.made
 
     @torch.no_grad()
@@ -151,7 +180,10 @@ class _Recorder:
 
     def forget(self) -> None:
         """Hold no arguments of streams that are gone."""
-        self.known = {at: remade for at, remade in self.known.items() if not remade.storage.expired()}
+        # a backward may run in another thread than the forward that adds to them
+        for at, remade in list(self.known.items()):
+            if remade.storage.expired() and self.known.get(at) is remade:
+                self.known.pop(at, None)
 
     def source(self, t: torch.Tensor) -> torch.Tensor | _Remade:
         """The streams of which t is a view, if they can be made again; else t."""

@@ -111,18 +111,27 @@ def listens(hook: Any) -> bool:
 
 
 def specialisation(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What Triton compiles a binary for, beside the values that are constants of the function."""
+    """What Triton compiles a binary for; sizes that are constants of it may differ where the text does not."""
+    constants = constexprs(function)
     return (
         function,
         torch.cuda.current_device(),
         *[
             (a.dtype, a.data_ptr() % 16 == 0)
             if isinstance(a, torch.Tensor)
-            # Triton specialises integers on being one, on divisibility by 16 and on their width
+            else a
+            if place in constants
+            # Triton specialises other integers on being one, on divisibility by 16 and on their width
             else (a == 1, a % 16 == 0, a >= 1 << 31)
-            for a in args
+            for place, a in enumerate(args)
         ],
     )
+
+
+@functools.cache
+def constexprs(function: Any) -> frozenset[int]:
+    """The places of the arguments that are constants of a binary; none of a function that is interpreted."""
+    return frozenset(p.num for p in getattr(function, "params", ()) if p.is_constexpr)
 
 
 def launch(function, grid: tuple[int, ...], *args: Any, **options: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib.util
 import logging
@@ -77,14 +78,16 @@ def numbers(body: str) -> frozenset[int]:
 def generated(
     kernel: Built, args: Sequence[Any], keep: Callable[[str], object] = lambda code: None
 ) -> Callable[..., None]:
-    """What Helion generates for these arguments; its text is given to `keep` when it is new.
+    """What Helion generates for these arguments; its text is given to `keep`.
 
     Where it cannot be made to run without Helion it is Helion's own host function, with its own launcher.
     """
     with _generating:
         program = bound(kernel, args)
-        code = code_of(kernel, program, keep)
+        code = code_of(kernel, program)
         if code is not None:
+            # one text may serve several signatures, each of which has a name of its own
+            keep(code)
             return load(code, kernel.name)
         from helion.runtime import default_launcher
 
@@ -93,20 +96,31 @@ def generated(
         return functools.partial(program.compile_config(config), _launcher=launcher)
 
 
+@contextlib.contextmanager
+def under_float32() -> Iterator[None]:
+    """Helion gives scalars of a body torch's default dtype, on which kept code must not depend."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@under_float32()
 def bound(kernel: Built, args: Sequence[Any]) -> Any:
     """Helion's program of a kernel for these arguments."""
     return kernel.helion.bind(tuple(stand_ins(args)))
 
 
-def code_of(kernel: Built, program: Any, keep: Callable[[str], object] = lambda code: None) -> str | None:
-    """The text of one of Helion's programs, given to `keep` when it is new; None where it needs Helion."""
+@under_float32()
+def code_of(kernel: Built, program: Any) -> str | None:
+    """The text of one of Helion's programs; None where it needs Helion."""
     if program not in _codes:
         (config,) = kernel.helion.configs
         code = _codes[program] = standalone(program.to_triton_code(config), kernel.name)
         if code is None:
             log.info("%s: its generated code needs Helion, and is not kept", kernel.name)
-        else:
-            keep(code)
     return _codes[program]
 
 

@@ -28,7 +28,10 @@ Choices = Mapping[str, Choice]
 NO_CHOICES: Choices = MappingProxyType({})
 _kept: dict[Hashable, Callable[..., None] | None] = {}
 """Kept launches, by everything a launch depends on except tensor addresses; None: it cannot be repeated."""
-_refused: set[Choice] = set()
+_refused: set[tuple[Choice, Any, Device]] = set()
+"""Stored choices that did not run, each for one call of one device."""
+NOT_OF_A_CONFIG = "out of memory", "illegal memory access", "launch failure", "device-side assert"
+"""What errors say that another config would raise too: memory is full, or an earlier kernel failed."""
 _saying = threading.Lock()
 
 
@@ -83,25 +86,38 @@ def choose(kernel: Kernel, call: Any, batch: int, device: Device) -> Choice:
         if not in_space(kernel, stored, call, device):
             if key != call.key:
                 return default_choice(kernel, call, device)
-            refuse(stored, ValueError(f"`make tune` tries no such config for {call}"))
-        if stored not in _refused:
+            refuse(stored, call, device, ValueError(f"`make tune` tries no such config for {call}"))
+        if (stored, call, device) not in _refused:
             return stored
     return default_choice(kernel, call, device)
 
 
-def refuse(choice: Choice, refusal: Exception) -> None:
-    """Take a stored choice out of service: the kernel's default config is used from now on.
+def refuse(choice: Choice, call: Any, device: Device, refusal: Exception) -> None:
+    """Take a stored choice out of service for a call: the kernel's default config is used from now on.
 
     Raises:
-        Exception: the refusal itself, where the choice was not a stored one or memory ran out.
+        Exception: the refusal itself, where the choice was not a stored one or is not to blame.
     """
-    if not choice.stored or isinstance(refusal, torch.OutOfMemoryError):
+    if not choice.stored or not is_of_the_config(refusal):
         raise refusal
     with _saying:
-        if choice not in _refused:
+        if (choice, call, device) not in _refused:
             log.warning("%s is refused (%s): the kernel's default config is used", choice, refusal)
-            _refused.add(choice)
+            _refused.add((choice, call, device))
     choose.cache_clear()
+
+
+def is_of_the_config(refusal: Exception) -> bool:
+    """Whether another config may do where this was raised.
+
+    Not where memory or a disk is full or an earlier kernel failed.  Nor in the capture of a CUDA graph, which
+    cannot begin to use a program: called once before, it can.
+    """
+    if isinstance(refusal, (torch.OutOfMemoryError, OSError)):
+        return False
+    if any(word in str(refusal) for word in NOT_OF_A_CONFIG):
+        return False
+    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 @functools.cache
@@ -163,7 +179,7 @@ def serve(
         kernel = build(kernels[taken.kernel], taken.config, interpret)
         launch(Served(taken, kernel, device, how, interpret, choice is not None))
     except Exception as refusal:
-        refuse(taken, refusal)
+        refuse(taken, call, device, refusal)
         serve(kernels, name, call, batch, x, launch, tuned)
 
 

@@ -39,6 +39,7 @@ def updated(streams: torch.Tensor, *update: object) -> torch.Tensor:
     """Return the streams, after telling the observers what they were made of."""
     # a compiler would have to trace what observers do
     if _observers and not torch.compiler.is_compiling():
-        for observer in _observers:
+        # another thread may leave its block meanwhile
+        for observer in tuple(_observers):
             observer(streams, Update(*update))
     return streams

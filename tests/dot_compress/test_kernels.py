@@ -69,7 +69,7 @@ def test_a_stored_choice_that_is_refused_gives_way_to_the_default(monkeypatch, f
     def stored_and_bad(kernel, call, batch, device):
         found = default(kernel, call, device)
         bad = type(found)(kernel.name, (("block_sizes", (0, 0, 0)),), found.variant, "a file", True)
-        return found if bad in serving._refused else bad
+        return found if (bad, call, device) in serving._refused else bad
 
     stored_and_bad.cache_clear = lambda: None
     monkeypatch.setattr(serving, "choose", stored_and_bad)

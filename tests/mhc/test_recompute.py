@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks.live_bytes import LiveBytes
 from helion_sinkhorn import hc_boundary, hc_coeffs, hc_expand, hc_post, hc_pre, nn, recompute_streams
+from helion_sinkhorn.mhc import recompute
 
 N, C = 4, 16
 
@@ -327,3 +328,40 @@ def test_gradients_have_the_bits_they_have_without_it_on_a_gpu(dtype, boundary):
     """A boundary's kernel and hc_post's make the same streams."""
     model, h = Layers(7, boundary, dtype).to("cuda"), randn(300, C, dtype=dtype, device="cuda")
     assert_equal(gradients(model, h, 3), gradients(model, h))
+
+
+class Stream:
+    """A CUDA stream as recompute sees it: what it was told, in order."""
+
+    def __init__(self, name, said):
+        self.name, self.said = name, said
+
+    def record_event(self):
+        self.said.append(f"{self.name} recorded")
+        return self.name
+
+    def wait_event(self, event):
+        self.said.append(f"{self.name} waits for {event}")
+
+
+def test_streams_that_another_cuda_stream_made_again_are_waited_for(monkeypatch):
+    """Two sites that saved the same streams, one of them on a side stream: gradients do not order them."""
+    said = []
+    main, side = Stream("main", said), Stream("side", said)
+    made = type("Made", (), {
+        "is_cuda": True, "device": "cuda:0",
+        "record_stream": lambda self, stream: said.append(f"kept for {stream.name}"),
+    })()  # fmt: skip
+    current = [side]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[0])
+    remade = object.__new__(recompute._Remade)
+    remade.made, remade.x = None, type("Kept", (), {"source": None})()
+    remade.finished, remade.make = None, lambda: made
+    assert remade.streams() is made
+    assert said == ["side recorded"]
+    current[0] = main
+    assert remade.streams() is made
+    assert said == ["side recorded", "main waits for side", "kept for main"]
+    current[0] = side
+    assert remade.streams() is made
+    assert len(said) == 3

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS, TRIALS, kernel_calls
 from helion_sinkhorn.runtime import serving
-from helion_sinkhorn.runtime.dispatch import signature
-from helion_sinkhorn.runtime.kernel import default_choice
+from helion_sinkhorn.runtime.dispatch import signature, specialisation
+from helion_sinkhorn.runtime.kernel import Choice, default_choice
 from helion_sinkhorn.workloads import WORKLOADS
 
 # linear attention lays its sequences out by the heads of a call, and the history has a place for each program
@@ -35,3 +38,55 @@ def test_one_program_serves_every_batch(name, launches):
             trial.run(call, choice, *trial.operands(call, batch, "meta"))
         assert len({(kernel, signature(arguments)) for kernel, arguments in launches}) == 1, call
         launches.clear()
+
+
+def test_constants_of_a_binary_are_told_apart_by_their_value(monkeypatch):
+    """Other integers count as Triton specialises on them: by being 1, by 16, and by their width."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    parameters = [SimpleNamespace(num=k, is_constexpr=k == 2) for k in range(3)]
+    function = type("Function", (), {"params": parameters})()
+    x = torch.empty(64)
+
+    def key(size: int, constant: int):
+        return specialisation(function, (x, size, constant))
+
+    assert key(33, 128) == key(35, 128)
+    assert key(32, 128) != key(33, 128) != key(1, 128)
+    assert key(33, 128) != key(33, 256)
+
+
+CALL = SimpleNamespace(key=("a call",))
+STORED = Choice("a kernel", (("num_warps", 4),), (), "a file", True)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"), OSError("No space left"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_config_is_not_blamed_for_what_any_would_raise(refusal, monkeypatch):
+    monkeypatch.setattr(serving, "_refused", set())
+    with pytest.raises(type(refusal), match=str(refusal)[:4]):
+        serving.refuse(STORED, CALL, DEVICES["h200"], refusal)
+    assert not serving._refused
+
+
+def test_nor_in_the_capture_of_a_graph(monkeypatch):
+    monkeypatch.setattr(serving, "_refused", set())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        serving.refuse(STORED, CALL, DEVICES["h200"], RuntimeError("operation not permitted"))
+    assert not serving._refused
+
+
+def test_a_refusal_is_of_one_call_and_device(monkeypatch, caplog):
+    """The same config serves other calls, of which nothing is known."""
+    monkeypatch.setattr(serving, "_refused", set())
+    for _ in range(2):
+        serving.refuse(STORED, "a call", DEVICES["h200"], RuntimeError("out of resource: shared memory"))
+    assert serving._refused == {(STORED, "a call", DEVICES["h200"])}
+    assert sum("is refused" in record.getMessage() for record in caplog.records) == 1

@@ -203,6 +203,56 @@ def test_one_program_serves_every_call_of_its_signature():
     assert done.stdout.split("\n")[-3:-1] == ["1 True", "True True"]
 
 
+OF_ANY_PROCESS = """
+import torch
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.machine.presented import present_device
+
+present_device(DEVICES["h200"])
+from helion_sinkhorn.machine.binary import Job
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.dot_compress.space import DotCall
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
+from helion_sinkhorn.runtime import dispatch, generated, kernel as kernels
+from helion_sinkhorn.tuning.child import first_launch
+
+def launch(name, call, batch):
+    choice = kernels.default_choice(KERNELS[name], call, DEVICES["h200"])
+    kernel, arguments = first_launch(DEVICES["h200"], Job(call, choice, batch))
+    real = {}
+    def on_cpu(t):
+        return real.setdefault(id(t), torch.empty_strided(t.shape, t.stride(), dtype=t.dtype))
+    return kernel, [on_cpu(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+
+torch.cuda.current_device = lambda: 0
+launched, kept = [], []
+for d in (128, 256):
+    kernel, arguments = launch("dot_compress_apply", DotCall("bfloat16", 1024, d, 64, 1), 64)
+    host = generated.generated(kernel, arguments, kept.append)
+    host(*arguments, _launcher=lambda function, grid, *given, **options: launched.append((function, given)))
+(function, small), (same, large) = launched
+alike = dispatch.specialisation(function, small) == dispatch.specialisation(function, large)
+print(function is same, alike, len(kept))
+
+texts = []
+for default in (torch.float32, torch.float64):
+    kernels.build.cache_clear()
+    torch.set_default_dtype(default)
+    kernel, arguments = launch("sinkhorn_implicit_cg", SinkhornCall(False, 1, "float32", 4, 4, 4), 64)
+    texts.append(generated.code_of(kernel, generated.bound(kernel, arguments)))
+print(texts[0] == texts[1], torch.get_default_dtype())
+"""
+
+
+def test_neither_sizes_nor_torch_s_default_dtype_share_what_is_of_others():
+    """One text serves dot compress of 128 and of 256 columns, which are constants of its binaries: the second
+    call of a process summed 128 of 256.  Under a default dtype of float64 conjugate gradients computed in it.
+    """
+    done = python("-c", OF_ANY_PROCESS, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split("\n")[-3:-1] == ["True False 2", "True torch.float64"]
+
+
 UNDER_3_6 = """
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.presented import as_called, present_device
