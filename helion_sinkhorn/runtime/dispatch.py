@@ -111,7 +111,7 @@ def listens(hook: Any) -> bool:
 
 
 def specialisation(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What Triton compiles a binary for; sizes that are constants of it may differ where the text does not."""
+    """What Triton compiles a binary for: two of one text may differ in sizes that are constants of them."""
     constants = constexprs(function)
     return (
         function,
