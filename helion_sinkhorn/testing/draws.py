@@ -25,6 +25,6 @@ def magnitudes(generator: np.random.Generator, *shape: int) -> torch.Tensor:
     return normal(generator, *shape).ldexp(powers)
 
 
-def make_cotangents(x: torch.Tensor, *, seed: int = 1, dtype: torch.dtype | None = None) -> torch.Tensor:
+def make_cotangents(x: torch.Tensor, *, seed: int = 1) -> torch.Tensor:
     """Random upstream gradients of the shape of x: one that is constant along a line would hide errors."""
-    return normal(np.random.default_rng(seed), *x.shape).to(dtype or x.dtype)
+    return normal(np.random.default_rng(seed), *x.shape).to(x.dtype)

@@ -61,7 +61,7 @@ def here(asked: str, local_rank: int) -> str:
 
 def tune(arguments: argparse.Namespace) -> int:
     selection.check_seconds("tune", "--budget", arguments.budget)
-    selection.check_count("tune", "--workers", arguments.workers)
+    selection.check_workers("tune", arguments.workers)
     if arguments.out.exists():
         selection.check_folder("tune", arguments.out)
     selection.check_writable("tune", arguments.out)
@@ -158,7 +158,7 @@ def this_device() -> Device:
 
 def check(arguments: argparse.Namespace) -> int:
     """Schema, fingerprints and README of a folder, and all its programs compiled for their devices."""
-    selection.check_count("check", "--workers", arguments.workers)
+    selection.check_workers("check", arguments.workers)
     selection.check_folder("check", arguments.out)
     if importlib.util.find_spec("jsonschema") is None:
         selection.refuse("check", "needs jsonschema: `pip install jsonschema`")

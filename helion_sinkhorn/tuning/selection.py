@@ -50,10 +50,10 @@ def kernel(text: str) -> str:
     return text
 
 
-def check_count(command: str, option: str, value: int | None) -> None:
-    """End the command unless the option has a count, or was left out."""
-    if value is not None and value < 1:
-        refuse(command, f"{option} is {value}; pass an int of at least 1")
+def check_workers(command: str, workers: int | None) -> None:
+    """End the command unless --workers has a count, or was left out."""
+    if workers is not None and workers < 1:
+        refuse(command, f"--workers is {workers}; pass an int of at least 1")
 
 
 def check_seconds(command: str, option: str, value: float) -> None:

@@ -52,11 +52,9 @@ def run_backward(
     return launch.backward(dy, x, call.n_iters, eps, call.form, call.first, choice)
 
 
-def run_implicit(
-    call: SinkhornCall, choice: Choice, p: torch.Tensor, dy: torch.Tensor, system: str = "corrected"
-) -> torch.Tensor:
+def run_implicit(call: SinkhornCall, choice: Choice, p: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     solver = choice.kernel.rsplit("_", 1)[1]
-    return implicit_launch.implicit_backward(dy, p, call.n_iters, system, solver, p.dtype, choice)
+    return implicit_launch.implicit_backward(dy, p, call.n_iters, "corrected", solver, p.dtype, choice)
 
 
 def cases(call: SinkhornCall) -> Iterator[Case]:

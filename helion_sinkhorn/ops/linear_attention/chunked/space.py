@@ -67,9 +67,9 @@ def matrix_unit_tile(warps: int, stages: int) -> Items:
     return ("num_warps", warps), ("num_stages", stages)
 
 
-def chunk_columns(call: ChunkCall, most: int) -> tuple[tuple[str, int], ...]:
-    """Columns of Dv that a program takes."""
-    return (("columns", min(most, extent(call.dv))),)
+def chunk_columns(call: ChunkCall) -> tuple[tuple[str, int], ...]:
+    """Columns of Dv that a program takes by default."""
+    return (("columns", min(64, extent(call.dv))),)
 
 
 def chunk_scores_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
@@ -80,13 +80,13 @@ def chunk_scores_default(call: ChunkCall, device: Device) -> tuple[Items, Items]
 def chunk_walk_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
     # three steps in flight: 75 us against 96 with two on an H200; a block of gfx942 has 64 KiB for them
     stages = (3 if call.operand == "bfloat16" else 2) - (device.shared_limit < 1 << 17)
-    return matrix_unit_tile(4, stages), chunk_columns(call, 64)
+    return matrix_unit_tile(4, stages), chunk_columns(call)
 
 
 def chunk_gradients_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
     # eight warps take 2.1 times as long with bfloat16 on an H200, 128 columns 3 % longer; float32 operands
     # are 1.6 times as fast with four at 64 x 128 and gk, which an entry has; other calls ran with eight
-    return matrix_unit_tile(4 if call.operand == "bfloat16" else 8, 1), chunk_columns(call, 64)
+    return matrix_unit_tile(4 if call.operand == "bfloat16" else 8, 1), chunk_columns(call)
 
 
 def chunk_scores_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
