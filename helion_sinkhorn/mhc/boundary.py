@@ -48,8 +48,8 @@ def hc_boundary(
         post: (..., n), any floating dtype.
         comb: (..., n, n), any floating dtype.
         pre_next: (..., n), any floating dtype, or None.
-        fn: (n^2 + 2n, n C), the projection of the next site, as are all that follow to norm_weight, and the
-            options from post_mult to eps_outside but comb_order: as in `hc_site`.
+        fn: (n^2 + 2n, n C), the projection of the next site.  It, scale to norm_weight, post_mult, pre_eps,
+            post_eps, precision and eps_outside are what `hc_site` takes for that site.
         scale: (3,).
         base: (n^2 + 2n,).
         sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`.

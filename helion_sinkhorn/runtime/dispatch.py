@@ -111,7 +111,10 @@ def listens(hook: Any) -> bool:
 
 
 def specialisation(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What Triton compiles a binary for: two of one text may differ in sizes that are constants of them."""
+    """What Triton compiles a binary for.
+
+    Binaries of one text may differ in the values of its constants, such as sizes.
+    """
     constants = constexprs(function)
     return (
         function,

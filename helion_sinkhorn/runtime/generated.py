@@ -93,13 +93,22 @@ def generated(
 
         (config,) = kernel.helion.configs
         launcher = functools.partial(default_launcher, **PINNED)
-        return functools.partial(program.compile_config(config), _launcher=launcher)
+        with under_float32():
+            host = program.compile_config(config)
+        return functools.partial(host, _launcher=launcher)
 
 
 @contextlib.contextmanager
 def under_float32() -> Iterator[None]:
-    """Helion gives scalars of a body torch's default dtype, on which kept code must not depend."""
+    """Helion gives scalars of a body torch's default dtype, on which kept code must not depend.
+
+    It is one of the whole process: threads see float32 meanwhile where the default is another.
+    """
     before = torch.get_default_dtype()
+    # left alone where it is the usual one: another thread may set it meanwhile
+    if before is torch.float32:
+        yield
+        return
     torch.set_default_dtype(torch.float32)
     try:
         yield

@@ -86,20 +86,25 @@ def choose(kernel: Kernel, call: Any, batch: int, device: Device) -> Choice:
         if not in_space(kernel, stored, call, device):
             if key != call.key:
                 return default_choice(kernel, call, device)
-            refuse(stored, call, device, ValueError(f"`make tune` tries no such config for {call}"))
+            take_out(stored, call, device, ValueError(f"`make tune` tries no such config for {call}"))
         if (stored, call, device) not in _refused:
             return stored
     return default_choice(kernel, call, device)
 
 
 def refuse(choice: Choice, call: Any, device: Device, refusal: Exception) -> None:
-    """Take a stored choice out of service for a call: the kernel's default config is used from now on.
+    """Take a stored choice that did not run out of service for a call.
 
     Raises:
         Exception: the refusal itself, where the choice was not a stored one or is not to blame.
     """
     if not choice.stored or not is_of_the_config(refusal):
         raise refusal
+    take_out(choice, call, device, refusal)
+
+
+def take_out(choice: Choice, call: Any, device: Device, refusal: Exception) -> None:
+    """Use the default config for a call from now on, and say why once."""
     with _saying:
         if (choice, call, device) not in _refused:
             log.warning("%s is refused (%s): the kernel's default config is used", choice, refusal)

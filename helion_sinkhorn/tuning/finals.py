@@ -59,7 +59,8 @@ NO_LOCK = contextlib.nullcontext()
 def gpu_timing_lock() -> contextlib.AbstractContextManager[object]:
     """What tuners on one GPU pass on to each other: one at a time samples times.
 
-    Ranks and separate runs alike, under any Triton and with any cache folder, while one user starts them.
+    Ranks and separate runs alike, under any Triton and with any cache folder, while one user starts them with
+    one temporary folder (TMPDIR).
     First calls of candidates and checks of others may still run then, and show in the spread.
     """
     if not torch.cuda.is_available():

@@ -90,3 +90,24 @@ def test_a_refusal_is_of_one_call_and_device(monkeypatch, caplog):
         serving.refuse(STORED, "a call", DEVICES["h200"], RuntimeError("out of resource: shared memory"))
     assert serving._refused == {(STORED, "a call", DEVICES["h200"])}
     assert sum("is refused" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_stale_entry_stops_no_capture(monkeypatch):
+    """What is outside of its kernel's space is not tried at all, so nothing can be to blame for it."""
+    monkeypatch.setattr(serving, "_refused", set())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    stale = SimpleNamespace(
+        config=(("num_warps", 64),), variant=(), source="a file", evidence="measured", path="/a/b"
+    )
+    monkeypatch.setattr(serving, "lookup", lambda device, name, key, batch: stale)
+    kernel = KERNELS["sinkhorn_forward"]
+    call = next(call for name, call in CALLS if name == "sinkhorn_forward")
+    serving.choose.cache_clear()
+    try:
+        default = default_choice(kernel, call, DEVICES["h200"])
+        assert [serving.choose(kernel, call, batch, DEVICES["h200"]) for batch in (128, 4096)] == [
+            default
+        ] * 2
+    finally:
+        serving.choose.cache_clear()

@@ -372,6 +372,18 @@ def test_threads_generate_one_after_another(monkeypatch):
     assert most == 1
 
 
+def test_generating_leaves_the_usual_default_dtype_to_other_threads(monkeypatch):
+    """It is of the process: set back, it undid what a thread that makes a model had set meanwhile."""
+    set_it = []
+    monkeypatch.setattr(torch, "set_default_dtype", set_it.append)
+    with generated.under_float32():
+        assert set_it == []
+    monkeypatch.setattr(torch, "get_default_dtype", lambda: torch.bfloat16)
+    with generated.under_float32():
+        assert set_it == [torch.float32]
+    assert set_it == [torch.float32, torch.bfloat16]
+
+
 def test_a_config_has_one_name_in_whichever_order_its_items_are_written():
     """The process that times wrote persistent candidates in another order than the one that had compiled
     them, and generated each anew: 8 of 12 of a gradient with history, 12 s each.
