@@ -15,6 +15,9 @@ from shared import FOLDER, once
 
 # the package reads it once: no code of another run, and none in the user's folder
 os.environ["HELION_SINKHORN_CACHE_DIR"] = "off"
+# nor configs or a device of the user's own
+for name in ("HELION_SINKHORN_TUNING_DIR", "HELION_SINKHORN_DEVICE"):
+    os.environ.pop(name, None)
 
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, print_blob=True)
 hypothesis.settings.register_profile("nightly", deadline=None, max_examples=1000, print_blob=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from autograd_calls import NoGradient, assert_equal, randn
-from hc_streams import LAYOUTS, one_rounding, post_errors, post_inputs, post_results
+from hc_streams import LAYOUTS, LargestFloat32, one_rounding, post_errors, post_inputs, post_results
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -284,7 +284,10 @@ def test_little_memory_beside_the_results(monkeypatch):
     inputs = post_inputs(50, c=128, dtype=torch.bfloat16)
     whole = post_results(*inputs)
     monkeypatch.setattr(pieces, "ENTRIES", 7 * 4 * 128 + 1)
-    assert_equal(post_results(*inputs).values(), whole.values())
+    with LargestFloat32() as largest:
+        found = post_results(*inputs)
+    assert_equal(found.values(), whole.values())
+    assert 0 < largest.entries <= 7 * 4 * 128
 
 
 # --- errors ---------------------------------------------------------------------------------------

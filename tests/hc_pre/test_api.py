@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from autograd_calls import NoGradient, assert_equal, randn
-from hc_streams import LAYOUTS, one_rounding, pre_errors, pre_inputs, pre_results
+from hc_streams import LAYOUTS, LargestFloat32, one_rounding, pre_errors, pre_inputs, pre_results
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -181,22 +181,10 @@ def test_a_token_that_is_not_finite_stays_one(poison):
 
 def test_little_memory_beside_the_results(monkeypatch):
     """Temporary tensors are of a piece of the tokens, and pieces change no bit."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        entries = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            made = func(*args, **(kwargs or {}))
-            for t in made if isinstance(made, (tuple, list)) else (made,):
-                if isinstance(t, torch.Tensor) and t.dtype == torch.float32:
-                    self.entries = max(self.entries, t.numel())
-            return made
-
     inputs = pre_inputs(50, c=128, dtype=torch.bfloat16)
     whole = pre_results(*inputs)
     monkeypatch.setattr(pieces, "ENTRIES", 7 * 4 * 128 + 1)
-    with Largest() as largest:
+    with LargestFloat32() as largest:
         found = pre_results(*inputs)
     assert_equal(found.values(), whole.values())
     assert 0 < largest.entries <= 7 * 4 * 128

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from autograd_calls import randn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helion_sinkhorn import hc_post, hc_pre
 from helion_sinkhorn.ops.hc_post import budget as post_budget
@@ -90,3 +91,16 @@ def one_rounding(found, truth):
     """The rms error of a narrow result over that of the exact one rounded once."""
     error, least = found.double() - truth, truth.to(found.dtype).double() - truth
     return (error.square().mean() / least.square().mean()).sqrt().item()
+
+
+class LargestFloat32(TorchDispatchMode):
+    """Counts the entries of the largest float32 tensor that is made inside."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for t in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(t, torch.Tensor) and t.dtype == torch.float32:
+                self.entries = max(self.entries, t.numel())
+        return made

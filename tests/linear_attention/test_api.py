@@ -241,22 +241,33 @@ def test_layouts_make_no_difference():
         assert_equal(Case.of(w).run(through(layout)).values(), plain.values())
 
 
+def values_and_gradients(x, do, dend):
+    """Results and gradients of a call, by name."""
+    leaves = {name: t.clone() for name, t in x.items()}
+    wanted = [t.requires_grad_() for name, t in leaves.items() if name != "cu_seqlens"]
+    o, end = recurrent_linear_attention(**leaves, output_final_state=True)
+    gradients = torch.autograd.grad((o, end), wanted, (do, dend))
+    names = [f"d{name}" for name in leaves if name != "cu_seqlens"]
+    return {"o": o.detach(), "end": end.detach(), **dict(zip(names, gradients, strict=True))}
+
+
 @pytest.mark.parametrize("lengths", [(), (4, 0, 5)])
 def test_a_head_and_a_sequence_are_the_same_alone(lengths):
     w = workload("g g_gamma gk", (1 if lengths else 2, 9, 2, 4, 6), states=True, lengths=lengths)
-    x, _, _ = w.make_inputs()
-    whole = recurrent_linear_attention(**x, output_final_state=True)
-    alone = recurrent_linear_attention(
-        **{
-            name: t[1:] if name == "g_gamma" else t if name == "cu_seqlens" else t.narrow(t.dim() - 2, 1, 1)
-            for name, t in x.items()
-            if name not in ("g", "initial_state")
-        },
-        g=x["g"][..., 1:],
-        initial_state=x["initial_state"][:, 1:],
-        output_final_state=True,
-    )
-    assert_equal((whole[0][:, :, 1:], whole[1][:, 1:]), alone)
+    x, do, dend = w.make_inputs()
+    axes = {"g_gamma": 0, "g": 2, "initial_state": 1}
+    second = {name: t if name == "cu_seqlens" else t.narrow(axes.get(name, 2), 1, 1) for name, t in x.items()}
+    whole = values_and_gradients(x, do, dend)
+    alone = values_and_gradients(second, do[:, :, 1:], dend[:, 1:])
+    assert whole.keys() == alone.keys()
+    axes["end"] = 1
+    for name, t in whole.items():
+        assert torch.equal(t.narrow(axes.get(name.removeprefix("d"), 2), 1, 1), alone[name]), name
+    if not lengths:
+        # g_gamma has a sum over the sequences
+        one = {name: t if name == "g_gamma" else t[1:] for name, t in x.items()}
+        for name, t in values_and_gradients(one, do[1:], dend[1:]).items():
+            assert name == "dg_gamma" or torch.equal(whole[name][1:], t), name
 
 
 def test_no_step_leaves_the_state():

@@ -8,9 +8,6 @@ import pytest
 import torch
 
 from ci.gate.parity import parity
-
-pytest.importorskip("triton")
-
 from helion_sinkhorn import reference
 from helion_sinkhorn.ops.linear_attention import eager
 from helion_sinkhorn.ops.linear_attention.budget import Case
@@ -134,6 +131,7 @@ BODIES = [pytest.param(s, marks=() if s in (min(STRENGTHS), max(STRENGTHS)) else
 @pytest.mark.parametrize("strength", BODIES)
 @pytest.mark.parametrize("name", ["gk", "g", "every gate", "packed"])
 def test_the_bodies_that_walk_are_too(name, strength):
+    pytest.importorskip("triton", reason="the bodies import Triton")
     options = {**CASES[name], "batch": 1, "heads": 2, "steps": 70}
     if "lengths" in options:
         options["lengths"] = (3, 0, 1, 66)
@@ -144,6 +142,7 @@ def test_the_bodies_that_walk_are_too(name, strength):
 @pytest.mark.parametrize("strength", BODIES)
 @pytest.mark.parametrize("gates", ["gk", "g g_gamma gk"])
 def test_the_bodies_of_chunks_are_too(gates, strength, dtype):
+    pytest.importorskip("triton", reason="the bodies import Triton")
     reverse = gates != "gk"
     check(problem(gates, strength, 150, 2, batch=1, states=reverse, reverse=reverse, dtype=dtype), chunked)
 

@@ -41,18 +41,22 @@ def test_one_program_serves_every_batch(name, launches):
 
 
 def test_constants_of_a_binary_are_told_apart_by_their_value(monkeypatch):
-    """Other integers count as Triton specialises on them: by being 1, by 16, and by their width."""
+    """Other integers count as Triton specialises on them: by being 1, by 16, and by their width.
+
+    Tensors count by their type and by 16 bytes.
+    """
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     parameters = [SimpleNamespace(num=k, is_constexpr=k == 2) for k in range(3)]
     function = type("Function", (), {"params": parameters})()
     x = torch.empty(64)
 
-    def key(size: int, constant: int):
-        return specialisation(function, (x, size, constant))
+    def key(size: int, constant: int, pointer: torch.Tensor = x):
+        return specialisation(function, (pointer, size, constant))
 
     assert key(33, 128) == key(35, 128)
-    assert key(32, 128) != key(33, 128) != key(1, 128)
-    assert key(33, 128) != key(33, 256)
+    others = key(32, 128), key(1, 128), key((1 << 31) + 1, 128), key(33, 256)
+    others += key(33, 128, torch.empty(65)[1:]), key(33, 128, torch.empty(64, dtype=torch.float16))
+    assert len({key(33, 128), *others}) == 7
 
 
 CALL = SimpleNamespace(key=("a call",))
