@@ -89,7 +89,7 @@ class Finished(NamedTuple):
 
     @classmethod
     def here(cls, made: torch.Tensor) -> Finished | None:
-        """Of what the current stream has just queued; None on a CPU."""
+        """When the current stream will have what it has just queued; None on a CPU."""
         if not made.is_cuda:
             return None
         stream = torch.cuda.current_stream(made.device)

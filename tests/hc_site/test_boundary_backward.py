@@ -265,7 +265,7 @@ def test_the_way_is_looked_up_once(monkeypatch, tmp_path):
         assert launch.is_measured(call, x)
     assert looked_up == list(launch.KERNELS)
     refused = serving.choose(launch.KERNELS[launch.SUMS], call, launch.LARGEST, DEVICES["h200"])
-    serving.refuse(refused, RuntimeError("out of resources"))
+    serving.refuse(refused, call, DEVICES["h200"], RuntimeError("out of resources"))
     assert not launch.is_measured(call, x)
     assert not launch.is_measured(call, x)
     # `choose` for the kernels in their order, up to the one that is refused
