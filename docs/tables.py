@@ -322,8 +322,8 @@ def group(kernel: str) -> str:
     """The operator of a kernel; sinkhorn's forward and its two gradients are tuned apart."""
     operator = operator_of(kernel).name
     if operator == "sinkhorn":
-        gradient = ("implicit gradient", "implicit"), ("exact gradient", "backward")
-        operator += ", " + next((name for name, word in gradient if word in kernel), "forward")
+        gradient = "implicit gradient" if "implicit" in kernel else "exact gradient"
+        operator += ", forward" if kernel == "sinkhorn_forward" else f", {gradient}"
     return operator
 
 

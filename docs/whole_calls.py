@@ -191,11 +191,11 @@ def first_calls(triton: str) -> dict[str, tuple[str, list[float]]]:
 def first_call() -> str:
     """Seconds of a first call in each state of the caches, under each Triton."""
     rows, lines = read("first_call"), []
-    versions = sorted({r["triton_version"] for r in rows})
+    by_version = {v: first_calls(v) for v in sorted({r["triton_version"] for r in rows})}
     for state, most in FIRST_CALLS.items():
         line, met = {"caches": state}, []
-        for version in versions:
-            code, seconds = first_calls(version).get(state, ("", []))
+        for version, found in by_version.items():
+            code, seconds = found.get(state, ("", []))
             steps = " + ".join(f"{s:.2f}" for s in seconds)
             line[f"Triton {version}"] = f"{steps} = {sum(seconds):.1f} ({code})" if seconds else "-"
             if most and seconds:

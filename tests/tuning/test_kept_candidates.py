@@ -158,7 +158,7 @@ def test_the_code_of_a_candidate_is_that_of_a_call_with_views_of_one_tensor():
     assert done.stdout.split("\n")[-2] == "True True"
 
 
-TWICE = """
+LAUNCHES = """
 import torch
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.presented import present_device
@@ -166,17 +166,9 @@ from helion_sinkhorn.machine.presented import present_device
 present_device(DEVICES["h200"])
 from helion_sinkhorn.machine.binary import Job
 from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime import kernel as kernels
-from helion_sinkhorn.runtime.generated import bound
 from helion_sinkhorn.tuning.child import first_launch
-
-def code_of(kernel, tensors):
-    # Helion keeps what it generated for other arguments of the same types
-    kernels.build.cache_clear()
-    kernel = kernels.build(kernel.kernel, kernel.config, False)
-    return bound(kernel, tensors).to_triton_code(kernel.helion.configs[0])
 
 def launch(name, call, batch):
     choice = kernels.default_choice(KERNELS[name], call, DEVICES["h200"])
@@ -185,6 +177,19 @@ def launch(name, call, batch):
     def on_cpu(t):
         return real.setdefault(id(t), torch.empty_strided(t.shape, t.stride(), dtype=t.dtype))
     return kernel, [on_cpu(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+"""
+"""What a process begins with that looks at the code of launches on an H200, of tensors on the CPU."""
+
+
+TWICE = """
+from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
+from helion_sinkhorn.runtime.generated import bound
+
+def code_of(kernel, tensors):
+    # Helion keeps what it generated for other arguments of the same types
+    kernels.build.cache_clear()
+    kernel = kernels.build(kernel.kernel, kernel.config, False)
+    return bound(kernel, tensors).to_triton_code(kernel.helion.configs[0])
 
 call = SinkhornCall(True, 1, "float32", 48, 48, 4)
 one, five = (code_of(*launch("sinkhorn_backward_history", call, batch)) for batch in (1, 5))
@@ -198,31 +203,14 @@ print(two[0].size(0) > 1, code_of(kernel, two) == code_of(kernel, [two[0], two[0
 def test_one_program_serves_every_call_of_its_signature():
     """A batch of one has the barrier between stores and loads of a scratch that others need; and of q that is
     passed as k too, Helion made one argument, which calls with another k then took for it."""
-    done = python("-c", TWICE, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
+    done = python("-c", LAUNCHES + TWICE, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split("\n")[-3:-1] == ["1 True", "True True"]
 
 
 OF_ANY_PROCESS = """
-import torch
-from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.presented import present_device
-
-present_device(DEVICES["h200"])
-from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.dot_compress.space import DotCall
-from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
-from helion_sinkhorn.runtime import dispatch, generated, kernel as kernels
-from helion_sinkhorn.tuning.child import first_launch
-
-def launch(name, call, batch):
-    choice = kernels.default_choice(KERNELS[name], call, DEVICES["h200"])
-    kernel, arguments = first_launch(DEVICES["h200"], Job(call, choice, batch))
-    real = {}
-    def on_cpu(t):
-        return real.setdefault(id(t), torch.empty_strided(t.shape, t.stride(), dtype=t.dtype))
-    return kernel, [on_cpu(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+from helion_sinkhorn.runtime import dispatch, generated
 
 torch.cuda.current_device = lambda: 0
 launched, kept = [], []
@@ -248,7 +236,7 @@ def test_neither_sizes_nor_torch_s_default_dtype_share_what_is_of_others():
     """One text serves dot compress of 128 and of 256 columns, which are constants of its binaries: the second
     call of a process summed 128 of 256.  Under a default dtype of float64 conjugate gradients computed in it.
     """
-    done = python("-c", OF_ANY_PROCESS, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
+    done = python("-c", LAUNCHES + OF_ANY_PROCESS, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split("\n")[-3:-1] == ["True False 2", "True torch.float64"]
 
