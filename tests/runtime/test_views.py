@@ -26,6 +26,15 @@ def test_what_is_flat_already_is_returned_itself():
     assert flattened(x, 2) is x
 
 
+@pytest.mark.parametrize("steps", [3, 5])
+def test_one_of_a_batch_has_the_strides_of_a_batch_of_one(steps):
+    """Code has strides as constants: the last step of any sequence gets that of one, within 32 bits."""
+    sequence = torch.zeros(1, steps, 4, 8)
+    found = flattened(sequence[:, -1], 2)
+    assert found.stride() == (32, 8, 1)
+    assert found.data_ptr() == sequence[0, -1].data_ptr()
+
+
 @pytest.mark.parametrize(
     ("x", "kept", "copied"),
     [

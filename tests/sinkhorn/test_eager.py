@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from forked import python
+from steep import check_gradient
 
 from helion_sinkhorn import sinkhorn
 from helion_sinkhorn.ops.sinkhorn import eager
@@ -64,6 +65,15 @@ def test_a_hundred_iterations_pass_several_restarts(n, m, logits, form, first):
 @pytest.mark.parametrize("extra", [0, 1])
 def test_one_iteration_more_than_a_segment(extra):
     check(Case("randn_8", 4, 4, segment_length(4, 4) + extra, "log", batch=16))
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "n_iters"),
+    [("slopes", 4, 60), ("slopes", 8, 20), ("slopes", 16, 20), ("transport", 16, 50), ("slopes", 33, 20)],
+)
+def test_gradients_of_steep_logits_pass_restarts(kind, n, n_iters):
+    assert segment_length(n, n) < n_iters
+    check_gradient(lambda dy, x: eager.backward(dy, x, n_iters, 0.0, "log", "rows"), kind, n, n_iters)
 
 
 @pytest.mark.parametrize("eps", [1e-12, 1e-3, 0.5])

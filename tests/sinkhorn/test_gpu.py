@@ -12,6 +12,7 @@ import threading
 import pytest
 import torch
 from cuda_graphs import capture
+from steep import check_gradient
 
 from helion_sinkhorn import plan, sinkhorn
 from helion_sinkhorn.configs.device import current
@@ -100,6 +101,17 @@ def test_a_hundred_iterations_pass_several_restarts(n, m, form):
             Case(logits, n, m, 100, form, batch=9)
             for logits in ("randn_1", "randn_30", "identity_like", "masked")
         )
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "n_iters"),
+    [("slopes", 4, 60), ("slopes", 8, 20), ("slopes", 16, 20), ("transport", 16, 50), ("slopes", 33, 20)],
+)
+def test_gradients_of_steep_logits_pass_restarts(kind, n, n_iters):
+    assert segment_length(n, n) < n_iters
+    check_gradient(
+        lambda dy, x: value_and_gradient(x, dy, n_iters=n_iters, form="log")[1], kind, n, n_iters, DEVICE
     )
 
 

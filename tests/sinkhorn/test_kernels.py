@@ -11,6 +11,7 @@ import types
 
 import pytest
 import torch
+from steep import check_gradient
 
 from helion_sinkhorn import reference
 from helion_sinkhorn.configs.device import DEVICES
@@ -199,6 +200,21 @@ def test_gradients_in_registers_pass_a_restart(n, m, logits, length, first):
     assert launch.segment(call) < call.steps
     assert launch.backward_kernel(call) == "sinkhorn_backward"
     check_backward(case, "sinkhorn_backward", length=length)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "n_iters"),
+    [("slopes", 4, 60), ("slopes", 8, 20), ("slopes", 16, 20), ("transport", 16, 50), ("slopes", 33, 20)],
+)
+def test_gradients_of_steep_logits_pass_restarts(kind, n, n_iters):
+    """By the kernel that a call of this size gets, and by the one with its vectors in memory."""
+    call = SinkhornCall(False, 1, "float32", n, n, n_iters)
+    for name in dict.fromkeys((launch.backward_kernel(call), "sinkhorn_backward_history")):
+        served = serving.choose(KERNELS[name], call, 64, DEVICES["h200"])
+        check_gradient(
+            lambda dy, x, served=served: launch.backward(dy, x, n_iters, 0.0, "log", "rows", served),
+            kind, n, n_iters,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("steps", range(1, 25))

@@ -7,6 +7,10 @@ gradient before it is D - P' * (line sums of D): in terms of dA two sums and a r
     lead half-step:   s_i = sum_j A_ij dA_ij;  dA <- dA - rho (u_t * s) v_(t-1)'
 
 A half-step takes back the line sums of the D that is there, what rounding left of them included.
+
+Where the log form restarts, the kernels keep D itself (`of_log`), at one more product an entry and half-step:
+an entry of A below the smallest normal number is 0, and its D may be as large as any, for A is another one
+behind the restart.  A * dA would lose it, and dA overflow.
 """
 
 from __future__ import annotations
@@ -49,9 +53,9 @@ def u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, sums):
     return reciprocals(rho * contract(a, both, lead_axis, sums), lead, how, paired, sums["rounded"])
 
 
-def line_sums(a, da, axis, sums):
-    """The sums of D = A * dA along lines, one for each index of `axis`."""
-    return total(products(a, da, 3 - axis, sums), 3 - axis, sums)
+def line_sums(a, da, axis, sums, of_log=False):
+    """The sums of D = A * dA along lines, one for each index of `axis`; of_log: `da` is D."""
+    return total(da if of_log else products(a, da, 3 - axis, sums), 3 - axis, sums)
 
 
 def over_block(w, axis):
@@ -64,36 +68,46 @@ def scaled(w, s, axis):
     return spread(w * s, axis) if w.dim() == 2 else w * spread(s, axis)
 
 
-def project_trail(a, da, u, v, lead_axis, sums):
-    """dA before the trail half-step that made v, from dA behind it; u and v may be spread over the block."""
+def project_trail(a, da, u, v, lead_axis, sums, of_log=False):
+    """dA before the trail half-step that made v, from dA behind it; u and v may be spread over the block.
+
+    of_log: D instead of dA.
+    """
     trail_axis = 3 - lead_axis
-    s = line_sums(a, da, trail_axis, sums)
-    return da - over_block(u, lead_axis) * scaled(v, s, trail_axis)
+    s = line_sums(a, da, trail_axis, sums, of_log)
+    change = over_block(u, lead_axis) * scaled(v, s, trail_axis)
+    return da - (a * change if of_log else change)
 
 
-def project(a, da, u, v, v_before, rho, lead_axis, sums):
-    """dA before an iteration (v_before) -> (u, v), from dA behind it; any may be spread over the block."""
-    da = project_trail(a, da, u, v, lead_axis, sums)
-    s = rho * line_sums(a, da, lead_axis, sums)
-    return da - scaled(u, s, lead_axis) * over_block(v_before, 3 - lead_axis)
+def project(a, da, u, v, v_before, rho, lead_axis, sums, of_log=False):
+    """dA before an iteration (v_before) -> (u, v), from dA behind it; any may be spread over the block.
+
+    of_log: D instead of dA.
+    """
+    da = project_trail(a, da, u, v, lead_axis, sums, of_log)
+    s = rho * line_sums(a, da, lead_axis, sums, of_log)
+    change = scaled(u, s, lead_axis) * over_block(v_before, 3 - lead_axis)
+    return da - (a * change if of_log else change)
 
 
-def take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, sums, lean):
+def take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, sums, lean, of_log=False):
     """dA before a replayed segment that began with p; lean: each u_t is computed again, so none was kept."""
     for t in range(len(us) - 1, -1, -1):
         u = u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, sums) if lean else us[t]
-        da = project(a, da, u, vs[t + 1], vs[t], lead / trail, lead_axis, sums)
+        da = project(a, da, u, vs[t + 1], vs[t], lead / trail, lead_axis, sums, of_log)
     return da
 
 
-def replay_and_take_back(a, da, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums, lean):
+def replay_and_take_back(
+    a, da, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums, lean, of_log=False
+):
     """dA before `steps` iterations from (p, q)."""
     us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums)
-    return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, sums, lean)
+    return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, sums, lean, of_log)
 
 
 def last_iterations(
-    a, gradient, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums, lean, twice=False
+    a, gradient, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums, lean, twice=False, of_log=False
 ):
     """dA before the last `steps` iterations from (p, q), from the gradient with respect to diag(u) A diag(v).
 
@@ -102,10 +116,13 @@ def last_iterations(
     """
     us, vs = replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums)
     u = us[-1] if us else reciprocals(p, lead, how, paired)
-    da = product(gradient * spread(u, lead_axis), spread(vs[-1], 3 - lead_axis), sums["rounded"])
+    if of_log:
+        da = product(a * spread(u, lead_axis) * spread(vs[-1], 3 - lead_axis), gradient, sums["rounded"])
+    else:
+        da = product(gradient * spread(u, lead_axis), spread(vs[-1], 3 - lead_axis), sums["rounded"])
     if twice:
         da = project_trail(a, da, u, vs[-1], lead_axis, sums)
-    return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, sums, lean)
+    return take_back(a, da, p, us, vs, lead, trail, eps, lead_axis, how, paired, sums, lean, of_log)
 
 
 def softmax_gradient(x32, da, v, n, m, eps, lead_axis, how, sums):

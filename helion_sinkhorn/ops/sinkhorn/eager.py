@@ -53,13 +53,33 @@ def _total(a: torch.Tensor, axis: int) -> torch.Tensor:
     return total
 
 
-def _take_back_trail(
-    a: torch.Tensor, da: torch.Tensor, u: torch.Tensor, v: torch.Tensor, products: torch.Tensor
+def _take_back(
+    a: torch.Tensor,
+    da: torch.Tensor,
+    axis: int,
+    u: torch.Tensor,
+    v: torch.Tensor,
+    products: torch.Tensor,
+    of_log: bool,
+    scale: float = 1.0,
 ) -> None:
-    """dA before the trail half-step (u) -> (u, v), in place; `products` is overwritten."""
-    s = _total(torch.mul(a, da, out=products), 0).mul_(v)
+    """The gradient before a half-step that made the lines along `axis` sum to a constant, in place.
+
+    With D = A * dA and s its sums along these lines, dA <- dA - scale u (v * s)', or scale (u * s) v'.
+
+    Args:
+        products: like da, overwritten.
+        of_log: da is D, not dA.
+    """
+    s = _total(da if of_log else torch.mul(a, da, out=products), axis).mul_(v if axis == 0 else u)
+    if scale != 1:
+        s.mul_(scale)
+    u, v = (u, s) if axis == 0 else (s, v)
     for i in range(a.size(0)):
-        da[i].addcmul_(s, u[i], value=-1.0)
+        if of_log:
+            da[i].addcmul_(a[i], torch.mul(v, u[i], out=products[i]), value=-1.0)
+        else:
+            da[i].addcmul_(v, u[i], value=-1.0)
 
 
 class _Slice:
@@ -129,22 +149,21 @@ class _Slice:
         history: list = []
         u, v = self.run(history)
         a = self.a
-        da = (dy * u.unsqueeze(1)).mul_(v)
+        # D = A * dA passes a restart of the log form unchanged, and dA may overflow there
+        of_log = not self.deepseek
+        if of_log:
+            da = (a * u.unsqueeze(1)).mul_(v).mul_(dy)
+        else:
+            da = (dy * u.unsqueeze(1)).mul_(v)
         products = torch.empty_like(da)
-        if not self.deepseek:
-            _take_back_trail(a, da, u, v, products)
+        if of_log:
+            _take_back(a, da, 0, u, v, products, of_log)
         while history:
-            a_t, before, u, v = history.pop()
-            if a_t is not a:
-                # A * dA passes a restart unchanged, and A behind it is diag(u) A diag(v)
-                da.mul_(u.unsqueeze(1)).mul_(v)
-                a = a_t
-            _take_back_trail(a, da, u, v, products)
-            s = _total(torch.mul(a, da, out=products), 1).mul_(u).mul_(self.rho)
-            for i in range(a.size(0)):
-                da[i].addcmul_(before, s[i], value=-1.0)
-        if not self.deepseek:
-            return da.mul_(a)
+            a, before, u, v = history.pop()
+            _take_back(a, da, 0, u, v, products, of_log)
+            _take_back(a, da, 1, u, before, products, of_log, self.rho)
+        if of_log:
+            return da
         da.sub_(_total(torch.mul(a, da, out=products), 0).mul_(v_0))
         dz = da.mul_(z)
         return dz.addcmul_(z, _total(dz, 1).unsqueeze(1), value=-1.0)

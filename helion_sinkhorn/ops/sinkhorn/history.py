@@ -5,7 +5,7 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.adjoint import over_block, project, project_trail, softmax_gradient
+from helion_sinkhorn.ops.sinkhorn.adjoint import project, project_trail, softmax_gradient
 from helion_sinkhorn.ops.sinkhorn.in_order import one_of_data
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     contract,
@@ -188,10 +188,14 @@ def sinkhorn_backward_history(
                     keep(vs, place, head + k * segment + i, v, v_shape)
                 log_p = log_p + torch.log2(p)
                 log_q = log_q + torch.log2(q)
-        da = read(upstream, dy_shape, tile, n, m, lanes_first) * spread(u, lead_axis) * spread(v, trail_axis)
+        da = read(upstream, dy_shape, tile, n, m, lanes_first)
+        if restarts > 0:
+            da = da * (a * spread(u, lead_axis) * spread(v, trail_axis))
+        else:
+            da = da * spread(u, lead_axis) * spread(v, trail_axis)
         if not deepseek:
             # once more than iterations ask: see last_iterations
-            da = project_trail(a, da, u, v, lead_axis, sums)
+            da = project_trail(a, da, u, v, lead_axis, sums, restarts > 0)
         if own and how != "full":
             # threads read what others of the block have kept
             hl.inline_triton("tl.debug_barrier()", (), None)
@@ -211,16 +215,13 @@ def sinkhorn_backward_history(
                     v_line = over_lines(v_t, of_v, trail_axis, *block)
                     v_t = kept_line(vs_read, of_v, place, t - 1, tile.block_size, lanes_first)
                     v_before = over_lines(v_t, of_v, trail_axis, *block)
-                    da = project(a, da, u_line, v_line, v_before, rho, lead_axis, by_step)
+                    da = project(a, da, u_line, v_line, v_before, rho, lead_axis, by_step, True)
                 begin = steps - (k_back + 1) * segment
                 u_line = kept_lines(us_read, of_u, place, begin, lead_axis, lanes_first, block)
                 v_line = over_lines(v_t, of_v, trail_axis, *block)
-                da = project(a, da, u_line, v_line, torch.ones_like(v), rho, lead_axis, by_step)
-                # D passes a restart unchanged, and A is diag(u) A diag(v) of the segment before
-                u_line = kept_lines(us_read, of_u, place, begin - 1, lead_axis, lanes_first, block)
+                da = project(a, da, u_line, v_line, torch.ones_like(v), rho, lead_axis, by_step, True)
+                # D passes a restart unchanged
                 v_t = kept_line(vs_read, of_v, place, begin - 1, tile.block_size, lanes_first)
-                v_line = over_lines(v_t, of_v, trail_axis, *block)
-                da = da * over_block(u_line, lead_axis) * over_block(v_line, trail_axis)
         a, p, q = start(read(logits, x_shape, tile, n, m, lanes_first), n, m, eps, deepseek, lead_axis, how)
         v_0 = reciprocals(q, trail, how, False)
         if steps > 0:
@@ -230,15 +231,15 @@ def sinkhorn_backward_history(
                 v_line = over_lines(v_t, of_v, trail_axis, *block)
                 v_t = kept_line(vs_read, of_v, place, t - 1, tile.block_size, lanes_first)
                 v_before = over_lines(v_t, of_v, trail_axis, *block)
-                da = project(a, da, u_line, v_line, v_before, rho, lead_axis, by_step)
+                da = project(a, da, u_line, v_line, v_before, rho, lead_axis, by_step, restarts > 0)
             u_line = kept_lines(us_read, of_u, place, 0, lead_axis, lanes_first, block)
             v_line = over_lines(v_t, of_v, trail_axis, *block)
-            da = project(a, da, u_line, v_line, v_0, rho, lead_axis, by_step)
+            da = project(a, da, u_line, v_line, v_0, rho, lead_axis, by_step, restarts > 0)
         if deepseek:
             x32 = read(logits, x_shape, tile, n, m, lanes_first)
             dz = softmax_gradient(x32, da, v_0, n, m, eps, lead_axis, how, summation(n, m, how))
         else:
-            dz = da * a
+            dz = da if restarts > 0 else da * a
         if dx.dim() == 2:
             dx[tile, :] = dz.to(dx.dtype).reshape(tile.block_size, n * m)
         else:

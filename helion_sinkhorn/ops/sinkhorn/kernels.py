@@ -156,13 +156,15 @@ def sinkhorn_backward(
                     q_again[s + 1] = q + 0.0
         da = read_in_parts(upstream, dy_shape, tile, n, m, ordered, lanes_first)
         if tail > 0:
-            da = last_iterations(a, da, p, q, length, lead, trail, eps, lead_axis, how, paired, sums, lean)
+            da = last_iterations(
+                a, da, p, q, length, lead, trail, eps, lead_axis, how, paired, sums, lean, of_log=True
+            )
             if tail > 1:
                 i = hl.full([], tail - 2, dtype=torch.int32)
                 for _tail_segment in range(tail - 1):
                     da = replay_and_take_back(
                         a, da, pick(p_again, tail - 1, i), pick(q_again, tail - 1, i), length,
-                        lead, trail, eps, lead_axis, how, paired, sums, lean,
+                        lead, trail, eps, lead_axis, how, paired, sums, lean, True,
                     )  # fmt: skip
                     i = i - 1
             a, _p, _q = start(
@@ -174,18 +176,23 @@ def sinkhorn_backward(
                 lead_axis,
                 how,
             )
-        # not where the log form restarts: 4 % more code of 8 x 8 in one thread leaves the cache of
-        # instructions, 128 KiB, and takes 22 % longer on an H200
-        da = last_iterations(
-            a, da, p_starts[head], q_starts[head], rest,
-            lead, trail, eps, lead_axis, how, paired, sums, lean, eps == 0.0 and tail == 0,
-        )  # fmt: skip
+            da = replay_and_take_back(
+                a, da, p_starts[head], q_starts[head], rest,
+                lead, trail, eps, lead_axis, how, paired, sums, lean, True,
+            )  # fmt: skip
+        else:
+            # twice not where the log form restarts: 4 % more code of 8 x 8 in one thread leaves the cache of
+            # instructions, 128 KiB, and takes 22 % longer on an H200
+            da = last_iterations(
+                a, da, p_starts[head], q_starts[head], rest,
+                lead, trail, eps, lead_axis, how, paired, sums, lean, eps == 0.0,
+            )  # fmt: skip
         if head > 0:
             k = hl.full([], head - 1, dtype=torch.int32)
             for _segment in range(head):
                 da = replay_and_take_back(
                     a, da, pick(p_starts, head, k), pick(q_starts, head, k), length,
-                    lead, trail, eps, lead_axis, how, paired, sums, lean,
+                    lead, trail, eps, lead_axis, how, paired, sums, lean, tail > 0,
                 )  # fmt: skip
                 k = k - 1
         if deepseek:
@@ -200,7 +207,7 @@ def sinkhorn_backward(
             )
             dz = softmax_gradient(x32, da, v, n, m, eps, lead_axis, how, summation(n, m, how))
         else:
-            dz = da * a
+            dz = da if tail > 0 else da * a
         if dx.dim() == 2:
             dx[tile, :] = stored_in_parts(dz.to(dx.dtype), x_shape, ordered).reshape(tile.block_size, n * m)
         else:

@@ -84,9 +84,10 @@ def chunk_walk_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
 
 
 def chunk_gradients_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
-    # eight warps take 2.1 times as long with bfloat16 on an H200, 128 columns 3 % longer; float32 operands
-    # are 1.6 times as fast with four at 64 x 128 and gk, which an entry has; other calls ran with eight
-    return matrix_unit_tile(4 if call.operand == "bfloat16" else 8, 1), chunk_columns(call)
+    # eight warps take 2.1 times as long with bfloat16 on an H200, 128 columns 3 % longer, and 1.1 to 2.4
+    # times with float32 operands on an H100; only of 128 x 128 in float32 0.56 to 1.35 times
+    wide = call.dtype == "float32" and min(call.width, extent(call.dv)) > 64
+    return matrix_unit_tile(8 if wide else 4, 1), chunk_columns(call)
 
 
 def chunk_scores_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
