@@ -461,7 +461,7 @@ def test_workloads_that_are_asked_for():
             "n_iters is 0, which is exp(logits) and no kernel: PyTorch",
         ),
         ("sinkhorn form=nope", "form is 'nope'; use one of 'deepseek', 'log'"),
-        ("sinkhorn n=4,400", "the kernels take up to 128 rows and columns, logits has (400, 4): PyTorch"),
+        ("sinkhorn n=4,400", "the kernels take up to 128 rows and columns, logits has 400 x 4: PyTorch"),
         ("sinkhorn n=2000000000 m=2000000000 batch=2000000000", "Storage size calculation overflowed"),
         ("dot_compress k=300", "the kernels take D up to 1024 and K up to 128, these are 256 and 300"),
         ("hc_mixes m=999", "fn has shape (999, 16384); pass (M, n C): 1 to 288 rows"),

@@ -387,8 +387,8 @@ def on_gpu(*shape, dtype=torch.float32):
 @pytest.mark.parametrize(
     ("shape", "dtype", "words"),
     [
-        ((2, 129, 4), torch.float32, ("(129, 4)", "up to 128 rows and columns")),
-        ((2, 4, 129), torch.bfloat16, ("(4, 129)", "up to 128 rows and columns")),
+        ((2, 129, 4), torch.float32, ("129 x 4", "up to 128 rows and columns")),
+        ((2, 4, 129), torch.bfloat16, ("4 x 129", "up to 128 rows and columns")),
         ((2, 4, 4), torch.float64, ("torch.float64", "compute in float32")),
     ],
 )
@@ -400,6 +400,27 @@ def test_beyond_the_kernels_range(shape, dtype, words):
         for word in (*words, "use implementation='auto'"):
             assert word in str(raised.value)
     assert plan(logits).implementation == "pytorch"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "eps", "form", "n_iters", "serves"),
+    [
+        ((1, 128), 1.0, "deepseek", 20, "pytorch"),
+        ((128, 1), 0.01, "deepseek", 20, "pytorch"),
+        ((128, 1), 1e-6, "deepseek", 1000, "helion"),
+        ((128, 1), 1e-6, "log", 1 << 20, "helion"),
+        ((4, 4), 1.0, "deepseek", 1000, "helion"),
+    ],
+    ids=str,
+)
+def test_kernels_take_no_matrices_that_leave_their_range(sizes, eps, form, n_iters, serves):
+    from helion_sinkhorn.ops.sinkhorn import api
+
+    logits = on_gpu(2, *sizes)
+    assert api._serves(logits, n_iters, eps, form, "rows", "exact", "auto", None) == serves
+    if serves == "pytorch":
+        with pytest.raises(NotImplementedError, match="leave the range of the kernels' float32"):
+            sinkhorn(logits, n_iters, eps=eps, implementation="helion")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from forked import python
 from steep import check_gradient
 
-from helion_sinkhorn import sinkhorn
+from helion_sinkhorn import reference, sinkhorn
 from helion_sinkhorn.ops.sinkhorn import eager
 from helion_sinkhorn.ops.sinkhorn.budget import Case
 from helion_sinkhorn.ops.sinkhorn.logits import LOGITS
@@ -79,6 +79,22 @@ def test_gradients_of_steep_logits_pass_restarts(kind, n, n_iters):
 @pytest.mark.parametrize("eps", [1e-12, 1e-3, 0.5])
 def test_other_eps(eps):
     check(Case("randn_8", 4, 4, 20, eps=eps, batch=16))
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "eps", "n_iters"),
+    [(1, 128, 1.0, 20), (2, 64, 1.0, 30), (4, 16, 0.5, 100), (16, 4, 0.5, 100), (3, 5, 0.5, 400)],
+)
+def test_rectangular_matrices_with_a_large_eps_stay_in_range(n, m, eps, n_iters):
+    x, dy = (torch.randn(8, n, m, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    leaf = x.double().requires_grad_()
+    true = reference.sinkhorn(leaf, n_iters, eps=eps)
+    (gradient,) = torch.autograd.grad(true, leaf, dy.double())
+    arguments = n_iters, eps, "deepseek", "rows"
+    torch.testing.assert_close(
+        eager.forward(x, *arguments, torch.float32).double(), true.detach(), rtol=1e-4, atol=0
+    )
+    torch.testing.assert_close(eager.backward(dy, x, *arguments).double(), gradient, rtol=0, atol=1e-5)
 
 
 def test_without_eps_the_deepseek_form_is_the_log_form():

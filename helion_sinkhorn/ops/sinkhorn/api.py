@@ -11,7 +11,7 @@ import torch
 from helion_sinkhorn.ops.sinkhorn import torch_op
 from helion_sinkhorn.ops.sinkhorn.implicit import torch_op as implicit_op
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import Implicit
-from helion_sinkhorn.ops.sinkhorn.scaling import SMALLEST_EPS
+from helion_sinkhorn.ops.sinkhorn.scaling import SMALLEST_EPS, rescaling
 from helion_sinkhorn.runtime.checks import (
     DTYPES,
     check_implementation,
@@ -64,8 +64,8 @@ def sinkhorn(
         backward: "exact", or "implicit": approximate, the gradient as if P were a fixed point, from P alone.
             Right where the iteration has converged, wrong by any amount elsewhere (docs/backward.md).
             `Implicit(system=..., solver=...)` names the equations and how they are solved.
-        implementation: "auto" takes the Helion kernels on a GPU (n, m <= 128, not float64) and vectorised
-            PyTorch elsewhere; "helion" and "pytorch" ask for one of them.
+        implementation: "auto" takes the Helion kernels on a GPU (n, m <= 128, not float64, no rectangular
+            matrix with a large eps) and vectorised PyTorch elsewhere; "helion" and "pytorch" ask for one of them.
         out_dtype: of the result, default that of the logits.
 
     Returns:
@@ -79,8 +79,8 @@ def sinkhorn(
     Raises:
         TypeError: logits is no floating-point tensor, n_iters no integer, out_dtype no floating dtype.
         ValueError: fewer than two dimensions, n_iters out of range, eps not usable, an unknown option.
-        NotImplementedError: implementation="helion" on a CPU, in float64 or beyond 128 rows or columns;
-            double backward.
+        NotImplementedError: implementation="helion" on a CPU, in float64, beyond 128 rows or columns or
+            where n_iters * eps times the ratio of the sides is 14 or more (docs/math.md); double backward.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, with
         the eps of DeepSeek's kernels; Sinkhorn and Knopp, Pacific J. Math. 21 (1967); adjoint: docs/math.md.
@@ -125,7 +125,7 @@ def _serves(logits, n_iters, eps, form, first, backward, implementation, out_dty
             key = None
     implementation = check_implementation(implementation)
     _check(*arguments)
-    serves = _resolve(implementation, logits)
+    serves = _resolve(implementation, logits, n_iters, eps if form == "deepseek" else 0.0, first)
     if key is not None:
         if len(_accepted) >= MOST_ACCEPTED:
             _accepted.clear()
@@ -185,13 +185,15 @@ def _check_shape(options: Implicit | None, logits: torch.Tensor) -> None:
         )
 
 
-def _resolve(implementation: str, logits: torch.Tensor) -> str:
-    """ "helion" or "pytorch" for this tensor."""
+def _resolve(implementation: str, logits: torch.Tensor, n_iters: int, eps: float, first: str) -> str:
+    """ "helion" or "pytorch" for this call."""
     beyond = ""
-    if max(logits.shape[-2:]) > KERNEL_LARGEST:
-        beyond = (
-            f"the kernels take up to {KERNEL_LARGEST} rows and columns, logits has {tuple(logits.shape[-2:])}"
-        )
+    n, m = logits.shape[-2:]
+    lead, trail = (n, m) if first == "rows" else (m, n)
+    if max(n, m) > KERNEL_LARGEST:
+        beyond = f"the kernels take up to {KERNEL_LARGEST} rows and columns, logits has {n} x {m}"
+    elif rescaling(lead, trail, eps, n_iters) != lead / trail:
+        beyond = f"{n_iters} iterations with eps={eps:g} on {n} x {m} leave the range of the kernels' float32"
     return implementation_for(implementation, "logits", logits, beyond)
 
 

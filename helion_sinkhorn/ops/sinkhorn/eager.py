@@ -12,7 +12,7 @@ import os
 
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
+from helion_sinkhorn.ops.sinkhorn.scaling import rescaling, segment_length
 from helion_sinkhorn.runtime.pieces import computing
 
 CACHE_BYTES = 1 << 19
@@ -88,8 +88,8 @@ class _Slice:
     def __init__(self, x: torch.Tensor, n_iters: int, eps: float) -> None:
         self.deepseek = eps > 0
         self.eps = eps
-        self.rho = x.size(0) / x.size(1)
         self.steps = n_iters - 1 if self.deepseek else n_iters
+        self.rho = rescaling(x.size(0), x.size(1), eps, self.steps)
         self.p = x.new_ones(x.size(0), x.size(2))
         if self.deepseek:
             e = (x - x.amax(1, keepdim=True)).exp_()

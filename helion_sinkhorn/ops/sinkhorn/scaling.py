@@ -15,6 +15,8 @@ import torch
 EXPONENT_BUDGET = {torch.float32: 96, torch.float64: 900}
 # 1/a and 1/b from one 1/(ab): both below 2^60 keeps the product normal
 PAIR_EXPONENT = 60
+# Powers of e by which eps may move q over all steps
+MOST_DRIFT = 14
 # Below this eps no longer bounds u v in the "deepseek" form (u v <= 1 / eps) well inside fp32
 SMALLEST_EPS = 1e-12
 
@@ -22,6 +24,18 @@ SMALLEST_EPS = 1e-12
 def segment_length(n: int, m: int, dtype: torch.dtype = torch.float32) -> int:
     """Iterations of the log form between two absorptions of u and v into the logits."""
     return max(1, int(EXPONENT_BUDGET[dtype] // max(1.0, math.log2(n * m))))
+
+
+def rescaling(lead: int, trail: int, eps: float, steps: int) -> float:
+    """rho of the iteration: the factor per step that keeps u and v of a rectangular matrix in range.
+
+    It is lead / trail without eps.  With that factor an eps moves q by up to 1 + eps k in each step, k the
+    ratio of the sides.  Where all steps together might move it out of range, rho is the growth at the fixed
+    point, eps included, with which nothing moves.
+    """
+    usual = lead / trail
+    moves = steps * eps * max(usual, 1 / usual)
+    return usual if moves < MOST_DRIFT else (lead + eps * trail) / (trail + eps * lead)
 
 
 def pairs_are_safe(n: int, m: int, steps: int, eps: float) -> bool:
