@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -201,15 +201,10 @@ def spills(binary: Binary) -> Iterator[str]:
         yield from unallowed_spills(binary)
 
 
-def allowance(binary: Binary, table: Mapping[tuple[str, str], float], default: float) -> float:
-    """The largest value of a table by architecture and words of a program."""
-    words = {DEVICES[binary.device].arch, binary.job.choice.kernel, *str(binary.job.call).split()}
-    return max((v for key, v in table.items() if words >= set(" ".join(key).split())), default=default)
-
-
 def unallowed_spills(binary: Binary) -> Iterator[str]:
     """What a program spills beyond SPILL_BYTES."""
-    allowed = allowance(binary, SPILL_BYTES, 0)
+    words = {DEVICES[binary.device].arch, binary.job.choice.kernel, *str(binary.job.call).split()}
+    allowed = max((v for key, v in SPILL_BYTES.items() if words >= set(" ".join(key).split())), default=0)
     local = binary.counts.get("local", 0)
     if binary.spill_bytes > allowed or (local and not allowed):
         yield f"{local} local accesses, {binary.spill_bytes} bytes a thread, at most {allowed}"

@@ -31,15 +31,6 @@ from helion_sinkhorn.runtime.kernel import Choice
 
 GROWTH, FEW = 1.3, 16
 """The factor by which spilled bytes and cross-lane instructions may grow; these by so many in any case."""
-GROWN = {
-    # from 3.7 on both axes of a matrix are dealt out to lanes, where 3.6 kept one in a thread: no point of
-    # the kernel's space is predicted to take a quarter less, and no time was taken under a later version
-    ("sm90", "sinkhorn_implicit_cg 8x8"): 4,
-    ("sm90", "sinkhorn_implicit_cg 16x16"): 2.5,
-    # the keys that the run under 3.9 did not reach
-    ("sm90", "sinkhorn_backward_history 64x64"): 1.4,
-}
-"""Growth that is known, by architecture and words of a program."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +91,7 @@ def broken(binary: Binary, chosen_with: Binary | None) -> Iterator[str]:
         yield from machine_rules.unallowed_spills(binary)
     if chosen_with is not None:
         before, after = (b.counts.get("cross-lane", 0) for b in (chosen_with, binary))
-        factor = machine_rules.allowance(binary, GROWN, GROWTH)
-        if after > max(factor * before, before + FEW):
+        if after > max(GROWTH * before, before + FEW):
             yield f"{after} cross-lane instructions, {before} under the Triton it was chosen with"
 
 

@@ -312,7 +312,7 @@ def inductor() -> str:
                 a, b = ours["largest_absolute"], other["largest_absolute"]
                 rows.append({"workload": name, "result": of, "ours": f"{a:.2e}", "Inductor": f"{b:.2e}",
                              "ratio": f"{a / b:.2f}" if b else MISSING})  # fmt: skip
-    return f"NVIDIA H200, {age(artefact)}.\n\n{table(rows)}"
+    return f"{compare.conditions(artefact)}, commit {artefact['commit'][:7]}.\n\n{table(rows)}"
 
 
 # -------------------------------------------------------------------------------------------- tuning_cache/

@@ -31,7 +31,7 @@ def preferred(
     running: str,
     others: Iterable[store.Entry] = (),
 ) -> store.Entry | None:
-    """The entry of this key whose Triton is nearest to the running one, and of those the nearest in batch.
+    """The entry of this key whose Triton comes first for the running one, and of those the nearest in batch.
 
     A version may compile a config that is the best of another to code several times as slow.
 
@@ -51,11 +51,17 @@ def preferred(
     return None
 
 
-def distance(version: str, running: str) -> tuple[bool, int, int]:
-    """An order of minor versions, "3.6": how far from the running one; of two as far the newer first."""
+def distance(version: str, running: str) -> tuple[bool, bool, int, int]:
+    """An order of minor versions, "3.6": the running one, later ones, earlier ones, each the nearest first.
+
+    A change of code generation stays: from 3.7 on blocks lie in threads as under 3.9, and of 18 configs of
+    conjugate gradients that 3.6 chose three spill or shuffle several times as much under 3.7, of 22 that 3.9
+    chose none (sm_90).
+    """
     of, own = number(version), number(running)
-    away = sys.maxsize if of is None or own is None else abs(of - own)
-    return version != running, away, -(of or 0)
+    if of is None or own is None:
+        return version != running, True, sys.maxsize, -(of or 0)
+    return version != running, of < own, abs(of - own), 0
 
 
 def number(version: str) -> int | None:

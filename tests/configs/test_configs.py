@@ -385,9 +385,16 @@ def test_own_entry_goes_before_the_family_s(shipped, caplog):
 
 @pytest.mark.parametrize(
     ("running", "own", "name"),
-    [("3.9", "3.9", "h200"), ("3.9", "3.6", "h100"), ("3.8", "3.6", "h100"), ("3.7", "3.6", "h200")],
+    [
+        ("3.9", "3.9", "h200"),
+        ("3.9", "3.6", "h100"),
+        ("3.8", "3.6", "h100"),
+        ("3.7", "3.6", "h100"),
+        ("3.10", "3.6", "h100"),
+        ("3.5", "3.6", "h200"),
+    ],
 )
-def test_of_own_and_a_relative_s_entry_the_one_of_the_nearest_triton_is_served(
+def test_of_own_and_a_relative_s_entry_the_one_of_the_first_triton_is_served(
     running, own, name, shipped, monkeypatch
 ):
     monkeypatch.setattr(store, "triton_minor", lambda: running)
@@ -506,19 +513,19 @@ def test_choice_does_not_depend_on_a_batch_without_entries(shipped):
     ("running", "batch"),
     [
         ("3.6", 64), ("3.8", 512), ("3.9", 400), ("3.5", 64), ("3.10", 400), ("4.0", 400),
-        # 3.6 and 3.8 are as far: the newer
-        ("3.7", 512),
+        # later versions before earlier ones
+        ("3.7", 512), ("3.1", 64),
         # no Triton: that which does not say either
         ("", 128),
     ],
 )  # fmt: skip
-def test_entries_of_the_nearest_triton_come_first(shipped, monkeypatch, running, batch):
-    """A nearer batch of a farther version waits."""
+def test_entries_of_the_running_triton_and_of_later_ones_come_first(shipped, monkeypatch, running, batch):
+    """A nearer batch of another version waits."""
     made = {"": 128, "3.6": 64, "3.8": 512, "3.9": 400}
     write(shipped, [entry(b, **({"triton": v} if v else {})) for v, b in made.items()])
     monkeypatch.setattr(store, "triton_minor", lambda: running)
     assert served(200).batch == batch
-    # the nearest version has nothing near 1: of the others the one that has
+    # the first version has nothing near 1: of the others the one that has
     write(shipped, [entry(4096, triton=running or "3.6"), entry(2, triton="3.1")])
     store.read.cache_clear()
     lookup.lookup.cache_clear()
