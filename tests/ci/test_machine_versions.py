@@ -11,10 +11,9 @@ pytest.importorskip("triton")
 
 from ci import machine_versions
 from helion_sinkhorn.configs import store
-from helion_sinkhorn.machine.binary import Binary, Job
+from helion_sinkhorn.machine.binary import Binary
 from helion_sinkhorn.machine.compiler import Compiler
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
-from helion_sinkhorn.runtime.kernel import Choice
 
 pytestmark = pytest.mark.usefixtures("fresh_caches")
 

@@ -65,7 +65,8 @@ def sinkhorn(
             Right where the iteration has converged, wrong by any amount elsewhere (docs/backward.md).
             `Implicit(system=..., solver=...)` names the equations and how they are solved.
         implementation: "auto" takes the Helion kernels on a GPU (n, m <= 128, not float64, no
-            rectangular matrix with a large eps) and vectorised PyTorch elsewhere; "helion" and "pytorch" ask for one of them.
+            rectangular matrix with a large eps) and vectorised PyTorch elsewhere; "helion" and "pytorch" ask
+            for one of them.
         out_dtype: of the result, default that of the logits.
 
     Returns:

@@ -188,11 +188,15 @@ def sinkhorn_backward_history(
                     keep(vs, place, head + k * segment + i, v, v_shape)
                 log_p = log_p + torch.log2(p)
                 log_q = log_q + torch.log2(q)
-        da = read(upstream, dy_shape, tile, n, m, lanes_first)
         if restarts > 0:
+            da = read(upstream, dy_shape, tile, n, m, lanes_first)
             da = da * (a * spread(u, lead_axis) * spread(v, trail_axis))
         else:
-            da = da * spread(u, lead_axis) * spread(v, trail_axis)
+            da = (
+                read(upstream, dy_shape, tile, n, m, lanes_first)
+                * spread(u, lead_axis)
+                * spread(v, trail_axis)
+            )
         if not deepseek:
             # once more than iterations ask: see last_iterations
             da = project_trail(a, da, u, v, lead_axis, sums, restarts > 0)
