@@ -85,9 +85,11 @@ def chunk_walk_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
 
 def chunk_gradients_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
     # eight warps take 2.1 times as long with bfloat16 on an H200, 128 columns 3 % longer, and 1.1 to 2.4
-    # times with float32 operands on an H100; only of 128 x 128 in float32 0.56 to 1.35 times
+    # times with float32 operands on an H100; only of 128 x 128 in float32 0.56 to 1.35 times.  On AMD four
+    # waves spill 36 bytes and eight 708; on a B200 four warps 1392 and eight 128 (compiled)
     wide = call.dtype == "float32" and min(call.width, extent(call.dv)) > 64
-    return matrix_unit_tile(8 if wide else 4, 1), chunk_columns(call)
+    eight = call.operand == "float32" and (wide or device.arch == "sm100")
+    return matrix_unit_tile(8 if eight else 4, 1), chunk_columns(call)
 
 
 def chunk_scores_space(call: ChunkCall, device: Device) -> tuple[Grid, ...]:
