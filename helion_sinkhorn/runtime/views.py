@@ -45,8 +45,10 @@ def pieces(x: torch.Tensor) -> torch.Tensor:
 
 def placed(x: torch.Tensor) -> torch.Tensor:
     """x, contiguous, from a 16-byte boundary on."""
-    # one element of a batch keeps the batch's stride, which code has as a constant
-    x = x.contiguous().view(x.shape) if x.dim() and x.size(0) == 1 else x.contiguous()
+    x = x.contiguous()
+    if x.dim() and x.size(0) == 1:
+        # one element of a batch keeps the batch's stride, which code has as a constant
+        x = x.view(x.shape)
     return x.clone() if x.data_ptr() % VECTOR_BYTES else x
 
 

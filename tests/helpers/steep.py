@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from autograd_calls import randn
 
 from helion_sinkhorn import reference
 
@@ -21,12 +22,16 @@ def slopes(n: int) -> torch.Tensor:
 
 
 STEEP = {"transport": transport, "slopes": slopes}
+STEEP_CALLS = [
+    ("slopes", 4, 60), ("slopes", 8, 20), ("slopes", 16, 20), ("transport", 16, 50), ("slopes", 33, 20),
+]  # fmt: skip
+"""Kinds, sizes and iterations that pass a restart."""
 
 
 def check_gradient(gradient, kind: str, n: int, n_iters: int, device: str = "cpu") -> None:
     """gradient(dy, x) of the log form, against float64; float32 autograd of the definition errs as much."""
     x = STEEP[kind](n)
-    dy = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    dy = randn(*x.shape, seed=1)
     true, plain = (
         torch.autograd.grad(reference.sinkhorn(leaf, n_iters, form="log"), leaf, dy.to(leaf.dtype))[
             0

@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 import torch
+from autograd_calls import randn
 from forked import python
-from steep import check_gradient
+from steep import STEEP_CALLS, check_gradient
 
 from helion_sinkhorn import reference, sinkhorn
 from helion_sinkhorn.ops.sinkhorn import eager
@@ -67,10 +68,7 @@ def test_one_iteration_more_than_a_segment(extra):
     check(Case("randn_8", 4, 4, segment_length(4, 4) + extra, "log", batch=16))
 
 
-@pytest.mark.parametrize(
-    ("kind", "n", "n_iters"),
-    [("slopes", 4, 60), ("slopes", 8, 20), ("slopes", 16, 20), ("transport", 16, 50), ("slopes", 33, 20)],
-)
+@pytest.mark.parametrize(("kind", "n", "n_iters"), STEEP_CALLS)
 def test_gradients_of_steep_logits_pass_restarts(kind, n, n_iters):
     assert segment_length(n, n) < n_iters
     check_gradient(lambda dy, x: eager.backward(dy, x, n_iters, 0.0, "log", "rows"), kind, n, n_iters)
@@ -86,7 +84,7 @@ def test_other_eps(eps):
     [(1, 128, 1.0, 20), (2, 64, 1.0, 30), (4, 16, 0.5, 100), (16, 4, 0.5, 100), (3, 5, 0.5, 400)],
 )
 def test_rectangular_matrices_with_a_large_eps_stay_in_range(n, m, eps, n_iters):
-    x, dy = (torch.randn(8, n, m, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    x, dy = (randn(8, n, m, seed=seed) for seed in (0, 1))
     leaf = x.double().requires_grad_()
     true = reference.sinkhorn(leaf, n_iters, eps=eps)
     (gradient,) = torch.autograd.grad(true, leaf, dy.double())

@@ -12,7 +12,7 @@ import threading
 import pytest
 import torch
 from cuda_graphs import capture
-from steep import check_gradient
+from steep import STEEP_CALLS, check_gradient
 
 from helion_sinkhorn import plan, sinkhorn
 from helion_sinkhorn.configs.device import current
@@ -104,10 +104,7 @@ def test_a_hundred_iterations_pass_several_restarts(n, m, form):
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "n", "n_iters"),
-    [("slopes", 4, 60), ("slopes", 8, 20), ("slopes", 16, 20), ("transport", 16, 50), ("slopes", 33, 20)],
-)
+@pytest.mark.parametrize(("kind", "n", "n_iters"), STEEP_CALLS)
 def test_gradients_of_steep_logits_pass_restarts(kind, n, n_iters):
     assert segment_length(n, n) < n_iters
     check_gradient(

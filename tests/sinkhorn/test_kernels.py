@@ -11,7 +11,7 @@ import types
 
 import pytest
 import torch
-from steep import check_gradient
+from steep import STEEP_CALLS, check_gradient
 
 from helion_sinkhorn import reference
 from helion_sinkhorn.configs.device import DEVICES
@@ -202,10 +202,7 @@ def test_gradients_in_registers_pass_a_restart(n, m, logits, length, first):
     check_backward(case, "sinkhorn_backward", length=length)
 
 
-@pytest.mark.parametrize(
-    ("kind", "n", "n_iters"),
-    [("slopes", 4, 60), ("slopes", 8, 20), ("slopes", 16, 20), ("transport", 16, 50), ("slopes", 33, 20)],
-)
+@pytest.mark.parametrize(("kind", "n", "n_iters"), STEEP_CALLS)
 def test_gradients_of_steep_logits_pass_restarts(kind, n, n_iters):
     """By the kernel that a call of this size gets, and by the one with its vectors in memory."""
     call = SinkhornCall(False, 1, "float32", n, n, n_iters)

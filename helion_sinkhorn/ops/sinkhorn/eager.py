@@ -151,13 +151,12 @@ class _Slice:
         a = self.a
         # D = A * dA passes a restart of the log form unchanged, and dA may overflow there
         of_log = not self.deepseek
+        products = torch.empty_like(a)
         if of_log:
             da = (a * u.unsqueeze(1)).mul_(v).mul_(dy)
+            _take_back(a, da, 0, u, v, products, of_log)
         else:
             da = (dy * u.unsqueeze(1)).mul_(v)
-        products = torch.empty_like(da)
-        if of_log:
-            _take_back(a, da, 0, u, v, products, of_log)
         while history:
             a, before, u, v = history.pop()
             _take_back(a, da, 0, u, v, products, of_log)
