@@ -113,13 +113,13 @@ def patch(
     for name, module in (connections | heads | blocks).items():
         _check(name, module)
     options = {"precision": precision, "implementation": implementation}
-    ours = {name: _connection(module, **options) for name, module in connections.items()}
-    ours |= {name: _head(module, **options) for name, module in heads.items()}
-    for name, module in ours.items():
-        model.set_submodule(name, module)
+    ours = {module: _connection(module, **options) for module in connections.values()}
+    ours |= {module: _head(module, **options) for module in heads.values()}
+    for name, module in (connections | heads).items():
+        model.set_submodule(name, ours[module])
     for block in blocks.values():
         block.__class__ = DeepseekV4DecoderLayer
-    return Patched(len(connections), len(heads), len(blocks))
+    return Patched(*(len(set(found.values())) for found in (connections, heads, blocks)))
 
 
 def unpatch(model: torch.nn.Module) -> Patched:
@@ -133,7 +133,7 @@ def unpatch(model: torch.nn.Module) -> Patched:
         ValueError: the model is not patched, or a module of ours has hooks, which would be lost.
     """
     _check_model(model)
-    ours = {name: m for name, m in model.named_modules() if hasattr(m, REPLACED)}
+    ours = {name: m for name, m in _named(model).items() if hasattr(m, REPLACED)}
     blocks = [m for m in model.modules() if type(m) is DeepseekV4DecoderLayer]
     if not ours and not blocks:
         raise ValueError(f"{type(model).__name__} is not patched")
@@ -145,8 +145,9 @@ def unpatch(model: torch.nn.Module) -> Patched:
         model.set_submodule(name, original)
     for block in blocks:
         block.__class__ = theirs.DeepseekV4DecoderLayer
-    connections = sum(isinstance(m, HyperConnection) for m in ours.values())
-    return Patched(connections, len(ours) - connections, len(blocks))
+    exchanged = set(ours.values())
+    connections = sum(isinstance(m, HyperConnection) for m in exchanged)
+    return Patched(connections, len(exchanged) - connections, len(blocks))
 
 
 def _check_model(model: object) -> None:
@@ -154,8 +155,12 @@ def _check_model(model: object) -> None:
         raise TypeError(f"model is a {type(model).__name__}; pass a torch.nn.Module")
 
 
-def _named(model: torch.nn.Module, kind: type[torch.nn.Module]) -> dict[str, torch.nn.Module]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, kind)}
+def _named(
+    model: torch.nn.Module, kind: type[torch.nn.Module] = torch.nn.Module
+) -> dict[str, torch.nn.Module]:
+    """Modules of a kind by their names; one that stands in several places has each of them."""
+    every = model.named_modules(remove_duplicate=False)
+    return {name: module for name, module in every if isinstance(module, kind)}
 
 
 def _check_hooks(name: str, module: torch.nn.Module, remedy: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -103,22 +103,29 @@ def check_implementation(value: object) -> str:
     return value
 
 
-def implementation_for(asked: str, name: str, x: torch.Tensor, beyond: str = "") -> str:
-    """ "helion" or "pytorch" for a call on x; `beyond` says which limit of the kernels it is beyond.
+def implementation_for(
+    asked: str, name: str, x: torch.Tensor, beyond: Callable[[], str] | None = None
+) -> str:
+    """ "helion" or "pytorch" for a call on x.
+
+    Args:
+        beyond: says which limit of the kernels the call is beyond, if it is.  It is called for an error
+            alone: where a compiler traces for many sizes, a sentence that names one would fix it.
 
     Raises:
         NotImplementedError: "helion" was asked for, and the kernels do not serve the call.
     """
     if asked == "pytorch":
         return "pytorch"
-    reason = beyond
-    if not x.is_cuda:
-        reason = f"the kernels run on CUDA and ROCm GPUs, {name} is on {x.device}"
-    elif x.dtype not in KERNEL_DTYPES:
-        reason = f"the kernels compute in float32, {name} is {x.dtype}"
-    if not reason:
+    if x.is_cuda and x.dtype in KERNEL_DTYPES and beyond is None:
         return "helion"
     if asked == "helion":
+        if not x.is_cuda:
+            reason = f"the kernels run on CUDA and ROCm GPUs, {name} is on {x.device}"
+        elif x.dtype not in KERNEL_DTYPES:
+            reason = f"the kernels compute in float32, {name} is {x.dtype}"
+        else:
+            reason = beyond()
         raise NotImplementedError(
             f"implementation='helion': {reason}; use implementation='auto', which takes PyTorch here"
         )

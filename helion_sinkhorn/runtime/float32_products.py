@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
+EXACT = "none", "ieee"
+"""Settings that round no factor of a product."""
 _changing = threading.Lock()
 _inside = 0
-_before: list[str] = []
+_before: list[tuple[Any, str]] = []
+"""Backends whose setting is changed, and what to set it to again."""
 
 
 @contextlib.contextmanager
@@ -23,9 +27,8 @@ def float32_products() -> Iterator[None]:
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
     with _changing:
         if not _inside:
-            _before = [backend.fp32_precision for backend in backends]
-            for backend in backends:
-                backend.fp32_precision = "ieee"
+            narrow = [backend for backend in backends if backend.fp32_precision not in EXACT]
+            _before = [(backend, raised(backend)) for backend in narrow]
         _inside += 1
     try:
         yield
@@ -33,5 +36,17 @@ def float32_products() -> Iterator[None]:
         with _changing:
             _inside -= 1
             if not _inside:
-                for backend, before in zip(backends, _before, strict=True):
+                for backend, before in _before:
                     backend.fp32_precision = before
+
+
+def raised(backend: Any) -> str:
+    """Set a backend to float32 and return the setting that restores it.
+
+    A backend without a setting of its own shows that of all backends, and is to follow it further.
+    """
+    before = backend.fp32_precision
+    backend.fp32_precision = "none"
+    follows = backend.fp32_precision == before
+    backend.fp32_precision = "ieee"
+    return "none" if follows else before

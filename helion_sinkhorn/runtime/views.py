@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 VECTOR_BYTES = 16
@@ -46,15 +48,33 @@ def pieces(x: torch.Tensor) -> torch.Tensor:
 def placed(x: torch.Tensor) -> torch.Tensor:
     """x, contiguous, from a 16-byte boundary on."""
     x = x.contiguous()
-    if x.dim() and x.size(0) == 1:
-        # one element of a batch keeps the batch's stride, which code has as a constant
-        x = x.view(x.shape)
+    # an axis of one keeps the stride of what it was cut from, which code has as a constant
+    if 1 in x.shape and x.stride() != (strides := strides_of(x.shape)):
+        x = x.as_strided(x.shape, strides)
     return x.clone() if x.data_ptr() % VECTOR_BYTES else x
+
+
+@functools.lru_cache(maxsize=4096)
+def strides_of(shape: torch.Size) -> tuple[int, ...]:
+    """The strides of a new tensor."""
+    strides, size = [], 1
+    for length in reversed(shape):
+        strides.append(size)
+        size *= max(1, length)
+    return tuple(reversed(strides))
 
 
 def flattened(x: torch.Tensor, kept: int) -> torch.Tensor:
     """x with all but its last `kept` axes as one, contiguous, from a 16-byte boundary on; x if it is so."""
     return placed(x if x.dim() == kept + 1 else x.reshape(-1, *x.shape[x.dim() - kept :]))
+
+
+def unflattened(x: torch.Tensor, lead: torch.Size) -> torch.Tensor:
+    """A new tensor (T, ...) as a result (*lead, ...).
+
+    For autograd it is no view: of an operator with several results these may not be changed in place.
+    """
+    return x if len(lead) == 1 else torch.ops.aten._unsafe_view.default(x, (*lead, *x.shape[1:]))
 
 
 def parameter(x: torch.Tensor) -> torch.Tensor:

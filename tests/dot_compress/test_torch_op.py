@@ -7,6 +7,7 @@ import torch
 from autograd_calls import assert_batched_gradients, assert_equal, randn
 from dot_compress_problem import inputs, results
 from targets import INDUCTOR_BY_NIGHT
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
@@ -23,6 +24,25 @@ LAYOUTS = {
     "strided": lambda t: t.repeat_interleave(2, -1)[..., ::2],
     "empty": lambda t: t[:0],
 }
+
+
+def test_sizes_beyond_the_kernels_are_compiled_once():
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(dot_compress, dynamic=True, fullgraph=True, backend=counter)
+    for k in range(3):
+        x, y, *_ = inputs(2, 12 + k, 6 + k, 130 + 9 * k, False)
+        assert torch.equal(compiled(x, y), dot_compress(x, y))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("lead", [(4,), (2, 2)], ids=str)
+def test_the_result_may_be_changed_in_place(lead):
+    x, y, _, grad = (t if t is None else t.view(*lead, *t.shape[1:]) for t in inputs(4, 12, 6, 5, False))
+    x.requires_grad_()
+    (expected,) = torch.autograd.grad(dot_compress(x, y), x, 2 * grad)
+    (found,) = torch.autograd.grad(dot_compress(x, y).mul_(2), x, grad)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 from autograd_calls import assert_equal
-from hc_boundaries import assert_unused_results, boundary, boundary_inputs, results, specified
+from hc_boundaries import NAMES, assert_unused_results, boundary, boundary_inputs, results, specified
 from hc_sites import kernels_on_cpu
 from torch._subclasses import FakeTensorMode
 
@@ -40,6 +40,23 @@ def test_values_and_gradients_against_float64(n, c, order, own):
     for name, t in truth.items():
         error = (found[name].double() - t).abs().max() / t.abs().max()
         assert error <= 3e-6, f"{name}: {error:.2g}"
+
+
+@pytest.mark.parametrize("lead", [(3,), (2, 3)], ids=str)
+def test_results_may_be_changed_in_place(lead):
+    """All but the streams and the weights of their collapse, which the backward needs."""
+    given, upstream = boundary_inputs(*lead)
+    doubled = "y", "post", "comb"
+    scaled = [2 * t if name in doubled else t for name, t in zip(NAMES, upstream, strict=False)]
+    expected = results(boundary, given[:8], scaled)
+
+    def twice(*given):
+        found = zip(NAMES, boundary(*given), strict=False)
+        return tuple(t.mul_(2) if name in doubled else t for name, t in found)
+
+    found = results(twice, given[:8], upstream)
+    gradients = [name for name in found if name.startswith("d")]
+    assert_equal([found[name] for name in gradients], [expected[name] for name in gradients])
 
 
 @pytest.mark.parametrize(

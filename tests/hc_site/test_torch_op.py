@@ -49,6 +49,21 @@ def test_opcheck(own):
         torch.library.opcheck(BACKWARD, (*upstream, *given, *CONSTANTS), test_utils=tests)
 
 
+@pytest.mark.parametrize("lead", [(3,), (2, 3)], ids=str)
+def test_results_may_be_changed_in_place(lead):
+    """By dropout(inplace=True) on the input of a sublayer, for instance."""
+    given, upstream = site_inputs(*lead, **SMALL)
+    expected = site_results(given, [upstream[0], *(2 * t for t in upstream[1:])])
+
+    def twice(*given):
+        y, post, comb, residual = hc_site(*given)
+        return y.mul_(2), post.mul_(2), comb.mul_(2), residual
+
+    found = site_results(given, upstream, twice)
+    gradients = [name for name in RESULTS if name.startswith("d")]
+    assert_equal([found[name] for name in gradients], [expected[name] for name in gradients])
+
+
 @pytest.mark.parametrize("lead", [(), (2, 3), (2, 0)], ids=str)
 def test_fakes_have_the_metadata_of_what_runs(lead):
     (x, fn, scale, base), (dresidual, dy, dpost, dcomb) = site_inputs(*lead, **SMALL, dtype=torch.bfloat16)

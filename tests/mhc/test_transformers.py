@@ -155,6 +155,23 @@ def test_streams_that_are_made_again_change_no_bit(monkeypatch):
     assert all(torch.equal(found[name], t) for name, t in expected.items())
 
 
+def test_a_site_in_several_places_is_exchanged_in_each():
+    model = tiny.make_model(VOCABULARY)
+    first, second = model.model.layers
+    first.ffn_hc = second.attn_hc = first.attn_hc
+    expected = results(model, ids())
+    counts = ALL._replace(connections=ALL.connections - 2)
+    assert patch(model) == counts
+    assert type(first.attn_hc) is nn.HyperConnection
+    assert first.ffn_hc is second.attn_hc is first.attn_hc
+    for name, t in results(model, ids()).items():
+        torch.testing.assert_close(t, expected[name], rtol=1e-3, atol=1e-5)
+    assert unpatch(model) == counts
+    assert first.ffn_hc is second.attn_hc is first.attn_hc
+    again = results(model, ids())
+    assert_equal(again.values(), expected.values())
+
+
 def test_parameters_are_the_same_objects_and_an_optimizer_made_before_trains_them():
     model = tiny.make_model(VOCABULARY)
     before = {name: id(p) for name, p in model.named_parameters()}

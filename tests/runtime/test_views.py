@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helion_sinkhorn.runtime.views import VECTOR_BYTES, flattened, matrices
+from helion_sinkhorn.runtime.views import VECTOR_BYTES, flattened, matrices, placed
 
 WHOLE = torch.arange(96.0)
 
@@ -24,6 +24,21 @@ def test_matrices_beyond_32_bit_offsets_are_copied_where_their_number_does_not_s
 def test_what_is_flat_already_is_returned_itself():
     x = WHOLE.view(4, 3, 8)
     assert flattened(x, 2) is x
+
+
+@pytest.mark.parametrize("shape", [(1, 24), (3, 1, 8), (1,), ()], ids=str)
+def test_new_tensors_of_any_size_are_returned_themselves(shape):
+    x = torch.zeros(shape)
+    assert placed(x) is x
+
+
+def test_an_axis_of_one_has_the_strides_of_a_new_tensor():
+    """Wherever it stands: (tokens, 1, 8) of (1, tokens, 8) had the stride of all tokens in the middle."""
+    x = torch.zeros(1, 5, 8).transpose(0, 1)
+    assert (x.is_contiguous(), x.stride()) == (True, (8, 40, 1))
+    found = placed(x)
+    assert found.stride() == (8, 8, 1)
+    assert found.data_ptr() == x.data_ptr()
 
 
 @pytest.mark.parametrize("steps", [3, 5])

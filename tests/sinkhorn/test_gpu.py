@@ -383,6 +383,15 @@ def test_threads_and_streams():
         assert all(torch.equal(a, b) for result in results[k] for a, b in zip(result, alone, strict=True))
 
 
+def test_what_is_compiled_for_many_sizes_takes_the_kernels_where_eps_lets_it():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: sinkhorn(x, eps=0.5), dynamic=True, fullgraph=True, backend="eager")
+    for n, m in ((4, 16), (4, 4), (16, 16), (3, 40)):
+        x = torch.randn(5, n, m, device=DEVICE)
+        assert plan(x, eps=0.5).implementation == ("helion" if n == m else "pytorch")
+        assert torch.equal(compiled(x), sinkhorn(x, eps=0.5))
+
+
 def test_launch_hooks_of_triton_see_a_kept_launch():
     """A profiler, Proton for one, adds them."""
     import triton

@@ -111,6 +111,47 @@ def test_exported_program_runs_at_other_batch_sizes():
         assert torch.equal(program.run_decompositions().module()(x), expected[0])
 
 
+@pytest.mark.parametrize("options", [{}, {"form": "log"}, {"eps": 0.01}], ids=str)
+def test_exported_program_runs_at_other_sizes_of_matrices(options):
+    """Exported for 4 x 6: it takes more rows than columns, and as many."""
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return sinkhorn(x, 5, **options)
+
+    sizes = {1: torch.export.Dim("n", min=2, max=64), 2: torch.export.Dim("m", min=2, max=64)}
+    module = torch.export.export(Module(), (randn(3, 4, 6),), dynamic_shapes=(sizes,)).module()
+    for n, m in ((4, 6), (7, 6), (6, 6), (64, 2)):
+        x = randn(3, n, m)
+        assert torch.equal(module(x), Module()(x))
+
+
+def compilations(f, calls):
+    """How often a function of dynamic sizes is compiled for these calls, each with its eager result."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(f, dynamic=True, fullgraph=True, backend=counter)
+    for arguments in calls:
+        assert torch.equal(compiled(*arguments), f(*arguments))
+    return counter.frame_count
+
+
+def test_sizes_beyond_the_kernels_are_compiled_once():
+    def f(x):
+        return sinkhorn(x, 2, form="log")
+
+    assert compilations(f, [(randn(2, 130 + k, 200 + 3 * k),) for k in range(3)]) == 1
+
+
+def test_an_eps_that_changes_is_compiled():
+    """Each anew; also one that is too large for the kernels with so many columns."""
+
+    def f(x, eps):
+        return sinkhorn(x, 20, eps=eps)
+
+    assert compilations(f, [(randn(2, 4, 16), eps) for eps in (0.5, 0.6, 0.01)]) == 3
+
+
 def test_functionalized_trace_holds_each_operator_once():
     def gradient(x, dp):
         return torch.autograd.grad(sinkhorn(x), x, dp)

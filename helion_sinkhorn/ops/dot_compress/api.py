@@ -102,10 +102,10 @@ def _check(x, y, z, precise_intermediate) -> None:
 
 def _resolve(implementation: str, x: torch.Tensor, y: torch.Tensor) -> str:
     """ "helion" or "pytorch" for these tensors."""
-    beyond = ""
-    if x.shape[-1] > LARGEST_D or y.shape[-1] > LARGEST_K:
-        beyond = (
-            f"the kernels take D up to {LARGEST_D} and K up to {LARGEST_K}, "
-            f"these are {x.shape[-1]} and {y.shape[-1]}"
-        )
-    return implementation_for(implementation, "x", x, beyond)
+    d, k = x.shape[-1], y.shape[-1]
+
+    def beyond() -> str:
+        return f"the kernels take D up to {LARGEST_D} and K up to {LARGEST_K}, these are {d} and {k}"
+
+    is_beyond = d > LARGEST_D or k > LARGEST_K
+    return implementation_for(implementation, "x", x, beyond if is_beyond else None)

@@ -20,6 +20,7 @@ from helion_sinkhorn.runtime.torch_op import (
     on_device,
     sharding,
 )
+from helion_sinkhorn.runtime.views import unflattened
 
 FORWARD, BACKWARD = "dot_compress", "dot_compress_backward"
 
@@ -48,7 +49,7 @@ def forward(x, y, z, parts, implementation):
     else:
         with on_device(x):
             out, b = _launch().forward(*elements, parts)
-    return out.view(y.shape), b.view(*x.shape[:-2], *b.shape[1:])
+    return unflattened(out, y.shape[:-2]), unflattened(b, x.shape[:-2])
 
 
 def backward(grad, x, y, b, implementation):

@@ -76,30 +76,34 @@ def forward(
     """(y, pre, post, comb, mixes, norms); the contract is torch_op's."""
     given = Constants(*constants)
     n, columns = x.shape[-2:]
-    lead, streams, projection = x.shape[:-2], flattened(x, 2), parameter(fn)
+    streams, projection = flattened(x, 2), parameter(fn)
     call = call_for(n, columns, x.dtype, given.precision).mixes
     split = mixes_launch.split(projection, call)
     made = mixes_launch.partials(streams.view(-1, n * columns), split, given.precision)
-    found = coefficients(*made, scale, base, n, call, given)
-    y = pre_launch.forward(streams, found[0] if weights is None else flattened(weights, 1))
-    return tuple(t.view(*lead, *t.shape[1:]) for t in (y, *found))
+    found = coefficients(*made, x.shape[:-2], scale, base, n, call, given)
+    y = pre_launch.forward(streams.view(x.shape), found[0] if weights is None else weights)
+    return y, *found
 
 
 def coefficients(
     partials: torch.Tensor,
     squares: torch.Tensor,
+    lead: torch.Size,
     scale: torch.Tensor,
     base: torch.Tensor,
     n: int,
     call: MixesCall,
     given: Constants,
 ) -> Tensors:
-    """(pre, post, comb, mixes, norms) of partials (T, splits, M) and squares (T, splits).
+    """(pre, post, comb, mixes, norms), each (*lead, ...), of partials (T, splits, M) and squares (T, splits).
+
+    Of these mixes and norms are views, which autograd lets nobody change in place, and callers do not get.
 
     By two launches: the kernel of the coefficients can add partial sums itself, but has one thread a token.
     H200, 128 tokens of 4 x 7168, 28 partial sums each, graph of a whole site: 24 us with two, 32 with one.
     """
-    mixes, norms = mixes_launch.reduce(partials, squares, call, given.norm_eps, given.eps_outside)
+    made = mixes_launch.reduce(partials, squares, call, given.norm_eps, given.eps_outside)
+    mixes, norms = (t.view(*lead, t.size(1)) for t in made)
     return *split_launch.forward(mixes, scale, base, n, *given.of_split, torch.float32), mixes, norms
 
 

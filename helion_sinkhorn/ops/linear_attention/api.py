@@ -183,10 +183,12 @@ def _serves(implementation: str, method: str, q, v, gv, cu_seqlens) -> str:
     why = why_not_chunked(gv is not None, cu_seqlens is not None, q.size(3))
     if method == "chunked" and why:
         raise NotImplementedError(f"method='chunked': {why}; use method='auto', which is 'recurrent' here")
-    beyond = ""
-    if max(q.size(3), v.size(3)) > KERNEL_LARGEST:
-        beyond = f"the kernels take Dk and Dv up to {KERNEL_LARGEST}, these are {q.size(3)} and {v.size(3)}"
-    if implementation_for(implementation, "q", q, beyond) == "pytorch":
+
+    def beyond() -> str:
+        return f"the kernels take Dk and Dv up to {KERNEL_LARGEST}, these are {q.size(3)} and {v.size(3)}"
+
+    is_beyond = max(q.size(3), v.size(3)) > KERNEL_LARGEST
+    if implementation_for(implementation, "q", q, beyond if is_beyond else None) == "pytorch":
         return "pytorch"
     gains = q.dtype in CHUNKED_DTYPES and q.size(1) >= CHUNKED_STEPS and not why
     return "chunked" if method == "chunked" or (method == "auto" and gains) else "recurrent"

@@ -11,7 +11,7 @@ import torch
 from helion_sinkhorn.ops.sinkhorn import torch_op
 from helion_sinkhorn.ops.sinkhorn.implicit import torch_op as implicit_op
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import Implicit
-from helion_sinkhorn.ops.sinkhorn.scaling import SMALLEST_EPS, rescaling
+from helion_sinkhorn.ops.sinkhorn.scaling import MOST_DRIFT, SMALLEST_EPS, drifts
 from helion_sinkhorn.runtime.checks import (
     DTYPES,
     check_implementation,
@@ -126,7 +126,7 @@ def _serves(logits, n_iters, eps, form, first, backward, implementation, out_dty
             key = None
     implementation = check_implementation(implementation)
     _check(*arguments)
-    serves = _resolve(implementation, logits, n_iters, eps if form == "deepseek" else 0.0, first)
+    serves = _resolve(implementation, logits, n_iters, eps if form == "deepseek" else 0.0)
     if key is not None:
         if len(_accepted) >= MOST_ACCEPTED:
             _accepted.clear()
@@ -186,16 +186,21 @@ def _check_shape(options: Implicit | None, logits: torch.Tensor) -> None:
         )
 
 
-def _resolve(implementation: str, logits: torch.Tensor, n_iters: int, eps: float, first: str) -> str:
+def _resolve(implementation: str, logits: torch.Tensor, n_iters: int, eps: float) -> str:
     """ "helion" or "pytorch" for this call."""
-    beyond = ""
     n, m = logits.shape[-2:]
-    lead, trail = (n, m) if first == "rows" else (m, n)
-    if max(n, m) > KERNEL_LARGEST:
-        beyond = f"the kernels take up to {KERNEL_LARGEST} rows and columns, logits has {n} x {m}"
-    elif rescaling(lead, trail, eps, n_iters) != lead / trail:
-        beyond = f"{n_iters} iterations with eps={eps:g} on {n} x {m} leave the range of the kernels' float32"
-    return implementation_for(implementation, "logits", logits, beyond)
+
+    def beyond() -> str:
+        if max(n, m) > KERNEL_LARGEST:
+            return f"the kernels take up to {KERNEL_LARGEST} rows and columns, logits has {n} x {m}"
+        return (
+            f"{n_iters} iterations with eps={float(eps)} on {n} x {m} leave the range of the kernels' float32"
+        )
+
+    # sizes are compared only where it matters: a compiled or exported program is then for those alike in it
+    may_drift = logits.is_cuda and n_iters * eps * KERNEL_LARGEST >= MOST_DRIFT
+    is_beyond = max(n, m) > KERNEL_LARGEST or (may_drift and drifts(n, m, eps, n_iters))
+    return implementation_for(implementation, "logits", logits, beyond if is_beyond else None)
 
 
 @dataclass(frozen=True)

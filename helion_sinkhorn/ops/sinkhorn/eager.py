@@ -150,19 +150,19 @@ class _Slice:
         u, v = self.run(history)
         a = self.a
         # D = A * dA passes a restart of the log form unchanged, and dA may overflow there
-        of_log = not self.deepseek
+        of_log = self.steps > self.segment
         products = torch.empty_like(a)
+        da = ((a if of_log else dy) * u.unsqueeze(1)).mul_(v)
         if of_log:
-            da = (a * u.unsqueeze(1)).mul_(v).mul_(dy)
+            da.mul_(dy)
+        if not self.deepseek:
             _take_back(a, da, 0, u, v, products, of_log)
-        else:
-            da = (dy * u.unsqueeze(1)).mul_(v)
         while history:
             a, before, u, v = history.pop()
             _take_back(a, da, 0, u, v, products, of_log)
             _take_back(a, da, 1, u, before, products, of_log, self.rho)
-        if of_log:
-            return da
+        if not self.deepseek:
+            return da if of_log else da.mul_(a)
         da.sub_(_total(torch.mul(a, da, out=products), 0).mul_(v_0))
         dz = da.mul_(z)
         return dz.addcmul_(z, _total(dz, 1).unsqueeze(1), value=-1.0)

@@ -33,9 +33,15 @@ def rescaling(lead: int, trail: int, eps: float, steps: int) -> float:
     ratio of the sides.  Where all steps together might move it out of range, rho is the growth at the fixed
     point, eps included, with which nothing moves.
     """
-    usual = lead / trail
-    moves = steps * eps * max(usual, 1 / usual)
-    return usual if moves < MOST_DRIFT else (lead + eps * trail) / (trail + eps * lead)
+    if drifts(lead, trail, eps, steps):
+        return (lead + eps * trail) / (trail + eps * lead)
+    return lead / trail
+
+
+def drifts(n: int, m: int, eps: float, steps: int) -> bool:
+    """Whether eps may move q of a rectangular matrix out of a float's range: see `rescaling`."""
+    moves = steps * eps
+    return n != m and (moves * n >= MOST_DRIFT * m or moves * m >= MOST_DRIFT * n)
 
 
 def pairs_are_safe(n: int, m: int, steps: int, eps: float) -> bool:

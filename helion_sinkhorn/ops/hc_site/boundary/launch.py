@@ -57,16 +57,15 @@ def forward(
     `choices` of KERNELS, by name, take the place of what is served.
     """
     given = Constants(*constants)
-    n, columns = x.shape[-2:]
+    lead, (n, columns) = x.shape[:-2], x.shape[-2:]
     call = call_for(n, columns, x.dtype, given.precision)
     split = split_of(parameter(fn), call, choices.get(SPLIT))
     rows = flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2)
     bias = None if bias is None else placed(bias)
     collapse = flattened(weights, 1)
-    passed = one_pass(*rows, bias, collapse, split, call, given.comb_order, choices.get(FORWARD))
+    passed = one_pass(*rows, bias, collapse, split, lead, call, given.comb_order, choices.get(FORWARD))
     streams, y, *made = passed
-    found = coefficients(*made, scale, base, n, call.mixes, given)
-    return tuple(t.view(*x.shape[:-2], *t.shape[1:]) for t in (streams, y, *found))
+    return streams, y, *coefficients(*made, lead, scale, base, n, call.mixes, given)
 
 
 def split_shape(call: SiteCall) -> tuple[int, int, int]:
@@ -99,18 +98,23 @@ def one_pass(
     bias: torch.Tensor | None,
     weights: torch.Tensor,
     split: torch.Tensor,
+    lead: torch.Size,
     call: SiteCall,
     comb_order: str,
     choice: Choice | None = None,
 ) -> Tensors:
-    """(streams (T, n, C), y (T, C), partials (T, splits, M), squares (T, splits))."""
+    """(streams (*lead, n, C), y (*lead, C), partials (T, splits, M), squares (T, splits)).
+
+    streams and y are made in these shapes: of several results autograd lets nobody change a view in place.
+    """
     tokens, n, columns = x.shape
     chunk, mixes = chunk_of(call), call.mixes
     splits = -(-columns // chunk)
-    streams, y = torch.empty_like(x), x.new_empty((tokens, columns))
+    streams, y = x.new_empty((*lead, n, columns)), x.new_empty((*lead, columns))
     partials = x.new_empty((tokens, splits, mixes.m), dtype=torch.float32)
     squares = x.new_empty((tokens, splits), dtype=torch.float32)
-    tensors = f, x, post, comb, bias, weights, split, streams, y, partials, squares
+    rows = streams.view(tokens, n, columns), y.view(tokens, columns)
+    tensors = f, x, post, comb, bias, weights, split, *rows, partials, squares
     key = FORWARD, layout_key(*tensors), call.precision, comb_order, choice
     if launch_kept(key, *tensors):
         return streams, y, partials, squares
