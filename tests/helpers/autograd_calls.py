@@ -43,3 +43,15 @@ class NoGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return None
+
+
+def dynamic_frames(f, calls):
+    """How often a function of dynamic sizes is compiled for these calls, each with its eager result."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(f, dynamic=True, fullgraph=True, backend=counter)
+    for arguments in calls:
+        assert torch.equal(compiled(*arguments), f(*arguments))
+    return counter.frame_count

@@ -8,7 +8,13 @@ import pickle
 
 import pytest
 import torch
-from autograd_calls import assert_batched_gradients, assert_equal, randn, value_and_gradient
+from autograd_calls import (
+    assert_batched_gradients,
+    assert_equal,
+    dynamic_frames,
+    randn,
+    value_and_gradient,
+)
 from cuda_graphs import capture
 from forked import python
 from targets import INDUCTOR_BY_NIGHT
@@ -126,21 +132,11 @@ def test_exported_program_runs_at_other_sizes_of_matrices(options):
         assert torch.equal(module(x), Module()(x))
 
 
-def compilations(f, calls):
-    """How often a function of dynamic sizes is compiled for these calls, each with its eager result."""
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend("eager")
-    compiled = torch.compile(f, dynamic=True, fullgraph=True, backend=counter)
-    for arguments in calls:
-        assert torch.equal(compiled(*arguments), f(*arguments))
-    return counter.frame_count
-
-
 def test_sizes_beyond_the_kernels_are_compiled_once():
     def f(x):
         return sinkhorn(x, 2, form="log")
 
-    assert compilations(f, [(randn(2, 130 + k, 200 + 3 * k),) for k in range(3)]) == 1
+    assert dynamic_frames(f, [(randn(2, 130 + k, 200 + 3 * k),) for k in range(3)]) == 1
 
 
 def test_an_eps_that_changes_is_compiled():
@@ -149,7 +145,7 @@ def test_an_eps_that_changes_is_compiled():
     def f(x, eps):
         return sinkhorn(x, 20, eps=eps)
 
-    assert compilations(f, [(randn(2, 4, 16), eps) for eps in (0.5, 0.6, 0.01)]) == 3
+    assert dynamic_frames(f, [(randn(2, 4, 16), eps) for eps in (0.5, 0.6, 0.01)]) == 3
 
 
 def test_functionalized_trace_holds_each_operator_once():

@@ -117,9 +117,8 @@ def pass_over_streams(order: str, call: SiteCall, choice: Choice, f, x, post, co
     from helion_sinkhorn.ops.hc_site.boundary import launch
 
     fn = x.new_zeros((call.mixes.m, call.mixes.columns), dtype=torch.float32)
-    tokens = flat(f, x, post, comb)
-    bias, split = None if bias is None else bias.contiguous(), launch.split_of(fn, call)
-    return launch.one_pass(*tokens, bias, tokens[2], split, x.shape[:-2], call, order, choice)[0]
+    split = launch.split_of(fn, call)
+    return launch.one_pass(f, x, post, comb, bias, post, split, call, order, choice)[0]
 
 
 def pass_back(order: str, call: SiteCall, choice: Choice, grad, f, x, post, comb, bias) -> tuple:

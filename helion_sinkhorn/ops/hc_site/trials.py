@@ -72,7 +72,7 @@ def of_boundary(call: SiteCall, batch: int, device: str) -> Tensors:
 
 
 def run_boundary(call: SiteCall, choice: Choice, f, x, post, comb, weights, split) -> Tensors:
-    return boundary.one_pass(f, x, post, comb, None, weights, split, f.shape[:1], call, "io", choice)
+    return boundary.one_pass(f, x, post, comb, None, weights, split, call, "io", choice)
 
 
 def of_boundary_backward(call: SiteCall, batch: int, device: str) -> Tensors:
@@ -153,9 +153,7 @@ def boundary_error(call: SiteCall, choice: Choice, device: str) -> float:
     given = (t[0].to(device) for t in (f, x, post, comb))
     of_split, of_forward = (choice if choice.kernel == name else None for name in boundary.KERNELS)
     split = boundary.split_of(fn[0].to(device), call, of_split)
-    streams, y, *sums = boundary.one_pass(
-        *given, None, weights[0].to(device), split, f.shape[1:2], call, "io", of_forward
-    )
+    streams, y, *sums = boundary.one_pass(*given, None, weights[0].to(device), split, call, "io", of_forward)
     mixes, _ = mixes_launch.reduce(*sums, call.mixes, workload.norm_eps, workload.eps_outside)
     update, stored = (f, x, post, comb, grad), streams[None].cpu()
     collapse = stored, weights, f

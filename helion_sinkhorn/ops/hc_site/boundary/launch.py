@@ -57,15 +57,12 @@ def forward(
     `choices` of KERNELS, by name, take the place of what is served.
     """
     given = Constants(*constants)
-    lead, (n, columns) = x.shape[:-2], x.shape[-2:]
+    n, columns = x.shape[-2:]
     call = call_for(n, columns, x.dtype, given.precision)
     split = split_of(parameter(fn), call, choices.get(SPLIT))
-    rows = flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2)
-    bias = None if bias is None else placed(bias)
-    collapse = flattened(weights, 1)
-    passed = one_pass(*rows, bias, collapse, split, lead, call, given.comb_order, choices.get(FORWARD))
+    passed = one_pass(f, x, post, comb, bias, weights, split, call, given.comb_order, choices.get(FORWARD))
     streams, y, *made = passed
-    return streams, y, *coefficients(*made, lead, scale, base, n, call.mixes, given)
+    return streams, y, *coefficients(*made, x.shape[:-2], scale, base, n, call.mixes, given)
 
 
 def split_shape(call: SiteCall) -> tuple[int, int, int]:
@@ -98,19 +95,20 @@ def one_pass(
     bias: torch.Tensor | None,
     weights: torch.Tensor,
     split: torch.Tensor,
-    lead: torch.Size,
     call: SiteCall,
     comb_order: str,
     choice: Choice | None = None,
 ) -> Tensors:
-    """(streams (*lead, n, C), y (*lead, C), partials (T, splits, M), squares (T, splits)).
+    """(streams (..., n, C), y (..., C), partials (T, splits, M), squares (T, splits)) of T tokens.
 
     streams and y are made in these shapes: of several results autograd lets nobody change a view in place.
     """
-    tokens, n, columns = x.shape
+    n, columns = x.shape[-2:]
+    streams, y = x.new_empty(x.shape), x.new_empty((*x.shape[:-2], columns))
+    f, x, post, comb = flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2)
+    bias, weights, tokens = None if bias is None else placed(bias), flattened(weights, 1), x.size(0)
     chunk, mixes = chunk_of(call), call.mixes
     splits = -(-columns // chunk)
-    streams, y = x.new_empty((*lead, n, columns)), x.new_empty((*lead, columns))
     partials = x.new_empty((tokens, splits, mixes.m), dtype=torch.float32)
     squares = x.new_empty((tokens, splits), dtype=torch.float32)
     rows = streams.view(tokens, n, columns), y.view(tokens, columns)
