@@ -16,7 +16,7 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install -q $(if $(WHEELS),--no-index --find-links $(WHEELS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-model programs test test-jax bench bench-residual lint lint-workflows format clean accuracy compare parity emulate mutants attack mutation fault-tables sanitize machine-terms machine-versions same-programs device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist docs docs-numbers
+.PHONY: help demo demo-model programs test test-jax bench bench-residual lint lint-workflows format clean accuracy compare parity emulate mutants attack fault-tables sanitize machine-terms machine-versions same-programs device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist docs docs-numbers
 
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -121,10 +121,6 @@ mutants: $(VENV)/.ready ## faults planted in that machine code, and what finds e
 attack: export OMP_NUM_THREADS ?= 1
 attack: $(VENV)/.ready ## bugs of every operator, run as kernels are: 5 minutes on one core
 	$(RUN) -m ci.attack $(ARGS)
-
-mutation: export OMP_NUM_THREADS ?= 1
-mutation: $(VENV)/.ready ## mutants of the kernels' source in Helion's reference mode. ARGS="--count 0" tries all
-	$(RUN) -m ci.mutation $(ARGS)
 
 fault-tables: $(VENV)/.ready ## the tables of docs/faults.md: what the gate catches
 	$(RUN) -m ci.fault_tables --write docs/faults.md

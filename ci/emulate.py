@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 from rich.progress import Progress
 
-from ci import accuracy, inductor_amd
+from ci import accuracy
 from ci.emulator import launch
 from ci.emulator.machine import Model, Unknown
 from ci.emulator.memory import Finding
@@ -66,8 +66,6 @@ class Options:
     models: tuple[str, ...]
     """Names of MODELS."""
     cache: Path
-    inductor: dict[str, dict[str, str] | None]
-    """Workloads for which torch.compile's kernels run too, with their sources where they are given."""
     results: dict[str, frozenset[str]] = field(default_factory=dict)
     """Results that are judged, by workload; all of a workload that is not named."""
 
@@ -97,13 +95,8 @@ def judge(name: str, key: str, options: Options) -> dict[str, object]:
                 results.append(judged(session, candidate, inputs, truth[candidate.of], results, options))
             except (Unknown, Finding) as found:
                 findings.append(f"{candidate.kernel} ({candidate.source}): {candidate.of}: {found}")
-        if name in options.inductor:
-            session.model = PLAIN
-            source = options.inductor[name]
-            compiled = accuracy.attempt(inductor_amd.statistics, workload, session, inputs, truth, source)
     return {
         **accuracy.recorded(workload, inputs, truth, results),
-        **({"inductor": compiled} if name in options.inductor else {}),
         "findings": findings,
         "launches": session.launches,
         "compile_seconds": round(session.compile_seconds, 1),
@@ -230,18 +223,10 @@ def main() -> int:
     parser.add_argument(
         "--cache", type=Path, default=CACHE, help="folder of compiled programs, by their source"
     )
-    parser.add_argument(
-        "--inductor", nargs="?", const="", metavar="FILE",
-        help="run torch.compile's kernels for AMD too, or those that ci/inductor_amd.py kept",
-    )  # fmt: skip
     given = parser.parse_args()
-    inductor = dict.fromkeys(inductor_amd.WORKLOADS_COMPARED if given.inductor is not None else ())
-    if given.inductor:
-        kept = json.loads(Path(given.inductor).read_text())
-        given.steps, inductor = kept["steps"], kept["sources"]
     names = dict(given.workloads or ((w.name, frozenset()) for w in tagged("ci", object)))
     options = Options(
-        given.steps, given.served, tuple(given.models), given.cache.resolve(), inductor,
+        given.steps, given.served, tuple(given.models), given.cache.resolve(),
         {name: results for name, results in names.items() if results},
     )  # fmt: skip
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from formulas import one_formula_everywhere
 from targets import BY_NIGHT, ONE_TARGET
 
 pytest.importorskip("triton")
@@ -54,9 +53,3 @@ def test_defaults_make_good_machine_code(key, call, compile_for):
             found.append(f"{exchanges} exchanges between lanes, {most} are enough")
         bad += [f"{call} {binary.job.choice}: {'; '.join(found)}"] if found else []
     assert not bad, "\n".join(bad)
-
-
-@pytest.mark.nightly("programs compiled and followed: 80 seconds")
-def test_a_token_has_one_formula_with_every_config(tmp_path):
-    """New streams and gradients, whose sums of products the compiler may fuse either way."""
-    one_formula_everywhere(tmp_path, "hc_post_tokens:hc_post_forward,hc_post_backward", more_than=2)

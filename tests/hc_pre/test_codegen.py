@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from formulas import one_formula_everywhere
 from targets import BY_NIGHT, ONE_TARGET
 
 pytest.importorskip("triton")
@@ -48,9 +47,3 @@ def test_defaults_make_good_machine_code(key, call, compile_for):
             found.append(f"{exchanges} exchanges between lanes, {most} are enough")
         bad += [f"{call} {binary.job.choice}: {'; '.join(found)}"] if found else []
     assert not bad, "\n".join(bad)
-
-
-@pytest.mark.nightly("programs compiled and followed: 30 seconds")
-def test_a_token_has_one_formula_with_every_config(tmp_path):
-    """The collapse and its gradients."""
-    one_formula_everywhere(tmp_path, "hc_pre_three_streams", more_than=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from formulas import one_formula_everywhere
 from targets import BY_NIGHT, ONE_TARGET
 
 pytest.importorskip("triton")
@@ -60,10 +59,3 @@ def test_no_config_of_a_token_chooses_what_fuses(compile_for):
     for binary in compile_for("h200", jobs):
         assert binary.compiled, binary.problems
         assert "contested fusion" not in binary.counts, binary.job.choice
-
-
-@pytest.mark.nightly("20 programs compiled and followed: 2 minutes")
-def test_a_token_has_one_formula_with_every_config(tmp_path):
-    """Coefficients and dmixes of programs of one, two and four warps, which batches of other sizes get."""
-    names = [f"{name}:pre,post,comb,dmixes" for name in ("hc_model", "hc_bf16")]
-    one_formula_everywhere(tmp_path, *names, more_than=8)

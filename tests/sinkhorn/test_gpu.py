@@ -411,3 +411,30 @@ def test_launch_hooks_of_triton_see_a_kept_launch():
     assert len(names) == 1
     assert "sinkhorn_forward" in names[0]
     assert torch.equal(p, expected)
+
+
+@pytest.mark.parametrize("of", ["a batch of one", "the second of a block"])
+def test_configs_for_which_compilers_once_made_two_formulas(of):
+    """A batch of one under persistent blocks, and two matrices of the full system in one block."""
+    from helion_sinkhorn.ops.sinkhorn import launch
+    from helion_sinkhorn.ops.sinkhorn.implicit.launch import implicit_backward
+    from helion_sinkhorn.runtime.kernel import Choice
+
+    blocks = {"block_sizes": (2,), "num_warps": 1}
+    if of == "a batch of one":
+        n, kernel = 32, "sinkhorn_backward_history"
+        blocks |= {"pid_type": "persistent_interleaved", "num_sm_multiplier": 8}
+    else:
+        n, kernel = 16, "sinkhorn_implicit_cg"
+    variant = {"thread": (8, 8) if n == 32 else (0, 0)}
+    choice = Choice(kernel, tuple(sorted(blocks.items())), tuple(sorted(variant.items())), "")
+    x, dy = torch.randn(2, 4, n, n, device=DEVICE)
+    p = sinkhorn(x)
+
+    def gradient(part: slice) -> torch.Tensor:
+        if n == 32:
+            return launch.backward(dy[part], x[part], 20, 1e-6, "deepseek", "rows", choice)
+        return implicit_backward(dy[part], p[part], 4, "full", "cg", torch.float32, choice)
+
+    alone = torch.cat([gradient(slice(k, k + 1)) for k in range(len(x))])
+    assert torch.equal(alone, gradient(slice(None)))
