@@ -101,7 +101,7 @@ def fresh_caches():
 
     caches = (
         device.current, store.read, store.user_folder, lookup.lookup, lookup.say_version,
-        lookup.other_batches, serving.choose, serving.say_untuned, serving.say_far,
+        lookup.other_batches, lookup.tuned_keys, serving.choose, serving.say_untuned, serving.say_far,
     )  # fmt: skip
 
     def clear():

@@ -127,6 +127,13 @@ def other_batches(device: Device, kernel: str, key: store.Key) -> str:
     return f"{', '.join(map(str, batches))} (Triton {versions})" if found else ""
 
 
+@functools.cache
+def tuned_keys(kernel: str) -> frozenset[store.Key]:
+    """The keys that some device has an entry for: what `make tune` covers."""
+    files = itertools.product(store.folders(), DEVICES)
+    return frozenset(entry.key for folder, name in files for entry in store.read(folder, name, kernel))
+
+
 def find(
     device: Device, kernel: str, key: store.Key, batch: int, folders: Sequence[Path], running: str = ""
 ) -> store.Entry | None:

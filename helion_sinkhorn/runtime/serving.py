@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from helion_sinkhorn.configs.device import DEVICES, Device, current
-from helion_sinkhorn.configs.lookup import lookup, other_batches
-from helion_sinkhorn.configs.store import Key
+from helion_sinkhorn.configs.lookup import lookup, other_batches, tuned_keys
 from helion_sinkhorn.runtime.dispatch import kept_launch, run
 from helion_sinkhorn.runtime.kernel import Built, Choice, Kernel, build, default_choice, in_space
 from helion_sinkhorn.runtime.views import VECTOR_BYTES
@@ -54,7 +53,6 @@ class Asked(NamedTuple):
     kernels: Mapping[str, Kernel]
     name: str
     call: Any
-    tuned: Callable[[], frozenset[Key]]
 
 
 def index_of(x: torch.Tensor) -> int | None:
@@ -162,7 +160,6 @@ def serve(
     batch: int,
     x: torch.Tensor,
     launch: Callable[[Served], None],
-    tuned: Callable[[], frozenset[Key]],
     choice: Choice | None = None,
 ) -> None:
     """Launch a kernel where x is, with the choice named, the stored one, or the default if that is refused.
@@ -173,19 +170,18 @@ def serve(
         call, batch: what its config is looked up by.
         x: a tensor on the device.
         launch: makes the launch.
-        tuned: the keys, without the batch, that `make tune` covers.
         choice: of the caller.
     """
     device, how, interpret = device_at(index_of(x))
     taken = choice or choose(kernels[name], call, batch, device)
-    if not (interpret or taken.stored or choice) and device.key in DEVICES and call.key in tuned():
+    if not (interpret or taken.stored or choice) and device.key in DEVICES and call.key in tuned_keys(name):
         say_default(device, name, call, kernels[name].batch(call, batch))
     try:
         kernel = build(kernels[taken.kernel], taken.config, interpret)
         launch(Served(taken, kernel, device, how, interpret, choice is not None))
     except Exception as refusal:
         refuse(taken, call, device, refusal)
-        serve(kernels, name, call, batch, x, launch, tuned)
+        serve(kernels, name, call, batch, x, launch)
 
 
 def layout_key(*tensors: torch.Tensor | None) -> Hashable:

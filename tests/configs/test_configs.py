@@ -551,14 +551,15 @@ def test_another_triton_s_entry_is_said_once_and_named(shipped, monkeypatch, cap
 
 
 def launched(monkeypatch, batch):
-    """A launch on an H200 that `make tune` covers."""
+    """A launch on an H200."""
     monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["h200"], "ptx", False))
     call = KERNELS[KERNEL].call.of(KEY)
-    serving.serve(KERNELS, KERNEL, call, batch, torch.empty(0), lambda served: None, lambda: frozenset({KEY}))
+    serving.serve(KERNELS, KERNEL, call, batch, torch.empty(0), lambda served: None)
 
 
 def test_a_call_that_nothing_is_tuned_for_names_the_command_that_does(shipped, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "helion_sinkhorn")
+    write(shipped, [entry()], device_key="mi350")
     for _ in range(3):
         launched(monkeypatch, batch=24)
     (record,) = caplog.records
@@ -567,6 +568,13 @@ def test_a_call_that_nothing_is_tuned_for_names_the_command_that_does(shipped, m
         f"{KERNEL} is not tuned for h200 and runs with its default config; "
         f"`make tune DEVICE=h200 KERNEL={KERNEL}` tunes it"
     )
+
+
+@pytest.mark.usefixtures("shipped")
+def test_a_call_that_is_tuned_for_no_device_says_nothing(monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "helion_sinkhorn")
+    launched(monkeypatch, batch=24)
+    assert caplog.records == []
 
 
 def test_a_call_far_from_every_tuned_batch_is_no_untuned_one(shipped, monkeypatch, caplog):

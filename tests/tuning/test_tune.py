@@ -10,6 +10,7 @@ import math
 import multiprocessing
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -727,12 +728,20 @@ def test_a_choice_of_the_caller_s_own_is_never_replaced(monkeypatch):
 def serve_nothing(batch: int, n: int, m: int, n_iters: int) -> None:
     """All that comes before a launch."""
     call, x = SinkhornCall(True, 1, "float32", n, m, n_iters), torch.empty(batch, n, m)
-    serving.serve(launch.KERNELS, "sinkhorn_forward", call, batch, x, lambda served: None, launch.tuned_keys)
+    serving.serve(launch.KERNELS, "sinkhorn_forward", call, batch, x, lambda served: None)
 
 
-def test_a_call_worth_tuning_says_so_once(tmp_path, monkeypatch, caplog):
+@pytest.fixture
+def tuned_for_an_h200(tmp_path, monkeypatch):
+    """The configs of sinkhorn_forward of an H200, and no others."""
+    (tmp_path / "h200").mkdir()
+    shutil.copy(store.folders()[-1] / "h200/sinkhorn_forward.json", tmp_path / "h200")
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
     monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["mi350"], "gcn", False))
+
+
+@pytest.mark.usefixtures("tuned_for_an_h200")
+def test_a_call_worth_tuning_says_so_once(caplog):
     for batch, n_iters in ((128, 20), (4096, 20), (128, 7)):
         serve_nothing(batch, 4, 4, n_iters)
     (record,) = caplog.records
@@ -740,9 +749,8 @@ def test_a_call_worth_tuning_says_so_once(tmp_path, monkeypatch, caplog):
     assert "make tune DEVICE=mi350 KERNEL=sinkhorn_forward" in record.getMessage()
 
 
-def test_a_call_the_tuner_does_not_cover_says_nothing(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(store, "folders", lambda: [tmp_path])
-    monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["mi350"], "gcn", False))
+@pytest.mark.usefixtures("tuned_for_an_h200")
+def test_a_call_the_tuner_does_not_cover_says_nothing(caplog):
     serve_nothing(128, 5, 3, 20)
     assert caplog.records == []
 

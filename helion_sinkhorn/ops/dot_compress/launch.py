@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import torch
 
-from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.dot_compress.space import (
     DotCall,
     apply_default,
@@ -19,7 +17,6 @@ from helion_sinkhorn.ops.dot_compress.space import (
     product_space,
     shrunk_to_fill,
 )
-from helion_sinkhorn.ops.dot_compress.workloads import ROWS, DotWorkload
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import (
     NO_CHOICES,
@@ -48,17 +45,6 @@ def call_of(x: torch.Tensor, y: torch.Tensor, parts: int) -> DotCall:
     return DotCall(str(x.dtype)[6:], x.size(1), x.size(2), y.size(2), parts)
 
 
-def call_for(workload: DotWorkload) -> DotCall:
-    """The same for a workload."""
-    return DotCall(str(workload.dtype)[6:], workload.m, workload.d, workload.k, workload.parts)
-
-
-@functools.cache
-def tuned_keys() -> frozenset[Key]:
-    """Keys, without the batch, that `make tune` covers."""
-    return frozenset(call_for(w).key for w in ROWS if "tune" in w.tags)
-
-
 def run(
     name: str,
     call: DotCall,
@@ -79,7 +65,7 @@ def run(
         own = call.d, call.k, *constants(dict(variant)), call.parts, served.interpret
         run_and_keep(served.kernel, tensors, own, tensors, key)
 
-    serve(KERNELS, name, call, x.size(0), x, launch, tuned_keys, choice)
+    serve(KERNELS, name, call, x.size(0), x, launch, choice)
 
 
 def product(

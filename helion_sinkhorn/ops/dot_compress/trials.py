@@ -79,7 +79,7 @@ def worst_sum(found: torch.Tensor, pairs: list[Tensors], dtype: torch.dtype, par
 
 def kernel_calls(workload: DotWorkload) -> Iterator[tuple[str, Any]]:
     """(kernel, its call), one for each kernel that a workload runs."""
-    call = dot_compress_launch.call_for(workload)
+    call = DotCall(str(workload.dtype)[6:], workload.m, workload.d, workload.k, workload.parts)
     for name in ("dot_compress_product", "dot_compress_apply", "dot_compress_expand"):
         yield name, call
 

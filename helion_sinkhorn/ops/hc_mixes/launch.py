@@ -6,7 +6,6 @@ import functools
 
 import torch
 
-from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.hc_mixes.space import (
     CHUNK,
     MixesCall,
@@ -19,7 +18,6 @@ from helion_sinkhorn.ops.hc_mixes.space import (
     split_default,
     split_space,
 )
-from helion_sinkhorn.ops.hc_mixes.workloads import ROWS
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import Asked, Served, launch_kept, layout_key, run_and_keep, serve
@@ -48,12 +46,6 @@ def call_for(m: int, columns: int, dtype: torch.dtype, precision: str) -> MixesC
     return MixesCall(str(dtype)[6:], max(2, m), columns, precision)
 
 
-@functools.cache
-def tuned_keys() -> frozenset[Key]:
-    """Keys, without the batch, that `make tune` covers."""
-    return frozenset(call_for(w.m, w.columns, w.dtype, w.precision).key for w in ROWS if "tune" in w.tags)
-
-
 def split(fn: torch.Tensor, call: MixesCall, choice: Choice | None = None) -> torch.Tensor:
     """The bfloat16 parts (M, parts, K) of fn (M, K)."""
     m, columns = fn.shape
@@ -66,7 +58,7 @@ def split(fn: torch.Tensor, call: MixesCall, choice: Choice | None = None) -> to
     def launch(served: Served) -> None:
         run_and_keep(served.kernel, tensors, (m, columns, call.parts), tensors, key)
 
-    serve(KERNELS, SPLIT, call, m, fn, launch, tuned_keys, choice)
+    serve(KERNELS, SPLIT, call, m, fn, launch, choice)
     return made
 
 
@@ -98,7 +90,7 @@ def partials(
         own = m, columns, splits, CHUNK, call.block_m, call.x_parts, call.parts, served.interpret
         run_and_keep(served.kernel, tensors, own, tensors, key)
 
-    serve(KERNELS, PARTIALS, call, tokens, x, launch, tuned_keys, choice)
+    serve(KERNELS, PARTIALS, call, tokens, x, launch, choice)
     return made, squares
 
 
@@ -121,7 +113,7 @@ def reduce(
     def launch(served: Served) -> None:
         run_and_keep(served.kernel, tensors, (splits, call.columns, norm_eps, eps_outside), tensors, key)
 
-    serve(KERNELS, REDUCE, call, tokens, made, launch, tuned_keys, choice)
+    serve(KERNELS, REDUCE, call, tokens, made, launch, choice)
     return mixes, norms
 
 
@@ -156,7 +148,7 @@ def upstream(
     def launch(served: Served) -> None:
         run_and_keep(served.kernel, tensors, (call.parts, served.reciprocal), tensors, key)
 
-    serve(KERNELS, UPSTREAM, call, tokens, mixes, launch, tuned_keys, choice)
+    serve(KERNELS, UPSTREAM, call, tokens, mixes, launch, choice)
     return g, along
 
 
@@ -177,7 +169,7 @@ def gradients(
         asked: which row of which operator the launch is looked up by; hc_mixes's own if left out.
     """
     tokens, n, columns = x.shape
-    kernels, name, looked_up, keys = asked or Asked(KERNELS, BACKWARD, call, tuned_keys)
+    kernels, name, looked_up = asked or Asked(KERNELS, BACKWARD, call)
     device, _, _ = serving.device_at(serving.index_of(x))
     taken = choice or serving.choose(kernels[name], looked_up, tokens, device)
     shares, blocks = dict(taken.variant)["shares"], -(-call.m // call.block_m)
@@ -193,7 +185,7 @@ def gradients(
             )  # fmt: skip
             run_and_keep(served.kernel, tensors, own, tensors, key)
 
-        serve(kernels, name, looked_up, tokens, x, launch, keys, taken if choice else None)
+        serve(kernels, name, looked_up, tokens, x, launch, taken if choice else None)
     return dx, sums.sum(0).view(call.m, n * columns)
 
 

@@ -6,7 +6,6 @@ import functools
 
 import torch
 
-from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.hc_post.space import (
     PostCall,
     backward_default,
@@ -14,7 +13,6 @@ from helion_sinkhorn.ops.hc_post.space import (
     forward_default,
     forward_space,
 )
-from helion_sinkhorn.ops.hc_post.workloads import ROWS
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import Served, launch_kept, layout_key, run_and_keep, serve
 from helion_sinkhorn.runtime.views import flattened, in_pieces
@@ -31,12 +29,6 @@ KERNELS = {
 def call_for(n: int, columns: int, dtype: torch.dtype) -> PostCall:
     """What the configs of a call are chosen for."""
     return PostCall(str(dtype)[6:], n, columns)
-
-
-@functools.cache
-def tuned_keys() -> frozenset[Key]:
-    """Keys, without the batch, that `make tune` covers."""
-    return frozenset(call_for(w.n, w.c, w.dtype).key for w in ROWS if "tune" in w.tags)
 
 
 def forward(
@@ -61,7 +53,7 @@ def forward(
         own = n, columns, comb_order == "oi", served.reciprocal
         run_and_keep(served.kernel, tensors, own, tensors, key)
 
-    serve(KERNELS, FORWARD, call_for(n, columns, x.dtype), x.size(0), x, launch, tuned_keys, choice)
+    serve(KERNELS, FORWARD, call_for(n, columns, x.dtype), x.size(0), x, launch, choice)
     return out
 
 
@@ -95,5 +87,5 @@ def backward(
         own = n, call.served, -(-n // call.served), comb_order == "oi", served.reciprocal
         run_and_keep(served.kernel, views, own, tensors, key)
 
-    serve(KERNELS, BACKWARD, call, tensors[2].size(0), x, launch, tuned_keys, choice)
+    serve(KERNELS, BACKWARD, call, tensors[2].size(0), x, launch, choice)
     return made

@@ -6,7 +6,6 @@ import functools
 
 import torch
 
-from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.hc_pre.space import (
     PreCall,
     backward_default,
@@ -14,7 +13,6 @@ from helion_sinkhorn.ops.hc_pre.space import (
     forward_default,
     forward_space,
 )
-from helion_sinkhorn.ops.hc_pre.workloads import ROWS
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import Asked, Served, launch_kept, layout_key, run_and_keep, serve
 from helion_sinkhorn.runtime.space import power_of_two
@@ -34,12 +32,6 @@ def call_for(n: int, columns: int, dtype: torch.dtype) -> PreCall:
     return PreCall(str(dtype)[6:], n, columns)
 
 
-@functools.cache
-def tuned_keys() -> frozenset[Key]:
-    """Keys, without the batch, that `make tune` covers."""
-    return frozenset(call_for(w.n, w.c, w.dtype).key for w in ROWS if "tune" in w.tags)
-
-
 def forward(x: torch.Tensor, pre: torch.Tensor, choice: Choice | None = None) -> torch.Tensor:
     """y (..., C); the contract is api.hc_pre's."""
     n, columns = x.shape[-2:]
@@ -53,7 +45,7 @@ def forward(x: torch.Tensor, pre: torch.Tensor, choice: Choice | None = None) ->
     def launch(served: Served) -> None:
         run_and_keep(served.kernel, tensors, (n, columns, served.reciprocal), tensors, key)
 
-    serve(KERNELS, FORWARD, call_for(n, columns, x.dtype), x.size(0), x, launch, tuned_keys, choice)
+    serve(KERNELS, FORWARD, call_for(n, columns, x.dtype), x.size(0), x, launch, choice)
     return y
 
 
@@ -62,7 +54,7 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(dx, dpre)."""
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    asked = Asked(KERNELS, BACKWARD, call_for(*x.shape[-2:], x.dtype), tuned_keys)
+    asked = Asked(KERNELS, BACKWARD, call_for(*x.shape[-2:], x.dtype))
     return dx, gradients(dy, x, pre, dx.view(-1, *x.shape[-2:]), asked, choice)
 
 
@@ -86,5 +78,5 @@ def gradients(
         own = n, columns, power_of_two(n), served.reciprocal
         run_and_keep(served.kernel, tensors, own, tensors, key)
 
-    serve(asked.kernels, asked.name, asked.call, len(tensors[1]), x, launch, asked.tuned, choice)
+    serve(asked.kernels, asked.name, asked.call, len(tensors[1]), x, launch, choice)
     return dpre

@@ -11,7 +11,6 @@ import functools
 
 import torch
 
-from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.hc_mixes import launch as mixes_launch
 from helion_sinkhorn.ops.hc_mixes.space import MixesCall
 from helion_sinkhorn.ops.hc_pre import launch as pre_launch
@@ -23,7 +22,6 @@ from helion_sinkhorn.ops.hc_site.space import (
     weights_default,
     weights_space,
 )
-from helion_sinkhorn.ops.hc_site.workloads import ROWS
 from helion_sinkhorn.ops.hc_split_sinkhorn import launch as split_launch
 from helion_sinkhorn.runtime.kernel import Kernel
 from helion_sinkhorn.runtime.serving import NO_CHOICES, Asked, Choices
@@ -54,15 +52,9 @@ def call_for(n: int, columns: int, dtype: torch.dtype, precision: str) -> SiteCa
     return SiteCall(str(dtype)[6:], n, columns, precision)
 
 
-@functools.cache
-def tuned_keys() -> frozenset[Key]:
-    """Keys, without the batch, that `make tune` covers."""
-    return frozenset(call_for(w.n, w.c, w.dtype, w.precision).key for w in ROWS if "tune" in w.tags)
-
-
 def asked(name: str, call: SiteCall) -> Asked:
     """How a launch of one of KERNELS finds its config."""
-    return Asked(KERNELS, name, call, tuned_keys)
+    return Asked(KERNELS, name, call)
 
 
 def forward(

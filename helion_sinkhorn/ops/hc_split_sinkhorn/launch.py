@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.hc_split_sinkhorn.space import (
     HcCall,
     backward_default,
@@ -17,7 +16,6 @@ from helion_sinkhorn.ops.hc_split_sinkhorn.space import (
     forward_space,
 )
 from helion_sinkhorn.ops.hc_split_sinkhorn.views import At, logits_view, written_view
-from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS
 from helion_sinkhorn.ops.sinkhorn.scaling import lean_is_safe, pairs_are_safe, pivot_is_safe
 from helion_sinkhorn.ops.sinkhorn.views import thread_of
 from helion_sinkhorn.runtime import serving
@@ -52,12 +50,6 @@ _tiles: dict[Hashable, int] = {}
 def call_for(n: int, n_iters: int, eps: float, dtype: torch.dtype) -> HcCall:
     """What the configs of a call are chosen for."""
     return HcCall(str(dtype)[6:], n, n_iters, eps > 0)
-
-
-@functools.cache
-def tuned_keys() -> frozenset[Key]:
-    """Keys, without the batch, that `make tune` covers."""
-    return frozenset(call_for(w.n, w.n_iters, w.eps, w.dtype).key for w in ROWS if "tune" in w.tags)
 
 
 def shared(call: HcCall, eps: float, choice: Choice) -> tuple[bool, bool]:
@@ -179,7 +171,7 @@ def launch_forward(
         )  # fmt: skip
         run_and_keep(served.kernel, views, own, tensors, key)
 
-    serve(KERNELS, name, call, tokens, x, launch, tuned_keys, choice)
+    serve(KERNELS, name, call, tokens, x, launch, choice)
 
 
 def backward(
@@ -258,7 +250,7 @@ def backward(
             _tiles.clear()
         _tiles[key] = tiles
 
-    serve(KERNELS, BACKWARD, call, tokens, mixes, launch, tuned_keys, choice)
+    serve(KERNELS, BACKWARD, call, tokens, mixes, launch, choice)
     return dmixes, sums.sum(0)[: columns + 3]
 
 

@@ -12,10 +12,10 @@ from helion_sinkhorn.ops.linear_attention import budget as testing_linear_attent
 from helion_sinkhorn.ops.linear_attention.api import CHUNKED_DTYPES, CHUNKED_STEPS, recurrent_linear_attention
 from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked_launch
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
-from helion_sinkhorn.ops.linear_attention.gates import launch as linear_attention_gates_launch
-from helion_sinkhorn.ops.linear_attention.problem import Problem
+from helion_sinkhorn.ops.linear_attention.gates import launch as gates_launch
+from helion_sinkhorn.ops.linear_attention.problem import Problem, padded_side
 from helion_sinkhorn.ops.linear_attention.recurrent import launch as linear_attention_launch
-from helion_sinkhorn.ops.linear_attention.recurrent.space import SPAN, WalkCall
+from helion_sinkhorn.ops.linear_attention.recurrent.space import ROLES, SPAN, WalkCall
 from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.runtime.checks import check_option
 from helion_sinkhorn.runtime.kernel import Choice
@@ -128,7 +128,7 @@ def run_gates(
     if offsets:
         before, after = p.kept_states(), p.kept_states()
     of_steps = p.g is not None or p.g_gamma is not None
-    found = linear_attention_gates_launch.gates(p, do, before, after, "gk", of_steps, choice)
+    found = gates_launch.gates(p, do, before, after, "gk", of_steps, choice)
     return tuple(x for x in found if x is not None)
 
 
@@ -200,11 +200,13 @@ def chunk_error(call: ChunkCall, choice: Choice, device: str) -> float:
 
 def kernel_calls(workload: AttentionWorkload) -> Iterator[tuple[str, Any]]:
     """(kernel, its call), one for each kernel that a workload runs."""
-    for call in linear_attention_launch.calls_of(workload):
-        yield linear_attention_launch.KERNEL, call
-    for call in linear_attention_gates_launch.calls_of(workload):
-        yield linear_attention_gates_launch.KERNEL, call
-    if (chunks := chunked_launch.call_for(workload)) is not None:
+    dtype, padded = str(workload.dtype)[6:], (padded_side(workload.dk), padded_side(workload.dv))
+    for result in ROLES:
+        yield linear_attention_launch.KERNEL, WalkCall(result, dtype, *padded, workload.gates)
+    for side in gates_launch.sides(workload.gates):
+        yield gates_launch.KERNEL, gates_launch.gates_call(workload.dtype, *padded, workload.gates, side)
+    if workload.chunks_serve:
+        chunks = chunked_launch.chunk_call(workload.dtype, workload.dk, workload.dv, workload.gates)
         for part in chunked_launch.PARTS:
             yield f"linear_attention_chunk_{part}", chunks
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.configs.device import Device
-from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.sinkhorn.scaling import lean_is_safe, pairs_are_safe, pivot_is_safe, segment_length
 from helion_sinkhorn.ops.sinkhorn.space import (
     REGISTER_HISTORY_ENTRIES,
@@ -31,7 +30,6 @@ from helion_sinkhorn.ops.sinkhorn.views import (
     thread_of,
     written_view,
 )
-from helion_sinkhorn.ops.sinkhorn.workloads import ROWS
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel, build
 from helion_sinkhorn.runtime.serving import Served, launch_kept, run_and_keep, serve
@@ -96,13 +94,6 @@ def segments(call: SinkhornCall, length: int) -> tuple[int, int, int]:
     return length, (call.steps - tail * length - 1) // length, tail
 
 
-@functools.cache
-def tuned_keys() -> frozenset[Key]:
-    """Keys, without the batch, that `make tune` covers."""
-    rows = [w for w in ROWS if "tune" in w.tags and w.backward == "exact"]
-    return frozenset(call_for(w.n, w.m, w.dtype, *w.arguments).key for w in rows)
-
-
 def must_round(call: SinkhornCall, choice: Choice) -> bool:
     """Whether a thread of the kernel with history holds one entry of a line, or an unknown number of them."""
     thread = thread_of(choice)
@@ -162,7 +153,7 @@ def forward(
         own = constants(call, eps, served.choice, served.reciprocal)
         run_and_keep(served.kernel, views, own, (x, out), key)
 
-    serve(KERNELS, "sinkhorn_forward", call, matrices_of(x), x, launch, tuned_keys, choice)
+    serve(KERNELS, "sinkhorn_forward", call, matrices_of(x), x, launch, choice)
     return out
 
 
@@ -194,7 +185,7 @@ def backward(
         else:
             run_and_keep(served.kernel, views, own, (x, dy, dx), key)
 
-    serve(KERNELS, backward_kernel(call), call, matrices_of(x), x, launch, tuned_keys, choice)
+    serve(KERNELS, backward_kernel(call), call, matrices_of(x), x, launch, choice)
     return dx
 
 

@@ -13,7 +13,7 @@ from helion_sinkhorn.ops.hc_site.boundary.space import (
     split_space,
 )
 from helion_sinkhorn.ops.hc_site.constants import Constants
-from helion_sinkhorn.ops.hc_site.launch import Tensors, call_for, coefficients, tuned_keys
+from helion_sinkhorn.ops.hc_site.launch import Tensors, call_for, coefficients
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import (
@@ -83,7 +83,7 @@ def split_of(fn: torch.Tensor, call: SiteCall, choice: Choice | None = None) -> 
         own = len(fn), call.n, call.columns, WIDTH, power_of_two(call.n), call.mixes.parts
         run_and_keep(served.kernel, tensors, own, tensors, key)
 
-    serve(KERNELS, SPLIT, call, len(fn), fn, launch, tuned_keys, choice)
+    serve(KERNELS, SPLIT, call, len(fn), fn, launch, choice)
     return made
 
 
@@ -124,5 +124,5 @@ def one_pass(
         )  # fmt: skip
         run_and_keep(served.kernel, tensors, own, tensors, key)
 
-    serve(KERNELS, FORWARD, call, tokens, x, launch, tuned_keys, choice)
+    serve(KERNELS, FORWARD, call, tokens, x, launch, choice)
     return streams, y, partials, squares

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.linear_attention.chunked.space import (
     ChunkCall,
     chunk_gradients_default,
@@ -18,7 +17,6 @@ from helion_sinkhorn.ops.linear_attention.chunked.space import (
     chunk_walk_space,
 )
 from helion_sinkhorn.ops.linear_attention.problem import WIDE, Problem, Some
-from helion_sinkhorn.ops.linear_attention.workloads import ROWS, AttentionWorkload
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import Served, Tensors, launch_kept, layout_key, run_and_keep, serve
 
@@ -43,20 +41,6 @@ def call_of(p: Problem) -> ChunkCall:
 @functools.cache
 def chunk_call(dtype: torch.dtype, dk: int, dv: int, gates: str) -> ChunkCall:
     return ChunkCall(str(dtype)[6:], dk, dv, gates)
-
-
-def call_for(workload: AttentionWorkload) -> ChunkCall | None:
-    """The call of a workload's chunks, None where they do not serve it."""
-    if not workload.chunks_serve:
-        return None
-    return chunk_call(workload.dtype, workload.dk, workload.dv, workload.gates)
-
-
-@functools.cache
-def tuned_keys() -> frozenset[Key]:
-    """Keys, without the batch, that `make tune` covers."""
-    calls = [call_for(w) for w in ROWS if "tune" in w.tags]
-    return frozenset(call.key for call in calls if call is not None)
 
 
 def pieces(p: Problem) -> int:
@@ -97,7 +81,7 @@ def start(
         tile = () if columns is None else (columns, -(-p.v.size(3) // columns))
         run_and_keep(served.kernel, tensors, (*constants, *tile, served.reciprocal), tensors, key)
 
-    serve(KERNELS, name, call, p.batch, p.q, launch, tuned_keys, choice)
+    serve(KERNELS, name, call, p.batch, p.q, launch, choice)
 
 
 def scores(p: Problem, choice: Choice | None = None) -> Scratch:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import torch
 
-from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
 from helion_sinkhorn.ops.linear_attention.gates.space import gates_default, gates_space
-from helion_sinkhorn.ops.linear_attention.problem import WIDE, Problem, Some, padded_side
+from helion_sinkhorn.ops.linear_attention.problem import WIDE, Problem, Some
 from helion_sinkhorn.ops.linear_attention.recurrent.space import SPAN
-from helion_sinkhorn.ops.linear_attention.workloads import ROWS, AttentionWorkload
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import Served, launch_kept, layout_key, run_and_keep, serve
 
@@ -46,20 +43,6 @@ def gates_call(dtype: torch.dtype, dk: int, dv: int, gates: str, side: str) -> C
         names = [OTHER.get(name, name) for name in gates.split()]
         return ChunkCall(str(dtype)[6:], dv, dk, " ".join(sorted(names)))
     return ChunkCall(str(dtype)[6:], dk, dv, gates)
-
-
-def calls_of(workload: AttentionWorkload) -> Iterator[ChunkCall]:
-    """The launches of a workload's backward."""
-    for side in sides(workload.gates):
-        yield gates_call(
-            workload.dtype, padded_side(workload.dk), padded_side(workload.dv), workload.gates, side
-        )
-
-
-@functools.cache
-def tuned_keys() -> frozenset[Key]:
-    """Keys, without the batch, that `make tune` covers."""
-    return frozenset(call.key for w in ROWS if "tune" in w.tags for call in calls_of(w))
 
 
 def rows_of_slots(p: Problem) -> Some:
@@ -113,5 +96,5 @@ def gates(
         run_and_keep(served.kernel, views, (*constants, served.reciprocal), tensors, key)
 
     if not launch_kept(key, *tensors):
-        serve(KERNELS, KERNEL, call, p.batch, p.q, launch, tuned_keys, choice)
+        serve(KERNELS, KERNEL, call, p.batch, p.q, launch, choice)
     return dgk, None if dg is None else dg.sum(0)

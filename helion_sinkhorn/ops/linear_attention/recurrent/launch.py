@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterator
 
 import torch
 
 from helion_sinkhorn.configs import store
-from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.linear_attention.gates.launch import gates, sides
-from helion_sinkhorn.ops.linear_attention.problem import Problem, Some, pad_to, padded_side, unpad
+from helion_sinkhorn.ops.linear_attention.problem import Problem, Some, pad_to, unpad
 from helion_sinkhorn.ops.linear_attention.recurrent.space import (
     ROLES,
     SPAN,
@@ -20,7 +17,6 @@ from helion_sinkhorn.ops.linear_attention.recurrent.space import (
     walk_default,
     walk_space,
 )
-from helion_sinkhorn.ops.linear_attention.workloads import ROWS, AttentionWorkload
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import (
     NO_CHOICES,
@@ -36,19 +32,6 @@ from helion_sinkhorn.runtime.space import largest_run
 KERNEL = "linear_attention_walk"
 BODY = f"helion_sinkhorn.ops.linear_attention.recurrent.kernels:{KERNEL}"
 KERNELS = {KERNEL: Kernel(KERNEL, BODY, WalkCall, walk_default, walk_space)}
-
-
-def calls_of(workload: AttentionWorkload) -> Iterator[WalkCall]:
-    """The walks of a workload's forward and backward."""
-    dk, dv = padded_side(workload.dk), padded_side(workload.dv)
-    for result in ROLES:
-        yield WalkCall(result, str(workload.dtype)[6:], dk, dv, workload.gates)
-
-
-@functools.cache
-def tuned_keys() -> frozenset[Key]:
-    """Keys, without the batch, that `make tune` covers."""
-    return frozenset(call.key for w in ROWS if "tune" in w.tags for call in calls_of(w))
 
 
 def split(x: Some, run: int) -> Some:
@@ -131,7 +114,7 @@ def walk(
         chosen = steps_together(views[0], served, count), sums_in_order(served)
         run_and_keep(served.kernel, views, (*constants, *chosen), tensors, key)
 
-    serve(KERNELS, KERNEL, call, p.batch, p.q, launch, tuned_keys, choice)
+    serve(KERNELS, KERNEL, call, p.batch, p.q, launch, choice)
 
 
 def walk_o(p: Problem, start: Some, end: Some, choice: Choice | None = None) -> torch.Tensor:

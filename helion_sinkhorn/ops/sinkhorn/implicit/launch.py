@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 
-from helion_sinkhorn.configs.store import Key
 from helion_sinkhorn.ops.sinkhorn.implicit.space import (
     implicit_cg_default,
     implicit_cg_space,
@@ -18,7 +16,6 @@ from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps, solver_for
 from helion_sinkhorn.ops.sinkhorn.launch import describe
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.ops.sinkhorn.views import lanes_first, loaded, thread_of, written_view
-from helion_sinkhorn.ops.sinkhorn.workloads import ROWS
 from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.serving import Served, launch_kept, run_and_keep, serve
@@ -34,13 +31,6 @@ KERNELS = {
         ("sinkhorn_implicit_cg", "cg", implicit_cg_default, implicit_cg_space),
     )
 }
-
-
-@functools.cache
-def implicit_tuned_keys() -> frozenset[Key]:
-    """Keys of the implicit kernels, without the batch, that `make tune` covers."""
-    rows = [w for w in ROWS if "tune" in w.tags and w.backward == "implicit"]
-    return frozenset(implicit_call(w.n, w.m, w.dtype, w.n_iters).key for w in rows)
 
 
 def implicit_constants(
@@ -105,9 +95,7 @@ def implicit_backward(
         own = implicit_constants(call, steps, system, packed, by_lanes, served)
         run_and_keep(served.kernel, views, own, (p, dy, dx), key)
 
-    serve(
-        KERNELS, implicit_kernel(solver, call), call, matrices_of(p), p, launch, implicit_tuned_keys, choice
-    )
+    serve(KERNELS, implicit_kernel(solver, call), call, matrices_of(p), p, launch, choice)
     return dx
 
 

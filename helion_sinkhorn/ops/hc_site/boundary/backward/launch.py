@@ -19,7 +19,7 @@ from helion_sinkhorn.ops.hc_site.boundary.backward.space import (
 from helion_sinkhorn.ops.hc_site.boundary.launch import split_of
 from helion_sinkhorn.ops.hc_site.boundary.space import WIDTH
 from helion_sinkhorn.ops.hc_site.constants import Constants
-from helion_sinkhorn.ops.hc_site.launch import Tensors, call_for, tuned_keys
+from helion_sinkhorn.ops.hc_site.launch import Tensors, call_for
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_split_sinkhorn import launch as split_launch
 from helion_sinkhorn.runtime import serving
@@ -180,7 +180,7 @@ def one_pass(
         )  # fmt: skip
         run_and_keep(served.kernel, tensors, own, tensors, key)
 
-    serve(KERNELS, BACKWARD, call, tokens, x, launch, tuned_keys, choice)
+    serve(KERNELS, BACKWARD, call, tokens, x, launch, choice)
     return df, dx, *partials
 
 
@@ -204,7 +204,7 @@ def summed(
     def launch(served: Served) -> None:
         run_and_keep(served.kernel, tensors, (splits,), tensors, key)
 
-    serve(KERNELS, SUMS, call, tokens, of_post, launch, tuned_keys, choice)
+    serve(KERNELS, SUMS, call, tokens, of_post, launch, choice)
     return made
 
 
@@ -229,5 +229,5 @@ def projection(
             )  # fmt: skip
             run_and_keep(served.kernel, tensors, own, tensors, key)
 
-        serve(KERNELS, PROJECTION, call, tokens, streams, launch, tuned_keys, taken if choice else None)
+        serve(KERNELS, PROJECTION, call, tokens, streams, launch, taken if choice else None)
     return sums.sum(0).view(mixes.m, n * columns)
