@@ -96,20 +96,8 @@ def on_two_processes():
 @pytest.fixture
 def fresh_caches():
     """Nothing looked up, refused or launched before a test, and nothing of it afterwards."""
-    from helion_sinkhorn.configs import device, lookup, store
-    from helion_sinkhorn.runtime import serving
+    from helion_sinkhorn.runtime.launch import forget
 
-    caches = (
-        device.current, store.read, store.user_folder, lookup.lookup, lookup.say_version,
-        lookup.other_batches, lookup.tuned_keys, serving.choose, serving.say_untuned, serving.say_far,
-    )  # fmt: skip
-
-    def clear():
-        serving._refused.clear()
-        serving._kept.clear()
-        for cache in caches:
-            cache.cache_clear()
-
-    clear()
+    forget()
     yield
-    clear()
+    forget()

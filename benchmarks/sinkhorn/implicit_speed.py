@@ -26,8 +26,8 @@ from helion_sinkhorn import plan, reference, sinkhorn
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
 from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
 from helion_sinkhorn.ops.sinkhorn.implicit.space import thread_per_matrix
-from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice
+from helion_sinkhorn.runtime.launch import device_of
 from helion_sinkhorn.tuning import markdown
 
 T = 20
@@ -117,9 +117,8 @@ def cases(x: torch.Tensor, dy: torch.Tensor, p: torch.Tensor) -> dict[str, Calla
 
 def packed(dy: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     """One 8 x 8 matrix a thread, which is not the default: is it worth its compile time?"""
-    device, _, _ = serving.device_at(p.device.index)
     variant = (("packed", True),)
-    choice = Choice("sinkhorn_implicit_direct", thread_per_matrix(device), variant, "a trial")
+    choice = Choice("sinkhorn_implicit_direct", thread_per_matrix(device_of(p)), variant, "a trial")
     return implicit_launch.implicit_backward(dy, p, T, "corrected", "direct", torch.float32, choice)
 
 

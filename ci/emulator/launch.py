@@ -79,14 +79,11 @@ def present(key: str, cache: Path) -> Device:
 @contextlib.contextmanager
 def emulating(session: Session) -> Iterator[Session]:
     """Launches of this package run emulated; CPU tensors count as the device's."""
-    from helion_sinkhorn.runtime import serving
+    from helion_sinkhorn.runtime.launch import Launcher, launching_with
 
     device = session.device
-    found = device, device.asm, False
-    with (
-        mock.patch.object(serving, "run", functools.partial(run, session)),
-        mock.patch.object(serving, "device_at", mock.Mock(return_value=found)),
-    ):
+    emulated = Launcher(lambda index: (device, device.asm, False), functools.partial(run, session))
+    with launching_with(emulated):
         yield session
 
 

@@ -10,7 +10,8 @@ import torch
 from ci.gate.gate import Candidate
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import Device
-from helion_sinkhorn.runtime.kernel import Choice
+from helion_sinkhorn.runtime.kernel import Choice, default_choice
+from helion_sinkhorn.runtime.launch import choose, device_of  # noqa: F401
 
 Run = Callable[..., torch.Tensor]
 """What makes one result from a call's inputs."""
@@ -19,10 +20,8 @@ Run = Callable[..., torch.Tensor]
 def choices(name: str, call, batch: int, device: Device) -> list[tuple[Choice, bool]]:
     """(choice, whether it serves): the default of a kernel, what is served, all committed for the call."""
     from helion_sinkhorn.operators import KERNELS
-    from helion_sinkhorn.runtime import serving
-    from helion_sinkhorn.runtime.kernel import default_choice
 
-    served = serving.choose(KERNELS[name], call, batch, device)
+    served = choose(KERNELS[name], call, batch, device)
     stored = [
         Choice(name, e.config, e.variant, f"{device.key}, tuned at batch {e.batch} ({e.evidence})")
         for folder in store.folders()
@@ -32,14 +31,6 @@ def choices(name: str, call, batch: int, device: Device) -> list[tuple[Choice, b
     default = default_choice(KERNELS[name], call, device)
     found = {(c.config, c.variant): c for c in (default, served, *stored)}
     return [(c, key == (served.config, served.variant)) for key, c in found.items()]
-
-
-def device_of(x: torch.Tensor) -> Device:
-    """Whose configs serve a tensor."""
-    from helion_sinkhorn.runtime import serving
-
-    device, _, _ = serving.device_at(serving.index_of(x))
-    return device
 
 
 def candidate(of: str, choice: Choice, served: bool, run: Run) -> Candidate:

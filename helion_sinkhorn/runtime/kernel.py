@@ -52,6 +52,8 @@ class Kernel:
     """(config, variant) for a call that nothing was tuned for."""
     space: Callable[[Any, Device], tuple[Grid, ...]]
     """What the tuner tries: the product of each grid's values."""
+    facts: Callable[..., tuple[Any, ...]]
+    """(what is chosen, call, *values of a launch): what the body takes after its tensors."""
     products: str = "ieee"
     """How NVIDIA multiplies float32 matrices: "ieee", or "tf32x3", three products of parts, to 2^-21."""
     traits: frozenset[str] = frozenset()

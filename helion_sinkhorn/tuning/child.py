@@ -27,16 +27,15 @@ class Reached(BaseException):
 
 def launch_in(device: Device, run: Callable[[], object], kernel: str = "") -> Launch:
     """The first launch that `run` makes, of this kernel if one is named, instead of which it ends."""
-    from helion_sinkhorn.runtime import serving
+    from helion_sinkhorn.runtime.launch import Launcher, launching_with
 
     def reached(built, *arguments):
         if kernel in ("", built.name):
             raise Reached(built, arguments)
 
-    serving.device_at = lambda index: (device, device.asm, False)
-    serving.run = reached
     try:
-        run()
+        with launching_with(Launcher(lambda index: (device, device.asm, False), reached)):
+            run()
     except Reached as launch:
         return launch.args
     raise RuntimeError(f"no launch of {kernel or 'a kernel'}")

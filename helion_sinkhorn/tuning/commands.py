@@ -127,7 +127,7 @@ def tune(arguments: argparse.Namespace) -> int:
 def show(arguments: argparse.Namespace) -> int:
     """What would serve each workload on a device, and where that comes from."""
     from helion_sinkhorn.operators import KERNELS, kernel_calls
-    from helion_sinkhorn.runtime.serving import choose
+    from helion_sinkhorn.runtime.launch import choose
 
     workloads = selection.workloads("show", arguments.tags, arguments.only)
     device = DEVICES[arguments.device] if arguments.device else this_device()

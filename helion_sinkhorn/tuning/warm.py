@@ -16,11 +16,11 @@ from torch._subclasses import fake_tensor
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.machine.presented import as_called
 from helion_sinkhorn.operators import OPERATORS, operator_for
-from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.checks import KERNEL_DTYPES
 from helion_sinkhorn.runtime.dispatch import signature
 from helion_sinkhorn.runtime.generated import host_function
 from helion_sinkhorn.runtime.kernel import Built
+from helion_sinkhorn.runtime.launch import Launcher, choose, launching_with
 from helion_sinkhorn.workloads import WORKLOADS
 
 
@@ -142,7 +142,7 @@ def launch(workload: Any, device: Device, where: str = "cuda") -> None:
         operator.call(workload, where)
         return
     for name, call in operator.kernel_calls(workload):
-        choice = serving.choose(operator.kernels[name], call, workload.batch, device)
+        choice = choose(operator.kernels[name], call, workload.batch, device)
         trial = operator.trials[choice.kernel]
         parameters = inspect.signature(trial.run).parameters.values()
         options = [p.name for p in parameters if p.default is not p.empty and hasattr(workload, p.name)]
@@ -153,10 +153,12 @@ def launch(workload: Any, device: Device, where: str = "cuda") -> None:
 def launches(workload: Any, device: Device) -> list[tuple[Built, tuple[Any, ...]]]:
     """The launches of a call and its gradient on a presented device; none is made."""
     found: list[tuple[Built, tuple[Any, ...]]] = []
-    with (
-        mock.patch.object(serving, "device_at", return_value=(device, device.asm, False)),
-        mock.patch.object(serving, "run", lambda kernel, *arguments: found.append((kernel, arguments))),
-    ):
+
+    def note(kernel: Built, *arguments: Any) -> None:
+        found.append((kernel, arguments))
+
+    noting = Launcher(lambda index: (device, device.asm, False), note)
+    with launching_with(noting):
         launch(workload, device, "meta")
     return found
 

@@ -27,7 +27,8 @@ from typing import Any
 from helion_sinkhorn.configs import lookup, store, writer
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime import choices
+from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import default_choice, in_space
 from helion_sinkhorn.tuning.provenance import device_block
 
@@ -149,14 +150,12 @@ def attack_files(count: int, seed: int) -> dict[str, Any]:
             path = Path(folder, DEVICE.key, f"{kernel}.json")
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(text)
-            for cached in (store.read, lookup.lookup, serving.choose):
+            for cached in (store.read, lookup.lookup, door.choose):
                 cached.cache_clear()
-            serving._refused.clear()
+            choices.refused.clear()
             watching = True
             try:
-                served = [
-                    (call, serving.choose(KERNELS[kernel], call, batch, DEVICE)) for call, batch in calls
-                ]
+                served = [(call, door.choose(KERNELS[kernel], call, batch, DEVICE)) for call, batch in calls]
             except Exception as error:
                 told["wrong"] += 1
                 print(f"{number}: {kind}: {type(error).__name__}: {error}", text[:2000], file=sys.stderr)

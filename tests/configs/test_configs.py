@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from launches import launching_as
 
 from helion_sinkhorn.configs import device, lookup, settings, store
 from helion_sinkhorn.configs.device import DEVICES, match
 from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates
 from helion_sinkhorn.tuning.groups import groups_of
 from helion_sinkhorn.workloads import tagged
@@ -422,7 +423,7 @@ def test_what_takes_no_tokens_is_tuned_and_looked_up_by_its_own_size(name, shipp
     key = (*call.key, ("triton", store.triton_minor()))
     write(shipped, [entry(24, key, of_size, {}), entry(1 << 13, key, of_tokens, {})], kernel=name)
     for tokens in (1, 24, 1 << 13, 1 << 20):
-        choice = serving.choose(row, call, tokens, DEVICES["h200"])
+        choice = door.choose(row, call, tokens, DEVICES["h200"])
         assert choice.stored
         assert dict(choice.config) == of_size
 
@@ -457,11 +458,9 @@ def test_nothing_stored_is_none(shipped):
 
 def chosen(name=KERNEL, batch=4096, n=4, m=4, n_iters=20, dtype="float32", device_key="h200"):
     from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
-    from helion_sinkhorn.runtime import serving
+    from helion_sinkhorn.runtime import launch as door
 
-    return serving.choose(
-        KERNELS[name], SinkhornCall(True, 1, dtype, n, m, n_iters), batch, DEVICES[device_key]
-    )
+    return door.choose(KERNELS[name], SinkhornCall(True, 1, dtype, n, m, n_iters), batch, DEVICES[device_key])
 
 
 def test_choose_takes_the_stored_config(shipped):
@@ -501,7 +500,7 @@ def test_other_iterations_take_the_tuned_config_where_their_space_holds_it(shipp
     write(shipped, [entry(), entry(key=own, config={"block_sizes": [32], "num_warps": 1})])
     store.read.cache_clear()
     lookup.lookup.cache_clear()
-    serving.choose.cache_clear()
+    door.choose.cache_clear()
     assert dict(chosen(n_iters=5).config)["num_warps"] == 1
 
 
@@ -552,9 +551,9 @@ def test_another_triton_s_entry_is_said_once_and_named(shipped, monkeypatch, cap
 
 def launched(monkeypatch, batch):
     """A launch on an H200."""
-    monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["h200"], "ptx", False))
+    launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "ptx", False))
     call = KERNELS[KERNEL].call.of(KEY)
-    serving.serve(KERNELS, KERNEL, call, batch, torch.empty(0), lambda served: None)
+    door.launch_chosen(KERNELS[KERNEL], call, batch, torch.empty(0), lambda chosen: None)
 
 
 def test_a_call_that_nothing_is_tuned_for_names_the_command_that_does(shipped, monkeypatch, caplog):

@@ -13,7 +13,8 @@ from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.dot_compress import launch as dot_compress_launch
 from helion_sinkhorn.ops.dot_compress.space import DotCall
-from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime import choices
+from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.tuning import check as cache
 
 pytestmark = pytest.mark.usefixtures("fresh_caches")
@@ -64,15 +65,15 @@ def test_a_value_outside_of_the_kernel_s_space_is_one_warning_and_the_default(
     call, batch = KERNELS[kernel].call.of(key), entry["key"]["batch"]
 
     def served():
-        for cached in (store.read, lookup.lookup, serving.choose):
+        for cached in (store.read, lookup.lookup, door.choose):
             cached.cache_clear()
-        return [serving.choose(KERNELS[kernel], call, b, DEVICE) for b in (batch, batch + 1, batch)]
+        return [door.choose(KERNELS[kernel], call, b, DEVICE) for b in (batch, batch + 1, batch)]
 
     path = write(tmp_path, kernel, entry)
     assert all(choice.stored for choice in served())
     for wrong in changes(entry):
         write(tmp_path, kernel, wrong)
-        serving._refused.clear()
+        choices.refused.clear()
         caplog.clear()
         assert {choice.source for choice in served()} == {"the kernel's default"}, wrong
         (record,) = caplog.records

@@ -18,7 +18,7 @@ from helion_sinkhorn.configs import lookup, store, writer
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS, kernel_calls
 from helion_sinkhorn.ops.sinkhorn import launch
-from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates
 from helion_sinkhorn.tuning.groups import jsonable
 from helion_sinkhorn.tuning.provenance import device_block
@@ -267,7 +267,7 @@ def test_sixteen_threads_at_the_first_call(tmp_path, monkeypatch, caplog):
     assert len(results) == 16
     assert all(torch.equal(r, results[0]) for r in results)
     assert (
-        serving.choose(
+        door.choose(
             KERNELS[KERNEL], launch.call_of(x, 20, 1e-6, "deepseek", "rows"), 64, DEVICES["h200"]
         ).stored
         is False
@@ -278,8 +278,8 @@ def test_sixteen_threads_at_the_first_call(tmp_path, monkeypatch, caplog):
 def test_a_warm_choice_costs_less_than_two_microseconds():
     call = launch.call_of(torch.randn(64, 4, 4), 20, 1e-6, "deepseek", "rows")
     arguments = KERNELS["sinkhorn_forward"], call, 64, DEVICES["h200"]
-    serving.choose(*arguments)
-    assert min(timeit.repeat(lambda: serving.choose(*arguments), number=2000, repeat=20)) / 2000 < 2e-6
+    door.choose(*arguments)
+    assert min(timeit.repeat(lambda: door.choose(*arguments), number=2000, repeat=20)) / 2000 < 2e-6
 
 
 @pytest.mark.parametrize("out", [["--out", "/a/folder of mine"], ["--out=/a/folder"], []])

@@ -16,7 +16,7 @@ from helion_sinkhorn.ops.hc_mixes.kernels import parts_of
 from helion_sinkhorn.ops.hc_mixes.space import CHUNK, MixesCall
 from helion_sinkhorn.ops.hc_mixes.trials import TRIALS
 from helion_sinkhorn.ops.hc_mixes.workloads import ROWS, MixesWorkload
-from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates
 from helion_sinkhorn.testing.rounding import worst
 
@@ -68,11 +68,11 @@ def test_the_gate_runs_these_kernels(workload, name):
 def test_the_calls_of_a_workload_are_those_that_are_served(name, monkeypatch):
     served = []
 
-    def recorded(kernels, kernel, call, *arguments):
-        served.append((kernel, call))
-        serving.serve(kernels, kernel, call, *arguments)
+    def recorded(kernel, call, *arguments, **options):
+        served.append((kernel.name, call))
+        door.launch(kernel, call, *arguments, **options)
 
-    monkeypatch.setattr(launch, "serve", recorded)
+    monkeypatch.setattr(launch, "launch", recorded)
     workload = next(w for w in WORKLOADS if w.name == name)
     x, dmixes, fn = (t[0] for t in first_element(workload))
     by_bodies(workload, x, dmixes, fn)

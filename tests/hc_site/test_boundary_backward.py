@@ -10,6 +10,7 @@ import torch
 from autograd_calls import randn
 from hc_boundaries import NAMES, assert_unused_results, boundary, boundary_inputs, results, specified
 from hc_sites import kernels_on_cpu
+from launches import launching_as
 from torch._subclasses import FakeTensorMode
 
 from ci.operators.hc_post import truths as of_post
@@ -22,7 +23,8 @@ from helion_sinkhorn.ops.hc_site.boundary.backward import launch
 from helion_sinkhorn.ops.hc_site.boundary.backward.space import CHUNK
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_site.trials import TRIALS
-from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime import choices
+from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates, default_choice
 from helion_sinkhorn.workloads import WORKLOADS
 
@@ -53,13 +55,13 @@ def one_pass(monkeypatch):
 
 def launched(monkeypatch):
     """The names of the kernels launched from now on."""
-    names, run = [], serving.run
+    names, run = [], door.run
 
     def noted(kernel, *arguments):
         names.append(kernel.kernel.name)
         return run(kernel, *arguments)
 
-    monkeypatch.setattr(serving, "run", noted)
+    launching_as(monkeypatch, run=noted)
     return names
 
 
@@ -87,7 +89,7 @@ def tuned_from(monkeypatch, folder, call, **options):
     """Entries of `store_entries` in the user's folder, read by the next call."""
     monkeypatch.setattr(settings, "TUNING_DIR", str(folder))
     store_entries(folder, call, **options)
-    for cache in (serving.choose, lookup.lookup, store.read):
+    for cache in (door.choose, lookup.lookup, store.read):
         cache.cache_clear()
 
 
@@ -145,8 +147,8 @@ def test_streams_gradient_is_not_rounded_on_its_way(one_pass, dtype):
 @pytest.mark.parametrize("name", launch.KERNELS)
 def test_within_budgets(name, call):
     """By each variant: the streams' products with fn together or one by one, the shares of tokens."""
-    choices = {choice.variant: choice for choice in candidates(KERNELS[name], call, DEVICES["h200"])}
-    shares = {variant: TRIALS[name].error(call, choice, "cpu") for variant, choice in choices.items()}
+    tried = {choice.variant: choice for choice in candidates(KERNELS[name], call, DEVICES["h200"])}
+    shares = {variant: TRIALS[name].error(call, choice, "cpu") for variant, choice in tried.items()}
     assert max(shares.values()) <= 1, shares
 
 
@@ -254,18 +256,18 @@ def test_the_way_is_looked_up_once(monkeypatch, tmp_path):
     x = torch.randn(5, 4, 24)
     call = site.call_for(4, 24, x.dtype, "float32")
     tuned_from(monkeypatch, tmp_path, call, batch=5)
-    looked_up, lookup_of = [], serving.lookup
+    looked_up, lookup_of = [], choices.lookup
 
     def noted(device, kernel, key, batch):
         looked_up.append(kernel)
         return lookup_of(device, kernel, key, batch)
 
-    monkeypatch.setattr(serving, "lookup", noted)
+    monkeypatch.setattr(choices, "lookup", noted)
     for _ in range(3):
         assert launch.is_measured(call, x)
     assert looked_up == list(launch.KERNELS)
-    refused = serving.choose(launch.KERNELS[launch.SUMS], call, launch.LARGEST, DEVICES["h200"])
-    serving.refuse(refused, call, DEVICES["h200"], RuntimeError("out of resources"))
+    refused = door.choose(launch.KERNELS[launch.SUMS], call, launch.LARGEST, DEVICES["h200"])
+    choices.refuse(refused, call, DEVICES["h200"], RuntimeError("out of resources"))
     assert not launch.is_measured(call, x)
     assert not launch.is_measured(call, x)
     # `choose` for the kernels in their order, up to the one that is refused

@@ -17,7 +17,7 @@ from helion_sinkhorn.ops.hc_site.budget import RESULTS
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_site.trials import boundary_error
 from helion_sinkhorn.ops.hc_site.workloads import ROWS, HcSiteWorkload
-from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates
 from helion_sinkhorn.runtime.operator import noise
 
@@ -97,7 +97,7 @@ def test_bits_do_not_depend_on_the_tokens_around_or_the_run(c, dtype):
     )
 
 
-HERE = serving.device_at(0 if torch.cuda.is_available() else None)[0]
+HERE = door.device_at(0 if torch.cuda.is_available() else None)[0]
 BOUNDARIES = SiteCall("bfloat16", 4, 700, "float32"), SiteCall("float32", 3, 300, "tf32")
 
 
@@ -141,7 +141,7 @@ def test_bits_of_a_boundary_do_not_depend_on_the_tokens_around_or_the_run(c, own
 def test_configs_of_a_boundary_make_the_same_bits():
     """A batch and a token alone may be tuned to different ones."""
     call = SiteCall("bfloat16", 4, 1024, "float32")
-    trial, device = TRIALS["hc_boundary_forward"], serving.device_at(0)[0]
+    trial, device = TRIALS["hc_boundary_forward"], door.device_at(0)[0]
     operands = trial.operands(call, 130, DEVICE)
     made = [
         trial.run(call, choice, *operands)
@@ -213,7 +213,7 @@ def test_gradients_of_a_boundary_do_not_depend_on_the_tokens_around(c):
 
 def test_configs_of_the_projection_make_the_same_bits():
     """The configs of a batch and of a token alone may differ: partial sums, and dx."""
-    call, device = SiteCall("bfloat16", 4, 1024, "float32"), serving.device_at(0)[0]
+    call, device = SiteCall("bfloat16", 4, 1024, "float32"), door.device_at(0)[0]
     for name, of, tokens in (
         ("hc_mixes_partials", call.mixes, slice(None)),
         ("hc_site_backward", call, slice(1)),

@@ -11,7 +11,7 @@ from helion_sinkhorn.ops.hc_split_sinkhorn import launch
 from helion_sinkhorn.ops.hc_split_sinkhorn.budget import error_budget, exact
 from helion_sinkhorn.ops.hc_split_sinkhorn.trials import TRIALS
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS, HcWorkload
-from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates
 from helion_sinkhorn.testing.rounding import worst
 
@@ -127,7 +127,7 @@ def test_every_config_makes_the_same_bits(name, dtype):
     """Batches of other sizes may have other configs of the 20 iterations that are tuned."""
     call, trial = launch.call_for(4, 20, 1e-6, getattr(torch, dtype)), TRIALS[name]
     operands = trial.operands(call, 515, DEVICE)
-    tried = candidates(launch.KERNELS[name], call, serving.device_at(serving.index_of(operands[0]))[0])
+    tried = candidates(launch.KERNELS[name], call, door.device_at(door.index_of(operands[0]))[0])
     made = [trial.run(call, choice, *operands) for choice in tried]
     assert len(made) > 2
     # the gradient's sums over tokens are those of a tile

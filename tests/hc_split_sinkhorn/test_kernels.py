@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from launches import launching_as
 from reference_mode import of_each_variant
 
 from ci.operators.hc_split_sinkhorn.truths import eager_forward, of_partials
@@ -18,6 +19,7 @@ from helion_sinkhorn.ops.hc_split_sinkhorn.trials import TRIALS
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS
 from helion_sinkhorn.ops.sinkhorn.score import loops_of
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
+from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import Choice, candidates, default_choice
 from helion_sinkhorn.testing.rounding import worst
 
@@ -115,7 +117,7 @@ def test_outputs_that_nothing_used(unused):
 def test_without_a_gradient_nothing_is_launched(monkeypatch):
     """Helion refuses a kernel that writes nothing: a boundary whose coefficients nothing used raised."""
     mixes, *_, scale, base = first_element(WORKLOADS[0])
-    monkeypatch.setattr(launch, "serve", lambda *arguments: pytest.fail("a launch"))
+    launching_as(monkeypatch, run=lambda *arguments: pytest.fail("a launch"))
     dmixes, sums = launch.backward(None, None, None, mixes, scale[0], base[0], *WORKLOADS[0].arguments)
     assert torch.equal(dmixes, torch.zeros_like(mixes))
     assert torch.equal(sums, torch.zeros(mixes.size(-1) + 3))
@@ -138,9 +140,9 @@ def test_sums_have_a_row_for_each_tile_of_the_choice_that_serves(monkeypatch):
         for t in (sums, of_logits, of_scale):
             t.fill_(1.0)
 
-    monkeypatch.setattr(launch.serving, "device_at", lambda index: (DEVICES["h200"], "division", False))
-    monkeypatch.setattr(launch.serving, "choose", lambda *a: default if rows else stored)
-    monkeypatch.setattr(launch.serving.choose, "cache_clear", lambda: None, raising=False)
+    launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "division", False))
+    monkeypatch.setattr(door, "choose", lambda *a: default if rows else stored)
+    monkeypatch.setattr(door.choose, "cache_clear", lambda: None, raising=False)
     monkeypatch.setattr(launch, "run_and_keep", refuse_the_first)
     for _ in range(2):
         _, sums = launch.backward(*gradients, mixes, scale, base, *workload.arguments)
@@ -184,8 +186,9 @@ def test_kept_launches_take_the_addresses_of_the_views(monkeypatch, name):
         second.append((key, len(tensors)))
         return bool(first)
 
-    monkeypatch.setattr(launch, "run_and_keep", run)
-    monkeypatch.setattr(launch, "launch_kept", kept)
+    for module in (launch, door):
+        monkeypatch.setattr(module, "run_and_keep", run)
+        monkeypatch.setattr(module, "launch_kept", kept)
     getattr(launch, name)(*given)
     getattr(launch, name)(*given)
     assert len(first) == 1
@@ -227,7 +230,7 @@ def test_partial_sums_are_read_where_they_lie(monkeypatch):
     def run(kernel, views, own, tensors, key):
         read.append((views[0].data_ptr(), views[8].data_ptr()))
 
-    monkeypatch.setattr(launch, "run_and_keep", run)
+    monkeypatch.setattr(door, "run_and_keep", run)
     moved = [t.movedim(0, 1).contiguous().movedim(1, 0) for t in (partials, squares)]
     for given in ((partials, squares), moved):
         launch.forward_reduced(*given, *parameters, torch.float32)

@@ -19,7 +19,7 @@ from helion_sinkhorn.ops.linear_attention.model import METHODS, Errors
 from helion_sinkhorn.ops.linear_attention.recurrent import launch as linear_attention_launch
 from helion_sinkhorn.ops.linear_attention.trials import kernel_calls
 from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
-from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.workloads import tagged
 
 FORWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention.default
@@ -194,12 +194,12 @@ def test_the_model_without_errors_is_the_specification(case, method):
 @pytest.mark.parametrize("count", [1, 2, 4, 16])
 @pytest.mark.parametrize(("rk", "rv"), [(1, 1), (4, 2), (16, 8)])
 def test_every_split_of_the_state(monkeypatch, rk, rv, count):
-    choose = serving.choose
+    choose = door.choose
 
     def split(*arguments):
         return dataclasses.replace(choose(*arguments), variant=(("rk", rk), ("rv", rv), ("count", count)))
 
-    monkeypatch.setattr(serving, "choose", split)
+    monkeypatch.setattr(door, "choose", split)
     w = workload("g gk gv", (1, 19, 2, 16, 24), states=True)
     case = Case.of(w)
     ratios = case.judge(case.run_module(linear_attention_launch))

@@ -22,6 +22,7 @@ from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.linear_attention import api as linear_attention
 from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
+from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import default_choice
 
 GATES = [" ".join(names) for r in range(4) for names in itertools.combinations(("g", "g_gamma", "gk"), r)]
@@ -83,7 +84,7 @@ def test_a_sequence_does_not_know_its_batch():
 
 def test_launches_are_kept_for_calls_alike_and_no_others(monkeypatch):
     asked = []
-    monkeypatch.setattr(chunked, "launch_kept", lambda key, *tensors: asked.append(key) or True)
+    monkeypatch.setattr(door, "launch_kept", lambda key, *tensors: asked.append(key) or True)
 
     def keys(case, **options):
         asked.clear()

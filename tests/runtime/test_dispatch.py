@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from launches import launching_as
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS, TRIALS, kernel_calls
-from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime import choices
+from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.dispatch import signature, specialisation
 from helion_sinkhorn.runtime.kernel import Choice, default_choice
 from helion_sinkhorn.workloads import WORKLOADS
@@ -23,8 +25,8 @@ CALLS = {call for w in WORKLOADS.values() if "tune" in w.tags for call in kernel
 def launches(monkeypatch):
     """The arguments of every launch, which here works on meta tensors and runs nothing."""
     made = []
-    monkeypatch.setattr(serving, "run", lambda kernel, *arguments: made.append((kernel, arguments)))
-    monkeypatch.setattr(serving, "_kept", {})
+    launching_as(monkeypatch, run=lambda kernel, *arguments: made.append((kernel, arguments)))
+    monkeypatch.setattr(door, "_kept", {})
     return made
 
 
@@ -72,46 +74,44 @@ STORED = Choice("a kernel", (("num_warps", 4),), (), "a file", True)
     ids=str,
 )  # fmt: skip
 def test_a_config_is_not_blamed_for_what_any_would_raise(refusal, monkeypatch):
-    monkeypatch.setattr(serving, "_refused", set())
+    monkeypatch.setattr(choices, "refused", set())
     with pytest.raises(type(refusal), match=str(refusal)[:4]):
-        serving.refuse(STORED, CALL, DEVICES["h200"], refusal)
-    assert not serving._refused
+        choices.refuse(STORED, CALL, DEVICES["h200"], refusal)
+    assert not choices.refused
 
 
 def test_nor_in_the_capture_of_a_graph(monkeypatch):
-    monkeypatch.setattr(serving, "_refused", set())
+    monkeypatch.setattr(choices, "refused", set())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="not permitted"):
-        serving.refuse(STORED, CALL, DEVICES["h200"], RuntimeError("operation not permitted"))
-    assert not serving._refused
+        choices.refuse(STORED, CALL, DEVICES["h200"], RuntimeError("operation not permitted"))
+    assert not choices.refused
 
 
 def test_a_refusal_is_of_one_call_and_device(monkeypatch, caplog):
     """The same config serves other calls, of which nothing is known."""
-    monkeypatch.setattr(serving, "_refused", set())
+    monkeypatch.setattr(choices, "refused", set())
     for _ in range(2):
-        serving.refuse(STORED, "a call", DEVICES["h200"], RuntimeError("out of resource: shared memory"))
-    assert serving._refused == {(STORED, "a call", DEVICES["h200"])}
+        choices.refuse(STORED, "a call", DEVICES["h200"], RuntimeError("out of resource: shared memory"))
+    assert choices.refused == {(STORED, "a call", DEVICES["h200"])}
     assert sum("is refused" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_stale_entry_stops_no_capture(monkeypatch):
     """What is outside of its kernel's space is not tried at all, so nothing can be to blame for it."""
-    monkeypatch.setattr(serving, "_refused", set())
+    monkeypatch.setattr(choices, "refused", set())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     stale = SimpleNamespace(
         config=(("num_warps", 64),), variant=(), source="a file", evidence="measured", path="/a/b"
     )
-    monkeypatch.setattr(serving, "lookup", lambda device, name, key, batch: stale)
+    monkeypatch.setattr(choices, "lookup", lambda device, name, key, batch: stale)
     kernel = KERNELS["sinkhorn_forward"]
     call = next(call for name, call in CALLS if name == "sinkhorn_forward")
-    serving.choose.cache_clear()
+    door.choose.cache_clear()
     try:
         default = default_choice(kernel, call, DEVICES["h200"])
-        assert [serving.choose(kernel, call, batch, DEVICES["h200"]) for batch in (128, 4096)] == [
-            default
-        ] * 2
+        assert [door.choose(kernel, call, batch, DEVICES["h200"]) for batch in (128, 4096)] == [default] * 2
     finally:
-        serving.choose.cache_clear()
+        door.choose.cache_clear()

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked import python
+from launches import launching_as
 
 from helion_sinkhorn import (
     dot_compress,
@@ -33,7 +34,7 @@ from helion_sinkhorn.configs import settings
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS, OPERATORS
 from helion_sinkhorn.ops.sinkhorn import launch
-from helion_sinkhorn.runtime import dispatch, generated, program_cache, serving
+from helion_sinkhorn.runtime import dispatch, generated, program_cache
 from helion_sinkhorn.runtime.kernel import Choice, build, default_choice
 from helion_sinkhorn.runtime.standalone import load, standalone
 from helion_sinkhorn.tuning import commands, warm
@@ -517,8 +518,8 @@ def test_a_field_changes_what_warm_launches_or_is_none(operator, monkeypatch, fr
         warm.launch(workload, DEVICES["h200"], "meta")
         return launches.copy()
 
-    monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["h200"], "ptx", False))
-    monkeypatch.setattr(serving, "run", run)
+    launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "ptx", False))
+    launching_as(monkeypatch, run=run)
     small = SMALL.get(operator, ["batch=2"])
     (base,), usual = warm.workloads(operator, small), launched(*small)
     for name, kind in warm.fields(operator).items():
@@ -576,8 +577,8 @@ def test_warm_makes_the_launches_of_a_call_and_its_gradient(asked, monkeypatch, 
         decided = kernel.config, generated.of_any(kernel, args, dispatch.signature(args))
         programs.add(program_cache.file_name(kernel.name, decided, CPU))
 
-    monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["h200"], "ptx", False))
-    monkeypatch.setattr(serving, "run", run)
+    launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "ptx", False))
+    launching_as(monkeypatch, run=run)
     operator, *fields = asked.split()
     batch = [] if operator == "linear_attention" else ["batch=64"]
     (workload,) = warm.workloads(operator, [*fields, *batch])

@@ -450,11 +450,11 @@ def test_plan_on_a_cpu():
 @pytest.fixture
 def untuned_h200(monkeypatch, tmp_path):
     """The device is an H200 and no config was ever tuned."""
-    from helion_sinkhorn.runtime import serving
+    from helion_sinkhorn.runtime import launch as door
 
     monkeypatch.setattr(settings, "DEVICE", "h200")
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
-    caches = (device.current, lookup.lookup, serving.choose)
+    caches = (device.current, lookup.lookup, door.choose)
     for cache in caches:
         cache.cache_clear()
     yield

@@ -129,11 +129,11 @@ class TestKernels:
 
     def choice(self, case: Case, name: str, config=None, **variant):
         from helion_sinkhorn.ops.sinkhorn import launch
-        from helion_sinkhorn.runtime import serving
+        from helion_sinkhorn.runtime import launch as door
 
         x, _ = case.inputs(DEVICE)
-        device, _, _ = serving.device_at(x.device.index)
-        selected = serving.choose(KERNELS[name], launch.call_of(x, *case.arguments), case.batch, device)
+        device, _, _ = door.device_at(x.device.index)
+        selected = door.choose(KERNELS[name], launch.call_of(x, *case.arguments), case.batch, device)
         if config is not None:
             selected = dataclasses.replace(selected, config=config)
         return launch.with_variant(selected, **variant)
@@ -214,12 +214,10 @@ class TestKernels:
 @pytest.fixture
 def one_config(monkeypatch):
     """Batches far apart may have entries that differ; here all get that of 300 matrices."""
-    from helion_sinkhorn.runtime import serving
+    from helion_sinkhorn.runtime import launch as door
 
-    choose = serving.choose
-    monkeypatch.setattr(
-        serving, "choose", lambda kernel, call, batch, device: choose(kernel, call, 300, device)
-    )
+    choose = door.choose
+    monkeypatch.setattr(door, "choose", lambda kernel, call, batch, device: choose(kernel, call, 300, device))
 
 
 @pytest.mark.usefixtures("one_config")

@@ -11,6 +11,7 @@ import types
 
 import pytest
 import torch
+from launches import launching_as
 from steep import STEEP_CALLS, check_gradient
 
 from helion_sinkhorn import reference
@@ -21,9 +22,9 @@ from helion_sinkhorn.ops.sinkhorn.budget import Case
 from helion_sinkhorn.ops.sinkhorn.logits import LOGITS
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall, is_whole
-from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import Choice, build, candidates, default_choice, in_space
-from helion_sinkhorn.runtime.serving import Served
+from helion_sinkhorn.runtime.launch import Chosen
 
 FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]
@@ -36,7 +37,7 @@ def choice(case: Case, name: str, **variant):
     """The default choice for a kernel asked for by name, with some variants changed."""
     x, _ = case.inputs()
     call = launch.call_of(x, *case.arguments)
-    return launch.with_variant(serving.choose(KERNELS[name], call, case.batch, DEVICES["h200"]), **variant)
+    return launch.with_variant(door.choose(KERNELS[name], call, case.batch, DEVICES["h200"]), **variant)
 
 
 def check_forward(case: Case, **variant) -> None:
@@ -207,7 +208,7 @@ def test_gradients_of_steep_logits_pass_restarts(kind, n, n_iters):
     """By the kernel that a call of this size gets, and by the one with its vectors in memory."""
     call = SinkhornCall(False, 1, "float32", n, n, n_iters)
     for name in dict.fromkeys((launch.backward_kernel(call), "sinkhorn_backward_history")):
-        served = serving.choose(KERNELS[name], call, 64, DEVICES["h200"])
+        served = door.choose(KERNELS[name], call, 64, DEVICES["h200"])
         check_gradient(
             lambda dy, x, served=served: launch.backward(dy, x, n_iters, 0.0, "log", "rows", served),
             kind, n, n_iters,
@@ -305,8 +306,8 @@ def test_history_in_slices_of_the_batch(monkeypatch):
     x, dy = case.inputs()
     selected = choice(case, "sinkhorn_backward_history")
     launches = []
-    run = serving.run
-    monkeypatch.setattr(serving, "run", lambda *args: launches.append(args[1].size(0)) or run(*args))
+    run = door.run
+    launching_as(monkeypatch, run=lambda *args: launches.append(args[1].size(0)) or run(*args))
     monkeypatch.setattr(launch, "SCRATCH_BYTES", 33 * 4 * (32 * 7 + 12))
     ratios = case.judge(dx=launch.backward(dy, x, *case.arguments, selected))
     assert launches == [32, 32, 6]
@@ -320,7 +321,7 @@ def test_many_iterations_keep_no_history_for_every_persistent_block(iters, is_ke
     call = SinkhornCall(False, 1, "float32", 16, 16, iters)
     of_space = candidates(row, call, device)
     persistent = next(c for c in of_space if "num_sm_multiplier" in dict(c.config))
-    given = Served(persistent, build(row, persistent.config), device, "ptx", False, False)
+    given = Chosen(persistent, build(row, persistent.config), device, "ptx", False, False)
     served = launch.with_bounded_history(given, call, torch.device("cpu"))
     assert (served is given) == is_kept
     assert in_space(row, served.choice, call, device)

@@ -6,13 +6,14 @@ import dataclasses
 
 import pytest
 import torch
+from launches import launching_as
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.ops.sinkhorn import launch, views
 from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
 from helion_sinkhorn.ops.sinkhorn.launch import KERNELS
 from helion_sinkhorn.ops.sinkhorn.views import kept_views, spread_over_threads
-from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.dispatch import signature
 
 
@@ -59,7 +60,7 @@ def triton_3_6(monkeypatch):
 
 def with_thread(call, name, thread, **variant):
     kernels = KERNELS | implicit_launch.KERNELS
-    choice = serving.choose(kernels[name], call, 5, DEVICES["h200"])
+    choice = door.choose(kernels[name], call, 5, DEVICES["h200"])
     return launch.with_variant(choice, thread=thread, **variant)
 
 
@@ -112,7 +113,7 @@ def test_one_program_serves_every_batch(version, monkeypatch):
     """A history whose size followed the batch was generated anew for each power of two of it under 3.6."""
     monkeypatch.setattr(views, "triton_version", lambda: version)
     launched = []
-    monkeypatch.setattr(serving, "run", lambda kernel, *arguments: launched.append(signature(arguments)))
+    launching_as(monkeypatch, run=lambda kernel, *arguments: launched.append(signature(arguments)))
     for batch in (3, 40, 700):
         x = torch.zeros(batch, 16, 16)
         call = launch.call_of(x, 20, 1e-6, "log", "rows")

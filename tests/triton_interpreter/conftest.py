@@ -14,10 +14,10 @@ import pytest
 import torch
 import triton.language as tl
 import triton.language.extra
+from launches import launching_as
 from triton.runtime import interpreter
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.runtime import serving
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "Triton reads TRITON_INTERPRET when it is imported"
 
@@ -75,4 +75,4 @@ interpreter.InterpreterBuilder.create_dot = product
 @pytest.fixture(autouse=True)
 def generated_code(monkeypatch):
     """CPU tensors take the compiled path with the configs of an H200; inline assembly has no interpreter."""
-    monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["h200"], "full", False))
+    launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "full", False))

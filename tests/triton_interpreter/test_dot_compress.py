@@ -7,7 +7,7 @@ import torch
 
 from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
 from helion_sinkhorn.ops.dot_compress import launch as dot
-from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.testing.rounding import worst
 
@@ -23,7 +23,7 @@ def small_tiles(monkeypatch):
         config = ("block_sizes", (16,)), ("num_stages", 1), ("num_warps", 1)
         return Choice(kernel.name, config, (("block_d", BLOCK_D), ("rows", 48)), "a test")
 
-    monkeypatch.setattr(serving, "choose", choose)
+    monkeypatch.setattr(door, "choose", choose)
 
 
 def normal(*shape, seed, dtype):

@@ -7,13 +7,13 @@ import functools
 
 import pytest
 import torch
+from launches import launching_as
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.hc_split_sinkhorn import launch
 from helion_sinkhorn.ops.hc_split_sinkhorn.budget import error_budget, exact
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS
-from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, default_choice
 from helion_sinkhorn.testing.rounding import worst
 
@@ -46,7 +46,7 @@ def check(workload, inputs, **found):
 @pytest.fixture(autouse=True)
 def as_compiled(generated_code, monkeypatch):
     """What a GPU runs but for its inline assembly: a division makes reciprocals."""
-    monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["h200"], "division", False))
+    launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "division", False))
 
 
 PADDED = pytest.mark.nightly("interpreted, 3 s; the padded partial sums take these masks always")

@@ -12,7 +12,7 @@ from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
 from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
 from helion_sinkhorn.ops.sinkhorn.logits import make_logits
-from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.testing.draws import make_cotangents
 from helion_sinkhorn.testing.rounding import worst
 
@@ -25,7 +25,7 @@ def error(n, m, system, solver, logits="randn_1", n_iters=20, batch=BATCH, **var
     p = reference.sinkhorn(x, n_iters, form="log").float()
     dy = make_cotangents(p)
     call = implicit_launch.implicit_call(n, m, p.dtype, n_iters)
-    chosen = serving.choose(KERNELS[f"sinkhorn_implicit_{solver}"], call, batch, DEVICES["h200"])
+    chosen = door.choose(KERNELS[f"sinkhorn_implicit_{solver}"], call, batch, DEVICES["h200"])
     config = {**dict(chosen.config), "block_sizes": (BLOCK,)}
     chosen = type(chosen)(chosen.kernel, tuple(sorted(config.items())), chosen.variant, "a test")
     chosen = launch.with_variant(chosen, **variant)

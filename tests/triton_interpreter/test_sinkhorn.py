@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from launches import launching_as
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.ops.sinkhorn.budget import Case
-from helion_sinkhorn.runtime import serving
+from helion_sinkhorn.runtime import launch as door
 
 FORMS = ["deepseek", "log"]
 BACKWARDS = ["sinkhorn_backward", "sinkhorn_backward_history"]
@@ -20,12 +21,12 @@ BATCH, BLOCK = 13, 8
 @pytest.fixture(autouse=True)
 def as_compiled(generated_code, monkeypatch):
     """What a GPU runs but for its inline assembly: a division makes reciprocals."""
-    monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["h200"], "division", False))
+    launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "division", False))
 
 
 def choice(case: Case, name: str, block: int = BLOCK, **variant):
     call = launch.call_of(case.inputs()[0], *case.arguments)
-    selected = serving.choose(KERNELS[name], call, case.batch, DEVICES["h200"])
+    selected = door.choose(KERNELS[name], call, case.batch, DEVICES["h200"])
     config = {**dict(selected.config), "block_sizes": (block,)}
     selected = type(selected)(name, tuple(sorted(config.items())), selected.variant, "a test")
     return launch.with_variant(selected, **variant)

@@ -23,6 +23,7 @@ import filelock
 import jsonschema
 import pytest
 import torch
+from launches import launching_as
 
 from helion_sinkhorn.__main__ import main
 from helion_sinkhorn.configs import settings, store, writer
@@ -34,7 +35,8 @@ from helion_sinkhorn.ops.sinkhorn import iteration, launch
 from helion_sinkhorn.ops.sinkhorn import kernels as bodies
 from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
-from helion_sinkhorn.runtime import device_math, serving
+from helion_sinkhorn.runtime import device_math
+from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import Choice, candidates
 from helion_sinkhorn.tuning import compilation, deadline, finals, offline_run, plan, provenance
 from helion_sinkhorn.tuning import tune as tuner
@@ -200,7 +202,7 @@ def test_the_winner_is_stored_and_served(tmp_path, monkeypatch):
     assert entry.config == tuple(sorted(result.winner.config))
     assert result.us < result.default_us == 100.0
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
-    choice = serving.choose(
+    choice = door.choose(
         KERNELS["sinkhorn_forward"], SinkhornCall(True, 1, "float32", 4, 4, 20), 128, DEVICES["h200"]
     )
     assert same(choice, result.winner)
@@ -691,7 +693,7 @@ def stored_choice(tmp_path, monkeypatch):
 
 def test_a_refused_config_is_one_warning_and_the_default(tmp_path, monkeypatch, caplog):
     stored_choice(tmp_path, monkeypatch)
-    right, calls = serving.run, []
+    right, calls = door.run, []
 
     def picky(kernel, *arguments):
         calls.append(kernel)
@@ -699,7 +701,7 @@ def test_a_refused_config_is_one_warning_and_the_default(tmp_path, monkeypatch, 
             raise ValueError("no four warps here")
         return right(kernel, *arguments)
 
-    monkeypatch.setattr(serving, "run", picky)
+    launching_as(monkeypatch, run=picky)
     x = torch.randn(128, 4, 4)
     results = [launch.forward(x, *WORKLOAD.arguments, torch.float32) for _ in range(3)]
     default = candidates(KERNELS["sinkhorn_forward"], CALL, DEVICES["h200"])[0]
@@ -716,7 +718,7 @@ def test_a_choice_of_the_caller_s_own_is_never_replaced(monkeypatch):
     def refuse(*arguments):
         raise ValueError("no")
 
-    monkeypatch.setattr(serving, "run", refuse)
+    launching_as(monkeypatch, run=refuse)
     mine = Choice(
         "sinkhorn_forward", (("block_sizes", (64,)), ("num_warps", 2)), (("thread", (4, 4)),), "mine"
     )
@@ -728,7 +730,7 @@ def test_a_choice_of_the_caller_s_own_is_never_replaced(monkeypatch):
 def serve_nothing(batch: int, n: int, m: int, n_iters: int) -> None:
     """All that comes before a launch."""
     call, x = SinkhornCall(True, 1, "float32", n, m, n_iters), torch.empty(batch, n, m)
-    serving.serve(launch.KERNELS, "sinkhorn_forward", call, batch, x, lambda served: None)
+    door.launch_chosen(launch.KERNELS["sinkhorn_forward"], call, batch, x, lambda chosen: None)
 
 
 @pytest.fixture
@@ -737,7 +739,7 @@ def tuned_for_an_h200(tmp_path, monkeypatch):
     (tmp_path / "h200").mkdir()
     shutil.copy(store.folders()[-1] / "h200/sinkhorn_forward.json", tmp_path / "h200")
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
-    monkeypatch.setattr(serving, "device_at", lambda index: (DEVICES["mi350"], "gcn", False))
+    launching_as(monkeypatch, device_at=lambda index: (DEVICES["mi350"], "gcn", False))
 
 
 @pytest.mark.usefixtures("tuned_for_an_h200")

@@ -85,11 +85,11 @@ def default_choices(logits, n_iters, form, first) -> tuple[object, object]:
     """The kernels' own configs (forward, backward), whatever is stored for this call."""
     from helion_sinkhorn.operators import KERNELS
     from helion_sinkhorn.ops.sinkhorn import launch
-    from helion_sinkhorn.runtime import serving
     from helion_sinkhorn.runtime.kernel import Choice
+    from helion_sinkhorn.runtime.launch import device_of
 
     call = launch.call_of(logits, n_iters, EPS, form, first)
-    device, _, _ = serving.device_at(serving.index_of(logits))
+    device = device_of(logits)
     names = "sinkhorn_forward", launch.backward_kernel(call)
     return tuple(Choice(name, *KERNELS[name].default(call, device), "its default") for name in names)
 

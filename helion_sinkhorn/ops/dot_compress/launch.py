@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -18,20 +18,24 @@ from helion_sinkhorn.ops.dot_compress.space import (
     shrunk_to_fill,
 )
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import (
-    NO_CHOICES,
-    Choices,
-    Served,
-    launch_kept,
-    layout_key,
-    run_and_keep,
-    serve,
-)
+from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, launch
 from helion_sinkhorn.runtime.views import matrices
 
 BODIES = "helion_sinkhorn.ops.dot_compress.kernels"
+
+
+def facts(chosen: Chosen, call: DotCall, batch: int, *names: str) -> tuple[Any, ...]:
+    """What a body takes after its tensors, with these of the variant; a depth may be all columns."""
+    variant, columns = chosen.choice.variant, padded(call.k)
+    if not (chosen.choice.stored or chosen.named):
+        variant = shrunk_to_fill(variant, call, batch, chosen.device)
+    values = {"depth": columns, **dict(variant)}
+    own = values["block_d"], columns, *(values[name] for name in names)
+    return call.d, call.k, *own, call.parts, chosen.interpret
+
+
 KERNELS = {
-    name: Kernel(name, f"{BODIES}:{name}", DotCall, default, space)
+    name: Kernel(name, f"{BODIES}:{name}", DotCall, default, space, facts)
     for name, default, space in (
         ("dot_compress_product", product_default, product_space),
         ("dot_compress_apply", apply_default, apply_space),
@@ -45,41 +49,18 @@ def call_of(x: torch.Tensor, y: torch.Tensor, parts: int) -> DotCall:
     return DotCall(str(x.dtype)[6:], x.size(1), x.size(2), y.size(2), parts)
 
 
-def run(
-    name: str,
-    call: DotCall,
-    choice: Choice | None,
-    tensors: tuple[torch.Tensor | None, ...],
-    constants: Callable[[dict[str, int]], tuple[int, ...]],
-) -> None:
-    """Launch a kernel with the choice named, or the one looked up; `constants` follow from its variant."""
-    x = tensors[0]
-    key = name, choice, call.parts, layout_key(*tensors)
-    if launch_kept(key, *tensors):
-        return
-
-    def launch(served: Served) -> None:
-        variant = served.choice.variant
-        if not (served.choice.stored or served.named):
-            variant = shrunk_to_fill(variant, call, x.size(0), served.device)
-        own = call.d, call.k, *constants(dict(variant)), call.parts, served.interpret
-        run_and_keep(served.kernel, tensors, own, tensors, key)
-
-    serve(KERNELS, name, call, x.size(0), x, launch, choice)
-
-
 def product(
     x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None, b: torch.Tensor, choice: Choice | None = None
 ) -> None:
     """b (B, parts, D, K) = x'y + z."""
-    call = call_of(x, y, b.size(1))
-    run("dot_compress_product", call, choice, (x, y, z, b), lambda v: (v["block_d"], padded(call.k)))
+    kernel, call = KERNELS["dot_compress_product"], call_of(x, y, b.size(1))
+    launch(kernel, call, (x, y, z, b), len(x), batch=len(x), choice=choice)
 
 
 def apply(x: torch.Tensor, b: torch.Tensor, out: torch.Tensor, choice: Choice | None = None) -> None:
     """out (B, M, K) = x b."""
-    call = call_of(x, out, b.size(1))
-    run("dot_compress_apply", call, choice, (x, b, out), lambda v: (v["block_d"], padded(call.k), v["rows"]))
+    kernel, call = KERNELS["dot_compress_apply"], call_of(x, out, b.size(1))
+    launch(kernel, call, (x, b, out), len(x), "rows", batch=len(x), choice=choice)
 
 
 def expand(
@@ -91,13 +72,8 @@ def expand(
     choice: Choice | None = None,
 ) -> None:
     """dx (B, M, D) = grad b' + y db'."""
-    call = call_of(dx, y, b.size(1))
-    columns = padded(call.k)
-
-    def constants(variant: dict[str, int]) -> tuple[int, ...]:
-        return variant["block_d"], columns, variant.get("depth", columns), variant["rows"]
-
-    run("dot_compress_expand", call, choice, (grad, y, b, db, dx), constants)
+    kernel, call = KERNELS["dot_compress_expand"], call_of(dx, y, b.size(1))
+    launch(kernel, call, (grad, y, b, db, dx), len(y), "depth", "rows", batch=len(y), choice=choice)
 
 
 def forward(

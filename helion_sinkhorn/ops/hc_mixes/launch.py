@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
@@ -18,26 +19,52 @@ from helion_sinkhorn.ops.hc_mixes.space import (
     split_default,
     split_space,
 )
-from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import Asked, Served, launch_kept, layout_key, run_and_keep, serve
+from helion_sinkhorn.runtime.launch import Chosen, chosen_for, launch
 from helion_sinkhorn.runtime.views import flattened, parameter, placed
 
 SPLIT, PARTIALS, REDUCE = "hc_mixes_split", "hc_mixes_partials", "hc_mixes_reduce"
 UPSTREAM, BACKWARD = "hc_mixes_upstream", "hc_mixes_backward"
 BODIES = "helion_sinkhorn.ops.hc_mixes.kernels"
-KERNELS = {
-    name: Kernel(name, f"{BODIES}:{name}", MixesCall, default, space, traits=frozenset({trait}), size=size)
-    for name, default, space, trait, size in (
-        (SPLIT, split_default, split_space, "splits", lambda call: call.m),
-        (PARTIALS, partials_default, partials_space, "splits", None),
-        (REDUCE, reduce_default, reduce_space, "norms", None),
-        (UPSTREAM, reduce_default, reduce_space, "splits", None),
-        (BACKWARD, backward_default, backward_space, "splits", None),
-    )
-}
 SHARE = 64
 """Tokens of a share are a multiple of it, so that no compiled program depends on how many they are."""
+
+
+def partials_facts(chosen: Chosen, call: MixesCall, precision: str) -> tuple[Any, ...]:
+    """What the body of PARTIALS takes after its tensors."""
+    splits = -(-call.columns // CHUNK)
+    return call.m, call.columns, splits, CHUNK, call.block_m, call.x_parts, call.parts, chosen.interpret
+
+
+def backward_facts(
+    chosen: Chosen, call: MixesCall, precision: str, n: int, columns: int, shares: int
+) -> tuple[Any, ...]:
+    """The same of BACKWARD, for streams (T, n, C)."""
+    blocks = -(-call.m // call.block_m)
+    return (
+        call.m, n, columns, shares, SHARE * blocks, call.block_m, blocks,
+        call.x_parts, call.parts, call.dx_parts, chosen.reciprocal, chosen.interpret,
+    )  # fmt: skip
+
+
+KERNELS = {
+    name: Kernel(
+        name, f"{BODIES}:{name}", MixesCall, default, space, facts, traits=frozenset({trait}), size=size
+    )
+    for name, default, space, facts, trait, size in (
+        (
+            SPLIT, split_default, split_space, lambda chosen, call, rows: (rows, call.columns, call.parts),
+            "splits", lambda call: call.m,
+        ),
+        (PARTIALS, partials_default, partials_space, partials_facts, "splits", None),
+        (REDUCE, reduce_default, reduce_space, lambda chosen, call, *values: values, "norms", None),
+        (
+            UPSTREAM, reduce_default, reduce_space, lambda chosen, call, _: (call.parts, chosen.reciprocal),
+            "splits", None,
+        ),
+        (BACKWARD, backward_default, backward_space, backward_facts, "splits", None),
+    )
+}  # fmt: skip
 
 
 @functools.lru_cache(maxsize=4096)
@@ -50,15 +77,7 @@ def split(fn: torch.Tensor, call: MixesCall, choice: Choice | None = None) -> to
     """The bfloat16 parts (M, parts, K) of fn (M, K)."""
     m, columns = fn.shape
     made = fn.new_empty((m, call.parts, columns), dtype=torch.bfloat16)
-    tensors = fn, made
-    key = SPLIT, layout_key(*tensors), choice
-    if launch_kept(key, *tensors):
-        return made
-
-    def launch(served: Served) -> None:
-        run_and_keep(served.kernel, tensors, (m, columns, call.parts), tensors, key)
-
-    serve(KERNELS, SPLIT, call, m, fn, launch, choice)
+    launch(KERNELS[SPLIT], call, (fn, made), m, batch=m, choice=choice)
     return made
 
 
@@ -80,17 +99,8 @@ def partials(
     m, splits = split.size(0), -(-columns // CHUNK)
     made = x.new_empty((tokens, splits, m), dtype=torch.float32)
     squares = x.new_empty((tokens, splits), dtype=torch.float32)
-    tensors = x, split, made, squares
-    key = PARTIALS, layout_key(*tensors), precision, choice
-    if launch_kept(key, *tensors):
-        return made, squares
     call = call_for(m, columns, x.dtype, precision)
-
-    def launch(served: Served) -> None:
-        own = m, columns, splits, CHUNK, call.block_m, call.x_parts, call.parts, served.interpret
-        run_and_keep(served.kernel, tensors, own, tensors, key)
-
-    serve(KERNELS, PARTIALS, call, tokens, x, launch, choice)
+    launch(KERNELS[PARTIALS], call, (x, split, made, squares), precision, batch=tokens, choice=choice)
     return made, squares
 
 
@@ -105,15 +115,8 @@ def reduce(
     """(mixes (T, M), norms (T, 2)) from partials and squares."""
     tokens, splits, m = made.shape
     mixes, norms = made.new_empty((tokens, m)), made.new_empty((tokens, 2))
-    tensors = made, squares, mixes, norms
-    key = REDUCE, layout_key(*tensors), call.columns, norm_eps, eps_outside, choice
-    if launch_kept(key, *tensors):
-        return mixes, norms
-
-    def launch(served: Served) -> None:
-        run_and_keep(served.kernel, tensors, (splits, call.columns, norm_eps, eps_outside), tensors, key)
-
-    serve(KERNELS, REDUCE, call, tokens, made, launch, choice)
+    values = splits, call.columns, norm_eps, eps_outside
+    launch(KERNELS[REDUCE], call, (made, squares, mixes, norms), *values, batch=tokens, choice=choice)
     return mixes, norms
 
 
@@ -141,14 +144,7 @@ def upstream(
     g = mixes.new_empty((tokens, call.parts, m), dtype=torch.bfloat16)
     along = mixes.new_empty((tokens,))
     tensors = dmixes, mixes, norms, g, along
-    key = UPSTREAM, layout_key(*tensors), call.columns, choice
-    if launch_kept(key, *tensors):
-        return g, along
-
-    def launch(served: Served) -> None:
-        run_and_keep(served.kernel, tensors, (call.parts, served.reciprocal), tensors, key)
-
-    serve(KERNELS, UPSTREAM, call, tokens, mixes, launch, choice)
+    launch(KERNELS[UPSTREAM], call, tensors, call.columns, batch=tokens, choice=choice)
     return g, along
 
 
@@ -157,36 +153,24 @@ def gradients(
     along: torch.Tensor,
     x: torch.Tensor,
     fn: torch.Tensor,
-    call: MixesCall,
+    call: Any,
     choice: Choice | None = None,
     others: tuple[torch.Tensor | None, ...] = (None, None, None),
-    asked: Asked | None = None,
+    kernel: Kernel = KERNELS[BACKWARD],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(dx (T, n, C), dfn (M, n C) in float32) for x (T, n, C) and fn (M, n C).
 
     Args:
         others: (residual, dy, pre), gradients that x meets elsewhere (`kernels.hc_mixes_backward`).
-        asked: which row of which operator the launch is looked up by; hc_mixes's own if left out.
+        kernel: a row with this body, and `call` what its config is chosen for.
     """
-    tokens, n, columns = x.shape
-    kernels, name, looked_up = asked or Asked(KERNELS, BACKWARD, call)
-    device, _, _ = serving.device_at(serving.index_of(x))
-    taken = choice or serving.choose(kernels[name], looked_up, tokens, device)
-    shares, blocks = dict(taken.variant)["shares"], -(-call.m // call.block_m)
-    dx, sums = torch.empty_like(x), x.new_empty((shares, call.m, n, columns), dtype=torch.float32)
-    tensors = g, along, x, fn.view(-1, n, columns), *others, dx, sums
-    key = name, layout_key(*tensors), call.precision, choice
-    if not launch_kept(key, *tensors):
-
-        def launch(served: Served) -> None:
-            own = (
-                call.m, n, columns, shares, SHARE * blocks, call.block_m, blocks,
-                call.x_parts, call.parts, call.dx_parts, served.reciprocal, served.interpret,
-            )  # fmt: skip
-            run_and_keep(served.kernel, tensors, own, tensors, key)
-
-        serve(kernels, name, looked_up, tokens, x, launch, taken if choice else None)
-    return dx, sums.sum(0).view(call.m, n * columns)
+    (tokens, n, columns), m = x.shape, len(fn)
+    shares = dict((choice or chosen_for(kernel, call, tokens, x)).variant)["shares"]
+    dx, sums = torch.empty_like(x), x.new_empty((shares, m, n, columns), dtype=torch.float32)
+    tensors = g, along, x, fn.view(m, n, columns), *others, dx, sums
+    values = call.precision, n, columns, shares
+    launch(kernel, call, tensors, *values, batch=tokens, choice=choice)
+    return dx, sums.sum(0).view(m, n * columns)
 
 
 def backward(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
@@ -14,14 +15,31 @@ from helion_sinkhorn.ops.hc_post.space import (
     forward_space,
 )
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import Served, launch_kept, layout_key, run_and_keep, serve
+from helion_sinkhorn.runtime.launch import Chosen, Tensors, launch
 from helion_sinkhorn.runtime.views import flattened, in_pieces
 
 FORWARD, BACKWARD = "hc_post_forward", "hc_post_backward"
 BODIES = "helion_sinkhorn.ops.hc_post.kernels"
+WITHOUT_COLUMNS = 3, 4, 8, 9
+"""Places of the gates, the matrices and their gradients among the tensors of the backward."""
+
+
+def forward_facts(chosen: Chosen, call: PostCall, comb_order: str) -> tuple[Any, ...]:
+    """What the forward's body takes after its tensors."""
+    return call.n, call.columns, comb_order == "oi", chosen.reciprocal
+
+
+def backward_facts(chosen: Chosen, call: PostCall, comb_order: str) -> tuple[Any, ...]:
+    """The same of the backward's body."""
+    return call.n, call.served, -(-call.n // call.served), comb_order == "oi", chosen.reciprocal
+
+
 KERNELS = {
-    FORWARD: Kernel(FORWARD, f"{BODIES}:{FORWARD}", PostCall, forward_default, forward_space),
-    BACKWARD: Kernel(BACKWARD, f"{BODIES}:{BACKWARD}", PostCall, backward_default, backward_space),
+    name: Kernel(name, f"{BODIES}:{name}", PostCall, default, space, facts)
+    for name, default, space, facts in (
+        (FORWARD, forward_default, forward_space, forward_facts),
+        (BACKWARD, backward_default, backward_space, backward_facts),
+    )
 }
 
 
@@ -45,15 +63,8 @@ def forward(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     f, x, post, comb = flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2)
     tensors = f, x, post, comb, bias, out.view(-1, n, columns)
-    key = FORWARD, layout_key(*tensors), comb_order, choice
-    if launch_kept(key, *tensors):
-        return out
-
-    def launch(served: Served) -> None:
-        own = n, columns, comb_order == "oi", served.reciprocal
-        run_and_keep(served.kernel, tensors, own, tensors, key)
-
-    serve(KERNELS, FORWARD, call_for(n, columns, x.dtype), x.size(0), x, launch, choice)
+    call = call_for(n, columns, x.dtype)
+    launch(KERNELS[FORWARD], call, tensors, comb_order, batch=len(x), choice=choice)
     return out
 
 
@@ -74,18 +85,12 @@ def backward(
         flattened(grad, 2), flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2), bias,
         *(t.view(-1, *t.shape[t.dim() - kept :]) for t, kept in zip(made, (1, 2, 1, 2), strict=True)),
     )  # fmt: skip
-    key = BACKWARD, layout_key(*tensors), comb_order, choice
-    if launch_kept(key, *tensors):
-        return made
     call = call_for(n, columns, x.dtype)
 
-    def launch(served: Served) -> None:
-        # gates, matrices and their gradients have no columns
-        views = tuple(
-            t if t is None or k in (3, 4, 8, 9) else in_pieces(t, call.run) for k, t in enumerate(tensors)
+    def views(chosen: Chosen) -> Tensors:
+        return tuple(
+            t if t is None or k in WITHOUT_COLUMNS else in_pieces(t, call.run) for k, t in enumerate(tensors)
         )
-        own = n, call.served, -(-n // call.served), comb_order == "oi", served.reciprocal
-        run_and_keep(served.kernel, views, own, tensors, key)
 
-    serve(KERNELS, BACKWARD, call, tensors[2].size(0), x, launch, choice)
+    launch(KERNELS[BACKWARD], call, tensors, comb_order, batch=len(tensors[2]), choice=choice, views=views)
     return made

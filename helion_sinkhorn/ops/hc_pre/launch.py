@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
@@ -14,15 +15,30 @@ from helion_sinkhorn.ops.hc_pre.space import (
     forward_space,
 )
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import Asked, Served, launch_kept, layout_key, run_and_keep, serve
+from helion_sinkhorn.runtime.launch import Chosen, launch
 from helion_sinkhorn.runtime.space import power_of_two
 from helion_sinkhorn.runtime.views import flattened
 
 FORWARD, BACKWARD = "hc_pre_forward", "hc_pre_backward"
 BODIES = "helion_sinkhorn.ops.hc_pre.kernels"
+
+
+def forward_facts(chosen: Chosen, call: PreCall) -> tuple[Any, ...]:
+    """What the forward's body takes after its tensors."""
+    return call.n, call.columns, chosen.reciprocal
+
+
+def backward_facts(chosen: Chosen, call: Any) -> tuple[Any, ...]:
+    """The same of the backward's body, for a call with n and columns."""
+    return call.n, call.columns, power_of_two(call.n), chosen.reciprocal
+
+
 KERNELS = {
-    FORWARD: Kernel(FORWARD, f"{BODIES}:{FORWARD}", PreCall, forward_default, forward_space),
-    BACKWARD: Kernel(BACKWARD, f"{BODIES}:{BACKWARD}", PreCall, backward_default, backward_space),
+    name: Kernel(name, f"{BODIES}:{name}", PreCall, default, space, facts)
+    for name, default, space, facts in (
+        (FORWARD, forward_default, forward_space, forward_facts),
+        (BACKWARD, backward_default, backward_space, backward_facts),
+    )
 }
 
 
@@ -37,15 +53,8 @@ def forward(x: torch.Tensor, pre: torch.Tensor, choice: Choice | None = None) ->
     n, columns = x.shape[-2:]
     y = torch.empty((*x.shape[:-2], columns), dtype=x.dtype, device=x.device)
     x, pre, out = flattened(x, 2), flattened(pre, 1), y.view(-1, columns)
-    tensors = x, pre, out
-    key = FORWARD, layout_key(*tensors), choice
-    if launch_kept(key, *tensors):
-        return y
-
-    def launch(served: Served) -> None:
-        run_and_keep(served.kernel, tensors, (n, columns, served.reciprocal), tensors, key)
-
-    serve(KERNELS, FORWARD, call_for(n, columns, x.dtype), x.size(0), x, launch, choice)
+    call = call_for(n, columns, x.dtype)
+    launch(KERNELS[FORWARD], call, (x, pre, out), batch=len(x), choice=choice)
     return y
 
 
@@ -54,8 +63,8 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(dx, dpre)."""
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    asked = Asked(KERNELS, BACKWARD, call_for(*x.shape[-2:], x.dtype))
-    return dx, gradients(dy, x, pre, dx.view(-1, *x.shape[-2:]), asked, choice)
+    call = call_for(*x.shape[-2:], x.dtype)
+    return dx, gradients(dy, x, pre, dx.view(-1, *x.shape[-2:]), KERNELS[BACKWARD], call, choice)
 
 
 def gradients(
@@ -63,20 +72,13 @@ def gradients(
     x: torch.Tensor,
     pre: torch.Tensor,
     dx: torch.Tensor | None,
-    asked: Asked,
+    kernel: Kernel,
+    call: Any,
     choice: Choice | None = None,
 ) -> torch.Tensor:
-    """dpre; dx (T, n, C) is written where it is given."""
-    n, columns = x.shape[-2:]
+    """dpre, by a kernel with the body of BACKWARD; dx (T, n, C) is written where it is given."""
     dpre = torch.empty(pre.shape, dtype=pre.dtype, device=pre.device)
-    tensors = flattened(dy, 1), flattened(x, 2), flattened(pre, 1), dx, dpre.view(-1, n)
-    key = asked.name, layout_key(*tensors), choice
-    if launch_kept(key, *tensors):
-        return dpre
-
-    def launch(served: Served) -> None:
-        own = n, columns, power_of_two(n), served.reciprocal
-        run_and_keep(served.kernel, tensors, own, tensors, key)
-
-    serve(asked.kernels, asked.name, asked.call, len(tensors[1]), x, launch, choice)
+    dy, x, weights = flattened(dy, 1), flattened(x, 2), flattened(pre, 1)
+    tensors = dy, x, weights, dx, dpre.view(weights.shape)
+    launch(kernel, call, tensors, batch=len(x), choice=choice)
     return dpre

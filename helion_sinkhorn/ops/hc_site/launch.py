@@ -24,14 +24,19 @@ from helion_sinkhorn.ops.hc_site.space import (
 )
 from helion_sinkhorn.ops.hc_split_sinkhorn import launch as split_launch
 from helion_sinkhorn.runtime.kernel import Kernel
-from helion_sinkhorn.runtime.serving import NO_CHOICES, Asked, Choices
+from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices
 from helion_sinkhorn.runtime.views import flattened, parameter
 
 WEIGHTS, BACKWARD = "hc_site_weights", "hc_site_backward"
 KERNELS = {
     # that of hc_pre without dx
     WEIGHTS: Kernel(
-        WEIGHTS, pre_launch.KERNELS[pre_launch.BACKWARD].body, SiteCall, weights_default, weights_space
+        WEIGHTS,
+        pre_launch.KERNELS[pre_launch.BACKWARD].body,
+        SiteCall,
+        weights_default,
+        weights_space,
+        pre_launch.backward_facts,
     ),
     # that of hc_mixes with the other gradients of the streams
     BACKWARD: Kernel(
@@ -40,6 +45,7 @@ KERNELS = {
         SiteCall,
         backward_default,
         backward_space,
+        lambda chosen, call, *values: mixes_launch.backward_facts(chosen, call.mixes, *values),
         traits=frozenset({"splits"}),
     ),
 }
@@ -50,11 +56,6 @@ Tensors = tuple[torch.Tensor, ...]
 def call_for(n: int, columns: int, dtype: torch.dtype, precision: str) -> SiteCall:
     """What the configs of a call are chosen for."""
     return SiteCall(str(dtype)[6:], n, columns, precision)
-
-
-def asked(name: str, call: SiteCall) -> Asked:
-    """How a launch of one of KERNELS finds its config."""
-    return Asked(KERNELS, name, call)
 
 
 def forward(
@@ -129,7 +130,7 @@ def backward(
     if dy is not None:
         dy = flattened(dy, 1)
         of_collapse = pre_launch.gradients(
-            dy, streams, weights, None, asked(WEIGHTS, call), choices.get(WEIGHTS)
+            dy, streams, weights, None, KERNELS[WEIGHTS], call, choices.get(WEIGHTS)
         )
         if own:
             dpre = of_collapse if dpre is None else dpre.reshape(-1, n) + of_collapse
@@ -140,6 +141,6 @@ def backward(
     g, along = mixes_launch.upstream(*of_tokens, call.mixes)
     others = None if dresidual is None else flattened(dresidual, 2), dy, None if dy is None else weights
     dx, dfn = mixes_launch.gradients(
-        g, along, streams, projection, call.mixes, choices.get(BACKWARD), others, asked(BACKWARD, call)
+        g, along, streams, projection, call, choices.get(BACKWARD), others, KERNELS[BACKWARD]
     )
     return dx.view(x.shape), dfn, sums, dweights

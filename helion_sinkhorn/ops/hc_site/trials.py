@@ -46,13 +46,12 @@ def of_streams(call: SiteCall, batch: int, device: str) -> Tensors:
 
 
 def run_weights(call: SiteCall, choice: Choice, dy, x, weights) -> torch.Tensor:
-    return pre_launch.gradients(dy, x, weights, None, launch.asked(launch.WEIGHTS, call), choice)
+    return pre_launch.gradients(dy, x, weights, None, launch.KERNELS[launch.WEIGHTS], call, choice)
 
 
 def run_backward(call: SiteCall, choice: Choice, g, along, fn, dresidual, dy, x, weights) -> Tensors:
     others = dresidual, dy, weights
-    asked = launch.asked(launch.BACKWARD, call)
-    return mixes_launch.gradients(g, along, x, fn, call.mixes, choice, others, asked)
+    return mixes_launch.gradients(g, along, x, fn, call, choice, others, launch.KERNELS[launch.BACKWARD])
 
 
 def fn_alone(call: SiteCall, batch: int, device: str) -> Tensors:

@@ -18,25 +18,22 @@ from helion_sinkhorn.ops.hc_split_sinkhorn.space import (
 from helion_sinkhorn.ops.hc_split_sinkhorn.views import At, logits_view, written_view
 from helion_sinkhorn.ops.sinkhorn.scaling import lean_is_safe, pairs_are_safe, pivot_is_safe
 from helion_sinkhorn.ops.sinkhorn.views import thread_of
-from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import MOST_REPEATS, Served, launch_kept, run_and_keep, serve
+from helion_sinkhorn.runtime.launch import (
+    MOST_REPEATS,
+    Chosen,
+    chosen_for,
+    device_of,
+    launch,
+    launch_chosen,
+    launch_kept,
+    run_and_keep,
+)
 from helion_sinkhorn.runtime.views import parameter, placed
 
 FORWARD, BACKWARD = "hc_split_sinkhorn_forward", "hc_split_sinkhorn_backward"
 REDUCED = "hc_split_sinkhorn_reduced"
 BODIES = "helion_sinkhorn.ops.hc_split_sinkhorn.kernels"
-KERNELS = {
-    name: Kernel(
-        name, f"{BODIES}:{body}", HcCall, default, space, traits=frozenset({"normalises", "gates", *traits})
-    )
-    for name, body, default, space, traits in (
-        (FORWARD, FORWARD, forward_default, forward_space, ("returns float32",)),
-        # the same with partial sums for mixes: more to load, so other configs may be the best
-        (REDUCED, FORWARD, forward_default, forward_space, ("returns float32", "norms")),
-        (BACKWARD, BACKWARD, backward_default, backward_space, ()),
-    )
-}
 NO_NORM = 0, 0, 0, False, 0, 0.0, False
 """(splits, first, together, tokens_first, size, norm_eps, eps_outside) of mixes that are no partial sums."""
 TOGETHER = 4
@@ -57,6 +54,49 @@ def shared(call: HcCall, eps: float, choice: Choice) -> tuple[bool, bool]:
     variant, eps = dict(choice.variant), eps if call.deepseek else 0.0
     paired = variant.get("paired", False) and pairs_are_safe(call.n, call.n, call.steps, eps)
     return paired, variant.get("pivoted", False) and pivot_is_safe(call.steps, eps)
+
+
+def forward_facts(
+    chosen: Chosen, call: HcCall, constants: tuple[Any, ...], norm: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """What the body of the forward takes after its tensors."""
+    n_iters, eps, post_mult, pre_eps, post_eps, comb_order = constants
+    return (
+        call.n, n_iters, eps, call.deepseek, post_mult, pre_eps, post_eps, comb_order == "oi", *norm,
+        chosen.reciprocal, *shared(call, eps, chosen.choice),
+    )  # fmt: skip
+
+
+def backward_facts(
+    chosen: Chosen, call: HcCall, eps: float, post_mult: float, comb_order: str
+) -> tuple[Any, ...]:
+    """The same of the backward."""
+    variant = dict(chosen.choice.variant)
+    length = variant.get("length", 1)
+    return (
+        call.n, call.n_iters, eps, call.deepseek, post_mult, comb_order == "oi",
+        length, max(call.steps - 1, 0) // length, chosen.reciprocal, *shared(call, eps, chosen.choice),
+        variant.get("lean", False) and lean_is_safe(call.n, call.n, eps if call.deepseek else 0.0),
+    )  # fmt: skip
+
+
+KERNELS = {
+    name: Kernel(
+        name,
+        f"{BODIES}:{body}",
+        HcCall,
+        default,
+        space,
+        facts,
+        traits=frozenset({"normalises", "gates", *traits}),
+    )
+    for name, body, default, space, facts, traits in (
+        (FORWARD, FORWARD, forward_default, forward_space, forward_facts, ("returns float32",)),
+        # the same with partial sums for mixes: more to load, so other configs may be the best
+        (REDUCED, FORWARD, forward_default, forward_space, forward_facts, ("returns float32", "norms")),
+        (BACKWARD, BACKWARD, backward_default, backward_space, backward_facts, ()),
+    )
+}
 
 
 def forward(
@@ -138,19 +178,14 @@ def launch_forward(
     pre, post, comb = results
     squares, mixes, norms = of_norm
     tokens, columns = pre.numel() // n, n * n + 2 * n
-    # all are contiguous, so nothing else decides their layout
-    key = name, tokens, x.dtype, x.device, pre.dtype, n, constants, norm, choice
     tensors = (
         x, At(x, 2 * n), scale, base, At(base, 2 * n), pre, post, comb,
         squares, mixes, None if mixes is None else At(mixes, 2 * n), norms,
     )  # fmt: skip
-    if launch_kept(key, *tensors):
-        return
-    n_iters, eps, post_mult, pre_eps, post_eps, comb_order = constants
-    call = call_for(n, n_iters, eps, x.dtype)
+    n_iters, eps, *_ = constants
 
-    def launch(served: Served) -> None:
-        thread = thread_of(served.choice)
+    def views(chosen: Chosen) -> tuple[torch.Tensor | None, ...]:
+        thread = thread_of(chosen.choice)
         flat = any(thread)
         rows = x.view(-1, columns)
         of_reduction = (None,) * 4
@@ -160,18 +195,18 @@ def launch_forward(
                 squares.view(-1), mixed.view(tokens, n + 2, n), written_view(mixed[:, 2 * n :], n, flat),
                 norms.view(tokens, 2),
             )  # fmt: skip
-        views = (
+        return (
             rows.view(-1, n + 2, n), logits_view(rows[:, 2 * n :], n, thread), scale,
             base.view(n + 2, n), logits_view(base[2 * n :], n, thread, tokens),
             pre.view(-1, n), post.view(-1, n), written_view(comb.view(-1, n * n), n, flat), *of_reduction,
         )  # fmt: skip
-        own = (
-            n, n_iters, eps, call.deepseek, post_mult, pre_eps, post_eps, comb_order == "oi", *norm,
-            served.reciprocal, *shared(call, eps, served.choice),
-        )  # fmt: skip
-        run_and_keep(served.kernel, views, own, tensors, key)
 
-    serve(KERNELS, name, call, tokens, x, launch, choice)
+    launch(
+        KERNELS[name], call_for(n, n_iters, eps, x.dtype), tensors, constants, norm,
+        batch=tokens, choice=choice, views=views,
+        # all are contiguous, so nothing else decides their layout
+        layouts=(tokens, n, x.dtype, x.device, pre.dtype),
+    )  # fmt: skip
 
 
 def backward(
@@ -222,13 +257,13 @@ def backward(
         return dmixes, sums.sum(0)[: columns + 3]
     call = call_for(n, n_iters, eps, mixes.dtype)
 
-    def launch(served: Served) -> None:
+    def make(chosen: Chosen) -> None:
         nonlocal sums
-        tiles = 1 if served.interpret else tiles_of(served.choice, tokens)
+        tiles = 1 if chosen.interpret else tiles_of(chosen.choice, tokens)
         if sums is None or sums.size(0) != tiles:
             sums = room(tiles)
-        thread, variant = thread_of(served.choice), dict(served.choice.variant)
-        length, flat = variant.get("length", 1), any(thread)
+        thread = thread_of(chosen.choice)
+        flat = any(thread)
         rows, drows = mixes.view(tokens, columns), dmixes.view(tokens, columns)
         of_tile = tiles, n, n
         views = (
@@ -240,17 +275,13 @@ def backward(
             sums.as_strided((tiles, 2, n), (width, n, 1)),
             sums[:, 2 * n :].as_strided(of_tile, (width, n, 1)), sums[:, columns:],
         )  # fmt: skip
-        own = (
-            n, n_iters, eps, call.deepseek, post_mult, comb_order == "oi",
-            length, max(call.steps - 1, 0) // length, served.reciprocal, *shared(call, eps, served.choice),
-            variant.get("lean", False) and lean_is_safe(n, n, eps if call.deepseek else 0.0),
-        )  # fmt: skip
-        run_and_keep(served.kernel, views, own, tensors(sums), key)
+        own = backward_facts(chosen, call, eps, post_mult, comb_order)
+        run_and_keep(chosen, views, own, tensors(sums), key)
         if len(_tiles) >= MOST_REPEATS:
             _tiles.clear()
         _tiles[key] = tiles
 
-    serve(KERNELS, BACKWARD, call, tokens, mixes, launch, choice)
+    launch_chosen(KERNELS[BACKWARD], call, tokens, mixes, make, choice)
     return dmixes, sums.sum(0)[: columns + 3]
 
 
@@ -262,7 +293,6 @@ def tiles_of(choice: Choice, tokens: int) -> int:
 def describe(mixes: torch.Tensor, n: int, n_iters: int, eps: float) -> tuple[str, str, str]:
     """(device, forward choice, backward choice) for these arguments, in words."""
     call = call_for(n, n_iters, eps, mixes.dtype)
-    device, _, _ = serving.device_at(serving.index_of(mixes))
     tokens = mixes.numel() // mixes.size(-1)
-    chosen = (str(serving.choose(KERNELS[name], call, tokens, device)) for name in (FORWARD, BACKWARD))
-    return f"{device.key} ({mixes.device})", *chosen
+    chosen = (str(chosen_for(KERNELS[name], call, tokens, mixes)) for name in (FORWARD, BACKWARD))
+    return f"{device_of(mixes).key} ({mixes.device})", *chosen

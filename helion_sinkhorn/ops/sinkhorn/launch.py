@@ -30,15 +30,31 @@ from helion_sinkhorn.ops.sinkhorn.views import (
     thread_of,
     written_view,
 )
-from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel, build
-from helion_sinkhorn.runtime.serving import Served, launch_kept, run_and_keep, serve
+from helion_sinkhorn.runtime.launch import (
+    Chosen,
+    Tensors,
+    chosen_for,
+    device_of,
+    launch,
+    launch_chosen,
+    launch_kept,
+    run_and_keep,
+    run_once,
+)
 from helion_sinkhorn.runtime.views import matrices_of
 
 ROOM = "helion_sinkhorn.ops.sinkhorn"
 COMMON = {"traits": frozenset({"normalises"}), "similar": SinkhornCall.as_tuned}
+
+
+def facts(chosen: Chosen, call: SinkhornCall, n_iters: int, eps: float, *_: Any) -> tuple[Any, ...]:
+    """What a body takes after its tensors."""
+    return constants(call, eps, chosen.choice, chosen.reciprocal)
+
+
 KERNELS = {
-    name: Kernel(name, f"{ROOM}.{body}:{name}", SinkhornCall, default, space, **COMMON)
+    name: Kernel(name, f"{ROOM}.{body}:{name}", SinkhornCall, default, space, facts, **COMMON)
     for name, body, default, space in (
         ("sinkhorn_forward", "kernels", forward_default, forward_space),
         ("sinkhorn_backward", "kernels", backward_default, backward_space),
@@ -50,6 +66,7 @@ SCRATCH_BYTES = 64 << 20
 """History of one launch of `sinkhorn_backward_history`: it should stay in the last-level cache."""
 
 
+@functools.lru_cache(maxsize=4096)
 def call_for(
     n: int, m: int, dtype: torch.dtype, n_iters: int, eps: float, form: str, first: str
 ) -> SinkhornCall:
@@ -142,18 +159,18 @@ def forward(
 ) -> torch.Tensor:
     """P for logits x (..., n, m); the contract is api.sinkhorn's."""
     out = torch.empty_like(x, dtype=out_dtype, memory_format=torch.contiguous_format)
-    key = x.shape, x.stride(), x.dtype, x.device, out_dtype, n_iters, eps, form, first, choice
-    if launch_kept(key, x, out) or not x.numel():
+    if not x.numel():
         return out
     call = call_of(x, n_iters, eps, form, first)
 
-    def launch(served: Served) -> None:
-        flat = any(thread_of(served.choice))
-        views = loaded(x, served.choice), written_view(out, call, flat)
-        own = constants(call, eps, served.choice, served.reciprocal)
-        run_and_keep(served.kernel, views, own, (x, out), key)
+    def views(chosen: Chosen) -> Tensors:
+        return loaded(x, chosen.choice), written_view(out, call, any(thread_of(chosen.choice)))
 
-    serve(KERNELS, "sinkhorn_forward", call, matrices_of(x), x, launch, choice)
+    launch(
+        KERNELS["sinkhorn_forward"], call, (x, out), n_iters, eps, form, first,
+        batch=matrices_of(x), choice=choice, views=views,
+        layouts=(x.shape, x.stride(), x.dtype, x.device, out_dtype),
+    )  # fmt: skip
     return out
 
 
@@ -173,24 +190,25 @@ def backward(
         return dx
     call = call_of(x, n_iters, eps, form, first)
 
-    def launch(served: Served) -> None:
-        with_history = served.choice.kernel == "sinkhorn_backward_history"
+    def make(chosen: Chosen) -> None:
+        with_history = chosen.choice.kernel == "sinkhorn_backward_history"
         if with_history:
-            served = with_bounded_history(served, call, x.device)
-        flat = any(thread_of(served.choice))
-        views = loaded(x, served.choice), loaded(dy, served.choice), written_view(dx, call, flat)
-        own = constants(call, eps, served.choice, served.reciprocal)
+            chosen = with_bounded_history(chosen, call, x.device)
+        flat = any(thread_of(chosen.choice))
+        views = loaded(x, chosen.choice), loaded(dy, chosen.choice), written_view(dx, call, flat)
+        own = facts(chosen, call, n_iters, eps)
         if with_history:
-            run_with_history(served, call, *views, own)
+            run_with_history(chosen, call, *views, own)
         else:
-            run_and_keep(served.kernel, views, own, (x, dy, dx), key)
+            run_and_keep(chosen, views, own, (x, dy, dx), key)
 
-    serve(KERNELS, backward_kernel(call), call, matrices_of(x), x, launch, choice)
+    kernel = KERNELS[choice.kernel if choice else backward_kernel(call)]
+    launch_chosen(kernel, call, matrices_of(x), x, make, choice)
     return dx
 
 
 def run_with_history(
-    served: Served,
+    chosen: Chosen,
     call: SinkhornCall,
     x: torch.Tensor,
     dy: torch.Tensor,
@@ -200,13 +218,13 @@ def run_with_history(
     """One launch of persistent blocks; else one for each slice of the batch that fits into SCRATCH_BYTES."""
     lead, trail = (call.n, call.m) if call.lead_axis == 1 else (call.m, call.n)
     kept, restarts = history_steps(call)
-    batch, by_lanes = x.size(0), lanes_first(call, served.choice)
-    if is_persistent(served.choice, served.reciprocal):
+    batch, by_lanes = x.size(0), lanes_first(call, chosen.choice)
+    if is_persistent(chosen.choice, chosen.reciprocal):
         if batch == 1:
             # Computed twice, to the same place.  For a batch of one Triton compiles a program of its own,
             # without the loop over blocks, and LLVM fuses other products: 32 x 32 on sm_90, Triton 3.9
             x, dy, dx = (t.expand(2, *t.shape[1:]) for t in (x, dy, dx))
-        size, room = x.size(0), places(served.choice, served.device, x.device)
+        size, room = x.size(0), places(chosen.choice, chosen.device, x.device)
     else:
         floats = (kept + restarts) * (lead + trail)
         most = max(16, SCRATCH_BYTES // (4 * floats) // 16 * 16)
@@ -223,7 +241,7 @@ def run_with_history(
     logs = [empty(room if restarts else 1, max(restarts, 1), k) for k in (lead, trail)]
     for begin in range(0, batch, size):
         rows = slice(begin, begin + size)
-        serving.run(served.kernel, x[rows], dy[rows], dx[rows], *us_vs, *logs, *own)
+        run_once(chosen, x[rows], dy[rows], dx[rows], *us_vs, *logs, *own)
 
 
 def history_steps(call: SinkhornCall) -> tuple[int, int]:
@@ -242,24 +260,24 @@ def places(choice: Choice, device: Device, at: torch.device) -> int:
     return units * config["num_sm_multiplier"] * config["block_sizes"][0]
 
 
-def with_bounded_history(served: Served, call: SinkhornCall, at: torch.device) -> Served:
+def with_bounded_history(chosen: Chosen, call: SinkhornCall, at: torch.device) -> Chosen:
     """The same config without persistent blocks where those would keep more than SCRATCH_BYTES.
 
     They keep the history of all their places, whatever the batch, and a config that was tuned for 20
     iterations serves every number of them: at 10,000, one matrix of 16 x 16 took 3.9 GB.
     """
-    if not is_persistent(served.choice, served.reciprocal):
-        return served
+    if not is_persistent(chosen.choice, chosen.reciprocal):
+        return chosen
     if (
-        4 * sum(history_steps(call)) * (call.n + call.m) * places(served.choice, served.device, at)
+        4 * sum(history_steps(call)) * (call.n + call.m) * places(chosen.choice, chosen.device, at)
         <= SCRATCH_BYTES
     ):
-        return served
-    config = tuple(item for item in served.choice.config if item[0] not in ("pid_type", "num_sm_multiplier"))
+        return chosen
+    config = tuple(item for item in chosen.choice.config if item[0] not in ("pid_type", "num_sm_multiplier"))
     return dataclasses.replace(
-        served,
-        choice=dataclasses.replace(served.choice, config=config),
-        kernel=build(served.kernel.kernel, config, served.interpret),
+        chosen,
+        choice=dataclasses.replace(chosen.choice, config=config),
+        kernel=build(chosen.kernel.kernel, config, chosen.interpret),
     )
 
 
@@ -271,10 +289,6 @@ def with_variant(choice: Choice, **values: object) -> Choice:
 def describe(x: torch.Tensor, n_iters: int, eps: float, form: str, first: str) -> tuple[str, str, str]:
     """(device key, forward choice, backward choice) for these arguments, in words."""
     call = call_of(x, n_iters, eps, form, first)
-    device, _, _ = serving.device_at(serving.index_of(x))
-    batch = matrices_of(x)
     names = "sinkhorn_forward", backward_kernel(call)
-    return (
-        f"{device.key} ({x.device})",
-        *(str(serving.choose(KERNELS[name], call, batch, device)) for name in names),
-    )
+    chosen = (str(chosen_for(KERNELS[name], call, matrices_of(x), x)) for name in names)
+    return f"{device_of(x).key} ({x.device})", *chosen

@@ -136,12 +136,12 @@ def kernel(dy, p, system, solver, n_iters=ENOUGH, **variant):
     from helion_sinkhorn.configs.device import DEVICES
     from helion_sinkhorn.ops.sinkhorn import launch
     from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
-    from helion_sinkhorn.runtime import serving
+    from helion_sinkhorn.runtime import launch as door
 
     choice = None
     if variant:
         call = implicit_launch.implicit_call(*p.shape[-2:], p.dtype, n_iters)
-        choice = serving.choose(KERNELS[f"sinkhorn_implicit_{solver}"], call, len(p), DEVICES["h200"])
+        choice = door.choose(KERNELS[f"sinkhorn_implicit_{solver}"], call, len(p), DEVICES["h200"])
         choice = launch.with_variant(choice, **variant)
     return implicit_launch.implicit_backward(dy, p, n_iters, system, solver, torch.float32, choice)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from helion_sinkhorn.ops.hc_site.boundary.space import (
@@ -16,25 +18,36 @@ from helion_sinkhorn.ops.hc_site.constants import Constants
 from helion_sinkhorn.ops.hc_site.launch import Tensors, call_for, coefficients
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import (
-    NO_CHOICES,
-    Choices,
-    Served,
-    launch_kept,
-    layout_key,
-    run_and_keep,
-    serve,
-)
+from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, launch
 from helion_sinkhorn.runtime.space import power_of_two
 from helion_sinkhorn.runtime.views import flattened, parameter, placed
 
 SPLIT, FORWARD = "hc_boundary_split", "hc_boundary_forward"
 BODIES = "helion_sinkhorn.ops.hc_site.boundary.kernels"
+
+
+def split_facts(chosen: Chosen, call: SiteCall) -> tuple[Any, ...]:
+    """What the body of SPLIT takes after its tensors."""
+    mixes = call.mixes
+    return mixes.m, call.n, call.columns, WIDTH, power_of_two(call.n), mixes.parts
+
+
+def forward_facts(chosen: Chosen, call: SiteCall, precision: str, comb_order: str) -> tuple[Any, ...]:
+    """The same of FORWARD."""
+    mixes, chunk = call.mixes, chunk_of(call)
+    return (
+        mixes.m, call.n, call.columns, -(-call.columns // chunk), chunk, WIDTH,
+        mixes.block_m, mixes.x_parts, mixes.parts, comb_order == "oi", chosen.reciprocal, chosen.interpret,
+    )  # fmt: skip
+
+
 KERNELS = {
-    name: Kernel(name, f"{BODIES}:{name}", SiteCall, default, space, traits=frozenset({"splits"}), size=size)
-    for name, default, space, size in (
-        (SPLIT, split_default, split_space, lambda call: call.mixes.m),
-        (FORWARD, forward_default, forward_space, None),
+    name: Kernel(
+        name, f"{BODIES}:{name}", SiteCall, default, space, facts, traits=frozenset({"splits"}), size=size
+    )
+    for name, default, space, facts, size in (
+        (SPLIT, split_default, split_space, split_facts, lambda call: call.mixes.m),
+        (FORWARD, forward_default, forward_space, forward_facts, None),
     )
 }
 
@@ -74,16 +87,8 @@ def split_shape(call: SiteCall) -> tuple[int, int, int]:
 def split_of(fn: torch.Tensor, call: SiteCall, choice: Choice | None = None) -> torch.Tensor:
     """The bfloat16 parts of fn (M, n C), WIDTH columns of every stream side by side."""
     made = fn.new_empty(split_shape(call), dtype=torch.bfloat16)
-    tensors = fn, made
-    key = SPLIT, layout_key(*tensors), call.n, choice
-    if launch_kept(key, *tensors):
-        return made
-
-    def launch(served: Served) -> None:
-        own = len(fn), call.n, call.columns, WIDTH, power_of_two(call.n), call.mixes.parts
-        run_and_keep(served.kernel, tensors, own, tensors, key)
-
-    serve(KERNELS, SPLIT, call, len(fn), fn, launch, choice)
+    # fn has n (n + 2) rows and n C columns, so the layouts decide the call
+    launch(KERNELS[SPLIT], call, (fn, made), batch=len(fn), choice=choice)
     return made
 
 
@@ -107,22 +112,10 @@ def one_pass(
     streams, y = x.new_empty(x.shape), x.new_empty((*x.shape[:-2], columns))
     f, x, post, comb = flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2)
     bias, weights, tokens = None if bias is None else placed(bias), flattened(weights, 1), x.size(0)
-    chunk, mixes = chunk_of(call), call.mixes
-    splits = -(-columns // chunk)
-    partials = x.new_empty((tokens, splits, mixes.m), dtype=torch.float32)
+    splits = -(-columns // chunk_of(call))
+    partials = x.new_empty((tokens, splits, n * (n + 2)), dtype=torch.float32)
     squares = x.new_empty((tokens, splits), dtype=torch.float32)
     rows = streams.view(tokens, n, columns), y.view(tokens, columns)
     tensors = f, x, post, comb, bias, weights, split, *rows, partials, squares
-    key = FORWARD, layout_key(*tensors), call.precision, comb_order, choice
-    if launch_kept(key, *tensors):
-        return streams, y, partials, squares
-
-    def launch(served: Served) -> None:
-        own = (
-            mixes.m, n, columns, splits, chunk, WIDTH, mixes.block_m, mixes.x_parts, mixes.parts,
-            comb_order == "oi", served.reciprocal, served.interpret,
-        )  # fmt: skip
-        run_and_keep(served.kernel, tensors, own, tensors, key)
-
-    serve(KERNELS, FORWARD, call, tokens, x, launch, choice)
+    launch(KERNELS[FORWARD], call, tensors, call.precision, comb_order, batch=tokens, choice=choice)
     return streams, y, partials, squares

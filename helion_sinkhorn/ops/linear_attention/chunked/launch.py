@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,11 +19,22 @@ from helion_sinkhorn.ops.linear_attention.chunked.space import (
 )
 from helion_sinkhorn.ops.linear_attention.problem import WIDE, Problem, Some
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import Served, Tensors, launch_kept, layout_key, run_and_keep, serve
+from helion_sinkhorn.runtime.launch import Chosen, Tensors, launch
 
 ROOM = "helion_sinkhorn.ops.linear_attention.chunked"
+
+
+def facts(chosen: Chosen, call: ChunkCall, _: ChunkCall, values: int, *constants: Any) -> tuple[Any, ...]:
+    """What a body takes after its tensors: how wide a tile of the values is, where it has one, comes last."""
+    columns = dict(chosen.choice.variant).get("columns")
+    tile = () if columns is None else (columns, -(-values // columns))
+    return *constants, *tile, chosen.reciprocal
+
+
 KERNELS = {
-    name: Kernel(name, f"{ROOM}.{body}:{name}", ChunkCall, default, space, "tf32x3", frozenset({"splits"}))
+    name: Kernel(
+        name, f"{ROOM}.{body}:{name}", ChunkCall, default, space, facts, "tf32x3", frozenset({"splits"})
+    )
     for name, body, default, space in (
         ("linear_attention_chunk_scores", "kernels", chunk_scores_default, chunk_scores_space),
         ("linear_attention_chunk_walk", "kernels", chunk_walk_default, chunk_walk_space),
@@ -72,16 +84,9 @@ def start(
     name = f"linear_attention_chunk_{part}"
     choice = named if named is not None and named.kernel == name else None
     call = call_of(p)
-    key = name, choice, call, constants, layout_key(*tensors)
-    if launch_kept(key, *tensors):
-        return
-
-    def launch(served: Served) -> None:
-        columns = dict(served.choice.variant).get("columns")
-        tile = () if columns is None else (columns, -(-p.v.size(3) // columns))
-        run_and_keep(served.kernel, tensors, (*constants, *tile, served.reciprocal), tensors, key)
-
-    serve(KERNELS, name, call, p.batch, p.q, launch, choice)
+    # which gates there are does not follow from the layouts of all of these
+    values = call, p.v.size(3), *constants
+    launch(KERNELS[name], call, tensors, *values, batch=p.batch, choice=choice)
 
 
 def scores(p: Problem, choice: Choice | None = None) -> Scratch:

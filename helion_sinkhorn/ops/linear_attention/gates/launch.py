@@ -11,12 +11,21 @@ from helion_sinkhorn.ops.linear_attention.gates.space import gates_default, gate
 from helion_sinkhorn.ops.linear_attention.problem import WIDE, Problem, Some
 from helion_sinkhorn.ops.linear_attention.recurrent.space import SPAN
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import Served, launch_kept, layout_key, run_and_keep, serve
+from helion_sinkhorn.runtime.launch import Chosen, Tensors, launch
 
 KERNEL = "linear_attention_gates"
 BODY = f"helion_sinkhorn.ops.linear_attention.gates.kernels:{KERNEL}"
 KERNELS = {
-    KERNEL: Kernel(KERNEL, BODY, ChunkCall, gates_default, gates_space, "tf32x3", frozenset({"splits"})),
+    KERNEL: Kernel(
+        KERNEL,
+        BODY,
+        ChunkCall,
+        gates_default,
+        gates_space,
+        lambda chosen, call, _, *constants: (*constants, chosen.reciprocal),
+        "tf32x3",
+        frozenset({"splits"}),
+    ),
 }
 
 
@@ -88,13 +97,11 @@ def gates(
     constants = p.q.size(1), p.scale, SPAN, p.reverse, fine, single, WIDTH, tiles, blocks
     tensors = q, k, v, do, p.g, p.g_gamma, gk, gv, dgk, states, dstates, dg, rows_of_slots(p)
     call = call_of(p, side)
-    key = KERNEL, choice, call, constants, layout_key(*tensors)
 
-    def launch(served: Served) -> None:
-        # batch and time are one axis of tokens
-        views = *[x if x is None or x.dim() < 3 else x.flatten(0, 1) for x in tensors[:9]], *tensors[9:]
-        run_and_keep(served.kernel, views, (*constants, served.reciprocal), tensors, key)
+    def views(chosen: Chosen) -> Tensors:
+        """Batch and time are one axis of tokens."""
+        return *[x if x is None or x.dim() < 3 else x.flatten(0, 1) for x in tensors[:9]], *tensors[9:]
 
-    if not launch_kept(key, *tensors):
-        serve(KERNELS, KERNEL, call, p.batch, p.q, launch, choice)
+    # dtypes and gates of the walk do not follow from the layouts of these
+    launch(KERNELS[KERNEL], call, tensors, call, *constants, batch=p.batch, choice=choice, views=views)
     return dgk, None if dg is None else dg.sum(0)

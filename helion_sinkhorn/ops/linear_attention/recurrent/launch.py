@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -18,20 +19,30 @@ from helion_sinkhorn.ops.linear_attention.recurrent.space import (
     walk_space,
 )
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import (
+from helion_sinkhorn.runtime.launch import (
     NO_CHOICES,
     Choices,
-    Served,
+    Chosen,
+    launch_chosen,
     launch_kept,
     layout_key,
     run_and_keep,
-    serve,
 )
 from helion_sinkhorn.runtime.space import largest_run
 
 KERNEL = "linear_attention_walk"
 BODY = f"helion_sinkhorn.ops.linear_attention.recurrent.kernels:{KERNEL}"
-KERNELS = {KERNEL: Kernel(KERNEL, BODY, WalkCall, walk_default, walk_space)}
+
+
+def walk_facts(chosen: Chosen, call: WalkCall, vectors: torch.Tensor, *values: Any) -> tuple[Any, ...]:
+    """What the body takes after its tensors; `vectors` are of the Dk side, as it takes them."""
+    sequences, steps, scale, span, backwards, late = values
+    count = dict(chosen.choice.variant)["count"]
+    together = steps_together(vectors, chosen, count)
+    return sequences, steps, scale, count, span, backwards, late, together, sums_in_order(chosen)
+
+
+KERNELS = {KERNEL: Kernel(KERNEL, BODY, WalkCall, walk_default, walk_space, walk_facts)}
 
 
 def split(x: Some, run: int) -> Some:
@@ -51,13 +62,13 @@ def in_words(x: Some) -> Some:
     return x if inner != 1 or any(stride % 2 for stride in outer) else x.view(torch.int32)
 
 
-def steps_together(vectors: torch.Tensor, served: Served, count: int) -> int:
+def steps_together(vectors: torch.Tensor, chosen: Chosen, count: int) -> int:
     """Steps, of `count`, whose vectors of the Dk side one load takes, for each thread to load one number.
 
     Triton takes a load of fewer numbers than threads for cheap: each thread then loads all that it needs by
     itself, which in a walk takes up to 2.5 times as long as an exchange through shared memory.
     """
-    threads = dict(served.choice.config).get("num_warps", 4) * served.device.warp_size
+    threads = dict(chosen.choice.config).get("num_warps", 4) * chosen.device.warp_size
     return math.gcd(count, max(1, threads // (vectors.size(2) * vectors.size(3))))
 
 
@@ -68,9 +79,9 @@ def split_state(x: Some, transposed: bool, rk: int, rv: int) -> Some:
     return (x.mT if transposed else x).unflatten(-1, (-1, rv)).unflatten(-3, (-1, rk))
 
 
-def sums_in_order(served: Served) -> bool:
+def sums_in_order(chosen: Chosen) -> bool:
     """Whether a thread's sums have to be told their order, which up to Triton 3.7 is theirs anyway."""
-    return served.device.vendor == "nvidia" and not served.interpret and store.triton_version() >= (3, 8)
+    return chosen.device.vendor == "nvidia" and not chosen.interpret and store.triton_version() >= (3, 8)
 
 
 def walk(
@@ -92,29 +103,25 @@ def walk(
         # loaded as rows of the kept side; the copy is as large as the state, and no step waits for it
         start = (start.mT if role.transposed else start).contiguous()
     tensors = q, k, v, out, p.g, p.g_gamma, gk, gv, start, end, states, p.cu_seqlens
-    keeps = states is not None
+    span = UNKEPT_SPAN if states is None else SPAN
+    values = p.sequences, p.q.size(1), p.scale, span, p.reverse != role.late, role.late
 
-    def launch(served: Served) -> None:
-        variant = dict(served.choice.variant)
-        rk, rv = largest_run(call.summed, variant["rk"]), largest_run(call.kept, variant["rv"])
-        count = variant["count"]
-        constants = (
-            p.sequences, p.q.size(1), p.scale, count, SPAN if keeps else UNKEPT_SPAN, p.reverse != role.late,
-            role.late,
-        )  # fmt: skip
-        key = served.choice, result, constants, layout_key(*tensors)
+    def make(chosen: Chosen) -> None:
+        # the config decides how a vector is cut, and with it whether its entries are read in words
+        key = chosen.choice, result, values, layout_key(*tensors)
         if launch_kept(key, *tensors):
             return
+        variant = dict(chosen.choice.variant)
+        rk, rv = largest_run(call.summed, variant["rk"]), largest_run(call.kept, variant["rv"])
         last, kept = [split_state(x, role.transposed, rk, rv) for x in (end, states)]
         views = (
             in_words(split(q, rk)), in_words(split(k, rk)), split(v, rv), out.view(-1, rv),
             None if p.g is None else p.g.flatten(0, 1), p.g_gamma, in_words(split(gk, rk)), split(gv, rv),
             None if start is None else start.view(-1, rv), last, kept, p.cu_seqlens,
         )  # fmt: skip
-        chosen = steps_together(views[0], served, count), sums_in_order(served)
-        run_and_keep(served.kernel, views, (*constants, *chosen), tensors, key)
+        run_and_keep(chosen, views, walk_facts(chosen, call, views[0], *values), tensors, key)
 
-    serve(KERNELS, KERNEL, call, p.batch, p.q, launch, choice)
+    launch_chosen(KERNELS[KERNEL], call, p.batch, p.q, make, choice)
 
 
 def walk_o(p: Problem, start: Some, end: Some, choice: Choice | None = None) -> torch.Tensor:

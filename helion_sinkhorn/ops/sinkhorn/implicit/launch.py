@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -16,32 +17,30 @@ from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps, solver_for
 from helion_sinkhorn.ops.sinkhorn.launch import describe
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.ops.sinkhorn.views import lanes_first, loaded, thread_of, written_view
-from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import Served, launch_kept, run_and_keep, serve
+from helion_sinkhorn.runtime.launch import Chosen, Tensors, chosen_for, launch
 from helion_sinkhorn.runtime.views import matrices, matrices_of, pieces
 
 ROOM = "helion_sinkhorn.ops.sinkhorn.implicit"
-KERNELS = {
-    name: Kernel(
-        name, f"{ROOM}.{body}:{name}", SinkhornCall, default, space, traits=frozenset({"normalises"})
-    )
-    for name, body, default, space in (
-        ("sinkhorn_implicit_direct", "direct", implicit_direct_default, implicit_direct_space),
-        ("sinkhorn_implicit_cg", "cg", implicit_cg_default, implicit_cg_space),
-    )
-}
 
 
-def implicit_constants(
-    call: SinkhornCall, steps: int, system: str, packed: bool, by_lanes: bool, served: Served
+def direct_facts(chosen: Chosen, call: SinkhornCall, system: str, *_: Any) -> tuple[Any, ...]:
+    """What the body of elimination takes after its tensors."""
+    packed = is_packed(chosen.choice) and system == "corrected"
+    return call.n, call.m, system == "corrected", chosen.reciprocal, packed
+
+
+def cg_facts(
+    chosen: Chosen, call: SinkhornCall, system: str, steps: int, tall: bool, *_: Any
 ) -> tuple[Any, ...]:
-    """`constants` of the implicit kernels."""
-    own = {
-        "sinkhorn_implicit_direct": (system == "corrected", served.reciprocal, packed),
-        "sinkhorn_implicit_cg": (steps, system, served.reciprocal, by_lanes),
-    }[served.choice.kernel]
-    return call.n, call.m, *own
+    """The same of conjugate gradients."""
+    by_lanes = holds_blocks(chosen.choice, tall) and lanes_first(call, chosen.choice)
+    return call.n, call.m, steps, system, chosen.reciprocal, by_lanes
+
+
+def holds_blocks(choice: Choice, tall: bool) -> bool:
+    """Whether a thread holds a block of a matrix, which is one of rows as they lie in memory."""
+    return tall and any(thread_of(choice))
 
 
 def is_packed(choice: Choice) -> bool:
@@ -49,6 +48,18 @@ def is_packed(choice: Choice) -> bool:
     return dict(choice.variant).get("packed", False)
 
 
+KERNELS = {
+    name: Kernel(
+        name, f"{ROOM}.{body}:{name}", SinkhornCall, default, space, facts, traits=frozenset({"normalises"})
+    )
+    for name, body, default, space, facts in (
+        ("sinkhorn_implicit_direct", "direct", implicit_direct_default, implicit_direct_space, direct_facts),
+        ("sinkhorn_implicit_cg", "cg", implicit_cg_default, implicit_cg_space, cg_facts),
+    )
+}
+
+
+@functools.lru_cache(maxsize=4096)
 def implicit_call(n: int, m: int, dtype: torch.dtype, n_iters: int) -> SinkhornCall:
     """The key of the implicit kernels for P (..., n, m): they see neither form nor first, no more columns
     than rows, and as many iterations as conjugate gradients take steps."""
@@ -71,31 +82,25 @@ def implicit_backward(
 ) -> torch.Tensor:
     """dX for cotangents dy at P (..., n, m), as if P were a fixed point; dX has the given dtype."""
     dx = torch.empty(p.shape, dtype=dtype, device=p.device)
-    key = (
-        p.shape, p.stride(), p.dtype, p.device, dy.stride(), dy.dtype, dtype, n_iters, system, solver, choice
-    )  # fmt: skip
-    if launch_kept(key, p, dy, dx) or not p.numel():
+    if not p.numel():
         return dx
     n, m = p.shape[-2:]
-    call, steps = implicit_call(n, m, p.dtype, n_iters), cg_steps(system, n, m, n_iters)
+    call = implicit_call(n, m, p.dtype, n_iters)
+    kernel = KERNELS[choice.kernel if choice else implicit_kernel(solver, call)]
 
-    def launch(served: Served) -> None:
-        packed = is_packed(served.choice) and system == "corrected"
-        # a thread's block of a matrix is one of rows as they lie in memory
-        threads = n >= m and any(thread_of(served.choice))
-        if packed:
-            views = pieces(matrices(p)), pieces(matrices(dy)), written_view(dx, call, True)
-        elif threads:
-            views = loaded(p, served.choice), loaded(dy, served.choice), written_view(dx, call, True)
-        else:
-            views = matrices(p), matrices(dy), dx.view(-1, n, m)
-            if n < m:
-                views = tuple(t.mT for t in views)
-        by_lanes = threads and lanes_first(call, served.choice)
-        own = implicit_constants(call, steps, system, packed, by_lanes, served)
-        run_and_keep(served.kernel, views, own, (p, dy, dx), key)
+    def views(chosen: Chosen) -> Tensors:
+        if is_packed(chosen.choice) and system == "corrected":
+            return pieces(matrices(p)), pieces(matrices(dy)), written_view(dx, call, True)
+        if holds_blocks(chosen.choice, n >= m):
+            return loaded(p, chosen.choice), loaded(dy, chosen.choice), written_view(dx, call, True)
+        whole = matrices(p), matrices(dy), dx.view(-1, n, m)
+        return whole if n >= m else tuple(t.mT for t in whole)
 
-    serve(KERNELS, implicit_kernel(solver, call), call, matrices_of(p), p, launch, choice)
+    launch(
+        kernel, call, (p, dy, dx), system, cg_steps(system, n, m, n_iters), n >= m, n_iters,
+        batch=matrices_of(p), choice=choice, views=views,
+        layouts=(p.shape, p.stride(), p.dtype, p.device, dy.stride(), dy.dtype, dtype),
+    )  # fmt: skip
     return dx
 
 
@@ -104,7 +109,6 @@ def describe_implicit(
 ) -> tuple[str, str, str]:
     """`describe` with the choice of the implicit backward."""
     where, forward_choice, _ = describe(x, n_iters, eps, form, first)
-    device, _, _ = serving.device_at(serving.index_of(x))
     call = implicit_call(*x.shape[-2:], x.dtype, n_iters)
-    chosen = serving.choose(KERNELS[implicit_kernel(solver, call)], call, matrices_of(x), device)
+    chosen = chosen_for(KERNELS[implicit_kernel(solver, call)], call, matrices_of(x), x)
     return where, forward_choice, str(chosen)

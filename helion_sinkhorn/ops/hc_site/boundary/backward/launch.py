@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from helion_sinkhorn.ops.hc_mixes import launch as mixes_launch
@@ -22,29 +24,47 @@ from helion_sinkhorn.ops.hc_site.constants import Constants
 from helion_sinkhorn.ops.hc_site.launch import Tensors, call_for
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_split_sinkhorn import launch as split_launch
-from helion_sinkhorn.runtime import serving
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.serving import (
-    NO_CHOICES,
-    Choices,
-    Served,
-    launch_kept,
-    layout_key,
-    run_and_keep,
-    serve,
-)
+from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, chosen_for, launch
 from helion_sinkhorn.runtime.views import flattened, parameter, placed
 
 BACKWARD, SUMS, PROJECTION = "hc_boundary_backward", "hc_boundary_sums", "hc_boundary_projection"
 LARGEST = 1 << 62
 """A batch beyond every tuned one: look-up answers with the largest."""
 BODIES = "helion_sinkhorn.ops.hc_site.boundary.backward.kernels"
+
+
+def backward_facts(
+    chosen: Chosen, call: SiteCall, precision: str, comb_order: str, together: bool
+) -> tuple[Any, ...]:
+    """What the body of BACKWARD takes after its tensors."""
+    mixes = call.mixes
+    return (
+        mixes.m, call.n, call.columns, -(-call.columns // CHUNK), CHUNK, WIDTH, mixes.block_m, mixes.dx_parts,
+        together, comb_order == "oi", chosen.reciprocal, chosen.interpret,
+    )  # fmt: skip
+
+
+def sums_facts(chosen: Chosen, call: SiteCall, *values: Any) -> tuple[Any, ...]:
+    """The same of SUMS."""
+    return (-(-call.columns // CHUNK),)
+
+
+def projection_facts(chosen: Chosen, call: SiteCall, precision: str, shares: int) -> tuple[Any, ...]:
+    """The same of PROJECTION."""
+    mixes = call.mixes
+    return (
+        mixes.m, call.n, call.columns, shares, mixes_launch.SHARE, mixes.block_m, mixes.x_parts, mixes.parts,
+        chosen.interpret,
+    )  # fmt: skip
+
+
 KERNELS = {
-    name: Kernel(name, f"{BODIES}:{name}", SiteCall, default, space, traits=frozenset(traits))
-    for name, default, space, traits in (
-        (BACKWARD, backward_default, backward_space, ("splits",)),
-        (SUMS, sums_default, sums_space, ()),
-        (PROJECTION, projection_default, projection_space, ("splits",)),
+    name: Kernel(name, f"{BODIES}:{name}", SiteCall, default, space, facts, traits=frozenset(traits))
+    for name, default, space, facts, traits in (
+        (BACKWARD, backward_default, backward_space, backward_facts, ("splits",)),
+        (SUMS, sums_default, sums_space, sums_facts, ()),
+        (PROJECTION, projection_default, projection_space, projection_facts, ("splits",)),
     )
 }
 
@@ -71,8 +91,7 @@ def is_measured(call: SiteCall, x: torch.Tensor) -> bool:
     The largest timed batch answers for all: one pass rounds dx elsewhere than the parts, and a token's
     gradients must not depend on how many others there are.
     """
-    device, _, _ = serving.device_at(serving.index_of(x))
-    return all(serving.choose(kernel, call, LARGEST, device).measured for kernel in KERNELS.values())
+    return all(chosen_for(kernel, call, LARGEST, x).measured for kernel in KERNELS.values())
 
 
 def in_parts(
@@ -122,8 +141,7 @@ def parts_of_fn(
     fn: torch.Tensor, call: SiteCall, streams: torch.Tensor, choices: Choices = NO_CHOICES
 ) -> torch.Tensor:
     """The parts of fn as `one_pass` takes them for streams (T, n, C), with what is chosen for its kernel."""
-    device, _, _ = serving.device_at(serving.index_of(streams))
-    choice = choices.get(BACKWARD) or serving.choose(KERNELS[BACKWARD], call, len(streams), device)
+    choice = choices.get(BACKWARD) or chosen_for(KERNELS[BACKWARD], call, len(streams), streams)
     if dict(choice.variant)["together"]:
         return split_of(fn, call)
     return mixes_launch.split(fn, call.mixes).view(call.mixes.m, call.mixes.parts, call.n, call.columns)
@@ -162,25 +180,15 @@ def one_pass(
     since the default may take the place of one that is refused.
     """
     tokens, n, columns = x.shape
-    mixes, splits = call.mixes, -(-columns // CHUNK)
+    splits = -(-columns // CHUNK)
     df, dx = torch.empty_like(f), torch.empty_like(x)
     sizes = n, n * n, n
     partials = [x.new_empty((tokens, splits, size), dtype=torch.float32) for size in sizes]
     tensors = (
         dstreams, dy, g, along, streams, split, f, x, bias, post, comb, weights, df, dx, *partials,
     )  # fmt: skip
-    key = BACKWARD, layout_key(*tensors), call.precision, comb_order, choice
-    if launch_kept(key, *tensors):
-        return df, dx, *partials
-
-    def launch(served: Served) -> None:
-        own = (
-            mixes.m, n, columns, splits, CHUNK, WIDTH, mixes.block_m, mixes.dx_parts,
-            split.dim() == 3, comb_order == "oi", served.reciprocal, served.interpret,
-        )  # fmt: skip
-        run_and_keep(served.kernel, tensors, own, tensors, key)
-
-    serve(KERNELS, BACKWARD, call, tokens, x, launch, choice)
+    values = call.precision, comb_order, split.dim() == 3
+    launch(KERNELS[BACKWARD], call, tensors, *values, batch=tokens, choice=choice)
     return df, dx, *partials
 
 
@@ -193,18 +201,10 @@ def summed(
     choice: Choice | None = None,
 ) -> Tensors:
     """(dpost (T, n), dcomb (T, n n), dweights (T, n)) of the dtypes of `like`."""
-    tokens, splits, _ = of_post.shape
+    tokens = len(of_post)
     partials = of_post, of_comb, of_weights
     made = tuple(p.new_empty((tokens, p.size(2)), dtype=t.dtype) for p, t in zip(partials, like, strict=True))
-    tensors = *partials, *made
-    key = SUMS, layout_key(*tensors), call, choice
-    if launch_kept(key, *tensors):
-        return made
-
-    def launch(served: Served) -> None:
-        run_and_keep(served.kernel, tensors, (splits,), tensors, key)
-
-    serve(KERNELS, SUMS, call, tokens, of_post, launch, choice)
+    launch(KERNELS[SUMS], call, (*partials, *made), call, batch=tokens, choice=choice)
     return made
 
 
@@ -213,21 +213,8 @@ def projection(
 ) -> torch.Tensor:
     """dfn (M, n C) in float32, for g (T, parts, M) and streams (T, n, C)."""
     tokens, n, columns = streams.shape
-    mixes = call.mixes
-    device, _, _ = serving.device_at(serving.index_of(streams))
-    taken = choice or serving.choose(KERNELS[PROJECTION], call, tokens, device)
-    shares = dict(taken.variant)["shares"]
-    sums = streams.new_empty((shares, mixes.m, n, columns), dtype=torch.float32)
-    tensors = g, streams, sums
-    key = PROJECTION, layout_key(*tensors), call.precision, choice
-    if not launch_kept(key, *tensors):
-
-        def launch(served: Served) -> None:
-            own = (
-                mixes.m, n, columns, shares, mixes_launch.SHARE, mixes.block_m, mixes.x_parts, mixes.parts,
-                served.interpret,
-            )  # fmt: skip
-            run_and_keep(served.kernel, tensors, own, tensors, key)
-
-        serve(KERNELS, PROJECTION, call, tokens, streams, launch, taken if choice else None)
-    return sums.sum(0).view(mixes.m, n * columns)
+    kernel, m = KERNELS[PROJECTION], call.mixes.m
+    shares = dict((choice or chosen_for(kernel, call, tokens, streams)).variant)["shares"]
+    sums = streams.new_empty((shares, m, n, columns), dtype=torch.float32)
+    launch(kernel, call, (g, streams, sums), call.precision, shares, batch=tokens, choice=choice)
+    return sums.sum(0).view(m, n * columns)

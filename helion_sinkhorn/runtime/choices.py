@@ -1,0 +1,104 @@
+"""Which config a call gets, and what is done where a stored one is refused."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.configs.lookup import lookup, other_batches, tuned_keys
+from helion_sinkhorn.runtime.kernel import Choice, Kernel, default_choice, in_space
+
+log = logging.getLogger("helion_sinkhorn")
+refused: set[tuple[Choice, Any, Device]] = set()
+"""Stored choices that did not run, each for one call of one device."""
+NOT_OF_A_CONFIG = "out of memory", "illegal memory access", "launch failure", "device-side assert"
+"""What errors say that another config would raise too: memory is full, or an earlier kernel failed."""
+_saying = threading.Lock()
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(kernel: Kernel, call: Any, batch: int, device: Device) -> Choice:
+    """The config stored for a call of a kernel, or for a similar one, if it is in the kernel's space for this
+    call; else the default."""
+    batch = kernel.batch(call, batch)
+    found = ((key, lookup(device, kernel.name, key, batch)) for key in kernel.keys(call))
+    key, entry = next((pair for pair in found if pair[1] is not None), (call.key, None))
+    if entry is not None:
+        measured = entry.evidence == "measured" and Path(entry.path).parent.name == device.key
+        stored = Choice(kernel.name, entry.config, entry.variant, entry.source, True, measured)
+        if not in_space(kernel, stored, call, device):
+            if key != call.key:
+                return default_choice(kernel, call, device)
+            take_out(stored, call, device, ValueError(f"`make tune` tries no such config for {call}"))
+        if (stored, call, device) not in refused:
+            return stored
+    return default_choice(kernel, call, device)
+
+
+def refuse(choice: Choice, call: Any, device: Device, refusal: Exception) -> None:
+    """Take a stored choice that did not run out of service for a call.
+
+    Raises:
+        Exception: the refusal itself, where the choice was not a stored one or is not to blame.
+    """
+    if not choice.stored or not is_of_the_config(refusal):
+        raise refusal
+    take_out(choice, call, device, refusal)
+
+
+def take_out(choice: Choice, call: Any, device: Device, refusal: Exception) -> None:
+    """Use the default config for a call from now on, and say why once."""
+    with _saying:
+        if (choice, call, device) not in refused:
+            log.warning("%s is refused (%s): the kernel's default config is used", choice, refusal)
+            refused.add((choice, call, device))
+    choose.cache_clear()
+
+
+def is_of_the_config(refusal: Exception) -> bool:
+    """Whether another config may do where this was raised.
+
+    Not where memory or a disk is full or an earlier kernel failed.  Nor in the capture of a CUDA graph, which
+    cannot begin to use a program: called once before, it can.
+    """
+    if isinstance(refusal, (torch.OutOfMemoryError, OSError)):
+        return False
+    if any(word in str(refusal) for word in NOT_OF_A_CONFIG):
+        return False
+    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+@functools.cache
+def say_untuned(device: Device, name: str) -> None:
+    """Once a process: nothing is stored for a call that the tuner would cover."""
+    log.warning(
+        "%s is not tuned for %s and runs with its default config; `make tune DEVICE=%s KERNEL=%s` tunes it",
+        name, device.key, device.key, name,
+    )  # fmt: skip
+
+
+@functools.cache
+def say_far(device: Device, name: str, batches: str) -> None:
+    """Once a process: what is stored is for other batches, which tuning again would not change."""
+    log.info(
+        "%s is tuned for %s at batch %s, each more than 4 times away from that of some calls: these run with "
+        "its default config", name, device.key, batches,
+    )  # fmt: skip
+
+
+def say_default(device: Device, name: str, call: Any, batch: int) -> None:
+    """Say why a call that the tuner covers runs with the default, unless `refuse` has."""
+    if call.key not in tuned_keys(name) or lookup(device, name, call.key, batch) is not None:
+        return
+    batches = other_batches(device, name, call.key)
+    with _saying:
+        if batches:
+            say_far(device, name, batches)
+        else:
+            say_untuned(device, name)
