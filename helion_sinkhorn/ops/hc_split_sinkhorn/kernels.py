@@ -11,7 +11,13 @@ import helion.language as hl
 import torch
 
 from helion_sinkhorn.ops.hc_split_sinkhorn.reduction import norm_of, with_splits
-from helion_sinkhorn.ops.sinkhorn.adjoint import last_iterations, pick, replay_and_take_back, softmax_gradient
+from helion_sinkhorn.ops.sinkhorn.adjoint import (
+    last_iterations,
+    of_order_one,
+    pick,
+    replay_and_take_back,
+    softmax_gradient,
+)
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     fixed_summation,
     iterate,
@@ -22,6 +28,7 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     start,
 )
 from helion_sinkhorn.ops.sinkhorn.loads import read
+from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow
 from helion_sinkhorn.runtime.device_math import LOG2E, reciprocal
 
 
@@ -245,6 +252,8 @@ def hc_split_sinkhorn_backward(
             dy = read(dcomb, dcomb_shape, tile, n, n)
             if transposed:
                 dy = dy.permute(0, 2, 1)
+            if may_overflow(eps):
+                dy, power = of_order_one(dy, sums)
             da = last_iterations(
                 a, dy, p_starts[head], q_starts[head], rest, n, n, eps, 1, how, paired, sums, lean
             )
@@ -267,6 +276,8 @@ def hc_split_sinkhorn_backward(
                 dz = softmax_gradient(x32, da, v, n, n, eps, 1, how, sums_of(shape, n, how, False))
             else:
                 dz = da * a
+            if may_overflow(eps):
+                dz = dz * power
             sum_logits[tile.id, :, :] = dz.sum(0)
             hl.store(sum_scale, [tile.id, 2], product(dz, mixed, sums["rounded"]).sum(2).sum(1).sum(0))
             dx = (dz * hl.load(scale, [2])).to(dlogits.dtype)

@@ -19,6 +19,7 @@ import torch
 
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     contract,
+    largest,
     product,
     products,
     reciprocals,
@@ -26,6 +27,16 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     spread,
     total,
 )
+from helion_sinkhorn.runtime.binade import binade
+
+
+def of_order_one(gradient, sums):
+    """(gradient / s, s) with s (tile, 1, 1) a power of two near the largest entry of each matrix.
+
+    A gradient that is linear in it then has the same bits at any scale.
+    """
+    s, reciprocal_of_s = binade(largest(gradient.abs(), 1, sums).amax(1))
+    return gradient * reciprocal_of_s.unsqueeze(1).unsqueeze(2), s.unsqueeze(1).unsqueeze(2)
 
 
 def replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums):

@@ -12,7 +12,8 @@ import os
 
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.scaling import rescaling, segment_length
+from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow, rescaling, segment_length
+from helion_sinkhorn.runtime.binade import binade
 from helion_sinkhorn.runtime.pieces import computing
 
 CACHE_BYTES = 1 << 19
@@ -194,6 +195,12 @@ def forward(
     return out
 
 
+def of_order_one(dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(dy / s, s) for dy (n, m, C), with a power of two s (C,) near the largest entry of each matrix."""
+    s, reciprocal = binade(dy.abs().amax((0, 1)))
+    return dy * reciprocal, s
+
+
 def backward(
     dy: torch.Tensor, x: torch.Tensor, n_iters: int, eps: float, form: str, first: str
 ) -> torch.Tensor:
@@ -210,5 +217,9 @@ def backward(
     for begin in range(0, xs.size(-1), size):
         rows = slice(begin, begin + size)
         part = xs[..., rows].to(dtype).contiguous()
-        dxs[..., rows] = _Slice(part, n_iters, eps).gradient(dys[..., rows].to(dtype).contiguous())
+        g, scale = dys[..., rows].to(dtype).contiguous(), None
+        if may_overflow(eps):
+            g, scale = of_order_one(g)
+        part = _Slice(part, n_iters, eps).gradient(g)
+        dxs[..., rows] = part if scale is None else part.mul_(scale)
     return dx

@@ -5,7 +5,12 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.adjoint import project, project_trail, softmax_gradient
+from helion_sinkhorn.ops.sinkhorn.adjoint import (
+    of_order_one,
+    project,
+    project_trail,
+    softmax_gradient,
+)
 from helion_sinkhorn.ops.sinkhorn.in_order import one_of_data
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     contract,
@@ -17,6 +22,7 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     summation,
 )
 from helion_sinkhorn.ops.sinkhorn.loads import read
+from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow
 from helion_sinkhorn.runtime.device_math import joined
 
 
@@ -188,9 +194,10 @@ def sinkhorn_backward_history(
                     keep(vs, place, head + k * segment + i, v, v_shape)
                 log_p = log_p + torch.log2(p)
                 log_q = log_q + torch.log2(q)
-        if restarts > 0:
-            da = read(upstream, dy_shape, tile, n, m, lanes_first)
-            da = da * (a * spread(u, lead_axis) * spread(v, trail_axis))
+        if may_overflow(eps):
+            da, power = of_order_one(read(upstream, dy_shape, tile, n, m, lanes_first), sums)
+            u_spread, v_spread = spread(u, lead_axis), spread(v, trail_axis)
+            da = da * (a * u_spread * v_spread) if restarts > 0 else da * u_spread * v_spread
         else:
             da = (
                 read(upstream, dy_shape, tile, n, m, lanes_first)
@@ -244,6 +251,8 @@ def sinkhorn_backward_history(
             dz = softmax_gradient(x32, da, v_0, n, m, eps, lead_axis, how, summation(n, m, how))
         else:
             dz = da if restarts > 0 else da * a
+        if may_overflow(eps):
+            dz = dz * power
         if dx.dim() == 2:
             dx[tile, :] = dz.to(dx.dtype).reshape(tile.block_size, n * m)
         else:

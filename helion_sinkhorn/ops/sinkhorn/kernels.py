@@ -9,7 +9,13 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.adjoint import last_iterations, pick, replay_and_take_back, softmax_gradient
+from helion_sinkhorn.ops.sinkhorn.adjoint import (
+    last_iterations,
+    of_order_one,
+    pick,
+    replay_and_take_back,
+    softmax_gradient,
+)
 from helion_sinkhorn.ops.sinkhorn.in_order import one_of_data, read_in_parts, stored_in_parts
 from helion_sinkhorn.ops.sinkhorn.iteration import (
     iterate,
@@ -23,6 +29,7 @@ from helion_sinkhorn.ops.sinkhorn.iteration import (
     total,
 )
 from helion_sinkhorn.ops.sinkhorn.loads import read
+from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow
 
 
 def sinkhorn_forward(
@@ -155,6 +162,8 @@ def sinkhorn_backward(
                     p_again[s + 1] = p + 0.0
                     q_again[s + 1] = q + 0.0
         da = read_in_parts(upstream, dy_shape, tile, n, m, ordered, lanes_first)
+        if may_overflow(eps):
+            da, power = of_order_one(da, sums)
         if tail > 0:
             da = last_iterations(
                 a, da, p, q, length, lead, trail, eps, lead_axis, how, paired, sums, lean, of_log=True
@@ -208,6 +217,8 @@ def sinkhorn_backward(
             dz = softmax_gradient(x32, da, v, n, m, eps, lead_axis, how, summation(n, m, how))
         else:
             dz = da if tail > 0 else da * a
+        if may_overflow(eps):
+            dz = dz * power
         if dx.dim() == 2:
             dx[tile, :] = stored_in_parts(dz.to(dx.dtype), x_shape, ordered).reshape(tile.block_size, n * m)
         else:

@@ -26,6 +26,13 @@ def segment_length(n: int, m: int, dtype: torch.dtype = torch.float32) -> int:
     return max(1, int(EXPONENT_BUDGET[dtype] // max(1.0, math.log2(n * m))))
 
 
+def may_overflow(eps: float) -> bool:
+    """Whether u v may pass 2^22, so that products with an upstream gradient leave a float's range long before
+    the result does.  eps is 0 in the log form; in the other one u v <= 1 / eps.
+    """
+    return eps < 2.0**-22
+
+
 def rescaling(lead: int, trail: int, eps: float, steps: int) -> float:
     """rho of the iteration: the factor per step that keeps u and v of a rectangular matrix in range.
 

@@ -17,6 +17,7 @@ from helion_sinkhorn.ops.sinkhorn.implicit.equations import (
     support,
 )
 from helion_sinkhorn.ops.sinkhorn.loads import read
+from helion_sinkhorn.runtime.binade import binade
 
 # (4 units of roundoff)^2 of the first residual: from there on conjugate gradients only amplify rounding
 CG_STOP = 2.0**-44
@@ -98,6 +99,9 @@ def sinkhorn_implicit_cg(
     for tile in hl.tile(batch):
         p32 = block(matrices, p_shape, tile, n, m, lanes_first)
         g32 = block(upstream, dy_shape, tile, n, m, lanes_first)
+        power, reciprocal_of_power = binade(g32.abs().amax(2).amax(1))
+        power, reciprocal_of_power = power[:, None, None], reciprocal_of_power[:, None, None]
+        g32 = g32 * reciprocal_of_power
         r = p32.sum(2)
         if system == "full":
             rows, columns = support(r), support(p32.sum(1))
@@ -120,7 +124,7 @@ def sinkhorn_implicit_cg(
                 da = ra + rounded(turn, da, how)
                 db = rb + rounded(turn, db, how)
                 left = now
-            store(dx, tile, p32 * (g32 - a.unsqueeze(2) - b.unsqueeze(1)))
+            store(dx, tile, p32 * (g32 - a.unsqueeze(2) - b.unsqueeze(1)) * power)
         else:
             corrected = system == "corrected"
             inv = inverse(r, how) if corrected else support(r)
@@ -147,4 +151,4 @@ def sinkhorn_implicit_cg(
             h = g32 - x.unsqueeze(1)
             if corrected:
                 h = relative(p32, h, how)
-            store(dx, tile, flow(p32, h, inv, how))
+            store(dx, tile, flow(p32, h, inv, how) * power)

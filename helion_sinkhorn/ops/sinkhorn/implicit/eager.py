@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from helion_sinkhorn.ops.sinkhorn.eager import of_order_one
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps, solver_for
 
 CACHE_BYTES = 1 << 19
@@ -163,9 +164,15 @@ def backward(
         rows = slice(begin, begin + size)
         part, g = (t[..., rows].to(computing).contiguous() for t in (ps, dys))
         steps = cg_steps(system, n, m, n_iters)
-        if solver == "cg" and system == "full":
-            dxs[..., rows] = _full_cg(part, g, steps)
+        if solver == "direct":
+            one = _Slice(part, g, system)
+            dxs[..., rows] = one.gradient(one.direct())
+            continue
+        # the squares of residuals would leave the range
+        g, scale = of_order_one(g)
+        if system == "full":
+            dxs[..., rows] = _full_cg(part, g, steps).mul_(scale)
         else:
             one = _Slice(part, g, system)
-            dxs[..., rows] = one.gradient(one.direct() if solver == "direct" else one.cg(steps))
+            dxs[..., rows] = one.gradient(one.cg(steps)).mul_(scale)
     return dx
