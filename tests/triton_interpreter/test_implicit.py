@@ -54,6 +54,17 @@ def test_systems_for_comparison(n, system, solver):
     assert error(n, n, system, solver, n_iters=5) <= 1
 
 
+@pytest.mark.parametrize("system", ["corrected", "full"])
+def test_any_scale_of_the_upstream_gradient(system):
+    """The power of two that is taken out comes from the bits of the largest entry, padding left out."""
+    p = reference.sinkhorn(make_logits("randn_1", BATCH, 3, 3), 20, form="log").float()
+    dy = make_cotangents(p)
+    dx = implicit_launch.implicit_backward(dy, p, 20, system, "cg", torch.float32)
+    for scale in (2.0**-100, 2.0**100):
+        scaled = implicit_launch.implicit_backward(dy * scale, p, 20, system, "cg", torch.float32)
+        assert torch.equal(scaled / scale, dx)
+
+
 @pytest.mark.parametrize("solver", ["direct", "cg"])
 @pytest.mark.parametrize("n", [3, 4])
 def test_one_matrix(n, solver):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from launches import launching_as
@@ -114,6 +116,11 @@ def test_restarts(n, m, first):
     case = Case("randn_8", n, m, 60, "log", first, batch=BATCH)
     check_forward(case)
     check_backward(case, "sinkhorn_backward_history")
+    x, dy = case.inputs()
+    run = functools.partial(launch.backward, choice=choice(case, "sinkhorn_backward_history"))
+    dx = run(dy, x, *case.arguments)
+    for scale in (2.0**-66, 2.0**100):
+        assert torch.equal(run(dy * scale, x, *case.arguments) / scale, dx)
 
 
 class Guarded:
