@@ -92,7 +92,8 @@ def _gradient(ctx, do, dend):
         return (None,) * 12
     *tensors, start, cu_seqlens = ctx.saved_tensors
     given = [x for x in (do, dend, *tensors, start) if x is not None]
-    if any(torch._C._functorch.is_legacy_batchedtensor(x) for x in given):
+    # there is none where a compiler traces, which does not know the question
+    if not torch.compiler.is_compiling() and any(map(torch._C._functorch.is_legacy_batchedtensor, given)):
         # torch has no fallback for an operator that takes or returns optional tensors
         raise NotImplementedError(
             "recurrent_linear_attention has no batched gradients, which is_grads_batched=True and "
