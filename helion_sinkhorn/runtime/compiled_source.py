@@ -15,20 +15,19 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.runtime.gradients import NAMESPACE
-
+NAMESPACE = "helion_sinkhorn_compiled"
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def of_source(name: str, schema: str, operator: Callable[..., Any]) -> Callable[..., Any]:
-    """Register helion_sinkhorn::name_of_source, the operator with the digest behind its arguments."""
-    qualified = f"{NAMESPACE}::{name}_of_source"
+    """Register helion_sinkhorn_compiled::name, the operator with the digest behind its arguments."""
+    qualified = f"{NAMESPACE}::{name}"
     arguments, results = schema.split(") -> ", 1)
     torch.library.define(
         qualified, f"{arguments}, str source) -> {results}", tags=torch.Tag.pt2_compliant_tag
     )
     torch.library.impl(qualified, "CompositeImplicitAutograd", lambda *given: operator(*given[:-1]))
-    return getattr(getattr(torch.ops, NAMESPACE), f"{name}_of_source")
+    return getattr(getattr(torch.ops, NAMESPACE), name)
 
 
 @functools.cache

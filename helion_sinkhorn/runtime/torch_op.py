@@ -35,6 +35,14 @@ def on_device(x: torch.Tensor):
     return _HERE if x.device.index == torch.cuda.current_device() else torch.cuda.device(x.device)
 
 
+def without_autocast(x: torch.Tensor):
+    """Autocast off on a tensor's device; some have none, and where it is off nothing is to do."""
+    kind = x.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return _HERE
+
+
 def differentiates(*tensors: torch.Tensor) -> bool:
     """Whether autograd, in reverse or forward mode, has to see a call on these."""
     # within a dual level the bare operator would answer with silently zero tangents
@@ -102,13 +110,14 @@ def define(
 
     Args:
         schema: arguments and results, "(Tensor x, int n) -> Tensor".
-        run: the operator on CPU and CUDA tensors.
+        run: the operator on tensors of any device.
         fake: the same on tensors without data.
         tensors: how many arguments, from the first, may be tensors.
     """
     qualified = f"{NAMESPACE}::{name}"
     torch.library.define(qualified, schema, tags=torch.Tag.pt2_compliant_tag)
-    torch.library.impl(qualified, ("CPU", "CUDA"), run)
+    # of every device: whether kernels or PyTorch compute a call, its arguments say
+    torch.library.impl(qualified, "CompositeExplicitAutograd", run)
     torch.library.register_fake(qualified, fake)
     operator = operator_named(name)
     compiled = of_source(name, schema, operator)

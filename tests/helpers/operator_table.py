@@ -49,7 +49,10 @@ class Row:
 def loss(found: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
     """A number of all results, each entry with a weight of its own."""
     results = (found,) if isinstance(found, torch.Tensor) else found
-    weighted = [t * torch.arange(1, t.numel() + 1, dtype=t.dtype).cos().view(t.shape) for t in results]
+    weighted = [
+        t * torch.arange(1, t.numel() + 1, dtype=t.dtype, device=t.device).cos().view(t.shape)
+        for t in results
+    ]
     return torch.stack([t.sum() for t in weighted]).sum()
 
 

@@ -23,6 +23,7 @@ from helion_sinkhorn.runtime.torch_op import (
     last,
     on_device,
     operator_named,
+    without_autocast,
 )
 
 FORWARD, BACKWARD = "recurrent_linear_attention", "recurrent_linear_attention_backward"
@@ -47,7 +48,7 @@ def _launch(serves: str):
 def _served(q: torch.Tensor, serves: str):
     """What has `forward` and `backward`; a launch would have nothing to do without a step."""
     if serves == "pytorch" or q.numel() == 0:
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             yield eager
     else:
         with on_device(q):
