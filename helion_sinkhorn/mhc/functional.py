@@ -8,7 +8,13 @@ from helion_sinkhorn.ops.hc_mixes.api import check_options, hc_mixes
 from helion_sinkhorn.ops.hc_pre.api import hc_pre
 from helion_sinkhorn.ops.hc_site.crossing import check, coefficients
 from helion_sinkhorn.ops.hc_split_sinkhorn.api import check_constants
-from helion_sinkhorn.runtime.checks import check_finite, check_int, check_same_device, check_tensor
+from helion_sinkhorn.runtime.checks import (
+    check_finite,
+    check_implementation,
+    check_int,
+    check_same_device,
+    check_tensor,
+)
 from helion_sinkhorn.runtime.streams import check_streams, merged
 
 
@@ -89,6 +95,7 @@ def hc_coeffs(
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2.
     """
+    implementation = check_implementation(implementation)
     check(x, fn, scale, base, None, sinkhorn_iters, norm_weight)
     check_options(norm_eps, precision, eps_outside)
     check_constants(eps, post_mult, pre_eps, post_eps, comb_order)
@@ -143,6 +150,7 @@ def hc_head(
 
     Source: DeepSeek-V4's inference code, whose last collapse this is.
     """
+    implementation = check_implementation(implementation)
     check_tensor("x", x, "(..., n, C)")
     check_streams(x)
     n = x.size(-2)

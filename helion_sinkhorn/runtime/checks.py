@@ -12,6 +12,7 @@ IMPLEMENTATIONS = ("auto", "helion", "pytorch")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (*KERNEL_DTYPES, torch.float64)
 LARGEST_FLOAT = int(torch.finfo(torch.float64).max)
+_is_tracing = torch.jit.is_tracing
 
 
 def check_tensor(name: str, x: object, shape: str = "") -> None:
@@ -90,7 +91,15 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_implementation(value: object) -> str:
-    """One of IMPLEMENTATIONS, "pytorch" for its old name "reference"; raise ValueError for another."""
+    """One of IMPLEMENTATIONS, "pytorch" for its old name "reference"; raise ValueError for another.
+
+    Every function begins with it, so it is here that torch.jit.trace is refused: NotImplementedError.
+    """
+    if _is_tracing():
+        raise NotImplementedError(
+            "torch.jit.trace, which torch.onnx.export(dynamo=False) uses too, would make constants of this "
+            "call's sizes and leave results of other sizes wrong; use torch.export.export or torch.compile"
+        )
     if value == "reference":
         warnings.warn(
             "implementation='reference' is now called 'pytorch': helion_sinkhorn.reference is the "

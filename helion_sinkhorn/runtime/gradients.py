@@ -43,7 +43,9 @@ def register_gradient(
         """One level of differentiation: the dispatcher calls it at each that wants one."""
 
         @staticmethod
-        def forward(ctx, keys, *arguments):
+        def forward(ctx, *given):
+            # the keys stand last: ctx numbers what needs a gradient as the operator numbers its arguments
+            *arguments, keys = given
             output = below(keys, *arguments)
             if setup_context is not None:
                 setup_context(ctx, arguments, output)
@@ -51,12 +53,15 @@ def register_gradient(
 
         @staticmethod
         def backward(ctx, *gradients):
-            return None, *gradient(ctx, *gradients)
+            return *gradient(ctx, *gradients), None
+
+        # of Function alone; compiled autograd asks for it
+        _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
 
     def differentiated(keys, *arguments):
         if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
             return below(keys, *arguments)
         with enable_single_level_autograd_function():
-            return Registered.apply(keys, *arguments)
+            return Registered.apply(*arguments, keys)
 
     _library.impl(name, differentiated, "Autograd", with_keyset=True)

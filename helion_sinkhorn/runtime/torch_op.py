@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from helion_sinkhorn.runtime.compiled_source import of_source, source_digest
 from helion_sinkhorn.runtime.direct import apply_directly
 from helion_sinkhorn.runtime.gradients import NAMESPACE, register_gradient
 
@@ -22,6 +23,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _functorch = torch._C._functorch
 # bound once: every call asks all of them, and torch._C.name is two look-ups more
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+_is_dynamo_compiling, _is_exporting = torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting
 _dispatch_modes, _function_mode = torch._C._len_torch_dispatch_stack, torch._C._is_torch_function_mode_enabled
 _transforms = _functorch.peek_interpreter_stack
 _is_wrapped, _is_legacy_batched = _functorch.is_functorch_wrapped_tensor, _functorch.is_legacy_batchedtensor
@@ -31,6 +33,14 @@ _is_functional = torch._is_functional_tensor
 def on_device(x: torch.Tensor):
     """Helion launches on the current device: make it the tensor's."""
     return _HERE if x.device.index == torch.cuda.current_device() else torch.cuda.device(x.device)
+
+
+def without_autocast(x: torch.Tensor):
+    """Autocast off on a tensor's device; some have none, and where it is off nothing is to do."""
+    kind = x.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return _HERE
 
 
 def differentiates(*tensors: torch.Tensor) -> bool:
@@ -100,18 +110,22 @@ def define(
 
     Args:
         schema: arguments and results, "(Tensor x, int n) -> Tensor".
-        run: the operator on CPU and CUDA tensors.
+        run: the operator on tensors of any device.
         fake: the same on tensors without data.
         tensors: how many arguments, from the first, may be tensors.
     """
     qualified = f"{NAMESPACE}::{name}"
     torch.library.define(qualified, schema, tags=torch.Tag.pt2_compliant_tag)
-    torch.library.impl(qualified, ("CPU", "CUDA"), run)
+    # of every device: whether kernels or PyTorch compute a call, its arguments say
+    torch.library.impl(qualified, "CompositeExplicitAutograd", run)
     torch.library.register_fake(qualified, fake)
     operator = operator_named(name)
+    compiled = of_source(name, schema, operator)
 
     def call(*arguments):
         if _dispatches():
+            if _is_dynamo_compiling() and not _is_exporting():
+                return compiled(*arguments, source_digest())
             return operator(*arguments)
         for x in arguments[:tensors]:
             if isinstance(x, torch.Tensor) and not _is_bare(x):

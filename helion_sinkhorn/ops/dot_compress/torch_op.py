@@ -19,6 +19,7 @@ from helion_sinkhorn.runtime.torch_op import (
     last,
     on_device,
     sharding,
+    without_autocast,
 )
 from helion_sinkhorn.runtime.views import unflattened
 
@@ -44,7 +45,7 @@ def forward(x, y, z, parts, implementation):
     """(out, b); see api.dot_compress."""
     elements = _elements(x), _elements(y), None if z is None else _elements(z)
     if implementation == "pytorch" or x.numel() == 0:
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             out, b = eager.forward(*elements, parts)
     else:
         with on_device(x):
@@ -56,7 +57,7 @@ def backward(grad, x, y, b, implementation):
     """(dx, dy, db) from the b that `forward` returned."""
     elements = _elements(grad), _elements(x), _elements(y), _elements(b, 3)
     if implementation == "pytorch" or x.numel() == 0:
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             dx, dy, db = eager.backward(*elements)
     else:
         with on_device(x):

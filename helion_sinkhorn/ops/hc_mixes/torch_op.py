@@ -21,6 +21,7 @@ from helion_sinkhorn.runtime.torch_op import (
     map_tokens,
     on_device,
     operator_named,
+    without_autocast,
 )
 
 FORWARD, BACKWARD = "hc_mixes", "hc_mixes_backward"
@@ -49,7 +50,7 @@ def forward(x, fn, norm_eps, eps_outside, precision, implementation):
     if implementation == "helion" and x.numel() > 0:
         with on_device(x):
             return _launch().forward(x, fn, norm_eps, eps_outside, precision)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         mixes, norms = eager.forward(_tokens(x, fn.size(1)), fn, norm_eps, eps_outside)
     lead = leading(x, fn)
     return mixes.view(*lead, mixes.size(-1)), norms.view(*lead, 2)
@@ -62,7 +63,7 @@ def backward(dmixes, x, fn, mixes, norms, precision, implementation):
             return _launch().backward(dmixes, x, fn, mixes, norms, precision)
     (m, size) = fn.shape
     rows = _tokens(dmixes, m), _tokens(x, size), fn, _tokens(mixes, m), _tokens(norms, 2)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         dx, dfn = eager.backward(*rows)
     return dx.view(x.shape), dfn
 

@@ -22,6 +22,7 @@ from helion_sinkhorn.runtime.torch_op import (
     on_device,
     operator_named,
     sharding,
+    without_autocast,
 )
 
 FORWARD, BACKWARD = "hc_post", "hc_post_backward"
@@ -40,7 +41,7 @@ def forward(f, x, *rest):
     """The new streams; see api.hc_post."""
     *rest, implementation = rest
     if implementation == "pytorch" or x.numel() == 0:
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             return eager.forward(f, x, *rest)
     with on_device(x):
         return _launch().forward(f, x, *rest)
@@ -50,7 +51,7 @@ def backward(grad, f, x, *rest):
     """(df, dx, dpost, dcomb)."""
     *rest, implementation = rest
     if implementation == "pytorch" or x.numel() == 0:
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             return eager.backward(grad, f, x, *rest)
     with on_device(x):
         return _launch().backward(grad, f, x, *rest)

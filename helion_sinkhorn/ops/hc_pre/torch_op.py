@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 
-import torch
-
 from helion_sinkhorn.ops.hc_pre import eager
 from helion_sinkhorn.runtime.torch_op import (
     define,
@@ -19,6 +17,7 @@ from helion_sinkhorn.runtime.torch_op import (
     last,
     on_device,
     sharding,
+    without_autocast,
 )
 
 FORWARD, BACKWARD = "hc_pre", "hc_pre_backward"
@@ -35,7 +34,7 @@ def _launch():
 def forward(x, pre, implementation):
     """y; see api.hc_pre."""
     if implementation == "pytorch" or x.numel() == 0:
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             return eager.forward(x, pre)
     with on_device(x):
         return _launch().forward(x, pre)
@@ -44,7 +43,7 @@ def forward(x, pre, implementation):
 def backward(dy, x, pre, implementation):
     """(dx, dpre)."""
     if implementation == "pytorch" or x.numel() == 0:
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             return eager.backward(dy, x, pre)
     with on_device(x):
         return _launch().backward(dy, x, pre)

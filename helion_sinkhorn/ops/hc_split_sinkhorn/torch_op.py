@@ -27,6 +27,7 @@ from helion_sinkhorn.runtime.torch_op import (
     last,
     on_device,
     operator_named,
+    without_autocast,
 )
 
 FORWARD, BACKWARD = "hc_split_sinkhorn", "hc_split_sinkhorn_backward"
@@ -50,7 +51,7 @@ def forward(mixes, scale, base, n, *arguments):
     """(pre, post, comb); see api.hc_split_sinkhorn."""
     *arguments, implementation, out_dtype = arguments
     if implementation == "pytorch" or mixes.numel() == 0:
-        with torch.autocast(mixes.device.type, enabled=False):
+        with without_autocast(mixes):
             return eager.forward(mixes, scale, base, n, *arguments, out_dtype)
     with on_device(mixes):
         return _launch().forward(mixes, scale, base, n, *arguments, out_dtype)
@@ -60,7 +61,7 @@ def forward_reduced(partials, squares, scale, base, size, norm_eps, eps_outside,
     """(pre, post, comb, mixes, norms) of partial sums."""
     *arguments, implementation, out_dtype = arguments
     if implementation == "pytorch" or partials.numel() == 0:
-        with torch.autocast(partials.device.type, enabled=False):
+        with without_autocast(partials):
             mixes, norms = eager.reduce(partials, squares, size, norm_eps, eps_outside)
             return *eager.forward(mixes, scale, base, n, *arguments, out_dtype), mixes, norms
     norm = size, norm_eps, eps_outside
@@ -74,7 +75,7 @@ def backward(dpre, dpost, dcomb, mixes, scale, base, n, *arguments):
     *arguments, implementation = arguments
     run = eager.backward
     if implementation == "pytorch" or mixes.numel() == 0:
-        with torch.autocast(mixes.device.type, enabled=False):
+        with without_autocast(mixes):
             return run(dpre, dpost, dcomb, mixes, scale, base, n, *arguments)
     with on_device(mixes):
         return _launch().backward(dpre, dpost, dcomb, mixes, scale, base, n, *arguments)

@@ -23,6 +23,7 @@ from helion_sinkhorn.runtime.torch_op import (
     last,
     on_device,
     operator_named,
+    without_autocast,
 )
 
 FORWARD, BACKWARD = "recurrent_linear_attention", "recurrent_linear_attention_backward"
@@ -47,7 +48,7 @@ def _launch(serves: str):
 def _served(q: torch.Tensor, serves: str):
     """What has `forward` and `backward`; a launch would have nothing to do without a step."""
     if serves == "pytorch" or q.numel() == 0:
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             yield eager
     else:
         with on_device(q):
@@ -92,7 +93,8 @@ def _gradient(ctx, do, dend):
         return (None,) * 12
     *tensors, start, cu_seqlens = ctx.saved_tensors
     given = [x for x in (do, dend, *tensors, start) if x is not None]
-    if any(torch._C._functorch.is_legacy_batchedtensor(x) for x in given):
+    # there is none where a compiler traces, which does not know the question
+    if not torch.compiler.is_compiling() and any(map(torch._C._functorch.is_legacy_batchedtensor, given)):
         # torch has no fallback for an operator that takes or returns optional tensors
         raise NotImplementedError(
             "recurrent_linear_attention has no batched gradients, which is_grads_batched=True and "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.api import DEFAULT_EPS, MOST_ITERS, check_options, sinkhorn
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import Implicit
 from helion_sinkhorn.runtime.checks import check_implementation, check_int, check_tensor
+from helion_sinkhorn.runtime.torch_op import without_autocast
 
 
 class Sinkhorn(torch.nn.Module):
@@ -40,12 +39,6 @@ class Sinkhorn(torch.nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
 
 
-def _no_autocast(x: torch.Tensor):
-    """Autocast off; the meta device has none to switch."""
-    kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
-
-
 class FusedMHC(torch.nn.Module):
     """Drop-in for triton-sinkhorn's module of this name: log-domain Sinkhorn, rows first.
 
@@ -71,7 +64,7 @@ class FusedMHC(torch.nn.Module):
         """(..., n, n) logits of any floating dtype to (..., n, n) P of that dtype."""
         # before they become float32, which `sinkhorn` takes
         check_tensor("logits", logits, "(..., n, n)")
-        with _no_autocast(logits):
+        with without_autocast(logits):
             clamped = logits.float().clamp(min=self.CLAMP)
             return sinkhorn(clamped, self.mhc_iters, form="log").to(logits.dtype)
 
@@ -109,7 +102,7 @@ class SinkhornLaneMixer(torch.nn.Module):
                 f"x_lanes has shape {tuple(x_lanes.shape)}; "
                 f"pass (..., {self.lanes}, dim), lanes before features"
             )
-        with _no_autocast(x_lanes):
+        with without_autocast(x_lanes):
             p = self.sinkhorn(self.mixing_logits.float())
             return torch.einsum("...id,oi->...od", x_lanes.float(), p).to(x_lanes.dtype)
 
