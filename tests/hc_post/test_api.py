@@ -156,16 +156,6 @@ def test_gradients_by_finite_differences(comb_order):
     torch.autograd.gradcheck(lambda *t: hc_post(*t, comb_order=comb_order), leaves[:4])
 
 
-def test_the_gradient_of_the_bias_is_the_sum_of_df_as_it_was_rounded():
-    inputs = post_inputs(3, 700, c=8, dtype=torch.bfloat16)
-    found = post_results(*inputs)
-    exactly = found["df"].double().sum((0, 1))
-    size = found["df"].double().norm(dim=(0, 1))
-    # 2100 terms of 8 bits: float32 has room for most of the sum, a bfloat16 accumulator for none
-    assert ((found["dbias"] - exactly).abs() / size).max() < 1e-6
-    assert found["dbias"].dtype == torch.float32
-
-
 # --- shapes, dtypes, layouts, gradients -----------------------------------------------------------
 
 
