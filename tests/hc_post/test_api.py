@@ -270,13 +270,16 @@ def test_a_token_that_is_not_finite_stays_one(poison):
 
 
 def test_little_memory_beside_the_results(monkeypatch):
-    """Temporary tensors are of a piece of the tokens, and pieces change no bit."""
+    """Temporary tensors are of a piece of the tokens, and change no bit; but f for a bias's gradient."""
     inputs = post_inputs(50, c=128, dtype=torch.bfloat16)
     whole = post_results(*inputs)
     monkeypatch.setattr(pieces, "ENTRIES", 7 * 4 * 128 + 1)
     with LargestFloat32() as largest:
         found = post_results(*inputs)
     assert_equal(found.values(), whole.values())
+    assert 7 * 4 * 128 < largest.entries == 50 * 128
+    with LargestFloat32() as largest:
+        post_results(*inputs[:4], None, *inputs[5:])
     assert 0 < largest.entries <= 7 * 4 * 128
 
 
