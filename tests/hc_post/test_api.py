@@ -156,16 +156,6 @@ def test_gradients_by_finite_differences(comb_order):
     torch.autograd.gradcheck(lambda *t: hc_post(*t, comb_order=comb_order), leaves[:4])
 
 
-def test_the_gradient_of_the_bias_is_the_sum_of_df_as_it_was_rounded():
-    inputs = post_inputs(3, 700, c=8, dtype=torch.bfloat16)
-    found = post_results(*inputs)
-    exactly = found["df"].double().sum((0, 1))
-    size = found["df"].double().norm(dim=(0, 1))
-    # 2100 terms of 8 bits: float32 has room for most of the sum, a bfloat16 accumulator for none
-    assert ((found["dbias"] - exactly).abs() / size).max() < 1e-6
-    assert found["dbias"].dtype == torch.float32
-
-
 # --- shapes, dtypes, layouts, gradients -----------------------------------------------------------
 
 
@@ -280,13 +270,16 @@ def test_a_token_that_is_not_finite_stays_one(poison):
 
 
 def test_little_memory_beside_the_results(monkeypatch):
-    """Temporary tensors are of a piece of the tokens, and pieces change no bit."""
+    """Temporary tensors are of a piece of the tokens, and change no bit; but f for a bias's gradient."""
     inputs = post_inputs(50, c=128, dtype=torch.bfloat16)
     whole = post_results(*inputs)
     monkeypatch.setattr(pieces, "ENTRIES", 7 * 4 * 128 + 1)
     with LargestFloat32() as largest:
         found = post_results(*inputs)
     assert_equal(found.values(), whole.values())
+    assert 7 * 4 * 128 < largest.entries == 50 * 128
+    with LargestFloat32() as largest:
+        post_results(*inputs[:4], None, *inputs[5:])
     assert 0 < largest.entries <= 7 * 4 * 128
 
 

@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from padded_packs import check_padding
 
 from helion_sinkhorn import recurrent_linear_attention
 from helion_sinkhorn.ops.linear_attention.budget import Case
@@ -49,6 +50,11 @@ def test_sizes(dk, dv):
 
 def test_packed_sequences():
     check(workload("g gk gv", (1, 60, 2, 16, 32), states=True, lengths=(7, 0, 16, 1, 36)))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_steps_of_no_sequence_are_zeros(reverse):
+    check_padding(lambda case: case.run(walked), reverse, DEVICE)
 
 
 def test_the_same_bits_again_and_in_any_batch():

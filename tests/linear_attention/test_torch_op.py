@@ -117,7 +117,7 @@ def under_a_mode(function):
     ],
     ids=["compile", "mode", "functionalize", "vmap", "grad", "autograd"],
 )
-@pytest.mark.parametrize("offsets", [[0, 5], [1, 9], [0, 6, 4, 9], [0, 10, 9]])
+@pytest.mark.parametrize("offsets", [[-1, 9], [0, 6, 4, 9], [0, 10]])
 def test_wrong_offsets_are_noticed_under_transforms(transform, offsets):
     torch._dynamo.reset()
     x, _, _ = call("gk", (1, 9, 2, 3, 4)).make_inputs()
@@ -128,7 +128,7 @@ def test_wrong_offsets_are_noticed_under_transforms(transform, offsets):
 
     run = transform(attend_to)
     run(q, torch.tensor([0, 2, 9]))
-    with pytest.raises(ValueError, match="pass offsets that ascend from 0 to T = 9"):
+    with pytest.raises(ValueError, match="pass ascending offsets of 0 to T = 9"):
         run(q, torch.tensor(offsets))
 
 

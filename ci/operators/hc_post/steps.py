@@ -54,10 +54,9 @@ class Steps:
             "dpost": dpost,
             "dcomb": dcomb if w.comb_order == "io" else dcomb.mT.contiguous(),
         }
-        found = {name: t.to(dtype_of(w, name)) for name, t in found.items()}
         if bias is not None:
-            found["dbias"] = self.tokens(found["df"].to(self.dtype).mT).unsqueeze(1).float()
-        return found
+            found["dbias"] = self.tokens(self.dot(grad, post.unsqueeze(-1)).mT).unsqueeze(1)
+        return {name: t.to(dtype_of(w, name)) for name, t in found.items()}
 
     def dot(self, terms: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The weighted sum over the last dimension but one."""

@@ -160,8 +160,10 @@ def computed(order: str, forward, backward, f, x, post, comb, grad, bias=None) -
     found = {"out": forward(*tensors)} if forward else {}
     if backward:
         names = ("df", "dx", "dpost", "dcomb")
-        found |= dict(zip(names, backward(grad, *tensors), strict=True))
+        # as the operator calls it for the gradient of a bias
+        wide = f if bias is None else f.float()
+        found |= dict(zip(names, backward(grad, wide, *tensors[1:]), strict=True))
         if bias is not None:
-            each = [gradient_of_bias(df, torch.float32) for df in found["df"]]
-            found["dbias"] = torch.stack(each).unsqueeze(1)
+            found["dbias"] = torch.stack([gradient_of_bias(df) for df in found["df"]]).unsqueeze(1)
+            found["df"] = found["df"].to(f.dtype)
     return found

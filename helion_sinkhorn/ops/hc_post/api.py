@@ -56,7 +56,7 @@ def hc_post(
 
     Numerical policy: all arithmetic in float32 (float64 for float64 x) whatever the inputs or autocast; one
         rounding to the dtype of x at the end, of each gradient to the dtype of what it belongs to.  dbias
-        adds df as it was rounded.  Bitwise reproducible, and a token's results and gradients do not depend
+        adds df before it is rounded.  Bitwise reproducible, and a token's results and gradients do not depend
         on the tokens around it, with any config.
 
     Raises:

@@ -1,13 +1,11 @@
 """What results of hc_post may be off by: a rounding of each product and of each sum, and one to their dtype.
 
 Everything before the last rounding is float32, so the deviation of an entry is that of its terms, each off by
-`chain` or `tree` units of roundoff.  The gradient of the bias adds what was rounded once already.  The budget
-is five deviations, and half a unit in the last place of a narrow result.
+`chain` or `tree` units of roundoff.  The gradient of the bias adds df before it is rounded.  The
+budget is five deviations, and half a unit in the last place of a narrow result.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 
@@ -44,7 +42,6 @@ def deviation(f, x, post, comb, grad, bias=None, comb_order: str = "io") -> Name
     A sum over streams may take them in order; one over C entries or G tokens adds at most twice the root of
     their number in a chain, as a loop over tiles does and a tree within each.
     """
-    narrow = f.dtype
     f, x, post, comb, grad = (t.detach().double() for t in (f, x, post, comb, grad))
     n, c = x.shape[-2:]
     given, with_bias = (f, 0.0) if bias is None else (f + bias.double().unsqueeze(1), 1.0)
@@ -64,8 +61,7 @@ def deviation(f, x, post, comb, grad, bias=None, comb_order: str = "io") -> Name
     if bias is not None:
         df = (post.unsqueeze(-2) @ grad).squeeze(-2)
         additions = UNIT * tree(df.size(1)) * df.abs()
-        rounded = half_ulp(df, narrow) / math.sqrt(3)
-        terms = found["df"].square() + additions.square() + rounded.square()
+        terms = found["df"].square() + additions.square()
         found["dbias"] = terms.sum(1, keepdim=True).sqrt()
     return found
 

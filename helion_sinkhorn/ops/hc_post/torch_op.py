@@ -76,16 +76,18 @@ def _gradient(ctx, grad):
         return (None,) * 7
     f, x, post, comb, bias = ctx.saved_tensors
     run = HcPostBackward.apply if differentiates(grad, f, x, post, comb) else call_backward
-    df, *others = run(grad, f, x, post, comb, bias, *ctx.arguments)
     wanted = bias is not None and ctx.needs_input_grad[4]
-    dbias = gradient_of_bias(df, computing(x.dtype)).to(bias.dtype) if wanted else None
-    return df, *others, dbias, None, None
+    # df has the dtype of f: in the computing one the bias's gradient is summed before anything is rounded
+    given = f.to(computing(x.dtype)) if wanted else f
+    df, *others = run(grad, given, x, post, comb, bias, *ctx.arguments)
+    dbias = gradient_of_bias(df).to(bias.dtype) if wanted else None
+    return df.to(f.dtype), *others, dbias, None, None
 
 
-def gradient_of_bias(df: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The sum of df over all tokens, in dtype; not of its rows as a matrix, which uneven shards cannot be."""
+def gradient_of_bias(df: torch.Tensor) -> torch.Tensor:
+    """The sum of df over all tokens; not of its rows as a matrix, which uneven shards cannot be."""
     tokens = tuple(range(df.dim() - 1))
-    return df.sum(tokens, dtype=dtype) if tokens else df.to(dtype)
+    return df.sum(tokens) if tokens else df
 
 
 call = define(FORWARD, f"({ARGUMENTS}) -> Tensor", forward, _empty_result, 5)

@@ -70,9 +70,10 @@ def recurrent_linear_attention(
         initial_state: h before the first step, (N, H, Dk, Dv), default 0; N is B without cu_seqlens.
         output_final_state: return (o, h after the last step) and not o alone.
         reverse: process each sequence from its last step to its first.
-        cu_seqlens: (N + 1,) int32 or int64 offsets that ascend from 0 to T: B is 1, and sequence n has the
-            steps from offset n up to offset n + 1.  Their values are checked on a CPU; the kernels of a GPU
-            would have to wait for them, and with wrong ones read or write elsewhere.
+        cu_seqlens: (N + 1,) int32 or int64 ascending offsets of 0 to T: B is 1, and sequence n has the
+            steps from offset n up to offset n + 1.  Steps before the first offset and from the last one on
+            are of no sequence: o and all gradients are 0 there.  Their values are checked on a CPU; the
+            kernels of a GPU would have to wait for them, and with wrong ones read or write elsewhere.
         method: "recurrent" goes step by step, "chunked" multiplies matrices of 64 steps, without gv or
             cu_seqlens and for Dk <= 128; "auto" takes chunks if it can for bfloat16 or float16 of at least
             64 steps, and is "recurrent" otherwise.  PyTorch goes step by step whatever the method.
@@ -90,7 +91,7 @@ def recurrent_linear_attention(
 
     Raises:
         TypeError: a tensor that is none, a dtype not in the lists above, q, k, v of several dtypes.
-        ValueError: shapes that do not fit, devices that differ, offsets that do not ascend from 0 to T, a
+        ValueError: shapes that do not fit, devices that differ, offsets that do not ascend within 0 to T, a
             scale that is not finite, an unknown option.
         NotImplementedError: implementation="helion" on a CPU, in float64 or beyond the kernels' sizes;
             method="chunked" with gv, with cu_seqlens or for Dk > 128; double backward.

@@ -101,8 +101,8 @@ class _Span:
 def _offsets(cu_seqlens: torch.Tensor, steps: int) -> list[int]:
     """Their values, which transforms and compilers do not know before this."""
     offsets = cu_seqlens.tolist()
-    if offsets[0] != 0 or offsets[-1] != steps or offsets != sorted(offsets):
-        raise ValueError(f"cu_seqlens is {offsets}; pass offsets that ascend from 0 to T = {steps}")
+    if offsets[0] < 0 or offsets[-1] > steps or offsets != sorted(offsets):
+        raise ValueError(f"cu_seqlens is {offsets}; pass ascending offsets of 0 to T = {steps}")
     return offsets
 
 
@@ -124,7 +124,7 @@ def forward(
     q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, last state); the contract is linear_attention.recurrent_linear_attention's."""
-    o, states = torch.empty_like(v, memory_format=torch.contiguous_format), []
+    o, states = torch.zeros_like(v, memory_format=torch.contiguous_format), []
     for at, span in _spans(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens):
         o[:, at], state = span.forward()
         states.append(state)
@@ -136,9 +136,9 @@ def backward(
 ) -> list[torch.Tensor]:
     """Gradients of q, k, v and of each of g, g_gamma, gk, gv, initial_state that is there, in this order."""
     do = torch.zeros_like(v) if do is None else do
-    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     dtype = torch.promote_types(q.dtype, torch.float32)
-    drows, dcolumns = torch.empty_like(dk, dtype=dtype), torch.empty_like(dv, dtype=dtype)
+    drows, dcolumns = torch.zeros_like(dk, dtype=dtype), torch.zeros_like(dv, dtype=dtype)
     starts = []
     spans = _spans(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens)
     for n, (at, span) in enumerate(spans):

@@ -87,6 +87,10 @@ class Problem:
         """What the config of one walk is chosen for."""
         return WalkCall(result, str(self.q.dtype)[6:], self.k.size(-1), self.v.size(-1), self.gates)
 
+    def new_like(self, x: torch.Tensor) -> torch.Tensor:
+        """A result of the shape of x, zeros where offsets may leave steps out: the host does not know."""
+        return torch.empty_like(x) if self.cu_seqlens is None else torch.zeros_like(x)
+
     def new_state(self) -> torch.Tensor:
         """(N, H, Dk, Dv), not yet written."""
         shape = self.sequences, *self.q.shape[2:], self.v.size(3)

@@ -33,19 +33,19 @@ def recurrent_linear_attention(
         initial_state: h before the first step, (N, H, Dk, Dv), default 0; N is B without cu_seqlens.
         output_final_state: return (o, h after the last step) and not o alone.
         reverse: walk each sequence from its last step to its first.
-        cu_seqlens: (N + 1,) offsets from 0 to T: B is 1, and sequence n is steps [offset n, offset n + 1).
+        cu_seqlens: (N + 1,) ascending, in 0 .. T: B is 1, sequence n is steps [offset n, offset n + 1).
+            Steps before the first offset and from the last one on are of no sequence: o and gradients are 0.
 
     Source: Yang et al., Gated Linear Attention Transformers (arXiv 2312.06635), section 3.
     """
     scale = q.size(-1) ** -0.5 if scale is None else scale
     offsets = [0, q.size(1)] if cu_seqlens is None else cu_seqlens.tolist()
-    outputs, states = [], []
+    o, states = {}, []
     for n in range(len(offsets) - 1):
         h = q.new_zeros(q.size(0), q.size(2), q.size(3), v.size(3))
         if initial_state is not None:
             h = initial_state if cu_seqlens is None else initial_state[n : n + 1]
         steps = range(offsets[n], offsets[n + 1])
-        o = {}
         for t in reversed(steps) if reverse else steps:
             if g is not None:
                 h = h * g[:, t, :, None, None].exp()
@@ -57,7 +57,7 @@ def recurrent_linear_attention(
                 h = h * gv[:, t, :, None, :].exp()
             h = h + k[:, t, :, :, None] * v[:, t, :, None, :]
             o[t] = scale * (q[:, t, :, :, None] * h).sum(-2)
-        outputs += [o[t] for t in steps]
         states.append(h)
-    o = torch.stack(outputs, 1) if outputs else v.new_zeros(v.shape)
+    nothing = v.new_zeros(v.size(0), *v.shape[2:])
+    o = torch.stack([o.get(t, nothing) for t in range(v.size(1))], 1) if o else torch.zeros_like(v)
     return (o, torch.cat(states)) if output_final_state else o

@@ -85,7 +85,9 @@ def _gradient(ctx, *upstream):
     f, x, post, comb, bias, *site, streams, mixes, norms = ctx.saved_tensors
     if all(t is None for t in upstream):
         return (None,) * (9 + len(ctx.constants))
-    update = f, x, post, comb
+    wanted = bias is not None and ctx.needs_input_grad[4]
+    # as in hc_post: summed for the bias before df is rounded
+    update = f.to(computing(x.dtype)) if wanted else f, x, post, comb
     if all(t is None for t in upstream[1:]):
         # nothing comes back through the collapse and the projection
         given = upstream[0], *update
@@ -98,9 +100,8 @@ def _gradient(ctx, *upstream):
         run = HcBoundaryBackward.apply if differentiates(*there) else call_backward
         df, *of_update, dfn, sums, dweights = run(*upstream, *given, *ctx.constants)
         made = None if upstream[1] is None else dweights, *of_site.of_parameters(dfn, sums, *site[1:])
-    wanted = bias is not None and ctx.needs_input_grad[4]
-    dbias = of_post.gradient_of_bias(df, computing(x.dtype)).to(bias.dtype) if wanted else None
-    return df, *of_update, dbias, *made, *[None] * len(ctx.constants)
+    dbias = of_post.gradient_of_bias(df).to(bias.dtype) if wanted else None
+    return df.to(f.dtype), *of_update, dbias, *made, *[None] * len(ctx.constants)
 
 
 call = define(

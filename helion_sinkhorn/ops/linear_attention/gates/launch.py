@@ -62,10 +62,11 @@ def rows_of_slots(p: Problem) -> Some:
     numbers = torch.arange(p.sequences, device=ends.device)
     slots = torch.arange(p.q.size(1) // SPAN + p.sequences, device=ends.device)
     firsts = ends[:-1] // SPAN + numbers
-    n = torch.searchsorted(firsts, slots, right=True) - 1
+    n = (torch.searchsorted(firsts, slots, right=True) - 1).clamp(min=0)
     below = (slots - firsts[n]) * SPAN
     token = ends[n + 1] - 1 - below if p.reverse else ends[n] + below
-    return torch.stack((token, (ends.diff()[n] - below).clamp(0, SPAN)), 1)
+    # no rows of a slot before the first sequence, which may begin behind the first step
+    return torch.stack((token, torch.where(below < 0, 0, (ends.diff()[n] - below).clamp(0, SPAN))), 1)
 
 
 def gates(
@@ -85,11 +86,13 @@ def gates(
     if side == "gv":
         q, k, v, do, gk, gv = do, v, k, q, gv, gk
         states, dstates = states.mT, dstates.mT
-    dgk = None if gk is None else torch.empty_like(gk)
+    dgk = None if gk is None else p.new_like(gk)
     tiles, blocks = (-(-x.size(3) // WIDTH) for x in (q, v))
     dg = None
     if of_steps:
-        dg = torch.empty((tiles, *p.q.flatten(0, 1).shape[:2]), dtype=WIDE, device=q.device)
+        shape = tiles, *p.q.flatten(0, 1).shape[:2]
+        allocated = torch.empty if p.cu_seqlens is None else torch.zeros
+        dg = allocated(shape, dtype=WIDE, device=q.device)
     own = [x for x in (p.g, p.g_gamma, gk) if x is not None]
     every = own if gv is None else [*own, gv]
     fine = any(x.dtype != torch.bfloat16 for x in (q, *every))

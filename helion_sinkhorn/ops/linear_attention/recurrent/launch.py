@@ -126,7 +126,7 @@ def walk(
 
 def walk_o(p: Problem, start: Some, end: Some, choice: Choice | None = None) -> torch.Tensor:
     """o."""
-    o = torch.empty_like(p.v)
+    o = p.new_like(p.v)
     walk(p, "o", o, start=start, end=end, choice=choice)
     return o
 
@@ -135,7 +135,7 @@ def walk_dq(
     p: Problem, do: torch.Tensor, start: Some, states: Some, choice: Choice | None = None
 ) -> torch.Tensor:
     """dq; states receives h before every SPAN steps."""
-    dq = torch.empty_like(p.q)
+    dq = p.new_like(p.q)
     walk(p, "dq", dq, do, start, states=states, choice=choice)
     return dq
 
@@ -144,7 +144,7 @@ def walk_dk(
     p: Problem, do: torch.Tensor, dend: Some, dstates: Some, choice: Choice | None = None
 ) -> torch.Tensor:
     """dk; dstates receives the gradient of h after every SPAN steps."""
-    dk = torch.empty_like(p.k)
+    dk = p.new_like(p.k)
     walk(p, "dk", dk, do, dend, states=dstates, choice=choice)
     return dk
 
@@ -153,7 +153,7 @@ def walk_dv(
     p: Problem, do: torch.Tensor, dend: Some, dstart: Some, choice: Choice | None = None
 ) -> torch.Tensor:
     """dv; dstart receives the gradient of the first state."""
-    dv = torch.empty_like(p.v)
+    dv = p.new_like(p.v)
     walk(p, "dv", dv, do, dend, dstart, choice=choice)
     return dv
 
