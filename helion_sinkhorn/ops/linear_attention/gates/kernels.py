@@ -29,11 +29,12 @@ from helion_sinkhorn.ops.linear_attention.chunked.chunk import (
     decay_apart,
     gathered,
     pieces_of,
+    product,
     product_of_pieces,
     transposed,
 )
 from helion_sinkhorn.ops.linear_attention.levels import across_middle, exponent, near_middle, ones
-from helion_sinkhorn.runtime.device_math import LOG2E
+from helion_sinkhorn.runtime.device_math import LOG2E, moved
 
 
 def rows_of(x, t, h, d, there):
@@ -63,6 +64,20 @@ def multiplied(x, y, fine, how, acc=None, turn_y=False):
 def decay_through(whole, rest, single):
     """The decay over all steps, a vector."""
     return torch.exp2(whole.sum(0) * LOG2E) if single else torch.exp2(whole.sum(0)) * torch.exp2(rest.sum(0))
+
+
+def owed(picks, x, fine, how, acc):
+    """`gathered`, if `fine` in sums that hardly round.
+
+    A matrix unit cuts its running sum towards zero after every few rows.  The sum of the highest pieces, of
+    eight bits, mostly needs no cut where it is by itself, and cuts of the others are too small to count.
+    """
+    if not fine:
+        return gathered(picks, x, 2, how, acc)
+    high, *low = pieces_of(x, 3)
+    small = product_of_pieces([transposed(picks)], low[::-1], how)
+    # moved: Triton makes one running sum of a product and of what is added to it
+    return acc + (moved(product(transposed(picks), high, how), how) + small)
 
 
 def log_decays(x, gate, g, g_gamma, t, h, d, there, single):
@@ -151,8 +166,8 @@ def linear_attention_gates(
         kept = kept * decay_through(whole, rest, single)
         dqs = q32 * dqs * decay_apart(upto, whole, rest, single, fine, how)
         dks = k32 * dks * decay_apart(after, whole, rest, single, fine, how)
-        dw = gathered(upto, dqs, 3 if fine else 2, how, kept.unsqueeze(0).expand(span, width))
-        dw = gathered(after, dks, 3 if fine else 2, how, dw)
+        dw = owed(upto, dqs, fine, how, kept.unsqueeze(0).expand(span, width))
+        dw = owed(after, dks, fine, how, dw)
         scores = torch.where(i > j, scores, transposed(scores))
         half = hl.full([], 1, dtype=torch.int32)
         for _level in range(span.bit_length() - 1):
@@ -168,7 +183,7 @@ def linear_attention_gates(
                     scores = multiplied(both, both, fine, how, scores, turn_y=True)
             x = torch.where(right, q32, k32) * decay_apart(near, whole, rest, single, fine, how)
             pairs = torch.where(across_middle(i, j, half), scores, 0.0)
-            dw = gathered(near, x * multiplied(pairs, x, fine, how), 3 if fine else 2, how, dw)
+            dw = owed(near, x * multiplied(pairs, x, fine, how), fine, how, dw)
             half = half * 2
         inside = there.unsqueeze(1) & (r < q.size(2)).unsqueeze(0)
         if dgk is not None:
