@@ -47,7 +47,8 @@ def load(path: Path) -> dict[str, Any] | None:
     """The whole file <folder>/<device>/<kernel>.json; None where there is none or it holds nothing to keep.
 
     Raises:
-        ValueError: it is in the format of another version, whose fields this one would lose.
+        ValueError: it is in the format of another version, whose fields this one would lose, or a link to
+            a file of another kind.
         OSError: it cannot be read, or is no regular file.
     """
     try:
@@ -62,8 +63,13 @@ def load(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        aside = unused(target(path).with_suffix(".broken"))
-        os.replace(target(path), aside)
+        if path.is_symlink():
+            raise ValueError(
+                f"{path} is a link to {target(path)}, which is not a tuning file of this device and kernel "
+                f"({type(error).__name__}: {error}): remove the link, or tune into another folder with --out"
+            ) from error
+        aside = unused(path.with_suffix(".broken"))
+        os.replace(path, aside)
         log.warning(
             "%s was not a tuning file of this device and kernel (%s: %s): kept as %s and begun anew",
             path, type(error).__name__, error, aside,

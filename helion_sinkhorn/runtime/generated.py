@@ -83,11 +83,14 @@ def generated(
     Where it cannot be made to run without Helion it is Helion's own host function, with its own launcher.
     """
     with _generating:
+        # before the kernel is imported, and after Helion has read its source
+        before = program_cache.is_unchanged()
         program = bound(kernel, args)
         code = code_of(kernel, program)
         if code is not None:
             # one text may serve several signatures, each of which has a name of its own
-            keep(code)
+            if before and program_cache.is_unchanged():
+                keep(code)
             return load(code, kernel.name)
         from helion.runtime import default_launcher
 

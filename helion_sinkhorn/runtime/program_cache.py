@@ -7,12 +7,16 @@ generates it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
 import os
+import re
 import stat
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,9 @@ from helion_sinkhorn.configs.writer import replace
 from helion_sinkhorn.runtime.standalone import load
 
 log = logging.getLogger("helion_sinkhorn")
+PARTIAL = re.compile(r"\.\w+\.[0-9a-f]{40}\.\w{8}\.tmp")
+"""Names of programs that are being written, by `file_name` and `configs.writer.replace`."""
+ABANDONED_S = 3600
 ROOMS = ("ops", "runtime")
 """Folders of the package that hold the kernels, and what makes code of them."""
 
@@ -63,6 +70,29 @@ def sources() -> str:
     package = Path(__file__).resolve().parents[1]
     paths = [path for room in ROOMS for path in sorted((package / room).rglob("*.py"))]
     return hashlib.sha256(b"\0".join([path.read_bytes() for path in paths])).hexdigest()
+
+
+# before any kernel is imported: what is imported later is compared with it
+sources()
+_edited = threading.Event()
+
+
+def is_unchanged() -> bool:
+    """Whether the source on disk is the one that names programs, and was at every earlier call.
+
+    After an edit or an upgrade beneath this process its modules may be of either source, for good.
+    """
+    try:
+        same = sources.__wrapped__() == sources()
+    except OSError:  # a file that goes while it is read
+        same = False
+    if not same and not _edited.is_set():
+        _edited.set()
+        log.warning(
+            "the source of helion_sinkhorn changed beneath this process, which keeps no generated code "
+            "from now on: start it anew"
+        )
+    return not _edited.is_set()
 
 
 @functools.cache
@@ -163,9 +193,20 @@ def keep(name: str, code: str) -> None:
     if (at := made_folder()) is None:
         return
     try:
+        _clean(at)
         replace(at / name, _heading(code) + code, 0o600)
     except OSError as error:
         log.info("generated code is not kept in %s (%s)", at, error)
+
+
+@functools.cache
+def _clean(at: Path) -> None:
+    """Once a process: remove what writers that were killed left there."""
+    for left in at.glob(".*.tmp"):
+        # a younger one may be another process's, which is writing it
+        with contextlib.suppress(OSError):
+            if PARTIAL.fullmatch(left.name) and time.time() - left.lstat().st_mtime > ABANDONED_S:
+                left.unlink()
 
 
 def made_folder() -> Path | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import logging
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,19 @@ def member(kernel: str, decided: Iterable[object], device: torch.device) -> str:
     return program_cache.file_name(kernel, decided, device, made_with=(store.triton_minor(), helion))
 
 
+_damaged: set[Path] = set()
+
+
+def say_unused(error: Exception) -> None:
+    """Once a process: the archive, or a program in it, cannot be read."""
+    if ARCHIVE not in _damaged:
+        _damaged.add(ARCHIVE)
+        log.warning(
+            "%s cannot be read as it was written (%s: %s): Helion generates the code instead, at each first "
+            "call. Install the package anew.", ARCHIVE, type(error).__name__, error,
+        )  # fmt: skip
+
+
 def is_current(archive: zipfile.ZipFile) -> bool:
     """Whether its programs are of the source of this package."""
     return archive.comment.decode() == program_cache.sources()
@@ -49,8 +61,8 @@ def members() -> frozenset[str]:
             return frozenset()
     except FileNotFoundError:
         return frozenset()
-    except (OSError, zipfile.BadZipFile, UnicodeDecodeError) as error:
-        log.info("%s is not used (%s: %s)", ARCHIVE, type(error).__name__, error)
+    except Exception as error:  # zipfile raises a dozen kinds for damaged archives
+        say_unused(error)
         return frozenset()
 
 
@@ -70,11 +82,10 @@ def program(kernel: str, decided: Iterable[object], device: torch.device) -> Cal
         # opened for each: processes that are forked would share a position in the file
         with zipfile.ZipFile(ARCHIVE) as archive:
             code = archive.read(name).decode()
-    except (OSError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        # an upgrade of the package beneath this process
-        log.info("%s of %s is not used (%s: %s)", name, ARCHIVE, type(error).__name__, error)
+        return load(code, kernel, str(ARCHIVE / name))
+    except Exception as error:  # damaged, or an upgrade of the package beneath this process
+        say_unused(error)
         return None
-    return load(code, kernel, str(ARCHIVE / name))
 
 
 def write(programs: dict[str, str], path: Path = ARCHIVE) -> None:

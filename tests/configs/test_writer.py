@@ -144,10 +144,11 @@ def test_a_link_stays_one(tmp_path):
     assert path_in(tmp_path).is_symlink()
     assert len(json.loads(elsewhere.read_text())["entries"]) == 2
     assert [e.batch for e in read(tmp_path)] == [8, 64]
-    elsewhere.write_text("broken")
-    writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
+    elsewhere.write_text("of somebody else")
+    with pytest.raises(ValueError, match=r"is a link to .*mine.json, which is not a tuning file"):
+        writer.merge(tmp_path, KERNEL, BLOCK, RUN, [entry(8)])
     assert path_in(tmp_path).is_symlink()
-    assert elsewhere.with_suffix(".broken").read_text() == "broken"
+    assert elsewhere.read_text() == "of somebody else"
 
 
 def test_a_pipe_is_an_error_and_stays(tmp_path):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import multiprocessing
 import os
 import pkgutil
+import threading
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -351,6 +353,63 @@ def test_helion_generates_a_program_once_for_all_its_signatures():
     # each signature has a file of its own: else every process with the second would import Helion
     assert len(kept) == 2
     assert kept[0] == kept[1]
+
+
+def test_code_of_an_edited_source_is_not_kept(tmp_path, monkeypatch, caplog):
+    """Nor any later code, after the edit was undone: the modules in memory may be of the edited one."""
+    monkeypatch.setattr(program_cache, "__file__", str(tmp_path / "runtime" / "program_cache.py"))
+    monkeypatch.setattr(program_cache, "_edited", threading.Event())
+    source = tmp_path / "ops" / "kernels.py"
+    source.parent.mkdir()
+    source.write_text("right")
+    digest = program_cache.sources.__wrapped__()
+    named = functools.wraps(program_cache.sources.__wrapped__)(lambda: digest)
+    monkeypatch.setattr(program_cache, "sources", named)
+    kept = []
+
+    def generate(edit: str | None = None):
+        program = Program()
+        if edit is not None:
+            program.to_triton_code = lambda config: source.write_text(edit) and GENERATED.format(more="")
+        kernel = type("Kernel", (), {"helion": program, "name": "host"})
+        generated.generated(kernel, (torch.zeros(3), None), kept.append)
+
+    generate()
+    assert len(kept) == 1
+    generate(edit="edited while Helion reads it")
+    source.write_text("right")
+    generate()
+    assert len(kept) == 1
+    assert caplog.text.count("changed beneath this process") == 1
+    # another process, in which the source is edited before the kernel is imported and mended meanwhile
+    monkeypatch.setattr(program_cache, "_edited", threading.Event())
+    source.write_text("edited")
+    generate(edit="right")
+    assert len(kept) == 1
+
+
+def test_the_source_is_digested_before_a_kernel_is_imported():
+    code = (
+        "import sys; from helion_sinkhorn.runtime import program_cache;"
+        "assert not [m for m in sys.modules if m.endswith('.kernels')];"
+        "assert program_cache.sources.cache_info().currsize == 1"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_killed_writers_left_goes(folder):
+    program_cache.keep(NAME, "first")
+    hexes = "0123456789abcdef" * 2 + "01234567"
+    names = f".hc_pre.{hexes}.abcd_123.tmp", f".hc_pre.{hexes}.abcd_124.tmp", ".notes.tmp"
+    old, young, foreign = (folder / name for name in names)
+    for path in (old, young, foreign):
+        path.write_text("half")
+        if path != young:
+            os.utime(path, (1, 1))
+    program_cache._clean.cache_clear()
+    program_cache.keep(NAME, "second")
+    assert {path.name for path in folder.iterdir()} == {NAME, young.name, foreign.name}
 
 
 def test_threads_generate_one_after_another(monkeypatch):

@@ -94,6 +94,28 @@ def test_a_package_without_an_archive_or_with_a_damaged_one_generates(archive):
     assert shipped.program("host", DECIDED, CPU) is None
 
 
+def damages(good: bytes):
+    """Archives with one field changed: of the central directory, of a local header, of the program."""
+    directory = good.index(b"PK\x01\x02")
+    for at, value in (
+        (directory + 6, 148), (directory + 8, 1), (directory + 10, 99), (directory + 10, 12),
+        (directory + 10, 14), (directory + 42, 7), (0, 0), (30, 0), (directory - 5, 255),
+    ):  # fmt: skip
+        yield good[:at] + bytes([good[at] ^ 1 if good[at] == value else value]) + good[at + 1 :]
+
+
+def test_of_a_damaged_archive_nothing_is_used_and_one_warning_says_so(archive, caplog, monkeypatch):
+    for damaged in damages(archive.read_bytes()):
+        archive.write_bytes(damaged)
+        shipped.members.cache_clear()
+        monkeypatch.setattr(shipped, "_damaged", set())
+        caplog.clear()
+        for _ in range(2):
+            assert shipped.program("host", DECIDED, CPU) is None
+        assert [r.levelname for r in caplog.records] == ["WARNING"]
+        assert "Install the package anew" in caplog.text
+
+
 def test_programs_are_added_to_those_of_the_same_source(tmp_path, monkeypatch):
     """In any order they make the same bytes."""
     one, two = {"b.py": "2\n"}, {"a.py": "1\n"}
