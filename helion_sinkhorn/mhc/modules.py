@@ -92,12 +92,9 @@ class HyperConnection(Float32Parameters):
         )
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Normal fn, base 0, scale 1."""
-        self.fn.normal_(std=self.initializer_range)
-        self.base.zero_()
-        self.scale.fill_(1.0)
+        _reset(self.fn, self.base, self.scale, self.initializer_range)
 
     def forward(self, streams: torch.Tensor, *, with_residual: bool = False) -> tuple[torch.Tensor, ...]:
         """(..., n, C) to post (..., n), comb (..., n, n) and collapsed (..., C), in transformers' order.
@@ -179,12 +176,9 @@ class HyperHead(Float32Parameters):
         )
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Normal hc_fn, hc_base 0, hc_scale 1."""
-        self.hc_fn.normal_(std=self.initializer_range)
-        self.hc_base.zero_()
-        self.hc_scale.fill_(1.0)
+        _reset(self.hc_fn, self.hc_base, self.hc_scale, self.initializer_range)
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
         """(..., n, C) to (..., C)."""
@@ -214,6 +208,13 @@ def _check_deviation(initializer_range: float) -> None:
     check_finite("initializer_range", initializer_range, accepted)
     if initializer_range < 0:
         raise ValueError(f"initializer_range is {initializer_range}; pass {accepted}")
+
+
+def _reset(fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, deviation: float) -> None:
+    # by torch.nn.init: as a checkpoint is loaded, transformers has it leave what the checkpoint filled
+    torch.nn.init.normal_(fn, std=deviation)
+    torch.nn.init.zeros_(base)
+    torch.nn.init.ones_(scale)
 
 
 def _empty(device: torch.device | str | None, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
