@@ -19,6 +19,7 @@ import torch
 
 from helion_sinkhorn.nn import HyperConnection, HyperHead
 from helion_sinkhorn.ops.hc_post.api import hc_post
+from helion_sinkhorn.runtime.checks import type_of
 
 TESTED = "5.23.0"
 try:
@@ -175,7 +176,7 @@ def unpatch(model: torch.nn.Module) -> Patched:
 
 def _check_model(model: object) -> None:
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}; pass a torch.nn.Module")
+        raise TypeError(f"model is {type_of(model)}; pass a torch.nn.Module")
 
 
 def _called(name: str, module: torch.nn.Module) -> str:

@@ -9,8 +9,8 @@ import torch
 from helion_sinkhorn.mhc.float32 import Float32Parameters
 from helion_sinkhorn.mhc.functional import hc_head
 from helion_sinkhorn.ops.hc_site.api import Site, hc_site
-from helion_sinkhorn.runtime.checks import check_finite, check_implementation, check_int
-from helion_sinkhorn.runtime.streams import MOST_STREAMS
+from helion_sinkhorn.runtime.checks import as_int, check_finite, check_implementation, check_int
+from helion_sinkhorn.runtime.streams import MOST_STREAMS, refuse_merged
 
 INITIALIZER_RANGE = 0.02
 """Standard deviation of a fresh projection; base begins at 0 and scale at 1, as in transformers."""
@@ -73,14 +73,14 @@ class HyperConnection(Float32Parameters):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        check_int("hidden_size", hidden_size, 1)
-        check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
+        hidden_size = check_int("hidden_size", hidden_size, 1)
+        hc_mult = check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
         _check_deviation(initializer_range)
         self.hidden_size, self.hc_mult, self.initializer_range = hidden_size, hc_mult, initializer_range
         self.options: dict[str, Any] = {
-            "sinkhorn_iters": sinkhorn_iters, "eps": eps, "norm_eps": norm_eps, "post_mult": post_mult,
-            "pre_eps": pre_eps, "post_eps": post_eps, "comb_order": comb_order, "precision": precision,
-            "eps_outside": eps_outside,
+            "sinkhorn_iters": as_int(sinkhorn_iters), "eps": eps, "norm_eps": norm_eps,
+            "post_mult": post_mult, "pre_eps": pre_eps, "post_eps": post_eps, "comb_order": comb_order,
+            "precision": precision, "eps_outside": eps_outside,
         }  # fmt: skip
         self.implementation = check_implementation(implementation)
         rows, columns = hc_mult * (hc_mult + 2), hc_mult * hidden_size
@@ -157,8 +157,8 @@ class HyperHead(Float32Parameters):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        check_int("hidden_size", hidden_size, 1)
-        check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
+        hidden_size = check_int("hidden_size", hidden_size, 1)
+        hc_mult = check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
         _check_deviation(initializer_range)
         self.hidden_size, self.hc_mult, self.initializer_range = hidden_size, hc_mult, initializer_range
         self.options: dict[str, Any] = {
@@ -196,6 +196,7 @@ def check_streams_of(module: HyperConnection | HyperHead, streams: torch.Tensor)
     """Raise ValueError where streams are not (..., n, C) of the module."""
     wanted = module.hc_mult, module.hidden_size
     if isinstance(streams, torch.Tensor) and tuple(streams.shape[-2:]) != wanted:
+        refuse_merged(streams, module.hc_mult, module.hc_mult * module.hidden_size, name="streams")
         one = streams.shape[-1:] == wanted[1:]
         raise ValueError(
             f"streams has shape {tuple(streams.shape)}; pass (..., {wanted[0]}, {wanted[1]}), streams before "
