@@ -5,18 +5,18 @@ transformers is no dependency of the package: this module alone imports it.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
 import io
 import textwrap
 import tokenize
-from collections.abc import Callable, Iterator
-from types import CellType, FunctionType, MethodType
+from collections.abc import Callable
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
 
+from helion_sinkhorn.integrations.wrappers import held, is_same, turn, written
 from helion_sinkhorn.nn import HyperConnection, HyperHead
 from helion_sinkhorn.ops.hc_post.api import hc_post
 from helion_sinkhorn.runtime.checks import type_of
@@ -145,7 +145,7 @@ def patch(
         options["initializer_range"] = deviation
     added = {module: _attributes(module, **options) for module in found.values()}
     for module, attributes in added.items():
-        _turn(module, CHANGES[type(module)])
+        turn(module, CHANGES[type(module)])
         vars(module).update(attributes)
     return _count(added)
 
@@ -168,7 +168,7 @@ def unpatch(model: torch.nn.Module) -> Patched:
     for name, module in found.items():
         _check_wrappers(_called(name, module), module, "unpatch")
     for module in found.values():
-        _turn(module, BACK[type(module)])
+        turn(module, BACK[type(module)])
         for name in ADDED:
             vars(module).pop(name, None)
     return _count(found.values())
@@ -204,7 +204,7 @@ def _check_code(name: str, module: torch.nn.Module) -> None:
             reason = f"forward of {of} is not the one of transformers {TESTED}, and"
             remedy = f"install transformers=={TESTED} (installed is {transformers.__version__})"
         else:
-            reason = f"forward of {of} was replaced by {_written(forward)}, which"
+            reason = f"forward of {of} was replaced by {written(forward)}, which"
             remedy = "put the one of transformers back"
         raise ValueError(
             f"{name}: {reason} may compute something else; {remedy}"
@@ -222,11 +222,11 @@ def _check_wrappers(name: str, module: torch.nn.Module, change: str) -> None:
         raise ValueError(f"{name} is sharded by FSDP; call {change} before fully_shard")
     own = MethodType(type(module).forward, module)
     wrapper = vars(module).get("forward")
-    is_kept = any(_is_same(value, own) for value in vars(module).values())
-    is_held = any(_is_same(part, own) for part in _held(wrapper))
-    if not (wrapper is None or _is_same(wrapper, own) or (is_kept and not is_held)):
+    is_kept = any(is_same(value, own) for value in vars(module).values())
+    is_held = any(is_same(part, own) for part in held(wrapper))
+    if not (wrapper is None or is_same(wrapper, own) or (is_kept and not is_held)):
         raise ValueError(
-            f"{name}: its forward was replaced on the instance by {_written(wrapper)}, in which {change} "
+            f"{name}: its forward was replaced on the instance by {written(wrapper)}, in which {change} "
             f"cannot exchange the forward that it wraps; take it off, call {change}, and wrap again"
         )
     if isinstance(module, theirs.DeepseekV4DecoderLayer):
@@ -234,8 +234,8 @@ def _check_wrappers(name: str, module: torch.nn.Module, change: str) -> None:
     for norm in module.children():
         lost = [hook for hook, registered in vars(norm).items() if hook.endswith("_hooks") and registered]
         replaced = vars(norm).get("forward")
-        if replaced is not None and not _is_same(replaced, MethodType(type(norm).forward, norm)):
-            lost.append(_written(replaced))
+        if replaced is not None and not is_same(replaced, MethodType(type(norm).forward, norm)):
+            lost.append(written(replaced))
         if lost:
             raise ValueError(
                 f"the norm in {name} has {lost[0]}, and a patched module does not call its norm; "
@@ -243,69 +243,19 @@ def _check_wrappers(name: str, module: torch.nn.Module, change: str) -> None:
             )
 
 
-def _is_same(value: object, method: MethodType) -> bool:
-    return isinstance(value, MethodType) and value == method
-
-
-def _held(wrapper: Any) -> Iterator[Any]:
-    """What a wrapper calls, closes over or has as an attribute, and what those do; not what modules have."""
-    queue, seen = [wrapper], set()
-    while queue:
-        value = queue.pop()
-        yield value
-        if id(value) in seen or isinstance(value, (torch.nn.Module, type)):
-            continue
-        seen.add(id(value))
-        if isinstance(value, functools.partial):
-            queue += [value.func, *value.args, *value.keywords.values()]
-        elif isinstance(value, MethodType):
-            queue += [value.__self__, value.__func__]
-        elif isinstance(value, FunctionType):
-            queue += [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-            queue += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        elif isinstance(value, (list, tuple)):
-            queue += value
-        elif isinstance(value, dict) or hasattr(value, "__dict__"):
-            queue += (value if isinstance(value, dict) else vars(value)).values()
-
-
-def _written(wrapper: Any) -> str:
-    """Where a wrapper's code is from, for a message."""
-    function = wrapper
-    while isinstance(function, functools.partial):
-        function = function.func
-    return (
-        f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
-    )
-
-
-def _turn(module: torch.nn.Module, kind: type[torch.nn.Module]) -> None:
-    """Change a module's class, and with it the forward that its attributes and wrappers hold."""
-    own, other = MethodType(type(module).forward, module), MethodType(kind.forward, module)
-    module.__class__ = kind
-    for name, value in list(vars(module).items()):
-        if _is_same(value, own):
-            vars(module)[name] = other
-        # for inspect.signature
-        while hasattr(value, "__wrapped__"):
-            if _is_same(value.__wrapped__, own):
-                value.__wrapped__ = other
-            value = value.__wrapped__
-
-
 def digest(function: Callable[..., Any]) -> str:
-    """A hash of a function's code as it is written, but for comments, strings and blanks."""
+    """A hash of a function's code as it is words, but for comments, strings and blanks."""
     try:
         source = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError):
         return "no source"
-    written: list[str] = []
+    words: list[str] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         word = token.string.strip() or tokenize.tok_name[token.type]
-        is_empty_line = word == "NEWLINE" and written[-1] in ("NEWLINE", "INDENT")
+        is_empty_line = word == "NEWLINE" and words[-1] in ("NEWLINE", "INDENT")
         if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.STRING) and not is_empty_line:
-            written.append(word)
-    return hashlib.sha256("\n".join(written).encode()).hexdigest()[:16]
+            words.append(word)
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
 
 
 def _attributes(module: Any, **options: Any) -> dict[str, Any]:

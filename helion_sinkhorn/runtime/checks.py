@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection
 
 import torch
 
+from helion_sinkhorn.nearest import suggestion
+
 IMPLEMENTATIONS = ("auto", "helion", "pytorch")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (*KERNEL_DTYPES, torch.float64)
@@ -91,7 +93,8 @@ def refuse_shape(name: str, x: torch.Tensor, expected: tuple[int, ...], accepted
 def check_option(name: str, value: object, accepted: Collection[str]) -> None:
     """Raise ValueError unless the option has one of these values."""
     if value not in accepted:
-        raise ValueError(f"{name} is {value!r}; use one of {', '.join(map(repr, accepted))}")
+        listed = ", ".join(map(repr, accepted))
+        raise ValueError(f"{name} is {value!r}; use one of {listed}{suggestion(value, accepted)}")
 
 
 def check_number(name: str, value: object, accepted: str) -> None:
