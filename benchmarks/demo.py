@@ -14,10 +14,40 @@ import platform
 import sys
 from collections.abc import Callable
 
+from benchmarks import command
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = command.parser("demo", __doc__)
+    parser.add_argument(
+        "--tokens", type=int, default=8192, help="matrices in the batch (default %(default)s)"
+    )
+    parser.add_argument("--n", type=int, default=4, help="rows and columns of a matrix (default %(default)s)")
+    parser.add_argument("--n-iters", type=int, default=20, help="iterations, T (default %(default)s)")
+    parser.add_argument("--device", help="cuda or cpu (default: cuda where torch sees one)")
+    parser.add_argument("--seed", type=int, default=0, help="of the logits (default %(default)s)")
+    parser.add_argument("--output", default="sinkhorn.png", help="the picture (default %(default)s)")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out of the table")
+    return parser
+
+
+def arguments() -> argparse.Namespace:
+    parser = make_parser()
+    args = parser.parse_args()
+    if min(args.tokens, args.n, args.n_iters) < 1:
+        parser.error("--tokens and --n are at least 1, and so is --n-iters")
+    command.need_packages(matplotlib="matplotlib")
+    return args
+
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    arguments()
+
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from benchmarks import command, timing
+from benchmarks import timing
 from helion_sinkhorn import plan, reference, sinkhorn
 from helion_sinkhorn.configs import store
 
@@ -165,28 +195,9 @@ def draw(path: str, device: str, seed: int) -> None:
     print(f"picture of an {PICTURE_SIZE} x {PICTURE_SIZE} matrix converging: {os.path.abspath(path)}")
 
 
-def arguments() -> argparse.Namespace:
-    parser = command.parser("demo", __doc__)
-    default_device = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument(
-        "--tokens", type=int, default=8192, help="matrices in the batch (default %(default)s)"
-    )
-    parser.add_argument("--n", type=int, default=4, help="rows and columns of a matrix (default %(default)s)")
-    parser.add_argument("--n-iters", type=int, default=20, help="iterations, T (default %(default)s)")
-    parser.add_argument("--device", default=default_device, help="default here: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the logits (default %(default)s)")
-    parser.add_argument("--output", default="sinkhorn.png", help="the picture (default %(default)s)")
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out of the table")
-    args = parser.parse_args()
-    command.need_gpu(parser, args.device)
-    if min(args.tokens, args.n) < 1:
-        parser.error("--tokens and --n are at least 1")
-    command.need_packages(matplotlib="matplotlib")
-    return args
-
-
 def main() -> int:
     args = arguments()
+    args.device = command.device_for(make_parser(), args.device)
     print(versions(torch.device(args.device)))
     passed = True
     for dtype in DTYPES:

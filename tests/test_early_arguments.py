@@ -23,7 +23,20 @@ COMMANDS = [
     "-m helion_sinkhorn check --workers 0",
     "-m helion_sinkhorn check --out /nonexistent",
     "-m helion_sinkhorn shwo",
-]
+    *(f"-m benchmarks.{name} --nonsense" for name in (
+        "demo", "demo_model", "first_call", "recompute", "sinkhorn.bench", "sinkhorn.implicit_speed",
+        "sinkhorn.study_backward", "dot_compress.speed", "dot_compress.study_rounding",
+        "linear_attention.speed", "linear_attention.gates", "linear_attention.study_chunk_rounding",
+        "hc_mixes.study_precision",
+    )),
+    *(f"-m ci.{name} --nonsense" for name in ("compare x", "parity_grid")),
+    *(f"{path.relative_to(ROOT)} --nonsense" for path in sorted((ROOT / "examples").glob("*.py"))),
+    "examples/jax_dlpack.py --batch 0",
+    "examples/matching.py --n -1",
+    "examples/patch_transformers.py --hidden 0",
+    "examples/serve_cuda_graph.py --layers -1",
+    "examples/train_mhc.py --blocks 0",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

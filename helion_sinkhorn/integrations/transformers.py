@@ -244,7 +244,7 @@ def _check_wrappers(name: str, module: torch.nn.Module, change: str) -> None:
 
 
 def digest(function: Callable[..., Any]) -> str:
-    """A hash of a function's code as it is words, but for comments, strings and blanks."""
+    """A hash of a function's code as it is written, but for comments, strings and blanks."""
     try:
         source = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError):
