@@ -20,6 +20,24 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+
+def make_parser(usual=None) -> argparse.ArgumentParser:
+    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path, help="written: Inductor's code of this GPU")
+    parser.add_argument("--workloads", nargs="+", default=usual, metavar="NAME")
+    parser.add_argument(
+        "--steps", type=int, default=1 << 14, help="as ci/emulate.py's, which must be the same"
+    )
+    return parser
+
+
+if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
+    # what follows imports torch, which takes seconds; --help has names from there
+    make_parser().parse_args()
+
 import torch
 
 from ci import accuracy
@@ -200,15 +218,7 @@ def capture(names: list[str], path: Path, steps: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("file", type=Path, help="written: Inductor's code of this GPU")
-    parser.add_argument("--workloads", nargs="+", default=WORKLOADS_COMPARED, metavar="NAME")
-    parser.add_argument(
-        "--steps", type=int, default=1 << 14, help="as ci/emulate.py's, which must be the same"
-    )
-    options = parser.parse_args()
+    options = make_parser(WORKLOADS_COMPARED).parse_args()
     capture(options.workloads, options.file, options.steps)
     return 0
 

@@ -23,6 +23,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+
+def make_parser(modules=None) -> argparse.ArgumentParser:
+    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=400, help="mutants to try, 0 for all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--modules", nargs="+", choices=modules, default=modules)
+    return parser
+
+
+if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
+    # what follows imports torch, which takes seconds; --help has names from there
+    make_parser().parse_args()
+
 from ci import mutation_calls
 from ci.gate import markdown as report
 from ci.mutation_calls import Program
@@ -243,13 +259,7 @@ def table(found: list[tuple[Mutant, str]]) -> list[dict[str, object]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--count", type=int, default=400, help="mutants to try, 0 for all")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--modules", nargs="+", choices=MODULES, default=list(MODULES))
-    options = parser.parse_args()
+    options = make_parser(list(MODULES)).parse_args()
     begin = time.monotonic()
     found = []
     for mutant in sample(options.count, options.seed, options.modules):

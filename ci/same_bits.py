@@ -17,6 +17,24 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+
+def make_parser(nvidia=None, chosen=str, usual=None, cache=None) -> argparse.ArgumentParser:
+    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=nvidia, default="h200")
+    parser.add_argument("--workloads", nargs="+", type=chosen, metavar="NAME[:WHAT,...]",
+                        default=usual)  # fmt: skip
+    parser.add_argument("--served", action="store_true", help="only the config that each call gets")
+    parser.add_argument("--cache", type=Path, default=cache, help="folder of compiled programs")
+    return parser
+
+
+if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
+    # what follows imports torch, which takes seconds; --help has names from there
+    make_parser().parse_args()
+
 import numpy as np
 import torch
 
@@ -114,16 +132,8 @@ def judge(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
     nvidia = [k for k, d in DEVICES.items() if d.arch == "sm90"]
-    parser.add_argument("--device", choices=nvidia, default="h200")
-    parser.add_argument("--workloads", nargs="+", type=selected, metavar="NAME[:WHAT,...]",
-                        default=[selected(name) for name in DEFAULT])  # fmt: skip
-    parser.add_argument("--served", action="store_true", help="only the config that each call gets")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of compiled programs")
-    given = parser.parse_args()
+    given = make_parser(nvidia, selected, [selected(name) for name in DEFAULT], CACHE).parse_args()
     wrong = 0
     for name, wanted in given.workloads:
         begin = time.monotonic()

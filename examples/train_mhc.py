@@ -23,15 +23,12 @@ def count(text: str) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python examples/train_mhc.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=count, default=200)
-    parser.add_argument("--hidden", type=count, default=64)
-    parser.add_argument("--blocks", type=count, default=1)
-    parser.add_argument("--batch", type=count, default=32)
+    for name, default in (("steps", 200), ("hidden", 64), ("blocks", 1), ("batch", 32)):
+        parser.add_argument(f"--{name}", type=count, default=default)
     return parser
 
 
-if __name__ == "__main__":
-    # what follows imports torch, which takes seconds
+if __name__ == "__main__":  # before torch is imported, which takes seconds
     make_parser().parse_args()
 
 import torch

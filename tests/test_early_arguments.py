@@ -29,7 +29,11 @@ COMMANDS = [
         "linear_attention.speed", "linear_attention.gates", "linear_attention.study_chunk_rounding",
         "hc_mixes.study_precision",
     )),
-    *(f"-m ci.{name} --nonsense" for name in ("compare x", "parity_grid")),
+    *(f"-m ci.{name} --nonsense" for name in (
+        "accuracy", "attack", "compare x", "emulate", "fault_tables", "inductor_amd x", "machine_terms",
+        "machine_versions", "mutants", "mutation", "parity_grid", "programs", "same_bits",
+        "same_programs --base x", "sanitize",
+    )),
     *(f"{path.relative_to(ROOT)} --nonsense" for path in sorted((ROOT / "examples").glob("*.py"))),
     "examples/jax_dlpack.py --batch 0",
     "examples/matching.py --n -1",
