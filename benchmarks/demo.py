@@ -45,11 +45,13 @@ if __name__ == "__main__":
     arguments()
 
 import torch
+from rich.console import Console
 from torch.autograd.graph import saved_tensors_hooks
 
 from benchmarks import timing
 from helion_sinkhorn import plan, reference, sinkhorn
 from helion_sinkhorn.configs import store
+from helion_sinkhorn.tuning.progress import Progress
 
 DTYPES = (torch.float32, torch.bfloat16)
 STATIC_DIAGONAL = 2.0
@@ -144,15 +146,22 @@ def time_one(function: Function, logits: torch.Tensor, upstream: torch.Tensor) -
     return "".join(cells) + f"{kept:8.0f}"
 
 
-def time_all(logits: torch.Tensor, upstream: torch.Tensor, n_iters: int, compiled: bool) -> None:
-    """Print a table: this package, eager and torch.compile of the same iterations."""
-    functions = {"helion_sinkhorn": lambda x: sinkhorn(x, n_iters), "eager": eager(n_iters)}
+def functions(n_iters: int, compiled: bool) -> dict[str, Function]:
+    """This package, eager and torch.compile of the same iterations."""
+    found = {"helion_sinkhorn": lambda x: sinkhorn(x, n_iters), "eager": eager(n_iters)}
     if compiled:
-        functions["torch.compile"] = torch.compile(eager(n_iters), dynamic=False)
+        found["torch.compile"] = torch.compile(eager(n_iters), dynamic=False)
+    return found
+
+
+def time_all(
+    logits: torch.Tensor, upstream: torch.Tensor, timed: dict[str, Function], done: Callable[[], None]
+) -> None:
+    """Print a table of these functions."""
     print(
         f"{'':18}{'forward, us (20% to 80%)':32}{'forward + backward, us':32}kept for backward, B per matrix"
     )
-    for name, function in functions.items():
+    for name, function in timed.items():
         try:
             cells = time_one(function, logits, upstream)
         except Exception as error:
@@ -161,6 +170,7 @@ def time_all(logits: torch.Tensor, upstream: torch.Tensor, n_iters: int, compile
                 raise
             cells = f"did not compile: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
         print(f"{name:18}{cells}")
+        done()
 
 
 def draw(path: str, device: str, seed: int) -> None:
@@ -199,6 +209,18 @@ def main() -> int:
     args = arguments()
     args.device = command.device_for(make_parser(), args.device)
     print(versions(torch.device(args.device)))
+    console = Console(soft_wrap=True, highlight=False)
+    # of a dtype the errors, and the rows of its table
+    steps = len(DTYPES) * (1 + len(functions(args.n_iters, not args.no_compile)))
+    with Progress("steps", steps, console) as progress:
+        passed = judged(args, progress.step)
+    print()
+    draw(args.output, args.device, args.seed)
+    return 0 if passed else 1
+
+
+def judged(args: argparse.Namespace, done: Callable[[], None]) -> bool:
+    """Print errors and times for each dtype; whether all errors are within their bounds."""
     passed = True
     for dtype in DTYPES:
         logits = make_logits(args, dtype)
@@ -208,10 +230,9 @@ def main() -> int:
         print(f"\n== {args.tokens} x {args.n} x {args.n}, T = {args.n_iters}, {name} ==")
         print(plan(logits, n_iters=args.n_iters))
         passed &= check(logits, upstream, args.n_iters)
-        time_all(logits, upstream, args.n_iters, compiled=not args.no_compile)
-    print()
-    draw(args.output, args.device, args.seed)
-    return 0 if passed else 1
+        done()
+        time_all(logits, upstream, functions(args.n_iters, not args.no_compile), done)
+    return passed
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ COMMANDS = [
         "demo", "demo_model", "first_call", "recompute", "sinkhorn.bench", "sinkhorn.implicit_speed",
         "sinkhorn.study_backward", "dot_compress.speed", "dot_compress.study_rounding",
         "linear_attention.speed", "linear_attention.gates", "linear_attention.study_chunk_rounding",
-        "hc_mixes.study_precision",
+        "hc_mixes.study_precision", "residual_path.bench", "sinkhorn.machine_code",
     )),
     *(f"-m ci.{name} --nonsense" for name in (
         "accuracy", "attack", "compare x", "emulate", "fault_tables", "inductor_amd x", "machine_terms",
