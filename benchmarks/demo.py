@@ -58,6 +58,8 @@ STATIC_DIAGONAL = 2.0
 # 20 iterations in float32 stay within a few 1e-6 of float64; to this comes one rounding to the result's dtype
 ERROR_BOUND = 1e-5
 MILLISECONDS_PER_TIMING = 500.0
+CHECKED, WORK = 1, {"helion_sinkhorn": 2, "eager": 3, "torch.compile": 14}
+"""Seconds of the errors and of a row on a CPU, by which the time left is estimated."""
 PICTURE_SIZE = 8
 PICTURE_ITERS = (0, 1, 2, 5, 20)
 
@@ -155,7 +157,7 @@ def functions(n_iters: int, compiled: bool) -> dict[str, Function]:
 
 
 def time_all(
-    logits: torch.Tensor, upstream: torch.Tensor, timed: dict[str, Function], done: Callable[[], None]
+    logits: torch.Tensor, upstream: torch.Tensor, timed: dict[str, Function], done: Callable[[float], None]
 ) -> None:
     """Print a table of these functions."""
     print(
@@ -170,7 +172,7 @@ def time_all(
                 raise
             cells = f"did not compile: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
         print(f"{name:18}{cells}")
-        done()
+        done(WORK[name])
 
 
 def draw(path: str, device: str, seed: int) -> None:
@@ -211,15 +213,15 @@ def main() -> int:
     print(versions(torch.device(args.device)))
     console = Console(soft_wrap=True, highlight=False)
     # of a dtype the errors, and the rows of its table
-    steps = len(DTYPES) * (1 + len(functions(args.n_iters, not args.no_compile)))
-    with Progress("steps", steps, console) as progress:
+    work = [CHECKED, *(WORK[name] for name in functions(args.n_iters, not args.no_compile))]
+    with Progress("steps", len(DTYPES) * len(work), console, work=len(DTYPES) * sum(work)) as progress:
         passed = judged(args, progress.step)
     print()
     draw(args.output, args.device, args.seed)
     return 0 if passed else 1
 
 
-def judged(args: argparse.Namespace, done: Callable[[], None]) -> bool:
+def judged(args: argparse.Namespace, done: Callable[[float], None]) -> bool:
     """Print errors and times for each dtype; whether all errors are within their bounds."""
     passed = True
     for dtype in DTYPES:
@@ -230,7 +232,7 @@ def judged(args: argparse.Namespace, done: Callable[[], None]) -> bool:
         print(f"\n== {args.tokens} x {args.n} x {args.n}, T = {args.n_iters}, {name} ==")
         print(plan(logits, n_iters=args.n_iters))
         passed &= check(logits, upstream, args.n_iters)
-        done()
+        done(CHECKED)
         time_all(logits, upstream, functions(args.n_iters, not args.no_compile), done)
     return passed
 

@@ -25,17 +25,22 @@ def duration(seconds: float) -> str:
 
 
 class Progress(contextlib.AbstractContextManager):
-    """Counts steps of about equal length; `step` may be called from any thread.
+    """Counts steps; `step` may be called from any thread.
 
     Args:
         unit: what is counted, in the plural.
         total: how many.
         every: seconds between two lines where the console is no terminal.
+        work: of all steps, where they are not of about equal length.
     """
 
-    def __init__(self, unit: str, total: int, console: Console, every: float = EVERY) -> None:
+    def __init__(
+        self, unit: str, total: int, console: Console, every: float = EVERY, work: float | None = None
+    ) -> None:
         self.unit, self.total, self.console, self.every = unit, total, console, every
+        self.work, self.worked = work or float(total), 0.0
         self.done, self.begin = 0, time.monotonic()
+        self.last = self.begin
         self._ended, self._counting = threading.Event(), threading.Lock()
         columns = TextColumn("{task.description}"), BarColumn()
         self._bar = Bar(*columns, console=console, disable=not console.is_terminal)
@@ -48,16 +53,20 @@ class Progress(contextlib.AbstractContextManager):
         said = f"{self.done} of {self.total} {self.unit}, {duration(spent)}"
         if not self.done or self.done >= self.total:
             return said
-        return f"{said}, about {duration(spent / self.done * (self.total - self.done))} left"
+        # at the speed until the last step ended: the one that runs says nothing yet
+        whole = (self.last - self.begin) / self.worked * self.work
+        return f"{said}, about {duration(max(whole - spent, 1.0))} left"
 
-    def step(self) -> None:
-        """One more is done."""
+    def step(self, work: float = 1.0) -> None:
+        """One more is done, of so much work."""
         with self._counting:
             self.done += 1
+            self.worked += work
+            self.last = time.monotonic()
             self._bar.update(self._task, advance=1)
 
     def __enter__(self) -> Progress:
-        self.begin = time.monotonic()
+        self.begin = self.last = time.monotonic()
         self._bar.start()
         self._lines.start()
         return self

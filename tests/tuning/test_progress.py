@@ -23,9 +23,25 @@ def test_what_is_left_is_the_rest_at_the_same_speed(monkeypatch):
     for _ in range(10):
         counted.step()
     assert counted.line() == "10 of 40 programs, 30 s, about 1 min 30 s left"
+    now[0] += 20
+    assert counted.line() == "10 of 40 programs, 50 s, about 1 min 10 s left"
+    now[0] += 1000
+    assert counted.line().endswith("about 1 s left")
     for _ in range(30):
         counted.step()
-    assert counted.line() == "40 of 40 programs, 30 s"
+    assert counted.line() == "40 of 40 programs, 17 min 30 s"
+
+
+def test_steps_of_unequal_length_count_by_their_work(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    counted = Progress("steps", 3, Console(file=io.StringIO()), work=10)
+    now[0] = 5
+    counted.step(1)
+    assert counted.line() == "1 of 3 steps, 5 s, about 45 s left"
+    now[0] = 40
+    counted.step(7)
+    assert counted.line() == "2 of 3 steps, 40 s, about 10 s left"
 
 
 def test_a_line_comes_every_ten_seconds_though_no_step_ends():
