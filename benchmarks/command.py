@@ -24,6 +24,15 @@ def need_gpu(of: argparse.ArgumentParser, device: str = "cuda", instead: str = "
         of.error(f"this runs on a GPU, and torch sees none{f'; {instead}' if instead else ''}")
 
 
+def device_for(of: argparse.ArgumentParser, asked: str | None) -> str:
+    """The device asked for, or a GPU where torch sees one; ends with status 2 where that is not there."""
+    import torch
+
+    device = asked or ("cuda" if torch.cuda.is_available() else "cpu")
+    need_gpu(of, device)
+    return device
+
+
 def need_packages(**pip: str) -> None:
     """End with status 1 where one of these is not installed; its value is what pip calls it."""
     for module, name in pip.items():

@@ -14,18 +14,52 @@ import platform
 import sys
 from collections.abc import Callable
 
+from benchmarks import command
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = command.parser("demo", __doc__)
+    parser.add_argument(
+        "--tokens", type=int, default=8192, help="matrices in the batch (default %(default)s)"
+    )
+    parser.add_argument("--n", type=int, default=4, help="rows and columns of a matrix (default %(default)s)")
+    parser.add_argument("--n-iters", type=int, default=20, help="iterations, T (default %(default)s)")
+    parser.add_argument("--device", help="cuda or cpu (default: cuda where torch sees one)")
+    parser.add_argument("--seed", type=int, default=0, help="of the logits (default %(default)s)")
+    parser.add_argument("--output", default="sinkhorn.png", help="the picture (default %(default)s)")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out of the table")
+    return parser
+
+
+def arguments() -> argparse.Namespace:
+    parser = make_parser()
+    args = parser.parse_args()
+    if min(args.tokens, args.n, args.n_iters) < 1:
+        parser.error("--tokens and --n are at least 1, and so is --n-iters")
+    command.need_packages(matplotlib="matplotlib")
+    return args
+
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    arguments()
+
 import torch
+from rich.console import Console
 from torch.autograd.graph import saved_tensors_hooks
 
-from benchmarks import command, timing
+from benchmarks import timing
 from helion_sinkhorn import plan, reference, sinkhorn
 from helion_sinkhorn.configs import store
+from helion_sinkhorn.tuning.progress import Progress
 
 DTYPES = (torch.float32, torch.bfloat16)
 STATIC_DIAGONAL = 2.0
 # 20 iterations in float32 stay within a few 1e-6 of float64; to this comes one rounding to the result's dtype
 ERROR_BOUND = 1e-5
 MILLISECONDS_PER_TIMING = 500.0
+CHECKED, WORK = 0.4, {"helion_sinkhorn": 1.2, "eager": 1.8, "torch.compile": 26}
+"""Seconds of the errors and of a row on a CPU, by which the time left is estimated."""
 PICTURE_SIZE = 8
 PICTURE_ITERS = (0, 1, 2, 5, 20)
 
@@ -114,15 +148,22 @@ def time_one(function: Function, logits: torch.Tensor, upstream: torch.Tensor) -
     return "".join(cells) + f"{kept:8.0f}"
 
 
-def time_all(logits: torch.Tensor, upstream: torch.Tensor, n_iters: int, compiled: bool) -> None:
-    """Print a table: this package, eager and torch.compile of the same iterations."""
-    functions = {"helion_sinkhorn": lambda x: sinkhorn(x, n_iters), "eager": eager(n_iters)}
+def functions(n_iters: int, compiled: bool) -> dict[str, Function]:
+    """This package, eager and torch.compile of the same iterations."""
+    found = {"helion_sinkhorn": lambda x: sinkhorn(x, n_iters), "eager": eager(n_iters)}
     if compiled:
-        functions["torch.compile"] = torch.compile(eager(n_iters), dynamic=False)
+        found["torch.compile"] = torch.compile(eager(n_iters), dynamic=False)
+    return found
+
+
+def time_all(
+    logits: torch.Tensor, upstream: torch.Tensor, timed: dict[str, Function], done: Callable[[float], None]
+) -> None:
+    """Print a table of these functions."""
     print(
         f"{'':18}{'forward, us (20% to 80%)':32}{'forward + backward, us':32}kept for backward, B per matrix"
     )
-    for name, function in functions.items():
+    for name, function in timed.items():
         try:
             cells = time_one(function, logits, upstream)
         except Exception as error:
@@ -131,6 +172,7 @@ def time_all(logits: torch.Tensor, upstream: torch.Tensor, n_iters: int, compile
                 raise
             cells = f"did not compile: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
         print(f"{name:18}{cells}")
+        done(WORK[name])
 
 
 def draw(path: str, device: str, seed: int) -> None:
@@ -165,29 +207,22 @@ def draw(path: str, device: str, seed: int) -> None:
     print(f"picture of an {PICTURE_SIZE} x {PICTURE_SIZE} matrix converging: {os.path.abspath(path)}")
 
 
-def arguments() -> argparse.Namespace:
-    parser = command.parser("demo", __doc__)
-    default_device = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument(
-        "--tokens", type=int, default=8192, help="matrices in the batch (default %(default)s)"
-    )
-    parser.add_argument("--n", type=int, default=4, help="rows and columns of a matrix (default %(default)s)")
-    parser.add_argument("--n-iters", type=int, default=20, help="iterations, T (default %(default)s)")
-    parser.add_argument("--device", default=default_device, help="default here: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the logits (default %(default)s)")
-    parser.add_argument("--output", default="sinkhorn.png", help="the picture (default %(default)s)")
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out of the table")
-    args = parser.parse_args()
-    command.need_gpu(parser, args.device)
-    if min(args.tokens, args.n) < 1:
-        parser.error("--tokens and --n are at least 1")
-    command.need_packages(matplotlib="matplotlib")
-    return args
-
-
 def main() -> int:
     args = arguments()
+    args.device = command.device_for(make_parser(), args.device)
     print(versions(torch.device(args.device)))
+    console = Console(soft_wrap=True, highlight=False)
+    # of a dtype the errors, and the rows of its table
+    work = [CHECKED, *(WORK[name] for name in functions(args.n_iters, not args.no_compile))]
+    with Progress("steps", len(DTYPES) * len(work), console, work=len(DTYPES) * sum(work)) as progress:
+        passed = judged(args, progress.step)
+    print()
+    draw(args.output, args.device, args.seed)
+    return 0 if passed else 1
+
+
+def judged(args: argparse.Namespace, done: Callable[[float], None]) -> bool:
+    """Print errors and times for each dtype; whether all errors are within their bounds."""
     passed = True
     for dtype in DTYPES:
         logits = make_logits(args, dtype)
@@ -197,10 +232,9 @@ def main() -> int:
         print(f"\n== {args.tokens} x {args.n} x {args.n}, T = {args.n_iters}, {name} ==")
         print(plan(logits, n_iters=args.n_iters))
         passed &= check(logits, upstream, args.n_iters)
-        time_all(logits, upstream, args.n_iters, compiled=not args.no_compile)
-    print()
-    draw(args.output, args.device, args.seed)
-    return 0 if passed else 1
+        done(CHECKED)
+        time_all(logits, upstream, functions(args.n_iters, not args.no_compile), done)
+    return passed
 
 
 if __name__ == "__main__":

@@ -70,14 +70,14 @@ def by_state(n: int, device: str, repeats: int) -> Iterator[tuple[str, Laps]]:
 
 
 def main() -> None:
-    import torch
-
-    from helion_sinkhorn.tuning import markdown
-
     parser = command.parser("first_call", __doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16], help="n of the n x n matrices")
     parser.add_argument("--repeats", type=int, default=3, help="processes of which medians are taken")
     options = parser.parse_args()
+    import torch
+
+    from helion_sinkhorn.tuning import markdown
+
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(torch.cuda.get_device_name() if device == "cuda" else "no GPU: PyTorch computes the calls")
     steps = "import torch", "device", "import helion_sinkhorn", "forward", "backward"

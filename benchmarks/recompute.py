@@ -9,13 +9,30 @@ path, and not of attention and MLP.  Bytes are counted storage by storage, witho
 
 from __future__ import annotations
 
+import argparse
 import gc
 import sys
 from pathlib import Path
 
+from benchmarks import command
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = command.parser("recompute", __doc__)
+    parser.add_argument("--updates", type=int, default=80)
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--every", type=int, nargs="+", default=[1, 2, 4, 8, 16, 40])
+    parser.add_argument("--write", type=Path, metavar="FILE", help="as CSV")
+    return parser
+
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    make_parser().parse_args()
+
 import torch
 
-from benchmarks import command
 from benchmarks.jobs import Table, of_now
 from benchmarks.live_bytes import LiveBytes
 from benchmarks.timing import conditions
@@ -58,12 +75,7 @@ def bytes_a_token(model: Stack, h: torch.Tensor, every: int) -> tuple[float, flo
 
 
 def main(words: list[str] | None = None) -> list[dict[str, object]]:
-    parser = command.parser("recompute", __doc__)
-    parser.add_argument("--updates", type=int, default=80)
-    parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--every", type=int, nargs="+", default=[1, 2, 4, 8, 16, 40])
-    parser.add_argument("--write", type=Path, metavar="FILE", help="as CSV")
+    parser = make_parser()
     args = parser.parse_args(words)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16

@@ -28,6 +28,32 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+
+def make_parser(workloads=None, usual=None, steps=None) -> argparse.ArgumentParser:
+    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("accuracy"), help="folder of the artefact and the table"
+    )
+    parser.add_argument("--workloads", nargs="+", choices=workloads, metavar="NAME", default=usual,
+                        help="of the table of workloads; all tagged ci if left out")  # fmt: skip
+    parser.add_argument("--steps", type=int, default=steps,
+                        help="entries times iterations judged of a workload")  # fmt: skip
+    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes")
+    parser.add_argument("--seconds", type=float, default=400, help="a kernel not judged by then is wrong")
+    parser.add_argument("--no-inductor", action="store_true", help="leave torch.compile out")
+    parser.add_argument(
+        "--inductor-seconds", type=float, default=90, help="what is not compiled by then is left out"
+    )
+    return parser
+
+
+if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
+    # what follows imports torch, which takes seconds; --help has names from there
+    make_parser().parse_args()
+
 import torch
 
 from ci.gate import gate
@@ -287,24 +313,9 @@ def rows(workloads: dict[str, dict]) -> list[dict[str, object]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("accuracy"), help="folder of the artefact and the table"
-    )
-    names = [w.name for w in tagged("ci", object)]
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, metavar="NAME", default=names,
-                        help="of the table of workloads; all tagged ci if left out")  # fmt: skip
-    parser.add_argument("--steps", type=int, default=gate.JUDGED_STEPS,
-                        help="entries times iterations judged of a workload")  # fmt: skip
-    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes")
-    parser.add_argument("--seconds", type=float, default=400, help="a kernel not judged by then is wrong")
-    parser.add_argument("--no-inductor", action="store_true", help="leave torch.compile out")
-    parser.add_argument(
-        "--inductor-seconds", type=float, default=90, help="what is not compiled by then is left out"
-    )
-    options = parser.parse_args()
+    options = make_parser(
+        list(WORKLOADS), [w.name for w in tagged("ci", object)], gate.JUDGED_STEPS
+    ).parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     start = time.monotonic()
 

@@ -14,6 +14,21 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+
+def make_parser(names=None) -> argparse.ArgumentParser:
+    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--operators", nargs="+", choices=names, default=names)
+    parser.add_argument("--write", type=Path, help="put the tables between the marks of this file")
+    return parser
+
+
+if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
+    # what follows imports torch, which takes seconds; --help has names from there
+    make_parser().parse_args()
+
 import torch
 
 from ci import accuracy
@@ -74,12 +89,7 @@ def rows(bugs: list[Bug]) -> list[dict[str, str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--operators", nargs="+", choices=BUGS, default=list(BUGS))
-    parser.add_argument("--write", type=Path, help="put the tables between the marks of this file")
-    options = parser.parse_args()
+    options = make_parser(list(BUGS)).parse_args()
     escaped = []
     for name in options.operators:
         table = rows(BUGS[name])

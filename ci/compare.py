@@ -17,6 +17,24 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ci.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("artefacts", nargs="+", type=Path)
+    parser.add_argument(
+        "--out", type=Path, default=Path("accuracy"), help="folder of compare.md and compare.png"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    make_parser().parse_args()
+
 import numpy as np
 import torch
 
@@ -176,15 +194,7 @@ def picture(artefacts: dict[str, Artefact], path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m ci.compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("artefacts", nargs="+", type=Path)
-    parser.add_argument(
-        "--out", type=Path, default=Path("accuracy"), help="folder of compare.md and compare.png"
-    )
+    parser = make_parser()
     options = parser.parse_args()
     if importlib.util.find_spec("matplotlib") is None:
         sys.exit("needs matplotlib: pip install matplotlib")

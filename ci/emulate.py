@@ -26,6 +26,35 @@ from datetime import datetime, timezone
 from multiprocessing import get_context
 from pathlib import Path
 
+
+def make_parser(
+    amd=None, usual=None, chosen=str, steps=None, models=None, cache=None
+) -> argparse.ArgumentParser:
+    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--devices", nargs="+", choices=amd, default=usual, help="one of each architecture")
+    parser.add_argument("--workloads", nargs="+", type=chosen, metavar="NAME[:RESULT,...]",
+                        help="all tagged ci if left out, all results where none is named")  # fmt: skip
+    parser.add_argument(
+        "--steps", type=int, default=steps, help="entries times iterations judged of a workload"
+    )
+    parser.add_argument("--served", action="store_true", help="only the config that each call gets")
+    parser.add_argument("--models", nargs="*", choices=models, default=models, metavar="MODEL",
+                        help=f"beside correct rounding: {'; '.join(models or ())}")  # fmt: skip
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--out", type=Path, default=Path("accuracy"), help="folder of artefacts and tables")
+    parser.add_argument(
+        "--cache", type=Path, default=cache, help="folder of compiled programs, by their source"
+    )
+    return parser
+
+
+if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
+    # what follows imports torch, which takes seconds; --help has names from there
+    make_parser().parse_args()
+
 import torch
 from rich.progress import Progress
 
@@ -205,25 +234,8 @@ def selected(text: str) -> tuple[str, frozenset[str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
     amd = [k for k, d in DEVICES.items() if d.vendor == "amd"]
-    parser.add_argument("--devices", nargs="+", choices=amd, default=DEFAULT, help="one of each architecture")
-    parser.add_argument("--workloads", nargs="+", type=selected, metavar="NAME[:RESULT,...]",
-                        help="all tagged ci if left out, all results where none is named")  # fmt: skip
-    parser.add_argument(
-        "--steps", type=int, default=STEPS, help="entries times iterations judged of a workload"
-    )
-    parser.add_argument("--served", action="store_true", help="only the config that each call gets")
-    parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS), metavar="MODEL",
-                        help=f"beside correct rounding: {'; '.join(MODELS)}")  # fmt: skip
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--out", type=Path, default=Path("accuracy"), help="folder of artefacts and tables")
-    parser.add_argument(
-        "--cache", type=Path, default=CACHE, help="folder of compiled programs, by their source"
-    )
-    given = parser.parse_args()
+    given = make_parser(amd, DEFAULT, selected, STEPS, list(MODELS), CACHE).parse_args()
     names = dict(given.workloads or ((w.name, frozenset()) for w in tagged("ci", object)))
     options = Options(
         given.steps, given.served, tuple(given.models), given.cache.resolve(),

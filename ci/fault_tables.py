@@ -9,10 +9,27 @@ what none may do.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+
+def make_parser(names=None) -> argparse.ArgumentParser:
+    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=1 << 18, help="entries times iterations for a workload")
+    parser.add_argument("--write", type=Path, help="put the tables between the marks of this file")
+    parser.add_argument("--operators", nargs="+", choices=names, default=names)
+    return parser
+
+
+if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
+    # what follows imports torch, which takes seconds; --help has names from there
+    make_parser().parse_args()
 
 import torch
 
@@ -132,13 +149,7 @@ def tables(operator: Operator, steps: int) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--steps", type=int, default=1 << 18, help="entries times iterations for a workload")
-    parser.add_argument("--write", type=Path, help="put the tables between the marks of this file")
-    parser.add_argument("--operators", nargs="+", choices=OPERATORS, default=list(OPERATORS))
-    options = parser.parse_args()
+    options = make_parser(list(OPERATORS)).parse_args()
     for name in options.operators:
         text = tables(OPERATORS[name], options.steps)
         if options.write:

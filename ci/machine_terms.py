@@ -21,6 +21,25 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+
+def make_parser(tags=None) -> argparse.ArgumentParser:
+    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--all", action="store_true", help="judge programs too that the file leaves out")
+    parser.add_argument("--write", action="store_true", help="record what was found in machine_terms.txt")
+    parser.add_argument("--new", action="store_true", help="compile only programs that the file lacks")
+    parser.add_argument("--only", nargs="+", choices=tags, metavar="TAG",
+                        help=f"{', '.join(tags or ())} (default all)")  # fmt: skip
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="compilers side by side")
+    return parser
+
+
+if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
+    # what follows imports torch, which takes seconds; --help has names from there
+    make_parser().parse_args()
+
 from ci import machine_rules
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, Device
@@ -216,15 +235,7 @@ def difference(recorded: Terms, found: Terms) -> str:
 
 def main() -> int:
     every, described_there = sections(), recorded_programs()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--all", action="store_true", help=f"judge programs too that {FILE.name} leaves out")
-    parser.add_argument("--write", action="store_true", help=f"record what was found in {FILE.name}")
-    parser.add_argument("--new", action="store_true", help=f"compile only programs that {FILE.name} lacks")
-    parser.add_argument("--only", nargs="+", choices=every, metavar="TAG",
-                        help=f"{', '.join(every)} (default all)")  # fmt: skip
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="compilers side by side")
+    parser = make_parser(list(every))
     options = parser.parse_args()
     for tag in options.only or ():
         if not (options.all or any(key(tag, job) in described_there for job in every[tag][1])):

@@ -20,6 +20,25 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+
+def make_parser(devices=None) -> argparse.ArgumentParser:
+    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--packages", nargs="*", default=[], metavar="FOLDERS",
+        help="where another Triton is: a folder, or several with : between them",
+    )  # fmt: skip
+    parser.add_argument("--only", nargs="+", choices=devices, default=devices, metavar="DEVICE")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="compilers side by side")
+    return parser
+
+
+if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
+    # what follows imports torch, which takes seconds; --help has names from there
+    make_parser().parse_args()
+
 from ci import machine_rules
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
@@ -96,16 +115,7 @@ def broken(binary: Binary, chosen_with: Binary | None) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--packages", nargs="*", default=[], metavar="FOLDERS",
-        help="where another Triton is: a folder, or several with : between them",
-    )  # fmt: skip
-    parser.add_argument("--only", nargs="+", choices=DEVICES, default=list(DEVICES), metavar="DEVICE")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="compilers side by side")
-    options = parser.parse_args()
+    options = make_parser(list(DEVICES)).parse_args()
     versions, shipped = at_hand(options.packages), store.folders()[-1]
     found = 0
     for device in options.only:

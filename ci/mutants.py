@@ -17,6 +17,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+
+def make_parser(programs=None, cache=None) -> argparse.ArgumentParser:
+    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="mi350")
+    parser.add_argument("--each", type=int, default=3, help="places of every kind in every program")
+    parser.add_argument("--programs", type=int, default=programs, help="how many of PROGRAMS, from the first")
+    parser.add_argument("--cache", type=Path, default=cache)
+    parser.add_argument("--write", type=Path, help="put the table between the marks of this file")
+    return parser
+
+
+if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
+    # what follows imports torch, which takes seconds; --help has names from there
+    make_parser().parse_args()
+
 import torch
 
 from ci import emulate
@@ -233,17 +251,7 @@ def table(rows: list[dict[str, object]]) -> list[dict[str, object]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="mi350")
-    parser.add_argument("--each", type=int, default=3, help="places of every kind in every program")
-    parser.add_argument(
-        "--programs", type=int, default=len(PROGRAMS), help="how many of PROGRAMS, from the first"
-    )
-    parser.add_argument("--cache", type=Path, default=emulate.CACHE)
-    parser.add_argument("--write", type=Path, help="put the table between the marks of this file")
-    options = parser.parse_args()
+    options = make_parser(len(PROGRAMS), emulate.CACHE).parse_args()
     rows = list(tried(options.device, options.each, options.programs, options.cache.resolve()))
     printed = report.table(table(rows))
     print(printed)

@@ -20,6 +20,22 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--where", nargs="+", choices=("cpu", "bodies", "cuda"), default=["cpu"])
+    parser.add_argument("--batch", type=int, default=60, help="matrices a case")
+    parser.add_argument("--worst", type=int, default=10, help="cases to name")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    return parser
+
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    make_parser().parse_args()
+
 import numpy as np
 import torch
 from rich.progress import track
@@ -119,13 +135,7 @@ def everywhere(where: Iterable[str], grid: list[list[SinkhornWorkload]], jobs: i
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--where", nargs="+", choices=("cpu", "bodies", "cuda"), default=["cpu"])
-    parser.add_argument("--batch", type=int, default=60, help="matrices a case")
-    parser.add_argument("--worst", type=int, default=10, help="cases to name")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser = make_parser()
     options = parser.parse_args()
     grid, rows, bad = list(cases(options.batch)), [], []
     for name, found in everywhere(options.where, grid, options.jobs).items():

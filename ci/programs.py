@@ -11,11 +11,30 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import sys
 import time
 from collections.abc import Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+
+def make_parser(archive=None) -> argparse.ArgumentParser:
+    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ci.programs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", default="", metavar="NAME", help="workloads with this in their names")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--out", type=Path, default=archive, help="the archive")
+    return parser
+
+
+if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
+    # what follows imports torch, which takes seconds; --help has names from there
+    make_parser().parse_args()
 
 from rich.progress import track
 
@@ -74,15 +93,7 @@ def programs(job: tuple[str, Sequence[Any]]) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m ci.programs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--only", default="", metavar="NAME", help="workloads with this in their names")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
-    parser.add_argument("--out", type=Path, default=shipped.ARCHIVE, help="the archive")
-    options = parser.parse_args()
+    options = make_parser(shipped.ARCHIVE).parse_args()
     begin = time.perf_counter()
     jobs = [(device, group) for device in measured() for group in calls(options.only)]
     found: dict[str, str] = {}

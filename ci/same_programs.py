@@ -33,6 +33,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+
+def make_parser(kernels=None, devices=None) -> argparse.ArgumentParser:
+    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ci.same_programs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--base", required=True, metavar="COMMIT", help="whose programs the entries were of")
+    parser.add_argument("--only", nargs="+", choices=kernels, default=kernels, metavar="KERNEL")
+    parser.add_argument("--device", nargs="+", choices=devices, default=devices, metavar="DEVICE")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument(
+        "--packages", nargs="+", default=[], metavar="FOLDERS",
+        help="where another Triton is: a folder, or several with : between them",
+    )  # fmt: skip
+    parser.add_argument("--restamp", action="store_true", help="write the new fingerprints")
+    return parser
+
+
+if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
+    # what follows imports torch, which takes seconds; --help has names from there
+    make_parser().parse_args()
+
 import torch
 from rich.console import Console
 from rich.progress import Progress
@@ -377,21 +401,7 @@ def report(files: Iterable[File]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m ci.same_programs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--base", required=True, metavar="COMMIT", help="whose programs the entries were of")
-    parser.add_argument("--only", nargs="+", choices=KERNELS, default=list(KERNELS), metavar="KERNEL")
-    parser.add_argument("--device", nargs="+", choices=DEVICES, default=list(DEVICES), metavar="DEVICE")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
-    parser.add_argument(
-        "--packages", nargs="+", default=[], metavar="FOLDERS",
-        help="where another Triton is: a folder, or several with : between them",
-    )  # fmt: skip
-    parser.add_argument("--restamp", action="store_true", help="write the new fingerprints")
-    options = parser.parse_args()
+    options = make_parser(list(KERNELS), list(DEVICES)).parse_args()
     # here, as in `piece`
     from ci.machine_versions import at_hand
 

@@ -19,6 +19,26 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+
+def make_parser(tools=None) -> argparse.ArgumentParser:
+    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("accuracy"), help="folder of the table and the outputs"
+    )
+    parser.add_argument("--tools", nargs="+", choices=tools, default=tools)
+    parser.add_argument("--seconds", type=float, default=240, help="most for a workload under a tool")
+    parser.add_argument("--jobs", type=int, default=min(13, os.cpu_count() or 1), help="processes")
+    parser.add_argument("--launch", metavar="WORKLOAD", help="only launch its kernels, unchecked")
+    return parser
+
+
+if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
+    # what follows imports torch, which takes seconds; --help has names from there
+    make_parser().parse_args()
+
 from ci.gate import markdown as report
 
 TOOLS = ("memcheck", "initcheck", "racecheck")
@@ -101,17 +121,7 @@ def check(tool: str, sanitizer: str, out: Path, seconds: float, jobs: int) -> di
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("accuracy"), help="folder of the table and the outputs"
-    )
-    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
-    parser.add_argument("--seconds", type=float, default=240, help="most for a workload under a tool")
-    parser.add_argument("--jobs", type=int, default=min(13, os.cpu_count() or 1), help="processes")
-    parser.add_argument("--launch", metavar="WORKLOAD", help="only launch its kernels, unchecked")
-    options = parser.parse_args()
+    options = make_parser(TOOLS).parse_args()
     if options.launch:
         launch(options.launch)
         return 0

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ci.gate import markdown
-
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -28,13 +26,16 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    arguments()
+
 try:
+    from ci.gate import markdown
     from docs import kernel_times, tables, whole_calls
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
-    # --help needs none of them
-    arguments()
     sys.exit(f"needs {missing.name}: pip install {missing.name}")
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,6 +14,26 @@ import argparse
 import sys
 from collections.abc import Callable
 
+
+def count(text: str) -> int:
+    """An int of at least 1, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no int of at least 1")
+    return int(text)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python examples/jax_dlpack.py", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--batch", type=count, default=1024)
+    return parser
+
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    make_parser().parse_args()
+
 import torch
 
 from helion_sinkhorn import sinkhorn
@@ -56,11 +76,7 @@ def definition(logits: jax.Array, n_iters: int = 20, eps: float = 1e-6) -> jax.A
 
 def main(words: list[str] | None = None) -> tuple[float, float]:
     """Largest difference of P and of the gradient from those of the definition in JAX."""
-    parser = argparse.ArgumentParser(
-        prog="python examples/jax_dlpack.py", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--batch", type=int, default=1024)
-    args = parser.parse_args(words)
+    args = make_parser().parse_args(words)
     if jax is None:
         sys.exit("needs jax: pip install jax")
     sinkhorn_jax = sinkhorn_of_jax()

@@ -13,6 +13,26 @@ from __future__ import annotations
 
 import argparse
 
+
+def count(text: str) -> int:
+    """An int of at least 1, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no int of at least 1")
+    return int(text)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python examples/matching.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=count, default=300)
+    parser.add_argument("--n", type=count, default=8, help="numbers of a list")
+    parser.add_argument("--batch", type=count, default=64)
+    return parser
+
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    make_parser().parse_args()
+
 import torch
 
 from helion_sinkhorn import sinkhorn
@@ -30,13 +50,7 @@ def soft_permutation(scores: torch.Tensor, temperature: float, noise: float, n_i
 
 def main(words: list[str] | None = None) -> float:
     """Share of numbers that are moved to their place."""
-    parser = argparse.ArgumentParser(prog="python examples/matching.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--n", type=int, default=8, help="numbers of a list")
-    parser.add_argument("--batch", type=int, default=64)
-    args = parser.parse_args(words)
-    if min(args.steps, args.n, args.batch) < 1:
-        parser.error("--steps, --n and --batch are at least 1")
+    args = make_parser().parse_args(words)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     # from a number to its score for each rank

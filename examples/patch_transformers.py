@@ -13,6 +13,27 @@ from __future__ import annotations
 import argparse
 import sys
 
+
+def count(text: str) -> int:
+    """An int of at least 1, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no int of at least 1")
+    return int(text)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python examples/patch_transformers.py", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--hidden", type=count, default=128)
+    parser.add_argument("--length", type=count, default=32)
+    return parser
+
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    make_parser().parse_args()
+
 import torch
 
 
@@ -39,12 +60,7 @@ def loss_and_gradients(model: torch.nn.Module, tokens: torch.Tensor) -> tuple[fl
 
 def main(words: list[str] | None = None) -> float:
     """Largest difference of a gradient before and after, over the largest entry of that gradient."""
-    parser = argparse.ArgumentParser(
-        prog="python examples/patch_transformers.py", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--length", type=int, default=32)
-    args = parser.parse_args(words)
+    args = make_parser().parse_args(words)
     try:
         from helion_sinkhorn.integrations.transformers import patch, unpatch
     except ImportError:

@@ -12,6 +12,29 @@ import argparse
 import time
 from collections.abc import Callable
 
+
+def count(text: str) -> int:
+    """An int of at least 1, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no int of at least 1")
+    return int(text)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python examples/serve_cuda_graph.py", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--tokens", type=count, default=64, help="of a step")
+    parser.add_argument("--hidden", type=count, default=1024)
+    parser.add_argument("--layers", type=count, default=4)
+    parser.add_argument("--calls", type=count, default=20, help="timed")
+    return parser
+
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    make_parser().parse_args()
+
 import torch
 
 from helion_sinkhorn import hc_expand, hc_post, nn
@@ -70,14 +93,7 @@ def milliseconds(function: Callable[[torch.Tensor], torch.Tensor], h: torch.Tens
 @torch.inference_mode()
 def main(words: list[str] | None = None) -> float | None:
     """Largest difference of what a graph serves from what the model computes; None without a graph."""
-    parser = argparse.ArgumentParser(
-        prog="python examples/serve_cuda_graph.py", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--tokens", type=int, default=64, help="of a step")
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--calls", type=int, default=20, help="timed")
-    args = parser.parse_args(words)
+    args = make_parser().parse_args(words)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     model = Layers(args.hidden, args.layers).to(device, torch.bfloat16)

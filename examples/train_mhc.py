@@ -13,6 +13,24 @@ from __future__ import annotations
 
 import argparse
 
+
+def count(text: str) -> int:
+    """An int of at least 1, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no int of at least 1")
+    return int(text)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python examples/train_mhc.py", description=__doc__.splitlines()[0])
+    for name, default in (("steps", 200), ("hidden", 64), ("blocks", 1), ("batch", 32)):
+        parser.add_argument(f"--{name}", type=count, default=default)
+    return parser
+
+
+if __name__ == "__main__":  # before torch is imported, which takes seconds
+    make_parser().parse_args()
+
 import torch
 from torch.nn import functional
 
@@ -73,14 +91,8 @@ def draw(batch: int, device: str) -> torch.Tensor:
 
 def main(words: list[str] | None = None) -> list[float]:
     """Losses of the repeated half, a number a step, in nats a token."""
-    parser = argparse.ArgumentParser(prog="python examples/train_mhc.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--blocks", type=int, default=1)
-    parser.add_argument("--batch", type=int, default=32)
+    parser = make_parser()
     args = parser.parse_args(words)
-    if min(args.steps, args.hidden, args.batch) < 1:
-        parser.error("--steps, --hidden and --batch are at least 1")
     if args.hidden % HEADS:
         parser.error(f"--hidden is a multiple of the {HEADS} heads")
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,5 +1,14 @@
 """The residual path of mHC and Sinkhorn-Knopp in Helion kernels, with exact gradients, tuned per device."""
 
+import sys
+
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][0] == "helion_sinkhorn":
+    # `python -m helion_sinkhorn` imports this module before its own: what it refuses it refuses at once, and
+    # not behind the seconds that torch takes
+    from helion_sinkhorn.arguments import parse
+
+    parse(sys.argv[1:])
+
 from helion_sinkhorn import nn as nn
 from helion_sinkhorn import reference as reference
 from helion_sinkhorn.mhc.boundary import hc_boundary as hc_boundary

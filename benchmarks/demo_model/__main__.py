@@ -11,19 +11,18 @@ from __future__ import annotations
 import argparse
 import sys
 
-import torch
-
 from benchmarks import command
 
 
 def arguments() -> argparse.Namespace:
     parser = command.parser("demo_model", __doc__)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--steps", type=int, default=200, help="of training (default %(default)s)")
-    parser.add_argument("--device", default=device, help="default here: %(default)s")
+    parser.add_argument("--device", help="cuda or cpu (default: cuda where torch sees one)")
     parser.add_argument("--output", default="demo_model.png", help="the picture (default %(default)s)")
     args = parser.parse_args()
-    command.need_gpu(parser, args.device)
+    if args.steps < 1:
+        parser.error(f"--steps is {args.steps}; pass an int of at least 1")
+    args.device = command.device_for(parser, args.device)
     command.need_packages(matplotlib="matplotlib", transformers="transformers==5.23.0")
     return args
 

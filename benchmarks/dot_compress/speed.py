@@ -11,15 +11,31 @@ first, which takes minutes.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks import command
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = command.parser("dot_compress.speed", __doc__)
+    parser.add_argument("--write", type=Path, default=Path("dot_compress.csv"), metavar="FILE")
+    parser.add_argument("--batches", type=int, nargs="+", default=[16, 128, 1152])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--max-autotune", action="store_true", help="Inductor in that mode too")
+    return parser
+
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    make_parser().parse_args()
+
 import torch
 
-from benchmarks import command
 from benchmarks.jobs import Table, of_now
 from benchmarks.timing import conditions, queued, ready
 from helion_sinkhorn import dot_compress, reference
@@ -62,11 +78,7 @@ def backward_of(f: Callable, x, y, grad) -> Run:
 
 
 def main() -> None:
-    parser = command.parser("dot_compress.speed", __doc__)
-    parser.add_argument("--write", type=Path, default=Path("dot_compress.csv"), metavar="FILE")
-    parser.add_argument("--batches", type=int, nargs="+", default=[16, 128, 1152])
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--max-autotune", action="store_true", help="Inductor in that mode too")
+    parser = make_parser()
     options = parser.parse_args()
     command.need_gpu(parser)
     begin = time.perf_counter()

@@ -12,6 +12,29 @@ M = 3219, D = 256, K = 64.  A mismatch is |a - b| > 0.2 + 0.01 |b|, the rule of 
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
+
+from benchmarks import command
+
+DOCS = Path(__file__).parents[2] / "docs" / "dot_compress.md"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = command.parser("dot_compress.study_rounding", __doc__)
+    parser.add_argument("--gpu", action="store_true", help="the part measured on a GPU")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--out", type=Path, default=DOCS, help="the file with the markers; default docs/dot_compress.md"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    make_parser().parse_args()
+
+
 import functools
 import itertools
 import time
@@ -21,7 +44,6 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import command
 from helion_sinkhorn import dot_compress, reference
 from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
 from helion_sinkhorn.tuning import markdown
@@ -33,7 +55,6 @@ try:
 except ImportError:  # the modelled part needs none
     triton = None
 
-DOCS = Path(__file__).parents[2] / "docs" / "dot_compress.md"
 WORKLOAD = WORKLOADS["dot_reported"]
 GPU_BATCH = 64
 REPORTED = 1 << 22
@@ -235,12 +256,7 @@ def on_a_gpu(seed: int) -> str:
 
 
 def main() -> None:
-    parser = command.parser("dot_compress.study_rounding", __doc__)
-    parser.add_argument("--gpu", action="store_true", help="the part measured on a GPU")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--out", type=Path, default=DOCS, help="the file with the markers; default docs/dot_compress.md"
-    )
+    parser = make_parser()
     options = parser.parse_args()
     part = "gpu" if options.gpu else "cpu"
     command.need_gpu(parser, "cuda" if options.gpu else "cpu", "without --gpu it models one on a CPU")

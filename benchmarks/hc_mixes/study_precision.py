@@ -9,11 +9,16 @@ be given, and its products are summed in float64, but for the rows that say floa
 
 from __future__ import annotations
 
+from benchmarks import command
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    command.parser("hc_mixes.study_precision", __doc__).parse_args()
+
 from collections.abc import Callable
 
 import torch
 
-from benchmarks import command
 from helion_sinkhorn import reference
 from helion_sinkhorn.tuning import markdown
 

@@ -8,12 +8,30 @@ The first prints the table of docs/linear_attention.md.
 
 from __future__ import annotations
 
+import argparse
 import functools
 from collections.abc import Iterator
 
+from benchmarks import command
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = command.parser("linear_attention.gates", __doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--gates",
+        nargs="+",
+        help="of the cases: all on a CPU, gk on a GPU, where others take kernels anew",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    make_parser().parse_args()
+
 import torch
 
-from benchmarks import command
 from benchmarks.linear_attention.speed import gradients, microseconds
 from helion_sinkhorn import recurrent_linear_attention, reference
 from helion_sinkhorn.ops.linear_attention.budget import Case
@@ -116,13 +134,7 @@ def times() -> Iterator[str]:
 
 
 def main() -> None:
-    parser = command.parser("linear_attention.gates", __doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument(
-        "--gates",
-        nargs="+",
-        help="of the cases: all on a CPU, gk on a GPU, where others take kernels anew",
-    )
+    parser = make_parser()
     options = parser.parse_args()
     command.need_gpu(parser, options.device, "--device cpu has the table of errors")
     device = options.device

@@ -9,13 +9,31 @@ Some minutes on an H200; --only shortens it.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks import command
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = command.parser("linear_attention.speed", __doc__)
+    parser.add_argument("--site", default="", help="a folder with flash-linear-attention")
+    parser.add_argument("--shape", type=int, nargs=3, default=[8, 2048, 16], help="B, T, H")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--only", default="", help="what has this in its name: recurrent, chunk, fla, torch")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="the comparison as CSV")
+    parser.add_argument("--crossover", action="store_true", help="both methods over T and B H")
+    return parser
+
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    make_parser().parse_args()
+
 import torch
 
-from benchmarks import command
 from benchmarks.jobs import Table, of_now
 from benchmarks.timing import Run, conditions, graph
 from helion_sinkhorn import recurrent_linear_attention, reference
@@ -175,13 +193,7 @@ def microseconds(sample: Callable[[], float], rounds: int = 5) -> float:
 
 
 def main() -> None:
-    parser = command.parser("linear_attention.speed", __doc__)
-    parser.add_argument("--site", default="", help="a folder with flash-linear-attention")
-    parser.add_argument("--shape", type=int, nargs=3, default=[8, 2048, 16], help="B, T, H")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--only", default="", help="what has this in its name: recurrent, chunk, fla, torch")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="the comparison as CSV")
-    parser.add_argument("--crossover", action="store_true", help="both methods over T and B H")
+    parser = make_parser()
     options = parser.parse_args()
     command.need_gpu(parser)
     dtype = getattr(torch, options.dtype)

@@ -10,11 +10,16 @@ Errors are root mean squares relative to that of the result, before its own roun
 
 from __future__ import annotations
 
+from benchmarks import command
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    command.parser("linear_attention.study_chunk_rounding", __doc__).parse_args()
+
 from collections.abc import Callable
 
 import torch
 
-from benchmarks import command
 from helion_sinkhorn.tuning import markdown
 
 STEPS, HEADS, DK, DV, CHUNK = 2048, 4, 64, 128, 64

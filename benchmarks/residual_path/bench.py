@@ -21,19 +21,41 @@ once; for a site and a boundary they are counted in docs/hc_site.md.
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
 from pathlib import Path
 
 from benchmarks import command
+
+TOKENS, COLUMNS, MANY = 1 << 13, (4096, 7168), 1 << 20
+LIMIT = 600.0
+
+
+def make_parser(every=None) -> argparse.ArgumentParser:
+    """Without the names that an import of torch brings, of flags and numbers alone."""
+    parser = command.parser("residual_path.bench", __doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--columns", type=int, nargs="+", default=COLUMNS, help="C, entries of a stream")
+    parser.add_argument("--many", type=int, default=MANY, help="tokens of the second size of coefficients")
+    parser.add_argument("--only", nargs="+", choices=every, default=every, metavar="FUNCTION")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for a tiny trial")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds in all (default %(default)s)")
+    return parser
+
+
+if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
+    # what follows imports torch, which takes seconds; --help has names from there
+    make_parser().parse_args()
+
 from benchmarks.jobs import Table, measure, of_now
 from benchmarks.residual_path import peers
 from benchmarks.residual_path.operations import OPERATIONS, SERVING
 from benchmarks.residual_path.worker import Job
 
-TOKENS, COLUMNS, MANY = 1 << 13, (4096, 7168), 1 << 20
 SERVED = (peers.FLOOR, peers.OURS, peers.PARTS)
 """Functions that are timed for SERVING tokens too."""
-LIMIT = 600.0
 SPLIT = (peers.COMPILED, "TransformerEngine", "Megatron-LM")
 """Functions that compile or try so much that every size is a process of its own."""
 SPLIT_OPERATION = (peers.OURS, "boundary")
@@ -75,14 +97,7 @@ def waves(only: list[str], tokens: int, columns: tuple[int, ...], many: int, dev
 
 def main() -> None:
     every = [peers.FLOOR, *peers.PEERS]
-    parser = command.parser("residual_path.bench", __doc__)
-    parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder (default %(default)s)")
-    parser.add_argument("--tokens", type=int, default=TOKENS)
-    parser.add_argument("--columns", type=int, nargs="+", default=COLUMNS, help="C, entries of a stream")
-    parser.add_argument("--many", type=int, default=MANY, help="tokens of the second size of coefficients")
-    parser.add_argument("--only", nargs="+", choices=every, default=every, metavar="FUNCTION")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for a tiny trial")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds in all (default %(default)s)")
+    parser = make_parser(every)
     options = parser.parse_args()
     command.need_gpu(
         parser, options.device, "--device cpu --tokens 64 --columns 128 --many 128 runs the same code"

@@ -11,11 +11,30 @@ that is not installed, or whose files are not under HELION_SINKHORN_PEERS, is re
 
 from __future__ import annotations
 
+import argparse
 import os
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import command
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = command.parser("sinkhorn.bench", __doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder (default %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="both forms, few batches, no compile, no peers")
+    parser.add_argument("--report-only", type=Path, metavar="CSV", help="render this file, measure nothing")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--no-peers", action="store_true", help="leave other packages out")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny smoke run")
+    parser.add_argument("--limit", type=float, help="seconds in all (default 520; quick 85)")
+    return parser
+
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    make_parser().parse_args()
+
 from benchmarks.jobs import Table, measure, of_now
 from benchmarks.sinkhorn.worker import Job
 
@@ -103,14 +122,7 @@ def render(path: Path, out: Path) -> None:
 
 
 def main() -> None:
-    parser = command.parser("sinkhorn.bench", __doc__)
-    parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder (default %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="both forms, few batches, no compile, no peers")
-    parser.add_argument("--report-only", type=Path, metavar="CSV", help="render this file, measure nothing")
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--no-peers", action="store_true", help="leave other packages out")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny smoke run")
-    parser.add_argument("--limit", type=float, help="seconds in all (default 520; quick 85)")
+    parser = make_parser()
     options = parser.parse_args()
     out = options.out
     out.mkdir(parents=True, exist_ok=True)

@@ -11,17 +11,32 @@ backward against autograd in float64.  Most of the time is compiling.
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+
+from benchmarks import command
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = command.parser("sinkhorn.implicit_speed", __doc__)
+    parser.add_argument("--out", type=Path, default=Path("implicit_speed.md"))
+    parser.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--batches", type=int, nargs="+", default=[65536, 1 << 20])
+    return parser
+
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    make_parser().parse_args()
 
 import torch
 import triton
 import triton.language as tl
 from triton.testing import do_bench
 
-from benchmarks import command
 from helion_sinkhorn import plan, reference, sinkhorn
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
 from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
@@ -136,10 +151,7 @@ def error(name: str, dx: torch.Tensor, x: torch.Tensor, dy: torch.Tensor, p: tor
 
 
 def main() -> None:
-    parser = command.parser("sinkhorn.implicit_speed", __doc__)
-    parser.add_argument("--out", type=Path, default=Path("implicit_speed.md"))
-    parser.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16])
-    parser.add_argument("--batches", type=int, nargs="+", default=[65536, 1 << 20])
+    parser = make_parser()
     options = parser.parse_args()
     command.need_gpu(parser, instead="make study-backward runs on a CPU")
     begin = time.perf_counter()

@@ -10,11 +10,29 @@ of these instructions can be faster, and real ones are slower.
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
 from benchmarks import command
+
+
+def make_parser(devices=None) -> argparse.ArgumentParser:
+    """Without the names that an import of torch brings, of flags and numbers alone."""
+    parser = command.parser("sinkhorn.machine_code", __doc__)
+    parser.add_argument("--devices", nargs="+", choices=devices, default=devices)
+    parser.add_argument("--n", nargs="+", type=int, default=[4, 8, 16], help="sizes (default 4 8 16)")
+    parser.add_argument("--workers", type=int, default=1, help="compilers side by side")
+    return parser
+
+
+if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
+    # what follows imports torch, which takes seconds; --help has names from there
+    make_parser().parse_args()
+
+
 from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.machine.binary import Binary, Job
 from helion_sinkhorn.machine.compiler import compile_for
@@ -127,11 +145,7 @@ def markdown(rows: list[dict[str, object]], batch: int = BATCH) -> str:
 
 
 def main() -> None:
-    parser = command.parser("sinkhorn.machine_code", __doc__)
-    parser.add_argument("--devices", nargs="+", choices=list(RATES), default=list(RATES))
-    parser.add_argument("--n", nargs="+", type=int, default=[4, 8, 16], help="sizes (default 4 8 16)")
-    parser.add_argument("--workers", type=int, default=1, help="compilers side by side")
-    options = parser.parse_args()
+    options = make_parser(list(RATES)).parse_args()
     rows = []
     for key in options.devices:
         jobs = default_jobs(DEVICES[key], options.n)

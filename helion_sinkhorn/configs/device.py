@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import torch
-
 from helion_sinkhorn.configs import settings
+from helion_sinkhorn.nearest import suggestion
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,13 @@ def match(vendor: str, arch: str, compute_units: int, name: str) -> Device | Non
 @functools.cache
 def current(index: int) -> Device:
     """The device behind `cuda:index`; unknown hardware gets a row of its own, named after its arch."""
+    import torch
+
     if settings.DEVICE:
         if settings.DEVICE not in DEVICES:
             raise ValueError(
                 f"HELION_SINKHORN_DEVICE={settings.DEVICE!r} is not a known device; "
-                f"use one of {', '.join(DEVICES)}"
+                f"use one of {', '.join(DEVICES)}{suggestion(settings.DEVICE, DEVICES)}"
             )
         return DEVICES[settings.DEVICE]
     properties = torch.cuda.get_device_properties(index)

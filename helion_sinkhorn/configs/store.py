@@ -17,6 +17,8 @@ from helion_sinkhorn.configs import settings
 SCHEMA = 1
 Key = tuple[tuple[str, Any], ...]
 """What a call is looked up by, without its batch: the fields of its operator by name, sorted."""
+WORDS = {"measured": "measured", "compiled": "ranked"}
+"""What pages call the evidence of an entry: timed on a GPU, or ordered by a score of its machine code."""
 log = logging.getLogger("helion_sinkhorn")
 
 
@@ -36,7 +38,8 @@ class Entry:
     @property
     def source(self) -> str:
         """Where it comes from, in words."""
-        return f"{self.path} ({self.evidence}{f', Triton {self.triton}' if self.triton else ''})"
+        evidence = WORDS.get(self.evidence, self.evidence)
+        return f"{self.path} ({evidence}{f', Triton {self.triton}' if self.triton else ''})"
 
 
 def installed(package: str) -> str:

@@ -11,12 +11,15 @@ import io
 import textwrap
 import tokenize
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
 
+from helion_sinkhorn.integrations.wrappers import held, is_same, turn, written
 from helion_sinkhorn.nn import HyperConnection, HyperHead
 from helion_sinkhorn.ops.hc_post.api import hc_post
+from helion_sinkhorn.runtime.checks import type_of
 
 TESTED = "5.23.0"
 try:
@@ -36,16 +39,26 @@ KNOWN = {
 }
 """`digest` of the forward methods that are replaced, in the transformers TESTED."""
 
-REPLACED = "_replaced"
-"""The attribute in which a module keeps the one whose place it took."""
+ADDED = ("hidden_size", "initializer_range", "options", "implementation")
+"""What the modules of this package have and those of transformers have not."""
 
 
 class Patched(NamedTuple):
-    """How many modules of a model were exchanged."""
+    """How many modules of a model were changed."""
 
     connections: int
     heads: int
     layers: int
+
+
+# These are subclasses of what they replace: transformers' `_init_weights` knows them, and the wrapping
+# policies of accelerate and FSDP, which look for names, find them.
+class DeepseekV4HyperConnection(HyperConnection, theirs.DeepseekV4HyperConnection):
+    """`nn.HyperConnection` on a module that transformers made."""
+
+
+class DeepseekV4HyperHead(HyperHead, theirs.DeepseekV4HyperHead):
+    """`nn.HyperHead` on a module that transformers made."""
 
 
 class DeepseekV4DecoderLayer(theirs.DeepseekV4DecoderLayer):
@@ -54,8 +67,7 @@ class DeepseekV4DecoderLayer(theirs.DeepseekV4DecoderLayer):
     Its sites make one gradient of the streams (`hc_site`), where autograd would add three.
 
     The layer of transformers rounds post and comb to the dtype of the streams first, and then the product,
-    the matrix product and their sum.  The name is that of the class it replaces, by which accelerate and
-    FSDP's wrapping policies find layers.
+    the matrix product and their sum.
     """
 
     def forward(
@@ -69,6 +81,14 @@ class DeepseekV4DecoderLayer(theirs.DeepseekV4DecoderLayer):
         return hc_post(output, site.residual, site.post, site.comb)
 
 
+CHANGES = {
+    theirs.DeepseekV4HyperConnection: DeepseekV4HyperConnection,
+    theirs.DeepseekV4HyperHead: DeepseekV4HyperHead,
+    theirs.DeepseekV4DecoderLayer: DeepseekV4DecoderLayer,
+}
+BACK = {ours: their for their, ours in CHANGES.items()}
+
+
 def patch(
     model: torch.nn.Module,
     *,
@@ -76,11 +96,15 @@ def patch(
     precision: str = "float32",
     implementation: str = "auto",
 ) -> Patched:
-    """Exchange the mHC modules of a DeepseekV4 model for those of this package, in place.
+    """Make the mHC modules of a DeepseekV4 model those of this package, in place.
 
-    Every DeepseekV4HyperConnection becomes `nn.HyperConnection` and every DeepseekV4HyperHead `nn.HyperHead`.
-    They hold the same Parameter objects under the same names, so optimizers and state dicts stay valid.
-    Every DeepseekV4DecoderLayer then updates its streams by `hc_post`.  `unpatch` takes all of it back.
+    Every DeepseekV4HyperConnection becomes an `nn.HyperConnection` and every DeepseekV4HyperHead an
+    `nn.HyperHead`.  They stay the same objects with the same Parameter objects, so optimizers, state dicts,
+    hooks and transformers' `init_weights` stay valid.  Every DeepseekV4DecoderLayer then updates its streams
+    by `hc_post`.  `unpatch` takes all of it back.
+
+    A forward that was wrapped on the instance, as accelerate's `dispatch_model` does, stays wrapped.  Within
+    such a layer a wrapper or hook of a site sees four results: post, comb, collapsed and the residual.
 
     Args:
         model: a module that contains them, on any device; DeepseekV4ForCausalLM for instance.
@@ -89,7 +113,7 @@ def patch(
         implementation: "auto", "helion" or "pytorch", of the modules.
 
     Returns:
-        How many modules of each kind were exchanged.
+        How many modules of each kind were changed.
 
     Numerical policy: in float32 the results are those of the original but for the order of sums.  In
         bfloat16 they are closer to float64: where the original rounds coefficients, products and sums,
@@ -97,97 +121,126 @@ def patch(
 
     Raises:
         TypeError: model is no module.
-        ValueError: there is no such module, or one is sharded by FSDP, has hooks, or has other code than that
-            of transformers 5.23.0.  Nothing is changed then.
+        ValueError: there is no such module, or one is patched already, is sharded by FSDP, has other code
+            than that of transformers 5.23.0, or has a wrapper or hook that would be lost.  Nothing is changed
+            then.
     """
     _check_model(model)
-    connections = _named(model, theirs.DeepseekV4HyperConnection)
-    heads = _named(model, theirs.DeepseekV4HyperHead)
-    blocks = _named(model, theirs.DeepseekV4DecoderLayer) if layers else {}
-    if "" in (connections | heads) or not (connections or heads):
-        already = any(isinstance(m, (HyperConnection, HyperHead)) for m in model.modules())
+    for name, module in model.named_modules():
+        if isinstance(module, tuple(BACK)):
+            raise ValueError(f"{_called(name, module)} is patched already; call unpatch first")
+    changed = [kind for kind in CHANGES if layers or kind is not theirs.DeepseekV4DecoderLayer]
+    found = {name: m for name, m in model.named_modules() if isinstance(m, tuple(changed))}
+    if all(isinstance(m, theirs.DeepseekV4DecoderLayer) for m in found.values()):
         raise ValueError(
             f"{type(model).__name__} contains no DeepseekV4HyperConnection and no DeepseekV4HyperHead; "
-            + ("it is patched already" if already else "pass a DeepseekV4 model of transformers")
+            "pass a DeepseekV4 model of transformers"
         )
-    for name, module in (connections | heads | blocks).items():
-        _check(name, module)
+    for name, module in found.items():
+        _check_wrappers(_called(name, module), module, "patch")
+        _check_code(_called(name, module), module)
     options = {"precision": precision, "implementation": implementation}
-    ours = {module: _connection(module, **options) for module in connections.values()}
-    ours |= {module: _head(module, **options) for module in heads.values()}
-    for name, module in (connections | heads).items():
-        model.set_submodule(name, ours[module])
-    for block in blocks.values():
-        block.__class__ = DeepseekV4DecoderLayer
-    return Patched(*(len(set(found.values())) for found in (connections, heads, blocks)))
+    deviation = getattr(getattr(model, "config", None), "initializer_range", None)
+    if deviation is not None:
+        options["initializer_range"] = deviation
+    added = {module: _attributes(module, **options) for module in found.values()}
+    for module, attributes in added.items():
+        turn(module, CHANGES[type(module)])
+        vars(module).update(attributes)
+    return _count(added)
 
 
 def unpatch(model: torch.nn.Module) -> Patched:
-    """Take `patch` back: the modules of transformers again, with the Parameter objects that there are now.
+    """Take `patch` back: the classes of transformers again, with the Parameter objects that there are now.
 
     Returns:
-        How many modules of each kind were exchanged.
+        How many modules of each kind were changed.
 
     Raises:
         TypeError: model is no module.
-        ValueError: the model is not patched, or a module of ours has hooks, which would be lost.
+        ValueError: the model is not patched, or one of its modules is sharded by FSDP or has a wrapper that
+            would be lost.  Nothing is changed then.
     """
     _check_model(model)
-    ours = {name: m for name, m in _named(model).items() if hasattr(m, REPLACED)}
-    blocks = [m for m in model.modules() if type(m) is DeepseekV4DecoderLayer]
-    if not ours and not blocks:
+    found = {name: m for name, m in model.named_modules() if isinstance(m, tuple(BACK))}
+    if not found:
         raise ValueError(f"{type(model).__name__} is not patched")
-    for name, module in ours.items():
-        _check_hooks(name, module, "remove them before unpatch")
-    for name, module in ours.items():
-        (original,) = getattr(module, REPLACED)
-        _share(original, module)
-        model.set_submodule(name, original)
-    for block in blocks:
-        block.__class__ = theirs.DeepseekV4DecoderLayer
-    exchanged = set(ours.values())
-    connections = sum(isinstance(m, HyperConnection) for m in exchanged)
-    return Patched(connections, len(exchanged) - connections, len(blocks))
+    for name, module in found.items():
+        _check_wrappers(_called(name, module), module, "unpatch")
+    for module in found.values():
+        turn(module, BACK[type(module)])
+        for name in ADDED:
+            vars(module).pop(name, None)
+    return _count(found.values())
 
 
 def _check_model(model: object) -> None:
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}; pass a torch.nn.Module")
+        raise TypeError(f"model is {type_of(model)}; pass a torch.nn.Module")
 
 
-def _named(
-    model: torch.nn.Module, kind: type[torch.nn.Module] = torch.nn.Module
-) -> dict[str, torch.nn.Module]:
-    """Modules of a kind by their names; one that stands in several places has each of them."""
-    every = model.named_modules(remove_duplicate=False)
-    return {name: module for name, module in every if isinstance(module, kind)}
+def _called(name: str, module: torch.nn.Module) -> str:
+    """A module's name in a message; the outermost has none."""
+    return name or type(module).__name__
 
 
-def _check_hooks(name: str, module: torch.nn.Module, remedy: str) -> None:
-    """Raise ValueError if a module that another one will replace has hooks."""
-    hooks = [hook for hook, found in vars(module).items() if hook.endswith("_hooks") and found]
-    if hooks:
-        raise ValueError(f"{name} has {hooks[0]}, which would be lost; {remedy}")
+def _count(modules: Any) -> Patched:
+    modules = list(modules)
+    return Patched(*(sum(isinstance(m, kind) for m in modules) for kind in CHANGES))
 
 
-def _check(name: str, module: torch.nn.Module) -> None:
-    """Raise ValueError unless a module may be exchanged: plain, and with the code that is known."""
+def _check_code(name: str, module: torch.nn.Module) -> None:
+    """Raise ValueError unless the forward of a module's class, and of the norm in it, is known."""
     is_layer = isinstance(module, theirs.DeepseekV4DecoderLayer)
-    if getattr(module, "_is_fsdp_managed_module", False):
-        raise ValueError(f"{name} is sharded by FSDP; call patch before fully_shard")
-    if type(module) is DeepseekV4DecoderLayer:
-        raise ValueError(f"{name} is patched already; call unpatch first")
-    if not is_layer:
-        _check_hooks(name, module, "call patch before they are registered")
-    for part in (module, *module.children()) if not is_layer else (module,):
-        of = type(part)
-        if "forward" not in vars(part) and KNOWN.get(of.__name__) == digest(of.forward):
+    for part in (module,) if is_layer else (module, *module.children()):
+        of, forward = type(part).__name__, type(part).forward
+        is_theirs = type(part) is getattr(theirs, of, None)
+        if is_theirs and KNOWN.get(of) == digest(forward):
             continue
+        if not is_theirs:
+            reason = f"{of} is a class of {type(part).__module__}, and"
+            remedy = "make the model of the classes of transformers"
+        elif transformers.__version__ != TESTED:
+            reason = f"forward of {of} is not the one of transformers {TESTED}, and"
+            remedy = f"install transformers=={TESTED} (installed is {transformers.__version__})"
+        else:
+            reason = f"forward of {of} was replaced by {written(forward)}, which"
+            remedy = "put the one of transformers back"
         raise ValueError(
-            f"{name}: forward of {of.__name__} is not the one of transformers {TESTED}, and may compute "
-            f"something else (installed is {transformers.__version__}); install transformers=={TESTED}"
-            + ("; or pass layers=False, which leaves the layers as they are" if is_layer else "")
+            f"{name}: {reason} may compute something else; {remedy}"
+            + (", or pass layers=False, which leaves the layers as they are" if is_layer else "")
         )
+
+
+def _check_wrappers(name: str, module: torch.nn.Module, change: str) -> None:
+    """Raise ValueError if a wrapper or hook would be lost, or would call the forward of the class before.
+
+    A wrapper that finds what it wraps in an attribute of the module, as those of accelerate do, finds the
+    other forward there.  One that holds the method itself does not.
+    """
+    if getattr(module, "_is_fsdp_managed_module", False):
+        raise ValueError(f"{name} is sharded by FSDP; call {change} before fully_shard")
+    own = MethodType(type(module).forward, module)
+    wrapper = vars(module).get("forward")
+    is_kept = any(is_same(value, own) for value in vars(module).values())
+    is_held = any(is_same(part, own) for part in held(wrapper))
+    if not (wrapper is None or is_same(wrapper, own) or (is_kept and not is_held)):
+        raise ValueError(
+            f"{name}: its forward was replaced on the instance by {written(wrapper)}, in which {change} "
+            f"cannot exchange the forward that it wraps; take it off, call {change}, and wrap again"
+        )
+    if isinstance(module, theirs.DeepseekV4DecoderLayer):
+        return
+    for norm in module.children():
+        lost = [hook for hook, registered in vars(norm).items() if hook.endswith("_hooks") and registered]
+        replaced = vars(norm).get("forward")
+        if replaced is not None and not is_same(replaced, MethodType(type(norm).forward, norm)):
+            lost.append(written(replaced))
+        if lost:
+            raise ValueError(
+                f"the norm in {name} has {lost[0]}, and a patched module does not call its norm; "
+                f"take it off before {change}"
+            )
 
 
 def digest(function: Callable[..., Any]) -> str:
@@ -196,38 +249,23 @@ def digest(function: Callable[..., Any]) -> str:
         source = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError):
         return "no source"
-    written: list[str] = []
+    words: list[str] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         word = token.string.strip() or tokenize.tok_name[token.type]
-        is_empty_line = word == "NEWLINE" and written[-1] in ("NEWLINE", "INDENT")
+        is_empty_line = word == "NEWLINE" and words[-1] in ("NEWLINE", "INDENT")
         if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.STRING) and not is_empty_line:
-            written.append(word)
-    return hashlib.sha256("\n".join(written).encode()).hexdigest()[:16]
+            words.append(word)
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
 
 
-def _connection(original: Any, **options: Any) -> torch.nn.Module:
-    n = original.hc_mult
-    iters, eps, norm_eps = original.hc_sinkhorn_iters, original.hc_eps, original.input_norm.eps
-    ours = HyperConnection(original.fn.size(1) // n, n, iters, eps, norm_eps, device="meta", **options)
-    return _stand_in(ours, original)
-
-
-def _head(original: Any, **options: Any) -> torch.nn.Module:
-    n = original.hc_mult
-    eps, norm_eps = original.eps, original.input_norm.eps
-    ours = HyperHead(original.hc_fn.size(1) // n, n, eps, norm_eps, device="meta", **options)
-    return _stand_in(ours, original)
-
-
-def _stand_in(ours: torch.nn.Module, original: torch.nn.Module) -> torch.nn.Module:
-    _share(ours, original)
-    # in a tuple: as an attribute it would become a submodule, and its parameters would be there twice
-    setattr(ours, REPLACED, (original,))
-    return ours
-
-
-def _share(target: torch.nn.Module, source: torch.nn.Module) -> None:
-    """Make the parameters of one module those of another of the same names."""
-    for name, parameter in source.named_parameters(recurse=False):
-        setattr(target, name, parameter)
-    target.train(source.training)
+def _attributes(module: Any, **options: Any) -> dict[str, Any]:
+    """What the class of this package needs on a module of transformers."""
+    if isinstance(module, theirs.DeepseekV4DecoderLayer):
+        return {}
+    n, norm_eps = module.hc_mult, module.input_norm.eps
+    if isinstance(module, theirs.DeepseekV4HyperHead):
+        made = HyperHead(module.hc_fn.size(1) // n, n, module.eps, norm_eps, device="meta", **options)
+    else:
+        iters, eps = module.hc_sinkhorn_iters, module.hc_eps
+        made = HyperConnection(module.fn.size(1) // n, n, iters, eps, norm_eps, device="meta", **options)
+    return {name: getattr(made, name) for name in ADDED}

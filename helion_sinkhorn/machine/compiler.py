@@ -25,6 +25,7 @@ from typing import Any
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.configs.store import hashable
 from helion_sinkhorn.machine.binary import Binary, Job
+from helion_sinkhorn.nearest import suggestion
 from helion_sinkhorn.runtime.space import Items
 
 
@@ -176,7 +177,8 @@ def compile_for(
         RuntimeError: a worker did not start; whatever a worker or `report` raises ends all of them.
     """
     if device_key not in DEVICES:
-        raise ValueError(f"{device_key!r} is not a known device; use one of {', '.join(DEVICES)}")
+        near = suggestion(device_key, DEVICES)
+        raise ValueError(f"{device_key!r} is not a known device; use one of {', '.join(DEVICES)}{near}")
     binaries: dict[int, Binary] = {}
     todo = iter(list(enumerate(jobs)))
     compilers: list[Compiler] = []

@@ -9,13 +9,15 @@ from helion_sinkhorn.ops.hc_pre.api import hc_pre
 from helion_sinkhorn.ops.hc_site.crossing import check, coefficients
 from helion_sinkhorn.ops.hc_split_sinkhorn.api import check_constants
 from helion_sinkhorn.runtime.checks import (
+    as_int,
     check_finite,
     check_implementation,
     check_int,
     check_same_device,
     check_tensor,
+    refuse_shape,
 )
-from helion_sinkhorn.runtime.streams import check_streams, merged
+from helion_sinkhorn.runtime.streams import check_projection, merged
 
 
 def hc_expand(h: torch.Tensor, n: int) -> torch.Tensor:
@@ -41,7 +43,7 @@ def hc_expand(h: torch.Tensor, n: int) -> torch.Tensor:
     check_tensor("h", h, "(..., C)")
     if h.dim() < 1:
         raise ValueError("h has shape (); pass (..., C)")
-    check_int("n", n, 1)
+    n = check_int("n", n, 1)
     streams = h.unsqueeze(-2).expand(*h.shape[:-1], n, h.size(-1))
     return streams.clone(memory_format=torch.contiguous_format)
 
@@ -96,6 +98,7 @@ def hc_coeffs(
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2.
     """
     implementation = check_implementation(implementation)
+    sinkhorn_iters = as_int(sinkhorn_iters)
     check(x, fn, scale, base, None, sinkhorn_iters, norm_weight)
     check_options(norm_eps, precision, eps_outside)
     check_constants(eps, post_mult, pre_eps, post_eps, comb_order)
@@ -151,20 +154,14 @@ def hc_head(
     Source: DeepSeek-V4's inference code, whose last collapse this is.
     """
     implementation = check_implementation(implementation)
-    check_tensor("x", x, "(..., n, C)")
-    check_streams(x)
-    n = x.size(-2)
-    for name, given, symbols, shape in (
-        ("fn", fn, "(n, n C)", (n, n * x.size(-1))),
-        ("scale", scale, "(1,)", (1,)),
-        ("base", base, "(n,)", (n,)),
-    ):
+    shapes = {"x": "(..., n, C)", "fn": "(n, n C)", "scale": "(1,)", "base": "(n,)"}
+    for (name, symbols), given in zip(shapes.items(), (x, fn, scale, base), strict=True):
         check_tensor(name, given, symbols)
         check_same_device(name, given, "x", x)
-        if tuple(given.shape) != shape:
-            raise ValueError(
-                f"{name} has shape {tuple(given.shape)}; for x of shape {tuple(x.shape)} pass {shape}"
-            )
+    check_projection(x, fn, rows=lambda n: n, n_of=lambda rows: rows)
+    for name, given, wanted in (("scale", scale, (1,)), ("base", base, (x.size(-2),))):
+        if given.shape != wanted:
+            refuse_shape(name, given, wanted, f"for x of shape {tuple(x.shape)} pass {wanted}")
     check_finite("eps", eps)
     mix = hc_mixes(
         merged(x), fn, norm_eps, norm_weight,

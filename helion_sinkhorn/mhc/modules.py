@@ -9,8 +9,8 @@ import torch
 from helion_sinkhorn.mhc.float32 import Float32Parameters
 from helion_sinkhorn.mhc.functional import hc_head
 from helion_sinkhorn.ops.hc_site.api import Site, hc_site
-from helion_sinkhorn.runtime.checks import check_finite, check_implementation, check_int
-from helion_sinkhorn.runtime.streams import MOST_STREAMS
+from helion_sinkhorn.runtime.checks import as_int, check_finite, check_implementation, check_int
+from helion_sinkhorn.runtime.streams import MOST_STREAMS, refuse_merged
 
 INITIALIZER_RANGE = 0.02
 """Standard deviation of a fresh projection; base begins at 0 and scale at 1, as in transformers."""
@@ -73,14 +73,14 @@ class HyperConnection(Float32Parameters):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        check_int("hidden_size", hidden_size, 1)
-        check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
+        hidden_size = check_int("hidden_size", hidden_size, 1)
+        hc_mult = check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
         _check_deviation(initializer_range)
         self.hidden_size, self.hc_mult, self.initializer_range = hidden_size, hc_mult, initializer_range
         self.options: dict[str, Any] = {
-            "sinkhorn_iters": sinkhorn_iters, "eps": eps, "norm_eps": norm_eps, "post_mult": post_mult,
-            "pre_eps": pre_eps, "post_eps": post_eps, "comb_order": comb_order, "precision": precision,
-            "eps_outside": eps_outside,
+            "sinkhorn_iters": as_int(sinkhorn_iters), "eps": eps, "norm_eps": norm_eps,
+            "post_mult": post_mult, "pre_eps": pre_eps, "post_eps": post_eps, "comb_order": comb_order,
+            "precision": precision, "eps_outside": eps_outside,
         }  # fmt: skip
         self.implementation = check_implementation(implementation)
         rows, columns = hc_mult * (hc_mult + 2), hc_mult * hidden_size
@@ -92,12 +92,9 @@ class HyperConnection(Float32Parameters):
         )
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Normal fn, base 0, scale 1."""
-        self.fn.normal_(std=self.initializer_range)
-        self.base.zero_()
-        self.scale.fill_(1.0)
+        _reset(self.fn, self.base, self.scale, self.initializer_range)
 
     def forward(self, streams: torch.Tensor, *, with_residual: bool = False) -> tuple[torch.Tensor, ...]:
         """(..., n, C) to post (..., n), comb (..., n, n) and collapsed (..., C), in transformers' order.
@@ -160,8 +157,8 @@ class HyperHead(Float32Parameters):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        check_int("hidden_size", hidden_size, 1)
-        check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
+        hidden_size = check_int("hidden_size", hidden_size, 1)
+        hc_mult = check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
         _check_deviation(initializer_range)
         self.hidden_size, self.hc_mult, self.initializer_range = hidden_size, hc_mult, initializer_range
         self.options: dict[str, Any] = {
@@ -179,12 +176,9 @@ class HyperHead(Float32Parameters):
         )
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Normal hc_fn, hc_base 0, hc_scale 1."""
-        self.hc_fn.normal_(std=self.initializer_range)
-        self.hc_base.zero_()
-        self.hc_scale.fill_(1.0)
+        _reset(self.hc_fn, self.hc_base, self.hc_scale, self.initializer_range)
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
         """(..., n, C) to (..., C)."""
@@ -202,6 +196,7 @@ def check_streams_of(module: HyperConnection | HyperHead, streams: torch.Tensor)
     """Raise ValueError where streams are not (..., n, C) of the module."""
     wanted = module.hc_mult, module.hidden_size
     if isinstance(streams, torch.Tensor) and tuple(streams.shape[-2:]) != wanted:
+        refuse_merged(streams, module.hc_mult, module.hc_mult * module.hidden_size, name="streams")
         one = streams.shape[-1:] == wanted[1:]
         raise ValueError(
             f"streams has shape {tuple(streams.shape)}; pass (..., {wanted[0]}, {wanted[1]}), streams before "
@@ -214,6 +209,13 @@ def _check_deviation(initializer_range: float) -> None:
     check_finite("initializer_range", initializer_range, accepted)
     if initializer_range < 0:
         raise ValueError(f"initializer_range is {initializer_range}; pass {accepted}")
+
+
+def _reset(fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, deviation: float) -> None:
+    # by torch.nn.init: as a checkpoint is loaded, transformers has it leave what the checkpoint filled
+    torch.nn.init.normal_(fn, std=deviation)
+    torch.nn.init.zeros_(base)
+    torch.nn.init.ones_(scale)
 
 
 def _empty(device: torch.device | str | None, *shapes: tuple[int, ...]) -> list[torch.Tensor]:

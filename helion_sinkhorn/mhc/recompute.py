@@ -44,7 +44,7 @@ def recompute_streams(every: int) -> Iterator[None]:
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.3.2.
     """
-    check_int("every", every, 1)
+    every = check_int("every", every, 1)
     if torch.compiler.is_compiling():
         yield
         return

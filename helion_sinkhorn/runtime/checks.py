@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Callable, Collection
 
 import torch
+
+from helion_sinkhorn.nearest import suggestion
 
 IMPLEMENTATIONS = ("auto", "helion", "pytorch")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -19,7 +22,7 @@ def check_tensor(name: str, x: object, shape: str = "") -> None:
     """Raise TypeError unless x is a strided tensor of one of DTYPES."""
     if not isinstance(x, torch.Tensor):
         of_shape = f" of shape {shape}" if shape else ""
-        raise TypeError(f"{name} is a {type(x).__name__}; pass a torch.Tensor{of_shape}")
+        raise TypeError(f"{name} is {type_of(x)}; pass a torch.Tensor{of_shape}{_converted(name, x)}")
     if x.is_nested:
         raise TypeError(
             f"{name} is a nested tensor; pass one of a single shape: convert with .to_padded_tensor(0.0), "
@@ -29,7 +32,32 @@ def check_tensor(name: str, x: object, shape: str = "") -> None:
         raise TypeError(f"{name} has layout {x.layout}; pass torch.strided: convert with .to_dense()")
     if x.dtype not in DTYPES:
         accepted = ", ".join(map(str, DTYPES))
-        raise TypeError(f"{name} has dtype {x.dtype}; accepted are {accepted}: convert with .float()")
+        how = ".real or .abs()" if x.is_complex() else ".float()"
+        raise TypeError(f"{name} has dtype {x.dtype}; accepted are {accepted}: convert with {how}")
+
+
+def type_of(x: object) -> str:
+    """What an argument is, for a message: "a list"."""
+    name = type(x).__name__
+    return f"{'an' if name == 'ndarray' or name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def _converted(name: str, x: object) -> str:
+    """How a message says that an array of another package becomes a tensor, if it is one."""
+    if (type(x).__module__, type(x).__name__) == ("numpy", "ndarray"):
+        return f": torch.from_numpy({name})"
+    return f": torch.from_dlpack({name})" if hasattr(x, "__dlpack__") else ""
+
+
+def as_int(value: object) -> object:
+    """The int that an integer of another package is, such as one of numpy; anything else as it is."""
+    # a tensor's would wait for its device
+    if type(value) in (int, bool) or isinstance(value, torch.Tensor):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
 
 
 def check_same_dtype(name: str, x: torch.Tensor, first: str, other: torch.Tensor) -> None:
@@ -48,10 +76,26 @@ def check_same_device(name: str, x: torch.Tensor, first: str, other: torch.Tenso
         )
 
 
+def refuse_shape(name: str, x: torch.Tensor, expected: tuple[int, ...], accepted: str, why: str = "") -> None:
+    """Raise ValueError of a shape that is not the expected one.
+
+    Args:
+        accepted: what to pass, in words.
+        why: the end of the message, where x has no axis too many.
+    """
+    for axis in range(-1, -x.dim() - 1, -1):
+        without = list(x.shape)
+        if without.pop(axis) == 1 and tuple(without) == expected:
+            why = f": convert with .squeeze({axis})"
+            break
+    raise ValueError(f"{name} has shape {tuple(x.shape)}; {accepted}{why}")
+
+
 def check_option(name: str, value: object, accepted: Collection[str]) -> None:
     """Raise ValueError unless the option has one of these values."""
     if value not in accepted:
-        raise ValueError(f"{name} is {value!r}; use one of {', '.join(map(repr, accepted))}")
+        listed = ", ".join(map(repr, accepted))
+        raise ValueError(f"{name} is {value!r}; use one of {listed}{suggestion(value, accepted)}")
 
 
 def check_number(name: str, value: object, accepted: str) -> None:
@@ -70,18 +114,20 @@ def check_finite(name: str, value: object, accepted: str = "a finite float") -> 
         raise ValueError(f"{name} is {float(value)}; pass {accepted}")
 
 
-def check_int(name: str, value: object, least: int, most: int | None = None, what: str = "") -> None:
-    """Raise TypeError unless value is an int, ValueError unless it is from `least` to `most`.
+def check_int(name: str, value: object, least: int, most: int | None = None, what: str = "") -> int:
+    """value as an int; raise TypeError unless it is one, ValueError unless it is from `least` to `most`.
 
     `what` says what the int counts where the name does not.
     """
     accepted = f"an int of at least {least}" if most is None else f"an int from {least} to {most}"
     accepted += f", {what}" if what else ""
-    if isinstance(value, bool) or not isinstance(value, int):
+    found = as_int(value)
+    if isinstance(found, bool) or not isinstance(found, int):
         raise TypeError(f"{name} is {value!r}; pass {accepted}")
-    if value < least or (most is not None and value > most):
+    if found < least or (most is not None and found > most):
         # a compiler's symbol prints only when it is converted
-        raise ValueError(f"{name} is {int(value)}; pass {accepted}")
+        raise ValueError(f"{name} is {int(found)}; pass {accepted}")
+    return found
 
 
 def check_flag(name: str, value: object) -> None:

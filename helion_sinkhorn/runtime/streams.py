@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 MOST_STREAMS = 16
@@ -16,6 +18,40 @@ def check_streams(x: torch.Tensor) -> None:
             f"x has shape {tuple(x.shape)}; pass (..., n, C): n streams, 1 to {MOST_STREAMS}, of C entries, "
             "at least 1"
         )
+
+
+def refuse_merged(x: torch.Tensor, n: int, entries: int, otherwise: str = "", name: str = "x") -> None:
+    """Raise ValueError where x is (..., n C), the merged streams that the other arguments of a call are for.
+
+    Args:
+        n: the streams that they are for; 0 if they are for no number of streams.
+        entries: n C, of a token's streams.
+        otherwise: what to pass if x is not merged, where it could be (..., n, C) too.
+    """
+    if 1 < n <= MOST_STREAMS and x.shape[-1:] == (entries,) and entries and entries % n == 0:
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)}, as merged streams have; pass (..., n, C): "
+            f"{name}.unflatten(-1, ({n}, {entries // n}))" + (otherwise if x.shape[-2:-1] == (n,) else "")
+        )
+
+
+def streams_of(rows: int) -> int:
+    """n of a site's projection, which has n^2 + 2n rows; 0 where there is no such n."""
+    return next((n for n in range(1, MOST_STREAMS + 1) if n * (n + 2) == rows), 0)
+
+
+def check_projection(
+    x: torch.Tensor, fn: torch.Tensor, rows: Callable[[int], int], n_of: Callable[[int], int]
+) -> None:
+    """Raise ValueError unless fn projects the streams x; `rows` of it are for n streams, and `n_of` back."""
+    n, entries = (x.shape[-2], x.shape[-2] * x.shape[-1]) if x.dim() > 1 else (0, 0)
+    wanted = rows(n), entries
+    if tuple(fn.shape) != wanted and fn.dim() == 2:
+        otherwise = f"; or, if they are not, fn of shape {wanted} and not {tuple(fn.shape)}"
+        refuse_merged(x, n_of(fn.shape[0]), fn.shape[1], otherwise)
+    check_streams(x)
+    if tuple(fn.shape) != wanted:
+        raise ValueError(f"fn has shape {tuple(fn.shape)}; for x of shape {tuple(x.shape)} pass {wanted}")
 
 
 def merged(x: torch.Tensor) -> torch.Tensor:

@@ -10,16 +10,23 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from helion_sinkhorn.arguments import ranks, refuse
 from helion_sinkhorn.configs import settings, store
 from helion_sinkhorn.configs.device import DEVICES, Device, current
 from helion_sinkhorn.machine.presented import present_device
 from helion_sinkhorn.tuning import selection
+from helion_sinkhorn.tuning.progress import Progress, duration
 
 console = Console(soft_wrap=True, highlight=False)
 TRITON = "a CPU build of torch brings none: `pip install triton` on Linux"
+WHY = {
+    "measured": "the fastest of those timed on the GPU that the folder names; a relative's may be used",
+    "ranked": "the best by a score of machine code compiled for the device; none was run, for want of one",
+    "the kernel's default": "nothing is stored for the call, or what is stored is of another source",
+}
+"""What the words behind a config in `show` mean."""
 UNUSABLE = "it is no folder of this user, cannot be made or written, or others may write it"
 
 
@@ -44,28 +51,23 @@ def here(asked: str, local_rank: int) -> str:
         "from machine code compiled here"
     )
     if settings.DEVICE:
-        selection.refuse(
+        refuse(
             "tune",
             f"HELION_SINKHORN_DEVICE is {settings.DEVICE}, so times of any GPU would be stored as its own; "
             "unset it",
         )
     if not torch.cuda.is_available():
-        selection.refuse("tune", f"asked for {asked}, found no GPU; {advice}")
+        refuse("tune", f"asked for {asked}, found no GPU; {advice}")
     index = local_rank % torch.cuda.device_count()
     torch.cuda.set_device(index)
     found, name = current(index), torch.cuda.get_device_name(index)
     if found.key != asked:
-        selection.refuse("tune", f"asked for {asked}, found {found.key} ({name}); {advice}")
+        refuse("tune", f"asked for {asked}, found {found.key} ({name}); {advice}")
     return name
 
 
 def tune(arguments: argparse.Namespace) -> int:
-    selection.check_seconds("tune", "--budget", arguments.budget)
-    selection.check_workers("tune", arguments.workers)
-    if arguments.out.exists():
-        selection.check_folder("tune", arguments.out)
-    selection.check_writable("tune", arguments.out)
-    rank, world, local_rank, local_world = selection.ranks("tune")
+    rank, world, local_rank, local_world = ranks("tune")
     need_triton("tune")
     from helion_sinkhorn.tuning import deadline, offline_run, plan, search
     from helion_sinkhorn.tuning import tune as tuner
@@ -75,7 +77,7 @@ def tune(arguments: argparse.Namespace) -> int:
     workloads = selection.workloads("tune", arguments.tags, arguments.only)
     groups = groups_of(workloads, arguments.kernel)
     if not groups:
-        selection.refuse("tune", f"none of these {len(workloads)} workloads uses {arguments.kernel}")
+        refuse("tune", f"none of these {len(workloads)} workloads uses {arguments.kernel}")
     if not arguments.offline:
         reported = here(arguments.device, local_rank)
     # said, or Helion gives this process a folder of its own, where it finds nothing of what others compiled
@@ -94,26 +96,25 @@ def tune(arguments: argparse.Namespace) -> int:
         console.print(f"{mark}{line}")
 
     evidence = "compiled" if arguments.offline else "measured"
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     results, found = [], []
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Progress("keys", plan.keys_left(groups, options, evidence), console) as progress:
         try:
             with deadline.raised_after(options.left):
                 for line in plan.plan(groups, options, evidence):
                     say(line)
-                task = progress.add_task("keys", total=plan.keys_left(groups, options, evidence))
                 for result in (
                     offline_run.tune_offline(groups, options, say=say)
                     if arguments.offline
                     else tuner.tune(groups, options, reported, say=say)
                 ):
                     results.append(result)
-                    progress.advance(task)
+                    progress.step()
                 if arguments.effort == "full" and not arguments.offline:
                     found += search.search(results, options, say=say)
         except deadline.OutOfTime:
             left = plan.keys_left(groups, options, evidence)
-            say(f"the budget of {arguments.budget:g} s is spent; the same command does the {left} keys left")
+            spent = duration(arguments.budget)
+            say(f"the budget of {spent} is spent; the same command does the {left} keys left")
     if results:
         said = "predictions from machine code; none of these was run" if arguments.offline else "microseconds"
         rows = (offline_run if arguments.offline else tuner).report(results)
@@ -135,53 +136,59 @@ def show(arguments: argparse.Namespace) -> int:
     console.print(f"configs for {device.key} from {', '.join(folders)}")
     if not store.triton_minor():
         console.print(f"no Triton here, whose entries would come first; {TRITON}")
+    sources = set()
     for w in workloads:
         for name, call in kernel_calls(w):
-            line = f"{w.name}: {choose(KERNELS[name], call, w.batch, device)}"
+            choice = choose(KERNELS[name], call, w.batch, device)
+            sources.add(choice.source)
+            line = f"{w.name}: {choice}"
             for folder in folders:
                 line = line.replace(folder, "")
             console.print(line)
+    for word, meaning in WHY.items():
+        if any(word in source for source in sources):
+            console.print(f"{word}: {meaning}")
     return 0
 
 
 def need_triton(command: str) -> None:
     """Refuse a command that generates code where there is no Triton."""
     if not store.triton_minor():
-        selection.refuse(command, f"needs Triton to generate code; {TRITON}")
+        refuse(command, f"needs Triton to generate code; {TRITON}")
 
 
 def this_device() -> Device:
     if torch.cuda.is_available():
         return current(torch.cuda.current_device())
-    selection.refuse("show", f"no GPU here; name one with --device: {', '.join(DEVICES)}")
+    refuse("show", f"no GPU here; name one with --device: {', '.join(DEVICES)}")
 
 
 def check(arguments: argparse.Namespace) -> int:
     """Schema, fingerprints and README of a folder, and all its programs compiled for their devices."""
-    selection.check_workers("check", arguments.workers)
-    selection.check_folder("check", arguments.out)
     if importlib.util.find_spec("jsonschema") is None:
-        selection.refuse("check", "needs jsonschema: `pip install jsonschema`")
+        refuse("check", "needs jsonschema: `pip install jsonschema`")
     from helion_sinkhorn.tuning import check as cache
     from helion_sinkhorn.tuning.readme import readme as written
 
     begin = time.perf_counter()
     folder, page = arguments.out, arguments.out / "README.md"
     if not cache.files(folder):
-        selection.refuse("check", f"{folder} holds no tuning file; name a folder laid out like tuning_cache/")
+        refuse("check", f"{folder} holds no tuning file; name a folder laid out like tuning_cache/")
     found = list(cache.complaints(folder))
     # of files with something wrong there may be no tables
     if not found and page.exists() and written(folder) != page.read_text():
         found.append(f"{page} is not what the data say: `python -m helion_sinkhorn readme` writes it anew")
     if not arguments.no_compile:
         workers = arguments.workers or len(os.sched_getaffinity(0))
-        found += cache.miscompiled(folder, workers, say=console.print)
+        total = sum(len(cache.jobs(folder, key)) for key in DEVICES)
+        with Progress("programs", total, console) as progress:
+            found += cache.miscompiled(folder, workers, say=console.print, done=progress.step)
     for line in found:
         console.print(line)
     programs = sum(len(cache.jobs(folder, key)) for key in DEVICES)
     console.print(
         f"{len(cache.files(folder))} files, {programs} programs, {len(found)} problems, "
-        f"{time.perf_counter() - begin:.0f} s"
+        f"{duration(time.perf_counter() - begin)}"
     )
     return 1 if found else 0
 
@@ -192,36 +199,34 @@ def warm(arguments: argparse.Namespace) -> int:
     from helion_sinkhorn.tuning import warm as warming
 
     need_triton("warm")
-    if arguments.op not in warming.OPERATORS:
-        selection.refuse(
-            "warm", f"no operator is called {arguments.op!r}; --op is one of {', '.join(warming.OPERATORS)}"
-        )
     try:
         calls = warming.workloads(arguments.op, arguments.fields)
     except ValueError as error:
-        selection.refuse("warm", str(error))
+        refuse("warm", str(error))
     is_here = torch.cuda.is_available() and arguments.device in (None, current(0).key)
     if not (is_here or arguments.device):
-        selection.refuse("warm", f"no GPU here; name a device with --device: {', '.join(DEVICES)}")
+        refuse("warm", f"no GPU here; name a device with --device: {', '.join(DEVICES)}")
     if program_cache.folder() is None:
-        selection.refuse("warm", "HELION_SINKHORN_CACHE_DIR is off, so nothing is kept; name a folder by it")
+        refuse("warm", "HELION_SINKHORN_CACHE_DIR is off, so nothing is kept; name a folder by it")
     if program_cache.made_folder() is None:
-        selection.refuse(
+        refuse(
             "warm", f"nothing can be kept in {program_cache.folder()}: {UNUSABLE}; "
             "name another folder by HELION_SINKHORN_CACHE_DIR",
         )  # fmt: skip
     if not is_here:
         # before Helion is imported, which looks at the device
         present_device(DEVICES[arguments.device])
-    for workload in calls:
-        begin = time.perf_counter()
-        if is_here:
-            warming.launch(workload, current(0))
-        else:
-            warming.generate(workload, DEVICES[arguments.device])
-        given = {name: getattr(workload, name) for name in warming.fields(arguments.op)}
-        words = ", ".join(f"{name}={value}" for name, value in given.items())
-        console.print(f"{arguments.op}  {words}  {time.perf_counter() - begin:.1f} s")
+    with Progress("calls", len(calls), console) as progress:
+        for workload in calls:
+            begin = time.perf_counter()
+            if is_here:
+                warming.launch(workload, current(0))
+            else:
+                warming.generate(workload, DEVICES[arguments.device])
+            given = {name: getattr(workload, name) for name in warming.fields(arguments.op)}
+            words = ", ".join(f"{name}={value}" for name, value in given.items())
+            console.print(f"{arguments.op}  {words}  {time.perf_counter() - begin:.1f} s")
+            progress.step()
     say_programs()
     if not is_here:
         console.print("Generated code is kept; Triton compiles its machine code at the first launch.")
@@ -245,28 +250,25 @@ def say_programs() -> None:
 
 def readme(arguments: argparse.Namespace) -> int:
     """Write the README of a folder anew from its data."""
-    selection.check_folder("readme", arguments.out)
     page = arguments.out / "README.md"
-    if not page.is_file():
-        selection.refuse("readme", f"there is no {page}; write one, whose text stays above the tables")
     from helion_sinkhorn.tuning.readme import readme as written
 
     try:
         text = written(arguments.out)
     except (ValueError, KeyError, TypeError):
-        selection.refuse("readme", f"a file in {arguments.out} is damaged; `check --no-compile` says which")
+        refuse("readme", f"a file in {arguments.out} is damaged; `check --no-compile` says which")
     page.write_text(text)
     console.print(str(page))
     return 0
 
 
-def environment(arguments: argparse.Namespace) -> int:
-    """Versions, the device and how much is stored for it."""
+def env(arguments: argparse.Namespace) -> int:
+    """What a report of a bug has to say: versions, path, commit, device, what is stored for it."""
     from helion_sinkhorn.operators import KERNELS
-    from helion_sinkhorn.tuning.provenance import versions
+    from helion_sinkhorn.tuning.provenance import of_package, versions
 
-    for name, value in versions().items():
-        console.print(f"{name:10} {value or '-'}")
+    for name, value in {**of_package(), **versions()}.items():
+        console.print(f"{name:16}{value or '-'}")
     for index in range(torch.cuda.device_count()):
         device = current(index)
         counts = [
@@ -275,7 +277,7 @@ def environment(arguments: argparse.Namespace) -> int:
             for kernel in KERNELS
         ]
         console.print(
-            f"cuda:{index}     {device.key} ({torch.cuda.get_device_name(index)}); {'; '.join(counts)}"
+            f"cuda:{index}          {device.key} ({torch.cuda.get_device_name(index)}); {'; '.join(counts)}"
         )
     say_programs()
     if not torch.cuda.device_count():

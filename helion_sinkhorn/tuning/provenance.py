@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from helion_sinkhorn import __version__
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.tuning.fingerprint import fingerprint
@@ -60,6 +61,17 @@ def source(commit: str) -> dict[str, Any]:
         return {"commit": commit, "dirty": False}
     changes = output_of("git", "status", "--porcelain", "--untracked-files=no")
     return {"commit": commit or output_of("git", "rev-parse", "HEAD"), "dirty": bool(changes)}
+
+
+def of_package() -> dict[str, str]:
+    """This package and the system: its version, where it is, its commit in a checkout, the OS."""
+    found = source("")
+    return {
+        "helion_sinkhorn": __version__,
+        "path": str(Path(__file__).parents[1]),
+        "commit": found["commit"] + (" and changes" if found["dirty"] else ""),
+        "system": platform.platform(),
+    }
 
 
 def provenance(kernel: str, evidence: str, options: Options) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch._subclasses import fake_tensor
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.machine.presented import as_called
+from helion_sinkhorn.nearest import suggestion
 from helion_sinkhorn.operators import OPERATORS, operator_for
 from helion_sinkhorn.runtime.checks import KERNEL_DTYPES
 from helion_sinkhorn.runtime.dispatch import signature
@@ -72,7 +73,8 @@ def workloads(operator: str, given: Sequence[str]) -> list[Any]:
         name, equals, values = words.partition("=")
         known = fields(operator)
         if name not in known:
-            raise ValueError(f"{operator} has no field {name!r}; its fields are {', '.join(known)}")
+            near = suggestion(name, known)
+            raise ValueError(f"{operator} has no field {name!r}; its fields are {', '.join(known)}{near}")
         if not equals:
             example = str(getattr(base, name)).removeprefix("torch.")
             raise ValueError(f"{name!r} has no value; write {name}={example}")

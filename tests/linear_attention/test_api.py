@@ -303,7 +303,7 @@ WIDE = {name: randn(2, 9, 2, 129) for name in ("q", "k", "gk")}
         ({"gv": randn(2, 9, 2, 4)}, ValueError, "gv has shape"),
         ({"initial_state": randn(1, 2, 4, 6)}, ValueError, r"initial_state has shape \(1, 2, 4, 6\)"),
         ({"q": randn(2, 9, 2, 4).to("meta")}, ValueError, "k is on cpu, q on meta"),
-        ({"cu_seqlens": torch.tensor([0.0, 9.0])}, TypeError, "cu_seqlens is a torch.float32"),
+        ({"cu_seqlens": torch.tensor([0.0, 9.0])}, TypeError, "cu_seqlens has dtype torch.float32"),
         ({"cu_seqlens": [0, 9]}, TypeError, "cu_seqlens is a list"),
         ({"cu_seqlens": torch.tensor([0])}, ValueError, r"cu_seqlens has shape \(1,\)"),
         ({"cu_seqlens": torch.tensor([0, 9])}, ValueError, "q has batch 2 with cu_seqlens"),

@@ -123,6 +123,8 @@ def test_wrong_weights_are_refused():
     parameters = randn(24, 24), torch.ones(3), torch.zeros(24)
     with pytest.raises(ValueError, match=r"pre_next has shape \(4, 4\); for these streams pass \(5, 4\)"):
         hc_boundary(*given, randn(4, 4), *parameters)
+    with pytest.raises(ValueError, match=r"pre_next has shape \(5, 4, 1\); .*: convert with .squeeze\(-1\)"):
+        hc_boundary(*given, randn(5, 4, 1), *parameters)
     with pytest.raises(TypeError, match="pre_next is a list"):
         hc_boundary(*given, [1.0], *parameters)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import mhc_equations as equations
 import pytest
@@ -10,7 +11,7 @@ import torch
 from autograd_calls import assert_equal, randn
 from mhc_equations import assert_within, truth_and_budget, values_and_gradients
 
-from helion_sinkhorn import hc_coeffs, hc_expand, hc_head
+from helion_sinkhorn import hc_boundary, hc_coeffs, hc_expand, hc_head, hc_post, hc_pre, hc_site, nn
 from helion_sinkhorn.mhc import functional
 from helion_sinkhorn.ops.hc_site import crossing
 
@@ -246,6 +247,32 @@ def test_streams_are_refused_before_they_are_projected(function, shape, monkeypa
         function(torch.zeros(shape), FN, SCALE, BASE)
 
 
+PROJECTION = torch.ones(24, 32), torch.ones(3), torch.zeros(24)
+TAKE_STREAMS = {
+    "hc_pre": lambda x, f, pre, comb: hc_pre(x, pre),
+    "hc_post": lambda x, f, pre, comb: hc_post(f, x, pre, comb),
+    "hc_coeffs": lambda x, f, pre, comb: hc_coeffs(x, *PROJECTION),
+    "hc_head": lambda x, f, pre, comb: hc_head(x, torch.ones(4, 32), torch.ones(1), torch.zeros(4)),
+    "hc_site": lambda x, f, pre, comb: hc_site(x, *PROJECTION),
+    "hc_boundary": lambda x, f, pre, comb: hc_boundary(f, x, pre, comb, pre, *PROJECTION),
+    "HyperConnection": lambda x, f, pre, comb: nn.HyperConnection(8)(x),
+    "HyperHead": lambda x, f, pre, comb: nn.HyperHead(8)(x),
+    "HyperBoundary": lambda x, f, pre, comb: nn.HyperBoundary(8)(f, x, pre, comb, pre),
+}
+
+
+@pytest.mark.parametrize("lead", [(3, 5), (2, 4), (20,), (4,)], ids=str)
+@pytest.mark.parametrize("function", TAKE_STREAMS)
+def test_merged_streams_are_refused_with_what_separates_them(function, lead):
+    """Megatron has (s, b, n C), and a batch may be as large as n."""
+    x, others = torch.ones(*lead, 32), [torch.ones(*lead, *end) for end in ((8,), (4,), (4, 4))]
+    shape = re.escape(str(tuple(x.shape)))
+    with pytest.raises(ValueError, match=rf"has shape {shape}, as merged streams have; pass .*: ") as error:
+        TAKE_STREAMS[function](x, *others)
+    remedy = re.search(r"\w+(\.unflatten\(-1, \(4, 8\)\))", str(error.value))[1]
+    TAKE_STREAMS[function](eval(f"x{remedy}"), *others)
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_with_what_to_do(case):
     call, kind, said = REFUSED[case]
@@ -266,7 +293,7 @@ class Ran(torch.utils._python_dispatch.TorchDispatchMode):
         # the width of one stream: mixes once took each stream for a token
         (
             {"fn": torch.ones(24, 12)},
-            r"fn has shape \(24, 12\); for x of shape \(2, 5, 4, 12\) pass \(24, 48\)",
+            r"x has shape \(2, 5, 4, 12\), .*; or, .* not, fn of shape \(24, 48\) and not \(24, 12\)",
         ),
         ({"fn": torch.ones(20, 48)}, r"fn has shape \(20, 48\)"),
         ({"scale": torch.ones(2)}, "scale has shape"),

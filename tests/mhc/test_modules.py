@@ -398,7 +398,7 @@ REFUSED = {
                      r"streams has shape \(2, 12, 4\); pass \(\.\.\., 4, 12\), streams before features$"),
     "not expanded": (lambda: connection()(torch.zeros(2, 12)), ValueError,
                      r"streams has shape \(2, 12\); .*: hc_expand\(h, 4\) makes them of one hidden state$"),
-    "merged streams": (lambda: head()(torch.zeros(2, 48)), ValueError, r"shape \(2, 48\); pass"),
+    "merged streams": (lambda: head()(torch.zeros(2, 48)), ValueError, r"shape \(2, 48\), as merged"),
     "deviation": (lambda: nn.HyperHead(8, initializer_range=-1.0), ValueError, "initializer_range is -1.0"),
     "NaN": (lambda: nn.HyperConnection(8, initializer_range=math.nan), ValueError, "_range is nan; pass"),
     "no number": (lambda: nn.HyperConnection(8, initializer_range="x"), TypeError, "_range is 'x'; pass"),

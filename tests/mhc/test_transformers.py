@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import io
 from types import SimpleNamespace
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from autograd_calls import assert_equal, randn
 from mhc_equations import assert_within, truth_and_budget, values_and_gradients
+from safetensors.torch import load_file, save_file
 from torch.func import functional_call
 
 from helion_sinkhorn import nn, recompute_streams
@@ -162,7 +165,7 @@ def test_a_site_in_several_places_is_exchanged_in_each():
     expected = results(model, ids())
     counts = ALL._replace(connections=ALL.connections - 2)
     assert patch(model) == counts
-    assert type(first.attn_hc) is nn.HyperConnection
+    assert isinstance(first.attn_hc, nn.HyperConnection)
     assert first.ffn_hc is second.attn_hc is first.attn_hc
     for name, t in results(model, ids()).items():
         torch.testing.assert_close(t, expected[name], rtol=1e-3, atol=1e-5)
@@ -180,8 +183,8 @@ def test_parameters_are_the_same_objects_and_an_optimizer_made_before_trains_the
     patch(model)
     assert {name: id(p) for name, p in model.named_parameters()} == before
     assert list(model.state_dict()) == names
-    assert type(model.model.layers[1].ffn_hc) is nn.HyperConnection
-    assert type(model.model.hc_head) is nn.HyperHead
+    assert isinstance(model.model.layers[1].ffn_hc, nn.HyperConnection)
+    assert isinstance(model.model.hc_head, nn.HyperHead)
     assert type(model.model.layers[0]) is integration.DeepseekV4DecoderLayer
     old = model.model.layers[0].attn_hc.fn.detach().clone()
     model(input_ids=ids(), labels=ids(), use_cache=False).loss.backward()
@@ -216,16 +219,132 @@ def test_modules_train_or_not_as_those_whose_place_they_take():
     assert all(m.training for m in model.modules())
 
 
-def test_unpatch_refuses_to_lose_hooks_and_changes_nothing():
-    model = tiny.make_model(VOCABULARY)
-    patch(model)
-    before = [type(m) for m in model.modules()]
-    hook = model.model.layers[1].ffn_hc.register_forward_hook(lambda *given: None)
-    with pytest.raises(ValueError, match=r"layers\.1\.ffn_hc has _forward_hooks, .* before unpatch"):
-        unpatch(model)
-    assert [type(m) for m in model.modules()] == before
-    hook.remove()
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_hooks_stay(when):
+    model, calls = tiny.make_model(VOCABULARY), []
+    expected = model(ids()).logits
+    if when == "after":
+        patch(model)
+    for module in (model.model.layers[1], model.model.layers[1].ffn_hc, model.model.hc_head):
+        module.register_forward_hook(lambda module, *_: calls.append(type(module).__module__))
+    if when == "before":
+        patch(model)
+    for change, where in ((None, integration.__name__), (unpatch, theirs.__name__)):
+        if change:
+            change(model)
+        torch.testing.assert_close(model(ids()).logits, expected, rtol=1e-4, atol=1e-5)
+        # of the layer and its site, which ends first, and the head
+        assert calls == [where] * 3
+        calls.clear()
+
+
+def wrap(module, calls):
+    """As add_hook_to_module of accelerate 1.15 does."""
+
+    def forward(module, *given, **options):
+        calls.append(module)
+        return module._old_forward(*given, **options)
+
+    module._old_forward = module.forward
+    module.forward = functools.update_wrapper(functools.partial(forward, module), module._old_forward)
+
+
+def unwrap(module):
+    """As remove_hook_from_module does: the method then is an attribute of the instance."""
+    module.forward = vars(module).pop("_old_forward")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "kind", ["DeepseekV4DecoderLayer", "DeepseekV4HyperConnection", "DeepseekV4HyperHead"]
+)
+def test_forwards_that_were_wrapped_on_the_instance_stay_so(kind, when):
+    model, tokens, calls = tiny.make_model(VOCABULARY), ids(), []
+    expected = model(tokens).logits
+    wrapped = [m for m in model.modules() if type(m).__name__ == kind]
+    if when == "after":
+        patch(model)
+    for module in wrapped:
+        wrap(module, calls)
+    if when == "before":
+        assert patch(model) == ALL
+    patched = model(tokens).logits
+    assert not torch.equal(patched, expected)
+    torch.testing.assert_close(patched, expected, rtol=1e-4, atol=1e-5)
+    assert calls == wrapped
+    for module in wrapped:
+        assert inspect.signature(module.forward) == inspect.signature(
+            getattr(integration, kind).forward.__get__(module)
+        )
+    calls.clear()
     assert unpatch(model) == ALL
+    assert torch.equal(model(tokens).logits, expected)
+    assert calls == wrapped
+    for module in wrapped:
+        unwrap(module)
+    assert patch(model) == ALL
+    assert torch.equal(model(tokens).logits, patched)
+    assert unpatch(model) == ALL
+    assert torch.equal(model(tokens).logits, expected)
+
+
+class Patching(transformers.DeepseekV4ForCausalLM):
+    def __init__(self, config):
+        super().__init__(config)
+        patch(self)
+
+
+@pytest.mark.parametrize("missing", ["", "scale"], ids=["all", "scales"])
+def test_parameters_that_a_checkpoint_lacks_are_initialised(missing, tmp_path):
+    """Where a model patches itself as it is made; transformers makes them without values."""
+    saved = tiny.make_model(VOCABULARY, initializer_range=0.5)
+    saved.save_pretrained(tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    # the names in the file are not those in the model
+    kept = {name: t for name, t in load_file(file).items() if not ("hc" in name and missing in name)}
+    save_file(kept, file, metadata={"format": "pt"})
+    model = Patching.from_pretrained(tmp_path, experts_implementation="eager")
+    assert sum(type(module) in integration.BACK for module in model.modules()) == sum(ALL)
+    lacking = 0
+    for name, found in model.state_dict().items():
+        if not ("hc" in name and missing in name):
+            assert torch.equal(found, saved.state_dict()[name]), name
+            continue
+        lacking += 1
+        if name.endswith("fn"):
+            assert found.std().item() == pytest.approx(0.5, rel=0.15), name
+        else:
+            assert torch.equal(found, torch.full_like(found, name.endswith("scale"))), name
+    assert lacking == (5 if missing else 15)
+
+
+@pytest.mark.parametrize("kind", ["connection", "head"])
+def test_reset_parameters_leaves_what_a_checkpoint_filled(kind):
+    """In an `_init_weights` of one's own, which from_pretrained calls for what the checkpoint lacks."""
+    their, our = pair(kind)
+    our.load_state_dict(their.state_dict())
+    before = [p.detach().clone() for p in our.parameters()]
+    filled = next(our.parameters())
+    filled._is_hf_initialized = True
+    with transformers.initialization.guard_torch_init_functions():
+        our.reset_parameters()
+    assert [torch.equal(p, q) for p, q in zip(our.parameters(), before, strict=True)] == [True, False, False]
+
+
+def test_weights_of_a_patched_model_begin_as_those_of_transformers():
+    models = [tiny.make_model(VOCABULARY, initializer_range=0.5) for _ in range(2)]
+    patch(models[1])
+    for model in models:
+        for module in model.modules():
+            # transformers marks what it has filled
+            vars(module).pop("_is_hf_initialized", None)
+        torch.manual_seed(1)
+        model.init_weights()
+    expected, found = (model.state_dict() for model in models)
+    assert all(torch.equal(found[name], t) for name, t in expected.items())
+    assert torch.equal(models[1].model.layers[0].attn_hc.scale, torch.ones(3))
+    for module in (models[1].model.layers[0].attn_hc, models[1].model.hc_head):
+        assert module.initializer_range == 0.5
 
 
 def test_unpatch_after_the_parameters_were_replaced():
@@ -313,20 +432,72 @@ def sharded(model):
     model.model.layers[1].ffn_hc._is_fsdp_managed_module = True
 
 
-def hooked(model):
-    model.model.hc_head.register_forward_hook(lambda *_: None)
-
-
 def forward_of_one(model):
     model.model.hc_head.forward = lambda x: x.mean(-2)
 
 
+def closed_over(model, module=None):
+    module = module or model.model.hc_head
+    inner = module.forward
+    module.forward = lambda *given, **options: inner(*given, **options)
+
+
+def in_a_partial(model):
+    head = model.model.hc_head
+    head.forward = functools.partial(lambda inner, x: inner(x), head.forward)
+
+
+def below_accelerate(model):
+    closed_over(model)
+    wrap(model.model.hc_head, [])
+
+
+def closed_over_and_kept(model):
+    model.model.hc_head._old_forward = model.model.hc_head.forward
+    closed_over(model)
+
+
+def norm_hooked(model):
+    model.model.hc_head.input_norm.register_forward_hook(lambda *_: None)
+
+
+def norm_wrapped(model):
+    wrap(model.model.hc_head.input_norm, [])
+
+
+class OtherHead(theirs.DeepseekV4HyperHead):
+    pass
+
+
+def other_class(model):
+    model.model.hc_head.__class__ = OtherHead
+
+
+LOST = r"hc_head: its forward was replaced on the instance by .*<lambda>.* take it off, call patch, and wrap"
 CASES = {
-    "already": (patched_already, {}, r"contains no DeepseekV4HyperConnection .*; it is patched already"),
-    "already but for the layers": (patched_without_layers, {}, "it is patched already"),
+    "already": (patched_already, {}, "model.layers.0 is patched already; call unpatch first"),
+    "already but for the layers": (patched_without_layers, {}, "attn_hc is patched already"),
     "sharded": (sharded, {}, "model.layers.1.ffn_hc is sharded by FSDP; call patch before fully_shard"),
-    "hooked": (hooked, {}, "model.hc_head has _forward_hooks, which would be lost; call patch before"),
-    "forward of one": (forward_of_one, {}, "model.hc_head: forward of DeepseekV4HyperHead is not the one of"),
+    "forward of one": (forward_of_one, {}, LOST),
+    "closed over": (closed_over, {}, LOST),
+    "in a partial": (in_a_partial, {}, LOST),
+    "below accelerate's": (
+        below_accelerate,
+        {},
+        "replaced on the instance by .*wrap.*forward, in which patch",
+    ),
+    "closed over and kept": (closed_over_and_kept, {}, LOST),
+    "norm hooked": (norm_hooked, {}, "the norm in model.hc_head has _forward_hooks, .* take it off before"),
+    "norm wrapped": (
+        norm_wrapped,
+        {},
+        "the norm in model.hc_head has .*forward, and a patched module does not",
+    ),
+    "another class": (
+        other_class,
+        {},
+        "hc_head: OtherHead is a class of .*test_transformers, and may compute",
+    ),
     "precision": (lambda model: None, {"precision": "fp32"}, "precision is 'fp32'; use one of"),
     "implementation": (lambda model: None, {"implementation": "x"}, "implementation is 'x'; use one of"),
 }
@@ -337,18 +508,45 @@ def test_refused_and_nothing_changed(case):
     spoil, options, said = CASES[case]
     model = tiny.make_model(VOCABULARY)
     spoil(model)
-    kinds = [type(m) for m in model.modules()]
+    kinds, attributes = [type(m) for m in model.modules()], [dict(vars(m)) for m in model.modules()]
     with pytest.raises(ValueError, match=said):
         patch(model, **options)
     assert [type(m) for m in model.modules()] == kinds
+    assert [dict(vars(m)) for m in model.modules()] == attributes
 
 
-@pytest.mark.parametrize("model", [torch.nn.Linear(2, 2), pair("head")[0]], ids=["another", "a module alone"])
-def test_models_without_such_modules_are_refused(model):
+@pytest.mark.parametrize(
+    "spoil", [closed_over, in_a_partial, below_accelerate, closed_over_and_kept, sharded]
+)
+def test_unpatch_refuses_a_wrapper_that_it_would_lose_and_changes_nothing(spoil):
+    model = tiny.make_model(VOCABULARY)
+    patch(model)
+    spoil(model)
+    kinds = [type(m) for m in model.modules()]
+    with pytest.raises(ValueError, match=r"(replaced on the instance|sharded by FSDP).*call unpatch"):
+        unpatch(model)
+    assert [type(m) for m in model.modules()] == kinds
+    vars(model.model.hc_head).pop("forward", None)
+    vars(model.model.layers[1].ffn_hc).pop("_is_fsdp_managed_module", None)
+    assert unpatch(model) == ALL
+
+
+def test_a_module_alone():
+    their = pair("head")[0]
+    x = randn(2, 3, 4, 12, seed=9)
+    expected = their(x)
+    assert patch(their) == Patched(0, 1, 0)
+    assert isinstance(their, nn.HyperHead)
+    torch.testing.assert_close(their(x), expected)
+    assert unpatch(their) == Patched(0, 1, 0)
+    assert torch.equal(their(x), expected)
+
+
+def test_models_without_such_modules_are_refused():
     with pytest.raises(
         ValueError, match=r"contains no DeepseekV4HyperConnection .*; pass a DeepseekV4 model"
     ):
-        patch(model)
+        patch(torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("change", [patch, unpatch])
@@ -374,10 +572,14 @@ def test_other_code_is_refused(kind, monkeypatch):
     model = tiny.make_model(VOCABULARY)
     monkeypatch.setattr(getattr(theirs, kind), "forward", other_forward)
     with pytest.raises(
-        ValueError, match=rf"forward of {kind} is not the one of transformers 5\.23\.0.*install"
+        ValueError, match=rf"forward of {kind} was replaced by .*other_forward, which may"
     ) as e:
         patch(model)
     assert ("layers=False" in str(e.value)) == (kind == "DeepseekV4DecoderLayer")
+    monkeypatch.setattr(integration.transformers, "__version__", "6.0.0")
+    said = rf"forward of {kind} is not the one of .*install transformers==5\.23\.0 \(installed is 6\.0\.0\)"
+    with pytest.raises(ValueError, match=said):
+        patch(model)
     if kind == "DeepseekV4DecoderLayer":
         assert patch(model, layers=False) == ALL._replace(layers=0)
 

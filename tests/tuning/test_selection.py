@@ -43,18 +43,24 @@ def test_help_explains(command, explained, capsys):
     ("words", "named"),
     [
         (["show", "--device", "h200", "--tags", "nope"], ["'nope'", "bench, ci, implicit, stress, tune"]),
-        (["show", "--device", "h200", "--only", "log_4x4_f32"], ["'log_4x4_f32'", "log_4x4_fp32_b128"]),
+        (["show", "--device", "h200", "--only", "log_4x4_f32"], ["'log_4x4_f32'", "\n  log_4x4_fp32_b128"]),
         (["show", "--device", "h2"], ["'h2'", "h200", "mi355x"]),
         (["tune", "--device", "h200", "--offline", "--tags", "nope"], ["bench, ci, implicit, stress, tune"]),
-        (["tune", "--device", "h200", "--offline", "--kernel", "sinkhorn"], list(KERNELS)),
+        (["tune", "--device", "h200", "--offline", "--kernel", "sinkhorn"], ["\n  sinkhorn_forward\n"]),
+        (["tune", "--device", "h200", "--kernel", "hc_pre_foward"], ["\n  hc_pre_forward\n"]),
+        (["show", "--tags", "tuen"], ["use one of bench, ci, implicit, stress, tune; the nearest is tune"]),
+        (
+            ["shwo"],
+            ["'shwo' is not known; use one of tune, show, check, readme, warm, env; the nearest is show"],
+        ),
         (
             ["tune", "--device", "h200", "--offline", "--kernel", "hc_pre_forward", "--only", "deepseek"],
             ["hc_pre_forward"],
         ),
         # names before the GPU that is not here
         (["show", "--tags", "nope"], ["'nope'"]),
-        (["tune", "--device", "h200", "--kernel", "nope"], ["'nope'", *KERNELS]),
-        (["tune", "--kernel", "nope"], ["'nope'", *KERNELS]),
+        (["tune", "--device", "h200", "--kernel", "nope"], ["'nope'", *[f"\n  {name}" for name in KERNELS]]),
+        (["tune", "--kernel", "nope"], ["'nope'", *[f"\n  {name}" for name in KERNELS]]),
         (["tune", "--device", "h200", "--tags", "nope"], ["'nope'"]),
         (["warm", "--op", "nope"], ["'nope'", "hc_site"]),
         (["warm", "--op", "nope", "--device", "h200"], ["'nope'", "hc_site"]),

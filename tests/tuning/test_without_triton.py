@@ -23,7 +23,7 @@ sys.exit(main())
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        ("env", 0, "triton     -"),
+        ("env", 0, "triton          -"),
         ("show --device h200 --only deepseek_4x4_fp32_b128", 0, "no Triton here"),
         ("warm --op sinkhorn n=4", 2, "needs Triton to generate code"),
         ("tune --device h200 --offline --only deepseek_4x4_fp32_b128", 2, "needs Triton to generate code"),

@@ -13,8 +13,9 @@ from helion_sinkhorn.runtime.checks import (
     check_same_device,
     check_tensor,
     implementation_for,
+    refuse_shape,
 )
-from helion_sinkhorn.runtime.streams import COMB_ORDERS, check_streams
+from helion_sinkhorn.runtime.streams import COMB_ORDERS, check_streams, refuse_merged
 from helion_sinkhorn.runtime.torch_op import differentiates
 from helion_sinkhorn.runtime.updates import updated
 
@@ -89,12 +90,13 @@ def check_update(f, x, post, comb, bias) -> None:
     for name, t in given.items():
         check_tensor(name, t, shapes[name])
         check_same_device(name, t, "f", f)
+    if post.dim() and f.dim() and x.shape[-1:] != f.shape[-1:]:
+        refuse_merged(x, post.shape[-1], post.shape[-1] * f.shape[-1])
     check_streams(x)
     *lead, n, c = x.shape
     for name, expected in (("f", (*lead, c)), ("post", (*lead, n)), ("comb", (*lead, n, n)), ("bias", (c,))):
         if name in given and given[name].shape != expected:
             swapped = name == "f" and f.dim() == x.dim() + 1
-            raise ValueError(
-                f"{name} has shape {tuple(given[name].shape)}; for x of shape {tuple(x.shape)} pass "
-                f"{shapes[name]}, {tuple(expected)}{': f comes first, then the streams' if swapped else ''}"
-            )
+            accepted = f"for x of shape {tuple(x.shape)} pass {shapes[name]}, {expected}"
+            why = ": f comes first, then the streams" if swapped else ""
+            refuse_shape(name, given[name], expected, accepted, why)

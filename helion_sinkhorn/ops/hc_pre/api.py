@@ -12,8 +12,9 @@ from helion_sinkhorn.runtime.checks import (
     check_same_device,
     check_tensor,
     implementation_for,
+    refuse_shape,
 )
-from helion_sinkhorn.runtime.streams import check_streams
+from helion_sinkhorn.runtime.streams import check_streams, refuse_merged
 from helion_sinkhorn.runtime.torch_op import differentiates
 
 
@@ -59,9 +60,10 @@ def _check(x, pre) -> None:
     for name, t, shape in (("x", x, "(..., n, C)"), ("pre", pre, "(..., n)")):
         check_tensor(name, t, shape)
         check_same_device(name, t, "x", x)
+    if pre.dim() == x.dim() and pre.shape[:-1] == x.shape[:-1]:
+        refuse_merged(x, pre.shape[-1], x.shape[-1])
     check_streams(x)
-    if pre.shape != x.shape[:-1]:
-        raise ValueError(
-            f"pre has shape {tuple(pre.shape)}; for this x pass (..., n), {tuple(x.shape[:-1])}: "
-            "a weight for each stream of each token"
-        )
+    wanted = tuple(x.shape[:-1])
+    if pre.shape != wanted:
+        accepted = f"for this x pass (..., n), {wanted}"
+        refuse_shape("pre", pre, wanted, accepted, ": a weight for each stream of each token")

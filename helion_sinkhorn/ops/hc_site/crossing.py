@@ -22,9 +22,15 @@ from helion_sinkhorn.ops.hc_split_sinkhorn.api import (
     hc_split_sinkhorn,
 )
 from helion_sinkhorn.ops.hc_split_sinkhorn.limits import beyond_kernels
-from helion_sinkhorn.runtime.checks import check_same_device, check_tensor, implementation_for
+from helion_sinkhorn.runtime.checks import (
+    as_int,
+    check_same_device,
+    check_tensor,
+    implementation_for,
+    refuse_shape,
+)
 from helion_sinkhorn.runtime.export import named_for_export
-from helion_sinkhorn.runtime.streams import check_streams, merged
+from helion_sinkhorn.runtime.streams import check_projection, merged, streams_of
 from helion_sinkhorn.runtime.torch_op import differentiates
 from helion_sinkhorn.runtime.updates import updated
 
@@ -69,6 +75,7 @@ def crossing(
 
     The other arguments are those of `hc_site`.
     """
+    sinkhorn_iters = as_int(sinkhorn_iters)
     if update is not None:
         f, post, comb, bias = update
         # first, or what is wrong with f or x is said of fn
@@ -160,19 +167,15 @@ def _distributed(*tensors: object) -> bool:
 def check(x, fn, scale, base, weights, n_iters, norm_weight) -> None:
     """Raise unless the tensors are those of one site, of as many iterations as there may be."""
     check_tensor("x", x, "(..., n, C)")
-    check_streams(x)
-    n, columns = x.shape[-2:]
-    check_counts(n, n_iters)
     check_tensor("fn", fn, "(n^2 + 2n, n C)")
-    wanted = n * n + 2 * n, n * columns
-    if tuple(fn.shape) != wanted:
-        raise ValueError(f"fn has shape {tuple(fn.shape)}; for x of shape {tuple(x.shape)} pass {wanted}")
+    check_projection(x, fn, lambda n: n * (n + 2), streams_of)
+    n = x.shape[-2]
+    check_counts(n, n_iters)
     check_tensors(x, fn, norm_weight)
     check_parameters(scale, base, n, "x", x)
     if weights is not None:
         check_tensor("pre_next", weights, "(..., n)")
         check_same_device("pre_next", weights, "x", x)
-        if weights.shape != x.shape[:-1]:
-            raise ValueError(
-                f"pre_next has shape {tuple(weights.shape)}; for these streams pass {tuple(x.shape[:-1])}"
-            )
+        wanted = tuple(x.shape[:-1])
+        if weights.shape != wanted:
+            refuse_shape("pre_next", weights, wanted, f"for these streams pass {wanted}")

@@ -13,6 +13,7 @@ from helion_sinkhorn.ops.hc_split_sinkhorn.partials import Reduce
 from helion_sinkhorn.ops.sinkhorn.api import MOST_ITERS, check_eps
 from helion_sinkhorn.runtime.checks import (
     DTYPES,
+    as_int,
     check_finite,
     check_flag,
     check_implementation,
@@ -23,6 +24,7 @@ from helion_sinkhorn.runtime.checks import (
     check_same_dtype,
     check_tensor,
     implementation_for,
+    type_of,
 )
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.streams import COMB_ORDERS, MOST_STREAMS
@@ -105,6 +107,7 @@ def hc_split_sinkhorn(
         hc_split_sinkhorn of DeepSeek-V4's inference code, whose positional arguments these are.
     """
     implementation = check_implementation(implementation)
+    hc_mult, sinkhorn_iters = as_int(hc_mult), as_int(sinkhorn_iters)
     _check(mixes, scale, base, hc_mult, sinkhorn_iters, out_dtype)
     if reduce is not None:
         _check_reduce(reduce, mixes)
@@ -123,7 +126,7 @@ def hc_split_sinkhorn(
         run = torch_op.HcSplitSinkhorn.apply if differentiates(*given) else torch_op.call
         return run(*given, *constants)
     run = torch_op.HcSplitSinkhornReduced.apply if differentiates(*given) else torch_op.call_reduced
-    norm = reduce.size, float(reduce.norm_eps), reduce.eps_outside
+    norm = as_int(reduce.size), float(reduce.norm_eps), reduce.eps_outside
     return tuple(run(*given, *norm, *constants)[:3])
 
 
@@ -159,9 +162,7 @@ def check_parameters(scale, base, n, first, other) -> None:
 
 def _check_reduce(reduce, partials) -> None:
     if not isinstance(reduce, Reduce):
-        raise TypeError(
-            f"reduce is a {type(reduce).__name__}; pass helion_sinkhorn.Reduce(squares, size) or None"
-        )
+        raise TypeError(f"reduce is {type_of(reduce)}; pass helion_sinkhorn.Reduce(squares, size) or None")
     squares, size, norm_eps, eps_outside = reduce
     columns = partials.shape[-1]
     if partials.dim() < 2 or partials.shape[0] < 1:

@@ -17,6 +17,7 @@ from helion_sinkhorn.runtime.checks import (
     check_same_dtype,
     check_tensor,
     implementation_for,
+    type_of,
 )
 from helion_sinkhorn.runtime.torch_op import differentiates
 
@@ -161,8 +162,9 @@ def _check_shapes(q, k, v, named, cu_seqlens) -> None:
 
 def _check_offsets(cu_seqlens, q) -> None:
     if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
-        what = getattr(cu_seqlens, "dtype", type(cu_seqlens).__name__)
-        raise TypeError(f"cu_seqlens is a {what}; pass a torch.Tensor of int32 or int64")
+        is_tensor = isinstance(cu_seqlens, torch.Tensor)
+        what = f"has dtype {cu_seqlens.dtype}" if is_tensor else f"is {type_of(cu_seqlens)}"
+        raise TypeError(f"cu_seqlens {what}; pass a torch.Tensor of int32 or int64")
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
         raise ValueError(f"cu_seqlens has shape {tuple(cu_seqlens.shape)}; pass (N + 1,) with N >= 1")
     if q.size(0) != 1:

@@ -14,6 +14,7 @@ from helion_sinkhorn.ops.sinkhorn.implicit.systems import Implicit
 from helion_sinkhorn.ops.sinkhorn.scaling import MOST_DRIFT, SMALLEST_EPS, drifts
 from helion_sinkhorn.runtime.checks import (
     DTYPES,
+    as_int,
     check_implementation,
     check_int,
     check_number,
@@ -86,6 +87,7 @@ def sinkhorn(
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, with
         the eps of DeepSeek's kernels; Sinkhorn and Knopp, Pacific J. Math. 21 (1967); adjoint: docs/math.md.
     """
+    n_iters = as_int(n_iters)
     serves = _serves(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
     dtype = out_dtype or logits.dtype
     if n_iters == 0:
@@ -234,6 +236,7 @@ def plan(
 
     Arguments and errors are those of `sinkhorn`.
     """
+    n_iters = as_int(n_iters)
     serves = _serves(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
     options = implicit_options(backward)
     if serves == "pytorch" or n_iters == 0:

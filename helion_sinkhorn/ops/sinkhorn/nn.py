@@ -6,7 +6,7 @@ import torch
 
 from helion_sinkhorn.ops.sinkhorn.api import DEFAULT_EPS, MOST_ITERS, check_options, sinkhorn
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import Implicit
-from helion_sinkhorn.runtime.checks import check_implementation, check_int, check_tensor
+from helion_sinkhorn.runtime.checks import as_int, check_implementation, check_int, check_tensor
 from helion_sinkhorn.runtime.torch_op import without_autocast
 
 
@@ -27,7 +27,7 @@ class Sinkhorn(torch.nn.Module):
         super().__init__()
         check_options(n_iters, eps, form, first, backward, out_dtype)
         self.options = {
-            "n_iters": n_iters, "eps": eps, "form": form, "first": first, "backward": backward,
+            "n_iters": as_int(n_iters), "eps": eps, "form": form, "first": first, "backward": backward,
             "implementation": check_implementation(implementation), "out_dtype": out_dtype,
         }  # fmt: skip
 
@@ -57,8 +57,7 @@ class FusedMHC(torch.nn.Module):
 
     def __init__(self, mhc_iters: int = 20) -> None:
         super().__init__()
-        check_int("mhc_iters", mhc_iters, 0, MOST_ITERS)
-        self.mhc_iters = mhc_iters
+        self.mhc_iters = check_int("mhc_iters", mhc_iters, 0, MOST_ITERS)
 
     def forward(self, logits: torch.Tensor) -> torch.Tensor:
         """(..., n, n) logits of any floating dtype to (..., n, n) P of that dtype."""
@@ -88,9 +87,8 @@ class SinkhornLaneMixer(torch.nn.Module):
 
     def __init__(self, num_lanes: int, iters: int = 20) -> None:
         super().__init__()
-        check_int("num_lanes", num_lanes, 1)
+        self.lanes = num_lanes = check_int("num_lanes", num_lanes, 1)
         check_int("iters", iters, 0, MOST_ITERS)
-        self.lanes = num_lanes
         self.mixing_logits = torch.nn.Parameter(torch.randn(num_lanes, num_lanes) * 0.02)
         self.sinkhorn = FusedMHC(mhc_iters=iters)
 

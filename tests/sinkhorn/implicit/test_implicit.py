@@ -326,8 +326,10 @@ class TestMarginalError:
         assert errors[0] > 2 * errors[1] > 4 * errors[2] > 100 * errors[3]
 
     def test_what_is_not_accepted(self):
-        with pytest.raises(TypeError, match=r"pass a floating-point torch\.Tensor"):
+        with pytest.raises(TypeError, match=r"p has dtype torch.int64; accepted are .* with .float\(\)"):
             marginal_error(torch.ones(2, 2, dtype=torch.int64))
+        with pytest.raises(TypeError, match=r"p is a list; pass a torch\.Tensor of shape \(\.\.\., n, m\)"):
+            marginal_error([1])
         with pytest.raises(ValueError, match=r"p has shape \(3,\)"):
             marginal_error(torch.ones(3))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from helion_sinkhorn.runtime.checks import check_option
+from helion_sinkhorn.runtime.checks import check_option, check_tensor
 
 SYSTEMS = ("corrected", "reduced", "full")
 SOLVERS = ("auto", "direct", "cg")
@@ -60,7 +60,7 @@ def marginal_error(p: torch.Tensor) -> torch.Tensor:
     fixed point of the iteration, square or not, with or without eps.
 
     Args:
-        p: (..., n, m), of a floating dtype.
+        p: (..., n, m), float32, bfloat16, float16 or float64.
 
     Returns:
         (...) one number a matrix.  A small one does not bound the error of backward="implicit", which also
@@ -69,13 +69,12 @@ def marginal_error(p: torch.Tensor) -> torch.Tensor:
     Numerical policy: sums and quotients in float32, or in float64 for float64 p.
 
     Raises:
-        TypeError: p is no floating-point tensor.
+        TypeError: p is no tensor of these dtypes.
         ValueError: fewer than two dimensions, or no row or column.
 
     Source: docs/backward.md.
     """
-    if not isinstance(p, torch.Tensor) or not p.is_floating_point():
-        raise TypeError(f"p is {getattr(p, 'dtype', type(p).__name__)}; pass a floating-point torch.Tensor")
+    check_tensor("p", p, "(..., n, m)")
     if p.dim() < 2 or 0 in p.shape[-2:]:
         raise ValueError(f"p has shape {tuple(p.shape)}; pass (..., n, m) with at least one row and column")
     wide = p.double() if p.dtype == torch.float64 else p.float()

@@ -1,0 +1,87 @@
+"""A typo ends a command before torch is imported, which takes seconds, on a busy machine half a minute."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helion_sinkhorn import arguments
+from helion_sinkhorn.nearest import nearest, refused, suggestion
+from helion_sinkhorn.operators import KERNELS, OPERATORS
+from helion_sinkhorn.workloads import WORKLOADS
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = [
+    *(f"-m helion_sinkhorn {name} --nonsense" for name in ("show", "check", "readme", "env")),
+    "-m helion_sinkhorn tune --device h20",
+    "-m helion_sinkhorn tune --device h200 --kernel sinkhorn_foward",
+    "-m helion_sinkhorn warm --op hc_sight",
+    "-m helion_sinkhorn check --workers 0",
+    "-m helion_sinkhorn check --out /nonexistent",
+    "-m helion_sinkhorn shwo",
+    *(f"-m benchmarks.{name} --nonsense" for name in (
+        "demo", "demo_model", "first_call", "recompute", "sinkhorn.bench", "sinkhorn.implicit_speed",
+        "sinkhorn.study_backward", "dot_compress.speed", "dot_compress.study_rounding",
+        "linear_attention.speed", "linear_attention.gates", "linear_attention.study_chunk_rounding",
+        "hc_mixes.study_precision", "residual_path.bench", "sinkhorn.machine_code",
+    )),
+    *(f"-m ci.{name} --nonsense" for name in (
+        "accuracy", "attack", "compare x", "emulate", "fault_tables", "inductor_amd x", "machine_terms",
+        "machine_versions", "mutants", "mutation", "parity_grid", "programs", "same_bits",
+        "same_programs --base x", "sanitize",
+    )),
+    *(f"{path.relative_to(ROOT)} --nonsense" for path in sorted((ROOT / "examples").glob("*.py"))),
+    "-m docs.numbers --nonsense",
+    "examples/jax_dlpack.py --batch 0",
+    "examples/matching.py --n -1",
+    "examples/patch_transformers.py --hidden 0",
+    "examples/serve_cuda_graph.py --layers -1",
+    "examples/train_mhc.py --blocks 0",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def without_torch(tmp_path_factory):
+    """An environment in which importing torch fails."""
+    folder = tmp_path_factory.mktemp("stub")
+    (folder / "torch.py").write_text("raise SystemExit('torch was imported')\n")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_typo_is_said_before_torch_is_imported(words, without_torch):
+    done = subprocess.run(
+        [sys.executable, *words.split()], cwd=ROOT, env=without_torch, capture_output=True, text=True
+    )
+    assert "torch was imported" not in done.stderr
+    assert done.returncode == 2, done.stderr
+    assert words.split()[-1] in done.stderr
+
+
+def test_an_import_of_the_package_takes_torch(without_torch):
+    """Or the tests above could not fail."""
+    for code in ("import helion_sinkhorn", "import runpy; runpy.run_module('helion_sinkhorn.tuning.child')"):
+        done = subprocess.run([sys.executable, "-c", code], env=without_torch, capture_output=True, text=True)
+        assert "torch was imported" in done.stderr
+
+
+def test_names_known_before_torch_are_those_of_the_tables():
+    assert tuple(OPERATORS) == arguments.OPERATORS
+    assert tuple(KERNELS) == arguments.KERNELS
+    assert tuple(sorted({tag for w in WORKLOADS.values() for tag in w.tags})) == arguments.TAGS
+
+
+def test_the_nearest_names():
+    assert nearest("H20", ["h100", "h200"]) == ["h200"]
+    assert suggestion("pytorsh", ["auto", "helion", "pytorch"]) == "; the nearest is pytorch"
+    assert suggestion(None, ["auto", "helion"]) == ""
+    assert suggestion("hc_pr", ["hc_pre", "hc_post"]) == "; the nearest are\n  hc_pre\n  hc_post"
+    assert refused("x", "ab") == "'x' is not known; use one of a, b"
+    assert refused("x", KERNELS).splitlines()[1:] == [f"  {name}" for name in KERNELS]
+    assert refused("hc_pre_foward", KERNELS).splitlines()[:2] == [
+        "'hc_pre_foward' is not known; use one of 32 names; the nearest are", "  hc_pre_forward",
+    ]  # fmt: skip
