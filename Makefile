@@ -192,7 +192,7 @@ $(VENV)/.dist: $(VENV)/.ready
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.ready
-	$(PIP) -c constraints.txt mkdocs-material "mkdocstrings[python]"
+	$(PIP) -c constraints.txt mkdocs-material "mkdocstrings[python]" latex2mathml ruff
 	touch $@
 
 $(VENV)/.demo-model: $(VENV)/.ready

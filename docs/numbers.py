@@ -118,6 +118,10 @@ GENERATED = (
     )),
     Generated("README.md", "site", PATH, tables.site),
     *(
+        Generated(page, "step", "docs/bench/model_step.csv", whole_calls.model_step)
+        for page in ("README.md", "docs/mhc.md")
+    ),
+    *(
         Generated(f"docs/{page}.md", "beside", PATH, partial(tables.beside, operation))
         for page, operation in (
             ("mhc", "site"), ("hc_split_sinkhorn", "coefficients"), ("hc_pre", "hc_pre"),
