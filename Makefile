@@ -131,6 +131,7 @@ fault-tables: $(VENV)/.ready ## the tables of docs/faults.md: what the gate catc
 
 docs: $(VENV)/.docs ## the pages of docs/ and the API reference as a site, in site/; every warning is an error
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+	@echo "Open site/index.html in a browser; no server is needed."
 
 docs-numbers: $(VENV)/.ready ## the numbers of README and docs from the files they come from. ARGS=--pictures, ARGS=--check
 	$(RUN) -m docs.numbers $(ARGS)
