@@ -38,8 +38,8 @@ test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.ready ## the test suite; no GPU needed. ARGS="-k wheel", JOBS=8
 	$(RUN) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-test-jax: $(VENV)/.jax ## the example that calls from JAX, which `test` skips without it
-	$(RUN) -m pytest tests/test_examples.py -k jax $(ARGS)
+test-jax: $(VENV)/.jax ## the examples that call from JAX, which `test` skips without it
+	$(RUN) -m pytest tests/test_examples.py tests/test_pages.py -k "jax or linear_attention" $(ARGS)
 
 lint: $(VENV)/.lint ## ruff and the import contracts of pyproject.toml
 	$(VENV)/bin/ruff check .
