@@ -178,7 +178,7 @@ REMADE = {
 
 MENTIONED = {
     "docs/amd.md": "no times; what has been emulated is in docs/emulation.md",
-    "docs/first_call.md": "seconds of first calls on other hosts, each with its run in its sentence",
+    "docs/first_call.md": "seconds of a first call with the programs of a wheel, with its run",
     "docs/helion.md": "single times, each with the versions in its sentence; they are not kept anywhere else",
     "docs/index.md": "the output of an example on a CPU",
     "docs/tritonbench.md": "shares of error budgets on an H200; no times",

@@ -230,3 +230,25 @@ LIKE_ANOTHER = {"Plan", "Reduce", "plan", "HyperBoundary", "Sinkhorn"}
 def test_a_docstring_describes_each_argument(name):
     public = PUBLIC[name]
     assert set(described(inspect.cleandoc(public.__doc__))) == set(inspect.signature(public).parameters)
+
+
+HELION = {
+    "autotuner/aot_cache.py:184": "for compat_compute in compatible_computes:",
+    "_hardware.py:78": "return [self.compute_capability, *arch_list]",
+    "autotuner/aot_runner.py:93": "threshold: float = 1.1",
+    "aot_cache.py:964": "spec.loader.exec_module(module)",
+    "aot_cache.py:396": "self.data_dir.mkdir(parents=True, exist_ok=True)",
+    "aot_kernel.py:531": 'settings.setdefault("static_shapes", False)',
+    "aot_cache.py:978": "kernels compile the selected config for each observed BoundKernel and",
+}
+"""Lines of Helion that docs/helion.md names, in 1.5.0 and 1.5.1."""
+
+
+def test_named_lines_of_helion_are_there():
+    section = (ROOT / "docs" / "helion.md").read_text().partition("## Why stored configs are not")[2]
+    assert re.findall(r"`([\w/]+\.py:\d+)`", section) == list(HELION)
+    (package,) = importlib.util.find_spec("helion").submodule_search_locations
+    for place, expected in HELION.items():
+        file, _, line = place.partition(":")
+        path = Path(package) / (file if "/" in file or file[0] == "_" else f"autotuner/{file}")
+        assert path.read_text().splitlines()[int(line) - 1].strip() == expected, place
