@@ -31,9 +31,8 @@ def site(tmp_path_factory) -> dict[str, str]:
         command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (folder / "search" / "search_index.js").exists()
-    assert (folder / "style" / "iframe-worker.js").exists()
-    return {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*.html")}
+    files = [*folder.rglob("*.html"), *folder.glob("search/*"), *folder.glob("style/*")]
+    return {p.relative_to(folder).as_posix(): p.read_text() for p in files}
 
 
 def words(page: str) -> str:
@@ -136,3 +135,10 @@ def test_nothing_is_loaded_from_a_network(site):
         r"<(?:script|img|iframe)[^>]*src=\"?(?:https?:)?//[^>]*>|<link[^>]*stylesheet[^>]*http[^>]*>"
     )
     assert {name: loads.findall(page) for name, page in site.items() if loads.search(page)} == {}
+
+
+def test_search_works_from_a_file(site):
+    """Browsers fetch no JSON and start no worker there: the index is a script, and a frame runs the search."""
+    assert site["search/search_index.js"].startswith("var __index = ")
+    assert "window.Worker = class" in site["style/iframe-worker.js"]
+    assert '<script src="style/iframe-worker.js">' in site["index.html"]
