@@ -138,7 +138,7 @@ def test_nothing_is_loaded_from_a_network(site):
 
 
 def test_search_works_from_a_file(site):
-    """Browsers fetch no JSON and start no worker there: the index is a script, and a frame runs the search."""
+    """Browsers fetch no JSON and start no worker there: the index is a script, and a frame searches."""
     assert site["search/search_index.js"].startswith("var __index = ")
     assert "window.Worker = class" in site["style/iframe-worker.js"]
     assert '<script src="style/iframe-worker.js">' in site["index.html"]
