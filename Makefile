@@ -38,8 +38,8 @@ test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.ready ## the test suite; no GPU needed. ARGS="-k wheel", JOBS=8
 	$(RUN) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-test-jax: $(VENV)/.jax ## the example that calls from JAX, which `test` skips without it
-	$(RUN) -m pytest tests/test_examples.py -k jax $(ARGS)
+test-jax: $(VENV)/.jax ## the examples that call from JAX, which `test` skips without it
+	$(RUN) -m pytest tests/test_examples.py tests/test_pages.py -k "jax or linear_attention" $(ARGS)
 
 lint: $(VENV)/.lint ## ruff and the import contracts of pyproject.toml
 	$(VENV)/bin/ruff check .
@@ -127,6 +127,7 @@ fault-tables: $(VENV)/.ready ## the tables of docs/faults.md: what the gate catc
 
 docs: $(VENV)/.docs ## the pages of docs/ and the API reference as a site, in site/; every warning is an error
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+	@echo "Open site/index.html in a browser; no server is needed."
 
 docs-numbers: $(VENV)/.ready ## the numbers of README and docs from the files they come from. ARGS=--pictures, ARGS=--check
 	$(RUN) -m docs.numbers $(ARGS)
@@ -188,7 +189,7 @@ $(VENV)/.dist: $(VENV)/.ready
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.ready
-	$(PIP) -c constraints.txt mkdocs-material "mkdocstrings[python]"
+	$(PIP) -c constraints.txt mkdocs-material "mkdocstrings[python]" latex2mathml ruff
 	touch $@
 
 $(VENV)/.demo-model: $(VENV)/.ready

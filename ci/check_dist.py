@@ -19,7 +19,7 @@ from pathlib import Path
 
 HOLDS = """
 import importlib.metadata, pathlib, sys
-import helion_sinkhorn, tritonbench_ops
+import helion_sinkhorn
 from helion_sinkhorn.configs import store
 package = pathlib.Path(helion_sinkhorn.__file__).parent
 assert package.is_relative_to(sys.prefix), package
@@ -29,7 +29,9 @@ assert store.folders() == [package / "tuning_cache"]
 assert store.read(package / "tuning_cache", "h200", "sinkhorn_forward")
 from helion_sinkhorn.runtime import shipped
 assert shipped.members() or not shipped.ARCHIVE.exists(), "programs.zip is of another source: make programs"
-assert (package.parent / "tritonbench_ops" / "sinkhorn" / "operator.py").exists()
+files = importlib.metadata.files("helion_sinkhorn")
+own = {path.parts[0] for path in files if not path.parts[0].endswith(".dist-info")}
+assert own == {"helion_sinkhorn"}, own
 print("helion_sinkhorn", helion_sinkhorn.__version__, "in", package)
 """
 WORKLOAD = "deepseek_4x4_fp32_b128"

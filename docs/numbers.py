@@ -119,6 +119,10 @@ GENERATED = (
     )),
     Generated("README.md", "site", PATH, tables.site),
     *(
+        Generated(page, "step", "docs/bench/model_step.csv", whole_calls.model_step)
+        for page in ("README.md", "docs/mhc.md")
+    ),
+    *(
         Generated(f"docs/{page}.md", "beside", PATH, partial(tables.beside, operation))
         for page, operation in (
             ("mhc", "site"), ("hc_split_sinkhorn", "coefficients"), ("hc_pre", "hc_pre"),
@@ -175,7 +179,7 @@ REMADE = {
 
 MENTIONED = {
     "docs/amd.md": "no times; what has been emulated is in docs/emulation.md",
-    "docs/first_call.md": "seconds of first calls on other hosts, each with its run in its sentence",
+    "docs/first_call.md": "seconds of a first call with the programs of a wheel, with its run",
     "docs/helion.md": "single times, each with the versions in its sentence; they are not kept anywhere else",
     "docs/index.md": "the output of an example on a CPU",
     "docs/tritonbench.md": "shares of error budgets on an H200; no times",

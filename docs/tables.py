@@ -96,7 +96,7 @@ def unfavourable_cells() -> str:
     cells: dict[tuple[str, int, str, str], dict[str, str]] = {}
     for _, r in slower.iterrows():
         cells.setdefault((r.function, r.n, r["pass"], report.CALLED[r.timer]), {})[r.batch] = (
-            f"{r.us:.0f}, ours {r.us_own:.0f}"
+            f"{r.us:.0f}, ours {r.us_own:.0f} ({r.us_own / r.us:.3g} x)"
         )
     rows = [
         {"package": name, "n": n, "pass": which, "timer": timer,

@@ -104,6 +104,27 @@ def recomputed() -> str:
     ])  # fmt: skip
 
 
+def model_step() -> str:
+    """A step of a model of transformers with and without `patch`; nothing until it was measured."""
+    if not (BENCH / "model_step.csv").exists():
+        return ""
+    rows = read("model_step")
+    names = {"original": "transformers", "patched": f"patched with {OURS}"}
+    lines = [
+        {
+            "": names[row["model"]],
+            "ms a step": row["ms"],
+            "peak of a step, MiB": f"{int(row['peak_mib']):,}",
+        }
+        for row in rows
+    ]
+    of = f"a DeepseekV4 of transformers {rows[0]['transformers_version']}"
+    return (
+        f"**A model's step**, forward and backward: {of} with 2 layers of hidden size 2048 and 4 streams, "
+        f"4096 tokens in bfloat16 ({stated(rows[0])[:-1]}):\n\n{table(lines)}"
+    )
+
+
 FORMS = {OURS: "deepseek", f"{OURS} log": "log"}
 
 

@@ -30,8 +30,8 @@ COMMANDS = [
         "hc_mixes.study_precision", "residual_path.bench", "sinkhorn.machine_code",
     )),
     *(f"-m ci.{name} --nonsense" for name in (
-        "accuracy", "attack", "compare x", "emulate", "fault_tables", "inductor_amd x", "machine_terms",
-        "machine_versions", "mutants", "mutation", "parity_grid", "programs", "same_bits",
+        "accuracy", "attack", "compare x", "emulate", "fault_tables", "machine_terms",
+        "machine_versions", "mutants", "parity_grid", "programs",
         "same_programs --base x", "sanitize",
     )),
     *(f"{path.relative_to(ROOT)} --nonsense" for path in sorted((ROOT / "examples").glob("*.py"))),

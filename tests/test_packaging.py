@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("helion_sinkhorn", "tritonbench_ops", "tuning_cache", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("helion_sinkhorn", "tuning_cache", "pyproject.toml", "README.md", "LICENSE", "CITATION.cff")
+ADDRESS = "https://example.org/owner/name"
 
 
-def load_bootstrap():
-    spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "ci" / "bootstrap.py")
+def load(name: str):
+    """A module of ci that runs without the package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "ci" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     # dataclasses look their module up by name
     sys.modules[spec.name] = module
@@ -27,7 +29,7 @@ def load_bootstrap():
     return module
 
 
-bootstrap = load_bootstrap()
+bootstrap, address = load("bootstrap"), load("address")
 
 
 def output(command, **options) -> str:
@@ -44,10 +46,11 @@ def files_under(folder: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """The wheel built, offline, from a copy: setuptools leaves files beside the sources it builds."""
+    """The wheel built, offline, as a release does, from a copy: setuptools leaves files beside sources."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in SOURCES:
         output(["cp", "-r", ROOT / name, folder])
+    address.write(folder, ADDRESS)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
     output([*build, "-w", folder / "dist", folder])
     (built,) = (folder / "dist").glob("*.whl")
@@ -80,11 +83,32 @@ def test_wheel_holds_the_package_and_the_tuning_cache(wheel):
     assert {"helion_sinkhorn/py.typed", "helion_sinkhorn/tuning_cache/README.md"} <= packed
 
 
-def test_wheel_holds_the_tritonbench_operators(wheel):
-    packed = {n for n in zipfile.ZipFile(wheel).namelist() if n.startswith("tritonbench_ops/")}
-    files = files_under(ROOT / "tritonbench_ops")
-    assert packed == {f"tritonbench_ops/{name}" for name in files if not name.startswith("upstream/")}
-    assert "tritonbench_ops/sinkhorn/operator.py" in packed
+def test_wheel_has_one_import_package(wheel):
+    tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"helion_sinkhorn"}
+
+
+def test_an_index_shows_links_and_pictures(wheel):
+    with zipfile.ZipFile(wheel) as packed:
+        (name,) = (n for n in packed.namelist() if n.endswith(".dist-info/METADATA"))
+        metadata, _, page = packed.read(name).decode().partition("\n\n")
+    urls = dict(re.findall(r"^Project-URL: (\w+), (.*)$", metadata, re.M))
+    assert urls.keys() == {"Paper", *address.PAGES}
+    links = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```$", "", page, flags=re.S | re.M))
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    own = [link for link in (*links, *urls.values()) if link.startswith(f"{ADDRESS}/")]
+    paths = [re.sub(r"^/(blob|raw)/HEAD/|#.*", "", link.removeprefix(ADDRESS)) for link in own]
+    assert [path for path in paths if path != "/issues" and not (ROOT / path).exists()] == []
+    assert f"![how many times longer others take, n = 4, in a CUDA graph]({ADDRESS}/raw/HEAD/docs/" in page
+
+
+def test_an_address_is_written_once(tmp_path):
+    for name in ("pyproject.toml", "README.md", "CITATION.cff"):
+        shutil.copy(ROOT / name, tmp_path)
+    address.write(tmp_path, ADDRESS)
+    assert f"\nrepository-code: {ADDRESS}\n" in (tmp_path / "CITATION.cff").read_text()
+    with pytest.raises(ValueError, match="names a repository already"):
+        address.write(tmp_path, ADDRESS)
 
 
 def test_the_version_stands_in_one_place():
@@ -100,6 +124,7 @@ def test_the_changelog_is_in_the_form_of_keep_a_changelog():
     versions = re.findall(r"^## (.*)$", text, re.M)
     assert versions[0] == "[Unreleased]"
     assert all(re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", v) for v in versions[1:])
+    assert len(text.split()) <= 300 or len(versions) > 1
     kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
     assert set(re.findall(r"^### (.*)$", text, re.M)) <= kinds
 
@@ -183,9 +208,7 @@ def test_borrowed_packages_come_after_the_environment_s_own(tmp_path):
 
 def test_what_a_built_distribution_is_tried_with_runs_without_the_checkout(tmp_path):
     """ci/check_dist.py, but for the wheel: the demo and the examples from a folder of benchmarks alone."""
-    spec = importlib.util.spec_from_file_location("check_dist", ROOT / "ci" / "check_dist.py")
-    check_dist = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(check_dist)
+    check_dist = load("check_dist")
     shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks")
     tried = [words for words in check_dist.uses(ROOT) if words[0] not in ("-c",)]
     programs = {tuple(words[:2] if words[0] == "-m" else words[:1]) for words in tried}

@@ -17,8 +17,8 @@ import helion_sinkhorn
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES += sorted(p for p in (ROOT / "docs").rglob("*.md"))
-RUN = "README.md", "docs/index.md", "docs/numerics.md"
-"""Pages whose examples are whole programs; tests of operators run those of their own pages."""
+OPTIONAL = {"jax", "nemo_automodel", "transformers"}
+"""Packages that an example may import and the test suite may lack; nothing else excuses an example."""
 NOT_OURS = {"benchmarks/run.py"}
 """A script of Helion, in what docs/tritonbench.md says of its driver."""
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -32,7 +32,9 @@ def anchors(text: str) -> set[str]:
     """The anchors that GitHub and mkdocs give the headings of a page."""
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)
     titles = re.findall(r"^#+ (.*)$", prose, re.M)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    # of the API reference
+    listed = set(re.findall(r"^::: (.*)$", prose, re.M))
+    return listed | {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def examples(page: Path) -> list[str]:
@@ -63,15 +65,15 @@ def test_a_broken_link_is_found():
     assert broken(page, text) == ["maths.md", "math.md#nothing", "#precisions"]
 
 
-@pages
-def test_code_compiles(page):
-    for example in examples(page):
-        compile(example, str(page), "exec")
-
-
 def said(example: str) -> list[str]:
     """What an example says that it prints: its lines that are comments."""
     return re.findall(r"^# (.*)$", example, re.M)
+
+
+def missing(example: str) -> set[str]:
+    """Optional packages that an example imports and that are not installed."""
+    imported = set(re.findall(r"^\s*(?:import|from) (\w+)", example, re.M))
+    return {package for package in imported & OPTIONAL if importlib.util.find_spec(package) is None}
 
 
 def printed(example: str, page: str) -> list[str]:
@@ -81,12 +83,34 @@ def printed(example: str, page: str) -> list[str]:
     return out.getvalue().splitlines()
 
 
-@pytest.mark.parametrize("page", RUN)
-def test_programs_print_what_their_comments_say(page):
-    found = examples(ROOT / page)
-    assert found
-    for example in found:
-        assert printed(example, page) == said(example)
+EXAMPLES = {
+    f"{page.relative_to(ROOT).as_posix()}-{k}": example
+    for page in PAGES for k, example in enumerate(examples(page))
+}  # fmt: skip
+
+
+def test_every_code_block_is_found_and_says_its_language():
+    for page in PAGES:
+        fences = re.findall(r"^ *```(.*)$", page.read_text(), re.M)
+        assert set(fences[::2]) <= {"python", "text"}, page
+        assert fences[::2].count("python") == len(examples(page)), page
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_run_as_pasted_and_print_what_their_comments_say(name, monkeypatch):
+    # torch.device("meta") does not know the torch.empty of `poisoned_memory`
+    monkeypatch.undo()
+    if lacks := missing(EXAMPLES[name]):
+        pytest.skip(f"needs {', '.join(sorted(lacks))}")
+    assert printed(EXAMPLES[name], name) == said(EXAMPLES[name])
+
+
+def test_only_optional_packages_excuse_an_example():
+    assert missing("import no_such_package\nfrom torch import jax_like") == set()
+    assert missing("def f():\n    import nemo_automodel.components") == {"nemo_automodel"}
+    assert [name for name, example in EXAMPLES.items() if "nemo_automodel" in missing(example)] == [
+        "docs/hc_split_sinkhorn.md-2"
+    ]
 
 
 def test_a_wrong_or_missing_comment_is_found():
@@ -102,7 +126,7 @@ def test_a_wrong_or_missing_comment_is_found():
 
 
 def unknown(text: str) -> list[str]:
-    """Targets, modules and scripts that a page names and the repository lacks."""
+    """Targets, modules, their options and scripts that a page names and the repository lacks."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     commands = re.findall(r"(?:^    |`)make ((?:[a-z-]+(?: |$|`))+)", text, re.M)
     found = [t for words in commands for t in words.replace("`", " ").split() if t not in targets]
@@ -112,6 +136,15 @@ def unknown(text: str) -> list[str]:
         path = ROOT / module.rstrip(".").replace(".", "/")
         if not (path.is_dir() or path.with_suffix(".py").exists()):
             found.append(module)
+    for module, options in re.findall(
+        r"python -m ((?:helion_sinkhorn|benchmarks|ci|docs)\S*)([^\n`#]*)", text
+    ):
+        path = ROOT / module.replace(".", "/")
+        files = path.rglob("*.py") if path.is_dir() else [path.with_suffix(".py")]
+        source = "".join(file.read_text() for file in files if file.exists())
+        found += [
+            option for option in re.findall(r" (--[a-z][\w-]*)", options) if f'"{option}"' not in source
+        ]
     scripts = re.findall(r"python ((?:examples|ci|benchmarks)/\w+\.py)", text)
     return found + [path for path in scripts if path not in NOT_OURS and not (ROOT / path).exists()]
 
@@ -124,8 +157,9 @@ def test_named_commands_exist(page):
 def test_an_unknown_command_is_found():
     text = (
         "`make nothing` and\n    make demo whatever\n    python -m ci.nowhere\n    python examples/none.py\n"
+        "`python -m helion_sinkhorn show --device h200 --colour`"
     )
-    assert unknown(text) == ["nothing", "whatever", "ci.nowhere", "examples/none.py"]
+    assert unknown(text) == ["nothing", "whatever", "ci.nowhere", "--colour", "examples/none.py"]
 
 
 WORKFLOWS = ROOT / ".github" / "workflows"
@@ -140,6 +174,8 @@ def test_cache_keys_of_workflows_hash_files_that_exist(workflow):
 
 def test_the_site_has_every_page():
     named = sorted(re.findall(r"([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
+    # made by the build
+    named.remove("examples.md")
     assert named == sorted(p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md"))
 
 
@@ -194,3 +230,25 @@ LIKE_ANOTHER = {"Plan", "Reduce", "plan", "HyperBoundary", "Sinkhorn"}
 def test_a_docstring_describes_each_argument(name):
     public = PUBLIC[name]
     assert set(described(inspect.cleandoc(public.__doc__))) == set(inspect.signature(public).parameters)
+
+
+HELION = {
+    "autotuner/aot_cache.py:184": "for compat_compute in compatible_computes:",
+    "_hardware.py:78": "return [self.compute_capability, *arch_list]",
+    "autotuner/aot_runner.py:93": "threshold: float = 1.1",
+    "aot_cache.py:964": "spec.loader.exec_module(module)",
+    "aot_cache.py:396": "self.data_dir.mkdir(parents=True, exist_ok=True)",
+    "aot_kernel.py:531": 'settings.setdefault("static_shapes", False)',
+    "aot_cache.py:978": "kernels compile the selected config for each observed BoundKernel and",
+}
+"""Lines of Helion that docs/helion.md names, in 1.5.0 and 1.5.1."""
+
+
+def test_named_lines_of_helion_are_there():
+    section = (ROOT / "docs" / "helion.md").read_text().partition("## Why stored configs are not")[2]
+    assert re.findall(r"`([\w/]+\.py:\d+)`", section) == list(HELION)
+    (package,) = importlib.util.find_spec("helion").submodule_search_locations
+    for place, expected in HELION.items():
+        file, _, line = place.partition(":")
+        path = Path(package) / (file if "/" in file or file[0] == "_" else f"autotuner/{file}")
+        assert path.read_text().splitlines()[int(line) - 1].strip() == expected, place

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
+from pathlib import Path
 
 import torch
 import transformers
@@ -14,7 +15,10 @@ from rich.table import Table
 from benchmarks.demo import versions
 from benchmarks.demo_model import compare
 from benchmarks.demo_model.model import Chain, make_model
-from benchmarks.demo_model.training import BATCH, LENGTH, Curves, draw, step_costs, train
+from benchmarks.demo_model.training import BATCH, LENGTH, TOKENS, WIDE, Curves, draw, step_costs, train
+from benchmarks.jobs import Table as Rows
+from benchmarks.jobs import of_now
+from benchmarks.timing import conditions
 from helion_sinkhorn.integrations.transformers import patch
 
 VOCABULARY = 32
@@ -110,13 +114,20 @@ def compare_training(curves: Curves, entropy: float) -> bool:
     return same and useful
 
 
-def print_costs(device: str) -> None:
-    """Step time and memory of a wider model in bfloat16."""
-    title = "forward and backward in bfloat16: hidden 2048, 2 layers, 4096 tokens"
+def print_costs(device: str, write: Path | None = None) -> int:
+    """Step time and memory of a wider model in bfloat16, as CSV too."""
+    transformers.utils.logging.set_verbosity_error()
+    title = f"forward and backward in bfloat16: hidden {WIDE}, 2 layers, {TOKENS} tokens"
     table = table_of(title, "", "ms", "peak MiB")
+    about = {**of_now(), **conditions(torch.device(device)), "transformers_version": transformers.__version__}
+    rows = Rows(write, about)
     for name, (milliseconds, mebibytes) in step_costs(device).items():
         table.add_row(name, f"{milliseconds:.2f}", f"{mebibytes:.0f}")
+        rows.add({"model": name, "ms": f"{milliseconds:.4g}", "peak_mib": round(mebibytes)})
     console.print(table)
+    if write:
+        rows.write()
+    return 0
 
 
 def run(args: argparse.Namespace) -> int:

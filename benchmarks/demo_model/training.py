@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from helion_sinkhorn.integrations.transformers import patch
 from helion_sinkhorn.tuning.timing import timed
 
 BATCH, LENGTH = 8, 32
+WIDE, TOKENS = 2048, 4096
+"""Hidden size and tokens of the step that is timed."""
 LEARNING_RATE = 3e-3
 
 
@@ -77,10 +80,10 @@ def draw(path: str, curves: Curves, entropy: float) -> None:
 
 def step_costs(device: str, steps: int = 10) -> dict[str, tuple[float, float]]:
     """(milliseconds, peak MiB) of forward and backward of a wider model in bfloat16, original and patched."""
-    original = compare.narrowed(make_model(1024, hidden=2048)).to(device)
+    original = compare.narrowed(make_model(1024, hidden=WIDE)).to(device)
     patched = copy.deepcopy(original)
     patch(patched)
-    tokens = torch.randint(1024, (8, 512), generator=torch.Generator().manual_seed(0)).to(device)
+    tokens = torch.randint(1024, (8, TOKENS // 8), generator=torch.Generator().manual_seed(0)).to(device)
     costs = {}
     for name, model in (("original", original), ("patched", patched)):
 
@@ -93,10 +96,11 @@ def step_costs(device: str, steps: int = 10) -> dict[str, tuple[float, float]]:
 
 
 def _timed(step: Callable[[], None], steps: int) -> float:
-    """Milliseconds of a step, behind three that are not counted."""
+    """Milliseconds of a step: the median of five runs of several, behind three steps that are not counted."""
     for _ in range(3):
         step()
-    return timed(lambda: [step() for _ in range(steps)]) / 1e3 / steps
+    runs = (timed(lambda: [step() for _ in range(steps)]) for _ in range(5))
+    return statistics.median(runs) / 1e3 / steps
 
 
 def _peak(step: Callable[[], None]) -> float:

@@ -228,7 +228,8 @@ def where_others_are_faster(results: Results) -> str:
     called = slower[slower.timer == "eager"]
     if called.empty:
         return f"{said} Timed as single calls, it was so in {shares['eager']}."
-    packages = ", ".join(dict.fromkeys(name.partition(",")[0] for name in called.function))
+    ratios = (called.us_own / called.us).groupby(called.function.str.partition(",")[0], sort=False).max()
+    packages = ", ".join(f"{name} by up to {ratio:.3g} times" for name, ratio in ratios.items())
     sizes = " and ".join(power(batch) for batch in sorted(set(called.batch)))
     return (
         f"{said} Timed as single calls, another package was faster in {shares['eager']}, all at {sizes} "
@@ -438,7 +439,7 @@ def why_absent(results: Results, name: str, which: str) -> str:
     if which == "backward" and errors.empty:
         return "no gradient"
     if which == "backward" and errors.max() > WRONG:
-        return "gradient is wrong"
+        return f"gradient off by {errors.max():.0e}"
     return "not timed"
 
 

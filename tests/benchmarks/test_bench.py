@@ -232,6 +232,29 @@ def test_a_peer_s_bar_says_how_many_times_as_long_it_takes(monkeypatch, tmp_path
         assert [bool(bar.get_hatch()) for bar in axis.patches] == [False, True, False, True]
 
 
+def test_a_gradient_that_is_not_timed_says_how_far_it_is_off(monkeypatch, tmp_path):
+    first = sample_rows()
+    rows = first + [
+        {**r, "function": "fla, Triton", "gradient_error": 0.0123}
+        for r in first
+        if r.get("function") == "eager" and r.get("pass") == "forward"
+    ]
+    figure = pictured(monkeypatch, tmp_path, rows)["speedup"]
+    assert "gradient off by 1e-02" in [t.get_text().strip() for t in figure.axes[0].texts]
+
+
+def test_where_others_are_faster_says_by_how_much(tmp_path):
+    report = pytest.importorskip("benchmarks.sinkhorn.report")
+    rows = sample_rows()
+    at = {"function": "eager", "timer": "eager", "batch": 1 << 12, "pass": "backward"}
+    (cell,) = (r for r in rows if at.items() <= r.items())
+    peers_us = {"Liger, history": 1.5, "Liger, recompute": 6.0, "TileKernels": 12.0}
+    rows += [{**cell, "function": name, "us": us} for name, us in peers_us.items()]
+    rendered(tmp_path, rows)
+    said = report.where_others_are_faster(report.Results(tmp_path / "bench.csv"))
+    assert said.endswith("at 2^12 matrices: Liger by up to 10 times, TileKernels by up to 1.25 times.")
+
+
 def test_layers_of_the_host_are_in_words(monkeypatch, tmp_path):
     rows = sample_rows()
     rows.append({**next(r for r in rows if r["section"] == "host"), "function": "kernels.launch.forward"})

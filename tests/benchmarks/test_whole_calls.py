@@ -29,6 +29,22 @@ def whole_calls(monkeypatch, tmp_path):
     return whole_calls
 
 
+def test_a_model_s_step_is_written_and_becomes_the_table(whole_calls, tmp_path, monkeypatch):
+    pytest.importorskip(
+        "transformers.models.deepseek_v4", reason="the oracle extra brings it: transformers==5.23.0"
+    )
+    from benchmarks.demo_model import run
+
+    assert whole_calls.model_step() == ""
+    monkeypatch.setattr(
+        run, "step_costs", lambda device: {"original": (55.123, 2868.4), "patched": (36.3, 1250.6)}
+    )
+    run.print_costs("cpu", tmp_path / "model_step.csv")
+    text = whole_calls.model_step()
+    assert "| transformers | 55.12 | 2,868 |\n| patched with helion_sinkhorn | 36.3 | 1,251 |" in text
+    assert "transformers 5.23.0 with 2 layers of hidden size 2048 and 4 streams, 4096 tokens" in text
+
+
 def test_a_written_file_becomes_the_table(whole_calls, tmp_path):
     table = Table(tmp_path / "dot_compress.csv", RUN)
     for function, us, queued, graph in (

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +15,6 @@ from helion_sinkhorn.ops.hc_mixes.budget import RESULTS, evaluated
 from helion_sinkhorn.ops.hc_mixes.workloads import ROWS, MixesWorkload
 from helion_sinkhorn.testing.rounding import UNIT, worst
 
-PAGE = Path(__file__).parents[2] / "docs" / "hc_mixes.md"
 CI = [row for row in ROWS if "ci" in row.tags]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -377,23 +374,6 @@ def test_the_least_norm_eps_is_taken():
 
 
 # --- what it stands in for -------------------------------------------------------------------------------
-
-
-def blocks(section: str) -> list[str]:
-    """Python blocks under a heading of the page, up to the next one."""
-    found, here = [], False
-    for text, code in re.findall(r"(.*?)(?:^```python\n(.*?)^```$|\Z)", PAGE.read_text(), re.S | re.M):
-        headings = re.findall(r"^#+ (.*)$", text, re.M)
-        here = headings[-1] == section if headings else here
-        if here and code:
-            found.append(code)
-    return found
-
-
-def test_the_example_of_the_page_prints_what_the_page_says(capsys):
-    (example,) = blocks("hc_mixes")
-    exec(compile(example, str(PAGE), "exec"), {})
-    assert capsys.readouterr().out.splitlines() == re.findall(r"^# (.*)$", example, re.M)
 
 
 def test_the_projection_of_transformers():

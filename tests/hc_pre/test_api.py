@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +16,6 @@ from helion_sinkhorn.ops.hc_pre import budget
 from helion_sinkhorn.ops.hc_pre.workloads import ROWS
 from helion_sinkhorn.runtime import pieces
 
-PAGE = Path(__file__).parents[2] / "docs" / "hc_pre.md"
 CI = [row for row in ROWS if "ci" in row.tags]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -235,9 +232,3 @@ def test_the_collapse_of_the_reference_code():
     found = hc_pre(x, pre)
     assert (found != plain).float().mean() < 0.01
     torch.testing.assert_close(found, plain, rtol=2.0**-7, atol=1e-6)
-
-
-def test_the_example_of_the_page_prints_what_the_page_says(capsys):
-    example = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.S)[1]
-    exec(compile(example, str(PAGE), "exec"), {})
-    assert capsys.readouterr().out.splitlines() == re.findall(r"^# (.*)$", example, re.M)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
@@ -25,7 +22,6 @@ from helion_sinkhorn.ops.hc_site.budget import RESULTS
 from helion_sinkhorn.ops.hc_site.workloads import ROWS
 from helion_sinkhorn.testing.rounding import half_ulp
 
-PAGE = Path(__file__).parents[2] / "docs" / "hc_site.md"
 CI = [row for row in ROWS if "ci" in row.tags]
 
 
@@ -208,9 +204,3 @@ def test_what_the_kernels_do_not_take_goes_to_the_parts(case, monkeypatch):
     if case != "float64":
         monkeypatch.setattr(crossing, "implementation_for", lambda *asked: "helion")
     assert_equal(hc_site(*inputs, **options), expected)
-
-
-def test_the_example_of_the_page_prints_what_the_page_says(capsys):
-    example = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.S)[1]
-    exec(compile(example, str(PAGE), "exec"), {})
-    assert capsys.readouterr().out.splitlines() == re.findall(r"^# (.*)$", example, re.M)

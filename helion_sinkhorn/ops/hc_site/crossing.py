@@ -42,10 +42,15 @@ class Crossing(NamedTuple):
     """A Site whose collapse took weights from elsewhere, and its own, which another collapse takes."""
 
     y: torch.Tensor
+    """(..., C), the sublayer's input."""
     pre: torch.Tensor
+    """(..., n), the weights of this site."""
     post: torch.Tensor
+    """(..., n)."""
     comb: torch.Tensor
+    """(..., n, n)."""
     residual: torch.Tensor
+    """(..., n, C), the new streams, to pass to `hc_post`."""
 
 
 named_for_export(Crossing)

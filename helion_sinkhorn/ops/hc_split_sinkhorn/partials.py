@@ -10,8 +10,8 @@ import torch
 class Reduce(NamedTuple):
     """The sums of squares and the constants of the RMS norm behind a projection in `splits` partial sums.
 
-    mixes = r sum_k partials_k,  q = sum_k squares_k / size,  r = 1 / sqrt(q + norm_eps)
-    or with eps_outside  r = 1 / (sqrt(q) + norm_eps)
+        mixes = r sum_k partials_k,  q = sum_k squares_k / size,  r = 1 / sqrt(q + norm_eps)
+    or with eps_outside r = 1 / (sqrt(q) + norm_eps).
     """
 
     squares: torch.Tensor

@@ -42,7 +42,7 @@ class Sinkhorn(torch.nn.Module):
 class FusedMHC(torch.nn.Module):
     """Drop-in for triton-sinkhorn's module of this name: log-domain Sinkhorn, rows first.
 
-    P = exp of `mhc_iters` times (X -= logsumexp(X, -1); X -= logsumexp(X, -2)).
+        P = exp of mhc_iters times (X -= logsumexp(X, -1); X -= logsumexp(X, -2))
 
     Args:
         mhc_iters: iterations.
