@@ -158,8 +158,8 @@ def beside_nan(candidate: Candidate, inputs: Inputs, result: torch.Tensor) -> bo
 
 
 def reproducible(candidate: Candidate, inputs: Inputs, result: torch.Tensor, judged: int) -> dict[str, bool]:
-    """Equal bits from other runs, from any split of the batch, at any position in it, from strided inputs, and
-    beside an element that is not finite."""
+    """Equal bits from other runs, from any split of the batch, at any position in it, from strided inputs,
+    and beside an element that is not finite."""
     batch = len(result)
     places = itertools.pairwise(cuts(batch, judged))
     pieces = [candidate.run(*(t[a:b] for t in inputs)) for a, b in places]

@@ -46,7 +46,8 @@ BY_NIGHT = {
 
 # At these sizes and logits the iterations or the conjugate gradients have converged, or all matrices are one
 CONVERGED = {"mid_16", "mid_16_deepseek", "mid_16_log", "lane_32", "lane_32_log", "matching_64"} | {
-    "largest_128", "peaked_column", "peaked_column_8_log", "implicit_8", "implicit_16", "implicit_32", "implicit_64",
+    "largest_128", "peaked_column", "peaked_column_8_log", "implicit_8", "implicit_16",
+    "implicit_32", "implicit_64",
     "implicit_driver_8", "implicit_uniform_16", "implicit_identity_like",
 }  # fmt: skip
 # The accumulator drops 3 exp(-16) of sums of 1, 6 units of float32; exponentials to the base 2 may be wrong
