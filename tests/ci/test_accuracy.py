@@ -104,6 +104,13 @@ def test_each_statistic_finds_something_the_others_do_not():
     assert any("worst" not in r and "rms" in r for r in reasons)
 
 
+def test_a_factor_of_16_bits_is_far_beyond_the_budget_of_float32_products():
+    _, faulty, _ = opinions("dot_fp32")
+    cut = [o for name, o in faulty.items() if name.endswith("cut to 16 bits")]
+    assert len(cut) == 2
+    assert min(s.worst for o in cut for s in o.statistics.values()) > 4
+
+
 @functools.cache
 def ground(name="mhc_fp32"):
     workload = WORKLOADS[name]
