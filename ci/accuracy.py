@@ -139,7 +139,8 @@ def recorded(
             vendor: {q: statistics(truth[q], r) for q, r in model.items() if q in truth}
             for vendor, model in modelled.items()
         },
-        "model_gap": {q: gate.gap(q, *(model[q] for model in modelled.values())) for q in truth},
+        "model_gap": {q: gate.gap(q, *(model[q] for model in modelled.values()))
+                      for q in truth if all(q in model for model in modelled.values())},
         "bits_by_config": by_config(operator_of(workload), results),
     }  # fmt: skip
 

@@ -119,6 +119,30 @@ def overwriting(run: gate.Run, which: int, change: Callable[[torch.Tensor], obje
     return wrong
 
 
+def as_if_contiguous(run: gate.Run) -> gate.Run:
+    """The first input read by its address and sizes, whatever its strides."""
+
+    def wrong(w, t, *inputs):
+        # a view as the gate makes them holds more memory than it shows
+        if not t.is_contiguous() and t.stride(-1) > 1:
+            t = t.as_strided(t.shape, torch.empty(t.shape, device="meta").stride())
+        return run(w, t, *inputs)
+
+    return wrong
+
+
+def spread_nan(run: gate.Run, of: str) -> gate.Run:
+    """An element takes zero times what its neighbour has."""
+
+    def wrong(w, *inputs):
+        found = run(w, *inputs)
+        sums = inputs[0].double().flatten(1).sum(-1)
+        neighbour = (0 * sums).roll(1).view(-1, *[1] * (found[of].dim() - 1))
+        return found | {of: found[of] + neighbour.to(found[of].dtype)}
+
+    return wrong
+
+
 def anywhere(run: gate.Run, on: str, of: str, upstream: int) -> list[Bug]:
     """The bugs of every operator, planted into a right implementation; `upstream` numbers the gradient."""
 
@@ -135,6 +159,8 @@ def anywhere(run: gate.Run, on: str, of: str, upstream: int) -> list[Bug]:
         Bug(
             "upstream gradient scaled in place", on, overwriting(run, upstream, lambda g: g.mul_(2.0)), (of,)
         ),
+        Bug("strides of the first input ignored", on, as_if_contiguous(run), (of,)),
+        Bug("a neighbour that is not finite shows", on, spread_nan(run, of), (of,)),
         at_store("last element never written", stored(-1)),
         at_store("a corner of every element never written", stored(..., -1)),
         at_store("one entry behind the end", spilled(1)),

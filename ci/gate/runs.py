@@ -141,8 +141,25 @@ def cuts(batch: int, judged: int) -> list[int]:
     return sorted(k for k in places if k <= batch)
 
 
+def apart(t: torch.Tensor) -> torch.Tensor:
+    """The same numbers with NaN between them in memory."""
+    wide = t.new_full((*t.shape[:-1], 2 * t.size(-1)), math.nan)[..., ::2]
+    return wide.copy_(t)
+
+
+def beside_nan(candidate: Candidate, inputs: Inputs, result: torch.Tensor) -> bool:
+    """Whether an element that is not finite leaves the others' bits as they are."""
+    place = len(result) // 2
+    spoiled = inputs[0].clone()
+    spoiled[place] = math.nan
+    spoiled[place].view(-1)[-1] = math.inf
+    found = candidate.run(spoiled, *inputs[1:])
+    return all(same(found[k], result[k]) for k in (slice(0, place), slice(place + 1, None)))
+
+
 def reproducible(candidate: Candidate, inputs: Inputs, result: torch.Tensor, judged: int) -> dict[str, bool]:
-    """Equal bits from other runs, from any split of the batch, and at any position in it."""
+    """Equal bits from other runs, from any split of the batch, at any position in it, from strided inputs,
+    and beside an element that is not finite."""
     batch = len(result)
     places = itertools.pairwise(cuts(batch, judged))
     pieces = [candidate.run(*(t[a:b] for t in inputs)) for a, b in places]
@@ -150,4 +167,6 @@ def reproducible(candidate: Candidate, inputs: Inputs, result: torch.Tensor, jud
         "again": runs_alike(candidate, inputs, result),
         "split": same(torch.cat(pieces), result),
         "position": same(result, result[:judged][copies(batch, judged).to(result.device)]),
+        "strided": same(candidate.run(*map(apart, inputs)), result),
+        "beside NaN": beside_nan(candidate, inputs, result),
     }

@@ -14,6 +14,7 @@ from launches import launching_as
 from torch._subclasses import FakeTensorMode
 
 from ci.operators.hc_post import truths as of_post
+from ci.operators.hc_site import boundary as of_boundary
 from ci.operators.hc_site import truths as of_site
 from helion_sinkhorn.configs import lookup, settings, store
 from helion_sinkhorn.configs.device import DEVICES
@@ -197,6 +198,24 @@ def test_what_the_gate_judges(operator, name, kernels):
         assert made.dtype == truths[c.of].dtype
         shares[c.kernel, c.of] = truths[c.of].judge(made).reasons
     assert not any(shares.values()), shares
+
+
+@pytest.mark.parametrize("name", ["hc_site_odd", "hc_site_constants"])
+def test_every_result_of_the_kernels_is_judged_on_random_inputs(name):
+    """The candidates of each kernel are within a truth of their own."""
+    workload = WORKLOADS[name]
+    given = of_site.inputs(workload, 1)
+    truths = of_boundary.truths(workload, *given)
+    call = site.call_for(workload.n, workload.c, workload.dtype, workload.precision)
+    found = {
+        (c.kernel, c.of): c
+        for c in of_boundary.candidates(workload, call, DEVICES["h200"], *given)
+        if c.kernel in KERNELS
+    }
+    assert {kernel for kernel, _ in found} == set(of_boundary.COMPUTES)
+    assert {of for _, of in found} == truths.keys() - {"boundary dscale", "boundary dbase"}
+    reasons = {key: truths[c.of].judge(c.run(*given)).reasons for key, c in found.items()}
+    assert not any(reasons.values()), reasons
 
 
 def test_opcheck_and_fakes(one_pass):

@@ -122,8 +122,30 @@ def in_float32(steps: Steps) -> gate.Run:
     return lambda w, *inputs: {} if narrow(w) else steps(w, *inputs)
 
 
-NVIDIA = Steps(functools.partial(in_order, depth=16, add=cut))
-AMD = Steps(functools.partial(in_order, depth=8, add=floored))
+def on_unit(depth: int, add: Rounding) -> gate.Run:
+    """A matrix unit that adds in this way; float32 is fused term by term and rounded to nearest."""
+    unit, fused = (
+        Steps(functools.partial(in_order, **how)) for how in ({"depth": depth, "add": add}, {"depth": 1})
+    )
+    return lambda w, *inputs: (unit if narrow(w) else fused)(w, *inputs)
+
+
+def parts_of(t: torch.Tensor, *bits: int) -> list[torch.Tensor]:
+    """Numbers of so many bits whose sum stands for a float32."""
+    found = []
+    for count in bits:
+        found.append(keep_bits(t, count))
+        t = t - found[-1]
+    return found
+
+
+def in_tf32x3(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Three products of TF32 parts, added in float32."""
+    (a, low_a), (b, low_b) = parts_of(a, 10, 10), parts_of(b, 10, 10)
+    return a @ b + (a @ low_b + low_a @ b)
+
+
+NVIDIA, AMD = on_unit(16, cut), on_unit(8, floored)
 VENDORS = {"nvidia": NVIDIA, "amd": AMD}
 BASELINE = functools.lru_cache(maxsize=1)(Steps())
 """Damaged, exchanged and compared with: computed once for the same inputs."""
@@ -139,13 +161,10 @@ GOOD: dict[str, gate.Run] = {
     "accumulator cut (NVIDIA)": NVIDIA,
     "accumulator floored (CDNA3)": AMD,
     **{
-        f"accumulator {how}, {k} terms a step": in_float32(
-            Steps(functools.partial(in_order, depth=k, add=add))
-        )
-        for how, add in (("rounded", torch.Tensor.float), ("cut", cut), ("floored", floored))
-        for k in (4, 8)
-        if (how, k) != ("floored", 8)
+        f"accumulator rounded, {k} terms a step": in_float32(Steps(functools.partial(in_order, depth=k)))
+        for k in (1, 4, 8)
     },
+    "TF32 parts": in_float32(Steps(in_tf32x3)),
 }
 
 
@@ -233,6 +252,19 @@ FAULTS = [
     Fault("dz never filled", changed(lambda found: {"dz": torch.zeros_like(found["dz"])}), ("dz",)),
     Fault("low part left out", low_part(0.0), ("out", "dx", "dy"), lambda w: w.parts == 2),
     Fault("low part added twice", low_part(2.0), ("out", "dx", "dy"), lambda w: w.parts == 2),
+    *(
+        Fault(
+            f"float32 products with {name} cut to 16 bits",
+            Steps(lambda a, b, cuts=cuts: keep_bits(a, cuts[0]) @ keep_bits(b, cuts[1])),
+            where=lambda w: not narrow(w),
+        )
+        for name, cuts in {"the first factor": (15, 23), "the second factor": (23, 15)}.items()
+    ),
+    Fault(
+        "accumulator cut, 4 terms a step",
+        Steps(functools.partial(in_order, depth=4, add=cut)),
+        where=lambda w: not narrow(w),
+    ),
     Fault(
         "TF32 products",
         Steps(lambda a, b: keep_bits(a, 10) @ keep_bits(b, 10)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 
@@ -16,8 +15,8 @@ JUDGED = 2
 """Elements: each has a hundred thousand entries and more."""
 MARGIN = 1.05
 """Factor of the deviation: that of 10^4 independent roundings is known to a hundredth."""
-MEAN_SIZE = 0.8
-"""Mean size of a normal number, in deviations."""
+OF_PARTS = 2.0**-21
+"""What three products of TF32 parts may lose of a float32 product, all to one side."""
 RESULTS = ("out", "dx", "dy", "dz")
 COMPUTES = {
     "dot_compress_product": ("out", "dz"),
@@ -36,10 +35,9 @@ def inputs(workload: DotWorkload, steps: int) -> tuple[torch.Tensor, ...]:
 def truths(workload: DotWorkload, x, y, grad, z=None) -> dict[str, gate.Truth]:
     """The equations in float64."""
     exact = testing_dot_compress.exact(x, y, z, grad, workload.parts)
-    lean = leaning(workload.m) if workload.dtype == torch.float32 else 0.0
     return {
         name: gate.Truth(
-            e.value, e.budget, MARGIN * e.spread, gate.largest(e.value), lean, len(x),
+            e.value, e.budget, MARGIN * e.spread, gate.largest(e.value), leaning(e, workload.dtype), len(x),
             # the roundings of a row of b reach all entries of a column
             (-2,), workload.dtype,
         )
@@ -47,14 +45,10 @@ def truths(workload: DotWorkload, x, y, grad, z=None) -> dict[str, gate.Truth]:
     }  # fmt: skip
 
 
-def leaning(n: int) -> float:
-    """How far a float32 sum of n terms leans to zero where it is cut every STEP terms, in deviations.
-
-    On the way to a result v the partial sum after k terms is k / n of v on average: cut by CUT / 2 of that,
-    n / STEP times, it loses CUT n / (4 STEP) of v.
-    """
-    step = testing_dot_compress.STEP
-    return MEAN_SIZE * n / (4 * step) / math.sqrt(n + (n / (3 * step)) ** 2)
+def leaning(e: testing_dot_compress.Exact, dtype: torch.dtype) -> float:
+    """How far a float32 result leans to zero where each product is made of parts, in spreads."""
+    lost = OF_PARTS * e.value.abs() / (MARGIN * e.spread)
+    return lost.mean().item() if dtype == torch.float32 else 0.0
 
 
 def candidates(workload: DotWorkload, x, y, grad, z=None) -> list[gate.Candidate]:

@@ -36,7 +36,7 @@ def given(**change: Change) -> gate.Run:
     """Other inputs, by name."""
 
     def run(w, *inputs):
-        return right(w, *(change.get(n, lambda t: t)(t) for n, t in zip(NAMES, inputs, strict=True)))
+        return right(w, *(change.get(n, lambda t: t)(t) for n, t in zip(NAMES, inputs, strict=False)))
 
     return run
 

@@ -21,6 +21,7 @@ from ci.operators.dot_compress.faults import in_float64, split, tree
 from ci.operators.hc_mixes import faults as of_mixes
 from ci.operators.hc_mixes.steps import Steps as Projection
 from ci.operators.hc_mixes.steps import norm_factor, of_parts, tf32
+from ci.operators.hc_site import boundary
 from ci.operators.hc_site.steps import EXACT, Steps, exactly, in_order, pytorch, the_parts
 from ci.operators.hc_site.truths import NAMES
 from ci.operators.hc_split_sinkhorn import steps as coefficients
@@ -62,7 +63,14 @@ VENDORS = {
     "nvidia": Steps(of_mixes.NVIDIA, split_by(arithmetic.NVIDIA), columns=columns.tiles),
     "amd": Steps(of_mixes.AMD, split_by(arithmetic.AMD), columns=columns.tiles_one_by_one),
 }
-BASELINE = pytorch
+
+
+def baseline(w: HcSiteWorkload, *inputs) -> gate.Results:
+    """Both functions in float32 PyTorch."""
+    return pytorch(w, *inputs) | boundary.single(w, *inputs)
+
+
+BASELINE = baseline
 IN_FLOAT64 = of_mixes.everywhere(in_float64)
 IN_TREES = of_mixes.everywhere(tree)
 SPLIT_K = of_mixes.everywhere(functools.partial(split, count=8))
@@ -88,6 +96,7 @@ GOOD: dict[str, gate.Run] = {
         name: t for name, t in Steps(TWO_PARTS)(w, *inputs).items() if name != "dx" or narrow(w)
     },
     "TF32 where asked": asked(lambda w: not wide(w), Steps(Projection(fn=tf32, fn_back=tf32, g=tf32))),
+    **boundary.GOOD,
 }
 
 
@@ -95,7 +104,7 @@ def given(**change: Change) -> gate.Run:
     """Right for other inputs, by name."""
 
     def run(w, *inputs):
-        named = zip(NAMES, inputs, strict=True)
+        named = zip(NAMES, inputs, strict=False)
         return EXACT(w, *(change.get(name, lambda t: t)(t) for name, t in named))
 
     return run
@@ -221,4 +230,5 @@ FAULTS = [
         Fault(name, damaged(damage), RESULTS, lambda w, name=name: w.batch > 1 or name != "stale output")
         for name, damage in DAMAGES.items()
     ),
+    *boundary.FAULTS,
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from ci.gate import gate
 from ci.gate.arithmetic import PLAIN, Arithmetic
 from ci.gate.columns import Change, at_once, same
 from ci.operators.hc_mixes import steps as of_mixes
-from ci.operators.hc_site.truths import SUMS, flat, served
+from ci.operators.hc_site.truths import NAMES, SUMS, flat, served
 from ci.operators.hc_split_sinkhorn import steps as of_split
 from helion_sinkhorn import reference
 from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
@@ -63,7 +63,7 @@ class Steps:
     dtype: torch.dtype = torch.float32
 
     def __call__(self, w: HcSiteWorkload, *inputs: torch.Tensor) -> gate.Results:
-        x, dresidual, dy, dpost, dcomb, fn, scale, base = (t.to(self.dtype) for t in inputs)
+        x, dresidual, dy, dpost, dcomb, fn, scale, base = (t.to(self.dtype) for t in inputs[: len(NAMES)])
         wide = of_one_dtype(w)
         mixes = self.mixes(wide, x, dpost.new_zeros(*dpost.shape[:2], w.m), fn)["mixes"]
         given = mixes if self.of_product is None else self.of_product(w, mixes)
@@ -97,7 +97,9 @@ EXACT = functools.lru_cache(maxsize=2)(exactly())
 def pytorch(w: HcSiteWorkload, *inputs: torch.Tensor) -> gate.Results:
     """The specification in float32 and autograd, element by element."""
     found = []
-    for x, dresidual, dy, dpost, dcomb, *parameters in zip(*(t.float() for t in inputs), strict=True):
+    for x, dresidual, dy, dpost, dcomb, *parameters in zip(
+        *(t.float() for t in inputs[: len(NAMES)]), strict=True
+    ):
         leaves = [t.detach().requires_grad_() for t in (x, *parameters)]
         y, post, comb, residual = reference.hc_site(*leaves, **w.of_reference)
         upstream = dresidual, dy, dpost, dcomb
@@ -112,7 +114,7 @@ def pytorch(w: HcSiteWorkload, *inputs: torch.Tensor) -> gate.Results:
 @functools.lru_cache(maxsize=1)
 def the_parts(w: HcSiteWorkload, *inputs: torch.Tensor) -> gate.Results:
     """The CPU path of float32 streams, which rounds nothing on the way; dx and y are rounded at the end."""
-    single, wide = [t.float() for t in inputs], replace(w, dtype=torch.float32)
+    single, wide = [t.float() for t in inputs[: len(NAMES)]], replace(w, dtype=torch.float32)
     found = served(wide, *single[:5], *(t[0] for t in single[5:]))
     each = [served(wide, *(t[k] for t in single)) for k in range(len(single[0]))]
     for name in SUMS:

@@ -11,6 +11,8 @@ import functools
 import torch
 
 from ci.gate import choices, gate
+from ci.operators.hc_site import boundary
+from ci.operators.hc_site.leaning import systematic
 from helion_sinkhorn import hc_site
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.ops.hc_site import budget
@@ -18,7 +20,6 @@ from helion_sinkhorn.ops.hc_site.boundary.space import MOST_STREAMS
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
 from helion_sinkhorn.runtime.kernel import Choice
-from helion_sinkhorn.testing import rounding
 
 OF_TOKENS = ("y", "post", "comb", "dx")
 VALUES, SUMS = OF_TOKENS[:3], ("dfn", "dscale", "dbase")
@@ -30,26 +31,26 @@ BOUNDARY = {
 }  # fmt: skip
 """The results that show what each kernel of hc_boundary did."""
 NAMES = ("x", "dresidual", "dy", "dpost", "dcomb", "fn", "scale", "base")
-"""The inputs, in the gate's order."""
+"""The inputs, in the gate's order; behind them, where the workload crosses, those of `make_update`."""
 
 
 def inputs(workload: HcSiteWorkload, steps: int) -> tuple[torch.Tensor, ...]:
     """x, the upstream gradients, and the parameters once for each element."""
     x, fn, weight, scale, base, *upstream = workload.make_inputs()
     fn = fn if weight is None else fn * weight
-    return x, *upstream, *(t.expand(len(x), *t.shape) for t in (fn, scale, base))
+    made = x, *upstream, *(t.expand(len(x), *t.shape) for t in (fn, scale, base))
+    return (*made, *workload.make_update(x)) if workload.crosses else made
 
 
 def truths(workload: HcSiteWorkload, *given: torch.Tensor) -> dict[str, gate.Truth]:
-    """The equations in float64."""
+    """The equations in float64; where the workload crosses, those of hc_boundary too."""
+    everything, given = given, given[: len(NAMES)]
     limits = budget.evaluated(workload, *given)
     spreads = {
         name: gate.spread(e.value, e.budget, budget.dtype_of(workload, name)) for name, e in limits.items()
     }
-    most = {name: (e.leaning / spreads[name]).mean().item() for name, e in limits.items()}
-    for name, t in systematic(workload, limits, spreads, *given).items():
-        most[name] += t
-    return {
+    most = systematic(budget.site_of(workload, *given), limits, spreads)
+    found = {
         name: gate.Truth(
             flat(name, e.value), flat(name, e.budget), flat(name, spreads[name]),
             gate.noticeable(flat(name, e.value)) if name in VALUES else gate.largest(flat(name, e.value)),
@@ -61,22 +62,12 @@ def truths(workload: HcSiteWorkload, *given: torch.Tensor) -> dict[str, gate.Tru
         )
         for name, e in limits.items()
     }  # fmt: skip
+    return found | boundary.truths(workload, *everything) if workload.crosses else found
 
 
 def flat(name: str, t: torch.Tensor) -> torch.Tensor:
     """dx as the gate has it: a row for each token."""
     return t.flatten(2) if name == "dx" else t
-
-
-def systematic(workload: HcSiteWorkload, limits, spreads, *given: torch.Tensor) -> dict[str, float]:
-    """The largest bias of functions that err to one side, and of mixes that do."""
-    site = budget.site_of(workload, *given)
-    most = dict.fromkeys(limits, 0.0)
-    for seed in range(rounding.SAMPLES):
-        found = budget.leaning(site, gate.Systematic(seed))
-        for name, limit in limits.items():
-            most[name] = max(most[name], abs(gate.bias(found[name], limit.value, spreads[name])))
-    return most
 
 
 def candidates(workload: HcSiteWorkload, *given: torch.Tensor) -> list[gate.Candidate]:
@@ -86,7 +77,8 @@ def candidates(workload: HcSiteWorkload, *given: torch.Tensor) -> list[gate.Cand
     """
     if not given[0].is_cuda:
         names = [name for name in budget.RESULTS if name != "dx" or workload.dtype == torch.float32]
-        return choices.on_cpu(names, as_served, workload)
+        found = choices.on_cpu(names, as_served, workload)
+        return found + boundary.candidates(workload, None, None, *given) if workload.crosses else found
     from helion_sinkhorn.ops.hc_site import launch
 
     device = choices.device_of(given[0])
@@ -100,6 +92,8 @@ def candidates(workload: HcSiteWorkload, *given: torch.Tensor) -> list[gate.Cand
         COMPUTES, call, tokens, device,
         lambda name, choice: functools.partial(on_gpu, workload, name, {choice.kernel: choice}),
     )  # fmt: skip
+    if workload.crosses:
+        found += boundary.candidates(workload, call, device, *given)
     return found + by_boundary(workload, call, device, tokens)
 
 
@@ -122,12 +116,12 @@ def by_boundary(
 def crossed(workload: HcSiteWorkload, choice: Choice, name: str, *given: torch.Tensor) -> torch.Tensor:
     """One of VALUES, the collapse by the coefficients that hc_site makes of x."""
     from helion_sinkhorn.ops.hc_site import launch
-    from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
+    from helion_sinkhorn.ops.hc_site.boundary import launch as crossing
 
     def run(x, dresidual, dy, dpost, dcomb, *parameters):
         _, pre, *_ = launch.forward(x, *parameters, None, *workload.arguments)
         identity = torch.eye(workload.n, device=x.device).expand_as(dcomb)
-        _, y, _, post, comb, *_ = boundary.forward(
+        _, y, _, post, comb, *_ = crossing.forward(
             torch.zeros_like(dy), x, dpost, identity, None, pre, *parameters, *workload.arguments,
             choices={choice.kernel: choice},
         )  # fmt: skip
@@ -140,14 +134,14 @@ def crossed_back(workload: HcSiteWorkload, choice: Choice, name: str, *given: to
     """dx or dfn: the gradient of the old streams is that of x, and of the weights that of pre."""
     from helion_sinkhorn.ops.hc_pre import launch as collapse
     from helion_sinkhorn.ops.hc_site import launch
-    from helion_sinkhorn.ops.hc_site.boundary.backward import launch as boundary
+    from helion_sinkhorn.ops.hc_site.boundary.backward import launch as crossing
 
     def run(x, dresidual, dy, dpost, dcomb, *parameters):
         _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, *workload.arguments)
         _, dpre = collapse.backward(dy, x, pre)
         identity = torch.eye(workload.n, device=x.device).expand_as(dcomb)
         kept = torch.zeros_like(dy), x, dpost, identity, pre, *parameters, x, mixes, norms
-        _, dx, _, _, dfn, *_ = boundary.in_one_pass(
+        _, dx, _, _, dfn, *_ = crossing.in_one_pass(
             (dresidual, dy, dpre, dpost, dcomb), kept, None, *workload.arguments,
             choices={choice.kernel: choice},
         )  # fmt: skip
@@ -194,6 +188,7 @@ def on_gpu(workload: HcSiteWorkload, name: str, chosen: dict, *given: torch.Tens
 
 def result(name: str, run, *given: torch.Tensor) -> torch.Tensor:
     """One result: what belongs to tokens by one call for all elements, sums by a call for each."""
+    given = given[: len(NAMES)]
     tokens, parameters = given[:5], given[5:]
     if name in OF_TOKENS:
         return flat(name, run(*tokens, *(t[0] for t in parameters))[name])

@@ -6,6 +6,12 @@ A sum of n terms in float32 has two kinds of errors.  Rounded to nearest n times
 s sqrt(k) err independently: together by less than CUT s n.  A matrix unit instead cuts them, all to one side,
 toward zero or down, each by CUT / 2 of its size on average.  That happens every STEP terms at most, so that
 the cuts add up to CUT / (2 STEP) times the sum of s sqrt(k) over k up to n, which is CUT s n^1.5 / (3 STEP).
+
+Products of float32 use no unit that cuts: kernels ask for "ieee", fused sums on ordinary units.  The longest
+chain rounds n times to nearest, each time by at most UNIT of the partial sum, uniform in that interval.  Of
+terms in no particular order, with the sum v, the partial sum after k has the mean k v / n and the variance
+s^2 k (1 - k / n).  Its square adds up to v^2 n / 3 + s^2 n^2 / 6; products that are not fused add s^2 n.  The
+variance is UNIT^2 / 3 of that.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from helion_sinkhorn.ops.dot_compress import reference
-from helion_sinkhorn.testing.rounding import half_ulp
+from helion_sinkhorn.testing.rounding import UNIT, half_ulp
 
 CUT = 2.0**-23
 """Relative error of one truncation to float32."""
@@ -66,10 +72,14 @@ def result(value: torch.Tensor, variance: torch.Tensor, dtype: torch.dtype, part
     return Exact(value, variance.sqrt(), half, rounding(value, dtype, parts))
 
 
-def variance_of_sums(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Rounding variance of the entries of a b, from squares of a and b: n roundings and n / STEP cuts."""
-    n = a.size(-1)
-    return CUT**2 * (n + (n / (3 * STEP)) ** 2) * (a @ b)
+def variance_of_sums(
+    a: torch.Tensor, b: torch.Tensor, value: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Rounding variance of sums of products of this dtype, from squares of their factors and their values."""
+    n, squares = a.size(-1), a @ b
+    if dtype == torch.float32:
+        return UNIT**2 / 3 * (n * value.square() / 3 + (n / 6 + 1) * squares)
+    return CUT**2 * (n + (n / (3 * STEP)) ** 2) * squares
 
 
 def sum_of_products(
@@ -78,7 +88,8 @@ def sum_of_products(
     """a_1 b_1 + a_2 b_2 + ... of given tensors, summed in float32 and rounded to `parts` numbers of dtype."""
     a = torch.cat([a.detach().cpu().double() for a, _ in pairs], -1)
     b = torch.cat([b.detach().cpu().double() for _, b in pairs], -2)
-    return result(a @ b, variance_of_sums(a.square(), b.square()), dtype, parts)
+    value = a @ b
+    return result(value, variance_of_sums(a.square(), b.square(), value, dtype), dtype, parts)
 
 
 def exact(
@@ -93,7 +104,8 @@ def exact(
     dx, dy = torch.autograd.grad(out, leaves[:2], grad)
     b, db = x.mT @ y, x.mT @ grad
     x2, y2, g2 = x.square(), y.square(), grad.square()
-    b_variance, db_variance = variance_of_sums(x2.mT, y2), variance_of_sums(x2.mT, g2)
+    b_variance = variance_of_sums(x2.mT, y2, b, dtype)
+    db_variance = variance_of_sums(x2.mT, g2, db, dtype)
     if z is not None:
         b = b + z
         b_variance = b_variance + CUT**2 * b.square()
@@ -101,11 +113,11 @@ def exact(
     b_variance = b_variance + rounding(b, dtype, parts).square()
     db_variance = db_variance + rounding(db, dtype, parts).square()
     b2, db2 = b.square(), db.square()
-    dx_sums = variance_of_sums(torch.cat([g2, y2], -1), torch.cat([b2, db2], -1).mT)
+    dx_sums = variance_of_sums(torch.cat([g2, y2], -1), torch.cat([b2, db2], -1).mT, dx, dtype)
     dx_variance = g2 @ b_variance.mT + y2 @ db_variance.mT + dx_sums
     return {
-        "out": result(out.detach(), x2 @ b_variance + variance_of_sums(x2, b2), dtype),
+        "out": result(out.detach(), x2 @ b_variance + variance_of_sums(x2, b2, out.detach(), dtype), dtype),
         "dx": result(dx, dx_variance, dtype),
-        "dy": result(dy, x2 @ db_variance + variance_of_sums(x2, db2), dtype),
+        "dy": result(dy, x2 @ db_variance + variance_of_sums(x2, db2, dy, dtype), dtype),
         "dz": dz,
     }

@@ -9,7 +9,7 @@ import torch
 
 from helion_sinkhorn.ops.hc_mixes.workloads import VALUES, MixesWorkload
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import PARAMETERS, HcWorkload
-from helion_sinkhorn.testing.draws import normal
+from helion_sinkhorn.testing.draws import normal, uniform
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class HcSiteWorkload:
     """scale and base, a name of hc_split_sinkhorn's PARAMETERS."""
     spread: float = 1.0
     """Deviation of the mixes."""
+    crosses: bool = False
+    """Whether `hc_boundary` of these streams is judged too."""
 
     @property
     def m(self) -> int:
@@ -117,6 +119,14 @@ class HcSiteWorkload:
         made = x, fn, weight, scale, base, dresidual, dy, dpost, dcomb
         return tuple(None if t is None else t.to(device) for t in made)
 
+    def make_update(self, x: torch.Tensor, seed: int = 1) -> tuple[torch.Tensor, ...]:
+        """(x, f, post, comb, pre_next, dpre) for `hc_boundary`: x, cut to 8 bits, f and coefficients so short
+        that the new streams are exact in float32, and not in a narrow dtype."""
+        g, tokens, n = np.random.default_rng(seed), (self.batch, self.tokens), self.n
+        x, f = (((32 * t).round() / 32).clamp(-4, 4) for t in (x.float(), normal(g, *tokens, self.c)))
+        post, comb = ((127 * uniform(g, *tokens, *s)).round() / 64 for s in ((n,), (n, n)))
+        return x.to(self.dtype), f.to(self.dtype), post, comb / 2, *(normal(g, *tokens, n) for _ in range(2))
+
 
 def _site(name: str, batch: int, tags: str, source: str, **options) -> HcSiteWorkload:
     return HcSiteWorkload(f"hc_site_{name}", batch, frozenset(tags.split()), source, **options)
@@ -135,8 +145,9 @@ ROWS = [
     _site("model", 2, "ci", _MODEL, c=1024, tokens=9),
     _site("long", 2, "ci", "sums over many tokens", c=40, tokens=257),
     _site("fp32", 3, "ci", "single precision", c=96, tokens=33, dtype=torch.float32),
-    _site("fp16", 3, "ci", "half precision", c=96, tokens=33, dtype=torch.float16),
-    _site("odd", 3, "ci", "odd C: no row but the first is aligned", n=3, c=211, tokens=17),
+    _site("fp16", 3, "ci", "half precision", c=96, tokens=33, dtype=torch.float16,
+          crosses=True),
+    _site("odd", 3, "ci", "odd C: no row but the first is aligned", n=3, c=211, tokens=17, crosses=True),
     _site("odd_fp32", 3, "ci", "odd C, a norm weight", c=77, tokens=17, dtype=torch.float32,
           norm_weight=True),
     _site("one_token", 4, "ci", "one token alone", c=300),
@@ -153,7 +164,7 @@ ROWS = [
     _site("massive", 3, "ci stress", "one channel above all others", c=96, tokens=17, values="massive"),
     _site("constants", 3, "ci", "no constant of a default, comb by output stream", c=96, tokens=17,
           n_iters=3, eps=1e-3, norm_eps=0.1, post_mult=1.5, pre_eps=1e-2, post_eps=1e-3, comb_order="oi",
-          dtype=torch.float32),
+          dtype=torch.float32, crosses=True),
     _site("eps_outside", 3, "ci", "norm_eps added to the root, and large", c=96, tokens=17, norm_eps=0.1,
           eps_outside=True),
     _site("tf32", 3, "ci", "TF32 products", c=96, tokens=33, precision="tf32"),

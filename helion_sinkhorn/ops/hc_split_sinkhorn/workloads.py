@@ -167,7 +167,7 @@ ROWS = [
     _hc("eight_streams", 2, "ci", "eight streams", tokens=65, n=8),
     # a norm_eps that shows where it is added
     _hc("partials", 4, "ci", "a projection in splits", tokens=65, splits=8, norm_eps=1e-2),
-    _hc("partials_padded", 4, "ci", "eps outside of the root, padded", tokens=33, n=3, n_iters=5, splits=3,
+    _hc("partials_padded", 4, "ci", "eps outside of the root, padded", tokens=33, n=3, n_iters=5, splits=11,
         size=300, norm_eps=1e-2, eps_outside=True),
     _hc("sixteen_streams", 2, "ci", "the most streams", tokens=33, n=16, n_iters=5),
 ]  # fmt: skip

@@ -56,6 +56,10 @@ def _column_below(batch, n, m, generator):
     return x
 
 
+def _rows_apart(batch, n, m, generator):
+    return normal(generator, batch, n, m) + 200.0 * normal(generator, batch, n, 1)
+
+
 def _lines_apart(batch, n, m, generator):
     x = normal(generator, batch, n, m)
     return x + 200.0 * (normal(generator, batch, n, 1) + normal(generator, batch, 1, m))
@@ -97,6 +101,7 @@ LOGITS: dict[str, Callable[..., torch.Tensor]] = {
     "one_up_100": _one_entry(100.0),
     "one_down_40": _one_entry(-40.0),
     "one_column": _one_column,
+    "rows_apart": _rows_apart,
     "column_below": _column_below,
     "lines_apart": _lines_apart,
     "masked": _masked,

@@ -1,0 +1,265 @@
+"""hc_boundary as the gate judges it, beside hc_site on workloads that cross.
+
+Inputs are random: the sublayer's output, the streams, both sets of coefficients, the weights of the collapse,
+and an upstream gradient for every result.  Names are those of its budget behind PREFIX.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ci.gate import choices, gate
+from ci.gate.gate import Fault
+from ci.operators.hc_site.leaning import systematic
+from helion_sinkhorn import reference
+from helion_sinkhorn.mhc.boundary import hc_boundary
+from helion_sinkhorn.ops.hc_site.boundary import budget
+from helion_sinkhorn.ops.hc_site.space import SiteCall
+from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
+from helion_sinkhorn.runtime.kernel import Choice
+
+PREFIX = "boundary "
+SUMS, OF_UPDATE = budget.RESULTS[-3:], budget.OF_UPDATE
+VALUES = budget.RESULTS[:5]
+GRADIENTS = budget.RESULTS[5:]
+COMPUTES = {
+    "hc_boundary_split": ("pre", "post", "comb"), "hc_boundary_forward": VALUES,
+    "hc_boundary_backward": (*OF_UPDATE, "dweights"), "hc_boundary_sums": ("dpost", "dcomb", "dweights"),
+    "hc_boundary_projection": ("dfn",),
+}  # fmt: skip
+"""The results that show what each kernel did."""
+Tensors = tuple[torch.Tensor, ...]
+
+
+def named(found: dict) -> dict:
+    return {PREFIX + name: t for name, t in found.items()}
+
+
+def flat(name: str, t: torch.Tensor) -> torch.Tensor:
+    """Results with streams of a token as a row for each, sums over tokens as one."""
+    return t.flatten(2) if name in ("streams", "dx") else t
+
+
+def truths(workload: HcSiteWorkload, *given: torch.Tensor) -> dict[str, gate.Truth]:
+    """The equations in float64."""
+    given = ordered(*given)
+    limits = budget.evaluated(workload, *given)
+    spreads = {n: gate.spread(e.value, e.budget, budget.dtype_of(workload, n)) for n, e in limits.items()}
+    most = systematic(budget.crossed(workload, *given), limits, spreads)
+    found = {}
+    for name, e in limits.items():
+        value, limit, spread = (flat(name, t) for t in (e.value, e.budget, spreads[name]))
+        scale = gate.noticeable(value) if name in VALUES else gate.largest(value)
+        axes = tuple(range(1 if name in SUMS else 2, value.dim()))
+        dtype = budget.dtype_of(workload, name)
+        found[name] = gate.Truth(value, limit, spread, scale, most[name], len(value), axes, dtype)
+    return named(found)
+
+
+def ordered(x, dresidual, dy, dpost, dcomb, fn, scale, base, old, f, post, comb, weights, dpre) -> Tensors:
+    """The gate's inputs as the budget has them: the streams that are crossed take the place of the site's."""
+    return old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where hc_boundary may go wrong."""
+
+    comb: Callable = lambda t: t
+    post: Callable = lambda t: t
+    stored: Callable = lambda streams, exact, old: streams
+    """The streams that are returned."""
+    collapsed: Callable = lambda streams, exact, old: streams
+    """The streams of y."""
+    projected: Callable = lambda streams, exact, old: streams
+    """The streams of the mixes' products."""
+    squared: Callable = lambda streams, exact, old: streams
+    """The streams of the mixes' norm."""
+    weights: Callable = lambda given, own: given
+    back: dict[str, float] | None = None
+    """Factors of "dresidual", "dy" and those of the "coefficients", on the way to `parts`."""
+    parts: tuple[str, ...] = OF_UPDATE
+    """The gradients that `back` is in."""
+    last: dict[str, Callable] | None = None
+    """Applied to results."""
+
+
+RIGHT = Places()
+
+
+def run(
+    workload: HcSiteWorkload, *given: torch.Tensor, places: Places = RIGHT, dtype=torch.float64
+) -> gate.Results:
+    """The specification in this dtype and autograd, element by element, results rounded once."""
+    if not workload.crosses:
+        return {}
+    each = [one(workload, places, dtype, *element) for element in zip(*ordered(*given), strict=True)]
+    found = {name: torch.stack([e[name] for e in each]) for name in each[0]}
+    return named({n: flat(n, t).to(budget.dtype_of(workload, n)) for n, t in found.items()})
+
+
+def one(w: HcSiteWorkload, places: Places, dtype, *element: torch.Tensor) -> gate.Results:
+    old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre = (
+        t.to(dtype) for t in element
+    )
+    leaves = [t.detach().requires_grad_() for t in (f, old, post, comb, weights, fn, scale, base)]
+    f, x, post, comb, weights, *parameters = leaves
+    exact = reference.hc_post(f, x, places.post(post), places.comb(comb), comb_order=w.comb_order)
+    exact = exact.flatten(-2)
+    rounded = exact + (exact.detach().to(w.dtype).to(dtype) - exact.detach())
+    of = rounded, exact, x.flatten(-2)
+    stored, collapsed, projected, squared = (
+        place(*of).unflatten(-1, x.shape[-2:])
+        for place in (places.stored, places.collapsed, places.projected, places.squared)
+    )
+    options = {**w.of_reference}
+    norm_eps, outside = options.pop("norm_eps"), options.pop("eps_outside")
+    product = projected.flatten(-2) @ parameters[0].mT
+    mean = squared.flatten(-2).square().mean(-1, keepdim=True)
+    r = 1 / (mean.sqrt() + norm_eps) if outside else (mean + norm_eps).rsqrt()
+    made = reference.hc_split_sinkhorn(r * product, *parameters[1:], w.n, **options)
+    y = reference.hc_pre(collapsed, places.weights(weights, made[0]))
+    results, upstream = (stored, y, *made), (dresidual, dy, dpre, dpost, dcomb)
+    found = torch.autograd.grad(results, leaves, upstream, retain_graph=True, allow_unused=True)
+    gradients = dict(zip(GRADIENTS, found, strict=True))
+    if places.back is not None:
+        factors = [places.back.get(k, 1.0) for k in ("dresidual", "dy", *["coefficients"] * 3)]
+        less = [a * g for a, g in zip(factors, upstream, strict=True)]
+        other = torch.autograd.grad(results, leaves, less, allow_unused=True)
+        gradients |= {n: t for n, t in zip(OF_UPDATE, other, strict=False) if n in places.parts}
+    # what a fault does not use has no gradient
+    filled = (
+        torch.zeros_like(t) if g is None else g for g, t in zip(gradients.values(), leaves, strict=True)
+    )
+    found = dict(zip(VALUES, (t.detach() for t in results), strict=True))
+    found |= dict(zip(gradients, filled, strict=True))
+    for name in ("dscale", "dbase"):
+        found[name] = found[name].unsqueeze(0)
+    return {n: (places.last or {}).get(n, lambda t: t)(t) for n, t in found.items()}
+
+
+def single(workload: HcSiteWorkload, *given: torch.Tensor) -> gate.Results:
+    """The same in float32."""
+    return run(workload, *given, dtype=torch.float32)
+
+
+def as_served(workload: HcSiteWorkload, name: str, *given: torch.Tensor) -> torch.Tensor:
+    """One result of the public function and autograd, an element a call."""
+    name, each = name.removeprefix(PREFIX), []
+    for element in zip(*ordered(*given), strict=True):
+        old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre = element
+        leaves = [t.detach().requires_grad_() for t in (f, old, post, comb, weights, fn, scale, base)]
+        y, pre, new_post, new_comb, streams = hc_boundary(*leaves, **workload.options)
+        results = streams, y, pre, new_post, new_comb
+        if name in VALUES:
+            each.append(results[VALUES.index(name)].detach())
+            continue
+        gradients = torch.autograd.grad(results, leaves, (dresidual, dy, dpre, dpost, dcomb))
+        each.append(dict(zip(GRADIENTS, gradients, strict=True))[name])
+    stacked = torch.stack(each)
+    return flat(name, stacked.unsqueeze(1) if name in ("dscale", "dbase") else stacked)
+
+
+def on_gpu(workload: HcSiteWorkload, name: str, choice: Choice, *given: torch.Tensor) -> torch.Tensor:
+    """One result of its kernels, an element a launch, this choice for one of them."""
+    from helion_sinkhorn.ops.hc_site.boundary import launch
+    from helion_sinkhorn.ops.hc_site.boundary.backward import launch as backward
+
+    each = []
+    for element in zip(*ordered(*given), strict=True):
+        old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre = element
+        update, site, chosen = (f, old, post, comb), (weights, fn, scale, base), {choice.kernel: choice}
+        made = launch.forward(*update, None, *site, *workload.arguments, choices=chosen)
+        if name in VALUES:
+            each.append(made[VALUES.index(name)])
+            continue
+        upstream, kept = (dresidual, dy, dpre, dpost, dcomb), (*update, *site, made[0], *made[5:])
+        *found, dfn, _, dweights = backward.in_one_pass(
+            upstream, kept, None, *workload.arguments, choices=chosen
+        )
+        each.append(dict(zip(GRADIENTS, (*found, dweights, dfn), strict=False))[name])
+    return flat(name, torch.stack(each))
+
+
+def candidates(
+    workload: HcSiteWorkload, call: SiteCall | None, device, *given: torch.Tensor
+) -> list[gate.Candidate]:
+    """What is served, and its kernels with each of their configs; without a call the CPU path.
+
+    Parts round the gradient of narrow streams, and their OF_UPDATE is judged in float32 alone.
+    """
+    names = [n for n in budget.RESULTS if n not in OF_UPDATE or workload.dtype == torch.float32]
+    if call is None:
+        return choices.on_cpu([PREFIX + n for n in names], as_served, workload)
+    served = [
+        gate.Candidate("hc_boundary", name, {}, "all served", True,
+                       functools.partial(as_served, workload, name))
+        for name in (PREFIX + n for n in names)
+    ]  # fmt: skip
+    computes = {kernel: [PREFIX + n for n in found] for kernel, found in COMPUTES.items()}
+    return served + choices.candidates(
+        computes, call, len(given[0]) * workload.tokens, device,
+        lambda name, choice: functools.partial(on_gpu, workload, name.removeprefix(PREFIX), choice),
+    )  # fmt: skip
+
+
+GOOD: dict[str, gate.Run] = {"hc_boundary in float64": run, "hc_boundary in float32": single}
+
+
+def unrounded(streams, exact, old):
+    return exact
+
+
+def of_old(streams, exact, old):
+    return old
+
+
+def planted(name: str, *of: str, narrow: bool = False, **places) -> Fault:
+    """A fault at one place; `narrow` where it shows only in what is rounded."""
+
+    def where(w: HcSiteWorkload) -> bool:
+        return w.crosses and (not narrow or w.dtype != torch.float32)
+
+    return Fault(
+        f"hc_boundary: {name}", functools.partial(run, places=Places(**places)),
+        tuple(PREFIX + n for n in of), where,
+    )  # fmt: skip
+
+
+def without_last(t: torch.Tensor) -> torch.Tensor:
+    """The last token's zero."""
+    return torch.cat([t[:-1], torch.zeros_like(t[-1:])])
+
+
+FAULTS = [
+    planted("old streams mixed by the transpose", "streams", "y", "dx", comb=lambda t: t.mT),
+    planted("old streams not mixed", "streams", "y", "comb",
+            comb=lambda t: torch.eye(t.size(-1), dtype=t.dtype).expand_as(t) + 0 * t),
+    planted("old streams mixed by a neighbour's comb", "streams", "dx", comb=lambda t: t.roll(1, 0)),
+    planted("post of a neighbour", "streams", "df", post=lambda t: t.roll(1, 0)),
+    planted("collapse of unrounded streams", "y", narrow=True, collapsed=unrounded),
+    planted("products of unrounded streams", "comb", narrow=True, projected=unrounded),
+    planted("squares of unrounded streams", "pre", "comb", narrow=True, squared=unrounded),
+    planted("collapse of the old streams", "y", "dweights", collapsed=of_old),
+    planted("products of the old streams", "pre", "post", "comb", "dfn", projected=of_old),
+    planted("squares of the old streams", "pre", "post", "comb", squared=of_old),
+    planted("collapse by its own weights", "y", "dweights", weights=lambda given, own: own),
+    planted("gradient of pre_next zero", "dweights", last={"dweights": torch.zeros_like}),
+    planted("gradient of pre_next without the last token", "dweights", last={"dweights": without_last}),
+    planted("gradient of pre_next cut to 16 bits", "dweights",
+            last={"dweights": lambda t: t.bfloat16().to(t.dtype)}),
+    *(
+        planted(f"{name} without the gradient of {what}", name, back={factor: 0.0}, parts=(name,))
+        for name in OF_UPDATE
+        for factor, what in (("dresidual", "the streams"), ("dy", "y"), ("coefficients", "the mixes"))
+    ),
+    *(
+        planted(f"{name} of the streams' gradient alone", name, back={"dy": 0.0, "coefficients": 0.0},
+                parts=(name,))
+        for name in ("df", "dpost")
+    ),
+]  # fmt: skip
