@@ -93,6 +93,7 @@ SIMPLE: dict[str, Row] = {
     "v_max3_i32": ("i", "iii", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
     "v_min3_i32": ("i", "iii", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
     "v_med3_i32": ("i", "iii", bits.median),
+    "v_med3_u32": ("u", "uuu", bits.median),
     "v_add_f32": ("f", "ff", op.add),
     "v_sub_f32": ("f", "ff", op.sub),
     "v_subrev_f32": ("f", "ff", lambda a, b: b - a),

@@ -20,6 +20,7 @@ from helion_sinkhorn import nn, recompute_streams
 
 transformers = pytest.importorskip("transformers", reason="the oracle extra brings it: transformers==5.23.0")
 theirs = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
+initialization = pytest.importorskip("transformers.initialization")
 
 from benchmarks.demo_model import model as tiny  # noqa: E402
 from benchmarks.demo_model.compare import TIMES, differences, error, narrowed, results, sensitivity  # noqa: E402
@@ -326,7 +327,7 @@ def test_reset_parameters_leaves_what_a_checkpoint_filled(kind):
     before = [p.detach().clone() for p in our.parameters()]
     filled = next(our.parameters())
     filled._is_hf_initialized = True
-    with transformers.initialization.guard_torch_init_functions():
+    with initialization.guard_torch_init_functions():
         our.reset_parameters()
     assert [torch.equal(p, q) for p, q in zip(our.parameters(), before, strict=True)] == [True, False, False]
 

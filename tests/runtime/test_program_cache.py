@@ -560,8 +560,8 @@ OTHER = {
     "gates": "g", "n_iters": "10", torch.dtype: "float16", float: "0.01", bool: "True",
 }  # fmt: skip
 SMALL = {"linear_attention": ["sequences=1", "steps=64", "heads=2", "dk=32", "dv=32"]}
-OF_NO_PROGRAM = {"batch", "tokens", "sequences", "norm_weight"}
-"""Sizes that no program is made for, and a weight that fn is multiplied by before any kernel."""
+OF_NO_PROGRAM = {"batch", "tokens", "sequences", "norm_weight", "crosses"}
+"""Sizes that no program is made for, a weight that fn is multiplied by before any kernel, and what is judged."""
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
