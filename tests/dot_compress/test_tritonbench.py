@@ -6,6 +6,7 @@ import pytest
 import torch
 from planted import statuses
 
+from helion_sinkhorn import dot_compress
 from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
 from helion_sinkhorn.workloads import tagged
 from tritonbench_ops.dot_compress import cases as parts
@@ -95,6 +96,34 @@ def test_every_call_is_judged_and_inputs_stay_as_drawn():
     names = "changes_inputs", "unwritten_rows", "wrong_on_even_calls"
     runs = [[*SMALL, name, *SHAPE, "--mode", mode] for name in names for mode in ("fwd", "fwd_bwd")]
     assert statuses(PLANTED, runs) == [1] * len(runs)
+
+
+def element(x, y, out):
+    out[1] *= 1.05
+
+
+def entry(x, y, out):
+    at = out[1].abs().argmax()
+    out[1].view(-1)[at] *= 1.1
+
+
+def other_row(x, y, out):
+    other = y.clone()
+    other[1, -1] = y[1, 0]
+    out.copy_(dot_compress(x, other))
+
+
+@pytest.mark.parametrize("spoil", [None, element, entry, other_row])
+def test_each_element_has_its_own_budget(spoil):
+    """A middle element 5 % off, one entry of it 10 % off, and a stale row of y, beside a large one."""
+    torch.manual_seed(0)
+    x, y = torch.randn(3, 100, 32).bfloat16(), torch.randn(3, 100, 16).bfloat16()
+    x[0], y[0] = 30 * x[0], 30 * y[0]
+    out = dot_compress(x, y)
+    if spoil:
+        spoil(x, y, out)
+    share = parts.share_of_budget((x, y, None), torch.randn_like(y), out, None)
+    assert (share > 1) is bool(spoil)
 
 
 def test_cases_are_the_bench_workloads():
