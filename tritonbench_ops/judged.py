@@ -38,6 +38,12 @@ def detached(out):
     return out.detach() if isinstance(out, torch.Tensor) else [t.detach() for t in out]
 
 
+def flat(results):
+    """The tensors of (out, gradients), detached; either may be None, a tensor or several."""
+    several = [(part,) if isinstance(part, torch.Tensor) else part for part in results if part is not None]
+    return [tensor.detach() for part in several for tensor in part if tensor is not None]
+
+
 def say_missing(backends):
     """Which backends are left out, and why."""
     for name, backend in backends.items():
@@ -51,10 +57,26 @@ class Judged(BenchmarkOperator):
     is_compute_bound = False
     reset_dynamo = True
 
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        draw = cls.__dict__.get("get_input_iter")
+        if draw is not None:
+
+            def drawn(self):
+                for inputs in draw(self):
+                    # on the CPU, so that a GPU's memory is that of the backends
+                    self.drawn = [
+                        t.detach().to("cpu", copy=True) if isinstance(t, torch.Tensor) else t for t in inputs
+                    ]
+                    yield inputs
+
+            cls.get_input_iter = drawn
+
     def __init__(self, tb_args, extra_args=None):
         super().__init__(tb_args, extra_args)
         self.seen = {}
         self.accurate = {}
+        self.spoiled = set()
         self.tb_args.keep_going = True
         if self.device == "cpu":
             for name, value in CPU_MILLISECONDS.items():
@@ -99,9 +121,24 @@ class Judged(BenchmarkOperator):
         """The closure of a backend, built anew."""
         return getattr(self, name)(*self.example_inputs)
 
+    def restore_inputs(self, fn):
+        """Give the next backend the inputs as they were drawn; one that changed them is not right."""
+        for tensor, copy in zip(self.example_inputs, self.drawn, strict=True):
+            if isinstance(tensor, torch.Tensor) and not torch.equal(tensor.detach().cpu(), copy):
+                # not by tensor.copy_, which would invalidate graphs that saved it
+                tensor.data.copy_(copy)
+                self.spoil(fn, "changes its inputs in place")
+
+    def spoil(self, fn, why):
+        """This backend is not right at this input, whatever its results are."""
+        x_value = self.get_x_val(self.example_inputs)
+        log.warning("%s %s at %s", fn._name, why, x_value)
+        self.spoiled.add((x_value, fn._name))
+
     def is_right(self, fn, share):
         """Whether a result is within its error budget, of which it takes this share; kept for the verdict."""
-        right = share <= 1
+        self.restore_inputs(fn)
+        right = share <= 1 and (self.get_x_val(self.example_inputs), fn._name) not in self.spoiled
         self.accurate[self.get_x_val(self.example_inputs), fn._name] = right
         return right
 
@@ -159,7 +196,25 @@ class JudgedByLeaves(Judged):
         return run
 
     def results(self, fn):
-        """(out, gradients) of the mode's closure; None for what the mode does not compute."""
+        """(out, gradients) of the mode's closure; None for what the mode does not compute.
+
+        They are computed twice, the first ones overwritten with NaN, and have to have the same bits: memory
+        that a kernel leaves untouched, or a result that is right in some calls alone, cannot pass.
+        """
+        self.restore_inputs(fn)
+        inputs = {t.untyped_storage().data_ptr() for t in self.example_inputs if isinstance(t, torch.Tensor)}
+        first = flat(self.computed(fn))
+        copies = [t.clone() for t in first]
+        for tensor in first:
+            if tensor.untyped_storage().data_ptr() not in inputs:
+                tensor.fill_(math.nan)
+        found = self.computed(fn)
+        if not all(map(torch.equal, copies, flat(found))):
+            self.spoil(fn, "computes other bits when it is called again")
+        return found
+
+    def computed(self, fn):
+        """The results of one call."""
         if self.mode.value == "fwd_no_grad":
             with torch.no_grad():
                 return self.forward(fn._name)(), None

@@ -11,9 +11,8 @@ import torch
 from helion_sinkhorn import dot_compress, reference
 from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
 from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
-from helion_sinkhorn.testing.rounding import worst
 from tritonbench_ops import flags
-from tritonbench_ops.bounds import relative, share_beyond
+from tritonbench_ops.bounds import largest_share
 from tritonbench_ops.inductor import compiled
 from tritonbench_ops.measure import of_mode
 
@@ -71,31 +70,16 @@ PIECE_ENTRIES = 1 << 24
 def share_of_budget(
     inputs: Tensors, grad: torch.Tensor, out: torch.Tensor | None, gradients: Tensors | None
 ) -> float:
-    """The largest error in units of its budget: of the first and last element entry by entry, then of all.
-
-    All others have one bound a result, from the budgets of these two.
-    """
-    few = [0, len(inputs[0]) - 1]
+    """The largest error of all entries, each in units of its own budget, computed where the tensors are."""
     found = {"out": out} | dict(zip(("dx", "dy", "dz"), gradients or (), strict=False))
-    given = {name: t for name, t in found.items() if t is not None}
-    sample = testing_dot_compress.exact(*(None if t is None else t.detach()[few] for t in inputs), grad[few])
-    shares = [worst(t[few], sample[name].value, sample[name].budget) for name, t in given.items()]
-    within = {name: relative(sample[name].budget, sample[name].value) for name in given}
-    x = inputs[0]
+    given = {name: t.detach() for name, t in found.items() if t is not None}
+    x, shares = inputs[0], []
     for piece in torch.arange(len(x)).split(max(1, PIECE_ENTRIES // x[0].numel())):
         at = slice(int(piece[0]), int(piece[-1]) + 1)
-        exact = exact_results([None if t is None else t[at] for t in inputs], grad[at])
-        shares += [share_beyond(t[at], exact[name], within[name]) for name, t in given.items()]
+        tensors = (None if t is None else t[at] for t in inputs)
+        exact = testing_dot_compress.exact(*tensors, grad[at], device=x.device)
+        shares += [largest_share(t[at], exact[name].value, exact[name].budget) for name, t in given.items()]
     return max(shares)
-
-
-def exact_results(inputs: Sequence[torch.Tensor | None], grad: torch.Tensor) -> dict[str, torch.Tensor]:
-    """out, dx, dy and, with z, dz in float64 where the inputs are."""
-    x, y, z = (None if t is None else t.detach().double().requires_grad_() for t in inputs)
-    out = reference.dot_compress(x, y, z)
-    leaves = {"dx": x, "dy": y} | ({} if z is None else {"dz": z})
-    found = torch.autograd.grad(out, tuple(leaves.values()), grad.double())
-    return {"out": out.detach(), **dict(zip(leaves, found, strict=True))}
 
 
 def mismatched(a: torch.Tensor, b: torch.Tensor) -> float:

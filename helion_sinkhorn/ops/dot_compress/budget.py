@@ -93,12 +93,17 @@ def sum_of_products(
 
 
 def exact(
-    x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None, grad: torch.Tensor, parts: int = 1
+    x: torch.Tensor,
+    y: torch.Tensor,
+    z: torch.Tensor | None,
+    grad: torch.Tensor,
+    parts: int = 1,
+    device: torch.device | str = "cpu",
 ) -> dict[str, Exact]:
-    """{"out", "dx", "dy", "dz"} for x (B, M, D), y and grad (B, M, K), z (B, D, K) or None, on the CPU."""
+    """{"out", "dx", "dy", "dz"} for x (B, M, D), y and grad (B, M, K), z (B, D, K) or None, on a device."""
     dtype = x.dtype
-    x, y, grad = (t.detach().to("cpu", torch.float64) for t in (x, y, grad))
-    z = None if z is None else z.detach().to("cpu", torch.float64)
+    x, y, grad = (t.detach().to(device, torch.float64) for t in (x, y, grad))
+    z = None if z is None else z.detach().to(device, torch.float64)
     leaves = [t if t is None else t.clone().requires_grad_() for t in (x, y, z)]
     out = reference.dot_compress(*leaves)
     dx, dy = torch.autograd.grad(out, leaves[:2], grad)
