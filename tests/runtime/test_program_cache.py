@@ -561,7 +561,7 @@ OTHER = {
 }  # fmt: skip
 SMALL = {"linear_attention": ["sequences=1", "steps=64", "heads=2", "dk=32", "dv=32"]}
 OF_NO_PROGRAM = {"batch", "tokens", "sequences", "norm_weight", "crosses"}
-"""Sizes that no program is made for, a weight that fn is multiplied by before any kernel, and what is judged."""
+"""Sizes that no program is made for, a weight applied to fn before any kernel, and how a call is tested."""
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
