@@ -1,7 +1,7 @@
 """hc_post in vectorised PyTorch: what a CPU runs, and a GPU for float64.
 
-One element of a stream after another: a token's bits do not depend on those around it, and no copy of the
-streams in float32 is made but of a piece.
+Sums are made one term after another, or by halves: a token's bits do not depend on those around it, and no
+copy of the streams in float32 is made but of a piece.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ def forward(f, x, post, comb, bias, comb_order):
     made, streams, rows = out.view(-1, n, c), x.reshape(-1, n, c), f.reshape(-1, c)
     for at in pieces(len(streams), n * c):
         given = rows[at].to(dtype) if bias is None else rows[at].to(dtype) + bias.to(dtype)
-        for o in range(n):
-            made[at, o] = _weighted(comb[at, :, o], streams[at]) + post[at, o] * given
+        made[at] = _weighted(comb[at], streams[at].unsqueeze(2)).add_(post[at] * given.unsqueeze(1))
     return out
 
 
@@ -53,9 +52,9 @@ def backward(grad, f, x, post, comb, bias, comb_order):
         g = upstream[at].to(dtype)
         given = rows[at].to(dtype) if bias is None else rows[at].to(dtype) + bias.to(dtype)
         of_rows[at] = _weighted(post[at], g)
-        for i in range(n):
-            of_streams[at, i] = _weighted(comb[at, i], g)
-            of_post[at, i] = sum_last(g[:, i] * given)
-            for o in range(n):
-                of_comb[at, i, o] = sum_last(g[:, o] * streams[at, i])
+        of_streams[at] = _weighted(comb[at].transpose(1, 2), g.unsqueeze(2))
+        of_post[at] = sum_last(g * given.unsqueeze(1))
+        pairs, here = of_comb[at], streams[at].to(dtype)
+        for part in pieces(len(g), n * n * c):
+            pairs[part] = sum_last(g[part].unsqueeze(1) * here[part].unsqueeze(2))
     return df, dx, dpost, dcomb

@@ -1,7 +1,7 @@
 """hc_pre in vectorised PyTorch: what a CPU runs, and a GPU for float64.
 
-One element of a stream after another: a token's bits do not depend on those around it, and no copy of the
-streams in float32 is made but of a piece.
+A sum over streams takes one after another, one over columns halves: bits of a token do not depend on those around it. No copy of
+the streams in float32 is made but of a piece.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def backward(dy: torch.Tensor, x: torch.Tensor, pre: torch.Tensor) -> tuple[torc
     streams, weights = x.reshape(-1, n, c), pre.to(dtype).reshape(-1, n, 1)
     of_streams, of_weights, upstream = dx.view(-1, n, c), dpre.view(-1, n), dy.reshape(-1, c)
     for at in pieces(len(streams), n * c):
-        g = upstream[at].to(dtype)
-        for i in range(n):
-            of_streams[at, i] = g * weights[at, i]
-            of_weights[at, i] = sum_last(g * streams[at, i])
+        g = upstream[at].to(dtype).unsqueeze(1)
+        of_streams[at] = g * weights[at]
+        of_weights[at] = sum_last(g * streams[at])
     return dx, dpre
