@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from autograd_calls import randn
 from torch.utils._python_dispatch import TorchDispatchMode
 

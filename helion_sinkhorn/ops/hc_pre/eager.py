@@ -1,7 +1,7 @@
 """hc_pre in vectorised PyTorch: what a CPU runs, and a GPU for float64.
 
-A sum over streams takes one after another, one over columns halves: bits of a token do not depend on those around it. No copy of
-the streams in float32 is made but of a piece.
+A sum over streams adds one after another, and one over columns adds halves: a token's bits do not depend on
+those around it.  No copy of the streams in float32 is made but of a piece.
 """
 
 from __future__ import annotations
