@@ -1,4 +1,4 @@
-"""How many tensor operations the CPU paths make: for few tokens each of them costs more than its arithmetic."""
+"""Tensor operations that the CPU paths make: for few tokens each costs more than its arithmetic."""
 
 from __future__ import annotations
 
