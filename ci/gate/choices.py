@@ -11,7 +11,7 @@ from ci.gate.gate import Candidate
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.runtime.kernel import Choice, default_choice
-from helion_sinkhorn.runtime.launch import choose, device_of  # noqa: F401
+from helion_sinkhorn.runtime.launch import choose
 
 Run = Callable[..., torch.Tensor]
 """What makes one result from a call's inputs."""

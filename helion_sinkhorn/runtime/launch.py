@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from helion_sinkhorn.runtime.dispatch import kept_launch, run
 from helion_sinkhorn.runtime.kernel import Built, Choice, Kernel, build
 from helion_sinkhorn.runtime.views import VECTOR_BYTES
 
-log = logging.getLogger("helion_sinkhorn")
 MOST_REPEATS = 4096
 Tensors = tuple[torch.Tensor | None, ...]
 Choices = Mapping[str, Choice]

@@ -10,6 +10,7 @@ from ci.gate import choices, gate
 from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
 from helion_sinkhorn.ops.dot_compress import eager as dot_compress_eager
 from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.runtime.launch import device_of
 
 JUDGED = 2
 """Elements: each has a hundred thousand entries and more."""
@@ -59,7 +60,7 @@ def candidates(workload: DotWorkload, x, y, grad, z=None) -> list[gate.Candidate
 
     call = dot_compress_launch.call_of(x, y, workload.parts)
     return choices.candidates(
-        COMPUTES, call, x.size(0), choices.device_of(x),
+        COMPUTES, call, x.size(0), device_of(x),
         lambda name, choice: functools.partial(on_gpu, workload.parts, name, {choice.kernel: choice}),
     )  # fmt: skip
 

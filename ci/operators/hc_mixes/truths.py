@@ -13,6 +13,7 @@ import torch
 from ci.gate import choices, gate
 from helion_sinkhorn.ops.hc_mixes import budget, torch_op
 from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
+from helion_sinkhorn.runtime.launch import device_of
 from helion_sinkhorn.runtime.views import parameter, placed
 
 COMPUTES = {
@@ -56,7 +57,7 @@ def candidates(workload: MixesWorkload, *given: torch.Tensor) -> list[gate.Candi
 
     call = launch.call_for(workload.m, workload.columns, workload.dtype, workload.precision)
     return choices.candidates(
-        COMPUTES, call, len(given[0]) * workload.tokens, choices.device_of(given[0]),
+        COMPUTES, call, len(given[0]) * workload.tokens, device_of(given[0]),
         lambda name, choice: functools.partial(on_gpu, workload, name, {choice.kernel: choice}),
     )  # fmt: skip
 

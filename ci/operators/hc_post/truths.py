@@ -18,6 +18,7 @@ from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
 from helion_sinkhorn.ops.hc_site.boundary.space import MOST_STREAMS
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice
+from helion_sinkhorn.runtime.launch import device_of
 
 COMPUTES = {"hc_post_forward": ("out",), "hc_post_backward": ("df", "dx", "dpost", "dcomb", "dbias")}
 """The results of each kernel; dbias is the sum over tokens of its df."""
@@ -70,7 +71,7 @@ def candidates(workload: HcPostWorkload, *given: torch.Tensor) -> list[gate.Cand
         return choices.on_cpu(names, on_cpu, order)
     from helion_sinkhorn.ops.hc_post import launch
 
-    device, tokens = choices.device_of(given[0]), len(given[0]) * workload.tokens
+    device, tokens = device_of(given[0]), len(given[0]) * workload.tokens
     call = launch.call_for(workload.n, workload.c, workload.dtype)
     found = choices.candidates(
         among(names, COMPUTES), call, tokens, device,

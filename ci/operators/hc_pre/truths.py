@@ -9,6 +9,7 @@ import torch
 from ci.gate import choices, gate
 from helion_sinkhorn.ops.hc_pre import budget, eager
 from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
+from helion_sinkhorn.runtime.launch import device_of
 
 COMPUTES = {"hc_pre_forward": ("y",), "hc_pre_backward": ("dx", "dpre")}
 """The results of each kernel."""
@@ -44,7 +45,7 @@ def candidates(workload: HcPreWorkload, x, pre, dy) -> list[gate.Candidate]:
 
     call = launch.call_for(workload.n, workload.c, workload.dtype)
     return choices.candidates(
-        COMPUTES, call, len(x) * workload.tokens, choices.device_of(x),
+        COMPUTES, call, len(x) * workload.tokens, device_of(x),
         lambda name, choice: functools.partial(on_gpu, name, choice),
     )  # fmt: skip
 

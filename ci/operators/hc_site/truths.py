@@ -20,6 +20,7 @@ from helion_sinkhorn.ops.hc_site.boundary.space import MOST_STREAMS
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
 from helion_sinkhorn.runtime.kernel import Choice
+from helion_sinkhorn.runtime.launch import device_of
 
 OF_TOKENS = ("y", "post", "comb", "dx")
 VALUES, SUMS = OF_TOKENS[:3], ("dfn", "dscale", "dbase")
@@ -81,7 +82,7 @@ def candidates(workload: HcSiteWorkload, *given: torch.Tensor) -> list[gate.Cand
         return found + boundary.candidates(workload, None, None, *given) if workload.crosses else found
     from helion_sinkhorn.ops.hc_site import launch
 
-    device = choices.device_of(given[0])
+    device = device_of(given[0])
     call = launch.call_for(workload.n, workload.c, workload.dtype, workload.precision)
     tokens = len(given[0]) * workload.tokens
     found = [

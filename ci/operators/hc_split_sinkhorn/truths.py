@@ -16,6 +16,7 @@ from helion_sinkhorn.ops.hc_split_sinkhorn import budget, eager
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
 from helion_sinkhorn.ops.sinkhorn.budget import SMALLEST_NORMAL
 from helion_sinkhorn.ops.sinkhorn.parity import LAST_PLACES, Peer, largest
+from helion_sinkhorn.runtime.launch import device_of
 from helion_sinkhorn.testing import rounding
 
 VALUES, GRADIENTS = ("pre", "post", "comb"), ("dmixes", "dbase", "dscale")
@@ -80,7 +81,7 @@ def candidates(workload: HcWorkload, *given: torch.Tensor) -> list[gate.Candidat
 
     call = launch.call_for(workload.n, workload.n_iters, workload.eps, workload.dtype)
     return choices.candidates(
-        computes(workload), call, workload.tokens, choices.device_of(given[0]),
+        computes(workload), call, workload.tokens, device_of(given[0]),
         lambda name, choice: functools.partial(on_gpu, workload, name, choice),
     )  # fmt: skip
 

@@ -16,6 +16,7 @@ from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
 from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps, marginal_error, solver_for
 from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
+from helion_sinkhorn.runtime.launch import device_of
 from helion_sinkhorn.testing import rounding
 
 JUDGED = {
@@ -112,5 +113,5 @@ def kernels(
             kernel, name, {"system": system, **dict(choice.config), **dict(choice.variant)}, choice.source,
             auto and served, functools.partial(run, choice=choice),
         )
-        for choice, served in choices.choices(kernel, call, p.size(0), choices.device_of(p))
+        for choice, served in choices.choices(kernel, call, p.size(0), device_of(p))
     ]  # fmt: skip

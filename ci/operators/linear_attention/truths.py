@@ -17,6 +17,7 @@ from helion_sinkhorn.ops.linear_attention import eager as linear_attention_eager
 from helion_sinkhorn.ops.linear_attention.budget import Case, budgets_of
 from helion_sinkhorn.ops.linear_attention.model import TENSORS, Errors, Named
 from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.runtime.launch import device_of
 from helion_sinkhorn.testing import rounding
 
 JUDGED = 2
@@ -193,7 +194,7 @@ def kernels(workload: AttentionWorkload, *tensors: torch.Tensor) -> list[gate.Ca
 
     case = case_of(workload, *tensors)
     there = {"o", "end", *(f"d{name}" for name in case.leaves)}
-    device = choices.device_of(tensors[0])
+    device = device_of(tensors[0])
     vectors = [case.inputs.get(name) for name in TENSORS[:-1]]
     rest = 1.0, workload.reverse, case.inputs.get("cu_seqlens")
     p = recurrent.Problem.fitting(*vectors, *rest)

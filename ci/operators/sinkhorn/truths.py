@@ -12,6 +12,7 @@ from helion_sinkhorn.ops.sinkhorn import budget as testing
 from helion_sinkhorn.ops.sinkhorn import eager
 from helion_sinkhorn.ops.sinkhorn.parity import peer_of_gradient
 from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
+from helion_sinkhorn.runtime.launch import device_of
 from helion_sinkhorn.testing import rounding
 
 
@@ -88,7 +89,7 @@ def kernels(workload: SinkhornWorkload, x: torch.Tensor) -> list[gate.Candidate]
     def backward(x, dy, choice):
         return launch.backward(dy, x, *arguments, choice)
 
-    device = choices.device_of(x)
+    device = device_of(x)
     call = launch.call_of(x, *arguments)
     taken = "sinkhorn_forward", launch.backward_kernel(call)
     names = dict.fromkeys((*taken, "sinkhorn_backward_history"), "dX") | {"sinkhorn_forward": "P"}

@@ -157,7 +157,7 @@ def forward(
 ) -> torch.Tensor:
     """P for logits x (..., n, m); the contract is api.sinkhorn's."""
     out = torch.empty_like(x, dtype=out_dtype, memory_format=torch.contiguous_format)
-    # made before anything else: what `launch` is given takes 1.7 us to make, as long as the launch
+    # looked for before anything is prepared for a launch: `launch` would cost a kept one 1.7 us more
     key = x.shape, x.stride(), x.dtype, x.device, out_dtype, n_iters, eps, form, first, choice
     if launch_kept(key, x, out) or not x.numel():
         return out
