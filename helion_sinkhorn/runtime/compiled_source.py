@@ -41,5 +41,5 @@ def source_digest() -> str:
     return _digest()
 
 
-# as in runtime.torch_op.sharding: Dynamo takes the result for a constant
+# as in runtime.tokens: Dynamo takes the result for a constant
 source_digest._dynamo_marked_constant = True

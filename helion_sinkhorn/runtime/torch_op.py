@@ -1,4 +1,4 @@
-"""Registering an operator with torch: schema, fake, gradient, vmap, sharding and the device guard.
+"""Registering an operator with torch: schema, fake, gradient and the device guard.
 
 Arguments of a registered operator are validated already: the checks stand in each operator's api.py.
 """
@@ -6,9 +6,8 @@ Arguments of a registered operator are validated already: the checks stand in ea
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -204,97 +203,3 @@ def last(name: str, public: str, call: Callable[..., Any]) -> type[torch.autogra
         jvp = staticmethod(no_forward_mode(public))
 
     return Last
-
-
-def batch_first(x, dim: int | None, size: int):
-    """Move the mapped dimension of a tensor to the front, or expand it there; no tensors pass through."""
-    if not isinstance(x, torch.Tensor):
-        return x
-    return x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)
-
-
-def fold_vmap(name: str, results: int) -> None:
-    """Let torch.func.vmap fold the mapped dimension into the leading ones, which are free."""
-    operator = operator_named(name)
-
-    @torch.library.register_vmap(f"{NAMESPACE}::{name}")
-    def _(info, in_dims, *arguments):
-        size = info.batch_size
-        batched = [batch_first(x, d, size) for x, d in zip(arguments, in_dims, strict=True)]
-        return operator(*batched), 0 if results == 1 else (0,) * results
-
-
-def map_tokens(
-    name: str,
-    tensors: int,
-    parameters: Collection[int] | None,
-    empty: Callable[..., tuple[torch.Tensor, ...]],
-) -> None:
-    """Let torch.func.vmap fold the mapped dimension into the tokens; one by one where it cannot.
-
-    Args:
-        tensors: how many arguments, from the first, may be tensors.
-        parameters: the places of those that belong to no token; where one is mapped, the operator is called
-            for each element.  None for an operator with sums over tokens, which always is.
-        empty: the operator on tensors without data.
-    """
-    operator = operator_named(name)
-
-    @torch.library.register_vmap(f"{NAMESPACE}::{name}")
-    def _(info, in_dims, *arguments):
-        size, rest = info.batch_size, arguments[tensors:]
-        given = list(enumerate(zip(arguments[:tensors], in_dims[:tensors], strict=True)))
-        if parameters is not None and all(in_dims[k] is None for k in parameters):
-            folded = [x if k in parameters else batch_first(x, dim, size) for k, (x, dim) in given]
-            found = operator(*folded, *rest)
-            return found, (0,) * len(found)
-        batched = [batch_first(x, dim, size) for _, (x, dim) in given]
-
-        def element(i):
-            return [x[i] if isinstance(x, torch.Tensor) else x for x in batched]
-
-        if size == 0:
-            one = [x.new_empty(x.shape[1:]) if isinstance(x, torch.Tensor) else x for x in batched]
-            found = [x.new_empty(0, *x.shape) for x in empty(*one, *rest)]
-        else:
-            each = [operator(*element(i), *rest) for i in range(size)]
-            found = [torch.stack(some) for some in zip(*each, strict=True)]
-        return tuple(found), (0,) * len(found)
-
-
-def sharding(**results: int | tuple[int, int]) -> Callable[[], None]:
-    """A function that tells DTensor, once, of operators whose leading dimensions shard freely.
-
-    The last two dimensions of their first argument are replicated, and so are vectors, which belong to no
-    token.
-
-    Args:
-        results: how many tensors each operator returns, by its name; with it the index of the argument that
-            has the leading dimensions and two more, where it is not the first.
-    """
-
-    @functools.cache
-    def register() -> None:
-        from torch.distributed.tensor import Replicate, Shard
-        from torch.distributed.tensor.experimental import register_sharding
-
-        def strategies(count, at, *arguments):
-            placements = [Replicate(), *(Shard(d) for d in range(len(arguments[at].shape) - 2))]
-            dims = [len(x.shape) if hasattr(x, "shape") else 0 for x in arguments]
-
-            def given(p):
-                return [None if d == 0 else p if d > 1 else Replicate() for d in dims]
-
-            return [([p] * count, given(p)) for p in placements]
-
-        for name, found in results.items():
-            count, at = found if isinstance(found, tuple) else (found, 0)
-            register_sharding(operator_named(name).default)(functools.partial(strategies, count, at))
-
-    def register_once() -> None:
-        register()
-
-    # Dynamo cannot trace the registration, and need not: it runs once, at compile time.  This is what
-    # torch.compiler.assume_constant_result sets; calling that would import Dynamo and Triton with us.
-    register_once._dynamo_marked_constant = True
-    return register_once

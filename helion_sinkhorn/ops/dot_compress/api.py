@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 
 from helion_sinkhorn.ops.dot_compress import torch_op
@@ -15,6 +13,7 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates
 
 LARGEST_D = 1024
@@ -66,8 +65,7 @@ def dot_compress(
     implementation = check_implementation(implementation)
     _check(x, y, z, precise_intermediate)
     serves = _resolve(implementation, x, y)
-    if any(type(t) is not torch.Tensor for t in (x, y)) and "torch.distributed.tensor" in sys.modules:
-        torch_op.register_sharding()
+    register_sharding_for(x, y)
     parts = 2 if precise_intermediate and x.dtype in (torch.bfloat16, torch.float16) else 1
     given = (x, y) if z is None else (x, y, z)
     run = torch_op.DotCompress.apply if differentiates(*given) else torch_op.call

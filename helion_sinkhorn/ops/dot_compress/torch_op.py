@@ -11,14 +11,13 @@ import functools
 import torch
 
 from helion_sinkhorn.ops.dot_compress import eager
+from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import (
     define,
     differentiable,
     differentiates,
-    fold_vmap,
     last,
     on_device,
-    sharding,
     without_autocast,
 )
 from helion_sinkhorn.runtime.views import unflattened
@@ -102,6 +101,5 @@ call_backward = define(
 )  # fmt: skip
 DotCompress = differentiable(FORWARD, "dot_compress", call, _keep, _gradient)
 DotCompressBackward = last(BACKWARD, "dot_compress", call_backward)
-fold_vmap(FORWARD, 2)
-fold_vmap(BACKWARD, 3)
-register_sharding = sharding(dot_compress=2, dot_compress_backward=3)
+roles(FORWARD, "ttt -> tt", _empty_results, before(2))
+roles(BACKWARD, "tttt -> ttt", _empty_gradients, before(2))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 
 from helion_sinkhorn.ops.hc_mixes import torch_op
@@ -18,6 +16,7 @@ from helion_sinkhorn.runtime.checks import (
 )
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.streams import MOST_STREAMS
+from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates
 
 MOST_ROWS = MOST_STREAMS**2 + 2 * MOST_STREAMS
@@ -85,9 +84,7 @@ def hc_mixes(
     check_options(norm_eps, precision, eps_outside)
     serves = implementation_for(implementation, "x", x)
     given = (x, fn) if norm_weight is None else (x, fn, norm_weight)
-    plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in given)
-    if not plain and "torch.distributed.tensor" in sys.modules:
-        torch_op.register_sharding()
+    register_sharding_for(*given)
     if norm_weight is not None:
         wide = computing(x.dtype)
         fn = fn.to(wide) * norm_weight.to(wide)

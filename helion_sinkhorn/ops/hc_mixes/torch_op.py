@@ -13,14 +13,13 @@ import torch
 
 from helion_sinkhorn.ops.hc_mixes import eager
 from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import (
     define,
     differentiable,
     differentiates,
     last,
-    map_tokens,
     on_device,
-    operator_named,
     without_autocast,
 )
 
@@ -107,38 +106,5 @@ call_backward = define(
 )  # fmt: skip
 HcMixes = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
 HcMixesBackward = last(BACKWARD, FORWARD, call_backward)
-
-
-map_tokens(FORWARD, 2, (1,), _empty_results)
-map_tokens(BACKWARD, 5, None, _empty_gradients)
-
-
-@functools.cache
-def _register_sharding() -> None:
-    from torch.distributed.tensor import Partial, Replicate, Shard
-    from torch.distributed.tensor.experimental import register_sharding
-
-    def placements(x, fn):
-        return Replicate(), *(Shard(d) for d in range(len(leading(x, fn))))
-
-    @register_sharding(operator_named(FORWARD).default)
-    def _(x, fn, *rest):
-        """Tokens shard freely; fn is replicated."""
-        return [([p, p], [p, Replicate(), *[None] * len(rest)]) for p in placements(x, fn)]
-
-    @register_sharding(operator_named(BACKWARD).default)
-    def _(dmixes, x, fn, mixes, norms, *rest):
-        """dfn, a sum over tokens, is partial where they are sharded."""
-        return [
-            ([p, Partial() if p.is_shard() else Replicate()], [p, p, Replicate(), p, p, *[None] * len(rest)])
-            for p in placements(x, fn)
-        ]
-
-
-def register_sharding() -> None:
-    """Tell DTensor of the operators, once."""
-    _register_sharding()
-
-
-# as in runtime.torch_op.sharding: Dynamo need not trace the registration
-register_sharding._dynamo_marked_constant = True
+roles(FORWARD, "tp -> tt", _empty_results, lambda x, fn, *_: len(leading(x, fn)))
+roles(BACKWARD, "ttptt -> t+", _empty_gradients, before(1))

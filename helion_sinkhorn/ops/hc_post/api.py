@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 
 from helion_sinkhorn.ops.hc_post import torch_op
@@ -16,6 +14,7 @@ from helion_sinkhorn.runtime.checks import (
     refuse_shape,
 )
 from helion_sinkhorn.runtime.streams import COMB_ORDERS, check_streams, refuse_merged
+from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates
 from helion_sinkhorn.runtime.updates import updated
 
@@ -72,9 +71,7 @@ def hc_post(
     beyond = (lambda: "the kernels take streams of at least 2 entries, x has 1") if x.size(-1) == 1 else None
     serves = implementation_for(implementation, "x", x, beyond)
     given = (f, x, post, comb) if bias is None else (f, x, post, comb, bias)
-    plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in given)
-    if not plain and "torch.distributed.tensor" in sys.modules:
-        torch_op.register_sharding()
+    register_sharding_for(*given)
     run = torch_op.HcPost.apply if differentiates(*given) else torch_op.call
     streams = run(f, x, post, comb, bias, comb_order, serves)
     return updated(streams, f, x, post, comb, bias, comb_order, implementation)

@@ -11,17 +11,14 @@ import functools
 import torch
 
 from helion_sinkhorn.ops.hc_post import eager
-from helion_sinkhorn.runtime.gradients import NAMESPACE
 from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import (
-    batch_first,
     define,
     differentiable,
     differentiates,
     last,
     on_device,
-    operator_named,
-    sharding,
     without_autocast,
 )
 
@@ -96,33 +93,5 @@ call_backward = define(
 )
 HcPost = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
 HcPostBackward = last(BACKWARD, FORWARD, call_backward)
-
-
-def _register_vmap(name: str, first: int) -> None:
-    """Fold the mapped dimension into the tokens; `first` is the index of f.
-
-    A bias of each is added to f beforehand, in the type in which the operator itself would add them.
-    """
-    operator = operator_named(name)
-
-    @torch.library.register_vmap(f"{NAMESPACE}::{name}")
-    def _(info, in_dims, *arguments):
-        at, given = first + 4, list(arguments)
-        tensors = range(at)
-        for k in tensors:
-            given[k] = batch_first(arguments[k], in_dims[k], info.batch_size)
-        f = given[first]
-        if in_dims[at] is not None:
-            dtype = computing(given[first + 1].dtype)
-            bias = batch_first(arguments[at], in_dims[at], info.batch_size).to(dtype)
-            given[first] = f.to(dtype) + bias.view(len(bias), *[1] * (f.dim() - 2), bias.size(-1))
-            given[at] = None
-        found = operator(*given)
-        if isinstance(found, torch.Tensor):
-            return found, 0
-        return (found[0].to(f.dtype), *found[1:]), (0,) * len(found)
-
-
-_register_vmap(FORWARD, 0)
-_register_vmap(BACKWARD, 1)
-register_sharding = sharding(hc_post=(1, 1), hc_post_backward=4)
+roles(FORWARD, "ttttp -> t", _empty_result, before(1))
+roles(BACKWARD, "tttttp -> tttt", _empty_gradients, before(2))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 
 from helion_sinkhorn.ops.hc_pre import torch_op
@@ -15,6 +13,7 @@ from helion_sinkhorn.runtime.checks import (
     refuse_shape,
 )
 from helion_sinkhorn.runtime.streams import check_streams, refuse_merged
+from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates
 
 
@@ -49,9 +48,7 @@ def hc_pre(x: torch.Tensor, pre: torch.Tensor, *, implementation: str = "auto") 
     implementation = check_implementation(implementation)
     _check(x, pre)
     serves = implementation_for(implementation, "x", x)
-    plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in (x, pre))
-    if not plain and "torch.distributed.tensor" in sys.modules:
-        torch_op.register_sharding()
+    register_sharding_for(x, pre)
     run = torch_op.HcPre.apply if differentiates(x, pre) else torch_op.call
     return run(x, pre, serves)
 

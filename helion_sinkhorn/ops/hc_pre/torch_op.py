@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 
 from helion_sinkhorn.ops.hc_pre import eager
+from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import (
     define,
     differentiable,
     differentiates,
-    fold_vmap,
     last,
     on_device,
-    sharding,
     without_autocast,
 )
 
@@ -79,6 +78,5 @@ call_backward = define(
 )  # fmt: skip
 HcPre = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
 HcPreBackward = last(BACKWARD, FORWARD, call_backward)
-fold_vmap(FORWARD, 1)
-fold_vmap(BACKWARD, 2)
-register_sharding = sharding(hc_pre=1, hc_pre_backward=(2, 1))
+roles(FORWARD, "tt -> t", _empty_result, before(2))
+roles(BACKWARD, "ttt -> tt", _empty_gradients, before(1))

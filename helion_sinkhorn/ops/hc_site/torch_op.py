@@ -13,12 +13,12 @@ import functools
 import torch
 
 from helion_sinkhorn.runtime.direct import apply_directly
+from helion_sinkhorn.runtime.tokens import roles
 from helion_sinkhorn.runtime.torch_op import (
     define,
     differentiable,
     differentiates,
     last,
-    map_tokens,
     no_forward_mode,
     on_device,
     with_signature,
@@ -172,5 +172,5 @@ def run(x, *arguments):
     return *found[:4], residual
 
 
-map_tokens(FORWARD, 5, (1, 2, 3), empty_results)
-map_tokens(BACKWARD, 12, None, _empty_gradients)
+roles(FORWARD, "tpppt -> tttttt", empty_results)
+roles(BACKWARD, "ttttttpppttt -> t++t", _empty_gradients)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import torch
 
@@ -28,6 +27,7 @@ from helion_sinkhorn.runtime.checks import (
 )
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.streams import COMB_ORDERS, MOST_STREAMS
+from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates
 
 PARTIAL_DTYPES = (torch.float32, torch.float64)
@@ -115,9 +115,7 @@ def hc_split_sinkhorn(
     beyond = beyond_kernels(hc_mult, sinkhorn_iters, eps)
     serves = implementation_for(implementation, "mixes", mixes, beyond)
     given = (mixes, scale, base) if reduce is None else (mixes, reduce.squares, scale, base)
-    plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in given)
-    if not plain and "torch.distributed.tensor" in sys.modules:
-        torch_op.register_sharding()
+    register_sharding_for(*given)
     dtype = out_dtype or computing(mixes.dtype)
     pre_eps = eps if pre_eps is None else pre_eps
     floats = float(eps), float(post_mult), float(pre_eps), float(post_eps)

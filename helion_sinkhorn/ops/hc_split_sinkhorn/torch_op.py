@@ -12,21 +12,16 @@ All take any leading shape; `implementation` is "helion" or "pytorch".
 from __future__ import annotations
 
 import functools
-import itertools
-
-import torch
 
 from helion_sinkhorn.ops.hc_split_sinkhorn import eager
-from helion_sinkhorn.runtime.gradients import NAMESPACE
 from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import (
-    batch_first,
     define,
     differentiable,
     differentiates,
     last,
     on_device,
-    operator_named,
     without_autocast,
 )
 
@@ -153,90 +148,9 @@ call_reduced = define(
 HcSplitSinkhorn = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
 HcSplitSinkhornReduced = differentiable(REDUCED, FORWARD, call_reduced, _keep_reduced, _gradient_reduced)
 HcSplitSinkhornBackward = last(BACKWARD, FORWARD, call_backward)
-
-
-def _register_vmap(name: str, shapes, tensors: int, results: int, splits: int = 0) -> None:
-    """Fold the mapped dimension into the tokens; one by one where parameters are mapped or sums are made.
-
-    Args:
-        shapes: the operator on tensors without data.
-        tensors: how many arguments may be tensors, the parameters behind the others.
-        splits: how many of them, from the first, have the splits before the tokens.
-    """
-    operator = operator_named(name)
-    places = (1,) * splits + (0,) * (tensors - splits)
-
-    def given(x, dim, place, size):
-        return x if x is None else batch_first(x, dim, size).movedim(0, place)
-
-    @torch.library.register_vmap(f"{NAMESPACE}::{name}")
-    def _(info, in_dims, *arguments):
-        size, rest, dims = info.batch_size, arguments[tensors:], in_dims[:tensors]
-        if name != BACKWARD and dims[-2:] == (None, None):
-            batched = map(given, arguments[: tensors - 2], dims, places, itertools.repeat(size))
-            return operator(*batched, *arguments[tensors - 2 :]), (0,) * results
-        batched = list(map(given, arguments, dims, places, itertools.repeat(size)))
-        if size == 0:
-            one = (
-                x if x is None else x.new_empty(_without(x.shape, p))
-                for x, p in zip(batched, places, strict=True)
-            )
-            return tuple(x.new_empty(0, *x.shape) for x in shapes(*one, *rest)), (0,) * results
-        each = (
-            [x if x is None else x.select(p, i) for x, p in zip(batched, places, strict=True)]
-            for i in range(size)
-        )
-        found = zip(*[operator(*one, *rest) for one in each], strict=True)
-        return tuple(map(torch.stack, found)), (0,) * results
-
-
-def _without(shape: torch.Size, place: int) -> tuple[int, ...]:
-    return *shape[:place], *shape[place + 1 :]
-
-
-_register_vmap(FORWARD, _empty_results, 3, 3)
-_register_vmap(REDUCED, _empty_reduced, 4, 5, splits=2)
-_register_vmap(BACKWARD, _empty_gradients, 6, 2)
-
-
-@functools.cache
-def _register_sharding() -> None:
-    from torch.distributed.tensor import Partial, Replicate, Shard
-    from torch.distributed.tensor.experimental import register_sharding
-
-    def strategies(splits: int, tensors: int, results, *arguments):
-        """Tokens shard freely; parameters are replicated, and sums over tokens are partial."""
-        there = [hasattr(x, "shape") for x in arguments[:tensors]]
-        mixes = arguments[tensors - 3 - bool(splits)]
-        rest = [None] * (len(arguments) - tensors)
-        found = []
-        for d in (None, *range(len(mixes.shape) - 1 - bool(splits))):
-            of_tokens = Replicate() if d is None else Shard(d)
-            of_partials = Replicate() if d is None else Shard(d + 1)
-            sums = Replicate() if d is None else Partial()
-            given = [of_partials] * splits + [of_tokens] * (tensors - 2 - splits)
-            given += [Replicate(), Replicate()]
-            placed = [p if is_there else None for p, is_there in zip(given, there, strict=True)]
-            found.append(([{"token": of_tokens, "sum": sums}[r] for r in results], [*placed, *rest]))
-        return found
-
-    for name, splits, tensors, results in (
-        (FORWARD, 0, 3, ("token",) * 3),
-        (REDUCED, 2, 4, ("token",) * 5),
-        (BACKWARD, 0, 6, ("token", "sum")),
-    ):
-        register_sharding(operator_named(name).default)(
-            functools.partial(strategies, splits, tensors, results)
-        )
-
-
-def register_sharding() -> None:
-    """Tell DTensor of the operators, once."""
-    _register_sharding()
-
-
-# as in runtime.torch_op.sharding: Dynamo need not trace the registration
-register_sharding._dynamo_marked_constant = True
+roles(FORWARD, "tpp -> ttt", _empty_results, before(1))
+roles(REDUCED, "sspp -> ttttt", _empty_reduced, before(2))
+roles(BACKWARD, "ttttpp -> t+", _empty_gradients, before(1, 3))
 
 
 def describe(mixes, n, n_iters, eps) -> tuple[str, str, str]:

@@ -15,8 +15,8 @@ import torch
 
 from helion_sinkhorn.ops.linear_attention import eager
 from helion_sinkhorn.runtime.gradients import NAMESPACE
+from helion_sinkhorn.runtime.tokens import batch_first, one_by_one
 from helion_sinkhorn.runtime.torch_op import (
-    batch_first,
     define,
     differentiable,
     differentiates,
@@ -126,14 +126,11 @@ def _register_vmap(name: str, first: int) -> None:
     def _(info, in_dims, *arguments):
         size = info.batch_size
         arguments = [batch_first(x, d, size) for x, d in zip(arguments, in_dims, strict=True)]
-        if size == 0:
-            found = (_empty_gradients if first else _empty_results)(*arguments)
-        elif arguments[first + 4] is None and arguments[first + 10] is None:
+        if size > 0 and arguments[first + 4] is None and arguments[first + 10] is None:
             found = operator(*[x.flatten(0, 1) if isinstance(x, torch.Tensor) else x for x in arguments])
             found = [x.unflatten(0, (size, x.size(0) // size)) for x in found]
         else:
-            each = [[x[i] if isinstance(x, torch.Tensor) else x for x in arguments] for i in range(size)]
-            found = [torch.stack(x) for x in zip(*[operator(*one) for one in each], strict=True)]
+            found = one_by_one(operator, _empty_gradients if first else _empty_results, size, arguments)
         return (found, [0] * len(found)) if first else (tuple(found), (0, 0))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates
 
 FORMS = ("deepseek", "log")
@@ -94,9 +94,7 @@ def sinkhorn(
         wide = logits if logits.dtype == torch.float64 else logits.float()
         return wide.exp().to(dtype)
     options = implicit_options(backward)
-    ops = torch_op if options is None else implicit_op
-    if type(logits) is not torch.Tensor and "torch.distributed.tensor" in sys.modules:
-        ops.register_sharding()
+    register_sharding_for(logits)
     if options is not None:
         run = implicit_op.SinkhornImplicit.apply if differentiates(logits) else implicit_op.call
         return run(logits, n_iters, eps, form, first, serves, dtype, options.system, options.solver)

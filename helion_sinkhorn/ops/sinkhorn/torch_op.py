@@ -11,14 +11,13 @@ import functools
 import torch
 
 from helion_sinkhorn.ops.sinkhorn import eager
+from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import (
     define,
     differentiable,
     differentiates,
-    fold_vmap,
     last,
     on_device,
-    sharding,
 )
 
 FORWARD, BACKWARD = "sinkhorn", "sinkhorn_backward"
@@ -75,9 +74,8 @@ call_backward = define(
 )
 Sinkhorn = differentiable(FORWARD, "sinkhorn", call, _keep_logits, _gradient)
 SinkhornBackward = last(BACKWARD, "sinkhorn", call_backward)
-fold_vmap(FORWARD, 1)
-fold_vmap(BACKWARD, 1)
-register_sharding = sharding(sinkhorn=1, sinkhorn_backward=1)
+roles(FORWARD, "t -> t", empty_p, before(2))
+roles(BACKWARD, "tt -> t", _empty_dx, before(2))
 
 
 def describe(logits, n_iters, eps, form, first) -> tuple[str, str, str]:

@@ -16,12 +16,12 @@ from helion_sinkhorn.ops.hc_post import torch_op as of_post
 from helion_sinkhorn.ops.hc_site import torch_op as of_site
 from helion_sinkhorn.ops.hc_site.constants import Constants
 from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.tokens import roles
 from helion_sinkhorn.runtime.torch_op import (
     define,
     differentiable,
     differentiates,
     last,
-    map_tokens,
     on_device,
 )
 
@@ -120,5 +120,5 @@ call_backward = define(
 )  # fmt: skip
 HcBoundary = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
 HcBoundaryBackward = last(BACKWARD, FORWARD, call_backward)
-map_tokens(FORWARD, 9, (4, 6, 7, 8), _empty_results)
-map_tokens(BACKWARD, 17, None, _empty_gradients)
+roles(FORWARD, "ttttptppp -> ttttttt", _empty_results)
+roles(BACKWARD, "tttttttttptpppttt -> tttt++t", _empty_gradients)

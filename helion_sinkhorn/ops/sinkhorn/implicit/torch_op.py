@@ -8,14 +8,13 @@ import torch
 
 from helion_sinkhorn.ops.sinkhorn import torch_op as exact
 from helion_sinkhorn.ops.sinkhorn.implicit import eager
+from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import (
     define,
     differentiable,
     differentiates,
-    fold_vmap,
     last,
     on_device,
-    sharding,
 )
 
 FORWARD, BACKWARD = "sinkhorn_implicit", "sinkhorn_implicit_backward"
@@ -71,9 +70,8 @@ call_backward = define(
 )  # fmt: skip
 SinkhornImplicit = differentiable(FORWARD, "sinkhorn", call, _keep_p, _gradient)
 SinkhornImplicitBackward = last(BACKWARD, "sinkhorn", call_backward)
-fold_vmap(FORWARD, 1)
-fold_vmap(BACKWARD, 1)
-register_sharding = sharding(sinkhorn_implicit=1, sinkhorn_implicit_backward=1)
+roles(FORWARD, "t -> t", exact.empty_p, before(2))
+roles(BACKWARD, "tt -> t", _empty_dx, before(2))
 
 
 def describe(logits, n_iters, eps, form, first, solver) -> tuple[str, str, str]:
