@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from helion_sinkhorn.mhc.modules import HyperConnection, check_streams_of
+from helion_sinkhorn.ops.hc_post.api import check_update
 from helion_sinkhorn.ops.hc_site.api import Site
-from helion_sinkhorn.ops.hc_site.crossing import Crossing, crossing
+from helion_sinkhorn.ops.hc_site.crossing import Crossing, Update, check_site, crossing
+from helion_sinkhorn.ops.hc_site.options import SiteOptions, SiteParameters
 from helion_sinkhorn.runtime.checks import check_implementation
 
 
@@ -78,11 +80,22 @@ def hc_boundary(
         collapses in DeepSeek-V4.1's inference code.
     """
     implementation = check_implementation(implementation)
-    return crossing(
-        (f, post, comb, bias), x, fn, scale, base, pre_next, sinkhorn_iters, eps, norm_eps, norm_weight,
-        post_mult=post_mult, pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order, precision=precision,
-        eps_outside=eps_outside, implementation=implementation,
-    )  # fmt: skip
+    update = Update(f, post, comb, bias)
+    site = SiteParameters(fn, scale, base, norm_weight)
+    check_boundary(update, x, site, pre_next)
+    options = SiteOptions(
+        sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside
+    ).checked()
+    return crossing(update, x, site, pre_next, options, implementation)
+
+
+def check_boundary(
+    update: Update, x: torch.Tensor, site: SiteParameters, weights: torch.Tensor | None
+) -> None:
+    """Raise unless the tensors are those of an update and of the site behind it."""
+    # the update first, or what is wrong with f or x is said of fn
+    check_update(update.f, x, *update[1:])
+    check_site(x, site, weights)
 
 
 class HyperBoundary(HyperConnection):
@@ -120,10 +133,11 @@ class HyperBoundary(HyperConnection):
         # hc_boundary says it where the two have changed places
         if getattr(f, "ndim", 0) <= getattr(streams, "ndim", 0):
             check_streams_of(self, streams)
-        return hc_boundary(
-            f, streams, post, comb, pre, self.fn, self.scale, self.base,
-            **self.options, implementation=self.implementation,
-        )  # fmt: skip
+        update = Update(f, post, comb, None)
+        check_boundary(update, streams, self.site, pre)
+        return crossing(
+            update, streams, self.site, pre, self.options, check_implementation(self.implementation)
+        )
 
     def enter(self, streams: torch.Tensor) -> Site:
         """Raise TypeError: there is a sublayer before a boundary, whose output comes with the streams."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from helion_sinkhorn.ops.hc_mixes.api import check_options, hc_mixes
-from helion_sinkhorn.ops.hc_pre.api import hc_pre
-from helion_sinkhorn.ops.hc_site.crossing import check, coefficients
-from helion_sinkhorn.ops.hc_split_sinkhorn.api import check_constants
+from helion_sinkhorn.ops.hc_mixes.api import check_options, check_tensors, projected
+from helion_sinkhorn.ops.hc_pre.api import collapsed
+from helion_sinkhorn.ops.hc_site.crossing import check_site, coefficients
+from helion_sinkhorn.ops.hc_site.options import SiteOptions, SiteParameters
 from helion_sinkhorn.runtime.checks import (
-    as_int,
     check_finite,
     check_implementation,
     check_int,
@@ -98,15 +97,12 @@ def hc_coeffs(
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2.
     """
     implementation = check_implementation(implementation)
-    sinkhorn_iters = as_int(sinkhorn_iters)
-    check(x, fn, scale, base, None, sinkhorn_iters, norm_weight)
-    check_options(norm_eps, precision, eps_outside)
-    check_constants(eps, post_mult, pre_eps, post_eps, comb_order)
-    return coefficients(
-        x, fn, scale, base, sinkhorn_iters, eps, norm_eps, norm_weight, post_mult=post_mult, pre_eps=pre_eps,
-        post_eps=post_eps, comb_order=comb_order, precision=precision, eps_outside=eps_outside,
-        implementation=implementation,
-    )  # fmt: skip
+    site = SiteParameters(fn, scale, base, norm_weight)
+    check_site(x, site)
+    options = SiteOptions(
+        sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside
+    ).checked()
+    return coefficients(x, site, options, implementation)
 
 
 def hc_head(
@@ -163,12 +159,12 @@ def hc_head(
         if given.shape != wanted:
             refuse_shape(name, given, wanted, f"for x of shape {tuple(x.shape)} pass {wanted}")
     check_finite("eps", eps)
-    mix = hc_mixes(
-        merged(x), fn, norm_eps, norm_weight,
-        precision=precision, eps_outside=eps_outside, implementation=implementation,
-    )  # fmt: skip
+    check_tensors(x, fn, norm_weight)
+    check_options(norm_eps, precision, eps_outside)
+    norm = float(norm_eps), eps_outside, precision
+    mix = projected(merged(x), fn, norm_weight, norm, implementation)
     pre = gate(mix * scale.to(mix.dtype) + base.to(mix.dtype)) + eps
-    return hc_pre(x, pre, implementation=implementation)
+    return collapsed(x, pre, implementation)
 
 
 def gate(a: torch.Tensor) -> torch.Tensor:

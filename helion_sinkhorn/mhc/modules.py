@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from helion_sinkhorn.mhc.float32 import Float32Parameters
 from helion_sinkhorn.mhc.functional import hc_head
-from helion_sinkhorn.ops.hc_site.api import Site, hc_site
-from helion_sinkhorn.runtime.checks import as_int, check_finite, check_implementation, check_int
+from helion_sinkhorn.ops.hc_site.api import Site
+from helion_sinkhorn.ops.hc_site.crossing import check_site, crossing
+from helion_sinkhorn.ops.hc_site.options import SiteOptions, SiteParameters
+from helion_sinkhorn.runtime.checks import check_finite, check_implementation, check_int
 from helion_sinkhorn.runtime.streams import MOST_STREAMS, refuse_merged
 
 INITIALIZER_RANGE = 0.02
@@ -77,16 +79,11 @@ class HyperConnection(Float32Parameters):
         hc_mult = check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
         _check_deviation(initializer_range)
         self.hidden_size, self.hc_mult, self.initializer_range = hidden_size, hc_mult, initializer_range
-        self.options: dict[str, Any] = {
-            "sinkhorn_iters": as_int(sinkhorn_iters), "eps": eps, "norm_eps": norm_eps,
-            "post_mult": post_mult, "pre_eps": pre_eps, "post_eps": post_eps, "comb_order": comb_order,
-            "precision": precision, "eps_outside": eps_outside,
-        }  # fmt: skip
+        self.options = SiteOptions(
+            sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside
+        ).checked()
         self.implementation = check_implementation(implementation)
         rows, columns = hc_mult * (hc_mult + 2), hc_mult * hidden_size
-        # the operators check their options themselves, here on tensors without data
-        x, fn, scale, base = _empty("meta", (0, hc_mult, hidden_size), (rows, columns), (3,), (rows,))
-        hc_site(x, fn, scale, base, **self.options)
         self.fn, self.base, self.scale = map(
             torch.nn.Parameter, _empty(device, (rows, columns), (rows,), (3,))
         )
@@ -102,10 +99,16 @@ class HyperConnection(Float32Parameters):
         With the residual behind them if asked; `enter` names the results.
         """
         check_streams_of(self, streams)
-        y, post, comb, residual = hc_site(
-            streams, self.fn, self.scale, self.base, **self.options, implementation=self.implementation
+        check_site(streams, self.site)
+        y, _, post, comb, residual = crossing(
+            None, streams, self.site, None, self.options, check_implementation(self.implementation)
         )
         return (post, comb, y, residual) if with_residual else (post, comb, y)
+
+    @property
+    def site(self) -> SiteParameters:
+        """The parameters as a record."""
+        return SiteParameters(self.fn, self.scale, self.base)
 
     def enter(self, streams: torch.Tensor) -> Site:
         """(..., n, C) to the sublayer's input y, post, comb and residual, the last three for `hc_post`."""
@@ -115,6 +118,15 @@ class HyperConnection(Float32Parameters):
 
     def extra_repr(self) -> str:
         return _repr(self)
+
+
+class HeadOptions(NamedTuple):
+    """The options of `hc_head` by their names."""
+
+    eps: float
+    norm_eps: float
+    precision: str
+    eps_outside: bool
 
 
 class HyperHead(Float32Parameters):
@@ -161,16 +173,11 @@ class HyperHead(Float32Parameters):
         hc_mult = check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
         _check_deviation(initializer_range)
         self.hidden_size, self.hc_mult, self.initializer_range = hidden_size, hc_mult, initializer_range
-        self.options: dict[str, Any] = {
-            "eps": eps,
-            "norm_eps": norm_eps,
-            "precision": precision,
-            "eps_outside": eps_outside,
-        }
+        self.options = HeadOptions(eps, norm_eps, precision, eps_outside)
         self.implementation = check_implementation(implementation)
         columns = hc_mult * hidden_size
         x, fn, scale, base = _empty("meta", (0, hc_mult, hidden_size), (hc_mult, columns), (1,), (hc_mult,))
-        hc_head(x, fn, scale, base, **self.options)
+        hc_head(x, fn, scale, base, **self.options._asdict())
         self.hc_fn, self.hc_base, self.hc_scale = map(
             torch.nn.Parameter, _empty(device, (hc_mult, columns), (hc_mult,), (1,))
         )
@@ -185,7 +192,7 @@ class HyperHead(Float32Parameters):
         check_streams_of(self, streams)
         return hc_head(
             streams, self.hc_fn, self.hc_scale, self.hc_base,
-            **self.options, implementation=self.implementation,
+            **self.options._asdict(), implementation=self.implementation,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
@@ -224,5 +231,5 @@ def _empty(device: torch.device | str | None, *shapes: tuple[int, ...]) -> list[
 
 
 def _repr(module: HyperConnection | HyperHead) -> str:
-    options = {"hc_mult": module.hc_mult, **module.options, "implementation": module.implementation}
+    options = {"hc_mult": module.hc_mult, **module.options._asdict(), "implementation": module.implementation}
     return f"{module.hidden_size}, " + ", ".join(f"{name}={value!r}" for name, value in options.items())

@@ -14,7 +14,7 @@ from helion_sinkhorn.ops.hc_mixes import launch as mixes_launch
 from helion_sinkhorn.ops.hc_pre import launch as pre_launch
 from helion_sinkhorn.ops.hc_site import launch, torch_op
 from helion_sinkhorn.ops.hc_site.budget import RESULTS
-from helion_sinkhorn.ops.hc_site.constants import Constants
+from helion_sinkhorn.ops.hc_site.options import SiteOptions
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_site.trials import TRIALS
 from helion_sinkhorn.ops.hc_site.workloads import ROWS
@@ -43,7 +43,7 @@ def test_every_workload_is_within_its_budget(workload):
 def test_values_have_the_bits_of_the_three_operators_in_turn():
     """The columns are two chunks, so that the sums of the projection are partial."""
     (x, fn, scale, base), _ = site_inputs(5, n=3, c=400)
-    constants = Constants(5, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False)
+    constants = SiteOptions(5, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False)
     y, pre, post, comb, mixes, norms = launch.forward(x, fn, scale, base, None, *constants)
     given = mixes_launch.forward(x, fn, constants.norm_eps, constants.eps_outside, constants.precision)
     assert_equal((mixes, norms), given)

@@ -242,7 +242,7 @@ REFUSED = {
 @pytest.mark.parametrize("shape", [(2, 17, 3), (2, 0, 3), (2, 4, 0)], ids=str)
 def test_streams_are_refused_before_they_are_projected(function, shape, monkeypatch):
     for module in (functional, crossing):
-        monkeypatch.delattr(module, "hc_mixes")
+        monkeypatch.delattr(module, "projected")
     with pytest.raises(ValueError, match=r"x has shape .*; pass \(\.\.\., n, C\): n streams, 1 to 16, of C"):
         function(torch.zeros(shape), FN, SCALE, BASE)
 

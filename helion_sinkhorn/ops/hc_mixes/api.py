@@ -82,14 +82,18 @@ def hc_mixes(
     implementation = check_implementation(implementation)
     check_tensors(x, fn, norm_weight)
     check_options(norm_eps, precision, eps_outside)
+    return projected(x, fn, norm_weight, (float(norm_eps), eps_outside, precision), implementation)
+
+
+def projected(x, fn, norm_weight, options, implementation) -> torch.Tensor:
+    """hc_mixes of checked arguments; options: its norm_eps, eps_outside and precision."""
     serves = implementation_for(implementation, "x", x)
-    given = (x, fn) if norm_weight is None else (x, fn, norm_weight)
-    register_sharding_for(*given)
+    register_sharding_for(x, fn, *(() if norm_weight is None else (norm_weight,)))
     if norm_weight is not None:
         wide = computing(x.dtype)
         fn = fn.to(wide) * norm_weight.to(wide)
     run = torch_op.HcMixes.apply if differentiates(x, fn) else torch_op.call
-    mixes, _ = run(x, fn, float(norm_eps), eps_outside, precision, serves)
+    mixes, _ = run(x, fn, *options, serves)
     return mixes
 
 

@@ -68,6 +68,11 @@ def hc_post(
     implementation = check_implementation(implementation)
     check_update(f, x, post, comb, bias)
     check_option("comb_order", comb_order, COMB_ORDERS)
+    return mixed(f, x, post, comb, bias, comb_order, implementation)
+
+
+def mixed(f, x, post, comb, bias, comb_order, implementation) -> torch.Tensor:
+    """hc_post of checked arguments."""
     beyond = (lambda: "the kernels take streams of at least 2 entries, x has 1") if x.size(-1) == 1 else None
     serves = implementation_for(implementation, "x", x, beyond)
     given = (f, x, post, comb) if bias is None else (f, x, post, comb, bias)

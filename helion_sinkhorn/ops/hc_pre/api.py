@@ -47,6 +47,11 @@ def hc_pre(x: torch.Tensor, pre: torch.Tensor, *, implementation: str = "auto") 
     """
     implementation = check_implementation(implementation)
     _check(x, pre)
+    return collapsed(x, pre, implementation)
+
+
+def collapsed(x, pre, implementation) -> torch.Tensor:
+    """hc_pre of checked arguments."""
     serves = implementation_for(implementation, "x", x)
     register_sharding_for(x, pre)
     run = torch_op.HcPre.apply if differentiates(x, pre) else torch_op.call

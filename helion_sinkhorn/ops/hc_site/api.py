@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from helion_sinkhorn.ops.hc_site.crossing import crossing
+from helion_sinkhorn.ops.hc_site.crossing import check_site, crossing
+from helion_sinkhorn.ops.hc_site.options import SiteOptions, SiteParameters
 from helion_sinkhorn.runtime.checks import check_implementation
 from helion_sinkhorn.runtime.export import named_for_export
 
@@ -87,9 +88,10 @@ def hc_site(
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2.
     """
     implementation = check_implementation(implementation)
-    y, _, post, comb, residual = crossing(
-        None, x, fn, scale, base, None, sinkhorn_iters, eps, norm_eps, norm_weight, post_mult=post_mult,
-        pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order, precision=precision,
-        eps_outside=eps_outside, implementation=implementation,
-    )  # fmt: skip
+    site = SiteParameters(fn, scale, base, norm_weight)
+    check_site(x, site)
+    options = SiteOptions(
+        sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside
+    ).checked()
+    y, _, post, comb, residual = crossing(None, x, site, None, options, implementation)
     return Site(y, post, comb, residual)

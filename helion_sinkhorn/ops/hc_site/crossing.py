@@ -7,36 +7,31 @@ from typing import NamedTuple
 
 import torch
 
-from helion_sinkhorn.ops.hc_mixes.api import check_options, check_tensors, hc_mixes
-from helion_sinkhorn.ops.hc_post.api import check_update, hc_post
-from helion_sinkhorn.ops.hc_pre.api import hc_pre
+from helion_sinkhorn.ops.hc_mixes.api import check_tensors, projected
+from helion_sinkhorn.ops.hc_post.api import mixed
+from helion_sinkhorn.ops.hc_pre.api import collapsed
 from helion_sinkhorn.ops.hc_site import torch_op
 from helion_sinkhorn.ops.hc_site.boundary import composed
 from helion_sinkhorn.ops.hc_site.boundary import torch_op as boundary_op
 from helion_sinkhorn.ops.hc_site.boundary.space import MOST_STREAMS
-from helion_sinkhorn.ops.hc_site.constants import Constants
-from helion_sinkhorn.ops.hc_split_sinkhorn.api import (
-    SMALLEST_NORM_EPS,
-    check_constants,
-    check_counts,
-    check_parameters,
-    hc_split_sinkhorn,
-)
+from helion_sinkhorn.ops.hc_site.options import SiteOptions, SiteParameters
+from helion_sinkhorn.ops.hc_split_sinkhorn.api import SMALLEST_NORM_EPS, check_parameters, split
 from helion_sinkhorn.ops.hc_split_sinkhorn.limits import beyond_kernels
-from helion_sinkhorn.runtime.checks import (
-    as_int,
-    check_same_device,
-    check_tensor,
-    implementation_for,
-    refuse_shape,
-)
+from helion_sinkhorn.runtime.checks import check_same_device, check_tensor, implementation_for, refuse_shape
 from helion_sinkhorn.runtime.export import named_for_export
 from helion_sinkhorn.runtime.streams import check_projection, merged, streams_of
+from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates
 from helion_sinkhorn.runtime.updates import updated
 
-Update = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""(f, post, comb, bias) of `hc_post`."""
+
+class Update(NamedTuple):
+    """What `hc_post` takes beside the streams."""
+
+    f: torch.Tensor
+    post: torch.Tensor
+    comb: torch.Tensor
+    bias: torch.Tensor | None
 
 
 class Crossing(NamedTuple):
@@ -60,106 +55,60 @@ named_for_export(Crossing)
 def crossing(
     update: Update | None,
     x: torch.Tensor,
-    fn: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
+    site: SiteParameters,
     weights: torch.Tensor | None,
-    sinkhorn_iters: int,
-    eps: float,
-    norm_eps: float,
-    norm_weight: torch.Tensor | None,
-    *,
-    post_mult: float,
-    pre_eps: float | None,
-    post_eps: float,
-    comb_order: str,
-    precision: str,
-    eps_outside: bool,
+    options: SiteOptions,
     implementation: str,
 ) -> Crossing:
     """hc_site of the streams x, or of what `update` makes of them; collapsed by `weights` if they are given.
 
-    The other arguments are those of `hc_site`.
+    Arguments are checked: tensors by `check_site` and `check_update`, options by `SiteOptions.checked`.
     """
-    sinkhorn_iters = as_int(sinkhorn_iters)
-    if update is not None:
-        f, post, comb, bias = update
-        # first, or what is wrong with f or x is said of fn
-        check_update(f, x, post, comb, bias)
-    check(x, fn, scale, base, weights, sinkhorn_iters, norm_weight)
-    check_options(norm_eps, precision, eps_outside)
-    check_constants(eps, post_mult, pre_eps, post_eps, comb_order)
-    numbers = (eps, norm_eps, post_mult, eps if pre_eps is None else pre_eps, post_eps)
-    constants = Constants(sinkhorn_iters, *map(float, numbers), comb_order, precision, eps_outside)
+    fn, scale, base, norm_weight = site
     serves = implementation_for(implementation, "x", x)
     # otherwise each part says for itself who computes it
-    alike = serves == "pytorch" or not beyond_parts(constants, *x.shape[-2:])
-    distributed = _distributed(x, fn, scale, base, weights, norm_weight, *update or ())
-    computed = serves == "helion" and alike and constants.norm_eps >= SMALLEST_NORM_EPS and not distributed
+    alike = serves == "pytorch" or not beyond_parts(options, *x.shape[-2:])
+    distributed = _distributed(x, *site, weights, *update or ())
+    computed = serves == "helion" and alike and options.norm_eps >= SMALLEST_NORM_EPS and not distributed
     # H200, 8192 tokens of 4 x 4096: in one pass 279 us, in parts 330; without a collapse in it 344
     in_one_pass = computed and weights is not None and x.shape[-2] <= MOST_STREAMS
     summed = update is not None and alike and not computed and composed.loses_digits(x, update[-1])
     if update is not None and not (in_one_pass or summed):
-        x = hc_post(f, x, post, comb, bias, comb_order=comb_order, implementation=implementation)
+        x = mixed(update.f, x, *update[1:], options.comb_order, implementation)
         update = None
     if computed or summed:
         if norm_weight is not None:
             fn = fn.float() * norm_weight.float()
         if update is None:
-            return Crossing(*torch_op.run(x, fn, scale, base, weights, *constants))
-        given = f, x, post, comb, bias, weights, fn, scale, base
+            return Crossing(*torch_op.run(x, fn, scale, base, weights, *options))
+        given = update.f, x, *update[1:], weights, fn, scale, base
+        there = [t for t in given if t is not None]
         if summed:
-            if distributed:
-                composed.register_sharding()
-            streams, *found = composed.Composed.apply(*given, *constants, serves)
+            register_sharding_for(*there)
+            streams, *found = composed.Composed.apply(*given, *options, serves)
         else:
-            wanted = differentiates(*[t for t in given if t is not None])
-            run = boundary_op.HcBoundary.apply if wanted else boundary_op.call
-            streams, *found = run(*given, *constants)
-        updated(streams, f, x, post, comb, bias, comb_order, serves)
+            run = boundary_op.HcBoundary.apply if differentiates(*there) else boundary_op.call
+            streams, *found = run(*given, *options)
+        updated(streams, *given[:5], options.comb_order, serves)
         return Crossing(*found[:4], streams)
-    pre, post, comb = coefficients(
-        x, fn, scale, base, sinkhorn_iters, eps, norm_eps, norm_weight, post_mult=post_mult, pre_eps=pre_eps,
-        post_eps=post_eps, comb_order=comb_order, precision=precision, eps_outside=eps_outside,
-        implementation=implementation,
-    )  # fmt: skip
-    y = hc_pre(x, pre if weights is None else weights, implementation=implementation)
+    pre, post, comb = coefficients(x, site, options, implementation)
+    y = collapsed(x, pre if weights is None else weights, implementation)
     return Crossing(y, pre, post, comb, x)
 
 
 def coefficients(
-    x: torch.Tensor,
-    fn: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
-    sinkhorn_iters: int,
-    eps: float,
-    norm_eps: float,
-    norm_weight: torch.Tensor | None,
-    *,
-    post_mult: float,
-    pre_eps: float | None,
-    post_eps: float,
-    comb_order: str,
-    precision: str,
-    eps_outside: bool,
-    implementation: str,
+    x: torch.Tensor, site: SiteParameters, options: SiteOptions, implementation: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(pre, post, comb) of the streams x, by two operators; the arguments are those of `hc_coeffs`."""
-    mixes = hc_mixes(
-        merged(x), fn, norm_eps, norm_weight,
-        precision=precision, eps_outside=eps_outside, implementation=implementation,
-    )  # fmt: skip
-    return hc_split_sinkhorn(
-        mixes, scale, base, x.shape[-2], sinkhorn_iters, eps,
-        post_mult=post_mult, pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order,
-        implementation=implementation,
-    )  # fmt: skip
+    """(pre, post, comb) of the streams x, by two operators; arguments are checked as for `crossing`."""
+    fn, scale, base, norm_weight = site
+    norm = options.norm_eps, options.eps_outside, options.precision
+    mixes = projected(merged(x), fn, norm_weight, norm, implementation)
+    return split(mixes, scale, base, x.shape[-2], options.of_split, implementation)
 
 
-def beyond_parts(constants: Constants, n: int, columns: int) -> bool:
+def beyond_parts(options: SiteOptions, n: int, columns: int) -> bool:
     """Whether the kernels of a part do not take the call."""
-    return beyond_kernels(n, constants.n_iters, constants.eps) is not None or columns == 1
+    return beyond_kernels(n, options.sinkhorn_iters, options.eps) is not None or columns == 1
 
 
 def _distributed(*tensors: object) -> bool:
@@ -172,15 +121,14 @@ def _distributed(*tensors: object) -> bool:
     return any(isinstance(t, DTensor) for t in tensors)
 
 
-def check(x, fn, scale, base, weights, n_iters, norm_weight) -> None:
-    """Raise unless the tensors are those of one site, of as many iterations as there may be."""
+def check_site(x: torch.Tensor, site: SiteParameters, weights: torch.Tensor | None = None) -> None:
+    """Raise unless the tensors are those of one site, and weights those of a collapse of its streams."""
+    fn, scale, base, norm_weight = site
     check_tensor("x", x, "(..., n, C)")
     check_tensor("fn", fn, "(n^2 + 2n, n C)")
     check_projection(x, fn, lambda n: n * (n + 2), streams_of)
-    n = x.shape[-2]
-    check_counts(n, n_iters)
     check_tensors(x, fn, norm_weight)
-    check_parameters(scale, base, n, "x", x)
+    check_parameters(scale, base, x.shape[-2], "x", x)
     if weights is not None:
         check_tensor("pre_next", weights, "(..., n)")
         check_same_device("pre_next", weights, "x", x)

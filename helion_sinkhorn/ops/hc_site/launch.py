@@ -14,7 +14,7 @@ import torch
 from helion_sinkhorn.ops.hc_mixes import launch as mixes_launch
 from helion_sinkhorn.ops.hc_mixes.space import MixesCall
 from helion_sinkhorn.ops.hc_pre import launch as pre_launch
-from helion_sinkhorn.ops.hc_site.constants import Constants
+from helion_sinkhorn.ops.hc_site.options import SiteOptions
 from helion_sinkhorn.ops.hc_site.space import (
     SiteCall,
     backward_default,
@@ -67,7 +67,7 @@ def forward(
     *constants: object,
 ) -> Tensors:
     """(y, pre, post, comb, mixes, norms); the contract is torch_op's."""
-    given = Constants(*constants)
+    given = SiteOptions(*constants)
     n, columns = x.shape[-2:]
     streams, projection = flattened(x, 2), parameter(fn)
     call = call_for(n, columns, x.dtype, given.precision).mixes
@@ -86,7 +86,7 @@ def coefficients(
     base: torch.Tensor,
     n: int,
     call: MixesCall,
-    given: Constants,
+    given: SiteOptions,
 ) -> Tensors:
     """(pre, post, comb, mixes, norms), each (*lead, ...), of partials (T, splits, M) and squares (T, splits).
 
@@ -124,7 +124,7 @@ def backward(
         dtype: of dx; that of x if None.
         choices: of KERNELS, by name, in the place of what is served.
     """
-    given = Constants(*constants)
+    given = SiteOptions(*constants)
     n, columns = x.shape[-2:]
     streams, projection = flattened(x, 2), parameter(fn)
     call = call_for(n, columns, x.dtype, given.precision)

@@ -112,24 +112,30 @@ def hc_split_sinkhorn(
     if reduce is not None:
         _check_reduce(reduce, mixes)
     check_constants(eps, post_mult, pre_eps, post_eps, comb_order)
-    beyond = beyond_kernels(hc_mult, sinkhorn_iters, eps)
-    serves = implementation_for(implementation, "mixes", mixes, beyond)
-    given = (mixes, scale, base) if reduce is None else (mixes, reduce.squares, scale, base)
-    register_sharding_for(*given)
-    dtype = out_dtype or computing(mixes.dtype)
     pre_eps = eps if pre_eps is None else pre_eps
     floats = float(eps), float(post_mult), float(pre_eps), float(post_eps)
-    constants = hc_mult, sinkhorn_iters, *floats, comb_order, serves, dtype
+    options = sinkhorn_iters, *floats, comb_order
+    return split(mixes, scale, base, hc_mult, options, implementation, out_dtype, reduce)
+
+
+def split(mixes, scale, base, n, options, implementation, out_dtype=None, reduce=None):
+    """hc_split_sinkhorn of checked arguments; options: its iterations, eps to post_eps, and comb_order."""
+    n_iters, eps, *_ = options
+    serves = implementation_for(implementation, "mixes", mixes, beyond_kernels(n, n_iters, eps))
+    given = (mixes, scale, base) if reduce is None else (mixes, reduce.squares, scale, base)
+    register_sharding_for(*given)
+    options = *options, serves, out_dtype or computing(mixes.dtype)
     if reduce is None:
         run = torch_op.HcSplitSinkhorn.apply if differentiates(*given) else torch_op.call
-        return run(*given, *constants)
+        return run(*given, n, *options)
     run = torch_op.HcSplitSinkhornReduced.apply if differentiates(*given) else torch_op.call_reduced
     norm = as_int(reduce.size), float(reduce.norm_eps), reduce.eps_outside
-    return tuple(run(*given, *norm, *constants)[:3])
+    return tuple(run(*given, *norm, n, *options)[:3])
 
 
 def _check(mixes, scale, base, n, n_iters, out_dtype) -> None:
-    check_counts(n, n_iters)
+    check_int("hc_mult", n, 1, MOST_STREAMS)
+    check_iterations(n_iters)
     columns = n * n + 2 * n
     check_tensor("mixes", mixes, f"(..., {columns})")
     if mixes.dim() < 1 or mixes.shape[-1] != columns:
@@ -142,9 +148,8 @@ def _check(mixes, scale, base, n, n_iters, out_dtype) -> None:
         raise TypeError(f"out_dtype is {out_dtype}; use one of {', '.join(map(str, DTYPES))}, or None")
 
 
-def check_counts(n, n_iters) -> None:
-    """Raise unless there are as many streams and iterations as the operator takes."""
-    check_int("hc_mult", n, 1, MOST_STREAMS)
+def check_iterations(n_iters) -> None:
+    """Raise unless there are as many iterations as the operator takes."""
     check_int("sinkhorn_iters", n_iters, 1, MOST_ITERS)
 
 

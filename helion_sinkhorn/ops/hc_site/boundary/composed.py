@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from helion_sinkhorn.ops.hc_mixes import torch_op as of_mixes
 from helion_sinkhorn.ops.hc_post import torch_op as of_post
 from helion_sinkhorn.ops.hc_pre import torch_op as of_pre
-from helion_sinkhorn.ops.hc_site.constants import Constants
+from helion_sinkhorn.ops.hc_site.options import SiteOptions
 from helion_sinkhorn.ops.hc_site.torch_op import of_parameters
 from helion_sinkhorn.ops.hc_split_sinkhorn import torch_op as of_split
 from helion_sinkhorn.runtime.pieces import computing
@@ -35,12 +35,6 @@ def loses_digits(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
     )
 
 
-def register_sharding() -> None:
-    """Tell DTensor of the operators."""
-    for operator in (of_post, of_mixes, of_split, of_pre):
-        operator.register_sharding()
-
-
 def _run(last, call, tensors, *options):
     """A gradient that raises where it is differentiated itself."""
     there = [t for t in tensors if t is not None]
@@ -60,11 +54,11 @@ class Composed(torch.autograd.Function):
     @staticmethod
     @with_signature
     def forward(f, x, post, comb, bias, weights, fn, scale, base, *options):
-        constants, serves = Constants(*options[:-1]), options[-1]
-        streams = of_post.call(f, x, post, comb, bias, constants.comb_order, serves)
-        norm = constants.norm_eps, constants.eps_outside, constants.precision
+        site, serves = SiteOptions(*options[:-1]), options[-1]
+        streams = of_post.call(f, x, post, comb, bias, site.comb_order, serves)
+        norm = site.norm_eps, site.eps_outside, site.precision
         mixes, norms = of_mixes.call(merged(streams), fn, *norm, serves)
-        split = x.size(-2), *constants.of_split, serves, mixes.dtype
+        split = x.size(-2), *site.of_split, serves, mixes.dtype
         pre, post, comb = of_split.call(mixes, scale, base, *split)
         y = of_pre.call(streams, pre if weights is None else weights, serves)
         return streams, y, pre, post, comb, mixes, norms
@@ -82,7 +76,7 @@ class Composed(torch.autograd.Function):
         if all(t is None for t in (dstreams, dy, dpre, dpost, dcomb)):
             return none
         f, x, post, comb, bias, weights, fn, scale, base, streams, pre, mixes, norms = ctx.saved_tensors
-        constants, serves = Constants(*ctx.options[:-1]), ctx.options[-1]
+        site, serves = SiteOptions(*ctx.options[:-1]), ctx.options[-1]
         wide = streams.to(computing(x.dtype))
         of_y = of_stream = dweights = None
         if dy is not None:
@@ -94,14 +88,14 @@ class Composed(torch.autograd.Function):
         if not all(t is None for t in (dpre, dpost, dcomb)):
             given = dpre, dpost, dcomb, mixes, scale, base
             run = of_split.HcSplitSinkhornBackward, of_split.call_backward
-            dmixes, sums = _run(*run, given, x.size(-2), *constants.of_split, serves)
+            dmixes, sums = _run(*run, given, x.size(-2), *site.of_split, serves)
             given = dmixes, merged(wide), fn, mixes, norms
             run = of_mixes.HcMixesBackward, of_mixes.call_backward
-            of_stream, dfn = _run(*run, given, constants.precision, serves)
+            of_stream, dfn = _run(*run, given, site.precision, serves)
             of_stream, parameters = of_stream.view(wide.shape), of_parameters(dfn, sums, fn, scale, base)
         residual = None if dstreams is None else dstreams.to(wide.dtype)
         given = _sum(residual, of_y, of_stream), f.to(wide.dtype), x, post, comb, bias
         run = of_post.HcPostBackward, of_post.call_backward
-        df, *of_update = _run(*run, given, constants.comb_order, serves)
+        df, *of_update = _run(*run, given, site.comb_order, serves)
         dbias = of_post.gradient_of_bias(df).to(bias.dtype)
         return df.to(f.dtype), *of_update, dbias, dweights, *parameters, *none[9:]

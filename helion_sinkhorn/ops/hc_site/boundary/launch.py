@@ -14,8 +14,8 @@ from helion_sinkhorn.ops.hc_site.boundary.space import (
     split_default,
     split_space,
 )
-from helion_sinkhorn.ops.hc_site.constants import Constants
 from helion_sinkhorn.ops.hc_site.launch import Tensors, call_for, coefficients
+from helion_sinkhorn.ops.hc_site.options import SiteOptions
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, launch
@@ -69,7 +69,7 @@ def forward(
 
     `choices` of KERNELS, by name, take the place of what is served.
     """
-    given = Constants(*constants)
+    given = SiteOptions(*constants)
     n, columns = x.shape[-2:]
     call = call_for(n, columns, x.dtype, given.precision)
     split = split_of(parameter(fn), call, choices.get(SPLIT))

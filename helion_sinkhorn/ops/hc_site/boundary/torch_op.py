@@ -14,7 +14,7 @@ import torch
 
 from helion_sinkhorn.ops.hc_post import torch_op as of_post
 from helion_sinkhorn.ops.hc_site import torch_op as of_site
-from helion_sinkhorn.ops.hc_site.constants import Constants
+from helion_sinkhorn.ops.hc_site.options import SiteOptions
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import roles
 from helion_sinkhorn.runtime.torch_op import (
@@ -92,7 +92,7 @@ def _gradient(ctx, *upstream):
         # nothing comes back through the collapse and the projection
         given = upstream[0], *update
         run = of_post.HcPostBackward.apply if differentiates(*given) else of_post.call_backward
-        df, *of_update = run(*given, bias, Constants(*ctx.constants).comb_order, "helion")
+        df, *of_update = run(*given, bias, SiteOptions(*ctx.constants).comb_order, "helion")
         made = [None] * 4
     else:
         given = *update, bias, *site, streams, mixes, norms

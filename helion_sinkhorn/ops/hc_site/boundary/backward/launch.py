@@ -20,8 +20,8 @@ from helion_sinkhorn.ops.hc_site.boundary.backward.space import (
 )
 from helion_sinkhorn.ops.hc_site.boundary.launch import split_of
 from helion_sinkhorn.ops.hc_site.boundary.space import WIDTH
-from helion_sinkhorn.ops.hc_site.constants import Constants
 from helion_sinkhorn.ops.hc_site.launch import Tensors, call_for
+from helion_sinkhorn.ops.hc_site.options import SiteOptions
 from helion_sinkhorn.ops.hc_site.space import SiteCall
 from helion_sinkhorn.ops.hc_split_sinkhorn import launch as split_launch
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
@@ -79,7 +79,7 @@ def backward(
         given: (f, x, post, comb, weights, fn, scale, base, streams, mixes, norms).
     """
     x = given[1]
-    call = call_for(*x.shape[-2:], x.dtype, Constants(*constants).precision)
+    call = call_for(*x.shape[-2:], x.dtype, SiteOptions(*constants).precision)
     if is_measured(call, x):
         return in_one_pass(upstream, given, bias, *constants)
     return in_parts(upstream, given, bias, *constants)
@@ -103,7 +103,7 @@ def in_parts(
     # a df that is summed for the bias comes of a gradient that nothing has rounded yet
     dtype = torch.float32 if f.dtype.itemsize > x.dtype.itemsize else x.dtype
     dstreams, dfn, sums, dweights = site_launch.backward(*upstream, *site, *constants, dtype=dtype)
-    update = f, x, post, comb, bias, Constants(*constants).comb_order
+    update = f, x, post, comb, bias, SiteOptions(*constants).comb_order
     return *post_launch.backward(dstreams, *update), dfn, sums, dweights
 
 
@@ -120,7 +120,7 @@ def in_one_pass(
     """
     dstreams, dy, *of_coefficients = upstream
     f, x, post, comb, weights, fn, scale, base, streams, mixes, norms = given
-    values, n = Constants(*constants), x.size(-2)
+    values, n = SiteOptions(*constants), x.size(-2)
     call = call_for(*x.shape[-2:], x.dtype, values.precision)
     of_mixes = call.mixes
     dmixes, sums = split_launch.backward(*of_coefficients, mixes, scale, base, n, *values.of_split)
