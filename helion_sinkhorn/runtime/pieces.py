@@ -21,14 +21,50 @@ def pieces(tokens: int, entries: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, tokens, step))
 
 
-def sum_last(terms: torch.Tensor) -> torch.Tensor:
-    """The sum over the last dimension, one half added to the other until a column is left; terms are lost.
+def halves(terms: torch.Tensor, axis: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Views of terms: each second one added to its first, in turn, leaves the sum over the axis at index 0.
 
     torch.sum takes the order of its additions from the shape of the whole tensor, and with it a token's bits.
     """
-    size = terms.size(-1)
+    size, found = terms.size(axis), []
     while size > 1:
         kept = (size + 1) // 2
-        terms[..., : size - kept] += terms[..., kept:size]
+        found.append((terms.narrow(axis, 0, size - kept), terms.narrow(axis, kept, size - kept)))
         size = kept
-    return terms[..., 0]
+    return found
+
+
+def sum_over(terms: torch.Tensor, axis: int) -> torch.Tensor:
+    """The sum over an axis, by halves; terms are lost."""
+    for into, other in halves(terms, axis):
+        into.add_(other)
+    return terms.select(axis, 0)
+
+
+def sum_last(terms: torch.Tensor) -> torch.Tensor:
+    """The sum over the last dimension, by halves; terms are lost."""
+    return sum_over(terms, -1)
+
+
+class Sums:
+    """Sums over axes 0 and 1 of terms (n, m, C), by halves, in one buffer whose views are made once."""
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self.terms = torch.empty_like(like)
+        self.halves = [halves(self.terms, axis) for axis in (0, 1)]
+        self.first = [self.terms[0], self.terms[:, 0]]
+
+    def of(self, axis: int, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """The sum of a b, as a view of the buffer."""
+        torch.mul(a, b, out=self.terms)
+        return self._added(axis)
+
+    def total(self, axis: int, a: torch.Tensor) -> torch.Tensor:
+        """The sum of a, as a view of the buffer."""
+        self.terms.copy_(a)
+        return self._added(axis)
+
+    def _added(self, axis: int) -> torch.Tensor:
+        for into, other in self.halves[axis]:
+            into.add_(other)
+        return self.first[axis]
