@@ -26,11 +26,11 @@ def halves(terms: torch.Tensor, axis: int) -> list[tuple[torch.Tensor, torch.Ten
 
     torch.sum takes the order of its additions from the shape of the whole tensor, and with it a token's bits.
     """
-    size, found = terms.size(axis), []
-    while size > 1:
-        kept = (size + 1) // 2
-        found.append((terms.narrow(axis, 0, size - kept), terms.narrow(axis, kept, size - kept)))
-        size = kept
+    found = []
+    while terms.size(axis) > 1:
+        terms, other = terms.chunk(2, axis)
+        odd = terms.size(axis) > other.size(axis)
+        found.append((terms.narrow(axis, 0, other.size(axis)) if odd else terms, other))
     return found
 
 
@@ -51,20 +51,26 @@ class Sums:
 
     def __init__(self, like: torch.Tensor) -> None:
         self.terms = torch.empty_like(like)
-        self.halves = [halves(self.terms, axis) for axis in (0, 1)]
-        self.first = [self.terms[0], self.terms[:, 0]]
-
-    def of(self, axis: int, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """The sum of a b, as a view of the buffer."""
-        torch.mul(a, b, out=self.terms)
-        return self._added(axis)
+        self._halves = [halves(self.terms, axis) for axis in (0, 1)]
+        self._first = [self.terms[0], self.terms[:, 0]]
 
     def total(self, axis: int, a: torch.Tensor) -> torch.Tensor:
         """The sum of a, as a view of the buffer."""
         self.terms.copy_(a)
-        return self._added(axis)
+        return self.added(axis)
 
-    def _added(self, axis: int) -> torch.Tensor:
-        for into, other in self.halves[axis]:
+    def of_products(self, axis: int, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """The sum of a b, as a view of the buffer."""
+        torch.mul(a, b, out=self.terms)
+        return self.added(axis)
+
+    def of_quotients(self, axis: int, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """The sum of a / b, as a view of the buffer."""
+        torch.div(a, b, out=self.terms)
+        return self.added(axis)
+
+    def added(self, axis: int) -> torch.Tensor:
+        """The sum of what stands in `terms`."""
+        for into, other in self._halves[axis]:
             into.add_(other)
-        return self.first[axis]
+        return self._first[axis]

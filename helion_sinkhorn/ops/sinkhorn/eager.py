@@ -40,104 +40,84 @@ def _settle_exp() -> None:
         os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
-def _take_back(
-    a: torch.Tensor,
-    da: torch.Tensor,
-    axis: int,
-    u: torch.Tensor,
-    v: torch.Tensor,
-    sums: Sums,
-    of_log: bool,
-    scale: float = 1.0,
-) -> None:
-    """The gradient before a half-step that made the lines along `axis` sum to a constant, in place.
-
-    With D = A * dA and s its sums along these lines, dA <- dA - scale u (v * s)', or scale (u * s) v'.
-
-    Args:
-        u: (n, 1, C).
-        v: (m, C).
-        of_log: da is D, not dA.
-    """
-    s = sums.total(axis, da) if of_log else sums.of(axis, a, da)
-    s = s * (u.squeeze(1) if axis else v)
-    if scale != 1:
-        s.mul_(scale)
-    u, v = (s.unsqueeze(1), v) if axis else (u, s)
-    if of_log:
-        da.addcmul_(a, torch.mul(u, v, out=sums.terms), value=-1.0)
-    else:
-        da.addcmul_(v, u, value=-1.0)
+def _vectors(x: torch.Tensor, count: int, size: int) -> torch.Tensor:
+    """(count, size, C) without values, laid out as x (n, m, C)."""
+    if x.stride(-1) == 1:
+        return x.new_empty(count, size, x.size(-1))
+    return x.new_empty(count, x.size(-1), size).movedim(1, -1)
 
 
 class _Slice:
     """The iterations on some matrices, lead side on axis 0: x (n, m, C) logits in the computing dtype.
 
-    Of each vector over rows, (n, C), there is a view (n, 1, C): `Lines.rows`.
+    With u and v the factors of rows and columns, p (n, C) is 1 / u and q (m, C) is 1 / v.
     """
 
     def __init__(self, x: torch.Tensor, n_iters: int, eps: float) -> None:
         self.deepseek = eps > 0
-        self.eps = eps
         self.steps = n_iters - 1 if self.deepseek else n_iters
         self.rho = rescaling(x.size(0), x.size(1), eps, self.steps)
         self.sums = Sums(x)
-        self.p = torch.ones_like(x[:, 0])
+        z = x - x.amax(1, keepdim=True)
         if self.deepseek:
-            e = (x - x.amax(1, keepdim=True)).exp_()
-            self.z = e.div_(self.sums.total(1, e).unsqueeze(1))
-            self.a = self.z + eps
-            self.q = self.sums.total(0, self.a) + eps
+            # as tensors: a number is made one in every call
+            self.eps = x.new_full((), eps)
+            self.eps_of_columns = self.eps if self.rho == 1 else x.new_full((), eps / self.rho)
+            self.z = z.exp_()
+            z.div_(self.sums.total(1, z).unsqueeze(1))
+            self.a = z + self.eps
+            self.q = self.sums.total(0, self.a) + self.eps
+            self.segment = self.steps
         else:
-            z = x - x.amax(1, keepdim=True)
             top = z.amax(0)
             self.z = z.sub_(top)
-            self.a = self.z.exp()
+            self.a = z.exp()
             self.q = top.neg().clamp_(max=LARGEST_START).exp_()
-        self.segment = self.steps if self.deepseek else segment_length(x.size(0), x.size(1), x.dtype)
-        self.of_rows, self.of_columns = (
-            torch.tensor(w, dtype=x.dtype, device=x.device) for w in (eps, eps / self.rho)
-        )
+            self.segment = segment_length(x.size(0), x.size(1), x.dtype)
 
-    def half_step(self, axis: int, w: torch.Tensor, p: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
-        """p <- eps p + the sum over `axis` of a w, in place."""
-        total = self.sums.of(axis, self.a, w)
-        return torch.addcmul(total, p, eps, out=p) if self.deepseek else p.copy_(total)
-
-    def step(self, v: torch.Tensor, u_out: torch.Tensor, v_out: torch.Tensor) -> None:
-        """One iteration from v = 1/q (m, C): u (n, C) and v after it."""
-        p = self.half_step(1, v, self.p, self.of_rows)
-        if self.rho != 1:
-            p.mul_(self.rho)
-        torch.reciprocal(p, out=u_out)
-        torch.reciprocal(self.half_step(0, u_out.unsqueeze(1), self.q, self.of_columns), out=v_out)
-
-    def restart(self) -> torch.Tensor:
-        """Absorb u and v into the logits; v is 1 again."""
-        self.z.sub_(self.p.log().unsqueeze(1)).sub_(self.q.log())
+    def _restart(self, p: torch.Tensor, q: torch.Tensor) -> None:
+        """Absorb u and v into the logits."""
+        self.z.sub_(p.log().unsqueeze(1)).sub_(q.log())
         self.a = self.z.exp()
-        self.p.fill_(1.0)
-        self.q.fill_(1.0)
-        return torch.ones_like(self.q)
 
-    def run(self, history: list | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """All iterations: the last (u, v), (n, 1, C) and (m, C); `history` receives (a, v before, u, v) of each."""
-        u, v = self.p.reciprocal(), self.q.reciprocal()
-        head = self.steps - max(self.steps - 1, 0) // max(self.segment, 1) * self.segment
+    def run(self, history: list[torch.Tensor] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """All iterations: p (1, n, C) and q (1, m, C) after the last, or of each with a history.
+
+        A history receives A of each step; `self.ones` are q before one that begins with a restart.
+        """
+        count = 1 if history is None else self.steps
+        of_rows, of_columns = (_vectors(self.a, count, size) for size in self.a.shape[:2])
+        ps, wide, qs = of_rows.unbind(0), of_rows.unsqueeze(2).unbind(0), of_columns.unbind(0)
+        first = self.steps - max(self.steps - 1, 0) // max(self.segment, 1) * self.segment
+        self.restarts = range(first, self.steps, self.segment or 1)
+        p, q = torch.ones_like(self.a[:, 0]), self.q
+        self.ones = torch.ones_like(q) if self.restarts else None
+        of_quotients = self.sums.of_quotients
         for t in range(self.steps):
-            if t >= head and (t - head) % self.segment == 0:
-                v = self.restart()
-            before = v
+            k = t if count > 1 else 0
+            if t in self.restarts:
+                self._restart(p, q)
+                q = self.ones
+            total = of_quotients(1, self.a, q)
+            p = torch.addcmul(total, p, self.eps, out=ps[k]) if self.deepseek else ps[k].copy_(total)
+            if self.rho != 1:
+                p.mul_(self.rho)
+            total = of_quotients(0, self.a, wide[k])
+            q = (
+                torch.addcmul(total, q, self.eps_of_columns, out=qs[k])
+                if self.deepseek
+                else qs[k].copy_(total)
+            )
             if history is not None:
-                u, v = torch.empty_like(u), torch.empty_like(v)
-            self.step(before, u, v)
-            if history is not None:
-                history.append((self.a, before, u.unsqueeze(1), v))
-        return u.unsqueeze(1), v
+                history.append(self.a)
+        if not self.steps:
+            of_rows.fill_(1.0)
+            of_columns.copy_(q)
+        return of_rows, of_columns
 
     def value(self) -> torch.Tensor:
-        u, v = self.run()
-        return self.a.mul_(u).mul_(v)
+        of_rows, of_columns = self.run()
+        return self.a.div_(of_rows.movedim(0, 1)).div_(of_columns)
 
     def gradient(self, dy: torch.Tensor) -> torch.Tensor:
         """dX by projections (docs/math.md, Adjoint): each half-step takes back the line sums of A * dA.
@@ -145,34 +125,52 @@ class _Slice:
         That of the last half-step is as large as dY, and so is what rounding leaves of it: without eps it is
         taken back twice, since a gradient may be a thousandth of dY.
         """
-        z, sums, v_0 = self.z, self.sums, self.q.reciprocal()
-        history: list = []
-        u, v = self.run(history)
-        a = self.a
+        z, sums, history = self.z, self.sums, []
+        v_0 = self.q.reciprocal()
+        of_rows, of_columns = (t.reciprocal() for t in self.run(history))
+        us, wide, vs = of_rows.unbind(0), of_rows.unsqueeze(2).unbind(0), of_columns.unbind(0)
         # D = A * dA passes a restart of the log form unchanged, and dA may overflow there
         of_log = self.steps > self.segment
-        da = ((a if of_log else dy) * u).mul_(v)
+        da = torch.mul(self.a if of_log else dy, wide[-1] if wide else 1.0).mul_(vs[-1] if vs else v_0)
         if of_log:
             da.mul_(dy)
+        s = [torch.empty_like(v_0), torch.empty_like(self.a[:, 0])]
+        along = [s[0], s[1].unsqueeze(1)]
+
+        def take_back(a: torch.Tensor, axis: int, own: torch.Tensor, other: torch.Tensor) -> None:
+            """The gradient before a half-step that made the lines along `axis` sum to a constant, in place.
+
+            With D = A * dA and s its sums along these lines times their own factors (and rho, of rows),
+            dA <- dA - other s'.
+            """
+            torch.mul(sums.total(axis, da) if of_log else sums.of_products(axis, a, da), own, out=s[axis])
+            if axis and self.rho != 1:
+                s[axis].mul_(self.rho)
+            if of_log:
+                da.addcmul_(a, torch.mul(along[axis], other, out=sums.terms), value=-1.0)
+            else:
+                da.addcmul_(along[axis], other, value=-1.0)
+
         if not self.deepseek:
-            _take_back(a, da, 0, u, v, sums, of_log)
-        while history:
-            a, before, u, v = history.pop()
-            _take_back(a, da, 0, u, v, sums, of_log)
-            _take_back(a, da, 1, u, before, sums, of_log, self.rho)
+            take_back(self.a, 0, vs[-1], wide[-1])
+        for t in reversed(range(self.steps)):
+            a = history.pop()
+            before = self.ones if t in self.restarts else vs[t - 1] if t else v_0
+            take_back(a, 0, vs[t], wide[t])
+            take_back(a, 1, us[t], before)
         if not self.deepseek:
-            return da if of_log else da.mul_(a)
-        da.sub_(sums.of(0, a, da).mul_(v_0))
+            return da if of_log else da.mul_(self.a)
+        da.sub_(sums.of_products(0, self.a, da).mul_(v_0))
         dz = da.mul_(z)
         return dz.addcmul_(z, sums.total(1, dz).unsqueeze(1), value=-1.0)
 
 
-def _slices(x: torch.Tensor, first: str) -> tuple[torch.Tensor, int]:
-    """x as (lead, trail, B), and how many matrices fit in CACHE_BYTES."""
+def _slices(x: torch.Tensor, first: str) -> tuple[torch.Tensor, ...]:
+    """x as (lead, trail, C) with as many matrices as fit in CACHE_BYTES."""
     x = x.reshape(-1, *x.shape[-2:]).movedim(0, -1)
     if first == "cols":
         x = x.transpose(0, 1)
-    return x, max(SIDE_BY_SIDE, CACHE_BYTES // (x.size(0) * x.size(1) * 4))
+    return x.split(max(SIDE_BY_SIDE, CACHE_BYTES // (x.size(0) * x.size(1) * 4)), -1)
 
 
 def laid_out(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -192,12 +190,8 @@ def forward(
         return out
     _settle_exp()
     eps = eps if form == "deepseek" else 0.0
-    xs, size = _slices(x, first)
-    outs, _ = _slices(out, first)
-    for begin in range(0, xs.size(-1), size):
-        rows = slice(begin, begin + size)
-        part = laid_out(xs[..., rows], computing(x.dtype))
-        outs[..., rows] = _Slice(part, n_iters, eps).value()
+    for part, made in zip(*(_slices(t, first) for t in (x, out)), strict=True):
+        made.copy_(_Slice(laid_out(part, computing(x.dtype)), n_iters, eps).value())
     return out
 
 
@@ -217,15 +211,12 @@ def backward(
     _settle_exp()
     eps = eps if form == "deepseek" else 0.0
     dtype = computing(x.dtype)
-    xs, size = _slices(x, first)
-    dys, _ = _slices(dy, first)
-    dxs, _ = _slices(dx, first)
-    for begin in range(0, xs.size(-1), size):
-        rows = slice(begin, begin + size)
-        part = laid_out(xs[..., rows], dtype)
-        g, scale = laid_out(dys[..., rows], dtype), None
+    for part, upstream, made in zip(*(_slices(t, first) for t in (x, dy, dx)), strict=True):
+        g = laid_out(upstream, dtype)
+        of_part = _Slice(laid_out(part, dtype), n_iters, eps)
         if may_overflow(eps):
             g, scale = of_order_one(g)
-        part = _Slice(part, n_iters, eps).gradient(g)
-        dxs[..., rows] = part if scale is None else part.mul_(scale)
+            made.copy_(of_part.gradient(g).mul_(scale))
+        else:
+            made.copy_(of_part.gradient(g))
     return dx
