@@ -44,33 +44,3 @@ def sum_over(terms: torch.Tensor, axis: int) -> torch.Tensor:
 def sum_last(terms: torch.Tensor) -> torch.Tensor:
     """The sum over the last dimension, by halves; terms are lost."""
     return sum_over(terms, -1)
-
-
-class Sums:
-    """Sums over axes 0 and 1 of terms (n, m, C), by halves, in one buffer whose views are made once."""
-
-    def __init__(self, like: torch.Tensor) -> None:
-        self.terms = torch.empty_like(like)
-        self._halves = [halves(self.terms, axis) for axis in (0, 1)]
-        self._first = [self.terms[0], self.terms[:, 0]]
-
-    def total(self, axis: int, a: torch.Tensor) -> torch.Tensor:
-        """The sum of a, as a view of the buffer."""
-        self.terms.copy_(a)
-        return self.added(axis)
-
-    def of_products(self, axis: int, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """The sum of a b, as a view of the buffer."""
-        torch.mul(a, b, out=self.terms)
-        return self.added(axis)
-
-    def of_quotients(self, axis: int, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """The sum of a / b, as a view of the buffer."""
-        torch.div(a, b, out=self.terms)
-        return self.added(axis)
-
-    def added(self, axis: int) -> torch.Tensor:
-        """The sum of what stands in `terms`."""
-        for into, other in self._halves[axis]:
-            into.add_(other)
-        return self._first[axis]

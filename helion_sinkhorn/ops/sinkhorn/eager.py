@@ -2,9 +2,7 @@
 
 What a CPU runs, and a GPU for float64 or matrices beyond the kernels' range.  Same scaling
 form as the kernels (docs/math.md).  Tensors are (n, m, C) with C matrices, as many as stay in cache.
-In memory these stand side by side, so that every operation runs over long vectors; a few stand one
-behind another, whose entries then make the vectors.  Each operation costs as much as its call where
-there are few: a sum is one product and its halves, in an order that n and m alone decide.
+With few matrices an operation costs no more than its call, so there are as few as possible.
 """
 
 from __future__ import annotations
@@ -14,15 +12,10 @@ import os
 
 import torch
 
+from helion_sinkhorn.ops.sinkhorn.line_sums import Sums, laid_out, matrices_of_slice
 from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow, rescaling, segment_length
 from helion_sinkhorn.runtime.binade import binade
-from helion_sinkhorn.runtime.pieces import Sums, computing
-
-CACHE_BYTES = 1 << 19
-"""The working set of one slice, A and its gradient: it stays in a core's second-level cache."""
-
-SIDE_BY_SIDE = 16
-"""Matrices of a slice from which on they stand side by side."""
+from helion_sinkhorn.runtime.pieces import computing
 
 LARGEST_START = 40.0
 """Cap on log q_0: a column e^-40 below the maxima of its rows does not show in their sums."""
@@ -40,11 +33,11 @@ def _settle_exp() -> None:
         os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
-def _vectors(x: torch.Tensor, count: int, size: int) -> torch.Tensor:
-    """(count, size, C) without values, laid out as x (n, m, C)."""
-    if x.stride(-1) == 1:
-        return x.new_empty(count, size, x.size(-1))
-    return x.new_empty(count, x.size(-1), size).movedim(1, -1)
+def _room(like: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+    """That many tensors like one of two axes, without values."""
+    if like.is_contiguous():
+        return like.new_empty(count, *like.shape).unbind(0)
+    return like.new_empty(count, *like.t().shape).mT.unbind(0)
 
 
 class _Slice:
@@ -66,12 +59,14 @@ class _Slice:
             self.z = z.exp_()
             z.div_(self.sums.total(1, z).unsqueeze(1))
             self.a = z + self.eps
-            self.q = self.sums.total(0, self.a) + self.eps
+            self.turned = self.sums.turned(self.a)
+            self.q = self.sums.total(0, self.turned, turned=True).add(self.eps)
             self.segment = self.steps
         else:
             top = z.amax(0)
             self.z = z.sub_(top)
             self.a = z.exp()
+            self.turned = self.sums.turned(self.a)
             self.q = top.neg().clamp_(max=LARGEST_START).exp_()
             self.segment = segment_length(x.size(0), x.size(1), x.dtype)
 
@@ -79,45 +74,40 @@ class _Slice:
         """Absorb u and v into the logits."""
         self.z.sub_(p.log().unsqueeze(1)).sub_(q.log())
         self.a = self.z.exp()
+        self.turned = self.sums.turned(self.a)
 
-    def run(self, history: list[torch.Tensor] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """All iterations: p (1, n, C) and q (1, m, C) after the last, or of each with a history.
-
-        A history receives A of each step; `self.ones` are q before one that begins with a restart.
-        """
-        count = 1 if history is None else self.steps
-        of_rows, of_columns = (_vectors(self.a, count, size) for size in self.a.shape[:2])
-        ps, wide, qs = of_rows.unbind(0), of_rows.unsqueeze(2).unbind(0), of_columns.unbind(0)
-        first = self.steps - max(self.steps - 1, 0) // max(self.segment, 1) * self.segment
-        self.restarts = range(first, self.steps, self.segment or 1)
+    def run(self, history: list | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last p (n, 1, C) and q; `history` receives (A, q before, p, p (n, 1, C), q) of each step."""
         p, q = torch.ones_like(self.a[:, 0]), self.q
-        self.ones = torch.ones_like(q) if self.restarts else None
-        of_quotients = self.sums.of_quotients
+        rows, columns = (_room(v, self.steps if history is not None else 1) for v in (p, q))
+        last = self.steps - max(self.steps - 1, 0) // max(self.segment, 1) * self.segment
+        restarts = range(last, self.steps, self.segment or 1)
+        sum_of_quotients = self.sums.of_quotients
+        wide = p.unsqueeze(1)
         for t in range(self.steps):
-            k = t if count > 1 else 0
-            if t in self.restarts:
+            if history is not None or not t:
+                p_out, q_out = rows[t], columns[t]
+                wide = p_out.unsqueeze(1)
+            if t in restarts:
                 self._restart(p, q)
-                q = self.ones
-            total = of_quotients(1, self.a, q)
-            p = torch.addcmul(total, p, self.eps, out=ps[k]) if self.deepseek else ps[k].copy_(total)
+                q = torch.ones_like(q)
+            before = q
+            total = sum_of_quotients(1, self.a, q)
+            p = torch.addcmul(total, p, self.eps, out=p_out) if self.deepseek else p_out.copy_(total)
             if self.rho != 1:
                 p.mul_(self.rho)
-            total = of_quotients(0, self.a, wide[k])
-            q = (
-                torch.addcmul(total, q, self.eps_of_columns, out=qs[k])
-                if self.deepseek
-                else qs[k].copy_(total)
-            )
+            total = sum_of_quotients(0, self.turned, wide)
+            if self.deepseek:
+                q = torch.addcmul(total, q, self.eps_of_columns, out=q_out)
+            else:
+                q = q_out.copy_(total)
             if history is not None:
-                history.append(self.a)
-        if not self.steps:
-            of_rows.fill_(1.0)
-            of_columns.copy_(q)
-        return of_rows, of_columns
+                history.append((self.a, before, p, wide, q))
+        return wide, q
 
     def value(self) -> torch.Tensor:
-        of_rows, of_columns = self.run()
-        return self.a.div_(of_rows.movedim(0, 1)).div_(of_columns)
+        p, q = self.run()
+        return self.a.div_(p).div_(q)
 
     def gradient(self, dy: torch.Tensor) -> torch.Tensor:
         """dX by projections (docs/math.md, Adjoint): each half-step takes back the line sums of A * dA.
@@ -125,60 +115,50 @@ class _Slice:
         That of the last half-step is as large as dY, and so is what rounding leaves of it: without eps it is
         taken back twice, since a gradient may be a thousandth of dY.
         """
-        z, sums, history = self.z, self.sums, []
-        v_0 = self.q.reciprocal()
-        of_rows, of_columns = (t.reciprocal() for t in self.run(history))
-        us, wide, vs = of_rows.unbind(0), of_rows.unsqueeze(2).unbind(0), of_columns.unbind(0)
+        z, sums, q_0 = self.z, self.sums, self.q
+        history: list = []
+        p, q = self.run(history)
+        a, rho = self.a, self.rho
         # D = A * dA passes a restart of the log form unchanged, and dA may overflow there
         of_log = self.steps > self.segment
-        da = torch.mul(self.a if of_log else dy, wide[-1] if wide else 1.0).mul_(vs[-1] if vs else v_0)
+        da = ((a if of_log else dy) / p).div_(q)
         if of_log:
             da.mul_(dy)
-        s = [torch.empty_like(v_0), torch.empty_like(self.a[:, 0])]
-        along = [s[0], s[1].unsqueeze(1)]
+        s = [torch.empty_like(q), torch.empty_like(p)]
+        lines = [s[0], s[1].squeeze(1)]
 
-        def take_back(a: torch.Tensor, axis: int, own: torch.Tensor, other: torch.Tensor) -> None:
+        def take_back(axis: int, own: torch.Tensor, other: torch.Tensor) -> None:
             """The gradient before a half-step that made the lines along `axis` sum to a constant, in place.
 
-            With D = A * dA and s its sums along these lines times their own factors (and rho, of rows),
-            dA <- dA - other s'.
+            With D = A * dA and s its sums along these lines over their own p or q (times rho for rows),
+            dA <- dA - s / the other.
             """
-            torch.mul(sums.total(axis, da) if of_log else sums.of_products(axis, a, da), own, out=s[axis])
-            if axis and self.rho != 1:
-                s[axis].mul_(self.rho)
+            total = sums.total(axis, da) if of_log else sums.of_products(axis, a, da)
+            torch.div(total, own, out=lines[axis])
+            if axis and rho != 1:
+                s[1].mul_(rho)
             if of_log:
-                da.addcmul_(a, torch.mul(along[axis], other, out=sums.terms), value=-1.0)
+                da.addcmul_(a, torch.div(s[axis], other, out=sums.terms), value=-1.0)
             else:
-                da.addcmul_(along[axis], other, value=-1.0)
+                da.addcdiv_(s[axis], other, value=-1.0)
 
         if not self.deepseek:
-            take_back(self.a, 0, vs[-1], wide[-1])
-        for t in reversed(range(self.steps)):
-            a = history.pop()
-            before = self.ones if t in self.restarts else vs[t - 1] if t else v_0
-            take_back(a, 0, vs[t], wide[t])
-            take_back(a, 1, us[t], before)
+            take_back(0, q, p)
+        while history:
+            a, before, p, wide, q = history.pop()
+            take_back(0, q, wide)
+            take_back(1, p, before)
         if not self.deepseek:
             return da if of_log else da.mul_(self.a)
-        da.sub_(sums.of_products(0, self.a, da).mul_(v_0))
+        da.sub_(sums.of_products(0, self.a, da).div_(q_0))
         dz = da.mul_(z)
         return dz.addcmul_(z, sums.total(1, dz).unsqueeze(1), value=-1.0)
 
 
 def _slices(x: torch.Tensor, first: str) -> tuple[torch.Tensor, ...]:
-    """x as (lead, trail, C) with as many matrices as fit in CACHE_BYTES."""
-    x = x.reshape(-1, *x.shape[-2:]).movedim(0, -1)
-    if first == "cols":
-        x = x.transpose(0, 1)
-    return x.split(max(SIDE_BY_SIDE, CACHE_BYTES // (x.size(0) * x.size(1) * 4)), -1)
-
-
-def laid_out(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A copy of x (n, m, C), in memory (C, n, m) for few matrices."""
-    n, m, count = x.shape
-    if count >= SIDE_BY_SIDE:
-        return x.to(dtype).contiguous()
-    return torch.empty(count, n, m, dtype=dtype, device=x.device).movedim(0, -1).copy_(x)
+    """x as (lead, trail, C) with as many matrices as are worked on at a time."""
+    x = x.reshape(-1, *x.shape[-2:]).permute((1, 2, 0) if first == "rows" else (2, 1, 0))
+    return x.split(matrices_of_slice(x), -1)
 
 
 def forward(
