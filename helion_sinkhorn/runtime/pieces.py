@@ -6,8 +6,16 @@ from collections.abc import Iterator
 
 import torch
 
-ENTRIES = 1 << 20
-"""Entries of the streams worked on at a time: 4 MB of float32 for each temporary tensor."""
+ENTRIES = 1 << 18
+"""Entries of the streams worked on at a time: 1 MB of float32 for each temporary tensor."""
+
+
+PARTS = 4
+"""Of a sum of products: fewer take more memory, more take more calls."""
+SHORT = 16
+"""Entries of a line that are summed by halves: a vector of AVX-512, which torch.sum begins with."""
+GRAIN = 32768
+"""Entries from which on torch shares one sum between threads."""
 
 
 def computing(dtype: torch.dtype) -> torch.dtype:
@@ -41,6 +49,19 @@ def sum_over(terms: torch.Tensor, axis: int) -> torch.Tensor:
     return terms.select(axis, 0)
 
 
+def sum_of_products(a: torch.Tensor, b: torch.Tensor, axis: int) -> torch.Tensor:
+    """The sum over an axis of a b, both as long there: four parts one added to the other, then halves."""
+    (first, *others), (factors, *more) = a.chunk(PARTS, axis), b.chunk(PARTS, axis)
+    total = first * factors
+    for x, y in zip(others, more, strict=True):
+        into = total if x.size(axis) == first.size(axis) else total.narrow(axis, 0, x.size(axis))
+        into.addcmul_(x, y)
+    return sum_over(total, axis)
+
+
 def sum_last(terms: torch.Tensor) -> torch.Tensor:
-    """The sum over the last dimension, by halves; terms are lost."""
+    """The sum over the last dimension of terms, which are contiguous and lost."""
+    # on a CPU torch.sum adds each contiguous line alone; not short ones, nor a single one on many threads
+    if terms.device.type == "cpu" and SHORT <= terms.size(-1) < GRAIN:
+        return terms.sum(-1)
     return sum_over(terms, -1)
