@@ -6,8 +6,16 @@ from collections.abc import Iterator
 
 import torch
 
-ENTRIES = 1 << 20
-"""Entries of the streams worked on at a time: 4 MB of float32 for each temporary tensor."""
+ENTRIES = 1 << 18
+"""Entries of the streams worked on at a time: 1 MB of float32 for each temporary tensor."""
+
+
+PARTS = 4
+"""Of a sum of products: fewer take more memory, more take more calls."""
+SHORT = 16
+"""Entries of a line that are summed by halves: a vector of AVX-512, which torch.sum begins with."""
+GRAIN = 32768
+"""Entries from which on torch shares one sum between threads."""
 
 
 def computing(dtype: torch.dtype) -> torch.dtype:
@@ -21,14 +29,39 @@ def pieces(tokens: int, entries: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, tokens, step))
 
 
-def sum_last(terms: torch.Tensor) -> torch.Tensor:
-    """The sum over the last dimension, one half added to the other until a column is left; terms are lost.
+def halves(terms: torch.Tensor, axis: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Views of terms: each second one added to its first, in turn, leaves the sum over the axis at index 0.
 
     torch.sum takes the order of its additions from the shape of the whole tensor, and with it a token's bits.
     """
-    size = terms.size(-1)
-    while size > 1:
-        kept = (size + 1) // 2
-        terms[..., : size - kept] += terms[..., kept:size]
-        size = kept
-    return terms[..., 0]
+    found = []
+    while terms.size(axis) > 1:
+        terms, other = terms.chunk(2, axis)
+        odd = terms.size(axis) > other.size(axis)
+        found.append((terms.narrow(axis, 0, other.size(axis)) if odd else terms, other))
+    return found
+
+
+def sum_over(terms: torch.Tensor, axis: int) -> torch.Tensor:
+    """The sum over an axis, by halves; terms are lost."""
+    for into, other in halves(terms, axis):
+        into.add_(other)
+    return terms.select(axis, 0)
+
+
+def sum_of_products(a: torch.Tensor, b: torch.Tensor, axis: int) -> torch.Tensor:
+    """The sum over an axis of a b, both as long there: four parts one added to the other, then halves."""
+    (first, *others), (factors, *more) = a.chunk(PARTS, axis), b.chunk(PARTS, axis)
+    total = first * factors
+    for x, y in zip(others, more, strict=True):
+        into = total if x.size(axis) == first.size(axis) else total.narrow(axis, 0, x.size(axis))
+        into.addcmul_(x, y)
+    return sum_over(total, axis)
+
+
+def sum_last(terms: torch.Tensor) -> torch.Tensor:
+    """The sum over the last dimension of terms, which are contiguous and lost."""
+    # on a CPU torch.sum adds each contiguous line alone; not short ones, nor a single one on many threads
+    if terms.device.type == "cpu" and SHORT <= terms.size(-1) < GRAIN:
+        return terms.sum(-1)
+    return sum_over(terms, -1)

@@ -11,7 +11,7 @@ from forked import python
 from steep import STEEP_CALLS, check_gradient
 
 from helion_sinkhorn import reference, sinkhorn
-from helion_sinkhorn.ops.sinkhorn import eager
+from helion_sinkhorn.ops.sinkhorn import eager, line_sums
 from helion_sinkhorn.ops.sinkhorn.budget import Case
 from helion_sinkhorn.ops.sinkhorn.logits import LOGITS
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
@@ -120,9 +120,9 @@ def test_slices_of_the_batch_do_not_show(monkeypatch):
     case = Case("randn_3", 3, 4, batch=50)
     x, dy = case.inputs()
     whole = eager.forward(x, *case.arguments, torch.float32), eager.backward(dy, x, *case.arguments)
-    monkeypatch.setattr(eager, "CACHE_BYTES", 1)
+    monkeypatch.setattr(line_sums, "CACHE_BYTES", 1)
     parts = eager.forward(x, *case.arguments, torch.float32), eager.backward(dy, x, *case.arguments)
-    assert eager._slices(x, "rows")[1] < 50
+    assert len(eager._slices(x, "rows")) > 1
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
 
 

@@ -1,14 +1,14 @@
 """hc_post in vectorised PyTorch: what a CPU runs, and a GPU for float64.
 
-Sums are made one term after another, or by halves: a token's bits do not depend on those around it, and no
-copy of the streams in float32 is made but of a piece.
+Sums are of products, in an order that sizes of a token alone decide: its bits do not depend on those around
+it.  Products are made of a piece of the tokens at a time.
 """
 
 from __future__ import annotations
 
 import torch
 
-from helion_sinkhorn.runtime.pieces import computing, pieces, sum_last
+from helion_sinkhorn.runtime.pieces import computing, pieces, sum_last, sum_of_products
 
 
 def _weights(post, comb, comb_order, dtype):
@@ -18,14 +18,6 @@ def _weights(post, comb, comb_order, dtype):
     return post.to(dtype).reshape(-1, n, 1), comb.to(dtype).reshape(-1, n, n, 1)
 
 
-def _weighted(weights: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
-    """The sum over k of weights[:, k] terms[:, k], one k after another."""
-    total = weights[:, 0] * terms[:, 0]
-    for k in range(1, terms.size(1)):
-        total += weights[:, k] * terms[:, k]
-    return total
-
-
 def forward(f, x, post, comb, bias, comb_order):
     """The new streams; see api.hc_post."""
     n, c = x.shape[-2:]
@@ -33,9 +25,9 @@ def forward(f, x, post, comb, bias, comb_order):
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     post, comb = _weights(post, comb, comb_order, dtype)
     made, streams, rows = out.view(-1, n, c), x.reshape(-1, n, c), f.reshape(-1, c)
-    for at in pieces(len(streams), n * c):
+    for at in pieces(len(streams), n * n * c):
         given = rows[at].to(dtype) if bias is None else rows[at].to(dtype) + bias.to(dtype)
-        made[at] = _weighted(comb[at], streams[at].unsqueeze(2)).add_(post[at] * given.unsqueeze(1))
+        made[at] = sum_of_products(comb[at], streams[at].unsqueeze(2), 1).add_(post[at] * given.unsqueeze(1))
     return out
 
 
@@ -48,13 +40,11 @@ def backward(grad, f, x, post, comb, bias, comb_order):
     of_comb = dcomb.view(-1, n, n) if comb_order == "io" else dcomb.view(-1, n, n).mT
     post, comb = _weights(post, comb, comb_order, dtype)
     upstream, streams, rows = grad.reshape(-1, n, c), x.reshape(-1, n, c), f.reshape(-1, c)
-    for at in pieces(len(streams), n * c):
+    for at in pieces(len(streams), n * n * c):
         g = upstream[at].to(dtype)
         given = rows[at].to(dtype) if bias is None else rows[at].to(dtype) + bias.to(dtype)
-        of_rows[at] = _weighted(post[at], g)
-        of_streams[at] = _weighted(comb[at].transpose(1, 2), g.unsqueeze(2))
+        of_rows[at] = sum_of_products(post[at], g, 1)
+        of_streams[at] = sum_of_products(comb[at], g.unsqueeze(1), 2)
         of_post[at] = sum_last(g * given.unsqueeze(1))
-        pairs, here = of_comb[at], streams[at].to(dtype)
-        for part in pieces(len(g), n * n * c):
-            pairs[part] = sum_last(g[part].unsqueeze(1) * here[part].unsqueeze(2))
+        of_comb[at] = sum_last(streams[at].to(dtype).unsqueeze(2) * g.unsqueeze(1))
     return df, dx, dpost, dcomb

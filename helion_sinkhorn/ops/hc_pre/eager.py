@@ -1,14 +1,14 @@
 """hc_pre in vectorised PyTorch: what a CPU runs, and a GPU for float64.
 
-A sum over streams adds one after another, and one over columns adds halves: a token's bits do not depend on
-those around it.  No copy of the streams in float32 is made but of a piece.
+Sums are of products, in an order that sizes of a token alone decide: its bits do not depend on those around
+it.  Products are made of a piece of the tokens at a time.
 """
 
 from __future__ import annotations
 
 import torch
 
-from helion_sinkhorn.runtime.pieces import computing, pieces, sum_last
+from helion_sinkhorn.runtime.pieces import computing, pieces, sum_last, sum_of_products
 
 
 def forward(x: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
@@ -18,11 +18,7 @@ def forward(x: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
     rows, streams = y.view(-1, c), x.reshape(-1, n, c)
     weights = pre.to(computing(x.dtype)).reshape(-1, n, 1)
     for at in pieces(len(streams), n * c):
-        each, w = streams[at], weights[at]
-        total = each[:, 0] * w[:, 0]
-        for i in range(1, n):
-            total += each[:, i] * w[:, i]
-        rows[at] = total
+        rows[at] = sum_of_products(weights[at], streams[at], 1)
     return y
 
 

@@ -1,8 +1,8 @@
 """Sinkhorn-Knopp in vectorised PyTorch: forward and exact backward from the logits alone.
 
 What a CPU runs, and a GPU for float64 or matrices beyond the kernels' range.  Same scaling
-form as the kernels (docs/math.md).  Matrices stand last, (n, m, C) with C of them side by
-side, so every operation runs over long contiguous vectors; C is chosen to stay in cache.
+form as the kernels (docs/math.md).  Tensors are (n, m, C) with C matrices, as many as stay in cache.
+With few matrices an operation costs no more than its call, so there are as few as possible.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import os
 
 import torch
 
+from helion_sinkhorn.ops.sinkhorn.line_sums import Sums, laid_out, matrices_of_slice
 from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow, rescaling, segment_length
 from helion_sinkhorn.runtime.binade import binade
 from helion_sinkhorn.runtime.pieces import computing
-
-CACHE_BYTES = 1 << 19
-"""The working set of one slice, A and its gradient: it stays in a core's second-level cache."""
 
 LARGEST_START = 40.0
 """Cap on log q_0: a column e^-40 below the maxima of its rows does not show in their sums."""
@@ -35,110 +33,81 @@ def _settle_exp() -> None:
         os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
-def _contract(a: torch.Tensor, w: torch.Tensor, axis: int, out: torch.Tensor, scale: float) -> torch.Tensor:
-    """out = scale out + sum over the other axis of a w; a (n, m, C), axis 0 keeps rows, 1 columns."""
-    if scale:
-        out.mul_(scale)
-    else:
-        out.zero_()
-    for k in range(w.size(0)):
-        out.addcmul_(a.select(1 - axis, k), w[k])
-    return out
-
-
-def _total(a: torch.Tensor, axis: int) -> torch.Tensor:
-    """Sum over `axis` in one fixed order; the order within torch's sum and softmax depends on the batch."""
-    total = a.select(axis, 0).clone()
-    for k in range(1, a.size(axis)):
-        total.add_(a.select(axis, k))
-    return total
-
-
-def _take_back(
-    a: torch.Tensor,
-    da: torch.Tensor,
-    axis: int,
-    u: torch.Tensor,
-    v: torch.Tensor,
-    products: torch.Tensor,
-    of_log: bool,
-    scale: float = 1.0,
-) -> None:
-    """The gradient before a half-step that made the lines along `axis` sum to a constant, in place.
-
-    With D = A * dA and s its sums along these lines, dA <- dA - scale u (v * s)', or scale (u * s) v'.
-
-    Args:
-        products: like da, overwritten.
-        of_log: da is D, not dA.
-    """
-    s = _total(da if of_log else torch.mul(a, da, out=products), axis).mul_(v if axis == 0 else u)
-    if scale != 1:
-        s.mul_(scale)
-    u, v = (u, s) if axis == 0 else (s, v)
-    for i in range(a.size(0)):
-        if of_log:
-            da[i].addcmul_(a[i], torch.mul(v, u[i], out=products[i]), value=-1.0)
-        else:
-            da[i].addcmul_(v, u[i], value=-1.0)
+def _room(like: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+    """That many tensors like one of two axes, without values."""
+    if like.is_contiguous():
+        return like.new_empty(count, *like.shape).unbind(0)
+    return like.new_empty(count, *like.t().shape).mT.unbind(0)
 
 
 class _Slice:
-    """The iterations on some matrices, lead side on axis 0: x (n, m, C) logits in the computing dtype."""
+    """The iterations on some matrices, lead side on axis 0: x (n, m, C) logits in the computing dtype.
+
+    With u and v the factors of rows and columns, p (n, C) is 1 / u and q (m, C) is 1 / v.
+    """
 
     def __init__(self, x: torch.Tensor, n_iters: int, eps: float) -> None:
         self.deepseek = eps > 0
-        self.eps = eps
         self.steps = n_iters - 1 if self.deepseek else n_iters
         self.rho = rescaling(x.size(0), x.size(1), eps, self.steps)
-        self.p = x.new_ones(x.size(0), x.size(2))
+        self.sums = Sums(x)
+        z = x - x.amax(1, keepdim=True)
         if self.deepseek:
-            e = (x - x.amax(1, keepdim=True)).exp_()
-            self.z = e.div_(_total(e, 1).unsqueeze(1))
-            self.a = self.z + eps
-            self.q = _total(self.a, 0).add_(eps)
+            # as tensors: a number is made one in every call
+            self.eps = x.new_full((), eps)
+            self.eps_of_columns = self.eps if self.rho == 1 else x.new_full((), eps / self.rho)
+            self.z = z.exp_()
+            z.div_(self.sums.total(1, z).unsqueeze(1))
+            self.a = z + self.eps
+            self.turned = self.sums.turned(self.a)
+            self.q = self.sums.total(0, self.turned, turned=True).add(self.eps)
+            self.segment = self.steps
         else:
-            z = x - x.amax(1, keepdim=True)
             top = z.amax(0)
             self.z = z.sub_(top)
-            self.a = self.z.exp()
+            self.a = z.exp()
+            self.turned = self.sums.turned(self.a)
             self.q = top.neg().clamp_(max=LARGEST_START).exp_()
-        self.segment = self.steps if self.deepseek else segment_length(x.size(0), x.size(1), x.dtype)
+            self.segment = segment_length(x.size(0), x.size(1), x.dtype)
 
-    def step(self, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """One iteration from v = 1/q: (u, v) after it."""
-        self.p = _contract(self.a, v, 0, self.p, self.eps)
-        if self.rho != 1:
-            self.p.mul_(self.rho)
-        u = self.p.reciprocal()
-        self.q = _contract(self.a, u, 1, self.q, self.eps / self.rho)
-        return u, self.q.reciprocal()
-
-    def restart(self) -> torch.Tensor:
-        """Absorb u and v into the logits; v is 1 again."""
-        self.z = self.z - self.p.log().unsqueeze(1) - self.q.log()
+    def _restart(self, p: torch.Tensor, q: torch.Tensor) -> None:
+        """Absorb u and v into the logits."""
+        self.z.sub_(p.log().unsqueeze(1)).sub_(q.log())
         self.a = self.z.exp()
-        self.p.fill_(1.0)
-        self.q.fill_(1.0)
-        return torch.ones_like(self.q)
+        self.turned = self.sums.turned(self.a)
 
     def run(self, history: list | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """All iterations: the last (u, v); `history` receives (a, v before, u, v) of each."""
-        u, v = self.p.reciprocal(), self.q.reciprocal()
-        head = self.steps - max(self.steps - 1, 0) // max(self.segment, 1) * self.segment
+        """The last p (n, 1, C) and q; `history` receives (A, q before, p, p (n, 1, C), q) of each step."""
+        p, q = torch.ones_like(self.a[:, 0]), self.q
+        rows, columns = (_room(v, self.steps if history is not None else 1) for v in (p, q))
+        last = self.steps - max(self.steps - 1, 0) // max(self.segment, 1) * self.segment
+        restarts = range(last, self.steps, self.segment or 1)
+        sum_of_quotients = self.sums.of_quotients
+        wide = p.unsqueeze(1)
         for t in range(self.steps):
-            if t >= head and (t - head) % self.segment == 0:
-                before = self.restart()
+            if history is not None or not t:
+                p_out, q_out = rows[t], columns[t]
+                wide = p_out.unsqueeze(1)
+            if t in restarts:
+                self._restart(p, q)
+                q = torch.ones_like(q)
+            before = q
+            total = sum_of_quotients(1, self.a, q)
+            p = torch.addcmul(total, p, self.eps, out=p_out) if self.deepseek else p_out.copy_(total)
+            if self.rho != 1:
+                p.mul_(self.rho)
+            total = sum_of_quotients(0, self.turned, wide)
+            if self.deepseek:
+                q = torch.addcmul(total, q, self.eps_of_columns, out=q_out)
             else:
-                before = v
-            u, v = self.step(before)
+                q = q_out.copy_(total)
             if history is not None:
-                history.append((self.a, before, u, v))
-        return u, v
+                history.append((self.a, before, p, wide, q))
+        return wide, q
 
     def value(self) -> torch.Tensor:
-        u, v = self.run()
-        return self.a.mul_(u.unsqueeze(1)).mul_(v)
+        p, q = self.run()
+        return self.a.div_(p).div_(q)
 
     def gradient(self, dy: torch.Tensor) -> torch.Tensor:
         """dX by projections (docs/math.md, Adjoint): each half-step takes back the line sums of A * dA.
@@ -146,35 +115,50 @@ class _Slice:
         That of the last half-step is as large as dY, and so is what rounding leaves of it: without eps it is
         taken back twice, since a gradient may be a thousandth of dY.
         """
-        z, v_0 = self.z, self.q.reciprocal()
+        z, sums, q_0 = self.z, self.sums, self.q
         history: list = []
-        u, v = self.run(history)
-        a = self.a
+        p, q = self.run(history)
+        a, rho = self.a, self.rho
         # D = A * dA passes a restart of the log form unchanged, and dA may overflow there
         of_log = self.steps > self.segment
-        products = torch.empty_like(a)
-        da = ((a if of_log else dy) * u.unsqueeze(1)).mul_(v)
+        da = ((a if of_log else dy) / p).div_(q)
         if of_log:
             da.mul_(dy)
+        s = [torch.empty_like(q), torch.empty_like(p)]
+        lines = [s[0], s[1].squeeze(1)]
+
+        def take_back(axis: int, own: torch.Tensor, other: torch.Tensor) -> None:
+            """The gradient before a half-step that made the lines along `axis` sum to a constant, in place.
+
+            With D = A * dA and s its sums along these lines over their own p or q (times rho for rows),
+            dA <- dA - s / the other.
+            """
+            total = sums.total(axis, da) if of_log else sums.of_products(axis, a, da)
+            torch.div(total, own, out=lines[axis])
+            if axis and rho != 1:
+                s[1].mul_(rho)
+            if of_log:
+                da.addcmul_(a, torch.div(s[axis], other, out=sums.terms), value=-1.0)
+            else:
+                da.addcdiv_(s[axis], other, value=-1.0)
+
         if not self.deepseek:
-            _take_back(a, da, 0, u, v, products, of_log)
+            take_back(0, q, p)
         while history:
-            a, before, u, v = history.pop()
-            _take_back(a, da, 0, u, v, products, of_log)
-            _take_back(a, da, 1, u, before, products, of_log, self.rho)
+            a, before, p, wide, q = history.pop()
+            take_back(0, q, wide)
+            take_back(1, p, before)
         if not self.deepseek:
-            return da if of_log else da.mul_(a)
-        da.sub_(_total(torch.mul(a, da, out=products), 0).mul_(v_0))
+            return da if of_log else da.mul_(self.a)
+        da.sub_(sums.of_products(0, self.a, da).div_(q_0))
         dz = da.mul_(z)
-        return dz.addcmul_(z, _total(dz, 1).unsqueeze(1), value=-1.0)
+        return dz.addcmul_(z, sums.total(1, dz).unsqueeze(1), value=-1.0)
 
 
-def _slices(x: torch.Tensor, first: str) -> tuple[torch.Tensor, int]:
-    """x as (lead, trail, B), and how many matrices fit in CACHE_BYTES."""
-    x = x.reshape(-1, *x.shape[-2:]).movedim(0, -1)
-    if first == "cols":
-        x = x.transpose(0, 1)
-    return x, max(16, CACHE_BYTES // (x.size(0) * x.size(1) * 4))
+def _slices(x: torch.Tensor, first: str) -> tuple[torch.Tensor, ...]:
+    """x as (lead, trail, C) with as many matrices as are worked on at a time."""
+    x = x.reshape(-1, *x.shape[-2:]).permute((1, 2, 0) if first == "rows" else (2, 1, 0))
+    return x.split(matrices_of_slice(x), -1)
 
 
 def forward(
@@ -186,12 +170,8 @@ def forward(
         return out
     _settle_exp()
     eps = eps if form == "deepseek" else 0.0
-    xs, size = _slices(x, first)
-    outs, _ = _slices(out, first)
-    for begin in range(0, xs.size(-1), size):
-        rows = slice(begin, begin + size)
-        part = xs[..., rows].to(computing(x.dtype)).contiguous()
-        outs[..., rows] = _Slice(part, n_iters, eps).value()
+    for part, made in zip(*(_slices(t, first) for t in (x, out)), strict=True):
+        made.copy_(_Slice(laid_out(part, computing(x.dtype)), n_iters, eps).value())
     return out
 
 
@@ -211,15 +191,12 @@ def backward(
     _settle_exp()
     eps = eps if form == "deepseek" else 0.0
     dtype = computing(x.dtype)
-    xs, size = _slices(x, first)
-    dys, _ = _slices(dy, first)
-    dxs, _ = _slices(dx, first)
-    for begin in range(0, xs.size(-1), size):
-        rows = slice(begin, begin + size)
-        part = xs[..., rows].to(dtype).contiguous()
-        g, scale = dys[..., rows].to(dtype).contiguous(), None
+    for part, upstream, made in zip(*(_slices(t, first) for t in (x, dy, dx)), strict=True):
+        g = laid_out(upstream, dtype)
+        of_part = _Slice(laid_out(part, dtype), n_iters, eps)
         if may_overflow(eps):
             g, scale = of_order_one(g)
-        part = _Slice(part, n_iters, eps).gradient(g)
-        dxs[..., rows] = part if scale is None else part.mul_(scale)
+            made.copy_(of_part.gradient(g).mul_(scale))
+        else:
+            made.copy_(of_part.gradient(g))
     return dx

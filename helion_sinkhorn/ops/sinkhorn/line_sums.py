@@ -1,0 +1,99 @@
+"""Sums over rows and columns of (n, m, C), C matrices, in PyTorch: a matrix's bits are its own.
+
+torch.sum takes the order of its additions from the shape of the whole tensor, but for lines that are
+contiguous: each is summed alone.  So long lines are contiguous, for sums over columns in a transposed copy.
+Short ones would cost a call of its inner loop each: matrices stand side by side, and sums are halves that are
+added.  Which of the two, n and m alone decide.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from helion_sinkhorn.runtime.pieces import halves
+
+LONG = 16
+"""Entries from which on a line is summed alone."""
+CACHE_BYTES = 1 << 19
+"""Of float32 matrices in a slice of short lines: what is made of them stays in a core's cache."""
+CACHE_BYTES_OF_LONG = 1 << 18
+"""Of long ones, which have a transposed copy and buffers for both."""
+LARGE = 2048
+"""Entries from which on a matrix's division costs more than one more call, which takes the reciprocals."""
+SIDE_BY_SIDE = 16
+"""Matrices from which on small ones stand side by side; of fewer the entries make the vectors."""
+
+
+def are_long(x: torch.Tensor) -> bool:
+    """Whether lines of x (n, m, C) are summed alone, which torch.sum does on a CPU only."""
+    return min(x.size(0), x.size(1)) >= LONG and x.device.type == "cpu"
+
+
+def matrices_of_slice(x: torch.Tensor) -> int:
+    """How many of x (n, m, C) to work on at a time."""
+    size = x.size(0) * x.size(1) * 4
+    if are_long(x):
+        return max(1, CACHE_BYTES_OF_LONG // size)
+    return max(SIDE_BY_SIDE, CACHE_BYTES // size)
+
+
+def laid_out(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x (n, m, C), in memory (C, n, m) where lines are long or matrices few, and else (n, m, C)."""
+    if x.size(-1) < SIDE_BY_SIDE or are_long(x):
+        return x.permute(2, 0, 1).to(dtype).contiguous().permute(1, 2, 0)
+    return x.to(dtype).contiguous()
+
+
+class Sums:
+    """Sums of terms like x of `laid_out`, in one buffer whose views are made once."""
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self.terms = torch.empty_like(like)
+        self._long = are_long(like)
+        self._large = like.size(0) * like.size(1) >= LARGE
+        self._turned = self.turned(self.terms, copy=False)
+        self._sums: list[torch.Tensor | None] = [None, None]
+        self._views: list[tuple | None] = [None, None]
+
+    def turned(self, a: torch.Tensor, copy: bool = True) -> torch.Tensor:
+        """a as `of_quotients` takes it for axis 0: contiguous columns if they are long."""
+        if not self._long:
+            return a
+        turned = a.new_empty(a.size(2), a.size(1), a.size(0)).permute(2, 1, 0)
+        return turned.copy_(a) if copy else turned
+
+    def of_quotients(self, axis: int, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """The sum of a / b over an axis, a view that the next sum overwrites."""
+        terms = self.terms if axis else self._turned
+        if self._large:
+            torch.mul(a, b.reciprocal(), out=terms)
+        else:
+            torch.div(a, b, out=terms)
+        return self._of_lines(axis, terms) if self._long else self._added(axis)
+
+    def of_products(self, axis: int, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """The sum of a b, likewise."""
+        torch.mul(a, b, out=self.terms)
+        return self._added(axis)
+
+    def total(self, axis: int, a: torch.Tensor, turned: bool = False) -> torch.Tensor:
+        """The sum of a, or of what `turned` made of it, likewise."""
+        if self._long and (turned or axis):
+            return self._of_lines(axis, a)
+        self.terms.copy_(a)
+        return self._added(axis)
+
+    def _of_lines(self, axis: int, a: torch.Tensor) -> torch.Tensor:
+        if self._sums[axis] is None:
+            self._sums[axis] = torch.empty_like(self.terms.select(axis, 0))
+        return torch.sum(a, axis, out=self._sums[axis])
+
+    def _added(self, axis: int) -> torch.Tensor:
+        if self._long and axis:
+            return self._of_lines(1, self.terms)
+        if self._views[axis] is None:
+            self._views[axis] = halves(self.terms, axis), self.terms.select(axis, 0)
+        pairs, first = self._views[axis]
+        for into, other in pairs:
+            into.add_(other)
+        return first
