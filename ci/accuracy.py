@@ -161,13 +161,19 @@ def given(name: str, device: str, steps: int) -> tuple[Any, tuple[torch.Tensor, 
     return workload, inputs, [filled(t, workload.batch).to(device) for t in inputs]
 
 
+def shows(workload, of: str) -> bool:
+    """Whether a result is judged: where another was not used, only gradients are."""
+    return not getattr(workload, "unused", "") or of.split()[-1].startswith("d")
+
+
 def judge(name: str, device: str, steps: int) -> dict[str, object]:
     """All of a workload's record but Inductor."""
     workload, inputs, full = given(name, device, steps)
     truth = operator_of(workload).truths(workload, *inputs)
     results: list[dict[str, object]] = []
     for candidate in operator_of(workload).candidates(workload, *full):
-        results.append(judged(candidate, full, truth[candidate.of], results))
+        if shows(workload, candidate.of):
+            results.append(judged(candidate, full, truth[candidate.of], results))
     return recorded(workload, inputs, truth, results)
 
 

@@ -26,6 +26,8 @@ from ci.operators.linear_attention import truths as linear_attention_gate
 from ci.operators.sinkhorn import truths as sinkhorn_gate
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.ops.hc_split_sinkhorn import eager as split_eager
+from helion_sinkhorn.ops.linear_attention import eager as attention_eager
 from helion_sinkhorn.ops.sinkhorn import budget as sinkhorn_budget
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import solver_for
 from helion_sinkhorn.testing import rounding
@@ -40,8 +42,8 @@ NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 """Whether the tests run that compare with other rules."""
 BY_NIGHT = {
     "attention_chunks_forgetting", "attention_gla_bf16", "attention_retention", "attention_scalar_forgetting",
-    "attention_gla_fp16", "attention_ungated", "attention_scaled", "dot_reported", "dot_precise",
-    "mixes_model", "peaked_column",
+    "attention_gla_fp16", "attention_ungated", "attention_scaled", "attention_chunks_growing",
+    "attention_unused_end", "dot_reported", "dot_precise", "mixes_model", "peaked_column",
 }  # fmt: skip
 
 # At these sizes and logits the iterations or the conjugate gradients have converged, or all matrices are one
@@ -80,7 +82,8 @@ def test_faults_are_caught(name):
     assert len(faulty) >= 12
     missed = {n: o.statistics for n, o in faulty.items() if o.gate and n not in hidden}
     assert missed.keys() == INSIDE.get(name, set()), missed
-    assert not hidden or name in CONVERGED
+    # what a result that nothing used would have passed on shows no fault
+    assert not hidden or name in CONVERGED or getattr(WORKLOADS[name], "unused", "")
 
 
 @pytest.mark.nightly("asks every row; a run asks each row that it judges")
@@ -199,6 +202,27 @@ def test_no_power_of_two_of_positions_has_equal_inputs(judged):
     for bits in range(10):
         positions = torch.arange(1 << (bits + 1))
         assert judged == 1 or not torch.equal(place[positions], place[positions % (1 << bits)])
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "upstream", "of"),
+    [
+        ("hc_unused_pre", split_eager, slice(0, 3), "dmixes"),
+        ("hc_site_unused_comb", split_eager, slice(0, 3), "dfn"),
+        ("attention_unused_o", attention_eager, slice(0, 2), "dk"),
+    ],
+)  # fmt: skip
+def test_an_operator_without_one_upstream_gradient_is_judged(monkeypatch, name, module, upstream, of):
+    """The CPU path loses all gradients as soon as one of the results is unused."""
+    right = module.backward
+
+    def wrong(*arguments):
+        lost = any(t is None for t in arguments[upstream])
+        return [torch.zeros_like(t) if lost else t for t in right(*arguments)]
+
+    monkeypatch.setattr(runs, "RERUN_SECONDS", 0.02)
+    monkeypatch.setattr(module, "backward", wrong)
+    assert any(f": {of} is beyond" in s for s in accuracy.failures(accuracy.judge(name, "cpu", STEPS)))
 
 
 def altered(monkeypatch, change, of="P"):

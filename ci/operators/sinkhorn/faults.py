@@ -22,6 +22,7 @@ from helion_sinkhorn.ops.sinkhorn import eager
 from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
 from helion_sinkhorn.ops.sinkhorn.logits import PEAKED
 from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
+from helion_sinkhorn.testing.rounding import Rounding
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Run = Callable[[SinkhornWorkload, torch.Tensor, torch.Tensor], Pair]
@@ -222,6 +223,24 @@ def implicit(w, x, dy):
     return p.to(w.dtype), Stationarity(p, dy, "corrected").exact.to(w.dtype)
 
 
+class Lean(testing.Iterations):
+    """The adjoint takes each u but the first from v alone, without its term in eps^2."""
+
+    def run(self, steps: int, segment: int) -> tuple[torch.Tensor, torch.Tensor]:
+        last, eps = super().run(steps, segment), self.eps * self.rho
+        for (_, earlier, *_), t in zip(self.history[:], range(1, steps), strict=False):
+            a, before, _, after = self.history[t]
+            lead = (a * (before + eps * earlier)).sum(-1, keepdim=True)
+            self.history[t] = a, before, 1.0 / (self.rho * lead), after
+        return last
+
+
+def lean(w, x, dy):
+    exactly = Rounding(0, unit=0.0)
+    p, dx = testing.scaling_form(x.double(), dy.double(), *w.arguments, exactly, Lean)
+    return p.to(w.dtype), dx.to(w.dtype)
+
+
 def neighbour_leaks(w, x, dy):
     p, dx = pytorch(w, x, dy)
     return p, dx + (2.0**-7 if w.dtype != torch.float32 else 2.0**-10) * dx.roll(1, 0)
@@ -249,6 +268,11 @@ def loses_by_recurrence(w: SinkhornWorkload) -> bool:
     hidden."""
     small = max(w.n, w.m) <= 4 and w.n_iters <= 20
     return is_wide(w) and small and (w.n == 2 or (w.form == "log" and w.logits in PEAKED))
+
+
+def loses_by_lean(w: SinkhornWorkload) -> bool:
+    """Two steps or more with a large eps."""
+    return is_deepseek(w) and w.n_iters > 2 and w.eps >= 1e-2
 
 
 def shows_an_iteration(w: SinkhornWorkload) -> bool:
@@ -301,6 +325,7 @@ _FAULTS = [
     Fault("implicit gradient passed off as exact", implicit, ("dX",)),
     Fault("gradient of the second half only", other_gradient(in_float64(second_half)), ("dX",),
           lambda w: w.n_iters > 1),
+    Fault("u again without its term in eps^2", lean, ("dX",), loses_by_lean),
     Fault("a neighbour's gradient leaks in", neighbour_leaks, ("dX",)),
     Fault("cotangents of u and v by recurrence", recurrence(), ("dX",), loses_by_recurrence),
 ]  # fmt: skip
