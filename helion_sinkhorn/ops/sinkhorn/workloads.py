@@ -170,7 +170,7 @@ _PEAKED = [
     _peaked("one_up_40", 8, 8, "one_up_40", 256, n_iters=3),
     _peaked("one_down_40_log", 3, 3, "one_down_40", form="log"),
     _peaked("column", 4, 4, "one_column", n_iters=60),
-    _peaked("column_8_log", 8, 8, "one_column", 16, n_iters=100, form="log"),
+    _peaked("column_8_log", 8, 8, "shared_column", 16, n_iters=100, form="log"),
     _peaked("masked_3_log", 3, 3, "masked", form="log"),
 ]
 
