@@ -359,7 +359,7 @@ def named(run: Run) -> gate.Run:
 
 
 def before_overflow(run: gate.Run) -> gate.Run:
-    """Without dX where the dA that `scaling_form` hands over restarts leaves float32; kernels hand over A dA."""
+    """Without dX where dA, which `scaling_form` carries over restarts, leaves float32; kernels carry A dA."""
     return lambda w, x, dy: {
         name: t for name, t in run(w, x, dy).items() if name == "P" or w.logits != "shared_column"
     }
