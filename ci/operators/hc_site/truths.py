@@ -161,11 +161,18 @@ def on_device(workload: HcSiteWorkload, name: str, *given: torch.Tensor) -> torc
     return as_served(workload, name, *given) if given[0].is_cuda else on_gpu(workload, name, {}, *given)
 
 
+def upstream_of(workload: HcSiteWorkload, dresidual, dy, dpost, dcomb) -> list[torch.Tensor | None]:
+    """As the operator has them."""
+    return choices.given(workload.unused, dresidual=dresidual, dy=dy, dpost=dpost, dcomb=dcomb)
+
+
 def served(workload: HcSiteWorkload, x, dresidual, dy, dpost, dcomb, *parameters) -> gate.Results:
     """All results of a call."""
     leaves = [t.detach().requires_grad_() for t in (x, *parameters)]
     y, post, comb, residual = hc_site(*leaves, **workload.options)
-    gradients = torch.autograd.grad((residual, y, post, comb), leaves, (dresidual, dy, dpost, dcomb))
+    upstream = upstream_of(workload, dresidual, dy, dpost, dcomb)
+    results, upstream = choices.used((residual, y, post, comb), upstream)
+    gradients = torch.autograd.grad(results, leaves, upstream)
     return dict(zip(budget.RESULTS, (y.detach(), post.detach(), comb.detach(), *gradients), strict=True))
 
 
@@ -177,8 +184,9 @@ def on_gpu(workload: HcSiteWorkload, name: str, chosen: dict, *given: torch.Tens
         y, pre, post, comb, mixes, norms = launch.forward(x, *parameters, None, *workload.arguments)
         if name in VALUES:
             return {"y": y, "post": post, "comb": comb}
+        dresidual, dy, *upstream = upstream_of(workload, dresidual, dy, dpost, dcomb)
         dx, dfn, sums, _ = launch.backward(
-            dresidual, dy, None, dpost, dcomb, x, *parameters, pre, mixes, norms, True, *workload.arguments,
+            dresidual, dy, None, *upstream, x, *parameters, pre, mixes, norms, True, *workload.arguments,
             choices=chosen,
         )  # fmt: skip
         dbase, dscale = sums.split((workload.m, 3))

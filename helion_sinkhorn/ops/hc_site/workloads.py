@@ -9,7 +9,7 @@ import torch
 
 from helion_sinkhorn.ops.hc_mixes.workloads import VALUES, MixesWorkload
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import PARAMETERS, HcWorkload
-from helion_sinkhorn.testing.draws import normal, uniform
+from helion_sinkhorn.testing.draws import normal, uniform, unused_zero
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,9 @@ class HcSiteWorkload:
     """Deviation of the mixes."""
     crosses: bool = False
     """Whether `hc_boundary` of these streams is judged too."""
+    unused: str = ""
+    """The upstream gradient, "dresidual", "dy", "dpre", "dpost" or "dcomb", that is None as nothing used the
+    result."""
 
     @property
     def m(self) -> int:
@@ -115,8 +118,9 @@ class HcSiteWorkload:
         scale, base = PARAMETERS[self.parameters](n, g)
         dresidual, dy = normal(g, *tokens, n, self.c), normal(g, *tokens, self.c)
         dpost, dcomb = normal(g, *tokens, n), normal(g, *tokens, n, n)
-        x, dresidual, dy = (t.to(self.dtype) for t in (x, dresidual, dy))
-        made = x, fn, weight, scale, base, dresidual, dy, dpost, dcomb
+        upstream = {"dresidual": dresidual.to(self.dtype), "dy": dy.to(self.dtype), "dpost": dpost}
+        upstream = unused_zero(upstream | {"dcomb": dcomb}, self.unused)
+        made = x.to(self.dtype), fn, weight, scale, base, *upstream.values()
         return tuple(None if t is None else t.to(device) for t in made)
 
     def make_update(self, x: torch.Tensor, seed: int = 1) -> tuple[torch.Tensor, ...]:
@@ -125,7 +129,9 @@ class HcSiteWorkload:
         g, tokens, n = np.random.default_rng(seed), (self.batch, self.tokens), self.n
         x, f = (((32 * t).round() / 32).clamp(-4, 4) for t in (x.float(), normal(g, *tokens, self.c)))
         post, comb = ((127 * uniform(g, *tokens, *s)).round() / 64 for s in ((n,), (n, n)))
-        return x.to(self.dtype), f.to(self.dtype), post, comb / 2, *(normal(g, *tokens, n) for _ in range(2))
+        weights, dpre = (normal(g, *tokens, n) for _ in range(2))
+        (dpre,) = unused_zero({"dpre": dpre}, self.unused).values()
+        return x.to(self.dtype), f.to(self.dtype), post, comb / 2, weights, dpre
 
 
 def _site(name: str, batch: int, tags: str, source: str, **options) -> HcSiteWorkload:
@@ -170,4 +176,7 @@ ROWS = [
     _site("tf32", 3, "ci", "TF32 products", c=96, tokens=33, precision="tf32"),
     _site("tf32_fp32", 3, "ci", "TF32 products of single precision", c=96, tokens=17, precision="tf32",
           dtype=torch.float32),
+    *(_site(f"unused_{name}", 2, "ci", "a result that nothing used", c=24, tokens=5, n_iters=3,
+            dtype=torch.float32, crosses=True, unused=f"d{name}")
+      for name in ("residual", "y", "pre", "post", "comb")),
 ]  # fmt: skip
