@@ -38,7 +38,7 @@ from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime import device_math
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import Choice, candidates
-from helion_sinkhorn.tuning import compilation, deadline, finals, offline_run, plan, provenance
+from helion_sinkhorn.tuning import compilation, deadline, finals, plan, provenance
 from helion_sinkhorn.tuning import tune as tuner
 from helion_sinkhorn.tuning.commands import here
 from helion_sinkhorn.tuning.fingerprint import fingerprint
@@ -161,16 +161,16 @@ def test_groups_hold_every_implicit_workload_with_the_solver_it_takes():
     assert found == wanted
 
 
-def test_kernels_without_a_score_are_timed_but_not_ranked(tmp_path):
-    name = "attention_gk_bf16"
-    results, _ = run(tmp_path, lambda c, b: 100.0, [WORKLOADS[name]], kernel="linear_attention_walk")
-    assert len(list(results)) == len(entries(tmp_path, "linear_attention_walk")) > 0
-    assert not (tmp_path / "h200" / "calibration.json").exists()
-    said = []
-    groups = groups_of([WORKLOADS[name]])
-    options = Options("mi350", tmp_path, commit="0", command="test")
-    assert list(offline_run.tune_offline(groups, options, compilation=Compiled, say=said.append)) == []
-    assert [line.split(":")[0] for line in said] == sorted({g.kernel for g in groups})
+def test_times_of_ranked_kernels_alone_are_kept_beside_scores(tmp_path, monkeypatch):
+    scored = []
+    monkeypatch.setattr(tuner.calibration, "record", lambda path, kernel, *of: scored.append(kernel))
+    for workload, kernel in (
+        (WORKLOADS["attention_gk_bf16"], "linear_attention_walk"),
+        (WORKLOAD, "sinkhorn_forward"),
+    ):
+        results, _ = run(tmp_path, lambda c, b: 100.0, [workload], kernel=kernel)
+        assert len(list(results)) == len(entries(tmp_path, kernel)) > 0
+    assert scored == ["sinkhorn_forward"]
 
 
 def test_a_workload_of_an_unknown_operator_is_named():
