@@ -56,7 +56,7 @@ class Loop(NamedTuple):
 
     trips: int
     products: int = 0
-    """Of a matrix and a vector, or rank-one updates, in a trip; 0 where nothing is unrolled."""
+    """Matrix-vector products of one trip, a rank-one update counting as one; 0 where nothing is unrolled."""
 
 
 def loops_of(kernel: str, call: SinkhornCall, variant: dict[str, Any], found: int) -> list[Loop]:
