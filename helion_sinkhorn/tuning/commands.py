@@ -102,7 +102,8 @@ def tune(arguments: argparse.Namespace) -> int:
             return 0
     evidence = "compiled" if arguments.offline else "measured"
     results, found = [], []
-    with Progress("keys", plan.keys_left(groups, options, evidence), console) as progress:
+    work = plan.work_left(groups, options, evidence)
+    with Progress("keys", len(work), console, work=sum(work.values())) as progress:
         try:
             with deadline.raised_after(options.left):
                 for line in plan.plan(groups, options, evidence):
@@ -113,11 +114,13 @@ def tune(arguments: argparse.Namespace) -> int:
                     else tuner.tune(groups, options, reported, say=say)
                 ):
                     results.append(result)
-                    progress.step()
+                    # a key that another run wrote meanwhile, and no longer had, is no work of this plan
+                    key = result.group.kernel, result.group.call, result.batch
+                    progress.step(work.get(key, 0.0))
                 if arguments.effort == "full" and not arguments.offline:
                     found += search.search(results, options, say=say)
         except deadline.OutOfTime:
-            left = plan.keys_left(groups, options, evidence)
+            left = len(plan.work_left(groups, options, evidence))
             spent = duration(arguments.budget)
             say(f"the budget of {spent} is spent; the same command does the {left} keys left")
     if results:
