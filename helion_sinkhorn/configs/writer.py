@@ -107,7 +107,11 @@ def merge(
     """
     path = folder / device["key"] / f"{kernel}.json"
     with locked(path):
-        data = load(path) or {"runs": {}, "entries": []}
+        data = load(path) or {"runs": {}, "entries": [], "device": device}
+        there, new = ({e["evidence"] for e in some} for some in (data["entries"], entries))
+        if "measured" in there - new:
+            # a driver reported it to those runs, and none to this
+            device = data["device"]
         kept = {identity(e): e for e in data["entries"]}
         for entry in entries:
             old = kept.get(identity(entry))

@@ -49,8 +49,6 @@ class Operator:
     """(workload, empty): the public function, for what it checks, on tensors of empty(*shape, dtype=...)."""
     fixed: tuple[str, ...] = ()
     """Fields of a workload that its trials do not take: their launches have the defaults."""
-    score: Callable[[Any, int], float] | None = None
-    """(Binary, batch) -> what the candidates of a key are ranked by where they cannot be timed, or None."""
     problems: Callable[[Any], Iterator[str]] = no_problems
     """Binary -> why it must not be launched, beside the reasons that hold for every kernel."""
     call: Callable[[Any, str], None] | None = None

@@ -16,8 +16,8 @@ from helion_sinkhorn.machine.binary import Binary, Job
 from helion_sinkhorn.machine.compiler import compile_for
 from helion_sinkhorn.operators import KERNELS
 from helion_sinkhorn.runtime.kernel import Choice, in_space
-from helion_sinkhorn.tuning import calibration
 from helion_sinkhorn.tuning.fingerprint import fingerprint
+from helion_sinkhorn.tuning.ranking import calibration
 
 MOST_BYTES = 800_000
 """Most bytes of one device's files."""

@@ -69,10 +69,11 @@ def here(asked: str, local_rank: int) -> str:
 def tune(arguments: argparse.Namespace) -> int:
     rank, world, local_rank, local_world = ranks("tune")
     need_triton("tune")
-    from helion_sinkhorn.tuning import deadline, offline_run, plan, search
+    from helion_sinkhorn.tuning import deadline, plan, search
     from helion_sinkhorn.tuning import tune as tuner
     from helion_sinkhorn.tuning.groups import groups_of
     from helion_sinkhorn.tuning.options import Options
+    from helion_sinkhorn.tuning.ranking import offline
 
     workloads = selection.workloads("tune", arguments.tags, arguments.only)
     groups = groups_of(workloads, arguments.kernel)
@@ -95,29 +96,36 @@ def tune(arguments: argparse.Namespace) -> int:
     def say(line: str) -> None:
         console.print(f"{mark}{line}")
 
+    if arguments.offline:
+        groups = offline.ranked_kernels(groups, say)
+        if not groups:
+            return 0
     evidence = "compiled" if arguments.offline else "measured"
     results, found = [], []
-    with Progress("keys", plan.keys_left(groups, options, evidence), console) as progress:
+    work = plan.work_left(groups, options, evidence)
+    with Progress("keys", len(work), console, work=sum(work.values())) as progress:
         try:
             with deadline.raised_after(options.left):
                 for line in plan.plan(groups, options, evidence):
                     say(line)
                 for result in (
-                    offline_run.tune_offline(groups, options, say=say)
+                    offline.tune_offline(groups, options, say=say)
                     if arguments.offline
                     else tuner.tune(groups, options, reported, say=say)
                 ):
                     results.append(result)
-                    progress.step()
+                    # a key that another run wrote meanwhile, and no longer had, is no work of this plan
+                    key = result.group.kernel, result.group.call, result.batch
+                    progress.step(work.get(key, 0.0))
                 if arguments.effort == "full" and not arguments.offline:
                     found += search.search(results, options, say=say)
         except deadline.OutOfTime:
-            left = plan.keys_left(groups, options, evidence)
+            left = len(plan.work_left(groups, options, evidence))
             spent = duration(arguments.budget)
             say(f"the budget of {spent} is spent; the same command does the {left} keys left")
     if results:
         said = "predictions from machine code; none of these was run" if arguments.offline else "microseconds"
-        rows = (offline_run if arguments.offline else tuner).report(results)
+        rows = (offline if arguments.offline else tuner).report(results)
         table(f"{arguments.device}: {said}", tuner.COLUMNS, rows)
     if found:
         title = "faster than what is stored; to store one, put it into its kernel's space (space.py)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from helion_sinkhorn.configs import writer
 from helion_sinkhorn.configs.device import DEVICES, Device
@@ -15,17 +16,22 @@ from helion_sinkhorn.tuning.groups import Group, entries_on_disk, entry_key
 from helion_sinkhorn.tuning.options import Options
 
 SECONDS_COMPILE, SECONDS_GENERATE, SECONDS_TIME = 3.0, 0.6, 0.05
-"""Seconds of one candidate on an H200 and its host, for the estimate."""
+"""Seconds of one candidate on an H200 and its host.  Elsewhere they say how much longer one key takes than
+another, not how long."""
 USUAL_WORKERS = 8
 """Compiling processes for which ranks share keys out: each has its own number, and all must share alike."""
 
 
-def seconds(group: Group, device: Device, workers: int) -> float:
-    """A rough cost of tuning a group."""
-    count, batches = len(candidates(KERNELS[group.kernel], group.call, device)), len(group.batches)
-    finals = (FINALISTS + 2) * (ROUNDS["quick"] / 2) * SECONDS_TIME
-    own = SECONDS_GENERATE + batches * SECONDS_TIME
-    return count * max(own, SECONDS_COMPILE / workers) + batches * finals
+def seconds(group: Group, device: Device, workers: int, evidence: str = "measured") -> list[float]:
+    """A rough cost of each key of a group: the first waits for the compilers, and all are timed or none."""
+    count = len(candidates(KERNELS[group.kernel], group.call, device))
+    compiling, others = count * SECONDS_COMPILE / workers, len(group.batches) - 1
+    if evidence == "compiled":
+        return [compiling, *[0.0] * others]
+    timing, finals = count * SECONDS_TIME, (FINALISTS + 2) * (ROUNDS["quick"] / 2) * SECONDS_TIME
+    # compilers work on this group while the one before is timed
+    first = max(count * SECONDS_GENERATE + timing, compiling - others * timing)
+    return [first + finals, *[timing + finals] * others]
 
 
 def share_out(groups: Sequence[Group], costs: Sequence[float], rank: int, world: int) -> list[Group]:
@@ -60,15 +66,22 @@ def unfinished(groups: Iterable[Group], folder: Path, device: str, evidence: str
 def groups_of_rank(groups: Sequence[Group], options: Options, evidence: str = "measured") -> list[Group]:
     """This rank's share of the plan, without the keys that have fresh entries unless forced."""
     device = DEVICES[options.device]
-    costs = [seconds(group, device, USUAL_WORKERS) for group in groups]
+    costs = [sum(seconds(group, device, USUAL_WORKERS)) for group in groups]
     # shared out before looking at what is done: other ranks are writing while this one looks
     share_of_it = share_out(groups, costs, options.rank, options.world)
     return share_of_it if options.force else unfinished(share_of_it, options.out, options.device, evidence)
 
 
-def keys_left(groups: Sequence[Group], options: Options, evidence: str = "measured") -> int:
-    """Keys that `tune` would go through."""
-    return sum(len(group.batches) for group in groups_of_rank(groups, options, evidence))
+def work_left(
+    groups: Sequence[Group], options: Options, evidence: str = "measured"
+) -> dict[tuple[str, Any, int], float]:
+    """The keys that `tune` would go through, (kernel, call, batch), with their rough costs."""
+    device = DEVICES[options.device]
+    return {
+        (group.kernel, group.call, batch): cost
+        for group in groups_of_rank(groups, options, evidence)
+        for batch, cost in zip(group.batches, seconds(group, device, options.workers, evidence), strict=True)
+    }
 
 
 def plan(groups: Sequence[Group], options: Options, evidence: str = "measured") -> Iterator[str]:
@@ -81,10 +94,9 @@ def plan(groups: Sequence[Group], options: Options, evidence: str = "measured") 
         )
         return
     count = sum(len(candidates(KERNELS[g.kernel], g.call, device)) for g in left)
-    estimate = sum(seconds(g, device, options.workers) for g in left)
     yield (
         f"keys: {sum(len(g.batches) for g in left)}, in groups: {len(left)}, candidates: {count}, "
-        f"compiling processes: {options.workers}; about {estimate:.0f} s"
+        f"compiling processes: {options.workers}; the first key says how long the others take"
     )
     for group in left:
         yield f"  {group.name}, batches {', '.join(map(str, group.batches))}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
@@ -12,6 +13,8 @@ from rich.progress import Progress as Bar
 
 EVERY = 10.0
 """Seconds between two lines."""
+ENOUGH = 8
+"""Steps that tell a speed; of fewer, several may end together that ran side by side."""
 
 
 def duration(seconds: float) -> str:
@@ -22,6 +25,29 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def seconds_left(ended: Sequence[tuple[float, float]], work: float, now: float) -> float | None:
+    """Seconds until all work is done, at the speed measured so far; None where no work has been done.
+
+    What comes once, such as processes that start, is a part of the first step's time.  So the speed is that
+    of the steps after the first, as soon as they are `ENOUGH` or have taken longer than it.
+
+    Args:
+        ended: (seconds since the begin, work) of each step, in the order in which they ended.
+        work: of all steps, in the same unit.
+        now: seconds since the begin.
+    """
+    done = sum(own for _, own in ended)
+    if not done:
+        return None
+    (first, of_first), (last, _) = ended[0], ended[-1]
+    if done > of_first and last - first > (first if len(ended) <= ENOUGH else 0):
+        speed = (done - of_first) / (last - first)
+    else:
+        speed = done / max(last, 1e-9)
+    # of the step that runs nothing is known but that it began when another ended
+    return max((work - done) / speed - (now - last), 1.0)
 
 
 class Progress(contextlib.AbstractContextManager):
@@ -38,9 +64,8 @@ class Progress(contextlib.AbstractContextManager):
         self, unit: str, total: int, console: Console, every: float = EVERY, work: float | None = None
     ) -> None:
         self.unit, self.total, self.console, self.every = unit, total, console, every
-        self.work, self.worked = work or float(total), 0.0
-        self.done, self.begin = 0, time.monotonic()
-        self.last = self.begin
+        self.work, self.begin = work or float(total), time.monotonic()
+        self.ended: list[tuple[float, float]] = []
         self._ended, self._counting = threading.Event(), threading.Lock()
         columns = TextColumn("{task.description}"), BarColumn()
         self._bar = Bar(*columns, console=console, disable=not console.is_terminal)
@@ -49,24 +74,19 @@ class Progress(contextlib.AbstractContextManager):
 
     def line(self) -> str:
         """Steps done, time spent, and the time that the rest takes at the same speed."""
-        spent = time.monotonic() - self.begin
-        said = f"{self.done} of {self.total} {self.unit}, {duration(spent)}"
-        if not self.done or self.done >= self.total:
-            return said
-        # at the speed until the last step ended: the one that runs says nothing yet
-        whole = (self.last - self.begin) / self.worked * self.work
-        return f"{said}, about {duration(max(whole - spent, 1.0))} left"
+        spent, done = time.monotonic() - self.begin, len(self.ended)
+        said = f"{done} of {self.total} {self.unit}, {duration(spent)}"
+        left = seconds_left(self.ended, self.work, spent) if done < self.total else None
+        return said if left is None else f"{said}, about {duration(left)} left"
 
     def step(self, work: float = 1.0) -> None:
         """One more is done, of so much work."""
         with self._counting:
-            self.done += 1
-            self.worked += work
-            self.last = time.monotonic()
+            self.ended.append((time.monotonic() - self.begin, work))
             self._bar.update(self._task, advance=1)
 
     def __enter__(self) -> Progress:
-        self.begin = self.last = time.monotonic()
+        self.begin = time.monotonic()
         self._bar.start()
         self._lines.start()
         return self

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from helion_sinkhorn.configs import writer
-from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.tuning import calibration, markdown
+from helion_sinkhorn.tuning import markdown
 from helion_sinkhorn.tuning.check import files
+from helion_sinkhorn.tuning.ranking import KERNELS, calibration
 
 TABLES = "<!-- from the data, by `make tuning-readme` -->"
 
@@ -58,7 +58,6 @@ def calibration_rows(folder: Path) -> list[list[Any]]:
                 regrets = sorted(q.regret for q in some)
                 rows.append([
                     path.parent.name, triton or "3.6 or 3.9", kernel, len(some),
-                    f"{statistics.median(q.correlation for q in some):.2f}",
                     f"{statistics.median(regrets):.3f}", f"{regrets[int(0.9 * (len(some) - 1))]:.3f}",
                     f"{statistics.median(q.default for q in some):.3f}",
                     sum(q.regret > 1.02 * q.default for q in some),
@@ -80,8 +79,8 @@ def readme(folder: Path) -> str:
     rows = calibration_rows(folder)
     if rows:
         titles = (
-            "measured on", "Triton", "kernel", "keys", "rank correlation", "regret", "regret, 90 %",
-            "default over best", "worse than the default",
+            "measured on", "Triton", "kernel", "keys", "regret", "regret, 90 %", "default over best",
+            "worse than the default",
         )  # fmt: skip
         parts += [
             "## How well machine code ranks", "",

@@ -13,9 +13,7 @@ from typing import Any
 
 from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import operator_of
 from helion_sinkhorn.runtime.kernel import Choice
-from helion_sinkhorn.tuning import calibration
 from helion_sinkhorn.tuning.compilation import Compilation, count_compilations, launchable
 from helion_sinkhorn.tuning.finals import (
     ROUNDS,
@@ -31,6 +29,8 @@ from helion_sinkhorn.tuning.groups import Group, choice_of, entry_before, same, 
 from helion_sinkhorn.tuning.options import Options
 from helion_sinkhorn.tuning.plan import groups_of_rank
 from helion_sinkhorn.tuning.provenance import device_block, provenance
+from helion_sinkhorn.tuning.ranking import KERNELS as RANKED
+from helion_sinkhorn.tuning.ranking import calibration
 
 CANDIDATES_SHARE = 0.5
 """The share of the seconds left that the candidates of a key may take before its finals."""
@@ -90,9 +90,9 @@ def tune(
                 say(f"  {result}")
                 timed.append((result.batch, result.times))
                 yield result
-            if score := operator_of(group.kernel).score:
+            if group.kernel in RANKED:
                 path = options.out / options.device / calibration.FILE
-                calibration.record(path, score, group.kernel, group.call, binaries, timed)
+                calibration.record(path, group.kernel, group.call, binaries, timed)
     finally:
         compiled.stop()
 

@@ -29,9 +29,9 @@ def test_files_are_well_formed_and_tuned_for_this_source():
 
 def test_an_entry_is_of_the_triton_of_its_run(tmp_path):
     pytest.importorskip("jsonschema")
-    path = tmp_path / "b200" / "dot_compress_apply.json"
+    path = tmp_path / "h200" / "dot_compress_apply.json"
     path.parent.mkdir()
-    text = (SHIPPED / "b200" / "dot_compress_apply.json").read_text()
+    text = (SHIPPED / "h200" / "dot_compress_apply.json").read_text()
     path.write_text(text)
     assert list(cache.complaints(tmp_path)) == []
     path.write_text(text.replace('"triton": "3.6"', '"triton": "3.7"', 1))
@@ -61,7 +61,7 @@ def test_a_sample_compiles_for_its_device(key, compile_for, monkeypatch):
 @pytest.fixture
 def folder(tmp_path, capsys):
     """Two files of the shipped folder, and its README as their data have it."""
-    for name in ("mi350/hc_pre_forward.json", "mi350/hc_pre_backward.json", "README.md"):
+    for name in ("h200/hc_pre_forward.json", "h200/hc_pre_backward.json", "README.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(SHIPPED / name, tmp_path / name)
     assert main(["readme", "--out", str(tmp_path)]) == 0
@@ -79,7 +79,7 @@ def test_readme_says_what_it_wrote(folder, capsys):
 
 
 def test_readme_of_a_folder_without_text_or_with_a_damaged_file(folder, capsys):
-    (folder / "mi350" / "hc_pre_forward.json").write_text("{")
+    (folder / "h200" / "hc_pre_forward.json").write_text("{")
     with pytest.raises(SystemExit, match="2"):
         main(["readme", "--out", str(folder)])
     assert "is damaged; `check --no-compile` says which" in capsys.readouterr().err
@@ -101,18 +101,18 @@ def test_check_tells_each_file_when_its_programs_are_compiled(folder, monkeypatc
     assert main(["check", "--out", str(folder)]) == 0
     begun, *compiled, last = capsys.readouterr().out.splitlines()
     first, second = sorted(compiled)
-    programs = len(cache.jobs(folder, "mi350"))
-    assert begun == f"mi350: {programs} programs to compile"
-    assert re.fullmatch(r"  mi350/hc_pre_backward.json: \d+ programs compiled, 0 s", first)
-    assert re.fullmatch(r"  mi350/hc_pre_forward.json: \d+ programs compiled, 0 s", second)
+    programs = len(cache.jobs(folder, "h200"))
+    assert begun == f"h200: {programs} programs to compile"
+    assert re.fullmatch(r"  h200/hc_pre_backward.json: \d+ programs compiled, 0 s", first)
+    assert re.fullmatch(r"  h200/hc_pre_forward.json: \d+ programs compiled, 0 s", second)
     assert last.startswith(f"2 files, {programs} programs, 0 problems")
 
 
 def test_check_names_a_damaged_file_and_ends_with_1(folder, capsys):
     pytest.importorskip("jsonschema")
-    (folder / "mi350" / "hc_pre_forward.json").write_text("{")
+    (folder / "h200" / "hc_pre_forward.json").write_text("{")
     assert main(["check", "--no-compile", "--out", str(folder)]) == 1
-    assert f"{folder / 'mi350' / 'hc_pre_forward.json'}: Expecting" in capsys.readouterr().out
+    assert f"{folder / 'h200' / 'hc_pre_forward.json'}: Expecting" in capsys.readouterr().out
 
 
 @pytest.mark.gpu

@@ -17,8 +17,6 @@ from helion_sinkhorn.ops.hc_split_sinkhorn.budget import error_budget, exact
 from helion_sinkhorn.ops.hc_split_sinkhorn.space import HcCall
 from helion_sinkhorn.ops.hc_split_sinkhorn.trials import TRIALS
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS
-from helion_sinkhorn.ops.sinkhorn.score import loops_of
-from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import Choice, candidates, default_choice
 from helion_sinkhorn.testing.rounding import worst
@@ -86,19 +84,6 @@ def test_configs_of_a_call_add_up_in_one_order(name, key):
             config = dict(choice.config)
             threads = config["num_warps"] * DEVICES[key].warp_size
             assert not rows or config["block_sizes"][0] * n * n == threads * rows * columns
-
-
-def test_the_score_knows_the_loops_of_these_kernels():
-    """The loops of Sinkhorn's kernels, for a matrix of n x n: neither restarts."""
-    call, same = HcCall("float32", 4, 20, True), SinkhornCall(True, 1, "float32", 4, 4, 20)
-    for name, of_sinkhorn, variant in (
-        (launch.FORWARD, "sinkhorn_forward", {}),
-        (launch.REDUCED, "sinkhorn_forward", {}),
-        (launch.BACKWARD, "sinkhorn_backward", {"length": 7}),
-    ):
-        assert loops_of(name, call, variant, 3) == loops_of(of_sinkhorn, same, variant, 3)
-    for found, trips in ((3, [7, 7, 2]), (2, [7, 2]), (1, [2]), (0, []), (4, [7, 7, 1, 2])):
-        assert [loop.trips for loop in loops_of(launch.BACKWARD, call, {"length": 7}, found)] == trips
 
 
 @pytest.mark.parametrize("unused", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import re
 import threading
 import time
@@ -10,8 +11,13 @@ import time
 import pytest
 from rich.console import Console
 
-from helion_sinkhorn.tuning import progress
-from helion_sinkhorn.tuning.progress import Progress, duration
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.runtime.kernel import candidates
+from helion_sinkhorn.tuning import plan, progress
+from helion_sinkhorn.tuning.groups import groups_of
+from helion_sinkhorn.tuning.progress import Progress, duration, seconds_left
+from helion_sinkhorn.workloads import tagged
 
 
 def test_what_is_left_is_the_rest_at_the_same_speed(monkeypatch):
@@ -44,6 +50,68 @@ def test_steps_of_unequal_length_count_by_their_work(monkeypatch):
     assert counted.line() == "2 of 3 steps, 40 s, about 10 s left"
 
 
+def test_what_comes_once_is_not_expected_again():
+    """Of 40 steps of 4 s behind processes that take 20 s to start; 208 s were said to be left, of 128."""
+    ended = [(20.0 + 4 * k, 1.0) for k in range(1, 9)]
+    assert seconds_left(ended, 40, 52.0) == pytest.approx(128)
+    assert seconds_left(ended, 40, 54.0) == pytest.approx(126)
+    # the first says nothing of it
+    assert seconds_left(ended[:1], 40, 24.0) == pytest.approx(39 * 24)
+    assert seconds_left([], 40, 3.0) is None
+    assert seconds_left([(1.0, 0.0)], 40, 3.0) is None
+
+
+def programs(seed, workers, start):
+    """When programs of 1 to 15 s are compiled, by so many processes: (seconds since the begin, work 1)."""
+    draw, free = random.Random(seed), [start] * workers
+    ended = []
+    for _ in range(200):
+        earliest = min(range(workers), key=free.__getitem__)
+        free[earliest] += min(15.0, draw.expovariate(0.25) + 1)
+        ended.append((free[earliest], 1.0))
+    return sorted(ended)
+
+
+def tuned(seed, workers, start, only=""):
+    """When the keys of the whole plan are tuned on another host than the plan's.
+
+    Twice the time of a compiler, a third of that to make a program ready, each key timed for half to twice as
+    long.
+    """
+    draw, now, ended = random.Random(seed), start, []
+    for group in groups_of([w for w in tagged("tune", object) if only in w.name]):
+        work = plan.seconds(group, DEVICES["h200"], workers)
+        count = len(candidates(KERNELS[group.kernel], group.call, DEVICES["h200"]))
+        timed = [(0.05 * count + finals) * 2 ** draw.uniform(-1, 1) for finals in [0.9] * len(work)]
+        waited = max(0.2 * count, 2 * 3.0 * count / workers - sum(timed))
+        for own, cost in zip(timed, work, strict=True):
+            now, waited = now + own + waited, 0.0
+            ended.append((now, cost))
+    return ended
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("start", [2.0, 20.0])
+@pytest.mark.parametrize("workers", [1, 2, 8])
+@pytest.mark.parametrize("run", [programs, tuned])
+def test_what_is_said_to_be_left_is_right_within_a_factor_of_two(run, workers, start, seed):
+    """From a twentieth of the steps to the last twentieth."""
+    ended = run(seed, workers, start)
+    work, whole = sum(own for _, own in ended), ended[-1][0]
+    few = len(ended) // 20
+    for done in range(few, len(ended) - few):
+        now = ended[done - 1][0]
+        assert 0.5 < seconds_left(ended[:done], work, now) / (whole - now) < 2, done
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_keys_behind_the_first_of_a_group_wait_for_no_compiler(workers):
+    """Within a factor of three on a host whose compilers are slower; 4 to 55 if all were alike."""
+    ended = tuned(0, workers, 1.0, "deepseek_4x4_fp32")[:5]
+    said = seconds_left(ended[:1], sum(own for _, own in ended), ended[0][0])
+    assert 1 / 3 < said / (ended[-1][0] - ended[0][0]) < 3
+
+
 def test_a_line_comes_every_ten_seconds_though_no_step_ends():
     assert progress.EVERY == 10
     out = io.StringIO()
@@ -66,7 +134,7 @@ def test_a_terminal_has_a_bar():
             thread.start()
         for thread in threads:
             thread.join()
-    assert counted.done == 2
+    assert len(counted.ended) == 2
     assert "━" in out.getvalue()
 
 

@@ -38,12 +38,13 @@ from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime import device_math
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import Choice, candidates
-from helion_sinkhorn.tuning import compilation, deadline, finals, offline_run, plan, provenance
+from helion_sinkhorn.tuning import compilation, deadline, finals, plan, provenance
 from helion_sinkhorn.tuning import tune as tuner
 from helion_sinkhorn.tuning.commands import here
 from helion_sinkhorn.tuning.fingerprint import fingerprint
 from helion_sinkhorn.tuning.groups import distinct, groups_of, same
 from helion_sinkhorn.tuning.options import Options
+from helion_sinkhorn.tuning.progress import Progress
 from helion_sinkhorn.workloads import WORKLOADS, tagged
 
 WORKLOAD = WORKLOADS["deepseek_4x4_fp32_b128"]
@@ -161,16 +162,16 @@ def test_groups_hold_every_implicit_workload_with_the_solver_it_takes():
     assert found == wanted
 
 
-def test_kernels_without_a_score_are_timed_but_not_ranked(tmp_path):
-    name = "attention_gk_bf16"
-    results, _ = run(tmp_path, lambda c, b: 100.0, [WORKLOADS[name]], kernel="linear_attention_walk")
-    assert len(list(results)) == len(entries(tmp_path, "linear_attention_walk")) > 0
-    assert not (tmp_path / "h200" / "calibration.json").exists()
-    said = []
-    groups = groups_of([WORKLOADS[name]])
-    options = Options("mi350", tmp_path, commit="0", command="test")
-    assert list(offline_run.tune_offline(groups, options, compilation=Compiled, say=said.append)) == []
-    assert [line.split(":")[0] for line in said] == sorted({g.kernel for g in groups})
+def test_times_of_ranked_kernels_alone_are_kept_beside_scores(tmp_path, monkeypatch):
+    scored = []
+    monkeypatch.setattr(tuner.calibration, "record", lambda path, kernel, *of: scored.append(kernel))
+    for workload, kernel in (
+        (WORKLOADS["attention_gk_bf16"], "linear_attention_walk"),
+        (WORKLOAD, "sinkhorn_forward"),
+    ):
+        results, _ = run(tmp_path, lambda c, b: 100.0, [workload], kernel=kernel)
+        assert len(list(results)) == len(entries(tmp_path, kernel)) > 0
+    assert scored == ["sinkhorn_forward"]
 
 
 def test_a_workload_of_an_unknown_operator_is_named():
@@ -180,7 +181,7 @@ def test_a_workload_of_an_unknown_operator_is_named():
 
 @pytest.mark.parametrize("world", [1, 2, 4, 7])
 def test_ranks_share_the_plan(world):
-    costs = [plan.seconds(g, DEVICES["h200"], 15) for g in ALL]
+    costs = [sum(plan.seconds(g, DEVICES["h200"], 15)) for g in ALL]
     shares = [plan.share_out(ALL, costs, rank, world) for rank in range(world)]
     assert sorted(itertools.chain(*shares), key=ALL.index) == ALL
     load = [sum(costs[ALL.index(g)] for g in s) for s in shares]
@@ -520,6 +521,27 @@ def test_the_budget_bounds_the_whole_command(waiting, tmp_path, monkeypatch, cap
     assert (
         f"the budget of 4 s is spent; the same command does the {left} keys left" in capsys.readouterr().out
     )
+
+
+def test_the_work_of_the_keys_is_what_the_estimate_expects(tmp_path, monkeypatch, capsys):
+    """Keys that differ in the batch alone wait for one compilation, in the first of them."""
+    seen, step = [], Progress.step
+    monkeypatch.setattr(
+        Progress, "step", lambda self, work=1.0: (seen.append((self, work)), step(self, work))
+    )
+    fakes = {"clock": Clock(lambda c, b: 100.0), "judge": lambda group, choice: 0.5, "compilation": Compiled}
+    monkeypatch.setattr(tuner, "tune", functools.partial(tuner.tune, **fakes))
+    monkeypatch.setattr("helion_sinkhorn.tuning.commands.here", lambda *asked: "NVIDIA H200")
+    words = "tune --device h200 --kernel sinkhorn_forward --only deepseek_4x4_fp32 --workers 1 --commit 0"
+    assert main([*words.split(), "--out", str(tmp_path)]) == 0
+    first, *others = [work for _, work in seen]
+    assert len(others) == seen[0][0].total - 1 == 4
+    assert first > 2 * others[0] > 0
+    assert len({*others}) == 1
+    assert sum((first, *others)) == pytest.approx(seen[0][0].work)
+    # no number of seconds before anything is measured
+    planned = capsys.readouterr().out.splitlines()[0]
+    assert planned.endswith("compiling processes: 1; the first key says how long the others take")
 
 
 def test_the_age_of_a_process_is_that_since_its_start():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from helion_sinkhorn.ops.dot_compress.launch import KERNELS
-from helion_sinkhorn.ops.dot_compress.score import score
 from helion_sinkhorn.ops.dot_compress.trials import TRIALS, call_public, kernel_calls, run_call
 from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
 from helion_sinkhorn.runtime.operator import Operator
@@ -14,7 +13,6 @@ ROW = Operator(
     KERNELS,
     TRIALS,
     kernel_calls,
-    score=score,
     call=run_call,
     call_public=call_public,
 )

@@ -5,17 +5,9 @@ from __future__ import annotations
 from helion_sinkhorn.ops.hc_split_sinkhorn.launch import KERNELS
 from helion_sinkhorn.ops.hc_split_sinkhorn.trials import TRIALS, call_public, kernel_calls
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
-from helion_sinkhorn.ops.sinkhorn.score import score
 from helion_sinkhorn.runtime.operator import Operator
 
 FIXED = "tokens", "eps", "post_mult", "post_eps", "comb_order", "size", "norm_eps", "eps_outside"
 ROW = Operator(
-    "hc_split_sinkhorn",
-    HcWorkload,
-    KERNELS,
-    TRIALS,
-    kernel_calls,
-    score=score,
-    call_public=call_public,
-    fixed=FIXED,
+    "hc_split_sinkhorn", HcWorkload, KERNELS, TRIALS, kernel_calls, call_public=call_public, fixed=FIXED
 )

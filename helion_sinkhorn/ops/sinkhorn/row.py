@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from helion_sinkhorn.machine.binary import Binary, Job, exchanges
 from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit
-from helion_sinkhorn.ops.sinkhorn.score import score
 from helion_sinkhorn.ops.sinkhorn.trials import TRIALS, call_public, kernel_calls
 from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.runtime.operator import Operator
@@ -41,7 +40,6 @@ ROW = Operator(
     KERNELS,
     TRIALS,
     kernel_calls,
-    score=score,
     problems=problems,
     call_public=call_public,
 )

@@ -1,22 +1,26 @@
-"""The score of machine code, what is picked by it, and how calibration tells its quality."""
+"""Ranking without the device: the score, what is picked by it, what is written, and whether that pays."""
 
 from __future__ import annotations
 
 import json
+import statistics
+from pathlib import Path
 
 import pytest
 
+from helion_sinkhorn.__main__ import main
 from helion_sinkhorn.configs import lookup, store, writer
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.machine.binary import Binary, Job
 from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.ops.sinkhorn.score import executed, score
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice, candidates
-from helion_sinkhorn.tuning import calibration, offline_run, ranking
-from helion_sinkhorn.tuning.groups import groups_of, jsonable, same
+from helion_sinkhorn.tuning import compilation, ranking
+from helion_sinkhorn.tuning.groups import Group, choice_of, groups_of, jsonable, same
 from helion_sinkhorn.tuning.options import Options
 from helion_sinkhorn.tuning.provenance import device_block, provenance
+from helion_sinkhorn.tuning.ranking import calibration, offline
+from helion_sinkhorn.tuning.ranking.score import chosen, executed, loops_of, pick, score
 from helion_sinkhorn.workloads import WORKLOADS
 
 CALL = SinkhornCall(True, 1, "float32", 4, 4, 20)
@@ -37,7 +41,7 @@ def binary(block=32, warps=1, device="h200", call=CALL, kernel="sinkhorn_forward
 
 
 def test_a_loop_counts_once_for_each_iteration():
-    run = executed(binary())
+    run = executed(binary(), 16)
     assert run["fma"] == 80 + 18 * 40
     assert run["reciprocal"] == 20 + 18 * 8
 
@@ -46,8 +50,8 @@ def test_unrolling_by_the_compiler_changes_nothing():
     # two iterations in the body and the one left over outside: the same 19
     twice = {name: 2 * number for name, number in LOOP.items()}
     counts = {name: number + 2 * LOOP.get(name, 0) for name, number in COUNTS.items()}
-    rolled = executed(binary())
-    unrolled = executed(binary(counts=counts, loops=(twice,)))
+    rolled = executed(binary(), 16)
+    unrolled = executed(binary(counts=counts, loops=(twice,)), 16)
     assert unrolled["fma"] == rolled["fma"]
     assert unrolled["reciprocal"] == rolled["reciprocal"]
 
@@ -86,54 +90,59 @@ def test_the_pick_is_sound_and_clearly_better():
     slow, fast = {**COUNTS, "instructions": 2000}, {**COUNTS, "instructions": 100}
     default, better = binary(counts=slow), binary(64, counts=fast)
     spilling = binary(64, counts={**fast, "instructions": 1}, problems=("spills 4",))
-    assert ranking.pick(score, [default, spilling, better], 1 << 20)[0] is better
+    assert pick([default, spilling, better], 1 << 20)[0] is better
     # within the margin the default stays
     barely = binary(counts={**slow, "instructions": 1950})
-    kept, own, reference = ranking.pick(score, [default, barely], 1 << 20)
+    kept, own, reference = pick([default, barely], 1 << 20)
     assert kept is default
     assert own == reference
 
 
 def test_more_warps_for_a_matrix_are_not_chosen():
     alone = {"num_warps": 1, "thread": (0, 0)}
-    assert ranking.chosen([100.0, 10.0, 60.0], [alone, {**alone, "num_warps": 4}, alone]) == 2
-    assert ranking.chosen([100.0, 10.0, 60.0], [alone, {"num_warps": 4, "thread": (4, 4)}, alone]) == 1
-    assert ranking.chosen([100.0, 10.0], [{**alone, "num_warps": 8}, {**alone, "num_warps": 4}]) == 1
+    assert chosen([100.0, 10.0, 60.0], [alone, {**alone, "num_warps": 4}, alone]) == 2
+    assert chosen([100.0, 10.0, 60.0], [alone, {"num_warps": 4, "thread": (4, 4)}, alone]) == 1
+    assert chosen([100.0, 10.0], [{**alone, "num_warps": 8}, {**alone, "num_warps": 4}]) == 1
 
 
 def test_the_default_stays_unless_the_score_promises_a_quarter_less():
     alone = {"num_warps": 1}
-    assert ranking.chosen([100.0, 76.0], [alone] * 2) == 0
-    assert ranking.chosen([100.0, 74.0], [alone] * 2) == 1
+    assert chosen([100.0, 76.0], [alone] * 2) == 0
+    assert chosen([100.0, 74.0], [alone] * 2) == 1
 
 
 def test_a_default_that_spills_gives_way_to_any_sound_candidate():
     slow = {**COUNTS, "instructions": 5000}
     default, other = binary(problems=("spills 4",)), binary(64, counts=slow)
-    kept, own, reference = ranking.pick(score, [default, other], 1 << 20)
+    kept, own, reference = pick([default, other], 1 << 20)
     assert kept is other
     assert own > reference
 
 
 def test_a_default_that_does_not_compile_is_an_error():
     with pytest.raises(RuntimeError, match="does not compile for h200: why"):
-        ranking.pick(score, [Binary("h200", binary().job, ("why",))], 128)
+        pick([Binary("h200", binary().job, ("why",))], 128)
 
 
-def test_ranking_for_an_mi350_that_is_not_here(tmp_path, compile_for):
-    """Real machine code from enumeration to a stored entry."""
-    groups = groups_of([WORKLOADS["deepseek_16x16_fp32_b128"]], "sinkhorn_forward")
+def test_ranking_for_an_mi350_that_is_not_here(tmp_path, monkeypatch):
+    """Real machine code from its enumeration to a stored entry, which is the one in the repository."""
+    (group,) = groups_of([WORKLOADS["deepseek_4x4_fp32_b128"]], "sinkhorn_forward")
+    shipped = store.folders()[-1]
+    entry = lookup.find(DEVICES["mi350"], group.kernel, group.call.key, 128, [shipped])
+    every = candidates(KERNELS[group.kernel], group.call, DEVICES["mi350"])
+    tried = [c for c in every if c is every[0] or same(c, choice_of(group, entry))]
+    assert len(tried) == 2
+    monkeypatch.setattr(compilation, "candidates", lambda *of: tried)
     options = Options("mi350", tmp_path, workers=1, commit="0", command="test")
-    (found,) = offline_run.tune_offline(groups, options, say=lambda line: None)
-    entry, choice = found.entry, found.choice
-    assert (entry["evidence"], entry["model"], "us" in entry) == ("compiled", ranking.MODEL, False)
-    assert entry["score"] <= entry["default_score"]
-    assert any(
-        same(choice, c) for c in candidates(KERNELS["sinkhorn_forward"], groups[0].call, DEVICES["mi350"])
-    )
-    assert list(offline_run.tune_offline(groups, options, say=lambda line: None)) == []
-    (compiled,) = compile_for("mi350", [Job(groups[0].call, choice)])
-    assert compiled.problems == ()
+    (found,) = offline.tune_offline([group], options, say=lambda line: None)
+    assert same(found.choice, tried[1])
+    (new,) = json.loads((tmp_path / "mi350" / "sinkhorn_forward.json").read_text())["entries"]
+    old = next(e for e in json.loads((shipped / "mi350" / "sinkhorn_forward.json").read_text())["entries"]
+               if store.key_of(e["key"]) == group.call.key and e["key"]["batch"] == 128)  # fmt: skip
+    assert (new["config"], new["variant"], new["evidence"]) == (old["config"], old["variant"], "compiled")
+    if store.triton_minor() == old["key"]["triton"]:
+        assert (new["score"], new["default_score"]) == (old["score"], old["default_score"])
+    assert list(offline.tune_offline([group], options, say=lambda line: None)) == []
 
 
 class Made:
@@ -177,11 +186,11 @@ def test_what_another_triton_measured_stays_unless_it_spills_here(tmp_path, evid
     }  # fmt: skip
     run = {**provenance("sinkhorn_forward", evidence, options), "triton": "2.1.0"}
     writer.merge(tmp_path, "sinkhorn_forward", device_block(DEVICES["h200"], "test"), run, [entry])
-    (found,) = offline_run.tune_offline([group], options, compilation=Made(spilling), say=lambda line: None)
+    (found,) = offline.tune_offline([group], options, compilation=Made(spilling), say=lambda line: None)
     lookup.lookup.cache_clear()
     store.read.cache_clear()
     served = lookup.find(DEVICES["h200"], "sinkhorn_forward", group.call.key, 131072, [tmp_path])
-    (row,) = offline_run.report([found])
+    (row,) = offline.report([found])
     if kept:
         assert (served.triton, served.evidence) == ("2.1", "measured")
         assert row[2] == row[3]
@@ -198,6 +207,67 @@ def test_what_another_triton_measured_stays_unless_it_spills_here(tmp_path, evid
     assert name == ("test" if evidence == "measured" else "not present")
 
 
+BATCHES = 128, 1024, 8192, 131072, 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("picked", "stored"),
+    [
+        ((), ()),
+        ((128,), (128, 1024)),
+        ((128, 1024, 8192), (128, 1024, 8192, 131072)),
+        ((8192,), (8192, 131072)),
+        ((1 << 20,), (1 << 20,)),
+        (BATCHES, BATCHES),
+    ],
+)
+@pytest.mark.usefixtures("fresh_caches")
+def test_a_default_is_stored_only_where_calls_would_get_something_else(picked, stored, tmp_path, monkeypatch):
+    """The config of the largest tuned batch is for all larger ones: a pick ends where a default is stored."""
+    options = Options("mi350", tmp_path, commit="0" * 40, command="test", force=True)
+    group = Group("sinkhorn_forward", CALL, BATCHES)
+    default, other = candidates(KERNELS[group.kernel], CALL, DEVICES["mi350"])[:2]
+
+    def rank(*batches):
+        monkeypatch.setattr(offline, "pick", lambda made, batch: (made[batch in batches], 50.0, 100.0))
+        return list(offline.tune_offline([group], options, compilation=Made(), say=lambda line: None))
+
+    def given(batch):
+        store.read.cache_clear()
+        entry = lookup.find(DEVICES["mi350"], group.kernel, CALL.key, batch, [tmp_path])
+        return choice_of(group, entry) if entry else default
+
+    found = rank(*picked)
+    assert sorted(r.batch for r in found) == [*BATCHES]
+    assert sorted(r.batch for r in found if r.path) == [*stored]
+    store.read.cache_clear()
+    assert [e.batch for e in store.read(tmp_path, "mi350", group.kernel)] == [*stored]
+    for batch in BATCHES:
+        assert same(given(batch), other if batch in picked else default), batch
+    # another score later: what is stored for a key makes way
+    rank()
+    assert all(same(given(batch), default) for batch in BATCHES)
+
+
+def test_kernels_that_are_not_ranked_are_named_in_a_sentence(tmp_path, capsys):
+    words = [
+        "tune",
+        "--device",
+        "mi350",
+        "--offline",
+        "--only",
+        "hc_pre_bf16_c7168_b1024",
+        "--out",
+        str(tmp_path),
+    ]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1
+    assert "hc_pre_forward" in said
+    assert ": the default config, which no ranking beats, is used until it is tuned on the device" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.usefixtures("fresh_caches")
 def test_a_key_whose_default_does_not_compile_leaves_the_others(tmp_path):
     class Failing(Made):
@@ -210,30 +280,29 @@ def test_a_key_whose_default_does_not_compile_leaves_the_others(tmp_path):
         [WORKLOADS[f"deepseek_{n}x{n}_fp32_b{b}"] for n, b in ((4, 131072), (16, 128))], "sinkhorn_forward"
     )
     said, options = [], Options("mi350", tmp_path, commit="0" * 40, command="test")
-    found = offline_run.tune_offline(groups, options, compilation=Failing(), say=said.append)
+    found = offline.tune_offline(groups, options, compilation=Failing(), say=said.append)
     assert [r.group.call.n for r in found] == [16]
     assert said[0].endswith("not compiled after 60 s; nothing is written for it")
 
 
 def test_calibration_keeps_times_beside_scores(tmp_path):
-    binaries = [binary(32), binary(64), binary(128), binary(256)]
-    scores = [score(b, 1 << 20) for b in binaries]
-    best = min(range(4), key=scores.__getitem__)
-    us = [10.0 + rank for rank in calibration.ranks(scores)]
+    slow = {**COUNTS, "instructions": 5000}
+    binaries = [binary(32, counts=slow), binary(64), binary(128, counts=slow)]
+    assert chosen([score(b, 1 << 20) for b in binaries], [{"num_warps": 1}] * 3) == 1
     path = tmp_path / calibration.FILE
-    times = [(b.job.choice, t) for b, t in zip(binaries, us, strict=True)]
-    calibration.record(path, score, "sinkhorn_forward", CALL, binaries, [(1 << 20, times)])
-    calibration.record(path, score, "sinkhorn_forward", CALL, binaries, [(128, times)])
+
+    def record(batch, *us):
+        times = [(b.job.choice, t) for b, t in zip(binaries, us, strict=True)]
+        calibration.record(path, "sinkhorn_forward", CALL, binaries, [(batch, times)])
+        return next(q for q in calibration.qualities(path) if q.batch == batch)
+
+    assert record(1 << 20, 12.0, 10.0, 13.0)[3:] == (1.0, 1.2)
+    assert record(128, 12.0, 11.0, 10.0)[3:] == (1.1, 1.2)
     (line,) = json.loads(path.read_text())
-    assert line["batches"]["1048576"]["us"] == us
-    quality = next(q for q in calibration.qualities(path) if q.batch == 1 << 20)
-    assert quality.correlation == pytest.approx(1)
-    assert quality.default == us[0] / us[best]
-    backwards = [(c, 30.0 - t) for c, t in times]
-    calibration.record(path, score, "sinkhorn_forward", CALL, binaries, [(1 << 20, backwards)])
-    quality = next(q for q in calibration.qualities(path) if q.batch == 1 << 20)
-    assert quality.correlation == pytest.approx(-1)
-    assert quality.regret >= 1
+    assert {batch: row["us"] for batch, row in line["batches"].items()} == {
+        "1048576": [12.0, 10.0, 13.0], "128": [12.0, 11.0, 10.0],
+    }  # fmt: skip
+    assert record(1 << 20, 10.0, 12.0, 13.0)[3:] == (1.2, 1.0)
 
 
 def test_calibration_of_one_triton_does_not_take_the_place_of_another_s(tmp_path, monkeypatch):
@@ -242,7 +311,7 @@ def test_calibration_of_one_triton_does_not_take_the_place_of_another_s(tmp_path
     def record(triton: str, *us: float, batch: int = 1 << 20) -> None:
         monkeypatch.setattr(calibration.store, "triton_minor", lambda: triton)
         times = [(b.job.choice, t) for b, t in zip(binaries, us, strict=True)]
-        calibration.record(path, score, "sinkhorn_forward", CALL, binaries, [(batch, times)])
+        calibration.record(path, "sinkhorn_forward", CALL, binaries, [(batch, times)])
 
     def kept() -> dict[tuple[str, str], list[float]]:
         lines = json.loads(path.read_text())
@@ -265,8 +334,44 @@ def test_calibration_of_one_triton_does_not_take_the_place_of_another_s(tmp_path
     assert kept() == {("3.9", "1048576"): [7.0, 8.0, 9.0], ("3.9", "262144"): [7.0, 8.0, 9.0]}
 
 
-@pytest.mark.parametrize(
-    ("values", "positions"), [([3, 1, 2], [3, 1, 2]), ([5, 5, 1], [2.5, 2.5, 1]), ([2, 2, 2], [2, 2, 2])]
-)
-def test_ranks(values, positions):
-    assert calibration.ranks(values) == positions
+def test_the_score_knows_the_loops_of_a_backward():
+    """Segments forward, those taken back; the shortest are unrolled away, and a loop of one trip is none."""
+    for found, trips in ((3, [7, 7, 2]), (2, [7, 2]), (1, [2]), (0, []), (4, [7, 7, 1, 2])):
+        loops = loops_of("sinkhorn_backward", CALL, {"length": 7}, found)
+        assert [loop.trips for loop in loops] == trips
+
+
+# What pays
+
+
+@pytest.mark.parametrize("kernel", ranking.KERNELS)
+@pytest.mark.parametrize("device", ["h100", "h200"])
+def test_what_is_picked_beats_the_default_on_cards_that_timed_both(device, kernel):
+    """Under each Triton, in the median: else the kernel is not to be ranked, and keeps its default."""
+    found = [q for q in calibration.qualities(store.folders()[-1] / device / calibration.FILE)
+             if q.kernel == kernel]  # fmt: skip
+    assert found
+    for triton in {q.triton for q in found}:
+        of = [q for q in found if q.triton == triton]
+        assert statistics.median(q.regret for q in of) < statistics.median(q.default for q in of), triton
+
+
+def test_ranking_stays_small():
+    files = Path(ranking.__file__).parent.glob("*.py")
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 400
+
+
+def test_shipped_entries_that_were_ranked_are_of_ranked_kernels_and_change_what_calls_get():
+    """No default is stored where calls get it anyway."""
+    for path in store.folders()[-1].glob("*/*.json"):
+        entries = store.read(path.parent.parent, path.parent.name, path.stem)
+        guessed = [e for e in entries if e.evidence == "compiled"] if path.name != calibration.FILE else []
+        assert not guessed or path.stem in ranking.KERNELS
+        for entry in guessed:
+            call = KERNELS[path.stem].call.of(entry.key)
+            default = candidates(KERNELS[path.stem], call, DEVICES[path.parent.name])[0]
+            if same(choice_of(Group(path.stem, call, ()), entry), default):
+                others = tuple(e for e in entries if e != entry)
+                instead = lookup.preferred(others, entry.key, entry.batch, entry.triton)
+                assert instead is not None, entry
+                assert (instead.config, instead.variant) != (entry.config, entry.variant), entry
