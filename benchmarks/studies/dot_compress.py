@@ -1,9 +1,9 @@
 """What the accuracy complaint about dot compress measures: errors against float64, mismatches of all pairs.
 
-    python -m benchmarks.dot_compress.study_rounding        # matrix units modelled bit by bit, by mmasim
-    python -m benchmarks.dot_compress.study_rounding --gpu  # the part measured on the GPU at hand
+    python -m benchmarks.studies.dot_compress        # matrix units modelled bit by bit, by mmasim
+    python -m benchmarks.studies.dot_compress --gpu  # the part measured on the GPU at hand
 
-Takes some minutes; `make study-dot-compress` does the same.
+Takes some minutes; `make study WHAT=dot_compress` does the same.
 
 x (M, D) and y (M, K) standard normal, the upstream gradient a tenth of that, bfloat16, at the reported
 M = 3219, D = 256, K = 64.  A mismatch is |a - b| > 0.2 + 0.01 |b|, the rule of the report, counted per
@@ -21,7 +21,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "dot_compress.md"
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = command.parser("dot_compress.study_rounding", __doc__)
+    parser = command.parser("studies.dot_compress", __doc__)
     parser.add_argument("--gpu", action="store_true", help="the part measured on a GPU")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -264,7 +264,7 @@ def main() -> None:
         command.need_packages(mmasim="mmasim")
     text = on_a_gpu(options.seed) if options.gpu else on_a_cpu(options.seed)
     print(text)
-    begin, end = f"<!-- {part}: make study-dot-compress -->", f"<!-- end of {part} -->"
+    begin, end = f"<!-- {part}: make study WHAT=dot_compress -->", f"<!-- end of {part} -->"
     page = options.out.read_text() if options.out.exists() else f"{begin}\n{end}\n"
     before, rest = page.split(begin)
     options.out.write_text(f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}")

@@ -1,6 +1,6 @@
 """Time backward="implicit" on a GPU beside the exact backward, a copy of the same bytes and plain Triton.
 
-    python -m benchmarks.sinkhorn.implicit_speed --out implicit_speed.md     # a minute on an H200
+    python -m benchmarks.studies.implicit --out implicit_speed.md     # a minute on an H200
 
 "Triton CG" is the idea found on the web, written anew: a (tile, n, n) block a program, n steps of plain
 conjugate gradients on the corrected system with 1e-10 in the denominators, tile and warps autotuned.
@@ -21,7 +21,7 @@ from benchmarks import command
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = command.parser("sinkhorn.implicit_speed", __doc__)
+    parser = command.parser("studies.implicit", __doc__)
     parser.add_argument("--out", type=Path, default=Path("implicit_speed.md"))
     parser.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16])
     parser.add_argument("--batches", type=int, nargs="+", default=[65536, 1 << 20])
@@ -153,7 +153,7 @@ def error(name: str, dx: torch.Tensor, x: torch.Tensor, dy: torch.Tensor, p: tor
 def main() -> None:
     parser = make_parser()
     options = parser.parse_args()
-    command.need_gpu(parser, instead="make study-backward runs on a CPU")
+    command.need_gpu(parser, instead="make study WHAT=backward runs on a CPU")
     begin = time.perf_counter()
     lines = [
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}; log form",
