@@ -64,7 +64,7 @@ class Case:
 
     @functools.cached_property
     def call(self):
-        return self.adapter.load()
+        return peers.PEERS[self.job.function].load(self.job.operation)
 
     def given(self, seed: int = 0) -> Tensors:
         ours = drawn(self.job.operation, self.tokens, self.hidden, self.job.device, seed)

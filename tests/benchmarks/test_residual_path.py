@@ -88,10 +88,12 @@ def test_bytes_are_those_of_tritonbench(name, cases, which, mode):
 
 
 def test_another_function_has_a_large_error(monkeypatch):
-    peer = peers.PEERS[peers.EAGER]
-    wrong = replace(peer.adapters["hc_post"], load=lambda: lambda f, x, post, comb: (
-        peers.reference.hc_post(f.float(), x.float(), post, comb, comb_order="oi").bfloat16(),))  # fmt: skip
-    monkeypatch.setitem(peer.adapters, "hc_post", wrong)
+    def wrong(f, x, post, comb):
+        right = peers.reference.hc_post(f.float(), x.float(), post, comb, comb_order="oi")
+        return (right.bfloat16(),)
+
+    other = replace(peers.PEERS[peers.EAGER], load=lambda operation: wrong)
+    monkeypatch.setitem(peers.PEERS, peers.EAGER, other)
     case = tasks.Case(tasks.Job(peers.EAGER, "hc_post", (), device="cpu"), TOKENS, COLUMNS)
     found = tasks.errors(case)
     assert found["forward"]["error"] > 0.1
