@@ -123,14 +123,6 @@ def waited_for(run: Run) -> float:
     return statistics.median(timed(run) for _ in range(REPEATS))
 
 
-def of_run(options: argparse.Namespace) -> Row:
-    return {}
-
-
-def absent(options: argparse.Namespace) -> list[Row]:
-    return []
-
-
 def waves(options: argparse.Namespace) -> list[list[Job]]:
     names = options.only or [name for name in NAMES if name != MAX_AUTOTUNE or options.max_autotune]
     return [[Job(name, batch, options.device) for name in names] for batch in options.batches]

@@ -154,14 +154,6 @@ def microseconds(run: Run, device: torch.device, rounds: int = 5) -> float:
     return min(sample() for _ in range(rounds))
 
 
-def of_run(options: argparse.Namespace) -> Row:
-    return {}
-
-
-def absent(options: argparse.Namespace) -> list[Row]:
-    return []
-
-
 def waves(options: argparse.Namespace) -> list[list[Job]]:
     return [
         [

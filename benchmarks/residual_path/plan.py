@@ -41,10 +41,6 @@ SLOWEST = (peers.COMPILED, "Liger")
 """Functions that take longest to get ready."""
 
 
-def of_run(options: argparse.Namespace) -> Row:
-    return {}
-
-
 def absent(options: argparse.Namespace) -> list[Row]:
     return [
         {"function": name, "operation": operation, "note": why}

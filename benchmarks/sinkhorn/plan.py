@@ -37,14 +37,6 @@ FEW = {4: powers(13, 20), 8: powers(18), 16: powers(16)}
 PEER_BATCHES = {4: powers(12, 13, 17, 20), 8: powers(17)}
 
 
-def of_run(options: argparse.Namespace) -> Row:
-    return {"mode": "quick" if options.quick else "full"}
-
-
-def limit(options: argparse.Namespace) -> float:
-    return 85.0 if options.quick else 520.0
-
-
 def absent(options: argparse.Namespace) -> list[Row]:
     left_out = {} if options.quick else peers.LEFT_OUT
     return [{"function": function, "note": why} for function, why in left_out.items()]

@@ -51,6 +51,8 @@ SCALES = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 LAST = 5
 TRUNCATED = f"last {LAST} iterations"
 EPS_OF_SOURCES = 1e-10
+RULE = " --- "
+"""Below the titles of a table, as docs/backward.md has it."""
 
 Gradient = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
 
@@ -115,13 +117,10 @@ def matvec(a, y):
     return (a @ y.unsqueeze(-1)).squeeze(-1)
 
 
+SOLVED = ("corrected direct", "corrected cg", "reduced direct", "reduced cg", "full cg")
 METHODS: dict[str, Gradient] = {
     "exact": exact,
-    "corrected direct": partial(stationary, "corrected", "direct"),
-    "corrected cg": partial(stationary, "corrected", "cg"),
-    "reduced direct": partial(stationary, "reduced", "direct"),
-    "reduced cg": partial(stationary, "reduced", "cg"),
-    "full cg": partial(stationary, "full", "cg"),
+    **{name: partial(stationary, *name.split()) for name in SOLVED},
     TRUNCATED: truncated,
     "P frozen": frozen,
 }
@@ -131,12 +130,10 @@ SOURCES: dict[str, Gradient] = {
 }
 
 
-def truth(
-    x: torch.Tensor, dy: torch.Tensor, n_iters: int, first: str = "rows", form: str = "log", eps: float = 0.0
-):
+def truth(x: torch.Tensor, dy: torch.Tensor, n_iters: int, first: str = "rows"):
     """(P in float64, its gradient)."""
     x64 = x.double().requires_grad_()
-    p = reference.sinkhorn(x64, n_iters, form=form, first=first, eps=eps)
+    p = reference.sinkhorn(x64, n_iters, form="log", first=first, eps=0.0)
     return p.detach(), torch.autograd.grad(p, x64, dy.double())[0]
 
 
@@ -208,23 +205,13 @@ def figure(names, errors, path: Path) -> None:
     fig.savefig(path, dpi=90)
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """The rule below the titles as docs/backward.md has it."""
-    return markdown.table(head, rows, " --- ")
-
-
 def summary(names, errors, n: int, n_iters: int) -> str:
-    rows = [
-        [
-            method,
-            *(
-                f"{e.median():.0e}, {e.max():.0e}"
-                for e in (errors[n, name, n_iters, method] for name in names)
-            ),
-        ]
-        for method in {**METHODS, **SOURCES}
-    ]
-    return table(["gradient", *(s if s.startswith("id") else f"{s} randn" for s in names)], rows)
+    rows = []
+    for method in {**METHODS, **SOURCES}:
+        found = [errors[n, name, n_iters, method] for name in names]
+        rows.append([method, *(f"{e.median():.0e}, {e.max():.0e}" for e in found)])
+    titles = ["gradient", *(s if s.startswith("id") else f"{s} randn" for s in names)]
+    return markdown.table(titles, rows, RULE)
 
 
 def no_guarantee(errors, distances) -> str:
@@ -239,67 +226,38 @@ def no_guarantee(errors, distances) -> str:
             below = error[distance <= bound]
             row.append(f"{below.max():.0e} of {len(below)}")
         rows.append(row)
-    head = ["at most", "marginal error", "marginal error, randn only", "T lambda^T + marginal error"]
-    return table(head, rows)
+    titles = "at most", "marginal error", "marginal error, randn only", "T lambda^T + marginal error"
+    return markdown.table(titles, rows, RULE)
 
 
 def source_comparisons() -> str:
     """The comparisons of the two published kernels: their inputs, their statistics."""
     generator = torch.Generator().manual_seed(42)
+    uniform = partial(torch.rand, generator=generator)
     cases = [
-        ("uniform(0, 4), 65536 x 8 x 8, T = 10", 4 * torch.rand(65536, 8, 8, generator=generator), 10, 4096),
+        ("uniform(0, 4), 65536 x 8 x 8, T = 10", 4 * uniform(65536, 8, 8), 10, 4096),
         ("randn, 4096 x 8 x 8, T = 10", torch.randn(4096, 8, 8, generator=generator), 10, 4096),
-        (
-            "uniform(0, 4), 4096 x 16 x 16, T = 100",
-            4 * torch.rand(4096, 16, 16, generator=generator),
-            100,
-            512,
-        ),
-    ]
-    methods = {
-        "exact": partial(exact, first="cols"),
-        **{name: METHODS[name] for name in ("corrected direct", "corrected cg", "reduced direct", "full cg")},
-        **SOURCES,
-    }
+        ("uniform(0, 4), 4096 x 16 x 16, T = 100", 4 * uniform(4096, 16, 16), 100, 512),
+    ]  # fmt: skip
+    named = ("corrected direct", "corrected cg", "reduced direct", "full cg")
+    methods = {"exact": partial(exact, first="cols"), **{name: METHODS[name] for name in named}, **SOURCES}
     rows = []
     for name, x, n_iters, chunk in cases:
-        dy = torch.randn(x.shape, generator=generator)
         figures = {method: [] for method in methods}
-        for begin in range(0, len(x), chunk):
-            part, g = x[begin : begin + chunk], dy[begin : begin + chunk]
-            p64, expected = truth(part, g, n_iters, first="cols")
+        every = torch.randn(x.shape, generator=generator)
+        for part, dy in zip(x.split(chunk), every.split(chunk), strict=True):
+            p64, expected = truth(part, dy, n_iters, first="cols")
             for method, gradient in methods.items():
-                error = (gradient(part, p64.float(), g, n_iters).double() - expected).abs()
-                figures[method].append(
-                    torch.stack(
-                        (
-                            error.mean((1, 2)),
-                            error.amax((1, 2)),
-                            (error / (expected.abs() + 1e-12)).mean((1, 2)),
-                        )
-                    )
-                )
+                error = (gradient(part, p64.float(), dy, n_iters).double() - expected).abs()
+                ratio = (error / (expected.abs() + 1e-12)).mean((1, 2))
+                figures[method].append(torch.stack((error.mean((1, 2)), error.amax((1, 2)), ratio)))
         for method, found in figures.items():
             mean, most, ratio = torch.cat(found, 1)
-            rows.append(
-                [
-                    name,
-                    method,
-                    f"{mean.mean():.1e}",
-                    f"{mean.max():.1e}",
-                    f"{most.max():.1e}",
-                    f"{ratio.mean():.1e}",
-                ]
-            )
-    head = [
-        "inputs",
-        "gradient",
-        "mean error",
-        "largest mean of a matrix",
-        "largest error",
-        "mean of error / entry",
-    ]
-    return table(head, rows)
+            said = (f"{e:.1e}" for e in (mean.mean(), mean.max(), most.max(), ratio.mean()))
+            rows.append([name, method, *said])
+    columns = "mean error", "largest mean of a matrix", "largest error", "mean of error / entry"
+    titles = "inputs", "gradient", *columns
+    return markdown.table(titles, rows, RULE)
 
 
 def main() -> None:

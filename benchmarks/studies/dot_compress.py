@@ -92,16 +92,14 @@ def pairs(results: dict[str, Results]) -> str:
     """Mismatches of every result with every other and with the truth."""
     rows = []
     for a, b in itertools.combinations(results, 2):
-        found = {"a": a, "b": b}
-        if "b" in results[a] and "b" in results[b]:
-            flips = (results[a]["b"] != results[b]["b"]).double().mean().item()
-            found["entries of x'y that differ"] = f"{flips:.2%}"
-        else:
-            found["entries of x'y that differ"] = ""
+        one, other = results[a], results[b]
+        both = "b" in one and "b" in other
+        flips = f"{(one['b'] != other['b']).double().mean().item():.2%}" if both else ""
+        found = {"a": a, "b": b, "entries of x'y that differ": flips}
         for name in ("out", "dx"):
-            x, y = results[a][name], results[b][name]
-            found[f"{name}: mismatches"] = per_reported(mismatched(x, y))
-            found[f"{name}: largest"] = f"{(x.double() - y.double()).abs().max().item():.3g}"
+            off = (one[name].double() - other[name].double()).abs()
+            found[f"{name}: mismatches"] = per_reported(mismatched(one[name], other[name]))
+            found[f"{name}: largest"] = f"{off.max().item():.3g}"
         rows.append(found)
     return table(rows)
 
@@ -112,14 +110,13 @@ def errors(results: dict[str, Results], truth: dict[str, testing_dot_compress.Ex
     for who, found in results.items():
         row = {"": who}
         for name in ("out", "dx"):
-            exact = truth[name]
-            off = (found[name].double().cpu() - exact.value).abs()
+            exact, own = truth[name], found[name].cpu()
+            off = (own.double() - exact.value).abs()
             row[f"{name}: rms error"] = f"{off.square().mean().sqrt().item():.4g}"
             row[f"{name}: largest"] = f"{off.max().item():.3g}"
             row[f"{name}: of the budget"] = f"{(off / exact.budget).max().item():.2f}"
-            row[f"{name}: outside 0.2 + 1 %"] = (
-                f"{mismatched(found[name].cpu(), exact.value).double().mean():.1%}"
-            )
+            outside = mismatched(own, exact.value).double().mean()
+            row[f"{name}: outside 0.2 + 1 %"] = f"{outside:.1%}"
         rows.append(row)
     return table(rows)
 
