@@ -3,6 +3,8 @@ PYTHON ?= python3
 WHEELS ?=
 # Passed on to the command of a target
 ARGS ?=
+# Which of its commands a target runs
+WHAT ?=
 JOBS ?= 2
 # A checkout of https://github.com/meta-pytorch/tritonbench, and the modes to run (docs/tritonbench.md)
 TRITONBENCH_DIR ?= ../tritonbench
@@ -14,16 +16,22 @@ TUNE := $(if $(KERNEL),--kernel $(KERNEL)) $(if $(TAGS),--tags $(TAGS)) $(if $(E
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install -q $(if $(WHEELS),--no-index --find-links $(WHEELS))
+# What WHAT names of a target, or $(1): the variable <target>.<WHAT>
+one_of = $(or $($@.$(or $(WHAT),$(1))),$(error make $@ knows no WHAT=$(WHAT); it is one of \
+	$(sort $(patsubst $@.%,%,$(filter $@.%,$(.VARIABLES))))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-model programs test test-jax bench bench-residual lint lint-workflows format clean accuracy compare parity emulate mutants attack fault-tables sanitize machine-terms machine-versions same-programs device-rows attack-cache bench-tritonbench study-backward study-dot-compress tune tuning-readme wheels dist docs docs-numbers
+.PHONY: help demo demo-model test lint format wheels dist clean bench study accuracy compare emulate mutants attack sanitize machine docs docs-numbers tune tuning-readme
 
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } \
 		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
-		/^[a-z-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+		/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@printf '\nARGS="..." is passed on to the command; WHEELS=folder installs without a network.\n'
 	@printf 'OFFLINE=1 is for `tune` alone, and means "without that GPU", not "without a network".\n'
+
+# One thread a process: pytest runs JOBS of them, and the others are measured on one core
+test study emulate mutants attack machine: export OMP_NUM_THREADS ?= 1
 
 ##@ Try it
 demo: $(VENV)/.ready ## error, row and column sums, time beside eager and torch.compile, a picture; the first run installs .venv, minutes
@@ -33,22 +41,16 @@ demo-model: $(VENV)/.demo-model ## a DeepseekV4 of transformers with this residu
 	$(RUN) -m benchmarks.demo_model $(ARGS)
 
 ##@ Change it
-# One thread a process: pytest runs JOBS of them
-test: export OMP_NUM_THREADS ?= 1
-test: $(VENV)/.ready ## the test suite; no GPU needed. ARGS="-k wheel", JOBS=8
-	$(RUN) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+test.suite := -n $(JOBS) --dist worksteal
+test.jax := tests/test_examples.py tests/test_pages.py -k "jax or linear_attention"
+test: $(VENV)/$(if $(filter jax,$(WHAT)),.jax,.ready) ## the test suite; no GPU needed. ARGS="-k wheel", JOBS=8; WHAT=jax: the examples of JAX, skipped without it
+	$(RUN) -m pytest $(call one_of,suite) $(ARGS)
 
-test-jax: $(VENV)/.jax ## the examples that call from JAX, which `test` skips without it
-	$(RUN) -m pytest tests/test_examples.py tests/test_pages.py -k "jax or linear_attention" $(ARGS)
-
-lint: $(VENV)/.lint ## ruff and the import contracts of pyproject.toml
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/lint-imports
-
-lint-workflows: $(VENV)/.lint ## .github/workflows against GitHub's schema
-	$(PIP) -c constraints.txt check-jsonschema
-	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+lint.code := ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/lint-imports
+lint.workflows := check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+lint: $(VENV)/.lint ## ruff and the import contracts of pyproject.toml; WHAT=workflows: .github against GitHub's schema
+	$(if $(filter workflows,$(WHAT)),$(PIP) -c constraints.txt check-jsonschema)
+	$(VENV)/bin/$(call one_of,code)
 
 format: $(VENV)/.lint ## what ruff can correct by itself
 	$(VENV)/bin/ruff check --fix .
@@ -61,14 +63,7 @@ wheels: ## download what every target needs, for a machine without an index: the
 	$(PYTHON) -m pip wheel -w $(WHEELS) --no-deps "helion==1.5.0" "triton==3.6.0"
 	rm -rf build
 
-# Generated code depends on Helion's version, and configs on Triton's: one run for each stack that was measured
-programs: $(VENV)/.ready ## generated code for the next `make dist`, so that its first calls import no Helion; 20 minutes
-	rm -rf helion_sinkhorn/programs.zip build/triton-3.6.0
-	$(PIP) --target build/triton-3.6.0 --no-deps triton==3.6.0
-	PYTHONPATH=build/triton-3.6.0:$(VENV)/helion-1.5.0 $(RUN) -m ci.programs $(ARGS)
-	$(RUN) -m ci.programs $(ARGS)
-
-dist: $(VENV)/.dist ## sdist and wheel in dist/, checked, and used from an empty environment: 5 minutes
+dist: $(VENV)/.dist $(if $(PROGRAMS),helion_sinkhorn/programs.zip) ## sdist and wheel in dist/, checked, and used from an empty environment: 5 minutes; PROGRAMS=1: with generated code, 20 more
 	rm -rf dist build
 	$(RUN) -m build $(if $(WHEELS),--no-isolation)
 	$(RUN) -m twine check --strict dist/*
@@ -78,52 +73,57 @@ clean: ## remove the environment and what was built
 	rm -rf $(VENV) build dist site sinkhorn.png demo_model.png *.egg-info helion_sinkhorn/programs.zip
 
 ##@ Measure it
-bench: $(VENV)/.ready ## on a GPU: time, memory and host time beside PyTorch and other packages; 7 minutes, ARGS=--quick 90 s
-	$(RUN) -m benchmarks.sinkhorn.bench $(ARGS)
-
-bench-residual: $(VENV)/.ready ## on a GPU: the residual path of mHC beside other packages; 10 minutes
-	$(RUN) -m benchmarks.residual_path.bench $(ARGS)
-
-# A process a mode; it fails when a backend is missing, raises or is inaccurate
-bench-tritonbench: export OMP_NUM_THREADS ?= 1
-bench-tritonbench: export PYTHONPATH := $(abspath $(TRITONBENCH_DIR)):$(CURDIR)
-bench-tritonbench: $(VENV)/.tritonbench ## the same in tritonbench's tables. TRITONBENCH_DIR=../tritonbench, MODES="fwd bwd"
+# A process a mode of tritonbench; it fails when a backend is missing, raises or is inaccurate
+ifeq ($(WHAT),tritonbench)
+bench: export OMP_NUM_THREADS ?= 1
+bench: export PYTHONPATH := $(abspath $(TRITONBENCH_DIR)):$(CURDIR)
+bench: $(VENV)/.tritonbench
 	set -e; for mode in $(MODES); do $(RUN) -m tritonbench_ops --op sinkhorn --mode $$mode $(ARGS); done
+else
+bench: $(VENV)/.ready ## on a GPU, 7 minutes, ARGS=--quick 90 s: beside PyTorch and other packages. WHAT=sinkhorn|residual_path|dot_compress|linear_attention|tritonbench
+	$(RUN) -m benchmarks.bench $(or $(WHAT),sinkhorn) $(ARGS)
+endif
 
-study-backward: export OMP_NUM_THREADS ?= 1
-study-backward: $(VENV)/.ready ## docs/backward.png and the tables of docs/backward.md, on a CPU
-	$(RUN) -m benchmarks.sinkhorn.study_backward $(ARGS)
-
-study-dot-compress: export OMP_NUM_THREADS ?= 1
-study-dot-compress: $(VENV)/.ready ## the rounding tables of docs/dot_compress.md, on a CPU
-	$(RUN) -m benchmarks.dot_compress.study_rounding $(ARGS)
+STUDIES := $(basename $(notdir $(wildcard benchmarks/studies/*.py)))
+study: $(VENV)/.ready ## tables and pictures of one page, most of them on a CPU: WHAT=backward|dot_compress|..., as benchmarks/studies/
+	$(RUN) -m benchmarks.studies.$(or $(filter $(STUDIES),$(WHAT)),$(error WHAT is '$(WHAT)'; it is one of $(STUDIES))) $(ARGS)
 
 ##@ Judge it (docs/accuracy.md)
-accuracy: $(VENV)/.ready ## judge the device at hand; writes accuracy-<device>.json, the exit status is the verdict
-	$(RUN) -m ci.accuracy $(ARGS)
+accuracy.gate := ci.accuracy
+accuracy.parity := ci.parity_grid
+ifeq ($(WHAT),parity)
+accuracy: export OMP_NUM_THREADS ?= 1
+endif
+accuracy: $(VENV)/.ready ## judge the device at hand; writes accuracy-<device>.json, the exit status is the verdict. WHAT=parity: peaked gradients beside float32 PyTorch
+	$(RUN) -m $(call one_of,gate) $(ARGS)
 
 compare: $(VENV)/.ready ## what several devices wrote, side by side. ARGS="a/accuracy-h200.json b/accuracy-mi350.json"
 	$(RUN) -m ci.compare $(ARGS)
 
-parity: export OMP_NUM_THREADS ?= 1
-parity: $(VENV)/.ready ## errors of gradients over those of float32 PyTorch on peaked matrices. ARGS="--where cpu bodies"
-	$(RUN) -m ci.parity_grid $(ARGS)
-
 # docs/emulation.md says how long it takes; ARGS="--devices mi350 --workloads mhc_fp32 tail_5x3 --served"
-emulate: export OMP_NUM_THREADS ?= 1
 emulate: $(VENV)/.ready ## AMD's machine code executed on this CPU and judged as a device is
 	$(RUN) -m ci.emulate $(ARGS)
 
-mutants: export OMP_NUM_THREADS ?= 1
 mutants: $(VENV)/.ready ## faults planted in that machine code, and what finds each
 	$(RUN) -m ci.mutants $(ARGS)
 
-attack: export OMP_NUM_THREADS ?= 1
-attack: $(VENV)/.ready ## bugs of every operator, run as kernels are: 5 minutes on one core
-	$(RUN) -m ci.attack $(ARGS)
+# cache: 100,000 tuning files changed at random, and eight tuners of which one after another is killed
+attack.kernels := -m ci.attack
+attack.tables := -m ci.fault_tables --write docs/faults.md
+attack.cache := tests/configs/cache_attack.py files && $(RUN) tests/configs/cache_attack.py tuners
+attack: $(VENV)/.ready ## bugs of every operator, run as kernels are: 5 minutes on one core. WHAT=tables: docs/faults.md; WHAT=cache: damaged tuning files, 7 minutes
+	$(RUN) $(call one_of,kernels) $(ARGS)
 
-fault-tables: $(VENV)/.ready ## the tables of docs/faults.md: what the gate catches
-	$(RUN) -m ci.fault_tables --write docs/faults.md
+sanitize: $(VENV)/.ready ## compute-sanitizer over the kernels: an NVIDIA GPU and the CUDA toolkit
+	$(RUN) -m ci.sanitize $(ARGS)
+
+# terms: 20 minutes on 2 cores; ARGS="--only h200 mi350" half of it, ARGS=--all hours
+# versions: ARGS="--packages FOLDER-WITH-TRITON"; programs: ARGS="--base COMMIT --packages ... --restamp"
+machine.terms := ci.machine_terms
+machine.versions := ci.machine_versions
+machine.programs := ci.same_programs
+machine: $(VENV)/.ready ## machine code, compiled here, against ci/machine_terms.txt. WHAT=versions: stored configs under other Tritons; WHAT=programs: entries whose source changed
+	$(RUN) -m $(call one_of,terms) $(ARGS)
 
 docs: $(VENV)/.docs ## the pages of docs/ and the API reference as a site, in site/; every warning is an error
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
@@ -131,31 +131,6 @@ docs: $(VENV)/.docs ## the pages of docs/ and the API reference as a site, in si
 
 docs-numbers: $(VENV)/.ready ## the numbers of README and docs from the files they come from. ARGS=--pictures, ARGS=--check
 	$(RUN) -m docs.numbers $(ARGS)
-
-sanitize: $(VENV)/.ready ## compute-sanitizer over the kernels: an NVIDIA GPU and the CUDA toolkit
-	$(RUN) -m ci.sanitize $(ARGS)
-
-# 20 minutes on 2 cores; ARGS="--only h200 mi350" half of it, ARGS=--all hours
-machine-terms: export OMP_NUM_THREADS ?= 1
-machine-terms: $(VENV)/.ready ## machine code of every kernel, compiled on this CPU, against ci/machine_terms.txt
-	$(RUN) -m ci.machine_terms $(ARGS)
-
-machine-versions: export OMP_NUM_THREADS ?= 1
-machine-versions: $(VENV)/.ready ## stored configs under other Tritons than measured them: ARGS="--packages FOLDER-WITH-TRITON"
-	$(RUN) -m ci.machine_versions $(ARGS)
-
-same-programs: export OMP_NUM_THREADS ?= 1
-same-programs: $(VENV)/.ready ## stored entries whose source changed: do they run the same code? ARGS="--base COMMIT --packages FOLDER-WITH-TRITON --restamp"
-	$(RUN) -m ci.same_programs $(ARGS)
-
-# 100,000 tuning files changed at random, and eight tuners of which one after another is killed
-attack-cache: export OMP_NUM_THREADS ?= 1
-attack-cache: $(VENV)/.ready ## damaged tuning files and killed tuners: 7 minutes
-	$(RUN) tests/configs/cache_attack.py files
-	$(RUN) tests/configs/cache_attack.py tuners
-
-device-rows: ## rows of ci/devices.toml as a GitHub matrix. ARGS=sanitizer: those where it is true
-	@$(PYTHON) ci/devices.py $(ARGS)
 
 ##@ Tune it (docs/tuning.md)
 # DEVICE=h200 [KERNEL=] [TAGS=] [EFFORT=quick|full] [BUDGET=seconds] [FORCE=1] [OFFLINE=1] [ARGS=]
@@ -171,6 +146,14 @@ tune: $(VENV)/.ready ## time configs on this machine and store the best. DEVICE=
 
 tuning-readme: $(VENV)/.ready ## tuning_cache/README.md from its data
 	$(RUN) -m helion_sinkhorn readme
+
+# Generated code depends on Helion's version, and configs on Triton's: one run for each stack that was measured
+.PHONY: helion_sinkhorn/programs.zip
+helion_sinkhorn/programs.zip: $(VENV)/.ready
+	rm -rf $@ build/triton-3.6.0
+	$(PIP) --target build/triton-3.6.0 --no-deps triton==3.6.0
+	PYTHONPATH=build/triton-3.6.0:$(VENV)/helion-1.5.0 $(RUN) -m ci.programs $(ARGS)
+	$(RUN) -m ci.programs $(ARGS)
 
 $(VENV)/.ready: pyproject.toml constraints.txt ci/bootstrap.py
 	$(PYTHON) ci/bootstrap.py $(VENV) $(if $(WHEELS),--wheels $(WHEELS))

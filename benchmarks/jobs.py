@@ -1,8 +1,8 @@
-"""Jobs of a benchmark, each in a process with a time limit: they get ready side by side and measure in turn.
+"""Jobs of a benchmark, each a process with a time limit: they get ready side by side and measure in turn.
 
-The parent has `measure`, which runs waves of jobs and writes every row to a CSV at once; the child has
-`serve`.  Between them go lines of JSON: "ready", the rows, "next" where the child lets others have a turn,
-"end", or what failed.
+`measure` runs waves of jobs and writes every row to a CSV at once; benchmarks/worker.py is the child.
+Between them go lines of JSON: "ready", the rows, "next" where the child lets others have a turn, "end", or
+what failed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
@@ -27,10 +26,7 @@ Row = dict[str, object]
 
 
 class Job(Protocol):
-    """What one child does."""
-
-    worker: str
-    """The module that does it, run with the fields of this dataclass as JSON; its main calls `serve`."""
+    """What one child does: a dataclass named Job of a module, its fields go to the child as JSON."""
 
     @property
     def title(self) -> str: ...
@@ -42,6 +38,9 @@ class Job(Protocol):
     def left_out(self) -> list[Row]:
         """A row for each result that is missing where the job fails."""
 
+    def rows(self) -> Iterator[Row | None]:
+        """What benchmarks.worker sends."""
+
 
 class Child:
     """The process of one job."""
@@ -50,7 +49,7 @@ class Child:
         self.job, self.begin, self.why = job, time.perf_counter(), ""
         self.has_more = True
         self.process = subprocess.Popen(
-            [sys.executable, "-m", job.worker, json.dumps(asdict(job))],
+            [sys.executable, "-m", "benchmarks.worker", type(job).__module__, json.dumps(asdict(job))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
 
@@ -125,7 +124,7 @@ class Table:
         part.replace(self.path)
 
     def add(self, row: Row) -> None:
-        us = {k: f"{row[k]:.4g}" for k in ("us", "us_20", "us_80") if k in row}
+        us = {k: f"{v:.4g}" for k, v in row.items() if k.startswith("us") and isinstance(v, float)}
         self.rows.append({**row, **us, **self.run})
 
     def leave_out(self, job: Job, why: str) -> None:
@@ -205,37 +204,3 @@ def said(error: BaseException) -> str:
     """The first line of an error, with its type."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
-
-
-def serve(start: Callable[[dict[str, object]], Iterator[Row | None]]) -> None:
-    """The child's side: get ready, wait until it is this job's turn, and send its rows.
-
-    Args:
-        start: makes a generator of the fields of a job.  What runs before its first, empty yield may disturb
-            other jobs; every later yield is a row, or None for the end of a turn.
-    """
-    # imported packages may print: stdout is theirs, and the answers' no more
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def answer(what: object) -> None:
-        print(json.dumps(what), file=answers, flush=True)
-
-    try:
-        rows = start({k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(sys.argv[1]).items()})
-        next(rows)
-        answer("ready")
-        if sys.stdin.readline() != "go\n":
-            return
-        for row in rows:
-            if row is not None:
-                answer(row)
-                continue
-            answer("next")
-            if sys.stdin.readline() != "go\n":
-                return
-        answer("end")
-    except Exception as error:
-        if not isinstance(error, ImportError):
-            traceback.print_exc()
-        answer({"failed": said(error)})

@@ -31,6 +31,11 @@ def summary(samples: list[float]) -> Times:
     return statistics.median(samples), deciles[1], deciles[7]
 
 
+def named(times: Times) -> dict[str, float]:
+    """As columns of a row."""
+    return dict(zip(("us", "us_20", "us_80"), times, strict=True))
+
+
 def single_calls(run: Run, device: torch.device, milliseconds: float) -> list[float]:
     """Microseconds of calls as Python makes them: with the host in them where it is slower than the GPU."""
     if device.type == "cuda":

@@ -2,8 +2,8 @@
 
 For each device with configs that were measured under the running Triton, generates on a CPU the programs that
 the workloads tagged `tune` launch, and adds them to helion_sinkhorn/programs.zip, which `make dist` packs.  A
-first call of such a shape then imports no Helion (docs/first_call.md).  `make programs` does it for two
-stacks, torch 2.11's (Triton 3.6, Helion 1.5.0) and the newest, in some 20 minutes on two cores.
+first call of such a shape then imports no Helion (docs/first_call.md).  `make dist PROGRAMS=1` does it for
+two stacks, torch 2.11's (Triton 3.6, Helion 1.5.0) and the newest, in some 20 minutes on two cores.
 """
 
 from __future__ import annotations

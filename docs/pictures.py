@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,22 +32,19 @@ def accuracy(artefacts: Artefacts, path: Path) -> None:
     """A row for each operator, a dot for each result: its largest error in units of the budget."""
     every = list(results(artefacts))
     names = [name for name in OPERATORS if any(operator == name for _, operator, _, _ in every)]
-    devices = list(artefacts)
     figure, axes = pyplot.subplots(
         1, 2, figsize=(9, 1.6 + 0.42 * len(names)), sharey=True, layout="constrained"
     )
     random = np.random.default_rng(0)
+    worst = dict(markersize=6, markeredgecolor="black")
     for axis, (kind, title) in zip(axes, PANELS.items(), strict=True):
-        for k, device in enumerate(devices):
-            for row, name in enumerate(names):
-                found = [worst for d, o, q, worst in every if (d, o, q) == (device, name, kind)]
-                if not found:
-                    continue
-                middle = row + (k + 0.5) / len(devices) - 0.5
-                spread = random.uniform(-0.28, 0.28, len(found)) / len(devices)
-                hue = COLORS[k % len(COLORS)]
-                axis.plot(found, middle + spread, ".", color=hue, alpha=0.35, markersize=4)
-                axis.plot([max(found)], [middle], "D", color=hue, markersize=6, markeredgecolor="black")
+        for (k, device), (row, name) in itertools.product(enumerate(artefacts), enumerate(names)):
+            found = [error for *where, error in every if where == [device, name, kind]]
+            if found:
+                middle = row + (k + 0.5) / len(artefacts) - 0.5
+                spread = random.uniform(-0.28, 0.28, len(found)) / len(artefacts)
+                axis.plot(found, middle + spread, ".", color=COLORS[k], alpha=0.35, markersize=4)
+                axis.plot([max(found)], [middle], "D", color=COLORS[k], **worst)
         axis.axvline(1.0, color="#D55E00", linewidth=1.5)
         axis.text(1.015, -0.42, "limit", color="#D55E00", fontsize=11, va="center")
         axis.set(title=title, xlim=(0, 1.15), ylim=(len(names) - 0.4, -0.7))
@@ -54,10 +52,10 @@ def accuracy(artefacts: Artefacts, path: Path) -> None:
         axis.tick_params(labelsize=11)
     axes[0].set_yticks(range(len(names)), names)
     figure.supxlabel("largest error of a result / its budget", fontsize=12)
-    handles = []
-    for k, device in enumerate(devices):
-        hue = COLORS[k % len(COLORS)]
-        handles += axes[0].plot([], [], "D", color=hue, markeredgecolor="black", label=f"worst, {device}")
+    handles = [
+        axes[0].plot([], [], "D", color=COLORS[k], markeredgecolor="black", label=f"worst, {device}")[0]
+        for k, device in enumerate(artefacts)
+    ]
     handles += axes[0].plot([], [], ".", color="0.4", label="each result")
     figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=11)
     figure.savefig(path, dpi=110)

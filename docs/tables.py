@@ -1,4 +1,4 @@
-"""The tables that docs/numbers.py puts into pages, each from committed files alone."""
+"""Tables that docs/numbers.py puts into pages: of bench.csv, of the gate's artefacts, and of support."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from typing import Any
 
 import tomllib
 
-from benchmarks.residual_path import report as residual_path
 from benchmarks.sinkhorn import report
 from benchmarks.sinkhorn.peers import FLOOR, OURS
 from ci import accuracy, compare, machine_terms
 from ci.gate.markdown import table
-from docs import pictures as drawn
 from docs import whole_calls
 from docs.kernel_times import CACHE, MISSING, files
 from helion_sinkhorn.configs import lookup, store
@@ -29,6 +27,7 @@ from helion_sinkhorn.workloads import WORKLOADS
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = ROOT / "docs" / "bench"
 ACCURACY = ROOT / "docs" / "accuracy"
+PASSES = report.PASSES[:2]
 
 # ------------------------------------------------------------------------------------- docs/bench/bench.csv
 
@@ -49,49 +48,41 @@ def when() -> str:
     return f"{run.device}, {run.utc[:10]}, commit {run.commit[:7]}, {versions}"
 
 
-def us(function: str, n: int, batch: int, which: str, timer: str = "graph") -> float | None:
-    found = results().one(function, n=n, batch=batch, which=which, timer=timer, dtype="float32")
-    return None if found is None else found.us
-
-
-def kept() -> dict[str, str]:
-    """Bytes a matrix that each function keeps for its backward, and allocates inside it."""
-    return {name: "+".join(f"{b:,.0f}" for b in of.values()) for name, of in results().memory.items()}
+def in_a_graph(function: str, n: int, batch: int, which: str) -> Any:
+    return results().one(function, n=n, batch=batch, which=which, timer="graph")
 
 
 def peers() -> str:
     """Time of each function in a CUDA graph at two sizes, its memory and the error of its gradient."""
-    rows, memory = [], kept()
+    rows = []
     for name in (OURS, *report.compared(results()), FLOOR):
+        is_floor = name == FLOOR
         row: dict[str, object] = {"": f"**{name}**" if name == OURS else name}
-        row["form"] = "" if name == FLOOR else report.definition(name)
+        row["form"] = "" if is_floor else report.definition(name)
         for batch in (1 << 12, 1 << 20):
-            for which in ("forward", "backward"):
-                time, own = us(name, 4, batch, which), us(OURS, 4, batch, which)
-                text = MISSING if time is None else report.figure(time)
-                if name not in (OURS, FLOOR) and time is not None:
-                    text += f" ({report.times(time / own)})"
+            for which in PASSES:
+                found, own = (in_a_graph(of, 4, batch, which) for of in (name, OURS))
+                text = MISSING if found is None else report.figure(found.us)
+                if name not in (OURS, FLOOR) and found is not None:
+                    text += f" ({report.times(found.us / own.us)})"
                 row[f"{which}, {report.power(batch)}"] = text
-        checked = results().of(name, n=4, dtype="float32").gradient_error.dropna()
-        row["kept+scratch"] = memory.get(name, "" if name == FLOOR else MISSING)
-        row["error, gradient"] = f"{checked.iloc[0]:.0e}" if len(checked) and name != FLOOR else ""
+        memory = "+".join(f"{b:,.0f}" for b in results().memory.get(name, {}).values())
+        row["kept+scratch"] = memory or ("" if is_floor else MISSING)
+        checked = results().of(name, n=4).gradient_error.dropna()
+        row["error, gradient"] = f"{checked.iloc[0]:.0e}" if len(checked) and not is_floor else ""
         rows.append(row)
     return (
         f"{table(rows)}\n\nMicroseconds of a call in a CUDA graph; in brackets, over ours ({when()}).\n\n"
         "- *form*: which [definition](docs/numerics.md) a package computes; the error is against float64 of "
         "the same.\n"
         "- *kept+scratch*: bytes a matrix; kept for the backward (64 are the logits), and allocated in it.\n"
-        f"- {unfavourable()} [Each of them](docs/performance.md#where-others-are-faster)."
+        f"- {report.where_others_are_faster(results())} "
+        "[Each of them](docs/performance.md#where-others-are-faster)."
     )
 
 
-def unfavourable() -> str:
-    """Where others are faster, in two sentences."""
-    return report.where_others_are_faster(results())
-
-
 def unfavourable_cells() -> str:
-    """The same as a table: a row for each package, size, pass and timer, a column for each batch."""
+    """Where others are faster: a row for each package, size, pass and timer, a column for each batch."""
     slower, _ = report.faster_than_ours(results())
     cells: dict[tuple[str, int, str, str], dict[str, str]] = {}
     for _, r in slower.iterrows():
@@ -103,17 +94,13 @@ def unfavourable_cells() -> str:
          **{f"{report.power(batch)}, us": of.get(batch, "") for batch in sorted(set(slower.batch))}}
         for (name, n, which, timer), of in cells.items()
     ]  # fmt: skip
-    return f"{when()}. {unfavourable()}\n\n{table(rows)}"
+    return f"{when()}. {report.where_others_are_faster(results())}\n\n{table(rows)}"
 
 
 def headline() -> str:
     """The result in two sentences: beside a copy, and beside the nearest of the others."""
-    forward, backward = (
-        results().one(OURS, n=4, batch=1 << 20, which=which, timer="graph", dtype="float32").x_floor
-        for which in report.PASSES[:2]
-    )
-    every = report.beside_ours(results())
-    both = every[every.timer == "graph"]
+    forward, backward = (in_a_graph(OURS, 4, 1 << 20, which).x_floor for which in PASSES)
+    both = report.beside_ours(results()).query("timer == 'graph'")
     nearest = both.loc[(both.us / both.us_own).idxmin()]
     _, shares = report.faster_than_ours(results())
     return (
@@ -125,23 +112,13 @@ def headline() -> str:
     )
 
 
-def unfavourable_path() -> str:
-    """Where others are better in the residual path."""
-    return residual_path.all_better(BENCH / "residual_path.csv")
-
-
-SIZES = ((4, 20), (8, 18), (16, 16), (32, 14), (64, 12))
-
-
 def sizes() -> str:
     """A call in a CUDA graph each, over a copy of the same bytes."""
     rows = []
-    for n, power in SIZES:
-        row: dict[str, object] = {"n": n, "matrices": f"2^{power}"}
-        for which in report.PASSES[:2]:
-            found = results().one(OURS, n=n, batch=1 << power, which=which, timer="graph", dtype="float32")
-            row[f"{which}, us (x copy)"] = f"{report.figure(found.us)} ({found.x_floor:.2f})"
-        rows.append(row)
+    for n, power in ((4, 20), (8, 18), (16, 16), (32, 14), (64, 12)):
+        found = {which: in_a_graph(OURS, n, 1 << power, which) for which in PASSES}
+        us = {f"{w}, us (x copy)": f"{report.figure(r.us)} ({r.x_floor:.2f})" for w, r in found.items()}
+        rows.append({"n": n, "matrices": f"2^{power}", **us})
     return f"{when()}; a call in a CUDA graph, the faster of two copies.\n\n{table(rows)}"
 
 
@@ -155,63 +132,49 @@ FLOORS = (
 """(n, pass, log2 of the batches, target over a copy)."""
 
 
-def verdict(met: list[bool], at: list[str]) -> str:
-    if all(met):
-        return "met"
-    return "missed" if not any(met) else "met at " + ", ".join(b for b, m in zip(at, met, strict=True) if m)
+def aimed(
+    what: str, target: str, values: list[float], met: list[bool], at: Sequence[str] = ("",)
+) -> dict[str, str]:
+    """A row of `targets`: met, missed, or met at some of the places."""
+    verdict = "met" if all(met) else "missed"
+    if any(met) and not all(met):
+        verdict = "met at " + ", ".join(place for place, m in zip(at, met, strict=True) if m)
+    measured = ", ".join(f"{v:.2f}" for v in values)
+    return {"": what, "target": target, "measured": measured, "verdict": verdict}
 
 
 def targets() -> str:
     """What was aimed at, and what bench.csv has."""
     rows = []
-
-    def row(what: str, target: str, values: list[float], met: list[bool], at: list[str]) -> None:
-        measured = ", ".join(f"{v:.2f}" for v in values)
-        rows.append({"": what, "target": target, "measured": measured, "verdict": verdict(met, at)})
-
     for n, which, powers, most in FLOORS:
-        every = results()
-        found = [
-            every.one(OURS, n=n, batch=1 << k, which=which, timer="graph", dtype="float32").x_floor
-            for k in powers
-        ]
+        found = [in_a_graph(OURS, n, 1 << k, which).x_floor for k in powers]
         at = [f"2^{k}" for k in powers]
-        row(f"n = {n} {which}, {', '.join(at)}", f"{most} x a copy", found, [v <= most for v in found], at)
-    small = [b for b in sorted(results().of(OURS, n=4, dtype="float32").batch.unique()) if b <= 1 << 13]
+        name = f"n = {n} {which}, {', '.join(at)}"
+        rows.append(aimed(name, f"{most} x a copy", found, [v <= most for v in found], at))
+    small = [b for b in sorted(results().of(OURS, n=4).batch.unique()) if b <= 1 << 13]
+    at = list(map(report.power, small))
     for which, most in (("forward", 2.5), ("backward", 5.0)):
-        found = [us(OURS, 4, b, which) for b in small]
-        at = [report.power(b) for b in small]
-        row(
-            f"n = 4 {which} in a CUDA graph, {', '.join(at)}",
-            f"{most} us",
-            found,
-            [v <= most for v in found],
-            at,
-        )
+        found = [in_a_graph(OURS, 4, batch, which).us for batch in small]
+        name = f"n = 4 {which} in a CUDA graph, {', '.join(at)}"
+        rows.append(aimed(name, f"{most} us", found, [v <= most for v in found], at))
     for which, least in (("forward", 25), ("backward", 30)):
-        ratio = us("torch.compile", 4, 1 << 20, which) / us(OURS, 4, 1 << 20, which)
-        row(
-            f"torch.compile over ours, n = 4, 2^20, {which}",
-            f"{least} x",
-            [ratio],
-            [ratio >= least],
-            ["2^20"],
-        )
+        ratio = results().ratio("torch.compile", n=4, batch=1 << 20, which=which, timer="graph")
+        name = f"torch.compile over ours, n = 4, 2^20, {which}"
+        rows.append(aimed(name, f"{least} x", [ratio], [ratio >= least]))
     host = results().section("host").set_index("function").us
     for layer, (beside, most) in whole_calls.GOALS.items():
         if most:
             ratio = host[layer] / host[beside]
-            row(f"host time: {layer}", f"{most:.0f} x that of {beside}", [ratio], [ratio <= most], [""])
+            rows.append(
+                aimed(f"host time: {layer}", f"{most:.0f} x that of {beside}", [ratio], [ratio <= most])
+            )
     memory = list(results().memory[OURS].values())
-    row("bytes a matrix kept for backward, scratch", "64, 0", memory, [memory == [64.0, 0.0]], [""])
-    run = results().timed.iloc[0]
-    for caches, (code, seconds) in whole_calls.first_calls(run.triton_version).items():
+    rows.append(aimed("bytes a matrix kept for backward, scratch", "64, 0", memory, [memory == [64.0, 0.0]]))
+    steps = "import, forward, backward, in a [later run](first_call.md#times)"
+    for caches, (code, seconds) in whole_calls.first_calls(results().timed.triton_version.iloc[0]).items():
         if most := whole_calls.FIRST_CALLS[caches]:
-            steps = "import, forward, backward, in a [later run](first_call.md#times)"
-            row(
-                f"first call, {caches} ({code}): {steps}", f"{most:.0f} s in all", seconds,
-                [sum(seconds) <= most], [""],
-            )  # fmt: skip
+            name = f"first call, {caches} ({code}): {steps}"
+            rows.append(aimed(name, f"{most:.0f} s in all", seconds, [sum(seconds) <= most]))
     return f"{when()}.\n\n{table(rows)}"
 
 
@@ -342,26 +305,6 @@ def entries() -> str:
     ])  # fmt: skip
 
 
-def beside(operation: str) -> str:
-    """An operation of the residual path beside other packages."""
-    return residual_path.text(BENCH / "residual_path.csv", operation)
-
-
-def site() -> str:
-    """A whole site, a row a package."""
-    return residual_path.summary(BENCH / "residual_path.csv")
-
-
-def whole_and_parts() -> str:
-    """A site and a boundary of DeepSeek-V4.1 beside their parts."""
-    return residual_path.whole_and_parts(BENCH / "residual_path.csv")
-
-
-def serving() -> str:
-    """The same for a few tokens."""
-    return residual_path.serving(BENCH / "residual_path.csv")
-
-
 # ------------------------------------------------------------------------------------------------- support
 
 
@@ -425,8 +368,3 @@ def support() -> str:
         "## Where do their configs come from?", matrix(dict.fromkeys(map(group, KERNELS)), configs),
         "## Versions that were judged", table(versions),
     ])  # fmt: skip
-
-
-def pictures() -> None:
-    report.plots(results(), BENCH)
-    drawn.accuracy(artefacts(), ROOT / "docs" / "accuracy.png")

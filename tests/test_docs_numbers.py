@@ -49,7 +49,7 @@ def test_every_page_with_times_of_a_gpu_says_where_they_come_from(numbers):
 
 
 def test_the_picture_of_errors_has_a_row_for_each_operator(numbers, tmp_path):
-    drawn, artefacts = numbers.tables.drawn, numbers.tables.artefacts()
+    drawn, artefacts = numbers.pictures, numbers.tables.artefacts()
     every = list(drawn.results(artefacts))
     assert {kind for _, _, kind, _ in every} == drawn.PANELS.keys()
     assert {"sinkhorn", "hc_site", "linear_attention"} <= {operator for _, operator, _, _ in every}
@@ -59,7 +59,7 @@ def test_the_picture_of_errors_has_a_row_for_each_operator(numbers, tmp_path):
 
 
 def test_cells_in_which_others_are_better_are_all_named(numbers):
-    better = numbers.tables.unfavourable_path()
+    (better,) = (g.text() for g in numbers.GENERATED if g.mark == "better")
     assert "| TransformerEngine | hc_post |" in better
     assert "| TileKernels | site |" in better
     assert "helion_sinkhorn |" not in better

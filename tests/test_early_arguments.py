@@ -24,10 +24,9 @@ COMMANDS = [
     "-m helion_sinkhorn check --out /nonexistent",
     "-m helion_sinkhorn shwo",
     *(f"-m benchmarks.{name} --nonsense" for name in (
-        "demo", "demo_model", "first_call", "recompute", "sinkhorn.bench", "sinkhorn.implicit_speed",
-        "sinkhorn.study_backward", "dot_compress.speed", "dot_compress.study_rounding",
-        "linear_attention.speed", "linear_attention.gates", "linear_attention.study_chunk_rounding",
-        "hc_mixes.study_precision", "residual_path.bench", "sinkhorn.machine_code",
+        "demo", "demo_model", "bench sinkhorn", "bench residual_path", "bench dot_compress",
+        "bench linear_attention",
+        *(f"studies.{path.stem}" for path in sorted((ROOT / "benchmarks" / "studies").glob("*.py"))),
     )),
     *(f"-m ci.{name} --nonsense" for name in (
         "accuracy", "attack", "compare x", "emulate", "fault_tables", "machine_terms",

@@ -24,10 +24,39 @@ def made(*words: str) -> str:
 
 
 def test_make_alone_lists_every_target_with_a_line():
-    (phony,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.M)
+    (phony, *_) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.M)
     listed = re.findall(r"^  ([a-z-]+) +\S.*$", made(), re.M)
     assert sorted(listed) == sorted(phony.split())
     assert made("help") == made()
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("test", "-m pytest -n 2"), ("test WHAT=jax", "-k \"jax or linear_attention\""),
+        ("lint WHAT=workflows", "check-jsonschema --builtin-schema"),
+        ("bench", "-m benchmarks.bench sinkhorn --quick"),
+        ("bench WHAT=residual_path", "-m benchmarks.bench residual_path --quick"),
+        ("bench WHAT=tritonbench", "-m tritonbench_ops --op sinkhorn --mode $mode --quick"),
+        ("study WHAT=backward", "-m benchmarks.studies.backward --quick"),
+        ("accuracy", "-m ci.accuracy"), ("accuracy WHAT=parity", "-m ci.parity_grid"),
+        ("attack", "-m ci.attack"), ("attack WHAT=tables", "-m ci.fault_tables --write docs/faults.md"),
+        ("attack WHAT=cache", "cache_attack.py files && .venv/bin/python tests/configs/cache_attack.py t"),
+        ("machine", "-m ci.machine_terms"), ("machine WHAT=versions", "-m ci.machine_versions"),
+        ("machine WHAT=programs", "-m ci.same_programs"), ("dist PROGRAMS=1", "-m ci.programs"),
+    ],
+)  # fmt: skip
+def test_what_names_the_command_of_a_target(words, command):
+    assert command in made("-Bn", *words.split(), "ARGS=--quick")
+
+
+@pytest.mark.parametrize(("target", "known"), [("machine", "programs terms versions"), ("study", "backward")])
+def test_another_what_is_refused_with_those_there_are(target, known):
+    command = ["make", "-Bn", target, "WHAT=nothing"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "nothing" in done.stderr
+    assert known in done.stderr
 
 
 def test_offline_is_the_tuner_s_word_alone():
@@ -51,7 +80,7 @@ def test_tune_names_the_devices_before_it_builds_an_environment(words):
 
 def test_benchmarks_start_as_modules():
     assert "-m benchmarks.demo " in MAKEFILE
-    assert not re.search(r"benchmarks/\S+\.py", MAKEFILE)
+    assert not re.search(r"\$\(RUN\) benchmarks/", MAKEFILE)
 
 
 def test_wheels_collects_every_extra_that_a_target_installs():

@@ -1,15 +1,16 @@
 """PEERS: who computes which part of the residual path, each adapted to the inputs of `operations`.
 
-An adapter turns our inputs into the peer's layout and dtypes before anything is timed, calls the peer, and
-has the peer's own formula of those inputs, which `worker` evaluates in float64.  What a peer does not
-compute, or not by itself, is in `lacks`, with the reason.
+An adapter turns our inputs into the peer's layout, order and dtypes before anything is timed, and has the
+peer's own formula of those inputs, which `tasks` evaluates in float64.  What a peer does not compute, or not
+by itself, is in `lacks`, with the reason.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 
 import torch
 
@@ -32,12 +33,15 @@ def unchanged(*given: torch.Tensor) -> Tensors:
     return given
 
 
+def one(function: Callable[..., torch.Tensor]) -> Function:
+    """The function with its tensor as the only result."""
+    return lambda *given: (function(*given),)
+
+
 @dataclass(frozen=True)
 class Adapter:
-    """How a peer computes one operation."""
+    """How a peer's function of an operation is called, and judged."""
 
-    load: Callable[[], Function]
-    """Imports the peer; the function takes what `given` makes."""
     definition: Function | None = None
     """Its formula of the same inputs, differentiable in any dtype; None for our specification."""
     given: Function = unchanged
@@ -51,6 +55,8 @@ class Adapter:
 class Peer:
     """A package, or files of a repository (peer_files)."""
 
+    load: Callable[[str], Function]
+    """Imports the peer; its function of an operation takes what the adapter's `given` makes."""
     adapters: dict[str, Adapter]
     package: str = ""
     file: str = ""
@@ -73,13 +79,9 @@ def load_ours(name: str) -> Function:
         return y, ours.hc_post(f, residual, post, comb)
 
     return {
-        "coefficients": ours.hc_split_sinkhorn,
-        "hc_pre": lambda *given: (ours.hc_pre(*given),),
-        "hc_post": lambda *given: (ours.hc_post(*given),),
-        "hc_mixes": lambda *given: (ours.hc_mixes(*given),),
-        "site": whole,
-        "boundary": lambda *given: tuple(ours.hc_boundary(*given)),
-    }[name]
+        "coefficients": ours.hc_split_sinkhorn, "hc_pre": one(ours.hc_pre), "hc_post": one(ours.hc_post),
+        "hc_mixes": one(ours.hc_mixes), "site": whole, "boundary": ours.hc_boundary,
+    }[name]  # fmt: skip
 
 
 def load_parts(name: str) -> Function:
@@ -96,7 +98,7 @@ def load_parts(name: str) -> Function:
     return {"site": whole, "boundary": boundary}[name]
 
 
-def load_tf32() -> Function:
+def load_tf32(name: str) -> Function:
     from helion_sinkhorn import hc_mixes
 
     return lambda x, fn: (hc_mixes(x, fn, precision="tf32"),)
@@ -124,10 +126,6 @@ def load_compiled(name: str) -> Function:
     return torch.compile(load_eager(name), dynamic=False)
 
 
-def everywhere(load: Callable[[str], Function]) -> Peer:
-    return Peer({name: Adapter(functools.partial(load, name)) for name in OPERATIONS})
-
-
 # --------------------------------------------------------------------------------------------------- Liger
 
 _NO_BOUNDARY = {"boundary": "no function takes the weights of another site"}
@@ -153,39 +151,20 @@ class LigerMixes(torch.autograd.Function):
         return mhc_mm_norm_bwd(*ctx.saved_tensors, grad)
 
 
-def load_liger_coefficients() -> Function:
+def load_liger(name: str) -> Function:
     from liger_kernel.ops.mhc import mhc_split_sinkhorn_fwd
-
-    def run(mixes, base, *scales):
-        return mhc_split_sinkhorn_fwd(
-            mixes, base, *scales, tmax=ITERATIONS, pre_eps=EPS, sinkhorn_eps=EPS, post_mult=2.0
-        )
-
-    return run
-
-
-def load_liger_pre() -> Function:
-    from liger_kernel.transformers.functional import liger_mhc_pre
-
-    return lambda x, pre: (liger_mhc_pre(x, pre),)
-
-
-def load_liger_post() -> Function:
-    from liger_kernel.transformers.functional import liger_mhc_post_res
-
-    return lambda f, x, post, comb: (liger_mhc_post_res(x, f, post, comb),)
-
-
-def load_liger_site() -> Function:
     from liger_kernel.transformers import functional
 
-    def run(f, x, phi, base, *scales):
-        pre, post, comb = functional.liger_mhc_coeffs(
-            x, phi, base, *scales, tmax=ITERATIONS, rms_eps=EPS, pre_eps=EPS, sinkhorn_eps=EPS, post_mult=2.0
-        )
+    options = dict(tmax=ITERATIONS, pre_eps=EPS, sinkhorn_eps=EPS, post_mult=2.0)
+
+    def whole(f, x, phi, base, *scales):
+        pre, post, comb = functional.liger_mhc_coeffs(x, phi, base, *scales, rms_eps=EPS, **options)
         return functional.liger_mhc_pre(x, pre), functional.liger_mhc_post_res(x, f, post, comb)
 
-    return run
+    return {
+        "coefficients": partial(mhc_split_sinkhorn_fwd, **options), "hc_pre": one(functional.liger_mhc_pre),
+        "hc_post": one(functional.liger_mhc_post_res), "hc_mixes": one(LigerMixes.apply), "site": whole,
+    }[name]  # fmt: skip
 
 
 def three(scale: torch.Tensor) -> Tensors:
@@ -193,35 +172,28 @@ def three(scale: torch.Tensor) -> Tensors:
     return tuple(s.clone() for s in scale)
 
 
-def liger_site(f, x, phi, base, *scales) -> Tensors:
-    return site(f, x, phi.mT, torch.stack(scales), base, comb_order="oi")
-
-
 LIGER = Peer(
+    load_liger,
     {
         "coefficients": Adapter(
-            load_liger_coefficients,
             lambda mixes, base, *scales: coefficients(mixes, torch.stack(scales), base),
             lambda mixes, scale, base: (mixes, base, *three(scale)),
             gradient=False,
             note="its backward of pre and post is PyTorch inside one function with the projection: see site",
         ),
-        "hc_pre": Adapter(load_liger_pre, note=f"float32 temporaries; {_ATOMICS}"),
+        "hc_pre": Adapter(note=f"float32 temporaries; {_ATOMICS}"),
         "hc_post": Adapter(
-            load_liger_post,
-            lambda *given: (reference.hc_post(*given, comb_order="oi"),),
-            lambda f, x, post, comb: (f, x, post, comb.mT.contiguous()),
+            lambda x, f, post, comb: (reference.hc_post(f, x, post, comb, comb_order="oi"),),
+            lambda f, x, post, comb: (x, f, post, comb.mT.contiguous()),
             note=f"{_OI}; float32 temporaries; {_ATOMICS}",
         ),
         "hc_mixes": Adapter(
-            lambda: lambda x, phi: (LigerMixes.apply(x, phi),),
             lambda x, phi: (reference.hc_mixes(x, phi.mT, EPS),),
             lambda x, fn: (x.flatten(-2), fn.mT.contiguous()),
             note=f"fn is (n C, 24), TF32 products; {_ATOMICS}",
         ),
         "site": Adapter(
-            load_liger_site,
-            liger_site,
+            lambda f, x, phi, base, *s: site(f, x, phi.mT, torch.stack(s), base, comb_order="oi"),
             lambda f, x, fn, scale, base: (f, x, fn.mT.contiguous(), base, *three(scale)),
             note=f"{_OI}; TF32 products; keeps 20 matrices a token; {_ATOMICS}",
         ),
@@ -237,46 +209,25 @@ def in_one_sequence(*given: torch.Tensor) -> Tensors:
     return tuple(t[None] for t in given)
 
 
-def load_tile_coefficients() -> Function:
-    from tile_kernels.modeling.mhc import ops
+def load_tile(name: str) -> Function:
+    from tile_kernels.modeling.mhc import functional, ops
 
-    def run(mixes, scale, base):
+    def split(mixes, scale, base):
         pre, post, comb = ops.mhc_pre_split_mixes(mixes, scale, base, STREAMS, 2.0, EPS)
         return pre, post, ops.sinkhorn_normalize(comb, ITERATIONS, EPS)
 
-    return run
-
-
-def load_tile_pre() -> Function:
-    from tile_kernels.modeling.mhc.ops import mhc_pre_apply_mix
-
-    return lambda x, pre: (mhc_pre_apply_mix(x, pre),)
-
-
-def load_tile_post() -> Function:
-    from tile_kernels.modeling.mhc.ops import mhc_post
-
-    return lambda f, x, post, comb: (mhc_post(f, x, post, comb),)
-
-
-def load_tile_mixes() -> Function:
-    from tile_kernels.modeling.mhc.ops import mhc_pre_norm_fn
-
-    return lambda x, fn: (mhc_pre_norm_fn(x, fn, None, EPS, fuse_grad_acc=False),)
-
-
-def load_tile_site() -> Function:
-    from tile_kernels.modeling.mhc.functional import mhc_pre
-    from tile_kernels.modeling.mhc.ops import mhc_post
-
-    def run(f, x, fn, scale, base):
-        y, (post, comb) = mhc_pre(
+    def whole(f, x, fn, scale, base):
+        y, (post, comb) = functional.mhc_pre(
             x, fn, scale, base, norm_eps=EPS, post_mult_value=2.0, pre_eps=EPS, sinkhorn_eps=EPS,
             sinkhorn_repeat=ITERATIONS,
         )  # fmt: skip
-        return y, mhc_post(f, x, post, comb)
+        return y, ops.mhc_post(f, x, post, comb)
 
-    return run
+    return {
+        "coefficients": split, "hc_pre": one(ops.mhc_pre_apply_mix), "hc_post": one(ops.mhc_post),
+        "hc_mixes": lambda x, fn: (ops.mhc_pre_norm_fn(x, fn, None, EPS, fuse_grad_acc=False),),
+        "site": whole,
+    }[name]  # fmt: skip
 
 
 def tile_coefficients(mixes, scale, base) -> Tensors:
@@ -285,35 +236,31 @@ def tile_coefficients(mixes, scale, base) -> Tensors:
 
 
 TILE_KERNELS = Peer(
+    load_tile,
     {
         "coefficients": Adapter(
-            load_tile_coefficients,
             tile_coefficients,
             lambda mixes, scale, base: (mixes[None], scale, base),
             batched=True,
             note="two kernels each way; writes comb before its iterations",
         ),
         "hc_pre": Adapter(
-            load_tile_pre,
             lambda x, pre: (reference.hc_pre(x, pre.squeeze(-1)),),
             lambda x, pre: in_one_sequence(x, pre.unsqueeze(-1)),
             batched=True,
             note="adds to a gradient of zeros that it makes first",
         ),
         "hc_post": Adapter(
-            load_tile_post,
             lambda f, x, post, comb: (reference.hc_post(f, x, post.squeeze(-1), comb),),
             lambda f, x, post, comb: in_one_sequence(f, x, post.unsqueeze(-1), comb),
             batched=True,
         ),
         "hc_mixes": Adapter(
-            load_tile_mixes,
             given=lambda x, fn: (x[None], fn),
             batched=True,
             note="TF32 products; no split of the columns, for which it names DeepGEMM",
         ),
         "site": Adapter(
-            load_tile_site,
             given=lambda f, x, *rest: (f[None], x[None], *rest),
             batched=True,
             note="TF32 products; forward without a gradient is another, fused kernel; gradients of x are "
@@ -339,6 +286,27 @@ def columns_of_streams_last(fn: torch.Tensor) -> torch.Tensor:
     return fn.unflatten(1, (STREAMS, -1)).mT.flatten(1).contiguous()
 
 
+def load_te(name: str) -> Function:
+    te = peer_files.transformer_engine()
+
+    def split(h, alpha, beta, ms):
+        pre, post, comb = te.mhc_fused_scale(h, alpha, beta, ms, STREAMS)
+        logits = comb.reshape(1, -1, STREAMS, STREAMS)
+        return pre, post, te.mhc_fused_sinkhorn(logits, STREAMS, True, ITERATIONS)[0]
+
+    def update(f, x, post, comb):
+        return te.mhc_fused_expand_combine(f, None, post, x, comb, STREAMS)
+
+    def whole(f, x, phi, alpha, beta):
+        y, post, comb = te.mhc_generate_mix_and_aggregate(x, phi, alpha, beta)
+        return y, update(f, x, post, comb)
+
+    return {
+        "coefficients": split, "hc_pre": lambda x, pre: (te.mhc_fused_aggregate(x, pre, STREAMS),),
+        "hc_post": one(update), "hc_mixes": te.mhc_fused_projection, "site": whole,
+    }[name]  # fmt: skip
+
+
 def te_gates(h, alpha, beta, ms) -> Tensors:
     """Its scale and Sinkhorn of a padded projection."""
     n = STREAMS
@@ -348,15 +316,22 @@ def te_gates(h, alpha, beta, ms) -> Tensors:
     return a[..., :n].sigmoid(), 2 * a[..., n : 2 * n].sigmoid(), comb
 
 
-def load_te_coefficients() -> Function:
-    te = peer_files.transformer_engine()
+def te_pre(x, pre) -> Tensors:
+    return ((x @ pre.unsqueeze(-1)).squeeze(-1),)
 
-    def run(h, alpha, beta, ms):
-        pre, post, comb = te.mhc_fused_scale(h, alpha, beta, ms, STREAMS)
-        logits = comb.reshape(1, -1, STREAMS, STREAMS)
-        return pre, post, te.mhc_fused_sinkhorn(logits, STREAMS, True, ITERATIONS)[0]
 
-    return run
+def te_post(f, x, post, comb) -> Tensors:
+    return (f.unsqueeze(-1) * post.unsqueeze(-2) + x @ comb,)
+
+
+def te_mixes(x, phi) -> Tensors:
+    return torch.nn.functional.pad(x @ phi.mT, (0, 32 - ROWS)), x.square().mean(-1)
+
+
+def te_site(f, x, phi, alpha, beta) -> Tensors:
+    h, ms = te_mixes(x.flatten(-2), phi)
+    pre, post, comb = te_gates(h, alpha, beta, ms)
+    return *te_pre(x, pre), *te_post(f, x, post, comb)
 
 
 def te_given_coefficients(mixes, scale, base) -> Tensors:
@@ -364,79 +339,35 @@ def te_given_coefficients(mixes, scale, base) -> Tensors:
     return padded, scale, base[None], mixes.new_ones(len(mixes))
 
 
-def load_te_pre() -> Function:
-    te = peer_files.transformer_engine()
-    return lambda x, pre: (te.mhc_fused_aggregate(x, pre, STREAMS),)
-
-
-def load_te_post() -> Function:
-    te = peer_files.transformer_engine()
-    return lambda f, x, post, comb: (te.mhc_fused_expand_combine(f, None, post, x, comb, STREAMS),)
-
-
-def load_te_mixes() -> Function:
-    te = peer_files.transformer_engine()
-    return lambda x, phi: te.mhc_fused_projection(x, phi)
-
-
-def te_mixes(x, phi) -> Tensors:
-    return torch.nn.functional.pad(x @ phi.mT, (0, 32 - ROWS)), x.square().mean(-1)
-
-
-def load_te_site() -> Function:
-    te = peer_files.transformer_engine()
-
-    def run(f, x, phi, alpha, beta):
-        y, post, comb = te.mhc_generate_mix_and_aggregate(x, phi, alpha, beta)
-        return y, te.mhc_fused_expand_combine(f, None, post, x, comb, STREAMS)
-
-    return run
-
-
-def te_site(f, x, phi, alpha, beta) -> Tensors:
-    h, ms = te_mixes(x.flatten(-2), phi)
-    pre, post, comb = te_gates(h, alpha, beta, ms)
-    return (x @ pre.unsqueeze(-1)).squeeze(-1), f.unsqueeze(-1) * post.unsqueeze(-2) + x @ comb
+def te_given_site(f, x, fn, scale, base) -> Tensors:
+    return f[None], stream_last(x), columns_of_streams_last(fn), scale, base[None]
 
 
 TRANSFORMER_ENGINE = Peer(
+    load_te,
     {
         "coefficients": Adapter(
-            load_te_coefficients,
             te_gates,
             te_given_coefficients,
             note=f"{_LOG}; the norm is applied here too; sums over tokens by atomic additions",
         ),
         "hc_pre": Adapter(
-            load_te_pre,
-            lambda x, pre: ((x @ pre.unsqueeze(-1)).squeeze(-1),),
-            lambda x, pre: (stream_last(x), pre[None]),
-            batched=True,
-            note=_STREAM_LAST,
+            te_pre, lambda x, pre: (stream_last(x), pre[None]), batched=True, note=_STREAM_LAST
         ),
         "hc_post": Adapter(
-            load_te_post,
-            lambda f, x, post, comb: (f.unsqueeze(-1) * post.unsqueeze(-2) + x @ comb,),
+            te_post,
             lambda f, x, post, comb: (f[None], stream_last(x), post[None], comb[None]),
             batched=True,
             note=_STREAM_LAST,
         ),
         "hc_mixes": Adapter(
-            load_te_mixes,
             te_mixes,
             lambda x, fn: (stream_last(x)[0].flatten(-2), columns_of_streams_last(fn)),
             note=f"{_STREAM_LAST}; TF32 products; the norm is applied with the coefficients",
         ),
         "site": Adapter(
-            load_te_site,
             te_site,
-            lambda f, x, fn, scale, base: (
-                f[None],
-                stream_last(x),
-                columns_of_streams_last(fn),
-                scale,
-                base[None],
-            ),
+            te_given_site,
             batched=True,
             note=f"{_STREAM_LAST}; {_LOG}; norm_eps 1.2e-7; TF32 products; without its float32 buffer for dx",
         ),
@@ -450,22 +381,14 @@ TRANSFORMER_ENGINE = Peer(
 _ROUNDED = "coefficients rounded to bfloat16"
 
 
-def load_megatron_pre() -> Function:
-    megatron = peer_files.megatron()
-    return lambda x, pre: (megatron.fused_h_aggregate(x, pre),)
+def load_megatron(name: str) -> Function:
+    megatron, pytorch = peer_files.megatron(), peer_files.megatron_pytorch()
 
+    def update(f, x, post, comb):
+        return megatron.fused_h_post_bda(comb, x, post, f, None)
 
-def load_megatron_post() -> Function:
-    megatron = peer_files.megatron()
-    return lambda f, x, post, comb: (megatron.fused_h_post_bda(comb, x, post, f, None),)
-
-
-def load_megatron_site() -> Function:
-    """As its HyperConnectionModule calls them, with its sum of the three gradients of x."""
-    megatron = peer_files.megatron()
-    pytorch = peer_files.megatron_pytorch()
-
-    def run(f, x, fn, base, *scales):
+    def whole(f, x, fn, base, *scales):
+        """As its HyperConnectionModule calls them, with its sum of the three gradients of x."""
         of_mixes, of_pre, of_post = pytorch.BroadcastTensorFused.apply(x, megatron.fused_add_3)
         pre, post, logits, _ = megatron.fused_proj_rms_compute_h(
             of_mixes.flatten(0, 1).flatten(1), fn, *scales, base, STREAMS, EPS, EPS
@@ -474,34 +397,26 @@ def load_megatron_site() -> Function:
         pre, post, comb = (
             t.view(*x.shape[:2], *t.shape[-k:]).to(x.dtype) for t, k in ((pre, 1), (post, 1), (comb, 2))
         )
-        return megatron.fused_h_aggregate(of_pre, pre), megatron.fused_h_post_bda(
-            comb, of_post, post, f, None
-        )
+        return megatron.fused_h_aggregate(of_pre, pre), update(f, of_post, post, comb)
 
-    return run
-
-
-def megatron_site(f, x, fn, base, *scales) -> Tensors:
-    return site(f, x, fn, torch.stack(scales), base, eps_outside=True)
+    return {"hc_pre": one(megatron.fused_h_aggregate), "hc_post": one(update), "site": whole}[name]
 
 
 MEGATRON = Peer(
+    load_megatron,
     {
         "hc_pre": Adapter(
-            load_megatron_pre,
             given=lambda x, pre: in_one_sequence(x, pre.bfloat16()),
             batched=True,
             note=f"{_ROUNDED}; backward is eager PyTorch where there is no cuTile",
         ),
         "hc_post": Adapter(
-            load_megatron_post,
             given=lambda f, x, post, comb: in_one_sequence(f, x, post.bfloat16(), comb.bfloat16()),
             batched=True,
             note=_ROUNDED,
         ),
         "site": Adapter(
-            load_megatron_site,
-            megatron_site,
+            lambda f, x, fn, base, *s: site(f, x, fn, torch.stack(s), base, eps_outside=True),
             lambda f, x, fn, scale, base: (f[None], x[None], fn, base, *three(scale)),
             batched=True,
             note=f"{_ROUNDED}; norm_eps outside the root; projection and gates are torch.compile's where "
@@ -519,38 +434,28 @@ MEGATRON = Peer(
 # ------------------------------------------------------------------------------------------------ FlagGems
 
 
-def load_flag_coefficients() -> Function:
-    from flag_gems.fused.mhc import hc_split_sinkhorn
+def load_flag(name: str) -> Function:
+    mhc = import_module("flag_gems.fused.mhc")
 
-    return lambda mixes, scale, base: hc_split_sinkhorn(mixes, scale, base, STREAMS, ITERATIONS, EPS)
-
-
-def load_flag_post() -> Function:
-    from flag_gems.fused.mhc import mhc_post
-
-    return lambda f, x, post, comb: (mhc_post(f, x, post, comb),)
-
-
-def load_flag_site() -> Function:
-    from flag_gems.fused.mhc import mhc_post, mhc_pre
-
-    def run(f, x, fn, scale, base):
+    def whole(f, x, fn, scale, base):
         # without gradients it looks fn up in a dictionary of tensors, whose == raises at the second call
         with torch.enable_grad():
-            post, comb, y = mhc_pre(x, fn, scale, base, EPS, EPS, EPS, 2.0, ITERATIONS)
-        return y, mhc_post(f, x, post, comb)
+            post, comb, y = mhc.mhc_pre(x, fn, scale, base, EPS, EPS, EPS, 2.0, ITERATIONS)
+        return y, mhc.mhc_post(f, x, post, comb)
 
-    return run
+    return {
+        "coefficients": lambda *given: mhc.hc_split_sinkhorn(*given, STREAMS, ITERATIONS, EPS),
+        "hc_post": one(mhc.mhc_post), "site": whole,
+    }[name]  # fmt: skip
 
 
 _NO_GRADIENT = "no gradient"
 FLAG_GEMS = Peer(
+    load_flag,
     {
-        "coefficients": Adapter(load_flag_coefficients, gradient=False, note=_NO_GRADIENT),
-        "hc_post": Adapter(load_flag_post, gradient=False, note=_NO_GRADIENT),
-        "site": Adapter(
-            load_flag_site, gradient=False, note=f"{_NO_GRADIENT}; fn rounded to bfloat16 in each call"
-        ),
+        "coefficients": Adapter(gradient=False, note=_NO_GRADIENT),
+        "hc_post": Adapter(gradient=False, note=_NO_GRADIENT),
+        "site": Adapter(gradient=False, note=f"{_NO_GRADIENT}; fn rounded to bfloat16 in each call"),
     },
     package="flag-gems",
     lacks=_NO_BOUNDARY
@@ -561,11 +466,11 @@ FLAG_GEMS = Peer(
 )
 
 PEERS = {
-    OURS: everywhere(load_ours),
-    PARTS: Peer({name: Adapter(functools.partial(load_parts, name)) for name in ("site", "boundary")}),
-    TF32: Peer({"hc_mixes": Adapter(load_tf32)}),
-    EAGER: everywhere(load_eager),
-    COMPILED: everywhere(load_compiled),
+    OURS: Peer(load_ours, dict.fromkeys(OPERATIONS, Adapter())),
+    PARTS: Peer(load_parts, dict.fromkeys(("site", "boundary"), Adapter())),
+    TF32: Peer(load_tf32, {"hc_mixes": Adapter()}),
+    EAGER: Peer(load_eager, dict.fromkeys(OPERATIONS, Adapter())),
+    COMPILED: Peer(load_compiled, dict.fromkeys(OPERATIONS, Adapter())),
     "TileKernels": TILE_KERNELS,
     "Liger": LIGER,
     "TransformerEngine": TRANSFORMER_ENGINE,

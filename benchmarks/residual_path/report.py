@@ -12,7 +12,7 @@ from helion_sinkhorn.tuning import markdown
 
 Row = dict[str, str]
 ABSENT = (
-    "Not measured yet: `python -m benchmarks.residual_path.bench --out docs/bench` on a GPU writes the data "
+    "Not measured yet: `python -m benchmarks.bench residual_path --out docs/bench` on a GPU writes the data "
     "of this section, and `make docs-numbers` its tables."
 )
 TIMED = (

@@ -12,6 +12,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
+from operator import attrgetter
 
 import torch
 
@@ -88,11 +90,13 @@ def floor(x: torch.Tensor, dy: torch.Tensor, n_iters: int) -> Passes:
     }
 
 
-def ours(form: str, first: str = "rows") -> Build:
-    def load():
-        from helion_sinkhorn import sinkhorn
+def imported(module: str, name: str, *more: object, **options: object) -> Build:
+    """Passes of a function of a module, which takes (logits, T) and what follows."""
 
-        return partial(sinkhorn, form=form, first=first)
+    def load():
+        function = attrgetter(name)(import_module(module))
+        # a call has no more of Python in it than it needs: the host's time counts
+        return (lambda x, n_iters: function(x, n_iters, *more)) if more else partial(function, **options)
 
     return differentiable(load)
 
@@ -130,9 +134,7 @@ def liger(history: bool) -> Build:
 
         def adjoint(states):
             kept = states[0] if states else None
-            return mhc_sinkhorn_bwd(
-                mix, zero, one, dy, tmax=n_iters, sinkhorn_eps=EPS, hist=kept
-            )  # fmt: skip
+            return mhc_sinkhorn_bwd(mix, zero, one, dy, tmax=n_iters, sinkhorn_eps=EPS, hist=kept)
 
         kept = run()[1:]
         return {
@@ -143,13 +145,6 @@ def liger(history: bool) -> Build:
         }
 
     return build
-
-
-def load_tile_kernels():
-    """Version 1; from version 2 on there is no autograd, and it takes torch 2.13 and CUDA 13.1."""
-    from tile_kernels.modeling.mhc.ops import sinkhorn_normalize
-
-    return lambda x, n_iters: sinkhorn_normalize(x, n_iters, EPS)
 
 
 def transformer_engine(history: bool) -> Build:
@@ -165,12 +160,6 @@ def load_megatron():
     return lambda x, n_iters: sinkhorn(x, n_iters, EPS)
 
 
-def load_fla():
-    from fla.ops.utils.sinkhorn import sinkhorn
-
-    return sinkhorn
-
-
 def flag_gems(x: torch.Tensor, dy: torch.Tensor, n_iters: int) -> Passes:
     from flag_gems.fused.mhc.hc_split_sinkhorn import hc_split_sinkhorn
 
@@ -180,70 +169,43 @@ def flag_gems(x: torch.Tensor, dy: torch.Tensor, n_iters: int) -> Passes:
     return {"forward": lambda: hc_split_sinkhorn(mix, scale, base, n, n_iters, EPS)[2]}
 
 
-def load_hyper_connections():
-    from hyper_connections.triton_sinkhorn import TritonSinkhornFunction
-
-    return TritonSinkhornFunction.apply
-
-
 OURS = "helion_sinkhorn"
 FLOOR = "copy"
 COMPILED = "torch.compile"
 _MIX = "also computes pre and post from a (B, n n + 2 n) mix: moves half as much again"
+_FLA = imported("fla.ops.utils.sinkhorn", "sinkhorn"), "log", "cols", "fla-core", tuple(range(1, 9))
+_LIGER = dict(package="liger-kernel", sizes=(2, 4, 8, 16))
+_TE = dict(form="log", file=peer_files.TRANSFORMER_ENGINE, sizes=(4,))
 
 FUNCTIONS = {
     FLOOR: Function(floor, form="", note="y.copy_(x); torch.add(x, dy, out=dx)"),
-    OURS: Function(ours("deepseek")),
-    f"{OURS} log": Function(ours("log"), form="log"),
+    OURS: Function(imported("helion_sinkhorn", "sinkhorn", form="deepseek", first="rows")),
+    f"{OURS} log": Function(imported("helion_sinkhorn", "sinkhorn", form="log", first="rows"), form="log"),
     "eager": Function(differentiable(load_eager), note="reference.sinkhorn"),
     COMPILED: Function(differentiable(load_compiled), note="of reference.sinkhorn, dynamic=False"),
-    "Liger, recompute": Function(liger(False), package="liger-kernel", sizes=(2, 4, 8, 16), note=_MIX),
-    "Liger, history": Function(
-        liger(True),
-        package="liger-kernel",
-        sizes=(2, 4, 8, 16),
-        note=f"{_MIX}; keeps T matrices for backward",
-    ),
-    "fla, Triton": Function(
-        differentiable(load_fla), "log", "cols", "fla-core", tuple(range(1, 9)), "its default"
-    ),
-    "fla, Gluon": Function(
-        differentiable(load_fla),
-        "log",
-        "cols",
-        "fla-core",
-        tuple(range(1, 9)),
-        "opt-in",
-        {"FLA_GLUON": "1"},
-    ),
+    "Liger, recompute": Function(liger(False), **_LIGER, note=_MIX),
+    "Liger, history": Function(liger(True), **_LIGER, note=f"{_MIX}; keeps T matrices for backward"),
+    "fla, Triton": Function(*_FLA, note="its default"),
+    "fla, Gluon": Function(*_FLA, note="opt-in", environment={"FLA_GLUON": "1"}),
     "FlagGems": Function(flag_gems, package="flag-gems", note=f"{_MIX}; has no gradient of this form"),
     "hyper-connections": Function(
-        differentiable(load_hyper_connections),
-        "log",
-        "cols",
-        "hyper-connections",
-        note="its gradient takes the last P for every step",
+        imported("hyper_connections.triton_sinkhorn", "TritonSinkhornFunction.apply"), "log", "cols",
+        "hyper-connections", note="its gradient takes the last P for every step",
     ),
+    # from version 2 on there is no autograd, and it takes torch 2.13 and CUDA 13.1
     "TileKernels": Function(
-        differentiable(load_tile_kernels), package="tile-kernels", sizes=(4,), note="version 1.0"
+        imported("tile_kernels.modeling.mhc.ops", "sinkhorn_normalize", EPS),
+        package="tile-kernels", sizes=(4,), note="version 1.0",
     ),
-    "TransformerEngine, recompute": Function(
-        transformer_engine(False), "log", file=peer_files.TRANSFORMER_ENGINE, sizes=(4,), note="its default"
-    ),
+    "TransformerEngine, recompute": Function(transformer_engine(False), **_TE, note="its default"),
     "TransformerEngine, history": Function(
-        transformer_engine(True),
-        "log",
-        file=peer_files.TRANSFORMER_ENGINE,
-        sizes=(4,),
-        note="keeps the potentials of every iteration",
+        transformer_engine(True), **_TE, note="keeps the potentials of every iteration"
     ),
     "Megatron-LM": Function(
-        differentiable(load_megatron),
-        file=peer_files.MEGATRON,
-        sizes=(2, 4, 8, 16),
+        differentiable(load_megatron), file=peer_files.MEGATRON, sizes=(2, 4, 8, 16),
         note="its Triton kernels, of branch dev; backward writes every iterate to memory",
     ),
-}
+}  # fmt: skip
 PEERS = tuple(name for name, f in FUNCTIONS.items() if f.package or f.file)
 
 LEFT_OUT = {

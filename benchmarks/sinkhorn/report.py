@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from pathlib import Path
 
 import matplotlib
@@ -20,6 +20,11 @@ PASSES = ("forward", "backward", "both")
 CALLED = {"graph": "in a CUDA graph", "eager": "single calls"}
 """The timers in a legend.  One by one, small batches show the time and the noise of the host."""
 KEY = ["n", "dtype", "batch", "pass", "timer"]
+COLUMNS = (
+    *KEY, "function", "note", "quantity", "bytes", "seconds", "error", "gradient_error", "config", "us",
+    "us_20", "us_80", "package_version",
+)  # fmt: skip
+"""Those that are read, whether a run had them or not."""
 TIMER = {"eager": "eager, L2 cleared", "graph": "in a CUDA graph"}
 HOW = """\
 This page is made of bench.csv, which has every row. Unless a table says otherwise, T = 20, the dtype is
@@ -90,12 +95,8 @@ class Results:
 
     def __init__(self, path: Path):
         # a commit may have digits alone
-        self.all = pandas.read_csv(path, dtype={"commit": str})
-        for column in ("note", "function", "dtype", "pass", "timer", "quantity", "bytes", "seconds", "error",
-            "config",
-                       "gradient_error", "us", "us_20", "us_80", "batch", "package_version"):  # fmt: skip
-            if column not in self.all:
-                self.all[column] = pandas.NA
+        table = pandas.read_csv(path, dtype={"commit": str})
+        self.all = table.reindex(columns=[*table.columns, *(c for c in COLUMNS if c not in table)])
         self.all[["n", "batch"]] = self.all[["n", "batch"]].astype("Int64")
         timed = self.section("sweep")
         floors = timed[timed.function == FLOOR][[*KEY, "us"]].rename(columns={"us": "floor"})
@@ -104,7 +105,6 @@ class Results:
         floors["floor"] = floors.floor.where(floors.timer != "graph", faster)
         self.timed = timed.merge(floors, on=KEY, how="left")
         self.timed["x_floor"] = self.timed.us / self.timed.floor
-        self.by_function = dict(tuple(self.timed.groupby("function")))
 
     def section(self, name: str) -> pandas.DataFrame:
         return self.all[self.all.section == name]
@@ -117,30 +117,46 @@ class Results:
             found.setdefault(r.function, {})[r.quantity] = r.bytes
         return found
 
-    def of(self, function: str, **where: object) -> pandas.DataFrame:
-        rows = self.by_function.get(function, self.timed.iloc[:0])
-        wanted = numpy.ones(len(rows), bool)
+    @functools.cached_property
+    def columns(self) -> dict[str, numpy.ndarray]:
+        return {column: self.timed[column].to_numpy(object) for column in ("function", *KEY)}
+
+    def of(self, function: str, dtype: str = "float32", **where: object) -> pandas.DataFrame:
+        wanted = (self.columns["function"] == function) & (self.columns["dtype"] == dtype)
         for column, value in where.items():
-            wanted &= (rows["pass" if column == "which" else column] == value).to_numpy(bool)
-        return rows[wanted].sort_values("batch")
+            wanted &= self.columns["pass" if column == "which" else column] == value
+        return self.timed[wanted].sort_values("batch")
 
     def one(self, function: str, **where: object) -> pandas.Series | None:
         rows = self.of(function, **where)
         return None if rows.empty else rows.iloc[0]
 
+    def ratio(self, name: str, **at: object) -> float:
+        """How many times as long as ours a function takes."""
+        found, own = self.one(name, **at), self.one(OURS, **at)
+        return numpy.nan if found is None or own is None else found.us / own.us
 
-def cell(row: pandas.Series | None, show: Callable[[pandas.Series], str]) -> str:
-    return "" if row is None else show(row)
+    def cells(self, name: str, digits: int, beside: dict[str, object], **at: object) -> dict[str, str]:
+        """Time of every timer and pass, with the ratio to ours at `beside`, if any, with so many digits."""
+        row = {}
+        for timer, title in TIMER.items():
+            for which in PASSES:
+                found = self.one(name, **at, which=which, timer=timer)
+                own = beside and self.one(OURS, **{**at, **beside}, which=which, timer=timer)
+                text = "" if found is None else figure(found.us)
+                if found is not None and beside and own is not None:
+                    text += f" ({found.us / own.us:.{digits}f} x)"
+                row[f"{which}, {title}"] = text
+        return row
 
 
 def conditions(results: Results) -> list[str]:
     table = results.all.dropna(axis=1, how="all")
-    fixed = [c for c in table.columns if c.endswith("_version") and c != "package_version"]
-    fixed = [c for c in ("device", "driver", "runtime", *fixed) if c in table]
+    versions = [c for c in table if c.endswith("_version") and c != "package_version"]
     lines = []
-    for column in (*fixed, "mode", "commit", "utc"):
-        values = ", ".join(str(v) for v in table[column].dropna().unique()) if column in table else ""
-        if values:
+    for column in ("device", "driver", "runtime", *versions, "mode", "commit", "utc"):
+        if column in table:
+            values = ", ".join(str(v) for v in table[column].dropna().unique())
             lines.append(f"- {column.removesuffix('_version')}: {values}")
     for column in KEPT:
         if column in table:
@@ -151,26 +167,26 @@ def conditions(results: Results) -> list[str]:
 
 def sweep_tables(results: Results) -> list[str]:
     lines = []
-    series = results.of(OURS, dtype="float32")
-    for n in sorted(series.n.unique()):
+    for n, series in results.of(OURS).groupby("n"):
         rows = []
-        for batch in sorted(series[series.n == n].batch.unique()):
+        for batch in sorted(series.batch.unique()):
             row: dict[str, object] = {"batch": power(batch)}
-            for which in PASSES:
-                at = dict(n=n, dtype="float32", batch=batch, which=which)
-                found = results.one(OURS, timer="eager", **at)
-                row[f"{which}, us"] = cell(found, spread)
-                row[f"{which} / floor"] = cell(found, lambda r: figure(r.x_floor))
-            for which in PASSES:
-                found = results.one(OURS, n=n, dtype="float32", batch=batch, which=which, timer="graph")
-                row[f"{which} in a graph, us"] = cell(found, lambda r: figure(r.us))
+            eager, graph = (
+                {which: results.one(OURS, n=n, batch=batch, which=which, timer=timer) for which in PASSES}
+                for timer in TIMER
+            )
+            for which, found in eager.items():
+                row[f"{which}, us"] = "" if found is None else spread(found)
+                row[f"{which} / floor"] = "" if found is None else figure(found.x_floor)
+            for which, found in graph.items():
+                row[f"{which} in a graph, us"] = "" if found is None else figure(found.us)
             rows.append(row)
         lines += [f"### n = {n}", "", markdown.of_records(rows), ""]
     return lines
 
 
 def configs(results: Results) -> list[str]:
-    rows = results.of(OURS, dtype="float32").dropna(subset=["config"]).sort_values(["n", "batch"])
+    rows = results.of(OURS).dropna(subset=["config"]).sort_values(["n", "batch"])
     return [
         f"- n = {n}, {', '.join(dict.fromkeys(map(power, group.batch)))}: {config}"
         for (n, config), group in rows.groupby(["n", "config"], sort=False)
@@ -178,23 +194,12 @@ def configs(results: Results) -> list[str]:
 
 
 def variant_rows(results: Results) -> list[dict[str, object]]:
-    rows = []
-    names = {OURS: ("bfloat16",), f"{OURS} log": ("float32",)}
-    for name, dtypes in names.items():
-        for dtype in dtypes:
-            for (n, batch), _ in results.of(name, dtype=dtype).groupby(["n", "batch"]):
-                row: dict[str, object] = {"": name, "dtype": dtype, "n": n, "batch": power(batch)}
-                for timer in TIMER:
-                    for which in PASSES:
-                        at = dict(n=n, batch=batch, which=which, timer=timer)
-                        main = results.one(OURS, dtype="float32", **at)
-                        found = results.one(name, dtype=dtype, **at)
-                        text = cell(found, lambda r: figure(r.us))
-                        if found is not None and main is not None:
-                            text += f" ({found.us / main.us:.2f} x)"
-                        row[f"{which}, {TIMER[timer]}"] = text
-                rows.append(row)
-    return rows
+    return [
+        {"": name, "dtype": dtype, "n": n, "batch": power(batch),
+         **results.cells(name, 2, {"dtype": "float32"}, dtype=dtype, n=n, batch=batch)}
+        for name, dtype in ((OURS, "bfloat16"), (f"{OURS} log", "float32"))
+        for (n, batch), _ in results.of(name, dtype).groupby(["n", "batch"])
+    ]  # fmt: skip
 
 
 def compared(results: Results) -> list[str]:
@@ -243,25 +248,17 @@ def definition(name: str) -> str:
 
 
 def peer_tables(results: Results) -> list[str]:
-    lines = []
-    names = compared(results)
+    lines, names = [], compared(results)
     shapes = results.timed[results.timed.function.isin(names)]
-    shapes = shapes[["n", "batch"]].drop_duplicates().sort_values(["n", "batch"])
-    for n, batch in shapes.itertuples(index=False):
-        rows = []
-        for name in (FLOOR, OURS, *names):
-            if results.of(name, n=n, batch=batch, dtype="float32").empty:
-                continue
-            row: dict[str, object] = {"": name, "form": definition(name)}
-            for timer, title in TIMER.items():
-                for which in PASSES:
-                    at = dict(n=n, batch=batch, dtype="float32", which=which, timer=timer)
-                    found, own = results.one(name, **at), results.one(OURS, **at)
-                    text = cell(found, lambda r: figure(r.us))
-                    if found is not None and own is not None and name in names:
-                        text += f" ({found.us / own.us:.1f} x)"
-                    row[f"{which}, {title}"] = text
-            rows.append(row)
+    for n, batch in (
+        shapes[["n", "batch"]].drop_duplicates().sort_values(["n", "batch"]).itertuples(index=False)
+    ):
+        rows = [
+            {"": name, "form": definition(name),
+             **results.cells(name, 1, {"dtype": "float32"} if name in names else {}, n=n, batch=batch)}
+            for name in (FLOOR, OURS, *names)
+            if not results.of(name, n=n, batch=batch).empty
+        ]  # fmt: skip
         lines += [f"### n = {n}, B = {power(batch)}", "", markdown.of_records(rows), ""]
     return lines
 
@@ -285,21 +282,16 @@ def checks(results: Results) -> str:
 
 def host_table(results: Results) -> str:
     rows = results.section("host")
-    base = rows[rows.function == "x * 2"].us
+    base = rows[rows.function == "x * 2"].us.iloc[0]
     return markdown.of_records(
-        {
-            "layer": LAYERS.get(r.function, r.function),
-            "us a call": spread(r),
-            "/ x * 2": figure(r.us / base.iloc[0]),
-        }
+        {"layer": LAYERS.get(r.function, r.function), "us a call": spread(r), "/ x * 2": figure(r.us / base)}
         for r in rows.itertuples()
     )
 
 
 def lanes_table(results: Results) -> str:
     rows = []
-    section = results.section("lanes")
-    for (batch, n), group in section.groupby(["batch", "n"]):
+    for (batch, n), group in results.section("lanes").groupby(["batch", "n"]):
         by = group.set_index("function")
         slow, fast = by.loc["eager"], by.drop("eager").iloc[0]
         row = {
@@ -314,11 +306,10 @@ def lanes_table(results: Results) -> str:
 
 
 def left_out(results: Results) -> str:
-    rows = results.section("left out")
     return "\n".join(
         f"- {r.function if isinstance(r.function, str) else 'benchmark'}"
         f"{'' if pandas.isna(r.n) else f', n = {int(r.n)}'}: {r.note}"
-        for r in rows.drop_duplicates(["function", "n", "note"]).itertuples()
+        for r in results.section("left out").drop_duplicates(["function", "n", "note"]).itertuples()
     )
 
 
@@ -334,6 +325,13 @@ def color(n: int) -> str:
     return COLORS[(int(n).bit_length() - 3) % len(COLORS)]
 
 
+def panels(count: int, size: tuple[float, float], **shared: bool) -> tuple[pyplot.Figure, numpy.ndarray]:
+    shown, axes = pyplot.subplots(
+        1, count, figsize=size, layout="constrained", sharey=True, squeeze=False, **shared
+    )
+    return shown, axes[0]
+
+
 def batch_axes(axis: pyplot.Axes, title: str, y: str) -> None:
     axis.set_xscale("log", base=2)
     axis.set(title=title, xlabel="matrices B", ylabel=y)
@@ -343,16 +341,15 @@ def batch_axes(axis: pyplot.Axes, title: str, y: str) -> None:
 
 def plot_time(results: Results, out: Path) -> None:
     """Time against B: in a CUDA graph solid, single calls dotted, copies of n = 4 in grey."""
-    shown, axes = pyplot.subplots(1, 2, figsize=(10, 5), layout="constrained", sharey=True)
-    series = results.of(OURS, dtype="float32")
-    sizes = [n for n in sorted(series.n.unique()) if series[series.n == n].batch.nunique() > 1]
+    shown, axes = panels(2, (10, 5))
+    sizes = [n for n, group in results.of(OURS).groupby("n") if group.batch.nunique() > 1]
     styles = {"graph": ("o-", 1.8), "eager": (":", 1.3)}
     for axis, which in zip(axes, PASSES[:2], strict=True):
         for timer, (style, width) in styles.items():
             for n in sizes:
-                line = results.of(OURS, dtype="float32", n=n, which=which, timer=timer)
+                line = results.of(OURS, n=n, which=which, timer=timer)
                 axis.plot(line.batch, line.us, style, color=color(n), markersize=4, linewidth=width)
-            line = results.of(FLOOR, dtype="float32", n=4, which=which, timer=timer)
+            line = results.of(FLOOR, n=4, which=which, timer=timer)
             axis.plot(line.batch, line.us, style[-1], color="0.55", linewidth=width)
         batch_axes(axis, which, "us a call")
         axis.set_yscale("log")
@@ -366,17 +363,18 @@ def plot_time(results: Results, out: Path) -> None:
 
 def plot_floor(results: Results, out: Path) -> None:
     """Floor over time against B; 1 is a copy of the same bytes."""
-    shown, axes = pyplot.subplots(1, 3, figsize=(10, 4), layout="constrained", sharey=True)
+    shown, axes = panels(3, (10, 4))
+    styles = {"eager": "o-", "graph": "x--"}
     for axis, which in zip(axes, PASSES, strict=True):
-        for n, _ in results.of(OURS, dtype="float32").groupby("n"):
-            for timer, style in (("eager", "o-"), ("graph", "x--")):
-                line = results.of(OURS, dtype="float32", n=n, which=which, timer=timer)
+        for n, _ in results.of(OURS).groupby("n"):
+            for timer, style in styles.items():
+                line = results.of(OURS, n=n, which=which, timer=timer)
                 label = f"n = {n}" if timer == "eager" else None
                 axis.plot(line.batch, 1 / line.x_floor, style, color=color(n), markersize=4, label=label)
         batch_axes(axis, which, "time of a copy / time")
         axis.set_ylim(0, 1.05)
     handles, labels = axes[0].get_legend_handles_labels()
-    for timer, style in (("eager", "o-"), ("graph", "x--")):
+    for timer, style in styles.items():
         handles += axes[0].plot([], [], style, color="0.3", markersize=4)
         labels.append(CALLED[timer])
     shown.legend(handles, labels, loc="outside lower center", ncols=4)
@@ -385,49 +383,45 @@ def plot_floor(results: Results, out: Path) -> None:
 
 WRONG = 1e-4
 """Error of a gradient beyond which it is another's (CHECKED)."""
-BARS = {"forward": "#0072B2", "backward": "#E69F00"}
+BARS = {"forward": ("#0072B2", -0.2), "backward": ("#E69F00", 0.2)}
+"""Colour, and how far below the line of its name."""
 OTHER_FORM = {"hatch": "////", "edgecolor": "white", "linewidth": 0}
 
 
 def plot_speedup(results: Results, out: Path) -> None:
     """How many times as long others take at n = 4, by the timer that hides the host where there is one."""
     timer = "graph" if (results.timed.timer == "graph").any() else "eager"
-    names = [name for name in compared(results) if not results.of(name, dtype="float32", n=4).empty]
+    names = [name for name in compared(results) if not results.of(name, n=4).empty]
     if not names:
         return
-    batches = results.of(names[0], dtype="float32", n=4).batch
+    batches = results.of(names[0], n=4).batch
     batches = sorted({batches.min(), batches.max()})
-
-    def ratio(name: str, batch: int, which: str) -> float:
-        at = dict(dtype="float32", n=4, batch=batch, which=which, timer=timer)
-        found, own = results.one(name, **at), results.one(OURS, **at)
-        return numpy.nan if found is None or own is None else found.us / own.us
-
     ratios = {
-        (batch, which): {name: ratio(name, batch, which) for name in names}
-        for batch in batches
-        for which in BARS
-    }
-    names.sort(key=ratios[batches[-1], "forward"].__getitem__)
-    size = 10, 1.5 + 0.4 * len(names)
-    shown, axes = pyplot.subplots(
-        1, len(batches), figsize=size, layout="constrained", sharex=True, sharey=True, squeeze=False
-    )
-    for axis, batch in zip(axes[0], batches, strict=True):
-        for which, below in (("forward", -0.2), ("backward", 0.2)):
-            absent = {name: why_absent(results, name, which) for name in names}
-            bars_of(axis, which, below, [(name, ratios[batch, which][name]) for name in names], absent)
+        (name, batch, which): results.ratio(name, n=4, batch=batch, which=which, timer=timer)
+        for name in names for batch in batches for which in BARS
+    }  # fmt: skip
+    names.sort(key=lambda name: ratios[name, batches[-1], "forward"])
+    shown, axes = panels(len(batches), (10, 1.5 + 0.4 * len(names)), sharex=True)
+    for axis, batch in zip(axes, batches, strict=True):
+        for which, (hue, below) in BARS.items():
+            for k, name in enumerate(names):
+                # a bar from 1, its figure behind it
+                ratio = ratios[name, batch, which]
+                form = {} if definition(name) == "deepseek" else OTHER_FORM
+                axis.barh(k + below, ratio - 1, 0.38, left=1, color=hue, **form)
+                said = f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
+                said = why_absent(results, name, which) if numpy.isnan(ratio) else said
+                axis.text(numpy.nanmax((1, ratio)), k + below, f" {said}", va="center", fontsize=8.5)
         axis.axvline(1, color="0.3", linewidth=1)
         axis.set(title=f"{batch:,} matrices", xscale="log")
         axis.xaxis.set_major_formatter("{x:g}")
         axis.tick_params("y", length=0)
-    every = [r for found in ratios.values() for r in found.values()]
     # room for the figure behind the longest bar
-    axes[0, 0].set_xlim(numpy.nanmin((1.0, *every)), 2.5 * numpy.nanmax(every))
-    axes[0, 0].set_yticks(range(len(names)), names)
-    axes[0, 0].invert_yaxis()
+    axes[0].set_xlim(numpy.nanmin((1.0, *ratios.values())), 2.5 * numpy.nanmax([*ratios.values()]))
+    axes[0].set_yticks(range(len(names)), names)
+    axes[0].invert_yaxis()
     shown.supxlabel(f"times as long as {OURS}, n = 4, {TIMER[timer]} (log scale)", fontsize="medium")
-    handles = [Patch(color=hue, label=which) for which, hue in BARS.items()]
+    handles = [Patch(color=hue, label=which) for which, (hue, _) in BARS.items()]
     handles.append(Patch(facecolor="0.6", **OTHER_FORM, label="computes another form"))
     shown.legend(handles=handles, loc="outside upper center", ncols=3)
     save(shown, out / "speedup.png")
@@ -435,7 +429,7 @@ def plot_speedup(results: Results, out: Path) -> None:
 
 def why_absent(results: Results, name: str, which: str) -> str:
     """Why a function has no time of a pass, where its check before timing tells."""
-    errors = results.of(name, dtype="float32", n=4).gradient_error.dropna()
+    errors = results.of(name, n=4).gradient_error.dropna()
     if which == "backward" and errors.empty:
         return "no gradient"
     if which == "backward" and errors.max() > WRONG:
@@ -443,28 +437,13 @@ def why_absent(results: Results, name: str, which: str) -> str:
     return "not timed"
 
 
-def bars_of(
-    axis: pyplot.Axes, which: str, below: float, ratios: list[tuple[str, float]], absent: dict[str, str]
-) -> None:
-    """A bar from 1 for each name, its figure behind it."""
-    for k, (name, ratio) in enumerate(ratios):
-        form = {} if definition(name) == "deepseek" else OTHER_FORM
-        axis.barh(k + below, ratio - 1, 0.38, left=1, color=BARS[which], **form)
-        text = absent[name] if numpy.isnan(ratio) else f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
-        axis.text(numpy.nanmax((1, ratio)), k + below, f" {text}", va="center", fontsize=8.5)
-
-
 def plot_host(results: Results, out: Path) -> None:
     """Host time of a call, layer by layer."""
     rows = results.section("host").iloc[::-1]
     shown, axis = pyplot.subplots(figsize=(8, 0.4 * len(rows) + 1), layout="constrained")
     colors = ["0.6" if "x * 2" in name or "torch.empty" in name else "C0" for name in rows.function]
-    axis.barh(
-        [LAYERS.get(name, name) for name in rows.function],
-        rows.us,
-        xerr=[rows.us - rows.us_20, rows.us_80 - rows.us],
-        color=colors,
-    )
+    names = [LAYERS.get(name, name) for name in rows.function]
+    axis.barh(names, rows.us, xerr=[rows.us - rows.us_20, rows.us_80 - rows.us], color=colors)
     axis.set(xlabel="host time of a call, us (median; bars from the 20 % to the 80 % quantile)")
     axis.grid(axis="x", alpha=0.3)
     save(shown, out / "host.png")
@@ -478,37 +457,39 @@ def save(shown: pyplot.Figure, path: Path) -> None:
 def text(results: Results) -> str:
     """report.md."""
     lines = ["# Benchmark", "", *conditions(results), "", HOW]
+
+    def section(title: str, there: object, *parts: str) -> None:
+        if there:
+            lines.extend([f"## {title}", "", *parts, ""])
+
     if results.of(OURS).empty:
         lines += ["No row of the main series: see the end.", ""]
     else:
-        lines += ["## Main series", "", "![us a call](time.png)", "", TIME, ""]
-        lines += ["![time of a copy / time](floor.png)", ""]
-        lines += sweep_tables(results)
-        lines += ["The configs of these calls:", "", *configs(results), ""]
-        if variants := variant_rows(results):
-            lines += ["## bfloat16 and the log form", "", "In brackets: time over that of float32, deepseek."]
-            lines += ["", markdown.of_records(variants), ""]
+        pictures = "![us a call](time.png)", "", TIME, "", "![time of a copy / time](floor.png)"
+        section("Main series", True, *pictures)
+        lines += [*sweep_tables(results), "The configs of these calls:", "", *configs(results), ""]
+        variants = variant_rows(results)
+        said = "In brackets: time over that of float32, deepseek."
+        section("bfloat16 and the log form", variants, said, "", markdown.of_records(variants))
     if compared(results):
-        lines += ["## Beside PyTorch and other packages", "", BESIDE, where_others_are_faster(results), ""]
-        lines += ["![speed-up](speedup.png)", ""]
+        parts = BESIDE, where_others_are_faster(results), "", "![speed-up](speedup.png)"
+        section("Beside PyTorch and other packages", True, *parts)
         lines += peer_tables(results)
     if not results.section("host").empty:
-        lines += ["## Host time", "", "![host time](host.png)", "", host_table(results), ""]
-    if counts := results.memory:
-        rows = [
-            {"bytes a matrix": name, **{k: figure(v) for k, v in of.items()}} for name, of in counts.items()
-        ]
-        lines += ["## Memory", "", markdown.of_records(rows), ""]
+        section("Host time", True, "![host time](host.png)", "", host_table(results))
+    memory = [
+        {"bytes a matrix": name, **{k: figure(v) for k, v in of.items()}}
+        for name, of in results.memory.items()
+    ]
+    section("Memory", memory, markdown.of_records(memory))
     if not results.section("lanes").empty:
-        lines += ["## Small batches, forward and backward", "", LANES, lanes_table(results), ""]
-    first = results.section("first call")
-    if not first.empty:
-        lines += ["## First call in a fresh process", "", markdown.of_records(
-            {"": r.quantity, "s": f"{r.seconds:.2f}"} for r in first.itertuples()), ""]  # fmt: skip
+        section("Small batches, forward and backward", True, LANES, lanes_table(results))
+    first = [{"": r.quantity, "s": f"{r.seconds:.2f}"} for r in results.section("first call").itertuples()]
+    section("First call in a fresh process", first, markdown.of_records(first))
     if results.timed.error.notna().any():
-        lines += ["## Errors", "", CHECKED, checks(results), ""]
-    if not results.section("left out").empty:
-        lines += ["## Left out", "", left_out(results), ""]
+        section("Errors", True, CHECKED, checks(results))
+    absent = left_out(results)
+    section("Left out", absent, absent)
     return "\n".join(lines)
 
 

@@ -35,7 +35,7 @@ SYSTEMATIC_MATRICES = 64
 PARITY_MEDIAN = 1.5
 """Limit of the median of the matrices' ratios.  Errors of equally good arithmetic differ at random, so their
 median ratio is 1; functions of 2 units in the last place instead of 1 make it 1.3 where all matrices are
-alike (`make fault-tables`)."""
+alike (`make attack WHAT=tables`)."""
 PARITY_WORST = 4.0
 """Limit of the ratio of the worst errors.  Each is the extreme of heavy-tailed errors: those of correct
 implementations (`ci/fault_tables.py`) differ by up to 3."""

@@ -1,6 +1,6 @@
 """Generated code that comes with the package, so that a first call of a tuned shape imports no Helion.
 
-`make programs` writes the archive for the configs of tuning_cache/, and a wheel that is built after it
+`make dist PROGRAMS=1` writes the archive for the configs of tuning_cache/, and a wheel that is built after it
 holds it.  A checkout has none.  An archive of another source than this package's is not used.
 """
 
@@ -57,7 +57,7 @@ def members() -> frozenset[str]:
         with zipfile.ZipFile(ARCHIVE) as archive:
             if is_current(archive):
                 return frozenset(archive.namelist())
-            log.info("%s is not used: it is of another source; `make programs` writes it anew", ARCHIVE)
+            log.info("%s is not used: of another source; `make dist PROGRAMS=1` writes it anew", ARCHIVE)
             return frozenset()
     except FileNotFoundError:
         return frozenset()

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import jobs
-from benchmarks.sinkhorn import bench, machine_code, peers, worker
+from benchmarks import bench, jobs
+from benchmarks.sinkhorn import peers, plan, tasks
 from helion_sinkhorn import reference
 from helion_sinkhorn.machine.binary import Job
 from helion_sinkhorn.machine.mnemonics import GCN, SASS
@@ -17,11 +17,11 @@ from helion_sinkhorn.machine.thread_path import executed
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice
 
-TINY = worker.Job("sweep", "sweep", (peers.OURS,), batches=(8,), device="cpu", milliseconds=0.1)
+TINY = tasks.Job("sweep", "sweep", (peers.OURS,), batches=(8,), device="cpu", milliseconds=0.1)
 
 
-def measured(job: worker.Job) -> list[dict]:
-    rows = worker.TASKS[job.task](job)
+def measured(job: tasks.Job) -> list[dict]:
+    rows = job.rows()
     assert next(rows) is None
     return [row for row in rows if row is not None]
 
@@ -59,7 +59,7 @@ def test_a_function_that_computes_something_else_is_left_out(monkeypatch, row, t
     monkeypatch.setitem(peers.FUNCTIONS, "peer", row)
     rows = measured(replace(TINY, functions=("peer",)))
     assert [r["pass"] for r in rows if "us" in r] == timed
-    refused = [r for r in rows if r.get("section") == "left out"]
+    refused = [r for r in rows if r["section"] == "left out"]
     assert bool(refused) == (len(timed) < 3)
     assert all("differs" in r["note"] for r in refused)
 
@@ -67,28 +67,28 @@ def test_a_function_that_computes_something_else_is_left_out(monkeypatch, row, t
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", peers.PEERS)
 def test_installed_peers_compute_their_definition(name):
-    x, dy = worker.make_inputs(replace(TINY, device="cuda"), 4096)
+    x, dy = tasks.make_inputs(replace(TINY, device="cuda"), 4096)
     try:
-        found = worker.errors(peers.load(name), worker.CHECKED_SCALE * x, dy)
+        found = tasks.errors(peers.load(name), tasks.CHECKED_SCALE * x, dy)
     except ImportError as error:
         pytest.skip(str(error))
-    assert found["error"] < worker.BOUNDS["float32"][0]
+    assert found["error"] < tasks.BOUNDS["float32"][0]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("name", "kept", "scratch"), [(peers.OURS, 64.0, 0.0), ("eager", 3248.0, 256.0)])
 def test_bytes_a_matrix_are_counted(name, kept, scratch):
     """4 x 4 in float32: the logits, and in eager PyTorch 49 more matrices and some sums."""
-    x, dy = worker.make_inputs(replace(TINY, device="cuda"), 1 << 14)
-    passes = peers.load(name).build(x, dy, worker.T)
+    x, dy = tasks.make_inputs(replace(TINY, device="cuda"), 1 << 14)
+    passes = peers.load(name).build(x, dy, tasks.T)
     for run in passes.values():
         run()
-    assert worker.memory(passes, x) == {worker.KEPT: kept, worker.SCRATCH: scratch}
+    assert tasks.memory(passes, x) == {tasks.KEPT: kept, tasks.SCRATCH: scratch}
 
 
 def test_memory_is_counted_on_a_gpu_alone():
-    x, dy = worker.make_inputs(TINY, 32)
-    assert worker.memory(peers.load(peers.OURS).build(x, dy, worker.T), x) == {}
+    x, dy = tasks.make_inputs(TINY, 32)
+    assert tasks.memory(peers.load(peers.OURS).build(x, dy, tasks.T), x) == {}
 
 
 def test_peers_without_a_gpu_are_reported_not_hidden():
@@ -105,9 +105,11 @@ def test_host_layers_and_lanes_are_measured():
 
 
 def test_the_plan_of_a_run():
-    full, quick = (bench.waves(mode, "cuda", True, True) for mode in ("full", "quick"))
+    full, quick = (
+        plan.waves(bench.make_parser().parse_args(["sinkhorn", *words])) for words in ([], ["--quick"])
+    )
     sweeps = [job for wave in full for job in wave if job.task == "sweep"]
-    assert all(3 * 4 * j.n**2 * b <= bench.LARGEST_BYTES for j in sweeps for b in j.batches)
+    assert all(3 * 4 * j.n**2 * b <= plan.LARGEST_BYTES for j in sweeps for b in j.batches)
     assert {j.n for j in sweeps} >= {4, 8, 16, 32, 64, 128}
     assert {f for j in sweeps for f in j.functions} == set(peers.FUNCTIONS)
     both = {peers.OURS, f"{peers.OURS} log"}
@@ -124,7 +126,7 @@ def test_a_job_runs_in_its_own_process_and_is_stopped_when_late():
         while good.has_more:
             turns.append(list(good.measure(60)))
         *earlier, rows = turns
-        assert earlier == [[]] * (worker.TURNS - 1)
+        assert earlier == [[]] * (tasks.TURNS - 1)
         assert [r["pass"] for r in rows] == ["forward", "backward", "both"]
         assert {r["section"] for r in rows} == {"sweep"}
         assert not good.why
@@ -337,15 +339,8 @@ def test_reciprocals_of_a_compiled_kernel_are_those_of_the_equations(compile_for
     )
     (binary,) = compile_for("h200", [Job(SinkhornCall(True, 1, "float32", 4, 4, 20), choice)])
     assert binary.executed["reciprocal"] == 8 * 20
-    assert machine_code.per_matrix(binary)["reciprocal"] == 160
-    found = machine_code.limits(binary, batch=132 * 1980)
-    assert found["special functions"] == pytest.approx((160 + 16) / 16)
-    assert found["memory"] == pytest.approx(132 * 1980 * 128 / 4.8e6)
-    text = machine_code.markdown([machine_code.row(binary)])
-    assert text.startswith("Compiled, not measured")
-    assert "| h200 | forward | 4 |" in text
 
 
 def test_inputs_are_the_same_again():
-    first, second = (worker.make_inputs(TINY, 16) for _ in range(2))
+    first, second = (tasks.make_inputs(TINY, 16) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

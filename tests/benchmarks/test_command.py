@@ -68,10 +68,8 @@ def test_help_says_how_to_start_it_and_how_long_it_takes(path, monkeypatch, caps
     [
         ("demo", ["--device", "cuda"]),
         ("demo_model/__main__", ["--device", "cuda"]),
-        ("dot_compress/speed", []),
-        ("linear_attention/gates", ["--device", "cuda"]),
-        ("residual_path/bench", []),
-        ("sinkhorn/bench", ["--out", "nowhere"]),
+        ("studies/linear_attention_gates", ["--device", "cuda"]),
+        *(("bench", [table]) for table in ("sinkhorn", "residual_path", "dot_compress", "linear_attention")),
     ],
 )
 def test_without_a_gpu_a_benchmark_says_so(name, words, monkeypatch, capsys, tmp_path):
@@ -93,8 +91,8 @@ def test_the_demo_asks_for_a_matrix(words, monkeypatch, capsys):
     [
         (["benchmarks.demo", "--device", "cpu"], "matplotlib"),
         (["benchmarks.demo_model", "--device", "cpu"], "matplotlib"),
-        (["benchmarks.dot_compress.study_rounding"], "mmasim"),
-        (["benchmarks.sinkhorn.study_backward"], "matplotlib"),
+        (["benchmarks.studies.dot_compress"], "mmasim"),
+        (["benchmarks.studies.backward"], "matplotlib"),
         (["ci.compare", "docs/accuracy/h200.json"], "matplotlib"),
         (["docs.numbers", "--check"], r"\w+"),
         (["examples/jax_dlpack.py"], "jax"),

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import jobs, peer_files
-from benchmarks.residual_path import bench, peers, report, worker
+from benchmarks import bench, jobs, peer_files
+from benchmarks.residual_path import peers, plan, report, tasks
 from benchmarks.residual_path.operations import OPERATIONS, ROWS, drawn
 from tritonbench_ops.hc_post import cases as hc_post
 from tritonbench_ops.hc_pre import cases as hc_pre
@@ -42,7 +42,7 @@ def test_a_result_of_nan_is_no_small_error(place):
     exact = torch.ones(2, 3, dtype=torch.float64)
     found = [exact, exact]
     found[place] = exact * math.nan
-    assert math.isnan(worker.distance(tuple(found), (exact, exact)))
+    assert math.isnan(tasks.distance(tuple(found), (exact, exact)))
 
 
 @pytest.mark.parametrize(("name", "operation"), EVERY)
@@ -67,8 +67,8 @@ HERE = [(name, of) for name, of in EVERY if name in (peers.OURS, peers.PARTS, pe
 
 @pytest.mark.parametrize(("name", "operation"), HERE)
 def test_rows_of_what_is_here(name, operation):
-    job = worker.Job(name, operation, ((TOKENS, COLUMNS),), device="cpu")
-    rows = worker.measured(job)
+    job = tasks.Job(name, operation, ((TOKENS, COLUMNS),), device="cpu")
+    rows = job.rows()
     assert next(rows) is None
     forward, backward = rows
     assert (forward["pass"], backward["pass"]) == ("forward", "backward")
@@ -88,21 +88,23 @@ def test_bytes_are_those_of_tritonbench(name, cases, which, mode):
 
 
 def test_another_function_has_a_large_error(monkeypatch):
-    peer = peers.PEERS[peers.EAGER]
-    wrong = replace(peer.adapters["hc_post"], load=lambda: lambda f, x, post, comb: (
-        peers.reference.hc_post(f.float(), x.float(), post, comb, comb_order="oi").bfloat16(),))  # fmt: skip
-    monkeypatch.setitem(peer.adapters, "hc_post", wrong)
-    case = worker.Case(worker.Job(peers.EAGER, "hc_post", (), device="cpu"), TOKENS, COLUMNS)
-    found = worker.errors(case)
+    def wrong(f, x, post, comb):
+        right = peers.reference.hc_post(f.float(), x.float(), post, comb, comb_order="oi")
+        return (right.bfloat16(),)
+
+    other = replace(peers.PEERS[peers.EAGER], load=lambda operation: wrong)
+    monkeypatch.setitem(peers.PEERS, peers.EAGER, other)
+    case = tasks.Case(tasks.Job(peers.EAGER, "hc_post", (), device="cpu"), TOKENS, COLUMNS)
+    found = tasks.errors(case)
     assert found["forward"]["error"] > 0.1
     assert found["backward"]["error"] > 0.1
 
 
 def test_only_judged_tokens_have_an_upstream_gradient(monkeypatch):
     """The gradient of fn, a sum over all tokens, is then that of the tokens computed in float64."""
-    monkeypatch.setattr(worker, "JUDGED", 3)
-    case = worker.Case(worker.Job(peers.OURS, "site", (), device="cpu"), TOKENS, COLUMNS)
-    found = worker.errors(case)
+    monkeypatch.setattr(tasks, "JUDGED", 3)
+    case = tasks.Case(tasks.Job(peers.OURS, "site", (), device="cpu"), TOKENS, COLUMNS)
+    found = tasks.errors(case)
     assert found["backward"]["error"] < 1e-2
 
 
@@ -117,7 +119,18 @@ def test_absent_files_say_what_to_set(monkeypatch, tmp_path):
 
 def test_what_is_absent_or_lacking_is_a_row_with_the_reason(monkeypatch, tmp_path):
     monkeypatch.delenv(peer_files.FOLDER, raising=False)
-    command = ["bench", "--device", "cpu", "--only", "Megatron-LM", "--tokens", "8", "--columns", "64"]
+    command = [
+        "bench",
+        "residual_path",
+        "--device",
+        "cpu",
+        "--only",
+        "Megatron-LM",
+        "--tokens",
+        "8",
+        "--columns",
+        "64",
+    ]
     monkeypatch.setattr("sys.argv", [*command, "--out", str(tmp_path)])
     bench.main()
     rows = list(csv.DictReader((tmp_path / "residual_path.csv").open()))
@@ -136,8 +149,9 @@ def test_every_peer_has_each_operation_or_a_reason():
 
 
 def test_the_plan_of_a_run():
-    every = [peers.FLOOR, *peers.PEERS]
-    found = [job for wave in bench.waves(every, 8192, (4096, 7168), 1 << 20, "cuda") for job in wave]
+    every = plan.NAMES
+    options = bench.make_parser().parse_args(["residual_path"])
+    found = [job for wave in plan.waves(options) for job in wave]
     assert len(found) == len({job.title for job in found})
     assert len({j.title for j in found if j.function == "Megatron-LM" and j.operation == "site"}) == 2
     assert {job.function for job in found} == set(every)
@@ -148,7 +162,7 @@ def test_the_plan_of_a_run():
 
 
 def test_a_job_survives_its_way_to_the_child():
-    child = jobs.Child(worker.Job(peers.FLOOR, "hc_pre", ((4, 16),), device="cpu"))
+    child = jobs.Child(tasks.Job(peers.FLOOR, "hc_pre", ((4, 16),), device="cpu"))
     try:
         assert child.ready(60), child.why
         assert [row["pass"] for row in child.measure(60)] == ["forward", "backward"]

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("matplotlib", reason="needs the bench extra, which make installs")
 
-from benchmarks.sinkhorn import study_backward as study
+from benchmarks.studies import backward as study
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "backward.md"
 LOGITS = *map(str, study.SCALES), "identity-like"

@@ -624,7 +624,7 @@ def test_the_documented_table_names_every_row():
     for key, operator in OPERATORS.items():
         _, table, _ = re.split(f"<!-- /?faults: {key} -->", text)
         for name in [*operator.good, *(f.name for f in operator.faults)]:
-            assert f"| {name} |" in table, f"{name} is not in docs/faults.md: run `make fault-tables`"
+            assert f"| {name} |" in table, f"{name} is not in docs/faults.md: run `make attack WHAT=tables`"
 
 
 def test_the_repository_keeps_a_line_a_result_without_samples(artefact):

@@ -445,7 +445,7 @@ def test_the_file_is_as_it_is_written_and_names_every_program():
     recorded = machine_terms.parsed(written)
     assert machine_terms.text(recorded) == written
     expected = machine_terms.recorded_programs()
-    assert recorded.programs.keys() == expected.keys(), "run `make machine-terms ARGS='--write --new'`"
+    assert recorded.programs.keys() == expected.keys(), "run `make machine ARGS='--write --new'`"
     assert {job.choice.kernel for job in expected.values()} == KERNELS.keys()
 
 

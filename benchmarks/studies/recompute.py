@@ -1,7 +1,7 @@
 """What `recompute_streams` saves: memory of a deep stack of mHC sites, for several k.
 
-    python -m benchmarks.recompute                      # 80 updates, two a layer; 40 s on one core
-    python -m benchmarks.recompute --write docs/bench/recompute.csv
+    python -m benchmarks.studies.recompute                      # 80 updates, two a layer; 40 s on one core
+    python -m benchmarks.studies.recompute --write docs/bench/recompute.csv
 
 On a GPU or a CPU.  A sublayer is one linear map, which keeps its input: the figures are those of the residual
 path, and not of attention and MLP.  Bytes are counted storage by storage, without parameters and gradients.
@@ -18,7 +18,7 @@ from benchmarks import command
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = command.parser("recompute", __doc__)
+    parser = command.parser("studies.recompute", __doc__)
     parser.add_argument("--updates", type=int, default=80)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--hidden", type=int, default=128)

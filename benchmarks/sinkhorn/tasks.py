@@ -1,25 +1,21 @@
-"""The child process of a benchmark job: it compiles and checks, says "ready", waits, and then measures.
-
-Jobs get ready side by side and measure one after another, alone on the GPU.  A task is a
-generator: what runs before its first, empty yield may disturb others; every later yield is a row, or None
-for the end of a turn.
-"""
+"""What a job of `benchmarks.bench sinkhorn` does: a sweep, host time, small batches or first calls."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from benchmarks import autotuning, first_call, peer_files, timing
-from benchmarks.jobs import Row, said, serve
+from benchmarks import peer_files, timing
+from benchmarks.jobs import Row, said
 from benchmarks.memory import clear, most_allocated
 from benchmarks.sinkhorn import peers
+from benchmarks.studies import first_call
 from helion_sinkhorn.tuning.timing import synchronize
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +46,6 @@ class Job:
 
     section: str
     task: str
-    worker: ClassVar[str] = "benchmarks.sinkhorn.worker"
     functions: tuple[str, ...] = ()
     n: int = 4
     batches: tuple[int, ...] = ()
@@ -71,6 +66,10 @@ class Job:
     def left_out(self) -> list[Row]:
         shape = {"n": self.n, "dtype": self.dtype} if self.functions else {}
         return [{"function": function, **shape} for function in self.functions or (self.section,)]
+
+    def rows(self) -> Iterator[Row | None]:
+        for row in TASKS[self.task](self):
+            yield row and {"section": self.section, "iterations": T, **row}
 
 
 def make_inputs(job: Job, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,94 +94,97 @@ def errors(function: peers.Function, x: torch.Tensor, dy: torch.Tensor) -> dict[
     return found
 
 
+@dataclass
+class Series:
+    """A function of a sweep: the columns that all its rows have, what was refused, and what is timed."""
+
+    name: str
+    row: Row
+    refused: set[str]
+    """Passes that are further from float64 than BOUNDS."""
+    offered: list[str] = field(default_factory=list)
+
+    def pass_of(self, which: str, x: torch.Tensor, dy: torch.Tensor) -> timing.Run:
+        return peers.load(self.name).build(x, dy, T)[which]
+
+    def timed(self, which: str, timer: str, x: torch.Tensor, times: timing.Times | str, now: Row) -> Row:
+        if isinstance(times, str):
+            note = f"{which}, {timer}, batch {x.size(0)}: {times}"
+            return {**self.row, "section": "left out", "note": note}
+        at = {"batch": x.size(0), "pass": which, "timer": timer, "config": config(self.name, which, x)}
+        return {**self.row, **at, **timing.named(times), **now}
+
+
+def ready(job: Job, name: str, counted: list[Row]) -> Series:
+    """A function that was checked, and run once at every batch; the memory of one of them."""
+    function = peers.load(name)
+    version = peer_files.version(function.package, function.file)
+    row: Row = {"function": name, "n": job.n, "dtype": job.dtype, "package_version": version}
+    series = Series(name, row, set())
+    for batch in job.batches:
+        x, dy = make_inputs(job, batch)
+        if function.form and "error" not in row:
+            row.update(errors(function, CHECKED_SCALE * x, dy))
+            pairs = zip(("forward", "backward"), ERROR, BOUNDS[job.dtype], strict=True)
+            series.refused = {which for which, key, bound in pairs if not row.get(key, 0.0) <= bound}
+        passes = function.build(x, dy, T)
+        for run in passes.values():
+            run()
+        synchronize(x.device)
+        without = series.refused | ({"both"} if series.refused else set())
+        series.offered = [which for which in peers.TIMED if which in passes and which not in without]
+        if (job.n, batch, job.dtype) == COUNTED:
+            for quantity, size in memory(passes, x).items():
+                at = {"section": "memory", "batch": batch, "quantity": quantity, "bytes": size}
+                counted.append({**row, **at})
+        del passes
+    clear()
+    return series
+
+
 def sweep(job: Job) -> Iterator[Row | None]:
-    """Every pass of every function at every batch, eager and in a CUDA graph."""
+    """Every pass of every function at every batch, single calls and in a CUDA graph."""
     device = torch.device(job.device)
-    rows = [Row(function=name, n=job.n, dtype=job.dtype) for name in job.functions]
-    wrong: dict[str, set[str]] = {}
-    offered: dict[str, list[str]] = {}
     counted: list[Row] = []
-    for row in rows:
-        name = row["function"]
-        function = peers.load(name)
-        row["package_version"] = peer_files.version(function.package, function.file)
-        for batch in job.batches:
-            x, dy = make_inputs(job, batch)
-            if function.form and name not in wrong:
-                found = errors(function, CHECKED_SCALE * x, dy)
-                row.update(found)
-                pairs = zip(("forward", "backward"), ERROR, BOUNDS[job.dtype], strict=True)
-                wrong[name] = {p for p, key, bound in pairs if not found.get(key, 0.0) <= bound}
-            passes = function.build(x, dy, T)
-            for run in passes.values():
-                run()
-            synchronize(device)
-            differs = wrong.get(name, set())
-            offered[name] = [p for p in peers.TIMED if p in passes and p not in differs]
-            if differs and "both" in offered[name]:
-                offered[name].remove("both")
-            if (job.n, batch, job.dtype) == COUNTED:
-                found = memory(passes, x)
-                counted += [
-                    {**row, "section": "memory", "batch": batch, "quantity": quantity, "bytes": size}
-                    for quantity, size in found.items()
-                ]
-            del passes
-        clear()
+    every = [ready(job, name, counted) for name in job.functions]
     yield None
-    autotuning.forget()
 
-    def call(name: str, which: str, x: torch.Tensor, dy: torch.Tensor) -> timing.Run:
-        return peers.load(name).build(x, dy, T)[which]
-
-    def cases() -> Iterator[tuple[torch.Tensor, list[tuple[Row, str, Callable[[], timing.Run]]]]]:
-        """Logits of every batch, with what is timed on them: the row, the pass and what makes its call."""
+    def cases() -> Iterator[tuple[torch.Tensor, list[tuple[Series, str, Callable[[], timing.Run]]]]]:
+        """Logits of every batch, and what is timed on them: function, pass, and what makes its call."""
         for batch in job.batches:
             x, dy = make_inputs(job, batch)
-            yield x, [
-                (row, which, partial(call, row["function"], which, x, dy))
-                for row in rows
-                for which in offered[row["function"]]
-            ]  # fmt: skip
+            yield x, [(s, which, partial(s.pass_of, which, x, dy)) for s in every for which in s.offered]
             clear()
 
     def one_turn(make: Callable[[], timing.Run]) -> list[float]:
         return timing.single_calls(make(), device, job.milliseconds / TURNS)
 
-    def finished(
-        row: Row, which: str, timer: str, x: torch.Tensor, times: timing.Times | str, now: Row
-    ) -> Row:
-        if isinstance(times, str):
-            return {**row, "section": "left out", "note": f"{which}, {timer}, batch {x.size(0)}: {times}"}
-        at = {"batch": x.size(0), "pass": which, "timer": timer, "config": config(row, which, x)}
-        return {**row, **at, **named(times), **now}
-
     yield from counted
-    for row in rows:
-        for which in sorted(wrong.get(row["function"], ())):
-            key = "error" if which == "forward" else "gradient_error"
-            note = f"{which} differs from its definition in float64 by {row[key]:.1e}: not timed"
-            yield {**row, "section": "left out", "note": note}
+    for series in every:
+        for which in sorted(series.refused):
+            error = series.row["error" if which == "forward" else "gradient_error"]
+            note = f"{which} differs from its definition in float64 by {error:.1e}: not timed"
+            yield {**series.row, "section": "left out", "note": note}
     turns: dict[tuple[str, int, str], list[list[float] | str]] = {}
     for turn in range(1, TURNS + 1):
         for x, timed in cases():
-            for row, which, make in timed:
-                found = tried(one_turn, make)
-                turns.setdefault((row["function"], x.size(0), which), []).append(found)
+            for series, which, make in timed:
+                samples = turns.setdefault((series.name, x.size(0), which), [])
+                samples.append(tried(one_turn, make))
             if turn == TURNS:
                 # the clocks after the work: an idle GPU lowers them
                 now = timing.conditions(device)
-                for row, which, _ in timed:
-                    times = together(turns[row["function"], x.size(0), which])
-                    yield finished(row, which, "eager", x, times, now)
+                for series, which, _ in timed:
+                    times = together(turns[series.name, x.size(0), which])
+                    yield series.timed(which, "eager", x, times, now)
         if turn < TURNS:
             yield None
     if device.type == "cpu":
         return
     for x, timed in cases():
-        graphs = [(row, which, tried(timing.graph, make, job.milliseconds)) for row, which, make in timed]
+        graphs = [(s, which, tried(timing.graph, make, job.milliseconds)) for s, which, make in timed]
         now = timing.conditions(device)
-        yield from (finished(row, which, "graph", x, times, now) for row, which, times in graphs)
+        yield from (s.timed(which, "graph", x, times, now) for s, which, times in graphs)
 
 
 def tried(measure: Callable[..., Any], *arguments: Any) -> Any:
@@ -199,18 +201,14 @@ def together(turns: list[list[float] | str]) -> timing.Times | str:
     return failed[-1] if failed else timing.summary([us for turn in turns for us in turn])
 
 
-def config(row: Row, which: str, x: torch.Tensor) -> str:
+def config(name: str, which: str, x: torch.Tensor) -> str:
     """The config of this call of ours, with its file in the repository; empty for others and for both."""
-    if not str(row["function"]).startswith(peers.OURS) or which == "both":
+    if not name.startswith(peers.OURS) or which == "both":
         return ""
     from helion_sinkhorn import plan
 
-    chosen = getattr(plan(x, T, form=peers.FUNCTIONS[row["function"]].form), which)
+    chosen = getattr(plan(x, T, form=peers.FUNCTIONS[name].form), which)
     return chosen.replace(f"{ROOT}/", "")
-
-
-def named(times: timing.Times) -> Row:
-    return dict(zip(("us", "us_20", "us_80"), times, strict=True))
 
 
 def host(job: Job) -> Iterator[Row | None]:
@@ -255,7 +253,7 @@ def host(job: Job) -> Iterator[Row | None]:
     found = {layer: timing.loop(run, device, calls) for layer, run in layers.items()}
     now = timing.conditions(device)
     for layer, times in found.items():
-        yield {"function": layer, "batch": 128, "n": 4, "timer": "host", **now, **named(times)}
+        yield {"function": layer, "batch": 128, "n": 4, "timer": "host", **now, **timing.named(times)}
 
 
 def bare_launch(call: timing.Run) -> timing.Run | None:
@@ -337,7 +335,8 @@ def lanes(job: Job) -> Iterator[Row | None]:
                 before = torch.cuda.memory_allocated()
                 step(layer, x)
                 row["bytes"] = torch.cuda.max_memory_allocated() - before
-            yield {**row, **named(timing.loop(partial(step, layer, x), device, steps, wait=True, rounds=5))}
+            times = timing.loop(partial(step, layer, x), device, steps, wait=True, rounds=5)
+            yield {**row, **timing.named(times)}
 
 
 def first_calls(job: Job) -> Iterator[Row | None]:
@@ -352,16 +351,4 @@ def first_calls(job: Job) -> Iterator[Row | None]:
 
 
 STATES = {"empty": "empty caches", "full": "warm caches", "off": "no generated code kept"}
-TASKS = {"sweep": sweep, "host": host, "lanes": lanes, "first calls": first_calls}
-
-
-def start(fields: dict[str, object]) -> Iterator[Row | None]:
-    job = Job(**fields)
-    rows = TASKS[job.task](job)
-    yield next(rows)
-    for row in rows:
-        yield row and {"section": job.section, "iterations": T, **row}
-
-
-if __name__ == "__main__":
-    serve(start)
+TASKS = {"sweep": sweep, "host": host, "lanes": lanes, "first call": first_calls}

@@ -1,6 +1,6 @@
 """What the projection of mHC loses where its factors are rounded, on a CPU against float64.
 
-    python -m benchmarks.hc_mixes.study_precision     # a minute
+    python -m benchmarks.studies.hc_mixes     # a minute
 
 prints the tables of docs/hc_mixes.md.  x is bfloat16 randn, fn float32 of deviation 0.01
 at C = 4096 and 0.03 at C = 7168, four streams, 512 tokens.  A factor is replaced by what a matrix unit would
@@ -13,7 +13,7 @@ from benchmarks import command
 
 if __name__ == "__main__":
     # what follows imports torch, which takes seconds
-    command.parser("hc_mixes.study_precision", __doc__).parse_args()
+    command.parser("studies.hc_mixes", __doc__).parse_args()
 
 from collections.abc import Callable
 
@@ -99,7 +99,7 @@ def table(c: int, deviation: float) -> str:
 
 
 def main() -> None:
-    command.parser("hc_mixes.study_precision", __doc__).parse_args()
+    command.parser("studies.hc_mixes", __doc__).parse_args()
     print("Largest error relative to the root mean square of the result, of comb absolute.\n")
     for c, deviation in SIZES:
         print(table(c, deviation), "\n", flush=True)

@@ -1,7 +1,7 @@
 """Gradients of gates of any strength: their errors beside a running sum's and autograd's, and times.
 
-    python -m benchmarks.linear_attention.gates                   # errors on a CPU: 30 s on one core
-    python -m benchmarks.linear_attention.gates --device cuda     # errors and times of both methods' kernels
+    python -m benchmarks.studies.linear_attention_gates                 # errors on a CPU: 30 s on one core
+    python -m benchmarks.studies.linear_attention_gates --device cuda   # and times of both methods' kernels
 
 The first prints the table of docs/linear_attention.md.
 """
@@ -16,7 +16,7 @@ from benchmarks import command
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = command.parser("linear_attention.gates", __doc__)
+    parser = command.parser("studies.linear_attention_gates", __doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--gates",
@@ -32,20 +32,17 @@ if __name__ == "__main__":
 
 import torch
 
-from benchmarks.linear_attention.speed import gradients, microseconds
+from benchmarks.linear_attention import SHAPE, SIZES, backward, forward, inputs, loaded, microseconds
 from helion_sinkhorn import recurrent_linear_attention, reference
 from helion_sinkhorn.ops.linear_attention.budget import Case
 from helion_sinkhorn.ops.linear_attention.chunked import launch as linear_attention_chunked_launch
 from helion_sinkhorn.ops.linear_attention.model import UNDERFLOW, Named
-from helion_sinkhorn.tuning.timing import with_cold_cache
 
 STRENGTHS = 0.1, 1.0, 10.0, 30.0
 CASES = (
     ("recurrent", 256, "gk"), ("recurrent", 256, "g"), ("recurrent", 256, "g gk gv"),
     ("recurrent", 32, "g gk gv"), ("chunked", 256, "gk"), ("chunked", 256, "g"),
 )  # fmt: skip
-SHAPE = 8, 2048, 16
-SIZES = 64, 128
 
 
 def problem(gates: str, strength: float, steps: int, dtype: torch.dtype, device: str) -> Case:
@@ -107,30 +104,14 @@ def errors(device: str, dtype: torch.dtype, asked: list[str]) -> Iterator[str]:
 def times() -> Iterator[str]:
     """Microseconds of forward and backward at the size of the documentation, gk in bfloat16."""
     yield f"B, T, H = {SHAPE}, Dk, Dv = {SIZES}, bfloat16, gk; us called one by one with cold caches"
-    generator = torch.Generator("cuda").manual_seed(0)
-
-    def drawn(size: int) -> torch.Tensor:
-        return torch.randn((*SHAPE, size), device="cuda", generator=generator)
-
-    dk, dv = SIZES
-    q, k, v, do, gk = (x.bfloat16() for x in (drawn(dk), drawn(dk), drawn(dv), drawn(dv), drawn(dk)))
-    for what, gate in (
-        ("logsigmoid / 8", torch.nn.functional.logsigmoid(gk.float()) / 8),
-        ("-10 |x|", -10.0 * gk.float().abs()),
-    ):
+    device = torch.device("cuda")
+    q, k, v, gk, do = inputs(SHAPE, torch.bfloat16, device)
+    strong = -10.0 * torch.randn(gk.shape, device=device).abs()
+    for what, gate in (("logsigmoid / 8", gk), ("-10 |x|", strong.bfloat16())):
         for method in ("recurrent", "chunked"):
-            leaves = [x.detach().requires_grad_() for x in (q, k, v, gate.bfloat16())]
-
-            def attend(method=method, leaves=leaves):
-                return recurrent_linear_attention(
-                    *leaves[:3], gk=leaves[3], method=method, implementation="helion"
-                )
-
-            o = attend()
-            with torch.no_grad():
-                forward = microseconds(with_cold_cache(attend))
-            backward = microseconds(with_cold_cache(lambda o=o, leaves=leaves: gradients(o, leaves, do)))
-            yield f"{method}, gk = {what}: {forward:.0f} + {backward:.0f} us"
+            runs = (make(loaded(method), q, k, v, gate, do) for make in (forward, backward))
+            us = " + ".join(f"{microseconds(run, device):.0f}" for run in runs)
+            yield f"{method}, gk = {what}: {us} us"
 
 
 def main() -> None:

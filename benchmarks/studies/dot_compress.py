@@ -1,9 +1,9 @@
 """What the accuracy complaint about dot compress measures: errors against float64, mismatches of all pairs.
 
-    python -m benchmarks.dot_compress.study_rounding        # matrix units modelled bit by bit, by mmasim
-    python -m benchmarks.dot_compress.study_rounding --gpu  # the part measured on the GPU at hand
+    python -m benchmarks.studies.dot_compress        # matrix units modelled bit by bit, by mmasim
+    python -m benchmarks.studies.dot_compress --gpu  # the part measured on the GPU at hand
 
-Takes some minutes; `make study-dot-compress` does the same.
+Takes some minutes; `make study WHAT=dot_compress` does the same.
 
 x (M, D) and y (M, K) standard normal, the upstream gradient a tenth of that, bfloat16, at the reported
 M = 3219, D = 256, K = 64.  A mismatch is |a - b| > 0.2 + 0.01 |b|, the rule of the report, counted per
@@ -21,7 +21,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "dot_compress.md"
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = command.parser("dot_compress.study_rounding", __doc__)
+    parser = command.parser("studies.dot_compress", __doc__)
     parser.add_argument("--gpu", action="store_true", help="the part measured on a GPU")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -92,16 +92,14 @@ def pairs(results: dict[str, Results]) -> str:
     """Mismatches of every result with every other and with the truth."""
     rows = []
     for a, b in itertools.combinations(results, 2):
-        found = {"a": a, "b": b}
-        if "b" in results[a] and "b" in results[b]:
-            flips = (results[a]["b"] != results[b]["b"]).double().mean().item()
-            found["entries of x'y that differ"] = f"{flips:.2%}"
-        else:
-            found["entries of x'y that differ"] = ""
+        one, other = results[a], results[b]
+        both = "b" in one and "b" in other
+        flips = f"{(one['b'] != other['b']).double().mean().item():.2%}" if both else ""
+        found = {"a": a, "b": b, "entries of x'y that differ": flips}
         for name in ("out", "dx"):
-            x, y = results[a][name], results[b][name]
-            found[f"{name}: mismatches"] = per_reported(mismatched(x, y))
-            found[f"{name}: largest"] = f"{(x.double() - y.double()).abs().max().item():.3g}"
+            off = (one[name].double() - other[name].double()).abs()
+            found[f"{name}: mismatches"] = per_reported(mismatched(one[name], other[name]))
+            found[f"{name}: largest"] = f"{off.max().item():.3g}"
         rows.append(found)
     return table(rows)
 
@@ -112,14 +110,13 @@ def errors(results: dict[str, Results], truth: dict[str, testing_dot_compress.Ex
     for who, found in results.items():
         row = {"": who}
         for name in ("out", "dx"):
-            exact = truth[name]
-            off = (found[name].double().cpu() - exact.value).abs()
+            exact, own = truth[name], found[name].cpu()
+            off = (own.double() - exact.value).abs()
             row[f"{name}: rms error"] = f"{off.square().mean().sqrt().item():.4g}"
             row[f"{name}: largest"] = f"{off.max().item():.3g}"
             row[f"{name}: of the budget"] = f"{(off / exact.budget).max().item():.2f}"
-            row[f"{name}: outside 0.2 + 1 %"] = (
-                f"{mismatched(found[name].cpu(), exact.value).double().mean():.1%}"
-            )
+            outside = mismatched(own, exact.value).double().mean()
+            row[f"{name}: outside 0.2 + 1 %"] = f"{outside:.1%}"
         rows.append(row)
     return table(rows)
 
@@ -264,7 +261,7 @@ def main() -> None:
         command.need_packages(mmasim="mmasim")
     text = on_a_gpu(options.seed) if options.gpu else on_a_cpu(options.seed)
     print(text)
-    begin, end = f"<!-- {part}: make study-dot-compress -->", f"<!-- end of {part} -->"
+    begin, end = f"<!-- {part}: make study WHAT=dot_compress -->", f"<!-- end of {part} -->"
     page = options.out.read_text() if options.out.exists() else f"{begin}\n{end}\n"
     before, rest = page.split(begin)
     options.out.write_text(f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}")

@@ -1,6 +1,6 @@
 """Seconds of a process's first calls: imports, forward and backward, with empty caches and with full ones.
 
-    python -m benchmarks.first_call --sizes 4 8 16 --repeats 3     # 5 minutes on an H200, less on a CPU
+    python -m benchmarks.studies.first_call --sizes 4 8 16 --repeats 3   # 5 minutes on an H200, less on a CPU
 
 On a GPU; elsewhere PyTorch computes the calls, and only the imports are those of a GPU.  A line a state:
 `empty` caches, `full` ones, and with generated code not kept (`off`) but Triton's machine code there.
@@ -70,7 +70,7 @@ def by_state(n: int, device: str, repeats: int) -> Iterator[tuple[str, Laps]]:
 
 
 def main() -> None:
-    parser = command.parser("first_call", __doc__)
+    parser = command.parser("studies.first_call", __doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16], help="n of the n x n matrices")
     parser.add_argument("--repeats", type=int, default=3, help="processes of which medians are taken")
     options = parser.parse_args()

@@ -1,10 +1,10 @@
 """Which rounding of chunked linear attention costs what: its equations in float64, some factors in bfloat16.
 
-    python -m benchmarks.linear_attention.study_chunk_rounding     # 10 s
+    python -m benchmarks.studies.linear_attention_chunks     # 10 s
 
 prints the table of docs/linear_attention_chunked.md.
 
-Inputs in bfloat16 as `benchmarks.linear_attention.speed` draws them, T 2048, 4 heads, Dk 64, Dv 128, gk.
+Inputs in bfloat16 as `benchmarks.bench linear_attention` draws them, T 2048, 4 heads, Dk 64, Dv 128, gk.
 Errors are root mean squares relative to that of the result, before its own rounding.
 """
 
@@ -14,7 +14,7 @@ from benchmarks import command
 
 if __name__ == "__main__":
     # what follows imports torch, which takes seconds
-    command.parser("linear_attention.study_chunk_rounding", __doc__).parse_args()
+    command.parser("studies.linear_attention_chunks", __doc__).parse_args()
 
 from collections.abc import Callable
 
@@ -89,7 +89,7 @@ def walk(r: Rounding, x, y, a, v, kept) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main() -> None:
-    command.parser("linear_attention.study_chunk_rounding", __doc__).parse_args()
+    command.parser("studies.linear_attention_chunks", __doc__).parse_args()
     tensors = inputs()
     exact = results(lambda _, x: x, *tensors)
 

@@ -1,9 +1,9 @@
-"""The child process of one peer and one operation: it compiles and checks, waits, and then measures."""
+"""What a job of `benchmarks.bench residual_path` does: one peer, one operation, forward and backward."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from torch._functorch import config as functorch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import autotuning, memory, peer_files, timing
-from benchmarks.jobs import Row, said, serve
+from benchmarks.jobs import Row, said
 from benchmarks.residual_path import peers
 from benchmarks.residual_path.operations import OPERATIONS, Tensors, drawn
 
@@ -28,7 +28,6 @@ PASSES = ("forward", "backward")
 class Job:
     """What one child does."""
 
-    worker: ClassVar[str] = "benchmarks.residual_path.worker"
     prepare_seconds: ClassVar[float] = 220.0
     """On 16 cores, beside all others of a wave, some jobs were not ready after 150."""
     function: str
@@ -45,6 +44,14 @@ class Job:
         named = {"function": self.function, "operation": self.operation}
         return [{**named, "tokens": tokens, "columns": hidden} for tokens, hidden in self.shapes]
 
+    def rows(self) -> Iterator[Row | None]:
+        return floors(self) if self.function == peers.FLOOR else measured(self)
+
+    def row(self, tokens: int, hidden: int, which: str) -> Row:
+        """Where a figure is of."""
+        at = {"operation": self.operation, "function": self.function}
+        return {**at, "tokens": tokens, "columns": hidden, "pass": which}
+
 
 class Case:
     """A peer's call of given size."""
@@ -57,7 +64,7 @@ class Case:
 
     @functools.cached_property
     def call(self):
-        return self.adapter.load()
+        return peers.PEERS[self.job.function].load(self.job.operation)
 
     def given(self, seed: int = 0) -> Tensors:
         ours = drawn(self.job.operation, self.tokens, self.hidden, self.job.device, seed)
@@ -154,13 +161,13 @@ def bytes_of(job: Job, tokens: int, hidden: int) -> tuple[dict[str, int], int]:
     return {which: operation.bytes_of(which, given, results) for which in PASSES}, count
 
 
-def times(make, device: torch.device) -> Row:
+def times(make: Callable[[], timing.Run], device: torch.device) -> Row:
     """Single calls that the host has queued, and a call in a CUDA graph where it can be captured."""
     if device.type == "cpu":
         run = make()
         run()
-        return dict(zip(("us", "us_20", "us_80"), timing.eager(run, device, 0.1), strict=True))
-    row = dict(zip(("us", "us_20", "us_80"), timing.queued(make()), strict=True))
+        return timing.named(timing.eager(run, device, 0.1))
+    row: Row = timing.named(timing.queued(make()))
     memory.clear()
     try:
         row["graph_us"] = timing.graph(make, timing.GRAPH_MILLISECONDS)[0]
@@ -169,49 +176,35 @@ def times(make, device: torch.device) -> Row:
     return row
 
 
-def in_turn(make, inputs: list[Tensors]) -> timing.Run:
-    return timing.in_turn([make(given) for given in inputs])
-
-
 def measured(job: Job) -> Iterator[Row | None]:
     """Rows of a peer: every shape and pass."""
     # the backward pass alone is run again and again on one forward pass, of compiled parts of peers too
     functorch.donated_buffer = False
     device, now = torch.device(job.device), None
-    cases = [Case(job, *shape) for shape in job.shapes]
-    counted = {}
-    checked = {}
-    for case in cases:
-        shape = case.tokens, case.hidden
+    prepared = []
+    for shape in job.shapes:
+        case = Case(job, *shape)
         case.call  # noqa: B018, imports the peer
         autotuning.forget()
-        counted[shape] = bytes_of(job, *shape)
-        checked[shape] = errors(case)
+        prepared.append((shape, case, *bytes_of(job, *shape), errors(case)))
         memory.clear()
     yield None
-    autotuning.forget()
     peer = peers.PEERS[job.function]
     installed = peer_files.version(peer.package, peer.file)
-    for case in cases:
-        shape = case.tokens, case.hidden
-        moved, count = counted[shape]
+    for shape, case, moved, count, checked in prepared:
         given = [case.given(seed) for seed in range(count)]
         for which in case.passes:
-            row = times(functools.partial(in_turn, getattr(case, which), given), device)
+            calls = getattr(case, which)
+            row = times(lambda calls=calls, given=given: timing.in_turn([calls(g) for g in given]), device)
             memory.clear()
             if device.type == "cuda" and case.operation.rows[0]:
-                row["kernels"] = kernels_of(getattr(case, which)(given[0]))
+                row["kernels"] = kernels_of(calls(given[0]))
             # once, after work: an idle GPU lowers its clocks
             now = now or timing.conditions(device)
             yield {
-                **where(job, *shape, which), **row, **checked[shape][which], "bytes": moved[which],
+                **job.row(*shape, which), **row, **checked[which], "bytes": moved[which],
                 "note": case.adapter.note, "package_version": installed, **now,
             }  # fmt: skip
-
-
-def where(job: Job, tokens: int, hidden: int, which: str) -> Row:
-    return {"operation": job.operation, "function": job.function, "tokens": tokens, "columns": hidden,
-            "pass": which}  # fmt: skip
 
 
 def floors(job: Job) -> Iterator[Row | None]:
@@ -223,16 +216,5 @@ def floors(job: Job) -> Iterator[Row | None]:
         moved, count = bytes_of(job, *shape)
         memory.clear()
         for which in PASSES:
-            make = functools.partial(copies, moved[which], count, job.device)
-            row = times(make, device)
-            yield {**where(job, *shape, which), **row, "bytes": moved[which], **now}
-
-
-def start(fields: dict[str, object]) -> Iterator[Row | None]:
-    shapes = tuple((int(tokens), int(hidden)) for tokens, hidden in fields.pop("shapes"))
-    job = Job(shapes=shapes, **fields)
-    return floors(job) if job.function == peers.FLOOR else measured(job)
-
-
-if __name__ == "__main__":
-    serve(start)
+            row = times(functools.partial(copies, moved[which], count, job.device), device)
+            yield {**job.row(*shape, which), **row, "bytes": moved[which], **now}
