@@ -11,8 +11,8 @@ import torch
 
 from tritonbench_ops.sinkhorn import compare
 
-LARGE = 2.0**5
-"""What the first row is larger by; a power of two, for the same digits."""
+LARGE = {torch.float32: 2.0**14, torch.bfloat16: 2.0**14, torch.float16: 2.0**5}
+"""What the first row is larger by; powers of two, for the same digits, and none whose products overflow."""
 ROW = 74
 """One of 150 that no sample of 64 of them has."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -60,11 +60,11 @@ def kept(function):
     return run
 
 
-def enlarged(tensors, rows: int, by: float = LARGE):
+def enlarged(tensors, rows: int, dtype: torch.dtype):
     """The same, the first of so many rows larger."""
     for t in tensors:
         if t is not None and len(t) == rows:
-            t[0] *= by
+            t[0] *= LARGE[dtype]
     return tensors
 
 
@@ -74,7 +74,9 @@ def of_tokens(name: str, flags: str, leaves: int, one: bool, with_case: bool = T
     def call(dtype: torch.dtype) -> Call:
         parts = importlib.import_module(f"tritonbench_ops.{name}.cases")
         (case, *_) = parts.cases(parts.parse(["--tokens", "150", *flags.split()]), dtype)
-        given = enlarged(parts.inputs(case, "cpu"), 150)
+        given = parts.inputs(case, "cpu")
+        # mixes are of normed rows
+        enlarged(given[leaves:] if name == "hc_mixes" else given, 150, dtype)
         upstream = given[leaves:]
         if name == "hc_site":
             upstream = *upstream[1:], upstream[0]
@@ -108,7 +110,7 @@ def recurrent_linear_attention(dtype: torch.dtype) -> Call:
     flags = "--batch 3 --steps 6 --heads 3 --dk 4 --dv 5 --gates gk"
     (case,) = parts.cases(parts.parse(flags.split()), dtype)
     tensors, do, _ = case.make_inputs()
-    enlarged([tensors["v"], do], 3)
+    enlarged([tensors["v"], do], 3, dtype)
     inputs = tuple(tensors.get(name) for name in parts.NAMES)
     exact, allowed = parts.exact_results(inputs, do), parts.budgets(inputs, do, "recurrent")
 
@@ -122,7 +124,7 @@ def sinkhorn(dtype: torch.dtype) -> Call:
     backends = importlib.import_module("tritonbench_ops.sinkhorn.backends")
     generator = torch.Generator().manual_seed(0)
     x, dy = (torch.randn(700, 4, 4, generator=generator).to(dtype) for _ in range(2))
-    dy[0] *= LARGE
+    dy[0] *= LARGE[dtype]
     allowed = compare.budget(x, dy, 3)
 
     def share(out, gradients):
