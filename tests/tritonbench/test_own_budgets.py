@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -71,10 +72,10 @@ def enlarged(tensors, rows: int, dtype: torch.dtype):
 def of_tokens(name: str, flags: str, leaves: int, one: bool, with_case: bool = True):
     """An operator on tokens, whose `inputs` are so many leaves and upstream gradients."""
 
-    def call(dtype: torch.dtype) -> Call:
+    def call(dtype: torch.dtype, device: str = "cpu") -> Call:
         parts = importlib.import_module(f"tritonbench_ops.{name}.cases")
         (case, *_) = parts.cases(parts.parse(["--tokens", "150", *flags.split()]), dtype)
-        given = parts.inputs(case, "cpu")
+        given = parts.inputs(case, device)
         # mixes are of normed rows
         enlarged(given[leaves:] if name == "hc_mixes" else given, 150, dtype)
         upstream = given[leaves:]
@@ -92,11 +93,11 @@ def of_tokens(name: str, flags: str, leaves: int, one: bool, with_case: bool = T
     return call
 
 
-def dot_compress(dtype: torch.dtype) -> Call:
+def dot_compress(dtype: torch.dtype, device: str = "cpu") -> Call:
     parts = importlib.import_module("tritonbench_ops.dot_compress.cases")
     flags = "--batch 5 --m 40 --d 16 --k 6 --with-z"
     (case,) = parts.cases(parts.parse(flags.split()), dtype)
-    x, y, z, grad = case.make_inputs()
+    x, y, z, grad = case.make_inputs(device=device)
     x[0] *= 16
 
     def share(out, gradients):
@@ -105,11 +106,11 @@ def dot_compress(dtype: torch.dtype) -> Call:
     return called(parts.BACKENDS["helion_dot_compress"](), (x, y, z), [grad], share, row=2)
 
 
-def recurrent_linear_attention(dtype: torch.dtype) -> Call:
+def recurrent_linear_attention(dtype: torch.dtype, device: str = "cpu") -> Call:
     parts = importlib.import_module("tritonbench_ops.recurrent_linear_attention.cases")
     flags = "--batch 3 --steps 6 --heads 3 --dk 4 --dv 5 --gates gk"
     (case,) = parts.cases(parts.parse(flags.split()), dtype)
-    tensors, do, _ = case.make_inputs()
+    tensors, do, _ = case.make_inputs(device=device)
     enlarged([tensors["v"], do], 3, dtype)
     inputs = tuple(tensors.get(name) for name in parts.NAMES)
     exact, allowed = parts.exact_results(inputs, do), parts.budgets(inputs, do, "recurrent")
@@ -120,10 +121,10 @@ def recurrent_linear_attention(dtype: torch.dtype) -> Call:
     return called(parts.ours("recurrent"), inputs, [do], share, row=1)
 
 
-def sinkhorn(dtype: torch.dtype) -> Call:
+def sinkhorn(dtype: torch.dtype, device: str = "cpu") -> Call:
     backends = importlib.import_module("tritonbench_ops.sinkhorn.backends")
     generator = torch.Generator().manual_seed(0)
-    x, dy = (torch.randn(700, 4, 4, generator=generator).to(dtype) for _ in range(2))
+    x, dy = (torch.randn(700, 4, 4, generator=generator).to(device, dtype) for _ in range(2))
     dy[0] *= LARGE[dtype]
     allowed = compare.budget(x, dy, 3)
 
@@ -167,26 +168,54 @@ def column(t: torch.Tensor, row: int) -> None:
     t[row, ..., -1] = t[row - 1, ..., -1]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", OPERATORS)
-def test_a_wrong_row_is_beyond_its_own_budget(name, dtype, monkeypatch):
+def evaluated_once(name: str, monkeypatch) -> None:
     if name != "sinkhorn":
         parts = importlib.import_module(f"tritonbench_ops.{name}.cases")
         for function in {"exact", "error_budget", "evaluated", "squares_of_terms"} & set(vars(parts)):
             monkeypatch.setattr(parts, function, kept(getattr(parts, function)))
+
+
+def passing(call: Call) -> list[str]:
+    """The wrong results that are within their budgets."""
+    found = []
+    for spoil, part in itertools.product((element, entry, column), ("out", "gradients")):
+        right = getattr(call, part)
+        for k in (k for k, t in enumerate(right) if len(t) == call.rows):
+            wrong = [t.clone() for t in right]
+            spoil(wrong[k], call.row)
+            if call.share(*((wrong, None) if part == "out" else (None, wrong))) <= 1:
+                found.append(f"{part} {k}: {spoil.__doc__}")
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_wrong_row_is_beyond_its_own_budget(name, dtype, monkeypatch):
+    evaluated_once(name, monkeypatch)
     call = OPERATORS[name](dtype)
     assert call.share(call.out, None) <= 1
     assert call.share(None, call.gradients) <= 1
-    passed = []
-    for spoil in (element, entry, column):
-        for part in ("out", "gradients"):
-            right = getattr(call, part)
-            for k, t in enumerate(right):
-                if len(t) != call.rows:
-                    continue
-                wrong = [one.clone() for one in right]
-                spoil(wrong[k], call.row)
-                given = (wrong, None) if part == "out" else (None, wrong)
-                if call.share(*given) <= 1:
-                    passed.append(f"{part} {k}: {spoil.__doc__}")
-    assert not passed
+    assert not passing(call)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", OPERATORS)
+def test_the_same_on_a_gpu(name, monkeypatch):
+    """Budgets are computed where the results are."""
+    evaluated_once(name, monkeypatch)
+    call = OPERATORS[name](torch.float32, "cuda")
+    assert call.share(call.out, None) <= 1
+    assert call.share(None, call.gradients) <= 1
+    assert not passing(call)
+
+
+@pytest.mark.parametrize("name", ["hc_mixes", "hc_site", "hc_split_sinkhorn"])
+def test_sums_over_tokens_have_one_budget_whatever_the_pieces(name, monkeypatch):
+    call = OPERATORS[name](torch.float32)
+    sums = [k for k, t in enumerate(call.gradients) if len(t) != call.rows]
+    wrong = [[1.01 * t if k == of else t for k, t in enumerate(call.gradients)] for of in sums]
+    whole = [call.share(None, gradients) for gradients in wrong]
+    parts = importlib.import_module(f"tritonbench_ops.{name}.cases")
+    monkeypatch.setattr(parts, "PIECE_ENTRIES", 24 * 40)
+    # other draws of the error model; a deviation from 16 is known to a fifth
+    assert [call.share(None, gradients) for gradients in wrong] == pytest.approx(whole, rel=0.3)

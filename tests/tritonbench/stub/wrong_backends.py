@@ -5,6 +5,7 @@ python wrong_backends.py '["fwd", ...]' ['["dot_compress", ...]']
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import io
 import json
@@ -80,14 +81,15 @@ class UnwrittenRows(Wrong):
         return memory
 
 
-class EvenCalls(Wrong):
-    def spoiled(self, key, call, t):
-        return 1.05 * t if call % 2 == 0 else t.clone()
+class SomeCalls(Wrong):
+    """One call of so many, counted from this one."""
 
+    def __init__(self, every, which):
+        super().__init__()
+        self.every, self.which = every, which
 
-class ThirdCalls(Wrong):
     def spoiled(self, key, call, t):
-        return 1.05 * t if call % 3 == 2 else t.clone()
+        return 1.05 * t if call % self.every == self.which else t.clone()
 
 
 class TimedRun(Wrong):
@@ -143,8 +145,9 @@ WRONG = {
     "zeroed_inputs": ZeroedInputs,
     "zeroed_and_uniform": ZeroedAndUniform,
     "unwritten_rows": UnwrittenRows,
-    "even_calls": EvenCalls,
-    "third_calls": ThirdCalls,
+    "even_calls": functools.partial(SomeCalls, 2, 0),
+    "odd_calls": functools.partial(SomeCalls, 2, 1),
+    **{f"third_calls_{which}": functools.partial(SomeCalls, 3, which) for which in range(3)},
     "timed_run": TimedRun,
     "middle_row": Row,
     "one_entry": Entry,
