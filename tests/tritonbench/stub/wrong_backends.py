@@ -101,7 +101,8 @@ class OtherBits(Wrong):
     """Right within every budget, as with sums by atomics."""
 
     def spoiled(self, key, call, t):
-        return t * (1 + 2.0**-23 * (call % 2))
+        # hc_site's fourth result is x, no sum
+        return t.clone() if key == "3" else t * (1 + 2.0**-23 * (call % 2))
 
 
 class Row(Wrong):
