@@ -51,7 +51,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from benchmarks import timing
 from helion_sinkhorn import plan, reference, sinkhorn
 from helion_sinkhorn.configs import store
-from helion_sinkhorn.tuning.progress import Progress
+from helion_sinkhorn.lab.tuning.progress import Progress
 
 DTYPES = (torch.float32, torch.bfloat16)
 STATIC_DIAGONAL = 2.0

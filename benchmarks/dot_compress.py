@@ -21,8 +21,8 @@ from torch._functorch import config as functorch
 from benchmarks import memory, timing
 from benchmarks.jobs import Row
 from helion_sinkhorn import dot_compress, reference
-from helion_sinkhorn.tuning.timing import Run, captured, timed
-from helion_sinkhorn.workloads import WORKLOADS
+from helion_sinkhorn.lab.tuning.timing import Run, captured, timed
+from helion_sinkhorn.lab.workloads import WORKLOADS
 
 FILE, WORKERS = "dot_compress.csv", 3
 """Of the largest batch, more than three functions at once could need more than a GPU has."""

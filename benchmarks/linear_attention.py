@@ -20,8 +20,8 @@ import torch
 from benchmarks import memory, timing
 from benchmarks.jobs import Row
 from helion_sinkhorn import recurrent_linear_attention, reference
-from helion_sinkhorn.runtime.operator import bytes_of
-from helion_sinkhorn.tuning.timing import Run, with_cold_cache
+from helion_sinkhorn.lab.operator import bytes_of
+from helion_sinkhorn.lab.tuning.timing import Run, with_cold_cache
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """q, k, v, gk -> o."""

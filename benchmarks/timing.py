@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from helion_sinkhorn.configs import store
-from helion_sinkhorn.tuning.timing import Run, captured, in_a_row, on_the_host, one_by_one, timed
+from helion_sinkhorn.lab.tuning.timing import Run, captured, in_a_row, on_the_host, one_by_one, timed
 
 GRAPH_CALLS = 50
 """Most calls in one graph: what starting the graph costs is then a fiftieth of itself."""

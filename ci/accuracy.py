@@ -65,7 +65,7 @@ from ci.gate.gate import Candidate
 from ci.gate.runs import bits, filled, in_guarded_memory, is_of_the_kind, reproducible
 from ci.operators import operator_of
 from helion_sinkhorn.configs import store, writer
-from helion_sinkhorn.workloads import WORKLOADS, tagged
+from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 
 SCHEMA = 1
 SAMPLE_ENTRIES = 1024

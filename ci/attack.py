@@ -37,7 +37,7 @@ from ci.gate import markdown as report
 from ci.gate.batches import elements
 from ci.gate.bugs import Bug
 from ci.operators import OPERATORS, operator_of
-from helion_sinkhorn.workloads import WORKLOADS
+from helion_sinkhorn.lab.workloads import WORKLOADS
 
 STEPS = 1 << 14
 """Entries times iterations judged of a workload: some fifty matrices of 4 x 4."""

@@ -68,7 +68,7 @@ from ci.gate.runs import same
 from ci.operators import OPERATORS, operator_of
 from helion_sinkhorn.configs import writer
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.workloads import WORKLOADS, tagged
+from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 
 STEPS = 1 << 14
 """Entries times iterations judged of a workload: at least one full and one partial block of most kernels."""

@@ -37,7 +37,7 @@ from ci.gate import gate
 from ci.gate import markdown as report
 from ci.gate.gate import Operator
 from ci.operators import OPERATORS, operator_of
-from helion_sinkhorn.workloads import tagged
+from helion_sinkhorn.lab.workloads import tagged
 
 
 @dataclass(frozen=True)

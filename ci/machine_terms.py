@@ -43,12 +43,12 @@ if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
 from ci import machine_rules
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, Device
-from helion_sinkhorn.machine.binary import Binary, Job
-from helion_sinkhorn.machine.compiler import compile_for
-from helion_sinkhorn.operators import KERNELS, kernel_calls
+from helion_sinkhorn.lab.machine.binary import Binary, Job
+from helion_sinkhorn.lab.machine.compiler import compile_for
+from helion_sinkhorn.lab.operators import KERNELS, kernel_calls
+from helion_sinkhorn.lab.tuning import check as cache
+from helion_sinkhorn.lab.workloads import tagged
 from helion_sinkhorn.runtime.kernel import Choice, default_choice
-from helion_sinkhorn.tuning import check as cache
-from helion_sinkhorn.workloads import tagged
 
 FILE = Path(__file__).with_suffix(".txt")
 TARGETS = ("h200", "b200", "mi300x", "mi350")

@@ -43,9 +43,9 @@ from ci import machine_rules
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.configs.lookup import find
-from helion_sinkhorn.machine.binary import Binary, Job
-from helion_sinkhorn.machine.compiler import compile_for
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.machine.binary import Binary, Job
+from helion_sinkhorn.lab.machine.compiler import compile_for
+from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.runtime.kernel import Choice
 
 GROWTH, FEW = 1.3, 16

@@ -43,7 +43,7 @@ from ci.emulator.machine import Model, Unknown
 from ci.emulator.memory import Finding
 from ci.gate import markdown as report
 from ci.operators import operator_of
-from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
+from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 
 MOST = 400_000
 """Instructions after which a mutant is said not to end."""

@@ -5,7 +5,7 @@ errors.
 
 Each case is a batch of matrices; its ratio is the largest error against float64 over that of PyTorch's
 autograd of the definition in float32, both relative to the largest entry of their matrix, errors below a
-floor counted as equal (ops/sinkhorn/parity.py).  "bodies" are the kernels interpreted on the CPU
+floor counted as equal (lab/sinkhorn/parity.py).  "bodies" are the kernels interpreted on the CPU
 with their default configs, both of them where either may be taken; "cuda" the public function on a GPU.  With
 --jobs, cases of one kernel stay in one process, which then compiles it once.  The exit status is 1 where
 LIMITS are exceeded."""
@@ -43,11 +43,11 @@ from rich.progress import track
 from ci.gate import gate
 from ci.gate import markdown as report
 from helion_sinkhorn import sinkhorn
-from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.ops.sinkhorn import budget as testing
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.sinkhorn import budget as testing
+from helion_sinkhorn.lab.sinkhorn.parity import peer_of_gradient
+from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.ops.sinkhorn import eager
-from helion_sinkhorn.ops.sinkhorn.parity import peer_of_gradient
-from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 
 SIZES = (2, 2), (3, 3), (4, 4), (4, 6), (8, 8), (16, 16), (33, 33)
 LOGITS = (

@@ -40,11 +40,11 @@ from rich.progress import track
 
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.presented import as_called, present_device
-from helion_sinkhorn.operators import KERNELS, OPERATORS
+from helion_sinkhorn.lab.machine.presented import as_called, present_device
+from helion_sinkhorn.lab.operators import KERNELS, OPERATORS
+from helion_sinkhorn.lab.tuning import selection, warm
 from helion_sinkhorn.runtime import generated, shipped
 from helion_sinkhorn.runtime.dispatch import signature
-from helion_sinkhorn.tuning import selection, warm
 
 MOST = 8192
 """Tokens of the largest workload whose inputs are drawn to find its launches; larger ones draw gigabytes."""

@@ -64,27 +64,27 @@ from rich.progress import Progress
 from helion_sinkhorn.configs import store, writer
 from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.configs.store import Entry
-from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.machine.presented import as_called
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.machine.binary import Job
+from helion_sinkhorn.lab.machine.presented import as_called
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.tuning.child import first_launch
+from helion_sinkhorn.lab.tuning.fingerprint import fingerprint, without_docstrings
 from helion_sinkhorn.runtime import generated
 from helion_sinkhorn.runtime.kernel import Choice
-from helion_sinkhorn.tuning.child import first_launch
-from helion_sinkhorn.tuning.fingerprint import fingerprint, without_docstrings
 
 ROOT = Path(__file__).resolve().parents[1]
 PIECE = 24
 """Programs of one process, at most: it takes seconds to start, and keeps what Helion traced."""
 FINGERPRINTS = """
 import json
-from helion_sinkhorn.tuning.fingerprint import KERNELS, fingerprint
+from helion_sinkhorn.lab.tuning.fingerprint import KERNELS, fingerprint
 print(json.dumps({kernel: fingerprint(kernel) for kernel in KERNELS}))
 """
 # the device before all that may ask for it
 GENERATE = """
 import sys
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.presented import present_device
+from helion_sinkhorn.lab.machine.presented import present_device
 device = DEVICES[sys.argv[1]]
 present_device(device)
 from ci.same_programs import serve
@@ -232,7 +232,7 @@ def piece(
     """What some programs of one device and Triton are in a tree, from a process of its own; packages: the
     folders with that Triton."""
     # here, since the base commit runs this module too, and may be older than the name
-    from helion_sinkhorn.machine.compiler import environment
+    from helion_sinkhorn.lab.machine.compiler import environment
 
     (device,) = {program.device for program in programs}
     found: Answers = {}

@@ -68,7 +68,7 @@ def launch(name: str) -> None:
 
     from ci import accuracy
     from ci.operators import operator_of
-    from helion_sinkhorn import workloads
+    from helion_sinkhorn.lab import workloads
 
     launches = 0
     workload = workloads.WORKLOADS[name]

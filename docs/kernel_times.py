@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.sinkhorn.report import figure, power
 from ci.gate.markdown import table
-from helion_sinkhorn.operators import KERNELS, OPERATORS
+from helion_sinkhorn.lab.operators import KERNELS, OPERATORS
 
 Entry = dict[str, Any]
 CACHE = Path(__file__).resolve().parents[1] / "tuning_cache"

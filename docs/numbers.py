@@ -37,7 +37,7 @@ try:
     from benchmarks.residual_path import report as residual_path
     from ci.gate import markdown
     from docs import kernel_times, pictures, tables, whole_calls
-    from helion_sinkhorn.tuning.markdown import table
+    from helion_sinkhorn.lab.tuning.markdown import table
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise

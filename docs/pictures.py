@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib import pyplot
 
 from benchmarks.sinkhorn.report import COLORS
-from helion_sinkhorn.operators import OPERATORS, operator_for
-from helion_sinkhorn.workloads import WORKLOADS
+from helion_sinkhorn.lab.operators import OPERATORS, operator_for
+from helion_sinkhorn.lab.workloads import WORKLOADS
 
 Artefacts = dict[str, dict[str, Any]]
 PANELS = {"float32": "float32 results", "16 bits": "bfloat16 and float16 results"}

@@ -19,10 +19,10 @@ from docs import whole_calls
 from docs.kernel_times import CACHE, MISSING, files
 from helion_sinkhorn.configs import lookup, store
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS, OPERATORS, kernel_calls, operator_for, operator_of
+from helion_sinkhorn.lab.operators import KERNELS, OPERATORS, kernel_calls, operator_for, operator_of
+from helion_sinkhorn.lab.tuning.groups import jsonable
+from helion_sinkhorn.lab.workloads import WORKLOADS
 from helion_sinkhorn.runtime.kernel import Choice, default_choice, in_space
-from helion_sinkhorn.tuning.groups import jsonable
-from helion_sinkhorn.workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = ROOT / "docs" / "bench"

@@ -14,7 +14,7 @@ def main(words: list[str] | None = None) -> int:
     if given.command is None:
         parser().print_help()
         return 0
-    from helion_sinkhorn.tuning import commands
+    from helion_sinkhorn.lab.tuning import commands
 
     return getattr(commands, given.command)(given)
 

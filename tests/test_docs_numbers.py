@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pandas", reason="needs the bench extra, which make installs")
-from helion_sinkhorn.operators import OPERATORS, kernel_calls
-from helion_sinkhorn.workloads import WORKLOADS
+from helion_sinkhorn.lab.operators import OPERATORS, kernel_calls
+from helion_sinkhorn.lab.workloads import WORKLOADS
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from helion_sinkhorn import arguments
+from helion_sinkhorn.lab.operators import KERNELS, OPERATORS
+from helion_sinkhorn.lab.workloads import WORKLOADS
 from helion_sinkhorn.nearest import nearest, refused, suggestion
-from helion_sinkhorn.operators import KERNELS, OPERATORS
-from helion_sinkhorn.workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = [
@@ -63,7 +63,10 @@ def test_a_typo_is_said_before_torch_is_imported(words, without_torch):
 
 def test_an_import_of_the_package_takes_torch(without_torch):
     """Or the tests above could not fail."""
-    for code in ("import helion_sinkhorn", "import runpy; runpy.run_module('helion_sinkhorn.tuning.child')"):
+    for code in (
+        "import helion_sinkhorn",
+        "import runpy; runpy.run_module('helion_sinkhorn.lab.tuning.child')",
+    ):
         done = subprocess.run([sys.executable, "-c", code], env=without_torch, capture_output=True, text=True)
         assert "torch was imported" in done.stderr
 

@@ -69,7 +69,7 @@ try:
 except ValueError as error:
     print(type(error).__name__)
 # every kernel's row, its configs and its launcher
-import helion_sinkhorn.operators
+import helion_sinkhorn.lab.operators
 print(sorted({"helion", "torch._dynamo", "torch._inductor"} & set(sys.modules)))
 """
     assert output([sys.executable, "-c", code]).split() == ["[]", "False", "ValueError", "[]"]

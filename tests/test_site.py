@@ -114,8 +114,8 @@ OPERATORS |= {"numerics": "sinkhorn", "linear_attention": "recurrent_linear_atte
 def test_operators_and_their_results_are_in_the_reference(site):
     anchors = set(re.findall(r'id="(helion_sinkhorn\.[\w.]+)"', site["api.html"]))
     assert {
-        "helion_sinkhorn.ops.hc_site.api.Site",
-        "helion_sinkhorn.ops.hc_site.crossing.Crossing",
+        "helion_sinkhorn.ops.mhc.site.api.Site",
+        "helion_sinkhorn.ops.mhc.site.crossing.Crossing",
     } <= anchors
     assert {"hc_site", "hc_post", "dot_compress"} <= OPERATORS.keys()
     for page, name in OPERATORS.items():

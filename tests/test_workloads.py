@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from helion_sinkhorn import dot_compress, sinkhorn
-from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
-from helion_sinkhorn.ops.sinkhorn.logits import LOGITS
-from helion_sinkhorn.ops.sinkhorn.workloads import LARGEST_ENTRIES, TUNED_SIZES, SinkhornWorkload
-from helion_sinkhorn.workloads import WORKLOADS, tagged
+from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.lab.sinkhorn.logits import LOGITS
+from helion_sinkhorn.lab.sinkhorn.workloads import LARGEST_ENTRIES, TUNED_SIZES, SinkhornWorkload
+from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 
 
 def test_names_are_keys_and_tags_are_known():

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from helion_sinkhorn.workloads import tagged
+from helion_sinkhorn.lab.workloads import tagged
 
 Workload = TypeVar("Workload")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from helion_sinkhorn.tuning.timing import in_a_row, on_the_host
+from helion_sinkhorn.lab.tuning.timing import in_a_row, on_the_host
 
 PASSES = {"fwd": 1, "fwd_no_grad": 1, "bwd": 2, "fwd_bwd": 3}
 """Arithmetic of a mode in forward passes: the gradient of a product is two products of its size."""

@@ -13,7 +13,7 @@ import torch
 from benchmarks.demo_model import compare
 from benchmarks.demo_model.model import Chain, make_model
 from helion_sinkhorn.integrations.transformers import patch
-from helion_sinkhorn.tuning.timing import timed
+from helion_sinkhorn.lab.tuning.timing import timed
 
 BATCH, LENGTH = 8, 32
 WIDE, TOKENS = 2048, 4096

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.residual_path.operations import SERVING
 from benchmarks.residual_path.peers import FLOOR, OURS, PARTS, PEERS
-from helion_sinkhorn.tuning import markdown
+from helion_sinkhorn.lab.tuning import markdown
 
 Row = dict[str, str]
 ABSENT = (

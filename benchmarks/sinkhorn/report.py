@@ -14,7 +14,7 @@ from matplotlib import pyplot
 from matplotlib.patches import Patch
 
 from benchmarks.sinkhorn.peers import FLOOR, FUNCTIONS, OURS
-from helion_sinkhorn.tuning import markdown
+from helion_sinkhorn.lab.tuning import markdown
 
 PASSES = ("forward", "backward", "both")
 CALLED = {"graph": "in a CUDA graph", "eager": "single calls"}

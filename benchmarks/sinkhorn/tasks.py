@@ -16,7 +16,7 @@ from benchmarks.jobs import Row, said
 from benchmarks.memory import clear, most_allocated
 from benchmarks.sinkhorn import peers
 from benchmarks.studies import first_call
-from helion_sinkhorn.tuning.timing import synchronize
+from helion_sinkhorn.lab.tuning.timing import synchronize
 
 ROOT = Path(__file__).parents[2]
 T = 20
@@ -83,7 +83,7 @@ def make_inputs(job: Job, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
 def errors(function: peers.Function, x: torch.Tensor, dy: torch.Tensor) -> dict[str, float]:
     """Largest error of P and relative error of dX against float64, over the first matrices."""
     passes = function.build(x, dy, T)
-    from helion_sinkhorn.ops.sinkhorn.budget import exact
+    from helion_sinkhorn.lab.sinkhorn.budget import exact
 
     few = slice(0, max(1, CHECKED_ENTRIES // x[0].numel()))
     p, dx = exact(x[few], dy[few], T, eps=peers.EPS, form=function.form, first=function.first)

@@ -45,9 +45,9 @@ from pathlib import Path
 import torch
 
 from helion_sinkhorn import dot_compress, reference
-from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
-from helion_sinkhorn.tuning import markdown
-from helion_sinkhorn.workloads import WORKLOADS
+from helion_sinkhorn.lab.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.lab.tuning import markdown
+from helion_sinkhorn.lab.workloads import WORKLOADS
 
 try:
     import triton

@@ -76,7 +76,7 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
-    from helion_sinkhorn.tuning import markdown
+    from helion_sinkhorn.lab.tuning import markdown
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(torch.cuda.get_device_name() if device == "cuda" else "no GPU: PyTorch computes the calls")

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch
 
 from helion_sinkhorn import reference
-from helion_sinkhorn.tuning import markdown
+from helion_sinkhorn.lab.tuning import markdown
 
 TOKENS, STREAMS, ROWS = 512, 4, 24
 SIZES = ((4096, 0.01), (7168, 0.03))

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import torch
 
-from helion_sinkhorn.tuning import markdown
+from helion_sinkhorn.lab.tuning import markdown
 
 STEPS, HEADS, DK, DV, CHUNK = 2048, 4, 64, 128, 64
 POINTS = {

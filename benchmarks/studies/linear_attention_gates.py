@@ -34,9 +34,9 @@ import torch
 
 from benchmarks.linear_attention import SHAPE, SIZES, backward, forward, inputs, loaded, microseconds
 from helion_sinkhorn import recurrent_linear_attention, reference
-from helion_sinkhorn.ops.linear_attention.budget import Case
+from helion_sinkhorn.lab.linear_attention.budget import Case
+from helion_sinkhorn.lab.linear_attention.model import UNDERFLOW, Named
 from helion_sinkhorn.ops.linear_attention.chunked import launch as linear_attention_chunked_launch
-from helion_sinkhorn.ops.linear_attention.model import UNDERFLOW, Named
 
 STRENGTHS = 0.1, 1.0, 10.0, 30.0
 CASES = (

@@ -26,7 +26,7 @@ from ci.emulator.machine import Loaded, Model
 from ci.emulator.memory import Arena
 from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.configs.writer import replace
-from helion_sinkhorn.machine import presented
+from helion_sinkhorn.lab.machine import presented
 
 NUMBERS = {
     "i1": "<?",

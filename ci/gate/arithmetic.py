@@ -37,7 +37,7 @@ def off_by(x: torch.Tensor, ulps: float) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How one implementation computes in float32; also the `rounding` of ops.sinkhorn.budget.scaling_form.
+    """How one implementation computes in float32; also the `rounding` of lab.sinkhorn.budget.scaling_form.
 
     exp_ulps, reciprocal_ulps: largest error of the functions, beside one rounding to nearest.
     multiplies: a / b is a times the reciprocal of b; else it is rounded correctly.

@@ -19,7 +19,7 @@ Run = Callable[..., torch.Tensor]
 
 def choices(name: str, call, batch: int, device: Device) -> list[tuple[Choice, bool]]:
     """(choice, whether it serves): the default of a kernel, what is served, all committed for the call."""
-    from helion_sinkhorn.operators import KERNELS
+    from helion_sinkhorn.lab.operators import KERNELS
 
     served = choose(KERNELS[name], call, batch, device)
     stored = [

@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.parity import Peer
-from helion_sinkhorn.testing import rounding
+from helion_sinkhorn.lab import rounding
+from helion_sinkhorn.lab.sinkhorn.parity import Peer
 
 JUDGED_STEPS = 1 << 21
 """Entries times iterations of a workload that get a truth and a budget: seconds on one core."""

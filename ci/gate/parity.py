@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from helion_sinkhorn.testing.rounding import UNIT
+from helion_sinkhorn.lab.rounding import UNIT
 
 
 def parity(

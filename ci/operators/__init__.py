@@ -35,14 +35,14 @@ from ci.operators.linear_attention import truths as linear_attention_truths
 from ci.operators.sinkhorn import attack as sinkhorn_attack
 from ci.operators.sinkhorn import faults as sinkhorn_faults
 from ci.operators.sinkhorn import truths as sinkhorn_truths
-from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
-from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
-from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
-from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
-from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
-from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
-from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
-from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
+from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
+from helion_sinkhorn.lab.post.workloads import HcPostWorkload
+from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
+from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
+from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
+from helion_sinkhorn.lab.split.workloads import HcWorkload
 
 
 def row(

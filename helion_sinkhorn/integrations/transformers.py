@@ -18,7 +18,7 @@ import torch
 
 from helion_sinkhorn.integrations.wrappers import held, is_same, turn, written
 from helion_sinkhorn.nn import HyperConnection, HyperHead
-from helion_sinkhorn.ops.hc_post.api import hc_post
+from helion_sinkhorn.ops.mhc.post.api import hc_post
 from helion_sinkhorn.runtime.checks import type_of
 
 TESTED = "5.23.0"

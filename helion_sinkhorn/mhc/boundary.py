@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from helion_sinkhorn.mhc.modules import HyperConnection, check_streams_of
-from helion_sinkhorn.ops.hc_post.api import check_update
-from helion_sinkhorn.ops.hc_site.api import Site
-from helion_sinkhorn.ops.hc_site.crossing import Crossing, Update, check_site, crossing
-from helion_sinkhorn.ops.hc_site.options import SiteOptions, SiteParameters
+from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
+from helion_sinkhorn.ops.mhc.post.api import check_update
+from helion_sinkhorn.ops.mhc.site.api import Site
+from helion_sinkhorn.ops.mhc.site.crossing import Crossing, Update, check_site, crossing
 from helion_sinkhorn.runtime.checks import check_implementation
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from helion_sinkhorn.ops.hc_mixes.api import check_options, check_tensors, projected
-from helion_sinkhorn.ops.hc_pre.api import collapsed
-from helion_sinkhorn.ops.hc_site.crossing import check_site, coefficients
-from helion_sinkhorn.ops.hc_site.options import SiteOptions, SiteParameters
+from helion_sinkhorn.ops.mhc.mixes.api import check_options, check_tensors, projected
+from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
+from helion_sinkhorn.ops.mhc.pre.api import collapsed
+from helion_sinkhorn.ops.mhc.site.crossing import check_site, coefficients
+from helion_sinkhorn.ops.mhc.streams import check_projection, merged
 from helion_sinkhorn.runtime.checks import (
     check_finite,
     check_implementation,
@@ -16,7 +17,6 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     refuse_shape,
 )
-from helion_sinkhorn.runtime.streams import check_projection, merged
 
 
 def hc_expand(h: torch.Tensor, n: int) -> torch.Tensor:

@@ -8,11 +8,11 @@ import torch
 
 from helion_sinkhorn.mhc.float32 import Float32Parameters
 from helion_sinkhorn.mhc.functional import hc_head
-from helion_sinkhorn.ops.hc_site.api import Site
-from helion_sinkhorn.ops.hc_site.crossing import check_site, crossing
-from helion_sinkhorn.ops.hc_site.options import SiteOptions, SiteParameters
+from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
+from helion_sinkhorn.ops.mhc.site.api import Site
+from helion_sinkhorn.ops.mhc.site.crossing import check_site, crossing
+from helion_sinkhorn.ops.mhc.streams import MOST_STREAMS, refuse_merged
 from helion_sinkhorn.runtime.checks import check_finite, check_implementation, check_int
-from helion_sinkhorn.runtime.streams import MOST_STREAMS, refuse_merged
 
 INITIALIZER_RANGE = 0.02
 """Standard deviation of a fresh projection; base begins at 0 and scale at 1, as in transformers."""

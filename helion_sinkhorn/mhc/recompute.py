@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from helion_sinkhorn.ops.hc_post.api import hc_post
+from helion_sinkhorn.ops.mhc.post.api import hc_post
 from helion_sinkhorn.runtime.checks import check_int
 from helion_sinkhorn.runtime.updates import Update, observing
 

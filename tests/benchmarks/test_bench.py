@@ -11,9 +11,9 @@ import torch
 from benchmarks import bench, jobs
 from benchmarks.sinkhorn import peers, plan, tasks
 from helion_sinkhorn import reference
-from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.machine.mnemonics import GCN, SASS
-from helion_sinkhorn.machine.thread_path import executed
+from helion_sinkhorn.lab.machine.binary import Job
+from helion_sinkhorn.lab.machine.mnemonics import GCN, SASS
+from helion_sinkhorn.lab.machine.thread_path import executed
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice
 

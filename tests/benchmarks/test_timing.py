@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import timing
-from helion_sinkhorn.tuning import timing as parts
+from helion_sinkhorn.lab.tuning import timing as parts
 
 CPU = torch.device("cpu")
 

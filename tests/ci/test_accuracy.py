@@ -25,15 +25,15 @@ from ci.operators.implicit import truths as implicit_gate
 from ci.operators.linear_attention import truths as linear_attention_gate
 from ci.operators.sinkhorn import truths as sinkhorn_gate
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS, kernel_calls
-from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
-from helion_sinkhorn.ops.hc_split_sinkhorn import eager as split_eager
+from helion_sinkhorn.lab import rounding
+from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.lab.operators import KERNELS, kernel_calls
+from helion_sinkhorn.lab.sinkhorn import budget as sinkhorn_budget
+from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 from helion_sinkhorn.ops.linear_attention import eager as attention_eager
-from helion_sinkhorn.ops.sinkhorn import budget as sinkhorn_budget
+from helion_sinkhorn.ops.mhc.split import eager as split_eager
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import solver_for
 from helion_sinkhorn.runtime.launch import choose
-from helion_sinkhorn.testing import rounding
-from helion_sinkhorn.workloads import WORKLOADS, tagged
 
 ROOT = Path(__file__).resolve().parents[2]
 CI = [w.name for w in tagged("ci", object)]

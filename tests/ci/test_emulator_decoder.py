@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("triton")
 from ci.emulator import text
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.machine.compiler import compile_for
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.machine.binary import Job
+from helion_sinkhorn.lab.machine.compiler import compile_for
+from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import default_choice
 

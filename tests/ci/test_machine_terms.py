@@ -15,10 +15,10 @@ pytest.importorskip("triton")
 
 from ci import machine_rules, machine_terms
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine import compiler
-from helion_sinkhorn.machine.binary import Binary, Job
-from helion_sinkhorn.machine.listing import amd_facts, assembly_behind_matrix, nvidia_facts
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.machine import compiler
+from helion_sinkhorn.lab.machine.binary import Binary, Job
+from helion_sinkhorn.lab.machine.listing import amd_facts, assembly_behind_matrix, nvidia_facts
+from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice

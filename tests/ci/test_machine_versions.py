@@ -11,8 +11,8 @@ pytest.importorskip("triton")
 
 from ci import machine_versions
 from helion_sinkhorn.configs import store
-from helion_sinkhorn.machine.binary import Binary
-from helion_sinkhorn.machine.compiler import Compiler
+from helion_sinkhorn.lab.machine.binary import Binary
+from helion_sinkhorn.lab.machine.compiler import Compiler
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 
 pytestmark = pytest.mark.usefixtures("fresh_caches")

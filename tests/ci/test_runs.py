@@ -13,7 +13,7 @@ from ci import sanitize
 from ci.gate import runs
 from ci.gate.gate import Candidate
 from ci.operators import OPERATORS
-from helion_sinkhorn.workloads import WORKLOADS, tagged
+from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 
 
 def candidate(run):

@@ -26,11 +26,11 @@ from typing import Any
 
 from helion_sinkhorn.configs import lookup, store, writer
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.tuning.provenance import device_block
 from helion_sinkhorn.runtime import choices
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import default_choice, in_space
-from helion_sinkhorn.tuning.provenance import device_block
 
 DEVICE = DEVICES["h200"]
 SHIPPED = store.folders()[-1]

@@ -16,11 +16,11 @@ from launches import launching_as
 
 from helion_sinkhorn.configs import device, lookup, settings, store
 from helion_sinkhorn.configs.device import DEVICES, match
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.tuning.groups import groups_of
+from helion_sinkhorn.lab.workloads import tagged
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates
-from helion_sinkhorn.tuning.groups import groups_of
-from helion_sinkhorn.workloads import tagged
 
 KERNEL = "sinkhorn_forward"
 FOLDERS = store.folders

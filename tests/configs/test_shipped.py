@@ -12,8 +12,8 @@ import torch
 from helion_sinkhorn.__main__ import main
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, current
-from helion_sinkhorn.tuning import check as cache
-from helion_sinkhorn.tuning import finals, readme
+from helion_sinkhorn.lab.tuning import check as cache
+from helion_sinkhorn.lab.tuning import finals, readme
 
 SHIPPED = store.folders()[-1]
 PROGRAMS = 4

@@ -10,12 +10,12 @@ import torch
 
 from helion_sinkhorn.configs import lookup, store
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.tuning import check as cache
 from helion_sinkhorn.ops.dot_compress import launch as dot_compress_launch
 from helion_sinkhorn.ops.dot_compress.space import DotCall
 from helion_sinkhorn.runtime import choices
 from helion_sinkhorn.runtime import launch as door
-from helion_sinkhorn.tuning import check as cache
 
 pytestmark = pytest.mark.usefixtures("fresh_caches")
 DEVICE = DEVICES["h200"]

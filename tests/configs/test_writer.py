@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from helion_sinkhorn.configs import lookup, store, writer
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS, kernel_calls
+from helion_sinkhorn.lab.operators import KERNELS, kernel_calls
+from helion_sinkhorn.lab.tuning.groups import jsonable
+from helion_sinkhorn.lab.tuning.provenance import device_block
+from helion_sinkhorn.lab.workloads import tagged
 from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates
-from helion_sinkhorn.tuning.groups import jsonable
-from helion_sinkhorn.tuning.provenance import device_block
-from helion_sinkhorn.workloads import tagged
 
 KERNEL = "sinkhorn_forward"
 BLOCK = device_block(DEVICES["h200"], "NVIDIA H200")

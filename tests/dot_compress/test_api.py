@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helion_sinkhorn import dot_compress, reference
-from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.lab.dot_compress import budget as testing_dot_compress
 
 NARROW = (torch.bfloat16, torch.float16)
 

@@ -8,8 +8,8 @@ from targets import BY_NIGHT
 pytest.importorskip("triton")
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.machine.binary import Job
+from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.ops.dot_compress.space import DotCall
 from helion_sinkhorn.runtime.kernel import Choice
 

@@ -7,8 +7,8 @@ import torch
 from autograd_calls import assert_equal, randn
 
 from helion_sinkhorn import dot_compress
-from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
-from helion_sinkhorn.testing.rounding import worst
+from helion_sinkhorn.lab.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.lab.rounding import worst
 
 pytestmark = pytest.mark.gpu
 

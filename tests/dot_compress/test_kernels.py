@@ -8,15 +8,15 @@ from autograd_calls import randn
 from launches import launching_as
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.lab.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.ops.dot_compress import launch as dot_compress_launch
 from helion_sinkhorn.ops.dot_compress import space
 from helion_sinkhorn.ops.dot_compress.space import DotCall
 from helion_sinkhorn.runtime import choices
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates
-from helion_sinkhorn.testing.rounding import worst
 
 NAMES = ("dot_compress_product", "dot_compress_apply", "dot_compress_expand")
 

@@ -7,8 +7,8 @@ import torch
 from planted import statuses
 
 from helion_sinkhorn import dot_compress
-from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
-from helion_sinkhorn.workloads import tagged
+from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.lab.workloads import tagged
 from tritonbench_ops.dot_compress import cases as parts
 
 SMALL = ["--op", "dot_compress", "--device", "cpu", "--warmup", "1", "--rep", "1", "--only"]

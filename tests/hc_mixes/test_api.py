@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helion_sinkhorn import hc_mixes, reference
-from helion_sinkhorn.ops.hc_mixes.budget import RESULTS, evaluated
-from helion_sinkhorn.ops.hc_mixes.workloads import ROWS, MixesWorkload
-from helion_sinkhorn.testing.rounding import UNIT, worst
+from helion_sinkhorn.lab.mixes.budget import RESULTS, evaluated
+from helion_sinkhorn.lab.mixes.workloads import ROWS, MixesWorkload
+from helion_sinkhorn.lab.rounding import UNIT, worst
 
 CI = [row for row in ROWS if "ci" in row.tags]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -8,10 +8,10 @@ from targets import BY_NIGHT, ONE_TARGET
 pytest.importorskip("triton")
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.ops.hc_mixes import launch
-from helion_sinkhorn.ops.hc_mixes.space import MixesCall
+from helion_sinkhorn.lab.machine.binary import Job
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.ops.mhc.mixes import launch
+from helion_sinkhorn.ops.mhc.mixes.space import MixesCall
 from helion_sinkhorn.runtime.kernel import default_choice
 
 MODEL = MixesCall("bfloat16", 24, 4 * 7168, "float32")

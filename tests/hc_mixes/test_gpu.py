@@ -8,9 +8,9 @@ from compilations import compilations
 from cuda_graphs import capture
 
 from helion_sinkhorn import hc_mixes
-from helion_sinkhorn.ops.hc_mixes.budget import RESULTS, error_budget, exact
-from helion_sinkhorn.ops.hc_mixes.workloads import ROWS, MixesWorkload
-from helion_sinkhorn.testing.rounding import worst
+from helion_sinkhorn.lab.mixes.budget import RESULTS, error_budget, exact
+from helion_sinkhorn.lab.mixes.workloads import ROWS, MixesWorkload
+from helion_sinkhorn.lab.rounding import worst
 
 pytestmark = pytest.mark.gpu
 

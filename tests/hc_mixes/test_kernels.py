@@ -9,16 +9,16 @@ from reference_mode import of_each_variant
 
 from ci.operators.hc_mixes import truths
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS, kernel_calls
-from helion_sinkhorn.ops.hc_mixes import eager, launch
-from helion_sinkhorn.ops.hc_mixes.budget import RESULTS, error_budget, exact
-from helion_sinkhorn.ops.hc_mixes.kernels import parts_of
-from helion_sinkhorn.ops.hc_mixes.space import CHUNK, MixesCall
-from helion_sinkhorn.ops.hc_mixes.trials import TRIALS
-from helion_sinkhorn.ops.hc_mixes.workloads import ROWS, MixesWorkload
+from helion_sinkhorn.lab.mixes.budget import RESULTS, error_budget, exact
+from helion_sinkhorn.lab.mixes.trials import TRIALS
+from helion_sinkhorn.lab.mixes.workloads import ROWS, MixesWorkload
+from helion_sinkhorn.lab.operators import KERNELS, kernel_calls
+from helion_sinkhorn.lab.rounding import worst
+from helion_sinkhorn.ops.mhc.mixes import eager, launch
+from helion_sinkhorn.ops.mhc.mixes.kernels import parts_of
+from helion_sinkhorn.ops.mhc.mixes.space import CHUNK, MixesCall
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates
-from helion_sinkhorn.testing.rounding import worst
 
 WORKLOADS = [w for w in ROWS if "ci" in w.tags]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from planted import statuses
 
-from helion_sinkhorn.ops.hc_mixes import eager
-from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
-from helion_sinkhorn.workloads import tagged
+from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
+from helion_sinkhorn.lab.workloads import tagged
+from helion_sinkhorn.ops.mhc.mixes import eager
 from tritonbench_ops.hc_mixes import cases as parts
 
 SMALL = ["--op", "hc_mixes", "--device", "cpu", "--warmup", "1", "--rep", "1", "--only"]

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from helion_sinkhorn import hc_boundary, hc_post
-from helion_sinkhorn.ops.hc_post import launch, torch_op
-from helion_sinkhorn.ops.hc_site.boundary import torch_op as boundary
-from helion_sinkhorn.ops.hc_site.boundary.backward import launch as boundary_launch
+from helion_sinkhorn.ops.mhc.post import launch, torch_op
+from helion_sinkhorn.ops.mhc.site.boundary import torch_op as boundary
+from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_launch
 
 TOKENS, N, C = 64, 4, 32
 CONSTANTS = 2, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False

@@ -9,8 +9,8 @@ from cuda_graphs import capture
 from hc_streams import LAYOUTS, one_rounding, post_errors, post_inputs, post_results
 
 from helion_sinkhorn import hc_post
-from helion_sinkhorn.ops.hc_post import budget
-from helion_sinkhorn.ops.hc_post.workloads import ROWS
+from helion_sinkhorn.lab.post import budget
+from helion_sinkhorn.lab.post.workloads import ROWS
 
 pytestmark = pytest.mark.gpu
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from planted import statuses
 
-from helion_sinkhorn.ops.hc_post import eager
-from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
-from helion_sinkhorn.workloads import tagged
+from helion_sinkhorn.lab.post.workloads import HcPostWorkload
+from helion_sinkhorn.lab.workloads import tagged
+from helion_sinkhorn.ops.mhc.post import eager
 from tritonbench_ops.hc_post import cases as parts
 
 SMALL = ["--op", "hc_post", "--device", "cpu", "--warmup", "1", "--rep", "1", "--only"]

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helion_sinkhorn import hc_pre, reference
-from helion_sinkhorn.ops.hc_pre import budget
-from helion_sinkhorn.ops.hc_pre.workloads import ROWS
+from helion_sinkhorn.lab.pre import budget
+from helion_sinkhorn.lab.pre.workloads import ROWS
 from helion_sinkhorn.runtime import pieces
 
 CI = [row for row in ROWS if "ci" in row.tags]

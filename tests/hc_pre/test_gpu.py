@@ -9,8 +9,8 @@ from cuda_graphs import capture
 from hc_streams import LAYOUTS, one_rounding, pre_errors, pre_inputs, pre_results
 
 from helion_sinkhorn import hc_pre
-from helion_sinkhorn.ops.hc_pre import budget
-from helion_sinkhorn.ops.hc_pre.workloads import ROWS
+from helion_sinkhorn.lab.pre import budget
+from helion_sinkhorn.lab.pre.workloads import ROWS
 
 pytestmark = pytest.mark.gpu
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from planted import statuses
 
-from helion_sinkhorn.ops.hc_pre import eager
-from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
-from helion_sinkhorn.workloads import tagged
+from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
+from helion_sinkhorn.lab.workloads import tagged
+from helion_sinkhorn.ops.mhc.pre import eager
 from tritonbench_ops.hc_pre import cases as parts
 
 SMALL = ["--op", "hc_pre", "--device", "cpu", "--warmup", "1", "--rep", "1", "--only"]

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helion_sinkhorn import hc_mixes, hc_post, hc_pre, hc_site, hc_split_sinkhorn, reference
-from helion_sinkhorn.ops.hc_site import api, crossing, torch_op
-from helion_sinkhorn.ops.hc_site.budget import RESULTS
-from helion_sinkhorn.ops.hc_site.workloads import ROWS
-from helion_sinkhorn.testing.rounding import half_ulp
+from helion_sinkhorn.lab.rounding import half_ulp
+from helion_sinkhorn.lab.site.budget import RESULTS
+from helion_sinkhorn.lab.site.workloads import ROWS
+from helion_sinkhorn.ops.mhc.site import api, crossing, torch_op
 
 CI = [row for row in ROWS if "ci" in row.tags]
 

@@ -13,12 +13,12 @@ from torch._subclasses import FakeTensorMode
 
 from helion_sinkhorn import hc_post, hc_pre, hc_site
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.ops.hc_site.boundary import launch
-from helion_sinkhorn.ops.hc_site.boundary.space import MOST_STREAMS, WIDTH, chunk_of
-from helion_sinkhorn.ops.hc_site.launch import call_for
-from helion_sinkhorn.ops.hc_site.space import SiteCall
-from helion_sinkhorn.ops.hc_site.trials import boundary_error
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.site.trials import boundary_error
+from helion_sinkhorn.ops.mhc.site.boundary import launch
+from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS, WIDTH, chunk_of
+from helion_sinkhorn.ops.mhc.site.launch import call_for
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import default_choice
 
 FORWARD = torch.ops.helion_sinkhorn.hc_boundary.default

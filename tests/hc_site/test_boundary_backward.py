@@ -18,16 +18,16 @@ from ci.operators.hc_site import boundary as of_boundary
 from ci.operators.hc_site import truths as of_site
 from helion_sinkhorn.configs import lookup, settings, store
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.ops.hc_site import launch as site
-from helion_sinkhorn.ops.hc_site.boundary.backward import launch
-from helion_sinkhorn.ops.hc_site.boundary.backward.space import CHUNK
-from helion_sinkhorn.ops.hc_site.space import SiteCall
-from helion_sinkhorn.ops.hc_site.trials import TRIALS
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.site.trials import TRIALS
+from helion_sinkhorn.lab.workloads import WORKLOADS
+from helion_sinkhorn.ops.mhc.site import launch as site
+from helion_sinkhorn.ops.mhc.site.boundary.backward import launch
+from helion_sinkhorn.ops.mhc.site.boundary.backward.space import CHUNK
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime import choices
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates, default_choice
-from helion_sinkhorn.workloads import WORKLOADS
 
 BACKWARD = torch.ops.helion_sinkhorn.hc_boundary_backward.default
 CONSTANTS = 3, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False

@@ -7,8 +7,8 @@ import torch
 from hc_sites import first_element, limits_of, shares_of_budget, site_results
 
 from helion_sinkhorn import hc_site, reference
-from helion_sinkhorn.ops.hc_site.budget import NARROW, RESULTS
-from helion_sinkhorn.ops.hc_site.workloads import ROWS
+from helion_sinkhorn.lab.site.budget import NARROW, RESULTS
+from helion_sinkhorn.lab.site.workloads import ROWS
 
 NAMES = "fp32", "odd", "two_streams", "constants", "eps_outside", "zero_token"
 WORKLOADS = {name: row for row in ROWS for name in NAMES if row.name == f"hc_site_{name}"}

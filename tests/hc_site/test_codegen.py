@@ -9,12 +9,12 @@ pytest.importorskip("triton")
 
 from ci import machine_rules
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.ops.hc_site import launch
-from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
-from helion_sinkhorn.ops.hc_site.boundary.backward import launch as backward
-from helion_sinkhorn.ops.hc_site.space import SiteCall
+from helion_sinkhorn.lab.machine.binary import Job
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.ops.mhc.site import launch
+from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
+from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as backward
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import default_choice
 
 CALLS = (

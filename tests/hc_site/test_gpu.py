@@ -11,15 +11,15 @@ from hc_sites import first_element, shares_of_budget, site_inputs, site_results
 pytest.importorskip("triton")
 
 from helion_sinkhorn import hc_boundary, hc_post, hc_site
-from helion_sinkhorn.operators import KERNELS, TRIALS
-from helion_sinkhorn.ops.hc_site.boundary.backward import launch as backward
-from helion_sinkhorn.ops.hc_site.budget import RESULTS
-from helion_sinkhorn.ops.hc_site.space import SiteCall
-from helion_sinkhorn.ops.hc_site.trials import boundary_error
-from helion_sinkhorn.ops.hc_site.workloads import ROWS, HcSiteWorkload
+from helion_sinkhorn.lab.operator import noise
+from helion_sinkhorn.lab.operators import KERNELS, TRIALS
+from helion_sinkhorn.lab.site.budget import RESULTS
+from helion_sinkhorn.lab.site.trials import boundary_error
+from helion_sinkhorn.lab.site.workloads import ROWS, HcSiteWorkload
+from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as backward
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates
-from helion_sinkhorn.runtime.operator import noise
 
 pytestmark = pytest.mark.gpu
 

@@ -9,16 +9,16 @@ from hc_sites import first_element, kernels_on_cpu, shares_of_budget, site_input
 
 from helion_sinkhorn import hc_site, reference
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.ops.hc_mixes import launch as mixes_launch
-from helion_sinkhorn.ops.hc_pre import launch as pre_launch
-from helion_sinkhorn.ops.hc_site import launch, torch_op
-from helion_sinkhorn.ops.hc_site.budget import RESULTS
-from helion_sinkhorn.ops.hc_site.options import SiteOptions
-from helion_sinkhorn.ops.hc_site.space import SiteCall
-from helion_sinkhorn.ops.hc_site.trials import TRIALS
-from helion_sinkhorn.ops.hc_site.workloads import ROWS
-from helion_sinkhorn.ops.hc_split_sinkhorn import launch as split_launch
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.site.budget import RESULTS
+from helion_sinkhorn.lab.site.trials import TRIALS
+from helion_sinkhorn.lab.site.workloads import ROWS
+from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
+from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
+from helion_sinkhorn.ops.mhc.site import launch, torch_op
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
+from helion_sinkhorn.ops.mhc.split import launch as split_launch
 from helion_sinkhorn.runtime.kernel import candidates
 
 WORKLOADS = [w for w in ROWS if "ci" in w.tags]

@@ -11,8 +11,8 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from helion_sinkhorn import hc_post, hc_site, nn
-from helion_sinkhorn.ops.hc_site import torch_op
-from helion_sinkhorn.ops.hc_site.budget import RESULTS
+from helion_sinkhorn.lab.site.budget import RESULTS
+from helion_sinkhorn.ops.mhc.site import torch_op
 
 FORWARD = torch.ops.helion_sinkhorn.hc_site.default
 BACKWARD = torch.ops.helion_sinkhorn.hc_site_backward.default

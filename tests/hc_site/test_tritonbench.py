@@ -7,8 +7,8 @@ import torch
 from hc_sites import site_results
 from planted import statuses
 
-from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
-from helion_sinkhorn.workloads import tagged
+from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
+from helion_sinkhorn.lab.workloads import tagged
 from tritonbench_ops.hc_site import cases as parts
 
 SMALL = ["--op", "hc_site", "--device", "cpu", "--precision", "fp32", "--warmup", "1", "--rep", "1", "--only"]

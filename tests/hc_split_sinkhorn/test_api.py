@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helion_sinkhorn import hc_split_sinkhorn, reference
-from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS
+from helion_sinkhorn.lab.split.workloads import ROWS
 
 NAMES = ("pre", "post", "comb", "dmixes", "dscale", "dbase")
 PAGE = Path(__file__).parents[2] / "docs" / "hc_split_sinkhorn.md"

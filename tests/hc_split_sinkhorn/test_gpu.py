@@ -7,13 +7,13 @@ import torch
 from cuda_graphs import capture
 
 from helion_sinkhorn import hc_split_sinkhorn
-from helion_sinkhorn.ops.hc_split_sinkhorn import launch
-from helion_sinkhorn.ops.hc_split_sinkhorn.budget import error_budget, exact
-from helion_sinkhorn.ops.hc_split_sinkhorn.trials import TRIALS
-from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS, HcWorkload
+from helion_sinkhorn.lab.rounding import worst
+from helion_sinkhorn.lab.split.budget import error_budget, exact
+from helion_sinkhorn.lab.split.trials import TRIALS
+from helion_sinkhorn.lab.split.workloads import ROWS, HcWorkload
+from helion_sinkhorn.ops.mhc.split import launch
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates
-from helion_sinkhorn.testing.rounding import worst
 
 pytestmark = pytest.mark.gpu
 
@@ -84,7 +84,7 @@ def test_bits_of_partial_sums_do_not_depend_on_the_tokens_around(n):
 
 def test_mixes_of_partial_sums_are_their_sum_in_order():
     """As bits, and what follows from them is what follows from the same mixes."""
-    from helion_sinkhorn.ops.hc_split_sinkhorn import launch
+    from helion_sinkhorn.ops.mhc.split import launch
 
     row = workload(tokens=1000, splits=8)
     mixes, scale, base, *_ = (t.to(DEVICE) for t in row.make_inputs())

@@ -11,15 +11,15 @@ from reference_mode import of_each_variant
 
 from ci.operators.hc_split_sinkhorn.truths import eager_forward, of_partials
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.ops.hc_split_sinkhorn import eager, launch
-from helion_sinkhorn.ops.hc_split_sinkhorn.budget import error_budget, exact
-from helion_sinkhorn.ops.hc_split_sinkhorn.space import HcCall
-from helion_sinkhorn.ops.hc_split_sinkhorn.trials import TRIALS
-from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.rounding import worst
+from helion_sinkhorn.lab.split.budget import error_budget, exact
+from helion_sinkhorn.lab.split.trials import TRIALS
+from helion_sinkhorn.lab.split.workloads import ROWS
+from helion_sinkhorn.ops.mhc.split import eager, launch
+from helion_sinkhorn.ops.mhc.split.space import HcCall
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import Choice, candidates, default_choice
-from helion_sinkhorn.testing.rounding import worst
 
 WORKLOADS = [w for w in ROWS if "ci" in w.tags]
 

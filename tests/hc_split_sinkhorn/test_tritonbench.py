@@ -8,9 +8,9 @@ import pytest
 import torch
 from planted import statuses
 
-from helion_sinkhorn.ops.hc_split_sinkhorn import eager
-from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
-from helion_sinkhorn.workloads import tagged
+from helion_sinkhorn.lab.split.workloads import HcWorkload
+from helion_sinkhorn.lab.workloads import tagged
+from helion_sinkhorn.ops.mhc.split import eager
 from tritonbench_ops.hc_split_sinkhorn import cases as parts
 
 SMALL = ["--op", "hc_split_sinkhorn", "--device", "cpu", "--warmup", "1", "--rep", "1", "--only"]

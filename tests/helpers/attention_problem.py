@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from helion_sinkhorn.ops.linear_attention.budget import Case
+from helion_sinkhorn.lab.linear_attention.budget import Case
 
 SCALE = 0.3
 

@@ -6,8 +6,8 @@ import torch
 from autograd_calls import randn
 
 from helion_sinkhorn import dot_compress
-from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
-from helion_sinkhorn.testing.rounding import worst
+from helion_sinkhorn.lab.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.lab.rounding import worst
 
 
 def inputs(batch, m, d, k, has_z=True, dtype=torch.float32, seed=0):

@@ -9,12 +9,12 @@ import torch
 from autograd_calls import randn
 
 from helion_sinkhorn import hc_site
-from helion_sinkhorn.ops.hc_post import torch_op as hc_post_op
-from helion_sinkhorn.ops.hc_site import crossing, torch_op
-from helion_sinkhorn.ops.hc_site.boundary import torch_op as boundary_op
-from helion_sinkhorn.ops.hc_site.budget import RESULTS, evaluated
-from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
-from helion_sinkhorn.testing.rounding import worst
+from helion_sinkhorn.lab.rounding import worst
+from helion_sinkhorn.lab.site.budget import RESULTS, evaluated
+from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
+from helion_sinkhorn.ops.mhc.post import torch_op as hc_post_op
+from helion_sinkhorn.ops.mhc.site import crossing, torch_op
+from helion_sinkhorn.ops.mhc.site.boundary import torch_op as boundary_op
 
 
 def kernels_on_cpu(monkeypatch) -> None:

@@ -7,9 +7,9 @@ from autograd_calls import randn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helion_sinkhorn import hc_post, hc_pre
-from helion_sinkhorn.ops.hc_post import budget as post_budget
-from helion_sinkhorn.ops.hc_pre import budget as pre_budget
-from helion_sinkhorn.testing.rounding import worst
+from helion_sinkhorn.lab.post import budget as post_budget
+from helion_sinkhorn.lab.pre import budget as pre_budget
+from helion_sinkhorn.lab.rounding import worst
 
 
 def of_weights(dtype, coefficients):

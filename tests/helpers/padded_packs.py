@@ -6,8 +6,8 @@ import dataclasses
 
 import torch
 
-from helion_sinkhorn.ops.linear_attention.budget import Case
-from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.lab.linear_attention.budget import Case
+from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 
 BEFORE, LENGTHS, BEHIND = 130, (7, 0, 66, 1), 70
 """More than two slots of kept states before the first sequence, and one behind the last."""

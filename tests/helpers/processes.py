@@ -78,7 +78,7 @@ class Compilers:
 
     def __call__(self, device: str, jobs: Sequence[Any]) -> list[Any]:
         """As machine.compiler.compile_for."""
-        from helion_sinkhorn.machine.compiler import Compiler
+        from helion_sinkhorn.lab.machine.compiler import Compiler
 
         if device not in self.by_device:
             folder = self.running.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))

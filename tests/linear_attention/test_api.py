@@ -14,13 +14,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from helion_sinkhorn import recurrent_linear_attention, reference
-from helion_sinkhorn.ops.linear_attention.budget import Case
-from helion_sinkhorn.ops.linear_attention.model import METHODS, Errors
+from helion_sinkhorn.lab.linear_attention.budget import Case
+from helion_sinkhorn.lab.linear_attention.model import METHODS, Errors
+from helion_sinkhorn.lab.linear_attention.trials import kernel_calls
+from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.lab.workloads import tagged
 from helion_sinkhorn.ops.linear_attention.recurrent import launch as linear_attention_launch
-from helion_sinkhorn.ops.linear_attention.trials import kernel_calls
-from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.runtime import launch as door
-from helion_sinkhorn.workloads import tagged
 
 FORWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention.default
 BACKWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention_backward.default

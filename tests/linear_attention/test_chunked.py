@@ -17,8 +17,8 @@ from ci import machine_rules
 pytest.importorskip("triton")
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.machine.binary import Job
+from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.ops.linear_attention import api as linear_attention
 from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall

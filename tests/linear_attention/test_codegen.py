@@ -10,8 +10,8 @@ from targets import BY_NIGHT
 pytest.importorskip("triton")
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.binary import Binary, Job
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.machine.binary import Binary, Job
+from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
 from helion_sinkhorn.ops.linear_attention.recurrent.space import WalkCall
 from helion_sinkhorn.runtime.kernel import default_choice

@@ -10,12 +10,12 @@ import torch
 
 from ci.gate.parity import parity
 from helion_sinkhorn import recurrent_linear_attention, reference
+from helion_sinkhorn.lab.linear_attention.budget import Case
+from helion_sinkhorn.lab.linear_attention.model import UNDERFLOW
 from helion_sinkhorn.ops.linear_attention import eager
-from helion_sinkhorn.ops.linear_attention.budget import Case
 from helion_sinkhorn.ops.linear_attention.chunked import chunk
 from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
 from helion_sinkhorn.ops.linear_attention.gates import kernels as bodies
-from helion_sinkhorn.ops.linear_attention.model import UNDERFLOW
 from helion_sinkhorn.ops.linear_attention.recurrent import launch as recurrent
 
 MOST = 4.0

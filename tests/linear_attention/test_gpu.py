@@ -9,9 +9,9 @@ import torch
 from padded_packs import check_padding
 
 from helion_sinkhorn import recurrent_linear_attention
-from helion_sinkhorn.ops.linear_attention.budget import Case
-from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
-from helion_sinkhorn.workloads import tagged
+from helion_sinkhorn.lab.linear_attention.budget import Case
+from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.lab.workloads import tagged
 
 pytestmark = pytest.mark.gpu
 

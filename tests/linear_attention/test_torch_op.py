@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from helion_sinkhorn import recurrent_linear_attention, reference
-from helion_sinkhorn.ops.linear_attention import model
-from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.lab.linear_attention import model
+from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 
 FORWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention.default
 BACKWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention_backward.default

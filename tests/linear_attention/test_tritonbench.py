@@ -9,8 +9,8 @@ import pytest
 import torch
 from planted import statuses
 
-from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
-from helion_sinkhorn.workloads import tagged
+from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.lab.workloads import tagged
 from tritonbench_ops.recurrent_linear_attention import cases as parts
 
 SMALL = ["--op", "recurrent_linear_attention", "--device", "cpu", "--warmup", "1", "--rep", "1", "--only"]

@@ -13,7 +13,7 @@ from mhc_equations import assert_within, truth_and_budget, values_and_gradients
 
 from helion_sinkhorn import hc_boundary, hc_coeffs, hc_expand, hc_head, hc_post, hc_pre, hc_site, nn
 from helion_sinkhorn.mhc import functional
-from helion_sinkhorn.ops.hc_site import crossing
+from helion_sinkhorn.ops.mhc.site import crossing
 
 NARROW = (torch.bfloat16, torch.float16)
 

@@ -301,7 +301,7 @@ def test_the_kernel_of_a_boundary(monkeypatch):
     """Its new streams are saved before anybody announces them."""
     from hc_sites import kernels_on_cpu
 
-    from helion_sinkhorn.ops.hc_post import api
+    from helion_sinkhorn.ops.mhc.post import api
 
     kernels_on_cpu(monkeypatch)
     monkeypatch.setattr(api, "implementation_for", lambda *asked: "helion")

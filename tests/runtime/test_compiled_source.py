@@ -48,7 +48,7 @@ def test_the_digest_is_of_every_source_that_makes_a_gradient(monkeypatch, tmp_pa
     digest = compiled_source._digest.__wrapped__
     same = compiled_source.source_digest()
     assert digest() == same
-    for changed in ("ops/hc_post/torch_op.py", "ops/hc_site/boundary/torch_op.py", "runtime/gradients.py"):
+    for changed in ("ops/mhc/post/torch_op.py", "ops/mhc/site/boundary/torch_op.py", "runtime/gradients.py"):
         before = digest()
         (tmp_path / changed).write_text((tmp_path / changed).read_text() + "\n")
         assert digest() != before

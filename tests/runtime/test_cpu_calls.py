@@ -6,8 +6,8 @@ import pytest
 from autograd_calls import randn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helion_sinkhorn.ops.hc_post import eager as hc_post
-from helion_sinkhorn.ops.hc_pre import eager as hc_pre
+from helion_sinkhorn.ops.mhc.post import eager as hc_post
+from helion_sinkhorn.ops.mhc.pre import eager as hc_pre
 
 
 class Count(TorchDispatchMode):

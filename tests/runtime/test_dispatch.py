@@ -9,12 +9,12 @@ import torch
 from launches import launching_as
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS, TRIALS, kernel_calls
+from helion_sinkhorn.lab.operators import KERNELS, TRIALS, kernel_calls
+from helion_sinkhorn.lab.workloads import WORKLOADS
 from helion_sinkhorn.runtime import choices
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.dispatch import signature, specialisation
 from helion_sinkhorn.runtime.kernel import Choice, default_choice
-from helion_sinkhorn.workloads import WORKLOADS
 
 # linear attention lays its sequences out by the heads of a call, and the history has a place for each program
 OTHERS = ("linear_attention_", "sinkhorn_backward_history")

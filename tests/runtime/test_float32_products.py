@@ -10,7 +10,7 @@ from autograd_calls import randn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helion_sinkhorn.ops.dot_compress import eager as dot_compress
-from helion_sinkhorn.ops.hc_mixes import eager as hc_mixes
+from helion_sinkhorn.ops.mhc.mixes import eager as hc_mixes
 from helion_sinkhorn.runtime.float32_products import float32_products
 
 BACKENDS = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul

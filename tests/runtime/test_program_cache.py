@@ -34,13 +34,13 @@ from helion_sinkhorn import (
 from helion_sinkhorn.__main__ import main
 from helion_sinkhorn.configs import settings
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS, OPERATORS
+from helion_sinkhorn.lab.operators import KERNELS, OPERATORS
+from helion_sinkhorn.lab.tuning import commands, warm
+from helion_sinkhorn.lab.workloads import WORKLOADS
 from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.runtime import dispatch, generated, program_cache
 from helion_sinkhorn.runtime.kernel import Choice, build, default_choice
 from helion_sinkhorn.runtime.standalone import load, standalone
-from helion_sinkhorn.tuning import commands, warm
-from helion_sinkhorn.workloads import WORKLOADS
 
 TESTS = Path(__file__).resolve().parents[1]
 NAME = "host.py"
@@ -660,7 +660,7 @@ def test_a_device_is_presented_to_what_torch_has_imported_before():
     asked = """
 from torch._dynamo.device_interface import CudaInterface
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.presented import present_device
+from helion_sinkhorn.lab.machine.presented import present_device
 present_device(DEVICES["h200"])
 of = CudaInterface
 print(of.get_device_properties(0).name, of.device_count(), of.current_device())

@@ -137,11 +137,11 @@ from pathlib import Path
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.presented import present_device
+from helion_sinkhorn.lab.machine.presented import present_device
 from helion_sinkhorn.runtime import generated, shipped
 from helion_sinkhorn.runtime.dispatch import signature
-from helion_sinkhorn.tuning import warm
-from helion_sinkhorn.workloads import WORKLOADS
+from helion_sinkhorn.lab.tuning import warm
+from helion_sinkhorn.lab.workloads import WORKLOADS
 
 shipped.ARCHIVE = Path(sys.argv[1])
 present_device(DEVICES["h200"])

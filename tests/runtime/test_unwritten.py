@@ -15,7 +15,7 @@ from launches import kernels_on_cpu
 from operator_table import GATES, OPERATORS, Row
 
 from helion_sinkhorn import dot_compress, recurrent_linear_attention, reference, sinkhorn
-from helion_sinkhorn.ops.hc_site.boundary.backward import launch as boundary_launch
+from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_launch
 
 TOLERANCES = {"rtol": 1e-3, "atol": 1e-5}
 ROWS = {name: row for name, row in OPERATORS.items() if not row.kernels}

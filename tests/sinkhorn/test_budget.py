@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from helion_sinkhorn import reference
-from helion_sinkhorn.ops.sinkhorn import budget as testing
-from helion_sinkhorn.ops.sinkhorn.logits import LOGITS, make_logits
-from helion_sinkhorn.testing.draws import make_cotangents
-from helion_sinkhorn.testing.rounding import UNIT, Rounding, worst
+from helion_sinkhorn.lab.draws import make_cotangents
+from helion_sinkhorn.lab.rounding import UNIT, Rounding, worst
+from helion_sinkhorn.lab.sinkhorn import budget as testing
+from helion_sinkhorn.lab.sinkhorn.logits import LOGITS, make_logits
 
 FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]

@@ -10,11 +10,11 @@ pytest.importorskip("triton")
 from ci import machine_rules
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine import compiler
-from helion_sinkhorn.machine.binary import Binary, Job, occupancy, problems
-from helion_sinkhorn.machine.listing import stack_pointer_reads
-from helion_sinkhorn.machine.mnemonics import GCN, SASS, classify, disassembled
-from helion_sinkhorn.operators import KERNELS, operator_of
+from helion_sinkhorn.lab.machine import compiler
+from helion_sinkhorn.lab.machine.binary import Binary, Job, occupancy, problems
+from helion_sinkhorn.lab.machine.listing import stack_pointer_reads
+from helion_sinkhorn.lab.machine.mnemonics import GCN, SASS, classify, disassembled
+from helion_sinkhorn.lab.operators import KERNELS, operator_of
 from helion_sinkhorn.ops.sinkhorn.launch import backward_kernel
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice, candidates

@@ -11,9 +11,9 @@ from forked import python
 from steep import STEEP_CALLS, check_gradient
 
 from helion_sinkhorn import reference, sinkhorn
+from helion_sinkhorn.lab.sinkhorn.budget import Case
+from helion_sinkhorn.lab.sinkhorn.logits import LOGITS
 from helion_sinkhorn.ops.sinkhorn import eager, line_sums
-from helion_sinkhorn.ops.sinkhorn.budget import Case
-from helion_sinkhorn.ops.sinkhorn.logits import LOGITS
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
 
 FORMS = ["deepseek", "log"]

@@ -16,9 +16,9 @@ from steep import STEEP_CALLS, check_gradient
 
 from helion_sinkhorn import plan, sinkhorn
 from helion_sinkhorn.configs.device import current
-from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.ops.sinkhorn.budget import Case
-from helion_sinkhorn.ops.sinkhorn.logits import LOGITS
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.sinkhorn.budget import Case
+from helion_sinkhorn.lab.sinkhorn.logits import LOGITS
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
 
 pytestmark = pytest.mark.gpu

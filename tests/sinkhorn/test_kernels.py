@@ -16,10 +16,10 @@ from steep import STEEP_CALLS, check_gradient
 
 from helion_sinkhorn import reference
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.sinkhorn.budget import Case
+from helion_sinkhorn.lab.sinkhorn.logits import LOGITS
 from helion_sinkhorn.ops.sinkhorn import eager, launch, views
-from helion_sinkhorn.ops.sinkhorn.budget import Case
-from helion_sinkhorn.ops.sinkhorn.logits import LOGITS
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall, is_whole
 from helion_sinkhorn.runtime import launch as door

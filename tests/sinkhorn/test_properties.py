@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helion_sinkhorn import Implicit, sinkhorn
-from helion_sinkhorn.ops.sinkhorn.budget import Case, error_budget
-from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
-from helion_sinkhorn.ops.sinkhorn.logits import make_logits
-from helion_sinkhorn.testing.draws import make_cotangents
-from helion_sinkhorn.testing.rounding import UNIT, worst
+from helion_sinkhorn.lab.draws import make_cotangents
+from helion_sinkhorn.lab.rounding import UNIT, worst
+from helion_sinkhorn.lab.sinkhorn.budget import Case, error_budget
+from helion_sinkhorn.lab.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 
 FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]

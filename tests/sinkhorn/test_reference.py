@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helion_sinkhorn import reference
-from helion_sinkhorn.ops.sinkhorn.logits import make_logits
+from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 
 FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]

@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from helion_sinkhorn import Implicit, reference, sinkhorn
-from helion_sinkhorn.ops.sinkhorn.logits import make_logits
-from helion_sinkhorn.ops.sinkhorn.workloads import LARGEST_ENTRIES
-from helion_sinkhorn.testing.draws import make_cotangents
-from helion_sinkhorn.workloads import tagged
+from helion_sinkhorn.lab.draws import make_cotangents
+from helion_sinkhorn.lab.sinkhorn.logits import make_logits
+from helion_sinkhorn.lab.sinkhorn.workloads import LARGEST_ENTRIES
+from helion_sinkhorn.lab.workloads import tagged
 from tritonbench_ops import launch, measure
 from tritonbench_ops import verdict as gate
 from tritonbench_ops.sinkhorn import backends, cases, compare

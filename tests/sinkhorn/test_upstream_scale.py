@@ -10,9 +10,9 @@ from autograd_calls import randn
 from steep import STEEP
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.ops.hc_split_sinkhorn import eager as hc_eager
-from helion_sinkhorn.ops.hc_split_sinkhorn import launch as hc_launch
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.ops.mhc.split import eager as hc_eager
+from helion_sinkhorn.ops.mhc.split import launch as hc_launch
 from helion_sinkhorn.ops.sinkhorn import eager, launch
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit_eager
 from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch

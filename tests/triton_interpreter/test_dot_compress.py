@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.lab.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.ops.dot_compress import launch as dot
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import Choice
-from helion_sinkhorn.testing.rounding import worst
 
 BLOCK_D = 16
 """Smaller than D: blocks of x and their tails."""

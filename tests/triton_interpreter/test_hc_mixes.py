@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helion_sinkhorn.ops.hc_mixes import launch
-from helion_sinkhorn.ops.hc_mixes.budget import RESULTS, error_budget, exact
-from helion_sinkhorn.ops.hc_mixes.space import CHUNK
-from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
-from helion_sinkhorn.testing.rounding import worst
+from helion_sinkhorn.lab.mixes.budget import RESULTS, error_budget, exact
+from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
+from helion_sinkhorn.lab.rounding import worst
+from helion_sinkhorn.ops.mhc.mixes import launch
+from helion_sinkhorn.ops.mhc.mixes.space import CHUNK
 
 # two tiles of the defaults and a tail, of tokens; of columns the calls below have several and a tail
 TOKENS = 133

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hc_streams import post_errors, post_inputs
 
-from helion_sinkhorn.ops.hc_post import launch
+from helion_sinkhorn.ops.mhc.post import launch
 from helion_sinkhorn.runtime.kernel import Choice
 
 TOKENS = 5

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hc_streams import pre_errors, pre_inputs
 
-from helion_sinkhorn.ops.hc_pre import launch
+from helion_sinkhorn.ops.mhc.pre import launch
 from helion_sinkhorn.runtime.kernel import Choice
 
 # two tiles and a tail of tokens, and of columns

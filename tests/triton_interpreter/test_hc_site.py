@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.ops.hc_site import launch
-from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
-from helion_sinkhorn.ops.hc_site.boundary.backward import launch as boundary_backward
-from helion_sinkhorn.ops.hc_site.budget import RESULTS, evaluated
-from helion_sinkhorn.ops.hc_site.space import SiteCall
-from helion_sinkhorn.ops.hc_site.trials import (
+from helion_sinkhorn.lab.rounding import worst
+from helion_sinkhorn.lab.site.budget import RESULTS, evaluated
+from helion_sinkhorn.lab.site.trials import (
     boundary_error,
     boundary_gradients_error,
     of_boundary_backward,
 )
-from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
+from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
+from helion_sinkhorn.ops.mhc.site import launch
+from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
+from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_backward
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import default_choice
-from helion_sinkhorn.testing.rounding import worst
 
 TOKENS = 67
 """A tile of the default of tokens and a tail."""

@@ -10,12 +10,12 @@ import torch
 from launches import launching_as
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS
-from helion_sinkhorn.ops.hc_split_sinkhorn import launch
-from helion_sinkhorn.ops.hc_split_sinkhorn.budget import error_budget, exact
-from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import ROWS
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.rounding import worst
+from helion_sinkhorn.lab.split.budget import error_budget, exact
+from helion_sinkhorn.lab.split.workloads import ROWS
+from helion_sinkhorn.ops.mhc.split import launch
 from helion_sinkhorn.runtime.kernel import Choice, default_choice
-from helion_sinkhorn.testing.rounding import worst
 
 WORKLOADS = {w.name.removeprefix("hc_"): w for w in ROWS if "ci" in w.tags}
 # two tiles and a tail, in blocks smaller than the default's

@@ -7,14 +7,14 @@ import torch
 
 from helion_sinkhorn import reference
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.draws import make_cotangents
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.rounding import worst
+from helion_sinkhorn.lab.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
-from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
-from helion_sinkhorn.ops.sinkhorn.logits import make_logits
 from helion_sinkhorn.runtime import launch as door
-from helion_sinkhorn.testing.draws import make_cotangents
-from helion_sinkhorn.testing.rounding import worst
 
 BATCH, BLOCK = 13, 8
 

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from helion_sinkhorn.ops.linear_attention.budget import Case
+from helion_sinkhorn.lab.linear_attention.budget import Case
+from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.ops.linear_attention.recurrent import launch as linear_attention_launch
-from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helion_sinkhorn.ops.linear_attention.budget import Case
+from helion_sinkhorn.lab.linear_attention.budget import Case
 from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
 
 SCALE = 0.3

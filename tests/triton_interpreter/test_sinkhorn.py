@@ -9,9 +9,9 @@ import torch
 from launches import launching_as
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.sinkhorn.budget import Case
 from helion_sinkhorn.ops.sinkhorn import launch
-from helion_sinkhorn.ops.sinkhorn.budget import Case
 from helion_sinkhorn.runtime import launch as door
 
 FORMS = ["deepseek", "log"]

@@ -11,9 +11,9 @@ from forked import python
 pytest.importorskip("triton")
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.machine.compiler import compile_for
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.machine.binary import Job
+from helion_sinkhorn.lab.machine.compiler import compile_for
+from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.ops.linear_attention.recurrent.space import WalkCall
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import default_choice
@@ -27,16 +27,16 @@ import sys
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.presented import present_device, specialised
+from helion_sinkhorn.lab.machine.presented import present_device, specialised
 
 present_device(DEVICES["h200"])
 import triton
-from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.machine.binary import Job
+from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.runtime.dispatch import signature
 from helion_sinkhorn.runtime.generated import host_function
 from helion_sinkhorn.runtime.kernel import default_choice
-from helion_sinkhorn.tuning import child
+from helion_sinkhorn.lab.tuning import child
 
 launch, name, fields = sys.argv[1:]
 call = KERNELS[name].call(**json.loads(fields))
@@ -98,11 +98,11 @@ def test_what_is_compiled_to_be_read_keeps_no_code(tmp_path, monkeypatch):
 STORED = """
 import dataclasses
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.machine.binary import Job
+from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import candidates
-from helion_sinkhorn.tuning.child import first_launch
+from helion_sinkhorn.lab.tuning.child import first_launch
 
 call = SinkhornCall(True, 1, "float32", 8, 8, 2)
 choice = candidates(KERNELS["sinkhorn_forward"], call, DEVICES["h200"])[-1]
@@ -121,15 +121,15 @@ def test_a_stored_config_is_compiled_itself():
 ALIKE = """
 import torch
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.presented import as_called, present_device
+from helion_sinkhorn.lab.machine.presented import as_called, present_device
 
 present_device(DEVICES["h200"])
-from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.machine.binary import Job
+from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.generated import bound
 from helion_sinkhorn.runtime.kernel import default_choice
-from helion_sinkhorn.tuning.child import first_launch
+from helion_sinkhorn.lab.tuning.child import first_launch
 
 call = SinkhornCall(True, 1, "float32", 16, 16, 3)
 choice = default_choice(KERNELS["sinkhorn_backward_history"], call, DEVICES["h200"])
@@ -161,14 +161,14 @@ def test_the_code_of_a_candidate_is_that_of_a_call_with_views_of_one_tensor():
 LAUNCHES = """
 import torch
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.presented import present_device
+from helion_sinkhorn.lab.machine.presented import present_device
 
 present_device(DEVICES["h200"])
-from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.machine.binary import Job
+from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime import kernel as kernels
-from helion_sinkhorn.tuning.child import first_launch
+from helion_sinkhorn.lab.tuning.child import first_launch
 
 def launch(name, call, batch):
     choice = kernels.default_choice(KERNELS[name], call, DEVICES["h200"])
@@ -243,17 +243,17 @@ def test_neither_sizes_nor_torch_s_default_dtype_share_what_is_of_others():
 
 UNDER_3_6 = """
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.presented import as_called, present_device
+from helion_sinkhorn.lab.machine.presented import as_called, present_device
 
 present_device(DEVICES["h200"])
-from helion_sinkhorn.machine.binary import Job
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.machine.binary import Job
+from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.ops.sinkhorn import views
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.generated import bound
 from helion_sinkhorn.runtime.kernel import candidates
 from helion_sinkhorn.runtime.standalone import standalone
-from helion_sinkhorn.tuning.child import first_launch
+from helion_sinkhorn.lab.tuning.child import first_launch
 
 device, call = DEVICES["h200"], SinkhornCall(False, 1, "float32", 16, 16, 3)
 views.triton_version = lambda: (3, 6)
@@ -283,7 +283,7 @@ def test_kernels_of_triton_3_6_need_no_helion_either():
 SHARED = """
 import torch
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.presented import as_called, present_device
+from helion_sinkhorn.lab.machine.presented import as_called, present_device
 
 present_device(DEVICES["h200"])
 import helion

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from helion_sinkhorn.tuning import markdown
+from helion_sinkhorn.lab.tuning import markdown
 
 
 def test_a_table_is_its_head_and_its_lines():

@@ -12,12 +12,12 @@ import pytest
 from rich.console import Console
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.tuning import plan, progress
+from helion_sinkhorn.lab.tuning.groups import groups_of
+from helion_sinkhorn.lab.tuning.progress import Progress, duration, seconds_left
+from helion_sinkhorn.lab.workloads import tagged
 from helion_sinkhorn.runtime.kernel import candidates
-from helion_sinkhorn.tuning import plan, progress
-from helion_sinkhorn.tuning.groups import groups_of
-from helion_sinkhorn.tuning.progress import Progress, duration, seconds_left
-from helion_sinkhorn.workloads import tagged
 
 
 def test_what_is_left_is_the_rest_at_the_same_speed(monkeypatch):

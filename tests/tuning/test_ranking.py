@@ -11,17 +11,17 @@ import pytest
 from helion_sinkhorn.__main__ import main
 from helion_sinkhorn.configs import lookup, store, writer
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.binary import Binary, Job
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.machine.binary import Binary, Job
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.tuning import compilation, ranking
+from helion_sinkhorn.lab.tuning.groups import Group, choice_of, groups_of, jsonable, same
+from helion_sinkhorn.lab.tuning.options import Options
+from helion_sinkhorn.lab.tuning.provenance import device_block, provenance
+from helion_sinkhorn.lab.tuning.ranking import calibration, offline
+from helion_sinkhorn.lab.tuning.ranking.score import chosen, executed, loops_of, pick, score
+from helion_sinkhorn.lab.workloads import WORKLOADS
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import Choice, candidates
-from helion_sinkhorn.tuning import compilation, ranking
-from helion_sinkhorn.tuning.groups import Group, choice_of, groups_of, jsonable, same
-from helion_sinkhorn.tuning.options import Options
-from helion_sinkhorn.tuning.provenance import device_block, provenance
-from helion_sinkhorn.tuning.ranking import calibration, offline
-from helion_sinkhorn.tuning.ranking.score import chosen, executed, loops_of, pick, score
-from helion_sinkhorn.workloads import WORKLOADS
 
 CALL = SinkhornCall(True, 1, "float32", 4, 4, 20)
 VARIANT = (("thread", (4, 4)), ("paired", False))

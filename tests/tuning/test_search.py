@@ -12,13 +12,13 @@ import pytest
 
 from helion_sinkhorn.__main__ import main
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine.binary import Binary, Job
-from helion_sinkhorn.machine.compiler import Compiler
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.machine.binary import Binary, Job
+from helion_sinkhorn.lab.machine.compiler import Compiler
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.tuning import commands, compilation, search, tune
+from helion_sinkhorn.lab.tuning.groups import Group
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime.kernel import candidates, default_choice, in_space
-from helion_sinkhorn.tuning import commands, compilation, search, tune
-from helion_sinkhorn.tuning.groups import Group
 
 pytestmark = pytest.mark.usefixtures("fresh_caches")
 
@@ -85,7 +85,7 @@ def run(monkeypatch, tmp_path, capsys):
         fakes = {"clock": clock, "judge": judge, "compilation": Compiled}
         monkeypatch.setattr(tune, "tune", functools.partial(tune.tune, **fakes))
         monkeypatch.setattr(search, "search", functools.partial(search.search, **fakes, space=space))
-        monkeypatch.setattr("helion_sinkhorn.tuning.commands.here", lambda *asked: "NVIDIA H200")
+        monkeypatch.setattr("helion_sinkhorn.lab.tuning.commands.here", lambda *asked: "NVIDIA H200")
         given = "tune --device h200 --kernel sinkhorn_forward --only deepseek_4x4_fp32_b128 --commit 0"
         assert main([*given.split(), *words.split(), "--out", str(tmp_path)]) == 0
         (stored,) = json.loads((tmp_path / "h200" / "sinkhorn_forward.json").read_text())["entries"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helion_sinkhorn.__main__ import main
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.operators import KERNELS
 
 
 def test_without_a_command_the_commands_are_listed(capsys):

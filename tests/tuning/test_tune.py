@@ -28,9 +28,17 @@ from launches import launching_as
 from helion_sinkhorn.__main__ import main
 from helion_sinkhorn.configs import settings, store, writer
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.machine import compiler as machine_compiler
-from helion_sinkhorn.machine.binary import Binary, Job
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.machine import compiler as machine_compiler
+from helion_sinkhorn.lab.machine.binary import Binary, Job
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.tuning import compilation, deadline, finals, plan, provenance
+from helion_sinkhorn.lab.tuning import tune as tuner
+from helion_sinkhorn.lab.tuning.commands import here
+from helion_sinkhorn.lab.tuning.fingerprint import fingerprint
+from helion_sinkhorn.lab.tuning.groups import distinct, groups_of, same
+from helion_sinkhorn.lab.tuning.options import Options
+from helion_sinkhorn.lab.tuning.progress import Progress
+from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 from helion_sinkhorn.ops.sinkhorn import iteration, launch
 from helion_sinkhorn.ops.sinkhorn import kernels as bodies
 from helion_sinkhorn.ops.sinkhorn.implicit import launch as implicit_launch
@@ -38,14 +46,6 @@ from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 from helion_sinkhorn.runtime import device_math
 from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import Choice, candidates
-from helion_sinkhorn.tuning import compilation, deadline, finals, plan, provenance
-from helion_sinkhorn.tuning import tune as tuner
-from helion_sinkhorn.tuning.commands import here
-from helion_sinkhorn.tuning.fingerprint import fingerprint
-from helion_sinkhorn.tuning.groups import distinct, groups_of, same
-from helion_sinkhorn.tuning.options import Options
-from helion_sinkhorn.tuning.progress import Progress
-from helion_sinkhorn.workloads import WORKLOADS, tagged
 
 WORKLOAD = WORKLOADS["deepseek_4x4_fp32_b128"]
 CALL = SinkhornCall(True, 1, "float32", 4, 4, 20)
@@ -349,7 +349,7 @@ def test_more_ranks_than_gpus_share_them(rank, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
-    monkeypatch.setattr("helion_sinkhorn.tuning.commands.current", lambda index: DEVICES["h200"])
+    monkeypatch.setattr("helion_sinkhorn.lab.tuning.commands.current", lambda index: DEVICES["h200"])
     assert here("h200", rank) == "NVIDIA H200"
     assert taken == [rank % 2]
 
@@ -406,7 +406,7 @@ def test_the_tuner_looks_where_its_compilers_leave_binaries(folder, tmp_path, mo
         return []
 
     monkeypatch.setattr(tuner, "tune", tune)
-    monkeypatch.setattr("helion_sinkhorn.tuning.commands.here", lambda *asked: "NVIDIA H200")
+    monkeypatch.setattr("helion_sinkhorn.lab.tuning.commands.here", lambda *asked: "NVIDIA H200")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", folder or "")
     if folder is None:
@@ -508,7 +508,7 @@ def test_the_budget_bounds_the_whole_command(waiting, tmp_path, monkeypatch, cap
     monkeypatch.setattr(writer, "merge", lambda *a: merge(*maybe_wait("write", a)))
     fakes = {"clock": clock, "judge": lambda group, choice: maybe_wait("judge", 0.5)}
     monkeypatch.setattr(tuner, "tune", functools.partial(tuner.tune, **fakes, compilation=Compilation))
-    monkeypatch.setattr("helion_sinkhorn.tuning.commands.here", lambda *asked: "NVIDIA H200")
+    monkeypatch.setattr("helion_sinkhorn.lab.tuning.commands.here", lambda *asked: "NVIDIA H200")
     monkeypatch.setattr(deadline, "age", lambda: 0.0)
     monkeypatch.setattr(deadline, "TO_END", 1.0)
     words = "tune --device h200 --kernel sinkhorn_forward --only deepseek_4x4_fp32_b1 --budget 4 --commit 0"
@@ -531,7 +531,7 @@ def test_the_work_of_the_keys_is_what_the_estimate_expects(tmp_path, monkeypatch
     )
     fakes = {"clock": Clock(lambda c, b: 100.0), "judge": lambda group, choice: 0.5, "compilation": Compiled}
     monkeypatch.setattr(tuner, "tune", functools.partial(tuner.tune, **fakes))
-    monkeypatch.setattr("helion_sinkhorn.tuning.commands.here", lambda *asked: "NVIDIA H200")
+    monkeypatch.setattr("helion_sinkhorn.lab.tuning.commands.here", lambda *asked: "NVIDIA H200")
     words = "tune --device h200 --kernel sinkhorn_forward --only deepseek_4x4_fp32 --workers 1 --commit 0"
     assert main([*words.split(), "--out", str(tmp_path)]) == 0
     first, *others = [work for _, work in seen]
@@ -692,7 +692,7 @@ def test_the_device_is_an_assertion(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
-    monkeypatch.setattr("helion_sinkhorn.tuning.commands.current", lambda index: DEVICES["h200"])
+    monkeypatch.setattr("helion_sinkhorn.lab.tuning.commands.current", lambda index: DEVICES["h200"])
     assert re.match(r"tune: asked for mi350, found h200 \(NVIDIA H200\); .* OFFLINE=1", refused())
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.ops.hc_site.boundary import launch as boundary
-from helion_sinkhorn.ops.hc_site.boundary.backward import launch as boundary_backward
-from helion_sinkhorn.tuning import warm
+from helion_sinkhorn.lab.tuning import warm
+from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
+from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_backward
 
 IN_ONE_PASS = {*boundary.KERNELS, *boundary_backward.KERNELS}
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from helion_sinkhorn import dot_compress, reference
-from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
-from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.lab.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
 from tritonbench_ops.inductor import compiled

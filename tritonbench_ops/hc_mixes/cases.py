@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from helion_sinkhorn import hc_mixes, reference
-from helion_sinkhorn.ops.hc_mixes.budget import evaluated, sum_with_x, variance_of_norm
-from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
-from helion_sinkhorn.testing.rounding import SIGMAS
+from helion_sinkhorn.lab.mixes.budget import evaluated, sum_with_x, variance_of_norm
+from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
+from helion_sinkhorn.lab.rounding import SIGMAS
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share, pieces
 from tritonbench_ops.inductor import compiled

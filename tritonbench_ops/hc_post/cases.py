@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from helion_sinkhorn import hc_post, reference
-from helion_sinkhorn.ops.hc_post.budget import RESULTS, error_budget, exact
-from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
+from helion_sinkhorn.lab.post.budget import RESULTS, error_budget, exact
+from helion_sinkhorn.lab.post.workloads import HcPostWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
 from tritonbench_ops.inductor import compiled

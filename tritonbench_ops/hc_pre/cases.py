@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from helion_sinkhorn import hc_pre, reference
-from helion_sinkhorn.ops.hc_pre.budget import RESULTS, error_budget, exact
-from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
+from helion_sinkhorn.lab.pre.budget import RESULTS, error_budget, exact
+from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
 from tritonbench_ops.inductor import compiled

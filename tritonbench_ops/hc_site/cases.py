@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from helion_sinkhorn import hc_mixes, hc_pre, hc_site, hc_split_sinkhorn, reference
-from helion_sinkhorn.ops.hc_mixes.budget import sum_with_x, variance_of_norm
-from helion_sinkhorn.ops.hc_site.budget import RESULTS, Site, evaluated, site_of
-from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
-from helion_sinkhorn.ops.hc_split_sinkhorn import budget as of_split
-from helion_sinkhorn.testing.rounding import SIGMAS, UNIT
+from helion_sinkhorn.lab.mixes.budget import sum_with_x, variance_of_norm
+from helion_sinkhorn.lab.rounding import SIGMAS, UNIT
+from helion_sinkhorn.lab.site.budget import RESULTS, Site, evaluated, site_of
+from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
+from helion_sinkhorn.lab.split import budget as of_split
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share, pieces
 from tritonbench_ops.hc_split_sinkhorn.cases import by_part, units

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from helion_sinkhorn import hc_split_sinkhorn, reference
-from helion_sinkhorn.ops.hc_split_sinkhorn.budget import RESULTS, error_budget, exact
-from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
-from helion_sinkhorn.testing.rounding import SIGMAS, UNIT, tree
+from helion_sinkhorn.lab.rounding import SIGMAS, UNIT, tree
+from helion_sinkhorn.lab.split.budget import RESULTS, error_budget, exact
+from helion_sinkhorn.lab.split.workloads import HcWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share, pieces
 from tritonbench_ops.inductor import compiled

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 
 from helion_sinkhorn import recurrent_linear_attention, reference
-from helion_sinkhorn.ops.linear_attention.budget import Case, limits
+from helion_sinkhorn.lab.linear_attention.budget import Case, limits
+from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.lab.rounding import SAMPLES, half_ulp
+from helion_sinkhorn.lab.workloads import tagged
 from helion_sinkhorn.ops.linear_attention.limits import why_not_chunked
-from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
-from helion_sinkhorn.testing.rounding import SAMPLES, half_ulp
-from helion_sinkhorn.workloads import tagged
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
 from tritonbench_ops.inductor import compiled

@@ -83,7 +83,7 @@ def our_config(logits, n_iters, form, first, mode, **options: object) -> str:
 
 def default_choices(logits, n_iters, form, first) -> tuple[object, object]:
     """The kernels' own configs (forward, backward), whatever is stored for this call."""
-    from helion_sinkhorn.operators import KERNELS
+    from helion_sinkhorn.lab.operators import KERNELS
     from helion_sinkhorn.ops.sinkhorn import launch
     from helion_sinkhorn.runtime.kernel import Choice
     from helion_sinkhorn.runtime.launch import device_of

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
+from helion_sinkhorn.lab.sinkhorn.workloads import LARGEST_ENTRIES, SinkhornWorkload
+from helion_sinkhorn.lab.workloads import tagged
 from helion_sinkhorn.ops.sinkhorn.api import FIRSTS, FORMS
-from helion_sinkhorn.ops.sinkhorn.workloads import LARGEST_ENTRIES, SinkhornWorkload
-from helion_sinkhorn.workloads import tagged
 from tritonbench_ops import flags
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -1,7 +1,7 @@
 """What a backend computed against the equations in float64: on its device, every matrix, piece by piece.
 
 tritonbench's own comparison passes wrong backends in some modes and versions, and compares with a
-baseline of the same precision; this one asks what `helion_sinkhorn.ops.sinkhorn.budget` asks.
+baseline of the same precision; this one asks what `helion_sinkhorn.lab.sinkhorn.budget` asks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from helion_sinkhorn import reference
-from helion_sinkhorn.ops.sinkhorn.budget import error_budget
+from helion_sinkhorn.lab.sinkhorn.budget import error_budget
 from tritonbench_ops.bounds import largest_part, pieces
 
 PIECE_ENTRIES = 1 << 20

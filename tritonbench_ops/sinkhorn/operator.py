@@ -7,8 +7,8 @@ import logging
 import torch
 from tritonbench.utils.triton_op import register_benchmark, register_metric, register_x_val
 
-from helion_sinkhorn.ops.sinkhorn.logits import make_logits
-from helion_sinkhorn.testing.draws import make_cotangents
+from helion_sinkhorn.lab.draws import make_cotangents
+from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 from tritonbench_ops import measure
 from tritonbench_ops.judged import Judged, say_missing
 from tritonbench_ops.sinkhorn import compare

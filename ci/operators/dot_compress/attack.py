@@ -12,7 +12,7 @@ from ci.gate.arithmetic import bfloat16
 from ci.gate.bugs import Bug, anywhere, at, edited, later
 from ci.operators.dot_compress.faults import Steps, carried, in_order, keep_bits
 from ci.operators.dot_compress.truths import RESULTS, on_cpu
-from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
 
 TAIL, PRECISE, SINGLE = "dot_tail", "dot_precise_z", "dot_fp32"
 ALL = ("out", "dx", "dy", "dz")

@@ -17,7 +17,7 @@ from ci.gate import gate
 from ci.gate.arithmetic import bfloat16, keep_bits
 from ci.gate.damage import DAMAGES
 from ci.gate.gate import Fault
-from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

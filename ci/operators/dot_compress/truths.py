@@ -7,9 +7,9 @@ import functools
 import torch
 
 from ci.gate import choices, gate
-from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.lab.dot_compress import budget as testing_dot_compress
+from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
 from helion_sinkhorn.ops.dot_compress import eager as dot_compress_eager
-from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
 from helion_sinkhorn.runtime.launch import device_of
 
 JUDGED = 2

@@ -24,7 +24,7 @@ from ci.operators.hc_mixes.steps import (
     reciprocal_norm,
     tf32,
 )
-from helion_sinkhorn.ops.hc_mixes.budget import RESULTS
+from helion_sinkhorn.lab.mixes.budget import RESULTS
 
 ODD, SINGLE, HALF, LONG = "mixes_odd", "mixes_odd_fp32", "mixes_fp16", "mixes_long"
 HEAD, SIXTEEN, OUTSIDE, TINY, ZERO = (

@@ -41,8 +41,8 @@ from ci.operators.hc_mixes.steps import (
 )
 from ci.operators.hc_mixes.truths import on_cpu
 from helion_sinkhorn import reference
-from helion_sinkhorn.ops.hc_mixes.budget import RESULTS
-from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
+from helion_sinkhorn.lab.mixes.budget import RESULTS
+from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
 
 Where = Callable[[MixesWorkload], bool]
 

@@ -16,7 +16,7 @@ import torch
 from ci.gate import gate
 from ci.gate.arithmetic import keep_bits
 from ci.operators.dot_compress.faults import cut, plain
-from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
+from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

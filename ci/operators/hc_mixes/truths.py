@@ -11,8 +11,9 @@ import functools
 import torch
 
 from ci.gate import choices, gate
-from helion_sinkhorn.ops.hc_mixes import budget, torch_op
-from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
+from helion_sinkhorn.lab.mixes import budget
+from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
+from helion_sinkhorn.ops.mhc.mixes import torch_op
 from helion_sinkhorn.runtime.launch import device_of
 from helion_sinkhorn.runtime.views import parameter, placed
 
@@ -53,7 +54,7 @@ def candidates(workload: MixesWorkload, *given: torch.Tensor) -> list[gate.Candi
     """Every kernel with each of its configs and what is served of the others; on a CPU the CPU path."""
     if not given[0].is_cuda:
         return choices.on_cpu(budget.RESULTS, on_cpu, workload)
-    from helion_sinkhorn.ops.hc_mixes import launch
+    from helion_sinkhorn.ops.mhc.mixes import launch
 
     call = launch.call_for(workload.m, workload.columns, workload.dtype, workload.precision)
     return choices.candidates(
@@ -77,7 +78,7 @@ def on_gpu(
     workload: MixesWorkload, name: str, chosen: dict[str, object], *given: torch.Tensor
 ) -> torch.Tensor:
     """One result, kernels with the choices named and what is served of the others."""
-    from helion_sinkhorn.ops.hc_mixes import launch
+    from helion_sinkhorn.ops.mhc.mixes import launch
 
     rows = launch.several(parameter(given[2][0]), 0)
     call = launch.call_for(len(rows), workload.columns, workload.dtype, workload.precision)

@@ -17,7 +17,7 @@ from ci.gate.columns import Change, same
 from ci.gate.damage import DAMAGES
 from ci.gate.gate import Fault
 from ci.operators.hc_post.steps import EXACT, NAMES, Steps, pytorch, the_cpu_path
-from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
+from helion_sinkhorn.lab.post.workloads import HcPostWorkload
 
 VENDORS = {
     "nvidia": Steps(Arithmetic(fused=True), columns.tiles),

@@ -12,9 +12,9 @@ from ci.gate import gate
 from ci.gate.arithmetic import PLAIN, Arithmetic
 from ci.gate.columns import Change, at_once, same
 from ci.operators.hc_post.truths import computed, dtype_of
-from helion_sinkhorn.ops.hc_post import eager, reference
-from helion_sinkhorn.ops.hc_post.budget import RESULTS
-from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
+from helion_sinkhorn.lab.post.budget import RESULTS
+from helion_sinkhorn.lab.post.workloads import HcPostWorkload
+from helion_sinkhorn.ops.mhc.post import eager, reference
 
 NAMES = ("f", "x", "post", "comb", "grad", "bias")
 """The inputs, in the gate's order."""

@@ -12,11 +12,12 @@ import torch
 
 from ci.gate import choices, gate
 from helion_sinkhorn.configs.device import Device
-from helion_sinkhorn.ops.hc_post import budget, eager
-from helion_sinkhorn.ops.hc_post.torch_op import gradient_of_bias
-from helion_sinkhorn.ops.hc_post.workloads import HcPostWorkload
-from helion_sinkhorn.ops.hc_site.boundary.space import MOST_STREAMS
-from helion_sinkhorn.ops.hc_site.space import SiteCall
+from helion_sinkhorn.lab.post import budget
+from helion_sinkhorn.lab.post.workloads import HcPostWorkload
+from helion_sinkhorn.ops.mhc.post import eager
+from helion_sinkhorn.ops.mhc.post.torch_op import gradient_of_bias
+from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.runtime.launch import device_of
 
@@ -69,7 +70,7 @@ def candidates(workload: HcPostWorkload, *given: torch.Tensor) -> list[gate.Cand
     order, names = workload.comb_order, results(workload)
     if not given[0].is_cuda:
         return choices.on_cpu(names, on_cpu, order)
-    from helion_sinkhorn.ops.hc_post import launch
+    from helion_sinkhorn.ops.mhc.post import launch
 
     device, tokens = device_of(given[0]), len(given[0]) * workload.tokens
     call = launch.call_for(workload.n, workload.c, workload.dtype)
@@ -89,7 +90,7 @@ def by_boundary(workload: HcPostWorkload, device: Device, tokens: int) -> list[g
     """The new streams and every gradient by hc_boundary's kernels, each config, where they take the call."""
     if not 2 <= workload.n <= MOST_STREAMS or workload.c == 1:
         return []
-    from helion_sinkhorn.ops.hc_site.launch import call_for
+    from helion_sinkhorn.ops.mhc.site.launch import call_for
 
     call = call_for(workload.n, workload.c, workload.dtype, "float32")
     return choices.candidates(
@@ -115,7 +116,7 @@ def crossed(
 
 def pass_over_streams(order: str, call: SiteCall, choice: Choice, f, x, post, comb, bias) -> torch.Tensor:
     """The new streams."""
-    from helion_sinkhorn.ops.hc_site.boundary import launch
+    from helion_sinkhorn.ops.mhc.site.boundary import launch
 
     fn = x.new_zeros((call.mixes.m, call.mixes.columns), dtype=torch.float32)
     split = launch.split_of(fn, call)
@@ -124,7 +125,7 @@ def pass_over_streams(order: str, call: SiteCall, choice: Choice, f, x, post, co
 
 def pass_back(order: str, call: SiteCall, choice: Choice, grad, f, x, post, comb, bias) -> tuple:
     """(df, dx, dpost, dcomb): the new streams' gradient is grad, as nothing comes back through a collapse."""
-    from helion_sinkhorn.ops.hc_site.boundary.backward import launch
+    from helion_sinkhorn.ops.mhc.site.boundary.backward import launch
 
     like, bias = (f, x, post, comb), None if bias is None else bias.contiguous()
     grad, f, x, post, comb = flat(grad, *like)
@@ -148,7 +149,7 @@ def on_cpu(order: str, name: str, *given: torch.Tensor) -> torch.Tensor:
 
 
 def on_gpu(order: str, name: str, choice: object, *given: torch.Tensor) -> torch.Tensor:
-    from helion_sinkhorn.ops.hc_post import launch
+    from helion_sinkhorn.ops.mhc.post import launch
 
     if name in COMPUTES[launch.FORWARD]:
         return computed(order, functools.partial(launch.forward, choice=choice), None, *given)[name]

@@ -12,7 +12,7 @@ from ci.gate import columns, gate
 from ci.gate.arithmetic import Arithmetic, keep_bits
 from ci.gate.bugs import Bug, anywhere, at, edited, later
 from ci.operators.hc_pre.steps import Steps, the_cpu_path
-from helion_sinkhorn.ops.hc_pre.budget import RESULTS
+from helion_sinkhorn.lab.pre.budget import RESULTS
 from helion_sinkhorn.runtime.pieces import pieces
 
 Change = Callable[[torch.Tensor], torch.Tensor]

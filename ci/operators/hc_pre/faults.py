@@ -16,8 +16,8 @@ from ci.gate.columns import Change, same
 from ci.gate.damage import DAMAGES
 from ci.gate.gate import Fault
 from ci.operators.hc_pre.steps import EXACT, Steps, pytorch, the_cpu_path
-from helion_sinkhorn.ops.hc_pre.budget import RESULTS
-from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
+from helion_sinkhorn.lab.pre.budget import RESULTS
+from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
 
 VENDORS = {
     "nvidia": Steps(Arithmetic(fused=True), columns.tiles),

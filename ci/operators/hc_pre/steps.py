@@ -12,9 +12,9 @@ from ci.gate import gate
 from ci.gate.arithmetic import PLAIN, Arithmetic
 from ci.gate.columns import Change, at_once, same
 from ci.operators.hc_pre.truths import computed, dtype_of
-from helion_sinkhorn.ops.hc_pre import eager, reference
-from helion_sinkhorn.ops.hc_pre.budget import RESULTS
-from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
+from helion_sinkhorn.lab.pre.budget import RESULTS
+from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
+from helion_sinkhorn.ops.mhc.pre import eager, reference
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import functools
 import torch
 
 from ci.gate import choices, gate
-from helion_sinkhorn.ops.hc_pre import budget, eager
-from helion_sinkhorn.ops.hc_pre.workloads import HcPreWorkload
+from helion_sinkhorn.lab.pre import budget
+from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
+from helion_sinkhorn.ops.mhc.pre import eager
 from helion_sinkhorn.runtime.launch import device_of
 
 COMPUTES = {"hc_pre_forward": ("y",), "hc_pre_backward": ("dx", "dpre")}
@@ -41,7 +42,7 @@ def candidates(workload: HcPreWorkload, x, pre, dy) -> list[gate.Candidate]:
     """Both kernels with each of their configs; on a CPU the CPU path."""
     if not x.is_cuda:
         return choices.on_cpu(budget.RESULTS, on_cpu)
-    from helion_sinkhorn.ops.hc_pre import launch
+    from helion_sinkhorn.ops.mhc.pre import launch
 
     call = launch.call_for(workload.n, workload.c, workload.dtype)
     return choices.candidates(
@@ -55,7 +56,7 @@ def on_cpu(name: str, *given: torch.Tensor) -> torch.Tensor:
 
 
 def on_gpu(name: str, choice: object, *given: torch.Tensor) -> torch.Tensor:
-    from helion_sinkhorn.ops.hc_pre import launch
+    from helion_sinkhorn.ops.mhc.pre import launch
 
     if name in COMPUTES[launch.FORWARD]:
         return computed(functools.partial(launch.forward, choice=choice), None, *given)[name]

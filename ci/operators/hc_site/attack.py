@@ -15,7 +15,7 @@ from ci.operators.hc_mixes.steps import norm_factor, of_parts, reciprocal_norm, 
 from ci.operators.hc_site.steps import Steps, the_parts
 from ci.operators.hc_site.truths import NAMES
 from ci.operators.hc_split_sinkhorn import steps as coefficients
-from helion_sinkhorn.ops.hc_site.budget import RESULTS
+from helion_sinkhorn.lab.site.budget import RESULTS
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 SINGLE, ODD, LONG, SATURATED, CONSTANTS, OUTSIDE = (

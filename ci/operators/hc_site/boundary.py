@@ -16,10 +16,10 @@ from ci.gate import choices, gate
 from ci.gate.gate import Fault
 from ci.operators.hc_site.leaning import systematic
 from helion_sinkhorn import reference
+from helion_sinkhorn.lab.site.boundary import budget
+from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.mhc.boundary import hc_boundary
-from helion_sinkhorn.ops.hc_site.boundary import budget
-from helion_sinkhorn.ops.hc_site.space import SiteCall
-from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice
 
 PREFIX = "boundary "
@@ -174,8 +174,8 @@ def as_served(workload: HcSiteWorkload, name: str, *given: torch.Tensor) -> torc
 
 def on_gpu(workload: HcSiteWorkload, name: str, choice: Choice, *given: torch.Tensor) -> torch.Tensor:
     """One result of its kernels, an element a launch, this choice for one of them."""
-    from helion_sinkhorn.ops.hc_site.boundary import launch
-    from helion_sinkhorn.ops.hc_site.boundary.backward import launch as backward
+    from helion_sinkhorn.ops.mhc.site.boundary import launch
+    from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as backward
 
     each = []
     for element in zip(*ordered(*given), strict=True):

@@ -25,8 +25,8 @@ from ci.operators.hc_site import boundary
 from ci.operators.hc_site.steps import EXACT, Steps, exactly, in_order, pytorch, the_parts
 from ci.operators.hc_site.truths import NAMES
 from ci.operators.hc_split_sinkhorn import steps as coefficients
-from helion_sinkhorn.ops.hc_site.budget import RESULTS
-from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
+from helion_sinkhorn.lab.site.budget import RESULTS
+from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 GRADIENTS = ("dx", "dfn", "dscale", "dbase")

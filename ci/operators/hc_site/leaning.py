@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 
 from ci.gate import gate
-from helion_sinkhorn.ops.hc_mixes.budget import Exact
-from helion_sinkhorn.ops.hc_site import budget
-from helion_sinkhorn.testing import rounding
+from helion_sinkhorn.lab import rounding
+from helion_sinkhorn.lab.mixes.budget import Exact
+from helion_sinkhorn.lab.site import budget
 
 
 def systematic(

@@ -18,9 +18,9 @@ from ci.operators.hc_mixes import steps as of_mixes
 from ci.operators.hc_site.truths import NAMES, SUMS, flat, served
 from ci.operators.hc_split_sinkhorn import steps as of_split
 from helion_sinkhorn import reference
-from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
-from helion_sinkhorn.ops.hc_site.budget import RESULTS, dtype_of
-from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
+from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
+from helion_sinkhorn.lab.site.budget import RESULTS, dtype_of
+from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 
 Terms = tuple[torch.Tensor, ...]
 

@@ -15,10 +15,10 @@ from ci.operators.hc_site import boundary
 from ci.operators.hc_site.leaning import systematic
 from helion_sinkhorn import hc_site
 from helion_sinkhorn.configs.device import Device
-from helion_sinkhorn.ops.hc_site import budget
-from helion_sinkhorn.ops.hc_site.boundary.space import MOST_STREAMS
-from helion_sinkhorn.ops.hc_site.space import SiteCall
-from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
+from helion_sinkhorn.lab.site import budget
+from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
+from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.runtime.launch import device_of
 
@@ -80,7 +80,7 @@ def candidates(workload: HcSiteWorkload, *given: torch.Tensor) -> list[gate.Cand
         names = [name for name in budget.RESULTS if name != "dx" or workload.dtype == torch.float32]
         found = choices.on_cpu(names, as_served, workload)
         return found + boundary.candidates(workload, None, None, *given) if workload.crosses else found
-    from helion_sinkhorn.ops.hc_site import launch
+    from helion_sinkhorn.ops.mhc.site import launch
 
     device = device_of(given[0])
     call = launch.call_for(workload.n, workload.c, workload.dtype, workload.precision)
@@ -116,8 +116,8 @@ def by_boundary(
 
 def crossed(workload: HcSiteWorkload, choice: Choice, name: str, *given: torch.Tensor) -> torch.Tensor:
     """One of VALUES, the collapse by the coefficients that hc_site makes of x."""
-    from helion_sinkhorn.ops.hc_site import launch
-    from helion_sinkhorn.ops.hc_site.boundary import launch as crossing
+    from helion_sinkhorn.ops.mhc.site import launch
+    from helion_sinkhorn.ops.mhc.site.boundary import launch as crossing
 
     def run(x, dresidual, dy, dpost, dcomb, *parameters):
         _, pre, *_ = launch.forward(x, *parameters, None, *workload.arguments)
@@ -133,9 +133,9 @@ def crossed(workload: HcSiteWorkload, choice: Choice, name: str, *given: torch.T
 
 def crossed_back(workload: HcSiteWorkload, choice: Choice, name: str, *given: torch.Tensor) -> torch.Tensor:
     """dx or dfn: the gradient of the old streams is that of x, and of the weights that of pre."""
-    from helion_sinkhorn.ops.hc_pre import launch as collapse
-    from helion_sinkhorn.ops.hc_site import launch
-    from helion_sinkhorn.ops.hc_site.boundary.backward import launch as crossing
+    from helion_sinkhorn.ops.mhc.pre import launch as collapse
+    from helion_sinkhorn.ops.mhc.site import launch
+    from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as crossing
 
     def run(x, dresidual, dy, dpost, dcomb, *parameters):
         _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, *workload.arguments)
@@ -178,7 +178,7 @@ def served(workload: HcSiteWorkload, x, dresidual, dy, dpost, dcomb, *parameters
 
 def on_gpu(workload: HcSiteWorkload, name: str, chosen: dict, *given: torch.Tensor) -> torch.Tensor:
     """One result, kernels with the choices named and what is served of the others."""
-    from helion_sinkhorn.ops.hc_site import launch
+    from helion_sinkhorn.ops.mhc.site import launch
 
     def run(x, dresidual, dy, dpost, dcomb, *parameters):
         y, pre, post, comb, mixes, norms = launch.forward(x, *parameters, None, *workload.arguments)

@@ -21,7 +21,7 @@ from ci.operators.hc_split_sinkhorn.steps import (
     rms,
     scaling,
 )  # fmt: skip
-from helion_sinkhorn.ops.hc_split_sinkhorn.budget import RESULTS
+from helion_sinkhorn.lab.split.budget import RESULTS
 
 ONE, LAST, NARROW, HALF = "hc_one_iteration", "hc_outputs_last", "hc_bf16", "hc_fp16"
 THREE, FIVE, SIXTEEN = "hc_three_streams", "hc_five_streams", "hc_sixteen_streams"

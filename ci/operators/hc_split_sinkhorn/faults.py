@@ -43,9 +43,9 @@ from ci.operators.hc_split_sinkhorn.steps import (
     tree,
     wide,
 )
-from helion_sinkhorn.ops.hc_split_sinkhorn.budget import RESULTS
-from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
-from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.lab.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.lab.split.budget import RESULTS
+from helion_sinkhorn.lab.split.workloads import HcWorkload
 
 
 def steep(w: HcWorkload) -> bool:

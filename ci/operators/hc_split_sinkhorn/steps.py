@@ -17,10 +17,10 @@ from ci.gate import gate
 from ci.gate.arithmetic import PLAIN, Arithmetic
 from ci.operators.hc_split_sinkhorn.truths import eager_forward, of_partials
 from ci.operators.sinkhorn import faults as sinkhorn
-from helion_sinkhorn.ops.hc_split_sinkhorn import eager, reference
-from helion_sinkhorn.ops.hc_split_sinkhorn.budget import RESULTS
-from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
-from helion_sinkhorn.ops.sinkhorn import budget as testing
+from helion_sinkhorn.lab.sinkhorn import budget as testing
+from helion_sinkhorn.lab.split.budget import RESULTS
+from helion_sinkhorn.lab.split.workloads import HcWorkload
+from helion_sinkhorn.ops.mhc.split import eager, reference
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 GRADIENTS = ("dmixes", "dbase", "dscale")

@@ -12,12 +12,13 @@ import torch
 
 from ci.gate import choices, gate
 from helion_sinkhorn import reference
-from helion_sinkhorn.ops.hc_split_sinkhorn import budget, eager
-from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
-from helion_sinkhorn.ops.sinkhorn.budget import SMALLEST_NORMAL
-from helion_sinkhorn.ops.sinkhorn.parity import LAST_PLACES, Peer, largest
+from helion_sinkhorn.lab import rounding
+from helion_sinkhorn.lab.sinkhorn.budget import SMALLEST_NORMAL
+from helion_sinkhorn.lab.sinkhorn.parity import LAST_PLACES, Peer, largest
+from helion_sinkhorn.lab.split import budget
+from helion_sinkhorn.lab.split.workloads import HcWorkload
+from helion_sinkhorn.ops.mhc.split import eager
 from helion_sinkhorn.runtime.launch import device_of
-from helion_sinkhorn.testing import rounding
 
 VALUES, GRADIENTS = ("pre", "post", "comb"), ("dmixes", "dbase", "dscale")
 SUMS = "dbase", "dscale"
@@ -77,7 +78,7 @@ def candidates(workload: HcWorkload, *given: torch.Tensor) -> list[gate.Candidat
     """Both kernels with each of their configs; on a CPU the CPU path."""
     if not given[0].is_cuda:
         return choices.on_cpu(budget.RESULTS, on_cpu, workload)
-    from helion_sinkhorn.ops.hc_split_sinkhorn import launch
+    from helion_sinkhorn.ops.mhc.split import launch
 
     call = launch.call_for(workload.n, workload.n_iters, workload.eps, workload.dtype)
     return choices.candidates(
@@ -91,7 +92,7 @@ def on_cpu(workload: HcWorkload, name: str, *given: torch.Tensor) -> torch.Tenso
 
 
 def on_gpu(workload: HcWorkload, name: str, choice: object, *given: torch.Tensor) -> torch.Tensor:
-    from helion_sinkhorn.ops.hc_split_sinkhorn import launch
+    from helion_sinkhorn.ops.mhc.split import launch
 
     def forward(workload, mixes, scale, base):
         # a choice is one for the kernel that is judged

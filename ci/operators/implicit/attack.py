@@ -13,8 +13,8 @@ from ci.gate.bugs import Bug, anywhere, at, later
 from ci.operators.implicit import faults
 from ci.operators.implicit.solvers import conjugate_gradients, elimination, sum_of_weights
 from ci.operators.implicit.truths import JUDGED
+from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
-from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 
 DIRECT, CG, _, _ = JUDGED
 SMALL, WIDE, MASKED, UNCONVERGED = (

@@ -22,10 +22,10 @@ from ci.operators.implicit.solvers import (
     sum_of_weights,
 )
 from ci.operators.implicit.truths import JUDGED, results
-from helion_sinkhorn.ops.sinkhorn import budget as testing
+from helion_sinkhorn.lab.sinkhorn import budget as testing
+from helion_sinkhorn.lab.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
-from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
-from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 
 DIRECT, CG, REDUCED, FULL = JUDGED
 CORRECTED = DIRECT, CG

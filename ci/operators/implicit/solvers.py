@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 
 from ci.gate.arithmetic import PLAIN, Arithmetic
+from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps
-from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 
 Solve = Callable[[SinkhornWorkload, str, torch.Tensor, torch.Tensor], torch.Tensor]
 """(workload, system, P, dY) -> dX; P is float32 with no fewer rows than columns."""

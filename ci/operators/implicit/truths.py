@@ -12,12 +12,12 @@ import torch
 
 from ci.gate import choices, gate
 from helion_sinkhorn import reference
+from helion_sinkhorn.lab import rounding
+from helion_sinkhorn.lab.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
-from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps, marginal_error, solver_for
-from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.runtime.launch import device_of
-from helion_sinkhorn.testing import rounding
 
 JUDGED = {
     "implicit dX (direct)": ("corrected", ("direct",)),

@@ -11,10 +11,10 @@ from ci.gate import gate
 from ci.gate.arithmetic import bfloat16, keep_bits
 from ci.gate.bugs import Bug, anywhere, at, edited, later
 from ci.operators.linear_attention.truths import by_elements, case_of, copied
+from helion_sinkhorn.lab.linear_attention.budget import Case
+from helion_sinkhorn.lab.linear_attention.model import Named
+from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.ops.linear_attention import eager as linear_attention_eager
-from helion_sinkhorn.ops.linear_attention.budget import Case
-from helion_sinkhorn.ops.linear_attention.model import Named
-from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
 
 EVERY, PACKED, SCALED, NARROW = (
     "attention_every_gate", "attention_packed_reverse", "attention_scaled", "attention_retention"

@@ -21,10 +21,10 @@ from ci.gate.gate import Fault
 from ci.operators.dot_compress.faults import cut, floored, in_order
 from ci.operators.linear_attention.truths import STATES, alone, case_of, copied, joined, methods, title
 from helion_sinkhorn import reference
+from helion_sinkhorn.lab.linear_attention.budget import Case
+from helion_sinkhorn.lab.linear_attention.model import BFLOAT16, CHUNK, Named
+from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.ops.linear_attention import eager as linear_attention_eager
-from helion_sinkhorn.ops.linear_attention.budget import Case
-from helion_sinkhorn.ops.linear_attention.model import BFLOAT16, CHUNK, Named
-from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 LOG2E = 1.4426950408889634

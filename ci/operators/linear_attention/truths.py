@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ci.gate import choices, gate
+from helion_sinkhorn.lab import rounding
+from helion_sinkhorn.lab.linear_attention.budget import Case, budgets_of
+from helion_sinkhorn.lab.linear_attention.model import TENSORS, Errors, Named
+from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.ops.linear_attention import eager as linear_attention_eager
-from helion_sinkhorn.ops.linear_attention.budget import Case, budgets_of
-from helion_sinkhorn.ops.linear_attention.model import TENSORS, Errors, Named
-from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.runtime.launch import device_of
-from helion_sinkhorn.testing import rounding
 
 JUDGED = 2
 """Elements: each has thousands of entries, and gates that sum over all its steps."""

@@ -11,9 +11,9 @@ from ci.gate import gate
 from ci.gate.arithmetic import Arithmetic, bfloat16, keep_bits
 from ci.gate.bugs import Bug, anywhere, at, later
 from ci.operators.sinkhorn.faults import differentiated, dividing, in_place, named
-from helion_sinkhorn.ops.sinkhorn import budget as testing
+from helion_sinkhorn.lab.sinkhorn import budget as testing
+from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.ops.sinkhorn import eager
-from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 
 BOTH = "P", "dX"
 

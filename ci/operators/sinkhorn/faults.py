@@ -17,12 +17,12 @@ from ci.gate.arithmetic import AMD, NVIDIA, PLAIN, Arithmetic, bfloat16, keep_bi
 from ci.gate.damage import DAMAGES
 from ci.gate.gate import Fault
 from helion_sinkhorn import reference
-from helion_sinkhorn.ops.sinkhorn import budget as testing
+from helion_sinkhorn.lab.rounding import Rounding
+from helion_sinkhorn.lab.sinkhorn import budget as testing
+from helion_sinkhorn.lab.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.lab.sinkhorn.logits import PEAKED
+from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.ops.sinkhorn import eager
-from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
-from helion_sinkhorn.ops.sinkhorn.logits import PEAKED
-from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
-from helion_sinkhorn.testing.rounding import Rounding
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Run = Callable[[SinkhornWorkload, torch.Tensor, torch.Tensor], Pair]

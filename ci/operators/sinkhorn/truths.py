@@ -8,12 +8,12 @@ import torch
 
 from ci.gate import choices, gate
 from helion_sinkhorn import reference
-from helion_sinkhorn.ops.sinkhorn import budget as testing
+from helion_sinkhorn.lab import rounding
+from helion_sinkhorn.lab.sinkhorn import budget as testing
+from helion_sinkhorn.lab.sinkhorn.parity import peer_of_gradient
+from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.ops.sinkhorn import eager
-from helion_sinkhorn.ops.sinkhorn.parity import peer_of_gradient
-from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.runtime.launch import device_of
-from helion_sinkhorn.testing import rounding
 
 
 def inputs(workload: SinkhornWorkload, steps: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,12 +7,12 @@ import torch
 from autograd_calls import value_and_gradient
 
 from helion_sinkhorn import reference
+from helion_sinkhorn.lab.draws import make_cotangents
+from helion_sinkhorn.lab.rounding import UNIT, worst
+from helion_sinkhorn.lab.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
-from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import SYSTEMS
-from helion_sinkhorn.ops.sinkhorn.logits import make_logits
-from helion_sinkhorn.testing.draws import make_cotangents
-from helion_sinkhorn.testing.rounding import UNIT, worst
 
 ENOUGH = 1000
 

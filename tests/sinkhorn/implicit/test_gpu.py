@@ -8,13 +8,13 @@ from cuda_graphs import capture
 
 from helion_sinkhorn import Implicit, plan, sinkhorn
 from helion_sinkhorn.configs import store
+from helion_sinkhorn.lab.draws import make_cotangents
+from helion_sinkhorn.lab.rounding import worst
+from helion_sinkhorn.lab.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.lab.sinkhorn.logits import make_logits
+from helion_sinkhorn.lab.workloads import tagged
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
-from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import solver_for
-from helion_sinkhorn.ops.sinkhorn.logits import make_logits
-from helion_sinkhorn.testing.draws import make_cotangents
-from helion_sinkhorn.testing.rounding import worst
-from helion_sinkhorn.workloads import tagged
 
 pytestmark = pytest.mark.gpu
 

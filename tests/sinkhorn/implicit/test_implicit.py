@@ -11,15 +11,15 @@ from autograd_calls import value_and_gradient
 
 from helion_sinkhorn import Implicit, marginal_error, nn, plan, reference, sinkhorn
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.operators import KERNELS
+from helion_sinkhorn.lab.draws import make_cotangents
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.rounding import worst
+from helion_sinkhorn.lab.sinkhorn.implicit.budget import Stationarity
+from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
-from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
 from helion_sinkhorn.ops.sinkhorn.implicit.launch import implicit_call
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import SYSTEMS, cg_steps, solver_for
-from helion_sinkhorn.ops.sinkhorn.logits import make_logits
 from helion_sinkhorn.runtime.kernel import candidates, default_choice
-from helion_sinkhorn.testing.draws import make_cotangents
-from helion_sinkhorn.testing.rounding import worst
 
 SOLVERS = ["direct", "cg"]
 SQUARE = [(n, n) for n in (1, 2, 3, 4, 5, 7, 8, 12)]

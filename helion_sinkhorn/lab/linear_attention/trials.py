@@ -1,0 +1,246 @@
+"""Trials of the walks and of the chunks of recurrent linear attention."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.lab.linear_attention import budget as testing_linear_attention
+from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.lab.operator import Tensors, Trial, noise
+from helion_sinkhorn.ops.linear_attention.api import CHUNKED_DTYPES, CHUNKED_STEPS, recurrent_linear_attention
+from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked_launch
+from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
+from helion_sinkhorn.ops.linear_attention.gates import launch as gates_launch
+from helion_sinkhorn.ops.linear_attention.problem import Problem, padded_side
+from helion_sinkhorn.ops.linear_attention.recurrent import launch as linear_attention_launch
+from helion_sinkhorn.ops.linear_attention.recurrent.space import ROLES, SPAN, WalkCall
+from helion_sinkhorn.runtime.checks import check_option
+from helion_sinkhorn.runtime.kernel import Choice
+
+JUDGED_STEPS = 37
+"""37 = 4 unrolled blocks of 8 steps and 5 more."""
+STEPS = 1024
+"""Steps of a timed walk: from some hundred on its time is proportional to them."""
+HEADS = 16
+
+
+def walk_operands(call: WalkCall, batch: int, device: str) -> Tensors:
+    """q, k, v, do and the gates, each at most 0."""
+    heads = min(batch, HEADS)
+    dk, dv = ((-(-batch // heads), STEPS, heads, d) for d in (call.dk, call.dv))
+    shapes = {"g": dk[:3], "g_gamma": dk[2:3], "gk": dk, "gv": dv}
+    vectors = noise(device, call.dtype, dk, dk, dv, dv)
+    gates = noise(device, call.dtype, *[shapes[name] for name in call.gates.split()])
+    return *vectors, *[gate.abs() / -8 for gate in gates]
+
+
+def run_walk(
+    call: WalkCall,
+    choice: Choice,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor,
+    *gates: torch.Tensor,
+    reverse: bool = False,
+    states: bool = False,
+    offsets: str = "",
+) -> Tensors:
+    """A walk from and to no state, or zeros; with offsets, of a dtype by this name, sequences are packed."""
+    p, do = problem(call, q, k, v, do, gates, reverse, offsets)
+    before, after = (p.new_state().zero_() if states else None for _ in range(2))
+    if call.result == "o":
+        return (linear_attention_launch.walk_o(p, before, after, choice),)
+    if call.result == "dv":
+        return (linear_attention_launch.walk_dv(p, do, before, after, choice),)
+    run = {"dq": linear_attention_launch.walk_dq, "dk": linear_attention_launch.walk_dk}[call.result]
+    kept = p.kept_states() if call.gates else None
+    return run(p, do, before, kept, choice), *(() if kept is None else (kept,))
+
+
+def packed(x: torch.Tensor) -> torch.Tensor:
+    """All sequences one behind another."""
+    return x.flatten(0, 1).unsqueeze(0)
+
+
+def walk_error(call: WalkCall, choice: Choice, device: str) -> float:
+    """A walk by itself."""
+    workload = AttentionWorkload(
+        "", 1, JUDGED_STEPS, 2, call.dk, call.dv, frozenset(), "", call.gates, getattr(torch, call.dtype)
+    )
+    case = testing_linear_attention.Case.of(workload)
+    vectors, gates = ([case.inputs[name] for name in names] for names in ("qkv", call.gates.split()))
+    found, *_ = run_walk(call, choice, *[x.to(device) for x in (*vectors, case.do, *gates)])
+    return max(case.judge({call.result: found}).values())
+
+
+def problem(
+    call: WalkCall | ChunkCall,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor,
+    gates: Sequence[torch.Tensor],
+    reverse: bool = False,
+    offsets: str = "",
+) -> tuple[Problem, torch.Tensor]:
+    """The call of these tensors, and do; with offsets, of a dtype by this name, sequences are packed."""
+    cu_seqlens = None
+    if offsets:
+        sequences, steps = q.shape[:2]
+        ends = torch.arange(sequences + 1, dtype=getattr(torch, offsets), device=q.device)
+        cu_seqlens = ends * steps
+        q, k, v, do = map(packed, (q, k, v, do))
+        gates = [x if x.dim() == 1 else packed(x) for x in gates]
+    named = dict(zip(call.gates.split(), gates, strict=True))
+    given = [named.get(name) for name in ("g", "g_gamma", "gk", "gv")]
+    return Problem.of(q, k, v, *given, call.dk**-0.5, reverse, cu_seqlens), do
+
+
+def gates_operands(call: ChunkCall, batch: int, device: str) -> Tensors:
+    """The states that two walks keep, q, k, v, do and the gates, each at most 0."""
+    operands = chunk_operands(call, batch, device)
+    q, _, v, _ = operands[:4]
+    slots = q.size(0) * -(-q.size(1) // SPAN)
+    kept = slots, q.size(2), call.dk, v.size(3)
+    return *noise(device, "float32", kept, kept), *operands
+
+
+def run_gates(
+    call: ChunkCall,
+    choice: Choice,
+    before: torch.Tensor,
+    after: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor,
+    *gates: torch.Tensor,
+    reverse: bool = False,
+    offsets: str = "",
+) -> Tensors:
+    """The gradients of gates of a state's rows, which are the columns of a transposed state."""
+    p, do = problem(call, q, k, v, do, gates, reverse, offsets)
+    if offsets:
+        before, after = p.kept_states(), p.kept_states()
+    of_steps = p.g is not None or p.g_gamma is not None
+    found = gates_launch.gates(p, do, before, after, "gk", of_steps, choice)
+    return tuple(x for x in found if x is not None)
+
+
+def gates_error(call: ChunkCall, choice: Choice, device: str) -> float:
+    """The largest error of all gradients, with this choice for those of the gates."""
+    workload = AttentionWorkload(
+        "", 1, SPAN + 3, 2, call.dk, call.dv, frozenset(), "", call.gates, getattr(torch, call.dtype)
+    )
+    case = testing_linear_attention.Case.of(workload)
+    results = case.to(device).run_module(linear_attention_launch, choices={"dgk": choice})
+    return max(case.judge(results).values())
+
+
+def chunk_operands(call: ChunkCall, batch: int, device: str) -> Tensors:
+    """q, k, v, do and the gates, each at most 0."""
+    return walk_operands(WalkCall("o", **vars(call)), batch, device)
+
+
+def chunk_scratch(call: ChunkCall, batch: int, device: str) -> Tensors:
+    """`chunk_operands`, two operands of a walk, A, D and two states for every chunk."""
+    operands = chunk_operands(call, batch, device)
+    several, steps, heads, _ = operands[0].shape
+    chunks = several, heads, steps // call.chunk
+    rows, scores = (*chunks, call.chunk, call.width), (*chunks, call.chunk, call.chunk)
+    states = *chunks, call.width, call.dv
+    *scratch, d, before, after = noise(
+        device, call.operand, rows, rows, scores, (*chunks, call.width), states, states
+    )
+    return *scratch, d.float().sigmoid(), before, after, *operands
+
+
+def run_chunk_scores(
+    call: ChunkCall,
+    choice: Choice,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor,
+    *gates: torch.Tensor,
+) -> Tensors:
+    p, _ = problem(call, q, k, v, do, gates)
+    scratch = chunked_launch.scores(p, choice)
+    return scratch.qs, scratch.ks, scratch.a, scratch.decay
+
+
+def run_chunk_walk(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) -> Tensors:
+    x, y, a, decay, _, _, q, k, v, do, *gates = tensors
+    p, _ = problem(call, q, k, v, do, gates)
+    o, _, last = chunked_launch.walk(p, decay, y, v, None, False, x, a, choice=choice)
+    return o, last
+
+
+def run_chunk_gradients(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) -> Tensors:
+    _, _, _, decay, before, after, q, k, v, do, *gates = tensors
+    p, do = problem(call, q, k, v, do, gates)
+    found = chunked_launch.gradients(p, decay, do, before, after, choice)
+    return tuple(x for x in found if x is not None)
+
+
+def chunk_error(call: ChunkCall, choice: Choice, device: str) -> float:
+    """The largest error of the whole operator, with this choice for one of its kernels."""
+    workload = AttentionWorkload(
+        "", 1, call.chunk + 3, 2, call.dk, call.dv, frozenset(), "", call.gates, getattr(torch, call.dtype)
+    )
+    case = testing_linear_attention.Case.of(workload)
+    results = case.to(device).run_module(chunked_launch, choice=choice)
+    return max(case.judge(results, "chunked").values())
+
+
+def kernel_calls(workload: AttentionWorkload) -> Iterator[tuple[str, Any]]:
+    """(kernel, its call), one for each kernel that a workload runs."""
+    dtype, padded = str(workload.dtype)[6:], (padded_side(workload.dk), padded_side(workload.dv))
+    for result in ROLES:
+        yield linear_attention_launch.KERNEL, WalkCall(result, dtype, *padded, workload.gates)
+    for side in gates_launch.sides(workload.gates):
+        yield gates_launch.KERNEL, gates_launch.gates_call(workload.dtype, *padded, workload.gates, side)
+    if workload.chunks_serve:
+        chunks = chunked_launch.chunk_call(workload.dtype, workload.dk, workload.dv, workload.gates)
+        for part in chunked_launch.PARTS:
+            yield f"linear_attention_chunk_{part}", chunks
+
+
+def run_call(workload: AttentionWorkload, device: str) -> None:
+    """The launches of a call and its gradient by the method that "auto" takes."""
+    named, do, dend = workload.make_inputs(device=device)
+    gains = workload.dtype in CHUNKED_DTYPES and workload.steps >= CHUNKED_STEPS
+    run = chunked_launch if gains and workload.chunks_serve else linear_attention_launch
+    tensors = [named.get(name) for name in ("q", "k", "v", "g", "g_gamma", "gk", "gv")]
+    scale = workload.dk**-0.5 if workload.scale is None else workload.scale
+    rest = scale, named.get("initial_state"), workload.reverse, named.get("cu_seqlens")
+    run.forward(*tensors, *rest)
+    run.backward(do, dend, *tensors, *rest)
+
+
+def call_public(workload: AttentionWorkload, empty: Callable[..., torch.Tensor]) -> None:
+    """Call the public function, for its checks, on tensors that `empty(*shape, dtype=...)` makes."""
+    dtype, tokens = workload.dtype, (workload.sequences, workload.steps, workload.heads)
+    keys, values = (*tokens, workload.dk), (*tokens, workload.dv)
+    shapes = {"g": tokens, "g_gamma": tokens[2:], "gk": keys, "gv": values}
+    for gate in workload.gates.split():
+        check_option("gates", gate, shapes)
+    given = [empty(*shape, dtype=dtype) for shape in (keys, keys, values)]
+    gates = {gate: empty(*shapes[gate], dtype=dtype) for gate in workload.gates.split()}
+    recurrent_linear_attention(*given, **gates, reverse=workload.reverse, implementation="helion")
+
+
+# judged on few steps of few heads, for which Helion and Triton make other programs
+trial = functools.partial(Trial, judged_apart=True)
+TRIALS = {
+    "linear_attention_walk": trial(walk_operands, run_walk, walk_error),
+    "linear_attention_gates": trial(gates_operands, run_gates, gates_error),
+    "linear_attention_chunk_scores": trial(chunk_operands, run_chunk_scores, chunk_error),
+    "linear_attention_chunk_walk": trial(chunk_scratch, run_chunk_walk, chunk_error),
+    "linear_attention_chunk_gradients": trial(chunk_scratch, run_chunk_gradients, chunk_error),
+}

@@ -1,0 +1,212 @@
+"""What machine code says of itself: instructions by class, loops, widths of accesses, arithmetic and modes.
+
+Reads text alone: NVIDIA's PTX, nvdisasm and cuobjdump, AMD's listing.  `tuning.child` makes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from helion_sinkhorn.lab.machine.mnemonics import GCN, PATTERNS, SASS, classify, disassembled
+from helion_sinkhorn.lab.machine.thread_path import executed
+
+# ------------------------------------------------------------------------------- what it computes with
+
+FLOAT = re.compile(r"[._:](f16|bf16|f32|f64|tf32)(x2)?(?![0-9a-z])")
+"""Matches an instruction that has a floating-point type in its name."""
+CARRIES = re.compile(
+    r"(mov|ld|st|selp|setp?|shfl)\b|v_(cmpx?|pack|accvgpr)_|(global|buffer|flat)_(load|store)_"
+)
+"""Matches one that moves or compares numbers and rounds none."""
+PTX = re.compile(r"\s+(?:@!?%p\d+\s+)?(?P<op>[a-z][\w.:]*)\s")
+ENCODING = re.compile(r"_(e32|e64|dpp|sdwa)$")
+"""Matches how a GCN instruction is encoded, at the end of its name."""
+
+
+def arithmetic(ops: Iterable[str]) -> dict[str, int]:
+    """Floating-point operations by name, PTX or GCN without the encoding, and how many of each."""
+    named = (ENCODING.sub("", op) for op in ops)
+    return dict(sorted(Counter(op for op in named if FLOAT.search(op) and not CARRIES.match(op)).items()))
+
+
+def bits(op: str) -> int:
+    """How many bits a thread moves with a load or store."""
+    if found := re.search(r"\.[US]?(8|16|64|128|256)\b|_b(8|16|32|64|96|128)\b", op):
+        return int(found[1] or found[2])
+    if found := re.search(r"_dwordx(\d)", op):
+        return 32 * int(found[1])
+    return 16 if "short" in op else 8 if "byte" in op else 32
+
+
+def accesses(ops: Sequence[str]) -> dict[str, int]:
+    """Global loads and stores by width: "load 128", "store 32"."""
+    wide = [
+        f"{kind} {bits(op)}"
+        for op in ops
+        for kind in ("load", "store")
+        if PATTERNS[f"global {kind}"].match(op)
+    ]
+    return dict(sorted(Counter(wide).items()))
+
+
+STACK_POINTER = re.compile(r"(?<!\[)\bR1\b(?!\S*\])")
+
+
+def stack_pointer_reads(sass: str) -> int:
+    """Instructions that read R1, the stack pointer, for anything but an address or the frame itself."""
+    matches = filter(None, map(SASS.match, sass.splitlines()))
+    operands = (m["rest"].strip().split(",", 1) for m in matches if m["op"])
+    return sum(into != "R1" and any(map(STACK_POINTER.search, read)) for into, *read in operands)
+
+
+ASSIGNMENT = re.compile(r"\s+(?:@!?%p\d+\s+)?(?P<op>[a-z][\w.]*)\s+(?P<to>%\w+),\s*(?P<sources>[^;]*);")
+
+
+def contested_fusions(ptx: str) -> int:
+    """Fused multiply-adds of PTX whose addend is a product that might have been fused in place of theirs.
+
+    LLVM takes one of two products that are added, not the same in every place of a block.  `mul.rn` is none,
+    and nothing fuses with inline assembly.
+    """
+    made: dict[str, str] = {}
+    found = 0
+    compiled = re.sub(r"// begin inline asm.*?// end inline asm", "", ptx, flags=re.DOTALL)
+    for match in filter(None, map(ASSIGNMENT.match, compiled.splitlines())):
+        addend = match["sources"].split(",")[-1].strip()
+        found += match["op"] == "fma.rn.f32" and made.get(addend) == "mul.f32"
+        made[match["to"]] = match["op"]
+    return found
+
+
+DIFFERENCE = re.compile(r"v_sub_u32|v_subrev_u32")
+CARRIES_SIGN = re.compile(
+    r"v_(add3?|sub|subrev|lshl_add|add_lshl)_u32|v_lshlrev_b32|v_mul_lo_u32|v_(mov|cndmask)_b32"
+)
+"""Instructions whose result is negative where a source may be."""
+
+
+def gcn_instructions(text: str) -> Iterator[tuple[str, list[str], bool]]:
+    """Each instruction of AMD's listing: the operation without its encoding, its operands (one empty one
+    where there are none), and whether it is inline assembly."""
+    assembly = False
+    for line in text.splitlines():
+        if ";;#ASM" in line:
+            assembly = "START" in line
+        elif (match := GCN.match(line)) and match["op"]:
+            operands = [operand.strip() for operand in match["rest"].split(",")]
+            yield ENCODING.sub("", match["op"]), operands, assembly
+
+
+def negative_offsets(text: str) -> int:
+    """Buffer instructions of AMD's that add an immediate to a register offset made by subtracting a
+    lane's part.
+
+    Such an offset may be negative, and is then out of range even where the immediate makes the sum positive
+    (LLVM's AMDGPU target, splitBufferOffsets).  Follows registers in the order of the text.
+    """
+    found, differences = 0, set()
+    for op, (to, *sources), _ in gcn_instructions(text):
+        if op.startswith("buffer_"):
+            modifiers = (sources or [to])[-1]
+            offset = to if re.search(r"\blds\b", modifiers) else sources[0]
+            found += offset in differences and re.search(r"\boffset:[1-9]", modifiers) is not None
+            continue
+        subtrahend = sources[:1] if op.startswith("v_subrev") else sources[1:]
+        made = DIFFERENCE.fullmatch(op) and any(re.match(r"v\d", s) for s in subtrahend)
+        carried = CARRIES_SIGN.fullmatch(op) and not differences.isdisjoint(sources)
+        if made or carried:
+            differences.add(to)
+        else:
+            differences.discard(to)
+    return found
+
+
+MATRIX_STATES = 19
+"""More wait states than any vector instruction needs behind a matrix instruction (CDNA3 and CDNA4)."""
+
+
+def registers_of(operand: str) -> set[int]:
+    """The vector registers that an operand of AMD's names: v7, v[2:17]."""
+    found = re.match(r"[-|]*v(?:\[(\d+):(\d+)\]|(\d+))", operand)
+    if found is None:
+        return set()
+    first, last = (found[1], found[2]) if found[1] else (found[3], found[3])
+    return set(range(int(first), int(last) + 1))
+
+
+def assembly_behind_matrix(text: str) -> int:
+    """Instructions of inline assembly that read or overwrite a matrix instruction's result too early.
+
+    LLVM inserts the wait states that AMD's matrix instructions need, and does not look into inline assembly.
+    Follows registers in the order of the text.
+    """
+    found, clock = 0, 0
+    written: dict[int, int] = {}
+    for op, (to, *sources), assembly in gcn_instructions(text):
+        clock += 1 + (int(to, 0) if op == "s_nop" else 0)
+        named = set().union(*map(registers_of, (to, *sources)))
+        found += assembly and any(clock - written[r] <= MATRIX_STATES for r in named & written.keys())
+        for register in registers_of(to):
+            written.pop(register, None)
+            if op.startswith("v_mfma"):
+                written[register] = clock
+    return found
+
+
+def nvidia_facts(ptx: str, sass: str, usage: str) -> dict[str, Any]:
+    """The fields of a Binary that its PTX, nvdisasm and cuobjdump --dump-resource-usage tell."""
+    ops, loops = disassembled(sass, SASS)
+    use = {k: int(v) for k, v in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
+    counts = classify(ops)
+    operations = arithmetic(found["op"] for line in ptx.splitlines() if (found := PTX.match(line)))
+    # what ptxas makes of div.full has no instruction of its own
+    divisions = sum(count for op, count in operations.items() if re.match(r"div\.|rcp\.rn", op))
+    if divisions:
+        counts["division step"] = counts.get("division step", 0) + divisions
+    if stray := stack_pointer_reads(sass):
+        counts["stack pointer as data"] = stray
+    if contested := contested_fusions(ptx):
+        counts["contested fusion"] = contested
+    return {
+        "registers": use["REG"],
+        "spills": counts.get("local", 0),
+        "spill_bytes": use["STACK"] + use["LOCAL"],
+        "counts": counts,
+        "loops": [classify(ops[a : b + 1]) for a, b in loops],
+        "executed": executed(sass, SASS),
+        "accesses": accesses(ops),
+        "operations": operations,
+    }
+
+
+def amd_facts(amdgcn: str) -> dict[str, Any]:
+    """The same of the listing that LLVM writes with an AMD binary."""
+
+    def metadata(key: str) -> int:
+        return int(re.search(rf"\.{key}:\s+(\d+)", amdgcn)[1])
+
+    code = amdgcn[: amdgcn.index(".section\t.rodata")]
+    ops, loops = disassembled(code, GCN)
+    operations = arithmetic(ops)
+    # gfx942 rounds to bfloat16 in integers: half a unit less one, and the last bit kept
+    if re.search(r"\b0x7fff\b", code) and "v_add3_u32" in ops:
+        operations["v_add3_u32"] = ops.count("v_add3_u32")
+    counts = classify(ops)
+    if doubtful := negative_offsets(code):
+        counts["negative offset"] = doubtful
+    if early := assembly_behind_matrix(code):
+        counts["assembly behind matrix"] = early
+    return {
+        "registers": metadata("vgpr_count"),
+        "spills": metadata("vgpr_spill_count") + metadata("sgpr_spill_count"),
+        "spill_bytes": metadata("private_segment_fixed_size"),
+        "counts": counts,
+        "loops": [classify(ops[a : b + 1]) for a, b in loops],
+        "executed": executed(code, GCN),
+        "accesses": accesses(ops),
+        "operations": operations,
+        "modes": {k: int(v) for k, v in re.findall(r"\.amdhsa_(float_\w+|ieee_mode)\s+(\d+)", amdgcn)},
+    }

@@ -1,0 +1,198 @@
+"""What results of hc_mixes may be off by: float32 sums of exact products, in blocks.
+
+A sum of n products is made in blocks of at most BLOCK, and block after block added to a float32.  A matrix
+unit cuts its partial sum, all to one side, every STEP products at most: each time by CUT / 2 of its size on
+average, so that a block loses up to CUT BLOCK / (2 STEP) of itself.  Each of n / BLOCK additions rounds to
+nearest.  Partial sums are taken for as large as the whole: the larger of |sum| and the root of its squares.
+
+A product with a factor of more than 8 bits is made of PARTS of bfloat16, without the smallest of them: off
+by PRODUCT units.  A dx of fewer bits than float32 is rounded by 2^-9 or 2^-12 of itself: the factors of its
+products may have two parts, 16 bits, and then it is off by NARROW units.  With precision "tf32" each factor
+of 24 bits is cut or rounded to 11: off by up to TF32, by half of it on average.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
+from helion_sinkhorn.lab.rounding import SIGMAS, UNIT, half_ulp
+from helion_sinkhorn.ops.mhc.mixes import reference
+
+RESULTS = ("mixes", "dx", "dfn")
+SMALLEST_NORMAL = torch.finfo(torch.float32).smallest_normal
+CUT = 2.0**-23
+"""Relative error of one truncation to float32."""
+STEP = 8
+"""Fewest 16-bit products that a matrix unit adds to its accumulator at a time (arXiv 2511.10909)."""
+BLOCK = 128
+"""Products that are added up before they are added to the rest."""
+PARTS = (1, 3, 6)
+"""Products of bfloat16 parts for one with so many factors of more than 8 bits: three, or six of nine."""
+PRODUCT = 4.0
+"""Units that such a product is off by."""
+NARROW = 75.0
+"""Units that a product of two factors of two parts is off by, as a root mean square: three products of rests
+are left out, each of 0.17 * 2^-16 (a rest is 0.41 * 2^-8 of a number between two powers of two)."""
+TF32 = 2.0**-10
+"""Relative error of cutting a factor to the 11 bits of TF32."""
+FACTORS = 3.0
+"""Units of roundoff of r, the root and the quotient, and of its product with an upstream gradient."""
+
+
+@dataclass(frozen=True)
+class Exact:
+    """One result in float64 and what float32 arithmetic leaves of it."""
+
+    value: torch.Tensor
+    deviation: torch.Tensor
+    """The deviation of the error before the last rounding, each cause with the size of its bound."""
+    leaning: torch.Tensor
+    """The part of it that is all to one side, towards 0."""
+    half: torch.Tensor
+    """Largest error of the last rounding."""
+
+    @classmethod
+    def of(cls, value, variance, leaning, dtype: torch.dtype, shape: torch.Size) -> Exact:
+        """A result that is rounded to this dtype, in this shape."""
+        parts = value, variance.sqrt(), leaning, half_ulp(value, dtype)
+        value, deviation, leaning, half = (t.view(shape) for t in parts)
+        return cls(value, deviation, leaning, half)
+
+    @property
+    def budget(self) -> torch.Tensor:
+        """Largest error a correct implementation shows."""
+        return SIGMAS * self.deviation + SMALLEST_NORMAL + self.half
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A sum of products: its value and the sum of their squares."""
+
+    value: torch.Tensor
+    squares: torch.Tensor
+    products: int
+    """How many there are, those of parts counted by themselves."""
+    cut_factors: int = 0
+    """Factors of each that are cut to 11 bits."""
+    off: float = PRODUCT
+    """Units that each product is off by."""
+
+    @property
+    def cuts(self) -> float:
+        """What cuts take off a block, relative to it."""
+        return CUT * min(self.products, BLOCK) / (2 * STEP)
+
+    @property
+    def leaning(self) -> torch.Tensor:
+        """How far the sum may be cut towards 0."""
+        return (self.cuts + self.cut_factors * TF32 / 2) * self.value.abs()
+
+    @property
+    def variance(self) -> torch.Tensor:
+        """Variance of its error."""
+        sums = self.cuts**2 + UNIT**2 * self.products / min(self.products, BLOCK)
+        each = (self.off * UNIT) ** 2 + self.cut_factors * TF32**2 / 3
+        size = torch.maximum(self.squares, self.value.square())
+        lean = self.cut_factors * TF32 / 2 * self.value
+        return sums * size + each * self.squares + lean.square()
+
+
+def sum_with_x(workload: MixesWorkload, value: torch.Tensor, squares: torch.Tensor, terms: int) -> Sum:
+    """A sum of products of x with a float32: over columns of a token, or over tokens."""
+    if workload.precision == "tf32":
+        return Sum(value, squares, terms, 1 + (workload.dtype == torch.float32))
+    return Sum(value, squares, terms * PARTS[1 + (workload.dtype != torch.bfloat16)])
+
+
+def sum_of_rows(workload: MixesWorkload, value: torch.Tensor, squares: torch.Tensor, rows: int) -> Sum:
+    """A sum of products of two float32, over the rows of fn, for a dx of the workload's dtype."""
+    if workload.precision == "tf32":
+        return Sum(value, squares, rows, 2)
+    off = PRODUCT if workload.dtype == torch.float32 else NARROW
+    return Sum(value, squares, rows * PARTS[2], off=off)
+
+
+def variance_of_norm(size: int) -> float:
+    """Variance of r relative to it: the root halves the error of the mean of so many squares."""
+    one = torch.ones((), dtype=torch.float64)
+    return Sum(one, one, size).variance.item() / 4 + (FACTORS * UNIT) ** 2
+
+
+def evaluated(
+    workload: MixesWorkload,
+    x: torch.Tensor,
+    dmixes: torch.Tensor,
+    fn: torch.Tensor,
+    device: torch.device | str = "cpu",
+) -> dict[str, Exact]:
+    """Every one of RESULTS, token by token but for dfn, which is a sum over the tokens of an element.
+
+    Args:
+        x: (B, T, n, C) or (B, T, n C), B elements of T tokens.
+        dmixes: (B, T, M).
+        fn: (B, M, n C), that of each element, with the norm weight in it.
+        device: where this is computed, and stays.
+
+    Returns:
+        mixes (B, T, M), dx of the shape of x, dfn (B, M, n C).
+    """
+    shape, size = x.shape, fn.size(-1)
+    x = x.reshape(*dmixes.shape[:2], size)
+    x, dmixes, fn = (t.detach().to(device, torch.float64) for t in (x, dmixes, fn))
+    mixes, dx, dfn = by_autograd(workload, x, dmixes, fn)
+    mean = x.square().mean(-1, keepdim=True)
+    root = mean.sqrt()
+    r = 1 / (root + workload.norm_eps) if workload.eps_outside else 1 / (mean + workload.norm_eps).sqrt()
+    of_r = variance_of_norm(size)
+
+    z = sum_with_x(workload, mixes / r, x.square() @ fn.square().mT, size)
+    mixes_variance = r.square() * z.variance + of_r * mixes.square()
+
+    g = r * dmixes
+    product = sum_of_rows(workload, g @ fn, g.square() @ fn.square(), fn.size(1))
+    along = (dmixes * mixes).sum(-1, keepdim=True)
+    squares = (dmixes * mixes).square().sum(-1, keepdim=True)
+    along_variance = Sum(along, squares, fn.size(1)).variance
+    along_variance = along_variance + (dmixes.square() * mixes_variance).sum(-1, keepdim=True)
+    # d x of the norm is k along x, k made of two factors as exact as r
+    k = r.square() / size if not workload.eps_outside else torch.where(root > 0, r / root / size, 0.0)
+    norm = k * along * x
+    dx_variance = (
+        product.variance
+        + of_r * product.value.square()
+        + (k * x).square() * along_variance
+        + 4 * of_r * norm.square()
+        + (UNIT * (product.value.abs() + norm.abs())).square()
+    )
+    tokens = sum_with_x(workload, dfn, g.square().mT @ x.square(), x.size(1))
+    dfn_variance = tokens.variance + of_r * tokens.squares
+
+    single = torch.float32
+    return {
+        "mixes": Exact.of(mixes, mixes_variance, r * z.leaning, single, mixes.shape),
+        "dx": Exact.of(dx, dx_variance, product.leaning, workload.dtype, shape),
+        "dfn": Exact.of(dfn, dfn_variance, tokens.leaning, single, dfn.shape),
+    }
+
+
+def by_autograd(workload: MixesWorkload, x, dmixes, fn) -> tuple[torch.Tensor, ...]:
+    """(mixes, dx, dfn) of the specification, an element at a time."""
+    found = []
+    for one, upstream, rows in zip(x, dmixes, fn, strict=True):
+        leaf, fn_leaf = (t.clone().requires_grad_() for t in (one, rows))
+        mixes = reference.hc_mixes(leaf, fn_leaf, workload.norm_eps, eps_outside=workload.eps_outside)
+        found.append((mixes.detach(), *torch.autograd.grad(mixes, (leaf, fn_leaf), upstream)))
+    return tuple(map(torch.stack, zip(*found, strict=True)))
+
+
+def exact(workload: MixesWorkload, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The results in float64; arguments as of `evaluated`."""
+    return {name: e.value for name, e in evaluated(workload, *inputs).items()}
+
+
+def error_budget(workload: MixesWorkload, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Largest error an implementation may show, entry by entry; arguments as of `evaluated`."""
+    return {name: e.budget for name, e in evaluated(workload, *inputs).items()}

@@ -1,0 +1,44 @@
+"""OPERATORS: the row of every operator.  Importing this module imports Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from helion_sinkhorn.lab.dot_compress.row import ROW as DOT_COMPRESS
+from helion_sinkhorn.lab.linear_attention.row import ROW as LINEAR_ATTENTION
+from helion_sinkhorn.lab.mixes.row import ROW as HC_MIXES
+from helion_sinkhorn.lab.operator import Operator
+from helion_sinkhorn.lab.post.row import ROW as HC_POST
+from helion_sinkhorn.lab.pre.row import ROW as HC_PRE
+from helion_sinkhorn.lab.sinkhorn.row import ROW as SINKHORN
+from helion_sinkhorn.lab.site.row import ROW as HC_SITE
+from helion_sinkhorn.lab.split.row import ROW as HC_SPLIT_SINKHORN
+
+ROWS = SINKHORN, DOT_COMPRESS, LINEAR_ATTENTION, HC_SPLIT_SINKHORN, HC_MIXES, HC_PRE, HC_POST, HC_SITE
+OPERATORS = {row.name: row for row in ROWS}
+KERNELS = {name: kernel for row in OPERATORS.values() for name, kernel in row.kernels.items()}
+TRIALS = {name: trial for row in OPERATORS.values() for name, trial in row.trials.items()}
+_OPERATOR_OF = {name: row for row in OPERATORS.values() for name in row.kernels}
+
+
+def operator_of(kernel: str) -> Operator:
+    """The row with the kernel of this name."""
+    return _OPERATOR_OF[kernel]
+
+
+def operator_for(workload: Any) -> Operator:
+    """The row whose calls a workload describes.
+
+    Raises:
+        TypeError: no operator has workloads of this type.
+    """
+    for row in OPERATORS.values():
+        if isinstance(workload, row.workload):
+            return row
+    raise TypeError(f"no operator has workloads of type {type(workload).__name__}")
+
+
+def kernel_calls(workload: Any) -> Iterator[tuple[str, Any]]:
+    """(kernel, its call), one for each kernel that a workload runs."""
+    return operator_for(workload).kernel_calls(workload)

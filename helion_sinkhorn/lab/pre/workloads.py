@@ -1,0 +1,124 @@
+"""The calls of `hc_pre`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from helion_sinkhorn.lab.draws import SHORT, magnitudes, normal, uniform
+
+
+@dataclass(frozen=True)
+class HcPreWorkload:
+    """One row of WORKLOADS: a call of `hc_pre`, what it stands for, and who loops over it."""
+
+    name: str
+    batch: int
+    tags: frozenset[str]
+    """The tags of SinkhornWorkload."""
+    source: str
+    n: int = 4
+    c: int = 4096
+    tokens: int = 1
+    """Tokens in an element of the batch."""
+    dtype: torch.dtype = torch.bfloat16
+    coefficients: torch.dtype = torch.float32
+    values: str = "model"
+    """A name of VALUES."""
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Sizes of one element, by name."""
+        return {"n": self.n, "c": self.c, "tokens": self.tokens}
+
+    @property
+    def entries(self) -> int:
+        """Entries of the streams of one element."""
+        return self.tokens * self.n * self.c
+
+    @property
+    def options(self) -> dict[str, object]:
+        """Keywords of `hc_pre`."""
+        return {}
+
+    def make_inputs(self, seed: int = 0, device: torch.device | str = "cpu") -> tuple[torch.Tensor, ...]:
+        """(x, pre, dy), bit for bit the same everywhere.
+
+        x (batch, tokens, n, C) of `dtype`, pre (batch, tokens, n) of `coefficients`; the upstream gradient dy
+        (batch, tokens, C) of `dtype`.
+        """
+        g, tokens = np.random.default_rng(seed), (self.batch, self.tokens)
+        x, pre = VALUES[self.values](g, tokens, self.n, self.c)
+        dy = normal(g, *tokens, self.c)
+        made = x.to(self.dtype), pre.to(self.coefficients), dy.to(self.dtype)
+        return tuple(t.to(device) for t in made)
+
+
+Tokens = tuple[int, int]
+Drawn = tuple[torch.Tensor, torch.Tensor]
+
+
+def _model(g: np.random.Generator, tokens: Tokens, n: int, c: int) -> Drawn:
+    return normal(g, *tokens, n, c), uniform(g, *tokens, n)
+
+
+def _signed(g: np.random.Generator, tokens: Tokens, n: int, c: int) -> Drawn:
+    return normal(g, *tokens, n, c), normal(g, *tokens, n)
+
+
+def _peaked(g: np.random.Generator, tokens: Tokens, n: int, c: int) -> Drawn:
+    return magnitudes(g, *tokens, n, c), magnitudes(g, *tokens, n)
+
+
+def _one_stream(g: np.random.Generator, tokens: Tokens, n: int, c: int) -> Drawn:
+    taken = torch.from_numpy(g.integers(0, n, tokens))
+    return normal(g, *tokens, n, c), torch.eye(n)[taken]
+
+
+VALUES = {"model": _model, "signed": _signed, "peaked": _peaked, "one stream": _one_stream}
+"""name -> (generator, tokens, n, C) -> (x, pre).  model: weights between 0 and 1, as gates give; signed: of
+both signs, so that streams cancel; peaked: entries from 2^-12 to 2^12; one stream: each token takes one,
+chosen at random."""
+
+
+def _pre(name: str, batch: int, tags: str, source: str, **options) -> HcPreWorkload:
+    return HcPreWorkload(f"hc_pre_{name}", batch, frozenset(tags.split()), source, **options)
+
+
+_MODEL = "the collapse before a sublayer of an mHC model (arXiv 2512.24880)"
+_BENCH = 1 << 13
+
+ROWS = [
+    *(
+        _pre(f"bf16_c{c}_b{batch}", batch, "tune bench" if batch == _BENCH else "tune", _MODEL, c=c)
+        for c in (4096, 7168)
+        for batch in (1 << 7, 1 << 10, _BENCH, 1 << 16)
+    ),
+    *(
+        _pre(f"{SHORT[dtype]}_c4096_b{_BENCH}", _BENCH, "tune", _MODEL, dtype=dtype)
+        for dtype in (torch.float32, torch.float16)
+    ),
+    _pre("model", 5, "ci", _MODEL),
+    _pre("tokens", 1, "ci", "a number of tokens that no tile divides", tokens=257, c=130),
+    _pre("fp32", 3, "ci", "single precision", tokens=11, c=520, dtype=torch.float32),
+    _pre("fp16", 3, "ci", "half precision", tokens=11, c=520, dtype=torch.float16),
+    _pre("signed", 3, "ci", "streams that cancel", tokens=11, c=260, values="signed"),
+    _pre("peaked", 3, "ci stress", "entries of many magnitudes", tokens=11, c=260, values="peaked"),
+    _pre("peaked_fp32", 3, "ci stress", "entries of many magnitudes", tokens=11, c=260, values="peaked",
+         dtype=torch.float32),
+    _pre("one_stream", 3, "ci", "each token takes one stream", tokens=11, c=130, values="one stream"),
+    _pre("narrow_weights", 3, "ci", "weights of a model cast to bfloat16", tokens=11, c=130,
+         coefficients=torch.bfloat16),
+    _pre("one_token", 1, "ci", "one token", c=300),
+    _pre("one_entry", 2, "ci", "streams of one entry", tokens=33, c=1),
+    _pre("odd", 2, "ci", "rows that are not aligned", tokens=9, c=67),
+    _pre("odd_fp32", 2, "ci", "rows that are not aligned", tokens=9, c=67, dtype=torch.float32),
+    _pre("single", 2, "ci", "one stream", tokens=9, n=1, c=130),
+    _pre("two_streams", 2, "ci", "two streams", tokens=9, n=2, c=130),
+    _pre("three_streams", 2, "ci", "padded in every axis", tokens=9, n=3, c=130),
+    _pre("five_streams", 2, "ci", "padded in every axis", tokens=9, n=5, c=67),
+    _pre("eight_streams", 2, "ci", "eight streams", tokens=9, n=8, c=130),
+    _pre("sixteen_streams", 2, "ci", "the most streams", tokens=5, n=16, c=67, dtype=torch.float32),
+]  # fmt: skip

@@ -1,0 +1,159 @@
+"""What results of hc_boundary may be off by: hc_post's budget, then hc_site's of the streams as stored.
+
+The inputs of `HcSiteWorkload.make_update` have so few bits that every product and sum of the new streams is
+exact in float32.  Their last rounding is then one of known numbers, every right implementation stores the
+same streams, and what is computed of unrounded ones differs by more than its budget.
+
+The gradient of the new streams,
+    G_o = dX'_o + weights_o dy + (r dmixes fn)_o + k <dmixes, mixes> X'_o,
+is that of hc_site's budget without its last rounding.  hc_post's backward is linear in it: independent errors
+go through the squares of its coefficients, those that a token's columns share through the coefficients.
+Results are those of one pass; parts that round G are judged in float32 only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from helion_sinkhorn.lab.mixes import budget as of_mixes
+from helion_sinkhorn.lab.mixes.budget import Exact
+from helion_sinkhorn.lab.post import budget as of_post
+from helion_sinkhorn.lab.pre import budget as of_pre
+from helion_sinkhorn.lab.rounding import UNIT, chain
+from helion_sinkhorn.lab.site.boundary.backward.budget import parts_of_projection
+from helion_sinkhorn.lab.site.budget import Named, Site, propagated
+from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
+from helion_sinkhorn.lab.split import budget as of_split
+from helion_sinkhorn.ops.mhc.post.reference import hc_post
+
+OF_UPDATE = ("df", "dx", "dpost", "dcomb")
+RESULTS = ("streams", "y", "pre", "post", "comb", *OF_UPDATE, "dweights", "dfn", "dscale", "dbase")
+NARROW = ("streams", "y", "df", "dx")
+"""Results of the dtype of the streams."""
+
+
+@dataclass(frozen=True)
+class Crossed(Site):
+    """A Site of the new streams: x and dresidual are theirs.  All in float64.
+
+    f (B, T, C), old (B, T, n, C), old_post and weights (B, T, n), old_comb (B, T, n, n); of_pre (B, T, n) the
+    upstream gradient of pre.
+    """
+
+    f: torch.Tensor
+    old: torch.Tensor
+    old_post: torch.Tensor
+    old_comb: torch.Tensor
+    weights: torch.Tensor
+    of_pre: torch.Tensor
+
+    @property
+    def dpre(self) -> torch.Tensor:
+        return self.of_pre
+
+    @property
+    def update(self) -> tuple[torch.Tensor, ...]:
+        return self.f, self.old, self.old_post, self.old_comb
+
+    @property
+    def mixing(self) -> torch.Tensor:
+        """comb by input and output stream."""
+        return self.old_comb if self.workload.comb_order == "io" else self.old_comb.mT
+
+    def back(self, grad: torch.Tensor) -> dict[str, torch.Tensor]:
+        """OF_UPDATE from the gradient of the new streams: hc_post's backward."""
+        return linear(grad, self.f, self.old, self.old_post, self.mixing, self.workload.comb_order)
+
+    def back_of_variance(self, variance: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The variance of OF_UPDATE where entries of that gradient err independently."""
+        squares = (t.square() for t in (self.f, self.old, self.old_post, self.mixing))
+        return linear(variance, *squares, self.workload.comb_order)
+
+    def gradient_of_streams(self, made: Named, mixes: torch.Tensor) -> torch.Tensor:
+        """hc_site's, whose collapse took pre in the place of the weights."""
+        of_site = super().results(made, mixes)["dx"]
+        return of_site + (self.weights - made["pre"]).unsqueeze(-1) * self.dy.unsqueeze(-2)
+
+    def results(self, made: Named, mixes: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = super().results(made, mixes) | self.back(self.gradient_of_streams(made, mixes))
+        return found | {
+            "streams": self.x, "pre": made["pre"],
+            "y": (self.weights.unsqueeze(-1) * self.x).sum(-2),
+            "dweights": (self.x * self.dy.unsqueeze(-2)).sum(-1),
+        }  # fmt: skip
+
+
+def linear(grad, f, old, post, mixing, order: str) -> dict[str, torch.Tensor]:
+    dcomb = old @ grad.mT
+    return {
+        "df": (post.unsqueeze(-1) * grad).sum(-2), "dx": mixing @ grad,
+        "dpost": (grad * f.unsqueeze(-2)).sum(-1), "dcomb": dcomb if order == "io" else dcomb.mT,
+    }  # fmt: skip
+
+
+def crossed(workload: HcSiteWorkload, *inputs: torch.Tensor) -> Crossed:
+    """Crossed of x, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre."""
+    x, *site, f, post, comb, weights, dpre = (t.detach().cpu().double() for t in inputs)
+    streams = hc_post(f, x, post, comb, comb_order=workload.comb_order).to(workload.dtype).double()
+    return Crossed(workload, streams, *site, f, x, post, comb, weights, dpre)
+
+
+def dtype_of(workload: HcSiteWorkload, name: str) -> torch.dtype:
+    """What a result is returned in."""
+    return workload.dtype if name in NARROW else torch.float32
+
+
+def evaluated(workload: HcSiteWorkload, *inputs: torch.Tensor, seed: int = 0) -> dict[str, Exact]:
+    """Every one of RESULTS, arguments as of `crossed`; sums over tokens as hc_site's budget has them."""
+    site = crossed(workload, *inputs)
+    made, projection, shape = site.made, site.projection, site.x.shape
+    truth = made | site.results(made, projection["mixes"].value)
+    spread = propagated(site, truth, torch.zeros_like(site.dpre), seed)
+    variances = {name: t.square() for name, t in spread.items()}
+    shared = of_split.shared(workload.of_split, truth, spread)
+    variances |= {name: t.square() for name, t in shared.items() if name in RESULTS}
+
+    dmixes = site.norm[0].square() * variances["dmixes"]
+    dx, dfn = projection["dx"], projection["dfn"]
+    weighted = site.weights.unsqueeze(-1) * site.dy.unsqueeze(-2)
+    terms = site.dresidual.square() + weighted.square() + dx.value.view(shape).square()
+    last = site.back_of_variance(dx.deviation.view(shape).square() + (UNIT * chain(4)) ** 2 * terms)
+    least = site.back_of_variance((dmixes @ site.fn.square()).view(shape))
+    own = of_post.deviation(*site.update, site.gradient_of_streams(made, projection["mixes"].value),
+                            comb_order=workload.comb_order)  # fmt: skip
+    together = [site.back(t) for t in of_norm(site, made["dmixes"])]
+    for name in OF_UPDATE:
+        variances[name] = torch.maximum(variances[name], least[name]) + last[name] + own[name].square()
+        variances[name] = variances[name] + sum(t[name].square() for t in together)
+    variances["dfn"] = torch.maximum(variances["dfn"], dmixes.mT @ site.streams.square())
+    variances["dfn"] = variances["dfn"] + dfn.deviation.square()
+    collapse = of_pre.deviation(site.x, site.weights, site.dy)
+    variances["y"], variances["dweights"] = collapse["y"].square(), collapse["dpre"].square()
+    variances["streams"] = torch.zeros_like(site.x)
+    leaning = {"dfn": dfn.leaning, **leaning_back(site, dx.leaning.view(shape))}
+    return {
+        name: Exact.of(
+            truth[name], variances[name], leaning.get(name, torch.zeros_like(truth[name])),
+            dtype_of(workload, name), truth[name].shape,
+        )
+        for name in RESULTS
+    }  # fmt: skip
+
+
+def of_norm(site: Crossed, dmixes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Errors of the streams' gradient that all columns of a token share, element by element."""
+    each = []
+    for streams, g, fn in zip(site.x, dmixes, site.fn, strict=True):
+        found = of_mixes.evaluated(site.workload.of_mixes, streams.flatten(1)[None], g[None], fn[None])
+        each.append(
+            parts_of_projection(site.workload.of_mixes, found, g, streams, found["dx"], streams.shape)
+        )
+    return tuple(torch.stack(t) for t in zip(*each, strict=True))
+
+
+def leaning_back(site: Crossed, leaning: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What errors to one side of the streams' gradient may become: its coefficients without their signs."""
+    absolute = (t.abs() for t in (site.f, site.old, site.old_post, site.mixing))
+    return linear(leaning, *absolute, site.workload.comb_order)

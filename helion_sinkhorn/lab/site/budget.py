@@ -1,0 +1,213 @@
+"""What results of hc_site may be off by: the error models of its three operators, one behind the other.
+
+A run computes the site in float64 with the errors that float32 makes on the way, each of the size of its
+bound and up or down at random: those of the mixes and of the collapse's gradient, as the budgets of hc_mixes
+and hc_pre have them, and the roundings of hc_split_sinkhorn's model.  Later steps are exact in it, so that a
+run shows what earlier errors become in every result.  SAMPLES runs give the variance of that, and one more
+run the square of what cuts of the matrix unit, all to one side, become.  The variance of the last step is
+added: the sum of y, the two products of the projection's gradients, the four terms of dx.  A narrow result is
+rounded once.
+
+Nothing here is taken from a kernel.  Two checks of `tests/hc_site/test_budget.py`: the truth is float64
+autograd of the specification, and float32 autograd of it stays within the limits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from helion_sinkhorn.lab.mixes import budget as of_mixes
+from helion_sinkhorn.lab.mixes.budget import Exact
+from helion_sinkhorn.lab.pre import budget as of_pre
+from helion_sinkhorn.lab.rounding import SAMPLES, UNIT, Rounding, chain
+from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
+from helion_sinkhorn.lab.split import budget as of_split
+
+RESULTS = ("y", "post", "comb", "dx", "dfn", "dscale", "dbase")
+NARROW = ("y", "dx")
+"""Results of the dtype of the streams."""
+Named = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Site:
+    """The inputs of a workload in float64 and what the steps have of them.
+
+    x, dresidual (B, T, n, C), dy (B, T, C), dpost (B, T, n), dcomb (B, T, n, n); fn (B, M, n C), scale (B, 3)
+    and base (B, M) of each of B elements.
+    """
+
+    workload: HcSiteWorkload
+    x: torch.Tensor
+    dresidual: torch.Tensor
+    dy: torch.Tensor
+    dpost: torch.Tensor
+    dcomb: torch.Tensor
+    fn: torch.Tensor
+    scale: torch.Tensor
+    base: torch.Tensor
+
+    @property
+    def streams(self) -> torch.Tensor:
+        """x as the projection has it."""
+        return self.x.flatten(2)
+
+    @property
+    def norm(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """r and k (B, T, 1): mixes are r fn x, and the norm adds k <dmixes, mixes> x to dx."""
+        mean, size = self.streams.square().mean(-1, keepdim=True), self.fn.size(-1)
+        eps = self.workload.norm_eps
+        if not self.workload.eps_outside:
+            r = 1 / (mean + eps).sqrt()
+            return r, -r.square() / size
+        root = mean.sqrt()
+        r = 1 / (root + eps)
+        return r, torch.where(root > 0, -r / root / size, 0.0)
+
+    @property
+    def mixes(self) -> torch.Tensor:
+        return self.norm[0] * (self.streams @ self.fn.mT)
+
+    @property
+    def dpre(self) -> torch.Tensor:
+        """The gradient of the collapse's weights."""
+        return (self.x * self.dy.unsqueeze(-2)).sum(-1)
+
+    @functools.cached_property
+    def made(self) -> dict[str, torch.Tensor]:
+        """What hc_split_sinkhorn makes of the mixes, in float64."""
+        return of_split.exact(self.workload.of_split, *self.of_split(self.mixes, self.dpre))
+
+    @functools.cached_property
+    def projection(self) -> dict[str, Exact]:
+        """What hc_mixes's budget has of the mixes and of its gradients."""
+        given = self.streams, self.made["dmixes"], self.fn
+        return of_mixes.evaluated(self.workload.of_mixes, *given, device=self.x.device)
+
+    def of_split(self, mixes: torch.Tensor, dpre: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What hc_split_sinkhorn's budget is given."""
+        return mixes, dpre, self.dpost, self.dcomb, self.scale, self.base
+
+    def results(self, made: Named, mixes: torch.Tensor) -> dict[str, torch.Tensor]:
+        """RESULTS from what hc_split_sinkhorn made of these mixes, in float64 as they are."""
+        r, k = self.norm
+        g = r * made["dmixes"]
+        along = (made["dmixes"] * mixes).sum(-1, keepdim=True)
+        of_projection = (g @ self.fn + k * along * self.streams).view(self.x.shape)
+        return {
+            "y": (made["pre"].unsqueeze(-1) * self.x).sum(-2), "post": made["post"], "comb": made["comb"],
+            "dx": self.dresidual + made["pre"].unsqueeze(-1) * self.dy.unsqueeze(-2) + of_projection,
+            "dfn": g.mT @ self.streams, "dscale": made["dscale"], "dbase": made["dbase"],
+        }  # fmt: skip
+
+    def run(self, mixes: torch.Tensor, dpre: torch.Tensor, rounding: Rounding) -> dict[str, torch.Tensor]:
+        """RESULTS of a run, and pre and dmixes of it."""
+        made = of_split.model(self.workload.of_split, *self.of_split(mixes, dpre), rounding)
+        return made | self.results(made, mixes)
+
+
+def site_of(workload: HcSiteWorkload, *inputs: torch.Tensor, device: torch.device | str = "cpu") -> Site:
+    """The inputs as Site has them, of any dtype and device, in float64 on this one."""
+    return Site(workload, *(t.detach().to(device, torch.float64) for t in inputs))
+
+
+def evaluated(
+    workload: HcSiteWorkload, *inputs: torch.Tensor, seed: int = 0, device: torch.device | str = "cpu"
+) -> dict[str, Exact]:
+    """Every one of RESULTS, token by token but for dfn (B, M, n C), dscale (B, 1, 3) and dbase (B, 1, M).
+
+    Args:
+        inputs: x, dresidual, dy, dpost, dcomb, fn, scale, base, as `Site` has them.
+        device: where this is computed, and stays.
+    """
+    site = site_of(workload, *inputs, device=device)
+    made, projection = site.made, site.projection
+    collapse = of_pre.deviation(site.x, made["pre"], site.dy)
+    truth = made | site.results(made, projection["mixes"].value)
+
+    spread = propagated(site, truth, collapse["dpre"], seed)
+    variances = floored(site, truth, {name: t.square() for name, t in spread.items()})
+    variances["y"] = variances["y"] + collapse["y"].square()
+    dx, dfn = projection["dx"], projection["dfn"]
+    weighted = made["pre"].unsqueeze(-1) * site.dy.unsqueeze(-2)
+    terms = site.dresidual.square() + weighted.square() + dx.value.square().view(site.x.shape)
+    variances["dx"] = (
+        variances["dx"] + dx.deviation.square().view(site.x.shape) + (UNIT * chain(4)) ** 2 * terms
+    )
+    variances["dfn"] = variances["dfn"] + dfn.deviation.square()
+    leaning = {"dx": dx.leaning.view(site.x.shape), "dfn": dfn.leaning}
+    return {
+        name: Exact.of(
+            truth[name], variances[name], leaning.get(name, torch.zeros_like(truth[name])),
+            dtype_of(workload, name), truth[name].shape,
+        )
+        for name in RESULTS
+    }  # fmt: skip
+
+
+def dtype_of(workload: HcSiteWorkload, name: str) -> torch.dtype:
+    """What a result is returned in."""
+    return workload.dtype if name in NARROW else torch.float32
+
+
+def propagated(
+    site: Site, truth: Named, deviation_of_dpre: torch.Tensor, seed: int
+) -> dict[str, torch.Tensor]:
+    """The deviation of every result, pre and dmixes, of errors before the last step."""
+    mixes = site.projection["mixes"]
+    square = {name: torch.zeros_like(t) for name, t in truth.items()}
+    for k in range(SAMPLES):
+        # other draws than those of the model
+        draws = torch.Generator(site.x.device).manual_seed(seed + SAMPLES + k)
+        shifted = off(mixes.value, mixes.deviation, draws), off(site.dpre, deviation_of_dpre, draws)
+        for name, t in site.run(*shifted, Rounding.on(site.x.device, seed + k)).items():
+            square[name] += (t - truth[name]).square() / SAMPLES
+    for name, t in leaning(site).items():
+        square[name] += (t - truth[name]).square()
+    return {name: t.sqrt() for name, t in square.items()}
+
+
+def leaning(site: Site, rounding: Rounding | None = None) -> dict[str, torch.Tensor]:
+    """A run whose mixes are cut towards 0 as far as they may be; without rounding, exact but for that."""
+    rounding = rounding or Rounding.on(site.x.device, 0, unit=0.0)
+    mixes = site.projection["mixes"]
+    return site.run(mixes.value - mixes.leaning * mixes.value.sign(), site.dpre, rounding)
+
+
+def off(value: torch.Tensor, deviation: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
+    """A value off by its deviation, up or down at random."""
+    up = torch.rand(value.shape, generator=draws, device=draws.device) < 0.5
+    return torch.where(up, value + deviation, value - deviation)
+
+
+def floored(site: Site, truth: Named, variances: Named) -> dict[str, torch.Tensor]:
+    """Variances of RESULTS that lean on more than their own SAMPLES.
+
+    Those of sums are at least what the variances of pre and dmixes become if these err independently;
+    coefficients and sums over tokens share theirs, as in hc_split_sinkhorn's budget.
+    """
+    pre, dmixes = variances["pre"], site.norm[0].square() * variances["dmixes"]
+    of_dx = pre.unsqueeze(-1) * site.dy.square().unsqueeze(-2)
+    least = {
+        "y": (pre.unsqueeze(-1) * site.x.square()).sum(-2),
+        "dx": of_dx + (dmixes @ site.fn.square()).view(site.x.shape),
+        "dfn": dmixes.mT @ site.streams.square(),
+    }
+    deviations = {name: t.sqrt() for name, t in variances.items()}
+    shared = of_split.shared(site.workload.of_split, truth, deviations)
+    own = {name: torch.maximum(variances[name], t) for name, t in least.items()}
+    return {name: own[name] if name in own else shared[name].square() for name in RESULTS}
+
+
+def exact(workload: HcSiteWorkload, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The results in float64; arguments as of `evaluated`."""
+    return {name: e.value for name, e in evaluated(workload, *inputs).items()}
+
+
+def error_budget(workload: HcSiteWorkload, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Largest error an implementation may show, entry by entry; arguments as of `evaluated`."""
+    return {name: e.budget for name, e in evaluated(workload, *inputs).items()}

@@ -1,0 +1,234 @@
+"""Trials of the hc_site kernels."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.lab.mixes import budget as of_mixes
+from helion_sinkhorn.lab.mixes.budget import Exact
+from helion_sinkhorn.lab.operator import Tensors, Trial, noise
+from helion_sinkhorn.lab.post import budget as of_post
+from helion_sinkhorn.lab.pre import budget as of_pre
+from helion_sinkhorn.lab.rounding import worst
+from helion_sinkhorn.lab.site.boundary.backward import budget as of_boundary_gradients
+from helion_sinkhorn.lab.site.budget import evaluated
+from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
+from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
+from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
+from helion_sinkhorn.ops.mhc.site import launch
+from helion_sinkhorn.ops.mhc.site.api import hc_site
+from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
+from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_backward
+from helion_sinkhorn.ops.mhc.site.boundary.backward.space import CHUNK
+from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
+from helion_sinkhorn.runtime.kernel import Choice
+
+JUDGED_TOKENS = 16
+
+
+def of_collapse(call: SiteCall, batch: int, device: str) -> Tensors:
+    """dy, the streams and the weights."""
+    dy, x = noise(device, call.dtype, (batch, call.columns), (batch, call.n, call.columns))
+    return dy, x, *noise(device, "float32", (batch, call.n))
+
+
+def of_streams(call: SiteCall, batch: int, device: str) -> Tensors:
+    """The upstream gradient's parts, what the norm adds, fn, dresidual and those of the collapse."""
+    mixes = call.mixes
+    g, along, fn = noise(device, "float32", (batch, mixes.parts, mixes.m), (batch,), (mixes.m, mixes.columns))
+    (dresidual,) = noise(device, call.dtype, (batch, call.n, call.columns))
+    return g.to(torch.bfloat16), along, fn, dresidual, *of_collapse(call, batch, device)
+
+
+def run_weights(call: SiteCall, choice: Choice, dy, x, weights) -> torch.Tensor:
+    return pre_launch.gradients(dy, x, weights, None, launch.KERNELS[launch.WEIGHTS], call, choice)
+
+
+def run_backward(call: SiteCall, choice: Choice, g, along, fn, dresidual, dy, x, weights) -> Tensors:
+    others = dresidual, dy, weights
+    return mixes_launch.gradients(g, along, x, fn, call, choice, others, launch.KERNELS[launch.BACKWARD])
+
+
+def fn_alone(call: SiteCall, batch: int, device: str) -> Tensors:
+    return noise(device, "float32", (call.mixes.m, call.mixes.columns))
+
+
+def run_split(call: SiteCall, choice: Choice, fn) -> torch.Tensor:
+    return boundary.split_of(fn, call, choice)
+
+
+def of_boundary(call: SiteCall, batch: int, device: str) -> Tensors:
+    """f, the streams, post, comb, the weights of the collapse, and fn in parts."""
+    n = call.n
+    f, x = noise(device, call.dtype, (batch, call.columns), (batch, n, call.columns))
+    post, comb, weights = noise(device, "float32", (batch, n), (batch, n, n), (batch, n))
+    return f, x, post, comb, weights, *noise(device, "bfloat16", boundary.split_shape(call))
+
+
+def run_boundary(call: SiteCall, choice: Choice, f, x, post, comb, weights, split) -> Tensors:
+    return boundary.one_pass(f, x, post, comb, None, weights, split, call, "io", choice)
+
+
+def of_boundary_backward(call: SiteCall, batch: int, device: str) -> Tensors:
+    """What `boundary_backward.one_pass` takes, but for the bias: fn's parts for all streams, and for each."""
+    f, x, post, comb, weights, split = of_boundary(call, batch, device)
+    g, along, _, dstreams, dy, streams, _ = of_streams(call, batch, device)
+    shape = call.mixes.m, call.mixes.parts, call.n, call.columns
+    (by_stream,) = noise(device, "bfloat16", shape)
+    return dstreams, dy, g, along, streams, split, by_stream, f, x, post, comb, weights
+
+
+def run_boundary_backward(
+    call: SiteCall, choice: Choice, dstreams, dy, g, along, streams, split, by_stream, f, x, *coefficients
+) -> Tensors:
+    rows = split if dict(choice.variant)["together"] else by_stream
+    given = dstreams, dy, g, along, streams, rows, f, x, None, *coefficients
+    return boundary_backward.one_pass(*given, call, "io", choice)
+
+
+def of_sums(call: SiteCall, batch: int, device: str) -> Tensors:
+    """Sums over chunks of columns."""
+    n, splits = call.n, -(-call.columns // CHUNK)
+    return noise(device, "float32", *((batch, splits, size) for size in (n, n * n, n)))
+
+
+def run_sums(call: SiteCall, choice: Choice, *partials: torch.Tensor) -> Tensors:
+    return boundary_backward.summed(*partials, call, partials, choice)
+
+
+def of_projection(call: SiteCall, batch: int, device: str) -> Tensors:
+    """The upstream gradient's parts, and the streams."""
+    g, _, _, streams, *_ = of_streams(call, batch, device)
+    return g, streams
+
+
+def run_projection(call: SiteCall, choice: Choice, g, streams) -> torch.Tensor:
+    return boundary_backward.projection(g, streams, call, choice)
+
+
+@functools.lru_cache(maxsize=1)
+def judged(call: SiteCall) -> tuple[HcSiteWorkload, Tensors, dict[str, Exact]]:
+    """A workload of this call, one element's inputs and what the budget has of them."""
+    workload = HcSiteWorkload(
+        "tried", 1, frozenset(), "a trial", call.n, call.columns, JUDGED_TOKENS, getattr(torch, call.dtype),
+        call.precision,
+    )  # fmt: skip
+    x, fn, _, scale, base, *upstream = workload.make_inputs()
+    inputs = x, *upstream, fn[None], scale[None], base[None]
+    return workload, tuple(t[0] for t in inputs), evaluated(workload, *inputs)
+
+
+def weights_error(call: SiteCall, choice: Choice, device: str) -> float:
+    """The error of the gradient of the collapse's weights."""
+    _, (x, _, dy, dpost, *_), _ = judged(call)
+    given = x, dpost.sigmoid(), dy
+    dweights = run_weights(call, choice, *(t.to(device) for t in (dy, *given[:2])))
+    return worst(dweights, of_pre.exact(*given)["dpre"], of_pre.error_budget(*given)["dpre"])
+
+
+def backward_error(call: SiteCall, choice: Choice, device: str) -> float:
+    """The error of the whole backward with this choice for its last kernel, the others as served."""
+    workload, inputs, limits = judged(call)
+    x, dresidual, dy, dpost, dcomb, *parameters = (t.to(device) for t in inputs)
+    _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, *workload.arguments)
+    dx, dfn, *_ = launch.backward(
+        dresidual, dy, None, dpost, dcomb, x, *parameters, pre, mixes, norms, True, *workload.arguments,
+        choices={launch.BACKWARD: choice},
+    )  # fmt: skip
+    found = {"dx": dx, "dfn": dfn}
+    return max(worst(t[None], limits[name].value, limits[name].budget) for name, t in found.items())
+
+
+def boundary_error(call: SiteCall, choice: Choice, device: str) -> float:
+    """The error of the new streams, of their collapse, and of the mixes that their sums make."""
+    workload, inputs, _ = judged(call)
+    x, grad, f, post, comb, fn, *_ = (t[None] for t in inputs)
+    weights = post.sigmoid()
+    given = (t[0].to(device) for t in (f, x, post, comb))
+    of_split, of_forward = (choice if choice.kernel == name else None for name in boundary.KERNELS)
+    split = boundary.split_of(fn[0].to(device), call, of_split)
+    streams, y, *sums = boundary.one_pass(*given, None, weights[0].to(device), split, call, "io", of_forward)
+    mixes, _ = mixes_launch.reduce(*sums, call.mixes, workload.norm_eps, workload.eps_outside)
+    update, stored = (f, x, post, comb, grad), streams[None].cpu()
+    collapse = stored, weights, f
+    nothing = torch.zeros_like(mixes)[None].cpu()
+    projected = of_mixes.evaluated(workload.of_mixes, stored, nothing, fn)["mixes"]
+    return max(
+        worst(streams[None], of_post.exact(*update)["out"], of_post.error_budget(*update)["out"]),
+        worst(y[None], of_pre.exact(*collapse)["y"], of_pre.error_budget(*collapse)["y"]),
+        worst(mixes[None], projected.value, projected.budget),
+    )
+
+
+def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> float:
+    """The error of hc_boundary's backward, from the mixes' gradient on, with this choice for one kernel."""
+    workload, inputs, _ = judged(call)
+    streams, dstreams, dy, post, comb, fn, *_ = inputs
+    weights, f, x = post.sigmoid(), streams[:, 0].flip(0), dstreams.flip(0)
+    (dmixes,) = noise("cpu", "float32", (len(streams), call.mixes.m))
+    update = f, x, post, comb, weights
+    limits = of_boundary_gradients.evaluated(workload.of_mixes, dstreams, dy, dmixes, streams, *update, fn)
+    dstreams, dy, dmixes, streams, fn, *update = (
+        t.to(device) for t in (dstreams, dy, dmixes, streams, fn, *update)
+    )
+    f, x, post, comb, weights = update
+    sums = mixes_launch.partials(streams.flatten(1), mixes_launch.split(fn, call.mixes), call.precision)
+    mixes, norms = mixes_launch.reduce(*sums, call.mixes, workload.norm_eps, workload.eps_outside)
+    g, along = mixes_launch.upstream(dmixes, mixes, norms, call.mixes)
+    choices = {choice.kernel: choice}
+    rows = boundary_backward.parts_of_fn(fn, call, streams, choices)
+    given = dstreams, dy, g, along, streams, rows, f, x, None, post, comb, weights
+    *made, dweights = boundary_backward.gradients(given, call, "io", choices)
+    dfn = boundary_backward.projection(g, streams, call, choices.get(boundary_backward.PROJECTION))
+    found = dict(zip(of_boundary_gradients.RESULTS, (*made, dfn, dweights), strict=True))
+    return max(worst(found[name], *limit) for name, limit in limits.items())
+
+
+def kernel_calls(workload: HcSiteWorkload) -> Iterator[tuple[str, Any]]:
+    """(kernel, its call), one for each kernel of its own that a workload runs."""
+    call = launch.call_for(workload.n, workload.c, workload.dtype, workload.precision)
+    of_boundary = (*boundary.KERNELS, *boundary_backward.KERNELS) if workload.n <= MOST_STREAMS else ()
+    for name in (*launch.KERNELS, *of_boundary):
+        yield name, call
+
+
+def run_call(workload: HcSiteWorkload, device: str) -> None:
+    """The launches of a call and its gradient, those of the kernels of other operators too.
+
+    Where `hc_boundary` has kernels for so many streams, they are launched as well, forward and backward.
+    """
+    x, fn, weight, scale, base, dresidual, dy, dpost, dcomb = workload.make_inputs(device=device)
+    parameters, constants = (fn if weight is None else fn * weight, scale, base), workload.arguments
+    _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, *constants)
+    kept = pre, mixes, norms, True
+    launch.backward(dresidual, dy, None, dpost, dcomb, x, *parameters, *kept, *constants)
+    if workload.n > MOST_STREAMS:
+        return
+    # these gradients have the shapes and dtypes of the sublayer's output and of the coefficients before it
+    update = dy, x, dpost, dcomb
+    streams, *_, mixes, norms = boundary.forward(*update, None, pre, *parameters, *constants)
+    upstream, site = (dresidual, dy, pre, dpost, dcomb), (pre, *parameters)
+    boundary_backward.backward(upstream, (*update, *site, streams, mixes, norms), None, *constants)
+
+
+def call_public(workload: HcSiteWorkload, empty: Callable[..., torch.Tensor]) -> None:
+    """Call the public function, for its checks, on tensors that `empty(*shape, dtype=...)` makes."""
+    x = empty(workload.batch, workload.n, workload.c, dtype=workload.dtype)
+    given = x, empty(workload.m, workload.n * workload.c), empty(3), empty(workload.m)
+    hc_site(*given, implementation="helion", **workload.options)
+
+
+TRIALS = {
+    launch.WEIGHTS: Trial(of_collapse, run_weights, weights_error),
+    launch.BACKWARD: Trial(of_streams, run_backward, backward_error),
+    boundary.SPLIT: Trial(fn_alone, run_split, boundary_error),
+    boundary.FORWARD: Trial(of_boundary, run_boundary, boundary_error),
+    boundary_backward.BACKWARD: Trial(of_boundary_backward, run_boundary_backward, boundary_gradients_error),
+    boundary_backward.SUMS: Trial(of_sums, run_sums, boundary_gradients_error),
+    boundary_backward.PROJECTION: Trial(of_projection, run_projection, boundary_gradients_error),
+}

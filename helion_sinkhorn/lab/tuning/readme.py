@@ -1,0 +1,92 @@
+"""README.md of the tuning cache: its hand-written part, and tables from its files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+from helion_sinkhorn.configs import writer
+from helion_sinkhorn.lab.tuning import markdown
+from helion_sinkhorn.lab.tuning.check import files
+from helion_sinkhorn.lab.tuning.ranking import KERNELS, calibration
+
+TABLES = "<!-- from the data, by `make tuning-readme` -->"
+
+
+# ---------------------------------------------------------------------------------------------- README
+
+
+def geometric(values: list[float]) -> float:
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+def entry_rows(folder: Path) -> list[list[Any]]:
+    rows = []
+    for path in files(folder):
+        data = json.loads(path.read_text())
+
+        def of(entry: dict[str, Any]) -> tuple[list[int], int]:
+            """Versions of Triton, and of one the measured entries first."""
+            version = [int(part) for part in entry["key"]["triton"].split(".")]
+            return version, -writer.EVIDENCE.index(entry["evidence"])
+
+        for _, found in itertools.groupby(sorted(data["entries"], key=of), of):
+            entries = list(found)
+            triton, evidence = entries[0]["key"]["triton"], entries[0]["evidence"]
+            runs = [data["runs"][r] for r in sorted({e["run"] for e in entries})]
+            used = sorted({f"Helion {r['helion']}, torch {r['torch']}" for r in runs})
+            gain = [e["default_us"] / e["us"] for e in entries if "us" in e]
+            rows.append([
+                path.parent.name, path.stem, triton, len(entries), evidence,
+                f"{geometric(gain):.2f} ({max(gain):.2f})" if gain else "not known",
+                "; ".join(used), max(r["utc"] for r in runs)[:10],
+            ])  # fmt: skip
+    return rows
+
+
+def calibration_rows(folder: Path) -> list[list[Any]]:
+    rows = []
+    for path in sorted(folder.glob(f"*/{calibration.FILE}")):
+        every = list(calibration.qualities(path))
+        for triton, kernel in itertools.product(sorted({q.triton for q in every}), [*KERNELS, "all"]):
+            some = [q for q in every if kernel in (q.kernel, "all") and q.triton == triton]
+            if some:
+                regrets = sorted(q.regret for q in some)
+                rows.append([
+                    path.parent.name, triton or "3.6 or 3.9", kernel, len(some),
+                    f"{statistics.median(regrets):.3f}", f"{regrets[int(0.9 * (len(some) - 1))]:.3f}",
+                    f"{statistics.median(q.default for q in some):.3f}",
+                    sum(q.regret > 1.02 * q.default for q in some),
+                ])  # fmt: skip
+    return rows
+
+
+def readme(folder: Path) -> str:
+    """README.md of a folder: its hand-written part, and tables from its files."""
+    text = (folder / "README.md").read_text().split(TABLES)[0].rstrip()
+    parts = [text, "", TABLES, ""]
+    rows = entry_rows(folder)
+    if rows:
+        titles = (
+            "device", "kernel", "Triton", "entries", "evidence", "speed-up over the default: mean (best)",
+            "other versions", "date",
+        )  # fmt: skip
+        parts += ["## Entries", "", markdown.table(titles, rows), ""]
+    rows = calibration_rows(folder)
+    if rows:
+        titles = (
+            "measured on", "Triton", "kernel", "keys", "regret", "regret, 90 %", "default over best",
+            "worse than the default",
+        )  # fmt: skip
+        parts += [
+            "## How well machine code ranks", "",
+            "All candidates of a key were timed and scored. Medians over keys; regret is the time of what "
+            "the score picks over the best time measured. Scores are of the model at the time of the run. "
+            "The last column counts keys where the pick is more than 2 % slower than the default.", "",
+            markdown.table(titles, rows), "",
+        ]  # fmt: skip
+    return "\n".join(parts).rstrip() + "\n"

@@ -1,0 +1,135 @@
+"""hc_mixes(...): the contract, its checks, and which implementation computes a call."""
+
+from __future__ import annotations
+
+import torch
+
+from helion_sinkhorn.ops.mhc.mixes import torch_op
+from helion_sinkhorn.ops.mhc.streams import MOST_STREAMS
+from helion_sinkhorn.runtime.checks import (
+    check_finite,
+    check_flag,
+    check_implementation,
+    check_option,
+    check_same_device,
+    check_tensor,
+    implementation_for,
+)
+from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.tokens import register_sharding_for
+from helion_sinkhorn.runtime.torch_op import differentiates
+
+MOST_ROWS = MOST_STREAMS**2 + 2 * MOST_STREAMS
+"""Rows of fn: n^2 + 2n for n = 16 streams, 288."""
+LEAST_EPS = torch.finfo(torch.float32).smallest_normal
+ACCEPTED_EPS = f"a finite float of at least {LEAST_EPS:.1e}, float32's smallest normal number"
+PRECISIONS = ("float32", "tf32")
+
+
+def hc_mixes(
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    norm_eps: float = 1e-6,
+    norm_weight: torch.Tensor | None = None,
+    *,
+    precision: str = "float32",
+    eps_outside: bool = False,
+    implementation: str = "auto",
+) -> torch.Tensor:
+    """Project the residual streams of every token on the M rows of fn, and divide by the streams' norm.
+
+    With w = norm_weight or 1, and K = n C:
+        z_j = sum_i fn_ji w_i x_i,  q = sum_i x_i^2 / K,  r = 1 / sqrt(q + norm_eps),  mixes_j = r z_j
+    and with eps_outside r = 1 / (sqrt(q) + norm_eps).  This is an RMSNorm of all K values with the projection
+    before it.  The gradients are exact, from x, fn and mixes:
+        dx_i = r sum_j dmixes_j fn_ji w_i + k <dmixes, mixes> x_i,  k = -r^2 / K, or -r / (K sqrt(q)) with
+               eps_outside,
+        dfn_ji = w_i d_ji,  dw_i = sum_j fn_ji d_ji,  d_ji = sum over tokens of r dmixes_j x_i
+
+    Args:
+        x: (..., n, C) with n C = K, or merged (..., K), float32, bfloat16, float16 or float64, any layout.
+            Merged is what ends in K entries: merge one stream (..., 1, K) first, or mixes is (..., 1, M).
+        fn: (M, K), M from 1 to 288, any floating dtype, computed with in float32.
+        norm_eps: at least 1.2e-38, float32's smallest normal number.
+        norm_weight: (K,), any floating dtype, the norm's weight; 1 if left out.
+        precision: how the kernels make the products, of bfloat16 parts.  "float32" takes three of fn, dmixes
+            and float32 x and two of float16 x, which hold every bit: errors are those of float32 sums.
+            The factors of a dx narrower than float32 have two: its error is at most 1.0002 times that of its
+            one rounding.  "tf32" is for users who need only TF32 accuracy, 11 bits: it takes two, 16 bits,
+            at two thirds of the products or less.  PyTorch computes in float32 for both.
+        eps_outside: add norm_eps to the root instead of under it.
+        implementation: "auto" takes the Helion kernels on a GPU and PyTorch elsewhere and in float64;
+            "helion" and "pytorch" ask for one of them.
+
+    Returns:
+        mixes (..., M), float32 (float64 for float64 x).
+
+    Numerical policy: all arithmetic in float32 (float64 for float64 x), also under autocast; dx is rounded
+        once to the dtype of x, the gradients of fn and norm_weight once to theirs.  Bitwise reproducible, and
+        a token's mixes and dx do not depend on the tokens around it, with any config.  The gradient of fn is
+        a sum over tokens in a fixed order.  A token of zeros has mixes 0 and dx = r dmixes fn, r up to
+        1 / sqrt(norm_eps).  Squares below 1.2e-38 count as they underflow, values of more than 1.8e19 as
+        infinite: r is 0 then.  Accumulation and errors: docs/hc_mixes.md.
+
+    Raises:
+        TypeError: an argument is no floating-point tensor, a constant is no number or flag.
+        ValueError: shapes that do not fit, more than 288 rows, a norm_eps out of range, an unknown option.
+        NotImplementedError: implementation="helion" on a CPU or in float64; double backward.
+
+    Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, and
+        DeepSeek-V4's inference code.
+    """
+    implementation = check_implementation(implementation)
+    check_tensors(x, fn, norm_weight)
+    check_options(norm_eps, precision, eps_outside)
+    return projected(x, fn, norm_weight, (float(norm_eps), eps_outside, precision), implementation)
+
+
+def projected(x, fn, norm_weight, options, implementation) -> torch.Tensor:
+    """hc_mixes of checked arguments; options: its norm_eps, eps_outside and precision."""
+    serves = implementation_for(implementation, "x", x)
+    register_sharding_for(x, fn, *(() if norm_weight is None else (norm_weight,)))
+    if norm_weight is not None:
+        wide = computing(x.dtype)
+        fn = fn.to(wide) * norm_weight.to(wide)
+    run = torch_op.HcMixes.apply if differentiates(x, fn) else torch_op.call
+    mixes, _ = run(x, fn, *options, serves)
+    return mixes
+
+
+def check_tensors(x, fn, norm_weight) -> None:
+    """Raise unless fn and norm_weight are for entries like those of x."""
+    given = {"x": (x, "(..., n, C) or (..., n C)"), "fn": (fn, "(M, n C)")}
+    if norm_weight is not None:
+        given["norm_weight"] = norm_weight, "(n C,)"
+    for name, (t, shape) in given.items():
+        check_tensor(name, t, shape)
+        check_same_device(name, t, "x", x)
+    if fn.dim() != 2 or not 1 <= fn.shape[0] <= MOST_ROWS or fn.shape[1] == 0:
+        raise ValueError(
+            f"fn has shape {tuple(fn.shape)}; pass (M, n C): 1 to {MOST_ROWS} rows, n^2 + 2n for n streams "
+            "or n for a head, each with a column for every entry of a token's streams"
+        )
+    size = fn.shape[1]
+    merged = x.dim() >= 1 and x.shape[-1] == size
+    if not merged and not (x.dim() >= 2 and x.shape[-2] * x.shape[-1] == size):
+        fitting = [f"(M, {x.shape[-2] * x.shape[-1]}) if that is (..., n, C)"] if x.dim() > 1 else []
+        fitting += [f"(M, {x.shape[-1]}) if it is (..., n C)"] if x.dim() else ["none: x has no dimension"]
+        raise ValueError(
+            f"fn has shape {tuple(fn.shape)}; for x of shape {tuple(x.shape)} pass {', '.join(fitting)}"
+        )
+    if norm_weight is not None and tuple(norm_weight.shape) != (size,):
+        raise ValueError(
+            f"norm_weight has shape {tuple(norm_weight.shape)}; for fn {tuple(fn.shape)} pass ({size},)"
+        )
+
+
+def check_options(norm_eps, precision, eps_outside) -> None:
+    """Raise unless these are a positive number, a name and a flag."""
+    check_finite("norm_eps", norm_eps, ACCEPTED_EPS)
+    if norm_eps < LEAST_EPS:
+        raise ValueError(
+            f"norm_eps is {norm_eps}; pass {ACCEPTED_EPS}: with less a token of zeros has no finite norm"
+        )
+    check_option("precision", precision, PRECISIONS)
+    check_flag("eps_outside", eps_outside)

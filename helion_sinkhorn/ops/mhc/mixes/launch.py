@@ -1,0 +1,193 @@
+"""From tensors to launches of the hc_mixes kernels: views, partitions, the choice of configs."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.ops.mhc.mixes.space import (
+    CHUNK,
+    MixesCall,
+    backward_default,
+    backward_space,
+    partials_default,
+    partials_space,
+    reduce_default,
+    reduce_space,
+    split_default,
+    split_space,
+)
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.launch import Chosen, chosen_for, launch
+from helion_sinkhorn.runtime.views import flattened, parameter, placed
+
+SPLIT, PARTIALS, REDUCE = "hc_mixes_split", "hc_mixes_partials", "hc_mixes_reduce"
+UPSTREAM, BACKWARD = "hc_mixes_upstream", "hc_mixes_backward"
+BODIES = "helion_sinkhorn.ops.mhc.mixes.kernels"
+SHARE = 64
+"""Tokens of a share are a multiple of it, so that no compiled program depends on how many they are."""
+
+
+def partials_facts(chosen: Chosen, call: MixesCall, precision: str) -> tuple[Any, ...]:
+    """What the body of PARTIALS takes after its tensors."""
+    splits = -(-call.columns // CHUNK)
+    return call.m, call.columns, splits, CHUNK, call.block_m, call.x_parts, call.parts, chosen.interpret
+
+
+def backward_facts(
+    chosen: Chosen, call: MixesCall, precision: str, n: int, columns: int, shares: int
+) -> tuple[Any, ...]:
+    """The same of BACKWARD, for streams (T, n, C)."""
+    blocks = -(-call.m // call.block_m)
+    return (
+        call.m, n, columns, shares, SHARE * blocks, call.block_m, blocks,
+        call.x_parts, call.parts, call.dx_parts, chosen.reciprocal, chosen.interpret,
+    )  # fmt: skip
+
+
+KERNELS = {
+    name: Kernel(
+        name, f"{BODIES}:{name}", MixesCall, default, space, facts, traits=frozenset({trait}), size=size
+    )
+    for name, default, space, facts, trait, size in (
+        (
+            SPLIT, split_default, split_space, lambda chosen, call, rows: (rows, call.columns, call.parts),
+            "splits", lambda call: call.m,
+        ),
+        (PARTIALS, partials_default, partials_space, partials_facts, "splits", None),
+        (REDUCE, reduce_default, reduce_space, lambda chosen, call, *values: values, "norms", None),
+        (
+            UPSTREAM, reduce_default, reduce_space, lambda chosen, call, _: (call.parts, chosen.reciprocal),
+            "splits", None,
+        ),
+        (BACKWARD, backward_default, backward_space, backward_facts, "splits", None),
+    )
+}  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4096)
+def call_for(m: int, columns: int, dtype: torch.dtype, precision: str) -> MixesCall:
+    """What the configs of a call are chosen for; one row goes with another of zeros (`several`)."""
+    return MixesCall(str(dtype)[6:], max(2, m), columns, precision)
+
+
+def split(fn: torch.Tensor, call: MixesCall, choice: Choice | None = None) -> torch.Tensor:
+    """The bfloat16 parts (M, parts, K) of fn (M, K)."""
+    m, columns = fn.shape
+    made = fn.new_empty((m, call.parts, columns), dtype=torch.bfloat16)
+    launch(KERNELS[SPLIT], call, (fn, made), m, batch=m, choice=choice)
+    return made
+
+
+def several(x: torch.Tensor, axis: int) -> torch.Tensor:
+    """x, or an axis of one row of fn with another of zeros.
+
+    Helion drops the index of an axis of 1 (docs/helion.md).
+    """
+    if x.size(axis) > 1:
+        return x
+    return torch.cat([x, torch.zeros_like(x)], axis)
+
+
+def partials(
+    x: torch.Tensor, split: torch.Tensor, precision: str, choice: Choice | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(partials (T, splits, M), squares (T, splits)) of x (T, K) over CHUNK columns each, in float32."""
+    tokens, columns = x.shape
+    m, splits = split.size(0), -(-columns // CHUNK)
+    made = x.new_empty((tokens, splits, m), dtype=torch.float32)
+    squares = x.new_empty((tokens, splits), dtype=torch.float32)
+    call = call_for(m, columns, x.dtype, precision)
+    launch(KERNELS[PARTIALS], call, (x, split, made, squares), precision, batch=tokens, choice=choice)
+    return made, squares
+
+
+def reduce(
+    made: torch.Tensor,
+    squares: torch.Tensor,
+    call: MixesCall,
+    norm_eps: float,
+    eps_outside: bool,
+    choice: Choice | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(mixes (T, M), norms (T, 2)) from partials and squares."""
+    tokens, splits, m = made.shape
+    mixes, norms = made.new_empty((tokens, m)), made.new_empty((tokens, 2))
+    values = splits, call.columns, norm_eps, eps_outside
+    launch(KERNELS[REDUCE], call, (made, squares, mixes, norms), *values, batch=tokens, choice=choice)
+    return mixes, norms
+
+
+def forward(
+    x: torch.Tensor, fn: torch.Tensor, norm_eps: float, eps_outside: bool, precision: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(mixes (..., M), norms (..., 2)); the contract is api.hc_mixes's."""
+    m, columns = fn.shape
+    lead = x.shape[:-1] if x.size(-1) == columns else x.shape[:-2]
+    x, fn = placed(x.reshape(-1, columns)), several(parameter(fn), 0)
+    call = call_for(len(fn), columns, x.dtype, precision)
+    mixes, norms = reduce(*partials(x, split(fn, call), precision), call, norm_eps, eps_outside)
+    return mixes[:, :m].contiguous().view(*lead, m), norms.view(*lead, 2)
+
+
+def upstream(
+    dmixes: torch.Tensor,
+    mixes: torch.Tensor,
+    norms: torch.Tensor,
+    call: MixesCall,
+    choice: Choice | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(g (T, parts, M) in bfloat16, along (T,)): what the backward takes of the upstream gradient."""
+    tokens, m = mixes.shape
+    g = mixes.new_empty((tokens, call.parts, m), dtype=torch.bfloat16)
+    along = mixes.new_empty((tokens,))
+    tensors = dmixes, mixes, norms, g, along
+    launch(KERNELS[UPSTREAM], call, tensors, call.columns, batch=tokens, choice=choice)
+    return g, along
+
+
+def gradients(
+    g: torch.Tensor,
+    along: torch.Tensor,
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    call: Any,
+    choice: Choice | None = None,
+    others: tuple[torch.Tensor | None, ...] = (None, None, None),
+    kernel: Kernel = KERNELS[BACKWARD],
+    dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(dx (T, n, C), dfn (M, n C) in float32) for x (T, n, C) and fn (M, n C).
+
+    Args:
+        others: (residual, dy, pre), gradients that x meets elsewhere (`kernels.hc_mixes_backward`).
+        kernel: a row with this body, and `call` what its config is chosen for.
+        dtype: of dx; that of x if None.
+    """
+    (tokens, n, columns), m = x.shape, len(fn)
+    shares = dict((choice or chosen_for(kernel, call, tokens, x)).variant)["shares"]
+    dx, sums = torch.empty_like(x, dtype=dtype), x.new_empty((shares, m, n, columns), dtype=torch.float32)
+    tensors = g, along, x, fn.view(m, n, columns), *others, dx, sums
+    values = call.precision, n, columns, shares
+    launch(kernel, call, tensors, *values, batch=tokens, choice=choice)
+    return dx, sums.sum(0).view(m, n * columns)
+
+
+def backward(
+    dmixes: torch.Tensor,
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    mixes: torch.Tensor,
+    norms: torch.Tensor,
+    precision: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(dx, dfn in float32)."""
+    m, columns = fn.shape
+    dmixes, mixes, norms = (flattened(t, 1) for t in (dmixes, mixes, norms))
+    rows = several(parameter(fn), 0)
+    call = call_for(len(rows), columns, x.dtype, precision)
+    given = upstream(several(dmixes, 1), several(mixes, 1), norms, call)
+    dx, dfn = gradients(*given, placed(x.reshape(-1, columns)).unsqueeze(1), rows, call)
+    return dx.view(x.shape), dfn[:m]

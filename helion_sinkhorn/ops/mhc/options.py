@@ -1,0 +1,49 @@
+"""What a site takes beside its streams: its parameters, and its options, which are checked once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from helion_sinkhorn.ops.mhc.mixes.api import check_options
+from helion_sinkhorn.ops.mhc.split.api import check_constants, check_iterations
+from helion_sinkhorn.runtime.checks import as_int
+
+
+class SiteParameters(NamedTuple):
+    """The tensors of a site, as `hc_site` takes them."""
+
+    fn: torch.Tensor
+    scale: torch.Tensor
+    base: torch.Tensor
+    norm_weight: torch.Tensor | None = None
+
+
+class SiteOptions(NamedTuple):
+    """The options of `hc_site` by their names, in the order of its torch operators."""
+
+    sinkhorn_iters: int = 20
+    eps: float = 1e-6
+    norm_eps: float = 1e-6
+    post_mult: float = 2.0
+    pre_eps: float | None = None
+    post_eps: float = 0.0
+    comb_order: str = "io"
+    precision: str = "float32"
+    eps_outside: bool = False
+
+    def checked(self) -> SiteOptions:
+        """The same as the operators take them, pre_eps never None; raise what they raise of an option."""
+        iterations = as_int(self.sinkhorn_iters)
+        check_iterations(iterations)
+        check_options(self.norm_eps, self.precision, self.eps_outside)
+        check_constants(self.eps, self.post_mult, self.pre_eps, self.post_eps, self.comb_order)
+        pre_eps = self.eps if self.pre_eps is None else self.pre_eps
+        numbers = map(float, (self.eps, self.norm_eps, self.post_mult, pre_eps, self.post_eps))
+        return SiteOptions(iterations, *numbers, *self[6:])
+
+    @property
+    def of_split(self) -> tuple[int, float, float, float, float, str]:
+        """The options of `hc_split_sinkhorn`, in the order of its torch operators."""
+        return self.sinkhorn_iters, self.eps, self.post_mult, self.pre_eps, self.post_eps, self.comb_order

@@ -1,0 +1,103 @@
+"""hc_post(...): the contract, its checks, and which implementation computes a call."""
+
+from __future__ import annotations
+
+import torch
+
+from helion_sinkhorn.ops.mhc.post import torch_op
+from helion_sinkhorn.ops.mhc.streams import COMB_ORDERS, check_streams, refuse_merged
+from helion_sinkhorn.runtime.checks import (
+    check_implementation,
+    check_option,
+    check_same_device,
+    check_tensor,
+    implementation_for,
+    refuse_shape,
+)
+from helion_sinkhorn.runtime.tokens import register_sharding_for
+from helion_sinkhorn.runtime.torch_op import differentiates
+from helion_sinkhorn.runtime.updates import updated
+
+
+def hc_post(
+    f: torch.Tensor,
+    x: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    comb_order: str = "io",
+    implementation: str = "auto",
+) -> torch.Tensor:
+    """Mix the n residual streams of mHC and add the output f of a sublayer to each.
+
+        out_oc = post_o (f_c + bias_c) + sum_i comb[i, o] x_ic
+    The sum is over the first index of comb, which is the input stream.  With G the gradient of out, the
+    gradients are
+        df_c = sum_o post_o G_oc,                  dx_ic = sum_o comb[i, o] G_oc,
+        dpost_o = sum_c G_oc (f_c + bias_c),       dcomb[i, o] = sum_c x_ic G_oc,
+        dbias_c = sum of df_c over all tokens
+    G is read once for the first four.
+
+    Args:
+        f: (..., C), float32, bfloat16, float16 or float64, any layout.
+        x: (..., n, C), the same dtypes, any layout: n streams, 1 to 16, of C entries; the residual.
+        post: (..., n), any floating dtype; like comb normally float32, as hc_split_sinkhorn returns them.
+        comb: (..., n, n), any floating dtype.
+        bias: (C,), any floating dtype, that of the sublayer's last linear map; None for 0.
+        comb_order: "io" for comb[..., input stream, output stream], as DeepSeek has it; "oi" for its
+            transpose.
+        implementation: "auto" takes the Helion kernels on a GPU and vectorised PyTorch elsewhere, in float64
+            and for C = 1; "helion" and "pytorch" ask for one of them.
+
+    Returns:
+        out (..., n, C), contiguous, in the dtype of x.
+
+    Numerical policy: all arithmetic in float32 (float64 for float64 x) whatever the inputs or autocast; one
+        rounding to the dtype of x at the end, of each gradient to the dtype of what it belongs to.  dbias
+        adds df before it is rounded.  Bitwise reproducible, and a token's results and gradients do not depend
+        on the tokens around it, with any config.
+
+    Raises:
+        TypeError: an argument is no floating-point tensor.
+        ValueError: shapes that do not fit, more than 16 streams, devices that differ, an unknown option.
+        NotImplementedError: implementation="helion" on a CPU, in float64 or for C = 1; double backward.
+
+    Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), equation 3.
+    """
+    implementation = check_implementation(implementation)
+    check_update(f, x, post, comb, bias)
+    check_option("comb_order", comb_order, COMB_ORDERS)
+    return mixed(f, x, post, comb, bias, comb_order, implementation)
+
+
+def mixed(f, x, post, comb, bias, comb_order, implementation) -> torch.Tensor:
+    """hc_post of checked arguments."""
+    beyond = (lambda: "the kernels take streams of at least 2 entries, x has 1") if x.size(-1) == 1 else None
+    serves = implementation_for(implementation, "x", x, beyond)
+    given = (f, x, post, comb) if bias is None else (f, x, post, comb, bias)
+    register_sharding_for(*given)
+    run = torch_op.HcPost.apply if differentiates(*given) else torch_op.call
+    streams = run(f, x, post, comb, bias, comb_order, serves)
+    return updated(streams, f, x, post, comb, bias, comb_order, implementation)
+
+
+def check_update(f, x, post, comb, bias) -> None:
+    """Raise unless the tensors are those of one update of streams."""
+    shapes = {"f": "(..., C)", "x": "(..., n, C)", "post": "(..., n)", "comb": "(..., n, n)", "bias": "(C,)"}
+    given = dict(zip(shapes, (f, x, post, comb, bias), strict=True))
+    if bias is None:
+        del given["bias"]
+    for name, t in given.items():
+        check_tensor(name, t, shapes[name])
+        check_same_device(name, t, "f", f)
+    if post.dim() and f.dim() and x.shape[-1:] != f.shape[-1:]:
+        refuse_merged(x, post.shape[-1], post.shape[-1] * f.shape[-1])
+    check_streams(x)
+    *lead, n, c = x.shape
+    for name, expected in (("f", (*lead, c)), ("post", (*lead, n)), ("comb", (*lead, n, n)), ("bias", (c,))):
+        if name in given and given[name].shape != expected:
+            swapped = name == "f" and f.dim() == x.dim() + 1
+            accepted = f"for x of shape {tuple(x.shape)} pass {shapes[name]}, {expected}"
+            why = ": f comes first, then the streams" if swapped else ""
+            refuse_shape(name, given[name], expected, accepted, why)

@@ -1,0 +1,96 @@
+"""From tensors to launches of hc_post: views, the choice of configs."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.ops.mhc.post.space import (
+    PostCall,
+    backward_default,
+    backward_space,
+    forward_default,
+    forward_space,
+)
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.launch import Chosen, Tensors, launch
+from helion_sinkhorn.runtime.views import flattened, in_pieces
+
+FORWARD, BACKWARD = "hc_post_forward", "hc_post_backward"
+BODIES = "helion_sinkhorn.ops.mhc.post.kernels"
+WITHOUT_COLUMNS = 3, 4, 8, 9
+"""Places of the gates, the matrices and their gradients among the tensors of the backward."""
+
+
+def forward_facts(chosen: Chosen, call: PostCall, comb_order: str) -> tuple[Any, ...]:
+    """What the forward's body takes after its tensors."""
+    return call.n, call.columns, comb_order == "oi", chosen.reciprocal
+
+
+def backward_facts(chosen: Chosen, call: PostCall, comb_order: str) -> tuple[Any, ...]:
+    """The same of the backward's body."""
+    return call.n, call.served, -(-call.n // call.served), comb_order == "oi", chosen.reciprocal
+
+
+KERNELS = {
+    name: Kernel(name, f"{BODIES}:{name}", PostCall, default, space, facts)
+    for name, default, space, facts in (
+        (FORWARD, forward_default, forward_space, forward_facts),
+        (BACKWARD, backward_default, backward_space, backward_facts),
+    )
+}
+
+
+@functools.lru_cache(maxsize=4096)
+def call_for(n: int, columns: int, dtype: torch.dtype) -> PostCall:
+    """What the configs of a call are chosen for."""
+    return PostCall(str(dtype)[6:], n, columns)
+
+
+def forward(
+    f: torch.Tensor,
+    x: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    bias: torch.Tensor | None,
+    comb_order: str,
+    choice: Choice | None = None,
+) -> torch.Tensor:
+    """The new streams (..., n, C); the contract is api.hc_post's."""
+    n, columns = x.shape[-2:]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    f, x, post, comb = flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2)
+    tensors = f, x, post, comb, bias, out.view(-1, n, columns)
+    call = call_for(n, columns, x.dtype)
+    launch(KERNELS[FORWARD], call, tensors, comb_order, batch=len(x), choice=choice)
+    return out
+
+
+def backward(
+    grad: torch.Tensor,
+    f: torch.Tensor,
+    x: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    bias: torch.Tensor | None,
+    comb_order: str,
+    choice: Choice | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(df, dx, dpost, dcomb)."""
+    n, columns = x.shape[-2:]
+    made = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (f, x, post, comb))
+    tensors = (
+        flattened(grad, 2), flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2), bias,
+        *(t.view(-1, *t.shape[t.dim() - kept :]) for t, kept in zip(made, (1, 2, 1, 2), strict=True)),
+    )  # fmt: skip
+    call = call_for(n, columns, x.dtype)
+
+    def views(chosen: Chosen) -> Tensors:
+        return tuple(
+            t if t is None or k in WITHOUT_COLUMNS else in_pieces(t, call.run) for k, t in enumerate(tensors)
+        )
+
+    launch(KERNELS[BACKWARD], call, tensors, comb_order, batch=len(tensors[2]), choice=choice, views=views)
+    return made

@@ -1,0 +1,84 @@
+"""From tensors to launches of hc_pre: views, the choice of configs."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.ops.mhc.pre.space import (
+    PreCall,
+    backward_default,
+    backward_space,
+    forward_default,
+    forward_space,
+)
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.launch import Chosen, launch
+from helion_sinkhorn.runtime.space import power_of_two
+from helion_sinkhorn.runtime.views import flattened
+
+FORWARD, BACKWARD = "hc_pre_forward", "hc_pre_backward"
+BODIES = "helion_sinkhorn.ops.mhc.pre.kernels"
+
+
+def forward_facts(chosen: Chosen, call: PreCall) -> tuple[Any, ...]:
+    """What the forward's body takes after its tensors."""
+    return call.n, call.columns, chosen.reciprocal
+
+
+def backward_facts(chosen: Chosen, call: Any) -> tuple[Any, ...]:
+    """The same of the backward's body, for a call with n and columns."""
+    return call.n, call.columns, power_of_two(call.n), chosen.reciprocal
+
+
+KERNELS = {
+    name: Kernel(name, f"{BODIES}:{name}", PreCall, default, space, facts)
+    for name, default, space, facts in (
+        (FORWARD, forward_default, forward_space, forward_facts),
+        (BACKWARD, backward_default, backward_space, backward_facts),
+    )
+}
+
+
+@functools.lru_cache(maxsize=4096)
+def call_for(n: int, columns: int, dtype: torch.dtype) -> PreCall:
+    """What the configs of a call are chosen for."""
+    return PreCall(str(dtype)[6:], n, columns)
+
+
+def forward(x: torch.Tensor, pre: torch.Tensor, choice: Choice | None = None) -> torch.Tensor:
+    """y (..., C); the contract is api.hc_pre's."""
+    n, columns = x.shape[-2:]
+    y = torch.empty((*x.shape[:-2], columns), dtype=x.dtype, device=x.device)
+    x, pre, out = flattened(x, 2), flattened(pre, 1), y.view(-1, columns)
+    call = call_for(n, columns, x.dtype)
+    launch(KERNELS[FORWARD], call, (x, pre, out), batch=len(x), choice=choice)
+    return y
+
+
+def backward(
+    dy: torch.Tensor, x: torch.Tensor, pre: torch.Tensor, choice: Choice | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(dx, dpre)."""
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    call = call_for(*x.shape[-2:], x.dtype)
+    return dx, gradients(dy, x, pre, dx.view(-1, *x.shape[-2:]), KERNELS[BACKWARD], call, choice)
+
+
+def gradients(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    pre: torch.Tensor,
+    dx: torch.Tensor | None,
+    kernel: Kernel,
+    call: Any,
+    choice: Choice | None = None,
+) -> torch.Tensor:
+    """dpre, by a kernel with the body of BACKWARD; dx (T, n, C) is written where it is given."""
+    dpre = torch.empty(pre.shape, dtype=pre.dtype, device=pre.device)
+    dy, x, weights = flattened(dy, 1), flattened(x, 2), flattened(pre, 1)
+    tensors = dy, x, weights, dx, dpre.view(weights.shape)
+    launch(kernel, call, tensors, batch=len(x), choice=choice)
+    return dpre

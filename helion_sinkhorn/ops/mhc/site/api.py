@@ -1,0 +1,97 @@
+"""hc_site(...): the contract."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
+from helion_sinkhorn.ops.mhc.site.crossing import check_site, crossing
+from helion_sinkhorn.runtime.checks import check_implementation
+from helion_sinkhorn.runtime.export import named_for_export
+
+
+class Site(NamedTuple):
+    """What a site makes of its streams."""
+
+    y: torch.Tensor
+    """(..., C), the sublayer's input."""
+    post: torch.Tensor
+    """(..., n)."""
+    comb: torch.Tensor
+    """(..., n, n)."""
+    residual: torch.Tensor
+    """(..., n, C), the streams themselves, to pass to `hc_post`."""
+
+
+named_for_export(Site)
+
+
+def hc_site(
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    sinkhorn_iters: int = 20,
+    eps: float = 1e-6,
+    norm_eps: float = 1e-6,
+    norm_weight: torch.Tensor | None = None,
+    *,
+    post_mult: float = 2.0,
+    pre_eps: float | None = None,
+    post_eps: float = 0.0,
+    comb_order: str = "io",
+    precision: str = "float32",
+    eps_outside: bool = False,
+    implementation: str = "auto",
+) -> Site:
+    """Make a sublayer's input and the coefficients of its output from the residual streams.
+
+        mixes = hc_mixes(x, fn, norm_eps, norm_weight),  (pre, post, comb) = hc_split_sinkhorn(mixes, ...)
+        y_c = sum_i pre_i x_ic,  residual = x
+    The values are those of the three operators.  x has three uses, two here and one as the residual of
+    `hc_post`, and so three gradients, which autograd would add.  Pass `residual`, and not x, to `hc_post`, or
+    to whatever makes the new streams: its gradient then comes back here, and one kernel writes
+        dx = dresidual + pre dy + r dmixes fn + k <dmixes, mixes> x
+    with the gradient of fn.
+
+    Args:
+        x: (..., n, C), float32, bfloat16, float16 or float64, the streams.
+        fn: (n^2 + 2n, n C), any floating dtype, the projection.
+        scale: (3,), for pre, post and comb.
+        base: (n^2 + 2n,).
+        sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`.
+        eps: of Sinkhorn's softmax and denominators, and added to pre; 0, or 1e-12 to 1.
+        norm_eps: added to the mean square under the root, as in `hc_mixes`.
+        norm_weight: (n C,), weight of the norm, or None for 1.
+        post_mult: factor of post, as in `hc_split_sinkhorn`.
+        pre_eps: added to pre; None for eps.
+        post_eps: added to post.
+        comb_order: "io" for comb[input stream, output stream], "oi" for its transpose.
+        precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
+        eps_outside: add norm_eps to the root and not under it.
+        implementation: "auto", "helion" or "pytorch".
+
+    Returns:
+        y (..., C) in the dtype of x; post (..., n) and comb (..., n, n), float32, float64 for float64 x;
+        residual, x as a view that has this function's gradient.
+
+    Numerical policy: that of the three operators, but dx is rounded once, where theirs are rounded one by one
+        and then in autograd's sums.  Bitwise reproducible, and a token's results and its dx do not depend on
+        the others.  On a CPU, in float64, for DTensors, one stream, C = 1, a norm_eps below 1e-37 and more
+        than the kernels' iterations, the three operators are called, and autograd adds.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: what the three operators raise.
+
+    Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2.
+    """
+    implementation = check_implementation(implementation)
+    site = SiteParameters(fn, scale, base, norm_weight)
+    check_site(x, site)
+    options = SiteOptions(
+        sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside
+    ).checked()
+    y, _, post, comb, residual = crossing(None, x, site, None, options, implementation)
+    return Site(y, post, comb, residual)

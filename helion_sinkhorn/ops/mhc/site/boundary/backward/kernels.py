@@ -1,0 +1,269 @@
+"""The Helion kernel bodies of hc_boundary's backward.
+
+    streams       some tokens and a chunk of columns of all streams: df, dx, and sums over the chunk
+    sums          the chunks in their order: dpost, dcomb and the gradient of the collapse's weights
+    projection    a block of columns of a stream for a share of the tokens: dfn of that share
+
+The gradient of the new streams stays in registers, in float32.
+"""
+
+from __future__ import annotations
+
+import helion.language as hl
+import torch
+
+from helion_sinkhorn.ops.mhc.mixes.kernels import given_parts, parts_at, product, stream_gradient, turned
+from helion_sinkhorn.ops.mhc.post.kernels import (
+    coefficient,
+    mixed,
+    nothing_summed,
+    of_pair,
+    output_of,
+    parted,
+)
+from helion_sinkhorn.ops.mhc.site.boundary.kernels import each_stream, rows_of
+from helion_sinkhorn.ops.mhc.site.boundary.space import WIDTH
+from helion_sinkhorn.runtime.device_math import joined, multiply_add
+from helion_sinkhorn.runtime.space import power_of_two
+
+
+def by_thread(value, interpret):
+    """The columns of a block, WIDTH of them, as eight (tile, 4) tensors: one for each column of four threads.
+
+    A thread of a matrix product's result has columns 8 j + 2 q + k of its rows, j of 4, k of 2 and q its
+    own: so taken apart, a block stays where it is.
+    """
+    if interpret:  # the last block is narrower there
+        value = torch.nn.functional.pad(value, (0, WIDTH - value.size(1)))
+    whole = value.reshape(value.size(0), 4, 4, 2).permute(0, 2, 1, 3)
+    pairs = [half.reshape(value.size(0), 4, 2, 2) for half in hl.split(whole)]
+    return [column for pair in pairs for half in hl.split(pair) for column in hl.split(half)]
+
+
+def with_products(total, a, b, how):
+    """Four threads' sums with products of columns added, as `by_thread` has them, one after another.
+
+    By an instruction each: what a compiler fuses into a sum depends on the place in the block.
+    """
+    for left, right in zip(a, b, strict=True):
+        total = multiply_add(left, right, total, how)
+    return total
+
+
+def whole_sum(sums):
+    """The sum (tile,) of four threads' (tile, 4), in an order of its own."""
+    even, odd = hl.split(sums.reshape(sums.size(0), 2, 2))
+    return add_up(even) + add_up(odd)
+
+
+def add_up(pair):
+    first, second = hl.split(pair)
+    return first + second
+
+
+def take_gradients(tensors, upstream, norm, weights, sums, place, n, parts, together, how, interpret):
+    """The gradient of each new stream in float32, (tile_t, tile_c), and sums with the products for dweights.
+
+    G_o = dX'_o + weights_o dy + g fn_o + norm X'_o
+    """
+    dstreams, dy, streams, split = tensors
+    tile_t, tile_m, tile_c = place
+    totals = parted(sums, power_of_two(n))
+    found = []
+    if dy is not None:
+        # hl.load: in a helper Helion takes an index for an operation on the host
+        collapsed = hl.load(dy, [tile_t, tile_c]).to(torch.float32)
+        of_collapse = by_thread(collapsed, interpret)
+    if together:
+        whole = product(upstream, rows_of(split, tile_m, tile_c, n, parts), parts, interpret)
+        backs = each_stream(whole, n)
+    for o in range(n):
+        stored = hl.load(streams, [tile_t, o, tile_c]).to(torch.float32)
+        if dy is not None:
+            totals[o] = with_products(totals[o], by_thread(stored, interpret), of_collapse, how)
+        residual = norm if dstreams is None else hl.load(dstreams, [tile_t, o, tile_c])
+        given = norm, residual, norm if dy is None else collapsed, weights[o]
+        if together:
+            # the last block is narrower in reference mode
+            back = backs[o][:, : stored.size(1)] if interpret else backs[o]
+        else:
+            rows = [hl.load(split, [tile_m, k, o, tile_c]) for k in range(parts)]
+            back = product(upstream, rows, parts, interpret)
+        found.append(stream_gradient(back, stored, given, dstreams, dy, how))
+    return found, joined(totals)
+
+
+def give_to_streams(x, dx, gs, columns, comb, sums, place, n, transposed, how, interpret):
+    """Store dx of a block, and return sums with its products for dcomb, in the order of comb's entries."""
+    tile_t, _, tile_c = place
+    totals = parted(sums, power_of_two(n * n))
+    for i in range(n):
+        hl.store(dx, [tile_t, i, tile_c], mixed(gs[0], gs[1:], comb[i], how).to(dx.dtype))
+        stream = by_thread(hl.load(x, [tile_t, i, tile_c]).to(torch.float32), interpret)
+        for o in range(n):
+            k = o * n + i if transposed else i * n + o
+            totals[k] = with_products(totals[k], stream, columns[o], how)
+    return joined(totals)
+
+
+def give_to_output(f, bias, df, gs, columns, post, sums, place, n, how, interpret):
+    """Store df of a block, and return sums with its products for dpost."""
+    tile_t, _, tile_c = place
+    hl.store(df, [tile_t, tile_c], mixed(gs[0], gs[1:], post, how).to(df.dtype))
+    given = by_thread(output_of(f, bias, tile_t, tile_c), interpret)
+    totals = parted(sums, power_of_two(n))
+    for o in range(n):
+        totals[o] = with_products(totals[o], given, columns[o], how)
+    return joined(totals)
+
+
+def take_back(
+    tensors, update, upstream, coefficients, sums, place, n, parts, together, transposed, how, interpret
+):
+    """Store df and dx of a block, and return its sums for dpost, dcomb and dweights, those of each joined."""
+    f, x, bias, df, dx = update
+    norm, post, comb, weights = coefficients
+    of_post, of_comb, of_weights = sums
+    gs, of_weights = take_gradients(
+        tensors, upstream, norm, weights, of_weights, place, n, parts, together, how, interpret
+    )
+    columns = [by_thread(g, interpret) for g in gs]
+    of_post = give_to_output(f, bias, df, gs, columns, post, of_post, place, n, how, interpret)
+    of_comb = give_to_streams(x, dx, gs, columns, comb, of_comb, place, n, transposed, how, interpret)
+    return of_post, of_comb, of_weights
+
+
+def store_sums(partials, s, tile_t, total, count):
+    """Sums over chunk s, in partials (T, splits, count)."""
+    for k, part in enumerate(parted(total, power_of_two(count))[:count]):
+        hl.store(partials, [tile_t, s, k], whole_sum(part))
+
+
+def coefficients_at(along, post, comb, weights, tile_t, n, transposed):
+    """along, post, comb by input stream and then by output stream, and weights: (tile,) each in float32."""
+    return (
+        hl.load(along, [tile_t]),
+        [coefficient(post, tile_t, o) for o in range(n)],
+        [[of_pair(comb, tile_t, i, o, transposed) for o in range(n)] for i in range(n)],
+        [coefficient(weights, tile_t, o) for o in range(n)],
+    )
+
+
+def hc_boundary_backward(
+    dstreams: torch.Tensor | None,
+    dy: torch.Tensor | None,
+    g: torch.Tensor,
+    along: torch.Tensor,
+    streams: torch.Tensor,
+    split: torch.Tensor,
+    f: torch.Tensor,
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    weights: torch.Tensor,
+    df: torch.Tensor,
+    dx: torch.Tensor,
+    of_post: torch.Tensor,
+    of_comb: torch.Tensor,
+    of_weights: torch.Tensor,
+    rows: hl.constexpr,
+    n: hl.constexpr,
+    columns: hl.constexpr,
+    splits: hl.constexpr,
+    chunk: hl.constexpr,
+    width: hl.constexpr,
+    block_m: hl.constexpr,
+    parts: hl.constexpr,
+    together: hl.constexpr,
+    transposed: hl.constexpr,
+    how: hl.constexpr,
+    interpret: hl.constexpr,
+):
+    """df (T, C) and dx (T, n, C), and sums over `chunk` columns each: with
+
+        G_o = dX'_o + weights_o dy + (g fn)_o + along X'_o,
+        of_post_o = <G_o, f + bias>,  of_comb_io = <x_i, G_o>,  of_weights_o = <X'_o, dy>
+
+    of_post and of_weights are (T, splits, n), of_comb (T, splits, n n); g (T, parts, M) and along (T,) are
+    as in hc_mixes.  split is fn in parts, M at most block_m: those of all streams `together` in one chain of
+    matrix products, as `hc_boundary_split` has them, or (M, parts, n, C).
+    """
+    tokens = x.size(0)
+    hl.specialize((streams.stride(), split.stride(), f.stride(), x.stride(), post.stride(), comb.stride()))
+    hl.specialize((g.stride(), weights.stride(), df.stride(), dx.stride()))
+    hl.specialize((of_post.stride(), of_comb.stride(), of_weights.stride()))
+    for tile_s, tile_m, tile_t in hl.tile([splits, rows, tokens], block_size=[1, block_m, None]):
+        s = tile_s.begin
+        coefficients = coefficients_at(along, post, comb, weights, tile_t, n, transposed)
+        upstream = parts_at(g, tile_t, tile_m, parts)
+        zeros = hl.zeros([tile_t, 4], dtype=torch.float32)
+        sum_post = nothing_summed(zeros, n)
+        sum_comb = nothing_summed(zeros, n * n)
+        sum_weights = nothing_summed(zeros, n)
+        for tile_c in hl.tile(s * chunk, min(s * chunk + chunk, columns), block_size=width):
+            sum_post, sum_comb, sum_weights = take_back(
+                (dstreams, dy, streams, split), (f, x, bias, df, dx), upstream, coefficients,
+                (sum_post, sum_comb, sum_weights), (tile_t, tile_m, tile_c),
+                n, parts, together, transposed, how, interpret,
+            )  # fmt: skip
+        store_sums(of_post, s, tile_t, sum_post, n)
+        store_sums(of_comb, s, tile_t, sum_comb, n * n)
+        store_sums(of_weights, s, tile_t, sum_weights, n)
+
+
+def added(partials, tile_t, splits):
+    """The sum over the chunks, one after another."""
+    total = hl.load(partials, [tile_t, 0, slice(None)])
+    for s in range(1, splits):
+        total = total + hl.load(partials, [tile_t, s, slice(None)])
+    return total
+
+
+def hc_boundary_sums(
+    of_post: torch.Tensor,
+    of_comb: torch.Tensor,
+    of_weights: torch.Tensor,
+    dpost: torch.Tensor,
+    dcomb: torch.Tensor,
+    dweights: torch.Tensor,
+    splits: hl.constexpr,
+):
+    """dpost (T, n), dcomb (T, n n) and dweights (T, n) from the chunks, added in their order."""
+    tokens = dpost.size(0)
+    hl.specialize((dpost.size(1), dcomb.size(1), of_post.stride(), of_comb.stride()))
+    for tile_t in hl.tile(tokens):
+        dpost[tile_t, :] = added(of_post, tile_t, splits).to(dpost.dtype)
+        dcomb[tile_t, :] = added(of_comb, tile_t, splits).to(dcomb.dtype)
+        dweights[tile_t, :] = added(of_weights, tile_t, splits).to(dweights.dtype)
+
+
+def hc_boundary_projection(
+    g: torch.Tensor,
+    streams: torch.Tensor,
+    dfn: torch.Tensor,
+    rows: hl.constexpr,
+    n: hl.constexpr,
+    columns: hl.constexpr,
+    shares: hl.constexpr,
+    unit: hl.constexpr,
+    block_m: hl.constexpr,
+    x_parts: hl.constexpr,
+    parts: hl.constexpr,
+    interpret: hl.constexpr,
+):
+    """dfn (shares, M, n, C) = g' X' over the tokens of each share, a multiple of `unit`."""
+    tokens = streams.size(0)
+    share = (tokens + shares * unit - 1) // (shares * unit) * unit
+    hl.specialize((streams.stride(), g.stride(), dfn.stride()))
+    block_t = hl.register_block_size(tokens)
+    for tile_s, tile_m, tile_i, tile_c in hl.tile(
+        [shares, rows, n, columns], block_size=[1, block_m, 1, None]
+    ):
+        i = tile_i.begin
+        first = tile_s.begin * share
+        total = hl.zeros([tile_c, tile_m], dtype=torch.float32)
+        for tile_t in hl.tile(first, min(first + share, tokens), block_size=block_t):
+            given = turned(given_parts(streams[tile_t, i, tile_c], x_parts))
+            total = total + product(given, parts_at(g, tile_t, tile_m, parts), parts, interpret)
+        dfn[tile_s.begin, tile_m, i, tile_c] = total.transpose(0, 1)

@@ -1,0 +1,222 @@
+"""From tensors to the launches of hc_boundary's backward: one pass over the streams, or that of its parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
+from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.post import launch as post_launch
+from helion_sinkhorn.ops.mhc.site import launch as site_launch
+from helion_sinkhorn.ops.mhc.site.boundary.backward.space import (
+    CHUNK,
+    backward_default,
+    backward_space,
+    projection_default,
+    projection_space,
+    sums_default,
+    sums_space,
+)
+from helion_sinkhorn.ops.mhc.site.boundary.launch import split_of
+from helion_sinkhorn.ops.mhc.site.boundary.space import WIDTH
+from helion_sinkhorn.ops.mhc.site.launch import Tensors, call_for
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
+from helion_sinkhorn.ops.mhc.split import launch as split_launch
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, chosen_for, launch
+from helion_sinkhorn.runtime.views import flattened, parameter, placed
+
+BACKWARD, SUMS, PROJECTION = "hc_boundary_backward", "hc_boundary_sums", "hc_boundary_projection"
+LARGEST = 1 << 62
+"""A batch beyond every tuned one: look-up answers with the largest."""
+BODIES = "helion_sinkhorn.ops.mhc.site.boundary.backward.kernels"
+
+
+def backward_facts(
+    chosen: Chosen, call: SiteCall, precision: str, comb_order: str, together: bool
+) -> tuple[Any, ...]:
+    """What the body of BACKWARD takes after its tensors."""
+    mixes = call.mixes
+    return (
+        mixes.m, call.n, call.columns, -(-call.columns // CHUNK), CHUNK, WIDTH, mixes.block_m, mixes.dx_parts,
+        together, comb_order == "oi", chosen.reciprocal, chosen.interpret,
+    )  # fmt: skip
+
+
+def sums_facts(chosen: Chosen, call: SiteCall, *values: Any) -> tuple[Any, ...]:
+    """The same of SUMS."""
+    return (-(-call.columns // CHUNK),)
+
+
+def projection_facts(chosen: Chosen, call: SiteCall, precision: str, shares: int) -> tuple[Any, ...]:
+    """The same of PROJECTION."""
+    mixes = call.mixes
+    return (
+        mixes.m, call.n, call.columns, shares, mixes_launch.SHARE, mixes.block_m, mixes.x_parts, mixes.parts,
+        chosen.interpret,
+    )  # fmt: skip
+
+
+KERNELS = {
+    name: Kernel(name, f"{BODIES}:{name}", SiteCall, default, space, facts, traits=frozenset(traits))
+    for name, default, space, facts, traits in (
+        (BACKWARD, backward_default, backward_space, backward_facts, ("splits",)),
+        (SUMS, sums_default, sums_space, sums_facts, ()),
+        (PROJECTION, projection_default, projection_space, projection_facts, ("splits",)),
+    )
+}
+
+
+def backward(
+    upstream: tuple[torch.Tensor | None, ...], given: Tensors, bias: torch.Tensor | None, *constants: object
+) -> Tensors:
+    """(df, dx, dpost, dcomb, dfn, dbase and dscale, dweights).
+
+    Args:
+        upstream: (dstreams, dy, dpre, dpost, dcomb), each may be None.
+        given: (f, x, post, comb, weights, fn, scale, base, streams, mixes, norms).
+    """
+    x = given[1]
+    call = call_for(*x.shape[-2:], x.dtype, SiteOptions(*constants).precision)
+    if is_measured(call, x):
+        return in_one_pass(upstream, given, bias, *constants)
+    return in_parts(upstream, given, bias, *constants)
+
+
+def is_measured(call: SiteCall, x: torch.Tensor) -> bool:
+    """Whether all kernels of the one pass were timed for this call on this device: otherwise none runs.
+
+    The largest timed batch answers for all: one pass rounds dx elsewhere than the parts, and a token's
+    gradients must not depend on how many others there are.
+    """
+    return all(chosen_for(kernel, call, LARGEST, x).measured for kernel in KERNELS.values())
+
+
+def in_parts(
+    upstream: tuple[torch.Tensor | None, ...], given: Tensors, bias: torch.Tensor | None, *constants: object
+) -> Tensors:
+    """The backward of hc_site, and then that of hc_post; arguments and results as of `backward`."""
+    f, x, post, comb, weights, fn, scale, base, streams, mixes, norms = given
+    site = streams, fn, scale, base, weights, mixes, norms, False
+    # a df that is summed for the bias comes of a gradient that nothing has rounded yet
+    dtype = torch.float32 if f.dtype.itemsize > x.dtype.itemsize else x.dtype
+    dstreams, dfn, sums, dweights = site_launch.backward(*upstream, *site, *constants, dtype=dtype)
+    update = f, x, post, comb, bias, SiteOptions(*constants).comb_order
+    return *post_launch.backward(dstreams, *update), dfn, sums, dweights
+
+
+def in_one_pass(
+    upstream: tuple[torch.Tensor | None, ...],
+    given: Tensors,
+    bias: torch.Tensor | None,
+    *constants: object,
+    choices: Choices = NO_CHOICES,
+) -> Tensors:
+    """The same with one reading of the streams for everything but dfn; arguments as of `backward`.
+
+    `choices` of KERNELS, by name, take the place of what is served.
+    """
+    dstreams, dy, *of_coefficients = upstream
+    f, x, post, comb, weights, fn, scale, base, streams, mixes, norms = given
+    values, n = SiteOptions(*constants), x.size(-2)
+    call = call_for(*x.shape[-2:], x.dtype, values.precision)
+    of_mixes = call.mixes
+    dmixes, sums = split_launch.backward(*of_coefficients, mixes, scale, base, n, *values.of_split)
+    g, along = mixes_launch.upstream(*(flattened(t, 1) for t in (dmixes, mixes, norms)), of_mixes)
+    stored = flattened(streams, 2)
+    tensors = (
+        None if dstreams is None else flattened(dstreams, 2), None if dy is None else flattened(dy, 1),
+        g, along, stored, parts_of_fn(parameter(fn), call, stored, choices), flattened(f, 1), flattened(x, 2),
+        None if bias is None else placed(bias), flattened(post, 1), flattened(comb, 2), flattened(weights, 1),
+    )  # fmt: skip
+    made = gradients(tensors, call, values.comb_order, choices)
+    dfn = projection(g, stored, call, choices.get(PROJECTION))
+    *of_update, dweights = (
+        t.view(like.shape) for t, like in zip(made, (f, x, post, comb, weights), strict=True)
+    )
+    return *of_update, dfn, sums, weights.new_empty(0) if dy is None else dweights
+
+
+def parts_of_fn(
+    fn: torch.Tensor, call: SiteCall, streams: torch.Tensor, choices: Choices = NO_CHOICES
+) -> torch.Tensor:
+    """The parts of fn as `one_pass` takes them for streams (T, n, C), with what is chosen for its kernel."""
+    choice = choices.get(BACKWARD) or chosen_for(KERNELS[BACKWARD], call, len(streams), streams)
+    if dict(choice.variant)["together"]:
+        return split_of(fn, call)
+    return mixes_launch.split(fn, call.mixes).view(call.mixes.m, call.mixes.parts, call.n, call.columns)
+
+
+def gradients(
+    given: tuple[torch.Tensor | None, ...], call: SiteCall, comb_order: str, choices: Choices = NO_CHOICES
+) -> Tensors:
+    """(df, dx, dpost, dcomb, dweights) of the tensors that `one_pass` takes, tokens one behind the other."""
+    *_, post, comb, weights = given
+    df, dx, *partials = one_pass(*given, call, comb_order, choices.get(BACKWARD))
+    dpost, dcomb, dweights = summed(*partials, call, (post, comb, weights), choices.get(SUMS))
+    return df, dx, dpost, dcomb.view(comb.shape), dweights
+
+
+def one_pass(
+    dstreams: torch.Tensor | None,
+    dy: torch.Tensor | None,
+    g: torch.Tensor,
+    along: torch.Tensor,
+    streams: torch.Tensor,
+    split: torch.Tensor,
+    f: torch.Tensor,
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    weights: torch.Tensor,
+    call: SiteCall,
+    comb_order: str,
+    choice: Choice | None = None,
+) -> Tensors:
+    """(df, dx, of_post, of_comb, of_weights), the last three as the kernel has them.
+
+    split is what `parts_of_fn` makes: its layout decides how products with fn are made, and not the config,
+    since the default may take the place of one that is refused.
+    """
+    tokens, n, columns = x.shape
+    splits = -(-columns // CHUNK)
+    df, dx = torch.empty_like(f), torch.empty_like(x)
+    sizes = n, n * n, n
+    partials = [x.new_empty((tokens, splits, size), dtype=torch.float32) for size in sizes]
+    tensors = (
+        dstreams, dy, g, along, streams, split, f, x, bias, post, comb, weights, df, dx, *partials,
+    )  # fmt: skip
+    values = call.precision, comb_order, split.dim() == 3
+    launch(KERNELS[BACKWARD], call, tensors, *values, batch=tokens, choice=choice)
+    return df, dx, *partials
+
+
+def summed(
+    of_post: torch.Tensor,
+    of_comb: torch.Tensor,
+    of_weights: torch.Tensor,
+    call: SiteCall,
+    like: Tensors,
+    choice: Choice | None = None,
+) -> Tensors:
+    """(dpost (T, n), dcomb (T, n n), dweights (T, n)) of the dtypes of `like`."""
+    tokens = len(of_post)
+    partials = of_post, of_comb, of_weights
+    made = tuple(p.new_empty((tokens, p.size(2)), dtype=t.dtype) for p, t in zip(partials, like, strict=True))
+    launch(KERNELS[SUMS], call, (*partials, *made), call, batch=tokens, choice=choice)
+    return made
+
+
+def projection(
+    g: torch.Tensor, streams: torch.Tensor, call: SiteCall, choice: Choice | None = None
+) -> torch.Tensor:
+    """dfn (M, n C) in float32, for g (T, parts, M) and streams (T, n, C)."""
+    tokens, n, columns = streams.shape
+    kernel, m = KERNELS[PROJECTION], call.mixes.m
+    shares = dict((choice or chosen_for(kernel, call, tokens, streams)).variant)["shares"]
+    sums = streams.new_empty((shares, m, n, columns), dtype=torch.float32)
+    launch(kernel, call, (g, streams, sums), call.precision, shares, batch=tokens, choice=choice)
+    return sums.sum(0).view(m, n * columns)

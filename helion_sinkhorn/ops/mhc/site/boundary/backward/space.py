@@ -1,0 +1,65 @@
+"""The configs of hc_boundary's backward taken untuned, and what the tuner tries."""
+
+from __future__ import annotations
+
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.ops.mhc.mixes import space as mixes
+from helion_sinkhorn.ops.mhc.site.boundary.space import config
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
+from helion_sinkhorn.runtime.space import Grid, Items, power_of_two
+
+CHUNK = 512
+"""Columns of each stream that one program adds up: fixed, so that a token's bits are those of any batch.
+
+4 x 4096 columns: the partial sums are 768 bytes a token, written and read, of 155 KB in all, and 8192 tokens
+make 1024 programs, four for each place on an H200.
+"""
+TOGETHER, APART = (("together", True),), (("together", False),)
+"""One chain of products for all streams, or one for each: on sm_100 they spill 592 bytes and 72."""
+
+
+def backward_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
+    if device.vendor == "amd":
+        # gfx950, 4 streams, bfloat16: 254 registers and 1569 instructions, apart 364 and 2511.  With four
+        # warps float32 takes 314, and a gfx942 spills 7 of three streams
+        return config(64, 8 if call.dtype == "float32" or power_of_two(call.n) != call.n else 4, 1), TOGETHER
+    # sm_90, 4 streams, bfloat16: 255 registers, of which Triton 3.6 spills 4 and 3.9 32, two programs a
+    # multiprocessor; eight warps would take half as many instructions again for the same block.  In float32,
+    # and where columns move one by one, they spill less: 40 bytes for 320, and 32 for 360
+    return config(64, 8 if call.dtype == "float32" or call.columns % 8 else 4, 2), APART
+
+
+def backward_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
+    """Every config may be tried: the order in which columns are added up does not depend on it.
+
+    An H200 needs a step in flight (485 us of 8192 x 4096 instead of 1124), and 128 tokens a program are
+    slower (561); a config takes 20 s to compile.
+    """
+    sizes, stages = ((64, 4), (64, 8), (128, 8)), (1, 2)
+    if device.vendor == "nvidia":
+        sizes, stages = ((64, 4), (64, 8)), (2, 3)
+    few = [config(*size, s) for size in sizes for s in stages]
+    return ({"config": tuple(few), "together": (True, False)},)
+
+
+def sums_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
+    return (("block_sizes", (fewest_tokens(call, device),)), ("num_warps", 1)), ()
+
+
+def sums_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
+    fewest = fewest_tokens(call, device)
+    few = [(("block_sizes", (fewest * more,)), ("num_warps", w)) for more in (1, 2, 4, 8) for w in (1, 4)]
+    return ({"config": tuple(few)},)
+
+
+def fewest_tokens(call: SiteCall, device: Device) -> int:
+    """As many as fill a warp with 16 bytes a thread of dcomb."""
+    return max(1, 4 * device.warp_size // power_of_two(call.n * call.n))
+
+
+def projection_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
+    return mixes.backward_default(call.mixes, device)
+
+
+def projection_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
+    return mixes.backward_space(call.mixes, device)

@@ -1,0 +1,121 @@
+"""From tensors to the launches of hc_boundary's forward: four."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.site.boundary.space import (
+    WIDTH,
+    chunk_of,
+    forward_default,
+    forward_space,
+    split_default,
+    split_space,
+)
+from helion_sinkhorn.ops.mhc.site.launch import Tensors, call_for, coefficients
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, launch
+from helion_sinkhorn.runtime.space import power_of_two
+from helion_sinkhorn.runtime.views import flattened, parameter, placed
+
+SPLIT, FORWARD = "hc_boundary_split", "hc_boundary_forward"
+BODIES = "helion_sinkhorn.ops.mhc.site.boundary.kernels"
+
+
+def split_facts(chosen: Chosen, call: SiteCall) -> tuple[Any, ...]:
+    """What the body of SPLIT takes after its tensors."""
+    mixes = call.mixes
+    return mixes.m, call.n, call.columns, WIDTH, power_of_two(call.n), mixes.parts
+
+
+def forward_facts(chosen: Chosen, call: SiteCall, precision: str, comb_order: str) -> tuple[Any, ...]:
+    """The same of FORWARD."""
+    mixes, chunk = call.mixes, chunk_of(call)
+    return (
+        mixes.m, call.n, call.columns, -(-call.columns // chunk), chunk, WIDTH,
+        mixes.block_m, mixes.x_parts, mixes.parts, comb_order == "oi", chosen.reciprocal, chosen.interpret,
+    )  # fmt: skip
+
+
+KERNELS = {
+    name: Kernel(
+        name, f"{BODIES}:{name}", SiteCall, default, space, facts, traits=frozenset({"splits"}), size=size
+    )
+    for name, default, space, facts, size in (
+        (SPLIT, split_default, split_space, split_facts, lambda call: call.mixes.m),
+        (FORWARD, forward_default, forward_space, forward_facts, None),
+    )
+}
+
+
+def forward(
+    f: torch.Tensor,
+    x: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    bias: torch.Tensor | None,
+    weights: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    *constants: object,
+    choices: Choices = NO_CHOICES,
+) -> Tensors:
+    """(streams, y, pre, post, comb, mixes, norms); the contract is torch_op's.
+
+    `choices` of KERNELS, by name, take the place of what is served.
+    """
+    given = SiteOptions(*constants)
+    n, columns = x.shape[-2:]
+    call = call_for(n, columns, x.dtype, given.precision)
+    split = split_of(parameter(fn), call, choices.get(SPLIT))
+    passed = one_pass(f, x, post, comb, bias, weights, split, call, given.comb_order, choices.get(FORWARD))
+    streams, y, *made = passed
+    return streams, y, *coefficients(*made, x.shape[:-2], scale, base, n, call.mixes, given)
+
+
+def split_shape(call: SiteCall) -> tuple[int, int, int]:
+    """(M, parts, size): WIDTH entries for each block of columns and each place of a stream."""
+    blocks, places = -(-call.columns // WIDTH), power_of_two(call.n)
+    return call.mixes.m, call.mixes.parts, blocks * places * WIDTH
+
+
+def split_of(fn: torch.Tensor, call: SiteCall, choice: Choice | None = None) -> torch.Tensor:
+    """The bfloat16 parts of fn (M, n C), WIDTH columns of every stream side by side."""
+    made = fn.new_empty(split_shape(call), dtype=torch.bfloat16)
+    # fn has n (n + 2) rows and n C columns, so the layouts decide the call
+    launch(KERNELS[SPLIT], call, (fn, made), batch=len(fn), choice=choice)
+    return made
+
+
+def one_pass(
+    f: torch.Tensor,
+    x: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    bias: torch.Tensor | None,
+    weights: torch.Tensor,
+    split: torch.Tensor,
+    call: SiteCall,
+    comb_order: str,
+    choice: Choice | None = None,
+) -> Tensors:
+    """(streams (..., n, C), y (..., C), partials (T, splits, M), squares (T, splits)) of T tokens.
+
+    streams and y are made in these shapes: of several results autograd lets nobody change a view in place.
+    """
+    n, columns = x.shape[-2:]
+    streams, y = x.new_empty(x.shape), x.new_empty((*x.shape[:-2], columns))
+    f, x, post, comb = flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2)
+    bias, weights, tokens = None if bias is None else placed(bias), flattened(weights, 1), x.size(0)
+    splits = -(-columns // chunk_of(call))
+    partials = x.new_empty((tokens, splits, n * (n + 2)), dtype=torch.float32)
+    squares = x.new_empty((tokens, splits), dtype=torch.float32)
+    rows = streams.view(tokens, n, columns), y.view(tokens, columns)
+    tensors = f, x, post, comb, bias, weights, split, *rows, partials, squares
+    launch(KERNELS[FORWARD], call, tensors, call.precision, comb_order, batch=tokens, choice=choice)
+    return streams, y, partials, squares

@@ -1,0 +1,149 @@
+"""From tensors to the launches of hc_site: five forward, and a backward that writes dx once.
+
+Forward are the kernels of hc_mixes, hc_split_sinkhorn and hc_pre.  Of its own the backward has two: the
+gradient of the collapse's weights, which the projection's upstream gradient waits for, and then everything
+that the streams are given, in one pass with the gradient of fn.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
+from helion_sinkhorn.ops.mhc.mixes.space import MixesCall
+from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
+from helion_sinkhorn.ops.mhc.site.space import (
+    SiteCall,
+    backward_default,
+    backward_space,
+    weights_default,
+    weights_space,
+)
+from helion_sinkhorn.ops.mhc.split import launch as split_launch
+from helion_sinkhorn.runtime.kernel import Kernel
+from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices
+from helion_sinkhorn.runtime.views import flattened, parameter
+
+WEIGHTS, BACKWARD = "hc_site_weights", "hc_site_backward"
+KERNELS = {
+    # that of hc_pre without dx
+    WEIGHTS: Kernel(
+        WEIGHTS,
+        pre_launch.KERNELS[pre_launch.BACKWARD].body,
+        SiteCall,
+        weights_default,
+        weights_space,
+        pre_launch.backward_facts,
+    ),
+    # that of hc_mixes with the other gradients of the streams
+    BACKWARD: Kernel(
+        BACKWARD,
+        mixes_launch.KERNELS[mixes_launch.BACKWARD].body,
+        SiteCall,
+        backward_default,
+        backward_space,
+        lambda chosen, call, *values: mixes_launch.backward_facts(chosen, call.mixes, *values),
+        traits=frozenset({"splits"}),
+    ),
+}
+Tensors = tuple[torch.Tensor, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def call_for(n: int, columns: int, dtype: torch.dtype, precision: str) -> SiteCall:
+    """What the configs of a call are chosen for."""
+    return SiteCall(str(dtype)[6:], n, columns, precision)
+
+
+def forward(
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    weights: torch.Tensor | None,
+    *constants: object,
+) -> Tensors:
+    """(y, pre, post, comb, mixes, norms); the contract is torch_op's."""
+    given = SiteOptions(*constants)
+    n, columns = x.shape[-2:]
+    streams, projection = flattened(x, 2), parameter(fn)
+    call = call_for(n, columns, x.dtype, given.precision).mixes
+    split = mixes_launch.split(projection, call)
+    made = mixes_launch.partials(streams.view(-1, n * columns), split, given.precision)
+    found = coefficients(*made, x.shape[:-2], scale, base, n, call, given)
+    y = pre_launch.forward(streams.view(x.shape), found[0] if weights is None else weights)
+    return y, *found
+
+
+def coefficients(
+    partials: torch.Tensor,
+    squares: torch.Tensor,
+    lead: torch.Size,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    n: int,
+    call: MixesCall,
+    given: SiteOptions,
+) -> Tensors:
+    """(pre, post, comb, mixes, norms), each (*lead, ...), of partials (T, splits, M) and squares (T, splits).
+
+    Of these mixes and norms are views, which autograd lets nobody change in place, and callers do not get.
+
+    By two launches: the kernel of the coefficients can add partial sums itself, but has one thread a token.
+    H200, 128 tokens of 4 x 7168, 28 partial sums each, graph of a whole site: 24 us with two, 32 with one.
+    """
+    made = mixes_launch.reduce(partials, squares, call, given.norm_eps, given.eps_outside)
+    mixes, norms = (t.view(*lead, t.size(1)) for t in made)
+    return *split_launch.forward(mixes, scale, base, n, *given.of_split, torch.float32), mixes, norms
+
+
+def backward(
+    dresidual: torch.Tensor | None,
+    dy: torch.Tensor | None,
+    dpre: torch.Tensor | None,
+    dpost: torch.Tensor | None,
+    dcomb: torch.Tensor | None,
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    weights: torch.Tensor,
+    mixes: torch.Tensor,
+    norms: torch.Tensor,
+    own: bool,
+    *constants: object,
+    dtype: torch.dtype | None = None,
+    choices: Choices = NO_CHOICES,
+) -> Tensors:
+    """(dx, dfn in float32, dbase and dscale one behind the other, dweights); the contract is torch_op's.
+
+    Args:
+        dtype: of dx; that of x if None.
+        choices: of KERNELS, by name, in the place of what is served.
+    """
+    given = SiteOptions(*constants)
+    n, columns = x.shape[-2:]
+    streams, projection = flattened(x, 2), parameter(fn)
+    call = call_for(n, columns, x.dtype, given.precision)
+    lead, weights = x.shape[:-2], flattened(weights, 1)
+    dweights = weights.new_empty(0)
+    if dy is not None:
+        dy = flattened(dy, 1)
+        of_collapse = pre_launch.gradients(
+            dy, streams, weights, None, KERNELS[WEIGHTS], call, choices.get(WEIGHTS)
+        )
+        if own:
+            dpre = of_collapse if dpre is None else dpre.reshape(-1, n) + of_collapse
+        else:
+            dweights = of_collapse.view(*lead, n)
+    dmixes, sums = split_launch.backward(dpre, dpost, dcomb, mixes, scale, base, n, *given.of_split)
+    of_tokens = (flattened(t, 1) for t in (dmixes, mixes, norms))
+    g, along = mixes_launch.upstream(*of_tokens, call.mixes)
+    others = None if dresidual is None else flattened(dresidual, 2), dy, None if dy is None else weights
+    dx, dfn = mixes_launch.gradients(
+        g, along, streams, projection, call, choices.get(BACKWARD), others, KERNELS[BACKWARD], dtype
+    )
+    return dx.view(x.shape), dfn, sums, dweights

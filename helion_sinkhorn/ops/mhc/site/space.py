@@ -1,0 +1,55 @@
+"""What a config of hc_site's kernels is chosen for, the config taken untuned, and what the tuner tries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.configs.store import Keyed
+from helion_sinkhorn.ops.mhc.mixes import space as mixes
+from helion_sinkhorn.ops.mhc.pre import space as pre
+from helion_sinkhorn.runtime.space import Grid, Items
+
+
+@dataclass(frozen=True)
+class SiteCall(Keyed):
+    """The dtype of the streams, how many there are, their columns, and the precision asked for."""
+
+    dtype: str
+    n: int
+    columns: int
+    precision: str
+
+    @property
+    def mixes(self) -> mixes.MixesCall:
+        """The projection of such a site."""
+        return mixes.MixesCall(self.dtype, self.n * (self.n + 2), self.n * self.columns, self.precision)
+
+    @property
+    def pre(self) -> pre.PreCall:
+        """The collapse of such a site."""
+        return pre.PreCall(self.dtype, self.n, self.columns)
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.n}x{self.columns} {self.precision}"
+
+
+def weights_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
+    return pre.backward_default(call.pre, device)
+
+
+def weights_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
+    return pre.backward_space(call.pre, device)
+
+
+def backward_default(call: SiteCall, device: Device) -> tuple[Items, Items]:
+    config, variant = mixes.backward_default(call.mixes, device)
+    sizes = dict(config)
+    if sizes["block_sizes"] == (64, 128) and sizes["num_warps"] == 4:
+        # with the other gradients 128 columns take more registers than four warps have
+        config = mixes.backward_config(64, 64, 4, sizes["num_stages"])
+    return config, variant
+
+
+def backward_space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
+    return mixes.backward_space(call.mixes, device)

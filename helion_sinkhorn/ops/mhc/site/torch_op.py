@@ -1,0 +1,176 @@
+"""The torch operators of hc_site, for calls that its kernels compute; others are made of its parts.
+
+`helion_sinkhorn::hc_site` returns (y, pre, post, comb, mixes, norms): y is collapsed by `weights`, or by pre
+where they are None; mixes (..., n^2 + 2n) and norms (..., 2) are what the backward takes (docs/hc_mixes.md),
+and carry no gradient.  `hc_site_backward` returns (dx, dfn, dbase and dscale one behind the other, dweights);
+with `own` the weights are pre: their gradient goes on to the mixes, and dweights is empty.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from helion_sinkhorn.runtime.direct import apply_directly
+from helion_sinkhorn.runtime.tokens import roles
+from helion_sinkhorn.runtime.torch_op import (
+    define,
+    differentiable,
+    differentiates,
+    last,
+    no_forward_mode,
+    on_device,
+    with_signature,
+)
+
+FORWARD, BACKWARD = "hc_site", "hc_site_backward"
+CONSTANTS = (
+    "int n_iters, float eps, float norm_eps, float post_mult, float pre_eps, float post_eps, str comb_order, "
+    "str precision, bool eps_outside"
+)
+
+
+@functools.cache
+def _launch():
+    """The launcher, imported by the first call that needs it."""
+    from helion_sinkhorn.ops.mhc.site import launch
+
+    return launch
+
+
+def forward(x, *arguments):
+    """(y, pre, post, comb, mixes, norms)."""
+    if x.numel() == 0:
+        return tuple(t.zero_() for t in empty_results(x, *arguments))
+    with on_device(x):
+        return _launch().forward(x, *arguments)
+
+
+def backward(dresidual, dy, dpre, dpost, dcomb, x, *arguments):
+    """(dx, dfn, dbase and dscale, dweights)."""
+    given = dresidual, dy, dpre, dpost, dcomb, x, *arguments
+    if x.numel() == 0:
+        return tuple(t.zero_() for t in _empty_gradients(*given))
+    with on_device(x):
+        return _launch().backward(*given)
+
+
+def empty_results(x, fn, scale, base, weights, *constants):
+    """Tensors without values of the results' shapes and dtypes."""
+    n, columns = x.shape[-2:]
+    lead, m = x.shape[:-2], n * n + 2 * n
+    coefficients = ((n,), (n,), (n, n), (m,), (2,))
+    y = x.new_empty(*lead, columns)
+    return y, *(x.new_empty(*lead, *shape, dtype=torch.float32) for shape in coefficients)
+
+
+def _empty_gradients(dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, mixes, norms, own, *_):
+    single = torch.float32
+    sums = x.new_empty(base.size(0) + 3, dtype=single)
+    dweights = weights.new_empty(0 if own or dy is None else weights.shape)
+    return x.new_empty(x.shape), fn.new_empty(fn.shape, dtype=single), sums, dweights
+
+
+def _keep(ctx, inputs, output):
+    weights, results = inputs[4], output[-6:]
+    ctx.own = weights is None
+    ctx.save_for_backward(*inputs[:4], results[1] if ctx.own else weights, *results[4:])
+    ctx.constants = inputs[5:]
+    ctx.mark_non_differentiable(*results[4:])
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(ctx, dy, dpre, dpost, dcomb, *_):
+    return _with_residual(ctx, None, dy, dpre, dpost, dcomb)
+
+
+def _with_residual(ctx, dresidual, dy, dpre, dpost, dcomb, *_):
+    found = gradients((dresidual, dy, dpre, dpost, dcomb), ctx.saved_tensors, ctx.own, ctx.constants)
+    return *found, *[None] * len(ctx.constants)
+
+
+def gradients(upstream, given, own, constants):
+    """Gradients of x, fn, scale, base and weights, None for those that have none.
+
+    Args:
+        upstream: (dresidual, dy, dpre, dpost, dcomb), each may be None.
+        given: (x, fn, scale, base, weights, mixes, norms).
+    """
+    if all(t is None for t in upstream[1:]):
+        return upstream[0], *[None] * 4
+    _, fn, scale, base, *_ = given
+    there = [t for t in upstream if t is not None]
+    run = HcSiteBackward.apply if differentiates(*there, *given[:5]) else call_backward
+    dx, dfn, sums, dweights = run(*upstream, *given, own, *constants)
+    dweights = None if own or upstream[1] is None else dweights
+    return dx, *of_parameters(dfn, sums, fn, scale, base), dweights
+
+
+def of_parameters(dfn, sums, fn, scale, base):
+    """(dfn, dscale, dbase) in the dtypes of what they belong to; sums are dbase and dscale in a row."""
+    dbase, dscale = sums.split_with_sizes((base.size(0), 3))
+    return dfn.to(fn.dtype), dscale.to(scale.dtype), dbase.to(base.dtype)
+
+
+call = define(
+    FORWARD,
+    f"(Tensor x, Tensor fn, Tensor scale, Tensor base, Tensor? weights, {CONSTANTS})"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    forward, empty_results, 5,
+)  # fmt: skip
+call_backward = define(
+    BACKWARD,
+    "(Tensor? dresidual, Tensor? dy, Tensor? dpre, Tensor? dpost, Tensor? dcomb, Tensor x, Tensor fn, "
+    f"Tensor scale, Tensor base, Tensor weights, Tensor mixes, Tensor norms, bool own, {CONSTANTS})"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    backward, _empty_gradients, 12,
+)  # fmt: skip
+differentiable(FORWARD, FORWARD, call, _keep, _gradient)
+HcSiteBackward = last(BACKWARD, FORWARD, call_backward)
+
+
+class Traced(torch.autograd.Function):
+    """The operator with the streams as one more result, the first, whose gradient its backward takes in.
+
+    A registered operator must not return its argument, so this stands beside what `differentiable` makes.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    @with_signature
+    def forward(*arguments):
+        return arguments[0].view_as(arguments[0]), *call(*arguments)
+
+    setup_context = staticmethod(_keep)
+    backward = staticmethod(_with_residual)
+
+
+class HcSite(Traced):
+    """Traced with a jvp that raises, for eager calls: Dynamo takes no Function with a jvp."""
+
+    jvp = staticmethod(no_forward_mode(FORWARD))
+
+
+def _site(x, *arguments):
+    return x.view_as(x), *call.run(x, *arguments)
+
+
+apply_directly(HcSite, call, _site, FORWARD)
+
+
+def run(x, *arguments):
+    """(y, pre, post, comb, residual) of the operator, the residual with its gradient where there is one."""
+    given = [t for t in (x, *arguments[:4]) if t is not None]
+    if differentiates(*given):
+        residual, *found = HcSite.apply(x, *arguments)
+    elif torch.is_grad_enabled() and any(t.requires_grad for t in given):
+        residual, *found = Traced.apply(x, *arguments)
+    else:
+        residual, found = x, call(x, *arguments)
+    return *found[:4], residual
+
+
+roles(FORWARD, "tpppt -> tttttt", empty_results)
+roles(BACKWARD, "ttttttpppttt -> t++t", _empty_gradients)

@@ -1,0 +1,298 @@
+"""From tensors to launches of hc_split_sinkhorn: views, the choice of configs, sums over tokens."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.ops.mhc.split.space import (
+    HcCall,
+    backward_default,
+    backward_space,
+    forward_default,
+    forward_space,
+)
+from helion_sinkhorn.ops.mhc.split.views import At, logits_view, written_view
+from helion_sinkhorn.ops.sinkhorn.scaling import lean_is_safe, pairs_are_safe, pivot_is_safe
+from helion_sinkhorn.ops.sinkhorn.views import thread_of
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.launch import (
+    MOST_REPEATS,
+    Chosen,
+    chosen_for,
+    device_of,
+    launch,
+    launch_chosen,
+    launch_kept,
+    run_and_keep,
+)
+from helion_sinkhorn.runtime.views import parameter, placed
+
+FORWARD, BACKWARD = "hc_split_sinkhorn_forward", "hc_split_sinkhorn_backward"
+REDUCED = "hc_split_sinkhorn_reduced"
+BODIES = "helion_sinkhorn.ops.mhc.split.kernels"
+NO_NORM = 0, 0, 0, False, 0, 0.0, False
+"""(splits, first, together, tokens_first, size, norm_eps, eps_outside) of mixes that are no partial sums."""
+TOGETHER = 4
+"""Splits that are loaded at a time: 96 registers of a thread that holds a token of four streams."""
+Tensors = tuple[torch.Tensor, ...]
+_tiles: dict[Hashable, int] = {}
+"""How many tiles a launch of the backward kernel had, by what it was kept under."""
+
+
+@functools.lru_cache(maxsize=4096)
+def call_for(n: int, n_iters: int, eps: float, dtype: torch.dtype) -> HcCall:
+    """What the configs of a call are chosen for."""
+    return HcCall(str(dtype)[6:], n, n_iters, eps > 0)
+
+
+def shared(call: HcCall, eps: float, choice: Choice) -> tuple[bool, bool]:
+    """(paired, pivoted) where they are safe."""
+    variant, eps = dict(choice.variant), eps if call.deepseek else 0.0
+    paired = variant.get("paired", False) and pairs_are_safe(call.n, call.n, call.steps, eps)
+    return paired, variant.get("pivoted", False) and pivot_is_safe(call.steps, eps)
+
+
+def forward_facts(
+    chosen: Chosen, call: HcCall, constants: tuple[Any, ...], norm: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """What the body of the forward takes after its tensors."""
+    n_iters, eps, post_mult, pre_eps, post_eps, comb_order = constants
+    return (
+        call.n, n_iters, eps, call.deepseek, post_mult, pre_eps, post_eps, comb_order == "oi", *norm,
+        chosen.reciprocal, *shared(call, eps, chosen.choice),
+    )  # fmt: skip
+
+
+def backward_facts(
+    chosen: Chosen, call: HcCall, eps: float, post_mult: float, comb_order: str
+) -> tuple[Any, ...]:
+    """The same of the backward."""
+    variant = dict(chosen.choice.variant)
+    length = variant.get("length", 1)
+    return (
+        call.n, call.n_iters, eps, call.deepseek, post_mult, comb_order == "oi",
+        length, max(call.steps - 1, 0) // length, chosen.reciprocal, *shared(call, eps, chosen.choice),
+        variant.get("lean", False) and lean_is_safe(call.n, call.n, eps if call.deepseek else 0.0),
+    )  # fmt: skip
+
+
+KERNELS = {
+    name: Kernel(
+        name,
+        f"{BODIES}:{body}",
+        HcCall,
+        default,
+        space,
+        facts,
+        traits=frozenset({"normalises", "gates", *traits}),
+    )
+    for name, body, default, space, facts, traits in (
+        (FORWARD, FORWARD, forward_default, forward_space, forward_facts, ("returns float32",)),
+        # the same with partial sums for mixes: more to load, so other configs may be the best
+        (REDUCED, FORWARD, forward_default, forward_space, forward_facts, ("returns float32", "norms")),
+        (BACKWARD, BACKWARD, backward_default, backward_space, backward_facts, ()),
+    )
+}
+
+
+def forward(
+    mixes: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    n: int,
+    n_iters: int,
+    eps: float,
+    post_mult: float,
+    pre_eps: float,
+    post_eps: float,
+    comb_order: str,
+    out_dtype: torch.dtype,
+    choice: Choice | None = None,
+) -> Tensors:
+    """(pre, post, comb); the contract is api.hc_split_sinkhorn's."""
+    constants = n_iters, eps, post_mult, pre_eps, post_eps, comb_order
+    results = coefficients(mixes, mixes.shape[:-1], n, out_dtype)
+    launch_forward(FORWARD, mixes, scale, base, results, (None, None, None), n, constants, NO_NORM, choice)
+    return results
+
+
+def forward_reduced(
+    partials: torch.Tensor,
+    squares: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    size: int,
+    norm_eps: float,
+    eps_outside: bool,
+    n: int,
+    n_iters: int,
+    eps: float,
+    post_mult: float,
+    pre_eps: float,
+    post_eps: float,
+    comb_order: str,
+    out_dtype: torch.dtype,
+    choice: Choice | None = None,
+) -> Tensors:
+    """(pre, post, comb, mixes, norms); the contract is torch_op's.
+
+    Memory (splits, T) and (T, splits) is read as it is, any other layout copied.
+    """
+    splits, *lead, columns = partials.shape
+    constants = n_iters, eps, post_mult, pre_eps, post_eps, comb_order
+    results = coefficients(partials, lead, n, out_dtype)
+    mixes, norms = partials.new_empty((*lead, columns)), partials.new_empty((*lead, 2))
+    by_token = partials.movedim(0, -2), squares.movedim(0, -1)
+    tokens_first = splits > 1 and all(t.is_contiguous() for t in by_token)
+    if tokens_first:
+        partials, squares = by_token
+    norm = splits, (splits - 1) % TOGETHER + 1, TOGETHER, tokens_first, size, norm_eps, eps_outside
+    of_norm = placed(squares), mixes, norms
+    launch_forward(REDUCED, partials, scale, base, results, of_norm, n, constants, norm, choice)
+    return *results, mixes, norms
+
+
+def coefficients(x: torch.Tensor, lead: Sequence[int], n: int, dtype: torch.dtype) -> Tensors:
+    """Room for (pre, post, comb)."""
+    return tuple([x.new_empty((*lead, *s), dtype=dtype) for s in ((n,), (n,), (n, n))])
+
+
+def launch_forward(
+    name: str,
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    results: Tensors,
+    of_norm: tuple[torch.Tensor | None, ...],
+    n: int,
+    constants: tuple[Any, ...],
+    norm: tuple[Any, ...],
+    choice: Choice | None,
+) -> None:
+    """One launch of the forward kernel: mixes x, or partial sums x with (squares, mixes, norms)."""
+    x, scale, base = placed(x), parameter(scale), parameter(base)
+    pre, post, comb = results
+    squares, mixes, norms = of_norm
+    tokens, columns = pre.numel() // n, n * n + 2 * n
+    tensors = (
+        x, At(x, 2 * n), scale, base, At(base, 2 * n), pre, post, comb,
+        squares, mixes, None if mixes is None else At(mixes, 2 * n), norms,
+    )  # fmt: skip
+    n_iters, eps, *_ = constants
+
+    def views(chosen: Chosen) -> tuple[torch.Tensor | None, ...]:
+        thread = thread_of(chosen.choice)
+        flat = any(thread)
+        rows = x.view(-1, columns)
+        of_reduction = (None,) * 4
+        if mixes is not None:
+            mixed = mixes.view(tokens, columns)
+            of_reduction = (
+                squares.view(-1), mixed.view(tokens, n + 2, n), written_view(mixed[:, 2 * n :], n, flat),
+                norms.view(tokens, 2),
+            )  # fmt: skip
+        return (
+            rows.view(-1, n + 2, n), logits_view(rows[:, 2 * n :], n, thread), scale,
+            base.view(n + 2, n), logits_view(base[2 * n :], n, thread, tokens),
+            pre.view(-1, n), post.view(-1, n), written_view(comb.view(-1, n * n), n, flat), *of_reduction,
+        )  # fmt: skip
+
+    launch(
+        KERNELS[name], call_for(n, n_iters, eps, x.dtype), tensors, constants, norm,
+        batch=tokens, choice=choice, views=views,
+        # all are contiguous, so nothing else decides their layout
+        layouts=(tokens, n, x.dtype, x.device, pre.dtype),
+    )  # fmt: skip
+
+
+def backward(
+    dpre: torch.Tensor | None,
+    dpost: torch.Tensor | None,
+    dcomb: torch.Tensor | None,
+    mixes: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    n: int,
+    n_iters: int,
+    eps: float,
+    post_mult: float,
+    pre_eps: float,
+    post_eps: float,
+    comb_order: str,
+    choice: Choice | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(dmixes, dbase and dscale one behind the other); an upstream gradient that is None is 0."""
+    if dpre is None and dpost is None and dcomb is None:
+        # Helion generates no kernel that writes nothing
+        return torch.zeros_like(mixes), scale.new_zeros(mixes.size(-1) + 3, dtype=torch.float32)
+    mixes, scale, base = placed(mixes), parameter(scale), parameter(base)
+    upstream = dpre, dpost, dcomb = [None if t is None else placed(t) for t in (dpre, dpost, dcomb)]
+    columns = mixes.size(-1)
+    tokens = mixes.numel() // columns
+    whole = dpre is not None and dpost is not None and dcomb is not None
+    dmixes = torch.empty_like(mixes) if whole else torch.zeros_like(mixes)
+    # the gates' sums, the logits' and at a 16-byte boundary those of the scale
+    width = -(-(columns + 3) // 4) * 4
+    dtypes = [None if t is None else t.dtype for t in upstream]
+    key = (
+        BACKWARD, tokens, mixes.dtype, mixes.device, *dtypes, n, n_iters, eps, post_mult, comb_order, choice,
+    )  # fmt: skip
+
+    def room(tiles: int) -> torch.Tensor:
+        return (scale.new_empty if whole else scale.new_zeros)((tiles, width))
+
+    def tensors(sums: torch.Tensor) -> tuple[torch.Tensor | At | None, ...]:
+        return (
+            mixes, At(mixes, 2 * n), scale, base, At(base, 2 * n), dpre, dpost, dcomb,
+            dmixes, At(dmixes, 2 * n), sums, At(sums, 2 * n), At(sums, columns),
+        )  # fmt: skip
+
+    tiles = _tiles.get(key)
+    sums = None if tiles is None else room(tiles)
+    if sums is not None and launch_kept(key, *tensors(sums)):
+        return dmixes, sums.sum(0)[: columns + 3]
+    call = call_for(n, n_iters, eps, mixes.dtype)
+
+    def make(chosen: Chosen) -> None:
+        nonlocal sums
+        tiles = 1 if chosen.interpret else tiles_of(chosen.choice, tokens)
+        if sums is None or sums.size(0) != tiles:
+            sums = room(tiles)
+        thread = thread_of(chosen.choice)
+        flat = any(thread)
+        rows, drows = mixes.view(tokens, columns), dmixes.view(tokens, columns)
+        of_tile = tiles, n, n
+        views = (
+            rows.view(tokens, n + 2, n), logits_view(rows[:, 2 * n :], n, thread), scale,
+            base.view(n + 2, n), logits_view(base[2 * n :], n, thread, tokens),
+            *(None if t is None else t.view(tokens, n) for t in (dpre, dpost)),
+            None if dcomb is None else logits_view(dcomb.view(tokens, n * n), n, thread),
+            drows.view(tokens, n + 2, n), written_view(drows[:, 2 * n :], n, flat),
+            sums.as_strided((tiles, 2, n), (width, n, 1)),
+            sums[:, 2 * n :].as_strided(of_tile, (width, n, 1)), sums[:, columns:],
+        )  # fmt: skip
+        own = backward_facts(chosen, call, eps, post_mult, comb_order)
+        run_and_keep(chosen, views, own, tensors(sums), key)
+        if len(_tiles) >= MOST_REPEATS:
+            _tiles.clear()
+        _tiles[key] = tiles
+
+    launch_chosen(KERNELS[BACKWARD], call, tokens, mixes, make, choice)
+    return dmixes, sums.sum(0)[: columns + 3]
+
+
+def tiles_of(choice: Choice, tokens: int) -> int:
+    """Tiles of a launch, each with a row of sums."""
+    return -(-tokens // dict(choice.config)["block_sizes"][0])
+
+
+def describe(mixes: torch.Tensor, n: int, n_iters: int, eps: float) -> tuple[str, str, str]:
+    """(device, forward choice, backward choice) for these arguments, in words."""
+    call = call_for(n, n_iters, eps, mixes.dtype)
+    tokens = mixes.numel() // mixes.size(-1)
+    chosen = (str(chosen_for(KERNELS[name], call, tokens, mixes)) for name in (FORWARD, BACKWARD))
+    return f"{device_of(mixes).key} ({mixes.device})", *chosen

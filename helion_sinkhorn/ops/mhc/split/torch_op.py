@@ -1,0 +1,158 @@
+"""The torch operators of hc_split_sinkhorn.
+
+`helion_sinkhorn::hc_split_sinkhorn` returns (pre, post, comb); its backward (dmixes, dbase and dscale one
+behind the other, in the computing dtype).  `hc_split_sinkhorn_reduced` takes partial sums (splits, ..., n^2 +
+2n) and squares (splits, ...) and returns (pre, post, comb, mixes, norms): mixes (..., n^2 + 2n) are what the
+backward above takes, and norms (..., 2) are r and k, a gradient of the mixes being one of
+    partials: r dmixes,  squares: (k / 2) sum_j dmixes_j mixes_j,  for every split
+    k = -r^2 / size,  with eps_outside  -r / (size sqrt(q)), 0 where q is
+All take any leading shape; `implementation` is "helion" or "pytorch".
+"""
+
+from __future__ import annotations
+
+import functools
+
+from helion_sinkhorn.ops.mhc.split import eager
+from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.tokens import before, roles
+from helion_sinkhorn.runtime.torch_op import (
+    define,
+    differentiable,
+    differentiates,
+    last,
+    on_device,
+    without_autocast,
+)
+
+FORWARD, BACKWARD = "hc_split_sinkhorn", "hc_split_sinkhorn_backward"
+REDUCED = "hc_split_sinkhorn_reduced"
+CONSTANTS = (
+    "int n, int n_iters, float eps, float post_mult, float pre_eps, float post_eps, str comb_order, "
+    "str implementation"
+)
+ARGUMENTS = f"Tensor mixes, Tensor scale, Tensor base, {CONSTANTS}"
+
+
+@functools.cache
+def _launch():
+    """The launcher, imported by the first call that needs it."""
+    from helion_sinkhorn.ops.mhc.split import launch
+
+    return launch
+
+
+def forward(mixes, scale, base, n, *arguments):
+    """(pre, post, comb); see api.hc_split_sinkhorn."""
+    *arguments, implementation, out_dtype = arguments
+    if implementation == "pytorch" or mixes.numel() == 0:
+        with without_autocast(mixes):
+            return eager.forward(mixes, scale, base, n, *arguments, out_dtype)
+    with on_device(mixes):
+        return _launch().forward(mixes, scale, base, n, *arguments, out_dtype)
+
+
+def forward_reduced(partials, squares, scale, base, size, norm_eps, eps_outside, n, *arguments):
+    """(pre, post, comb, mixes, norms) of partial sums."""
+    *arguments, implementation, out_dtype = arguments
+    if implementation == "pytorch" or partials.numel() == 0:
+        with without_autocast(partials):
+            mixes, norms = eager.reduce(partials, squares, size, norm_eps, eps_outside)
+            return *eager.forward(mixes, scale, base, n, *arguments, out_dtype), mixes, norms
+    norm = size, norm_eps, eps_outside
+    with on_device(partials):
+        run = _launch().forward_reduced
+        return run(partials, squares, scale, base, *norm, n, *arguments, out_dtype)
+
+
+def backward(dpre, dpost, dcomb, mixes, scale, base, n, *arguments):
+    """(dmixes, dbase and dscale) from the arguments of `forward` alone."""
+    *arguments, implementation = arguments
+    run = eager.backward
+    if implementation == "pytorch" or mixes.numel() == 0:
+        with without_autocast(mixes):
+            return run(dpre, dpost, dcomb, mixes, scale, base, n, *arguments)
+    with on_device(mixes):
+        return _launch().backward(dpre, dpost, dcomb, mixes, scale, base, n, *arguments)
+
+
+def _empty_results(mixes, scale, base, n, *arguments):
+    lead, dtype = mixes.shape[:-1], arguments[-1]
+    return tuple(mixes.new_empty(*lead, *shape, dtype=dtype) for shape in ((n,), (n,), (n, n)))
+
+
+def _empty_reduced(partials, squares, scale, base, size, norm_eps, eps_outside, n, *arguments):
+    mixes = partials.new_empty(partials.shape[1:])
+    coefficients = _empty_results(mixes, scale, base, n, *arguments)
+    return *coefficients, mixes, partials.new_empty(*mixes.shape[:-1], 2)
+
+
+def _empty_gradients(dpre, dpost, dcomb, mixes, *arguments):
+    return mixes.new_empty(mixes.shape), mixes.new_empty(mixes.size(-1) + 3, dtype=computing(mixes.dtype))
+
+
+def _keep(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:3])
+    ctx.arguments = inputs[3:11]
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(ctx, dpre, dpost, dcomb):
+    if dpre is None and dpost is None and dcomb is None:
+        return (None,) * 12
+    return *_gradients(ctx, dpre, dpost, dcomb, *ctx.saved_tensors), *[None] * 9
+
+
+def _gradients(ctx, dpre, dpost, dcomb, mixes, scale, base):
+    """(dmixes, dscale, dbase)."""
+    given = [t for t in (dpre, dpost, dcomb) if t is not None]
+    run = HcSplitSinkhornBackward.apply if differentiates(*given, mixes, scale, base) else call_backward
+    dmixes, sums = run(dpre, dpost, dcomb, mixes, scale, base, *ctx.arguments)
+    dbase, dscale = sums.split_with_sizes((mixes.size(-1), 3), -1)
+    return dmixes, dscale.to(scale.dtype), dbase.to(base.dtype)
+
+
+def _keep_reduced(ctx, inputs, output):
+    ctx.save_for_backward(*output[3:], *inputs[2:4])
+    ctx.splits, ctx.arguments = inputs[0].size(0), inputs[7:15]
+    ctx.size, ctx.eps_outside = inputs[4], inputs[6]
+    ctx.set_materialize_grads(False)
+
+
+def _gradient_reduced(ctx, dpre, dpost, dcomb, dmixes, dnorms):
+    mixes, norms, scale, base = ctx.saved_tensors
+    dscale = dbase = None
+    if not (dpre is None and dpost is None and dcomb is None):
+        through, dscale, dbase = _gradients(ctx, dpre, dpost, dcomb, mixes, scale, base)
+        dmixes = through if dmixes is None else dmixes + through
+    if dmixes is None and dnorms is None:
+        return (None,) * 16
+    given = eager.reduce_backward(dmixes, dnorms, mixes, norms, ctx.splits, ctx.size, ctx.eps_outside)
+    return *given, dscale, dbase, *[None] * 12
+
+
+call = define(
+    FORWARD, f"({ARGUMENTS}, ScalarType out_dtype) -> (Tensor, Tensor, Tensor)", forward, _empty_results, 3
+)
+call_backward = define(
+    BACKWARD,
+    f"(Tensor? dpre, Tensor? dpost, Tensor? dcomb, {ARGUMENTS}) -> (Tensor, Tensor)",
+    backward, _empty_gradients, 6,
+)  # fmt: skip
+call_reduced = define(
+    REDUCED,
+    "(Tensor partials, Tensor squares, Tensor scale, Tensor base, int size, float norm_eps, "
+    f"bool eps_outside, {CONSTANTS}, ScalarType out_dtype) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    forward_reduced, _empty_reduced, 4,
+)  # fmt: skip
+HcSplitSinkhorn = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
+HcSplitSinkhornReduced = differentiable(REDUCED, FORWARD, call_reduced, _keep_reduced, _gradient_reduced)
+HcSplitSinkhornBackward = last(BACKWARD, FORWARD, call_backward)
+roles(FORWARD, "tpp -> ttt", _empty_results, before(1))
+roles(REDUCED, "sspp -> ttttt", _empty_reduced, before(2))
+roles(BACKWARD, "ttttpp -> t+", _empty_gradients, before(1, 3))
+
+
+def describe(mixes, n, n_iters, eps) -> tuple[str, str, str]:
+    """(device, forward choice, backward choice) of the kernels for these arguments."""
+    return _launch().describe(mixes, n, n_iters, eps)
