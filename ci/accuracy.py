@@ -64,7 +64,8 @@ from ci.gate.batches import LARGE, elements, is_judged
 from ci.gate.gate import Candidate
 from ci.gate.runs import bits, filled, in_guarded_memory, is_of_the_kind, reproducible
 from ci.operators import operator_of
-from helion_sinkhorn.configs import store, writer
+from helion_sinkhorn.configs import store
+from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 
 SCHEMA = 1

@@ -66,8 +66,8 @@ from ci.gate import markdown as report
 from ci.gate.gate import Candidate
 from ci.gate.runs import same
 from ci.operators import OPERATORS, operator_of
-from helion_sinkhorn.configs import writer
 from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 
 STEPS = 1 << 14

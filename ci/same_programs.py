@@ -61,12 +61,14 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from helion_sinkhorn.configs import store, writer
+from helion_sinkhorn.configs import store
+from helion_sinkhorn.configs.atomic import replace
 from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.configs.store import Entry
 from helion_sinkhorn.lab.machine.binary import Job
 from helion_sinkhorn.lab.machine.presented import as_called
 from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.tuning.child import first_launch
 from helion_sinkhorn.lab.tuning.fingerprint import fingerprint, without_docstrings
 from helion_sinkhorn.runtime import generated
@@ -377,7 +379,7 @@ def restamp(folder: Path, file: File) -> bool:
         data = store.content(path)
         stamped = restamped(data, path, set(file.same), file.base, fingerprint(file.kernel))
         if stamped != data:
-            writer.replace(path, writer.text(stamped))
+            replace(path, writer.text(stamped))
     return stamped != data
 
 

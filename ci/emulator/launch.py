@@ -24,8 +24,8 @@ import torch
 from ci.emulator import machine, text
 from ci.emulator.machine import Loaded, Model
 from ci.emulator.memory import Arena
+from helion_sinkhorn.configs.atomic import replace
 from helion_sinkhorn.configs.device import DEVICES, Device
-from helion_sinkhorn.configs.writer import replace
 from helion_sinkhorn.lab.machine import presented
 
 NUMBERS = {

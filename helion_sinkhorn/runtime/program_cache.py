@@ -24,12 +24,12 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.configs import settings, store
-from helion_sinkhorn.configs.writer import replace
+from helion_sinkhorn.configs.atomic import replace
 from helion_sinkhorn.runtime.standalone import load
 
 log = logging.getLogger("helion_sinkhorn")
 PARTIAL = re.compile(r"\.\w+\.[0-9a-f]{40}\.\w{8}\.tmp")
-"""Names of programs that are being written, by `file_name` and `configs.writer.replace`."""
+"""Names of programs that are being written, by `file_name` and `configs.atomic.replace`."""
 ABANDONED_S = 3600
 ROOMS = ("ops", "runtime")
 """Folders of the package that hold the kernels, and what makes code of them."""

@@ -15,7 +15,8 @@ import pytest
 pytest.importorskip("triton")
 
 from ci import same_programs
-from helion_sinkhorn.configs import store, writer
+from helion_sinkhorn.configs import store
+from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 
 KERNEL, OTHER = "sinkhorn_forward", "sinkhorn_backward"

@@ -24,9 +24,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from helion_sinkhorn.configs import lookup, store, writer
+from helion_sinkhorn.configs import lookup, store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.tuning.provenance import device_block
 from helion_sinkhorn.runtime import choices
 from helion_sinkhorn.runtime import launch as door

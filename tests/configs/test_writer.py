@@ -14,9 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helion_sinkhorn.configs import lookup, store, writer
+from helion_sinkhorn.configs import lookup, store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS, kernel_calls
+from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.tuning.groups import jsonable
 from helion_sinkhorn.lab.tuning.provenance import device_block
 from helion_sinkhorn.lab.workloads import tagged

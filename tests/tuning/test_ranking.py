@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from helion_sinkhorn.__main__ import main
-from helion_sinkhorn.configs import lookup, store, writer
+from helion_sinkhorn.configs import lookup, store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine.binary import Binary, Job
 from helion_sinkhorn.lab.operators import KERNELS
-from helion_sinkhorn.lab.tuning import compilation, ranking
+from helion_sinkhorn.lab.tuning import compilation, ranking, writer
 from helion_sinkhorn.lab.tuning.groups import Group, choice_of, groups_of, jsonable, same
 from helion_sinkhorn.lab.tuning.options import Options
 from helion_sinkhorn.lab.tuning.provenance import device_block, provenance

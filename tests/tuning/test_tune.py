@@ -26,12 +26,12 @@ import torch
 from launches import launching_as
 
 from helion_sinkhorn.__main__ import main
-from helion_sinkhorn.configs import settings, store, writer
+from helion_sinkhorn.configs import settings, store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine import compiler as machine_compiler
 from helion_sinkhorn.lab.machine.binary import Binary, Job
 from helion_sinkhorn.lab.operators import KERNELS
-from helion_sinkhorn.lab.tuning import compilation, deadline, finals, plan, provenance
+from helion_sinkhorn.lab.tuning import compilation, deadline, finals, plan, provenance, writer
 from helion_sinkhorn.lab.tuning import tune as tuner
 from helion_sinkhorn.lab.tuning.commands import here
 from helion_sinkhorn.lab.tuning.fingerprint import fingerprint

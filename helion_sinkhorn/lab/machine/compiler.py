@@ -39,7 +39,7 @@ def environment(
         packages: folders that come before this package's in its path.
         cache: as in `compile_for`.
     """
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[3]
     return {
         **{k: v for k, v in os.environ.items() if k not in ("HELION_INTERPRET", "TRITON_INTERPRET")},
         "HELION_SINKHORN_DEVICE": device_key,

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from helion_sinkhorn.configs import store, writer
+from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine.binary import Binary, Job
 from helion_sinkhorn.lab.machine.compiler import compile_for
 from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.tuning.fingerprint import fingerprint
 from helion_sinkhorn.lab.tuning.ranking import calibration
 from helion_sinkhorn.runtime.kernel import Choice, in_space

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from helion_sinkhorn.lab.operators import KERNELS
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[2]
 HOST = PACKAGE / "configs"
 """Kernels ask it for Triton's version, which is in every entry's key: how it is found does not count."""
 

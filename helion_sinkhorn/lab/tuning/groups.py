@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helion_sinkhorn.configs import lookup, store, writer
+from helion_sinkhorn.configs import lookup, store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS, kernel_calls
+from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.tuning.options import Options
 from helion_sinkhorn.runtime.kernel import Choice, in_space
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-from helion_sinkhorn.configs import writer
+from helion_sinkhorn.lab.tuning import writer
 
 
 def now() -> str:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from helion_sinkhorn.configs import writer
 from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.tuning.finals import FINALISTS, ROUNDS
 from helion_sinkhorn.lab.tuning.fingerprint import fingerprint
 from helion_sinkhorn.lab.tuning.groups import Group, entries_on_disk, entry_key

@@ -68,7 +68,7 @@ def of_package() -> dict[str, str]:
     found = source("")
     return {
         "helion_sinkhorn": __version__,
-        "path": str(Path(__file__).parents[1]),
+        "path": str(Path(__file__).parents[2]),
         "commit": found["commit"] + (" and changes" if found["dirty"] else ""),
         "system": platform.platform(),
     }

@@ -9,8 +9,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from helion_sinkhorn.configs import writer
-from helion_sinkhorn.lab.tuning import markdown
+from helion_sinkhorn.lab.tuning import markdown, writer
 from helion_sinkhorn.lab.tuning.check import files
 from helion_sinkhorn.lab.tuning.ranking import KERNELS, calibration
 

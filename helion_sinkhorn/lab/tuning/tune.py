@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from helion_sinkhorn.configs import store, writer
+from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.tuning.compilation import Compilation, count_compilations, launchable
 from helion_sinkhorn.lab.tuning.finals import (
     ROUNDS,

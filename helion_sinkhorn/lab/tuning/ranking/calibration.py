@@ -12,9 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from helion_sinkhorn.configs import store, writer
+from helion_sinkhorn.configs import store
+from helion_sinkhorn.configs.atomic import replace
 from helion_sinkhorn.configs.store import Key, key_of
 from helion_sinkhorn.lab.machine.binary import Binary
+from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.tuning.finals import digits
 from helion_sinkhorn.lab.tuning.ranking.score import MODEL, chosen, score
 from helion_sinkhorn.runtime.kernel import Choice
@@ -50,7 +52,7 @@ def record(path: Path, kernel: str, call: Any, binaries: Sequence[Binary], timed
         if kept := {b: row for b, row in unsaid["batches"].items() if b not in batches}:
             lines[identity(unsaid)] = {**unsaid, "batches": kept}
         body = ",\n".join(json.dumps(lines[key]) for key in sorted(lines))
-        writer.replace(path, f"[\n{body}\n]\n")
+        replace(path, f"[\n{body}\n]\n")
 
 
 def identity(line: dict[str, Any]) -> tuple[str, Key, str]:

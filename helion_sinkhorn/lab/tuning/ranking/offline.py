@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from helion_sinkhorn.configs import store, writer
+from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine.binary import Binary
+from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.tuning.compilation import Compilation
 from helion_sinkhorn.lab.tuning.finals import digits
 from helion_sinkhorn.lab.tuning.groups import (

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import shlex
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from filelock import FileLock
 
 from helion_sinkhorn.configs import store
+from helion_sinkhorn.configs.atomic import replace, target
 from helion_sinkhorn.configs.store import SCHEMA, Key, key_of
 
 log = logging.getLogger("helion_sinkhorn")
@@ -81,11 +81,6 @@ def load(path: Path) -> dict[str, Any] | None:
             "update helion_sinkhorn, or tune into another folder with --out"
         )
     return data
-
-
-def target(path: Path) -> Path:
-    """Where a path leads: a link stays one, and its two names share a lock."""
-    return Path(os.path.realpath(path))
 
 
 def unused(path: Path) -> Path:
@@ -157,20 +152,3 @@ def text(data: dict[str, Any]) -> str:
         f'"device": {json.dumps(data["device"])},\n"runs": {block(runs, "{", "}")},\n'
         f'"entries": {block([json.dumps(e) for e in data["entries"]], "[", "]")}\n}}\n'
     )
-
-
-def replace(path: Path, content: str, mode: int = 0o644) -> None:
-    """Put content in the place of a file in one step: written beside it, flushed, renamed."""
-    path = target(path)
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, mode)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise

@@ -1,0 +1,30 @@
+"""Files that others read while they are written: replaced in one step."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+
+def target(path: Path) -> Path:
+    """Where a path leads: a link stays one, and its two names share a lock."""
+    return Path(os.path.realpath(path))
+
+
+def replace(path: Path, content: str, mode: int = 0o644) -> None:
+    """Put content in the place of a file in one step: written beside it, flushed, renamed."""
+    path = target(path)
+    handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, mode)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
