@@ -25,7 +25,7 @@ from helion_sinkhorn.lab.tuning.timing import Run, captured, timed
 from helion_sinkhorn.lab.workloads import WORKLOADS
 
 FILE, WORKERS = "dot_compress.csv", 3
-"""Of the largest batch, more than three functions at once could need more than a GPU has."""
+"""Functions timed at once: with the largest batch, more could need more memory than a GPU has."""
 FIRST_COLUMNS = "section", "function", "batch", "pass", "us", "us_queued", "us_graph", "note"
 SHAPE = WORKLOADS["dot_dcpp_b1152"]
 REPEATS = 15

@@ -11,7 +11,7 @@ ENTRIES = 1 << 18
 
 
 PARTS = 4
-"""Of a sum of products: fewer take more memory, more take more calls."""
+"""Parts of a sum of products: fewer take more memory, more take more calls."""
 SHORT = 16
 """Entries of a line that are summed by halves: a vector of AVX-512, which torch.sum begins with."""
 GRAIN = 32768

@@ -15,9 +15,9 @@ from helion_sinkhorn.runtime.pieces import halves
 LONG = 16
 """Entries from which on a line is summed alone."""
 CACHE_BYTES = 1 << 19
-"""Of float32 matrices in a slice of short lines: what is made of them stays in a core's cache."""
+"""Float32 matrices in a slice of short lines: what is made of them stays in a core's cache."""
 CACHE_BYTES_OF_LONG = 1 << 18
-"""Of long ones, which have a transposed copy and buffers for both."""
+"""The same of long lines, which have a transposed copy and buffers for both."""
 LARGE = 2048
 """Entries from which on a matrix's division costs more than one more call, which takes the reciprocals."""
 SIDE_BY_SIDE = 16
