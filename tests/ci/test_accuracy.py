@@ -307,7 +307,7 @@ def test_programs_whose_number_wraps_are_found_in_a_large_batch(monkeypatch, ele
 
 
 def test_a_large_batch_has_more_than_65535_programs():
-    """Each kernel that has a block of elements or tokens, by the config that an H100 takes for such a call."""
+    """Each kernel with a block of elements or tokens, by the config that an H100 takes for the call."""
     few = {}
     for name in batches.LARGE:
         workload = WORKLOADS[name]
