@@ -40,8 +40,8 @@ NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 """Whether the tests run that compare with other rules."""
 BY_NIGHT = {
     "attention_chunks_forgetting", "attention_gla_bf16", "attention_retention", "attention_scalar_forgetting",
-    "attention_gla_fp16", "attention_ungated", "attention_scaled", "dot_reported", "dot_precise",
-    "mixes_model", "peaked_column",
+    "attention_gla_fp16", "attention_ungated", "attention_scaled", "attention_channels", "dot_reported",
+    "dot_precise", "mixes_model", "peaked_column",
 }  # fmt: skip
 
 # At these sizes and logits the iterations or the conjugate gradients have converged, or all matrices are one
@@ -230,7 +230,7 @@ def test_a_sound_record_has_no_failures(monkeypatch):
 @pytest.mark.parametrize(
     ("verdict", "change"),
     {
-        "again": lambda call, x, y: torch.nextafter(y, 2 * y) if call and len(x) == 1021 else y,
+        "again": lambda call, x, y: torch.nextafter(y, 2 * y) if call > 1 and len(x) == 1021 else y,
         "split": lambda call, x, y: y if len(x) == 1021 else torch.nextafter(y, 2 * y),
         "position": lambda call, x, y: torch.cat([y[:-1], torch.nextafter(y[-1:], 2 * y[-1:])]),
         "strided": lambda call, x, y: y if x.is_contiguous() else torch.nextafter(y, 2 * y),

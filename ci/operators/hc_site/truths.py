@@ -1,7 +1,8 @@
 """hc_site as the gate judges it: results of tokens token by token, sums over tokens element by element.
 
 An element of the batch is a group of tokens: each has sums of its own, dfn, dscale and dbase, from its own
-call.  The norm weight is in fn, as the public function has it before it calls an operator.
+call.  The norm weight is in fn, as the public function has it before it calls an operator; that function
+itself has one of powers of two where a workload has one, with which fn is the same.
 """
 
 from __future__ import annotations
@@ -163,9 +164,14 @@ def on_device(workload: HcSiteWorkload, name: str, *given: torch.Tensor) -> torc
 
 def served(workload: HcSiteWorkload, x, dresidual, dy, dpost, dcomb, *parameters) -> gate.Results:
     """All results of a call."""
-    leaves = [t.detach().requires_grad_() for t in (x, *parameters)]
-    y, post, comb, residual = hc_site(*leaves, **workload.options)
-    gradients = torch.autograd.grad((residual, y, post, comb), leaves, (dresidual, dy, dpost, dcomb))
+    fn, *others = parameters
+    weight = boundary.norm_weight_of(workload).to(x) if workload.norm_weight else None
+    leaves = [t.detach().requires_grad_() for t in (x, fn if weight is None else fn / weight, *others)]
+    y, post, comb, residual = hc_site(*leaves, norm_weight=weight, **workload.options)
+    dx, dfn, *of_others = torch.autograd.grad(
+        (residual, y, post, comb), leaves, (dresidual, dy, dpost, dcomb)
+    )
+    gradients = dx, dfn if weight is None else dfn / weight, *of_others
     return dict(zip(budget.RESULTS, (y.detach(), post.detach(), comb.detach(), *gradients), strict=True))
 
 

@@ -119,6 +119,8 @@ ROWS = [
     _attention("attention_packed_reverse", (1, 40, 2, 8, 12), "ci", "the same walked backwards, with a scale",
                gates="g_gamma gk", dtype=torch.float32, states=True, reverse=True, lengths=(0, 9, 31),
                scale=-0.7),
+    _attention("attention_channels", (2, 24, 1, 72, 8), "ci", "more channels than a tile has",
+               gates="g gk", dtype=torch.float32),
     _attention("attention_scaled", (3, 70, 1, 8, 12), "ci", "a scale, an odd number of sequences",
                gates="g g_gamma", dtype=torch.float32, scale=3.0),
     _attention("attention_ungated", (2, 96, 2, 16, 16), "ci", "linear attention (arXiv 2006.16236)",
