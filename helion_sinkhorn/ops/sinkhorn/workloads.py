@@ -117,8 +117,7 @@ _GATED = [
     _gate("wide_4x8", 4, 8, "rectangular routing"),
     _gate("driver_8", 8, 8, "randn 4096 x 8 x 8, ten iterations", n_iters=10),
     _gate("uniform_8", 8, 8, "uniform(0, 4), ten iterations", n_iters=10, logits="uniform_4"),
-    # more than a launch with the history in memory takes at a time
-    _gate("mid_16", 16, 16, "implicit-differentiation study: 100 iterations", n_iters=100, batch=5300),
+    _gate("mid_16", 16, 16, "implicit-differentiation study: 100 iterations", n_iters=100, batch=512),
     _gate("mid_16_deepseek", 16, 16, "register history, two warps a matrix or fewer", batch=1024),
     _gate("lane_32", 32, 32, "history in memory", batch=512),
     _gate("matching_64", 64, 64, "Gumbel-Sinkhorn matching", form="log", batch=256),
