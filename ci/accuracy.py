@@ -39,6 +39,8 @@ def make_parser(workloads=None, usual=None, steps=None) -> argparse.ArgumentPars
     )
     parser.add_argument("--workloads", nargs="+", choices=workloads, metavar="NAME", default=usual,
                         help="of the table of workloads; all tagged ci if left out")  # fmt: skip
+    parser.add_argument("--large", action="store_true", help="on a GPU, batches of more than 65,535 "
+                        "programs: workloads of ci/gate/batches.py alone")  # fmt: skip
     parser.add_argument("--steps", type=int, default=steps,
                         help="entries times iterations judged of a workload")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes")
@@ -58,6 +60,7 @@ import torch
 
 from ci.gate import gate
 from ci.gate import markdown as report
+from ci.gate.batches import LARGE, elements, is_judged
 from ci.gate.gate import Candidate
 from ci.gate.runs import bits, filled, in_guarded_memory, is_of_the_kind, reproducible
 from ci.operators import operator_of
@@ -154,21 +157,30 @@ def by_config(operator: gate.Operator, results: list[dict[str, object]]) -> list
     return [f"{kernel}: {of}" for (kernel, of), found in sorted(digests.items()) if len(found) > 1]
 
 
-def given(name: str, device: str, steps: int) -> tuple[Any, tuple[torch.Tensor, ...], list[torch.Tensor]]:
+def given(
+    name: str, device: str, steps: int, large: bool = False
+) -> tuple[Any, tuple[torch.Tensor, ...], list[torch.Tensor]]:
     """(workload, the judged inputs, the inputs of its batch on the device)."""
     workload = WORKLOADS[name]
     inputs = operator_of(workload).inputs(workload, steps)
-    return workload, inputs, [filled(t, workload.batch).to(device) for t in inputs]
+    return workload, inputs, [filled(t, elements(workload, large)).to(device) for t in inputs]
 
 
-def judge(name: str, device: str, steps: int) -> dict[str, object]:
-    """All of a workload's record but Inductor."""
-    workload, inputs, full = given(name, device, steps)
-    truth = operator_of(workload).truths(workload, *inputs)
+def shows(workload, of: str) -> bool:
+    """Whether a result is judged: where another was not used, only gradients are."""
+    return not getattr(workload, "unused", "") or of.split()[-1].startswith("d")
+
+
+def judge(name: str, device: str, steps: int, large: bool = False) -> dict[str, object]:
+    """All of a workload's record but Inductor; large: of a batch of more than 65,535 programs."""
+    workload, inputs, full = given(name, device, steps, large)
+    operator = operator_of(workload)
+    truth = operator.truths(workload, *inputs)
     results: list[dict[str, object]] = []
-    for candidate in operator_of(workload).candidates(workload, *full):
-        results.append(judged(candidate, full, truth[candidate.of], results))
-    return recorded(workload, inputs, truth, results)
+    for candidate in operator.candidates(workload, *full):
+        if shows(workload, candidate.of) and is_judged(operator, candidate.of, large):
+            results.append(judged(candidate, full, truth[candidate.of], results))
+    return {**recorded(workload, inputs, truth, results), "batch": len(full[0])}
 
 
 def judged(
@@ -190,13 +202,13 @@ def judged(
     }
 
 
-def compile_part(name: str, part: int, device: str, steps: int) -> dict[str, object]:
+def compile_part(name: str, part: int, device: str, steps: int, large: bool = False) -> dict[str, object]:
     """Run every PARTS-th of a workload's candidates once on each kind of batch that `judge` makes of it.
 
     A batch of one, one that 16 divides and any other are programs of their own.  Triton keeps them on disk,
     so the process that judges the workload need not compile some 30 of them one after another.
     """
-    workload, _, full = given(name, device, steps)
+    workload, _, full = given(name, device, steps, large)
     for candidate in operator_of(workload).candidates(workload, *full)[part::PARTS]:
         for count in (None, 1, 7):
             candidate.run(*(t[:count] for t in full))
@@ -319,6 +331,8 @@ def main() -> int:
     ).parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     start = time.monotonic()
+    if options.large:
+        options.workloads = [n for n in options.workloads if n in LARGE]
 
     def collect(task, until: float) -> dict[str, object]:
         try:
@@ -335,9 +349,9 @@ def main() -> int:
         pending = {}
         for n, part in in_turns(order, PARTS if device == "cuda" else 0, ahead=options.jobs):
             if part is None:
-                pending[n] = pool.apply_async(attempt, (judge, n, device, options.steps))
+                pending[n] = pool.apply_async(attempt, (judge, n, device, options.steps, options.large))
             else:
-                pool.apply_async(attempt, (compile_part, n, part, device, options.steps))
+                pool.apply_async(attempt, (compile_part, n, part, device, options.steps, options.large))
         chosen = [] if options.no_inductor else [n for n in INDUCTOR if n in options.workloads]
         compiling = {n: pool.apply_async(attempt, (inductor, n, device, options.steps)) for n in chosen}
         workloads = {n: collect(pending[n], start + options.seconds) for n in options.workloads}
@@ -352,7 +366,7 @@ def main() -> int:
         "seconds": round(time.monotonic() - start, 1), "passes": not wrong, "workloads": workloads,
     }  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"accuracy-{artefact['device']['key']}.json"
+    path = options.out / f"accuracy-{artefact['device']['key']}{'-large' if options.large else ''}.json"
     path.write_text(json.dumps(artefact, indent=1) + "\n")
     table = report.table(rows(workloads))
     path.with_suffix(".md").write_text(table + "\n")

@@ -34,6 +34,7 @@ import torch
 from ci import accuracy
 from ci.gate import gate, runs
 from ci.gate import markdown as report
+from ci.gate.batches import elements
 from ci.gate.bugs import Bug
 from ci.operators import OPERATORS, operator_of
 from helion_sinkhorn.workloads import WORKLOADS
@@ -59,7 +60,7 @@ def ground(name: str) -> Ground:
     workload = WORKLOADS[name]
     operator = operator_of(workload)
     inputs = operator.inputs(workload, STEPS)
-    full = [runs.filled(t, workload.batch) for t in inputs]
+    full = [runs.filled(t, elements(workload)) for t in inputs]
     return Ground(workload, operator.truths(workload, *inputs), full)
 
 

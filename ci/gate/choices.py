@@ -39,6 +39,19 @@ def candidate(of: str, choice: Choice, served: bool, run: Run) -> Candidate:
     return Candidate(choice.kernel, of, config, choice.source, served, run)
 
 
+def given(unused: str, **upstream: torch.Tensor) -> list[torch.Tensor | None]:
+    """Upstream gradients as an operator has them: None for those of results which nothing used."""
+    return [None if name in unused.split() else t for name, t in upstream.items()]
+
+
+def used(
+    results: Iterable[torch.Tensor], upstream: Iterable[torch.Tensor | None]
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """The results that have an upstream gradient, and these."""
+    pairs = zip(results, upstream, strict=True)
+    return tuple(zip(*((r, g) for r, g in pairs if g is not None), strict=True))
+
+
 def candidates(
     computes: Mapping[str, Iterable[str]],
     call,

@@ -47,7 +47,8 @@ def copies(batch: int, judged: int) -> torch.Tensor:
     Behind them every repetition is rotated by the ones in its number's binary digits, so that none has the
     order of the one a power of two before it: an index that wraps there finds another element.
     """
-    return torch.tensor([(k + (k // judged).bit_count()) % judged for k in range(batch)])
+    turns = torch.tensor([k.bit_count() for k in range(-(-batch // judged))])
+    return (torch.arange(batch) + turns.repeat_interleave(judged)[:batch]) % judged
 
 
 def filled(t: torch.Tensor, batch: int) -> torch.Tensor:

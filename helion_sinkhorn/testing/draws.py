@@ -25,6 +25,11 @@ def magnitudes(generator: np.random.Generator, *shape: int) -> torch.Tensor:
     return normal(generator, *shape).ldexp(powers)
 
 
+def unused_zero(upstream: dict[str, torch.Tensor | None], unused: str) -> dict[str, torch.Tensor | None]:
+    """Upstream gradients by name, those of results which nothing used, named with spaces between, 0."""
+    return upstream | {name: torch.zeros_like(t) for name, t in upstream.items() if name in unused.split()}
+
+
 def make_cotangents(x: torch.Tensor, *, seed: int = 1) -> torch.Tensor:
     """Random upstream gradients of the shape of x: one that is constant along a line would hide errors."""
     return normal(np.random.default_rng(seed), *x.shape).to(x.dtype)

@@ -191,6 +191,15 @@ def test_the_model_without_errors_is_the_specification(case, method):
         torch.testing.assert_close(found[name], exact, rtol=0, atol=float(1e-11 * scale))
 
 
+@pytest.mark.parametrize("strength", [1 / 8, 8.0, -1 / 8])
+def test_the_model_of_chunks_of_states_that_fade_or_grow(strength):
+    """Whole chunks, half of which decay, or grow, by more than a pair's two factors have room for."""
+    case = Case.of(workload("g gk", (1, 70, 2, 8, 12), states=True, strength=strength)).wide
+    found = case.evaluated("chunked", Errors(0, unit=0.0))
+    for name, exact in case.exact.items():
+        torch.testing.assert_close(found[name], exact, rtol=0, atol=1e-11 * exact.abs().max().item())
+
+
 @pytest.mark.parametrize("count", [1, 2, 4, 16])
 @pytest.mark.parametrize(("rk", "rv"), [(1, 1), (4, 2), (16, 8)])
 def test_every_split_of_the_state(monkeypatch, rk, rv, count):

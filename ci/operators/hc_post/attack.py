@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from ci.gate import columns, gate
 from ci.gate.arithmetic import Arithmetic, keep_bits
 from ci.gate.bugs import Bug, anywhere, at, edited, later
 from ci.operators.hc_post.steps import NAMES, Steps, the_cpu_path
+from helion_sinkhorn.runtime.pieces import pieces
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 SINGLE, NARROW, BIAS, WIDE_BIAS = (
@@ -27,6 +29,8 @@ ONE, THREE, FIVE, EIGHT, SIXTEEN = (
 PEAKED, WEIGHTS, HALF, OUTPUT = (
     f"hc_post_{name}" for name in ("peaked_fp32", "narrow_weights", "fp16", "wide_output")
 )
+
+MODEL = "hc_post_model"
 
 right = the_cpu_path
 
@@ -110,7 +114,17 @@ def of_kind(bugs: list[Bug], *words: str) -> list[Bug]:
     return [b for b in bugs if any(word in b.name for word in words)]
 
 
+def second_piece_by_the_first(w, f, x, post, comb, *rest) -> gate.Results:
+    """A piece of the tokens takes the weights of the one before it."""
+    post, comb = (t.flatten(0, 1).clone() for t in (post, comb))
+    for weights in (post, comb):
+        for before, piece in itertools.pairwise(pieces(len(weights), w.n * w.c)):
+            weights[piece] = weights[before][: len(weights[piece])]
+    return right(w, f, x, *(t.unflatten(0, f.shape[:2]) for t in (post, comb)), *rest)
+
+
 BUGS = [
+    bug("weights of the piece of tokens before", second_piece_by_the_first, "out", "df", on=MODEL),
     *anywhere(right, SINGLE, "out", 4),
     *of_kind(anywhere(right, NARROW, "dx", 4), "lane", "line", "store", "corner"),
     *of_kind(anywhere(right, THREE, "dcomb", 4), "written", "bits"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -12,6 +13,7 @@ from ci.gate.arithmetic import Arithmetic, keep_bits
 from ci.gate.bugs import Bug, anywhere, at, edited, later
 from ci.operators.hc_pre.steps import Steps, the_cpu_path
 from helion_sinkhorn.ops.hc_pre.budget import RESULTS
+from helion_sinkhorn.runtime.pieces import pieces
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 MODEL, TOKENS, SINGLE, HALF, NARROW = (
@@ -81,7 +83,16 @@ def half_up(w, t: torch.Tensor) -> torch.Tensor:
     return (t.contiguous().view(torch.int32) + 0x8000 & -0x10000).view(torch.float32)
 
 
+def second_piece_by_the_first(w, x, pre, dy) -> gate.Results:
+    """A piece of the tokens takes the weights of the one before it."""
+    weights = pre.flatten(0, 1).clone()
+    for before, piece in itertools.pairwise(pieces(len(weights), w.n * w.c)):
+        weights[piece] = weights[before][: len(weights[piece])]
+    return right(w, x, weights.view(pre.shape), dy)
+
+
 BUGS = [
+    bug("weights of the piece of tokens before", second_piece_by_the_first, "y", "dx", on=MODEL),
     *anywhere(right, SINGLE, "y", 2),
     *(
         b

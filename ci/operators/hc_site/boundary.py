@@ -178,6 +178,11 @@ def single(workload: HcSiteWorkload, *given: torch.Tensor) -> gate.Results:
     return run(workload, *given, dtype=torch.float32)
 
 
+def upstream_of(w: HcSiteWorkload, dresidual, dy, dpre, dpost, dcomb) -> list[torch.Tensor | None]:
+    """As the operator has them."""
+    return choices.given(w.unused, dresidual=dresidual, dy=dy, dpre=dpre, dpost=dpost, dcomb=dcomb)
+
+
 def as_served(workload: HcSiteWorkload, name: str, *given: torch.Tensor) -> torch.Tensor:
     """One result of the public function and autograd, an element a call."""
     name, each = name.removeprefix(PREFIX), []
@@ -197,8 +202,10 @@ def as_served(workload: HcSiteWorkload, name: str, *given: torch.Tensor) -> torc
         if name in VALUES:
             each.append(results[VALUES.index(name)].detach())
             continue
-        upstream = dresidual, dy, dpre, dpost, dcomb
-        gradients = torch.autograd.grad(results, list(leaves.values()), upstream)
+        upstream = upstream_of(workload, dresidual, dy, dpre, dpost, dcomb)
+        given = choices.used(results, upstream)
+        # of a collapse that nothing used, the weights have no gradient
+        gradients = torch.autograd.grad(given[0], list(leaves.values()), given[1], materialize_grads=True)
         found = dict(zip(map(OF_ARGUMENTS.get, leaves), gradients, strict=True))
         if norm_weight is not None:
             found["dfn"] = found["dfn"] / norm_weight
@@ -220,10 +227,12 @@ def on_gpu(workload: HcSiteWorkload, name: str, choice: Choice, *given: torch.Te
         if name in VALUES:
             each.append(made[VALUES.index(name)])
             continue
-        upstream, kept = (dresidual, dy, dpre, dpost, dcomb), (*update, *site, made[0], *made[5:])
+        upstream, kept = upstream_of(workload, dresidual, dy, dpre, dpost, dcomb), (*update, *site, made[0])
         *found, dfn, _, dweights = backward.in_one_pass(
-            upstream, kept, None, *workload.arguments, choices=chosen
+            upstream, (*kept, *made[5:]), None, *workload.arguments, choices=chosen
         )
+        if "dy" in workload.unused.split():
+            dweights = torch.zeros_like(weights)
         each.append(dict(zip(GRADIENTS, (*found, dweights, dfn), strict=False))[name])
     return flat(name, torch.stack(each))
 

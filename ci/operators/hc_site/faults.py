@@ -45,6 +45,11 @@ def steep(w: HcSiteWorkload) -> bool:
     return w.parameters == "saturated" or w.spread > 1
 
 
+def unused(w: HcSiteWorkload) -> set[str]:
+    """The upstream gradients of hc_site that are None."""
+    return {*w.unused.split()} & {*NAMES}
+
+
 def ordinary(w: HcSiteWorkload) -> bool:
     """Streams, mixes and gates of ordinary size, and products of every bit."""
     return wide(w) and not steep(w) and w.values == "normal"
@@ -108,6 +113,10 @@ def given(**change: Change) -> gate.Run:
         return EXACT(w, *(change.get(name, lambda t: t)(t) for name, t in named))
 
     return run
+
+
+def ones_for_unused(w: HcSiteWorkload, *inputs) -> gate.Results:
+    return given(**dict.fromkeys(unused(w), torch.ones_like))(w, *inputs)
 
 
 def call(**change) -> gate.Run:
@@ -230,5 +239,8 @@ FAULTS = [
         Fault(name, damaged(damage), RESULTS, lambda w, name=name: w.batch > 1 or name != "stale output")
         for name, damage in DAMAGES.items()
     ),
+    Fault("no gradient where a result is unused", changed(lambda w, found: {
+        name: torch.zeros_like(found[name]) for name in GRADIENTS}), GRADIENTS, lambda w: bool(w.unused)),
+    Fault("ones for the gradient of an unused result", ones_for_unused, GRADIENTS, lambda w: bool(unused(w))),
     *boundary.FAULTS,
 ]  # fmt: skip

@@ -162,15 +162,20 @@ def on_device(workload: HcSiteWorkload, name: str, *given: torch.Tensor) -> torc
     return as_served(workload, name, *given) if given[0].is_cuda else on_gpu(workload, name, {}, *given)
 
 
+def upstream_of(workload: HcSiteWorkload, dresidual, dy, dpost, dcomb) -> list[torch.Tensor | None]:
+    """As the operator has them."""
+    return choices.given(workload.unused, dresidual=dresidual, dy=dy, dpost=dpost, dcomb=dcomb)
+
+
 def served(workload: HcSiteWorkload, x, dresidual, dy, dpost, dcomb, *parameters) -> gate.Results:
     """All results of a call."""
     fn, *others = parameters
     weight = boundary.norm_weight_of(workload).to(x) if workload.norm_weight else None
     leaves = [t.detach().requires_grad_() for t in (x, fn if weight is None else fn / weight, *others)]
     y, post, comb, residual = hc_site(*leaves, norm_weight=weight, **workload.options)
-    dx, dfn, *of_others = torch.autograd.grad(
-        (residual, y, post, comb), leaves, (dresidual, dy, dpost, dcomb)
-    )
+    upstream = upstream_of(workload, dresidual, dy, dpost, dcomb)
+    results, upstream = choices.used((residual, y, post, comb), upstream)
+    dx, dfn, *of_others = torch.autograd.grad(results, leaves, upstream)
     gradients = dx, dfn if weight is None else dfn / weight, *of_others
     return dict(zip(budget.RESULTS, (y.detach(), post.detach(), comb.detach(), *gradients), strict=True))
 
@@ -183,8 +188,9 @@ def on_gpu(workload: HcSiteWorkload, name: str, chosen: dict, *given: torch.Tens
         y, pre, post, comb, mixes, norms = launch.forward(x, *parameters, None, *workload.arguments)
         if name in VALUES:
             return {"y": y, "post": post, "comb": comb}
+        dresidual, dy, *upstream = upstream_of(workload, dresidual, dy, dpost, dcomb)
         dx, dfn, sums, _ = launch.backward(
-            dresidual, dy, None, dpost, dcomb, x, *parameters, pre, mixes, norms, True, *workload.arguments,
+            dresidual, dy, None, *upstream, x, *parameters, pre, mixes, norms, True, *workload.arguments,
             choices=chosen,
         )  # fmt: skip
         dbase, dscale = sums.split((workload.m, 3))

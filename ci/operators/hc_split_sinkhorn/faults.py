@@ -189,6 +189,14 @@ def gradient_without_norm(w, mixes, *rest):
     return found | {"dmixes": t}
 
 
+def ones_for_unused(w, *inputs):
+    return given(**{w.unused: torch.ones_like})(w, *inputs)
+
+
+def unused(w: HcWorkload) -> bool:
+    return bool(w.unused)
+
+
 def reduced(w: HcWorkload) -> bool:
     return w.splits > 0
 
@@ -308,5 +316,8 @@ FAULTS = [
     Fault("dmixes for the gradient of partial sums", gradient_without_norm, ("dmixes",), reduced),
     Fault("a gradient of the first split alone", one("dmixes", lambda w, t: torch.cat(
         [t[:, :1], 0 * t[:, 1:]], 1)), ("dmixes",), reduced),
+    Fault("no gradient where a result is unused", changed(lambda w, found: {
+        name: torch.zeros_like(found[name]) for name in GRADIENTS}), GRADIENTS, unused),
+    Fault("ones for the gradient of an unused result", ones_for_unused, GRADIENTS, unused),
     *(Fault(name, damaged(damage)) for name, damage in DAMAGES.items()),
 ]  # fmt: skip

@@ -121,7 +121,7 @@ def result(workload: HcWorkload, name: str, forward, backward, given, dpre, dpos
         return values[VALUES.index(name)]
 
     def gradients(at):
-        upstream = (t[at] for t in (dpre, dpost, dcomb))
+        upstream = choices.given(workload.unused, dpre=dpre[at], dpost=dpost[at], dcomb=dcomb[at])
         return backward(*upstream, mixes[at], scale[0], base[0], *workload.arguments)
 
     if name == "dmixes":

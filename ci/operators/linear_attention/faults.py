@@ -335,6 +335,14 @@ def damaged(damage: Change) -> gate.Run:
     return lambda w, *tensors: {name: damage(x) for name, x in RIGHT(w, *tensors).items()}
 
 
+def damaged_gradients(damage: Change) -> gate.Run:
+    def run(w, *tensors):
+        found = RIGHT(w, *tensors)
+        return {n: x if n.split()[-1] in ("o", "end") else damage(x) for n, x in found.items()}
+
+    return run
+
+
 def a_little(x: torch.Tensor) -> torch.Tensor:
     x = x.clone(memory_format=torch.contiguous_format)
     x.view(-1)[x.abs().argmax()] *= 1 + 2.0**-12
@@ -359,6 +367,14 @@ def narrow(w: AttentionWorkload) -> bool:
 
 def in_chunks(w: AttentionWorkload) -> bool:
     return w.chunks_serve
+
+
+def unused(w: AttentionWorkload) -> bool:
+    return bool(w.unused)
+
+
+def growing(w: AttentionWorkload) -> bool:
+    return w.strength < 0
 
 
 def several_chunks(w: AttentionWorkload) -> bool:
@@ -415,6 +431,10 @@ FAULTS = [
     Fault("bfloat16 accumulator", by(emulated(Machine(partial=bfloat16)))),
     Fault("exponential of 12 bits", by(emulated(Machine(exponential=lambda x: keep_bits(x, 12)))),
           where=lambda w: single(w) and bool(w.gates)),
+    Fault("no gradient where a result is unused", damaged_gradients(torch.zeros_like), where=unused),
+    Fault("ones for the gradient of an unused result", altered(lambda w, case: dataclasses.replace(
+        case, **{w.unused: torch.ones_like(getattr(case, w.unused))})), where=unused),
+    Fault("no decay above 1", by(emulated(Machine(exponential=lambda x: x.clamp(max=1.0)))), where=growing),
     Fault("result truncated", by(truncating), where=narrow),
     Fault("one element scaled by 1 + 2^-12", damaged(a_little), where=single),
     *(Fault(f"chunks: {name}", chunks(machine), where=where)

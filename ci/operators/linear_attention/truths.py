@@ -229,6 +229,12 @@ def kernels(workload: AttentionWorkload, *tensors: torch.Tensor) -> list[gate.Ca
     ]  # fmt: skip
 
 
+def as_given(workload: AttentionWorkload, case: Case) -> Case:
+    """The call as the operator has it."""
+    do, dend = choices.given(workload.unused, do=case.do, dend=case.dend)
+    return dataclasses.replace(case, do=do, dend=dend)
+
+
 def computed(
     workload, module, name: str, options: Mapping[str, object], *tensors: torch.Tensor
 ) -> torch.Tensor:
@@ -236,7 +242,8 @@ def computed(
     if name == "dg_gamma":
         # a sum over the batch, which no other element may change
         each = [copied(workload, [x[b : b + 1] for x in tensors]) for b in range(len(tensors[0]))]
-        return torch.stack([case_of(workload, *one).run_module(module, **options)[name] for one in each])
-    case = case_of(workload, *tensors)
+        cases = [as_given(workload, case_of(workload, *one)) for one in each]
+        return torch.stack([case.run_module(module, **options)[name] for case in cases])
+    case = as_given(workload, case_of(workload, *tensors))
     run = case.run_forward if name in ("o", "end") else case.run_module
     return by_elements(workload, run(module, **options))[name]

@@ -22,6 +22,7 @@ from helion_sinkhorn.ops.sinkhorn import eager
 from helion_sinkhorn.ops.sinkhorn.implicit.budget import Stationarity
 from helion_sinkhorn.ops.sinkhorn.logits import PEAKED
 from helion_sinkhorn.ops.sinkhorn.workloads import SinkhornWorkload
+from helion_sinkhorn.testing.rounding import Rounding
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Run = Callable[[SinkhornWorkload, torch.Tensor, torch.Tensor], Pair]
@@ -68,7 +69,7 @@ def dividing(arithmetic: Arithmetic = PLAIN, **change) -> Run:
     return lambda w, x, dy: differentiated(lambda t: in_place(t, w, arithmetic, **change), w, x, dy)
 
 
-VANISHING = frozenset({"column_below", "lines_apart"})
+VANISHING = frozenset({"column_below", "lines_apart", "shared_column"})
 """Logits with columns so far below their rows that float32 has no exponential of them."""
 
 
@@ -125,6 +126,9 @@ def own_adjoint(w, x, dy):
     return eager.forward(x, *w.arguments, w.dtype), eager.backward(dy, x, *w.arguments)
 
 
+# In place nothing remembers A: a half-step rounds each entry, and near a fixed point every iteration rounds
+# it the same way.  Where factors are not 1 there, as they are for square matrices, the error grows by up to a
+# unit in the last place an iteration: a third for 6 x 3 and eps = 0.05, beyond the budget at 100 iterations.
 _GOOD: dict[str, Run] = {
     "rounded once from float64": specification(),
     "PyTorch float32": pytorch,
@@ -222,6 +226,36 @@ def implicit(w, x, dy):
     return p.to(w.dtype), Stationarity(p, dy, "corrected").exact.to(w.dtype)
 
 
+class Lean(testing.Iterations):
+    """The adjoint takes each u but the first from v alone, without its term in eps^2."""
+
+    def run(self, steps: int, segment: int) -> tuple[torch.Tensor, torch.Tensor]:
+        last, eps = super().run(steps, segment), self.eps * self.rho
+        for (_, earlier, *_), t in zip(self.history[:], range(1, steps), strict=False):
+            a, before, _, after = self.history[t]
+            lead = (a * (before + eps * earlier)).sum(-1, keepdim=True)
+            self.history[t] = a, before, 1.0 / (self.rho * lead), after
+        return last
+
+
+class RestartingLate(testing.Iterations):
+    """u and v absorbed after three times as many iterations."""
+
+    def run(self, steps: int, segment: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().run(steps, 3 * segment)
+
+
+def restarting_late(w, x, dy):
+    results = testing.scaling_form(x.float(), dy.float(), *w.arguments, PLAIN, RestartingLate)
+    return tuple(t.to(w.dtype) for t in results)
+
+
+def lean(w, x, dy):
+    exactly = Rounding(0, unit=0.0)
+    p, dx = testing.scaling_form(x.double(), dy.double(), *w.arguments, exactly, Lean)
+    return p.to(w.dtype), dx.to(w.dtype)
+
+
 def neighbour_leaks(w, x, dy):
     p, dx = pytorch(w, x, dy)
     return p, dx + (2.0**-7 if w.dtype != torch.float32 else 2.0**-10) * dx.roll(1, 0)
@@ -249,6 +283,11 @@ def loses_by_recurrence(w: SinkhornWorkload) -> bool:
     hidden."""
     small = max(w.n, w.m) <= 4 and w.n_iters <= 20
     return is_wide(w) and small and (w.n == 2 or (w.form == "log" and w.logits in PEAKED))
+
+
+def loses_by_lean(w: SinkhornWorkload) -> bool:
+    """Two steps or more with a large eps."""
+    return is_deepseek(w) and w.n_iters > 2 and w.eps >= 1e-2
 
 
 def shows_an_iteration(w: SinkhornWorkload) -> bool:
@@ -301,6 +340,9 @@ _FAULTS = [
     Fault("implicit gradient passed off as exact", implicit, ("dX",)),
     Fault("gradient of the second half only", other_gradient(in_float64(second_half)), ("dX",),
           lambda w: w.n_iters > 1),
+    Fault("restarts three times too far apart", restarting_late,
+          where=lambda w: w.logits == "shared_column"),
+    Fault("u again without its term in eps^2", lean, ("dX",), loses_by_lean),
     Fault("a neighbour's gradient leaks in", neighbour_leaks, ("dX",)),
     Fault("cotangents of u and v by recurrence", recurrence(), ("dX",), loses_by_recurrence),
 ]  # fmt: skip
@@ -316,7 +358,16 @@ def named(run: Run) -> gate.Run:
     return results
 
 
-GOOD = {name: named(run) for name, run in _GOOD.items()}
+def before_overflow(run: gate.Run) -> gate.Run:
+    """Without dX where dA, which `scaling_form` carries over restarts, leaves float32; kernels carry A dA."""
+    return lambda w, x, dy: {
+        name: t for name, t in run(w, x, dy).items() if name == "P" or w.logits != "shared_column"
+    }
+
+
+GOOD = {
+    name: before_overflow(named(run)) if name.startswith("u-v") else named(run) for name, run in _GOOD.items()
+}
 FAULTS = [replace(fault, run=named(fault.run)) for fault in _FAULTS]
 BASELINE = named(pytorch)
-VENDORS = {vendor: named(scaling(a)) for vendor, a in arithmetic.VENDORS.items()}
+VENDORS = {vendor: before_overflow(named(scaling(a))) for vendor, a in arithmetic.VENDORS.items()}

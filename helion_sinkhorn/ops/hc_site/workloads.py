@@ -9,7 +9,7 @@ import torch
 
 from helion_sinkhorn.ops.hc_mixes.workloads import VALUES, MixesWorkload
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import PARAMETERS, HcWorkload
-from helion_sinkhorn.testing.draws import normal, uniform
+from helion_sinkhorn.testing.draws import normal, uniform, unused_zero
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,9 @@ class HcSiteWorkload:
     """Whether its collapse takes the weights of its own site: pre_next is None, as in DeepSeek-V4."""
     every_argument: bool = False
     """Whether it has a bias and a weight of its norm too: f + bias and fn times the weight are exact."""
+    unused: str = ""
+    """The upstream gradients, "dresidual", "dy", "dpre", "dpost" and "dcomb" with spaces between, that are
+    None as nothing used the results."""
 
     @property
     def m(self) -> int:
@@ -119,8 +122,9 @@ class HcSiteWorkload:
         scale, base = PARAMETERS[self.parameters](n, g)
         dresidual, dy = normal(g, *tokens, n, self.c), normal(g, *tokens, self.c)
         dpost, dcomb = normal(g, *tokens, n), normal(g, *tokens, n, n)
-        x, dresidual, dy = (t.to(self.dtype) for t in (x, dresidual, dy))
-        made = x, fn, weight, scale, base, dresidual, dy, dpost, dcomb
+        upstream = {"dresidual": dresidual.to(self.dtype), "dy": dy.to(self.dtype), "dpost": dpost}
+        upstream = unused_zero(upstream | {"dcomb": dcomb}, self.unused)
+        made = x.to(self.dtype), fn, weight, scale, base, *upstream.values()
         return tuple(None if t is None else t.to(device) for t in made)
 
     def make_update(self, x: torch.Tensor, seed: int = 1) -> tuple[torch.Tensor, ...]:
@@ -129,7 +133,9 @@ class HcSiteWorkload:
         g, tokens, n = np.random.default_rng(seed), (self.batch, self.tokens), self.n
         x, f = (((32 * t).round() / 32).clamp(-4, 4) for t in (x.float(), normal(g, *tokens, self.c)))
         post, comb = ((127 * uniform(g, *tokens, *s)).round() / 64 for s in ((n,), (n, n)))
-        return x.to(self.dtype), f.to(self.dtype), post, comb / 2, *(normal(g, *tokens, n) for _ in range(2))
+        weights, dpre = (normal(g, *tokens, n) for _ in range(2))
+        (dpre,) = unused_zero({"dpre": dpre}, self.unused).values()
+        return x.to(self.dtype), f.to(self.dtype), post, comb / 2, weights, dpre
 
 
 def _site(name: str, batch: int, tags: str, source: str, **options) -> HcSiteWorkload:
@@ -176,4 +182,9 @@ ROWS = [
     _site("tf32", 3, "ci", "TF32 products", c=96, tokens=33, precision="tf32"),
     _site("tf32_fp32", 3, "ci", "TF32 products of single precision", c=96, tokens=17, precision="tf32",
           dtype=torch.float32),
+    *(_site(f"unused_{name}", 2, "ci", "a result that nothing used", c=24, tokens=5, n_iters=3,
+            dtype=torch.float32, crosses=True, unused=f"d{name}")
+      for name in ("residual", "y", "pre", "post", "comb")),
+    _site("unused_coefficients", 2, "ci", "the last collapse of a model", c=24, tokens=5, n_iters=3,
+          dtype=torch.float32, crosses=True, unused="dpre dpost dcomb"),
 ]  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from helion_sinkhorn.ops.hc_split_sinkhorn.partials import Reduce
-from helion_sinkhorn.testing.draws import SHORT, normal
+from helion_sinkhorn.testing.draws import SHORT, normal, unused_zero
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class HcWorkload:
     """Entries of a token that the splits have projected; four streams of 4096."""
     norm_eps: float = 1e-6
     eps_outside: bool = False
+    unused: str = ""
+    """The upstream gradient, "dpre", "dpost" or "dcomb", that is None as nothing used the result."""
 
     @property
     def columns(self) -> int:
@@ -101,7 +103,9 @@ class HcWorkload:
         else:
             mixes = (self.spread * normal(g, *tokens, self.columns)).to(self.dtype)
         scale, base = PARAMETERS[self.parameters](n, g)
-        made = mixes, scale, base, normal(g, *tokens, n), normal(g, *tokens, n), normal(g, *tokens, n, n)
+        upstream = {"dpre": normal(g, *tokens, n), "dpost": normal(g, *tokens, n)}
+        upstream["dcomb"] = normal(g, *tokens, n, n)
+        made = mixes, scale, base, *unused_zero(upstream, self.unused).values()
         return tuple(t.to(device) for t in made)
 
     def _partials(self, g: np.random.Generator) -> torch.Tensor:
@@ -170,4 +174,6 @@ ROWS = [
     _hc("partials_padded", 4, "ci", "eps outside of the root, padded", tokens=33, n=3, n_iters=5, splits=11,
         size=300, norm_eps=1e-2, eps_outside=True),
     _hc("sixteen_streams", 2, "ci", "the most streams", tokens=33, n=16, n_iters=5),
+    *(_hc(f"unused_{name}", 2, "ci", "a result that nothing used", tokens=9, n_iters=3, unused=f"d{name}")
+      for name in ("pre", "post", "comb")),
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from helion_sinkhorn.ops.linear_attention.limits import why_not_chunked
-from helion_sinkhorn.testing.draws import SHORT, normal
+from helion_sinkhorn.testing.draws import SHORT, normal, unused_zero
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,10 @@ class AttentionWorkload:
     """Lengths of packed sequences, `steps` in all; `sequences` is 1 then."""
     scale: float | None = None
     """Factor of the queries, dk^-1/2 if left out."""
+    unused: str = ""
+    """The upstream gradient, "do" or "dend", that is None as nothing used the result."""
     strength: float = 1 / 8
-    """Strength of the decays: 1/8 remembers some ten steps, 8 a step or less."""
+    """Strength of the decays: 1/8 remembers some ten steps, 8 a step or less; below 0 states grow."""
 
     @property
     def shape(self) -> dict[str, int]:
@@ -88,7 +90,8 @@ class AttentionWorkload:
             offsets = np.cumsum((0, *self.lengths), dtype=np.int32)
             found["cu_seqlens"] = torch.from_numpy(offsets)
         found = {name: x.to(device) for name, x in found.items()}
-        return found, found.pop("do"), dend
+        upstream = unused_zero({"do": found.pop("do"), "dend": dend}, self.unused)
+        return found, *upstream.values()
 
 
 def _attention(name: str, shape: tuple[int, ...], tags: str, source: str, **options) -> AttentionWorkload:
@@ -112,8 +115,10 @@ ROWS = [
     ),
     _attention("attention_every_gate", _SMALL, "ci", "all options at once", gates="g g_gamma gk gv",
                dtype=torch.float32, states=True),
-    _attention("attention_reverse", _SMALL, "ci", "the same walked backwards", gates="g g_gamma gk gv",
-               dtype=torch.float32, states=True, reverse=True),
+    _attention("attention_reverse", _SMALL, "ci", "the same walked backwards, states that grow",
+               gates="g g_gamma gk gv", dtype=torch.float32, states=True, reverse=True, strength=-1 / 8),
+    _attention("attention_chunks_growing", (2, 70, 2, 8, 12), "ci", "chunks of states that grow",
+               gates="g gk", dtype=torch.float32, states=True, strength=-1 / 8),
     _attention("attention_packed", (1, 40, 2, 16, 8), "ci", "sequences of any length, one empty",
                gates="g gk", dtype=torch.float32, states=True, lengths=(17, 0, 1, 22)),
     _attention("attention_packed_reverse", (1, 40, 2, 8, 12), "ci", "the same walked backwards, with a scale",
@@ -135,5 +140,8 @@ ROWS = [
                gates="g gk", dtype=torch.float32, states=True, reverse=True, strength=8.0),
     _attention("attention_scalar_forgetting", (2, 130, 2, 16, 16), "ci", "one strong decay a head and step",
                gates="g", strength=8.0),
+    *(_attention(f"attention_unused_{name}", (2, 12, 1, 4, 8), "ci", "a result that nothing used",
+                 gates="g gk", dtype=torch.float32, states=True, unused=f"d{name}")
+      for name in ("o", "end")),
     _attention("attention_gla_fp16", (1, 64, 2, 32, 48), "ci", _GLA, dtype=torch.float16, states=True),
 ]  # fmt: skip

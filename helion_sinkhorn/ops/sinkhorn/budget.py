@@ -111,19 +111,20 @@ def scaling_form(
     form: str,
     first: str,
     rounding: Rounding,
+    kind: type[Iterations] = Iterations,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(P, dX) by the equations of docs/math.md, the adjoint by projections, with `rounding` at each point.
 
     Without dy there is no dX.
     """
     if first == "cols":
-        p, dx = scaling_form(x.mT, None if dy is None else dy.mT, n_iters, eps, form, "rows", rounding)
+        p, dx = scaling_form(x.mT, None if dy is None else dy.mT, n_iters, eps, form, "rows", rounding, kind)
         return p.mT, None if dx is None else dx.mT
     deepseek = form == "deepseek" and eps > 0
     steps = n_iters - 1 if deepseek else n_iters
     segment = max(1, steps) if deepseek else segment_length(*x.shape[-2:])
     r = rounding
-    state = Iterations.started(x, eps if deepseek else 0.0, deepseek, r)
+    state = kind.started(x, eps if deepseek else 0.0, deepseek, r)
     z, a_0, v_0 = state.z, state.a, r(1.0 / state.q, r.RECIPROCAL)
     u, v = state.run(steps, segment)
     p = r(r(state.a * u) * v)

@@ -50,6 +50,12 @@ def _one_column(batch, n, m, generator):
     return x
 
 
+def _shared_column(batch, n, m, generator):
+    x = normal(generator, batch, n, m)
+    x[:, :-1, 1:] -= 200.0
+    return x
+
+
 def _column_below(batch, n, m, generator):
     x = normal(generator, batch, n, m)
     x[:, :, -1] -= 1000.0
@@ -101,6 +107,7 @@ LOGITS: dict[str, Callable[..., torch.Tensor]] = {
     "one_up_100": _one_entry(100.0),
     "one_down_40": _one_entry(-40.0),
     "one_column": _one_column,
+    "shared_column": _shared_column,
     "rows_apart": _rows_apart,
     "column_below": _column_below,
     "lines_apart": _lines_apart,
@@ -111,6 +118,8 @@ LOGITS: dict[str, Callable[..., torch.Tensor]] = {
 """name -> (batch, n, m, generator) -> logits.  uniform_4: uniform(0, 4); identity_like: 0 on the diagonal,
 -8 off it, or as much as the name says; noisy_permutation: randn / 2, 8 lower but for a permutation; one_up,
 one_down: randn with one entry so much higher or lower; one_column: randn with a column 15 higher;
+shared_column: randn with all rows but the last 200 lower beside their first entry, so that u and v of n = 8
+grow by 7 in each of 50 iterations;
 column_below: with one 1000 lower; lines_apart: randn with 200 randn added to each row and to each column; the
 masks leave an entry in every row and column; a square permutation leaves nothing else."""
 

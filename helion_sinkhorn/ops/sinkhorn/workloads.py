@@ -125,7 +125,8 @@ _GATED = [
     _gate("mid_16_log", 16, 16, "restarts beside the history in registers", form="log", batch=1024),
     _gate("lane_32_log", 32, 32, "history in memory, restarts", form="log", batch=512),
     _gate("other_eps", 4, 4, "an eps of a caller's own", batch=63, eps=1e-3, n_iters=3),
-    _gate("columns_first_6x3", 6, 3, "columns first", batch=33, first="cols", eps=5e-2, n_iters=2),
+    _gate("columns_first_6x3", 6, 3, "columns first, a large eps", batch=33, first="cols", eps=5e-2,
+          n_iters=5),
     _gate("two_matrices", 4, 4, "a batch of two", batch=2, n_iters=3),
     _gate("seven_bf16", 8, 8, "a batch of seven, a tile of which is not full", batch=7, n_iters=3,
           dtype=torch.bfloat16),
@@ -169,7 +170,7 @@ _PEAKED = [
     _peaked("one_up_40", 8, 8, "one_up_40", 256, n_iters=3),
     _peaked("one_down_40_log", 3, 3, "one_down_40", form="log"),
     _peaked("column", 4, 4, "one_column", n_iters=60),
-    _peaked("column_8_log", 8, 8, "one_column", 16, n_iters=100, form="log"),
+    _peaked("column_8_log", 8, 8, "shared_column", 16, n_iters=100, form="log"),
     _peaked("masked_3_log", 3, 3, "masked", form="log"),
 ]
 

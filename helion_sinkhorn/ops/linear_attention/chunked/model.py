@@ -41,8 +41,8 @@ def in_chunks(x: Span, rounding: Errors) -> Named:
     near, xs, ys = ys, rounding.operand(xs, "pairs"), rounding.operand(ys, "pairs")
     # of a pair, what its two factors leave out
     rest = upto.unsqueeze(-2) - upto.unsqueeze(-3) - query.unsqueeze(-2) - key.unsqueeze(-3)
-    rest = rest.clamp(max=0).exp().to(x.q.dtype)
     lower = torch.ones(chunk, chunk, device=q.device, dtype=torch.bool).tril()
+    rest = rest.masked_fill(~lower.unsqueeze(-1), 0).exp().to(x.q.dtype)
     a = torch.stack(
         [rounding.sum(xs[..., i : i + 1, :] * ys * rest[..., i, :, :], -1) for i in range(chunk)], -2
     )
