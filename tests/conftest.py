@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch):
-    """torch.empty and empty_like called by the package return NaN: an entry never written fails its test."""
+    """What the package allocates without values is NaN: an entry never written fails its test."""
 
     def poisoned(allocate):
         def allocate_nan(*args, **kwargs):
@@ -71,8 +71,11 @@ def poisoned_memory(monkeypatch):
 
         return allocate_nan
 
-    for name in ("empty", "empty_like"):
-        monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
+    for owner, names in (
+        (torch, ("empty", "empty_like", "empty_strided")), (torch.Tensor, ("new_empty", "new_empty_strided")),
+    ):  # fmt: skip
+        for name in names:
+            monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
-from helion_sinkhorn import hc_post
+from helion_sinkhorn import hc_boundary, hc_post
 from helion_sinkhorn.ops.hc_post import launch, torch_op
 from helion_sinkhorn.ops.hc_site.boundary import torch_op as boundary
 from helion_sinkhorn.ops.hc_site.boundary.backward import launch as boundary_launch
@@ -28,8 +30,8 @@ def drawn(dtype, bias_dtype):
 
 
 def check(found, post, grad):
-    """The root mean square of the errors beside that of float32 sums."""
-    exact = torch.einsum("to,toc->c", post.double(), grad.double())
+    """The root mean square of the errors beside that of float32 sums, for the gradient of the new streams."""
+    exact = torch.einsum("to,toc->c", post.double(), grad)
     once = torch.einsum("to,toc->tc", post, grad.float()).sum(0).to(found.dtype)
     own, allowed = ((x.double() - exact).norm() for x in (found, once))
     assert own <= MOST * allowed, (own, allowed)
@@ -52,32 +54,78 @@ def test_hc_post(path, dtype, bias_dtype, monkeypatch):
     leaves = f.requires_grad_(), bias.requires_grad_()
     df, dbias = torch.autograd.grad(hc_post(f, x, post, comb, bias), leaves, grad)
     assert df.dtype == dtype
-    check(dbias, post, grad)
+    check(dbias, post, grad.double())
+
+
+def site_inputs(dtype):
+    """(weights, fn, scale, base) of coefficients without gradients, and the upstream gradient of y."""
+    generator = torch.Generator().manual_seed(1)
+    weights, dy = torch.rand(TOKENS, N, generator=generator), torch.randn(TOKENS, C, generator=generator)
+    rows = N * (N + 2)
+    return (weights, torch.zeros(rows, N * C), torch.ones(3), torch.zeros(rows)), dy.to(dtype)
+
+
+def of_streams(grad, weights, dy):
+    """The gradient of the new streams, of what is added to them and of their collapse."""
+    return grad.double() + weights.double().unsqueeze(2) * dy.double().unsqueeze(1)
 
 
 @pytest.mark.parametrize(("dtype", "bias_dtype"), DTYPES)
-@pytest.mark.parametrize("path", ["streams alone", "in one pass"])
+@pytest.mark.parametrize("path", ["streams alone", "in one pass", "in parts"])
 def test_hc_boundary(path, dtype, bias_dtype, monkeypatch):
-    """By its own operator's gradient; of the pass over the streams only new streams have an upstream one."""
+    """By its own operator's gradient; of coefficients none has an upstream one."""
     pytest.importorskip("triton", reason="the bodies import Triton")
     f, x, post, comb, bias, grad = drawn(dtype, bias_dtype)
-    fn = torch.zeros(N * (N + 2), N * C)
-    site = torch.rand(TOKENS, N), fn, torch.ones(3), torch.zeros(N * (N + 2))
+    site, dy = site_inputs(dtype)
+    weights, fn = site[:2]
 
     class Context:
-        saved_tensors = f, x, post, comb, bias, *site, x, torch.zeros(TOKENS, len(fn)), torch.ones(TOKENS)
+        saved_tensors = f, x, post, comb, bias, *site, x, torch.zeros(TOKENS, len(fn)), torch.ones(TOKENS, 2)
         constants = CONSTANTS
         needs_input_grad = (True,) * (9 + len(CONSTANTS))
 
-    def one_pass(*given):
+    def backward(*given):
         upstream, kept, values = given[:5], given[5:17], given[17:]
-        tensors = *kept[:4], *kept[5:]
-        return boundary_launch.in_one_pass(upstream, tensors, kept[4], *values)
+        run = getattr(boundary_launch, path.replace(" ", "_"))
+        return run(upstream, (*kept[:4], *kept[5:]), kept[4], *values)
 
-    monkeypatch.setattr(boundary, "call_backward", one_pass)
+    monkeypatch.setattr(boundary, "call_backward", backward)
     monkeypatch.setattr(boundary.of_post, "call_backward", lambda *given: launch.backward(*given[:-1]))
-    dy = None if path == "streams alone" else torch.zeros(TOKENS, C, dtype=dtype)
+    given = None if path == "streams alone" else dy
     with torch.no_grad():
-        df, _, _, _, dbias, *_ = boundary._gradient(Context(), grad, dy, None, None, None)
+        df, _, _, _, dbias, *_ = boundary._gradient(Context(), grad, given, None, None, None)
     assert df.dtype == dtype
-    check(dbias, post, grad)
+    check(dbias, post, grad.double() if given is None else of_streams(grad, weights, dy))
+
+
+def run(site, f, x, post, comb, bias):
+    """The results that have upstream gradients, by the operators that hc_boundary is made of."""
+    found = hc_boundary(f, x, post, comb, *site, 2, bias=bias)
+    return found.residual, found.y
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bias_dtype", "way"),
+    [
+        *[pytest.param(*case.values, "called", id=case.id) for case in DTYPES],
+        *[(torch.bfloat16, torch.float32, way) for way in ("compiled", "mapped", "torch.func")],
+    ],
+    ids=str,
+)
+def test_hc_boundary_of_its_parts(dtype, bias_dtype, way):
+    """As a CPU and DTensors have it."""
+    *given, grad = drawn(dtype, bias_dtype)
+    site, dy = site_inputs(dtype)
+    call, upstream = functools.partial(run, site), (grad, dy)
+    if way == "compiled":
+        call = torch.compile(call, backend="aot_eager", fullgraph=True)
+    if way == "mapped":
+        # of one token each: the sum over all is autograd's
+        mapped = torch.vmap(run, in_dims=((0, None, None, None), 0, 0, 0, 0, None))
+        call = functools.partial(mapped, site)
+    if way == "torch.func":
+        dbias = torch.func.vjp(call, *given)[1](upstream)[-1]
+    else:
+        bias = given[-1].requires_grad_()
+        (dbias,) = torch.autograd.grad(call(*given), bias, upstream)
+    check(dbias, given[2], of_streams(grad, site[0], dy))

@@ -13,7 +13,7 @@ from targets import INDUCTOR_BY_NIGHT
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from helion_sinkhorn import hc_post, reference
+from helion_sinkhorn import hc_boundary, hc_post, reference
 
 FORWARD = torch.ops.helion_sinkhorn.hc_post.default
 BACKWARD = torch.ops.helion_sinkhorn.hc_post_backward.default
@@ -271,8 +271,25 @@ def distributed(mesh, placement):
     return sharded_results(mesh, placement, hc_post, given, grad, (bias,)) | {"no bias": without["equal"]}
 
 
+def narrow(mesh, function) -> dict:
+    """The same of bfloat16 streams and a float32 bias, whose gradient is summed before it is rounded."""
+    f, x, post, comb, bias, grad = inputs(5, 4)
+    given = f.bfloat16(), x.bfloat16(), post, comb
+    return sharded_results(mesh, CASES["tokens"], function, given, grad.bfloat16(), (bias,))
+
+
+def boundary(f, x, post, comb, bias):
+    """A result of hc_boundary that has all of its gradients."""
+    n, rows = x.shape[-2], x.shape[-2] * (x.shape[-2] + 2)
+    fn = bias.repeat(rows * n).view(rows, -1)
+    found = hc_boundary(f, x, post, comb, None, fn, bias[:3], fn[:, 0], 3, bias=bias)
+    coefficients = (found.post.unsqueeze(-1) * found.comb.sum(-1, keepdim=True)).to(x.dtype)
+    return found.residual * coefficients + found.y.unsqueeze(-2)
+
+
 def every_case(mesh) -> dict:
-    return {name: distributed(mesh, placement) for name, placement in CASES.items()}
+    found = {name: distributed(mesh, placement) for name, placement in CASES.items()}
+    return found | {f.__name__: narrow(mesh, f) for f in (hc_post, boundary)}
 
 
 @pytest.fixture(scope="module")
@@ -286,6 +303,13 @@ def test_distributed_equals_one_process(ranks, case):
         assert found[case]["equal"][:5] == [True] * 5
         assert found[case]["no bias"] == [True] * 5
         # two partial sums of 10 tokens each, or one of 20
+        assert found[case]["apart"][5] < 1e-6
+
+
+@pytest.mark.parametrize("case", ["hc_post", "boundary"])
+def test_distributed_sums_are_of_numbers_that_nothing_rounded(ranks, case):
+    for found in ranks:
+        assert found[case]["equal"][:5] == [True] * 5
         assert found[case]["apart"][5] < 1e-6
 
 

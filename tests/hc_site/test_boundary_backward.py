@@ -218,12 +218,19 @@ def test_every_result_of_the_kernels_is_judged_on_random_inputs(name):
     assert not any(reasons.values()), reasons
 
 
-def test_opcheck_and_fakes(one_pass):
-    """The operator's schema and shapes, with and without the gradients that may be None."""
+@pytest.mark.parametrize("path", ["one pass", "parts"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_opcheck_and_fakes(monkeypatch, dtype, path):
+    """The operator's schema, shapes and dtypes, with and without the gradients that may be None.
+
+    f is float32, as where a bias has a gradient.
+    """
+    monkeypatch.setattr(launch, "is_measured", lambda call, x: path == "one pass")
     (f, x, post, comb, fn, scale, base, bias, weights), upstream = boundary_inputs(3)
-    mixes, norms = randn(3, 8), randn(3, 2).abs()
+    mixes, norms, x = randn(3, 8), randn(3, 2).abs(), x.to(dtype)
     given = f, x, post, comb, bias, weights, fn, scale, base, x, mixes, norms
     dy, dpre, dpost, dcomb, dstreams = upstream
+    dy, dstreams = dy.to(dtype), dstreams.to(dtype)
     for gradients in ((dstreams, dy, dpre, dpost, dcomb), (None, None, None, dpost, None)):
         torch.library.opcheck(
             BACKWARD, (*gradients, *given, *CONSTANTS), test_utils=("test_schema", "test_faketensor")

@@ -157,16 +157,18 @@ def gradients(
     choice: Choice | None = None,
     others: tuple[torch.Tensor | None, ...] = (None, None, None),
     kernel: Kernel = KERNELS[BACKWARD],
+    dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(dx (T, n, C), dfn (M, n C) in float32) for x (T, n, C) and fn (M, n C).
 
     Args:
         others: (residual, dy, pre), gradients that x meets elsewhere (`kernels.hc_mixes_backward`).
         kernel: a row with this body, and `call` what its config is chosen for.
+        dtype: of dx; that of x if None.
     """
     (tokens, n, columns), m = x.shape, len(fn)
     shares = dict((choice or chosen_for(kernel, call, tokens, x)).variant)["shares"]
-    dx, sums = torch.empty_like(x), x.new_empty((shares, m, n, columns), dtype=torch.float32)
+    dx, sums = torch.empty_like(x, dtype=dtype), x.new_empty((shares, m, n, columns), dtype=torch.float32)
     tensors = g, along, x, fn.view(m, n, columns), *others, dx, sums
     values = call.precision, n, columns, shares
     launch(kernel, call, tensors, *values, batch=tokens, choice=choice)

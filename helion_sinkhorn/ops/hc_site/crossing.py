@@ -11,6 +11,7 @@ from helion_sinkhorn.ops.hc_mixes.api import check_options, check_tensors, hc_mi
 from helion_sinkhorn.ops.hc_post.api import check_update, hc_post
 from helion_sinkhorn.ops.hc_pre.api import hc_pre
 from helion_sinkhorn.ops.hc_site import torch_op
+from helion_sinkhorn.ops.hc_site.boundary import composed
 from helion_sinkhorn.ops.hc_site.boundary import torch_op as boundary_op
 from helion_sinkhorn.ops.hc_site.boundary.space import MOST_STREAMS
 from helion_sinkhorn.ops.hc_site.constants import Constants
@@ -90,22 +91,32 @@ def crossing(
     check_constants(eps, post_mult, pre_eps, post_eps, comb_order)
     numbers = (eps, norm_eps, post_mult, eps if pre_eps is None else pre_eps, post_eps)
     constants = Constants(sinkhorn_iters, *map(float, numbers), comb_order, precision, eps_outside)
-    computed = is_computed(implementation, constants, x, fn, scale, base, weights, norm_weight, *update or ())
+    serves = implementation_for(implementation, "x", x)
+    # otherwise each part says for itself who computes it
+    alike = serves == "pytorch" or not beyond_parts(constants, *x.shape[-2:])
+    distributed = _distributed(x, fn, scale, base, weights, norm_weight, *update or ())
+    computed = serves == "helion" and alike and constants.norm_eps >= SMALLEST_NORM_EPS and not distributed
     # H200, 8192 tokens of 4 x 4096: in one pass 279 us, in parts 330; without a collapse in it 344
     in_one_pass = computed and weights is not None and x.shape[-2] <= MOST_STREAMS
-    if update is not None and not in_one_pass:
+    summed = update is not None and alike and not computed and composed.loses_digits(x, update[-1])
+    if update is not None and not (in_one_pass or summed):
         x = hc_post(f, x, post, comb, bias, comb_order=comb_order, implementation=implementation)
         update = None
-    if computed:
+    if computed or summed:
         if norm_weight is not None:
             fn = fn.float() * norm_weight.float()
         if update is None:
             return Crossing(*torch_op.run(x, fn, scale, base, weights, *constants))
         given = f, x, post, comb, bias, weights, fn, scale, base
-        wanted = differentiates(*[t for t in given if t is not None])
-        run = boundary_op.HcBoundary.apply if wanted else boundary_op.call
-        streams, *found = run(*given, *constants)
-        updated(streams, f, x, post, comb, bias, comb_order, "helion")
+        if summed:
+            if distributed:
+                composed.register_sharding()
+            streams, *found = composed.Composed.apply(*given, *constants, serves)
+        else:
+            wanted = differentiates(*[t for t in given if t is not None])
+            run = boundary_op.HcBoundary.apply if wanted else boundary_op.call
+            streams, *found = run(*given, *constants)
+        updated(streams, f, x, post, comb, bias, comb_order, serves)
         return Crossing(*found[:4], streams)
     pre, post, comb = coefficients(
         x, fn, scale, base, sinkhorn_iters, eps, norm_eps, norm_weight, post_mult=post_mult, pre_eps=pre_eps,
@@ -146,17 +157,9 @@ def coefficients(
     )  # fmt: skip
 
 
-def is_computed(implementation: str, constants: Constants, x: torch.Tensor, *others: object) -> bool:
-    """Whether kernels compute the call: on a GPU, what the kernels of all parts take, and no DTensors."""
-    n, columns = x.shape[-2:]
-    serves = implementation_for(implementation, "x", x)
-    beyond = beyond_kernels(n, constants.n_iters, constants.eps) or columns == 1
-    return (
-        serves == "helion"
-        and not beyond
-        and constants.norm_eps >= SMALLEST_NORM_EPS
-        and not _distributed(x, *others)
-    )
+def beyond_parts(constants: Constants, n: int, columns: int) -> bool:
+    """Whether the kernels of a part do not take the call."""
+    return beyond_kernels(n, constants.n_iters, constants.eps) is not None or columns == 1
 
 
 def _distributed(*tensors: object) -> bool:

@@ -115,11 +115,14 @@ def backward(
     norms: torch.Tensor,
     own: bool,
     *constants: object,
+    dtype: torch.dtype | None = None,
     choices: Choices = NO_CHOICES,
 ) -> Tensors:
     """(dx, dfn in float32, dbase and dscale one behind the other, dweights); the contract is torch_op's.
 
-    `choices` of KERNELS, by name, take the place of what is served.
+    Args:
+        dtype: of dx; that of x if None.
+        choices: of KERNELS, by name, in the place of what is served.
     """
     given = Constants(*constants)
     n, columns = x.shape[-2:]
@@ -141,6 +144,6 @@ def backward(
     g, along = mixes_launch.upstream(*of_tokens, call.mixes)
     others = None if dresidual is None else flattened(dresidual, 2), dy, None if dy is None else weights
     dx, dfn = mixes_launch.gradients(
-        g, along, streams, projection, call, choices.get(BACKWARD), others, KERNELS[BACKWARD]
+        g, along, streams, projection, call, choices.get(BACKWARD), others, KERNELS[BACKWARD], dtype
     )
     return dx.view(x.shape), dfn, sums, dweights

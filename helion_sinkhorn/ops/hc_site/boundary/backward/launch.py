@@ -100,7 +100,9 @@ def in_parts(
     """The backward of hc_site, and then that of hc_post; arguments and results as of `backward`."""
     f, x, post, comb, weights, fn, scale, base, streams, mixes, norms = given
     site = streams, fn, scale, base, weights, mixes, norms, False
-    dstreams, dfn, sums, dweights = site_launch.backward(*upstream, *site, *constants)
+    # a df that is summed for the bias comes of a gradient that nothing has rounded yet
+    dtype = torch.float32 if f.dtype.itemsize > x.dtype.itemsize else x.dtype
+    dstreams, dfn, sums, dweights = site_launch.backward(*upstream, *site, *constants, dtype=dtype)
     update = f, x, post, comb, bias, Constants(*constants).comb_order
     return *post_launch.backward(dstreams, *update), dfn, sums, dweights
 

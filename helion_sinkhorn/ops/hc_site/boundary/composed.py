@@ -1,0 +1,107 @@
+"""hc_boundary of narrow streams and a bias with a gradient, by the operators that it is made of.
+
+Between registered operators autograd rounds the gradient of the new streams to their dtype, and with it each
+term of the bias's sum over tokens.  Here it stays in the computing dtype until that sum is made.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd import forward_ad
+
+from helion_sinkhorn.ops.hc_mixes import torch_op as of_mixes
+from helion_sinkhorn.ops.hc_post import torch_op as of_post
+from helion_sinkhorn.ops.hc_pre import torch_op as of_pre
+from helion_sinkhorn.ops.hc_site.constants import Constants
+from helion_sinkhorn.ops.hc_site.torch_op import of_parameters
+from helion_sinkhorn.ops.hc_split_sinkhorn import torch_op as of_split
+from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.streams import merged
+from helion_sinkhorn.runtime.torch_op import differentiates, with_signature
+
+
+def loses_digits(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether the gradient of the bias would be a sum of rounded terms, and may be another one.
+
+    A strict export keeps no gradient of an autograd.Function, but those of operators.
+    """
+    return (
+        bias is not None
+        and x.dtype != computing(x.dtype)
+        and torch.is_grad_enabled()
+        and bias.requires_grad
+        and forward_ad._current_level < 0
+        and not torch.compiler.is_exporting()
+    )
+
+
+def register_sharding() -> None:
+    """Tell DTensor of the operators."""
+    for operator in (of_post, of_mixes, of_split, of_pre):
+        operator.register_sharding()
+
+
+def _run(last, call, tensors, *options):
+    """A gradient that raises where it is differentiated itself."""
+    there = [t for t in tensors if t is not None]
+    return (last.apply if differentiates(*there) else call)(*tensors, *options)
+
+
+def _sum(*terms):
+    there = [t for t in terms if t is not None]
+    return sum(there[1:], there[0]) if there else None
+
+
+class Composed(torch.autograd.Function):
+    """(streams, y, pre, post, comb, mixes, norms) of what `boundary.torch_op` takes, and who computes it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    @with_signature
+    def forward(f, x, post, comb, bias, weights, fn, scale, base, *options):
+        constants, serves = Constants(*options[:-1]), options[-1]
+        streams = of_post.call(f, x, post, comb, bias, constants.comb_order, serves)
+        norm = constants.norm_eps, constants.eps_outside, constants.precision
+        mixes, norms = of_mixes.call(merged(streams), fn, *norm, serves)
+        split = x.size(-2), *constants.of_split, serves, mixes.dtype
+        pre, post, comb = of_split.call(mixes, scale, base, *split)
+        y = of_pre.call(streams, pre if weights is None else weights, serves)
+        return streams, y, pre, post, comb, mixes, norms
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:9], output[0], output[2], *output[5:])
+        ctx.options = inputs[9:]
+        ctx.mark_non_differentiable(*output[5:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, dstreams, dy, dpre, dpost, dcomb, *_):
+        none = (None,) * (9 + len(ctx.options))
+        if all(t is None for t in (dstreams, dy, dpre, dpost, dcomb)):
+            return none
+        f, x, post, comb, bias, weights, fn, scale, base, streams, pre, mixes, norms = ctx.saved_tensors
+        constants, serves = Constants(*ctx.options[:-1]), ctx.options[-1]
+        wide = streams.to(computing(x.dtype))
+        of_y = of_stream = dweights = None
+        if dy is not None:
+            given = dy, wide, pre if weights is None else weights
+            of_y, dweights = _run(of_pre.HcPreBackward, of_pre.call_backward, given, serves)
+            if weights is None:
+                dpre, dweights = _sum(dpre, dweights), None
+        parameters = (None,) * 3
+        if not all(t is None for t in (dpre, dpost, dcomb)):
+            given = dpre, dpost, dcomb, mixes, scale, base
+            run = of_split.HcSplitSinkhornBackward, of_split.call_backward
+            dmixes, sums = _run(*run, given, x.size(-2), *constants.of_split, serves)
+            given = dmixes, merged(wide), fn, mixes, norms
+            run = of_mixes.HcMixesBackward, of_mixes.call_backward
+            of_stream, dfn = _run(*run, given, constants.precision, serves)
+            of_stream, parameters = of_stream.view(wide.shape), of_parameters(dfn, sums, fn, scale, base)
+        residual = None if dstreams is None else dstreams.to(wide.dtype)
+        given = _sum(residual, of_y, of_stream), f.to(wide.dtype), x, post, comb, bias
+        run = of_post.HcPostBackward, of_post.call_backward
+        df, *of_update = _run(*run, given, constants.comb_order, serves)
+        dbias = of_post.gradient_of_bias(df).to(bias.dtype)
+        return df.to(f.dtype), *of_update, dbias, dweights, *parameters, *none[9:]
