@@ -245,7 +245,7 @@ def candidates(
     Parts round the gradient of narrow streams, and their OF_UPDATE is judged in float32 alone.
     """
     narrow = workload.dtype != torch.float32
-    names = [n for n in budget.results_of(workload) if not (narrow and n in (*OF_UPDATE, BIAS))]
+    names = [n for n in budget.results_of(workload) if not (narrow and n in OF_UPDATE)]
     if call is None:
         return choices.on_cpu([PREFIX + n for n in names], as_served, workload)
     served = [
