@@ -119,16 +119,34 @@ def overwriting(run: gate.Run, which: int, change: Callable[[torch.Tensor], obje
     return wrong
 
 
-def as_if_contiguous(run: gate.Run) -> gate.Run:
-    """The first input read by its address and sizes, whatever its strides."""
+def as_if_contiguous(run: gate.Run, where: Callable[[torch.Tensor], bool]) -> gate.Run:
+    """The first input read by its address and sizes, whatever its strides, where it is of a kind."""
 
     def wrong(w, t, *inputs):
         # a view as the gate makes them holds more memory than it shows
-        if not t.is_contiguous() and t.stride(-1) > 1:
+        if not t.is_contiguous() and where(t):
             t = t.as_strided(t.shape, torch.empty(t.shape, device="meta").stride())
         return run(w, t, *inputs)
 
     return wrong
+
+
+def entries_apart(t: torch.Tensor) -> bool:
+    return t.stride(-1) > 1
+
+
+def rows_apart(t: torch.Tensor) -> bool:
+    return t.stride(-1) == 1 and not t[0].is_contiguous()
+
+
+def elements_apart(t: torch.Tensor) -> bool:
+    return len(t) > 1 and t[0].is_contiguous()
+
+
+def of_the_first_call(run: gate.Run) -> gate.Run:
+    """The first input that came in a shape taken for all that come later."""
+    first: dict[torch.Size, torch.Tensor] = {}
+    return lambda w, t, *inputs: run(w, first.setdefault(t.shape, t), *inputs)
 
 
 def spread_nan(run: gate.Run, of: str) -> gate.Run:
@@ -159,7 +177,7 @@ def anywhere(run: gate.Run, on: str, of: str, upstream: int) -> list[Bug]:
         Bug(
             "upstream gradient scaled in place", on, overwriting(run, upstream, lambda g: g.mul_(2.0)), (of,)
         ),
-        Bug("strides of the first input ignored", on, as_if_contiguous(run), (of,)),
+        Bug("strides of the first input ignored", on, as_if_contiguous(run, entries_apart), (of,)),
         Bug("a neighbour that is not finite shows", on, spread_nan(run, of), (of,)),
         at_store("last element never written", stored(-1)),
         at_store("a corner of every element never written", stored(..., -1)),
@@ -192,4 +210,6 @@ def anywhere(run: gate.Run, on: str, of: str, upstream: int) -> list[Bug]:
                 else t.half().to(torch.float8_e4m3fn).to(t.dtype)
             ),
         ),
+        Bug("rows of the first input taken to be adjacent", on, as_if_contiguous(run, rows_apart), (of,)),
+        Bug("the first input of the first call kept", on, of_the_first_call(run), (of,)),
     ]

@@ -40,8 +40,8 @@ def candidate(of: str, choice: Choice, served: bool, run: Run) -> Candidate:
 
 
 def given(unused: str, **upstream: torch.Tensor) -> list[torch.Tensor | None]:
-    """Upstream gradients as an operator has them: None for that of a result which nothing used."""
-    return [None if name == unused else t for name, t in upstream.items()]
+    """Upstream gradients as an operator has them: None for those of results which nothing used."""
+    return [None if name in unused.split() else t for name, t in upstream.items()]
 
 
 def used(

@@ -26,8 +26,8 @@ def magnitudes(generator: np.random.Generator, *shape: int) -> torch.Tensor:
 
 
 def unused_zero(upstream: dict[str, torch.Tensor | None], unused: str) -> dict[str, torch.Tensor | None]:
-    """Upstream gradients by name, that of a result which nothing used 0."""
-    return upstream | {name: torch.zeros_like(t) for name, t in upstream.items() if name == unused}
+    """Upstream gradients by name, those of results which nothing used, named with spaces between, 0."""
+    return upstream | {name: torch.zeros_like(t) for name, t in upstream.items() if name in unused.split()}
 
 
 def make_cotangents(x: torch.Tensor, *, seed: int = 1) -> torch.Tensor:

@@ -277,7 +277,7 @@ def test_a_sound_record_has_no_failures(monkeypatch):
 @pytest.mark.parametrize(
     ("verdict", "change"),
     {
-        "again": lambda call, x, y: torch.nextafter(y, 2 * y) if call and len(x) == 1021 else y,
+        "again": lambda call, x, y: torch.nextafter(y, 2 * y) if call > 1 and len(x) == 1021 else y,
         "split": lambda call, x, y: y if len(x) == 1021 else torch.nextafter(y, 2 * y),
         "position": lambda call, x, y: torch.cat([y[:-1], torch.nextafter(y[-1:], 2 * y[-1:])]),
         "strided": lambda call, x, y: y if x.is_contiguous() else torch.nextafter(y, 2 * y),

@@ -560,7 +560,9 @@ OTHER = {
     "gates": "g", "n_iters": "10", torch.dtype: "float16", float: "0.01", bool: "True",
 }  # fmt: skip
 SMALL = {"linear_attention": ["sequences=1", "steps=64", "heads=2", "dk=32", "dv=32"]}
-OF_NO_PROGRAM = {"batch", "tokens", "sequences", "norm_weight", "crosses"}
+OF_NO_PROGRAM = {
+    "batch", "tokens", "sequences", "norm_weight", "crosses", "own_weights", "every_argument", "unused",
+}  # fmt: skip
 """Sizes that no program is made for, a weight applied to fn before any kernel, and how a call is tested."""
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ci.gate import gate
 from ci.gate.arithmetic import bfloat16
-from ci.gate.bugs import Bug, anywhere, at, edited, later
+from ci.gate.bugs import Bug, anywhere, as_if_contiguous, at, edited, elements_apart, later
 from ci.operators.dot_compress.faults import Steps, carried, in_order, keep_bits
 from ci.operators.dot_compress.truths import RESULTS, on_cpu
 from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
@@ -134,6 +134,7 @@ def bug(name: str, run: gate.Run, *of: str, on: str = TAIL, hidden: str = "") ->
 
 BUGS = [
     *anywhere(right, TAIL, "out", 2),
+    bug("elements of x taken to be adjacent", as_if_contiguous(right, elements_apart)),
     *(
         b
         for b in anywhere(right, SINGLE, "dx", 2)

@@ -1,7 +1,8 @@
 """hc_mixes as the gate judges it: mixes and dx token by token, dfn element by element.
 
 An element of the batch is a group of tokens: each has a sum of its own, dfn, from its own call.  The norm
-weight is in fn, as the public function has it before it calls an operator.
+weight is in fn, as the public function has it before it calls an operator; that function itself has one of
+powers of two, with which fn is the same.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import torch
 
 from ci.gate import choices, gate
+from helion_sinkhorn import hc_mixes
 from helion_sinkhorn.lab.mixes import budget
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
 from helion_sinkhorn.ops.mhc.mixes import torch_op
@@ -57,10 +59,36 @@ def candidates(workload: MixesWorkload, *given: torch.Tensor) -> list[gate.Candi
     from helion_sinkhorn.ops.mhc.mixes import launch
 
     call = launch.call_for(workload.m, workload.columns, workload.dtype, workload.precision)
-    return choices.candidates(
+    served = [
+        gate.Candidate("hc_mixes", name, {}, "all served", True, functools.partial(on_device, workload, name))
+        for name in budget.RESULTS
+    ]
+    return served + choices.candidates(
         COMPUTES, call, len(given[0]) * workload.tokens, device_of(given[0]),
         lambda name, choice: functools.partial(on_gpu, workload, name, {choice.kernel: choice}),
     )  # fmt: skip
+
+
+def on_device(workload: MixesWorkload, name: str, *given: torch.Tensor) -> torch.Tensor:
+    """What is served on a GPU; what emulates one runs launches, and that function would take its CPU path."""
+    return as_served(workload, name, *given) if given[0].is_cuda else on_gpu(workload, name, {}, *given)
+
+
+def as_served(workload: MixesWorkload, name: str, *given: torch.Tensor) -> torch.Tensor:
+    """One result by the public function and autograd."""
+    weight = torch.exp2(torch.arange(workload.columns, device=given[0].device) % 3 - 1.0)
+    leaves: list[torch.Tensor] = []
+
+    def forward(x, fn):
+        leaves[:] = [t.detach().requires_grad_() for t in (x, fn / weight)]
+        leaves.append(hc_mixes(*leaves, norm_weight=weight, **workload.options))
+        return leaves[-1].detach(), None
+
+    def backward(dmixes, *_):
+        dx, dfn = torch.autograd.grad(leaves[2], leaves[:2], dmixes)
+        return dx, dfn / weight
+
+    return result(name, forward, backward, *given)
 
 
 def on_cpu(workload: MixesWorkload, name: str, *given: torch.Tensor) -> torch.Tensor:

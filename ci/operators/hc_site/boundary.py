@@ -2,6 +2,8 @@
 
 Inputs are random: the sublayer's output, the streams, both sets of coefficients, the weights of the collapse,
 and an upstream gradient for every result.  Names are those of its budget behind PREFIX.
+
+A bias and a weight of the norm go to the public function alone (`apart`), and leave every sum as it is.
 """
 
 from __future__ import annotations
@@ -26,12 +28,18 @@ PREFIX = "boundary "
 SUMS, OF_UPDATE = budget.RESULTS[-3:], budget.OF_UPDATE
 VALUES = budget.RESULTS[:5]
 GRADIENTS = budget.RESULTS[5:]
+BIAS = budget.BIAS
 COMPUTES = {
     "hc_boundary_split": ("pre", "post", "comb"), "hc_boundary_forward": VALUES,
     "hc_boundary_backward": (*OF_UPDATE, "dweights"), "hc_boundary_sums": ("dpost", "dcomb", "dweights"),
     "hc_boundary_projection": ("dfn",),
 }  # fmt: skip
 """The results that show what each kernel did."""
+OF_ARGUMENTS = {
+    "f": "df", "x": "dx", "post": "dpost", "comb": "dcomb", "pre_next": "dweights", "fn": "dfn",
+    "scale": "dscale", "base": "dbase", "bias": BIAS,
+}  # fmt: skip
+"""The gradient of each argument."""
 Tensors = tuple[torch.Tensor, ...]
 
 
@@ -44,6 +52,22 @@ def flat(name: str, t: torch.Tensor) -> torch.Tensor:
     return t.flatten(2) if name in ("streams", "dx") else t
 
 
+def bias_of(w: HcSiteWorkload) -> torch.Tensor:
+    """Eighths of up to 2: f less them has 8 bits still."""
+    return (7 * torch.arange(w.c) % 33 - 16) / 8
+
+
+def norm_weight_of(w: HcSiteWorkload) -> torch.Tensor:
+    """Powers of two."""
+    return torch.exp2(torch.arange(w.n * w.c) % 3 - 1.0)
+
+
+def apart(w: HcSiteWorkload, f: torch.Tensor, fn: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """(f, fn, bias, norm weight) of a call with the same f + bias and fn times the weight."""
+    bias, weight = bias_of(w).to(f.device), norm_weight_of(w).to(fn.device)
+    return (f.float() - bias).to(f.dtype), fn / weight, bias, weight
+
+
 def truths(workload: HcSiteWorkload, *given: torch.Tensor) -> dict[str, gate.Truth]:
     """The equations in float64."""
     given = ordered(*given)
@@ -54,7 +78,7 @@ def truths(workload: HcSiteWorkload, *given: torch.Tensor) -> dict[str, gate.Tru
     for name, e in limits.items():
         value, limit, spread = (flat(name, t) for t in (e.value, e.budget, spreads[name]))
         scale = gate.noticeable(value) if name in VALUES else gate.largest(value)
-        axes = tuple(range(1 if name in SUMS else 2, value.dim()))
+        axes = tuple(range(1 if name in (*SUMS, BIAS) else 2, value.dim()))
         dtype = budget.dtype_of(workload, name)
         found[name] = gate.Truth(value, limit, spread, scale, most[name], len(value), axes, dtype)
     return named(found)
@@ -69,6 +93,8 @@ def ordered(x, dresidual, dy, dpost, dcomb, fn, scale, base, old, f, post, comb,
 class Places:
     """Where hc_boundary may go wrong."""
 
+    f: Callable = lambda w, t: t
+    fn: Callable = lambda w, t: t
     comb: Callable = lambda t: t
     post: Callable = lambda t: t
     stored: Callable = lambda streams, exact, old: streams
@@ -79,9 +105,10 @@ class Places:
     """The streams of the mixes' products."""
     squared: Callable = lambda streams, exact, old: streams
     """The streams of the mixes' norm."""
-    weights: Callable = lambda given, own: given
+    weights: Callable | None = None
+    """Those of the collapse, of what is given and the site's own."""
     back: dict[str, float] | None = None
-    """Factors of "dresidual", "dy" and those of the "coefficients", on the way to `parts`."""
+    """Factors of "dresidual", "dy", "dpre" and those of the "coefficients", on the way to `parts`."""
     parts: tuple[str, ...] = OF_UPDATE
     """The gradients that `back` is in."""
     last: dict[str, Callable] | None = None
@@ -108,8 +135,8 @@ def one(w: HcSiteWorkload, places: Places, dtype, *element: torch.Tensor) -> gat
     )
     leaves = [t.detach().requires_grad_() for t in (f, old, post, comb, weights, fn, scale, base)]
     f, x, post, comb, weights, *parameters = leaves
-    exact = reference.hc_post(f, x, places.post(post), places.comb(comb), comb_order=w.comb_order)
-    exact = exact.flatten(-2)
+    mixed = places.f(w, f), x, places.post(post), places.comb(comb)
+    exact = reference.hc_post(*mixed, comb_order=w.comb_order).flatten(-2)
     rounded = exact + (exact.detach().to(w.dtype).to(dtype) - exact.detach())
     of = rounded, exact, x.flatten(-2)
     stored, collapsed, projected, squared = (
@@ -118,19 +145,22 @@ def one(w: HcSiteWorkload, places: Places, dtype, *element: torch.Tensor) -> gat
     )
     options = {**w.of_reference}
     norm_eps, outside = options.pop("norm_eps"), options.pop("eps_outside")
-    product = projected.flatten(-2) @ parameters[0].mT
+    product = projected.flatten(-2) @ places.fn(w, parameters[0]).mT
     mean = squared.flatten(-2).square().mean(-1, keepdim=True)
     r = 1 / (mean.sqrt() + norm_eps) if outside else (mean + norm_eps).rsqrt()
     made = reference.hc_split_sinkhorn(r * product, *parameters[1:], w.n, **options)
-    y = reference.hc_pre(collapsed, places.weights(weights, made[0]))
+    taken = made[0] if w.own_weights else weights
+    y = reference.hc_pre(collapsed, taken if places.weights is None else places.weights(weights, made[0]))
     results, upstream = (stored, y, *made), (dresidual, dy, dpre, dpost, dcomb)
     found = torch.autograd.grad(results, leaves, upstream, retain_graph=True, allow_unused=True)
     gradients = dict(zip(GRADIENTS, found, strict=True))
     if places.back is not None:
-        factors = [places.back.get(k, 1.0) for k in ("dresidual", "dy", *["coefficients"] * 3)]
+        of_mixes = places.back.get("coefficients", 1.0)
+        of_mixes = [places.back.get("dpre", of_mixes), of_mixes, of_mixes]
+        factors = [*(places.back.get(k, 1.0) for k in ("dresidual", "dy")), *of_mixes]
         less = [a * g for a, g in zip(factors, upstream, strict=True)]
         other = torch.autograd.grad(results, leaves, less, allow_unused=True)
-        gradients |= {n: t for n, t in zip(OF_UPDATE, other, strict=False) if n in places.parts}
+        gradients |= {n: t for n, t in zip(GRADIENTS, other, strict=True) if n in places.parts}
     # what a fault does not use has no gradient
     filled = (
         torch.zeros_like(t) if g is None else g for g, t in zip(gradients.values(), leaves, strict=True)
@@ -139,7 +169,8 @@ def one(w: HcSiteWorkload, places: Places, dtype, *element: torch.Tensor) -> gat
     found |= dict(zip(gradients, filled, strict=True))
     for name in ("dscale", "dbase"):
         found[name] = found[name].unsqueeze(0)
-    return {n: (places.last or {}).get(n, lambda t: t)(t) for n, t in found.items()}
+    found[BIAS] = found["df"].sum(0, keepdim=True)
+    return {n: (places.last or {}).get(n, lambda t: t)(found[n]) for n in budget.results_of(w)}
 
 
 def single(workload: HcSiteWorkload, *given: torch.Tensor) -> gate.Results:
@@ -157,8 +188,16 @@ def as_served(workload: HcSiteWorkload, name: str, *given: torch.Tensor) -> torc
     name, each = name.removeprefix(PREFIX), []
     for element in zip(*ordered(*given), strict=True):
         old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre = element
-        leaves = [t.detach().requires_grad_() for t in (f, old, post, comb, weights, fn, scale, base)]
-        y, pre, new_post, new_comb, streams = hc_boundary(*leaves, **workload.options)
+        leaves = {"f": f, "x": old, "post": post, "comb": comb, "pre_next": weights, "fn": fn,
+                  "scale": scale, "base": base}  # fmt: skip
+        norm_weight = None
+        if workload.every_argument:
+            leaves["f"], leaves["fn"], leaves["bias"], norm_weight = apart(workload, f, fn)
+        if workload.own_weights:
+            del leaves["pre_next"]
+        leaves = {k: t.detach().requires_grad_() for k, t in leaves.items()}
+        call = {"pre_next": None, "norm_weight": norm_weight, **leaves, **workload.options}
+        y, pre, new_post, new_comb, streams = hc_boundary(**call)
         results = streams, y, pre, new_post, new_comb
         if name in VALUES:
             each.append(results[VALUES.index(name)].detach())
@@ -166,10 +205,13 @@ def as_served(workload: HcSiteWorkload, name: str, *given: torch.Tensor) -> torc
         upstream = upstream_of(workload, dresidual, dy, dpre, dpost, dcomb)
         given = choices.used(results, upstream)
         # of a collapse that nothing used, the weights have no gradient
-        gradients = torch.autograd.grad(given[0], leaves, given[1], materialize_grads=True)
-        each.append(dict(zip(GRADIENTS, gradients, strict=True))[name])
+        gradients = torch.autograd.grad(given[0], list(leaves.values()), given[1], materialize_grads=True)
+        found = dict(zip(map(OF_ARGUMENTS.get, leaves), gradients, strict=True))
+        if norm_weight is not None:
+            found["dfn"] = found["dfn"] / norm_weight
+        each.append(found[name])
     stacked = torch.stack(each)
-    return flat(name, stacked.unsqueeze(1) if name in ("dscale", "dbase") else stacked)
+    return flat(name, stacked.unsqueeze(1) if name in ("dscale", "dbase", BIAS) else stacked)
 
 
 def on_gpu(workload: HcSiteWorkload, name: str, choice: Choice, *given: torch.Tensor) -> torch.Tensor:
@@ -189,7 +231,7 @@ def on_gpu(workload: HcSiteWorkload, name: str, choice: Choice, *given: torch.Te
         *found, dfn, _, dweights = backward.in_one_pass(
             upstream, (*kept, *made[5:]), None, *workload.arguments, choices=chosen
         )
-        if workload.unused == "dy":
+        if "dy" in workload.unused.split():
             dweights = torch.zeros_like(weights)
         each.append(dict(zip(GRADIENTS, (*found, dweights, dfn), strict=False))[name])
     return flat(name, torch.stack(each))
@@ -202,7 +244,8 @@ def candidates(
 
     Parts round the gradient of narrow streams, and their OF_UPDATE is judged in float32 alone.
     """
-    names = [n for n in budget.RESULTS if n not in OF_UPDATE or workload.dtype == torch.float32]
+    narrow = workload.dtype != torch.float32
+    names = [n for n in budget.results_of(workload) if not (narrow and n in OF_UPDATE)]
     if call is None:
         return choices.on_cpu([PREFIX + n for n in names], as_served, workload)
     served = [
@@ -210,6 +253,9 @@ def candidates(
                        functools.partial(as_served, workload, name))
         for name in (PREFIX + n for n in names)
     ]  # fmt: skip
+    if workload.own_weights:
+        # by the kernels of hc_post and of hc_site
+        return served
     computes = {kernel: [PREFIX + n for n in found] for kernel, found in COMPUTES.items()}
     return served + choices.candidates(
         computes, call, len(given[0]) * workload.tokens, device,
@@ -228,11 +274,15 @@ def of_old(streams, exact, old):
     return old
 
 
-def planted(name: str, *of: str, narrow: bool = False, **places) -> Fault:
-    """A fault at one place; `narrow` where it shows only in what is rounded."""
+def planted(
+    name: str, *of: str, narrow: bool = False, own: bool | None = None, every: bool = False, **places
+) -> Fault:
+    """A fault at one place; `narrow` where it shows only in what is rounded, `own` where the collapse does or
+    does not take the site's own weights, `every` where it is a fault of arguments that may be left out."""
 
     def where(w: HcSiteWorkload) -> bool:
-        return w.crosses and (not narrow or w.dtype != torch.float32)
+        has = w.dtype != torch.float32 or not narrow, w.every_argument or not every
+        return w.crosses and all(has) and own in (None, w.own_weights)
 
     return Fault(
         f"hc_boundary: {name}", functools.partial(run, places=Places(**places)),
@@ -257,7 +307,18 @@ FAULTS = [
     planted("collapse of the old streams", "y", "dweights", collapsed=of_old),
     planted("products of the old streams", "pre", "post", "comb", "dfn", projected=of_old),
     planted("squares of the old streams", "pre", "post", "comb", squared=of_old),
-    planted("collapse by its own weights", "y", "dweights", weights=lambda given, own: own),
+    planted("collapse by its own weights", "y", "dweights", weights=lambda given, own: own, own=False),
+    planted("collapse by the weights of the site before", "y", "dfn", weights=lambda given, own: given,
+            own=True),
+    planted("own weights: the gradient of y not passed to the mixes", "dfn", "dscale", "dbase", "df", "dx",
+            weights=lambda given, own: own.detach(), own=True),
+    planted("own weights: pre's own gradient lost where y has one", "dfn", "dscale", "dbase", "df",
+            back={"dpre": 0.0}, parts=GRADIENTS, own=True),
+    planted("the bias left out", "streams", "dpost", f=lambda w, t: t - bias_of(w), every=True),
+    planted("the norm's weight left out", "pre", "post", "comb", fn=lambda w, t: t / norm_weight_of(w),
+            every=True),
+    planted("the bias's gradient of 16 bits", BIAS, last={BIAS: lambda t: t.bfloat16().to(t.dtype)},
+            every=True),
     planted("gradient of pre_next zero", "dweights", last={"dweights": torch.zeros_like}),
     planted("gradient of pre_next without the last token", "dweights", last={"dweights": without_last}),
     planted("gradient of pre_next cut to 16 bits", "dweights",

@@ -45,8 +45,9 @@ def steep(w: HcSiteWorkload) -> bool:
     return w.parameters == "saturated" or w.spread > 1
 
 
-def unused(w: HcSiteWorkload) -> bool:
-    return bool(w.unused)
+def unused(w: HcSiteWorkload) -> set[str]:
+    """The upstream gradients of hc_site that are None."""
+    return {*w.unused.split()} & {*NAMES}
 
 
 def ordinary(w: HcSiteWorkload) -> bool:
@@ -115,7 +116,7 @@ def given(**change: Change) -> gate.Run:
 
 
 def ones_for_unused(w: HcSiteWorkload, *inputs) -> gate.Results:
-    return given(**{w.unused: torch.ones_like})(w, *inputs)
+    return given(**dict.fromkeys(unused(w), torch.ones_like))(w, *inputs)
 
 
 def call(**change) -> gate.Run:
@@ -239,8 +240,7 @@ FAULTS = [
         for name, damage in DAMAGES.items()
     ),
     Fault("no gradient where a result is unused", changed(lambda w, found: {
-        name: torch.zeros_like(found[name]) for name in GRADIENTS}), GRADIENTS, unused),
-    Fault("ones for the gradient of an unused result", ones_for_unused, GRADIENTS,
-          lambda w: unused(w) and w.unused in NAMES),
+        name: torch.zeros_like(found[name]) for name in GRADIENTS}), GRADIENTS, lambda w: bool(w.unused)),
+    Fault("ones for the gradient of an unused result", ones_for_unused, GRADIENTS, lambda w: bool(unused(w))),
     *boundary.FAULTS,
 ]  # fmt: skip

@@ -1,7 +1,8 @@
 """hc_site as the gate judges it: results of tokens token by token, sums over tokens element by element.
 
 An element of the batch is a group of tokens: each has sums of its own, dfn, dscale and dbase, from its own
-call.  The norm weight is in fn, as the public function has it before it calls an operator.
+call.  The norm weight is in fn, as the public function has it before it calls an operator; that function
+itself has one of powers of two where a workload has one, with which fn is the same.
 """
 
 from __future__ import annotations
@@ -168,11 +169,14 @@ def upstream_of(workload: HcSiteWorkload, dresidual, dy, dpost, dcomb) -> list[t
 
 def served(workload: HcSiteWorkload, x, dresidual, dy, dpost, dcomb, *parameters) -> gate.Results:
     """All results of a call."""
-    leaves = [t.detach().requires_grad_() for t in (x, *parameters)]
-    y, post, comb, residual = hc_site(*leaves, **workload.options)
+    fn, *others = parameters
+    weight = boundary.norm_weight_of(workload).to(x) if workload.norm_weight else None
+    leaves = [t.detach().requires_grad_() for t in (x, fn if weight is None else fn / weight, *others)]
+    y, post, comb, residual = hc_site(*leaves, norm_weight=weight, **workload.options)
     upstream = upstream_of(workload, dresidual, dy, dpost, dcomb)
     results, upstream = choices.used((residual, y, post, comb), upstream)
-    gradients = torch.autograd.grad(results, leaves, upstream)
+    dx, dfn, *of_others = torch.autograd.grad(results, leaves, upstream)
+    gradients = dx, dfn if weight is None else dfn / weight, *of_others
     return dict(zip(budget.RESULTS, (y.detach(), post.detach(), comb.detach(), *gradients), strict=True))
 
 

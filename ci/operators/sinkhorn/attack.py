@@ -9,7 +9,7 @@ import torch
 
 from ci.gate import gate
 from ci.gate.arithmetic import Arithmetic, bfloat16, keep_bits
-from ci.gate.bugs import Bug, anywhere, at, later
+from ci.gate.bugs import Bug, anywhere, as_if_contiguous, at, elements_apart, later
 from ci.operators.sinkhorn.faults import differentiated, dividing, in_place, named
 from helion_sinkhorn.lab.sinkhorn import budget as testing
 from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
@@ -170,6 +170,7 @@ def rounded_down(w, x, dy):
 
 BUGS = [
     *anywhere(right, "tail_5x3", "P", 1),
+    Bug("matrices taken to be adjacent", "two_matrices", as_if_contiguous(right, elements_apart), BOTH),
     Bug("eps of the default whatever the caller's", "other_eps", call(eps=1e-6), BOTH),
     Bug("eps twice", "other_eps", call(eps=lambda w: 2 * w.eps), BOTH),
     Bug("eps in the first denominator only", "other_eps", written(eps_once), BOTH),

@@ -44,9 +44,13 @@ class HcSiteWorkload:
     """Deviation of the mixes."""
     crosses: bool = False
     """Whether `hc_boundary` of these streams is judged too."""
+    own_weights: bool = False
+    """Whether its collapse takes the weights of its own site: pre_next is None, as in DeepSeek-V4."""
+    every_argument: bool = False
+    """Whether it has a bias and a weight of its norm too: f + bias and fn times the weight are exact."""
     unused: str = ""
-    """The upstream gradient, "dresidual", "dy", "dpre", "dpost" or "dcomb", that is None as nothing used the
-    result."""
+    """The upstream gradients, "dresidual", "dy", "dpre", "dpost" and "dcomb" with spaces between, that are
+    None as nothing used the results."""
 
     @property
     def m(self) -> int:
@@ -152,7 +156,7 @@ ROWS = [
     _site("long", 2, "ci", "sums over many tokens", c=40, tokens=257),
     _site("fp32", 3, "ci", "single precision", c=96, tokens=33, dtype=torch.float32),
     _site("fp16", 3, "ci", "half precision", c=96, tokens=33, dtype=torch.float16,
-          crosses=True),
+          crosses=True, every_argument=True),
     _site("odd", 3, "ci", "odd C: no row but the first is aligned", n=3, c=211, tokens=17, crosses=True),
     _site("odd_fp32", 3, "ci", "odd C, a norm weight", c=77, tokens=17, dtype=torch.float32,
           norm_weight=True),
@@ -170,13 +174,17 @@ ROWS = [
     _site("massive", 3, "ci stress", "one channel above all others", c=96, tokens=17, values="massive"),
     _site("constants", 3, "ci", "no constant of a default, comb by output stream", c=96, tokens=17,
           n_iters=3, eps=1e-3, norm_eps=0.1, post_mult=1.5, pre_eps=1e-2, post_eps=1e-3, comb_order="oi",
-          dtype=torch.float32, crosses=True),
+          dtype=torch.float32, crosses=True, every_argument=True),
     _site("eps_outside", 3, "ci", "norm_eps added to the root, and large", c=96, tokens=17, norm_eps=0.1,
           eps_outside=True),
+    _site("own_weights", 3, "ci", "DeepSeek-V4's boundary, collapsed by the weights that it makes", n=3, c=70,
+          tokens=17, n_iters=3, dtype=torch.float32, crosses=True, own_weights=True, every_argument=True),
     _site("tf32", 3, "ci", "TF32 products", c=96, tokens=33, precision="tf32"),
     _site("tf32_fp32", 3, "ci", "TF32 products of single precision", c=96, tokens=17, precision="tf32",
           dtype=torch.float32),
     *(_site(f"unused_{name}", 2, "ci", "a result that nothing used", c=24, tokens=5, n_iters=3,
             dtype=torch.float32, crosses=True, unused=f"d{name}")
       for name in ("residual", "y", "pre", "post", "comb")),
+    _site("unused_coefficients", 2, "ci", "the last collapse of a model", c=24, tokens=5, n_iters=3,
+          dtype=torch.float32, crosses=True, unused="dpre dpost dcomb"),
 ]  # fmt: skip

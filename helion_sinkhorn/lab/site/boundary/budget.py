@@ -30,6 +30,8 @@ from helion_sinkhorn.ops.mhc.post.reference import hc_post
 
 OF_UPDATE = ("df", "dx", "dpost", "dcomb")
 RESULTS = ("streams", "y", "pre", "post", "comb", *OF_UPDATE, "dweights", "dfn", "dscale", "dbase")
+BIAS = "dbias"
+"""The gradient of the bias, where a call has one: it is added to f, which the inputs have with it."""
 NARROW = ("streams", "y", "df", "dx")
 """Results of the dtype of the streams."""
 
@@ -51,7 +53,11 @@ class Crossed(Site):
 
     @property
     def dpre(self) -> torch.Tensor:
-        return self.of_pre
+        return self.of_pre + super().dpre if self.workload.own_weights else self.of_pre
+
+    def collapsing(self, made: Named) -> torch.Tensor:
+        """The weights of the collapse."""
+        return made["pre"] if self.workload.own_weights else self.weights
 
     @property
     def update(self) -> tuple[torch.Tensor, ...]:
@@ -74,14 +80,14 @@ class Crossed(Site):
     def gradient_of_streams(self, made: Named, mixes: torch.Tensor) -> torch.Tensor:
         """hc_site's, whose collapse took pre in the place of the weights."""
         of_site = super().results(made, mixes)["dx"]
-        return of_site + (self.weights - made["pre"]).unsqueeze(-1) * self.dy.unsqueeze(-2)
+        return of_site + (self.collapsing(made) - made["pre"]).unsqueeze(-1) * self.dy.unsqueeze(-2)
 
     def results(self, made: Named, mixes: torch.Tensor) -> dict[str, torch.Tensor]:
         found = super().results(made, mixes) | self.back(self.gradient_of_streams(made, mixes))
         return found | {
             "streams": self.x, "pre": made["pre"],
-            "y": (self.weights.unsqueeze(-1) * self.x).sum(-2),
-            "dweights": (self.x * self.dy.unsqueeze(-2)).sum(-1),
+            "y": (self.collapsing(made).unsqueeze(-1) * self.x).sum(-2),
+            "dweights": (self.x * self.dy.unsqueeze(-2)).sum(-1), BIAS: found["df"].sum(1, keepdim=True),
         }  # fmt: skip
 
 
@@ -100,37 +106,52 @@ def crossed(workload: HcSiteWorkload, *inputs: torch.Tensor) -> Crossed:
     return Crossed(workload, streams, *site, f, x, post, comb, weights, dpre)
 
 
+def results_of(workload: HcSiteWorkload) -> tuple[str, ...]:
+    """What the call has: weights of its own have no gradient, and without a bias there is none of one."""
+    names = RESULTS if not workload.own_weights else tuple(n for n in RESULTS if n != "dweights")
+    return (*names, BIAS) if workload.every_argument else names
+
+
 def dtype_of(workload: HcSiteWorkload, name: str) -> torch.dtype:
     """What a result is returned in."""
     return workload.dtype if name in NARROW else torch.float32
 
 
 def evaluated(workload: HcSiteWorkload, *inputs: torch.Tensor, seed: int = 0) -> dict[str, Exact]:
-    """Every one of RESULTS, arguments as of `crossed`; sums over tokens as hc_site's budget has them."""
+    """Every one of `results_of`, arguments as of `crossed`; sums over tokens as hc_site's budget has them."""
     site = crossed(workload, *inputs)
     made, projection, shape = site.made, site.projection, site.x.shape
     truth = made | site.results(made, projection["mixes"].value)
-    spread = propagated(site, truth, torch.zeros_like(site.dpre), seed)
+    weights = site.collapsing(made)
+    collapse = of_pre.deviation(site.x, weights, site.dy)
+    of_dpre = collapse["dpre"] if workload.own_weights else torch.zeros_like(site.dpre)
+    spread = propagated(site, truth, of_dpre, seed)
     variances = {name: t.square() for name, t in spread.items()}
     shared = of_split.shared(workload.of_split, truth, spread)
     variances |= {name: t.square() for name, t in shared.items() if name in RESULTS}
 
     dmixes = site.norm[0].square() * variances["dmixes"]
     dx, dfn = projection["dx"], projection["dfn"]
-    weighted = site.weights.unsqueeze(-1) * site.dy.unsqueeze(-2)
+    weighted = weights.unsqueeze(-1) * site.dy.unsqueeze(-2)
     terms = site.dresidual.square() + weighted.square() + dx.value.view(shape).square()
     last = site.back_of_variance(dx.deviation.view(shape).square() + (UNIT * chain(4)) ** 2 * terms)
-    least = site.back_of_variance((dmixes @ site.fn.square()).view(shape))
+    of_pre_alone = variances["pre"] if workload.own_weights else torch.zeros_like(weights)
+    of_weights = of_pre_alone.unsqueeze(-1) * site.dy.square().unsqueeze(-2)
+    least = site.back_of_variance((dmixes @ site.fn.square()).view(shape) + of_weights)
     own = of_post.deviation(*site.update, site.gradient_of_streams(made, projection["mixes"].value),
                             comb_order=workload.comb_order)  # fmt: skip
     together = [site.back(t) for t in of_norm(site, made["dmixes"])]
-    for name in OF_UPDATE:
+    for t in (last, least, *together):
+        t[BIAS] = t["df"].sum(1, keepdim=True)
+    own[BIAS] = of_sum(own["df"], truth["df"])
+    for name in (*OF_UPDATE, BIAS):
         variances[name] = torch.maximum(variances[name], least[name]) + last[name] + own[name].square()
         variances[name] = variances[name] + sum(t[name].square() for t in together)
     variances["dfn"] = torch.maximum(variances["dfn"], dmixes.mT @ site.streams.square())
     variances["dfn"] = variances["dfn"] + dfn.deviation.square()
-    collapse = of_pre.deviation(site.x, site.weights, site.dy)
-    variances["y"], variances["dweights"] = collapse["y"].square(), collapse["dpre"].square()
+    independent = (of_pre_alone.unsqueeze(-1) * site.x.square()).sum(-2)
+    variances["y"] = torch.maximum(variances["y"], independent) + collapse["y"].square()
+    variances["dweights"] = collapse["dpre"].square()
     variances["streams"] = torch.zeros_like(site.x)
     leaning = {"dfn": dfn.leaning, **leaning_back(site, dx.leaning.view(shape))}
     return {
@@ -138,8 +159,14 @@ def evaluated(workload: HcSiteWorkload, *inputs: torch.Tensor, seed: int = 0) ->
             truth[name], variances[name], leaning.get(name, torch.zeros_like(truth[name])),
             dtype_of(workload, name), truth[name].shape,
         )
-        for name in RESULTS
+        for name in results_of(workload)
     }  # fmt: skip
+
+
+def of_sum(deviation: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
+    """The deviation of a sum over tokens in float32, (B, 1, C), of terms that err independently."""
+    added = (UNIT * chain(terms.size(1)) * terms).square() + deviation.square()
+    return added.sum(1, keepdim=True).sqrt()
 
 
 def of_norm(site: Crossed, dmixes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,4 +183,5 @@ def of_norm(site: Crossed, dmixes: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 def leaning_back(site: Crossed, leaning: torch.Tensor) -> dict[str, torch.Tensor]:
     """What errors to one side of the streams' gradient may become: its coefficients without their signs."""
     absolute = (t.abs() for t in (site.f, site.old, site.old_post, site.mixing))
-    return linear(leaning, *absolute, site.workload.comb_order)
+    found = linear(leaning, *absolute, site.workload.comb_order)
+    return found | {BIAS: found["df"].sum(1, keepdim=True)}
