@@ -106,7 +106,7 @@ def call(job: Job, which: str) -> Run:
 
 def times(make: Callable[[], Run], device: torch.device) -> dict[str, float]:
     """Single calls, queued calls, and one replay of a graph of one call: `timing.graph` has many in one."""
-    if device.type == "cpu":
+    if not timing.captures(device):
         return {"us": timing.eager(make(), device, 0.1)[0]}
     run = make()
     found = {"us": waited_for(run), "us_queued": timing.queued(run)[0]}
