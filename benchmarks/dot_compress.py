@@ -25,7 +25,7 @@ from helion_sinkhorn.tuning.timing import Run, captured, timed
 from helion_sinkhorn.workloads import WORKLOADS
 
 FILE, WORKERS = "dot_compress.csv", 3
-"""Of the largest batch, more than three functions at once could need more than a GPU has."""
+"""How many jobs get ready at once: more of the largest batch could need more memory than a GPU has."""
 FIRST_COLUMNS = "section", "function", "batch", "pass", "us", "us_queued", "us_graph", "note"
 SHAPE = WORKLOADS["dot_dcpp_b1152"]
 REPEATS = 15
