@@ -86,7 +86,7 @@ endif
 
 STUDIES := $(basename $(notdir $(wildcard benchmarks/studies/*.py)))
 study: $(VENV)/.ready ## tables and pictures of one page, most of them on a CPU: WHAT=backward|dot_compress|..., as benchmarks/studies/
-	$(RUN) -m benchmarks.studies.$(or $(filter $(STUDIES),$(WHAT)),$(error WHAT is '$(WHAT)'; it is one of $(STUDIES))) $(ARGS)
+	$(RUN) -m benchmarks.study $(or $(filter $(STUDIES),$(WHAT)),$(error WHAT is '$(WHAT)'; it is one of $(STUDIES))) $(ARGS)
 
 ##@ Judge it (docs/accuracy.md)
 accuracy.gate := ci.accuracy

@@ -100,7 +100,8 @@ def main() -> None:
     table = Table(options.out / plan.FILE, {**mode, **of_now()}, plan.FIRST_COLUMNS)
     for row in plan.absent(options) if hasattr(plan, "absent") else ():
         table.add({"section": "left out", **row})
-    measure(table, jobs, options.limit or (85.0 if options.quick else 520.0), plan.WORKERS)
+    limit = (85.0 if options.quick else 520.0) if options.limit is None else options.limit
+    measure(table, jobs, limit, plan.WORKERS)
     table.write()
     print(f"wrote {table.path}")
     if options.table == "sinkhorn":

@@ -94,17 +94,15 @@ class Child:
             self.stop("" if answer == "end" or self.why else "died while measuring")
 
 
-class stopping:
+@contextlib.contextmanager
+def stopping(child: Child, seconds: float, why: str) -> Iterator[None]:
     """A child that is stopped unless the block ends in time."""
-
-    def __init__(self, child: Child, seconds: float, why: str):
-        self.timer = threading.Timer(max(0.1, seconds), child.stop, [why])
-
-    def __enter__(self) -> None:
-        self.timer.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.timer.cancel()
+    timer = threading.Timer(max(0.1, seconds), child.stop, [why])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Table:
@@ -176,7 +174,8 @@ def run_wave(table: Table, children: list[Child], left, say) -> None:
     """Wait for every child, then let them measure one at a time, in as many turns as they take."""
     waiting = []
     for child in children:
-        if child.ready(min(child.job.prepare_seconds, child_age(child) + left())):
+        age = time.perf_counter() - child.begin
+        if child.ready(min(child.job.prepare_seconds, age + left())):
             waiting.append(child)
         else:
             say(f"left out: {child.job.title}: {child.why}")
@@ -194,10 +193,6 @@ def run_wave(table: Table, children: list[Child], left, say) -> None:
             say(f"{child.job.title}: {counts[child]} rows{'; ' + child.why if child.why else ''}")
             table.write()
         waiting = [child for child in waiting if child.has_more]
-
-
-def child_age(child: Child) -> float:
-    return time.perf_counter() - child.begin
 
 
 def said(error: BaseException) -> str:

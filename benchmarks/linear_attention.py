@@ -75,7 +75,7 @@ class Job:
         for at, make in zip(self.left_out(), (forward, backward), strict=True):
             run = make(attend, *tensors)
             row = {**at, "us": microseconds(run, device)}
-            if device.type == "cuda":
+            if timing.captures(device):
                 row["us_graph"] = timing.graph(partial(make, attend, *tensors), GRAPH_MILLISECONDS)[0]
             yield {**row, "errors": said, "copy_gbps": round(gigabytes), **timing.conditions(device)}
 

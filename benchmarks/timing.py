@@ -51,6 +51,11 @@ def eager(run: Run, device: torch.device, milliseconds: float) -> Times:
     return summary(single_calls(run, device, milliseconds))
 
 
+def captures(device: torch.device) -> bool:
+    """Whether calls can be queued ahead there, and captured in a graph."""
+    return device.type == "cuda"
+
+
 def ready(make: Callable[[], Run]) -> tuple[Run, torch.cuda.Stream]:
     """A call that ran once, and the stream for its capture.
 

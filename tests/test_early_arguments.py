@@ -26,7 +26,7 @@ COMMANDS = [
     *(f"-m benchmarks.{name} --nonsense" for name in (
         "demo", "demo_model", "bench sinkhorn", "bench residual_path", "bench dot_compress",
         "bench linear_attention",
-        *(f"studies.{path.stem}" for path in sorted((ROOT / "benchmarks" / "studies").glob("*.py"))),
+        *(f"study {path.stem}" for path in sorted((ROOT / "benchmarks" / "studies").glob("*.py"))),
     )),
     *(f"-m ci.{name} --nonsense" for name in (
         "accuracy", "attack", "compare x", "emulate", "fault_tables", "machine_terms",

@@ -38,7 +38,7 @@ def test_make_alone_lists_every_target_with_a_line():
         ("bench", "-m benchmarks.bench sinkhorn --quick"),
         ("bench WHAT=residual_path", "-m benchmarks.bench residual_path --quick"),
         ("bench WHAT=tritonbench", "-m tritonbench_ops --op sinkhorn --mode $mode --quick"),
-        ("study WHAT=backward", "-m benchmarks.studies.backward --quick"),
+        ("study WHAT=backward", "-m benchmarks.study backward --quick"),
         ("accuracy", "-m ci.accuracy"), ("accuracy WHAT=parity", "-m ci.parity_grid"),
         ("attack", "-m ci.attack"), ("attack WHAT=tables", "-m ci.fault_tables --write docs/faults.md"),
         ("attack WHAT=cache", "cache_attack.py files && .venv/bin/python tests/configs/cache_attack.py t"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -25,8 +26,6 @@ class Operation:
 
     inputs: tuple[str, ...]
     results: tuple[str, ...]
-    draw: Callable[[int, int, torch.Generator], Tensors]
-    """(tokens, C, generator) -> inputs: streams in bfloat16, all else in float32."""
     specification: Function
     """In the dtype of the inputs, differentiable."""
     rows: tuple[int, int] = (0, 0)
@@ -41,53 +40,23 @@ class Operation:
         return (1 + backward) * sum(t.nbytes for t in given) + sum(t.nbytes for t in results)
 
 
-def normal(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype)
-
-
-def streams(generator: torch.Generator, *shape: int) -> torch.Tensor:
-    return normal(generator, *shape, dtype=torch.bfloat16)
-
-
-def weights(generator: torch.Generator, *shape: int) -> torch.Tensor:
-    """Like pre, post and comb: between 0 and 1, and not symmetric."""
-    return torch.rand(shape, generator=generator, device=generator.device)
-
-
-def parameters(generator: torch.Generator, hidden: int) -> Tensors:
-    """(fn, scale, base)."""
-    fn = 0.02 * normal(generator, ROWS, STREAMS * hidden)
-    return fn, 1 + 0.1 * normal(generator, 3), normal(generator, ROWS)
-
-
-def draw_coefficients(tokens: int, hidden: int, generator: torch.Generator) -> Tensors:
-    return normal(generator, tokens, ROWS), *parameters(generator, 1)[1:]
-
-
-def draw_pre(tokens: int, hidden: int, generator: torch.Generator) -> Tensors:
-    return streams(generator, tokens, STREAMS, hidden), weights(generator, tokens, STREAMS)
-
-
-def draw_post(tokens: int, hidden: int, generator: torch.Generator) -> Tensors:
-    f, x = streams(generator, tokens, hidden), streams(generator, tokens, STREAMS, hidden)
-    return f, x, weights(generator, tokens, STREAMS), weights(generator, tokens, STREAMS, STREAMS)
-
-
-def draw_mixes(tokens: int, hidden: int, generator: torch.Generator) -> Tensors:
-    return streams(generator, tokens, STREAMS, hidden), parameters(generator, hidden)[0]
-
-
-def draw_site(tokens: int, hidden: int, generator: torch.Generator) -> Tensors:
-    f, x = streams(generator, tokens, hidden), streams(generator, tokens, STREAMS, hidden)
-    return f, x, *parameters(generator, hidden)
-
-
-def draw_boundary(tokens: int, hidden: int, generator: torch.Generator) -> Tensors:
-    return (
-        *draw_post(tokens, hidden, generator),
-        weights(generator, tokens, STREAMS),
-        *parameters(generator, hidden),
-    )
+def drawn(operation: str, tokens: int, hidden: int, device: str, seed: int = 0) -> Tensors:
+    """Inputs: streams in bfloat16, all else in float32; pre, post and comb between 0 and 1, not symmetric."""
+    options = dict(generator=torch.Generator(device).manual_seed(seed), device=device)
+    normal, weights = partial(torch.randn, **options), partial(torch.rand, **options)
+    draw = {
+        "f": lambda: normal(tokens, hidden, dtype=torch.bfloat16),
+        "x": lambda: normal(tokens, STREAMS, hidden, dtype=torch.bfloat16),
+        "pre": lambda: weights(tokens, STREAMS),
+        "pre_next": lambda: weights(tokens, STREAMS),
+        "post": lambda: weights(tokens, STREAMS),
+        "comb": lambda: weights(tokens, STREAMS, STREAMS),
+        "mixes": lambda: normal(tokens, ROWS),
+        "fn": lambda: 0.02 * normal(ROWS, STREAMS * hidden),
+        "scale": lambda: 1 + 0.1 * normal(3),
+        "base": lambda: normal(ROWS),
+    }
+    return tuple(draw[name]() for name in OPERATIONS[operation].inputs)
 
 
 def coefficients(mixes, scale, base) -> Tensors:
@@ -107,28 +76,16 @@ def boundary(f, x, post, comb, pre_next, fn, scale, base) -> Tensors:
     return reference.hc_pre(streams, pre_next), *made, streams
 
 
+UPDATE, PARAMETERS = ("f", "x", "post", "comb"), ("fn", "scale", "base")
 OPERATIONS = {
-    "coefficients": Operation(
-        ("mixes", "scale", "base"), ("pre", "post", "comb"), draw_coefficients, coefficients
-    ),
-    "hc_pre": Operation(("x", "pre"), ("y",), draw_pre, lambda x, pre: (reference.hc_pre(x, pre),)),
-    "hc_post": Operation(
-        ("f", "x", "post", "comb"), ("streams",), draw_post, lambda *given: (reference.hc_post(*given),)
-    ),
-    "hc_mixes": Operation(
-        ("x", "fn"), ("mixes",), draw_mixes, lambda x, fn: (reference.hc_mixes(x, fn, EPS),)
-    ),
-    "site": Operation(
-        ("f", "x", "fn", "scale", "base"), ("y", "streams"), draw_site, site, (18, 32)
-    ),
+    "coefficients": Operation(("mixes", "scale", "base"), ("pre", "post", "comb"), coefficients),
+    "hc_pre": Operation(("x", "pre"), ("y",), lambda *given: (reference.hc_pre(*given),)),
+    "hc_post": Operation(UPDATE, ("streams",), lambda *given: (reference.hc_post(*given),)),
+    "hc_mixes": Operation(("x", "fn"), ("mixes",), lambda x, fn: (reference.hc_mixes(x, fn, EPS),)),
+    "site": Operation(("f", "x", *PARAMETERS), ("y", "streams"), site, (18, 32)),
     "boundary": Operation(
-        ("f", "x", "post", "comb", "pre_next", "fn", "scale", "base"),
-        ("y", "pre", "post", "comb", "streams"), draw_boundary, boundary, (10, 23),
+        (*UPDATE, "pre_next", *PARAMETERS), ("y", "pre", "post", "comb", "streams"), boundary, (10, 23)
     ),
-}  # fmt: skip
+}
 """`site` is the path around a sublayer whose output f is given, `boundary` the path of DeepSeek-V4.1 from one
 sublayer's output to the next one's input; their rows are those of docs/hc_site.md."""
-
-
-def drawn(operation: str, tokens: int, hidden: int, device: str, seed: int = 0) -> Tensors:
-    return OPERATIONS[operation].draw(tokens, hidden, torch.Generator(device).manual_seed(seed))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.residual_path.operations import SERVING
 from benchmarks.residual_path.peers import FLOOR, OURS, PARTS, PEERS
 from helion_sinkhorn.lab.tuning import markdown
 
+PASSES = "forward", "backward"
+table = partial(markdown.of_records, rule=" --- ")
 Row = dict[str, str]
 ABSENT = (
     "Not measured yet: `python -m benchmarks.bench residual_path --out docs/bench` on a GPU writes the data "
@@ -22,11 +25,33 @@ TIMED = (
 CALLED = {"coefficients": "hc_split_sinkhorn"}
 """Functions whose operation has another name in the CSV."""
 COLUMNS = "How to read the columns: [mhc.md](mhc.md#how-to-read-these-tables)."
+WHOLE = "site", "boundary"
+TARGETS = {
+    ("site", "4096", "forward"): 340, ("site", "4096", "backward"): 550,
+    ("site", "7168", "forward"): 590, ("site", "7168", "backward"): 960,
+    ("boundary", "4096", "forward"): 200, ("boundary", "4096", "backward"): 390,
+    ("boundary", "7168", "forward"): 350, ("boundary", "7168", "backward"): 680,
+}  # fmt: skip
+"""us aimed at for 8192 tokens, by operation, C and pass."""
 
 
-def read(path: Path) -> list[Row]:
+def read(path: Path, operation: str = "") -> list[Row]:
+    """Its rows, or those of one operation."""
     with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+        return of(list(csv.DictReader(file)), operation)
+
+
+def of(rows: list[Row], operation: str) -> list[Row]:
+    return [r for r in rows if operation in ("", r["operation"])]
+
+
+def of_many_tokens(rows: list[Row]) -> list[Row]:
+    """Those with times, without a server's few tokens."""
+    return [r for r in rows if r.get("us") and int(r["tokens"]) not in SERVING]
+
+
+def by(rows: list[Row], *columns: str) -> dict[tuple[str, ...], Row]:
+    return {tuple(row[column] for column in columns): row for row in rows}
 
 
 def time_of(row: Row | None) -> tuple[float, str] | None:
@@ -49,43 +74,6 @@ def cell(row: Row | None, floor: Row | None) -> str:
     return figure(us) + how + (f" ({us / least[0]:.2f} x)" if least else "")
 
 
-def of(rows: list[Row], operation: str) -> list[Row]:
-    """The rows of one operation."""
-    return [r for r in rows if r["operation"] == operation]
-
-
-def of_many_tokens(rows: list[Row]) -> list[Row]:
-    """Those with times, without a server's few tokens."""
-    return [r for r in rows if r.get("us") and int(r["tokens"]) not in SERVING]
-
-
-def operation_table(rows: list[Row], operation: str) -> str:
-    timed = of(of_many_tokens(rows), operation)
-    found = {(r["function"], r["tokens"], r["columns"], r["pass"]): r for r in timed}
-    shapes = sorted({(int(r["tokens"]), int(r["columns"])) for r in timed})
-    names = [name for name in (*PEERS, FLOOR) if any(r["function"] == name for r in timed)]
-    records = []
-    for tokens, columns in shapes:
-        at = str(tokens), str(columns)
-        for name in names:
-            forward, backward = (found.get((name, *at, which)) for which in ("forward", "backward"))
-            floors = (found.get((FLOOR, *at, which)) for which in ("forward", "backward"))
-            records.append({
-                "": f"**{name}**" if name == OURS else name,
-                "tokens": f"{tokens:,}",
-                **({"C": columns} if columns else {}),
-                **{
-                    which: cell(row, floor)
-                    for which, row, floor in zip(
-                        ("forward", "backward"), (forward, backward), floors, strict=True
-                    )
-                },
-                "error": error(forward), "gradients": error(backward),
-                "peak": peak(backward),
-            })  # fmt: skip
-    return markdown.of_records(records, " --- ")
-
-
 def error(row: Row | None) -> str:
     return f"{float(row['error']):.1e}" if row and row.get("error") else ""
 
@@ -94,50 +82,59 @@ def peak(row: Row | None) -> str:
     return f"{float(row['peak']):.2f}" if row and float(row.get("peak") or 0) >= 1 else ""
 
 
-TARGETS = {
-    "site": {"4096": (340, 550), "7168": (590, 960)},
-    "boundary": {"4096": (200, 390), "7168": (350, 680)},
-}
-"""us of forward and backward aimed at for 8192 tokens, by operation and C."""
+def emphasized(name: str) -> str:
+    return f"**{name}**" if name == OURS else name
+
+
+def operation_table(rows: list[Row], operation: str) -> str:
+    timed = of(of_many_tokens(rows), operation)
+    found = by(timed, "function", "tokens", "columns", "pass")
+    names = [name for name in (*PEERS, FLOOR) if any(r["function"] == name for r in timed)]
+    records = []
+    for tokens, columns in sorted({(int(r["tokens"]), int(r["columns"])) for r in timed}):
+        at = str(tokens), str(columns)
+        for name in names:
+            own, floor = ({w: found.get((who, *at, w)) for w in PASSES} for who in (name, FLOOR))
+            records.append({
+                "": emphasized(name), "tokens": f"{tokens:,}", **({"C": columns} if columns else {}),
+                **{which: cell(own[which], floor[which]) for which in PASSES},
+                "error": error(own["forward"]), "gradients": error(own["backward"]),
+                "peak": peak(own["backward"]),
+            })  # fmt: skip
+    return table(records)
 
 
 def whole_and_parts(path: Path) -> str:
     """A site and a boundary beside their parts and the targets."""
     rows = [r for r in of_many_tokens(read(path)) if r["tokens"] == "8192"]
-    found = {(r["operation"], r["columns"], r["pass"], r["function"]): r for r in rows}
+    found = by(rows, "operation", "columns", "pass", "function")
     records = []
-    for operation, by_columns in TARGETS.items():
-        for columns, targets in by_columns.items():
-            for which, target in zip(("forward", "backward"), targets, strict=True):
-                whole, parts, copy = (
-                    found.get((operation, columns, which, name)) for name in (OURS, PARTS, FLOOR)
-                )
-                if (time := time_of(whole)) is None:
-                    continue
-                verdict = "met" if time[0] <= target else "missed"
-                records.append({
-                    "": operation, "C": columns, "pass": which, "copy": cell(copy, None),
-                    "one call": cell(whole, copy), "kernels": whole.get("kernels") or "-",
-                    "its parts": cell(parts, copy), "target": f"{target}, {verdict}",
-                })  # fmt: skip
-    return f"{runs(rows, TARGETS)}. {TIMED}\n\n{markdown.of_records(records, ' --- ')}"
+    for (operation, columns, which), target in TARGETS.items():
+        at = operation, columns, which
+        whole, parts, copy = (found.get((*at, name)) for name in (OURS, PARTS, FLOOR))
+        if time := time_of(whole):
+            records.append({
+                "": operation, "C": columns, "pass": which, "copy": cell(copy, None),
+                "one call": cell(whole, copy), "kernels": whole.get("kernels") or "-",
+                "its parts": cell(parts, copy),
+                "target": f"{target}, {'met' if time[0] <= target else 'missed'}",
+            })  # fmt: skip
+    return f"{runs(rows, WHOLE)}. {TIMED}\n\n{table(records)}"
 
 
 def serving(path: Path) -> str:
     """Forward of a few tokens in a CUDA graph: a site and a boundary beside their parts."""
-    rows = read(path)
-    found = {(r["tokens"], r["columns"], r["operation"], r["function"]): r for r in rows
-             if r.get("graph_us") and r["pass"] == "forward"}  # fmt: skip
-    shapes = sorted({(int(t), int(c)) for t, c, *_ in found if int(t) in SERVING})
+    rows = [r for r in read(path) if r.get("graph_us") and r["pass"] == "forward"]
+    found = by(rows, "tokens", "columns", "operation", "function")
     records = []
-    for tokens, columns in shapes:
+    for tokens, columns in sorted({(int(t), int(c)) for t, c, *_ in found if int(t) in SERVING}):
         record = {"tokens": tokens, "C": columns}
-        for operation in TARGETS:
+        for operation in WHOLE:
             for name, word in ((OURS, operation), (PARTS, f"{operation}, its parts")):
                 row = found.get((str(tokens), str(columns), operation, name))
                 record[word] = f"{float(row['graph_us']):.1f}" if row else "-"
         records.append(record)
-    return markdown.of_records(records, " --- ")
+    return table(records)
 
 
 def remarks(rows: list[Row], operation: str) -> list[str]:
@@ -199,7 +196,7 @@ def runs(rows: list[Row], operations: Iterable[str]) -> str:
 
 def text(path: Path, operation: str) -> str:
     """The table of an operation with its remarks, or the sentence that says how to make it."""
-    rows = of(read(path), operation) if path.exists() else []
+    rows = read(path, operation) if path.exists() else []
     if not rows:
         return ABSENT
     parts = (
@@ -220,27 +217,22 @@ def saving(theirs: float, ours: float) -> str:
 def better(rows: list[Row], operation: str) -> list[dict[str, str]]:
     """Where another package takes less time or memory than ours."""
     timed = [r for r in of(of_many_tokens(rows), operation) if r["function"] != FLOOR]
-    own = {(r["tokens"], r["columns"], r["pass"]): r for r in timed if r["function"] == OURS}
+    own = by([r for r in timed if r["function"] == OURS], "tokens", "columns", "pass")
     found = []
     for row in timed:
         mine = own.get((row["tokens"], row["columns"], row["pass"]))
         if is_ours(row["function"]) or mine is None:
             continue
         size = f"{int(row['tokens']):,}" + (f" x {row['columns']}" if int(row["columns"]) else "")
-        name = CALLED.get(operation, operation)
-        at = {"package": row["function"], "operation": name, "tokens x C": size}
+        at = {"package": row["function"], "operation": CALLED.get(operation, operation), "tokens x C": size}
         theirs, ours = time_of(row)[0], time_of(mine)[0]
         if less := saving(theirs, ours):
-            found.append({
-                **at, "what": f"{row['pass']}, us", "theirs": f"{theirs:.4g}", "ours": f"{ours:.4g}",
-                "less by": less,
-            })  # fmt: skip
+            us = {"what": f"{row['pass']}, us", "theirs": f"{theirs:.4g}", "ours": f"{ours:.4g}"}
+            found.append({**at, **us, "less by": less})
         # compared as they are shown
         if peak(row) and peak(mine) and float(peak(row)) < float(peak(mine)):
-            found.append({
-                **at, "what": "memory / gradients, backward", "theirs": peak(row), "ours": peak(mine),
-                "less by": saving(float(row["peak"]), float(mine["peak"])),
-            })  # fmt: skip
+            memory = {"what": "memory / gradients, backward", "theirs": peak(row), "ours": peak(mine)}
+            found.append({**at, **memory, "less by": saving(float(row["peak"]), float(mine["peak"]))})
     return found
 
 
@@ -249,14 +241,12 @@ def faster_or_smaller(rows: list[Row], operation: str) -> str:
     groups: dict[tuple[str, str], list[str]] = {}
     for cell in better(rows, operation):
         groups.setdefault((cell["package"], cell["what"]), []).append(cell["less by"].removesuffix(" %"))
-    if not groups:
-        return ""
     words = {"forward, us": "forward time", "backward, us": "backward time"}
     said = [
         f"{package} ({words.get(what, 'memory of the backward')}: {' and '.join(less)} % less)"
         for (package, what), less in groups.items()
     ]
-    return f"Better than {OURS} here: {'; '.join(said)}."
+    return f"Better than {OURS} here: {'; '.join(said)}." if said else ""
 
 
 def is_ours(name: str) -> bool:
@@ -275,16 +265,16 @@ def all_better(path: Path) -> str:
         lines = of_other_runs([r for r in rows if r["function"] in shown], operation)
         cells += found
         others += [f"- {CALLED.get(operation, operation)}, {line.removeprefix('- ')}" for line in lines]
-    parts = f"{runs(rows, operations)}.", markdown.of_records(cells, " --- "), "\n".join(others)
+    parts = f"{runs(rows, operations)}.", table(cells), "\n".join(others)
     return "\n\n".join(part for part in parts if part)
 
 
 def summary(path: Path, columns: int = 4096) -> str:
     """A site in one row a function."""
-    every = of(read(path), "site")
+    every = read(path, "site")
     rows = [r for r in of_many_tokens(every) if r["columns"] == str(columns)]
-    found = {(r["function"], r["pass"]): r for r in rows}
-    own = {which: time_of(found[OURS, which])[0] for which in ("forward", "backward")}
+    found = by(rows, "function", "pass")
+    own = {which: time_of(found[OURS, which])[0] for which in PASSES}
 
     def us(name: str, which: str) -> str:
         time, _ = time_of(found[name, which])
@@ -292,24 +282,21 @@ def summary(path: Path, columns: int = 4096) -> str:
 
     records = [
         {
-            "": f"**{name}**" if name == OURS else name, **{which: us(name, which) for which in own},
+            "": emphasized(name), **{which: us(name, which) for which in own},
             "memory": peak(found[name, "backward"]),
             "error": error(found[name, "forward"]), "error, gradients": error(found[name, "backward"]),
         }
         for name in (*PEERS, FLOOR)
         if (name, "backward") in found and (name == OURS or not is_ours(name))
     ]  # fmt: skip
-    absent = [r["function"] for r in every if r.get("section") == "left out"]
-    absent = " and ".join(dict.fromkeys(absent))
     said = (
         "Microseconds, in a CUDA graph or queued calls, whichever is faster; in brackets, over ours "
         f"({when(every)}). *memory*: the peak of what backward allocates, over the bytes of its "
         "gradients. *error*: root mean square, against float64 of the package's own formula; rounding to "
         "bfloat16 alone makes 1.7e-03. *copy* moves the same bytes."
     )
-    if absent:
-        said += f" {absent} could not be timed ([why](docs/mhc.md#beside-other-packages))."
-    others = dict.fromkeys(r["function"] for r in rows if run_of(r) != run_of(first_timed(every)))
-    if others:
+    if absent := dict.fromkeys(r["function"] for r in every if r.get("section") == "left out"):
+        said += f" {' and '.join(absent)} could not be timed ([why](docs/mhc.md#beside-other-packages))."
+    if others := dict.fromkeys(r["function"] for r in rows if run_of(r) != run_of(first_timed(every))):
         said += f" {' and '.join(others)}: of another run on the same device."
-    return f"{markdown.of_records(records, ' --- ')}\n\n{said}"
+    return f"{table(records)}\n\n{said}"

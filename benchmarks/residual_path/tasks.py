@@ -163,7 +163,7 @@ def bytes_of(job: Job, tokens: int, hidden: int) -> tuple[dict[str, int], int]:
 
 def times(make: Callable[[], timing.Run], device: torch.device) -> Row:
     """Single calls that the host has queued, and a call in a CUDA graph where it can be captured."""
-    if device.type == "cpu":
+    if not timing.captures(device):
         run = make()
         run()
         return timing.named(timing.eager(run, device, 0.1))

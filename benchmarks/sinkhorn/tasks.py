@@ -179,7 +179,7 @@ def sweep(job: Job) -> Iterator[Row | None]:
                     yield series.timed(which, "eager", x, times, now)
         if turn < TURNS:
             yield None
-    if device.type == "cpu":
+    if not timing.captures(device):
         return
     for x, timed in cases():
         graphs = [(s, which, tried(timing.graph, make, job.milliseconds)) for s, which, make in timed]

@@ -1,7 +1,5 @@
 """How far each way to differentiate Sinkhorn is from the gradient of the iterations run, on the CPU.
 
-    python -m benchmarks.studies.backward     # make study WHAT=backward; 40 s on one core
-
 Truth is autograd through all T iterations of the log form in float64.  Against it, in float32 unless said:
 the exact adjoint, the implicit gradient (three systems, two solvers), the gradient through the last five
 iterations (float64), and the adjoint with the final P in place of every iterate.  Writes the tables between
@@ -11,24 +9,6 @@ the markers of docs/backward.md and the heat maps docs/backward.png.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-
-from benchmarks import command
-
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = command.parser("studies.backward", __doc__)
-    parser.add_argument("--docs", type=Path, default=DOCS, help="folder of backward.md and backward.png")
-    return parser
-
-
-if __name__ == "__main__":
-    # what follows imports torch, which takes seconds
-    make_parser().parse_args()
-
-
 import time
 from collections.abc import Callable
 from functools import partial
@@ -260,10 +240,7 @@ def source_comparisons() -> str:
     return markdown.table(titles, rows, RULE)
 
 
-def main() -> None:
-    parser = make_parser()
-    options = parser.parse_args()
-    command.need_packages(matplotlib="matplotlib")
+def main(options: argparse.Namespace) -> None:
     begin = time.perf_counter()
     names, errors, distances = sweep()
     figure(names, errors, options.docs / "backward.png")
@@ -283,7 +260,3 @@ def main() -> None:
     page.write_text(f"{before}{BEGIN}\n\n" + "\n".join(text) + f"\n\n{END}{rest.split(END)[1]}")
     print("\n".join(text))
     print(f"{time.perf_counter() - begin:.0f} s")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,5 @@
 """What the accuracy complaint about dot compress measures: errors against float64, mismatches of all pairs.
 
-    python -m benchmarks.studies.dot_compress        # matrix units modelled bit by bit, by mmasim
-    python -m benchmarks.studies.dot_compress --gpu  # the part measured on the GPU at hand
-
-Takes some minutes; `make study WHAT=dot_compress` does the same.
-
 x (M, D) and y (M, K) standard normal, the upstream gradient a tenth of that, bfloat16, at the reported
 M = 3219, D = 256, K = 64.  A mismatch is |a - b| > 0.2 + 0.01 |b|, the rule of the report, counted per
 4,194,304 elements, the size it names.  Writes the tables between the markers of docs/dot_compress.md.
@@ -13,34 +8,11 @@ M = 3219, D = 256, K = 64.  A mismatch is |a - b| > 0.2 + 0.01 |b|, the rule of 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-
-from benchmarks import command
-
-DOCS = Path(__file__).parents[2] / "docs" / "dot_compress.md"
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = command.parser("studies.dot_compress", __doc__)
-    parser.add_argument("--gpu", action="store_true", help="the part measured on a GPU")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--out", type=Path, default=DOCS, help="the file with the markers; default docs/dot_compress.md"
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    # what follows imports torch, which takes seconds
-    make_parser().parse_args()
-
-
 import functools
 import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -252,20 +224,11 @@ def on_a_gpu(seed: int) -> str:
     return "\n\n".join([said, errors(first, truth), pairs(results), table(flips)])
 
 
-def main() -> None:
-    parser = make_parser()
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> None:
     part = "gpu" if options.gpu else "cpu"
-    command.need_gpu(parser, "cuda" if options.gpu else "cpu", "without --gpu it models one on a CPU")
-    if not options.gpu:
-        command.need_packages(mmasim="mmasim")
     text = on_a_gpu(options.seed) if options.gpu else on_a_cpu(options.seed)
     print(text)
     begin, end = f"<!-- {part}: make study WHAT=dot_compress -->", f"<!-- end of {part} -->"
     page = options.out.read_text() if options.out.exists() else f"{begin}\n{end}\n"
     before, rest = page.split(begin)
     options.out.write_text(f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}")
-
-
-if __name__ == "__main__":
-    main()

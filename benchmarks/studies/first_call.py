@@ -1,7 +1,5 @@
 """Seconds of a process's first calls: imports, forward and backward, with empty caches and with full ones.
 
-    python -m benchmarks.studies.first_call --sizes 4 8 16 --repeats 3   # 5 minutes on an H200, less on a CPU
-
 On a GPU; elsewhere PyTorch computes the calls, and only the imports are those of a GPU.  A line a state:
 `empty` caches, `full` ones, and with generated code not kept (`off`) but Triton's machine code there.
 Backward is that of a scalar loss, as in training; `backward(gradient)` makes PyTorch import SymPy, 0.3 to
@@ -10,6 +8,7 @@ Backward is that of a scalar loss, as in training; `backward(gradient)` makes Py
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -17,8 +16,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-
-from benchmarks import command
 
 BATCH = 8192
 CALLS = """
@@ -69,11 +66,7 @@ def by_state(n: int, device: str, repeats: int) -> Iterator[tuple[str, Laps]]:
             yield state, {step: statistics.median(run[step] for run in runs) for step in runs[0]}
 
 
-def main() -> None:
-    parser = command.parser("studies.first_call", __doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16], help="n of the n x n matrices")
-    parser.add_argument("--repeats", type=int, default=3, help="processes of which medians are taken")
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> None:
     import torch
 
     from helion_sinkhorn.lab.tuning import markdown
@@ -87,7 +80,3 @@ def main() -> None:
             seconds = [laps[step] for step in steps]
             cells = [f"{s:.2f}" for s in (*seconds, sum(seconds[1:]))]
             print(markdown.line((n, state, *cells, bool(laps["imported Helion"]))), flush=True)
-
-
-if __name__ == "__main__":
-    main()

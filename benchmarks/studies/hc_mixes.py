@@ -1,20 +1,13 @@
 """What the projection of mHC loses where its factors are rounded, on a CPU against float64.
 
-    python -m benchmarks.studies.hc_mixes     # a minute
-
-prints the tables of docs/hc_mixes.md.  x is bfloat16 randn, fn float32 of deviation 0.01
+x is bfloat16 randn, fn float32 of deviation 0.01
 at C = 4096 and 0.03 at C = 7168, four streams, 512 tokens.  A factor is replaced by what a matrix unit would
 be given, and its products are summed in float64, but for the rows that say float32.
 """
 
 from __future__ import annotations
 
-from benchmarks import command
-
-if __name__ == "__main__":
-    # what follows imports torch, which takes seconds
-    command.parser("studies.hc_mixes", __doc__).parse_args()
-
+import argparse
 from collections.abc import Callable
 
 import torch
@@ -98,12 +91,7 @@ def table(c: int, deviation: float) -> str:
     return markdown.table((f"C = {c}: float32 factors as", *exact), rows)
 
 
-def main() -> None:
-    command.parser("studies.hc_mixes", __doc__).parse_args()
+def main(options: argparse.Namespace) -> None:
     print("Largest error relative to the root mean square of the result, of comb absolute.\n")
     for c, deviation in SIZES:
         print(table(c, deviation), "\n", flush=True)
-
-
-if __name__ == "__main__":
-    main()

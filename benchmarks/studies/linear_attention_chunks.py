@@ -1,21 +1,12 @@
 """Which rounding of chunked linear attention costs what: its equations in float64, some factors in bfloat16.
 
-    python -m benchmarks.studies.linear_attention_chunks     # 10 s
-
-prints the table of docs/linear_attention_chunked.md.
-
 Inputs in bfloat16 as `benchmarks.bench linear_attention` draws them, T 2048, 4 heads, Dk 64, Dv 128, gk.
 Errors are root mean squares relative to that of the result, before its own rounding.
 """
 
 from __future__ import annotations
 
-from benchmarks import command
-
-if __name__ == "__main__":
-    # what follows imports torch, which takes seconds
-    command.parser("studies.linear_attention_chunks", __doc__).parse_args()
-
+import argparse
 from collections.abc import Callable
 
 import torch
@@ -88,8 +79,7 @@ def walk(r: Rounding, x, y, a, v, kept) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack(states, 1), torch.stack(outputs, 1)
 
 
-def main() -> None:
-    command.parser("studies.linear_attention_chunks", __doc__).parse_args()
+def main(options: argparse.Namespace) -> None:
     tensors = inputs()
     exact = results(lambda _, x: x, *tensors)
 
@@ -106,7 +96,3 @@ def main() -> None:
     row("the first three, the others in two pieces", lambda n, x: rounded(x) if n in once else in_pieces(x))
     row("the same, A in two pieces too", lambda n, x: rounded(x) if n in once - {"A"} else in_pieces(x))
     row("the results alone", lambda _, x: x, rounded)
-
-
-if __name__ == "__main__":
-    main()

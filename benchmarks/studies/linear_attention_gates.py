@@ -1,9 +1,6 @@
 """Gradients of gates of any strength: their errors beside a running sum's and autograd's, and times.
 
-    python -m benchmarks.studies.linear_attention_gates                 # errors on a CPU: 30 s on one core
-    python -m benchmarks.studies.linear_attention_gates --device cuda   # and times of both methods' kernels
-
-The first prints the table of docs/linear_attention.md.
+On a CPU it prints the errors, the table of docs/linear_attention.md; on a GPU both methods' kernels.
 """
 
 from __future__ import annotations
@@ -11,24 +8,6 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Iterator
-
-from benchmarks import command
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = command.parser("studies.linear_attention_gates", __doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument(
-        "--gates",
-        nargs="+",
-        help="of the cases: all on a CPU, gk on a GPU, where others take kernels anew",
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    # what follows imports torch, which takes seconds
-    make_parser().parse_args()
 
 import torch
 
@@ -114,10 +93,7 @@ def times() -> Iterator[str]:
             yield f"{method}, gk = {what}: {us} us"
 
 
-def main() -> None:
-    parser = make_parser()
-    options = parser.parse_args()
-    command.need_gpu(parser, options.device, "--device cpu has the table of errors")
+def main(options: argparse.Namespace) -> None:
     device = options.device
     gates = options.gates or (["gk"] if device == "cuda" else [gates for _, _, gates in CASES])
     for dtype in (torch.float32,) if device == "cpu" else (torch.float32, torch.bfloat16):
@@ -126,7 +102,3 @@ def main() -> None:
     if device == "cuda":
         for line in times():
             print(line, flush=True)
-
-
-if __name__ == "__main__":
-    main()

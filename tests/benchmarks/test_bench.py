@@ -40,6 +40,29 @@ def test_sweep_times_every_pass_of_a_right_function(dtype):
     assert all(0 < r["us_20"] <= r["us"] <= r["us_80"] for r in rows)
 
 
+def test_every_pass_is_timed_in_a_graph_too_where_there_are_any(monkeypatch):
+    """Behind all single calls; what cannot be captured is a row with the reason."""
+
+    def graph(make, milliseconds):
+        if isinstance(make()(), tuple):
+            raise RuntimeError("cannot be captured\nat all")
+        return 3.0, 2.0, 4.0
+
+    monkeypatch.setattr(tasks.timing, "captures", lambda device: True)
+    monkeypatch.setattr(tasks.timing, "graph", graph)
+    tupled = peers.Function(lambda *given: {"forward": lambda: (reference.sinkhorn(given[0]),)}, form="")
+    monkeypatch.setitem(peers.FUNCTIONS, "peer", tupled)
+    rows = measured(replace(TINY, functions=(peers.OURS, "peer")))
+    timed = [(r["function"], r["timer"], r["pass"]) for r in rows if "us" in r]
+    passes = [(peers.OURS, which) for which in peers.TIMED]
+    assert timed == [
+        *((name, "eager", which) for name, which in [*passes, ("peer", "forward")]),
+        *((name, "graph", which) for name, which in passes),
+    ]
+    assert {r["us"] for r in rows if r.get("timer") == "graph"} == {3.0}
+    assert rows[-1]["note"] == "forward, graph, batch 8: RuntimeError: cannot be captured"
+
+
 def biased_gradient(x, n_iters):
     """P is right, and its gradient a hundredth too large."""
     p = reference.sinkhorn(x, n_iters)

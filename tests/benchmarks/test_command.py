@@ -68,7 +68,7 @@ def test_help_says_how_to_start_it_and_how_long_it_takes(path, monkeypatch, caps
     [
         ("demo", ["--device", "cuda"]),
         ("demo_model/__main__", ["--device", "cuda"]),
-        ("studies/linear_attention_gates", ["--device", "cuda"]),
+        ("study", ["linear_attention_gates", "--device", "cuda"]),
         *(("bench", [table]) for table in ("sinkhorn", "residual_path", "dot_compress", "linear_attention")),
     ],
 )
@@ -91,8 +91,8 @@ def test_the_demo_asks_for_a_matrix(words, monkeypatch, capsys):
     [
         (["benchmarks.demo", "--device", "cpu"], "matplotlib"),
         (["benchmarks.demo_model", "--device", "cpu"], "matplotlib"),
-        (["benchmarks.studies.dot_compress"], "mmasim"),
-        (["benchmarks.studies.backward"], "matplotlib"),
+        (["benchmarks.study", "dot_compress"], "mmasim"),
+        (["benchmarks.study", "backward"], "matplotlib"),
         (["ci.compare", "docs/accuracy/h200.json"], "matplotlib"),
         (["docs.numbers", "--check"], r"\w+"),
         (["examples/jax_dlpack.py"], "jax"),

@@ -108,6 +108,21 @@ def test_only_judged_tokens_have_an_upstream_gradient(monkeypatch):
     assert found["backward"]["error"] < 1e-2
 
 
+def test_queued_calls_go_round_the_inputs_and_a_graph_that_fails_has_its_reason(monkeypatch):
+    monkeypatch.setattr(tasks.timing, "captures", lambda device: True)
+    monkeypatch.setattr(tasks.timing, "queued", lambda run: tuple(run() for _ in range(3)))
+    monkeypatch.setattr(tasks.timing, "graph", lambda make, milliseconds: (make()(), 0, 0))
+    at = torch.device("cuda")
+    make = lambda: tasks.timing.in_turn([lambda: 1.0, lambda: 2.0])  # noqa: E731
+    assert tasks.times(make, at) == {"us": 1.0, "us_20": 2.0, "us_80": 1.0, "graph_us": 1.0}
+
+    def refuse(make, milliseconds):
+        raise RuntimeError("no stream")
+
+    monkeypatch.setattr(tasks.timing, "graph", refuse)
+    assert tasks.times(make, at)["uncaptured"] == "RuntimeError: no stream"
+
+
 def test_absent_files_say_what_to_set(monkeypatch, tmp_path):
     monkeypatch.delenv(peer_files.FOLDER, raising=False)
     with pytest.raises(ModuleNotFoundError, match=r"HELION_SINKHORN_PEERS is not set.*Megatron-LM"):

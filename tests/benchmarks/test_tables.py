@@ -1,4 +1,4 @@
-"""The tables of dot compress and of linear attention without a GPU, and what the command refuses."""
+"""Tables of dot compress and linear attention without a GPU, the command of all, and that of studies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import bench, dot_compress, linear_attention, timing
+from benchmarks import bench, dot_compress, linear_attention, study, timing
 
 
 def measured(job) -> list[dict]:
@@ -83,6 +83,14 @@ def test_a_run_writes_every_row_and_why_one_is_missing(monkeypatch, tmp_path):
     }
 
 
+def test_both_passes_of_attention_are_timed_in_a_graph_where_there_are_any(monkeypatch):
+    monkeypatch.setattr(timing, "captures", lambda device: True)
+    monkeypatch.setattr(timing, "graph", lambda make, milliseconds: (len(make()()), 0, 0))
+    forward, backward = measured(linear_attention.Job("recurrent", (1, 32, 1), "float32", device="cpu"))
+    # a batch of one, and four gradients
+    assert (forward["us_graph"], backward["us_graph"]) == (1, 4)
+
+
 def test_what_the_gpu_s_timers_are_given(monkeypatch):
     """Single calls that are waited for, then queued ones, then a graph of one call."""
     asked = []
@@ -93,3 +101,26 @@ def test_what_the_gpu_s_timers_are_given(monkeypatch):
     found = dot_compress.times(lambda: lambda: 5, torch.device("cuda"))
     assert found == {"us": 5, "us_queued": 6, "us_graph": 7}
     assert asked == ["wait", "queue", "ready", "wait"]
+
+
+def test_a_study_writes_its_file(monkeypatch, tmp_path):
+    path = tmp_path / "recompute.csv"
+    words = [
+        "study",
+        "recompute",
+        "--updates",
+        "4",
+        "--tokens",
+        "8",
+        "--hidden",
+        "16",
+        "--every",
+        "1",
+        "4",
+        "--write",
+    ]
+    monkeypatch.setattr("sys.argv", [*words, str(path)])
+    study.main()
+    kept, again = csv.DictReader(path.open())
+    assert (kept["every"], again["every"]) == ("1", "4")
+    assert int(again["held"]) < int(kept["held"])

@@ -1,0 +1,64 @@
+"""Remake what pages have of a study: tables, and a picture.
+
+    python -m benchmarks.study backward               # docs/backward.md and .png; 40 s on one core
+    python -m benchmarks.study dot_compress [--gpu]   # docs/dot_compress.md; some minutes
+    python -m benchmarks.study hc_mixes               # prints the tables of docs/hc_mixes.md; a minute
+    python -m benchmarks.study linear_attention_gates [--device cuda]   # of docs/linear_attention.md; 30 s
+    python -m benchmarks.study linear_attention_chunks       # of docs/linear_attention_chunked.md; 10 s
+    python -m benchmarks.study recompute --write docs/bench/recompute.csv   # 40 s
+    python -m benchmarks.study first_call --sizes 4 8 16 --repeats 3   # 5 minutes on an H200, less on a CPU
+
+On a CPU, but for what says otherwise.  Each is a module of benchmarks/studies/, which says what it measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks import command
+
+DOCS = Path(__file__).parents[1] / "docs"
+NEEDS = {"backward": {"matplotlib": "matplotlib"}, "dot_compress": {"mmasim": "mmasim"}}
+"""Packages of a study that runs on a CPU."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = command.parser("study", __doc__)
+    studies = parser.add_subparsers(dest="study", required=True, metavar="STUDY")
+    own = studies.add_parser("backward")
+    own.add_argument("--docs", type=Path, default=DOCS, help="folder of backward.md and backward.png")
+    own = studies.add_parser("dot_compress")
+    own.add_argument("--gpu", action="store_true", help="the part measured on a GPU")
+    own.add_argument("--seed", type=int, default=0)
+    own.add_argument("--out", type=Path, default=DOCS / "dot_compress.md", help="the file with the markers")
+    studies.add_parser("hc_mixes")
+    own = studies.add_parser("linear_attention_gates")
+    own.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    own.add_argument("--gates", nargs="+", help="all on a CPU, gk on a GPU, where others take kernels anew")
+    studies.add_parser("linear_attention_chunks")
+    own = studies.add_parser("recompute")
+    own.add_argument("--updates", type=int, default=80)
+    own.add_argument("--tokens", type=int, default=1024)
+    own.add_argument("--hidden", type=int, default=128)
+    own.add_argument("--every", type=int, nargs="+", default=[1, 2, 4, 8, 16, 40])
+    own.add_argument("--write", type=Path, metavar="FILE", help="as CSV")
+    own = studies.add_parser("first_call")
+    own.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16], help="n of the n x n matrices")
+    own.add_argument("--repeats", type=int, default=3, help="processes of which medians are taken")
+    return parser
+
+
+def main() -> None:
+    parser = make_parser()
+    options = parser.parse_args()
+    gpu = getattr(options, "gpu", False) or getattr(options, "device", "cpu") == "cuda"
+    command.need_gpu(parser, "cuda" if gpu else "cpu", "on a CPU it has the table of errors")
+    if not gpu:
+        command.need_packages(**NEEDS.get(options.study, {}))
+    import_module(f"benchmarks.studies.{options.study}").main(options)
+
+
+if __name__ == "__main__":
+    main()
