@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from helion_sinkhorn.runtime.float32_products import float32_products
-from helion_sinkhorn.runtime.pieces import computing, sum_last
+from helion_sinkhorn.runtime.pieces import computing
 
 CHUNKS = {2048: 32, 8192: 16}
 """Tokens of a chunk on a CPU, by the most columns: one alone costs as much as all."""
@@ -82,7 +82,9 @@ def forward(
     for at, (rows,) in _chunks(x, dtype=dtype, chunk=chunk):
         count = at.stop - at.start
         mixes[at] = (rows @ fn.mT)[:count, :m]
-        q[at] = sum_last(rows[:count].square())
+        # on a CPU each row is summed alone, but for a single one of many columns
+        summed = rows[: max(count, 2)] if x.device.type == "cpu" else rows
+        q[at] = summed.square().sum(-1)[:count]
     norms = norms_of(q.div_(size), size, norm_eps, eps_outside)
     return mixes.mul_(norms[:, :1]), norms
 
@@ -112,7 +114,7 @@ def backward(
     g = scaled[:, : fn.size(0)]
     for at, (rows, upstream, found, norm) in _chunks(x, dmixes, mixes, norms, dtype=fn.dtype, chunk=chunk):
         torch.mul(norm[:, :1], upstream, out=scaled)
-        along = norm[:, 1:2] * sum_last(upstream * found).unsqueeze(-1)
+        along = norm[:, 1:2] * (upstream * found).sum(-1, keepdim=True)
         dx[at] = (g @ fn).addcmul_(along, rows)[: at.stop - at.start, :size]
         dfn.addmm_(g.mT, rows)
     return dx, dfn[:m, :size].contiguous()
