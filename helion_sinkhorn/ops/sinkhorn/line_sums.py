@@ -26,7 +26,7 @@ SIDE_BY_SIDE = 16
 
 def are_long(x: torch.Tensor) -> bool:
     """Whether lines of x (n, m, C) are summed alone, which torch.sum does on a CPU only."""
-    return min(x.size(0), x.size(1)) >= LONG and x.device.type == "cpu"
+    return x.dim() == 3 and min(x.size(0), x.size(1)) >= LONG and x.device.type == "cpu"
 
 
 def matrices_of_slice(x: torch.Tensor) -> int:
@@ -45,12 +45,15 @@ def laid_out(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Sums:
-    """Sums of terms like x of `laid_out`, in one buffer whose views are made once."""
+    """Sums of terms like x of `laid_out`, or like vectors of it, in one buffer whose views are made once.
+
+    Each result is a view that the next one overwrites.
+    """
 
     def __init__(self, like: torch.Tensor) -> None:
         self.terms = torch.empty_like(like)
         self._long = are_long(like)
-        self._large = like.size(0) * like.size(1) >= LARGE
+        self._large = like.dim() == 3 and like.size(0) * like.size(1) >= LARGE
         self._turned = self.turned(self.terms, copy=False)
         self._sums: list[torch.Tensor | None] = [None, None]
         self._views: list[tuple | None] = [None, None]
@@ -63,7 +66,7 @@ class Sums:
         return turned.copy_(a) if copy else turned
 
     def of_quotients(self, axis: int, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """The sum of a / b over an axis, a view that the next sum overwrites."""
+        """The sum of a / b over an axis, for axis 0 with a from `turned`."""
         terms = self.terms if axis else self._turned
         if self._large:
             torch.mul(a, b.reciprocal(), out=terms)
@@ -72,12 +75,12 @@ class Sums:
         return self._of_lines(axis, terms) if self._long else self._added(axis)
 
     def of_products(self, axis: int, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """The sum of a b, likewise."""
+        """The sum of a b."""
         torch.mul(a, b, out=self.terms)
         return self._added(axis)
 
     def total(self, axis: int, a: torch.Tensor, turned: bool = False) -> torch.Tensor:
-        """The sum of a, or of what `turned` made of it, likewise."""
+        """The sum of a, or of what `turned` made of it."""
         if self._long and (turned or axis):
             return self._of_lines(axis, a)
         self.terms.copy_(a)

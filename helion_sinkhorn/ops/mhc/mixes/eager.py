@@ -1,8 +1,8 @@
 """hc_mixes in PyTorch: what a CPU runs, and a GPU for float64.
 
-Products are made in chunks of one shape, each in the same buffer, whose rows begin at 64-byte boundaries: a
-matrix product's rows are then summed alike, while their order would follow the count of rows and their
-alignment.  That costs no time: a chunk stays in the cache.
+Products are made in chunks of one shape, whose rows begin at 64-byte boundaries: a matrix product's rows are
+then summed alike, while their order would follow the count of rows and their alignment.  What is not so, the
+last tokens above all, is copied into a buffer that is.
 """
 
 from __future__ import annotations
@@ -14,36 +14,61 @@ import torch
 from helion_sinkhorn.runtime.float32_products import float32_products
 from helion_sinkhorn.runtime.pieces import computing
 
-CHUNK = 32
-"""Tokens of a chunk on a CPU: one alone costs as much as all."""
+CHUNKS = {2048: 32, 8192: 16}
+"""Tokens of a chunk on a CPU, by the most columns: one alone costs as much as all."""
+SMALLEST_CHUNK = 8
 CHUNK_ON_GPU = 4096
 ALIGNED = 16
-"""Entries that rows are padded to a multiple of: 64 bytes of float32."""
+"""Entries that rows of a buffer are padded to a multiple of: 64 bytes of float32."""
 
 
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
+def _chunk(device: torch.device, size: int) -> int:
+    if device.type == "cuda":
+        return CHUNK_ON_GPU
+    return next((chunk for most, chunk in CHUNKS.items() if size <= most), SMALLEST_CHUNK)
+
+
+def _is_aligned(t: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether its rows need no copy."""
+    plain = t.dtype == dtype and t.size(1) % ALIGNED == 0 and t.is_contiguous() and t.device.type == "cpu"
+    return plain and t.data_ptr() % 64 == 0
+
+
+def _padded(size: int, multiple: int = ALIGNED) -> int:
+    return -(-size // multiple) * multiple
 
 
 def _projection(x: torch.Tensor, fn: torch.Tensor) -> torch.Tensor:
-    """fn in the computing dtype, rows and columns padded with zeros."""
-    m, k = fn.shape
-    padded = torch.zeros(_aligned(m), _aligned(k), dtype=computing(x.dtype), device=x.device)
+    """fn in the computing dtype, with aligned rows, padded with zeros to a multiple of eight."""
+    (m, k), dtype = fn.shape, computing(x.dtype)
+    if m % 8 == 0 and _is_aligned(fn, dtype):
+        return fn
+    padded = torch.zeros(_padded(m, 8), _padded(k), dtype=dtype, device=fn.device)
     padded[:m, :k] = fn
     return padded
 
 
-def _chunks(*tensors: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, list[torch.Tensor]]]:
-    """(tokens as a slice, their rows of each tensor in buffers of one shape, zeros behind them)."""
-    first = tensors[0]
-    chunk = CHUNK_ON_GPU if first.is_cuda else CHUNK
-    buffers = [torch.zeros(chunk, _aligned(t.size(1)), dtype=dtype, device=first.device) for t in tensors]
-    for begin in range(0, first.size(0), chunk):
-        at = slice(begin, min(begin + chunk, first.size(0)))
-        for buffer, t in zip(buffers, tensors, strict=True):
-            buffer[: at.stop - begin, : t.size(1)] = t[at]
-            buffer[at.stop - begin :] = 0
-        yield at, buffers
+def _chunks(
+    *tensors: torch.Tensor, dtype: torch.dtype, chunk: int
+) -> Iterator[tuple[slice, list[torch.Tensor]]]:
+    """(tokens as a slice, their rows of each tensor in one shape, zeros behind and below them)."""
+    tokens = tensors[0].size(0)
+    plain = [_is_aligned(t, dtype) for t in tensors]
+    buffers: list[torch.Tensor | None] = [None] * len(tensors)
+    for begin in range(0, tokens, chunk):
+        count = min(chunk, tokens - begin)
+        at, made = slice(begin, begin + count), []
+        for k, t in enumerate(tensors):
+            if plain[k] and count == chunk:
+                made.append(t[at])
+                continue
+            if buffers[k] is None:
+                buffers[k] = torch.zeros(chunk, _padded(t.size(1)), dtype=dtype, device=t.device)
+            elif count < chunk:
+                buffers[k][count:] = 0
+            buffers[k][:count, : t.size(1)] = t[at]
+            made.append(buffers[k])
+        yield at, made
 
 
 @float32_products()
@@ -52,14 +77,16 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(mixes (T, M), norms (T, 2)) for x (T, K) and fn (M, K); norms are r and k, see `norms_of`."""
     (m, size), dtype = fn.shape, computing(x.dtype)
-    fn = _projection(x, fn)
-    mixes, norms = x.new_empty(x.size(0), m, dtype=dtype), x.new_empty(x.size(0), 2, dtype=dtype)
-    for at, (rows,) in _chunks(x, dtype=dtype):
+    fn, chunk = _projection(x, fn), _chunk(x.device, size)
+    mixes, q = x.new_empty(x.size(0), m, dtype=dtype), x.new_empty(x.size(0), dtype=dtype)
+    for at, (rows,) in _chunks(x, dtype=dtype, chunk=chunk):
         count = at.stop - at.start
-        made = norms_of(rows.square().sum(-1) / size, size, norm_eps, eps_outside)
-        mixes[at] = (made[:, :1] * (rows @ fn.mT))[:count, :m]
-        norms[at] = made[:count]
-    return mixes, norms
+        mixes[at] = (rows @ fn.mT)[:count, :m]
+        # on a CPU each row is summed alone, but for a single one of many columns
+        summed = rows[: max(count, 2)] if x.device.type == "cpu" else rows
+        q[at] = summed.square().sum(-1)[:count]
+    norms = norms_of(q.div_(size), size, norm_eps, eps_outside)
+    return mixes.mul_(norms[:, :1]), norms
 
 
 def norms_of(q: torch.Tensor, size: int, norm_eps: float, eps_outside: bool) -> torch.Tensor:
@@ -81,11 +108,13 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(dx (T, K) in the dtype of x, dfn (M, K) in the computing dtype) of `forward`'s results."""
     m, size = fn.shape
-    fn = _projection(x, fn)
+    fn, chunk = _projection(x, fn), _chunk(x.device, size)
     dx, dfn = torch.empty_like(x, memory_format=torch.contiguous_format), torch.zeros_like(fn)
-    for at, (rows, upstream, found, norm) in _chunks(x, dmixes, mixes, norms, dtype=fn.dtype):
-        g = norm[:, :1] * upstream
+    scaled = fn.new_empty(chunk, _padded(m))
+    g = scaled[:, : fn.size(0)]
+    for at, (rows, upstream, found, norm) in _chunks(x, dmixes, mixes, norms, dtype=fn.dtype, chunk=chunk):
+        torch.mul(norm[:, :1], upstream, out=scaled)
         along = norm[:, 1:2] * (upstream * found).sum(-1, keepdim=True)
-        dx[at] = (g @ fn + along * rows)[: at.stop - at.start, :size]
+        dx[at] = (g @ fn).addcmul_(along, rows)[: at.stop - at.start, :size]
         dfn.addmm_(g.mT, rows)
     return dx, dfn[:m, :size].contiguous()

@@ -1,7 +1,7 @@
 """backward="implicit" in vectorised PyTorch: what a CPU runs, and a GPU for float64 or large matrices.
 
-The equations are those of the kernels (docs/math.md).  Matrices stand last, (n, m, C): every
-sum runs in one fixed order, whatever the batch.
+The equations are those of the kernels (docs/math.md).  Tensors are (n, m, C), C matrices:
+every sum runs in one fixed order, whatever the batch.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import torch
 
 from helion_sinkhorn.ops.sinkhorn.eager import of_order_one
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import cg_steps, solver_for
-
-CACHE_BYTES = 1 << 19
-"""Bytes of one slice of P, so that it stays in a core's cache."""
+from helion_sinkhorn.ops.sinkhorn.line_sums import Sums, laid_out, matrices_of_slice
+from helion_sinkhorn.runtime.pieces import sum_over
 
 
 def _total(a: torch.Tensor, axis: int) -> torch.Tensor:
-    total = a.select(axis, 0).clone()
-    for k in range(1, a.size(axis)):
-        total.add_(a.select(axis, k))
-    return total
+    return sum_over(a.clone(), axis)
+
+
+def _total_of(a: torch.Tensor, b: torch.Tensor, axis: int) -> torch.Tensor:
+    """The sum of a b, by halves."""
+    return sum_over(a * b, axis)
 
 
 def _inverse(x: torch.Tensor) -> torch.Tensor:
@@ -33,28 +34,33 @@ def _step_length(left: torch.Tensor, first: torch.Tensor, curvature: torch.Tenso
     return torch.where(left > stop * first, left * _inverse(curvature), 0.0)
 
 
-def _balanced(x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
-    """x less the multiple of `weight`, of ones without, that makes its sum zero."""
-    if weight is None:
-        return x - _total(x, 0) / x.size(0)
-    return x - weight * (_total(x, 0) * _inverse(_total(weight, 0)))
-
-
 class _Slice:
     """One slice: P (n, m, C) with m <= n, and the unknowns beta on its columns."""
 
     def __init__(self, p: torch.Tensor, g: torch.Tensor, system: str) -> None:
         self.p, self.g = p, g
+        self.sums, self.of_vectors = Sums(p), Sums(p[0])
         self.corrected = system == "corrected"
         self.inv = _inverse(_total(p, 1)) if self.corrected else torch.ones_like(p[:, 0])
 
     def rows(self, x: torch.Tensor) -> torch.Tensor:
         """P x."""
-        return _total(self.p * x, 1)
+        return self.sums.of_products(1, self.p, x).clone()
 
     def columns(self, y: torch.Tensor) -> torch.Tensor:
         """P' y."""
-        return _total(self.p * y.unsqueeze(1), 0)
+        return self.sums.of_products(0, self.p, y.unsqueeze(1)).clone()
+
+    def dot(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """a' b of two vectors over columns."""
+        return self.of_vectors.of_products(0, a, b).clone()
+
+    def balanced(self, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
+        """x less the multiple of `weight`, of ones without, that makes its sum zero."""
+        total = self.of_vectors.total(0, x).clone()
+        if weight is None:
+            return x - total / x.size(0)
+        return x - weight * (total * _inverse(self.of_vectors.total(0, weight)))
 
     def flow(self, x: torch.Tensor) -> torch.Tensor:
         """F(X): P times what x is above its mean in each row, weighted by P."""
@@ -62,19 +68,19 @@ class _Slice:
             # relative to the largest entry of the row: means of nearly one-hot rows stay exact
             at = self.p.argmax(1, keepdim=True)
             x = x - x.gather(1, at)
-        return self.p * (x - (_total(self.p * x, 1) * self.inv).unsqueeze(1))
+        return self.p * (x - (self.rows(x) * self.inv).unsqueeze(1))
 
     def right_hand_side(self) -> torch.Tensor:
         """b: the column sums of F(G)."""
         b = _total(self.flow(self.g), 0)
-        return b if self.corrected else _balanced(b)
+        return b if self.corrected else self.balanced(b)
 
     def image(self, x: torch.Tensor) -> torch.Tensor:
         """S x."""
         y = self.rows(x)
         if self.corrected:
-            return _total(self.p * (x - (y * self.inv).unsqueeze(1)), 0)
-        return _balanced(x - self.columns(y))
+            return self.sums.of_products(0, self.p, x - (y * self.inv).unsqueeze(1)).clone()
+        return self.balanced(x - self.columns(y))
 
     def gradient(self, beta: torch.Tensor) -> torch.Tensor:
         return self.flow(self.g - beta)
@@ -89,7 +95,7 @@ class _Slice:
         if not self.corrected:
             ones = torch.ones_like(b)
             mean = (ones - self.columns(self.rows(ones))) / m
-            w += mean.unsqueeze(1) + _balanced(mean)
+            w += mean.unsqueeze(1) + self.balanced(mean)
         scale = []
         for k in range(m - 1):
             scale.append(_inverse(_total(w[k, k + 1 :], 0)))
@@ -98,8 +104,8 @@ class _Slice:
             w[k + 1 :, k + 1 :].addcmul_(into.unsqueeze(1), w[k, k + 1 :])
         beta = torch.zeros_like(b)
         for k in range(m - 2, -1, -1):
-            beta[k] = (b[k] + _total(w[k, k + 1 :] * beta[k + 1 :], 0)) * scale[k]
-        return beta if self.corrected else _balanced(beta)
+            beta[k] = (b[k] + _total_of(w[k, k + 1 :], beta[k + 1 :], 0)) * scale[k]
+        return beta if self.corrected else self.balanced(beta)
 
     def cg(self, steps: int) -> torch.Tensor:
         """beta by conjugate gradients, the corrected system scaled by its diagonal."""
@@ -108,16 +114,16 @@ class _Slice:
         else:
             degree = torch.ones_like(self.p[0])
         scale = _inverse(degree)
-        residual = _balanced(self.right_hand_side(), degree)
+        residual = self.balanced(self.right_hand_side(), degree)
         x, along = torch.zeros_like(residual), residual * scale
-        first = left = _total(residual * along, 0)
+        first = left = self.dot(residual, along)
         for _ in range(steps):
             image = self.image(along)
-            alpha = _step_length(left, first, _total(along * image, 0))
+            alpha = _step_length(left, first, self.dot(along, image))
             x = x + alpha * along
-            residual = _balanced(residual - alpha * image, degree)
+            residual = self.balanced(residual - alpha * image, degree)
             scaled = residual * scale
-            now = _total(residual * scaled, 0)
+            now = self.dot(residual, scaled)
             along = scaled + now * _inverse(left) * along
             left = now
         return x
@@ -131,16 +137,16 @@ def _full_cg(p: torch.Tensor, g: torch.Tensor, steps: int) -> torch.Tensor:
         shift = (_total(a, 0) - _total(b, 0)) / (n + m)
         return torch.cat((a - shift, b + shift))
 
-    residual = gauge_free(_total(p * g, 1), _total(p * g, 0))
+    residual = gauge_free(_total_of(p, g, 1), _total_of(p, g, 0))
     x, along = torch.zeros_like(residual), residual
-    first = left = _total(residual * residual, 0)
+    first = left = _total_of(residual, residual, 0)
     for _ in range(steps):
         a, b = along[:n], along[n:]
-        image = gauge_free(a + _total(p * b, 1), _total(p * a.unsqueeze(1), 0) + b)
-        alpha = _step_length(left, first, _total(along * image, 0))
+        image = gauge_free(a + _total_of(p, b, 1), _total_of(p, a.unsqueeze(1), 0) + b)
+        alpha = _step_length(left, first, _total_of(along, image, 0))
         x = x + alpha * along
         residual = residual - alpha * image
-        now = _total(residual * residual, 0)
+        now = _total_of(residual, residual, 0)
         along = residual + now * _inverse(left) * along
         left = now
     return p * (g - x[:n].unsqueeze(1) - x[n:])
@@ -159,20 +165,18 @@ def backward(
     solver = solver_for(solver, n, m)
     views = [t.reshape(-1, n, m).movedim(0, -1) for t in (p, dy, dx)]
     ps, dys, dxs = [v.transpose(0, 1) for v in views] if transposed else views
-    size = max(16, CACHE_BYTES // (n * m * 4))
-    for begin in range(0, ps.size(-1), size):
-        rows = slice(begin, begin + size)
-        part, g = (t[..., rows].to(computing).contiguous() for t in (ps, dys))
-        steps = cg_steps(system, n, m, n_iters)
+    steps = cg_steps(system, n, m, n_iters)
+    for part, g, made in zip(*(t.split(matrices_of_slice(t), -1) for t in (ps, dys, dxs)), strict=True):
+        part, g = (laid_out(t, computing) for t in (part, g))
         if solver == "direct":
             one = _Slice(part, g, system)
-            dxs[..., rows] = one.gradient(one.direct())
+            made.copy_(one.gradient(one.direct()))
             continue
         # the squares of residuals would leave the range
         g, scale = of_order_one(g)
         if system == "full":
-            dxs[..., rows] = _full_cg(part, g, steps).mul_(scale)
+            made.copy_(_full_cg(part, g, steps).mul_(scale))
         else:
             one = _Slice(part, g, system)
-            dxs[..., rows] = one.gradient(one.cg(steps)).mul_(scale)
+            made.copy_(one.gradient(one.cg(steps)).mul_(scale))
     return dx
