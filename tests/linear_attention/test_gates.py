@@ -18,8 +18,13 @@ from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
 from helion_sinkhorn.ops.linear_attention.gates import kernels as bodies
 from helion_sinkhorn.ops.linear_attention.recurrent import launch as recurrent
 
-MOST = 4.0
-"""Times the error of autograd in float32."""
+MEDIAN, MOST = 1.5, 2.0
+"""Times the errors of autograd in float32, in the median of rows and in the worst of them.
+
+The CPU path reaches 1.2 and 1.4.
+"""
+FEW = 4.0
+"""The same for the extreme of few errors: dg_gamma is one row, and of a packing s = 30 leaves few rows."""
 
 
 def problem(
@@ -115,16 +120,21 @@ CASES = {
 }
 
 
-def check(case, module):
-    found = gates_beside_autograd(case, case.run_module(module))
+def check(case, results, most=MOST):
+    found = gates_beside_autograd(case, results)
     assert found
-    assert max(max(x) for x in found.values()) <= MOST, found
+    limits = {name: (FEW, FEW) if name == "dg_gamma" else (MEDIAN, most) for name in found}
+    assert all(a <= b for name, x in found.items() for a, b in zip(x, limits[name], strict=True)), found
+
+
+def check_module(case, module, most=MOST):
+    check(case, case.run_module(module), most)
 
 
 @pytest.mark.parametrize("strength", STRENGTHS)
 @pytest.mark.parametrize("name", CASES)
 def test_the_cpu_path_is_as_right_as_autograd(name, strength):
-    check(problem(strength=strength, **CASES[name]), eager)
+    check_module(problem(strength=strength, **CASES[name]), eager)
 
 
 BETWEEN = pytest.mark.nightly("5 s a case interpreted; the weakest and the strongest gates run always")
@@ -138,7 +148,9 @@ def test_the_bodies_that_walk_are_too(name, strength):
     options = {**CASES[name], "batch": 1, "heads": 2, "steps": 70}
     if "lengths" in options:
         options["lengths"] = (3, 0, 1, 66)
-    check(problem(strength=strength, **options), recurrent)
+    check_module(
+        problem(strength=strength, **options), recurrent, FEW if strength == max(STRENGTHS) else MOST
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -147,7 +159,8 @@ def test_the_bodies_that_walk_are_too(name, strength):
 def test_the_bodies_of_chunks_are_too(gates, strength, dtype):
     pytest.importorskip("triton", reason="the bodies import Triton")
     reverse = gates != "gk"
-    check(problem(gates, strength, 150, 2, batch=1, states=reverse, reverse=reverse, dtype=dtype), chunked)
+    case = problem(gates, strength, 150, 2, batch=1, states=reverse, reverse=reverse, dtype=dtype)
+    check_module(case, chunked)
 
 
 @pytest.mark.parametrize("strength", STRENGTHS[1:])
@@ -183,15 +196,13 @@ def on_a_matrix_unit(x, y, how, acc=None):
     return total if acc is None else acc + total
 
 
-@pytest.mark.parametrize(("gates", "strength"), [("g", 0.1), ("g", 1.0), ("gk", 1.0), ("g gk gv", 10.0)])
-def test_the_bodies_are_on_units_that_cut_sums(gates, strength, monkeypatch):
+@pytest.mark.parametrize(("gates", "strength", "steps"), [("gk", 1.0, 128), ("g gk gv", 10.0, 64)])
+def test_the_bodies_are_on_units_that_cut_sums(gates, strength, steps, monkeypatch):
+    """With a running sum on the unit the worst is 3.5 here and 3.4."""
     pytest.importorskip("triton", reason="the bodies import Triton")
     monkeypatch.setattr(chunk, "product", on_a_matrix_unit)
     monkeypatch.setattr(bodies, "product", on_a_matrix_unit, raising=False)
-    case = problem(gates, strength, 256, 2, 16, 24, batch=1)
-    found = gates_beside_autograd(case, case.run_module(recurrent))
-    # half of what others may have: a running sum on the unit reaches 2.2 to 3.5 here
-    assert max(max(x) for x in found.values()) <= MOST / 2, found
+    check_module(problem(gates, strength, steps, 1, 16, 24, batch=1), recurrent)
 
 
 @pytest.mark.gpu
@@ -202,6 +213,4 @@ def test_a_gpu_is_as_right_as_autograd(gates, strength):
     found = case.to("cuda").run(
         functools.partial(recurrent_linear_attention, method="recurrent", implementation="helion")
     )
-    ratios = gates_beside_autograd(case, {name: x.cpu() for name, x in found.items()})
-    assert ratios
-    assert max(max(x) for x in ratios.values()) <= MOST, ratios
+    check(case, {name: x.cpu() for name, x in found.items()})
