@@ -200,7 +200,7 @@ def test_what_the_gate_judges(operator, name, kernels):
     assert not any(shares.values()), shares
 
 
-@pytest.mark.parametrize("name", ["hc_site_odd", "hc_site_constants"])
+@pytest.mark.parametrize("name", ["hc_site_odd", "hc_site_constants", "hc_site_unused_y"])
 def test_every_result_of_the_kernels_is_judged_on_random_inputs(name):
     """The candidates of each kernel are within a truth of their own."""
     workload = WORKLOADS[name]

@@ -117,8 +117,6 @@ ROWS = [
                dtype=torch.float32, states=True),
     _attention("attention_reverse", _SMALL, "ci", "the same walked backwards, states that grow",
                gates="g g_gamma gk gv", dtype=torch.float32, states=True, reverse=True, strength=-1 / 8),
-    _attention("attention_chunks_growing", (2, 70, 2, 8, 12), "ci", "chunks of states that grow",
-               gates="g gk", dtype=torch.float32, states=True, strength=-1 / 8),
     _attention("attention_packed", (1, 40, 2, 16, 8), "ci", "sequences of any length, one empty",
                gates="g gk", dtype=torch.float32, states=True, lengths=(17, 0, 1, 22)),
     _attention("attention_packed_reverse", (1, 40, 2, 8, 12), "ci", "the same walked backwards, with a scale",
@@ -140,8 +138,10 @@ ROWS = [
                gates="g gk", dtype=torch.float32, states=True, reverse=True, strength=8.0),
     _attention("attention_scalar_forgetting", (2, 130, 2, 16, 16), "ci", "one strong decay a head and step",
                gates="g", strength=8.0),
+    _attention("attention_gla_fp16", (1, 64, 2, 32, 48), "ci", _GLA, dtype=torch.float16, states=True),
+    _attention("attention_chunks_growing", (2, 70, 2, 8, 12), "ci", "chunks of states that grow",
+               gates="g gk", dtype=torch.float32, states=True, strength=-1 / 8),
     *(_attention(f"attention_unused_{name}", (2, 12, 1, 4, 8), "ci", "a result that nothing used",
                  gates="g gk", dtype=torch.float32, states=True, unused=f"d{name}")
       for name in ("o", "end")),
-    _attention("attention_gla_fp16", (1, 64, 2, 32, 48), "ci", _GLA, dtype=torch.float16, states=True),
 ]  # fmt: skip
