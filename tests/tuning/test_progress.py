@@ -51,7 +51,7 @@ def test_steps_of_unequal_length_count_by_their_work(monkeypatch):
 
 
 def test_what_comes_once_is_not_expected_again():
-    """Of 40 steps of 4 s behind processes that take 20 s to start; 208 s were said to be left, of 128."""
+    """40 steps of 4 s, behind processes that take 20 s to start: 208 s were said to be left where 128 are."""
     ended = [(20.0 + 4 * k, 1.0) for k in range(1, 9)]
     assert seconds_left(ended, 40, 52.0) == pytest.approx(128)
     assert seconds_left(ended, 40, 54.0) == pytest.approx(126)
