@@ -32,7 +32,7 @@ KERNELS = (
 FOLDER = "default: tuning_cache/ of the repository, or of the package where it is installed"
 CHECK = (
     "Validate the files of a folder, and compile every config in them for its device, which takes no GPU "
-    "but more than ten minutes on two cores. With --no-compile it takes seconds."
+    "but about half an hour on two cores. With --no-compile it takes seconds."
 )
 README = (
     "Write README.md of a folder of tuning files anew: its text stays, and the tables below it are made from "
@@ -92,8 +92,10 @@ def parser() -> Parser:
     )
     one.add_argument("--force", action="store_true", help="tune keys again that have a current entry")
     one.add_argument(
-        "--offline", action="store_true", help="without that GPU: rank machine code compiled for the device"
-    )
+        "--offline", action="store_true",
+        help="without that GPU: rank machine code compiled for it, of sinkhorn and its exact gradient; other "
+        "kernels keep their defaults",
+    )  # fmt: skip
     one.add_argument("--out", type=Path, default=store.folders()[-1], help=f"where to store; {FOLDER}")
     one.add_argument("--workers", type=int, help="compiling processes (default: the cores of this rank)")
     one.add_argument("--commit", default="", help="the commit to record where git cannot tell it")

@@ -207,7 +207,7 @@ def test_what_another_triton_measured_stays_unless_it_spills_here(tmp_path, evid
     assert name == ("test" if evidence == "measured" else "not present")
 
 
-BATCHES = 128, 1024, 8192, 131072, 1 << 20
+BATCHES = 128, 1024, 8192, 131072, 262144
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,8 @@ BATCHES = 128, 1024, 8192, 131072, 1 << 20
         ((128,), (128, 1024)),
         ((128, 1024, 8192), (128, 1024, 8192, 131072)),
         ((8192,), (8192, 131072)),
-        ((1 << 20,), (1 << 20,)),
+        # within reach of a pick for more
+        ((262144,), (131072, 262144)),
         (BATCHES, BATCHES),
     ],
 )

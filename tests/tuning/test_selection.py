@@ -27,7 +27,7 @@ def test_without_a_command_the_commands_are_listed(capsys):
             ["those with this tag, one of bench, ci, implicit, stress, tune", "7 rounds; full takes 21"],
         ),
         ("show", ["those with this tag, one of bench, ci, implicit, stress, tune"]),
-        ("check", ["more than ten minutes on two cores", "With --no-compile it takes seconds"]),
+        ("check", ["about half an hour on two cores", "With --no-compile it takes seconds"]),
         ("readme", ["helion_sinkhorn/tuning_cache/ among the installed packages"]),
     ],
 )
