@@ -89,7 +89,8 @@ class _Slice:
         """beta by elimination of the Laplacian, which only ever adds; the last unknown is dropped."""
         b, m = self.right_hand_side(), self.p.size(1)
         scaled = self.p * self.inv.unsqueeze(1)
-        w = b.new_zeros(m, *b.shape)
+        # in memory as P is
+        w = b.new_zeros(m, *b.shape) if b.stride(-1) == 1 else b.new_zeros(b.size(1), m, m).permute(1, 2, 0)
         for i in range(self.p.size(0)):
             w.addcmul_(scaled[i].unsqueeze(1), self.p[i])
         if not self.corrected:
