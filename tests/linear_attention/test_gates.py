@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 from ci.gate.parity import parity
+from ci.operators.linear_attention import truths
 from helion_sinkhorn import recurrent_linear_attention, reference
 from helion_sinkhorn.lab.linear_attention.budget import Case
 from helion_sinkhorn.lab.linear_attention.model import UNDERFLOW
+from helion_sinkhorn.lab.workloads import WORKLOADS
 from helion_sinkhorn.ops.linear_attention import eager
 from helion_sinkhorn.ops.linear_attention.chunked import chunk
 from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
@@ -203,6 +206,26 @@ def test_the_bodies_are_on_units_that_cut_sums(gates, strength, steps, monkeypat
     monkeypatch.setattr(chunk, "product", on_a_matrix_unit)
     monkeypatch.setattr(bodies, "product", on_a_matrix_unit, raising=False)
     check_module(problem(gates, strength, steps, 1, 16, 24, batch=1), recurrent)
+
+
+def summed_together(picks, x, fine, how, acc):
+    """`owed` by one running sum on the unit."""
+    return chunk.gathered(picks, x, 3, how, acc)
+
+
+@pytest.mark.parametrize("summed", ["apart", "together"])
+def test_the_gate_tells_them_from_a_running_sum(summed, monkeypatch):
+    pytest.importorskip("triton", reason="the bodies import Triton")
+    workload = dataclasses.replace(WORKLOADS["attention_packed"], heads=1, steps=64, lengths=(64,))
+    given = truths.inputs(workload, 1)
+    monkeypatch.setattr(chunk, "product", on_a_matrix_unit)
+    monkeypatch.setattr(bodies, "product", on_a_matrix_unit)
+    if summed == "together":
+        monkeypatch.setattr(bodies, "owed", summed_together)
+    found = truths.by_elements(workload, truths.case_of(workload, *given).run_module(recurrent))
+    exact = truths.truths(workload, *given)
+    reasons = {name: exact[name].judge(found[name]).reasons for name in ("dg", "dgk")}
+    assert reasons == dict.fromkeys(reasons, [] if summed == "apart" else ["parity"])
 
 
 @pytest.mark.gpu

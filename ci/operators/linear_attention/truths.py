@@ -17,7 +17,9 @@ from helion_sinkhorn.lab import rounding
 from helion_sinkhorn.lab.linear_attention.budget import Case, budgets_of
 from helion_sinkhorn.lab.linear_attention.model import TENSORS, Errors, Named
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.lab.sinkhorn.parity import Peer, largest
 from helion_sinkhorn.ops.linear_attention import eager as linear_attention_eager
+from helion_sinkhorn.ops.linear_attention import reference
 from helion_sinkhorn.runtime.launch import device_of
 
 JUDGED = 2
@@ -29,6 +31,8 @@ WALKS = {
     "dk": ("dk", *GATES),
     "dv": ("dv", "dinitial_state"),
 }
+BESIDE_AUTOGRAD = "dgk", "dgv", "dg"
+"""Results with as many errors as parity compares; of steps, since chunks sum gates of float32 on one unit."""
 COPIES = (1.0, 2.0, 4.0)
 """Factors of the gradients of an element in the call that gives its dg_gamma, a sum over the batch: the
 element is there once with each, so its result is 7 times that of the element alone, with the same rounding
@@ -147,10 +151,20 @@ class Systematic(Errors):
         return terms * (1 - 0.75 * count * self.unit) if self.cuts else terms
 
 
+def peer_of(exact: torch.Tensor, budget: torch.Tensor, found: torch.Tensor) -> Peer:
+    """What autograd found in float32, relative to the budgets of rows; 4 roundoffs of a row tell nothing."""
+    scale = budget.amax(-1, keepdim=True).expand_as(budget)
+    row = exact.abs().amax(-1, keepdim=True)
+    floor = ((4 * rounding.UNIT * row + rounding.half_ulp(exact, found.dtype)) / scale).amax((-2, -1))
+    return Peer(scale, torch.maximum(largest(found, exact, scale), floor), floor)
+
+
 def truths(workload: AttentionWorkload, *tensors: torch.Tensor) -> dict[str, gate.Truth]:
     """The specification in float64, with the budget of each method."""
     cases = [case_of(workload, *[x[b : b + 1] for x in tensors]) for b in range(len(tensors[0]))]
     exact = joined([alone(workload, c.exact) for c in cases])
+    in_float32 = [c.cast(torch.float32).run(reference.recurrent_linear_attention) for c in cases]
+    baseline = joined([alone(workload, results) for results in in_float32])
     found = {}
     for method in methods(workload):
         budgets = joined([alone(workload, budgets_of(c, method)) for c in cases])
@@ -168,9 +182,12 @@ def truths(workload: AttentionWorkload, *tensors: torch.Tensor) -> dict[str, gat
             budget = budgets[name] + rounding.half_ulp(value, dtype)
             spread = gate.spread(value, budget, dtype)
             scale = value.abs().amax(tuple(range(1, value.dim())), keepdim=True).expand_as(value)
+            compared = method == "recurrent" and name in BESIDE_AUTOGRAD
+            peer = peer_of(value, budget, baseline[name].to(dtype)) if compared else None
             lean = max(abs(gate.bias(x[name], value, spread)) for x in leaning)
+            axes = together(workload, method, name)
             found[title(method, name)] = gate.Truth(
-                value, budget, spread, scale, lean, len(cases), together(workload, method, name), dtype
+                value, budget, spread, scale, lean, len(cases), axes, dtype, peer
             )
     return found
 
