@@ -139,7 +139,7 @@ GENERATED = (
 SPEED = "python -m benchmarks"
 TRIED = "times on an H200 of experiments, with the kernels of that day"
 STATED = (
-    Stated("docs/attack.md", "bugs and mutants found", "ec4f489", "2026-11-22", "make attack"),
+    Stated("docs/attack.md", "bugs and mutants found", "2bad780", "2026-11-27", "make attack"),
     Stated("docs/backward.md", "times of solvers on an H200", "a6ffad1", "2026-11-21",
            f"{SPEED}.sinkhorn.implicit_speed"),
     Stated("docs/dot_compress.md", "errors on an H200", "071cafa", "2026-11-21",
