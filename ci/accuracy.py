@@ -62,7 +62,15 @@ from ci.gate import gate
 from ci.gate import markdown as report
 from ci.gate.batches import LARGE, elements, is_judged
 from ci.gate.gate import Candidate
-from ci.gate.runs import bits, filled, in_guarded_memory, is_of_the_kind, reproducible
+from ci.gate.runs import (
+    FEW,
+    bits,
+    elements_apart,
+    filled,
+    in_guarded_memory,
+    is_of_the_kind,
+    reproducible,
+)
 from ci.operators import operator_of
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.lab.tuning import writer
@@ -206,13 +214,15 @@ def judged(
 def compile_part(name: str, part: int, device: str, steps: int, large: bool = False) -> dict[str, object]:
     """Run every PARTS-th of a workload's candidates once on each kind of batch that `judge` makes of it.
 
-    A batch of one, one that 16 divides and any other are programs of their own.  Triton keeps them on disk,
-    so the process that judges the workload need not compile some 30 of them one after another.
+    A batch of one, one that 16 divides, any other and elements apart are programs of their own.  Triton keeps
+    them on disk, so the process that judges the workload need not compile some 30 of them one after another.
     """
     workload, _, full = given(name, device, steps, large)
     for candidate in operator_of(workload).candidates(workload, *full)[part::PARTS]:
         for count in (None, 1, 7):
             candidate.run(*(t[:count] for t in full))
+        if len(full[0]) <= FEW:
+            candidate.run(*map(elements_apart, full))
     return {}
 
 

@@ -338,7 +338,8 @@ def test_bits_that_depend_on_the_config_are_found():
     assert accuracy.failures(record) == ["one: dx has other bits with other configs"]
 
 
-def test_every_candidate_is_compiled_for_every_kind_of_batch(monkeypatch):
+@pytest.mark.parametrize(("batch", "kinds"), [(32, (1, 7, 32)), (5, (1, 5, 5, 5))])
+def test_every_candidate_is_compiled_for_every_kind_of_batch(monkeypatch, batch, kinds):
     batches = []
 
     def candidates(workload, x, _):
@@ -349,10 +350,10 @@ def test_every_candidate_is_compiled_for_every_kind_of_batch(monkeypatch):
 
     operator = dataclasses.replace(operator_of(WORKLOADS["two_matrices"]), candidates=candidates)
     monkeypatch.setattr(accuracy, "operator_of", lambda _: operator)
-    monkeypatch.setitem(WORKLOADS, "mhc_fp32", dataclasses.replace(WORKLOADS["mhc_fp32"], batch=32))
+    monkeypatch.setitem(WORKLOADS, "mhc_fp32", dataclasses.replace(WORKLOADS["mhc_fp32"], batch=batch))
     for part in range(accuracy.PARTS):
         accuracy.compile_part("mhc_fp32", part, "cpu", STEPS)
-    assert sorted(batches) == [(k, b) for k in range(accuracy.PARTS + 2) for b in (1, 7, 32)]
+    assert sorted(batches) == [(k, b) for k in range(accuracy.PARTS + 2) for b in kinds]
 
 
 @pytest.mark.parametrize("ahead", [1, 4, 16])

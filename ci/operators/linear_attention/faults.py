@@ -377,6 +377,20 @@ def growing(w: AttentionWorkload) -> bool:
     return w.strength < 0
 
 
+TILE = 64
+"""Channels that a program takes for the gradients of gates."""
+
+
+def of_first_channels(name: str):
+    """The first tile of the channels of q or k; the others 0."""
+
+    def change(w: AttentionWorkload, case: Case) -> torch.Tensor:
+        x = case.inputs[name]
+        return x * (torch.arange(x.size(-1)) < TILE)
+
+    return change
+
+
 def several_chunks(w: AttentionWorkload) -> bool:
     return w.chunks_serve and w.steps > CHUNK
 
@@ -418,6 +432,9 @@ FAULTS = [
           where=lambda w: w.states and not {"g", "gk"}.isdisjoint(w.gates.split())),
     Fault("gates of one step", afterwards(one_step_of_gates), ("dgk", "dg", "dg_gamma"),
           lambda w: not {"g", "g_gamma", "gk"}.isdisjoint(w.gates.split())),
+    Fault("gates of the first tile of channels",
+          altered(replaced(q=of_first_channels("q"), k=of_first_channels("k"))), ("dg", "dg_gamma"),
+          lambda w: w.dk > TILE and not {"g", "g_gamma"}.isdisjoint(w.gates.split())),
     Fault("gates by a running sum", afterwards(gates_by_a_running_sum),
           ("dgk", "dg", "chunked dgk", "chunked dg"), lambda w: single(w) and w.strength > 1),
     Fault("gates from dq in bfloat16", afterwards(gates_of_rounded_dq),
