@@ -139,6 +139,9 @@ class Judged(BenchmarkOperator):
         def build(*inputs, **named):
             for others in self.runs.values():
                 others.rest()
+            if self.runs:
+                # of one that raised, or that nobody judges
+                self.restore_inputs(next(reversed(self.runs)))
             for leaf in self.leaves():
                 leaf.grad = None
             self.runs.pop(name, None)
@@ -175,13 +178,13 @@ class Judged(BenchmarkOperator):
         """(as drawn, as it is) of every tensor that backends are given."""
         yield from zip(self.drawn, given(self.example_inputs), strict=True)
 
-    def restore_inputs(self, fn):
+    def restore_inputs(self, name):
         """Give the next backend the inputs as they were drawn; one that changed them is not right."""
         for copy, tensor in self.drawn_and_now():
             if differ([tensor.cpu()], [copy]):
                 # not by tensor.copy_, which would invalidate graphs that saved it
                 tensor.data.copy_(copy)
-                self.spoil(fn, "changes its inputs in place")
+                self.spoil(name, "changes its inputs in place")
 
     def results(self, fn):
         """(out, gradients) of the mode's closure; None for what the mode does not compute.
@@ -192,7 +195,7 @@ class Judged(BenchmarkOperator):
         Raises:
             ValueError: a result has not the shape and dtype of its upstream gradient.
         """
-        self.restore_inputs(fn)
+        self.restore_inputs(fn._name)
         runs = self.runs[fn._name]
         runs.rest()
         other, bits = runs.other, [t.to(self.device) for t in runs.first]
@@ -211,7 +214,8 @@ class Judged(BenchmarkOperator):
             if fn._name in self.ATOMICS:
                 log.warning("%s: other bits in other calls: %s", fn._name, self.ATOMICS[fn._name])
             else:
-                self.spoil(fn, "computes other bits when it is called again (if it may, name it in ATOMICS)")
+                why = "computes other bits when it is called again (if it may, name it in ATOMICS)"
+                self.spoil(fn._name, why)
         self.check_results(out)
         return out, gradients
 
@@ -233,15 +237,17 @@ class Judged(BenchmarkOperator):
         out = None if self.mode.value == "bwd" else detached(self.runs[fn._name].out)
         return out, tuple(leaf.grad for leaf in self.leaves()) if "bwd" in self.mode.value else None
 
-    def spoil(self, fn, why):
+    def spoil(self, name, why):
         """This backend is not right at this input, whatever its results are."""
         x_value = self.get_x_val(self.example_inputs)
-        log.warning("%s %s at %s", fn._name, why, x_value)
-        self.spoiled.add((x_value, fn._name))
+        log.warning("%s %s at %s", name, why, x_value)
+        self.spoiled.add((x_value, name))
+        if (x_value, name) in self.accurate:
+            self.accurate[x_value, name] = False
 
     def is_right(self, fn, share):
         """Whether a result is within its error budget, of which it takes this share; kept for the verdict."""
-        self.restore_inputs(fn)
+        self.restore_inputs(fn._name)
         right = share <= 1 and (self.get_x_val(self.example_inputs), fn._name) not in self.spoiled
         self.accurate[self.get_x_val(self.example_inputs), fn._name] = right
         return right

@@ -6,7 +6,6 @@ import pytest
 import torch
 from planted import statuses
 
-from helion_sinkhorn import dot_compress
 from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
 from helion_sinkhorn.lab.workloads import tagged
 from tritonbench_ops.dot_compress import cases as parts
@@ -62,32 +61,25 @@ def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them()
     ]  # fmt: skip
 
 
-def element(x, y, out):
-    out[1] *= 1.05
-
-
-def entry(x, y, out):
-    at = out[1].abs().argmax()
-    out[1].view(-1)[at] *= 1.1
-
-
-def other_row(x, y, out):
-    other = y.clone()
-    other[1, -1] = y[1, 0]
-    out.copy_(dot_compress(x, other))
-
-
-@pytest.mark.parametrize("spoil", [None, element, entry, other_row])
-def test_each_element_has_its_own_budget(spoil):
-    """A middle element 5 % off, one entry of it 10 % off, and a stale row of y, beside a large one."""
-    torch.manual_seed(0)
-    x, y = torch.randn(3, 100, 32).bfloat16(), torch.randn(3, 100, 16).bfloat16()
-    x[0], y[0] = 30 * x[0], 30 * y[0]
-    out = dot_compress(x, y)
-    if spoil:
-        spoil(x, y, out)
-    share = parts.share_of_budget((x, y, None), torch.randn_like(y), out, None)
-    assert (share > 1) is bool(spoil)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("stale", "wrong"), [("b", {"out", "dx"}), ("db", {"dx", "dy", "dz"}), ("", set())])
+def test_a_stale_column_of_an_intermediate_is_wrong(stale, wrong, dtype):
+    """One of x'y or of x'grad in the middle element, from the element before."""
+    shapes, draws = ((100, 32), (100, 16), (32, 16), (100, 16)), torch.Generator().manual_seed(0)
+    x, y, z, grad = (torch.randn(3, *shape, generator=draws).to(dtype) for shape in shapes)
+    wide = [t.float() for t in (x, y, z, grad)]
+    between = {"b": wide[0].mT @ wide[1] + wide[2], "db": wide[0].mT @ wide[3]}
+    if stale:
+        between[stale][1, :, -1] = between[stale][0, :, -1]
+    b, db = between.values()
+    found = {"out": wide[0] @ b, "dx": wide[3] @ b.mT + wide[1] @ db.mT, "dy": wide[0] @ db, "dz": db}
+    found = {name: t.to(dtype) for name, t in found.items()}
+    exact = parts.testing_dot_compress.exact(x, y, z, grad)
+    shares = {n: parts.largest_share(t, exact[n].value, exact[n].budget) for n, t in found.items()}
+    assert {name for name, share in shares.items() if share > 1} == wrong
+    gradients = [found[name] for name in ("dx", "dy", "dz")]
+    share = parts.share_of_budget((x, y, z), grad, found["out"], gradients)
+    assert share == max(shares.values())
 
 
 def test_cases_are_the_bench_workloads():

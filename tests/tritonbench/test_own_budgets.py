@@ -215,7 +215,9 @@ def test_sums_over_tokens_have_one_budget_whatever_the_pieces(name, monkeypatch)
     sums = [k for k, t in enumerate(call.gradients) if len(t) != call.rows]
     wrong = [[1.01 * t if k == of else t for k, t in enumerate(call.gradients)] for of in sums]
     whole = [call.share(None, gradients) for gradients in wrong]
+    assert min(whole) > 1
     parts = importlib.import_module(f"tritonbench_ops.{name}.cases")
     monkeypatch.setattr(parts, "PIECE_ENTRIES", 24 * 40)
+    assert call.share(call.out, call.gradients) <= 1
     # other draws of the error model; a deviation from 16 is known to a fifth
     assert [call.share(None, gradients) for gradients in wrong] == pytest.approx(whole, rel=0.3)

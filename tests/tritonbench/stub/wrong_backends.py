@@ -63,6 +63,14 @@ class ZeroedInputs(Wrong):
             t.data.zero_()
 
 
+class ZeroedAndRaises(ZeroedInputs):
+    """The next backend is not to blame."""
+
+    def before(self, inputs):
+        super().before(inputs)
+        raise RuntimeError("planted")
+
+
 class ZeroedAndUniform(ZeroedInputs):
     def spoiled(self, key, call, t):
         return torch.full_like(t, 0.25)
@@ -143,8 +151,9 @@ FORWARD_ALONE = {"other_dtype": OtherDtype, "other_shape": OtherShape}
 """Autograd itself refuses these of a gradient."""
 BY_ATOMICS = "other_bits_by_atomics"
 WRONG = {
-    "other_bits": OtherBits,
+    "zeroed_and_raises": ZeroedAndRaises,
     BY_ATOMICS: OtherBits,
+    "other_bits": OtherBits,
     "zeroed_inputs": ZeroedInputs,
     "zeroed_and_uniform": ZeroedAndUniform,
     "unwritten_rows": UnwrittenRows,

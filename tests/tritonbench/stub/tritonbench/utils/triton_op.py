@@ -144,7 +144,7 @@ class BenchmarkOperator:
         metrics = BenchmarkOperatorMetrics()
         try:
             fn = self.closure(name)
-            if {"latency", "speedup"} & set(self.required_metrics):
+            if {"latency", "tflops", "gbps", "speedup"} & set(self.required_metrics):
                 metrics.latency = do_bench(fn, self.get_grad_to_none(self.example_inputs))
             self.fns[name] = fn
             if "accuracy" in self.required_metrics and not baseline:
