@@ -86,23 +86,24 @@ class Judged(BenchmarkOperator):
         unknown = [name for name in self.required_metrics if name not in known]
         if unknown:
             raise ValueError(f"--metrics names {', '.join(unknown)}; metrics are {', '.join(sorted(known))}")
-        self.named = self.names_in_only()
-        if self.named and COMPARED & set(self.required_metrics):
-            self._only = list(dict.fromkeys([*baselines(self.name), *self._only]))
-
-    def names_in_only(self):
-        """The backends of --only; [] without it."""
+        only = list(self._only or [])
+        exact = getattr(self.tb_args, "only_match_mode", "exact") == "exact"
+        self.named, self.prefixes = (only, ()) if exact else ([], tuple(only))
         registered = REGISTERED_BENCHMARKS[self.name]
-        if getattr(self.tb_args, "only_match_mode", "exact") != "exact":
-            return [name for name in registered if name.startswith(tuple(self._only))] if self._only else []
-        unknown = [name for name in self._only or [] if name not in registered]
+        unknown = [name for name in self.named if name not in registered]
+        unknown += [
+            start for start in self.prefixes if not any(name.startswith(start) for name in registered)
+        ]
         if unknown:
             raise ValueError(f"--only names {', '.join(unknown)}; backends are {', '.join(registered)}")
-        return list(self._only or [])
+        if self.named and COMPARED & set(self.required_metrics):
+            self._only = list(dict.fromkeys([*baselines(self.name), *only]))
 
-    def get_available_num_inputs(self):
-        """So that newer versions of tritonbench need not draw all inputs to count them."""
+    def count_example_inputs(self):
+        """How many there are, without drawing them; tritonbench asks by either name."""
         return len(self.cases)
+
+    get_available_num_inputs = count_example_inputs
 
     def enable_bf16(self):
         """Nothing: inputs come in their dtypes, and tritonbench would narrow float32 weights and leaves."""
@@ -152,6 +153,11 @@ class Judged(BenchmarkOperator):
         finally:
             must, judged = self.required()
             judged = judged if "accuracy" in self.required_metrics else set()
+            if self.prefixes:
+                matched = [
+                    name for name in REGISTERED_BENCHMARKS[self.name] if name.startswith(self.prefixes)
+                ]
+                must = [name for name in matched if name in must] or matched
             gate.report(
                 gate.failures(
                     self.output.result, self._num_inputs, must, judged, baselines(self.name), self.accurate

@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from tritonbench_ops.flags import NAMES
+
 FOLDER = Path(__file__).resolve().parent
-NAMES = (
-    "dot_compress", "hc_mixes", "hc_post", "hc_pre", "hc_site", "hc_split_sinkhorn",
-    "recurrent_linear_attention", "sinkhorn",
-)  # fmt: skip
 
 
 def register() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -13,21 +13,15 @@ from helion_sinkhorn.ops.dot_compress import budget as testing_dot_compress
 from helion_sinkhorn.ops.dot_compress.workloads import DotWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
+from tritonbench_ops.dot_compress.arguments import PARSER, SIZES
 from tritonbench_ops.inductor import compiled
 from tritonbench_ops.measure import of_mode
 
 REPORTED = 0.2, 0.01
 """atol and rtol of pytorch/helion#1661: a view of the accuracy, and no test of it (docs/dot_compress.md)."""
 Tensors = tuple[torch.Tensor, ...]
-SIZES = {"batch": "elements", "m": "rows of x and y", "d": "columns of x", "k": "columns of y"}
-"""The flags, which are fields of a workload, and what they count."""
 
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The operator's own flags, which tritonbench hands on."""
-    parser = flags.parser("dot_compress", SIZES)
-    parser.add_argument("--with-z", action="store_true", help="add z to the intermediate")
-    return parser.parse_args(arguments)
+parse = PARSER.parse_args
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[DotWorkload]:

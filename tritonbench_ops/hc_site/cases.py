@@ -14,24 +14,18 @@ from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
 from helion_sinkhorn.testing.rounding import worst
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import relative, share_beyond
+from tritonbench_ops.hc_site.arguments import FIELDS, PARSER
 from tritonbench_ops.inductor import compiled
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
-SIZES = {"tokens": "T", "streams": "n", "hidden": "C"}
-"""The flags, and what they count."""
-FIELDS = {"tokens": "batch", "streams": "n", "hidden": "c"}
-"""The flags, and the fields of a workload that they replace."""
 OF_TOKENS, SUMS = RESULTS[:4], RESULTS[4:]
 SAMPLED = 16
 """Tokens that are judged entry by entry."""
 PIECE_ENTRIES = 1 << 24
 """Entries of x computed in float64 at a time."""
 
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The operator's own flags, which tritonbench hands on."""
-    return flags.parser("hc_site", SIZES).parse_args(arguments)
+parse = PARSER.parse_args
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[HcSiteWorkload]:

@@ -18,23 +18,17 @@ from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
 from helion_sinkhorn.testing.rounding import SIGMAS, UNIT, half_ulp, worst
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import BEYOND_SAMPLE, relative, share_beyond
+from tritonbench_ops.hc_split_sinkhorn.arguments import FIELDS, PARSER
 from tritonbench_ops.inductor import compiled
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
-SIZES = {"tokens": "rows of mixes", "streams": "n", "n_iters": "of Sinkhorn"}
-"""The flags, and what they count."""
-FIELDS = {"tokens": "batch", "streams": "n", "n_iters": "n_iters"}
-"""The flags, and the fields of a workload that they replace."""
 SAMPLED = 64
 """Tokens held to budgets of their own, the first and the last among them."""
 PIECE_ENTRIES = 1 << 20
 """Entries of mixes computed in float64 at a time: autograd keeps a hundred tensors of this size."""
 
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The operator's own flags, which tritonbench hands on."""
-    return flags.parser("hc_split_sinkhorn", SIZES).parse_args(arguments)
+parse = PARSER.parse_args
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[HcWorkload]:
