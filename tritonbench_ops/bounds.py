@@ -1,31 +1,24 @@
-"""What holds for results outside of the sample that is held to its error budget entry by entry."""
+"""Errors in units of what each entry is allowed, some rows at a time."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 
-from helion_sinkhorn.testing.rounding import half_ulp
 
-BEYOND_SAMPLE = 8.0
-"""They may be off by so much more, relative to the largest entry."""
-
-
-def relative(budget: torch.Tensor, exact: torch.Tensor) -> float:
-    """The largest budget of a sample over its largest entry."""
-    return float(budget.max()) / max(float(exact.abs().max()), torch.finfo(torch.float64).tiny)
-
-
-def share_beyond(actual: torch.Tensor, exact: torch.Tensor, within: float) -> float:
-    """The largest error in units of what is allowed, `within` that of the sample; NaN counts as any error."""
-    exact = exact.to(actual.device)
-    allowed = BEYOND_SAMPLE * within * exact.abs().max() + half_ulp(exact, actual.dtype)
-    return largest_share(actual, exact, allowed)
+def pieces(rows: int, entries: int, of_a_row: int) -> Iterator[slice]:
+    """Slices of so many rows that one has about this many entries."""
+    step = max(1, entries // of_a_row)
+    yield from (slice(first, min(first + step, rows)) for first in range(0, rows, step))
 
 
 def largest_share(actual: torch.Tensor, exact: torch.Tensor, allowed: torch.Tensor) -> float:
-    """The largest error in units of what is allowed entry by entry; NaN counts as any error."""
+    """The largest error in units of what is allowed entry by entry; NaN and another shape count as any."""
+    if not actual.shape == exact.shape == allowed.shape:
+        return math.inf
+    exact, allowed = exact.to(actual.device), allowed.to(actual.device)
     return largest_part((actual.detach().double() - exact).abs(), allowed)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
 from types import ModuleType
+from typing import ClassVar
 
 import torch
 from tritonbench.utils.triton_op import (
@@ -19,12 +21,15 @@ from tritonbench.utils.triton_op import (
 
 from tritonbench_ops import measure
 from tritonbench_ops import verdict as gate
+from tritonbench_ops.runs import Runs, differ
 
 log = logging.getLogger("tritonbench_ops")
 COMPARED = {"speedup", "accuracy"}
 """Metrics that tritonbench leaves empty without a baseline."""
 CPU_MILLISECONDS = {"warmup": 25, "rep": 100, "iter": 100}
 """Where tritonbench would ask a CUDA device for an estimate."""
+CALLS = 3
+"""Calls whose results are compared beside those of the timed runs."""
 
 
 def baselines(name: str) -> list[str]:
@@ -38,10 +43,15 @@ def detached(out):
     return out.detach() if isinstance(out, torch.Tensor) else [t.detach() for t in out]
 
 
-def flat(results):
-    """The tensors of (out, gradients), detached; either may be None, a tensor or several."""
-    several = [(part,) if isinstance(part, torch.Tensor) else part for part in results if part is not None]
-    return [tensor.detach() for part in several for tensor in part if tensor is not None]
+def flat(*parts):
+    """The tensors among these, each a tensor, several (and what else there is) or None, detached."""
+    several = ((part,) if isinstance(part, torch.Tensor) else part or () for part in parts)
+    return [t.detach() for part in several for t in part if isinstance(t, torch.Tensor)]
+
+
+def given(inputs):
+    """All tensors of an input, those of tuples in it too."""
+    return [t for part in inputs if isinstance(part, torch.Tensor | tuple) for t in flat(part)]
 
 
 def say_missing(backends):
@@ -56,6 +66,8 @@ class Judged(BenchmarkOperator):
 
     is_compute_bound = False
     reset_dynamo = True
+    ATOMICS: ClassVar[dict[str, str]] = {}
+    """backend -> why the bits of its results may change from call to call; of all others they may not."""
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
@@ -65,9 +77,7 @@ class Judged(BenchmarkOperator):
             def drawn(self):
                 for inputs in draw(self):
                     # on the CPU, so that a GPU's memory is that of the backends
-                    self.drawn = [
-                        t.detach().to("cpu", copy=True) if isinstance(t, torch.Tensor) else t for t in inputs
-                    ]
+                    self.drawn = [t.to("cpu", copy=True) for t in given(inputs)]
                     yield inputs
 
             cls.get_input_iter = drawn
@@ -77,6 +87,8 @@ class Judged(BenchmarkOperator):
         self.seen = {}
         self.accurate = {}
         self.spoiled = set()
+        self.runs = {}
+        self.builds = {}
         self.tb_args.keep_going = True
         if self.device == "cpu":
             for name, value in CPU_MILLISECONDS.items():
@@ -120,15 +132,107 @@ class Judged(BenchmarkOperator):
 
     def forward(self, name):
         """The closure of a backend, built anew."""
-        return getattr(self, name)(*self.example_inputs)
+        return self.builds[name](*self.example_inputs)
+
+    def watched(self, name):
+        """The method that builds a backend's closure, whose runs are then compared."""
+
+        def build(*inputs, **named):
+            for others in self.runs.values():
+                others.rest()
+            for leaf in self.leaves():
+                leaf.grad = None
+            self.runs.pop(name, None)
+            self.runs[name] = Runs(self.of_last_run)
+            forward = self.builds[name](*inputs, **named)
+            return None if forward is None else self.runs[name].around(forward)
+
+        return build
+
+    def of_last_run(self, out):
+        """What a run of this mode computed: what its forward returned, and gradients in the leaves."""
+        forward = None if self.mode.value == "bwd" else out
+        return flat(forward, [leaf.grad for leaf in self.leaves()] if "bwd" in self.mode.value else None)
+
+    def get_grad_to_none(self, inputs):
+        """The leaves, and before them what looks at the run that left gradients there."""
+        last = next(reversed(self.runs.values()), None)
+        if last is None or last.first:
+            # memory is measured in runs of its own, without copies of results
+            for runs in self.runs.values():
+                runs.rest()
+            return self.leaves()
+        return [last, *self.leaves()]
+
+    def leaves(self):
+        """The tensors of an input that have gradients."""
+        raise NotImplementedError
+
+    def upstreams(self):
+        """The upstream gradients, each of the shape and dtype of its result."""
+        raise NotImplementedError
+
+    def drawn_and_now(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(as drawn, as it is) of every tensor that backends are given."""
+        yield from zip(self.drawn, given(self.example_inputs), strict=True)
 
     def restore_inputs(self, fn):
         """Give the next backend the inputs as they were drawn; one that changed them is not right."""
-        for tensor, copy in zip(self.example_inputs, self.drawn, strict=True):
-            if isinstance(tensor, torch.Tensor) and not torch.equal(tensor.detach().cpu(), copy):
+        for copy, tensor in self.drawn_and_now():
+            if differ([tensor.cpu()], [copy]):
                 # not by tensor.copy_, which would invalidate graphs that saved it
                 tensor.data.copy_(copy)
                 self.spoil(fn, "changes its inputs in place")
+
+    def results(self, fn):
+        """(out, gradients) of the mode's closure; None for what the mode does not compute.
+
+        They are computed CALLS times and have to have the bits of the timed runs.  Each is overwritten with
+        NaN and freed before the next: memory that a kernel leaves untouched cannot pass.
+
+        Raises:
+            ValueError: a result has not the shape and dtype of its upstream gradient.
+        """
+        self.restore_inputs(fn)
+        runs = self.runs[fn._name]
+        runs.rest()
+        other, bits = runs.other, [t.to(self.device) for t in runs.first]
+        inputs = {t.untyped_storage().data_ptr() for t in given(self.example_inputs)}
+        for _ in range(CALLS - 1):
+            found = flat(*self.computed(fn))
+            other = other or bool(differ(bits, found)) if bits else False
+            bits = bits or [t.clone() for t in found]
+            for tensor in found:
+                if tensor.untyped_storage().data_ptr() not in inputs:
+                    tensor.fill_(math.nan)
+            found = tensor = runs.out = None
+        out, gradients = self.computed(fn)
+        runs.out = None
+        if other or differ(bits, flat(out, gradients)):
+            if fn._name in self.ATOMICS:
+                log.warning("%s: other bits in other calls: %s", fn._name, self.ATOMICS[fn._name])
+            else:
+                self.spoil(fn, "computes other bits when it is called again (if it may, name it in ATOMICS)")
+        self.check_results(out)
+        return out, gradients
+
+    def check_results(self, out):
+        """Raises where a result has another shape or dtype than its upstream gradient."""
+        if out is None:
+            return
+        found, expected = (
+            [(tuple(t.shape), t.dtype) for t in tensors] for tensors in (flat(out), self.upstreams())
+        )
+        if found != expected:
+            raise ValueError(f"returned {found}, not {expected}")
+
+    def computed(self, fn):
+        """The results of one call."""
+        for leaf in self.leaves():
+            leaf.grad = torch.full_like(leaf, math.nan) if "bwd" in self.mode.value else None
+        fn()
+        out = None if self.mode.value == "bwd" else detached(self.runs[fn._name].out)
+        return out, tuple(leaf.grad for leaf in self.leaves()) if "bwd" in self.mode.value else None
 
     def spoil(self, fn, why):
         """This backend is not right at this input, whatever its results are."""
@@ -148,6 +252,9 @@ class Judged(BenchmarkOperator):
         raise NotImplementedError
 
     def run(self, *arguments, **options):
+        for name in REGISTERED_BENCHMARKS[self.name]:
+            self.builds[name] = getattr(self, name)
+            setattr(self, name, self.watched(name))
         try:
             super().run(*arguments, **options)
         finally:
@@ -183,11 +290,11 @@ class JudgedByLeaves(Judged):
         """The call of a backend's function that is timed."""
         return lambda: function(*inputs[:-1])
 
-    def get_grad_to_none(self, inputs):
-        return [x for x in inputs[:-1] if x is not None]
-
     def leaves(self):
-        return self.get_grad_to_none(self.example_inputs)
+        return [x for x in self.example_inputs[:-1] if x is not None]
+
+    def upstreams(self):
+        return flat(self.example_inputs[-1])
 
     def get_bwd_fn(self, forward):
         """The gradients for one upstream gradient, left in the leaves."""
@@ -200,37 +307,6 @@ class JudgedByLeaves(Judged):
             return leaves
 
         return run
-
-    def results(self, fn):
-        """(out, gradients) of the mode's closure; None for what the mode does not compute.
-
-        They are computed twice, the first ones overwritten with NaN, and have to have the same bits: memory
-        that a kernel leaves untouched, or a result that is right in some calls alone, cannot pass.
-        """
-        self.restore_inputs(fn)
-        inputs = {t.untyped_storage().data_ptr() for t in self.example_inputs if isinstance(t, torch.Tensor)}
-        first = flat(self.computed(fn))
-        copies = [t.clone() for t in first]
-        for tensor in first:
-            if tensor.untyped_storage().data_ptr() not in inputs:
-                tensor.fill_(math.nan)
-        found = self.computed(fn)
-        if not all(map(torch.equal, copies, flat(found))):
-            self.spoil(fn, "computes other bits when it is called again")
-        return found
-
-    def computed(self, fn):
-        """The results of one call."""
-        if self.mode.value == "fwd_no_grad":
-            with torch.no_grad():
-                return self.forward(fn._name)(), None
-        for leaf in self.leaves():
-            leaf.grad = torch.full_like(leaf, math.nan)
-        found = fn()
-        gradients = tuple(leaf.grad for leaf in self.leaves())
-        if self.mode.value == "fwd":
-            return detached(found), None
-        return (detached(found[0]) if self.mode.value == "fwd_bwd" else None), gradients
 
     def moved(self):
         """Bytes that this mode reads and writes at least."""

@@ -42,13 +42,19 @@ class Rounding:
     RECIPROCAL = 4.0
     """Two units for a one-instruction reciprocal, and two products where it is shared by a pair."""
 
+    @classmethod
+    def on(cls, device: torch.device | str, seed: int, unit: float = UNIT) -> Rounding:
+        """Errors that are drawn on the device of what is rounded."""
+        return cls(seed, unit, torch.Generator(device))
+
     def next_iteration(self) -> None:
         """Errors repeat from here: near a fixed point iterations round the same numbers the same way."""
         self.generator.manual_seed(self.seed)
 
     def __call__(self, x: torch.Tensor, size: float = 1.0) -> torch.Tensor:
         """x with a relative error of `size` units in each entry, up or down at random."""
-        signs = torch.randint(0, 2, x.shape, generator=self.generator, dtype=torch.int8)
+        draws = self.generator
+        signs = torch.randint(0, 2, x.shape, generator=draws, dtype=torch.int8, device=draws.device)
         return x * signs.to(x.dtype).mul_(2.0 * size * self.unit).add_(1.0 - size * self.unit)
 
     def running(self, terms: torch.Tensor, count: int) -> torch.Tensor:

@@ -87,13 +87,12 @@ def test_every_entry_is_judged(monkeypatch):
     (case,) = parts.cases(parts.parse(SHAPE), torch.float32)
     given = parts.inputs(case, "cpu")
     found = site_results(given[:4], given[4:])
-    values, gradients = [*found.values()][:3], [*found.values()][3:]
+    values, gradients = [*[*found.values()][:3], given[0]], [*found.values()][3:]
     assert parts.share_of_budget(case, given, values, gradients) <= 1
-    for which in range(7):
+    for which in range(8):
         both = [t.clone() for t in (*values, *gradients)]
-        # token 33 is outside of the sample
-        both[which][33 if which < 4 else -1] *= 1.05
-        assert parts.share_of_budget(case, given, both[:3], both[3:]) > 1, which
+        both[which][33 if which < 5 else -1] *= 1.05
+        assert parts.share_of_budget(case, given, both[:4], both[4:]) > 1, which
 
 
 def test_bytes_moved_once():

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from helion_sinkhorn import hc_mixes, reference
 from helion_sinkhorn.ops.hc_mixes.budget import evaluated, sum_with_x, variance_of_norm
 from helion_sinkhorn.ops.hc_mixes.workloads import MixesWorkload
-from helion_sinkhorn.testing.rounding import SIGMAS, half_ulp, worst
+from helion_sinkhorn.testing.rounding import SIGMAS
 from tritonbench_ops import flags
-from tritonbench_ops.bounds import relative, share_beyond
+from tritonbench_ops.bounds import largest_share, pieces
 from tritonbench_ops.hc_mixes.arguments import FIELDS, PARSER
 from tritonbench_ops.inductor import compiled
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
-SAMPLED = 64
-"""Tokens held to budgets of their own, the first and the last among them."""
 PIECE_ENTRIES = 1 << 24
 """Entries of x computed in float64 at a time."""
 
@@ -81,9 +79,7 @@ TF32 = ("helion_hc_mixes_tf32",)
 def share_of_budget(
     case: MixesWorkload, given: Tensors, mixes: torch.Tensor | None, gradients: Tensors | None
 ) -> float:
-    """The largest error in units of its budget: of SAMPLED tokens entry by entry, of all tokens, of dfn.
-
-    All other tokens have one bound a result, from the budgets of the sample.
+    """The largest error of all entries, each in units of its own budget, computed where the tensors are.
 
     Args:
         given: of `inputs`.
@@ -91,37 +87,25 @@ def share_of_budget(
         gradients: dx and dfn, or None.
     """
     x, fn, dmixes = (t.detach() for t in given)
-    found = dict(zip(("dx", "dfn"), gradients or (), strict=False)) | (
-        {} if mixes is None else {"mixes": mixes}
-    )
-    tokens = [name for name in found if name != "dfn"]
-    few = torch.linspace(0, len(x) - 1, min(SAMPLED, len(x)), dtype=torch.float64).long().to(x.device)
-    sample = evaluated(case, x[few][None], dmixes[few][None], fn[None])
-    shares = [worst(found[name][few], sample[name].value[0], sample[name].budget[0]) for name in tokens]
-    within = {name: relative(e.budget - e.half, e.value) for name, e in sample.items()}
-    dfn, squares = 0.0, 0.0
-    for at, results, terms in exact_tokens(case, x, fn, dmixes):
-        shares += [share_beyond(found[name][at], results[name], within[name]) for name in tokens]
-        dfn, squares = dfn + terms[0], squares + terms[1]
+    found = {"mixes": mixes} | dict(zip(("dx", "dfn"), gradients or (), strict=False))
+    tokens = {name: t for name, t in found.items() if t is not None and name != "dfn"}
+    shares, dfn, squares = [0.0], 0.0, 0.0
+    for at in pieces(len(x), PIECE_ENTRIES, case.columns):
+        piece = evaluated(case, x[at][None], dmixes[at][None], fn[None], device=x.device)
+        shares += [
+            largest_share(t[at], piece[name].value[0], piece[name].budget[0]) for name, t in tokens.items()
+        ]
+        dfn, squares = dfn + piece["dfn"].value[0], squares + squares_of_dfn(case, x[at], dmixes[at])
     if "dfn" in found:
         of_sum = sum_with_x(case, dfn, squares, len(x))
         variance = of_sum.variance + variance_of_norm(case.columns) * squares
-        bound = SIGMAS * variance.sqrt() + half_ulp(dfn, found["dfn"].dtype)
-        shares.append(worst(found["dfn"], dfn.cpu(), bound.cpu()))
+        shares.append(largest_share(found["dfn"], dfn, SIGMAS * variance.sqrt()))
     return max(shares)
 
 
-def exact_tokens(case: MixesWorkload, x, fn, dmixes) -> Iterator[tuple[slice, dict, tuple]]:
-    """(tokens, their results in float64 on the device, their share of dfn and of the sum of its squares)."""
-    step = max(1, PIECE_ENTRIES // case.columns)
-    for first in range(0, len(x), step):
-        at = slice(first, first + step)
-        leaves = [x[at].double().requires_grad_(), fn.double().requires_grad_()]
-        mixes = reference.hc_mixes(*leaves, case.norm_eps, eps_outside=case.eps_outside)
-        dx, dfn = torch.autograd.grad(mixes, leaves, dmixes[at].double())
-        wide = leaves[0].detach()
-        square = wide.square()
-        mean = square.mean(-1, keepdim=True)
-        r = 1 / (mean.sqrt() + case.norm_eps) if case.eps_outside else 1 / (mean + case.norm_eps).sqrt()
-        squares = (r * dmixes[at]).square().mT @ square
-        yield at, {"mixes": mixes.detach(), "dx": dx}, (dfn, squares)
+def squares_of_dfn(case: MixesWorkload, x: torch.Tensor, dmixes: torch.Tensor) -> torch.Tensor:
+    """The squares of the products that these tokens add to dfn, added up (M, n C)."""
+    square = x.double().square()
+    mean = square.mean(-1, keepdim=True)
+    r = 1 / (mean.sqrt() + case.norm_eps) if case.eps_outside else 1 / (mean + case.norm_eps).sqrt()
+    return (r * dmixes).square().mT @ square

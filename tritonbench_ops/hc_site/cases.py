@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 
 from helion_sinkhorn import hc_mixes, hc_pre, hc_site, hc_split_sinkhorn, reference
-from helion_sinkhorn.ops.hc_site.budget import RESULTS, evaluated
+from helion_sinkhorn.ops.hc_mixes.budget import sum_with_x, variance_of_norm
+from helion_sinkhorn.ops.hc_site.budget import RESULTS, Site, evaluated, site_of
 from helion_sinkhorn.ops.hc_site.workloads import HcSiteWorkload
-from helion_sinkhorn.testing.rounding import worst
+from helion_sinkhorn.ops.hc_split_sinkhorn import budget as of_split
+from helion_sinkhorn.testing.rounding import SIGMAS, UNIT
 from tritonbench_ops import flags
-from tritonbench_ops.bounds import relative, share_beyond
+from tritonbench_ops.bounds import largest_share, pieces
 from tritonbench_ops.hc_site.arguments import FIELDS, PARSER
+from tritonbench_ops.hc_split_sinkhorn.cases import by_part, units
 from tritonbench_ops.inductor import compiled
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
 OF_TOKENS, SUMS = RESULTS[:4], RESULTS[4:]
-SAMPLED = 16
-"""Tokens that are judged entry by entry."""
 PIECE_ENTRIES = 1 << 24
 """Entries of x computed in float64 at a time."""
 
@@ -91,9 +93,7 @@ MADE_OF_PARTS = "helion_hc_site"
 def share_of_budget(
     case: HcSiteWorkload, given: Tensors, found: Tensors | None, gradients: Tensors | None
 ) -> float:
-    """The largest error in units of its budget: of SAMPLED tokens entry by entry, of all, of the sums.
-
-    All other tokens, and the sums over them, have one bound a result, from the budgets of the sample.
+    """The largest error of all entries, each in units of its own budget, computed where the tensors are.
 
     Args:
         given: of `inputs`.
@@ -104,31 +104,53 @@ def share_of_budget(
     results = dict(zip(OF_TOKENS[:3], found or (), strict=False))
     results |= dict(zip(RESULTS[3:], gradients or (), strict=False))
     x, parameters, upstream = given[0], given[1:4], given[4:]
-    few = torch.linspace(0, len(x) - 1, min(SAMPLED, len(x)), dtype=torch.float64).long().to(x.device)
-    sample = evaluated(case, *(t[few][None] for t in (x, *upstream)), *(t[None] for t in parameters))
-    within = {name: relative(e.budget - e.half, e.value) for name, e in sample.items()}
-    shares, sums = [0.0], {}
-    for name in OF_TOKENS:
-        if name in results:
-            shares.append(worst(results[name][few], sample[name].value[0], sample[name].budget[0]))
-    for at, truth in exact_tokens(case, x, parameters, upstream):
-        for name, t in truth.items():
-            if name in SUMS:
-                sums[name] = sums.get(name, 0.0) + t
-            elif name in results:
-                shares.append(share_beyond(results[name][at], t, within[name]))
-    shares += [share_beyond(results[name], t, within[name]) for name, t in sums.items() if name in results]
+    # x itself, of which no bit may change
+    shares = [0.0 if found is None or torch.equal(found[3], x) else math.inf]
+    values, squares, variances = ({name: 0.0 for name in SUMS} for _ in range(3))
+    for at in pieces(len(x), PIECE_ENTRIES, case.n * case.c):
+        inputs = *(t[at][None] for t in (x, *upstream)), *(t[None] for t in parameters)
+        piece = evaluated(case, *inputs, device=x.device)
+        shares += [
+            largest_share(results[name][at], piece[name].value[0], piece[name].budget[0])
+            for name in OF_TOKENS
+            if name in results
+        ]
+        if gradients is None:
+            continue
+        terms = squares_of_terms(site_of(case, *inputs, device=x.device))
+        for name, parameter in zip(SUMS, parameters, strict=True):
+            value = piece[name].value.reshape(parameter.shape)
+            variance = piece[name].deviation.square().reshape(parameter.shape)
+            # without its own additions, which are those of all tokens in the end
+            variance = variance - of_additions(case, name, value, terms[name], piece["y"].value.size(1))
+            values[name], squares[name] = values[name] + value, squares[name] + terms[name]
+            variances[name] = variances[name] + variance.clamp(min=0)
+    for name in SUMS if gradients is not None else ():
+        variance = variances[name] + of_additions(case, name, values[name], squares[name], len(x))
+        shares.append(largest_share(results[name], values[name], SIGMAS * variance.sqrt()))
     return max(shares)
 
 
-def exact_tokens(case: HcSiteWorkload, x, parameters, upstream) -> Iterator[tuple[slice, dict]]:
-    """(tokens, RESULTS of them in float64 on the device), sums over these tokens alone."""
-    step = max(1, PIECE_ENTRIES // (case.n * case.c))
-    for first in range(0, len(x), step):
-        at = slice(first, first + step)
-        leaves = [t.double().requires_grad_() for t in (x[at], *parameters)]
-        y, post, comb, residual = reference.hc_site(*leaves, **case.of_reference)
-        of = [t[at].double() for t in upstream]
-        gradients = torch.autograd.grad((residual * 1, y, post, comb), leaves, of)
-        found = y.detach(), post.detach(), comb.detach(), *gradients
-        yield at, dict(zip(RESULTS, found, strict=True))
+def squares_of_terms(site: Site) -> dict[str, torch.Tensor]:
+    """The squares of what each token adds to each of SUMS, added up."""
+    mixes, dpre, dpost, dcomb, *parameters = site.of_split(site.mixes, site.dpre)
+    # every token with parameters of its own
+    tokens = [t[0][:, None] for t in (mixes, dpre, dpost, dcomb)]
+    workload, each = site.workload.of_split, [t.expand(len(tokens[0]), -1) for t in parameters]
+    da = of_split.exact(workload, *tokens, *each)["dbase"]
+    g = (site.norm[0] * site.made["dmixes"])[0]
+    return {
+        "dfn": g.square().mT @ site.streams[0].square(),
+        "dscale": by_part(workload, (da * tokens[0]).square()).sum((0, 1)),
+        "dbase": da.square().sum((0, 1)),
+    }
+
+
+def of_additions(
+    case: HcSiteWorkload, name: str, value: torch.Tensor, squares: torch.Tensor, tokens: int
+) -> torch.Tensor:
+    """The variance of a sum over tokens that its own arithmetic makes."""
+    if name == "dfn":
+        of_sum = sum_with_x(case.of_mixes, value, squares, tokens)
+        return of_sum.variance + variance_of_norm(case.n * case.c) * squares
+    return (UNIT * units(case.of_split, name, tokens).to(squares.device)).square() * squares

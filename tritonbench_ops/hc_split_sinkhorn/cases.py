@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,18 +14,18 @@ import torch
 from helion_sinkhorn import hc_split_sinkhorn, reference
 from helion_sinkhorn.ops.hc_split_sinkhorn.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.ops.hc_split_sinkhorn.workloads import HcWorkload
-from helion_sinkhorn.testing.rounding import SIGMAS, UNIT, half_ulp, worst
+from helion_sinkhorn.testing.rounding import SIGMAS, UNIT, tree
 from tritonbench_ops import flags
-from tritonbench_ops.bounds import BEYOND_SAMPLE, relative, share_beyond
+from tritonbench_ops.bounds import largest_share, pieces
 from tritonbench_ops.hc_split_sinkhorn.arguments import FIELDS, PARSER
 from tritonbench_ops.inductor import compiled
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
-SAMPLED = 64
-"""Tokens held to budgets of their own, the first and the last among them."""
 PIECE_ENTRIES = 1 << 20
 """Entries of mixes computed in float64 at a time: autograd keeps a hundred tensors of this size."""
+SUMS = ("dscale", "dbase")
+"""Sums over tokens."""
 
 parse = PARSER.parse_args
 
@@ -77,9 +76,7 @@ UNJUDGED = (BASELINE, "torch_compile")
 def share_of_budget(
     case: HcWorkload, given: Tensors, out: Tensors | None, gradients: Tensors | None
 ) -> float:
-    """The largest error in units of its budget: of SAMPLED tokens entry by entry, of all tokens, of the sums.
-
-    All other tokens have one bound a result, from the budgets of the sample.
+    """The largest error of all entries, each in units of its own budget, computed where the tensors are.
 
     Args:
         given: of `inputs`.
@@ -88,48 +85,39 @@ def share_of_budget(
     """
     mixes, scale, base, *grads = (t.detach() for t in given)
     found = dict(zip(RESULTS, out or (), strict=False))
-    found |= dict(zip(("dmixes", "dscale", "dbase"), gradients or (), strict=False))
-    # one token is all there is to a sum of the sample
-    tokens = [name for name in found if name not in ("dscale", "dbase")]
-    few = torch.linspace(0, len(mixes) - 1, min(SAMPLED, len(mixes)), dtype=torch.float64).long()
-    few = few.to(mixes.device)
-    sample = [t[few, None].cpu() for t in (mixes, *grads)]
-    sample += [t.cpu().float().expand(len(few), -1) for t in (scale, base)]
-    truth, budgets = exact(case, *sample), error_budget(case, *sample)
-    shares = [worst(found[name][few], truth[name][:, 0], budgets[name][:, 0]) for name in tokens]
-    budgets["dmixes"] = budgets["dmixes"] - half_ulp(truth["dmixes"], case.dtype)
-    within = {name: relative(budgets[name], truth[name]) for name in truth}
-    sums = torch.zeros(2, case.columns, dtype=torch.float64, device=mixes.device)
-    squares, largest = torch.zeros_like(sums), 0.0
-    for at in torch.arange(len(mixes), device=mixes.device).split(max(1, PIECE_ENTRIES // case.columns)):
-        results, terms = exact_tokens(case, *(t[at] for t in (mixes, *grads)), scale, base)
-        shares += [share_beyond(found[name][at], results[name], within[name]) for name in tokens]
-        sums, squares = sums + terms.sum(1), squares + terms.square().sum(1)
-        largest = max(largest, float(terms.abs().max()))
-    for name, of in (("dbase", lambda t: t[0]), ("dscale", lambda t: parts_of(case, t[1]))):
-        if name in found:
-            bound = allowed(len(mixes), of(squares), within["dmixes"] * largest)
-            shares.append(worst(found[name], of(sums).cpu(), bound.cpu()))
+    found |= dict(zip(("dmixes", *SUMS), gradients or (), strict=False))
+    shares = [0.0]
+    values, variances = ({name: 0.0 for name in SUMS} for _ in range(2))
+    for at in pieces(len(mixes), PIECE_ENTRIES, case.columns):
+        tokens = [t[at, None] for t in (mixes, *grads)]
+        # every token with parameters of its own, so that their gradients are the terms of the sums
+        each = [t.float().expand(len(tokens[0]), -1) for t in (scale, base)]
+        truth, budgets = exact(case, *tokens, *each), error_budget(case, *tokens, *each)
+        shares += [
+            largest_share(t[at], truth[name][:, 0], budgets[name][:, 0])
+            for name, t in found.items()
+            if name not in SUMS
+        ]
+        da = truth["dbase"]
+        squares = {"dbase": da.square(), "dscale": by_part(case, (da * tokens[0]).square())}
+        for name in SUMS:
+            additions = (UNIT * units(case, name, len(mixes)).to(da.device)).square() * squares[name]
+            values[name] = values[name] + truth[name].sum((0, 1))
+            variances[name] = variances[name] + ((budgets[name] / SIGMAS).square() + additions).sum((0, 1))
+    shares += [
+        largest_share(found[name], values[name], SIGMAS * variances[name].sqrt())
+        for name in SUMS
+        if name in found
+    ]
     return max(shares)
 
 
-def allowed(tokens: int, squares: torch.Tensor, of_a_term: float) -> torch.Tensor:
-    """What a sum over tokens may be off by: its additions (as budget.added), and the errors of its terms."""
-    additions = SIGMAS * UNIT * (1.0 + 2.0 * math.sqrt(tokens)) * squares.sqrt()
-    return additions + BEYOND_SAMPLE * math.sqrt(tokens) * of_a_term
-
-
-def exact_tokens(case, mixes, dpre, dpost, dcomb, scale, base) -> tuple[dict, torch.Tensor]:
-    """The results of tokens in float64 on their device, and the terms (2, tokens, columns) of the sums."""
-    wide = mixes.double()
-    s = scale.double().repeat_interleave(torch.tensor((case.n, case.n, case.n**2), device=scale.device))
-    a = (wide * s + base.double()).requires_grad_()
-    out = reference.hc_split_sinkhorn(a, a.new_ones(3), a.new_zeros(case.columns), **case.options)
-    (da,) = torch.autograd.grad(out, a, [t.double() for t in (dpre, dpost, dcomb)])
-    results = dict(zip(RESULTS, (*(t.detach() for t in out), da * s), strict=False))
-    return results, torch.stack([da, da * wide])
-
-
-def parts_of(case: HcWorkload, t: torch.Tensor) -> torch.Tensor:
+def by_part(case: HcWorkload, t: torch.Tensor) -> torch.Tensor:
     """Sums of the columns of pre, post and comb."""
-    return torch.stack([part.sum() for part in t.split((case.n, case.n, case.n**2))])
+    return torch.stack([part.sum(-1) for part in t.split((case.n, case.n, case.n**2), -1)], -1)
+
+
+def units(case: HcWorkload, name: str, tokens: int) -> torch.Tensor:
+    """Units of roundoff that a term of each entry of a sum errs by in its additions."""
+    terms = (case.n, case.n, case.n**2) if name == "dscale" else [1] * case.columns
+    return torch.tensor([tree(tokens * count) for count in terms], dtype=torch.float64)

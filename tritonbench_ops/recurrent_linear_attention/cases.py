@@ -6,17 +6,19 @@ import argparse
 import dataclasses
 import functools
 import importlib.util
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from helion_sinkhorn import recurrent_linear_attention, reference
-from helion_sinkhorn.ops.linear_attention.budget import Case, budgets_of
+from helion_sinkhorn.ops.linear_attention.budget import Case, limits
 from helion_sinkhorn.ops.linear_attention.limits import why_not_chunked
 from helion_sinkhorn.ops.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.testing.rounding import SAMPLES, half_ulp
 from helion_sinkhorn.workloads import tagged
-from tritonbench_ops.bounds import relative, share_beyond
+from tritonbench_ops.bounds import largest_share
 from tritonbench_ops.inductor import compiled
 from tritonbench_ops.measure import of_mode
 from tritonbench_ops.recurrent_linear_attention.arguments import GATES, PARSER
@@ -129,61 +131,69 @@ BACKENDS = {
 
 UNJUDGED = (BASELINE, "torch_compile")
 """Those that no budget is derived for."""
-PIECE_STATES = 1 << 27
-"""Entries of the states that float64 keeps at a time."""
+PIECE_STATES = 1 << 30
+"""Entries of the states that the error model keeps at a time, of all its runs."""
+Named = dict[str, torch.Tensor]
 
 
-def some(x: torch.Tensor) -> torch.Tensor:
-    """The first and the last head of the first and the last sequence; of g_gamma those heads."""
-    few = x.detach()[[0, -1]]
-    return few if x.dim() == 1 else few[:, :, [0, -1]]
-
-
-def sample(inputs: Inputs, do: torch.Tensor) -> Case:
-    """What is judged, on the device of the inputs."""
-    return Case({name: some(x) for name, x in zip(NAMES, inputs, strict=True) if x is not None}, some(do))
-
-
-def exact_results(inputs: Inputs, do: torch.Tensor) -> dict[str, torch.Tensor]:
-    """o and all gradients in float64, some heads of one sequence at a time."""
+def pieces(inputs: Inputs, do: torch.Tensor) -> Iterator[tuple[tuple[slice, ...], Case]]:
+    """(where, what is given there) of some heads of one sequence at a time."""
     leaves = {name: x.detach() for name, x in zip(NAMES, inputs, strict=True) if x is not None}
     batch, steps, heads, dk = leaves["q"].shape
-    found = {f"d{name}": torch.zeros_like(x, dtype=torch.float64) for name, x in leaves.items()}
-    found["o"] = torch.zeros_like(leaves["v"], dtype=torch.float64)
-    some_heads = range(0, heads, max(1, PIECE_STATES // (steps * dk * leaves["v"].size(3))))
-    for sequence in range(batch):
-        for first in some_heads:
-            at = slice(sequence, sequence + 1), slice(None), slice(first, first + some_heads.step)
-            part = {name: x[at[2]] if x.dim() == 1 else x[at] for name, x in leaves.items()}
-            exact = Case(part, do[at]).exact
-            for name, whole in found.items():
-                if whole.dim() == 1:
-                    whole[at[2]] += exact[name]
-                else:
-                    whole[at] = exact[name]
+    together = max(1, PIECE_STATES // (SAMPLES * steps * dk * leaves["v"].size(3)))
+    for sequence, first in itertools.product(range(batch), range(0, heads, together)):
+        at = slice(sequence, sequence + 1), slice(None), slice(first, first + together)
+        part = {name: x[at[2]] if x.dim() == 1 else x[at] for name, x in leaves.items()}
+        yield at, Case(part, do[at])
+
+
+def joined(like: Named, parts: Iterable[tuple[tuple[slice, ...], Named]]) -> Named:
+    """Results of pieces in one; those of g_gamma are sums over sequences."""
+    found = {name: torch.zeros(x.shape, dtype=torch.float64) for name, x in like.items()}
+    for at, part in parts:
+        for name, whole in found.items():
+            if whole.dim() == 1:
+                whole[at[2]] += part[name].cpu()
+            else:
+                whole[at] = part[name].cpu()
     return found
 
 
+def results_like(inputs: Inputs) -> Named:
+    """The arguments by the names of what has their shape: o and all gradients."""
+    leaves = {f"d{name}": x for name, x in zip(NAMES, inputs, strict=True) if x is not None}
+    return {"o": inputs[2], **leaves}
+
+
+def exact_results(inputs: Inputs, do: torch.Tensor) -> Named:
+    """o and all gradients in float64."""
+    return joined(results_like(inputs), ((at, case.exact) for at, case in pieces(inputs, do)))
+
+
+def budgets(inputs: Inputs, do: torch.Tensor, method: str) -> Named:
+    """What each entry of these may be off by before it is rounded to its own dtype."""
+    parts = ((at, case.variance(method)) for at, case in pieces(inputs, do))
+    return limits(joined(results_like(inputs), parts))
+
+
 def share_of_budget(
-    case: Case,
-    exact: dict[str, torch.Tensor],
-    method: str,
+    inputs: Inputs,
+    exact: Named,
+    allowed: Named,
     o: torch.Tensor | None,
     gradients: Sequence[torch.Tensor] | None,
 ) -> float:
-    """The largest error in units of its budget: of the sample entry by entry, of the rest one bound a result.
+    """The largest error of all entries, each in units of its own budget.
 
     Args:
-        case: of `sample`.
         exact: of `exact_results`.
+        allowed: of `budgets`.
         gradients: of the inputs that are there, in their order.
     """
-    found = {} if o is None else {"o": o}
-    if gradients is not None:
-        found |= {f"d{name}": x for name, x in zip(case.leaves, gradients, strict=True)}
-    # the sample has only its share of a gradient that is a sum over all sequences
-    shares = [*case.judge({n: some(x) for n, x in found.items() if n != "dg_gamma"}, method).values()]
-    for name, actual in found.items():
-        within = relative(budgets_of(case, method)[name], case.exact[name])
-        shares.append(share_beyond(actual, exact[name], within))
-    return max(shares)
+    like = results_like(inputs)
+    found = {"o": o} | dict(zip([*like][1:], gradients or (), strict=False))
+    return max(
+        largest_share(x, exact[name], allowed[name] + half_ulp(exact[name], like[name].dtype))
+        for name, x in found.items()
+        if x is not None
+    )

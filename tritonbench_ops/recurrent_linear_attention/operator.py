@@ -33,12 +33,12 @@ class Operator(JudgedByLeaves):
 
     def share(self, fn):
         def judge():
-            given = self.example_inputs[:-1], self.example_inputs[-1]
-            case = self.once("case", lambda: parts.sample(*given))
-            exact = self.once("exact", lambda: parts.exact_results(*given))
+            inputs, do = self.example_inputs[:-1], self.example_inputs[-1]
+            exact = self.once("exact", lambda: parts.exact_results(inputs, do))
             # of a plugin's backend nothing is known
             method = BACKENDS[fn._name].method if fn._name in BACKENDS else "recurrent"
-            share = parts.share_of_budget(case, exact, method, *self.results(fn))
+            allowed = self.once(("budgets", method), lambda: parts.budgets(inputs, do, method))
+            share = parts.share_of_budget(inputs, exact, allowed, *self.results(fn))
             self.is_right(fn, share)
             return share
 

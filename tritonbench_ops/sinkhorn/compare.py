@@ -7,7 +7,7 @@ baseline of the same precision; this one asks what `helion_sinkhorn.ops.sinkhorn
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -65,39 +65,6 @@ def _budget_of(index: torch.Tensor, logits, dy, n_iters: int, **options: object)
     few, dy_few = (t.detach()[index.to(t.device)].cpu().float() for t in (logits, dy))
     p, dx = error_budget(few, dy_few, n_iters, **options)
     return Budget(index.to(logits.device), p.to(logits.device), dx.to(logits.device))
-
-
-def results(
-    mode: str, run: Callable[[], object], forward: Callable[[], torch.Tensor], logits: torch.Tensor
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(P, dX) as the timed closure of a mode computes them; None for what it does not.
-
-    They are computed twice, the first ones overwritten with NaN: memory that a kernel leaves untouched, or
-    a gradient that it does not take anew, cannot pass for a result.
-
-    Args:
-        mode: one of cases.MODES.
-        run: the timed closure; it leaves a gradient in logits.grad.
-        forward: the backend's own closure, for a mode whose `run` may throw P away.
-        logits: what both were built for.
-    """
-    for tensor in _results(mode, run, forward, logits):
-        if tensor is not None:
-            tensor.detach().fill_(math.nan)
-    return _results(mode, run, forward, logits)
-
-
-def _results(mode, run, forward, logits):
-    logits.grad = None
-    if mode == "fwd_no_grad":
-        with torch.no_grad():
-            return forward(), None
-    out = run()
-    if mode == "fwd":
-        return out, None
-    if logits.grad is None:
-        raise ValueError("the backend left no gradient in logits.grad")
-    return (out[0] if mode == "fwd_bwd" else None), logits.grad
 
 
 def errors(

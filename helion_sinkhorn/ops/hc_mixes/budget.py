@@ -122,7 +122,11 @@ def variance_of_norm(size: int) -> float:
 
 
 def evaluated(
-    workload: MixesWorkload, x: torch.Tensor, dmixes: torch.Tensor, fn: torch.Tensor
+    workload: MixesWorkload,
+    x: torch.Tensor,
+    dmixes: torch.Tensor,
+    fn: torch.Tensor,
+    device: torch.device | str = "cpu",
 ) -> dict[str, Exact]:
     """Every one of RESULTS, token by token but for dfn, which is a sum over the tokens of an element.
 
@@ -130,12 +134,14 @@ def evaluated(
         x: (B, T, n, C) or (B, T, n C), B elements of T tokens.
         dmixes: (B, T, M).
         fn: (B, M, n C), that of each element, with the norm weight in it.
+        device: where this is computed, and stays.
 
     Returns:
         mixes (B, T, M), dx of the shape of x, dfn (B, M, n C).
     """
     shape, size = x.shape, fn.size(-1)
-    x, dmixes, fn = (t.detach().cpu().double() for t in (x.reshape(*dmixes.shape[:2], size), dmixes, fn))
+    x = x.reshape(*dmixes.shape[:2], size)
+    x, dmixes, fn = (t.detach().to(device, torch.float64) for t in (x, dmixes, fn))
     mixes, dx, dfn = by_autograd(workload, x, dmixes, fn)
     mean = x.square().mean(-1, keepdim=True)
     root = mean.sqrt()

@@ -31,7 +31,6 @@ RESULTS = ("y", "post", "comb", "dx", "dfn", "dscale", "dbase")
 NARROW = ("y", "dx")
 """Results of the dtype of the streams."""
 Named = Mapping[str, torch.Tensor]
-EXACTLY = Rounding(0, unit=0.0)
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,8 @@ class Site:
     @functools.cached_property
     def projection(self) -> dict[str, Exact]:
         """What hc_mixes's budget has of the mixes and of its gradients."""
-        return of_mixes.evaluated(self.workload.of_mixes, self.streams, self.made["dmixes"], self.fn)
+        given = self.streams, self.made["dmixes"], self.fn
+        return of_mixes.evaluated(self.workload.of_mixes, *given, device=self.x.device)
 
     def of_split(self, mixes: torch.Tensor, dpre: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What hc_split_sinkhorn's budget is given."""
@@ -110,18 +110,21 @@ class Site:
         return made | self.results(made, mixes)
 
 
-def site_of(workload: HcSiteWorkload, *inputs: torch.Tensor) -> Site:
-    """The inputs as Site has them, of any dtype and device, in float64."""
-    return Site(workload, *(t.detach().cpu().double() for t in inputs))
+def site_of(workload: HcSiteWorkload, *inputs: torch.Tensor, device: torch.device | str = "cpu") -> Site:
+    """The inputs as Site has them, of any dtype and device, in float64 on this one."""
+    return Site(workload, *(t.detach().to(device, torch.float64) for t in inputs))
 
 
-def evaluated(workload: HcSiteWorkload, *inputs: torch.Tensor, seed: int = 0) -> dict[str, Exact]:
+def evaluated(
+    workload: HcSiteWorkload, *inputs: torch.Tensor, seed: int = 0, device: torch.device | str = "cpu"
+) -> dict[str, Exact]:
     """Every one of RESULTS, token by token but for dfn (B, M, n C), dscale (B, 1, 3) and dbase (B, 1, M).
 
     Args:
         inputs: x, dresidual, dy, dpost, dcomb, fn, scale, base, as `Site` has them.
+        device: where this is computed, and stays.
     """
-    site = site_of(workload, *inputs)
+    site = site_of(workload, *inputs, device=device)
     made, projection = site.made, site.projection
     collapse = of_pre.deviation(site.x, made["pre"], site.dy)
     truth = made | site.results(made, projection["mixes"].value)
@@ -159,24 +162,26 @@ def propagated(
     square = {name: torch.zeros_like(t) for name, t in truth.items()}
     for k in range(SAMPLES):
         # other draws than those of the model
-        draws = torch.Generator().manual_seed(seed + SAMPLES + k)
+        draws = torch.Generator(site.x.device).manual_seed(seed + SAMPLES + k)
         shifted = off(mixes.value, mixes.deviation, draws), off(site.dpre, deviation_of_dpre, draws)
-        for name, t in site.run(*shifted, Rounding(seed + k)).items():
+        for name, t in site.run(*shifted, Rounding.on(site.x.device, seed + k)).items():
             square[name] += (t - truth[name]).square() / SAMPLES
     for name, t in leaning(site).items():
         square[name] += (t - truth[name]).square()
     return {name: t.sqrt() for name, t in square.items()}
 
 
-def leaning(site: Site, rounding: Rounding = EXACTLY) -> dict[str, torch.Tensor]:
-    """A run whose mixes are cut towards 0 as far as they may be."""
+def leaning(site: Site, rounding: Rounding | None = None) -> dict[str, torch.Tensor]:
+    """A run whose mixes are cut towards 0 as far as they may be; without rounding, exact but for that."""
+    rounding = rounding or Rounding.on(site.x.device, 0, unit=0.0)
     mixes = site.projection["mixes"]
     return site.run(mixes.value - mixes.leaning * mixes.value.sign(), site.dpre, rounding)
 
 
 def off(value: torch.Tensor, deviation: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
     """A value off by its deviation, up or down at random."""
-    return torch.where(torch.rand(value.shape, generator=draws) < 0.5, value + deviation, value - deviation)
+    up = torch.rand(value.shape, generator=draws, device=draws.device) < 0.5
+    return torch.where(up, value + deviation, value - deviation)
 
 
 def floored(site: Site, truth: Named, variances: Named) -> dict[str, torch.Tensor]:

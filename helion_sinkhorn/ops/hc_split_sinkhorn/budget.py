@@ -138,7 +138,7 @@ def error_budget(workload: HcWorkload, *inputs: torch.Tensor, seed: int = 0) -> 
     wide = [t.detach().double() for t in inputs]
     square = {name: torch.zeros_like(t) for name, t in truth.items()}
     for k in range(SAMPLES):
-        for name, t in model(workload, *wide, Rounding(seed + k)).items():
+        for name, t in model(workload, *wide, Rounding.on(wide[0].device, seed + k)).items():
             square[name] += (t - truth[name]).square()
     deviation = {name: (t / SAMPLES).sqrt() for name, t in square.items()}
     below, upstream = SMALLEST_NORMAL, max(x.abs().max().item() for x in wide[1:4])

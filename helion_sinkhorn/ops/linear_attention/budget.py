@@ -138,13 +138,18 @@ class Case:
 
 @functools.lru_cache(maxsize=64)
 def budgets_of(case: Case, method: str) -> Named:
-    """The largest error of each result before it is rounded to its own dtype.
+    """The largest error of each result before it is rounded to its own dtype."""
+    return limits(case.variance(method))
+
+
+def limits(variances: Named) -> Named:
+    """The same from the variance of each.
 
     Five deviations: an entry's own but at least that of its vector or state, of gates of whole steps and
     heads the largest, since few samples know each of them.
     """
     found = {}
-    for name, variance in case.variance(method).items():
+    for name, variance in variances.items():
         if name in ("dg", "dg_gamma"):
             variance = variance.amax(-1 if name == "dg_gamma" else 1, keepdim=True).expand_as(variance)
         else:

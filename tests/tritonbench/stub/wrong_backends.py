@@ -1,0 +1,248 @@
+"""Run every operator beside backends that are wrong in one way each; prints which of them failed as JSON.
+
+python wrong_backends.py '["fwd", ...]' ['["dot_compress", ...]']
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import json
+import sys
+
+import torch
+
+from tritonbench_ops.judged import Judged
+from tritonbench_ops.launch import run
+
+SIZES = {
+    "dot_compress": "--batch 4 --m 24 --d 8 --k 6 --with-z",
+    "hc_mixes": "--tokens 9 --hidden 16",
+    "hc_post": "--tokens 9 --hidden 16",
+    "hc_pre": "--tokens 9 --hidden 16",
+    "hc_site": "--tokens 9 --hidden 16",
+    "hc_split_sinkhorn": "--tokens 9 --n-iters 4",
+    "recurrent_linear_attention": "--batch 3 --steps 6 --heads 3 --dk 4 --dv 5",
+    "sinkhorn": "--batch 9 --n 4 --n-iters 3",
+}
+"""Operator -> an input that takes little time, of several rows."""
+RIGHT = {name: f"helion_{name}" for name in SIZES} | {"recurrent_linear_attention": "helion_recurrent"}
+TIMED = {"do_bench", "_do_bench_cpu"}
+"""Functions of the stub and of tritonbench that time a backend on a CPU."""
+
+
+def in_the_timed_run():
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name not in TIMED:
+        frame = frame.f_back
+    return frame is not None
+
+
+class Wrong:
+    """One way to be wrong: what is done to inputs before a call and to each result, gradients among them."""
+
+    def __init__(self):
+        self.calls = {}
+
+    def before(self, inputs):
+        pass
+
+    def of(self, key, t):
+        """A result as the backend returns it, one tensor for each key in each call."""
+        self.calls[key] = self.calls.get(key, 0) + 1
+        return self.spoiled(key, self.calls[key], t)
+
+    def spoiled(self, key, call, t):
+        return t
+
+
+class ZeroedInputs(Wrong):
+    def before(self, inputs):
+        for t in inputs:
+            t.data.zero_()
+
+
+class ZeroedAndUniform(ZeroedInputs):
+    def spoiled(self, key, call, t):
+        return torch.full_like(t, 0.25)
+
+
+class UnwrittenRows(Wrong):
+    """Right the first time; later calls leave the last rows of the same memory as they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory = {}
+
+    def spoiled(self, key, call, t):
+        memory = self.memory.setdefault((key, t.shape), t.clone())
+        memory[:-1] = t[:-1]
+        return memory
+
+
+class EvenCalls(Wrong):
+    def spoiled(self, key, call, t):
+        return 1.05 * t if call % 2 == 0 else t.clone()
+
+
+class ThirdCalls(Wrong):
+    def spoiled(self, key, call, t):
+        return 1.05 * t if call % 3 == 2 else t.clone()
+
+
+class TimedRun(Wrong):
+    def spoiled(self, key, call, t):
+        return 1.05 * t if in_the_timed_run() else t.clone()
+
+
+class OtherBits(Wrong):
+    """Right within every budget, as with sums by atomics."""
+
+    def spoiled(self, key, call, t):
+        return t * (1 + 2.0**-23 * (call % 2))
+
+
+class Row(Wrong):
+    """A row in the middle is 5 % off."""
+
+    def spoiled(self, key, call, t):
+        t = t.clone()
+        t[len(t) // 2] *= 1.05
+        return t
+
+
+class Entry(Wrong):
+    """One entry of it is 10 % off."""
+
+    def spoiled(self, key, call, t):
+        t = t.clone()
+        row = t[len(t) // 2].reshape(-1)
+        row[row.abs().argmax()] *= 1.1
+        t[len(t) // 2] = row.view(t[len(t) // 2].shape)
+        return t
+
+
+class OtherDtype(Wrong):
+    def spoiled(self, key, call, t):
+        return t.bfloat16() if t.dtype == torch.float32 else t.float()
+
+
+class OtherShape(Wrong):
+    """One that broadcasts."""
+
+    def spoiled(self, key, call, t):
+        return t.unsqueeze(0)
+
+
+FORWARD_ALONE = {"other_dtype": OtherDtype, "other_shape": OtherShape}
+"""Autograd itself refuses these of a gradient."""
+BY_ATOMICS = "other_bits_by_atomics"
+WRONG = {
+    "other_bits": OtherBits,
+    BY_ATOMICS: OtherBits,
+    "zeroed_inputs": ZeroedInputs,
+    "zeroed_and_uniform": ZeroedAndUniform,
+    "unwritten_rows": UnwrittenRows,
+    "even_calls": EvenCalls,
+    "third_calls": ThirdCalls,
+    "timed_run": TimedRun,
+    "middle_row": Row,
+    "one_entry": Entry,
+    **FORWARD_ALONE,
+}
+
+
+class Result(torch.autograd.Function):
+    """A result as the backend returns it."""
+
+    @staticmethod
+    def forward(ctx, t, wrong, key):
+        return wrong.of(key, t.detach())
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None, None
+
+
+class Leaf(torch.autograd.Function):
+    """An argument whose gradient comes as the backend returns it."""
+
+    @staticmethod
+    def forward(ctx, t, wrong, key):
+        ctx.wrong, ctx.key = wrong, key
+        return t.view_as(t)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.wrong.of(ctx.key, grad), None, None
+
+
+def planted(kind, function, mode):
+    """A backend's function, wrong in this way: in its results, or of the gradients alone."""
+    wrong = kind()
+    # "bwd" runs forward once, before anything is timed
+    gradients = mode == "bwd"
+
+    def call(*inputs, **options):
+        wrong.before([t for t in inputs if isinstance(t, torch.Tensor)])
+        if gradients:
+            inputs = [
+                Leaf.apply(t, wrong, f"d{k}") if isinstance(t, torch.Tensor) and t.requires_grad else t
+                for k, t in enumerate(inputs)
+            ]
+        out = function(*inputs, **options)
+        if gradients:
+            return out
+        several = (out,) if isinstance(out, torch.Tensor) else out
+        found = tuple(Result.apply(t, wrong, str(k)) for k, t in enumerate(several))
+        return found[0] if isinstance(out, torch.Tensor) else found
+
+    return call
+
+
+def plant(name, wrong, mode):
+    """Add wrong backends to an operator's BACKENDS; `mode` holds the one of the next run."""
+    rows = importlib.import_module(f"tritonbench_ops.{name}.{'backends' if name == 'sinkhorn' else 'cases'}")
+    rows = rows.BACKENDS
+    right = rows[RIGHT[name]]
+
+    def row(kind):
+        if name == "sinkhorn":
+
+            def build(logits, *arguments):
+                call = planted(kind, lambda x: right.build(x, *arguments)(), *mode)
+                return lambda: call(logits)
+
+            return dataclasses.replace(right, build=build)
+        if name == "recurrent_linear_attention":
+            return dataclasses.replace(right, build=lambda: planted(kind, right.build(), *mode))
+        return lambda: planted(kind, right(), *mode)
+
+    rows.update({other: row(kind) for other, kind in wrong.items()})
+
+
+def failed(name, mode, wrong):
+    """The backends that the verdict of a run names."""
+    said = io.StringIO()
+    arguments = ["--op", name, "--device", "cpu", "--mode", mode, "--num-inputs", "1"]
+    arguments += ["--only", ",".join([RIGHT[name], *wrong]), "--warmup", "1", "--rep", "1"]
+    arguments += ["--precision", "fp32"]
+    with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
+        run([*arguments, *SIZES[name].split()])
+    lines = [line for line in said.getvalue().splitlines() if line.startswith("FAILED: ")]
+    print(*lines, sep="\n", file=sys.stderr)
+    return sorted({line.removeprefix("FAILED: ").split()[0] for line in lines})
+
+
+if __name__ == "__main__":
+    modes, *names = map(json.loads, sys.argv[1:])
+    Judged.ATOMICS[BY_ATOMICS] = "adds in any order"
+    found, current = {}, [None]
+    with contextlib.redirect_stdout(sys.stderr):
+        for name in names[0] if names else SIZES:
+            plant(name, WRONG, current)
+            for mode in modes:
+                current[0] = mode
+                wrong = [other for other in WRONG if mode != "bwd" or other not in FORWARD_ALONE]
+                found[f"{name} {mode}"] = failed(name, mode, wrong)
+    print(json.dumps(found))

@@ -1,0 +1,52 @@
+"""Every operator beside backends that are wrong in one way each: a run has to name them all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import forked
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+STUB = ROOT / "tests" / "tritonbench" / "stub"
+MODES = ("fwd", "bwd")
+OPERATORS = (
+    "dot_compress", "hc_mixes", "hc_post", "hc_pre", "hc_site", "hc_split_sinkhorn",
+    "recurrent_linear_attention", "sinkhorn",
+)  # fmt: skip
+IN_BOTH = (
+    "zeroed_inputs", "zeroed_and_uniform", "unwritten_rows", "even_calls", "third_calls", "timed_run",
+    "other_bits", "middle_row", "one_entry",
+)  # fmt: skip
+IN_FORWARD = ("other_dtype", "other_shape")
+"""Autograd refuses these of a gradient."""
+
+
+CHECKOUT = os.environ.get("TRITONBENCH_DIR", "")
+needs_checkout = pytest.mark.skipif(not CHECKOUT, reason="TRITONBENCH_DIR names no checkout of tritonbench")
+
+
+@pytest.fixture(scope="module", params=["stub", pytest.param("checkout", marks=needs_checkout)])
+def named(request):
+    """An operator and a mode -> the backends that its verdict names."""
+    tree = STUB if request.param == "stub" else Path(CHECKOUT).resolve()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), str(ROOT)])}
+    done = forked.python(STUB / "wrong_backends.py", json.dumps(MODES), env=environment, cwd=tree)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("wrong", [*IN_BOTH, *IN_FORWARD])
+def test_a_wrong_backend_is_named(named, operator, wrong):
+    modes = [mode for mode in MODES if wrong in named[f"{operator} {mode}"]]
+    assert modes == [mode for mode in MODES if mode == "fwd" or wrong in IN_BOTH]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("mode", MODES)
+def test_no_other_backend_is_named(named, operator, mode):
+    """The right one, and one whose sums are said to be by atomics."""
+    assert set(named[f"{operator} {mode}"]) <= {*IN_BOTH, *IN_FORWARD}
