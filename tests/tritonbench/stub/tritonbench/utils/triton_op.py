@@ -92,6 +92,18 @@ def register_metric(skip_baseline=False, x_only=False):
     return decorator
 
 
+@dataclass
+class Output:
+    result: list
+
+    @property
+    def x_vals(self):
+        return sorted(x for x, _ in self.result)
+
+    def get_y_vals(self, x_val, provider, metric_name):
+        return getattr(dict(self.result)[x_val][provider], metric_name)
+
+
 class PostInit(type):
     """As in tritonbench, inputs are counted when an operator has been made."""
 
@@ -199,4 +211,4 @@ class BenchmarkOperator(metaclass=PostInit):
                 row = {n: self.measured(n, n in baselines) for n in names if everything[n].enabled}
                 result.append((self.get_x_val(self.example_inputs), row))
         finally:
-            self.output = SimpleNamespace(result=result)
+            self.output = Output(result)
