@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from pathlib import Path
 
 from tritonbench_ops.flags import NAMES
@@ -34,3 +35,9 @@ def register() -> None:
 
     paths.lists_ours = True
     op._list_opbench_paths = paths
+
+
+def class_of(name: str) -> type:
+    """The class of an operator, whatever name its package was imported under: tritonbench's, or ours."""
+    register()
+    return importlib.import_module(f"tritonbench.operators.{name}.operator").Operator

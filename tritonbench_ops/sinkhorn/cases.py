@@ -44,12 +44,11 @@ def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[SinkhornWorkl
     return list(chosen.values())
 
 
-def x_value(case: tuple[torch.Tensor, int, str, str]) -> str:
+def x_value(logits: torch.Tensor, n_iters: int) -> str:
     """An input as tables show it; no ";" and no "-", on which tritonbench's writers split.
 
     Without form and first, one of each a run: --side-a and --side-b join what has one value.
     """
-    logits, n_iters, _, _ = case
     return f"{'x'.join(map(str, logits.shape))} T={n_iters}"
 
 
