@@ -253,8 +253,10 @@ class Judged(BenchmarkOperator):
 
     def run(self, *arguments, **options):
         for name in REGISTERED_BENCHMARKS[self.name]:
-            self.builds[name] = getattr(self, name)
-            setattr(self, name, self.watched(name))
+            build = getattr(self, name, None)
+            if build is not None and name not in self.builds:
+                self.builds[name] = build
+                setattr(self, name, self.watched(name))
         try:
             super().run(*arguments, **options)
         finally:

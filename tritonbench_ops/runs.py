@@ -35,7 +35,7 @@ class Runs:
         self.out: object = None
         self.first: list[torch.Tensor] = []
         self.other: bool | torch.Tensor = False
-        self.resting = False
+        self.captured = self.resting = False
 
     def around(self, forward: Callable[[], object]) -> Callable[[], object]:
         """The same call, whose last result is kept until the next."""
@@ -64,8 +64,11 @@ class Runs:
         """Nothing, likewise."""
 
     def compare(self) -> None:
-        """Look at the last run, unless it is only being captured."""
-        if self.resting or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        """Look at the last run; of a CUDA graph that is captured, at its last replay in the end."""
+        if self.resting:
+            return
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            self.captured = True
             return
         found = self.results(self.out)
         if found and not self.first:
@@ -76,7 +79,7 @@ class Runs:
     def rest(self) -> None:
         """Look at the last timed run, and leave the device's memory to other backends."""
         if not self.resting:
-            if self.first:
+            if self.first or self.captured:
                 self.compare()
             self.resting = True
             self.first = [t.cpu() for t in self.first]

@@ -5,6 +5,7 @@ python wrong_backends.py '["fwd", ...]' ['["dot_compress", ...]']
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import io
 import json
@@ -80,14 +81,15 @@ class UnwrittenRows(Wrong):
         return memory
 
 
-class EvenCalls(Wrong):
-    def spoiled(self, key, call, t):
-        return 1.05 * t if call % 2 == 0 else t.clone()
+class SomeCalls(Wrong):
+    """One call of so many, counted from this one."""
 
+    def __init__(self, every, which):
+        super().__init__()
+        self.every, self.which = every, which
 
-class ThirdCalls(Wrong):
     def spoiled(self, key, call, t):
-        return 1.05 * t if call % 3 == 2 else t.clone()
+        return 1.05 * t if call % self.every == self.which else t.clone()
 
 
 class TimedRun(Wrong):
@@ -99,7 +101,8 @@ class OtherBits(Wrong):
     """Right within every budget, as with sums by atomics."""
 
     def spoiled(self, key, call, t):
-        return t * (1 + 2.0**-23 * (call % 2))
+        # hc_site's fourth result is x, no sum
+        return t.clone() if key == "3" else t * (1 + 2.0**-23 * (call % 2))
 
 
 class Row(Wrong):
@@ -123,8 +126,10 @@ class Entry(Wrong):
 
 
 class OtherDtype(Wrong):
+    """A wider one, which no error budget finds."""
+
     def spoiled(self, key, call, t):
-        return t.bfloat16() if t.dtype == torch.float32 else t.float()
+        return t.double()
 
 
 class OtherShape(Wrong):
@@ -143,8 +148,9 @@ WRONG = {
     "zeroed_inputs": ZeroedInputs,
     "zeroed_and_uniform": ZeroedAndUniform,
     "unwritten_rows": UnwrittenRows,
-    "even_calls": EvenCalls,
-    "third_calls": ThirdCalls,
+    "even_calls": functools.partial(SomeCalls, 2, 0),
+    "odd_calls": functools.partial(SomeCalls, 2, 1),
+    **{f"third_calls_{which}": functools.partial(SomeCalls, 3, which) for which in range(3)},
     "timed_run": TimedRun,
     "middle_row": Row,
     "one_entry": Entry,
