@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import ClassVar
 
@@ -28,6 +28,10 @@ COMPARED = {"speedup", "accuracy"}
 """Metrics that tritonbench leaves empty without a baseline."""
 CPU_MILLISECONDS = {"warmup": 25, "rep": 100, "iter": 100}
 """Where tritonbench would ask a CUDA device for an estimate."""
+METRICS = ["latency", "speedup", "accuracy", "share_of_budget", "err_over_inductor", "x_floor"]
+"""Those that are shown where --metrics names none."""
+INDUCTOR = "torch_compile"
+"""The backend whose errors those of others are compared with."""
 CALLS = 3
 """Calls whose results are compared beside those of the timed runs."""
 
@@ -64,6 +68,7 @@ def say_missing(backends):
 class Judged(BenchmarkOperator):
     """An operator whose run fails when a backend that counts raised or is inaccurate."""
 
+    DEFAULT_METRICS = METRICS
     is_compute_bound = False
     reset_dynamo = True
     ATOMICS: ClassVar[dict[str, str]] = {}
@@ -194,8 +199,10 @@ class Judged(BenchmarkOperator):
             ValueError: a result has not the shape and dtype of its upstream gradient.
         """
         self.restore_inputs(fn)
+        for others in self.runs.values():
+            # before gradients in the leaves are those of this backend
+            others.rest()
         runs = self.runs[fn._name]
-        runs.rest()
         other, bits = runs.other, [t.to(self.device) for t in runs.first]
         inputs = {t.untyped_storage().data_ptr() for t in given(self.example_inputs)}
         for _ in range(CALLS - 1):
@@ -246,6 +253,60 @@ class Judged(BenchmarkOperator):
         right = share <= 1 and (self.get_x_val(self.example_inputs), fn._name) not in self.spoiled
         self.accurate[self.get_x_val(self.example_inputs), fn._name] = right
         return right
+
+    def share_of(self, name, out, gradients):
+        """The largest error of results in units of the budget that this backend is held to."""
+        raise NotImplementedError
+
+    def held_to(self, name):
+        """What tells the budgets of backends apart."""
+
+    def share(self, fn):
+        """The share that a backend's results take of their error budget, judged once an input."""
+
+        def judge():
+            share = self.share_of(fn._name, *self.results(fn))
+            self.is_right(fn, share)
+            return share
+
+        return self.once(("share", fn._name), judge)
+
+    def accuracy(self, fn, baseline_fn):
+        """Whether the results are within the error budget against float64; no baseline decides."""
+        self.share(fn)
+        return self.accurate[self.get_x_val(self.example_inputs), fn._name]
+
+    def share_of_budget(self, fn, inputs, metrics):
+        return self.share(fn)
+
+    def err_over_inductor(self, fn, inputs, metrics):
+        """This backend's share over Inductor's of the same budget; None where Inductor does not run."""
+        theirs = self.once(("inductor", self.held_to(fn._name)), lambda: self.share_of_inductor(fn._name))
+        if theirs is None:
+            return None
+        return self.share(fn) / theirs if theirs else math.inf
+
+    def share_of_inductor(self, name):
+        found = self.results_of_inductor()
+        return None if found is None else self.share_of(name, *found)
+
+    def results_of_inductor(self):
+        """(out, gradients) of this mode as torch.compile computes them; None where this run leaves it out."""
+        only = tuple(self._only or ())
+        chosen = not only or INDUCTOR in only or (self.prefixes and INDUCTOR.startswith(self.prefixes))
+        if not chosen or INDUCTOR in (self._skip or ()):
+            return None
+        mode, gradients = self.mode.value, None
+        try:
+            with torch.set_grad_enabled(mode != "fwd_no_grad"):
+                out = self.forward(INDUCTOR)()
+            if "bwd" in mode:
+                several = [out] if isinstance(out, torch.Tensor) else out
+                gradients = torch.autograd.grad(several, self.leaves(), self.upstreams())
+        except Exception as error:
+            log.warning("no ratio to Inductor: %s: %s", type(error).__name__, error)
+            return None
+        return None if mode == "bwd" else detached(out), gradients
 
     def required(self) -> tuple[list[str], set[str]]:
         """(backends that must be there and not raise, those of them whose result must be right)."""
@@ -340,9 +401,14 @@ class JudgedByLeaves(Judged):
         return self.once("floor", measured)
 
 
-def add_metrics(operator: type[JudgedByLeaves]) -> None:
-    """Register what all operators measure: tritonbench finds a metric's operator by its function's module."""
-    for shared in (JudgedByLeaves.x_floor, JudgedByLeaves.gbps, JudgedByLeaves.flops):
+OF_ALL = Judged.share_of_budget, Judged.err_over_inductor
+"""Metrics of every operator."""
+BY_LEAVES = *OF_ALL, JudgedByLeaves.x_floor, JudgedByLeaves.gbps, JudgedByLeaves.flops
+
+
+def add_metrics(operator: type[Judged], metrics: Iterable[Callable] = BY_LEAVES) -> None:
+    """Register what operators share: tritonbench finds a metric's operator by its function's module."""
+    for shared in metrics:
 
         def metric(self, fn, inputs, metrics, shared=shared):
             return shared(self, fn, inputs, metrics)

@@ -107,6 +107,12 @@ def test_a_prefix_names_what_can_run_here():
     assert statuses(WRONG, [[*SMALL.split(), "--only", only, *mode] for only in begins]) == [*begins.values()]
 
 
+def test_a_baseline_that_is_judged_late_spoils_no_other():
+    """Without a metric of eager alone it is judged when the next backend has left its last gradients."""
+    words = [*SMALL.split(), "--mode", "bwd", "--only", "helion_sinkhorn", "--metrics", "latency,accuracy"]
+    assert statuses("", [words]) == [0]
+
+
 def test_counting_inputs_draws_none():
     """Inputs of dot_compress are gigabytes: what is drawn is what runs."""
     code = "import sys; from tritonbench_ops.dot_compress import cases as parts; drawn = []\n"

@@ -10,7 +10,7 @@ from tritonbench.utils.triton_op import register_benchmark, register_metric, reg
 from helion_sinkhorn.ops.sinkhorn.logits import make_logits
 from helion_sinkhorn.testing.draws import make_cotangents
 from tritonbench_ops import measure
-from tritonbench_ops.judged import Judged, say_missing
+from tritonbench_ops.judged import METRICS, OF_ALL, Judged, add_metrics, say_missing
 from tritonbench_ops.sinkhorn import compare
 from tritonbench_ops.sinkhorn.backends import BACKENDS, BASELINE, has_other_gradient, wanted
 from tritonbench_ops.sinkhorn.cases import bytes_moved, cases, operations, parse, x_value
@@ -22,7 +22,7 @@ class Operator(Judged):
     """Sinkhorn-Knopp; an input is (logits (B, n, m), n_iters); form and first are those of the run."""
 
     DEFAULT_PRECISION = "fp32"
-    DEFAULT_METRICS = ["latency", "speedup", "accuracy", "x_floor", "max_abs_err"]  # noqa: RUF012
+    DEFAULT_METRICS = [*METRICS, "max_abs_err"]  # noqa: RUF012
 
     def __init__(self, tb_args, extra_args=None):
         super().__init__(tb_args, extra_args)
@@ -84,24 +84,29 @@ class Operator(Judged):
         _, n_iters = self.example_inputs
         return {"n_iters": n_iters, "form": self.options.form, "first": self.options.first}
 
-    def errors(self, fn):
-        logits = self.example_inputs[0]
+    def errors_of(self, p, gradients):
+        logits, dx = self.example_inputs[0], None if gradients is None else gradients[0]
+        allowed = self.once("budget", lambda: compare.budget(logits, self.upstream(), **self.arguments()))
+        return compare.errors(logits, self.upstream(), p, dx, allowed, **self.arguments())
 
+    def share_of(self, name, p, gradients):
+        return self.errors_of(p, gradients).share
+
+    def errors(self, fn):
         def judge():
-            p, gradients = self.results(fn)
-            dx = None if gradients is None else gradients[0]
-            allowed = self.once("budget", lambda: compare.budget(logits, self.upstream(), **self.arguments()))
-            found = compare.errors(logits, self.upstream(), p, dx, allowed, **self.arguments())
+            found = self.errors_of(*self.results(fn))
             self.is_right(fn, found.share)
             return found
 
         return self.once(("errors", fn._name), judge)
 
+    def share(self, fn):
+        return self.errors(fn).share
+
     def accuracy(self, fn, baseline_fn):
-        """Whether the result of this mode is within the error budget against float64; no baseline decides."""
-        for judged in (baseline_fn, fn):
-            self.errors(judged)
-        return self.accurate[self.get_x_val(self.example_inputs), fn._name]
+        """Whether the result of this mode is within the error budget against float64; the baseline's too."""
+        self.errors(baseline_fn)
+        return super().accuracy(fn, baseline_fn)
 
     def best_config(self, fn):
         backend = BACKENDS.get(fn._name)
@@ -166,6 +171,7 @@ def method(name, backend):
     return build
 
 
+add_metrics(Operator, OF_ALL)
 for _name, _backend in BACKENDS.items():
     _register = register_benchmark(
         operator_name="sinkhorn",
