@@ -25,7 +25,7 @@ COMMANDS = [
     "-m helion_sinkhorn shwo",
     *(f"-m benchmarks.{name} --nonsense" for name in (
         "demo", "demo_model", "first_call", "recompute", "sinkhorn.bench", "sinkhorn.implicit_speed",
-        "sinkhorn.study_backward", "dot_compress.speed", "dot_compress.study_rounding",
+        "sinkhorn.study_backward", "sinkhorn.sources", "dot_compress.speed", "dot_compress.study_rounding",
         "linear_attention.speed", "linear_attention.gates", "linear_attention.study_chunk_rounding",
         "hc_mixes.study_precision", "residual_path.bench", "sinkhorn.machine_code",
     )),

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ def bench(
     return list({tuple(getattr(row, field) for field in fields.values()): row for row in rows}.values())
 
 
+def arguments_of(name: str) -> ModuleType:
+    """The module with the flags of an operator."""
+    return importlib.import_module(f"tritonbench_ops.{name}.arguments")
+
+
 def checkout() -> Path:
     """The folder `tritonbench` that Python would import; the process ends where it is missing or old."""
     spec = importlib.util.find_spec("tritonbench")
@@ -111,7 +117,7 @@ def checked(arguments: Sequence[str]) -> list[str]:
             )
     known = {"--help", *TIME_FLAGS, *flags_of(folder)}
     for name in set(found) & set(NAMES):
-        own = importlib.import_module(f"tritonbench_ops.{name}.arguments").PARSER
+        own = arguments_of(name).PARSER
         _, left = own.parse_known_args([word for word in rest if word not in ("-h", "--help")])
         refuse_unknown(own, left, known)
     return found

@@ -55,6 +55,15 @@ def in_turn(names: Sequence[str], arguments: Sequence[str]) -> str:
     return ", ".join(failed)
 
 
+def sizes_on_a_cpu(names: Sequence[str], arguments: Iterable[str]) -> Sequence[str]:
+    """The sizes of an operator that a CPU finishes soon; none where one is named."""
+    if not set(names) <= set(flags.NAMES) or len(names) != 1:
+        return ()
+    own = flags.arguments_of(names[0])
+    named = {word.partition("=")[0] for word in arguments} & own.PARSER._option_string_actions.keys()
+    return () if named else own.ON_A_CPU
+
+
 def run(arguments: Sequence[str]) -> None:
     """What `run.py` does with these arguments.
 
@@ -86,8 +95,9 @@ def run(arguments: Sequence[str]) -> None:
 
     arguments = translated(arguments, get_parser()._option_string_actions)
     if not torch.cuda.is_available() and not any(a.partition("=")[0] == "--device" for a in arguments):
-        print("no GPU here: --device cpu", file=sys.stderr)
-        arguments += ["--device", "cpu"]
+        added = ["--device", "cpu", *sizes_on_a_cpu(names, arguments)]
+        print("no GPU here:", *added, file=sys.stderr)
+        arguments += added
     # children of tritonbench are started with this
     sys.argv = ["run.py", "--launch", __name__, *arguments]
     if gate.VERDICTS in os.environ:

@@ -127,6 +127,18 @@ def test_counting_inputs_draws_none():
         assert done.stdout.splitlines()[-1].count(",") == 0, done.stdout
 
 
+@pytest.mark.parametrize("name", flags.NAMES)
+def test_a_cpu_gets_sizes_that_it_finishes(name):
+    words = launch.sizes_on_a_cpu([name], ["--op", name, "--mode", "bwd"])
+    own = flags.arguments_of(name).PARSER
+    assert own.parse_args(words) != own.parse_args([])
+    assert launch.sizes_on_a_cpu([name], [f"{words[0]}=3"]) == ()
+
+
+def test_operators_of_tritonbench_get_none():
+    assert launch.sizes_on_a_cpu(["softmax"], []) == launch.sizes_on_a_cpu([], []) == ()
+
+
 def test_operators_run_in_turn_and_each_counts(monkeypatch):
     ends = {"sinkhorn": 0, "hc_pre": -9, "hc_post": 3}
     began = []

@@ -6,3 +6,5 @@ SIZES = {"batch": "elements", "m": "rows of x and y", "d": "columns of x", "k": 
 """The flags, which are fields of a workload, and what they count."""
 PARSER = flags.parser("dot_compress", SIZES)
 PARSER.add_argument("--with-z", action="store_true", help="add z to the intermediate")
+ON_A_CPU = ("--batch", "2")
+"""Sizes where there is no GPU and no size was named."""

@@ -7,3 +7,5 @@ FIELDS = {"tokens": "batch", "streams": "n", "n_iters": "n_iters"}
 PARSER = flags.parser(
     "hc_split_sinkhorn", {"tokens": "rows of mixes", "streams": "n", "n_iters": "of Sinkhorn"}
 )
+ON_A_CPU = ("--tokens", "1024")
+"""Sizes where there is no GPU and no size was named."""

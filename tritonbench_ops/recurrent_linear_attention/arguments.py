@@ -25,3 +25,5 @@ PARSER.add_argument(
     type=gates,
     help='of "g g_gamma gk gv", with spaces between; default: those of the bench workload',
 )
+ON_A_CPU = ("--batch", "1", "--steps", "16", "--heads", "2")
+"""Sizes where there is no GPU and no size was named."""
