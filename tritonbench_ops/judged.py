@@ -29,7 +29,7 @@ COMPARED = {"speedup", "accuracy"}
 CPU_MILLISECONDS = {"warmup": 25, "rep": 100, "iter": 100}
 """Where tritonbench would ask a CUDA device for an estimate."""
 METRICS = ["latency", "speedup", "accuracy", "share_of_budget", "err_over_inductor", "x_floor"]
-"""Those that are shown where --metrics names none."""
+"""What is shown where --metrics names none."""
 INDUCTOR = "torch_compile"
 """The backend whose errors those of others are compared with."""
 CALLS = 3

@@ -34,7 +34,7 @@ class Operator(JudgedByLeaves):
         return self.example_inputs[:3], self.example_inputs[3]
 
     def figures(self, fn):
-        """Of each result: how it compares with float64, and with Inductor's where that runs."""
+        """How each result compares with float64, and with Inductor's where that runs."""
 
         def judge():
             results = self.results(fn)
