@@ -127,4 +127,7 @@ def largest(difference: torch.Tensor) -> float:
 
 def written(values: Mapping[str, float]) -> str | None:
     """A number for each result in one cell of a table; None without any."""
-    return " ".join(f"{name}={value:.3g}" for name, value in values.items()) or None
+    cells = (
+        f"{name}={value if isinstance(value, int) else f'{value:.3g}'}" for name, value in values.items()
+    )
+    return " ".join(cells) or None
