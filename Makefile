@@ -6,8 +6,9 @@ ARGS ?=
 # Which of its commands a target runs
 WHAT ?=
 JOBS ?= 2
-# A checkout of https://github.com/meta-pytorch/tritonbench, and the modes to run (docs/tritonbench.md)
+# A checkout of https://github.com/meta-pytorch/tritonbench, the operator and its modes (docs/tritonbench.md)
 TRITONBENCH_DIR ?= ../tritonbench
+OP ?= sinkhorn
 MODES ?= fwd bwd fwd_bwd fwd_no_grad
 
 TUNE := $(if $(KERNEL),--kernel $(KERNEL)) $(if $(TAGS),--tags $(TAGS)) $(if $(EFFORT),--effort $(EFFORT)) \
@@ -73,12 +74,12 @@ clean: ## remove the environment and what was built
 	rm -rf $(VENV) build dist site sinkhorn.png demo_model.png *.egg-info helion_sinkhorn/programs.zip
 
 ##@ Measure it
-# A process a mode of tritonbench; it fails when a backend is missing, raises or is inaccurate
+# A process a mode of tritonbench, OP=hc_pre, MODES="fwd bwd"; it fails when a backend is missing, raises or is inaccurate
 ifeq ($(WHAT),tritonbench)
 bench: export OMP_NUM_THREADS ?= 1
 bench: export PYTHONPATH := $(abspath $(TRITONBENCH_DIR)):$(CURDIR)
 bench: $(VENV)/.tritonbench
-	set -e; for mode in $(MODES); do $(RUN) -m tritonbench_ops --op sinkhorn --mode $$mode $(ARGS); done
+	set -e; for mode in $(MODES); do $(RUN) -m tritonbench_ops --op $(OP) --mode $$mode $(ARGS); done
 else
 bench: $(VENV)/.ready ## on a GPU, 7 minutes, ARGS=--quick 90 s: beside PyTorch and other packages. WHAT=sinkhorn|residual_path|dot_compress|linear_attention|tritonbench
 	$(RUN) -m benchmarks.bench $(or $(WHAT),sinkhorn) $(ARGS)

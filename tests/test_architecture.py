@@ -61,7 +61,7 @@ def lacks(root: Path, op: str) -> list[str]:
     bench = TRITONBENCH.get(op, op)
     found += [
         f"tritonbench_ops/{bench}/{room}.py"
-        for room in ("cases", "operator")
+        for room in ("arguments", "cases", "operator")
         if room not in modules(root / "tritonbench_ops" / bench)
     ]
     found += [f"tests/{op}/{room}.py" for room in sorted(TESTS - modules(root / "tests" / op))]
@@ -76,7 +76,7 @@ def lacks(root: Path, op: str) -> list[str]:
         ("helion_sinkhorn/reference.py", f"{dotted(code)}.reference"),
         ("helion_sinkhorn/__init__.py", f"{dotted(code)}.api"),
         ("ci/operators/__init__.py", f"ci.operators.{op}"),
-        ("tritonbench_ops/register.py", f'"{bench}"'),
+        ("tritonbench_ops/flags.py", f'"{bench}"'),
         ("pyproject.toml", f'"{dotted(code)}"'),
         ("pyproject.toml", f'"{dotted(lab)}"'),
     ]

@@ -78,6 +78,14 @@ def test_tune_names_the_devices_before_it_builds_an_environment(words):
     assert f"one of: {' '.join(DEVICES)}." in done.stderr
 
 
+def test_bench_tritonbench_runs_the_operator_that_is_named():
+    runs = [made("-n", "bench-tritonbench", *words) for words in ([], ["OP=hc_pre", "MODES=bwd"])]
+    assert "for mode in fwd bwd fwd_bwd fwd_no_grad; do" in runs[0]
+    assert "--op sinkhorn --mode $mode" in runs[0]
+    assert "for mode in bwd; do" in runs[1]
+    assert "--op hc_pre --mode $mode" in runs[1]
+
+
 def test_benchmarks_start_as_modules():
     assert "-m benchmarks.demo " in MAKEFILE
     assert not re.search(r"\$\(RUN\) benchmarks/", MAKEFILE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import ClassVar
 
@@ -28,6 +28,10 @@ COMPARED = {"speedup", "accuracy"}
 """Metrics that tritonbench leaves empty without a baseline."""
 CPU_MILLISECONDS = {"warmup": 25, "rep": 100, "iter": 100}
 """Where tritonbench would ask a CUDA device for an estimate."""
+METRICS = ["latency", "speedup", "accuracy", "share_of_budget", "err_over_inductor", "x_floor"]
+"""What is shown where --metrics names none."""
+INDUCTOR = "torch_compile"
+"""The backend whose errors those of others are compared with."""
 CALLS = 3
 """Calls whose results are compared beside those of the timed runs."""
 
@@ -64,6 +68,7 @@ def say_missing(backends):
 class Judged(BenchmarkOperator):
     """An operator whose run fails when a backend that counts raised or is inaccurate."""
 
+    DEFAULT_METRICS = METRICS
     is_compute_bound = False
     reset_dynamo = True
     ATOMICS: ClassVar[dict[str, str]] = {}
@@ -98,23 +103,24 @@ class Judged(BenchmarkOperator):
         unknown = [name for name in self.required_metrics if name not in known]
         if unknown:
             raise ValueError(f"--metrics names {', '.join(unknown)}; metrics are {', '.join(sorted(known))}")
-        self.named = self.names_in_only()
-        if self.named and COMPARED & set(self.required_metrics):
-            self._only = list(dict.fromkeys([*baselines(self.name), *self._only]))
-
-    def names_in_only(self):
-        """The backends of --only; [] without it."""
+        only = list(self._only or [])
+        exact = getattr(self.tb_args, "only_match_mode", "exact") == "exact"
+        self.named, self.prefixes = (only, ()) if exact else ([], tuple(only))
         registered = REGISTERED_BENCHMARKS[self.name]
-        if getattr(self.tb_args, "only_match_mode", "exact") != "exact":
-            return [name for name in registered if name.startswith(tuple(self._only))] if self._only else []
-        unknown = [name for name in self._only or [] if name not in registered]
+        unknown = [name for name in self.named if name not in registered]
+        unknown += [
+            start for start in self.prefixes if not any(name.startswith(start) for name in registered)
+        ]
         if unknown:
             raise ValueError(f"--only names {', '.join(unknown)}; backends are {', '.join(registered)}")
-        return list(self._only or [])
+        if self.named and COMPARED & set(self.required_metrics):
+            self._only = list(dict.fromkeys([*baselines(self.name), *only]))
 
-    def get_available_num_inputs(self):
-        """So that newer versions of tritonbench need not draw all inputs to count them."""
+    def count_example_inputs(self):
+        """How many there are, without drawing them; tritonbench asks by either name."""
         return len(self.cases)
+
+    get_available_num_inputs = count_example_inputs
 
     def enable_bf16(self):
         """Nothing: inputs come in their dtypes, and tritonbench would narrow float32 weights and leaves."""
@@ -196,8 +202,10 @@ class Judged(BenchmarkOperator):
             ValueError: a result has not the shape and dtype of its upstream gradient.
         """
         self.restore_inputs(fn._name)
+        for others in self.runs.values():
+            # before gradients in the leaves are those of this backend
+            others.rest()
         runs = self.runs[fn._name]
-        runs.rest()
         other, bits = runs.other, [t.to(self.device) for t in runs.first]
         inputs = {t.untyped_storage().data_ptr() for t in given(self.example_inputs)}
         for _ in range(CALLS - 1):
@@ -252,6 +260,60 @@ class Judged(BenchmarkOperator):
         self.accurate[self.get_x_val(self.example_inputs), fn._name] = right
         return right
 
+    def share_of(self, name, out, gradients):
+        """The largest error of results in units of the budget that this backend is held to."""
+        raise NotImplementedError
+
+    def held_to(self, name):
+        """What tells the budgets of backends apart."""
+
+    def share(self, fn):
+        """The share that a backend's results take of their error budget, judged once an input."""
+
+        def judge():
+            share = self.share_of(fn._name, *self.results(fn))
+            self.is_right(fn, share)
+            return share
+
+        return self.once(("share", fn._name), judge)
+
+    def accuracy(self, fn, baseline_fn):
+        """Whether the results are within the error budget against float64; no baseline decides."""
+        self.share(fn)
+        return self.accurate[self.get_x_val(self.example_inputs), fn._name]
+
+    def share_of_budget(self, fn, inputs, metrics):
+        return self.share(fn)
+
+    def err_over_inductor(self, fn, inputs, metrics):
+        """This backend's share over Inductor's of the same budget; None where Inductor does not run."""
+        theirs = self.once(("inductor", self.held_to(fn._name)), lambda: self.share_of_inductor(fn._name))
+        if theirs is None:
+            return None
+        return self.share(fn) / theirs if theirs else math.inf
+
+    def share_of_inductor(self, name):
+        found = self.results_of_inductor()
+        return None if found is None else self.share_of(name, *found)
+
+    def results_of_inductor(self):
+        """(out, gradients) of this mode as torch.compile computes them; None where this run leaves it out."""
+        only = tuple(self._only or ())
+        chosen = not only or INDUCTOR in only or (self.prefixes and INDUCTOR.startswith(self.prefixes))
+        if not chosen or INDUCTOR in (self._skip or ()):
+            return None
+        mode, gradients = self.mode.value, None
+        try:
+            with torch.set_grad_enabled(mode != "fwd_no_grad"):
+                out = self.forward(INDUCTOR)()
+            if "bwd" in mode:
+                several = [out] if isinstance(out, torch.Tensor) else out
+                gradients = torch.autograd.grad(several, self.leaves(), self.upstreams())
+        except Exception as error:
+            log.warning("no ratio to Inductor: %s: %s", type(error).__name__, error)
+            return None
+        return None if mode == "bwd" else detached(out), gradients
+
     def required(self) -> tuple[list[str], set[str]]:
         """(backends that must be there and not raise, those of them whose result must be right)."""
         raise NotImplementedError
@@ -267,6 +329,11 @@ class Judged(BenchmarkOperator):
         finally:
             must, judged = self.required()
             judged = judged if "accuracy" in self.required_metrics else set()
+            if self.prefixes:
+                matched = [
+                    name for name in REGISTERED_BENCHMARKS[self.name] if name.startswith(self.prefixes)
+                ]
+                must = [name for name in matched if name in must] or matched
             gate.report(
                 gate.failures(
                     self.output.result, self._num_inputs, must, judged, baselines(self.name), self.accurate
@@ -340,9 +407,14 @@ class JudgedByLeaves(Judged):
         return self.once("floor", measured)
 
 
-def add_metrics(operator: type[JudgedByLeaves]) -> None:
-    """Register what all operators measure: tritonbench finds a metric's operator by its function's module."""
-    for shared in (JudgedByLeaves.x_floor, JudgedByLeaves.gbps, JudgedByLeaves.flops):
+OF_ALL = Judged.share_of_budget, Judged.err_over_inductor
+"""Metrics of every operator."""
+BY_LEAVES = *OF_ALL, JudgedByLeaves.x_floor, JudgedByLeaves.gbps, JudgedByLeaves.flops
+
+
+def add_metrics(operator: type[Judged], metrics: Iterable[Callable] = BY_LEAVES) -> None:
+    """Register what operators share: tritonbench finds a metric's operator by its function's module."""
+    for shared in metrics:
 
         def metric(self, fn, inputs, metrics, shared=shared):
             return shared(self, fn, inputs, metrics)

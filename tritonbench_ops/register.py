@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from pathlib import Path
 
+from tritonbench_ops.flags import NAMES
+
 FOLDER = Path(__file__).resolve().parent
-NAMES = (
-    "dot_compress", "hc_mixes", "hc_post", "hc_pre", "hc_site", "hc_split_sinkhorn",
-    "recurrent_linear_attention", "sinkhorn",
-)  # fmt: skip
 
 
 def register() -> None:
@@ -36,3 +35,9 @@ def register() -> None:
 
     paths.lists_ours = True
     op._list_opbench_paths = paths
+
+
+def class_of(name: str) -> type:
+    """The class of an operator, whatever name its package was imported under: tritonbench's, or ours."""
+    register()
+    return importlib.import_module(f"tritonbench.operators.{name}.operator").Operator

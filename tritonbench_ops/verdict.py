@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 
 VERDICTS = "SINKHORN_TRITONBENCH_VERDICTS"
 """Names the file in which `launch` collects the verdicts of this process and its children."""
-PASSED = "passed"
+BEGUN, ENDED = "begun", "ended"
 
 
 def failures(
@@ -31,7 +32,9 @@ def failures(
         accurate: (x value, backend) -> whether its result was right.
     """
     found = []
-    if not inputs or len(results) < inputs:
+    if inputs < 1:
+        found.append("no input was chosen: --input-id is beyond the last input, or --num-inputs is 0")
+    elif len(results) < inputs:
         found.append(f"{len(results)} of {inputs} inputs were completed")
     for x_value, row in results:
         for name in wanted:
@@ -51,7 +54,7 @@ def report(found: Sequence[str]) -> None:
     path = os.environ.get(VERDICTS)
     if path:
         with open(path, "a") as file:
-            file.write("".join(f"{line}\n" for line in found or [PASSED]))
+            file.write(f"{ENDED} {len(found)}\n")
     elif found:
         # run.py swallows what is raised, SystemExit included, and then ends with 0
         atexit.unregister(_fail)
@@ -64,11 +67,27 @@ def _fail() -> None:
     os._exit(1)
 
 
-def verdict(path: str) -> str:
-    """Why the runs that reported to `path` did not pass; empty if they did."""
+def begin() -> None:
+    """Say that a child began, whose verdict has to follow."""
+    with open(os.environ[VERDICTS], "a") as file:
+        file.write(f"{BEGUN}\n")
+
+
+def verdict(path: str, runs: int = 1) -> str:
+    """Why the runs that reported to `path` did not pass; empty if they did.
+
+    Args:
+        path: of the file.
+        runs: of the operator in this process, each of which reports; so does every child that began.
+    """
     with open(path) as file:
-        lines = file.read().splitlines()
-    if not lines:
-        return "the operator reported no result"
-    found = [line for line in lines if line != PASSED]
-    return f"{len(found)} failures, listed above as FAILED" if found else ""
+        words = file.read().split()
+    counts = [int(count) for word, count in itertools.pairwise(words) if word == ENDED]
+    missing = (words.count(BEGUN) or runs) - len(counts)
+    if missing > 0:
+        return (
+            f"{missing} of the runs that began reported no result"
+            if counts
+            else "the operator reported no result"
+        )
+    return f"{sum(counts)} failures, listed above as FAILED" if any(counts) else ""

@@ -38,9 +38,14 @@ print(json.dumps(found))
 """
 
 
-def statuses(planting: str, runs: list[list[str]]) -> list[int]:
-    """Exit statuses of command lines, one process for all, after code that adds to `parts.BACKENDS`."""
+def outputs(planting: str, runs: list[list[str]]) -> list[str]:
+    """What command lines print, and last their exit statuses: one process for all, after code that plants."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(STUB), str(ROOT)])}
     done = python("-c", BEFORE + planting + AFTER, json.dumps(runs), env=environment, cwd=STUB)
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout.splitlines()
+
+
+def statuses(planting: str, runs: list[list[str]]) -> list[int]:
+    """Exit statuses of command lines, after code that adds to `parts.BACKENDS`."""
+    return json.loads(outputs(planting, runs)[-1])

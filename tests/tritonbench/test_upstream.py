@@ -32,7 +32,7 @@ print(json.dumps({{
 """
 
 
-def run(tmp_path, *words, change="", package=True):
+def run(tmp_path, *words, change="", package=True, said=""):
     tree = tmp_path / "tree"
     if not tree.exists():
         shutil.copytree(ROOT / "tests" / "tritonbench" / "stub", tree)
@@ -47,28 +47,62 @@ def run(tmp_path, *words, change="", package=True):
     code = RUN.format(tree=str(tree), words=words, change=change)
     done = python("-c", code, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert said in done.stdout
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("mode", ["fwd", "bwd", "fwd_bwd"])
-@pytest.mark.parametrize("form", ["deepseek", "log"])
+@pytest.mark.parametrize(
+    ("mode", "form"),
+    [*((mode, "deepseek") for mode in ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")), ("fwd_bwd", "log")],
+)
 def test_it_runs_by_itself_and_is_accurate(tmp_path, mode, form):
-    found = run(tmp_path, "--mode", mode, "--form", form, "--metrics", "accuracy,gbps,flops",
+    found = run(tmp_path, "--mode", mode, "--form", form, "--metrics", "latency,accuracy,gbps,flops",
                 "--only", "eager,helion")  # fmt: skip
     ((x, row),) = found["rows"]
     assert x == [1024, 4, 4, 20]
     assert found["ours"] == []
     accuracy, extra, error = row["helion"]
     assert (accuracy, error) == (True, None)
-    assert extra["flops"] == {"fwd": 1, "bwd": 2, "fwd_bwd": 3}[mode] * 4 * 1024 * 16 * 20
+    assert extra["flops"] == {"bwd": 2, "fwd_bwd": 3}.get(mode, 1) * 4 * 1024 * 16 * 20
     assert extra["gbps"] > 0
 
 
-@pytest.mark.parametrize("mode", ["fwd", "bwd"])
-def test_a_wrong_function_is_inaccurate(tmp_path, mode):
-    change = "right = module.helion_sinkhorn; module.helion_sinkhorn = lambda *a, **o: 1.001 * right(*a, **o)"
+WRONG = """
+right = module.helion_sinkhorn
+
+class Wrong(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, p):
+        return p * {value}
+    @staticmethod
+    def backward(ctx, dy):
+        return dy * {gradient}
+
+module.helion_sinkhorn = lambda *a, **o: Wrong.apply(right(*a, **o))
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "value", "gradient"),
+    [
+        ("fwd", 1.001, 1), ("fwd_no_grad", 1.001, 1), ("bwd", 1, 1.001), ("fwd_bwd", 1.001, 1),
+        ("fwd_bwd", 1, 1.001),
+    ],
+)  # fmt: skip
+def test_a_wrong_function_is_inaccurate(tmp_path, mode, value, gradient):
+    change = WRONG.format(value=value, gradient=gradient)
     found = run(tmp_path, "--mode", mode, "--metrics", "accuracy", "--only", "eager,helion", change=change)
-    assert found["rows"][0][1]["helion"][0] is False
+    accuracy, _, error = found["rows"][0][1]["helion"]
+    assert (accuracy, error) == (False, None)
+
+
+def test_the_speedup_is_plotted(tmp_path):
+    for package in ("pandas", "matplotlib"):
+        pytest.importorskip(package, reason="triton.testing plots with pandas and matplotlib")
+    change = "Operator.run = lambda self, run=Operator.run: (run(self), speed(self), self.plot())\n"
+    change += "def speed(self):\n    for _, row in self.output.result: row['helion'].speedup = 7.5\n"
+    found = run(tmp_path, "--metrics", "latency,speedup", "--only", "eager,helion", change=change, said="7.5")
+    assert len(found["rows"]) == 1
 
 
 def test_it_needs_no_helion_sinkhorn(tmp_path):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -13,21 +15,15 @@ from helion_sinkhorn.lab.dot_compress import budget as testing_dot_compress
 from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
+from tritonbench_ops.dot_compress.arguments import PARSER, SIZES
 from tritonbench_ops.inductor import compiled
 from tritonbench_ops.measure import of_mode
 
 REPORTED = 0.2, 0.01
 """atol and rtol of pytorch/helion#1661: a view of the accuracy, and no test of it (docs/dot_compress.md)."""
 Tensors = tuple[torch.Tensor, ...]
-SIZES = {"batch": "elements", "m": "rows of x and y", "d": "columns of x", "k": "columns of y"}
-"""The flags, which are fields of a workload, and what they count."""
 
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The operator's own flags, which tritonbench hands on."""
-    parser = flags.parser("dot_compress", SIZES)
-    parser.add_argument("--with-z", action="store_true", help="add z to the intermediate")
-    return parser.parse_args(arguments)
+parse = PARSER.parse_args
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[DotWorkload]:
@@ -67,23 +63,71 @@ PIECE_ENTRIES = 1 << 24
 """Entries of x computed in float64 at a time."""
 
 
-def share_of_budget(
-    inputs: Tensors, grad: torch.Tensor, out: torch.Tensor | None, gradients: Tensors | None
-) -> float:
-    """The largest error of all entries, each in units of its own budget, computed where the tensors are."""
+@dataclass(frozen=True)
+class Figures:
+    """How a result compares with float64."""
+
+    share: float
+    """Its largest error in units of the budget of the entry."""
+    error: float
+    """Its largest error."""
+
+
+def named(out: torch.Tensor | None, gradients: Tensors | None) -> dict[str, torch.Tensor]:
+    """The results of a mode by their names."""
     found = {"out": out} | dict(zip(("dx", "dy", "dz"), gradients or (), strict=False))
-    given = {name: t.detach() for name, t in found.items() if t is not None}
-    x, shares = inputs[0], []
+    return {name: t.detach() for name, t in found.items() if t is not None}
+
+
+def figures(
+    inputs: Tensors, grad: torch.Tensor, out: torch.Tensor | None, gradients: Tensors | None
+) -> dict[str, Figures]:
+    """Figures of each result, every entry against its own budget, computed where the tensors are."""
+    x, given, found = inputs[0], named(out, gradients), {}
     for piece in torch.arange(len(x)).split(max(1, PIECE_ENTRIES // x[0].numel())):
         at = slice(int(piece[0]), int(piece[-1]) + 1)
         tensors = (None if t is None else t[at] for t in inputs)
         exact = testing_dot_compress.exact(*tensors, grad[at], device=x.device)
-        shares += [largest_share(t[at], exact[name].value, exact[name].budget) for name, t in given.items()]
-    return max(shares)
+        for name, t in given.items():
+            share = largest_share(t[at], exact[name].value, exact[name].budget)
+            error = largest(t[at].double() - exact[name].value)
+            before = found.get(name, Figures(0.0, 0.0))
+            found[name] = Figures(max(before.share, share), max(before.error, error))
+    return found
 
 
-def mismatched(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The share of entries that REPORTED rejects; NaN is rejected."""
+def share_of_budget(
+    inputs: Tensors, grad: torch.Tensor, out: torch.Tensor | None, gradients: Tensors | None
+) -> float:
+    """The largest error of all entries, each in units of its own budget."""
+    return max(found.share for found in figures(inputs, grad, out, gradients).values())
+
+
+def differences(
+    results: tuple[torch.Tensor | None, Tensors | None], others: tuple[torch.Tensor | None, Tensors | None]
+) -> dict[str, tuple[int, float]]:
+    """Result -> (entries that REPORTED rejects beside another's, the largest difference from them)."""
+    found, theirs = named(*results), named(*others)
+    return {
+        name: (mismatches(t, theirs[name]), largest(t.double() - theirs[name])) for name, t in found.items()
+    }
+
+
+def mismatches(a: torch.Tensor, b: torch.Tensor) -> int:
+    """How many entries REPORTED rejects; NaN is rejected."""
     atol, rtol = REPORTED
     close = (a - b).abs().double() <= atol + rtol * b.abs().double()
-    return 1 - (close | (a == b)).double().mean().item()
+    return int((~(close | (a == b))).sum())
+
+
+def largest(difference: torch.Tensor) -> float:
+    """The largest absolute entry; NaN counts as any."""
+    return float(difference.abs().nan_to_num(nan=math.inf).max())
+
+
+def written(values: Mapping[str, float]) -> str | None:
+    """A number for each result in one cell of a table; None without any."""
+    cells = (
+        f"{name}={value if isinstance(value, int) else f'{value:.3g}'}" for name, value in values.items()
+    )
+    return " ".join(cells) or None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tritonbench.utils.triton_op import register_metric, register_x_val
 
 from tritonbench_ops.dot_compress import cases as parts
-from tritonbench_ops.judged import JudgedByLeaves, add_backends, add_metrics
+from tritonbench_ops.judged import METRICS, JudgedByLeaves, add_backends, add_metrics
 
 
 class Operator(JudgedByLeaves):
@@ -13,7 +13,9 @@ class Operator(JudgedByLeaves):
 
     parts = parts
     DEFAULT_PRECISION = "bf16"
-    DEFAULT_METRICS = ["latency", "speedup", "accuracy", "reported_mismatch", "x_floor"]  # noqa: RUF012
+    DEFAULT_METRICS = [  # noqa: RUF012
+        *METRICS, "max_abs_err", "shares", "inductor_mismatches", "inductor_max_diff",
+    ]  # fmt: skip
 
     def get_input_iter(self):
         for case in self.cases:
@@ -25,18 +27,45 @@ class Operator(JudgedByLeaves):
     def get_x_val(self, inputs):
         return parts.x_value(*inputs[:3])
 
-    def accuracy(self, fn, baseline_fn):
-        """Whether the result is within the error budget against float64; no baseline decides."""
-        out, gradients = self.results(fn)
-        return self.is_right(
-            fn, parts.share_of_budget(self.example_inputs[:3], self.example_inputs[3], out, gradients)
-        )
+    def share_of(self, name, *results):
+        return max(found.share for found in parts.figures(*self.given(), *results).values())
+
+    def given(self):
+        return self.example_inputs[:3], self.example_inputs[3]
+
+    def figures(self, fn):
+        """How each result compares with float64, and with Inductor's where that runs."""
+
+        def judge():
+            results = self.results(fn)
+            found, theirs = parts.figures(*self.given(), *results), self.results_of_inductor()
+            self.is_right(fn, max(of.share for of in found.values()))
+            return found, {} if theirs is None else parts.differences(results, theirs)
+
+        return self.once(("figures", fn._name), judge)
+
+    def share(self, fn):
+        return max(found.share for found in self.figures(fn)[0].values())
 
     @register_metric()
-    def reported_mismatch(self, fn, inputs, metrics):
-        """The share of entries beyond 0.2 + 1 % of eager's; shown, never judged."""
-        eager = self.once("eager", lambda: self.forward(parts.BASELINE)().detach())
-        return parts.mismatched(self.forward(fn._name)().detach(), eager)
+    def max_abs_err(self, fn, inputs, metrics):
+        """The largest error of each result against float64."""
+        return parts.written({name: found.error for name, found in self.figures(fn)[0].items()})
+
+    @register_metric()
+    def shares(self, fn, inputs, metrics):
+        """The largest error of each result in units of its budget."""
+        return parts.written({name: found.share for name, found in self.figures(fn)[0].items()})
+
+    @register_metric()
+    def inductor_mismatches(self, fn, inputs, metrics):
+        """How many entries of each result pytorch/helion#1661 rejects beside Inductor's; never judged."""
+        return parts.written({name: count for name, (count, _) in self.figures(fn)[1].items()})
+
+    @register_metric()
+    def inductor_max_diff(self, fn, inputs, metrics):
+        """The largest difference of each result from Inductor's; never judged."""
+        return parts.written({name: most for name, (_, most) in self.figures(fn)[1].items()})
 
     def operations(self, inputs):
         return parts.operations(*inputs[:2])

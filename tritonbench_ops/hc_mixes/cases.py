@@ -14,21 +14,15 @@ from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
 from helion_sinkhorn.lab.rounding import SIGMAS
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share, pieces
+from tritonbench_ops.hc_mixes.arguments import FIELDS, PARSER
 from tritonbench_ops.inductor import compiled
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
-SIZES = {"tokens": "T", "streams": "n", "hidden": "C", "rows": "M, of fn"}
-"""The flags, and what they count."""
-FIELDS = {"tokens": "batch", "streams": "n", "hidden": "c", "rows": "m"}
-"""The flags, and the fields of a workload that they replace."""
 PIECE_ENTRIES = 1 << 24
 """Entries of x computed in float64 at a time."""
 
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The operator's own flags, which tritonbench hands on."""
-    return flags.parser("hc_mixes", SIZES).parse_args(arguments)
+parse = PARSER.parse_args
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[MixesWorkload]:

@@ -15,7 +15,6 @@ class Operator(JudgedByLeaves):
 
     parts = parts
     DEFAULT_PRECISION = "bf16"
-    DEFAULT_METRICS = ["latency", "speedup", "accuracy", "x_floor"]  # noqa: RUF012
 
     def __init__(self, tb_args, extra_args=None):
         super().__init__(tb_args, extra_args)
@@ -35,12 +34,14 @@ class Operator(JudgedByLeaves):
     def get_x_val(self, inputs):
         return parts.x_value(inputs[0], self.case_of(*inputs))
 
-    def accuracy(self, fn, baseline_fn):
-        """Whether every token's results and dfn are within the error budget against float64."""
+    def held_to(self, name):
+        return name in parts.TF32
+
+    def share_of(self, name, *results):
         case = self.case_of(*self.example_inputs)
-        if fn._name in parts.TF32:
+        if self.held_to(name):
             case = dataclasses.replace(case, precision="tf32")
-        return self.is_right(fn, parts.share_of_budget(case, self.example_inputs, *self.results(fn)))
+        return parts.share_of_budget(case, self.example_inputs, *results)
 
     def operations(self, inputs):
         return parts.operations(self.case_of(*inputs))

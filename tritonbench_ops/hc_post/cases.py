@@ -14,21 +14,15 @@ from helion_sinkhorn.lab.post.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.post.workloads import HcPostWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
+from tritonbench_ops.hc_post.arguments import FIELDS, PARSER
 from tritonbench_ops.inductor import compiled
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
-SIZES = {"tokens": "T", "streams": "n", "hidden": "C"}
-"""The flags, and what they count."""
-FIELDS = {"tokens": "batch", "streams": "n", "hidden": "c"}
-"""The flags, and the fields of a workload that they replace."""
 PIECE_ENTRIES = 1 << 24
 """Entries of x computed in float64 at a time."""
 
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The operator's own flags, which tritonbench hands on."""
-    return flags.parser("hc_post", SIZES).parse_args(arguments)
+parse = PARSER.parse_args
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[HcPostWorkload]:

@@ -13,7 +13,6 @@ class Operator(JudgedByLeaves):
 
     parts = parts
     DEFAULT_PRECISION = "bf16"
-    DEFAULT_METRICS = ["latency", "speedup", "accuracy", "x_floor"]  # noqa: RUF012
 
     def get_input_iter(self):
         for case in self.cases:
@@ -24,9 +23,8 @@ class Operator(JudgedByLeaves):
     def get_x_val(self, inputs):
         return parts.x_value(inputs[1])
 
-    def accuracy(self, fn, baseline_fn):
-        """Whether every entry is within its error budget against float64; no baseline decides."""
-        return self.is_right(fn, parts.share_of_budget(self.example_inputs, *self.results(fn)))
+    def share_of(self, name, *results):
+        return parts.share_of_budget(self.example_inputs, *results)
 
     def operations(self, inputs):
         return parts.operations(inputs[1])

@@ -17,23 +17,17 @@ from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.lab.split import budget as of_split
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share, pieces
+from tritonbench_ops.hc_site.arguments import FIELDS, PARSER
 from tritonbench_ops.hc_split_sinkhorn.cases import by_part, units
 from tritonbench_ops.inductor import compiled
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
-SIZES = {"tokens": "T", "streams": "n", "hidden": "C"}
-"""The flags, and what they count."""
-FIELDS = {"tokens": "batch", "streams": "n", "hidden": "c"}
-"""The flags, and the fields of a workload that they replace."""
 OF_TOKENS, SUMS = RESULTS[:4], RESULTS[4:]
 PIECE_ENTRIES = 1 << 24
 """Entries of x computed in float64 at a time."""
 
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The operator's own flags, which tritonbench hands on."""
-    return flags.parser("hc_site", SIZES).parse_args(arguments)
+parse = PARSER.parse_args
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[HcSiteWorkload]:

@@ -17,23 +17,17 @@ from helion_sinkhorn.lab.split.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.split.workloads import HcWorkload
 from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share, pieces
+from tritonbench_ops.hc_split_sinkhorn.arguments import FIELDS, PARSER
 from tritonbench_ops.inductor import compiled
 from tritonbench_ops.measure import of_mode
 
 Tensors = Sequence[torch.Tensor]
-SIZES = {"tokens": "rows of mixes", "streams": "n", "n_iters": "of Sinkhorn"}
-"""The flags, and what they count."""
-FIELDS = {"tokens": "batch", "streams": "n", "n_iters": "n_iters"}
-"""The flags, and the fields of a workload that they replace."""
 PIECE_ENTRIES = 1 << 20
 """Entries of mixes computed in float64 at a time: autograd keeps a hundred tensors of this size."""
 SUMS = ("dscale", "dbase")
 """Sums over tokens."""
 
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The operator's own flags, which tritonbench hands on."""
-    return flags.parser("hc_split_sinkhorn", SIZES).parse_args(arguments)
+parse = PARSER.parse_args
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[HcWorkload]:

@@ -18,31 +18,20 @@ from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.lab.rounding import SAMPLES, half_ulp
 from helion_sinkhorn.lab.workloads import tagged
 from helion_sinkhorn.ops.linear_attention.limits import why_not_chunked
-from tritonbench_ops import flags
 from tritonbench_ops.bounds import largest_share
 from tritonbench_ops.inductor import compiled
 from tritonbench_ops.measure import of_mode
+from tritonbench_ops.recurrent_linear_attention.arguments import GATES, PARSER
 
-NAMES = ("q", "k", "v", "g", "g_gamma", "gk", "gv")
+NAMES = ("q", "k", "v", *GATES)
 Inputs = tuple[torch.Tensor | None, ...]
 """NAMES, None for a gate that is not there."""
 Attend = Callable[..., torch.Tensor]
 """Inputs -> o."""
-SIZES = {"batch": "sequences", "steps": "T", "heads": "H", "dk": "columns of q and k", "dv": "columns of v"}
-"""The flags of sizes, and what they count."""
 COMPILED_STEPS = 64
 """Most steps that torch.compile is given: it writes every one out, and takes minutes for a thousand."""
 
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The operator's own flags, which tritonbench hands on."""
-    parser = flags.parser("recurrent_linear_attention", SIZES)
-    parser.add_argument("--gates", help='of "g g_gamma gk gv", with spaces between; default: theirs')
-    options = parser.parse_args(arguments)
-    unknown = set((options.gates or "").split()) - set(NAMES[3:])
-    if unknown:
-        parser.error(f"--gates names {', '.join(sorted(unknown))}; pass some of {' '.join(NAMES[3:])}")
-    return options
+parse = PARSER.parse_args
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[AttentionWorkload]:
@@ -57,7 +46,7 @@ def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[AttentionWork
 
 def x_value(q, k, v, *gates: torch.Tensor | None) -> str:
     """An input as tables show it."""
-    there = [name for name, x in zip(NAMES[3:], gates, strict=True) if x is not None]
+    there = [name for name, x in zip(GATES, gates, strict=True) if x is not None]
     return f"{'x'.join(map(str, q.shape))} {v.size(-1)} {'+'.join(there) or 'plain'}"
 
 
@@ -113,7 +102,7 @@ def ours(method: str) -> Attend:
 
 def other_gates(q, k, v, g, g_gamma, gk, gv) -> str:
     """What flash-linear-attention's gated linear attention does not compute."""
-    there = [name for name, x in zip(NAMES[3:], (g, g_gamma, gk, gv), strict=True) if x is not None]
+    there = [name for name, x in zip(GATES, (g, g_gamma, gk, gv), strict=True) if x is not None]
     if not q.is_cuda:
         return "runs on GPUs only"
     return "" if there == ["gk"] else f"computes --gates gk, not {' '.join(there) or 'none'}"

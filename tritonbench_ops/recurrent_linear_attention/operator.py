@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tritonbench.utils.triton_op import register_benchmark, register_metric, register_x_val
+from tritonbench.utils.triton_op import register_benchmark, register_x_val
 
 from tritonbench_ops.judged import JudgedByLeaves, add_metrics, say_missing
 from tritonbench_ops.recurrent_linear_attention import cases as parts
@@ -14,7 +14,6 @@ class Operator(JudgedByLeaves):
 
     parts = parts
     DEFAULT_PRECISION = "bf16"
-    DEFAULT_METRICS = ["latency", "speedup", "accuracy", "share_of_budget", "x_floor"]  # noqa: RUF012
 
     def __init__(self, tb_args, extra_args=None):
         super().__init__(tb_args, extra_args)
@@ -31,27 +30,15 @@ class Operator(JudgedByLeaves):
     def get_x_val(self, inputs):
         return parts.x_value(*inputs[:-1])
 
-    def share(self, fn):
-        def judge():
-            inputs, do = self.example_inputs[:-1], self.example_inputs[-1]
-            exact = self.once("exact", lambda: parts.exact_results(inputs, do))
-            # of a plugin's backend nothing is known
-            method = BACKENDS[fn._name].method if fn._name in BACKENDS else "recurrent"
-            allowed = self.once(("budgets", method), lambda: parts.budgets(inputs, do, method))
-            share = parts.share_of_budget(inputs, exact, allowed, *self.results(fn))
-            self.is_right(fn, share)
-            return share
+    def held_to(self, name):
+        # of a plugin's backend nothing is known
+        return BACKENDS[name].method if name in BACKENDS else "recurrent"
 
-        return self.once(("share", fn._name), judge)
-
-    def accuracy(self, fn, baseline_fn):
-        """Whether the result is within the error budget against float64; no baseline decides."""
-        return self.share(fn) <= 1
-
-    @register_metric()
-    def share_of_budget(self, fn, inputs, metrics):
-        """The largest error in units of the budget of the backend's method."""
-        return self.share(fn)
+    def share_of(self, name, *results):
+        inputs, do, method = self.example_inputs[:-1], self.example_inputs[-1], self.held_to(name)
+        exact = self.once("exact", lambda: parts.exact_results(inputs, do))
+        allowed = self.once(("budgets", method), lambda: parts.budgets(inputs, do, method))
+        return parts.share_of_budget(inputs, exact, allowed, *results)
 
     def operations(self, inputs):
         return parts.operations(*inputs[1:3])

@@ -65,11 +65,6 @@ def ours(**options: object) -> Build:
     return build
 
 
-def sinkhorn_tritonbench(tb_op, logits, n_iters, form, first) -> Forward:
-    """`sinkhorn` as Helion's benchmark driver calls what it times (helion_driver.json)."""
-    return ours()(logits, None, n_iters, form, first)
-
-
 def configs(*choices: object, mode: str) -> str:
     """The choices of (forward, backward) that a mode launches."""
     launched = {"fwd": choices[:1], "fwd_no_grad": choices[:1], "bwd": choices[1:], "fwd_bwd": choices}

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
 
 import torch
 
 from helion_sinkhorn.lab.sinkhorn.workloads import LARGEST_ENTRIES, SinkhornWorkload
 from helion_sinkhorn.lab.workloads import tagged
-from helion_sinkhorn.ops.sinkhorn.api import FIRSTS, FORMS
-from tritonbench_ops import flags
+from tritonbench_ops.flags import MODES as MODES
+from tritonbench_ops.sinkhorn.arguments import PARSER
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MODES = ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")
 TENSORS_MOVED = {"fwd": 2, "fwd_no_grad": 2, "bwd": 3, "fwd_bwd": 5}
 """Tensors of the size of the logits that a mode has to read or write at least: X and P; dP, X and dX."""
 
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The operator's own flags, which tritonbench hands on."""
-    parser = flags.parser("sinkhorn", {"n": "rows and columns", "n_iters": "T", "batch": "matrices"})
-    parser.add_argument("--form", choices=FORMS, default="deepseek", help="definition (README); %(default)s")
-    parser.add_argument("--first", choices=FIRSTS, default="rows", help="normalised first; %(default)s")
-    return parser.parse_args(arguments)
+parse = PARSER.parse_args
 
 
 def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[SinkhornWorkload]:
@@ -52,12 +44,11 @@ def cases(options: argparse.Namespace, dtype: torch.dtype) -> list[SinkhornWorkl
     return list(chosen.values())
 
 
-def x_value(case: tuple[torch.Tensor, int, str, str]) -> str:
+def x_value(logits: torch.Tensor, n_iters: int) -> str:
     """An input as tables show it; no ";" and no "-", on which tritonbench's writers split.
 
     Without form and first, one of each a run: --side-a and --side-b join what has one value.
     """
-    logits, n_iters, _, _ = case
     return f"{'x'.join(map(str, logits.shape))} T={n_iters}"
 
 

@@ -10,7 +10,7 @@ from tritonbench.utils.triton_op import register_benchmark, register_metric, reg
 from helion_sinkhorn.lab.draws import make_cotangents
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 from tritonbench_ops import measure
-from tritonbench_ops.judged import Judged, say_missing
+from tritonbench_ops.judged import METRICS, OF_ALL, Judged, add_metrics, say_missing
 from tritonbench_ops.sinkhorn import compare
 from tritonbench_ops.sinkhorn.backends import BACKENDS, BASELINE, has_other_gradient, wanted
 from tritonbench_ops.sinkhorn.cases import bytes_moved, cases, operations, parse, x_value
@@ -19,14 +19,15 @@ log = logging.getLogger("tritonbench_ops")
 
 
 class Operator(Judged):
-    """Sinkhorn-Knopp; an input is (logits (B, n, m), n_iters, form, first), as `sinkhorn` takes them."""
+    """Sinkhorn-Knopp; an input is (logits (B, n, m), n_iters); form and first are those of the run."""
 
     DEFAULT_PRECISION = "fp32"
-    DEFAULT_METRICS = ["latency", "speedup", "accuracy", "x_floor", "max_abs_err"]  # noqa: RUF012
+    DEFAULT_METRICS = [*METRICS, "max_abs_err"]  # noqa: RUF012
 
     def __init__(self, tb_args, extra_args=None):
         super().__init__(tb_args, extra_args)
-        self.cases = cases(parse(self.extra_args or []), self.dtype)
+        self.options = parse(self.extra_args or [])
+        self.cases = cases(self.options, self.dtype)
         if self.device == "cpu":
             self._skip = [*(self._skip or []), *(name for name, row in BACKENDS.items() if not row.on_cpu)]
         if not self.named:
@@ -40,11 +41,11 @@ class Operator(Judged):
         for case in self.cases:
             logits = make_logits(case.logits, case.batch, case.n, case.m, dtype=case.dtype)
             logits = logits.to(self.device).requires_grad_(self.requires_grad)
-            yield logits, case.n_iters, case.form, case.first
+            yield logits, case.n_iters
 
     @register_x_val(label="BxNxM T")
     def get_x_val(self, inputs):
-        return x_value(inputs)
+        return x_value(*inputs)
 
     def leaves(self):
         return [self.example_inputs[0]]
@@ -79,32 +80,38 @@ class Operator(Judged):
         return self.once("upstream", lambda: make_cotangents(logits).to(logits.device))
 
     def arguments(self):
-        _, n_iters, form, first = self.example_inputs
-        return {"n_iters": n_iters, "form": form, "first": first}
+        # no strings among the inputs: tritonbench's numeric_check compares those that it exported
+        _, n_iters = self.example_inputs
+        return {"n_iters": n_iters, "form": self.options.form, "first": self.options.first}
+
+    def errors_of(self, p, gradients):
+        logits, dx = self.example_inputs[0], None if gradients is None else gradients[0]
+        allowed = self.once("budget", lambda: compare.budget(logits, self.upstream(), **self.arguments()))
+        return compare.errors(logits, self.upstream(), p, dx, allowed, **self.arguments())
+
+    def share_of(self, name, p, gradients):
+        return self.errors_of(p, gradients).share
 
     def errors(self, fn):
-        logits = self.example_inputs[0]
-
         def judge():
-            p, gradients = self.results(fn)
-            dx = None if gradients is None else gradients[0]
-            allowed = self.once("budget", lambda: compare.budget(logits, self.upstream(), **self.arguments()))
-            found = compare.errors(logits, self.upstream(), p, dx, allowed, **self.arguments())
+            found = self.errors_of(*self.results(fn))
             self.is_right(fn, found.share)
             return found
 
         return self.once(("errors", fn._name), judge)
 
+    def share(self, fn):
+        return self.errors(fn).share
+
     def accuracy(self, fn, baseline_fn):
-        """Whether the result of this mode is within the error budget against float64; no baseline decides."""
-        for judged in (baseline_fn, fn):
-            self.errors(judged)
-        return self.accurate[self.get_x_val(self.example_inputs), fn._name]
+        """Whether the result of this mode is within the error budget against float64; the baseline's too."""
+        self.errors(baseline_fn)
+        return super().accuracy(fn, baseline_fn)
 
     def best_config(self, fn):
         backend = BACKENDS.get(fn._name)
-        logits, *arguments = self.example_inputs
-        return backend.config(logits, *arguments, self.mode.value) if backend else ""
+        call = self.example_inputs[0], *self.arguments().values()
+        return backend.config(*call, self.mode.value) if backend else ""
 
     @register_metric()
     def gbps(self, fn, inputs, metrics):
@@ -153,17 +160,18 @@ class Operator(Judged):
 def method(name, backend):
     """The method that tritonbench calls with an input to get the closure it times."""
 
-    def build(self, logits, n_iters, form, first):
+    def build(self, logits, n_iters):
         if backend.missing:
             raise NotImplementedError(backend.missing)
         if not (backend.on_cpu or logits.is_cuda):
             raise NotImplementedError("runs on GPUs only")
-        return backend.build(logits, self.upstream(), n_iters, form, first)
+        return backend.build(logits, self.upstream(), *self.arguments().values())
 
     build.__name__ = name
     return build
 
 
+add_metrics(Operator, OF_ALL)
 for _name, _backend in BACKENDS.items():
     _register = register_benchmark(
         operator_name="sinkhorn",

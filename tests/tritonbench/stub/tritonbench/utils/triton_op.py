@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import torch
 from torch.utils._pytree import tree_map_only
 
+YEAR = 2025 if "STUB_OF_2025" in os.environ else 2026
 REGISTERED_BENCHMARKS = defaultdict(dict)
 BASELINE_BENCHMARKS = defaultdict(list)
 REGISTERED_METRICS = defaultdict(list)
@@ -74,7 +75,7 @@ def register_benchmark(
         name = operator_name or name_of(function.__module__)
         REGISTERED_BENCHMARKS[name][func_name or function.__name__] = SimpleNamespace(enabled=enabled)
         if baseline:
-            if "STUB_OF_2025" in os.environ:
+            if YEAR == 2025:
                 BASELINE_BENCHMARKS[name] = func_name or function.__name__
             else:
                 BASELINE_BENCHMARKS[name].append(func_name or function.__name__)
@@ -91,7 +92,28 @@ def register_metric(skip_baseline=False, x_only=False):
     return decorator
 
 
-class BenchmarkOperator:
+@dataclass
+class Output:
+    result: list
+
+    @property
+    def x_vals(self):
+        return sorted(x for x, _ in self.result)
+
+    def get_y_vals(self, x_val, provider, metric_name):
+        return getattr(dict(self.result)[x_val][provider], metric_name)
+
+
+class PostInit(type):
+    """As in tritonbench, inputs are counted when an operator has been made."""
+
+    def __call__(cls, *arguments, **named):
+        made = super().__call__(*arguments, **named)
+        made.__post__init__()
+        return made
+
+
+class BenchmarkOperator(metaclass=PostInit):
     DEFAULT_METRICS = ("latency",)
 
     def __init__(self, tb_args, extra_args=None):
@@ -105,6 +127,17 @@ class BenchmarkOperator:
         self._only = tb_args.only.split(",") if tb_args.only else []
         self._skip = tb_args.skip.split(",") if tb_args.skip else []
         self._num_inputs = tb_args.num_inputs
+
+    def __post__init__(self):
+        there = self.count_example_inputs() if YEAR == 2025 else self.get_available_num_inputs()
+        if self._num_inputs is None:
+            self._num_inputs = there - self.tb_args.input_id
+        self._num_inputs = min(self._num_inputs, there)
+
+    def count_example_inputs(self):
+        return sum(1 for _ in self.get_input_iter())
+
+    get_available_num_inputs = count_example_inputs
 
     def enable_bf16(self):
         self.narrow(torch.bfloat16)
@@ -164,16 +197,18 @@ class BenchmarkOperator:
         everything = REGISTERED_BENCHMARKS[self.name]
         baselines = baselines_of(self.name)
         names = self._only or [name for name in everything if name not in self._skip]
+        if self._only and self.tb_args.only_match_mode == "prefix-with-baseline":
+            names = [name for name in everything if name.startswith(tuple(self._only))]
+            names += [name for name in baselines if name not in names]
         names = sorted(names, key=lambda name: name not in baselines)
         result = []
-        inputs = list(islice(self.get_input_iter(), self.tb_args.input_id, None))
-        self._num_inputs = len(inputs) if self._num_inputs is None else self._num_inputs
+        first = self.tb_args.input_id
         try:
-            for case in inputs[: self._num_inputs]:
+            for case in islice(self.get_input_iter(), first, first + max(0, self._num_inputs)):
                 self.example_inputs, self.fns = case, {}
                 if enable := getattr(self, f"enable_{self.precision}", None):
                     enable()
                 row = {n: self.measured(n, n in baselines) for n in names if everything[n].enabled}
                 result.append((self.get_x_val(self.example_inputs), row))
         finally:
-            self.output = SimpleNamespace(result=result)
+            self.output = Output(result)
