@@ -91,9 +91,9 @@ def tune_offline(
             default, run = binaries[0].job.choice, provenance(group.kernel, "compiled", options)
             moved = sum(not (r.measured or same(r.choice, default)) for r in found)
             say(
-                f"[{time.perf_counter() - begin:.0f} s] {number}/{len(left)} {group.name}: another of "
-                f"{sum(not b.problems for b in binaries)} sound candidates than the default for {moved} of "
-                f"{len(found)} batches, {sum(bool(r.measured) for r in found)} as measured"
+                f"[{time.perf_counter() - begin:.0f} s] {number}/{len(left)} {group.name}: "
+                f"{sum(not b.problems for b in binaries)} sound candidates; of {len(found)} keys {moved} get "
+                f"another than the default, {sum(bool(r.measured) for r in found)} as measured"
             )
             # picks first: what look-up gives in place of a default depends on them
             for result in sorted(found, key=lambda r: same(r.choice, default)):
