@@ -6,6 +6,7 @@
     python -m benchmarks.study linear_attention_gates [--device cuda]   # of docs/linear_attention.md; 30 s
     python -m benchmarks.study linear_attention_chunks       # of docs/linear_attention_chunked.md; 10 s
     python -m benchmarks.study recompute --write docs/bench/recompute.csv   # 40 s
+    python -m benchmarks.study sources [--iter 10]   # prints the sources' comparisons; 30 s
     python -m benchmarks.study first_call --sizes 4 8 16 --repeats 3   # 5 minutes on an H200, less on a CPU
 
 On a CPU, but for what says otherwise.  Each is a module of benchmarks/studies/, which says what it measures.
@@ -22,6 +23,13 @@ from benchmarks import command
 DOCS = Path(__file__).parents[1] / "docs"
 NEEDS = {"backward": {"matplotlib": "matplotlib"}, "dot_compress": {"mmasim": "mmasim"}}
 """Packages of a study that runs on a CPU."""
+
+
+def at_least_one(text: str) -> int:
+    """An int of at least 1, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"is {text}; pass an int of at least 1")
+    return int(text)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -44,6 +52,10 @@ def make_parser() -> argparse.ArgumentParser:
     own.add_argument("--hidden", type=int, default=128)
     own.add_argument("--every", type=int, nargs="+", default=[1, 2, 4, 8, 16, 40])
     own.add_argument("--write", type=Path, metavar="FILE", help="as CSV")
+    own = studies.add_parser("sources")
+    own.add_argument("--iter", type=at_least_one, help="iterations (default: each setting's)")
+    own.add_argument("--tokens", type=at_least_one, default=4096, help="matrices")
+    own.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     own = studies.add_parser("first_call")
     own.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16], help="n of the n x n matrices")
     own.add_argument("--repeats", type=int, default=3, help="processes of which medians are taken")

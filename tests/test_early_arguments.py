@@ -25,7 +25,7 @@ COMMANDS = [
     "-m helion_sinkhorn shwo",
     *(f"-m benchmarks.{name} --nonsense" for name in (
         "demo", "demo_model", "bench sinkhorn", "bench residual_path", "bench dot_compress",
-        "bench linear_attention", "sinkhorn.sources",
+        "bench linear_attention",
         *(f"study {path.stem}" for path in sorted((ROOT / "benchmarks" / "studies").glob("*.py"))),
     )),
     *(f"-m ci.{name} --nonsense" for name in (

@@ -79,7 +79,7 @@ def test_tune_names_the_devices_before_it_builds_an_environment(words):
 
 
 def test_bench_tritonbench_runs_the_operator_that_is_named():
-    runs = [made("-n", "bench-tritonbench", *words) for words in ([], ["OP=hc_pre", "MODES=bwd"])]
+    runs = [made("-n", "bench", "WHAT=tritonbench", *words) for words in ([], ["OP=hc_pre", "MODES=bwd"])]
     assert "for mode in fwd bwd fwd_bwd fwd_no_grad; do" in runs[0]
     assert "--op sinkhorn --mode $mode" in runs[0]
     assert "for mode in bwd; do" in runs[1]

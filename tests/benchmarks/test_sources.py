@@ -1,4 +1,4 @@
-"""benchmarks.sinkhorn.sources: the numbers of the sources, and ours beside theirs."""
+"""benchmarks.studies.sources: the numbers of the sources, and ours beside theirs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 import pytest
 import torch
 
-from benchmarks.sinkhorn import sources
+from benchmarks.studies import sources
 
 
 def test_the_numbers_are_theirs():

@@ -106,7 +106,7 @@ class Places:
     squared: Callable = lambda streams, exact, old: streams
     """The streams of the mixes' norm."""
     weights: Callable | None = None
-    """Those of the collapse, of what is given and the site's own."""
+    """The weights of the collapse, from what is given and the site's own."""
     back: dict[str, float] | None = None
     """Factors of "dresidual", "dy", "dpre" and those of the "coefficients", on the way to `parts`."""
     parts: tuple[str, ...] = OF_UPDATE

@@ -1,10 +1,8 @@
 """The comparisons of the sources of docs/backward.md, run again with ours beside them, in their own numbers.
 
-    python -m benchmarks.sinkhorn.sources [--iter 10] [--tokens 4096]     # half a minute on one core
-
 Three settings: X uniform in [0, 4) and P = exp(X) balanced, columns first, with 8 x 8 and 10 iterations or
 with 16 x 16 and 100; and standard normal X in the deepseek form with eps = 1e-10, 8 x 8 and 10 iterations.
-The upstream gradient is standard normal.  Their algorithm is that of benchmarks.sinkhorn.study_backward, "as
+The upstream gradient is standard normal.  Their algorithm is that of benchmarks.studies.backward, "as
 published".  Truth is autograd in float64, where theirs is in float32.  Of |dX - truth|, and of that over
 |truth| + 1e-12, the mean and the maximum of a matrix are taken, and then the largest of all matrices.
 """
@@ -15,32 +13,9 @@ import argparse
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks import command
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = command.parser("sinkhorn.sources", __doc__)
-    parser.add_argument("--iter", type=int, help="iterations of Sinkhorn (default: those of each setting)")
-    parser.add_argument("--tokens", type=int, default=4096, help="matrices (default %(default)s)")
-    parser.add_argument("--device", help="cuda or cpu (default: cuda where torch sees one)")
-    return parser
-
-
-def arguments() -> argparse.Namespace:
-    parser = make_parser()
-    args = parser.parse_args()
-    if args.tokens < 1 or (args.iter is not None and args.iter < 1):
-        parser.error("--tokens and --iter are at least 1")
-    return args
-
-
-if __name__ == "__main__":
-    # what follows imports torch, which takes seconds
-    arguments()
-
 import torch
-from benchmarks.sinkhorn.study_backward import SOURCES, truth
 
+from benchmarks.studies.backward import SOURCES, truth
 from helion_sinkhorn import Implicit, reference, sinkhorn
 
 COLUMNS = ("Max MAE", "Max max_abs_diff", "Max mean_rel_diff", "Max max_rel_diff")
@@ -107,7 +82,7 @@ def gradients(setting: Setting, x: torch.Tensor, dy: torch.Tensor, n_iters: int)
 
 
 def main(args: argparse.Namespace) -> None:
-    device = command.device_for(make_parser(), args.device)
+    device = args.device
     for setting in SETTINGS:
         torch.manual_seed(42)
         n_iters = args.iter or setting.n_iters
@@ -118,7 +93,3 @@ def main(args: argparse.Namespace) -> None:
         print(f"{'':36}" + "".join(f"{name:>20}" for name in COLUMNS))
         for name, dx in gradients(setting, x, dy, n_iters).items():
             print(f"{name:36}" + "".join(f"{value:20.2e}" for value in metrics(dx, expected)))
-
-
-if __name__ == "__main__":
-    main(arguments())
