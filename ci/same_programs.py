@@ -62,7 +62,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from helion_sinkhorn.configs import store
-from helion_sinkhorn.configs.atomic import replace
+from helion_sinkhorn.configs.atomic import locked, replace
 from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.configs.store import Entry
 from helion_sinkhorn.lab.machine.binary import Job
@@ -375,7 +375,7 @@ def restamp(folder: Path, file: File) -> bool:
     path = folder / file.device / f"{file.kernel}.json"
     if file.different or not file.same:
         return False
-    with writer.locked(path):
+    with locked(path):
         data = store.content(path)
         stamped = restamped(data, path, set(file.same), file.base, fingerprint(file.kernel))
         if stamped != data:

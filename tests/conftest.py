@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
@@ -62,6 +63,7 @@ def poisoned_memory(monkeypatch):
     """What the package allocates without values is NaN: an entry never written fails its test."""
 
     def poisoned(allocate):
+        @functools.wraps(allocate)
         def allocate_nan(*args, **kwargs):
             tensor = allocate(*args, **kwargs)
             caller = sys._getframe(1).f_globals.get("__name__", "")

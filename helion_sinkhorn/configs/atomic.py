@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from filelock import FileLock
 
 
 def target(path: Path) -> Path:
@@ -28,3 +31,15 @@ def replace(path: Path, content: str, mode: int = 0o644) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         raise
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """No other process that writes this file through here does so meanwhile."""
+    path = target(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        # of writers that were killed
+        for left in path.parent.glob(f".{path.stem}.*.tmp"):
+            left.unlink()
+        yield

@@ -8,8 +8,6 @@ import torch
 
 ENTRIES = 1 << 18
 """Entries of the streams worked on at a time: 1 MB of float32 for each temporary tensor."""
-
-
 PARTS = 4
 """Parts of a sum of products: fewer take more memory, more take more calls."""
 SHORT = 16
@@ -60,8 +58,9 @@ def sum_of_products(a: torch.Tensor, b: torch.Tensor, axis: int) -> torch.Tensor
 
 
 def sum_last(terms: torch.Tensor) -> torch.Tensor:
-    """The sum over the last dimension of terms, which are contiguous and lost."""
+    """The sum over the last dimension of terms, which are lost."""
     # on a CPU torch.sum adds each contiguous line alone; not short ones, nor a single one on many threads
     if terms.device.type == "cpu" and SHORT <= terms.size(-1) < GRAIN:
-        return terms.sum(-1)
+        # products keep the strides of strided factors, and sums take their order from them
+        return terms.contiguous().sum(-1)
     return sum_over(terms, -1)

@@ -617,6 +617,9 @@ def test_workflows_only_call_make_targets(name):
     commands = re.findall(r"run: (.*)", (ROOT / ".github" / "workflows" / name).read_text())
     assert commands
     for command in commands:
+        if command.startswith("echo") and "$(python ci/devices.py" in command:
+            # a matrix for other jobs
+            continue
         called = re.search(r"make (?:-s )?([a-z-]+)", command)
         assert command == ".ci/run" or (called and called[1] in targets), command
 

@@ -94,7 +94,11 @@ def test_what_the_kernel_does_not_take_is_made_by_the_parts(monkeypatch, n, own)
     streams = hc_post(f, x, post, comb, bias)
     site = hc_site(streams, fn, scale, base, 3)
     assert_equal((found.residual, found.post, found.comb), (streams, site.post, site.comb))
-    assert_equal((found.y,), (site.y if own else hc_pre(streams, weights),))
+    if own:
+        assert_equal((found.y,), (site.y,))
+    else:
+        # hc_pre of a CPU adds five streams in another order than the kernel
+        torch.testing.assert_close(found.y, hc_pre(streams, weights), rtol=2e-6, atol=2e-6)
 
 
 def test_streams_and_collapse_have_the_bits_of_the_parts():

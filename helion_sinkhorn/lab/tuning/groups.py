@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from helion_sinkhorn.configs import lookup, store
+from helion_sinkhorn.configs.atomic import locked
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS, kernel_calls
 from helion_sinkhorn.lab.tuning import writer
@@ -48,7 +49,7 @@ def entries_on_disk(folder: Path, device: str, kernel: str) -> dict[tuple[Any, .
     path, data = folder / device / f"{kernel}.json", None
     if path.exists():
         # a file that cannot be read is moved aside
-        with writer.locked(path):
+        with locked(path):
             data = writer.load(path)
     data = data or {"runs": {}, "entries": []}
     return {

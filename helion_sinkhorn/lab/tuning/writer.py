@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
 import logging
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from helion_sinkhorn.configs import store
-from helion_sinkhorn.configs.atomic import replace, target
+from helion_sinkhorn.configs.atomic import locked, replace, target
 from helion_sinkhorn.configs.store import SCHEMA, Key, key_of
 
 log = logging.getLogger("helion_sinkhorn")
@@ -126,18 +123,6 @@ def merge(
         store.entries_of(json.loads(content), path)
         replace(path, content)
     return path
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """No other process that writes this file through here does so meanwhile."""
-    path = target(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")):
-        # of writers that were killed
-        for left in path.parent.glob(f".{path.stem}.*.tmp"):
-            left.unlink()
-        yield
 
 
 def text(data: dict[str, Any]) -> str:

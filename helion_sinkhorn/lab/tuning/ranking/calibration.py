@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from helion_sinkhorn.configs import store
-from helion_sinkhorn.configs.atomic import replace
-from helion_sinkhorn.configs.store import Key, key_of
+from helion_sinkhorn.configs.atomic import locked, replace
 from helion_sinkhorn.lab.machine.binary import Binary
-from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.tuning.finals import digits
 from helion_sinkhorn.lab.tuning.ranking.score import MODEL, chosen, score
 from helion_sinkhorn.runtime.kernel import Choice
@@ -42,7 +40,7 @@ def record(path: Path, kernel: str, call: Any, binaries: Sequence[Binary], timed
     if not batches:
         return
     line = {"kernel": kernel, "key": dict(call.key), "triton": store.triton_minor(), "model": MODEL}
-    with writer.locked(path):
+    with locked(path):
         lines = {identity(other): other for other in read(path)}
         known = lines.get(identity(line), line)
         if known["model"] == MODEL:
@@ -55,8 +53,8 @@ def record(path: Path, kernel: str, call: Any, binaries: Sequence[Binary], timed
         replace(path, f"[\n{body}\n]\n")
 
 
-def identity(line: dict[str, Any]) -> tuple[str, Key, str]:
-    return line["kernel"], key_of(line["key"]), line.get("triton", "")
+def identity(line: dict[str, Any]) -> tuple[str, store.Key, str]:
+    return line["kernel"], store.key_of(line["key"]), line.get("triton", "")
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -11,18 +11,10 @@ from typing import Any, NamedTuple
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine.binary import Binary
+from helion_sinkhorn.lab.tuning import groups as known
 from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.tuning.compilation import Compilation
 from helion_sinkhorn.lab.tuning.finals import digits
-from helion_sinkhorn.lab.tuning.groups import (
-    Group,
-    choice_of,
-    entry_before,
-    entry_key,
-    jsonable,
-    same,
-    spelled,
-)
 from helion_sinkhorn.lab.tuning.options import Options
 from helion_sinkhorn.lab.tuning.plan import groups_of_rank
 from helion_sinkhorn.lab.tuning.provenance import device_block, provenance
@@ -34,7 +26,7 @@ from helion_sinkhorn.runtime.kernel import Choice
 class Ranked(NamedTuple):
     """What came of one key."""
 
-    group: Group
+    group: known.Group
     batch: int
     choice: Choice
     score: float
@@ -49,13 +41,13 @@ class Ranked(NamedTuple):
     @property
     def entry(self) -> dict[str, Any]:
         return {
-            "key": entry_key(self.group, self.batch), "config": jsonable(self.choice.config),
-            "variant": jsonable(self.choice.variant), "evidence": "compiled",
+            "key": known.entry_key(self.group, self.batch), "config": known.jsonable(self.choice.config),
+            "variant": known.jsonable(self.choice.variant), "evidence": "compiled",
             "score": digits(self.score), "default_score": digits(self.default_score), "model": MODEL,
         }  # fmt: skip
 
 
-def ranked_kernels(groups: Sequence[Group], say: Callable[[str], None]) -> list[Group]:
+def ranked_kernels(groups: Sequence[known.Group], say: Callable[[str], None]) -> list[known.Group]:
     """The groups of kernels that are ranked; the others are named in one sentence."""
     if others := ", ".join(sorted({group.kernel for group in groups} - {*KERNELS})):
         say(f"{others}: the default config, which no ranking beats, is used until it is tuned on the device")
@@ -63,7 +55,7 @@ def ranked_kernels(groups: Sequence[Group], say: Callable[[str], None]) -> list[
 
 
 def tune_offline(
-    groups: Sequence[Group],
+    groups: Sequence[known.Group],
     options: Options,
     *,
     compilation: Callable[..., Any] = Compilation,
@@ -89,25 +81,25 @@ def tune_offline(
                 say(f"{group.name}: {failure}; nothing is written for it")
                 continue
             default, run = binaries[0].job.choice, provenance(group.kernel, "compiled", options)
-            moved = sum(not (r.measured or same(r.choice, default)) for r in found)
+            moved = sum(not (r.measured or known.same(r.choice, default)) for r in found)
             say(
                 f"[{time.perf_counter() - begin:.0f} s] {number}/{len(left)} {group.name}: "
                 f"{sum(not b.problems for b in binaries)} sound candidates; of {len(found)} keys {moved} get "
                 f"another than the default, {sum(bool(r.measured) for r in found)} as measured"
             )
             # picks first: what look-up gives in place of a default depends on them
-            for result in sorted(found, key=lambda r: same(r.choice, default)):
+            for result in sorted(found, key=lambda r: known.same(r.choice, default)):
                 yield written(result, default, run, options)
     finally:
         compiled.stop()
 
 
-def ranked(group: Group, batch: int, binaries: Sequence[Binary], options: Options) -> Ranked:
+def ranked(group: known.Group, batch: int, binaries: Sequence[Binary], options: Options) -> Ranked:
     """What the model alone makes of one key."""
     best, own, reference = pick(binaries, batch)
-    entry = entry_before(group, batch, options)
-    given = choice_of(group, entry) if entry else binaries[0].job.choice
-    (before,) = (b for b in binaries if same(b.job.choice, given))
+    entry = known.entry_before(group, batch, options)
+    given = known.choice_of(group, entry) if entry else binaries[0].job.choice
+    (before,) = (b for b in binaries if known.same(b.job.choice, given))
     scored = math.inf if before.problems else score(before, batch)
     if entry and entry.evidence == "measured" and not before.problems:
         return Ranked(group, batch, given, scored, reference, scored, given.source)
@@ -119,11 +111,11 @@ def written(result: Ranked, default: Choice, run: dict[str, Any], options: Optio
     group, batch = result.group, result.batch
     path = options.out / options.device / f"{group.kernel}.json"
     store.read.cache_clear()
-    entry = entry_before(group, batch, options)
-    given = choice_of(group, entry) if entry else default
+    entry = known.entry_before(group, batch, options)
+    given = known.choice_of(group, entry) if entry else default
     # an older entry of the key is written anew, of this source
     is_old = entry and (entry.path, entry.batch, entry.triton) == (str(path), batch, store.triton_minor())
-    if result.measured or (same(result.choice, default) and same(given, default) and not is_old):
+    if result.measured or (known.same(result.choice, default) and known.same(given, default) and not is_old):
         return result
     device = device_block(DEVICES[options.device], "not present")
     return result._replace(path=writer.merge(options.out, group.kernel, device, run, [result.entry]))
@@ -133,8 +125,8 @@ def report(results: Sequence[Ranked]) -> list[tuple[str, ...]]:
     """Rows of the table at the end, of tune.COLUMNS: scores of the configs used before and now."""
     rows = []
     for r in results:
-        scores = r.before, r.score, r.before / r.score, r.default_score
         where = f"{r.path.parent.name}/{r.path.name}" if r.path else "none: the default"
         where = f"as measured: {r.measured}" if r.measured else where
-        rows.append((r.group.name, str(r.batch), *(str(digits(s)) for s in scores), spelled(r.choice), where))
+        cycles = (str(digits(s)) for s in (r.before, r.score, r.before / r.score, r.default_score))
+        rows.append((r.group.name, str(r.batch), *cycles, known.spelled(r.choice), where))
     return rows

@@ -1,14 +1,14 @@
 """A time predicted from machine code, and which config it picks for a device that is not here.
 
-One compute unit runs the tiles that fall to it.  Their warps share four schedulers, so a tile
-costs a scheduler the busiest of its pipes: instruction issue, special functions, exchange between
-threads.  A warp alone takes longer, its latency: instructions wait for those before them unless
-entries of a thread, which are independent, fill the wait.  With k tiles to run, r of them at a time,
+One compute unit runs the tiles that fall to it.  Their warps share four schedulers, so a tile costs a
+scheduler the busiest of its pipes: instruction issue, special functions, exchange between threads.  A warp
+alone takes longer, its latency: instructions wait for those before them unless independent entries of a
+thread fill the wait.  With k tiles to run, r of them at a time,
 
     cycles = max(k * busiest, ceil(k / r) * latency)
 
-The model knows no caches and no clock: its cycles rank candidates of one key and mean nothing else.
-How well they rank is measured by every tuning run (calibration.py) and told in tuning_cache/README.md.
+The model knows no caches and no clock: its cycles rank candidates of one key and mean nothing else.  Every
+tuning run measures how well they rank (calibration.py, tuning_cache/README.md).
 """
 
 from __future__ import annotations
