@@ -29,9 +29,9 @@ def arguments() -> argparse.Namespace:
     if args.steps < 1:
         parser.error(f"--steps is {args.steps}; pass an int of at least 1")
     args.device = command.device_for(parser, "cuda" if args.step else args.device)
-    command.need_packages(transformers="transformers==5.23.0")
     if not args.step:
         command.need_packages(matplotlib="matplotlib")
+    command.need_packages(transformers="transformers==5.23.0")
     return args
 
 

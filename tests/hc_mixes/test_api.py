@@ -14,6 +14,7 @@ from helion_sinkhorn import hc_mixes, reference
 from helion_sinkhorn.lab.mixes.budget import RESULTS, evaluated
 from helion_sinkhorn.lab.mixes.workloads import ROWS, MixesWorkload
 from helion_sinkhorn.lab.rounding import UNIT, worst
+from helion_sinkhorn.ops.mhc.mixes import api
 
 CI = [row for row in ROWS if "ci" in row.tags]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -400,3 +401,9 @@ def test_a_weighted_rms_norm_before_a_linear_layer():
     found = torch.autograd.grad(hc_mixes(leaves[0], fn, 1e-5, norm.weight), leaves, dmixes)
     for a, b in zip(found, expected, strict=True):
         assert (a - b).abs().max() <= 1e-5 * b.abs().max()
+
+
+def test_one_entry_a_token_is_beyond_the_kernels():
+    """On a GPU mixes were 8 times too large there; tests/runtime/test_unwritten.py runs such calls on one."""
+    assert api.beyond_kernels(torch.zeros(3, 2)) is None
+    assert "n C is 1" in api.beyond_kernels(torch.zeros(3, 1))()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from helion_sinkhorn.ops.mhc.mixes import torch_op
@@ -58,8 +60,8 @@ def hc_mixes(
             one rounding.  "tf32" is for users who need only TF32 accuracy, 11 bits: it takes two, 16 bits,
             at two thirds of the products or less.  PyTorch computes in float32 for both.
         eps_outside: add norm_eps to the root instead of under it.
-        implementation: "auto" takes the Helion kernels on a GPU and PyTorch elsewhere and in float64;
-            "helion" and "pytorch" ask for one of them.
+        implementation: "auto" takes the Helion kernels on a GPU and PyTorch elsewhere, in float64 and for
+            n C = 1; "helion" and "pytorch" ask for one of them.
 
     Returns:
         mixes (..., M), float32 (float64 for float64 x).
@@ -74,7 +76,7 @@ def hc_mixes(
     Raises:
         TypeError: an argument is no floating-point tensor, a constant is no number or flag.
         ValueError: shapes that do not fit, more than 288 rows, a norm_eps out of range, an unknown option.
-        NotImplementedError: implementation="helion" on a CPU or in float64; double backward.
+        NotImplementedError: implementation="helion" on a CPU, in float64 or for n C = 1; double backward.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, and
         DeepSeek-V4's inference code.
@@ -87,7 +89,7 @@ def hc_mixes(
 
 def projected(x, fn, norm_weight, options, implementation) -> torch.Tensor:
     """hc_mixes of checked arguments; options: its norm_eps, eps_outside and precision."""
-    serves = implementation_for(implementation, "x", x)
+    serves = implementation_for(implementation, "x", x, beyond_kernels(fn))
     register_sharding_for(x, fn, *(() if norm_weight is None else (norm_weight,)))
     if norm_weight is not None:
         wide = computing(x.dtype)
@@ -95,6 +97,16 @@ def projected(x, fn, norm_weight, options, implementation) -> torch.Tensor:
     run = torch_op.HcMixes.apply if differentiates(x, fn) else torch_op.call
     mixes, _ = run(x, fn, *options, serves)
     return mixes
+
+
+def beyond_kernels(fn) -> Callable[[], str] | None:
+    """What says which limit of the kernels a call is beyond; None if it is beyond none.
+
+    An axis of one entry is read once for each place of its tile: on an H100 a product came out 8 times.
+    """
+    if fn.shape[1] > 1:
+        return None
+    return lambda: "the kernels take at least 2 entries a token, n C is 1"
 
 
 def check_tensors(x, fn, norm_weight) -> None:
