@@ -144,6 +144,15 @@ def test_defaults_compile_for(key, compile_for):
         assert not list(machine_rules.broken(binary))
 
 
+def test_the_default_of_wide_float32_keys_fits_an_mi350(compile_for):
+    """With two steps in flight it needs 224 KiB of shared memory, where a block has 160."""
+    call, name = ChunkCall("float32", 72, 8, "g g_gamma"), "linear_attention_chunk_walk"
+    job = Job(call, default_choice(KERNELS[name], call, DEVICES["mi350"]), batch=3)
+    (binary,) = compile_for("mi350", [job])
+    assert binary.compiled, binary.problems
+    assert binary.shared <= DEVICES["mi350"].shared_limit
+
+
 @pytest.mark.nightly("five seconds of ptxas a device, the only compiler that is known to do so")
 @pytest.mark.parametrize("key", ["h200", "b200", "mi350", "mi300x"])
 def test_narrow_gradients_take_no_stack_pointer_for_data(key, compile_for):

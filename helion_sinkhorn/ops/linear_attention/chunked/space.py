@@ -80,6 +80,9 @@ def chunk_scores_default(call: ChunkCall, device: Device) -> tuple[Items, Items]
 def chunk_walk_default(call: ChunkCall, device: Device) -> tuple[Items, Items]:
     # three steps in flight: 75 us against 96 with two on an H200; a block of gfx942 has 64 KiB for them
     stages = (3 if call.operand == "bfloat16" else 2) - (device.shared_limit < 1 << 17)
+    # two steps of float32 operands with 128 columns of Dk take 224 KiB, which gfx950 has not (compiled)
+    if call.operand == "float32" and call.width > 64 and device.shared_limit < 7 << 15:
+        stages = 1
     return matrix_unit_tile(4, stages), chunk_columns(call)
 
 
