@@ -16,6 +16,13 @@ def parser(module: str, description: str) -> argparse.ArgumentParser:
     )
 
 
+def size(text: str) -> int:
+    """An int of at least 1, for argparse."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"is {text}; pass an int of at least 1")
+    return int(text)
+
+
 def need_gpu(of: argparse.ArgumentParser, device: str = "cuda", instead: str = "") -> None:
     """End with status 2 where a GPU is asked for and torch sees none."""
     import torch

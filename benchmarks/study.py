@@ -25,13 +25,6 @@ NEEDS = {"backward": {"matplotlib": "matplotlib"}, "dot_compress": {"mmasim": "m
 """Packages of a study that runs on a CPU."""
 
 
-def at_least_one(text: str) -> int:
-    """An int of at least 1, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"is {text}; pass an int of at least 1")
-    return int(text)
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = command.parser("study", __doc__)
     studies = parser.add_subparsers(dest="study", required=True, metavar="STUDY")
@@ -53,8 +46,8 @@ def make_parser() -> argparse.ArgumentParser:
     own.add_argument("--every", type=int, nargs="+", default=[1, 2, 4, 8, 16, 40])
     own.add_argument("--write", type=Path, metavar="FILE", help="as CSV")
     own = studies.add_parser("sources")
-    own.add_argument("--iter", type=at_least_one, help="iterations (default: each setting's)")
-    own.add_argument("--tokens", type=at_least_one, default=4096, help="matrices")
+    own.add_argument("--iter", type=command.size, help="iterations (default: each setting's)")
+    own.add_argument("--tokens", type=command.size, default=4096, help="matrices")
     own.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     own = studies.add_parser("first_call")
     own.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16], help="n of the n x n matrices")

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from benchmarks.command import size
+
 if TYPE_CHECKING:
     import torch
 
@@ -27,13 +29,6 @@ TIME_FLAGS = {"--rep": "--iter", "--iter": "--rep"}
 """Milliseconds of a measurement: --iter until September 2025, --rep since."""
 OLDEST = "--rtol"
 """A flag of run.py since 14 August 2025, the oldest tritonbench that the operators run in."""
-
-
-def size(text: str) -> int:
-    """An int of at least 1, for argparse."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"is {text}; pass an int of at least 1")
-    return int(text)
 
 
 def parser(operator: str, sizes: Mapping[str, str]) -> argparse.ArgumentParser:

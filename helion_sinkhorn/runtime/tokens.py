@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.runtime.gradients import NAMESPACE
-from helion_sinkhorn.runtime.torch_op import operator_named
+from helion_sinkhorn.runtime.torch_op import PLAIN, operator_named
 
 PARAMETER, SPLITS, SUM = "p", "s", "+"
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _unknown_to_dtensor: list[Callable[[], None]] = []
 
 
@@ -113,10 +112,15 @@ def _register_shardings() -> None:
 _register_shardings._dynamo_marked_constant = True
 
 
+def may_be_distributed(*tensors: torch.Tensor | None) -> bool:
+    """Whether one of these may be a DTensor; only those who made one have imported it."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return False
+    # by a list: a generator takes longer to begin
+    return any([t is not None and type(t) not in PLAIN for t in tensors])
+
+
 def register_sharding_for(*tensors: torch.Tensor) -> None:
     """Tell DTensor of the operators, once, where one of these may be a DTensor."""
-    if "torch.distributed.tensor" in sys.modules:
-        for t in tensors:
-            if type(t) not in _PLAIN:
-                _register_shardings()
-                return
+    if may_be_distributed(*tensors):
+        _register_shardings()

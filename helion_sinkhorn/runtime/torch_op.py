@@ -18,7 +18,7 @@ from helion_sinkhorn.runtime.direct import apply_directly
 from helion_sinkhorn.runtime.gradients import NAMESPACE, register_gradient
 
 _HERE = contextlib.nullcontext()
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _functorch = torch._C._functorch
 # bound once: every call asks all of them, and torch._C.name is two look-ups more
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
@@ -91,7 +91,7 @@ def _is_bare(t: torch.Tensor) -> bool:
     """Whether the dispatcher would only call us for this tensor: it has its own data and no subclass."""
     # a legacy batched tensor is of autograd.grad(is_grads_batched=True), which no interpreter stands for
     return not (
-        type(t) not in _PLAIN
+        type(t) not in PLAIN
         or t.is_meta
         or t.is_neg()
         or t._is_zerotensor()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ from helion_sinkhorn.ops.mhc.split.limits import beyond_kernels
 from helion_sinkhorn.ops.mhc.streams import check_projection, merged, streams_of
 from helion_sinkhorn.runtime.checks import check_same_device, check_tensor, implementation_for, refuse_shape
 from helion_sinkhorn.runtime.export import named_for_export
-from helion_sinkhorn.runtime.tokens import register_sharding_for
+from helion_sinkhorn.runtime.tokens import may_be_distributed, register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates
 from helion_sinkhorn.runtime.updates import updated
 
@@ -112,9 +111,8 @@ def beyond_parts(options: SiteOptions, n: int, columns: int) -> bool:
 
 
 def _distributed(*tensors: object) -> bool:
-    """Whether any is a DTensor; only those who made one have imported it."""
-    known = all(t is None or type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors)
-    if known or "torch.distributed.tensor" not in sys.modules:
+    """Whether any is a DTensor."""
+    if not may_be_distributed(*tensors):
         return False
     from torch.distributed.tensor import DTensor
 
