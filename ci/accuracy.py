@@ -44,11 +44,11 @@ def make_parser(workloads=None, usual=None, steps=None) -> argparse.ArgumentPars
     parser.add_argument("--steps", type=int, default=steps,
                         help="entries times iterations judged of a workload")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes")
-    parser.add_argument("--seconds", type=float, default=400, help="a kernel not judged by then is wrong")
+    parser.add_argument("--seconds", type=float, default=400, help="a kernel not judged by then is wrong; "
+                        "what Inductor has not compiled by then is left out")  # fmt: skip
+    parser.add_argument("--resume", action="store_true", help="keep what a run of the same commit, versions "
+                        "and --steps left in --out, but its failures")  # fmt: skip
     parser.add_argument("--no-inductor", action="store_true", help="leave torch.compile out")
-    parser.add_argument(
-        "--inductor-seconds", type=float, default=90, help="what is not compiled by then is left out"
-    )
     return parser
 
 
@@ -73,6 +73,7 @@ from ci.gate.runs import (
 )
 from ci.operators import operator_of
 from helion_sinkhorn.configs import store
+from helion_sinkhorn.configs.atomic import replace
 from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 
@@ -83,6 +84,8 @@ LARGEST_SAMPLE = 1 << 12
 """Entries of the largest matrix that is kept."""
 INDUCTOR = ("mhc_one_iteration", "mhc_five_iterations", "mhc_fp32", "mhc_bf16", "log_4", "driver_8")
 """Workloads compared with torch.compile: it unrolls the iterations, and takes minutes for large matrices."""
+SAVED_EVERY = 20.0
+"""Seconds between two writes of the artefact, so that a run that is killed leaves what it had."""
 PARTS = 4
 """Tasks that compile a workload's programs."""
 MEMORY = {
@@ -277,6 +280,16 @@ def commit() -> str:
     return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
 
 
+def finished(path: Path, like: dict[str, object]) -> dict[str, dict[str, object]]:
+    """The records that a run left without an error, if the rest of its artefact is as `like` is."""
+    if not path.exists():
+        return {}
+    before = json.loads(path.read_text())
+    if any(before.get(k) != v for k, v in like.items()):
+        return {}
+    return {n: r for n, r in before["workloads"].items() if "error" not in {**r, **r.get("inductor", {})}}
+
+
 def hardware(device: str) -> dict[str, object]:
     if device == "cpu":
         return {"key": "cpu", "vendor": "cpu", "name": platform.processor() or platform.machine()}
@@ -336,6 +349,39 @@ def rows(workloads: dict[str, dict]) -> list[dict[str, object]]:
     return found
 
 
+def finished_in(
+    options: argparse.Namespace, names: Sequence[str], device: str
+) -> Iterator[dict[tuple[str, str], dict[str, object]]]:
+    """The records (name, "judged" or "inductor") that processes have finished so far, again and again until
+    all have or the seconds are over.
+    """
+    until = time.monotonic() + options.seconds
+    # each process takes its share of the cores; Inductor compiles in the process it is called in
+    os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // options.jobs))
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+        # the slowest first
+        order = sorted(names, key=lambda n: -WORKLOADS[n].entries)
+        pending = {}
+        for n, part in in_turns(order, PARTS if device == "cuda" else 0, ahead=options.jobs):
+            if part is None:
+                judging = pool.apply_async(attempt, (judge, n, device, options.steps, options.large))
+                pending[n, "judged"] = judging
+            else:
+                pool.apply_async(attempt, (compile_part, n, part, device, options.steps, options.large))
+        for n in [] if options.no_inductor else set(names) & {*INDUCTOR}:
+            pending[n, "inductor"] = pool.apply_async(attempt, (inductor, n, device, options.steps))
+        found: dict[tuple[str, str], dict[str, object]] = {}
+        saved = time.monotonic()
+        while pending and time.monotonic() < until:
+            next(iter(pending.values())).wait(1.0)
+            found |= {key: pending.pop(key).get() for key in [*pending] if pending[key].ready()}
+            if time.monotonic() > saved + SAVED_EVERY:
+                yield found
+                saved = time.monotonic()
+        yield found
+
+
 def main() -> int:
     options = make_parser(
         list(WORKLOADS), [w.name for w in tagged("ci", object)], gate.JUDGED_STEPS
@@ -344,41 +390,41 @@ def main() -> int:
     start = time.monotonic()
     if options.large:
         options.workloads = [n for n in options.workloads if n in LARGE]
-
-    def collect(task, until: float) -> dict[str, object]:
-        try:
-            return task.get(max(0.0, until - time.monotonic()))
-        except multiprocessing.TimeoutError:
-            return {"error": f"not finished after {until - start:.0f} s"}
-
-    # each process takes its share of the cores; Inductor compiles in the process it is called in
-    os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // options.jobs))
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-        # the slowest first
-        order = sorted(options.workloads, key=lambda n: -WORKLOADS[n].entries)
-        pending = {}
-        for n, part in in_turns(order, PARTS if device == "cuda" else 0, ahead=options.jobs):
-            if part is None:
-                pending[n] = pool.apply_async(attempt, (judge, n, device, options.steps, options.large))
-            else:
-                pool.apply_async(attempt, (compile_part, n, part, device, options.steps, options.large))
-        chosen = [] if options.no_inductor else [n for n in INDUCTOR if n in options.workloads]
-        compiling = {n: pool.apply_async(attempt, (inductor, n, device, options.steps)) for n in chosen}
-        workloads = {n: collect(pending[n], start + options.seconds) for n in options.workloads}
-        deadline = time.monotonic() + options.inductor_seconds
-        for n, task in compiling.items():
-            workloads[n]["inductor"] = collect(task, deadline)
-    wrong = {n: found for n in workloads if (found := failures(workloads[n]))}
-    artefact = {
+    like = {
         "schema": SCHEMA, "device": hardware(device), "versions": versions(), "commit": commit(),
-        "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": writer.command("python -m ci.accuracy", sys.argv[1:]),
-        "seconds": round(time.monotonic() - start, 1), "passes": not wrong, "workloads": workloads,
+        "steps": options.steps,
     }  # fmt: skip
+    path = options.out / f"accuracy-{like['device']['key']}{'-large' if options.large else ''}.json"
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"accuracy-{artefact['device']['key']}{'-large' if options.large else ''}.json"
-    path.write_text(json.dumps(artefact, indent=1) + "\n")
+    kept = finished(path, like) if options.resume else {}
+    left = [n for n in options.workloads if n not in kept]
+
+    def written(found: dict[tuple[str, str], dict[str, object]]) -> dict[str, object]:
+        seconds = round(time.monotonic() - start, 1)
+        late = {"error": f"not finished after {seconds:.0f} s"}
+        workloads = dict(kept)
+        for n in left:
+            compiled = (
+                {}
+                if options.no_inductor or n not in INDUCTOR
+                else {"inductor": found.get((n, "inductor"), late)}
+            )
+            workloads[n] = {**found.get((n, "judged"), late), **compiled}
+        artefact = {
+            **like,
+            "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "command": writer.command("python -m ci.accuracy", sys.argv[1:]),
+            "seconds": seconds, "passes": not any(map(failures, workloads.values())),
+            "workloads": {n: workloads[n] for n in options.workloads},
+        }  # fmt: skip
+        replace(path, json.dumps(artefact, indent=1) + "\n")
+        return artefact
+
+    artefact = written({})
+    for found in finished_in(options, left, device):
+        artefact = written(found)
+    workloads = artefact["workloads"]
+    wrong = {n: sentences for n in workloads if (sentences := failures(workloads[n]))}
     table = report.table(rows(workloads))
     path.with_suffix(".md").write_text(table + "\n")
     print(table)

@@ -529,6 +529,30 @@ def test_the_artefact_says_what_ran_where(artefact):
     assert accuracy.digest(expected) == result["digest"]
 
 
+def test_a_run_that_was_killed_is_gone_on_with(artefact, tmp_path):
+    data = json.loads(artefact.read_text())
+    data["workloads"]["mhc_bf16"]["kept"] = True
+    data["workloads"]["tail_5x3"] = {"error": "not finished after 1 s"}
+    path = tmp_path / artefact.name
+    path.write_text(json.dumps(data))
+    done = python(
+        "-m", "ci.accuracy", "--resume", "--out", tmp_path, "--steps", STEPS, "--jobs", 1, "--no-inductor",
+        "--workloads", "mhc_bf16", "tail_5x3", env={"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    workloads = json.loads(path.read_text())["workloads"]
+    assert workloads["mhc_bf16"].pop("kept")
+    assert workloads == json.loads(artefact.read_text())["workloads"]
+
+
+@pytest.mark.parametrize("name", ["commit", "versions", "steps"])
+def test_records_of_another_run_are_not_kept(artefact, name):
+    like = json.loads(artefact.read_text())
+    like = {k: like[k] for k in ("schema", "device", "versions", "commit", "steps")}
+    assert set(accuracy.finished(artefact, like)) == {"mhc_bf16", "tail_5x3"}
+    assert accuracy.finished(artefact, {**like, name: "another"}) == {}
+
+
 def compared(tmp_path, capsys, monkeypatch, *paths):
     monkeypatch.setattr(sys, "argv", ["compare.py", *map(str, paths), "--out", str(tmp_path)])
     status = compare.main()
