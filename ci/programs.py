@@ -42,6 +42,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine.presented import as_called, present_device
 from helion_sinkhorn.lab.operators import KERNELS, OPERATORS
+from helion_sinkhorn.lab.parent import end_with_parent
 from helion_sinkhorn.lab.tuning import selection, warm
 from helion_sinkhorn.runtime import generated, shipped
 from helion_sinkhorn.runtime.dispatch import signature
@@ -76,6 +77,7 @@ def devices() -> list[str]:
 
 def begin(folder: Path) -> None:
     """Describe the device and the folder to a new process."""
+    end_with_parent()
     shipped.FOLDER = folder
     present_device(DEVICES[devices()[0]])
 
