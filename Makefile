@@ -22,7 +22,7 @@ one_of = $(or $($@.$(or $(WHAT),$(1))),$(error make $@ knows no WHAT=$(WHAT); it
 	$(sort $(patsubst $@.%,%,$(filter $@.%,$(.VARIABLES))))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-model test lint format wheels dist clean bench study accuracy compare emulate mutants attack sanitize machine docs docs-numbers tune tuning-readme
+.PHONY: help demo demo-model test lint format wheels dist clean bench study accuracy compare emulate mutants attack sanitize machine docs docs-numbers tune tuning-readme programs
 
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -64,14 +64,14 @@ wheels: ## download what every target needs, for a machine without an index: the
 	$(PYTHON) -m pip wheel -w $(WHEELS) --no-deps "helion==1.5.0" "triton==3.6.0"
 	rm -rf build
 
-dist: $(VENV)/.dist $(if $(PROGRAMS),helion_sinkhorn/programs.zip) ## sdist and wheel in dist/, checked, and used from an empty environment: 5 minutes; PROGRAMS=1: with generated code, 20 more
+dist: $(VENV)/.dist ## sdist and wheel in dist/, checked, and used from an empty environment: 5 minutes
 	rm -rf dist build
 	$(RUN) -m build $(if $(WHEELS),--no-isolation)
 	$(RUN) -m twine check --strict dist/*
 	$(RUN) ci/check_dist.py dist $(if $(WHEELS),--wheels $(WHEELS))
 
 clean: ## remove the environment and what was built
-	rm -rf $(VENV) build dist site sinkhorn.png demo_model.png *.egg-info helion_sinkhorn/programs.zip
+	rm -rf $(VENV) build dist site sinkhorn.png demo_model.png *.egg-info
 
 ##@ Measure it
 # A process a mode of tritonbench, OP=hc_pre, MODES="fwd bwd"; it fails when a backend is missing, raises or is inaccurate
@@ -148,12 +148,13 @@ tune: $(VENV)/.ready ## time configs on this machine and store the best. DEVICE=
 tuning-readme: $(VENV)/.ready ## tuning_cache/README.md from its data
 	$(RUN) -m helion_sinkhorn readme
 
-# Generated code depends on Helion's version, and configs on Triton's: one run for each stack that was measured
-.PHONY: helion_sinkhorn/programs.zip
-helion_sinkhorn/programs.zip: $(VENV)/.ready
-	rm -rf $@ build/triton-3.6.0
-	$(PIP) --target build/triton-3.6.0 --no-deps triton==3.6.0
+# Generated code depends on Helion's version, and configs on Triton's: torch 2.11 has 3.6 and Helion 1.5.0
+build/triton-%:
+	$(PIP) --target $@ --no-deps triton==$*
+
+programs: $(VENV)/.ready build/triton-3.6.0 build/triton-3.8.0 ## generate what is missing of the code that comes with the package, for each stack: up to an hour on two cores
 	PYTHONPATH=build/triton-3.6.0:$(VENV)/helion-1.5.0 $(RUN) -m ci.programs $(ARGS)
+	PYTHONPATH=build/triton-3.8.0 $(RUN) -m ci.programs $(ARGS)
 	$(RUN) -m ci.programs $(ARGS)
 
 $(VENV)/.ready: pyproject.toml constraints.txt ci/bootstrap.py

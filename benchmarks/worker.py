@@ -14,6 +14,7 @@ import traceback
 
 from benchmarks import autotuning
 from benchmarks.jobs import said
+from helion_sinkhorn.lab.parent import end_with_parent
 
 
 def tuples(value: object) -> object:
@@ -22,6 +23,7 @@ def tuples(value: object) -> object:
 
 
 def main(module: str, fields: str) -> None:
+    end_with_parent()
     # imported packages may print: stdout is theirs, and the answers' no more
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -74,6 +74,7 @@ from ci.gate.runs import (
 from ci.operators import operator_of
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.atomic import replace
+from helion_sinkhorn.lab.parent import end_with_parent
 from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 
@@ -359,7 +360,7 @@ def finished_in(
     # each process takes its share of the cores; Inductor compiles in the process it is called in
     os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // options.jobs))
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(options.jobs, end_with_parent) as pool:
         # the slowest first
         order = sorted(names, key=lambda n: -WORKLOADS[n].entries)
         pending = {}

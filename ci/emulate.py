@@ -67,6 +67,7 @@ from ci.gate.gate import Candidate
 from ci.gate.runs import same
 from ci.operators import OPERATORS, operator_of
 from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.lab.parent import end_with_parent
 from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 
@@ -248,7 +249,7 @@ def main() -> int:
         begin = time.monotonic()
         alone = given.jobs == 1 and len(given.devices) == 1
         processes = min(given.jobs, len(names))
-        pool = None if alone else ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+        pool = None if alone else ProcessPoolExecutor(processes, get_context("spawn"), end_with_parent)
         with pool or contextlib.nullcontext(), Progress(transient=True) as progress:
             workloads = emulated(key, list(names), options, pool, progress)
         found = artefact(key, workloads, time.monotonic() - begin)

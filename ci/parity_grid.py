@@ -44,6 +44,7 @@ from ci.gate import gate
 from ci.gate import markdown as report
 from helion_sinkhorn import sinkhorn
 from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.parent import end_with_parent
 from helion_sinkhorn.lab.sinkhorn import budget as testing
 from helion_sinkhorn.lab.sinkhorn.parity import peer_of_gradient
 from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
@@ -123,7 +124,7 @@ def ratios(where: str, workloads: list[SinkhornWorkload]) -> dict[str, Ratios]:
 def everywhere(where: Iterable[str], grid: list[list[SinkhornWorkload]], jobs: int) -> dict[str, Ratios]:
     """The ratios of all cases by gradient; in this process where `jobs` is 1."""
     found: dict[str, Ratios] = {}
-    pool = ProcessPoolExecutor(jobs, get_context("spawn")) if jobs > 1 else None
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), end_with_parent) if jobs > 1 else None
     for place in where:
         run = functools.partial(ratios, place)
         for some in track((pool.map if pool else map)(run, grid), place, len(grid), transient=True):

@@ -1,9 +1,9 @@
-"""Generated code for a wheel: python -m ci.programs [--only NAME] [--workers N] [--out FILE]
+"""Generated code that comes with the package: python -m ci.programs [--only NAME] [--workers N]
 
-For each device with configs that were measured under the running Triton, generates on a CPU the programs that
-the workloads tagged `tune` launch, and adds them to helion_sinkhorn/programs.zip, which `make dist` packs.  A
-first call of such a shape then imports no Helion (docs/first_call.md).  `make dist PROGRAMS=1` does it for
-two stacks, torch 2.11's (Triton 3.6, Helion 1.5.0) and the newest, in some 20 minutes on two cores.
+For each device with measured configs, generates on a CPU the programs that the workloads tagged `tune` launch
+under the running Triton and Helion, and writes those that are missing to helion_sinkhorn/programs/.  A first
+call of such a shape then imports no Helion (docs/first_call.md).  `make programs` does it for every stack
+that was measured.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import sys
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 
-def make_parser(archive=None) -> argparse.ArgumentParser:
-    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ci.programs",
         description=__doc__,
@@ -28,39 +27,33 @@ def make_parser(archive=None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--only", default="", metavar="NAME", help="workloads with this in their names")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
-    parser.add_argument("--out", type=Path, default=archive, help="the archive")
+    parser.add_argument("--out", type=Path, help="another folder than the package's")
     return parser
 
 
-if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
-    # what follows imports torch, which takes seconds; --help has names from there
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
     make_parser().parse_args()
 
+import torch
 from rich.progress import track
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine.presented import as_called, present_device
 from helion_sinkhorn.lab.operators import KERNELS, OPERATORS
+from helion_sinkhorn.lab.parent import end_with_parent
 from helion_sinkhorn.lab.tuning import selection, warm
 from helion_sinkhorn.runtime import generated, shipped
 from helion_sinkhorn.runtime.dispatch import signature
+from helion_sinkhorn.runtime.kernel import Built
 
 MOST = 8192
 """Tokens of the largest workload whose inputs are drawn to find its launches; larger ones draw gigabytes."""
-
-
-def measured() -> list[str]:
-    """Devices with configs that were measured under the running Triton."""
-    return [
-        device for device in DEVICES
-        if any(
-            (entry.triton, entry.evidence) == (store.triton_minor(), "measured")
-            for folder in store.folders()
-            for kernel in KERNELS
-            for entry in store.read(folder, device, kernel)
-        )
-    ]  # fmt: skip
+FAMILY = "hopper"
+"""The devices with measured configs; torch and Triton are told of one of them in each process."""
+Found = dict[str, dict[str, str]]
+"""Texts by kernel and `shipped.key`."""
 
 
 def calls(only: str) -> list[list[Any]]:
@@ -78,32 +71,68 @@ def stem(workload: Any) -> str:
     return workload.name.rpartition("_b")[0]
 
 
-def programs(job: tuple[str, Sequence[Any]]) -> dict[str, str]:
-    """The programs of some workloads on a device, by their names in the archive."""
-    device, workloads = job
-    present_device(DEVICES[device])
-    found: dict[str, str] = {}
-    for workload in workloads:
+def devices() -> list[str]:
+    return [key for key, device in DEVICES.items() if device.family == FAMILY]
+
+
+def begin(folder: Path) -> None:
+    """Describe the device and the folder to a new process."""
+    end_with_parent()
+    shipped.FOLDER = folder
+    present_device(DEVICES[devices()[0]])
+
+
+def key_of(kernel: Built, arguments: Sequence[Any]) -> str:
+    """The name of the program of a launch on the presented device, found without Helion."""
+    with FakeTensorMode():
+        given = tuple(
+            torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="cuda:0")
+            if isinstance(a, torch.Tensor)
+            else a
+            for a in arguments
+        )
+        return shipped.key(*generated.decisions(kernel, given, signature(given)))
+
+
+def programs(workloads: Sequence[Any]) -> Found:
+    """The programs of some workloads; those that the package has are read from it."""
+    found: Found = defaultdict(dict)
+    for device, workload in itertools.product(devices(), workloads):
         for kernel, arguments in warm.launches(workload, DEVICES[device]):
-            with as_called(arguments) as given:
-                name = shipped.member(*generated.decisions(kernel, given, signature(tuple(given))))
-                if name not in found and (code := generated.code_of(kernel, generated.bound(kernel, given))):
-                    found[name] = code
-    return found
+            of, texts = key_of(kernel, arguments), found[kernel.kernel.name]
+            if of not in texts:
+                texts[of] = shipped.programs(kernel.kernel).get(of) or generate(kernel, arguments)
+    return {name: {of: text for of, text in texts.items() if text} for name, texts in found.items()}
+
+
+def generate(kernel: Built, arguments: Sequence[Any]) -> str | None:
+    """The text of a program, None where it needs Helion."""
+    with as_called(arguments) as given:
+        return generated.code_of(kernel, generated.bound(kernel, given))
 
 
 def main() -> None:
-    options = make_parser(shipped.ARCHIVE).parse_args()
-    begin = time.perf_counter()
-    jobs = [(device, group) for device in measured() for group in calls(options.only)]
-    found: dict[str, str] = {}
-    # a process for each job, since a presented device stays
-    with get_context("spawn").Pool(options.workers, maxtasksperchild=1) as pool:
-        for made in track(pool.imap(programs, jobs), "programs", total=len(jobs)):
-            found.update(made)
-    shipped.write(found, options.out)
-    size = options.out.stat().st_size
-    print(f"{len(found)} programs, {size / 1e6:.1f} MB, {time.perf_counter() - begin:.0f} s: {options.out}")
+    options = make_parser().parse_args()
+    start = time.perf_counter()
+    shipped.FOLDER = options.out or shipped.FOLDER
+    found: Found = {name: {} for name in KERNELS}
+    # Helion keeps all that it traced
+    with get_context("spawn").Pool(options.workers, begin, (shipped.FOLDER,), maxtasksperchild=8) as pool:
+        jobs = calls(options.only)
+        for made in track(pool.imap_unordered(programs, jobs), "programs", total=len(jobs)):
+            for name, texts in made.items():
+                found[name].update(texts)
+    for name, texts in found.items():
+        if texts:
+            stacks = shipped.read(KERNELS[name])
+            # of all workloads: what is stored no more goes
+            before = stacks.get(shipped.stack(), {}) if options.only else {}
+            shipped.write(KERNELS[name], {**stacks, shipped.stack(): {**before, **texts}})
+    count, size = sum(map(len, found.values())), sum(p.stat().st_size for p in shipped.FOLDER.glob("*.xz"))
+    print(
+        f"{count} programs of {shipped.stack()}, {time.perf_counter() - start:.0f} s; "
+        f"{shipped.FOLDER} has {size / 1e6:.2f} MB"
+    )
 
 
 if __name__ == "__main__":

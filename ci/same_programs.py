@@ -75,6 +75,7 @@ from helion_sinkhorn.runtime import generated
 from helion_sinkhorn.runtime.kernel import Choice
 
 ROOT = Path(__file__).resolve().parents[1]
+PARENT = ROOT / "helion_sinkhorn" / "lab" / "parent.py"
 PIECE = 24
 """Programs of one process, at most: it takes seconds to start, and keeps what Helion traced."""
 FINGERPRINTS = """
@@ -82,9 +83,10 @@ import json
 from helion_sinkhorn.lab.tuning.fingerprint import KERNELS, fingerprint
 print(json.dumps({kernel: fingerprint(kernel) for kernel in KERNELS}))
 """
-# the device before all that may ask for it
+# this tree's: the base commit may have none; the device before all that may ask for it
 GENERATE = """
-import sys
+import runpy, sys
+runpy.run_path(sys.argv[2])["end_with_parent"]()
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine.presented import present_device
 device = DEVICES[sys.argv[1]]
@@ -243,8 +245,9 @@ def piece(
         asked.write_text("".join(request(*one) + "\n" for one in programs.items()))
         with asked.open() as stdin, errors.open("w") as stderr:
             child = subprocess.Popen(
-                [sys.executable, "-c", GENERATE, device], cwd=tree, stdin=stdin, stdout=subprocess.PIPE,
-                stderr=stderr, text=True, env=environment(device, Path(folder), [*packages, str(tree)]),
+                [sys.executable, "-c", GENERATE, device, str(PARENT)], cwd=tree, stdin=stdin,
+                stdout=subprocess.PIPE, stderr=stderr, text=True,
+                env=environment(device, Path(folder), [*packages, str(tree)]),
             )  # fmt: skip
             with child:
                 for program, line in zip(programs, child.stdout, strict=False):

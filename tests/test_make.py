@@ -43,7 +43,7 @@ def test_make_alone_lists_every_target_with_a_line():
         ("attack", "-m ci.attack"), ("attack WHAT=tables", "-m ci.fault_tables --write docs/faults.md"),
         ("attack WHAT=cache", "cache_attack.py files && .venv/bin/python tests/configs/cache_attack.py t"),
         ("machine", "-m ci.machine_terms"), ("machine WHAT=versions", "-m ci.machine_versions"),
-        ("machine WHAT=programs", "-m ci.same_programs"), ("dist PROGRAMS=1", "-m ci.programs"),
+        ("machine WHAT=programs", "-m ci.same_programs"), ("programs", "-m ci.programs"),
     ],
 )  # fmt: skip
 def test_what_names_the_command_of_a_target(words, command):

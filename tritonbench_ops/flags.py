@@ -24,6 +24,8 @@ NAMES = (
     "dot_compress", "hc_mixes", "hc_post", "hc_pre", "hc_site", "hc_split_sinkhorn",
     "recurrent_linear_attention", "sinkhorn",
 )  # fmt: skip
+STARTED_BY = "TRITONBENCH_OPS_STARTED_BY"
+"""A variable with the id of the process that runs operators in turn, each in a process that ends with it."""
 MODES = ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")
 TIME_FLAGS = {"--rep": "--iter", "--iter": "--rep"}
 """Milliseconds of a measurement: --iter until September 2025, --rep since."""

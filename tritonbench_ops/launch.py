@@ -48,7 +48,9 @@ def in_turn(names: Sequence[str], arguments: Sequence[str]) -> str:
     common, failed = without(arguments, "--op", "--isolate"), []
     for name in names:
         command = [sys.executable, "-m", "tritonbench_ops", "--op", name, *common]
-        status = subprocess.call(command, env={**os.environ, "PYTHONPATH": path})
+        status = subprocess.call(
+            command, env={**os.environ, "PYTHONPATH": path, flags.STARTED_BY: str(os.getpid())}
+        )
         if status:
             how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with {status}"
             failed.append(f"--op {name} {how}")

@@ -17,9 +17,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+from helion_sinkhorn.lab import parent
+
 BATCH = 8192
 CALLS = """
-import json, sys, time
+import json, runpy, sys, time
+runpy.run_path(sys.argv[4])["end_with_parent"]()
 def lap():
     global last
     if "torch" in sys.modules and torch.cuda.is_initialized():
@@ -49,7 +52,7 @@ Laps = dict[str, float]
 
 def first_calls(n: int, device: str, **environment: str) -> Laps:
     """Seconds of each step in a fresh process."""
-    command = [sys.executable, "-c", CALLS, str(n), str(BATCH), device]
+    command = [sys.executable, "-c", CALLS, str(n), str(BATCH), device, parent.__file__]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"n = {n}: {done.stderr.strip().splitlines()[-1]}")

@@ -16,13 +16,13 @@ def target(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def replace(path: Path, content: str, mode: int = 0o644) -> None:
+def replace(path: Path, content: str | bytes, mode: int = 0o644) -> None:
     """Put content in the place of a file in one step: written beside it, flushed, renamed."""
     path = target(path)
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".tmp", dir=path.parent)
     try:
-        with os.fdopen(handle, "w") as file:
-            file.write(content)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, mode)

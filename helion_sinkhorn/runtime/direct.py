@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+
+class Upcoming(threading.local):
+    """What a thread is about to need."""
+
+    call: tuple[type[torch.autograd.Function], Callable[..., Any], str, Sequence[Any]] | None = None
+    """The call whose forward this thread is in: Function, what computes it, public name, arguments."""
+    notes: bool = False
+    """Whether operators on meta tensors make their launches, which are noted."""
+
+
+upcoming = Upcoming()
 
 
 def apply_directly(
@@ -20,14 +33,18 @@ def apply_directly(
     and looks for transforms, in Python.
 
     Args:
-        function: with a setup_context.
+        function: with a setup_context, and maybe `rarely_used`, results that mostly get no gradient.
         call: what `define` returned; its `is_eager` decides.
         run: the forward without the dispatcher.
         public: the function's name for users, which grad_fn shows.
     """
 
     def forward(ctx, *arguments):
-        results = run(*arguments)
+        upcoming.call = function, run, public, arguments
+        try:
+            results = run(*arguments)
+        finally:
+            upcoming.call = None
         function.setup_context(ctx, arguments, results)
         return results
 

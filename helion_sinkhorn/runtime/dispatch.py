@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 
+from helion_sinkhorn.runtime.direct import upcoming
 from helion_sinkhorn.runtime.generated import PINNED, host_function
 from helion_sinkhorn.runtime.kernel import Built
 from helion_sinkhorn.runtime.views import INT32_ELEMENTS
 
 _programs: dict[Hashable, Callable[..., None]] = {}
 _binaries: dict[Hashable, Any] = {}
+compiling: dict[Any, threading.Event] = {}
+"""Functions for Triton that `runtime.ahead` has under way, each with what it sets behind it."""
 
 
 def signature(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -39,6 +43,11 @@ def run(kernel: Built, *args: Any) -> None:
     key = kernel, signature(args)
     program = _programs.get(key)
     if program is None:
+        if upcoming.call:
+            from helion_sinkhorn.runtime.ahead import begin
+
+            call, upcoming.call = upcoming.call, None
+            begin(*call)
         program = _programs[key] = compiled(kernel, args)
     program(*args)
 
@@ -149,6 +158,8 @@ def launch_binary(function, grid: tuple[int, ...], *args: Any, **options: Any) -
     if binary is None:
         import triton
 
+        if under_way := compiling.get(function):
+            under_way.wait()
         launch(function, grid, *args, **options)
         if isinstance(function, triton.runtime.JITFunction):
             _binaries[key] = function.run(*args, grid=grid, warmup=True, **options, **PINNED)

@@ -35,22 +35,29 @@ def host_function(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) 
         args: of the call.
         signature: what of them generated code depends on.
     """
-    decided = decisions(kernel, args, signature)
-    if found := shipped.program(*decided):
-        return found
-    name = program_cache.file_name(*decided)
-    found = program_cache.kept(name, kernel.name)
-    return found or generated(kernel, args, functools.partial(program_cache.keep, name))
+    if known := found(kernel, args, signature):
+        return known
+    name = program_cache.file_name(kernel.name, *decisions(kernel, args, signature))
+    return generated(kernel, args, functools.partial(program_cache.keep, name))
+
+
+def found(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) -> Callable[..., None] | None:
+    """The host function that came with the package or was kept, for which Helion is not imported."""
+    decided, device = decisions(kernel, args, signature)
+    name = program_cache.file_name(kernel.name, decided, device)
+    return shipped.program(kernel.kernel, kernel.name, decided, device) or program_cache.kept(
+        name, kernel.name
+    )
 
 
 def decisions(
     kernel: Built, args: Sequence[Any], signature: Sequence[Any]
-) -> tuple[str, tuple[object, ...], torch.device]:
-    """What decides the code of a program, beside its source and versions, as `file_name` takes it."""
-    device = next(a.device for a in args if isinstance(a, torch.Tensor))
+) -> tuple[tuple[object, ...], torch.device]:
+    """What decides the code of a program, beside its source and versions: as text, and by its device."""
+    device = next(s[1] for a, s in zip(args, signature, strict=True) if isinstance(a, torch.Tensor))
     # entries have their configs sorted, spaces as they are written
     config = tuple(sorted(kernel.config))
-    return kernel.name, (config, kernel.kernel.products, of_any(kernel, args, signature)), device
+    return (config, kernel.kernel.products, of_any(kernel, args, signature)), device
 
 
 def of_any(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) -> list[Any]:

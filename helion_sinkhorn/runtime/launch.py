@@ -19,6 +19,7 @@ from helion_sinkhorn.configs import lookup as lookups
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import DEVICES, Device, current
 from helion_sinkhorn.runtime.choices import choose, refuse, refused, say_default, say_far, say_untuned
+from helion_sinkhorn.runtime.direct import upcoming
 from helion_sinkhorn.runtime.dispatch import kept_launch, run
 from helion_sinkhorn.runtime.kernel import Built, Choice, Kernel, build
 from helion_sinkhorn.runtime.views import VECTOR_BYTES
@@ -151,6 +152,8 @@ def launch_chosen(
         built = build(kernel, taken.config, interpret)
         make(Chosen(taken, built, device, how, interpret, choice is not None))
     except Exception as refusal:
+        if upcoming.notes:
+            raise
         refuse(taken, call, device, refusal)
         launch_chosen(kernel, call, batch, x, make)
 

@@ -48,19 +48,15 @@ def folder() -> Path | None:
     return Path(base) / "helion_sinkhorn" if os.path.isabs(base) else None
 
 
-def file_name(
-    kernel: str, decided: Iterable[object], device: torch.device, made_with: tuple[object, ...] | None = None
-) -> str:
+def file_name(kernel: str, decided: Iterable[object], device: torch.device) -> str:
     """The file of one program: another one wherever anything differs that its code depends on.
 
     Args:
         kernel: its name, by which people find the file.
         decided: what the program was generated for; of each the repr counts.
         device: of its tensors.
-        made_with: what generates and compiles it; `versions` of this process if None.
     """
-    made_with = versions() if made_with is None else made_with
-    text = repr((kernel, *decided, sources(), made_with, target(device)))
+    text = repr((kernel, *decided, sources(), versions(), target(device)))
     return f"{kernel}.{hashlib.sha256(text.encode()).hexdigest()[:40]}.py"
 
 

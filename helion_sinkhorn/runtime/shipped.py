@@ -1,69 +1,85 @@
 """Generated code that comes with the package, so that a first call of a tuned shape imports no Helion.
 
-`make dist PROGRAMS=1` writes the archive for the configs of tuning_cache/, and a wheel that is built after it
-holds it.  A checkout has none.  An archive of another source than this package's is not used.
+programs/<kernel>.xz holds the programs of a kernel's entries in tuning_cache/, for the stacks that
+`python -m ci.programs` ran under.  A file of another source than the kernel's is not used.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import logging
-import zipfile
-from collections.abc import Callable, Iterable
+import lzma
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from helion_sinkhorn.configs import settings, store
+from helion_sinkhorn.configs.atomic import replace
 from helion_sinkhorn.runtime import program_cache
+from helion_sinkhorn.runtime.fingerprint import fingerprint_of
+from helion_sinkhorn.runtime.kernel import Kernel
 from helion_sinkhorn.runtime.standalone import load
 
 log = logging.getLogger("helion_sinkhorn")
-ARCHIVE = Path(__file__).resolve().parents[1] / "programs.zip"
+FOLDER = Path(__file__).resolve().parents[1] / "programs"
+MAKERS = "bound", "code_of"
+"""What makes a program of a kernel, in runtime.generated."""
+Programs = Mapping[str, str]
+"""The texts of a kernel by `key`."""
 
 
-def member(kernel: str, decided: Iterable[object], device: torch.device) -> str:
-    """The name of a program in the archive: that of a kept one, for any torch, Python and patch of Triton.
+def stack() -> str:
+    """What else decides the text of a program: Helion 1.5.1 masks sums that 1.5.0 does not.
 
-    Helion's version counts: 1.5.1 masks sums that 1.5.0 does not.
+    It is one for any torch, Python and patch of Triton.
     """
-    helion = program_cache.versions()[3]
-    return program_cache.file_name(kernel, decided, device, made_with=(store.triton_minor(), helion))
+    return f"Triton {store.triton_minor()}, Helion {store.installed('helion')}"
 
 
-_damaged: set[Path] = set()
+def source(kernel: Kernel) -> str:
+    """A digest of what a kernel reaches, and of what makes a program of it."""
+    makers = [fingerprint_of(f"helion_sinkhorn.runtime.generated:{name}") for name in MAKERS]
+    return "-".join([fingerprint_of(kernel.body), *makers])
 
 
-def say_unused(error: Exception) -> None:
-    """Once a process: the archive, or a program in it, cannot be read."""
-    if ARCHIVE not in _damaged:
-        _damaged.add(ARCHIVE)
+def key(decided: Iterable[object], device: torch.device) -> str:
+    """The name of a program among those of its kernel and stack, by what `generated.decisions` returns."""
+    text = repr((*decided, program_cache.target(device)))
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def path_of(kernel: Kernel) -> Path:
+    """The file of a kernel."""
+    return FOLDER / f"{kernel.name}.xz"
+
+
+def read(kernel: Kernel) -> dict[str, Programs]:
+    """The programs of a kernel by stack; none where there is no file of its source that can be read."""
+    path = path_of(kernel)
+    try:
+        held = json.loads(lzma.decompress(path.read_bytes()))
+        if held["source"] == source(kernel):
+            texts = held["texts"]
+            return {of: {k: texts[at] for k, at in names.items()} for of, names in held["stacks"].items()}
+        log.info("%s is not used: of another source; `python -m ci.programs` writes it anew", path)
+    except FileNotFoundError:
+        pass
+    except Exception as error:  # whatever lzma and json raise for damaged files
         log.warning(
             "%s cannot be read as it was written (%s: %s): Helion generates the code instead, at each first "
-            "call. Install the package anew.", ARCHIVE, type(error).__name__, error,
+            "call. Install the package anew.", path, type(error).__name__, error,
         )  # fmt: skip
+    return {}
 
 
-def is_current(archive: zipfile.ZipFile) -> bool:
-    """Whether its programs are of the source of this package."""
-    return archive.comment.decode() == program_cache.sources()
-
-
-@functools.cache
-def members() -> frozenset[str]:
-    """The names of all programs; none where there is no archive of this source that can be read."""
-    try:
-        with zipfile.ZipFile(ARCHIVE) as archive:
-            if is_current(archive):
-                return frozenset(archive.namelist())
-            log.info("%s is not used: of another source; `make dist PROGRAMS=1` writes it anew", ARCHIVE)
-            return frozenset()
-    except FileNotFoundError:
-        return frozenset()
-    except Exception as error:  # zipfile raises a dozen kinds for damaged archives
-        say_unused(error)
-        return frozenset()
+@functools.lru_cache(maxsize=8)
+def programs(kernel: Kernel) -> Programs:
+    """The programs of a kernel for this process's stack."""
+    return read(kernel).get(stack(), {})
 
 
 def is_asked() -> bool:
@@ -71,35 +87,34 @@ def is_asked() -> bool:
     return settings.CACHE_DIR != "off" and not program_cache.changing()
 
 
-def program(kernel: str, decided: Iterable[object], device: torch.device) -> Callable[..., Any] | None:
-    """The host function of a program, None where it is not in the archive."""
-    if not (members() and is_asked()):
-        return None
-    name = member(kernel, decided, device)
-    if name not in members():
-        return None
-    try:
-        # opened for each: processes that are forked would share a position in the file
-        with zipfile.ZipFile(ARCHIVE) as archive:
-            code = archive.read(name).decode()
-        return load(code, kernel, str(ARCHIVE / name))
-    except Exception as error:  # damaged, or an upgrade of the package beneath this process
-        say_unused(error)
-        return None
+def program(
+    kernel: Kernel, name: str, decided: Iterable[object], device: torch.device
+) -> Callable[..., Any] | None:
+    """The host function of a program, None where none came with the package.
 
-
-def write(programs: dict[str, str], path: Path = ARCHIVE) -> None:
-    """Add programs, by their names, to an archive; the same programs make the same bytes.
-
-    What an archive of another source holds goes.
+    Args:
+        name: of the function.
+        decided: as of `key`.
     """
-    partial = path.with_suffix(".partial")
-    if path.exists():
-        with zipfile.ZipFile(path) as archive:
-            if is_current(archive):
-                programs = {name: archive.read(name).decode() for name in archive.namelist()} | programs
-    with zipfile.ZipFile(partial, "w") as archive:
-        archive.comment = program_cache.sources().encode()
-        for name in sorted(programs):
-            archive.writestr(zipfile.ZipInfo(name), programs[name], zipfile.ZIP_DEFLATED)
-    partial.replace(path)
+    if not is_asked():
+        return None
+    of = key(decided, device)
+    code = programs(kernel).get(of)
+    return None if code is None else load(code, name, str(path_of(kernel) / f"{of}.py"))
+
+
+def write(kernel: Kernel, stacks: Mapping[str, Programs]) -> None:
+    """Put a kernel's programs into the place of its file; the same programs make the same bytes."""
+    texts = sorted({text for programs in stacks.values() for text in programs.values()})
+    at = {text: place for place, text in enumerate(texts)}
+    held = {
+        "source": source(kernel),
+        "stacks": {
+            of: {k: at[text] for k, text in sorted(programs.items())}
+            for of, programs in sorted(stacks.items())
+        },
+        "texts": texts,
+    }
+    FOLDER.mkdir(exist_ok=True)
+    packed = lzma.compress(json.dumps(held, separators=(",", ":")).encode(), preset=9 | lzma.PRESET_EXTREME)
+    replace(path_of(kernel), packed)

@@ -14,7 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from helion_sinkhorn.runtime.compiled_source import of_source, source_digest
-from helion_sinkhorn.runtime.direct import apply_directly
+from helion_sinkhorn.runtime.direct import apply_directly, upcoming
 from helion_sinkhorn.runtime.gradients import NAMESPACE, register_gradient
 
 _HERE = contextlib.nullcontext()
@@ -31,7 +31,9 @@ _is_functional = torch._is_functional_tensor
 
 def on_device(x: torch.Tensor):
     """Helion launches on the current device: make it the tensor's."""
-    return _HERE if x.device.index == torch.cuda.current_device() else torch.cuda.device(x.device)
+    return (
+        _HERE if x.device.index == torch.cuda.current_device() or x.is_meta else torch.cuda.device(x.device)
+    )
 
 
 def without_autocast(x: torch.Tensor):
@@ -117,7 +119,7 @@ def define(
     torch.library.define(qualified, schema, tags=torch.Tag.pt2_compliant_tag)
     # of every device: whether kernels or PyTorch compute a call, its arguments say
     torch.library.impl(qualified, "CompositeExplicitAutograd", run)
-    torch.library.register_fake(qualified, fake)
+    torch.library.register_fake(qualified, lambda *given: (run if upcoming.notes else fake)(*given))
     operator = operator_named(name)
     compiled = of_source(name, schema, operator)
 

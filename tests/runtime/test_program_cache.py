@@ -38,7 +38,8 @@ from helion_sinkhorn.lab.operators import KERNELS, OPERATORS
 from helion_sinkhorn.lab.tuning import commands, warm
 from helion_sinkhorn.lab.workloads import WORKLOADS
 from helion_sinkhorn.ops.sinkhorn import launch
-from helion_sinkhorn.runtime import dispatch, generated, program_cache
+from helion_sinkhorn.runtime import ahead, dispatch, generated, program_cache
+from helion_sinkhorn.runtime.direct import upcoming
 from helion_sinkhorn.runtime.kernel import Choice, build, default_choice
 from helion_sinkhorn.runtime.standalone import load, standalone
 
@@ -453,7 +454,9 @@ def test_a_config_has_one_name_in_whichever_order_its_items_are_written():
     for config in (items, items[::-1]):
         kernel = build(KERNELS["sinkhorn_forward"], config)
         x = torch.zeros(8, 3, 3)
-        names.append(program_cache.file_name(*generated.decisions(kernel, (x,), dispatch.signature((x,)))))
+        names.append(
+            program_cache.file_name(kernel.name, *generated.decisions(kernel, (x,), dispatch.signature((x,))))
+        )
     assert names[0] == names[1]
 
 
@@ -655,6 +658,42 @@ def test_warm_makes_the_launches_of_a_call_and_its_gradient(asked, monkeypatch, 
     torch.autograd.backward(results, [torch.randn_like(r) for r in results])
     assert len(programs) >= 2
     assert warmed == programs
+
+
+@pytest.mark.parametrize("asked", CALLS)
+def test_what_is_compiled_ahead_is_what_the_gradient_launches(asked, monkeypatch, fresh_caches):
+    calls, programs = [], set()
+
+    def name(kernel, *args):
+        # of any device: those compiled ahead have no data
+        of = generated.of_any(
+            kernel, args, [("", CPU, *s[2:]) if isinstance(s, tuple) else s for s in dispatch.signature(args)]
+        )
+        return kernel.name, repr(kernel.config), repr(of)
+
+    def run(kernel, *args):
+        programs.add(name(kernel, *args))
+        if upcoming.call:
+            calls.append(upcoming.call)
+            upcoming.call = None
+
+    launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "ptx", False))
+    launching_as(monkeypatch, run=run)
+    monkeypatch.setattr(ahead, "device_at", lambda index: (DEVICES["h200"], "ptx", False))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda t: True))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    results = CALLS[asked]()
+    results = results if isinstance(results, tuple) else (results,)
+    programs.clear()
+    guessed = set()
+    for function, own, _, arguments in calls:
+        arguments = [ahead.like(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+        guessed |= {name(*launch) for launch in ahead.launches(function, own, arguments, CPU)}
+    upcoming.notes = False
+    assert guessed
+    with_gradient = [r for r in results if r is not None and r.requires_grad]
+    torch.autograd.backward(with_gradient, [torch.randn_like(r) for r in with_gradient])
+    assert guessed == programs
 
 
 def test_a_device_is_presented_to_what_torch_has_imported_before():

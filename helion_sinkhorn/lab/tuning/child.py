@@ -13,6 +13,7 @@ from helion_sinkhorn.configs.device import DEVICES, Device
 from helion_sinkhorn.lab.machine.binary import Binary, Job, occupancy, problems
 from helion_sinkhorn.lab.machine.listing import amd_facts
 from helion_sinkhorn.lab.machine.presented import as_called, present_device, read_cubin, specialised
+from helion_sinkhorn.lab.parent import end_with_parent
 
 Launch = tuple[Any, tuple[Any, ...]]
 """A kernel and its arguments, which here are meta tensors."""
@@ -95,6 +96,7 @@ def compile_job(device: Device, job: Job) -> dict[str, Any]:
 
 def serve(device: Device) -> None:
     """Answer the jobs on stdin; compilers may print, so stdout is theirs and the answers' no more."""
+    end_with_parent()
     # the process that times beside these has work for a fraction of the time, and must not wait for its turn
     os.nice(10)
     # compilers leave little garbage among many objects that stay: looking for it costs up to an eighth

@@ -243,9 +243,11 @@ def warm(arguments: argparse.Namespace) -> int:
 
 def say_programs() -> None:
     """What generated code came with the package, where more is kept, and how much."""
+    from helion_sinkhorn.lab.operators import KERNELS
     from helion_sinkhorn.runtime import program_cache, shipped
 
-    console.print(f"programs that came with the package: {len(shipped.members())}")
+    count = sum(len(shipped.programs(kernel)) for kernel in KERNELS.values())
+    console.print(f"programs that came with the package for {shipped.stack()}: {count}")
     folder = program_cache.folder()
     if folder is None:
         console.print("generated code: not kept, HELION_SINKHORN_CACHE_DIR is off")

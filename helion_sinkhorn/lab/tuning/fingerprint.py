@@ -2,79 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import functools
-import hashlib
-from pathlib import Path
-
 from helion_sinkhorn.lab.operators import KERNELS
-
-PACKAGE = Path(__file__).resolve().parents[2]
-HOST = PACKAGE / "configs"
-"""Kernels ask it for Triton's version, which is in every entry's key: how it is found does not count."""
+from helion_sinkhorn.runtime.fingerprint import fingerprint_of
+from helion_sinkhorn.runtime.fingerprint import without_docstrings as without_docstrings
 
 
-def without_docstrings(tree: ast.AST) -> ast.AST:
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
-            body[:] = [s for s in body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
-    return tree
-
-
-def structure(value: object) -> object:
-    """A syntax tree as nested tuples, alike under every Python: fields that newer ones added are empty."""
-    if isinstance(value, list):
-        return tuple(map(structure, value))
-    if not isinstance(value, ast.AST):
-        return repr(value)
-    fields = tuple(
-        (name, structure(field)) for name, field in ast.iter_fields(value) if field not in (None, [])
-    )
-    return type(value).__name__, fields
-
-
-@functools.cache
-def definitions(path: Path, source: str | None = None) -> dict[str, ast.AST]:
-    """What a module defines or imports, by name; `source` is taken for its text."""
-    found = {}
-    for node in without_docstrings(ast.parse(path.read_text() if source is None else source)).body:
-        if isinstance(node, ast.ImportFrom):
-            names = [alias.asname or alias.name for alias in node.names]
-        else:
-            names = [getattr(t, "id", getattr(t, "name", "")) for t in getattr(node, "targets", [node])]
-        found.update(dict.fromkeys(names, node))
-    return found
-
-
-def path_of(module: str) -> Path | None:
-    """The file of a module of this package."""
-    top, *parts = module.split(".")
-    return PACKAGE.joinpath(*parts).with_suffix(".py") if top == PACKAGE.name else None
-
-
-@functools.cache
 def fingerprint(kernel: str, sources: tuple[tuple[str, str], ...] = ()) -> str:
-    """Sixteen hex digits that change with the code a kernel runs, not with its comments, layout or module.
-
-    Args:
-        kernel: a KERNELS name; what its body reaches counts, in the modules it is imported from too.
-        sources: (file within the package, text) to take for modules.
-    """
-    texts = dict(sources)
-    module, _, body = KERNELS[kernel].body.partition(":")
-    reached, todo = {}, [(path_of(module), body)]
-    while todo:
-        path, name = todo.pop()
-        node = definitions(path, texts.get(path.relative_to(PACKAGE).as_posix())).get(name)
-        if isinstance(node, ast.ImportFrom):
-            original = next(a.name for a in node.names if name in (a.asname, a.name))
-            source = path_of(node.module)
-            if source is not None and source.parent != HOST:
-                todo.append((source, original))
-        elif node is not None and reached.get(name) != (code := repr(structure(node))):
-            if name in reached:
-                raise ValueError(f"{kernel} reaches two definitions of {name}: give one another name")
-            reached[name] = code
-            todo += [(path, n.id) for n in ast.walk(node) if isinstance(n, ast.Name)]
-    return hashlib.sha256("\n".join(reached[n] for n in sorted(reached)).encode()).hexdigest()[:16]
+    """`fingerprint_of` the body of a kernel, by its name in KERNELS."""
+    return fingerprint_of(KERNELS[kernel].body, sources)

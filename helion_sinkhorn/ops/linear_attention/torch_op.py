@@ -112,6 +112,7 @@ call_backward = define(
     BACKWARD, f"(Tensor? do, Tensor? dend, {ARGUMENTS}) -> Tensor[]", backward, _empty_gradients, 13
 )
 RecurrentLinearAttention = differentiable(FORWARD, FORWARD, call, _keep_arguments, _gradient)
+RecurrentLinearAttention.rarely_used = (1,)
 Backward = last(BACKWARD, FORWARD, call_backward)
 
 

@@ -1,0 +1,162 @@
+"""The gradient of a call, compiled in a thread while its forward, launched for the first time, is compiled.
+
+It is a guess: each result gets a gradient of its own layout.  Programs that are not found without Helion, and
+whatever fails here, are left to the backward.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.runtime.direct import upcoming
+from helion_sinkhorn.runtime.dispatch import compiling, signature
+from helion_sinkhorn.runtime.generated import PINNED, found
+from helion_sinkhorn.runtime.kernel import Built
+from helion_sinkhorn.runtime.launch import Launcher, device_at, launching_with
+
+log = logging.getLogger("helion_sinkhorn")
+Launch = tuple[Any, ...]
+"""A kernel and its arguments."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """A tensor as host functions and Triton ask for it, without memory: its addresses are multiples of 16."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    strides: tuple[int, ...]
+    device: torch.device
+
+    def size(self, axis: int | None = None) -> Any:
+        return self.shape if axis is None else self.shape[axis]
+
+    def stride(self, axis: int | None = None) -> Any:
+        return self.strides if axis is None else self.strides[axis]
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def data_ptr(self) -> int:
+        return 0
+
+    def ptr_range(self) -> int:
+        return 0
+
+
+class Context:
+    """What a Function keeps of a call, as its backward finds it."""
+
+    def __init__(self, arguments: Sequence[Any]):
+        self.needs_input_grad = tuple(isinstance(a, torch.Tensor) for a in arguments)
+        self.saved_tensors: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        pass
+
+    def set_materialize_grads(self, value: bool) -> None:
+        pass
+
+
+def like(t: torch.Tensor) -> torch.Tensor:
+    """A tensor without data; `torch.empty_like` makes one too, and imports SymPy."""
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+
+
+def begin(
+    function: type[torch.autograd.Function], run: Callable[..., Any], public: str, arguments: Sequence[Any]
+) -> threading.Thread | None:
+    """Start the thread for a call that is launched for the first time; None where it would be of no use.
+
+    Args:
+        function: with a setup_context.
+        run: the forward.
+        public: the function's name for users.
+        arguments: of the call.
+    """
+    device = next(a.device for a in arguments if isinstance(a, torch.Tensor))
+    # ROCm's Triton asks for the sizes of buffers; a capture allows other threads next to nothing
+    if torch.version.hip or device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return None
+    without_data = [like(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+
+    def work() -> None:
+        try:
+            compile_all(launches(function, run, without_data, device), device)
+        except Exception as error:
+            log.debug("the gradient of %s is left to it (%s: %s)", public, type(error).__name__, error)
+
+    # no daemon: one that ends with the process takes it down from within a compiler
+    thread = threading.Thread(target=work, name=f"compiles the gradient of {public}")
+    thread.start()
+    return thread
+
+
+def compile_all(found: Sequence[Launch], device: torch.device) -> None:
+    """Compile the programs of launches, one after another."""
+    jobs = {function: job for launch in found for function, job in compilations(*launch, device=device)}
+    own = {function: threading.Event() for function in jobs if function not in compiling}
+    compiling.update(own)
+    try:
+        for function, is_done in own.items():
+            # a process that ends waits for this thread
+            if threading.main_thread().is_alive():
+                with torch.cuda.device(device):
+                    jobs[function]()
+            is_done.set()
+    finally:
+        for function, is_done in own.items():
+            is_done.set()
+            del compiling[function]
+
+
+def launches(
+    function: type[torch.autograd.Function],
+    run: Callable[..., Any],
+    arguments: Sequence[Any],
+    device: torch.device,
+) -> list[Launch]:
+    """The launches of a gradient, none of which is made; the arguments of the call are meta tensors."""
+    noted: list[Launch] = []
+    upcoming.notes = True
+    with launching_with(Launcher(lambda _: device_at(device.index), lambda *launch: noted.append(launch))):
+        results = run(*arguments)
+        context = Context(arguments)
+        function.setup_context(context, arguments, results)
+        noted.clear()
+        results = results if isinstance(results, tuple) else (results,)
+        unused = getattr(function, "rarely_used", ())
+        function.backward(context, *[None if at in unused else like(r) for at, r in enumerate(results)])
+    return noted
+
+
+def compilations(kernel: Built, *arguments: Any, device: torch.device) -> list[tuple[Any, Callable[[], Any]]]:
+    """The functions for Triton that a launch takes, each with what compiles it."""
+    given = [
+        Described(a.dtype, a.shape, a.stride(), device) if isinstance(a, torch.Tensor) else a
+        for a in arguments
+    ]
+    of = [
+        (s[0], device, *s[2:]) if isinstance(a, torch.Tensor) else s
+        for a, s in zip(arguments, signature(arguments), strict=True)
+    ]
+    jobs: list[tuple[Any, Callable[[], Any]]] = []
+
+    def launcher(function: Any, grid: tuple[int, ...], *own: Any, **options: Any) -> None:
+        jobs.append(
+            (function, functools.partial(function.run, *own, grid=grid, warmup=True, **options, **PINNED))
+        )
+
+    if host := found(kernel, arguments, of):
+        host(*given, _launcher=launcher)
+    return jobs

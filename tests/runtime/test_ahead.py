@@ -1,0 +1,132 @@
+"""The gradient of a call is compiled while its forward is."""
+
+from __future__ import annotations
+
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from forked import python
+from launches import launching_as
+
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.ops.sinkhorn import launch, torch_op
+from helion_sinkhorn.runtime import ahead, choices, dispatch
+from helion_sinkhorn.runtime.direct import upcoming
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def begun(monkeypatch, fresh_caches):
+    """The calls whose gradient a first launch begins to compile; nothing is launched."""
+    calls = []
+    monkeypatch.setattr(ahead, "begin", lambda *call: calls.append(call))
+    monkeypatch.setattr(dispatch, "_programs", {})
+    monkeypatch.setattr(dispatch, "compiled", lambda kernel, args: lambda *given: None)
+    launching_as(monkeypatch, device_at=lambda index: (DEVICES["h200"], "ptx", False))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    return calls
+
+
+def call(x: torch.Tensor):
+    given = x, 20, 1e-6, "deepseek", "rows", "helion", torch.float32
+    return torch_op.Sinkhorn.apply(*given) if x.requires_grad else torch_op.call(*given)
+
+
+def test_the_first_forward_of_a_kind_begins_the_compilation_of_its_gradient(begun):
+    x = torch.randn(64, 4, 4)
+    call(x)
+    assert begun == []
+    dispatch._programs.clear()
+    p = call(x.requires_grad_())
+    ((function, run, public, arguments),) = begun
+    assert (run, public, arguments[0]) == (torch_op.call.run, "sinkhorn", x)
+    assert function.backward is torch_op.Sinkhorn.backward
+    assert upcoming.call is None
+    call(x)
+    # its own first launch begins nothing
+    p.backward(torch.ones_like(p))
+    assert len(begun) == 1
+
+
+def test_a_forward_that_fails_leaves_nothing_to_begin(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(launch, "forward", lambda *given: [].pop())
+    with pytest.raises(IndexError):
+        call(torch.randn(64, 4, 4, requires_grad=True))
+    assert upcoming.call is None
+
+
+def test_the_backward_waits_for_what_is_under_way(monkeypatch):
+    """Not compiled twice."""
+    done = []
+    monkeypatch.setattr(
+        dispatch, "compiling", {"function": SimpleNamespace(wait=lambda: done.append("waited"))}
+    )
+    monkeypatch.setattr(dispatch, "specialisation", lambda *given: given)
+    monkeypatch.setattr(dispatch, "launch", lambda *given, **options: done.append("launched"))
+    dispatch.launch_binary("function", (1,))
+    assert done == ["waited", "launched"]
+
+
+def test_whatever_fails_in_the_thread_releases_who_waits(monkeypatch, caplog):
+    def fail():
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(ahead, "compilations", lambda *given, device: [("first", fail), ("second", fail)])
+    monkeypatch.setattr(torch.cuda, "device", lambda device: threading.Lock())
+    with pytest.raises(RuntimeError):
+        ahead.compile_all([("kernel",)], GPU)
+    assert dispatch.compiling == {}
+
+
+def test_a_failure_in_the_thread_refuses_no_stored_config(monkeypatch, fresh_caches):
+    """Tensors without data may fail where those of a call do not."""
+    monkeypatch.setattr(upcoming, "notes", False)
+    monkeypatch.setattr(ahead, "device_at", lambda index: (DEVICES["h200"], "ptx", False))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(launch, "facts", lambda *given: [].pop())
+    x = torch.empty(8192, 4, 4, device="meta")
+    given = x, 20, 1e-6, "deepseek", "rows", "helion", torch.float32
+    with pytest.raises(IndexError):
+        ahead.launches(torch_op.Sinkhorn, torch_op.call.run, given, GPU)
+    assert not choices.refused
+
+
+COMPILED = """
+import contextlib, json, sys
+import torch
+from helion_sinkhorn.configs.device import DEVICES
+import helion_sinkhorn
+from helion_sinkhorn.lab.machine.presented import present_device
+present_device(DEVICES["h100"])
+import triton
+from helion_sinkhorn.ops.sinkhorn import torch_op
+from helion_sinkhorn.runtime import ahead, dispatch
+from helion_sinkhorn.runtime.launch import Launcher, device_at, launching_with
+
+compiled = []
+triton.knobs.compilation.listener = lambda *, metadata, **_: compiled.append(metadata["name"])
+torch.cuda.device = lambda device: contextlib.nullcontext()
+gpu, x = torch.device("cuda", 0), torch.empty(8192, 4, 4, device="meta")
+given = x, 20, 1e-6, "deepseek", "rows", "helion", torch.float32
+forward = []
+with launching_with(Launcher(lambda index: device_at(0), lambda *launch: forward.append(launch))):
+    torch_op.call.run(*given)
+ahead.compile_all([*forward, *ahead.launches(torch_op.Sinkhorn, torch_op.call.run, given, gpu)], gpu)
+heavy = {"helion", "torch._inductor", "torch._dynamo", "sklearn", "sympy"} & {*sys.modules}
+print(json.dumps([compiled, sorted(heavy)]))
+"""
+
+
+def test_a_stored_call_and_its_gradient_are_compiled_without_helion(tmp_path, monkeypatch):
+    monkeypatch.setenv("HELION_SINKHORN_CACHE_DIR", str(tmp_path / "kept"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    done = python("-c", COMPILED)
+    assert done.returncode == 0, done.stderr
+    names = ["_helion_sinkhorn_forward", "_helion_sinkhorn_backward"]
+    assert json.loads(done.stdout.splitlines()[-1]) == [names, []]
+    assert not (tmp_path / "kept").exists()

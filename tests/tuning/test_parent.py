@@ -1,0 +1,113 @@
+"""A process that was started for another ends soon after that was killed, in the midst of its work."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from helion_sinkhorn.lab import parent
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 5.0
+"""Within which a child must end; each would go on for longer."""
+BUSY = """
+import runpy, sys, time
+sys.platform = sys.argv[2]
+runpy.run_path(sys.argv[1])["end_with_parent"]()
+print("works", flush=True)
+end = time.monotonic() + 30
+while time.monotonic() < end:
+    sum(range(1000))
+"""
+STARTS = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {BUSY!r}, *sys.argv[1:]], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+child.wait()
+"""
+# a busy child is one that imports Helion and compiles, which no end of its input interrupts
+COMPILES = """
+import tempfile, threading, time
+from pathlib import Path
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.lab.machine.binary import Job
+from helion_sinkhorn.lab.machine.compiler import Compiler
+from helion_sinkhorn.lab.operators import KERNELS, kernel_calls
+from helion_sinkhorn.lab.workloads import WORKLOADS
+from helion_sinkhorn.runtime.kernel import default_choice
+
+workload = WORKLOADS["deepseek_16x16_fp32_b8192"]
+name, call = list(kernel_calls(workload))[1]
+job = Job(call, default_choice(KERNELS[name], call, DEVICES["h200"]), workload.batch)
+with tempfile.TemporaryDirectory() as folder, Compiler("h200", Path(folder), 120.0) as compiler:
+    compiler.start()
+    threading.Timer(1.0, lambda: print(compiler.child.pid, flush=True)).start()
+    compiler.compile(job)
+"""
+POOL = """
+import os, sys, time
+from multiprocessing import get_context
+from helion_sinkhorn.lab.parent import end_with_parent
+if __name__ == "__main__":
+    with get_context("spawn").Pool(1, end_with_parent) as pool:
+        print(pool.apply(os.getpid), flush=True)
+        pool.apply(time.sleep, (30,))
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (STARTS, (parent.__file__, "linux")),
+        (STARTS, (parent.__file__, "another")),
+        (POOL, ()),
+        (COMPILES, ()),
+    ],
+    ids=["the kernel", "the thread", "a pool", "the tuner's compiler"],
+)
+def test_a_child_ends_with_a_parent_that_is_killed(program, words, tmp_path):
+    script = tmp_path / "starts.py"
+    script.write_text(program)
+    command = [sys.executable, script, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+        child = int(started.stdout.readline() or pytest.fail(started.stderr.read()))
+        assert is_alive(child)
+        started.kill()
+        end = time.monotonic() + SECONDS
+        while is_alive(child) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not is_alive(child)
+
+
+STARTING = re.compile(r"ProcessPoolExecutor\(|\.Pool\(|Popen\(|subprocess\.call\(")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("helion_sinkhorn", "ci", "benchmarks", "tritonbench_ops")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if STARTING.search(path.read_text())
+    ],
+)
+def test_whatever_starts_processes_lets_them_end_with_it(path):
+    """In the file itself, or in the module that it starts."""
+    text = (ROOT / path).read_text()
+    started = [name.replace(".", "/") + ".py" for name in re.findall(r'"-m", "([\w.]+)"', text)]
+    started = [f"{name[:-3]}/__main__.py" if not (ROOT / name).exists() else name for name in started]
+    assert any("end_with_parent" in (ROOT / name).read_text() for name in (path, *started))
