@@ -249,8 +249,9 @@ def runs() -> list[dict[str, Any]]:
 
 
 def emulated() -> str:
-    names = {"arch": "architecture", "results": "results and configs"}
-    return table({names.get(k, k): v for k, v in run.items() if k != "seconds"} for run in runs())
+    kept = {"arch": "architecture", "operator": "operator", "workloads": "workloads", "models": "models",
+            "verdict": "verdict"}  # fmt: skip
+    return table({title: run[field] for field, title in kept.items()} for run in runs())
 
 
 def evidence(operator: str, key: str) -> str:

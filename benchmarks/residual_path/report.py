@@ -25,7 +25,7 @@ TIMED = (
 )
 CALLED = {"coefficients": "hc_split_sinkhorn"}
 """Functions whose operation has another name in the CSV."""
-COLUMNS = "How to read the columns: [mhc.md](mhc.md#how-to-read-these-tables)."
+COLUMNS = "[How to read the columns](mhc.md#how-to-read-these-tables)."
 WHOLE = "site", "boundary"
 WIDTHS = "0", "4096"
 """C of the rows on the pages of operators; hc_split_sinkhorn has none."""
@@ -83,16 +83,18 @@ def emphasized(name: str) -> str:
 
 
 def operation_table(rows: list[Row], operation: str) -> str:
+    """Its sizes are in the rows where there are several."""
     timed = of(of_many_tokens(rows), operation)
     found = by(timed, "function", "tokens", "columns", "pass")
     names = [name for name in (*PEERS, FLOOR) if any(r["function"] == name for r in timed)]
+    sizes = sorted({(int(r["tokens"]), int(r["columns"])) for r in timed})
     records = []
-    for tokens, columns in sorted({(int(r["tokens"]), int(r["columns"])) for r in timed}):
+    for tokens, columns in sizes:
         at = str(tokens), str(columns)
         for name in names:
             own, floor = ({w: found.get((who, *at, w)) for w in PASSES} for who in (name, FLOOR))
             records.append({
-                "": emphasized(name), "tokens": f"{tokens:,}", **({"C": columns} if columns else {}),
+                "": emphasized(name), **({"tokens": f"{tokens:,}"} if len(sizes) > 1 else {}),
                 **{which: cell(own[which], floor[which]) for which in PASSES},
                 "error": error(own["forward"]), "gradients": error(own["backward"]),
                 "peak": peak(own["backward"]),
@@ -194,12 +196,18 @@ def text(path: Path, operation: str) -> str:
         return ABSENT
     shown = [row for row in rows if row.get("columns", "") in ("", *WIDTHS)]
     parts = (
-        f"{when(rows)}. {TIMED} {COLUMNS}",
+        f"{when(rows)}{size_of(shown)}. {COLUMNS}",
         operation_table(shown, operation),
         faster_or_smaller(rows, operation),
         "\n".join(remarks(shown, operation)),
     )
     return "\n\n".join(part for part in parts if part).rstrip()
+
+
+def size_of(rows: list[Row]) -> str:
+    """Tokens and columns where all rows have the same."""
+    sizes = {(int(r["tokens"]), r["columns"]) for r in of_many_tokens(rows)}
+    return "".join(f"; {tokens:,} tokens, C = {columns}" for tokens, columns in sizes if len(sizes) == 1)
 
 
 def saving(theirs: float, ours: float) -> str:

@@ -198,9 +198,10 @@ def test_the_report_has_ratios_errors_and_reasons(tmp_path):
     )
     table.write()
     text = report.text(table.path, "hc_pre")
-    row = "| **helion_sinkhorn** | 8,192 | 4096 | 12 (1.20 x) | 12 (1.20 x) | 2.0e-03 | 2.0e-03 | 1.50 |"
+    assert "a GPU, 2026-01-02, commit abc; 8,192 tokens, C = 4096. " in text
+    row = "| **helion_sinkhorn** | 12 (1.20 x) | 12 (1.20 x) | 2.0e-03 | 2.0e-03 | 1.50 |"
     assert row in text
-    assert "| Liger | 8,192 | 4096 | 30 (3.00 x) | 35 (q) (3.50 x) |" in text
+    assert "| Liger | 30 (3.00 x) | 35 (q) (3.50 x) |" in text
     assert "- Liger: atomics." in text
     assert "- FlagGems, not timed: no such function." in text
     assert report.text(tmp_path / "absent.csv", "hc_pre") == report.ABSENT
