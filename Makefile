@@ -101,7 +101,7 @@ accuracy: $(VENV)/.ready ## judge the device at hand; writes accuracy-<device>.j
 compare: $(VENV)/.ready ## what several devices wrote, side by side. ARGS="a/accuracy-h200.json b/accuracy-mi350.json"
 	$(RUN) -m ci.compare $(ARGS)
 
-# docs/emulation.md says how long it takes; ARGS="--devices mi350 --workloads mhc_fp32 tail_5x3 --served"
+# docs/dev/emulation.md says how long it takes; ARGS="--devices mi350 --workloads mhc_fp32 tail_5x3 --served"
 emulate: $(VENV)/.ready ## AMD's machine code executed on this CPU and judged as a device is
 	$(RUN) -m ci.emulate $(ARGS)
 
@@ -110,9 +110,9 @@ mutants: $(VENV)/.ready ## faults planted in that machine code, and what finds e
 
 # cache: 100,000 tuning files changed at random, and eight tuners of which one after another is killed
 attack.kernels := -m ci.attack
-attack.tables := -m ci.fault_tables --write docs/faults.md
+attack.tables := -m ci.fault_tables --write docs/dev/results.md
 attack.cache := tests/configs/cache_attack.py files && $(RUN) tests/configs/cache_attack.py tuners
-attack: $(VENV)/.ready ## bugs of every operator, run as kernels are: 5 minutes on one core. WHAT=tables: docs/faults.md; WHAT=cache: damaged tuning files, 7 minutes
+attack: $(VENV)/.ready ## bugs of every operator, run as kernels are: 5 minutes on one core. WHAT=tables: accuracy/faults.md, every fault; WHAT=cache: damaged tuning files, 7 minutes
 	$(RUN) $(call one_of,kernels) $(ARGS)
 
 sanitize: $(VENV)/.ready ## compute-sanitizer over the kernels: an NVIDIA GPU and the CUDA toolkit

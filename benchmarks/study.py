@@ -1,10 +1,10 @@
 """Remake what pages have of a study: tables, and a picture.
 
     python -m benchmarks.study backward               # docs/backward.md and .png; 40 s on one core
-    python -m benchmarks.study dot_compress [--gpu]   # docs/dot_compress.md; some minutes
+    python -m benchmarks.study dot_compress [--gpu]   # docs/dev/dot_compress.md; some minutes
     python -m benchmarks.study hc_mixes               # prints the tables of docs/hc_mixes.md; a minute
-    python -m benchmarks.study linear_attention_gates [--device cuda]   # of docs/linear_attention.md; 30 s
-    python -m benchmarks.study linear_attention_chunks       # of docs/linear_attention_chunked.md; 10 s
+    python -m benchmarks.study linear_attention_gates [--device cuda]   # docs/dev/linear_attention.md; 30 s
+    python -m benchmarks.study linear_attention_chunks       # of docs/dev/linear_attention.md; 10 s
     python -m benchmarks.study recompute --write docs/bench/recompute.csv   # 40 s
     python -m benchmarks.study sources [--iter 10]   # prints the sources' comparisons; 30 s
     python -m benchmarks.study first_call --sizes 4 8 16 --repeats 3   # 5 minutes on an H200, less on a CPU
@@ -33,7 +33,9 @@ def make_parser() -> argparse.ArgumentParser:
     own = studies.add_parser("dot_compress")
     own.add_argument("--gpu", action="store_true", help="the part measured on a GPU")
     own.add_argument("--seed", type=int, default=0)
-    own.add_argument("--out", type=Path, default=DOCS / "dot_compress.md", help="the file with the markers")
+    own.add_argument(
+        "--out", type=Path, default=DOCS / "dev" / "dot_compress.md", help="the file with the markers"
+    )
     studies.add_parser("hc_mixes")
     own = studies.add_parser("linear_attention_gates")
     own.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

@@ -3,13 +3,15 @@
 The good ones of an operator differ in what vendors, compilers and kernels are free to choose, its faults in
 what none may do.
 
-    python -m ci.fault_tables [--write docs/faults.md]    the tables of what is caught, by which rule
+    python -m ci.fault_tables [--write docs/dev/results.md]    what is caught, by which rule
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,8 @@ def make_parser(names=None) -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=1 << 18, help="entries times iterations for a workload")
-    parser.add_argument("--write", type=Path, help="put the tables between the marks of this file")
+    parser.add_argument("--out", type=Path, default=Path("accuracy"), help="folder of faults.md, every table")
+    parser.add_argument("--write", type=Path, help="a page with a row of counts for each operator, renewed")
     parser.add_argument("--operators", nargs="+", choices=names, default=names)
     return parser
 
@@ -37,6 +40,7 @@ from ci.gate import gate
 from ci.gate import markdown as report
 from ci.gate.gate import Operator
 from ci.operators import OPERATORS, operator_of
+from helion_sinkhorn.lab.tuning import markdown
 from helion_sinkhorn.lab.workloads import tagged
 
 
@@ -115,43 +119,64 @@ def opinions(
     return good, faulty, {name for name, o in faulty.items() if o.gate and o.within(most)}
 
 
-def tables(operator: Operator, steps: int) -> str:
-    """Its two tables of docs/faults.md."""
+def tables(operator: Operator, steps: int) -> tuple[str, list[object]]:
+    """Its two tables, and its counts in the columns of docs/dev/results.md."""
     rows = [w for w in tagged("ci", object) if operator.takes(w)]
     everything = {w.name: opinions(w, steps) for w in rows}
     wide = {w.name for w in rows if w.dtype == torch.float32}
     rules = "gate", "assert_close", "cosine", "twice"
     titles = "this gate", "`assert_close`", "cosine >= 0.99", "2 x baseline"
-    good = []
+    good, cases, wrongly = [], 0, Counter()
     for name in operator.good:
         found = {w: g[name] for w, (g, _, _) in everything.items() if name in g}
         sizes = [size(s) for w, o in found.items() if w in wide for s in o.statistics.values()]
         largest = dict(zip(("worst", "rms", "bias"), map(max, zip(*sizes, strict=True)), strict=True))
-        rejected = (sum(not getattr(o, r) for o in found.values()) for r in rules)
+        rejected = [sum(not getattr(o, r) for o in found.values()) for r in rules]
+        cases += len(found)
+        wrongly.update(dict(zip(titles, rejected, strict=True)))
         good.append({
             "correct implementation": name, **{k: f"{v:.3f}" for k, v in largest.items()},
             **{t: f"{v} of {len(found)}" for t, v in zip(titles, rejected, strict=True)},
         })  # fmt: skip
-    faulty = []
+    faulty, finders = [], Counter()
     for fault in operator.faults:
         found = [f[fault.name] for _, f, hidden in everything.values() if fault.name in f.keys() - hidden]
         hidden = sum(fault.name in h for _, _, h in everything.values())
         caught = (sum(not getattr(o, r) for o in found) for r in rules)
         by = [r for o in found for s in o.statistics.values() for r in s.reasons]
+        finders.update(by)
         faulty.append({
             "fault": fault.name, "workloads": len(found), "hidden": hidden,
             **{t: c for t, c in zip(titles, caught, strict=True)},
             "found by": ", ".join(f"{r} {by.count(r)}" for r in ("worst", "rms", "bias") if r in by),
         })  # fmt: skip
     counts = ("workloads", "hidden", *titles)
-    faulty.append({"fault": "all together", **{c: sum(row[c] for row in faulty) for c in counts}})
-    return report.table(good) + "\n\n" + report.table(faulty)
+    together = {c: sum(row[c] for row in faulty) for c in counts}
+    row = [
+        f"{len(operator.good)} in {cases:,} cases", *(wrongly[t] for t in titles),
+        f"{len(operator.faults)} in {together['workloads']:,} cases", *(together[t] for t in titles),
+        together["hidden"], ", ".join(f"{finders[r]:,}" for r in ("worst", "rms", "bias")),
+    ]  # fmt: skip
+    faulty.append({"fault": "all together", **together})
+    return report.table(good) + "\n\n" + report.table(faulty), row
+
+
+def with_row(page: str, name: str, row: list[object]) -> str:
+    """A page whose table has this row for an operator."""
+    changed, count = re.subn(rf"^\| `{name}` \|.*$", markdown.line([f"`{name}`", *row]), page, flags=re.M)
+    if count != 1:
+        raise ValueError(f"the page has {count} rows that begin with `{name}`: it needs one")
+    return changed
 
 
 if __name__ == "__main__":
     options = make_parser(list(OPERATORS)).parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    parts = []
     for name in options.operators:
-        text = tables(OPERATORS[name], options.steps)
+        text, row = tables(OPERATORS[name], options.steps)
+        parts.append(f"## {name}\n\n{text}\n")
+        (options.out / "faults.md").write_text("\n".join(parts))
         if options.write:
-            report.insert(options.write, f"faults: {name}", text)
+            options.write.write_text(with_row(options.write.read_text(), name, row))
         print(text, end="\n\n")

@@ -64,7 +64,7 @@ PLAIN = re.compile(
 """Operations that every program has; the others are named with each."""
 HEAD = """\
 The default config of every kernel as machine code: compiled on a CPU, not run.  `make machine`
-compares, `make machine ARGS=--write` writes; docs/accuracy.md, Level 1, says how to read this.
+compares, `make machine ARGS=--write` writes; docs/dev/machine_code.md says how to read this.
 ~ is give or take 8 registers, a tenth of a count.
 """
 

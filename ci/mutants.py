@@ -1,4 +1,4 @@
-"""Faults planted in real AMD machine code, and what finds each: python -m ci.mutants [--each N] [--write F]
+"""Faults planted in real AMD machine code, and what finds each: python -m ci.mutants [--each N]
 
 Each mutant is one changed line of a program that Triton compiled, run by ci/emulator on inputs that show
 faults: few iterations, peaked logits, masks, a batch that fills no block.  Prints a table of kinds of fault
@@ -27,7 +27,6 @@ def make_parser(programs=None, cache=None) -> argparse.ArgumentParser:
     parser.add_argument("--each", type=int, default=3, help="places of every kind in every program")
     parser.add_argument("--programs", type=int, default=programs, help="how many of PROGRAMS, from the first")
     parser.add_argument("--cache", type=Path, default=cache)
-    parser.add_argument("--write", type=Path, help="put the table between the marks of this file")
     return parser
 
 
@@ -253,8 +252,7 @@ def table(rows: list[dict[str, object]]) -> list[dict[str, object]]:
 def main() -> int:
     options = make_parser(len(PROGRAMS), emulate.CACHE).parse_args()
     rows = list(tried(options.device, options.each, options.programs, options.cache.resolve()))
-    printed = report.table(table(rows))
-    print(printed)
+    print(report.table(table(rows)))
     escaped = [row for row in rows if wrong(row)]
     for row in escaped:
         print(
@@ -266,8 +264,6 @@ def main() -> int:
         f"\n{len(rows)} mutants, {len(rows) - alive} found, {len(escaped)} not as expected "
         f"({options.device}, emulated)"
     )
-    if options.write:
-        report.insert(options.write, "mutants", printed)
     return bool(escaped)
 
 

@@ -14,8 +14,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-TO_EXAMPLE = re.compile(r"\]\((?:\.\./)+examples/(\w+)\.py\)")
-OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+[^)]*\)")
+TO_EXAMPLE = re.compile(r"\]\(((?:\.\./)*)\.\./examples/(\w+)\.py\)")
 TAG = re.compile(r"\\tag\{(\w+)\}")
 STYLED = re.compile(r' mathvariant="(bold|sans-serif)">(\w)<')
 ASSIGNED = re.compile(r"<mo><mrow><mo>([^<]*)</mo></mrow></mo><mo>([^<]*)</mo>")
@@ -39,9 +38,10 @@ def examples() -> str:
     return "\n\n".join(parts)
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
     """Lead links to programs to their page; other files outside of docs/ are not on the site."""
-    return OUTSIDE.sub(r"\1", TO_EXAMPLE.sub(r"](examples.md#\1)", markdown))
+    up = r"\.\./" * (1 + page.file.src_uri.count("/"))
+    return re.sub(rf"\[([^\]]*)\]\({up}[^)]*\)", r"\1", TO_EXAMPLE.sub(r"](\1examples.md#\2)", markdown))
 
 
 def on_page_content(content: str, **_: object) -> str:

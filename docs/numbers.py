@@ -1,9 +1,8 @@
 """Write the numbers of README and docs from the files they come from: python -m docs.numbers [--check]
 
-docs/numbers.toml lists what is written between `<!-- name -->` and `<!-- /name -->` of a page, from which
-file and by which function; and numbers that no file in the repository holds, of which the page says with
-which commit they were written.  docs/numbers.md is both lists.  --check writes nothing and exits with 1 where
-a page says something else.
+docs/numbers.toml lists what stands between `<!-- name -->` and `<!-- /name -->` of a page, from which
+file and by which function, and what pages say of numbers that no file holds.  --check writes nothing and
+exits with 1 where a page says something else.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ try:
     from benchmarks.residual_path import report as residual_path
     from ci.gate import markdown
     from docs import kernel_times, pictures, tables, whole_calls
-    from helion_sinkhorn.lab.tuning.markdown import table
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
@@ -50,11 +48,10 @@ MAKERS = {"kernel_times": kernel_times, "tables": tables, "whole_calls": whole_c
 
 @dataclass(frozen=True)
 class Generated:
-    """A table of a page and the file that it is made of; without a mark, a whole page."""
+    """A table of a page and the function that makes it; without a mark, a whole page."""
 
     page: str
     mark: str
-    artefact: str
     text: Callable[[], str]
 
     def written(self, page: str) -> str:
@@ -62,54 +59,21 @@ class Generated:
         return markdown.replaced(page, self.mark, self.text(), self.page) if self.mark else self.text()
 
 
-@dataclass(frozen=True)
-class Stated:
-    """Numbers of a page without a committed file, and the commit with which the page got them."""
-
-    page: str
-    what: str
-    commit: str
-    date: str
-    command: str
-
-    @property
-    def sentence(self) -> str:
-        """What the page says of their age."""
-        return (
-            f"Numbers of {self.date}, written with commit {self.commit}; "
-            "the repository keeps no raw data of them."
-        )
-
-
-def made(page: str, mark: str, artefact: str, maker: str, *words: str) -> Generated:
+def made(page: str, mark: str, file: str, maker: str, *words: str) -> Generated:
     """A row of numbers.toml; the tables of residual_path.csv are its benchmark's."""
     module, _, name = maker.partition(".")
     if module == "residual_path":
-        return Generated(page, mark, artefact, partial(getattr(residual_path, name), ROOT / artefact, *words))
-    return Generated(page, mark, artefact, partial(getattr(MAKERS[module], name), *words))
+        return Generated(page, mark, partial(getattr(residual_path, name), ROOT / file, *words))
+    return Generated(page, mark, partial(getattr(MAKERS[module], name), *words))
 
 
 GENERATED = tuple(made(*row) for row in LISTED["generated"])
-STATED = tuple(Stated(*row) for row in LISTED["stated"])
-MENTIONED = dict(LISTED["mentioned"])
-
-
-def listing() -> str:
-    """docs/numbers.md."""
-    generated = [(g.page, g.mark or "the page", f"`{g.artefact}`") for g in GENERATED]
-    stated = [(s.page, s.what, s.commit, s.date, f"`{s.command}`") for s in STATED]
-    tables = {
-        "generated": (("page", "table", "file"), generated),
-        "remade": (("page", "command"), LISTED["remade"]),
-        "stated": (("page", "numbers", "commit", "date", "command"), stated),
-        "mentioned": (("page", "numbers"), MENTIONED.items()),
-    }
-    return LISTED["listing"].format(**{name: table(*of, rule=" --- ") for name, of in tables.items()})
+STATED: tuple[tuple[str, str], ...] = tuple(map(tuple, LISTED["stated"]))
 
 
 def pages() -> dict[Path, str]:
     """Every page that has generated parts, as it has to be."""
-    found: dict[Path, str] = {ROOT / "docs" / "numbers.md": listing()}
+    found: dict[Path, str] = {}
     for part in GENERATED:
         path = ROOT / part.page
         found[path] = part.written(found.get(path) or path.read_text())
@@ -124,9 +88,9 @@ def stale() -> list[str]:
         if not path.exists() or path.read_text() != text
     ]
     return wrong + [
-        f"{s.page} does not say: {s.sentence}"
-        for s in STATED
-        if s.sentence not in " ".join((ROOT / s.page).read_text().split())
+        f"{page} does not say: {sentence}"
+        for page, sentence in STATED
+        if sentence not in " ".join((ROOT / page).read_text().split())
     ]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
+import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from benchmarks.sinkhorn.peers import FLOOR, OURS
 from ci import accuracy, compare, machine_terms
 from ci.gate.markdown import table
 from docs import whole_calls
-from docs.kernel_times import CACHE, MISSING, files
+from docs.kernel_times import CACHE, files
 from helion_sinkhorn.configs import lookup, store
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS, OPERATORS, kernel_calls, operator_for, operator_of
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BENCH = ROOT / "docs" / "bench"
 ACCURACY = ROOT / "docs" / "accuracy"
 PASSES = report.PASSES[:2]
+MISSING = "-"
 
 # ------------------------------------------------------------------------------------- docs/bench/bench.csv
 
@@ -122,62 +124,6 @@ def sizes() -> str:
     return f"{when()}; a call in a CUDA graph, the faster of two copies.\n\n{table(rows)}"
 
 
-FLOORS = (
-    (4, "forward", (18, 20, 22), 1.4), (4, "backward", (18, 20, 22), 2.2),
-    (8, "forward", (18, 20, 22), 2.0), (8, "backward", (18, 20, 22), 4.0),
-    (16, "forward", (16, 18, 20), 3.0), (16, "backward", (16, 18, 20), 6.0),
-    (32, "forward", (14,), 3.0), (32, "backward", (14,), 6.0),
-    (64, "forward", (12, 14, 16), 3.0), (64, "backward", (12, 14, 16), 6.0),
-)  # fmt: skip
-"""(n, pass, log2 of the batches, target over a copy)."""
-
-
-def aimed(
-    what: str, target: str, values: list[float], met: list[bool], at: Sequence[str] = ("",)
-) -> dict[str, str]:
-    """A row of `targets`: met, missed, or met at some of the places."""
-    verdict = "met" if all(met) else "missed"
-    if any(met) and not all(met):
-        verdict = "met at " + ", ".join(place for place, m in zip(at, met, strict=True) if m)
-    measured = ", ".join(f"{v:.2f}" for v in values)
-    return {"": what, "target": target, "measured": measured, "verdict": verdict}
-
-
-def targets() -> str:
-    """What was aimed at, and what bench.csv has."""
-    rows = []
-    for n, which, powers, most in FLOORS:
-        found = [in_a_graph(OURS, n, 1 << k, which).x_floor for k in powers]
-        at = [f"2^{k}" for k in powers]
-        name = f"n = {n} {which}, {', '.join(at)}"
-        rows.append(aimed(name, f"{most} x a copy", found, [v <= most for v in found], at))
-    small = [b for b in sorted(results().of(OURS, n=4).batch.unique()) if b <= 1 << 13]
-    at = list(map(report.power, small))
-    for which, most in (("forward", 2.5), ("backward", 5.0)):
-        found = [in_a_graph(OURS, 4, batch, which).us for batch in small]
-        name = f"n = 4 {which} in a CUDA graph, {', '.join(at)}"
-        rows.append(aimed(name, f"{most} us", found, [v <= most for v in found], at))
-    for which, least in (("forward", 25), ("backward", 30)):
-        ratio = results().ratio("torch.compile", n=4, batch=1 << 20, which=which, timer="graph")
-        name = f"torch.compile over ours, n = 4, 2^20, {which}"
-        rows.append(aimed(name, f"{least} x", [ratio], [ratio >= least]))
-    host = results().section("host").set_index("function").us
-    for layer, (beside, most) in whole_calls.GOALS.items():
-        if most:
-            ratio = host[layer] / host[beside]
-            rows.append(
-                aimed(f"host time: {layer}", f"{most:.0f} x that of {beside}", [ratio], [ratio <= most])
-            )
-    memory = list(results().memory[OURS].values())
-    rows.append(aimed("bytes a matrix kept for backward, scratch", "64, 0", memory, [memory == [64.0, 0.0]]))
-    steps = "import, forward, backward, in a [later run](first_call.md#times)"
-    for caches, (code, seconds) in whole_calls.first_calls(results().timed.triton_version.iloc[0]).items():
-        if most := whole_calls.FIRST_CALLS[caches]:
-            name = f"first call, {caches} ({code}): {steps}"
-            rows.append(aimed(name, f"{most:.0f} s in all", seconds, [sum(seconds) <= most]))
-    return f"{when()}.\n\n{table(rows)}"
-
-
 # ------------------------------------------------------------------------------------- docs/accuracy/*.json
 
 
@@ -193,24 +139,48 @@ def age(artefact: dict[str, Any]) -> str:
 
 
 def judged() -> str:
-    """Each operator on each device: how near its results come to their limits."""
+    """Each operator on each device: how near its results come to their limits, and beside Inductor's."""
     rows = []
     for device, artefact in artefacts().items():
-        found: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
+        records: dict[str, list[tuple[str, dict[str, Any]]]] = {}
         for name, record in artefact["workloads"].items():
-            when = age(record.get("run", artefact))
-            for result in record["results"]:
-                row = operator_for(WORKLOADS[name]).name
-                found.setdefault((row, when), []).append((name, result))
-        for (operator, when), every in found.items():
+            records.setdefault(operator_for(WORKLOADS[name]).name, []).append((name, record))
+        for operator, found in records.items():
+            every = [r for _, record in found for r in record["results"]]
+            ratios = sorted(
+                ratio for name, record in found for ratio in beside_inductor(artefact, name, record)
+            )
+            beside = f"{statistics.median(ratios):.2f}, {ratios[-1]:.2f}" if ratios else MISSING
             rows.append({
-                "operator": operator, "on": device, "workloads": len({name for name, _ in every}),
-                "results": len(every), "outside their limits": sum(not accuracy.sound(r) for _, r in every),
-                "largest error / budget": f"{max(r['worst'] for _, r in every):.3f}",
-                "largest rms / limit": f"{max(r['rms'] for _, r in every):.3f}",
-                "date, commit": when,
+                "operator": f"`{operator}`", "on": device, "workloads": len(found), "results": len(every),
+                "outside a limit": sum(not accuracy.sound(r) for r in every),
+                "largest error / budget": f"{max(r['worst'] for r in every):.3f}",
+                "largest rms / limit": f"{max(r['rms'] for r in every):.3f}",
+                "error / Inductor's: median, largest": beside,
+                "commits": ", ".join(dict.fromkeys(age(r.get("run", artefact))[12:] for _, r in found)),
             })  # fmt: skip
-    return "\n\n".join([table(rows), *filter(None, map(configs_since, artefacts()))])
+    runs = [f"- {device}: {compare.conditions(a)}" for device, a in artefacts().items()]
+    return "\n\n".join([table(rows), "\n".join(runs), *filter(None, map(configs_since, artefacts()))])
+
+
+def outside() -> str:
+    """How many results of each device are outside their limits."""
+    sentences = []
+    for device, artefact in artefacts().items():
+        results = [r for record in artefact["workloads"].values() for r in record["results"]]
+        wrong = sum(not accuracy.sound(r) for r in results)
+        sentences.append(
+            f"On the {DEVICES[device].names[0]}, {wrong or 'none'} of {len(results):,} results of "
+            f"{len(artefact['workloads'])} workloads {'are' if wrong > 1 else 'is'} outside its limits."
+        )
+    return " ".join(sentences)
+
+
+def beside_inductor(artefact: dict[str, Any], name: str, record: dict[str, Any]) -> Iterator[float]:
+    """The largest absolute errors of a workload's results over those of torch.compile's kernels there."""
+    for of, other in record.get("inductor", {}).items():
+        if isinstance(other, dict) and (ours := compare.served(artefact, name, of)):
+            yield ours["largest_absolute"] / other["largest_absolute"]
 
 
 def configs_since(device: str) -> str:
@@ -259,25 +229,6 @@ def config_now(device: str, kernel: str, call: Any, batch: int, running: str) ->
     return jsonable((*choice.config, *choice.variant))
 
 
-def devices() -> str:
-    """Every workload and result: worst and rms of each device, of Inductor there, and of modelled vendors."""
-    lines = [f"- {device}: {compare.conditions(a)}, commit {age(a)}" for device, a in artefacts().items()]
-    return "\n".join([*lines, "", table(compare.errors(artefacts()))])
-
-
-def inductor() -> str:
-    """The largest absolute errors on an H200 beside those of torch.compile's kernels of the naive loop."""
-    artefact, rows = artefacts()["h200"], []
-    for name, record in artefact["workloads"].items():
-        for of, other in record.get("inductor", {}).items():
-            ours = compare.served(artefact, name, of)
-            if ours and isinstance(other, dict):
-                a, b = ours["largest_absolute"], other["largest_absolute"]
-                rows.append({"workload": name, "result": of, "ours": f"{a:.2e}", "Inductor": f"{b:.2e}",
-                             "ratio": f"{a / b:.2f}" if b else MISSING})  # fmt: skip
-    return f"{compare.conditions(artefact)}, commit {artefact['commit'][:7]}.\n\n{table(rows)}"
-
-
 # -------------------------------------------------------------------------------------------- tuning_cache/
 
 
@@ -290,21 +241,6 @@ def group(kernel: str) -> str:
     return operator
 
 
-def entries() -> str:
-    """Entries of each device and operator: how many, by which evidence, and when."""
-    counted: dict[tuple[str, str, str], list[str]] = {}
-    for path, data in files():
-        for entry in data["entries"]:
-            key = path.parent.name, group(path.stem), entry["evidence"]
-            counted.setdefault(key, []).append(data["runs"][entry["run"]]["utc"][:10])
-    return table([
-        {"device": device, "operator": operator, "entries": len(dates),
-         "evidence": {"measured": "measured", "compiled": "ranked by machine code, never run"}[evidence],
-         "date": " to ".join(dict.fromkeys((min(dates), max(dates))))}
-        for (device, operator, evidence), dates in sorted(counted.items())
-    ])  # fmt: skip
-
-
 # ------------------------------------------------------------------------------------------------- support
 
 
@@ -313,8 +249,9 @@ def runs() -> list[dict[str, Any]]:
 
 
 def emulated() -> str:
-    names = {"arch": "architecture", "results": "results and configs"}
-    return table([{names.get(k, k): v for k, v in run.items()} for run in runs()])
+    kept = {"arch": "architecture", "operator": "operator", "workloads": "workloads", "models": "models",
+            "verdict": "verdict"}  # fmt: skip
+    return table({title: run[field] for field, title in kept.items()} for run in runs())
 
 
 def evidence(operator: str, key: str) -> str:
@@ -332,9 +269,7 @@ def evidence(operator: str, key: str) -> str:
 
 
 def configs(tuned: str, key: str) -> str:
-    """What chooses the configs of a `group` on a device, own entries and its family's: measured | ranked |
-    default.
-    """
+    """What chooses the configs of a `group` on a device: its own entries and its family's, or defaults."""
     parts = []
     for name in lookup.own_and_family(DEVICES[key]):
         counts = Counter(

@@ -39,7 +39,7 @@ def dotted(folder: str) -> str:
 
 
 def lacks(root: Path, op: str) -> list[str]:
-    """What an operator is missing, in the order of docs/adding_an_operator.md."""
+    """What an operator is missing, in the order of docs/dev/adding_an_operator.md."""
     found = []
     code, lab = f"helion_sinkhorn/ops/{folder_of(op)}", f"helion_sinkhorn/lab/{folder_of(op).split('/')[-1]}"
     rooms = ROOMS - {"eager"} if op in OF_PARTS else ROOMS

@@ -55,6 +55,21 @@ def broken(page: Path, text: str) -> list[str]:
     return found
 
 
+def test_pages_that_the_code_names_exist():
+    named = {
+        (path.relative_to(ROOT).as_posix(), page)
+        for folder in ("helion_sinkhorn", "ci", "tritonbench_ops", "benchmarks", "docs", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+        for page in re.findall(r"\bdocs/[\w/]+\.md\b", path.read_text())
+    }
+    assert ("helion_sinkhorn/ops/sinkhorn/api.py", "docs/dev/math.md") in named
+    missing_pages = {(path, page) for path, page in named if not (ROOT / page).exists()}
+    # made up, or absent on purpose
+    assert missing_pages == {
+        ("tests/test_architecture.py", f"docs/{page}.md") for page in ("throw_away", "sinkhorn")
+    }
+
+
 @pages
 def test_links_lead_somewhere(page):
     assert broken(page, page.read_text()) == []
@@ -62,8 +77,8 @@ def test_links_lead_somewhere(page):
 
 def test_a_broken_link_is_found():
     page = ROOT / "docs" / "mhc.md"
-    text = "[a](math.md) [b](maths.md) [c](#precision) [d](math.md#nothing) [e](#precisions) `[f](g.md)`"
-    assert broken(page, text) == ["maths.md", "math.md#nothing", "#precisions"]
+    text = "[a](faq.md) [b](faqs.md) [c](#precision) [d](faq.md#nothing) [e](#precisions) `[f](g.md)`"
+    assert broken(page, text) == ["faqs.md", "faq.md#nothing", "#precisions"]
 
 
 def said(example: str) -> list[str]:
@@ -249,11 +264,11 @@ HELION = {
     "aot_kernel.py:531": 'settings.setdefault("static_shapes", False)',
     "aot_cache.py:978": "kernels compile the selected config for each observed BoundKernel and",
 }
-"""Lines of Helion that docs/helion.md names, in 1.5.0 and 1.5.1."""
+"""Lines of Helion that docs/dev/helion.md names, in 1.5.0 and 1.5.1."""
 
 
 def test_named_lines_of_helion_are_there():
-    section = (ROOT / "docs" / "helion.md").read_text().partition("## Why stored configs are not")[2]
+    section = (ROOT / "docs" / "dev" / "helion.md").read_text().partition("## Why stored configs are not")[2]
     assert re.findall(r"`([\w/]+\.py:\d+)`", section) == list(HELION)
     (package,) = importlib.util.find_spec("helion").submodule_search_locations
     for place, expected in HELION.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -19,20 +20,15 @@ ABSENT = (
     "of this section, and `make docs-numbers` its tables."
 )
 TIMED = (
-    "us of a call, in a CUDA graph or queued ahead by the host, whichever is faster; (q): no graph could be "
-    "captured. In brackets: over a copy of the same bytes."
+    "Microseconds of a call, in a CUDA graph or queued ahead by the host, whichever is faster; in brackets, "
+    "over a copy of the same bytes; (q): no graph could be captured."
 )
 CALLED = {"coefficients": "hc_split_sinkhorn"}
 """Functions whose operation has another name in the CSV."""
-COLUMNS = "How to read the columns: [mhc.md](mhc.md#how-to-read-these-tables)."
+COLUMNS = "[How to read the columns](mhc.md#how-to-read-these-tables)."
 WHOLE = "site", "boundary"
-TARGETS = {
-    ("site", "4096", "forward"): 340, ("site", "4096", "backward"): 550,
-    ("site", "7168", "forward"): 590, ("site", "7168", "backward"): 960,
-    ("boundary", "4096", "forward"): 200, ("boundary", "4096", "backward"): 390,
-    ("boundary", "7168", "forward"): 350, ("boundary", "7168", "backward"): 680,
-}  # fmt: skip
-"""us aimed at for 8192 tokens, by operation, C and pass."""
+WIDTHS = "0", "4096"
+"""C of the rows on the pages of operators; hc_split_sinkhorn has none."""
 
 
 def read(path: Path, operation: str = "") -> list[Row]:
@@ -87,16 +83,18 @@ def emphasized(name: str) -> str:
 
 
 def operation_table(rows: list[Row], operation: str) -> str:
+    """Its sizes are in the rows where there are several."""
     timed = of(of_many_tokens(rows), operation)
     found = by(timed, "function", "tokens", "columns", "pass")
     names = [name for name in (*PEERS, FLOOR) if any(r["function"] == name for r in timed)]
+    sizes = sorted({(int(r["tokens"]), int(r["columns"])) for r in timed})
     records = []
-    for tokens, columns in sorted({(int(r["tokens"]), int(r["columns"])) for r in timed}):
+    for tokens, columns in sizes:
         at = str(tokens), str(columns)
         for name in names:
             own, floor = ({w: found.get((who, *at, w)) for w in PASSES} for who in (name, FLOOR))
             records.append({
-                "": emphasized(name), "tokens": f"{tokens:,}", **({"C": columns} if columns else {}),
+                "": emphasized(name), **({"tokens": f"{tokens:,}"} if len(sizes) > 1 else {}),
                 **{which: cell(own[which], floor[which]) for which in PASSES},
                 "error": error(own["forward"]), "gradients": error(own["backward"]),
                 "peak": peak(own["backward"]),
@@ -105,19 +103,16 @@ def operation_table(rows: list[Row], operation: str) -> str:
 
 
 def whole_and_parts(path: Path) -> str:
-    """A site and a boundary beside their parts and the targets."""
+    """A site and a boundary beside their parts."""
     rows = [r for r in of_many_tokens(read(path)) if r["tokens"] == "8192"]
     found = by(rows, "operation", "columns", "pass", "function")
     records = []
-    for (operation, columns, which), target in TARGETS.items():
-        at = operation, columns, which
+    for at in itertools.product(WHOLE, ("4096", "7168"), PASSES):
         whole, parts, copy = (found.get((*at, name)) for name in (OURS, PARTS, FLOOR))
-        if time := time_of(whole):
+        if whole:
             records.append({
-                "": operation, "C": columns, "pass": which, "copy": cell(copy, None),
-                "one call": cell(whole, copy), "kernels": whole.get("kernels") or "-",
-                "its parts": cell(parts, copy),
-                "target": f"{target}, {'met' if time[0] <= target else 'missed'}",
+                "": at[0], "C": at[1], "pass": at[2], "copy": cell(copy, None), "one call": cell(whole, copy),
+                "kernels": whole.get("kernels") or "-", "its parts": cell(parts, copy),
             })  # fmt: skip
     return f"{runs(rows, WHOLE)}. {TIMED}\n\n{table(records)}"
 
@@ -160,7 +155,7 @@ def of_other_runs(rows: list[Row], operation: str) -> list[str]:
             place = f"{row['pass']} at {row['tokens']} x {row['columns']}"
             at.setdefault((row["function"], run_of(row)), []).append(place)
     return [
-        f"- {who}: {', '.join(places)} {'are' if len(places) > 1 else 'is'} of another run ({run})."
+        f"- {who}: measured in a separate run ({run}): {', '.join(places)}."
         for (who, run), places in at.items()
     ]
 
@@ -199,13 +194,20 @@ def text(path: Path, operation: str) -> str:
     rows = read(path, operation) if path.exists() else []
     if not rows:
         return ABSENT
+    shown = [row for row in rows if row.get("columns", "") in ("", *WIDTHS)]
     parts = (
-        f"{when(rows)}. {TIMED} {COLUMNS}",
-        operation_table(rows, operation),
+        f"{when(rows)}{size_of(shown)}. {COLUMNS}",
+        operation_table(shown, operation),
         faster_or_smaller(rows, operation),
-        "\n".join(remarks(rows, operation)),
+        "\n".join(remarks(shown, operation)),
     )
     return "\n\n".join(part for part in parts if part).rstrip()
+
+
+def size_of(rows: list[Row]) -> str:
+    """Tokens and columns where all rows have the same."""
+    sizes = {(int(r["tokens"]), r["columns"]) for r in of_many_tokens(rows)}
+    return "".join(f"; {tokens:,} tokens, C = {columns}" for tokens, columns in sizes if len(sizes) == 1)
 
 
 def saving(theirs: float, ours: float) -> str:
@@ -246,7 +248,7 @@ def faster_or_smaller(rows: list[Row], operation: str) -> str:
         f"{package} ({words.get(what, 'memory of the backward')}: {' and '.join(less)} % less)"
         for (package, what), less in groups.items()
     ]
-    return f"Better than {OURS} here: {'; '.join(said)}." if said else ""
+    return f"Better than {OURS} at some size: {'; '.join(said)}." if said else ""
 
 
 def is_ours(name: str) -> bool:

@@ -2,7 +2,8 @@
 
 x (M, D) and y (M, K) standard normal, the upstream gradient a tenth of that, bfloat16, at the reported
 M = 3219, D = 256, K = 64.  A mismatch is |a - b| > 0.2 + 0.01 |b|, the rule of the report, counted per
-4,194,304 elements, the size it names.  Writes the tables between the markers of docs/dot_compress.md.
+4,194,304 elements, the size it names.  Prints the tables, and puts that of the errors between the markers of
+docs/dev/dot_compress.md.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def per_reported(bad: torch.Tensor) -> int:
 
 
 def table(rows: list[dict[str, object]]) -> str:
-    """Rows by title, the rule below the titles as docs/dot_compress.md has it."""
+    """Rows by title, the rule below the titles as docs/dev/dot_compress.md has it."""
     return markdown.of_records(rows, " --- ")
 
 
@@ -149,7 +150,11 @@ def modelled() -> dict[str, Product]:
     }
 
 
-def on_a_cpu(seed: int) -> str:
+SHOWN = "float32, PyTorch", "CDNA3", "Hopper"
+"""The orders and units of which docs/dev/dot_compress.md has rows."""
+
+
+def on_a_cpu(seed: int) -> list[str]:
     """Errors and mismatches of the orders and units of `modelled`, one element."""
     inputs = replace(WORKLOAD, batch=1).make_inputs(seed)
     truth = testing_dot_compress.exact(*inputs)
@@ -159,7 +164,8 @@ def on_a_cpu(seed: int) -> str:
         begin = time.perf_counter()
         results[name] = {k: t.unsqueeze(0) for k, t in steps(x, y, grad, product, in_float32).items()}
         print(f"{name}: {time.perf_counter() - begin:.0f} s", flush=True)
-    return f"{errors(results, truth)}\n\n{pairs(results)}"
+    shown = {name: results[name] for name in SHOWN}
+    return [errors(shown, truth), errors(results, truth), pairs(results)]
 
 
 # ---------------------------------------------------------------------------------------- on a GPU
@@ -200,7 +206,7 @@ def differentiated(f, x, y, grad) -> Results:
     return {"out": out.detach(), "dx": dx}
 
 
-def on_a_gpu(seed: int) -> str:
+def on_a_gpu(seed: int) -> list[str]:
     """Errors and mismatches of eager PyTorch, Inductor and the kernels; x'y in order and split, bitwise."""
     inputs = replace(WORKLOAD, batch=GPU_BATCH).make_inputs(seed)
     truth = testing_dot_compress.exact(*(None if t is None else t[:4] for t in inputs))
@@ -221,13 +227,13 @@ def on_a_gpu(seed: int) -> str:
     ]
     first = {name: {k: t[:4] for k, t in found.items()} for name, found in results.items()}
     said = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"
-    return "\n\n".join([said, errors(first, truth), pairs(results), table(flips)])
+    return [f"{said}\n\n{errors(first, truth)}", pairs(results), table(flips)]
 
 
 def main(options: argparse.Namespace) -> None:
     part = "gpu" if options.gpu else "cpu"
-    text = on_a_gpu(options.seed) if options.gpu else on_a_cpu(options.seed)
-    print(text)
+    text, *others = on_a_gpu(options.seed) if options.gpu else on_a_cpu(options.seed)
+    print(text, *others, sep="\n\n")
     begin, end = f"<!-- {part}: make study WHAT=dot_compress -->", f"<!-- end of {part} -->"
     page = options.out.read_text() if options.out.exists() else f"{begin}\n{end}\n"
     before, rest = page.split(begin)

@@ -44,7 +44,7 @@ def inputs() -> tuple[torch.Tensor, ...]:
 
 
 def results(r: Rounding, q, k, v, do, gk) -> dict[str, torch.Tensor]:
-    """o and gradients by the equations of docs/linear_attention_chunked.md; r rounds a factor of a name."""
+    """o and gradients by the equations of docs/dev/linear_attention.md; r rounds a factor of a name."""
     scale, lower = DK**-0.5, torch.ones(CHUNK, CHUNK).tril().bool()
     sums = gk.cumsum(2)
     middle = sums[:, :, CHUNK // 2 - 1].unsqueeze(2)

@@ -1,6 +1,6 @@
 """Gradients of gates of any strength: their errors beside a running sum's and autograd's, and times.
 
-On a CPU it prints the errors, the table of docs/linear_attention.md; on a GPU both methods' kernels.
+On a CPU it prints the errors, the table of docs/dev/linear_attention.md; on a GPU both methods' kernels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An interpreter of the gfx942 and gfx950 machine code that Triton compiles, for any CPU: docs/emulation.md.
+"""An interpreter of gfx942 and gfx950 machine code from Triton, for any CPU: docs/dev/emulation.md.
 
 text       assembler text to a Program: instructions, labels, descriptor, arguments
 registers  the registers of many waves, and operands as functions of them

@@ -117,7 +117,7 @@ def load(program: Program) -> Loaded:
         raise Unknown(
             f"{program.name} for {program.arch} has instructions that ci/emulator does not know: "
             f"{', '.join(found)}; "
-            "docs/emulation.md says how to add one"
+            "docs/dev/emulation.md says how to add one"
         )
     offset = program.descriptor["accum_offset"]
     steps, problems = [], []

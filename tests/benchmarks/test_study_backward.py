@@ -19,7 +19,7 @@ LOGITS = *map(str, study.SCALES), "identity-like"
 def shown(n: int, n_iters: int, method: str) -> list[float]:
     """The median errors that the page has for a method, in the order of LOGITS."""
     section = PAGE.read_text().split(f"\nn = {n}, T = {n_iters}\n")[1]
-    (row,) = re.findall(rf"^\| {method} \|(.*)\|$", section.split("\nn = ")[0].split("\n### ")[0], re.M)
+    (row,) = re.findall(rf"^\| {method} \|(.*)\|$", section.split("\n\n")[0], re.M)
     return [float(cell.split(",")[0]) for cell in row.split("|")]
 
 
@@ -45,7 +45,7 @@ def test_the_picture_marks_what_is_exact_by_definition(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["exact", "corrected cg", "P frozen"])
-@pytest.mark.parametrize(("n", "n_iters"), [(4, 5), (4, 20), (16, 20)])
+@pytest.mark.parametrize(("n", "n_iters"), [(4, 5), (4, 20)])
 def test_the_page_has_the_errors_of_today(n, n_iters, method):
     """Within a factor of 4: the last digits are those of the machine that made the page."""
     for name, before in zip(LOGITS, shown(n, n_iters, method), strict=True):

@@ -59,7 +59,6 @@ def test_a_written_file_becomes_the_table(whole_calls, tmp_path):
     text = whole_calls.dot_compress()
     assert "a GPU, 2026-01-02, commit abc, torch 1, triton 2, helion 3." in text
     assert "| 16 | forward | 98.76 | 200, 2.03 x | 123.4, 1.25 x |" in text
-    assert "| 16 | forward | 205 | 125 |" in text
     assert "| 16 | forward | 300 | 150 |" in text
     assert "broken" not in text
 
@@ -74,22 +73,18 @@ def test_both_passes_of_linear_attention_are_one_row(whole_calls, tmp_path):
     assert "| **chunked** | 193 | 1,533 | 187.5 | 1,526 | 1 2 3 4 5 |" in whole_calls.linear_attention()
 
 
-def test_times_of_a_type_are_compared_with_a_copy_of_that_type(whole_calls, tmp_path):
-    """A table of float32 took the smaller bfloat16 copies for its floor where a run had both."""
-    us = {
-        ("float32", "copy"): 40.0, ("float32", "helion_sinkhorn"): 60.0,
-        ("bfloat16", "copy"): 20.0, ("bfloat16", "helion_sinkhorn"): 50.0,
-    }  # fmt: skip
-    place = {**RUN, "section": "sweep", "n": "4", "batch": "1024"}
-    write(tmp_path / "run.csv", [
-        {**place, "function": of, "dtype": dtype, "pass": way, "triton_version": version, "us": str(time)}
-        for (dtype, of), time in us.items()
-        for way in ("forward", "backward") for version in ("3.6.0", "3.9.0")
-    ])  # fmt: skip
-    assert [line for line in whole_calls.triton("run").splitlines() if line.startswith("| 4 |")] == [
-        "| 4 | 1024 | float32 | deepseek | 60 (1.50) | 60 (1.50) | 60 (1.50) | 60 (1.50) |",
-        "| 4 | 1024 | bfloat16 | deepseek | 50 (2.50) | 50 (2.50) | 50 (2.50) | 50 (2.50) |",
-    ]
+def test_host_times_are_over_those_of_the_same_process(whole_calls, tmp_path):
+    """A column for each device and Triton, each ratio of one run."""
+    for name, device, us in (("one", "NVIDIA H200", 10.0), ("two", "NVIDIA H100 80GB HBM3", 20.0)):
+        layers = {**dict.fromkeys(whole_calls.LAYERS.values(), us), **dict.fromkeys(whole_calls.LAYERS, 30.0)}
+        write(tmp_path / f"{name}.csv", [
+            {**RUN, "section": "host", "function": of, "us": str(time), "device": device,
+             "triton_version": "3.9.0"}
+            for of, time in layers.items()
+        ])  # fmt: skip
+    text = whole_calls.host("one", "two")
+    assert "| layer | over | H200, Triton 3.9 | H100, Triton 3.9 |" in text
+    assert "| sinkhorn, no gradient | x * 2 | 3.00 (30.0 us) | 1.50 (30.0 us) |" in text
 
 
 def test_first_calls_of_each_version_and_state(whole_calls, tmp_path):

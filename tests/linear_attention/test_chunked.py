@@ -156,7 +156,7 @@ def test_the_default_of_wide_float32_keys_fits_an_mi350(compile_for):
 @pytest.mark.nightly("five seconds of ptxas a device, the only compiler that is known to do so")
 @pytest.mark.parametrize("key", ["h200", "b200", "mi350", "mi300x"])
 def test_narrow_gradients_take_no_stack_pointer_for_data(key, compile_for):
-    """As ptxas 12.8 does where a tile of these sides is not padded to 64 (docs/helion.md)."""
+    """As ptxas 12.8 does where a tile of these sides is not padded to 64 (docs/dev/helion.md)."""
     call, name = ChunkCall("float32", 5, 3, "g_gamma"), "linear_attention_chunk_gradients"
     (binary,) = compile_for(key, [Job(call, default_choice(KERNELS[name], call, DEVICES[key]))])
     assert binary.compiled

@@ -22,7 +22,7 @@ CASES = {
     "smallest": ((2, 2, 1, 1, 1, "gk", 1.0, True, torch.float32), False),
     "half": ((2, 200, 2, 64, 64, "g", 0.1, True, torch.float16), False),
     "float32": ((1, 300, 2, 64, 128, "gk", 0.06, True, torch.float32), False),
-    # sides that machine code got wrong before they were padded to 64 (docs/helion.md)
+    # sides that machine code got wrong before they were padded to 64 (docs/dev/helion.md)
     "narrow_keys": ((2, 150, 2, 16, 64, "gk", 1.0, True, torch.bfloat16), False),
     "narrow_every_gate": ((1, 150, 3, 24, 20, "g g_gamma gk", 1.0, True, torch.bfloat16), True),
     "narrow_float32": ((2, 150, 2, 32, 32, "gk", 0.1, True, torch.float32), False),

@@ -269,7 +269,7 @@ def test_occupancy(key, registers, shared, threads, warps):
         ({"loops": [{"shared": 1}]}, "threads that own whole matrices exchange data"),
         (
             {"counts": {"global load": 4, "global store": 4, "stack pointer as data": 2}},
-            "2 instructions take the stack pointer for data (docs/helion.md)",
+            "2 instructions take the stack pointer for data (docs/dev/helion.md)",
         ),
     ],
 )

@@ -20,7 +20,7 @@ from tritonbench_ops.inductor import compiled
 from tritonbench_ops.measure import of_mode
 
 REPORTED = 0.2, 0.01
-"""atol and rtol of pytorch/helion#1661: a view of the accuracy, and no test of it (docs/dot_compress.md)."""
+"""atol and rtol of pytorch/helion#1661: a view, and no test, of the accuracy (docs/dev/dot_compress.md)."""
 Tensors = tuple[torch.Tensor, ...]
 
 parse = PARSER.parse_args

@@ -1,4 +1,4 @@
-"""What results of dot compress may be off by, from where they are rounded (docs/dot_compress.md, Rounding).
+"""What results of dot compress may be off by, from where they are rounded (docs/dev/dot_compress.md).
 
 Each rounding to the dtype of x is taken for uniform in its interval, and so independent of the others.
 

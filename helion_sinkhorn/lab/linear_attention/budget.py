@@ -2,8 +2,8 @@
 
 `step_by_step` and `in_chunks` are the equations of the two kinds of kernels with a call wherever these round.
 In float64, with `Errors` for the calls, they give the budget: five standard deviations of random errors, each
-of the size of its bound (docs/linear_attention.md, Rounding).  In float32, with the arithmetic of a machine
-for the calls, they are the emulations of ci/operators/linear_attention/faults.py.
+of the size of its bound (docs/dev/linear_attention.md, Rounding).  In float32, with the arithmetic of a
+machine for the calls, they are the emulations of ci/operators/linear_attention/faults.py.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def problems(device: Device, binary: Binary) -> Iterator[str]:
     if binary.threads > MAX_THREADS:
         yield f"{binary.threads} threads a block, at most {MAX_THREADS}"
     if stray := counts.get("stack pointer as data"):
-        yield f"{stray} instructions take the stack pointer for data (docs/helion.md)"
+        yield f"{stray} instructions take the stack pointer for data (docs/dev/helion.md)"
     if not counts.get("global load") or not counts.get("global store"):
         yield "no global loads or no global stores"
 

@@ -2,7 +2,7 @@
 
 The budget is no round number: `error_budget` runs the scaling form in float64 with every
 rounding of the kernels replaced by a random relative error of the size of its bound, and takes
-five standard deviations of what comes out (docs/math.md, Rounding errors).
+five standard deviations of what comes out (docs/dev/math.md, Rounding errors).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def exact(
 
 @dataclass
 class Iterations:
-    """The scaling form (docs/math.md) with `rounding` at each point where the kernels round; first="rows"."""
+    """The scaling form (docs/dev/math.md) with `rounding` wherever the kernels round; first="rows"."""
 
     eps: float
     rho: float
@@ -114,7 +114,7 @@ def scaling_form(
     rounding: Rounding,
     kind: type[Iterations] = Iterations,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(P, dX) by the equations of docs/math.md, the adjoint by projections, with `rounding` at each point.
+    """(P, dX) by docs/dev/math.md, the adjoint by projections, with `rounding` at each point.
 
     Without dy there is no dX.
     """

@@ -76,7 +76,7 @@ def backward_error(call: SinkhornCall, choice: Choice, device: str) -> float:
 
 
 def implicit_error(call: SinkhornCall, choice: Choice, device: str) -> float:
-    """By the equations of stationarity at the same P, within what the solver can do (docs/math.md)."""
+    """By the equations of stationarity at the same P, within what the solver can do (docs/dev/math.md)."""
     ratios = []
     for logits in JUDGED:
         x = make_logits(logits, few(call), call.n, call.m)

@@ -9,7 +9,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from helion_sinkhorn.lab.tuning import markdown, writer
+from helion_sinkhorn.lab.tuning import markdown
 from helion_sinkhorn.lab.tuning.check import files
 from helion_sinkhorn.lab.tuning.ranking import KERNELS, calibration
 
@@ -23,28 +23,17 @@ def geometric(values: list[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
-def entry_rows(folder: Path) -> list[list[Any]]:
-    rows = []
+def entry_rows(folder: Path) -> list[dict[str, Any]]:
+    """A row for each kernel, a column for each device: how many entries, and the gain of measured ones."""
+    rows: dict[str, dict[str, Any]] = {}
     for path in files(folder):
-        data = json.loads(path.read_text())
-
-        def of(entry: dict[str, Any]) -> tuple[list[int], int]:
-            """Versions of Triton, and of one the measured entries first."""
-            version = [int(part) for part in entry["key"]["triton"].split(".")]
-            return version, -writer.EVIDENCE.index(entry["evidence"])
-
-        for _, found in itertools.groupby(sorted(data["entries"], key=of), of):
-            entries = list(found)
-            triton, evidence = entries[0]["key"]["triton"], entries[0]["evidence"]
-            runs = [data["runs"][r] for r in sorted({e["run"] for e in entries})]
-            used = sorted({f"Helion {r['helion']}, torch {r['torch']}" for r in runs})
-            gain = [e["default_us"] / e["us"] for e in entries if "us" in e]
-            rows.append([
-                path.parent.name, path.stem, triton, len(entries), evidence,
-                f"{geometric(gain):.2f} ({max(gain):.2f})" if gain else "not known",
-                "; ".join(used), max(r["utc"] for r in runs)[:10],
-            ])  # fmt: skip
-    return rows
+        entries = json.loads(path.read_text())["entries"]
+        gain = [e["default_us"] / e["us"] for e in entries if "us" in e]
+        said = [f"{len(gain)}: {geometric(gain):.2f} ({max(gain):.2f})"] if gain else []
+        if compiled := len(entries) - len(gain):
+            said.append(f"{compiled} compiled")
+        rows.setdefault(path.stem, {"kernel": path.stem})[path.parent.name] = ", ".join(said)
+    return [rows[kernel] for kernel in sorted(rows)]
 
 
 def calibration_rows(folder: Path) -> list[list[Any]]:
@@ -70,11 +59,12 @@ def readme(folder: Path) -> str:
     parts = [text, "", TABLES, ""]
     rows = entry_rows(folder)
     if rows:
-        titles = (
-            "device", "kernel", "Triton", "entries", "evidence", "speed-up over the default: mean (best)",
-            "other versions", "date",
-        )  # fmt: skip
-        parts += ["## Entries", "", markdown.table(titles, rows), ""]
+        parts += [
+            "## Entries", "",
+            "How many a device has, and how many times as fast as the default config measured ones are: the "
+            "geometric mean, and in brackets the largest. *compiled*: ranked by machine code, never run.", "",
+            markdown.of_records(rows), "",
+        ]  # fmt: skip
     rows = calibration_rows(folder)
     if rows:
         titles = (

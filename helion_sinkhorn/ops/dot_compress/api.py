@@ -51,7 +51,7 @@ def dot_compress(
     Numerical policy: products are exact or rounded to float32 and summed in float32 (float64 for float64),
         also under autocast.  b and db are rounded once to the dtype of x, each result once.  So an entry
         of out is off by half a unit in its last place and by x times the roundings of b; two correct
-        implementations that add in another order differ by as much (docs/dot_compress.md).  Bitwise
+        implementations that add in another order differ by as much (docs/dev/dot_compress.md).  Bitwise
         reproducible, and an element's result does not depend on the batch around it under one config.
 
     Raises:

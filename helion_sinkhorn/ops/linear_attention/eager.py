@@ -1,6 +1,6 @@
 """Recurrent linear attention in vectorised PyTorch, forward and exact backward, step by step.
 
-What a CPU runs, and a GPU for float64.  The gradients are those of docs/linear_attention.md.  The gradient
+What a CPU runs, and a GPU for float64.  docs/dev/linear_attention.md derives the gradients.  The gradient
 of a decay needs the state before a step and the gradient of the state after it at once: the backward keeps
 the state before every BLOCK steps, and the states of one block.
 """

@@ -1,4 +1,4 @@
-"""The adjoint of Sinkhorn-Knopp iterations by projections (docs/math.md, Adjoint).
+"""The adjoint of Sinkhorn-Knopp iterations by projections (docs/dev/math.md, Adjoint).
 
 With P' = diag(u) A diag(v) behind a half-step and D = A * dA the gradient with respect to log P', the
 gradient before it is D - P' * (line sums of D): in terms of dA two sums and a rank-one update,

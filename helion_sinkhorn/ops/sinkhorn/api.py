@@ -82,10 +82,12 @@ def sinkhorn(
         TypeError: logits is no floating-point tensor, n_iters no integer, out_dtype no floating dtype.
         ValueError: fewer than two dimensions, n_iters out of range, eps not usable, an unknown option.
         NotImplementedError: implementation="helion" on a CPU, in float64, beyond 128 rows or columns or
-            where n_iters * eps times the ratio of the sides is 14 or more (docs/math.md); double backward.
+            where n_iters * eps times the ratio of the sides is 14 or more (docs/dev/math.md); double
+            backward.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, with
-        the eps of DeepSeek's kernels; Sinkhorn and Knopp, Pacific J. Math. 21 (1967); adjoint: docs/math.md.
+        the eps of DeepSeek's kernels; Sinkhorn and Knopp, Pacific J. Math. 21 (1967); adjoint:
+        docs/dev/math.md.
     """
     n_iters = as_int(n_iters)
     serves = _serves(logits, n_iters, eps, form, first, backward, implementation, out_dtype)

@@ -1,7 +1,7 @@
 """Sinkhorn-Knopp in vectorised PyTorch: forward and exact backward from the logits alone.
 
 What a CPU runs, and a GPU for float64 or matrices beyond the kernels' range.  Same scaling
-form as the kernels (docs/math.md).  Tensors are (n, m, C) with C matrices, as many as stay in cache.
+form as the kernels (docs/dev/math.md).  Tensors are (n, m, C) with C matrices, as many as stay in cache.
 With few matrices an operation costs no more than its call, so there are as few as possible.
 """
 
@@ -110,7 +110,7 @@ class _Slice:
         return self.a.div_(p).div_(q)
 
     def gradient(self, dy: torch.Tensor) -> torch.Tensor:
-        """dX by projections (docs/math.md, Adjoint): each half-step takes back the line sums of A * dA.
+        """dX by projections (docs/dev/math.md, Adjoint): each half-step takes back the line sums of A * dA.
 
         That of the last half-step is as large as dY, and so is what rounding leaves of it: without eps it is
         taken back twice, since a gradient may be a thousandth of dY.

@@ -1,7 +1,7 @@
 """One Sinkhorn-Knopp iteration in a Helion kernel: blocks of matrices, their sums, the start and a restart.
 
 Every iterate is P = diag(u) A diag(v) with A fixed, so an iteration is two matvecs.  Kept
-are the *reciprocals* p = 1/u and q = 1/v, because eps enters them linearly (docs/math.md):
+are the *reciprocals* p = 1/u and q = 1/v, because eps enters them linearly (docs/dev/math.md):
 
     p_t = rho (A v_{t-1} + eps p_{t-1}),  u_t = 1 / p_t        lead half-step
     q_t = A' u_t + (eps / rho) q_{t-1},   v_t = 1 / q_t        trail half-step

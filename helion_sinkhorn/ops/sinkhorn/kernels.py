@@ -135,7 +135,7 @@ def sinkhorn_backward(
         a, p, q = start(x32, n, m, eps, deepseek, lead_axis, how)
         if pivoted:
             a, p, q, _c, r = pivot(a, p, q, lead, trail, lead_axis, how, sums)
-        # + 0: Helion 1.5 lets a later loop that carries p overwrite the value kept here (docs/helion.md)
+        # + 0: Helion 1.5 lets a later loop that carries p overwrite the value kept here (docs/dev/helion.md)
         p_starts = [p + 0.0] * (head + 1)
         q_starts = [q + 0.0] * (head + 1)
         if head > 0:

@@ -9,7 +9,7 @@ from helion_sinkhorn.runtime.device_math import is_padded, joined
 
 
 def of_fixed_size(x, n, m):
-    """x (tile, n, m): Helion 1.5 may fail over an axis it thinks of cutting into chunks (docs/helion.md)."""
+    """x (tile, n, m): Helion 1.5 may fail over an axis it would cut into chunks (docs/dev/helion.md)."""
     return x if is_padded(n) or is_padded(m) else x.view(x.size(0), n, m)
 
 

@@ -1,7 +1,7 @@
 """How long the scaling vectors u and v stay inside the range of a float before they must be absorbed.
 
 Between two half-steps a sum lies in [1/k, k] times its predecessor's normalised value, k the
-larger side of the matrix (docs/math.md), so after s iterations u_i v_j is at most (n m)^s.
+larger side of the matrix (docs/dev/math.md), so after s iterations u_i v_j is at most (n m)^s.
 A segment ends before that reaches the budget: entries of A below the smallest normal number,
 taken for zero, then change a result by less than 2^(budget - 126) in fp32.
 """

@@ -147,7 +147,7 @@ def kernel(dy, p, system, solver, n_iters=ENOUGH, **variant):
 
 
 def judge(got, p, dy, system, solver, dtype=torch.float32):
-    """The largest error in units of what the solver may show (docs/math.md)."""
+    """The largest error in units of what the solver may show (docs/dev/math.md)."""
     equations = Stationarity(p, dy, system)
     return worst(got, equations.exact, equations.error_budget(solver, dtype))
 

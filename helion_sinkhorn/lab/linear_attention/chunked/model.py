@@ -10,7 +10,7 @@ from helion_sinkhorn.lab.linear_attention.model import FORGOTTEN, Errors, Named,
 
 
 def in_chunks(x: Span, rounding: Errors) -> Named:
-    """The same, without columns, by the equations of docs/linear_attention_chunked.md."""
+    """The same, without columns, by the equations of docs/dev/linear_attention.md."""
     steps, chunk, least = x.q.size(-2), rounding.chunk, rounding.least
     half, missing = chunk // 2, -steps % chunk
     ends = (missing, 0) if x.backwards else (0, missing)

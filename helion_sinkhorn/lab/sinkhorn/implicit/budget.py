@@ -1,7 +1,7 @@
 """What backward="implicit" is judged by: its equations solved exactly, and the error a solver may show.
 
 `Stationarity.perturbed` evaluates what is left of the equations at their solution with the rounding errors of
-float32, lets the exact inverse amplify that, and forms the gradient: no solver takes part (docs/math.md,
+float32, lets the exact inverse amplify that, and forms the gradient: no solver takes part (docs/dev/math.md,
 Rounding errors of the implicit gradient).
 """
 

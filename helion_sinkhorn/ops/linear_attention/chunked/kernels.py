@@ -13,7 +13,7 @@ Gradients are the same walk backwards, with queries and keys exchanged, A transp
 
     dv = K dh + A' do,  dh <- D dh + Q' do        dh the gradient of the state after a chunk
 
-and then what each chunk makes of h before and dh after it (docs/linear_attention_chunked.md).
+and then what each chunk makes of h before and dh after it (docs/dev/linear_attention.md).
 
 A_ij is no product of factors of i and of j that stay in the range of a float whatever the gates: exp(-sum of
 gates) overflows.  Relative to the middle of the chunk they do while neither half decays below `least`: one

@@ -58,7 +58,7 @@ class ChunkCall(Keyed):
 
 
 def extent(size):
-    """An axis of Dk or Dv, padded: ptxas 12.8 gets products of narrower tiles wrong (docs/helion.md)."""
+    """An axis of Dk or Dv, padded: ptxas 12.8 gets products of narrower tiles wrong (docs/dev/helion.md)."""
     return max(64, 1 << (size - 1).bit_length())
 
 

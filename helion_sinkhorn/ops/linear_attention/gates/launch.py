@@ -30,7 +30,7 @@ KERNELS = {
 
 
 WIDTH = 64
-"""Columns of a tile of Dk or Dv; narrower ones ptxas 12.8 gets wrong (docs/helion.md)."""
+"""Columns of a tile of Dk or Dv; narrower ones ptxas 12.8 gets wrong (docs/dev/helion.md)."""
 OTHER = {"gk": "gv", "gv": "gk"}
 
 

@@ -6,7 +6,7 @@ A walk reads one vector per step out of a state H (Dk x Dv), which decays and ta
     late:   H <- H + scale k_t v_t',  o_t = H' q_t,  H <- D_t * H
     D_t[i, j] = exp(g_t + g_gamma + gk_t[i] + gv_t[j])
 
-The operator and its three vector gradients are four walks (docs/linear_attention.md), each with the
+The operator and its three vector gradients are four walks (docs/dev/linear_attention.md), each with the
 operator's tensors in other places; a walk sums over Dk alone, so tiles of Dv know nothing of each other:
 
     result  q   k   v   gk  gv  steps     decay

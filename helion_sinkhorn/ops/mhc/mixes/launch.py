@@ -84,7 +84,7 @@ def split(fn: torch.Tensor, call: MixesCall, choice: Choice | None = None) -> to
 def several(x: torch.Tensor, axis: int) -> torch.Tensor:
     """x, or an axis of one row of fn with another of zeros.
 
-    Helion drops the index of an axis of 1 (docs/helion.md).
+    Helion drops the index of an axis of 1 (docs/dev/helion.md).
     """
     if x.size(axis) > 1:
         return x

@@ -24,7 +24,7 @@ class PostCall(Keyed):
     def run(self) -> int:
         """Columns that a thread reads at once: 16 bytes where rows divide so, less of more than 8 streams.
 
-        At most half a row: Helion drops the index of an axis of one piece (docs/helion.md).
+        At most half a row: Helion drops the index of an axis of one piece (docs/dev/helion.md).
         """
         entries = VECTOR_BYTES // (4 if self.dtype == "float32" else 2)
         return max(1, min(largest_run(self.columns, entries if self.n <= 8 else 2), self.columns // 2))

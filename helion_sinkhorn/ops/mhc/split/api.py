@@ -62,7 +62,7 @@ def hc_split_sinkhorn(
                columns, each denominator + eps
     The gradient is exact, of the iterations as they are run, and made from the arguments alone:
         da_pre = dpre sigmoid(a) sigmoid(-a),  da_post = post_mult dpost sigmoid(a) sigmoid(-a),
-        da_comb the adjoint of Sinkhorn's iterations (docs/math.md),
+        da_comb the adjoint of Sinkhorn's iterations (docs/dev/math.md),
         dmixes = da * s,  dbase = sum of da over tokens,  dscale_k = sum of da * mixes over tokens and part k
 
     Args:

@@ -240,7 +240,7 @@ def hc_split_sinkhorn_backward(
             a, p, q = start(x32, n, n, eps, deepseek, 1, how)
             if pivoted:
                 a, p, q, _c, r = pivot(a, p, q, n, n, 1, how, sums)
-            # + 0: as in sinkhorn_backward (docs/helion.md)
+            # + 0: as in sinkhorn_backward (docs/dev/helion.md)
             p_starts = [p + 0.0] * (head + 1)
             q_starts = [q + 0.0] * (head + 1)
             if head > 0:

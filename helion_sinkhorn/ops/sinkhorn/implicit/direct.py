@@ -2,7 +2,7 @@
 
 The gradient is F(G - 1 beta'), where F(X) = P * (X - mean of each row of X weighted by P) and beta makes
 its columns sum to zero: S beta = b with S beta = the column sums of F(1 beta'), b those of F(G)
-(docs/math.md).  S is the Laplacian of a graph on the columns, j and k joined by the weight
+(docs/dev/math.md).  S is the Laplacian of a graph on the columns, j and k joined by the weight
 w_jk = sum_i P_ij P_ik / r_i.  Its elimination adds positive numbers only, so no digit is lost however
 close to disconnected the graph is, and its null vector, the constants, is dropped exactly.
 

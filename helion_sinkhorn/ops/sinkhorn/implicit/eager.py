@@ -1,6 +1,6 @@
 """backward="implicit" in vectorised PyTorch: what a CPU runs, and a GPU for float64 or large matrices.
 
-The equations are those of the kernels (docs/math.md).  Tensors are (n, m, C), C matrices:
+The equations are those of the kernels (docs/dev/math.md).  Tensors are (n, m, C), C matrices:
 every sum runs in one fixed order, whatever the batch.
 """
 
