@@ -90,11 +90,12 @@ def hc_boundary(
 
 
 def check_boundary(
-    update: Update, x: torch.Tensor, site: SiteParameters, weights: torch.Tensor | None
+    update: Update | None, x: torch.Tensor, site: SiteParameters, weights: torch.Tensor | None
 ) -> None:
-    """Raise unless the tensors are those of an update and of the site behind it."""
+    """Raise unless the tensors are those of an update, if there is one, and of the site behind it."""
     # the update first, or what is wrong with f or x is said of fn
-    check_update(update.f, x, *update[1:])
+    if update is not None:
+        check_update(update.f, x, *update[1:])
     check_site(x, site, weights)
 
 
@@ -102,9 +103,9 @@ class HyperBoundary(HyperConnection):
     """A HyperConnection behind a sublayer: that sublayer's output and the streams to the next one's input.
 
         y, pre, post, comb, streams = hc_boundary(f, streams, post, comb, pre, fn, scale, base, ...)
-    A model of DeepSeek-V4.1's form is a chain of them: the first site's input is stream 0, its coefficients
-    are those of `hc_coeffs`, each boundary takes the pre of the one before, and the collapse behind the last
-    is `hc_pre(streams, pre)`.
+    A model of DeepSeek-V4.1's form is a chain of them: the first has no sublayer before it and collapses the
+    streams to stream 0, each other one takes the pre of the one before, and the collapse after the last is
+    `hc_pre(streams, pre)`.  `HyperSublayer` does this around a sublayer.
 
     Args: as of HyperConnection, of the site behind the boundary.
 
@@ -115,25 +116,25 @@ class HyperBoundary(HyperConnection):
 
     def forward(
         self,
-        f: torch.Tensor,
+        f: torch.Tensor | None,
         streams: torch.Tensor,
-        post: torch.Tensor,
-        comb: torch.Tensor,
+        post: torch.Tensor | None = None,
+        comb: torch.Tensor | None = None,
         pre: torch.Tensor | None = None,
     ) -> Crossing:
         """From one sublayer's output to the next one's input, the streams' new coefficients, and the streams.
 
         Args:
-            f: (..., C).
+            f: (..., C), or None at the first site, whose streams wait for no update.
             streams: (..., n, C).
-            post: (..., n).
-            comb: (..., n, n).
+            post: (..., n), or None with f.
+            comb: (..., n, n), or None with f.
             pre: (..., n) of the site before, as in V4.1; None for that of this site, as in V4.
         """
         # hc_boundary says it where the two have changed places
         if getattr(f, "ndim", 0) <= getattr(streams, "ndim", 0):
             check_streams_of(self, streams)
-        update = Update(f, post, comb, None)
+        update = None if f is post is comb is None else Update(f, post, comb, None)
         check_boundary(update, streams, self.site, pre)
         return crossing(
             update, streams, self.site, pre, self.options, check_implementation(self.implementation)

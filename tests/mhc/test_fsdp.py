@@ -52,8 +52,11 @@ class Plain(torch.nn.Module):
         x = hc_expand(self.embedding(ids), STREAMS)
         for layer in self.layers:
             x = layer(x)
-        logits = self.lm_head(self.hc_head(x)).float()
-        return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        return loss(self.lm_head(self.hc_head(x)), ids)
+
+
+def loss(logits, ids):
+    return torch.nn.functional.cross_entropy(logits.float()[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
 class Recomputed(Plain):
@@ -64,6 +67,30 @@ class Recomputed(Plain):
     def forward(self, ids):
         with recompute_streams(every=2):
             return super().forward(ids)
+
+
+class Sublayers(Plain):
+    """The same by HyperSublayer, in DeepSeek-V4.1's form if asked."""
+
+    def __init__(self, delayed_pre: bool = False):
+        super().__init__()
+        self.delayed_pre = delayed_pre
+        self.layers = torch.nn.ModuleList(
+            nn.HyperSublayer(
+                torch.nn.Sequential(torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Tanh()),
+                HIDDEN, STREAMS, delayed_pre=delayed_pre,
+            )
+            for _ in range(3)
+        )  # fmt: skip
+        if delayed_pre:
+            self.hc_head = None
+
+    def forward(self, ids):
+        streams = hc_expand(self.embedding(ids), STREAMS)
+        for layer in self.layers:
+            streams = layer(streams)
+        h = self.layers[-1].collapse(streams) if self.delayed_pre else self.hc_head(streams)
+        return loss(self.lm_head(h), ids)
 
 
 def counting(make):
@@ -90,7 +117,10 @@ class FromTransformers(torch.nn.Module):
         return self.model(input_ids=ids, labels=ids, use_cache=False).loss
 
 
-MODELS = {"plain": Plain, "checkpointed": lambda: Plain(checkpointed=True), "recomputed": Recomputed}
+MODELS = {
+    "plain": Plain, "checkpointed": lambda: Plain(checkpointed=True), "recomputed": Recomputed,
+    "sublayers": Sublayers, "delayed": lambda: Sublayers(delayed_pre=True),
+}  # fmt: skip
 if importlib.util.find_spec("transformers") and importlib.metadata.version("transformers") == "5.23.0":
     MODELS["transformers"] = FromTransformers
 
@@ -99,11 +129,11 @@ def mhc_modules(model) -> list[torch.nn.Module]:
     return [m for m in model.modules() if isinstance(m, (nn.HyperConnection, nn.HyperHead))]
 
 
-def sharded(model, mesh, exempt: bool):
+def sharded(model, mesh, exempt: bool, cast: bool = True):
     """The model under FSDP2 in bfloat16, layer by layer."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=cast)
     if exempt:
         fully_shard_float32(model, mesh=mesh)
     for layer in model.layers:
@@ -134,7 +164,15 @@ def gradients(model, ids) -> dict[str, torch.Tensor]:
     return found
 
 
-def compare(name: str, exempt: bool, mesh, device: str) -> dict:
+def first(given) -> torch.Tensor:
+    return next(t for t in given if t is not None)
+
+
+def viewed(module, given):
+    return tuple(t if t is None else t.view_as(t) for t in given)
+
+
+def compare(name: str, exempt: bool, mesh, device: str, cast: bool | None = None) -> dict:
     """What FSDP2 gives against what one process does."""
     torch.manual_seed(0)
     model = MODELS[name]().to(device)
@@ -143,15 +181,16 @@ def compare(name: str, exempt: bool, mesh, device: str) -> dict:
     for module in mhc_modules(model):
         # FSDP passes some inputs through a node of its own: the order in which bfloat16 gradients of the
         # streams meet would follow it, but for a view in both models
-        module.register_forward_pre_hook(lambda _, given: given[0].view_as(given[0]))
+        module.register_forward_pre_hook(viewed)
     ids = torch.randint(VOCABULARY, (2 * WORLD, 12), device=device)
     parts = ids.chunk(WORLD)
     alone = [gradients(narrowed(model), part) for part in parts]
-    model = sharded(model, mesh, exempt)
+    # the coefficients in a `Pending` stay float32
+    model = sharded(model, mesh, exempt, cast=name != "delayed" if cast is None else cast)
     seen = set()
     for module in mhc_modules(model):
         module.register_forward_hook(
-            lambda m, given, _: seen.add((next(m.parameters()).dtype, given[0].dtype))
+            lambda m, given, _: seen.add((next(m.parameters()).dtype, first(given).dtype))
         )
     Recomputed.made = 0
     found = gradients(model, parts[dist.get_rank()])
@@ -175,6 +214,8 @@ def compare(name: str, exempt: bool, mesh, device: str) -> dict:
 def every_model(mesh, device: str = "cpu") -> dict:
     recompute._Remade.make = counting(recompute._Remade.make)
     outcomes = {(name, True): compare(name, True, mesh, device) for name in MODELS}
+    with pytest.raises(ValueError, match=r"bfloat16; .* a policy of FSDP2 needs cast_forward_inputs=False"):
+        compare("delayed", True, mesh, device, cast=True)
     return outcomes | {("plain", False): compare("plain", False, mesh, device)}
 
 
@@ -194,7 +235,9 @@ def check(outcome: dict) -> None:
     assert outcome["equal"].keys() == outcome["moved"]
 
 
-@pytest.mark.parametrize("name", ["plain", "checkpointed", "recomputed", "transformers"])
+@pytest.mark.parametrize(
+    "name", ["plain", "checkpointed", "recomputed", "sublayers", "delayed", "transformers"]
+)
 def test_gradients_are_those_of_one_process_to_the_bit(ranks, name):
     if name not in MODELS:
         pytest.skip("transformers 5.23.0 is not installed")

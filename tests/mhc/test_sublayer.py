@@ -1,0 +1,223 @@
+"""nn.HyperSublayer: the bits of the calls it makes, DeepSeek-V4.1's order, and how models use it."""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import mhc_equations as equations
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+from mhc_equations import assert_within, truth_and_budget, values_and_gradients
+from torch.utils.checkpoint import checkpoint
+
+from helion_sinkhorn import hc_expand, hc_post, hc_pre, nn, recompute_streams
+from helion_sinkhorn.mhc.sublayer import Pending
+
+N, C = 4, 12
+
+
+class Attention(torch.nn.Module):
+    """A sublayer of two inputs and a keyword, whose result is a tuple."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(C, C)
+
+    def forward(self, y, position, *, factor=1.0):
+        weights = (self.linear(y) + position).tanh()
+        return weights * factor, weights, None
+
+
+def drawn(module: torch.nn.Module) -> torch.nn.Module:
+    for k, parameter in enumerate(module.parameters()):
+        parameter.data.copy_(randn(*parameter.shape, seed=k, scale=0.3) + (parameter.dim() == 1))
+    return module
+
+
+def gradients(results, inputs, model, seed=20):
+    """The gradients of the floating results, by random upstreams."""
+    results = [y for y in results if y is not None]
+    upstream = [randn(*y.shape, seed=seed + k, dtype=y.dtype) for k, y in enumerate(results)]
+    return torch.autograd.grad(results, [*inputs, *model.parameters()], upstream)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("order", ["io", "oi"])
+def test_v4_has_the_bits_of_the_calls_by_hand(order, dtype):
+    layer = drawn(nn.HyperSublayer(Attention(), C, N, comb_order=order, sinkhorn_iters=3)).to(dtype)
+    x, position = randn(2, 5, N, C, dtype=dtype).requires_grad_(), randn(C, dtype=dtype).requires_grad_()
+
+    def by_hand():
+        y, post, comb, residual = layer.connection.enter(x)
+        f, weights, nothing = layer.sublayer(layer.norm(y), position, factor=0.5)
+        return hc_post(f, residual, post, comb, comb_order=order), weights, nothing
+
+    found, expected = layer(x, position, factor=0.5), by_hand()
+    assert type(found) is tuple
+    assert found[2] is None
+    assert_equal(found[:2], expected[:2])
+    assert_equal(*(gradients(results, (x, position), layer) for results in (found, expected)))
+    # other arguments, other results: they reach the sublayer
+    assert not torch.equal(layer(x, position)[0], found[0])
+    assert layer.connection.fn.dtype == torch.float32
+
+
+class Chain(torch.nn.Module):
+    """Hidden states to the new streams, or in DeepSeek-V4.1's form to the last collapse, by HyperSublayer."""
+
+    def __init__(self, sites=3, n=N, c=C, norm=None, delayed_pre=True):
+        super().__init__()
+        self.n, self.delayed_pre = n, delayed_pre
+        self.layers = torch.nn.ModuleList(
+            nn.HyperSublayer(
+                torch.nn.Sequential(torch.nn.Linear(c, c, bias=False), torch.nn.Tanh()),
+                c, n, norm=norm, delayed_pre=delayed_pre,
+            )
+            for _ in range(sites)
+        )  # fmt: skip
+
+    def forward(self, h):
+        streams = hc_expand(h, self.n)
+        for layer in self.layers:
+            streams = layer(streams)
+        return self.layers[-1].collapse(streams) if self.delayed_pre else streams
+
+
+class ByHand(Chain):
+    """The same by HyperBoundary."""
+
+    def forward(self, h):
+        x = hc_expand(h, self.n)
+        waiting = None, x, None, None, torch.eye(self.n)[0].expand(x.shape[:-1])
+        for layer in self.layers:
+            y, pre, post, comb, x = layer.connection(*waiting)
+            waiting = layer.sublayer(layer.norm(y)), x, post, comb, pre
+        return hc_pre(hc_post(*waiting[:4]), waiting[4])
+
+
+def step(model, h, seed=20):
+    h = h.detach().requires_grad_()
+    result = model(h)
+    return result.detach(), *gradients([result], [h], model, seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_v4_1_has_the_bits_of_the_calls_by_hand(dtype):
+    chain, by_hand = drawn(Chain()).to(dtype), ByHand().to(dtype)
+    by_hand.load_state_dict(chain.state_dict())
+    h = randn(2, 5, C, dtype=dtype)
+    assert_equal(step(chain, h), step(by_hand, h))
+
+
+@pytest.mark.parametrize(("n", "c"), [(4, 12), (3, 7), (1, 5)])
+def test_v4_1_against_float64(n, c):
+    """The first sublayer takes stream 0, the others and the end the weights of the site before."""
+    sites, rows = 3, n * n + 2 * n
+    tensors = (
+        randn(2, 9, c), randn(sites, rows, n * c, seed=1, scale=0.2),
+        torch.tensor([0.7, 1.1, 0.9]).repeat(sites, 1), randn(sites, rows, seed=2),
+        randn(sites, c, c, seed=3, scale=0.3),
+    )  # fmt: skip
+    chain = Chain(sites, n, c, torch.nn.Identity())
+
+    def called(h, fn, scale, base, weights):
+        parts = {"connection.fn": fn, "connection.scale": scale, "connection.base": base,
+                 "sublayer.0.weight": weights}  # fmt: skip
+        state = {f"layers.{k}.{name}": t[k] for name, t in parts.items() for k in range(sites)}
+        return (torch.func.functional_call(chain, state, (h,)),)
+
+    upstream = [randn(2, 9, c, seed=4)]
+    truth, budget = truth_and_budget(equations.single_pass, tensors, upstream)
+    assert_within(values_and_gradients(called, tensors, upstream), truth, budget)
+
+
+def test_the_state_dict_and_the_norm():
+    layer = nn.HyperSublayer(torch.nn.Linear(C, C, bias=False), C, norm_eps=1e-3)
+    names = ["connection.fn", "connection.base", "connection.scale", "norm.weight", "sublayer.weight"]
+    assert list(layer.state_dict()) == names
+    assert isinstance(layer.norm, torch.nn.RMSNorm)
+    assert layer.norm.eps == 1e-3
+    assert list(nn.HyperSublayer(torch.nn.Linear(C, C), C, delayed_pre=True).state_dict())[:4] == names[:4]
+    bare = nn.HyperSublayer(torch.nn.Identity(), C, 3, norm=torch.nn.Identity(), device="meta")
+    assert {name: tuple(t.shape) for name, t in bare.state_dict().items()} == {
+        "connection.fn": (15, 3 * C), "connection.base": (15,), "connection.scale": (3,),
+    }  # fmt: skip
+    assert {t.device.type for t in bare.state_dict().values()} == {"meta"}
+    other = nn.HyperConnection(C)
+    other.load_state_dict({name.split(".")[1]: layer.state_dict()[name] for name in names[:3]})
+
+
+class Checkpointed(torch.nn.Module):
+    """A layer that is made again in the backward."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.collapse = layer, layer.collapse
+
+    def forward(self, streams):
+        return checkpoint(self.layer, streams, use_reentrant=False)
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_compiled_checkpointed_copied_and_with_streams_made_again(delayed):
+    model, h = drawn(Chain(delayed_pre=delayed)), randn(2, 3, C)
+    expected = step(model, h)
+    torch._dynamo.reset()
+    assert_equal(step(torch.compile(model, fullgraph=True, backend="aot_eager"), h), expected)
+    assert_equal(step(copy.deepcopy(model), h), expected)
+    with recompute_streams(every=2):
+        assert_equal(step(model, h), expected)
+    checkpointed = copy.deepcopy(model)
+    checkpointed.layers = torch.nn.ModuleList(map(Checkpointed, checkpointed.layers))
+    assert_equal(step(checkpointed, h), expected)
+
+
+class Named(NamedTuple):
+    output: torch.Tensor
+
+
+class ReturnsNamed(torch.nn.Module):
+    def forward(self, y):
+        return Named(y)
+
+
+def test_a_tuple_of_one_stays_a_tuple_and_no_tensor_becomes_one():
+    x = randn(2, N, C)
+    for delayed in (False, True):
+        kind = Pending if delayed else torch.Tensor
+        (new,) = nn.HyperSublayer(ReturnsNamed(), C, delayed_pre=delayed)(x)
+        assert type(new) is kind
+        assert type(nn.HyperSublayer(torch.nn.Identity(), C, delayed_pre=delayed)(x)) is kind
+
+
+def of_layer(*given, **options):
+    return nn.HyperSublayer(torch.nn.Identity(), C, **options)(*given)
+
+
+NARROW = Pending(*(randn(2, *shape).bfloat16() for shape in ((C,), (N, C), (N,), (N, N), (N,))))
+REFUSED = {
+    "a function": (lambda: nn.HyperSublayer(torch.tanh, C), TypeError, "sublayer is a builtin_f.*; pass"),
+    "a norm": (lambda: nn.HyperSublayer(torch.nn.Identity(), C, norm="rms"), TypeError, "norm is a str"),
+    "form": (lambda: of_layer(delayed_pre=1), TypeError, "delayed_pre is 1; pass True or False"),
+    "size": (lambda: nn.HyperSublayer(torch.nn.Identity(), 0), ValueError, "hidden_size is 0; pass an int"),
+    "one stream": (lambda: of_layer(randn(2, C)), ValueError, r"streams has shape \(2, 12\).*hc_expand"),
+    "one stream, V4.1": (lambda: of_layer(randn(C), delayed_pre=True), ValueError, "has shape.*hc_expand"),
+    "no tensor, V4.1": (lambda: of_layer(None, delayed_pre=True), TypeError, "streams is a NoneType; pass"),
+    "the other form": (lambda: of_layer(NARROW), TypeError, "x is a Pending; pass a torch.Tensor"),
+    "rounded": (lambda: of_layer(NARROW, delayed_pre=True), ValueError,
+                r"comb between two sublayers is torch.bfloat16; .*float32: .*cast_forward_inputs=False"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_what_to_do(case):
+    call, kind, said = REFUSED[case]
+    with pytest.raises(kind, match=said):
+        call()
+
+
+def test_a_boundary_with_half_an_update_is_refused():
+    with pytest.raises(TypeError, match=r"f is a NoneType; pass a torch\.Tensor"):
+        nn.HyperBoundary(C)(None, randn(2, N, C), randn(2, N), randn(2, N, N))
