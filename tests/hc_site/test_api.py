@@ -7,7 +7,6 @@ import torch
 from autograd_calls import assert_equal, randn
 from hc_sites import (
     first_element,
-    kernels_on_cpu,
     limits_of,
     shares_of_budget,
     site_inputs,
@@ -15,6 +14,7 @@ from hc_sites import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launches import SITES, kernels_on_cpu
 
 from helion_sinkhorn import hc_mixes, hc_post, hc_pre, hc_site, hc_split_sinkhorn, reference
 from helion_sinkhorn.lab.rounding import half_ulp
@@ -113,7 +113,7 @@ USES = {
 @pytest.mark.parametrize("use", USES)
 def test_any_use_of_the_residual_has_the_right_gradient(use, by, monkeypatch):
     if by == "kernels":
-        kernels_on_cpu(monkeypatch)
+        kernels_on_cpu(monkeypatch, SITES)
     inputs, (upstream, *_) = site_inputs(6, n=2, c=5)
 
     def gradients(site, wide, use):

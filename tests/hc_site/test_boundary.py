@@ -8,7 +8,7 @@ import pytest
 import torch
 from autograd_calls import assert_equal
 from hc_boundaries import NAMES, assert_unused_results, boundary, boundary_inputs, results, specified
-from hc_sites import kernels_on_cpu
+from launches import SITES, kernels_on_cpu
 from torch._subclasses import FakeTensorMode
 
 from helion_sinkhorn import hc_post, hc_pre, hc_site
@@ -27,7 +27,7 @@ CONSTANTS = 3, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False
 
 @pytest.fixture(autouse=True)
 def _kernels(monkeypatch):
-    kernels_on_cpu(monkeypatch)
+    kernels_on_cpu(monkeypatch, SITES)
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own weights", "weights of the site before"])

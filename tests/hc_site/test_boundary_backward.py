@@ -9,8 +9,7 @@ import pytest
 import torch
 from autograd_calls import randn
 from hc_boundaries import NAMES, assert_unused_results, boundary, boundary_inputs, results, specified
-from hc_sites import kernels_on_cpu
-from launches import launching_as
+from launches import SITES, kernels_on_cpu, launching_as
 from torch._subclasses import FakeTensorMode
 
 from ci.operators.hc_post import truths as of_post
@@ -45,7 +44,7 @@ IN_ONE_PASS = (
 
 @pytest.fixture(autouse=True)
 def _kernels(monkeypatch, fresh_caches):
-    kernels_on_cpu(monkeypatch)
+    kernels_on_cpu(monkeypatch, SITES)
 
 
 @pytest.fixture

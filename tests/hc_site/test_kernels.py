@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from autograd_calls import assert_equal
-from hc_sites import first_element, kernels_on_cpu, shares_of_budget, site_inputs, site_results
+from hc_sites import first_element, shares_of_budget, site_inputs, site_results
+from launches import SITES, kernels_on_cpu
 
 from helion_sinkhorn import hc_site, reference
 from helion_sinkhorn.configs.device import DEVICES
@@ -26,7 +27,7 @@ WORKLOADS = [w for w in ROWS if "ci" in w.tags]
 
 @pytest.fixture(autouse=True)
 def _kernels(monkeypatch):
-    kernels_on_cpu(monkeypatch)
+    kernels_on_cpu(monkeypatch, SITES)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from autograd_calls import assert_equal, randn
-from hc_sites import kernels_on_cpu, site_inputs, site_results, upstream_of
+from hc_sites import site_inputs, site_results, upstream_of
+from launches import SITES, kernels_on_cpu
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
@@ -23,7 +24,7 @@ SMALL = {"n": 2, "c": 3}
 
 @pytest.fixture(autouse=True)
 def _kernels(monkeypatch):
-    kernels_on_cpu(monkeypatch)
+    kernels_on_cpu(monkeypatch, SITES)
 
 
 def site(x, fn, scale, base):

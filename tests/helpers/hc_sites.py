@@ -1,8 +1,7 @@
-"""Inputs of hc_site, its results with gradients, and its kernels on a CPU, by Helion's reference mode."""
+"""Inputs of hc_site, its results with gradients, and their shares of the budget."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 
 import torch
@@ -12,16 +11,6 @@ from helion_sinkhorn import hc_site
 from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.lab.site.budget import RESULTS, evaluated
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
-from helion_sinkhorn.ops.mhc.post import torch_op as hc_post_op
-from helion_sinkhorn.ops.mhc.site import crossing, torch_op
-from helion_sinkhorn.ops.mhc.site.boundary import torch_op as boundary_op
-
-
-def kernels_on_cpu(monkeypatch) -> None:
-    """Let hc_site and hc_boundary take their kernels for CPU tensors."""
-    for module in (torch_op, boundary_op, hc_post_op):
-        monkeypatch.setattr(module, "on_device", lambda x: contextlib.nullcontext())
-    monkeypatch.setattr(crossing, "implementation_for", lambda *asked: "helion")
 
 
 def site_inputs(*lead, n=4, c=12, dtype=torch.float32, seed=0):

@@ -15,6 +15,10 @@ from helion_sinkhorn.ops.sinkhorn import api as sinkhorn_api
 from helion_sinkhorn.runtime import checks
 from helion_sinkhorn.runtime import launch as door
 
+OPERATORS = "helion_sinkhorn.ops"
+SITES = "helion_sinkhorn.ops.mhc.site"
+"""Those whose parts compute where their kernels do not."""
+
 
 def launching_as(monkeypatch: pytest.MonkeyPatch, **ways: Any) -> None:
     """Make launches with these fields of a Launcher until the test ends, in every thread."""
@@ -28,12 +32,11 @@ def on_the_gpu(asked: str, name: str, x: torch.Tensor, beyond: Any = None) -> st
     return "helion" if taken else "pytorch"
 
 
-def kernels_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every operator take its kernels for CPU tensors, whose bodies Helion interprets."""
+def kernels_on_cpu(monkeypatch: pytest.MonkeyPatch, within: str = OPERATORS) -> None:
+    """Let the operators of a package take their kernels for CPU tensors, whose bodies Helion interprets."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("helion_sinkhorn.ops"):
-            if hasattr(module, "implementation_for"):
-                monkeypatch.setattr(module, "implementation_for", on_the_gpu)
-            if hasattr(module, "on_device"):
-                monkeypatch.setattr(module, "on_device", lambda x: contextlib.nullcontext())
+        if name.startswith(within) and hasattr(module, "implementation_for"):
+            monkeypatch.setattr(module, "implementation_for", on_the_gpu)
+        if name.startswith(OPERATORS) and hasattr(module, "on_device"):
+            monkeypatch.setattr(module, "on_device", lambda x: contextlib.nullcontext())
     monkeypatch.setattr(sinkhorn_api, "_accepted", {})

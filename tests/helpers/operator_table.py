@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,15 +36,40 @@ class Row:
 
     function: Callable[..., Any]
     specification: Callable[..., Any]
-    shapes: Callable[[int], dict[str, tuple[int, ...]]]
-    """The number of tokens, steps or matrices -> the shape of each argument."""
+    shapes: Callable[..., dict[str, tuple[int, ...]]]
+    """The leading dimensions of the tokens -> the shape of each argument."""
+    named: str = ""
+    """The specification that errors name."""
+    streams: tuple[str, ...] = ()
+    """Arguments that may be narrow while the others are float32."""
     kernels: bool = False
-    """Whether a CPU call is made of it only with hc_sites.kernels_on_cpu."""
+    """Whether a CPU call is made of it only with launches.kernels_on_cpu."""
 
-    def arguments(self, tokens: int = 3) -> dict[str, torch.Tensor]:
-        """Random, the same for the same number; gates are decays."""
-        drawn = {name: randn(*s, seed=k) for k, (name, s) in enumerate(self.shapes(tokens).items())}
+    def arguments(
+        self,
+        *lead: int,
+        dtype: torch.dtype = torch.float32,
+        streams: torch.dtype | None = None,
+        seed: int = 0,
+    ) -> dict[str, torch.Tensor]:
+        """Random, the same for the same numbers; gates are decays; three tokens if nothing is said."""
+        drawn = {
+            name: randn(
+                *shape, seed=100 * seed + k, dtype=(streams or dtype) if name in self.streams else dtype
+            )
+            for k, (name, shape) in enumerate(self.shapes(*lead or (3,)).items())
+        }
         return {name: -x.abs() if name in GATES else x for name, x in drawn.items()}
+
+    def token_dims(self) -> dict[str, tuple[int, ...]]:
+        """Which dimensions of each argument are the two of (..., ...) tokens; a parameter has none."""
+        some, others = self.shapes(101, 103), self.shapes(107, 109)
+        return {
+            name: tuple(
+                d for d, sizes in enumerate(zip(some[name], others[name], strict=True)) if len({*sizes}) > 1
+            )
+            for name in some
+        }
 
 
 def loss(found: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -65,8 +91,8 @@ def gradients(
     return {name: x.grad for name, x in leaves.items()}
 
 
-def _matrices(t):
-    return {"logits": (t, 3, 3)}
+def _matrices(*lead):
+    return {"logits": (*lead, 3, 3)}
 
 
 def _attention(*gates):
@@ -75,18 +101,32 @@ def _attention(*gates):
     def of(run):
         return lambda *given: run(**dict(zip(names, given, strict=True)), output_final_state=True)
 
-    def shapes(t):
+    def shapes(*lead):
+        b, t = lead if len(lead) > 1 else (1, *lead)
         every = {
-            "q": (1, t, 2, 3), "k": (1, t, 2, 3), "v": (1, t, 2, 2), "g": (1, t, 2), "g_gamma": (2,),
-            "gk": (1, t, 2, 3), "gv": (1, t, 2, 2), "initial_state": (1, 2, 3, 2),
+            "q": (b, t, 2, 3), "k": (b, t, 2, 3), "v": (b, t, 2, 2), "g": (b, t, 2), "g_gamma": (2,),
+            "gk": (b, t, 2, 3), "gv": (b, t, 2, 2), "initial_state": (b, 2, 3, 2),
         }  # fmt: skip
         return {name: every[name] for name in names}
 
-    return Row(of(recurrent_linear_attention), of(reference.recurrent_linear_attention), shapes)
+    functions = of(recurrent_linear_attention), of(reference.recurrent_linear_attention)
+    return Row(*functions, shapes, "recurrent_linear_attention", names[:-1])
 
 
-def _split(run):
-    return lambda mixes, scale, base: run(mixes, scale, base, N, 3)
+def _products(*lead):
+    return {"x": (*lead, 4, 3), "y": (*lead, 4, 2), "z": (*lead, 3, 2)}
+
+
+def _without_z(*lead):
+    return {name: _products(*lead)[name] for name in "xy"}
+
+
+def _split(run, *constants, **options):
+    return lambda mixes, scale, base: run(mixes, scale, base, N, 3, *constants, **options)
+
+
+def _split_shapes(*lead):
+    return {"mixes": (*lead, ROWS), "scale": (3,), "base": (ROWS,)}
 
 
 def _reduced(run):
@@ -96,8 +136,24 @@ def _reduced(run):
     return of
 
 
+def _reduced_shapes(*lead):
+    return {"partials": (2, *lead, ROWS), "squares": (2, *lead), "scale": (3,), "base": (ROWS,)}
+
+
 def _mixes(run):
     return lambda x, fn, norm_weight: run(x, fn, norm_weight=norm_weight)
+
+
+def _mixes_shapes(*lead):
+    return {"x": (*lead, N, C), "fn": (5, N * C), "norm_weight": (N * C,)}
+
+
+def _merged_shapes(*lead):
+    return {"x": (*lead, N * C), "fn": (5, N * C)}
+
+
+def _pre_shapes(*lead):
+    return {"x": (*lead, N, C), "pre": (*lead, N)}
 
 
 def _site(run):
@@ -107,8 +163,9 @@ def _site(run):
     return of
 
 
-def _site_shapes(t):
-    return {"x": (t, N, C), "fn": (ROWS, N * C), "scale": (3,), "base": (ROWS,), "norm_weight": (N * C,)}
+def _site_shapes(*lead):
+    parameters = {"fn": (ROWS, N * C), "scale": (3,), "base": (ROWS,), "norm_weight": (N * C,)}
+    return {"x": (*lead, N, C), **parameters}
 
 
 def _boundary(run):
@@ -118,48 +175,82 @@ def _boundary(run):
     return of
 
 
-def _update_shapes(t):
-    return {"f": (t, C), "x": (t, N, C), "post": (t, N), "comb": (t, N, N), "bias": (C,)}
+def _update_shapes(*lead):
+    return {
+        "f": (*lead, C), "x": (*lead, N, C), "post": (*lead, N), "comb": (*lead, N, N), "bias": (C,)
+    }  # fmt: skip
 
 
-def _boundary_shapes(t):
-    site = {name: _site_shapes(t)[name] for name in ("fn", "scale", "base")}
-    return {**_update_shapes(t), "pre_next": (t, N), **site}
+def _without_bias(*lead):
+    return {name: shape for name, shape in _update_shapes(*lead).items() if name != "bias"}
 
 
-SITE = _site(hc_site), _site(reference.hc_site), _site_shapes
-BOUNDARY = _boundary(hc_boundary), _boundary(reference.hc_boundary), _boundary_shapes
+def _boundary_shapes(*lead):
+    site = {name: _site_shapes(*lead)[name] for name in ("fn", "scale", "base")}
+    return {**_update_shapes(*lead), "pre_next": (*lead, N), **site}
+
+
+SPLIT = "hc_split_sinkhorn"
+MATRICES = _matrices, "sinkhorn", ("logits",)
+PRODUCTS = "dot_compress", ("x", "y", "z")
+SITE = _site(hc_site), _site(reference.hc_site), _site_shapes, "hc_site", ("x",)
+BOUNDARY = (
+    _boundary(hc_boundary),
+    _boundary(reference.hc_boundary),
+    _boundary_shapes,
+    "hc_boundary",
+    ("f", "x"),
+)
 OPERATORS = {
-    "sinkhorn": Row(sinkhorn, reference.sinkhorn, _matrices),
+    "sinkhorn": Row(sinkhorn, reference.sinkhorn, *MATRICES),
     # of so many iterations the exact gradient is that of the fixed point
     "sinkhorn, implicit": Row(
-        lambda x: sinkhorn(x, 60, backward="implicit"), lambda x: reference.sinkhorn(x, 60), _matrices
+        lambda x: sinkhorn(x, 60, backward="implicit"), lambda x: reference.sinkhorn(x, 60), *MATRICES
     ),
     "FusedMHC": Row(
-        nn.FusedMHC(5), lambda x: reference.sinkhorn(x, 5, eps=0.0, form="log"), _matrices
+        nn.FusedMHC(5), lambda x: reference.sinkhorn(x, 5, eps=0.0, form="log"), *MATRICES
     ),
-    "dot_compress": Row(
-        dot_compress, reference.dot_compress, lambda t: {"x": (t, 4, 3), "y": (t, 4, 2), "z": (t, 3, 2)}
-    ),
+    "dot_compress": Row(dot_compress, reference.dot_compress, _products, *PRODUCTS),
     "attention": _attention(),
     **{f"attention, {gate}": _attention(gate) for gate in GATES},
     "attention, all gates": _attention(*GATES),
-    "hc_split_sinkhorn": Row(
-        _split(hc_split_sinkhorn), _split(reference.hc_split_sinkhorn),
-        lambda t: {"mixes": (t, ROWS), "scale": (3,), "base": (ROWS,)},
+    SPLIT: Row(
+        _split(hc_split_sinkhorn), _split(reference.hc_split_sinkhorn), _split_shapes, SPLIT, ("mixes",)
     ),
     "hc_split_sinkhorn, reduced": Row(
-        _reduced(hc_split_sinkhorn), _reduced(reference.hc_split_sinkhorn),
-        lambda t: {"partials": (2, t, ROWS), "squares": (2, t), "scale": (3,), "base": (ROWS,)},
+        _reduced(hc_split_sinkhorn), _reduced(reference.hc_split_sinkhorn), _reduced_shapes, SPLIT,
+        ("scale", "base"),
     ),
-    "hc_mixes": Row(
-        _mixes(hc_mixes), _mixes(reference.hc_mixes),
-        lambda t: {"x": (t, N, C), "fn": (5, N * C), "norm_weight": (N * C,)},
-    ),
-    "hc_pre": Row(hc_pre, reference.hc_pre, lambda t: {"x": (t, N, C), "pre": (t, N)}),
-    "hc_post": Row(hc_post, reference.hc_post, _update_shapes),
+    "hc_mixes": Row(_mixes(hc_mixes), _mixes(reference.hc_mixes), _mixes_shapes, "hc_mixes", ("x",)),
+    "hc_pre": Row(hc_pre, reference.hc_pre, _pre_shapes, "hc_pre", ("x",)),
+    "hc_post": Row(hc_post, reference.hc_post, _update_shapes, "hc_post", ("f", "x")),
     "hc_site": Row(*SITE),
     "hc_site, kernels": Row(*SITE, kernels=True),
     "hc_boundary": Row(*BOUNDARY),
     "hc_boundary, kernels": Row(*BOUNDARY, kernels=True),
 }  # fmt: skip
+
+_log = {"form": "log", "first": "cols"}
+_others = {"post_mult": 1.5, "pre_eps": 1e-2, "post_eps": 1e-3, "comb_order": "oi"}
+_outputs_first = {"comb_order": "oi"}
+_of_norm = {"norm_eps": 0.1, "eps_outside": True}
+VARIANTS = {
+    "sinkhorn, log": Row(
+        partial(sinkhorn, n_iters=7, **_log), partial(reference.sinkhorn, n_iters=7, **_log),
+        lambda *lead: {"logits": (*lead, 4, 5)}, "sinkhorn", ("logits",),
+    ),
+    "dot_compress, without z": Row(dot_compress, reference.dot_compress, _without_z, *PRODUCTS),
+    "hc_split_sinkhorn, others": Row(
+        _split(hc_split_sinkhorn, 0.0, **_others), _split(reference.hc_split_sinkhorn, 0.0, **_others),
+        _split_shapes, SPLIT, ("mixes", "base"),
+    ),
+    "hc_mixes, merged": Row(
+        partial(hc_mixes, precision="tf32", **_of_norm), partial(reference.hc_mixes, **_of_norm),
+        _merged_shapes, "hc_mixes", ("x", "fn"),
+    ),
+    "hc_post, without bias": Row(
+        partial(hc_post, **_outputs_first), partial(reference.hc_post, **_outputs_first),
+        _without_bias, "hc_post", ("x", "post"),
+    ),
+}  # fmt: skip
+"""Calls with other options than those of OPERATORS."""

@@ -299,11 +299,11 @@ def test_what_every_may_be(every, error, said):
 
 def test_the_kernel_of_a_boundary(monkeypatch):
     """Its new streams are saved before anybody announces them."""
-    from hc_sites import kernels_on_cpu
+    from launches import SITES, kernels_on_cpu
 
     from helion_sinkhorn.ops.mhc.post import api
 
-    kernels_on_cpu(monkeypatch)
+    kernels_on_cpu(monkeypatch, SITES)
     monkeypatch.setattr(api, "implementation_for", lambda *asked: "helion")
     model, h = Layers(4, boundary=True), randn(3, C)
     expected = gradients(model, h)

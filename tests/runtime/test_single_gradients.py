@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from hc_sites import kernels_on_cpu
+from launches import SITES, kernels_on_cpu
 from operator_table import GATES, OPERATORS, gradients, loss
 from torch._dynamo import compiled_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -64,7 +64,7 @@ def eager(row):
 def test_each_argument_trained_alone_and_each_frozen(name, way, monkeypatch):
     row = OPERATORS[name]
     if row.kernels:
-        kernels_on_cpu(monkeypatch)
+        kernels_on_cpu(monkeypatch, SITES)
     function, arguments = way(row), list(row.shapes(1))
     for place in range(len(arguments)):
         for alone in (True, False):
@@ -150,7 +150,7 @@ def by_day(way, place, alone):
 )
 def test_compiled_with_each_argument_trained_alone_and_each_frozen(way, place, alone, kernels, monkeypatch):
     if kernels:
-        kernels_on_cpu(monkeypatch)
+        kernels_on_cpu(monkeypatch, SITES)
     # the gates one by one only there where Python decides what has a gradient, above
     names = [
         name
