@@ -7,7 +7,7 @@
     python -m benchmarks.study linear_attention_chunks       # of docs/dev/linear_attention.md; 10 s
     python -m benchmarks.study recompute --write docs/bench/recompute.csv   # 40 s
     python -m benchmarks.study sources [--iter 10]   # prints the sources' comparisons; 30 s
-    python -m benchmarks.study first_call --sizes 4 8 16 --repeats 3   # 5 minutes on an H200, less on a CPU
+    python -m benchmarks.study first_call --write docs/bench/first_call.csv   # 90 s on a GPU
 
 On a CPU, but for what says otherwise.  Each is a module of benchmarks/studies/, which says what it measures.
 """
@@ -52,8 +52,9 @@ def make_parser() -> argparse.ArgumentParser:
     own.add_argument("--tokens", type=command.size, default=4096, help="matrices")
     own.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     own = studies.add_parser("first_call")
-    own.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16], help="n of the n x n matrices")
+    own.add_argument("--sizes", type=int, nargs="+", default=[4], help="n of the n x n matrices")
     own.add_argument("--repeats", type=int, default=3, help="processes of which medians are taken")
+    own.add_argument("--write", type=Path, metavar="FILE", help="as CSV, in place of rows of the same stack")
     return parser
 
 

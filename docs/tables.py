@@ -6,7 +6,7 @@ import functools
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from docs import whole_calls
 from docs.kernel_times import CACHE, files
 from helion_sinkhorn.configs import lookup, store
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.operators import KERNELS, OPERATORS, kernel_calls, operator_for, operator_of
+from helion_sinkhorn.lab.operators import KERNELS, OPERATORS, kernel_calls, operator_for
 from helion_sinkhorn.lab.tuning.groups import jsonable
 from helion_sinkhorn.lab.workloads import WORKLOADS
 from helion_sinkhorn.runtime.kernel import Choice, default_choice, in_space
@@ -229,18 +229,6 @@ def config_now(device: str, kernel: str, call: Any, batch: int, running: str) ->
     return jsonable((*choice.config, *choice.variant))
 
 
-# -------------------------------------------------------------------------------------------- tuning_cache/
-
-
-def group(kernel: str) -> str:
-    """The operator of a kernel; sinkhorn's forward and its two gradients are tuned apart."""
-    operator = operator_of(kernel).name
-    if operator == "sinkhorn":
-        gradient = "implicit gradient" if "implicit" in kernel else "exact gradient"
-        operator += ", forward" if kernel == "sinkhorn_forward" else f", {gradient}"
-    return operator
-
-
 # ------------------------------------------------------------------------------------------------- support
 
 
@@ -268,38 +256,75 @@ def evidence(operator: str, key: str) -> str:
     return "compiled" if device.arch in {DEVICES[t].arch for t in machine_terms.TARGETS} else "default"
 
 
-def configs(tuned: str, key: str) -> str:
-    """What chooses the configs of a `group` on a device: its own entries and its family's, or defaults."""
-    parts = []
-    for name in lookup.own_and_family(DEVICES[key]):
-        counts = Counter(
-            entry["evidence"]
-            for path, data in files(name)
-            if group(path.stem) == tuned
-            for entry in data["entries"]
-        )
-        words = {"measured": "measured", "compiled": "ranked"}
-        found = ", ".join(f"{n} {words[e]}" for e, n in sorted(counts.items(), reverse=True))
-        if found:
-            parts.append(found if name == key else f"{found}, of {name}")
-    return "; ".join(parts) or "default"
+def known(key: str) -> str:
+    """How many operators are measured, emulated or compiled on a device."""
+    counts = Counter(evidence(operator, key) for operator in OPERATORS)
+    return words_for(counts) if len(counts) > 1 else f"all {len(OPERATORS)} {next(iter(counts))}"
 
 
-def matrix(names: Iterable[str], cell: Callable[[str, str], str]) -> str:
+def words_for(counts: Counter[str]) -> str:
+    return ", ".join(f"{n} {word}" for word, n in counts.most_common()) or MISSING
+
+
+def stored(key: str) -> Counter[str]:
+    """The device's own entries by evidence: measured | ranked."""
+    return Counter(store.WORDS[entry["evidence"]] for _, data in files(key) for entry in data["entries"])
+
+
+def tests() -> list[dict[str, Any]]:
+    return tomllib.loads((ROOT / "docs" / "support.toml").read_text())["run"]
+
+
+def outcome(run: dict[str, Any]) -> str:
+    """A run of the tests, in words."""
+    where = ", ".join(run[name] for name in ("device", "date") if name in run) or "an earlier commit"
+    return f"{run['passed']} passed, {run['failed']} failed, {run['not_run']} not run ({where})"
+
+
+def support_of_devices() -> str:
+    rows = []
+    for key, device in DEVICES.items():
+        ran = sorted({run["date"] for run in tests() if run.get("device") == key})
+        gate = artefacts().get(key)
+        relatives = [name for name in lookup.own_and_family(device)[1:] if stored(name)]
+        rows.append({
+            "device": f"`{key}`", "accuracy gate": age(gate) if gate else MISSING,
+            "`pytest -m gpu`": ", ".join(ran) or MISSING, "operators": known(key),
+            "stored configs": words_for(stored(key)),
+            "others from": ", ".join(map("`{}`".format, relatives)) or MISSING,
+        })  # fmt: skip
+    return table(rows)
+
+
+def support_of_stacks() -> str:
+    """A row for each torch, Triton and Helion that something was run, timed or judged under."""
+    names = "torch", "triton", "helion"
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    def row(versions: dict[str, Any]) -> dict[str, Any]:
+        of = tuple(versions[name] for name in names)
+        return found.setdefault(of, {"tests": [], "gate": [], "entries": Counter()})
+
+    for run in tests():
+        row(run)["tests"].append(outcome(run))
+    for key, artefact in artefacts().items():
+        row(artefact["versions"])["gate"].append(f"{key}, {age(artefact)}")
+    for path, data in files():
+        for entry in data["entries"]:
+            if entry["evidence"] == "measured":
+                row(data["runs"][entry["run"]])["entries"][path.parent.name] += 1
+
+    def newer(item: tuple[tuple[str, ...], Any]) -> list[list[int]]:
+        return [list(map(int, re.findall(r"\d+", version))) for version in item[0]]
+
     return table([
-        {"operator": re.sub(r"^\w+", r"`\g<0>`", name), **{key: cell(name, key) for key in DEVICES}}
-        for name in names
+        {**dict(zip(("torch", "Triton", "Helion"), of, strict=True)),
+         "`pytest -m gpu`": "; ".join(r["tests"]) or MISSING,
+         "accuracy gate": "; ".join(r["gate"]) or MISSING,
+         "configs timed": ", ".join(f"{n} {key}" for key, n in sorted(r["entries"].items())) or MISSING}
+        for of, r in sorted(found.items(), key=newer, reverse=True)
     ])  # fmt: skip
 
 
 def support() -> str:
-    names = "python", "torch", "helion", "triton"
-    versions = [
-        {"": device, **{name: a["versions"].get(name) or MISSING for name in names}, "date, commit": age(a)}
-        for device, a in artefacts().items()
-    ]
-    return "\n\n".join([
-        "## Are the kernels right there?", matrix(OPERATORS, evidence),
-        "## Where do their configs come from?", matrix(dict.fromkeys(map(group, KERNELS)), configs),
-        "## Versions that were judged", table(versions),
-    ])  # fmt: skip
+    return "\n\n".join(["## Devices", support_of_devices(), "## Stacks", support_of_stacks()])

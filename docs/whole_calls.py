@@ -125,29 +125,33 @@ FIRST_CALLS = {"warm caches": 3.0, "empty caches": 8.0, "no generated code kept"
 """States of the caches, and seconds aimed at from the end of `import torch` to the gradient."""
 
 
-def first_calls(triton: str) -> dict[str, tuple[str, list[float]]]:
-    """What became of generated code, and seconds of import, forward and backward, in each state."""
+FIRST_CALL_RUN = "device", "torch_version", "triton_version"
+
+
+def first_calls(*run: str) -> dict[str, tuple[str, list[float]]]:
+    """What became of generated code, and seconds of import, forward and backward, in each state.
+
+    Args:
+        run: values of FIRST_CALL_RUN.
+    """
     found: dict[str, tuple[str, list[float]]] = {}
-    for row in read("first_call"):
-        if row["triton_version"] == triton:
-            state, _, code = row["quantity"].partition(", ")[2].partition("; ")
-            found.setdefault(state, (code, []))[1].append(float(row["seconds"]))
+    for row in grouped(read("first_call"), *FIRST_CALL_RUN, "n").get((*run, "4"), []):
+        state, _, code = row["quantity"].partition(", ")[2].partition("; ")
+        found.setdefault(state, (code, []))[1].append(float(row["seconds"]))
     return found
 
 
 def first_call() -> str:
-    """Seconds of a first call in each state of the caches, under each Triton."""
-    rows, lines = read("first_call"), []
-    by_version = {v: first_calls(v) for v in sorted({r["triton_version"] for r in rows})}
-    for state, most in FIRST_CALLS.items():
-        line: Row = {"caches": state}
-        found = {version: of.get(state, ("", [])) for version, of in by_version.items()}
-        for version, (code, seconds) in found.items():
+    """Seconds of a first call in each state of the caches, for each device and stack."""
+    lines = []
+    for run, rows in grouped(read("first_call"), *FIRST_CALL_RUN).items():
+        line: Row = {"": stated(rows[0]).removesuffix(".")}
+        for state, (code, seconds) in first_calls(*run).items():
             steps = " + ".join(f"{s:.2f}" for s in seconds)
-            line[f"Triton {version}"] = f"{steps} = {sum(seconds):.1f} ({code})" if seconds else "-"
-        missed = most and any(sum(seconds) > most for _, seconds in found.values())
-        lines.append({**line, "aimed at": f"{most:.0f}, {'missed' if missed else 'met'}" if most else ""})
-    return f"{of_versions(rows)}; import, forward and backward.\n\n{table(lines)}"
+            line[state] = f"{steps} = {sum(seconds):.1f} ({code})"
+        lines.append({"": line.pop(""), **{state: line.get(state, "-") for state in FIRST_CALLS}})
+    goals = {state: f"{most:.0f}" if most else "" for state, most in FIRST_CALLS.items()}
+    return table([*lines, {"": "aimed at", **goals}])
 
 
 LAYERS = {

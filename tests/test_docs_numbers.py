@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 from dataclasses import replace
@@ -79,17 +78,31 @@ def test_support_words_follow_from_the_files(numbers):
     assert tables.evidence("sinkhorn", "h200") == "measured"
     assert tables.evidence("sinkhorn", "mi350") == "emulated"
     assert tables.evidence("sinkhorn", "b200") == "compiled"
-    of = functools.partial(tables.configs, "sinkhorn, forward")
-    own, relative = of("h100").split("; ")
-    assert f"{relative}; {own}, of h100" == of("h200").replace(";", ", of h200;")
-    assert of("gb200") == of("b200") + ", of b200"
-    assert " measured" in of("h200")
-    assert " measured" not in of("b200")
-    groups = {kernel: tables.group(kernel) for kernel in OPERATORS["sinkhorn"].kernels}
-    exact = {groups["sinkhorn_backward_history"], groups["sinkhorn_backward"]}
-    assert exact == {"sinkhorn, exact gradient"}
-    assert len(set(groups.values())) == 3
-    assert tables.configs("hc_mixes", "gb200") == tables.configs("hc_mixes", "b200") == "default"
+    assert tables.stored("h200").keys() == {"measured"}
+    assert tables.stored("b200").keys() == {"ranked"}
+    assert tables.stored("gb200") == {}
+
+
+def test_tables_of_support_follow_their_data(numbers, monkeypatch):
+    tables = numbers.tables
+    versions = {"torch": "2.99.0", "triton": "3.99.1", "helion": "1.9"}
+    run = {**versions, "passed": 7, "failed": 2, "not_run": "about 3", "device": "b200", "date": "2027-01-02"}
+    before = tables.support_of_stacks()
+    monkeypatch.setattr(tables, "tests", lambda: [run])
+    other = {"commit": "abcdef012", "utc": "2027-02-03T04:05", "versions": versions, "workloads": {}}
+    monkeypatch.setattr(tables, "artefacts", lambda: {"mi350": other})
+    stacks, devices = tables.support_of_stacks(), tables.support_of_devices()
+    assert stacks.splitlines()[2] == (
+        "| 2.99.0 | 3.99.1 | 1.9 | 7 passed, 2 failed, about 3 not run (b200, 2027-01-02) | "
+        "mi350, 2027-02-03, abcdef0 | - |"
+    )
+    # entries are a row's reason too
+    timed = [line.split(" | ")[-1] for line in before.splitlines()[2:]]
+    assert [line.split(" | ")[-1] for line in stacks.splitlines()[3:]] == [t for t in timed if t != "- |"]
+    ranked = tables.words_for(tables.stored("b200"))
+    assert f"| `b200` | - | 2027-01-02 | all 8 compiled | {ranked} | - |" in devices
+    assert "| `h200` | - | - | all 8 compiled |" in devices
+    assert "| `mi350` | 2027-02-03, abcdef0 | - | all 8 emulated |" in devices
 
 
 def test_a_result_is_compared_with_the_config_of_its_own_call():

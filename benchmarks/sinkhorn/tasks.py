@@ -344,11 +344,8 @@ def first_calls(job: Job) -> Iterator[Row | None]:
     yield None
     now = timing.conditions(torch.device(job.device))
     for state, laps in first_call.by_state(4, job.device, 1):
-        made = "; Helion imported" if laps["imported Helion"] else "; generated code found"
-        for step in ("import helion_sinkhorn", "forward", "backward"):
-            yield {"function": peers.OURS, "quantity": f"{step}, {STATES[state]}{made}", "n": 4,
-                   "batch": first_call.BATCH, "seconds": laps[step], **now}  # fmt: skip
+        for row in first_call.rows(4, state, laps):
+            yield {"function": peers.OURS, **row, **now}
 
 
-STATES = {"empty": "empty caches", "full": "warm caches", "off": "no generated code kept"}
 TASKS = {"sweep": sweep, "host": host, "lanes": lanes, "first call": first_calls}

@@ -1,7 +1,7 @@
 """Seconds of a process's first calls: imports, forward and backward, with empty caches and with full ones.
 
 On a GPU; elsewhere PyTorch computes the calls, and only the imports are those of a GPU.  A line a state:
-`empty` caches, `full` ones, and with generated code not kept (`off`) but Triton's machine code there.
+`empty` caches, `full` ones, and without generated code (`off`), which Helion makes, but with Triton's caches.
 Backward is that of a scalar loss, as in training; `backward(gradient)` makes PyTorch import SymPy, 0.3 to
 0.6 s more.
 """
@@ -9,6 +9,7 @@ Backward is that of a scalar loss, as in training; `backward(gradient)` makes Py
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import statistics
@@ -16,10 +17,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
+from benchmarks.jobs import Row, Table, of_now
 from helion_sinkhorn.lab import parent
 
 BATCH = 8192
+STATES = {"empty": "empty caches", "full": "warm caches", "off": "no generated code kept"}
+STACK = "device", "torch_version", "triton_version", "helion_version"
+"""Columns of what a run is of: a later one of the same takes its place in the file."""
 CALLS = """
 import json, runpy, sys, time
 runpy.run_path(sys.argv[4])["end_with_parent"]()
@@ -69,17 +75,42 @@ def by_state(n: int, device: str, repeats: int) -> Iterator[tuple[str, Laps]]:
             yield state, {step: statistics.median(run[step] for run in runs) for step in runs[0]}
 
 
+def rows(n: int, state: str, laps: Laps) -> Iterator[Row]:
+    """The steps behind the import of torch, as rows of docs/bench/first_call.csv."""
+    made = "Helion imported" if laps["imported Helion"] else "generated code found"
+    for step in ("import helion_sinkhorn", "forward", "backward"):
+        quantity = f"{step}, {STATES[state]}; {made}"
+        yield {"n": n, "batch": BATCH, "quantity": quantity, "seconds": laps[step]}
+
+
+def others(path: Path, now: Row) -> list[Row]:
+    """The rows of a file that are of another device or stack."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if any(row[k] != now[k] for k in STACK)]
+
+
 def main(options: argparse.Namespace) -> None:
     import torch
 
+    from benchmarks.timing import conditions
     from helion_sinkhorn.lab.tuning import markdown
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(torch.cuda.get_device_name() if device == "cuda" else "no GPU: PyTorch computes the calls")
     steps = "import torch", "device", "import helion_sinkhorn", "forward", "backward"
     print(markdown.head(("n", "caches", *steps, "import torch to gradient", "imported Helion")))
+    now = conditions(torch.device(device))
+    table = Table(options.write, {**now, **of_now()})
+    if options.write:
+        table.rows = others(options.write, now)
     for n in options.sizes:
         for state, laps in by_state(n, device, options.repeats):
+            for row in rows(n, state, laps):
+                table.add(row)
             seconds = [laps[step] for step in steps]
             cells = [f"{s:.2f}" for s in (*seconds, sum(seconds[1:]))]
             print(markdown.line((n, state, *cells, bool(laps["imported Helion"]))), flush=True)
+    if options.write:
+        table.write()

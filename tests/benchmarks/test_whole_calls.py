@@ -94,13 +94,16 @@ def test_first_calls_of_each_version_and_state(whole_calls, tmp_path):
         ("3.9.0", "empty caches; Helion imported"): (0.1, 3.0, 4.0),
     }
     write(tmp_path / "first_call.csv", [
-        {**RUN, "triton_version": version, "quantity": f"{step}, {state}", "seconds": str(seconds)}
+        {**RUN, "triton_version": version, "n": "4", "quantity": f"{step}, {state}", "seconds": str(seconds)}
         for (version, state), each in laps.items()
         for step, seconds in zip(("import helion_sinkhorn", "forward", "backward"), each, strict=True)
     ])  # fmt: skip
     found = "(generated code found)"
+    run = "| a GPU, 2026-01-02, commit abc, torch 1, triton {}, helion 3 |"
     assert whole_calls.first_call().splitlines()[-3:] == [
-        f"| warm caches | 0.10 + 0.50 + 0.25 = 0.8 {found} | 0.10 + 2.00 + 1.00 = 3.1 {found} | 3, missed |",
-        "| empty caches | - | 0.10 + 3.00 + 4.00 = 7.1 (Helion imported) | 8, met |",
-        "| no generated code kept | - | - |  |",
+        f"{run.format('3.6.0')} 0.10 + 0.50 + 0.25 = 0.8 {found} | - | - |",
+        f"{run.format('3.9.0')} 0.10 + 2.00 + 1.00 = 3.1 {found} | "
+        "0.10 + 3.00 + 4.00 = 7.1 (Helion imported) | - |",
+        "| aimed at | 3 | 8 |  |",
     ]
+    assert whole_calls.first_calls("another GPU", "1", "3.6.0") == {}
