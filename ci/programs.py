@@ -25,7 +25,12 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", default="", metavar="NAME", help="workloads with this in their names")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="NAME",
+        help="workloads with this in their names, or one of these, with commas",
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--out", type=Path, help="another folder than the package's")
     return parser

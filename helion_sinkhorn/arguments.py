@@ -39,6 +39,7 @@ README = (
     "the files. Without --out that is tuning_cache/ in a checkout of the repository, and "
     "helion_sinkhorn/tuning_cache/ among the installed packages elsewhere."
 )
+ONLY = "only workloads with this in their names, such as _4x4_fp32_, or one of these, with commas"
 WARM = (
     "Generate the code of an operator's calls, so that the first call need not. On the GPU itself it is "
     "launched too, and Triton keeps its machine code."
@@ -76,7 +77,7 @@ def parser() -> Parser:
         help="one kernel instead of all; a wrong name gets the nearest",
     )  # fmt: skip
     one.add_argument("--tags", default="tune", choices=TAGS, metavar="TAG", help=f"{tagged} (default: tune)")
-    one.add_argument("--only", default="", help="only workloads with this in their names, such as _4x4_fp32_")
+    one.add_argument("--only", default="", help=ONLY)
     one.add_argument(
         "--effort",
         choices=["quick", "full"],
@@ -102,7 +103,7 @@ def parser() -> Parser:
     one = command("show", "which config each workload gets on a device, and why")
     one.add_argument("--device", choices=DEVICES, help="default: the GPU of this machine")
     one.add_argument("--tags", default="tune", choices=TAGS, metavar="TAG", help=f"{tagged} (default: tune)")
-    one.add_argument("--only", default="", help="only workloads with this in their names, such as _4x4_fp32_")
+    one.add_argument("--only", default="", help=ONLY)
     one = command("check", "validate a folder of configs and compile all of them", CHECK)
     one.add_argument("--out", type=Path, default=store.folders()[-1], help=FOLDER)
     one.add_argument("--workers", type=int, help="compiling processes (default: the cores)")

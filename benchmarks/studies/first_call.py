@@ -80,7 +80,7 @@ def rows(n: int, state: str, laps: Laps) -> Iterator[Row]:
     made = "Helion imported" if laps["imported Helion"] else "generated code found"
     for step in ("import helion_sinkhorn", "forward", "backward"):
         quantity = f"{step}, {STATES[state]}; {made}"
-        yield {"n": n, "batch": BATCH, "quantity": quantity, "seconds": laps[step]}
+        yield {"n": n, "batch": BATCH, "quantity": quantity, "seconds": round(laps[step], 3)}
 
 
 def others(path: Path, now: Row) -> list[Row]:

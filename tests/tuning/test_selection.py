@@ -44,6 +44,7 @@ def test_help_explains(command, explained, capsys):
     [
         (["show", "--device", "h200", "--tags", "nope"], ["'nope'", "bench, ci, implicit, stress, tune"]),
         (["show", "--device", "h200", "--only", "log_4x4_f32"], ["'log_4x4_f32'", "\n  log_4x4_fp32_b128"]),
+        (["show", "--device", "h200", "--only", "_4x4_fp32,nope"], ["'nope'"]),
         (["show", "--device", "h2"], ["'h2'", "h200", "mi355x"]),
         (["tune", "--device", "h200", "--offline", "--tags", "nope"], ["bench, ci, implicit, stress, tune"]),
         (["tune", "--device", "h200", "--offline", "--kernel", "sinkhorn"], ["\n  sinkhorn_forward\n"]),
@@ -95,3 +96,10 @@ def test_nothing_is_near_a_name_that_resembles_none(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["show", "--device", "h200", "--only", "nothing"])
     assert "nearest" not in capsys.readouterr().err
+
+
+def test_several_parts_of_names_are_asked_for_with_commas(capsys):
+    names = ["deepseek_4x4_fp32_b128", "hc_pre_bf16_c4096_b128"]
+    assert main(["show", "--device", "h200", "--only", ",".join(names)]) == 0
+    shown = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if "_b128: " in line]
+    assert sorted({*shown}) == names
