@@ -155,7 +155,14 @@ for name in sys.argv[1].split(","):
         print(kernel.name, key_of(kernel, arguments) in shipped.programs(kernel.kernel))
 print("helion" in sys.modules)
 """
-STORED = ("deepseek_4x4_fp32_b128",)
+STORED = (
+    "deepseek_4x4_fp32_b128",
+    "log_16x16_fp32_b8192",
+    "mixes_bf16_c4096_b128",
+    "hc_pre_bf16_c4096_b128",
+    "hc_post_bf16_c4096_b128",
+    "hc_site_bf16_c4096_b128",
+)
 
 
 def test_programs_of_stored_calls_come_with_the_package():
