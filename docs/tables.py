@@ -184,7 +184,7 @@ def beside_inductor(artefact: dict[str, Any], name: str, record: dict[str, Any])
 
 
 def configs_since(device: str) -> str:
-    """How many results of calls were judged with the config that calls get today under the same Triton."""
+    """How many results of calls were tested with the config that calls get today under the same Triton."""
     artefact, counts = artefacts()[device], Counter()
     for name, record in artefact["workloads"].items():
         running = store.minor(record.get("run", artefact)["versions"]["triton"])
@@ -202,7 +202,7 @@ def configs_since(device: str) -> str:
         return ""
     same = f"{counts.total() - sum(others.values()):,} of {counts.total():,} results of calls"
     rest = ", ".join(f"{count} of `{kernel}`" for kernel, count in others.items())
-    said = f"{DEVICES[device].names[0]}: {same} were judged with the config that calls get today"
+    said = f"{DEVICES[device].names[0]}: {same} were tested with the config that calls get today"
     return f"{said}; the others are {rest}." if rest else f"{said}."
 
 
@@ -251,7 +251,10 @@ def runs() -> list[dict[str, Any]]:
 def emulated() -> str:
     kept = {"arch": "architecture", "operator": "operator", "workloads": "workloads", "models": "models",
             "verdict": "verdict"}  # fmt: skip
-    return table({title: run[field] for field, title in kept.items()} for run in runs())
+    rows = (
+        {title: str(run[field]).removeprefix("pass: ") for field, title in kept.items()} for run in runs()
+    )
+    return table(rows)
 
 
 def evidence(operator: str, key: str) -> str:

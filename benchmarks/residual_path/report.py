@@ -25,7 +25,7 @@ TIMED = (
 )
 CALLED = {"coefficients": "hc_split_sinkhorn"}
 """Functions whose operation has another name in the CSV."""
-COLUMNS = "[How to read the columns](mhc.md#how-to-read-these-tables)."
+COLUMNS = "[How to read the columns](mhc.md#how-to-read-the-tables)."
 WHOLE = "site", "boundary"
 WIDTHS = "0", "4096"
 """C of the rows on the pages of operators; hc_split_sinkhorn has none."""
