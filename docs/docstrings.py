@@ -7,7 +7,7 @@ from typing import Any
 
 from griffe import Extension
 
-TITLED = re.compile(r"^(Args|Numerical policy|Raises|Source): (.*(?:\n +\S.*)*)", re.M)
+TITLED = re.compile(r"^(Args|Numerical policy|Raises|Source|State dict): (.*(?:\n +\S.*)*)", re.M)
 SECTION = re.compile(r"^[A-Z]\w+:$", re.M)
 INDENTED = re.compile(r"((?:^ {4,}\S.*\n?)+)", re.M)
 PAGE = re.compile(r"\bdocs/((?:dev/)?\w+\.md)\b")

@@ -104,13 +104,11 @@ def headline() -> str:
     forward, backward = (in_a_graph(OURS, 4, 1 << 20, which).x_floor for which in PASSES)
     both = report.beside_ours(results()).query("timer == 'graph'")
     nearest = both.loc[(both.us / both.us_own).idxmin()]
-    _, shares = report.faster_than_ours(results())
     return (
-        f"In a CUDA graph another package was faster in {shares['graph']}. For 2^20 matrices of 4 x 4 the "
-        f"forward takes {forward:.1f} times as long as a copy of its bytes, and the backward {backward:.1f} "
-        f"times. The nearest cell of another package is that of {nearest.function}: "
-        f"{nearest.us / nearest.us_own:.1f} times as long as ours ({nearest['pass']}, n = {nearest.n}, "
-        f"{report.power(nearest.batch)} matrices)."
+        f"In a CUDA graph the forward of 2^20 matrices of 4 x 4 takes {forward:.1f} times as long as a copy "
+        f"of its bytes, and the backward {backward:.1f} times. The fastest of the other packages, "
+        f"{nearest.function}, takes {nearest.us / nearest.us_own:.1f} times as long as this package in its "
+        f"best cell ({nearest['pass']}, n = {nearest.n}, {report.power(nearest.batch)} matrices)."
     )
 
 
@@ -184,7 +182,7 @@ def beside_inductor(artefact: dict[str, Any], name: str, record: dict[str, Any])
 
 
 def configs_since(device: str) -> str:
-    """How many results of calls were judged with the config that calls get today under the same Triton."""
+    """How many results of calls were tested with the config that calls get today under the same Triton."""
     artefact, counts = artefacts()[device], Counter()
     for name, record in artefact["workloads"].items():
         running = store.minor(record.get("run", artefact)["versions"]["triton"])
@@ -202,7 +200,7 @@ def configs_since(device: str) -> str:
         return ""
     same = f"{counts.total() - sum(others.values()):,} of {counts.total():,} results of calls"
     rest = ", ".join(f"{count} of `{kernel}`" for kernel, count in others.items())
-    said = f"{DEVICES[device].names[0]}: {same} were judged with the config that calls get today"
+    said = f"{DEVICES[device].names[0]}: {same} were tested with the config that calls get today"
     return f"{said}; the others are {rest}." if rest else f"{said}."
 
 
@@ -239,7 +237,10 @@ def runs() -> list[dict[str, Any]]:
 def emulated() -> str:
     kept = {"arch": "architecture", "operator": "operator", "workloads": "workloads", "models": "models",
             "verdict": "verdict"}  # fmt: skip
-    return table({title: run[field] for field, title in kept.items()} for run in runs())
+    rows = (
+        {title: str(run[field]).removeprefix("pass: ") for field, title in kept.items()} for run in runs()
+    )
+    return table(rows)
 
 
 def evidence(operator: str, key: str) -> str:

@@ -25,7 +25,8 @@ TIMED = (
 )
 CALLED = {"coefficients": "hc_split_sinkhorn"}
 """Functions whose operation has another name in the CSV."""
-COLUMNS = "[How to read the columns](mhc.md#how-to-read-these-tables)."
+COLUMNS = "[How to read the columns](mhc.md#how-to-read-the-tables)."
+SITE = "see [the README](../README.md#how-fast) for a site"
 WHOLE = "site", "boundary"
 WIDTHS = "0", "4096"
 """C of the rows on the pages of operators; hc_split_sinkhorn has none."""
@@ -143,7 +144,8 @@ def remarks(rows: list[Row], operation: str) -> list[str]:
             lines.append(f"- {who}: {row['note']}.")
         if row.get("uncaptured"):
             lines.append(f"- {who}, not in a graph: {row['uncaptured']}.")
-    return [*dict.fromkeys(lines), *of_other_runs(rows, operation)]
+    told = (line.replace("see site", SITE) for line in dict.fromkeys(lines))
+    return [*told, *of_other_runs(rows, operation)]
 
 
 def of_other_runs(rows: list[Row], operation: str) -> list[str]:

@@ -361,26 +361,6 @@ def plot_time(results: Results, out: Path) -> None:
     save(shown, out / "time.png")
 
 
-def plot_floor(results: Results, out: Path) -> None:
-    """Floor over time against B; 1 is a copy of the same bytes."""
-    shown, axes = panels(3, (10, 4))
-    styles = {"eager": "o-", "graph": "x--"}
-    for axis, which in zip(axes, PASSES, strict=True):
-        for n, _ in results.of(OURS).groupby("n"):
-            for timer, style in styles.items():
-                line = results.of(OURS, n=n, which=which, timer=timer)
-                label = f"n = {n}" if timer == "eager" else None
-                axis.plot(line.batch, 1 / line.x_floor, style, color=color(n), markersize=4, label=label)
-        batch_axes(axis, which, "time of a copy / time")
-        axis.set_ylim(0, 1.05)
-    handles, labels = axes[0].get_legend_handles_labels()
-    for timer, style in styles.items():
-        handles += axes[0].plot([], [], style, color="0.3", markersize=4)
-        labels.append(CALLED[timer])
-    shown.legend(handles, labels, loc="outside lower center", ncols=4)
-    save(shown, out / "floor.png")
-
-
 WRONG = 1e-4
 """Error of a gradient beyond which it is another's (CHECKED)."""
 BARS = {"forward": ("#0072B2", -0.2), "backward": ("#E69F00", 0.2)}
@@ -437,18 +417,6 @@ def why_absent(results: Results, name: str, which: str) -> str:
     return "not timed"
 
 
-def plot_host(results: Results, out: Path) -> None:
-    """Host time of a call, layer by layer."""
-    rows = results.section("host").iloc[::-1]
-    shown, axis = pyplot.subplots(figsize=(8, 0.4 * len(rows) + 1), layout="constrained")
-    colors = ["0.6" if "x * 2" in name or "torch.empty" in name else "C0" for name in rows.function]
-    names = [LAYERS.get(name, name) for name in rows.function]
-    axis.barh(names, rows.us, xerr=[rows.us - rows.us_20, rows.us_80 - rows.us], color=colors)
-    axis.set(xlabel="host time of a call, us (median; bars from the 20 % to the 80 % quantile)")
-    axis.grid(axis="x", alpha=0.3)
-    save(shown, out / "host.png")
-
-
 def save(shown: pyplot.Figure, path: Path) -> None:
     shown.savefig(path, dpi=110)
     pyplot.close(shown)
@@ -465,8 +433,7 @@ def text(results: Results) -> str:
     if results.of(OURS).empty:
         lines += ["No row of the main series: see the end.", ""]
     else:
-        pictures = "![us a call](time.png)", "", TIME, "", "![time of a copy / time](floor.png)"
-        section("Main series", True, *pictures)
+        section("Main series", True, "![us a call](time.png)", "", TIME)
         lines += [*sweep_tables(results), "The configs of these calls:", "", *configs(results), ""]
         variants = variant_rows(results)
         said = "In brackets: time over that of float32, deepseek."
@@ -476,7 +443,7 @@ def text(results: Results) -> str:
         section("Beside PyTorch and other packages", True, *parts)
         lines += peer_tables(results)
     if not results.section("host").empty:
-        section("Host time", True, "![host time](host.png)", "", host_table(results))
+        section("Host time", True, host_table(results))
     memory = [
         {"bytes a matrix": name, **{k: figure(v) for k, v in of.items()}}
         for name, of in results.memory.items()
@@ -497,11 +464,8 @@ def plots(results: Results, out: Path) -> None:
     """The pictures that `text` shows."""
     if not results.of(OURS).empty:
         plot_time(results, out)
-        plot_floor(results, out)
     if compared(results):
         plot_speedup(results, out)
-    if not results.section("host").empty:
-        plot_host(results, out)
 
 
 def render(path: Path, out: Path) -> None:

@@ -95,7 +95,8 @@ class HyperSublayer(torch.nn.Module):
         Args:
             streams: (..., n, C); with delayed_pre what the sublayer before returned, or (..., n, C) if there
                 is none.
-            arguments, keywords: passed on to the sublayer after its input.
+            *arguments: passed on to the sublayer after its input.
+            **keywords: passed on to the sublayer.
 
         Returns:
             The new streams (..., n, C), or a `Pending` with delayed_pre.  Where the sublayer returns a tuple,
