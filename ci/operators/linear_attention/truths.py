@@ -32,7 +32,7 @@ WALKS = {
     "dv": ("dv", "dinitial_state"),
 }
 BESIDE_AUTOGRAD = "dgk", "dgv", "dg"
-"""Results with as many errors as parity compares; of steps, since chunks sum gates of float32 on one unit."""
+"""Results with as many errors as parity compares."""
 COPIES = (1.0, 2.0, 4.0)
 """Factors of the gradients of an element in the call that gives its dg_gamma, a sum over the batch: the
 element is there once with each, so its result is 7 times that of the element alone, with the same rounding
@@ -182,7 +182,8 @@ def truths(workload: AttentionWorkload, *tensors: torch.Tensor) -> dict[str, gat
             budget = budgets[name] + rounding.half_ulp(value, dtype)
             spread = gate.spread(value, budget, dtype)
             scale = value.abs().amax(tuple(range(1, value.dim())), keepdim=True).expand_as(value)
-            compared = method == "recurrent" and name in BESIDE_AUTOGRAD
+            # chunks of growing states take the gradients of gates as differences (`ChunkCall.least_gate`)
+            compared = name in BESIDE_AUTOGRAD and (method == "recurrent" or workload.strength > 0)
             peer = peer_of(value, budget, baseline[name].to(dtype)) if compared else None
             lean = max(abs(gate.bias(x[name], value, spread)) for x in leaning)
             axes = together(workload, method, name)
