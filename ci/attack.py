@@ -1,8 +1,8 @@
-"""Wrong kernels written as bugs look, judged by all that judges a kernel: python -m ci.attack [--write FILE]
+"""Wrong implementations, judged by all that judges a kernel: python -m ci.attack [--write FILE]
 
-A bug is a row of BUGS in operators/<operator>/attack.py: a right implementation with one thing wrong, on a
-workload of `ci` on which that shows.  It is run as a kernel is (ci/gate/runs.py), so that what it does to
-memory, to its inputs and from run to run counts.  Prints a table of who found what; a bug that nothing finds,
+One is a row of WRONG in operators/<operator>/wrong.py: a right implementation with one thing wrong.  It is
+run as a kernel is (ci/gate/runs.py) on the first workload of `ci` where that shows, so that what it does to
+memory, to its inputs and from run to run counts.  Prints a table of who found what; one that nothing finds,
 without a reason in its row, makes the exit status 1.
 """
 
@@ -35,24 +35,31 @@ from ci import accuracy
 from ci.gate import gate, runs
 from ci.gate import markdown as report
 from ci.gate.batches import elements
-from ci.gate.bugs import Bug
+from ci.gate.wrong import Run, Wrong
 from ci.operators import OPERATORS, operator_of
-from helion_sinkhorn.lab.workloads import WORKLOADS
+from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 
 STEPS = 1 << 14
 """Entries times iterations judged of a workload: some fifty matrices of 4 x 4."""
-BUGS: dict[str, list[Bug]] = {name: operator.bugs for name, operator in OPERATORS.items()}
-RIGHT: dict[str, gate.Run] = {name: operator.right for name, operator in OPERATORS.items()}
-"""What they are planted in."""
+WRONG: dict[str, list[Wrong]] = {
+    name: [w for w in operator.wrong if isinstance(w.on, str) or not operator.only_statistics]
+    for name, operator in OPERATORS.items()
+}
 
 
 @dataclass(frozen=True)
 class Ground:
-    """What a workload's bugs are judged on."""
+    """What wrong implementations of a workload are judged on."""
 
     workload: object
     truth: dict[str, gate.Truth]
     full: list[torch.Tensor]
+
+
+def placed(operator: str) -> list[tuple[Wrong, str]]:
+    """What is wrong, and the workload it is run on."""
+    workloads = [w for w in tagged("ci", object) if OPERATORS[operator].takes(w)]
+    return [(wrong, wrong.first(workloads)) for wrong in WRONG[operator]]
 
 
 @functools.cache
@@ -64,41 +71,41 @@ def ground(name: str) -> Ground:
     return Ground(workload, operator.truths(workload, *inputs), full)
 
 
-def verdicts(run: gate.Run, on: str, of: tuple[str, ...]) -> list[str]:
+def verdicts(run: Run, on: str, of: tuple[str, ...]) -> list[str]:
     """What the gate has against an implementation: statistics, runs and memory, by name."""
     here = ground(on)
     found = []
-    for name in of:
+    for name in of or here.truth:
         candidate = gate.Candidate(
-            "bug", name, {}, "", True, lambda *inputs, name=name: run(here.workload, *inputs)[name]
+            "wrong", name, {}, "", True, lambda *inputs, name=name: run(here.workload, *inputs)[name]
         )
         r = accuracy.judged(candidate, here.full, here.truth[name], [])
         found += [*r["beyond"], *(k for k, holds in (r["memory"] | r["reproducible"]).items() if not holds)]
     return list(dict.fromkeys(found))
 
 
-def rows(bugs: list[Bug]) -> list[dict[str, str]]:
-    """The table: one line a bug."""
+def rows(operator: str) -> list[dict[str, str]]:
+    """The table: one line for each wrong implementation."""
     found = []
-    for bug in bugs:
-        by = verdicts(bug.run, bug.on, bug.of)
+    for wrong, on in placed(operator):
+        by = verdicts(wrong.run, on, wrong.of)
         found.append({
-            "bug": bug.name, "workload": bug.on, "result": ", ".join(bug.of),
-            "found by": ", ".join(by), "why nothing can tell": bug.hidden,
+            "wrong": wrong.name, "workload": on, "result": ", ".join(wrong.of),
+            "found by": ", ".join(by), "why nothing can tell": wrong.hidden,
         })  # fmt: skip
     return found
 
 
 def main() -> int:
-    options = make_parser(list(BUGS)).parse_args()
+    options = make_parser(list(WRONG)).parse_args()
     escaped = []
     for name in options.operators:
-        table = rows(BUGS[name])
-        missed = [r["bug"] for r in table if not (r["found by"] or r["why nothing can tell"])]
-        escaped += [f"{name}: {bug}" for bug in missed]
+        table = rows(name)
+        missed = [r["wrong"] for r in table if not (r["found by"] or r["why nothing can tell"])]
+        escaped += [f"{name}: {wrong}" for wrong in missed]
         caught = sum(bool(r["found by"]) for r in table)
         text = report.table(table)
-        print(f"{text}\n\n{name}: {len(table)} bugs, {caught} found\n", flush=True)
+        print(f"{text}\n\n{name}: {len(table)} wrong implementations, {caught} found\n", flush=True)
         if options.write:
             report.insert(options.write, f"attack: {name}", text)
     print(*(f"not found: {bug}" for bug in escaped), sep="\n", file=sys.stderr)

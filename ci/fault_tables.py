@@ -39,6 +39,7 @@ import torch
 from ci.gate import gate
 from ci.gate import markdown as report
 from ci.gate.gate import Operator
+from ci.gate.wrong import Run
 from ci.operators import OPERATORS, operator_of
 from helion_sinkhorn.lab.tuning import markdown
 from helion_sinkhorn.lab.workloads import tagged
@@ -100,7 +101,7 @@ def opinions(
     truth = operator.truths(workload, *inputs)
     baseline = operator.baseline(workload, *inputs) if others else None
 
-    def of(run: gate.Run, names: Collection[str]) -> Opinion | None:
+    def of(run: Run, names: Collection[str]) -> Opinion | None:
         results = {q: t for q, t in run(workload, *inputs).items() if q in names}
         return opinion(truth, results, baseline) if results else None
 
@@ -112,9 +113,9 @@ def opinions(
         for q in truth
     }
     faulty = {
-        f.name: found
-        for f in operator.faults
-        if f.where(workload) and (found := of(f.run, truth.keys() & (f.of or truth)))
+        w.name: found
+        for w in operator.wrong
+        if w.shows(workload) and (found := of(w.run, truth.keys() & (w.of or truth)))
     }
     return good, faulty, {name for name, o in faulty.items() if o.gate and o.within(most)}
 
@@ -139,7 +140,7 @@ def tables(operator: Operator, steps: int) -> tuple[str, list[object]]:
             **{t: f"{v} of {len(found)}" for t, v in zip(titles, rejected, strict=True)},
         })  # fmt: skip
     faulty, finders = [], Counter()
-    for fault in operator.faults:
+    for fault in operator.on_many:
         found = [f[fault.name] for _, f, hidden in everything.values() if fault.name in f.keys() - hidden]
         hidden = sum(fault.name in h for _, _, h in everything.values())
         caught = (sum(not getattr(o, r) for o in found) for r in rules)

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {"api", "torch_op", "eager", "reference"}
-LAB_ROOMS = {"workloads", "budget", "trials", "row"}
+LAB_ROOMS = {"workloads", "budget", "evidence"}
 FAMILY_OF_MHC = {"hc_mixes", "hc_split_sinkhorn", "hc_pre", "hc_post", "hc_site"}
 """Operators whose code is in ops/mhc/, without the prefix; tests, pages and commands have the public name."""
 OF_PARTS = {"hc_site"}
@@ -43,7 +43,11 @@ def lacks(root: Path, op: str) -> list[str]:
     found = []
     code, lab = f"helion_sinkhorn/ops/{folder_of(op)}", f"helion_sinkhorn/lab/{folder_of(op).split('/')[-1]}"
     rooms = ROOMS - {"eager"} if op in OF_PARTS else ROOMS
-    for folder, wanted in ((code, rooms), (lab, LAB_ROOMS)):
+    # until every operator has its Evidence
+    old = "row" in modules(root / lab)
+    lab_rooms = {"workloads", "budget", "trials", "row"} if old else LAB_ROOMS
+    kind = "row" if old else "evidence"
+    for folder, wanted in ((code, rooms), (lab, lab_rooms)):
         found += [f"{folder}/{room}.py" for room in sorted(wanted - modules(root / folder))]
     parts = [p.parent for p in (root / code).rglob("launch.py")]
     if not parts:
@@ -55,7 +59,7 @@ def lacks(root: Path, op: str) -> list[str]:
     ]
     found += [
         f"ci/operators/{op}/{room}.py"
-        for room in ("truths", "faults", "attack")
+        for room in (("truths", "faults", "attack") if old else ("wrong",))
         if room not in modules(root / "ci" / "operators" / op)
     ]
     bench = TRITONBENCH.get(op, op)
@@ -71,7 +75,7 @@ def lacks(root: Path, op: str) -> list[str]:
         if not (root / path).exists() and (op, path) != ("sinkhorn", "docs/sinkhorn.md")
     ]
     lines = [
-        ("helion_sinkhorn/lab/operators.py", f"{dotted(lab)}.row"),
+        ("helion_sinkhorn/lab/operators.py", f"{dotted(lab)}.{kind}"),
         ("helion_sinkhorn/lab/workloads.py", f"{dotted(lab)} import workloads"),
         ("helion_sinkhorn/reference.py", f"{dotted(code)}.reference"),
         ("helion_sinkhorn/__init__.py", f"{dotted(code)}.api"),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 
 from ci.gate.gate import Candidate
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.lab.evidence import Choices, Evidence
 from helion_sinkhorn.runtime.kernel import Choice, default_choice
-from helion_sinkhorn.runtime.launch import choose
+from helion_sinkhorn.runtime.launch import choose, device_of
 
 Run = Callable[..., torch.Tensor]
 """What makes one result from a call's inputs."""
@@ -73,6 +75,54 @@ def candidates(
         for choice, served in choices(kernel, call, batch, device)
         for name in names
     ]
+
+
+def of_evidence(evidence: Evidence, workload: Any, *inputs: torch.Tensor) -> list[Candidate]:
+    """The public function where it does more than launch, and every kernel with each of its configs; on a CPU
+    the CPU path."""
+    on_gpu = inputs[0].is_cuda
+    names = evidence.results(workload)
+
+    def run(choices: Choices | None, name: str) -> Run:
+        return functools.partial(one_result, evidence, workload, choices, name)
+
+    found = []
+    if evidence.public is not None:
+        public = names if evidence.by_public is None else evidence.by_public(workload, on_gpu)
+        kernel, source, path = (evidence.name, "all served", served) if on_gpu else ("eager", "", by_public)
+        found += [
+            Candidate(kernel, name, {}, source, True, functools.partial(path, evidence, workload, name))
+            for name in public
+        ]
+    if not on_gpu:
+        return found or [Candidate("eager", name, {}, "", True, run(None, name)) for name in names]
+    device, batch = device_of(inputs[0]), len(inputs[0]) * getattr(workload, "tokens", 1)
+    return found + [
+        candidate(name, choice, served, run({kernel: choice}, name))
+        for kernel, call in (*evidence.kernel_calls(workload), *evidence.others(workload))
+        for choice, served in choices(kernel, call, batch, device)
+        for name in evidence.computes[kernel]
+        if name in names
+    ]
+
+
+def one_result(
+    evidence: Evidence, workload: Any, choices: Choices | None, name: str, *inputs: torch.Tensor
+) -> torch.Tensor:
+    """One result by launches with these choices, or without by the path of a CPU."""
+    return evidence.run(workload, choices, (name,), *inputs)[name]
+
+
+def by_public(evidence: Evidence, workload: Any, name: str, *inputs: torch.Tensor) -> torch.Tensor:
+    """One result of the public function."""
+    return evidence.public(workload, (name,), *inputs)[name]
+
+
+def served(evidence: Evidence, workload: Any, name: str, *inputs: torch.Tensor) -> torch.Tensor:
+    """The same on a GPU; what emulates one runs launches, and that function would take its CPU path."""
+    if inputs[0].is_cuda:
+        return by_public(evidence, workload, name, *inputs)
+    return one_result(evidence, workload, {}, name, *inputs)
 
 
 def on_cpu(names: Iterable[str], run: Run, *of: object) -> list[Candidate]:

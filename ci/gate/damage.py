@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
+
+Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 def scaled_element(t: torch.Tensor) -> torch.Tensor:
@@ -14,21 +17,9 @@ def scaled_element(t: torch.Tensor) -> torch.Tensor:
     return t
 
 
-def scaled_row(t: torch.Tensor) -> torch.Tensor:
-    t = t.clone(memory_format=torch.contiguous_format)
-    t[len(t) // 2, -1] *= 1 + 2.0**-6
-    return t
-
-
 def last_dropped(t: torch.Tensor) -> torch.Tensor:
     t = t.clone(memory_format=torch.contiguous_format)
     t[-1] = 0
-    return t
-
-
-def tail_dropped(t: torch.Tensor) -> torch.Tensor:
-    t = t.clone(memory_format=torch.contiguous_format)
-    t[-(len(t) % 32 or 32) :] = 0
     return t
 
 
@@ -36,10 +27,91 @@ def stale(t: torch.Tensor) -> torch.Tensor:
     return t.roll(1, 0)
 
 
-DAMAGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+DAMAGES: dict[str, Change] = {
     "last matrix dropped": last_dropped,
-    "tail of the batch dropped": tail_dropped,
     "stale output": stale,
     "one element scaled by 1 + 2^-6": scaled_element,
-    "one row scaled by 1 + 2^-6": scaled_row,
 }
+
+
+def edited(edit: Callable[[torch.Tensor], None]) -> Change:
+    """A copy, edited."""
+
+    def change(t: torch.Tensor) -> torch.Tensor:
+        t = t.clone(memory_format=torch.contiguous_format)
+        edit(t)
+        return t
+
+    return change
+
+
+def at(index, value: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    """What stands at an index replaced by a function of the whole."""
+    return edited(lambda t: t.__setitem__(index, value(t.clone())))
+
+
+def stored(*where: object) -> Change:
+    """Written into memory of its own, but not where this index is."""
+
+    def change(t: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(t.shape, dtype=t.dtype, device=t.device)
+        kept = torch.ones(t.shape, dtype=torch.bool, device=t.device)
+        kept[where] = False
+        return out.masked_scatter_(kept, t[kept])
+
+    return change
+
+
+def spilled(offset: int) -> Change:
+    """One entry more than there is room for, behind the end or before the start."""
+
+    def change(t: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(t.shape, dtype=t.dtype, device=t.device).copy_(t)
+        place = out.storage_offset() + (out.numel() + offset - 1 if offset > 0 else offset)
+        # on a GPU it would go where nobody looks; here only guarded memory has the room
+        if 0 <= place < out.untyped_storage().nbytes() // out.element_size():
+            out.as_strided((1,), (1,), place).fill_(1.0)
+        return out
+
+    return change
+
+
+def wider(t: torch.Tensor) -> torch.Tensor:
+    return t.double() if t.dtype == torch.float32 else t.float()
+
+
+def bumped(t: torch.Tensor) -> torch.Tensor:
+    """Larger by one in the last place."""
+    return torch.nextafter(t, torch.full_like(t, torch.inf))
+
+
+def in_one_run_of(count: int) -> Change:
+    calls = itertools.count(1)
+    return lambda t: bumped(t) if next(calls) % count == 0 else t
+
+
+def left_by_the_last_launch() -> Change:
+    """The size of the last launch's batch, kept in scratch, selects the order of sums."""
+    sizes = [0]
+
+    def change(t: torch.Tensor) -> torch.Tensor:
+        before, sizes[0] = sizes[0], len(t)
+        return bumped(t) if before not in (0, len(t)) else t
+
+    return change
+
+
+def as_if_rows_had(length: int) -> Change:
+    """Rows read at multiples of another length."""
+
+    def change(t: torch.Tensor) -> torch.Tensor:
+        rows = torch.arange(t.numel() // t.size(-1)) * length
+        places = rows[:, None] + torch.arange(t.size(-1))
+        return t.reshape(-1)[places % t.numel()].view(t.shape)
+
+    return change
+
+
+def clamped(count: int) -> Change:
+    """A sum in which padding that a mask should hide reads the last column, `count` times."""
+    return lambda t: t.sum(-1) + count * t[..., -1]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from ci.gate.choices import of_evidence
 from ci.gate.gate import Operator
+from ci.gate.wrong import Wrong
 from ci.operators.dot_compress import attack as dot_compress_attack
 from ci.operators.dot_compress import faults as dot_compress_faults
 from ci.operators.dot_compress import truths as dot_compress_truths
@@ -17,9 +20,7 @@ from ci.operators.hc_mixes import truths as hc_mixes_truths
 from ci.operators.hc_post import attack as hc_post_attack
 from ci.operators.hc_post import faults as hc_post_faults
 from ci.operators.hc_post import truths as hc_post_truths
-from ci.operators.hc_pre import attack as hc_pre_attack
-from ci.operators.hc_pre import faults as hc_pre_faults
-from ci.operators.hc_pre import truths as hc_pre_truths
+from ci.operators.hc_pre import wrong as hc_pre_wrong
 from ci.operators.hc_site import attack as hc_site_attack
 from ci.operators.hc_site import faults as hc_site_faults
 from ci.operators.hc_site import truths as hc_site_truths
@@ -36,10 +37,11 @@ from ci.operators.sinkhorn import attack as sinkhorn_attack
 from ci.operators.sinkhorn import faults as sinkhorn_faults
 from ci.operators.sinkhorn import truths as sinkhorn_truths
 from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.lab.evidence import Evidence
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
 from helion_sinkhorn.lab.post.workloads import HcPostWorkload
-from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
+from helion_sinkhorn.lab.pre.evidence import EVIDENCE as HC_PRE
 from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.lab.split.workloads import HcWorkload
@@ -48,19 +50,38 @@ from helion_sinkhorn.lab.split.workloads import HcWorkload
 def row(
     takes: Callable[[Any], bool], truths: ModuleType, faults: ModuleType, attack: ModuleType, *same_bits: str
 ) -> Operator:
-    """An operator from its three modules."""
+    """An operator from its three modules, until it has an Evidence."""
     return Operator(
         takes=takes,
         inputs=truths.inputs,
         truths=truths.truths,
         candidates=truths.candidates,
         good=faults.GOOD,
-        faults=faults.FAULTS,
+        wrong=[
+            *(Wrong(f.name, f.run, f.of, f.where) for f in faults.FAULTS),
+            *(Wrong(b.name, b.run, b.of, b.on, b.hidden) for b in attack.BUGS),
+        ],
         baseline=faults.BASELINE,
         right=attack.right,
-        bugs=attack.BUGS,
         vendors=faults.VENDORS,
         same_bits=frozenset(same_bits),
+        only_statistics=True,
+    )
+
+
+def shown(evidence: Evidence, wrong: ModuleType) -> Operator:
+    """An operator from its evidence and its module of wrong implementations."""
+    return Operator(
+        takes=lambda w: isinstance(w, evidence.workload),
+        inputs=evidence.inputs,
+        truths=evidence.truths,
+        candidates=functools.partial(of_evidence, evidence),
+        good=wrong.GOOD,
+        wrong=wrong.WRONG,
+        baseline=wrong.BASELINE,
+        right=wrong.right,
+        vendors=wrong.VENDORS,
+        same_bits=evidence.same_bits,
     )
 
 
@@ -92,10 +113,7 @@ OPERATORS = {
         lambda w: isinstance(w, MixesWorkload), hc_mixes_truths, hc_mixes_faults, hc_mixes_attack,
         "mixes", "dx",
     ),
-    "hc_pre": row(
-        lambda w: isinstance(w, HcPreWorkload), hc_pre_truths, hc_pre_faults, hc_pre_attack,
-        "y", "dx", "dpre",
-    ),
+    "hc_pre": shown(HC_PRE, hc_pre_wrong),
     "hc_site": row(
         lambda w: isinstance(w, HcSiteWorkload), hc_site_truths, hc_site_faults, hc_site_attack,
         "y", "post", "comb", "dx",

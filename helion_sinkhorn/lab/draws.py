@@ -9,13 +9,33 @@ SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 """Dtypes in the names of workloads."""
 
 
-def normal(generator: np.random.Generator, *shape: int) -> torch.Tensor:
+class There:
+    """Draws on a device, where a CPU would take minutes: other numbers of the same laws; "meta" has none."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.generator = None if str(device) == "meta" else torch.Generator(device).manual_seed(0)
+        self.options = {"device": device, "generator": self.generator}
+
+
+Draws = np.random.Generator | There
+
+
+def draws(seed: int, device: torch.device | str, there: bool) -> Draws:
+    """NumPy's numbers by a seed, the same on every machine; those of the device if `there`."""
+    return There(device) if there else np.random.default_rng(seed)
+
+
+def normal(generator: Draws, *shape: int) -> torch.Tensor:
     """Standard normal numbers: NumPy's come from integers and tables, torch's from the host's vector log."""
+    if isinstance(generator, There):
+        return torch.randn(shape, **generator.options)
     return torch.from_numpy(generator.standard_normal(shape).astype(np.float32))
 
 
-def uniform(generator: np.random.Generator, *shape: int) -> torch.Tensor:
+def uniform(generator: Draws, *shape: int) -> torch.Tensor:
     """Numbers between 0 and 1."""
+    if isinstance(generator, There):
+        return torch.rand(shape, **generator.options)
     return torch.from_numpy(generator.random(shape).astype(np.float32))
 
 

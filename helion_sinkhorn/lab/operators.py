@@ -6,28 +6,29 @@ from collections.abc import Iterator
 from typing import Any
 
 from helion_sinkhorn.lab.dot_compress.row import ROW as DOT_COMPRESS
+from helion_sinkhorn.lab.evidence import Evidence
 from helion_sinkhorn.lab.linear_attention.row import ROW as LINEAR_ATTENTION
 from helion_sinkhorn.lab.mixes.row import ROW as HC_MIXES
 from helion_sinkhorn.lab.operator import Operator
 from helion_sinkhorn.lab.post.row import ROW as HC_POST
-from helion_sinkhorn.lab.pre.row import ROW as HC_PRE
+from helion_sinkhorn.lab.pre.evidence import EVIDENCE as HC_PRE
 from helion_sinkhorn.lab.sinkhorn.row import ROW as SINKHORN
 from helion_sinkhorn.lab.site.row import ROW as HC_SITE
 from helion_sinkhorn.lab.split.row import ROW as HC_SPLIT_SINKHORN
 
 ROWS = SINKHORN, DOT_COMPRESS, LINEAR_ATTENTION, HC_SPLIT_SINKHORN, HC_MIXES, HC_PRE, HC_POST, HC_SITE
-OPERATORS = {row.name: row for row in ROWS}
+OPERATORS: dict[str, Operator | Evidence] = {row.name: row for row in ROWS}
 KERNELS = {name: kernel for row in OPERATORS.values() for name, kernel in row.kernels.items()}
 TRIALS = {name: trial for row in OPERATORS.values() for name, trial in row.trials.items()}
 _OPERATOR_OF = {name: row for row in OPERATORS.values() for name in row.kernels}
 
 
-def operator_of(kernel: str) -> Operator:
+def operator_of(kernel: str) -> Operator | Evidence:
     """The row with the kernel of this name."""
     return _OPERATOR_OF[kernel]
 
 
-def operator_for(workload: Any) -> Operator:
+def operator_for(workload: Any) -> Operator | Evidence:
     """The row whose calls a workload describes.
 
     Raises:

@@ -95,7 +95,7 @@ def test_every_fault_is_caught_somewhere_and_cosine_misses_most():
     for operator in OPERATORS.values():
         rows = [name for name in CI if operator.takes(WORKLOADS[name])]
         caught = {f for name in rows for f, o in opinions(name)[1].items() if not o.gate}
-        assert caught == {f.name for f in operator.faults}
+        assert caught == {w.name for w in operator.on_many}
         assert len(caught) >= 12
         everything += [o for name in rows for f, o in opinions(name)[1].items() if f not in opinions(name)[2]]
     assert sum(o.cosine for o in everything) > len(everything) / 2
@@ -653,7 +653,7 @@ def test_the_page_of_results_counts_every_implementation():
     for key, operator in OPERATORS.items():
         (row,) = re.findall(rf"^\| `{key}` \| \d+ in .*$", text, re.M)
         counts = re.findall(r"\| (\d+) in [\d,]+ cases", row)
-        found = [str(len(operator.good)), str(len(operator.faults))]
+        found = [str(len(operator.good)), str(len(operator.on_many))]
         assert counts == found, f"docs/dev/results.md is old for {key}: run `make attack WHAT=tables`"
 
 
@@ -668,10 +668,10 @@ def test_the_tables_of_faults_name_every_row():
     """accuracy/faults.md, from few matrices of a quick operator."""
     operator = OPERATORS["hc_pre"]
     text, row = faults.tables(operator, 1 << 10)
-    for name in [*operator.good, *(f.name for f in operator.faults)]:
+    for name in [*operator.good, *(w.name for w in operator.on_many)]:
         assert f"| {name} |" in text
     assert row[0].startswith(f"{len(operator.good)} in ")
-    assert row[5].startswith(f"{len(operator.faults)} in ")
+    assert row[5].startswith(f"{len(operator.on_many)} in ")
 
 
 def test_the_repository_keeps_a_line_a_result_without_samples(artefact):

@@ -1,20 +1,21 @@
-"""The second attack (ci/attack.py): each bug is found, or its row says why nothing could tell.
+"""Wrong implementations, run as kernels are (ci/attack.py): each is found, or its row says why none can tell.
 
-Every sixth bug of an operator here, of those whose workload is quick; `make attack` runs all of them.
+Every sixth of an operator here, of those whose workload is quick; `make attack` runs all of them.
 """
 
 from __future__ import annotations
 
 import pytest
+import torch
 
 from ci import attack
 from ci.gate import runs
 
 SLOW = {"implicit_64", "attention_packed_reverse", "dot_reported", "dot_wide", "dot_fp16"}
 FEW = [
-    pytest.param(bug, id=f"{operator}: {bug.name}")
-    for operator, bugs in attack.BUGS.items()
-    for bug in [b for b in bugs if b.on not in SLOW][::6]
+    pytest.param(wrong, on, id=f"{operator}: {wrong.name}")
+    for operator in attack.WRONG
+    for wrong, on in [(w, on) for w, on in attack.placed(operator) if on not in SLOW][::6]
 ]
 
 
@@ -23,9 +24,9 @@ def few_reruns(monkeypatch):
     monkeypatch.setattr(runs, "RERUN_SECONDS", 0.02)
 
 
-@pytest.mark.parametrize("bug", FEW)
-def test_a_bug_is_found(bug):
-    assert bool(attack.verdicts(bug.run, bug.on, bug.of)) != bool(bug.hidden)
+@pytest.mark.parametrize(("wrong", "on"), FEW)
+def test_what_is_wrong_is_found(wrong, on):
+    assert bool(attack.verdicts(wrong.run, on, wrong.of)) != bool(wrong.hidden)
 
 
 @pytest.mark.parametrize(
@@ -34,15 +35,25 @@ def test_a_bug_is_found(bug):
         ("tail_5x3", ("P", "dX")),
         ("implicit_tail_5x3", ("implicit dX (direct)",)),
         ("dot_tail", ("out", "dz")),
+        ("hc_pre_fp32", ("y", "dx", "dpre")),
     ],
 )
-def test_what_bugs_are_planted_in_is_right(on, of):
-    operator = next(o for o in attack.BUGS if attack.operator_of(attack.WORKLOADS[on]) is attack.OPERATORS[o])
-    assert attack.verdicts(attack.RIGHT[operator], on, of) == []
+def test_what_is_made_wrong_is_right(on, of):
+    assert attack.verdicts(attack.operator_of(attack.WORKLOADS[on]).right, on, of) == []
 
 
-def test_there_are_thirty_bugs_of_every_operator_and_few_that_nothing_can_tell():
-    assert attack.BUGS.keys() == attack.OPERATORS.keys()
-    for bugs in attack.BUGS.values():
-        assert len({(b.name, b.on) for b in bugs}) == len(bugs) >= 48
-        assert sum(bool(b.hidden) for b in bugs) <= 4
+@pytest.mark.parametrize("operator", [o for o, row in attack.OPERATORS.items() if not row.only_statistics])
+def test_what_is_computed_in_float64_is_right(operator):
+    """Most wrong implementations are made of it: nothing of its own is found."""
+    row = attack.OPERATORS[operator]
+    name, run = next(iter(row.good.items()))
+    assert name == "rounded once from float64"
+    on = next(w.name for w in attack.tagged("ci", object) if row.takes(w) and w.dtype == torch.float32)
+    assert attack.verdicts(run, on, ()) == []
+
+
+def test_there_are_many_of_every_operator_and_few_that_nothing_can_tell():
+    assert attack.WRONG.keys() == attack.OPERATORS.keys()
+    for rows in attack.WRONG.values():
+        assert len({(w.name, w.of) for w in rows}) == len(rows) >= 30
+        assert sum(bool(w.hidden) for w in rows) <= 4

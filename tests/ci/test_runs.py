@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ci import sanitize
-from ci.gate import bugs, runs
+from ci.gate import runs, wrong
 from ci.gate.gate import Candidate
 from ci.operators import OPERATORS
 from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
@@ -134,17 +134,17 @@ def test_what_an_earlier_launch_leaves_behind_is_found():
 
 
 @pytest.mark.parametrize(
-    ("count", "apart"), [(70, bugs.entries_apart), (70, bugs.rows_apart), (runs.FEW, bugs.elements_apart)]
+    ("count", "apart"), [(70, wrong.entries_apart), (70, wrong.rows_apart), (runs.FEW, wrong.elements_apart)]
 )
 def test_what_takes_numbers_to_be_adjacent_is_found(count, apart):
-    wrong, x = bugs.as_if_contiguous(lambda _, t: 2 * t, apart), X[:count].view(count, 2, 4)
-    found = runs.reproducible(candidate(lambda t: wrong(None, t)), [x], 2 * x, count)
+    adjacent, x = wrong.as_if_contiguous(lambda _, t: 2 * t, apart), X[:count].view(count, 2, 4)
+    found = runs.reproducible(candidate(lambda t: adjacent(None, t)), [x], 2 * x, count)
     assert [name for name, same in found.items() if not same] == ["strided"]
     assert all(runs.reproducible(candidate(lambda t: 2 * t), [x], 2 * x, count).values())
 
 
 def test_what_is_kept_of_the_first_call_is_found():
-    kept = bugs.of_the_first_call(lambda _, t: 2 * t)
+    kept = wrong.of_the_first_call(lambda _, t: 2 * t)
     result, _ = runs.in_guarded_memory(candidate(lambda t: kept(None, t)), [X])
     assert not torch.equal(result, 2 * X)
 

@@ -8,8 +8,7 @@ from hc_streams import LAYOUTS, pre_errors, pre_inputs
 from reference_mode import of_each_variant
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.operators import KERNELS
-from helion_sinkhorn.lab.pre.trials import TRIALS
+from helion_sinkhorn.lab.operators import KERNELS, TRIALS
 from helion_sinkhorn.lab.pre.workloads import ROWS
 from helion_sinkhorn.ops.mhc.pre import eager, launch
 from helion_sinkhorn.runtime.kernel import candidates

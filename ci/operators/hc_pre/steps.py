@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ci.gate import gate
 from ci.gate.arithmetic import PLAIN, Arithmetic
 from ci.gate.columns import Change, at_once, same
-from ci.operators.hc_pre.truths import computed, dtype_of
+from ci.gate.wrong import Results
 from helion_sinkhorn.lab.pre.budget import RESULTS
+from helion_sinkhorn.lab.pre.evidence import dtype_of, run
 from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
-from helion_sinkhorn.ops.mhc.pre import eager, reference
+from helion_sinkhorn.ops.mhc.pre import reference
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Steps:
     """Applied to what is rounded to the dtype of x."""
     dtype: torch.dtype = torch.float32
 
-    def __call__(self, w: HcPreWorkload, x, pre, dy) -> gate.Results:
+    def __call__(self, w: HcPreWorkload, x, pre, dy) -> Results:
         x, pre, dy = (t.to(self.dtype) for t in (x, pre, dy))
         weights, upstream = pre.unsqueeze(-1), dy.unsqueeze(-2)
         if self.product is same:
@@ -51,7 +51,7 @@ EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
 
 
 @functools.lru_cache(maxsize=1)
-def pytorch(w: HcPreWorkload, x, pre, dy) -> gate.Results:
+def pytorch(w: HcPreWorkload, x, pre, dy) -> Results:
     """The specification in float32 and autograd."""
     leaves = [t.detach().float().requires_grad_() for t in (x, pre)]
     y = reference.hc_pre(*leaves)
@@ -59,5 +59,6 @@ def pytorch(w: HcPreWorkload, x, pre, dy) -> gate.Results:
     return {name: t.to(dtype_of(w, name)) for name, t in zip(RESULTS, found, strict=True)}
 
 
-def the_cpu_path(w: HcPreWorkload, *inputs: torch.Tensor) -> gate.Results:
-    return computed(eager.forward, eager.backward, *inputs)
+def right(w: HcPreWorkload, *inputs: torch.Tensor) -> Results:
+    """The path of a CPU."""
+    return run(w, None, RESULTS, *inputs)

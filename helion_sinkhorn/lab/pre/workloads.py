@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from helion_sinkhorn.lab.draws import SHORT, magnitudes, normal, uniform
+from helion_sinkhorn.lab.draws import SHORT, Draws, draws, magnitudes, normal, uniform
 
 
 @dataclass(frozen=True)
@@ -43,13 +42,15 @@ class HcPreWorkload:
         """Keywords of `hc_pre`."""
         return {}
 
-    def make_inputs(self, seed: int = 0, device: torch.device | str = "cpu") -> tuple[torch.Tensor, ...]:
-        """(x, pre, dy), bit for bit the same everywhere.
+    def make_inputs(
+        self, seed: int = 0, device: torch.device | str = "cpu", there: bool = False
+    ) -> tuple[torch.Tensor, ...]:
+        """(x, pre, dy), bit for bit the same everywhere, or drawn `there`, on the device.
 
         x (batch, tokens, n, C) of `dtype`, pre (batch, tokens, n) of `coefficients`; the upstream gradient dy
         (batch, tokens, C) of `dtype`.
         """
-        g, tokens = np.random.default_rng(seed), (self.batch, self.tokens)
+        g, tokens = draws(seed, device, there), (self.batch, self.tokens)
         x, pre = VALUES[self.values](g, tokens, self.n, self.c)
         dy = normal(g, *tokens, self.c)
         made = x.to(self.dtype), pre.to(self.coefficients), dy.to(self.dtype)
@@ -60,19 +61,19 @@ Tokens = tuple[int, int]
 Drawn = tuple[torch.Tensor, torch.Tensor]
 
 
-def _model(g: np.random.Generator, tokens: Tokens, n: int, c: int) -> Drawn:
+def _model(g: Draws, tokens: Tokens, n: int, c: int) -> Drawn:
     return normal(g, *tokens, n, c), uniform(g, *tokens, n)
 
 
-def _signed(g: np.random.Generator, tokens: Tokens, n: int, c: int) -> Drawn:
+def _signed(g: Draws, tokens: Tokens, n: int, c: int) -> Drawn:
     return normal(g, *tokens, n, c), normal(g, *tokens, n)
 
 
-def _peaked(g: np.random.Generator, tokens: Tokens, n: int, c: int) -> Drawn:
+def _peaked(g: Draws, tokens: Tokens, n: int, c: int) -> Drawn:
     return magnitudes(g, *tokens, n, c), magnitudes(g, *tokens, n)
 
 
-def _one_stream(g: np.random.Generator, tokens: Tokens, n: int, c: int) -> Drawn:
+def _one_stream(g: Draws, tokens: Tokens, n: int, c: int) -> Drawn:
     taken = torch.from_numpy(g.integers(0, n, tokens))
     return normal(g, *tokens, n, c), torch.eye(n)[taken]
 

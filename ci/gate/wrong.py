@@ -1,0 +1,204 @@
+"""Wrong: an implementation that must be found; how one is made of a right one, and those of any operator."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ci.gate.columns import same
+from ci.gate.damage import (
+    DAMAGES,
+    Change,
+    at,
+    bumped,
+    in_one_run_of,
+    left_by_the_last_launch,
+    spilled,
+    stored,
+    wider,
+)
+from helion_sinkhorn.lab.evidence import Results
+
+Run = Callable[..., Results]
+"""(workload, *inputs) -> Results."""
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """An implementation that must be found.
+
+    It is judged by statistics on every workload where it shows, and run as a kernel is, in guarded memory and
+    again and again, on the first of them.
+    """
+
+    name: str
+    run: Run
+    of: tuple[str, ...]
+    """The results it is judged by; all that it returns where none are named."""
+    on: str | Callable[[Any], Any]
+    """Where it shows: one workload, run as a kernel is alone, or all whose call has what it breaks."""
+    hidden: str = ""
+    """Why nothing can tell, of one that is no error after all."""
+
+    def shows(self, workload: Any) -> bool:
+        """Whether statistics are asked for it on a workload."""
+        return not isinstance(self.on, str) and bool(self.on(workload))
+
+    def first(self, workloads: Sequence[Any]) -> str:
+        """The workload on which it is run as a kernel is."""
+        return self.on if isinstance(self.on, str) else next(w.name for w in workloads if self.on(w))
+
+
+def everywhere(workload: Any) -> bool:
+    return True
+
+
+def given(right: Run, names: Sequence[str], **change: Change) -> Run:
+    """Right for other inputs, by name."""
+
+    def wrong(w, *inputs):
+        named = zip(names, inputs, strict=False)
+        return right(w, *(change.get(name, same)(t) for name, t in named), *inputs[len(names) :])
+
+    return wrong
+
+
+def changed(right: Run, **change: Change) -> Run:
+    """Results changed on their way to memory, by name."""
+
+    def wrong(w, *inputs):
+        found = right(w, *inputs)
+        return found | {of: made(found[of]) for of, made in change.items() if of in found}
+
+    return wrong
+
+
+def one(right: Run, of: str, change: Change) -> Run:
+    """One result changed, whatever its name, in its dtype."""
+    return changed(right, **{of: lambda t: change(t).to(t.dtype)})
+
+
+def later(right: Run, of: str, change: Change) -> Run:
+    """One result changed, in its dtype too."""
+    return changed(right, **{of: change})
+
+
+def damaged(right: Run, damage: Change) -> Run:
+    """Every result damaged."""
+    return lambda w, *inputs: {of: damage(t) for of, t in right(w, *inputs).items()}
+
+
+def overwriting(run: Run, which: int, change: Callable[[torch.Tensor], object]) -> Run:
+    """An input changed in place, after it was used."""
+
+    def wrong(w, *inputs):
+        found = run(w, *inputs)
+        change(inputs[which])
+        return found
+
+    return wrong
+
+
+def as_if_contiguous(run: Run, where: Callable[[torch.Tensor], bool]) -> Run:
+    """The first input read by its address and sizes, whatever its strides, where it is of a kind."""
+
+    def wrong(w, t, *inputs):
+        # a view as the gate makes them holds more memory than it shows
+        if not t.is_contiguous() and where(t):
+            t = t.as_strided(t.shape, torch.empty(t.shape, device="meta").stride())
+        return run(w, t, *inputs)
+
+    return wrong
+
+
+def entries_apart(t: torch.Tensor) -> bool:
+    return t.stride(-1) > 1
+
+
+def rows_apart(t: torch.Tensor) -> bool:
+    return t.stride(-1) == 1 and not t[0].is_contiguous()
+
+
+def elements_apart(t: torch.Tensor) -> bool:
+    return len(t) > 1 and t[0].is_contiguous()
+
+
+def of_the_first_call(run: Run) -> Run:
+    """The first input that came in a shape taken for all that come later."""
+    first: dict[torch.Size, torch.Tensor] = {}
+    return lambda w, t, *inputs: run(w, first.setdefault(t.shape, t), *inputs)
+
+
+def spread_nan(run: Run, of: str) -> Run:
+    """An element takes zero times what its neighbour has."""
+
+    def wrong(w, *inputs):
+        found = run(w, *inputs)
+        sums = inputs[0].double().flatten(1).sum(-1)
+        neighbour = (0 * sums).roll(1).view(-1, *[1] * (found[of].dim() - 1))
+        return found | {of: found[of] + neighbour.to(found[of].dtype)}
+
+    return wrong
+
+
+def damages(right: Run, of: tuple[str, ...]) -> list[Wrong]:
+    """What may be lost of a batch or scaled in it; of one element, the one before is itself."""
+    return [
+        Wrong(
+            name, damaged(right, damage), of,
+            functools.partial(lambda alone, w: alone or w.batch > 1, name != "stale output"),
+        )
+        for name, damage in DAMAGES.items()
+    ]  # fmt: skip
+
+
+def of_any(right: Run, on: str, of: str, upstream: int, only: Collection[str] = ()) -> list[Wrong]:
+    """What any kernel may do wrong: to memory, between runs and at the last store.
+
+    Args:
+        right: what it is done to.
+        on: a workload.
+        of: the result that shows it.
+        upstream: the place of its upstream gradient among the inputs.
+        only: words of which a name has one, where not all are asked for.
+    """
+
+    def at_store(name: str, change: Change) -> Wrong:
+        return Wrong(name, later(right, of, change), (of,), on)
+
+    found = [
+        Wrong(
+            "first input shifted in place",
+            overwriting(right, 0, lambda x: x.sub_(x.amax(-1, keepdim=True))),
+            (of,),
+            on,
+        ),
+        Wrong(
+            "upstream gradient scaled in place",
+            overwriting(right, upstream, lambda g: g.mul_(2.0)),
+            (of,),
+            on,
+        ),
+        Wrong("strides of the first input ignored", as_if_contiguous(right, entries_apart), (of,), on),
+        Wrong("a neighbour that is not finite shows", spread_nan(right, of), (of,), on),
+        Wrong("the first input of the first call kept", of_the_first_call(right), (of,), on),
+        at_store("last element never written", stored(-1)),
+        at_store("a corner of every element never written", stored(..., -1)),
+        at_store("one entry behind the end", spilled(1)),
+        at_store("result of a wider type", wider),
+        at_store("other bits in one run of eight", in_one_run_of(8)),
+        at_store("the last launch shows", left_by_the_last_launch()),
+        at_store("other bits where the batch is odd", lambda t: bumped(t) if len(t) % 2 else t),
+        at_store(
+            "one lane of the last element off by 2^-6",
+            at((-1, ..., -1), lambda t: t[-1, ..., -1] * (1 + 2.0**-6)),
+        ),
+        at_store(
+            "a stale tile: the first line of the element before", at((slice(1, None), 0), lambda t: t[:-1, 0])
+        ),
+    ]
+    return [w for w in found if not only or any(word in w.name for word in only)]

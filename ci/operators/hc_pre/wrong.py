@@ -1,0 +1,160 @@
+"""Correct implementations of hc_pre and wrong ones.
+
+GOOD differs in the order of sums and in what is fused, WRONG in what no implementation may do.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import torch
+
+from ci.gate import columns, wrong
+from ci.gate.arithmetic import Arithmetic, bfloat16, keep_bits
+from ci.gate.columns import Change
+from ci.gate.damage import as_if_rows_had, at, clamped
+from ci.gate.wrong import Results, Run, Wrong, everywhere
+from ci.operators.hc_pre.steps import EXACT, Steps, pytorch, right
+from helion_sinkhorn.lab.pre.budget import RESULTS
+from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
+from helion_sinkhorn.runtime.pieces import pieces
+
+VENDORS = {
+    "nvidia": Steps(Arithmetic(fused=True), columns.tiles),
+    "amd": Steps(Arithmetic(fused=True, sums="tree"), columns.tiles_one_by_one),
+}
+BASELINE = pytorch
+GOOD: dict[str, Run] = {
+    "rounded once from float64": EXACT,
+    "PyTorch float32": pytorch,
+    "the CPU path": right,
+    "streams in order": Steps(),
+    "streams in order, fused": Steps(Arithmetic(fused=True)),
+    "last stream first": Steps(Arithmetic(sums="backwards")),
+    "a tree of streams": Steps(Arithmetic(sums="tree")),
+    **{name: Steps(columns=total) for name, total in columns.SUMS.items()},
+}
+MODEL, TOKENS, SINGLE, SIGNED, ODD, PEAKED, THREE = (
+    f"hc_pre_{name}" for name in ("model", "tokens", "fp32", "signed", "odd", "peaked_fp32", "three_streams")
+)
+
+given = functools.partial(wrong.given, EXACT, ("x", "pre", "dy"))
+one = functools.partial(wrong.one, EXACT)
+
+
+def narrow(w: HcPreWorkload) -> bool:
+    return w.dtype != torch.float32
+
+
+def several(w: HcPreWorkload) -> bool:
+    """Several streams."""
+    return w.n > 1
+
+
+def added(w: HcPreWorkload) -> bool:
+    """Sums of several streams that round."""
+    return w.n > 1 and w.values != "one stream"
+
+
+def weighted(w: HcPreWorkload) -> bool:
+    """Weights that are no powers of two, and wider than bfloat16."""
+    return w.values != "one stream" and wide(w)
+
+
+def wide(w: HcPreWorkload) -> bool:
+    return w.coefficients == torch.float32
+
+
+def summed(total: Change) -> Run:
+    """dpre from another sum over columns, in float64."""
+    return Steps(columns=total, dtype=torch.float64)
+
+
+def truncated(w: HcPreWorkload, t: torch.Tensor) -> torch.Tensor:
+    """Cut to the significand of the workload's dtype."""
+    return keep_bits(t, {torch.bfloat16: 7, torch.float16: 10}[w.dtype])
+
+
+def half_up(w: HcPreWorkload, t: torch.Tensor) -> torch.Tensor:
+    """Half a unit added, then cut: ties go up in size, as a cast by shift rounds."""
+    return (t.contiguous().view(torch.int32) + 0x8000 & -0x10000).view(torch.float32)
+
+
+def rounded(w: HcPreWorkload, *inputs) -> Results:
+    """Products rounded to the dtype of x before they are added."""
+    return Steps(product=lambda t: t.to(w.dtype).float())(w, *inputs)
+
+
+def accumulated(w: HcPreWorkload, *inputs) -> Results:
+    """An accumulator of the dtype of x."""
+    return Steps(Arithmetic(partial=lambda t: t.to(w.dtype).float()))(w, *inputs)
+
+
+def second_piece_by_the_first(w: HcPreWorkload, x, pre, dy) -> Results:
+    """A piece of the tokens takes the weights of the one before it."""
+    weights = pre.flatten(0, 1).clone()
+    for before, piece in itertools.pairwise(pieces(len(weights), w.n * w.c)):
+        weights[piece] = weights[before][: len(weights[piece])]
+    return right(w, x, weights.view(pre.shape), dy)
+
+
+WRONG = [
+    Wrong("weights of the stream before", given(pre=lambda t: t.roll(1, -1)), ("y", "dx"), several),
+    Wrong("weights of the token before", given(pre=lambda t: t.roll(1, 1)), ("y", "dx"),
+          lambda w: w.tokens > 1),
+    Wrong("weights of the element before", given(pre=lambda t: t.roll(1, 0)), ("y", "dx"), SINGLE),
+    Wrong("weights of the piece of tokens before", second_piece_by_the_first, ("y", "dx"), MODEL),
+    Wrong("weights at multiples of four streams", given(pre=as_if_rows_had(4)), ("y", "dx"), THREE),
+    Wrong("weights left out", given(pre=torch.ones_like), ("y", "dx"), everywhere),
+    Wrong("weights without their sign", given(pre=torch.abs), ("y", "dx"), SIGNED),
+    Wrong("weights rounded to bfloat16", given(pre=bfloat16), ("y", "dx"), weighted),
+    Wrong("weights of TF32", given(pre=lambda t: keep_bits(t, 10)), ("y", "dx"),
+          lambda w: weighted(w) and not narrow(w)),
+    Wrong("small weights 0", given(pre=lambda t: torch.where(t.abs() < 2.0**-8, 0.0, t)), ("y", "dx"),
+          PEAKED),
+    Wrong("the last stream left out", given(x=at((..., -1, slice(None)), lambda t: 0 * t[..., -1, :])),
+          ("y", "dpre"), everywhere),
+    Wrong("streams of another layout, the stream last",
+          given(x=lambda t: t.reshape(*t.shape[:-2], t.size(-1), t.size(-2)).mT.contiguous()), ("y", "dpre"),
+          SINGLE),
+    Wrong("streams of TF32", given(x=lambda t: keep_bits(t, 10)), ("y", "dpre"), lambda w: not narrow(w)),
+    Wrong("streams rounded to bfloat16", given(x=lambda t: t.bfloat16().to(t.dtype)), ("y", "dpre"),
+          lambda w: w.dtype != torch.bfloat16),
+    Wrong("rows at multiples of eight entries", given(x=as_if_rows_had(72)), ("y", "dpre"), ODD),
+    Wrong("tokens wrap at 256", given(x=lambda t: t[:, torch.arange(t.size(1)) % 256]), ("y", "dpre"),
+          TOKENS),
+    Wrong("upstream gradient rounded to bfloat16", given(dy=lambda t: t.bfloat16().to(t.dtype)),
+          ("dx", "dpre"), lambda w: w.dtype != torch.bfloat16),
+    Wrong("upstream gradient of the element before", given(dy=lambda g: g.roll(1, 0)), ("dx", "dpre"),
+          SINGLE),
+    Wrong("upstream rows at multiples of eight entries", given(dy=as_if_rows_had(72)), ("dx", "dpre"), ODD),
+    Wrong("products rounded before they are added", rounded, ("y",), lambda w: narrow(w) and added(w)),
+    Wrong("a narrow accumulator", accumulated, ("y",), lambda w: narrow(w) and added(w) and w.n > 2),
+    Wrong("results truncated", Steps(last=truncated), ("y", "dx"),
+          lambda w: narrow(w) and w.values != "one stream"),
+    Wrong("ties away from zero at the store", Steps(last=half_up), ("y",), TOKENS,
+          hidden="one in 2^16 float32 numbers is a tie"),
+    Wrong("a product not rounded before it is added", Steps(Arithmetic(fused=True)), ("y",), SINGLE,
+          hidden="one rounding less: nearer to the truth than the budget asks"),
+    Wrong("dpre of products rounded to bfloat16", Steps(product=bfloat16), ("dpre",), wide),
+    Wrong("dpre in a bfloat16 accumulator", Steps(columns=functools.partial(columns.tiles, partial=bfloat16)),
+          ("dpre",), lambda w: w.c > columns.TILE and wide(w)),
+    Wrong("dpre of 15 bits", one("dpre", lambda t: keep_bits(t.float(), 14)), ("dpre",), wide),
+    Wrong("dpre without the last column", summed(lambda t: t[..., :-1].sum(-1)), ("dpre",), everywhere),
+    Wrong("dpre up to whole tiles", summed(lambda t: t[..., : t.size(-1) // 64 * 64].sum(-1)), ("dpre",),
+          lambda w: w.c % 64),
+    Wrong("dpre of the first tile", summed(lambda t: t[..., :64].sum(-1)), ("dpre",), lambda w: w.c > 64),
+    Wrong("dpre with padding that reads the last column", summed(clamped(5)), ("dpre",), ODD),
+    Wrong("dpre of the stream before", one("dpre", lambda t: t.roll(1, -1)), ("dpre",), several),
+    Wrong("dx of the first weight for all streams", given(pre=lambda t: t[..., :1].expand_as(t)), ("dx",),
+          several),
+    Wrong("dx of streams one further", one("dx", lambda t: t.roll(1, -2)), ("dx",), several),
+    Wrong("the last column of dx never computed", one("dx", at((..., -1), lambda t: 0 * t[..., -1])), ("dx",),
+          everywhere),
+    Wrong("a part of the column before", one("y", lambda t: t + 2.0**-5 * t.roll(1, -1)), ("y",), everywhere),
+    *wrong.damages(EXACT, RESULTS),
+    *wrong.of_any(right, SINGLE, "y", 2),
+    *wrong.of_any(right, SIGNED, "dx", 2, only=("written", "behind the end", "lane", "line", "run")),
+    *wrong.of_any(right, THREE, "dpre", 2, only=("written", "bits")),
+]  # fmt: skip

@@ -1,0 +1,130 @@
+"""Evidence, a row for each operator: how its calls are made, run and judged.
+
+The tuner, the gate and the tests run its kernels the same way, on the same inputs, and hold them to the same
+truths.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.lab.operator import Tensors, Trial, no_problems
+from helion_sinkhorn.lab.truth import JUDGED_STEPS, Truth
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+
+Results = dict[str, torch.Tensor]
+"""What an implementation computes, by the names of the truths."""
+Choices = Mapping[str, Choice]
+"""Configs that are named, by kernel; other kernels have what is stored for them."""
+Calls = Callable[[Any], Iterator[tuple[str, Any]]]
+"""workload -> (kernel, its call), one for each kernel."""
+
+
+def no_calls(workload: Any) -> Iterator[tuple[str, Any]]:
+    return iter(())
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What an operator shows; a Binary is one of machine.binary, which stands above this module."""
+
+    name: str
+    workload: type[Any]
+    """The type of its workloads."""
+    kernels: Mapping[str, Kernel]
+    computes: Mapping[str, tuple[str, ...]]
+    """The results that show what each kernel did, those of `others` too."""
+    kernel_calls: Calls
+    """The kernels that a call of this workload launches."""
+    of_call: Callable[[str, Any, int], Any]
+    """(kernel, its call, tokens or matrices) -> a workload that launches the kernel for this call."""
+    results: Callable[[Any], Collection[str]]
+    """The names of a workload's results."""
+    inputs: Callable[..., Tensors]
+    """(workload, steps, **drawn): the judged part of its inputs, elements first; `drawn` as `make_inputs` has
+    it, so that they are made on another device too."""
+    truths: Callable[..., dict[str, Truth]]
+    """(workload, *inputs): by the name of the result."""
+    run: Callable[..., Results]
+    """(workload, choices, of, *inputs): the results named in `of`, by launches with these choices, and by the
+    path of a CPU where choices is None.  It launches no kernel that these results do not need, and an element
+    may have other tokens than the workload says."""
+    call_public: Callable[[Any, Callable[..., torch.Tensor]], None]
+    """(workload, empty): the public function, for what it checks, on tensors of empty(*shape, dtype=...)."""
+    _: KW_ONLY
+    judged: int = 16
+    """Tokens or matrices that the tuner judges a config by; a multiple of 16, as timed batches are."""
+    same_bits: frozenset[str] = frozenset()
+    """Results of which every config makes the same bits: batches of other sizes may have other configs."""
+    others: Calls = no_calls
+    """Kernels of other operators that make results of this one too."""
+    public: Callable[..., Results] | None = None
+    """(workload, of, *inputs): by the public function and autograd, where it does more than `run`."""
+    by_public: Callable[[Any, bool], Collection[str]] | None = None
+    """(workload, whether on a GPU): the results by which `public` is judged, if not by all."""
+    alone: Mapping[str, Trial] = field(default_factory=lambda: MappingProxyType({}))
+    """Trials of kernels which no result needs without others; only `operands` and `run` are taken."""
+    judged_apart: frozenset[str] = frozenset()
+    """Kernels of which the judge launches another program than the trial that is timed."""
+    fixed: tuple[str, ...] = ()
+    """Fields of a workload that its trials do not take: their launches have the defaults."""
+    problems: Callable[[Any], Iterator[str]] = no_problems
+    """Binary -> why it must not be launched, beside the reasons that hold for every kernel."""
+    call: Callable[[Any, str], None] | None = None
+    """(workload, device): the launches of a call and its gradient; None where those are the trials'."""
+
+    @functools.cached_property
+    def trials(self) -> Mapping[str, Trial]:
+        """How each kernel is run by itself, by name."""
+        return {name: self._trial(name) for name in self.kernels}
+
+    def _trial(self, kernel: str) -> Trial:
+        apart = kernel in self.judged_apart
+        if kernel in self.alone:
+            row = self.alone[kernel]
+            return Trial(row.operands, row.run, self.error, apart)
+
+        def operands(call: Any, batch: int, device: str) -> Tensors:
+            return self.inputs(self.of_call(kernel, call, batch), JUDGED_STEPS, device=device, there=True)
+
+        @functools.lru_cache(maxsize=1)
+        def judged(call: Any) -> Any:
+            return self.of_call(kernel, call, self.judged)
+
+        def run(call: Any, choice: Choice, *operands: torch.Tensor) -> Tensors:
+            workload = judged(call)
+            of = [name for name in self.computes[kernel] if name in self.results(workload)]
+            return tuple(self.run(workload, {kernel: choice}, of, *operands).values())
+
+        return Trial(operands, run, self.error, apart)
+
+    def error(self, call: Any, choice: Choice, device: str) -> float:
+        """The largest error of a kernel with this choice in units of its budget."""
+        workload = self.of_call(choice.kernel, call, self.judged)
+        of = [name for name in self.computes[choice.kernel] if name in self.results(workload)]
+        inputs = self.inputs(workload, JUDGED_STEPS)
+        found = self.run(workload, {choice.kernel: choice}, of, *(t.to(device) for t in inputs))
+        truths = _truths(self, workload)
+        return max(truths[name].worst(t) for name, t in found.items())
+
+
+@functools.lru_cache(maxsize=1)
+def _truths(evidence: Evidence, workload: Any) -> dict[str, Truth]:
+    """One set for all choices of a call."""
+    return evidence.truths(workload, *evidence.inputs(workload, JUDGED_STEPS))
+
+
+def paths(choices: Choices | None, eager: ModuleType, launch: ModuleType) -> tuple[Callable[..., Any], ...]:
+    """(forward, backward) of a module of launches with these choices, or of the path of a CPU without."""
+    if choices is None:
+        return eager.forward, eager.backward
+    return (
+        functools.partial(launch.forward, choice=choices.get(launch.FORWARD)),
+        functools.partial(launch.backward, choice=choices.get(launch.BACKWARD)),
+    )

@@ -1,0 +1,78 @@
+"""EVIDENCE of hc_pre: the collapsed stream and both gradients within what one rounding allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.lab.evidence import Choices, Evidence, Results, paths
+from helion_sinkhorn.lab.operator import Tensors
+from helion_sinkhorn.lab.pre.budget import RESULTS, error_budget, exact
+from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
+from helion_sinkhorn.lab.truth import Truth
+from helion_sinkhorn.ops.mhc.pre import eager, launch
+from helion_sinkhorn.ops.mhc.pre.api import hc_pre
+from helion_sinkhorn.ops.mhc.pre.space import PreCall
+
+
+def kernel_calls(workload: HcPreWorkload) -> Iterator[tuple[str, Any]]:
+    call = launch.call_for(workload.n, workload.c, workload.dtype)
+    yield launch.FORWARD, call
+    yield launch.BACKWARD, call
+
+
+def of_call(kernel: str, call: PreCall, tokens: int) -> HcPreWorkload:
+    dtype = getattr(torch, call.dtype)
+    return HcPreWorkload("tried", 1, frozenset(), "a trial", call.n, call.columns, tokens, dtype)
+
+
+def inputs(workload: HcPreWorkload, steps: int, **drawn: Any) -> Tensors:
+    """x, pre and the upstream gradient."""
+    return workload.make_inputs(**drawn)
+
+
+def dtype_of(workload: HcPreWorkload, name: str) -> torch.dtype:
+    return workload.coefficients if name == "dpre" else workload.dtype
+
+
+def truths(workload: HcPreWorkload, *given: torch.Tensor) -> dict[str, Truth]:
+    """The equations in float64."""
+    # products and sums round to nearest: no side is preferred, and no two entries share a rounding
+    budgets = error_budget(*given)
+    return {
+        name: Truth.of(t, budgets[name], dtype_of(workload, name), gradient=name != "y")
+        for name, t in exact(*given).items()
+    }
+
+
+def run(workload: HcPreWorkload, choices: Choices | None, of: Collection[str], x, pre, dy) -> Results:
+    """By a call for all elements."""
+    forward, backward = paths(choices, eager, launch)
+    found = {"y": forward(x, pre)} if "y" in of else {}
+    if {"dx", "dpre"} & {*of}:
+        found |= dict(zip(("dx", "dpre"), backward(dy, x, pre), strict=True))
+    return {name: found[name] for name in of}
+
+
+def call_public(workload: HcPreWorkload, empty: Callable[..., torch.Tensor]) -> None:
+    x = empty(workload.batch, workload.n, workload.c, dtype=workload.dtype)
+    hc_pre(x, empty(workload.batch, workload.n), implementation="helion")
+
+
+EVIDENCE = Evidence(
+    "hc_pre",
+    HcPreWorkload,
+    launch.KERNELS,
+    {launch.FORWARD: ("y",), launch.BACKWARD: ("dx", "dpre")},
+    kernel_calls,
+    of_call,
+    lambda workload: RESULTS,
+    inputs,
+    truths,
+    run,
+    call_public,
+    same_bits=frozenset(RESULTS),
+    fixed=("tokens", "coefficients"),
+)
