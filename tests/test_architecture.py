@@ -109,9 +109,9 @@ def copy(tmp_path):
 
 def test_what_is_missing_is_named(copy):
     (copy / "helion_sinkhorn" / "lab" / "dot_compress" / "budget.py").unlink()
-    (copy / "ci" / "operators" / "dot_compress" / "faults.py").unlink()
+    (copy / "ci" / "operators" / "dot_compress" / "wrong.py").unlink()
     assert lacks(copy, "dot_compress") == [
-        "helion_sinkhorn/lab/dot_compress/budget.py", "ci/operators/dot_compress/faults.py",
+        "helion_sinkhorn/lab/dot_compress/budget.py", "ci/operators/dot_compress/wrong.py",
     ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -17,6 +18,11 @@ def keep_bits(x: torch.Tensor, bits: int) -> torch.Tensor:
     """x with its significand cut to `bits` explicit bits, as a table or a cast by shift gives it."""
     mask = -(1 << (23 - bits))
     return through(x, (x.detach().view(torch.int32) & mask).view(torch.float32))
+
+
+def truncated(workload: Any, x: torch.Tensor) -> torch.Tensor:
+    """x cut to the significand of the narrow dtype of a workload."""
+    return keep_bits(x, {torch.bfloat16: 7, torch.float16: 10}[workload.dtype])
 
 
 def bfloat16(x: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,7 @@ from typing import Any
 from ci.gate.choices import of_evidence
 from ci.gate.gate import Operator
 from ci.gate.wrong import Wrong
-from ci.operators.dot_compress import attack as dot_compress_attack
-from ci.operators.dot_compress import faults as dot_compress_faults
-from ci.operators.dot_compress import truths as dot_compress_truths
+from ci.operators.dot_compress import wrong as dot_compress_wrong
 from ci.operators.hc_mixes import attack as hc_mixes_attack
 from ci.operators.hc_mixes import faults as hc_mixes_faults
 from ci.operators.hc_mixes import truths as hc_mixes_truths
@@ -36,7 +34,7 @@ from ci.operators.linear_attention import truths as linear_attention_truths
 from ci.operators.sinkhorn import attack as sinkhorn_attack
 from ci.operators.sinkhorn import faults as sinkhorn_faults
 from ci.operators.sinkhorn import truths as sinkhorn_truths
-from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.lab.dot_compress.evidence import EVIDENCE as DOT_COMPRESS
 from helion_sinkhorn.lab.evidence import Evidence
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
@@ -96,9 +94,7 @@ OPERATORS = {
         compiled=sinkhorn_truths.compiled,
     ),
     "implicit": row(sinkhorn_with("implicit"), implicit_truths, implicit_faults, implicit_attack),
-    "dot_compress": row(
-        lambda w: isinstance(w, DotWorkload), dot_compress_truths, dot_compress_faults, dot_compress_attack
-    ),
+    "dot_compress": shown(DOT_COMPRESS, dot_compress_wrong),
     "linear_attention": row(
         lambda w: isinstance(w, AttentionWorkload),
         linear_attention_truths,

@@ -7,15 +7,16 @@ truths.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from helion_sinkhorn.lab.operator import Tensors, Trial, no_problems
-from helion_sinkhorn.lab.truth import JUDGED_STEPS, Truth
+from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 
 Results = dict[str, torch.Tensor]
@@ -24,6 +25,17 @@ Choices = Mapping[str, Choice]
 """Configs that are named, by kernel; other kernels have what is stored for them."""
 Calls = Callable[[Any], Iterator[tuple[str, Any]]]
 """workload -> (kernel, its call), one for each kernel."""
+
+
+EVERY_STEP = sys.maxsize
+"""More entries times iterations than any workload has: all of it is judged."""
+
+
+class Alone(NamedTuple):
+    """How a kernel is run by itself, where `run` launches others too; the fields are those of Trial."""
+
+    operands: Callable[[Any, int, str], Tensors]
+    run: Callable[..., torch.Tensor | Tensors]
 
 
 def no_calls(workload: Any) -> Iterator[tuple[str, Any]]:
@@ -47,8 +59,8 @@ class Evidence:
     results: Callable[[Any], Collection[str]]
     """The names of a workload's results."""
     inputs: Callable[..., Tensors]
-    """(workload, steps, **drawn): the judged part of its inputs, elements first; `drawn` as `make_inputs` has
-    it, so that they are made on another device too."""
+    """(workload, steps, **drawn): the judged part of its inputs, elements first, all of them for EVERY_STEP;
+    `drawn` as `make_inputs` has it, so that they are made on another device too."""
     truths: Callable[..., dict[str, Truth]]
     """(workload, *inputs): by the name of the result."""
     run: Callable[..., Results]
@@ -68,8 +80,8 @@ class Evidence:
     """(workload, of, *inputs): by the public function and autograd, where it does more than `run`."""
     by_public: Callable[[Any, bool], Collection[str]] | None = None
     """(workload, whether on a GPU): the results by which `public` is judged, if not by all."""
-    alone: Mapping[str, Trial] = field(default_factory=lambda: MappingProxyType({}))
-    """Trials of kernels which no result needs without others; only `operands` and `run` are taken."""
+    alone: Mapping[str, Alone] = field(default_factory=lambda: MappingProxyType({}))
+    """By kernel, where its trial is another than `run` on the operands of a workload; its error is not."""
     judged_apart: frozenset[str] = frozenset()
     """Kernels of which the judge launches another program than the trial that is timed."""
     fixed: tuple[str, ...] = ()
@@ -91,7 +103,7 @@ class Evidence:
             return Trial(row.operands, row.run, self.error, apart)
 
         def operands(call: Any, batch: int, device: str) -> Tensors:
-            return self.inputs(self.of_call(kernel, call, batch), JUDGED_STEPS, device=device, there=True)
+            return self.inputs(self.of_call(kernel, call, batch), EVERY_STEP, device=device, there=True)
 
         @functools.lru_cache(maxsize=1)
         def judged(call: Any) -> Any:
@@ -108,7 +120,7 @@ class Evidence:
         """The largest error of a kernel with this choice in units of its budget."""
         workload = self.of_call(choice.kernel, call, self.judged)
         of = [name for name in self.computes[choice.kernel] if name in self.results(workload)]
-        inputs = self.inputs(workload, JUDGED_STEPS)
+        inputs = self.inputs(workload, EVERY_STEP)
         found = self.run(workload, {choice.kernel: choice}, of, *(t.to(device) for t in inputs))
         truths = _truths(self, workload)
         return max(truths[name].worst(t) for name, t in found.items())
@@ -117,7 +129,7 @@ class Evidence:
 @functools.lru_cache(maxsize=1)
 def _truths(evidence: Evidence, workload: Any) -> dict[str, Truth]:
     """One set for all choices of a call."""
-    return evidence.truths(workload, *evidence.inputs(workload, JUDGED_STEPS))
+    return evidence.truths(workload, *evidence.inputs(workload, EVERY_STEP))
 
 
 def paths(choices: Choices | None, eager: ModuleType, launch: ModuleType) -> tuple[Callable[..., Any], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from helion_sinkhorn.lab.dot_compress.row import ROW as DOT_COMPRESS
+from helion_sinkhorn.lab.dot_compress.evidence import EVIDENCE as DOT_COMPRESS
 from helion_sinkhorn.lab.evidence import Evidence
 from helion_sinkhorn.lab.linear_attention.row import ROW as LINEAR_ATTENTION
 from helion_sinkhorn.lab.mixes.row import ROW as HC_MIXES

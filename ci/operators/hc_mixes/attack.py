@@ -11,7 +11,7 @@ import torch
 from ci.gate import gate
 from ci.gate.arithmetic import bfloat16, keep_bits
 from ci.gate.bugs import Bug, anywhere, at, edited, later
-from ci.operators.dot_compress.faults import in_order, plain, to_bfloat16
+from ci.gate.products import in_order, plain, to_bfloat16
 from ci.operators.hc_mixes.faults import cpu_path
 from ci.operators.hc_mixes.steps import (
     DEPTH,

@@ -12,10 +12,10 @@ from dataclasses import replace
 import torch
 
 from ci.gate import gate
-from ci.gate.arithmetic import bfloat16, keep_bits
+from ci.gate.arithmetic import bfloat16, keep_bits, truncated
 from ci.gate.damage import DAMAGES
 from ci.gate.gate import Fault
-from ci.operators.dot_compress.faults import (
+from ci.gate.products import (
     in_float64,
     in_order,
     permuted,
@@ -23,7 +23,6 @@ from ci.operators.dot_compress.faults import (
     split,
     to_bfloat16,
     tree,
-    truncated,
 )
 from ci.operators.hc_mixes.steps import (
     EXACT,

@@ -15,7 +15,7 @@ import torch
 
 from ci.gate import gate
 from ci.gate.arithmetic import keep_bits
-from ci.operators.dot_compress.faults import cut, plain
+from ci.gate.products import cut, plain
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
 
 Change = Callable[[torch.Tensor], torch.Tensor]

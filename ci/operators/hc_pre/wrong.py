@@ -11,7 +11,7 @@ import itertools
 import torch
 
 from ci.gate import columns, wrong
-from ci.gate.arithmetic import Arithmetic, bfloat16, keep_bits
+from ci.gate.arithmetic import Arithmetic, bfloat16, keep_bits, truncated
 from ci.gate.columns import Change
 from ci.gate.damage import as_if_rows_had, at, clamped
 from ci.gate.wrong import Results, Run, Wrong, everywhere
@@ -69,11 +69,6 @@ def wide(w: HcPreWorkload) -> bool:
 def summed(total: Change) -> Run:
     """dpre from another sum over columns, in float64."""
     return Steps(columns=total, dtype=torch.float64)
-
-
-def truncated(w: HcPreWorkload, t: torch.Tensor) -> torch.Tensor:
-    """Cut to the significand of the workload's dtype."""
-    return keep_bits(t, {torch.bfloat16: 7, torch.float16: 10}[w.dtype])
 
 
 def half_up(w: HcPreWorkload, t: torch.Tensor) -> torch.Tensor:

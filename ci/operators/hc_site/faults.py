@@ -17,7 +17,7 @@ from ci.gate import arithmetic, columns, gate
 from ci.gate.arithmetic import bfloat16, keep_bits
 from ci.gate.damage import DAMAGES
 from ci.gate.gate import Fault
-from ci.operators.dot_compress.faults import in_float64, split, tree
+from ci.gate.products import in_float64, split, tree
 from ci.operators.hc_mixes import faults as of_mixes
 from ci.operators.hc_mixes.steps import Steps as Projection
 from ci.operators.hc_mixes.steps import norm_factor, of_parts, tf32

@@ -18,7 +18,7 @@ from ci.gate import gate
 from ci.gate.arithmetic import PLAIN, Arithmetic, bfloat16, keep_bits, off_by
 from ci.gate.damage import DAMAGES
 from ci.gate.gate import Fault
-from ci.operators.dot_compress.faults import cut, floored, in_order
+from ci.gate.products import cut, floored, in_order
 from ci.operators.linear_attention.truths import STATES, alone, case_of, copied, joined, methods, title
 from helion_sinkhorn import reference
 from helion_sinkhorn.lab.linear_attention.budget import Case

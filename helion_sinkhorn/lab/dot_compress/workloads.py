@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from helion_sinkhorn.lab.draws import normal
+from helion_sinkhorn.lab.draws import draws, normal
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,11 @@ class DotWorkload:
         return 2 if self.precise and self.dtype != torch.float32 else 1
 
     def make_inputs(
-        self, seed: int = 0, device: torch.device | str = "cpu"
+        self, seed: int = 0, device: torch.device | str = "cpu", there: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """(x, y, z or None, upstream gradient) of `dtype`, standard normal, the same bits everywhere."""
-        generator = np.random.default_rng(seed)
+        """(x, y, z or None, upstream gradient) of `dtype`, standard normal, the same bits everywhere or, if
+        `there`, drawn on the device."""
+        generator = draws(seed, device, there)
         x, y, z, grad = (
             normal(generator, self.batch, *shape)
             for shape in ((self.m, self.d), (self.m, self.k), (self.d, self.k), (self.m, self.k))
@@ -74,11 +74,11 @@ ROWS = [
     ),
     _dot("dcpp_precise", 1152, 3219, 256, 64, "tune", _DCPP, precise=True),
     _dot("dcpp_fp32", 128, 3219, 256, 64, "tune", _DCPP, dtype=torch.float32),
+    _dot("tail", 5, 129, 48, 5, "ci", "padded in every axis, z given", has_z=True),
     _dot("reported", 5, 3219, 256, 64, "ci", _DCPP, grad_scale=0.1),
     _dot("precise", 5, 3219, 256, 64, "ci", _DCPP, precise=True),
     _dot("fp16", 2, 1000, 128, 64, "ci", "half precision, z given", dtype=torch.float16, has_z=True),
     _dot("fp32", 2, 1000, 64, 32, "ci", "single precision, z given", dtype=torch.float32, has_z=True),
-    _dot("tail", 5, 129, 48, 5, "ci", "padded in every axis, z given", has_z=True),
     _dot("precise_z", 3, 129, 48, 5, "ci", "padded, two numbers an entry, z given", has_z=True, precise=True),
     _dot("wide", 2, 300, 1000, 64, "ci", "several blocks of x"),
 ]
