@@ -155,7 +155,7 @@ def tables(operator: Operator, steps: int) -> tuple[str, list[object]]:
     together = {c: sum(row[c] for row in faulty) for c in counts}
     row = [
         f"{len(operator.good)} in {cases:,} cases", *(wrongly[t] for t in titles),
-        f"{len(operator.faults)} in {together['workloads']:,} cases", *(together[t] for t in titles),
+        f"{len(operator.on_many)} in {together['workloads']:,} cases", *(together[t] for t in titles),
         together["hidden"], ", ".join(f"{finders[r]:,}" for r in ("worst", "rms", "bias")),
     ]  # fmt: skip
     faulty.append({"fault": "all together", **together})

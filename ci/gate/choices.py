@@ -11,7 +11,7 @@ import torch
 from ci.gate.gate import Candidate
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import Device
-from helion_sinkhorn.lab.evidence import Choices, Evidence
+from helion_sinkhorn.lab.evidence import Choices, Evidence, given, used  # noqa: F401
 from helion_sinkhorn.runtime.kernel import Choice, default_choice
 from helion_sinkhorn.runtime.launch import choose, device_of
 
@@ -39,19 +39,6 @@ def candidate(of: str, choice: Choice, served: bool, run: Run) -> Candidate:
     """A kernel with a config, judged by one result."""
     config = {**dict(choice.config), **dict(choice.variant)}
     return Candidate(choice.kernel, of, config, choice.source, served, run)
-
-
-def given(unused: str, **upstream: torch.Tensor) -> list[torch.Tensor | None]:
-    """Upstream gradients as an operator has them: None for those of results which nothing used."""
-    return [None if name in unused.split() else t for name, t in upstream.items()]
-
-
-def used(
-    results: Iterable[torch.Tensor], upstream: Iterable[torch.Tensor | None]
-) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """The results that have an upstream gradient, and these."""
-    pairs = zip(results, upstream, strict=True)
-    return tuple(zip(*((r, g) for r, g in pairs if g is not None), strict=True))
 
 
 def candidates(
@@ -83,9 +70,6 @@ def of_evidence(evidence: Evidence, workload: Any, *inputs: torch.Tensor) -> lis
     on_gpu = inputs[0].is_cuda
     names = evidence.results(workload)
 
-    def run(choices: Choices | None, name: str) -> Run:
-        return functools.partial(one_result, evidence, workload, choices, name)
-
     found = []
     if evidence.public is not None:
         public = names if evidence.by_public is None else evidence.by_public(workload, on_gpu)
@@ -95,15 +79,29 @@ def of_evidence(evidence: Evidence, workload: Any, *inputs: torch.Tensor) -> lis
             for name in public
         ]
     if not on_gpu:
-        return found or [Candidate("eager", name, {}, "", True, run(None, name)) for name in names]
-    device, batch = device_of(inputs[0]), len(inputs[0]) * getattr(workload, "tokens", 1)
-    return found + [
-        candidate(name, choice, served, run({kernel: choice}, name))
+        return found or [
+            Candidate(
+                "eager", name, {}, "", True, functools.partial(one_result, evidence, workload, None, name)
+            )
+            for name in names
+        ]
+    batch = len(inputs[0]) * getattr(workload, "tokens", 1)
+    return found + of_kernels(evidence, workload, device_of(inputs[0]), batch)
+
+
+def of_kernels(evidence: Evidence, workload: Any, device: Device, batch: int) -> list[Candidate]:
+    """Kernels with each of their configs, once for every result in which an error of the kernel shows."""
+    names = evidence.results(workload)
+    return [
+        candidate(
+            name, choice, is_served,
+            functools.partial(one_result, evidence, workload, {choice.kernel: choice}, name),
+        )
         for kernel, call in (*evidence.kernel_calls(workload), *evidence.others(workload))
-        for choice, served in choices(kernel, call, batch, device)
+        for choice, is_served in choices(kernel, call, batch, device)
         for name in evidence.computes[kernel]
         if name in names
-    ]
+    ]  # fmt: skip
 
 
 def one_result(

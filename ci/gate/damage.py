@@ -23,12 +23,19 @@ def last_dropped(t: torch.Tensor) -> torch.Tensor:
     return t
 
 
+def tail_dropped(t: torch.Tensor) -> torch.Tensor:
+    t = t.clone(memory_format=torch.contiguous_format)
+    t[-(len(t) % 32 or 32) :] = 0
+    return t
+
+
 def stale(t: torch.Tensor) -> torch.Tensor:
     return t.roll(1, 0)
 
 
 DAMAGES: dict[str, Change] = {
     "last matrix dropped": last_dropped,
+    "tail of the batch dropped": tail_dropped,
     "stale output": stale,
     "one element scaled by 1 + 2^-6": scaled_element,
 }

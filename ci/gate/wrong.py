@@ -87,6 +87,16 @@ def later(right: Run, of: str, change: Change) -> Run:
     return changed(right, **{of: change})
 
 
+def exchanged(right: Run, change: Callable[[Any, Results], Results]) -> Run:
+    """Some results made of the right ones, by the workload."""
+
+    def wrong(w, *inputs):
+        found = right(w, *inputs)
+        return found | change(w, found)
+
+    return wrong
+
+
 def damaged(right: Run, damage: Change) -> Run:
     """Every result damaged."""
     return lambda w, *inputs: {of: damage(t) for of, t in right(w, *inputs).items()}

@@ -12,19 +12,13 @@ from ci.gate.choices import of_evidence
 from ci.gate.gate import Operator
 from ci.gate.wrong import Wrong
 from ci.operators.dot_compress import wrong as dot_compress_wrong
-from ci.operators.hc_mixes import attack as hc_mixes_attack
-from ci.operators.hc_mixes import faults as hc_mixes_faults
-from ci.operators.hc_mixes import truths as hc_mixes_truths
-from ci.operators.hc_post import attack as hc_post_attack
-from ci.operators.hc_post import faults as hc_post_faults
-from ci.operators.hc_post import truths as hc_post_truths
+from ci.operators.hc_mixes import wrong as hc_mixes_wrong
+from ci.operators.hc_post import wrong as hc_post_wrong
 from ci.operators.hc_pre import wrong as hc_pre_wrong
 from ci.operators.hc_site import attack as hc_site_attack
 from ci.operators.hc_site import faults as hc_site_faults
 from ci.operators.hc_site import truths as hc_site_truths
-from ci.operators.hc_split_sinkhorn import attack as hc_split_sinkhorn_attack
-from ci.operators.hc_split_sinkhorn import faults as hc_split_sinkhorn_faults
-from ci.operators.hc_split_sinkhorn import truths as hc_split_sinkhorn_truths
+from ci.operators.hc_split_sinkhorn import wrong as hc_split_sinkhorn_wrong
 from ci.operators.implicit import attack as implicit_attack
 from ci.operators.implicit import faults as implicit_faults
 from ci.operators.implicit import truths as implicit_truths
@@ -37,12 +31,12 @@ from ci.operators.sinkhorn import truths as sinkhorn_truths
 from helion_sinkhorn.lab.dot_compress.evidence import EVIDENCE as DOT_COMPRESS
 from helion_sinkhorn.lab.evidence import Evidence
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
-from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
-from helion_sinkhorn.lab.post.workloads import HcPostWorkload
+from helion_sinkhorn.lab.mixes.evidence import EVIDENCE as HC_MIXES
+from helion_sinkhorn.lab.post.evidence import EVIDENCE as HC_POST
 from helion_sinkhorn.lab.pre.evidence import EVIDENCE as HC_PRE
 from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
-from helion_sinkhorn.lab.split.workloads import HcWorkload
+from helion_sinkhorn.lab.split.evidence import EVIDENCE as HC_SPLIT_SINKHORN
 
 
 def row(
@@ -101,26 +95,14 @@ OPERATORS = {
         linear_attention_faults,
         linear_attention_attack,
     ),
-    "hc_post": row(
-        lambda w: isinstance(w, HcPostWorkload), hc_post_truths, hc_post_faults, hc_post_attack,
-        "out", "df", "dx", "dpost", "dcomb",
-    ),
-    "hc_mixes": row(
-        lambda w: isinstance(w, MixesWorkload), hc_mixes_truths, hc_mixes_faults, hc_mixes_attack,
-        "mixes", "dx",
-    ),
+    "hc_post": shown(HC_POST, hc_post_wrong),
+    "hc_mixes": shown(HC_MIXES, hc_mixes_wrong),
     "hc_pre": shown(HC_PRE, hc_pre_wrong),
     "hc_site": row(
         lambda w: isinstance(w, HcSiteWorkload), hc_site_truths, hc_site_faults, hc_site_attack,
         "y", "post", "comb", "dx",
     ),
-    "hc_split_sinkhorn": row(
-        lambda w: isinstance(w, HcWorkload),
-        hc_split_sinkhorn_truths,
-        hc_split_sinkhorn_faults,
-        hc_split_sinkhorn_attack,
-        "pre", "post", "comb", "dmixes",
-    ),
+    "hc_split_sinkhorn": shown(HC_SPLIT_SINKHORN, hc_split_sinkhorn_wrong),
 }  # fmt: skip
 
 

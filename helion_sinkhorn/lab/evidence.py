@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
@@ -99,8 +99,7 @@ class Evidence:
     def _trial(self, kernel: str) -> Trial:
         apart = kernel in self.judged_apart
         if kernel in self.alone:
-            row = self.alone[kernel]
-            return Trial(row.operands, row.run, self.error, apart)
+            return Trial(*self.alone[kernel], self.error, apart)
 
         def operands(call: Any, batch: int, device: str) -> Tensors:
             return self.inputs(self.of_call(kernel, call, batch), EVERY_STEP, device=device, there=True)
@@ -132,6 +131,23 @@ def _truths(evidence: Evidence, workload: Any) -> dict[str, Truth]:
     return evidence.truths(workload, *evidence.inputs(workload, EVERY_STEP))
 
 
+def by_elements(
+    compute: Callable[[slice], Results], count: int, of: Collection[str], sums: Collection[str]
+) -> Results:
+    """The results in `of`: what belongs to tokens by one call for all elements, sums by a call for each.
+
+    Args:
+        compute: the results of these elements, sums among them with an element in front.
+        count: how many elements there are.
+        sums: names of the results that are sums over the tokens of a call.
+    """
+    found = compute(slice(None)) if count == 1 or {*of} - {*sums} else {}
+    if count > 1 and {*of} & {*sums}:
+        each = [compute(slice(k, k + 1)) for k in range(count)]
+        found |= {name: torch.cat([one[name] for one in each]) for name in sums if name in each[0]}
+    return {name: found[name] for name in of}
+
+
 def paths(choices: Choices | None, eager: ModuleType, launch: ModuleType) -> tuple[Callable[..., Any], ...]:
     """(forward, backward) of a module of launches with these choices, or of the path of a CPU without."""
     if choices is None:
@@ -140,3 +156,16 @@ def paths(choices: Choices | None, eager: ModuleType, launch: ModuleType) -> tup
         functools.partial(launch.forward, choice=choices.get(launch.FORWARD)),
         functools.partial(launch.backward, choice=choices.get(launch.BACKWARD)),
     )
+
+
+def given(unused: str, **upstream: torch.Tensor) -> list[torch.Tensor | None]:
+    """Upstream gradients as an operator has them: None for those of results which nothing used."""
+    return [None if name in unused.split() else t for name, t in upstream.items()]
+
+
+def used(
+    results: Iterable[torch.Tensor], upstream: Iterable[torch.Tensor | None]
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """The results that have an upstream gradient, and these."""
+    pairs = zip(results, upstream, strict=True)
+    return tuple(zip(*((r, g) for r, g in pairs if g is not None), strict=True))

@@ -8,13 +8,13 @@ from typing import Any
 from helion_sinkhorn.lab.dot_compress.evidence import EVIDENCE as DOT_COMPRESS
 from helion_sinkhorn.lab.evidence import Evidence
 from helion_sinkhorn.lab.linear_attention.row import ROW as LINEAR_ATTENTION
-from helion_sinkhorn.lab.mixes.row import ROW as HC_MIXES
+from helion_sinkhorn.lab.mixes.evidence import EVIDENCE as HC_MIXES
 from helion_sinkhorn.lab.operator import Operator
-from helion_sinkhorn.lab.post.row import ROW as HC_POST
+from helion_sinkhorn.lab.post.evidence import EVIDENCE as HC_POST
 from helion_sinkhorn.lab.pre.evidence import EVIDENCE as HC_PRE
 from helion_sinkhorn.lab.sinkhorn.row import ROW as SINKHORN
 from helion_sinkhorn.lab.site.row import ROW as HC_SITE
-from helion_sinkhorn.lab.split.row import ROW as HC_SPLIT_SINKHORN
+from helion_sinkhorn.lab.split.evidence import EVIDENCE as HC_SPLIT_SINKHORN
 
 ROWS = SINKHORN, DOT_COMPRESS, LINEAR_ATTENTION, HC_SPLIT_SINKHORN, HC_MIXES, HC_PRE, HC_POST, HC_SITE
 OPERATORS: dict[str, Operator | Evidence] = {row.name: row for row in ROWS}

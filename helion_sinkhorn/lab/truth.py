@@ -136,12 +136,21 @@ class Truth:
         *,
         gradient: bool = True,
         systematic: float = 0.0,
+        leaning: torch.Tensor | None = None,
         together: tuple[int, ...] = (-1,),
         peer: Peer | None = None,
     ) -> Truth:
-        """A result all of whose elements differ; an error is relative to the largest entry of a gradient."""
+        """A result all of whose elements differ.
+
+        Args:
+            gradient: whether an error is relative to the largest entry, since those of gradients cancel.
+            systematic: the largest bias of functions that err to one side.
+            leaning: the part of an error that is all to one side, towards 0.
+        """
         scale = largest(exact) if gradient else noticeable(exact)
         spreads = spread(exact, budget, dtype)
+        if leaning is not None:
+            systematic += (leaning / spreads).mean().item()
         return cls(exact, budget, spreads, scale, systematic, len(exact), together, dtype, peer)
 
     def worst(self, result: torch.Tensor) -> float:

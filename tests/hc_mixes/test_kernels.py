@@ -7,12 +7,11 @@ import torch
 from autograd_calls import assert_equal, randn
 from reference_mode import of_each_variant
 
-from ci.operators.hc_mixes import truths
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.mixes.budget import RESULTS, error_budget, exact
-from helion_sinkhorn.lab.mixes.trials import TRIALS
+from helion_sinkhorn.lab.mixes.evidence import EVIDENCE
 from helion_sinkhorn.lab.mixes.workloads import ROWS, MixesWorkload
-from helion_sinkhorn.lab.operators import KERNELS, kernel_calls
+from helion_sinkhorn.lab.operators import KERNELS, TRIALS, kernel_calls
 from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.ops.mhc.mixes import eager, launch
 from helion_sinkhorn.ops.mhc.mixes.kernels import parts_of
@@ -56,11 +55,11 @@ def test_every_workload_is_within_its_budget(workload, run):
 @pytest.mark.parametrize("name", RESULTS)
 @pytest.mark.parametrize("workload", ["mixes_two_streams", "mixes_one_row"])
 def test_the_gate_runs_these_kernels(workload, name):
-    """ci/operators/hc_mixes launches them one by one, with choices of its own; on CPU tensors as on a GPU."""
+    """The evidence launches them one by one, with choices of its own; on CPU tensors as on a GPU."""
     workload = next(w for w in WORKLOADS if w.name == workload)
     inputs = first_element(workload)
     expected = dict(zip(RESULTS, by_bodies(workload, *(t[0] for t in inputs)), strict=True))[name]
-    found = truths.on_gpu(workload, name, {}, *inputs)
+    found = EVIDENCE.run(workload, {}, (name,), *inputs)[name]
     assert torch.equal(found.reshape(expected.shape), expected)
 
 

@@ -8,8 +8,7 @@ from hc_streams import LAYOUTS, post_errors, post_inputs
 from reference_mode import of_each_variant
 
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.operators import KERNELS
-from helion_sinkhorn.lab.post.trials import TRIALS
+from helion_sinkhorn.lab.operators import KERNELS, TRIALS
 from helion_sinkhorn.lab.post.workloads import ROWS
 from helion_sinkhorn.ops.mhc.post import eager, launch
 from helion_sinkhorn.runtime.kernel import candidates

@@ -7,9 +7,9 @@ import torch
 from cuda_graphs import capture
 
 from helion_sinkhorn import hc_split_sinkhorn
+from helion_sinkhorn.lab.operators import TRIALS
 from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.lab.split.budget import error_budget, exact
-from helion_sinkhorn.lab.split.trials import TRIALS
 from helion_sinkhorn.lab.split.workloads import ROWS, HcWorkload
 from helion_sinkhorn.ops.mhc.split import launch
 from helion_sinkhorn.runtime import launch as door

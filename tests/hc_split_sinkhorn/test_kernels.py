@@ -9,12 +9,11 @@ import torch
 from launches import launching_as
 from reference_mode import of_each_variant
 
-from ci.operators.hc_split_sinkhorn.truths import eager_forward, of_partials
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.operators import KERNELS, TRIALS
 from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.lab.split.budget import error_budget, exact
-from helion_sinkhorn.lab.split.trials import TRIALS
+from helion_sinkhorn.lab.split.evidence import eager_forward, of_partials
 from helion_sinkhorn.lab.split.workloads import ROWS
 from helion_sinkhorn.ops.mhc.split import eager, launch
 from helion_sinkhorn.ops.mhc.split.space import HcCall

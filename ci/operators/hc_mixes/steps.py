@@ -1,4 +1,4 @@
-"""hc_mixes step by step in PyTorch, as kernels may have it; faults and bugs change one step.
+"""hc_mixes step by step in PyTorch, as kernels may have it; wrong implementations change one step.
 
 Each run takes (workload, x, dmixes, fn), an element of the batch a group of tokens and fn that of each
 element, and returns mixes, dx and, of each element, dfn.
@@ -13,21 +13,16 @@ from dataclasses import dataclass
 
 import torch
 
-from ci.gate import gate
 from ci.gate.arithmetic import keep_bits
-from ci.gate.products import cut, plain
+from ci.gate.columns import Change, same
+from ci.gate.products import Product, cut, plain
+from ci.gate.wrong import Results
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
 
-Change = Callable[[torch.Tensor], torch.Tensor]
-Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 TILE = 64
 """Terms of a product that a program loads at a time."""
 DEPTH = 16
 """Terms that a matrix unit adds at a time."""
-
-
-def same(t: torch.Tensor) -> torch.Tensor:
-    return t
 
 
 def tf32(t: torch.Tensor) -> torch.Tensor:
@@ -110,7 +105,7 @@ class Steps:
     last: Callable[[MixesWorkload, torch.Tensor], torch.Tensor] = lambda w, t: t
     """dx before it is rounded."""
 
-    def __call__(self, w: MixesWorkload, x, dmixes, fn) -> gate.Results:
+    def __call__(self, w: MixesWorkload, x, dmixes, fn) -> Results:
         dtype = torch.float64 if self.exactly else torch.float32
         x, dmixes, fn = (t.flatten(2).to(dtype) for t in (x, dmixes, fn))
         q = self.mean(w, x)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ci.gate import gate
 from ci.gate.arithmetic import PLAIN, Arithmetic
 from ci.gate.columns import Change, at_once, same
-from ci.operators.hc_post.truths import computed, dtype_of
+from ci.gate.wrong import Results
 from helion_sinkhorn.lab.post.budget import RESULTS
+from helion_sinkhorn.lab.post.evidence import dtype_of, results, run
 from helion_sinkhorn.lab.post.workloads import HcPostWorkload
-from helion_sinkhorn.ops.mhc.post import eager, reference
+from helion_sinkhorn.ops.mhc.post import reference
 
 NAMES = ("f", "x", "post", "comb", "grad", "bias")
 """The inputs, in the gate's order."""
@@ -40,7 +40,7 @@ class Steps:
     """Applied to what is rounded to the dtypes of x and f."""
     dtype: torch.dtype = torch.float32
 
-    def __call__(self, w: HcPostWorkload, f, x, post, comb, grad, bias=None) -> gate.Results:
+    def __call__(self, w: HcPostWorkload, f, x, post, comb, grad, bias=None) -> Results:
         f, x, post, comb, grad = (t.to(self.dtype) for t in (f, x, post, comb, grad))
         comb = comb if w.comb_order == "io" else comb.mT
         given = f if bias is None else f + bias.to(self.dtype).unsqueeze(1)
@@ -83,7 +83,7 @@ EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
 
 
 @functools.lru_cache(maxsize=1)
-def pytorch(w: HcPostWorkload, f, x, post, comb, grad, bias=None) -> gate.Results:
+def pytorch(w: HcPostWorkload, f, x, post, comb, grad, bias=None) -> Results:
     """The specification in float32 and autograd; the gradient of the bias element by element."""
     given = (f, x, post, comb) if bias is None else (f, x, post, comb, bias)
     leaves = [t.detach().float().requires_grad_() for t in given]
@@ -95,5 +95,6 @@ def pytorch(w: HcPostWorkload, f, x, post, comb, grad, bias=None) -> gate.Result
     return {name: t.to(dtype_of(w, name)) for name, t in found.items()}
 
 
-def the_cpu_path(w: HcPostWorkload, *inputs: torch.Tensor) -> gate.Results:
-    return computed(w.comb_order, eager.forward, eager.backward, *inputs)
+def right(w: HcPostWorkload, *inputs: torch.Tensor) -> Results:
+    """The path of a CPU."""
+    return run(w, None, results(w), *inputs)

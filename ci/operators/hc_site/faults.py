@@ -18,7 +18,7 @@ from ci.gate.arithmetic import bfloat16, keep_bits
 from ci.gate.damage import DAMAGES
 from ci.gate.gate import Fault
 from ci.gate.products import in_float64, split, tree
-from ci.operators.hc_mixes import faults as of_mixes
+from ci.operators.hc_mixes import wrong as of_mixes
 from ci.operators.hc_mixes.steps import Steps as Projection
 from ci.operators.hc_mixes.steps import norm_factor, of_parts, tf32
 from ci.operators.hc_site import boundary
@@ -76,9 +76,9 @@ def baseline(w: HcSiteWorkload, *inputs) -> gate.Results:
 
 
 BASELINE = baseline
-IN_FLOAT64 = of_mixes.everywhere(in_float64)
-IN_TREES = of_mixes.everywhere(tree)
-SPLIT_K = of_mixes.everywhere(functools.partial(split, count=8))
+IN_FLOAT64 = of_mixes.summed(in_float64)
+IN_TREES = of_mixes.summed(tree)
+SPLIT_K = of_mixes.summed(functools.partial(split, count=8))
 TWO_PARTS = Projection(fn_back=of_parts(2))
 
 

@@ -1,4 +1,4 @@
-"""hc_split_sinkhorn step by step in PyTorch, as kernels may have it; faults and bugs change one step.
+"""hc_split_sinkhorn step by step in PyTorch, as kernels may have it; wrong implementations change one step.
 
 Each run takes (workload, mixes, dpre, dpost, dcomb, scale, base), an element of the batch a group of
 tokens, and returns pre, post, comb, dmixes, and of each element dbase and dscale.
@@ -13,22 +13,18 @@ from types import SimpleNamespace
 
 import torch
 
-from ci.gate import gate
 from ci.gate.arithmetic import PLAIN, Arithmetic
-from ci.operators.hc_split_sinkhorn.truths import eager_forward, of_partials
+from ci.gate.columns import Change, same
+from ci.gate.wrong import Results
 from ci.operators.sinkhorn import faults as sinkhorn
 from helion_sinkhorn.lab.sinkhorn import budget as testing
 from helion_sinkhorn.lab.split.budget import RESULTS
+from helion_sinkhorn.lab.split.evidence import run
 from helion_sinkhorn.lab.split.workloads import HcWorkload
-from helion_sinkhorn.ops.mhc.split import eager, reference
+from helion_sinkhorn.ops.mhc.split import reference
 
-Change = Callable[[torch.Tensor], torch.Tensor]
 GRADIENTS = ("dmixes", "dbase", "dscale")
 TILE = 32
-
-
-def same(t: torch.Tensor) -> torch.Tensor:
-    return t
 
 
 def parts(w: HcWorkload, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -144,7 +140,7 @@ class Steps:
     grads: Callable[..., tuple[torch.Tensor, ...]] = lambda dpre, dpost, dcomb: (dpre, dpost, dcomb)
     norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = rms
 
-    def __call__(self, w: HcWorkload, mixes, dpre, dpost, dcomb, scale, base) -> gate.Results:
+    def __call__(self, w: HcWorkload, mixes, dpre, dpost, dcomb, scale, base) -> Results:
         given = mixes, dpre, dpost, dcomb, scale, base
         mixes, dpre, dpost, dcomb, scale, base = (t.to(self.dtype) for t in given)
         dpre, dpost, dcomb = self.grads(dpre, dpost, dcomb)
@@ -213,7 +209,7 @@ def by_tanh(a: torch.Tensor, machine: Arithmetic) -> torch.Tensor:
 
 
 @functools.lru_cache(maxsize=1)
-def pytorch(w: HcWorkload, mixes, dpre, dpost, dcomb, scale, base) -> gate.Results:
+def pytorch(w: HcWorkload, mixes, dpre, dpost, dcomb, scale, base) -> Results:
     """The specification in float32 and autograd, element by element."""
     found = []
     for k in range(len(mixes)):
@@ -226,14 +222,6 @@ def pytorch(w: HcWorkload, mixes, dpre, dpost, dcomb, scale, base) -> gate.Resul
     return dict(zip(RESULTS, map(torch.stack, zip(*found, strict=True)), strict=True))
 
 
-def on_cpu(w: HcWorkload, mixes, dpre, dpost, dcomb, scale, base) -> gate.Results:
-    """The CPU path, element by element."""
-    found = []
-    for k in range(len(mixes)):
-        *out, of_mixes, norms = eager_forward(w, mixes[k], scale[k], base[k])
-        upstream = dpre[k], dpost[k], dcomb[k]
-        dmixes, sums = eager.backward(*upstream, of_mixes, scale[k], base[k], *w.arguments)
-        if norms is not None:
-            dmixes = of_partials(w, dmixes, of_mixes, norms)
-        found.append((*out, dmixes, *sums[None].split((w.columns, 3), -1)))
-    return dict(zip(RESULTS, map(torch.stack, zip(*found, strict=True)), strict=True))
+def right(w: HcWorkload, *inputs: torch.Tensor) -> Results:
+    """The path of a CPU."""
+    return run(w, None, RESULTS, *inputs)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from helion_sinkhorn.lab.draws import SHORT, normal
+from helion_sinkhorn.lab.draws import SHORT, draws, normal
 
 ROW_DEVIATION = 0.02
 """Deviation of fn's entries, as models begin."""
@@ -62,14 +61,15 @@ class MixesWorkload:
         }  # fmt: skip
 
     def make_inputs(
-        self, seed: int = 0, device: torch.device | str = "cpu"
+        self, seed: int = 0, device: torch.device | str = "cpu", there: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """(x, fn, norm weight or None, dmixes), bit for bit the same everywhere.
+        """(x, fn, norm weight or None, dmixes), bit for bit the same everywhere, or drawn `there`,
+        on the device.
 
         x (batch, tokens, n, c) of `dtype`, of one stream (batch, tokens, c); fn (m, n c), the weight (n c,)
         and the upstream gradient (batch, tokens, m) in float32.
         """
-        g = np.random.default_rng(seed)
+        g = draws(seed, device, there)
         x = self.spread * normal(g, self.batch, self.tokens, self.n, self.c)
         VALUES[self.values](x.flatten(-2))
         fn = ROW_DEVIATION * normal(g, self.m, self.columns)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from helion_sinkhorn.lab.draws import SHORT, magnitudes, normal, uniform
+from helion_sinkhorn.lab.draws import SHORT, Draws, draws, magnitudes, normal, uniform
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,16 @@ class HcPostWorkload:
         return {"comb_order": self.comb_order}
 
     def make_inputs(
-        self, seed: int = 0, device: torch.device | str = "cpu"
+        self, seed: int = 0, device: torch.device | str = "cpu", there: bool = False
     ) -> tuple[torch.Tensor | None, ...]:
-        """(f, x, post, comb, bias or None, upstream gradient), bit for bit the same everywhere.
+        """(f, x, post, comb, bias or None, upstream gradient), bit for bit the same everywhere, or drawn
+        `there`, on the device.
 
         f (batch, tokens, C) of `f_dtype`, x (batch, tokens, n, C) of `dtype`, post (batch, tokens, n) and
         comb (batch, tokens, n, n), by `comb_order`, of `coefficients`, bias (C,) in float32; the upstream
         gradient like x.
         """
-        g, tokens, n, c = np.random.default_rng(seed), (self.batch, self.tokens), self.n, self.c
+        g, tokens, n, c = draws(seed, device, there), (self.batch, self.tokens), self.n, self.c
         draw, weights = VALUES[self.values]
         f, x = draw(g, *tokens, c).to(self.f_dtype or self.dtype), draw(g, *tokens, n, c).to(self.dtype)
         post, comb = weights(g, tokens, n)
@@ -69,15 +70,15 @@ class HcPostWorkload:
 Weights = tuple[torch.Tensor, torch.Tensor]
 
 
-def _model(g: np.random.Generator, tokens: tuple[int, int], n: int) -> Weights:
+def _model(g: Draws, tokens: tuple[int, int], n: int) -> Weights:
     return 2.0 * uniform(g, *tokens, n), 2.0 / n * uniform(g, *tokens, n, n)
 
 
-def _signed(g: np.random.Generator, tokens: tuple[int, int], n: int) -> Weights:
+def _signed(g: Draws, tokens: tuple[int, int], n: int) -> Weights:
     return normal(g, *tokens, n), normal(g, *tokens, n, n)
 
 
-def _peaked(g: np.random.Generator, tokens: tuple[int, int], n: int) -> Weights:
+def _peaked(g: Draws, tokens: tuple[int, int], n: int) -> Weights:
     return magnitudes(g, *tokens, n), magnitudes(g, *tokens, n, n)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from helion_sinkhorn.lab.draws import SHORT, normal, unused_zero
+from helion_sinkhorn.lab.draws import SHORT, Draws, draws, normal, unused_zero
 from helion_sinkhorn.ops.mhc.split.partials import Reduce
 
 
@@ -90,14 +89,17 @@ class HcWorkload:
         first = mixes.movedim(-3, 0)
         return first[..., :-1], first[..., -1]
 
-    def make_inputs(self, seed: int = 0, device: torch.device | str = "cpu") -> tuple[torch.Tensor, ...]:
-        """(mixes, scale, base, dpre, dpost, dcomb), bit for bit the same everywhere.
+    def make_inputs(
+        self, seed: int = 0, device: torch.device | str = "cpu", there: bool = False
+    ) -> tuple[torch.Tensor, ...]:
+        """(mixes, scale, base, dpre, dpost, dcomb), bit for bit the same everywhere, or drawn `there`, on
+        the device.
 
         mixes (batch, tokens, n^2 + 2n) of `dtype`, scale (3,), base (n^2 + 2n,); the upstream gradients in
         float32 for results (batch, tokens, n), (batch, tokens, n) and (batch, tokens, n, n).  Partial sums
         are mixes (batch, splits, tokens, n^2 + 2n + 1) with the squares in the last column.
         """
-        g, tokens, n = np.random.default_rng(seed), (self.batch, self.tokens), self.n
+        g, tokens, n = draws(seed, device, there), (self.batch, self.tokens), self.n
         if self.splits:
             mixes = self._partials(g)
         else:
@@ -108,7 +110,7 @@ class HcWorkload:
         made = mixes, scale, base, *unused_zero(upstream, self.unused).values()
         return tuple(t.to(device) for t in made)
 
-    def _partials(self, g: np.random.Generator) -> torch.Tensor:
+    def _partials(self, g: Draws) -> torch.Tensor:
         """Partial sums that make mixes of this spread, and squares whose mean varies from token to token."""
         lead = self.batch, self.splits, self.tokens
         partials = self.spread * self.splits**-0.5 * normal(g, *lead, self.columns)
@@ -116,20 +118,20 @@ class HcWorkload:
         return torch.cat([partials, squares], -1)
 
 
-def _trained(n: int, g: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def _trained(n: int, g: Draws) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor([0.7, 1.1, 0.9]), 0.5 * normal(g, n * n + 2 * n)
 
 
-def _initial(n: int, g: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def _initial(n: int, g: Draws) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.full((3,), 0.01), torch.zeros(n * n + 2 * n)
 
 
-def _checkpoint(n: int, g: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def _checkpoint(n: int, g: Draws) -> tuple[torch.Tensor, torch.Tensor]:
     gates = torch.tensor([3.0, -3.0]).repeat(n)[:n]
     return torch.ones(3), torch.cat([gates, torch.zeros(n), (6.0 * torch.eye(n) - 3.0).flatten()])
 
 
-def _saturated(n: int, g: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def _saturated(n: int, g: Draws) -> tuple[torch.Tensor, torch.Tensor]:
     gates = torch.linspace(-40.0, 40.0, 2 * n)
     return torch.ones(3), torch.cat([gates, normal(g, n * n)])
 

@@ -1,0 +1,235 @@
+"""Correct implementations of hc_mixes and wrong ones.
+
+GOOD differs in the order of sums and in how a matrix unit makes products, WRONG in what none may do.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from ci.gate import wrong
+from ci.gate.arithmetic import bfloat16, keep_bits, truncated
+from ci.gate.columns import Change
+from ci.gate.damage import at
+from ci.gate.products import Product, in_float64, in_order, permuted, plain, split, to_bfloat16, tree
+from ci.gate.wrong import Results, Run, Wrong, everywhere
+from ci.operators.hc_mixes.steps import (
+    EXACT,
+    TILE,
+    Steps,
+    in_three_parts,
+    mean_square,
+    norm_factor,
+    of_parts,
+    reciprocal_norm,
+    tf32,
+    tf32_cut,
+)
+from helion_sinkhorn import reference
+from helion_sinkhorn.lab.mixes.budget import RESULTS
+from helion_sinkhorn.lab.mixes.evidence import run
+from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
+
+Where = Callable[[MixesWorkload], bool]
+ODD, SINGLE, LONG, HEAD = (f"mixes_{name}" for name in ("odd", "odd_fp32", "long", "head"))
+
+
+def summed(product: Product) -> Steps:
+    """One way to sum for all three products."""
+    return Steps(z=product, product=product, tokens=product)
+
+
+def pytorch(w: MixesWorkload, x, dmixes, fn) -> Results:
+    """Float32 autograd of the specification."""
+    leaf, rows = x.detach().float().requires_grad_(), fn[0].detach().float().requires_grad_()
+    found = []
+    for k in range(len(x)):
+        mixes = reference.hc_mixes(leaf[k], rows, w.norm_eps, eps_outside=w.eps_outside)
+        dx, dfn = torch.autograd.grad(mixes, (leaf, rows), dmixes[k])
+        found.append((mixes.detach(), dx[k].flatten(1).to(w.dtype), dfn))
+    return dict(zip(RESULTS, map(torch.stack, zip(*found, strict=True)), strict=True))
+
+
+def right(w: MixesWorkload, *inputs) -> Results:
+    """The path of a CPU."""
+    return run(w, None, RESULTS, *inputs)
+
+
+def wide(w: MixesWorkload) -> bool:
+    return w.precision == "float32"
+
+
+def narrow(w: MixesWorkload) -> bool:
+    return w.dtype != torch.float32
+
+
+def single(w: MixesWorkload) -> bool:
+    return w.dtype == torch.float32
+
+
+def asked(where: Where, steps: Run) -> Run:
+    """Where it is right; elsewhere nothing."""
+    return lambda w, *inputs: steps(w, *inputs) if where(w) else {}
+
+
+def in_tf32(change: Change) -> Run:
+    """One TF32 product for each, of x only where it is float32."""
+    of_single = Steps(fn=change, fn_back=change, g=change, x=change)
+    of_narrow = replace(of_single, x=lambda t: t)
+    return asked(lambda w: not wide(w), lambda w, *t: (of_single if single(w) else of_narrow)(w, *t))
+
+
+NVIDIA = summed(in_three_parts)
+AMD = summed(functools.partial(split, count=8, product=functools.partial(in_order, depth=8)))
+VENDORS = {"nvidia": NVIDIA, "amd": AMD}
+BASELINE = Steps()
+
+GOOD: dict[str, Run] = {
+    "rounded once from float64": EXACT,
+    "PyTorch float32": pytorch,
+    "the CPU path": right,
+    "the equations in float32": BASELINE,
+    "sums in float64": summed(in_float64),
+    **{f"in order, {k} terms a step": summed(functools.partial(in_order, depth=k)) for k in (32, 128)},
+    "last terms first": summed(functools.partial(in_order, backwards=True)),
+    "a tree of slabs": summed(tree),
+    "terms permuted": summed(permuted),
+    **{f"split-K {k}": summed(functools.partial(split, count=k)) for k in (2, 16)},
+    "three bfloat16 parts, cut (NVIDIA)": NVIDIA,
+    "fused multiply-adds in order, split-K 8 (AMD)": AMD,
+    "fn in two parts for a narrow dx": lambda w, *inputs: {
+        name: t for name, t in Steps(fn_back=of_parts(2))(w, *inputs).items() if name != "dx" or narrow(w)
+    },
+    "TF32, rounded": in_tf32(tf32),
+    "TF32, cut": in_tf32(tf32_cut),
+}
+
+
+def exactly(**steps) -> Steps:
+    """Right to the last rounding but for these steps."""
+    return Steps(exactly=True, **steps)
+
+
+def call(**change) -> Run:
+    """Right for another call; values may be functions of the workload."""
+    return lambda w, *inputs: EXACT(
+        replace(w, **{n: v(w) if callable(v) else v for n, v in change.items()}), *inputs
+    )
+
+
+given = functools.partial(wrong.given, EXACT, ("x", "dmixes", "fn"))
+one = functools.partial(wrong.one, EXACT)
+
+
+def without(count: int) -> Product:
+    """The last terms left out."""
+    return lambda a, b: plain(a[..., :-count], b[..., :-count, :])
+
+
+def whole_tiles(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Terms up to a multiple of a tile."""
+    end = a.size(-1) // TILE * TILE
+    return plain(a[..., :end], b[..., :end, :])
+
+
+def padded_to(tile: int) -> Callable[[MixesWorkload, torch.Tensor], torch.Tensor]:
+    """The mean over columns that are not there."""
+    return lambda w, x: x.square().sum(-1, keepdim=True) / (-(-x.size(-1) // tile) * tile)
+
+
+def in_float8(t: torch.Tensor) -> torch.Tensor:
+    return t.float().to(torch.float8_e4m3fn).to(t.dtype)
+
+
+def tail(w: MixesWorkload) -> bool:
+    return w.columns % TILE != 0
+
+
+def several_tokens(w: MixesWorkload) -> bool:
+    return w.tokens > 1
+
+
+def several_streams(w: MixesWorkload) -> bool:
+    return w.n > 1
+
+
+def eps_matters(w: MixesWorkload) -> bool:
+    return w.norm_eps >= 0.01 or w.name == "mixes_tiny"
+
+
+def scaled(w: MixesWorkload) -> bool:
+    """r is far from 1."""
+    return eps_matters(w) or w.spread != 1 or w.values == "massive"
+
+
+def few_columns(w: MixesWorkload) -> bool:
+    """The norm's share of dx, about the root of 1 / K, is above the rounding of dx."""
+    return single(w) or w.columns < 2000
+
+
+WRONG = [
+    Wrong("fn in bfloat16", exactly(fn=of_parts(1)), ("mixes",), everywhere),
+    Wrong("fn in two bfloat16 parts", exactly(fn=of_parts(2)), ("mixes",), wide),
+    Wrong("fn in TF32, float32 asked", exactly(fn=tf32), ("mixes",), wide),
+    Wrong("fn in float8, TF32 asked", exactly(fn=in_float8), ("mixes",), lambda w: not wide(w)),
+    Wrong("fn in bfloat16 for dx", exactly(fn_back=of_parts(1)), ("dx",), everywhere),
+    Wrong("fn in two bfloat16 parts for a float32 dx", exactly(fn_back=of_parts(2)), ("dx",),
+          lambda w: wide(w) and single(w)),
+    Wrong("fn in TF32 for dx, float32 asked", exactly(fn_back=tf32), ("dx",), wide),
+    Wrong("upstream gradient in bfloat16", exactly(g=of_parts(1)), ("dx", "dfn"), everywhere),
+    Wrong("upstream gradient in two bfloat16 parts", exactly(g=of_parts(2)), ("dfn",), wide),
+    Wrong("upstream gradient in TF32, float32 asked", exactly(g=tf32), ("dx", "dfn"), wide),
+    Wrong("x in bfloat16", exactly(x=of_parts(1)), ("mixes", "dfn"), lambda w: w.dtype != torch.bfloat16),
+    Wrong("x in two bfloat16 parts", exactly(x=of_parts(2)), ("mixes", "dfn"),
+          lambda w: wide(w) and single(w)),
+    Wrong("x in TF32, float32 asked", exactly(x=tf32), ("mixes", "dfn"), lambda w: wide(w) and single(w)),
+    Wrong("the norm of x in bfloat16", exactly(mean=lambda w, x: mean_square(w, bfloat16(x.float()))),
+          ("mixes",), lambda w: wide(w) and w.dtype != torch.bfloat16),
+    Wrong("bfloat16 accumulator, every 32 terms",
+          Steps(z=functools.partial(in_order, add=to_bfloat16)), ("mixes",), everywhere),
+    Wrong("accumulator of 16 bits", Steps(z=functools.partial(in_order, depth=16,
+          add=lambda t: keep_bits(t.float(), 15))), ("mixes",), lambda w: wide(w) and w.columns > 32),
+    Wrong("partial sums of dfn in bfloat16", Steps(tokens=functools.partial(in_order, depth=8,
+          add=to_bfloat16)), ("dfn",), several_tokens),
+    Wrong("a reciprocal root of 12 bits", exactly(norm=lambda w, q: keep_bits(
+          reciprocal_norm(w, q).float(), 12).double()), RESULTS, wide),
+    Wrong("eps on the other side of the root", call(eps_outside=lambda w: not w.eps_outside), RESULTS,
+          eps_matters),
+    Wrong("no eps", call(norm_eps=0.0), RESULTS, lambda w: eps_matters(w) or w.values == "zero token"),
+    Wrong("mean over one stream's count", exactly(mean=lambda w, x: w.n * mean_square(w, x)), RESULTS,
+          several_streams),
+    Wrong("mean over the padded count", exactly(mean=padded_to(TILE)), RESULTS, tail),
+    Wrong("the norm's last columns left out", exactly(mean=lambda w, x: mean_square(w, torch.cat(
+          [x[..., :-1], torch.zeros_like(x[..., -1:])], -1))), ("mixes",),
+          lambda w: wide(w) and w.values != "massive"),
+    Wrong("no norm", exactly(norm=lambda w, q: torch.ones_like(q)), RESULTS, everywhere),
+    Wrong("the norm forgotten in dx", exactly(factor=lambda *a: torch.zeros(())), ("dx",), few_columns),
+    Wrong("the norm's term with r for its square", exactly(
+          factor=lambda w, q, r, size: norm_factor(w, q, r, size) / r), ("dx",), scaled),
+    Wrong("the norm's term of eps inside", exactly(factor=lambda w, q, r, size: -r.square() / size), ("dx",),
+          lambda w: w.eps_outside),
+    Wrong("dx not scaled by r", exactly(r_of_dx=torch.ones_like), ("dx",), everywhere),
+    Wrong("dfn not scaled by r", exactly(r_of_dfn=torch.ones_like), ("dfn",), everywhere),
+    Wrong("terms of dx rounded by themselves", exactly(term=lambda w, t: bfloat16(t.float()).double()),
+          ("dx",), single),
+    Wrong("dx truncated", exactly(last=lambda w, t: truncated(w, t.float())), ("dx",),
+          narrow),
+    Wrong("rows of fn one further", given(fn=lambda t: t.roll(1, -2)), ("mixes", "dx"), lambda w: w.m > 1),
+    Wrong("the tail of the columns dropped", exactly(z=whole_tiles), ("mixes",), tail),
+    Wrong("the last row dropped from dx", exactly(product=without(1)), ("dx",), lambda w: w.m > 1),
+    Wrong("fn in half precision", given(fn=lambda t: t.half().float()), ("mixes", "dx"), ODD),
+    Wrong("the last column of fn is 0", given(fn=at((..., -1), lambda t: 0 * t[..., -1])), ("mixes", "dx"),
+          ODD),
+    Wrong("columns wrap at 256", given(x=lambda t: t.flatten(2)[..., torch.arange(
+          t[0, 0].numel()) % 256].view(t.shape)), ("mixes", "dfn"), ODD),
+    Wrong("tokens wrap at 32", given(x=lambda t: t[:, torch.arange(t.size(1)) % 32]), ("mixes", "dx"), LONG),
+    Wrong("mixes low by 2^-18 everywhere", one("mixes", lambda t: t * (1 - 2.0**-18)), ("mixes",), ODD),
+    *wrong.damages(EXACT, RESULTS),
+    *wrong.of_any(right, ODD, "dx", 1),
+    *wrong.of_any(right, SINGLE, "mixes", 1, only=("written", "lane")),
+    *wrong.of_any(right, LONG, "dfn", 1, only=("bits", "stale")),
+]  # fmt: skip
