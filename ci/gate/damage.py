@@ -17,6 +17,12 @@ def scaled_element(t: torch.Tensor) -> torch.Tensor:
     return t
 
 
+def scaled_row(t: torch.Tensor) -> torch.Tensor:
+    t = t.clone(memory_format=torch.contiguous_format)
+    t[len(t) // 2, -1] *= 1 + 2.0**-6
+    return t
+
+
 def last_dropped(t: torch.Tensor) -> torch.Tensor:
     t = t.clone(memory_format=torch.contiguous_format)
     t[-1] = 0
@@ -38,6 +44,7 @@ DAMAGES: dict[str, Change] = {
     "tail of the batch dropped": tail_dropped,
     "stale output": stale,
     "one element scaled by 1 + 2^-6": scaled_element,
+    "one row scaled by 1 + 2^-6": scaled_row,
 }
 
 
