@@ -91,7 +91,7 @@ def of_evidence(evidence: Evidence, workload: Any, *inputs: torch.Tensor) -> lis
 
 def of_kernels(evidence: Evidence, workload: Any, device: Device, batch: int) -> list[Candidate]:
     """Kernels with each of their configs, once for every result in which an error of the kernel shows."""
-    names = evidence.results(workload)
+    names = (evidence.by_kernels or evidence.results)(workload)
     return [
         candidate(
             name, choice, is_served,

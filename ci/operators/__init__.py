@@ -15,9 +15,7 @@ from ci.operators.dot_compress import wrong as dot_compress_wrong
 from ci.operators.hc_mixes import wrong as hc_mixes_wrong
 from ci.operators.hc_post import wrong as hc_post_wrong
 from ci.operators.hc_pre import wrong as hc_pre_wrong
-from ci.operators.hc_site import attack as hc_site_attack
-from ci.operators.hc_site import faults as hc_site_faults
-from ci.operators.hc_site import truths as hc_site_truths
+from ci.operators.hc_site import wrong as hc_site_wrong
 from ci.operators.hc_split_sinkhorn import wrong as hc_split_sinkhorn_wrong
 from ci.operators.implicit import attack as implicit_attack
 from ci.operators.implicit import faults as implicit_faults
@@ -35,7 +33,7 @@ from helion_sinkhorn.lab.mixes.evidence import EVIDENCE as HC_MIXES
 from helion_sinkhorn.lab.post.evidence import EVIDENCE as HC_POST
 from helion_sinkhorn.lab.pre.evidence import EVIDENCE as HC_PRE
 from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
-from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
+from helion_sinkhorn.lab.site.evidence import EVIDENCE as HC_SITE
 from helion_sinkhorn.lab.split.evidence import EVIDENCE as HC_SPLIT_SINKHORN
 
 
@@ -98,10 +96,7 @@ OPERATORS = {
     "hc_post": shown(HC_POST, hc_post_wrong),
     "hc_mixes": shown(HC_MIXES, hc_mixes_wrong),
     "hc_pre": shown(HC_PRE, hc_pre_wrong),
-    "hc_site": row(
-        lambda w: isinstance(w, HcSiteWorkload), hc_site_truths, hc_site_faults, hc_site_attack,
-        "y", "post", "comb", "dx",
-    ),
+    "hc_site": shown(HC_SITE, hc_site_wrong),
     "hc_split_sinkhorn": shown(HC_SPLIT_SINKHORN, hc_split_sinkhorn_wrong),
 }  # fmt: skip
 

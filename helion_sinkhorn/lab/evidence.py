@@ -80,8 +80,14 @@ class Evidence:
     """(workload, of, *inputs): by the public function and autograd, where it does more than `run`."""
     by_public: Callable[[Any, bool], Collection[str]] | None = None
     """(workload, whether on a GPU): the results by which `public` is judged, if not by all."""
+    by_kernels: Callable[[Any], Collection[str]] | None = None
+    """The results of a workload by which kernels are judged, if not by all."""
     alone: Mapping[str, Alone] = field(default_factory=lambda: MappingProxyType({}))
     """By kernel, where its trial is another than `run` on the operands of a workload; its error is not."""
+    errors: Mapping[str, Callable[[Any, Choice, str], float]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    """(call, choice, device) -> the error of a kernel that its results hide: of what it computes itself."""
     judged_apart: frozenset[str] = frozenset()
     """Kernels of which the judge launches another program than the trial that is timed."""
     fixed: tuple[str, ...] = ()
@@ -97,9 +103,9 @@ class Evidence:
         return {name: self._trial(name) for name in self.kernels}
 
     def _trial(self, kernel: str) -> Trial:
-        apart = kernel in self.judged_apart
+        apart, error = kernel in self.judged_apart, self.errors.get(kernel, self.error)
         if kernel in self.alone:
-            return Trial(*self.alone[kernel], self.error, apart)
+            return Trial(*self.alone[kernel], error, apart)
 
         def operands(call: Any, batch: int, device: str) -> Tensors:
             return self.inputs(self.of_call(kernel, call, batch), EVERY_STEP, device=device, there=True)
@@ -113,7 +119,7 @@ class Evidence:
             of = [name for name in self.computes[kernel] if name in self.results(workload)]
             return tuple(self.run(workload, {kernel: choice}, of, *operands).values())
 
-        return Trial(operands, run, self.error, apart)
+        return Trial(operands, run, error, apart)
 
     def error(self, call: Any, choice: Choice, device: str) -> float:
         """The largest error of a kernel with this choice in units of its budget."""

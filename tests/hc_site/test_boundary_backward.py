@@ -12,13 +12,13 @@ from hc_boundaries import NAMES, assert_unused_results, boundary, boundary_input
 from launches import SITES, kernels_on_cpu, launching_as
 from torch._subclasses import FakeTensorMode
 
-from ci.operators.hc_post import truths as of_post
-from ci.operators.hc_site import boundary as of_boundary
-from ci.operators.hc_site import truths as of_site
+from ci.gate.choices import of_kernels
 from helion_sinkhorn.configs import lookup, settings, store
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.operators import KERNELS
-from helion_sinkhorn.lab.site.trials import TRIALS
+from helion_sinkhorn.lab.operators import KERNELS, TRIALS
+from helion_sinkhorn.lab.post.evidence import EVIDENCE as of_post
+from helion_sinkhorn.lab.site.boundary import evidence as of_boundary
+from helion_sinkhorn.lab.site.evidence import EVIDENCE as of_site
 from helion_sinkhorn.lab.workloads import WORKLOADS
 from helion_sinkhorn.ops.mhc.site import launch as site
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch
@@ -186,10 +186,8 @@ def test_what_the_gate_judges(operator, name, kernels):
     workload = WORKLOADS[name]
     given = operator.inputs(workload, 1)
     truths = operator.truths(workload, *given)
-    call = (workload,)
-    if operator is of_site:
-        call = workload, site.call_for(workload.n, workload.c, workload.dtype, workload.precision)
-    found = [c for c in operator.by_boundary(*call, DEVICES["h200"], 100) if c.kernel in kernels]
+    found = [c for c in of_kernels(operator, workload, DEVICES["h200"], 100) if c.kernel in kernels]
+    found = [c for c in found if not c.of.startswith(of_boundary.PREFIX)]
     assert {c.kernel for c in found} == set(kernels)
     shares = {}
     for c in found:
@@ -205,11 +203,10 @@ def test_every_result_of_the_kernels_is_judged_on_random_inputs(name):
     workload = WORKLOADS[name]
     given = of_site.inputs(workload, 1)
     truths = of_boundary.truths(workload, *given)
-    call = site.call_for(workload.n, workload.c, workload.dtype, workload.precision)
     found = {
         (c.kernel, c.of): c
-        for c in of_boundary.candidates(workload, call, DEVICES["h200"], *given)
-        if c.kernel in KERNELS
+        for c in of_kernels(of_site, workload, DEVICES["h200"], len(given[0]) * workload.tokens)
+        if c.of.startswith(of_boundary.PREFIX)
     }
     assert {kernel for kernel, _ in found} == set(of_boundary.COMPUTES)
     assert {of for _, of in found} == truths.keys() - {"boundary dscale", "boundary dbase", "boundary dbias"}

@@ -10,9 +10,8 @@ from launches import SITES, kernels_on_cpu
 
 from helion_sinkhorn import hc_site, reference
 from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.lab.operators import KERNELS, TRIALS
 from helion_sinkhorn.lab.site.budget import RESULTS
-from helion_sinkhorn.lab.site.trials import TRIALS
 from helion_sinkhorn.lab.site.workloads import ROWS
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
 from helion_sinkhorn.ops.mhc.options import SiteOptions

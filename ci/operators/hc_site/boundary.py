@@ -1,10 +1,4 @@
-"""hc_boundary as the gate judges it, beside hc_site on workloads that cross.
-
-Inputs are random: the sublayer's output, the streams, both sets of coefficients, the weights of the collapse,
-and an upstream gradient for every result.  Names are those of its budget behind PREFIX.
-
-A bias and a weight of the norm go to the public function alone (`apart`), and leave every sum as it is.
-"""
+"""hc_boundary in PyTorch, for correct implementations and for wrong ones."""
 
 from __future__ import annotations
 
@@ -14,79 +8,22 @@ from dataclasses import dataclass
 
 import torch
 
-from ci.gate import choices, gate
-from ci.gate.gate import Fault
-from ci.operators.hc_site.leaning import systematic
+from ci.gate.wrong import Results, Run, Wrong
 from helion_sinkhorn import reference
 from helion_sinkhorn.lab.site.boundary import budget
+from helion_sinkhorn.lab.site.boundary.evidence import (
+    GRADIENTS,
+    PREFIX,
+    VALUES,
+    bias_of,
+    flat,
+    named,
+    norm_weight_of,
+    ordered,
+)
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
-from helion_sinkhorn.mhc.boundary import hc_boundary
-from helion_sinkhorn.ops.mhc.site.space import SiteCall
-from helion_sinkhorn.runtime.kernel import Choice
 
-PREFIX = "boundary "
-SUMS, OF_UPDATE = budget.RESULTS[-3:], budget.OF_UPDATE
-VALUES = budget.RESULTS[:5]
-GRADIENTS = budget.RESULTS[5:]
-BIAS = budget.BIAS
-COMPUTES = {
-    "hc_boundary_split": ("pre", "post", "comb"), "hc_boundary_forward": VALUES,
-    "hc_boundary_backward": (*OF_UPDATE, "dweights"), "hc_boundary_sums": ("dpost", "dcomb", "dweights"),
-    "hc_boundary_projection": ("dfn",),
-}  # fmt: skip
-"""The results that show what each kernel did."""
-OF_ARGUMENTS = {
-    "f": "df", "x": "dx", "post": "dpost", "comb": "dcomb", "pre_next": "dweights", "fn": "dfn",
-    "scale": "dscale", "base": "dbase", "bias": BIAS,
-}  # fmt: skip
-"""The gradient of each argument."""
-Tensors = tuple[torch.Tensor, ...]
-
-
-def named(found: dict) -> dict:
-    return {PREFIX + name: t for name, t in found.items()}
-
-
-def flat(name: str, t: torch.Tensor) -> torch.Tensor:
-    """Results with streams of a token as a row for each, sums over tokens as one."""
-    return t.flatten(2) if name in ("streams", "dx") else t
-
-
-def bias_of(w: HcSiteWorkload) -> torch.Tensor:
-    """Eighths of up to 2: f less them has 8 bits still."""
-    return (7 * torch.arange(w.c) % 33 - 16) / 8
-
-
-def norm_weight_of(w: HcSiteWorkload) -> torch.Tensor:
-    """Powers of two."""
-    return torch.exp2(torch.arange(w.n * w.c) % 3 - 1.0)
-
-
-def apart(w: HcSiteWorkload, f: torch.Tensor, fn: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """(f, fn, bias, norm weight) of a call with the same f + bias and fn times the weight."""
-    bias, weight = bias_of(w).to(f.device), norm_weight_of(w).to(fn.device)
-    return (f.float() - bias).to(f.dtype), fn / weight, bias, weight
-
-
-def truths(workload: HcSiteWorkload, *given: torch.Tensor) -> dict[str, gate.Truth]:
-    """The equations in float64."""
-    given = ordered(*given)
-    limits = budget.evaluated(workload, *given)
-    spreads = {n: gate.spread(e.value, e.budget, budget.dtype_of(workload, n)) for n, e in limits.items()}
-    most = systematic(budget.crossed(workload, *given), limits, spreads)
-    found = {}
-    for name, e in limits.items():
-        value, limit, spread = (flat(name, t) for t in (e.value, e.budget, spreads[name]))
-        scale = gate.noticeable(value) if name in VALUES else gate.largest(value)
-        axes = tuple(range(1 if name in (*SUMS, BIAS) else 2, value.dim()))
-        dtype = budget.dtype_of(workload, name)
-        found[name] = gate.Truth(value, limit, spread, scale, most[name], len(value), axes, dtype)
-    return named(found)
-
-
-def ordered(x, dresidual, dy, dpost, dcomb, fn, scale, base, old, f, post, comb, weights, dpre) -> Tensors:
-    """The gate's inputs as the budget has them: the streams that are crossed take the place of the site's."""
-    return old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre
+BIAS, OF_UPDATE = budget.BIAS, budget.OF_UPDATE
 
 
 @dataclass(frozen=True)
@@ -120,7 +57,7 @@ RIGHT = Places()
 
 def run(
     workload: HcSiteWorkload, *given: torch.Tensor, places: Places = RIGHT, dtype=torch.float64
-) -> gate.Results:
+) -> Results:
     """The specification in this dtype and autograd, element by element, results rounded once."""
     if not workload.crosses:
         return {}
@@ -129,7 +66,7 @@ def run(
     return named({n: flat(n, t).to(budget.dtype_of(workload, n)) for n, t in found.items()})
 
 
-def one(w: HcSiteWorkload, places: Places, dtype, *element: torch.Tensor) -> gate.Results:
+def one(w: HcSiteWorkload, places: Places, dtype, *element: torch.Tensor) -> Results:
     old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre = (
         t.to(dtype) for t in element
     )
@@ -173,97 +110,12 @@ def one(w: HcSiteWorkload, places: Places, dtype, *element: torch.Tensor) -> gat
     return {n: (places.last or {}).get(n, lambda t: t)(found[n]) for n in budget.results_of(w)}
 
 
-def single(workload: HcSiteWorkload, *given: torch.Tensor) -> gate.Results:
+def single(workload: HcSiteWorkload, *given: torch.Tensor) -> Results:
     """The same in float32."""
     return run(workload, *given, dtype=torch.float32)
 
 
-def upstream_of(w: HcSiteWorkload, dresidual, dy, dpre, dpost, dcomb) -> list[torch.Tensor | None]:
-    """As the operator has them."""
-    return choices.given(w.unused, dresidual=dresidual, dy=dy, dpre=dpre, dpost=dpost, dcomb=dcomb)
-
-
-def as_served(workload: HcSiteWorkload, name: str, *given: torch.Tensor) -> torch.Tensor:
-    """One result of the public function and autograd, an element a call."""
-    name, each = name.removeprefix(PREFIX), []
-    for element in zip(*ordered(*given), strict=True):
-        old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre = element
-        leaves = {"f": f, "x": old, "post": post, "comb": comb, "pre_next": weights, "fn": fn,
-                  "scale": scale, "base": base}  # fmt: skip
-        norm_weight = None
-        if workload.every_argument:
-            leaves["f"], leaves["fn"], leaves["bias"], norm_weight = apart(workload, f, fn)
-        if workload.own_weights:
-            del leaves["pre_next"]
-        leaves = {k: t.detach().requires_grad_() for k, t in leaves.items()}
-        call = {"pre_next": None, "norm_weight": norm_weight, **leaves, **workload.options}
-        y, pre, new_post, new_comb, streams = hc_boundary(**call)
-        results = streams, y, pre, new_post, new_comb
-        if name in VALUES:
-            each.append(results[VALUES.index(name)].detach())
-            continue
-        upstream = upstream_of(workload, dresidual, dy, dpre, dpost, dcomb)
-        given = choices.used(results, upstream)
-        # of a collapse that nothing used, the weights have no gradient
-        gradients = torch.autograd.grad(given[0], list(leaves.values()), given[1], materialize_grads=True)
-        found = dict(zip(map(OF_ARGUMENTS.get, leaves), gradients, strict=True))
-        if norm_weight is not None:
-            found["dfn"] = found["dfn"] / norm_weight
-        each.append(found[name])
-    stacked = torch.stack(each)
-    return flat(name, stacked.unsqueeze(1) if name in ("dscale", "dbase", BIAS) else stacked)
-
-
-def on_gpu(workload: HcSiteWorkload, name: str, choice: Choice, *given: torch.Tensor) -> torch.Tensor:
-    """One result of its kernels, an element a launch, this choice for one of them."""
-    from helion_sinkhorn.ops.mhc.site.boundary import launch
-    from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as backward
-
-    each = []
-    for element in zip(*ordered(*given), strict=True):
-        old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre = element
-        update, site, chosen = (f, old, post, comb), (weights, fn, scale, base), {choice.kernel: choice}
-        made = launch.forward(*update, None, *site, *workload.arguments, choices=chosen)
-        if name in VALUES:
-            each.append(made[VALUES.index(name)])
-            continue
-        upstream, kept = upstream_of(workload, dresidual, dy, dpre, dpost, dcomb), (*update, *site, made[0])
-        *found, dfn, _, dweights = backward.in_one_pass(
-            upstream, (*kept, *made[5:]), None, *workload.arguments, choices=chosen
-        )
-        if "dy" in workload.unused.split():
-            dweights = torch.zeros_like(weights)
-        each.append(dict(zip(GRADIENTS, (*found, dweights, dfn), strict=False))[name])
-    return flat(name, torch.stack(each))
-
-
-def candidates(
-    workload: HcSiteWorkload, call: SiteCall | None, device, *given: torch.Tensor
-) -> list[gate.Candidate]:
-    """What is served, and its kernels with each of their configs; without a call the CPU path.
-
-    Parts round the gradient of narrow streams, and their OF_UPDATE is judged in float32 alone.
-    """
-    narrow = workload.dtype != torch.float32
-    names = [n for n in budget.results_of(workload) if not (narrow and n in OF_UPDATE)]
-    if call is None:
-        return choices.on_cpu([PREFIX + n for n in names], as_served, workload)
-    served = [
-        gate.Candidate("hc_boundary", name, {}, "all served", True,
-                       functools.partial(as_served, workload, name))
-        for name in (PREFIX + n for n in names)
-    ]  # fmt: skip
-    if workload.own_weights:
-        # by the kernels of hc_post and of hc_site
-        return served
-    computes = {kernel: [PREFIX + n for n in found] for kernel, found in COMPUTES.items()}
-    return served + choices.candidates(
-        computes, call, len(given[0]) * workload.tokens, device,
-        lambda name, choice: functools.partial(on_gpu, workload, name.removeprefix(PREFIX), choice),
-    )  # fmt: skip
-
-
-GOOD: dict[str, gate.Run] = {"hc_boundary in float64": run, "hc_boundary in float32": single}
+GOOD: dict[str, Run] = {"hc_boundary in float64": run, "hc_boundary in float32": single}
 
 
 def unrounded(streams, exact, old):
@@ -276,7 +128,7 @@ def of_old(streams, exact, old):
 
 def planted(
     name: str, *of: str, narrow: bool = False, own: bool | None = None, every: bool = False, **places
-) -> Fault:
+) -> Wrong:
     """A fault at one place; `narrow` where it shows only in what is rounded, `own` where the collapse does or
     does not take the site's own weights, `every` where it is a fault of arguments that may be left out."""
 
@@ -284,7 +136,7 @@ def planted(
         has = w.dtype != torch.float32 or not narrow, w.every_argument or not every
         return w.crosses and all(has) and own in (None, w.own_weights)
 
-    return Fault(
+    return Wrong(
         f"hc_boundary: {name}", functools.partial(run, places=Places(**places)),
         tuple(PREFIX + n for n in of), where,
     )  # fmt: skip
@@ -295,7 +147,7 @@ def without_last(t: torch.Tensor) -> torch.Tensor:
     return torch.cat([t[:-1], torch.zeros_like(t[-1:])])
 
 
-FAULTS = [
+WRONG = [
     planted("old streams mixed by the transpose", "streams", "y", "dx", comb=lambda t: t.mT),
     planted("old streams not mixed", "streams", "y", "comb",
             comb=lambda t: torch.eye(t.size(-1), dtype=t.dtype).expand_as(t) + 0 * t),
@@ -321,8 +173,6 @@ FAULTS = [
             every=True),
     planted("gradient of pre_next zero", "dweights", last={"dweights": torch.zeros_like}),
     planted("gradient of pre_next without the last token", "dweights", last={"dweights": without_last}),
-    planted("gradient of pre_next cut to 16 bits", "dweights",
-            last={"dweights": lambda t: t.bfloat16().to(t.dtype)}),
     *(
         planted(f"{name} without the gradient of {what}", name, back={factor: 0.0}, parts=(name,))
         for name in OF_UPDATE

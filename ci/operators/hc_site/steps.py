@@ -1,6 +1,6 @@
 """hc_site step by step in PyTorch: the steps of hc_mixes and hc_split_sinkhorn, the collapse, and one dx.
 
-Each run takes (workload, *inputs) as `truths.NAMES` has them, an element of the batch a group of tokens.
+Each run takes (workload, *inputs) as `evidence.NAMES` has them, an element of the batch a group of tokens.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ci.gate import gate
 from ci.gate.arithmetic import PLAIN, Arithmetic
 from ci.gate.columns import Change, at_once, same
+from ci.gate.wrong import Results
 from ci.operators.hc_mixes import steps as of_mixes
-from ci.operators.hc_site.truths import NAMES, SUMS, flat, served
 from ci.operators.hc_split_sinkhorn import steps as of_split
 from helion_sinkhorn import reference
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
 from helion_sinkhorn.lab.site.budget import RESULTS, dtype_of
+from helion_sinkhorn.lab.site.evidence import NAMES, public
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 
 Terms = tuple[torch.Tensor, ...]
@@ -48,9 +48,9 @@ class Steps:
     """The sum that makes the gradient of the collapse's weights."""
     dpre: Change = same
     """Applied to that gradient on its way to the mixes."""
-    weights: Callable[[gate.Results], torch.Tensor] = lambda made: made["pre"]
+    weights: Callable[[Results], torch.Tensor] = lambda made: made["pre"]
     """What collapses the streams, of what hc_split_sinkhorn made."""
-    weights_back: Callable[[gate.Results], torch.Tensor] = lambda made: made["pre"]
+    weights_back: Callable[[Results], torch.Tensor] = lambda made: made["pre"]
     """What dy is multiplied by."""
     of_product: Callable[[HcSiteWorkload, torch.Tensor], torch.Tensor] | None = None
     """The mixes that the coefficients are made of, where they are others than the norm's."""
@@ -62,7 +62,7 @@ class Steps:
     """Applied to what is rounded to the dtype of the streams."""
     dtype: torch.dtype = torch.float32
 
-    def __call__(self, w: HcSiteWorkload, *inputs: torch.Tensor) -> gate.Results:
+    def __call__(self, w: HcSiteWorkload, *inputs: torch.Tensor) -> Results:
         x, dresidual, dy, dpost, dcomb, fn, scale, base = (t.to(self.dtype) for t in inputs[: len(NAMES)])
         wide = of_one_dtype(w)
         mixes = self.mixes(wide, x, dpost.new_zeros(*dpost.shape[:2], w.m), fn)["mixes"]
@@ -94,7 +94,7 @@ EXACT = functools.lru_cache(maxsize=2)(exactly())
 
 
 @functools.lru_cache(maxsize=1)
-def pytorch(w: HcSiteWorkload, *inputs: torch.Tensor) -> gate.Results:
+def pytorch(w: HcSiteWorkload, *inputs: torch.Tensor) -> Results:
     """The specification in float32 and autograd, element by element."""
     found = []
     for x, dresidual, dy, dpost, dcomb, *parameters in zip(
@@ -112,12 +112,7 @@ def pytorch(w: HcSiteWorkload, *inputs: torch.Tensor) -> gate.Results:
 
 
 @functools.lru_cache(maxsize=1)
-def the_parts(w: HcSiteWorkload, *inputs: torch.Tensor) -> gate.Results:
+def right(w: HcSiteWorkload, *inputs: torch.Tensor) -> Results:
     """The CPU path of float32 streams, which rounds nothing on the way; dx and y are rounded at the end."""
     single, wide = [t.float() for t in inputs[: len(NAMES)]], replace(w, dtype=torch.float32)
-    found = served(wide, *single[:5], *(t[0] for t in single[5:]))
-    each = [served(wide, *(t[k] for t in single)) for k in range(len(single[0]))]
-    for name in SUMS:
-        found[name] = torch.stack([one[name] for one in each])
-        found[name] = found[name] if name == "dfn" else found[name].unsqueeze(1)
-    return {name: flat(name, t).to(dtype_of(w, name)) for name, t in found.items()}
+    return {name: t.to(dtype_of(w, name)) for name, t in public(wide, RESULTS, *single).items()}

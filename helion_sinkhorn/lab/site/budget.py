@@ -26,6 +26,7 @@ from helion_sinkhorn.lab.pre import budget as of_pre
 from helion_sinkhorn.lab.rounding import SAMPLES, UNIT, Rounding, chain
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.lab.split import budget as of_split
+from helion_sinkhorn.lab.truth import Systematic, bias
 
 RESULTS = ("y", "post", "comb", "dx", "dfn", "dscale", "dbase")
 NARROW = ("y", "dx")
@@ -201,6 +202,18 @@ def floored(site: Site, truth: Named, variances: Named) -> dict[str, torch.Tenso
     shared = of_split.shared(site.workload.of_split, truth, deviations)
     own = {name: torch.maximum(variances[name], t) for name, t in least.items()}
     return {name: own[name] if name in own else shared[name].square() for name in RESULTS}
+
+
+def systematic(
+    site: Site, limits: Mapping[str, Exact], spreads: Mapping[str, torch.Tensor]
+) -> dict[str, float]:
+    """The largest bias of functions that err to one side, and of mixes that do, in spreads."""
+    most = dict.fromkeys(limits, 0.0)
+    for seed in range(SAMPLES):
+        found = leaning(site, Systematic(seed))
+        for name, limit in limits.items():
+            most[name] = max(most[name], abs(bias(found[name], limit.value, spreads[name])))
+    return most
 
 
 def exact(workload: HcSiteWorkload, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -1,26 +1,20 @@
-"""Trials of the hc_site kernels."""
+"""The kernels of hc_site and hc_boundary by themselves: no result needs one without others."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import torch
 
+from helion_sinkhorn.lab.evidence import Alone
 from helion_sinkhorn.lab.mixes import budget as of_mixes
-from helion_sinkhorn.lab.mixes.budget import Exact
-from helion_sinkhorn.lab.operator import Tensors, Trial, noise
+from helion_sinkhorn.lab.operator import Tensors, noise
 from helion_sinkhorn.lab.post import budget as of_post
 from helion_sinkhorn.lab.pre import budget as of_pre
 from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.lab.site.boundary.backward import budget as of_boundary_gradients
-from helion_sinkhorn.lab.site.budget import evaluated
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.site import launch
-from helion_sinkhorn.ops.mhc.site.api import hc_site
 from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_backward
 from helion_sinkhorn.ops.mhc.site.boundary.backward.space import CHUNK
@@ -111,42 +105,32 @@ def run_projection(call: SiteCall, choice: Choice, g, streams) -> torch.Tensor:
     return boundary_backward.projection(g, streams, call, choice)
 
 
-@functools.lru_cache(maxsize=1)
-def judged(call: SiteCall) -> tuple[HcSiteWorkload, Tensors, dict[str, Exact]]:
-    """A workload of this call, one element's inputs and what the budget has of them."""
-    workload = HcSiteWorkload(
-        "tried", 1, frozenset(), "a trial", call.n, call.columns, JUDGED_TOKENS, getattr(torch, call.dtype),
+def workload_of(call: SiteCall, tokens: int) -> HcSiteWorkload:
+    """A workload of this call."""
+    return HcSiteWorkload(
+        "tried", 1, frozenset(), "a trial", call.n, call.columns, tokens, getattr(torch, call.dtype),
         call.precision,
     )  # fmt: skip
+
+
+def judged(call: SiteCall) -> tuple[HcSiteWorkload, Tensors]:
+    """A workload of this call, and one element's inputs."""
+    workload = workload_of(call, JUDGED_TOKENS)
     x, fn, _, scale, base, *upstream = workload.make_inputs()
-    inputs = x, *upstream, fn[None], scale[None], base[None]
-    return workload, tuple(t[0] for t in inputs), evaluated(workload, *inputs)
+    return workload, tuple(t if k > 4 else t[0] for k, t in enumerate((x, *upstream, fn, scale, base)))
 
 
 def weights_error(call: SiteCall, choice: Choice, device: str) -> float:
     """The error of the gradient of the collapse's weights."""
-    _, (x, _, dy, dpost, *_), _ = judged(call)
+    _, (x, _, dy, dpost, *_) = judged(call)
     given = x, dpost.sigmoid(), dy
     dweights = run_weights(call, choice, *(t.to(device) for t in (dy, *given[:2])))
     return worst(dweights, of_pre.exact(*given)["dpre"], of_pre.error_budget(*given)["dpre"])
 
 
-def backward_error(call: SiteCall, choice: Choice, device: str) -> float:
-    """The error of the whole backward with this choice for its last kernel, the others as served."""
-    workload, inputs, limits = judged(call)
-    x, dresidual, dy, dpost, dcomb, *parameters = (t.to(device) for t in inputs)
-    _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, *workload.arguments)
-    dx, dfn, *_ = launch.backward(
-        dresidual, dy, None, dpost, dcomb, x, *parameters, pre, mixes, norms, True, *workload.arguments,
-        choices={launch.BACKWARD: choice},
-    )  # fmt: skip
-    found = {"dx": dx, "dfn": dfn}
-    return max(worst(t[None], limits[name].value, limits[name].budget) for name, t in found.items())
-
-
 def boundary_error(call: SiteCall, choice: Choice, device: str) -> float:
     """The error of the new streams, of their collapse, and of the mixes that their sums make."""
-    workload, inputs, _ = judged(call)
+    workload, inputs = judged(call)
     x, grad, f, post, comb, fn, *_ = (t[None] for t in inputs)
     weights = post.sigmoid()
     given = (t[0].to(device) for t in (f, x, post, comb))
@@ -167,7 +151,7 @@ def boundary_error(call: SiteCall, choice: Choice, device: str) -> float:
 
 def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> float:
     """The error of hc_boundary's backward, from the mixes' gradient on, with this choice for one kernel."""
-    workload, inputs, _ = judged(call)
+    workload, inputs = judged(call)
     streams, dstreams, dy, post, comb, fn, *_ = inputs
     weights, f, x = post.sigmoid(), streams[:, 0].flip(0), dstreams.flip(0)
     (dmixes,) = noise("cpu", "float32", (len(streams), call.mixes.m))
@@ -189,14 +173,6 @@ def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> flo
     return max(worst(found[name], *limit) for name, limit in limits.items())
 
 
-def kernel_calls(workload: HcSiteWorkload) -> Iterator[tuple[str, Any]]:
-    """(kernel, its call), one for each kernel of its own that a workload runs."""
-    call = launch.call_for(workload.n, workload.c, workload.dtype, workload.precision)
-    of_boundary = (*boundary.KERNELS, *boundary_backward.KERNELS) if workload.n <= MOST_STREAMS else ()
-    for name in (*launch.KERNELS, *of_boundary):
-        yield name, call
-
-
 def run_call(workload: HcSiteWorkload, device: str) -> None:
     """The launches of a call and its gradient, those of the kernels of other operators too.
 
@@ -216,19 +192,17 @@ def run_call(workload: HcSiteWorkload, device: str) -> None:
     boundary_backward.backward(upstream, (*update, *site, streams, mixes, norms), None, *constants)
 
 
-def call_public(workload: HcSiteWorkload, empty: Callable[..., torch.Tensor]) -> None:
-    """Call the public function, for its checks, on tensors that `empty(*shape, dtype=...)` makes."""
-    x = empty(workload.batch, workload.n, workload.c, dtype=workload.dtype)
-    given = x, empty(workload.m, workload.n * workload.c), empty(3), empty(workload.m)
-    hc_site(*given, implementation="helion", **workload.options)
-
-
-TRIALS = {
-    launch.WEIGHTS: Trial(of_collapse, run_weights, weights_error),
-    launch.BACKWARD: Trial(of_streams, run_backward, backward_error),
-    boundary.SPLIT: Trial(fn_alone, run_split, boundary_error),
-    boundary.FORWARD: Trial(of_boundary, run_boundary, boundary_error),
-    boundary_backward.BACKWARD: Trial(of_boundary_backward, run_boundary_backward, boundary_gradients_error),
-    boundary_backward.SUMS: Trial(of_sums, run_sums, boundary_gradients_error),
-    boundary_backward.PROJECTION: Trial(of_projection, run_projection, boundary_gradients_error),
+ALONE = {
+    launch.WEIGHTS: Alone(of_collapse, run_weights),
+    launch.BACKWARD: Alone(of_streams, run_backward),
+    boundary.SPLIT: Alone(fn_alone, run_split),
+    boundary.FORWARD: Alone(of_boundary, run_boundary),
+    boundary_backward.BACKWARD: Alone(of_boundary_backward, run_boundary_backward),
+    boundary_backward.SUMS: Alone(of_sums, run_sums),
+    boundary_backward.PROJECTION: Alone(of_projection, run_projection),
+}
+ERRORS = {
+    launch.WEIGHTS: weights_error,
+    **dict.fromkeys(boundary.KERNELS, boundary_error),
+    **dict.fromkeys(boundary_backward.KERNELS, boundary_gradients_error),
 }

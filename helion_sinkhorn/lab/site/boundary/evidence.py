@@ -1,0 +1,154 @@
+"""hc_boundary as it is judged, beside hc_site on workloads that cross.
+
+Inputs are random: the sublayer's output, the streams, both sets of coefficients, the weights of the collapse,
+and an upstream gradient for every result.  Names are those of its budget behind PREFIX.
+
+A bias and a weight of the norm go to the public function alone (`apart`), and leave every sum as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from helion_sinkhorn.lab.evidence import Choices, Results, given, used
+from helion_sinkhorn.lab.operator import Tensors
+from helion_sinkhorn.lab.site.boundary import budget
+from helion_sinkhorn.lab.site.budget import systematic
+from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
+from helion_sinkhorn.lab.truth import Truth, spread
+from helion_sinkhorn.mhc.boundary import hc_boundary
+from helion_sinkhorn.ops.mhc.site.boundary import launch
+from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as backward
+
+PREFIX = "boundary "
+SUMS, OF_UPDATE = budget.RESULTS[-3:], budget.OF_UPDATE
+VALUES = budget.RESULTS[:5]
+GRADIENTS = budget.RESULTS[5:]
+BIAS = budget.BIAS
+COMPUTES = {
+    launch.SPLIT: ("pre", "post", "comb"), launch.FORWARD: VALUES,
+    backward.BACKWARD: (*OF_UPDATE, "dweights"), backward.SUMS: ("dpost", "dcomb", "dweights"),
+    backward.PROJECTION: ("dfn",),
+}  # fmt: skip
+"""The results that show what each kernel did."""
+OF_ARGUMENTS = {
+    "f": "df", "x": "dx", "post": "dpost", "comb": "dcomb", "pre_next": "dweights", "fn": "dfn",
+    "scale": "dscale", "base": "dbase", "bias": BIAS,
+}  # fmt: skip
+"""The gradient of each argument."""
+
+
+def named(found: dict) -> dict:
+    return {PREFIX + name: t for name, t in found.items()}
+
+
+def flat(name: str, t: torch.Tensor) -> torch.Tensor:
+    """Results with streams of a token as a row for each, sums over tokens as one."""
+    return t.flatten(2) if name in ("streams", "dx") else t
+
+
+def bias_of(w: HcSiteWorkload) -> torch.Tensor:
+    """Eighths of up to 2: f less them has 8 bits still."""
+    return (7 * torch.arange(w.c) % 33 - 16) / 8
+
+
+def norm_weight_of(w: HcSiteWorkload) -> torch.Tensor:
+    """Powers of two."""
+    return torch.exp2(torch.arange(w.n * w.c) % 3 - 1.0)
+
+
+def apart(w: HcSiteWorkload, f: torch.Tensor, fn: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """(f, fn, bias, norm weight) of a call with the same f + bias and fn times the weight."""
+    bias, weight = bias_of(w).to(f.device), norm_weight_of(w).to(fn.device)
+    return (f.float() - bias).to(f.dtype), fn / weight, bias, weight
+
+
+def truths(workload: HcSiteWorkload, *inputs: torch.Tensor) -> dict[str, Truth]:
+    """The equations in float64."""
+    inputs = ordered(*inputs)
+    limits = budget.evaluated(workload, *inputs)
+    dtypes = {name: budget.dtype_of(workload, name) for name in limits}
+    spreads = {name: spread(e.value, e.budget, dtypes[name]) for name, e in limits.items()}
+    most = systematic(budget.crossed(workload, *inputs), limits, spreads)
+    return named({
+        name: Truth.of(
+            *(flat(name, t) for t in (e.value, e.budget)), dtypes[name], gradient=name not in VALUES,
+            systematic=most[name] + (e.leaning / spreads[name]).mean().item(),
+            together=tuple(range(1 if name in (*SUMS, BIAS) else 2, flat(name, e.value).dim())),
+        )
+        for name, e in limits.items()
+    })  # fmt: skip
+
+
+def ordered(x, dresidual, dy, dpost, dcomb, fn, scale, base, old, f, post, comb, weights, dpre) -> Tensors:
+    """The gate's inputs as the budget has them: the streams that are crossed take the place of the site's."""
+    return old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre
+
+
+def upstream_of(w: HcSiteWorkload, dresidual, dy, dpre, dpost, dcomb) -> list[torch.Tensor | None]:
+    """As the operator has them."""
+    return given(w.unused, dresidual=dresidual, dy=dy, dpre=dpre, dpost=dpost, dcomb=dcomb)
+
+
+def public(workload: HcSiteWorkload, of: Collection[str], *inputs: torch.Tensor) -> Results:
+    """By the public function and autograd, an element a call."""
+    each = [one_public(workload, of, *element) for element in zip(*ordered(*inputs), strict=True)]
+    return stacked(each, of)
+
+
+def one_public(
+    w: HcSiteWorkload, of: Collection[str],
+    old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre,
+) -> Results:  # fmt: skip
+    leaves = {"f": f, "x": old, "post": post, "comb": comb, "pre_next": weights, "fn": fn,
+              "scale": scale, "base": base}  # fmt: skip
+    norm_weight = None
+    if w.every_argument:
+        leaves["f"], leaves["fn"], leaves["bias"], norm_weight = apart(w, f, fn)
+    if w.own_weights:
+        del leaves["pre_next"]
+    leaves = {k: t.detach().requires_grad_() for k, t in leaves.items()}
+    call = {"pre_next": None, "norm_weight": norm_weight, **leaves, **w.options}
+    y, pre, new_post, new_comb, streams = hc_boundary(**call)
+    results = streams, y, pre, new_post, new_comb
+    found = dict(zip(VALUES, (t.detach() for t in results), strict=True))
+    if {*of} <= {*VALUES}:
+        return found
+    upstream = upstream_of(w, dresidual, dy, dpre, dpost, dcomb)
+    # of a collapse that nothing used, the weights have no gradient
+    results, upstream = used(results, upstream)
+    gradients = torch.autograd.grad(results, list(leaves.values()), upstream, materialize_grads=True)
+    found |= dict(zip(map(OF_ARGUMENTS.get, leaves), gradients, strict=True))
+    if norm_weight is not None:
+        found["dfn"] = found["dfn"] / norm_weight
+    return found | {name: found[name][None] for name in ("dscale", "dbase", BIAS) if name in found}
+
+
+def run(workload: HcSiteWorkload, choices: Choices, of: Collection[str], *inputs: torch.Tensor) -> Results:
+    """By its kernels, an element a launch."""
+    each = [one_launch(workload, choices, of, *element) for element in zip(*ordered(*inputs), strict=True)]
+    return stacked(each, of)
+
+
+def one_launch(
+    w: HcSiteWorkload, choices: Choices, of: Collection[str],
+    old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre,
+) -> Results:  # fmt: skip
+    update, site = (f, old, post, comb), (weights, fn, scale, base)
+    made = launch.forward(*update, None, *site, *w.arguments, choices=choices)
+    found = dict(zip(VALUES, made, strict=False))
+    if {*of} <= {*VALUES}:
+        return found
+    upstream, kept = upstream_of(w, dresidual, dy, dpre, dpost, dcomb), (*update, *site, made[0])
+    *of_update, dfn, _, dweights = backward.in_one_pass(
+        upstream, (*kept, *made[5:]), None, *w.arguments, choices=choices
+    )
+    if "dy" in w.unused.split():
+        dweights = torch.zeros_like(weights)
+    return found | dict(zip(GRADIENTS, (*of_update, dweights, dfn), strict=False))
+
+
+def stacked(each: list[Results], of: Collection[str]) -> Results:
+    return {name: flat(name, torch.stack([one[name] for one in each])) for name in of}

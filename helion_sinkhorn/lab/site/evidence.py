@@ -1,0 +1,239 @@
+"""EVIDENCE of hc_site: results of tokens token by token, sums over tokens element by element.
+
+An element of the batch is a group of tokens: each has sums of its own, dfn, dscale and dbase, from its own
+call.  The norm weight is in fn, as the public function has it before it calls an operator; that function
+itself has one of powers of two where a workload has one, with which fn is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.lab.evidence import Choices, Evidence, Results, by_elements, given, used
+from helion_sinkhorn.lab.operator import Tensors
+from helion_sinkhorn.lab.site import trials
+from helion_sinkhorn.lab.site.boundary import evidence as crossing
+from helion_sinkhorn.lab.site.boundary.evidence import OF_UPDATE, PREFIX, norm_weight_of
+from helion_sinkhorn.lab.site.budget import RESULTS, dtype_of, evaluated, site_of, systematic
+from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
+from helion_sinkhorn.lab.truth import Truth, spread
+from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
+from helion_sinkhorn.ops.mhc.site import launch
+from helion_sinkhorn.ops.mhc.site.api import hc_site
+from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
+from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_backward
+from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
+
+OF_TOKENS = ("y", "post", "comb", "dx")
+VALUES, SUMS = OF_TOKENS[:3], ("dfn", "dscale", "dbase")
+COMPUTES = {launch.WEIGHTS: ("dx", *SUMS), launch.BACKWARD: ("dx", "dfn")}
+BOUNDARY = {
+    boundary.SPLIT: ("post", "comb"), boundary.FORWARD: VALUES,
+    boundary_backward.BACKWARD: ("dx",), boundary_backward.PROJECTION: ("dfn",),
+}  # fmt: skip
+"""The results that show what each kernel of hc_boundary did."""
+NAMES = ("x", "dresidual", "dy", "dpost", "dcomb", "fn", "scale", "base")
+"""The inputs, in order; behind them, where the workload crosses, those of `make_update`."""
+KERNELS = {**launch.KERNELS, **boundary.KERNELS, **boundary_backward.KERNELS}
+
+
+def kernel_calls(workload: HcSiteWorkload) -> Iterator[tuple[str, Any]]:
+    call = launch.call_for(workload.n, workload.c, workload.dtype, workload.precision)
+    of_boundary = (*boundary.KERNELS, *boundary_backward.KERNELS) if workload.n <= MOST_STREAMS else ()
+    for name in (*launch.KERNELS, *of_boundary):
+        yield name, call
+
+
+def results(workload: HcSiteWorkload) -> tuple[str, ...]:
+    return (*RESULTS, *of_crossing(workload)) if workload.crosses else RESULTS
+
+
+def of_crossing(workload: HcSiteWorkload) -> tuple[str, ...]:
+    """The results of hc_boundary."""
+    return tuple(PREFIX + name for name in crossing.budget.results_of(workload))
+
+
+def by_kernels(workload: HcSiteWorkload) -> tuple[str, ...]:
+    """A collapse by the weights of its own site is computed by the kernels of hc_post and of hc_site."""
+    return RESULTS if workload.own_weights else results(workload)
+
+
+def by_public(workload: HcSiteWorkload, on_gpu: bool) -> list[str]:
+    """Parts round the gradient of narrow streams more than once: those are judged by kernels, and dx of a CPU
+    in float32 alone."""
+    rounded = [] if workload.dtype == torch.float32 else [PREFIX + name for name in OF_UPDATE]
+    if rounded and not on_gpu:
+        rounded.append("dx")
+    return [name for name in results(workload) if name not in rounded]
+
+
+def of_call(kernel: str, call: Any, tokens: int) -> HcSiteWorkload:
+    return trials.workload_of(call, tokens)
+
+
+def inputs(workload: HcSiteWorkload, steps: int, **drawn: Any) -> Tensors:
+    """x, the upstream gradients, and the parameters once for each element."""
+    x, fn, weight, scale, base, *upstream = workload.make_inputs(**drawn)
+    fn = fn if weight is None else fn * weight
+    made = x, *upstream, *(t.expand(len(x), *t.shape) for t in (fn, scale, base))
+    return (*made, *workload.make_update(x)) if workload.crosses else made
+
+
+def truths(workload: HcSiteWorkload, *everything: torch.Tensor) -> dict[str, Truth]:
+    """The equations in float64; where the workload crosses, those of hc_boundary too."""
+    site = everything[: len(NAMES)]
+    limits = evaluated(workload, *site)
+    spreads = {name: spread(e.value, e.budget, dtype_of(workload, name)) for name, e in limits.items()}
+    most = systematic(site_of(workload, *site), limits, spreads)
+    found = {
+        name: Truth.of(
+            flat(name, e.value), flat(name, e.budget), dtype_of(workload, name), gradient=name not in VALUES,
+            # A token's entries share its mixes, and sums over tokens those of all.  What tokens share, the
+            # errors of their parameters, goes to one side at most as far as `most` has it.
+            systematic=most[name] + (e.leaning / spreads[name]).mean().item(),
+            together=tuple(range(1 if name in SUMS else 2, flat(name, e.value).dim())),
+        )
+        for name, e in limits.items()
+    }  # fmt: skip
+    return found | crossing.truths(workload, *everything) if workload.crosses else found
+
+
+def flat(name: str, t: torch.Tensor) -> torch.Tensor:
+    """dx with a row for each token."""
+    return t.flatten(2) if name == "dx" else t
+
+
+def run(
+    workload: HcSiteWorkload, choices: Choices | None, of: Collection[str], *everything: torch.Tensor
+) -> Results:
+    """hc_site's results by its kernels or those of hc_boundary, and hc_boundary's own."""
+    if choices is None:
+        return public(workload, of, *everything)
+    wanted = [name.removeprefix(PREFIX) for name in of if name.startswith(PREFIX)]
+    found = crossing.named(crossing.run(workload, choices, wanted, *everything)) if wanted else {}
+    of = [name for name in of if not name.startswith(PREFIX)]
+    if not of:
+        return found
+    by_boundary = choices.keys() & {*boundary.KERNELS, *boundary_backward.KERNELS}
+    compute = crossed if by_boundary else launched
+    return found | by_calls(lambda *given: compute(workload, choices, of, *given), of, *everything)
+
+
+def by_calls(compute: Callable[..., Results], of: Collection[str], *everything: torch.Tensor) -> Results:
+    """What belongs to tokens by one call for all elements, sums by a call for each."""
+    site = everything[: len(NAMES)]
+
+    def of_elements(at: slice) -> Results:
+        tokens, parameters = (t[at] for t in site[:5]), (t[0] for t in site[5:])
+        found = compute(*tokens, *parameters)
+        found = {name: flat(name, t) for name, t in found.items()}
+        return found | {n: found[n][None] if n == "dfn" else found[n][None, None] for n in SUMS if n in found}
+
+    return by_elements(of_elements, len(site[0]), of, SUMS)
+
+
+def launched(
+    w: HcSiteWorkload, choices: Choices, of: Collection[str], x, dresidual, dy, dpost, dcomb, *parameters
+) -> Results:
+    y, pre, post, comb, mixes, norms = launch.forward(x, *parameters, None, *w.arguments)
+    found = {"y": y, "post": post, "comb": comb}
+    if {*of} <= {*VALUES}:
+        return found
+    dresidual, dy, *upstream = upstream_of(w, dresidual, dy, dpost, dcomb)
+    dx, dfn, sums, _ = launch.backward(
+        dresidual, dy, None, *upstream, x, *parameters, pre, mixes, norms, True, *w.arguments,
+        choices=choices,
+    )  # fmt: skip
+    dbase, dscale = sums.split((w.m, 3))
+    return found | {"dx": dx, "dfn": dfn, "dscale": dscale, "dbase": dbase}
+
+
+def crossed(
+    w: HcSiteWorkload, choices: Choices, of: Collection[str], x, dresidual, dy, dpost, dcomb, *parameters
+) -> Results:
+    """By hc_boundary's kernels, whose new streams are x: f is 0 and comb the identity.
+
+    How they mix streams is judged by hc_post's row.  The collapse is by the coefficients that hc_site makes
+    of x; dx is the gradient of the old streams.
+    """
+    _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, *w.arguments)
+    identity = torch.eye(w.n, device=x.device).expand_as(dcomb)
+    update = torch.zeros_like(dy), x, dpost, identity
+    found = {}
+    if {*of} & {*VALUES}:
+        _, y, _, post, comb, *_ = boundary.forward(
+            *update, None, pre, *parameters, *w.arguments, choices=choices
+        )
+        found = {"y": y, "post": post, "comb": comb}
+    if {*of} <= {*VALUES}:
+        return found
+    _, dpre = pre_launch.backward(dy, x, pre)
+    kept = *update, pre, *parameters, x, mixes, norms
+    _, dx, _, _, dfn, *_ = boundary_backward.in_one_pass(
+        (dresidual, dy, dpre, dpost, dcomb), kept, None, *w.arguments, choices=choices
+    )
+    return found | {"dx": dx, "dfn": dfn}
+
+
+def upstream_of(workload: HcSiteWorkload, dresidual, dy, dpost, dcomb) -> list[torch.Tensor | None]:
+    """As the operator has them."""
+    return given(workload.unused, dresidual=dresidual, dy=dy, dpost=dpost, dcomb=dcomb)
+
+
+def public(workload: HcSiteWorkload, of: Collection[str], *everything: torch.Tensor) -> Results:
+    """By the public functions and autograd."""
+    wanted = [name.removeprefix(PREFIX) for name in of if name.startswith(PREFIX)]
+    found = crossing.named(crossing.public(workload, wanted, *everything)) if wanted else {}
+    of = [name for name in of if not name.startswith(PREFIX)]
+    return found | by_calls(lambda *given: served(workload, *given), of, *everything) if of else found
+
+
+def served(workload: HcSiteWorkload, x, dresidual, dy, dpost, dcomb, *parameters) -> Results:
+    """All results of a call."""
+    fn, *others = parameters
+    weight = norm_weight_of(workload).to(x) if workload.norm_weight else None
+    leaves = [t.detach().requires_grad_() for t in (x, fn if weight is None else fn / weight, *others)]
+    y, post, comb, residual = hc_site(*leaves, norm_weight=weight, **workload.options)
+    upstream = upstream_of(workload, dresidual, dy, dpost, dcomb)
+    results, upstream = used((residual, y, post, comb), upstream)
+    dx, dfn, *of_others = torch.autograd.grad(results, leaves, upstream)
+    gradients = dx, dfn if weight is None else dfn / weight, *of_others
+    return dict(zip(RESULTS, (y.detach(), post.detach(), comb.detach(), *gradients), strict=True))
+
+
+def call_public(workload: HcSiteWorkload, empty: Callable[..., torch.Tensor]) -> None:
+    x = empty(workload.batch, workload.n, workload.c, dtype=workload.dtype)
+    given = x, empty(workload.m, workload.n * workload.c), empty(3), empty(workload.m)
+    hc_site(*given, implementation="helion", **workload.options)
+
+
+def joined() -> dict[str, tuple[str, ...]]:
+    """The results of each kernel, hc_boundary's own behind those of hc_site that it makes too."""
+    own = {kernel: tuple(PREFIX + name for name in names) for kernel, names in crossing.COMPUTES.items()}
+    kernels = {**COMPUTES, **BOUNDARY, boundary_backward.SUMS: ()}
+    return {kernel: (*names, *own.get(kernel, ())) for kernel, names in kernels.items()}
+
+
+EVIDENCE = Evidence(
+    "hc_site",
+    HcSiteWorkload,
+    KERNELS,
+    joined(),
+    kernel_calls,
+    of_call,
+    results,
+    inputs,
+    truths,
+    run,
+    call_public,
+    same_bits=frozenset(OF_TOKENS),
+    public=public,
+    by_public=by_public,
+    by_kernels=by_kernels,
+    alone=trials.ALONE,
+    errors=trials.ERRORS,
+    call=trials.run_call,
+)
