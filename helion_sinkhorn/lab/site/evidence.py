@@ -113,7 +113,12 @@ def run(
     if choices is None:
         return public(workload, of, *everything)
     wanted = [name.removeprefix(PREFIX) for name in of if name.startswith(PREFIX)]
-    found = crossing.named(crossing.run(workload, choices, wanted, *everything)) if wanted else {}
+    found = {}
+    if wanted and choices:
+        found = crossing.named(crossing.run(workload, choices, wanted, *everything))
+    elif wanted:
+        # what is served is the public function, which sums over tokens besides
+        found = crossing.named(crossing.public(workload, wanted, *everything))
     of = [name for name in of if not name.startswith(PREFIX)]
     if not of:
         return found
