@@ -17,9 +17,7 @@ from ci.operators.hc_post import wrong as hc_post_wrong
 from ci.operators.hc_pre import wrong as hc_pre_wrong
 from ci.operators.hc_site import wrong as hc_site_wrong
 from ci.operators.hc_split_sinkhorn import wrong as hc_split_sinkhorn_wrong
-from ci.operators.implicit import attack as implicit_attack
-from ci.operators.implicit import faults as implicit_faults
-from ci.operators.implicit import truths as implicit_truths
+from ci.operators.implicit import wrong as implicit_wrong
 from ci.operators.linear_attention import attack as linear_attention_attack
 from ci.operators.linear_attention import faults as linear_attention_faults
 from ci.operators.linear_attention import truths as linear_attention_truths
@@ -84,7 +82,7 @@ OPERATORS = {
     "sinkhorn": dataclasses.replace(
         shown(SINKHORN, sinkhorn_wrong), takes=sinkhorn_with("exact"), compiled=sinkhorn_steps.compiled
     ),
-    "implicit": row(sinkhorn_with("implicit"), implicit_truths, implicit_faults, implicit_attack),
+    "implicit": dataclasses.replace(shown(SINKHORN, implicit_wrong), takes=sinkhorn_with("implicit")),
     "dot_compress": shown(DOT_COMPRESS, dot_compress_wrong),
     "linear_attention": row(
         lambda w: isinstance(w, AttentionWorkload),

@@ -22,7 +22,6 @@ from ci import fault_tables as faults
 from ci.gate import batches, gate, kept, runs
 from ci.gate.choices import of_kernels
 from ci.operators import OPERATORS, operator_of
-from ci.operators.implicit import truths as implicit_gate
 from ci.operators.linear_attention import truths as linear_attention_gate
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab import rounding
@@ -30,6 +29,7 @@ from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
 from helion_sinkhorn.lab.operators import KERNELS, kernel_calls
 from helion_sinkhorn.lab.sinkhorn import budget as sinkhorn_budget
 from helion_sinkhorn.lab.sinkhorn.evidence import EVIDENCE as SINKHORN
+from helion_sinkhorn.lab.sinkhorn.implicit.evidence import JUDGED
 from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 from helion_sinkhorn.ops.linear_attention import eager as attention_eager
 from helion_sinkhorn.ops.mhc.split import eager as split_eager
@@ -430,17 +430,12 @@ def test_both_solvers_are_judged_for_every_system(name):
     """The implicit bodies, interpreted; the one that sinkhorn would take is served."""
     workload, p, dy, truths = ground(name)
     few = slice(0, 6)
-    pairs = [
-        (of, implicit_gate.JUDGED[of][0], solver) for of in truths for solver in implicit_gate.JUDGED[of][1]
+    found = of_kernels(SINKHORN, workload, DEVICES["h200"], 6)
+    assert {(c.of, c.kernel.rsplit("_", 1)[1]) for c in found} == {(of, JUDGED[of][1]) for of in truths}
+    solver = solver_for("auto", workload.n, workload.m)
+    assert [(c.kernel, c.of) for c in found if c.served] == [
+        (f"sinkhorn_implicit_{solver}", f"implicit dX ({solver})")
     ]
-    auto = "corrected", solver_for("auto", workload.n, workload.m)
-    found = [
-        c
-        for of, system, solver in pairs
-        for c in implicit_gate.kernels(workload, p[few], of, system, solver, (system, solver) == auto)
-    ]
-    assert {(c.of, c.config["system"], c.kernel.rsplit("_", 1)[1]) for c in found} == set(pairs)
-    assert [c.kernel for c in found if c.served] == [f"sinkhorn_implicit_{auto[1]}"]
     for candidate in found:
         truth = truths[candidate.of]
         whole = truth.exact.clone()
@@ -453,7 +448,7 @@ def test_systems_for_comparison_are_judged_where_they_are_meant():
     judged = {name: set(ground(name)[3]) for name in CI if name.startswith("implicit")}
     corrected = {"implicit dX (direct)", "implicit dX (cg)"}
     assert all(names >= corrected for names in judged.values())
-    everything = corrected | {"implicit dX (reduced)", "implicit dX (full)"}
+    everything = set(JUDGED)
     assert {name for name, found in judged.items() if found == everything} >= {
         "implicit_mhc",
         "implicit_masked_8",
