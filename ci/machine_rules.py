@@ -10,7 +10,7 @@ import torch
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine.binary import Binary
 from helion_sinkhorn.lab.operators import KERNELS
-from helion_sinkhorn.lab.sinkhorn.row import owns_whole_matrices
+from helion_sinkhorn.lab.sinkhorn.evidence import owns_whole_matrices
 
 Rule = Callable[[Binary], Iterator[str]]
 

@@ -92,12 +92,13 @@ def of_evidence(evidence: Evidence, workload: Any, *inputs: torch.Tensor) -> lis
 def of_kernels(evidence: Evidence, workload: Any, device: Device, batch: int) -> list[Candidate]:
     """Kernels with each of their configs, once for every result in which an error of the kernel shows."""
     names = (evidence.by_kernels or evidence.results)(workload)
+    taken = [*evidence.kernel_calls(workload), *evidence.others(workload)]
     return [
         candidate(
-            name, choice, is_served,
+            name, choice, is_served and (kernel, call) in taken and name not in evidence.optional,
             functools.partial(one_result, evidence, workload, {choice.kernel: choice}, name),
         )
-        for kernel, call in (*evidence.kernel_calls(workload), *evidence.others(workload))
+        for kernel, call in (*taken, *evidence.spare(workload))
         for choice, is_served in choices(kernel, call, batch, device)
         for name in evidence.computes[kernel]
         if name in names

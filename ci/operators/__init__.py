@@ -17,21 +17,19 @@ from ci.operators.hc_post import wrong as hc_post_wrong
 from ci.operators.hc_pre import wrong as hc_pre_wrong
 from ci.operators.hc_site import wrong as hc_site_wrong
 from ci.operators.hc_split_sinkhorn import wrong as hc_split_sinkhorn_wrong
-from ci.operators.implicit import attack as implicit_attack
-from ci.operators.implicit import faults as implicit_faults
-from ci.operators.implicit import truths as implicit_truths
+from ci.operators.implicit import wrong as implicit_wrong
 from ci.operators.linear_attention import attack as linear_attention_attack
 from ci.operators.linear_attention import faults as linear_attention_faults
 from ci.operators.linear_attention import truths as linear_attention_truths
-from ci.operators.sinkhorn import attack as sinkhorn_attack
-from ci.operators.sinkhorn import faults as sinkhorn_faults
-from ci.operators.sinkhorn import truths as sinkhorn_truths
+from ci.operators.sinkhorn import steps as sinkhorn_steps
+from ci.operators.sinkhorn import wrong as sinkhorn_wrong
 from helion_sinkhorn.lab.dot_compress.evidence import EVIDENCE as DOT_COMPRESS
 from helion_sinkhorn.lab.evidence import Evidence
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.lab.mixes.evidence import EVIDENCE as HC_MIXES
 from helion_sinkhorn.lab.post.evidence import EVIDENCE as HC_POST
 from helion_sinkhorn.lab.pre.evidence import EVIDENCE as HC_PRE
+from helion_sinkhorn.lab.sinkhorn.evidence import EVIDENCE as SINKHORN
 from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.lab.site.evidence import EVIDENCE as HC_SITE
 from helion_sinkhorn.lab.split.evidence import EVIDENCE as HC_SPLIT_SINKHORN
@@ -82,10 +80,9 @@ def sinkhorn_with(backward: str) -> Callable[[Any], bool]:
 
 OPERATORS = {
     "sinkhorn": dataclasses.replace(
-        row(sinkhorn_with("exact"), sinkhorn_truths, sinkhorn_faults, sinkhorn_attack),
-        compiled=sinkhorn_truths.compiled,
+        shown(SINKHORN, sinkhorn_wrong), takes=sinkhorn_with("exact"), compiled=sinkhorn_steps.compiled
     ),
-    "implicit": row(sinkhorn_with("implicit"), implicit_truths, implicit_faults, implicit_attack),
+    "implicit": dataclasses.replace(shown(SINKHORN, implicit_wrong), takes=sinkhorn_with("implicit")),
     "dot_compress": shown(DOT_COMPRESS, dot_compress_wrong),
     "linear_attention": row(
         lambda w: isinstance(w, AttentionWorkload),

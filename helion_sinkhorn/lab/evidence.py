@@ -76,6 +76,10 @@ class Evidence:
     """Results of which every config makes the same bits: batches of other sizes may have other configs."""
     others: Calls = no_calls
     """Kernels of other operators that make results of this one too."""
+    optional: frozenset[str] = frozenset()
+    """Results by options that a workload's call does not have: the gate judges them, the tuner does not."""
+    spare: Calls = no_calls
+    """Kernels that could launch a call, and that the public function does not take for it."""
     public: Callable[..., Results] | None = None
     """(workload, of, *inputs): by the public function and autograd, where it does more than `run`."""
     by_public: Callable[[Any, bool], Collection[str]] | None = None
@@ -116,15 +120,19 @@ class Evidence:
 
         def run(call: Any, choice: Choice, *operands: torch.Tensor) -> Tensors:
             workload = judged(call)
-            of = [name for name in self.computes[kernel] if name in self.results(workload)]
+            of = self._judged_by(kernel, workload)
             return tuple(self.run(workload, {kernel: choice}, of, *operands).values())
 
         return Trial(operands, run, error, apart)
 
+    def _judged_by(self, kernel: str, workload: Any) -> list[str]:
+        names = [name for name in self.results(workload) if name not in self.optional]
+        return [name for name in self.computes[kernel] if name in names]
+
     def error(self, call: Any, choice: Choice, device: str) -> float:
         """The largest error of a kernel with this choice in units of its budget."""
         workload = self.of_call(choice.kernel, call, self.judged)
-        of = [name for name in self.computes[choice.kernel] if name in self.results(workload)]
+        of = self._judged_by(choice.kernel, workload)
         inputs = self.inputs(workload, EVERY_STEP)
         found = self.run(workload, {choice.kernel: choice}, of, *(t.to(device) for t in inputs))
         truths = _truths(self, workload)

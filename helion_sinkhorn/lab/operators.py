@@ -12,7 +12,7 @@ from helion_sinkhorn.lab.mixes.evidence import EVIDENCE as HC_MIXES
 from helion_sinkhorn.lab.operator import Operator
 from helion_sinkhorn.lab.post.evidence import EVIDENCE as HC_POST
 from helion_sinkhorn.lab.pre.evidence import EVIDENCE as HC_PRE
-from helion_sinkhorn.lab.sinkhorn.row import ROW as SINKHORN
+from helion_sinkhorn.lab.sinkhorn.evidence import EVIDENCE as SINKHORN
 from helion_sinkhorn.lab.site.evidence import EVIDENCE as HC_SITE
 from helion_sinkhorn.lab.split.evidence import EVIDENCE as HC_SPLIT_SINKHORN
 

@@ -20,15 +20,16 @@ from shared import once
 from ci import accuracy, compare
 from ci import fault_tables as faults
 from ci.gate import batches, gate, kept, runs
+from ci.gate.choices import of_kernels
 from ci.operators import OPERATORS, operator_of
-from ci.operators.implicit import truths as implicit_gate
 from ci.operators.linear_attention import truths as linear_attention_gate
-from ci.operators.sinkhorn import truths as sinkhorn_gate
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab import rounding
 from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
 from helion_sinkhorn.lab.operators import KERNELS, kernel_calls
 from helion_sinkhorn.lab.sinkhorn import budget as sinkhorn_budget
+from helion_sinkhorn.lab.sinkhorn.evidence import EVIDENCE as SINKHORN
+from helion_sinkhorn.lab.sinkhorn.implicit.evidence import JUDGED
 from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 from helion_sinkhorn.ops.linear_attention import eager as attention_eager
 from helion_sinkhorn.ops.mhc.split import eager as split_eager
@@ -377,7 +378,7 @@ def test_wrong_values_are_said_with_their_place(monkeypatch):
         return y
 
     (sentence, *_) = accuracy.failures(altered(monkeypatch, change))
-    assert "eager.forward (CPU): P is beyond the limit of worst" in sentence
+    assert "eager (CPU): P is beyond the limit of worst" in sentence
     assert re.search(r"element \(\d+, 4, 2\) is [\d.e-]+, expected [\d.e-]+", sentence)
 
 
@@ -408,7 +409,7 @@ def test_kernels_are_judged_with_the_default_and_every_committed_config(monkeypa
         file = {"schema": 1, "kernel": name, "device": {"key": "h200"}, "entries": [entry]}
         (tmp_path / "h200" / f"{name}.json").write_text(json.dumps(file))
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
-    found = sinkhorn_gate.kernels(workload, x)
+    found = of_kernels(SINKHORN, workload, DEVICES["h200"], len(x))
     by_kernel = {}
     for candidate in found:
         by_kernel.setdefault(candidate.kernel, []).append(candidate)
@@ -429,17 +430,12 @@ def test_both_solvers_are_judged_for_every_system(name):
     """The implicit bodies, interpreted; the one that sinkhorn would take is served."""
     workload, p, dy, truths = ground(name)
     few = slice(0, 6)
-    pairs = [
-        (of, implicit_gate.JUDGED[of][0], solver) for of in truths for solver in implicit_gate.JUDGED[of][1]
+    found = of_kernels(SINKHORN, workload, DEVICES["h200"], 6)
+    assert {(c.of, c.kernel.rsplit("_", 1)[1]) for c in found} == {(of, JUDGED[of][1]) for of in truths}
+    solver = solver_for("auto", workload.n, workload.m)
+    assert [(c.kernel, c.of) for c in found if c.served] == [
+        (f"sinkhorn_implicit_{solver}", f"implicit dX ({solver})")
     ]
-    auto = "corrected", solver_for("auto", workload.n, workload.m)
-    found = [
-        c
-        for of, system, solver in pairs
-        for c in implicit_gate.kernels(workload, p[few], of, system, solver, (system, solver) == auto)
-    ]
-    assert {(c.of, c.config["system"], c.kernel.rsplit("_", 1)[1]) for c in found} == set(pairs)
-    assert [c.kernel for c in found if c.served] == [f"sinkhorn_implicit_{auto[1]}"]
     for candidate in found:
         truth = truths[candidate.of]
         whole = truth.exact.clone()
@@ -452,7 +448,7 @@ def test_systems_for_comparison_are_judged_where_they_are_meant():
     judged = {name: set(ground(name)[3]) for name in CI if name.startswith("implicit")}
     corrected = {"implicit dX (direct)", "implicit dX (cg)"}
     assert all(names >= corrected for names in judged.values())
-    everything = corrected | {"implicit dX (reduced)", "implicit dX (full)"}
+    everything = set(JUDGED)
     assert {name for name, found in judged.items() if found == everything} >= {
         "implicit_mhc",
         "implicit_masked_8",
@@ -594,7 +590,7 @@ def test_compare_reports_gaps_and_fails_on_limits_only(artefact, tmp_path, capsy
         tmp_path, capsys, monkeypatch, artefact, variant(artefact, tmp_path / "wrong", wrong)
     )
     assert status == 1
-    assert "wrong: tail_5x3: eager.forward: beyond a limit" in text.err
+    assert "wrong: tail_5x3: eager: beyond a limit" in text.err
 
 
 def test_compare_refuses_another_schema(artefact, tmp_path, capsys, monkeypatch):

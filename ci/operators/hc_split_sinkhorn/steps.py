@@ -16,7 +16,7 @@ import torch
 from ci.gate.arithmetic import PLAIN, Arithmetic
 from ci.gate.columns import Change, same
 from ci.gate.wrong import Results
-from ci.operators.sinkhorn import faults as sinkhorn
+from ci.operators.sinkhorn import steps as sinkhorn
 from helion_sinkhorn.lab.sinkhorn import budget as testing
 from helion_sinkhorn.lab.split.budget import RESULTS
 from helion_sinkhorn.lab.split.evidence import run

@@ -85,6 +85,12 @@ def _rank_one(batch, n, m, generator):
     return normal(generator, batch, n, 1) + normal(generator, batch, 1, m)
 
 
+def _randn_1_and_3(batch, n, m, generator):
+    x = normal(generator, batch, n, m)
+    x[1::2] *= 3.0
+    return x
+
+
 def _uniform_4(batch, n, m, generator):
     return torch.from_numpy(4.0 * generator.random((batch, n, m), dtype=np.float32))
 
@@ -93,6 +99,7 @@ LOGITS: dict[str, Callable[..., torch.Tensor]] = {
     "randn_0.01": _randn(0.01),
     "randn_1": _randn(1.0),
     "randn_3": _randn(3.0),
+    "randn_1_and_3": _randn_1_and_3,
     "randn_8": _randn(8.0),
     "randn_30": _randn(30.0),
     "uniform_4": _uniform_4,
@@ -115,7 +122,8 @@ LOGITS: dict[str, Callable[..., torch.Tensor]] = {
     "permutation": _permutation,
     "rank_one": _rank_one,
 }
-"""name -> (batch, n, m, generator) -> logits.  uniform_4: uniform(0, 4); identity_like: 0 on the diagonal,
+"""name -> (batch, n, m, generator) -> logits.  randn_1_and_3: randn and three times
+randn in turn; uniform_4: uniform(0, 4); identity_like: 0 on the diagonal,
 -8 off it, or as much as the name says; noisy_permutation: randn / 2, 8 lower but for a permutation; one_up,
 one_down: randn with one entry so much higher or lower; one_column: randn with a column 15 higher;
 shared_column: randn with all rows but the last 200 lower beside their first entry, so that u and v of n = 8

@@ -1,0 +1,293 @@
+"""Correct implementations of Sinkhorn and its exact gradient, and wrong ones.
+
+GOOD differs in the order of sums, in the functions of a vendor and in what is kept of an iteration, WRONG in
+what no implementation may do.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from ci.gate import arithmetic, wrong
+from ci.gate.arithmetic import AMD, NVIDIA, Arithmetic, bfloat16, keep_bits, truncated
+from ci.gate.wrong import Results, Run, Wrong, everywhere
+from ci.operators.sinkhorn.steps import (
+    RESULTS,
+    differentiated,
+    dividing,
+    exact,
+    in_float64,
+    in_place,
+    named,
+    pytorch,
+    recurrence,
+    right,
+    scaling,
+    specification,
+)
+from helion_sinkhorn import reference
+from helion_sinkhorn.lab.rounding import Rounding
+from helion_sinkhorn.lab.sinkhorn import budget
+from helion_sinkhorn.lab.sinkhorn.logits import PEAKED
+from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
+
+VANISHING = frozenset({"column_below", "lines_apart", "shared_column"})
+"""Logits with columns so far below their rows that float32 has no exponential of them."""
+
+
+def in_range(run: Run, *out: str) -> Run:
+    """Where float32 holds exp(X - row maxima): a column of zeros has no quotient.  out: other such logits."""
+    return lambda w, x, dy: {} if w.form == "log" and w.logits in VANISHING | {*out} else run(w, x, dy)
+
+
+def before_overflow(run: Run) -> Run:
+    """Without dX where dA, which `scaling_form` carries over restarts, leaves float32; kernels carry A dA."""
+    return lambda w, x, dy: {
+        name: t for name, t in run(w, x, dy).items() if name == "P" or w.logits != "shared_column"
+    }
+
+
+def scaled(machine: Arithmetic = arithmetic.PLAIN) -> Run:
+    return before_overflow(scaling(machine))
+
+
+VENDORS = {vendor: scaled(machine) for vendor, machine in arithmetic.VENDORS.items()}
+BASELINE = pytorch
+# In place nothing remembers A: a half-step rounds each entry, and near a fixed point every iteration rounds
+# it the same way.  Where factors are not 1 there, as they are for square matrices, the error grows by up to a
+# unit in the last place an iteration: a third for 6 x 3 and eps = 0.05, beyond the budget at 100 iterations.
+GOOD: dict[str, Run] = {
+    "rounded once from float64": specification(),
+    "PyTorch float32": pytorch,
+    "u-v, sequential sums": scaled(),
+    "u-v, sums backwards": scaled(Arithmetic(sums="backwards")),
+    "u-v, tree sums": scaled(Arithmetic(sums="tree")),
+    "u-v, fused": scaled(Arithmetic(fused=True)),
+    "u-v, NVIDIA functions": scaled(NVIDIA),
+    "u-v, AMD functions": scaled(AMD),
+    "the CPU path": right,
+    "in place, division rounded": in_range(dividing()),
+    "in place, tree sums": in_range(dividing(Arithmetic(sums="tree"))),
+    "in place, NVIDIA division": in_range(dividing(NVIDIA), "randn_30"),
+    "in place, AMD division": in_range(dividing(AMD)),
+}
+
+ONE, FIVE, TWO = "mhc_one_iteration", "mhc_five_iterations", "two_matrices"
+
+
+def is_deepseek(w: SinkhornWorkload) -> bool:
+    return w.form == "deepseek"
+
+
+def is_narrow(w: SinkhornWorkload) -> bool:
+    return w.dtype != torch.float32
+
+
+def is_wide(w: SinkhornWorkload) -> bool:
+    return w.dtype == torch.float32
+
+
+def shows_eps(w: SinkhornWorkload) -> bool:
+    """A relative change of 1e-6 is a thousandth of the last place of a narrow result."""
+    return is_deepseek(w) and is_wide(w)
+
+
+def loses_by_recurrence(w: SinkhornWorkload) -> bool:
+    """Small matrices near a permutation, in float32: elsewhere the recurrence is as good, or its loss is
+    hidden."""
+    small = max(w.n, w.m) <= 4 and w.n_iters <= 20
+    return is_wide(w) and small and (w.n == 2 or (w.form == "log" and w.logits in PEAKED))
+
+
+def loses_by_lean(w: SinkhornWorkload) -> bool:
+    """Two steps or more with a large eps."""
+    return is_deepseek(w) and w.n_iters > 2 and w.eps >= 1e-2
+
+
+def shows_an_iteration(w: SinkhornWorkload) -> bool:
+    """With 0 on the diagonal and -16 off it an iteration changes one part in 10^7."""
+    return w.logits != "identity_like_16"
+
+
+def needs_float32(w: SinkhornWorkload) -> bool:
+    """Logits of float32 that bfloat16 does not hold, as it does 0 and -8."""
+    return is_wide(w) and not w.logits.startswith("identity_like")
+
+
+def truncated_result(w, x, dy):
+    wide = pytorch(replace(w, dtype=torch.float32), x, dy)
+    return {name: truncated(w, t).to(w.dtype) for name, t in wide.items()}
+
+
+def rounded_down(w, x, dy):
+    def floor(t):
+        near = t.bfloat16()
+        return torch.where(near.float() > t, torch.nextafter(near, torch.full_like(near, -torch.inf)), near)
+
+    wide = right(replace(w, dtype=torch.float32), x.float(), dy.float())
+    return {name: floor(t) for name, t in wide.items()}
+
+
+def narrow_throughout(w, x, dy):
+    leaf = x.detach().requires_grad_()
+    p = reference.sinkhorn(leaf, **w.options)
+    return named(w, p, *torch.autograd.grad(p, leaf, dy))
+
+
+def padded(w: SinkhornWorkload, t: torch.Tensor) -> torch.Tensor:
+    """A row and a column of exp(0) beside the matrix take part in the sums."""
+    return reference.sinkhorn(torch.nn.functional.pad(t, (0, 1, 0, 1)), **w.options)[..., :-1, :-1]
+
+
+def without_first_sums(w: SinkhornWorkload, t: torch.Tensor) -> torch.Tensor:
+    """The first normalisation differentiated as if its sums were constants."""
+    lead = -1 if w.first == "rows" else -2
+    start = t - t.logsumexp(lead, keepdim=True).detach()
+    if w.form == "log":
+        start = start - start.logsumexp(-3 - lead, keepdim=True)
+        return reference.sinkhorn(start, **replace(w, n_iters=w.n_iters - 1).options)
+    return iterated(w, start.exp() + w.eps, lead)
+
+
+def iterated(w: SinkhornWorkload, p: torch.Tensor, lead: int = -1) -> torch.Tensor:
+    """The iterations behind the softmax."""
+    for k in range(2 * w.n_iters - 1):
+        p = p / (p.sum((-3 - lead, lead)[k % 2], keepdim=True) + w.eps)
+    return p
+
+
+def maximum_of_four(w: SinkhornWorkload, t: torch.Tensor) -> torch.Tensor:
+    """The maximum of the first four columns subtracted."""
+    e = (t - t[..., :4].amax(-1, keepdim=True)).exp()
+    return iterated(w, e / e.sum(-1, keepdim=True) + w.eps)
+
+
+def second_half(w: SinkhornWorkload, t: torch.Tensor) -> torch.Tensor:
+    """The history cut: what the first half of the iterations did to the logits is taken for constant."""
+    half = w.n_iters // 2
+    middle = reference.sinkhorn(t, half, form="log", first=w.first).log()
+    start = t + (middle - t).nan_to_num().detach()
+    return reference.sinkhorn(start, w.n_iters - half, form="log", first=w.first)
+
+
+def stopped_scaling(w, x, dy):
+    """dX = dP P: the scaling vectors taken for constants."""
+    p, _ = exact(x, dy, **w.options)
+    return named(w, p, p * dy.double())
+
+
+def last_reciprocal_of_12_bits(w: SinkhornWorkload, t: torch.Tensor) -> torch.Tensor:
+    p = in_place(t, w, Arithmetic(), steps=1)
+    total = p.sum(-2 if w.first == "rows" else -1, keepdim=True) + w.eps
+    return p * keep_bits(1.0 / total, 12)
+
+
+class Lean(budget.Iterations):
+    """The adjoint takes each u but the first from v alone, without its term in eps^2."""
+
+    def run(self, steps: int, segment: int) -> tuple[torch.Tensor, torch.Tensor]:
+        last, eps = super().run(steps, segment), self.eps * self.rho
+        for (_, earlier, *_), t in zip(self.history[:], range(1, steps), strict=False):
+            a, before, _, after = self.history[t]
+            lead = (a * (before + eps * earlier)).sum(-1, keepdim=True)
+            self.history[t] = a, before, 1.0 / (self.rho * lead), after
+        return last
+
+
+class RestartingLate(budget.Iterations):
+    """u and v absorbed after three times as many iterations."""
+
+    def run(self, steps: int, segment: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().run(steps, 3 * segment)
+
+
+def neighbour_leaks(w, x, dy):
+    dx = pytorch(w, x, dy)["dX"]
+    return {"dX": dx + (2.0**-7 if is_narrow(w) else 2.0**-10) * dx.roll(1, 0)}
+
+
+def for_some(run: Run, picked: Callable[[torch.Tensor], torch.Tensor]) -> Run:
+    """Wrong for the matrices at some positions of the batch."""
+
+    def wrong(w, x, dy):
+        where = picked(torch.arange(len(x))).view(-1, 1, 1)
+        good, bad = right(w, x, dy), run(w, x, dy)
+        return {name: torch.where(where, bad[name], good[name]) for name in good}
+
+    return wrong
+
+
+given = functools.partial(wrong.given, right, ("x", "dy"))
+
+
+def clamped_to_the_last(x: torch.Tensor) -> torch.Tensor:
+    """The last matrix replaced by the one before it."""
+    return x[torch.arange(len(x)).clamp(max=max(len(x) - 2, 0))]
+
+
+def wrapped(w: SinkhornWorkload, *inputs: torch.Tensor) -> Results:
+    return right(w, *(t[torch.arange(len(t)) % 1024] for t in inputs))
+
+
+without_half_step = in_float64(lambda w, t: in_place(t, w, arithmetic.PLAIN, steps=1))
+WRONG = [
+    Wrong("one iteration missing", specification(n_iters=lambda w: w.n_iters - 1), RESULTS,
+          lambda w: w.n_iters > 1 and shows_an_iteration(w)),
+    Wrong("last half-step missing", without_half_step, RESULTS, everywhere),
+    Wrong("one iteration too many", specification(n_iters=lambda w: w.n_iters + 1), RESULTS,
+          shows_an_iteration),
+    Wrong("columns before rows", specification(first=lambda w: "cols" if w.first == "rows" else "rows"),
+          RESULTS, everywhere),
+    Wrong("transposed result", wrong.damaged(specification(), lambda t: t.mT), RESULTS,
+          lambda w: w.n == w.m),
+    Wrong("the other form", specification(form=lambda w: "log" if is_deepseek(w) else "deepseek"), RESULTS,
+          is_wide),
+    Wrong("eps left out", specification(eps=0.0), RESULTS, shows_eps),
+    Wrong("eps not in the denominators", in_float64(lambda w, t: in_place(t, w, arithmetic.PLAIN, eps=0.0)),
+          RESULTS, shows_eps),
+    Wrong("eps in the log form", dividing(eps=1e-6), RESULTS, "identity_like_4"),
+    Wrong("padding counted", differentiated(padded), RESULTS, "tail_5x3"),
+    Wrong("mask softened", given(x=lambda x: x.masked_fill(x == -math.inf, -10.0)), RESULTS,
+          lambda w: w.logits == "masked"),
+    Wrong("masked entries at -30", given(x=lambda x: x.clamp_min(-30.0)), RESULTS, "masked_8",
+          hidden="e^-30 is 1e-13: the budget of the log form has 2^-30 for what underflows"),
+    Wrong("maximum of the first four columns", differentiated(maximum_of_four), RESULTS, "beyond_exp"),
+    Wrong("maximum of the first four columns, logits of 30 randn", differentiated(maximum_of_four), RESULTS,
+          "peaked_sharpest_16",
+          hidden="any shift gives the same softmax until an exponential overflows"),
+    Wrong("bfloat16 accumulator", dividing(Arithmetic(partial=bfloat16)), RESULTS, is_wide),
+    Wrong("TF32 products", scaling(Arithmetic(operand=lambda t: keep_bits(t, 10))), RESULTS,
+          lambda w: is_wide(w) and w.n_iters > 1),
+    Wrong("exponential of 12 bits", dividing(Arithmetic(exp_ulps=2.0**11)), RESULTS, is_wide),
+    Wrong("last reciprocal of 12 bits", differentiated(last_reciprocal_of_12_bits), ("P",), ONE),
+    Wrong("logits rounded to bfloat16", given(x=bfloat16), RESULTS, needs_float32),
+    Wrong("result truncated", truncated_result, RESULTS, is_narrow),
+    Wrong("rounded down at the store", rounded_down, RESULTS, "mhc_bf16"),
+    Wrong("narrow arithmetic throughout", narrow_throughout, RESULTS, is_narrow),
+    Wrong("gradient without the eps terms", specification(eps=0.0), ("dX",), shows_eps),
+    Wrong("first sums taken for constants", in_float64(without_first_sums), ("dX",), everywhere),
+    Wrong("gradient through stopped scaling vectors", stopped_scaling, ("dX",), everywhere),
+    Wrong("gradient of the second half only", in_float64(second_half), ("dX",), lambda w: w.n_iters > 1),
+    Wrong("restarts three times too far apart", scaling(kind=RestartingLate), RESULTS,
+          lambda w: w.logits == "shared_column"),
+    Wrong("u again without its term in eps^2", scaling(Rounding(0, unit=0.0), Lean, torch.float64), ("dX",),
+          loses_by_lean),
+    Wrong("cotangents of u and v by recurrence", differentiated(recurrence), ("dX",), loses_by_recurrence),
+    Wrong("a neighbour's gradient leaks in", neighbour_leaks, ("dX",), everywhere),
+    Wrong("one iteration fewer at odd positions",
+          for_some(specification(n_iters=4), lambda k: k % 2 == 1), RESULTS, FIVE),
+    Wrong("the last half-step missing at one position of 64",
+          for_some(without_half_step, lambda k: k % 64 == 63), RESULTS, ONE),
+    Wrong("positions wrap at 16 bits of bytes: 1024 matrices", wrapped, RESULTS, "mhc_fp32"),
+    Wrong("last matrix clamped to the one before", given(x=clamped_to_the_last), RESULTS, TWO),
+    Wrong("every matrix takes the first upstream gradient", given(dy=lambda dy: dy[:1].expand_as(dy)),
+          ("dX",), TWO),
+    Wrong("matrices taken to be adjacent", wrong.as_if_contiguous(right, wrong.elements_apart), RESULTS, TWO),
+    *wrong.damages(pytorch, RESULTS),
+    *wrong.of_any(right, "tail_5x3", "P", 1),
+]  # fmt: skip
