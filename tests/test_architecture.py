@@ -19,7 +19,7 @@ OF_PARTS = {"hc_site"}
 """Operators made of others, which compute where there are no kernels: they need no `eager`."""
 WITH_KERNELS = {"launch", "space"}
 """What a folder with kernels has, be it the operator's own or a part of it."""
-TESTS = {"test_api", "test_torch_op", "test_codegen", "test_gpu", "test_tritonbench"}
+TESTS = {"test_api", "test_codegen", "test_gpu", "test_tritonbench"}
 TRITONBENCH = {"linear_attention": "recurrent_linear_attention"}
 """Where tritonbench has the operator under another name than its folder's."""
 MOST_LINES = 300

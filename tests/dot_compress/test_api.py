@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from autograd_calls import assert_equal
+from autograd_calls import assert_equal, dynamic_frames
 from dot_compress_problem import inputs, results, worst_errors
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -87,6 +87,11 @@ def test_the_batch_around_an_element_changes_no_bit_of_it():
     whole = results(*given)
     for part in (slice(0, 1), slice(2, 5), slice(8, 9), slice(0, 9, 2)):
         assert_equal(results(*[t[part] for t in given]).values(), [t[part] for t in whole.values()])
+
+
+def test_sizes_beyond_the_kernels_are_compiled_once():
+    calls = [inputs(2, 12 + k, 6 + k, 130 + 9 * k, False)[:2] for k in range(3)]
+    assert dynamic_frames(dot_compress, calls) == 1
 
 
 def test_no_rows_leave_z_and_no_gradient():

@@ -7,8 +7,8 @@ import math
 
 import pytest
 import torch
-from autograd_calls import NoGradient, assert_equal, randn
-from hc_streams import LAYOUTS, LargestFloat32, one_rounding, post_errors, post_inputs, post_results
+from autograd_calls import assert_equal, randn
+from hc_streams import LargestFloat32, one_rounding, post_errors, post_inputs, post_results
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -156,18 +156,6 @@ def test_gradients_by_finite_differences(comb_order):
 # --- shapes, dtypes, layouts, gradients -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 3), (2, 1, 2, 3), (0,), (2, 0, 3)], ids=str)
-def test_any_leading_shape(lead, has_bias):
-    inputs = post_inputs(*lead, has_bias=has_bias)
-    found = post_results(*inputs)
-    shapes = [(*lead, 4, 33), (*lead, 33), (*lead, 4, 33), (*lead, 4), (*lead, 4, 4), (33,)]
-    assert [t.shape for t in found.values()] == shapes[: 5 + has_bias]
-    assert_right(found, *inputs)
-    if 0 in lead and has_bias:
-        assert not found["dbias"].any()
-
-
 @given(
     st.integers(1, 16), st.integers(1, 100), st.lists(st.integers(0, 4), max_size=3),
     st.sampled_from(FLOATS[:3]), st.sampled_from(FLOATS[:3]), st.sampled_from(FLOATS[:3]), st.booleans(),
@@ -190,44 +178,6 @@ def test_dtypes_of_streams_output_and_weights(dtype, f_dtype, coefficients):
     expected = [dtype, f_dtype, dtype, coefficients, coefficients, coefficients]
     assert [found[name].dtype for name in budget.RESULTS] == expected
     assert_right(found, *inputs)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_layout_of_inputs_and_of_the_upstream_gradient(layout):
-    inputs = post_inputs(3, 5)
-    change = LAYOUTS[layout]
-    moved = [t if k == 4 else change(t) for k, t in enumerate(inputs)]
-    assert not any(t.is_contiguous() for k, t in enumerate(moved) if k != 4)
-    found = post_results(*moved)
-    assert_equal(found.values(), post_results(*(t.contiguous() for t in moved)).values())
-    assert all(t.is_contiguous() for t in found.values())
-    mixed = *inputs[:5], moved[5]
-    assert_right(post_results(*mixed), *mixed)
-
-
-def test_the_expanded_gradient_of_a_sum():
-    *inputs, grad = post_inputs(3, 5)
-    leaves = [t.requires_grad_() for t in inputs]
-    out = hc_post(*leaves)
-    found = dict(zip(GRADIENTS, torch.autograd.grad(out.sum(), leaves), strict=True))
-    assert_right(found, *inputs, torch.ones_like(grad))
-
-
-@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (4,), (0, 1), (2, 3, 4)], ids=str)
-def test_gradients_of_some_arguments(wanted):
-    *inputs, grad = post_inputs(5)
-    leaves = [t.clone().requires_grad_(i in wanted) for i, t in enumerate(inputs)]
-    found = torch.autograd.grad(hc_post(*leaves), [leaves[i] for i in wanted], grad)
-    every = post_results(*inputs, grad)
-    assert_equal(found, [every[GRADIENTS[i]] for i in wanted])
-
-
-def test_an_unused_result():
-    leaves = [t.requires_grad_() for t in post_inputs(5)[:5]]
-    loss = NoGradient.apply(hc_post(*leaves)).sum() + leaves[2].sum()
-    found = torch.autograd.grad(loss, leaves, allow_unused=True)
-    assert [g is None for g in found] == [True, True, False, True, True]
-    assert torch.equal(found[2], torch.ones(5, 4))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from hc_streams import post_inputs
 
 from helion_sinkhorn import hc_boundary, hc_post
 from helion_sinkhorn.ops.mhc.post import launch, torch_op
@@ -129,3 +130,21 @@ def test_hc_boundary_of_its_parts(dtype, bias_dtype, way):
         bias = given[-1].requires_grad_()
         (dbias,) = torch.autograd.grad(call(*given), bias, upstream)
     check(dbias, given[2], of_streams(grad, site[0], dy))
+
+
+def test_no_sum_over_tokens_for_a_bias_that_needs_no_gradient():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Sums(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += func is torch.ops.aten.sum.dim_IntList
+            return func(*args, **(kwargs or {}))
+
+    for needed in (True, False):
+        *given, bias, grad = post_inputs(3, c=16)
+        out = hc_post(*[t.requires_grad_() for t in given], bias.requires_grad_(needed))
+        with Sums() as sums:
+            out.backward(grad)
+        assert sums.count == needed

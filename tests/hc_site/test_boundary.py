@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 from autograd_calls import assert_equal
-from hc_boundaries import NAMES, assert_unused_results, boundary, boundary_inputs, results, specified
+from hc_boundaries import assert_unused_results, boundary, boundary_inputs, results, specified
 from launches import SITES, kernels_on_cpu
-from torch._subclasses import FakeTensorMode
 
 from helion_sinkhorn import hc_post, hc_pre, hc_site
 from helion_sinkhorn.configs.device import DEVICES
@@ -20,9 +17,6 @@ from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS, WIDTH, chu
 from helion_sinkhorn.ops.mhc.site.launch import call_for
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import default_choice
-
-FORWARD = torch.ops.helion_sinkhorn.hc_boundary.default
-CONSTANTS = 3, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False
 
 
 @pytest.fixture(autouse=True)
@@ -40,23 +34,6 @@ def test_values_and_gradients_against_float64(n, c, order, own):
     for name, t in truth.items():
         error = (found[name].double() - t).abs().max() / t.abs().max()
         assert error <= 3e-6, f"{name}: {error:.2g}"
-
-
-@pytest.mark.parametrize("lead", [(3,), (2, 3)], ids=str)
-def test_results_may_be_changed_in_place(lead):
-    """All but the streams and the weights of their collapse, which the backward needs."""
-    given, upstream = boundary_inputs(*lead)
-    doubled = "y", "post", "comb"
-    scaled = [2 * t if name in doubled else t for name, t in zip(NAMES, upstream, strict=False)]
-    expected = results(boundary, given[:8], scaled)
-
-    def twice(*given):
-        found = zip(NAMES, boundary(*given), strict=False)
-        return tuple(t.mul_(2) if name in doubled else t for name, t in found)
-
-    found = results(twice, given[:8], upstream)
-    gradients = [name for name in found if name.startswith("d")]
-    assert_equal([found[name] for name in gradients], [expected[name] for name in gradients])
 
 
 @pytest.mark.parametrize(
@@ -109,51 +86,9 @@ def test_streams_and_collapse_have_the_bits_of_the_parts():
     assert_equal((found.residual, found.y), (streams, hc_pre(streams, weights)))
 
 
-def test_opcheck_and_fakes():
-    (f, x, post, comb, fn, scale, base, bias, weights), _ = boundary_inputs(2, 3)
-    given = f, x, post, comb, bias, weights, fn, scale, base
-    leaves = [t.clone().requires_grad_() for t in given]
-    tests = "test_schema", "test_faketensor", "test_autograd_registration"
-    torch.library.opcheck(FORWARD, (*leaves, *CONSTANTS), test_utils=tests)
-    with FakeTensorMode() as mode:
-        fake = FORWARD(*map(mode.from_tensor, given), *CONSTANTS)
-    for a, b in zip(FORWARD(*given, *CONSTANTS), fake, strict=True):
-        assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
-
-
-@pytest.mark.parametrize("mapped", ["tokens", "all"])
-def test_vmap(mapped):
-    each = [boundary_inputs(3, seed=20 * k)[0] for k in range(2)]
-    of_tokens = (0, 1, 2, 3, 8)
-    dims = tuple(0 if mapped == "all" or k in of_tokens else None for k in range(9))
-    stacked = [each[0][k] if d is None else torch.stack([one[k] for one in each]) for k, d in enumerate(dims)]
-    found = torch.vmap(boundary, in_dims=dims)(*stacked)
-    for k in range(2):
-        one = boundary(*[each[0][i] if d is None else each[k][i] for i, d in enumerate(dims)])
-        for a, b in zip(found, one, strict=True):
-            torch.testing.assert_close(a[k], b, rtol=1e-5, atol=1e-5)
-
-
 def test_no_tokens_and_unused_results():
     given, _ = boundary_inputs(0)
     found = results(boundary, given, boundary_inputs(0)[1])
     assert found["y"].shape == (0, 3)
     assert not found["dfn"].any()
     assert_unused_results()
-
-
-def test_second_derivatives_say_what_to_do():
-    given, upstream = boundary_inputs(2)
-    f = given[0].requires_grad_()
-    (df,) = torch.autograd.grad(boundary(f, *given[1:]).y, f, upstream[0], create_graph=True)
-    with pytest.raises(NotImplementedError, match="no second derivative"):
-        df.sum().backward()
-
-
-def test_compiled_in_one_graph():
-    torch._dynamo.reset()
-    given, upstream = boundary_inputs(5)
-    compiled = functools.partial(torch.compile(boundary, fullgraph=True, backend="aot_eager"))
-    expected, found = (results(run, given, upstream) for run in (boundary, compiled))
-    for name, t in expected.items():
-        torch.testing.assert_close(found[name], t, rtol=1e-5, atol=1e-5)

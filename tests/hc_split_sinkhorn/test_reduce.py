@@ -1,4 +1,4 @@
-"""hc_split_sinkhorn of a projection's partial sums: `reduce=`, on a CPU and as a torch operator."""
+"""hc_split_sinkhorn of a projection's partial sums: `reduce=`, on a CPU."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import math
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
-from targets import INDUCTOR_BY_NIGHT
-from torch._subclasses import FakeTensorMode
-from torch.utils.checkpoint import checkpoint
 
 from helion_sinkhorn import Reduce, hc_split_sinkhorn, reference
 
@@ -135,27 +132,6 @@ def test_the_operator_leaves_what_the_backward_of_the_mixes_takes():
     assert_equal((dscale, dbase), (sums[24:], sums[:24]))
 
 
-@pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 1, 3), (0,), (2, 0)], ids=str)
-def test_any_leading_shape(lead):
-    tensors = inputs(*lead)
-    found = results(*tensors)
-    assert [t.shape for t in found[:5]] == [(*lead, 4), (*lead, 4), (*lead, 4, 4), (5, *lead, 24), (5, *lead)]
-    if 0 not in lead:
-        assert_right(found, exact(*tensors))
-
-
-@pytest.mark.parametrize("change", [
-    lambda t: t.movedim(0, -1).contiguous().movedim(-1, 0),
-    lambda t: t.repeat_interleave(2, 0)[::2],
-    lambda t: torch.cat([t, t], 1)[:, t.size(1) :],
-], ids=["splits last", "every other split", "a slice"])  # fmt: skip
-def test_any_layout(change):
-    partials, squares, *rest = inputs(3, 5)
-    moved = change(partials), change(squares)
-    assert not moved[0].is_contiguous()
-    assert_equal(results(*moved, *rest), results(partials, squares, *rest))
-
-
 def test_dtypes():
     partials, squares, scale, base, *upstream = inputs(30)
     given = partials, squares, scale.bfloat16(), base.half(), *upstream
@@ -189,40 +165,6 @@ def test_the_batch_around_a_token_changes_no_bit_of_it():
         found = results(*part)
         assert_equal(found[:3], [t[at] for t in whole[:3]])
         assert_equal(found[3:5], [t[:, at] for t in whole[3:5]])
-
-
-@pytest.mark.parametrize("unused", [(0,), (1, 2), (0, 1), (0, 1, 2)], ids=str)
-def test_unused_results(unused):
-    *tensors, dpre, dpost, dcomb = inputs(2, 5)
-    upstream = dpre, dpost, dcomb
-    zeros = [torch.zeros_like(t) if k in unused else t for k, t in enumerate(upstream)]
-    leaves = [t.detach().requires_grad_() for t in tensors]
-    out = run(*leaves)
-    kept = [k for k in range(3) if k not in unused]
-    if not kept:
-        assert torch.autograd.grad(leaves[0].sum(), leaves, allow_unused=True)[1:] == (None,) * 3
-        return
-    found = torch.autograd.grad([out[k] for k in kept], leaves, [upstream[k] for k in kept])
-    assert_equal(found, results(*tensors, *zeros)[3:])
-
-
-@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 3)], ids=str)
-def test_gradients_of_some_arguments(wanted):
-    *tensors, dpre, dpost, dcomb = inputs(5)
-    leaves = [t.clone().requires_grad_(i in wanted) for i, t in enumerate(tensors)]
-    upstream = dpre, dpost, dcomb
-    found = torch.autograd.grad(run(*leaves), [leaves[i] for i in wanted], upstream)
-    every = results(*tensors, *upstream)[3:]
-    assert_equal(found, [every[i] for i in wanted])
-
-
-def test_the_partial_sums_are_not_kept():
-    """Only what the backward reads: 96 bytes of mixes and 8 of norms a token, and the parameters."""
-    tensors = [t.requires_grad_() for t in inputs(3, 5)[:4]]
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        run(*tensors)
-    assert sorted(t.shape for t in kept) == [(3,), (3, 5, 2), (3, 5, 24), (24,)]
 
 
 P, Q, SCALE, BASE = torch.zeros(2, 3, 24), torch.zeros(2, 3), torch.ones(3), torch.zeros(24)
@@ -265,138 +207,3 @@ def test_refused_with_what_to_do(case):
     partials, reduce, kind, said = REFUSED[case]
     with pytest.raises(kind, match=said):
         hc_split_sinkhorn(partials, SCALE, BASE, reduce=reduce)
-
-
-# --- as a torch operator ---------------------------------------------------------------------------------
-
-LAYOUTS = {
-    "contiguous": lambda t: t,
-    "splits last": lambda t: t.movedim(0, -1).contiguous().movedim(-1, 0),
-    "one token": lambda t: t[:, 0, 0],
-    "expanded": lambda t: t[:1].expand_as(t),
-    "empty": lambda t: t[:, :, :0],
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_opcheck_and_fakes(layout):
-    partials, squares, scale, base, *_ = inputs(2, 5)
-    change = LAYOUTS[layout]
-    given = change(partials), change(squares), scale, base
-    constants = SIZE, NORM_EPS, layout == "expanded", *CONSTANTS, torch.bfloat16
-    leaves = [t.detach().requires_grad_() for t in given]
-    torch.library.opcheck(OPERATOR, (*leaves, *constants))
-    found = OPERATOR(*given, *constants)
-    with FakeTensorMode() as mode:
-        fake = OPERATOR(*[mode.from_tensor(t) for t in given], *constants)
-    for a, b in zip(found, fake, strict=True):
-        assert (a.shape, a.stride(), a.dtype, a.device) == (b.shape, b.stride(), b.dtype, b.device)
-
-
-def test_meta_device():
-    found = results(*[t.to("meta") for t in inputs(2, 5)])
-    assert [tuple(t.shape) for t in found[3:5]] == [(5, 2, 5, 24), (5, 2, 5)]
-    assert {t.device.type for t in found} == {"meta"}
-
-
-def test_compiled_at_any_number_of_tokens():
-    torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(run, fullgraph=True, backend=counter)
-    for tokens in (3, 5, 8):
-        given = inputs(tokens, seed=tokens)
-        leaves = [t.detach().requires_grad_() for t in given[:4]]
-        for t in leaves[:2]:
-            torch._dynamo.mark_dynamic(t, 1)
-        found = compiled(*leaves)
-        gradients = torch.autograd.grad(found, leaves, given[4:])
-        assert_equal([*(y.detach() for y in found), *gradients], results(*given))
-    assert counter.frame_count == 1
-
-
-@INDUCTOR_BY_NIGHT
-def test_compiled_by_inductor():
-    given = inputs(6)
-    torch._dynamo.reset()
-
-    def f(partials, squares, scale, base):
-        pre, post, comb = run(partials * 2, squares, scale, base)
-        return pre, post.sin(), comb
-
-    for a, b in zip(results(*given, f=torch.compile(f, fullgraph=True)), results(*given, f=f), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-
-
-class Site(torch.nn.Module):
-    def forward(self, *tensors):
-        return run(*tensors)
-
-
-def test_exported_program_runs_at_other_token_counts():
-    tokens = torch.export.Dim("tokens", min=2)
-    shapes = {1: tokens}, {1: tokens}, None, None
-    program = torch.export.export(Site(), inputs(3)[:4], dynamic_shapes={"tensors": shapes})
-    assert sum(node.target is OPERATOR for node in program.graph.nodes) == 1
-    given = inputs(7, seed=1)[:4]
-    assert_equal(program.module()(*given), run(*given))
-
-
-@pytest.mark.parametrize("dims", [(0, 0, None, None), (2, -1, None, None), (1, None, None, None),
-                                  (None, 1, None, None), (1, 1, 0, 0), (0, 0, None, 1)], ids=str)  # fmt: skip
-def test_vmap(dims):
-    each = [inputs(2, 5, seed=k)[:4] for k in range(3)]
-    stacked = [
-        each[0][k] if d is None else torch.stack([one[k] for one in each], d) for k, d in enumerate(dims)
-    ]
-    found = torch.vmap(run, in_dims=dims)(*stacked)
-    expected = [run(*(each[0][k] if d is None else one[k] for k, d in enumerate(dims))) for one in each]
-    assert_equal(found, [torch.stack(parts) for parts in zip(*expected, strict=True)])
-
-
-def test_vmap_of_nothing():
-    partials, squares, scale, base, *_ = inputs(2)
-    given = [t.expand(0, *t.shape) for t in (partials, squares, scale, base)]
-    assert [tuple(y.shape) for y in torch.vmap(run)(*given)] == [(0, 2, 4), (0, 2, 4), (0, 2, 4, 4)]
-
-
-def test_gradients_of_each_sample():
-    each = [inputs(5, seed=k) for k in range(3)]
-    partials, squares, _, _, *upstream = [torch.stack(parts) for parts in zip(*each, strict=True)]
-    scale, base = each[0][2:4]
-
-    def gradient(partials, squares, *upstream):
-        return torch.func.vjp(run, partials, squares, scale, base)[1](upstream)
-
-    found = torch.vmap(gradient)(partials, squares, *upstream)
-    expected = [results(p, q, scale, base, *g)[3:] for p, q, _, _, *g in each]
-    for a, b in zip(found, [torch.stack(parts) for parts in zip(*expected, strict=True)], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
-
-
-def test_autocast_changes_no_bit():
-    given = inputs(3, 5)
-    plain = results(*given)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert (randn(2, 2) @ randn(2, 2)).dtype == torch.bfloat16
-        assert_equal(results(*given), plain)
-
-
-def test_checkpoint():
-    given = inputs(3, 5)
-
-    def f(*tensors):
-        return checkpoint(run, *tensors, use_reentrant=False)
-
-    assert_equal(results(*given, f=f), results(*given))
-
-
-def test_second_derivatives_and_forward_mode_say_what_to_do():
-    partials, squares, scale, base, *upstream = inputs(2)
-    for k in range(2):
-        leaves = [partials, squares, scale, base]
-        leaves[k] = leaves[k].detach().requires_grad_()
-        (first,) = torch.autograd.grad(run(*leaves), leaves[k], upstream, create_graph=True)
-        with pytest.raises(NotImplementedError, match=r"no second derivative.*reference\.hc_split_sinkhorn"):
-            torch.autograd.grad(first.square().sum(), leaves[k])
-    with pytest.raises(NotImplementedError, match=r"no forward-mode derivative"):
-        torch.func.jvp(lambda t: run(t, squares, scale, base), (partials,), (partials,))

@@ -230,16 +230,19 @@ OPERATORS = {
     "hc_boundary, kernels": Row(*BOUNDARY, kernels=True),
 }  # fmt: skip
 
-_log = {"form": "log", "first": "cols"}
+_log = {"n_iters": 7, "form": "log", "first": "cols"}
 _others = {"post_mult": 1.5, "pre_eps": 1e-2, "post_eps": 1e-3, "comb_order": "oi"}
 _outputs_first = {"comb_order": "oi"}
 _of_norm = {"norm_eps": 0.1, "eps_outside": True}
 VARIANTS = {
     "sinkhorn, log": Row(
-        partial(sinkhorn, n_iters=7, **_log), partial(reference.sinkhorn, n_iters=7, **_log),
+        partial(sinkhorn, **_log, out_dtype=torch.float64), partial(reference.sinkhorn, **_log),
         lambda *lead: {"logits": (*lead, 4, 5)}, "sinkhorn", ("logits",),
     ),
-    "dot_compress, without z": Row(dot_compress, reference.dot_compress, _without_z, *PRODUCTS),
+    "dot_compress, without z": Row(
+        partial(dot_compress, precise_intermediate=True), reference.dot_compress, _without_z, "dot_compress",
+        ("x", "y"),
+    ),
     "hc_split_sinkhorn, others": Row(
         _split(hc_split_sinkhorn, 0.0, **_others), _split(reference.hc_split_sinkhorn, 0.0, **_others),
         _split_shapes, SPLIT, ("mixes", "base"),

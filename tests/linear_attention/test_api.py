@@ -231,25 +231,6 @@ def test_gradients_of_the_last_state_alone():
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_layouts_make_no_difference():
-    w = workload("g gk gv", (2, 9, 3, 4, 6), states=True)
-    plain = Case.of(w).run(recurrent_linear_attention)
-
-    def through(layout):
-        def function(**tensors):
-            names = "scale", "output_final_state", "reverse", "cu_seqlens"
-            options = {name: tensors.pop(name) for name in names}
-            return recurrent_linear_attention(**{n: layout(x) for n, x in tensors.items()}, **options)
-
-        return function
-
-    for layout in (
-        lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
-        lambda x: torch.stack((x, x), -1)[..., 0],
-    ):
-        assert_equal(Case.of(w).run(through(layout)).values(), plain.values())
-
-
 def values_and_gradients(x, do, dend):
     """Results and gradients of a call, by name."""
     leaves = {name: t.clone() for name, t in x.items()}

@@ -231,14 +231,6 @@ class TestPublicFunction:
         )
         assert (p.dtype, dx.dtype) == (torch.float32, dtype)
 
-    def test_only_p_is_kept(self):
-        x = make_logits("randn_1", 16, 4, 4).requires_grad_()
-        kept = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-            p = sinkhorn(x, backward="implicit")
-        assert len(kept) == 1
-        assert kept[0].data_ptr() == p.data_ptr()
-
     def test_plan_says_what_is_kept(self):
         x = torch.zeros(2, 4, 4)
         assert "P kept" in plan(x, backward="implicit").backward
@@ -278,38 +270,6 @@ class TestPublicFunction:
             Implicit(system="schur")
         with pytest.raises(ValueError, match="Implicit: solver is 'lu'; use one of 'auto'"):
             Implicit(solver="lu")
-
-    def test_no_second_derivative_and_no_forward_mode(self):
-        x = make_logits("randn_1", 2, 3, 3).requires_grad_()
-        (dx,) = torch.autograd.grad(
-            sinkhorn(x, backward="implicit"), x, torch.ones(2, 3, 3, requires_grad=True), create_graph=True
-        )
-        with pytest.raises(NotImplementedError, match="no second derivative"):
-            dx.sum().backward()
-        with pytest.raises(NotImplementedError, match="no forward-mode"):
-            torch.func.jvp(lambda t: sinkhorn(t, backward="implicit"), (x.detach(),), (x.detach(),))
-
-    def test_vmap_and_compile(self):
-        x = make_logits("randn_1", 6, 4, 4)
-        dy = make_cotangents(x)
-
-        def run(leaf):
-            return sinkhorn(leaf, backward="implicit")
-
-        _, expected = value_and_gradient(run, x, dy)
-        mapped = torch.func.vmap(torch.func.grad(lambda t, g: (run(t) * g).sum()))(x, dy)
-        assert torch.equal(mapped, expected)
-        compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-        assert torch.equal(value_and_gradient(compiled, x, dy)[1], expected)
-
-    def test_operators(self):
-        x = make_logits("randn_1", 3, 4, 4).requires_grad_()
-        arguments = 5, 1e-6, "deepseek", "rows", "pytorch", torch.float32, "corrected", "direct"
-        operators = torch.ops.helion_sinkhorn
-        torch.library.opcheck(operators.sinkhorn_implicit, (x, *arguments))
-        p = sinkhorn(x.detach())
-        arguments = p, 5, "pytorch", torch.float32, "corrected", "cg"
-        torch.library.opcheck(operators.sinkhorn_implicit_backward, (torch.randn_like(p), *arguments))
 
 
 class TestMarginalError:

@@ -63,7 +63,9 @@ def reduce_backward(dmixes, dnorms, mixes, norms, splits, size, eps_outside):
     dpartials, dsquares = torch.zeros_like(mixes), torch.zeros_like(k)
     if dmixes is not None:
         dpartials = r.unsqueeze(-1) * dmixes
-        dsquares = 0.5 * k * sum_last(dmixes * mixes)
+        terms = dmixes * mixes
+        # autograd, which sees this where a second derivative may be asked for, takes no sum in place
+        dsquares = 0.5 * k * (terms.sum(-1) if terms.requires_grad else sum_last(terms))
     if dnorms is not None:
         dr, dk = dnorms.unbind(-1)
         slope = 0.5 * (k * k - size * k**3 / (r * r)) if eps_outside else k * k

@@ -58,6 +58,8 @@ def forward_reduced(partials, squares, scale, base, size, norm_eps, eps_outside,
     if implementation == "pytorch" or partials.numel() == 0:
         with without_autocast(partials):
             mixes, norms = eager.reduce(partials, squares, size, norm_eps, eps_outside)
+            # the fake says so, whatever the layout of the partial sums
+            mixes = mixes.contiguous()
             return *eager.forward(mixes, scale, base, n, *arguments, out_dtype), mixes, norms
     norm = size, norm_eps, eps_outside
     with on_device(partials):

@@ -1,0 +1,231 @@
+"""Every operator of DTensors on two processes: tokens shard, and what is of one token is gathered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from contract import ROWS, listed, upstream_of
+from operator_table import VARIANTS
+from processes import WORLD
+
+from helion_sinkhorn import nn, recurrent_linear_attention, sinkhorn
+
+torch_tensor = pytest.importorskip("torch.distributed.tensor")
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: E402
+from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
+
+# placements of the tokens' tensors and of the upstream gradients
+CASES = {
+    "tokens": (Shard(0), Shard(0)),
+    "second token dimension": (Shard(1), Shard(1)),
+    "replicated": (Replicate(), Replicate()),
+    "first of an entry": (Shard(2), Replicate()),
+    "last of an entry": (Shard(-1), Shard(-1)),
+    "partial": (Partial(), Replicate()),
+    "tokens, upstream replicated": (Shard(0), Replicate()),
+    "tokens, upstream partial": (Shard(0), Partial()),
+    "tokens, upstream of an entry": (Shard(0), Shard(2)),
+    "replicated, upstream tokens": (Replicate(), Shard(0)),
+}
+FREE = {"tokens", "second token dimension", "replicated", "tokens, upstream replicated"}
+"""Where nothing is sent."""
+GATHERED = "first of an entry", "last of an entry"
+OPERATORS = (
+    "sinkhorn", "sinkhorn, log", "sinkhorn, implicit", "dot_compress", "dot_compress, without z",
+    "hc_split_sinkhorn", "hc_split_sinkhorn, reduced", "hc_mixes", "hc_mixes, merged", "hc_pre", "hc_post",
+    "hc_post, without bias", "hc_site", "hc_boundary",
+)  # fmt: skip
+
+
+def cases_of(name):
+    """Other options of an operator make no other placements."""
+    return [case for case in CASES if name not in VARIANTS or case in FREE or case in GATHERED]
+
+
+def distribute(x, mesh, placement, offset=0):
+    if isinstance(placement, Partial):
+        # halves, whose sum is exact
+        return DTensor.from_local(x / WORLD, mesh, [placement])
+    if isinstance(placement, Shard):
+        d = placement.dim % x.dim() if placement.dim < 0 else placement.dim + offset
+        placement = Shard(d) if d < x.dim() else Replicate()
+    return distribute_tensor(x, mesh, [placement])
+
+
+def offset_of(dims):
+    """How many dimensions stand before the tokens'."""
+    return dims[0] if dims else 0
+
+
+def compared(name, mesh, case, used=None, **options) -> dict:
+    """Results and gradients on distributed tensors against those of one process."""
+    row, (placement, of_upstream) = ROWS[name], CASES[case]
+    # 5 tokens do not divide by two
+    given, dims = row.arguments(5, 4, **options), row.token_dims()
+    leaves = [x.clone().requires_grad_() for x in given.values()]
+    expected = listed(row.function(*leaves))
+    upstream = upstream_of(expected)
+    used = range(len(expected)) if used is None else used
+    wanted = {"allow_unused": True, "materialize_grads": True}
+    truth = torch.autograd.grad([expected[k] for k in used], leaves, [upstream[k] for k in used], **wanted)
+    spread = [
+        distribute(x, mesh, placement if dims[n] else Replicate(), offset_of(dims[n])).requires_grad_()
+        for n, x in given.items()
+    ]
+    with CommDebugMode() as forward:
+        found = listed(row.function(*spread))
+    sent = [distribute(g, mesh, of_upstream) for g in upstream]
+    with CommDebugMode() as backward:
+        gradients = torch.autograd.grad([found[k] for k in used], spread, [sent[k] for k in used], **wanted)
+    pairs = [*zip(found, expected, strict=True), *zip(gradients, truth, strict=True)]
+    of_tokens = [True] * len(found) + [bool(dims[n]) for n in given]
+    return {
+        "placements": [str(a.placements[0]) for a, _ in pairs],
+        "offsets": [0] * len(found) + [offset_of(dims[n]) for n in given],
+        "of tokens": of_tokens,
+        "local": found[0].to_local().size(0),
+        "communication": (forward.get_total_counts(), backward.get_total_counts()),
+        "equal": [torch.equal(a.full_tensor(), b) for a, b in pairs],
+        "apart": [
+            float((a.full_tensor() - b).abs().max() / b.abs().max().clamp(min=1e-30)) for a, b in pairs
+        ],
+    }
+
+
+ATTENTION = {
+    "sequences": (Shard(0), "g g_gamma gk gv"),
+    "heads": (Shard(2), "g g_gamma gk gv"),
+    "steps": (Shard(1), "gk"),
+    "replicated": (Replicate(), "g_gamma"),
+    "packed sequences": (Shard(0), "g_gamma packed"),
+    "packed heads": (Shard(2), "g_gamma packed"),
+}
+"""Placement of q, k, v, and what is given beside them."""
+
+
+def drawn(*shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def attention(mesh, placement, given) -> dict:
+    """Results and gradients of recurrent_linear_attention, distributed against local."""
+    batch, steps, heads, dk, dv = 1 if "packed" in given else 3, 6, 3, 4, 2
+    offsets = torch.tensor([0, 2, 6]) if "packed" in given else None
+    shapes = {
+        "q": (batch, steps, heads, dk), "k": (batch, steps, heads, dk), "v": (batch, steps, heads, dv),
+        "g": (batch, steps, heads), "g_gamma": (heads,), "gk": (batch, steps, heads, dk),
+        "gv": (batch, steps, heads, dv), "initial_state": (2 if "packed" in given else batch, heads, dk, dv),
+    }  # fmt: skip
+    names = [*"qkv", *(name for name in shapes if name in given.split()), "initial_state"]
+    tensors = {name: -drawn(*shapes[name], seed=k).abs() for k, name in enumerate(names)}
+
+    def run(make):
+        leaves = {name: make(name, x).requires_grad_() for name, x in tensors.items()}
+        packed = None if offsets is None else make("cu_seqlens", offsets)
+        o, state = recurrent_linear_attention(**leaves, cu_seqlens=packed, output_final_state=True)
+        (o.square().sum() + state.sum()).backward()
+        return o, state, *(x.grad for x in leaves.values())
+
+    placed = {name: placement if name in ("q", "k", "v", "gk") else Replicate() for name in shapes}
+    local = run(lambda name, x: x.clone())
+    distributed = run(lambda name, x: distribute(x.clone(), mesh, placed.get(name, Replicate())))
+    return {
+        "placements": str(distributed[0].placements[0]),
+        "equal": {n: torch.allclose(a.full_tensor(), b, rtol=1e-5, atol=1e-6)
+                  for n, a, b in zip(["o", "state", *names], distributed, local, strict=True)},
+    }  # fmt: skip
+
+
+def of_matrices(mesh, function, **options) -> dict:
+    """A value and its gradient, and their placements, of logits whose first dimension is sharded."""
+    x, dp = drawn(5, 2, 4, 4, seed=0), drawn(5, 2, 4, 4, seed=1)
+    leaf = x.clone().requires_grad_()
+    spread = distribute(x, mesh, Shard(0)).requires_grad_()
+    p, expected = function(spread), function(leaf)
+    p.backward(distribute(dp, mesh, Shard(0)))
+    expected.backward(dp)
+    return {
+        "placements": (str(p.placements[0]), str(spread.grad.placements[0])),
+        "equal": [torch.equal(a.full_tensor(), b) for a, b in ((p, expected), (spread.grad, leaf.grad))],
+    }
+
+
+def every_case(mesh) -> dict:
+    outcomes = {}
+    # before any eager call: the sharding rule is registered while Dynamo traces
+    compiled = torch.compile(sinkhorn, fullgraph=True, backend="aot_eager")
+    try:
+        outcomes["compiled"] = of_matrices(mesh, compiled)
+    except Exception as error:
+        outcomes["compiled"] = str(error)
+    for name in OPERATORS:
+        for case in cases_of(name):
+            outcomes[name, case] = compared(name, mesh, case)
+        if all(ROWS[name].token_dims()[n] for n in ROWS[name].streams):
+            outcomes[name, "narrow"] = compared(name, mesh, "tokens", streams=torch.bfloat16)
+        outcomes[name, "first result"] = compared(name, mesh, "tokens", used=(0,))
+    for name, (placement, gates) in ATTENTION.items():
+        outcomes["attention", name] = attention(mesh, placement, gates)
+    outcomes["module"] = of_matrices(mesh, nn.FusedMHC(5))
+    with torch.no_grad():
+        x = drawn(5, 2, 4, 4, seed=0)
+        p = sinkhorn(distribute(x, mesh, Shard(0)), out_dtype=torch.bfloat16)
+    outcomes["no grad"] = torch.equal(p.full_tensor(), sinkhorn(x, out_dtype=torch.bfloat16))
+    return outcomes
+
+
+@pytest.fixture(scope="module")
+def ranks(on_two_processes):
+    """What each process found."""
+    return on_two_processes(every_case)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_distributed_equals_one_process(ranks, name):
+    """Gradients of parameters are two partial sums of 10 tokens, or one of 20, that nothing rounded."""
+    for outcome in ranks:
+        for case in (*cases_of(name), "narrow", "first result"):
+            found = outcome.get((name, case))
+            if found is None:
+                continue
+            assert all(e for e, t in zip(found["equal"], found["of tokens"], strict=True) if t), case
+            assert max(a for a, t in zip(found["apart"], found["of tokens"], strict=True)) < 1e-6, case
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_tokens_shard_without_communication_and_entries_are_gathered(ranks, name):
+    for outcome in ranks:
+        for case in FREE:
+            found, placement = outcome[name, case], CASES[case][0]
+            assert found["communication"] == (0, 0), case
+            sharded = isinstance(placement, Shard)
+            for given, offset, of_tokens in zip(
+                found["placements"], found["offsets"], found["of tokens"], strict=True
+            ):
+                if of_tokens:
+                    assert given == (f"S({placement.dim + offset})" if sharded else "R"), case
+                else:
+                    assert given.startswith("P" if sharded else "R"), case
+        for case in GATHERED:
+            assert outcome[name, case]["communication"][0] > 0
+    assert [outcome[name, "tokens"]["local"] for outcome in ranks] == [3, 2]
+    assert [outcome[name, "second token dimension"]["local"] for outcome in ranks] == [5, 5]
+
+
+def test_modules_take_distributed_logits(ranks):
+    for outcome in ranks:
+        assert outcome["module"]["equal"] == [True, True]
+        assert outcome["no grad"]
+
+
+def test_compiled_function_of_distributed_logits(ranks):
+    for outcome in ranks:
+        assert outcome["compiled"] == {"placements": ("S(0)", "S(0)"), "equal": [True, True]}
+
+
+@pytest.mark.parametrize("case", ATTENTION)
+def test_linear_attention_of_distributed_tensors_equals_local(ranks, case):
+    for outcome in ranks:
+        assert all(outcome["attention", case]["equal"].values()), outcome["attention", case]
+    kept = {"sequences": Shard(0), "heads": Shard(2), "packed heads": Shard(2)}.get(case, Replicate())
+    assert outcome["attention", case]["placements"] == str(kept)

@@ -1,0 +1,114 @@
+"""What torch knows of each operator: schema, fake, gradient; what runs is what the dispatcher sees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from autograd_calls import assert_equal
+from contract import (
+    CONTRACT,
+    DTYPES,
+    ROWS,
+    Recorder,
+    assert_same,
+    called,
+    each_dtype,
+    each_of_pytorch,
+    each_row,
+    metadata,
+    recorded,
+)
+from launches import SITES, kernels_on_cpu
+from layouts import EVERY, laid_out
+from operator_table import VARIANTS
+from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+OPCHECKED = (
+    "contiguous", "tokens swapped", "last dimension first", "every other entry", "expanded", "no tokens",
+)  # fmt: skip
+"""Layouts that take a second an operator; the fakes below are compared for all."""
+WITHOUT_AOT = "test_schema", "test_faketensor", "test_autograd_registration"
+OPERATORS = {
+    name.removeprefix("helion_sinkhorn::")
+    for name in torch._C._dispatch_get_all_op_names()
+    if name.startswith("helion_sinkhorn::")
+}
+
+
+def is_gradient(operator):
+    return operator._opname.endswith("_backward")
+
+
+def test_rows_call_every_operator(monkeypatch):
+    kernels_on_cpu(monkeypatch, SITES)
+    every = [recorded(ROWS[name], [*ROWS[name].arguments().values()]) for name in CONTRACT]
+    assert {operator._opname for calls in every for operator, *_ in calls} == OPERATORS
+
+
+@pytest.mark.parametrize("layout", OPCHECKED)
+@each_row
+def test_opcheck(name, row, layout):
+    # variants in the other dtypes
+    given, change = laid_out(row, layout, **DTYPES["narrow" if name in VARIANTS else "float32"])
+    calls = recorded(row, given, change)
+    if layout == "contiguous":
+        calls += recorded(row, given, change, slice(1))[1:]
+    for operator, arguments, _ in calls:
+        leaf = not is_gradient(operator)
+        leaves = [
+            x.detach().requires_grad_(leaf and x.is_floating_point()) if isinstance(x, torch.Tensor) else x
+            for x in arguments
+        ]
+        # AOTAutograd takes most of the time; the layouts of what it is given are those of fakes
+        compiled = layout in ("contiguous", "no tokens") and not row.kernels
+        tests = {} if compiled else {"test_utils": WITHOUT_AOT}
+        torch.library.opcheck(operator, tuple(leaves), **tests)
+
+
+@each_dtype
+def test_fakes_have_the_metadata_of_what_runs(name, row, dtype):
+    for layout in OPCHECKED if row.kernels else EVERY:
+        given, change = laid_out(row, layout, **DTYPES[dtype])
+        with FakeTensorMode() as mode:
+            fake = called(row.function, [mode.from_tensor(t) for t in given], change)
+            expected = [*map(metadata, fake)]
+        assert [*map(metadata, called(row.function, given, change))] == expected, layout
+        for operator, arguments, results in recorded(row, given, change):
+            with torch.no_grad(), FakeTensorMode() as mode:
+                faked = operator(*tree_map_only(torch.Tensor, mode.from_tensor, arguments))
+            assert [*map(metadata, tree_leaves(faked))] == [*map(metadata, tree_leaves(results))], layout
+
+
+@pytest.mark.parametrize("dtype", ["float32", "narrow", "float64"])
+@each_of_pytorch
+def test_meta_device(name, row, dtype):
+    given = [*row.arguments(2, 5, **DTYPES[dtype]).values()]
+    found = called(row.function, [t.to("meta") for t in given])
+    expected = [(t.shape, t.stride(), t.dtype) for t in called(row.function, given)]
+    assert [(t.shape, t.stride(), t.dtype) for t in found] == expected
+    assert {t.device.type for t in found} == {"meta"}
+
+
+@each_row
+def test_the_operator_is_what_the_function_runs(name, row):
+    given = [*row.arguments(3, 7).values()]
+    calls = recorded(row, given)
+    assert [is_gradient(operator) for operator, *_ in calls] == [False, True]
+    expected = called(row.function, given)
+    with torch.no_grad():
+        plain = row.function(*given)
+    assert_same(name, tree_leaves(plain), expected[: len(tree_leaves(plain))])
+    with Recorder():
+        assert_same(name, called(row.function, given), expected)
+    for operator, arguments, results in calls:
+        with torch.no_grad():
+            assert_same(name, tree_leaves(operator(*arguments)), tree_leaves(results))
+
+
+@each_of_pytorch
+def test_reruns_give_the_same_bits(name, row):
+    given = [*row.arguments(3, 101).values()]
+    once = called(row.function, given)
+    for _ in range(3):
+        assert_equal(called(row.function, given), once)

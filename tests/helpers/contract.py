@@ -1,0 +1,106 @@
+"""The contract of all operators: their rows, calls with gradients, and what the dispatcher sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+from operator_table import OPERATORS, VARIANTS, Row
+from torch.utils._python_dispatch import TorchDispatchMode
+
+PARTS = (
+    "sinkhorn", "sinkhorn, implicit", "dot_compress", "attention, gk", "attention, all gates",
+    "hc_split_sinkhorn", "hc_split_sinkhorn, reduced", "hc_mixes", "hc_pre", "hc_post",
+)  # fmt: skip
+KERNELS = "hc_site, kernels", "hc_boundary, kernels"
+ROWS = {**OPERATORS, **VARIANTS}
+PYTORCH = (*PARTS, *VARIANTS)
+"""Calls that PyTorch computes on a CPU."""
+CONTRACT = (*PYTORCH, *KERNELS)
+
+each_row = pytest.mark.parametrize("name", CONTRACT)
+each_of_pytorch = pytest.mark.parametrize("name", PYTORCH)
+DTYPES = {
+    "float32": {},
+    "narrow": {"streams": torch.bfloat16},
+    "float64": {"dtype": torch.float64},
+    "narrow coefficients": {"dtype": torch.bfloat16, "streams": torch.float32},
+}
+each_dtype = pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, dtype) for name in PYTORCH for dtype in ("float32", "narrow", "float64")),
+        *((name, dtype) for name in KERNELS for dtype in ("float32", "narrow")),
+        *((name, "narrow coefficients") for name in ("hc_split_sinkhorn", "hc_mixes", "hc_pre", "hc_post")),
+    ],
+)
+
+
+def listed(results: Any) -> list[torch.Tensor]:
+    return [results] if isinstance(results, torch.Tensor) else list(results)
+
+
+def upstream_of(results: Any) -> list[torch.Tensor]:
+    """A random gradient of each result."""
+    return [
+        randn(*y.shape, seed=1000 + k, dtype=y.dtype, device=y.device) for k, y in enumerate(listed(results))
+    ]
+
+
+def called(
+    function: Callable[..., Any],
+    given: Sequence[torch.Tensor],
+    change: Callable[[torch.Tensor], torch.Tensor] = lambda t: t,
+    used: slice = slice(None),
+) -> list[torch.Tensor]:
+    """The results of a call and the gradients of those used, of random ones whose layout is changed."""
+    leaves = [x.detach().requires_grad_() for x in given]
+    results = listed(function(*leaves))
+    upstream = [change(g) for g in upstream_of(results)]
+    some = {} if used == slice(None) else {"allow_unused": True, "materialize_grads": True}
+    gradients = torch.autograd.grad(results[used], leaves, upstream[used], **some)
+    return [*(y.detach() for y in results), *gradients]
+
+
+def assert_same(name: str, found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    """Equal bits; interpreted kernels sum in an order that depends on the tokens around."""
+    if not ROWS[name].kernels:
+        assert_equal(found, expected)
+        return
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def metadata(t: torch.Tensor) -> tuple[Any, ...]:
+    """Strides of no entries mean nothing."""
+    return t.shape, t.stride() if t.numel() else None, t.dtype, t.device
+
+
+class Recorder(TorchDispatchMode):
+    """The operators of this package that the dispatcher sees, their arguments and results."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...], Any]] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        results = function(*args, **(kwargs or {}))
+        if function.namespace == "helion_sinkhorn":
+            self.calls.append((function, args, results))
+        return results
+
+
+def recorded(row: Row, given: Sequence[torch.Tensor], *how: Any) -> list[tuple[Any, Any, Any]]:
+    """(operator, arguments, results) of a call and its gradients, of arguments as `called` has them."""
+    with Recorder() as recorder:
+        called(row.function, given, *how)
+    return recorder.calls
+
+
+def operator_of(name: str) -> Any:
+    """The torch operator that computes the results."""
+    (operator, *_), *_ = recorded(ROWS[name], [*ROWS[name].arguments().values()])
+    return operator
