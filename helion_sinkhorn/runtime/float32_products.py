@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,22 +16,23 @@ _before: list[tuple[Any, str]] = []
 """Backends whose setting is changed, and what to set it to again."""
 
 
-@contextlib.contextmanager
-def float32_products() -> Iterator[None]:
+class float32_products(contextlib.ContextDecorator):
     """Round no factor of a product to TF32 or bfloat16, which `torch.set_float32_matmul_precision` may allow.
 
     The setting is the process's: meanwhile it holds in other threads too, and the last to leave restores it.
     """
-    global _inside, _before
-    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
-    with _changing:
-        if not _inside:
-            narrow = [backend for backend in backends if backend.fp32_precision not in EXACT]
-            _before = [(backend, raised(backend)) for backend in narrow]
-        _inside += 1
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        global _inside, _before
+        backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+        with _changing:
+            if not _inside:
+                narrow = [backend for backend in backends if backend.fp32_precision not in EXACT]
+                _before = [(backend, raised(backend)) for backend in narrow]
+            _inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        global _inside
         with _changing:
             _inside -= 1
             if not _inside:

@@ -8,8 +8,6 @@ import torch
 
 ENTRIES = 1 << 18
 """Entries of the streams worked on at a time: 1 MB of float32 for each temporary tensor."""
-PARTS = 4
-"""Parts of a sum of products: fewer take more memory, more take more calls."""
 SHORT = 16
 """Entries of a line that are summed by halves: a vector of AVX-512, which torch.sum begins with."""
 GRAIN = 32768
@@ -21,9 +19,9 @@ def computing(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def pieces(tokens: int, entries: int) -> Iterator[slice]:
-    """Slices of the tokens, each token of so many entries."""
-    step = max(1, ENTRIES // entries)
+def pieces(tokens: int, entries: int, least: int = 1) -> Iterator[slice]:
+    """Slices of the tokens, each token of so many entries, of at least so many tokens but for the last."""
+    step = max(least, ENTRIES // max(1, entries))
     return (slice(start, start + step) for start in range(0, tokens, step))
 
 
@@ -45,16 +43,6 @@ def sum_over(terms: torch.Tensor, axis: int) -> torch.Tensor:
     for into, other in halves(terms, axis):
         into.add_(other)
     return terms.select(axis, 0)
-
-
-def sum_of_products(a: torch.Tensor, b: torch.Tensor, axis: int) -> torch.Tensor:
-    """The sum over an axis of a b, both as long there: four parts one added to the other, then halves."""
-    (first, *others), (factors, *more) = a.chunk(PARTS, axis), b.chunk(PARTS, axis)
-    total = first * factors
-    for x, y in zip(others, more, strict=True):
-        into = total if x.size(axis) == first.size(axis) else total.narrow(axis, 0, x.size(axis))
-        into.addcmul_(x, y)
-    return sum_over(total, axis)
 
 
 def sum_last(terms: torch.Tensor) -> torch.Tensor:

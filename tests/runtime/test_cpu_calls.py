@@ -8,6 +8,7 @@ from autograd_calls import randn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helion_sinkhorn import reference
+from helion_sinkhorn.ops.dot_compress import eager as dot_compress
 from helion_sinkhorn.ops.mhc.mixes import eager as hc_mixes
 from helion_sinkhorn.ops.mhc.post import eager as hc_post
 from helion_sinkhorn.ops.mhc.pre import eager as hc_pre
@@ -58,13 +59,13 @@ def of_fixed_points(solver, n):
     )
 
 
-def of_streams(name, n):
-    f, x, post, comb = randn(1, 64), randn(1, n, 64), randn(1, n), randn(1, n, n)
+def of_streams(name, n, tokens=1):
+    f, x, post, comb = (randn(tokens, *size) for size in ((64,), (n, 64), (n,), (n, n)))
     fn, scale, base, mixes = (
         randn(n * n + 2 * n, n * 64),
         randn(3),
         randn(n * n + 2 * n),
-        randn(1, n * n + 2 * n),
+        randn(tokens, n * n + 2 * n),
     )
     rows, how = x.flatten(1), (n, 20, 1e-6, 2.0, 1e-6, 0.0, "io")
     norms = hc_mixes.forward(rows, fn, 1e-6, False)[1]
@@ -96,12 +97,26 @@ def of_streams(name, n):
     }[name]
 
 
+def of_elements(batch):
+    x, y, z = randn(batch, 32, 16), randn(batch, 32, 8), randn(batch, 16, 8)
+    b = z.unsqueeze(1)
+    return (
+        lambda: dot_compress.forward(x, y, z, 1),
+        lambda: dot_compress.backward(y, x, y, b),
+        reference.dot_compress,
+        (x, y, z),
+    )
+
+
 MATRICES = [(form, *size) for form in ("deepseek", "log") for size in ((4, 4), (7, 16), (16, 16), (128, 128))]
 FIXED_POINTS = [("direct", 4), ("cg", 4), ("cg", 128)]
 STREAMS = [(name, n) for name in ("hc_pre", "hc_post", "hc_mixes", "hc_split_sinkhorn") for n in (4, 16)]
+STREAMS += [(name, 16, 64) for name in ("hc_pre", "hc_post")]
+ELEMENTS = [(1,), (64,)]
 TABLE = [(of_matrices, row) for row in MATRICES]
 TABLE += [(of_fixed_points, row) for row in FIXED_POINTS]
 TABLE += [(of_streams, row) for row in STREAMS]
+TABLE += [(of_elements, row) for row in ELEMENTS]
 
 
 LIMITS = 4, 3

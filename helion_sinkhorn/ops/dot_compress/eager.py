@@ -1,36 +1,28 @@
 """Dot compress in PyTorch: what a CPU runs, and a GPU for float64 or sizes beyond the kernels'.
 
-The roundings are those of the kernels: sums in float32, b and db in `parts` numbers of the dtype of x.
+The roundings are those of the kernels: sums in float32, b and db in `parts` numbers of the dtype of x.  An
+element's bits do not depend on the batch; float32 copies are of a piece of it.
 """
 
 from __future__ import annotations
 
 import torch
 
+from helion_sinkhorn.runtime.batched_products import fewest, products
 from helion_sinkhorn.runtime.float32_products import float32_products
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import computing, pieces
 
 
 def _split(wide: torch.Tensor, dtype: torch.dtype, parts: int) -> torch.Tensor:
-    """(parts, D, K): wide rounded to dtype, then what that left."""
+    """(B, parts, D, K): wide rounded to dtype, then what that left."""
     high = wide.to(dtype)
-    return high.unsqueeze(0) if parts == 1 else torch.stack([high, (wide - high).to(dtype)])
+    return high.unsqueeze(1) if parts == 1 else torch.stack([high, (wide - high).to(dtype)], 1)
 
 
-def _wide(t: torch.Tensor) -> torch.Tensor:
-    """In the type of the sums, contiguous: the order of a sum may follow the layout."""
-    return t.to(computing(t.dtype)).contiguous()
-
-
-def _in_place(parts: int, *tensors: torch.Tensor | None) -> bool:
-    """Whether products can be written to where they belong, of factors that need no copy.
-
-    The order of a sum may follow the alignment of the result: each element begins at a 64-byte boundary.
-    """
-    given = [t for t in tensors if t is not None]
-    return parts == 1 and all(
-        t.dtype == computing(given[0].dtype) and t.is_contiguous() and t[0].numel() % 16 == 0 for t in given
-    )
+def _joined(split: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """(B, D, K): the sum of what `_split` made."""
+    wide = split.to(dtype)
+    return wide.squeeze(1) if wide.size(1) == 1 else wide.sum(1)
 
 
 @float32_products()
@@ -38,21 +30,15 @@ def forward(
     x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None, parts: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, b) for x (B, M, D), y (B, M, K), z (B, D, K); b is (B, parts, D, K)."""
+    (count, m, d), k, dtype = x.shape, y.size(2), computing(x.dtype)
+    least = fewest(m * (d + k), x.device)
     out = torch.empty(y.shape, dtype=y.dtype, device=y.device)
-    b = x.new_empty(x.size(0), parts, x.size(2), y.size(2))
-    if x.size(0) and _in_place(parts, x, y, b):
-        for e, (a, c, product, made) in enumerate(zip(x, y, b.squeeze(1), out, strict=True)):
-            torch.mm(a.mT, c, out=product)
-            if z is not None:
-                product += _wide(z[e])
-            torch.mm(a, product, out=made)
-        return out, b
-    # one element at a time: bits do not depend on the batch, and its float32 copy is all that is kept
-    for e in range(x.size(0)):
-        wide = _wide(x[e])
-        product = wide.mT @ _wide(y[e])
-        b[e] = _split(product if z is None else product + _wide(z[e]), x.dtype, parts)
-        out[e] = wide @ _wide(b[e]).sum(0)
+    b = x.new_empty(count, parts, d, k)
+    for at in pieces(count, m * (d + k), least):
+        wide = x[at].to(dtype)
+        product = products(wide, y[at].to(dtype), least, turn_a=True)
+        b[at] = split = _split(product if z is None else product.add_(z[at]), x.dtype, parts)
+        out[at] = products(wide, _joined(split, dtype), least)
     return out, b
 
 
@@ -61,19 +47,14 @@ def backward(
     grad: torch.Tensor, x: torch.Tensor, y: torch.Tensor, b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dx, dy, db); db is like b (B, parts, D, K)."""
+    (count, m, d), k, dtype = x.shape, y.size(2), computing(x.dtype)
+    least = fewest(m * (d + k), x.device)
     dx, dy, db = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (x, y, b))
-    if x.size(0) and _in_place(b.size(1), grad, x, y, b):
-        given = x, y, grad, b.squeeze(1), dx, dy, db.squeeze(1)
-        for a, c, g, product, of_a, of_c, of_product in zip(*given, strict=True):
-            torch.mm(a.mT, g, out=of_product)
-            torch.mm(g, product.mT, out=of_a)
-            of_a += c @ of_product.mT
-            torch.mm(a, of_product, out=of_c)
-        return dx, dy, db
-    for e in range(x.size(0)):
-        wide, g = _wide(x[e]), _wide(grad[e])
-        db[e] = _split(wide.mT @ g, x.dtype, b.size(1))
-        b_sum, db_sum = _wide(b[e]).sum(0), _wide(db[e]).sum(0)
-        dx[e] = g @ b_sum.mT + _wide(y[e]) @ db_sum.mT
-        dy[e] = wide @ db_sum
+    for at in pieces(count, m * (d + k), least):
+        wide, g = x[at].to(dtype), grad[at].to(dtype)
+        db[at] = split = _split(products(wide, g, least, turn_a=True), x.dtype, b.size(1))
+        dproduct = _joined(split, dtype)
+        through = products(g, _joined(b[at], dtype), least, turn_b=True)
+        dx[at] = through.add_(products(y[at].to(dtype), dproduct, least, turn_b=True))
+        dy[at] = products(wide, dproduct, least)
     return dx, dy, db

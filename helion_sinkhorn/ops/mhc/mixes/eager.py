@@ -1,31 +1,57 @@
 """hc_mixes in PyTorch: what a CPU runs, and a GPU for float64.
 
-Products are made in chunks of one shape, whose rows begin at 64-byte boundaries: a matrix product's rows are
-then summed alike, while their order would follow the count of rows and their alignment.  What is not so, the
-last tokens above all, is copied into a buffer that is.
+A BLAS takes the order of a sum from the count of rows and from where they begin.  So rows begin at 64-byte
+boundaries, and chunks of the tokens have as many as were found to be summed alike on this machine.  What is
+not so, the last tokens above all, is copied into a buffer that is.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
 
 from helion_sinkhorn.runtime.float32_products import float32_products
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.pieces import ENTRIES, computing, sum_last
 
-CHUNKS = {2048: 32, 8192: 16}
-"""Tokens of a chunk on a CPU, by the most columns: one alone costs as much as all."""
-SMALLEST_CHUNK = 8
+CHUNK = 16
+"""Tokens of a chunk where no other number of them has the same bits."""
+COUNTS = 4, 8, 16, 32, 64, 128, 256
+"""Those that are tried: a chunk costs as much for one token as for all."""
+ENOUGH = 64
+"""Tokens with which a BLAS is near its best; more are for few columns."""
 CHUNK_ON_GPU = 4096
 ALIGNED = 16
 """Entries that rows of a buffer are padded to a multiple of: 64 bytes of float32."""
 
 
-def _chunk(device: torch.device, size: int) -> int:
-    if device.type == "cuda":
-        return CHUNK_ON_GPU
-    return next((chunk for most, chunk in CHUNKS.items() if size <= most), SMALLEST_CHUNK)
+def _chunks_of(device: torch.device, fn: torch.Tensor) -> tuple[int, ...]:
+    """Numbers of tokens that a chunk may have, ascending, for fn of `_projection`."""
+    if device.type == "cpu":
+        return _summed_alike(*fn.shape, fn.dtype, torch.get_num_threads())
+    return (CHUNK_ON_GPU if device.type == "cuda" else CHUNK,)
+
+
+@functools.cache
+def _summed_alike(m: int, size: int, dtype: torch.dtype, threads: int) -> tuple[int, ...]:
+    """CHUNK and the numbers whose rows have its bits, in both products with (m, size), tried once."""
+    most = max(ENOUGH, min(COUNTS[-1], ENTRIES // size))
+    random = torch.Generator().manual_seed(0)
+    fn, x, g = (
+        torch.randn(rows, _padded(columns), dtype=dtype, generator=random)[:, :columns]
+        for rows, columns in ((m, size), (most, size), (most, m))
+    )
+
+    def made(count: int, rows: int) -> list[torch.Tensor]:
+        both = (x, fn.mT), (g, fn)
+        return [torch.cat([part @ factor for part in t[:rows].split(count)]) for t, factor in both]
+
+    def has_its_bits(count: int) -> bool:
+        return all(torch.equal(a, b[:count]) for a, b in zip(made(count, count), expected, strict=True))
+
+    expected = made(CHUNK, most)
+    return tuple(count for count in COUNTS if count <= most and has_its_bits(count))
 
 
 def _is_aligned(t: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -49,25 +75,21 @@ def _projection(x: torch.Tensor, fn: torch.Tensor) -> torch.Tensor:
 
 
 def _chunks(
-    *tensors: torch.Tensor, dtype: torch.dtype, chunk: int
+    *tensors: torch.Tensor, dtype: torch.dtype, counts: tuple[int, ...]
 ) -> Iterator[tuple[slice, list[torch.Tensor]]]:
-    """(tokens as a slice, their rows of each tensor in one shape, zeros behind and below them)."""
+    """(tokens as a slice, their rows of each tensor, padded with zeros to one of the counts)."""
     tokens = tensors[0].size(0)
     plain = [_is_aligned(t, dtype) for t in tensors]
-    buffers: list[torch.Tensor | None] = [None] * len(tensors)
-    for begin in range(0, tokens, chunk):
-        count = min(chunk, tokens - begin)
-        at, made = slice(begin, begin + count), []
-        for k, t in enumerate(tensors):
-            if plain[k] and count == chunk:
+    for begin in range(0, tokens, counts[-1]):
+        there = min(counts[-1], tokens - begin)
+        count = next(count for count in counts if count >= there)
+        at, made = slice(begin, begin + there), []
+        for t, is_plain in zip(tensors, plain, strict=True):
+            if is_plain and there == count:
                 made.append(t[at])
                 continue
-            if buffers[k] is None:
-                buffers[k] = torch.zeros(chunk, _padded(t.size(1)), dtype=dtype, device=t.device)
-            elif count < chunk:
-                buffers[k][count:] = 0
-            buffers[k][:count, : t.size(1)] = t[at]
-            made.append(buffers[k])
+            made.append(t.new_zeros(count, _padded(t.size(1)), dtype=dtype))
+            made[-1][:there, : t.size(1)] = t[at]
         yield at, made
 
 
@@ -77,14 +99,14 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(mixes (T, M), norms (T, 2)) for x (T, K) and fn (M, K); norms are r and k, see `norms_of`."""
     (m, size), dtype = fn.shape, computing(x.dtype)
-    fn, chunk = _projection(x, fn), _chunk(x.device, size)
+    fn = _projection(x, fn)
     mixes, q = x.new_empty(x.size(0), m, dtype=dtype), x.new_empty(x.size(0), dtype=dtype)
-    for at, (rows,) in _chunks(x, dtype=dtype, chunk=chunk):
-        count = at.stop - at.start
-        mixes[at] = (rows @ fn.mT)[:count, :m]
+    for at, (rows,) in _chunks(x, dtype=dtype, counts=_chunks_of(x.device, fn)):
+        there = at.stop - at.start
+        mixes[at] = (rows @ fn.mT)[:there, :m]
         # on a CPU each row is summed alone, but for a single one of many columns
-        summed = rows[: max(count, 2)] if x.device.type == "cpu" else rows
-        q[at] = summed.square().sum(-1)[:count]
+        summed = rows[: max(there, 2)] if x.device.type == "cpu" else rows
+        q[at] = summed.square().sum(-1)[:there]
     norms = norms_of(q.div_(size), size, norm_eps, eps_outside)
     return mixes.mul_(norms[:, :1]), norms
 
@@ -107,14 +129,16 @@ def backward(
     dmixes: torch.Tensor, x: torch.Tensor, fn: torch.Tensor, mixes: torch.Tensor, norms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(dx (T, K) in the dtype of x, dfn (M, K) in the computing dtype) of `forward`'s results."""
-    m, size = fn.shape
-    fn, chunk = _projection(x, fn), _chunk(x.device, size)
-    dx, dfn = torch.empty_like(x, memory_format=torch.contiguous_format), torch.zeros_like(fn)
-    scaled = fn.new_empty(chunk, _padded(m))
-    g = scaled[:, : fn.size(0)]
-    for at, (rows, upstream, found, norm) in _chunks(x, dmixes, mixes, norms, dtype=fn.dtype, chunk=chunk):
-        torch.mul(norm[:, :1], upstream, out=scaled)
-        along = norm[:, 1:2] * (upstream * found).sum(-1, keepdim=True)
-        dx[at] = (g @ fn).addcmul_(along, rows)[: at.stop - at.start, :size]
-        dfn.addmm_(g.mT, rows)
+    (m, size), dtype = fn.shape, computing(x.dtype)
+    fn = _projection(x, fn)
+    dx, dfn = torch.empty_like(x, memory_format=torch.contiguous_format), None
+    along = norms[:, 1] * sum_last(dmixes * mixes)
+    scaled, along = norms[:, :1] * dmixes, along.unsqueeze(1)
+    for at, (g, rows) in _chunks(scaled, x, dtype=dtype, counts=_chunks_of(x.device, fn)):
+        there, g = at.stop - at.start, g[:, : fn.size(0)]
+        torch.addcmul((g @ fn)[:there, :size], along[at], x[at], out=dx[at])
+        # zeros add nothing to a sum over tokens
+        given = g[:there].mT, rows[:there]
+        dfn = torch.mm(*given) if dfn is None else dfn.addmm_(*given)
+    dfn = torch.zeros_like(fn) if dfn is None else dfn
     return dx, dfn[:m, :size].contiguous()

@@ -1,24 +1,27 @@
 """hc_pre in vectorised PyTorch: what a CPU runs, and a GPU for float64.
 
-Sums are of products, in an order that sizes of a token alone decide: its bits do not depend on those around
-it.  Products are made of a piece of the tokens at a time.
+A token's bits do not depend on those around it: streams are added up by products of its own matrices, and
+columns in an order that their number alone decides.  Tokens are computed in pieces.
 """
 
 from __future__ import annotations
 
 import torch
 
-from helion_sinkhorn.runtime.pieces import computing, pieces, sum_last, sum_of_products
+from helion_sinkhorn.runtime.batched_products import fewest, products
+from helion_sinkhorn.runtime.float32_products import float32_products
+from helion_sinkhorn.runtime.pieces import computing, pieces, sum_last
 
 
+@float32_products()
 def forward(x: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
     """y; see api.hc_pre."""
     n, c = x.shape[-2:]
+    dtype, least = computing(x.dtype), fewest(n * c, x.device)
     y = torch.empty((*x.shape[:-2], c), dtype=x.dtype, device=x.device)
-    rows, streams = y.view(-1, c), x.reshape(-1, n, c)
-    weights = pre.to(computing(x.dtype)).reshape(-1, n, 1)
-    for at in pieces(len(streams), n * c):
-        rows[at] = sum_of_products(weights[at], streams[at], 1)
+    rows, streams, weights = y.view(-1, 1, c), x.reshape(-1, n, c), pre.to(dtype).reshape(-1, 1, n)
+    for at in pieces(len(streams), n * c, least):
+        rows[at] = products(weights[at], streams[at].to(dtype), least)
     return y
 
 
@@ -31,6 +34,6 @@ def backward(dy: torch.Tensor, x: torch.Tensor, pre: torch.Tensor) -> tuple[torc
     of_streams, of_weights, upstream = dx.view(-1, n, c), dpre.view(-1, n), dy.reshape(-1, c)
     for at in pieces(len(streams), n * c):
         g = upstream[at].to(dtype).unsqueeze(1)
-        of_streams[at] = g * weights[at]
+        torch.mul(g, weights[at], out=of_streams[at])
         of_weights[at] = sum_last(g * streams[at])
     return dx, dpre
