@@ -163,10 +163,11 @@ def tables(operator: Operator, steps: int) -> tuple[str, list[object]]:
 
 
 def with_row(page: str, name: str, row: list[object]) -> str:
-    """A page whose table has this row for an operator."""
-    changed, count = re.subn(rf"^\| `{name}` \|.*$", markdown.line([f"`{name}`", *row]), page, flags=re.M)
+    """A page whose table of counts has this row for an operator; other tables may have its name too."""
+    wanted = rf"^\| `{name}` \| \d+ in .*$"
+    changed, count = re.subn(wanted, markdown.line([f"`{name}`", *row]), page, flags=re.M)
     if count != 1:
-        raise ValueError(f"the page has {count} rows that begin with `{name}`: it needs one")
+        raise ValueError(f"the page has {count} rows of counts for `{name}`: it needs one")
     return changed
 
 

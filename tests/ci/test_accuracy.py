@@ -654,10 +654,15 @@ def test_the_page_of_results_counts_every_implementation():
 
 
 def test_a_row_of_results_is_renewed_and_no_other():
-    page = "| operator | faults |\n| --- | --- |\n| `one` | 1 |\n| `two` | 2 |\n"
-    assert faults.with_row(page, "two", [3]) == page.replace("| 2 |", "| 3 |")
-    with pytest.raises(ValueError, match="0 rows that begin with `three`"):
-        faults.with_row(page, "three", [3])
+    page = (
+        "| `two` | h200 |\n\n| operator | faults |\n| --- | --- |\n| `one` | 1 in 9 |\n| `two` | 2 in 9 |\n"
+    )
+    assert faults.with_row(page, "two", ["3 in 9"]) == page.replace("2 in 9", "3 in 9")
+    with pytest.raises(ValueError, match="0 rows of counts for `three`"):
+        faults.with_row(page, "three", ["3 in 9"])
+    text = (ROOT / "docs" / "dev" / "results.md").read_text()
+    for key in OPERATORS:
+        assert faults.with_row(text, key, ["1 in 1"]) != text
 
 
 def test_the_tables_of_faults_name_every_row():
