@@ -66,7 +66,7 @@ SPILL_BYTES = {
     ("sm90", "linear_attention_gates"): 2232,
     ("sm100", "linear_attention_gates"): 1048,
     ("gfx942", "linear_attention_gates"): 568,
-    ("gfx950", "linear_attention_gates"): 120,
+    ("gfx950", "linear_attention_gates"): 160,
     # four old streams, a new one, 24 coefficients and the sums of 64 tokens by 32 columns, in parts
     ("sm90", "hc_boundary_forward float32"): 16,
     ("sm100", "hc_boundary_forward float16"): 8,

@@ -131,3 +131,12 @@ def test_the_gradients_of_gates_compile(key, compile_for):
         assert not binary.counts.get("atomic")
         assert binary.shared <= DEVICES[key].shared_limit
         assert "stack pointer as data" not in binary.counts
+        assert "assembly behind matrix" not in binary.counts
+
+
+def test_an_mi350_waits_for_what_gates_sum_apart(compile_for):
+    """The sum of the highest pieces goes on by an instruction that the compiler knows (`chunk.owed`)."""
+    name, call = "linear_attention_chunk_gradients", ChunkCall("float32", 8, 12, "g gk")
+    (binary,) = compile_for("mi350", [Job(call, default_choice(KERNELS[name], call, DEVICES["mi350"]), 128)])
+    assert binary.counts["matrix"]
+    assert "assembly behind matrix" not in binary.counts

@@ -6,7 +6,7 @@ import helion.language as hl
 import torch
 
 from helion_sinkhorn.ops.linear_attention.levels import exponent
-from helion_sinkhorn.runtime.device_math import LOG2E
+from helion_sinkhorn.runtime.device_math import LOG2E, moved, multiply_add
 
 # exp of it is 0 in float32, as of all below; 0 times -inf would be NaN
 LEAST_GATE = -110.0
@@ -71,6 +71,23 @@ def decay_apart(picks, whole, rest, single, fine, how):
 def gathered(picks, x, pieces, how, acc):
     """acc + picks' x: what gates owe to x, which has decays over the steps that its rows pick as factors."""
     return product_of_pieces([transposed(picks)], pieces_of(x, pieces), how, acc)
+
+
+def owed(picks, x, fine, how, acc):
+    """`gathered`, if `fine` in sums that hardly round.
+
+    A matrix unit cuts its running sum towards zero after every few rows.  The sum of the highest pieces, of
+    eight bits, mostly needs no cut where it is by itself, and cuts of the others are too small to count.
+    """
+    if not fine:
+        return gathered(picks, x, 2, how, acc)
+    high, *low = pieces_of(x, 3)
+    small = product_of_pieces([transposed(picks)], low[::-1], how)
+    total = product(transposed(picks), high, how)
+    # Triton makes one running sum of a product and of a sum that it sees
+    if how == "gcn":
+        return acc + multiply_add(total, torch.ones_like(total), small, how)
+    return acc + (moved(total, how) + small)
 
 
 def exponents(q, g, g_gamma, gk, b, t, h, d, single):

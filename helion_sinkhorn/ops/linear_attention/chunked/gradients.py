@@ -11,11 +11,11 @@ from helion_sinkhorn.ops.linear_attention.chunked.chunk import (
     decay_over,
     exponents,
     fine_product,
-    gathered,
     in_right,
     load,
     log_decay,
     order,
+    owed,
     product,
     state_at,
     store,
@@ -79,7 +79,7 @@ def linear_attention_chunk_gradients(
             kept = kept + (state.to(torch.float32) * dstate.to(torch.float32)).sum(1)
         w = log_decay(q, g, g_gamma, gk, b, t, h, r)
         near = decay_over(towards_middle(position, chunk // 2), w, pieces, how)
-        terms = 2 if states.dtype == torch.bfloat16 else 3
+        fine = states.dtype != torch.bfloat16
         # what came before the chunk and leaves it, times its gradient: every gate of the chunk scales it
         through = kept * hl.load(decay, [b, h, c, r])
         if (near.amin(1).amin(0) >= least) & (w.amin(1).amin(0) >= least_gate):
@@ -100,17 +100,24 @@ def linear_attention_chunk_gradients(
             store(dq, b, t, h, r, dqs * up * scale)
             # q is read again: a tile less to keep in registers
             difference = difference - load(q, b, t, h, r).to(torch.float32) * scale * up * dqs
-            dw = summed(j < i, difference, terms, how) + first.unsqueeze(0)
+            if fine:
+                dw = owed(ones(j > i), difference, fine, how, first.unsqueeze(0).expand(chunk, width))
+            else:
+                dw = summed(j < i, difference, 2, how) + first.unsqueeze(0)
         else:
             whole, rest = exponents(q, g, g_gamma, gk, b, t, h, r, pieces == 1)
             k32 = load(k, b, t, h, r).to(torch.float32)
             q32 = load(q, b, t, h, r).to(torch.float32) * scale
             diagonal = torch.where(i == j, da, 0.0).sum(1).unsqueeze(1)
-            dqs = dqs * decay_apart(ones(j <= i), whole, rest, pieces == 1, terms == 3, how)
-            dks = dks * decay_apart(ones(j > i), whole, rest, pieces == 1, terms == 3, how)
+            dqs = dqs * decay_apart(ones(j <= i), whole, rest, pieces == 1, fine, how)
+            dks = dks * decay_apart(ones(j > i), whole, rest, pieces == 1, fine, how)
             # the gates of a decay exp(P w) owe P' times what it is a factor of to each that has it
-            dw = through.unsqueeze(0) + summed(j >= i, q32 * dqs, terms, how)
-            dw = dw + summed(j < i, k32 * dks, terms, how)
+            if fine:
+                dw = owed(ones(j <= i), q32 * dqs, fine, how, through.unsqueeze(0).expand(chunk, width))
+                dw = owed(ones(j > i), k32 * dks, fine, how, dw)
+            else:
+                dw = through.unsqueeze(0) + summed(j >= i, q32 * dqs, 2, how)
+                dw = dw + summed(j < i, k32 * dks, 2, how)
             dqs = dqs + diagonal * k32
             dks = dks + diagonal * q32
             both = torch.where(i > j, da, transposed(da))
@@ -118,14 +125,14 @@ def linear_attention_chunk_gradients(
             for _level in range(chunk.bit_length() - 1):
                 is_right = in_right(position, half)
                 picks = ones(near_middle(i, j, half))
-                near = decay_apart(picks, whole, rest, pieces == 1, terms == 3, how)
+                near = decay_apart(picks, whole, rest, pieces == 1, fine, how)
                 x = torch.where(is_right, q32, k32)
                 pairs = torch.where(across_middle(position, half), both, 0.0)
                 # rows of right halves are gradients of queries, rows of left halves of keys
                 dx = fine_product(pairs, x * near, states.dtype, how) * near
                 dqs = dqs + torch.where(is_right, dx, 0.0)
                 dks = dks + torch.where(is_right, 0.0, dx)
-                dw = gathered(picks, x * dx, terms, how, dw)
+                dw = owed(picks, x * dx, fine, how, dw)
                 half = half * 2
             store(dq, b, t, h, r, dqs * scale)
             store(dk, b, t, h, r, dks)

@@ -27,14 +27,13 @@ import torch
 
 from helion_sinkhorn.ops.linear_attention.chunked.chunk import (
     decay_apart,
-    gathered,
+    owed,
     pieces_of,
-    product,
     product_of_pieces,
     transposed,
 )
 from helion_sinkhorn.ops.linear_attention.levels import across_middle, exponent, near_middle, ones
-from helion_sinkhorn.runtime.device_math import LOG2E, moved
+from helion_sinkhorn.runtime.device_math import LOG2E
 
 
 def rows_of(x, t, h, d, there):
@@ -64,20 +63,6 @@ def multiplied(x, y, fine, how, acc=None, turn_y=False):
 def decay_through(whole, rest, single):
     """The decay over all steps, a vector."""
     return torch.exp2(whole.sum(0) * LOG2E) if single else torch.exp2(whole.sum(0)) * torch.exp2(rest.sum(0))
-
-
-def owed(picks, x, fine, how, acc):
-    """`gathered`, if `fine` in sums that hardly round.
-
-    A matrix unit cuts its running sum towards zero after every few rows.  The sum of the highest pieces, of
-    eight bits, mostly needs no cut where it is by itself, and cuts of the others are too small to count.
-    """
-    if not fine:
-        return gathered(picks, x, 2, how, acc)
-    high, *low = pieces_of(x, 3)
-    small = product_of_pieces([transposed(picks)], low[::-1], how)
-    # moved: Triton makes one running sum of a product and of what is added to it
-    return acc + (moved(product(transposed(picks), high, how), how) + small)
 
 
 def log_decays(x, gate, g, g_gamma, t, h, d, there, single):
