@@ -69,6 +69,6 @@ def narrowed(model: torch.nn.Module, exact: bool = False) -> torch.nn.Module:
     """
     made = copy.deepcopy(model)
     for name, p in made.named_parameters():
-        if not set(name.split(".")) & set(model._keep_in_fp32_modules_strict):
+        if not any(f".{kept}." in f".{name}." for kept in model._keep_in_fp32_modules_strict):
             p.data = p.data.bfloat16().float() if exact else p.data.bfloat16()
     return made

@@ -1,43 +1,27 @@
-"""patch(model): the mHC residual path of a DeepseekV4 model of transformers, by this package.
-
-transformers is no dependency of the package: this module alone imports it.
-"""
+"""patch(model): the mHC residual path of a DeepseekV4 or GLM-5.3 model of transformers, by this package."""
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import io
-import textwrap
-import tokenize
-from collections.abc import Callable
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from helion_sinkhorn.integrations.digests import digest
+from helion_sinkhorn.integrations.models import (
+    BACK,
+    CONNECTIONS,
+    HEADS,
+    INSTALLED,
+    KNOWN,
+    LAYERS,
+    OTHERS,
+    TESTED,
+    glm,
+)
 from helion_sinkhorn.integrations.wrappers import held, is_same, turn, written
 from helion_sinkhorn.nn import HyperConnection, HyperHead
-from helion_sinkhorn.ops.mhc.post.api import hc_post
 from helion_sinkhorn.runtime.checks import type_of
-
-TESTED = "5.23.0"
-try:
-    import transformers
-    from transformers.models.deepseek_v4 import modeling_deepseek_v4 as theirs
-except ImportError as error:
-    raise ImportError(
-        "helion_sinkhorn.integrations.transformers needs a transformers that has DeepseekV4: "
-        f"pip install transformers=={TESTED}"
-    ) from error
-
-KNOWN = {
-    "DeepseekV4HyperConnection": "b42919bad4c937d7",
-    "DeepseekV4HyperHead": "81e9adf9c02b338a",
-    "DeepseekV4UnweightedRMSNorm": "db1bcbbbbe91c788",
-    "DeepseekV4DecoderLayer": "13b7e174d870e669",
-}
-"""`digest` of the forward methods that are replaced, in the transformers TESTED."""
 
 ADDED = ("hidden_size", "initializer_range", "options", "implementation")
 """What the modules of this package have and those of transformers have not."""
@@ -51,44 +35,6 @@ class Patched(NamedTuple):
     layers: int
 
 
-# These are subclasses of what they replace: transformers' `_init_weights` knows them, and the wrapping
-# policies of accelerate and FSDP, which look for names, find them.
-class DeepseekV4HyperConnection(HyperConnection, theirs.DeepseekV4HyperConnection):
-    """`nn.HyperConnection` on a module that transformers made."""
-
-
-class DeepseekV4HyperHead(HyperHead, theirs.DeepseekV4HyperHead):
-    """`nn.HyperHead` on a module that transformers made."""
-
-
-class DeepseekV4DecoderLayer(theirs.DeepseekV4DecoderLayer):
-    """A decoder layer whose streams are updated by `hc_post`: float32 coefficients, one rounding.
-
-    Its sites make one gradient of the streams (`hc_site`), where autograd would add three.
-
-    The layer of transformers rounds post and comb to the dtype of the streams first, and then the product,
-    the matrix product and their sum.
-    """
-
-    def forward(
-        self, hidden_states: torch.Tensor, input_ids: torch.Tensor | None = None, **kwargs: Any
-    ) -> torch.Tensor:
-        site = self.attn_hc.enter(hidden_states)
-        attended, _ = self.self_attn(self.input_layernorm(site.y), **kwargs)
-        streams = hc_post(attended, site.residual, site.post, site.comb)
-        site = self.ffn_hc.enter(streams)
-        output = self.mlp(self.post_attention_layernorm(site.y), input_ids=input_ids)
-        return hc_post(output, site.residual, site.post, site.comb)
-
-
-CHANGES = {
-    theirs.DeepseekV4HyperConnection: DeepseekV4HyperConnection,
-    theirs.DeepseekV4HyperHead: DeepseekV4HyperHead,
-    theirs.DeepseekV4DecoderLayer: DeepseekV4DecoderLayer,
-}
-BACK = {ours: their for their, ours in CHANGES.items()}
-
-
 def patch(
     model: torch.nn.Module,
     *,
@@ -96,18 +42,20 @@ def patch(
     precision: str = "float32",
     implementation: str = "auto",
 ) -> Patched:
-    """Make the mHC modules of a DeepseekV4 model those of this package, in place.
+    """Make the mHC modules of a DeepseekV4 or GLM-5.3 model those of this package, in place.
 
-    Every DeepseekV4HyperConnection becomes an `nn.HyperConnection` and every DeepseekV4HyperHead an
-    `nn.HyperHead`.  They stay the same objects with the same Parameter objects, so optimizers, state dicts,
-    hooks and transformers' `init_weights` stay valid.  Every DeepseekV4DecoderLayer then updates its streams
-    by `hc_post`.  `unpatch` takes all of it back.
+    Every DeepseekV4HyperConnection or Glm5NextTextHyperConnection becomes an `nn.HyperConnection` and every
+    DeepseekV4HyperHead an `nn.HyperHead`; the head of GLM-5.3 is the mean of the streams and stays.  They
+    stay the same objects with the same Parameter objects, so optimizers, state dicts, hooks and transformers'
+    `init_weights` stay valid.  Every DeepseekV4DecoderLayer or Glm5NextTextDecoderLayer then updates its
+    streams by `hc_post`.  `unpatch` takes all of it back.
 
     A forward that was wrapped on the instance, as accelerate's `dispatch_model` does, stays wrapped.  Within
     such a layer a wrapper or hook of a site sees four results: post, comb, collapsed and the residual.
 
     Args:
-        model: a module that contains them, on any device; DeepseekV4ForCausalLM for instance.
+        model: a module that contains them, on any device; DeepseekV4ForCausalLM or
+            Glm5NextForConditionalGeneration for instance.
         layers: False leaves the update of the streams to transformers, with its roundings.
         precision: of the projection, as `hc_mixes` has it.
         implementation: "auto", "helion" or "pytorch", of the modules.
@@ -122,30 +70,27 @@ def patch(
     Raises:
         TypeError: model is no module.
         ValueError: there is no such module, or one is patched already, is sharded by FSDP, has other code
-            than that of transformers 5.23.0, or has a wrapper or hook that would be lost.  Nothing is changed
-            then.
+            than that of transformers 5.23.0 and 5.24.0, or has a wrapper or hook that would be lost.  Nothing
+            is changed then.
     """
     _check_model(model)
     for name, module in model.named_modules():
         if isinstance(module, tuple(BACK)):
             raise ValueError(f"{_called(name, module)} is patched already; call unpatch first")
-    changed = [kind for kind in CHANGES if layers or kind is not theirs.DeepseekV4DecoderLayer]
-    found = {name: m for name, m in model.named_modules() if isinstance(m, tuple(changed))}
-    if all(isinstance(m, theirs.DeepseekV4DecoderLayer) for m in found.values()):
-        raise ValueError(
-            f"{type(model).__name__} contains no DeepseekV4HyperConnection and no DeepseekV4HyperHead; "
-            "pass a DeepseekV4 model of transformers"
-        )
+    changed = CONNECTIONS + HEADS + (LAYERS if layers else ())
+    found = {name: m for name, m in model.named_modules() if isinstance(m, changed)}
+    if all(isinstance(m, LAYERS) for m in found.values()):
+        _refuse_model(model)
     for name, module in found.items():
         _check_wrappers(_called(name, module), module, "patch")
         _check_code(_called(name, module), module)
     options = {"precision": precision, "implementation": implementation}
-    deviation = getattr(getattr(model, "config", None), "initializer_range", None)
+    deviation = _initializer_range(model)
     if deviation is not None:
         options["initializer_range"] = deviation
     added = {module: _attributes(module, **options) for module in found.values()}
     for module, attributes in added.items():
-        turn(module, CHANGES[type(module)])
+        turn(module, KNOWN[type(module)].ours)
         vars(module).update(attributes)
     return _count(added)
 
@@ -186,23 +131,39 @@ def _called(name: str, module: torch.nn.Module) -> str:
 
 def _count(modules: Any) -> Patched:
     modules = list(modules)
-    return Patched(*(sum(isinstance(m, kind) for m in modules) for kind in CHANGES))
+    return Patched(*(sum(isinstance(m, kinds) for m in modules) for kinds in (CONNECTIONS, HEADS, LAYERS)))
+
+
+def _refuse_model(model: torch.nn.Module) -> NoReturn:
+    """Raise ValueError of a model that contains none of the modules that would be changed."""
+    wanted = " and no ".join(kind.__name__ for kind in CONNECTIONS + HEADS)
+    reason = "; pass a DeepseekV4 or GLM-5.3 model of transformers"
+    for kind in {type(m).__name__ for m in model.modules()} & OTHERS.keys():
+        reason = f", but {kind}: {OTHERS[kind]}"
+    raise ValueError(f"{type(model).__name__} contains no {wanted}{reason}")
+
+
+def _initializer_range(model: torch.nn.Module) -> float | None:
+    """The standard deviation of a fresh projection that the model's config asks for."""
+    # GLM-5.3 has the default whatever its config says
+    is_glm = isinstance(model, glm.Glm5NextPreTrainedModel)
+    return None if is_glm else getattr(getattr(model, "config", None), "initializer_range", None)
 
 
 def _check_code(name: str, module: torch.nn.Module) -> None:
     """Raise ValueError unless the forward of a module's class, and of the norm in it, is known."""
-    is_layer = isinstance(module, theirs.DeepseekV4DecoderLayer)
+    is_layer = isinstance(module, LAYERS)
     for part in (module,) if is_layer else (module, *module.children()):
         of, forward = type(part).__name__, type(part).forward
-        is_theirs = type(part) is getattr(theirs, of, None)
-        if is_theirs and KNOWN.get(of) == digest(forward):
+        is_theirs = type(part) in KNOWN
+        if is_theirs and digest(forward) in KNOWN[type(part)].digests:
             continue
         if not is_theirs:
             reason = f"{of} is a class of {type(part).__module__}, and"
             remedy = "make the model of the classes of transformers"
-        elif transformers.__version__ != TESTED:
-            reason = f"forward of {of} is not the one of transformers {TESTED}, and"
-            remedy = f"install transformers=={TESTED} (installed is {transformers.__version__})"
+        elif INSTALLED not in TESTED:
+            reason = f"forward of {of} is not the one of transformers {' or '.join(TESTED)}, and"
+            remedy = f"install transformers=={TESTED[-1]} (installed is {INSTALLED})"
         else:
             reason = f"forward of {of} was replaced by {written(forward)}, which"
             remedy = "put the one of transformers back"
@@ -229,7 +190,7 @@ def _check_wrappers(name: str, module: torch.nn.Module, change: str) -> None:
             f"{name}: its forward was replaced on the instance by {written(wrapper)}, in which {change} "
             f"cannot exchange the forward that it wraps; take it off, call {change}, and wrap again"
         )
-    if isinstance(module, theirs.DeepseekV4DecoderLayer):
+    if isinstance(module, LAYERS):
         return
     for norm in module.children():
         lost = [hook for hook, registered in vars(norm).items() if hook.endswith("_hooks") and registered]
@@ -243,27 +204,12 @@ def _check_wrappers(name: str, module: torch.nn.Module, change: str) -> None:
             )
 
 
-def digest(function: Callable[..., Any]) -> str:
-    """A hash of a function's code as it is written, but for comments, strings and blanks."""
-    try:
-        source = textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError):
-        return "no source"
-    words: list[str] = []
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        word = token.string.strip() or tokenize.tok_name[token.type]
-        is_empty_line = word == "NEWLINE" and words[-1] in ("NEWLINE", "INDENT")
-        if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.STRING) and not is_empty_line:
-            words.append(word)
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
-
-
 def _attributes(module: Any, **options: Any) -> dict[str, Any]:
     """What the class of this package needs on a module of transformers."""
-    if isinstance(module, theirs.DeepseekV4DecoderLayer):
+    if isinstance(module, LAYERS):
         return {}
     n, norm_eps = module.hc_mult, module.input_norm.eps
-    if isinstance(module, theirs.DeepseekV4HyperHead):
+    if isinstance(module, HEADS):
         made = HyperHead(module.hc_fn.size(1) // n, n, module.eps, norm_eps, device="meta", **options)
     else:
         iters, eps = module.hc_sinkhorn_iters, module.hc_eps
