@@ -135,7 +135,7 @@ CONNECTIONS, HEADS, LAYERS = (
 OTHERS = {
     **dict.fromkeys(
         ("HYV4HyperConnection", "HYV4VLHyperConnection"),
-        "the sites of Hy-V4 have no comb; hc_mixes, hc_pre and hc_post compute them",
+        "the sites of Hy-V4 have no comb; hc_mixes, hc_pre and hc_post(..., comb=None) compute them",
     ),
     "Qwen4ExpTextGatedResidual": "the sites of Qwen3.8-Flash-Next have a gate for each column, and no comb",
 }

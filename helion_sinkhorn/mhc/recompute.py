@@ -111,7 +111,7 @@ class _Remade:
         self.version, self.dtype = streams._version, streams.dtype
         self.x, self.made, self.finished = x, None, None
         self.post, self.comb = _saved(update.post), _saved(update.comb)
-        self.f, self.bias = _saved(update.f), None if update.bias is None else _saved(update.bias)
+        self.f, self.bias = _saved(update.f), _saved(update.bias)
         self.options = {"comb_order": update.comb_order, "implementation": update.implementation}
 
     def is_view(self, t: torch.Tensor) -> bool:
@@ -136,9 +136,9 @@ class _Remade:
         return hc_post(*(s if s is None else s.tensor() for s in given), **self.options)
 
 
-def _saved(t: torch.Tensor) -> _Saved:
+def _saved(t: torch.Tensor | None) -> _Saved | None:
     # what autograd keeps must not hold the graph that keeps it
-    return _Saved(t, t.detach())
+    return None if t is None else _Saved(t, t.detach())
 
 
 class _Recorder:

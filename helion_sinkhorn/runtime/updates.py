@@ -15,7 +15,7 @@ class Update(NamedTuple):
     f: torch.Tensor
     x: torch.Tensor
     post: torch.Tensor
-    comb: torch.Tensor
+    comb: torch.Tensor | None
     bias: torch.Tensor | None
     comb_order: str
     implementation: str

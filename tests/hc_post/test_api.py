@@ -241,7 +241,7 @@ REFUSED = {
         r"f is a list; pass a torch.Tensor of shape \(..., C\)"),
     "x is None": ((F, None, POST, COMB), {}, TypeError, r"x is a NoneType; .* of shape \(..., n, C\)"),
     "post is a float": ((F, X, 2.0, COMB), {}, TypeError, r"post is a float; .* of shape \(..., n\)"),
-    "comb is None": ((F, X, POST, None), {}, TypeError, r"comb is a NoneType; .* of shape \(..., n, n\)"),
+    "comb is a float": ((F, X, POST, 2.0), {}, TypeError, r"comb is a float; .* of shape \(..., n, n\)"),
     "bias is a float": ((*OK, 0.0), {}, TypeError, r"bias is a float; .* of shape \(C,\)"),
     "x is int64": ((F, X.long(), POST, COMB), {}, TypeError,
         "x has dtype torch.int64; accepted are torch.float32"),

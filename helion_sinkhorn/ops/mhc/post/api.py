@@ -14,6 +14,7 @@ from helion_sinkhorn.runtime.checks import (
     implementation_for,
     refuse_shape,
 )
+from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates
 from helion_sinkhorn.runtime.updates import updated
@@ -23,7 +24,7 @@ def hc_post(
     f: torch.Tensor,
     x: torch.Tensor,
     post: torch.Tensor,
-    comb: torch.Tensor,
+    comb: torch.Tensor | None,
     bias: torch.Tensor | None = None,
     *,
     comb_order: str = "io",
@@ -37,13 +38,16 @@ def hc_post(
         df_c = sum_o post_o G_oc,                  dx_ic = sum_o comb[i, o] G_oc,
         dpost_o = sum_c G_oc (f_c + bias_c),       dcomb[i, o] = sum_c x_ic G_oc,
         dbias_c = sum of df_c over all tokens
-    G is read once for the first four.
+    G is read once for the first four.  Without comb each stream keeps to itself, as in Hy-V4:
+        out_oc = post_o (f_c + bias_c) + x_oc
 
     Args:
         f: (..., C), float32, bfloat16, float16 or float64, any layout.
         x: (..., n, C), the same dtypes, any layout: n streams, 1 to 16, of C entries; the residual.
         post: (..., n), any floating dtype; like comb normally float32, as hc_split_sinkhorn returns them.
-        comb: (..., n, n), any floating dtype.
+        comb: (..., n, n), any floating dtype; None for the identity, which is neither read nor given a
+            gradient.  There is no kernel for it: every device computes it in PyTorch.  torch.compile makes
+            one kernel of it, in which a product may be added unrounded.
         bias: (C,), any floating dtype, that of the sublayer's last linear map; None for 0.
         comb_order: "io" for comb[..., input stream, output stream], as DeepSeek has it; "oi" for its
             transpose.
@@ -56,18 +60,24 @@ def hc_post(
     Numerical policy: all arithmetic in float32 (float64 for float64 x) whatever the inputs or autocast; one
         rounding to the dtype of x at the end, of each gradient to the dtype of what it belongs to.  dbias
         adds df before it is rounded.  Bitwise reproducible, and a token's results and gradients do not depend
-        on the tokens around it, with any config.
+        on the tokens around it, with any config; without comb, dpost is a sum of PyTorch's, whose last bits
+        may.
 
     Raises:
         TypeError: an argument is no floating-point tensor.
         ValueError: shapes that do not fit, more than 16 streams, devices that differ, an unknown option.
-        NotImplementedError: implementation="helion" on a CPU, in float64 or for C = 1; double backward.
+        NotImplementedError: implementation="helion" on a CPU, in float64, for C = 1 or without comb; double
+            backward with comb.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), equation 3.
     """
     implementation = check_implementation(implementation)
-    check_update(f, x, post, comb, bias)
+    check_update(f, x, post, comb, bias, optional=("comb", "bias"))
     check_option("comb_order", comb_order, COMB_ORDERS)
+    if comb is None:
+        return updated(
+            added(f, x, post, bias, implementation), f, x, post, comb, bias, comb_order, implementation
+        )
     return mixed(f, x, post, comb, bias, comb_order, implementation)
 
 
@@ -82,12 +92,21 @@ def mixed(f, x, post, comb, bias, comb_order, implementation) -> torch.Tensor:
     return updated(streams, f, x, post, comb, bias, comb_order, implementation)
 
 
-def check_update(f, x, post, comb, bias) -> None:
-    """Raise unless the tensors are those of one update of streams."""
+def added(f, x, post, bias, implementation) -> torch.Tensor:
+    """hc_post of checked arguments without comb."""
+    implementation_for(implementation, "x", x, lambda: "the kernels mix the streams, and comb is None")
+    dtype = computing(x.dtype)
+    given = f.to(dtype) if bias is None else f.to(dtype) + bias.to(dtype)
+    # a stream at a time: float32 copies of one and not of all; on a CPU half the time
+    weighted = zip(x.unbind(-2), post.to(dtype).unsqueeze(-1).unbind(-2), strict=True)
+    return torch.stack([torch.addcmul(t.to(dtype), w, given).to(x.dtype) for t, w in weighted], -2)
+
+
+def check_update(f, x, post, comb, bias, optional=("bias",)) -> None:
+    """Raise unless the tensors are those of one update of streams; those that are optional may be None."""
     shapes = {"f": "(..., C)", "x": "(..., n, C)", "post": "(..., n)", "comb": "(..., n, n)", "bias": "(C,)"}
     given = dict(zip(shapes, (f, x, post, comb, bias), strict=True))
-    if bias is None:
-        del given["bias"]
+    given = {name: t for name, t in given.items() if not (t is None and name in optional)}
     for name, t in given.items():
         check_tensor(name, t, shapes[name])
         check_same_device(name, t, "f", f)

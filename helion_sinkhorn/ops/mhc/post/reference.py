@@ -9,7 +9,7 @@ def hc_post(
     f: torch.Tensor,
     x: torch.Tensor,
     post: torch.Tensor,
-    comb: torch.Tensor,
+    comb: torch.Tensor | None,
     bias: torch.Tensor | None = None,
     *,
     comb_order: str = "io",
@@ -22,11 +22,12 @@ def hc_post(
         f: (..., C), any floating dtype; all arithmetic is in that dtype.
         x: (..., n, C).
         post: (..., n).
-        comb: (..., n, n), "io" for comb[input stream, output stream], "oi" for its transpose.
+        comb: (..., n, n), "io" for comb[input stream, output stream], "oi" for its transpose; None for the
+            identity.
         bias: (C,), or None for 0.
 
     Source: Xie et al., mHC (arXiv 2512.24880), equation 3.
     """
     given = f if bias is None else f + bias
-    mixed = (comb.mT if comb_order == "io" else comb) @ x
+    mixed = x if comb is None else (comb.mT if comb_order == "io" else comb) @ x
     return post.unsqueeze(-1) * given.unsqueeze(-2) + mixed
