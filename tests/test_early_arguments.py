@@ -35,6 +35,7 @@ COMMANDS = [
     )),
     *(f"{path.relative_to(ROOT)} --nonsense" for path in sorted((ROOT / "examples").glob("*.py"))),
     "-m docs.numbers --nonsense",
+    "examples/finetune_lora.py --rank 0",
     "examples/jax_dlpack.py --batch 0",
     "examples/matching.py --n -1",
     "examples/patch_transformers.py --hidden 0",

@@ -80,6 +80,29 @@ def test_transformers_is_patched_and_restored(capsys):
     assert "Patched(connections=4, heads=1, layers=2)" in capsys.readouterr().out
 
 
+def test_lora_learns_and_leaves_the_rest_frozen(monkeypatch, capsys):
+    pytest.importorskip("transformers", reason="needs the oracle extra: pip install transformers==5.23.0")
+    from examples import finetune_lora
+
+    made, make = [], finetune_lora.make_model
+    monkeypatch.setattr(finetune_lora, "make_model", lambda hidden: (made.append(make(hidden)), made[0])[1])
+    adapt, before = finetune_lora.adapt, {}
+
+    def adapted(model, rank):
+        trained = adapt(model, rank)
+        before.update({name: p.detach().clone() for name, p in model.named_parameters()})
+        return trained
+
+    monkeypatch.setattr(finetune_lora, "adapt", adapted)
+    losses = finetune_lora.main(["--steps", "25", "--hidden", "32", "--batch", "8"])
+    # a guess among the symbols costs log 16 = 2.77
+    assert sum(losses[-5:]) / 5 < 2.4
+    moved = {name for name, p in made[0].named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {name for name in before if name.endswith((".down.weight", ".up.weight"))}
+    assert any(isinstance(m, nn.HyperConnection) for m in made[0].modules())
+    assert "Patched(connections=4, heads=1, layers=2)" in capsys.readouterr().out
+
+
 def test_jax_gets_the_function_and_its_gradient():
     pytest.importorskip("jax", reason="needs jax: pip install jax")
     from examples import jax_dlpack

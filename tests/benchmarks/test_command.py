@@ -95,6 +95,7 @@ def test_the_demo_asks_for_a_matrix(words, monkeypatch, capsys):
         (["benchmarks.study", "backward"], "matplotlib"),
         (["ci.compare", "docs/accuracy/h200.json"], "matplotlib"),
         (["docs.numbers", "--check"], r"\w+"),
+        (["examples/finetune_lora.py"], "transformers"),
         (["examples/jax_dlpack.py"], "jax"),
         (["examples/patch_transformers.py"], "transformers"),
     ],
