@@ -5,8 +5,7 @@
 
 The model is small and has random weights; one from `from_pretrained` is patched by the same line.  LoRA adds
 a product of two narrow matrices to each projection of attention, and trains these alone; gradients pass
-through the frozen sites to the layers before.  The task is to guess the next
-token, which follows from the last.
+through the frozen sites to the layers before.  The task is to guess the next token, a function of the last.
 """
 
 from __future__ import annotations
