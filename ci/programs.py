@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine.presented import as_called, present_device
 from helion_sinkhorn.lab.operators import KERNELS, OPERATORS
-from helion_sinkhorn.lab.parent import end_with_parent
+from helion_sinkhorn.lab.parent import watch
 from helion_sinkhorn.lab.tuning import selection, warm
 from helion_sinkhorn.runtime import generated, shipped
 from helion_sinkhorn.runtime.dispatch import signature
@@ -82,7 +83,9 @@ def devices() -> list[str]:
 
 def begin(folder: Path) -> None:
     """Describe the device and the folder to a new process."""
-    end_with_parent()
+    # not `end_with_parent`: a thread of the pool starts what takes the place of a worker that has done its
+    # share, and at the thread's end the kernel would kill it with the lock of the queue, for ever
+    threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
     shipped.FOLDER = folder
     present_device(DEVICES[devices()[0]])
 
