@@ -15,7 +15,7 @@ from benchmarks.demo_model import __main__ as demo
 from benchmarks.demo_model import run as steps
 from benchmarks.demo_model.model import Chain
 from helion_sinkhorn import hc_post
-from helion_sinkhorn.integrations import transformers as integration
+from helion_sinkhorn.integrations import models
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_it_passes_and_draws(run, tmp_path):
 
 def test_it_fails_with_comb_transposed(run, monkeypatch):
     monkeypatch.setattr(
-        integration, "hc_post", lambda f, x, post, comb: hc_post(f, x, post, comb, comb_order="oi")
+        models, "hc_post", lambda f, x, post, comb: hc_post(f, x, post, comb, comb_order="oi")
     )
     status, printed = run()
     assert status == 1

@@ -410,7 +410,7 @@ class HyperConnection(torch.nn.Module):
 
 
 def test_automodels_switch_as_the_page_shows_it(monkeypatch):
-    (snippet,) = blocks("Automodel")
+    (snippet,) = blocks("In place of other implementations")
     (module,) = re.findall(r"^from (nemo_automodel\S*) import DeepseekV4HyperConnection$", snippet, re.M)
     theirs = types.SimpleNamespace(DeepseekV4HyperConnection=HyperConnection)
     for parent in itertools.accumulate(module.split("."), "{}.{}".format):
