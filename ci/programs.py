@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -48,7 +47,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine.presented import as_called, present_device
 from helion_sinkhorn.lab.operators import KERNELS, OPERATORS
-from helion_sinkhorn.lab.parent import watch
+from helion_sinkhorn.lab.parent import end_with_parent
 from helion_sinkhorn.lab.tuning import selection, warm
 from helion_sinkhorn.runtime import generated, shipped
 from helion_sinkhorn.runtime.dispatch import signature
@@ -83,9 +82,7 @@ def devices() -> list[str]:
 
 def begin(folder: Path) -> None:
     """Describe the device and the folder to a new process."""
-    # not `end_with_parent`: a thread of the pool starts what takes the place of a worker that has done its
-    # share, and at the thread's end the kernel would kill it with the lock of the queue, for ever
-    threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
+    end_with_parent()
     shipped.FOLDER = folder
     present_device(DEVICES[devices()[0]])
 

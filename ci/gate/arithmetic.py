@@ -25,6 +25,17 @@ def truncated(workload: Any, x: torch.Tensor) -> torch.Tensor:
     return keep_bits(x, {torch.bfloat16: 7, torch.float16: 10}[workload.dtype])
 
 
+def rounded_down(workload: Any, x: torch.Tensor) -> torch.Tensor:
+    """x to the dtype of a workload, the next number below where it is none."""
+    near = x.to(workload.dtype)
+    return torch.where(near.float() > x, torch.nextafter(near, torch.full_like(near, -torch.inf)), near)
+
+
+def half_up(workload: Any, x: torch.Tensor) -> torch.Tensor:
+    """Half a unit of bfloat16 added, then cut: ties go up in size, as a cast by shift rounds."""
+    return (x.contiguous().view(torch.int32) + 0x8000 & -0x10000).view(torch.float32)
+
+
 def bfloat16(x: torch.Tensor) -> torch.Tensor:
     """x rounded to bfloat16, still float32."""
     return through(x, x.detach().bfloat16().float())

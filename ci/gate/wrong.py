@@ -58,6 +58,14 @@ def everywhere(workload: Any) -> bool:
     return True
 
 
+def narrow(workload: Any) -> bool:
+    return workload.dtype != torch.float32
+
+
+def is_float32(workload: Any) -> bool:
+    return not narrow(workload)
+
+
 def given(right: Run, names: Sequence[str], **change: Change) -> Run:
     """Right for other inputs, by name."""
 

@@ -11,24 +11,24 @@ import threading
 import time
 
 SECONDS = 1.0
-"""Between two looks at the parent, where the kernel tells nothing."""
+"""Between two looks at the parent."""
 PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
     """Let this process be killed as soon as the one that started it is gone.
 
-    On Linux the kernel does it, even within a compiler, at the end of the thread that started this process;
-    elsewhere a thread looks.  Call it first: until then only the end of its input tells a child.
+    On Linux the kernel does it, even within a compiler; elsewhere, and in a worker of a pool, a thread looks.
+    Call it first: until then only the end of its input tells a child.
     """
-    if sys.platform == "linux":
+    pool = multiprocessing.parent_process()
+    # The kernel waits for the thread that started this process.  Of a pool that ends before the pool does,
+    # and a worker that is killed with the lock of a queue leaves the others waiting for ever
+    if sys.platform == "linux" and pool is None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     else:
-        threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
-    started_by = multiprocessing.parent_process()
-    # gone before the kernel was asked
-    if started_by is not None and os.getppid() != started_by.pid:
-        os.kill(os.getpid(), signal.SIGKILL)
+        parent = os.getppid() if pool is None else pool.pid
+        threading.Thread(target=watch, args=(parent,), daemon=True).start()
 
 
 def watch(parent: int) -> None:

@@ -60,6 +60,30 @@ if __name__ == "__main__":
         pool.apply(time.sleep, (30,))
 """
 
+# as a pool does with a worker that takes another's place
+FROM_A_THREAD = """
+import threading, time
+from multiprocessing import get_context
+from helion_sinkhorn.lab.parent import end_with_parent
+def work(ready):
+    end_with_parent()
+    ready.set()
+    time.sleep(30)
+if __name__ == "__main__":
+    context = get_context("spawn")
+    ready = context.Event()
+    worker = context.Process(target=work, args=(ready,))
+    def start():
+        worker.start()
+        ready.wait()
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    worker.join(1)
+    print(worker.is_alive())
+    worker.kill()
+"""
+
 
 def is_alive(pid: int) -> bool:
     try:
@@ -91,6 +115,13 @@ def test_a_child_ends_with_a_parent_that_is_killed(program, words, tmp_path):
         while is_alive(child) and time.monotonic() < end:
             time.sleep(0.05)
         assert not is_alive(child)
+
+
+def test_a_worker_goes_on_when_the_thread_that_started_it_ends(tmp_path):
+    script = tmp_path / "starts.py"
+    script.write_text(FROM_A_THREAD)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True\n"
 
 
 STARTING = re.compile(r"ProcessPoolExecutor\(|\.Pool\(|Popen\(|subprocess\.call\(")

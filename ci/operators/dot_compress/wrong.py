@@ -11,21 +11,13 @@ from collections.abc import Callable
 import torch
 
 from ci.gate import products, wrong
-from ci.gate.arithmetic import bfloat16, keep_bits, truncated
+from ci.gate.arithmetic import bfloat16, half_up, keep_bits, rounded_down, truncated
 from ci.gate.damage import Change, at, edited
 from ci.gate.products import Rounding
-from ci.gate.wrong import Results, Run, Wrong, everywhere
+from ci.gate.wrong import Results, Run, Wrong, everywhere, is_float32, narrow
 from ci.operators.dot_compress.steps import EXACT, PYTORCH, Steps, carried, right
 from helion_sinkhorn.lab.dot_compress.evidence import RESULTS
 from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
-
-
-def narrow(w: DotWorkload) -> bool:
-    return w.dtype != torch.float32
-
-
-def wide(w: DotWorkload) -> bool:
-    return not narrow(w)
 
 
 def is_bfloat16(w: DotWorkload) -> bool:
@@ -84,16 +76,6 @@ def in_float8(w: DotWorkload, t: torch.Tensor) -> torch.Tensor:
     return t.to(torch.float8_e4m3fn).float()
 
 
-def floored(w: DotWorkload, t: torch.Tensor) -> torch.Tensor:
-    near = t.to(w.dtype)
-    return torch.where(near.float() > t, torch.nextafter(near, torch.full_like(near, -torch.inf)), near)
-
-
-def half_up(w: DotWorkload, t: torch.Tensor) -> torch.Tensor:
-    """Half a unit added, then cut: ties go up in size, as a cast by shift rounds."""
-    return (t.contiguous().view(torch.int32) + 0x8000 & -0x10000).view(torch.float32)
-
-
 def high_part(w: DotWorkload, t: torch.Tensor) -> torch.Tensor:
     return t.to(w.dtype).float()
 
@@ -142,7 +124,7 @@ def db_of_narrow_x(w, x, *rest) -> Results:
 
 WRONG = [
     Wrong("intermediate truncated", Steps(carry=truncated), PRODUCTS, narrow),
-    Wrong("intermediate of 14 bits", Steps(carry=lambda w, t: keep_bits(t, 13)), PRODUCTS, wide),
+    Wrong("intermediate of 14 bits", Steps(carry=lambda w, t: keep_bits(t, 13)), PRODUCTS, is_float32),
     Wrong("intermediate in float8", Steps(carry=in_float8), PRODUCTS, everywhere),
     Wrong("the neighbour's intermediate", Steps(carry=made(lambda t: t.roll(1, 0))), PRODUCTS, everywhere),
     Wrong("one line of the intermediate scaled by 1 + 2^-4",
@@ -158,14 +140,15 @@ WRONG = [
     Wrong("bfloat16 accumulator, every 32 terms", in_order(add=products.to_bfloat16), RESULTS, everywhere),
     *(
         Wrong(f"float32 products with {name} cut to 16 bits",
-              Steps(lambda a, b, cuts=cuts: keep_bits(a, cuts[0]) @ keep_bits(b, cuts[1])), RESULTS, wide)
+              Steps(lambda a, b, cuts=cuts: keep_bits(a, cuts[0]) @ keep_bits(b, cuts[1])), RESULTS,
+              is_float32)
         for name, cuts in {"the first factor": (15, 23), "the second factor": (23, 15)}.items()
     ),
     Wrong("single-precision x in bfloat16 for db only", db_of_narrow_x, ("dz",), SINGLE),
     Wrong("terms of dx truncated", Steps(terms=lambda t: keep_bits(t, 7)), ("dx",), is_bfloat16),
     Wrong("terms of dx rounded before they are added", Steps(terms=products.to_bfloat16), ("dx",), TAIL),
     Wrong("result truncated", Steps(last=truncated), RESULTS, narrow),
-    Wrong("rounded down at the store", Steps(last=floored), RESULTS, TAIL),
+    Wrong("rounded down at the store", Steps(last=rounded_down), RESULTS, TAIL),
     Wrong("ties away from zero at the store", Steps(last=half_up), RESULTS, "dot_wide",
           hidden="one in 2^16 float32 numbers is a tie"),
     Wrong("z left out", given(z=torch.zeros_like), ("out", "dx"), has_z),

@@ -16,7 +16,7 @@ from ci.gate.arithmetic import bfloat16, keep_bits, truncated
 from ci.gate.columns import Change
 from ci.gate.damage import at
 from ci.gate.products import Product, in_float64, in_order, permuted, plain, split, to_bfloat16, tree
-from ci.gate.wrong import Results, Run, Wrong, everywhere
+from ci.gate.wrong import Results, Run, Wrong, everywhere, narrow
 from ci.operators.hc_mixes.steps import (
     EXACT,
     TILE,
@@ -61,10 +61,6 @@ def right(w: MixesWorkload, *inputs) -> Results:
 
 def wide(w: MixesWorkload) -> bool:
     return w.precision == "float32"
-
-
-def narrow(w: MixesWorkload) -> bool:
-    return w.dtype != torch.float32
 
 
 def single(w: MixesWorkload) -> bool:

@@ -15,7 +15,7 @@ from ci.gate import columns, wrong
 from ci.gate.arithmetic import Arithmetic, bfloat16, keep_bits, truncated
 from ci.gate.columns import Change
 from ci.gate.damage import as_if_rows_had, at, clamped, edited
-from ci.gate.wrong import Results, Run, Wrong, everywhere
+from ci.gate.wrong import Results, Run, Wrong, everywhere, narrow
 from ci.operators.hc_post.steps import EXACT, NAMES, Steps, pytorch, right
 from helion_sinkhorn.lab.post.workloads import HcPostWorkload
 from helion_sinkhorn.runtime.pieces import pieces
@@ -50,10 +50,6 @@ WEIGHTED = ("out", "df", "dx")
 """Results that take the weights, and are rounded to the dtypes of x and f."""
 SUMMED = ("dpost", "dcomb")
 last_stream_lost = at((..., -1, slice(None)), lambda t: 0 * t[..., -1, :])
-
-
-def narrow(w: HcPostWorkload) -> bool:
-    return w.dtype != torch.float32
 
 
 def wide_weights(w: HcPostWorkload) -> bool:

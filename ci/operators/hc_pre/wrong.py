@@ -11,10 +11,10 @@ import itertools
 import torch
 
 from ci.gate import columns, wrong
-from ci.gate.arithmetic import Arithmetic, bfloat16, keep_bits, truncated
+from ci.gate.arithmetic import Arithmetic, bfloat16, half_up, keep_bits, truncated
 from ci.gate.columns import Change
 from ci.gate.damage import as_if_rows_had, at, clamped
-from ci.gate.wrong import Results, Run, Wrong, everywhere
+from ci.gate.wrong import Results, Run, Wrong, everywhere, narrow
 from ci.operators.hc_pre.steps import EXACT, Steps, pytorch, right
 from helion_sinkhorn.lab.pre.budget import RESULTS
 from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
@@ -43,10 +43,6 @@ given = functools.partial(wrong.given, EXACT, ("x", "pre", "dy"))
 one = functools.partial(wrong.one, EXACT)
 
 
-def narrow(w: HcPreWorkload) -> bool:
-    return w.dtype != torch.float32
-
-
 def several(w: HcPreWorkload) -> bool:
     """Several streams."""
     return w.n > 1
@@ -69,11 +65,6 @@ def wide(w: HcPreWorkload) -> bool:
 def summed(total: Change) -> Run:
     """dpre from another sum over columns, in float64."""
     return Steps(columns=total, dtype=torch.float64)
-
-
-def half_up(w: HcPreWorkload, t: torch.Tensor) -> torch.Tensor:
-    """Half a unit added, then cut: ties go up in size, as a cast by shift rounds."""
-    return (t.contiguous().view(torch.int32) + 0x8000 & -0x10000).view(torch.float32)
 
 
 def rounded(w: HcPreWorkload, *inputs) -> Results:

@@ -14,10 +14,10 @@ from dataclasses import replace
 import torch
 
 from ci.gate import arithmetic, columns, wrong
-from ci.gate.arithmetic import bfloat16, keep_bits
+from ci.gate.arithmetic import bfloat16, truncated
 from ci.gate.damage import edited
 from ci.gate.products import in_float64, split, tree
-from ci.gate.wrong import Results, Run, Wrong, everywhere
+from ci.gate.wrong import Results, Run, Wrong, everywhere, narrow
 from ci.operators.hc_mixes import wrong as of_mixes
 from ci.operators.hc_mixes.steps import Steps as Projection
 from ci.operators.hc_mixes.steps import of_parts, reciprocal_norm, tf32
@@ -33,10 +33,6 @@ SINGLE, ODD, SATURATED, CONSTANTS = (
 )
 VALUES = ("y", "post", "comb")
 GRADIENTS = ("dx", "dfn", "dscale", "dbase")
-
-
-def narrow(w: HcSiteWorkload) -> bool:
-    return w.dtype != torch.float32
 
 
 def wide(w: HcSiteWorkload) -> bool:
@@ -133,11 +129,6 @@ def rounded(w: HcSiteWorkload, t: torch.Tensor) -> torch.Tensor:
     return t.to(w.dtype).to(t.dtype)
 
 
-def truncated(w: HcSiteWorkload, t: torch.Tensor) -> torch.Tensor:
-    """Cut to the bits of the streams' dtype."""
-    return keep_bits(t.float(), 7 if w.dtype == torch.bfloat16 else 10).to(t.dtype)
-
-
 def projected(**steps) -> Run:
     return exactly(mixes=Projection(exactly=True, **steps))
 
@@ -166,7 +157,8 @@ WRONG = [
     Wrong("no gradient of comb", given(dcomb=torch.zeros_like), ("dfn",), lambda w: w.spread <= 1),
     Wrong("comb's gradient transposed", given(dcomb=lambda t: t.mT.contiguous()), ("dfn",), everywhere),
     Wrong("terms of dx rounded by themselves", exactly(term=rounded), ("dx",), narrow),
-    Wrong("dx truncated", exactly(last=truncated), ("dx", "y"), narrow),
+    Wrong("dx truncated", exactly(last=lambda w, t: truncated(w, t.float()).to(t.dtype)), ("dx", "y"),
+          narrow),
     Wrong("the norm forgotten in dx", projected(factor=lambda *a: torch.zeros(())), ("dx",),
           lambda w: wide(w) and w.c <= 100),
     Wrong("dx not scaled by the norm", projected(r_of_dx=torch.ones_like), ("dx",),

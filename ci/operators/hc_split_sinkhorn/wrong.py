@@ -15,7 +15,7 @@ from ci.gate import arithmetic, wrong
 from ci.gate.arithmetic import AMD, NVIDIA, PLAIN, Arithmetic, bfloat16, keep_bits
 from ci.gate.columns import Change
 from ci.gate.damage import at, edited
-from ci.gate.wrong import Run, Wrong, everywhere
+from ci.gate.wrong import Run, Wrong, everywhere, narrow
 from ci.operators.hc_split_sinkhorn.steps import (
     EXACT,
     GRADIENTS,
@@ -194,10 +194,6 @@ def unused(w: HcWorkload) -> bool:
 
 def reduced(w: HcWorkload) -> bool:
     return w.splits > 0
-
-
-def narrow(w: HcWorkload) -> bool:
-    return w.dtype != torch.float32
 
 
 def scaled(w: HcWorkload) -> bool:

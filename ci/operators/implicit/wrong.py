@@ -14,8 +14,8 @@ import torch
 
 from ci.gate import arithmetic, wrong
 from ci.gate.arithmetic import AMD, NVIDIA, Arithmetic, bfloat16, keep_bits, truncated
-from ci.gate.damage import at
-from ci.gate.wrong import Results, Run, Wrong, everywhere
+from ci.gate.damage import at, clamped_to_the_last
+from ci.gate.wrong import Results, Run, Wrong, everywhere, is_float32, narrow
 from ci.operators.implicit.solvers import (
     Solve,
     conjugate_gradients,
@@ -218,12 +218,8 @@ def truncated_result(w: SinkhornWorkload, *inputs: torch.Tensor) -> Results:
 
 
 def rounded_down(w: SinkhornWorkload, p: torch.Tensor, dy: torch.Tensor) -> Results:
-    def floor(t):
-        near = t.bfloat16()
-        return torch.where(near.float() > t, torch.nextafter(near, torch.full_like(near, -torch.inf)), near)
-
     wide = right(replace(w, dtype=torch.float32), p.float(), dy.float())
-    return {name: floor(t) for name, t in wide.items()}
+    return {name: arithmetic.rounded_down(w, t) for name, t in wide.items()}
 
 
 def neighbour_leaks(t: torch.Tensor) -> torch.Tensor:
@@ -241,18 +237,9 @@ def one_of_seven(bad: Run) -> Run:
     return run
 
 
-def clamped_to_the_last(p: torch.Tensor) -> torch.Tensor:
-    """The last matrix replaced by the one before it."""
-    return p[torch.arange(len(p)).clamp(max=max(len(p) - 2, 0))]
-
-
 def ends_elsewhere(w: SinkhornWorkload) -> bool:
     """Row sums are not one: the log form ends with them, and has converged for logits of no structure."""
     return w.form == "deepseek" or w.logits not in ("randn_1", "uniform_4")
-
-
-def is_wide(w: SinkhornWorkload) -> bool:
-    return w.dtype == torch.float32
 
 
 def steps(count: Callable[[int], int]) -> Run:
@@ -270,7 +257,7 @@ WRONG = [
     # where sums are one a shift along the gauge changes nothing
     Wrong("gauge not fixed", changed(made=sums_of_one, solve=torch.linalg.solve, of=(REDUCED,)), (REDUCED,),
           lambda w: w.n_iters <= 10),
-    Wrong("1e-4 added to the diagonal for the gauge", changed(matrix=with_constant), CORRECTED, is_wide),
+    Wrong("1e-4 added to the diagonal for the gauge", changed(matrix=with_constant), CORRECTED, is_float32),
     Wrong("row sums taken for one", changed(made=row_sums_of_one), CORRECTED, ends_elsewhere),
     Wrong("row sums squared", changed(matrix=lambda r, c, p: matrix_of(r.square(), c, p)), (DIRECT,),
           UNCONVERGED),
@@ -299,16 +286,17 @@ WRONG = [
     Wrong("a single step of conjugate gradients", steps(lambda k: 1), ITERATED, everywhere),
     Wrong("pivots count eliminated nodes", eliminating(pivot=eliminated_counted), ELIMINATED,
           lambda w: min(w.n, w.m) > 2),
-    Wrong("pivots of 8 bits", eliminating(pivot=pivot_of_8_bits), ELIMINATED, is_wide),
+    Wrong("pivots of 8 bits", eliminating(pivot=pivot_of_8_bits), ELIMINATED, is_float32),
     Wrong("pivots by subtraction", solving(pivots_by_subtraction, DIRECT), (DIRECT,), DISCONNECTED),
-    Wrong("elimination in bfloat16", eliminating(partial=bfloat16), ELIMINATED, is_wide),
+    Wrong("elimination in bfloat16", eliminating(partial=bfloat16), ELIMINATED, is_float32),
     Wrong("reciprocal of 8 bits",
-          eliminating(Arithmetic(multiplies=True, inverse=lambda t: keep_bits(t, 8))), ELIMINATED, is_wide),
+          eliminating(Arithmetic(multiplies=True, inverse=lambda t: keep_bits(t, 8))), ELIMINATED,
+          is_float32),
     Wrong("P rounded to bfloat16", lambda w, p, dy: solved_exactly(w, p.bfloat16().float(), dy),
-          tuple(JUDGED), is_wide),
+          tuple(JUDGED), is_float32),
     Wrong("P renormalised by rows first", given(p=lambda p: p / p.sum(-1, keepdim=True)), (DIRECT,),
           UNCONVERGED),
-    Wrong("result truncated", truncated_result, CORRECTED, lambda w: not is_wide(w)),
+    Wrong("result truncated", truncated_result, CORRECTED, narrow),
     Wrong("rounded down at the store", rounded_down, (DIRECT,), "implicit_bf16"),
     Wrong("a neighbour's gradient leaks in", wrong.damaged(RIGHT, neighbour_leaks), CORRECTED, everywhere),
     Wrong("one position of seven reduced", one_of_seven(changed(made=sums_of_one)), (DIRECT,), UNCONVERGED),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ci.gate import gate
-from ci.gate.arithmetic import PLAIN, Arithmetic, bfloat16, keep_bits, off_by
+from ci.gate.arithmetic import PLAIN, Arithmetic, bfloat16, keep_bits, off_by, truncated
 from ci.gate.damage import DAMAGES
 from ci.gate.gate import Fault
 from ci.gate.products import cut, floored, in_order
@@ -317,10 +317,6 @@ def gates_without_last_state(w, case, found):
 
 def of_first_state(change: Change):
     return afterwards(lambda w, case, found: {"dinitial_state": change(found["dinitial_state"])})
-
-
-def truncated(w: AttentionWorkload, x: torch.Tensor) -> torch.Tensor:
-    return keep_bits(x, {torch.bfloat16: 7, torch.float16: 10}[w.dtype])
 
 
 def truncating(w: AttentionWorkload, method: str, case: Case) -> Named:

@@ -15,7 +15,8 @@ import torch
 
 from ci.gate import arithmetic, wrong
 from ci.gate.arithmetic import AMD, NVIDIA, Arithmetic, bfloat16, keep_bits, truncated
-from ci.gate.wrong import Results, Run, Wrong, everywhere
+from ci.gate.damage import clamped_to_the_last
+from ci.gate.wrong import Results, Run, Wrong, everywhere, is_float32, narrow
 from ci.operators.sinkhorn.steps import (
     RESULTS,
     differentiated,
@@ -84,24 +85,16 @@ def is_deepseek(w: SinkhornWorkload) -> bool:
     return w.form == "deepseek"
 
 
-def is_narrow(w: SinkhornWorkload) -> bool:
-    return w.dtype != torch.float32
-
-
-def is_wide(w: SinkhornWorkload) -> bool:
-    return w.dtype == torch.float32
-
-
 def shows_eps(w: SinkhornWorkload) -> bool:
     """A relative change of 1e-6 is a thousandth of the last place of a narrow result."""
-    return is_deepseek(w) and is_wide(w)
+    return is_deepseek(w) and is_float32(w)
 
 
 def loses_by_recurrence(w: SinkhornWorkload) -> bool:
     """Small matrices near a permutation, in float32: elsewhere the recurrence is as good, or its loss is
     hidden."""
     small = max(w.n, w.m) <= 4 and w.n_iters <= 20
-    return is_wide(w) and small and (w.n == 2 or (w.form == "log" and w.logits in PEAKED))
+    return is_float32(w) and small and (w.n == 2 or (w.form == "log" and w.logits in PEAKED))
 
 
 def loses_by_lean(w: SinkhornWorkload) -> bool:
@@ -116,7 +109,7 @@ def shows_an_iteration(w: SinkhornWorkload) -> bool:
 
 def needs_float32(w: SinkhornWorkload) -> bool:
     """Logits of float32 that bfloat16 does not hold, as it does 0 and -8."""
-    return is_wide(w) and not w.logits.startswith("identity_like")
+    return is_float32(w) and not w.logits.startswith("identity_like")
 
 
 def truncated_result(w, x, dy):
@@ -125,12 +118,8 @@ def truncated_result(w, x, dy):
 
 
 def rounded_down(w, x, dy):
-    def floor(t):
-        near = t.bfloat16()
-        return torch.where(near.float() > t, torch.nextafter(near, torch.full_like(near, -torch.inf)), near)
-
     wide = right(replace(w, dtype=torch.float32), x.float(), dy.float())
-    return {name: floor(t) for name, t in wide.items()}
+    return {name: arithmetic.rounded_down(w, t) for name, t in wide.items()}
 
 
 def narrow_throughout(w, x, dy):
@@ -208,7 +197,7 @@ class RestartingLate(budget.Iterations):
 
 def neighbour_leaks(w, x, dy):
     dx = pytorch(w, x, dy)["dX"]
-    return {"dX": dx + (2.0**-7 if is_narrow(w) else 2.0**-10) * dx.roll(1, 0)}
+    return {"dX": dx + (2.0**-7 if narrow(w) else 2.0**-10) * dx.roll(1, 0)}
 
 
 def for_some(run: Run, picked: Callable[[torch.Tensor], torch.Tensor]) -> Run:
@@ -223,11 +212,6 @@ def for_some(run: Run, picked: Callable[[torch.Tensor], torch.Tensor]) -> Run:
 
 
 given = functools.partial(wrong.given, right, ("x", "dy"))
-
-
-def clamped_to_the_last(x: torch.Tensor) -> torch.Tensor:
-    """The last matrix replaced by the one before it."""
-    return x[torch.arange(len(x)).clamp(max=max(len(x) - 2, 0))]
 
 
 def wrapped(w: SinkhornWorkload, *inputs: torch.Tensor) -> Results:
@@ -246,7 +230,7 @@ WRONG = [
     Wrong("transposed result", wrong.damaged(specification(), lambda t: t.mT), RESULTS,
           lambda w: w.n == w.m),
     Wrong("the other form", specification(form=lambda w: "log" if is_deepseek(w) else "deepseek"), RESULTS,
-          is_wide),
+          is_float32),
     Wrong("eps left out", specification(eps=0.0), RESULTS, shows_eps),
     Wrong("eps not in the denominators", in_float64(lambda w, t: in_place(t, w, arithmetic.PLAIN, eps=0.0)),
           RESULTS, shows_eps),
@@ -260,15 +244,15 @@ WRONG = [
     Wrong("maximum of the first four columns, logits of 30 randn", differentiated(maximum_of_four), RESULTS,
           "peaked_sharpest_16",
           hidden="any shift gives the same softmax until an exponential overflows"),
-    Wrong("bfloat16 accumulator", dividing(Arithmetic(partial=bfloat16)), RESULTS, is_wide),
+    Wrong("bfloat16 accumulator", dividing(Arithmetic(partial=bfloat16)), RESULTS, is_float32),
     Wrong("TF32 products", scaling(Arithmetic(operand=lambda t: keep_bits(t, 10))), RESULTS,
-          lambda w: is_wide(w) and w.n_iters > 1),
-    Wrong("exponential of 12 bits", dividing(Arithmetic(exp_ulps=2.0**11)), RESULTS, is_wide),
+          lambda w: is_float32(w) and w.n_iters > 1),
+    Wrong("exponential of 12 bits", dividing(Arithmetic(exp_ulps=2.0**11)), RESULTS, is_float32),
     Wrong("last reciprocal of 12 bits", differentiated(last_reciprocal_of_12_bits), ("P",), ONE),
     Wrong("logits rounded to bfloat16", given(x=bfloat16), RESULTS, needs_float32),
-    Wrong("result truncated", truncated_result, RESULTS, is_narrow),
+    Wrong("result truncated", truncated_result, RESULTS, narrow),
     Wrong("rounded down at the store", rounded_down, RESULTS, "mhc_bf16"),
-    Wrong("narrow arithmetic throughout", narrow_throughout, RESULTS, is_narrow),
+    Wrong("narrow arithmetic throughout", narrow_throughout, RESULTS, narrow),
     Wrong("gradient without the eps terms", specification(eps=0.0), ("dX",), shows_eps),
     Wrong("first sums taken for constants", in_float64(without_first_sums), ("dX",), everywhere),
     Wrong("gradient through stopped scaling vectors", stopped_scaling, ("dX",), everywhere),
