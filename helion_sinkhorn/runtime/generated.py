@@ -44,10 +44,10 @@ def host_function(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) 
 def found(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) -> Callable[..., None] | None:
     """The host function that came with the package or was kept, for which Helion is not imported."""
     decided, device = decisions(kernel, args, signature)
-    name = program_cache.file_name(kernel.name, decided, device)
-    return shipped.program(kernel.kernel, kernel.name, decided, device) or program_cache.kept(
-        name, kernel.name
-    )
+    if came := shipped.program(kernel.kernel, kernel.name, decided, device):
+        return came
+    # after it: the name has a digest of every module
+    return program_cache.kept(program_cache.file_name(kernel.name, decided, device), kernel.name)
 
 
 def decisions(
