@@ -217,9 +217,15 @@ def test_the_bodies_are_on_units_that_cut_sums(module, gates, strength, steps, m
     check_module(problem(gates, strength, steps, 1, 16, 24, batch=1), module)
 
 
-def summed_together(picks, x, fine, how, acc):
+def owed_together(picks, x, fine, how, acc):
     """`owed` by one running sum on the unit."""
     return chunk.gathered(picks, x, 3, how, acc)
+
+
+def decay_together(picks, whole, rest, single, fine, how):
+    """`decay_apart` by one running sum of the rest on the unit."""
+    n = chunk.product(picks, whole.to(torch.bfloat16), how)
+    return torch.exp2(n) * torch.exp2(chunk.product_of_pieces([picks], chunk.pieces_of(rest, 3), how))
 
 
 ONE_PACK = dataclasses.replace(WORKLOADS["attention_packed"], heads=1, steps=64, lengths=(64,))
@@ -227,20 +233,21 @@ ONE_PACK = dataclasses.replace(WORKLOADS["attention_packed"], heads=1, steps=64,
 
 @pytest.mark.parametrize("summed", ["apart", "together"])
 @pytest.mark.parametrize(
-    ("workload", "module", "body"),
+    ("workload", "module", "body", "replaced", "wrong"),
     [
-        (ONE_PACK, recurrent, bodies),
-        (WORKLOADS["attention_chunks"], chunked, chunk_gradients),
+        (ONE_PACK, recurrent, bodies, "owed", owed_together),
+        (WORKLOADS["attention_chunks"], chunked, chunk_gradients, "owed", owed_together),
+        (WORKLOADS["attention_chunks_growing"], recurrent, bodies, "decay_apart", decay_together),
     ],
-    ids=["recurrent", "chunked"],
+    ids=["recurrent", "chunked", "growing"],
 )
-def test_the_gate_tells_them_from_a_running_sum(workload, module, body, summed, monkeypatch):
+def test_the_gate_tells_them_from_a_running_sum(workload, module, body, replaced, wrong, summed, monkeypatch):
     pytest.importorskip("triton", reason="the bodies import Triton")
     given = truths.inputs(workload, 1)
     monkeypatch.setattr(chunk, "product", on_a_matrix_unit)
     monkeypatch.setattr(chunk_gradients, "product", on_a_matrix_unit)
     if summed == "together":
-        monkeypatch.setattr(body, "owed", summed_together)
+        monkeypatch.setattr(body, replaced, wrong)
     found = truths.by_elements(workload, truths.case_of(workload, *given).run_module(module))
     exact = truths.truths(workload, *given)
     method = "recurrent" if module is recurrent else "chunked"

@@ -65,7 +65,27 @@ def decay_apart(picks, whole, rest, single, fine, how):
     if single:
         return torch.exp2(product_of_pieces([picks], pieces_of(whole, 1), how) * LOG2E)
     n = product_of_pieces([picks], pieces_of(whole, 1), how)
-    return torch.exp2(n) * torch.exp2(product_of_pieces([picks], pieces_of(rest, 3 if fine else 2), how))
+    if fine:
+        return torch.exp2(n) * torch.exp2(added(*summed_apart(picks, rest, how), how))
+    return torch.exp2(n) * torch.exp2(product_of_pieces([picks], pieces_of(rest, 2), how))
+
+
+def summed_apart(picks, x, how):
+    """picks x for zeros and ones as (the sum of the highest pieces, of eight bits; the sum of the others).
+
+    A matrix unit cuts its running sum towards zero after every few rows.  The sum of the highest pieces
+    mostly needs no cut where it is by itself, and cuts of the others are too small to count.
+    """
+    high, *low = pieces_of(x, 3)
+    small = product_of_pieces([picks], low[::-1], how)
+    return product(picks, high, how), small
+
+
+def added(total, small, how):
+    """total + small outside of the unit: Triton makes one running sum of a product and a sum that it sees."""
+    if how == "gcn":
+        return multiply_add(total, torch.ones_like(total), small, how)
+    return moved(total, how) + small
 
 
 def gathered(picks, x, pieces, how, acc):
@@ -74,20 +94,10 @@ def gathered(picks, x, pieces, how, acc):
 
 
 def owed(picks, x, fine, how, acc):
-    """`gathered`, if `fine` in sums that hardly round.
-
-    A matrix unit cuts its running sum towards zero after every few rows.  The sum of the highest pieces, of
-    eight bits, mostly needs no cut where it is by itself, and cuts of the others are too small to count.
-    """
+    """`gathered`, if `fine` in sums that hardly round."""
     if not fine:
         return gathered(picks, x, 2, how, acc)
-    high, *low = pieces_of(x, 3)
-    small = product_of_pieces([transposed(picks)], low[::-1], how)
-    total = product(transposed(picks), high, how)
-    # Triton makes one running sum of a product and of a sum that it sees
-    if how == "gcn":
-        return acc + multiply_add(total, torch.ones_like(total), small, how)
-    return acc + (moved(total, how) + small)
+    return acc + added(*summed_apart(transposed(picks), x, how), how)
 
 
 def exponents(q, g, g_gamma, gk, b, t, h, d, single):
