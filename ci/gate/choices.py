@@ -20,18 +20,17 @@ Run = Callable[..., torch.Tensor]
 
 
 def choices(name: str, call, batch: int, device: Device) -> list[tuple[Choice, bool]]:
-    """(choice, whether it serves): the default of a kernel, what is served, all committed for the call."""
+    """(choice, whether it serves): a kernel's default, and what calls of any tuned batch get on this stack.
+
+    What is stored for another Triton, where this one has an entry of its own, is launched by no call.
+    """
     from helion_sinkhorn.lab.operators import KERNELS
 
-    served = choose(KERNELS[name], call, batch, device)
-    stored = [
-        Choice(name, e.config, e.variant, f"{device.key}, tuned at batch {e.batch} ({e.evidence})")
-        for folder in store.folders()
-        for e in store.read(folder, device.key, name)
-        if e.key == call.key
-    ]
+    entries = (entry for folder in store.folders() for entry in store.read(folder, device.key, name))
+    tuned = sorted({entry.batch for entry in entries if entry.key == call.key})
+    served, *others = (choose(KERNELS[name], call, size, device) for size in (batch, *tuned))
     default = default_choice(KERNELS[name], call, device)
-    found = {(c.config, c.variant): c for c in (default, served, *stored)}
+    found = {(c.config, c.variant): c for c in (default, served, *others)}
     return [(c, key == (served.config, served.variant)) for key, c in found.items()]
 
 

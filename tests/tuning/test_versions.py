@@ -1,0 +1,49 @@
+"""What is tried and judged under one version of Triton alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from ci.gate.choices import choices
+from helion_sinkhorn.configs import store
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
+from helion_sinkhorn.runtime.kernel import candidates
+from helion_sinkhorn.runtime.launch import forget
+
+KERNEL, CALL, H100 = KERNELS["sinkhorn_backward"], SinkhornCall(True, 1, "float32", 4, 4, 20), DEVICES["h100"]
+IN_ORDER = {"lean": True, "length": 19, "ordered": True, "paired": True, "pivoted": True, "thread": (4, 4)}
+
+
+@pytest.fixture
+def running(monkeypatch):
+    """A function that makes a version the running one."""
+
+    def run(minor: str) -> None:
+        monkeypatch.setattr(store, "triton_minor", lambda: minor)
+        forget()
+
+    yield run
+    monkeypatch.undo()
+    forget()
+
+
+@pytest.mark.parametrize(("minor", "tried"), [("3.8", False), ("3.9", True)])
+def test_pairs_that_add_in_order_are_left_to_later_versions_than_3_8(running, minor, tried):
+    """On an H100 3.8 gives matrices of 4 x 4 other bits there if 16 does not divide the batch."""
+    running(minor)
+    found = [dict(choice.variant) for choice in candidates(KERNEL, CALL, H100)]
+    assert (IN_ORDER in found) == tried
+    assert IN_ORDER | {"ordered": False} in found
+    assert IN_ORDER | {"paired": False} in found
+
+
+@pytest.mark.parametrize("minor", ["3.6", "3.9"])
+def test_the_gate_judges_what_calls_get_under_the_running_version(running, minor):
+    running(minor)
+    judged = choices(KERNEL.name, CALL, 4096, H100)
+    assert [served for _, served in judged].count(True) == 1
+    stored = [choice.source for choice, _ in judged if choice.stored]
+    assert len(stored) > 1
+    assert all(f"Triton {minor}" in source for source in stored), stored
