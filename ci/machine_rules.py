@@ -64,7 +64,7 @@ SPILL_BYTES = {
     ("sm100", "linear_attention_walk o 8x16"): 8,
     # gates: two tiles of 64 x 64 for each side of a state and six levels, float32 operands in three parts
     ("sm90", "linear_attention_gates"): 2232,
-    ("sm100", "linear_attention_gates"): 1136,
+    ("sm100", "linear_attention_gates"): 1048,
     ("gfx942", "linear_attention_gates"): 568,
     ("gfx950", "linear_attention_gates"): 160,
     # four old streams, a new one, 24 coefficients and the sums of 64 tokens by 32 columns, in parts
