@@ -70,7 +70,8 @@ def at_hand(folders: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """
     found = {store.triton_minor(): ()}
     for paths in folders:
-        packages = tuple(paths.split(os.pathsep))
+        # processes that start elsewhere, such as in another tree, look for them too
+        packages = tuple(map(os.path.abspath, paths.split(os.pathsep)))
         there = next(iter(distributions(name="triton", path=list(packages))), None)
         if there is None:
             raise SystemExit(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
-import importlib.util
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,24 +59,12 @@ def decisions(
 
 def of_any(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) -> list[Any]:
     """A signature for every GPU of an architecture, and for every value of numbers that stay arguments."""
-    plain = numbers(kernel.kernel.body)
+    # they stand before the record of constants, which is the last
+    plain = range(len(args) - 1 - kernel.kernel.numbers, len(args) - 1)
     return [
         (s[0], s[1].type, *s[2:]) if isinstance(a, torch.Tensor) else type(a) if at in plain else s
         for at, (a, s) in enumerate(zip(args, signature, strict=True))
     ]
-
-
-@functools.cache
-def numbers(body: str) -> frozenset[int]:
-    """The places of a body's arguments that are numbers at run time: Helion's code is one for all values.
-
-    Read from the source, since importing it would import Helion.
-    """
-    module, _, name = body.partition(":")
-    tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_text())
-    function = next(s for s in tree.body if isinstance(s, ast.FunctionDef) and s.name == name)
-    places = enumerate(function.args.args)
-    return frozenset(at for at, a in places if a.annotation and ast.unparse(a.annotation) in ("int", "float"))
 
 
 def generated(

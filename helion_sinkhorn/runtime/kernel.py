@@ -53,7 +53,7 @@ class Kernel:
     space: Callable[[Any, Device], tuple[Grid, ...]]
     """What the tuner tries: the product of each grid's values."""
     facts: Callable[..., tuple[Any, ...]]
-    """(what is chosen, call, *values of a launch): what the body takes after its tensors."""
+    """(what is chosen, call, *values of a launch): the numbers and the constants that the body takes."""
     products: str = "ieee"
     """How NVIDIA multiplies float32 matrices: "ieee", or "tf32x3", three products of parts, to 2^-21."""
     traits: frozenset[str] = frozenset()
@@ -63,6 +63,13 @@ class Kernel:
     """A call that is tuned, whose configs are as good as any for a call that is not."""
     size: Callable[[Any], int] | None = None
     """The size of a launch that does not depend on the batch, such as the rows of fn; None where it does."""
+    numbers: int = 0
+    """How many of `facts`, the first, are numbers at run time: Helion's code is one for all their values."""
+
+    def after_tensors(self, *given: Any) -> tuple[Any, ...]:
+        """What the body takes behind its tensors: the numbers, and one record of the constants."""
+        facts = self.facts(*given)
+        return *facts[: self.numbers], facts[self.numbers :]
 
     def keys(self, call: Any) -> list[Key]:
         """What the config of a call is looked up by, the best first."""

@@ -109,7 +109,7 @@ def launch(
     """Launch a kernel on tensors: the launch kept for calls like it, or one with the config chosen for it.
 
     Args:
-        kernel: its row; `kernel.facts(chosen, call, *values)` is what its body takes after the tensors.
+        kernel: its row; its body takes `kernel.after_tensors(chosen, call, *values)`.
         call: what its config is chosen for; it follows from the layouts and the values.
         tensors: what it reads and writes; those of a kept launch differ in nothing but their addresses.
         values: of this call alone; with the layouts and the choice they are all that a launch depends on.
@@ -125,7 +125,7 @@ def launch(
 
     def make(chosen: Chosen) -> None:
         taken = tensors if views is None else views(chosen)
-        run_and_keep(chosen, taken, kernel.facts(chosen, call, *values), tensors, key)
+        run_and_keep(chosen, taken, kernel.after_tensors(chosen, call, *values), tensors, key)
 
     launch_chosen(kernel, call, batch, next(t for t in tensors if t is not None), make, choice)
 
@@ -186,11 +186,11 @@ def aligned(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def run_and_keep(
-    chosen: Chosen, views: Tensors, constants: tuple[Any, ...], tensors: Tensors, key: Hashable
+    chosen: Chosen, views: Tensors, own: tuple[Any, ...], tensors: Tensors, key: Hashable
 ) -> None:
     """One launch on views of the tensors; where they are no copies it is kept for the calls like it."""
     launcher = _launcher.get()
-    launcher.run(chosen.kernel, *views, *constants)
+    launcher.run(chosen.kernel, *views, *own)
     in_place = all(
         v is t or v.data_ptr() == t.data_ptr()  # v and t are both None, or neither
         for v, t in zip(views, tensors, strict=True)
@@ -199,7 +199,7 @@ def run_and_keep(
         # a program of ever new shapes starts anew now and then
         if len(_kept) >= MOST_REPEATS:
             _kept.clear()
-        _kept[key] = kept_launch(chosen.kernel, *views, *constants)
+        _kept[key] = kept_launch(chosen.kernel, *views, *own)
 
 
 _CACHES = (

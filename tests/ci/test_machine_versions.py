@@ -125,6 +125,15 @@ def test_folders_without_a_triton_are_named(tmp_path):
         machine_versions.at_hand([str(tmp_path)])
 
 
+def test_folders_are_found_from_wherever_a_process_starts(tmp_path, monkeypatch):
+    """A base commit's tree had no .venv/helion-1.5.0, and Helion 1.5.1 made its programs."""
+    (tmp_path / "old" / "triton-3.6.0.dist-info").mkdir(parents=True)
+    (tmp_path / "old" / "triton-3.6.0.dist-info" / "METADATA").write_text("Name: triton\nVersion: 3.6.0\n")
+    monkeypatch.chdir(tmp_path)
+    folders = machine_versions.at_hand(["old:helion"])["3.6"]
+    assert folders == (str(tmp_path / "old"), str(tmp_path / "helion"))
+
+
 def test_the_folders_come_before_what_is_installed(tmp_path):
     found = Compiler("h200", tmp_path, 1.0, packages=("/an/old/triton", "/an/old/helion")).environment
     assert found["PYTHONPATH"].startswith("/an/old/triton:/an/old/helion:")

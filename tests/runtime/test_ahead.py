@@ -88,7 +88,7 @@ def test_a_failure_in_the_thread_refuses_no_stored_config(monkeypatch, fresh_cac
     monkeypatch.setattr(upcoming, "notes", False)
     monkeypatch.setattr(ahead, "device_at", lambda index: (DEVICES["h200"], "ptx", False))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(launch, "facts", lambda *given: [].pop())
+    monkeypatch.setattr(launch, "constants", lambda *given: [].pop())
     x = torch.empty(8192, 4, 4, device="meta")
     given = x, 20, 1e-6, "deepseek", "rows", "helion", torch.float32
     with pytest.raises(IndexError):

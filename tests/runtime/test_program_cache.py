@@ -225,10 +225,10 @@ def test_processes_that_write_at_once(folder):
 def decided(choice: Choice, *, eps: float = 1e-6, shape: tuple[int, ...] = (16, 3, 3), batch_stride: int = 0):
     """(kernel, arguments) of a launch, as `dispatch.run` is given it."""
     call = launch.call_for(*shape[1:], torch.float32, 3, eps, "deepseek", "rows")
-    own = launch.constants(call, eps, choice, "ptx")
+    record = launch.constants(call, eps, choice, "ptx")
     stride = (batch_stride or shape[1] * shape[2], shape[2], 1)
     x = torch.empty_strided(shape, stride)
-    return build(KERNELS["sinkhorn_forward"], choice.config), (x, x, *own)
+    return build(KERNELS["sinkhorn_forward"], choice.config), (x, x, record)
 
 
 def name_of(kernel, arguments) -> str:
@@ -462,17 +462,28 @@ def test_a_config_has_one_name_in_whichever_order_its_items_are_written():
 
 def test_numbers_that_stay_arguments_do_not_tell_programs_apart():
     walk = KERNELS["linear_attention_walk"]
-    names = ("sequences", "length", "scale")
-    found = generated.numbers(walk.body)
     parameters = list(inspect.signature(pkgutil.resolve_name(walk.body)).parameters)
-    assert [parameters[at] for at in sorted(found)] == list(names)
-    assert generated.numbers(KERNELS["sinkhorn_forward"].body) == frozenset()
     kernel = build(walk, ())
     args = [7] * len(parameters)
-    for at in range(len(parameters)):
+    for at, name in enumerate(parameters):
         other = [*args[:at], 8, *args[at + 1 :]]
         equal = generated.of_any(kernel, args, args) == generated.of_any(kernel, other, other)
-        assert equal is (at in found)
+        assert equal is (name in ("sequences", "length", "scale"))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_body_takes_tensors_then_the_numbers_of_its_row_then_one_record(name):
+    kernel = KERNELS[name]
+    taken = list(inspect.signature(pkgutil.resolve_name(kernel.body)).parameters.values())
+    kinds = [p.annotation for p in taken]
+    assert taken[-1].name == "facts"
+    assert kinds[-1] == "hl.constexpr"
+    tensors = len(kinds) - 1 - kernel.numbers
+    assert set(kinds[:tensors]) <= {"torch.Tensor", "torch.Tensor | None"}
+    assert set(kinds[tensors:-1]) <= {"int", "float"}
+    kernel = dataclasses.replace(kernel, facts=lambda *given: given)
+    given = tuple(range(kernel.numbers + 2))
+    assert kernel.after_tensors(*given) == (*given[:-2], given[-2:])
 
 
 # ------------------------------------------------------------------------------------------ other processes

@@ -25,14 +25,10 @@ def dot_compress_product(
     y: torch.Tensor,
     z: torch.Tensor | None,
     b: torch.Tensor,
-    d: hl.constexpr,
-    k: hl.constexpr,
-    block_d: hl.constexpr,
-    block_k: hl.constexpr,
-    parts: hl.constexpr,
-    interpret: hl.constexpr,
+    facts: hl.constexpr,
 ) -> None:
     """b (B, parts, D, K)."""
+    d, k, block_d, block_k, parts, interpret = facts
     batch, m, _ = x.size()
     # the blocks of one element side by side: they read the same rows of y
     for tile_d, tile_k, tile_e in hl.tile([d, k, batch], block_size=[block_d, block_k, 1]):
@@ -48,19 +44,9 @@ def dot_compress_product(
             b[e, 1, tile_d, tile_k] = (acc - high.to(torch.float32)).to(b.dtype)
 
 
-def dot_compress_apply(
-    x: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor,
-    d: hl.constexpr,
-    k: hl.constexpr,
-    block_d: hl.constexpr,
-    block_k: hl.constexpr,
-    rows: hl.constexpr,
-    parts: hl.constexpr,
-    interpret: hl.constexpr,
-) -> None:
+def dot_compress_apply(x: torch.Tensor, b: torch.Tensor, out: torch.Tensor, facts: hl.constexpr) -> None:
     """out, `rows` of them a program; b of several blocks is read again for every tile."""
+    d, k, block_d, block_k, rows, parts, interpret = facts
     batch, m, _ = x.size()
     for tile_e, tile_k, tile_p in hl.tile([batch, k, m], block_size=[1, block_k, rows]):
         e = tile_e.begin
@@ -90,16 +76,10 @@ def dot_compress_expand(
     b: torch.Tensor,
     db: torch.Tensor,
     dx: torch.Tensor,
-    d: hl.constexpr,
-    k: hl.constexpr,
-    block_d: hl.constexpr,
-    block_k: hl.constexpr,
-    depth: hl.constexpr,
-    rows: hl.constexpr,
-    parts: hl.constexpr,
-    interpret: hl.constexpr,
+    facts: hl.constexpr,
 ) -> None:
     """dx, `rows` times `block_d` entries a program; all columns of y are a block, `depth` a product."""
+    d, k, block_d, block_k, depth, rows, parts, interpret = facts
     batch, m, _ = y.size()
     # the blocks of the same rows side by side: they read the same rows of g and y
     for tile_d, tile_k, tile_e, tile_p in hl.tile([d, k, batch, m], block_size=[block_d, block_k, 1, rows]):

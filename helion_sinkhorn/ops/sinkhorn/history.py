@@ -111,18 +111,7 @@ def sinkhorn_backward_history(
     vs_read: torch.Tensor,
     logs_p: torch.Tensor,
     logs_q: torch.Tensor,
-    n: hl.constexpr,
-    m: hl.constexpr,
-    n_iters: hl.constexpr,
-    eps: hl.constexpr,
-    deepseek: hl.constexpr,
-    lead_axis: hl.constexpr,
-    segment: hl.constexpr,
-    how: hl.constexpr,
-    rounded: hl.constexpr,
-    ordered: hl.constexpr,
-    persistent: hl.constexpr,
-    lanes_first: hl.constexpr,
+    facts: hl.constexpr,
 ):
     """dX of the iterations run, for any number of them: u_t and v_t pass through memory.
 
@@ -137,6 +126,7 @@ def sinkhorn_backward_history(
     product.
 
     ordered: see `in_order`; lanes_first: see `loads.load_lanes`."""
+    n, m, n_iters, eps, deepseek, lead_axis, segment, how, rounded, ordered, persistent, lanes_first = facts
     batch = x.size(0)
     x_shape, dy_shape = hl.specialize((x.shape[1:], dy.shape[1:]))
     hl.specialize((x.stride(), dy.stride(), dx.shape[1:], dx.stride()))

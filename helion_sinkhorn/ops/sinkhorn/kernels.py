@@ -32,28 +32,14 @@ from helion_sinkhorn.ops.sinkhorn.loads import read
 from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow
 
 
-def sinkhorn_forward(
-    x: torch.Tensor,
-    out: torch.Tensor,
-    n: hl.constexpr,
-    m: hl.constexpr,
-    n_iters: hl.constexpr,
-    eps: hl.constexpr,
-    deepseek: hl.constexpr,
-    lead_axis: hl.constexpr,
-    segment: hl.constexpr,
-    how: hl.constexpr,
-    ordered: hl.constexpr,
-    lanes_first: hl.constexpr,
-    paired: hl.constexpr,
-    pivoted: hl.constexpr,
-):
+def sinkhorn_forward(x: torch.Tensor, out: torch.Tensor, facts: hl.constexpr):
     """P after `n_iters` iterations.  x is a view for `loads.read`, out (B, n, m) or (B, n m).
 
     A flat result is stored through shared memory into full cache lines, where the entries that a thread
     holds of a matrix would write parts of them.  ordered: see `in_order`; lanes_first: see
     `loads.load_lanes`.
     """
+    n, m, n_iters, eps, deepseek, lead_axis, segment, how, ordered, lanes_first, paired, pivoted = facts
     batch = x.size(0)
     shape = hl.specialize(x.shape[1:])
     hl.specialize((x.stride(), out.shape[1:], out.stride()))
@@ -93,26 +79,7 @@ def sinkhorn_forward(
             out[tile, :, :] = y
 
 
-def sinkhorn_backward(
-    x: torch.Tensor,
-    dy: torch.Tensor,
-    dx: torch.Tensor,
-    n: hl.constexpr,
-    m: hl.constexpr,
-    n_iters: hl.constexpr,
-    eps: hl.constexpr,
-    deepseek: hl.constexpr,
-    lead_axis: hl.constexpr,
-    length: hl.constexpr,
-    head: hl.constexpr,
-    tail: hl.constexpr,
-    how: hl.constexpr,
-    ordered: hl.constexpr,
-    lanes_first: hl.constexpr,
-    paired: hl.constexpr,
-    pivoted: hl.constexpr,
-    lean: hl.constexpr,
-):
+def sinkhorn_backward(x: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, facts: hl.constexpr):
     """dX of the iterations run, their u_t and v_t in registers; views as in `sinkhorn_forward`.  ordered: see
     `iteration.total`; views then as `views.in_parts` makes them.
 
@@ -120,6 +87,10 @@ def sinkhorn_backward(
     is left before a restart of the log form; behind a restart come `tail` segments.  On the way back each
     segment is replayed with its history in registers.  One copy of that code serves all segments on one side
     of the restart but the last: unrolled over all iterations it takes much longer to compile."""
+    (
+        n, m, n_iters, eps, deepseek, lead_axis, length, head, tail, how, ordered, lanes_first,
+        paired, pivoted, lean,
+    ) = facts  # fmt: skip
     batch = x.size(0)
     x_shape, dy_shape = hl.specialize((x.shape[1:], dy.shape[1:]))
     hl.specialize((x.stride(), dy.stride(), dx.shape[1:], dx.stride()))

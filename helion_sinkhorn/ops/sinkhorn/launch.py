@@ -47,7 +47,7 @@ COMMON = {"traits": frozenset({"normalises"}), "similar": SinkhornCall.as_tuned}
 
 
 def facts(chosen: Chosen, call: SinkhornCall, n_iters: int, eps: float, *_: Any) -> tuple[Any, ...]:
-    """What a body takes after its tensors."""
+    """The constants of a body."""
     return constants(call, eps, chosen.choice, chosen.reciprocal)
 
 
@@ -122,7 +122,7 @@ def is_persistent(choice: Choice, how: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def constants(call: SinkhornCall, eps: float, choice: Choice, how: str) -> tuple[Any, ...]:
-    """What the body of a choice's kernel takes after the tensors; `how` pins its reciprocal."""
+    """The constants of the body of a choice's kernel; `how` pins its reciprocal."""
     variant = dict(choice.variant)
     kernel_eps = eps if call.deepseek else 0.0
     paired = variant.get("paired", False) and pairs_are_safe(call.n, call.m, call.steps, kernel_eps)
@@ -161,13 +161,14 @@ def forward(
     key = x.shape, x.stride(), x.dtype, x.device, out_dtype, n_iters, eps, form, first, choice
     if launch_kept(key, x, out) or not x.numel():
         return out
-    call = call_of(x, n_iters, eps, form, first)
+    call, kernel = call_of(x, n_iters, eps, form, first), KERNELS["sinkhorn_forward"]
 
     def make(chosen: Chosen) -> None:
         views = loaded(x, chosen.choice), written_view(out, call, any(thread_of(chosen.choice)))
-        run_and_keep(chosen, views, facts(chosen, call, n_iters, eps), (x, out), key)
+        own = kernel.after_tensors(chosen, call, n_iters, eps)
+        run_and_keep(chosen, views, own, (x, out), key)
 
-    launch_chosen(KERNELS["sinkhorn_forward"], call, matrices_of(x), x, make, choice)
+    launch_chosen(kernel, call, matrices_of(x), x, make, choice)
     return out
 
 
@@ -193,7 +194,7 @@ def backward(
             chosen = with_bounded_history(chosen, call, x.device)
         flat = any(thread_of(chosen.choice))
         views = loaded(x, chosen.choice), loaded(dy, chosen.choice), written_view(dx, call, flat)
-        own = facts(chosen, call, n_iters, eps)
+        own = kernel.after_tensors(chosen, call, n_iters, eps)
         if with_history:
             run_with_history(chosen, call, *views, own)
         else:

@@ -44,20 +44,13 @@ def linear_attention_chunk_gradients(
     dg: torch.Tensor | None,
     dgk: torch.Tensor | None,
     scale: float,
-    chunk: hl.constexpr,
-    width: hl.constexpr,
-    reverse: hl.constexpr,
-    pieces: hl.constexpr,
-    least: hl.constexpr,
-    least_gate: hl.constexpr,
-    columns: hl.constexpr,
-    blocks: hl.constexpr,
-    how: hl.constexpr,
+    facts: hl.constexpr,
 ):
     """dq, dk and the gradients of gates from h before a chunk and its adjoint after it; one program a chunk.
 
     dg is (B, T, H) in fp32, for g and g_gamma.
     """
+    chunk, width, reverse, pieces, least, least_gate, columns, blocks, how = facts
     batch, heads, chunks = decay.size(0), decay.size(1), decay.size(2)
     for b, h, c in hl.grid([batch, heads, chunks]):
         t = c * chunk + hl.arange(chunk)

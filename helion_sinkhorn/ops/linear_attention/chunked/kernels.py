@@ -64,14 +64,10 @@ def linear_attention_chunk_scores(
     decay: torch.Tensor,
     a: torch.Tensor,
     scale: float,
-    chunk: hl.constexpr,
-    width: hl.constexpr,
-    reverse: hl.constexpr,
-    pieces: hl.constexpr,
-    least: hl.constexpr,
-    how: hl.constexpr,
+    facts: hl.constexpr,
 ):
     """Q, K, D and A of every chunk; one program a chunk."""
+    chunk, width, reverse, pieces, least, how = facts
     batch, heads, chunks = decay.size(0), decay.size(1), decay.size(2)
     for b, h, c in hl.grid([batch, heads, chunks]):
         row = hl.arange(chunk)
@@ -122,18 +118,14 @@ def linear_attention_chunk_walk(
     o: torch.Tensor | None,
     states: torch.Tensor | None,
     final: torch.Tensor,
-    chunk: hl.constexpr,
-    width: hl.constexpr,
-    backwards: hl.constexpr,
-    columns: hl.constexpr,
-    blocks: hl.constexpr,
-    how: hl.constexpr,
+    facts: hl.constexpr,
 ):
     """s <- D s + y' v from chunk to chunk and, where asked, o = x s + A v; one program for some columns.
 
     x and y are (B, H, N, C, width), v and o (B, T, H, Dv), initial (B, H, Dk, Dv) or None for zeros; states
     (B, H, N, width, Dv) receives s before every chunk, final (B, H, Dk, Dv) s after the last, in float32.
     """
+    chunk, width, backwards, columns, blocks, how = facts
     batch, heads, chunks = decay.size(0), decay.size(1), decay.size(2)
     for b, h, block in hl.grid([batch, heads, blocks]):
         r = hl.arange(width)

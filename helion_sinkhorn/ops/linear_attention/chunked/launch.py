@@ -33,12 +33,21 @@ def facts(chosen: Chosen, call: ChunkCall, _: ChunkCall, values: int, *constants
 
 KERNELS = {
     name: Kernel(
-        name, f"{ROOM}.{body}:{name}", ChunkCall, default, space, facts, "tf32x3", frozenset({"splits"})
+        name,
+        f"{ROOM}.{body}:{name}",
+        ChunkCall,
+        default,
+        space,
+        facts,
+        "tf32x3",
+        frozenset({"splits"}),
+        numbers=numbers,
     )
-    for name, body, default, space in (
-        ("linear_attention_chunk_scores", "kernels", chunk_scores_default, chunk_scores_space),
-        ("linear_attention_chunk_walk", "kernels", chunk_walk_default, chunk_walk_space),
-        ("linear_attention_chunk_gradients", "gradients", chunk_gradients_default, chunk_gradients_space),
+    # the number is the scale
+    for name, body, default, space, numbers in (
+        ("linear_attention_chunk_scores", "kernels", chunk_scores_default, chunk_scores_space, 1),
+        ("linear_attention_chunk_walk", "kernels", chunk_walk_default, chunk_walk_space, 0),
+        ("linear_attention_chunk_gradients", "gradients", chunk_gradients_default, chunk_gradients_space, 1),
     )
 }
 

@@ -102,14 +102,7 @@ def linear_attention_gates(
     table: torch.Tensor | None,
     length: int,
     scale: float,
-    span: hl.constexpr,
-    descending: hl.constexpr,
-    fine: hl.constexpr,
-    single: hl.constexpr,
-    width: hl.constexpr,
-    tiles: hl.constexpr,
-    blocks: hl.constexpr,
-    how: hl.constexpr,
+    facts: hl.constexpr,
 ):
     """dgk and the sums of it over the channels of a tile; one program for `span` steps and a tile of Dk.
 
@@ -118,6 +111,7 @@ def linear_attention_gates(
     dg (tiles, tokens, H) float32.
     table (slots, 2) has the first token and the number of rows of each slot, where sequences are packed.
     """
+    span, descending, fine, single, width, tiles, blocks, how = facts
     slots, heads = states.size(0), states.size(1)
     for slot, h, tile in hl.grid([slots, heads, tiles]):
         position = hl.arange(span)

@@ -25,6 +25,7 @@ KERNELS = {
         lambda chosen, call, _, *constants: (*constants, chosen.reciprocal),
         "tf32x3",
         frozenset({"splits"}),
+        numbers=2,
     ),
 }
 

@@ -236,12 +236,7 @@ def linear_attention_walk(
     sequences: int,
     length: int,
     scale: float,
-    count: hl.constexpr,
-    span: hl.constexpr,
-    descending: hl.constexpr,
-    late: hl.constexpr,
-    together: hl.constexpr,
-    in_order: hl.constexpr,
+    facts: hl.constexpr,
 ):
     """One walk of every sequence and head; tokens of all sequences lie on one axis.
 
@@ -254,6 +249,7 @@ def linear_attention_walk(
     states (slots, H, ck, rk, cv, rv) receives the state with which a walk enters every `span` steps of a
     sequence: before the first of them in time if early, after the last one if late.
     """
+    count, span, descending, late, together, in_order = facts
     heads, ck, run = hl.specialize((q.size(1), q.size(2), q.size(3)))
     rk = 2 * run if q.dtype == torch.int32 else run
     units, rv = hl.specialize((v.size(2), v.size(3)))

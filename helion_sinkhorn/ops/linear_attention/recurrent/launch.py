@@ -42,7 +42,7 @@ def walk_facts(chosen: Chosen, call: WalkCall, vectors: torch.Tensor, *values: A
     return sequences, steps, scale, count, span, backwards, late, together, sums_in_order(chosen)
 
 
-KERNELS = {KERNEL: Kernel(KERNEL, BODY, WalkCall, walk_default, walk_space, walk_facts)}
+KERNELS = {KERNEL: Kernel(KERNEL, BODY, WalkCall, walk_default, walk_space, walk_facts, numbers=3)}
 
 
 def split(x: Some, run: int) -> Some:
@@ -119,7 +119,8 @@ def walk(
             None if p.g is None else p.g.flatten(0, 1), p.g_gamma, in_words(split(gk, rk)), split(gv, rv),
             None if start is None else start.view(-1, rv), last, kept, p.cu_seqlens,
         )  # fmt: skip
-        run_and_keep(chosen, views, walk_facts(chosen, call, views[0], *values), tensors, key)
+        own = KERNELS[KERNEL].after_tensors(chosen, call, views[0], *values)
+        run_and_keep(chosen, views, own, tensors, key)
 
     launch_chosen(KERNELS[KERNEL], call, p.batch, p.q, make, choice)
 

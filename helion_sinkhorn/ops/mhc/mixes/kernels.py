@@ -67,10 +67,9 @@ def parts_at(whole, rows, columns, parts):
     return [hl.load(whole, [rows, k, columns]) for k in range(parts)]
 
 
-def hc_mixes_split(
-    fn: torch.Tensor, split: torch.Tensor, rows: hl.constexpr, columns: hl.constexpr, parts: hl.constexpr
-):
+def hc_mixes_split(fn: torch.Tensor, split: torch.Tensor, facts: hl.constexpr):
     """split (M, parts, K), the bfloat16 parts of fn (M, K)."""
+    rows, columns, parts = facts
     hl.specialize((fn.stride(), split.stride()))
     for tile_m, tile_k in hl.tile([rows, columns]):
         store_parts(split, fn[tile_m, tile_k], tile_m, tile_k, parts)
@@ -94,19 +93,13 @@ def hc_mixes_partials(
     split: torch.Tensor,
     partials: torch.Tensor,
     squares: torch.Tensor,
-    rows: hl.constexpr,
-    columns: hl.constexpr,
-    splits: hl.constexpr,
-    chunk: hl.constexpr,
-    block_m: hl.constexpr,
-    x_parts: hl.constexpr,
-    parts: hl.constexpr,
-    interpret: hl.constexpr,
+    facts: hl.constexpr,
 ):
     """partials (T, splits, M) = x fn' and squares (T, splits), over `chunk` columns each.
 
     split (M, parts, K) is fn in parts: made once, they go to the matrix units without a register.
     """
+    rows, columns, splits, chunk, block_m, x_parts, parts, interpret = facts
     tokens = x.size(0)
     hl.specialize((x.stride(), split.stride(), partials.stride(), squares.stride()))
     block_k = hl.register_block_size(columns)
@@ -138,12 +131,10 @@ def hc_mixes_reduce(
     squares: torch.Tensor,
     mixes: torch.Tensor,
     norms: torch.Tensor,
-    splits: hl.constexpr,
-    size: hl.constexpr,
-    norm_eps: hl.constexpr,
-    eps_outside: hl.constexpr,
+    facts: hl.constexpr,
 ):
     """mixes (T, M) and norms (T, 2) from the chunks, added in their order."""
+    splits, size, norm_eps, eps_outside = facts
     tokens = mixes.size(0)
     hl.specialize((mixes.size(1), partials.stride(), squares.stride()))
     for tile_t in hl.tile(tokens):
@@ -167,10 +158,10 @@ def hc_mixes_upstream(
     norms: torch.Tensor,
     g: torch.Tensor,
     along: torch.Tensor,
-    parts: hl.constexpr,
-    how: hl.constexpr,
+    facts: hl.constexpr,
 ):
     """g (T, parts, M), the bfloat16 parts of r dmixes, and along (T,) = k (dmixes . mixes)."""
+    parts, how = facts
     tokens = mixes.size(0)
     hl.specialize((mixes.size(1), g.stride()))
     for tile_t in hl.tile(tokens):
@@ -222,18 +213,7 @@ def hc_mixes_backward(
     pre: torch.Tensor | None,
     dx: torch.Tensor,
     dfn: torch.Tensor,
-    rows: hl.constexpr,
-    n: hl.constexpr,
-    columns: hl.constexpr,
-    shares: hl.constexpr,
-    unit: hl.constexpr,
-    block_m: hl.constexpr,
-    blocks: hl.constexpr,
-    x_parts: hl.constexpr,
-    parts: hl.constexpr,
-    dx_parts: hl.constexpr,
-    how: hl.constexpr,
-    interpret: hl.constexpr,
+    facts: hl.constexpr,
 ):
     """dx (T, n, C) = r dmixes fn + k (dmixes . mixes) x, and dfn (shares, M, n, C) = (r dmixes)' x.
 
@@ -241,6 +221,7 @@ def hc_mixes_backward(
     A share is a multiple of `unit` tokens.  x is read once where all rows are one block.  Of more, the
     programs of a share, one for each block of rows, go on with dx for a part of its tokens each.
     """
+    rows, n, columns, shares, unit, block_m, blocks, x_parts, parts, dx_parts, how, interpret = facts
     tokens = x.size(0)
     share = (tokens + shares * unit - 1) // (shares * unit) * unit
     hl.specialize((x.stride(), fn.stride(), dx.stride(), g.stride(), dfn.stride()))

@@ -63,12 +63,10 @@ def hc_post_forward(
     comb: torch.Tensor,
     bias: torch.Tensor | None,
     out: torch.Tensor,
-    n: hl.constexpr,
-    columns: hl.constexpr,
-    transposed: hl.constexpr,
-    how: hl.constexpr,
+    facts: hl.constexpr,
 ):
     """out (T, n, C) for f (T, C), x (T, n, C), post (T, n), comb (T, n, n) and bias (C,)."""
+    n, columns, transposed, how = facts
     tokens = x.size(0)
     hl.specialize((f.stride(), x.stride(), post.stride(), comb.stride(), out.stride()))
     for tile_t, tile_c in hl.tile([tokens, columns]):
@@ -144,11 +142,7 @@ def hc_post_backward(
     dx: torch.Tensor,
     dpost: torch.Tensor,
     dcomb: torch.Tensor,
-    n: hl.constexpr,
-    served: hl.constexpr,
-    shares: hl.constexpr,
-    transposed: hl.constexpr,
-    how: hl.constexpr,
+    facts: hl.constexpr,
 ):
     """df, dx, dpost and dcomb, of the shapes of f, x, post and comb.
 
@@ -156,6 +150,7 @@ def hc_post_backward(
     and df (T, C / c, c).  A program serves `served` input streams of its tokens, all n of up to 8.  Of more,
     `shares` programs together serve a token, and write the same numbers where their streams overlap.
     """
+    n, served, shares, transposed, how = facts
     tokens, pieces = x.size(0), hl.specialize(x.size(2))
     hl.specialize((x.size(3), f.size(2), grad.stride(), f.stride(), x.stride(), post.stride()))
     hl.specialize((comb.stride(), df.stride(), dx.stride(), dpost.stride(), dcomb.stride()))

@@ -22,15 +22,9 @@ def weighted(x, pre, tile_t, tile_c, n, how):
     return total
 
 
-def hc_pre_forward(
-    x: torch.Tensor,
-    pre: torch.Tensor,
-    y: torch.Tensor,
-    n: hl.constexpr,
-    columns: hl.constexpr,
-    how: hl.constexpr,
-):
+def hc_pre_forward(x: torch.Tensor, pre: torch.Tensor, y: torch.Tensor, facts: hl.constexpr):
     """y (T, C) for x (T, n, C) and pre (T, n)."""
+    n, columns, how = facts
     tokens = x.size(0)
     hl.specialize((x.stride(), pre.stride(), y.stride()))
     for tile_t, tile_c in hl.tile([tokens, columns]):
@@ -43,15 +37,13 @@ def hc_pre_backward(
     pre: torch.Tensor,
     dx: torch.Tensor | None,
     dpre: torch.Tensor,
-    n: hl.constexpr,
-    columns: hl.constexpr,
-    padded: hl.constexpr,
-    how: hl.constexpr,
+    facts: hl.constexpr,
 ):
     """dx (T, n, C) = pre dy unless it is None, and dpre (T, n) = sum over columns of dy x.
 
     `padded` is n as a power of two.
     """
+    n, columns, padded, how = facts
     tokens = x.size(0)
     hl.specialize((dy.stride(), x.stride(), pre.stride(), dpre.stride()))
     block_c = hl.register_block_size(columns)

@@ -85,24 +85,7 @@ def hc_split_sinkhorn_forward(
     mixed_gates: torch.Tensor | None,
     mixed_logits: torch.Tensor | None,
     norms: torch.Tensor | None,
-    n: hl.constexpr,
-    n_iters: hl.constexpr,
-    eps: hl.constexpr,
-    deepseek: hl.constexpr,
-    post_mult: hl.constexpr,
-    pre_eps: hl.constexpr,
-    post_eps: hl.constexpr,
-    transposed: hl.constexpr,
-    splits: hl.constexpr,
-    first: hl.constexpr,
-    together: hl.constexpr,
-    tokens_first: hl.constexpr,
-    size: hl.constexpr,
-    norm_eps: hl.constexpr,
-    eps_outside: hl.constexpr,
-    how: hl.constexpr,
-    paired: hl.constexpr,
-    pivoted: hl.constexpr,
+    facts: hl.constexpr,
 ):
     """pre (T, n), post (T, n) and comb (T, n, n) or (T, n n).
 
@@ -111,6 +94,10 @@ def hc_split_sinkhorn_forward(
     which `first` and then `together` at a time are read; then the mixes that they make are written too, two
     rows of mixed_gates (T, n + 2, n) and mixed_logits (T, n n) or (T, n, n), and norms (T, 2).
     """
+    (
+        n, n_iters, eps, deepseek, post_mult, pre_eps, post_eps, transposed, splits, first,
+        together, tokens_first, size, norm_eps, eps_outside, how, paired, pivoted,
+    ) = facts  # fmt: skip
     batch = pre.size(0)
     shape, base_shape = hl.specialize((logits.shape[1:], base_logits.shape[1:]))
     hl.specialize((gates.shape[1:], gates.stride(), logits.stride(), base_logits.stride(), base_gates.shape))
@@ -184,18 +171,7 @@ def hc_split_sinkhorn_backward(
     sum_gates: torch.Tensor,
     sum_logits: torch.Tensor,
     sum_scale: torch.Tensor,
-    n: hl.constexpr,
-    n_iters: hl.constexpr,
-    eps: hl.constexpr,
-    deepseek: hl.constexpr,
-    post_mult: hl.constexpr,
-    transposed: hl.constexpr,
-    length: hl.constexpr,
-    head: hl.constexpr,
-    how: hl.constexpr,
-    paired: hl.constexpr,
-    pivoted: hl.constexpr,
-    lean: hl.constexpr,
+    facts: hl.constexpr,
 ):
     """dmixes: two rows of dgates (T, n + 2, n), and dlogits (T, n n) or (T, n, n).
 
@@ -203,6 +179,7 @@ def hc_split_sinkhorn_backward(
     `sinkhorn_backward`.  Sums of da and of da * mixes over tokens have a row for each tile: sum_gates
     (tiles, 2, n), sum_logits (tiles, n, n) and sum_scale (tiles, 3).
     """
+    n, n_iters, eps, deepseek, post_mult, transposed, length, head, how, paired, pivoted, lean = facts
     batch = gates.size(0)
     shape, base_shape = hl.specialize((logits.shape[1:], base_logits.shape[1:]))
     hl.specialize((gates.shape[1:], gates.stride(), logits.stride(), base_logits.stride(), base_gates.shape))

@@ -275,7 +275,7 @@ def backward(
             sums.as_strided((tiles, 2, n), (width, n, 1)),
             sums[:, 2 * n :].as_strided(of_tile, (width, n, 1)), sums[:, columns:],
         )  # fmt: skip
-        own = backward_facts(chosen, call, eps, post_mult, comb_order)
+        own = KERNELS[BACKWARD].after_tensors(chosen, call, eps, post_mult, comb_order)
         run_and_keep(chosen, views, own, tensors(sums), key)
         if len(_tiles) >= MOST_REPEATS:
             _tiles.clear()

@@ -73,17 +73,7 @@ def step_length(left, first, curvature, how):
     return torch.where(left > CG_STOP * first, left * inverse(curvature, how), 0.0).unsqueeze(1)
 
 
-def sinkhorn_implicit_cg(
-    p: torch.Tensor,
-    dy: torch.Tensor,
-    dx: torch.Tensor,
-    n: hl.constexpr,
-    m: hl.constexpr,
-    steps: hl.constexpr,
-    system: hl.constexpr,
-    how: hl.constexpr,
-    lanes_first: hl.constexpr,
-):
+def sinkhorn_implicit_cg(p: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, facts: hl.constexpr):
     """dX by `steps` steps of conjugate gradients; p and dy as `block` takes them, dx (B, n, m) or (B, n m).
 
     "corrected" is scaled by its diagonal, the degrees of the nodes; "reduced" and "full" run on what is
@@ -91,6 +81,7 @@ def sinkhorn_implicit_cg(
     every product before it adds it: left to the compiler, the second of two matrices in a block of 16 x 16
     had other bits than the first (sm_90, Triton 3.9).
     """
+    n, m, steps, system, how, lanes_first = facts
     batch = p.size(0)
     p_shape, dy_shape = hl.specialize((p.shape[1:], dy.shape[1:]))
     hl.specialize((p.stride(), dy.stride(), dx.shape[1:], dx.stride()))

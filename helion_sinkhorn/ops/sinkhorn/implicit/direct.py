@@ -100,21 +100,13 @@ def gradient_of_entries(p, g, n, m, how):
     return chained(rows)
 
 
-def sinkhorn_implicit_direct(
-    p: torch.Tensor,
-    dy: torch.Tensor,
-    dx: torch.Tensor,
-    n: hl.constexpr,
-    m: hl.constexpr,
-    corrected: hl.constexpr,
-    how: hl.constexpr,
-    packed: hl.constexpr,
-):
+def sinkhorn_implicit_direct(p: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, facts: hl.constexpr):
     """dX by elimination.  p, dy, dx are (B, n, m); packed: p and dy (B, pieces, c), dx (B, n m).
 
     Packed holds a matrix in one thread and every number in a name of its own.  Otherwise the
     m x m system is a tile: Gauss-Jordan, so that nothing is kept for a back substitution.
     """
+    n, m, corrected, how, packed = facts
     batch = p.size(0)
     p_pieces, dy_pieces = hl.specialize((p.size(1), dy.size(1)))
     p_size, dy_size = hl.specialize((p.size(2), dy.size(2)))

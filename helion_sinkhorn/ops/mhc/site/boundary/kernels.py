@@ -27,21 +27,13 @@ from helion_sinkhorn.runtime.device_math import computed_once, multiply_add
 from helion_sinkhorn.runtime.space import power_of_two
 
 
-def hc_boundary_split(
-    fn: torch.Tensor,
-    split: torch.Tensor,
-    rows: hl.constexpr,
-    n: hl.constexpr,
-    columns: hl.constexpr,
-    width: hl.constexpr,
-    places: hl.constexpr,
-    parts: hl.constexpr,
-):
+def hc_boundary_split(fn: torch.Tensor, split: torch.Tensor, facts: hl.constexpr):
     """split (M, parts, size), the bfloat16 parts of fn (M, n C), `width` columns of all streams side by side.
 
     A block of `width` columns has `width` entries for each of `places` streams, stream by stream; the blocks
     lie one behind the other.  Columns and streams that fn has not, up to `places`, are zeros.
     """
+    rows, n, columns, width, places, parts = facts
     hl.specialize((fn.stride(), split.size(2), split.stride()))
     for tile_m, tile_k in hl.tile([rows, split.size(2)]):
         k = tile_k.index
@@ -121,18 +113,7 @@ def hc_boundary_forward(
     y: torch.Tensor,
     partials: torch.Tensor,
     squares: torch.Tensor,
-    rows: hl.constexpr,
-    n: hl.constexpr,
-    columns: hl.constexpr,
-    splits: hl.constexpr,
-    chunk: hl.constexpr,
-    width: hl.constexpr,
-    block_m: hl.constexpr,
-    x_parts: hl.constexpr,
-    parts: hl.constexpr,
-    transposed: hl.constexpr,
-    how: hl.constexpr,
-    interpret: hl.constexpr,
+    facts: hl.constexpr,
 ):
     """out (T, n, C) of f, x, post, comb and bias, as in hc_post, and y (T, C) of out and weights (T, n).
 
@@ -141,6 +122,7 @@ def hc_boundary_forward(
 
     split is fn in parts, as `hc_boundary_split` has them, M at most block_m.
     """
+    rows, n, columns, splits, chunk, width, block_m, x_parts, parts, transposed, how, interpret = facts
     tokens = x.size(0)
     hl.specialize((f.stride(), x.stride(), post.stride(), comb.stride(), split.stride(), out.stride()))
     hl.specialize((partials.stride(), squares.stride()))

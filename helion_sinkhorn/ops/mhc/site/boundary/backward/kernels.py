@@ -167,18 +167,7 @@ def hc_boundary_backward(
     of_post: torch.Tensor,
     of_comb: torch.Tensor,
     of_weights: torch.Tensor,
-    rows: hl.constexpr,
-    n: hl.constexpr,
-    columns: hl.constexpr,
-    splits: hl.constexpr,
-    chunk: hl.constexpr,
-    width: hl.constexpr,
-    block_m: hl.constexpr,
-    parts: hl.constexpr,
-    together: hl.constexpr,
-    transposed: hl.constexpr,
-    how: hl.constexpr,
-    interpret: hl.constexpr,
+    facts: hl.constexpr,
 ):
     """df (T, C) and dx (T, n, C), and sums over `chunk` columns each: with
 
@@ -189,6 +178,7 @@ def hc_boundary_backward(
     as in hc_mixes.  split is fn in parts, M at most block_m: those of all streams `together` in one chain of
     matrix products, as `hc_boundary_split` has them, or (M, parts, n, C).
     """
+    rows, n, columns, splits, chunk, width, block_m, parts, together, transposed, how, interpret = facts
     tokens = x.size(0)
     hl.specialize((streams.stride(), split.stride(), f.stride(), x.stride(), post.stride(), comb.stride()))
     hl.specialize((g.stride(), weights.stride(), df.stride(), dx.stride()))
@@ -227,9 +217,10 @@ def hc_boundary_sums(
     dpost: torch.Tensor,
     dcomb: torch.Tensor,
     dweights: torch.Tensor,
-    splits: hl.constexpr,
+    facts: hl.constexpr,
 ):
     """dpost (T, n), dcomb (T, n n) and dweights (T, n) from the chunks, added in their order."""
+    (splits,) = facts
     tokens = dpost.size(0)
     hl.specialize((dpost.size(1), dcomb.size(1), of_post.stride(), of_comb.stride()))
     for tile_t in hl.tile(tokens):
@@ -238,21 +229,9 @@ def hc_boundary_sums(
         dweights[tile_t, :] = added(of_weights, tile_t, splits).to(dweights.dtype)
 
 
-def hc_boundary_projection(
-    g: torch.Tensor,
-    streams: torch.Tensor,
-    dfn: torch.Tensor,
-    rows: hl.constexpr,
-    n: hl.constexpr,
-    columns: hl.constexpr,
-    shares: hl.constexpr,
-    unit: hl.constexpr,
-    block_m: hl.constexpr,
-    x_parts: hl.constexpr,
-    parts: hl.constexpr,
-    interpret: hl.constexpr,
-):
+def hc_boundary_projection(g: torch.Tensor, streams: torch.Tensor, dfn: torch.Tensor, facts: hl.constexpr):
     """dfn (shares, M, n, C) = g' X' over the tokens of each share, a multiple of `unit`."""
+    rows, n, columns, shares, unit, block_m, x_parts, parts, interpret = facts
     tokens = streams.size(0)
     share = (tokens + shares * unit - 1) // (shares * unit) * unit
     hl.specialize((streams.stride(), g.stride(), dfn.stride()))
