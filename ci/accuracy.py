@@ -58,10 +58,9 @@ if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
 
 import torch
 
-from ci.gate import gate
 from ci.gate import markdown as report
 from ci.gate.batches import LARGE, elements, is_judged
-from ci.gate.gate import Candidate
+from ci.gate.gate import Candidate, Operator, gap
 from ci.gate.runs import (
     FEW,
     bits,
@@ -75,6 +74,7 @@ from ci.operators import operator_of
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.atomic import replace
 from helion_sinkhorn.lab.parent import end_with_parent
+from helion_sinkhorn.lab.truth import JUDGED_STEPS, Truth
 from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 
@@ -118,12 +118,12 @@ def sample(result: torch.Tensor) -> str:
     return base64.b64encode(bits(result[:count].detach().cpu()).numpy().tobytes()).decode()
 
 
-def statistics(truth: gate.Truth, result: torch.Tensor) -> dict[str, object]:
+def statistics(truth: Truth, result: torch.Tensor) -> dict[str, object]:
     s = truth.judge(result)
     return {**dataclasses.asdict(s), "passes": s.passes, "beyond": s.reasons}
 
 
-def described(candidate: Candidate, truth: gate.Truth, result: torch.Tensor) -> dict[str, object]:
+def described(candidate: Candidate, truth: Truth, result: torch.Tensor) -> dict[str, object]:
     """What is said of a candidate's judged matrices, however they were computed."""
     return {
         "kernel": candidate.kernel, "of": candidate.of, "config": candidate.config,
@@ -144,7 +144,7 @@ def sampled(candidate: Candidate, result: torch.Tensor, before: list[dict[str, o
 
 
 def recorded(
-    workload, inputs: tuple[torch.Tensor, ...], truth: dict[str, gate.Truth], results: list[dict[str, object]]
+    workload, inputs: tuple[torch.Tensor, ...], truth: dict[str, Truth], results: list[dict[str, object]]
 ) -> dict[str, object]:
     """A workload's record: its results beside what models of vendors' arithmetic give."""
     modelled = {vendor: run(workload, *inputs) for vendor, run in operator_of(workload).vendors.items()}
@@ -155,13 +155,13 @@ def recorded(
             vendor: {q: statistics(truth[q], r) for q, r in model.items() if q in truth}
             for vendor, model in modelled.items()
         },
-        "model_gap": {q: gate.gap(q, *(model[q] for model in modelled.values()))
+        "model_gap": {q: gap(q, *(model[q] for model in modelled.values()))
                       for q in truth if all(q in model for model in modelled.values())},
         "bits_by_config": by_config(operator_of(workload), results),
     }  # fmt: skip
 
 
-def by_config(operator: gate.Operator, results: list[dict[str, object]]) -> list[str]:
+def by_config(operator: Operator, results: list[dict[str, object]]) -> list[str]:
     """Results whose bits depend on the config, though they may not: a token alone may have another."""
     digests: dict[tuple[str, str], set[object]] = {}
     for r in results:
@@ -197,7 +197,7 @@ def judge(name: str, device: str, steps: int, large: bool = False) -> dict[str, 
 
 
 def judged(
-    candidate: Candidate, full: list[torch.Tensor], truth: gate.Truth, before: list[dict[str, object]]
+    candidate: Candidate, full: list[torch.Tensor], truth: Truth, before: list[dict[str, object]]
 ) -> dict[str, object]:
     """The record of one candidate, run on the judged matrices over and over."""
     # a candidate that writes to its inputs spoils no other's
@@ -384,9 +384,7 @@ def finished_in(
 
 
 def main() -> int:
-    options = make_parser(
-        list(WORKLOADS), [w.name for w in tagged("ci", object)], gate.JUDGED_STEPS
-    ).parse_args()
+    options = make_parser(list(WORKLOADS), [w.name for w in tagged("ci", object)], JUDGED_STEPS).parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     start = time.monotonic()
     if options.large:

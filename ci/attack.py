@@ -32,19 +32,18 @@ if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
 import torch
 
 from ci import accuracy
-from ci.gate import gate, runs
 from ci.gate import markdown as report
+from ci.gate import runs
 from ci.gate.batches import elements
+from ci.gate.gate import Candidate
 from ci.gate.wrong import Run, Wrong
 from ci.operators import OPERATORS, operator_of
+from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 
 STEPS = 1 << 14
 """Entries times iterations judged of a workload: some fifty matrices of 4 x 4."""
-WRONG: dict[str, list[Wrong]] = {
-    name: [w for w in operator.wrong if isinstance(w.on, str) or not operator.only_statistics]
-    for name, operator in OPERATORS.items()
-}
+WRONG: dict[str, list[Wrong]] = {name: operator.wrong for name, operator in OPERATORS.items()}
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Ground:
     """What wrong implementations of a workload are judged on."""
 
     workload: object
-    truth: dict[str, gate.Truth]
+    truth: dict[str, Truth]
     full: list[torch.Tensor]
 
 
@@ -75,8 +74,8 @@ def verdicts(run: Run, on: str, of: tuple[str, ...]) -> list[str]:
     """What the gate has against an implementation: statistics, runs and memory, by name."""
     here = ground(on)
     found = []
-    for name in of or here.truth:
-        candidate = gate.Candidate(
+    for name in [name for name in here.truth if not of or name in of]:
+        candidate = Candidate(
             "wrong", name, {}, "", True, lambda *inputs, name=name: run(here.workload, *inputs)[name]
         )
         r = accuracy.judged(candidate, here.full, here.truth[name], [])

@@ -36,11 +36,11 @@ if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
 
 import torch
 
-from ci.gate import gate
 from ci.gate import markdown as report
 from ci.gate.gate import Operator
-from ci.gate.wrong import Run
+from ci.gate.wrong import Results, Run
 from ci.operators import OPERATORS, operator_of
+from helion_sinkhorn.lab.truth import Statistics, Truth
 from helion_sinkhorn.lab.tuning import markdown
 from helion_sinkhorn.lab.workloads import tagged
 
@@ -51,7 +51,7 @@ class Opinion:
 
     gate: bool
     """Accepted by the gate."""
-    statistics: dict[str, gate.Statistics]
+    statistics: dict[str, Statistics]
     assert_close: bool | None = None
     cosine: bool | None = None
     twice: bool | None = None
@@ -64,11 +64,11 @@ class Opinion:
         )
 
 
-def size(s: gate.Statistics) -> tuple[float, ...]:
+def size(s: Statistics) -> tuple[float, ...]:
     return s.worst, s.rms, abs(s.bias)
 
 
-def opinion(truth: dict[str, gate.Truth], results: gate.Results, baseline: gate.Results | None) -> Opinion:
+def opinion(truth: dict[str, Truth], results: Results, baseline: Results | None) -> Opinion:
     """Which rules reject one implementation's results; the other rules compare with `baseline`, if given."""
     statistics = {name: truth[name].judge(result) for name, result in results.items()}
     accepted = all(s.passes for s in statistics.values())

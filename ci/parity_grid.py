@@ -40,7 +40,6 @@ import numpy as np
 import torch
 from rich.progress import track
 
-from ci.gate import gate
 from ci.gate import markdown as report
 from helion_sinkhorn import sinkhorn
 from helion_sinkhorn.lab.operators import KERNELS
@@ -48,6 +47,7 @@ from helion_sinkhorn.lab.parent import end_with_parent
 from helion_sinkhorn.lab.sinkhorn import budget as testing
 from helion_sinkhorn.lab.sinkhorn.parity import peer_of_gradient
 from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
+from helion_sinkhorn.lab.truth import largest
 from helion_sinkhorn.ops.sinkhorn import eager
 
 SIZES = (2, 2), (3, 3), (4, 4), (4, 6), (8, 8), (16, 16), (33, 33)
@@ -112,7 +112,7 @@ def ratio(w: SinkhornWorkload, run: Gradient) -> float:
     """The ratio of the worst errors of a case."""
     x, dy = w.make_inputs()
     _, exact = testing.exact(x, dy, **w.options)
-    peer = peer_of_gradient(x, dy, exact, gate.largest(exact), *w.arguments)
+    peer = peer_of_gradient(x, dy, exact, largest(exact), *w.arguments)
     return peer.ratios(run(w, x, dy), exact)[1]
 
 

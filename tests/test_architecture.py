@@ -43,11 +43,7 @@ def lacks(root: Path, op: str) -> list[str]:
     found = []
     code, lab = f"helion_sinkhorn/ops/{folder_of(op)}", f"helion_sinkhorn/lab/{folder_of(op).split('/')[-1]}"
     rooms = ROOMS - {"eager"} if op in OF_PARTS else ROOMS
-    # until every operator has its Evidence
-    old = "row" in modules(root / lab)
-    lab_rooms = {"workloads", "budget", "trials", "row"} if old else LAB_ROOMS
-    kind = "row" if old else "evidence"
-    for folder, wanted in ((code, rooms), (lab, lab_rooms)):
+    for folder, wanted in ((code, rooms), (lab, LAB_ROOMS)):
         found += [f"{folder}/{room}.py" for room in sorted(wanted - modules(root / folder))]
     parts = [p.parent for p in (root / code).rglob("launch.py")]
     if not parts:
@@ -57,11 +53,8 @@ def lacks(root: Path, op: str) -> list[str]:
         for part in parts
         for room in sorted(WITH_KERNELS - modules(part))
     ]
-    found += [
-        f"ci/operators/{op}/{room}.py"
-        for room in (("truths", "faults", "attack") if old else ("wrong",))
-        if room not in modules(root / "ci" / "operators" / op)
-    ]
+    if "wrong" not in modules(root / "ci" / "operators" / op):
+        found.append(f"ci/operators/{op}/wrong.py")
     bench = TRITONBENCH.get(op, op)
     found += [
         f"tritonbench_ops/{bench}/{room}.py"
@@ -75,7 +68,7 @@ def lacks(root: Path, op: str) -> list[str]:
         if not (root / path).exists() and (op, path) != ("sinkhorn", "docs/sinkhorn.md")
     ]
     lines = [
-        ("helion_sinkhorn/lab/operators.py", f"{dotted(lab)}.{kind}"),
+        ("helion_sinkhorn/lab/operators.py", f"{dotted(lab)}.evidence"),
         ("helion_sinkhorn/lab/workloads.py", f"{dotted(lab)} import workloads"),
         ("helion_sinkhorn/reference.py", f"{dotted(code)}.reference"),
         ("helion_sinkhorn/__init__.py", f"{dotted(code)}.api"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from ci.gate.gate import Candidate
 from helion_sinkhorn.configs import store
 from helion_sinkhorn.configs.device import Device
-from helion_sinkhorn.lab.evidence import Choices, Evidence, given, used  # noqa: F401
+from helion_sinkhorn.lab.evidence import Calls, Choices, Evidence
 from helion_sinkhorn.runtime.kernel import Choice, default_choice
 from helion_sinkhorn.runtime.launch import choose, device_of
 
@@ -40,29 +40,6 @@ def candidate(of: str, choice: Choice, served: bool, run: Run) -> Candidate:
     return Candidate(choice.kernel, of, config, choice.source, served, run)
 
 
-def candidates(
-    computes: Mapping[str, Iterable[str]],
-    call,
-    batch: int,
-    device: Device,
-    run: Callable[[str, Choice], Run],
-) -> list[Candidate]:
-    """Kernels with each of their configs, once for every result in which an error of the kernel shows.
-
-    Args:
-        computes: those results of each kernel.
-        call, batch: what a config is looked up by.
-        device: whose configs.
-        run: (result, choice) -> what makes that result, the kernel with this choice.
-    """
-    return [
-        candidate(name, choice, served, run(name, choice))
-        for kernel, names in computes.items()
-        for choice, served in choices(kernel, call, batch, device)
-        for name in names
-    ]
-
-
 def of_evidence(evidence: Evidence, workload: Any, *inputs: torch.Tensor) -> list[Candidate]:
     """The public function where it does more than launch, and every kernel with each of its configs; on a CPU
     the CPU path."""
@@ -82,24 +59,29 @@ def of_evidence(evidence: Evidence, workload: Any, *inputs: torch.Tensor) -> lis
             Candidate(
                 "eager", name, {}, "", True, functools.partial(one_result, evidence, workload, None, name)
             )
-            for name in names
+            for name in (evidence.by_eager or evidence.results)(workload)
         ]
-    batch = len(inputs[0]) * getattr(workload, "tokens", 1)
+    batch = evidence.batch(workload, len(inputs[0]))
     return found + of_kernels(evidence, workload, device_of(inputs[0]), batch)
 
 
 def of_kernels(evidence: Evidence, workload: Any, device: Device, batch: int) -> list[Candidate]:
     """Kernels with each of their configs, once for every result in which an error of the kernel shows."""
     names = (evidence.by_kernels or evidence.results)(workload)
-    taken = [*evidence.kernel_calls(workload), *evidence.others(workload)]
+
+    def whole(calls: Calls) -> Iterator[tuple[str, str, Any]]:
+        return (("", kernel, call) for kernel, call in calls(workload))
+
+    parts = whole(evidence.kernel_calls) if evidence.parts is None else evidence.parts(workload)
+    taken = [*parts, *whole(evidence.others)]
     return [
         candidate(
-            name, choice, is_served and (kernel, call) in taken and name not in evidence.optional,
-            functools.partial(one_result, evidence, workload, {choice.kernel: choice}, name),
+            name, choice, is_served and (part, kernel, call) in taken and name not in evidence.optional,
+            functools.partial(one_result, evidence, workload, {part or choice.kernel: choice}, name),
         )
-        for kernel, call in (*taken, *evidence.spare(workload))
+        for part, kernel, call in (*taken, *whole(evidence.spare))
         for choice, is_served in choices(kernel, call, batch, device)
-        for name in evidence.computes[kernel]
+        for name in evidence.computes[part or kernel]
         if name in names
     ]  # fmt: skip
 
@@ -121,8 +103,3 @@ def served(evidence: Evidence, workload: Any, name: str, *inputs: torch.Tensor) 
     if inputs[0].is_cuda:
         return by_public(evidence, workload, name, *inputs)
     return one_result(evidence, workload, {}, name, *inputs)
-
-
-def on_cpu(names: Iterable[str], run: Run, *of: object) -> list[Candidate]:
-    """The CPU path, once for every result; `run` takes what is in `of`, the result's name and the inputs."""
-    return [Candidate("eager", name, {}, "", True, functools.partial(run, *of, name)) for name in names]

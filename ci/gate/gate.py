@@ -13,22 +13,7 @@ from typing import Any
 import torch
 
 from ci.gate.wrong import Run, Wrong
-from helion_sinkhorn.lab.evidence import Results  # noqa: F401
-
-# until every operator has its Evidence: what those without read here
-from helion_sinkhorn.lab.truth import (  # noqa: F401
-    JUDGED_STEPS,
-    SYSTEMATIC_MATRICES,
-    Statistics,
-    Systematic,
-    ToTheBaseTwo,
-    Truth,
-    bias,
-    judged,
-    largest,
-    noticeable,
-    spread,
-)
+from helion_sinkhorn.lab.truth import Truth, largest, noticeable
 
 SCALES = {"P": noticeable}
 """What an error is relative to, `largest` where not named: entries of a gradient cancel."""
@@ -69,18 +54,6 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """An implementation that the gate must reject."""
-
-    name: str
-    run: Run
-    of: tuple[str, ...] = ()
-    """Which results it makes wrong; all that it returns where none are named."""
-    where: Callable[[Any], bool] = lambda w: True
-    """The workloads whose call has what it breaks."""
-
-
-@dataclass(frozen=True)
 class Operator:
     """What the gate asks of an operator: a row of operators.OPERATORS."""
 
@@ -106,8 +79,6 @@ class Operator:
     """Through torch.compile, on the device of the inputs."""
     same_bits: frozenset[str] = frozenset()
     """Results of which every config makes the same bits: batches of other sizes may have other configs."""
-    only_statistics: bool = False
-    """Whether what is wrong on many workloads is judged by statistics alone (until all have Evidence)."""
 
     @property
     def on_many(self) -> list[Wrong]:

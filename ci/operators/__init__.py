@@ -1,4 +1,4 @@
-"""OPERATORS: what the gate judges.  A new operator is modules of truths, faults and bugs, and a row here."""
+"""OPERATORS: what the gate judges.  A new operator is its evidence, what is wrong, and a row here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from ci.gate.choices import of_evidence
 from ci.gate.gate import Operator
-from ci.gate.wrong import Wrong
 from ci.operators.dot_compress import wrong as dot_compress_wrong
 from ci.operators.hc_mixes import wrong as hc_mixes_wrong
 from ci.operators.hc_post import wrong as hc_post_wrong
@@ -18,14 +17,12 @@ from ci.operators.hc_pre import wrong as hc_pre_wrong
 from ci.operators.hc_site import wrong as hc_site_wrong
 from ci.operators.hc_split_sinkhorn import wrong as hc_split_sinkhorn_wrong
 from ci.operators.implicit import wrong as implicit_wrong
-from ci.operators.linear_attention import attack as linear_attention_attack
-from ci.operators.linear_attention import faults as linear_attention_faults
-from ci.operators.linear_attention import truths as linear_attention_truths
+from ci.operators.linear_attention import wrong as linear_attention_wrong
 from ci.operators.sinkhorn import steps as sinkhorn_steps
 from ci.operators.sinkhorn import wrong as sinkhorn_wrong
 from helion_sinkhorn.lab.dot_compress.evidence import EVIDENCE as DOT_COMPRESS
 from helion_sinkhorn.lab.evidence import Evidence
-from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.lab.linear_attention.evidence import EVIDENCE as LINEAR_ATTENTION
 from helion_sinkhorn.lab.mixes.evidence import EVIDENCE as HC_MIXES
 from helion_sinkhorn.lab.post.evidence import EVIDENCE as HC_POST
 from helion_sinkhorn.lab.pre.evidence import EVIDENCE as HC_PRE
@@ -33,28 +30,6 @@ from helion_sinkhorn.lab.sinkhorn.evidence import EVIDENCE as SINKHORN
 from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.lab.site.evidence import EVIDENCE as HC_SITE
 from helion_sinkhorn.lab.split.evidence import EVIDENCE as HC_SPLIT_SINKHORN
-
-
-def row(
-    takes: Callable[[Any], bool], truths: ModuleType, faults: ModuleType, attack: ModuleType, *same_bits: str
-) -> Operator:
-    """An operator from its three modules, until it has an Evidence."""
-    return Operator(
-        takes=takes,
-        inputs=truths.inputs,
-        truths=truths.truths,
-        candidates=truths.candidates,
-        good=faults.GOOD,
-        wrong=[
-            *(Wrong(f.name, f.run, f.of, f.where) for f in faults.FAULTS),
-            *(Wrong(b.name, b.run, b.of, b.on, b.hidden) for b in attack.BUGS),
-        ],
-        baseline=faults.BASELINE,
-        right=attack.right,
-        vendors=faults.VENDORS,
-        same_bits=frozenset(same_bits),
-        only_statistics=True,
-    )
 
 
 def shown(evidence: Evidence, wrong: ModuleType) -> Operator:
@@ -84,18 +59,13 @@ OPERATORS = {
     ),
     "implicit": dataclasses.replace(shown(SINKHORN, implicit_wrong), takes=sinkhorn_with("implicit")),
     "dot_compress": shown(DOT_COMPRESS, dot_compress_wrong),
-    "linear_attention": row(
-        lambda w: isinstance(w, AttentionWorkload),
-        linear_attention_truths,
-        linear_attention_faults,
-        linear_attention_attack,
-    ),
+    "linear_attention": shown(LINEAR_ATTENTION, linear_attention_wrong),
     "hc_post": shown(HC_POST, hc_post_wrong),
     "hc_mixes": shown(HC_MIXES, hc_mixes_wrong),
     "hc_pre": shown(HC_PRE, hc_pre_wrong),
     "hc_site": shown(HC_SITE, hc_site_wrong),
     "hc_split_sinkhorn": shown(HC_SPLIT_SINKHORN, hc_split_sinkhorn_wrong),
-}  # fmt: skip
+}
 
 
 def operator_of(workload) -> Operator:

@@ -53,3 +53,10 @@ def unused_zero(upstream: dict[str, torch.Tensor | None], unused: str) -> dict[s
 def make_cotangents(x: torch.Tensor, *, seed: int = 1) -> torch.Tensor:
     """Random upstream gradients of the shape of x: one that is constant along a line would hide errors."""
     return normal(np.random.default_rng(seed), *x.shape).to(x.dtype)
+
+
+def noise(device: str, dtype: str, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    """Standard normal tensors, the same for the same shapes."""
+    generator = None if device == "meta" else torch.Generator(device).manual_seed(0)
+    drawn = (torch.randn(shape, device=device, generator=generator) for shape in shapes)
+    return tuple(t.to(getattr(torch, dtype)) for t in drawn)

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from helion_sinkhorn.lab.operator import Tensors, Trial, no_problems
 from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 
+Tensors = tuple[torch.Tensor, ...]
 Results = dict[str, torch.Tensor]
 """What an implementation computes, by the names of the truths."""
 Choices = Mapping[str, Choice]
@@ -31,6 +31,20 @@ EVERY_STEP = sys.maxsize
 """More entries times iterations than any workload has: all of it is judged."""
 
 
+@dataclass(frozen=True)
+class Trial:
+    """How a kernel is run by itself, by the tuner on a GPU and by the offline compiler on nothing."""
+
+    operands: Callable[[Any, int, str], Tensors]
+    """(call, batch, device) -> what the kernel reads; of device "meta" only their layout is asked."""
+    run: Callable[..., torch.Tensor | Tensors]
+    """(call, choice, *operands, **options) -> what it writes, through the launcher of the operator."""
+    error: Callable[[Any, Choice, str], float]
+    """(call, choice, device) -> the largest error in units of its budget: above 1 the choice is wrong."""
+    judged_apart: bool = False
+    """Whether `error` launches another program than `run`, which the tuner has compiled beside it."""
+
+
 class Alone(NamedTuple):
     """How a kernel is run by itself, where `run` launches others too; the fields are those of Trial."""
 
@@ -38,8 +52,18 @@ class Alone(NamedTuple):
     run: Callable[..., torch.Tensor | Tensors]
 
 
+def no_problems(binary: Any) -> Iterator[str]:
+    """No rule beside those that hold for every kernel."""
+    return iter(())
+
+
 def no_calls(workload: Any) -> Iterator[tuple[str, Any]]:
     return iter(())
+
+
+def tokens_of(workload: Any, elements: int) -> int:
+    """Tokens, or matrices."""
+    return elements * getattr(workload, "tokens", 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +75,7 @@ class Evidence:
     """The type of its workloads."""
     kernels: Mapping[str, Kernel]
     computes: Mapping[str, tuple[str, ...]]
-    """The results that show what each kernel did, those of `others` too."""
+    """The results that show what each kernel, or each of the `parts`, did; those of `others` too."""
     kernel_calls: Calls
     """The kernels that a call of this workload launches."""
     of_call: Callable[[str, Any, int], Any]
@@ -78,12 +102,19 @@ class Evidence:
     """Kernels of other operators that make results of this one too."""
     optional: frozenset[str] = frozenset()
     """Results by options that a workload's call does not have: the gate judges them, the tuner does not."""
+    parts: Callable[[Any], Iterator[tuple[str, str, Any]]] | None = None
+    """workload -> (part, kernel, its call), where a call launches a kernel several times: `run` takes choices
+    by the parts that have a name, and by kernel else."""
+    batch: Callable[[Any, int], int] = tokens_of
+    """(workload, elements): what the configs of so many elements are looked up by."""
     spare: Calls = no_calls
     """Kernels that could launch a call, and that the public function does not take for it."""
     public: Callable[..., Results] | None = None
     """(workload, of, *inputs): by the public function and autograd, where it does more than `run`."""
     by_public: Callable[[Any, bool], Collection[str]] | None = None
     """(workload, whether on a GPU): the results by which `public` is judged, if not by all."""
+    by_eager: Callable[[Any], Collection[str]] | None = None
+    """The results of a workload that the path of a CPU has, if not all."""
     by_kernels: Callable[[Any], Collection[str]] | None = None
     """The results of a workload by which kernels are judged, if not by all."""
     alone: Mapping[str, Alone] = field(default_factory=lambda: MappingProxyType({}))

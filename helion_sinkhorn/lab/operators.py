@@ -7,9 +7,8 @@ from typing import Any
 
 from helion_sinkhorn.lab.dot_compress.evidence import EVIDENCE as DOT_COMPRESS
 from helion_sinkhorn.lab.evidence import Evidence
-from helion_sinkhorn.lab.linear_attention.row import ROW as LINEAR_ATTENTION
+from helion_sinkhorn.lab.linear_attention.evidence import EVIDENCE as LINEAR_ATTENTION
 from helion_sinkhorn.lab.mixes.evidence import EVIDENCE as HC_MIXES
-from helion_sinkhorn.lab.operator import Operator
 from helion_sinkhorn.lab.post.evidence import EVIDENCE as HC_POST
 from helion_sinkhorn.lab.pre.evidence import EVIDENCE as HC_PRE
 from helion_sinkhorn.lab.sinkhorn.evidence import EVIDENCE as SINKHORN
@@ -17,18 +16,18 @@ from helion_sinkhorn.lab.site.evidence import EVIDENCE as HC_SITE
 from helion_sinkhorn.lab.split.evidence import EVIDENCE as HC_SPLIT_SINKHORN
 
 ROWS = SINKHORN, DOT_COMPRESS, LINEAR_ATTENTION, HC_SPLIT_SINKHORN, HC_MIXES, HC_PRE, HC_POST, HC_SITE
-OPERATORS: dict[str, Operator | Evidence] = {row.name: row for row in ROWS}
+OPERATORS: dict[str, Evidence] = {row.name: row for row in ROWS}
 KERNELS = {name: kernel for row in OPERATORS.values() for name, kernel in row.kernels.items()}
 TRIALS = {name: trial for row in OPERATORS.values() for name, trial in row.trials.items()}
 _OPERATOR_OF = {name: row for row in OPERATORS.values() for name in row.kernels}
 
 
-def operator_of(kernel: str) -> Operator | Evidence:
+def operator_of(kernel: str) -> Evidence:
     """The row with the kernel of this name."""
     return _OPERATOR_OF[kernel]
 
 
-def operator_for(workload: Any) -> Operator | Evidence:
+def operator_for(workload: Any) -> Evidence:
     """The row whose calls a workload describes.
 
     Raises:

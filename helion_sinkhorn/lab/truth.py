@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -66,11 +66,28 @@ class ToTheBaseTwo(Systematic):
         return (x.float() * log2e.float()).to(x.dtype) / log2e
 
 
-class Peer(Protocol):
-    """Another implementation of the same result, as `sinkhorn.parity` has it."""
+@dataclass(frozen=True)
+class Peer:
+    """What PyTorch reaches in float32 on some inputs, and the floor of each matrix, both relative to
+    `scale`."""
+
+    scale: torch.Tensor
+    """What an error of an entry is relative to."""
+    errors: torch.Tensor
+    floor: torch.Tensor
 
     def ratios(self, result: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
-        """(median of the matrices' ratios of errors, ratio of the worst)."""
+        """(median of the matrices' ratios of errors, ratio of the worst); errors below the floor count as
+        equal."""
+        own = torch.maximum(largest_error(result, exact, self.scale), self.floor)
+        return (own / self.errors).median().item(), (own.max() / self.errors.max()).item()
+
+
+def largest_error(result: torch.Tensor, exact: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The largest error of each matrix; where nothing is expected (NaN), NaN is right."""
+    error = (result.detach().to("cpu", torch.float64) - exact).abs() / scale
+    error = torch.where(exact.isnan() & result.detach().cpu().isnan(), 0.0, error)
+    return error.nan_to_num(nan=torch.inf).amax((-2, -1))
 
 
 @dataclass(frozen=True)

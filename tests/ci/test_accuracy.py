@@ -22,10 +22,10 @@ from ci import fault_tables as faults
 from ci.gate import batches, gate, kept, runs
 from ci.gate.choices import of_kernels
 from ci.operators import OPERATORS, operator_of
-from ci.operators.linear_attention import truths as linear_attention_gate
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab import rounding
 from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.lab.linear_attention.evidence import EVIDENCE as LINEAR_ATTENTION
 from helion_sinkhorn.lab.operators import KERNELS, kernel_calls
 from helion_sinkhorn.lab.sinkhorn import budget as sinkhorn_budget
 from helion_sinkhorn.lab.sinkhorn.evidence import EVIDENCE as SINKHORN
@@ -470,7 +470,7 @@ def test_every_result_of_linear_attention_is_judged_by_element(name):
     """The bodies, interpreted, on more elements than have a truth; a packing of sequences is an element."""
     workload, *inputs, truths = ground(name)
     full = [accuracy.filled(x, 3) for x in inputs]
-    found = linear_attention_gate.kernels(workload, *full)
+    found = of_kernels(LINEAR_ATTENTION, workload, DEVICES["h200"], LINEAR_ATTENTION.batch(workload, 3))
     assert {c.of for c in found} == truths.keys()
     assert all(c.served for c in found)
     for candidate in {c.of: c for c in found}.values():
@@ -478,6 +478,17 @@ def test_every_result_of_linear_attention_is_judged_by_element(name):
         assert truths[candidate.of].judge(result[:2]).passes
         assert torch.equal(result[2], result[1])
         assert torch.equal(candidate.run(*[x[1:2] for x in full]), result[1:2])
+
+
+def test_gates_of_sides_that_share_a_call_are_both_judged():
+    workload = dataclasses.replace(WORKLOADS["attention_every_gate"], dv=8)
+    calls = [call for kernel, call in kernel_calls(workload) if kernel == "linear_attention_gates"]
+    assert len(calls) == 2
+    assert calls[0] == calls[1]
+    found = of_kernels(LINEAR_ATTENTION, workload, DEVICES["h200"], 4)
+    assert [c.of for c in found if c.kernel == "linear_attention_gates"] == [
+        "dgk", "dg", "dg_gamma", "dgv", "dg", "dg_gamma",
+    ]  # fmt: skip
 
 
 @pytest.mark.gpu

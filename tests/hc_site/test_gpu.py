@@ -11,7 +11,7 @@ from hc_sites import first_element, shares_of_budget, site_inputs, site_results
 pytest.importorskip("triton")
 
 from helion_sinkhorn import hc_boundary, hc_post, hc_site
-from helion_sinkhorn.lab.operator import noise
+from helion_sinkhorn.lab.draws import noise
 from helion_sinkhorn.lab.operators import KERNELS, TRIALS
 from helion_sinkhorn.lab.site.budget import RESULTS
 from helion_sinkhorn.lab.site.trials import boundary_error

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from helion_sinkhorn import recurrent_linear_attention, reference
 from helion_sinkhorn.lab.linear_attention.budget import Case
+from helion_sinkhorn.lab.linear_attention.evidence import kernel_calls
 from helion_sinkhorn.lab.linear_attention.model import METHODS, Errors
-from helion_sinkhorn.lab.linear_attention.trials import kernel_calls
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 from helion_sinkhorn.lab.workloads import tagged
 from helion_sinkhorn.ops.linear_attention.recurrent import launch as linear_attention_launch

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from ci.gate.parity import parity
-from ci.operators.linear_attention import truths
 from helion_sinkhorn import recurrent_linear_attention, reference
 from helion_sinkhorn.lab.linear_attention.budget import Case
+from helion_sinkhorn.lab.linear_attention.elements import by_elements, case_of, inputs
+from helion_sinkhorn.lab.linear_attention.evidence import title, truths
 from helion_sinkhorn.lab.linear_attention.model import UNDERFLOW
 from helion_sinkhorn.lab.workloads import WORKLOADS
 from helion_sinkhorn.ops.linear_attention import eager
@@ -243,15 +244,15 @@ ONE_PACK = dataclasses.replace(WORKLOADS["attention_packed"], heads=1, steps=64,
 )
 def test_the_gate_tells_them_from_a_running_sum(workload, module, body, replaced, wrong, summed, monkeypatch):
     pytest.importorskip("triton", reason="the bodies import Triton")
-    given = truths.inputs(workload, 1)
+    given = inputs(workload, 1)
     monkeypatch.setattr(chunk, "product", on_a_matrix_unit)
     monkeypatch.setattr(chunk_gradients, "product", on_a_matrix_unit)
     if summed == "together":
         monkeypatch.setattr(body, replaced, wrong)
-    found = truths.by_elements(workload, truths.case_of(workload, *given).run_module(module))
-    exact = truths.truths(workload, *given)
+    found = by_elements(workload, case_of(workload, *given).run_module(module))
+    exact = truths(workload, *given)
     method = "recurrent" if module is recurrent else "chunked"
-    reasons = {name: exact[truths.title(method, name)].judge(found[name]).reasons for name in ("dg", "dgk")}
+    reasons = {name: exact[title(method, name)].judge(found[name]).reasons for name in ("dg", "dgk")}
     assert reasons == dict.fromkeys(reasons, [] if summed == "apart" else ["parity"])
 
 

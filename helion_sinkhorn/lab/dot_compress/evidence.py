@@ -10,8 +10,8 @@ import torch
 
 from helion_sinkhorn.lab.dot_compress import budget
 from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
-from helion_sinkhorn.lab.evidence import EVERY_STEP, Alone, Choices, Evidence, Results
-from helion_sinkhorn.lab.operator import Tensors, noise
+from helion_sinkhorn.lab.draws import noise
+from helion_sinkhorn.lab.evidence import EVERY_STEP, Alone, Choices, Evidence, Results, Tensors
 from helion_sinkhorn.lab.truth import Truth, largest
 from helion_sinkhorn.ops.dot_compress import eager, launch
 from helion_sinkhorn.ops.dot_compress.api import dot_compress

@@ -3,7 +3,7 @@
 `step_by_step` and `in_chunks` are the equations of the two kinds of kernels with a call wherever these round.
 In float64, with `Errors` for the calls, they give the budget: five standard deviations of random errors, each
 of the size of its bound (docs/dev/linear_attention.md, Rounding).  In float32, with the arithmetic of a
-machine for the calls, they are the emulations of ci/operators/linear_attention/faults.py.
+machine for the calls, they are the emulations of ci/operators/linear_attention/steps.py.
 """
 
 from __future__ import annotations

@@ -1,24 +1,22 @@
-"""Trials of the walks and of the chunks of recurrent linear attention."""
+"""The walks and the chunks of recurrent linear attention by themselves, as the tuner has them."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
-from helion_sinkhorn.lab.linear_attention import budget as testing_linear_attention
+from helion_sinkhorn.lab.draws import noise
+from helion_sinkhorn.lab.evidence import Alone, Tensors
+from helion_sinkhorn.lab.linear_attention.budget import Case
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
-from helion_sinkhorn.lab.operator import Tensors, Trial, noise
-from helion_sinkhorn.ops.linear_attention.api import CHUNKED_DTYPES, CHUNKED_STEPS, recurrent_linear_attention
-from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked_launch
+from helion_sinkhorn.ops.linear_attention.api import CHUNKED_DTYPES, CHUNKED_STEPS
+from helion_sinkhorn.ops.linear_attention.chunked import launch as chunked
 from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
 from helion_sinkhorn.ops.linear_attention.gates import launch as gates_launch
-from helion_sinkhorn.ops.linear_attention.problem import Problem, padded_side
-from helion_sinkhorn.ops.linear_attention.recurrent import launch as linear_attention_launch
-from helion_sinkhorn.ops.linear_attention.recurrent.space import ROLES, SPAN, WalkCall
-from helion_sinkhorn.runtime.checks import check_option
+from helion_sinkhorn.ops.linear_attention.problem import Problem
+from helion_sinkhorn.ops.linear_attention.recurrent import launch as recurrent
+from helion_sinkhorn.ops.linear_attention.recurrent.space import SPAN, WalkCall
 from helion_sinkhorn.runtime.kernel import Choice
 
 JUDGED_STEPS = 37
@@ -54,10 +52,10 @@ def run_walk(
     p, do = problem(call, q, k, v, do, gates, reverse, offsets)
     before, after = (p.new_state().zero_() if states else None for _ in range(2))
     if call.result == "o":
-        return (linear_attention_launch.walk_o(p, before, after, choice),)
+        return (recurrent.walk_o(p, before, after, choice),)
     if call.result == "dv":
-        return (linear_attention_launch.walk_dv(p, do, before, after, choice),)
-    run = {"dq": linear_attention_launch.walk_dq, "dk": linear_attention_launch.walk_dk}[call.result]
+        return (recurrent.walk_dv(p, do, before, after, choice),)
+    run = {"dq": recurrent.walk_dq, "dk": recurrent.walk_dk}[call.result]
     kept = p.kept_states() if call.gates else None
     return run(p, do, before, kept, choice), *(() if kept is None else (kept,))
 
@@ -65,17 +63,6 @@ def run_walk(
 def packed(x: torch.Tensor) -> torch.Tensor:
     """All sequences one behind another."""
     return x.flatten(0, 1).unsqueeze(0)
-
-
-def walk_error(call: WalkCall, choice: Choice, device: str) -> float:
-    """A walk by itself."""
-    workload = AttentionWorkload(
-        "", 1, JUDGED_STEPS, 2, call.dk, call.dv, frozenset(), "", call.gates, getattr(torch, call.dtype)
-    )
-    case = testing_linear_attention.Case.of(workload)
-    vectors, gates = ([case.inputs[name] for name in names] for names in ("qkv", call.gates.split()))
-    found, *_ = run_walk(call, choice, *[x.to(device) for x in (*vectors, case.do, *gates)])
-    return max(case.judge({call.result: found}).values())
 
 
 def problem(
@@ -132,16 +119,6 @@ def run_gates(
     return tuple(x for x in found if x is not None)
 
 
-def gates_error(call: ChunkCall, choice: Choice, device: str) -> float:
-    """The largest error of all gradients, with this choice for those of the gates."""
-    workload = AttentionWorkload(
-        "", 1, SPAN + 3, 2, call.dk, call.dv, frozenset(), "", call.gates, getattr(torch, call.dtype)
-    )
-    case = testing_linear_attention.Case.of(workload)
-    results = case.to(device).run_module(linear_attention_launch, choices={"dgk": choice})
-    return max(case.judge(results).values())
-
-
 def chunk_operands(call: ChunkCall, batch: int, device: str) -> Tensors:
     """q, k, v, do and the gates, each at most 0."""
     return walk_operands(WalkCall("o", **vars(call)), batch, device)
@@ -170,52 +147,50 @@ def run_chunk_scores(
     *gates: torch.Tensor,
 ) -> Tensors:
     p, _ = problem(call, q, k, v, do, gates)
-    scratch = chunked_launch.scores(p, choice)
+    scratch = chunked.scores(p, choice)
     return scratch.qs, scratch.ks, scratch.a, scratch.decay
 
 
 def run_chunk_walk(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) -> Tensors:
     x, y, a, decay, _, _, q, k, v, do, *gates = tensors
     p, _ = problem(call, q, k, v, do, gates)
-    o, _, last = chunked_launch.walk(p, decay, y, v, None, False, x, a, choice=choice)
+    o, _, last = chunked.walk(p, decay, y, v, None, False, x, a, choice=choice)
     return o, last
 
 
 def run_chunk_gradients(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) -> Tensors:
     _, _, _, decay, before, after, q, k, v, do, *gates = tensors
     p, do = problem(call, q, k, v, do, gates)
-    found = chunked_launch.gradients(p, decay, do, before, after, choice)
+    found = chunked.gradients(p, decay, do, before, after, choice)
     return tuple(x for x in found if x is not None)
 
 
-def chunk_error(call: ChunkCall, choice: Choice, device: str) -> float:
-    """The largest error of the whole operator, with this choice for one of its kernels."""
-    workload = AttentionWorkload(
-        "", 1, call.chunk + 3, 2, call.dk, call.dv, frozenset(), "", call.gates, getattr(torch, call.dtype)
-    )
-    case = testing_linear_attention.Case.of(workload)
-    results = case.to(device).run_module(chunked_launch, choice=choice)
-    return max(case.judge(results, "chunked").values())
+def of_call(kernel: str, call: WalkCall | ChunkCall, states: int) -> AttentionWorkload:
+    """A call of few steps and two heads."""
+    steps = {recurrent.KERNEL: JUDGED_STEPS, gates_launch.KERNEL: SPAN + 3}.get(kernel)
+    shape = -(-states // 2), steps or call.chunk + 3, 2, call.dk, call.dv
+    dtype = getattr(torch, call.dtype)
+    return AttentionWorkload("tried", *shape, frozenset(), "a trial", call.gates, dtype)
 
 
-def kernel_calls(workload: AttentionWorkload) -> Iterator[tuple[str, Any]]:
-    """(kernel, its call), one for each kernel that a workload runs."""
-    dtype, padded = str(workload.dtype)[6:], (padded_side(workload.dk), padded_side(workload.dv))
-    for result in ROLES:
-        yield linear_attention_launch.KERNEL, WalkCall(result, dtype, *padded, workload.gates)
-    for side in gates_launch.sides(workload.gates):
-        yield gates_launch.KERNEL, gates_launch.gates_call(workload.dtype, *padded, workload.gates, side)
-    if workload.chunks_serve:
-        chunks = chunked_launch.chunk_call(workload.dtype, workload.dk, workload.dv, workload.gates)
-        for part in chunked_launch.PARTS:
-            yield f"linear_attention_chunk_{part}", chunks
+def error(call: WalkCall | ChunkCall, choice: Choice, device: str) -> float:
+    """A walk by itself; of other kernels the whole operator, with this choice for one of them."""
+    case = Case.of(of_call(choice.kernel, call, 2))
+    there = case.to(device)
+    if choice.kernel == recurrent.KERNEL:
+        vectors, gates = ([there.inputs[name] for name in names] for names in ("qkv", call.gates.split()))
+        found, *_ = run_walk(call, choice, *vectors, there.do, *gates)
+        return max(case.judge({call.result: found}).values())
+    if choice.kernel == gates_launch.KERNEL:
+        return max(case.judge(there.run_module(recurrent, choices={"dgk": choice})).values())
+    return max(case.judge(there.run_module(chunked, choice=choice), "chunked").values())
 
 
 def run_call(workload: AttentionWorkload, device: str) -> None:
     """The launches of a call and its gradient by the method that "auto" takes."""
     named, do, dend = workload.make_inputs(device=device)
     gains = workload.dtype in CHUNKED_DTYPES and workload.steps >= CHUNKED_STEPS
-    run = chunked_launch if gains and workload.chunks_serve else linear_attention_launch
+    run = chunked if gains and workload.chunks_serve else recurrent
     tensors = [named.get(name) for name in ("q", "k", "v", "g", "g_gamma", "gk", "gv")]
     scale = workload.dk**-0.5 if workload.scale is None else workload.scale
     rest = scale, named.get("initial_state"), workload.reverse, named.get("cu_seqlens")
@@ -223,24 +198,11 @@ def run_call(workload: AttentionWorkload, device: str) -> None:
     run.backward(do, dend, *tensors, *rest)
 
 
-def call_public(workload: AttentionWorkload, empty: Callable[..., torch.Tensor]) -> None:
-    """Call the public function, for its checks, on tensors that `empty(*shape, dtype=...)` makes."""
-    dtype, tokens = workload.dtype, (workload.sequences, workload.steps, workload.heads)
-    keys, values = (*tokens, workload.dk), (*tokens, workload.dv)
-    shapes = {"g": tokens, "g_gamma": tokens[2:], "gk": keys, "gv": values}
-    for gate in workload.gates.split():
-        check_option("gates", gate, shapes)
-    given = [empty(*shape, dtype=dtype) for shape in (keys, keys, values)]
-    gates = {gate: empty(*shapes[gate], dtype=dtype) for gate in workload.gates.split()}
-    recurrent_linear_attention(*given, **gates, reverse=workload.reverse, implementation="helion")
-
-
-# judged on few steps of few heads, for which Helion and Triton make other programs
-trial = functools.partial(Trial, judged_apart=True)
-TRIALS = {
-    "linear_attention_walk": trial(walk_operands, run_walk, walk_error),
-    "linear_attention_gates": trial(gates_operands, run_gates, gates_error),
-    "linear_attention_chunk_scores": trial(chunk_operands, run_chunk_scores, chunk_error),
-    "linear_attention_chunk_walk": trial(chunk_scratch, run_chunk_walk, chunk_error),
-    "linear_attention_chunk_gradients": trial(chunk_scratch, run_chunk_gradients, chunk_error),
+ALONE = {
+    recurrent.KERNEL: Alone(walk_operands, run_walk),
+    gates_launch.KERNEL: Alone(gates_operands, run_gates),
+    "linear_attention_chunk_scores": Alone(chunk_operands, run_chunk_scores),
+    "linear_attention_chunk_walk": Alone(chunk_scratch, run_chunk_walk),
+    "linear_attention_chunk_gradients": Alone(chunk_scratch, run_chunk_gradients),
 }
+ERRORS = dict.fromkeys(ALONE, error)

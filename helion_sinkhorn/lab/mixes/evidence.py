@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, by_elements
+from helion_sinkhorn.lab.draws import noise
+from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors, by_elements
 from helion_sinkhorn.lab.mixes.budget import RESULTS, evaluated
 from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
-from helion_sinkhorn.lab.operator import Tensors, noise
 from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.ops.mhc.mixes import launch, torch_op
 from helion_sinkhorn.ops.mhc.mixes.api import hc_mixes

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.lab.evidence import Choices, Evidence, Results, paths
-from helion_sinkhorn.lab.operator import Tensors
+from helion_sinkhorn.lab.evidence import Choices, Evidence, Results, Tensors, paths
 from helion_sinkhorn.lab.post.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.post.workloads import HcPostWorkload
 from helion_sinkhorn.lab.truth import Truth

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.lab.evidence import Choices, Evidence, Results, paths
-from helion_sinkhorn.lab.operator import Tensors
+from helion_sinkhorn.lab.evidence import Choices, Evidence, Results, Tensors, paths
 from helion_sinkhorn.lab.pre.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
 from helion_sinkhorn.lab.truth import Truth

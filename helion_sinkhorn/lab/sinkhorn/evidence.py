@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.lab import rounding
-from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results
+from helion_sinkhorn.lab.draws import noise
+from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors
 from helion_sinkhorn.lab.machine.binary import Binary, Job, exchanges
-from helion_sinkhorn.lab.operator import Tensors, noise
 from helion_sinkhorn.lab.sinkhorn.budget import error_budget, exact, scaling_form
 from helion_sinkhorn.lab.sinkhorn.implicit import evidence as implicit
 from helion_sinkhorn.lab.sinkhorn.parity import peer_of_gradient

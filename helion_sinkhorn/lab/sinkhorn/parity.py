@@ -7,11 +7,10 @@ rounding of each logit and of each line sum does to the exact result, which no f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from helion_sinkhorn.lab.rounding import UNIT, half_ulp
+from helion_sinkhorn.lab.truth import Peer, largest_error
 from helion_sinkhorn.ops.sinkhorn import reference
 
 DRAWS = 4
@@ -50,30 +49,6 @@ def rounded_definition(
     return p
 
 
-@dataclass(frozen=True)
-class Peer:
-    """What PyTorch reaches in float32 on some inputs, and the floor of each matrix, both relative to
-    `scale`."""
-
-    scale: torch.Tensor
-    """What an error of an entry is relative to."""
-    errors: torch.Tensor
-    floor: torch.Tensor
-
-    def ratios(self, result: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
-        """(median of the matrices' ratios of errors, ratio of the worst); errors below the floor count as
-        equal."""
-        own = torch.maximum(largest(result, exact, self.scale), self.floor)
-        return (own / self.errors).median().item(), (own.max() / self.errors.max()).item()
-
-
-def largest(result: torch.Tensor, exact: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The largest error of each matrix; where nothing is expected (NaN), NaN is right."""
-    error = (result.detach().to("cpu", torch.float64) - exact).abs() / scale
-    error = torch.where(exact.isnan() & result.detach().cpu().isnan(), 0.0, error)
-    return error.nan_to_num(nan=torch.inf).amax((-2, -1))
-
-
 def gradient(function, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     """The derivative of <dy, function(x)> with respect to x, in the dtype of x."""
     leaf = x.detach().clone().requires_grad_()
@@ -97,6 +72,6 @@ def peer_of_gradient(
     generator = torch.Generator().manual_seed(0)
     for _ in range(DRAWS):
         moved = gradient(lambda t: rounded_definition(t, *arguments, generator), x.double(), dy)
-        floor = torch.maximum(floor, largest(moved, exact, scale))
+        floor = torch.maximum(floor, largest_error(moved, exact, scale))
     found = gradient(lambda t: reference.sinkhorn(t, n_iters, eps=eps, form=form, first=first), x.float(), dy)
-    return Peer(scale, torch.maximum(largest(found.to(x.dtype), exact, scale), floor), floor)
+    return Peer(scale, torch.maximum(largest_error(found.to(x.dtype), exact, scale), floor), floor)

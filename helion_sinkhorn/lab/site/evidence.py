@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.lab.evidence import Choices, Evidence, Results, by_elements, given, used
-from helion_sinkhorn.lab.operator import Tensors
+from helion_sinkhorn.lab.evidence import Choices, Evidence, Results, Tensors, by_elements, given, used
 from helion_sinkhorn.lab.site import trials
 from helion_sinkhorn.lab.site.boundary import evidence as crossing
 from helion_sinkhorn.lab.site.boundary.evidence import OF_UPDATE, PREFIX, norm_weight_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from helion_sinkhorn.lab.evidence import Alone
+from helion_sinkhorn.lab.draws import noise
+from helion_sinkhorn.lab.evidence import Alone, Tensors
 from helion_sinkhorn.lab.mixes import budget as of_mixes
-from helion_sinkhorn.lab.operator import Tensors, noise
 from helion_sinkhorn.lab.post import budget as of_post
 from helion_sinkhorn.lab.pre import budget as of_pre
 from helion_sinkhorn.lab.rounding import worst

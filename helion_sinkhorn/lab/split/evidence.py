@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, by_elements, given
-from helion_sinkhorn.lab.operator import Tensors, noise
+from helion_sinkhorn.lab.draws import noise
+from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors, by_elements, given
 from helion_sinkhorn.lab.rounding import SAMPLES, half_ulp
 from helion_sinkhorn.lab.sinkhorn.budget import SMALLEST_NORMAL
-from helion_sinkhorn.lab.sinkhorn.parity import LAST_PLACES, Peer, largest
+from helion_sinkhorn.lab.sinkhorn.parity import LAST_PLACES
 from helion_sinkhorn.lab.split.budget import RESULTS, error_budget, exact, model
 from helion_sinkhorn.lab.split.workloads import HcWorkload
-from helion_sinkhorn.lab.truth import Systematic, Truth, bias, spread
+from helion_sinkhorn.lab.truth import Peer, Systematic, Truth, bias, largest_error, spread
 from helion_sinkhorn.ops.mhc.split import eager, launch, reference
 from helion_sinkhorn.ops.mhc.split.api import hc_split_sinkhorn
 from helion_sinkhorn.ops.mhc.split.partials import Reduce
@@ -88,7 +88,7 @@ def peer_of_gradient(workload: HcWorkload, exact: torch.Tensor, mixes, *given: t
     found = torch.autograd.grad(out, leaf, [t.float() for t in gradients])[0].to(workload.dtype)
     size = exact.abs().amax(-1, keepdim=True).clamp_min(SMALLEST_NORMAL)
     floor = LAST_PLACES + (half_ulp(exact, workload.dtype) / size).amax((-2, -1))
-    return Peer(size, torch.maximum(largest(found, exact, size), floor), floor)
+    return Peer(size, torch.maximum(largest_error(found, exact, size), floor), floor)
 
 
 def run(

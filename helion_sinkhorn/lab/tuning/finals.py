@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from helion_sinkhorn.lab.operator import bytes_of
 from helion_sinkhorn.lab.operators import TRIALS
 from helion_sinkhorn.lab.tuning.groups import Group, distinct, entry_key, jsonable, same, spelled
 from helion_sinkhorn.lab.tuning.timing import Sampler, sampler
@@ -45,7 +44,7 @@ def gpu_clock(group: Group, batch: int) -> Callable[[Choice], Sampler]:
 
         written = run()
         results = written if isinstance(written, tuple) else (written,)
-        return sampler(run, bytes_of(*operands, *results))
+        return sampler(run, sum(t.nbytes for t in (*operands, *results)))
 
     return prepare
 

@@ -14,8 +14,7 @@ import torch
 
 from helion_sinkhorn import reference
 from helion_sinkhorn.lab import rounding
-from helion_sinkhorn.lab.evidence import Choices, Results
-from helion_sinkhorn.lab.operator import Tensors
+from helion_sinkhorn.lab.evidence import Choices, Results, Tensors
 from helion_sinkhorn.lab.sinkhorn.implicit.budget import Stationarity
 from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.lab.truth import SYSTEMATIC_MATRICES, Systematic, Truth, bias, judged, largest, spread

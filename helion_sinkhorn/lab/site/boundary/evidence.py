@@ -12,8 +12,7 @@ from collections.abc import Collection
 
 import torch
 
-from helion_sinkhorn.lab.evidence import Choices, Results, given, used
-from helion_sinkhorn.lab.operator import Tensors
+from helion_sinkhorn.lab.evidence import Choices, Results, Tensors, given, used
 from helion_sinkhorn.lab.site.boundary import budget
 from helion_sinkhorn.lab.site.budget import systematic
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
