@@ -39,7 +39,7 @@ class Wrong:
     name: str
     run: Run
     of: tuple[str, ...]
-    """The results it is judged by; all that it returns where none are named."""
+    """The results it is judged by, of those that a workload has; all of these where none are named."""
     on: str | Callable[[Any], Any]
     """Where it shows: one workload, run as a kernel is alone, or all whose call has what it breaks."""
     hidden: str = ""

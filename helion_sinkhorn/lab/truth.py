@@ -8,7 +8,7 @@ Four statistics of e = (result - truth) / spread over the judged matrices, each 
             arithmetic within the bounds exceeds it.  Finds what is a little wrong everywhere.
     bias    mean of sign(truth) e, at most what functions wrong by their bound to one side do, plus five
             standard errors.  Finds what is very little wrong, but always to the same side.
-    parity  the error beside that of float32 PyTorch on the same inputs (sinkhorn.parity): the median of the
+    parity  the error beside that of float32 PyTorch on the same inputs (Peer): the median of the
             matrices' ratios and the ratio of the worst errors.  Finds arithmetic that is right for its
             algorithm and worse than what users have.
 

@@ -10,6 +10,7 @@ import torch
 
 from ci import attack
 from ci.gate import runs
+from helion_sinkhorn.lab.operators import operator_for
 
 SLOW = {"implicit_64", "attention_packed_reverse", "dot_reported", "dot_wide", "dot_fp16"}
 FEW = [
@@ -51,6 +52,18 @@ def test_what_is_computed_in_float64_is_right(operator):
     assert name == "rounded once from float64"
     on = next(w.name for w in attack.tagged("ci", object) if row.takes(w) and w.dtype == torch.float32)
     assert attack.verdicts(run, on, ()) == []
+
+
+def test_each_is_judged_by_results_that_there_are():
+    for operator in attack.WRONG:
+        results = {
+            w.name: {*operator_for(w).results(w)}
+            for w in attack.tagged("ci", object)
+            if attack.OPERATORS[operator].takes(w)
+        }
+        for wrong, on in attack.placed(operator):
+            assert {*wrong.of} <= set().union(*results.values()), wrong.name
+            assert not wrong.of or {*wrong.of} & results[on], wrong.name
 
 
 def test_there_are_many_of_every_operator_and_few_that_nothing_can_tell():

@@ -293,8 +293,8 @@ OF_CHUNKS = {
     "sums in bfloat16": (Machine(multiply=lambda a, b: bfloat16(a @ b)), "dq dk", in_chunks),
 }  # fmt: skip
 WRONG = [
-    *(Wrong(f"{name} left out", given(**{name: torch.zeros_like}), both("o", "end", "dk", "dinitial_state",
-            f"d{name}"), has(name)) for name in GATES),
+    *(Wrong(f"{name} left out", given(**{name: torch.zeros_like}),
+            (*both("o", "end", "dk", "dinitial_state"), f"d{name}"), has(name)) for name in GATES),
     Wrong("gates after the update", exactly(one_step_late), both("o", "dv", "dgk"), has("g", "gk", "gv")),
     # an odd step takes the gate of the one before
     Wrong("gates in pairs of steps", given(gk=edited(
