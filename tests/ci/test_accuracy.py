@@ -34,7 +34,8 @@ from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 from helion_sinkhorn.ops.linear_attention import eager as attention_eager
 from helion_sinkhorn.ops.mhc.split import eager as split_eager
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import solver_for
-from helion_sinkhorn.runtime.launch import choose
+from helion_sinkhorn.runtime.kernel import candidates
+from helion_sinkhorn.runtime.launch import choose, forget
 
 ROOT = Path(__file__).resolve().parents[2]
 CI = [w.name for w in tagged("ci", object)]
@@ -401,14 +402,16 @@ def test_kernels_are_judged_with_the_default_and_every_committed_config(monkeypa
     workload = WORKLOADS["mhc_one_iteration"]
     x, dy, truths = ground("mhc_one_iteration")[1:]
     x, dy = x[:6], dy[:6]
-    key = dict(launch.call_of(x, *workload.arguments).key)
-    entry = {"key": {**key, "batch": 4096}, "config": {"block_sizes": [2], "num_warps": 1},
-             "variant": {"thread": [0, 0], "paired": False, "length": 5}, "evidence": "compiled"}  # fmt: skip
+    call = launch.call_of(x, *workload.arguments)
     (tmp_path / "h200").mkdir()
     for name in ("sinkhorn_forward", "sinkhorn_backward"):
+        tried = candidates(KERNELS[name], call, DEVICES["h200"])[-1]
+        entry = {"key": {**dict(call.key), "batch": 4096}, "config": dict(tried.config),
+                 "variant": dict(tried.variant), "evidence": "compiled"}  # fmt: skip
         file = {"schema": 1, "kernel": name, "device": {"key": "h200"}, "entries": [entry]}
         (tmp_path / "h200" / f"{name}.json").write_text(json.dumps(file))
     monkeypatch.setattr(store, "folders", lambda: [tmp_path])
+    forget()
     found = of_kernels(SINKHORN, workload, DEVICES["h200"], len(x))
     by_kernel = {}
     for candidate in found:
@@ -423,6 +426,8 @@ def test_kernels_are_judged_with_the_default_and_every_committed_config(monkeypa
         whole[:6] = candidate.run(x, dy).double()
         whole[6:] = truth.exact[6:]
         assert truth.judge(whole).passes
+    monkeypatch.undo()
+    forget()
 
 
 @pytest.mark.parametrize("name", ["implicit_mhc", "implicit_wide_4x8", "implicit_64"])
