@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from autograd_calls import assert_equal
-from cuda_graphs import capture
 from hc_streams import LAYOUTS, one_rounding, post_errors, post_inputs, post_results
 
 from helion_sinkhorn import hc_post
@@ -137,15 +136,8 @@ def test_compiled_and_at_any_number_of_tokens():
     assert counter.frame_count == 1
 
 
-def test_another_stream_and_device_memory_of_the_results_alone():
+def test_backward_takes_device_memory_for_the_gradients_alone():
     inputs = on_device(post_inputs(256, c=4096, dtype=torch.bfloat16, has_bias=False))
-    expected = run(*inputs)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        found = run(*inputs)
-    torch.cuda.current_stream().wait_stream(stream)
-    assert_equal(found.values(), expected.values())
     leaves = [t.requires_grad_() for t in inputs[:4]]
     out = hc_post(*leaves)
     torch.cuda.synchronize()
@@ -155,22 +147,6 @@ def test_another_stream_and_device_memory_of_the_results_alone():
     torch.cuda.synchronize()
     needed = sum(t.nbytes for t in gradients)
     assert torch.cuda.max_memory_allocated() - before <= 1.01 * needed + 4096
-
-
-def test_cuda_graphs():
-    f, x, *rest, grad = on_device(post_inputs(300, c=256, dtype=torch.bfloat16))
-    expected = run(f, -x, *rest, grad)
-    leaves = [t.clone().requires_grad_() for t in (f, x, *rest)]
-
-    def step():
-        out = hc_post(*leaves, implementation="helion")
-        return out, *torch.autograd.grad(out, leaves, grad)
-
-    graph, captured = capture(step)
-    with torch.no_grad():
-        leaves[1].neg_()
-    graph.replay()
-    assert_equal([t.detach() for t in captured], expected.values())
 
 
 def test_more_than_two_to_the_31_elements():
