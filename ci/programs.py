@@ -46,15 +46,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine.presented import as_called, present_device
-from helion_sinkhorn.lab.operators import KERNELS, OPERATORS
+from helion_sinkhorn.lab.operators import KERNELS
 from helion_sinkhorn.lab.parent import end_with_parent
 from helion_sinkhorn.lab.tuning import selection, warm
 from helion_sinkhorn.runtime import generated, shipped
 from helion_sinkhorn.runtime.dispatch import signature
 from helion_sinkhorn.runtime.kernel import Built
 
-MOST = 8192
-"""Tokens of the largest workload whose inputs are drawn to find its launches; larger ones draw gigabytes."""
 FAMILY = "hopper"
 """The devices with measured configs; torch and Triton are told of one of them in each process."""
 Found = dict[str, dict[str, str]]
@@ -63,11 +61,7 @@ Found = dict[str, dict[str, str]]
 
 def calls(only: str) -> list[list[Any]]:
     """Workloads, those that differ in the batch alone together: they share programs."""
-    drawn = [row.workload for row in OPERATORS.values() if row.call is not None]
-    every = [
-        w for w in selection.workloads("programs", "tune", only) if type(w) not in drawn or w.batch <= MOST
-    ]
-    groups = itertools.groupby(sorted(every, key=stem), stem)
+    groups = itertools.groupby(sorted(selection.workloads("programs", "tune", only), key=stem), stem)
     return [list(group) for _, group in groups]
 
 

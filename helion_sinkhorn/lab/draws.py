@@ -20,9 +20,9 @@ class There:
 Draws = np.random.Generator | There
 
 
-def draws(seed: int, device: torch.device | str, there: bool) -> Draws:
-    """NumPy's numbers by a seed, the same on every machine; those of the device if `there`."""
-    return There(device) if there else np.random.default_rng(seed)
+def draws(seed: int, device: torch.device | str, there: bool = False) -> Draws:
+    """NumPy's numbers by a seed, the same on every machine; the device's own if `there`; "meta" has none."""
+    return There(device) if there or str(device) == "meta" else np.random.default_rng(seed)
 
 
 def normal(generator: Draws, *shape: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from helion_sinkhorn.lab.draws import SHORT, normal, unused_zero
+from helion_sinkhorn.lab.draws import SHORT, draws, normal, unused_zero
 from helion_sinkhorn.ops.linear_attention.limits import why_not_chunked
 
 
@@ -75,7 +75,7 @@ class AttentionWorkload:
 
         Vectors are standard normal, decays exp(-strength |x|) of such x.
         """
-        generator = np.random.default_rng(seed)
+        generator = draws(seed, device)
         tokens = self.sequences, self.steps, self.heads
         state = len(self.lengths) or self.sequences, self.heads, self.dk, self.dv
         shapes = {"g": tokens, "g_gamma": (self.heads,), "gk": (*tokens, self.dk), "gv": (*tokens, self.dv)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from helion_sinkhorn.lab.draws import normal, uniform, unused_zero
+from helion_sinkhorn.lab.draws import draws, normal, uniform, unused_zero
 from helion_sinkhorn.lab.mixes.workloads import VALUES, MixesWorkload
 from helion_sinkhorn.lab.split.workloads import PARAMETERS, HcWorkload
 
@@ -114,7 +114,7 @@ class HcSiteWorkload:
         float32; the upstream gradients (batch, tokens, n, C) and (batch, tokens, C) of `dtype`, (batch,
         tokens, n) and (batch, tokens, n, n) in float32.
         """
-        g, tokens, n, size = np.random.default_rng(seed), (self.batch, self.tokens), self.n, self.n * self.c
+        g, tokens, n, size = draws(seed, device), (self.batch, self.tokens), self.n, self.n * self.c
         x = normal(g, *tokens, n, self.c)
         VALUES[self.values](x.flatten(-2))
         fn = self.spread * size**-0.5 * normal(g, self.m, size)
