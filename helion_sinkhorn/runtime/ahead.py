@@ -54,8 +54,8 @@ class Described:
 class Context:
     """What a Function keeps of a call, as its backward finds it."""
 
-    def __init__(self, arguments: Sequence[Any]):
-        self.needs_input_grad = tuple(isinstance(a, torch.Tensor) for a in arguments)
+    def __init__(self, needed: tuple[bool, ...]):
+        self.needs_input_grad = needed
         self.saved_tensors: tuple[Any, ...] = ()
 
     def save_for_backward(self, *tensors: Any) -> None:
@@ -89,10 +89,11 @@ def begin(
     if torch.version.hip or device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return None
     without_data = [like(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+    needed = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in arguments)
 
     def work() -> None:
         try:
-            compile_all(launches(function, run, without_data, device), device)
+            compile_all(launches(function, run, without_data, needed, device), device)
         except Exception as error:
             log.debug("the gradient of %s is left to it (%s: %s)", public, type(error).__name__, error)
 
@@ -124,14 +125,19 @@ def launches(
     function: type[torch.autograd.Function],
     run: Callable[..., Any],
     arguments: Sequence[Any],
+    needed: tuple[bool, ...],
     device: torch.device,
 ) -> list[Launch]:
-    """The launches of a gradient, none of which is made; the arguments of the call are meta tensors."""
+    """The launches of a gradient, none of which is made; the arguments of the call are meta tensors.
+
+    Args:
+        needed: which of the arguments need a gradient.
+    """
     noted: list[Launch] = []
     upcoming.notes = True
     with launching_with(Launcher(lambda _: device_at(device.index), lambda *launch: noted.append(launch))):
         results = run(*arguments)
-        context = Context(arguments)
+        context = Context(needed)
         function.setup_context(context, arguments, results)
         noted.clear()
         results = results if isinstance(results, tuple) else (results,)

@@ -120,7 +120,7 @@ def test_the_operator_leaves_what_the_backward_of_the_mixes_takes():
         partials, squares, scale, base, SIZE, NORM_EPS, False, *CONSTANTS, torch.float32
     )
     assert (mixes.shape, norms.shape) == ((3, 7, 24), (3, 7, 2))
-    dmixes, sums = BACKWARD(*upstream, mixes, scale, base, *CONSTANTS)
+    dmixes, sums = BACKWARD(*upstream, mixes, scale, base, *CONSTANTS, [True, True])
     *_, dpartials, dsquares, dscale, dbase = results(partials, squares, scale, base, *upstream)
     r, k = norms.double().unbind(-1)
     for found in dpartials:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helion_sinkhorn import recurrent_linear_attention
 from helion_sinkhorn.lab.linear_attention import model
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.ops.linear_attention.torch_op import DIFFERENTIABLE
 
 FORWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention.default
 BACKWARD = torch.ops.helion_sinkhorn.recurrent_linear_attention_backward.default
@@ -46,7 +47,9 @@ def test_opcheck(w):
     torch.library.opcheck(FORWARD, given)
     torch.library.opcheck(FORWARD, tuple(leaves))
     _, do, dend = w.make_inputs()
-    torch.library.opcheck(BACKWARD, (do, dend, *given))
+    there = [isinstance(given[i], torch.Tensor) for i in DIFFERENTIABLE]
+    for wanted in (there, [w and k % 2 == 0 for k, w in enumerate(there)]):
+        torch.library.opcheck(BACKWARD, (do, dend, *given, wanted))
 
 
 def value_and_gradients(function, x, do):

@@ -92,7 +92,7 @@ def test_a_failure_in_the_thread_refuses_no_stored_config(monkeypatch, fresh_cac
     x = torch.empty(8192, 4, 4, device="meta")
     given = x, 20, 1e-6, "deepseek", "rows", "helion", torch.float32
     with pytest.raises(IndexError):
-        ahead.launches(torch_op.Sinkhorn, torch_op.call.run, given, GPU)
+        ahead.launches(torch_op.Sinkhorn, torch_op.call.run, given, (True, *[False] * 6), GPU)
     assert not choices.refused
 
 
@@ -116,7 +116,9 @@ given = x, 20, 1e-6, "deepseek", "rows", "helion", torch.float32
 forward = []
 with launching_with(Launcher(lambda index: device_at(0), lambda *launch: forward.append(launch))):
     torch_op.call.run(*given)
-ahead.compile_all([*forward, *ahead.launches(torch_op.Sinkhorn, torch_op.call.run, given, gpu)], gpu)
+needed = True, *[False] * 6
+launches = ahead.launches(torch_op.Sinkhorn, torch_op.call.run, given, needed, gpu)
+ahead.compile_all([*forward, *launches], gpu)
 heavy = {"helion", "torch._inductor", "torch._dynamo", "sklearn", "sympy"} & {*sys.modules}
 print(json.dumps([compiled, sorted(heavy)]))
 """

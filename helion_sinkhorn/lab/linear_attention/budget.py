@@ -87,7 +87,8 @@ class Case:
 
     def run_module(self, module, **options: object) -> Named:
         """The same of a module with `forward` and `backward`, as the operators call it."""
-        gradients = module.backward(self.do, self.dend, *self.arguments, **options)
+        found = module.backward(self.do, self.dend, *self.arguments, **options)
+        gradients = [x for x in found if x is not None]
         return {**self.run_forward(module, **options), **self.named(gradients)}
 
     def run_forward(self, module, **options: object) -> Named:

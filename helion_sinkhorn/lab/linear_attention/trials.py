@@ -114,8 +114,8 @@ def run_gates(
     p, do = problem(call, q, k, v, do, gates, reverse, offsets)
     if offsets:
         before, after = p.kept_states(), p.kept_states()
-    of_steps = p.g is not None or p.g_gamma is not None
-    found = gates_launch.gates(p, do, before, after, "gk", of_steps, choice)
+    wanted = p.gk is not None, p.g is not None or p.g_gamma is not None
+    found = gates_launch.gates(p, do, before, after, "gk", wanted, choice)
     return tuple(x for x in found if x is not None)
 
 
@@ -161,7 +161,7 @@ def run_chunk_walk(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) -> T
 def run_chunk_gradients(call: ChunkCall, choice: Choice, *tensors: torch.Tensor) -> Tensors:
     _, _, _, decay, before, after, q, k, v, do, *gates = tensors
     p, do = problem(call, q, k, v, do, gates)
-    found = chunked.gradients(p, decay, do, before, after, choice)
+    found = chunked.gradients(p, decay, do, before, after, choice=choice)
     return tuple(x for x in found if x is not None)
 
 

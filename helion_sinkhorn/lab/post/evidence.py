@@ -131,7 +131,7 @@ def pass_back(call: site.SiteCall, choices: Choices, grad, f, x, post, comb, bia
     split = boundary_backward.parts_of_fn(fn, call, x, choices)
     along = x.new_zeros((len(x),), dtype=torch.float32)
     given = grad, None, g, along, x, split, f, x, bias, post, comb, post
-    *made, _ = boundary_backward.gradients(given, call, order, choices)
+    *made, _ = boundary_backward.gradients(given, call, order, choices=choices)
     return tuple(t.view(to.shape) for t, to in zip(made, like, strict=True))
 
 

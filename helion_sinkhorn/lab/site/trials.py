@@ -40,7 +40,9 @@ def of_streams(call: SiteCall, batch: int, device: str) -> Tensors:
 
 
 def run_weights(call: SiteCall, choice: Choice, dy, x, weights) -> torch.Tensor:
-    return pre_launch.gradients(dy, x, weights, None, launch.KERNELS[launch.WEIGHTS], call, choice)
+    made = None, torch.empty_like(weights)
+    pre_launch.gradients(dy, x, weights, made, launch.KERNELS[launch.WEIGHTS], call, choice)
+    return made[1]
 
 
 def run_backward(call: SiteCall, choice: Choice, g, along, fn, dresidual, dy, x, weights) -> Tensors:
@@ -82,7 +84,7 @@ def run_boundary_backward(
 ) -> Tensors:
     rows = split if dict(choice.variant)["together"] else by_stream
     given = dstreams, dy, g, along, streams, rows, f, x, None, *coefficients
-    return boundary_backward.one_pass(*given, call, "io", choice)
+    return boundary_backward.one_pass(*given, call, "io", choice=choice)
 
 
 def of_sums(call: SiteCall, batch: int, device: str) -> Tensors:
@@ -167,7 +169,7 @@ def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> flo
     choices = {choice.kernel: choice}
     rows = boundary_backward.parts_of_fn(fn, call, streams, choices)
     given = dstreams, dy, g, along, streams, rows, f, x, None, post, comb, weights
-    *made, dweights = boundary_backward.gradients(given, call, "io", choices)
+    *made, dweights = boundary_backward.gradients(given, call, "io", choices=choices)
     dfn = boundary_backward.projection(g, streams, call, choices.get(boundary_backward.PROJECTION))
     found = dict(zip(of_boundary_gradients.RESULTS, (*made, dfn, dweights), strict=True))
     return max(worst(found[name], *limit) for name, limit in limits.items())

@@ -6,11 +6,14 @@ element's bits do not depend on the batch; float32 copies are of a piece of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from helion_sinkhorn.runtime.batched_products import fewest, products
 from helion_sinkhorn.runtime.float32_products import float32_products
 from helion_sinkhorn.runtime.pieces import computing, pieces
+from helion_sinkhorn.runtime.wanted import Some, room_for
 
 
 def _split(wide: torch.Tensor, dtype: torch.dtype, parts: int) -> torch.Tensor:
@@ -44,17 +47,25 @@ def forward(
 
 @float32_products()
 def backward(
-    grad: torch.Tensor, x: torch.Tensor, y: torch.Tensor, b: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(dx, dy, db); db is like b (B, parts, D, K)."""
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    b: torch.Tensor,
+    wanted: Sequence[bool] = (True,) * 3,
+) -> tuple[Some, ...]:
+    """(dx, dy, db), None for each that is not wanted; db is like b (B, parts, D, K)."""
     (count, m, d), k, dtype = x.shape, y.size(2), computing(x.dtype)
     least = fewest(m * (d + k), x.device)
-    dx, dy, db = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (x, y, b))
+    dx, dy, db = room_for((x, y, b), wanted)
     for at in pieces(count, m * (d + k), least):
         wide, g = x[at].to(dtype), grad[at].to(dtype)
-        db[at] = split = _split(products(wide, g, least, turn_a=True), x.dtype, b.size(1))
+        split = _split(products(wide, g, least, turn_a=True), x.dtype, b.size(1))
         dproduct = _joined(split, dtype)
-        through = products(g, _joined(b[at], dtype), least, turn_b=True)
-        dx[at] = through.add_(products(y[at].to(dtype), dproduct, least, turn_b=True))
-        dy[at] = products(wide, dproduct, least)
+        if db is not None:
+            db[at] = split
+        if dx is not None:
+            through = products(g, _joined(b[at], dtype), least, turn_b=True)
+            dx[at] = through.add_(products(y[at].to(dtype), dproduct, least, turn_b=True))
+        if dy is not None:
+            dy[at] = products(wide, dproduct, least)
     return dx, dy, db

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from helion_sinkhorn.ops.dot_compress.space import (
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, launch
 from helion_sinkhorn.runtime.views import matrices
+from helion_sinkhorn.runtime.wanted import Some, room_for
 
 BODIES = "helion_sinkhorn.ops.dot_compress.kernels"
 
@@ -93,13 +95,19 @@ def forward(
 
 
 def backward(
-    grad: torch.Tensor, x: torch.Tensor, y: torch.Tensor, b: torch.Tensor, choices: Choices = NO_CHOICES
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(dx, dy, db); db is like b (B, parts, D, K)."""
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    b: torch.Tensor,
+    wanted: Sequence[bool] = (True,) * 3,
+    choices: Choices = NO_CHOICES,
+) -> tuple[Some, ...]:
+    """(dx, dy, db), None for each that is not wanted; db is like b (B, parts, D, K), and makes the others."""
     grad, x, y, b = matrices(grad), matrices(x), matrices(y), b.contiguous()
-    dx, dy = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, y))
-    db = torch.empty_like(b)
+    dx, dy, db = *room_for((x, y), wanted[:2]), torch.empty_like(b)
     product(x, grad, None, db, choices.get("dot_compress_product"))
-    apply(x, db, dy, choices.get("dot_compress_apply"))
-    expand(grad, y, b, db, dx, choices.get("dot_compress_expand"))
-    return dx, dy, db
+    if dy is not None:
+        apply(x, db, dy, choices.get("dot_compress_apply"))
+    if dx is not None:
+        expand(grad, y, b, db, dx, choices.get("dot_compress_expand"))
+    return dx, dy, db if wanted[2] else None

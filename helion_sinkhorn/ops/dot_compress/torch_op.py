@@ -1,7 +1,8 @@
 """The torch operators of dot compress.
 
 `helion_sinkhorn::dot_compress` returns (out, b) and its backward (dx, dy, db), with b and db
-(..., parts, D, K) in the dtype of x; both take any leading shape; `implementation` is "helion" or "pytorch".
+(..., parts, D, K) in the dtype of x, and an empty tensor for each that is not `wanted`; both take any leading
+shape; `implementation` is "helion" or "pytorch".
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from helion_sinkhorn.runtime.torch_op import (
     without_autocast,
 )
 from helion_sinkhorn.runtime.views import unflattened
+from helion_sinkhorn.runtime.wanted import filled, only
 
 FORWARD, BACKWARD = "dot_compress", "dot_compress_backward"
 
@@ -52,30 +54,31 @@ def forward(x, y, z, parts, implementation):
     return unflattened(out, y.shape[:-2]), unflattened(b, x.shape[:-2])
 
 
-def backward(grad, x, y, b, implementation):
+def backward(grad, x, y, b, implementation, wanted):
     """(dx, dy, db) from the b that `forward` returned."""
     elements = _elements(grad), _elements(x), _elements(y), _elements(b, 3)
     if implementation == "pytorch" or x.numel() == 0:
         with without_autocast(x):
-            dx, dy, db = eager.backward(*elements)
+            made = eager.backward(*elements, wanted)
     else:
         with on_device(x):
-            dx, dy, db = _launch().backward(*elements)
-    return dx.view(x.shape), dy.view(y.shape), db.view(b.shape)
+            made = _launch().backward(*elements, wanted)
+    like = x, y, b
+    return filled([None if d is None else d.view(t.shape) for d, t in zip(made, like, strict=True)], like)
 
 
 def _empty_results(x, y, z, parts, implementation):
     return y.new_empty(y.shape), x.new_empty(*x.shape[:-2], parts, x.shape[-1], y.shape[-1])
 
 
-def _empty_gradients(grad, x, y, b, implementation):
-    return tuple(t.new_empty(t.shape) for t in (x, y, b))
+def _empty_gradients(grad, x, y, b, implementation, wanted):
+    return filled(only([t.new_empty(t.shape) for t in (x, y, b)], wanted), (x, y, b))
 
 
 def _keep(ctx, inputs, output):
-    x, y, z, _, implementation = inputs
+    x, y, _, _, implementation = inputs
     ctx.save_for_backward(x, y, output[1])
-    ctx.has_z, ctx.implementation = z is not None, implementation
+    ctx.implementation = implementation
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
@@ -85,8 +88,9 @@ def _gradient(ctx, grad, _):
         return (None,) * 5
     x, y, b = ctx.saved_tensors
     run = DotCompressBackward.apply if differentiates(grad, x, y) else call_backward
-    dx, dy, db = run(grad, x, y, b, ctx.implementation)
-    return dx, dy, db.select(-3, 0) if ctx.has_z else None, None, None
+    wanted = ctx.needs_input_grad[:3]
+    dx, dy, db = only(run(grad, x, y, b, ctx.implementation, wanted), wanted)
+    return dx, dy, None if db is None else db.select(-3, 0), None, None
 
 
 call = define(
@@ -96,7 +100,8 @@ call = define(
 )  # fmt: skip
 call_backward = define(
     BACKWARD,
-    "(Tensor grad, Tensor x, Tensor y, Tensor b, str implementation) -> (Tensor, Tensor, Tensor)",
+    "(Tensor grad, Tensor x, Tensor y, Tensor b, str implementation, bool[] wanted)"
+    " -> (Tensor, Tensor, Tensor)",
     backward, _empty_gradients, 4,
 )  # fmt: skip
 DotCompress = differentiable(FORWARD, "dot_compress", call, _keep, _gradient)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
-Some = torch.Tensor | None
+from helion_sinkhorn.runtime.wanted import Some, all_of, room_for
+
 BLOCK = 32
 """Steps of which the backward keeps all states; of the others it keeps one in so many."""
 
@@ -65,37 +66,42 @@ class _Span:
             o[:, t] = (self.q[:, t].unsqueeze(-1) * h).sum(-2) * self.scale
         return o, h
 
-    def backward(self, do: torch.Tensor, dend: Some) -> tuple[torch.Tensor, ...]:
-        """dq, dk, dv, the gradient of a decay of the rows, of one of the columns, of the start.
+    def backward(self, do: torch.Tensor, dend: Some, wanted: Sequence[bool]) -> tuple[Some, ...]:
+        """dq, dk, dv, the gradients of a decay of the rows and one of the columns, if wanted; of the start.
 
         A decay's gradient is the state before its step times the dual after it, decayed and summed.  Its own
         side decays last: entries that both sides decay may be below the range of float32.
         """
+        made = room_for((self.q, self.k, self.v, self.k, self.v), wanted)
+        dq, dk, dv, drows, dcolumns = made
+        needs_states = not (dq is None and drows is None and dcolumns is None)
         blocks = [self.order[begin : begin + BLOCK] for begin in range(0, len(self.order), BLOCK)]
         starts, h = [], self.start
         for steps in blocks:
             starts.append(h)
-            for t in steps:
+            for t in steps if needs_states else ():
                 h = self.after(h, t)
         dh = torch.zeros_like(self.start) if dend is None else dend
-        dq, dk, dv, drows, dcolumns = (torch.empty_like(x) for x in (self.q, self.k, self.v, self.k, self.v))
         for start, steps in zip(reversed(starts), reversed(blocks), strict=True):
             states = [start]
             for t in steps:
-                states.append(self.after(states[-1], t))
-                dq[:, t] = (states[-1] * do[:, t].unsqueeze(-2)).sum(-1) * self.scale
+                states.append(self.after(states[-1], t) if needs_states else start)
+                if dq is not None:
+                    dq[:, t] = (states[-1] * do[:, t].unsqueeze(-2)).sum(-1) * self.scale
             for t, before in zip(reversed(steps), states[-2::-1], strict=True):
                 dh = dh + _outer(self.q[:, t], do[:, t] * self.scale)
-                dk[:, t] = (dh * self.v[:, t].unsqueeze(-2)).sum(-1)
-                dv[:, t] = (dh * self.k[:, t].unsqueeze(-1)).sum(-2)
-                if self.rows is not None:
+                if dk is not None:
+                    dk[:, t] = (dh * self.v[:, t].unsqueeze(-2)).sum(-1)
+                if dv is not None:
+                    dv[:, t] = (dh * self.k[:, t].unsqueeze(-1)).sum(-2)
+                if drows is not None:
                     meeting = before if self.columns is None else before * self.columns[:, t]
                     drows[:, t] = (dh * meeting).sum(-1) * self.rows[:, t, ..., 0]
-                if self.columns is not None:
+                if dcolumns is not None:
                     meeting = before if self.rows is None else before * self.rows[:, t]
                     dcolumns[:, t] = (dh * meeting).sum(-2) * self.columns[:, t, ..., 0, :]
                 dh = self.decayed(dh, t)
-        return dq, dk, dv, drows, dcolumns, dh
+        return *made, dh
 
 
 def _offsets(cu_seqlens: torch.Tensor, steps: int) -> list[int]:
@@ -132,26 +138,38 @@ def forward(
 
 
 def backward(
-    do, dend, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens
-) -> list[torch.Tensor]:
-    """Gradients of q, k, v and of each of g, g_gamma, gk, gv, initial_state that is there, in this order."""
+    do, dend, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, wanted=None
+) -> tuple[Some, ...]:
+    """Gradients of q, k, v, g, g_gamma, gk, gv and initial_state, None for each that is not wanted.
+
+    Args:
+        wanted: which of them; all that are there if None.
+    """
+    tensors = q, k, v, g, g_gamma, gk, gv, initial_state
+    wanted = all_of(tensors) if wanted is None else wanted
+    *of_vectors, of_g, of_gamma, of_gk, of_gv, of_start = wanted
     do = torch.zeros_like(v) if do is None else do
-    dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     dtype = torch.promote_types(q.dtype, torch.float32)
-    drows, dcolumns = torch.zeros_like(dk, dtype=dtype), torch.zeros_like(dv, dtype=dtype)
+    own = *of_vectors, of_g or of_gamma or of_gk, of_gv
+    like = (q, q.dtype), (k, k.dtype), (v, v.dtype), (k, dtype), (v, dtype)
+    *made, drows, dcolumns = sums = [
+        torch.zeros(x.shape, dtype=kind, device=x.device) if w else None
+        for (x, kind), w in zip(like, own, strict=True)
+    ]
     starts = []
     spans = _spans(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens)
     for n, (at, span) in enumerate(spans):
-        own = dend if dend is None or cu_seqlens is None else dend[n : n + 1]
-        results = span.backward(do[:, at].to(dtype), own)
-        for whole, part in zip((dq, dk, dv, drows, dcolumns), results, strict=False):
-            whole[:, at] = part
-        starts.append(results[-1])
-    gates = (
-        None if g is None else drows.sum(-1).to(g.dtype),
-        None if g_gamma is None else drows.sum((0, 1, 3)).to(g_gamma.dtype),
-        None if gk is None else drows.to(gk.dtype),
-        None if gv is None else dcolumns.to(gv.dtype),
-        None if initial_state is None else torch.cat(starts),
+        last = dend if dend is None or cu_seqlens is None else dend[n : n + 1]
+        *results, start = span.backward(do[:, at].to(dtype), last, own)
+        for whole, part in zip(sums, results, strict=True):
+            if whole is not None:
+                whole[:, at] = part
+        starts.append(start)
+    return (
+        *made,
+        drows.sum(-1).to(g.dtype) if of_g else None,
+        drows.sum((0, 1, 3)).to(g_gamma.dtype) if of_gamma else None,
+        drows.to(gk.dtype) if of_gk else None,
+        dcolumns.to(gv.dtype) if of_gv else None,
+        torch.cat(starts) if of_start else None,
     )
-    return [dq, dk, dv, *(x for x in gates if x is not None)]

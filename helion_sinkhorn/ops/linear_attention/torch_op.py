@@ -1,8 +1,8 @@
 """The torch operators of recurrent linear attention.
 
-`helion_sinkhorn::recurrent_linear_attention` returns (o, last state) and its backward the gradients of
-q, k, v and of those of g, g_gamma, gk, gv, initial_state that are there.  Values that a compiler does not
-know are checked here; `serves` is "pytorch" or the method of the kernels.
+`helion_sinkhorn::recurrent_linear_attention` returns (o, last state) and its backward those gradients of
+q, k, v, g, g_gamma, gk, gv, initial_state that are `wanted`.  Values that a compiler does not know are
+checked here; `serves` is "pytorch" or the method of the kernels.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from helion_sinkhorn.runtime.torch_op import (
     operator_named,
     without_autocast,
 )
+from helion_sinkhorn.runtime.wanted import only
 
 FORWARD, BACKWARD = "recurrent_linear_attention", "recurrent_linear_attention_backward"
 ARGUMENTS = (
@@ -63,11 +64,11 @@ def forward(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqle
         return run.forward(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens)
 
 
-def backward(do, dend, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, serves):
+def backward(do, dend, *arguments):
     """The gradients of `forward` from its arguments: nothing else is kept."""
-    tensors = q, k, v, g, g_gamma, gk, gv
-    with _served(q, serves) as run:
-        return run.backward(do, dend, *tensors, scale, initial_state, reverse, cu_seqlens)
+    *arguments, serves, wanted = arguments
+    with _served(arguments[0], serves) as run:
+        return [x for x in run.backward(do, dend, *arguments, wanted) if x is not None]
 
 
 def _empty_results(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, serves):
@@ -78,7 +79,7 @@ def _empty_results(q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, c
 
 
 def _empty_gradients(do, dend, *arguments):
-    tensors = (arguments[i] for i in DIFFERENTIABLE)
+    tensors = only([arguments[i] for i in DIFFERENTIABLE], arguments[-1])
     return [x.new_empty(x.shape) for x in tensors if x is not None]
 
 
@@ -101,16 +102,19 @@ def _gradient(ctx, do, dend):
             "vectorize=True ask for. Use torch.func.vjp with torch.vmap, or jacrev."
         )
     run = Backward.apply if differentiates(*given) else call_backward
-    found = iter(run(do, dend, *tensors, ctx.scale, start, ctx.reverse, cu_seqlens, ctx.serves))
-    # as many as there are tensors, in the order of the arguments
-    *gradients, dstart = [None if x is None else next(found) for x in (*tensors, start)]
+    wanted = [ctx.needs_input_grad[i] for i in DIFFERENTIABLE]
+    found = iter(run(do, dend, *tensors, ctx.scale, start, ctx.reverse, cu_seqlens, ctx.serves, wanted))
+    # as many as are wanted, in the order of the arguments
+    *gradients, dstart = [next(found) if w else None for w in wanted]
     return *gradients, None, dstart, None, None, None
 
 
 call = define(FORWARD, f"({ARGUMENTS}) -> (Tensor, Tensor)", forward, _empty_results, 11)
 call_backward = define(
-    BACKWARD, f"(Tensor? do, Tensor? dend, {ARGUMENTS}) -> Tensor[]", backward, _empty_gradients, 13
-)
+    BACKWARD,
+    f"(Tensor? do, Tensor? dend, {ARGUMENTS}, bool[] wanted) -> Tensor[]",
+    backward, _empty_gradients, 13,
+)  # fmt: skip
 RecurrentLinearAttention = differentiable(FORWARD, FORWARD, call, _keep_arguments, _gradient)
 RecurrentLinearAttention.rarely_used = (1,)
 Backward = last(BACKWARD, FORWARD, call_backward)

@@ -39,8 +39,8 @@ def linear_attention_chunk_gradients(
     decay: torch.Tensor,
     states: torch.Tensor,
     dstates: torch.Tensor,
-    dq: torch.Tensor,
-    dk: torch.Tensor,
+    dq: torch.Tensor | None,
+    dk: torch.Tensor | None,
     dg: torch.Tensor | None,
     dgk: torch.Tensor | None,
     scale: float,
@@ -86,11 +86,13 @@ def linear_attention_chunk_gradients(
             # the gates of the first step: from there on, so that they are 0 where no state was before
             first = through + (x * dqs).sum(0)
             dks = fine_product(pairs, x, states.dtype, how, dks * torch.exp2(right * LOG2E), turn_x=True)
-            store(dk, b, t, h, r, dks * down)
+            if dk is not None:
+                store(dk, b, t, h, r, dks * down)
             y = load(k, b, t, h, r).to(torch.float32) * down
             difference = y * dks
             dqs = fine_product(pairs, y, states.dtype, how, dqs)
-            store(dq, b, t, h, r, dqs * up * scale)
+            if dq is not None:
+                store(dq, b, t, h, r, dqs * up * scale)
             # q is read again: a tile less to keep in registers
             difference = difference - load(q, b, t, h, r).to(torch.float32) * scale * up * dqs
             if fine:
@@ -127,9 +129,11 @@ def linear_attention_chunk_gradients(
                 dks = dks + torch.where(is_right, 0.0, dx)
                 dw = owed(picks, x * dx, fine, how, dw)
                 half = half * 2
-            store(dq, b, t, h, r, dqs * scale)
-            store(dk, b, t, h, r, dks)
-        if gk is not None:
+            if dq is not None:
+                store(dq, b, t, h, r, dqs * scale)
+            if dk is not None:
+                store(dk, b, t, h, r, dks)
+        if dgk is not None:
             store(dgk, b, t, h, r, dw)
         if dg is not None:
             hl.store(dg, [b, t, h], dw.sum(1), extra_mask=t < dg.size(1))

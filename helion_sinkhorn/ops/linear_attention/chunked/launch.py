@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from helion_sinkhorn.ops.linear_attention.chunked.space import (
 from helion_sinkhorn.ops.linear_attention.problem import WIDE, Problem, Some
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, Tensors, launch
+from helion_sinkhorn.runtime.wanted import all_of, room_for
 
 ROOM = "helion_sinkhorn.ops.linear_attention.chunked"
 
@@ -144,13 +146,21 @@ def gradients(
     do: torch.Tensor,
     before: torch.Tensor,
     after: torch.Tensor,
+    wanted: Sequence[bool] | None = None,
     choice: Choice | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, Some, Some]:
-    """(dq, dk, dg (B, T, H) in float32 for g and g_gamma, dgk) from the state and its gradient at chunks."""
+) -> tuple[Some, ...]:
+    """(dq, dk, dg (B, T, H) in float32 for g and g_gamma, dgk) from the state and its gradient at chunks.
+
+    Args:
+        wanted: which of them; all that are there if None.
+    """
     call = call_of(p)
-    dq, dk = torch.empty_like(p.q), torch.empty_like(p.k)
-    dg = None if p.g is None and p.g_gamma is None else empty(p, *p.q.shape[:3])
-    dgk = None if p.gk is None else torch.empty_like(p.gk)
+    of_q, of_k, of_steps, of_gk = (True, True, p.g is not None or p.g_gamma is not None, p.gk is not None)
+    if wanted is not None:
+        of_q, of_k, of_steps, of_gk = wanted
+    dq, dk = room_for((p.q, p.k), (of_q, of_k))
+    dg = empty(p, *p.q.shape[:3]) if of_steps else None
+    dgk = torch.empty_like(p.gk) if of_gk else None
     tensors = p.q, p.k, p.v, p.g, p.g_gamma, p.gk, do, decay, before, after, dq, dk, dg, dgk
     constants = p.scale, call.chunk, call.width, p.reverse, pieces(p), call.least, call.least_gate
     start(p, "gradients", tensors, constants, choice)
@@ -192,19 +202,24 @@ def backward(
     initial_state: Some,
     reverse: bool,
     cu_seqlens: None,
+    wanted: Sequence[bool] | None = None,
     choice: Choice | None = None,
-) -> list[torch.Tensor]:
+) -> tuple[Some, ...]:
     """As in recurrent.launch.backward: everything is computed again, nothing kept from the forward."""
+    wanted = all_of((q, k, v, g, g_gamma, gk, gv, initial_state)) if wanted is None else wanted
+    of_q, of_k, of_v, of_g, of_gamma, of_gk, _, of_start = wanted
+    of_states = of_q, of_k, of_g or of_gamma, of_gk
     p = Problem.of(q, k, v, g, g_gamma, gk, None, scale, reverse, None)
     do = torch.zeros_like(p.v) if do is None else do.contiguous()
     s = scores(p, choice)
-    _, before, _ = walk(p, s.decay, s.ks, p.v, initial_state, reverse, states=True, choice=choice)
     # dv is the o of the walk back, which takes do for v and has keys and queries exchanged
-    dv, after, dstart = walk(p, s.decay, s.qs, do, dend, not reverse, s.ks, s.a.mT, True, choice)
-    dq, dk, dg, dgk = gradients(p, s.decay, do, before, after, choice)
-    gates = (
-        None if g is None else dg.to(g.dtype),
-        None if g_gamma is None else dg.sum((0, 1)).to(g_gamma.dtype),
-        dgk,
-    )
-    return [x for x in (dq, dk, dv, *gates, None if initial_state is None else dstart) if x is not None]
+    of_values = (s.ks, s.a.mT) if of_v else (None, None)
+    dv, after, dstart = walk(p, s.decay, s.qs, do, dend, not reverse, *of_values, any(of_states), choice)
+    dq = dk = dg = dgk = None
+    if any(of_states):
+        _, before, _ = walk(p, s.decay, s.ks, p.v, initial_state, reverse, states=True, choice=choice)
+        dq, dk, dg, dgk = gradients(p, s.decay, do, before, after, of_states, choice)
+    return (
+        dq, dk, dv, dg.to(g.dtype) if of_g else None, dg.sum((0, 1)).to(g_gamma.dtype) if of_gamma else None,
+        dgk, None, dstart if of_start else None,
+    )  # fmt: skip

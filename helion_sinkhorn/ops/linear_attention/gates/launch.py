@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 
@@ -41,6 +42,18 @@ def sides(gates: str) -> tuple[str, ...]:
     return there or (("gk",) if gates else ())
 
 
+def wanted_sides(gates: str, wanted: Sequence[bool]) -> dict[str, tuple[bool, bool]]:
+    """(of its own gate, of g and g_gamma): what is wanted of each side of which anything is.
+
+    Args:
+        wanted: of g, g_gamma, gk and gv.
+    """
+    of_steps, own = any(wanted[:2]), dict(zip(("gk", "gv"), wanted[2:], strict=True))
+    there = sides(gates)
+    asked = {side: (own[side], of_steps and side == there[-1]) for side in there}
+    return {side: both for side, both in asked.items() if any(both)}
+
+
 def call_of(p: Problem, side: str) -> ChunkCall:
     """What a config is chosen for."""
     return gates_call(p.q.dtype, *p.sides, p.gates, side)
@@ -76,10 +89,10 @@ def gates(
     states: torch.Tensor,
     dstates: torch.Tensor,
     side: str,
-    of_steps: bool,
+    wanted: tuple[bool, bool],
     choice: Choice | None = None,
 ) -> tuple[Some, Some]:
-    """(the gradient of the gate of a side if it is there, dg (B T, H) in float32 if asked).
+    """(the gradient of the gate of a side, dg (B T, H) in float32), each if it is wanted.
 
     states, dstates: what walk_dq and walk_dk kept.
     """
@@ -87,7 +100,8 @@ def gates(
     if side == "gv":
         q, k, v, do, gk, gv = do, v, k, q, gv, gk
         states, dstates = states.mT, dstates.mT
-    dgk = None if gk is None else p.new_like(gk)
+    of_gate, of_steps = wanted
+    dgk = p.new_like(gk) if of_gate else None
     tiles, blocks = (-(-x.size(3) // WIDTH) for x in (q, v))
     dg = None
     if of_steps:

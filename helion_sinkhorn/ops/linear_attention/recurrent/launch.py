@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from helion_sinkhorn.configs import store
-from helion_sinkhorn.ops.linear_attention.gates.launch import gates, sides
+from helion_sinkhorn.ops.linear_attention.gates.launch import gates, wanted_sides
 from helion_sinkhorn.ops.linear_attention.problem import Problem, Some, pad_to, unpad
 from helion_sinkhorn.ops.linear_attention.recurrent.space import (
     ROLES,
@@ -29,6 +30,7 @@ from helion_sinkhorn.runtime.launch import (
     run_and_keep,
 )
 from helion_sinkhorn.runtime.space import largest_run
+from helion_sinkhorn.runtime.wanted import all_of, only
 
 KERNEL = "linear_attention_walk"
 BODY = f"helion_sinkhorn.ops.linear_attention.recurrent.kernels:{KERNEL}"
@@ -197,30 +199,40 @@ def backward(
     initial_state: Some,
     reverse: bool,
     cu_seqlens: Some,
+    wanted: Sequence[bool] | None = None,
     choices: Choices = NO_CHOICES,
-) -> list[torch.Tensor]:
-    """Gradients of q, k, v and of each of g, g_gamma, gk, gv, initial_state that is there, in this order."""
+) -> tuple[Some, ...]:
+    """Gradients of q, k, v, g, g_gamma, gk, gv and initial_state, None for each that is not wanted.
+
+    A walk that is not wanted for its result is made where gates need the states that it keeps.
+
+    Args:
+        wanted: which of them; all that are there if None.
+    """
+    wanted = all_of((q, k, v, g, g_gamma, gk, gv, initial_state)) if wanted is None else wanted
+    of_q, of_k, of_v, *of_gates, of_start = wanted
+    of_g, of_gamma = of_gates[:2]
     dk_size, dv_size = q.size(-1), v.size(-1)
     p = Problem.fitting(q, k, v, g, g_gamma, gk, gv, scale, reverse, cu_seqlens)
     do = torch.zeros_like(p.v) if do is None else pad_to(do, p.sides[1]).contiguous()
     start, dend = pad_to(initial_state, *p.sides), pad_to(dend, *p.sides)
-    states, dstates = (p.kept_states(), p.kept_states()) if p.gates else (None, None)
-    dq = walk_dq(p, do, start, states, choices.get("dq"))
-    dk = walk_dk(p, do, dend, dstates, choices.get("dk"))
-    dstart = None if initial_state is None else p.new_state()
-    dv = walk_dv(p, do, dend, dstart, choices.get("dv"))
+    states, dstates = (p.kept_states(), p.kept_states()) if any(of_gates) else (None, None)
+    dq = walk_dq(p, do, start, states, choices.get("dq")) if of_q or any(of_gates) else None
+    dk = walk_dk(p, do, dend, dstates, choices.get("dk")) if of_k or any(of_gates) else None
+    dstart = p.new_state() if of_start else None
+    dv = walk_dv(p, do, dend, dstart, choices.get("dv")) if of_v or of_start else None
     dgates, dg = {}, None
-    for side in sides(p.gates):
-        own = p, do, states, dstates, side, g is not None or g_gamma is not None
-        dgates[side], dg = gates(*own, choices.get(f"d{side}"))
-    found = (
+    for side, both in wanted_sides(p.gates, of_gates).items():
+        # g and g_gamma go with the last one
+        dgates[side], dg = gates(p, do, states, dstates, side, both, choices.get(f"d{side}"))
+    made = (
         unpad(dq, dk_size),
         unpad(dk, dk_size),
         unpad(dv, dv_size),
-        None if g is None else dg.view(g.shape).to(g.dtype),
-        None if g_gamma is None else dg.sum(0).to(g_gamma.dtype),
+        dg.view(g.shape).to(g.dtype) if of_g else None,
+        dg.sum(0).to(g_gamma.dtype) if of_gamma else None,
         unpad(dgates.get("gk"), dk_size),
         unpad(dgates.get("gv"), dv_size),
         unpad(dstart, dk_size, dv_size),
     )
-    return [x for x in found if x is not None]
+    return only(made, wanted)

@@ -8,12 +8,13 @@ not so, the last tokens above all, is copied into a buffer that is.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from helion_sinkhorn.runtime.float32_products import float32_products
 from helion_sinkhorn.runtime.pieces import ENTRIES, computing, sum_last
+from helion_sinkhorn.runtime.wanted import Some, room_for
 
 CHUNK = 16
 """Tokens of a chunk where no other number of them has the same bits."""
@@ -126,19 +127,30 @@ def norms_of(q: torch.Tensor, size: int, norm_eps: float, eps_outside: bool) -> 
 
 @float32_products()
 def backward(
-    dmixes: torch.Tensor, x: torch.Tensor, fn: torch.Tensor, mixes: torch.Tensor, norms: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(dx (T, K) in the dtype of x, dfn (M, K) in the computing dtype) of `forward`'s results."""
+    dmixes: torch.Tensor,
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    mixes: torch.Tensor,
+    norms: torch.Tensor,
+    wanted: Sequence[bool] = (True, True),
+) -> tuple[Some, Some]:
+    """(dx (T, K) in the dtype of x, dfn (M, K) in the computing dtype) of `forward`'s results.
+
+    None for each that is not wanted.
+    """
     (m, size), dtype = fn.shape, computing(x.dtype)
     fn = _projection(x, fn)
-    dx, dfn = torch.empty_like(x, memory_format=torch.contiguous_format), None
+    dx, dfn = room_for((x, fn), wanted)
+    if dfn is not None:
+        dfn.zero_()
     along = norms[:, 1] * sum_last(dmixes * mixes)
     scaled, along = norms[:, :1] * dmixes, along.unsqueeze(1)
-    for at, (g, rows) in _chunks(scaled, x, dtype=dtype, counts=_chunks_of(x.device, fn)):
+    given = (scaled,) if dfn is None else (scaled, x)
+    for at, (g, *rows) in _chunks(*given, dtype=dtype, counts=_chunks_of(x.device, fn)):
         there, g = at.stop - at.start, g[:, : fn.size(0)]
-        torch.addcmul((g @ fn)[:there, :size], along[at], x[at], out=dx[at])
-        # zeros add nothing to a sum over tokens
-        given = g[:there].mT, rows[:there]
-        dfn = torch.mm(*given) if dfn is None else dfn.addmm_(*given)
-    dfn = torch.zeros_like(fn) if dfn is None else dfn
-    return dx, dfn[:m, :size].contiguous()
+        if dx is not None:
+            torch.addcmul((g @ fn)[:there, :size], along[at], x[at], out=dx[at])
+        if dfn is not None:
+            # zeros add nothing to a sum over tokens
+            dfn.addmm_(g[:there].mT, rows[0][:there])
+    return dx, None if dfn is None else dfn[:m, :size].contiguous()

@@ -211,11 +211,13 @@ def hc_mixes_backward(
     residual: torch.Tensor | None,
     dy: torch.Tensor | None,
     pre: torch.Tensor | None,
-    dx: torch.Tensor,
-    dfn: torch.Tensor,
+    dx: torch.Tensor | None,
+    dfn: torch.Tensor | None,
     facts: hl.constexpr,
 ):
     """dx (T, n, C) = r dmixes fn + k (dmixes . mixes) x, and dfn (shares, M, n, C) = (r dmixes)' x.
+
+    Either of them unless it is None.
 
     dx takes in what x is given besides: residual (T, n, C), and pre (T, n) times dy (T, C); each may be None.
     A share is a multiple of `unit` tokens.  x is read once where all rows are one block.  Of more, the
@@ -224,7 +226,14 @@ def hc_mixes_backward(
     rows, n, columns, shares, unit, block_m, blocks, x_parts, parts, dx_parts, how, interpret = facts
     tokens = x.size(0)
     share = (tokens + shares * unit - 1) // (shares * unit) * unit
-    hl.specialize((x.stride(), fn.stride(), dx.stride(), g.stride(), dfn.stride()))
+    hl.specialize((x.stride(), fn.stride(), g.stride()))
+    # a loop that names a tensor beside its store is taken for one that reads it, and has one step on its way
+    of_x, of_fn = dx is not None, dfn is not None
+    # assigned: alone under an `if` it would leave the block empty
+    if of_x:
+        _dx = hl.specialize(dx.stride())
+    if of_fn:
+        _dfn = hl.specialize(dfn.stride())
     block_t = hl.register_block_size(tokens)
     for tile_s, tile_m, tile_i, tile_c in hl.tile(
         [shares, rows, n, columns], block_size=[1, block_m, 1, None]
@@ -243,15 +252,17 @@ def hc_mixes_backward(
             given = x[tile_t, i, tile_c]
             if interpret:  # the last tile is shorter there
                 norm, old, collapsed, weight = besides(along, residual, dy, pre, tile_t, i, tile_c)
-            if blocks == 1:
+            if of_x and blocks == 1:
                 back = product(upstream, weights, dx_parts, interpret)
                 whole = stream_gradient(back, given, (norm, old, collapsed, weight), residual, dy, how)
                 dx[tile_t, i, tile_c] = whole.to(dx.dtype)
                 ahead = torch.clamp(tile_t.end + hl.arange(block_t), max=tokens - 1)
                 norm, old, collapsed, weight = besides(along, residual, dy, pre, ahead, i, tile_c)
-            total = total + product(turned(given_parts(given, x_parts)), upstream, parts, interpret)
-        dfn[tile_s.begin, tile_m, i, tile_c] = total.transpose(0, 1)
-        if blocks > 1:
+            if of_fn:
+                total = total + product(turned(given_parts(given, x_parts)), upstream, parts, interpret)
+        if of_fn:
+            dfn[tile_s.begin, tile_m, i, tile_c] = total.transpose(0, 1)
+        if of_x and blocks > 1:
             own = share // blocks
             begin = min(first + tile_m.id * own, last)
             for tile_u in hl.tile(begin, min(begin + own, last), block_size=block_t):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from helion_sinkhorn.ops.mhc.mixes.space import (
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, chosen_for, launch
 from helion_sinkhorn.runtime.views import flattened, parameter, placed
+from helion_sinkhorn.runtime.wanted import Some
 
 SPLIT, PARTIALS, REDUCE = "hc_mixes_split", "hc_mixes_partials", "hc_mixes_reduce"
 UPSTREAM, BACKWARD = "hc_mixes_upstream", "hc_mixes_backward"
@@ -155,11 +157,12 @@ def gradients(
     fn: torch.Tensor,
     call: Any,
     choice: Choice | None = None,
-    others: tuple[torch.Tensor | None, ...] = (None, None, None),
+    others: tuple[Some, ...] = (None, None, None),
     kernel: Kernel = KERNELS[BACKWARD],
     dtype: torch.dtype | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(dx (T, n, C), dfn (M, n C) in float32) for x (T, n, C) and fn (M, n C).
+    wanted: Sequence[bool] = (True, True),
+) -> tuple[Some, Some]:
+    """(dx (T, n, C), dfn (M, n C) in float32) for x (T, n, C) and fn (M, n C), or None if not wanted.
 
     Args:
         others: (residual, dy, pre), gradients that x meets elsewhere (`kernels.hc_mixes_backward`).
@@ -168,11 +171,12 @@ def gradients(
     """
     (tokens, n, columns), m = x.shape, len(fn)
     shares = dict((choice or chosen_for(kernel, call, tokens, x)).variant)["shares"]
-    dx, sums = torch.empty_like(x, dtype=dtype), x.new_empty((shares, m, n, columns), dtype=torch.float32)
+    dx = torch.empty_like(x, dtype=dtype) if wanted[0] else None
+    sums = x.new_empty((shares, m, n, columns), dtype=torch.float32) if wanted[1] else None
     tensors = g, along, x, fn.view(m, n, columns), *others, dx, sums
     values = call.precision, n, columns, shares
     launch(kernel, call, tensors, *values, batch=tokens, choice=choice)
-    return dx, sums.sum(0).view(m, n * columns)
+    return dx, None if sums is None else sums.sum(0).view(m, n * columns)
 
 
 def backward(
@@ -182,12 +186,13 @@ def backward(
     mixes: torch.Tensor,
     norms: torch.Tensor,
     precision: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(dx, dfn in float32)."""
+    wanted: Sequence[bool] = (True, True),
+) -> tuple[Some, Some]:
+    """(dx, dfn in float32), None for each that is not wanted."""
     m, columns = fn.shape
     dmixes, mixes, norms = (flattened(t, 1) for t in (dmixes, mixes, norms))
     rows = several(parameter(fn), 0)
     call = call_for(len(rows), columns, x.dtype, precision)
     given = upstream(several(dmixes, 1), several(mixes, 1), norms, call)
-    dx, dfn = gradients(*given, placed(x.reshape(-1, columns)).unsqueeze(1), rows, call)
-    return dx.view(x.shape), dfn[:m]
+    dx, dfn = gradients(*given, placed(x.reshape(-1, columns)).unsqueeze(1), rows, call, wanted=wanted)
+    return None if dx is None else dx.view(x.shape), None if dfn is None else dfn[:m]

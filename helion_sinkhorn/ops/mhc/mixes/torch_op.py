@@ -1,8 +1,8 @@
 """The torch operators of hc_mixes.
 
 `helion_sinkhorn::hc_mixes` returns (mixes, norms); norms (..., 2) are r and k of `eager.norms_of` and carry
-no gradient.  Its backward returns (dx, dfn), dfn a sum over tokens in the computing dtype.  Both take any
-leading shape; `implementation` is "helion" or "pytorch".
+no gradient.  Its backward returns (dx, dfn), dfn a sum over tokens in the computing dtype, and an empty
+tensor for each that is not `wanted`.  Both take any leading shape; `implementation` is "helion" or "pytorch".
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from helion_sinkhorn.runtime.torch_op import (
     on_device,
     without_autocast,
 )
+from helion_sinkhorn.runtime.wanted import cast, filled, only
 
 FORWARD, BACKWARD = "hc_mixes", "hc_mixes_backward"
 
@@ -55,16 +56,16 @@ def forward(x, fn, norm_eps, eps_outside, precision, implementation):
     return mixes.view(*lead, mixes.size(-1)), norms.view(*lead, 2)
 
 
-def backward(dmixes, x, fn, mixes, norms, precision, implementation):
+def backward(dmixes, x, fn, mixes, norms, precision, implementation, wanted):
     """(dx, dfn) from what `forward` was given and returned."""
     if implementation == "helion" and x.numel() > 0:
         with on_device(x):
-            return _launch().backward(dmixes, x, fn, mixes, norms, precision)
+            return filled(_launch().backward(dmixes, x, fn, mixes, norms, precision, wanted), (x, fn))
     (m, size) = fn.shape
     rows = _tokens(dmixes, m), _tokens(x, size), fn, _tokens(mixes, m), _tokens(norms, 2)
     with without_autocast(x):
-        dx, dfn = eager.backward(*rows)
-    return dx.view(x.shape), dfn
+        dx, dfn = eager.backward(*rows, wanted)
+    return filled((None if dx is None else dx.view(x.shape), dfn), (x, fn))
 
 
 def _empty_results(x, fn, norm_eps, eps_outside, precision, implementation):
@@ -72,8 +73,9 @@ def _empty_results(x, fn, norm_eps, eps_outside, precision, implementation):
     return tuple(x.new_empty(*lead, columns, dtype=dtype) for columns in (fn.shape[-2], 2))
 
 
-def _empty_gradients(dmixes, x, fn, mixes, norms, precision, implementation):
-    return x.new_empty(x.shape), fn.new_empty(fn.shape, dtype=computing(x.dtype))
+def _empty_gradients(dmixes, x, fn, mixes, norms, precision, implementation, wanted):
+    made = x.new_empty(x.shape), fn.new_empty(fn.shape, dtype=computing(x.dtype))
+    return filled(only(made, wanted), (x, fn))
 
 
 def _keep(ctx, inputs, output):
@@ -88,8 +90,10 @@ def _gradient(ctx, dmixes, _):
         return (None,) * 6
     x, fn, mixes, norms = ctx.saved_tensors
     run = HcMixesBackward.apply if differentiates(dmixes, x, fn) else call_backward
-    dx, dfn = run(dmixes, x, fn, mixes, norms, ctx.precision, ctx.implementation)
-    return dx, dfn.to(fn.dtype), *[None] * 4
+    wanted = ctx.needs_input_grad[:2]
+    found = run(dmixes, x, fn, mixes, norms, ctx.precision, ctx.implementation, wanted)
+    dx, dfn = only(found, wanted)
+    return dx, cast(dfn, fn), *[None] * 4
 
 
 call = define(
@@ -100,8 +104,8 @@ call = define(
 )  # fmt: skip
 call_backward = define(
     BACKWARD,
-    "(Tensor dmixes, Tensor x, Tensor fn, Tensor mixes, Tensor norms, str precision, str implementation)"
-    " -> (Tensor, Tensor)",
+    "(Tensor dmixes, Tensor x, Tensor fn, Tensor mixes, Tensor norms, str precision, str implementation, "
+    "bool[] wanted) -> (Tensor, Tensor)",
     backward, _empty_gradients, 5,
 )  # fmt: skip
 HcMixes = differentiable(FORWARD, FORWARD, call, _keep, _gradient)

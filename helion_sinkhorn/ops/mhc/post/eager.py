@@ -6,11 +6,14 @@ columns are added up in an order that their number alone decides.  Tokens are co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from helion_sinkhorn.runtime.batched_products import fewest, products
 from helion_sinkhorn.runtime.float32_products import float32_products
 from helion_sinkhorn.runtime.pieces import computing, pieces, sum_last
+from helion_sinkhorn.runtime.wanted import room_for
 
 
 @float32_products()
@@ -30,22 +33,25 @@ def forward(f, x, post, comb, bias, comb_order):
 
 
 @float32_products()
-def backward(grad, f, x, post, comb, bias, comb_order):
-    """(df, dx, dpost, dcomb)."""
+def backward(grad, f, x, post, comb, bias, comb_order, wanted: Sequence[bool] = (True,) * 4):
+    """(df, dx, dpost, dcomb), None for each that is not wanted."""
     n, c = x.shape[-2:]
     dtype, least = computing(x.dtype), fewest(n * c, x.device)
-    df, dx, dpost, dcomb = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (f, x, post, comb))
-    of_rows, of_streams = df.view(-1, 1, c), dx.view(-1, n, c)
-    of_post, of_comb = dpost.view(-1, n), dcomb.view(-1, n, n)
+    df, dx, dpost, dcomb = made = room_for((f, x, post, comb), wanted)
     if comb_order == "oi":
-        comb, of_comb = comb.mT, of_comb.mT
+        comb = comb.mT
     post, comb = post.to(dtype).reshape(-1, 1, n), comb.to(dtype).reshape(-1, n, n)
     upstream, streams, rows = grad.reshape(-1, n, c), x.reshape(-1, n, c), f.reshape(-1, 1, c)
     for at in pieces(len(streams), n * c, least):
-        g, wide = upstream[at].to(dtype), streams[at].to(dtype)
-        given = rows[at].to(dtype) if bias is None else rows[at].to(dtype) + bias.to(dtype)
-        of_rows[at] = products(post[at], g, least)
-        of_streams[at] = products(comb[at], g, least)
-        of_post[at] = sum_last(g * given)
-        of_comb[at] = products(wide, g, least, turn_b=True)
-    return df, dx, dpost, dcomb
+        g = upstream[at].to(dtype)
+        if df is not None:
+            df.view(-1, 1, c)[at] = products(post[at], g, least)
+        if dx is not None:
+            dx.view(-1, n, c)[at] = products(comb[at], g, least)
+        if dpost is not None:
+            given = rows[at].to(dtype) if bias is None else rows[at].to(dtype) + bias.to(dtype)
+            dpost.view(-1, n)[at] = sum_last(g * given)
+        if dcomb is not None:
+            pairs = products(streams[at].to(dtype), g, least, turn_b=True)
+            dcomb.view(-1, n, n)[at] = pairs if comb_order == "io" else pairs.mT
+    return made

@@ -95,25 +95,36 @@ def weighted(weights, terms, how):
     return total
 
 
-def take_back(grad, given, x, post, comb, df, dx, tiles, n, first, served, transposed, how):
-    """Store df and dx of a block of columns, and return its sums for (dpost, dcomb), pairs of streams joined.
+def take_back(tensors, results, tiles, n, first, served, transposed, how):
+    """Store df and dx of a block of columns, and return its sums for (dpost, dcomb), those of each joined.
+
+    Where there is no room for a result, it is left out.
 
     Stream by stream, and a piece of columns in one thread: a tile with an axis of streams is dealt out to
     threads anew by some versions of Triton, through shared memory.
     """
+    grad, f, x, post, comb, bias = tensors
+    df, dx, dpost, dcomb = results
     tile_t, tile_p = tiles
+    if dpost is not None:
+        given = hl.load(f, [tile_t, tile_p, slice(None)]).to(torch.float32)
+        if bias is not None:
+            given = given + hl.load(bias, [tile_p, slice(None)]).to(torch.float32).unsqueeze(0)
     gs = [hl.load(grad, [tile_t, o, tile_p, slice(None)]).to(torch.float32) for o in range(n)]
-    gates = [coefficient(post, tile_t, o) for o in range(n)]
-    hl.store(df, [tile_t, tile_p, slice(None)], weighted(gates, gs, how).to(df.dtype))
+    if df is not None:
+        gates = [coefficient(post, tile_t, o) for o in range(n)]
+        hl.store(df, [tile_t, tile_p, slice(None)], weighted(gates, gs, how).to(df.dtype))
     pairs = []
     for i in range(served):
-        weights = [of_pair(comb, tile_t, first + i, o, transposed) for o in range(n)]
         place = [tile_t, first + i, tile_p, slice(None)]
-        hl.store(dx, place, weighted(weights, gs, how).to(dx.dtype))
-        stream = hl.load(x, place).to(torch.float32)
-        pairs += [(stream * g).sum(2) for g in gs]
-    outputs = [(given * g).sum(2) for g in gs]
-    return padded_join(outputs), padded_join(pairs)
+        if dx is not None:
+            weights = [of_pair(comb, tile_t, first + i, o, transposed) for o in range(n)]
+            hl.store(dx, place, weighted(weights, gs, how).to(dx.dtype))
+        if dcomb is not None:
+            stream = hl.load(x, place).to(torch.float32)
+            pairs += [(stream * g).sum(2) for g in gs]
+    outputs = [] if dpost is None else [(given * g).sum(2) for g in gs]
+    return padded_join(outputs) if outputs else None, padded_join(pairs) if pairs else None
 
 
 def padded_join(parts):
@@ -123,12 +134,14 @@ def padded_join(parts):
 
 def store_sums(dpost, dcomb, sum_post, sum_comb, tile_t, n, first, served, transposed):
     """dpost and dcomb of `served` input streams, from sums of what `take_back` returns."""
-    for o, total in enumerate(parted(sum_post.sum(1), power_of_two(n))[:n]):
-        hl.store(dpost, [tile_t, o], total.to(dpost.dtype))
-    pairs = parted(sum_comb.sum(1), power_of_two(served * n))
-    for k, total in enumerate(pairs[: served * n]):
-        i, o = first + k // n, k % n
-        hl.store(dcomb, [tile_t, o, i] if transposed else [tile_t, i, o], total.to(dcomb.dtype))
+    if dpost is not None:
+        for o, total in enumerate(parted(sum_post.sum(1), power_of_two(n))[:n]):
+            hl.store(dpost, [tile_t, o], total.to(dpost.dtype))
+    if dcomb is not None:
+        pairs = parted(sum_comb.sum(1), power_of_two(served * n))
+        for k, total in enumerate(pairs[: served * n]):
+            i, o = first + k // n, k % n
+            hl.store(dcomb, [tile_t, o, i] if transposed else [tile_t, i, o], total.to(dcomb.dtype))
 
 
 def hc_post_backward(
@@ -138,13 +151,13 @@ def hc_post_backward(
     post: torch.Tensor,
     comb: torch.Tensor,
     bias: torch.Tensor | None,
-    df: torch.Tensor,
-    dx: torch.Tensor,
-    dpost: torch.Tensor,
-    dcomb: torch.Tensor,
+    df: torch.Tensor | None,
+    dx: torch.Tensor | None,
+    dpost: torch.Tensor | None,
+    dcomb: torch.Tensor | None,
     facts: hl.constexpr,
 ):
-    """df, dx, dpost and dcomb, of the shapes of f, x, post and comb.
+    """df, dx, dpost and dcomb, of the shapes of f, x, post and comb, each unless it is None.
 
     Columns come in pieces of up to 16 bytes, (C / c, c), one a thread: grad, x and dx are (T, n, C / c, c), f
     and df (T, C / c, c).  A program serves `served` input streams of its tokens, all n of up to 8.  Of more,
@@ -153,7 +166,16 @@ def hc_post_backward(
     n, served, shares, transposed, how = facts
     tokens, pieces = x.size(0), hl.specialize(x.size(2))
     hl.specialize((x.size(3), f.size(2), grad.stride(), f.stride(), x.stride(), post.stride()))
-    hl.specialize((comb.stride(), df.stride(), dx.stride(), dpost.stride(), dcomb.stride()))
+    hl.specialize(comb.stride())
+    # assigned: alone under an `if` it would leave the block empty
+    if df is not None:
+        _df = hl.specialize(df.stride())
+    if dx is not None:
+        _dx = hl.specialize(dx.stride())
+    if dpost is not None:
+        _dpost = hl.specialize(dpost.stride())
+    if dcomb is not None:
+        _dcomb = hl.specialize(dcomb.stride())
     block_p = hl.register_block_size(pieces)
     for tile_t, tile_s in hl.tile([tokens, shares], block_size=[None, 1]):
         first = tile_s.begin * (n - served) // max(shares - 1, 1)
@@ -161,12 +183,12 @@ def hc_post_backward(
         sum_post = nothing_summed(zeros, n)
         sum_comb = nothing_summed(zeros, served * n)
         for tile_p in hl.tile(pieces, block_size=block_p):
-            given = f[tile_t, tile_p, :].to(torch.float32)
-            if bias is not None:
-                given = given + bias[tile_p, :].to(torch.float32).unsqueeze(0)
             of_post, of_comb = take_back(
-                grad, given, x, post, comb, df, dx, (tile_t, tile_p), n, first, served, transposed, how
-            )
-            sum_post = sum_post + of_post
-            sum_comb = sum_comb + of_comb
+                (grad, f, x, post, comb, bias), (df, dx, dpost, dcomb), (tile_t, tile_p),
+                n, first, served, transposed, how,
+            )  # fmt: skip
+            if dpost is not None:
+                sum_post = sum_post + of_post
+            if dcomb is not None:
+                sum_comb = sum_comb + of_comb
         store_sums(dpost, dcomb, sum_post, sum_comb, tile_t, n, first, served, transposed)

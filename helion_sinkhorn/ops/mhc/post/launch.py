@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from helion_sinkhorn.ops.mhc.post.space import (
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, Tensors, launch
 from helion_sinkhorn.runtime.views import flattened, in_pieces
+from helion_sinkhorn.runtime.wanted import Some, room_for
 
 FORWARD, BACKWARD = "hc_post_forward", "hc_post_backward"
 BODIES = "helion_sinkhorn.ops.mhc.post.kernels"
@@ -76,15 +78,15 @@ def backward(
     comb: torch.Tensor,
     bias: torch.Tensor | None,
     comb_order: str,
+    wanted: Sequence[bool] = (True,) * 4,
     choice: Choice | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(df, dx, dpost, dcomb)."""
+) -> tuple[Some, ...]:
+    """(df, dx, dpost, dcomb), None for each that is not wanted."""
     n, columns = x.shape[-2:]
-    made = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (f, x, post, comb))
-    tensors = (
-        flattened(grad, 2), flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2), bias,
-        *(t.view(-1, *t.shape[t.dim() - kept :]) for t, kept in zip(made, (1, 2, 1, 2), strict=True)),
-    )  # fmt: skip
+    made = room_for((f, x, post, comb), wanted)
+    given = flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2)
+    rows = (None if t is None else t.view(like.shape) for t, like in zip(made, given, strict=True))
+    tensors = flattened(grad, 2), *given, bias, *rows
     call = call_for(n, columns, x.dtype)
 
     def views(chosen: Chosen) -> Tensors:

@@ -1,7 +1,8 @@
 """The torch operators of hc_post.
 
-`helion_sinkhorn::hc_post` returns the new streams, its backward (df, dx, dpost, dcomb); both take any leading
-shape; `implementation` is "helion" or "pytorch".  The gradient of the bias is a sum of df, made here.
+`helion_sinkhorn::hc_post` returns the new streams, its backward (df, dx, dpost, dcomb), an empty tensor for
+each that is not `wanted`; both take any leading shape; `implementation` is "helion" or "pytorch".  The
+gradient of the bias is a sum of df, made here.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from helion_sinkhorn.runtime.torch_op import (
     on_device,
     without_autocast,
 )
+from helion_sinkhorn.runtime.wanted import filled, only
 
 FORWARD, BACKWARD = "hc_post", "hc_post_backward"
 ARGUMENTS = "Tensor f, Tensor x, Tensor post, Tensor comb, Tensor? bias, str comb_order, str implementation"
@@ -46,12 +48,13 @@ def forward(f, x, *rest):
 
 def backward(grad, f, x, *rest):
     """(df, dx, dpost, dcomb)."""
-    *rest, implementation = rest
+    post, comb, bias, comb_order, implementation, wanted = rest
+    given = grad, f, x, post, comb, bias, comb_order, wanted
     if implementation == "pytorch" or x.numel() == 0:
         with without_autocast(x):
-            return eager.backward(grad, f, x, *rest)
+            return filled(eager.backward(*given), given[1:5])
     with on_device(x):
-        return _launch().backward(grad, f, x, *rest)
+        return filled(_launch().backward(*given), given[1:5])
 
 
 def _empty_result(f, x, *rest):
@@ -59,7 +62,8 @@ def _empty_result(f, x, *rest):
 
 
 def _empty_gradients(grad, *arguments):
-    return tuple(t.new_empty(t.shape) for t in arguments[:4])
+    given = arguments[:4]
+    return filled(only([t.new_empty(t.shape) for t in given], arguments[-1]), given)
 
 
 def _keep(ctx, inputs, output):
@@ -73,12 +77,25 @@ def _gradient(ctx, grad):
         return (None,) * 7
     f, x, post, comb, bias = ctx.saved_tensors
     run = HcPostBackward.apply if differentiates(grad, f, x, post, comb) else call_backward
-    wanted = bias is not None and ctx.needs_input_grad[4]
-    # df has the dtype of f: in the computing one the bias's gradient is summed before anything is rounded
-    given = f.to(computing(x.dtype)) if wanted else f
-    df, *others = run(grad, given, x, post, comb, bias, *ctx.arguments)
-    dbias = gradient_of_bias(df).to(bias.dtype) if wanted else None
-    return df.to(f.dtype), *others, dbias, None, None
+    wanted, given = with_bias(ctx.needs_input_grad, f, x)
+    found = run(grad, given, x, post, comb, bias, *ctx.arguments, wanted)
+    return *of_update(found, ctx.needs_input_grad, f, bias), None, None
+
+
+def with_bias(needed, f, x):
+    """(what is wanted of (df, dx, dpost, dcomb), f as their operator takes it), from what needs a gradient.
+
+    df has the dtype of f: in the computing one the bias's gradient is summed before anything is rounded.
+    """
+    of_bias = needed[4]
+    return (needed[0] or of_bias, *needed[1:4]), f.to(computing(x.dtype)) if of_bias else f
+
+
+def of_update(found, needed, f, bias):
+    """(df, dx, dpost, dcomb, dbias) of what `with_bias` asked for, None for those that are not needed."""
+    df, *others = found
+    dbias = gradient_of_bias(df).to(bias.dtype) if needed[4] else None
+    return df.to(f.dtype) if needed[0] else None, *only(others, needed[1:4]), dbias
 
 
 def gradient_of_bias(df: torch.Tensor) -> torch.Tensor:
@@ -89,8 +106,10 @@ def gradient_of_bias(df: torch.Tensor) -> torch.Tensor:
 
 call = define(FORWARD, f"({ARGUMENTS}) -> Tensor", forward, _empty_result, 5)
 call_backward = define(
-    BACKWARD, f"(Tensor grad, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)", backward, _empty_gradients, 6
-)
+    BACKWARD,
+    f"(Tensor grad, {ARGUMENTS}, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor)",
+    backward, _empty_gradients, 6,
+)  # fmt: skip
 HcPost = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
 HcPostBackward = last(BACKWARD, FORWARD, call_backward)
 roles(FORWARD, "ttttp -> t", _empty_result, before(1))

@@ -6,11 +6,14 @@ columns in an order that their number alone decides.  Tokens are computed in pie
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from helion_sinkhorn.runtime.batched_products import fewest, products
 from helion_sinkhorn.runtime.float32_products import float32_products
 from helion_sinkhorn.runtime.pieces import computing, pieces, sum_last
+from helion_sinkhorn.runtime.wanted import room_for
 
 
 @float32_products()
@@ -25,15 +28,18 @@ def forward(x: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def backward(dy: torch.Tensor, x: torch.Tensor, pre: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(dx, dpre)."""
+def backward(
+    dy: torch.Tensor, x: torch.Tensor, pre: torch.Tensor, wanted: Sequence[bool] = (True, True)
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """(dx, dpre), None for each that is not wanted."""
     n, c = x.shape[-2:]
     dtype = computing(x.dtype)
-    dx, dpre = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (x, pre))
-    streams, weights = x.reshape(-1, n, c), pre.to(dtype).reshape(-1, n, 1)
-    of_streams, of_weights, upstream = dx.view(-1, n, c), dpre.view(-1, n), dy.reshape(-1, c)
+    dx, dpre = room_for((x, pre), wanted)
+    streams, weights, upstream = x.reshape(-1, n, c), pre.to(dtype).reshape(-1, n, 1), dy.reshape(-1, c)
     for at in pieces(len(streams), n * c):
         g = upstream[at].to(dtype).unsqueeze(1)
-        torch.mul(g, weights[at], out=of_streams[at])
-        of_weights[at] = sum_last(g * streams[at])
+        if dx is not None:
+            torch.mul(g, weights[at], out=dx.view(-1, n, c)[at])
+        if dpre is not None:
+            dpre.view(-1, n)[at] = sum_last(g * streams[at])
     return dx, dpre

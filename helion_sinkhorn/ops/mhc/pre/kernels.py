@@ -36,23 +36,28 @@ def hc_pre_backward(
     x: torch.Tensor,
     pre: torch.Tensor,
     dx: torch.Tensor | None,
-    dpre: torch.Tensor,
+    dpre: torch.Tensor | None,
     facts: hl.constexpr,
 ):
-    """dx (T, n, C) = pre dy unless it is None, and dpre (T, n) = sum over columns of dy x.
+    """dx (T, n, C) = pre dy, and dpre (T, n) = sum over columns of dy x, either of them unless it is None.
 
     `padded` is n as a power of two.
     """
     n, columns, padded, how = facts
     tokens = x.size(0)
-    hl.specialize((dy.stride(), x.stride(), pre.stride(), dpre.stride()))
+    hl.specialize((dy.stride(), x.stride(), pre.stride()))
+    if dpre is not None:
+        # assigned: alone under an `if` it would leave the block empty
+        _fixed = hl.specialize(dpre.stride())
     block_c = hl.register_block_size(columns)
     for tile_t, tile_i in hl.tile([tokens, n], block_size=[None, padded]):
         weights = pre[tile_t, tile_i].to(torch.float32).unsqueeze(2)
         sums = hl.zeros([tile_t, tile_i, block_c], dtype=torch.float32)
         for tile_c in hl.tile(columns, block_size=block_c):
             g = dy[tile_t, tile_c].to(torch.float32).unsqueeze(1)
-            sums = multiply_add(g, x[tile_t, tile_i, tile_c].to(torch.float32), sums, how)
+            if dpre is not None:
+                sums = multiply_add(g, x[tile_t, tile_i, tile_c].to(torch.float32), sums, how)
             if dx is not None:
                 dx[tile_t, tile_i, tile_c] = (weights * g).to(dx.dtype)
-        dpre[tile_t, tile_i] = sums.sum(2).to(dpre.dtype)
+        if dpre is not None:
+            dpre[tile_t, tile_i] = sums.sum(2).to(dpre.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, launch
 from helion_sinkhorn.runtime.space import power_of_two
 from helion_sinkhorn.runtime.views import flattened
+from helion_sinkhorn.runtime.wanted import room_for
 
 FORWARD, BACKWARD = "hc_pre_forward", "hc_pre_backward"
 BODIES = "helion_sinkhorn.ops.mhc.pre.kernels"
@@ -59,26 +61,28 @@ def forward(x: torch.Tensor, pre: torch.Tensor, choice: Choice | None = None) ->
 
 
 def backward(
-    dy: torch.Tensor, x: torch.Tensor, pre: torch.Tensor, choice: Choice | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(dx, dpre)."""
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    call = call_for(*x.shape[-2:], x.dtype)
-    return dx, gradients(dy, x, pre, dx.view(-1, *x.shape[-2:]), KERNELS[BACKWARD], call, choice)
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    pre: torch.Tensor,
+    wanted: Sequence[bool] = (True, True),
+    choice: Choice | None = None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """(dx, dpre), None for each that is not wanted."""
+    made = room_for((x, pre), wanted)
+    gradients(dy, x, pre, made, KERNELS[BACKWARD], call_for(*x.shape[-2:], x.dtype), choice)
+    return made
 
 
 def gradients(
     dy: torch.Tensor,
     x: torch.Tensor,
     pre: torch.Tensor,
-    dx: torch.Tensor | None,
+    made: Sequence[torch.Tensor | None],
     kernel: Kernel,
     call: Any,
     choice: Choice | None = None,
-) -> torch.Tensor:
-    """dpre, by a kernel with the body of BACKWARD; dx (T, n, C) is written where it is given."""
-    dpre = torch.empty(pre.shape, dtype=pre.dtype, device=pre.device)
-    dy, x, weights = flattened(dy, 1), flattened(x, 2), flattened(pre, 1)
-    tensors = dy, x, weights, dx, dpre.view(weights.shape)
-    launch(kernel, call, tensors, batch=len(x), choice=choice)
-    return dpre
+) -> None:
+    """Write those of (dx, dpre) that are given, by a kernel with the body of BACKWARD."""
+    dy, x, pre = flattened(dy, 1), flattened(x, 2), flattened(pre, 1)
+    rows = (None if t is None else t.view(like.shape) for t, like in zip(made, (x, pre), strict=True))
+    launch(kernel, call, (dy, x, pre, *rows), batch=len(x), choice=choice)

@@ -1,7 +1,7 @@
 """The torch operators of hc_pre.
 
-`helion_sinkhorn::hc_pre` returns y, its backward (dx, dpre); both take any leading shape; `implementation` is
-"helion" or "pytorch".
+`helion_sinkhorn::hc_pre` returns y, its backward (dx, dpre), an empty tensor for each that is not `wanted`;
+both take any leading shape; `implementation` is "helion" or "pytorch".
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from helion_sinkhorn.runtime.torch_op import (
     on_device,
     without_autocast,
 )
+from helion_sinkhorn.runtime.wanted import filled, only
 
 FORWARD, BACKWARD = "hc_pre", "hc_pre_backward"
 
@@ -39,21 +40,21 @@ def forward(x, pre, implementation):
         return _launch().forward(x, pre)
 
 
-def backward(dy, x, pre, implementation):
+def backward(dy, x, pre, implementation, wanted):
     """(dx, dpre)."""
     if implementation == "pytorch" or x.numel() == 0:
         with without_autocast(x):
-            return eager.backward(dy, x, pre)
+            return filled(eager.backward(dy, x, pre, wanted), (x, pre))
     with on_device(x):
-        return _launch().backward(dy, x, pre)
+        return filled(_launch().backward(dy, x, pre, wanted), (x, pre))
 
 
 def _empty_result(x, pre, implementation):
     return x.new_empty(*x.shape[:-2], x.size(-1))
 
 
-def _empty_gradients(dy, x, pre, implementation):
-    return x.new_empty(x.shape), pre.new_empty(pre.shape)
+def _empty_gradients(dy, x, pre, implementation, wanted):
+    return filled(only((x.new_empty(x.shape), pre.new_empty(pre.shape)), wanted), (x, pre))
 
 
 def _keep(ctx, inputs, output):
@@ -67,13 +68,14 @@ def _gradient(ctx, dy):
         return None, None, None
     x, pre = ctx.saved_tensors
     run = HcPreBackward.apply if differentiates(dy, x, pre) else call_backward
-    return *run(dy, x, pre, ctx.implementation), None
+    wanted = ctx.needs_input_grad[:2]
+    return *only(run(dy, x, pre, ctx.implementation, wanted), wanted), None
 
 
 call = define(FORWARD, "(Tensor x, Tensor pre, str implementation) -> Tensor", forward, _empty_result, 2)
 call_backward = define(
     BACKWARD,
-    "(Tensor dy, Tensor x, Tensor pre, str implementation) -> (Tensor, Tensor)",
+    "(Tensor dy, Tensor x, Tensor pre, str implementation, bool[] wanted) -> (Tensor, Tensor)",
     backward, _empty_gradients, 3,
 )  # fmt: skip
 HcPre = differentiable(FORWARD, FORWARD, call, _keep, _gradient)

@@ -8,6 +8,7 @@ that the streams are given, in one pass with the gradient of fn.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 
@@ -26,6 +27,7 @@ from helion_sinkhorn.ops.mhc.split import launch as split_launch
 from helion_sinkhorn.runtime.kernel import Kernel
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices
 from helion_sinkhorn.runtime.views import flattened, parameter
+from helion_sinkhorn.runtime.wanted import Some
 
 WEIGHTS, BACKWARD = "hc_site_weights", "hc_site_backward"
 KERNELS = {
@@ -117,10 +119,12 @@ def backward(
     *constants: object,
     dtype: torch.dtype | None = None,
     choices: Choices = NO_CHOICES,
-) -> Tensors:
+    wanted: Sequence[bool] = (True,) * 4,
+) -> tuple[Some, ...]:
     """(dx, dfn in float32, dbase and dscale one behind the other, dweights); the contract is torch_op's.
 
     Args:
+        wanted: which of them; None stands for each other, and for the last where it is `own` or dy is None.
         dtype: of dx; that of x if None.
         choices: of KERNELS, by name, in the place of what is served.
     """
@@ -128,22 +132,28 @@ def backward(
     n, columns = x.shape[-2:]
     streams, projection = flattened(x, 2), parameter(fn)
     call = call_for(n, columns, x.dtype, given.precision)
-    lead, weights = x.shape[:-2], flattened(weights, 1)
-    dweights = weights.new_empty(0)
+    weights = flattened(weights, 1)
+    of_collapse = None if dy is None or not (own or wanted[3]) else torch.empty_like(weights)
     if dy is not None:
         dy = flattened(dy, 1)
-        of_collapse = pre_launch.gradients(
-            dy, streams, weights, None, KERNELS[WEIGHTS], call, choices.get(WEIGHTS)
-        )
+    if of_collapse is not None:
+        made = None, of_collapse
+        pre_launch.gradients(dy, streams, weights, made, KERNELS[WEIGHTS], call, choices.get(WEIGHTS))
         if own:
             dpre = of_collapse if dpre is None else dpre.reshape(-1, n) + of_collapse
-        else:
-            dweights = of_collapse.view(*lead, n)
-    dmixes, sums = split_launch.backward(dpre, dpost, dcomb, mixes, scale, base, n, *given.of_split)
+    dweights = None if own or of_collapse is None else of_collapse.view(*x.shape[:-2], n)
+    of_projection = wanted[:2]
+    needed = any(of_projection), wanted[2]
+    if not any(needed):
+        return None, None, None, dweights
+    dmixes, sums = split_launch.backward(dpre, dpost, dcomb, mixes, scale, base, n, *given.of_split, needed)
+    if dmixes is None:
+        return None, None, sums, dweights
     of_tokens = (flattened(t, 1) for t in (dmixes, mixes, norms))
     g, along = mixes_launch.upstream(*of_tokens, call.mixes)
     others = None if dresidual is None else flattened(dresidual, 2), dy, None if dy is None else weights
     dx, dfn = mixes_launch.gradients(
-        g, along, streams, projection, call, choices.get(BACKWARD), others, KERNELS[BACKWARD], dtype
-    )
-    return dx.view(x.shape), dfn, sums, dweights
+        g, along, streams, projection, call, choices.get(BACKWARD), others, KERNELS[BACKWARD], dtype,
+        of_projection,
+    )  # fmt: skip
+    return None if dx is None else dx.view(x.shape), dfn, sums, dweights

@@ -3,7 +3,8 @@
 `helion_sinkhorn::hc_site` returns (y, pre, post, comb, mixes, norms): y is collapsed by `weights`, or by pre
 where they are None; mixes (..., n^2 + 2n) and norms (..., 2) are what the backward takes (docs/hc_mixes.md),
 and carry no gradient.  `hc_site_backward` returns (dx, dfn, dbase and dscale one behind the other, dweights);
-with `own` the weights are pre: their gradient goes on to the mixes, and dweights is empty.
+with `own` the weights are pre: their gradient goes on to the mixes, and dweights is empty.  So is each that
+is not `wanted`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 
 import torch
 
+from helion_sinkhorn.ops.mhc.split.torch_op import of_parameters
 from helion_sinkhorn.runtime.direct import apply_directly
 from helion_sinkhorn.runtime.tokens import roles
 from helion_sinkhorn.runtime.torch_op import (
@@ -23,6 +25,7 @@ from helion_sinkhorn.runtime.torch_op import (
     on_device,
     with_signature,
 )
+from helion_sinkhorn.runtime.wanted import filled, only
 
 FORWARD, BACKWARD = "hc_site", "hc_site_backward"
 CONSTANTS = (
@@ -47,13 +50,14 @@ def forward(x, *arguments):
         return _launch().forward(x, *arguments)
 
 
-def backward(dresidual, dy, dpre, dpost, dcomb, x, *arguments):
+def backward(dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, *arguments):
     """(dx, dfn, dbase and dscale, dweights)."""
-    given = dresidual, dy, dpre, dpost, dcomb, x, *arguments
+    given = dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, *arguments
     if x.numel() == 0:
         return tuple(t.zero_() for t in _empty_gradients(*given))
+    *given, wanted = given
     with on_device(x):
-        return _launch().backward(*given)
+        return filled(_launch().backward(*given, wanted=wanted), (x, fn, base, weights))
 
 
 def empty_results(x, fn, scale, base, weights, *constants):
@@ -65,11 +69,12 @@ def empty_results(x, fn, scale, base, weights, *constants):
     return y, *(x.new_empty(*lead, *shape, dtype=torch.float32) for shape in coefficients)
 
 
-def _empty_gradients(dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, mixes, norms, own, *_):
+def _empty_gradients(dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, mixes, norms, own, *rest):
     single = torch.float32
     sums = x.new_empty(base.size(0) + 3, dtype=single)
-    dweights = weights.new_empty(0 if own or dy is None else weights.shape)
-    return x.new_empty(x.shape), fn.new_empty(fn.shape, dtype=single), sums, dweights
+    dweights = None if own or dy is None else weights.new_empty(weights.shape)
+    made = x.new_empty(x.shape), fn.new_empty(fn.shape, dtype=single), sums, dweights
+    return filled(only(made, rest[-1]), (x, fn, base, weights))
 
 
 def _keep(ctx, inputs, output):
@@ -86,31 +91,17 @@ def _gradient(ctx, dy, dpre, dpost, dcomb, *_):
 
 
 def _with_residual(ctx, dresidual, dy, dpre, dpost, dcomb, *_):
-    found = gradients((dresidual, dy, dpre, dpost, dcomb), ctx.saved_tensors, ctx.own, ctx.constants)
-    return *found, *[None] * len(ctx.constants)
-
-
-def gradients(upstream, given, own, constants):
-    """Gradients of x, fn, scale, base and weights, None for those that have none.
-
-    Args:
-        upstream: (dresidual, dy, dpre, dpost, dcomb), each may be None.
-        given: (x, fn, scale, base, weights, mixes, norms).
-    """
+    upstream, given, needed = (dresidual, dy, dpre, dpost, dcomb), ctx.saved_tensors, ctx.needs_input_grad
+    none = [None] * (4 + len(ctx.constants))
     if all(t is None for t in upstream[1:]):
-        return upstream[0], *[None] * 4
+        return upstream[0], *none
     _, fn, scale, base, *_ = given
     there = [t for t in upstream if t is not None]
     run = HcSiteBackward.apply if differentiates(*there, *given[:5]) else call_backward
-    dx, dfn, sums, dweights = run(*upstream, *given, own, *constants)
-    dweights = None if own or upstream[1] is None else dweights
-    return dx, *of_parameters(dfn, sums, fn, scale, base), dweights
-
-
-def of_parameters(dfn, sums, fn, scale, base):
-    """(dfn, dscale, dbase) in the dtypes of what they belong to; sums are dbase and dscale in a row."""
-    dbase, dscale = sums.split_with_sizes((base.size(0), 3))
-    return dfn.to(fn.dtype), dscale.to(scale.dtype), dbase.to(base.dtype)
+    wanted = *needed[:2], any(needed[2:4]), needed[4] and dy is not None
+    dx, dfn, sums, dweights = only(run(*upstream, *given, ctx.own, *ctx.constants, wanted), wanted)
+    dfn = None if dfn is None else dfn.to(fn.dtype)
+    return dx, dfn, *of_parameters(sums, needed[2:4], scale, base), dweights, *none[4:]
 
 
 call = define(
@@ -122,8 +113,8 @@ call = define(
 call_backward = define(
     BACKWARD,
     "(Tensor? dresidual, Tensor? dy, Tensor? dpre, Tensor? dpost, Tensor? dcomb, Tensor x, Tensor fn, "
-    f"Tensor scale, Tensor base, Tensor weights, Tensor mixes, Tensor norms, bool own, {CONSTANTS})"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
+    f"Tensor scale, Tensor base, Tensor weights, Tensor mixes, Tensor norms, bool own, {CONSTANTS}, "
+    "bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor)",
     backward, _empty_gradients, 12,
 )  # fmt: skip
 differentiable(FORWARD, FORWARD, call, _keep, _gradient)

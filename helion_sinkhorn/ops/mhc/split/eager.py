@@ -6,10 +6,13 @@ would cancel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from helion_sinkhorn.ops.sinkhorn import eager as sinkhorn
 from helion_sinkhorn.runtime.pieces import computing, sum_last
+from helion_sinkhorn.runtime.wanted import Some
 
 
 def _arguments(mixes, scale, base, n):
@@ -74,9 +77,13 @@ def reduce_backward(dmixes, dnorms, mixes, norms, splits, size, eps_outside):
 
 
 def backward(
-    dpre, dpost, dcomb, mixes, scale, base, n, n_iters, eps, post_mult, pre_eps, post_eps, comb_order
-):
-    """(dmixes, dbase and dscale one behind the other); an upstream gradient that is None is 0."""
+    dpre, dpost, dcomb, mixes, scale, base, n, n_iters, eps, post_mult, pre_eps, post_eps, comb_order,
+    wanted: Sequence[bool] = (True, True),
+) -> tuple[Some, Some]:  # fmt: skip
+    """(dmixes, dbase and dscale one behind the other), None for each that is not wanted.
+
+    An upstream gradient that is None is 0.
+    """
     dtype = mixes.dtype
     wide, s, a = _arguments(mixes, scale, base, n)
     da = torch.zeros_like(a)
@@ -90,6 +97,8 @@ def backward(
         da[..., 2 * n :] = sinkhorn.backward(
             dcomb.to(a.dtype), logits, n_iters, eps, "deepseek", "rows"
         ).flatten(-2)
-    each = (da * wide).reshape(-1, a.size(-1)).sum(0).split((n, n, n * n))
-    sums = [da.reshape(-1, a.size(-1)).sum(0), *(part.sum().unsqueeze(0) for part in each)]
-    return (da * s).to(dtype), torch.cat(sums)
+    sums = None
+    if wanted[1]:
+        each = (da * wide).reshape(-1, a.size(-1)).sum(0).split((n, n, n * n))
+        sums = torch.cat([da.reshape(-1, a.size(-1)).sum(0), *(part.sum().unsqueeze(0) for part in each)])
+    return (da * s).to(dtype) if wanted[0] else None, sums

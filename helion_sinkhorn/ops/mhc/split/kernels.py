@@ -62,6 +62,15 @@ def gate_gradient(mix, grad, base, scale, part, factor, how):
     return factor * grad.to(torch.float32) * sigmoid * other
 
 
+def store_gates(da, mix, scale, dgates, sum_gates, sum_scale, tile, part, sums):
+    """The gradient of the mixes of the pre or the post columns, and the sums of da and of da * mixes."""
+    if dgates is not None:
+        hl.store(dgates, [tile, part, slice(None)], (da * hl.load(scale, [part])).to(dgates.dtype))
+    if sum_scale is not None:
+        hl.store(sum_gates, [tile.id, part, slice(None)], da.sum(0))
+        hl.store(sum_scale, [tile.id, part], product(da, mix, sums["rounded"]).sum(1).sum(0))
+
+
 def logits_of(mixed, base, scale, base_shape, tile, n, how):
     """a of the comb columns, (tile, n, n), from their mixes; rounded as in `gate_of`."""
     return product(mixed, hl.load(scale, [2]), how) + read(base, base_shape, tile, n, n)
@@ -166,26 +175,30 @@ def hc_split_sinkhorn_backward(
     dpre: torch.Tensor | None,
     dpost: torch.Tensor | None,
     dcomb: torch.Tensor | None,
-    dgates: torch.Tensor,
-    dlogits: torch.Tensor,
-    sum_gates: torch.Tensor,
-    sum_logits: torch.Tensor,
-    sum_scale: torch.Tensor,
+    dgates: torch.Tensor | None,
+    dlogits: torch.Tensor | None,
+    sum_gates: torch.Tensor | None,
+    sum_logits: torch.Tensor | None,
+    sum_scale: torch.Tensor | None,
     facts: hl.constexpr,
 ):
     """dmixes: two rows of dgates (T, n + 2, n), and dlogits (T, n n) or (T, n, n).
 
     `head` segments of `length` iterations are replayed with their scaling vectors in registers, as in
     `sinkhorn_backward`.  Sums of da and of da * mixes over tokens have a row for each tile: sum_gates
-    (tiles, 2, n), sum_logits (tiles, n, n) and sum_scale (tiles, 3).
+    (tiles, 2, n), sum_logits (tiles, n, n) and sum_scale (tiles, 3).  The first two may be None, or the last
+    three.
     """
     n, n_iters, eps, deepseek, post_mult, transposed, length, head, how, paired, pivoted, lean = facts
     batch = gates.size(0)
     shape, base_shape = hl.specialize((logits.shape[1:], base_logits.shape[1:]))
     hl.specialize((gates.shape[1:], gates.stride(), logits.stride(), base_logits.stride(), base_gates.shape))
-    hl.specialize((dgates.stride(), dlogits.shape[1:], dlogits.stride()))
-    hl.specialize((sum_gates.shape[1:], sum_gates.stride(), sum_logits.shape[1:], sum_logits.stride()))
-    hl.specialize(sum_scale.stride())
+    # assigned: alone under an `if` it would leave the block empty
+    if dlogits is not None:
+        _dmixes = hl.specialize((dgates.stride(), dlogits.shape[1:], dlogits.stride()))
+    if sum_scale is not None:
+        _shapes = hl.specialize((sum_gates.shape[1:], sum_logits.shape[1:]))
+        _strides = hl.specialize((sum_gates.stride(), sum_logits.stride(), sum_scale.stride()))
     if dcomb is not None:
         dcomb_shape = hl.specialize(dcomb.shape[1:])
         hl.specialize(dcomb.stride())
@@ -205,14 +218,10 @@ def hc_split_sinkhorn_backward(
             x32 = logits_of(read(logits, shape, tile, n, n), base_logits, scale, base_shape, tile, n, how)
         if dpre is not None:
             da_pre = gate_gradient(mix_pre, grad_pre, base_gates, scale, 0, 1.0, how)
-            hl.store(dgates, [tile, 0, slice(None)], (da_pre * hl.load(scale, [0])).to(dgates.dtype))
-            hl.store(sum_gates, [tile.id, 0, slice(None)], da_pre.sum(0))
-            hl.store(sum_scale, [tile.id, 0], product(da_pre, mix_pre, sums["rounded"]).sum(1).sum(0))
+            store_gates(da_pre, mix_pre, scale, dgates, sum_gates, sum_scale, tile, 0, sums)
         if dpost is not None:
             da_post = gate_gradient(mix_post, grad_post, base_gates, scale, 1, post_mult, how)
-            hl.store(dgates, [tile, 1, slice(None)], (da_post * hl.load(scale, [1])).to(dgates.dtype))
-            hl.store(sum_gates, [tile.id, 1, slice(None)], da_post.sum(0))
-            hl.store(sum_scale, [tile.id, 1], product(da_post, mix_post, sums["rounded"]).sum(1).sum(0))
+            store_gates(da_post, mix_post, scale, dgates, sum_gates, sum_scale, tile, 1, sums)
         if dcomb is not None:
             a, p, q = start(x32, n, n, eps, deepseek, 1, how)
             if pivoted:
@@ -255,10 +264,12 @@ def hc_split_sinkhorn_backward(
                 dz = da * a
             if may_overflow(eps):
                 dz = dz * power
-            sum_logits[tile.id, :, :] = dz.sum(0)
-            hl.store(sum_scale, [tile.id, 2], product(dz, mixed, sums["rounded"]).sum(2).sum(1).sum(0))
-            dx = (dz * hl.load(scale, [2])).to(dlogits.dtype)
-            if dlogits.dim() == 2:
-                dlogits[tile, :] = dx.reshape(tile.block_size, n * n)
-            else:
-                dlogits[tile, :, :] = dx
+            if sum_scale is not None:
+                sum_logits[tile.id, :, :] = dz.sum(0)
+                hl.store(sum_scale, [tile.id, 2], product(dz, mixed, sums["rounded"]).sum(2).sum(1).sum(0))
+            if dlogits is not None:
+                dx = (dz * hl.load(scale, [2])).to(dlogits.dtype)
+                if dlogits.dim() == 2:
+                    dlogits[tile, :] = dx.reshape(tile.block_size, n * n)
+                else:
+                    dlogits[tile, :, :] = dx

@@ -15,7 +15,7 @@ from helion_sinkhorn.ops.mhc.split.space import (
     forward_default,
     forward_space,
 )
-from helion_sinkhorn.ops.mhc.split.views import At, logits_view, written_view
+from helion_sinkhorn.ops.mhc.split.views import At, gradient_views, logits_view, places_in, written_view
 from helion_sinkhorn.ops.sinkhorn.scaling import lean_is_safe, pairs_are_safe, pivot_is_safe
 from helion_sinkhorn.ops.sinkhorn.views import thread_of
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
@@ -30,6 +30,7 @@ from helion_sinkhorn.runtime.launch import (
     run_and_keep,
 )
 from helion_sinkhorn.runtime.views import parameter, placed
+from helion_sinkhorn.runtime.wanted import Some, only
 
 FORWARD, BACKWARD = "hc_split_sinkhorn_forward", "hc_split_sinkhorn_backward"
 REDUCED = "hc_split_sinkhorn_reduced"
@@ -223,38 +224,42 @@ def backward(
     pre_eps: float,
     post_eps: float,
     comb_order: str,
+    wanted: Sequence[bool] = (True, True),
     choice: Choice | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(dmixes, dbase and dscale one behind the other); an upstream gradient that is None is 0."""
+) -> tuple[Some, Some]:
+    """(dmixes, dbase and dscale one behind the other), None if not wanted; an upstream that is None is 0."""
     if dpre is None and dpost is None and dcomb is None:
         # Helion generates no kernel that writes nothing
-        return torch.zeros_like(mixes), scale.new_zeros(mixes.size(-1) + 3, dtype=torch.float32)
+        return only((torch.zeros_like(mixes), scale.new_zeros(base.numel() + 3).float()), wanted)
     mixes, scale, base = placed(mixes), parameter(scale), parameter(base)
     upstream = dpre, dpost, dcomb = [None if t is None else placed(t) for t in (dpre, dpost, dcomb)]
-    columns = mixes.size(-1)
-    tokens = mixes.numel() // columns
+    tokens, columns = mixes.numel() // base.numel(), base.numel()
     whole = dpre is not None and dpost is not None and dcomb is not None
-    dmixes = torch.empty_like(mixes) if whole else torch.zeros_like(mixes)
+    dmixes = (torch.empty_like if whole else torch.zeros_like)(mixes) if wanted[0] else None
     # the gates' sums, the logits' and at a 16-byte boundary those of the scale
     width = -(-(columns + 3) // 4) * 4
     dtypes = [None if t is None else t.dtype for t in upstream]
     key = (
-        BACKWARD, tokens, mixes.dtype, mixes.device, *dtypes, n, n_iters, eps, post_mult, comb_order, choice,
+        BACKWARD, tokens, mixes.dtype, mixes.device, *dtypes, n, n_iters, eps, post_mult, comb_order,
+        *wanted, choice,
     )  # fmt: skip
 
-    def room(tiles: int) -> torch.Tensor:
-        return (scale.new_empty if whole else scale.new_zeros)((tiles, width))
+    def room(tiles: int) -> Some:
+        return (scale.new_empty if whole else scale.new_zeros)((tiles, width)) if wanted[1] else None
 
-    def tensors(sums: torch.Tensor) -> tuple[torch.Tensor | At | None, ...]:
+    def tensors(sums: Some) -> tuple[torch.Tensor | At | None, ...]:
         return (
             mixes, At(mixes, 2 * n), scale, base, At(base, 2 * n), dpre, dpost, dcomb,
-            dmixes, At(dmixes, 2 * n), sums, At(sums, 2 * n), At(sums, columns),
+            *places_in(dmixes, 0, 2 * n), *places_in(sums, 0, 2 * n, columns),
         )  # fmt: skip
+
+    def found() -> tuple[Some, Some]:
+        return dmixes, None if sums is None else sums.sum(0)[: columns + 3]
 
     tiles = _tiles.get(key)
     sums = None if tiles is None else room(tiles)
-    if sums is not None and launch_kept(key, *tensors(sums)):
-        return dmixes, sums.sum(0)[: columns + 3]
+    if tiles and launch_kept(key, *tensors(sums)):
+        return found()
     call = call_for(n, n_iters, eps, mixes.dtype)
 
     def make(chosen: Chosen) -> None:
@@ -264,16 +269,13 @@ def backward(
             sums = room(tiles)
         thread = thread_of(chosen.choice)
         flat = any(thread)
-        rows, drows = mixes.view(tokens, columns), dmixes.view(tokens, columns)
-        of_tile = tiles, n, n
+        rows = mixes.view(tokens, columns)
         views = (
             rows.view(tokens, n + 2, n), logits_view(rows[:, 2 * n :], n, thread), scale,
             base.view(n + 2, n), logits_view(base[2 * n :], n, thread, tokens),
             *(None if t is None else t.view(tokens, n) for t in (dpre, dpost)),
             None if dcomb is None else logits_view(dcomb.view(tokens, n * n), n, thread),
-            drows.view(tokens, n + 2, n), written_view(drows[:, 2 * n :], n, flat),
-            sums.as_strided((tiles, 2, n), (width, n, 1)),
-            sums[:, 2 * n :].as_strided(of_tile, (width, n, 1)), sums[:, columns:],
+            *gradient_views(dmixes, sums, n, flat),
         )  # fmt: skip
         own = KERNELS[BACKWARD].after_tensors(chosen, call, eps, post_mult, comb_order)
         run_and_keep(chosen, views, own, tensors(sums), key)
@@ -282,7 +284,7 @@ def backward(
         _tiles[key] = tiles
 
     launch_chosen(KERNELS[BACKWARD], call, tokens, mixes, make, choice)
-    return dmixes, sums.sum(0)[: columns + 3]
+    return found()
 
 
 def tiles_of(choice: Choice, tokens: int) -> int:

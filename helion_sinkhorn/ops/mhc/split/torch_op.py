@@ -1,9 +1,10 @@
 """The torch operators of hc_split_sinkhorn.
 
 `helion_sinkhorn::hc_split_sinkhorn` returns (pre, post, comb); its backward (dmixes, dbase and dscale one
-behind the other, in the computing dtype).  `hc_split_sinkhorn_reduced` takes partial sums (splits, ..., n^2 +
-2n) and squares (splits, ...) and returns (pre, post, comb, mixes, norms): mixes (..., n^2 + 2n) are what the
-backward above takes, and norms (..., 2) are r and k, a gradient of the mixes being one of
+behind the other, in the computing dtype), an empty tensor for each that is not `wanted`.
+`hc_split_sinkhorn_reduced` takes partial sums (splits, ..., n^2 + 2n) and squares (splits, ...) and returns
+(pre, post, comb, mixes, norms): mixes (..., n^2 + 2n) are what the backward above takes, and norms (..., 2)
+are r and k, a gradient of the mixes being one of
     partials: r dmixes,  squares: (k / 2) sum_j dmixes_j mixes_j,  for every split
     k = -r^2 / size,  with eps_outside  -r / (size sqrt(q)), 0 where q is
 All take any leading shape; `implementation` is "helion" or "pytorch".
@@ -24,6 +25,7 @@ from helion_sinkhorn.runtime.torch_op import (
     on_device,
     without_autocast,
 )
+from helion_sinkhorn.runtime.wanted import filled, only
 
 FORWARD, BACKWARD = "hc_split_sinkhorn", "hc_split_sinkhorn_backward"
 REDUCED = "hc_split_sinkhorn_reduced"
@@ -69,13 +71,13 @@ def forward_reduced(partials, squares, scale, base, size, norm_eps, eps_outside,
 
 def backward(dpre, dpost, dcomb, mixes, scale, base, n, *arguments):
     """(dmixes, dbase and dscale) from the arguments of `forward` alone."""
-    *arguments, implementation = arguments
-    run = eager.backward
+    *arguments, implementation, wanted = arguments
+    given = dpre, dpost, dcomb, mixes, scale, base, n, *arguments, wanted
     if implementation == "pytorch" or mixes.numel() == 0:
         with without_autocast(mixes):
-            return run(dpre, dpost, dcomb, mixes, scale, base, n, *arguments)
+            return filled(eager.backward(*given), (mixes, base))
     with on_device(mixes):
-        return _launch().backward(dpre, dpost, dcomb, mixes, scale, base, n, *arguments)
+        return filled(_launch().backward(*given), (mixes, base))
 
 
 def _empty_results(mixes, scale, base, n, *arguments):
@@ -89,8 +91,9 @@ def _empty_reduced(partials, squares, scale, base, size, norm_eps, eps_outside, 
     return *coefficients, mixes, partials.new_empty(*mixes.shape[:-1], 2)
 
 
-def _empty_gradients(dpre, dpost, dcomb, mixes, *arguments):
-    return mixes.new_empty(mixes.shape), mixes.new_empty(mixes.size(-1) + 3, dtype=computing(mixes.dtype))
+def _empty_gradients(dpre, dpost, dcomb, mixes, scale, base, *arguments):
+    made = mixes.new_empty(mixes.shape), mixes.new_empty(mixes.size(-1) + 3, dtype=computing(mixes.dtype))
+    return filled(only(made, arguments[-1]), (mixes, base))
 
 
 def _keep(ctx, inputs, output):
@@ -102,16 +105,25 @@ def _keep(ctx, inputs, output):
 def _gradient(ctx, dpre, dpost, dcomb):
     if dpre is None and dpost is None and dcomb is None:
         return (None,) * 12
-    return *_gradients(ctx, dpre, dpost, dcomb, *ctx.saved_tensors), *[None] * 9
+    needed = ctx.needs_input_grad[:3]
+    return *_gradients(ctx, needed, dpre, dpost, dcomb, *ctx.saved_tensors), *[None] * 9
 
 
-def _gradients(ctx, dpre, dpost, dcomb, mixes, scale, base):
-    """(dmixes, dscale, dbase)."""
+def _gradients(ctx, needed, dpre, dpost, dcomb, mixes, scale, base):
+    """(dmixes, dscale, dbase), None for each that is not needed."""
     given = [t for t in (dpre, dpost, dcomb) if t is not None]
     run = HcSplitSinkhornBackward.apply if differentiates(*given, mixes, scale, base) else call_backward
-    dmixes, sums = run(dpre, dpost, dcomb, mixes, scale, base, *ctx.arguments)
-    dbase, dscale = sums.split_with_sizes((mixes.size(-1), 3), -1)
-    return dmixes, dscale.to(scale.dtype), dbase.to(base.dtype)
+    wanted = needed[0], any(needed[1:])
+    dmixes, sums = only(run(dpre, dpost, dcomb, mixes, scale, base, *ctx.arguments, wanted), wanted)
+    return dmixes, *of_parameters(sums, needed[1:], scale, base)
+
+
+def of_parameters(sums, needed, scale, base):
+    """(dscale, dbase) in their dtypes, None if not needed; sums are dbase and dscale in a row, or None."""
+    if sums is None:
+        return None, None
+    dbase, dscale = sums.split_with_sizes((base.size(0), 3), -1)
+    return only((dscale.to(scale.dtype), dbase.to(base.dtype)), needed)
 
 
 def _keep_reduced(ctx, inputs, output):
@@ -123,14 +135,16 @@ def _keep_reduced(ctx, inputs, output):
 
 def _gradient_reduced(ctx, dpre, dpost, dcomb, dmixes, dnorms):
     mixes, norms, scale, base = ctx.saved_tensors
-    dscale = dbase = None
+    needed, dscale, dbase = ctx.needs_input_grad[:4], None, None
+    of_projection = any(needed[:2])
     if not (dpre is None and dpost is None and dcomb is None):
-        through, dscale, dbase = _gradients(ctx, dpre, dpost, dcomb, mixes, scale, base)
-        dmixes = through if dmixes is None else dmixes + through
-    if dmixes is None and dnorms is None:
-        return (None,) * 16
-    given = eager.reduce_backward(dmixes, dnorms, mixes, norms, ctx.splits, ctx.size, ctx.eps_outside)
-    return *given, dscale, dbase, *[None] * 12
+        own = of_projection, *needed[2:]
+        through, dscale, dbase = _gradients(ctx, own, dpre, dpost, dcomb, mixes, scale, base)
+        dmixes = through if dmixes is None or through is None else dmixes + through
+    given = None, None
+    if of_projection and not (dmixes is None and dnorms is None):
+        given = eager.reduce_backward(dmixes, dnorms, mixes, norms, ctx.splits, ctx.size, ctx.eps_outside)
+    return *only(given, needed[:2]), dscale, dbase, *[None] * 12
 
 
 call = define(
@@ -138,7 +152,7 @@ call = define(
 )
 call_backward = define(
     BACKWARD,
-    f"(Tensor? dpre, Tensor? dpost, Tensor? dcomb, {ARGUMENTS}) -> (Tensor, Tensor)",
+    f"(Tensor? dpre, Tensor? dpost, Tensor? dcomb, {ARGUMENTS}, bool[] wanted) -> (Tensor, Tensor)",
     backward, _empty_gradients, 6,
 )  # fmt: skip
 call_reduced = define(

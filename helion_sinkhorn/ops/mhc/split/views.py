@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.views import spread_over_threads
+from helion_sinkhorn.runtime.wanted import Some
 
 
 class At:
@@ -20,6 +21,11 @@ class At:
         return self.address
 
 
+def places_in(x: Some, *places: int) -> tuple[torch.Tensor | At | None, ...]:
+    """A tensor from each of these entries on; None of one that is None."""
+    return tuple([x if x is None or place == 0 else At(x, place) for place in places])
+
+
 def logits_view(x: torch.Tensor, n: int, thread: tuple[int, int], batch: int = 0) -> torch.Tensor:
     """(T, n^2), or (n^2,) for a batch of stride 0, as `sinkhorn.loads.read` takes matrices.
 
@@ -33,3 +39,20 @@ def logits_view(x: torch.Tensor, n: int, thread: tuple[int, int], batch: int = 0
 def written_view(x: torch.Tensor, n: int, flat: bool) -> torch.Tensor:
     """(T, n^2) as the kernels write matrices: rows of n^2, or (T, n, n)."""
     return x if flat else x.as_strided((x.size(0), n, n), (x.stride(0), n, 1))
+
+
+def gradient_views(dmixes: Some, sums: Some, n: int, flat: bool) -> tuple[Some, ...]:
+    """What the backward's kernel writes: two views of the mixes' gradient and three of a row of sums a tile.
+
+    The gates of mixes (T, n + 2, n), their matrices as `written_view` has them; the sums of gates
+    (tiles, 2, n), of logits (tiles, n, n) and of scale.
+    """
+    of_mixes, of_sums = (None,) * 2, (None,) * 3
+    if dmixes is not None:
+        rows = dmixes.view(-1, n * n + 2 * n)
+        of_mixes = rows.view(-1, n + 2, n), written_view(rows[:, 2 * n :], n, flat)
+    if sums is not None:
+        tiles, width = sums.shape
+        of_gates, of_logits = sums.as_strided((tiles, 2, n), (width, n, 1)), sums[:, 2 * n :]
+        of_sums = of_gates, of_logits.as_strided((tiles, n, n), (width, n, 1)), sums[:, n * n + 2 * n :]
+    return *of_mixes, *of_sums

@@ -13,11 +13,11 @@ from helion_sinkhorn.ops.mhc.mixes import torch_op as of_mixes
 from helion_sinkhorn.ops.mhc.options import SiteOptions
 from helion_sinkhorn.ops.mhc.post import torch_op as of_post
 from helion_sinkhorn.ops.mhc.pre import torch_op as of_pre
-from helion_sinkhorn.ops.mhc.site.torch_op import of_parameters
 from helion_sinkhorn.ops.mhc.split import torch_op as of_split
 from helion_sinkhorn.ops.mhc.streams import merged
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.torch_op import differentiates, with_signature
+from helion_sinkhorn.runtime.wanted import only
 
 
 def loses_digits(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
@@ -78,24 +78,30 @@ class Composed(torch.autograd.Function):
         f, x, post, comb, bias, weights, fn, scale, base, streams, pre, mixes, norms = ctx.saved_tensors
         site, serves = SiteOptions(*ctx.options[:-1]), ctx.options[-1]
         wide = streams.to(computing(x.dtype))
-        of_y = of_stream = dweights = None
+        needed = ctx.needs_input_grad
+        of_y = of_stream = dweights = dfn = dscale = dbase = None
         if dy is not None:
             given = dy, wide, pre if weights is None else weights
-            of_y, dweights = _run(of_pre.HcPreBackward, of_pre.call_backward, given, serves)
+            wanted = True, weights is None or needed[5]
+            run = of_pre.HcPreBackward, of_pre.call_backward
+            of_y, dweights = only(_run(*run, given, serves, wanted), wanted)
             if weights is None:
                 dpre, dweights = _sum(dpre, dweights), None
-        parameters = (None,) * 3
         if not all(t is None for t in (dpre, dpost, dcomb)):
             given = dpre, dpost, dcomb, mixes, scale, base
             run = of_split.HcSplitSinkhornBackward, of_split.call_backward
-            dmixes, sums = _run(*run, given, x.size(-2), *site.of_split, serves)
+            wanted = True, any(needed[7:9])
+            dmixes, sums = only(_run(*run, given, x.size(-2), *site.of_split, serves, wanted), wanted)
+            dscale, dbase = of_split.of_parameters(sums, needed[7:9], scale, base)
             given = dmixes, merged(wide), fn, mixes, norms
             run = of_mixes.HcMixesBackward, of_mixes.call_backward
-            of_stream, dfn = _run(*run, given, site.precision, serves)
-            of_stream, parameters = of_stream.view(wide.shape), of_parameters(dfn, sums, fn, scale, base)
+            wanted = True, needed[6]
+            of_stream, dfn = only(_run(*run, given, site.precision, serves, wanted), wanted)
+            of_stream, dfn = of_stream.view(wide.shape), None if dfn is None else dfn.to(fn.dtype)
         residual = None if dstreams is None else dstreams.to(wide.dtype)
-        given = _sum(residual, of_y, of_stream), f.to(wide.dtype), x, post, comb, bias
+        wanted, given_f = of_post.with_bias(needed, f, x)
+        given = _sum(residual, of_y, of_stream), given_f, x, post, comb, bias
         run = of_post.HcPostBackward, of_post.call_backward
-        df, *of_update = _run(*run, given, site.comb_order, serves)
-        dbias = of_post.gradient_of_bias(df).to(bias.dtype)
-        return df.to(f.dtype), *of_update, dbias, dweights, *parameters, *none[9:]
+        found = _run(*run, given, site.comb_order, serves, wanted)
+        made = of_post.of_update(found, needed, f, bias)
+        return *made, dweights, dfn, dscale, dbase, *none[9:]

@@ -2,8 +2,8 @@
 
 `helion_sinkhorn::hc_boundary` returns (streams, y, pre, post, comb, mixes, norms): the new streams, and of
 them what `helion_sinkhorn::hc_site` returns.  `hc_boundary_backward` returns (df, dx, dpost, dcomb, dfn,
-dbase and dscale one behind the other, dweights), the last empty where y has no gradient; which launches make
-them, boundary.backward decides.
+dbase and dscale one behind the other, dweights), an empty tensor for each that is not `wanted`; which
+launches make them, boundary.backward decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from helion_sinkhorn.ops.mhc.options import SiteOptions
 from helion_sinkhorn.ops.mhc.post import torch_op as of_post
 from helion_sinkhorn.ops.mhc.site import torch_op as of_site
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.ops.mhc.split.torch_op import of_parameters
 from helion_sinkhorn.runtime.tokens import roles
 from helion_sinkhorn.runtime.torch_op import (
     define,
@@ -24,6 +24,7 @@ from helion_sinkhorn.runtime.torch_op import (
     last,
     on_device,
 )
+from helion_sinkhorn.runtime.wanted import filled, only
 
 FORWARD, BACKWARD = "hc_boundary", "hc_boundary_backward"
 
@@ -65,19 +66,23 @@ def _keep(ctx, inputs, output):
 
 def backward(dstreams, dy, dpre, dpost, dcomb, f, x, post, comb, bias, *given):
     """(df, dx, dpost, dcomb, dfn, dbase and dscale, dweights)."""
-    upstream, kept, constants = (dstreams, dy, dpre, dpost, dcomb), given[:7], given[7:]
+    upstream, kept, constants, wanted = (dstreams, dy, dpre, dpost, dcomb), given[:7], given[7:-1], given[-1]
     if x.numel() == 0:
         empty = _empty_gradients(*upstream, f, x, post, comb, bias, *given)
         return tuple(t.zero_() for t in empty)
+    weights, fn, _, base, *_ = kept
     with on_device(x):
-        return _launch_backward().backward(upstream, (f, x, post, comb, *kept), bias, *constants)
+        run = _launch_backward().backward
+        made = run(upstream, (f, x, post, comb, *kept), bias, *constants, wanted=wanted)
+    return filled(made, (f, x, post, comb, fn, base, weights))
 
 
-def _empty_gradients(dstreams, dy, dpre, dpost, dcomb, f, x, post, comb, bias, weights, fn, scale, base, *_):
+def _empty_gradients(dstreams, dy, dpre, dpost, dcomb, f, x, post, comb, bias, weights, fn, scale, base, *rest):
     sums = x.new_empty(base.size(0) + 3, dtype=torch.float32)
-    dweights = weights.new_empty(0 if dy is None else weights.shape)
     of_update = (t.new_empty(t.shape) for t in (f, x, post, comb))
-    return *of_update, fn.new_empty(fn.shape, dtype=torch.float32), sums, dweights
+    dweights = None if dy is None else weights.new_empty(weights.shape)
+    made = *of_update, fn.new_empty(fn.shape, dtype=torch.float32), sums, dweights
+    return filled(only(made, rest[-1]), (f, x, post, comb, fn, base, weights))
 
 
 def _gradient(ctx, *upstream):
@@ -85,23 +90,25 @@ def _gradient(ctx, *upstream):
     f, x, post, comb, bias, *site, streams, mixes, norms = ctx.saved_tensors
     if all(t is None for t in upstream):
         return (None,) * (9 + len(ctx.constants))
-    wanted = bias is not None and ctx.needs_input_grad[4]
-    # as in hc_post: summed for the bias before df is rounded
-    update = f.to(computing(x.dtype)) if wanted else f, x, post, comb
+    needed = ctx.needs_input_grad
+    of_update, given_f = of_post.with_bias(needed, f, x)
+    update = given_f, x, post, comb
     if all(t is None for t in upstream[1:]):
         # nothing comes back through the collapse and the projection
         given = upstream[0], *update
         run = of_post.HcPostBackward.apply if differentiates(*given) else of_post.call_backward
-        df, *of_update = run(*given, bias, SiteOptions(*ctx.constants).comb_order, "helion")
+        found = run(*given, bias, SiteOptions(*ctx.constants).comb_order, "helion", of_update)
         made = [None] * 4
     else:
         given = *update, bias, *site, streams, mixes, norms
         there = [t for t in (*upstream, *given) if t is not None]
         run = HcBoundaryBackward.apply if differentiates(*there) else call_backward
-        df, *of_update, dfn, sums, dweights = run(*upstream, *given, *ctx.constants)
-        made = None if upstream[1] is None else dweights, *of_site.of_parameters(dfn, sums, *site[1:])
-    dbias = of_post.gradient_of_bias(df).to(bias.dtype) if wanted else None
-    return df.to(f.dtype), *of_update, dbias, *made, *[None] * len(ctx.constants)
+        wanted = *of_update, needed[6], any(needed[7:9]), needed[5] and upstream[1] is not None
+        *found, dfn, sums, dweights = only(run(*upstream, *given, *ctx.constants, wanted), wanted)
+        _, fn, *rest = site
+        dfn = None if dfn is None else dfn.to(fn.dtype)
+        made = dweights, dfn, *of_parameters(sums, needed[7:9], *rest)
+    return *of_post.of_update(found, needed, f, bias), *made, *[None] * len(ctx.constants)
 
 
 call = define(
@@ -114,7 +121,7 @@ call_backward = define(
     BACKWARD,
     "(Tensor? dstreams, Tensor? dy, Tensor? dpre, Tensor? dpost, Tensor? dcomb, Tensor f, Tensor x, "
     "Tensor post, Tensor comb, Tensor? bias, Tensor weights, Tensor fn, Tensor scale, Tensor base, "
-    f"Tensor streams, Tensor mixes, Tensor norms, {of_site.CONSTANTS})"
+    f"Tensor streams, Tensor mixes, Tensor norms, {of_site.CONSTANTS}, bool[] wanted)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     backward, _empty_gradients, 17,
 )  # fmt: skip

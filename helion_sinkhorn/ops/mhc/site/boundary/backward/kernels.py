@@ -66,7 +66,7 @@ def take_gradients(tensors, upstream, norm, weights, sums, place, n, parts, toge
 
     G_o = dX'_o + weights_o dy + g fn_o + norm X'_o
     """
-    dstreams, dy, streams, split = tensors
+    dstreams, dy, streams, split, of_weights = tensors
     tile_t, tile_m, tile_c = place
     totals = parted(sums, power_of_two(n))
     found = []
@@ -79,7 +79,7 @@ def take_gradients(tensors, upstream, norm, weights, sums, place, n, parts, toge
         backs = each_stream(whole, n)
     for o in range(n):
         stored = hl.load(streams, [tile_t, o, tile_c]).to(torch.float32)
-        if dy is not None:
+        if dy is not None and of_weights is not None:
             totals[o] = with_products(totals[o], by_thread(stored, interpret), of_collapse, how)
         residual = norm if dstreams is None else hl.load(dstreams, [tile_t, o, tile_c])
         given = norm, residual, norm if dy is None else collapsed, weights[o]
@@ -93,12 +93,18 @@ def take_gradients(tensors, upstream, norm, weights, sums, place, n, parts, toge
     return found, joined(totals)
 
 
-def give_to_streams(x, dx, gs, columns, comb, sums, place, n, transposed, how, interpret):
-    """Store dx of a block, and return sums with its products for dcomb, in the order of comb's entries."""
+def give_to_streams(x, dx, of_comb, gs, columns, comb, sums, place, n, transposed, how, interpret):
+    """Store dx of a block, and return sums with its products for dcomb, in the order of comb's entries.
+
+    Each if there is room for it.
+    """
     tile_t, _, tile_c = place
     totals = parted(sums, power_of_two(n * n))
     for i in range(n):
-        hl.store(dx, [tile_t, i, tile_c], mixed(gs[0], gs[1:], comb[i], how).to(dx.dtype))
+        if dx is not None:
+            hl.store(dx, [tile_t, i, tile_c], mixed(gs[0], gs[1:], comb[i], how).to(dx.dtype))
+        if of_comb is None:
+            continue
         stream = by_thread(hl.load(x, [tile_t, i, tile_c]).to(torch.float32), interpret)
         for o in range(n):
             k = o * n + i if transposed else i * n + o
@@ -106,10 +112,13 @@ def give_to_streams(x, dx, gs, columns, comb, sums, place, n, transposed, how, i
     return joined(totals)
 
 
-def give_to_output(f, bias, df, gs, columns, post, sums, place, n, how, interpret):
-    """Store df of a block, and return sums with its products for dpost."""
+def give_to_output(f, bias, df, of_post, gs, columns, post, sums, place, n, how, interpret):
+    """Store df of a block, and return sums with its products for dpost, each if there is room for it."""
     tile_t, _, tile_c = place
-    hl.store(df, [tile_t, tile_c], mixed(gs[0], gs[1:], post, how).to(df.dtype))
+    if df is not None:
+        hl.store(df, [tile_t, tile_c], mixed(gs[0], gs[1:], post, how).to(df.dtype))
+    if of_post is None:
+        return sums
     given = by_thread(output_of(f, bias, tile_t, tile_c), interpret)
     totals = parted(sums, power_of_two(n))
     for o in range(n):
@@ -121,20 +130,24 @@ def take_back(
     tensors, update, upstream, coefficients, sums, place, n, parts, together, transposed, how, interpret
 ):
     """Store df and dx of a block, and return its sums for dpost, dcomb and dweights, those of each joined."""
-    f, x, bias, df, dx = update
+    f, x, bias, df, dx, of_post, of_comb = update
     norm, post, comb, weights = coefficients
-    of_post, of_comb, of_weights = sums
-    gs, of_weights = take_gradients(
-        tensors, upstream, norm, weights, of_weights, place, n, parts, together, how, interpret
+    sum_post, sum_comb, sum_weights = sums
+    gs, sum_weights = take_gradients(
+        tensors, upstream, norm, weights, sum_weights, place, n, parts, together, how, interpret
     )
     columns = [by_thread(g, interpret) for g in gs]
-    of_post = give_to_output(f, bias, df, gs, columns, post, of_post, place, n, how, interpret)
-    of_comb = give_to_streams(x, dx, gs, columns, comb, of_comb, place, n, transposed, how, interpret)
-    return of_post, of_comb, of_weights
+    sum_post = give_to_output(f, bias, df, of_post, gs, columns, post, sum_post, place, n, how, interpret)
+    sum_comb = give_to_streams(
+        x, dx, of_comb, gs, columns, comb, sum_comb, place, n, transposed, how, interpret
+    )
+    return sum_post, sum_comb, sum_weights
 
 
 def store_sums(partials, s, tile_t, total, count):
-    """Sums over chunk s, in partials (T, splits, count)."""
+    """Sums over chunk s, in partials (T, splits, count) if there are any."""
+    if partials is None:
+        return
     for k, part in enumerate(parted(total, power_of_two(count))[:count]):
         hl.store(partials, [tile_t, s, k], whole_sum(part))
 
@@ -162,11 +175,11 @@ def hc_boundary_backward(
     post: torch.Tensor,
     comb: torch.Tensor,
     weights: torch.Tensor,
-    df: torch.Tensor,
-    dx: torch.Tensor,
-    of_post: torch.Tensor,
-    of_comb: torch.Tensor,
-    of_weights: torch.Tensor,
+    df: torch.Tensor | None,
+    dx: torch.Tensor | None,
+    of_post: torch.Tensor | None,
+    of_comb: torch.Tensor | None,
+    of_weights: torch.Tensor | None,
     facts: hl.constexpr,
 ):
     """df (T, C) and dx (T, n, C), and sums over `chunk` columns each: with
@@ -174,15 +187,25 @@ def hc_boundary_backward(
         G_o = dX'_o + weights_o dy + (g fn)_o + along X'_o,
         of_post_o = <G_o, f + bias>,  of_comb_io = <x_i, G_o>,  of_weights_o = <X'_o, dy>
 
-    of_post and of_weights are (T, splits, n), of_comb (T, splits, n n); g (T, parts, M) and along (T,) are
-    as in hc_mixes.  split is fn in parts, M at most block_m: those of all streams `together` in one chain of
+    of_post and of_weights are (T, splits, n), of_comb (T, splits, n n), and each of the five may be None.
+    g (T, parts, M) and along (T,) are as in hc_mixes.  split is fn in parts, M at most block_m: those of all streams `together` in one chain of
     matrix products, as `hc_boundary_split` has them, or (M, parts, n, C).
     """
     rows, n, columns, splits, chunk, width, block_m, parts, together, transposed, how, interpret = facts
     tokens = x.size(0)
     hl.specialize((streams.stride(), split.stride(), f.stride(), x.stride(), post.stride(), comb.stride()))
-    hl.specialize((g.stride(), weights.stride(), df.stride(), dx.stride()))
-    hl.specialize((of_post.stride(), of_comb.stride(), of_weights.stride()))
+    hl.specialize((g.stride(), weights.stride()))
+    # assigned: alone under an `if` it would leave the block empty
+    if df is not None:
+        _df = hl.specialize(df.stride())
+    if dx is not None:
+        _dx = hl.specialize(dx.stride())
+    if of_post is not None:
+        _post = hl.specialize(of_post.stride())
+    if of_comb is not None:
+        _comb = hl.specialize(of_comb.stride())
+    if of_weights is not None:
+        _weights = hl.specialize(of_weights.stride())
     for tile_s, tile_m, tile_t in hl.tile([splits, rows, tokens], block_size=[1, block_m, None]):
         s = tile_s.begin
         coefficients = coefficients_at(along, post, comb, weights, tile_t, n, transposed)
@@ -193,8 +216,8 @@ def hc_boundary_backward(
         sum_weights = nothing_summed(zeros, n)
         for tile_c in hl.tile(s * chunk, min(s * chunk + chunk, columns), block_size=width):
             sum_post, sum_comb, sum_weights = take_back(
-                (dstreams, dy, streams, split), (f, x, bias, df, dx), upstream, coefficients,
-                (sum_post, sum_comb, sum_weights), (tile_t, tile_m, tile_c),
+                (dstreams, dy, streams, split, of_weights), (f, x, bias, df, dx, of_post, of_comb),
+                upstream, coefficients, (sum_post, sum_comb, sum_weights), (tile_t, tile_m, tile_c),
                 n, parts, together, transposed, how, interpret,
             )  # fmt: skip
         store_sums(of_post, s, tile_t, sum_post, n)
@@ -211,22 +234,33 @@ def added(partials, tile_t, splits):
 
 
 def hc_boundary_sums(
-    of_post: torch.Tensor,
-    of_comb: torch.Tensor,
-    of_weights: torch.Tensor,
-    dpost: torch.Tensor,
-    dcomb: torch.Tensor,
-    dweights: torch.Tensor,
+    of_post: torch.Tensor | None,
+    of_comb: torch.Tensor | None,
+    of_weights: torch.Tensor | None,
+    dpost: torch.Tensor | None,
+    dcomb: torch.Tensor | None,
+    dweights: torch.Tensor | None,
     facts: hl.constexpr,
 ):
-    """dpost (T, n), dcomb (T, n n) and dweights (T, n) from the chunks, added in their order."""
+    """dpost (T, n), dcomb (T, n n) and dweights (T, n) from the chunks, added in their order; some may be None."""
     (splits,) = facts
-    tokens = dpost.size(0)
-    hl.specialize((dpost.size(1), dcomb.size(1), of_post.stride(), of_comb.stride()))
+    if dpost is not None:
+        tokens = dpost.size(0)
+        _post = hl.specialize((dpost.size(1), of_post.stride()))
+    elif dcomb is not None:
+        tokens = dcomb.size(0)
+    else:
+        tokens = dweights.size(0)
+        _weights = hl.specialize((dweights.size(1), of_weights.stride()))
+    if dcomb is not None:
+        _comb = hl.specialize((dcomb.size(1), of_comb.stride()))
     for tile_t in hl.tile(tokens):
-        dpost[tile_t, :] = added(of_post, tile_t, splits).to(dpost.dtype)
-        dcomb[tile_t, :] = added(of_comb, tile_t, splits).to(dcomb.dtype)
-        dweights[tile_t, :] = added(of_weights, tile_t, splits).to(dweights.dtype)
+        if dpost is not None:
+            dpost[tile_t, :] = added(of_post, tile_t, splits).to(dpost.dtype)
+        if dcomb is not None:
+            dcomb[tile_t, :] = added(of_comb, tile_t, splits).to(dcomb.dtype)
+        if dweights is not None:
+            dweights[tile_t, :] = added(of_weights, tile_t, splits).to(dweights.dtype)
 
 
 def hc_boundary_projection(g: torch.Tensor, streams: torch.Tensor, dfn: torch.Tensor, facts: hl.constexpr):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,8 +28,10 @@ from helion_sinkhorn.ops.mhc.split import launch as split_launch
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, chosen_for, launch
 from helion_sinkhorn.runtime.views import flattened, parameter, placed
+from helion_sinkhorn.runtime.wanted import Some, room_for
 
 BACKWARD, SUMS, PROJECTION = "hc_boundary_backward", "hc_boundary_sums", "hc_boundary_projection"
+EVERY = (True,) * 7
 LARGEST = 1 << 62
 """A batch beyond every tuned one: look-up answers with the largest."""
 BODIES = "helion_sinkhorn.ops.mhc.site.boundary.backward.kernels"
@@ -70,19 +73,24 @@ KERNELS = {
 
 
 def backward(
-    upstream: tuple[torch.Tensor | None, ...], given: Tensors, bias: torch.Tensor | None, *constants: object
-) -> Tensors:
+    upstream: tuple[Some, ...],
+    given: Tensors,
+    bias: Some,
+    *constants: object,
+    wanted: Sequence[bool] = EVERY,
+) -> tuple[Some, ...]:
     """(df, dx, dpost, dcomb, dfn, dbase and dscale, dweights).
 
     Args:
         upstream: (dstreams, dy, dpre, dpost, dcomb), each may be None.
         given: (f, x, post, comb, weights, fn, scale, base, streams, mixes, norms).
+        wanted: which of the results; None stands for each other.
     """
     x = given[1]
     call = call_for(*x.shape[-2:], x.dtype, SiteOptions(*constants).precision)
     if is_measured(call, x):
-        return in_one_pass(upstream, given, bias, *constants)
-    return in_parts(upstream, given, bias, *constants)
+        return in_one_pass(upstream, given, bias, *constants, wanted=wanted)
+    return in_parts(upstream, given, bias, *constants, wanted=wanted)
 
 
 def is_measured(call: SiteCall, x: torch.Tensor) -> bool:
@@ -95,25 +103,33 @@ def is_measured(call: SiteCall, x: torch.Tensor) -> bool:
 
 
 def in_parts(
-    upstream: tuple[torch.Tensor | None, ...], given: Tensors, bias: torch.Tensor | None, *constants: object
-) -> Tensors:
+    upstream: tuple[Some, ...],
+    given: Tensors,
+    bias: Some,
+    *constants: object,
+    wanted: Sequence[bool] = EVERY,
+) -> tuple[Some, ...]:
     """The backward of hc_site, and then that of hc_post; arguments and results as of `backward`."""
     f, x, post, comb, weights, fn, scale, base, streams, mixes, norms = given
     site = streams, fn, scale, base, weights, mixes, norms, False
     # a df that is summed for the bias comes of a gradient that nothing has rounded yet
     dtype = torch.float32 if f.dtype.itemsize > x.dtype.itemsize else x.dtype
-    dstreams, dfn, sums, dweights = site_launch.backward(*upstream, *site, *constants, dtype=dtype)
+    of_update, of_site = wanted[:4], (any(wanted[:4]), *wanted[4:])
+    dstreams, *made = site_launch.backward(*upstream, *site, *constants, dtype=dtype, wanted=of_site)
+    if dstreams is None:
+        return *[None] * 4, *made
     update = f, x, post, comb, bias, SiteOptions(*constants).comb_order
-    return *post_launch.backward(dstreams, *update), dfn, sums, dweights
+    return *post_launch.backward(dstreams, *update, of_update), *made
 
 
 def in_one_pass(
-    upstream: tuple[torch.Tensor | None, ...],
+    upstream: tuple[Some, ...],
     given: Tensors,
-    bias: torch.Tensor | None,
+    bias: Some,
     *constants: object,
+    wanted: Sequence[bool] = EVERY,
     choices: Choices = NO_CHOICES,
-) -> Tensors:
+) -> tuple[Some, ...]:
     """The same with one reading of the streams for everything but dfn; arguments as of `backward`.
 
     `choices` of KERNELS, by name, take the place of what is served.
@@ -123,7 +139,12 @@ def in_one_pass(
     values, n = SiteOptions(*constants), x.size(-2)
     call = call_for(*x.shape[-2:], x.dtype, values.precision)
     of_mixes = call.mixes
-    dmixes, sums = split_launch.backward(*of_coefficients, mixes, scale, base, n, *values.of_split)
+    *of_update, of_fn, of_sums, of_weights = wanted
+    own = *of_update, of_weights and dy is not None
+    needed = of_fn or any(own), of_sums
+    dmixes, sums = split_launch.backward(*of_coefficients, mixes, scale, base, n, *values.of_split, needed)
+    if dmixes is None:
+        return *[None] * 5, sums, None
     g, along = mixes_launch.upstream(*(flattened(t, 1) for t in (dmixes, mixes, norms)), of_mixes)
     stored = flattened(streams, 2)
     tensors = (
@@ -131,12 +152,13 @@ def in_one_pass(
         g, along, stored, parts_of_fn(parameter(fn), call, stored, choices), flattened(f, 1), flattened(x, 2),
         None if bias is None else placed(bias), flattened(post, 1), flattened(comb, 2), flattened(weights, 1),
     )  # fmt: skip
-    made = gradients(tensors, call, values.comb_order, choices)
-    dfn = projection(g, stored, call, choices.get(PROJECTION))
-    *of_update, dweights = (
-        t.view(like.shape) for t, like in zip(made, (f, x, post, comb, weights), strict=True)
+    made = gradients(tensors, call, values.comb_order, own, choices)
+    dfn = projection(g, stored, call, choices.get(PROJECTION)) if of_fn else None
+    *made, dweights = (
+        None if t is None else t.view(like.shape)
+        for t, like in zip(made, (f, x, post, comb, weights), strict=True)
     )
-    return *of_update, dfn, sums, weights.new_empty(0) if dy is None else dweights
+    return *made, dfn, sums, dweights
 
 
 def parts_of_fn(
@@ -150,13 +172,19 @@ def parts_of_fn(
 
 
 def gradients(
-    given: tuple[torch.Tensor | None, ...], call: SiteCall, comb_order: str, choices: Choices = NO_CHOICES
-) -> Tensors:
+    given: tuple[Some, ...],
+    call: SiteCall,
+    comb_order: str,
+    wanted: Sequence[bool] = (True,) * 5,
+    choices: Choices = NO_CHOICES,
+) -> tuple[Some, ...]:
     """(df, dx, dpost, dcomb, dweights) of the tensors that `one_pass` takes, tokens one behind the other."""
+    if not any(wanted):
+        return (None,) * 5
     *_, post, comb, weights = given
-    df, dx, *partials = one_pass(*given, call, comb_order, choices.get(BACKWARD))
+    df, dx, *partials = one_pass(*given, call, comb_order, wanted, choices.get(BACKWARD))
     dpost, dcomb, dweights = summed(*partials, call, (post, comb, weights), choices.get(SUMS))
-    return df, dx, dpost, dcomb.view(comb.shape), dweights
+    return df, dx, dpost, None if dcomb is None else dcomb.view(comb.shape), dweights
 
 
 def one_pass(
@@ -174,39 +202,47 @@ def one_pass(
     weights: torch.Tensor,
     call: SiteCall,
     comb_order: str,
+    wanted: Sequence[bool] = (True,) * 5,
     choice: Choice | None = None,
-) -> Tensors:
+) -> tuple[Some, ...]:
     """(df, dx, of_post, of_comb, of_weights), the last three as the kernel has them.
+
+    Each unless it is not wanted.
 
     split is what `parts_of_fn` makes: its layout decides how products with fn are made, and not the config,
     since the default may take the place of one that is refused.
     """
     tokens, n, columns = x.shape
     splits = -(-columns // CHUNK)
-    df, dx = torch.empty_like(f), torch.empty_like(x)
     sizes = n, n * n, n
-    partials = [x.new_empty((tokens, splits, size), dtype=torch.float32) for size in sizes]
-    tensors = (
-        dstreams, dy, g, along, streams, split, f, x, bias, post, comb, weights, df, dx, *partials,
-    )  # fmt: skip
+    partials = [
+        x.new_empty((tokens, splits, size), dtype=torch.float32) if w else None
+        for size, w in zip(sizes, wanted[2:], strict=True)
+    ]
+    made = *room_for((f, x), wanted[:2]), *partials
+    tensors = dstreams, dy, g, along, streams, split, f, x, bias, post, comb, weights, *made
     values = call.precision, comb_order, split.dim() == 3
     launch(KERNELS[BACKWARD], call, tensors, *values, batch=tokens, choice=choice)
-    return df, dx, *partials
+    return made
 
 
 def summed(
-    of_post: torch.Tensor,
-    of_comb: torch.Tensor,
-    of_weights: torch.Tensor,
+    of_post: Some,
+    of_comb: Some,
+    of_weights: Some,
     call: SiteCall,
     like: Tensors,
     choice: Choice | None = None,
-) -> Tensors:
-    """(dpost (T, n), dcomb (T, n n), dweights (T, n)) of the dtypes of `like`."""
-    tokens = len(of_post)
+) -> tuple[Some, ...]:
+    """(dpost (T, n), dcomb (T, n n), dweights (T, n)) of the dtypes of `like`, of the partial sums given."""
+    tokens = len(like[0])
     partials = of_post, of_comb, of_weights
-    made = tuple(p.new_empty((tokens, p.size(2)), dtype=t.dtype) for p, t in zip(partials, like, strict=True))
-    launch(KERNELS[SUMS], call, (*partials, *made), call, batch=tokens, choice=choice)
+    made = tuple(
+        None if p is None else p.new_empty((tokens, p.size(2)), dtype=t.dtype)
+        for p, t in zip(partials, like, strict=True)
+    )
+    if any(p is not None for p in partials):
+        launch(KERNELS[SUMS], call, (*partials, *made), call, batch=tokens, choice=choice)
     return made
 
 

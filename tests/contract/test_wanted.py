@@ -1,0 +1,122 @@
+"""What nobody needs the gradient of is not computed, moved or allocated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from contract import KERNELS, PARTS, Recorder
+from launches import SITES, kernels_on_cpu, launching_as
+from operator_table import OPERATORS, gradients, loss
+
+from helion_sinkhorn.runtime import launch as door
+
+EACH = [(name, argument) for name in (*PARTS, *KERNELS) for argument in OPERATORS[name].shapes(1)]
+SUMS = "scale", "base"
+"""Parameters of hc_split_sinkhorn whose gradients are one tensor."""
+
+
+def entries(shape):
+    return torch.Size(shape).numel()
+
+
+@pytest.mark.parametrize(("name", "argument"), EACH)
+def test_an_operator_returns_the_gradient_that_is_asked_for_alone(name, argument, monkeypatch):
+    row = OPERATORS[name]
+    if row.kernels:
+        kernels_on_cpu(monkeypatch, SITES)
+    leaves = {k: x.requires_grad_(k == argument) for k, x in row.arguments().items()}
+    value = loss(row.function(*leaves.values()))
+    with Recorder() as recorder:
+        value.backward()
+    results = [
+        t
+        for operator, _, results in recorder.calls
+        for t in ([results] if isinstance(results, torch.Tensor) else results)
+        if "backward" in str(operator)
+    ]
+    made = [t for t in results if t.numel()]
+    of = {"dfn": row.shapes(3).get("fn"), "df": row.shapes(3).get("f")}
+    allowed = {entries(row.shapes(3)[argument])}
+    if argument in SUMS:
+        allowed = {entries(row.shapes(3)["base"]) + 3}
+    # the gradient of a weight comes of that of its product with fn, that of a bias of df
+    allowed |= {entries(of["dfn"])} if argument == "norm_weight" else set()
+    allowed |= {entries(of["df"])} if argument == "bias" else set()
+    # the partial sums of hc_split_sinkhorn take theirs from one of the mixes
+    allowed |= {entries(row.shapes(3)["partials"][1:])} if argument in ("partials", "squares") else set()
+    assert len(made) == 1, [(str(o), [tuple(t.shape) for t in r]) for o, _, r in recorder.calls]
+    assert made[0].numel() in allowed
+
+
+def launched(name, trained, monkeypatch):
+    """(kernel, its tensors) of each launch of a backward."""
+    row, found = OPERATORS[name], []
+    run = door._launcher.get().run
+
+    def noting(kernel, *arguments):
+        found.append((kernel.kernel.name, [x for x in arguments if x is None or isinstance(x, torch.Tensor)]))
+        run(kernel, *arguments)
+
+    launching_as(monkeypatch, run=noting)
+    kernels_on_cpu(monkeypatch)
+    leaves = {k: x.requires_grad_(k in trained) for k, x in row.arguments().items()}
+    value = loss(row.function(*leaves.values()))
+    found.clear()
+    value.backward()
+    return found
+
+
+COEFFICIENTS = "hc_split_sinkhorn_backward"
+PROJECTION = "hc_mixes_upstream"
+EXPECTED = [
+    ("hc_pre", ("x",), ["hc_pre_backward"]),
+    ("hc_post", ("bias",), ["hc_post_backward"]),
+    ("hc_mixes", ("fn",), [PROJECTION, "hc_mixes_backward"]),
+    ("hc_split_sinkhorn", ("scale",), [COEFFICIENTS]),
+    ("dot_compress", ("z",), ["dot_compress_product"]),
+    ("dot_compress", ("x",), ["dot_compress_product", "dot_compress_expand"]),
+    ("dot_compress", ("y",), ["dot_compress_product", "dot_compress_apply"]),
+    ("hc_site, kernels", ("scale", "base"), ["hc_site_weights", COEFFICIENTS]),
+    ("hc_site, kernels", ("x",), ["hc_site_weights", COEFFICIENTS, PROJECTION, "hc_site_backward"]),
+    ("hc_boundary, kernels", ("pre_next",), ["hc_site_weights"]),
+    ("hc_boundary, kernels", ("base",), [COEFFICIENTS]),
+    ("hc_boundary, kernels", ("fn",), [COEFFICIENTS, PROJECTION, "hc_site_backward"]),
+    ("attention, all gates", ("q",), ["linear_attention_walk"]),
+    ("attention, all gates", ("initial_state",), ["linear_attention_walk"]),
+    ("attention, all gates", ("gv",), [*["linear_attention_walk"] * 2, "linear_attention_gates"]),
+]
+
+
+@pytest.mark.parametrize(("name", "trained", "kernels"), EXPECTED)
+def test_launches(name, trained, kernels, monkeypatch):
+    found = launched(name, trained, monkeypatch)
+    assert [kernel for kernel, _ in found] == kernels
+
+
+@pytest.mark.parametrize(
+    ("name", "trained", "kernel", "missing"),
+    [
+        ("hc_pre", ("x",), "hc_pre_backward", 1),
+        ("hc_pre", ("pre",), "hc_pre_backward", 1),
+        ("hc_post", ("f",), "hc_post_backward", 3),
+        ("hc_post", ("x", "comb"), "hc_post_backward", 2),
+        ("hc_mixes", ("x",), "hc_mixes_backward", 1 + 3),
+        ("hc_mixes", ("fn",), "hc_mixes_backward", 1 + 3),
+        ("hc_split_sinkhorn", ("mixes",), COEFFICIENTS, 3),
+        ("hc_split_sinkhorn", ("base",), COEFFICIENTS, 2),
+        ("hc_site, kernels", ("x",), "hc_site_backward", 1),
+        ("hc_site, kernels", ("fn",), "hc_site_backward", 1),
+    ],
+)
+def test_a_kernel_gets_no_room_for_what_is_not_asked_for(name, trained, kernel, missing, monkeypatch):
+    (tensors,) = (given for name, given in launched(name, trained, monkeypatch) if name == kernel)
+    assert sum(t is None for t in tensors) == missing
+
+
+def test_a_gradient_that_is_asked_for_with_others_has_the_same_bits():
+    for name in PARTS:
+        row = OPERATORS[name]
+        every = gradients(row.function, row.arguments(), row.shapes(1))
+        for argument in row.shapes(1):
+            alone = gradients(row.function, row.arguments(), [argument])
+            assert torch.equal(alone[argument], every[argument]), f"{name}: {argument}"
