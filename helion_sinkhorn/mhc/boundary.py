@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from helion_sinkhorn.mhc.modules import HyperConnection, check_streams_of
+from helion_sinkhorn.mhc.norm import with_norm
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.post.api import check_update
 from helion_sinkhorn.ops.mhc.site.api import Site
@@ -33,13 +34,15 @@ def hc_boundary(
     comb_order: str = "io",
     precision: str = "float32",
     eps_outside: bool = False,
+    y_norm_weight: torch.Tensor | None = None,
+    y_norm_eps: float = 1e-6,
     implementation: str = "auto",
 ) -> Crossing:
     """Take a sublayer's output into the streams, and make the next sublayer's input and coefficients.
 
         streams = hc_post(f, x, post, comb, bias)
         (pre, post', comb') from streams, as `hc_site` makes them with fn, scale and base of the next site
-        y_c = sum_i p_i streams_ic,  p = pre_next, or pre where that is None
+        y_c = sum_i p_i streams_ic,  p = pre_next, or pre where that is None; or its RMSNorm
     DeepSeek-V4 collapses the streams with the weights of the same site: pre_next is None.  DeepSeek-V4.1
     takes those of the site before: pass the `pre` that came with post and comb.
 
@@ -65,6 +68,9 @@ def hc_boundary(
         comb_order: "io" or "oi", of comb and of the one that is returned.
         precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
         eps_outside: add norm_eps to the root and not under it.
+        y_norm_weight: (C,), weight of the RMSNorm before the sublayer, which makes y then, as in `hc_pre`; or
+            None.
+        y_norm_eps: added to the mean square of y.
         implementation: "auto", "helion" or "pytorch".
 
     Returns:
@@ -81,11 +87,12 @@ def hc_boundary(
     """
     implementation = check_implementation(implementation)
     update = Update(f, post, comb, bias)
-    site = SiteParameters(fn, scale, base, norm_weight)
+    site = SiteParameters(fn, scale, base, norm_weight, y_norm_weight)
     check_boundary(update, x, site, pre_next)
     options = SiteOptions(
-        sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside
-    ).checked()
+        sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside,
+        y_norm_eps,
+    ).checked()  # fmt: skip
     return crossing(update, x, site, pre_next, options, implementation)
 
 
@@ -121,6 +128,8 @@ class HyperBoundary(HyperConnection):
         post: torch.Tensor | None = None,
         comb: torch.Tensor | None = None,
         pre: torch.Tensor | None = None,
+        *,
+        y_norm: torch.nn.Module | None = None,
     ) -> Crossing:
         """From one sublayer's output to the next one's input, the streams' new coefficients, and the streams.
 
@@ -130,17 +139,17 @@ class HyperBoundary(HyperConnection):
             post: (..., n), or None with f.
             comb: (..., n, n), or None with f.
             pre: (..., n) of the site before, as in V4.1; None for that of this site, as in V4.
+            y_norm: the RMSNorm before the next sublayer, as `HyperConnection.enter` takes it.
         """
         # hc_boundary says it where the two have changed places
         if getattr(f, "ndim", 0) <= getattr(streams, "ndim", 0):
             check_streams_of(self, streams)
         update = None if f is post is comb is None else Update(f, post, comb, None)
-        check_boundary(update, streams, self.site, pre)
-        return crossing(
-            update, streams, self.site, pre, self.options, check_implementation(self.implementation)
-        )
+        site, options = with_norm(self.site, self.options, y_norm, streams)
+        check_boundary(update, streams, site, pre)
+        return crossing(update, streams, site, pre, options, check_implementation(self.implementation))
 
-    def enter(self, streams: torch.Tensor) -> Site:
+    def enter(self, streams: torch.Tensor, *, y_norm: torch.nn.Module | None = None) -> Site:
         """Raise TypeError: there is a sublayer before a boundary, whose output comes with the streams."""
         raise TypeError(
             "HyperBoundary has no enter; call it with the output of the sublayer before: "

@@ -164,7 +164,7 @@ def hc_head(
     norm = float(norm_eps), eps_outside, precision
     mix = projected(merged(x), fn, norm_weight, norm, implementation)
     pre = gate(mix * scale.to(mix.dtype) + base.to(mix.dtype)) + eps
-    return collapsed(x, pre, implementation)
+    return collapsed(x, pre, None, implementation)
 
 
 def gate(a: torch.Tensor) -> torch.Tensor:

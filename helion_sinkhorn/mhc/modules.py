@@ -8,6 +8,7 @@ import torch
 
 from helion_sinkhorn.mhc.float32 import Float32Parameters
 from helion_sinkhorn.mhc.functional import hc_head
+from helion_sinkhorn.mhc.norm import with_norm
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.site.api import Site
 from helion_sinkhorn.ops.mhc.site.crossing import check_site, crossing
@@ -93,15 +94,22 @@ class HyperConnection(Float32Parameters):
         """Normal fn, base 0, scale 1."""
         _reset(self.fn, self.base, self.scale, self.initializer_range)
 
-    def forward(self, streams: torch.Tensor, *, with_residual: bool = False) -> tuple[torch.Tensor, ...]:
+    def forward(
+        self,
+        streams: torch.Tensor,
+        *,
+        with_residual: bool = False,
+        y_norm: torch.nn.Module | None = None,
+    ) -> tuple[torch.Tensor, ...]:
         """(..., n, C) to post (..., n), comb (..., n, n) and collapsed (..., C), in transformers' order.
 
         With the residual behind them if asked; `enter` names the results.
         """
         check_streams_of(self, streams)
-        check_site(streams, self.site)
+        site, options = with_norm(self.site, self.options, y_norm, streams)
+        check_site(streams, site)
         y, _, post, comb, residual = crossing(
-            None, streams, self.site, None, self.options, check_implementation(self.implementation)
+            None, streams, site, None, options, check_implementation(self.implementation)
         )
         return (post, comb, y, residual) if with_residual else (post, comb, y)
 
@@ -110,10 +118,18 @@ class HyperConnection(Float32Parameters):
         """The parameters as a record."""
         return SiteParameters(self.fn, self.scale, self.base)
 
-    def enter(self, streams: torch.Tensor) -> Site:
-        """(..., n, C) to the sublayer's input y, post, comb and residual, the last three for `hc_post`."""
+    def enter(self, streams: torch.Tensor, *, y_norm: torch.nn.Module | None = None) -> Site:
+        """(..., n, C) to the sublayer's input y, post, comb and residual, the last three for `hc_post`.
+
+        Args:
+            streams: (..., n, C).
+            y_norm: the RMSNorm before the sublayer, a module with weight (C,), and eps or variance_epsilon.
+                Then y is what it would make of y, in one pass and not kept: pass it instead of calling it.
+                Its parameters stay its own, and its hooks are not called.
+        """
         # by the module's call, so that FSDP and hooks see it
-        post, comb, y, residual = self(streams, with_residual=True)
+        given = {} if y_norm is None else {"y_norm": y_norm}
+        post, comb, y, residual = self(streams, with_residual=True, **given)
         return Site(y, post, comb, residual)
 
     def extra_repr(self) -> str:

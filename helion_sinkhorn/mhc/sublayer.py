@@ -8,6 +8,7 @@ import torch
 
 from helion_sinkhorn.mhc.boundary import HyperBoundary
 from helion_sinkhorn.mhc.modules import HyperConnection, check_streams_of
+from helion_sinkhorn.mhc.norm import is_plain
 from helion_sinkhorn.ops.mhc.post.api import hc_post
 from helion_sinkhorn.ops.mhc.pre.api import hc_pre
 from helion_sinkhorn.ops.mhc.site.crossing import Crossing
@@ -37,8 +38,8 @@ named_for_export(Pending)
 class HyperSublayer(torch.nn.Module):
     """A sublayer in the mHC residual path: residual streams to the new residual streams in one call.
 
-        y, post, comb, residual = connection.enter(streams)
-        f = sublayer(norm(y), ...)
+        y, post, comb, residual = connection.enter(streams, y_norm=norm)
+        f = sublayer(y, ...)
         new streams = hc_post(f, residual, post, comb)
     This is DeepSeek-V4's form.  In that of DeepSeek-V4.1 (delayed_pre=True) each collapse takes the weights
     of the site before, so that one call of `hc_boundary` makes the update of one sublayer and the input of
@@ -49,7 +50,8 @@ class HyperSublayer(torch.nn.Module):
         sublayer: a module from (..., C) to (..., C), attention or an MLP for instance.
         hidden_size: C.
         hc_mult: n, streams, 1 to 16.
-        norm: a module from (..., C) to (..., C); None for torch.nn.RMSNorm of C with norm_eps.  Pass
+        norm: a module from (..., C) to (..., C); None for torch.nn.RMSNorm of C with norm_eps.  A
+            torch.nn.RMSNorm without hooks is a part of the collapse, any other module is called.  Pass
             torch.nn.Identity() where the sublayer has a norm of its own.
         delayed_pre: False for DeepSeek-V4's form, True for DeepSeek-V4.1's.
         options: what HyperConnection takes: sinkhorn_iters, eps, norm_eps and the others, device too.
@@ -102,11 +104,12 @@ class HyperSublayer(torch.nn.Module):
             The new streams (..., n, C), or a `Pending` with delayed_pre.  Where the sublayer returns a tuple,
             its first element is the output, and the result is a tuple of the streams and the others.
         """
+        norm = self.norm if is_plain(self.norm, self.connection.hidden_size) else None
         if self.delayed_pre:
-            y, pre, post, comb, residual = self._cross(streams)
+            y, pre, post, comb, residual = self._cross(streams, norm)
         else:
-            y, post, comb, residual = self.connection.enter(streams)
-        result = self.sublayer(self.norm(y), *arguments, **keywords)
+            y, post, comb, residual = self.connection.enter(streams, y_norm=norm)
+        result = self.sublayer(self.norm(y) if norm is None else y, *arguments, **keywords)
         f, *others = result if isinstance(result, tuple) else (result,)
         if self.delayed_pre:
             new = Pending(f, residual, post, comb, pre)
@@ -123,15 +126,15 @@ class HyperSublayer(torch.nn.Module):
         order, implementation = connection.options.comb_order, connection.implementation
         return hc_post(*update, comb_order=order, implementation=implementation)
 
-    def _cross(self, streams: torch.Tensor | Pending) -> Crossing:
+    def _cross(self, streams: torch.Tensor | Pending, norm: torch.nn.Module | None) -> Crossing:
         if isinstance(streams, Pending):
             _check_not_rounded(streams)
-            return self.connection(*streams)
+            return self.connection(*streams, y_norm=norm)
         check_tensor("streams", streams, "(..., n, C)")
         check_streams_of(self.connection, streams)
         # of the streams, so that it is sharded as they are
         ones, zeros = torch.ones_like(streams[..., :1, 0]), torch.zeros_like(streams[..., 1:, 0])
-        return self.connection(None, streams, pre=torch.cat([ones, zeros], -1))
+        return self.connection(None, streams, pre=torch.cat([ones, zeros], -1), y_norm=norm)
 
 
 def _check_not_rounded(pending: Pending) -> None:

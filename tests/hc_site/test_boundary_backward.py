@@ -29,7 +29,7 @@ from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates, default_choice
 
 BACKWARD = torch.ops.helion_sinkhorn.hc_boundary_backward.default
-CONSTANTS = 3, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False
+CONSTANTS = 3, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False, 1e-6
 GRADIENTS = NAMES[5:]
 OF_TOKENS = ("df", "dx", "dpost", "dcomb", "dp")
 IN_PARTS = (
@@ -224,17 +224,19 @@ def test_opcheck_and_fakes(monkeypatch, dtype, path):
     monkeypatch.setattr(launch, "is_measured", lambda call, x: path == "one pass")
     (f, x, post, comb, fn, scale, base, bias, weights), upstream = boundary_inputs(3)
     mixes, norms, x = randn(3, 8), randn(3, 2).abs(), x.to(dtype)
-    given = f, x, post, comb, bias, weights, fn, scale, base, x, mixes, norms
     dy, dpre, dpost, dcomb, dstreams = upstream
     dy, dstreams = dy.to(dtype), dstreams.to(dtype)
-    for gradients in ((dstreams, dy, dpre, dpost, dcomb), (None, None, None, dpost, None)):
+    every, some = (dstreams, dy, dpre, dpost, dcomb), (None, None, None, dpost, None)
+    for gradients, norm, unwanted in ((every, None, ()), (some, bias, (1, 4))):
+        given = f, x, post, comb, bias, weights, fn, scale, base, norm, x, mixes, norms
+        constants = *CONSTANTS, [k not in unwanted for k in range(8)]
         torch.library.opcheck(
-            BACKWARD, (*gradients, *given, *CONSTANTS), test_utils=("test_schema", "test_faketensor")
+            BACKWARD, (*gradients, *given, *constants), test_utils=("test_schema", "test_faketensor")
         )
         with FakeTensorMode() as mode:
             fakes = [None if t is None else mode.from_tensor(t) for t in (*gradients, *given)]
-            fake = BACKWARD(*fakes, *CONSTANTS)
-        for a, b in zip(BACKWARD(*gradients, *given, *CONSTANTS), fake, strict=True):
+            fake = BACKWARD(*fakes, *constants)
+        for a, b in zip(BACKWARD(*gradients, *given, *constants), fake, strict=True):
             assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
 
 

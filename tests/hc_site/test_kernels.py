@@ -44,7 +44,7 @@ def test_values_have_the_bits_of_the_three_operators_in_turn():
     """The columns are two chunks, so that the sums of the projection are partial."""
     (x, fn, scale, base), _ = site_inputs(5, n=3, c=400)
     constants = SiteOptions(5, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False)
-    y, pre, post, comb, mixes, norms = launch.forward(x, fn, scale, base, None, *constants)
+    y, pre, post, comb, mixes, norms = launch.forward(x, fn, scale, base, None, None, *constants)
     given = mixes_launch.forward(x, fn, constants.norm_eps, constants.eps_outside, constants.precision)
     assert_equal((mixes, norms), given)
     found = split_launch.forward(mixes, scale, base, 3, *constants.of_split, torch.float32)

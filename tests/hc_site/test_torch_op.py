@@ -16,7 +16,7 @@ from helion_sinkhorn.ops.mhc.site import torch_op
 
 FORWARD = torch.ops.helion_sinkhorn.hc_site.default
 BACKWARD = torch.ops.helion_sinkhorn.hc_site_backward.default
-CONSTANTS = 3, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False
+CONSTANTS = 3, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False, 1e-6
 SMALL = {"n": 2, "c": 3}
 """A site of eight mixes; the calls below are about shapes and gradients, not about sums."""
 
@@ -29,13 +29,20 @@ def _kernels(monkeypatch):
 def test_opcheck_with_the_weights_of_another_site():
     (x, fn, scale, base), (dresidual, dy, dpost, dcomb) = site_inputs(2, 3, **SMALL)
     weights = randn(2, 3, 2, seed=9)
-    leaves = [t.detach().requires_grad_() for t in (x, fn, scale, base, weights)]
     tests = "test_schema", "test_faketensor", "test_autograd_registration"
-    torch.library.opcheck(FORWARD, (*leaves, *CONSTANTS), test_utils=tests)
-    *_, mixes, norms = FORWARD(x, fn, scale, base, weights, *CONSTANTS)
-    given = x, fn, scale, base, weights, mixes, norms, False
-    for upstream in ((dresidual, dy, None, dpost, dcomb), (None, None, dpost, None, None)):
-        torch.library.opcheck(BACKWARD, (*upstream, *given, *CONSTANTS), test_utils=tests)
+    for norm in (None, randn(3, seed=10)):
+        site = x, fn, scale, base, weights, norm
+        leaves = [None if t is None else t.detach().requires_grad_() for t in site]
+        torch.library.opcheck(FORWARD, (*leaves, *CONSTANTS), test_utils=tests)
+        *_, mixes, norms = FORWARD(*site, *CONSTANTS)
+        given = *site, mixes, norms, False, *CONSTANTS
+        every, alternate = [True] * 5, [True, False, False, True, False]
+        for upstream, wanted in (
+            ((dresidual, dy, None, dpost, dcomb), every),
+            ((None, None, dpost, None, None), every),
+            ((None, dy, None, None, None), alternate),
+        ):
+            torch.library.opcheck(BACKWARD, (*upstream, *given, wanted), test_utils=tests)
 
 
 class Layer(torch.nn.Module):

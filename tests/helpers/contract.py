@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 PARTS = (
     "sinkhorn", "sinkhorn, implicit", "dot_compress", "attention, gk", "attention, all gates",
-    "hc_split_sinkhorn", "hc_split_sinkhorn, reduced", "hc_mixes", "hc_pre", "hc_post",
+    "hc_split_sinkhorn", "hc_split_sinkhorn, reduced", "hc_mixes", "hc_pre", "hc_pre, norm",
+    "hc_post",
 )  # fmt: skip
-KERNELS = "hc_site, kernels", "hc_boundary, kernels"
+KERNELS = "hc_site, kernels", "hc_site, norm, kernels", "hc_boundary, kernels", "hc_boundary, norm, kernels"
 ROWS = {**OPERATORS, **VARIANTS}
 PYTORCH = (*PARTS, *VARIANTS)
 """Calls that PyTorch computes on a CPU."""

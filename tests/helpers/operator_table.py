@@ -152,13 +152,21 @@ def _merged_shapes(*lead):
     return {"x": (*lead, N * C), "fn": (5, N * C)}
 
 
+def _pre(run):
+    return lambda x, pre, y_norm_weight: run(x, pre, y_norm_weight=y_norm_weight, y_norm_eps=0.1)
+
+
 def _pre_shapes(*lead):
     return {"x": (*lead, N, C), "pre": (*lead, N)}
 
 
+def _normed_shapes(*lead):
+    return {**_pre_shapes(*lead), "y_norm_weight": (C,)}
+
+
 def _site(run):
-    def of(x, fn, scale, base, norm_weight):
-        return tuple(run(x, fn, scale, base, 3, norm_weight=norm_weight))
+    def of(x, fn, scale, base, norm_weight, y_norm_weight=None):
+        return tuple(run(x, fn, scale, base, 3, norm_weight=norm_weight, y_norm_weight=y_norm_weight))
 
     return of
 
@@ -168,9 +176,14 @@ def _site_shapes(*lead):
     return {"x": (*lead, N, C), **parameters}
 
 
+def _normed_site_shapes(*lead):
+    return {**_site_shapes(*lead), "y_norm_weight": (C,)}
+
+
 def _boundary(run):
-    def of(f, x, post, comb, bias, pre_next, fn, scale, base):
-        return tuple(run(f, x, post, comb, pre_next, fn, scale, base, 3, bias=bias))
+    def of(f, x, post, comb, bias, pre_next, fn, scale, base, norm=None):
+        update, site = (f, x, post, comb, pre_next), (fn, scale, base)
+        return tuple(run(*update, *site, 3, bias=bias, y_norm_weight=norm))
 
     return of
 
@@ -190,6 +203,10 @@ def _boundary_shapes(*lead):
     return {**_update_shapes(*lead), "pre_next": (*lead, N), **site}
 
 
+def _normed_boundary_shapes(*lead):
+    return {**_boundary_shapes(*lead), "y_norm_weight": (C,)}
+
+
 SPLIT = "hc_split_sinkhorn"
 MATRICES = _matrices, "sinkhorn", ("logits",)
 PRODUCTS = "dot_compress", ("x", "y", "z")
@@ -201,6 +218,8 @@ BOUNDARY = (
     "hc_boundary",
     ("f", "x"),
 )
+NORMED_SITE = *SITE[:2], _normed_site_shapes, *SITE[3:]
+NORMED_BOUNDARY = *BOUNDARY[:2], _normed_boundary_shapes, *BOUNDARY[3:]
 OPERATORS = {
     "sinkhorn": Row(sinkhorn, reference.sinkhorn, *MATRICES),
     # of so many iterations the exact gradient is that of the fixed point
@@ -223,11 +242,16 @@ OPERATORS = {
     ),
     "hc_mixes": Row(_mixes(hc_mixes), _mixes(reference.hc_mixes), _mixes_shapes, "hc_mixes", ("x",)),
     "hc_pre": Row(hc_pre, reference.hc_pre, _pre_shapes, "hc_pre", ("x",)),
+    "hc_pre, norm": Row(_pre(hc_pre), _pre(reference.hc_pre), _normed_shapes, "hc_pre", ("x",)),
     "hc_post": Row(hc_post, reference.hc_post, _update_shapes, "hc_post", ("f", "x")),
     "hc_site": Row(*SITE),
     "hc_site, kernels": Row(*SITE, kernels=True),
     "hc_boundary": Row(*BOUNDARY),
     "hc_boundary, kernels": Row(*BOUNDARY, kernels=True),
+    "hc_site, norm": Row(*NORMED_SITE),
+    "hc_site, norm, kernels": Row(*NORMED_SITE, kernels=True),
+    "hc_boundary, norm": Row(*NORMED_BOUNDARY),
+    "hc_boundary, norm, kernels": Row(*NORMED_BOUNDARY, kernels=True),
 }  # fmt: skip
 
 _log = {"n_iters": 7, "form": "log", "first": "cols"}

@@ -50,8 +50,8 @@ def test_v4_has_the_bits_of_the_calls_by_hand(order, dtype):
     x, position = randn(2, 5, N, C, dtype=dtype).requires_grad_(), randn(C, dtype=dtype).requires_grad_()
 
     def by_hand():
-        y, post, comb, residual = layer.connection.enter(x)
-        f, weights, nothing = layer.sublayer(layer.norm(y), position, factor=0.5)
+        y, post, comb, residual = layer.connection.enter(x, y_norm=layer.norm)
+        f, weights, nothing = layer.sublayer(y, position, factor=0.5)
         return hc_post(f, residual, post, comb, comb_order=order), weights, nothing
 
     found, expected = layer(x, position, factor=0.5), by_hand()
@@ -92,8 +92,8 @@ class ByHand(Chain):
         x = hc_expand(h, self.n)
         waiting = None, x, None, None, torch.eye(self.n)[0].expand(x.shape[:-1])
         for layer in self.layers:
-            y, pre, post, comb, x = layer.connection(*waiting)
-            waiting = layer.sublayer(layer.norm(y)), x, post, comb, pre
+            y, pre, post, comb, x = layer.connection(*waiting, y_norm=layer.norm)
+            waiting = layer.sublayer(y), x, post, comb, pre
         return hc_pre(hc_post(*waiting[:4]), waiting[4])
 
 
@@ -101,6 +101,27 @@ def step(model, h, seed=20):
     h = h.detach().requires_grad_()
     result = model(h)
     return result.detach(), *gradients([result], [h], model, seed)
+
+
+@pytest.mark.parametrize("delayed_pre", [False, True])
+def test_a_norm_with_hooks_or_of_another_kind_is_called(delayed_pre):
+    class Own(torch.nn.RMSNorm):
+        pass
+
+    h, calls = randn(2, 5, C), []
+    for norm in (torch.nn.RMSNorm(C, eps=1e-6), Own(C, eps=1e-6)):
+        chain = drawn(Chain(sites=2, norm=norm, delayed_pre=delayed_pre))
+        if type(norm) is Own:
+            expected = step(chain, h)
+            norm.__class__ = torch.nn.RMSNorm
+        else:
+            handle = norm.register_forward_hook(lambda *given: calls.append(given))
+            expected = step(chain, h)
+            assert len(calls) == 2
+            handle.remove()
+        for a, b in zip(step(chain, h), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -142,13 +142,13 @@ def by_calls(compute: Callable[..., Results], of: Collection[str], *everything: 
 def launched(
     w: HcSiteWorkload, choices: Choices, of: Collection[str], x, dresidual, dy, dpost, dcomb, *parameters
 ) -> Results:
-    y, pre, post, comb, mixes, norms = launch.forward(x, *parameters, None, *w.arguments)
+    y, pre, post, comb, mixes, norms = launch.forward(x, *parameters, None, None, *w.arguments)
     found = {"y": y, "post": post, "comb": comb}
     if {*of} <= {*VALUES}:
         return found
     dresidual, dy, *upstream = upstream_of(w, dresidual, dy, dpost, dcomb)
-    dx, dfn, sums, _ = launch.backward(
-        dresidual, dy, None, *upstream, x, *parameters, pre, mixes, norms, True, *w.arguments,
+    dx, dfn, sums, *_ = launch.backward(
+        dresidual, dy, None, *upstream, x, *parameters, pre, None, mixes, norms, True, *w.arguments,
         choices=choices,
     )  # fmt: skip
     dbase, dscale = sums.split((w.m, 3))
@@ -163,19 +163,19 @@ def crossed(
     How they mix streams is judged by hc_post's row.  The collapse is by the coefficients that hc_site makes
     of x; dx is the gradient of the old streams.
     """
-    _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, *w.arguments)
+    _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, None, *w.arguments)
     identity = torch.eye(w.n, device=x.device).expand_as(dcomb)
     update = torch.zeros_like(dy), x, dpost, identity
     found = {}
     if {*of} & {*VALUES}:
         _, y, _, post, comb, *_ = boundary.forward(
-            *update, None, pre, *parameters, *w.arguments, choices=choices
+            *update, None, pre, *parameters, None, *w.arguments, choices=choices
         )
         found = {"y": y, "post": post, "comb": comb}
     if {*of} <= {*VALUES}:
         return found
     _, dpre = pre_launch.backward(dy, x, pre)
-    kept = *update, pre, *parameters, x, mixes, norms
+    kept = *update, pre, *parameters, None, x, mixes, norms
     _, dx, _, _, dfn, *_ = boundary_backward.in_one_pass(
         (dresidual, dy, dpre, dpost, dcomb), kept, None, *w.arguments, choices=choices
     )

@@ -182,16 +182,16 @@ def run_call(workload: HcSiteWorkload, device: str) -> None:
     """
     x, fn, weight, scale, base, dresidual, dy, dpost, dcomb = workload.make_inputs(device=device)
     parameters, constants = (fn if weight is None else fn * weight, scale, base), workload.arguments
-    _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, *constants)
-    kept = pre, mixes, norms, True
+    _, pre, _, _, mixes, norms = launch.forward(x, *parameters, None, None, *constants)
+    kept = pre, None, mixes, norms, True
     launch.backward(dresidual, dy, None, dpost, dcomb, x, *parameters, *kept, *constants)
     if workload.n > MOST_STREAMS:
         return
     # these gradients have the shapes and dtypes of the sublayer's output and of the coefficients before it
     update = dy, x, dpost, dcomb
-    streams, *_, mixes, norms = boundary.forward(*update, None, pre, *parameters, *constants)
+    streams, *_, mixes, norms = boundary.forward(*update, None, pre, *parameters, None, *constants)
     upstream, site = (dresidual, dy, pre, dpost, dcomb), (pre, *parameters)
-    boundary_backward.backward(upstream, (*update, *site, streams, mixes, norms), None, *constants)
+    boundary_backward.backward(upstream, (*update, *site, None, streams, mixes, norms), None, *constants)
 
 
 ALONE = {

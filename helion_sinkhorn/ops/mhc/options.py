@@ -8,6 +8,7 @@ import torch
 
 from helion_sinkhorn.ops.mhc.mixes.api import check_options
 from helion_sinkhorn.ops.mhc.split.api import check_constants, check_iterations
+from helion_sinkhorn.ops.mhc.streams import check_norm_eps
 from helion_sinkhorn.runtime.checks import as_int
 
 
@@ -18,6 +19,7 @@ class SiteParameters(NamedTuple):
     scale: torch.Tensor
     base: torch.Tensor
     norm_weight: torch.Tensor | None = None
+    y_norm_weight: torch.Tensor | None = None
 
 
 class SiteOptions(NamedTuple):
@@ -32,6 +34,7 @@ class SiteOptions(NamedTuple):
     comb_order: str = "io"
     precision: str = "float32"
     eps_outside: bool = False
+    y_norm_eps: float = 1e-6
 
     def checked(self) -> SiteOptions:
         """The same as the operators take them, pre_eps never None; raise what they raise of an option."""
@@ -39,9 +42,10 @@ class SiteOptions(NamedTuple):
         check_iterations(iterations)
         check_options(self.norm_eps, self.precision, self.eps_outside)
         check_constants(self.eps, self.post_mult, self.pre_eps, self.post_eps, self.comb_order)
+        check_norm_eps("y_norm_eps", self.y_norm_eps)
         pre_eps = self.eps if self.pre_eps is None else self.pre_eps
         numbers = map(float, (self.eps, self.norm_eps, self.post_mult, pre_eps, self.post_eps))
-        return SiteOptions(iterations, *numbers, *self[6:])
+        return SiteOptions(iterations, *numbers, *self[6:9], float(self.y_norm_eps))
 
     @property
     def of_split(self) -> tuple[int, float, float, float, float, str]:

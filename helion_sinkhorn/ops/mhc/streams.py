@@ -6,7 +6,11 @@ from collections.abc import Callable
 
 import torch
 
+from helion_sinkhorn.runtime.checks import check_finite
+
 MOST_STREAMS = 16
+LEAST_EPS = torch.finfo(torch.float32).smallest_normal
+ACCEPTED_EPS = f"a finite float of at least {LEAST_EPS:.1e}, float32's smallest normal number"
 COMB_ORDERS = ("io", "oi")
 """comb[..., input stream, output stream], as DeepSeek has it, and its transpose."""
 
@@ -17,6 +21,15 @@ def check_streams(x: torch.Tensor) -> None:
         raise ValueError(
             f"x has shape {tuple(x.shape)}; pass (..., n, C): n streams, 1 to {MOST_STREAMS}, of C entries, "
             "at least 1"
+        )
+
+
+def check_norm_eps(name: str, eps: object) -> None:
+    """Raise unless it is a number that may be added to the mean square of a norm."""
+    check_finite(name, eps, ACCEPTED_EPS)
+    if eps < LEAST_EPS:
+        raise ValueError(
+            f"{name} is {eps}; pass {ACCEPTED_EPS}: with less a token of zeros has no finite norm"
         )
 
 

@@ -136,12 +136,12 @@ def one_launch(
     old, dresidual, dy, dpost, dcomb, fn, scale, base, f, post, comb, weights, dpre,
 ) -> Results:  # fmt: skip
     update, site = (f, old, post, comb), (weights, fn, scale, base)
-    made = launch.forward(*update, None, *site, *w.arguments, choices=choices)
+    made = launch.forward(*update, None, *site, None, *w.arguments, choices=choices)
     found = dict(zip(VALUES, made, strict=False))
     if {*of} <= {*VALUES}:
         return found
-    upstream, kept = upstream_of(w, dresidual, dy, dpre, dpost, dcomb), (*update, *site, made[0])
-    *of_update, dfn, _, dweights = backward.in_one_pass(
+    upstream, kept = upstream_of(w, dresidual, dy, dpre, dpost, dcomb), (*update, *site, None, made[0])
+    *of_update, dfn, _, dweights, _ = backward.in_one_pass(
         upstream, (*kept, *made[5:]), None, *w.arguments, choices=choices
     )
     if "dy" in w.unused.split():

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import torch
 
 from helion_sinkhorn.ops.mhc.mixes import torch_op
-from helion_sinkhorn.ops.mhc.streams import MOST_STREAMS
+from helion_sinkhorn.ops.mhc.streams import MOST_STREAMS, check_norm_eps
 from helion_sinkhorn.runtime.checks import (
-    check_finite,
     check_flag,
     check_implementation,
     check_option,
@@ -23,8 +22,6 @@ from helion_sinkhorn.runtime.torch_op import differentiates
 
 MOST_ROWS = MOST_STREAMS**2 + 2 * MOST_STREAMS
 """Rows of fn: n^2 + 2n for n = 16 streams, 288."""
-LEAST_EPS = torch.finfo(torch.float32).smallest_normal
-ACCEPTED_EPS = f"a finite float of at least {LEAST_EPS:.1e}, float32's smallest normal number"
 PRECISIONS = ("float32", "tf32")
 
 
@@ -138,10 +135,6 @@ def check_tensors(x, fn, norm_weight) -> None:
 
 def check_options(norm_eps, precision, eps_outside) -> None:
     """Raise unless these are a positive number, a name and a flag."""
-    check_finite("norm_eps", norm_eps, ACCEPTED_EPS)
-    if norm_eps < LEAST_EPS:
-        raise ValueError(
-            f"norm_eps is {norm_eps}; pass {ACCEPTED_EPS}: with less a token of zeros has no finite norm"
-        )
+    check_norm_eps("norm_eps", norm_eps)
     check_option("precision", precision, PRECISIONS)
     check_flag("eps_outside", eps_outside)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from helion_sinkhorn.ops.mhc.pre import torch_op
-from helion_sinkhorn.ops.mhc.streams import check_streams, refuse_merged
+from helion_sinkhorn.ops.mhc.pre.normed import torch_op as normed_op
+from helion_sinkhorn.ops.mhc.streams import check_norm_eps, check_streams, refuse_merged
 from helion_sinkhorn.runtime.checks import (
     check_implementation,
     check_same_device,
@@ -17,45 +20,89 @@ from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates
 
 
-def hc_pre(x: torch.Tensor, pre: torch.Tensor, *, implementation: str = "auto") -> torch.Tensor:
+class Norm(NamedTuple):
+    """The RMSNorm of a collapsed state."""
+
+    weight: torch.Tensor
+    """(C,), any floating dtype."""
+    eps: float
+
+
+def hc_pre(
+    x: torch.Tensor,
+    pre: torch.Tensor,
+    *,
+    y_norm_weight: torch.Tensor | None = None,
+    y_norm_eps: float = 1e-6,
+    implementation: str = "auto",
+) -> torch.Tensor:
     """Collapse the n residual streams of mHC to the input of a sublayer: y_c = sum_i pre_i x_ic.
 
     With dy the gradient of y, the gradients are
         dx_ic = pre_i dy_c,    dpre_i = sum_c dy_c x_ic
+    With y_norm_weight = w the result is the RMSNorm of y, which stands before a sublayer, instead of y:
+        u_c = w_c v_c,  v_c = r y_c,  r = 1 / sqrt(sum_c y_c^2 / C + y_norm_eps)
+        dy_c = r (h_c - v_c sum_k h_k v_k / C),  h_c = w_c du_c,    dw_c = sum over tokens of du_c v_c
 
     Args:
         x: (..., n, C), float32, bfloat16, float16 or float64, any layout: n streams, 1 to 16, of C entries.
         pre: (..., n), any floating dtype, the leading dimensions of x; normally float32, as
             hc_split_sinkhorn returns it.
-        implementation: "auto" takes the Helion kernels on a GPU and vectorised PyTorch elsewhere and in
-            float64; "helion" and "pytorch" ask for one of them.
+        y_norm_weight: (C,), any floating dtype, computed with in float32; None for y itself.
+        y_norm_eps: added to the mean square of y, at least 1.2e-38, float32's smallest normal number.
+        implementation: "auto" takes the Helion kernels on a GPU and vectorised PyTorch elsewhere, in float64
+            and for a norm of C = 1; "helion" and "pytorch" ask for one of them.
 
     Returns:
-        y (..., C), in the dtype of x.
+        y (..., C), or u with a norm, in the dtype of x.
 
     Numerical policy: all arithmetic in float32 (float64 for float64 x) whatever the inputs or autocast; one
-        rounding to the dtype of x, or of pre for dpre, at the end.  Bitwise reproducible, and a token's
-        results do not depend on the tokens around it, with any config.
+        rounding to the dtype of x, or of pre for dpre, at the end.  A norm takes y rounded to the dtype of x,
+        as it would be read, and keeps neither y nor r: the backward makes them again.  Bitwise reproducible,
+        and a token's results do not depend on the tokens around it, with any config; the gradient of the
+        norm's weight is a sum over tokens in a fixed order.
 
     Raises:
-        TypeError: an argument is no floating-point tensor.
-        ValueError: shapes that do not fit, more than 16 streams, devices that differ, an unknown
-            implementation.
-        NotImplementedError: implementation="helion" on a CPU or in float64; double backward.
+        TypeError: an argument is no floating-point tensor, y_norm_eps no number.
+        ValueError: shapes that do not fit, more than 16 streams, devices that differ, a y_norm_eps out of
+            range, an unknown implementation.
+        NotImplementedError: implementation="helion" on a CPU, in float64 or for a norm of C = 1; double
+            backward.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), equation 3.
     """
     implementation = check_implementation(implementation)
     _check(x, pre)
-    return collapsed(x, pre, implementation)
+    check_norm(x, y_norm_weight)
+    check_norm_eps("y_norm_eps", y_norm_eps)
+    norm = None if y_norm_weight is None else Norm(y_norm_weight, float(y_norm_eps))
+    return collapsed(x, pre, norm, implementation)
 
 
-def collapsed(x, pre, implementation) -> torch.Tensor:
+def collapsed(x, pre, norm: Norm | None, implementation) -> torch.Tensor:
     """hc_pre of checked arguments."""
-    serves = implementation_for(implementation, "x", x)
-    register_sharding_for(x, pre)
-    run = torch_op.HcPre.apply if differentiates(x, pre) else torch_op.call
-    return run(x, pre, serves)
+    if norm is None:
+        serves = implementation_for(implementation, "x", x)
+        register_sharding_for(x, pre)
+        run = torch_op.HcPre.apply if differentiates(x, pre) else torch_op.call
+        return run(x, pre, serves)
+    beyond = (lambda: "the kernels normalise at least 2 entries, C is 1") if x.size(-1) == 1 else None
+    serves = implementation_for(implementation, "x", x, beyond)
+    given = x, pre, norm.weight
+    register_sharding_for(*given)
+    run = normed_op.HcPreNormed.apply if differentiates(*given) else normed_op.call
+    return run(*given, norm.eps, serves)
+
+
+def check_norm(x: torch.Tensor, weight: torch.Tensor | None) -> None:
+    """Raise unless weight, if there is one, is of a norm of the C entries of a stream of x (..., n, C)."""
+    if weight is None:
+        return
+    check_tensor("y_norm_weight", weight, "(C,)")
+    check_same_device("y_norm_weight", weight, "x", x)
+    wanted = tuple(x.shape[-1:])
+    if tuple(weight.shape) != wanted:
+        refuse_shape("y_norm_weight", weight, wanted, f"for x of shape {tuple(x.shape)} pass {wanted}")
 
 
 def _check(x, pre) -> None:

@@ -16,7 +16,7 @@ class Site(NamedTuple):
     """What a site makes of its streams."""
 
     y: torch.Tensor
-    """(..., C), the sublayer's input."""
+    """(..., C), the sublayer's input; behind its norm if the site has one."""
     post: torch.Tensor
     """(..., n)."""
     comb: torch.Tensor
@@ -44,12 +44,14 @@ def hc_site(
     comb_order: str = "io",
     precision: str = "float32",
     eps_outside: bool = False,
+    y_norm_weight: torch.Tensor | None = None,
+    y_norm_eps: float = 1e-6,
     implementation: str = "auto",
 ) -> Site:
     """Make a sublayer's input and the coefficients of its output from the residual streams.
 
         mixes = hc_mixes(x, fn, norm_eps, norm_weight),  (pre, post, comb) = hc_split_sinkhorn(mixes, ...)
-        y_c = sum_i pre_i x_ic,  residual = x
+        y_c = sum_i pre_i x_ic, or its RMSNorm with y_norm_weight,  residual = x
     The values are those of the three operators.  x has three uses, two here and one as the residual of
     `hc_post`, and so three gradients, which autograd would add.  Pass `residual`, and not x, to `hc_post`, or
     to whatever makes the new streams: its gradient then comes back here, and one kernel writes
@@ -71,6 +73,9 @@ def hc_site(
         comb_order: "io" for comb[input stream, output stream], "oi" for its transpose.
         precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
         eps_outside: add norm_eps to the root and not under it.
+        y_norm_weight: (C,), weight of the RMSNorm before the sublayer, which makes y then, as in `hc_pre`; or
+            None.
+        y_norm_eps: added to the mean square of y.
         implementation: "auto", "helion" or "pytorch".
 
     Returns:
@@ -88,10 +93,11 @@ def hc_site(
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2.
     """
     implementation = check_implementation(implementation)
-    site = SiteParameters(fn, scale, base, norm_weight)
+    site = SiteParameters(fn, scale, base, norm_weight, y_norm_weight)
     check_site(x, site)
     options = SiteOptions(
-        sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside
-    ).checked()
+        sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside,
+        y_norm_eps,
+    ).checked()  # fmt: skip
     y, _, post, comb, residual = crossing(None, x, site, None, options, implementation)
     return Site(y, post, comb, residual)

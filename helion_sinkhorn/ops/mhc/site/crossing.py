@@ -9,7 +9,7 @@ import torch
 from helion_sinkhorn.ops.mhc.mixes.api import check_tensors, projected
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.post.api import mixed
-from helion_sinkhorn.ops.mhc.pre.api import collapsed
+from helion_sinkhorn.ops.mhc.pre.api import Norm, check_norm, collapsed
 from helion_sinkhorn.ops.mhc.site import torch_op
 from helion_sinkhorn.ops.mhc.site.boundary import composed
 from helion_sinkhorn.ops.mhc.site.boundary import torch_op as boundary_op
@@ -63,7 +63,7 @@ def crossing(
 
     Arguments are checked: tensors by `check_site` and `check_update`, options by `SiteOptions.checked`.
     """
-    fn, scale, base, norm_weight = site
+    fn, scale, base, norm_weight, y_weight = site
     serves = implementation_for(implementation, "x", x)
     # otherwise each part says for itself who computes it
     alike = serves == "pytorch" or not beyond_parts(options, *x.shape[-2:])
@@ -79,8 +79,8 @@ def crossing(
         if norm_weight is not None:
             fn = fn.float() * norm_weight.float()
         if update is None:
-            return Crossing(*torch_op.run(x, fn, scale, base, weights, *options))
-        given = update.f, x, *update[1:], weights, fn, scale, base
+            return Crossing(*torch_op.run(x, fn, scale, base, weights, y_weight, *options))
+        given = update.f, x, *update[1:], weights, fn, scale, base, y_weight
         there = [t for t in given if t is not None]
         if summed:
             register_sharding_for(*there)
@@ -91,7 +91,8 @@ def crossing(
         updated(streams, *given[:5], options.comb_order, serves)
         return Crossing(*found[:4], streams)
     pre, post, comb = coefficients(x, site, options, implementation)
-    y = collapsed(x, pre if weights is None else weights, implementation)
+    norm = None if y_weight is None else Norm(y_weight, options.y_norm_eps)
+    y = collapsed(x, pre if weights is None else weights, norm, implementation)
     return Crossing(y, pre, post, comb, x)
 
 
@@ -99,7 +100,7 @@ def coefficients(
     x: torch.Tensor, site: SiteParameters, options: SiteOptions, implementation: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(pre, post, comb) of the streams x, by two operators; arguments are checked as for `crossing`."""
-    fn, scale, base, norm_weight = site
+    fn, scale, base, norm_weight, _ = site
     norm = options.norm_eps, options.eps_outside, options.precision
     mixes = projected(merged(x), fn, norm_weight, norm, implementation)
     return split(mixes, scale, base, x.shape[-2], options.of_split, implementation)
@@ -121,12 +122,13 @@ def _distributed(*tensors: object) -> bool:
 
 def check_site(x: torch.Tensor, site: SiteParameters, weights: torch.Tensor | None = None) -> None:
     """Raise unless the tensors are those of one site, and weights those of a collapse of its streams."""
-    fn, scale, base, norm_weight = site
+    fn, scale, base, norm_weight, y_weight = site
     check_tensor("x", x, "(..., n, C)")
     check_tensor("fn", fn, "(n^2 + 2n, n C)")
     check_projection(x, fn, lambda n: n * (n + 2), streams_of)
     check_tensors(x, fn, norm_weight)
     check_parameters(scale, base, x.shape[-2], "x", x)
+    check_norm(x, y_weight)
     if weights is not None:
         check_tensor("pre_next", weights, "(..., n)")
         check_same_device("pre_next", weights, "x", x)

@@ -16,6 +16,7 @@ from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
 from helion_sinkhorn.ops.mhc.mixes.space import MixesCall
 from helion_sinkhorn.ops.mhc.options import SiteOptions
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
+from helion_sinkhorn.ops.mhc.pre.normed import launch as normed_launch
 from helion_sinkhorn.ops.mhc.site.space import (
     SiteCall,
     backward_default,
@@ -24,7 +25,7 @@ from helion_sinkhorn.ops.mhc.site.space import (
     weights_space,
 )
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
-from helion_sinkhorn.runtime.kernel import Kernel
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices
 from helion_sinkhorn.runtime.views import flattened, parameter
 from helion_sinkhorn.runtime.wanted import Some
@@ -66,6 +67,7 @@ def forward(
     scale: torch.Tensor,
     base: torch.Tensor,
     weights: torch.Tensor | None,
+    y_norm_weight: torch.Tensor | None,
     *constants: object,
 ) -> Tensors:
     """(y, pre, post, comb, mixes, norms); the contract is torch_op's."""
@@ -76,8 +78,10 @@ def forward(
     split = mixes_launch.split(projection, call)
     made = mixes_launch.partials(streams.view(-1, n * columns), split, given.precision)
     found = coefficients(*made, x.shape[:-2], scale, base, n, call, given)
-    y = pre_launch.forward(streams.view(x.shape), found[0] if weights is None else weights)
-    return y, *found
+    collapse = streams.view(x.shape), found[0] if weights is None else weights
+    if y_norm_weight is None:
+        return pre_launch.forward(*collapse), *found
+    return normed_launch.forward(*collapse, y_norm_weight, given.y_norm_eps), *found
 
 
 def coefficients(
@@ -113,15 +117,18 @@ def backward(
     scale: torch.Tensor,
     base: torch.Tensor,
     weights: torch.Tensor,
+    y_norm_weight: torch.Tensor | None,
     mixes: torch.Tensor,
     norms: torch.Tensor,
     own: bool,
     *constants: object,
     dtype: torch.dtype | None = None,
     choices: Choices = NO_CHOICES,
-    wanted: Sequence[bool] = (True,) * 4,
+    wanted: Sequence[bool] = (True,) * 5,
 ) -> tuple[Some, ...]:
-    """(dx, dfn in float32, dbase and dscale one behind the other, dweights); the contract is torch_op's.
+    """(dx, dfn in float32, dbase and dscale one behind the other, dweights, the gradient of y_norm_weight).
+
+    The contract is torch_op's.
 
     Args:
         wanted: which of them; None stands for each other, and for the last where it is `own` or dy is None.
@@ -133,22 +140,20 @@ def backward(
     streams, projection = flattened(x, 2), parameter(fn)
     call = call_for(n, columns, x.dtype, given.precision)
     weights = flattened(weights, 1)
-    of_collapse = None if dy is None or not (own or wanted[3]) else torch.empty_like(weights)
-    if dy is not None:
-        dy = flattened(dy, 1)
-    if of_collapse is not None:
-        made = None, of_collapse
-        pre_launch.gradients(dy, streams, weights, made, KERNELS[WEIGHTS], call, choices.get(WEIGHTS))
-        if own:
-            dpre = of_collapse if dpre is None else dpre.reshape(-1, n) + of_collapse
+    dy, of_collapse, dnorm = collapse_gradients(
+        dy, streams, weights, y_norm_weight, given.y_norm_eps, call, choices.get(WEIGHTS),
+        (wanted[0], wanted[3] or (own and any(wanted[:3])), wanted[4]),
+    )  # fmt: skip
+    if own and of_collapse is not None:
+        dpre = of_collapse if dpre is None else dpre.reshape(-1, n) + of_collapse
     dweights = None if own or of_collapse is None else of_collapse.view(*x.shape[:-2], n)
     of_projection = wanted[:2]
     needed = any(of_projection), wanted[2]
     if not any(needed):
-        return None, None, None, dweights
+        return None, None, None, dweights, dnorm
     dmixes, sums = split_launch.backward(dpre, dpost, dcomb, mixes, scale, base, n, *given.of_split, needed)
     if dmixes is None:
-        return None, None, sums, dweights
+        return None, None, sums, dweights, dnorm
     of_tokens = (flattened(t, 1) for t in (dmixes, mixes, norms))
     g, along = mixes_launch.upstream(*of_tokens, call.mixes)
     others = None if dresidual is None else flattened(dresidual, 2), dy, None if dy is None else weights
@@ -156,4 +161,33 @@ def backward(
         g, along, streams, projection, call, choices.get(BACKWARD), others, KERNELS[BACKWARD], dtype,
         of_projection,
     )  # fmt: skip
-    return None if dx is None else dx.view(x.shape), dfn, sums, dweights
+    return None if dx is None else dx.view(x.shape), dfn, sums, dweights, dnorm
+
+
+def collapse_gradients(
+    dy: torch.Tensor | None,
+    streams: torch.Tensor,
+    weights: torch.Tensor,
+    y_norm_weight: torch.Tensor | None,
+    eps: float,
+    call: SiteCall,
+    choice: Choice | None,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Some, Some, Some]:
+    """(dy (T, C), dweights (T, n), the gradient of y_norm_weight) of streams (T, n, C), each if it is wanted.
+
+    dy is the gradient of the result; behind a norm it is made of that, in float32: nothing has rounded it.
+    """
+    if dy is None:
+        return None, None, None
+    dy, (of_y, of_weights, of_norm) = flattened(dy, 1), wanted
+    dweights = torch.empty_like(weights) if of_weights else None
+    if y_norm_weight is not None:
+        made = torch.empty_like(dy, dtype=torch.float32) if of_y else None
+        given = dy, streams, weights, y_norm_weight, eps, (None, made, dweights), of_norm
+        dnorm = normed_launch.gradients(*given) if any(wanted) else None
+        return made, dweights, dnorm
+    if dweights is not None:
+        made = None, dweights
+        pre_launch.gradients(dy, streams, weights, made, KERNELS[WEIGHTS], call, choice)
+    return dy, dweights, None

@@ -25,11 +25,13 @@ def hc_site(
     post_eps: float = 0.0,
     comb_order: str = "io",
     eps_outside: bool = False,
+    y_norm_weight: torch.Tensor | None = None,
+    y_norm_eps: float = 1e-6,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Make a sublayer's input and the coefficients of its output from the residual streams.
 
         mixes = hc_mixes(x, fn),  (pre, post, comb) = hc_split_sinkhorn(mixes, scale, base)
-        y_c = sum_i pre_i x_ic
+        y_c = sum_i pre_i x_ic, or its RMSNorm with y_norm_weight, as `hc_pre` makes them
 
     Args:
         x: (..., n, C), any floating dtype; all arithmetic is in that dtype.
@@ -46,7 +48,8 @@ def hc_site(
         x, fn, scale, base, sinkhorn_iters, eps, norm_eps, norm_weight, eps_outside,
         post_mult=post_mult, pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order,
     )  # fmt: skip
-    return hc_pre(x, pre), post, comb, x
+    y = hc_pre(x, pre, y_norm_weight=y_norm_weight, y_norm_eps=y_norm_eps)
+    return y, post, comb, x
 
 
 def hc_boundary(
@@ -69,12 +72,14 @@ def hc_boundary(
     post_eps: float = 0.0,
     comb_order: str = "io",
     eps_outside: bool = False,
+    y_norm_weight: torch.Tensor | None = None,
+    y_norm_eps: float = 1e-6,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Take a sublayer's output into the streams, and make the next sublayer's input and coefficients.
 
         streams = hc_post(f, x, post, comb, bias)
         (pre, post', comb') from streams, as `hc_site` makes them
-        y_c = sum_i p_i streams_ic,  p = pre_next, or pre where that is None
+        y_c = sum_i p_i streams_ic,  p = pre_next, or pre where that is None; or its RMSNorm
 
     Args:
         f: (..., C), any floating dtype; all arithmetic is in that dtype.
@@ -94,7 +99,9 @@ def hc_boundary(
         streams, fn, scale, base, sinkhorn_iters, eps, norm_eps, norm_weight, eps_outside,
         post_mult=post_mult, pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order,
     )  # fmt: skip
-    return hc_pre(streams, pre if pre_next is None else pre_next), pre, post, comb, streams
+    weights = pre if pre_next is None else pre_next
+    y = hc_pre(streams, weights, y_norm_weight=y_norm_weight, y_norm_eps=y_norm_eps)
+    return y, pre, post, comb, streams
 
 
 def _coefficients(x, fn, scale, base, iters, eps, norm_eps, norm_weight, eps_outside, **options):

@@ -1,10 +1,10 @@
 """The torch operators of hc_site, for calls that its kernels compute; others are made of its parts.
 
 `helion_sinkhorn::hc_site` returns (y, pre, post, comb, mixes, norms): y is collapsed by `weights`, or by pre
-where they are None; mixes (..., n^2 + 2n) and norms (..., 2) are what the backward takes (docs/hc_mixes.md),
-and carry no gradient.  `hc_site_backward` returns (dx, dfn, dbase and dscale one behind the other, dweights);
-with `own` the weights are pre: their gradient goes on to the mixes, and dweights is empty.  So is each that
-is not `wanted`.
+where they are None, and normalised where y_norm_weight is given; mixes (..., n^2 + 2n) and norms (..., 2) are
+what the backward takes (docs/hc_mixes.md), and carry no gradient.  `hc_site_backward` returns (dx, dfn, dbase
+and dscale one behind the other, dweights, the gradient of y_norm_weight); with `own` the weights are pre:
+their gradient goes on to the mixes, and dweights is empty.  So is each that is not `wanted`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from helion_sinkhorn.runtime.torch_op import (
     on_device,
     with_signature,
 )
-from helion_sinkhorn.runtime.wanted import filled, only
+from helion_sinkhorn.runtime.wanted import cast, filled, only
 
 FORWARD, BACKWARD = "hc_site", "hc_site_backward"
 CONSTANTS = (
     "int n_iters, float eps, float norm_eps, float post_mult, float pre_eps, float post_eps, str comb_order, "
-    "str precision, bool eps_outside"
+    "str precision, bool eps_outside, float y_norm_eps"
 )
 
 
@@ -51,16 +51,16 @@ def forward(x, *arguments):
 
 
 def backward(dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, *arguments):
-    """(dx, dfn, dbase and dscale, dweights)."""
+    """(dx, dfn, dbase and dscale, dweights, the gradient of y_norm_weight)."""
     given = dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, *arguments
     if x.numel() == 0:
         return tuple(t.zero_() for t in _empty_gradients(*given))
     *given, wanted = given
     with on_device(x):
-        return filled(_launch().backward(*given, wanted=wanted), (x, fn, base, weights))
+        return filled(_launch().backward(*given, wanted=wanted), (x, fn, base, weights, base))
 
 
-def empty_results(x, fn, scale, base, weights, *constants):
+def empty_results(x, fn, *arguments):
     """Tensors without values of the results' shapes and dtypes."""
     n, columns = x.shape[-2:]
     lead, m = x.shape[:-2], n * n + 2 * n
@@ -69,19 +69,31 @@ def empty_results(x, fn, scale, base, weights, *constants):
     return y, *(x.new_empty(*lead, *shape, dtype=torch.float32) for shape in coefficients)
 
 
-def _empty_gradients(dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, mixes, norms, own, *rest):
+def _empty_gradients(dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, y_norm_weight, *rest):
+    _, _, own, *_, wanted = rest
     single = torch.float32
     sums = x.new_empty(base.size(0) + 3, dtype=single)
     dweights = None if own or dy is None else weights.new_empty(weights.shape)
-    made = x.new_empty(x.shape), fn.new_empty(fn.shape, dtype=single), sums, dweights
-    return filled(only(made, rest[-1]), (x, fn, base, weights))
+    made = (
+        x.new_empty(x.shape),
+        fn.new_empty(fn.shape, dtype=single),
+        sums,
+        dweights,
+        of_norm(x, y_norm_weight),
+    )
+    return filled(only(made, wanted), (x, fn, base, weights, base))
+
+
+def of_norm(x, y_norm_weight):
+    """Room for the gradient of y_norm_weight, if there is one."""
+    return None if y_norm_weight is None else x.new_empty(x.size(-1), dtype=torch.float32)
 
 
 def _keep(ctx, inputs, output):
-    weights, results = inputs[4], output[-6:]
+    (weights, norm), results = inputs[4:6], output[-6:]
     ctx.own = weights is None
-    ctx.save_for_backward(*inputs[:4], results[1] if ctx.own else weights, *results[4:])
-    ctx.constants = inputs[5:]
+    ctx.save_for_backward(*inputs[:4], results[1] if ctx.own else weights, norm, *results[4:])
+    ctx.constants = inputs[6:]
     ctx.mark_non_differentiable(*results[4:])
     ctx.set_materialize_grads(False)
 
@@ -92,30 +104,31 @@ def _gradient(ctx, dy, dpre, dpost, dcomb, *_):
 
 def _with_residual(ctx, dresidual, dy, dpre, dpost, dcomb, *_):
     upstream, given, needed = (dresidual, dy, dpre, dpost, dcomb), ctx.saved_tensors, ctx.needs_input_grad
-    none = [None] * (4 + len(ctx.constants))
+    none = [None] * (5 + len(ctx.constants))
     if all(t is None for t in upstream[1:]):
         return upstream[0], *none
-    _, fn, scale, base, *_ = given
-    there = [t for t in upstream if t is not None]
-    run = HcSiteBackward.apply if differentiates(*there, *given[:5]) else call_backward
-    wanted = *needed[:2], any(needed[2:4]), needed[4] and dy is not None
-    dx, dfn, sums, dweights = only(run(*upstream, *given, ctx.own, *ctx.constants, wanted), wanted)
-    dfn = None if dfn is None else dfn.to(fn.dtype)
-    return dx, dfn, *of_parameters(sums, needed[2:4], scale, base), dweights, *none[4:]
+    _, fn, scale, base, _, norm, *_ = given
+    there = [t for t in (*upstream, *given[:6]) if t is not None]
+    run = HcSiteBackward.apply if differentiates(*there) else call_backward
+    of_y = dy is not None
+    wanted = *needed[:2], any(needed[2:4]), needed[4] and of_y, needed[5] and of_y
+    dx, dfn, sums, dweights, dnorm = only(run(*upstream, *given, ctx.own, *ctx.constants, wanted), wanted)
+    of_scale_and_base = of_parameters(sums, needed[2:4], scale, base)
+    return dx, cast(dfn, fn), *of_scale_and_base, dweights, cast(dnorm, norm), *none[5:]
 
 
 call = define(
     FORWARD,
-    f"(Tensor x, Tensor fn, Tensor scale, Tensor base, Tensor? weights, {CONSTANTS})"
+    f"(Tensor x, Tensor fn, Tensor scale, Tensor base, Tensor? weights, Tensor? y_norm_weight, {CONSTANTS})"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    forward, empty_results, 5,
+    forward, empty_results, 6,
 )  # fmt: skip
 call_backward = define(
     BACKWARD,
     "(Tensor? dresidual, Tensor? dy, Tensor? dpre, Tensor? dpost, Tensor? dcomb, Tensor x, Tensor fn, "
-    f"Tensor scale, Tensor base, Tensor weights, Tensor mixes, Tensor norms, bool own, {CONSTANTS}, "
-    "bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor)",
-    backward, _empty_gradients, 12,
+    "Tensor scale, Tensor base, Tensor weights, Tensor? y_norm_weight, Tensor mixes, Tensor norms, bool own, "
+    f"{CONSTANTS}, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    backward, _empty_gradients, 13,
 )  # fmt: skip
 differentiable(FORWARD, FORWARD, call, _keep, _gradient)
 HcSiteBackward = last(BACKWARD, FORWARD, call_backward)
@@ -153,7 +166,7 @@ apply_directly(HcSite, call, _site, FORWARD)
 
 def run(x, *arguments):
     """(y, pre, post, comb, residual) of the operator, the residual with its gradient where there is one."""
-    given = [t for t in (x, *arguments[:4]) if t is not None]
+    given = [t for t in (x, *arguments[:5]) if t is not None]
     if differentiates(*given):
         residual, *found = HcSite.apply(x, *arguments)
     elif torch.is_grad_enabled() and any(t.requires_grad for t in given):
@@ -163,5 +176,5 @@ def run(x, *arguments):
     return *found[:4], residual
 
 
-roles(FORWARD, "tpppt -> tttttt", empty_results)
-roles(BACKWARD, "ttttttpppttt -> t++t", _empty_gradients)
+roles(FORWARD, "tppptp -> tttttt", empty_results)
+roles(BACKWARD, "ttttttppptptt -> t++t+", _empty_gradients)

@@ -13,11 +13,12 @@ from helion_sinkhorn.ops.mhc.mixes import torch_op as of_mixes
 from helion_sinkhorn.ops.mhc.options import SiteOptions
 from helion_sinkhorn.ops.mhc.post import torch_op as of_post
 from helion_sinkhorn.ops.mhc.pre import torch_op as of_pre
+from helion_sinkhorn.ops.mhc.pre.normed import torch_op as of_normed
 from helion_sinkhorn.ops.mhc.split import torch_op as of_split
 from helion_sinkhorn.ops.mhc.streams import merged
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.torch_op import differentiates, with_signature
-from helion_sinkhorn.runtime.wanted import only
+from helion_sinkhorn.runtime.wanted import cast, only
 
 
 def loses_digits(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
@@ -53,38 +54,47 @@ class Composed(torch.autograd.Function):
 
     @staticmethod
     @with_signature
-    def forward(f, x, post, comb, bias, weights, fn, scale, base, *options):
+    def forward(f, x, post, comb, bias, weights, fn, scale, base, y_norm, *options):
         site, serves = SiteOptions(*options[:-1]), options[-1]
         streams = of_post.call(f, x, post, comb, bias, site.comb_order, serves)
         norm = site.norm_eps, site.eps_outside, site.precision
         mixes, norms = of_mixes.call(merged(streams), fn, *norm, serves)
         split = x.size(-2), *site.of_split, serves, mixes.dtype
         pre, post, comb = of_split.call(mixes, scale, base, *split)
-        y = of_pre.call(streams, pre if weights is None else weights, serves)
+        given = streams, pre if weights is None else weights
+        if y_norm is None:
+            y = of_pre.call(*given, serves)
+        else:
+            y = of_normed.call(*given, y_norm, site.y_norm_eps, serves)
         return streams, y, pre, post, comb, mixes, norms
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs[:9], output[0], output[2], *output[5:])
-        ctx.options = inputs[9:]
+        ctx.save_for_backward(*inputs[:10], output[0], output[2], *output[5:])
+        ctx.options = inputs[10:]
         ctx.mark_non_differentiable(*output[5:])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx, dstreams, dy, dpre, dpost, dcomb, *_):
-        none = (None,) * (9 + len(ctx.options))
+        none = (None,) * (10 + len(ctx.options))
         if all(t is None for t in (dstreams, dy, dpre, dpost, dcomb)):
             return none
-        f, x, post, comb, bias, weights, fn, scale, base, streams, pre, mixes, norms = ctx.saved_tensors
+        f, x, post, comb, bias, weights, fn, scale, base, norm, streams, pre, mixes, norms = ctx.saved_tensors
         site, serves = SiteOptions(*ctx.options[:-1]), ctx.options[-1]
         wide = streams.to(computing(x.dtype))
         needed = ctx.needs_input_grad
-        of_y = of_stream = dweights = dfn = dscale = dbase = None
+        of_y = of_stream = dweights = dfn = dscale = dbase = dnorm = None
         if dy is not None:
             given = dy, wide, pre if weights is None else weights
-            wanted = True, weights is None or needed[5]
-            run = of_pre.HcPreBackward, of_pre.call_backward
-            of_y, dweights = only(_run(*run, given, serves, wanted), wanted)
+            wanted = True, weights is None or needed[5], needed[9]
+            if norm is None:
+                run = of_pre.HcPreBackward, of_pre.call_backward
+                of_y, dweights = only(_run(*run, given, serves, wanted[:2]), wanted[:2])
+            else:
+                run = of_normed.HcPreNormedBackward, of_normed.call_backward
+                given, own = (dy, streams, given[2], norm), (site.y_norm_eps, serves, wide.dtype, wanted)
+                of_y, dweights, dnorm = only(_run(*run, given, *own), wanted)
             if weights is None:
                 dpre, dweights = _sum(dpre, dweights), None
         if not all(t is None for t in (dpre, dpost, dcomb)):
@@ -97,11 +107,11 @@ class Composed(torch.autograd.Function):
             run = of_mixes.HcMixesBackward, of_mixes.call_backward
             wanted = True, needed[6]
             of_stream, dfn = only(_run(*run, given, site.precision, serves, wanted), wanted)
-            of_stream, dfn = of_stream.view(wide.shape), None if dfn is None else dfn.to(fn.dtype)
+            of_stream, dfn = of_stream.view(wide.shape), cast(dfn, fn)
         residual = None if dstreams is None else dstreams.to(wide.dtype)
         wanted, given_f = of_post.with_bias(needed, f, x)
         given = _sum(residual, of_y, of_stream), given_f, x, post, comb, bias
         run = of_post.HcPostBackward, of_post.call_backward
         found = _run(*run, given, site.comb_order, serves, wanted)
         made = of_post.of_update(found, needed, f, bias)
-        return *made, dweights, dfn, dscale, dbase, *none[9:]
+        return *made, dweights, dfn, dscale, dbase, cast(dnorm, norm), *none[10:]

@@ -1,4 +1,4 @@
-"""From tensors to the launches of hc_boundary's forward: four."""
+"""From tensors to the launches of hc_boundary's forward: four, and one of a norm."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.pre.normed.launch import normalise
 from helion_sinkhorn.ops.mhc.site.boundary.space import (
     WIDTH,
     chunk_of,
@@ -62,6 +63,7 @@ def forward(
     fn: torch.Tensor,
     scale: torch.Tensor,
     base: torch.Tensor,
+    y_norm_weight: torch.Tensor | None,
     *constants: object,
     choices: Choices = NO_CHOICES,
 ) -> Tensors:
@@ -75,6 +77,8 @@ def forward(
     split = split_of(parameter(fn), call, choices.get(SPLIT))
     passed = one_pass(f, x, post, comb, bias, weights, split, call, given.comb_order, choices.get(FORWARD))
     streams, y, *made = passed
+    if y_norm_weight is not None:
+        normalise(y, y_norm_weight, given.y_norm_eps)
     return streams, y, *coefficients(*made, x.shape[:-2], scale, base, n, call.mixes, given)
 
 

@@ -2,8 +2,8 @@
 
 `helion_sinkhorn::hc_boundary` returns (streams, y, pre, post, comb, mixes, norms): the new streams, and of
 them what `helion_sinkhorn::hc_site` returns.  `hc_boundary_backward` returns (df, dx, dpost, dcomb, dfn,
-dbase and dscale one behind the other, dweights), an empty tensor for each that is not `wanted`; which
-launches make them, boundary.backward decides.
+dbase and dscale one behind the other, dweights, the gradient of y_norm_weight), an empty tensor for each that
+is not `wanted`; which launches make them, boundary.backward decides.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from helion_sinkhorn.runtime.torch_op import (
     last,
     on_device,
 )
-from helion_sinkhorn.runtime.wanted import filled, only
+from helion_sinkhorn.runtime.wanted import cast, filled, only
 
 FORWARD, BACKWARD = "hc_boundary", "hc_boundary_backward"
 
@@ -53,20 +53,21 @@ def forward(f, x, *arguments):
         return _launch().forward(f, x, *arguments)
 
 
-def _empty_results(f, x, post, comb, bias, weights, fn, scale, base, *constants):
-    return x.new_empty(x.shape), *of_site.empty_results(x, fn, scale, base, weights, *constants)
+def _empty_results(f, x, *arguments):
+    return x.new_empty(x.shape), *of_site.empty_results(x, *arguments)
 
 
 def _keep(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:9], output[0], *output[5:])
-    ctx.constants = inputs[9:]
+    ctx.save_for_backward(*inputs[:10], output[0], *output[5:])
+    ctx.constants = inputs[10:]
     ctx.mark_non_differentiable(*output[5:])
     ctx.set_materialize_grads(False)
 
 
 def backward(dstreams, dy, dpre, dpost, dcomb, f, x, post, comb, bias, *given):
-    """(df, dx, dpost, dcomb, dfn, dbase and dscale, dweights)."""
-    upstream, kept, constants, wanted = (dstreams, dy, dpre, dpost, dcomb), given[:7], given[7:-1], given[-1]
+    """(df, dx, dpost, dcomb, dfn, dbase and dscale, dweights, the gradient of y_norm_weight)."""
+    upstream, kept = (dstreams, dy, dpre, dpost, dcomb), given[:8]
+    constants, wanted = given[8:-1], given[-1]
     if x.numel() == 0:
         empty = _empty_gradients(*upstream, f, x, post, comb, bias, *given)
         return tuple(t.zero_() for t in empty)
@@ -74,22 +75,25 @@ def backward(dstreams, dy, dpre, dpost, dcomb, f, x, post, comb, bias, *given):
     with on_device(x):
         run = _launch_backward().backward
         made = run(upstream, (f, x, post, comb, *kept), bias, *constants, wanted=wanted)
-    return filled(made, (f, x, post, comb, fn, base, weights))
+    return filled(made, (f, x, post, comb, fn, base, weights, base))
 
 
-def _empty_gradients(dstreams, dy, dpre, dpost, dcomb, f, x, post, comb, bias, weights, fn, scale, base, *rest):
+def _empty_gradients(
+    dstreams, dy, dpre, dpost, dcomb, f, x, post, comb, bias, weights, fn, scale, base, *rest
+):
     sums = x.new_empty(base.size(0) + 3, dtype=torch.float32)
     of_update = (t.new_empty(t.shape) for t in (f, x, post, comb))
     dweights = None if dy is None else weights.new_empty(weights.shape)
-    made = *of_update, fn.new_empty(fn.shape, dtype=torch.float32), sums, dweights
-    return filled(only(made, rest[-1]), (f, x, post, comb, fn, base, weights))
+    of_norm = of_site.of_norm(x, rest[0])
+    made = *of_update, fn.new_empty(fn.shape, dtype=torch.float32), sums, dweights, of_norm
+    return filled(only(made, rest[-1]), (f, x, post, comb, fn, base, weights, base))
 
 
 def _gradient(ctx, *upstream):
     upstream = upstream[:5]
     f, x, post, comb, bias, *site, streams, mixes, norms = ctx.saved_tensors
     if all(t is None for t in upstream):
-        return (None,) * (9 + len(ctx.constants))
+        return (None,) * (10 + len(ctx.constants))
     needed = ctx.needs_input_grad
     of_update, given_f = of_post.with_bias(needed, f, x)
     update = given_f, x, post, comb
@@ -98,34 +102,36 @@ def _gradient(ctx, *upstream):
         given = upstream[0], *update
         run = of_post.HcPostBackward.apply if differentiates(*given) else of_post.call_backward
         found = run(*given, bias, SiteOptions(*ctx.constants).comb_order, "helion", of_update)
-        made = [None] * 4
+        made = [None] * 5
     else:
         given = *update, bias, *site, streams, mixes, norms
         there = [t for t in (*upstream, *given) if t is not None]
         run = HcBoundaryBackward.apply if differentiates(*there) else call_backward
-        wanted = *of_update, needed[6], any(needed[7:9]), needed[5] and upstream[1] is not None
-        *found, dfn, sums, dweights = only(run(*upstream, *given, *ctx.constants, wanted), wanted)
-        _, fn, *rest = site
-        dfn = None if dfn is None else dfn.to(fn.dtype)
-        made = dweights, dfn, *of_parameters(sums, needed[7:9], *rest)
+        of_y = upstream[1] is not None
+        wanted = *of_update, needed[6], any(needed[7:9]), needed[5] and of_y, needed[9] and of_y
+        *found, dfn, sums, dweights, dnorm = only(run(*upstream, *given, *ctx.constants, wanted), wanted)
+        _, fn, scale, base, norm = site
+        made = dweights, cast(dfn, fn), *of_parameters(sums, needed[7:9], scale, base), cast(dnorm, norm)
     return *of_post.of_update(found, needed, f, bias), *made, *[None] * len(ctx.constants)
 
 
 call = define(
     FORWARD,
     "(Tensor f, Tensor x, Tensor post, Tensor comb, Tensor? bias, Tensor weights, Tensor fn, Tensor scale, "
-    f"Tensor base, {of_site.CONSTANTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    forward, _empty_results, 9,
+    f"Tensor base, Tensor? y_norm_weight, {of_site.CONSTANTS})"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    forward, _empty_results, 10,
 )  # fmt: skip
 call_backward = define(
     BACKWARD,
     "(Tensor? dstreams, Tensor? dy, Tensor? dpre, Tensor? dpost, Tensor? dcomb, Tensor f, Tensor x, "
     "Tensor post, Tensor comb, Tensor? bias, Tensor weights, Tensor fn, Tensor scale, Tensor base, "
-    f"Tensor streams, Tensor mixes, Tensor norms, {of_site.CONSTANTS}, bool[] wanted)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    backward, _empty_gradients, 17,
+    "Tensor? y_norm_weight, Tensor streams, Tensor mixes, Tensor norms, "
+    f"{of_site.CONSTANTS}, bool[] wanted)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    backward, _empty_gradients, 18,
 )  # fmt: skip
 HcBoundary = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
 HcBoundaryBackward = last(BACKWARD, FORWARD, call_backward)
-roles(FORWARD, "ttttptppp -> ttttttt", _empty_results)
-roles(BACKWARD, "tttttttttptpppttt -> tttt++t", _empty_gradients)
+roles(FORWARD, "ttttptpppp -> ttttttt", _empty_results)
+roles(BACKWARD, "tttttttttptppppttt -> tttt++t+", _empty_gradients)

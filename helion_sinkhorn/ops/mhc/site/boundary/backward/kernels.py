@@ -188,8 +188,8 @@ def hc_boundary_backward(
         of_post_o = <G_o, f + bias>,  of_comb_io = <x_i, G_o>,  of_weights_o = <X'_o, dy>
 
     of_post and of_weights are (T, splits, n), of_comb (T, splits, n n), and each of the five may be None.
-    g (T, parts, M) and along (T,) are as in hc_mixes.  split is fn in parts, M at most block_m: those of all streams `together` in one chain of
-    matrix products, as `hc_boundary_split` has them, or (M, parts, n, C).
+    g (T, parts, M) and along (T,) are as in hc_mixes.  split is fn in parts, M at most block_m: those of all
+    streams `together` in one chain of matrix products, as `hc_boundary_split` has them, or (M, parts, n, C).
     """
     rows, n, columns, splits, chunk, width, block_m, parts, together, transposed, how, interpret = facts
     tokens = x.size(0)
@@ -242,7 +242,10 @@ def hc_boundary_sums(
     dweights: torch.Tensor | None,
     facts: hl.constexpr,
 ):
-    """dpost (T, n), dcomb (T, n n) and dweights (T, n) from the chunks, added in their order; some may be None."""
+    """dpost (T, n), dcomb (T, n n) and dweights (T, n) from the chunks, added in their order.
+
+    Each unless it is None.
+    """
     (splits,) = facts
     if dpost is not None:
         tokens = dpost.size(0)

@@ -31,7 +31,7 @@ from helion_sinkhorn.runtime.views import flattened, parameter, placed
 from helion_sinkhorn.runtime.wanted import Some, room_for
 
 BACKWARD, SUMS, PROJECTION = "hc_boundary_backward", "hc_boundary_sums", "hc_boundary_projection"
-EVERY = (True,) * 7
+EVERY = (True,) * 8
 LARGEST = 1 << 62
 """A batch beyond every tuned one: look-up answers with the largest."""
 BODIES = "helion_sinkhorn.ops.mhc.site.boundary.backward.kernels"
@@ -79,11 +79,11 @@ def backward(
     *constants: object,
     wanted: Sequence[bool] = EVERY,
 ) -> tuple[Some, ...]:
-    """(df, dx, dpost, dcomb, dfn, dbase and dscale, dweights).
+    """(df, dx, dpost, dcomb, dfn, dbase and dscale, dweights, the gradient of y_norm_weight).
 
     Args:
         upstream: (dstreams, dy, dpre, dpost, dcomb), each may be None.
-        given: (f, x, post, comb, weights, fn, scale, base, streams, mixes, norms).
+        given: (f, x, post, comb, weights, fn, scale, base, y_norm_weight, streams, mixes, norms).
         wanted: which of the results; None stands for each other.
     """
     x = given[1]
@@ -110,8 +110,8 @@ def in_parts(
     wanted: Sequence[bool] = EVERY,
 ) -> tuple[Some, ...]:
     """The backward of hc_site, and then that of hc_post; arguments and results as of `backward`."""
-    f, x, post, comb, weights, fn, scale, base, streams, mixes, norms = given
-    site = streams, fn, scale, base, weights, mixes, norms, False
+    f, x, post, comb, weights, fn, scale, base, y_norm_weight, streams, mixes, norms = given
+    site = streams, fn, scale, base, weights, y_norm_weight, mixes, norms, False
     # a df that is summed for the bias comes of a gradient that nothing has rounded yet
     dtype = torch.float32 if f.dtype.itemsize > x.dtype.itemsize else x.dtype
     of_update, of_site = wanted[:4], (any(wanted[:4]), *wanted[4:])
@@ -135,18 +135,23 @@ def in_one_pass(
     `choices` of KERNELS, by name, take the place of what is served.
     """
     dstreams, dy, *of_coefficients = upstream
-    f, x, post, comb, weights, fn, scale, base, streams, mixes, norms = given
+    f, x, post, comb, weights, fn, scale, base, y_norm_weight, streams, mixes, norms = given
     values, n = SiteOptions(*constants), x.size(-2)
     call = call_for(*x.shape[-2:], x.dtype, values.precision)
     of_mixes = call.mixes
-    *of_update, of_fn, of_sums, of_weights = wanted
-    own = *of_update, of_weights and dy is not None
+    *of_update, of_fn, of_sums, of_weights, of_norm = wanted
+    stored, of_y, dweights, dnorm = flattened(streams, 2), any(of_update), None, None
+    if y_norm_weight is not None:
+        asked = of_y, of_weights, of_norm
+        dy, dweights, dnorm = site_launch.collapse_gradients(
+            dy, stored, flattened(weights, 1), y_norm_weight, values.y_norm_eps, call, None, asked
+        )
+    own = *of_update, of_weights and dy is not None and y_norm_weight is None
     needed = of_fn or any(own), of_sums
     dmixes, sums = split_launch.backward(*of_coefficients, mixes, scale, base, n, *values.of_split, needed)
     if dmixes is None:
-        return *[None] * 5, sums, None
+        return *[None] * 5, sums, view_as(dweights, weights), dnorm
     g, along = mixes_launch.upstream(*(flattened(t, 1) for t in (dmixes, mixes, norms)), of_mixes)
-    stored = flattened(streams, 2)
     tensors = (
         None if dstreams is None else flattened(dstreams, 2), None if dy is None else flattened(dy, 1),
         g, along, stored, parts_of_fn(parameter(fn), call, stored, choices), flattened(f, 1), flattened(x, 2),
@@ -154,11 +159,13 @@ def in_one_pass(
     )  # fmt: skip
     made = gradients(tensors, call, values.comb_order, own, choices)
     dfn = projection(g, stored, call, choices.get(PROJECTION)) if of_fn else None
-    *made, dweights = (
-        None if t is None else t.view(like.shape)
-        for t, like in zip(made, (f, x, post, comb, weights), strict=True)
-    )
-    return *made, dfn, sums, dweights
+    *made, of_collapse = (view_as(t, like) for t, like in zip(made, (f, x, post, comb, weights), strict=True))
+    return *made, dfn, sums, of_collapse if y_norm_weight is None else view_as(dweights, weights), dnorm
+
+
+def view_as(t: Some, like: torch.Tensor) -> Some:
+    """A result in the shape of what it is the gradient of."""
+    return None if t is None else t.view(like.shape)
 
 
 def parts_of_fn(

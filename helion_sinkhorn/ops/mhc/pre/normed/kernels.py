@@ -1,0 +1,117 @@
+"""The Helion kernel bodies of hc_pre with a norm: a token's streams to its normalised state, and gradients.
+
+A program has a token's row whole, all columns in registers, so that the streams are read once.  The forward's
+has one token; the backward's takes a share of the tokens one after another, and adds up the gradient of the
+weight over them.
+"""
+
+from __future__ import annotations
+
+import helion.language as hl
+import torch
+
+from helion_sinkhorn.runtime.device_math import multiply_add
+
+
+def streams_of(x, t, n):
+    """The streams of a token in float32, (1, C) each."""
+    # hl.load: in a helper Helion takes an index for an operation on the host
+    return [hl.load(x, [t, i, slice(None)]).to(torch.float32) for i in range(n)]
+
+
+def collapsed(streams, pre, t, dtype, how):
+    """sum_i pre_i x_i as hc_pre rounds it, in float32; the stream itself if there are no weights."""
+    if pre is None:
+        return streams[0]
+    total = streams[0] * 0.0
+    for i, stream in enumerate(streams):
+        weight = hl.load(pre, [t, i]).to(torch.float32).unsqueeze(1)
+        total = multiply_add(weight, stream, total, how)
+    return total.to(dtype).to(torch.float32)
+
+
+def factor_of(y, eps, columns):
+    """1 / sqrt(mean of the squares + eps) of a row, (1, 1)."""
+    return 1.0 / torch.sqrt((y * y).sum(1) / columns + eps).unsqueeze(1)
+
+
+def hc_pre_normed_forward(
+    x: torch.Tensor,
+    pre: torch.Tensor | None,
+    weight: torch.Tensor,
+    u: torch.Tensor,
+    facts: hl.constexpr,
+):
+    """u (T, C) for x (T, n, C), pre (T, n) and weight (C,); without pre the one stream of x is normalised."""
+    n, columns, eps, how = facts
+    tokens = x.size(0)
+    hl.specialize((x.size(2), x.stride(), u.size(1), u.stride()))
+    if pre is not None:
+        # assigned: alone under an `if` it would leave the block empty
+        _pre = hl.specialize(pre.stride())
+    for t in hl.tile(tokens, block_size=1):
+        y = collapsed(streams_of(x, t, n), pre, t, x.dtype, how)
+        w = weight[:].to(torch.float32).unsqueeze(0)
+        u[t, :] = (y * factor_of(y, eps, columns) * w).to(u.dtype)
+
+
+def hc_pre_normed_backward(
+    du: torch.Tensor,
+    x: torch.Tensor,
+    pre: torch.Tensor,
+    weight: torch.Tensor,
+    dx: torch.Tensor | None,
+    dy: torch.Tensor | None,
+    dpre: torch.Tensor | None,
+    dweight: torch.Tensor | None,
+    shares: int,
+    facts: hl.constexpr,
+):
+    """The gradients of x (T, n, C), y (T, C), pre (T, n) and weight, (shares, C), from du (T, C).
+
+    Each unless it is None.  With v = r y the gradient of y is r (h - v mean(h v)), h = weight du.
+    """
+    n, columns, eps, how = facts
+    tokens = x.size(0)
+    share = (tokens + shares - 1) // shares
+    hl.specialize((x.size(2), x.stride(), du.stride(), pre.stride()))
+    # a loop that names a tensor beside its store is taken for one that reads it, and has one step on its way
+    of_y, of_weight = dy is not None, dweight is not None
+    # assigned: alone under an `if` it would leave the block empty
+    if dx is not None:
+        _dx = hl.specialize((dx.size(2), dx.stride()))
+    if of_y:
+        _dy = hl.specialize((dy.size(1), dy.stride()))
+    if dpre is not None:
+        _dpre = hl.specialize(dpre.stride())
+    if of_weight:
+        _dweight = hl.specialize((dweight.size(1), dweight.stride()))
+    for s in hl.tile(shares, block_size=1):
+        first = s.begin * share
+        total = weight[:] * 0.0
+        for t in hl.tile(first, min(first + share, tokens), block_size=1):
+            streams = streams_of(x, t, n)
+            g = du[t, :].to(torch.float32)
+            y = collapsed(streams, pre, t, x.dtype, how)
+            r = factor_of(y, eps, columns)
+            v = y * r
+            if of_weight:
+                total = total + (g * v).sum(0)
+            # read for each token: kept, it would take a register for each entry of a thread
+            h = g * weight[:].unsqueeze(0)
+            through = (h - v * ((h * v).sum(1) / columns).unsqueeze(1)) * r
+            if of_y:
+                dy[t, :] = through.to(dy.dtype)
+            store_of_streams(through, streams, pre, dx, dpre, t, n)
+        if of_weight:
+            dweight[s, :] = total.unsqueeze(0)
+
+
+def store_of_streams(through, streams, pre, dx, dpre, t, n):
+    """dx and dpre of a token, each unless it is None."""
+    for i in range(n):
+        if dx is not None:
+            weight = hl.load(pre, [t, i]).to(torch.float32).unsqueeze(1)
+            hl.store(dx, [t, i, slice(None)], (weight * through).to(dx.dtype))
+        if dpre is not None:
+            hl.store(dpre, [t, i], (streams[i] * through).sum(1).to(dpre.dtype))

@@ -1,0 +1,39 @@
+"""The configs of hc_pre with a norm, for what those of hc_pre are chosen for.
+
+How many threads share a row decides the order of its sums, and with it a token's bits: one number for a call.
+"""
+
+from __future__ import annotations
+
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.ops.mhc.pre.space import PreCall
+from helion_sinkhorn.runtime.space import Grid, Items, power_of_two
+
+SHARES = 256
+"""Programs of the backward, each with a row of sums over its tokens."""
+
+
+def warps_for(call: PreCall, device: Device, entries: int) -> int:
+    """Warps that share a row, a thread with so many entries of it."""
+    return max(1, min(16, power_of_two(call.columns) // (entries * device.warp_size)))
+
+
+def forward_default(call: PreCall, device: Device) -> tuple[Items, Items]:
+    return (("num_warps", warps_for(call, device, 16)),), ()
+
+
+def forward_space(call: PreCall, device: Device) -> tuple[Grid, ...]:
+    return ({"config": (forward_default(call, device)[0],)},)
+
+
+def backward_config(call: PreCall, device: Device, stages: int) -> Items:
+    """The streams of `stages` tokens on their way."""
+    return ("num_warps", warps_for(call, device, 16)), ("range_num_stages", (0, stages))
+
+
+def backward_default(call: PreCall, device: Device) -> tuple[Items, Items]:
+    return backward_config(call, device, 2 if device.vendor == "nvidia" else 0), ()
+
+
+def backward_space(call: PreCall, device: Device) -> tuple[Grid, ...]:
+    return ({"config": tuple(backward_config(call, device, stages) for stages in (0, 2, 3))},)

@@ -1,0 +1,234 @@
+"""hc_pre, hc_site and hc_boundary with the RMSNorm of what they collapse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from autograd_calls import randn
+from launches import kernels_on_cpu
+
+from helion_sinkhorn import hc_boundary, hc_pre, hc_site, reference
+from helion_sinkhorn.ops.mhc.pre.normed import eager, launch
+
+UNIT = 2.0**-8
+"""The relative distance of neighbouring bfloat16 numbers, at most."""
+
+
+def inputs(*lead, n=4, c=96, dtype=torch.float32, seed=0):
+    """(x, pre, weight, du)."""
+    return (
+        randn(*lead, n, c, seed=seed, dtype=dtype), randn(*lead, n, seed=seed + 1).sigmoid(),
+        1 + randn(c, seed=seed + 2, scale=0.3), randn(*lead, c, seed=seed + 3, dtype=dtype),
+    )  # fmt: skip
+
+
+def results(run, x, pre, weight, du, eps=1e-6):
+    """(u, dx, dpre, dweight)."""
+    leaves = [t.detach().clone().requires_grad_() for t in (x, pre, weight)]
+    u = run(leaves[0], leaves[1], y_norm_weight=leaves[2], y_norm_eps=eps)
+    return u.detach(), *torch.autograd.grad(u, leaves, du)
+
+
+def truth(x, pre, weight, du, eps=1e-6):
+    """In float64, of y rounded to the dtype of x, through which its gradient passes as it is.
+
+    Each with the size that its errors are relative to: that of its entries, but for dpre, a product of a
+    stream and dy that may cancel, that of the two.
+    """
+    leaves = [t.detach().double().requires_grad_() for t in (x, pre, weight)]
+    y = reference.hc_pre(*leaves[:2])
+    rounded = y + (y.detach().to(x.dtype).double() - y.detach())
+    u = leaves[2] * rounded / (rounded.square().mean(-1, keepdim=True) + eps).sqrt()
+    *made, dy = torch.autograd.grad(u, (*leaves, rounded), du.double())
+    found = u.detach(), *made
+    sizes = [t.norm() for t in found]
+    sizes[2] = (x.double().norm(dim=-1) * dy.norm(dim=-1, keepdim=True)).norm()
+    return list(zip(found, sizes, strict=True))
+
+
+def relative(found, exact):
+    value, size = exact
+    return ((found.double() - value).norm() / size).item()
+
+
+@pytest.fixture(params=["pytorch", "kernels"])
+def path(request, monkeypatch):
+    if request.param == "kernels":
+        pytest.importorskip("triton", reason="the bodies import Triton")
+        kernels_on_cpu(monkeypatch)
+
+
+@pytest.mark.parametrize("shape", [(5, 4, 96), (3, 1, 7), (2, 16, 33), (300, 2, 8), (1, 3, 2)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_values_and_gradients(path, dtype, shape):
+    tokens, n, c = shape
+    given = inputs(tokens, n=n, c=c, dtype=dtype)
+    assert_near_truth(results(hc_pre, *given), *given)
+
+
+def assert_near_truth(found, *given):
+    """Two narrow results are rounded once, all else is float32."""
+    limits = [2e-6] * 4 if given[0].dtype == torch.float32 else [0.6 * UNIT, 0.6 * UNIT, 1e-4, 1e-4]
+    for t, exact, limit in zip(found, truth(*given), limits, strict=True):
+        assert relative(t, exact) < limit
+
+
+def test_one_entry_is_computed_by_pytorch(monkeypatch):
+    """A norm of one entry is its sign, and eps alone has a gradient."""
+    kernels_on_cpu(monkeypatch)
+    x, pre, weight, du = inputs(3, c=1)
+    found = results(hc_pre, x, pre, weight, du, eps=1.0)
+    for t, exact in zip(found, truth(x, pre, weight, du, eps=1.0), strict=True):
+        assert relative(t, exact) < 2e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "n", "c"),
+    [
+        (1, 4, 4096), (5, 4, 2), (9, 4, 7), (33, 1, 64), (31, 3, 65), (300, 2, 130), (257, 4, 1000),
+        (3, 16, 520), (1025, 4, 4096), (17, 4, 4099), (64, 4, 5120), (513, 4, 7168), (3, 2, 16384),
+    ],
+)  # fmt: skip
+def test_kernels_on_a_gpu(tokens, n, c, dtype):
+    given = inputs(tokens, n=n, c=c, dtype=dtype)
+    found = results(hc_pre, *(t.cuda() for t in given))
+    assert_near_truth([t.cpu() for t in found], *given)
+    # a token's bits are its own, and the same on every run
+    x, pre, weight, du = (t.cuda() for t in given)
+    half = slice(tokens // 2, None)
+    parts = results(hc_pre, x[half], pre[half], weight, du[half])
+    for part, whole in zip(parts[:3], found[:3], strict=True):
+        assert torch.equal(part, whole[half])
+    for again, t in zip(results(hc_pre, x, pre, weight, du), found, strict=True):
+        assert torch.equal(again, t)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("c", [72, 4096, 7168])
+@pytest.mark.parametrize("name", ["site", "V4", "V4.1"])
+def test_sites_on_a_gpu(name, c):
+    """Values and gradients in float32 and in bfloat16, which is rounded between the parts, against float64."""
+    n, tokens = 4, 130
+    x, pre, weight, _ = inputs(tokens, n=n, c=c)
+    fn, scale, base = randn(24, n * c, seed=4, scale=0.02), 1 + randn(3, seed=5, scale=0.1), randn(24, seed=6)
+    f, post, comb = randn(tokens, c, seed=7), randn(tokens, n, seed=8), randn(tokens, n, n, seed=9)
+    given = (
+        (x, fn, scale, base, weight) if name == "site" else (f, x, post, comb, pre, fn, scale, base, weight)
+    )
+
+    def run(function, *tensors):
+        *rest, w = tensors
+        if name == "V4":
+            rest[4] = None
+        return list(function(*rest, y_norm_weight=w))
+
+    functions = (hc_site, reference.hc_site) if name == "site" else (hc_boundary, reference.hc_boundary)
+    for dtype, limit in ((torch.float32, 2e-5), (torch.bfloat16, 4 * UNIT)):
+        streams = (0,) if name == "site" else (0, 1)
+        own = [t.to(dtype) if k in streams else t for k, t in enumerate(given)]
+        leaves = [t.cuda().requires_grad_() for t in own]
+        wide = [t.double().requires_grad_() for t in own]
+        made, exact = run(functions[0], *leaves), run(functions[1], *wide)
+        upstream = [randn(*t.shape, seed=20 + k, dtype=t.dtype) for k, t in enumerate(made)]
+        found = torch.autograd.grad(made, leaves, [g.cuda() for g in upstream], allow_unused=True)
+        expected = torch.autograd.grad(exact, wide, [g.double() for g in upstream], allow_unused=True)
+        for a, b in zip((*made, *found), (*exact, *expected), strict=True):
+            assert (a is None) == (b is None)
+            if b is not None:
+                assert relative(a.detach().cpu(), (b.detach(), b.norm())) < limit
+
+
+def test_float64():
+    given = inputs(2, 3, dtype=torch.float64)
+    given = *(t.double() for t in given[:3]), given[3]
+    leaves = [t.requires_grad_() for t in given[:3]]
+    assert torch.autograd.gradcheck(lambda x, p, w: hc_pre(x, p, y_norm_weight=w), leaves)
+    for found, exact in zip(results(hc_pre, *given), truth(*given), strict=True):
+        assert relative(found, exact) < 1e-14
+
+
+@pytest.mark.parametrize("kind", ["one stream", "of many magnitudes", "along the gradient", "all alike"])
+def test_peaked_inputs(path, kind):
+    """Errors are those of a few float32 operations, relative to the largest entry of a token."""
+    x, pre, weight, du = inputs(7, c=130, seed=20)
+    if kind == "one stream":
+        pre = torch.eye(4)[torch.arange(7) % 4]
+    elif kind == "of many magnitudes":
+        x = x * torch.logspace(-6, 6, 130)
+    elif kind == "along the gradient":
+        # h = v: nothing but the noise of the sums is left of dy
+        y = (pre.unsqueeze(-1) * x).sum(-2)
+        du = y / weight + 1e-3 * du
+    else:
+        x = x[:, :1].expand_as(x)
+    given = x, pre, weight, du
+    for found, exact in zip(results(hc_pre, *given), truth(*given), strict=True):
+        assert relative(found, exact) < (1e-3 if kind == "along the gradient" else 1e-5)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-20, 1e18])
+def test_small_and_large_tokens_are_finite(path, value):
+    x, pre, weight, du = inputs(3)
+    x[1] = value
+    for found in results(hc_pre, x, pre, weight, du, eps=2e-38):
+        assert found.isfinite().all()
+
+
+def test_a_tokens_bits_are_its_own(path):
+    given = inputs(41, c=70, dtype=torch.bfloat16)
+    x, pre, weight, du = given
+    whole = results(hc_pre, *given)
+    for begin, end in ((0, 1), (3, 20), (40, 41)):
+        part = results(hc_pre, x[begin:end], pre[begin:end], weight, du[begin:end])
+        for a, b in zip(part[:3], whole[:3], strict=True):
+            assert torch.equal(a, b[begin:end])
+
+
+def test_a_norm_of_ones_is_that_of_torch():
+    x, pre, _, _ = inputs(2, 5, c=64)
+    u = hc_pre(x, pre, y_norm_weight=torch.ones(64), y_norm_eps=1e-5)
+    expected = torch.nn.functional.rms_norm(hc_pre(x, pre), (64,), eps=1e-5)
+    torch.testing.assert_close(u, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_weights_of_any_dtype(path, dtype):
+    x, pre, weight, du = inputs(6, dtype=torch.bfloat16)
+    weight = weight.to(dtype)
+    u, *_, dweight = results(hc_pre, x, pre, weight, du)
+    exact = truth(x, pre, weight, du)
+    assert (u.dtype, dweight.dtype) == (torch.bfloat16, dtype)
+    assert relative(u, exact[0]) < 0.6 * UNIT
+    assert relative(dweight, exact[3]) < (UNIT if dtype != torch.float64 else 1e-6)
+
+
+def test_boundary_normalises_a_row_as_hc_pre_does(path):
+    y, weight = randn(5, 70, dtype=torch.bfloat16), randn(70, seed=1)
+    expected = eager.forward(y.unsqueeze(-2), torch.ones(5, 1), weight, 1e-6)
+    made = y.clone()
+    launch.normalise(made, weight, 1e-6)
+    torch.testing.assert_close(made, expected, rtol=UNIT, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("weight", "eps", "error", "said"),
+    [
+        (torch.ones(95), 1e-6, ValueError, r"y_norm_weight has shape \(95,\); for x of shape"),
+        (torch.ones(96, dtype=torch.int32), 1e-6, TypeError, "y_norm_weight"),
+        (torch.ones(96), 0.0, ValueError, "y_norm_eps is 0.0; pass a finite float of at least 1.2e-38"),
+        (torch.ones(96), "1e-6", TypeError, "y_norm_eps"),
+    ],
+)
+def test_errors(weight, eps, error, said):
+    x, pre, _, _ = inputs(2)
+    norm = {"y_norm_weight": weight, "y_norm_eps": eps}
+    with pytest.raises(error, match=said):
+        hc_pre(x, pre, **norm)
+    fn, scale, base = randn(24, 384), torch.ones(3), torch.zeros(24)
+    with pytest.raises(error, match=said):
+        hc_site(x, fn, scale, base, **norm)
+    post, comb = randn(2, 4), randn(2, 4, 4)
+    with pytest.raises(error, match=said):
+        hc_boundary(x[:, 0], x, post, comb, pre, fn, scale, base, **norm)

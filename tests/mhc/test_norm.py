@@ -1,0 +1,79 @@
+"""Sites with the RMSNorm of a module of its own as a part of their collapse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+
+from helion_sinkhorn import hc_site, nn
+
+N, C = 3, 24
+
+
+class Llama(torch.nn.Module):
+    """A norm as transformers writes it."""
+
+    def __init__(self, eps):
+        super().__init__()
+        self.weight = torch.nn.Parameter(1 + randn(C, seed=5, scale=0.2))
+        self.variance_epsilon = eps
+
+    def forward(self, x):
+        raise AssertionError("called")
+
+
+def called(norm, streams):
+    site = nn.HyperConnection(C, N)
+    torch.nn.init.normal_(site.fn, generator=torch.Generator().manual_seed(0))
+    x = streams.clone().requires_grad_()
+    results = site.enter(x, y_norm=norm)
+    leaves = [x, *site.parameters(), *([] if norm is None else norm.parameters())]
+    upstream = [randn(*t.shape, seed=k, dtype=t.dtype) for k, t in enumerate(results)]
+    return site, results, torch.autograd.grad(results, leaves, upstream)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_module_is_the_weight_and_eps_of_hc_site(dtype):
+    streams, norm = randn(2, 5, N, C, dtype=dtype), Llama(1e-4)
+    site, results, gradients = called(norm, streams)
+    leaves = [streams.clone().requires_grad_(), site.fn, site.base, site.scale, norm.weight]
+    x, fn, base, scale, weight = leaves
+    expected = hc_site(x, fn, scale, base, y_norm_weight=weight, y_norm_eps=1e-4)
+    upstream = [randn(*t.shape, seed=k, dtype=t.dtype) for k, t in enumerate(expected)]
+    assert_equal([t.detach() for t in results], [t.detach() for t in expected])
+    assert_equal(gradients, torch.autograd.grad(expected, leaves, upstream))
+
+
+def test_norms_of_torch():
+    streams = randn(2, 5, N, C)
+    y = called(None, streams)[1].y
+    kinds = {"eps": 1e-2}, {}, {"elementwise_affine": False}
+    for norm in (torch.nn.RMSNorm(C, **options) for options in kinds):
+        torch.testing.assert_close(called(norm, streams)[1].y, norm(y), rtol=1e-5, atol=1e-6)
+
+
+def test_its_parameters_stay_its_own():
+    site, norm = nn.HyperConnection(C, N), torch.nn.RMSNorm(C)
+    site.enter(randn(2, N, C), y_norm=norm)
+    assert {*site.state_dict()} == {"fn", "base", "scale"}
+
+
+def test_compiled():
+    site, norm, x = nn.HyperConnection(C, N), torch.nn.RMSNorm(C, eps=1e-6), randn(4, N, C)
+    compiled = torch.compile(lambda x: tuple(site.enter(x, y_norm=norm)), backend="aot_eager", fullgraph=True)
+    assert_equal([t.detach() for t in compiled(x)], [t.detach() for t in site.enter(x, y_norm=norm)])
+
+
+@pytest.mark.parametrize(
+    ("norm", "error", "said"),
+    [
+        (torch.nn.Identity(), TypeError, "y_norm is .*Identity.*; pass an RMSNorm: a torch.nn.Module with"),
+        (torch.ones(C), TypeError, "y_norm is .*Tensor"),
+        (torch.nn.RMSNorm(C + 1), ValueError, "y_norm_weight has shape"),
+        (torch.nn.RMSNorm(C, eps=0.0), ValueError, "y_norm.eps is 0.0"),
+    ],
+)
+def test_errors(norm, error, said):
+    with pytest.raises(error, match=said):
+        nn.HyperConnection(C, N).enter(randn(2, N, C), y_norm=norm)
