@@ -161,6 +161,7 @@ def gradients(
     kernel: Kernel = KERNELS[BACKWARD],
     dtype: torch.dtype | None = None,
     wanted: Sequence[bool] = (True, True),
+    into: torch.Tensor | None = None,
 ) -> tuple[Some, Some]:
     """(dx (T, n, C), dfn (M, n C) in float32) for x (T, n, C) and fn (M, n C), or None if not wanted.
 
@@ -168,10 +169,11 @@ def gradients(
         others: (residual, dy, pre), gradients that x meets elsewhere (`kernels.hc_mixes_backward`).
         kernel: a row with this body, and `call` what its config is chosen for.
         dtype: of dx; that of x if None.
+        into: memory for dx, contiguous; a kernel reads each entry of the residual before it writes it there.
     """
     (tokens, n, columns), m = x.shape, len(fn)
     shares = dict((choice or chosen_for(kernel, call, tokens, x)).variant)["shares"]
-    dx = torch.empty_like(x, dtype=dtype) if wanted[0] else None
+    dx = (torch.empty_like(x, dtype=dtype) if into is None else into.view(x.shape)) if wanted[0] else None
     sums = x.new_empty((shares, m, n, columns), dtype=torch.float32) if wanted[1] else None
     tensors = g, along, x, fn.view(m, n, columns), *others, dx, sums
     values = call.precision, n, columns, shares

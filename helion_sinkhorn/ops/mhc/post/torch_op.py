@@ -12,6 +12,7 @@ import functools
 import torch
 
 from helion_sinkhorn.ops.mhc.post import eager
+from helion_sinkhorn.runtime import own_gradient
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import (
@@ -79,6 +80,7 @@ def _gradient(ctx, grad):
     run = HcPostBackward.apply if differentiates(grad, f, x, post, comb) else call_backward
     wanted, given = with_bias(ctx.needs_input_grad, f, x)
     found = run(grad, given, x, post, comb, bias, *ctx.arguments, wanted)
+    own_gradient.note(found[1] if wanted[1] else None)
     return *of_update(found, ctx.needs_input_grad, f, bias), None, None
 
 

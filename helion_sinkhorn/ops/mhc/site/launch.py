@@ -125,6 +125,7 @@ def backward(
     dtype: torch.dtype | None = None,
     choices: Choices = NO_CHOICES,
     wanted: Sequence[bool] = (True,) * 5,
+    into: torch.Tensor | None = None,
 ) -> tuple[Some, ...]:
     """(dx, dfn in float32, dbase and dscale one behind the other, dweights, the gradient of y_norm_weight).
 
@@ -132,6 +133,7 @@ def backward(
 
     Args:
         wanted: which of them; None stands for each other, and for the last where it is `own` or dy is None.
+        into: memory for dx, contiguous; that of dresidual, maybe.
         dtype: of dx; that of x if None.
         choices: of KERNELS, by name, in the place of what is served.
     """
@@ -159,7 +161,7 @@ def backward(
     others = None if dresidual is None else flattened(dresidual, 2), dy, None if dy is None else weights
     dx, dfn = mixes_launch.gradients(
         g, along, streams, projection, call, choices.get(BACKWARD), others, KERNELS[BACKWARD], dtype,
-        of_projection,
+        of_projection, into,
     )  # fmt: skip
     return None if dx is None else dx.view(x.shape), dfn, sums, dweights, dnorm
 

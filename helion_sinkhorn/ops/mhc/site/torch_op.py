@@ -14,6 +14,7 @@ import functools
 import torch
 
 from helion_sinkhorn.ops.mhc.split.torch_op import of_parameters
+from helion_sinkhorn.runtime import own_gradient
 from helion_sinkhorn.runtime.direct import apply_directly
 from helion_sinkhorn.runtime.tokens import roles
 from helion_sinkhorn.runtime.torch_op import (
@@ -50,14 +51,18 @@ def forward(x, *arguments):
         return _launch().forward(x, *arguments)
 
 
-def backward(dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, *arguments):
-    """(dx, dfn, dbase and dscale, dweights, the gradient of y_norm_weight)."""
+def backward(dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, *arguments, into=None):
+    """(dx, dfn, dbase and dscale, dweights, the gradient of y_norm_weight).
+
+    dx is written into `into`, which may be dresidual, if that is given.
+    """
     given = dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, *arguments
     if x.numel() == 0:
         return tuple(t.zero_() for t in _empty_gradients(*given))
     *given, wanted = given
     with on_device(x):
-        return filled(_launch().backward(*given, wanted=wanted), (x, fn, base, weights, base))
+        made = _launch().backward(*given, wanted=wanted, into=into)
+    return filled(made, (x, fn, base, weights, base))
 
 
 def empty_results(x, fn, *arguments):
@@ -103,6 +108,7 @@ def _gradient(ctx, dy, dpre, dpost, dcomb, *_):
 
 
 def _with_residual(ctx, dresidual, dy, dpre, dpost, dcomb, *_):
+    into = dresidual if own_gradient.is_own(dresidual) else None
     upstream, given, needed = (dresidual, dy, dpre, dpost, dcomb), ctx.saved_tensors, ctx.needs_input_grad
     none = [None] * (5 + len(ctx.constants))
     if all(t is None for t in upstream[1:]):
@@ -110,6 +116,9 @@ def _with_residual(ctx, dresidual, dy, dpre, dpost, dcomb, *_):
     _, fn, scale, base, _, norm, *_ = given
     there = [t for t in (*upstream, *given[:6]) if t is not None]
     run = HcSiteBackward.apply if differentiates(*there) else call_backward
+    if into is not None and into.dtype == given[0].dtype and call_backward.is_eager(*there):
+        # half of what the backward would allocate: each entry is read by the program that writes it
+        run = functools.partial(backward, into=into)
     of_y = dy is not None
     wanted = *needed[:2], any(needed[2:4]), needed[4] and of_y, needed[5] and of_y
     dx, dfn, sums, dweights, dnorm = only(run(*upstream, *given, ctx.own, *ctx.constants, wanted), wanted)

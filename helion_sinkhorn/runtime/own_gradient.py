@@ -1,0 +1,85 @@
+"""Gradients that a backward of this package made and that only the next backward of the same pass holds.
+
+Such a gradient may be written over.  Autograd says of no tensor who else has it, so one is taken only if it
+is the very tensor that was noted, not a sum with others nor a view, and if nobody but the engine refers to
+it: a hook that keeps it is a reference in Python, and a gradient that the caller asked for too is one in C++.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+
+import torch
+
+_use_count = getattr(torch.Tensor, "_use_count", None)
+"""How many hold a tensor in C++; older versions of torch do not say it."""
+
+
+class _Noted(threading.local):
+    """The gradient that a thread of autograd has made last."""
+
+    made: weakref.ref[torch.Tensor] | None = None
+
+
+_noted = _Noted()
+
+
+def note(gradient: torch.Tensor | None) -> None:
+    """Say that a backward made this gradient, in memory of its own."""
+    if torch.compiler.is_compiling():
+        return
+    _noted.made = None if gradient is None else weakref.ref(gradient)
+
+
+def is_own(gradient: torch.Tensor | None) -> bool:
+    """Whether a gradient that a backward was given, as its own argument, is nobody else's; asked once."""
+    if torch.compiler.is_compiling():
+        return False
+    made, _noted.made = _noted.made, None
+    if gradient is None or made is None or made() is not gradient or _use_count is None:
+        return False
+    # with a graph of its own the backward may be differentiated, and made again
+    if torch.is_grad_enabled() or not gradient.is_contiguous():
+        return False
+    return _use_count(gradient) == 1 and sys.getrefcount(gradient) == _references()
+
+
+class _Probe(torch.autograd.Function):
+    """A backward that counts as `is_own` does, of a gradient that is nobody else's."""
+
+    @staticmethod
+    def forward(ctx, x, found):
+        ctx.found = found
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.found.append(_counted(gradient))
+        return gradient, None
+
+
+class _Source(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.clone()
+
+
+def _counted(gradient: torch.Tensor) -> int:
+    return sys.getrefcount(gradient)
+
+
+@functools.cache
+def _references() -> int:
+    """References in Python to a gradient that nobody else holds: they differ between versions."""
+    found: list[int] = []
+    with torch.enable_grad():
+        x = torch.zeros(1, requires_grad=True)
+        _Source.apply(_Probe.apply(x, found)).sum().backward()
+    return found[0]

@@ -1,0 +1,206 @@
+"""dx of a site over the gradient that hc_post has made, where nobody else has that."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+from hc_sites import site_inputs
+from launches import kernels_on_cpu
+
+from helion_sinkhorn import hc_post, hc_site
+from helion_sinkhorn.ops.mhc.post import torch_op as of_post
+from helion_sinkhorn.ops.mhc.site import torch_op as of_site
+
+CASES = {}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+class Step:
+    """A site and its update, and what its backward writes where."""
+
+    def __init__(self, lead=(5,), dtype=torch.float32, implementation="auto"):
+        given, _ = site_inputs(*lead, c=24, dtype=dtype)
+        self.leaves = [t.clone().requires_grad_() for t in given]
+        self.f = randn(*lead, 24, seed=30, dtype=dtype)
+        self.upstream = randn(*given[0].shape, seed=31, dtype=dtype)
+        self.results = hc_site(*self.leaves)
+        self.held = []
+
+    def update(self, residual=None):
+        y, post, comb, own = self.results
+        return hc_post(self.f + y, own if residual is None else residual, post, comb)
+
+    def backward(self, out, upstream=None):
+        return torch.autograd.grad(out, self.leaves, self.upstream if upstream is None else upstream)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Addresses of the streams' gradients that hc_post made."""
+    pytest.importorskip("triton", reason="the bodies import Triton")
+    kernels_on_cpu(monkeypatch)
+    addresses, run = [], of_post.call_backward
+
+    def noted(*arguments):
+        found = run(*arguments)
+        addresses.append(found[1].data_ptr())
+        return found
+
+    monkeypatch.setattr(of_post, "call_backward", noted)
+    return addresses
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lead", [(5,), (2, 3)], ids=str)
+def test_dx_is_written_over_it_and_has_the_same_bits(made, monkeypatch, lead, dtype):
+    step = Step(lead, dtype)
+    dx, *others = step.backward(step.update())
+    assert [dx.data_ptr()] == made
+    monkeypatch.setattr(of_site.own_gradient, "is_own", lambda gradient: False)
+    again = Step(lead, dtype)
+    expected = again.backward(again.update())
+    assert expected[0].data_ptr() not in made
+    assert_equal((dx, *others), expected)
+
+
+def test_a_stack_of_sites(made):
+    """Every site of a model writes over the gradient of its own update."""
+    step = Step()
+    x, *parameters = step.leaves
+    streams = x
+    for _ in range(3):
+        y, post, comb, residual = hc_site(streams, *parameters)
+        streams = hc_post(y.tanh(), residual, post, comb)
+    (dx,) = torch.autograd.grad(streams, [x], step.upstream)
+    assert len(made) == 3
+    assert dx.data_ptr() == made[-1]
+
+
+@case
+def used_twice(step):
+    residual = step.results.residual
+    return step.backward(step.update() + 0.5 * residual)
+
+
+@case
+def updated_twice(step):
+    return step.backward(step.update() + step.update())
+
+
+@case
+def hook_that_keeps_it(step):
+    step.results.residual.register_hook(step.held.append)
+    return step.backward(step.update())
+
+
+@case
+def hook_of_the_node_that_keeps_it(step):
+    step.results.residual.grad_fn.register_prehook(step.held.append)
+    return step.backward(step.update())
+
+
+@case
+def hook_of_the_update_that_keeps_it(step):
+    out = step.update()
+    out.grad_fn.register_hook(lambda made, _: step.held.append(made))
+    return step.backward(out)
+
+
+@case
+def asked_for_as_well(step):
+    out = step.update()
+    found = torch.autograd.grad(out, [step.results.residual, *step.leaves], step.upstream)
+    step.held.append(found[0])
+    return found[1:]
+
+
+@case
+def retained(step):
+    step.results.residual.retain_grad()
+    out = step.backward(step.update())
+    step.held += [t for t in [step.results.residual.grad] if t is not None]
+    return out
+
+
+@case
+def given_by_the_caller(step):
+    step.held.append(step.upstream)
+    y, *_, residual = step.results
+    return torch.autograd.grad((y, residual), step.leaves, (step.f, step.upstream))
+
+
+@case
+def through_a_view(step):
+    residual = step.results.residual
+    return step.backward(step.update(residual.view(residual.shape)))
+
+
+@case
+def through_another_function(step):
+    return step.backward(step.update(step.results.residual.clone()))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_gradient_that_somebody_else_may_have_is_left_alone(made, monkeypatch, name):
+    """Its values are those that it had, and the results those without any writing over."""
+    step = Step()
+    found = CASES[name](step)
+    monkeypatch.setattr(of_site.own_gradient, "is_own", lambda gradient: False)
+    again = Step()
+    expected = CASES[name](again)
+    assert_equal(found, expected)
+    assert len(step.held) == len(again.held)
+    for a, b in zip(step.held, again.held, strict=True):
+        assert_equal(
+            [t for t in ([a] if isinstance(a, torch.Tensor) else a) if t is not None],
+            [t for t in ([b] if isinstance(b, torch.Tensor) else b) if t is not None],
+        )
+
+
+def test_retain_graph_gives_the_same_twice(made):
+    step = Step()
+    out = step.update()
+    first = torch.autograd.grad(out, step.leaves, step.upstream, retain_graph=True)
+    first = [t.clone() for t in first]
+    assert_equal(first, torch.autograd.grad(out, step.leaves, step.upstream))
+
+
+def test_the_upstream_gradient_is_not_changed(made):
+    step = Step()
+    before = step.upstream.clone()
+    step.backward(step.update())
+    assert torch.equal(step.upstream, before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("norm", "most"), [(False, 1.05), (True, 1.45)])
+def test_peak_of_a_sites_backward(norm, most):
+    """At most this times dx, df and the parameters' gradients, of 8192 tokens of 4 x 4096.
+
+    Behind a norm dy is float32, two of the five streams that the others take.
+    """
+    tokens, n, c = 8192, 4, 4096
+
+    def leaf(*shape, dtype=torch.float32, scale=1.0):
+        return (scale * torch.randn(shape, device="cuda")).to(dtype).requires_grad_()
+
+    x, f = leaf(tokens, n, c, dtype=torch.bfloat16), leaf(tokens, c, dtype=torch.bfloat16)
+    parameters = leaf(24, n * c, scale=0.02), leaf(3), leaf(24)
+    weight = leaf(c) if norm else None
+    upstream = torch.randn_like(x), torch.randn_like(f)
+    leaves = [x, f, *parameters, *([weight] if norm else [])]
+    for _ in range(2):
+        y, post, comb, residual = hc_site(x, *parameters, y_norm_weight=weight)
+        results = hc_post(f, residual, post, comb), y
+        del y, post, comb, residual
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        made = torch.autograd.grad(results, leaves, upstream)
+        ratio = (torch.cuda.max_memory_allocated() - before) / sum(t.nbytes for t in made)
+        del made, results
+    assert ratio <= most
