@@ -84,6 +84,18 @@ EXPECTED = [
     ("hc_boundary, kernels", ("pre_next",), ["hc_site_weights"]),
     ("hc_boundary, kernels", ("base",), [COEFFICIENTS]),
     ("hc_boundary, kernels", ("fn",), [COEFFICIENTS, PROJECTION, "hc_site_backward"]),
+    (
+        "hc_boundary, norm, kernels",
+        ("x",),
+        [
+            "hc_pre_normed_backward",
+            COEFFICIENTS,
+            PROJECTION,
+            "hc_site_backward",
+            "hc_post_backward",
+        ],
+    ),
+    ("hc_boundary, norm, kernels", ("y_norm_weight",), ["hc_pre_normed_backward"]),
     ("attention, all gates", ("q",), ["linear_attention_walk"]),
     ("attention, all gates", ("initial_state",), ["linear_attention_walk"]),
     ("attention, all gates", ("gv",), [*["linear_attention_walk"] * 2, "linear_attention_gates"]),

@@ -229,7 +229,7 @@ def test_opcheck_and_fakes(monkeypatch, dtype, path):
     every, some = (dstreams, dy, dpre, dpost, dcomb), (None, None, None, dpost, None)
     for gradients, norm, unwanted in ((every, None, ()), (some, bias, (1, 4))):
         given = f, x, post, comb, bias, weights, fn, scale, base, norm, x, mixes, norms
-        constants = *CONSTANTS, [k not in unwanted for k in range(8)]
+        constants = norm is not None, *CONSTANTS, [k not in unwanted for k in range(8)]
         torch.library.opcheck(
             BACKWARD, (*gradients, *given, *constants), test_utils=("test_schema", "test_faketensor")
         )

@@ -93,9 +93,9 @@ def test_other_weights_than_its_own_collapse_and_get_their_gradient():
     """The operator's `weights`: y is of them, their gradient is dy x, and pre keeps its own."""
     (x, fn, scale, base), (dresidual, dy, dpost, dcomb) = site_inputs(9)
     weights = torch.rand(9, 4, generator=torch.Generator().manual_seed(1))
-    constants = (20, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False)
+    constants = (20, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False, 1e-6)
     leaves = [t.clone().requires_grad_() for t in (x, fn, scale, base, weights)]
-    residual, y, pre, post, comb, *_ = torch_op.HcSite.apply(*leaves, *constants)
+    residual, y, pre, post, comb, *_ = torch_op.HcSite.apply(*leaves, None, *constants)
     upstream = dresidual, dy, 2 * dpost, dpost, dcomb
     found = torch.autograd.grad((residual, y, pre, post, comb), leaves, upstream)
 

@@ -8,9 +8,11 @@ from autograd_calls import assert_equal, randn
 from hc_sites import site_inputs
 from launches import kernels_on_cpu
 
-from helion_sinkhorn import hc_post, hc_site
+from helion_sinkhorn import hc_boundary, hc_post, hc_site
 from helion_sinkhorn.ops.mhc.post import torch_op as of_post
 from helion_sinkhorn.ops.mhc.site import torch_op as of_site
+from helion_sinkhorn.ops.mhc.site.boundary import torch_op as of_boundary
+from helion_sinkhorn.runtime import own_gradient
 
 CASES = {}
 
@@ -61,7 +63,7 @@ def test_dx_is_written_over_it_and_has_the_same_bits(made, monkeypatch, lead, dt
     step = Step(lead, dtype)
     dx, *others = step.backward(step.update())
     assert [dx.data_ptr()] == made
-    monkeypatch.setattr(of_site.own_gradient, "is_own", lambda gradient: False)
+    monkeypatch.setattr(own_gradient, "is_own", lambda gradient: False)
     again = Step(lead, dtype)
     expected = again.backward(again.update())
     assert expected[0].data_ptr() not in made
@@ -79,6 +81,42 @@ def test_a_stack_of_sites(made):
     (dx,) = torch.autograd.grad(streams, [x], step.upstream)
     assert len(made) == 3
     assert dx.data_ptr() == made[-1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_boundaries_hand_one_gradient_on(made, monkeypatch, dtype):
+    """In V4's order a boundary writes over the gradient that the next one made."""
+
+    def step():
+        given, _ = site_inputs(5, c=24, dtype=dtype)
+        x, *parameters = leaves = [t.clone().requires_grad_() for t in given]
+        y, post, comb, streams = hc_site(x, *parameters)
+        nodes = set()
+        for _ in range(3):
+            y, _, post, comb, streams = results = hc_boundary(
+                y.tanh(), streams, post, comb, None, *parameters
+            )
+            nodes |= {t.grad_fn for t in results}
+        assert len(nodes) == 3
+        return torch.autograd.grad(
+            hc_post(y, streams, post, comb), leaves, randn(5, 4, 24, seed=9, dtype=dtype)
+        )
+
+    written_over = []
+
+    def noting(run):
+        def noted(*arguments, **options):
+            written_over.append(options)
+            return run(*arguments, **options)
+
+        return noted
+
+    for operator in (of_boundary, of_site):
+        monkeypatch.setattr(operator, "backward", noting(operator.backward))
+    found = step()
+    assert [list(options) for options in written_over] == [["over"]] * 3 + [["into"]]
+    monkeypatch.setattr(own_gradient, "is_own", lambda gradient: False)
+    assert_equal(found, step())
 
 
 @case
@@ -150,7 +188,7 @@ def test_a_gradient_that_somebody_else_may_have_is_left_alone(made, monkeypatch,
     """Its values are those that it had, and the results those without any writing over."""
     step = Step()
     found = CASES[name](step)
-    monkeypatch.setattr(of_site.own_gradient, "is_own", lambda gradient: False)
+    monkeypatch.setattr(own_gradient, "is_own", lambda gradient: False)
     again = Step()
     expected = CASES[name](again)
     assert_equal(found, expected)

@@ -181,9 +181,17 @@ def _normed_site_shapes(*lead):
 
 
 def _boundary(run):
-    def of(f, x, post, comb, bias, pre_next, fn, scale, base, norm=None):
-        update, site = (f, x, post, comb, pre_next), (fn, scale, base)
-        return tuple(run(*update, *site, 3, bias=bias, y_norm_weight=norm))
+    def of(f, x, post, comb, bias, pre_next, fn, scale, base):
+        return tuple(run(f, x, post, comb, pre_next, fn, scale, base, 3, bias=bias))
+
+    return of
+
+
+def _normed_boundary(run):
+    """In V4's order: collapsed by the weights of the site itself."""
+
+    def of(f, x, post, comb, bias, fn, scale, base, norm):
+        return tuple(run(f, x, post, comb, None, fn, scale, base, 3, bias=bias, y_norm_weight=norm))
 
     return of
 
@@ -204,7 +212,8 @@ def _boundary_shapes(*lead):
 
 
 def _normed_boundary_shapes(*lead):
-    return {**_boundary_shapes(*lead), "y_norm_weight": (C,)}
+    shapes = {**_boundary_shapes(*lead), "y_norm_weight": (C,)}
+    return {name: shape for name, shape in shapes.items() if name != "pre_next"}
 
 
 SPLIT = "hc_split_sinkhorn"
@@ -219,7 +228,12 @@ BOUNDARY = (
     ("f", "x"),
 )
 NORMED_SITE = *SITE[:2], _normed_site_shapes, *SITE[3:]
-NORMED_BOUNDARY = *BOUNDARY[:2], _normed_boundary_shapes, *BOUNDARY[3:]
+NORMED_BOUNDARY = (
+    _normed_boundary(hc_boundary),
+    _normed_boundary(reference.hc_boundary),
+    _normed_boundary_shapes,
+    *BOUNDARY[3:],
+)
 OPERATORS = {
     "sinkhorn": Row(sinkhorn, reference.sinkhorn, *MATRICES),
     # of so many iterations the exact gradient is that of the fixed point

@@ -177,7 +177,7 @@ def crossed(
     _, dpre = pre_launch.backward(dy, x, pre)
     kept = *update, pre, *parameters, None, x, mixes, norms
     _, dx, _, _, dfn, *_ = boundary_backward.in_one_pass(
-        (dresidual, dy, dpre, dpost, dcomb), kept, None, *w.arguments, choices=choices
+        (dresidual, dy, dpre, dpost, dcomb), kept, None, False, *w.arguments, choices=choices
     )
     return found | {"dx": dx, "dfn": dfn}
 

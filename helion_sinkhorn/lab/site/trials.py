@@ -191,7 +191,9 @@ def run_call(workload: HcSiteWorkload, device: str) -> None:
     update = dy, x, dpost, dcomb
     streams, *_, mixes, norms = boundary.forward(*update, None, pre, *parameters, None, *constants)
     upstream, site = (dresidual, dy, pre, dpost, dcomb), (pre, *parameters)
-    boundary_backward.backward(upstream, (*update, *site, None, streams, mixes, norms), None, *constants)
+    boundary_backward.backward(
+        upstream, (*update, *site, None, streams, mixes, norms), None, False, *constants
+    )
 
 
 ALONE = {

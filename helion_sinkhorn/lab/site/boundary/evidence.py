@@ -142,7 +142,7 @@ def one_launch(
         return found
     upstream, kept = upstream_of(w, dresidual, dy, dpre, dpost, dcomb), (*update, *site, None, made[0])
     *of_update, dfn, _, dweights, _ = backward.in_one_pass(
-        upstream, (*kept, *made[5:]), None, *w.arguments, choices=choices
+        upstream, (*kept, *made[5:]), None, False, *w.arguments, choices=choices
     )
     if "dy" in w.unused.split():
         dweights = torch.zeros_like(weights)

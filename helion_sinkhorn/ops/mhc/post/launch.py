@@ -80,14 +80,24 @@ def backward(
     comb_order: str,
     wanted: Sequence[bool] = (True,) * 4,
     choice: Choice | None = None,
+    over: bool = False,
 ) -> tuple[Some, ...]:
-    """(df, dx, dpost, dcomb), None for each that is not wanted."""
+    """(df, dx, dpost, dcomb), None for each that is not wanted.
+
+    Args:
+        over: whether dx may be written over grad: it is where its dtype and layout are those, and a program
+            has all streams of its columns, which it reads before it writes.
+    """
     n, columns = x.shape[-2:]
-    made = room_for((f, x, post, comb), wanted)
+    call = call_for(n, columns, x.dtype)
+    df, dx, *others = room_for((f, x, post, comb), (wanted[0], False, *wanted[2:]))
+    if wanted[1]:
+        fits = over and call.served == n and grad.dtype == x.dtype and grad.is_contiguous()
+        dx = grad.view(x.shape) if fits else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    made = df, dx, *others
     given = flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2)
     rows = (None if t is None else t.view(like.shape) for t, like in zip(made, given, strict=True))
     tensors = flattened(grad, 2), *given, bias, *rows
-    call = call_for(n, columns, x.dtype)
 
     def views(chosen: Chosen) -> Tensors:
         return tuple(

@@ -13,7 +13,6 @@ from helion_sinkhorn.ops.mhc.pre.api import Norm, check_norm, collapsed
 from helion_sinkhorn.ops.mhc.site import torch_op
 from helion_sinkhorn.ops.mhc.site.boundary import composed
 from helion_sinkhorn.ops.mhc.site.boundary import torch_op as boundary_op
-from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
 from helion_sinkhorn.ops.mhc.split.api import SMALLEST_NORM_EPS, check_parameters, split
 from helion_sinkhorn.ops.mhc.split.limits import beyond_kernels
 from helion_sinkhorn.ops.mhc.streams import check_projection, merged, streams_of
@@ -69,10 +68,8 @@ def crossing(
     alike = serves == "pytorch" or not beyond_parts(options, *x.shape[-2:])
     distributed = _distributed(x, *site, weights, *update or ())
     computed = serves == "helion" and alike and options.norm_eps >= SMALLEST_NORM_EPS and not distributed
-    # H200, 8192 tokens of 4 x 4096: in one pass 279 us, in parts 330; without a collapse in it 344
-    in_one_pass = computed and weights is not None and x.shape[-2] <= MOST_STREAMS
     summed = update is not None and alike and not computed and composed.loses_digits(x, update[-1])
-    if update is not None and not (in_one_pass or summed):
+    if update is not None and not (computed or summed):
         x = mixed(update.f, x, *update[1:], options.comb_order, implementation)
         update = None
     if computed or summed:

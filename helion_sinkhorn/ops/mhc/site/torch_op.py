@@ -84,14 +84,14 @@ def _empty_gradients(dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weig
         fn.new_empty(fn.shape, dtype=single),
         sums,
         dweights,
-        of_norm(x, y_norm_weight),
+        of_norm(x, dy, y_norm_weight),
     )
     return filled(only(made, wanted), (x, fn, base, weights, base))
 
 
-def of_norm(x, y_norm_weight):
+def of_norm(x, dy, y_norm_weight):
     """Room for the gradient of y_norm_weight, if there is one."""
-    return None if y_norm_weight is None else x.new_empty(x.size(-1), dtype=torch.float32)
+    return None if dy is None or y_norm_weight is None else x.new_empty(x.size(-1), dtype=torch.float32)
 
 
 def _keep(ctx, inputs, output):

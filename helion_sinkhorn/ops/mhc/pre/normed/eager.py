@@ -50,7 +50,9 @@ def backward(
     w = weight.to(dtype)
     for at in pieces(len(streams), n * c, fewest(n * c, x.device)):
         own = streams[at]
-        y, g = of_pre.forward(own, pre.reshape(-1, n)[at]).to(dtype), upstream[at].to(dtype)
+        # the order of a sum over tokens follows from the layout
+        g = upstream[at].to(dtype).contiguous()
+        y = of_pre.forward(own, pre.reshape(-1, n)[at]).to(dtype)
         r = factors(y, eps)
         unit = y.mul_(r)
         if dweight is not None:

@@ -1,4 +1,4 @@
-"""From tensors to the launches of hc_boundary's forward: four, and one of a norm."""
+"""From tensors to the launches of hc_boundary's forward: one pass over the streams, or its parts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.pre.normed.launch import normalise
+from helion_sinkhorn.ops.mhc.site import launch as site_launch
 from helion_sinkhorn.ops.mhc.site.boundary.space import (
+    MOST_STREAMS,
     WIDTH,
     chunk_of,
     forward_default,
@@ -59,7 +62,7 @@ def forward(
     post: torch.Tensor,
     comb: torch.Tensor,
     bias: torch.Tensor | None,
-    weights: torch.Tensor,
+    weights: torch.Tensor | None,
     fn: torch.Tensor,
     scale: torch.Tensor,
     base: torch.Tensor,
@@ -69,10 +72,17 @@ def forward(
 ) -> Tensors:
     """(streams, y, pre, post, comb, mixes, norms); the contract is torch_op's.
 
+    In one pass over the streams where their weights are known and registers hold them all, or else in parts.
+    H200, 8192 tokens of 4 x 4096: in one pass 279 us, in parts 330; with the pass for all but y 344.
+
     `choices` of KERNELS, by name, take the place of what is served.
     """
     given = SiteOptions(*constants)
     n, columns = x.shape[-2:]
+    if weights is None or n > MOST_STREAMS:
+        streams = post_launch.forward(f, x, post, comb, bias, given.comb_order)
+        site = streams, fn, scale, base, weights, y_norm_weight
+        return streams, *site_launch.forward(*site, *constants)
     call = call_for(n, columns, x.dtype, given.precision)
     split = split_of(parameter(fn), call, choices.get(SPLIT))
     passed = one_pass(f, x, post, comb, bias, weights, split, call, given.comb_order, choices.get(FORWARD))

@@ -3,7 +3,8 @@
 `helion_sinkhorn::hc_boundary` returns (streams, y, pre, post, comb, mixes, norms): the new streams, and of
 them what `helion_sinkhorn::hc_site` returns.  `hc_boundary_backward` returns (df, dx, dpost, dcomb, dfn,
 dbase and dscale one behind the other, dweights, the gradient of y_norm_weight), an empty tensor for each that
-is not `wanted`; which launches make them, boundary.backward decides.
+is not `wanted`, and with `own` for dweights, as in hc_site.  Which launches make them, boundary.launch and
+boundary.backward decide.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from helion_sinkhorn.ops.mhc.options import SiteOptions
 from helion_sinkhorn.ops.mhc.post import torch_op as of_post
 from helion_sinkhorn.ops.mhc.site import torch_op as of_site
 from helion_sinkhorn.ops.mhc.split.torch_op import of_parameters
+from helion_sinkhorn.runtime import own_gradient
 from helion_sinkhorn.runtime.tokens import roles
 from helion_sinkhorn.runtime.torch_op import (
     define,
@@ -58,23 +60,28 @@ def _empty_results(f, x, *arguments):
 
 
 def _keep(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:10], output[0], *output[5:])
+    ctx.own = inputs[5] is None
+    weights = output[2] if ctx.own else inputs[5]
+    ctx.save_for_backward(*inputs[:5], weights, *inputs[6:10], output[0], *output[5:])
     ctx.constants = inputs[10:]
     ctx.mark_non_differentiable(*output[5:])
     ctx.set_materialize_grads(False)
 
 
-def backward(dstreams, dy, dpre, dpost, dcomb, f, x, post, comb, bias, *given):
-    """(df, dx, dpost, dcomb, dfn, dbase and dscale, dweights, the gradient of y_norm_weight)."""
+def backward(dstreams, dy, dpre, dpost, dcomb, f, x, post, comb, bias, *given, over=False):
+    """(df, dx, dpost, dcomb, dfn, dbase and dscale, dweights, the gradient of y_norm_weight).
+
+    With `over` dstreams may be written over.
+    """
     upstream, kept = (dstreams, dy, dpre, dpost, dcomb), given[:8]
-    constants, wanted = given[8:-1], given[-1]
+    own, *constants, wanted = given[8:]
     if x.numel() == 0:
         empty = _empty_gradients(*upstream, f, x, post, comb, bias, *given)
         return tuple(t.zero_() for t in empty)
     weights, fn, _, base, *_ = kept
     with on_device(x):
         run = _launch_backward().backward
-        made = run(upstream, (f, x, post, comb, *kept), bias, *constants, wanted=wanted)
+        made = run(upstream, (f, x, post, comb, *kept), bias, own, *constants, wanted=wanted, over=over)
     return filled(made, (f, x, post, comb, fn, base, weights, base))
 
 
@@ -83,14 +90,16 @@ def _empty_gradients(
 ):
     sums = x.new_empty(base.size(0) + 3, dtype=torch.float32)
     of_update = (t.new_empty(t.shape) for t in (f, x, post, comb))
-    dweights = None if dy is None else weights.new_empty(weights.shape)
-    of_norm = of_site.of_norm(x, rest[0])
+    y_norm_weight, _, _, _, own, *_ = rest
+    dweights = None if own or dy is None else weights.new_empty(weights.shape)
+    of_norm = of_site.of_norm(x, dy, y_norm_weight)
     made = *of_update, fn.new_empty(fn.shape, dtype=torch.float32), sums, dweights, of_norm
     return filled(only(made, rest[-1]), (f, x, post, comb, fn, base, weights, base))
 
 
-def _gradient(ctx, *upstream):
-    upstream = upstream[:5]
+def _gradient(ctx, dstreams, *others):
+    over = own_gradient.is_own(dstreams)
+    upstream = dstreams, *others[:4]
     f, x, post, comb, bias, *site, streams, mixes, norms = ctx.saved_tensors
     if all(t is None for t in upstream):
         return (None,) * (10 + len(ctx.constants))
@@ -107,17 +116,22 @@ def _gradient(ctx, *upstream):
         given = *update, bias, *site, streams, mixes, norms
         there = [t for t in (*upstream, *given) if t is not None]
         run = HcBoundaryBackward.apply if differentiates(*there) else call_backward
+        if over and call_backward.is_eager(*there):
+            run = functools.partial(backward, over=True)
         of_y = upstream[1] is not None
         wanted = *of_update, needed[6], any(needed[7:9]), needed[5] and of_y, needed[9] and of_y
-        *found, dfn, sums, dweights, dnorm = only(run(*upstream, *given, *ctx.constants, wanted), wanted)
+        made = run(*upstream, *given, ctx.own, *ctx.constants, wanted)
+        *found, dfn, sums, dweights, dnorm = only(made, wanted)
         _, fn, scale, base, norm = site
         made = dweights, cast(dfn, fn), *of_parameters(sums, needed[7:9], scale, base), cast(dnorm, norm)
-    return *of_post.of_update(found, needed, f, bias), *made, *[None] * len(ctx.constants)
+    df, dx, *rest = of_post.of_update(found, needed, f, bias)
+    own_gradient.note(dx)
+    return df, dx, *rest, *made, *[None] * len(ctx.constants)
 
 
 call = define(
     FORWARD,
-    "(Tensor f, Tensor x, Tensor post, Tensor comb, Tensor? bias, Tensor weights, Tensor fn, Tensor scale, "
+    "(Tensor f, Tensor x, Tensor post, Tensor comb, Tensor? bias, Tensor? weights, Tensor fn, Tensor scale, "
     f"Tensor base, Tensor? y_norm_weight, {of_site.CONSTANTS})"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     forward, _empty_results, 10,
@@ -127,7 +141,7 @@ call_backward = define(
     "(Tensor? dstreams, Tensor? dy, Tensor? dpre, Tensor? dpost, Tensor? dcomb, Tensor f, Tensor x, "
     "Tensor post, Tensor comb, Tensor? bias, Tensor weights, Tensor fn, Tensor scale, Tensor base, "
     "Tensor? y_norm_weight, Tensor streams, Tensor mixes, Tensor norms, "
-    f"{of_site.CONSTANTS}, bool[] wanted)"
+    f"bool own, {of_site.CONSTANTS}, bool[] wanted)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     backward, _empty_gradients, 18,
 )  # fmt: skip

@@ -21,7 +21,7 @@ from helion_sinkhorn.ops.mhc.site.boundary.backward.space import (
     sums_space,
 )
 from helion_sinkhorn.ops.mhc.site.boundary.launch import split_of
-from helion_sinkhorn.ops.mhc.site.boundary.space import WIDTH
+from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS, WIDTH
 from helion_sinkhorn.ops.mhc.site.launch import Tensors, call_for
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
@@ -76,21 +76,25 @@ def backward(
     upstream: tuple[Some, ...],
     given: Tensors,
     bias: Some,
+    own: bool,
     *constants: object,
     wanted: Sequence[bool] = EVERY,
+    over: bool = False,
 ) -> tuple[Some, ...]:
     """(df, dx, dpost, dcomb, dfn, dbase and dscale, dweights, the gradient of y_norm_weight).
 
     Args:
         upstream: (dstreams, dy, dpre, dpost, dcomb), each may be None.
         given: (f, x, post, comb, weights, fn, scale, base, y_norm_weight, streams, mixes, norms).
+        own: whether the weights are the site's, as in V4: their gradient goes on to the mixes.
         wanted: which of the results; None stands for each other.
+        over: whether dstreams may be written over.
     """
     x = given[1]
     call = call_for(*x.shape[-2:], x.dtype, SiteOptions(*constants).precision)
-    if is_measured(call, x):
-        return in_one_pass(upstream, given, bias, *constants, wanted=wanted)
-    return in_parts(upstream, given, bias, *constants, wanted=wanted)
+    if not own and x.size(-2) <= MOST_STREAMS and is_measured(call, x):
+        return in_one_pass(upstream, given, bias, own, *constants, wanted=wanted)
+    return in_parts(upstream, given, bias, own, *constants, wanted=wanted, over=over)
 
 
 def is_measured(call: SiteCall, x: torch.Tensor) -> bool:
@@ -106,26 +110,31 @@ def in_parts(
     upstream: tuple[Some, ...],
     given: Tensors,
     bias: Some,
+    own: bool,
     *constants: object,
     wanted: Sequence[bool] = EVERY,
+    over: bool = False,
 ) -> tuple[Some, ...]:
     """The backward of hc_site, and then that of hc_post; arguments and results as of `backward`."""
     f, x, post, comb, weights, fn, scale, base, y_norm_weight, streams, mixes, norms = given
-    site = streams, fn, scale, base, weights, y_norm_weight, mixes, norms, False
+    site = streams, fn, scale, base, weights, y_norm_weight, mixes, norms, own
     # a df that is summed for the bias comes of a gradient that nothing has rounded yet
     dtype = torch.float32 if f.dtype.itemsize > x.dtype.itemsize else x.dtype
     of_update, of_site = wanted[:4], (any(wanted[:4]), *wanted[4:])
-    dstreams, *made = site_launch.backward(*upstream, *site, *constants, dtype=dtype, wanted=of_site)
+    into = upstream[0] if over and upstream[0].dtype == dtype else None
+    given = *upstream, *site, *constants
+    dstreams, *made = site_launch.backward(*given, dtype=dtype, wanted=of_site, into=into)
     if dstreams is None:
         return *[None] * 4, *made
     update = f, x, post, comb, bias, SiteOptions(*constants).comb_order
-    return *post_launch.backward(dstreams, *update, of_update), *made
+    return *post_launch.backward(dstreams, *update, of_update, over=True), *made
 
 
 def in_one_pass(
     upstream: tuple[Some, ...],
     given: Tensors,
     bias: Some,
+    own: bool,
     *constants: object,
     wanted: Sequence[bool] = EVERY,
     choices: Choices = NO_CHOICES,
@@ -141,13 +150,18 @@ def in_one_pass(
     of_mixes = call.mixes
     *of_update, of_fn, of_sums, of_weights, of_norm = wanted
     stored, of_y, dweights, dnorm = flattened(streams, 2), any(of_update), None, None
-    if y_norm_weight is not None:
-        asked = of_y, of_weights, of_norm
+    first = own or y_norm_weight is not None
+    if first:
+        asked = of_y, of_weights or (own and any(wanted[:6])), of_norm
         dy, dweights, dnorm = site_launch.collapse_gradients(
             dy, stored, flattened(weights, 1), y_norm_weight, values.y_norm_eps, call, None, asked
         )
-    own = *of_update, of_weights and dy is not None and y_norm_weight is None
-    needed = of_fn or any(own), of_sums
+    if own and dweights is not None:
+        dpre, *rest = of_coefficients
+        of_coefficients = dweights if dpre is None else dpre.reshape(-1, n) + dweights, *rest
+        dweights = None
+    in_pass = *of_update, of_weights and dy is not None and not first
+    needed = of_fn or any(in_pass), of_sums
     dmixes, sums = split_launch.backward(*of_coefficients, mixes, scale, base, n, *values.of_split, needed)
     if dmixes is None:
         return *[None] * 5, sums, view_as(dweights, weights), dnorm
@@ -157,10 +171,10 @@ def in_one_pass(
         g, along, stored, parts_of_fn(parameter(fn), call, stored, choices), flattened(f, 1), flattened(x, 2),
         None if bias is None else placed(bias), flattened(post, 1), flattened(comb, 2), flattened(weights, 1),
     )  # fmt: skip
-    made = gradients(tensors, call, values.comb_order, own, choices)
+    made = gradients(tensors, call, values.comb_order, in_pass, choices)
     dfn = projection(g, stored, call, choices.get(PROJECTION)) if of_fn else None
     *made, of_collapse = (view_as(t, like) for t, like in zip(made, (f, x, post, comb, weights), strict=True))
-    return *made, dfn, sums, of_collapse if y_norm_weight is None else view_as(dweights, weights), dnorm
+    return *made, dfn, sums, view_as(dweights, weights) if first else of_collapse, dnorm
 
 
 def view_as(t: Some, like: torch.Tensor) -> Some:
