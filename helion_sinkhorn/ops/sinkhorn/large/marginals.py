@@ -42,7 +42,7 @@ class Transport:
             )
         if backward != "exact" and self.has_marginals:
             raise ValueError(
-                "backward='implicit' takes no marginals and no lengths; pass backward='exact', or none of them"
+                "backward='implicit' takes no marginals and no lengths; pass 'exact', or none of them"
             )
         check_finite("temperature", self.temperature, "a positive float")
         if not self.temperature > 0:
