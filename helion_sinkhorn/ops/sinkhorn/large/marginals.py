@@ -41,9 +41,7 @@ class Transport:
                 "pass form='log', or leave them out"
             )
         if backward != "exact" and self.has_marginals:
-            raise ValueError(
-                "backward='implicit' takes no marginals and no lengths; pass 'exact', or none of them"
-            )
+            raise ValueError("backward='implicit' takes no marginals and no lengths; 'exact' does")
         check_finite("temperature", self.temperature, "a positive float")
         if not self.temperature > 0:
             raise ValueError(f"temperature is {float(self.temperature)}; pass a positive float")
