@@ -11,7 +11,8 @@ from helion_sinkhorn.ops.sinkhorn import torch_op
 from helion_sinkhorn.ops.sinkhorn.implicit import torch_op as implicit_op
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import Implicit
 from helion_sinkhorn.ops.sinkhorn.large import marginals
-from helion_sinkhorn.ops.sinkhorn.large.eager import SMALL, is_large
+from helion_sinkhorn.ops.sinkhorn.large import torch_op as large_op
+from helion_sinkhorn.ops.sinkhorn.large.eager import SMALL, is_large, resolve_large
 from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
 from helion_sinkhorn.ops.sinkhorn.scaling import MOST_DRIFT, SMALLEST_EPS, drifts
 from helion_sinkhorn.runtime.checks import (
@@ -78,8 +79,8 @@ def sinkhorn(
             Right where the iteration has converged, wrong by any amount elsewhere (docs/backward.md).
             `Implicit(system=..., solver=...)` names the equations and how they are solved.
         implementation: "auto" takes the Helion kernels on a GPU (n, m <= 128, not float64, no
-            rectangular matrix with a large eps) and vectorised PyTorch elsewhere; "helion" and "pytorch" ask
-            for one of them.
+            rectangular matrix with a large eps; the log form with lines of 32 to 8192 on the side that is
+            normalised first) and vectorised PyTorch elsewhere; "helion" and "pytorch" ask for one of them.
         out_dtype: of the result, default that of the logits.
         temperature: what the logits are divided by, a positive float; it and what follows of the log form
             alone, with the exact gradient.
@@ -112,13 +113,15 @@ def sinkhorn(
         docs/dev/math.md.
     """
     n_iters = as_int(n_iters)
-    serves = served_by(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
-    dtype = out_dtype or logits.dtype
     of = NO_OPTIONS
-    if temperature != 1.0 or any(
-        [t is not None for t in (log_row_marginals, log_col_marginals, row_lengths, col_lengths)]
-    ):
-        of = Transport(temperature, log_row_marginals, log_col_marginals, row_lengths, col_lengths)
+    given = log_row_marginals, log_col_marginals, row_lengths, col_lengths
+    if temperature != 1.0 or any([t is not None for t in given]):
+        of = Transport(temperature, *given)
+    serves = served_by(
+        logits, n_iters, eps, form, first, backward, implementation, out_dtype, of.has_marginals
+    )
+    dtype = out_dtype or logits.dtype
+    if of is not NO_OPTIONS:
         of.check(logits, form, backward)
     if n_iters == 0:
         x = marginals.prepared(logits, of, first)[0]
@@ -144,7 +147,7 @@ _accepted: dict[Hashable, str] = {}
 """Argument sets that passed `_check`, and which implementation computes them."""
 
 
-def served_by(logits, n_iters, eps, form, first, backward, implementation, out_dtype) -> str:
+def served_by(logits, n_iters, eps, form, first, backward, implementation, out_dtype, marginals=False) -> str:
     """What `_resolve` answers, after the checks: once for arguments alike in all that these look at."""
     arguments = logits, n_iters, eps, form, first, backward, out_dtype
     key = None
@@ -153,7 +156,7 @@ def served_by(logits, n_iters, eps, form, first, backward, implementation, out_d
         # the types too: 20 == 20.0 and 1 == True
         key = (
             logits.layout, logits.dtype, logits.shape[-2:], logits.is_cuda, type(n_iters), type(eps),
-            *arguments[1:], implementation,
+            *arguments[1:], implementation, marginals,
         )  # fmt: skip
         try:
             return _accepted[key]
@@ -163,7 +166,11 @@ def served_by(logits, n_iters, eps, form, first, backward, implementation, out_d
             key = None
     implementation = check_implementation(implementation)
     _check(*arguments)
-    serves = _resolve(implementation, logits, n_iters, eps if form == "deepseek" else 0.0)
+    eps = eps if form == "deepseek" else 0.0
+    if marginals or (backward == "exact" and eps == 0 and max(logits.shape[-2:]) > KERNEL_LARGEST):
+        serves = resolve_large(implementation, logits, first)
+    else:
+        serves = _resolve(implementation, logits, n_iters, eps)
     if key is not None:
         if len(_accepted) >= MOST_ACCEPTED:
             _accepted.clear()
@@ -277,6 +284,8 @@ def plan(
     if serves == "pytorch" or n_iters == 0:
         how = f"vectorised PyTorch, {'P' if options else 'logits'} kept" if n_iters else "exp(logits)"
         return Plan("pytorch", str(logits.device), how, how)
+    if max(logits.shape[-2:]) > KERNEL_LARGEST:
+        return Plan("helion", *large_op.describe(logits, first))
     if options:
         return Plan("helion", *implicit_op.describe(logits, n_iters, eps, form, first, options.solver))
     return Plan("helion", *torch_op.describe(logits, n_iters, eps, form, first))

@@ -43,7 +43,7 @@ def sinkhorn_potentials(
     Numerical policy, errors and source: those of `sinkhorn`.
     """
     n_iters = check_int("n_iters", n_iters, 1, MOST_ITERS)
-    serves = served_by(logits, n_iters, 0.0, "log", first, "exact", implementation, None)
+    serves = served_by(logits, n_iters, 0.0, "log", first, "exact", implementation, None, True)
     of = Transport(temperature, log_row_marginals, log_col_marginals, row_lengths, col_lengths)
     of.check(logits, "log", "exact")
     register_sharding_for(logits)

@@ -17,11 +17,14 @@ from helion_sinkhorn.ops.sinkhorn.large import eps_form, log_form
 from helion_sinkhorn.ops.sinkhorn.large.problem import problem
 from helion_sinkhorn.ops.sinkhorn.line_sums import CACHE_BYTES
 from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow
+from helion_sinkhorn.runtime.checks import implementation_for
 from helion_sinkhorn.runtime.float32_products import float32_products
 from helion_sinkhorn.runtime.pieces import computing
 
 SMALL = 128
 """Most rows or columns of a matrix that is small."""
+SHORTEST, LONGEST = 32, 8192
+"""Entries of the lines that a program of the kernels has whole: shorter ones leave its threads idle."""
 LARGE = 1 << 15
 """Entries from which on a CPU takes matrices one by one."""
 SLICE_BYTES = 1 << 28
@@ -32,6 +35,18 @@ def is_large(x: torch.Tensor) -> bool:
     """Whether matrices (..., n, m) beyond the small kernels are taken one by one, or many by a GPU."""
     n, m = x.shape[-2:]
     return max(n, m) > SMALL and (x.device.type != "cpu" or n * m >= LARGE)
+
+
+def resolve_large(implementation: str, logits: torch.Tensor, first: str) -> str:
+    """ "helion" or "pytorch" for a call of the log form on large matrices, or with marginals."""
+    n, m = lead_first(first, *logits.shape[-2:])
+
+    def beyond() -> str:
+        side = "rows" if first == "rows" else "columns"
+        return f"the kernels take several {side} of {SHORTEST} to {LONGEST} entries, logits has {n} of {m}"
+
+    is_beyond = n < 2 or not SHORTEST <= m <= LONGEST
+    return implementation_for(implementation, "logits", logits, beyond if is_beyond else None)
 
 
 def parts(x: torch.Tensor) -> Iterator[int | slice]:

@@ -14,8 +14,30 @@ import torch
 from helion_sinkhorn.ops.sinkhorn.large import eager
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import before, roles
-from helion_sinkhorn.runtime.torch_op import define, differentiable, differentiates, last, without_autocast
+from helion_sinkhorn.runtime.torch_op import (
+    define,
+    differentiable,
+    differentiates,
+    last,
+    on_device,
+    without_autocast,
+)
 
+
+@functools.cache
+def _launch():
+    """The launcher, imported by the first call that needs it."""
+    from helion_sinkhorn.ops.sinkhorn.large import launch
+
+    return launch
+
+
+def kept_entries(k: int, implementation: str) -> int:
+    """Entries of a kept vector of k: for kernels each begins at a boundary of 16 bytes."""
+    return k if implementation == "pytorch" else -(-k // VECTOR) * VECTOR
+
+
+VECTOR = 4
 FORWARD, BACKWARD = "sinkhorn_large", "sinkhorn_large_backward"
 
 
@@ -23,21 +45,24 @@ def forward(
     logits, log_rows, log_columns, n_iters, eps, first, temperature, keep, implementation, out_dtype
 ):  # fmt: skip
     """(P, f, g, vectors of rows, vectors of columns)."""
+    given = logits, log_rows, log_columns, n_iters, eps, first, temperature, keep, out_dtype
+    if implementation == "helion":
+        with on_device(logits):
+            return _launch().forward(*given)
     with without_autocast(logits):
-        return eager.forward(
-            logits, log_rows, log_columns, n_iters, eps, first, temperature, keep, out_dtype
-        )  # fmt: skip
+        return eager.forward(*given)
 
 
 def backward(
-    dp, df, dg, logits, log_rows, log_columns, of_rows, of_columns, eps, first, temperature,
-    implementation,
+    dp, df, dg, logits, log_rows, log_columns, of_rows, of_columns, eps, first, temperature, implementation
 ):  # fmt: skip
     """(dX, gradients of both marginals) of the iterations whose vectors were kept."""
+    given = dp, df, dg, logits, log_rows, log_columns, of_rows, of_columns, eps, first, temperature
+    if implementation == "helion":
+        with on_device(logits):
+            return _launch().backward(*given)
     with without_autocast(logits):
-        return eager.backward(
-            dp, df, dg, logits, log_rows, log_columns, of_rows, of_columns, eps, first, temperature
-        )
+        return eager.backward(*given)
 
 
 def _empty_results(
@@ -46,7 +71,7 @@ def _empty_results(
     *lead, n, m = logits.shape
     new = functools.partial(logits.new_empty, dtype=computing(logits.dtype))
     potentials = [new(*lead, 0 if eps else k) for k in (n, m)]
-    vectors = [new(n_iters if keep else 0, *lead, k) for k in (n, m)]
+    vectors = [new(n_iters if keep else 0, *lead, kept_entries(k, implementation)) for k in (n, m)]
     return torch.empty(logits.shape, dtype=out_dtype, device=logits.device), *potentials, *vectors
 
 
@@ -101,3 +126,8 @@ SinkhornLarge = differentiable(FORWARD, "sinkhorn", call, _keep, _gradient)
 SinkhornLargeBackward = last(BACKWARD, "sinkhorn", call_backward)
 roles(FORWARD, "ttt -> tttss", _empty_results, before(2))
 roles(BACKWARD, "ttttttss -> ttt", _empty_gradients, before(2, 3))
+
+
+def describe(logits, first) -> tuple[str, str, str]:
+    """(device, forward choice, backward choice) of the kernels that read a matrix in each iteration."""
+    return _launch().describe(logits, first)
