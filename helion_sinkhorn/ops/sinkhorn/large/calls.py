@@ -12,7 +12,7 @@ from helion_sinkhorn.ops.sinkhorn.large.space import (
     columns_default,
     columns_space,
     of_logs_default,
-    only_default,
+    once,
     rows_default,
     rows_space,
     whole_default,
@@ -54,16 +54,16 @@ def sizes(chosen: Chosen, call: LargeCall, *values: Any) -> tuple[Any, ...]:
 KERNELS = {
     name: Kernel(name, f"{ROOM}.{body}:{name.removesuffix('_of_logs')}", LargeCall, default, space, facts)
     for name, body, default, space, facts in (
-        ("sinkhorn_large_first", "kernels", rows_default, rows_space, rows_facts),
+        ("sinkhorn_large_first", "kernels", rows_default, once(rows_default), rows_facts),
         ("sinkhorn_large_step", "kernels", rows_default, rows_space, rows_facts),
         ("sinkhorn_large_columns", "kernels", columns_default, columns_space, columns_facts),
         (
-            "sinkhorn_large_columns_of_logs", "kernels", of_logs_default, only_default(of_logs_default),
+            "sinkhorn_large_columns_of_logs", "kernels", of_logs_default, once(of_logs_default),
             columns_facts,
         ),
-        ("sinkhorn_large_write", "kernels", write_default, only_default(write_default), sizes),
-        ("sinkhorn_large_sums", "adjoint", rows_default, rows_space, rows_facts),
-        ("sinkhorn_large_turn", "adjoint", rows_default, rows_space, rows_facts),
+        ("sinkhorn_large_write", "kernels", write_default, once(write_default), sizes),
+        ("sinkhorn_large_sums", "adjoint", rows_default, once(rows_default), rows_facts),
+        ("sinkhorn_large_turn", "adjoint", rows_default, once(rows_default), rows_facts),
         ("sinkhorn_large_back", "adjoint", rows_default, rows_space, rows_facts),
         ("sinkhorn_large_gather", "adjoint", columns_default, columns_space, columns_facts),
         ("sinkhorn_large_gradient", "adjoint", whole_default, whole_space, sizes),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.configs.store import Keyed
 from helion_sinkhorn.runtime.space import Grid, Items, power_of_two
 
-LINES = 2, 4, 8, 16, 32, 64
+LINES = 4, 8, 16, 32
 """Rows of a program that the tuner tries."""
 
 
@@ -34,27 +35,32 @@ def warps_of(call: LargeCall, device: Device) -> int:
     return max(1, min(1024 // device.warp_size // 2, power_of_two(call.m) // (16 * device.warp_size)))
 
 
-def by_rows(call: LargeCall, device: Device, warps: int, entries: int, rows: int) -> tuple[Items, int]:
-    inner = min(rows, together(call, device, warps, entries))
-    return (("block_sizes", (inner,)), ("num_warps", warps)), rows
+def tiles(call: LargeCall, device: Device, *, least: int) -> tuple[Items, ...]:
+    """Configs of rows in a block, 8, 16 or 32 entries a thread, by few warps and by twice as many."""
+    warps = max(least, warps_of(call, device))
+    return tuple(
+        (("block_sizes", (together(call, device, w, entries),)), ("num_warps", w))
+        for w in (warps, 2 * warps)
+        for entries in (8, 16, 32)
+        if w * device.warp_size <= 1024 and w * device.warp_size * entries >= power_of_two(call.m)
+    )
 
 
 def rows_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
-    # a part of the columns' sums for eight rows: an eighth of the matrix, and 128 programs for 1024 rows
-    config, rows = by_rows(call, device, max(4, warps_of(call, device)), 16, min(8, call.n))
-    return config, (("rows", rows),)
+    # eight rows leave a part of the columns' sums as large as an eighth of the matrix, and 1024 rows make 128
+    # programs
+    warps = max(4, warps_of(call, device))
+    block = min(8, together(call, device, warps, 16))
+    return (("block_sizes", (block,)), ("num_warps", warps)), (("rows", 8),)
 
 
 def rows_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
-    least = warps_of(call, device)
     grids = []
-    for warps in {least, 2 * least, max(4, least)}:
-        for entries in (8, 16, 32):
-            inner = together(call, device, warps, entries)
-            rows = tuple(k for k in LINES if inner <= k <= call.n)
-            config = ("block_sizes", (inner,)), ("num_warps", warps)
-            if warps * device.warp_size <= 1024 and rows:
-                grids.append({"config": (config,), "rows": rows})
+    for config in tiles(call, device, least=4):
+        block = dict(config)["block_sizes"][0]
+        rows = tuple(k for k in LINES if block <= k and 2 * k <= max(call.n, 16))
+        if rows:
+            grids.append({"config": (config,), "rows": rows})
     return tuple(grids)
 
 
@@ -67,8 +73,8 @@ def of_logs_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
 
 
 def columns_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
-    tiles = [(1, j, k) for j in (16, 32, 64) for k in (16, 32, 64, 128)]
-    return ({"config": tuple((("block_sizes", b), ("num_warps", w)) for b in tiles for w in (1, 4))},)
+    blocks = (1, 16, 64), (1, 32, 32), (1, 32, 128), (1, 64, 32)
+    return ({"config": tuple((("block_sizes", b), ("num_warps", w)) for b in blocks for w in (1, 4))},)
 
 
 def write_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
@@ -82,16 +88,14 @@ def whole_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
 
 
 def whole_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
-    least = warps_of(call, device)
-    tiles = {
-        (together(call, device, w, e), w) for w in (least, 2 * least, max(4, least)) for e in (8, 16, 32)
-    }
-    configs = tuple(
-        (("block_sizes", (k,)), ("num_warps", w)) for k, w in sorted(tiles) if w * device.warp_size <= 1024
-    )
-    return ({"config": configs},)
+    return ({"config": tiles(call, device, least=4)},)
 
 
-def only_default(default):
-    """A space of the default alone."""
-    return lambda call, device: ({"config": (default(call, device)[0],)},)
+def once(default: Callable[..., tuple[Items, Items]]) -> Callable[..., tuple[Grid, ...]]:
+    """The space of a kernel that a call launches once or twice: its default alone."""
+
+    def space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
+        config, variant = default(call, device)
+        return ({"config": (config,), **{name: (value,) for name, value in variant}},)
+
+    return space
