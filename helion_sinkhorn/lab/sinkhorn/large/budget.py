@@ -49,7 +49,8 @@ def error_budget(
     units = 2 * size + 4 + tree(x.size(-1)) + tree(x.size(-2))
     moved = (p * dy).abs()
     r, c = p.sum(-1, keepdim=True), p.sum(-2, keepdim=True)
-    taken = p * (moved.sum(-1, keepdim=True) / r + moved.sum(-2, keepdim=True) / c)
+    # the sums of an iteration are at most those of the one behind it, and most of them far less: twice
+    taken = 2 * p * (moved.sum(-1, keepdim=True) / r + moved.sum(-2, keepdim=True) / c)
     sigma = {
         "P": units * p,
         "dX": units * (moved + taken),

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results
-from helion_sinkhorn.lab.operator import Tensors, noise
+from helion_sinkhorn.lab.draws import noise
+from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors
 from helion_sinkhorn.lab.sinkhorn.large.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.sinkhorn.large.workloads import LargeWorkload
 from helion_sinkhorn.lab.truth import Truth
