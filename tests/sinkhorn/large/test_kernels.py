@@ -14,7 +14,7 @@ from helion_sinkhorn.ops.sinkhorn.large import calls, eager, launch
 from helion_sinkhorn.runtime.kernel import candidates
 
 ROUNDING = 4e-6
-"""Of potentials of 10 to 20, by which exponents are wrong."""
+"""What potentials of 10 to 20 round of an exponent."""
 
 
 def given(n, m, sides, batch=2, x=None):

@@ -81,17 +81,17 @@ def _shapes(call: LargeCall, batch: int) -> dict[str, tuple[int, ...]]:
 
 
 OPERANDS = {
-    "sinkhorn_large_first": "matrix scale rows rows",
-    "sinkhorn_large_step": "matrix scale rows columns rows",
+    "sinkhorn_large_first": "matrix scale rows rows rows",
+    "sinkhorn_large_step": "matrix scale rows rows columns rows",
     "sinkhorn_large_columns": "parts columns columns columns",
     "sinkhorn_large_columns_of_logs": "parts columns columns columns",
-    "sinkhorn_large_write": "matrix scale rows columns matrix",
-    "sinkhorn_large_sums": "matrix matrix scale rows columns columns",
-    "sinkhorn_large_turn": "matrix matrix scale rows rows rows columns columns columns rows",
-    "sinkhorn_large_back": "matrix scale rows rows columns columns columns rows",
+    "sinkhorn_large_write": "matrix scale rows rows columns matrix",
+    "sinkhorn_large_sums": "matrix matrix scale rows rows columns columns",
+    "sinkhorn_large_turn": "matrix matrix scale rows rows rows rows columns columns columns rows",
+    "sinkhorn_large_back": "matrix scale rows rows rows columns columns columns rows",
     "sinkhorn_large_gather": "parts columns columns columns",
     "sinkhorn_large_gradient":
-        "matrix matrix scale rows rows rows columns rows base_f base_g left right rows matrix",
+        "matrix matrix scale rows rows rows rows columns rows base_f base_g left right rows matrix",
 }  # fmt: skip
 """What each kernel takes, by the names of `_shapes`; the last one is written."""
 

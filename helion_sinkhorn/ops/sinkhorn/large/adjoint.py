@@ -1,7 +1,7 @@
 """The Helion kernel bodies of large matrices, backward: one read of the matrix for an iteration.
 
 The sums of the gradient's lines pass from an iteration to the one before it (docs/dev/math.md); the gradient
-itself is made once, by sinkhorn_large_gradient.  Programs, parts and exponents are those of `kernels`.
+itself is made once, by sinkhorn_large_gradient.  Programs, parts, base and s are those of `kernels`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
+from helion_sinkhorn.ops.sinkhorn.large.kernels import above_base, exp
+
 
 def inverse(r):
-    """2^-r, 0 where nothing is to be shared out."""
-    return torch.where(r == -float("inf"), 0.0, torch.exp2(-r))
+    """e^-r, 0 where nothing is to be shared out."""
+    return torch.where(r == -float("inf"), 0.0, exp(-r))
 
 
 def sinkhorn_large_sums(
     x: torch.Tensor,
     dy: torch.Tensor,
     scale: torch.Tensor,
+    base: torch.Tensor,
     f: torch.Tensor,
     g: torch.Tensor,
     s: torch.Tensor,
@@ -28,15 +31,16 @@ def sinkhorn_large_sums(
     """part (B, K, m): the columns' sums of P * (dY - s_j) over blocks of rows."""
     n, m, rows = facts
     batch = x.size(0)
-    hl.specialize((x.size(2), x.stride(), dy.stride(), f.stride(), g.stride(), s.stride(), part.stride()))
+    hl.specialize((x.size(2), x.stride(), dy.stride(), base.stride(), f.stride(), g.stride(), s.stride()))
+    hl.specialize(part.stride())
     for i, block in hl.tile([batch, n], block_size=[1, rows]):
         total = hl.zeros([i, m], dtype=torch.float32)
         factor = hl.load(scale, [0])
         gs = g[i, :]
         left_out = s[i, :]
         for t in hl.tile(block.begin, block.end):
-            z = x[i, t, :].to(torch.float32) * factor + gs[:, None, :] + f[i, t][:, :, None]
-            d = torch.exp2(z) * (dy[i, t, :].to(torch.float32) - left_out[:, None, :])
+            z = above_base(x[i, t, :], factor, base[i, t]) + gs[:, None, :] + f[i, t][:, :, None]
+            d = exp(z) * (dy[i, t, :].to(torch.float32) - left_out[:, None, :])
             total = total + torch.where((t.index < n)[None, :, None], d, 0.0).sum(1)
         part[i, block.id, :] = total
 
@@ -46,6 +50,7 @@ def sinkhorn_large_turn(
     dy: torch.Tensor,
     scale: torch.Tensor,
     log_r: torch.Tensor,
+    base: torch.Tensor,
     df: torch.Tensor,
     f: torch.Tensor,
     g: torch.Tensor,
@@ -55,12 +60,12 @@ def sinkhorn_large_turn(
     part: torch.Tensor,
     facts: hl.constexpr,
 ):
-    """row (B, n): df + the rows' sums of P * (dY - s_j), over r; part (B, K, m): the columns' sums of
-    2^(s x + f + before) row over blocks of rows."""
+    """row (B, n): df + the rows' sums of P * (dY - s_j), over r; part (B, K, m): the columns' sums of P'
+    row over blocks of rows."""
     n, m, rows = facts
     batch = x.size(0)
     hl.specialize((x.size(2), x.stride(), dy.stride(), log_r.stride(), df.stride(), f.stride(), g.stride()))
-    hl.specialize((before.stride(), s.stride(), row.stride(), part.stride()))
+    hl.specialize((base.stride(), before.stride(), s.stride(), row.stride(), part.stride()))
     for i, block in hl.tile([batch, n], block_size=[1, rows]):
         total = hl.zeros([i, m], dtype=torch.float32)
         factor = hl.load(scale, [0])
@@ -68,14 +73,14 @@ def sinkhorn_large_turn(
         earlier = before[i, :]
         left_out = s[i, :]
         for t in hl.tile(block.begin, block.end):
-            x32 = x[i, t, :].to(torch.float32) * factor
+            z = above_base(x[i, t, :], factor, base[i, t])
             of_row = f[i, t]
-            p = torch.exp2(x32 + gs[:, None, :] + of_row[:, :, None])
+            p = exp(z + gs[:, None, :] + of_row[:, :, None])
             d = p * (dy[i, t, :].to(torch.float32) - left_out[:, None, :])
             found = (d.sum(2) + df[i, t]) * inverse(log_r[i, t])
             row[i, t] = found
             share = torch.where((t.index < n)[None, :], found, 0.0)
-            p_before = torch.exp2(x32 + earlier[:, None, :] + of_row[:, :, None])
+            p_before = exp(z + earlier[:, None, :] + of_row[:, :, None])
             total = total + (p_before * share[:, :, None]).sum(1)
         part[i, block.id, :] = total
 
@@ -84,6 +89,7 @@ def sinkhorn_large_back(
     x: torch.Tensor,
     scale: torch.Tensor,
     log_r: torch.Tensor,
+    base: torch.Tensor,
     f: torch.Tensor,
     g: torch.Tensor,
     before: torch.Tensor,
@@ -95,19 +101,20 @@ def sinkhorn_large_back(
     """An iteration backwards: row (B, n) = -sum_j P_ij column_j / r, P of f and g, and part (B, K, m), the
     columns' sums of P' row over blocks of rows, P' of f and `before`.
 
-    P = P' 2^(g - before), which is bounded but in the first iteration: one exponential for an entry.
+    P = P' exp(g - before), which is bounded but in the first iteration: one exponential for an entry.
     """
     n, m, rows = facts
     batch = x.size(0)
     hl.specialize((x.size(2), x.stride(), log_r.stride(), f.stride(), g.stride(), before.stride()))
-    hl.specialize((column.stride(), row.stride(), part.stride()))
+    hl.specialize((base.stride(), column.stride(), row.stride(), part.stride()))
     for i, block in hl.tile([batch, n], block_size=[1, rows]):
         total = hl.zeros([i, m], dtype=torch.float32)
         factor = hl.load(scale, [0])
         earlier = before[i, :]
-        moved = torch.where(earlier == -float("inf"), 0.0, torch.exp2(g[i, :] - earlier)) * column[i, :]
+        moved = torch.where(earlier == -float("inf"), 0.0, exp(g[i, :] - earlier)) * column[i, :]
         for t in hl.tile(block.begin, block.end):
-            p = torch.exp2(x[i, t, :].to(torch.float32) * factor + earlier[:, None, :] + f[i, t][:, :, None])
+            z = above_base(x[i, t, :], factor, base[i, t])
+            p = exp(z + earlier[:, None, :] + f[i, t][:, :, None])
             found = -(p * moved[:, None, :]).sum(2) * inverse(log_r[i, t])
             row[i, t] = found
             share = torch.where((t.index < n)[None, :], found, 0.0)
@@ -138,6 +145,7 @@ def sinkhorn_large_gradient(
     dy: torch.Tensor,
     scale: torch.Tensor,
     log_r: torch.Tensor,
+    base: torch.Tensor,
     df: torch.Tensor,
     f: torch.Tensor,
     g: torch.Tensor,
@@ -159,22 +167,22 @@ def sinkhorn_large_gradient(
     n, m, segments, terms = facts
     batch = x.size(0)
     hl.specialize((x.size(2), x.stride(), dy.stride(), log_r.stride(), df.stride(), f.stride(), g.stride()))
-    hl.specialize((base_f.stride(), base_g.stride(), left.stride(), right.stride()))
+    hl.specialize((base.stride(), base_f.stride(), base_g.stride(), left.stride(), right.stride()))
     hl.specialize((first_f.stride(), row.stride(), dx.stride()))
     for i, t in hl.tile([batch, n], block_size=[1, None]):
         s = hl.load(scale, [0])
-        z = x[i, t, :].to(torch.float32) * s
-        d = torch.exp2(z + g[i, :][:, None, :] + f[i, t][:, :, None]) * dy[i, t, :].to(torch.float32)
+        z = above_base(x[i, t, :], s, base[i, t])
+        d = exp(z + g[i, :][:, None, :] + f[i, t][:, :, None]) * dy[i, t, :].to(torch.float32)
         for k in hl.grid(segments):
             total = hl.zeros([i, t, m], dtype=torch.float32)
             for term in hl.static_range(terms):
                 total = total + left[i, k, term, t][:, :, None] * right[i, k, term, :][:, None, :]
-            d = d - torch.exp2(z + base_g[i, k, :][:, None, :] + base_f[i, k, t][:, :, None]) * total
-        p = torch.exp2(z + first_f[i, t][:, :, None])
+            d = d - exp(z + base_g[i, k, :][:, None, :] + base_f[i, k, t][:, :, None]) * total
+        p = exp(z + first_f[i, t][:, :, None])
         inv_r, own = inverse(log_r[i, t]), df[i, t]
         taken = (d.sum(2) + own) * inv_r
         d = d - p * taken[:, :, None]
         again = (d.sum(2) + own) * inv_r
         d = d - p * again[:, :, None]
         row[i, t] = taken + again
-        dx[i, t, :] = (d * (s * 0.6931471805599453)).to(dx.dtype)
+        dx[i, t, :] = (d * s).to(dx.dtype)

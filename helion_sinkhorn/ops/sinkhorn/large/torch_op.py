@@ -37,6 +37,11 @@ def kept_entries(k: int, implementation: str) -> int:
     return k if implementation == "pytorch" else -(-k // VECTOR) * VECTOR
 
 
+def kept_vectors(n_iters: int, implementation: str) -> int:
+    """How many vectors are kept of a side: the kernels have one more of rows, what they are relative to."""
+    return n_iters if implementation == "pytorch" else n_iters + 1
+
+
 VECTOR = 4
 FORWARD, BACKWARD = "sinkhorn_large", "sinkhorn_large_backward"
 
@@ -71,7 +76,10 @@ def _empty_results(
     *lead, n, m = logits.shape
     new = functools.partial(logits.new_empty, dtype=computing(logits.dtype))
     potentials = [new(*lead, 0 if eps else k) for k in (n, m)]
-    vectors = [new(n_iters if keep else 0, *lead, kept_entries(k, implementation)) for k in (n, m)]
+    vectors = [
+        new(kept_vectors(n_iters, implementation) if keep else 0, *lead, kept_entries(k, implementation))
+        for k in (n, m)
+    ]
     return torch.empty(logits.shape, dtype=out_dtype, device=logits.device), *potentials, *vectors
 
 
