@@ -5,6 +5,7 @@
     python -m benchmarks.study hc_mixes               # prints the tables of docs/hc_mixes.md; a minute
     python -m benchmarks.study linear_attention_gates [--device cuda]   # docs/dev/linear_attention.md; 30 s
     python -m benchmarks.study linear_attention_chunks       # of docs/dev/linear_attention.md; 10 s
+    python -m benchmarks.study large --device cuda   # prints the numbers of docs/large.md; 20 s
     python -m benchmarks.study recompute --write docs/bench/recompute.csv   # 40 s
     python -m benchmarks.study sources [--iter 10]   # prints the sources' comparisons; 30 s
     python -m benchmarks.study first_call --write docs/bench/first_call.csv   # 90 s on a GPU
@@ -41,6 +42,8 @@ def make_parser() -> argparse.ArgumentParser:
     own.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     own.add_argument("--gates", nargs="+", help="all on a CPU, gk on a GPU, where others take kernels anew")
     studies.add_parser("linear_attention_chunks")
+    own = studies.add_parser("large")
+    own.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     own = studies.add_parser("recompute")
     own.add_argument("--updates", type=int, default=80)
     own.add_argument("--tokens", type=int, default=1024)

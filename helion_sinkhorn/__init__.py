@@ -29,6 +29,7 @@ from helion_sinkhorn.ops.sinkhorn.api import plan as plan
 from helion_sinkhorn.ops.sinkhorn.api import sinkhorn as sinkhorn
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import Implicit as Implicit
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import marginal_error as marginal_error
+from helion_sinkhorn.ops.sinkhorn.potentials import sinkhorn_potentials as sinkhorn_potentials
 
 __version__ = "0.1.0"
 __all__ = [
@@ -52,4 +53,5 @@ __all__ = [
     "recurrent_linear_attention",
     "reference",
     "sinkhorn",
+    "sinkhorn_potentials",
 ]

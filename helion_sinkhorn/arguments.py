@@ -15,12 +15,15 @@ from helion_sinkhorn.nearest import refused
 # the tables with these names import torch and Triton; a test compares them
 TAGS = ("bench", "ci", "implicit", "stress", "tune")
 OPERATORS = (
-    "sinkhorn", "dot_compress", "linear_attention", "hc_split_sinkhorn", "hc_mixes", "hc_pre", "hc_post",
-    "hc_site",
+    "sinkhorn", "sinkhorn_large", "dot_compress", "linear_attention", "hc_split_sinkhorn", "hc_mixes",
+    "hc_pre", "hc_post", "hc_site",
 )  # fmt: skip
 KERNELS = (
     "sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history", "sinkhorn_implicit_direct",
-    "sinkhorn_implicit_cg", "dot_compress_product", "dot_compress_apply", "dot_compress_expand",
+    "sinkhorn_implicit_cg", "sinkhorn_large_first", "sinkhorn_large_step", "sinkhorn_large_columns",
+    "sinkhorn_large_columns_of_logs", "sinkhorn_large_write", "sinkhorn_large_sums", "sinkhorn_large_turn",
+    "sinkhorn_large_back", "sinkhorn_large_gather", "sinkhorn_large_gradient",
+    "dot_compress_product", "dot_compress_apply", "dot_compress_expand",
     "linear_attention_walk", "linear_attention_gates", "linear_attention_chunk_scores",
     "linear_attention_chunk_walk", "linear_attention_chunk_gradients", "hc_split_sinkhorn_forward",
     "hc_split_sinkhorn_reduced", "hc_split_sinkhorn_backward", "hc_mixes_split", "hc_mixes_partials",

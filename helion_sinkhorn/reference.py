@@ -16,4 +16,5 @@ from helion_sinkhorn.ops.mhc.pre.reference import hc_pre as hc_pre
 from helion_sinkhorn.ops.mhc.site.reference import hc_boundary as hc_boundary
 from helion_sinkhorn.ops.mhc.site.reference import hc_site as hc_site
 from helion_sinkhorn.ops.mhc.split.reference import hc_split_sinkhorn as hc_split_sinkhorn
+from helion_sinkhorn.ops.sinkhorn.reference import potentials as potentials
 from helion_sinkhorn.ops.sinkhorn.reference import sinkhorn as sinkhorn

@@ -15,6 +15,8 @@ from helion_sinkhorn.lab.post.workloads import HcPostWorkload
 from helion_sinkhorn.lab.pre import workloads as hc_pre
 from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
 from helion_sinkhorn.lab.sinkhorn import workloads as sinkhorn
+from helion_sinkhorn.lab.sinkhorn.large import workloads as sinkhorn_large
+from helion_sinkhorn.lab.sinkhorn.large.workloads import LargeWorkload
 from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.lab.site import workloads as hc_site
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
@@ -24,11 +26,12 @@ from helion_sinkhorn.lab.split.workloads import HcWorkload
 Row = TypeVar("Row")
 
 _ROWS = (
-    *sinkhorn.ROWS, *dot_compress.ROWS, *linear_attention.ROWS, *hc_split_sinkhorn.ROWS, *hc_mixes.ROWS,
-    *hc_pre.ROWS, *hc_post.ROWS, *hc_site.ROWS,
+    *sinkhorn.ROWS, *sinkhorn_large.ROWS, *dot_compress.ROWS, *linear_attention.ROWS,
+    *hc_split_sinkhorn.ROWS, *hc_mixes.ROWS, *hc_pre.ROWS, *hc_post.ROWS, *hc_site.ROWS,
 )  # fmt: skip
 Workload = (
     SinkhornWorkload
+    | LargeWorkload
     | DotWorkload
     | AttentionWorkload
     | HcWorkload

@@ -72,7 +72,8 @@ def roles(name: str, of: str, empty: Callable[..., Any], leading: Callable[..., 
         folded = [x if role == PARAMETER else batch_first(x, dim, size) for role, x, dim in tensors]
         # the splits stay in front of the tokens
         folded = [x.movedim(0, 1) if role == SPLITS else x for role, x in zip(given, folded, strict=True)]
-        return operator(*folded, *rest), 0 if len(results) == 1 else (0,) * len(results)
+        mapped = tuple([1 if role == SPLITS else 0 for role in results])
+        return operator(*folded, *rest), mapped[0] if len(results) == 1 else mapped
 
     if leading is not None:
         _unknown_to_dtensor.append(functools.partial(_shard, operator, given, results, leading))

@@ -25,6 +25,10 @@ KEPT = {
     "sinkhorn": ("logits",),
     "sinkhorn, log": ("logits",),
     "sinkhorn, implicit": ((3, 5, 3, 3),),
+    # the row marginals twice: their sum is the mass that the columns share
+    "sinkhorn, marginals": (
+        "logits", "rows", (3, 5, 4), (3, 5, 5), (3, 5, 1), (3, 3, 5, 4), (3, 3, 5, 5)
+    ),
     "dot_compress": ("x", "y", (3, 5, 1, 3, 2)),
     "dot_compress, without z": ("x", "y", (3, 5, 2, 3, 2)),
     # a square, and weights of the norm, are of PyTorch's operations beside the operator

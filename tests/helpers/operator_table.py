@@ -268,6 +268,11 @@ OPERATORS = {
     "hc_boundary, norm, kernels": Row(*NORMED_BOUNDARY, kernels=True),
 }  # fmt: skip
 
+
+def _of_rows(run):
+    return lambda logits, rows: run(logits, 3, form="log", temperature=0.5, log_row_marginals=rows)
+
+
 _log = {"n_iters": 7, "form": "log", "first": "cols"}
 _others = {"post_mult": 1.5, "pre_eps": 1e-2, "post_eps": 1e-3, "comb_order": "oi"}
 _outputs_first = {"comb_order": "oi"}
@@ -276,6 +281,10 @@ VARIANTS = {
     "sinkhorn, log": Row(
         partial(sinkhorn, **_log, out_dtype=torch.float64), partial(reference.sinkhorn, **_log),
         lambda *lead: {"logits": (*lead, 4, 5)}, "sinkhorn", ("logits",),
+    ),
+    "sinkhorn, marginals": Row(
+        _of_rows(sinkhorn), _of_rows(reference.sinkhorn),
+        lambda *lead: {"logits": (*lead, 4, 5), "rows": (*lead, 4)}, "sinkhorn", ("logits",),
     ),
     "dot_compress, without z": Row(
         partial(dot_compress, precise_intermediate=True), reference.dot_compress, _without_z, "dot_compress",

@@ -367,7 +367,7 @@ def test_kernels_take_no_matrices_that_leave_their_range(sizes, eps, form, n_ite
     from helion_sinkhorn.ops.sinkhorn import api
 
     logits = on_gpu(2, *sizes)
-    assert api._serves(logits, n_iters, eps, form, "rows", "exact", "auto", None) == serves
+    assert api.served_by(logits, n_iters, eps, form, "rows", "exact", "auto", None) == serves
     if serves == "pytorch":
         with pytest.raises(NotImplementedError, match="leave the range of the kernels' float32"):
             sinkhorn(logits, n_iters, eps=eps, implementation="helion")

@@ -10,6 +10,10 @@ import torch
 from helion_sinkhorn.ops.sinkhorn import torch_op
 from helion_sinkhorn.ops.sinkhorn.implicit import torch_op as implicit_op
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import Implicit
+from helion_sinkhorn.ops.sinkhorn.large import marginals
+from helion_sinkhorn.ops.sinkhorn.large import torch_op as large_op
+from helion_sinkhorn.ops.sinkhorn.large.eager import SMALL, is_large, resolve_large
+from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
 from helion_sinkhorn.ops.sinkhorn.scaling import MOST_DRIFT, SMALLEST_EPS, drifts
 from helion_sinkhorn.runtime.checks import (
     DTYPES,
@@ -21,6 +25,7 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates
 
@@ -31,7 +36,7 @@ DEFAULT_EPS = 1e-6
 MOST_ITERS = 1 << 20
 """Far more than any matrix takes to converge, and no call without an end."""
 EPS_ACCEPTED = f"0 or a float from {SMALLEST_EPS} to 1"
-KERNEL_LARGEST = 128
+KERNEL_LARGEST = SMALL
 """Most rows or columns of a matrix that the kernels take."""
 
 
@@ -45,14 +50,22 @@ def sinkhorn(
     backward: str | Implicit = "exact",
     implementation: str = "auto",
     out_dtype: torch.dtype | None = None,
+    temperature: float = 1.0,
+    log_row_marginals: torch.Tensor | None = None,
+    log_col_marginals: torch.Tensor | None = None,
+    row_lengths: torch.Tensor | None = None,
+    col_lengths: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Normalise the rows and columns of exp(logits) in turn, `n_iters` times each.
 
     With R(P) = P / (rowsum(P) + eps) and C(P) = P / (colsum(P) + eps):
         "deepseek":  P = softmax(X, -1) + eps;  P = C(P);  then n_iters - 1 times P = C(R(P))
         "log":       n_iters times X <- X - logsumexp(X, -1);  X <- X - logsumexp(X, -2);  P = exp(X)
+    The log form takes marginals r and c and a temperature t: P = exp(X / t + f + g), and a row step is
+    f <- log r - logsumexp(X / t + g, -1), a column step g <- log c - logsumexp(X / t + f, -2), from g = 0.
     By default the gradient is the exact adjoint of these iterations, eps terms included, whether they have
-    converged or not.  Only the logits are kept for it.
+    converged or not.  Only the logits are kept for it; with marginals, and beyond 128 rows or columns, two
+    vectors an iteration too.
 
     Args:
         logits: (..., n, m) natural logarithms, float32, bfloat16, float16 or float64, any layout.
@@ -66,12 +79,22 @@ def sinkhorn(
             Right where the iteration has converged, wrong by any amount elsewhere (docs/backward.md).
             `Implicit(system=..., solver=...)` names the equations and how they are solved.
         implementation: "auto" takes the Helion kernels on a GPU (n, m <= 128, not float64, no
-            rectangular matrix with a large eps) and vectorised PyTorch elsewhere; "helion" and "pytorch" ask
-            for one of them.
+            rectangular matrix with a large eps; the log form with lines of 32 to 8192 on the side that is
+            normalised first) and vectorised PyTorch elsewhere; "helion" and "pytorch" ask for one of them.
         out_dtype: of the result, default that of the logits.
+        temperature: what the logits are divided by, a positive float; it and what follows of the log form
+            alone, with the exact gradient.
+        log_row_marginals: logarithms of what the rows sum to, a floating-point tensor that broadcasts to
+            (..., n); -inf for nothing.  They have gradients.  With marginals of one side alone the other one
+            shares the same sum equally; on a GPU nothing asks whether two of them sum to the same.
+        log_col_marginals: the same of the columns, (..., m).
+        row_lengths: how many rows each matrix has, the first ones: an integer tensor that broadcasts to the
+            leading shape, from 1 to n.  P and dX are 0 outside.
+        col_lengths: how many columns.
 
     Returns:
-        P (..., n, m), non-negative.  Columns (rows for first="cols") sum to one up to eps.
+        P (..., n, m), non-negative.  Columns (rows for first="cols") sum to one up to eps, or to their
+        marginals.
 
     Numerical policy: all arithmetic in float32 (float64 for float64 logits) whatever the input or autocast;
         one rounding to out_dtype at the end.  Bitwise reproducible, and a matrix's result does not depend
@@ -90,13 +113,27 @@ def sinkhorn(
         docs/dev/math.md.
     """
     n_iters = as_int(n_iters)
-    serves = _serves(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
+    of = NO_OPTIONS
+    given = log_row_marginals, log_col_marginals, row_lengths, col_lengths
+    if temperature != 1.0 or any([t is not None for t in given]):
+        of = Transport(temperature, *given)
+    serves = served_by(
+        logits, n_iters, eps, form, first, backward, implementation, out_dtype, of.has_marginals
+    )
     dtype = out_dtype or logits.dtype
+    if of is not NO_OPTIONS:
+        of.check(logits, form, backward)
     if n_iters == 0:
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        return wide.exp().to(dtype)
+        x = marginals.prepared(logits, of, first)[0]
+        wide = x if x.dtype == torch.float64 else x.float()
+        return (wide / temperature).exp().to(dtype)
     options = implicit_options(backward)
     register_sharding_for(logits)
+    if of.has_marginals or (options is None and is_large(logits)):
+        eps = eps if form == "deepseek" else 0.0
+        return marginals.run(logits, of, n_iters, eps, first, serves, dtype)[0]
+    if of is not NO_OPTIONS:
+        logits = logits.to(computing(logits.dtype)) / temperature
     if options is not None:
         run = implicit_op.SinkhornImplicit.apply if differentiates(logits) else implicit_op.call
         return run(logits, n_iters, eps, form, first, serves, dtype, options.system, options.solver)
@@ -104,12 +141,13 @@ def sinkhorn(
     return run(logits, n_iters, eps, form, first, serves, dtype)
 
 
+NO_OPTIONS = Transport()
 MOST_ACCEPTED = 4096
 _accepted: dict[Hashable, str] = {}
 """Argument sets that passed `_check`, and which implementation computes them."""
 
 
-def _serves(logits, n_iters, eps, form, first, backward, implementation, out_dtype) -> str:
+def served_by(logits, n_iters, eps, form, first, backward, implementation, out_dtype, marginals=False) -> str:
     """What `_resolve` answers, after the checks: once for arguments alike in all that these look at."""
     arguments = logits, n_iters, eps, form, first, backward, out_dtype
     key = None
@@ -118,7 +156,7 @@ def _serves(logits, n_iters, eps, form, first, backward, implementation, out_dty
         # the types too: 20 == 20.0 and 1 == True
         key = (
             logits.layout, logits.dtype, logits.shape[-2:], logits.is_cuda, type(n_iters), type(eps),
-            *arguments[1:], implementation,
+            *arguments[1:], implementation, marginals,
         )  # fmt: skip
         try:
             return _accepted[key]
@@ -128,7 +166,11 @@ def _serves(logits, n_iters, eps, form, first, backward, implementation, out_dty
             key = None
     implementation = check_implementation(implementation)
     _check(*arguments)
-    serves = _resolve(implementation, logits, n_iters, eps if form == "deepseek" else 0.0)
+    eps = eps if form == "deepseek" else 0.0
+    if marginals or (backward == "exact" and eps == 0 and max(logits.shape[-2:]) > KERNEL_LARGEST):
+        serves = resolve_large(implementation, logits, first)
+    else:
+        serves = _resolve(implementation, logits, n_iters, eps)
     if key is not None:
         if len(_accepted) >= MOST_ACCEPTED:
             _accepted.clear()
@@ -237,11 +279,13 @@ def plan(
     Arguments and errors are those of `sinkhorn`.
     """
     n_iters = as_int(n_iters)
-    serves = _serves(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
+    serves = served_by(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
     options = implicit_options(backward)
     if serves == "pytorch" or n_iters == 0:
         how = f"vectorised PyTorch, {'P' if options else 'logits'} kept" if n_iters else "exp(logits)"
         return Plan("pytorch", str(logits.device), how, how)
+    if max(logits.shape[-2:]) > KERNEL_LARGEST:
+        return Plan("helion", *large_op.describe(logits, first))
     if options:
         return Plan("helion", *implicit_op.describe(logits, n_iters, eps, form, first, options.solver))
     return Plan("helion", *torch_op.describe(logits, n_iters, eps, form, first))

@@ -22,7 +22,7 @@ LARGEST_START = 40.0
 
 
 @functools.cache
-def _settle_exp() -> None:
+def settle_exp() -> None:
     """Spend the first multi-threaded fp32 exp of the process: it can be wrong by 1.5e-4 (pytorch #188792).
 
     Forked children go on with one thread: the pool that exp begins, of 128 entries too, is not there after a
@@ -168,7 +168,7 @@ def forward(
     out = torch.empty(x.shape, dtype=out_dtype, device=x.device)
     if x.numel() == 0:
         return out
-    _settle_exp()
+    settle_exp()
     eps = eps if form == "deepseek" else 0.0
     for part, made in zip(*(_slices(t, first) for t in (x, out)), strict=True):
         made.copy_(_Slice(laid_out(part, computing(x.dtype)), n_iters, eps).value())
@@ -188,7 +188,7 @@ def backward(
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel() == 0:
         return dx
-    _settle_exp()
+    settle_exp()
     eps = eps if form == "deepseek" else 0.0
     dtype = computing(x.dtype)
     for part, upstream, made in zip(*(_slices(t, first) for t in (x, dy, dx)), strict=True):

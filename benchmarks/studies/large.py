@@ -1,0 +1,107 @@
+"""Large matrices of the log form: times and kept bytes beside the definition, and errors.
+
+Forward and backward by themselves, eagerly and in a CUDA graph; "reads" are reads of the matrix, one for each
+iteration, at the rate of a copy.  On a CPU eager calls alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from helion_sinkhorn import reference, sinkhorn
+from helion_sinkhorn.ops.sinkhorn.large.torch_op import call, call_backward
+
+CASES = [(1, 1024, 1024, 100), (16, 1024, 1024, 20), (16, 1024, 1024, 100), (64, 256, 256, 20)]
+"""(batch, rows, columns, iterations)."""
+ROUNDS = 9
+
+
+def timed(run: Callable[[], object], device: str) -> float:
+    """Milliseconds of a call, the median of ROUNDS."""
+    run()
+    found = []
+    for _ in range(ROUNDS):
+        if device == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+            found.append(start.elapsed_time(end))
+        else:
+            start = time.perf_counter()
+            run()
+            found.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(found)
+
+
+def graphed(run: Callable[[], object]) -> Callable[[], object]:
+    """Replays of a call."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        run()
+    return graph.replay
+
+
+def kernel_parts(x: torch.Tensor, dy: torch.Tensor, n_iters: int, how: str):
+    """The forward that keeps what a gradient needs, and the backward, each by itself."""
+    given = x, None, None, n_iters, 0.0, "rows", 1.0, True, how, x.dtype
+    _, _, _, rows, columns = call(*given)
+    backward = dy, None, None, x, None, None, rows, columns, 0.0, "rows", 1.0, how
+    return (lambda: call(*given)), (lambda: call_backward(*backward)), 4 * (rows.numel() + columns.numel())
+
+
+def errors(x: torch.Tensor, dy: torch.Tensor, n_iters: int) -> list[float]:
+    """(of P, of dX) of `sinkhorn` and of float32 autograd, relative to the largest entry."""
+    found = []
+    for function, dtype in (
+        (reference.sinkhorn, torch.float64), (sinkhorn, torch.float32), (reference.sinkhorn, torch.float32),
+    ):  # fmt: skip
+        leaf = x.to(dtype).requires_grad_()
+        p = function(leaf, n_iters, form="log")
+        found.append((p.detach(), *torch.autograd.grad(p, leaf, dy.to(dtype))))
+    exact, *others = found
+    return [
+        ((a.double() - b).abs().max() / b.abs().max()).item()
+        for own in others
+        for a, b in zip(own, exact, strict=True)
+    ]
+
+
+def main(arguments: argparse.Namespace) -> None:
+    device = arguments.device
+    on_gpu = device == "cuda"
+    for batch, n, m, n_iters in CASES if on_gpu else CASES[:1]:
+        x, dy = (torch.randn(batch, n, m, device=device) for _ in range(2))
+        forward, backward, kept = kernel_parts(x, dy, n_iters, "helion" if on_gpu else "pytorch")
+        leaf = x.clone().requires_grad_()
+
+        def definition(leaf=leaf, dy=dy, n_iters=n_iters):
+            torch.autograd.grad(reference.sinkhorn(leaf, n_iters, form="log"), leaf, dy)
+
+        row = {"forward": timed(forward, device), "backward": timed(backward, device)}
+        if on_gpu:
+            row |= {
+                "forward in a graph": timed(graphed(forward), device),
+                "backward in a graph": timed(graphed(backward), device),
+                "reads": n_iters / 2 * timed(graphed(functools.partial(leaf.detach().copy_, x)), device),
+            }
+        with torch.no_grad():
+            row["definition"] = timed(lambda x=x, k=n_iters: reference.sinkhorn(x, k, form="log"), device)
+        row["definition, both"] = timed(definition, device)
+        times = ", ".join(f"{name} {t:.3g}" for name, t in row.items())
+        print(f"{batch} x {n} x {m}, T = {n_iters}: {times} ms; kept {kept / 1e6:.2f} MB", flush=True)
+    for name, scale in (("randn", 1), ("8 randn", 8), ("30 randn", 30)):
+        x, dy = (torch.randn(1, 256, 256, device=device) for _ in range(2))
+        own = ", ".join(f"{e:.1e}" for e in errors(scale * x, dy, 20))
+        print(f"256 x 256, T = 20, {name}: errors of P and dX, and of autograd's: {own}", flush=True)

@@ -1,0 +1,64 @@
+"""What P and its gradients may be off by: what rounding the exponents and the sums leaves of them.
+
+An exponent x / t + f + g is rounded where it is added up, by half a unit in the last place of its largest
+part; a sum of k numbers is off by `tree(k)` units, and its logarithm by as much.  No iteration adds to the
+errors of the one before it: f and g are made anew from the logits.  What the gradient takes back is a sum of
+|P dY| over a line at most, shared out along P, and errs as its exponents do.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from helion_sinkhorn.lab.rounding import SIGMAS, UNIT, half_ulp, tree
+from helion_sinkhorn.ops.sinkhorn import reference
+
+RESULTS = "P", "dX", "drows", "dcolumns"
+
+
+def exact(
+    x: torch.Tensor,
+    log_rows: torch.Tensor,
+    log_columns: torch.Tensor,
+    dy: torch.Tensor,
+    n_iters: int,
+    first: str,
+) -> dict[str, torch.Tensor]:
+    """The results in float64: the specification and autograd."""
+    leaves = [t.detach().double().requires_grad_() for t in (x, log_rows, log_columns)]
+    p = reference.sinkhorn(
+        leaves[0], n_iters, form="log", first=first, log_row_marginals=leaves[1], log_col_marginals=leaves[2]
+    )
+    return dict(zip(RESULTS, (p.detach(), *torch.autograd.grad(p, leaves, dy.double())), strict=True))
+
+
+def error_budget(
+    x: torch.Tensor,
+    log_rows: torch.Tensor,
+    log_columns: torch.Tensor,
+    dy: torch.Tensor,
+    n_iters: int,
+    first: str,
+    truth: dict[str, torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """Largest error an implementation may show on these inputs, entry by entry, for each result."""
+    z = x.double()
+    f, g = reference.potentials(z, n_iters, log_rows.double(), log_columns.double(), first=first)
+    p, dy = truth["P"], dy.double()
+    size = z.abs() + f.abs().unsqueeze(-1) + g.abs().unsqueeze(-2)
+    units = 2 * size + 4 + tree(x.size(-1)) + tree(x.size(-2))
+    moved = (p * dy).abs()
+    r, c = p.sum(-1, keepdim=True), p.sum(-2, keepdim=True)
+    # the sums of an iteration are at most those of the one behind it, and most of them far less: twice
+    taken = 2 * p * (moved.sum(-1, keepdim=True) / r + moved.sum(-2, keepdim=True) / c)
+    sigma = {
+        "P": units * p,
+        "dX": units * (moved + taken),
+        "drows": (units * (moved + taken)).sum(-1),
+        "dcolumns": (units * (moved + taken)).sum(-2),
+    }
+    dtypes = {"P": x.dtype, "dX": x.dtype}
+    return {
+        name: SIGMAS * UNIT * t + half_ulp(truth[name], dtypes.get(name, torch.float32))
+        for name, t in sigma.items()
+    }

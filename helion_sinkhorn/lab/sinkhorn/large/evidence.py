@@ -1,0 +1,146 @@
+"""EVIDENCE of large matrices: P and its gradients within what rounding leaves of exponents and sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.lab.draws import noise
+from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors
+from helion_sinkhorn.lab.sinkhorn.large.budget import RESULTS, error_budget, exact
+from helion_sinkhorn.lab.sinkhorn.large.workloads import LargeWorkload
+from helion_sinkhorn.lab.truth import Truth
+from helion_sinkhorn.ops.sinkhorn.api import sinkhorn
+from helion_sinkhorn.ops.sinkhorn.large import eager, launch
+from helion_sinkhorn.ops.sinkhorn.large.calls import KERNELS, Calls, call_for
+from helion_sinkhorn.ops.sinkhorn.large.space import LargeCall
+from helion_sinkhorn.runtime.kernel import Choice
+from helion_sinkhorn.runtime.launch import NO_CHOICES
+
+FORWARD = tuple(name for name, kernel in KERNELS.items() if ".kernels:" in kernel.body)
+GRADIENTS = "dX", "drows", "dcolumns"
+
+
+def call_of(workload: LargeWorkload) -> LargeCall:
+    sizes = workload.n, workload.m
+    return call_for(*(sizes if workload.first == "rows" else sizes[::-1]), workload.dtype)
+
+
+def kernel_calls(workload: LargeWorkload) -> Iterator[tuple[str, Any]]:
+    for name in KERNELS:
+        yield name, call_of(workload)
+
+
+def of_call(kernel: str, call: LargeCall, batch: int) -> LargeWorkload:
+    dtype = getattr(torch, call.dtype)
+    return LargeWorkload("tried", call.n, call.m, batch, frozenset(), "a trial", dtype=dtype, spread=1.0)
+
+
+def inputs(workload: LargeWorkload, steps: int, **drawn: Any) -> Tensors:
+    """The logits, both marginals and the upstream gradient."""
+    return workload.make_inputs(**drawn)
+
+
+def truths(workload: LargeWorkload, *given: torch.Tensor) -> dict[str, Truth]:
+    """The equations in float64."""
+    values = exact(*given, workload.n_iters, workload.first)
+    budgets = error_budget(*given, workload.n_iters, workload.first, values)
+    dtypes = {"P": workload.dtype, "dX": workload.dtype}
+    return {
+        name: Truth.of(t, budgets[name], dtypes.get(name, torch.float32), gradient=name != "P")
+        for name, t in values.items()
+    }
+
+
+def run(
+    workload: LargeWorkload, choices: Choices | None, of: Collection[str], x, log_r, log_c, dy
+) -> Results:
+    """P by a call, and the gradients by a call on what it kept."""
+    gradients = bool({*GRADIENTS} & {*of})
+    given = x, log_r, log_c, workload.n_iters, 0.0, workload.first, 1.0, gradients, workload.dtype
+    module, own = (eager, {}) if choices is None else (launch, {"choices": choices or NO_CHOICES})
+    p, _, _, *kept = module.forward(*given, **own)
+    found = {"P": p}
+    if gradients:
+        made = module.backward(dy, None, None, x, log_r, log_c, *kept, 0.0, workload.first, 1.0, **own)
+        found |= dict(zip(GRADIENTS, made, strict=True))
+    return {name: found[name] for name in of}
+
+
+def _shapes(call: LargeCall, batch: int) -> dict[str, tuple[int, ...]]:
+    rows, columns = (batch, call.n), (batch, call.m)
+    segments = 3, 2 * launch.segment_of(call.n, call.m)
+    return {
+        "rows": rows, "columns": columns, "matrix": (batch, call.n, call.m), "scale": (1,),
+        "parts": (batch, max(2, call.n // 8), call.m),
+        "left": (batch, *segments, call.n), "right": (batch, *segments, call.m),
+        "base_f": (batch, segments[0], call.n), "base_g": (batch, segments[0], call.m),
+    }  # fmt: skip
+
+
+OPERANDS = {
+    "sinkhorn_large_first": "matrix scale rows rows rows",
+    "sinkhorn_large_step": "matrix scale rows rows columns rows",
+    "sinkhorn_large_columns": "parts columns columns columns",
+    "sinkhorn_large_columns_of_logs": "parts columns columns columns",
+    "sinkhorn_large_write": "matrix scale rows rows columns matrix",
+    "sinkhorn_large_sums": "matrix matrix scale rows rows columns columns",
+    "sinkhorn_large_turn": "matrix matrix scale rows rows rows rows columns columns columns rows",
+    "sinkhorn_large_back": "matrix scale rows rows rows columns columns columns rows",
+    "sinkhorn_large_gather": "parts columns columns columns",
+    "sinkhorn_large_gradient":
+        "matrix matrix scale rows rows rows rows columns rows base_f base_g left right rows matrix",
+}  # fmt: skip
+"""What each kernel takes, by the names of `_shapes`; the last one is written."""
+
+
+def alone(name: str) -> Alone:
+    """One launch of a kernel by itself."""
+    kinds = OPERANDS[name].split()
+
+    def operands(call: LargeCall, batch: int, device: str) -> Tensors:
+        shapes = _shapes(call, batch)
+        return tuple(
+            noise(device, call.dtype if kind == "matrix" else "float32", shapes[kind])[0] for kind in kinds
+        )
+
+    def run_it(call: LargeCall, choice: Choice, *given: torch.Tensor) -> torch.Tensor:
+        # a kernel whose matrix is not its first argument has parts there
+        x = given[0] if kinds[0] == "matrix" else given[0].new_empty((len(given[0]), call.n, 1))
+        calls = Calls(x, {name: choice}, call)
+        if "rows" in dict(choice.variant):
+            return calls.rows(name, *given)
+        values = {"sinkhorn_large_gather": -1.0, "sinkhorn_large_columns_of_logs": True}
+        if kinds[0] == "parts":
+            calls.launch(name, *given, values=(given[0].size(1), values.get(name, False)))
+        else:
+            sizes = given[kinds.index("right")].shape[1:3] if "right" in kinds else ()
+            calls.launch(name, *given, values=tuple(sizes))
+        return given[-1]
+
+    return Alone(operands, run_it)
+
+
+def call_public(workload: LargeWorkload, empty: Callable[..., torch.Tensor]) -> None:
+    sizes = workload.batch, workload.n, workload.m
+    sinkhorn(empty(*sizes, dtype=workload.dtype), implementation="helion", **workload.options)
+
+
+EVIDENCE = Evidence(
+    "sinkhorn_large",
+    LargeWorkload,
+    KERNELS,
+    {name: ("P",) if name in FORWARD else GRADIENTS for name in KERNELS},
+    kernel_calls,
+    of_call,
+    lambda workload: RESULTS,
+    inputs,
+    truths,
+    run,
+    call_public,
+    judged=2,
+    alone={name: alone(name) for name in KERNELS},
+    fixed=("n_iters", "first", "logits", "spread"),
+)

@@ -1,0 +1,132 @@
+"""Iterations without eps in PyTorch, the log form: on a matrix (n, m), or on some (B, n, m)."""
+
+from __future__ import annotations
+
+import torch
+
+from helion_sinkhorn.ops.sinkhorn.eager import LARGEST_START
+from helion_sinkhorn.ops.sinkhorn.large.problem import Problem, per, share
+from helion_sinkhorn.ops.sinkhorn.large.products import Products, less_products, total, written
+
+
+def exponential(x: torch.Tensor, f: torch.Tensor, g: torch.Tensor | None = None) -> torch.Tensor:
+    """exp(x_ij + f_i + g_j)."""
+    a = x + f.unsqueeze(-1)
+    return (a if g is None else a.add_(g.unsqueeze(-2))).exp_()
+
+
+def start(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(f, g, A = exp(x + f + g)) that iterations begin with.
+
+    The largest entry of each column is 1, so that the sums of one that loses in every row stay in range.
+    """
+    lowest = torch.finfo(x.dtype).min
+    f = x.amax(-1).clamp_(min=lowest).neg_()
+    a = x + f.unsqueeze(-1)
+    g = a.amax(-2).clamp_(min=lowest).neg_()
+    return f, g, a.add_(g.unsqueeze(-2)).exp_()
+
+
+def first_v(g: torch.Tensor) -> torch.Tensor:
+    """exp(-g): the iterations begin without potentials."""
+    return g.neg().clamp_(min=-LARGEST_START).exp_()
+
+
+def segments(n_iters: int, length: int) -> list[range]:
+    """The iterations between absorptions of u and v into the logits, the first ones fewer than the others."""
+    head = (n_iters - 1) % length + 1
+    return [range(max(0, end - length), end) for end in range(head, n_iters + 1, length)]
+
+
+def forward(of: Problem, us: torch.Tensor, vs: torch.Tensor, f_out, g_out, n_iters: int, out) -> None:
+    """P and its potentials.  `us` and `vs` receive u_t and v_t of every iteration, relative to the absorbed
+    ones, or nothing."""
+    f, g, a = start(of.x)
+    u, v = f, first_v(g)
+    for segment in segments(n_iters, of.length):
+        if segment.start:
+            f, g, v = f + u.log(), g + v.log(), torch.ones_like(v)
+            a = exponential(of.x, f, g)
+        product = Products(a)
+        for t in segment:
+            u = share(of.r, product.rows(v))
+            v = share(of.c, product.columns(u))
+            if len(us):
+                us[t], vs[t] = u, v
+    torch.add(f, u.log(), out=f_out)
+    torch.add(g, v.log(), out=g_out)
+    if isinstance(of.log_mass, torch.Tensor):
+        f_out += of.log_mass
+        u = u * of.log_mass.exp()
+    written(a, u, v, out)
+
+
+def backward(
+    of: Problem, dy: torch.Tensor, df: torch.Tensor | None, dg: torch.Tensor | None,
+    us: torch.Tensor, vs: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Gradients of x and of the logarithms of r and c, of those of P and of the last potentials.
+
+    With D the gradient of log P and R, C the sums of its lines, an iteration backwards is
+        D <- D - P_t diag(C / c),  R <- R - P_t (C / c);   D <- D - diag(R / r) P'_t,  C <- -P'_t' (R / r)
+    with P_t = diag(u_t) A diag(v_t) and P'_t = diag(u_t) A diag(v_(t-1)): R and C follow from products with
+    A.  D is made of them once, by a product of low rank for all iterations with one A; then its own sums take
+    the place of what rounding made of R and C.
+    """
+    r, c = of.r, of.c
+    all_segments = segments(len(us), of.length)
+    f, g, a = start(of.x)
+    v_0 = first_v(g)
+    bases = [(f, g)]
+    for segment in all_segments[:-1]:
+        f, g = f + us[segment[-1]].log(), g + vs[segment[-1]].log()
+        bases.append((f, g))
+    if len(bases) > 1:
+        a = exponential(of.x, f, g)
+    p = (a * us[-1].unsqueeze(-1)).mul_(vs[-1].unsqueeze(-2))
+    d = p * dy
+    if isinstance(of.log_mass, torch.Tensor):
+        d.mul_(of.log_mass.exp().unsqueeze(-1))
+
+    def take_back(p: torch.Tensor, axis: int, own: torch.Tensor | None, marginal) -> torch.Tensor:
+        """The sums of d along an axis, which it has no more.  The first are the largest there are, and so is
+        what rounding leaves of them: twice."""
+        sums = None
+        for _ in range(2):
+            left = total(d, axis) if own is None else total(d, axis).add_(own)
+            d.addcmul_(p, per(left, marginal).unsqueeze(axis), value=-1.0)
+            sums = left if sums is None else sums + left
+        return sums
+
+    of_c = columns = take_back(p, -2, dg, c)
+    del p
+    rows = total(d, -1) if df is None else total(d, -1).add_(df)
+    of_r = torch.zeros_like(rows)
+    for k in range(len(all_segments) - 1, -1, -1):
+        segment = all_segments[k]
+        if k < len(all_segments) - 1:
+            a = exponential(of.x, *bases[k])
+        product = Products(a)
+        lefts, rights = [], []
+        for t in reversed(segment):
+            u = us[t]
+            if t < len(us) - 1:
+                of_c = of_c + columns
+                s = per(columns, c) * vs[t]
+                rows = product.rows(s).mul_(u).neg_()
+                lefts.append(u)
+                rights.append(s)
+            if not t:
+                break
+            of_r += rows
+            v = vs[t - 1] if t > segment.start else torch.ones_like(v_0)
+            w = per(rows, r) * u
+            columns = product.columns(w).mul_(v).neg_()
+            lefts.append(w)
+            rights.append(v)
+        if lefts:
+            less_products(d, a, lefts, rights)
+        if k:
+            columns = total(d, -2) if dg is None else total(d, -2).add_(dg)
+    p = a.mul_(us[0].unsqueeze(-1)).mul_(v_0.unsqueeze(-2))
+    return d, of_r + take_back(p, -1, df, r), of_c

@@ -1,0 +1,75 @@
+"""Matrices with marginals as the iterations take them: lead sides as rows, marginals of mass one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from helion_sinkhorn.ops.sinkhorn.scaling import EXPONENT_BUDGET, segment_length
+from helion_sinkhorn.runtime.pieces import sum_last
+
+Marginal = torch.Tensor | float
+"""(..., n), or the number of every line."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One matrix (n, m) or some (B, n, m): logits over the temperature, in the type of the arithmetic.
+
+    Marginals are divided by their sum, the mass: a plan of mass one stays in range whatever the mass is.
+    Without marginals rows have m / n and columns 1, so that P is what the iterations without marginals make.
+    """
+
+    x: torch.Tensor
+    r: Marginal
+    c: Marginal
+    log_mass: torch.Tensor | float
+    """(..., 1), or 0."""
+    length: int
+    """Iterations between two absorptions of u and v into the logits."""
+
+
+def problem(x: torch.Tensor, log_r: torch.Tensor | None, log_c: torch.Tensor | None) -> Problem:
+    """The problem of logits and of the logarithms of marginals, both of them or none."""
+    n, m = x.shape[-2:]
+    if log_r is None or log_c is None:
+        return Problem(x, m / n, 1.0, 0.0, segment_length(n, m, x.dtype))
+    (r, _), (c, log_mass) = (normalised(t.to(x.dtype)) for t in (log_r, log_c))
+    return Problem(x, r, c, log_mass, _length(r, c))
+
+
+def normalised(logarithms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(weights that sum to one, the logarithm of their sum) of logarithms of weights."""
+    top = logarithms.amax(-1, keepdim=True)
+    weights = (logarithms - top).exp_()
+    total = sum_last(weights.clone()).unsqueeze(-1)
+    return weights.div_(total), total.log().add_(top)
+
+
+def _length(r: torch.Tensor, c: torch.Tensor) -> int:
+    """Iterations in which no product of u and v leaves the range; 1 where it depends on several matrices, or
+    where to ask would wait for a device.
+
+    Between two half-steps the sum of a line is from the smallest share of the other side to 1 / its own share
+    of what it should be (docs/dev/math.md).
+    """
+    if r.dim() > 1 or r.device.type != "cpu":
+        return 1
+    bits = -sum(math.log2(t.where(t > 0, 1.0).amin()) for t in (r, c))
+    return max(1, int(EXPONENT_BUDGET[r.dtype] // max(1.0, bits)))
+
+
+def share(marginal: Marginal, sums: torch.Tensor) -> torch.Tensor:
+    """marginal / sums, 0 where the marginal is: nothing is to be shared out there, and the sum may be 0."""
+    if isinstance(marginal, float):
+        return sums.reciprocal() if marginal == 1.0 else sums.reciprocal().mul_(marginal)
+    return (marginal / sums).masked_fill_(marginal == 0, 0.0)
+
+
+def per(sums: torch.Tensor, marginal: Marginal) -> torch.Tensor:
+    """sums / marginal, 0 where the marginal is."""
+    if isinstance(marginal, float):
+        return sums if marginal == 1.0 else sums / marginal
+    return (sums / marginal).masked_fill_(marginal == 0, 0.0)

@@ -1,0 +1,141 @@
+"""The torch operators of large matrices and of marginals.
+
+`helion_sinkhorn::sinkhorn_large` returns P, its potentials f (..., n) and g (..., m), empty with eps, and
+what the gradient needs of the iterations: vectors (T, ..., n) and (T, ..., m), none unless `keep`.
+Its backward returns the gradients of the logits and of the marginals, (..., 0) without these.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from helion_sinkhorn.ops.sinkhorn.large import eager
+from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.tokens import before, roles
+from helion_sinkhorn.runtime.torch_op import (
+    define,
+    differentiable,
+    differentiates,
+    last,
+    on_device,
+    without_autocast,
+)
+
+
+@functools.cache
+def _launch():
+    """The launcher, imported by the first call that needs it."""
+    from helion_sinkhorn.ops.sinkhorn.large import launch
+
+    return launch
+
+
+def kept_entries(k: int, implementation: str) -> int:
+    """Entries of a kept vector of k: for kernels each begins at a boundary of 16 bytes."""
+    return k if implementation == "pytorch" else -(-k // VECTOR) * VECTOR
+
+
+def kept_vectors(n_iters: int, implementation: str) -> int:
+    """How many vectors are kept of a side: the kernels have one more of rows, what they are relative to."""
+    return n_iters if implementation == "pytorch" else n_iters + 1
+
+
+VECTOR = 4
+FORWARD, BACKWARD = "sinkhorn_large", "sinkhorn_large_backward"
+
+
+def forward(
+    logits, log_rows, log_columns, n_iters, eps, first, temperature, keep, implementation, out_dtype
+):  # fmt: skip
+    """(P, f, g, vectors of rows, vectors of columns)."""
+    given = logits, log_rows, log_columns, n_iters, eps, first, temperature, keep, out_dtype
+    if implementation == "helion":
+        with on_device(logits):
+            return _launch().forward(*given)
+    with without_autocast(logits):
+        return eager.forward(*given)
+
+
+def backward(
+    dp, df, dg, logits, log_rows, log_columns, of_rows, of_columns, eps, first, temperature, implementation
+):  # fmt: skip
+    """(dX, gradients of both marginals) of the iterations whose vectors were kept."""
+    given = dp, df, dg, logits, log_rows, log_columns, of_rows, of_columns, eps, first, temperature
+    if implementation == "helion":
+        with on_device(logits):
+            return _launch().backward(*given)
+    with without_autocast(logits):
+        return eager.backward(*given)
+
+
+def _empty_results(
+    logits, log_rows, log_columns, n_iters, eps, first, temperature, keep, implementation, out_dtype
+):
+    *lead, n, m = logits.shape
+    new = functools.partial(logits.new_empty, dtype=computing(logits.dtype))
+    potentials = [new(*lead, 0 if eps else k) for k in (n, m)]
+    vectors = [
+        new(kept_vectors(n_iters, implementation) if keep else 0, *lead, kept_entries(k, implementation))
+        for k in (n, m)
+    ]
+    return torch.empty(logits.shape, dtype=out_dtype, device=logits.device), *potentials, *vectors
+
+
+def _empty_gradients(dp, df, dg, logits, log_rows, *others):
+    *lead, n, m = logits.shape
+    sizes = (0, 0) if log_rows is None else (n, m)
+    of_marginals = [logits.new_empty(*lead, k, dtype=computing(logits.dtype)) for k in sizes]
+    return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device), *of_marginals
+
+
+def _keep(ctx, inputs, output):
+    *tensors, ctx.n_iters, ctx.eps, ctx.first, ctx.temperature, ctx.kept, ctx.how, _ = inputs
+    ctx.save_for_backward(*tensors, *(output[3:] if ctx.kept else ()))
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*output[1 if ctx.eps else 3 :])
+
+
+def _gradient(ctx, dp, df, dg, *_):
+    if dp is None and df is None and dg is None:
+        return (None,) * 10
+    logits, log_rows, log_columns, *vectors = ctx.saved_tensors
+    marginals = log_rows, log_columns
+    if not ctx.kept:
+        # of a call that did not know of its gradient
+        options = ctx.n_iters, ctx.eps, ctx.first, ctx.temperature, True, ctx.how, logits.dtype
+        with torch.no_grad():
+            *_, vectors_of_rows, vectors_of_columns = call(logits, *marginals, *options)
+        vectors = [vectors_of_rows, vectors_of_columns]
+    given = dp, df, dg, logits, *marginals, *vectors
+    differentiable = differentiates(*[t for t in given if t is not None])
+    run = SinkhornLargeBackward.apply if differentiable else call_backward
+    dx, *found = run(*given, ctx.eps, ctx.first, ctx.temperature, ctx.how)
+    of_marginals = [None if t is None else d.to(t.dtype) for t, d in zip(marginals, found, strict=True)]
+    return dx, *of_marginals, *[None] * 7
+
+
+call = define(
+    FORWARD,
+    "(Tensor logits, Tensor? log_rows, Tensor? log_columns, int n_iters, float eps, str first,"
+    " float temperature, bool keep, str implementation, ScalarType out_dtype)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    forward, _empty_results, 3,
+)  # fmt: skip
+call_backward = define(
+    BACKWARD,
+    "(Tensor? dp, Tensor? df, Tensor? dg, Tensor logits, Tensor? log_rows, Tensor? log_columns,"
+    " Tensor of_rows, Tensor of_columns, float eps, str first, float temperature, str implementation)"
+    " -> (Tensor, Tensor, Tensor)",
+    backward, _empty_gradients, 8,
+)  # fmt: skip
+SinkhornLarge = differentiable(FORWARD, "sinkhorn", call, _keep, _gradient)
+SinkhornLargeBackward = last(BACKWARD, "sinkhorn", call_backward)
+roles(FORWARD, "ttt -> tttss", _empty_results, before(2))
+roles(BACKWARD, "ttttttss -> ttt", _empty_gradients, before(2, 3))
+
+
+def describe(logits, first) -> tuple[str, str, str]:
+    """(device, forward choice, backward choice) of the kernels that read a matrix in each iteration."""
+    return _launch().describe(logits, first)

@@ -1,0 +1,51 @@
+"""sinkhorn_potentials(...): the logarithms of u and v in place of P."""
+
+from __future__ import annotations
+
+import torch
+
+from helion_sinkhorn.ops.sinkhorn.api import MOST_ITERS, served_by
+from helion_sinkhorn.ops.sinkhorn.large import marginals
+from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
+from helion_sinkhorn.runtime.checks import check_int
+from helion_sinkhorn.runtime.tokens import register_sharding_for
+
+
+def sinkhorn_potentials(
+    logits: torch.Tensor,
+    n_iters: int = 20,
+    *,
+    first: str = "rows",
+    temperature: float = 1.0,
+    log_row_marginals: torch.Tensor | None = None,
+    log_col_marginals: torch.Tensor | None = None,
+    row_lengths: torch.Tensor | None = None,
+    col_lengths: torch.Tensor | None = None,
+    implementation: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The potentials f and g of `sinkhorn` in its log form: P = exp(X / temperature + f + g).
+
+    Args:
+        logits: (..., n, m), as in `sinkhorn`.
+        n_iters: T, at least 1.
+        first: "rows" or "cols", the side that moves first.
+        temperature: what the logits are divided by, a positive float.
+        log_row_marginals: logarithms of what the rows sum to, (..., n); see `sinkhorn`.
+        log_col_marginals: of what the columns sum to, (..., m).
+        row_lengths: how many rows each matrix has; f is -inf outside.
+        col_lengths: how many columns.
+        implementation: as in `sinkhorn`.
+
+    Returns:
+        f (..., n) and g (..., m), float32, or float64 for float64 logits; -inf where a marginal is zero.
+        Both have exact gradients.
+
+    Numerical policy, errors and source: those of `sinkhorn`.
+    """
+    n_iters = check_int("n_iters", n_iters, 1, MOST_ITERS)
+    serves = served_by(logits, n_iters, 0.0, "log", first, "exact", implementation, None, True)
+    of = Transport(temperature, log_row_marginals, log_col_marginals, row_lengths, col_lengths)
+    of.check(logits, "log", "exact")
+    register_sharding_for(logits)
+    _, f, g = marginals.run(logits, of, n_iters, 0.0, first, serves, logits.dtype)
+    return f, g

@@ -1,0 +1,35 @@
+"""The kernels for large matrices with their default configs as machine code of several GPUs."""
+
+from __future__ import annotations
+
+import pytest
+from targets import BY_NIGHT, TARGETS
+
+pytest.importorskip("triton")
+
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.lab.machine.binary import Job
+from helion_sinkhorn.ops.sinkhorn.large.calls import KERNELS
+from helion_sinkhorn.ops.sinkhorn.large.space import LargeCall
+from helion_sinkhorn.runtime.kernel import default_choice
+
+CALLS = (
+    LargeCall("float32", 1024, 1024),
+    *(
+        pytest.param(LargeCall(*c), marks=BY_NIGHT)
+        for c in (("bfloat16", 300, 8192), ("float16", 130, 129), ("float32", 4096, 5000))
+    ),
+)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize("key", TARGETS)
+def test_defaults_make_good_machine_code(key, call, compile_for):
+    jobs = [Job(call, default_choice(kernel, call, DEVICES[key]), 16) for kernel in KERNELS.values()]
+    bad = []
+    for binary in compile_for(key, jobs):
+        found = list(binary.problems)
+        if binary.spills:
+            found.append(f"{binary.spills} spills")
+        bad += [f"{call} {binary.job.choice}: {'; '.join(found)}"] if found else []
+    assert not bad, "\n".join(bad)

@@ -1,0 +1,171 @@
+"""Matrices beyond 128 in PyTorch: values and gradients of random upstream gradients against float64."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from autograd_calls import assert_equal, randn, value_and_gradient
+
+from helion_sinkhorn import reference, sinkhorn
+from helion_sinkhorn.lab.sinkhorn.logits import LOGITS
+from helion_sinkhorn.ops.sinkhorn.large import eps_form, log_form, products
+from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
+
+FORMS = ["deepseek", "log"]
+FIRSTS = ["rows", "cols"]
+SIZES = [(190, 180), (129, 300), (2000, 17), (12, 3000)]
+
+
+def draw(kind: str, n: int, m: int, batch: int = 1) -> torch.Tensor:
+    """float32 logits of a kind, the same in every run."""
+    import numpy as np
+
+    return LOGITS[kind](batch, n, m, np.random.default_rng(0)).float()
+
+
+def slopes(n: int, m: int, height: float) -> torch.Tensor:
+    """c i j, whose plan is near a permutation that no row maximum shows."""
+    return height * torch.linspace(0, 1, n)[:, None] * torch.linspace(0, n, m)[None]
+
+
+@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
+@pytest.mark.parametrize(("n", "m"), SIZES)
+@pytest.mark.parametrize("n_iters", [1, 2, 3, 25])
+def test_float64_is_the_specification(n, m, form, first, n_iters):
+    assert segment_length(n, m, torch.float64) > 25
+    x, dy = (randn(2, n, m, seed=seed, dtype=torch.float64, scale=2) for seed in (0, 1))
+    options = {"n_iters": n_iters, "form": form, "first": first}
+    found = value_and_gradient(lambda t: sinkhorn(t, **options), x, dy)
+    true = value_and_gradient(lambda t: reference.sinkhorn(t, **options), x, dy)
+    for a, b in zip(found, true, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * b.abs().max())
+
+
+@pytest.mark.parametrize("n_iters", [4, 5, 6, 60])
+def test_segments_of_float64(n_iters, monkeypatch):
+    """Absorbing u and v every second iteration changes nothing."""
+    from helion_sinkhorn.ops.sinkhorn.large import problem
+
+    monkeypatch.setattr(problem, "segment_length", lambda n, m, dtype: 2)
+    x, dy = (randn(1, 180, 190, seed=seed, dtype=torch.float64, scale=2) for seed in (0, 1))
+    found = value_and_gradient(lambda t: sinkhorn(t, n_iters, form="log"), x, dy)
+    true = value_and_gradient(lambda t: reference.sinkhorn(t, n_iters, form="log"), x, dy)
+    for a, b in zip(found, true, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * b.abs().max())
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-3, 1.0])
+def test_other_eps(eps):
+    x, dy = (randn(1, 400, 100, seed=seed, dtype=torch.float64, scale=2) for seed in (0, 1))
+    found = value_and_gradient(lambda t: sinkhorn(t, 30, eps=eps), x, dy)
+    true = value_and_gradient(lambda t: reference.sinkhorn(t, 30, eps=eps), x, dy)
+    for a, b in zip(found, true, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-11 * b.abs().max())
+
+
+PEAKED = {
+    "8 randn": lambda: 8 * randn(1, 190, 180), "30 randn": lambda: 30 * randn(1, 190, 180),
+    "300 randn": lambda: 300 * randn(1, 190, 180), "3000 randn": lambda: 3000 * randn(1, 190, 180),
+    "identity": lambda: draw("identity_like", 190, 190),
+    "c i j": lambda: slopes(190, 180, 40.0)[None],
+    "a column that loses": lambda: draw("column_below", 190, 180),
+    "masked": lambda: draw("masked", 190, 180),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", PEAKED)
+@pytest.mark.parametrize("n_iters", [1, 3, 20])
+def test_peaked_logits_err_as_float32_autograd_does(kind, form, n_iters):
+    """At most six times the error of the definition in float32, or what rounding its potentials leaves."""
+    x = PEAKED[kind]()
+    dy = randn(*x.shape, seed=1)
+
+    def of(function, dtype):
+        p, dx = value_and_gradient(lambda t: function(t, n_iters, form=form), x.to(dtype), dy.to(dtype))
+        return p.double(), dx.double()
+
+    true, plain = of(reference.sinkhorn, torch.float64), of(reference.sinkhorn, torch.float32)
+    found = of(sinkhorn, torch.float32)
+    # a potential as large as the logits rounds every entry of P by so much
+    rounding = 2.0**-23 * max(8.0, x[x.isfinite()].abs().max().item() if form == "log" else 8.0)
+    for a, b, exact in zip(found, plain, true, strict=True):
+        error, of_plain = ((t - exact).abs().max() / exact.abs().max() for t in (a, b))
+        assert error <= 6 * of_plain + 4 * rounding, (error, of_plain)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "m"), [(190, 180), (200, 90), (600, 9), (600, 600)])
+def test_bits_of_a_matrix_are_its_own(n, m, form):
+    x, dy = randn(5, n, m), randn(5, n, m, seed=1)
+
+    def of(part):
+        return value_and_gradient(lambda t: sinkhorn(t, 5, form=form), x[part], dy[part])
+
+    whole = of(slice(None))
+    for part in (slice(0, 1), slice(1, 4), slice(4, 5)):
+        assert_equal(of(part), [t[part] for t in whole])
+
+
+def test_what_is_not_finite_stays_in_its_matrix():
+    x, dy = randn(4, 190, 180), randn(4, 190, 180, seed=1)
+    clean = value_and_gradient(lambda t: sinkhorn(t, 5, form="log"), x, dy)
+    x[0, 3, 4], x[1, 5], x[2, :, 6] = float("nan"), -torch.inf, -torch.inf
+    found = value_and_gradient(lambda t: sinkhorn(t, 5, form="log"), x, dy)
+    for a, b in zip(found, clean, strict=True):
+        assert a[:3].isnan().any((1, 2)).all()
+        assert torch.equal(a[3], b[3])
+
+
+def test_products_are_not_rounded_to_narrow_types(monkeypatch):
+    """A GPU's TF32 would stop the iteration from converging."""
+    seen = []
+
+    class Seen(products.Products):
+        def rows(self, *given):
+            seen.append(torch.backends.cuda.matmul.fp32_precision)
+            return super().rows(*given)
+
+    monkeypatch.setattr(eps_form, "Products", Seen)
+    monkeypatch.setattr(log_form, "Products", Seen)
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        x = randn(1, 190, 180).requires_grad_()
+        sinkhorn(x, 3).sum().backward()
+        sinkhorn(x, 3, form="log").sum().backward()
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert seen
+    assert set(seen) == {"ieee"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_types_are_rounded_once(dtype):
+    x, dy = (randn(2, 180, 190, seed=seed, dtype=dtype) for seed in (0, 1))
+    p, dx = value_and_gradient(lambda t: sinkhorn(t, 4, form="log"), x, dy)
+    wide = value_and_gradient(lambda t: sinkhorn(t, 4, form="log"), x.float(), dy.float())
+    assert_equal((p, dx), [t.to(dtype) for t in wide])
+
+
+def test_a_gradient_of_a_call_that_kept_nothing():
+    x, dy = randn(1, 180, 190), randn(1, 180, 190, seed=1)
+    leaf = x.clone().requires_grad_()
+    p, _, _, *kept = torch.ops.helion_sinkhorn.sinkhorn_large(
+        leaf, None, None, 4, 0.0, "rows", 1.0, False, "pytorch", torch.float32
+    )
+    assert [len(t) for t in kept] == [0, 0]
+    (dx,) = torch.autograd.grad(p, leaf, dy)
+    assert_equal((p, dx), value_and_gradient(lambda t: sinkhorn(t, 4, form="log"), x, dy))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_matrix_is_kept_for_the_gradient(form):
+    x, kept = randn(1, 256, 300).requires_grad_(), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        sinkhorn(x, 7, form=form)
+    assert sorted(t.numel() for t in kept) == [7 * 256, 7 * 300, 256 * 300]
+    assert x.data_ptr() in {t.data_ptr() for t in kept}

@@ -1,0 +1,119 @@
+"""Large matrices and marginals on a GPU: against float64, in graphs, and equal bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from autograd_calls import randn
+
+from helion_sinkhorn import plan, sinkhorn, sinkhorn_potentials
+from helion_sinkhorn.lab.sinkhorn.logits import make_logits
+from helion_sinkhorn.ops.sinkhorn.large import eager, launch
+
+pytestmark = pytest.mark.gpu
+CALLS = [
+    (1024, 1024, "rows", False, 5, torch.float32),
+    (160, 150, "rows", True, 1, torch.float32),
+    (160, 150, "rows", True, 100, torch.float32),
+    (129, 129, "cols", True, 3, torch.float32),
+    (300, 1000, "rows", True, 3, torch.bfloat16),
+    (64, 8192, "rows", False, 3, torch.float32),
+]
+
+
+def given(n, m, sides, batch=2, dtype=torch.float32, x=None):
+    """Logits, marginals or none, and upstream gradients of P, f and g, on a CPU."""
+    x = randn(batch, n, m, scale=2, dtype=dtype) if x is None else x
+    r, c = (randn(batch, k, seed=k).log_softmax(-1) for k in (n, m)) if sides else (None, None)
+    return x, r, c, randn(batch, n, m, seed=3, dtype=dtype), randn(batch, n, seed=4), randn(batch, m, seed=5)
+
+
+def results(module, inputs, n_iters, first, **own):
+    """P, f, g and the gradients of logits and marginals."""
+    x, r, c, dy, df, dg = inputs
+    made = module.forward(x, r, c, n_iters, 0.0, first, 1.0, True, x.dtype, **own)
+    gradients = module.backward(dy, df, dg, x, r, c, *made[3:], 0.0, first, 1.0, **own)
+    return [*made[:3], *(t for t in gradients if t.numel())]
+
+
+def on_gpu(inputs):
+    return [None if t is None else t.cuda() for t in inputs]
+
+
+def assert_near(found, inputs, n_iters, first, tolerance=4e-6):
+    true = results(eager, [None if t is None else t.double() for t in inputs], n_iters, first)
+    for a, b in zip(found, true, strict=True):
+        rounding = tolerance if a.dtype == torch.float32 else torch.finfo(a.dtype).eps
+        assert (a.cpu().double() - b).abs().max() <= rounding * b.abs().max().clamp(min=0.5)
+
+
+@pytest.mark.parametrize(("n", "m", "first", "sides", "n_iters", "dtype"), CALLS, ids=str)
+def test_values_and_gradients(n, m, first, sides, n_iters, dtype):
+    inputs = given(n, m, sides, dtype=dtype)
+    assert_near(results(launch, on_gpu(inputs), n_iters, first), inputs, n_iters, first)
+
+
+@pytest.mark.parametrize("kind", ["column_below", "randn_30", "identity_like", "masked", "lines_apart"])
+def test_peaked_logits(kind):
+    x = make_logits(kind, 2, 160, 150, dtype=torch.float32)
+    inputs = given(160, 150, False, x=x)
+    largest = x[x.isfinite()].abs().max().item()
+    found = results(launch, on_gpu(inputs), 20, "rows")
+    assert_near(found, inputs, 20, "rows", 2e-7 * max(30.0, 2 * largest))
+
+
+def test_equal_bits_again_in_a_part_of_the_batch_and_in_a_graph():
+    x, dy = (randn(9, 160, 150, seed=seed, device="cuda") for seed in (0, 1))
+
+    def of(part):
+        leaf = x[part].clone().requires_grad_()
+        p = sinkhorn(leaf, 7, form="log")
+        return p.detach(), *torch.autograd.grad(p, leaf, dy[part])
+
+    whole = of(slice(None))
+    for part in (slice(None), slice(8, 9), slice(2, 7)):
+        for a, b in zip(of(part), whole, strict=True):
+            assert torch.equal(a, b[part])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = of(slice(None))
+    graph.replay()
+    for a, b in zip(kept, whole, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_public_functions_take_the_kernels():
+    x = randn(2, 160, 150)
+    assert plan(x.cuda(), form="log").implementation == "helion"
+    own = {"temperature": 0.5}
+    p = sinkhorn(x.cuda(), 20, form="log", implementation="helion", **own)
+    torch.testing.assert_close(p.cpu(), sinkhorn(x, 20, form="log", **own), rtol=1e-4, atol=1e-6)
+    f, g = sinkhorn_potentials(x.cuda(), 20, implementation="helion", **own)
+    again = (x.cuda() / 0.5 + f.unsqueeze(-1) + g.unsqueeze(-2)).exp()
+    torch.testing.assert_close(again, p, rtol=1e-4, atol=1e-6)
+    lengths = torch.tensor([100, 150])
+    part = sinkhorn(x.cuda(), 20, form="log", row_lengths=lengths.cuda(), implementation="helion")
+    true = sinkhorn(x, 20, form="log", row_lengths=lengths)
+    torch.testing.assert_close(part.cpu(), true, rtol=1e-4, atol=1e-6)
+    assert part[0, 100:].eq(0).all()
+
+
+def test_the_gradient_keeps_two_vectors_an_iteration():
+    x = randn(1, 1024, 1024, device="cuda").requires_grad_()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    p = sinkhorn(x, 100, form="log")
+    kept = torch.cuda.memory_allocated() - before - p.numel() * 4
+    assert kept < 1.1e6
+
+
+def test_pytorch_on_a_gpu_is_float32_even_where_tf32_is_allowed():
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        x = 4 * randn(2, 300, 300)
+        p = sinkhorn(x.cuda(), 20, implementation="pytorch")
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    torch.testing.assert_close(p.cpu().double(), sinkhorn(x.double(), 20), rtol=0, atol=2e-6)

@@ -1,0 +1,111 @@
+"""The bodies for large matrices, run eagerly by Helion's reference mode, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from autograd_calls import randn
+from reference_mode import of_each_variant
+
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.lab.operators import KERNELS, TRIALS
+from helion_sinkhorn.lab.sinkhorn.logits import make_logits
+from helion_sinkhorn.ops.sinkhorn.large import calls, eager, launch
+from helion_sinkhorn.runtime.kernel import candidates
+
+ROUNDING = 4e-6
+"""What potentials of 10 to 20 round of an exponent."""
+
+
+def given(n, m, sides, batch=2, x=None):
+    """Logits, marginals or none, and upstream gradients of P, f and g."""
+    x = randn(batch, n, m, scale=2) if x is None else x
+    r, c = (randn(batch, k, seed=k).log_softmax(-1) for k in (n, m)) if sides else (None, None)
+    return x, r, c, randn(batch, n, m, seed=3), randn(batch, n, seed=4), randn(batch, m, seed=5)
+
+
+def results(module, x, r, c, dy, df, dg, n_iters, first, temperature=0.7, **own):
+    """P, f, g and the gradients of logits and marginals."""
+    made = module.forward(x, r, c, n_iters, 0.0, first, temperature, True, x.dtype, **own)
+    gradients = module.backward(dy, df, dg, x, r, c, *made[3:], 0.0, first, temperature, **own)
+    return [*made[:3], *(t for t in gradients if t.numel())]
+
+
+def exact(*tensors_and_options):
+    return results(eager, *(t.double() if isinstance(t, torch.Tensor) else t for t in tensors_and_options))
+
+
+def assert_near(found, true, tolerance=ROUNDING):
+    for a, b in zip(found, true, strict=True):
+        assert (a.double() - b).abs().max() <= tolerance * b.abs().max().clamp(min=0.5)
+
+
+@pytest.mark.parametrize("sides", [False, True])
+@pytest.mark.parametrize("first", ["rows", "cols"])
+@pytest.mark.parametrize("n_iters", [1, 2, 6])
+@pytest.mark.parametrize(("n", "m"), [(40, 56), (33, 130), (64, 64)])
+def test_values_and_gradients(n, m, n_iters, first, sides):
+    inputs = *given(n, m, sides), n_iters, first
+    assert_near(results(launch, *inputs), exact(*inputs))
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_groups_of_matrices_do_not_show(group, monkeypatch):
+    inputs = *given(40, 36, True, batch=4), 3, "rows"
+    whole = results(launch, *inputs)
+    monkeypatch.setattr(launch, "GROUP_BYTES", group * 40 * 36 * 4)
+    # reference mode sums whole batches, in an order of their size; equal bits are tests/triton_interpreter's
+    assert_near(results(launch, *inputs), whole)
+
+
+@pytest.mark.parametrize("kind", ["column_below", "randn_30", "identity_like", "masked", "lines_apart"])
+@pytest.mark.parametrize("n_iters", [1, 5])
+def test_peaked_logits(kind, n_iters):
+    """As near to float64 as potentials in float32 are: they round an exponent as large as the logits."""
+    x = make_logits(kind, 2, 48, 40, dtype=torch.float32)
+    inputs = *given(48, 40, False, x=x), n_iters, "rows", 1.0
+    largest = x[x.isfinite()].abs().max().item()
+    assert_near(results(launch, *inputs), exact(*inputs), 2e-7 * max(30.0, 2 * largest))
+
+
+def test_lines_without_mass():
+    x, r, c, dy, df, dg = given(40, 36, True)
+    r[:, 5], c[:, 7] = -torch.inf, -torch.inf
+    r, c = r.log_softmax(-1), c.log_softmax(-1)
+    x[:, 5], x[:, :, 7] = -torch.inf, -torch.inf
+    df[:, 5], dg[:, 7] = 0.0, 0.0
+    inputs = x, r, c, dy, df, dg, 3, "rows"
+    found, true = results(launch, *inputs), exact(*inputs)
+    for t in (found[0], found[3]):
+        assert t[:, 5].eq(0).all()
+        assert t[:, :, 7].eq(0).all()
+    assert found[1][:, 5].eq(-torch.inf).all()
+    for a, b in zip(found, true, strict=True):
+        a, b = (t.masked_fill(t == -torch.inf, 0.0) for t in (a, b))
+        assert_near([a], [b])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_types_are_rounded_once(dtype):
+    x, r, c, dy, df, dg = given(40, 36, True)
+    x, dy = x.to(dtype), dy.to(dtype)
+    found = results(launch, x, r, c, dy, df, dg, 3, "rows")
+    wide = results(launch, x.float(), r, c, dy.float(), df, dg, 3, "rows")
+    for a, b in zip(found, wide, strict=True):
+        assert torch.equal(a, b.to(a.dtype))
+
+
+@pytest.mark.parametrize("name", calls.KERNELS)
+def test_every_variant_that_is_tried_is_within_its_budget(name):
+    call = calls.call_for(48, 64, torch.float32)
+    for choice in of_each_variant(candidates(KERNELS[name], call, DEVICES["h200"])):
+        assert TRIALS[name].error(call, choice, "cpu") <= 1, choice
+
+
+def test_without_a_gradient_nothing_is_kept():
+    x, r, c, *_ = given(40, 36, True)
+    kept = launch.forward(x, r, c, 5, 0.0, "rows", 1.0, True, x.dtype)
+    made = launch.forward(x, r, c, 5, 0.0, "rows", 1.0, False, x.dtype)
+    assert [len(t) for t in made[3:]] == [0, 0]
+    for a, b in zip(made[:3], kept[:3], strict=True):
+        assert torch.equal(a, b)

@@ -1,0 +1,207 @@
+"""Marginals, temperature, lengths and potentials: values and gradients against float64, on any size."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+
+from helion_sinkhorn import reference, sinkhorn, sinkhorn_potentials
+
+SIZES = [(1, 3), (5, 7), (40, 30), (20, 140), (200, 170)]
+SIDES = ["both", "rows", "cols", "none"]
+
+
+def marginals(n: int, m: int, sides: str, batch: int = 3) -> dict[str, torch.Tensor]:
+    """Logarithms of marginals with the sum 1.7; those of columns broadcast over the batch."""
+    r = randn(batch, n, seed=2, dtype=torch.float64, scale=1.5).log_softmax(-1) + math.log(1.7)
+    c = randn(m, seed=3, dtype=torch.float64, scale=1.5).log_softmax(-1) + math.log(1.7)
+    of = {"log_row_marginals": r, "log_col_marginals": c}
+    kept = {"both": of, "rows": ("log_row_marginals",), "cols": ("log_col_marginals",), "none": ()}[sides]
+    return {name: of[name] for name in kept}
+
+
+def results(function, x, given, dtype, dy, **options):
+    """P and the gradients of the logits and of the marginals."""
+    leaves = [t.to(dtype).requires_grad_() for t in (x, *given.values())]
+    p = function(leaves[0], form="log", **dict(zip(given, leaves[1:], strict=True)), **options)
+    return [p.detach(), *torch.autograd.grad(p, leaves, dy.to(dtype))]
+
+
+def assert_near(found, true, tolerance):
+    for a, b in zip(found, true, strict=True):
+        # of lines that are alone the gradient is zero
+        assert (a.double() - b).abs().max() <= tolerance * b.abs().max().clamp(min=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("first", ["rows", "cols"])
+@pytest.mark.parametrize("sides", SIDES)
+@pytest.mark.parametrize(("n", "m"), SIZES)
+@pytest.mark.parametrize("n_iters", [1, 4])
+def test_values_and_gradients(n, m, sides, first, dtype, n_iters):
+    x, dy = (randn(3, n, m, seed=seed, dtype=torch.float64) for seed in (0, 1))
+    given = marginals(n, m, sides)
+    options = {"n_iters": n_iters, "first": first, "temperature": 0.5}
+    true = results(reference.sinkhorn, x, given, torch.float64, dy, **options)
+    found = results(sinkhorn, x, given, dtype, dy, **options)
+    assert_near(found, true, 1e-11 if dtype == torch.float64 else 2e-5)
+
+
+@pytest.mark.parametrize("first", ["rows", "cols"])
+@pytest.mark.parametrize("sides", SIDES)
+@pytest.mark.parametrize(("n", "m"), [(5, 7), (200, 170)])
+def test_a_matrix_of_some_lengths_is_a_matrix_of_that_size(n, m, sides, first):
+    """Whatever stands outside, where P and dX are 0; values are those of a call on the part by itself."""
+    x, dy = (randn(3, n, m, seed=seed, dtype=torch.float64) for seed in (0, 1))
+    rows, columns = torch.tensor([n, n - 3, 1]), torch.tensor([m - 2, m, m - 1])
+    given = {"log_row_marginals": randn(3, n, seed=2, dtype=torch.float64)} if sides == "rows" else {}
+    if sides == "cols":
+        given = {"log_col_marginals": randn(3, m, seed=2, dtype=torch.float64)}
+    for k in range(3):
+        x[k, rows[k] :], x[k, :, columns[k] :] = torch.nan, torch.inf
+    options = {"n_iters": 4, "first": first}
+    found = results(sinkhorn, x, given, torch.float64, dy, row_lengths=rows, col_lengths=columns, **options)
+    for k in range(3):
+        inside = slice(0, int(rows[k])), slice(0, int(columns[k]))
+        own = {name: t[k][inside[name == "log_col_marginals"]] for name, t in given.items()}
+        true = results(reference.sinkhorn, x[k][inside], own, torch.float64, dy[k][inside], **options)
+        assert_near([t[k][inside] for t in found[:2]], true[:2], 1e-12)
+        for t in found[:2]:
+            assert t[k, rows[k] :].eq(0).all()
+            assert t[k, :, columns[k] :].eq(0).all()
+
+
+def test_lengths_of_one_side():
+    x = randn(2, 3, 4, 6)
+    lengths = torch.tensor([4, 2, 6])
+    p = sinkhorn(x, 30, form="log", col_lengths=lengths)
+    for k in range(3):
+        assert_equal([p[:, k, :, lengths[k] :]], [torch.zeros_like(p[:, k, :, lengths[k] :])])
+        torch.testing.assert_close(p[:, k].sum(-2)[:, : lengths[k]], torch.ones(2, int(lengths[k])))
+
+
+@pytest.mark.parametrize(("n", "m"), [(6, 5), (200, 170)])
+def test_a_line_without_mass_has_none(n, m):
+    x, given = randn(3, n, m, dtype=torch.float64), marginals(n, m, "both")
+    given["log_row_marginals"][:, 2] = -torch.inf
+    # without that row the sums differ: those of the columns alone are kept
+    del given["log_col_marginals"]
+    x[:, 2] = -torch.inf
+    p = sinkhorn(x, 5, form="log", **given)
+    assert p[:, 2].eq(0).all()
+    without = [k for k in range(n) if k != 2]
+    rest = {"log_row_marginals": given["log_row_marginals"][:, without]}
+    torch.testing.assert_close(p[:, without], sinkhorn(x[:, without], 5, form="log", **rest))
+
+
+@pytest.mark.parametrize("scale", [-150.0, 150.0])
+def test_any_mass(scale):
+    """e^-150 and e^150 are no float32."""
+    x, given = randn(3, 30, 20), marginals(30, 20, "both")
+    given = {name: t.float() for name, t in given.items()}
+    f, g = sinkhorn_potentials(x, 20, **given)
+    moved, g_moved = sinkhorn_potentials(x, 20, **{name: t + scale for name, t in given.items()})
+    # float32 marginals near 150 are rounded by 1e-5
+    torch.testing.assert_close(moved - scale, f, rtol=0, atol=1e-4)
+    torch.testing.assert_close(g_moved, g, rtol=0, atol=1e-4)
+
+
+def test_very_unequal_marginals():
+    """A share of e^-60 leaves u and v in range."""
+    x = randn(1, 200, 170, dtype=torch.float64)
+    r = torch.linspace(0, -60, 200, dtype=torch.float64).log_softmax(-1)
+    c = torch.linspace(-60, 0, 170, dtype=torch.float64).log_softmax(-1)
+    given, dy = {"log_row_marginals": r, "log_col_marginals": c}, randn(1, 200, 170, seed=1)
+    true = results(reference.sinkhorn, x, given, torch.float64, dy, n_iters=30)
+    assert_near(results(sinkhorn, x, given, torch.float32, dy, n_iters=30), true, 1e-4)
+
+
+@pytest.mark.parametrize("first", ["rows", "cols"])
+@pytest.mark.parametrize(("n", "m"), [(5, 7), (200, 170)])
+def test_potentials_and_their_gradients(n, m, first):
+    x, given = randn(2, n, m, dtype=torch.float64), marginals(n, m, "both", 2)
+    given["log_col_marginals"] = given["log_col_marginals"].expand(2, m)
+    upstream = [randn(2, k, seed=7, dtype=torch.float64) for k in (n, m)]
+
+    def of(function):
+        leaves = [t.clone().requires_grad_() for t in (x, *given.values())]
+        found = function(*leaves)
+        return [*(t.detach() for t in found), *torch.autograd.grad(found, leaves, upstream)]
+
+    found = of(lambda x, r, c: sinkhorn_potentials(
+        x, 3, first=first, temperature=2.0, log_row_marginals=r, log_col_marginals=c
+    ))  # fmt: skip
+    true = of(lambda x, r, c: reference.potentials(x / 2, 3, r, c, first=first))
+    assert_near(found, true, 1e-11)
+    p = sinkhorn(x, 3, form="log", first=first, temperature=2.0, **given)
+    f, g = found[:2]
+    torch.testing.assert_close((x / 2 + f.unsqueeze(-1) + g.unsqueeze(-2)).exp(), p)
+
+
+def test_without_options_a_call_has_the_bits_it_had():
+    x = randn(8, 16, 16)
+    assert_equal([sinkhorn(x, 5, form="log", temperature=1.0)], [sinkhorn(x, 5, form="log")])
+
+
+def test_a_temperature_divides_the_logits():
+    x, dy = randn(8, 16, 12, dtype=torch.bfloat16), randn(8, 16, 12, seed=1)
+    leaf = x.clone().requires_grad_()
+    p = sinkhorn(leaf, 5, form="log", temperature=0.1)
+    assert p.dtype == torch.bfloat16
+    wide = x.float() / 0.1
+    torch.testing.assert_close(p, sinkhorn(wide, 5, form="log", out_dtype=torch.bfloat16), rtol=0, atol=0)
+    (dx,) = torch.autograd.grad(p, leaf, dy.bfloat16())
+    assert dx.dtype == torch.bfloat16
+
+
+def test_no_iterations():
+    x = randn(2, 3, 4)
+    p = sinkhorn(x, 0, form="log", temperature=2.0, row_lengths=torch.tensor([3, 1]))
+    torch.testing.assert_close(p[0], (x[0] / 2).exp())
+    assert p[1, 1:].eq(0).all()
+
+
+def test_optimal_transport_of_pot():
+    """sinkhorn_log of POT moves the columns first."""
+    ot = pytest.importorskip("ot")
+    x, given = randn(30, 20, dtype=torch.float64), marginals(30, 20, "both", 1)
+    r, c = given["log_row_marginals"][0], given["log_col_marginals"]
+    for n_iters in (1, 7):
+        plan = ot.bregman.sinkhorn_log(r.exp(), c.exp(), -x, 0.3, numItermax=n_iters, stopThr=0, warn=False)
+        found = sinkhorn(
+            x, n_iters, form="log", first="cols", temperature=0.3, log_row_marginals=r, log_col_marginals=c
+        )
+        torch.testing.assert_close(found, plan, rtol=0, atol=1e-12)
+
+
+X = torch.zeros(2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"temperature": 0.0}, ValueError, "temperature is 0.0; pass a positive float"),
+        ({"temperature": math.nan}, ValueError, "temperature is nan"),
+        ({"temperature": "1"}, TypeError, "temperature is '1'"),
+        ({"temperature": 2.0, "form": "deepseek"}, ValueError, "options of form='log'"),
+        ({"log_row_marginals": [0.0]}, TypeError, "log_row_marginals is a list"),
+        ({"log_row_marginals": torch.zeros(3, dtype=torch.int64)}, TypeError, "int64; pass a floating-point"),
+        ({"log_row_marginals": torch.zeros(4)}, ValueError, r"\(4,\); pass one that broadcasts to \(2, 3\)"),
+        ({"log_col_marginals": torch.zeros(1, 1, 4)}, ValueError, "broadcasts"),
+        ({"row_lengths": torch.ones(2)}, TypeError, "float32; pass a tensor of int64"),
+        ({"col_lengths": torch.ones(3, dtype=torch.int64)}, ValueError, "broadcasts"),
+        ({"row_lengths": torch.tensor([0, 3])}, ValueError, "row_lengths has 0; pass lengths from 1 to 3"),
+        ({"col_lengths": torch.tensor([4, 5])}, ValueError, "col_lengths has 5; pass lengths from 1 to 4"),
+        ({"log_row_marginals": torch.zeros(3), "backward": "implicit"}, ValueError, "takes no marginals"),
+        (
+            {"log_row_marginals": torch.zeros(3), "log_col_marginals": torch.zeros(4)},
+            ValueError, "sums to 3 and exp.log_col_marginals. to 4 in matrix 0",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_refused(options, error, words):
+    with pytest.raises(error, match=words):
+        sinkhorn(X, **{"form": "log", **options})
