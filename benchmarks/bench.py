@@ -5,6 +5,7 @@
     python -m benchmarks.bench sinkhorn --report-only docs/bench/bench.csv --out docs/bench   # no GPU
     python -m benchmarks.bench residual_path --out docs/bench     # 10 minutes; --tokens 8192 --columns 4096
     python -m benchmarks.bench dot_compress --out docs/bench      # some minutes
+    python -m benchmarks.bench balance --out docs/bench           # some minutes; --only sinkhorn_balance
     python -m benchmarks.bench linear_attention --site FOLDER     # some minutes; flash-linear-attention there
 
 Each is a table of jobs, every job a process with a time limit: they compile and check side by side, and
@@ -26,12 +27,14 @@ TABLES = {
     "sinkhorn": "benchmarks.sinkhorn.plan",
     "residual_path": "benchmarks.residual_path.plan",
     "dot_compress": "benchmarks.dot_compress",
+    "balance": "benchmarks.balance",
     "linear_attention": "benchmarks.linear_attention",
 }
 SMALL = {
     "sinkhorn": "--device cpu runs the same code on tiny batches, --report-only CSV renders an earlier run",
     "residual_path": "--device cpu --tokens 64 --columns 128 --many 128 runs the same code",
     "dot_compress": "--device cpu --batches 1 runs the same code",
+    "balance": "--device cpu --rows 512 runs the same code",
     "linear_attention": "--device cpu --shape 1 64 2 runs the same code",
 }
 
@@ -60,6 +63,8 @@ def make_parser() -> argparse.ArgumentParser:
     own = table("dot_compress", 600.0)
     own.add_argument("--batches", type=int, nargs="+", default=[16, 128, 1152])
     own.add_argument("--max-autotune", action="store_true", help="Inductor in that mode too: minutes")
+    own = table("balance", 600.0)
+    own.add_argument("--rows", type=int, default=1 << 30, help="most rows of a matrix")
     own = table("linear_attention", 600.0)
     own.add_argument("--site", default="", help="a folder with flash-linear-attention")
     own.add_argument("--shape", type=int, nargs=3, action="append", help="B, T, H (default 8 2048 16)")

@@ -17,7 +17,7 @@ Rule = Callable[[Binary], Iterator[str]]
 RECIPROCAL = {"nvidia": "rcp.approx.ftz.f32", "amd": "v_rcp_f32"}
 """runtime.device_math.reciprocal: one instruction, 1 ulp."""
 NORM = re.compile(r"(div\.full|sqrt\.rn)\.f32|v_(div_\w+|rcp|rsq|sqrt)_f32")
-"""Square root and division of a norm of streams, once a token, with the accuracy of their instructions."""
+"""Square root and division of a norm, once a token or a line, with the accuracy of their instructions."""
 OF_INTEGERS = {"v_rcp_iflag_f32"}
 """The estimate from which AMD's code divides one index by another, exactly."""
 FUNCTIONS = {"ex2.approx.ftz.f32", "v_exp_f32", "v_log_f32"}

@@ -5,8 +5,8 @@
 A block of an ordinary transformer adds its output to one residual stream.  With mHC there are n streams.  A
 site collapses them to the input of its sublayer; behind the sublayer they are mixed by a doubly stochastic
 matrix of each token, and the output is added to each.  Here that is `HyperConnection.enter` before a sublayer
-and `hc_post` behind it.  The task is to repeat the first half of a sequence, for which the model has to learn
-to attend to it.
+and `hc_post` behind it.  The task is to repeat the first half of a sequence.  SinkhornBalanced trains the
+embedding and the output, whose updates it balances, and AdamW all else.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import torch
 from torch.nn import functional
 
 from helion_sinkhorn import hc_expand, hc_post, nn
+from helion_sinkhorn.optim import SinkhornBalanced
 
 STREAMS, HEADS, SYMBOLS, HALF = 4, 4, 16, 8
 
@@ -50,16 +51,13 @@ class Attention(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        return self.out(
-            functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        )
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(attended.transpose(1, 2).flatten(2))
 
 
 def mlp(hidden: int) -> torch.nn.Module:
-    return torch.nn.Sequential(
-        torch.nn.RMSNorm(hidden), torch.nn.Linear(hidden, 4 * hidden), torch.nn.SiLU(),
-        torch.nn.Linear(4 * hidden, hidden),
-    )  # fmt: skip
+    up, down = torch.nn.Linear(hidden, 4 * hidden), torch.nn.Linear(4 * hidden, hidden)
+    return torch.nn.Sequential(torch.nn.RMSNorm(hidden), up, torch.nn.SiLU(), down)
 
 
 class Transformer(torch.nn.Module):
@@ -69,9 +67,8 @@ class Transformer(torch.nn.Module):
         super().__init__()
         self.embedding = torch.nn.Embedding(SYMBOLS, hidden)
         self.position = torch.nn.Parameter(0.02 * torch.randn(2 * HALF, hidden))
-        sublayers = [make(hidden) for _ in range(blocks) for make in (Attention, mlp)]
-        self.sublayers = torch.nn.ModuleList(sublayers)
-        self.sites = torch.nn.ModuleList(nn.HyperConnection(hidden, STREAMS) for _ in sublayers)
+        self.sublayers = torch.nn.ModuleList(f(hidden) for _ in range(blocks) for f in (Attention, mlp))
+        self.sites = torch.nn.ModuleList(nn.HyperConnection(hidden, STREAMS) for _ in self.sublayers)
         self.head = nn.HyperHead(hidden, STREAMS)
         self.output = torch.nn.Sequential(torch.nn.RMSNorm(hidden), torch.nn.Linear(hidden, SYMBOLS))
 
@@ -101,15 +98,18 @@ def main(words: list[str] | None = None) -> list[float]:
         torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Transformer(args.hidden, args.blocks).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    tables = [model.embedding.weight, model.output[1].weight]
+    rest = [p for p in model.parameters() if all(p is not table for table in tables)]
+    optimizers = SinkhornBalanced(tables, lr=1e-2), torch.optim.AdamW(rest, lr=1e-2)
     losses = []
     for step in range(args.steps):
         tokens = draw(args.batch, device)
         logits = model(tokens[:, :-1])[:, HALF - 1 :]
         loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, HALF:].flatten())
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         losses.append(loss.item())
         if step % 50 == 0 or step == args.steps - 1:
             print(f"step {step:4}: loss {losses[-1]:.4f}")

@@ -16,6 +16,7 @@ from helion_sinkhorn.mhc.functional import hc_coeffs as hc_coeffs
 from helion_sinkhorn.mhc.functional import hc_expand as hc_expand
 from helion_sinkhorn.mhc.functional import hc_head as hc_head
 from helion_sinkhorn.mhc.recompute import recompute_streams as recompute_streams
+from helion_sinkhorn.ops.balance.api import sinkhorn_balance as sinkhorn_balance
 from helion_sinkhorn.ops.dot_compress.api import dot_compress as dot_compress
 from helion_sinkhorn.ops.linear_attention.api import recurrent_linear_attention as recurrent_linear_attention
 from helion_sinkhorn.ops.mhc.mixes.api import hc_mixes as hc_mixes
@@ -53,5 +54,6 @@ __all__ = [
     "recurrent_linear_attention",
     "reference",
     "sinkhorn",
+    "sinkhorn_balance",
     "sinkhorn_potentials",
 ]

@@ -6,6 +6,7 @@ float64; nothing in the package computes with it.
 
 from __future__ import annotations
 
+from helion_sinkhorn.ops.balance.reference import sinkhorn_balance as sinkhorn_balance
 from helion_sinkhorn.ops.dot_compress.reference import dot_compress as dot_compress
 from helion_sinkhorn.ops.linear_attention.reference import (
     recurrent_linear_attention as recurrent_linear_attention,

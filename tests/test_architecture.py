@@ -20,7 +20,7 @@ OF_PARTS = {"hc_site"}
 WITH_KERNELS = {"launch", "space"}
 """What a folder with kernels has, be it the operator's own or a part of it."""
 TESTS = {"test_api", "test_codegen", "test_gpu", "test_tritonbench"}
-TRITONBENCH = {"linear_attention": "recurrent_linear_attention"}
+TRITONBENCH = {"linear_attention": "recurrent_linear_attention", "balance": "sinkhorn_balance"}
 """Where tritonbench has the operator under another name than its folder's."""
 MOST_LINES = 300
 

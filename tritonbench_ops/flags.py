@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Workload = TypeVar("Workload")
 NAMES = (
     "dot_compress", "hc_mixes", "hc_post", "hc_pre", "hc_site", "hc_split_sinkhorn",
-    "recurrent_linear_attention", "sinkhorn",
+    "recurrent_linear_attention", "sinkhorn", "sinkhorn_balance",
 )  # fmt: skip
 STARTED_BY = "TRITONBENCH_OPS_STARTED_BY"
 """A variable with the id of the process that runs operators in turn, each in a process that ends with it."""

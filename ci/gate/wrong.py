@@ -177,14 +177,16 @@ def damages(right: Run, of: tuple[str, ...]) -> list[Wrong]:
     ]  # fmt: skip
 
 
-def of_any(right: Run, on: str, of: str, upstream: int, only: Collection[str] = ()) -> list[Wrong]:
+def of_any(
+    right: Run, on: str, of: str, upstream: int | None = None, only: Collection[str] = ()
+) -> list[Wrong]:
     """What any kernel may do wrong: to memory, between runs and at the last store.
 
     Args:
         right: what it is done to.
         on: a workload.
         of: the result that shows it.
-        upstream: the place of its upstream gradient among the inputs.
+        upstream: the place of its upstream gradient among the inputs, where it has one.
         only: words of which a name has one, where not all are asked for.
     """
 
@@ -195,12 +197,6 @@ def of_any(right: Run, on: str, of: str, upstream: int, only: Collection[str] = 
         Wrong(
             "first input shifted in place",
             overwriting(right, 0, lambda x: x.sub_(x.amax(-1, keepdim=True))),
-            (of,),
-            on,
-        ),
-        Wrong(
-            "upstream gradient scaled in place",
-            overwriting(right, upstream, lambda g: g.mul_(2.0)),
             (of,),
             on,
         ),
@@ -222,4 +218,7 @@ def of_any(right: Run, on: str, of: str, upstream: int, only: Collection[str] = 
             "a stale tile: the first line of the element before", at((slice(1, None), 0), lambda t: t[:-1, 0])
         ),
     ]
+    if upstream is not None:
+        scaled = overwriting(right, upstream, lambda g: g.mul_(2.0))
+        found.insert(1, Wrong("upstream gradient scaled in place", scaled, (of,), on))
     return [w for w in found if not only or any(word in w.name for word in only)]

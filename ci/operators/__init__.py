@@ -10,6 +10,7 @@ from typing import Any
 
 from ci.gate.choices import of_evidence
 from ci.gate.gate import Operator
+from ci.operators.balance import wrong as balance_wrong
 from ci.operators.dot_compress import wrong as dot_compress_wrong
 from ci.operators.hc_mixes import wrong as hc_mixes_wrong
 from ci.operators.hc_post import wrong as hc_post_wrong
@@ -20,6 +21,7 @@ from ci.operators.implicit import wrong as implicit_wrong
 from ci.operators.linear_attention import wrong as linear_attention_wrong
 from ci.operators.sinkhorn import steps as sinkhorn_steps
 from ci.operators.sinkhorn import wrong as sinkhorn_wrong
+from helion_sinkhorn.lab.balance.evidence import EVIDENCE as BALANCE
 from helion_sinkhorn.lab.dot_compress.evidence import EVIDENCE as DOT_COMPRESS
 from helion_sinkhorn.lab.evidence import Evidence
 from helion_sinkhorn.lab.linear_attention.evidence import EVIDENCE as LINEAR_ATTENTION
@@ -65,6 +67,7 @@ OPERATORS = {
     "hc_pre": shown(HC_PRE, hc_pre_wrong),
     "hc_site": shown(HC_SITE, hc_site_wrong),
     "hc_split_sinkhorn": shown(HC_SPLIT_SINKHORN, hc_split_sinkhorn_wrong),
+    "sinkhorn_balance": shown(BALANCE, balance_wrong),
 }
 
 

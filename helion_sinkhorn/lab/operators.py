@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from helion_sinkhorn.lab.balance.evidence import EVIDENCE as SINKHORN_BALANCE
 from helion_sinkhorn.lab.dot_compress.evidence import EVIDENCE as DOT_COMPRESS
 from helion_sinkhorn.lab.evidence import Evidence
 from helion_sinkhorn.lab.linear_attention.evidence import EVIDENCE as LINEAR_ATTENTION
@@ -18,7 +19,7 @@ from helion_sinkhorn.lab.split.evidence import EVIDENCE as HC_SPLIT_SINKHORN
 
 ROWS = (
     SINKHORN, SINKHORN_LARGE, DOT_COMPRESS, LINEAR_ATTENTION, HC_SPLIT_SINKHORN, HC_MIXES, HC_PRE, HC_POST,
-    HC_SITE,
+    HC_SITE, SINKHORN_BALANCE,
 )  # fmt: skip
 OPERATORS: dict[str, Evidence] = {row.name: row for row in ROWS}
 KERNELS = {name: kernel for row in OPERATORS.values() for name, kernel in row.kernels.items()}

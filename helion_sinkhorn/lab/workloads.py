@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from helion_sinkhorn.lab.balance import workloads as balance
+from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.lab.dot_compress import workloads as dot_compress
 from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
 from helion_sinkhorn.lab.linear_attention import workloads as linear_attention
@@ -27,7 +29,7 @@ Row = TypeVar("Row")
 
 _ROWS = (
     *sinkhorn.ROWS, *sinkhorn_large.ROWS, *dot_compress.ROWS, *linear_attention.ROWS,
-    *hc_split_sinkhorn.ROWS, *hc_mixes.ROWS, *hc_pre.ROWS, *hc_post.ROWS, *hc_site.ROWS,
+    *hc_split_sinkhorn.ROWS, *hc_mixes.ROWS, *hc_pre.ROWS, *hc_post.ROWS, *hc_site.ROWS, *balance.ROWS,
 )  # fmt: skip
 Workload = (
     SinkhornWorkload
@@ -39,6 +41,7 @@ Workload = (
     | HcPreWorkload
     | HcPostWorkload
     | HcSiteWorkload
+    | BalanceWorkload
 )
 WORKLOADS: dict[str, Workload] = {w.name: w for w in _ROWS}
 assert len(WORKLOADS) == len(_ROWS)

@@ -1,0 +1,60 @@
+"""What the balanced update may be off by: roundings of products, sums of squares, roots and quotients.
+
+The steps run in float64 with a random error of the size of each rounding, several times; the budget is five
+deviations of the results, and half a unit in the last place of a narrow result.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from helion_sinkhorn.lab.rounding import SAMPLES, SIGMAS, UNIT, Rounding, half_ulp, tree
+from helion_sinkhorn.ops.balance import reference
+from helion_sinkhorn.ops.balance.options import BalanceOptions
+
+RESULTS = ("u",)
+PIECE_ENTRIES = 1 << 24
+"""Entries of an update whose squares are computed at a time."""
+QUOTIENT = 4.0
+"""Units of a scale's own: the sum with eps, the root, the quotient and the product before it."""
+
+
+def exact(update: torch.Tensor, settings: BalanceOptions) -> torch.Tensor:
+    """The balanced update in float64."""
+    return reference.sinkhorn_balance(update.double(), **settings._asdict())
+
+
+def rounded(update: torch.Tensor, settings: BalanceOptions, error: Rounding) -> torch.Tensor:
+    """The same by scales of rows and columns, each result of an operation off by a rounding."""
+    norms = update.norm(dim=-1, keepdim=True)
+    live = norms > settings.zero_row_threshold * norms.mean(-2, keepdim=True)
+    if settings.zero_row_threshold == 0:
+        live = torch.ones_like(live)
+    x = torch.where(live, update, 0.0)
+    scales = {-1: torch.ones_like(x[..., :1]), -2: torch.ones_like(x[..., :1, :])}
+    step = max(1, PIECE_ENTRIES // x[..., :1, :].numel())
+    axes = (-1, -2) if settings.first == "rows" else (-2, -1)
+    for k in range(settings.steps):
+        axis = axes[k % 2]
+        # an error of u counts twice in its square, and half of that of a sum in a norm
+        units = 4.0 + tree(x.size(axis))
+        parts = zip(scales[-1].split(step, -2), x.split(step, -2), strict=True)
+        sums = [error((d * rows * scales[-2]).square(), units).sum(axis, keepdim=True) for d, rows in parts]
+        norm = (torch.cat(sums, -2) if axis == -1 else sum(sums)).sqrt()
+        scales[axis] = error(scales[axis] / torch.where(norm == 0, 1.0, norm + settings.eps), QUOTIENT)
+    factor = x.size(-1) ** 0.5 if settings.scale == "row_rms" else 1.0
+    # the product with the columns' scales, with the rows', and with the factor
+    return error(scales[-1] * x * scales[-2] * factor, 3.0)
+
+
+def error_budget(update: torch.Tensor, settings: BalanceOptions, dtype: torch.dtype) -> torch.Tensor:
+    """Largest error an implementation may show on this update, entry by entry, in a result of this dtype."""
+    truth, x = exact(update, settings), update.double()
+    squares = torch.zeros_like(truth)
+    for seed in range(SAMPLES):
+        error = Rounding.on(x.device, seed)
+        error.next_iteration()
+        squares += (rounded(x, settings, error) - truth).square()
+    # a few samples may all be near the truth: one rounding is there in any case
+    sigma = torch.maximum((squares / SAMPLES).sqrt(), UNIT * truth.abs())
+    return SIGMAS * sigma + half_ulp(truth, dtype)

@@ -1,0 +1,115 @@
+"""EVIDENCE of sinkhorn_balance: the balanced update within what its roundings allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.lab.balance.budget import RESULTS, error_budget, exact
+from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
+from helion_sinkhorn.lab.draws import noise
+from helion_sinkhorn.lab.evidence import Alone, Choices, Evidence, Results, Tensors
+from helion_sinkhorn.lab.truth import Truth
+from helion_sinkhorn.ops.balance import eager, launch
+from helion_sinkhorn.ops.balance.api import sinkhorn_balance
+from helion_sinkhorn.ops.balance.launch import Launches
+from helion_sinkhorn.ops.balance.passes import balance
+from helion_sinkhorn.ops.balance.space import BalanceCall
+from helion_sinkhorn.runtime.kernel import Choice
+
+
+def kernel_calls(workload: BalanceWorkload) -> Iterator[tuple[str, Any]]:
+    call = launch.call_for(workload.n, workload.dtype)
+    settings = workload.settings
+    if settings.zero_row_threshold > 0:
+        yield launch.NORMS, call
+    if settings.steps > (settings.first == "rows"):
+        yield launch.STEP, call
+        yield launch.COLUMNS, launch.call_for(workload.n, torch.float32)
+    yield launch.FINISH, call
+
+
+def of_call(kernel: str, call: BalanceCall, rows: int) -> BalanceWorkload:
+    dtype = getattr(torch, call.dtype)
+    return BalanceWorkload("tried", 1, frozenset(), "a trial", call.columns, rows, dtype)
+
+
+def inputs(workload: BalanceWorkload, steps: int, **drawn: Any) -> Tensors:
+    return workload.make_inputs(**drawn)
+
+
+def truths(workload: BalanceWorkload, update: torch.Tensor) -> dict[str, Truth]:
+    """The definition in float64."""
+    dtype, settings = workload.dtype, workload.settings
+    budget = error_budget(update, settings, dtype)
+    # a row's entries share its scale, and a column's its own
+    return {"u": Truth.of(exact(update, settings), budget, dtype, gradient=False, together=(-2, -1))}
+
+
+def run(workload: BalanceWorkload, choices: Choices | None, of: Collection[str], update) -> Results:
+    """By the passes, of kernels or of PyTorch."""
+    out, x = torch.empty_like(update), update.contiguous()
+    balance(x, out, workload.settings, [], eager if choices is None else Launches(choices))
+    return {name: out for name in of}
+
+
+def call_public(workload: BalanceWorkload, empty: Callable[..., torch.Tensor]) -> None:
+    update = empty(workload.batch, workload.n, dtype=workload.dtype)
+    sinkhorn_balance(update, implementation="helion", **workload.options)
+
+
+def rows_alone(call: BalanceCall, rows: int, device: str) -> Tensors:
+    """x, c, d, and every row in its place."""
+    (x,) = noise(device, call.dtype, (1, rows, call.columns))
+    c, d = (torch.ones(1, k, device=device) for k in (call.columns, rows))
+    order = torch.arange(rows, device=device)
+    return x, c, d, order, torch.full((1,), rows, device=device)
+
+
+def sums_alone(call: BalanceCall, shares: int, device: str) -> Tensors:
+    (sums,) = noise(device, "float32", (1, shares, call.columns))
+    return sums * sums, torch.ones(1, call.columns, device=device)
+
+
+def run_norms(call: BalanceCall, choice: Choice, x, *rest) -> torch.Tensor:
+    return Launches({launch.NORMS: choice}).norms(x)
+
+
+def run_step(call: BalanceCall, choice: Choice, x, c, d, *order) -> Tensors:
+    return Launches({launch.STEP: choice}).squares(x, c, d, order, 1e-20, True, False)
+
+
+def run_columns(call: BalanceCall, choice: Choice, sums, c) -> torch.Tensor:
+    Launches({launch.COLUMNS: choice}).columns(sums, c, 1e-20)
+    return c
+
+
+def run_finish(call: BalanceCall, choice: Choice, x, c, d, *order) -> torch.Tensor:
+    out = torch.empty_like(x)
+    Launches({launch.FINISH: choice}).finish(x, c, d, out, 1e-20, True, 1.0)
+    return out
+
+
+EVIDENCE = Evidence(
+    "sinkhorn_balance",
+    BalanceWorkload,
+    launch.KERNELS,
+    {name: RESULTS for name in launch.KERNELS},
+    kernel_calls,
+    of_call,
+    lambda workload: RESULTS,
+    inputs,
+    truths,
+    run,
+    call_public,
+    judged=80,
+    alone={
+        launch.NORMS: Alone(rows_alone, run_norms),
+        launch.STEP: Alone(rows_alone, run_step),
+        launch.COLUMNS: Alone(sums_alone, run_columns),
+        launch.FINISH: Alone(rows_alone, run_finish),
+    },
+    fixed=("tokens", "settings"),
+)

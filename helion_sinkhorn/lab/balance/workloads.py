@@ -1,0 +1,129 @@
+"""The calls of `sinkhorn_balance`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from helion_sinkhorn.lab.draws import SHORT, Draws, draws, normal, uniform
+from helion_sinkhorn.ops.balance.options import BalanceOptions
+
+DEFAULTS = BalanceOptions()
+
+
+@dataclass(frozen=True)
+class BalanceWorkload:
+    """One row of WORKLOADS: a call of `sinkhorn_balance`, what it stands for, and who loops over it."""
+
+    name: str
+    batch: int
+    tags: frozenset[str]
+    """The tags of SinkhornWorkload."""
+    source: str
+    n: int = 256
+    tokens: int = 1
+    """Rows of a matrix of the batch; rows that are tuned or timed are those of one matrix."""
+    dtype: torch.dtype = torch.float32
+    values: str = "model"
+    """A name of VALUES."""
+    settings: BalanceOptions = DEFAULTS
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Sizes of one element, by name."""
+        return {"n": self.n, "tokens": self.tokens}
+
+    @property
+    def entries(self) -> int:
+        """Entries of one element."""
+        return self.tokens * self.n
+
+    @property
+    def options(self) -> dict[str, object]:
+        """Keywords of `sinkhorn_balance`."""
+        return self.settings._asdict()
+
+    def make_inputs(
+        self, seed: int = 0, device: torch.device | str = "cpu", there: bool = False
+    ) -> tuple[torch.Tensor]:
+        """(update (batch, m, n),), bit for bit the same everywhere, or drawn `there`, on the device."""
+        g = draws(seed, device, there)
+        update = VALUES[self.values](g, self.batch, self.tokens, self.n).to(self.dtype)
+        return (update.to(device),)
+
+
+def _normal(g: Draws, b: int, m: int, n: int) -> torch.Tensor:
+    return normal(g, b, m, n)
+
+
+def _model(g: Draws, b: int, m: int, n: int) -> torch.Tensor:
+    rows, columns = torch.exp2(8 * uniform(g, b, m, 1) - 4), torch.exp2(6 * uniform(g, b, 1, n) - 3)
+    update = normal(g, b, m, n) * rows * columns
+    for k, of in enumerate(update):
+        of[(3 + k) % 7 :: 7] *= 2.0**-20
+        of[(5 + k) % 11 :: 11] = 0.0
+    return update
+
+
+def _sparse(g: Draws, b: int, m: int, n: int) -> torch.Tensor:
+    update = _model(g, b, m, n)
+    update[:, :, 1::5] = 0.0
+    # m * sqrt(n) is 31 at least: 99 % of the entries of a row may be gone, and few rows all
+    return update * (uniform(g, b, m, n) < 0.2)
+
+
+def _peaked(g: Draws, b: int, m: int, n: int) -> torch.Tensor:
+    return normal(g, b, m, n) * torch.exp2(24 * uniform(g, b, m, n) - 12)
+
+
+VALUES = {"normal": _normal, "model": _model, "sparse": _sparse, "peaked": _peaked}
+"""name -> (generator, matrices, m, n) -> update.  model: rows and columns of many magnitudes, some masked,
+some zero; sparse: most entries zero too, and some columns; peaked: entries from 2^-12 to 2^12."""
+
+_SINKGD = {"steps": 10, "zero_row_threshold": 0.0, "scale": "none"}
+_MODEL = "the embedding and the prediction head of DeepSeek-V4.1"
+_TABLE = "a shard of the lookup tables of DeepSeek-V4.1"
+_WEIGHT = "a weight of a model trained with SinkGD (arXiv 2502.06742)"
+
+
+def _row(
+    name: str,
+    batch: int,
+    tags: str,
+    source: str,
+    n: int,
+    tokens: int = 1,
+    dtype: torch.dtype = torch.float32,
+    values: str = "model",
+    **settings,
+) -> BalanceWorkload:
+    tagged, options = frozenset(tags.split()), BalanceOptions(**settings)
+    return BalanceWorkload(f"balance_{name}", batch, tagged, source, n, tokens, dtype, values, options)
+
+
+def _large(m: int, n: int, dtype: torch.dtype, source: str, **settings) -> BalanceWorkload:
+    name = f"{SHORT[dtype]}_n{n}_b{m}"
+    return _row(name, m, "tune bench", source, n, dtype=dtype, values="normal", **settings)
+
+
+ROWS = [
+    _large(129280, 7168, torch.bfloat16, _MODEL),
+    _large(129280, 4096, torch.float32, _MODEL),
+    _large(3_000_000, 256, torch.float32, _TABLE),
+    _large(4096, 14336, torch.bfloat16, _WEIGHT, **_SINKGD),
+    _row("model", 3, "ci", "masked rows and rows of zeros", 64, 99),
+    _row("bf16", 3, "ci", "bfloat16", 130, 75, dtype=torch.bfloat16),
+    _row("fp16", 2, "ci", "half precision", 72, 50, dtype=torch.float16, values="normal"),
+    _row("wide", 1, "ci", "rows that several warps share", 4100, 37),
+    _row("tall", 1, "ci", "several shares of rows", 16, 1031),
+    _row("normal", 2, "ci", "no row is masked", 40, 60, values="normal"),
+    _row("sparse", 2, "ci", "columns of zeros", 48, 90, values="sparse"),
+    _row("peaked", 2, "ci stress", "entries of many magnitudes", 33, 67, values="peaked"),
+    _row("sinkgd", 2, "ci", _WEIGHT, 96, 64, **_SINKGD),
+    _row("columns_first", 2, "ci", "columns first", 20, 45, first="cols"),
+    _row("columns_last", 2, "ci", "a last step of columns", 20, 45, first="cols", steps=3),
+    _row("one_step", 2, "ci", "rows of norm 1", 20, 45, steps=1, scale="none"),
+    _row("eps", 2, "ci", "an eps beside the norms", 24, 40, eps=0.5, values="normal"),
+    _row("two_rows", 2, "ci", "a matrix of two rows", 24, 2, values="normal"),
+]

@@ -1,0 +1,74 @@
+"""The passes of sinkhorn_balance in vectorised PyTorch: what a CPU runs, and a GPU for float64.
+
+Rows are computed in pieces.  A matrix's bits do not depend on those around it: pieces and sums are taken in
+an order that the size of one matrix decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from helion_sinkhorn.runtime.pieces import computing, pieces, sum_last, sum_over
+
+
+def blocks(x: torch.Tensor) -> Iterator[tuple[slice, slice]]:
+    """Matrices and rows of x (B, m, n) that are computed at a time."""
+    _, m, n = x.shape
+    for some in pieces(len(x), m * n):
+        for rows in pieces(m, n):
+            yield some, rows
+
+
+def row_norms(entries: torch.Tensor) -> torch.Tensor:
+    return sum_last(entries.square()).sqrt_()
+
+
+def norms(x: torch.Tensor) -> torch.Tensor:
+    found = x.new_empty(x.shape[:2], dtype=computing(x.dtype))
+    for at in blocks(x):
+        found[at] = row_norms(x[at].to(found.dtype))
+    return found
+
+
+def order(live: torch.Tensor) -> None:
+    """Nothing: d is 0 where a row is masked."""
+
+
+def iterate(
+    x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, at: tuple[slice, slice], eps: float, row_step: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(u, d) of some rows; u is 0 where d is, whatever x."""
+    scales = d[at]
+    u = (x[at].to(c.dtype) * c[at[0]].unsqueeze(1)).masked_fill_((scales == 0).unsqueeze(2), 0.0)
+    if row_step:
+        found = row_norms(u)
+        # a line of zeros stays one, whatever its scale, which may not become infinite
+        scales = scales / torch.where(found == 0, 1.0, scales * found + eps)
+    return u.mul_(scales.unsqueeze(2)), scales
+
+
+def squares(
+    x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, order: None,
+    eps: float, row_step: bool, backwards: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    total, stepped = torch.zeros_like(c), torch.empty_like(d)
+    for at in [*blocks(x)][:: -1 if backwards else 1]:
+        u, stepped[at] = iterate(x, c, d, at, eps, row_step)
+        total[at[0]] += sum_over(u.square_(), 1)
+    return total.unsqueeze(1), stepped
+
+
+def columns(sums: torch.Tensor, c: torch.Tensor, eps: float) -> None:
+    square = sums.sum(1)
+    c.div_(torch.where(square == 0, 1.0, square.sqrt() + eps))
+
+
+def finish(
+    x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, out: torch.Tensor,
+    eps: float, row_step: bool, factor: float,
+) -> None:  # fmt: skip
+    for at in blocks(x):
+        u, _ = iterate(x, c, d, at, eps, row_step)
+        out[at] = u.mul_(factor)

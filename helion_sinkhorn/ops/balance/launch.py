@@ -1,0 +1,132 @@
+"""From tensors to launches of sinkhorn_balance: its passes by kernels, shares, the choice of configs."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+
+from helion_sinkhorn.ops.balance.space import (
+    FEWEST_ROWS,
+    BalanceCall,
+    columns_default,
+    columns_space,
+    rows_default,
+    rows_space,
+    step_default,
+    step_space,
+)
+from helion_sinkhorn.runtime.kernel import Kernel
+from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, chosen_for, device_of, launch
+
+NORMS, STEP, COLUMNS, FINISH = (f"balance_{name}" for name in ("norms", "step", "columns", "finish"))
+BODIES = "helion_sinkhorn.ops.balance.kernels"
+USUAL_SHARES = 256
+Order = tuple[torch.Tensor, torch.Tensor]
+"""(rows (B m,), the rows that are not masked first in each matrix; count (B,), how many they are)."""
+
+
+def given(chosen: Chosen, call: BalanceCall, *values: Any) -> tuple[Any, ...]:
+    """The numbers and constants of a body: those of the launch, and whether it is interpreted."""
+    return *values, chosen.interpret
+
+
+KERNELS = {
+    name: Kernel(
+        name, f"{BODIES}:{name}", BalanceCall, default, space, given,
+        traits=frozenset({"norms"}), size=size, numbers=numbers,
+    )
+    for name, default, space, numbers, size in (
+        (NORMS, rows_default, rows_space, 0, None),
+        (STEP, step_default, step_space, 2, None),
+        (COLUMNS, columns_default, columns_space, 1, lambda call: USUAL_SHARES),
+        (FINISH, rows_default, rows_space, 1, None),
+    )
+}  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4096)
+def call_for(columns: int, dtype: torch.dtype) -> BalanceCall:
+    """What the configs of a call are chosen for."""
+    return BalanceCall(str(dtype)[6:], columns)
+
+
+class Launches(NamedTuple):
+    """The passes of `passes.Passes`, for contiguous x (B, m, n) from a 16-byte boundary on, m at least 2."""
+
+    choices: Choices = NO_CHOICES
+
+    def norms(self, x: torch.Tensor) -> torch.Tensor:
+        found = x.new_empty(x.shape[:2], dtype=torch.float32)
+        self._launch(NORMS, x, (x.flatten(0, 1), found.view(-1)))
+        return found
+
+    def order(self, live: torch.Tensor) -> Order:
+        """A place for each row: the masked ones stand behind the others.  Nothing waits for the device."""
+        m = live.size(1)
+        rows, passed = torch.arange(m, device=live.device), live.cumsum(1)
+        count = passed[:, -1:]
+        places = torch.where(live, passed - 1, count + rows - passed)
+        offset = m * torch.arange(len(live), device=live.device).unsqueeze(1)
+        order = torch.empty_like(places).scatter_(1, places, rows + offset)
+        return order.view(-1), count.reshape(-1)
+
+    def squares(
+        self,
+        x: torch.Tensor,
+        c: torch.Tensor,
+        d: torch.Tensor,
+        order: Order | None,
+        eps: float,
+        row_step: bool,
+        backwards: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        batch, m, n = x.shape
+        # rows that no program visits stay 0
+        stepped = None if not row_step else torch.zeros_like(d) if order else torch.empty_like(d)
+        sums = x.new_empty((batch, self._shares(x), n), dtype=torch.float32)
+        rows, count = order or (None, None)
+        after = None if stepped is None else stepped.view(-1)
+        tensors = x.flatten(0, 1), c, d.view(-1), rows, count, after, sums.flatten(0, 1)
+        self._launch(STEP, x, tensors, m, sums.size(1), eps, row_step, backwards)
+        return sums, d if stepped is None else stepped
+
+    def columns(self, sums: torch.Tensor, c: torch.Tensor, eps: float) -> None:
+        call = call_for(c.size(1), torch.float32)
+        choice = self.choices.get(COLUMNS)
+        launch(
+            KERNELS[COLUMNS],
+            call,
+            (sums.flatten(0, 1), c),
+            sums.size(1),
+            eps,
+            batch=sums.size(1),
+            choice=choice,
+        )
+
+    def finish(
+        self,
+        x: torch.Tensor,
+        c: torch.Tensor,
+        d: torch.Tensor,
+        out: torch.Tensor,
+        eps: float,
+        row_step: bool,
+        factor: float,
+    ) -> None:
+        tensors = x.flatten(0, 1), c, d.view(-1), out.flatten(0, 1)
+        self._launch(FINISH, x, tensors, x.size(1), eps, row_step, factor)
+
+    def _launch(self, kernel: str, x: torch.Tensor, tensors: tuple[torch.Tensor | None, ...], *values: Any):
+        call, rows = call_for(x.size(2), x.dtype), len(x) * x.size(1)
+        launch(KERNELS[kernel], call, tensors, *values, batch=rows, choice=self.choices.get(kernel))
+
+    def _shares(self, x: torch.Tensor) -> int:
+        """Shares of the rows of a matrix: as many programs as the device takes, whatever the batch."""
+        batch, m, n = x.shape
+        kernel, call = KERNELS[STEP], call_for(n, x.dtype)
+        choice = self.choices.get(STEP) or chosen_for(kernel, call, batch * m, x)
+        programs = dict(choice.variant)["programs"] * device_of(x).compute_units
+        # not 1, for which Helion would make another program
+        return max(2, min(programs, m // FEWEST_ROWS))

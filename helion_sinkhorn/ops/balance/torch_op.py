@@ -1,0 +1,81 @@
+"""The torch operators of sinkhorn_balance, which have no gradient.
+
+`helion_sinkhorn::sinkhorn_balance` returns the balanced update, `sinkhorn_balance_into` writes it to `out`,
+which may be the update.  Both take any leading shape; `groups` names the process groups over which the rows
+are sharded, and `implementation` is "helion" or "pytorch".
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from helion_sinkhorn.ops.balance import eager
+from helion_sinkhorn.ops.balance.options import BalanceOptions
+from helion_sinkhorn.ops.balance.passes import balance
+from helion_sinkhorn.runtime.gradients import NAMESPACE, register_gradient
+from helion_sinkhorn.runtime.tokens import batch_first
+from helion_sinkhorn.runtime.torch_op import define, on_device, operator_named, without_autocast
+from helion_sinkhorn.runtime.views import flattened
+
+NAME, INTO = "sinkhorn_balance", "sinkhorn_balance_into"
+OPTIONS = "int steps, float zero_row_threshold, float eps, str scale, str first"
+
+
+@functools.cache
+def _launches():
+    """The passes by kernels, imported by the first call that needs them."""
+    from helion_sinkhorn.ops.balance.launch import Launches
+
+    return Launches()
+
+
+def into(update, out, *rest):
+    """Write the balanced update to out; see api.sinkhorn_balance."""
+    *options, groups, implementation = rest
+    x, options = flattened(update, 2), BalanceOptions(*options)
+    written = out.view(x.shape) if out.is_contiguous() else torch.empty_like(x)
+    # of an axis of 1 Helion makes another program
+    if implementation == "pytorch" or x.numel() == 0 or x.size(1) == 1:
+        with without_autocast(x):
+            balance(x, written, options, groups, eager)
+    else:
+        with on_device(x):
+            balance(x, written, options, groups, _launches())
+        # autograd does not see what kernels write
+        torch.autograd.graph.increment_version(written)
+    if not out.is_contiguous():
+        out.copy_(written.view(out.shape))
+
+
+def balanced(update, *rest):
+    """The balanced update, contiguous."""
+    out = torch.empty(update.shape, dtype=update.dtype, device=update.device)
+    into(update, out, *rest)
+    return out
+
+
+def no_gradient(ctx, *given):
+    """A derivative that raises."""
+    raise NotImplementedError(
+        "sinkhorn_balance has no gradient: it is a step of an optimizer. Call it under torch.no_grad() or on "
+        "update.detach(); helion_sinkhorn.reference.sinkhorn_balance is differentiable by autograd."
+    )
+
+
+_SCHEMA = f"{OPTIONS}, str[] groups, str implementation"
+call = define(
+    NAME,
+    f"(Tensor update, {_SCHEMA}) -> Tensor",
+    balanced, lambda update, *rest: update.new_empty(update.shape), 1,
+)  # fmt: skip
+call_into = define(
+    INTO, f"(Tensor update, Tensor(a!) out, {_SCHEMA}) -> ()", into, lambda *given: None, 2
+)  # fmt: skip
+register_gradient(f"{NAMESPACE}::{NAME}", call, no_gradient)
+
+
+@torch.library.register_vmap(f"{NAMESPACE}::{NAME}")
+def _(info, in_dims, update, *rest):
+    return operator_named(NAME)(batch_first(update, in_dims[0], info.batch_size), *rest), 0

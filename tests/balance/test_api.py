@@ -1,0 +1,282 @@
+"""sinkhorn_balance on a CPU: values against float64, the contract, what torch sees of it, errors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from autograd_calls import dynamic_frames
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
+
+from helion_sinkhorn import reference, sinkhorn_balance
+from helion_sinkhorn.lab.balance.evidence import truths
+from helion_sinkhorn.lab.balance.workloads import ROWS, BalanceWorkload
+from helion_sinkhorn.ops.balance.options import BalanceOptions
+from helion_sinkhorn.runtime import pieces
+
+CI = [w for w in ROWS if "ci" in w.tags]
+NARROW = (torch.bfloat16, torch.float16)
+OPERATORS = torch.ops.helion_sinkhorn
+
+
+def drawn(b=2, m=40, n=24, dtype=torch.float32, values="model", seed=0):
+    return BalanceWorkload("drawn", b, frozenset(), "", n, m, dtype, values).make_inputs(seed)[0]
+
+
+def assert_right(found, update, **settings):
+    workload = BalanceWorkload(
+        "", 1, frozenset(), "", dtype=update.dtype, settings=BalanceOptions(**settings)
+    )
+    assert truths(workload, update)["u"].judge(found).reasons == []
+
+
+@pytest.mark.parametrize("row", CI, ids=lambda row: row.name)
+def test_workloads_are_within_their_budget(row):
+    (update,) = row.make_inputs()
+    found = sinkhorn_balance(update, **row.options)
+    assert (found.dtype, found.shape) == (update.dtype, update.shape)
+    assert_right(found, update, **row.options)
+
+
+@pytest.mark.parametrize("options", [{}, {"first": "cols"}, {"steps": 4, "scale": "none"}], ids=str)
+def test_float64_is_the_specification(options):
+    update = drawn(dtype=torch.float64)
+    expected = reference.sinkhorn_balance(update, **options)
+    torch.testing.assert_close(sinkhorn_balance(update, **options), expected, rtol=1e-13, atol=1e-13)
+
+
+def test_the_steps_number_by_number():
+    """Two rows that stay and one that is masked: rows, columns, rows, by loops."""
+    rows, eps = [[3.0, -4.0, 1.0], [0.5, 2.0, 8.0], [1e-4, 2e-4, 0.0]], 1e-20
+    found = sinkhorn_balance(torch.tensor(rows, dtype=torch.float64), steps=3)
+    u = [*rows[:2], [0.0, 0.0, 0.0]]
+    for k in range(3):
+        if k % 2 == 0:
+            norms = [math.sqrt(sum(x * x for x in row)) for row in u]
+            u = [[x / (norm + eps) for x in row] for row, norm in zip(u, norms, strict=True)]
+        else:
+            norms = [math.sqrt(sum(row[j] ** 2 for row in u)) for j in range(3)]
+            u = [[x / (norm + eps) for x, norm in zip(row, norms, strict=True)] for row in u]
+    expected = torch.tensor(u, dtype=torch.float64) * math.sqrt(3)
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=0.0)
+
+
+def test_rows_end_with_a_root_mean_square_of_one():
+    found, update = sinkhorn_balance(u := drawn(m=64, n=48)), u
+    squares = found.double().square().mean(-1)
+    norms = update.norm(dim=-1)
+    masked = norms <= 1e-3 * norms.mean(-1, keepdim=True)
+    assert masked.any()
+    assert (squares[masked] == 0).all()
+    assert (squares[~masked] - 1).abs().max() < 1e-5
+    # SinkGD's steps end with the columns
+    columns = sinkhorn_balance(drawn(values="normal"), steps=10, scale="none").double().norm(dim=-2)
+    assert (columns - 1).abs().max() < 1e-5
+
+
+def test_more_steps_balance_better():
+    update = drawn(1, 60, 50, values="normal") * torch.linspace(0.01, 3, 50)
+    spread = [
+        sinkhorn_balance(update, steps=k, zero_row_threshold=0.0).double().norm(dim=-2).std().item()
+        for k in (1, 3, 7)
+    ]
+    assert spread[0] > 10 * spread[1] > 10 * spread[2]
+
+
+@given(
+    st.integers(0, 3), st.integers(0, 30), st.integers(1, 40), st.integers(1, 7),
+    st.sampled_from(("rows", "cols")), st.sampled_from((0.0, 1e-3, 0.5)),
+    st.sampled_from((torch.float32, *NARROW)), st.integers(0, 9),
+)  # fmt: skip
+def test_any_call_against_float64(b, m, n, steps, first, threshold, dtype, seed):
+    update = drawn(b, m, n, dtype, "normal", seed)
+    options = {"steps": steps, "first": first, "zero_row_threshold": threshold}
+    norms = update.double().norm(dim=-1)
+    edge = threshold * norms.mean(-1, keepdim=True)
+    if ((norms - edge).abs() <= 1e-5 * edge).any():
+        return  # rows that rounding may take for either
+    found = sinkhorn_balance(update, **options)
+    assert found.shape == update.shape
+    if update.numel():
+        workload = BalanceWorkload("", 1, frozenset(), "", dtype=dtype, settings=BalanceOptions(**options))
+        assert truths(workload, update)["u"].worst(found) <= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_pieces_and_the_matrices_around_change_no_bit(dtype, monkeypatch):
+    update = drawn(5, 90, 33, dtype)
+    whole = sinkhorn_balance(update)
+    for part in (slice(0, 1), slice(3, 5), slice(0, 5, 2)):
+        assert torch.equal(sinkhorn_balance(update[part]), whole[part])
+    assert torch.equal(sinkhorn_balance(update[2]), whole[2])
+    assert torch.equal(sinkhorn_balance(update.expand(2, 3, *update.shape))[1, 2], whole)
+    monkeypatch.setattr(pieces, "ENTRIES", 33 * 20)
+    found = sinkhorn_balance(update)
+    assert torch.equal(sinkhorn_balance(update[3]), found[3])
+    torch.testing.assert_close(found, whole)
+
+
+def test_layouts_and_out():
+    update = drawn()
+    before, expected = update.clone(), sinkhorn_balance(update)
+    assert torch.equal(update, before)
+    assert torch.equal(sinkhorn_balance(update.mT.contiguous().mT), expected)
+    assert torch.equal(sinkhorn_balance(torch.stack([update, update], -1)[..., 1]), expected)
+    for out in (
+        torch.empty_like(update),
+        torch.empty_like(update.mT.contiguous()).mT,
+        update.mT.contiguous().mT,
+    ):
+        assert sinkhorn_balance(update, out=out) is out
+        assert torch.equal(out, expected)
+    into = torch.zeros(2, 40, 2, 24)
+    sinkhorn_balance(update, out=into[:, :, 1])
+    assert torch.equal(into[:, :, 1], expected)
+    assert not into[:, :, 0].any()
+    assert sinkhorn_balance(update, out=update) is update
+    assert torch.equal(update, expected)
+
+
+@pytest.mark.parametrize(
+    ("bad", "threshold"), [(math.nan, 1e-3), (math.nan, 0.0), (math.inf, 1e-3), (math.inf, 0.0)]
+)
+def test_what_is_not_finite_stays_in_its_matrix(bad, threshold):
+    update = drawn(3)
+    expected = sinkhorn_balance(update, zero_row_threshold=threshold)
+    update[1, 2, 3] = bad
+    found = sinkhorn_balance(update, zero_row_threshold=threshold)
+    assert torch.equal(found[::2], expected[::2])
+    # no row has a norm beyond a mean that is infinite
+    zeros = bad == math.inf and threshold > 0
+    assert not found[1].any() if zeros else found[1].isnan().any()
+
+
+def test_zeros_stay_zeros():
+    assert not sinkhorn_balance(torch.zeros(3, 5, 4)).any()
+    update = drawn(1, 20, 9)
+    update[..., 4] = 0.0
+    found = sinkhorn_balance(update)
+    assert not found[..., 4].any()
+    assert found.isfinite().all()
+
+
+def test_autocast_changes_nothing():
+    update = drawn()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = sinkhorn_balance(update)
+    assert torch.equal(found, sinkhorn_balance(update))
+
+
+def schema_call(update, **options):
+    return update, *BalanceOptions(**options), [], "pytorch"
+
+
+@pytest.mark.parametrize(
+    "update", [drawn(), drawn(0), drawn().mT, drawn(dtype=torch.bfloat16)[0]], ids=lambda t: str(t.shape)
+)
+def test_opcheck(update):
+    torch.library.opcheck(OPERATORS.sinkhorn_balance.default, schema_call(update))
+    first, *rest = schema_call(update)
+    torch.library.opcheck(OPERATORS.sinkhorn_balance_into.default, (first, torch.zeros_like(first), *rest))
+
+
+def test_fakes_have_the_metadata_of_what_runs():
+    for update in (drawn(), drawn().mT, drawn(0), drawn(dtype=torch.float16)[..., ::2]):
+        with FakeTensorMode() as mode:
+            fake = sinkhorn_balance(mode.from_tensor(update))
+        found = sinkhorn_balance(update)
+        assert (fake.shape, fake.dtype) == (found.shape, found.dtype)
+        assert not found.numel() or fake.stride() == found.stride()
+    assert sinkhorn_balance(drawn().to("meta")).device.type == "meta"
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, 3])
+def test_vmap(dim):
+    each = [drawn(seed=k) for k in range(3)]
+    found = torch.vmap(sinkhorn_balance, in_dims=dim)(torch.stack(each, dim))
+    assert torch.equal(found, torch.stack([sinkhorn_balance(t) for t in each]))
+
+
+def test_compiled_and_exported():
+    update = drawn()
+    expected = sinkhorn_balance(update)
+    compiled = torch.compile(sinkhorn_balance, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(update), expected)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def twice(t):
+        sinkhorn_balance(t, out=t)
+        return t + 1
+
+    other = update.clone()
+    assert torch.equal(twice(other), expected + 1)
+    assert torch.equal(other, expected)
+
+    class Balance(torch.nn.Module):
+        def forward(self, x):
+            return sinkhorn_balance(x)
+
+    exported = torch.export.export(Balance(), (update,)).module()
+    assert torch.equal(exported(update), expected)
+
+
+def test_other_sizes_are_compiled_once():
+    assert dynamic_frames(sinkhorn_balance, [(drawn(2, 20 + k, 9 + 2 * k),) for k in range(3)]) == 1
+
+
+def test_no_gradient():
+    update, said = drawn().requires_grad_(), r"sinkhorn_balance has no gradient.*torch.no_grad\(\)"
+    for call in (
+        lambda: sinkhorn_balance(update),
+        lambda: sinkhorn_balance(update.detach(), out=torch.empty_like(update) * update),
+        lambda: torch.func.grad(lambda t: sinkhorn_balance(t).sum())(update.detach()),
+        lambda: torch.func.jvp(sinkhorn_balance, (update.detach(),), (update.detach(),)),
+        lambda: OPERATORS.sinkhorn_balance(*schema_call(update)).sum().backward(),
+        lambda: torch.compile(sinkhorn_balance, backend="aot_eager")(update).sum().backward(),
+    ):
+        with pytest.raises(Exception, match=said):
+            call()
+    with torch.no_grad():
+        assert not sinkhorn_balance(update).requires_grad
+        sinkhorn_balance(update, out=update)
+
+
+def test_autograd_sees_what_is_written():
+    saved = drawn().requires_grad_()
+    product = (saved * (out := drawn(seed=1))).sum()
+    with torch.no_grad():
+        sinkhorn_balance(saved, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+F32 = torch.ones(2, 3, 4)
+REFUSED = {
+    "a list": (([1.0],), {}, TypeError, r"update is a list; pass a torch.Tensor of shape \(..., m, n\)"),
+    "integers": ((F32.long(),), {}, TypeError, "update has dtype torch.int64; accepted are"),
+    "a vector": ((F32[0, 0],), {}, ValueError, r"update has shape \(4,\); pass \(\.\.\., m, n\)"),
+    "no columns": ((F32[..., :0],), {}, ValueError, "whose rows have an entry"),
+    "no steps": ((F32,), {"steps": 0}, ValueError, "steps is 0"),
+    "half a step": ((F32,), {"steps": 1.5}, TypeError, "steps is"),
+    "threshold": ((F32,), {"zero_row_threshold": -1.0}, ValueError, "zero_row_threshold is -1.0; pass"),
+    "threshold of a string": ((F32,), {"zero_row_threshold": "1"}, TypeError, "zero_row_threshold is"),
+    "no eps": ((F32,), {"eps": 0.0}, ValueError, "eps is 0.0; pass a finite float of at least 1e-30"),
+    "eps": ((F32,), {"eps": math.inf}, ValueError, "eps is inf"),
+    "scale": ((F32,), {"scale": "rms"}, ValueError, "use one of 'row_rms'"),
+    "first": ((F32,), {"first": "columns"}, ValueError, "use one of 'rows', 'cols'"),
+    "out of another dtype": ((F32,), {"out": F32.half()}, TypeError, "out has dtype torch.float16, update"),
+    "out of another shape": ((F32,), {"out": F32[:1]}, ValueError, r"out has shape \(1, 3, 4\).*\(2, 3, 4\)"),
+    "out elsewhere": ((F32,), {"out": F32.to("meta")}, ValueError, "out is on meta, update on cpu"),
+    "implementation": ((F32,), {"implementation": "cuda"}, ValueError, "use one of 'auto'"),
+    "helion on a CPU": ((F32,), {"implementation": "helion"}, NotImplementedError, "update is on cpu; use"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_what_to_do(case):
+    arguments, options, kind, said = REFUSED[case]
+    with pytest.raises(kind, match=said):
+        sinkhorn_balance(*arguments, **options)

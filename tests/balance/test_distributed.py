@@ -1,0 +1,55 @@
+"""sinkhorn_balance of rows that two processes share."""
+
+from __future__ import annotations
+
+import balance_ranks
+import pytest
+import torch
+from balance_ranks import MODEL, SHARES, WORKLOADS
+from torch.distributed.tensor import Shard
+
+from helion_sinkhorn import sinkhorn_balance
+from helion_sinkhorn.lab.balance.evidence import truths
+from helion_sinkhorn.optim import SinkhornBalanced
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("share", SHARES)
+def test_parts_are_the_parts_of_the_whole(on_two_processes, name, share):
+    """Within the budget of the whole: the mean of the norms and the columns' norms are those of all rows."""
+    found = torch.cat([of[name, share] for of in on_two_processes(balance_ranks.of_group)], 1)
+    assert truths(WORKLOADS[name], *WORKLOADS[name].make_inputs())["u"].judge(found).reasons == []
+
+
+def test_what_each_rank_would_do_alone_is_something_else():
+    (update,) = MODEL.make_inputs()
+    alone = torch.cat([sinkhorn_balance(t) for t in update.chunk(2, 1)], 1)
+    assert truths(MODEL, update)["u"].worst(alone) > 100
+
+
+@pytest.mark.parametrize("how", [False, True, "out"])
+@pytest.mark.parametrize("dim", [1, 0])
+def test_dtensors(on_two_processes, dim, how):
+    """As FSDP2 shards: uneven parts of rows, or matrices of a batch; eager, compiled, written to `out`."""
+    (update,) = MODEL.make_inputs()
+    for of in on_two_processes(balance_ranks.of_dtensors):
+        whole, placements, stride = of[dim, how]
+        assert truths(MODEL, update)["u"].judge(whole).reasons == []
+        assert (placements, stride) == ((Shard(dim),), update.stride())
+
+
+def test_an_optimizer_of_dtensors(on_two_processes):
+    w, gradients = balance_ranks.optimized()
+    optimizer = SinkhornBalanced([w.requires_grad_()], 0.1)
+    for g in gradients:
+        w.grad = g
+        optimizer.step()
+    for found in on_two_processes(balance_ranks.of_optimizer):
+        torch.testing.assert_close(found, w.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_placements_that_are_refused(on_two_processes):
+    for of in on_two_processes(balance_ranks.of_dtensors):
+        assert of["replicated"] == ""
+        for name in ("columns", "partial"):
+            assert "a row must be whole: call .redistribute" in of[name]

@@ -1,0 +1,146 @@
+"""sinkhorn_balance on a CUDA or ROCm device, against float64 on the CPU."""
+
+from __future__ import annotations
+
+import itertools
+
+import balance_ranks
+import pytest
+import torch
+from balance_ranks import WORKLOADS
+from cuda_graphs import capture
+from processes import WORLD, Ranks
+
+from helion_sinkhorn import reference, sinkhorn_balance
+from helion_sinkhorn.lab.balance.evidence import EVIDENCE, truths
+from helion_sinkhorn.lab.balance.workloads import ROWS, BalanceWorkload
+from helion_sinkhorn.optim import SinkhornBalanced
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+
+
+def run(update, **options):
+    return sinkhorn_balance(update.to(DEVICE), implementation="helion", **options)
+
+
+def check(workload):
+    (update,) = workload.make_inputs()
+    assert truths(workload, update)["u"].judge(run(update, **workload.options)).reasons == []
+
+
+@pytest.mark.parametrize("workload", [w for w in ROWS if "ci" in w.tags], ids=lambda w: w.name)
+def test_workloads(workload):
+    check(workload)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [2, 31, 256, 1000, 4099, 16384])
+def test_columns(n, dtype):
+    check(BalanceWorkload("columns", 2, frozenset(), "", n, 70, dtype))
+
+
+@pytest.mark.parametrize("m", [1, 2, 17, 5001])
+def test_rows(m):
+    check(BalanceWorkload("rows", 1, frozenset(), "", 40, m))
+
+
+def test_bits_do_not_depend_on_the_matrices_around_or_the_run():
+    (update,) = BalanceWorkload("batch", 5, frozenset(), "", 256, 700).make_inputs(device=DEVICE)
+    whole = run(update)
+    assert torch.equal(run(update), whole)
+    assert torch.equal(run(update[3]), whole[3])
+    assert torch.equal(run(update[1:4]), whole[1:4])
+
+
+def test_in_place_elsewhere_and_of_any_layout():
+    (update,) = BalanceWorkload("layouts", 2, frozenset(), "", 64, 96).make_inputs(device=DEVICE)
+    before, expected = update.clone(), run(update)
+    assert torch.equal(update, before)
+    assert torch.equal(run(update.mT.contiguous().mT), expected)
+    shifted = torch.empty(update.numel() + 1, device=DEVICE)[1:].view(update.shape).copy_(update)
+    assert torch.equal(run(shifted), expected)
+    out = torch.empty_like(update.mT).mT
+    assert run(update, out=out) is out
+    assert torch.equal(out, expected)
+    assert run(update, out=update) is update
+    assert torch.equal(update, expected)
+
+
+def test_cuda_graphs_and_another_stream():
+    (update,) = BalanceWorkload("graph", 1, frozenset(), "", 256, 3000).make_inputs(device=DEVICE)
+    expected, other = run(-update), update.clone()
+    graph, found = capture(lambda: run(other))
+    other.neg_()
+    graph.replay()
+    assert torch.equal(found, expected)
+
+
+def test_a_captured_step_takes_the_learning_rate_of_its_replay():
+    params, others = ([torch.ones(300, 64, device=DEVICE).requires_grad_() for _ in range(2)] for _ in "ab")
+    lr = torch.tensor(0.1, device=DEVICE)
+    optimizer, eager = SinkhornBalanced(params, lr), SinkhornBalanced(others, lr)
+    for k, (p, other) in enumerate(zip(params, others, strict=True)):
+        (update,) = BalanceWorkload("step", 1, frozenset(), "", 64, 300).make_inputs(k, DEVICE)
+        p.grad, other.grad = update[0], update[0].clone()
+    optimizer.step()
+    eager.step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    lr.fill_(0.3)
+    graph.replay()
+    eager.step()
+    for p, other in zip(params, others, strict=True):
+        assert torch.equal(p, other)
+
+
+def test_compiled():
+    (update,) = BalanceWorkload("compiled", 1, frozenset(), "", 128, 300).make_inputs(device=DEVICE)
+    assert torch.equal(torch.compile(sinkhorn_balance, fullgraph=True)(update), run(update))
+
+
+def test_memory_beside_the_result():
+    update = torch.randn(20000, 1024, device=DEVICE)
+    run(update)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run(update)
+    assert torch.cuda.max_memory_allocated() - before <= 1.1 * update.nbytes
+
+
+def test_more_than_two_to_the_31_elements():
+    n = 4096
+    rows = (1 << 31) // n + 5
+    update = torch.zeros(rows, n, dtype=torch.bfloat16, device=DEVICE)
+    (few,) = BalanceWorkload("few", 1, frozenset(), "", n, 40, torch.bfloat16, "normal").make_inputs()
+    update[-40:] = few[0].to(DEVICE)
+    run(update, out=update)
+    expected = reference.sinkhorn_balance(few[0].double())
+    assert not update[:-40].any()
+    assert ((update[-40:].cpu() - expected).abs() <= 2.0**-8 * expected.abs() + 1e-6).all()
+
+
+def test_every_choice_gives_what_its_budget_allows():
+    from helion_sinkhorn.configs.device import current
+    from helion_sinkhorn.lab.operators import KERNELS
+    from helion_sinkhorn.runtime.kernel import candidates
+
+    (workload,) = (w for w in ROWS if w.name == "balance_model")
+    for name, call in EVIDENCE.kernel_calls(workload):
+        for choice in itertools.islice(candidates(KERNELS[name], call, current(0)), 0, None, 3):
+            assert EVIDENCE.error(call, choice, DEVICE) <= 1, choice
+
+
+def test_rows_on_two_gpus():
+    if torch.cuda.device_count() < WORLD:
+        pytest.skip(f"{WORLD} GPUs are needed")
+    ranks = Ranks("cuda")
+    found = ranks(balance_ranks.of_group)
+    ranks.stop()
+    for name, share in found[0]:
+        (update,) = WORKLOADS[name].make_inputs()
+        whole = torch.cat([of[name, share] for of in found], 1)
+        assert truths(WORKLOADS[name], update)["u"].judge(whole).reasons == [], (name, share)

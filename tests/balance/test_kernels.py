@@ -1,0 +1,69 @@
+"""The bodies of sinkhorn_balance, run eagerly by Helion's reference mode, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference_mode import of_each_variant
+
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.lab.balance.evidence import EVIDENCE, truths
+from helion_sinkhorn.lab.balance.workloads import ROWS, BalanceWorkload
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.ops.balance import launch
+from helion_sinkhorn.ops.balance.launch import Launches
+from helion_sinkhorn.runtime.kernel import candidates
+
+
+def check(workload):
+    (update,) = workload.make_inputs()
+    assert truths(workload, update)["u"].judge(EVIDENCE.run(workload, {}, ("u",), update)["u"]).reasons == []
+
+
+@pytest.mark.parametrize("workload", [w for w in ROWS if "ci" in w.tags], ids=lambda w: w.name)
+def test_every_workload_is_within_its_budget(workload):
+    check(workload)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("n", [2, 3, 31, 64, 130])
+def test_columns(n, dtype):
+    check(BalanceWorkload("columns", 2, frozenset(), "", n, 37, dtype, "normal"))
+
+
+@pytest.mark.parametrize("call", [*EVIDENCE.kernel_calls(ROWS[0])], ids=lambda call: call[0])
+def test_every_variant_that_is_tried_is_within_its_budget(call):
+    name, of = call
+    for choice in of_each_variant(candidates(KERNELS[name], of, DEVICES["h200"])):
+        assert EVIDENCE.error(of, choice, "cpu") <= 1, choice
+
+
+def test_rows_that_are_masked_are_not_read():
+    """All passes behind the norms give the same whatever they hold."""
+    (update,) = ROWS[4].make_inputs()
+    live = update.norm(dim=2) > 0.05
+    x = torch.where(live.unsqueeze(2), update, torch.nan)
+    passes, d = Launches(), live.float()
+    c, found = torch.rand(update.size(0), update.size(2)), []
+    for given in (update, x):
+        sums, stepped = passes.squares(given, c, d, passes.order(live), 1e-20, True, True)
+        out = torch.empty_like(given)
+        passes.finish(given, c, stepped, out, 1e-20, True, 1.0)
+        found.append((sums, stepped, out))
+    assert not live.all()
+    assert all(map(torch.equal, *found))
+
+
+def test_the_order_has_each_row_once_and_the_masked_ones_last():
+    live = torch.rand(3, 50) < 0.4
+    rows, count = Launches().order(live)
+    assert count.tolist() == live.sum(1).tolist()
+    for k, of in enumerate(rows.view(3, 50)):
+        assert of[: count[k]].tolist() == (live[k].nonzero().flatten() + 50 * k).tolist()
+        assert sorted(of.tolist()) == [*range(50 * k, 50 * k + 50)]
+
+
+def test_shares_do_not_depend_on_the_batch():
+    one, many = (Launches()._shares(torch.empty(b, 5000, 256)) for b in (1, 9))
+    assert one == many > 1
+    assert launch.call_for(256, torch.float32).columns == 256

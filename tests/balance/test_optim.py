@@ -1,0 +1,203 @@
+"""SinkhornBalanced and SinkGD: their steps in float64 by loops, state, groups, and what they refuse."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+
+from helion_sinkhorn.optim import BUFFER, SinkGD, SinkhornBalanced
+
+SHAPES = (30, 8), (30, 8), (12, 20), (2, 9, 5)
+
+
+def weights(dtype=torch.float64, shapes=SHAPES):
+    return [randn(*shape, seed=k, dtype=dtype).requires_grad_() for k, shape in enumerate(shapes)]
+
+
+def gradient(k, step, p):
+    """Rows of many sizes, some zero or small."""
+    g = randn(*p.shape, seed=100 * step + k, dtype=p.dtype) * torch.logspace(-1, 1, p.size(-1), dtype=p.dtype)
+    g[..., 1 + step, :] = 0.0
+    g[..., 4, :] *= 1e-6
+    return g
+
+
+def train(optimizer, params, steps=3, first=0):
+    for step in range(first, first + steps):
+        for k, p in enumerate(params):
+            p.grad = gradient(k, step, p)
+        optimizer.step()
+    return params
+
+
+def balanced(rows, steps, threshold, factor):
+    """Lists of rows, balanced number by number."""
+    norms = [math.sqrt(sum(x * x for x in row)) for row in rows]
+    least = threshold * sum(norms) / len(norms)
+    u = [row if norm > least else [0.0] * len(row) for row, norm in zip(rows, norms, strict=True)]
+    for k in range(steps):
+        lines = u if k % 2 == 0 else [*zip(*u, strict=True)]
+        lines = [[x / (math.sqrt(sum(y * y for y in line)) + 1e-20) for x in line] for line in lines]
+        u = lines if k % 2 == 0 else [list(row) for row in zip(*lines, strict=True)]
+    return [[factor * x for x in row] for row in u]
+
+
+def plain_loop(params, lr, momentum, nesterov, steps=3):
+    """SinkhornBalanced by loops over numbers."""
+    found = []
+    for k, p in enumerate(params):
+        w, average = p.detach().flatten(0, -3).clone() if p.dim() > 2 else p.detach().clone()[None], None
+        for step in range(steps):
+            g = gradient(k, step, p).view(w.shape)
+            average = (1 - momentum) * g if average is None else momentum * average + (1 - momentum) * g
+            u = momentum * average + (1 - momentum) * g if nesterov else average
+            for matrix, update in zip(w, u, strict=True):
+                matrix -= lr * torch.tensor(
+                    balanced(update.tolist(), 11, 1e-3, math.sqrt(update.size(1))), dtype=w.dtype
+                )
+        found.append(w.view(p.shape))
+    return found
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.95, True), (0.8, False), (0.0, True)])
+def test_sinkhorn_balanced_is_the_algorithm(momentum, nesterov, foreach):
+    params = weights()
+    expected = plain_loop(params, 0.1 * 0.18, momentum, nesterov)
+    train(SinkhornBalanced(params, 0.1, momentum, nesterov=nesterov, foreach=foreach), params)
+    for p, w in zip(params, expected, strict=True):
+        torch.testing.assert_close(p.detach(), w, rtol=1e-12, atol=1e-13)
+
+
+def test_sinkgd_is_the_algorithm():
+    (p,) = params = weights(shapes=[(30, 8)])
+    expected = p.detach().clone()
+    for step in range(2):
+        u = gradient(0, step, p)
+        for k in range(10):
+            root = u.square().mean(-1 - k % 2, keepdim=True).sqrt()
+            u = u / torch.where(root == 0, 1.0, root)
+        expected -= 0.1 * u
+    optimizer = SinkGD(params, 0.1)
+    train(optimizer, params, 2)
+    torch.testing.assert_close(p.detach(), expected, rtol=1e-12, atol=1e-13)
+    assert not optimizer.state
+
+
+def test_tensors_of_one_shape_together_are_each_alone():
+    together, alone = weights(torch.float32), weights(torch.float32)
+    train(SinkhornBalanced(together), together)
+    train(SinkhornBalanced(alone, foreach=False), alone)
+    assert_equal(together, alone)
+
+
+def test_a_state_dict_goes_on():
+    params, others = weights(torch.float32), weights(torch.float32)
+    optimizer = SinkhornBalanced(params, 0.1)
+    train(optimizer, params, 2)
+    with torch.no_grad():
+        for p, other in zip(params, others, strict=True):
+            other.copy_(p)
+    resumed = SinkhornBalanced(others, 0.5, 0.1)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert_equal(train(resumed, others, 2, first=2), train(optimizer, params, 2, first=2))
+    assert {*optimizer.state[params[0]]} == {BUFFER}
+
+
+def test_groups_have_their_own_options():
+    params, apart = weights(), weights()
+    train(
+        SinkhornBalanced([{"params": params[:1], "lr": 0.5}, {"params": params[1:], "steps": 3}], 0.1), params
+    )
+    train(SinkhornBalanced(apart[:1], 0.5), apart[:1])
+    rest = SinkhornBalanced(apart[1:], 0.1, steps=3)
+    for step in range(3):
+        for k, p in enumerate(apart[1:], 1):
+            p.grad = gradient(k, step, p)
+        rest.step()
+    assert_equal(params, apart)
+
+
+def test_a_parameter_without_a_gradient_stays():
+    params = weights()
+    before = params[1].detach().clone()
+    params[0].grad = gradient(0, 0, params[0])
+    SinkhornBalanced(params).step()
+    assert torch.equal(params[1], before)
+    assert not torch.equal(params[0], weights()[0])
+
+
+@pytest.mark.parametrize("kind", [SinkhornBalanced, SinkGD])
+def test_lr_as_a_tensor_is_read_in_each_step(kind):
+    params, others = weights(), weights()
+    lr = torch.tensor(0.1, dtype=torch.float64)
+    optimizer, other = kind(params, lr), kind(others, 0.1)
+    train(optimizer, params, 1)
+    train(other, others, 1)
+    lr.fill_(0.3)
+    other.param_groups[0]["lr"] = 0.3
+    for p, w in zip(train(optimizer, params, 1, 1), train(other, others, 1, 1), strict=True):
+        torch.testing.assert_close(p, w)
+
+
+def test_schedulers_and_closures():
+    (p,) = params = weights(shapes=[(6, 4)])
+    optimizer = SinkhornBalanced(params, 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = p.square().sum()
+        loss.backward()
+        return loss
+
+    losses = []
+    for _ in range(3):
+        losses.append(optimizer.step(closure).item())
+        scheduler.step()
+    assert losses[0] > losses[1] > losses[2]
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 8)
+
+
+def test_narrow_and_strided_parameters():
+    wide = randn(8, 30).bfloat16().mT.requires_grad_()
+    wide.grad = gradient(0, 0, wide)
+    before = wide.detach().clone()
+    SinkGD([wide], 0.1).step()
+    step = (before.float() - wide.float()) / 0.1
+    assert step.square().mean(-2).sub(1).abs().max() < 0.1
+    assert not step[1].any()
+
+
+F64 = [torch.zeros(3, 4)]
+REFUSED = {
+    "a vector": (
+        SinkhornBalanced,
+        ([torch.zeros(3)],),
+        {},
+        r"has shape \(3,\); SinkhornBalanced takes matrices",
+    ),
+    "lr": (SinkGD, (F64, -0.1), {}, "lr is -0.1; pass a finite float"),
+    "lr of two": (SinkGD, (F64, torch.ones(2)), {}, r"lr has shape \(2,\)"),
+    "momentum": (SinkhornBalanced, (F64, 0.1, 1.0), {}, "momentum is 1.0; pass a float from 0"),
+    "steps": (SinkhornBalanced, (F64,), {"steps": 0}, "steps is 0"),
+    "iterations": (SinkGD, (F64,), {"iterations": 0}, "steps is 0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_what_to_do(case):
+    kind, arguments, options, said = REFUSED[case]
+    with pytest.raises(ValueError, match=said):
+        kind(*arguments, **options)
+
+
+def test_sparse_gradients_are_refused():
+    embedding = torch.nn.Embedding(5, 3, sparse=True)
+    embedding(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(ValueError, match="a gradient is sparse"):
+        SinkhornBalanced(embedding.parameters()).step()

@@ -1,0 +1,79 @@
+"""sinkhorn_balance on the two processes of a mesh, which share the rows of matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+from helion_sinkhorn import sinkhorn_balance
+from helion_sinkhorn.lab.balance.workloads import ROWS, BalanceWorkload
+from helion_sinkhorn.optim import SinkhornBalanced
+
+WORKLOADS = {w.name: w for w in ROWS if w.name in ("balance_model", "balance_tall", "balance_columns_first")}
+MODEL = WORKLOADS["balance_model"]
+SHARES = 0.5, 0.1, 0.0
+"""Which part of the rows the first process has."""
+REFUSED = {"columns": Shard(2), "partial": Partial(), "replicated": Replicate()}
+
+
+def part_of(workload: BalanceWorkload, share: float, mesh: Any) -> torch.Tensor:
+    """This process's rows."""
+    (update,) = workload.make_inputs()
+    first = int(share * workload.tokens)
+    parts = update.split([first, workload.tokens - first], 1)
+    return parts[mesh.get_rank()].contiguous().to(mesh.device_type)
+
+
+def of_group(mesh: Any) -> dict[tuple[str, float], torch.Tensor]:
+    """By workload and share; every second one in place."""
+    found, group = {}, mesh.get_group()
+    for k, (name, share) in enumerate((name, share) for name in WORKLOADS for share in SHARES):
+        part = part_of(WORKLOADS[name], share, mesh)
+        out = part if k % 2 else None
+        found[name, share] = sinkhorn_balance(part, group=group, out=out, **WORKLOADS[name].options).cpu()
+    return found
+
+
+def of_optimizer(mesh: Any) -> torch.Tensor:
+    """A weight behind two steps, whose rows two ranks share unevenly."""
+    w, gradients = optimized()
+    parameter = torch.nn.Parameter(distribute_tensor(w.to(mesh.device_type), mesh, [Shard(0)]))
+    optimizer = SinkhornBalanced([parameter], 0.1)
+    for g in gradients:
+        parameter.grad = distribute_tensor(g.to(mesh.device_type), mesh, [Shard(0)])
+        optimizer.step()
+    return parameter.detach().full_tensor().cpu()
+
+
+def optimized() -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """A weight of 99 rows and its gradients in two steps."""
+    w, *gradients = MODEL.make_inputs()[0]
+    return w, gradients
+
+
+def of_dtensors(mesh: Any) -> dict[Any, Any]:
+    """Whole results, with their placements, by the dimension that is sharded and whether compiled; and what
+    is raised by the placements that are refused."""
+    (update,) = MODEL.make_inputs()
+    found: dict[Any, Any] = {}
+    for dim in (1, 0):
+        given = distribute_tensor(update.to(mesh.device_type), mesh, [Shard(dim)])
+        for compiled in (False, True):
+            torch._dynamo.reset()
+            run = torch.compile(sinkhorn_balance, backend="aot_eager") if compiled else sinkhorn_balance
+            u = run(given)
+            found[dim, compiled] = u.full_tensor().cpu(), u.placements, u.stride()
+        out = torch.zeros_like(given)
+        assert sinkhorn_balance(given, out=out) is out
+        found[dim, "out"] = out.full_tensor().cpu(), out.placements, out.stride()
+    for name, placement in REFUSED.items():
+        # no collective: parts to be added are made of what is here
+        x = DTensor.from_local(update.to(mesh.device_type), mesh, [placement], run_check=False)
+        try:
+            sinkhorn_balance(x)
+            found[name] = ""
+        except ValueError as error:
+            found[name] = str(error)
+    return found
