@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.integrations.replacement import Known, Package, Patched, replace, restore
-from helion_sinkhorn.mhc.functional import hc_coeffs
+from helion_sinkhorn.mhc.modules import check_streams_of
 from helion_sinkhorn.nn import HyperBoundary, HyperConnection, HyperHead
 from helion_sinkhorn.ops.mhc.post.api import hc_post
 from helion_sinkhorn.ops.mhc.pre.api import hc_pre
-from helion_sinkhorn.ops.mhc.site.crossing import Crossing
+from helion_sinkhorn.ops.mhc.site.crossing import Crossing, check_site, coefficients
 from helion_sinkhorn.ops.sinkhorn.api import sinkhorn
 
 TESTED = ("0.7.0",)
@@ -88,7 +88,7 @@ class DeepseekV4HyperConnection(v4.DeepseekV4HyperConnection, HyperConnection):
     def compute_weights(
         self, hidden_streams: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return coefficients(self, hidden_streams)
+        return mix(self, hidden_streams)
 
 
 class DeepseekV4HyperHead(v4.DeepseekV4HyperHead, HyperHead):
@@ -155,7 +155,7 @@ class DeepseekV41HyperConnection(v41.DeepseekV41HyperConnection, HyperBoundary):
         """The mix of the streams; with pre_mix the way into a sublayer, which `output` of the one `before`
         is added to the streams on."""
         if pre_mix is None:
-            return v41.DeepseekV41Mix(*coefficients(self, hidden_states))
+            return v41.DeepseekV41Mix(*mix(self, hidden_states))
         post, comb = (None, None) if before is None else (before.post, before.comb)
         return HyperBoundary.forward(self, output, hidden_states, post, comb, pre_mix)
 
@@ -213,9 +213,11 @@ class DeepseekV41Block(v41_model.DeepseekV41Block):
         return hc_post(output, site.residual, site.post, site.comb), site.pre, attended.state
 
 
-def coefficients(site: HyperConnection, streams: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def mix(site: HyperConnection, streams: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """(pre, post, comb) of a site."""
-    return hc_coeffs(streams, *site.site[:3], **site.options._asdict(), implementation=site.implementation)
+    check_streams_of(site, streams)
+    check_site(streams, site.site)
+    return coefficients(streams, site.site, site.options, site.implementation)
 
 
 def connection_like(module: Any, **options: Any) -> HyperConnection:
