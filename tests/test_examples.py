@@ -103,6 +103,13 @@ def test_lora_learns_and_leaves_the_rest_frozen(monkeypatch, capsys):
     assert "Patched(connections=4, heads=1, layers=2)" in capsys.readouterr().out
 
 
+def test_torchtitan_s_modules_get_forwards_of_this_package(capsys):
+    from examples import torchtitan_model
+
+    assert 0 < torchtitan_model.main() < 2e-5
+    assert "3 modules of " in capsys.readouterr().out
+
+
 def test_jax_gets_the_function_and_its_gradient():
     pytest.importorskip("jax", reason="needs jax: pip install jax")
     from examples import jax_dlpack

@@ -5,10 +5,11 @@ transformers is no dependency of the package: this module alone imports it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from helion_sinkhorn.integrations.replacement import Known, Package
 from helion_sinkhorn.nn import HyperConnection, HyperHead
 from helion_sinkhorn.ops.mhc.post.api import hc_post
 
@@ -22,7 +23,6 @@ except ImportError as error:
         "helion_sinkhorn.integrations.transformers needs a transformers that has DeepseekV4 and GLM-5.3: "
         f"pip install transformers=={TESTED[-1]}"
     ) from error
-INSTALLED = transformers.__version__
 
 
 # These are subclasses of what they replace: transformers' `_init_weights` knows them, and the wrapping
@@ -90,53 +90,52 @@ class Glm5NextTextDecoderLayer(glm.Glm5NextTextDecoderLayer):
         return hc_post(output, site.residual, site.post, site.comb), chosen
 
 
-class Known(NamedTuple):
-    """A class of transformers whose forward method `patch` replaces."""
-
-    theirs: type[torch.nn.Module]
-    ours: type[torch.nn.Module] | None
-    """The class that takes its place; None of a norm, which is computed where it was called."""
-    digests: tuple[str, ...]
-    """`digest` of the method in the versions TESTED."""
+def connection_like(module: Any, **options: Any) -> HyperConnection:
+    """An `nn.HyperConnection` on "meta" that computes what a module of transformers does."""
+    n, iters, eps = module.hc_mult, module.hc_sinkhorn_iters, module.hc_eps
+    width, norm_eps = module.fn.size(1) // n, module.input_norm.eps
+    return HyperConnection(width, n, iters, eps, norm_eps, device="meta", **options)
 
 
-class Model(NamedTuple):
-    """What `patch` changes in one model of transformers."""
-
-    connection: Known
-    head: Known | None
-    layer: Known
-    norm: Known
+def head_like(module: Any, **options: Any) -> HyperHead:
+    """An `nn.HyperHead` on "meta" that computes what a module of transformers does."""
+    n, norm_eps = module.hc_mult, module.input_norm.eps
+    return HyperHead(module.hc_fn.size(1) // n, n, module.eps, norm_eps, device="meta", **options)
 
 
-MODELS = (
-    Model(
-        Known(deepseek.DeepseekV4HyperConnection, DeepseekV4HyperConnection, ("b42919bad4c937d7",)),
-        Known(deepseek.DeepseekV4HyperHead, DeepseekV4HyperHead, ("81e9adf9c02b338a",)),
-        Known(deepseek.DeepseekV4DecoderLayer, DeepseekV4DecoderLayer, ("13b7e174d870e669",)),
-        Known(deepseek.DeepseekV4UnweightedRMSNorm, None, ("db1bcbbbbe91c788",)),
+CONNECTION, HEAD, NORM = (
+    {"forward": (found,)} for found in ("b42919bad4c937d7", "81e9adf9c02b338a", "db1bcbbbbe91c788")
+)
+PACKAGE = Package(
+    "transformers",
+    transformers.__version__,
+    TESTED,
+    "a DeepseekV4 or GLM-5.3 model of transformers",
+    connections=(
+        Known(deepseek.DeepseekV4HyperConnection, DeepseekV4HyperConnection, CONNECTION, connection_like),
+        Known(glm.Glm5NextTextHyperConnection, Glm5NextTextHyperConnection, CONNECTION, connection_like),
     ),
-    Model(
-        Known(glm.Glm5NextTextHyperConnection, Glm5NextTextHyperConnection, ("b42919bad4c937d7",)),
-        # the mean of the streams stays: one operator of PyTorch, without parameters
-        None,
+    # that of GLM-5.3, the mean of the streams, stays: one operator of PyTorch, without parameters
+    heads=(Known(deepseek.DeepseekV4HyperHead, DeepseekV4HyperHead, HEAD, head_like),),
+    layers=(
+        Known(deepseek.DeepseekV4DecoderLayer, DeepseekV4DecoderLayer, {"forward": ("13b7e174d870e669",)}),
         Known(
-            glm.Glm5NextTextDecoderLayer, Glm5NextTextDecoderLayer, ("3c2857b4155688df", "d7a6690c442a3cfb")
+            glm.Glm5NextTextDecoderLayer,
+            Glm5NextTextDecoderLayer,
+            {"forward": ("3c2857b4155688df", "d7a6690c442a3cfb")},
         ),
-        Known(glm.Glm5NextTextUnweightedRMSNorm, None, ("db1bcbbbbe91c788",)),
     ),
-)
-KNOWN = {known.theirs: known for model in MODELS for known in model if known}
-BACK = {known.ours: theirs for theirs, known in KNOWN.items() if known.ours}
-CONNECTIONS, HEADS, LAYERS = (
-    tuple(known.theirs for known in column if known) for column in list(zip(*MODELS, strict=True))[:3]
-)
-
-OTHERS = {
-    **dict.fromkeys(
-        ("HYV4HyperConnection", "HYV4VLHyperConnection"),
-        "the sites of Hy-V4 have no comb; hc_mixes, hc_pre and hc_post(..., comb=None) compute them",
+    norms=(
+        Known(deepseek.DeepseekV4UnweightedRMSNorm, None, NORM),
+        Known(glm.Glm5NextTextUnweightedRMSNorm, None, NORM),
     ),
-    "Qwen4ExpTextGatedResidual": "the sites of Qwen3.8-Flash-Next have a gate for each column, and no comb",
-}
-"""Why `patch` does not take a model that has such a module."""
+    others={
+        **dict.fromkeys(
+            ("HYV4HyperConnection", "HYV4VLHyperConnection"),
+            "the sites of Hy-V4 have no comb; hc_mixes, hc_pre and hc_post(..., comb=None) compute them",
+        ),
+        "Qwen4ExpTextGatedResidual": (
+            "the sites of Qwen3.8-Flash-Next have a gate for each column, and no comb"
+        ),
+    },
+)

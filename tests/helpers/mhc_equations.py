@@ -59,10 +59,12 @@ def mixes(x, fn, norm_eps=1e-6, eps_outside=False, at: At = exactly):
     return at(at(z) * at(r))
 
 
-def coefficients(x, fn, scale, base, iters=20, eps=1e-6, norm_eps=1e-6, post_mult=2.0, at: At = exactly):
+def coefficients(
+    x, fn, scale, base, iters=20, eps=1e-6, norm_eps=1e-6, post_mult=2.0, eps_outside=False, at: At = exactly
+):
     """(pre, post, comb) of the streams; gates by logsigmoid, whose derivative does not cancel."""
     n = x.size(-2)
-    made = mixes(x, fn, norm_eps, at=at)
+    made = mixes(x, fn, norm_eps, eps_outside, at)
     s = torch.cat([scale[k].expand(size) for k, size in enumerate((n, n, n * n))])
     a = at(at(made * s) + base)
     pre = at(at(logsigmoid(a[..., :n]).exp()) + eps)

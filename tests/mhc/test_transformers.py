@@ -29,11 +29,14 @@ from benchmarks.demo_model import model as tiny  # noqa: E402
 from benchmarks.demo_model.compare import TIMES, differences, error, narrowed, results, sensitivity  # noqa: E402
 from helion_sinkhorn.integrations import models  # noqa: E402
 from helion_sinkhorn.integrations import transformers as integration  # noqa: E402
-from helion_sinkhorn.integrations.transformers import Patched, patch, unpatch  # noqa: E402
+from helion_sinkhorn.integrations.digests import digest  # noqa: E402
+from helion_sinkhorn.integrations.models import PACKAGE  # noqa: E402
+from helion_sinkhorn.integrations.replacement import Patched, kinds  # noqa: E402
+from helion_sinkhorn.integrations.transformers import patch, unpatch  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
-    transformers.__version__ not in integration.TESTED,
-    reason=f"transformers {transformers.__version__}, tested are {integration.TESTED}",
+    transformers.__version__ not in models.TESTED,
+    reason=f"transformers {transformers.__version__}, tested are {models.TESTED}",
 )
 VOCABULARY = 13
 ALL = Patched(connections=4, heads=1, layers=2)
@@ -268,7 +271,7 @@ def unwrap(module):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("kind", [kind.__name__ for kind in integration.BACK])
+@pytest.mark.parametrize("kind", [kind.__name__ for kind in PACKAGE.back])
 def test_forwards_that_were_wrapped_on_the_instance_stay_so(kind, when):
     name = next(name for name in MAKERS if kind.startswith(name))
     model, counts, tokens, calls = MAKERS[name](VOCABULARY), COUNTS[name], ids(), []
@@ -316,7 +319,7 @@ def test_parameters_that_a_checkpoint_lacks_are_initialised(missing, tmp_path):
     kept = {name: t for name, t in load_file(file).items() if not ("hc" in name and missing in name)}
     save_file(kept, file, metadata={"format": "pt"})
     model = Patching.from_pretrained(tmp_path, experts_implementation="eager")
-    assert sum(type(module) in integration.BACK for module in model.modules()) == sum(ALL)
+    assert sum(type(module) in PACKAGE.back for module in model.modules()) == sum(ALL)
     lacking = 0
     for name, found in model.state_dict().items():
         if not ("hc" in name and missing in name):
@@ -594,7 +597,7 @@ def other_forward(self, hidden_states, input_ids=None, **kwargs):
     return hidden_states
 
 
-@pytest.mark.parametrize("kind", integration.KNOWN, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", PACKAGE.known, ids=lambda kind: kind.__name__)
 def test_other_code_is_refused(kind, monkeypatch):
     name = next(name for name in MAKERS if kind.__name__.startswith(name))
     model = MAKERS[name](VOCABULARY)
@@ -603,12 +606,12 @@ def test_other_code_is_refused(kind, monkeypatch):
         ValueError, match=rf"forward of {kind.__name__} was replaced by .*other_forward, which may"
     ) as e:
         patch(model)
-    assert ("layers=False" in str(e.value)) == (kind in integration.LAYERS)
-    monkeypatch.setattr(integration, "INSTALLED", "6.0.0")
+    assert ("layers=False" in str(e.value)) == (kind in kinds(PACKAGE.layers))
+    monkeypatch.setattr(integration, "PACKAGE", PACKAGE._replace(installed="6.0.0"))
     said = rf"{kind.__name__} is not the one of .*install transformers==5\.24\.0 \(installed is 6\.0\.0\)"
     with pytest.raises(ValueError, match=said):
         patch(model)
-    if kind in integration.LAYERS:
+    if kind in kinds(PACKAGE.layers):
         assert patch(model, layers=False) == COUNTS[name]._replace(layers=0)
 
 
@@ -617,18 +620,19 @@ def test_the_digest_sees_code_and_nothing_else():
         """Text."""
         return x + 1
 
-    first = integration.digest(f)
+    first = digest(f)
 
     def f(x):
         # words
         return   x + 1  # fmt: skip
 
-    assert integration.digest(f) == first
+    assert digest(f) == first
 
     def f(x):
         return x - 1
 
-    assert integration.digest(f) != first
-    assert integration.digest(len) == "no source"
-    for kind, known in integration.KNOWN.items():
-        assert integration.digest(kind.forward) in known.digests
+    assert digest(f) != first
+    assert digest(len) == "no source"
+    for kind, known in PACKAGE.known.items():
+        for method, found in known.digests.items():
+            assert digest(getattr(kind, method)) in found

@@ -1,0 +1,210 @@
+"""Modules of another package's model that become those of this one, in place, and back again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MethodType, ModuleType
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+
+from helion_sinkhorn.integrations.digests import digest
+from helion_sinkhorn.integrations.wrappers import held, is_same, turn, written
+from helion_sinkhorn.runtime.checks import type_of
+
+ADDED = ("hidden_size", "initializer_range", "options", "implementation")
+"""What the modules of this package have and those of other packages have not."""
+
+
+class Known(NamedTuple):
+    """A class of another package whose methods are replaced."""
+
+    theirs: type[torch.nn.Module]
+    ours: type[torch.nn.Module] | None
+    """The class that takes its place; None of a norm, which is computed where it was called."""
+    digests: Mapping[str, tuple[str, ...]]
+    """`digest` of each method that is replaced, in the versions tested."""
+    like: Callable[..., torch.nn.Module] | None = None
+    """From a module of theirs, with options, to one of this package on "meta" that computes the same; None
+    of a layer, which needs nothing more."""
+
+
+class Package(NamedTuple):
+    """What is replaced in the models of a package."""
+
+    name: str
+    installed: str
+    tested: tuple[str, ...]
+    models: str
+    """Which models they are, for a message."""
+    connections: tuple[Known, ...]
+    heads: tuple[Known, ...]
+    layers: tuple[Known, ...]
+    norms: tuple[Known, ...] = ()
+    functions: tuple[tuple[ModuleType, str, tuple[str, ...]], ...] = ()
+    """What those methods call: where it is, its name, and its digests."""
+    others: Mapping[str, str] = {}
+    """Why a model that has a module of such a name is not taken."""
+
+    @property
+    def known(self) -> dict[type[torch.nn.Module], Known]:
+        """What is known of a class."""
+        return {known.theirs: known for column in self[4:8] for known in column}
+
+    @property
+    def back(self) -> dict[type[torch.nn.Module], type[torch.nn.Module]]:
+        """The class in whose place one of this package is."""
+        return {known.ours: theirs for theirs, known in self.known.items() if known.ours}
+
+
+class Patched(NamedTuple):
+    """How many modules of a model were changed."""
+
+    connections: int
+    heads: int
+    layers: int
+
+
+def replace(package: Package, model: torch.nn.Module, layers: bool, **options: Any) -> Patched:
+    """Make the modules of a model those of this package; raise ValueError, and change nothing, where one of
+    them could not be."""
+    _check_model(model)
+    for name, module in model.named_modules():
+        if isinstance(module, tuple(package.back)):
+            raise ValueError(f"{_called(name, module)} is patched already; call unpatch first")
+    changed = kinds(package.connections + package.heads + (package.layers if layers else ()))
+    found = {name: m for name, m in model.named_modules() if isinstance(m, changed)}
+    if all(isinstance(m, kinds(package.layers)) for m in found.values()):
+        _refuse_model(package, model)
+    for name, module in found.items():
+        _check_wrappers(package, _called(name, module), module, "patch")
+        _check_code(package, _called(name, module), module)
+    known = package.known
+    added = {module: _attributes(known[type(module)], module, options) for module in found.values()}
+    for module, attributes in added.items():
+        turn(module, known[type(module)].ours)
+        vars(module).update(attributes)
+    return _count(package, added)
+
+
+def restore(package: Package, model: torch.nn.Module) -> Patched:
+    """Take `replace` back."""
+    _check_model(model)
+    back = package.back
+    found = {name: m for name, m in model.named_modules() if isinstance(m, tuple(back))}
+    if not found:
+        raise ValueError(f"{type(model).__name__} is not patched")
+    for name, module in found.items():
+        _check_wrappers(package, _called(name, module), module, "unpatch")
+    for module in found.values():
+        turn(module, back[type(module)])
+        for name in ADDED:
+            vars(module).pop(name, None)
+    return _count(package, found.values())
+
+
+def kinds(column: Iterable[Known]) -> tuple[type[torch.nn.Module], ...]:
+    """The classes of another package."""
+    return tuple(known.theirs for known in column)
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model is {type_of(model)}; pass a torch.nn.Module")
+
+
+def _called(name: str, module: torch.nn.Module) -> str:
+    """A module's name in a message; the outermost has none."""
+    return name or type(module).__name__
+
+
+def _count(package: Package, modules: Iterable[torch.nn.Module]) -> Patched:
+    modules = list(modules)
+    columns = package.connections, package.heads, package.layers
+    return Patched(*(sum(isinstance(m, kinds(column)) for m in modules) for column in columns))
+
+
+def _refuse_model(package: Package, model: torch.nn.Module) -> NoReturn:
+    """Raise ValueError of a model that contains none of the modules that would be changed."""
+    wanted = " and no ".join(kind.__name__ for kind in kinds(package.connections + package.heads))
+    reason = f"; pass {package.models}"
+    for kind in {type(m).__name__ for m in model.modules()} & package.others.keys():
+        reason = f", but {kind}: {package.others[kind]}"
+    raise ValueError(f"{type(model).__name__} contains no {wanted}{reason}")
+
+
+def _check_code(package: Package, name: str, module: torch.nn.Module) -> None:
+    """Raise ValueError unless the methods of a module's class, and of the norm in it, are known."""
+    is_layer = isinstance(module, kinds(package.layers))
+    for part in (module,) if is_layer else (module, *module.children()):
+        known = package.known.get(type(part))
+        if known is None:
+            what = f"{type(part).__name__} is a class of {type(part).__module__}, and"
+            wrong = what, f"make the model of the classes of {package.name}"
+        else:
+            methods = [(type(part), method, digests) for method, digests in known.digests.items()]
+            wrong = _changed(package, [*methods, *(() if is_layer else package.functions)])
+        if wrong is not None:
+            reason, remedy = wrong
+            raise ValueError(
+                f"{name}: {reason} may compute something else; {remedy}"
+                + (", or pass layers=False, which leaves the layers as they are" if is_layer else "")
+            )
+
+
+def _changed(package: Package, functions: list[tuple[Any, str, tuple[str, ...]]]) -> tuple[str, str] | None:
+    """What is wrong with the first function that is not known, and what to do."""
+    for owner, name, digests in functions:
+        function = getattr(owner, name)
+        if digest(function) in digests:
+            continue
+        which = f"{name} of {owner.__name__}"
+        if package.installed in package.tested:
+            return (
+                f"{which} was replaced by {written(function)}, which",
+                f"put the one of {package.name} back",
+            )
+        return (
+            f"{which} is not the one of {package.name} {' or '.join(package.tested)}, and",
+            f"install {package.name}=={package.tested[-1]} (installed is {package.installed})",
+        )
+    return None
+
+
+def _check_wrappers(package: Package, name: str, module: torch.nn.Module, change: str) -> None:
+    """Raise ValueError if a wrapper or hook would be lost, or would call the forward of the class before.
+
+    A wrapper that finds what it wraps in an attribute of the module, as those of accelerate do, finds the
+    other forward there.  One that holds the method itself does not.
+    """
+    if getattr(module, "_is_fsdp_managed_module", False):
+        raise ValueError(f"{name} is sharded by FSDP; call {change} before fully_shard")
+    own = MethodType(type(module).forward, module)
+    wrapper = vars(module).get("forward")
+    is_kept = any(is_same(value, own) for value in vars(module).values())
+    is_held = any(is_same(part, own) for part in held(wrapper))
+    if not (wrapper is None or is_same(wrapper, own) or (is_kept and not is_held)):
+        raise ValueError(
+            f"{name}: its forward was replaced on the instance by {written(wrapper)}, in which {change} "
+            f"cannot exchange the forward that it wraps; take it off, call {change}, and wrap again"
+        )
+    if isinstance(module, kinds(package.layers)):
+        return
+    for norm in module.children():
+        lost = [hook for hook, registered in vars(norm).items() if hook.endswith("_hooks") and registered]
+        replaced = vars(norm).get("forward")
+        if replaced is not None and not is_same(replaced, MethodType(type(norm).forward, norm)):
+            lost.append(written(replaced))
+        if lost:
+            raise ValueError(
+                f"the norm in {name} has {lost[0]}, and a patched module does not call its norm; "
+                f"take it off before {change}"
+            )
+
+
+def _attributes(known: Known, module: torch.nn.Module, options: dict[str, Any]) -> dict[str, Any]:
+    """What the class of this package needs on a module of another."""
+    if known.like is None:
+        return {}
+    made = known.like(module, **options)
+    return {name: getattr(made, name) for name in ADDED}
