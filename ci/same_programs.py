@@ -160,7 +160,24 @@ def device_code(module: str) -> str:
     tree = ast.parse(module)
     own = [s for s in tree.body if not isinstance(s, (ast.Import, ast.ImportFrom))]
     own = [s for s in own if not isinstance(s, ast.FunctionDef) or s.decorator_list]
-    return ast.unparse(without_docstrings(ast.Module(own, [])))
+    return numbered(ast.unparse(without_docstrings(ast.Module(own, []))))
+
+
+def numbered(code: str) -> str:
+    """Code whose local variables have numbers for names, in the order in which they are assigned.
+
+    Triton compiles them alike, but sorts by name what the branches of an `if` assign.
+    """
+    tree = ast.parse(code)
+    for function in tree.body:
+        if any(isinstance(node, ast.If) for node in ast.walk(function)):
+            continue
+        names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+        assigned = dict.fromkeys(node.id for node in names if isinstance(node.ctx, ast.Store))
+        numbers = {name: f"v_{k}" for k, name in enumerate(assigned)}
+        for node in names:
+            node.id = numbers.get(node.id, node.id)
+    return ast.unparse(tree)
 
 
 def described(value: Any) -> str:

@@ -102,13 +102,14 @@ def test_compiled():
 
 
 def test_memory_beside_the_result():
+    """Sums of at most 2,112 shares of 1,024 columns have 9 MB, whatever the number of rows."""
     update = torch.randn(20000, 1024, device=DEVICE)
     run(update)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     run(update)
-    assert torch.cuda.max_memory_allocated() - before <= 1.1 * update.nbytes
+    assert torch.cuda.max_memory_allocated() - before <= update.nbytes + (16 << 20)
 
 
 def test_more_than_two_to_the_31_elements():

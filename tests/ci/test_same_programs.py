@@ -28,7 +28,8 @@ import triton
 def _kernel(x, n, BLOCK: tl.constexpr):
     # src[kernels.py:7]: where it is from
     """What it is."""
-    tl.store(x + tl.arange(0, BLOCK), 1.5)
+    value = 1.5
+    tl.store(x + tl.arange(0, BLOCK), value)
 
 def kernel(x, *, _launcher):
     _launcher(_kernel, (triton.cdiv(x.size(0), 32),), x, x.size(0), 32, num_warps=1)
@@ -41,9 +42,12 @@ def kernel(x, *, _launcher):
         ("# src[kernels.py:7]: where it is from", "# elsewhere", True),
         ("What it is.", "What else it is.", True),
         ('    """What it is."""\n', "", True),
-        ("BLOCK), 1.5", "BLOCK),\n        1.50", True),
+        ("BLOCK), value", "BLOCK),\n        value", True),
+        ("value", "load", True),
+        ("value)", "other)", False),
         # of the host function the launch tells
         ("x.size(0), 32)", "len(x), 32)", True),
+        ("1.5", "1.50", True),
         ("1.5", "1.25", False),
         ("BLOCK: tl.constexpr", "BLOCK", False),
         ("import triton\n", "import triton\n_OFFSET = tl.constexpr(1)\n", False),
