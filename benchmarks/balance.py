@@ -97,7 +97,8 @@ class Job:
         for at in self.left_out():
             update[places < at["masked"]] = 0.0
             found = {"us": microseconds(lambda: function, device), "us_copy": copy}
-            yield {**at, **found, "x_floor": round(found["us"] / (floor(w, at["masked"]) * copy), 3)}
+            over = round(found["us"] / (floor(w, at["masked"]) * copy), 3)
+            yield {**at, **found, "x_floor": over, **timing.conditions(device)}
             memory.clear()
 
 

@@ -60,6 +60,25 @@ def dot_compress() -> str:
     )
 
 
+def balance() -> str:
+    """Times of balanced updates, by functions, and by the share of masked rows."""
+    rows = read("balance")
+    found = []
+    for (shape, dtype), some in grouped(rows, "shape", "dtype").items():
+        us = {(row["function"], float(row["masked"])): float(row["us"]) for row in some}
+        own, copy = us["sinkhorn_balance", 0.0], float(some[0]["us_copy"])
+        over = {float(r["masked"]): r["x_floor"] for r in some if r["function"] == "sinkhorn_balance"}
+        others = {
+            of: f"{figure(t)}, {t / own:.1f} x" for (of, _), t in us.items() if of != "sinkhorn_balance"
+        }
+        found.append({
+            "update": f"{shape}, {dtype}", "a copy": figure(copy), "`sinkhorn_balance`": figure(own),
+            **others, "over the floor": f"{over[0.0]} x",
+            "with 50, 90, 99 % of rows masked": ", ".join(f"{over[s]} x" for s in (0.5, 0.9, 0.99)),
+        })  # fmt: skip
+    return f"{stated(rows[0])} Microseconds of a replay of a CUDA graph:\n\n{table(found)}"
+
+
 def linear_attention() -> str:
     """us of forward and backward, called one by one and in graphs, and the errors."""
     rows = read("linear_attention")
