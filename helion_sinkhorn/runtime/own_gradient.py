@@ -2,7 +2,8 @@
 
 Such a gradient may be written over.  Autograd says of no tensor who else has it, so one is taken only if it
 is the very tensor that was noted, not a sum with others nor a view, and if nobody but the engine refers to
-it: a hook that keeps it is a reference in Python, and a gradient that the caller asked for too is one in C++.
+it: a hook that keeps it is a reference in Python, a gradient that the caller asked for too is one in C++, and
+a hook that keeps `gradient.detach()` is one to its memory alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import weakref
 import torch
 
 _use_count = getattr(torch.Tensor, "_use_count", None)
-"""How many hold a tensor in C++; older versions of torch do not say it."""
+_storage_use_count = getattr(torch._C, "_storage_Use_Count", None)
+"""How many hold a tensor in C++, and its memory; older versions of torch do not say it."""
 
 
 class _Noted(threading.local):
@@ -39,16 +41,18 @@ def is_own(gradient: torch.Tensor | None) -> bool:
     if torch.compiler.is_compiling():
         return False
     made, _noted.made = _noted.made, None
-    if gradient is None or made is None or made() is not gradient or _use_count is None:
+    if gradient is None or made is None or made() is not gradient:
+        return False
+    if _use_count is None or _storage_use_count is None:
         return False
     # with a graph of its own the backward may be differentiated, and made again
     if torch.is_grad_enabled() or not gradient.is_contiguous():
         return False
-    return _use_count(gradient) == 1 and sys.getrefcount(gradient) == _references()
+    return _holders(gradient) == _of_nobody_else()
 
 
 class _Probe(torch.autograd.Function):
-    """A backward that counts as `is_own` does, of a gradient that is nobody else's."""
+    """A backward that counts as `is_own` does, the holders of a gradient that is nobody else's."""
 
     @staticmethod
     def forward(ctx, x, found):
@@ -71,14 +75,20 @@ class _Source(torch.autograd.Function):
         return gradient.clone()
 
 
-def _counted(gradient: torch.Tensor) -> int:
-    return sys.getrefcount(gradient)
+def _counted(gradient: torch.Tensor) -> tuple[int, int, int]:
+    return _holders(gradient)
+
+
+def _holders(gradient: torch.Tensor) -> tuple[int, int, int]:
+    """How many refer to a tensor in Python, to it in C++, and to its memory."""
+    memory = _storage_use_count(gradient.untyped_storage()._cdata)
+    return sys.getrefcount(gradient), _use_count(gradient), memory
 
 
 @functools.cache
-def _references() -> int:
-    """References in Python to a gradient that nobody else holds: they differ between versions."""
-    found: list[int] = []
+def _of_nobody_else() -> tuple[int, int, int]:
+    """The holders of a gradient that nobody else has: their numbers differ between versions."""
+    found: list[tuple[int, int, int]] = []
     with torch.enable_grad():
         x = torch.zeros(1, requires_grad=True)
         _Source.apply(_Probe.apply(x, found)).sum().backward()

@@ -137,6 +137,26 @@ def hook_that_keeps_it(step):
 
 
 @case
+def hook_that_keeps_its_memory(step):
+    step.results.residual.register_hook(lambda gradient: step.held.append(gradient.detach()))
+    return step.backward(step.update())
+
+
+@case
+def hook_that_keeps_a_part(step):
+    step.results.residual.register_hook(lambda gradient: step.held.append(gradient[1:]))
+    return step.backward(step.update())
+
+
+@case
+def hook_of_the_node_that_keeps_its_memory(step):
+    step.results.residual.grad_fn.register_prehook(
+        lambda made: step.held.extend(t.detach() for t in made if t is not None)
+    )
+    return step.backward(step.update())
+
+
+@case
 def hook_of_the_node_that_keeps_it(step):
     step.results.residual.grad_fn.register_prehook(step.held.append)
     return step.backward(step.update())

@@ -93,7 +93,7 @@ def backward(
     df, dx, *others = room_for((f, x, post, comb), (wanted[0], False, *wanted[2:]))
     if wanted[1]:
         fits = over and call.served == n and grad.dtype == x.dtype and grad.is_contiguous()
-        dx = grad.view(x.shape) if fits else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        dx = grad if fits else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     made = df, dx, *others
     given = flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2)
     rows = (None if t is None else t.view(like.shape) for t, like in zip(made, given, strict=True))

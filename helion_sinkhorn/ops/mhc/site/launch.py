@@ -159,11 +159,14 @@ def backward(
     of_tokens = (flattened(t, 1) for t in (dmixes, mixes, norms))
     g, along = mixes_launch.upstream(*of_tokens, call.mixes)
     others = None if dresidual is None else flattened(dresidual, 2), dy, None if dy is None else weights
-    dx, dfn = mixes_launch.gradients(
+    if into is None and wanted[0]:
+        into = x.new_empty(x.shape, dtype=dtype)
+    # what is returned is no view, since nobody knows who else has the memory of one (`own_gradient`)
+    _, dfn = mixes_launch.gradients(
         g, along, streams, projection, call, choices.get(BACKWARD), others, KERNELS[BACKWARD], dtype,
         of_projection, into,
     )  # fmt: skip
-    return None if dx is None else dx.view(x.shape), dfn, sums, dweights, dnorm
+    return into if wanted[0] else None, dfn, sums, dweights, dnorm
 
 
 def collapse_gradients(
