@@ -7,6 +7,7 @@ import torch
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.streams import check_norm_eps
 from helion_sinkhorn.runtime.checks import type_of
+from helion_sinkhorn.runtime.pieces import computing
 
 HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_hf_hook",
@@ -19,25 +20,28 @@ def with_norm(
     """A site's parameters and options with those of a norm, whose call is left out.
 
     Args:
-        norm: a module with `weight` (C,) or None, and `eps` or `variance_epsilon`, of which None stands for
-            the unit roundoff of the streams' dtype, as in torch.nn.RMSNorm; None for no norm.
+        norm: an RMSNorm by its class's name, with `weight` (C,) or None, and `eps` or `variance_epsilon`, of
+            which None stands for what torch.nn.RMSNorm takes: twice the unit roundoff of float32, or of
+            float64 for such streams; None for no norm.  A weight that counts from 1, as Gemma's does, is not
+            known as one.
 
     Raises:
-        TypeError: it is no such module.
+        TypeError: it is no such module, or has a bias.
     """
     if norm is None:
         return site, options
     name = next((name for name in ("eps", "variance_epsilon") if hasattr(norm, name)), None)
-    if not isinstance(norm, torch.nn.Module) or not hasattr(norm, "weight") or name is None:
+    is_norm = isinstance(norm, torch.nn.Module) and type(norm).__name__.endswith("RMSNorm")
+    if not is_norm or not hasattr(norm, "weight") or name is None or getattr(norm, "bias", None) is not None:
         raise TypeError(
-            f"y_norm is {type_of(norm)}; pass an RMSNorm: a torch.nn.Module with weight (C,), and eps or "
-            "variance_epsilon"
+            f"y_norm is {type_of(norm)}; pass an RMSNorm: a torch.nn.Module with weight (C,), with eps or "
+            "variance_epsilon, without a bias, and of a class whose name ends with RMSNorm"
         )
     weight, eps = norm.weight, getattr(norm, name)
-    eps = torch.finfo(streams.dtype).eps if eps is None else eps
+    eps = torch.finfo(computing(streams.dtype)).eps if eps is None else eps
     check_norm_eps("y_norm.eps", eps)
     if weight is None:
-        weight = torch.ones_like(streams[..., 0, :].flatten(0, -2)[0], dtype=torch.float32)
+        weight = streams.new_ones(streams.size(-1), dtype=torch.float32)
     return site._replace(y_norm_weight=weight), options._replace(y_norm_eps=float(eps))
 
 

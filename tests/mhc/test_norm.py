@@ -11,7 +11,7 @@ from helion_sinkhorn import hc_site, nn
 N, C = 3, 24
 
 
-class Llama(torch.nn.Module):
+class LlamaRMSNorm(torch.nn.Module):
     """A norm as transformers writes it."""
 
     def __init__(self, eps):
@@ -35,7 +35,7 @@ def called(norm, streams):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_module_is_the_weight_and_eps_of_hc_site(dtype):
-    streams, norm = randn(2, 5, N, C, dtype=dtype), Llama(1e-4)
+    streams, norm = randn(2, 5, N, C, dtype=dtype), LlamaRMSNorm(1e-4)
     site, results, gradients = called(norm, streams)
     leaves = [streams.clone().requires_grad_(), site.fn, site.base, site.scale, norm.weight]
     x, fn, base, scale, weight = leaves
@@ -51,6 +51,22 @@ def test_norms_of_torch():
     kinds = {"eps": 1e-2}, {}, {"elementwise_affine": False}
     for norm in (torch.nn.RMSNorm(C, **options) for options in kinds):
         torch.testing.assert_close(called(norm, streams)[1].y, norm(y), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_without_an_eps_it_is_that_of_torch(dtype):
+    """Of inputs this small twice the unit roundoff of a narrow dtype would be most of the mean square."""
+    site, norm = nn.HyperConnection(C, N).to(dtype), torch.nn.RMSNorm(C).to(dtype)
+    streams = randn(2, 5, N, C, dtype=dtype) * 1e-2
+    y = site.enter(streams).y
+    torch.testing.assert_close(site.enter(streams, y_norm=norm).y, norm(y), rtol=2e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("lead", [(), (0,), (2, 0)], ids=str)
+def test_without_a_weight_for_any_number_of_tokens(lead):
+    norm = torch.nn.RMSNorm(C, eps=1e-6, elementwise_affine=False)
+    y = nn.HyperConnection(C, N).enter(randn(*lead, N, C), y_norm=norm).y
+    assert y.shape == (*lead, C)
 
 
 def test_its_parameters_stay_its_own():
@@ -70,6 +86,7 @@ def test_compiled():
     [
         (torch.nn.Identity(), TypeError, "y_norm is .*Identity.*; pass an RMSNorm: a torch.nn.Module with"),
         (torch.ones(C), TypeError, "y_norm is .*Tensor"),
+        (torch.nn.LayerNorm(C), TypeError, "y_norm is .*LayerNorm.*; pass an RMSNorm"),
         (torch.nn.RMSNorm(C + 1), ValueError, "y_norm_weight has shape"),
         (torch.nn.RMSNorm(C, eps=0.0), ValueError, "y_norm.eps is 0.0"),
     ],
