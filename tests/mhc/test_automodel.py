@@ -18,6 +18,10 @@ from helion_sinkhorn.integrations.automodel_models import PACKAGE
 from helion_sinkhorn.integrations.digests import digest
 from helion_sinkhorn.integrations.replacement import Patched
 
+pytestmark = pytest.mark.skipif(
+    PACKAGE.installed not in PACKAGE.tested,
+    reason=f"nemo_automodel {PACKAGE.installed}, tested are {PACKAGE.tested}",
+)
 COUNTS = {"v4": Patched(4, 1, 2), "v41": Patched(4, 0, 2)}
 EPS = torch.finfo(torch.float32).eps
 
