@@ -44,7 +44,11 @@ demo-model: $(VENV)/.demo-model ## a DeepseekV4 of transformers with this residu
 ##@ Change it
 test.suite := -n $(JOBS) --dist worksteal
 test.jax := tests/test_examples.py tests/test_pages.py -k "jax or linear_attention"
-test: $(VENV)/$(if $(filter jax,$(WHAT)),.jax,.ready) ## the test suite; no GPU needed. ARGS="-k wheel", JOBS=8; WHAT=jax: the examples of JAX, skipped without it
+test.models := tests/mhc/test_transformers.py tests/mhc/test_automodel.py tests/mhc/test_megatron.py
+ifeq ($(WHAT),models)
+test: export PYTHONPATH := $(CURDIR)/$(VENV)/models
+endif
+test: $(VENV)/.$(or $(filter jax models,$(WHAT)),ready) ## the test suite; no GPU needed. ARGS="-k wheel", JOBS=8; WHAT=jax|models: what is skipped without JAX, or without NeMo Automodel and Megatron Core
 	$(RUN) -m pytest $(call one_of,suite) $(ARGS)
 
 lint.code := ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/lint-imports
@@ -167,6 +171,11 @@ $(VENV)/.lint: $(VENV)/.ready
 
 $(VENV)/.jax: $(VENV)/.ready
 	$(PIP) -c constraints.txt jax
+	touch $@
+
+# In a folder of their own, as the versions that models are tested with besides those of constraints.txt
+$(VENV)/.models: $(VENV)/.ready
+	$(PIP) --no-deps --target $(VENV)/models transformers==5.24.0 nemo_automodel==0.7.0 megatron-core==0.16.1
 	touch $@
 
 $(VENV)/.dist: $(VENV)/.ready

@@ -3,15 +3,18 @@
     pip install megatron-core
     python examples/megatron_site.py              # 10 s on one CPU core
 
-The original is in Megatron-LM's branch dev, in no release yet; where it is not installed, the equations that
-stand in for it here have its signatures.  A layer takes the site by its spec:
-    submodules.self_attention_hyper_connection = submodules.mlp_hyper_connection = HyperConnectionModule
+The original is in Megatron-LM's branch dev, in no release yet; without it, the equations here stand in.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 from types import SimpleNamespace
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    argparse.ArgumentParser("python examples/megatron_site.py", description=__doc__).parse_args()
 
 import torch
 
@@ -23,8 +26,7 @@ class Equations(torch.nn.Module):
 
     def __init__(self, config, layer_number):
         super().__init__()
-        self.config, self.n = config, config.num_residual_streams
-        rows = self.n * (self.n + 2)
+        self.config, self.n, rows = config, STREAMS, STREAMS * (STREAMS + 2)
         self.mapping_proj = torch.nn.Linear(self.n * config.hidden_size, rows, bias=False)
         for name in ("alpha_pre", "alpha_post", "alpha_res"):
             self.register_parameter(name, torch.nn.Parameter(torch.ones(1)))
@@ -44,15 +46,14 @@ class Equations(torch.nn.Module):
             comb = comb / (comb.sum(-2 if k % 2 == 0 else -1, keepdim=True) + EPS)
         streams = hidden_states.unflatten(-1, (n, -1))
         weights = mhc_state.pre_mix if delayed else pre
-        y = streams[..., 0, :] if weights is None else (weights[..., None] * streams).sum(-2)
         if delayed:
             mhc_state.pre_mix = pre
+        y = streams[..., 0, :] if weights is None else (weights[..., None] * streams).sum(-2)
         return y, comb, post, hidden_states
 
     def fused_h_res_h_post_bda(self, h_res, residual, h_post, output, dropout_prob, training, *_):
-        f, bias = output
         streams = h_res.mT @ residual.unflatten(-1, (self.n, -1))
-        return (streams + h_post[..., None] * (f + bias)[..., None, :]).flatten(-2)
+        return (streams + h_post[..., None] * sum(output)[..., None, :]).flatten(-2)
 
 
 def make_config(single_pass: bool = False):
@@ -72,21 +73,21 @@ def original(single_pass: bool) -> type[torch.nn.Module]:
         from megatron.core.transformer import hyper_connection
     except ImportError:
         return Equations
-    # its marks for a profiler need a GPU, and it compiles what it computes
+    # it marks for a profiler, which needs a GPU, and compiles
     torch.cuda.nvtx.range = lambda *_: contextlib.nullcontext()
     torch.compiler.set_stance("force_eager")
-    is_there = not single_pass or hasattr(hyper_connection, "SinglePassMHCState")
-    return hyper_connection.HyperConnectionModule if is_there else Equations
+    has_form = not single_pass or hasattr(hyper_connection, "SinglePassMHCState")
+    return hyper_connection.HyperConnectionModule if has_form else Equations
 
 
 def run(sites, x: torch.Tensor, upstream: torch.Tensor) -> list[torch.Tensor]:
     """New streams after two sublayers, and the gradients of the streams before and of all parameters."""
-    streams, state = x, SimpleNamespace(pre_mix=None)
+    streams, state = x.requires_grad_(), SimpleNamespace(pre_mix=None)
     for site in sites:
         delayed = {"mhc_state": state} if site.config.mhc_single_pass else {}
-        y, h_res, h_post, residual = site(streams, mhc_recompute_manager=None, **delayed)
-        output = torch.tanh(y), torch.linspace(-1, 1, HIDDEN, dtype=y.dtype)
-        streams = site.fused_h_res_h_post_bda(h_res, residual, h_post, output, 0.0, True, False, None)
+        y, h_res, h_post, x_l = site(streams, mhc_recompute_manager=None, **delayed)
+        output = torch.tanh(y), torch.linspace(-1, 1, HIDDEN)
+        streams = site.fused_h_res_h_post_bda(h_res, x_l, h_post, output, 0.0, True, False, None)
     # the weights of V4.1's last site are those of the collapse at the end
     used = streams if state.pre_mix is None else streams * state.pre_mix.repeat_interleave(HIDDEN, -1)
     wanted = [x, *(p for site in sites for _, p in sorted(site.named_parameters()))]
@@ -106,10 +107,9 @@ def main() -> list[float]:
             for parameter in other.parameters():
                 torch.nn.init.normal_(parameter, std=0.1 if parameter.ndim > 1 else 1.0)
             site.load_state_dict(other.state_dict())
-        # small, so that it matters where the norm has its eps
-        x, upstream = torch.randn(2, 16, 2, STREAMS * HIDDEN) * torch.tensor([1e-3, 1])[:, None, None, None]
-        results = [run(sites, x.clone().requires_grad_(), upstream) for sites in (ours, theirs)]
-        pairs = list(zip(*results, strict=True))
+        x, upstream = torch.randn(2, 16, 2, STREAMS * HIDDEN)
+        x *= 1e-3  # so that it matters where the norm has its eps
+        pairs = list(zip(run(ours, x, upstream), run(theirs, x, upstream), strict=True))
         found.append(max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs))
         print(f"{form}, beside {kind.__module__}.{kind.__name__}: new streams and {len(pairs) - 1} gradients")
         print(f"differ by at most {found[-1]:.1e} of their largest entry")

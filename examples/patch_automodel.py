@@ -61,8 +61,9 @@ def make_model(kind: str, dtype: torch.dtype) -> torch.nn.Module:
         model = DeepseekV41ForCausalLM(config, backend=backend)
     model.initialize_weights(torch.device("cpu"), dtype)
     # as after training: at first all streams are alike, and most gradients of the sites are rounding
-    for parameter in (p for name, p in model.named_parameters() if "hc" in name and p.ndim < 3):
-        torch.nn.init.normal_(parameter, std=0.5)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 or "hc" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
     return model
 
 

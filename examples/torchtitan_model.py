@@ -2,18 +2,19 @@
 
     python examples/torchtitan_model.py           # 10 s on one CPU core
 
-`use_kernels(model)` is all that a training script needs, between building the model and parallelising it:
-HcPre, HcPost and HcHead keep their parameters and their places.  They are on torchtitan's main branch, in no
-release yet; where it is not installed, equations in PyTorch stand in for them here.
-
-torchtitan has no eps among the exponentials, where DeepSeek adds one to the softmax: eps is 0 here.  On
-streams (tokens, n, C), which its model has, its HcPost sums comb over the wrong index and mixes nothing; that
-of this package mixes, as the original does on (batch, tokens, n, C).
+A training script calls `use_kernels(model)` before it parallelises the model.  torchtitan has the modules on
+its main branch, in no release yet; without it, equations in PyTorch stand in.  On streams (tokens, n, C), as
+in its model, its HcPost mixes nothing; that of this package does, as the original on (batch, tokens, n, C).
 """
 
 from __future__ import annotations
 
+import argparse
 from types import MethodType, SimpleNamespace
+
+if __name__ == "__main__":
+    # what follows imports torch, which takes seconds
+    argparse.ArgumentParser("python examples/torchtitan_model.py", description=__doc__).parse_args()
 
 import torch
 
@@ -23,10 +24,10 @@ N, WIDTH, EPS = 4, 64, 1e-6
 
 
 def pre(self, x):
+    # torchtitan has no eps among the exponentials
     options = {"eps": 0.0, "pre_eps": self.sinkhorn.eps, "norm_eps": self.norm_eps}
-    site = x, self.hc_fn, self.hc_scale, self.hc_base, self.sinkhorn.sinkhorn_iters
-    y, post, comb, _ = hc_site(*site, **options)
-    return y, post, comb
+    given = x, self.hc_fn, self.hc_scale, self.hc_base, self.sinkhorn.sinkhorn_iters
+    return hc_site(*given, **options)[:3]
 
 
 def post(self, x, residual, post, comb):
@@ -53,8 +54,7 @@ class Equations(torch.nn.Module):
         super().__init__()
         self.hc_fn = torch.nn.Parameter(torch.empty(rows, N * WIDTH))
         self.hc_base, self.hc_scale = (torch.nn.Parameter(torch.empty(k)) for k in (rows, scales))
-        self.norm_eps, self.eps = EPS, EPS
-        self.sinkhorn = SimpleNamespace(sinkhorn_iters=20, eps=EPS)
+        self.norm_eps, self.eps, self.sinkhorn = EPS, EPS, SimpleNamespace(sinkhorn_iters=20, eps=EPS)
 
     def logits(self, x, scale):
         flat = x.flatten(-2)
@@ -89,8 +89,8 @@ def make_parts() -> torch.nn.ModuleDict:
     except ImportError:
         pre, post, head = HcPre(N * (N + 2), 3), HcPost(), HcHead(N, 1)
     else:
-        pre, post = mhc.HcPre.Config(hc_mult=N, dim=WIDTH).build(), mhc.HcPost.Config().build()
-        head = mhc.HcHead.Config(hc_mult=N, dim=WIDTH).build()
+        pre, head = (kind.Config(hc_mult=N, dim=WIDTH).build() for kind in (mhc.HcPre, mhc.HcHead))
+        post = mhc.HcPost.Config().build()
     parts = torch.nn.ModuleDict({"pre": pre, "post": post, "head": head})
     for parameter in parts.parameters():
         torch.nn.init.normal_(parameter, std=0.1 if parameter.ndim > 1 else 1.0)
@@ -107,10 +107,10 @@ def main() -> float:
     """Largest difference of the result or a gradient, over the largest entry of the original's."""
     torch.manual_seed(0)
     parts = make_parts()
-    x, upstream = torch.randn(2, 16, N, WIDTH, requires_grad=True), torch.randn(2, 16, WIDTH)
-    theirs = results(parts, x, upstream)
+    given = torch.randn(2, 16, N, WIDTH, requires_grad=True), torch.randn(2, 16, WIDTH)
+    theirs = results(parts, *given)
     print(f"{use_kernels(parts)} modules of {type(parts['pre']).__module__} replaced")
-    ours = results(parts, x, upstream)
+    ours = results(parts, *given)
     apart = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours, theirs, strict=True))
     print(f"the result and {len(ours) - 1} gradients differ by at most {apart:.1e} of their largest entry")
     return apart

@@ -34,6 +34,7 @@ def test_make_alone_lists_every_target_with_a_line():
     ("words", "command"),
     [
         ("test", "-m pytest -n 2"), ("test WHAT=jax", "-k \"jax or linear_attention\""),
+        ("test WHAT=models", "-m pytest tests/mhc/test_transformers.py tests/mhc/test_automodel.py"),
         ("lint WHAT=workflows", "check-jsonschema --builtin-schema"),
         ("bench", "-m benchmarks.bench sinkhorn --quick"),
         ("bench WHAT=residual_path", "-m benchmarks.bench residual_path --quick"),

@@ -25,7 +25,7 @@ except ImportError as error:
     ) from error
 
 EPS = 1e-6
-"""Of Sinkhorn, of pre and of the norm, beside the root, where the config does not say otherwise."""
+"""What Sinkhorn, pre and the norm, beside the root, have added where the config does not say otherwise."""
 
 
 class Projection(Float32Parameters):

@@ -8,8 +8,11 @@ from helion_sinkhorn.ops.mhc.mixes.api import check_options, check_tensors, proj
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.pre.api import collapsed
 from helion_sinkhorn.ops.mhc.site.crossing import check_site, coefficients
+from helion_sinkhorn.ops.mhc.split.api import check_iterations, has_kernels
+from helion_sinkhorn.ops.mhc.split.forms import gate, in_parts
 from helion_sinkhorn.ops.mhc.streams import check_projection, merged
 from helion_sinkhorn.runtime.checks import (
+    as_int,
     check_finite,
     check_implementation,
     check_int,
@@ -63,6 +66,7 @@ def hc_coeffs(
     comb_order: str = "io",
     precision: str = "float32",
     eps_outside: bool = False,
+    form: str = "deepseek",
     implementation: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Make the coefficients pre, post and comb of a site from its residual streams.
@@ -74,7 +78,7 @@ def hc_coeffs(
         fn: (n^2 + 2n, n C), any floating dtype, the projection.
         scale: (3,), for pre, post and comb.
         base: (n^2 + 2n,).
-        sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`.
+        sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`; 0 leaves the logits of comb as they are.
         eps: of Sinkhorn's softmax and denominators, and added to pre; 0, or 1e-12 to 1.
         norm_eps: added to the mean square under the root, as in `hc_mixes`.
         norm_weight: (n C,), weight of the norm, or None for 1.
@@ -84,6 +88,7 @@ def hc_coeffs(
         comb_order: "io" for comb[input stream, output stream], "oi" for its transpose.
         precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
         eps_outside: add norm_eps to the root and not under it.
+        form: "deepseek" or "log", of Sinkhorn, as in `hc_split_sinkhorn`.
         implementation: "auto", "helion" or "pytorch", for both.
 
     Returns:
@@ -99,9 +104,16 @@ def hc_coeffs(
     implementation = check_implementation(implementation)
     site = SiteParameters(fn, scale, base, norm_weight)
     check_site(x, site)
+    iterations, is_fused = as_int(sinkhorn_iters), has_kernels(form, sinkhorn_iters)
+    check_iterations(iterations, least=0)
     options = SiteOptions(
-        sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside
+        max(iterations, 1), eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside
     ).checked()
+    if not is_fused:
+        norm = options.norm_eps, options.eps_outside, options.precision
+        mixes = projected(merged(x), fn, norm_weight, norm, implementation)
+        options = options._replace(sinkhorn_iters=iterations)
+        return in_parts(mixes, scale, base, x.shape[-2], options.of_split, form, implementation, None)
     return coefficients(x, site, options, implementation)
 
 
@@ -165,14 +177,3 @@ def hc_head(
     mix = projected(merged(x), fn, norm_weight, norm, implementation)
     pre = gate(mix * scale.to(mix.dtype) + base.to(mix.dtype)) + eps
     return collapsed(x, pre, None, implementation)
-
-
-def gate(a: torch.Tensor) -> torch.Tensor:
-    """sigmoid(a) by exp(-|a|), so that autograd has sigmoid(-a) for 1 - sigmoid(a), which would cancel.
-
-    torch.sigmoid's derivative is 0 in float32 from a = 17 on, where the true one is 4e-8; its last bits
-    also depend on a number's place in a vector, and with it on the tokens around.
-    """
-    negative = a < 0
-    e = torch.where(negative, a, -a).exp()
-    return torch.where(negative, e, 1.0) / (1 + e)

@@ -15,7 +15,7 @@ from autograd_calls import assert_equal, randn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helion_sinkhorn import hc_split_sinkhorn, reference
+from helion_sinkhorn import Reduce, hc_split_sinkhorn, reference
 from helion_sinkhorn.lab.split.workloads import ROWS
 
 NAMES = ("pre", "post", "comb", "dmixes", "dscale", "dbase")
@@ -262,6 +262,7 @@ def test_a_token_that_is_not_finite_stays_one(poison):
 MIX, SCALE, BASE = torch.zeros(2, 24), torch.ones(3), torch.zeros(24)
 OK = MIX, SCALE, BASE
 COUNT = "pass an int from 1 to"
+STEPS = "pass an int from 0 to"
 NUMBER = "pass a finite float"
 EPS = "pass 0 or a float from 1e-12 to 1"
 REFUSED = {
@@ -270,11 +271,14 @@ REFUSED = {
     "hc_mult is 0": (OK, {"hc_mult": 0}, ValueError, f"hc_mult is 0; {COUNT} 16"),
     "hc_mult is 17": (OK, {"hc_mult": 17}, ValueError, f"hc_mult is 17; {COUNT} 16"),
     "iterations are a float": (OK, {"sinkhorn_iters": 2.0}, TypeError,
-        f"sinkhorn_iters is 2.0; {COUNT} 1048576"),
+        f"sinkhorn_iters is 2.0; {STEPS} 1048576"),
     "iterations are a bool": (OK, {"sinkhorn_iters": True}, TypeError, "sinkhorn_iters is True; pass an int"),
-    "no iterations": (OK, {"sinkhorn_iters": 0}, ValueError, f"sinkhorn_iters is 0; {COUNT}"),
+    "fewer than none": (OK, {"sinkhorn_iters": -1}, ValueError, f"sinkhorn_iters is -1; {STEPS}"),
+    "another form": (OK, {"form": "exp"}, ValueError, "form is 'exp'; use one of 'deepseek', 'log'"),
+    "the log form on a CPU": (OK, {"form": "log", "implementation": "helion"}, NotImplementedError,
+        "mixes is on cpu; use implementation='auto'"),
     "too many iterations": (OK, {"sinkhorn_iters": 1 << 21}, ValueError,
-        f"sinkhorn_iters is 2097152; {COUNT}"),
+        f"sinkhorn_iters is 2097152; {STEPS}"),
     "mixes are a list": (([0.0], SCALE, BASE), {}, TypeError,
                          r"mixes is a list; pass a torch.Tensor of shape \(..., 24\)"),
     "scale is a float": ((MIX, 1.0, BASE), {}, TypeError,
@@ -340,6 +344,64 @@ def test_nested_mixes_are_refused():
 def test_more_iterations_than_the_kernels_take():
     tensors = inputs(5)
     assert_close(results(*tensors, sinkhorn_iters=100), exact(*tensors, sinkhorn_iters=100))
+
+
+def written_out(mixes, scale, base, hc_mult=4, sinkhorn_iters=20, form="log", comb_order="io"):
+    """Gates, and comb in the log form or its logits, as they are written."""
+    n = hc_mult
+    a = mixes * torch.cat([scale[k].expand(size) for k, size in enumerate((n, n, n * n))]) + base
+    comb = a[..., 2 * n :].unflatten(-1, (n, n))
+    for _ in range(sinkhorn_iters):
+        comb = comb.log_softmax(-1).log_softmax(-2)
+    comb = comb.exp() if sinkhorn_iters else comb
+    return (
+        a[..., :n].sigmoid() + 1e-6,
+        2 * a[..., n : 2 * n].sigmoid(),
+        comb if comb_order == "io" else comb.mT,
+    )
+
+
+@pytest.mark.parametrize("spread", [1.0, 8.0])
+@pytest.mark.parametrize("iters", [0, 1, 20])
+@pytest.mark.parametrize("n", [1, 4, 5])
+def test_the_log_form_and_the_logits_of_comb(n, iters, spread):
+    tensors = inputs(3, 7, n=n, spread=spread)
+    options = {"hc_mult": n, "sinkhorn_iters": iters, "form": "log", "comb_order": "oi"}
+    found = results(*tensors, **options)
+    truth = exact(*tensors, f=written_out, **options)
+    for name in NAMES:
+        torch.testing.assert_close(found[name].double(), truth[name], rtol=2e-5, atol=2e-6 * spread)
+    if iters == 0:
+        assert_equal(list(found.values()), list(results(*tensors, **options | {"form": "deepseek"}).values()))
+
+
+def test_partial_sums_are_for_the_form_that_has_kernels():
+    partials, squares = torch.zeros(2, 3, 24), torch.ones(2, 3)
+    for options in ({"form": "log"}, {"sinkhorn_iters": 0}):
+        with pytest.raises(ValueError, match=r"reduce is given with form=.*; partial sums are taken"):
+            hc_split_sinkhorn(partials, SCALE, BASE, reduce=Reduce(squares, 64), **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_a_form_without_kernels_has_the_dtypes_of_the_others(dtype):
+    mixes, scale, base, *_ = inputs(5, dtype=dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        found = hc_split_sinkhorn(mixes, scale, base, form="log")
+    assert {t.dtype for t in found} == {wide}
+    assert_equal(list(found), list(hc_split_sinkhorn(mixes, scale, base, form="log")))
+    narrow = hc_split_sinkhorn(mixes, scale, base, form="log", out_dtype=torch.float16)
+    assert_equal(list(narrow), [t.half() for t in found])
+
+
+def test_a_form_without_kernels_compiles_and_maps():
+    mixes, scale, base, *_ = inputs(2, 5)
+    for options in ({"form": "log"}, {"sinkhorn_iters": 0}):
+        plain = hc_split_sinkhorn(mixes, scale, base, **options)
+        compiled = torch.compile(hc_split_sinkhorn, fullgraph=True, backend="eager")
+        assert_equal(list(compiled(mixes, scale, base, **options)), list(plain))
+        mapped = torch.func.vmap(lambda m, o=options: hc_split_sinkhorn(m, scale, base, **o))(mixes)
+        torch.testing.assert_close(mapped, plain)
 
 
 # --- what it stands in for -------------------------------------------------------------------------------

@@ -12,11 +12,16 @@ pytest.importorskip("transformers", reason="the oracle extra brings it: transfor
 
 from examples import patch_automodel
 from helion_sinkhorn import nn
-from helion_sinkhorn.integrations import automodel
-from helion_sinkhorn.integrations.automodel import PACKAGE, patch, switch_sinkhorn, unpatch
+from helion_sinkhorn.integrations import automodel, automodel_models
+from helion_sinkhorn.integrations.automodel import patch, switch_sinkhorn, unpatch
+from helion_sinkhorn.integrations.automodel_models import PACKAGE
 from helion_sinkhorn.integrations.digests import digest
 from helion_sinkhorn.integrations.replacement import Patched
 
+pytestmark = pytest.mark.skipif(
+    PACKAGE.installed not in PACKAGE.tested,
+    reason=f"nemo_automodel {PACKAGE.installed}, tested are {PACKAGE.tested}",
+)
 COUNTS = {"v4": Patched(4, 1, 2), "v41": Patched(4, 0, 2)}
 EPS = torch.finfo(torch.float32).eps
 
@@ -165,7 +170,7 @@ def test_other_code_is_refused(kind, monkeypatch):
 
 
 def test_another_sinkhorn_is_refused(monkeypatch):
-    monkeypatch.setattr(automodel.optimized_kernels, "sinkhorn_normalize_torch", other_forward)
+    monkeypatch.setattr(automodel_models.optimized_kernels, "sinkhorn_normalize_torch", other_forward)
     with pytest.raises(ValueError, match=r"sinkhorn_normalize_torch of .* was replaced by"):
         patch(make("v41"))
 

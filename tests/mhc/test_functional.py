@@ -11,7 +11,18 @@ import torch
 from autograd_calls import assert_equal, randn
 from mhc_equations import assert_within, truth_and_budget, values_and_gradients
 
-from helion_sinkhorn import hc_boundary, hc_coeffs, hc_expand, hc_head, hc_post, hc_pre, hc_site, nn
+from helion_sinkhorn import (
+    hc_boundary,
+    hc_coeffs,
+    hc_expand,
+    hc_head,
+    hc_mixes,
+    hc_post,
+    hc_pre,
+    hc_site,
+    hc_split_sinkhorn,
+    nn,
+)
 from helion_sinkhorn.mhc import functional
 from helion_sinkhorn.ops.mhc.site import crossing
 
@@ -129,6 +140,23 @@ def test_options_reach_the_operators():
     torch.testing.assert_close(y.double(), equations.collapse(wide[0], pre), rtol=0, atol=1e-5)
     weight = randn(fn.size(1), seed=8).abs()
     assert torch.equal(hc_head(x, fn, scale, base, norm_weight=weight), hc_head(x, fn * weight, scale, base))
+
+
+@pytest.mark.parametrize(
+    "options", [{"form": "log"}, {"sinkhorn_iters": 0}, {"sinkhorn_iters": 0, "form": "log"}]
+)
+def test_forms_without_kernels_are_those_of_the_split(options):
+    (x, fn, scale, base), upstream = coefficient_inputs(7, dtype=torch.bfloat16)
+    others = {"eps_outside": True, "norm_eps": 1e-3, "post_mult": 1.5, "pre_eps": 0.25, "comb_order": "oi"}
+
+    def composed(x, fn, scale, base):
+        split = {name: value for name, value in others.items() if name not in ("eps_outside", "norm_eps")}
+        mixes = hc_mixes(x, fn, 1e-3, eps_outside=True)
+        return hc_split_sinkhorn(mixes, scale, base, **split, **options)
+
+    tensors = x, fn, scale, base
+    found = values_and_gradients(hc_coeffs, tensors, upstream, **others, **options)
+    assert_equal(found, values_and_gradients(composed, tensors, upstream))
 
 
 @pytest.mark.parametrize("saturation", [-85.0, -40.0, -17.5, 17.5, 40.0, 85.0])
@@ -299,7 +327,10 @@ class Ran(torch.utils._python_dispatch.TorchDispatchMode):
         ({"scale": torch.ones(2)}, "scale has shape"),
         ({"base": torch.ones(5)}, "base has shape"),
         ({"norm_weight": torch.ones(12)}, "norm_weight has shape"),
-        ({"sinkhorn_iters": 0}, "sinkhorn_iters is 0"),
+        ({"sinkhorn_iters": -1}, "sinkhorn_iters is -1"),
+        ({"form": "exp"}, "form is 'exp'"),
+        ({"form": "log", "eps": math.nan}, "eps is nan"),
+        ({"sinkhorn_iters": 0, "norm_eps": 0.0}, "norm_eps is 0"),
         ({"eps": math.nan}, "eps is nan"),
         ({"comb_order": "x"}, "comb_order is 'x'"),
     ],

@@ -52,7 +52,7 @@ def written_out(x, fn, pre, post, res, base, f, bias, at=equations.exactly):
 @pytest.mark.parametrize(("peak", "size"), [(1.0, 1.0), (8.0, 1.0), (1.0, 1e-4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values_and_gradients_are_within_the_error_of_float32(dtype, peak, size):
-    """Of small streams too, whose norm is of the size of its eps."""
+    """Small streams are among them, whose norm is of the size of its eps."""
     site = make_site(peak)
     x, f, bias = (torch.randn(shape).to(dtype) for shape in ((3, 2, N * WIDTH), (3, 2, WIDTH), (WIDTH,)))
     names = ("mapping_proj.weight", "alpha_pre", "alpha_post", "alpha_res", "bias")

@@ -242,3 +242,36 @@ def test_refused_with_what_to_do(case):
 def test_a_boundary_with_half_an_update_is_refused():
     with pytest.raises(TypeError, match=r"f is a NoneType; pass a torch\.Tensor"):
         nn.HyperBoundary(C)(None, randn(2, N, C), randn(2, N), randn(2, N, N))
+
+
+def of_dtensors(mesh, delayed: bool) -> dict:
+    """A chain of layers whose parameters are whole in every process, and whose tokens are not."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+
+    model, h = drawn(Chain(delayed_pre=delayed)), randn(4, 3, C).requires_grad_()
+    expected = model(h)
+    upstream = randn(*expected.shape, seed=30)
+    truth = [expected, *torch.autograd.grad(expected, [h, *model.parameters()], upstream)]
+    spread = distribute_module(model, mesh)
+    streams, upstream = (distribute_tensor(t.detach(), mesh, [Shard(0)]) for t in (h, upstream))
+    result = spread(streams.requires_grad_())
+    found = [result, *torch.autograd.grad(result, [streams, *spread.parameters()], upstream)]
+    whole = [t.redistribute(placements=[Replicate()]).to_local() for t in found]
+    return {
+        "placements": [str(t.placements[0]) for t in found],
+        "apart": [float((a - b).abs().max() / b.abs().max()) for a, b in zip(whole, truth, strict=True)],
+    }
+
+
+def both_of_dtensors(mesh) -> list[dict]:
+    return [of_dtensors(mesh, delayed) for delayed in (False, True)]
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_tokens_that_are_sharded(on_two_processes, delayed):
+    for outcomes in on_two_processes(both_of_dtensors):
+        outcome = outcomes[delayed]
+        assert outcome["placements"][:2] == ["S(0)"] * 2
+        # the gradient of a parameter is a sum over the tokens of both
+        assert set(outcome["placements"][2:]) <= {"P(sum)", "R"}
+        assert max(outcome["apart"]) < 1e-5

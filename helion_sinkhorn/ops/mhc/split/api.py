@@ -7,10 +7,11 @@ import math
 import torch
 
 from helion_sinkhorn.ops.mhc.split import torch_op
+from helion_sinkhorn.ops.mhc.split.forms import in_parts
 from helion_sinkhorn.ops.mhc.split.limits import beyond_kernels
 from helion_sinkhorn.ops.mhc.split.partials import Reduce
 from helion_sinkhorn.ops.mhc.streams import COMB_ORDERS, MOST_STREAMS
-from helion_sinkhorn.ops.sinkhorn.api import MOST_ITERS, check_eps
+from helion_sinkhorn.ops.sinkhorn.api import FORMS, MOST_ITERS, check_eps
 from helion_sinkhorn.runtime.checks import (
     DTYPES,
     as_int,
@@ -48,6 +49,7 @@ def hc_split_sinkhorn(
     pre_eps: float | None = None,
     post_eps: float = 0.0,
     comb_order: str = "io",
+    form: str = "deepseek",
     implementation: str = "auto",
     out_dtype: torch.dtype | None = None,
     reduce: Reduce | None = None,
@@ -71,13 +73,15 @@ def hc_split_sinkhorn(
         scale: (3,), any floating dtype, for pre, post and comb.
         base: (n^2 + 2n,), any floating dtype.
         hc_mult: n, streams, 1 to 16.
-        sinkhorn_iters: T, the number of row and of column steps, at least 1.
+        sinkhorn_iters: T, the number of row and of column steps; 0 leaves a_comb as it is, for comb.
         eps: of Sinkhorn's softmax and denominators; 0, or 1e-12 to 1.
         post_mult: factor of post.
         pre_eps: added to pre; None for eps.
         post_eps: added to post.
         comb_order: "io" for comb[..., input stream, output stream], as DeepSeek has it; "oi" for its
             transpose.
+        form: "deepseek" is what is written above; "log" is that of `sinkhorn`, without eps: T times rows and
+            columns.  It and T = 0 have no kernel of their own: PyTorch makes the gates, `sinkhorn` comb.
         implementation: "auto" takes the Helion kernels on a GPU, and vectorised PyTorch elsewhere: in
             float64, for one stream, and for more iterations than the kernels keep in registers (33; at
             eps = 0 fewer); "helion" and "pytorch" ask for one of them.
@@ -108,6 +112,7 @@ def hc_split_sinkhorn(
     """
     implementation = check_implementation(implementation)
     hc_mult, sinkhorn_iters = as_int(hc_mult), as_int(sinkhorn_iters)
+    is_fused = has_kernels(form, sinkhorn_iters)
     _check(mixes, scale, base, hc_mult, sinkhorn_iters, out_dtype)
     if reduce is not None:
         _check_reduce(reduce, mixes)
@@ -115,6 +120,14 @@ def hc_split_sinkhorn(
     pre_eps = eps if pre_eps is None else pre_eps
     floats = float(eps), float(post_mult), float(pre_eps), float(post_eps)
     options = sinkhorn_iters, *floats, comb_order
+    if not is_fused:
+        if reduce is not None:
+            raise ValueError(
+                f"reduce is given with form={form!r} and {sinkhorn_iters} iterations; partial sums are taken "
+                'with form="deepseek" and 1 at least: add them up before'
+            )
+        implementation_for(implementation, "mixes", mixes)
+        return in_parts(mixes, scale, base, hc_mult, options, form, implementation, out_dtype)
     return split(mixes, scale, base, hc_mult, options, implementation, out_dtype, reduce)
 
 
@@ -135,7 +148,7 @@ def split(mixes, scale, base, n, options, implementation, out_dtype=None, reduce
 
 def _check(mixes, scale, base, n, n_iters, out_dtype) -> None:
     check_int("hc_mult", n, 1, MOST_STREAMS)
-    check_iterations(n_iters)
+    check_iterations(n_iters, least=0)
     columns = n * n + 2 * n
     check_tensor("mixes", mixes, f"(..., {columns})")
     if mixes.dim() < 1 or mixes.shape[-1] != columns:
@@ -148,9 +161,17 @@ def _check(mixes, scale, base, n, n_iters, out_dtype) -> None:
         raise TypeError(f"out_dtype is {out_dtype}; use one of {', '.join(map(str, DTYPES))}, or None")
 
 
-def check_iterations(n_iters) -> None:
+def has_kernels(form, n_iters) -> bool:
+    """Whether the kernels make a comb of this form; raise of a form that there is not."""
+    if form == "deepseek":
+        return n_iters != 0
+    check_option("form", form, FORMS)
+    return False
+
+
+def check_iterations(n_iters, least: int = 1) -> None:
     """Raise unless there are as many iterations as the operator takes."""
-    check_int("sinkhorn_iters", n_iters, 1, MOST_ITERS)
+    check_int("sinkhorn_iters", n_iters, least, MOST_ITERS)
 
 
 def check_parameters(scale, base, n, first, other) -> None:

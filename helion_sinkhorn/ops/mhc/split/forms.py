@@ -1,0 +1,47 @@
+"""hc_split_sinkhorn by parts: gates in PyTorch beside `sinkhorn`, for the forms that its kernels have not."""
+
+from __future__ import annotations
+
+import torch
+
+from helion_sinkhorn.ops.sinkhorn.api import sinkhorn
+from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.torch_op import without_autocast
+
+
+def in_parts(
+    mixes: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    n: int,
+    options: tuple,
+    form: str,
+    implementation: str,
+    out_dtype: torch.dtype | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(pre, post, comb) of checked arguments, comb in a form of `sinkhorn`; its logits for no iterations."""
+    n_iters, eps, post_mult, pre_eps, post_eps, comb_order = options
+    dtype = computing(mixes.dtype)
+    with without_autocast(mixes):
+        s = torch.cat([scale[k].expand(size) for k, size in enumerate((n, n, n * n))])
+        a = mixes.to(dtype) * s.to(dtype) + base.to(dtype)
+        pre, post, comb = a.split((n, n, n * n), -1)
+        comb = comb.unflatten(-1, (n, n))
+        if n_iters:
+            by = {"form": form} if form == "log" else {"form": form, "eps": eps}
+            comb = sinkhorn(comb, n_iters, **by, implementation=implementation)
+        if comb_order == "oi":
+            comb = comb.mT
+        made = gate(pre) + pre_eps, post_mult * gate(post) + post_eps, comb.contiguous()
+    return tuple(t.to(out_dtype or dtype) for t in made)
+
+
+def gate(a: torch.Tensor) -> torch.Tensor:
+    """sigmoid(a) by exp(-|a|), so that autograd has sigmoid(-a) for 1 - sigmoid(a), which would cancel.
+
+    torch.sigmoid's derivative is 0 in float32 from a = 17 on, where the true one is 4e-8; its last bits
+    also depend on a number's place in a vector, and with it on the tokens around.
+    """
+    negative = a < 0
+    e = torch.where(negative, a, -a).exp()
+    return torch.where(negative, e, 1.0) / (1 + e)
