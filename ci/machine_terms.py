@@ -97,9 +97,12 @@ class Terms:
 
 
 def default_jobs(device: Device) -> list[Job]:
-    """The default config of every kernel that a workload of CI's runs, each program once."""
+    """The default config of every kernel that a workload of CI's runs, or else a tuned one, each once."""
     workloads = (*tagged("ci", object), *tagged("implicit", object))
     calls = dict.fromkeys(program for workload in workloads for program in kernel_calls(workload))
+    missing = KERNELS.keys() - {kernel for kernel, _ in calls}
+    tuned = (program for workload in tagged("tune", object) for program in kernel_calls(workload))
+    calls |= dict.fromkeys((kernel, call) for kernel, call in tuned if kernel in missing)
     return [Job(call, default_choice(KERNELS[kernel], call, device)) for kernel, call in calls]
 
 

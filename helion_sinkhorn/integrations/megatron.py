@@ -137,6 +137,11 @@ class HyperConnectionModule(MegatronModule, Float32Parameters):
                 raise ValueError(
                     "mhc_state is None; with mhc_single_pass pass the record of the forward at hand"
                 )
+            if torch._C._current_graph_task_id() != -1:
+                raise RuntimeError(
+                    "mhc_single_pass runs again in a backward, where mhc_state has the weights of the last "
+                    "site; leave this site out of activation checkpointing, or use recompute_streams"
+                )
             weights = mhc_state.pre_mix
             if weights is None:
                 weights = torch.eye(1, self.n, device=streams.device).expand(*streams.shape[:-1])

@@ -10,6 +10,7 @@ import mhc_equations as equations
 import pytest
 import torch
 from mhc_equations import assert_within, truth_and_budget, values_and_gradients
+from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("megatron.core", reason="pip install megatron-core")
 
@@ -193,6 +194,15 @@ def test_what_it_cannot_do_is_refused():
     y, *_ = make_site(single_pass=True)(x, mhc_state=state)
     assert torch.equal(y, x[..., :WIDTH])
     assert state.pre_mix.shape == (3, 2, N)
+
+
+def test_one_pass_is_refused_where_it_is_computed_again():
+    """A site that is computed again in a backward would take the weights of the last one."""
+    site, state = make_site(single_pass=True), SimpleNamespace(pre_mix=None)
+    x = torch.randn(3, 2, N * WIDTH, requires_grad=True)
+    y, *_ = checkpoint(lambda x: site(x, mhc_state=state), x, use_reentrant=False)
+    with pytest.raises(RuntimeError, match="mhc_single_pass runs again in a backward"):
+        y.sum().backward()
 
 
 @pytest.mark.skipif(

@@ -55,7 +55,7 @@ def test_norms_of_torch():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_without_an_eps_it_is_that_of_torch(dtype):
-    """Of inputs this small twice the unit roundoff of a narrow dtype would be most of the mean square."""
+    """For inputs this small twice the unit roundoff of a narrow dtype would be most of the mean square."""
     site, norm = nn.HyperConnection(C, N).to(dtype), torch.nn.RMSNorm(C).to(dtype)
     streams = randn(2, 5, N, C, dtype=dtype) * 1e-2
     y = site.enter(streams).y
