@@ -100,9 +100,9 @@ def test_tables_of_support_follow_their_data(numbers, monkeypatch):
     timed = [line.split(" | ")[-1] for line in before.splitlines()[2:]]
     assert [line.split(" | ")[-1] for line in stacks.splitlines()[3:]] == [t for t in timed if t != "- |"]
     ranked = tables.words_for(tables.stored("b200"))
-    assert f"| `b200` | - | 2027-01-02 | all 9 compiled | {ranked} | - |" in devices
-    assert "| `h200` | - | - | all 9 compiled |" in devices
-    assert "| `mi350` | 2027-02-03, abcdef0 | - | all 9 emulated |" in devices
+    assert f"| `b200` | - | 2027-01-02 | all 10 compiled | {ranked} | - |" in devices
+    assert "| `h200` | - | - | all 10 compiled |" in devices
+    assert "| `mi350` | 2027-02-03, abcdef0 | - | 9 emulated, 1 compiled |" in devices
 
 
 def test_a_result_is_compared_with_the_config_of_its_own_call():

@@ -86,5 +86,5 @@ def test_the_nearest_names():
     assert refused("x", "ab") == "'x' is not known; use one of a, b"
     assert refused("x", KERNELS).splitlines()[1:] == [f"  {name}" for name in KERNELS]
     assert refused("hc_pre_foward", KERNELS).splitlines()[:2] == [
-        "'hc_pre_foward' is not known; use one of 44 names; the nearest are", "  hc_pre_forward",
+        "'hc_pre_foward' is not known; use one of 48 names; the nearest are", "  hc_pre_forward",
     ]  # fmt: skip
