@@ -15,6 +15,7 @@ from ci.operators.dot_compress import wrong as dot_compress_wrong
 from ci.operators.hc_mixes import wrong as hc_mixes_wrong
 from ci.operators.hc_post import wrong as hc_post_wrong
 from ci.operators.hc_pre import wrong as hc_pre_wrong
+from ci.operators.hc_pre_normed import wrong as hc_pre_normed_wrong
 from ci.operators.hc_site import wrong as hc_site_wrong
 from ci.operators.hc_split_sinkhorn import wrong as hc_split_sinkhorn_wrong
 from ci.operators.implicit import wrong as implicit_wrong
@@ -28,6 +29,7 @@ from helion_sinkhorn.lab.linear_attention.evidence import EVIDENCE as LINEAR_ATT
 from helion_sinkhorn.lab.mixes.evidence import EVIDENCE as HC_MIXES
 from helion_sinkhorn.lab.post.evidence import EVIDENCE as HC_POST
 from helion_sinkhorn.lab.pre.evidence import EVIDENCE as HC_PRE
+from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
 from helion_sinkhorn.lab.sinkhorn.evidence import EVIDENCE as SINKHORN
 from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.lab.site.evidence import EVIDENCE as HC_SITE
@@ -55,6 +57,11 @@ def sinkhorn_with(backward: str) -> Callable[[Any], bool]:
     return lambda w: isinstance(w, SinkhornWorkload) and w.backward == backward
 
 
+def hc_pre_with(y_norm: bool) -> Callable[[Any], bool]:
+    """Takes the workloads of hc_pre with a norm, or without."""
+    return lambda w: isinstance(w, HcPreWorkload) and w.y_norm == y_norm
+
+
 OPERATORS = {
     "sinkhorn": dataclasses.replace(
         shown(SINKHORN, sinkhorn_wrong), takes=sinkhorn_with("exact"), compiled=sinkhorn_steps.compiled
@@ -64,7 +71,8 @@ OPERATORS = {
     "linear_attention": shown(LINEAR_ATTENTION, linear_attention_wrong),
     "hc_post": shown(HC_POST, hc_post_wrong),
     "hc_mixes": shown(HC_MIXES, hc_mixes_wrong),
-    "hc_pre": shown(HC_PRE, hc_pre_wrong),
+    "hc_pre": dataclasses.replace(shown(HC_PRE, hc_pre_wrong), takes=hc_pre_with(False)),
+    "hc_pre_normed": dataclasses.replace(shown(HC_PRE, hc_pre_normed_wrong), takes=hc_pre_with(True)),
     "hc_site": shown(HC_SITE, hc_site_wrong),
     "hc_split_sinkhorn": shown(HC_SPLIT_SINKHORN, hc_split_sinkhorn_wrong),
     "sinkhorn_balance": shown(BALANCE, balance_wrong),

@@ -21,7 +21,8 @@ def patch(
     DeepseekV4HyperHead an `nn.HyperHead`; the head of GLM-5.3 is the mean of the streams and stays.  They
     stay the same objects with the same Parameter objects, so optimizers, state dicts, hooks and transformers'
     `init_weights` stay valid.  Every DeepseekV4DecoderLayer or Glm5NextTextDecoderLayer then updates its
-    streams by `hc_post`.  `unpatch` takes all of it back.
+    streams by `hc_post`, and calls transformers' norms on what the sites collapse, as before.  `unpatch`
+    takes all of it back.
 
     A forward that was wrapped on the instance, as accelerate's `dispatch_model` does, stays wrapped.  Within
     such a layer a wrapper or hook of a site sees four results: post, comb, collapsed and the residual.

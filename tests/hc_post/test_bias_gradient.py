@@ -7,14 +7,13 @@ import functools
 import pytest
 import torch
 from hc_streams import post_inputs
+from launches import kernels_on_cpu
 
 from helion_sinkhorn import hc_boundary, hc_post
 from helion_sinkhorn.ops.mhc.post import launch, torch_op
-from helion_sinkhorn.ops.mhc.site.boundary import torch_op as boundary
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_launch
 
 TOKENS, N, C = 64, 4, 32
-CONSTANTS = 2, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False
 MOST = 2.0
 """Times the error of the sum in float32, rounded once."""
 
@@ -72,31 +71,25 @@ def of_streams(grad, weights, dy):
 
 
 @pytest.mark.parametrize(("dtype", "bias_dtype"), DTYPES)
-@pytest.mark.parametrize("path", ["streams alone", "in one pass", "in parts"])
+@pytest.mark.parametrize("path", ["streams alone", "in one pass", "in parts", "with weights of its own"])
 def test_hc_boundary(path, dtype, bias_dtype, monkeypatch):
-    """By its own operator's gradient; of coefficients none has an upstream one."""
-    pytest.importorskip("triton", reason="the bodies import Triton")
-    f, x, post, comb, bias, grad = drawn(dtype, bias_dtype)
-    site, dy = site_inputs(dtype)
-    weights, fn = site[:2]
-
-    class Context:
-        saved_tensors = f, x, post, comb, bias, *site, x, torch.zeros(TOKENS, len(fn)), torch.ones(TOKENS, 2)
-        constants = CONSTANTS
-        needs_input_grad = (True,) * (9 + len(CONSTANTS))
-
-    def backward(*given):
-        upstream, kept, values = given[:5], given[5:17], given[17:]
-        run = getattr(boundary_launch, path.replace(" ", "_"))
-        return run(upstream, (*kept[:4], *kept[5:]), kept[4], *values)
-
-    monkeypatch.setattr(boundary, "call_backward", backward)
-    monkeypatch.setattr(boundary.of_post, "call_backward", lambda *given: launch.backward(*given[:-1]))
-    given = None if path == "streams alone" else dy
-    with torch.no_grad():
-        df, _, _, _, dbias, *_ = boundary._gradient(Context(), grad, given, None, None, None)
+    """By its kernels; of coefficients none has an upstream gradient, and fn is 0."""
+    kernels_on_cpu(monkeypatch)
+    monkeypatch.setattr(boundary_launch, "is_measured", lambda call, x: path == "in one pass")
+    *given, grad = drawn(dtype, bias_dtype)
+    f, bias = (given[k].requires_grad_() for k in (0, 4))
+    (weights, *site), dy = site_inputs(dtype)
+    made = hc_boundary(*given[:4], None if "own" in path else weights, *site, 2, bias=bias)
+    assert made.residual.grad_fn.name() == "HcBoundaryBackward"
+    collapse = made.pre.detach() if "own" in path else weights
+    if path == "streams alone":
+        df, dbias = torch.autograd.grad(made.residual, (f, bias), grad)
+        expected = grad.double()
+    else:
+        df, dbias = torch.autograd.grad((made.residual, made.y), (f, bias), (grad, dy))
+        expected = of_streams(grad, collapse, dy)
     assert df.dtype == dtype
-    check(dbias, post, grad.double() if given is None else of_streams(grad, weights, dy))
+    check(dbias, given[2], expected)
 
 
 def run(site, f, x, post, comb, bias):

@@ -9,13 +9,13 @@ from hc_streams import LAYOUTS, one_rounding, pre_errors, pre_inputs, pre_result
 
 from helion_sinkhorn import hc_pre
 from helion_sinkhorn.lab.pre import budget
-from helion_sinkhorn.lab.pre.workloads import ROWS
+from helion_sinkhorn.lab.pre.workloads import PLAIN
 
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
 FLOATS = torch.float32, torch.bfloat16, torch.float16, torch.float64
-WORKLOADS = [w for w in ROWS if "ci" in w.tags]
+WORKLOADS = [w for w in PLAIN if "ci" in w.tags]
 
 
 def on_device(tensors):

@@ -9,11 +9,11 @@ from reference_mode import of_each_variant
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS, TRIALS
-from helion_sinkhorn.lab.pre.workloads import ROWS
+from helion_sinkhorn.lab.pre.workloads import PLAIN
 from helion_sinkhorn.ops.mhc.pre import eager, launch
 from helion_sinkhorn.runtime.kernel import candidates
 
-WORKLOADS = [w for w in ROWS if "ci" in w.tags]
+WORKLOADS = [w for w in PLAIN if "ci" in w.tags]
 
 
 def results(x, pre, dy, run=launch):

@@ -8,6 +8,9 @@ from autograd_calls import randn
 from launches import kernels_on_cpu
 
 from helion_sinkhorn import hc_boundary, hc_pre, hc_site, reference
+from helion_sinkhorn.lab.pre.evidence import EVIDENCE
+from helion_sinkhorn.lab.pre.normed import budget
+from helion_sinkhorn.lab.pre.workloads import NORMED
 from helion_sinkhorn.ops.mhc.pre.normed import eager, launch
 
 UNIT = 2.0**-8
@@ -71,6 +74,39 @@ def assert_near_truth(found, *given):
     limits = [2e-6] * 4 if given[0].dtype == torch.float32 else [0.6 * UNIT, 0.6 * UNIT, 1e-4, 1e-4]
     for t, exact, limit in zip(found, truth(*given), limits, strict=True):
         assert relative(t, exact) < limit
+
+
+@pytest.mark.parametrize("workload", [w for w in NORMED if "ci" in w.tags], ids=lambda w: w.name)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_workloads_within_their_budgets(workload, device):
+    """By the kernels, interpreted on a CPU."""
+    pytest.importorskip("triton", reason="the bodies import Triton")
+    given = EVIDENCE.inputs(workload, 1)
+    truths = EVIDENCE.truths(workload, *given)
+    found = EVIDENCE.run(workload, {}, EVIDENCE.results(workload), *(t.to(device) for t in given))
+    for name, exact in truths.items():
+        assert exact.judge(found[name].cpu()).reasons == [], name
+
+
+def test_a_collapsed_state_on_the_other_side_of_a_tie_is_within_the_budget():
+    """1 + 2^-8 + 1.875 * 2^-24 rounds up, and down where float32 adds one part of the rest after another."""
+    x, pre, weight = torch.ones(1, 1, 4, 64, dtype=torch.bfloat16), torch.ones(1, 1, 4), torch.ones(1, 64)
+    x[..., 1, :], x[..., 2:, :] = 2.0**-8, 0.9375 * 2.0**-24
+    x[..., 1:, 32:] = 0
+    given = x, pre, randn(1, 1, 64, dtype=torch.bfloat16), weight, 1e-6
+    found = dict(zip(budget.RESULTS, by_cpu(*given), strict=True))
+    exact, allowed = budget.exact(*given), budget.error_budget(*given)
+    _, off = budget.errors(*given)
+    for name, t in found.items():
+        error = (t.double().view(exact[name].shape) - exact[name]).abs()
+        assert (error <= allowed[name]).all(), name
+        assert (error > allowed[name] - off[name]).any(), name
+
+
+def by_cpu(x, pre, du, weight, eps):
+    """(u, dx, dpre, dweight) by the path of a CPU."""
+    norm = x, pre, weight[0], eps
+    return eager.forward(*norm), *eager.backward(du, *norm, x.dtype)
 
 
 def test_one_entry_is_computed_by_pytorch(monkeypatch):

@@ -613,6 +613,9 @@ CALLS = {
     "dot_compress m=40 d=32 k=16 dtype=float32": lambda: dot_compress(normal(64, 40, 32), normal(64, 40, 16)),
     "hc_mixes c=256 dtype=float32": lambda: hc_mixes(normal(64, 4, 256), normal(24, 1024)),
     "hc_pre c=256 dtype=float32": lambda: hc_pre(normal(64, 4, 256), normal(64, 4)),
+    "hc_pre c=256 dtype=float32 y_norm=True": lambda: hc_pre(
+        normal(64, 4, 256), normal(64, 4), y_norm_weight=normal(256)
+    ),
     "hc_post c=256 dtype=float32": lambda: hc_post(
         normal(64, 256), normal(64, 4, 256), normal(64, 4), normal(64, 4, 4)
     ),
@@ -698,8 +701,9 @@ def test_what_is_compiled_ahead_is_what_the_gradient_launches(asked, monkeypatch
     programs.clear()
     guessed = set()
     for function, own, _, arguments in calls:
+        needed = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in arguments)
         arguments = [ahead.like(a) if isinstance(a, torch.Tensor) else a for a in arguments]
-        guessed |= {name(*launch) for launch in ahead.launches(function, own, arguments, CPU)}
+        guessed |= {name(*launch) for launch in ahead.launches(function, own, arguments, needed, CPU)}
     upcoming.notes = False
     assert guessed
     with_gradient = [r for r in results if r is not None and r.requires_grad]

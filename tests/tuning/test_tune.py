@@ -121,7 +121,8 @@ def test_candidates_are_few_distinct_and_begin_with_the_default(kernel, key):
     assert groups
     # a config of these decides in which order a token's columns are added up, or a call of many iterations
     # launches them once
-    fewest = 1 if kernel in ("hc_pre_backward", "hc_site_weights", *ONCE) else 2
+    alone = "hc_pre_backward", "hc_pre_normed_forward", "hc_site_weights", *ONCE
+    fewest = 1 if kernel in alone else 2
     for group in groups:
         choices = candidates(KERNELS[kernel], group.call, DEVICES[key])
         assert fewest <= len(choices) <= 80, group

@@ -91,10 +91,10 @@ def gradients(
     """Write those of (dx, dy, dpre) that are given; the result is dweight in float32, if it is wanted."""
     du, x, pre = flattened(du, 1), flattened(x, 2), flattened(pre, 1)
     tokens, n, columns = x.shape
-    shares = min(SHARES, tokens)
-    sums = x.new_empty((shares, columns), dtype=torch.float32) if of_weight else None
+    # as many for few tokens, where most add up nothing: another number would be another program
+    sums = x.new_empty((SHARES, columns), dtype=torch.float32) if of_weight else None
     rows = (None if t is None else t.view(like.shape) for t, like in zip(made, (x, du, pre), strict=True))
     tensors = du, x, pre, parameter(weight), *rows, sums
     call = call_for(n, columns, x.dtype)
-    launch(KERNELS[BACKWARD], call, tensors, shares, eps, batch=tokens, choice=choice)
+    launch(KERNELS[BACKWARD], call, tensors, SHARES, eps, batch=tokens, choice=choice)
     return None if sums is None else sums.sum(0)
