@@ -10,6 +10,7 @@ import torch
 
 from helion_sinkhorn.ops.balance.api import sinkhorn_balance
 from helion_sinkhorn.ops.balance.options import BalanceOptions
+from helion_sinkhorn.runtime.checks import check_finite, check_number, check_tensor
 
 MOST_ENTRIES = 1 << 26
 """The most entries of tensors of one shape that are balanced at a time, which takes a copy of them."""
@@ -21,15 +22,38 @@ class _Balanced(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        _check(group["lr"], group["momentum"])
+        try:
+            self._check(self.param_groups[-1])
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    def _check(self, group: dict[str, Any]) -> None:
+        _check_lr(group["lr"])
+        _check_at_least_zero("lr_correction", group["lr_correction"])
+        accepted = "a float from 0 to below 1"
+        check_number("momentum", group["momentum"], accepted)
+        if not 0.0 <= group["momentum"] < 1.0:
+            raise ValueError(f"momentum is {group['momentum']}; pass {accepted}")
         BalanceOptions.checked(**_options(group), first="rows")
         for p in group["params"]:
+            check_tensor("a parameter", p)
             if p.dim() < 2:
                 raise ValueError(
                     f"a parameter has shape {tuple(p.shape)}; {type(self).__name__} takes matrices, "
                     "(..., m, n): give vectors to another optimizer, such as AdamW"
                 )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # what is unpickled brings its own defaults
+        needed = state.get("defaults", self.__dict__.get("defaults", {})).keys() - {"differentiable"}
+        for group in state["param_groups"]:
+            if missing := sorted(needed - group.keys()):
+                raise ValueError(
+                    f"the state dict has a group without {', '.join(missing)}; load one that "
+                    f"{type(self).__name__} saved"
+                )
+        super().__setstate__(state)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
@@ -38,9 +62,10 @@ class _Balanced(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            for params in _alike(group["params"], group["foreach"]):
-                self._update(params, group)
+        # all of them found first: a gradient that is refused leaves every parameter as it was
+        found = [(some, group) for group in self.param_groups for some in _alike(group)]
+        for params, group in found:
+            self._update(params, group)
         return loss
 
     def _update(self, params: list[torch.Tensor], group: dict[str, Any]) -> None:
@@ -48,7 +73,7 @@ class _Balanced(torch.optim.Optimizer):
         gradients: list[torch.Tensor] = []
         for p in params:
             assert p.grad is not None
-            gradients.append(p.grad)
+            gradients.append(p.grad.to(p.dtype))
         together, updates = _copies(gradients)
         momentum = group["momentum"]
         if momentum > 0:
@@ -65,7 +90,7 @@ class _Balanced(torch.optim.Optimizer):
             size = size * math.sqrt(params[0].size(-2))
         if isinstance(size, torch.Tensor):
             # read on the device: a captured step takes the values that it has then
-            torch._foreach_mul_(updates, size)
+            torch._foreach_mul_(updates, size.view(()))
             torch._foreach_sub_(params, updates)
         else:
             torch._foreach_add_(params, updates, alpha=-size)
@@ -97,10 +122,13 @@ class SinkhornBalanced(_Balanced):
         steps, zero_row_threshold, eps: of `helion_sinkhorn.sinkhorn_balance`.
         foreach: whether tensors of one shape are balanced together, in one launch a pass.
 
-    Numerical policy: the average has the dtype of its parameter; balancing is in float32 and rounds once.
+    Numerical policy: the average has the dtype of its parameter, to which a gradient of another dtype is
+        converted; balancing is in float32 and rounds once.
 
     Raises:
-        ValueError: a parameter is a vector, an option is out of range.
+        TypeError: a parameter is not of floating point, an option has another type.
+        ValueError: a parameter is a vector, an option is out of range, a gradient is sparse, a state dict is
+            of another optimizer.  Groups, parameters and state are then as they were.
 
     Source: DeepSeek-V4.1, section 2.5, algorithm 1.
     """
@@ -140,7 +168,7 @@ class SinkGD(_Balanced):
     Numerical policy: as SinkhornBalanced.
 
     Raises:
-        ValueError: a parameter is a vector, an option is out of range.
+        TypeError, ValueError: as SinkhornBalanced.
 
     Source: Scetbon et al., Gradient Multi-Normalization (arXiv 2502.06742).
     """
@@ -164,26 +192,33 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
     return {k: group[k] for k in ("steps", "zero_row_threshold", "eps", "scale")}
 
 
-def _check(lr: float | torch.Tensor, momentum: float) -> None:
+def _check_lr(lr: object) -> None:
     if isinstance(lr, torch.Tensor):
         if lr.numel() != 1:
             raise ValueError(f"lr has shape {tuple(lr.shape)}; pass a float or a tensor of one entry")
-    elif not 0.0 <= lr < math.inf:
-        raise ValueError(f"lr is {lr}; pass a finite float of at least 0")
-    if not 0.0 <= momentum < 1.0:
-        raise ValueError(f"momentum is {momentum}; pass a float from 0 to below 1")
+        # read once, here: no step waits for it
+        lr = lr.item()
+    _check_at_least_zero("lr", lr)
 
 
-def _alike(params: list[torch.Tensor], together: bool) -> Iterator[list[torch.Tensor]]:
+def _check_at_least_zero(name: str, value: object) -> None:
+    accepted = "a finite float of at least 0"
+    check_finite(name, value, accepted)
+    if value < 0:
+        raise ValueError(f"{name} is {value}; pass {accepted}")
+
+
+def _alike(group: dict[str, Any]) -> Iterator[list[torch.Tensor]]:
     """Those with a gradient that one launch may balance: plain tensors of one shape, dtype and device."""
     groups: dict[Any, list[torch.Tensor]] = {}
-    for k, p in enumerate(params):
-        if p.grad is None:
+    for k, p in enumerate(group["params"]):
+        # without a column there is nothing to move
+        if p.grad is None or p.size(-1) == 0:
             continue
         if p.grad.is_sparse:
             raise ValueError("a gradient is sparse; use torch.nn.Embedding(sparse=False)")
-        plain = together and type(p.grad) is torch.Tensor
-        key = (p.shape, p.dtype, p.grad.dtype, p.device) if plain else k
+        plain = group["foreach"] and type(p.grad) is torch.Tensor
+        key = (p.shape, p.dtype, p.device) if plain else k
         groups.setdefault(key, []).append(p)
     for alike in groups.values():
         count = max(1, MOST_ENTRIES // max(1, alike[0].numel()))

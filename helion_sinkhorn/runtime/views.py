@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 
@@ -66,7 +67,11 @@ def strides_of(shape: torch.Size) -> tuple[int, ...]:
 
 def flattened(x: torch.Tensor, kept: int) -> torch.Tensor:
     """x with all but its last `kept` axes as one, contiguous, from a 16-byte boundary on; x if it is so."""
-    return placed(x if x.dim() == kept + 1 else x.reshape(-1, *x.shape[x.dim() - kept :]))
+    if x.dim() == kept + 1:
+        return placed(x)
+    lead = x.dim() - kept
+    # not -1, which says nothing where there are no entries
+    return placed(x.reshape(math.prod(x.shape[:lead]), *x.shape[lead:]))
 
 
 def unflattened(x: torch.Tensor, lead: torch.Size) -> torch.Tensor:

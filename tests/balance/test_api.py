@@ -140,6 +140,40 @@ def test_layouts_and_out():
     assert torch.equal(update, expected)
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (0, 3, 4), (3, 0, 4), (2, 0, 3, 4)], ids=str)
+def test_nothing_is_balanced_to_nothing(shape):
+    update = torch.zeros(shape)
+    assert sinkhorn_balance(update).shape == shape
+    assert sinkhorn_balance(update, out=update) is update
+
+
+@pytest.mark.parametrize("apart", [-24, 1, 8, 24 * 40 - 1])
+def test_out_may_not_share_a_part_of_the_update(apart):
+    memory = drawn(1, 120, 24).flatten()
+    update, out = (memory[first : first + 960].view(40, 24) for first in (960, 960 + apart))
+    before = memory.clone()
+    with pytest.raises(ValueError, match=f"out begins {4 * abs(apart)} bytes from update and shares part"):
+        sinkhorn_balance(update, out=out)
+    assert torch.equal(memory, before)
+
+
+def test_out_may_share_the_memory_of_the_update():
+    """Beside it, as another view of the whole, or where one of both is copied anyway."""
+    memory = drawn(1, 120, 24).flatten()
+    square, wide = memory[:576].view(24, 24), memory[:1920].view(40, 2, 24)
+    for update, out in (
+        (memory[:960].view(40, 24), memory[960:1920].view(40, 24)),
+        (square, square.T),
+        (square.T, square),
+        (square.T, square.T),
+        (wide[:, 0], wide[:, 1]),
+        (wide[:20].flatten(0, 1)[:39], wide[:, 1][1:]),
+    ):
+        memory.copy_(drawn(1, 120, 24).flatten())
+        expected = sinkhorn_balance(update)
+        assert torch.equal(sinkhorn_balance(update, out=out), expected)
+
+
 @pytest.mark.parametrize(
     ("bad", "threshold"), [(math.nan, 1e-3), (math.nan, 0.0), (math.inf, 1e-3), (math.inf, 0.0)]
 )
@@ -198,6 +232,26 @@ def test_vmap(dim):
     each = [drawn(seed=k) for k in range(3)]
     found = torch.vmap(sinkhorn_balance, in_dims=dim)(torch.stack(each, dim))
     assert torch.equal(found, torch.stack([sinkhorn_balance(t) for t in each]))
+
+
+def test_vmap_with_out_is_refused():
+    with pytest.raises(NotImplementedError, match="sinkhorn_balance has no vmap with out; leave out out"):
+        torch.vmap(lambda t: sinkhorn_balance(t, out=t))(drawn())
+
+
+def test_small_columns_stay_and_an_infinity_with_and_without_a_threshold():
+    """The limits that docs/balance.md states."""
+    update = drawn(1, 40, 24, values="normal")[0]
+    update[:, 3] *= 1e-26
+    found = sinkhorn_balance(update, zero_row_threshold=0.0)
+    assert found[:, 3].norm() < 1e-20
+    assert (found.square().mean(-1) - 1).abs().max() < 1e-5
+    update[5, 7] = math.inf
+    assert not sinkhorn_balance(update).any()
+    found = sinkhorn_balance(update, zero_row_threshold=0.0)
+    assert not found[5].any()
+    assert found[:5].isnan().all()
+    assert found[6:].isnan().all()
 
 
 def test_compiled_and_exported():
@@ -270,6 +324,7 @@ REFUSED = {
     "out of another dtype": ((F32,), {"out": F32.half()}, TypeError, "out has dtype torch.float16, update"),
     "out of another shape": ((F32,), {"out": F32[:1]}, ValueError, r"out has shape \(1, 3, 4\).*\(2, 3, 4\)"),
     "out elsewhere": ((F32,), {"out": F32.to("meta")}, ValueError, "out is on meta, update on cpu"),
+    "group": ((F32,), {"group": "x"}, TypeError, "group is 'x'; pass a torch.distributed.ProcessGroup"),
     "implementation": ((F32,), {"implementation": "cuda"}, ValueError, "use one of 'auto'"),
     "helion on a CPU": ((F32,), {"implementation": "helion"}, NotImplementedError, "update is on cpu; use"),
 }  # fmt: skip

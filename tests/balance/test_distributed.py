@@ -48,6 +48,16 @@ def test_an_optimizer_of_dtensors(on_two_processes):
         torch.testing.assert_close(found, w.detach(), rtol=1e-5, atol=1e-6)
 
 
+def test_a_process_without_rows_takes_part(on_two_processes):
+    update = balance_ranks.few()
+    expected = sinkhorn_balance(update)
+    for rank, of in enumerate(on_two_processes(balance_ranks.of_few_rows)):
+        part = expected[rank:]
+        for name, right in {"part": part, "out": part, "DTensor": expected, "step": expected}.items():
+            assert of[name].shape == right.shape
+            torch.testing.assert_close(of[name], right, rtol=1e-5, atol=1e-6)
+
+
 def test_placements_that_are_refused(on_two_processes):
     for of in on_two_processes(balance_ranks.of_dtensors):
         assert of["replicated"] == ""

@@ -173,31 +173,106 @@ def test_narrow_and_strided_parameters():
     assert not step[1].any()
 
 
+def test_lr_of_one_entry_and_no_dimensions_are_alike():
+    params, others = weights(), weights()
+    lr = torch.tensor([0.1], dtype=torch.float64)
+    assert_equal(train(SinkGD(params, lr), params), train(SinkGD(others, lr[0]), others))
+
+
+def test_gradients_of_another_dtype():
+    (p,), (other,) = weights(torch.float32, SHAPES[:1]), weights(torch.float32, SHAPES[:1])
+    if not hasattr(p, "grad_dtype"):
+        pytest.skip("this torch has gradients of the dtype of their parameter")
+    p.grad_dtype = None
+    p.grad = gradient(0, 0, p).bfloat16()
+    other.grad = p.grad.float()
+    for w in (p, other):
+        SinkhornBalanced([w], 0.1).step()
+    assert torch.equal(p, other)
+
+
+@pytest.mark.parametrize("kind", [SinkhornBalanced, SinkGD])
+@pytest.mark.parametrize("shape", [(3, 0), (0, 4), (0, 3, 4), (2, 0, 4), (0, 0)], ids=str)
+def test_parameters_without_an_entry(kind, shape):
+    params = weights(shapes=[shape, shape, SHAPES[0]])
+    other = weights(shapes=[shape, shape, SHAPES[0]])[2]
+    for p in params:
+        p.grad = torch.ones_like(p).cumsum(0)
+    other.grad = params[2].grad
+    kind(params, 0.1).step()
+    kind([other], 0.1).step()
+    assert torch.equal(params[2], other)
+
+
 F64 = [torch.zeros(3, 4)]
 REFUSED = {
-    "a vector": (
-        SinkhornBalanced,
-        ([torch.zeros(3)],),
-        {},
-        r"has shape \(3,\); SinkhornBalanced takes matrices",
-    ),
-    "lr": (SinkGD, (F64, -0.1), {}, "lr is -0.1; pass a finite float"),
-    "lr of two": (SinkGD, (F64, torch.ones(2)), {}, r"lr has shape \(2,\)"),
-    "momentum": (SinkhornBalanced, (F64, 0.1, 1.0), {}, "momentum is 1.0; pass a float from 0"),
-    "steps": (SinkhornBalanced, (F64,), {"steps": 0}, "steps is 0"),
-    "iterations": (SinkGD, (F64,), {"iterations": 0}, "steps is 0"),
+    "a vector": ({"params": [torch.zeros(3)]}, ValueError, r"has shape \(3,\); Sinkhorn.* takes matrices"),
+    "complex": ({"params": [F64[0].cfloat()]}, TypeError, "a parameter has dtype torch.complex64; accepted"),
+    "integers": ({"params": [F64[0].long()]}, TypeError, "a parameter has dtype torch.int64; accepted are"),
+    "lr": ({"lr": -0.1}, ValueError, "lr is -0.1; pass a finite float of at least 0"),
+    "lr that is no number": ({"lr": math.nan}, ValueError, "lr is nan; pass a finite float"),
+    "lr in a tensor": ({"lr": torch.tensor(-1.0)}, ValueError, "lr is -1.0; pass a finite float"),
+    "NaN in a tensor": ({"lr": torch.tensor([math.nan])}, ValueError, "lr is nan; pass a finite float"),
+    "lr of two": ({"lr": torch.ones(2)}, ValueError, r"lr has shape \(2,\)"),
+    "lr of a string": ({"lr": "0.1"}, TypeError, "lr is '0.1'; pass a finite float of at least 0"),
+    "lr_correction": ({"lr_correction": math.nan}, ValueError, "lr_correction is nan; pass a finite float"),
+    "a string": ({"lr_correction": "x"}, TypeError, "lr_correction is 'x'; pass a finite float"),
+    "momentum": ({"momentum": 1.0}, ValueError, "momentum is 1.0; pass a float from 0 to below 1"),
+    "no momentum": ({"momentum": None}, TypeError, "momentum is None; pass a float from 0 to below 1"),
+    "steps": ({"steps": 0}, ValueError, "steps is 0"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_with_what_to_do(case):
-    kind, arguments, options, said = REFUSED[case]
-    with pytest.raises(ValueError, match=said):
-        kind(*arguments, **options)
+    """By the constructor, and by add_param_group, which then leaves everything as it was."""
+    given, error, said = REFUSED[case]
+    with pytest.raises(error, match=said):
+        SinkhornBalanced(**{"params": F64, **given})
+    params, others = weights(), weights()
+    optimizer = SinkhornBalanced(params)
+    with pytest.raises(error, match=said):
+        optimizer.add_param_group({"params": F64, **given})
+    assert len(optimizer.param_groups) == 1
+    assert_equal(train(optimizer, params), train(SinkhornBalanced(others), others))
+    # what was refused for its options may be given again
+    optimizer.add_param_group({"params": [F64[0].clone()]})
 
 
-def test_sparse_gradients_are_refused():
-    embedding = torch.nn.Embedding(5, 3, sparse=True)
+def test_sinkgd_refuses_alike():
+    for arguments, options, said in (((-0.1,), {}, "lr is -0.1"), ((), {"iterations": 0}, "steps is 0")):
+        with pytest.raises(ValueError, match=said):
+            SinkGD(F64, *arguments, **options)
+
+
+def test_sparse_gradients_are_refused_before_anything_moves():
+    (p,), embedding = weights(shapes=SHAPES[:1]), torch.nn.Embedding(5, 3, sparse=True)
+    optimizer = SinkhornBalanced([{"params": [p]}, {"params": [*embedding.parameters()]}])
     embedding(torch.tensor([1, 2])).sum().backward()
+    p.grad, before = torch.ones_like(p), p.detach().clone()
     with pytest.raises(ValueError, match="a gradient is sparse"):
-        SinkhornBalanced(embedding.parameters()).step()
+        optimizer.step()
+    assert torch.equal(p, before)
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, SinkGD])
+def test_a_state_dict_of_another_optimizer_is_refused(kind):
+    params, others, alone = weights(), weights(), weights()
+    optimizer, other = SinkhornBalanced(params), kind(others, lr=0.5)
+    train(other, others, 1)
+    for p in params:
+        p.grad = None
+    with pytest.raises(ValueError, match=r"the state dict has a group without .*; load one that Sinkhorn"):
+        optimizer.load_state_dict(other.state_dict())
+    assert_equal(train(optimizer, params), train(SinkhornBalanced(alone), alone))
+
+
+def test_copies_and_state_dicts_that_are_loaded_twice():
+    params = weights()
+    optimizer = SinkhornBalanced(params)
+    # a state dict from before the first step has no average, which begins at zero
+    for _ in range(2):
+        optimizer.load_state_dict(optimizer.state_dict())
+    copied = copy.deepcopy(optimizer)
+    assert_equal(train(copied, copied.param_groups[0]["params"]), train(optimizer, params))

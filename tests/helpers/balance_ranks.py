@@ -36,6 +36,25 @@ def of_group(mesh: Any) -> dict[tuple[str, float], torch.Tensor]:
     return found
 
 
+def few() -> torch.Tensor:
+    """Fewer rows than there are processes, so that one has none."""
+    return MODEL.make_inputs()[0][0, :1]
+
+
+def of_few_rows(mesh: Any) -> dict[str, torch.Tensor]:
+    """What each process has of few rows, or all of them, behind each way to balance them."""
+    update, group, found = few().to(mesh.device_type), mesh.get_group(), {}
+    part = update[len(update) * mesh.get_rank() :]
+    found["part"] = sinkhorn_balance(part, group=group)
+    found["out"] = sinkhorn_balance(part, group=group, out=part.clone())
+    found["DTensor"] = sinkhorn_balance(distribute_tensor(update, mesh, [Shard(0)])).full_tensor()
+    parameter = torch.nn.Parameter(distribute_tensor(torch.zeros_like(update), mesh, [Shard(0)]))
+    parameter.grad = distribute_tensor(update, mesh, [Shard(0)])
+    SinkhornBalanced([parameter], torch.tensor([1.0]), lr_correction=1.0).step()
+    found["step"] = -parameter.detach().full_tensor()
+    return {name: t.cpu() for name, t in found.items()}
+
+
 def of_optimizer(mesh: Any) -> torch.Tensor:
     """A weight behind two steps, whose rows two ranks share unevenly."""
     w, gradients = optimized()

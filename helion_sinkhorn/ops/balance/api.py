@@ -48,9 +48,11 @@ def sinkhorn_balance(
         scale: "row_rms" multiplies by sqrt(n), which gives rows behind a last row step a root mean square of
             1; "none" leaves rows or columns of norm 1.
         first: the first step, "rows" or "cols".
-        out: where to write, of the shape, dtype and device of the update; it may be the update itself.
+        out: where to write, of the shape, dtype and device of the update; it may be the update itself, but
+            not share a part of its memory.
         group: a torch.distributed.ProcessGroup whose ranks each have a share of the rows.  A DTensor whose
-            rows are sharded, as FSDP2 has them, needs none.  Each column step adds n numbers over the ranks.
+            rows are sharded, as FSDP2 has them, needs none.  Each column step adds n numbers over the ranks,
+            those without a row too.
         implementation: "auto" takes the Helion kernels on a GPU (n from 2 to 16384, not float64) and
             vectorised PyTorch elsewhere; "helion" and "pytorch" ask for one of them.
 
@@ -58,18 +60,20 @@ def sinkhorn_balance(
         The balanced update in its dtype: a new tensor, or out.
 
     Numerical policy: scales and sums of squares in float32 (float64 for float64) whatever the dtype or
-        autocast, and one rounding to the dtype of the update.  Entries beyond 1e18, or whose row's norm is
-        below 1e-18, have squares that float32 does not hold; where a norm is infinite, so is the mean, and
-        all rows of that matrix are zero, as the definition has it.  NaN spreads over its matrix.  A row whose
+        autocast, and one rounding to the dtype of the update.  float32 does not hold the squares of entries
+        beyond 1e18.  It takes a row for zero whose norm is below 1e-18, and leaves a column as it is whose
+        norm is below 1e-18, as rows of norm 1 have it.  Where a norm is infinite, so is the mean, and all
+        rows of that matrix are zero, as the definition has it; with zero_row_threshold=0 the row of an
+        infinite entry may become zero, and the other rows NaN.  NaN spreads over its matrix.  A row whose
         norm is within a few units in the last place of the threshold may fall on either side.  Bitwise
         reproducible under one config; with sharded rows bits depend on how many ranks there are.
 
     Raises:
-        TypeError: update or out is no floating-point tensor, or an option has another type.
-        ValueError: shapes or devices that do not fit, an option that is not accepted, a DTensor whose
-            columns are sharded.
-        NotImplementedError: update or out requires grad, since there is no gradient; implementation="helion"
-            on a CPU, in float64 or beyond the kernels' sizes.
+        TypeError: update or out is no floating-point tensor, or an option or group has another type.
+        ValueError: shapes or devices that do not fit, an option that is not accepted, an out that shares a
+            part of the update's memory, a DTensor whose columns are sharded.
+        NotImplementedError: update or out requires grad, since there is no gradient; out under torch.vmap;
+            implementation="helion" on a CPU, in float64 or beyond the kernels' sizes.
 
     Source: DeepSeek-V4.1, section 2.5, algorithm 1; Scetbon et al., Gradient Multi-Normalization
         (arXiv 2502.06742), whose SinkGD is steps=10, zero_row_threshold=0, scale="none" times sqrt(m).
@@ -79,7 +83,7 @@ def sinkhorn_balance(
     _check(update, out)
     if differentiates(update) or (out is not None and differentiates(out)):
         torch_op.no_gradient(None)
-    groups, part, written = [] if group is None else [group.group_name], update, out
+    groups, part, written = _names(group), update, out
     sharded = may_be_distributed(update, out)
     if sharded:
         from helion_sinkhorn.ops.balance.distributed import local, whole
@@ -93,6 +97,15 @@ def sinkhorn_balance(
         return out
     found = torch_op.call(part, *options, groups, serves)
     return whole(found, update) if sharded else found
+
+
+def _names(group: Any) -> list[str]:
+    if group is None:
+        return []
+    name = getattr(group, "group_name", None)
+    if not isinstance(name, str):
+        raise TypeError(f"group is {group!r}; pass a torch.distributed.ProcessGroup")
+    return [name]
 
 
 def _check(update, out) -> None:

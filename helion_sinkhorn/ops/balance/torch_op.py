@@ -34,6 +34,7 @@ def _launches():
 def into(update, out, *rest):
     """Write the balanced update to out; see api.sinkhorn_balance."""
     *options, groups, implementation = rest
+    _refuse_partial_overlap(update, out)
     x, options = flattened(update, 2), BalanceOptions(*options)
     written = out.view(x.shape) if out.is_contiguous() else torch.empty_like(x)
     # of an axis of 1 Helion makes another program
@@ -47,6 +48,19 @@ def into(update, out, *rest):
         torch.autograd.graph.increment_version(written)
     if not out.is_contiguous():
         out.copy_(written.view(out.shape))
+
+
+def _refuse_partial_overlap(update, out) -> None:
+    """Raise ValueError where rows of out are written over rows of the update that are still to be read.
+
+    Of what is not contiguous there is a copy.  It is asked here, where tensors have addresses.
+    """
+    apart = abs(out.data_ptr() - update.data_ptr())
+    if 0 < apart < out.numel() * out.element_size() and out.is_contiguous() and update.is_contiguous():
+        raise ValueError(
+            f"out begins {apart} bytes from update and shares part of its memory; pass update itself, or a "
+            "tensor that shares none"
+        )
 
 
 def balanced(update, *rest):
@@ -79,3 +93,10 @@ register_gradient(f"{NAMESPACE}::{NAME}", call, no_gradient)
 @torch.library.register_vmap(f"{NAMESPACE}::{NAME}")
 def _(info, in_dims, update, *rest):
     return operator_named(NAME)(batch_first(update, in_dims[0], info.batch_size), *rest), 0
+
+
+@torch.library.register_vmap(f"{NAMESPACE}::{INTO}")
+def _(info, in_dims, *given):
+    raise NotImplementedError(
+        "sinkhorn_balance has no vmap with out; leave out out, or pass all matrices as one update (..., m, n)"
+    )
