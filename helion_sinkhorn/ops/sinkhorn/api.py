@@ -82,11 +82,13 @@ def sinkhorn(
             rectangular matrix with a large eps; the log form with lines of 32 to 8192 on the side that is
             normalised first) and vectorised PyTorch elsewhere; "helion" and "pytorch" ask for one of them.
         out_dtype: of the result, default that of the logits.
-        temperature: what the logits are divided by, a positive float; it and what follows of the log form
-            alone, with the exact gradient.
+        temperature: what the logits are divided by, a float from 1e-37 to 1e37; it and what follows of the
+            log form alone, with the exact gradient.
         log_row_marginals: logarithms of what the rows sum to, a floating-point tensor that broadcasts to
-            (..., n); -inf for nothing.  They have gradients.  With marginals of one side alone the other one
-            shares the same sum equally; on a GPU nothing asks whether two of them sum to the same.
+            (..., n); -inf for nothing.  A share below e^-80 of the sum (e^-600 in float64) is nothing too,
+            and such lines are none of the matrix.  They have gradients.  With marginals of one side alone
+            the other one shares the same sum equally; on a GPU nothing asks whether two of them sum to the
+            same.
         log_col_marginals: the same of the columns, (..., m).
         row_lengths: how many rows each matrix has, the first ones: an integer tensor that broadcasts to the
             leading shape, from 1 to n.  P and dX are 0 outside.
@@ -115,7 +117,9 @@ def sinkhorn(
     n_iters = as_int(n_iters)
     of = NO_OPTIONS
     given = log_row_marginals, log_col_marginals, row_lengths, col_lengths
-    if temperature != 1.0 or any([t is not None for t in given]):
+    # a type first: a tensor of several does not compare, and True == 1
+    plain = type(temperature) in (int, float) and temperature == 1.0
+    if not plain or any([t is not None for t in given]):
         of = Transport(temperature, *given)
     serves = served_by(
         logits, n_iters, eps, form, first, backward, implementation, out_dtype, of.has_marginals

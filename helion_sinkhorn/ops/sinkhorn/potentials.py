@@ -29,7 +29,7 @@ def sinkhorn_potentials(
         logits: (..., n, m), as in `sinkhorn`.
         n_iters: T, at least 1.
         first: "rows" or "cols", the side that moves first.
-        temperature: what the logits are divided by, a positive float.
+        temperature: what the logits are divided by, a float from 1e-37 to 1e37.
         log_row_marginals: logarithms of what the rows sum to, (..., n); see `sinkhorn`.
         log_col_marginals: of what the columns sum to, (..., m).
         row_lengths: how many rows each matrix has; f is -inf outside.

@@ -43,7 +43,7 @@ def sinkhorn(
             if lengths is not None:
                 at = torch.arange(logits.size(axis)).view((-1, 1) if axis == -2 else (1, -1))
                 outside = outside | (at >= lengths[..., None, None])
-        x = x.masked_fill(outside, -torch.inf)
+        x = _with_mass(x.masked_fill(outside, -torch.inf), log_row_marginals, log_col_marginals)
         f, g = potentials(x, n_iters, log_row_marginals, log_col_marginals, first=first)
         return (x + f.unsqueeze(-1) + g.unsqueeze(-2)).masked_fill(outside, -torch.inf).exp()
     logits = logits / temperature
@@ -74,8 +74,9 @@ def potentials(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """n_iters times f = log r - logsumexp(X + g, -1), g = log c - logsumexp(X + f, -2), from g = 0: (f, g).
 
-    A line that is -inf throughout is none of the matrix: it has the potential 0 and shares no mass.  With
-    marginals of one side alone the other shares their sum equally; without any, lines of the second have 1.
+    A line without mass, or of -inf throughout, is none of the matrix: it has the potential 0 and shares none.
+    With marginals of one side alone the other shares their sum equally; without any, lines of the second
+    have 1.
 
     Args:
         x: (..., n, m) logits over the temperature.
@@ -85,6 +86,7 @@ def potentials(
     if first == "cols":
         g, f = potentials(x.mT, n_iters, log_col_marginals, log_row_marginals)
         return f, g
+    x = _with_mass(x, log_row_marginals, log_col_marginals)
     rows, columns = ((x > -torch.inf).any(axis) for axis in (-1, -2))
     n, m = (t.sum(-1, keepdim=True).to(x.dtype) for t in (rows, columns))
     log_r, log_c = (None if t is None else t.to(x.dtype) for t in (log_row_marginals, log_col_marginals))
@@ -97,6 +99,14 @@ def potentials(
         f = torch.where(rows, log_r - _finite(x + g.unsqueeze(-2), -1, rows), 0.0)
         g = torch.where(columns, log_c - _finite(x + f.unsqueeze(-1), -2, columns), 0.0)
     return f, g
+
+
+def _with_mass(x: torch.Tensor, log_r: torch.Tensor | None, log_c: torch.Tensor | None) -> torch.Tensor:
+    """x, -inf in lines without mass."""
+    for logarithms, axis in ((log_r, -1), (log_c, -2)):
+        if logarithms is not None:
+            x = x.masked_fill((logarithms == -torch.inf).unsqueeze(axis), -torch.inf)
+    return x
 
 
 def _total(logarithms: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,9 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from autograd_calls import assert_equal, randn
+from launches import kernels_on_cpu
 
 from helion_sinkhorn import reference, sinkhorn, sinkhorn_potentials
 
@@ -177,13 +179,163 @@ def test_optimal_transport_of_pot():
         torch.testing.assert_close(found, plan, rtol=0, atol=1e-12)
 
 
+INF = torch.inf
+
+
+def of(*values):
+    """A float64 tensor."""
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.fixture(params=["pytorch", "helion"])
+def implementation(request, monkeypatch):
+    """Either of the two, of the matrices that the kernels take."""
+    if request.param == "helion":
+        kernels_on_cpu(monkeypatch)
+    return request.param
+
+
+def assert_as_reference(x, given, dtype, tolerance, **options):
+    dy = randn(*x.shape, seed=1, dtype=torch.float64)
+    true = results(reference.sinkhorn, x, given, torch.float64, dy, **options)
+    found = results(sinkhorn, x, given, dtype, dy, **options)
+    assert all(t.isfinite().all() for t in found)
+    assert_near(found, true, tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("x", "given"),
+    [
+        (of([0, 0, 200], [0, 0, 0]), {"log_col_marginals": of(0, 0, -INF)}),
+        (of([0, -200], [0, -200], [-200, 0]), {"log_row_marginals": of(0, 0, -INF)}),
+    ],
+)
+def test_a_line_without_mass_may_hold_the_largest_entries(x, given, dtype):
+    assert_as_reference(x, given, dtype, 1e-11 if dtype == torch.float64 else 1e-6, n_iters=5)
+
+
+@pytest.mark.parametrize("first", ["rows", "cols"])
+@pytest.mark.parametrize("height", [10.0, 1e6])
+def test_lines_without_mass_are_none_of_the_matrix(implementation, first, height):
+    """However large their entries are, they cost no precision."""
+    x, given = randn(2, 40, 36, dtype=torch.float64), marginals(40, 36, "both", 2)
+    r, c = given.values()
+    r[:, 5], c[7] = -INF, -INF
+    x[:, 5], x[:, :, 7] = height, height
+    given = {name: t.log_softmax(-1) for name, t in given.items()}
+    assert_as_reference(x, given, torch.float32, 2e-6, n_iters=3, first=first)
+
+
+@pytest.mark.parametrize("first", ["rows", "cols"])
+@pytest.mark.parametrize("name", ["log_row_marginals", "log_col_marginals"])
+def test_a_share_below_the_limit_is_none(implementation, name, first):
+    """And one above it is kept, in P, in dX and in the gradients of marginals."""
+    x, given = randn(2, 40, 36, dtype=torch.float64), marginals(40, 36, "both", 2)
+    given = {name: t.log_softmax(-1) for name, t in given.items()}
+    given[name][..., 3] = -78.0
+    given[name] = given[name].log_softmax(-1)
+    assert_as_reference(x, given, torch.float32, 2e-6, n_iters=4, first=first)
+    small = given[name].detach().clone()
+    small[..., 3], small[..., 5] = -95.0, -110.0
+    given[name] = small.log_softmax(-1)
+    dy = randn(*x.shape, seed=1, dtype=torch.float64)
+    found = results(sinkhorn, x, given, torch.float32, dy, n_iters=4, first=first)
+    small[..., 3], small[..., 5] = -INF, -INF
+    given[name] = small.log_softmax(-1)
+    true = results(reference.sinkhorn, x, given, torch.float64, dy, n_iters=4, first=first)
+    assert all(t.isfinite().all() for t in found)
+    assert_near(found, true, 2e-6)
+
+
+def test_float64_has_a_limit_of_its_own():
+    x, r = randn(3, 4, dtype=torch.float64), of(0.0, -500.0, 0.0)
+    p = sinkhorn(x, 5, form="log", first="cols", log_row_marginals=r)
+    torch.testing.assert_close(p.sum(-1), r.exp(), rtol=1e-12, atol=0)
+    r[1] = -601.0
+    assert sinkhorn(x, 5, form="log", log_row_marginals=r)[1].eq(0).all()
+
+
+@pytest.mark.parametrize("first", ["rows", "cols"])
+@pytest.mark.parametrize("scale", [-95.0, -60.0, 5.0, 80.0, 87.0])
+def test_any_mass_of_p_and_of_gradients(implementation, first, scale):
+    """P / mass is that of mass one, as far as float32 has P; gradients of potentials do not know the mass."""
+    x, given = randn(2, 40, 36, dtype=torch.float64), marginals(40, 36, "both", 2)
+    moved = {name: t + scale for name, t in given.items()}
+    dy = randn(*x.shape, seed=1, dtype=torch.float64)
+    true = results(reference.sinkhorn, x, given, torch.float64, dy, n_iters=4, first=first)
+    found = results(sinkhorn, x, moved, torch.float32, dy, n_iters=4, first=first)
+    assert all(t.isfinite().all() for t in found)
+    if scale > -90:
+        # marginals near 90 are rounded by 4e-6
+        assert_near([t.double() * math.exp(-scale) for t in found], true, 2e-5)
+
+    def of_potentials(given, dtype):
+        leaves = [t.to(dtype).requires_grad_() for t in (x, *given.values())]
+        options = dict(zip(given, leaves[1:], strict=True))
+        fg = sinkhorn_potentials(leaves[0], 4, first=first, **options)
+        return torch.autograd.grad(fg, leaves, [randn(*t.shape, seed=7, dtype=dtype) for t in fg])
+
+    assert_near(of_potentials(moved, torch.float32), of_potentials(given, torch.float64), 2e-5)
+
+
+def test_p_of_a_mass_beyond_float32(implementation):
+    """Its entries are not: e^90 of 40 x 36."""
+    x, given = randn(2, 40, 36, dtype=torch.float64), marginals(40, 36, "both", 2)
+    moved = {name: (t + 90).float() for name, t in given.items()}
+    true = reference.sinkhorn(x, 4, form="log", **given)
+    p = sinkhorn(x.float(), 4, form="log", **moved)
+    assert_near([p.double() * math.exp(-90)], [true], 2e-5)
+
+
+@pytest.mark.parametrize("sides", ["both", "rows", "cols"])
+@pytest.mark.parametrize("first", ["rows", "cols"])
+def test_a_matrix_without_mass_is_zero(implementation, sides, first):
+    x, given = randn(2, 40, 36, dtype=torch.float64), marginals(40, 36, sides, 2)
+    given = {name: t.expand(2, -1).clone() for name, t in given.items()}
+    for t in given.values():
+        t[0] = -INF
+    dy = randn(*x.shape, seed=1, dtype=torch.float64)
+    found = results(sinkhorn, x, given, torch.float32, dy, n_iters=3, first=first)
+    for t in found:
+        assert t[0].eq(0).all()
+    alone = {name: t[1] for name, t in given.items()}
+    true = results(reference.sinkhorn, x[1], alone, torch.float64, dy[1], n_iters=3, first=first)
+    assert_near([t[1] for t in found], true, 2e-6)
+
+
+@pytest.fixture
+def mesh():
+    """A mesh of this process alone."""
+    if not dist.is_available() or dist.is_initialized():
+        pytest.skip("no process group of its own")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_distributed_tensors_are_refused_in_a_sentence(mesh):
+    from torch.distributed.tensor import DTensor, Replicate
+
+    x = DTensor.from_local(X, mesh, [Replicate()])
+    lengths = torch.tensor([1, 2])
+    for logits, rows in ((x, lengths), (x, DTensor.from_local(lengths, mesh, [Replicate()]))):
+        with pytest.raises(NotImplementedError, match=r"take no DTensors; call on the .to_local\(\)"):
+            sinkhorn(logits, form="log", row_lengths=rows)
+
+
 X = torch.zeros(2, 3, 4)
 
 
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"temperature": 0.0}, ValueError, "temperature is 0.0; pass a positive float"),
+        ({"temperature": 0.0}, ValueError, "temperature is 0.0; pass a positive float from 1e-37 to"),
+        ({"temperature": 1e-40}, ValueError, "temperature is 1e-40; pass a positive float from 1e-37"),
+        ({"temperature": True}, TypeError, "temperature is True; pass a positive float"),
+        ({"temperature": torch.tensor([0.5, 0.5])}, TypeError, "temperature is tensor.*; pass a pos"),
         ({"temperature": math.nan}, ValueError, "temperature is nan"),
         ({"temperature": "1"}, TypeError, "temperature is '1'"),
         ({"temperature": 2.0, "form": "deepseek"}, ValueError, "options of form='log'"),

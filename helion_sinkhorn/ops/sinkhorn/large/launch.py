@@ -20,15 +20,28 @@ GROUP_BYTES = 32 << 20
 
 def marginals_of(
     x: torch.Tensor, log_r: torch.Tensor | None, log_c: torch.Tensor | None
-) -> list[torch.Tensor]:
-    """The logarithms of both marginals, (B, n) and (B, m); without any, of m / n and 1."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The logarithms of both marginals, (B, n) and (B, m), less that of the mass, and it, (B, 1); without
+    any, of m / n and 1, and None.
+
+    The mass is a whole power of e: marginals whose sum is near one keep their bits.
+    """
     batch, n, m = x.shape
     if log_r is None or log_c is None:
-        return [
+        log_r, log_c = (
             x.new_full((k,), value, dtype=torch.float32).expand(batch, k)
             for k, value in ((n, math.log(m / n)), (m, 0.0))
-        ]
-    return [t.to(torch.float32).contiguous() for t in (log_r, log_c)]
+        )
+        return log_r, log_c, None
+    log_r, log_c = log_r.float(), log_c.float()
+    log_mass = log_c.logsumexp(-1, keepdim=True).round_()
+    log_mass.masked_fill_(log_mass == -torch.inf, 0.0)
+    return (log_r - log_mass).contiguous(), (log_c - log_mass).contiguous(), log_mass
+
+
+def times(f: torch.Tensor, log_mass: torch.Tensor | None) -> torch.Tensor:
+    """The logarithms f (B, n) of what a mass multiplies."""
+    return f if log_mass is None else f + log_mass
 
 
 padded = functools.partial(kept_entries, implementation="helion")
@@ -57,7 +70,7 @@ def forward(
         return made, *potentials, *vectors
     x, p = turned(first, placed(logits)), turned(first, made)
     batch, n, m = x.shape
-    log_r, log_c = marginals_of(x, *flat(*lead_first(first, log_rows, log_columns)))
+    log_r, log_c, log_mass = marginals_of(x, *flat(*lead_first(first, log_rows, log_columns)))
     # without a gradient two places are enough, one to read and one to write, and one for base
     room = [t.view(kept, batch, -1) if keep else new(min(2, n_iters) + 1, batch, t.size(-1)) for t in vectors]
     fs, gs = (t[..., :k] for t, k in zip(lead_first(first, *room), (n, m), strict=True))
@@ -74,6 +87,7 @@ def forward(
             n_iters,
         )
     f, g = (of[(n_iters - 1) % len(of)] for of in (fs, gs))
+    f = times(f, log_mass)
     Calls(x, choices).launch("sinkhorn_large_write", x, scale, base, f, g, p)
     for into, t in zip(lead_first(first, *potentials), (f - base, g), strict=True):
         into.view(batch, -1).copy_(t)
@@ -132,7 +146,10 @@ def backward(
     dy = torch.zeros_like(x) if dp is None else turned(first, placed(dp))
     n_iters = len(of_rows) - 1
     batch, n, m = x.shape
-    log_r, log_c = marginals_of(x, *flat(*lead_first(first, log_rows, log_columns)))
+    log_r, log_c, log_mass = marginals_of(x, *flat(*lead_first(first, log_rows, log_columns)))
+    if dp is None:
+        # gradients of potentials alone do not know the mass
+        log_mass = None
     room = (t.reshape(n_iters + 1, batch, -1) for t in lead_first(first, of_rows, of_columns))
     fs, gs = (placed(t)[..., :k] for t, k in zip(room, (n, m), strict=True))
     (*_, base), fs, gs = fs, fs[:-1], gs[:-1]
@@ -141,23 +158,33 @@ def backward(
         for t, k in zip(lead_first(first, df, dg), (n, m), strict=True)
     )
     scale = new(1).fill_(1 / temperature)
+    # iterations take back what is over the mass
+    over_f, over_g = (
+        t if log_mass is None or own is None else t * log_mass.neg().exp()
+        for t, own in zip((own_f, own_g), lead_first(first, df, dg), strict=True)
+    )
     rows, columns = (new(n_iters, batch, padded(k))[..., :k] for k in (n, m))
     for part in groups(x):
         calls, marginals = Calls(x[part], choices), (log_r[part], log_c[part])
-        own, potentials = (own_f[part], own_g[part]), (base[part], fs[:, part], gs[:, part])
+        own, potentials = (over_f[part], over_g[part]), (base[part], fs[:, part], gs[:, part])
         taken_back(calls, dy[part], scale, marginals, own, potentials, rows[:, part], columns[:, part])
     # the gradient takes back what the first row step left when it is made
     rows[0].zero_()
-    terms = low_rank(fs, gs, rows, columns)
+    base_f, *terms = low_rank(fs, gs, rows, columns)
+    if log_mass is not None:
+        base_f = base_f + log_mass.unsqueeze(1)
+    # the first row step by its own sums: its entries and r may have any factor
+    factor = None if log_mass is None else log_mass.clamp(min=0.0)
+    first_r, first_f = times(log_r, factor), times(fs[0], factor)
     Calls(x, choices).launch(
-        "sinkhorn_large_gradient", x, dy, scale, log_r, base, own_f, fs[-1], gs[-1], fs[0], *terms, rows[0],
-        made, values=tuple(terms[-1].shape[1:3]),
+        "sinkhorn_large_gradient", x, dy, scale, first_r, base, own_f, times(fs[-1], log_mass), gs[-1],
+        first_f, base_f, *terms, rows[0], made, values=tuple(terms[-1].shape[1:3]),
     )  # fmt: skip
     if not none:
-        for into, sums, logarithms in zip(
-            lead_first(first, *of_marginals), (rows, columns), (log_r, log_c), strict=True
-        ):
-            torch.mul(sums.sum(0), logarithms.exp(), out=into.view(batch, -1))
+        of_r, of_c = (t.view(batch, -1) for t in lead_first(first, *of_marginals))
+        torch.mul(columns.sum(0), times(log_c, log_mass).exp(), out=of_c)
+        torch.mul(rows[1:].sum(0), times(log_r, log_mass).exp(), out=of_r)
+        of_r.addcmul_(rows[0], first_r.exp())
     return dx, *of_marginals
 
 

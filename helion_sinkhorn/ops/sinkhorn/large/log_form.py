@@ -8,6 +8,9 @@ from helion_sinkhorn.ops.sinkhorn.eager import LARGEST_START
 from helion_sinkhorn.ops.sinkhorn.large.problem import Problem, per, share
 from helion_sinkhorn.ops.sinkhorn.large.products import Products, less_products, total, written
 
+MOST_MASS = 60.0
+"""The logarithm of a mass by which sums of a gradient stay in range."""
+
 
 def exponential(x: torch.Tensor, f: torch.Tensor, g: torch.Tensor | None = None) -> torch.Tensor:
     """exp(x_ij + f_i + g_j)."""
@@ -57,7 +60,9 @@ def forward(of: Problem, us: torch.Tensor, vs: torch.Tensor, f_out, g_out, n_ite
     torch.add(g, v.log(), out=g_out)
     if isinstance(of.log_mass, torch.Tensor):
         f_out += of.log_mass
-        u = u * of.log_mass.exp()
+        # by halves: the mass may be beyond the range where no entry is
+        root = (of.log_mass / 2).exp()
+        u, v = u * root, v * root
     written(a, u, v, out)
 
 
@@ -86,7 +91,10 @@ def backward(
     p = (a * us[-1].unsqueeze(-1)).mul_(vs[-1].unsqueeze(-2))
     d = p * dy
     if isinstance(of.log_mass, torch.Tensor):
-        d.mul_(of.log_mass.exp().unsqueeze(-1))
+        # what sums of d would leave the range by comes at the end
+        beyond = (of.log_mass - MOST_MASS).clamp_(min=0.0)
+        d.mul_((of.log_mass - beyond).exp().unsqueeze(-1))
+        df, dg = (None if t is None else t * beyond.neg().exp() for t in (df, dg))
 
     def take_back(p: torch.Tensor, axis: int, own: torch.Tensor | None, marginal) -> torch.Tensor:
         """The sums of d along an axis, which it has no more.  The first are the largest there are, and so is
@@ -129,4 +137,8 @@ def backward(
         if k:
             columns = total(d, -2) if dg is None else total(d, -2).add_(dg)
     p = a.mul_(us[0].unsqueeze(-1)).mul_(v_0.unsqueeze(-2))
-    return d, of_r + take_back(p, -1, df, r), of_c
+    of_r = of_r + take_back(p, -1, df, r)
+    if isinstance(of.log_mass, torch.Tensor):
+        factor = beyond.exp()
+        d, of_r, of_c = d.mul_(factor.unsqueeze(-1)), of_r * factor, of_c * factor
+    return d, of_r, of_c

@@ -9,8 +9,14 @@ import torch
 from helion_sinkhorn.ops.sinkhorn.large import torch_op
 from helion_sinkhorn.runtime.checks import DTYPES, check_finite, check_same_device, type_of
 from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.tokens import may_be_distributed
 
 INTEGERS = torch.int64, torch.int32
+LEAST_SHARE = {torch.float32: -80.0, torch.float64: -600.0}
+"""The logarithm of the least share of a side's sum that counts, by type of the arithmetic: the inverse of
+one is in range."""
+TEMPERATURES = 1e-37, 1e37
+"""Float32 has these and their inverses."""
 LOGARITHMS, COUNTS = "a floating-point tensor of logarithms", "a tensor of int64 or int32"
 SUMS_AGREE = 1e-3
 """By how much of them the sums of rows and of columns may differ, and 2^-4 of marginals of 16 bits: their
@@ -42,9 +48,15 @@ class Transport:
             )
         if backward != "exact" and self.has_marginals:
             raise ValueError("backward='implicit' takes no marginals and no lengths; 'exact' does")
-        check_finite("temperature", self.temperature, "a positive float")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature is {float(self.temperature)}; pass a positive float")
+        least, most = TEMPERATURES
+        accepted = f"a positive float from {least} to {most}"
+        check_finite("temperature", self.temperature, accepted)
+        if not least <= self.temperature <= most:
+            raise ValueError(f"temperature is {float(self.temperature)}; pass {accepted}")
+        if self.has_marginals:
+            _refuse_distributed(
+                logits, self.log_rows, self.log_columns, self.row_lengths, self.column_lengths
+            )
         *lead, n, m = logits.shape
         sides = ("row", self.log_rows, self.row_lengths, n), ("col", self.log_columns, self.column_lengths, m)
         for side, logarithms, lengths, lines in sides:
@@ -53,6 +65,19 @@ class Transport:
             if lengths is not None:
                 _check_one(f"{side}_lengths", lengths, INTEGERS, COUNTS, (*lead,), logits)
                 _check_lengths(f"{side}_lengths", lengths, lines)
+
+
+def _refuse_distributed(*tensors: object) -> None:
+    """Raise NotImplementedError where one is a DTensor."""
+    if not may_be_distributed(*tensors):
+        return
+    from torch.distributed.tensor import DTensor
+
+    if any([isinstance(t, DTensor) for t in tensors]):
+        raise NotImplementedError(
+            "marginals and lengths take no DTensors; call on the .to_local() of all tensors, logits sharded "
+            "before their last two dimensions"
+        )
 
 
 def _check_one(
@@ -84,7 +109,9 @@ def _check_lengths(name: str, t: torch.Tensor, most: int) -> None:
 def prepared(
     logits: torch.Tensor, of: Transport, first: str
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """(logits, -inf outside the lengths; the logarithms of both marginals (..., n) and (..., m), or None).
+    """(logits; the logarithms of both marginals, (..., n) and (..., m), or None).
+
+    Logits are -inf in lines without mass and outside the lengths.
 
     A side without marginals shares the mass of the other one equally.  Without any, the side that is
     normalised first has m / n a line and the other one 1, each counted by its lengths: what iterations
@@ -98,7 +125,7 @@ def prepared(
     for t, own, k in zip((of.log_rows, of.log_columns), inside, (n, m), strict=True):
         if t is not None:
             t = t.expand(*lead, k)
-            t = t if own is None else t.masked_fill(~own, -torch.inf)
+            t = _of_share(t if own is None else t.masked_fill(~own, -torch.inf), dtype)
         logs.append(t)
     counts = [
         logits.new_full((*lead, 1), k, dtype=dtype) if own is None else own.sum(-1, keepdim=True).to(dtype)
@@ -108,19 +135,41 @@ def prepared(
         # whole lines of the trail side: its number of lines is the mass
         mass = counts[1 if first == "rows" else 0].log()
     else:
-        mass = next(t for t in logs if t is not None).to(dtype).logsumexp(-1, keepdim=True)
+        mass = _log_mass(next(t for t in logs if t is not None).to(dtype))
     for side, (t, own, k) in enumerate(zip(logs, inside, (n, m), strict=True)):
         if t is None:
             equal = (mass - counts[side].log()).expand(*lead, k)
             logs[side] = equal if own is None else equal.masked_fill(~own, -torch.inf)
-    rows, columns = inside
-    if rows is not None:
-        logits = logits.masked_fill(~rows.unsqueeze(-1), -torch.inf)
-    if columns is not None:
-        logits = logits.masked_fill(~columns.unsqueeze(-2), -torch.inf)
+    for side, (given, t) in enumerate(zip((of.log_rows, of.log_columns), logs, strict=True)):
+        if given is not None or inside[side] is not None:
+            logits = _without(logits, t == -torch.inf, side - 2)
     if of.log_rows is not None and of.log_columns is not None and torch_op.call.is_eager(logits, *logs):
         _check_sums(*logs)
     return logits, *logs
+
+
+def _log_mass(t: torch.Tensor) -> torch.Tensor:
+    """logsumexp (..., 1), without a gradient where there is no mass."""
+    none = (t == -torch.inf).all(-1, keepdim=True)
+    return _filled(_filled(t, none, 0.0).logsumexp(-1, keepdim=True), none)
+
+
+def _of_share(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Logarithms of a marginal, -inf where its share of the mass is below what the arithmetic has."""
+    wide = t.detach().to(dtype)
+    return _filled(t, wide < _log_mass(wide) + LEAST_SHARE[dtype])
+
+
+def _without(logits: torch.Tensor, lines: torch.Tensor, axis: int) -> torch.Tensor:
+    """Logits, -inf in lines (..., n) or (..., m) without mass: their entries may be the largest of others."""
+    return _filled(logits, lines.unsqueeze(-3 - axis))
+
+
+def _filled(t: torch.Tensor, where: torch.Tensor, value: float = -torch.inf) -> torch.Tensor:
+    """t, a copy only if there is something to fill; a GPU is not asked."""
+    if t.device.type == "cpu" and torch_op.call.is_eager(t, where) and not where.any():
+        return t
+    return t.masked_fill(where, value)
 
 
 def _inside(lengths: torch.Tensor | None, k: int, lead: torch.Size) -> torch.Tensor | None:
@@ -136,6 +185,7 @@ def _check_sums(log_rows: torch.Tensor, log_columns: torch.Tensor) -> None:
         return
     a, b = (t.detach().to(computing(t.dtype)).logsumexp(-1) for t in (log_rows, log_columns))
     narrow = min(t.dtype.itemsize for t in (log_rows, log_columns)) < 4
+    # of no mass on both sides the difference is no number
     wrong = (a - b).abs() > (2**-4 if narrow else SUMS_AGREE)
     if wrong.any():
         k = int(wrong.flatten().nonzero()[0])

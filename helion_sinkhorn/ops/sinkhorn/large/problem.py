@@ -41,10 +41,11 @@ def problem(x: torch.Tensor, log_r: torch.Tensor | None, log_c: torch.Tensor | N
 
 
 def normalised(logarithms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(weights that sum to one, the logarithm of their sum) of logarithms of weights."""
-    top = logarithms.amax(-1, keepdim=True)
+    """(weights that sum to one, the logarithm of their sum) of logarithms of weights; of no mass zeros."""
+    top = logarithms.amax(-1, keepdim=True).clamp_(min=torch.finfo(logarithms.dtype).min)
     weights = (logarithms - top).exp_()
-    total = sum_last(weights.clone()).unsqueeze(-1)
+    # at least the largest, which is 1, unless there is no mass
+    total = sum_last(weights.clone()).unsqueeze(-1).clamp_(min=1.0)
     return weights.div_(total), total.log().add_(top)
 
 
