@@ -82,7 +82,7 @@ def test_gradients(name):
     workload, inputs, choice = small(name, launch.BACKWARD)
     mixes, dpre, dpost, dcomb, scale, base = inputs
     arguments = mixes, scale[0], base[0], *workload.arguments
-    dmixes, sums = launch.backward(dpre, dpost, dcomb, *arguments, choice)
+    dmixes, sums = launch.backward(dpre, dpost, dcomb, *arguments, choice=choice)
     dbase, dscale = sums.split((mixes.size(-1), 3))
     check(workload, inputs, dmixes=dmixes, dbase=dbase, dscale=dscale)
 
@@ -92,7 +92,7 @@ def test_an_output_that_nothing_used():
     workload, inputs, choice = small("two_streams", launch.BACKWARD)
     mixes, *gradients, scale, base = inputs
     given = [None if k == unused else t for k, t in enumerate(gradients)]
-    dmixes, sums = launch.backward(*given, mixes, scale[0], base[0], *workload.arguments, choice)
+    dmixes, sums = launch.backward(*given, mixes, scale[0], base[0], *workload.arguments, choice=choice)
     zeros = [torch.zeros_like(t) if k == unused else t for k, t in enumerate(gradients)]
     dbase, dscale = sums.split((mixes.size(-1), 3))
     check(workload, (mixes, *zeros, scale, base), dmixes=dmixes, dbase=dbase, dscale=dscale)

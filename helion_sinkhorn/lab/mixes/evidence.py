@@ -90,7 +90,7 @@ def eager(workload: MixesWorkload) -> tuple[Callable[..., Tensors], Callable[...
         return torch_op.forward(x, fn, *arguments)
 
     def backward(*tensors):
-        return torch_op.backward(*tensors, workload.precision, "pytorch")
+        return torch_op.backward(*tensors, workload.precision, "pytorch", (True, True))
 
     return forward, backward
 
