@@ -9,6 +9,7 @@ import torch
 from autograd_calls import assert_equal, randn
 from hc_sites import site_inputs
 from launches import kernels_on_cpu
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helion_sinkhorn import hc_boundary, hc_post, hc_site
 from helion_sinkhorn.ops.mhc.post import torch_op as of_post
@@ -224,6 +225,26 @@ def test_a_gradient_that_somebody_else_may_have_is_left_alone(made, monkeypatch,
             [t for t in ([a] if isinstance(a, torch.Tensor) else a) if t is not None],
             [t for t in ([b] if isinstance(b, torch.Tensor) else b) if t is not None],
         )
+
+
+class Keeping(TorchDispatchMode):
+    """A mode that keeps what every operation makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.kept.append(function(*args, **(kwargs or {})))
+        return self.kept[-1]
+
+
+def test_a_mode_that_keeps_results_does_not_count_among_the_holders_of_none():
+    """One reference too many would let a site write over a gradient that a hook keeps."""
+    expected = own_gradient._of_nobody_else()
+    own_gradient._of_nobody_else.cache_clear()
+    with Keeping():
+        assert own_gradient._of_nobody_else() == expected
 
 
 def test_retain_graph_gives_the_same_twice(made):
