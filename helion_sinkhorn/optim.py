@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.ops.balance.api import sinkhorn_balance
 from helion_sinkhorn.ops.balance.options import BalanceOptions
+from helion_sinkhorn.ops.balance.passes import Average
+from helion_sinkhorn.ops.balance.step import step
 from helion_sinkhorn.runtime.checks import check_finite, check_number, check_tensor
+from helion_sinkhorn.runtime.pieces import computing
 
 MOST_ENTRIES = 1 << 26
 """The most entries of tensors of one shape that are balanced at a time, which takes a copy of them."""
@@ -70,30 +72,14 @@ class _Balanced(torch.optim.Optimizer):
 
     def _update(self, params: list[torch.Tensor], group: dict[str, Any]) -> None:
         """A step of parameters of one shape."""
-        gradients: list[torch.Tensor] = []
-        for p in params:
-            assert p.grad is not None
-            gradients.append(p.grad.to(p.dtype))
-        together, updates = _copies(gradients)
-        momentum = group["momentum"]
-        if momentum > 0:
-            buffers = [self._buffer(p) for p in params]
-            torch._foreach_lerp_(buffers, gradients, 1.0 - momentum)
-            if group["nesterov"]:
-                torch._foreach_lerp_(updates, buffers, momentum)
-            else:
-                torch._foreach_copy_(updates, buffers)
-        sinkhorn_balance(together, out=together, **_options(group))
-        size = group["lr"] * group["lr_correction"]
-        if group["scale"] == "none":
-            # columns of norm 1, to a root mean square of 1
-            size = size * math.sqrt(params[0].size(-2))
-        if isinstance(size, torch.Tensor):
-            # read on the device: a captured step takes the values that it has then
-            torch._foreach_mul_(updates, size.view(()))
-            torch._foreach_sub_(params, updates)
-        else:
-            torch._foreach_add_(params, updates, alpha=-size)
+        gradients = [_gradient(p) for p in params]
+        average = Average(group["momentum"], group.get("nesterov", False))
+        averages = [self._buffer(p) for p in params] if average.momentum > 0 else []
+        rows, columns = params[0].shape[-2:]
+        # an iterate of rows, or of columns, whose norm is 1 has then a root mean square of 1
+        factor = math.sqrt(columns if group["scale"] == "row_rms" else rows)
+        size = _size(group["lr"], group["lr_correction"] * factor, params[0])
+        step(params, gradients, averages, average, size, BalanceOptions(**_options(group)))
 
     def _buffer(self, p: torch.Tensor) -> torch.Tensor:
         state = self.state[p]
@@ -226,10 +212,21 @@ def _alike(group: dict[str, Any]) -> Iterator[list[torch.Tensor]]:
             yield alike[first : first + count]
 
 
-def _copies(gradients: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """(one tensor, its parts): copies of tensors of one shape, which one call takes."""
-    if len(gradients) == 1:
-        copy = gradients[0].clone(memory_format=torch.contiguous_format)
-        return copy, [copy]
-    together = torch.stack(gradients)
-    return together, list(together.unbind(0))
+def _gradient(p: torch.Tensor) -> torch.Tensor:
+    """The gradient of a parameter, in its dtype, and placed as it is."""
+    assert p.grad is not None
+    placements = getattr(p, "placements", None)
+    if placements is not None and getattr(p.grad, "placements", placements) != placements:
+        return p.grad.redistribute(p.device_mesh, placements).to(p.dtype)
+    return p.grad.to(p.dtype)
+
+
+def _size(lr: float | torch.Tensor, factor: float, p: torch.Tensor) -> torch.Tensor:
+    """lr times the factor, (1,), where a parameter is.
+
+    Read on the device: a captured step takes the learning rate that a tensor has then.
+    """
+    kind = computing(p.dtype)
+    if isinstance(lr, torch.Tensor) and lr.device == p.device:
+        return (lr.detach().view(1) * factor).to(kind)
+    return torch.full((1,), float(lr) * factor, dtype=kind, device=p.device)

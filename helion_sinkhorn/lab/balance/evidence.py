@@ -68,6 +68,17 @@ def rows_alone(call: BalanceCall, rows: int, device: str) -> Tensors:
     return x, c, d, order, torch.full((1,), rows, device=device)
 
 
+def momentum_alone(call: BalanceCall, rows: int, device: str) -> Tensors:
+    """The gradient, its average, and what Nesterov writes."""
+    return noise(device, call.dtype, *[(1, rows, call.columns)] * 3)
+
+
+def update_alone(call: BalanceCall, rows: int, device: str) -> Tensors:
+    """x, c, d, w and the size of the step."""
+    x, c, d, *_ = rows_alone(call, rows, device)
+    return x, c, d, *noise(device, call.dtype, x.shape), torch.full((1,), 1e-3, device=device)
+
+
 def sums_alone(call: BalanceCall, shares: int, device: str) -> Tensors:
     (sums,) = noise(device, "float32", (1, shares, call.columns))
     return sums * sums, torch.ones(1, call.columns, device=device)
@@ -92,6 +103,15 @@ def run_finish(call: BalanceCall, choice: Choice, x, c, d, *order) -> torch.Tens
     return out
 
 
+def run_momentum(call: BalanceCall, choice: Choice, x, average, ahead) -> Tensors:
+    return Launches({launch.MOMENTUM: choice}).momentum(x, average, ahead, 0.95), average, ahead
+
+
+def run_update(call: BalanceCall, choice: Choice, x, c, d, w, size) -> torch.Tensor:
+    Launches({launch.UPDATE: choice}).update(x, c, d, w, size, 1e-20, True)
+    return w
+
+
 EVIDENCE = Evidence(
     "sinkhorn_balance",
     BalanceWorkload,
@@ -110,6 +130,8 @@ EVIDENCE = Evidence(
         launch.STEP: Alone(rows_alone, run_step),
         launch.COLUMNS: Alone(sums_alone, run_columns),
         launch.FINISH: Alone(rows_alone, run_finish),
+        launch.MOMENTUM: Alone(momentum_alone, run_momentum),
+        launch.UPDATE: Alone(update_alone, run_update),
     },
     fixed=("tokens", "settings"),
 )

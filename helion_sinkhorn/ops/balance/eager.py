@@ -32,6 +32,22 @@ def norms(x: torch.Tensor) -> torch.Tensor:
     return found
 
 
+def momentum(
+    x: torch.Tensor, average: torch.Tensor, ahead: torch.Tensor | None, momentum: float
+) -> torch.Tensor:
+    found = x.new_empty(x.shape[:2], dtype=computing(x.dtype))
+    for at in blocks(x):
+        terms = x[at].to(found.dtype) * (1.0 - momentum)
+        mean = (average[at].to(found.dtype) * momentum).add_(terms)
+        average[at] = mean
+        stored = average[at]
+        if ahead is not None:
+            ahead[at] = mean.mul_(momentum).add_(terms)
+            stored = ahead[at]
+        found[at] = row_norms(stored.to(found.dtype))
+    return found
+
+
 def order(live: torch.Tensor) -> None:
     """Nothing: d is 0 where a row is masked."""
 
@@ -72,3 +88,13 @@ def finish(
     for at in blocks(x):
         u, _ = iterate(x, c, d, at, eps, row_step)
         out[at] = u.mul_(factor)
+
+
+def update(
+    x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, w: torch.Tensor,
+    size: torch.Tensor, eps: float, row_step: bool,
+) -> None:  # fmt: skip
+    for at in blocks(x):
+        u, _ = iterate(x, c, d, at, eps, row_step)
+        moved = w[at].to(u.dtype) - u.mul_(size)
+        w[at] = torch.where((d[at] == 0).unsqueeze(2), w[at], moved.to(w.dtype))

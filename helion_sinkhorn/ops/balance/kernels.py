@@ -32,6 +32,14 @@ def live_rows(x, at, live, interpret):
     return hl.load(x, [at, slice(None)], extra_mask=live)
 
 
+def store_live(x, at, live, entries, interpret):
+    """The rows `at` of x, but those that are masked."""
+    if interpret:
+        x[at, :] = torch.where(live, entries, x[at, :])
+    else:
+        hl.store(x, [at, slice(None)], entries, extra_mask=live)
+
+
 def added(total, terms, interpret):
     """total + terms, of a tile that may be shorter in Helion's reference mode."""
     return total.index_add(0, torch.arange(terms.size(0)), terms) if interpret else total + terms
@@ -42,6 +50,31 @@ def balance_norms(x: torch.Tensor, norms: torch.Tensor, facts: hl.constexpr):
     hl.specialize((x.size(1), x.stride()))
     for tile_t in hl.tile(x.size(0)):
         entries = x[tile_t, :].to(torch.float32)
+        norms[tile_t] = torch.sqrt((entries * entries).sum(1))
+
+
+def balance_momentum(
+    x: torch.Tensor,
+    average: torch.Tensor,
+    ahead: torch.Tensor | None,
+    norms: torch.Tensor,
+    momentum: float,
+    rest: float,
+    facts: hl.constexpr,
+):
+    """average (T, n) <- momentum average + rest x; ahead = momentum average + rest x, for Nesterov; norms
+    (T,) of the rows of what is stored last."""
+    hl.specialize((x.size(1), x.stride(), average.stride()))
+    hl.specialize(average.stride() if ahead is None else ahead.stride())
+    for tile_t in hl.tile(x.size(0)):
+        terms = x[tile_t, :].to(torch.float32) * rest
+        mean = average[tile_t, :].to(torch.float32) * momentum + terms
+        stored = mean.to(average.dtype)
+        average[tile_t, :] = stored
+        if ahead is not None:
+            stored = (mean * momentum + terms).to(average.dtype)
+            ahead[tile_t, :] = stored
+        entries = stored.to(torch.float32)
         norms[tile_t] = torch.sqrt((entries * entries).sum(1))
 
 
@@ -129,3 +162,31 @@ def balance_finish(
         entries = live_rows(x, at, live, interpret).to(torch.float32) * c[b, :].unsqueeze(0)
         scales = row_step(entries, before, eps, normalises) * factor
         out[at, :] = (entries * scales.unsqueeze(1)).to(out.dtype)
+
+
+def balance_update(
+    x: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor,
+    w: torch.Tensor,
+    size: torch.Tensor,
+    rows: int,
+    facts: hl.constexpr,
+):
+    """w (B m, n) - size (1,) times the iterate, in place of w; rows whose d is 0 are neither read nor
+    written."""
+    eps, normalises, interpret = facts
+    matrices = c.size(0)
+    hl.specialize((x.size(1), x.stride(), c.stride(), w.stride()))
+    for tile_b, tile_t in hl.tile([matrices, rows], block_size=[1, None]):
+        b = tile_b.begin
+        at = tile_t.index + b * rows
+        before = d[at]
+        # NaN is not 0: it reaches the weights
+        live = (before != 0).unsqueeze(1)
+        entries = live_rows(x, at, live, interpret).to(torch.float32) * c[b, :].unsqueeze(0)
+        # on its way while the rows are added up
+        weights = live_rows(w, at, live, interpret)
+        scales = row_step(entries, before, eps, normalises) * size[0]
+        moved = weights.to(torch.float32) - entries * scales.unsqueeze(1)
+        store_live(w, at, live, moved.to(w.dtype), interpret)

@@ -20,7 +20,9 @@ from helion_sinkhorn.ops.balance.space import (
 from helion_sinkhorn.runtime.kernel import Kernel
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, chosen_for, device_of, launch
 
-NORMS, STEP, COLUMNS, FINISH = (f"balance_{name}" for name in ("norms", "step", "columns", "finish"))
+NORMS, STEP, COLUMNS, FINISH, MOMENTUM, UPDATE = (
+    f"balance_{name}" for name in ("norms", "step", "columns", "finish", "momentum", "update")
+)
 BODIES = "helion_sinkhorn.ops.balance.kernels"
 USUAL_SHARES = 256
 Order = tuple[torch.Tensor, torch.Tensor]
@@ -42,6 +44,8 @@ KERNELS = {
         (STEP, step_default, step_space, 2, None),
         (COLUMNS, columns_default, columns_space, 1, lambda call: USUAL_SHARES),
         (FINISH, rows_default, rows_space, 1, None),
+        (MOMENTUM, rows_default, rows_space, 2, None),
+        (UPDATE, rows_default, rows_space, 1, None),
     )
 }  # fmt: skip
 
@@ -117,6 +121,32 @@ class Launches(NamedTuple):
     ) -> None:
         tensors = x.flatten(0, 1), c, d.view(-1), out.flatten(0, 1)
         self._launch(FINISH, x, tensors, x.size(1), eps, row_step, factor)
+
+    def momentum(
+        self,
+        x: torch.Tensor,
+        average: torch.Tensor,
+        ahead: torch.Tensor | None,
+        momentum: float,
+    ) -> torch.Tensor:
+        norms = x.new_empty(x.shape[:2], dtype=torch.float32)
+        after = None if ahead is None else ahead.flatten(0, 1)
+        tensors = x.flatten(0, 1), average.flatten(0, 1), after, norms.view(-1)
+        self._launch(MOMENTUM, x, tensors, momentum, 1.0 - momentum)
+        return norms
+
+    def update(
+        self,
+        x: torch.Tensor,
+        c: torch.Tensor,
+        d: torch.Tensor,
+        w: torch.Tensor,
+        size: torch.Tensor,
+        eps: float,
+        row_step: bool,
+    ) -> None:
+        tensors = x.flatten(0, 1), c, d.view(-1), w.flatten(0, 1), size
+        self._launch(UPDATE, x, tensors, x.size(1), eps, row_step)
 
     def _launch(self, kernel: str, x: torch.Tensor, tensors: tuple[torch.Tensor | None, ...], *values: Any):
         call, rows = call_for(x.size(2), x.dtype), len(x) * x.size(1)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from helion_sinkhorn.ops.balance import eager
 from helion_sinkhorn.ops.balance.options import BalanceOptions
 from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.views import placed
 
 
 class Passes(Protocol):
@@ -18,6 +19,12 @@ class Passes(Protocol):
 
     def norms(self, x: torch.Tensor) -> torch.Tensor:
         """(B, m) of the rows of x (B, m, n)."""
+
+    def momentum(
+        self, x: torch.Tensor, average: torch.Tensor, ahead: torch.Tensor | None, momentum: float
+    ) -> torch.Tensor:
+        """average <- momentum average + (1 - momentum) x, and ahead is the same once more if it is there:
+        (B, m), the norms of the rows of the last of them, as it is stored."""
 
     def order(self, live: torch.Tensor) -> Any:
         """What `squares` takes of the rows that are not masked."""
@@ -37,23 +44,108 @@ class Passes(Protocol):
     ) -> None:  # fmt: skip
         """out = u times factor, behind a last row step if there is one."""
 
+    def update(
+        self, x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, w: torch.Tensor,
+        size: torch.Tensor, eps: float, row_step: bool,
+    ) -> None:  # fmt: skip
+        """w <- w - size u, behind a last row step if there is one; masked rows stay."""
+
+
+class Scales(NamedTuple):
+    """The iterate, d x c, before a last row step if that is still to come."""
+
+    c: torch.Tensor
+    """(B, n) of the columns."""
+    d: torch.Tensor
+    """(B, m) of the rows; 0 where they are masked."""
+    row_step: bool
+
+
+class Average(NamedTuple):
+    """What an optimizer averages gradients by."""
+
+    momentum: float
+    nesterov: bool
+
 
 def balance(
     x: torch.Tensor, out: torch.Tensor, options: BalanceOptions, groups: Sequence[str], passes: Passes
 ) -> None:
     """Write x (B, m, n), balanced, to out, which may be x.
 
+    Args:
+        groups: names of the process groups over which the rows are sharded.
+    """
+    norms = passes.norms(x) if options.zero_row_threshold > 0 else None
+    c, d, row_step = scales(x, norms, options, groups, passes)
+    factor = math.sqrt(x.size(2)) if options.scale == "row_rms" else 1.0
+    passes.finish(x, c, d, out, options.eps, row_step, factor)
+
+
+def step(
+    weights: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor],
+    averages: Sequence[torch.Tensor],
+    average: Average,
+    size: torch.Tensor,
+    options: BalanceOptions,
+    groups: Sequence[str],
+    passes: Passes,
+) -> None:
+    """A step of an optimizer: w - size u in place of each w (B, m, n), all of one shape, where u is the
+    gradient, or its average, balanced without a factor.
+
+    Args:
+        averages: one for each gradient, which move; none where there is no momentum.
+        size: (1,).
+    """
+    updates, norms = _updates(gradients, averages, average, options, passes)
+    x = updates[0] if len(updates) == 1 else torch.cat(updates)
+    c, d, row_step = scales(x, norms, options, groups, passes)
+    each = len(weights[0])
+    for k, (w, u) in enumerate(zip(weights, updates, strict=True)):
+        own = slice(k * each, (k + 1) * each)
+        passes.update(u, placed(c[own]), placed(d[own]), w, size, options.eps, row_step)
+
+
+def _updates(
+    gradients: Sequence[torch.Tensor],
+    averages: Sequence[torch.Tensor],
+    average: Average,
+    options: BalanceOptions,
+    passes: Passes,
+) -> tuple[Sequence[torch.Tensor], torch.Tensor | None]:
+    """(what is balanced, the norms of its rows if something asks for them)."""
+    if averages:
+        ahead = [torch.empty_like(g) if average.nesterov else None for g in gradients]
+        given = zip(gradients, averages, ahead, strict=True)
+        norms = [passes.momentum(g, a, u, average.momentum) for g, a, u in given]
+        return ahead if average.nesterov else averages, torch.cat(norms)
+    if options.zero_row_threshold > 0:
+        return gradients, torch.cat([passes.norms(g) for g in gradients])
+    return gradients, None
+
+
+def scales(
+    x: torch.Tensor,
+    norms: torch.Tensor | None,
+    options: BalanceOptions,
+    groups: Sequence[str],
+    passes: Passes,
+) -> Scales:
+    """The scales behind all steps but a last one of rows.
+
     A row step needs no pass of its own: it rides with the squares of the column step behind it, or with the
     last pass, which writes.
 
     Args:
-        groups: names of the process groups over which the rows are sharded.
+        norms: (B, m) of the rows of x, asked for where there is a threshold.
     """
     kind = computing(x.dtype)
     c, d = x.new_ones((x.size(0), x.size(2)), dtype=kind), x.new_ones(x.shape[:2], dtype=kind)
     order = None
     if options.zero_row_threshold > 0:
-        live = ~_is_masked(passes.norms(x), options.zero_row_threshold, groups)
+        live = ~_is_masked(norms, options.zero_row_threshold, groups)
         d, order = live.to(kind), passes.order(live)
     row_step = False
     for k in range(options.steps):
@@ -66,8 +158,7 @@ def balance(
         else:
             passes.columns(sums, c, options.eps)
         row_step = False
-    factor = math.sqrt(x.size(2)) if options.scale == "row_rms" else 1.0
-    passes.finish(x, c, d, out, options.eps, row_step, factor)
+    return Scales(c, d, row_step)
 
 
 def _is_masked(norms: torch.Tensor, threshold: float, groups: Sequence[str]) -> torch.Tensor:

@@ -1,25 +1,28 @@
 """The torch operators of sinkhorn_balance, which have no gradient.
 
 `helion_sinkhorn::sinkhorn_balance` returns the balanced update, `sinkhorn_balance_into` writes it to `out`,
-which may be the update.  Both take any leading shape; `groups` names the process groups over which the rows
-are sharded, and `implementation` is "helion" or "pytorch".
+which may be the update, and `sinkhorn_balance_step` moves weights of one shape along it.  All take any
+leading shape; `groups` names the process groups over which the rows are sharded, and `implementation` is
+"helion" or "pytorch".
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import torch
 
 from helion_sinkhorn.ops.balance import eager
 from helion_sinkhorn.ops.balance.options import BalanceOptions
-from helion_sinkhorn.ops.balance.passes import balance
+from helion_sinkhorn.ops.balance.passes import Average, balance
+from helion_sinkhorn.ops.balance.passes import step as optimizer_step
 from helion_sinkhorn.runtime.gradients import NAMESPACE, register_gradient
 from helion_sinkhorn.runtime.tokens import batch_first
 from helion_sinkhorn.runtime.torch_op import define, on_device, operator_named, without_autocast
 from helion_sinkhorn.runtime.views import flattened
 
-NAME, INTO = "sinkhorn_balance", "sinkhorn_balance_into"
+NAME, INTO, STEP = "sinkhorn_balance", "sinkhorn_balance_into", "sinkhorn_balance_step"
 OPTIONS = "int steps, float zero_row_threshold, float eps, str scale, str first"
 
 
@@ -37,17 +40,41 @@ def into(update, out, *rest):
     _refuse_partial_overlap(update, out)
     x, options = flattened(update, 2), BalanceOptions(*options)
     written = out.view(x.shape) if out.is_contiguous() else torch.empty_like(x)
-    # of an axis of 1 Helion makes another program
-    if implementation == "pytorch" or x.numel() == 0 or x.size(1) == 1:
-        with without_autocast(x):
-            balance(x, written, options, groups, eager)
-    else:
-        with on_device(x):
-            balance(x, written, options, groups, _launches())
+    with _passes(x, implementation) as passes:
+        balance(x, written, options, groups, passes)
+    if passes is not eager:
         # autograd does not see what kernels write
         torch.autograd.graph.increment_version(written)
     if not out.is_contiguous():
         out.copy_(written.view(out.shape))
+
+
+@contextlib.contextmanager
+def _passes(x, implementation):
+    """What computes the passes of x (B, m, n), while its device is the current one."""
+    # of an axis of 1 Helion makes another program
+    if implementation == "pytorch" or x.numel() == 0 or x.size(1) == 1:
+        with without_autocast(x):
+            yield eager
+    else:
+        with on_device(x):
+            yield _launches()
+
+
+def step(weights, gradients, averages, size, *rest):
+    """Move weights, and the averages of their gradients; see step.step."""
+    momentum, nesterov, *options, groups, implementation = rest
+    moved = [*weights, *averages]
+    places = [flattened(t, 2) for t in moved]
+    given = places[: len(weights)], [flattened(g, 2) for g in gradients], places[len(weights) :]
+    average, options = Average(momentum, nesterov), BalanceOptions(*options)
+    with _passes(given[1][0], implementation) as passes:
+        optimizer_step(*given, average, size, options, groups, passes)
+    for t, place in zip(moved, places, strict=True):
+        if place.data_ptr() != t.data_ptr():
+            t.copy_(place.view(t.shape))
+        elif passes is not eager:
+            torch.autograd.graph.increment_version(t)
 
 
 def _refuse_partial_overlap(update, out) -> None:
@@ -86,6 +113,12 @@ call = define(
 )  # fmt: skip
 call_into = define(
     INTO, f"(Tensor update, Tensor(a!) out, {_SCHEMA}) -> ()", into, lambda *given: None, 2
+)  # fmt: skip
+call_step = define(
+    STEP,
+    "(Tensor(a!)[] weights, Tensor[] gradients, Tensor(b!)[] averages, Tensor size, float momentum, "
+    "bool nesterov, int steps, float zero_row_threshold, float eps, str[] groups, str implementation) -> ()",
+    step, lambda *given: None, 4,
 )  # fmt: skip
 register_gradient(f"{NAMESPACE}::{NAME}", call, no_gradient)
 
