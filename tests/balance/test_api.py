@@ -17,7 +17,7 @@ from helion_sinkhorn.lab.balance.workloads import ROWS, BalanceWorkload
 from helion_sinkhorn.ops.balance.options import BalanceOptions
 from helion_sinkhorn.runtime import pieces
 
-CI = [w for w in ROWS if "ci" in w.tags]
+CI = [w for w in ROWS if "ci" in w.tags and w.average is None]
 NARROW = (torch.bfloat16, torch.float16)
 OPERATORS = torch.ops.helion_sinkhorn
 

@@ -10,14 +10,16 @@ from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.balance.evidence import EVIDENCE, truths
 from helion_sinkhorn.lab.balance.workloads import ROWS, BalanceWorkload
 from helion_sinkhorn.lab.operators import KERNELS
-from helion_sinkhorn.ops.balance import launch
+from helion_sinkhorn.ops.balance import eager, launch
 from helion_sinkhorn.ops.balance.launch import Launches
 from helion_sinkhorn.runtime.kernel import candidates
 
 
 def check(workload):
-    (update,) = workload.make_inputs()
-    assert truths(workload, update)["u"].judge(EVIDENCE.run(workload, {}, ("u",), update)["u"]).reasons == []
+    inputs, names = workload.make_inputs(), EVIDENCE.results(workload)
+    right = truths(workload, *inputs)
+    for name, found in EVIDENCE.run(workload, {}, names, *inputs).items():
+        assert right[name].judge(found).reasons == [], name
 
 
 @pytest.mark.parametrize("workload", [w for w in ROWS if "ci" in w.tags], ids=lambda w: w.name)
@@ -39,8 +41,8 @@ def test_every_variant_that_is_tried_is_within_its_budget(call):
 
 
 def test_rows_that_are_masked_are_not_read():
-    """All passes behind the norms give the same whatever they hold."""
-    (update,) = ROWS[4].make_inputs()
+    """All passes behind the norms give the same whatever they hold, and weights of these rows stay."""
+    (update,) = next(w for w in ROWS if w.name == "balance_model").make_inputs()
     live = update.norm(dim=2) > 0.05
     x = torch.where(live.unsqueeze(2), update, torch.nan)
     passes, d = Launches(), live.float()
@@ -49,9 +51,26 @@ def test_rows_that_are_masked_are_not_read():
         sums, stepped = passes.squares(given, c, d, passes.order(live), 1e-20, True, True)
         out = torch.empty_like(given)
         passes.finish(given, c, stepped, out, 1e-20, True, 1.0)
-        found.append((sums, stepped, out))
+        w = torch.where(live.unsqueeze(2), update.flip(2), torch.inf)
+        passes.update(given, c, stepped, w, torch.ones(1), 1e-20, True)
+        assert w[~live].isinf().all()
+        found.append((sums, stepped, out, w))
     assert not live.all()
+    assert found[0][3][live].isfinite().all()
     assert all(map(torch.equal, *found))
+
+
+def test_nan_reaches_the_weights():
+    """By the kernels as by PyTorch: a row step makes d NaN, and the row is no masked one."""
+    x, w = torch.ones(1, 8, 4), torch.ones(1, 8, 4)
+    x[0, 3, 2] = torch.nan
+    d = torch.ones(1, 8)
+    d[0, 3], d[0, 5] = torch.nan, 0.0
+    for passes in (Launches(), eager):
+        passes.update(x, torch.ones(1, 4), d, moved := w.clone(), torch.ones(1), 1e-20, True)
+        assert moved[0, 3].isnan().all()
+        assert torch.equal(moved[0, 5], w[0, 5])
+        assert moved[0, [0, 1, 2, 4, 6, 7]].isfinite().all()
 
 
 def test_the_order_has_each_row_once_and_the_masked_ones_last():

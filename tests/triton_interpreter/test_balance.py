@@ -8,11 +8,13 @@ import torch
 from helion_sinkhorn.lab.balance.evidence import EVIDENCE, truths
 from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.ops.balance import launch
+from helion_sinkhorn.ops.balance.launch import Launches
 from helion_sinkhorn.ops.balance.options import BalanceOptions
+from helion_sinkhorn.ops.balance.passes import Average
 from helion_sinkhorn.runtime.kernel import Choice
 
 # tiles that neither the rows of a share nor the shares nor the columns divide
-BLOCKS = {launch.NORMS: (4,), launch.STEP: (4,), launch.COLUMNS: (4, 8), launch.FINISH: (4,)}
+BLOCKS = dict.fromkeys(launch.KERNELS, (4,)) | {launch.COLUMNS: (4, 8)}
 CHOICES = {
     name: Choice(
         name, (("block_sizes", sizes), ("num_warps", 1)), (("programs", 1),) * (name == launch.STEP), "a test"
@@ -23,9 +25,10 @@ SINKGD = BalanceOptions(10, 0.0, scale="none")
 
 
 def check(workload, choices):
-    (update,) = workload.make_inputs()
-    found = EVIDENCE.run(workload, choices, ("u",), update)["u"]
-    assert truths(workload, update)["u"].judge(found).reasons == []
+    inputs = workload.make_inputs()
+    right = truths(workload, *inputs)
+    for name, found in EVIDENCE.run(workload, choices, EVIDENCE.results(workload), *inputs).items():
+        assert right[name].judge(found).reasons == [], name
 
 
 @pytest.mark.parametrize("settings", [BalanceOptions(), SINKGD, BalanceOptions(4, first="cols")], ids=str)
@@ -38,6 +41,46 @@ def test_updates(batch, m, n, dtype, settings):
     values = "normal" if m == 2 else "model"
     workload = BalanceWorkload("tiles", batch, frozenset(), "", n, m, dtype, values, settings)
     check(workload, CHOICES)
+
+
+@pytest.mark.parametrize(
+    ("average", "settings"),
+    [
+        (Average(0.95, True), BalanceOptions()),
+        (Average(0.9, False), BalanceOptions(4)),
+        (Average(0.0, False), BalanceOptions()),
+        (Average(0.0, False), SINKGD),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("batch", "m", "n", "dtype", "values"),
+    [
+        (1, 101, 19, torch.float32, "model"),
+        (2, 37, 12, torch.bfloat16, "model"),
+        (2, 30, 20, torch.float16, "normal"),
+        (2, 41, 33, torch.bfloat16, "peaked"),
+    ],
+    ids=str,
+)
+def test_steps(batch, m, n, dtype, values, average, settings):
+    workload = BalanceWorkload("tiles", batch, frozenset(), "", n, m, dtype, values, settings, average)
+    check(workload, CHOICES)
+
+
+def test_masked_rows_are_neither_read_nor_written():
+    """A row of NaN whose d is 0 changes nothing, and NaN among the weights of that row stays."""
+    x, w = torch.randn(2, 9, 19), torch.randn(2, 9, 19)
+    live = torch.rand(2, 9) < 0.5
+    live[:, 0], live[:, 1] = True, False
+    c, size, found = torch.rand(2, 19), torch.ones(1), []
+    for given in (x, torch.where(live.unsqueeze(2), x, torch.nan)):
+        moved = torch.where(live.unsqueeze(2), w, torch.nan)
+        Launches(CHOICES).update(given, c, live.float(), moved, size, 1e-20, True)
+        assert torch.equal(moved.isnan().all(2), ~live)
+        found.append(moved.nan_to_num())
+    assert torch.equal(*found)
+    assert not torch.equal(found[0][live], w[live])
 
 
 def test_defaults():

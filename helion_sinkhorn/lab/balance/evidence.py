@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from helion_sinkhorn.lab.balance import step
 from helion_sinkhorn.lab.balance.budget import RESULTS, error_budget, exact
 from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.lab.draws import noise
@@ -15,41 +16,54 @@ from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.ops.balance import eager, launch
 from helion_sinkhorn.ops.balance.api import sinkhorn_balance
 from helion_sinkhorn.ops.balance.launch import Launches
-from helion_sinkhorn.ops.balance.passes import balance
+from helion_sinkhorn.ops.balance.passes import Average, balance
 from helion_sinkhorn.ops.balance.space import BalanceCall
 from helion_sinkhorn.runtime.kernel import Choice
+
+OF_STEPS = launch.MOMENTUM, launch.UPDATE
 
 
 def kernel_calls(workload: BalanceWorkload) -> Iterator[tuple[str, Any]]:
     call = launch.call_for(workload.n, workload.dtype)
-    settings = workload.settings
-    if settings.zero_row_threshold > 0:
+    settings, average = workload.settings, workload.average
+    if average is not None and average.momentum > 0:
+        yield launch.MOMENTUM, call
+    elif settings.zero_row_threshold > 0:
         yield launch.NORMS, call
     if settings.steps > (settings.first == "rows"):
         yield launch.STEP, call
         yield launch.COLUMNS, launch.call_for(workload.n, torch.float32)
-    yield launch.FINISH, call
+    yield launch.FINISH if average is None else launch.UPDATE, call
 
 
 def of_call(kernel: str, call: BalanceCall, rows: int) -> BalanceWorkload:
+    average = Average(0.95, True) if kernel in OF_STEPS else None
     dtype = getattr(torch, call.dtype)
-    return BalanceWorkload("tried", 1, frozenset(), "a trial", call.columns, rows, dtype)
+    return BalanceWorkload("tried", 1, frozenset(), "a trial", call.columns, rows, dtype, average=average)
+
+
+def results(workload: BalanceWorkload) -> tuple[str, ...]:
+    return RESULTS if workload.average is None else step.results(workload)
 
 
 def inputs(workload: BalanceWorkload, steps: int, **drawn: Any) -> Tensors:
     return workload.make_inputs(**drawn)
 
 
-def truths(workload: BalanceWorkload, update: torch.Tensor) -> dict[str, Truth]:
+def truths(workload: BalanceWorkload, update: torch.Tensor, *of_step: torch.Tensor) -> dict[str, Truth]:
     """The definition in float64."""
+    if of_step:
+        return step.truths(workload, update, *of_step)
     dtype, settings = workload.dtype, workload.settings
     budget = error_budget(update, settings, dtype)
     # a row's entries share its scale, and a column's its own
     return {"u": Truth.of(exact(update, settings), budget, dtype, gradient=False, together=(-2, -1))}
 
 
-def run(workload: BalanceWorkload, choices: Choices | None, of: Collection[str], update) -> Results:
+def run(workload: BalanceWorkload, choices: Choices | None, of: Collection[str], update, *of_step) -> Results:
     """By the passes, of kernels or of PyTorch."""
+    if of_step:
+        return step.run(workload, choices, of, update, *of_step)
     out, x = torch.empty_like(update), update.contiguous()
     balance(x, out, workload.settings, [], eager if choices is None else Launches(choices))
     return {name: out for name in of}
@@ -116,10 +130,15 @@ EVIDENCE = Evidence(
     "sinkhorn_balance",
     BalanceWorkload,
     launch.KERNELS,
-    {name: RESULTS for name in launch.KERNELS},
+    {
+        **dict.fromkeys((launch.NORMS, launch.STEP, launch.COLUMNS), (*RESULTS, "weight")),
+        launch.FINISH: RESULTS,
+        launch.MOMENTUM: ("average", "weight"),
+        launch.UPDATE: ("weight",),
+    },
     kernel_calls,
     of_call,
-    lambda workload: RESULTS,
+    results,
     inputs,
     truths,
     run,

@@ -8,6 +8,7 @@ import torch
 
 from helion_sinkhorn.lab.draws import SHORT, Draws, draws, normal, uniform
 from helion_sinkhorn.ops.balance.options import BalanceOptions
+from helion_sinkhorn.ops.balance.passes import Average
 
 DEFAULTS = BalanceOptions()
 
@@ -28,6 +29,8 @@ class BalanceWorkload:
     values: str = "model"
     """A name of VALUES."""
     settings: BalanceOptions = DEFAULTS
+    average: Average | None = None
+    """Of an optimizer's step, in place of a call of `sinkhorn_balance`."""
 
     @property
     def shape(self) -> dict[str, int]:
@@ -46,11 +49,17 @@ class BalanceWorkload:
 
     def make_inputs(
         self, seed: int = 0, device: torch.device | str = "cpu", there: bool = False
-    ) -> tuple[torch.Tensor]:
-        """(update (batch, m, n),), bit for bit the same everywhere, or drawn `there`, on the device."""
-        g = draws(seed, device, there)
-        update = VALUES[self.values](g, self.batch, self.tokens, self.n).to(self.dtype)
-        return (update.to(device),)
+    ) -> tuple[torch.Tensor, ...]:
+        """(update (batch, m, n),), bit for bit the same everywhere, or drawn `there`, on the device.
+
+        Of a step (the gradient, its average if there is momentum, the weight).
+        """
+        g, sizes = draws(seed, device, there), (self.batch, self.tokens, self.n)
+        drawn = [VALUES[self.values](g, *sizes)]
+        if self.average is not None:
+            drawn += [VALUES[self.values](g, *sizes)] * (self.average.momentum > 0)
+            drawn.append(normal(g, *sizes))
+        return tuple(t.to(self.dtype).to(device) for t in drawn)
 
 
 def _normal(g: Draws, b: int, m: int, n: int) -> torch.Tensor:
@@ -83,6 +92,7 @@ some zero; sparse: most entries zero too, and some columns; peaked: entries from
 
 _SINKGD = {"steps": 10, "zero_row_threshold": 0.0, "scale": "none"}
 _MODEL = "the embedding and the prediction head of DeepSeek-V4.1"
+_NESTEROV, _PLAIN, _NONE = Average(0.95, True), Average(0.9, False), Average(0.0, False)
 _TABLE = "a shard of the lookup tables of DeepSeek-V4.1"
 _WEIGHT = "a weight of a model trained with SinkGD (arXiv 2502.06742)"
 
@@ -96,15 +106,21 @@ def _row(
     tokens: int = 1,
     dtype: torch.dtype = torch.float32,
     values: str = "model",
+    average: Average | None = None,
     **settings,
 ) -> BalanceWorkload:
     tagged, options = frozenset(tags.split()), BalanceOptions(**settings)
-    return BalanceWorkload(f"balance_{name}", batch, tagged, source, n, tokens, dtype, values, options)
+    return BalanceWorkload(
+        f"balance_{name}", batch, tagged, source, n, tokens, dtype, values, options, average
+    )
 
 
-def _large(m: int, n: int, dtype: torch.dtype, source: str, **settings) -> BalanceWorkload:
-    name = f"{SHORT[dtype]}_n{n}_b{m}"
-    return _row(name, m, "tune bench", source, n, dtype=dtype, values="normal", **settings)
+def _large(
+    m: int, n: int, dtype: torch.dtype, source: str, average: Average | None = None, **settings
+) -> BalanceWorkload:
+    step, tags = ("", "tune bench") if average is None else ("step_", "tune")
+    name = f"{step}{SHORT[dtype]}_n{n}_b{m}"
+    return _row(name, m, tags, source, n, dtype=dtype, values="normal", average=average, **settings)
 
 
 ROWS = [
@@ -112,6 +128,10 @@ ROWS = [
     _large(129280, 4096, torch.float32, _MODEL),
     _large(3_000_000, 256, torch.float32, _TABLE),
     _large(4096, 14336, torch.bfloat16, _WEIGHT, **_SINKGD),
+    _large(129280, 7168, torch.bfloat16, _MODEL, _NESTEROV),
+    _large(129280, 4096, torch.float32, _MODEL, _NESTEROV),
+    _large(3_000_000, 256, torch.float32, _TABLE, _NESTEROV),
+    _large(4096, 14336, torch.bfloat16, _WEIGHT, _NONE, **_SINKGD),
     _row("model", 3, "ci", "masked rows and rows of zeros", 64, 99),
     _row("bf16", 3, "ci", "bfloat16", 130, 75, dtype=torch.bfloat16),
     _row("fp16", 2, "ci", "half precision", 72, 50, dtype=torch.float16, values="normal"),
@@ -126,4 +146,24 @@ ROWS = [
     _row("one_step", 2, "ci", "rows of norm 1", 20, 45, steps=1, scale="none"),
     _row("eps", 2, "ci", "an eps beside the norms", 24, 40, eps=0.5, values="normal"),
     _row("two_rows", 2, "ci", "a matrix of two rows", 24, 2, values="normal"),
+    _row("step_model", 3, "ci", "a step with Nesterov's momentum", 64, 99, average=_NESTEROV),
+    _row("step_bf16", 3, "ci", "bfloat16", 130, 75, dtype=torch.bfloat16, average=_NESTEROV),
+    _row("step_fp16", 2, "ci", "half precision", 72, 50, torch.float16, "normal", _NESTEROV),
+    _row("step_average", 2, "ci", "momentum alone", 96, 40, dtype=torch.bfloat16, average=_PLAIN),
+    _row(
+        "step_peaked",
+        2,
+        "ci stress",
+        "entries of many magnitudes",
+        33,
+        67,
+        torch.bfloat16,
+        "peaked",
+        _NESTEROV,
+    ),
+    _row("step_wide", 1, "ci", "rows that several warps share", 4100, 37, average=_NESTEROV),
+    _row("step_plain", 2, "ci", "no momentum, and masked rows", 40, 50, dtype=torch.bfloat16, average=_NONE),
+    _row("step_sinkgd", 2, "ci", _WEIGHT, 96, 64, torch.bfloat16, average=_NONE, **_SINKGD),
+    _row("step_columns_last", 2, "ci", "a last step of columns", 24, 50, average=_PLAIN, steps=4),
+    _row("step_two_rows", 2, "ci", "a matrix of two rows", 24, 2, values="normal", average=_NESTEROV),
 ]

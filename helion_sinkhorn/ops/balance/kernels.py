@@ -65,7 +65,6 @@ def balance_momentum(
     """average (T, n) <- momentum average + rest x; ahead = momentum average + rest x, for Nesterov; norms
     (T,) of the rows of what is stored last."""
     hl.specialize((x.size(1), x.stride(), average.stride()))
-    hl.specialize(average.stride() if ahead is None else ahead.stride())
     for tile_t in hl.tile(x.size(0)):
         terms = x[tile_t, :].to(torch.float32) * rest
         mean = average[tile_t, :].to(torch.float32) * momentum + terms
