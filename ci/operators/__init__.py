@@ -11,6 +11,7 @@ from typing import Any
 from ci.gate.choices import of_evidence
 from ci.gate.gate import Operator
 from ci.operators.balance import wrong as balance_wrong
+from ci.operators.balance_step import wrong as balance_step_wrong
 from ci.operators.dot_compress import wrong as dot_compress_wrong
 from ci.operators.hc_mixes import wrong as hc_mixes_wrong
 from ci.operators.hc_post import wrong as hc_post_wrong
@@ -23,6 +24,7 @@ from ci.operators.linear_attention import wrong as linear_attention_wrong
 from ci.operators.sinkhorn import steps as sinkhorn_steps
 from ci.operators.sinkhorn import wrong as sinkhorn_wrong
 from helion_sinkhorn.lab.balance.evidence import EVIDENCE as BALANCE
+from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.lab.dot_compress.evidence import EVIDENCE as DOT_COMPRESS
 from helion_sinkhorn.lab.evidence import Evidence
 from helion_sinkhorn.lab.linear_attention.evidence import EVIDENCE as LINEAR_ATTENTION
@@ -62,6 +64,11 @@ def hc_pre_with(y_norm: bool) -> Callable[[Any], bool]:
     return lambda w: isinstance(w, HcPreWorkload) and w.y_norm == y_norm
 
 
+def balance_with(step: bool) -> Callable[[Any], bool]:
+    """Takes the workloads of an optimizer's step, or of sinkhorn_balance itself."""
+    return lambda w: isinstance(w, BalanceWorkload) and (w.average is not None) == step
+
+
 OPERATORS = {
     "sinkhorn": dataclasses.replace(
         shown(SINKHORN, sinkhorn_wrong), takes=sinkhorn_with("exact"), compiled=sinkhorn_steps.compiled
@@ -75,7 +82,10 @@ OPERATORS = {
     "hc_pre_normed": dataclasses.replace(shown(HC_PRE, hc_pre_normed_wrong), takes=hc_pre_with(True)),
     "hc_site": shown(HC_SITE, hc_site_wrong),
     "hc_split_sinkhorn": shown(HC_SPLIT_SINKHORN, hc_split_sinkhorn_wrong),
-    "sinkhorn_balance": shown(BALANCE, balance_wrong),
+    "sinkhorn_balance": dataclasses.replace(shown(BALANCE, balance_wrong), takes=balance_with(step=False)),
+    "sinkhorn_balance_step": dataclasses.replace(
+        shown(BALANCE, balance_step_wrong), takes=balance_with(step=True)
+    ),
 }
 
 

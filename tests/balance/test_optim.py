@@ -8,7 +8,21 @@ import math
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
+from balance_steps import (
+    DRAWN,
+    NESTEROV,
+    NONE,
+    PLAIN,
+    SINKGD,
+    USUAL,
+    WHOLE,
+    assert_as_rounded_once,
+    defined,
+    drawn,
+)
 
+from helion_sinkhorn.lab.rounding import half_ulp
+from helion_sinkhorn.ops.balance.options import BalanceOptions
 from helion_sinkhorn.optim import BUFFER, SinkGD, SinkhornBalanced
 
 SHAPES = (30, 8), (30, 8), (12, 20), (2, 9, 5)
@@ -71,6 +85,61 @@ def test_sinkhorn_balanced_is_the_algorithm(momentum, nesterov, foreach):
     train(SinkhornBalanced(params, 0.1, momentum, nesterov=nesterov, foreach=foreach), params)
     for p, w in zip(params, expected, strict=True):
         torch.testing.assert_close(p.detach(), w, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(("values", "dtype"), DRAWN, ids=str)
+@pytest.mark.parametrize("average", [NESTEROV, PLAIN, NONE], ids=str)
+def test_a_step_is_the_definition_rounded_once(average, values, dtype):
+    gradient, *averages, weight = given = drawn(values, dtype, average)
+    before_step = averages[0].clone() if averages else None
+    exact = defined(average, BalanceOptions(), USUAL, *given)
+    p = weight.requires_grad_()
+    p.grad, before = gradient, gradient.clone()
+    optimizer = SinkhornBalanced([p], USUAL, average.momentum, nesterov=average.nesterov, lr_correction=1.0)
+    for a in averages:
+        optimizer.state[p][BUFFER] = a
+    optimizer.step()
+    assert_as_rounded_once(p.detach(), exact[-1])
+    for a, right in zip(averages, exact, strict=False):
+        if dtype != torch.float32:
+            assert_as_rounded_once(a, right)
+        # in the type of the arithmetic a momentum, a product and a sum round too, and terms may cancel
+        terms = (average.momentum * before_step.double()).abs() + (
+            1 - average.momentum
+        ) * gradient.double().abs()
+        assert ((a.double() - right).abs() <= 3 * 2.0**-24 * terms + half_ulp(right, dtype)).all()
+    assert p.grad is gradient
+    assert torch.equal(gradient, before)
+
+
+@pytest.mark.parametrize(("values", "dtype"), [d for d in DRAWN if d[1] != torch.float32], ids=str)
+def test_a_step_as_large_as_the_weight_is_rounded_once(values, dtype):
+    """What is subtracted is not rounded before."""
+    gradient, p = drawn(values, dtype, NONE)
+    options = SINKGD
+    _, m, _ = p.shape
+    (exact,) = defined(NONE, options, WHOLE * math.sqrt(m), gradient, p)
+    p.requires_grad_().grad = gradient
+    SinkGD([p], WHOLE).step()
+    assert_as_rounded_once(p.detach(), exact)
+
+
+@pytest.mark.parametrize(("kind", "count"), [(SinkGD, 0), (SinkhornBalanced, 1)])
+def test_a_step_of_one_parameter_allocates_nothing_of_its_size_but_what_is_balanced(kind, count):
+    """Neither the gradient nor the weight is copied."""
+    (p,) = params = weights(torch.float32, [(2000, 600)])
+    optimizer = kind(params, 0.1)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as seen:
+        optimizer.step()
+    # temporary tensors have pieces of at most 2^18 entries
+    made = [
+        e.cpu_memory_usage for e in seen.events() if e.name == "[memory]" or e.name.startswith("aten::empty")
+    ]
+    assert sum(size >= p.nbytes for size in made) == count
 
 
 def test_sinkgd_is_the_algorithm():

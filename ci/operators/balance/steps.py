@@ -46,6 +46,11 @@ class Steps:
         return self.norm(sums).unsqueeze(axis)
 
     def __call__(self, w: BalanceWorkload, update: torch.Tensor) -> Results:
+        factor = w.n**0.5 if w.settings.scale == "row_rms" else 1.0
+        return {"u": self.last(w, self.iterate(w, update) * factor).to(w.dtype)}
+
+    def iterate(self, w: BalanceWorkload, update: torch.Tensor) -> torch.Tensor:
+        """The last iterate, not rounded."""
         x, s = update.to(self.dtype), w.settings
         norms = x.square().sum(-1).sqrt()
         if s.zero_row_threshold > 0:
@@ -60,8 +65,7 @@ class Steps:
             scales[axis] = self.scale(scale)
             if self.stored is not None:
                 x, scales[axis] = self.stored(scales[-1] * x * scales[-2]), torch.ones_like(scale)
-        factor = x.size(-1) ** 0.5 if s.scale == "row_rms" else 1.0
-        return {"u": self.last(w, scales[-1] * x * scales[-2] * factor).to(w.dtype)}
+        return scales[-1] * x * scales[-2]
 
 
 EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
