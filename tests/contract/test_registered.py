@@ -28,7 +28,7 @@ OPCHECKED = (
     "contiguous", "tokens swapped", "last dimension first", "every other entry", "expanded", "no tokens",
 )  # fmt: skip
 """Layouts that take a second an operator; the fakes below are compared for all."""
-WITHOUT_GRADIENT = {"sinkhorn_balance", "sinkhorn_balance_into"}
+WITHOUT_GRADIENT = {"sinkhorn_balance", "sinkhorn_balance_into", "sinkhorn_balance_step"}
 """tests/balance/test_api.py has what holds of them."""
 WITHOUT_AOT = "test_schema", "test_faketensor", "test_autograd_registration"
 OPERATORS = {

@@ -27,11 +27,14 @@ def averaged(
     return mean, momentum * mean + rest * gradient if w.average.nesterov else mean
 
 
+PLAIN = Steps()
+
+
 @dataclass(frozen=True)
 class Step:
     """A field is a choice of implementations or a place for a fault."""
 
-    balance: Steps = Steps()
+    balance: Steps = PLAIN
     average: Averaged = averaged
     ahead: Change | None = None
     """Applied to what is balanced, in place of its rounding to the dtype of the weight."""

@@ -74,6 +74,10 @@ def with_settings(change: Callable[[BalanceOptions], BalanceOptions]) -> Run:
     return lambda w, *t: EXACT(dataclasses.replace(w, settings=change(w.settings)), *t)
 
 
+def to_bfloat16(t: torch.Tensor) -> torch.Tensor:
+    return bfloat16(t.float()).double()
+
+
 def of_the_old_average(w, gradient, average):
     mean, _ = averaged(w, gradient, average)
     return mean, w.average.momentum * average + (1 - w.average.momentum) * gradient
@@ -129,7 +133,7 @@ WRONG = [
           lambda w: averages(w) and w.dtype != torch.bfloat16),
     Wrong("the average rounded down", exactly(average=average_rounded_down), AVERAGE,
           lambda w: averages(w) and narrow(w)),
-    Wrong("what is balanced in bfloat16", exactly(ahead=lambda t: bfloat16(t.float()).double()), WEIGHT,
+    Wrong("what is balanced in bfloat16", exactly(ahead=to_bfloat16), WEIGHT,
           lambda w: is_float32(w) and averages(w)),
     Wrong("the size ignored", exactly(size=lambda w: 1.0), WEIGHT, everywhere),
     Wrong("the size in bfloat16", exactly(size=lambda w: torch.tensor(size_of(w)).bfloat16().item()), WEIGHT,
@@ -138,9 +142,9 @@ WRONG = [
     Wrong("the last step missing", with_settings(lambda s: s._replace(steps=s.steps - 1)), WEIGHT, several),
     Wrong("no row masked", with_settings(without_masks), WEIGHT, masks),
     Wrong("masked rows written", exactly(masked=torch.zeros_like), WEIGHT, masks),
-    Wrong("the step rounded before the weight", exactly(iterate=lambda t: bfloat16(t.float()).double()), WEIGHT,
+    Wrong("the step rounded before the weight", exactly(iterate=to_bfloat16), WEIGHT,
           rounds_once),
-    Wrong("the step rounded to bfloat16 beside float32", exactly(iterate=lambda t: bfloat16(t.float()).double()),
+    Wrong("the step rounded to bfloat16 beside float32", exactly(iterate=to_bfloat16),
           WEIGHT, is_float32),
     Wrong("the weight truncated", exactly(last=lambda w, t: truncated(w, t.float())), WEIGHT, rounds_once),
     Wrong("the weight rounded down", exactly(last=lambda w, t: rounded_down(w, t.float())), WEIGHT, SINKGD),
