@@ -1,10 +1,13 @@
-"""Jobs of `benchmarks.bench balance`: updates balanced by kernels, and by formulas of optimizers in PyTorch.
+"""Jobs of `benchmarks.bench balance`: updates balanced by kernels, and by formulas of optimizers in PyTorch;
+and whole steps of optimizers, whose functions are those of `benchmarks.balance_steps`.
 
 us are medians of one replay of a CUDA graph of one call, for which the device waits.  The floor is what the
 passes of the kernels read and write, at the rate of a copy of the same matrix: the update for the norms, its
-rows that are not masked for each row step, and one write.  "definition" is algorithm 1 of DeepSeek-V4.1 in
-float32, as NVIDIA's Emerging-Optimizers has it, and "sinkgd" is rounded to the dtype of the update in each
-step, as axolotl has it (beside kernels of its own); both are written from their equations.
+rows that are not masked for each row step, and one write.  A step reads gradient and average and writes the
+average and what is balanced in place of the norms, and reads and writes the weight at its end.  "definition"
+is algorithm 1 of DeepSeek-V4.1 in float32, as NVIDIA's Emerging-Optimizers has it, and "sinkgd" is rounded to
+the dtype of the update in each step, as axolotl has it (beside kernels of its own); both are written from
+their equations.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import ClassVar
 
 import torch
 
-from benchmarks import memory, timing
+from benchmarks import balance_steps, memory, timing
 from benchmarks.jobs import Row
 from helion_sinkhorn import reference, sinkhorn_balance
 from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
@@ -54,7 +57,7 @@ FUNCTIONS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
     **{name: lambda f=f: f for name, f in PLAIN.items()},
     **{f"{name}, compiled": lambda f=f: torch.compile(f, dynamic=False) for name, f in PLAIN.items()},
 }
-NAMES = tuple(FUNCTIONS)
+NAMES = (*FUNCTIONS, *balance_steps.FUNCTIONS)
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Job:
 
     @property
     def case(self) -> BalanceWorkload:
-        return next(w for w in tagged("bench", BalanceWorkload) if w.name == self.workload)
+        return next(w for w in cases() if w.name == self.workload)
 
     @property
     def title(self) -> str:
@@ -78,7 +81,8 @@ class Job:
     def left_out(self) -> list[Row]:
         w = self.case
         masks = MASKED if self.function == KERNELS and w.settings.zero_row_threshold else (0.0,)
-        at = {"function": self.function, "shape": f"{self.m} x {w.n}", "dtype": str(w.dtype)[6:]}
+        section = {} if w.average is None else {"section": "step"}
+        at = {**section, "function": self.function, "shape": f"{self.m} x {w.n}", "dtype": str(w.dtype)[6:]}
         return [{**at, "masked": share} for share in masks]
 
     @property
@@ -88,7 +92,15 @@ class Job:
     def rows(self) -> Iterator[Row | None]:
         w, device = self.case, torch.device(self.device)
         update = torch.randn(self.m, w.n, device=device, dtype=w.dtype)
-        function = partial(FUNCTIONS[self.function](), update, **w.options)
+        if w.average is None:
+            function = partial(FUNCTIONS[self.function](), update, **w.options)
+        else:
+            try:
+                function = balance_steps.FUNCTIONS[self.function](w, update)
+            except ImportError as missing:
+                yield None
+                yield {**self.left_out()[0], "note": f"not installed: {missing}"}
+                return
         function()
         yield None
         copy = microseconds(lambda: partial(torch.empty_like(update).copy_, update), device)
@@ -103,11 +115,32 @@ class Job:
 
 
 def floor(w: BalanceWorkload, masked: float) -> float:
-    """Copies of the matrix that the passes are: a read for the norms, one for each row step, and a write."""
+    """Copies of the matrix that the passes are: reads and writes, halved.
+
+    A read for the norms, one for each row step, and a write; of a step, the average's reads and writes in
+    place of the norms, and the weight that is read and written in place of the result.
+    """
     row_steps = len(range(w.settings.first != "rows", w.settings.steps, 2))
     last = w.settings.steps % 2 == (w.settings.first == "rows")
     reads = row_steps + (not last) + (w.settings.first != "rows")
-    return ((w.settings.zero_row_threshold > 0) + reads * (1 - masked) + 1) / 2
+    norms, moved, average = w.settings.zero_row_threshold > 0, 1.0, w.average
+    if average is not None:
+        norms = 3 + average.nesterov if average.momentum > 0 else norms
+        moved = 2 * (1 - masked)
+    return (norms + reads * (1 - masked) + moved) / 2
+
+
+def cases() -> list[BalanceWorkload]:
+    """Calls, and the steps that are tuned."""
+    steps = [w for w in tagged("tune", BalanceWorkload) if w.average is not None]
+    return [*tagged("bench", BalanceWorkload), *steps]
+
+
+def names(w: BalanceWorkload) -> tuple[str, ...]:
+    """The functions that compute a case."""
+    if w.average is not None:
+        return tuple(balance_steps.of(w))
+    return tuple(n for n in FUNCTIONS if n.startswith("sinkgd") <= (w.settings.zero_row_threshold == 0))
 
 
 def microseconds(make: Callable[[], Run], device: torch.device) -> float:
@@ -123,8 +156,8 @@ def waves(options: argparse.Namespace) -> list[list[Job]]:
     return [
         [
             Job(name, w.name, options.device, options.rows)
-            for name in options.only or NAMES
-            if name.startswith("sinkgd") <= (w.settings.zero_row_threshold == 0)
+            for name in names(w)
+            if not options.only or name in options.only
         ]
-        for w in tagged("bench", BalanceWorkload)
+        for w in cases()
     ]

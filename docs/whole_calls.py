@@ -61,10 +61,10 @@ def dot_compress() -> str:
 
 
 def balance() -> str:
-    """Times of balanced updates, by functions, and by the share of masked rows."""
+    """Times of balanced updates, by functions, and by the share of masked rows; and of whole steps."""
     rows = read("balance")
-    found = []
-    for (shape, dtype), some in grouped(rows, "shape", "dtype").items():
+    found, calls = [], [row for row in rows if not row["section"]]
+    for (shape, dtype), some in grouped(calls, "shape", "dtype").items():
         us = {(row["function"], float(row["masked"])): float(row["us"]) for row in some}
         own, copy = us["sinkhorn_balance", 0.0], float(some[0]["us_copy"])
         over = {float(r["masked"]): r["x_floor"] for r in some if r["function"] == "sinkhorn_balance"}
@@ -74,9 +74,25 @@ def balance() -> str:
         found.append({
             "update": f"{shape}, {dtype}", "a copy": figure(copy), "`sinkhorn_balance`": figure(own),
             **others, "over the floor": f"{over[0.0]} x",
-            "with 50, 90, 99 % of rows masked": ", ".join(f"{over[s]} x" for s in (0.5, 0.9, 0.99)),
+            "with 50, 90, 99 % of rows masked": ", ".join(f"{over[s]} x" for s in over if s),
         })  # fmt: skip
-    return f"{stated(rows[0])} Microseconds of a replay of a CUDA graph:\n\n{table(found)}"
+    whole = balance_steps([row for row in rows if row["section"] == "step" and row["us"]])
+    return f"{stated(rows[0])} Microseconds of a replay of a CUDA graph:\n\n{table(found)}{whole}"
+
+
+def balance_steps(rows: list[dict[str, str]]) -> str:
+    """Times of whole steps of optimizers, by functions; nothing where none is measured."""
+    found = []
+    for (shape, dtype), some in grouped(rows, "shape", "dtype").items():
+        us = {row["function"]: float(row["us"]) for row in some}
+        own = us.pop("optimizer", None)
+        if own is None:
+            continue
+        others = {of: f"{figure(t)}, {t / own:.1f} x" for of, t in us.items()}
+        (over,) = (row["x_floor"] for row in some if row["function"] == "optimizer")
+        place = {"weight": f"{shape}, {dtype}", "a copy": figure(float(some[0]["us_copy"]))}
+        found.append({**place, "step": figure(own), **others, "over the floor": f"{over} x"})
+    return f"\n\nWhole steps of optimizers:\n\n{table(found)}" if found else ""
 
 
 def linear_attention() -> str:

@@ -10,7 +10,6 @@ from torch.distributed.tensor import Shard
 
 from helion_sinkhorn import sinkhorn_balance
 from helion_sinkhorn.lab.balance.evidence import truths
-from helion_sinkhorn.optim import SinkhornBalanced
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -39,13 +38,13 @@ def test_dtensors(on_two_processes, dim, how):
 
 
 def test_an_optimizer_of_dtensors(on_two_processes):
-    w, gradients = balance_ranks.optimized()
-    optimizer = SinkhornBalanced([w.requires_grad_()], 0.1)
-    for g in gradients:
-        w.grad = g
-        optimizer.step()
     for found in on_two_processes(balance_ranks.of_optimizer):
-        torch.testing.assert_close(found, w.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found, balance_ranks.optimized_alone(), rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimizer_under_fsdp2(on_two_processes):
+    for found in on_two_processes(balance_ranks.of_fsdp):
+        torch.testing.assert_close(found, balance_ranks.fsdp_alone(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_process_without_rows_takes_part(on_two_processes):

@@ -7,7 +7,7 @@ import itertools
 import balance_ranks
 import pytest
 import torch
-from balance_ranks import WORKLOADS
+from balance_ranks import MODEL, WORKLOADS
 from cuda_graphs import capture
 from processes import WORLD, Ranks
 
@@ -143,12 +143,24 @@ def test_every_choice_gives_what_its_budget_allows():
 
 
 def test_rows_on_two_gpus():
+    """sinkhorn_balance of a group, of DTensors, and a step of their optimizer, also under FSDP2."""
     if torch.cuda.device_count() < WORLD:
         pytest.skip(f"{WORLD} GPUs are needed")
     ranks = Ranks("cuda")
-    found = ranks(balance_ranks.of_group)
+    found, tensors, stepped, sharded = map(
+        ranks, (balance_ranks.of_group, balance_ranks.of_dtensors, balance_ranks.of_optimizer,
+                balance_ranks.of_fsdp)
+    )  # fmt: skip
     ranks.stop()
     for name, share in found[0]:
         (update,) = WORKLOADS[name].make_inputs()
         whole = torch.cat([of[name, share] for of in found], 1)
         assert truths(WORKLOADS[name], update)["u"].judge(whole).reasons == [], (name, share)
+    (update,) = MODEL.make_inputs()
+    for of in tensors:
+        for how in (False, "out"):
+            assert truths(MODEL, update)["u"].judge(of[1, how][0]).reasons == []
+    for w in stepped:
+        torch.testing.assert_close(w, balance_ranks.optimized_alone(), rtol=1e-5, atol=1e-6)
+    for w in sharded:
+        torch.testing.assert_close(w, balance_ranks.fsdp_alone(), rtol=1e-4, atol=1e-5)

@@ -72,6 +72,49 @@ def optimized() -> tuple[torch.Tensor, list[torch.Tensor]]:
     return w, gradients
 
 
+def optimized_alone() -> torch.Tensor:
+    """The weight that one process has behind these steps."""
+    w, gradients = optimized()
+    optimizer = SinkhornBalanced([w.requires_grad_()], 0.1)
+    for g in gradients:
+        w.grad = g
+        optimizer.step()
+    return w.detach()
+
+
+def model() -> torch.nn.Linear:
+    """A table whose 33 rows two ranks share unevenly."""
+    torch.manual_seed(0)
+    return torch.nn.Linear(20, 33, bias=False)
+
+
+def trained(of: torch.nn.Module, inputs: torch.Tensor) -> None:
+    """Two steps; the loss is a mean over the batch."""
+    optimizer = SinkhornBalanced(of.parameters(), 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        of(inputs).logsumexp(-1).mean().backward()
+        optimizer.step()
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(8, 20, generator=torch.Generator().manual_seed(1))
+
+
+def fsdp_alone() -> torch.Tensor:
+    trained(of := model(), batch())
+    return of.weight.detach()
+
+
+def of_fsdp(mesh: Any) -> torch.Tensor:
+    """The weight behind two steps under FSDP2, each process with a half of the batch."""
+    from torch.distributed.fsdp import fully_shard
+
+    of = fully_shard(model().to(mesh.device_type), mesh=mesh)
+    trained(of, batch().chunk(2)[mesh.get_rank()].to(mesh.device_type))
+    return of.weight.detach().full_tensor().cpu()
+
+
 def of_dtensors(mesh: Any) -> dict[Any, Any]:
     """Whole results, with their placements, by the dimension that is sharded and whether compiled; and what
     is raised by the placements that are refused."""
