@@ -15,7 +15,7 @@ from helion_sinkhorn.runtime.checks import check_finite, check_number, check_ten
 from helion_sinkhorn.runtime.pieces import computing
 
 MOST_ENTRIES = 1 << 26
-"""The most entries of tensors of one shape that are balanced at a time, which takes a copy of them."""
+"""The most entries of tensors of one shape that are balanced at a time, which takes a copy of what is."""
 BUFFER = "momentum_buffer"
 
 
@@ -108,8 +108,9 @@ class SinkhornBalanced(_Balanced):
         steps, zero_row_threshold, eps: of `helion_sinkhorn.sinkhorn_balance`.
         foreach: whether tensors of one shape are balanced together, in one launch a pass.
 
-    Numerical policy: the average has the dtype of its parameter, to which a gradient of another dtype is
-        converted; balancing is in float32 and rounds once.
+    Numerical policy: the average and u have the dtype of the parameter, to which a gradient of another dtype
+        is converted; all arithmetic is in float32 (float64 for float64), u is made of the average before it
+        is rounded, and the average, u and w are each rounded once.  Rows that are masked keep their weights.
 
     Raises:
         TypeError: a parameter is not of floating point, an option has another type.

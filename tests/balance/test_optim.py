@@ -344,3 +344,25 @@ def test_copies_and_state_dicts_that_are_loaded_twice():
         optimizer.load_state_dict(optimizer.state_dict())
     copied = copy.deepcopy(optimizer)
     assert_equal(train(copied, copied.param_groups[0]["params"]), train(optimizer, params))
+
+
+@pytest.mark.parametrize("average", [NESTEROV, NONE], ids=str)
+def test_opcheck(average):
+    """Also of a weight that is not contiguous, into which a copy is written back."""
+    gradient, *averages, weight = drawn("normal", torch.float32, average)
+    for w in (weight, weight.mT.contiguous().mT):
+        given = [w], [gradient], averages, torch.ones(1), *average, 11, 1e-3, 1e-20, [], "pytorch"
+        torch.library.opcheck(torch.ops.helion_sinkhorn.sinkhorn_balance_step.default, given)
+
+
+@pytest.mark.parametrize("kind", [SinkhornBalanced, SinkGD])
+def test_a_compiled_step(kind):
+    params, others = weights(torch.float32), weights(torch.float32)
+    optimizer, other = kind(params, torch.tensor(0.1)), kind(others, torch.tensor(0.1))
+    step = torch.compile(optimizer.step, backend="aot_eager")
+    for k, (p, w) in enumerate(zip(params, others, strict=True)):
+        p.grad, w.grad = gradient(k, 0, p), gradient(k, 0, w)
+    for _ in range(2):
+        step()
+        other.step()
+    assert_equal(params, others)
