@@ -30,7 +30,7 @@ class BalanceWorkload:
     """A name of VALUES."""
     settings: BalanceOptions = DEFAULTS
     average: Average | None = None
-    """Of an optimizer's step, in place of a call of `sinkhorn_balance`."""
+    """What an optimizer averages gradients by, where the row is a step of it and no call of the function."""
 
     @property
     def shape(self) -> dict[str, int]:
