@@ -171,7 +171,7 @@ def served_by(logits, n_iters, eps, form, first, backward, implementation, out_d
     implementation = check_implementation(implementation)
     _check(*arguments)
     eps = eps if form == "deepseek" else 0.0
-    if marginals or (backward == "exact" and eps == 0 and max(logits.shape[-2:]) > KERNEL_LARGEST):
+    if marginals or (backward == "exact" and max(logits.shape[-2:]) > KERNEL_LARGEST):
         serves = resolve_large(implementation, logits, first)
     else:
         serves = _resolve(implementation, logits, n_iters, eps)
@@ -289,7 +289,7 @@ def plan(
         how = f"vectorised PyTorch, {'P' if options else 'logits'} kept" if n_iters else "exp(logits)"
         return Plan("pytorch", str(logits.device), how, how)
     if max(logits.shape[-2:]) > KERNEL_LARGEST:
-        return Plan("helion", *large_op.describe(logits, first))
+        return Plan("helion", *large_op.describe(logits, first, eps if form == "deepseek" else 0.0))
     if options:
         return Plan("helion", *implicit_op.describe(logits, n_iters, eps, form, first, options.solver))
     return Plan("helion", *torch_op.describe(logits, n_iters, eps, form, first))
