@@ -20,22 +20,22 @@ def inverse(r):
 def upstream_part(z, f, g, dy, linear):
     """P dY, of linear f and g less what eps adds to P."""
     if linear:
-        return exp(z) * (f[:, :, None] * g[:, None, :] * dy)
-    return exp(z + g[:, None, :] + f[:, :, None]) * dy
+        return exp(z) * (f.unsqueeze(2) * g.unsqueeze(1) * dy)
+    return exp(z + g.unsqueeze(1) + f.unsqueeze(2)) * dy
 
 
 def of_segment(z, f, g, linear):
     """What the terms of a segment are relative to."""
     if linear:
         return exp(z)
-    return exp(z + g[:, None, :] + f[:, :, None])
+    return exp(z + g.unsqueeze(1) + f.unsqueeze(2))
 
 
 def of_first(z, f, linear):
     """P' of the first row step."""
     if linear:
-        return exp(z) * f[:, :, None]
-    return exp(z + f[:, :, None])
+        return exp(z) * f.unsqueeze(2)
+    return exp(z + f.unsqueeze(2))
 
 
 def sinkhorn_large_sums(
