@@ -2,8 +2,8 @@
 
 An exponent x / t + f + g is rounded where it is added up, by half a unit in the last place of its largest
 part; a sum of k numbers is off by `tree(k)` units, and its logarithm by as much.  No iteration adds to the
-errors of the one before it: f and g, or u and v, are made anew from the logits.  What the gradient takes back is a sum of
-|P dY| over a line at most, shared out along P, and errs as its exponents do.
+errors of the one before it: f and g, or u and v, are made anew from the logits.  What the gradient takes back
+is a sum of |P dY| over a line at most, shared out along P, and errs as its exponents do.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ def exact(x: torch.Tensor, marginals: Tensors, dy: torch.Tensor, **options: Any)
     leaves = [t.detach().double().requires_grad_() for t in (x, *marginals)]
     named = dict(zip(("log_row_marginals", "log_col_marginals"), leaves[1:], strict=False))
     p = reference.sinkhorn(leaves[0], **options, **named)
-    return dict(
-        zip(RESULTS, (p.detach(), *torch.autograd.grad(p, leaves, dy.double())), strict=False)
-    )
+    return dict(zip(RESULTS, (p.detach(), *torch.autograd.grad(p, leaves, dy.double())), strict=False))
 
 
 def error_budget(

@@ -58,11 +58,17 @@ def sizes(chosen: Chosen, call: LargeCall, *values: Any) -> tuple[Any, ...]:
     return call.n, call.m, *values
 
 
-def with_eps(chosen: Chosen, call: LargeCall, eps: float) -> tuple[Any, ...]:
+def inverting(facts: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """The same of the deepseek form, whose bodies have reciprocals."""
+    return lambda chosen, *values: (*facts(chosen, *values), chosen.reciprocal)
+
+
+def eps_sizes(chosen: Chosen, call: LargeCall, eps: float) -> tuple[Any, ...]:
     """The same of the body that writes the deepseek form."""
     return eps, call.n, call.m
 
 
+eps_rows, eps_columns, eps_whole = (inverting(f) for f in (rows_facts, columns_facts, eps_sizes))
 KERNELS = {
     name: Kernel(
         name, f"{ROOM}.{body}:{name.removesuffix('_of_logs')}", LargeCall, default, space, facts,
@@ -82,13 +88,13 @@ KERNELS = {
         ("sinkhorn_large_back", "adjoint", rows_default, rows_space, rows_facts, 0),
         ("sinkhorn_large_gather", "adjoint", columns_default, columns_space, columns_facts, 0),
         ("sinkhorn_large_gradient", "adjoint", whole_default, whole_space, sizes, 0),
-        ("sinkhorn_large_eps_first", "eps_kernels", rows_default, once(rows_default), rows_facts, 1),
-        ("sinkhorn_large_eps_step", "eps_kernels", rows_default, rows_space, rows_facts, 2),
-        ("sinkhorn_large_eps_columns", "eps_kernels", columns_default, columns_space, columns_facts, 1),
-        ("sinkhorn_large_eps_write", "eps_kernels", write_default, once(write_default), with_eps, 1),
-        ("sinkhorn_large_eps_sums", "eps_kernels", rows_default, once(rows_default), rows_facts, 1),
-        ("sinkhorn_large_eps_turn", "eps_kernels", rows_default, once(rows_default), rows_facts, 2),
-        ("sinkhorn_large_eps_back", "eps_kernels", rows_default, rows_space, rows_facts, 2),
+        ("sinkhorn_large_eps_first", "eps_kernels", rows_default, once(rows_default), eps_rows, 1),
+        ("sinkhorn_large_eps_step", "eps_kernels", rows_default, rows_space, eps_rows, 2),
+        ("sinkhorn_large_eps_columns", "eps_kernels", columns_default, columns_space, eps_columns, 1),
+        ("sinkhorn_large_eps_write", "eps_kernels", write_default, once(write_default), eps_whole, 1),
+        ("sinkhorn_large_eps_sums", "eps_kernels", rows_default, once(rows_default), eps_rows, 1),
+        ("sinkhorn_large_eps_turn", "eps_kernels", rows_default, once(rows_default), eps_rows, 2),
+        ("sinkhorn_large_eps_back", "eps_kernels", rows_default, rows_space, eps_rows, 2),
         ("sinkhorn_large_wide_first", "wide_kernels", wide_rows_default, once(wide_rows_default), sizes, 0),
         (
             "sinkhorn_large_wide_logs", "wide_kernels", wide_columns_default, once(wide_columns_default),
