@@ -95,11 +95,8 @@ KERNELS = {
         ("sinkhorn_large_eps_sums", "eps_kernels", rows_default, once(rows_default), eps_rows, 1),
         ("sinkhorn_large_eps_turn", "eps_kernels", rows_default, once(rows_default), eps_rows, 2),
         ("sinkhorn_large_eps_back", "eps_kernels", rows_default, rows_space, eps_rows, 2),
-        ("sinkhorn_large_wide_first", "wide_kernels", wide_rows_default, once(wide_rows_default), sizes, 0),
-        (
-            "sinkhorn_large_wide_logs", "wide_kernels", wide_columns_default, once(wide_columns_default),
-            sizes, 0,
-        ),
+        ("sinkhorn_large_wide_first", "wide_kernels", wide_rows_default, wide_rows_space, sizes, 0),
+        ("sinkhorn_large_wide_logs", "wide_kernels", wide_columns_default, wide_columns_space, sizes, 0),
         ("sinkhorn_large_wide_rows", "wide_kernels", wide_rows_default, wide_rows_space, sizes, 0),
         ("sinkhorn_large_wide_columns", "wide_kernels", wide_columns_default, wide_columns_space, sizes, 0),
         ("sinkhorn_large_wide_gradient", "wide_kernels", wide_rows_default, wide_rows_space, sizes, 0),

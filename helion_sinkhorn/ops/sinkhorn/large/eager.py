@@ -42,7 +42,7 @@ def resolve_large(implementation: str, logits: torch.Tensor, first: str) -> str:
 
     def beyond() -> str:
         side = "rows" if first == "rows" else "columns"
-        return f"the kernels take several {side} of {SHORTEST} entries and more, logits has {n} of {m}"
+        return f"the kernels take several {side} of {SHORTEST} entries and more here, logits has {n} of {m}"
 
     is_beyond = n < 2 or m < SHORTEST
     return implementation_for(implementation, "logits", logits, beyond if is_beyond else None)
