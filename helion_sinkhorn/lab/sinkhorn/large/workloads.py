@@ -48,7 +48,7 @@ class LargeWorkload:
 
     @property
     def eps(self) -> float:
-        """Of the deepseek form; 0 of the log form."""
+        """What the deepseek form adds; 0 in the log form."""
         return DEFAULT_EPS if self.form == "deepseek" else 0.0
 
     def make_inputs(
