@@ -21,6 +21,7 @@ from helion_sinkhorn.ops.sinkhorn.large.space import (
     whole_space,
     wide_columns_default,
     wide_columns_space,
+    wide_gradient_default,
     wide_rows_default,
     wide_rows_space,
     write_default,
@@ -99,7 +100,7 @@ KERNELS = {
         ("sinkhorn_large_wide_logs", "wide_kernels", wide_columns_default, wide_columns_space, sizes, 0),
         ("sinkhorn_large_wide_rows", "wide_kernels", wide_rows_default, wide_rows_space, sizes, 0),
         ("sinkhorn_large_wide_columns", "wide_kernels", wide_columns_default, wide_columns_space, sizes, 0),
-        ("sinkhorn_large_wide_gradient", "wide_kernels", wide_rows_default, wide_rows_space, sizes, 0),
+        ("sinkhorn_large_wide_gradient", "wide_kernels", wide_gradient_default, wide_rows_space, sizes, 0),
     )
 }  # fmt: skip
 
