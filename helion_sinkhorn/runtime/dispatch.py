@@ -70,7 +70,7 @@ def kept_launch(kernel: Built, *args: Any) -> Callable[..., None] | None:
     """The launch that `run(kernel, *args)` just made, as a function of its tensors; None where unknown.
 
     It takes all tensors among `args`, in their order; they must have the device, dtypes, shapes, strides and
-    16-byte alignment of these.
+    16-byte alignment of these.  Addresses do in their place.
     """
     program = _programs.get((kernel, signature(args)))
     if not isinstance(program, functools.partial) or program.keywords["_launcher"] is not launch_binary:

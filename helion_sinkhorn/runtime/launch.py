@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -119,7 +119,7 @@ def launch(
         layouts: what decides the layouts of all tensors, where a part of `layout_key` does; that takes 1 us
             for three tensors.
     """
-    key = kernel.name, layouts or layout_key(*tensors), values, choice
+    key = launch_key(kernel, layouts or layout_key(*tensors), values, choice)
     if launch_kept(key, *tensors):
         return
 
@@ -128,6 +128,51 @@ def launch(
         run_and_keep(chosen, taken, kernel.after_tensors(chosen, call, *values), tensors, key)
 
     launch_chosen(kernel, call, batch, next(t for t in tensors if t is not None), make, choice)
+
+
+def launch_key(kernel: Kernel, layouts: Hashable, values: tuple[Any, ...], choice: Choice | None) -> Hashable:
+    """What a launch is kept under."""
+    return kernel.name, layouts, values, choice
+
+
+def repeated(
+    kernel: Kernel,
+    call: Any,
+    tensors: Sequence[torch.Tensor],
+    stacks: Sequence[int],
+    *values: Any,
+    batch: int,
+    choice: Choice | None = None,
+) -> Callable[..., None]:
+    """A function that launches a kernel once, on the slices that it is told of some tensors.
+
+    The first launch is `launch`.  The others are that one again, by addresses: slices are no tensors, and
+    nothing is looked up.  A loop of such launches costs the host a third of one of `launch`.
+
+    Args:
+        tensors: what the kernel reads and writes; of a stack, slices along its first axis.
+        stacks: the places of the stacks among the tensors; the function takes an index for each.
+    """
+    addresses = [t.data_ptr() for t in tensors]
+    begins = [(k, addresses[k], tensors[k].stride(0) * tensors[k].element_size()) for k in stacks]
+    in_vectors = not any([n % VECTOR_BYTES for n in (*addresses, *[step for _, _, step in begins])])
+    again: Callable[..., None] | None = None
+
+    def at(*indices: int) -> None:
+        nonlocal again
+        if again is not None:
+            for (k, begin, step), index in zip(begins, indices, strict=True):
+                addresses[k] = begin + index * step
+            again(*addresses)
+            return
+        slices = list(tensors)
+        for k, index in zip(stacks, indices, strict=True):
+            slices[k] = tensors[k][index]
+        launch(kernel, call, tuple(slices), *values, batch=batch, choice=choice)
+        if in_vectors and _launcher.get() is DIRECT:
+            again = _kept.get(launch_key(kernel, layout_key(*slices), values, choice))
+
+    return at
 
 
 def launch_chosen(

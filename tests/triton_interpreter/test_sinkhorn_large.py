@@ -11,42 +11,54 @@ from helion_sinkhorn.runtime.kernel import Choice
 
 BY_NIGHT = pytest.mark.nightly("a minute each: ten kernels are generated")
 
+ROWS = "first", "step", "sums", "turn", "back", "eps_first", "eps_step", "eps_sums", "eps_turn", "eps_back"
 BLOCKS = {
-    **dict.fromkeys(("first", "step", "sums", "turn", "back"), (4,)),
-    "columns": (1, 16, 4), "columns_of_logs": (1, 16, 4, 4), "gather": (1, 16, 4), "write": (16, 32),
-    "gradient": (8,),
+    **dict.fromkeys(ROWS, (4,)),
+    **dict.fromkeys(("columns", "gather", "eps_columns"), (1, 16, 4)),
+    **dict.fromkeys(("write", "eps_write"), (16, 32)),
+    **dict.fromkeys(("wide_first", "wide_rows", "wide_gradient"), (16, 4)),
+    **dict.fromkeys(("wide_logs", "wide_columns"), (8, 16)),
+    "columns_of_logs": (1, 16, 4, 4), "gradient": (8,),
 }  # fmt: skip
 
 
 def choice(name: str, rows: int) -> Choice:
     """Blocks of 16 rows and more, read 4 at a time, which leave a tail of both."""
-    block = BLOCKS[name.removeprefix("sinkhorn_large_")]
-    variant = (("rows", rows),) if len(block) == 1 and block[0] == 4 else ()
-    return Choice(name, (("block_sizes", block), ("num_warps", 4)), variant, "a test")
+    short = name.removeprefix("sinkhorn_large_")
+    variant = (("rows", rows),) if short in ROWS else ()
+    return Choice(name, (("block_sizes", BLOCKS[short]), ("num_warps", 4)), variant, "a test")
 
 
 @pytest.mark.parametrize(
-    ("n", "m", "n_iters", "first", "sides", "dtype"),
+    ("n", "m", "n_iters", "first", "sides", "dtype", "eps", "longest"),
     [
-        (33, 45, 3, "rows", False, torch.float32),
-        pytest.param(37, 50, 2, "cols", True, torch.float16, marks=BY_NIGHT),
-        pytest.param(16, 64, 1, "rows", True, torch.bfloat16, marks=BY_NIGHT),
+        (33, 45, 3, "rows", False, torch.float32, 0.0, 8192),
+        (33, 45, 4, "rows", False, torch.float32, 1e-3, 8192),
+        (21, 45, 3, "rows", True, torch.float32, 0.0, 16),
+        pytest.param(37, 50, 2, "cols", True, torch.float16, 0.0, 8192, marks=BY_NIGHT),
+        pytest.param(16, 64, 1, "rows", True, torch.bfloat16, 0.0, 8192, marks=BY_NIGHT),
+        pytest.param(37, 50, 2, "cols", False, torch.bfloat16, 1e-6, 8192, marks=BY_NIGHT),
+        pytest.param(33, 45, 4, "rows", False, torch.float32, 1e-3, 16, marks=BY_NIGHT),
+        pytest.param(37, 50, 2, "cols", False, torch.float16, 1e-6, 16, marks=BY_NIGHT),
+        pytest.param(16, 50, 1, "rows", False, torch.float32, 0.0, 16, marks=BY_NIGHT),
     ],
 )
-def test_values_and_gradients(n, m, n_iters, first, sides, dtype):
+def test_values_and_gradients(n, m, n_iters, first, sides, dtype, eps, longest, monkeypatch):
+    monkeypatch.setattr(launch, "LONGEST", longest)
     choices, batch = {name: choice(name, 16) for name in calls.KERNELS}, 2
     x, dy = (randn(batch, n, m, seed=seed, scale=2).to(dtype) for seed in (0, 1))
     r, c = (randn(batch, k, seed=k).log_softmax(-1) for k in (n, m)) if sides else (None, None)
-    df, dg = randn(batch, n, seed=4), randn(batch, m, seed=5)
+    df, dg = (None, None) if eps else (randn(batch, n, seed=4), randn(batch, m, seed=5))
+    temperature = 1.0 if eps else 0.7
     wide = [None if t is None else t.double() for t in (x, r, c, dy, df, dg)]
     made, true = (
-        of.forward(*tensors[:3], n_iters, 0.0, first, 0.7, True, out, **own)
+        of.forward(*tensors[:3], n_iters, eps, first, temperature, True, out, **own)
         for of, tensors, out, own in (
             (launch, (x, r, c), torch.float32, {"choices": choices}), (eager, wide, torch.float64, {}),
         )
     )  # fmt: skip
     own, others = (
-        of.backward(*tensors[3:], *tensors[:3], *kept[3:], 0.0, first, 0.7, **more)
+        of.backward(*tensors[3:], *tensors[:3], *kept[3:], eps, first, temperature, **more)
         for of, tensors, kept, more in (
             (launch, (x, r, c, dy, df, dg), made, {"choices": choices}), (eager, wide, true, {}),
         )
@@ -57,10 +69,18 @@ def test_values_and_gradients(n, m, n_iters, first, sides, dtype):
             assert (a.double() - b).abs().max() <= rounding * b.abs().max()
 
 
-def test_bits_do_not_depend_on_the_batch():
+@pytest.mark.parametrize(("eps", "longest"), [(0.0, 8192), (1e-6, 8192), (0.0, 16)])
+def test_bits_do_not_depend_on_the_batch(eps, longest, monkeypatch):
+    monkeypatch.setattr(launch, "LONGEST", longest)
     choices = {name: choice(name, 16) for name in calls.KERNELS}
-    x = randn(2, 17, 40)
-    p, *_ = launch.forward(x, None, None, 2, 0.0, "rows", 1.0, False, x.dtype, choices)
+    x, dy = randn(2, 17, 40), randn(2, 17, 40, seed=1)
+
+    def of(part):
+        p, *kept = launch.forward(x[part], None, None, 2, eps, "rows", 1.0, True, x.dtype, choices)
+        given = dy[part], None, None, x[part], None, None, *kept[2:]
+        return p, launch.backward(*given, eps, "rows", 1.0, choices)[0]
+
+    whole = of(slice(None))
     for k in range(2):
-        alone, *_ = launch.forward(x[k : k + 1], None, None, 2, 0.0, "rows", 1.0, False, x.dtype, choices)
-        assert torch.equal(alone[0], p[k])
+        for alone, together in zip(of(slice(k, k + 1)), whole, strict=True):
+            assert torch.equal(alone[0], together[k])

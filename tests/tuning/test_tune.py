@@ -111,7 +111,12 @@ def entries(out, kernel="sinkhorn_forward"):
 
 # What is tried
 
-ONCE = {f"sinkhorn_large_{name}" for name in ("first", "columns_of_logs", "write", "sums", "turn")}
+ONCE = {
+    f"sinkhorn_large_{name}"
+    for name in (
+        "first", "columns_of_logs", "write", "sums", "turn", "eps_first", "eps_write", "eps_sums", "eps_turn",
+    )
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("key", DEVICES)

@@ -78,9 +78,10 @@ def sinkhorn(
         backward: "exact", or "implicit": approximate, the gradient as if P were a fixed point, from P alone.
             Right where the iteration has converged, wrong by any amount elsewhere (docs/backward.md).
             `Implicit(system=..., solver=...)` names the equations and how they are solved.
-        implementation: "auto" takes the Helion kernels on a GPU (n, m <= 128, not float64, no
-            rectangular matrix with a large eps; the log form with lines of 32 to 8192 on the side that is
-            normalised first) and vectorised PyTorch elsewhere; "helion" and "pytorch" ask for one of them.
+        implementation: "auto" takes the Helion kernels on a GPU, but for float64, lines shorter than 32 on
+            the side that is normalised first of matrices beyond 128 or with marginals, and smaller
+            rectangular matrices with a large eps; vectorised PyTorch elsewhere.  "helion" and "pytorch" ask
+            for one of them.
         out_dtype: of the result, default that of the logits.
         temperature: what the logits are divided by, a float from 1e-37 to 1e37; it and what follows of the
             log form alone, with the exact gradient.
@@ -106,9 +107,9 @@ def sinkhorn(
     Raises:
         TypeError: logits is no floating-point tensor, n_iters no integer, out_dtype no floating dtype.
         ValueError: fewer than two dimensions, n_iters out of range, eps not usable, an unknown option.
-        NotImplementedError: implementation="helion" on a CPU, in float64, beyond 128 rows or columns or
-            where n_iters * eps times the ratio of the sides is 14 or more (docs/dev/math.md); double
-            backward.
+        NotImplementedError: implementation="helion" on a CPU, in float64, for lines shorter than 32 or a
+            single one of matrices beyond 128 rows or columns or with marginals, and for others where
+            n_iters * eps times the ratio of the sides is 14 or more (docs/dev/math.md); double backward.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2, with
         the eps of DeepSeek's kernels; Sinkhorn and Knopp, Pacific J. Math. 21 (1967); adjoint:
@@ -171,7 +172,7 @@ def served_by(logits, n_iters, eps, form, first, backward, implementation, out_d
     implementation = check_implementation(implementation)
     _check(*arguments)
     eps = eps if form == "deepseek" else 0.0
-    if marginals or (backward == "exact" and eps == 0 and max(logits.shape[-2:]) > KERNEL_LARGEST):
+    if marginals or (backward == "exact" and max(logits.shape[-2:]) > KERNEL_LARGEST):
         serves = resolve_large(implementation, logits, first)
     else:
         serves = _resolve(implementation, logits, n_iters, eps)
@@ -289,7 +290,7 @@ def plan(
         how = f"vectorised PyTorch, {'P' if options else 'logits'} kept" if n_iters else "exp(logits)"
         return Plan("pytorch", str(logits.device), how, how)
     if max(logits.shape[-2:]) > KERNEL_LARGEST:
-        return Plan("helion", *large_op.describe(logits, first))
+        return Plan("helion", *large_op.describe(logits, first, eps if form == "deepseek" else 0.0))
     if options:
         return Plan("helion", *implicit_op.describe(logits, n_iters, eps, form, first, options.solver))
     return Plan("helion", *torch_op.describe(logits, n_iters, eps, form, first))

@@ -10,7 +10,7 @@ from autograd_calls import assert_equal, randn, value_and_gradient
 
 from helion_sinkhorn import reference, sinkhorn
 from helion_sinkhorn.lab.sinkhorn.logits import LOGITS
-from helion_sinkhorn.ops.sinkhorn.large import eps_form, log_form, products
+from helion_sinkhorn.ops.sinkhorn.large import eager, eps_form, log_form, products
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
 
 FORMS = ["deepseek", "log"]
@@ -169,3 +169,14 @@ def test_no_matrix_is_kept_for_the_gradient(form):
         sinkhorn(x, 7, form=form)
     assert sorted(t.numel() for t in kept) == [7 * 256, 7 * 300, 256 * 300]
     assert x.data_ptr() in {t.data_ptr() for t in kept}
+
+
+@pytest.mark.parametrize("n", [40, 190], ids=["many at a time", "one by one"])
+def test_a_small_eps_scales_the_upstream_gradient_of_whole_matrices(n):
+    """The largest entry of a column is not that of its matrix."""
+    x, dy = (randn(3, n, n + 3, seed=seed) for seed in (0, 1))
+    dy = dy * torch.logspace(-3, 3, n + 3)
+    made = eager.forward(x, None, None, 4, 1e-9, "rows", 1.0, True, x.dtype)
+    dx = eager.backward(dy, None, None, x, None, None, *made[3:], 1e-9, "rows", 1.0)[0]
+    _, true = value_and_gradient(lambda t: reference.sinkhorn(t, 4, eps=1e-9), x.double(), dy.double())
+    assert (dx.double() - true).abs().max() <= 2e-6 * true.abs().max()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from autograd_calls import randn
+from autograd_calls import randn, value_and_gradient
 
-from helion_sinkhorn import plan, sinkhorn, sinkhorn_potentials
+from helion_sinkhorn import plan, reference, sinkhorn, sinkhorn_potentials
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
 from helion_sinkhorn.ops.sinkhorn.large import eager, launch
 
@@ -62,12 +62,53 @@ def test_peaked_logits(kind):
     assert_near(found, inputs, 20, "rows", 2e-7 * max(30.0, 2 * largest))
 
 
-def test_equal_bits_again_in_a_part_of_the_batch_and_in_a_graph():
-    x, dy = (randn(9, 160, 150, seed=seed, device="cuda") for seed in (0, 1))
+DEEPSEEK = [
+    (1024, 1024, "rows", 5, torch.float32), (160, 150, "rows", 1, torch.float32),
+    (160, 150, "cols", 100, torch.float32), (300, 1000, "rows", 3, torch.bfloat16),
+    (64, 8192, "rows", 3, torch.float16), (33, 9001, "rows", 4, torch.float32),
+    (40, 20000, "rows", 3, torch.bfloat16), (9001, 33, "cols", 4, torch.float32),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("n", "m", "first", "n_iters", "dtype"), DEEPSEEK, ids=str)
+@pytest.mark.parametrize("eps", [1e-6, 1e-9, 0.0])
+def test_both_forms_against_the_specification(n, m, first, n_iters, dtype, eps):
+    x, dy = randn(2, n, m, scale=2, dtype=dtype), randn(2, n, m, seed=1, dtype=dtype)
+    form = {"form": "deepseek", "eps": eps} if eps else {"form": "log"}
+    true = value_and_gradient(
+        lambda t: reference.sinkhorn(t, n_iters, first=first, **form), x.double(), dy.double()
+    )
+    found = value_and_gradient(
+        lambda t: sinkhorn(t, n_iters, first=first, implementation="helion", **form), x.cuda(), dy.cuda()
+    )
+    rounding = 4e-6 if dtype == torch.float32 else torch.finfo(dtype).eps
+    for a, b in zip(found, true, strict=True):
+        assert (a.cpu().double() - b).abs().max() <= rounding * b.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["column_below", "randn_30", "identity_like", "identity_like_16", "masked"])
+@pytest.mark.parametrize("m", [160, 9001])
+def test_peaked_logits_of_the_deepseek_form(kind, m):
+    x = make_logits(kind, 2, 160, m, dtype=torch.float32)
+    dy = randn(*x.shape, seed=1)
+    true, plain = (
+        value_and_gradient(lambda t: reference.sinkhorn(t, 20), x.to(t), dy.to(t))
+        for t in (torch.float64, torch.float32)
+    )
+    found = value_and_gradient(lambda t: sinkhorn(t, 20, implementation="helion"), x.cuda(), dy.cuda())
+    for a, b, exact in zip(found, plain, true, strict=True):
+        error, of_plain = ((t.cpu().double() - exact).abs().max() / exact.abs().max() for t in (a, b))
+        assert error <= 6 * of_plain + 8 * 2.0**-23, (error, of_plain)
+
+
+@pytest.mark.parametrize("form", ["deepseek", "log"])
+@pytest.mark.parametrize("m", [150, 9001])
+def test_equal_bits_again_in_a_part_of_the_batch_and_in_a_graph(form, m):
+    x, dy = (randn(9, 160, m, seed=seed, device="cuda") for seed in (0, 1))
 
     def of(part):
         leaf = x[part].clone().requires_grad_()
-        p = sinkhorn(leaf, 7, form="log")
+        p = sinkhorn(leaf, 7, form=form)
         return p.detach(), *torch.autograd.grad(p, leaf, dy[part])
 
     whole = of(slice(None))
@@ -85,7 +126,8 @@ def test_equal_bits_again_in_a_part_of_the_batch_and_in_a_graph():
 
 def test_the_public_functions_take_the_kernels():
     x = randn(2, 160, 150)
-    assert plan(x.cuda(), form="log").implementation == "helion"
+    for form in ("deepseek", "log"):
+        assert plan(x.cuda(), form=form).implementation == "helion"
     own = {"temperature": 0.5}
     p = sinkhorn(x.cuda(), 20, form="log", implementation="helion", **own)
     torch.testing.assert_close(p.cpu(), sinkhorn(x, 20, form="log", **own), rtol=1e-4, atol=1e-6)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from autograd_calls import randn
+from autograd_calls import randn, value_and_gradient
 from reference_mode import of_each_variant
 
+from helion_sinkhorn import reference
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.operators import KERNELS, TRIALS
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
@@ -95,9 +96,118 @@ def test_narrow_types_are_rounded_once(dtype):
         assert torch.equal(a, b.to(a.dtype))
 
 
+def of_eps(module, x, dy, n_iters, first, eps, **own):
+    """P and dX of the deepseek form."""
+    made = module.forward(x, None, None, n_iters, eps, first, 1.0, True, x.dtype, **own)
+    return made[0], module.backward(dy, None, None, x, None, None, *made[3:], eps, first, 1.0, **own)[0]
+
+
+def specified(x, dy, n_iters, first, eps, dtype=torch.float64):
+    """The same by the specification and autograd."""
+    form = {"form": "deepseek", "eps": eps} if eps else {"form": "log"}
+    return value_and_gradient(
+        lambda t: reference.sinkhorn(t, n_iters, first=first, **form), x.to(dtype), dy.to(dtype)
+    )
+
+
+@pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
+@pytest.mark.parametrize("eps", [0.0, 1e-9, 1e-6, 1e-2])
+@pytest.mark.parametrize(
+    ("n", "m", "first", "n_iters"),
+    [
+        (40, 56, "rows", 1), (40, 56, "rows", 2), (33, 130, "cols", 3), (33, 130, "rows", 7),
+        (36, 300, "rows", 40),
+        pytest.param(40, 36, "rows", 1000, marks=pytest.mark.nightly("20 to 80 s each in reference mode")),
+    ],
+)  # fmt: skip
+def test_both_forms_by_one_read_and_by_two(n, m, first, n_iters, eps, longest, monkeypatch):
+    monkeypatch.setattr(launch, "LONGEST", longest)
+    x, dy = randn(2, n, m, scale=2), randn(2, n, m, seed=1)
+    found = of_eps(launch, x, dy, n_iters, first, eps)
+    for a, b in zip(found, specified(x, dy, n_iters, first, eps), strict=True):
+        assert (a.double() - b).abs().max() <= 2e-6 * b.abs().max()
+
+
+@pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
+@pytest.mark.parametrize("first", ["rows", "cols"])
+def test_marginals_by_two_reads(first, longest, monkeypatch):
+    monkeypatch.setattr(launch, "LONGEST", longest)
+    x, r, c, dy, df, dg = given(40, 36, True)
+    r[:, 5], c[:, 7] = -torch.inf, -torch.inf
+    r, c = r.log_softmax(-1) + 3.0, c.log_softmax(-1) + 3.0
+    x[:, 5], x[:, :, 7] = -torch.inf, -torch.inf
+    df[:, 5], dg[:, 7] = 0.0, 0.0
+    inputs = x, r, c, dy, df, dg, 4, first
+    for a, b in zip(results(launch, *inputs), exact(*inputs), strict=True):
+        a, b = (t.masked_fill(t == -torch.inf, 0.0) for t in (a, b))
+        assert_near([a], [b])
+
+
+PEAKED = {
+    "300 randn": lambda: 300 * randn(2, 48, 40), "3000 randn": lambda: 3000 * randn(2, 48, 40),
+    "identity": lambda: make_logits("identity_like", 2, 48, 48, dtype=torch.float32),
+    "identity of 16": lambda: make_logits("identity_like_16", 2, 48, 48, dtype=torch.float32),
+    "c i j": lambda: (40 * torch.linspace(0, 1, 48)[:, None] * torch.linspace(0, 48, 40))[None],
+    "a column that loses": lambda: make_logits("column_below", 2, 48, 40, dtype=torch.float32),
+    "masked": lambda: make_logits("masked", 2, 48, 40, dtype=torch.float32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
+@pytest.mark.parametrize("kind", PEAKED)
+@pytest.mark.parametrize("n_iters", [1, 3, 20])
+def test_peaked_logits_of_the_deepseek_form(kind, n_iters, longest, monkeypatch):
+    """No potential is as large as the logits: six times the error of float32 autograd, or rounding."""
+    monkeypatch.setattr(launch, "LONGEST", longest)
+    x = PEAKED[kind]()
+    dy = randn(*x.shape, seed=1)
+    found = of_eps(launch, x, dy, n_iters, "rows", 1e-6)
+    true, plain = (specified(x, dy, n_iters, "rows", 1e-6, t) for t in (torch.float64, torch.float32))
+    for a, b, exact_one in zip(found, plain, true, strict=True):
+        # a gradient that vanishes is nothing to float32
+        size = exact_one.abs().max().clamp(min=1e-30)
+        error, of_plain = ((t.double() - exact_one).abs().max() / size for t in (a, b))
+        assert error <= 6 * of_plain + 8 * 2.0**-23, (error, of_plain)
+
+
+@pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
+@pytest.mark.parametrize("eps", [1e-12, 1e-6])
+def test_an_upstream_gradient_may_have_any_scale(eps, longest, monkeypatch):
+    """u v is as large as 1 / eps, and a product of it with an upstream gradient left float32's range."""
+    monkeypatch.setattr(launch, "LONGEST", longest)
+    x, dy = 4 * randn(2, 40, 36), randn(2, 40, 36, seed=1)
+    _, dx = of_eps(launch, x, dy, 3, "rows", eps)
+    for power in (2.0**90, 2.0**-60) if eps == 1e-12 else (2.0**40,):
+        assert torch.equal(of_eps(launch, x, dy * power, 3, "rows", eps)[1], dx * power)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+@pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
+@pytest.mark.parametrize("n_iters", [1, 2, 3, 4, 5, 6])
+def test_what_is_not_kept_does_not_show(n_iters, longest, eps, monkeypatch):
+    """Two vectors in turn beside the first one."""
+    monkeypatch.setattr(launch, "LONGEST", longest)
+    x = randn(2, 40, 36)
+    p, q = (
+        launch.forward(x, None, None, n_iters, eps, "rows", 1.0, keep, x.dtype)[0] for keep in (True, False)
+    )
+    assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
+def test_narrow_types_of_the_deepseek_form_are_rounded_once(dtype, longest, monkeypatch):
+    monkeypatch.setattr(launch, "LONGEST", longest)
+    x, dy = (randn(2, 40, 36, seed=seed).to(dtype) for seed in (0, 1))
+    found = of_eps(launch, x, dy, 3, "rows", 1e-6)
+    wide = of_eps(launch, x.float(), dy.float(), 3, "rows", 1e-6)
+    for a, b in zip(found, wide, strict=True):
+        assert torch.equal(a, b.to(dtype))
+
+
 @pytest.mark.parametrize("name", calls.KERNELS)
 def test_every_variant_that_is_tried_is_within_its_budget(name):
-    call = calls.call_for(48, 64, torch.float32)
+    call = calls.call_for(48, 9000 if "_wide_" in name else 64, torch.float32)
     for choice in of_each_variant(candidates(KERNELS[name], call, DEVICES["h200"])):
         assert TRIALS[name].error(call, choice, "cpu") <= 1, choice
 

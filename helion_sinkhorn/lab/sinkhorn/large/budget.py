@@ -2,50 +2,49 @@
 
 An exponent x / t + f + g is rounded where it is added up, by half a unit in the last place of its largest
 part; a sum of k numbers is off by `tree(k)` units, and its logarithm by as much.  No iteration adds to the
-errors of the one before it: f and g are made anew from the logits.  What the gradient takes back is a sum of
-|P dY| over a line at most, shared out along P, and errs as its exponents do.
+errors of the one before it: f and g, or u and v, are made anew from the logits.  What the gradient takes back
+is a sum of |P dY| over a line at most, shared out along P, and errs as its exponents do.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from helion_sinkhorn.lab.evidence import Tensors
 from helion_sinkhorn.lab.rounding import SIGMAS, UNIT, half_ulp, tree
 from helion_sinkhorn.ops.sinkhorn import reference
 
 RESULTS = "P", "dX", "drows", "dcolumns"
 
 
-def exact(
-    x: torch.Tensor,
-    log_rows: torch.Tensor,
-    log_columns: torch.Tensor,
-    dy: torch.Tensor,
-    n_iters: int,
-    first: str,
-) -> dict[str, torch.Tensor]:
-    """The results in float64: the specification and autograd."""
-    leaves = [t.detach().double().requires_grad_() for t in (x, log_rows, log_columns)]
-    p = reference.sinkhorn(
-        leaves[0], n_iters, form="log", first=first, log_row_marginals=leaves[1], log_col_marginals=leaves[2]
-    )
-    return dict(zip(RESULTS, (p.detach(), *torch.autograd.grad(p, leaves, dy.double())), strict=True))
+def exact(x: torch.Tensor, marginals: Tensors, dy: torch.Tensor, **options: Any) -> dict[str, torch.Tensor]:
+    """The results in float64: the specification and autograd, of the deepseek form without marginals."""
+    leaves = [t.detach().double().requires_grad_() for t in (x, *marginals)]
+    named = dict(zip(("log_row_marginals", "log_col_marginals"), leaves[1:], strict=False))
+    p = reference.sinkhorn(leaves[0], **options, **named)
+    return dict(zip(RESULTS, (p.detach(), *torch.autograd.grad(p, leaves, dy.double())), strict=False))
 
 
 def error_budget(
     x: torch.Tensor,
-    log_rows: torch.Tensor,
-    log_columns: torch.Tensor,
+    marginals: Tensors,
     dy: torch.Tensor,
     n_iters: int,
+    form: str,
     first: str,
     truth: dict[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
     """Largest error an implementation may show on these inputs, entry by entry, for each result."""
     z = x.double()
-    f, g = reference.potentials(z, n_iters, log_rows.double(), log_columns.double(), first=first)
+    if form == "log":
+        f, g = reference.potentials(z, n_iters, *(t.double() for t in marginals), first=first)
+        size = z.abs() + f.abs().unsqueeze(-1) + g.abs().unsqueeze(-2)
+    else:
+        # u and v are factors, and not in the exponent
+        size = (z.amax(-1 if first == "rows" else -2, keepdim=True) - z).abs()
     p, dy = truth["P"], dy.double()
-    size = z.abs() + f.abs().unsqueeze(-1) + g.abs().unsqueeze(-2)
     units = 2 * size + 4 + tree(x.size(-1)) + tree(x.size(-2))
     moved = (p * dy).abs()
     r, c = p.sum(-1, keepdim=True), p.sum(-2, keepdim=True)
@@ -59,6 +58,6 @@ def error_budget(
     }
     dtypes = {"P": x.dtype, "dX": x.dtype}
     return {
-        name: SIGMAS * UNIT * t + half_ulp(truth[name], dtypes.get(name, torch.float32))
-        for name, t in sigma.items()
+        name: SIGMAS * UNIT * sigma[name] + half_ulp(t, dtypes.get(name, torch.float32))
+        for name, t in truth.items()
     }

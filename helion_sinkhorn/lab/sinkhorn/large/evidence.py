@@ -19,8 +19,20 @@ from helion_sinkhorn.ops.sinkhorn.large.space import LargeCall
 from helion_sinkhorn.runtime.kernel import Choice
 from helion_sinkhorn.runtime.launch import NO_CHOICES
 
-FORWARD = tuple(name for name, kernel in KERNELS.items() if ".kernels:" in kernel.body)
+PREFIX = "sinkhorn_large_"
+ADJOINTS = {"sums", "turn", "back", "gather", "gradient", "wide_gradient", "eps_sums", "eps_turn", "eps_back"}
+FORWARD = tuple(name for name in KERNELS if name.removeprefix(PREFIX) not in ADJOINTS)
 GRADIENTS = "dX", "drows", "dcolumns"
+JUDGED_ROWS = 32
+"""Rows of the matrices by which kernels of long lines are judged: float64 of whole ones takes 40 GB."""
+LAUNCHED = {
+    (False, False):
+        "first step columns columns_of_logs write sums turn back gather gradient",
+    (True, False): "eps_first eps_step eps_columns eps_write eps_sums eps_turn eps_back gradient",
+    (False, True): "wide_first wide_logs wide_rows wide_columns write wide_gradient",
+    (True, True): "wide_first wide_rows wide_columns eps_write wide_gradient",
+}  # fmt: skip
+"""The kernels of a call, by whether it has eps and whether its lines are long."""
 
 
 def call_of(workload: LargeWorkload) -> LargeCall:
@@ -29,24 +41,29 @@ def call_of(workload: LargeWorkload) -> LargeCall:
 
 
 def kernel_calls(workload: LargeWorkload) -> Iterator[tuple[str, Any]]:
-    for name in KERNELS:
-        yield name, call_of(workload)
+    call = call_of(workload)
+    for name in LAUNCHED[workload.eps > 0, call.m > launch.LONGEST].split():
+        yield PREFIX + name, call
 
 
 def of_call(kernel: str, call: LargeCall, batch: int) -> LargeWorkload:
-    dtype = getattr(torch, call.dtype)
-    return LargeWorkload("tried", call.n, call.m, batch, frozenset(), "a trial", dtype=dtype, spread=1.0)
+    dtype, form = getattr(torch, call.dtype), "deepseek" if "_eps_" in kernel else "log"
+    n = min(call.n, JUDGED_ROWS) if call.m > launch.LONGEST else call.n
+    return LargeWorkload(
+        "tried", n, call.m, batch, frozenset(), "a trial", dtype=dtype, spread=1.0, form=form
+    )  # fmt: skip
 
 
 def inputs(workload: LargeWorkload, steps: int, **drawn: Any) -> Tensors:
-    """The logits, both marginals and the upstream gradient."""
+    """The logits, both marginals in the log form, and the upstream gradient."""
     return workload.make_inputs(**drawn)
 
 
-def truths(workload: LargeWorkload, *given: torch.Tensor) -> dict[str, Truth]:
+def truths(workload: LargeWorkload, x: torch.Tensor, *given: torch.Tensor) -> dict[str, Truth]:
     """The equations in float64."""
-    values = exact(*given, workload.n_iters, workload.first)
-    budgets = error_budget(*given, workload.n_iters, workload.first, values)
+    *marginals, dy = given
+    values = exact(x, marginals, dy, **workload.options)
+    budgets = error_budget(x, marginals, dy, **workload.options, truth=values)
     dtypes = {"P": workload.dtype, "dX": workload.dtype}
     return {
         name: Truth.of(t, budgets[name], dtypes.get(name, torch.float32), gradient=name != "P")
@@ -55,16 +72,20 @@ def truths(workload: LargeWorkload, *given: torch.Tensor) -> dict[str, Truth]:
 
 
 def run(
-    workload: LargeWorkload, choices: Choices | None, of: Collection[str], x, log_r, log_c, dy
+    workload: LargeWorkload, choices: Choices | None, of: Collection[str], x: torch.Tensor, *given
 ) -> Results:
     """P by a call, and the gradients by a call on what it kept."""
     gradients = bool({*GRADIENTS} & {*of})
-    given = x, log_r, log_c, workload.n_iters, 0.0, workload.first, 1.0, gradients, workload.dtype
+    *marginals, dy = given
+    log_r, log_c = marginals or (None, None)
+    how = workload.eps, workload.first, 1.0
     module, own = (eager, {}) if choices is None else (launch, {"choices": choices or NO_CHOICES})
-    p, _, _, *kept = module.forward(*given, **own)
+    p, _, _, *kept = module.forward(
+        x, log_r, log_c, workload.n_iters, *how, gradients, workload.dtype, **own
+    )  # fmt: skip
     found = {"P": p}
     if gradients:
-        made = module.backward(dy, None, None, x, log_r, log_c, *kept, 0.0, workload.first, 1.0, **own)
+        made = module.backward(dy, None, None, x, log_r, log_c, *kept, *how, **own)
         found |= dict(zip(GRADIENTS, made, strict=True))
     return {name: found[name] for name in of}
 
@@ -72,9 +93,10 @@ def run(
 def _shapes(call: LargeCall, batch: int) -> dict[str, tuple[int, ...]]:
     rows, columns = (batch, call.n), (batch, call.m)
     segments = 3, 2 * launch.segment_of(call.n, call.m)
+    sums = call.n // 8 if call.m <= launch.LONGEST else 0
     return {
         "rows": rows, "columns": columns, "matrix": (batch, call.n, call.m), "scale": (1,),
-        "parts": (batch, max(2, call.n // 8), call.m),
+        "parts": (batch, max(2, sums), call.m),
         "left": (batch, *segments, call.n), "right": (batch, *segments, call.m),
         "base_f": (batch, segments[0], call.n), "base_g": (batch, segments[0], call.m),
     }  # fmt: skip
@@ -92,8 +114,29 @@ OPERANDS = {
     "sinkhorn_large_gather": "parts columns columns columns",
     "sinkhorn_large_gradient":
         "matrix matrix scale rows rows rows rows columns rows base_f base_g left right rows matrix",
+    "sinkhorn_large_eps_first": "matrix rows rows",
+    "sinkhorn_large_eps_step": "matrix rows rows rows columns rows",
+    "sinkhorn_large_eps_columns": "parts columns columns columns",
+    "sinkhorn_large_eps_write": "matrix rows rows rows columns matrix",
+    "sinkhorn_large_eps_sums": "matrix matrix rows rows rows",
+    "sinkhorn_large_eps_turn": "matrix matrix rows rows rows columns columns columns rows",
+    "sinkhorn_large_eps_back": "matrix rows rows rows columns rows rows",
+    "sinkhorn_large_wide_first": "matrix scale rows rows",
+    "sinkhorn_large_wide_logs": "matrix scale rows rows columns",
+    "sinkhorn_large_wide_rows": "matrix matrix scale rows rows columns columns columns rows",
+    "sinkhorn_large_wide_columns": "matrix matrix scale rows rows columns rows columns columns",
+    "sinkhorn_large_wide_gradient":
+        "matrix matrix scale rows rows rows rows columns rows base_f base_g left right rows matrix",
 }  # fmt: skip
-"""What each kernel takes, by the names of `_shapes`; the last one is written."""
+"""What each kernel takes, by the names of `_shapes`; the last one is written, and what follows of a kernel of
+rows are parts."""
+NUMBERS: dict[str, tuple[Any, ...]] = {
+    "sinkhorn_large_columns": (False,), "sinkhorn_large_columns_of_logs": (True,),
+    "sinkhorn_large_gather": (-1.0,), "sinkhorn_large_eps_columns": (True,),
+    "sinkhorn_large_gradient": (False,), "sinkhorn_large_wide_gradient": (False,),
+    "sinkhorn_large_wide_rows": (False, False), "sinkhorn_large_wide_columns": (False, False),
+}  # fmt: skip
+"""The last values of a launch."""
 
 
 def alone(name: str) -> Alone:
@@ -110,14 +153,12 @@ def alone(name: str) -> Alone:
         # a kernel whose matrix is not its first argument has parts there
         x = given[0] if kinds[0] == "matrix" else given[0].new_empty((len(given[0]), call.n, 1))
         calls = Calls(x, {name: choice}, call)
+        numbers = (1e-6, 1.0)[: KERNELS[name].numbers]
         if "rows" in dict(choice.variant):
-            return calls.rows(name, *given)
-        values = {"sinkhorn_large_gather": -1.0, "sinkhorn_large_columns_of_logs": True}
-        if kinds[0] == "parts":
-            calls.launch(name, *given, values=(given[0].size(1), values.get(name, False)))
-        else:
-            sizes = given[kinds.index("right")].shape[1:3] if "right" in kinds else ()
-            calls.launch(name, *given, values=tuple(sizes))
+            return calls.rows(name, *given, values=numbers)
+        sizes = given[kinds.index("right")].shape[1:3] if "right" in kinds else ()
+        count = (given[0].size(1),) if kinds[0] == "parts" else ()
+        calls.launch(name, *given, values=(*numbers, *count, *sizes, *NUMBERS.get(name, ())))
         return given[-1]
 
     return Alone(operands, run_it)
@@ -135,12 +176,13 @@ EVIDENCE = Evidence(
     {name: ("P",) if name in FORWARD else GRADIENTS for name in KERNELS},
     kernel_calls,
     of_call,
-    lambda workload: RESULTS,
+    lambda workload: RESULTS[:2] if workload.eps else RESULTS,
     inputs,
     truths,
     run,
     call_public,
     judged=2,
     alone={name: alone(name) for name in KERNELS},
+    judged_apart=frozenset(name for name in KERNELS if "_wide_" in name),
     fixed=("n_iters", "first", "logits", "spread"),
 )

@@ -1,13 +1,15 @@
-"""The calls of `sinkhorn` on large matrices in the log form, and with marginals."""
+"""The calls of `sinkhorn` on large matrices in both forms, and with marginals."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from helion_sinkhorn.lab.draws import SHORT, draws, normal
 from helion_sinkhorn.lab.sinkhorn.logits import make_logits
+from helion_sinkhorn.ops.sinkhorn.api import DEFAULT_EPS
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class LargeWorkload:
     dtype: torch.dtype = torch.float32
     logits: str = "randn_1"
     spread: float = 0.0
-    """The deviation of the logarithms of the marginals."""
+    """The deviation of the logarithms of the marginals; the deepseek form has none."""
+    form: str = "log"
 
     @property
     def shape(self) -> dict[str, int]:
@@ -41,26 +44,33 @@ class LargeWorkload:
     @property
     def options(self) -> dict[str, object]:
         """Keywords of `sinkhorn`."""
-        return {"n_iters": self.n_iters, "form": "log", "first": self.first}
+        return {"n_iters": self.n_iters, "form": self.form, "first": self.first}
+
+    @property
+    def eps(self) -> float:
+        """What the deepseek form adds; 0 in the log form."""
+        return DEFAULT_EPS if self.form == "deepseek" else 0.0
 
     def make_inputs(
         self, seed: int = 0, device: torch.device | str = "cpu", there: bool = False
     ) -> tuple[torch.Tensor, ...]:
-        """(logits, logarithms of both marginals, upstream gradient), bit for bit the same everywhere, or
-        drawn `there`, on the device."""
+        """(logits, logarithms of both marginals, upstream gradient), of the deepseek form without the
+        marginals; bit for bit the same everywhere, or drawn `there`, on the device."""
         g = draws(seed, device, there)
         if there:
             x = normal(g, self.batch, self.n, self.m)
         else:
             x = make_logits(self.logits, self.batch, self.n, self.m, seed=seed, dtype=self.dtype)
-        marginals = ((self.spread * normal(g, self.batch, k)).log_softmax(-1) for k in (self.n, self.m))
+        sides = () if self.eps else (self.n, self.m)
+        marginals = ((self.spread * normal(g, self.batch, k)).log_softmax(-1) for k in sides)
         made = x.to(self.dtype), *marginals, normal(g, self.batch, self.n, self.m).to(self.dtype)
         return tuple(t.to(device) for t in made)
 
 
-def _large(n: int, m: int, batch: int, source: str, dtype: torch.dtype = torch.float32) -> LargeWorkload:
-    name = f"large_{n}x{m}_{SHORT[dtype]}_b{batch}"
-    return LargeWorkload(name, n, m, batch, frozenset({"tune", "bench"}), source, dtype=dtype)
+def _large(n: int, m: int, batch: int, source: str, **options: Any) -> LargeWorkload:
+    of = LargeWorkload("", n, m, batch, frozenset({"tune", "bench"}), source, **options)
+    form = "" if of.form == "log" else f"_{of.form}"
+    return replace(of, name=f"large_{n}x{m}_{SHORT[of.dtype]}_b{batch}{form}")
 
 
 ROWS = [
@@ -68,4 +78,8 @@ ROWS = [
     # as many as run together: they stay in L2
     _large(1024, 1024, 8, "a batch of matchings"),
     _large(256, 256, 64, "Gumbel-Sinkhorn, graph matching"),
+    _large(1024, 1024, 1, "one large matrix, doubly stochastic", form="deepseek"),
+    _large(1024, 1024, 8, "a batch of large matrices", form="deepseek"),
+    _large(256, 256, 64, "mixing of 256 streams", form="deepseek"),
+    _large(1229, 98304, 1, "DINO: lines longer than a program can have whole"),
 ]

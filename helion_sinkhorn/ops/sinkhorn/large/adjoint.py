@@ -17,6 +17,27 @@ def inverse(r):
     return torch.where(r == -float("inf"), 0.0, exp(-r))
 
 
+def upstream_part(z, f, g, dy, linear):
+    """P dY, of linear f and g less what eps adds to P."""
+    if linear:
+        return exp(z) * (f.unsqueeze(2) * g.unsqueeze(1) * dy)
+    return exp(z + g.unsqueeze(1) + f.unsqueeze(2)) * dy
+
+
+def of_segment(z, f, g, linear):
+    """What the terms of a segment are relative to."""
+    if linear:
+        return exp(z)
+    return exp(z + g.unsqueeze(1) + f.unsqueeze(2))
+
+
+def of_first(z, f, linear):
+    """P' of the first row step."""
+    if linear:
+        return exp(z) * f.unsqueeze(2)
+    return exp(z + f.unsqueeze(2))
+
+
 def sinkhorn_large_sums(
     x: torch.Tensor,
     dy: torch.Tensor,
@@ -163,8 +184,10 @@ def sinkhorn_large_gradient(
     left (B, S, L, n) and right (B, S, L, m) are terms relative to base_f (B, S, n) and base_g (B, S, m); of
     the first iteration's rows, of first_f, only the sums that are really there are taken back: row (B, n) has
     them, over r.
+
+    linear: f and g are u and v of the deepseek form, first_f is u_0, and the terms have no base.
     """
-    n, m, segments, terms = facts
+    n, m, segments, terms, linear = facts
     batch = x.size(0)
     hl.specialize((x.size(2), x.stride(), dy.stride(), log_r.stride(), df.stride(), f.stride(), g.stride()))
     hl.specialize((base.stride(), base_f.stride(), base_g.stride(), left.stride(), right.stride()))
@@ -172,13 +195,13 @@ def sinkhorn_large_gradient(
     for i, t in hl.tile([batch, n], block_size=[1, None]):
         s = hl.load(scale, [0])
         z = above_base(x[i, t, :], s, base[i, t])
-        d = exp(z + g[i, :][:, None, :] + f[i, t][:, :, None]) * dy[i, t, :].to(torch.float32)
+        d = upstream_part(z, f[i, t], g[i, :], dy[i, t, :].to(torch.float32), linear)
         for k in hl.grid(segments):
             total = hl.zeros([i, t, m], dtype=torch.float32)
             for term in hl.static_range(terms):
                 total = total + left[i, k, term, t][:, :, None] * right[i, k, term, :][:, None, :]
-            d = d - exp(z + base_g[i, k, :][:, None, :] + base_f[i, k, t][:, :, None]) * total
-        p = exp(z + first_f[i, t][:, :, None])
+            d = d - of_segment(z, base_f[i, k, t], base_g[i, k, :], linear) * total
+        p = of_first(z, first_f[i, t], linear)
         inv_r, own = inverse(log_r[i, t]), df[i, t]
         taken = (d.sum(2) + own) * inv_r
         d = d - p * taken[:, :, None]

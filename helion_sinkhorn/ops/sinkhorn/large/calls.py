@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,10 +19,15 @@ from helion_sinkhorn.ops.sinkhorn.large.space import (
     rows_space,
     whole_default,
     whole_space,
+    wide_columns_default,
+    wide_columns_space,
+    wide_gradient_default,
+    wide_rows_default,
+    wide_rows_space,
     write_default,
 )
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
-from helion_sinkhorn.runtime.launch import Choices, Chosen, chosen_for, launch
+from helion_sinkhorn.runtime.launch import Choices, Chosen, chosen_for, launch, repeated
 
 ROOM = "helion_sinkhorn.ops.sinkhorn.large"
 
@@ -31,9 +38,9 @@ def call_for(n: int, m: int, dtype: torch.dtype) -> LargeCall:
     return LargeCall(str(dtype)[6:], n, m)
 
 
-def rows_facts(chosen: Chosen, call: LargeCall, *_: Any) -> tuple[Any, ...]:
+def rows_facts(chosen: Chosen, call: LargeCall, *numbers: Any) -> tuple[Any, ...]:
     """What the bodies of rows take after their tensors."""
-    return call.n, call.m, rows_of(chosen.choice)
+    return *numbers, call.n, call.m, rows_of(chosen.choice)
 
 
 def rows_of(choice: Choice) -> int:
@@ -41,9 +48,10 @@ def rows_of(choice: Choice) -> int:
     return dict(choice.variant)["rows"]
 
 
-def columns_facts(chosen: Chosen, call: LargeCall, count: int, of: Any) -> tuple[Any, ...]:
-    """The same of the bodies that add parts."""
-    return count, call.m, of
+def columns_facts(chosen: Chosen, call: LargeCall, *values: Any) -> tuple[Any, ...]:
+    """The same of the bodies that add parts: a number maybe, how many parts, and what they are."""
+    *numbers, count, of = values
+    return *numbers, count, call.m, of
 
 
 def sizes(chosen: Chosen, call: LargeCall, *values: Any) -> tuple[Any, ...]:
@@ -51,24 +59,57 @@ def sizes(chosen: Chosen, call: LargeCall, *values: Any) -> tuple[Any, ...]:
     return call.n, call.m, *values
 
 
+def inverting(facts: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """The same of the deepseek form, whose bodies have reciprocals."""
+    return lambda chosen, *values: (*facts(chosen, *values), chosen.reciprocal)
+
+
+def eps_sizes(chosen: Chosen, call: LargeCall, eps: float) -> tuple[Any, ...]:
+    """The same of the body that writes the deepseek form."""
+    return eps, call.n, call.m
+
+
+eps_rows, eps_columns, eps_whole = (inverting(f) for f in (rows_facts, columns_facts, eps_sizes))
 KERNELS = {
-    name: Kernel(name, f"{ROOM}.{body}:{name.removesuffix('_of_logs')}", LargeCall, default, space, facts)
-    for name, body, default, space, facts in (
-        ("sinkhorn_large_first", "kernels", rows_default, once(rows_default), rows_facts),
-        ("sinkhorn_large_step", "kernels", rows_default, rows_space, rows_facts),
-        ("sinkhorn_large_columns", "kernels", columns_default, columns_space, columns_facts),
+    name: Kernel(
+        name, f"{ROOM}.{body}:{name.removesuffix('_of_logs')}", LargeCall, default, space, facts,
+        numbers=numbers,
+    )
+    for name, body, default, space, facts, numbers in (
+        ("sinkhorn_large_first", "kernels", rows_default, once(rows_default), rows_facts, 0),
+        ("sinkhorn_large_step", "kernels", rows_default, rows_space, rows_facts, 0),
+        ("sinkhorn_large_columns", "kernels", columns_default, columns_space, columns_facts, 0),
         (
             "sinkhorn_large_columns_of_logs", "kernels", of_logs_default, once(of_logs_default),
-            columns_facts,
+            columns_facts, 0,
         ),
-        ("sinkhorn_large_write", "kernels", write_default, once(write_default), sizes),
-        ("sinkhorn_large_sums", "adjoint", rows_default, once(rows_default), rows_facts),
-        ("sinkhorn_large_turn", "adjoint", rows_default, once(rows_default), rows_facts),
-        ("sinkhorn_large_back", "adjoint", rows_default, rows_space, rows_facts),
-        ("sinkhorn_large_gather", "adjoint", columns_default, columns_space, columns_facts),
-        ("sinkhorn_large_gradient", "adjoint", whole_default, whole_space, sizes),
+        ("sinkhorn_large_write", "kernels", write_default, once(write_default), sizes, 0),
+        ("sinkhorn_large_sums", "adjoint", rows_default, once(rows_default), rows_facts, 0),
+        ("sinkhorn_large_turn", "adjoint", rows_default, once(rows_default), rows_facts, 0),
+        ("sinkhorn_large_back", "adjoint", rows_default, rows_space, rows_facts, 0),
+        ("sinkhorn_large_gather", "adjoint", columns_default, columns_space, columns_facts, 0),
+        ("sinkhorn_large_gradient", "adjoint", whole_default, whole_space, sizes, 0),
+        ("sinkhorn_large_eps_first", "eps_kernels", rows_default, once(rows_default), eps_rows, 1),
+        ("sinkhorn_large_eps_step", "eps_kernels", rows_default, rows_space, eps_rows, 2),
+        ("sinkhorn_large_eps_columns", "eps_kernels", columns_default, columns_space, eps_columns, 1),
+        ("sinkhorn_large_eps_write", "eps_kernels", write_default, once(write_default), eps_whole, 1),
+        ("sinkhorn_large_eps_sums", "eps_kernels", rows_default, once(rows_default), eps_rows, 1),
+        ("sinkhorn_large_eps_turn", "eps_kernels", rows_default, once(rows_default), eps_rows, 2),
+        ("sinkhorn_large_eps_back", "eps_kernels", rows_default, rows_space, eps_rows, 2),
+        ("sinkhorn_large_wide_first", "wide_kernels", wide_rows_default, wide_rows_space, sizes, 0),
+        ("sinkhorn_large_wide_logs", "wide_kernels", wide_columns_default, wide_columns_space, sizes, 0),
+        ("sinkhorn_large_wide_rows", "wide_kernels", wide_rows_default, wide_rows_space, sizes, 0),
+        ("sinkhorn_large_wide_columns", "wide_kernels", wide_columns_default, wide_columns_space, sizes, 0),
+        ("sinkhorn_large_wide_gradient", "wide_kernels", wide_gradient_default, wide_rows_space, sizes, 0),
     )
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Vectors (T, B, k), of which each launch of a sequence takes one."""
+
+    vectors: torch.Tensor
 
 
 class Calls:
@@ -87,26 +128,50 @@ class Calls:
     def launch(self, name: str, *tensors: torch.Tensor, values: tuple[Any, ...] = ()) -> None:
         launch(KERNELS[name], self.call, tensors, *values, batch=self.batch, choice=self.choices.get(name))
 
-    def rows(self, name: str, *tensors: torch.Tensor) -> torch.Tensor:
-        """The parts (B, K, m) that a kernel of rows leaves."""
-        kernel = KERNELS[name]
-        choice = self.choices.get(name) or chosen_for(kernel, self.call, self.batch, self.x)
+    def sequence(
+        self, name: str, *operands: torch.Tensor | Stack, values: tuple[Any, ...] = ()
+    ) -> Callable[..., None]:
+        """Launches of one kernel, each on the vectors of the stacks that it is given the places of."""
+        tensors = [t.vectors if isinstance(t, Stack) else t for t in operands]
+        stacks = [k for k, t in enumerate(operands) if isinstance(t, Stack)]
+        choice = self.choices.get(name)
+        return repeated(KERNELS[name], self.call, tensors, stacks, *values, batch=self.batch, choice=choice)
+
+    def part(self, name: str) -> torch.Tensor:
+        """Room for the parts (B, K, m) that a kernel of rows leaves."""
+        choice = self.choices.get(name) or chosen_for(KERNELS[name], self.call, self.batch, self.x)
         count = -(-self.call.n // rows_of(choice))
         if count not in self.parts:
             self.parts[count] = self.empty(self.batch, count, self.call.m)
-        part = self.parts[count]
-        launch(kernel, self.call, (*tensors, part), batch=self.batch, choice=choice)
+        return self.parts[count]
+
+    def rows(self, name: str, *tensors: torch.Tensor, values: tuple[Any, ...] = ()) -> torch.Tensor:
+        """The parts that a kernel of rows leaves."""
+        part = self.part(name)
+        self.launch(name, *tensors, part, values=values)
         return part
 
-    def columns(
-        self, part: torch.Tensor, g: torch.Tensor, log_c: torch.Tensor, out: torch.Tensor, of_logs: bool
-    ) -> None:
-        """g of the columns from parts of their sums, or from the logarithms of these."""
-        name = "sinkhorn_large_columns_of_logs" if of_logs else "sinkhorn_large_columns"
-        self.launch(name, part, g, log_c, out, values=(part.size(1), of_logs))
 
-    def gather(
-        self, part: torch.Tensor, own: torch.Tensor, log_c: torch.Tensor, out: torch.Tensor, sign: float
-    ) -> None:
-        """out = (sign times the sum of the parts + own) / c."""
-        self.launch("sinkhorn_large_gather", part, own, log_c, out, values=(part.size(1), sign))
+class State(NamedTuple):
+    """What iterations of some matrices (B, n, m) work with, and the vectors that they leave."""
+
+    scale: torch.Tensor
+    """(1,): 1 / temperature."""
+    log_r: torch.Tensor
+    log_c: torch.Tensor
+    base: torch.Tensor
+    fs: torch.Tensor
+    """(T, B, n): f, or u of the deepseek form, of all iterations, or of the first one and two in turn."""
+    gs: torch.Tensor
+    """(T, B, m): g, or v."""
+    eps: float
+
+    def of(self, part: slice) -> State:
+        """The same of some of the matrices."""
+        vectors = self.log_r[part], self.log_c[part], self.base[part], self.fs[:, part], self.gs[:, part]
+        return State(self.scale, *vectors, self.eps)
+
+
+def place(t: int, count: int) -> int:
+    """Which of `count` vectors iteration t leaves: its own, or one of two beside the first."""
+    return t if t < count else 1 + (t - 1) % 2

@@ -6,15 +6,14 @@ The vectors of every iteration are kept for the gradient, and no matrix (docs/de
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.eager import of_order_one, settle_exp
-from helion_sinkhorn.ops.sinkhorn.large import eps_form, log_form
+from helion_sinkhorn.ops.sinkhorn.eager import settle_exp
+from helion_sinkhorn.ops.sinkhorn.large import eps_form, log_form, sides
 from helion_sinkhorn.ops.sinkhorn.large.problem import problem
+from helion_sinkhorn.ops.sinkhorn.large.sides import empty_gradients, empty_results, lead_first, of_order_one
 from helion_sinkhorn.ops.sinkhorn.line_sums import CACHE_BYTES
 from helion_sinkhorn.ops.sinkhorn.scaling import may_overflow
 from helion_sinkhorn.runtime.checks import implementation_for
@@ -23,8 +22,8 @@ from helion_sinkhorn.runtime.pieces import computing
 
 SMALL = 128
 """Most rows or columns of a matrix that is small."""
-SHORTEST, LONGEST = 32, 8192
-"""Entries of the lines that a program of the kernels has whole: shorter ones leave its threads idle."""
+SHORTEST = 32
+"""Fewest entries of the lines that are normalised first: with shorter ones threads of the kernels idle."""
 LARGE = 1 << 15
 """Entries from which on a CPU takes matrices one by one."""
 SLICE_BYTES = 1 << 28
@@ -38,14 +37,14 @@ def is_large(x: torch.Tensor) -> bool:
 
 
 def resolve_large(implementation: str, logits: torch.Tensor, first: str) -> str:
-    """ "helion" or "pytorch" for a call of the log form on large matrices, or with marginals."""
+    """ "helion" or "pytorch" for a call on large matrices, or with marginals."""
     n, m = lead_first(first, *logits.shape[-2:])
 
     def beyond() -> str:
         side = "rows" if first == "rows" else "columns"
-        return f"the kernels take several {side} of {SHORTEST} to {LONGEST} entries, logits has {n} of {m}"
+        return f"the kernels take several {side} of {SHORTEST} entries and more here, logits has {n} of {m}"
 
-    is_beyond = n < 2 or not SHORTEST <= m <= LONGEST
+    is_beyond = n < 2 or m < SHORTEST
     return implementation_for(implementation, "logits", logits, beyond if is_beyond else None)
 
 
@@ -62,24 +61,6 @@ def scaled(x: torch.Tensor, temperature: float, dtype: torch.dtype) -> torch.Ten
     """x / temperature, contiguous, in the type of the arithmetic."""
     x = x.to(dtype).contiguous()
     return x if temperature == 1.0 else x / temperature
-
-
-def lead_first(first: str, rows: Any, columns: Any) -> tuple[Any, Any]:
-    """What belongs to the lead side, and to the other one."""
-    return (rows, columns) if first == "rows" else (columns, rows)
-
-
-def turned(first: str, x: torch.Tensor | None) -> torch.Tensor | None:
-    """Matrices (..., n, m) as (B, lead side, other side)."""
-    if x is None:
-        return None
-    x = x.reshape(-1, *x.shape[-2:])
-    return x if first == "rows" else x.mT
-
-
-def flat(*vectors: torch.Tensor | None) -> list[torch.Tensor | None]:
-    """(..., n) as (B, n)."""
-    return [None if t is None else t.reshape(-1, t.size(-1)) for t in vectors]
 
 
 def cut(part: int | slice, *tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
@@ -102,31 +83,22 @@ def forward(
 
     eps is 0 in the log form; only that has potentials, and marginals, both of them or none.
     """
-    dtype = computing(logits.dtype)
-    lead, (n, m) = logits.shape[:-2], logits.shape[-2:]
-    made = torch.empty(logits.shape, dtype=out_dtype, device=logits.device)
-    kept = n_iters if keep else 0
-    new = functools.partial(logits.new_empty, dtype=dtype)
-    potentials = [new(*lead, 0 if eps else k) for k in (n, m)]
-    vectors = [new(kept, *lead, k) for k in (n, m)]
+    results = empty_results(logits, n_iters, eps, keep, "pytorch", out_dtype)
     if not logits.numel():
-        return made, *potentials, *vectors
+        return results
     settle_exp()
-    x, p = turned(first, logits), turned(first, made)
-    us, vs = lead_first(first, *(t.view(kept, len(x), t.size(-1)) for t in vectors))
-    fg = [] if eps else flat(*lead_first(first, *potentials))
-    marginals = flat(*lead_first(first, log_rows, log_columns))
+    x, p, potentials, vectors, marginals = sides.forward(first, results, logits, log_rows, log_columns)
     with float32_products():
         for part in parts(x):
-            z = scaled(x[part], temperature, dtype)
-            kept_here = us[:, part], vs[:, part]
+            z = scaled(x[part], temperature, computing(x.dtype))
+            kept_here = [t[:, part] for t in vectors]
             if eps:
                 eps_form.forward(z, *kept_here, n_iters, eps, p[part])
             else:
                 log_form.forward(
-                    problem(z, *cut(part, *marginals)), *kept_here, *cut(part, *fg), n_iters, p[part]
+                    problem(z, *cut(part, *marginals)), *kept_here, *cut(part, *potentials), n_iters, p[part]
                 )
-    return made, *potentials, *vectors
+    return results
 
 
 def backward(
@@ -146,19 +118,13 @@ def backward(
 
     Without marginals theirs are empty.
     """
-    dtype = computing(logits.dtype)
-    lead, (n, m), kept = logits.shape[:-2], logits.shape[-2:], len(of_rows)
-    dx = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    none = log_rows is None
-    of_marginals = [logits.new_empty(*lead, 0 if none else k, dtype=dtype) for k in (n, m)]
+    gradients = empty_gradients(logits, log_rows)
     if not logits.numel():
-        return dx, *of_marginals
+        return gradients
     settle_exp()
-    x, dy, made = (turned(first, t) for t in (logits, dp, dx))
-    us, vs = lead_first(first, *(t.reshape(kept, len(x), t.size(-1)) for t in (of_rows, of_columns)))
-    marginals = flat(*lead_first(first, log_rows, log_columns))
-    upstream = flat(*lead_first(first, df, dg))
-    d_marginals = [] if none else flat(*lead_first(first, *of_marginals))
+    given = dp, df, dg, logits, log_rows, log_columns, of_rows, of_columns
+    x, dy, dx, upstream, marginals, (us, vs), of_marginals = sides.backward(first, gradients, *given)
+    dtype = computing(x.dtype)
     with float32_products():
         for part in parts(x):
             z = scaled(x[part], temperature, dtype)
@@ -169,7 +135,7 @@ def backward(
             else:
                 of = problem(z, *cut(part, *marginals))
                 found, *own = log_form.backward(of, d, *cut(part, *upstream), us[:, part], vs[:, part])
-                for into, t in zip(d_marginals, own, strict=False):
+                for into, t in zip(of_marginals, own, strict=False):
                     into[part] = t
-            made[part] = found if temperature == 1.0 else found.div_(temperature)
-    return dx, *of_marginals
+            dx[part] = found if temperature == 1.0 else found.div_(temperature)
+    return gradients

@@ -2,54 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.large.products import Products, less_products, total, written
 from helion_sinkhorn.ops.sinkhorn.scaling import rescaling
+
+Vectors = list[torch.Tensor]
 
 
 def forward(
     x: torch.Tensor, us: torch.Tensor, vs: torch.Tensor, n_iters: int, eps: float, out: torch.Tensor
 ) -> None:
     """P.  `us` and `vs` receive u_t and v_t of every iteration, u_0 = 1 among them, or nothing."""
-    n, m = x.shape[-2:]
-    rho = rescaling(n, m, eps, n_iters - 1)
-    a = x.softmax(-1).add_(eps)
-    product = Products(a)
-    p = torch.ones_like(x[..., 0])
-    q = total(a, -2).add_(eps)
-    u, v = p, q.reciprocal()
-    for t in range(n_iters):
-        if t:
-            p = product.rows(v, p, eps)
-            if rho != 1:
-                p.mul_(rho)
-            u = p.reciprocal()
-            q = product.columns(u, q, eps / rho)
-            v = q.reciprocal()
+
+    def keep(t: int, u: torch.Tensor, v: torch.Tensor) -> None:
         if len(us):
             us[t], vs[t] = u, v
+
+    a = x.softmax(-1).add_(eps)
+    u, v = iterate(Products(a), torch.ones_like(x[..., 0]), total(a, -2).add_(eps), n_iters, eps, keep)
     written(a, u, v, out)
 
 
-def backward(
-    x: torch.Tensor, dy: torch.Tensor, eps: float, us: torch.Tensor, vs: torch.Tensor
-) -> torch.Tensor:
-    """dx: as in the log form, with R and C the sums of A * dA, and what eps adds to them."""
-    steps = len(us) - 1
-    rho = rescaling(*x.shape[-2:], eps, steps)
-    z = x.softmax(-1)
-    a = z + eps
-    product = Products(a)
-    da = (dy * us[-1].unsqueeze(-1)).mul_(vs[-1].unsqueeze(-2))
-    d = a * da
-    s = columns = total(d, -2)
-    if steps:
-        # what the last column step really leaves: its sums are the largest there are
-        p = (a * us[-1].unsqueeze(-1)).mul_(vs[-1].unsqueeze(-2))
-        d.addcmul_(p, s.unsqueeze(-2), value=-1.0)
-        rows, columns = total(d, -1), total(d, -2)
+def iterate(
+    product: Any,
+    p: torch.Tensor,
+    q: torch.Tensor,
+    n_iters: int,
+    eps: float,
+    keep: Callable[[int, torch.Tensor, torch.Tensor], None],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The last u and v, from 1 / u_0 and 1 / v_0, by products with A; `keep` is told t, u and v of each."""
+    rho = rescaling(p.size(-1), q.size(-1), eps, n_iters - 1)
+    u, v = p.reciprocal(), q.reciprocal()
+    keep(0, u, v)
+    for t in range(1, n_iters):
+        p = product.rows(v, p, eps)
+        if rho != 1:
+            p.mul_(rho)
+        u = p.reciprocal()
+        q = product.columns(u, q, eps / rho)
+        v = q.reciprocal()
+        keep(t, u, v)
+    return u, v
+
+
+def take_back(
+    product: Any,
+    us: torch.Tensor,
+    vs: torch.Tensor,
+    eps: float,
+    rho: float,
+    s: torch.Tensor,
+    rows: torch.Tensor | None,
+    columns: torch.Tensor,
+) -> tuple[Vectors, Vectors]:
+    """The vectors l and r of all half-steps, from the last one on: dA is that of P less the sum of l r'.
+
+    Args:
+        s: the columns' sums of P * dP.
+        rows, columns: the sums of what the last column step leaves of it; where it is the only one, None, s.
+    """
     lefts, rights = [], []
+    steps = len(us) - 1
     for t in range(steps, 0, -1):
         u, v, before = us[t], vs[t], vs[t - 1]
         if t < steps:
@@ -61,8 +79,26 @@ def backward(
         columns.addcmul_(before, product.columns(w), value=-1.0)
         lefts += u, w
         rights += v * s, before
-    lefts.append(torch.ones_like(us[0]))
-    rights.append(vs[0] * columns)
-    less_products(da, None, lefts, rights)
+    return [*lefts, us[0]], [*rights, vs[0] * columns]
+
+
+def backward(
+    x: torch.Tensor, dy: torch.Tensor, eps: float, us: torch.Tensor, vs: torch.Tensor
+) -> torch.Tensor:
+    """dx: as in the log form, with R and C the sums of A * dA, and what eps adds to them."""
+    steps = len(us) - 1
+    rho = rescaling(*x.shape[-2:], eps, steps)
+    z = x.softmax(-1)
+    a = z + eps
+    da = (dy * us[-1].unsqueeze(-1)).mul_(vs[-1].unsqueeze(-2))
+    d = a * da
+    s = columns = total(d, -2)
+    rows = None
+    if steps:
+        # what the last column step really leaves: its sums are the largest there are
+        p = (a * us[-1].unsqueeze(-1)).mul_(vs[-1].unsqueeze(-2))
+        d.addcmul_(p, s.unsqueeze(-2), value=-1.0)
+        rows, columns = total(d, -1), total(d, -2)
+    less_products(da, None, *take_back(Products(a), us, vs, eps, rho, s, rows, columns))
     dz = da.mul_(z)
     return dz.addcmul_(z, total(dz, -1).unsqueeze(-1), value=-1.0)

@@ -92,6 +92,29 @@ def whole_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
     return ({"config": tiles(call, device, least=4)},)
 
 
+def wide_rows_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
+    return (("block_sizes", (2048, 1)), ("num_warps", 4)), ()
+
+
+def wide_gradient_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
+    # 16 entries a thread spill in the deepseek form
+    return (("block_sizes", (1024, 1)), ("num_warps", 4)), ()
+
+
+def wide_rows_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
+    blocks = (1024, 1), (2048, 1), (4096, 1), (1024, 4), (2048, 2)
+    return ({"config": tuple((("block_sizes", b), ("num_warps", w)) for b in blocks for w in (4, 8))},)
+
+
+def wide_columns_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
+    return (("block_sizes", (16, 128)), ("num_warps", 4)), ()
+
+
+def wide_columns_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
+    blocks = (16, 64), (8, 128), (16, 128), (32, 128), (8, 256), (4, 512)
+    return ({"config": tuple((("block_sizes", b), ("num_warps", w)) for b in blocks for w in (4, 8))},)
+
+
 def once(default: Callable[..., tuple[Items, Items]]) -> Callable[..., tuple[Grid, ...]]:
     """The space of a kernel that a call launches once or twice: its default alone."""
 

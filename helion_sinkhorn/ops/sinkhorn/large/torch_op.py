@@ -12,7 +12,7 @@ import functools
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.large import eager
-from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.ops.sinkhorn.large.sides import empty_gradients, empty_results
 from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import (
     define,
@@ -32,17 +32,6 @@ def _launch():
     return launch
 
 
-def kept_entries(k: int, implementation: str) -> int:
-    """Entries of a kept vector of k: for kernels each begins at a boundary of 16 bytes."""
-    return k if implementation == "pytorch" else -(-k // VECTOR) * VECTOR
-
-
-def kept_vectors(n_iters: int, implementation: str) -> int:
-    """How many vectors are kept of a side: the kernels have one more of rows, what they are relative to."""
-    return n_iters if implementation == "pytorch" else n_iters + 1
-
-
-VECTOR = 4
 FORWARD, BACKWARD = "sinkhorn_large", "sinkhorn_large_backward"
 
 
@@ -73,21 +62,11 @@ def backward(
 def _empty_results(
     logits, log_rows, log_columns, n_iters, eps, first, temperature, keep, implementation, out_dtype
 ):
-    *lead, n, m = logits.shape
-    new = functools.partial(logits.new_empty, dtype=computing(logits.dtype))
-    potentials = [new(*lead, 0 if eps else k) for k in (n, m)]
-    vectors = [
-        new(kept_vectors(n_iters, implementation) if keep else 0, *lead, kept_entries(k, implementation))
-        for k in (n, m)
-    ]
-    return torch.empty(logits.shape, dtype=out_dtype, device=logits.device), *potentials, *vectors
+    return empty_results(logits, n_iters, eps, keep, implementation, out_dtype)
 
 
 def _empty_gradients(dp, df, dg, logits, log_rows, *others):
-    *lead, n, m = logits.shape
-    sizes = (0, 0) if log_rows is None else (n, m)
-    of_marginals = [logits.new_empty(*lead, k, dtype=computing(logits.dtype)) for k in sizes]
-    return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device), *of_marginals
+    return empty_gradients(logits, log_rows)
 
 
 def _keep(ctx, inputs, output):
@@ -136,6 +115,6 @@ roles(FORWARD, "ttt -> tttss", _empty_results, before(2))
 roles(BACKWARD, "ttttttss -> ttt", _empty_gradients, before(2, 3))
 
 
-def describe(logits, first) -> tuple[str, str, str]:
+def describe(logits, first, eps) -> tuple[str, str, str]:
     """(device, forward choice, backward choice) of the kernels that read a matrix in each iteration."""
-    return _launch().describe(logits, first)
+    return _launch().describe(logits, first, eps)

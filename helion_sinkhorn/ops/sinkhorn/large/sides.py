@@ -1,0 +1,141 @@
+"""What forward and backward begin with: room for their results, and matrices whose lead sides are rows."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+
+from helion_sinkhorn.runtime.binade import binade
+from helion_sinkhorn.runtime.pieces import computing
+
+VECTOR = 4
+"""Entries of a float32 vector load."""
+
+
+def kept_entries(k: int, implementation: str) -> int:
+    """Entries of a kept vector of k: for kernels each begins at a boundary of 16 bytes."""
+    return k if implementation == "pytorch" else -(-k // VECTOR) * VECTOR
+
+
+def kept_vectors(n_iters: int, implementation: str) -> int:
+    """How many vectors are kept of a side: the kernels have one more of rows, what they are relative to."""
+    return n_iters if implementation == "pytorch" else n_iters + 1
+
+
+def empty_results(
+    logits: torch.Tensor, n_iters: int, eps: float, keep: bool, implementation: str, out_dtype: torch.dtype
+) -> tuple[torch.Tensor, ...]:
+    """Room for P, f, g, and the vectors of rows and of columns that a gradient needs."""
+    *lead, n, m = logits.shape
+    new = functools.partial(logits.new_empty, dtype=computing(logits.dtype))
+    kept = kept_vectors(n_iters, implementation) if keep else 0
+    return (
+        torch.empty(logits.shape, dtype=out_dtype, device=logits.device),
+        *[new(*lead, 0 if eps else k) for k in (n, m)],
+        *[new(kept, *lead, kept_entries(k, implementation)) for k in (n, m)],
+    )
+
+
+def empty_gradients(logits: torch.Tensor, log_rows: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """Room for the gradients of the logits and of both marginals, (..., 0) without these."""
+    *lead, n, m = logits.shape
+    sizes = (0, 0) if log_rows is None else (n, m)
+    return (
+        torch.empty(logits.shape, dtype=logits.dtype, device=logits.device),
+        *[logits.new_empty(*lead, k, dtype=computing(logits.dtype)) for k in sizes],
+    )
+
+
+def lead_first(first: str, rows: Any, columns: Any) -> tuple[Any, Any]:
+    """What belongs to the lead side, and to the other one."""
+    return (rows, columns) if first == "rows" else (columns, rows)
+
+
+def turned(first: str, x: torch.Tensor | None) -> torch.Tensor | None:
+    """Matrices (..., n, m) as (B, lead side, other side)."""
+    if x is None:
+        return None
+    x = x.reshape(-1, *x.shape[-2:])
+    return x if first == "rows" else x.mT
+
+
+def flat(*vectors: torch.Tensor | None) -> list[torch.Tensor | None]:
+    """(..., n) as (B, n)."""
+    return [None if t is None else t.reshape(-1, t.size(-1)) for t in vectors]
+
+
+def of_order_one(dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(dy / s, s) for dy (..., n, m), with a power of two s (..., 1, 1) near each matrix's largest entry."""
+    s, reciprocal = binade(dy.abs().amax((-2, -1), keepdim=True))
+    return dy * reciprocal, s
+
+
+class Forward(NamedTuple):
+    """What a forward takes and writes, the lead side first in each pair."""
+
+    x: torch.Tensor
+    p: torch.Tensor
+    potentials: list[torch.Tensor]
+    """None of the deepseek form."""
+    vectors: tuple[torch.Tensor, torch.Tensor]
+    """(T, B, n) and (T, B, m), or more or none of them."""
+    marginals: list[torch.Tensor | None]
+
+
+def forward(
+    first: str,
+    results: tuple[torch.Tensor, ...],
+    logits: torch.Tensor,
+    log_rows: torch.Tensor | None,
+    log_columns: torch.Tensor | None,
+) -> Forward:
+    """The sides of a call, `results` those of `empty_results`."""
+    made, f, g, *vectors = results
+    x = turned(first, logits)
+    return Forward(
+        x,
+        turned(first, made),
+        flat(*lead_first(first, f, g)) if f.size(-1) else [],
+        lead_first(first, *(t.view(len(t), len(x), t.size(-1)) for t in vectors)),
+        flat(*lead_first(first, log_rows, log_columns)),
+    )
+
+
+class Backward(NamedTuple):
+    """What a backward takes and writes, the lead side first in each pair."""
+
+    x: torch.Tensor
+    dy: torch.Tensor | None
+    dx: torch.Tensor
+    upstream: list[torch.Tensor | None]
+    """Gradients of the potentials."""
+    marginals: list[torch.Tensor | None]
+    vectors: tuple[torch.Tensor, torch.Tensor]
+    of_marginals: list[torch.Tensor]
+
+
+def backward(
+    first: str,
+    gradients: tuple[torch.Tensor, ...],
+    dp: torch.Tensor | None,
+    df: torch.Tensor | None,
+    dg: torch.Tensor | None,
+    logits: torch.Tensor,
+    log_rows: torch.Tensor | None,
+    log_columns: torch.Tensor | None,
+    *vectors: torch.Tensor,
+) -> Backward:
+    """The sides of a call, `gradients` those of `empty_gradients`."""
+    made, *of_marginals = gradients
+    x = turned(first, logits)
+    return Backward(
+        x,
+        turned(first, dp),
+        turned(first, made),
+        flat(*lead_first(first, df, dg)),
+        flat(*lead_first(first, log_rows, log_columns)),
+        lead_first(first, *(t.reshape(len(t), len(x), t.size(-1)) for t in vectors)),
+        [] if log_rows is None else flat(*lead_first(first, *of_marginals)),
+    )

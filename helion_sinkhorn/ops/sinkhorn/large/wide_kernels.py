@@ -1,0 +1,185 @@
+"""The Helion kernel bodies of matrices whose lines are longer than a program can have whole: two reads an
+iteration, a product with a vector of each side.
+
+A program of wide_rows has some rows and goes through all columns, one of wide_columns has some columns and
+goes through all rows: sums are complete, in one order.  base is that of `kernels`.  A_ij is
+exp(s x_ij - base_i + f_i + g_j), and of the deepseek form, which is linear, exp(x_ij - base_i) + f_i, where
+f_i is eps / start_i of `eps_kernels`.
+"""
+
+from __future__ import annotations
+
+import helion.language as hl
+import torch
+
+from helion_sinkhorn.ops.sinkhorn.large.adjoint import inverse, of_first, of_segment, upstream_part
+from helion_sinkhorn.ops.sinkhorn.large.kernels import above_base, exp, finite, log
+
+
+def known(z, f, g, linear):
+    """A of s x - base."""
+    if linear:
+        return exp(z) + f.unsqueeze(2)
+    return exp(z + f.unsqueeze(2) + g.unsqueeze(1))
+
+
+def sinkhorn_large_wide_first(
+    x: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, sums: torch.Tensor, facts: hl.constexpr
+):
+    """base (B, n), and sums (B, n) of exp(s x - base) over the rows of x (B, n, m)."""
+    n, m = facts
+    batch = x.size(0)
+    hl.specialize((x.stride(), base.stride(), sums.stride()))
+    width = hl.register_block_size(m)
+    for i, t in hl.tile([batch, n], block_size=[1, None]):
+        s = hl.load(scale, [0])
+        most = hl.full([i, t, width], -float("inf"), dtype=torch.float32)
+        total = hl.zeros([i, t, width], dtype=torch.float32)
+        for j in hl.tile(m, block_size=width):
+            z = torch.where((j.index < m)[None, None, :], x[i, t, j].to(torch.float32) * s, -float("inf"))
+            now = torch.maximum(most, z)
+            shift = finite(now)
+            total = total * exp(most - shift) + exp(z - shift)
+            most = now
+        top = finite(most.amax(2))
+        base[i, t] = top
+        sums[i, t] = (total * exp(most - top.unsqueeze(2))).sum(2)
+
+
+def sinkhorn_large_wide_logs(
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    f: torch.Tensor,
+    logs: torch.Tensor,
+    facts: hl.constexpr,
+):
+    """logs (B, m): logarithms of the columns' sums of P', of f alone; a column may lose in every row."""
+    n, m = facts
+    batch = x.size(0)
+    hl.specialize((x.stride(), base.stride(), f.stride(), logs.stride()))
+    height = hl.register_block_size(n)
+    for i, j in hl.tile([batch, m], block_size=[1, None]):
+        s = hl.load(scale, [0])
+        most = hl.full([i, height, j], -float("inf"), dtype=torch.float32)
+        total = hl.zeros([i, height, j], dtype=torch.float32)
+        for t in hl.tile(n, block_size=height):
+            z = above_base(x[i, t, j], s, base[i, t]) + f[i, t].unsqueeze(2)
+            z = torch.where((t.index < n)[None, :, None], z, -float("inf"))
+            now = torch.maximum(most, z)
+            shift = finite(now)
+            total = total * exp(most - shift) + exp(z - shift)
+            most = now
+        top = finite(most.amax(1))
+        logs[i, j] = top + log((total * exp(most - top.unsqueeze(1))).sum(1))
+
+
+def sinkhorn_large_wide_rows(
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    f: torch.Tensor,
+    g: torch.Tensor,
+    vector: torch.Tensor,
+    left_out: torch.Tensor,
+    sums: torch.Tensor,
+    facts: hl.constexpr,
+):
+    """sums (B, n) of A_ij vector_j; upstream: of A_ij vector_j (dY_ij - left_out_j)."""
+    n, m, upstream, linear = facts
+    batch = x.size(0)
+    hl.specialize((x.stride(), dy.stride(), base.stride(), f.stride(), g.stride(), vector.stride()))
+    hl.specialize((left_out.stride(), sums.stride()))
+    width = hl.register_block_size(m)
+    for i, t in hl.tile([batch, n], block_size=[1, None]):
+        s = hl.load(scale, [0])
+        total = hl.zeros([i, t, width], dtype=torch.float32)
+        for j in hl.tile(m, block_size=width):
+            z = above_base(x[i, t, j], s, base[i, t])
+            a = known(z, f[i, t], g[i, j], linear)
+            d = a * vector[i, j].unsqueeze(1)
+            if upstream:
+                d = d * (dy[i, t, j].to(torch.float32) - left_out[i, j].unsqueeze(1))
+            total = total + torch.where((j.index < m)[None, None, :], d, 0.0)
+        sums[i, t] = total.sum(2)
+
+
+def sinkhorn_large_wide_columns(
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    f: torch.Tensor,
+    g: torch.Tensor,
+    vector: torch.Tensor,
+    left_out: torch.Tensor,
+    sums: torch.Tensor,
+    facts: hl.constexpr,
+):
+    """sums (B, m) of A_ij vector_i; upstream: of A_ij vector_i (dY_ij - left_out_j)."""
+    n, m, upstream, linear = facts
+    batch = x.size(0)
+    hl.specialize((x.stride(), dy.stride(), base.stride(), f.stride(), g.stride(), vector.stride()))
+    hl.specialize((left_out.stride(), sums.stride()))
+    height = hl.register_block_size(n)
+    for i, j in hl.tile([batch, m], block_size=[1, None]):
+        s = hl.load(scale, [0])
+        total = hl.zeros([i, height, j], dtype=torch.float32)
+        for t in hl.tile(n, block_size=height):
+            z = above_base(x[i, t, j], s, base[i, t])
+            a = known(z, f[i, t], g[i, j], linear)
+            d = a * vector[i, t].unsqueeze(2)
+            if upstream:
+                d = d * (dy[i, t, j].to(torch.float32) - left_out[i, j].unsqueeze(1))
+            total = total + torch.where((t.index < n)[None, :, None], d, 0.0)
+        sums[i, j] = total.sum(1)
+
+
+def sinkhorn_large_wide_gradient(
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    scale: torch.Tensor,
+    log_r: torch.Tensor,
+    base: torch.Tensor,
+    df: torch.Tensor,
+    f: torch.Tensor,
+    g: torch.Tensor,
+    first_f: torch.Tensor,
+    base_f: torch.Tensor,
+    base_g: torch.Tensor,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    row: torch.Tensor,
+    dx: torch.Tensor,
+    facts: hl.constexpr,
+):
+    """What sinkhorn_large_gradient computes, the rows read three times: two looks at their sums, and dx."""
+    n, m, segments, terms, linear = facts
+    batch = x.size(0)
+    hl.specialize((x.stride(), dy.stride(), log_r.stride(), df.stride(), f.stride(), g.stride()))
+    hl.specialize((base.stride(), base_f.stride(), base_g.stride(), left.stride(), right.stride()))
+    hl.specialize((first_f.stride(), row.stride(), dx.stride()))
+    width = hl.register_block_size(m)
+    for i, t in hl.tile([batch, n], block_size=[1, None]):
+        s = hl.load(scale, [0])
+        inv_r, own = inverse(log_r[i, t]), df[i, t]
+        taken = hl.zeros([i, t], dtype=torch.float32)
+        for look in hl.static_range(3):
+            found = hl.zeros([i, t, width], dtype=torch.float32)
+            for j in hl.tile(m, block_size=width):
+                z = above_base(x[i, t, j], s, base[i, t])
+                d = upstream_part(z, f[i, t], g[i, j], dy[i, t, j].to(torch.float32), linear)
+                for k in hl.grid(segments):
+                    total = hl.zeros([i, t, width], dtype=torch.float32)
+                    for term in hl.static_range(terms):
+                        total = total + left[i, k, term, t].unsqueeze(2) * right[i, k, term, j].unsqueeze(1)
+                    d = d - of_segment(z, base_f[i, k, t], base_g[i, k, j], linear) * total
+                d = d - of_first(z, first_f[i, t], linear) * taken.unsqueeze(2)
+                if look < 2:
+                    found = found + torch.where((j.index < m)[None, None, :], d, 0.0)
+                else:
+                    dx[i, t, j] = (d * s).to(dx.dtype)
+            if look < 2:
+                taken = taken + (found.sum(2) + own) * inv_r
+        row[i, t] = taken

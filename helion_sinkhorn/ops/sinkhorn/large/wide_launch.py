@@ -1,0 +1,130 @@
+"""Launches on lines longer than a program can have whole, in both forms: a read of the logits for each
+half-step.
+
+The launches are products with vectors; what makes the next vectors of them is PyTorch, on vectors.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from helion_sinkhorn.ops.sinkhorn.large import eps_form
+from helion_sinkhorn.ops.sinkhorn.large.calls import Calls, State, place
+from helion_sinkhorn.ops.sinkhorn.scaling import rescaling
+from helion_sinkhorn.runtime.launch import Tensors
+
+
+def divided(log_r: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """log(r / total), -inf where r is nothing."""
+    return torch.where(log_r == -torch.inf, log_r, log_r - total.log())
+
+
+def shared(total: torch.Tensor, log_r: torch.Tensor) -> torch.Tensor:
+    """total / r, 0 where r is nothing."""
+    return (total * log_r.neg().exp()).masked_fill_(log_r == -torch.inf, 0.0)
+
+
+class Products:
+    """Products of a known matrix with vectors: of exp(s x - base + f + g), or exp(x - base) + f."""
+
+    def __init__(self, calls: Calls, of: State, dy: torch.Tensor | None = None) -> None:
+        self._calls, self._of, self._x = calls, of, calls.x
+        self._dy = calls.x if dy is None else dy
+        self.linear = of.eps > 0
+        self.ones_of_rows, self.ones = torch.ones_like(of.base), torch.ones_like(of.gs[0])
+        self.f = of.eps / of.fs[0] if self.linear else of.fs[0]
+        self.g = of.gs[0]
+
+    def rows(self, v, p=None, eps: float = 0.0, left_out=None) -> torch.Tensor:
+        """A v, plus eps p; with left_out, of A (dY - left_out)."""
+        return self._made("rows", v, self.ones if left_out is None else left_out, p, eps, left_out)
+
+    def columns(self, u, p=None, eps: float = 0.0, left_out=None) -> torch.Tensor:
+        """A' u, plus eps p."""
+        return self._made("columns", u, self.ones if left_out is None else left_out, p, eps, left_out)
+
+    def _made(self, side: str, vector, other, p, eps: float, left_out) -> torch.Tensor:
+        out = torch.empty_like(self._of.base if side == "rows" else self.ones)
+        self._calls.launch(
+            f"sinkhorn_large_wide_{side}", self._x, self._dy, self._of.scale, self._of.base, self.f, self.g,
+            vector, other, out, values=(left_out is not None, self.linear),
+        )  # fmt: skip
+        return out if p is None else out.add_(p, alpha=eps)
+
+
+def iterations(calls: Calls, of: State, n_iters: int) -> None:
+    """base, and f and g, or u and v, of every iteration."""
+    sums = calls.empty(*of.base.shape)
+    calls.launch("sinkhorn_large_wide_first", calls.x, of.scale, of.base, sums)
+    (_eps_iterations if of.eps else _log_iterations)(calls, of, sums, n_iters)
+
+
+def _eps_iterations(calls: Calls, of: State, sums: torch.Tensor, n_iters: int) -> None:
+    us, vs, count = of.fs, of.gs, len(of.fs)
+    torch.reciprocal(sums, out=us[0])
+    product = Products(calls, of)
+    q = product.columns(us[0]).add_(of.eps)
+
+    def keep(t: int, u: torch.Tensor, v: torch.Tensor) -> None:
+        us[place(t, count)], vs[place(t, count)] = u, v
+
+    eps_form.iterate(product, us[0].reciprocal(), q, n_iters, of.eps, keep)
+
+
+def _log_iterations(calls: Calls, of: State, sums: torch.Tensor, n_iters: int) -> None:
+    fs, gs, count = of.fs, of.gs, len(of.fs)
+    fs[0] = divided(of.log_r, sums)
+    logs = calls.empty(*gs[0].shape)
+    calls.launch("sinkhorn_large_wide_logs", calls.x, of.scale, of.base, fs[0], logs)
+    gs[0] = torch.where(of.log_c == -torch.inf, of.log_c, of.log_c - logs)
+    product = Products(calls, of)
+    for t in range(1, n_iters):
+        now = place(t, count)
+        # the potentials before: no sum is larger than its share, none is too small
+        fs[now] = product.f + divided(of.log_r, product.rows(product.ones))
+        product.f = fs[now]
+        gs[now] = product.g + divided(of.log_c, product.columns(product.ones_of_rows))
+        product.g = gs[now]
+
+
+def taken_back(
+    calls: Calls, of: State, dy: torch.Tensor, own: Tensors, rows: torch.Tensor, columns: torch.Tensor
+) -> None:
+    """What each iteration takes back, as of the other launches of its form."""
+    (_eps_taken_back if of.eps else _log_taken_back)(Products(calls, of, dy), of, own, rows, columns)
+
+
+def _eps_taken_back(product: Products, of: State, own: Tensors, rows, columns) -> None:
+    us, vs, steps = of.fs, of.gs, len(of.fs) - 1
+    rho = rescaling(rows.size(-1), columns.size(-1), of.eps, steps)
+    u, v, nothing = us[-1], vs[-1], torch.zeros_like(vs[-1])
+    s = of_columns = product.columns(u, left_out=nothing).mul_(v)
+    of_rows = None
+    if steps:
+        of_rows = product.rows(v, left_out=s).mul_(u)
+        of_columns = product.columns(u, left_out=s).mul_(v)
+    lefts, rights = eps_form.take_back(product, us, vs, of.eps, rho, s, of_rows, of_columns)
+    for t in range(steps + 1):
+        columns[t] = rights[2 * (steps - t)]
+        if t:
+            rows[t] = -lefts[2 * (steps - t) + 1]
+
+
+def _log_taken_back(product: Products, of: State, own: Tensors, rows, columns) -> None:
+    (own_f, own_g), fs, gs, last = own, of.fs, of.gs, len(of.fs) - 1
+    product.f, product.g = fs[last], gs[last]
+    left_out = torch.zeros_like(own_g)
+    # the first sums are the largest there are, and so is what rounding leaves of them: twice
+    for _ in range(2):
+        left = product.columns(product.ones_of_rows, own_g, 1.0, left_out)
+        left_out = left_out + shared(left, of.log_c)
+    columns[last] = left_out
+    for t in range(last, 0, -1):
+        product.f, product.g = fs[t], gs[t]
+        if t == last:
+            found = product.rows(product.ones, own_f, 1.0, left_out)
+        else:
+            found = product.rows(columns[t]).neg_()
+        rows[t] = shared(found, of.log_r)
+        product.g = gs[t - 1]
+        columns[t - 1] = shared(product.columns(rows[t]).neg_(), of.log_c)
