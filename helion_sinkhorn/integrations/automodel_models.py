@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.integrations.replacement import Known, Package
-from helion_sinkhorn.mhc.modules import check_streams_of
+from helion_sinkhorn.mhc.modules import apart_for
 from helion_sinkhorn.nn import HyperBoundary, HyperConnection, HyperHead
 from helion_sinkhorn.ops.mhc.post.api import hc_post
 from helion_sinkhorn.ops.mhc.pre.api import hc_pre
@@ -172,7 +172,7 @@ class DeepseekV41Block(v41_model.DeepseekV41Block):
 
 def mix(site: HyperConnection, streams: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """(pre, post, comb) of a site."""
-    check_streams_of(site, streams)
+    streams = apart_for(site, streams)
     check_site(streams, site.site)
     return coefficients(streams, site.site, site.options, site.implementation)
 
