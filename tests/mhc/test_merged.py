@@ -182,7 +182,7 @@ def test_the_option_is_compiled_once_for_any_number_of_tokens():
 
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(run, fullgraph=True, backend=counter, dynamic=True)
+    compiled = torch.compile(run, fullgraph=True, backend=counter)
     for tokens in (5, 7):
         x = randn(tokens, N * C, seed=tokens)
         torch._dynamo.mark_dynamic(x, 0)
