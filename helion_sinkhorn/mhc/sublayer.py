@@ -54,7 +54,8 @@ class HyperSublayer(torch.nn.Module):
             torch.nn.RMSNorm without hooks is a part of the collapse, any other module is called.  Pass
             torch.nn.Identity() where the sublayer has a norm of its own.
         delayed_pre: False for DeepSeek-V4's form, True for DeepSeek-V4.1's.
-        options: what HyperConnection takes: sinkhorn_iters, eps, norm_eps and the others, device too.
+        options: what HyperConnection takes: sinkhorn_iters, eps, norm_eps, form, merged and the others,
+            device too.
 
     State dict: connection.fn, connection.base and connection.scale, as HyperConnection has them, float32;
         norm.weight, or what the given norm has; and what the sublayer has, under sublayer.
