@@ -37,6 +37,7 @@ except ImportError as error:
 NORMS = {
     **norm_of(torch.nn.RMSNorm, False, digest(torch.nn.RMSNorm.forward)),
     **norm_of(Float32RMSNorm, True, "8de3766f95c37557"),
+    **norm_of(v41.DeepseekV41RMSNorm, True, "d61eab37dccb048d"),
 }
 
 
