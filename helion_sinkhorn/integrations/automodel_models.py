@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from helion_sinkhorn.integrations.digests import digest
+from helion_sinkhorn.integrations.norms import entered, norm_of
 from helion_sinkhorn.integrations.replacement import Known, Package
-from helion_sinkhorn.mhc.modules import check_streams_of
+from helion_sinkhorn.mhc.modules import apart_for
 from helion_sinkhorn.nn import HyperBoundary, HyperConnection, HyperHead
 from helion_sinkhorn.ops.mhc.post.api import hc_post
 from helion_sinkhorn.ops.mhc.pre.api import hc_pre
@@ -19,6 +21,7 @@ from helion_sinkhorn.ops.mhc.site.crossing import Crossing, check_site, coeffici
 TESTED = ("0.7.0",)
 try:
     import nemo_automodel
+    from nemo_automodel.components.models.common.utils import Float32RMSNorm
     from nemo_automodel.components.models.deepseek_v4 import layers as v4
     from nemo_automodel.components.models.deepseek_v4 import model as v4_model
     from nemo_automodel.components.models.deepseek_v4 import optimized_kernels
@@ -31,15 +34,26 @@ except ImportError as error:
     ) from error
 
 
+NORMS = {
+    **norm_of(torch.nn.RMSNorm, False, digest(torch.nn.RMSNorm.forward)),
+    **norm_of(Float32RMSNorm, True, "8de3766f95c37557"),
+    **norm_of(v41.DeepseekV41RMSNorm, True, "d61eab37dccb048d"),
+}
+
+
 # Theirs come first among the bases: they initialise the parameters.
 class DeepseekV4HyperConnection(v4.DeepseekV4HyperConnection, HyperConnection):
     """`nn.HyperConnection` on a module that Automodel made; called alone it returns pre, post and comb."""
 
     def forward(
-        self, hidden_streams: torch.Tensor, *, with_residual: bool = False
+        self,
+        hidden_streams: torch.Tensor,
+        *,
+        with_residual: bool = False,
+        y_norm: torch.nn.Module | None = None,
     ) -> tuple[torch.Tensor, ...]:
         if with_residual:
-            return HyperConnection.forward(self, hidden_streams, with_residual=True)
+            return HyperConnection.forward(self, hidden_streams, with_residual=True, y_norm=y_norm)
         return self.compute_weights(hidden_streams)
 
     def compute_weights(
@@ -74,21 +88,21 @@ class DeepseekV4Block(v4_model.DeepseekV4Block):
         # a mask of two dimensions says which tokens are there; one of four is added to the scores
         if padding_mask is None and attention_mask is not None and attention_mask.dim() == 2:
             padding_mask = ~attention_mask.bool()
-        site = self.attn_hc.enter(x)
+        site = entered(NORMS, self.input_layernorm, x, self.attn_hc.enter)
         attended, _ = self.self_attn(
-            hidden_states=self.input_layernorm(site.y), position_embeddings=position_embeddings,
+            hidden_states=site.y, position_embeddings=position_embeddings,
             attention_mask=attention_mask, position_embeddings_compress=position_embeddings_compress,
             rotary_compress=rotary_compress, position_ids=position_ids,
             vision_token_types=vision_token_types, **kwargs,
         )  # fmt: skip
         streams = hc_post(attended, site.residual, site.post, site.comb)
-        site = self.ffn_hc.enter(streams)
+        site = entered(NORMS, self.post_attention_layernorm, streams, self.ffn_hc.enter)
         gate = getattr(self.mlp, "gate", None)
         if isinstance(gate, v4_model.DeepseekV4VisionGate):
             gate.set_routing_context(input_ids, vision_token_types)
         elif self.is_hash_routing_layer and isinstance(gate, v4_model.DeepseekV4HashGate):
             gate.set_input_ids(input_ids)
-        output = self.mlp(self.post_attention_layernorm(site.y), padding_mask)
+        output = self.mlp(site.y, padding_mask)
         return hc_post(output, site.residual, site.post, site.comb)
 
 
@@ -108,13 +122,14 @@ class DeepseekV41HyperConnection(v41.DeepseekV41HyperConnection, HyperBoundary):
         pre_mix: torch.Tensor | None = None,
         output: torch.Tensor | None = None,
         before: Crossing | None = None,
+        y_norm: torch.nn.Module | None = None,
     ) -> v41.DeepseekV41Mix | Crossing:
         """The mix of the streams; with pre_mix the way into a sublayer, which `output` of the one `before`
         is added to the streams on."""
         if pre_mix is None:
             return v41.DeepseekV41Mix(*mix(self, hidden_states))
         post, comb = (None, None) if before is None else (before.post, before.comb)
-        return HyperBoundary.forward(self, output, hidden_states, post, comb, pre_mix)
+        return HyperBoundary.forward(self, output, hidden_states, post, comb, pre_mix, y_norm=y_norm)
 
     @staticmethod
     def collapse(hidden_states: torch.Tensor, pre_mix: torch.Tensor) -> torch.Tensor:
@@ -156,23 +171,24 @@ class DeepseekV41Block(v41_model.DeepseekV41Block):
             masks = [mask for mask in (text, there) if mask is not None]
             both = None if not masks else masks[0] if len(masks) == 1 else masks[0] & masks[1]
             hidden_states = self.engram(hidden_states, engram_hash_ids, token_mask=both)
-        site = self.attn_hc(hidden_states, pre_mix)
+        site = entered(NORMS, self.attn_norm, hidden_states, self.attn_hc, pre_mix)
         attended = self.attn(
-            self.attn_norm(site.y), position_ids=position_ids, state=state, attention_mask=attention_mask,
+            site.y, position_ids=position_ids, state=state, attention_mask=attention_mask,
             cp_group=cp_group, packed_seq_ids=packed_seq_ids,
         )  # fmt: skip
-        site = self.ffn_hc(site.residual, site.pre, attended.hidden_states, site)
+        update = site.pre, attended.hidden_states, site
+        site = entered(NORMS, self.ffn_norm, site.residual, self.ffn_hc, *update)
         gate = self.ffn.gate
         if isinstance(gate, v4_model.DeepseekV4VisionGate):
             # 0 of a token of an image, -1 of one of text
             gate.set_routing_context(None, None if image_mask is None else image_mask.to(torch.int32) - 1)
-        output = self.ffn(self.ffn_norm(site.y), None if there is None else ~there)
+        output = self.ffn(site.y, None if there is None else ~there)
         return hc_post(output, site.residual, site.post, site.comb), site.pre, attended.state
 
 
 def mix(site: HyperConnection, streams: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """(pre, post, comb) of a site."""
-    check_streams_of(site, streams)
+    streams = apart_for(site, streams)
     check_site(streams, site.site)
     return coefficients(streams, site.site, site.options, site.implementation)
 

@@ -165,7 +165,7 @@ class HyperConnectionModule(MegatronModule, Float32Parameters):
     ) -> torch.Tensor:
         """The sum (s, b, C) of streams (s, b, n C), weighted by h_pre (s, b, n)."""
         _refuse_recomputation(None, out)
-        return hc_pre(self._streams(x), h_pre, implementation=self.implementation)
+        return hc_pre(x, h_pre, merged=True, implementation=self.implementation)
 
     def fused_h_res_h_post_bda(
         self,
@@ -192,20 +192,21 @@ class HyperConnectionModule(MegatronModule, Float32Parameters):
         """
         _refuse_recomputation(manager, None)
         output, bias = layer_output_with_bias
-        streams = self._streams(original_residual)
+        given, how = (
+            (original_residual, h_post, h_res),
+            {"merged": True, "implementation": self.implementation},
+        )
         if not (training and dropout_prob):
-            return hc_post(output, streams, h_post, h_res, bias, implementation=self.implementation).flatten(
-                -2
-            )
-        mixed = hc_post(torch.zeros_like(output), streams, h_post, h_res, implementation=self.implementation)
+            return hc_post(output, *given, bias, **how)
+        mixed = hc_post(torch.zeros_like(output), *given, **how)
         added = h_post[..., None] * (output if bias is None else output + bias)[..., None, :]
-        dropped = torch.nn.functional.dropout(added, dropout_prob)
-        return (mixed + dropped).to(mixed.dtype).flatten(-2)
+        dropped = torch.nn.functional.dropout(added.flatten(-2), dropout_prob)
+        return (mixed + dropped).to(mixed.dtype)
 
     @staticmethod
     def input_expand(x: torch.Tensor, n: int) -> torch.Tensor:
         """n copies (s, b, n C) of hidden states (s, b, C)."""
-        return hc_expand(x, n).flatten(-2)
+        return hc_expand(x, n, merged=True)
 
     @staticmethod
     def output_contract(x: torch.Tensor, n: int) -> torch.Tensor:

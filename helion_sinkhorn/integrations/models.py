@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from helion_sinkhorn.integrations.norms import entered, norm_of
 from helion_sinkhorn.integrations.replacement import Known, Package
 from helion_sinkhorn.nn import HyperConnection, HyperHead
 from helion_sinkhorn.ops.mhc.post.api import hc_post
@@ -23,6 +24,12 @@ except ImportError as error:
         "helion_sinkhorn.integrations.transformers needs a transformers that has DeepseekV4 and GLM-5.3: "
         f"pip install transformers=={TESTED[-1]}"
     ) from error
+
+
+NORMS = {
+    **norm_of(deepseek.DeepseekV4RMSNorm, True, "2bb6b7773e389841"),
+    **norm_of(glm.Glm5NextTextRMSNorm, False, "63763e8c742dc599"),
+}
 
 
 # These are subclasses of what they replace: transformers' `_init_weights` knows them, and the wrapping
@@ -47,11 +54,11 @@ class DeepseekV4DecoderLayer(deepseek.DeepseekV4DecoderLayer):
     def forward(
         self, hidden_states: torch.Tensor, input_ids: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
-        site = self.attn_hc.enter(hidden_states)
-        attended, _ = self.self_attn(self.input_layernorm(site.y), **kwargs)
+        site = entered(NORMS, self.input_layernorm, hidden_states, self.attn_hc.enter)
+        attended, _ = self.self_attn(site.y, **kwargs)
         streams = hc_post(attended, site.residual, site.post, site.comb)
-        site = self.ffn_hc.enter(streams)
-        output = self.mlp(self.post_attention_layernorm(site.y), input_ids=input_ids)
+        site = entered(NORMS, self.post_attention_layernorm, streams, self.ffn_hc.enter)
+        output = self.mlp(site.y, input_ids=input_ids)
         return hc_post(output, site.residual, site.post, site.comb)
 
 
@@ -75,18 +82,17 @@ class Glm5NextTextDecoderLayer(glm.Glm5NextTextDecoderLayer):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         # the name since transformers 5.24; the attentions have others, and take it by position
         cache = kwargs.pop("cache", past_key_values)
-        site, chosen = self.attn_hc.enter(hidden_states), None
-        y = self.input_layernorm(site.y)
+        site, chosen = entered(NORMS, self.input_layernorm, hidden_states, self.attn_hc.enter), None
         if self.block_type == "linear_attention":
-            attended = self.self_attn(y, cache, attention_mask, **kwargs)
+            attended = self.self_attn(site.y, cache, attention_mask, **kwargs)
         else:
             attended, _, chosen = self.self_attn(
-                y, attention_mask, cache, prev_topk_indices, position_ids=position_ids, use_cache=use_cache,
-                position_embeddings=position_embeddings, **kwargs,
+                site.y, attention_mask, cache, prev_topk_indices, position_ids=position_ids,
+                use_cache=use_cache, position_embeddings=position_embeddings, **kwargs,
             )  # fmt: skip
         streams = hc_post(attended, site.residual, site.post, site.comb)
-        site = self.ffn_hc.enter(streams)
-        output = self.mlp(self.post_attention_layernorm(site.y))
+        site = entered(NORMS, self.post_attention_layernorm, streams, self.ffn_hc.enter)
+        output = self.mlp(site.y)
         return hc_post(output, site.residual, site.post, site.comb), chosen
 
 

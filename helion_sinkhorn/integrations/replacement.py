@@ -12,7 +12,7 @@ from helion_sinkhorn.integrations.digests import digest
 from helion_sinkhorn.integrations.wrappers import held, is_same, turn, written
 from helion_sinkhorn.runtime.checks import type_of
 
-ADDED = ("hidden_size", "initializer_range", "options", "implementation")
+ADDED = ("hidden_size", "initializer_range", "options", "merged", "implementation")
 """What the modules of this package have and those of other packages have not."""
 
 

@@ -21,11 +21,12 @@ def patch(
     DeepseekV4HyperHead an `nn.HyperHead`; the head of GLM-5.3 is the mean of the streams and stays.  They
     stay the same objects with the same Parameter objects, so optimizers, state dicts, hooks and transformers'
     `init_weights` stay valid.  Every DeepseekV4DecoderLayer or Glm5NextTextDecoderLayer then updates its
-    streams by `hc_post`, and calls transformers' norms on what the sites collapse, as before.  `unpatch`
-    takes all of it back.
+    streams by `hc_post`, and its two norms are parts of the collapse before them (`hc_pre`): one that has
+    a hook, a wrapper or another class is called as before.  `unpatch` takes all of it back.
 
     A forward that was wrapped on the instance, as accelerate's `dispatch_model` does, stays wrapped.  Within
-    such a layer a wrapper or hook of a site sees four results: post, comb, collapsed and the residual.
+    such a layer a wrapper or hook of a site sees four results: post, comb,
+    collapsed, behind such a norm, and the residual.
 
     Args:
         model: a module that contains them, on any device; DeepseekV4ForCausalLM or

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from helion_sinkhorn.mhc.modules import HyperConnection, check_streams_of
+from helion_sinkhorn.mhc.modules import HyperConnection, apart_for
 from helion_sinkhorn.mhc.norm import with_norm
+from helion_sinkhorn.ops.mhc.merged import of_site, takes_merged, with_joined
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.post.api import check_update
 from helion_sinkhorn.ops.mhc.site.api import Site
@@ -13,6 +14,7 @@ from helion_sinkhorn.ops.mhc.site.crossing import Crossing, Update, check_site, 
 from helion_sinkhorn.runtime.checks import check_implementation
 
 
+@takes_merged("fn", of_site, with_joined)
 def hc_boundary(
     f: torch.Tensor,
     x: torch.Tensor,
@@ -36,6 +38,8 @@ def hc_boundary(
     eps_outside: bool = False,
     y_norm_weight: torch.Tensor | None = None,
     y_norm_eps: float = 1e-6,
+    form: str = "deepseek",
+    merged: bool = False,
     implementation: str = "auto",
 ) -> Crossing:
     """Take a sublayer's output into the streams, and make the next sublayer's input and coefficients.
@@ -57,7 +61,7 @@ def hc_boundary(
             post_eps, precision and eps_outside are what `hc_site` takes for that site.
         scale: (3,).
         base: (n^2 + 2n,).
-        sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`.
+        sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`; 0 leaves the logits of comb as they are.
         eps: of Sinkhorn's softmax and denominators, and added to pre; 0, or 1e-12 to 1.
         norm_eps: added to the mean square under the root, as in `hc_mixes`.
         norm_weight: (n C,), weight of the norm, or None for 1.
@@ -71,6 +75,8 @@ def hc_boundary(
         y_norm_weight: (C,), weight of the RMSNorm before the sublayer, which makes y then, as in `hc_pre`; or
             None.
         y_norm_eps: added to the mean square of y.
+        form: "deepseek" or "log", of Sinkhorn, as in `hc_split_sinkhorn`.
+        merged: x is (..., n C), as some models keep streams, and so is the residual.
         implementation: "auto", "helion" or "pytorch".
 
     Returns:
@@ -91,7 +97,7 @@ def hc_boundary(
     check_boundary(update, x, site, pre_next)
     options = SiteOptions(
         sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside,
-        y_norm_eps,
+        y_norm_eps, form,
     ).checked()  # fmt: skip
     return crossing(update, x, site, pre_next, options, implementation)
 
@@ -143,11 +149,12 @@ class HyperBoundary(HyperConnection):
         """
         # hc_boundary says it where the two have changed places
         if getattr(f, "ndim", 0) <= getattr(streams, "ndim", 0):
-            check_streams_of(self, streams)
+            streams = apart_for(self, streams)
         update = None if f is post is comb is None else Update(f, post, comb, None)
         site, options = with_norm(self.site, self.options, y_norm, streams)
         check_boundary(update, streams, site, pre)
-        return crossing(update, streams, site, pre, options, check_implementation(self.implementation))
+        found = crossing(update, streams, site, pre, options, check_implementation(self.implementation))
+        return with_joined(found) if self.merged else found
 
     def enter(self, streams: torch.Tensor, *, y_norm: torch.nn.Module | None = None) -> Site:
         """Raise TypeError: there is a sublayer before a boundary, whose output comes with the streams."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from helion_sinkhorn.ops.mhc.merged import joined, of_head, of_site, takes_merged
 from helion_sinkhorn.ops.mhc.mixes.api import check_options, check_tensors, projected
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.pre.api import collapsed
 from helion_sinkhorn.ops.mhc.site.crossing import check_site, coefficients
-from helion_sinkhorn.ops.mhc.split.api import check_iterations, has_kernels
-from helion_sinkhorn.ops.mhc.split.forms import gate, in_parts
-from helion_sinkhorn.ops.mhc.streams import check_projection, merged
+from helion_sinkhorn.ops.mhc.split.forms import gate
+from helion_sinkhorn.ops.mhc.streams import check_projection, for_projection
 from helion_sinkhorn.runtime.checks import (
-    as_int,
     check_finite,
+    check_flag,
     check_implementation,
     check_int,
     check_same_device,
@@ -22,7 +22,7 @@ from helion_sinkhorn.runtime.checks import (
 )
 
 
-def hc_expand(h: torch.Tensor, n: int) -> torch.Tensor:
+def hc_expand(h: torch.Tensor, n: int, *, merged: bool = False) -> torch.Tensor:
     """Copy hidden states into n residual streams, the entry of the path.
 
         x_ic = h_c for each stream i;  gradient dh_c = sum_i dx_ic
@@ -30,9 +30,10 @@ def hc_expand(h: torch.Tensor, n: int) -> torch.Tensor:
     Args:
         h: (..., C), any floating dtype, the embedding.
         n: streams, at least 1.
+        merged: return (..., n C), as some models keep streams.
 
     Returns:
-        (..., n, C) in the dtype of h, contiguous.
+        (..., n, C), or (..., n C), in the dtype of h, contiguous.
 
     Numerical policy: the values are copies; the gradient's sum is in float32 at least, with one rounding.
 
@@ -46,10 +47,13 @@ def hc_expand(h: torch.Tensor, n: int) -> torch.Tensor:
     if h.dim() < 1:
         raise ValueError("h has shape (); pass (..., C)")
     n = check_int("n", n, 1)
+    check_flag("merged", merged)
     streams = h.unsqueeze(-2).expand(*h.shape[:-1], n, h.size(-1))
-    return streams.clone(memory_format=torch.contiguous_format)
+    streams = streams.clone(memory_format=torch.contiguous_format)
+    return joined(streams) if merged else streams
 
 
+@takes_merged("fn", of_site)
 def hc_coeffs(
     x: torch.Tensor,
     fn: torch.Tensor,
@@ -67,6 +71,7 @@ def hc_coeffs(
     precision: str = "float32",
     eps_outside: bool = False,
     form: str = "deepseek",
+    merged: bool = False,
     implementation: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Make the coefficients pre, post and comb of a site from its residual streams.
@@ -89,6 +94,7 @@ def hc_coeffs(
         precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
         eps_outside: add norm_eps to the root and not under it.
         form: "deepseek" or "log", of Sinkhorn, as in `hc_split_sinkhorn`.
+        merged: x is (..., n C), as some models keep streams.
         implementation: "auto", "helion" or "pytorch", for both.
 
     Returns:
@@ -104,19 +110,14 @@ def hc_coeffs(
     implementation = check_implementation(implementation)
     site = SiteParameters(fn, scale, base, norm_weight)
     check_site(x, site)
-    iterations, is_fused = as_int(sinkhorn_iters), has_kernels(form, sinkhorn_iters)
-    check_iterations(iterations, least=0)
     options = SiteOptions(
-        max(iterations, 1), eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside
-    ).checked()
-    if not is_fused:
-        norm = options.norm_eps, options.eps_outside, options.precision
-        mixes = projected(merged(x), fn, norm_weight, norm, implementation)
-        options = options._replace(sinkhorn_iters=iterations)
-        return in_parts(mixes, scale, base, x.shape[-2], options.of_split, form, implementation, None)
+        sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside,
+        form=form,
+    ).checked()  # fmt: skip
     return coefficients(x, site, options, implementation)
 
 
+@takes_merged("fn", of_head)
 def hc_head(
     x: torch.Tensor,
     fn: torch.Tensor,
@@ -128,6 +129,7 @@ def hc_head(
     norm_weight: torch.Tensor | None = None,
     precision: str = "float32",
     eps_outside: bool = False,
+    merged: bool = False,
     implementation: str = "auto",
 ) -> torch.Tensor:
     """Collapse the residual streams behind the last layer into one hidden state.
@@ -146,6 +148,7 @@ def hc_head(
         norm_weight: (n C,), weight of the norm, or None for 1.
         precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
         eps_outside: add norm_eps to the root and not under it.
+        merged: x is (..., n C), as some models keep streams.
         implementation: "auto", "helion" or "pytorch", for `hc_mixes` and `hc_pre`.
 
     Returns:
@@ -174,6 +177,6 @@ def hc_head(
     check_tensors(x, fn, norm_weight)
     check_options(norm_eps, precision, eps_outside)
     norm = float(norm_eps), eps_outside, precision
-    mix = projected(merged(x), fn, norm_weight, norm, implementation)
+    mix = projected(for_projection(x), fn, norm_weight, norm, implementation)
     pre = gate(mix * scale.to(mix.dtype) + base.to(mix.dtype)) + eps
     return collapsed(x, pre, None, implementation)

@@ -9,11 +9,12 @@ import torch
 from helion_sinkhorn.mhc.float32 import Float32Parameters
 from helion_sinkhorn.mhc.functional import hc_head
 from helion_sinkhorn.mhc.norm import with_norm
+from helion_sinkhorn.ops.mhc.merged import joined
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.site.api import Site
 from helion_sinkhorn.ops.mhc.site.crossing import check_site, crossing
 from helion_sinkhorn.ops.mhc.streams import MOST_STREAMS, refuse_merged
-from helion_sinkhorn.runtime.checks import check_finite, check_implementation, check_int
+from helion_sinkhorn.runtime.checks import check_finite, check_flag, check_implementation, check_int
 
 INITIALIZER_RANGE = 0.02
 """Standard deviation of a fresh projection; base begins at 0 and scale at 1, as in transformers."""
@@ -31,7 +32,7 @@ class HyperConnection(Float32Parameters):
     Args:
         hidden_size: C.
         hc_mult: n, streams, 1 to 16.
-        sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`.
+        sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`; 0 leaves the logits of comb as they are.
         eps: of Sinkhorn's softmax and denominators, and added to pre; 0, or 1e-12 to 1.
         norm_eps: added to the mean square under the root, as in `hc_mixes`.
         post_mult: factor of post, as in `hc_split_sinkhorn`.
@@ -40,6 +41,8 @@ class HyperConnection(Float32Parameters):
         comb_order: "io" for comb[input stream, output stream], "oi" for its transpose.
         precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
         eps_outside: add norm_eps to the root and not under it.
+        form: "deepseek" or "log", of Sinkhorn, as in `hc_split_sinkhorn`.
+        merged: streams are (..., n C), as some models keep them, and so is the residual.
         initializer_range: standard deviation of fn in `reset_parameters`.
         implementation: "auto", "helion" or "pytorch".
         device: of the parameters, "meta" too.
@@ -52,7 +55,7 @@ class HyperConnection(Float32Parameters):
 
     Raises:
         TypeError, ValueError: an option that the operators do not take, when the module is made.
-        ValueError: streams that are not (..., hc_mult, hidden_size), when it is called.
+        ValueError: streams that are not (..., hc_mult, hidden_size), or merged, when it is called.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880).
     """
@@ -71,6 +74,8 @@ class HyperConnection(Float32Parameters):
         comb_order: str = "io",
         precision: str = "float32",
         eps_outside: bool = False,
+        form: str = "deepseek",
+        merged: bool = False,
         initializer_range: float = INITIALIZER_RANGE,
         implementation: str = "auto",
         device: torch.device | str | None = None,
@@ -80,9 +85,12 @@ class HyperConnection(Float32Parameters):
         hc_mult = check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
         _check_deviation(initializer_range)
         self.hidden_size, self.hc_mult, self.initializer_range = hidden_size, hc_mult, initializer_range
+        check_flag("merged", merged)
+        self.merged = merged
         self.options = SiteOptions(
-            sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside
-        ).checked()
+            sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside,
+            form=form,
+        ).checked()  # fmt: skip
         self.implementation = check_implementation(implementation)
         rows, columns = hc_mult * (hc_mult + 2), hc_mult * hidden_size
         self.fn, self.base, self.scale = map(
@@ -105,13 +113,15 @@ class HyperConnection(Float32Parameters):
 
         With the residual behind them if asked; `enter` names the results.
         """
-        check_streams_of(self, streams)
+        streams = apart_for(self, streams)
         site, options = with_norm(self.site, self.options, y_norm, streams)
         check_site(streams, site)
         y, _, post, comb, residual = crossing(
             None, streams, site, None, options, check_implementation(self.implementation)
         )
-        return (post, comb, y, residual) if with_residual else (post, comb, y)
+        if not with_residual:
+            return post, comb, y
+        return post, comb, y, joined(residual) if self.merged else residual
 
     @property
     def site(self) -> SiteParameters:
@@ -155,6 +165,7 @@ class HyperHead(Float32Parameters):
         norm_eps: added to the mean square under the root, as in `hc_mixes`.
         precision: "float32" or "tf32" for the projection's products, as in `hc_mixes`.
         eps_outside: add norm_eps to the root and not under it.
+        merged: streams are (..., n C), as some models keep them.
         initializer_range: standard deviation of hc_fn in `reset_parameters`.
         implementation: "auto", "helion" or "pytorch".
         device: of the parameters, "meta" too.
@@ -166,7 +177,7 @@ class HyperHead(Float32Parameters):
 
     Raises:
         TypeError, ValueError: an option that the operators do not take, when the module is made.
-        ValueError: streams that are not (..., hc_mult, hidden_size), when it is called.
+        ValueError: streams that are not (..., hc_mult, hidden_size), or merged, when it is called.
 
     Source: DeepSeek-V4's inference code.
     """
@@ -180,6 +191,7 @@ class HyperHead(Float32Parameters):
         *,
         precision: str = "float32",
         eps_outside: bool = False,
+        merged: bool = False,
         initializer_range: float = INITIALIZER_RANGE,
         implementation: str = "auto",
         device: torch.device | str | None = None,
@@ -188,7 +200,9 @@ class HyperHead(Float32Parameters):
         hidden_size = check_int("hidden_size", hidden_size, 1)
         hc_mult = check_int("hc_mult", hc_mult, 1, MOST_STREAMS)
         _check_deviation(initializer_range)
+        check_flag("merged", merged)
         self.hidden_size, self.hc_mult, self.initializer_range = hidden_size, hc_mult, initializer_range
+        self.merged = merged
         self.options = HeadOptions(eps, norm_eps, precision, eps_outside)
         self.implementation = check_implementation(implementation)
         columns = hc_mult * hidden_size
@@ -205,7 +219,7 @@ class HyperHead(Float32Parameters):
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
         """(..., n, C) to (..., C)."""
-        check_streams_of(self, streams)
+        streams = apart_for(self, streams)
         return hc_head(
             streams, self.hc_fn, self.hc_scale, self.hc_base,
             **self.options._asdict(), implementation=self.implementation,
@@ -215,9 +229,17 @@ class HyperHead(Float32Parameters):
         return _repr(self)
 
 
-def check_streams_of(module: HyperConnection | HyperHead, streams: torch.Tensor) -> None:
-    """Raise ValueError where streams are not (..., n, C) of the module."""
+def apart_for(module: HyperConnection | HyperHead, streams: torch.Tensor) -> torch.Tensor:
+    """The streams of a module as (..., n, C); raise ValueError where they are not as it takes them."""
     wanted = module.hc_mult, module.hidden_size
+    if module.merged and isinstance(streams, torch.Tensor):
+        entries = wanted[0] * wanted[1]
+        if streams.shape[-1:] != (entries,):
+            raise ValueError(
+                f"streams has shape {tuple(streams.shape)}; pass (..., {entries}), {wanted[0]} streams of "
+                f"{wanted[1]} entries side by side: the module was made with merged=True"
+            )
+        return streams.unflatten(-1, wanted)
     if isinstance(streams, torch.Tensor) and tuple(streams.shape[-2:]) != wanted:
         refuse_merged(streams, module.hc_mult, module.hc_mult * module.hidden_size, name="streams")
         one = streams.shape[-1:] == wanted[1:]
@@ -225,6 +247,7 @@ def check_streams_of(module: HyperConnection | HyperHead, streams: torch.Tensor)
             f"streams has shape {tuple(streams.shape)}; pass (..., {wanted[0]}, {wanted[1]}), streams before "
             f"features{f': hc_expand(h, {wanted[0]}) makes them of one hidden state' if one else ''}"
         )
+    return streams
 
 
 def _check_deviation(initializer_range: float) -> None:
@@ -247,5 +270,6 @@ def _empty(device: torch.device | str | None, *shapes: tuple[int, ...]) -> list[
 
 
 def _repr(module: HyperConnection | HyperHead) -> str:
-    options = {"hc_mult": module.hc_mult, **module.options._asdict(), "implementation": module.implementation}
+    options = {"hc_mult": module.hc_mult, **module.options._asdict()}
+    options |= {"merged": module.merged, "implementation": module.implementation}
     return f"{module.hidden_size}, " + ", ".join(f"{name}={value!r}" for name, value in options.items())

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from helion_sinkhorn.mhc.boundary import HyperBoundary
-from helion_sinkhorn.mhc.modules import HyperConnection, check_streams_of
+from helion_sinkhorn.mhc.modules import HyperConnection, apart_for
 from helion_sinkhorn.mhc.norm import is_plain
 from helion_sinkhorn.ops.mhc.post.api import hc_post
 from helion_sinkhorn.ops.mhc.pre.api import hc_pre
@@ -54,7 +54,8 @@ class HyperSublayer(torch.nn.Module):
             torch.nn.RMSNorm without hooks is a part of the collapse, any other module is called.  Pass
             torch.nn.Identity() where the sublayer has a norm of its own.
         delayed_pre: False for DeepSeek-V4's form, True for DeepSeek-V4.1's.
-        options: what HyperConnection takes: sinkhorn_iters, eps, norm_eps and the others, device too.
+        options: what HyperConnection takes: sinkhorn_iters, eps, norm_eps, form, merged and the others,
+            device too.
 
     State dict: connection.fn, connection.base and connection.scale, as HyperConnection has them, float32;
         norm.weight, or what the given norm has; and what the sublayer has, under sublayer.
@@ -119,21 +120,23 @@ class HyperSublayer(torch.nn.Module):
 
     def collapse(self, pending: Pending) -> torch.Tensor:
         """The hidden state (..., C) after the last sublayer, from the `Pending` that it returned."""
-        return hc_pre(self._update(*pending[:4]), pending.pre, implementation=self.connection.implementation)
+        return hc_pre(self._update(*pending[:4]), pending.pre, **self._how)
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {"merged": self.connection.merged, "implementation": self.connection.implementation}
 
     def _update(self, *update: torch.Tensor) -> torch.Tensor:
-        connection = self.connection
-        order, implementation = connection.options.comb_order, connection.implementation
-        return hc_post(*update, comb_order=order, implementation=implementation)
+        return hc_post(*update, comb_order=self.connection.options.comb_order, **self._how)
 
     def _cross(self, streams: torch.Tensor | Pending, norm: torch.nn.Module | None) -> Crossing:
         if isinstance(streams, Pending):
             _check_not_rounded(streams)
             return self.connection(*streams, y_norm=norm)
         check_tensor("streams", streams, "(..., n, C)")
-        check_streams_of(self.connection, streams)
+        apart = apart_for(self.connection, streams)
         # of the streams, so that it is sharded as they are
-        ones, zeros = torch.ones_like(streams[..., :1, 0]), torch.zeros_like(streams[..., 1:, 0])
+        ones, zeros = torch.ones_like(apart[..., :1, 0]), torch.zeros_like(apart[..., 1:, 0])
         return self.connection(None, streams, pre=torch.cat([ones, zeros], -1), y_norm=norm)
 
 

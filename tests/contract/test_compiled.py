@@ -20,7 +20,10 @@ from torch._dynamo.testing import CompileCounterWithBackend
 LEADS = (2, 3), (5, 4), (7, 9), (13, 6)
 
 
-@pytest.mark.parametrize("name", [*PARTS, "dot_compress, without z", "hc_mixes, merged", *KERNELS])
+@pytest.mark.parametrize(
+    "name",
+    [*PARTS, "dot_compress, without z", "hc_mixes, merged", "hc_mixes, prenorm", "hc_post, merged", *KERNELS],
+)
 def test_compiled_once_for_any_number_of_tokens(name, row):
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")

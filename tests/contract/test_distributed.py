@@ -32,7 +32,9 @@ FREE = {"tokens", "second token dimension", "replicated", "tokens, upstream repl
 GATHERED = "first of an entry", "last of an entry"
 OPERATORS = (
     "sinkhorn", "sinkhorn, log", "sinkhorn, implicit", "dot_compress", "dot_compress, without z",
-    "hc_split_sinkhorn", "hc_split_sinkhorn, reduced", "hc_mixes", "hc_mixes, merged", "hc_pre", "hc_post",
+    "hc_split_sinkhorn", "hc_split_sinkhorn, reduced", "hc_mixes", "hc_mixes, merged",
+    "hc_mixes, prenorm", "hc_pre", "hc_post",
+    "hc_post, merged",
     "hc_post, without bias", "hc_site", "hc_boundary",
 )  # fmt: skip
 

@@ -59,7 +59,7 @@ def test_any_leading_shape(name, row, lead):
     flat = row.arguments(tokens)
 
     def shaped(x, offset):
-        return x.reshape(*x.shape[:offset], *lead, *x.shape[offset + 1 :])
+        return x.reshape((*x.shape[:offset], *lead, *x.shape[offset + 1 :]))
 
     given = {n: shaped(x, dims[n][0]) if dims[n] else x for n, x in flat.items()}
     assert {n: tuple(x.shape) for n, x in given.items()} == row.shapes(*lead)

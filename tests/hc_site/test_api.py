@@ -165,7 +165,7 @@ REFUSED = {
     "base elsewhere": ((X, FN, SCALE, BASE.to("meta")), {}, ValueError, "base is on meta"),
     "a norm weight of a stream": (CALL, {"norm_weight": torch.ones(8)}, ValueError,
         r"norm_weight has shape \(8,\)"),
-    "no iteration": (CALL, {"sinkhorn_iters": 0}, ValueError, "sinkhorn_iters is 0"),
+    "no iteration": (CALL, {"sinkhorn_iters": -1}, ValueError, "sinkhorn_iters is -1"),
     "a negative eps": (CALL, {"eps": -1.0}, ValueError, "eps is -1.0"),
     "norm_eps 0": (CALL, {"norm_eps": 0.0}, ValueError, "norm_eps is 0.0"),
     "another order": (CALL, {"comb_order": "ab"}, ValueError, "comb_order is 'ab'"),

@@ -50,18 +50,25 @@ def erring(seed: int) -> At:
     return lambda x, terms=0: _Err.apply(x, UNIT * (2 + 2 * math.sqrt(terms)), generator)
 
 
-def mixes(x, fn, norm_eps=1e-6, eps_outside=False, at: At = exactly):
-    """Projection and norm of (..., n, C)."""
+def prenorm(x, fn, at: At = exactly):
+    """Projection and mean square of (..., n, C)."""
     flat = at(x.flatten(-2))
     z = at(flat.unsqueeze(-2) * fn, flat.size(-1)).sum(-1)
-    q = at(flat.square(), flat.size(-1)).mean(-1, keepdim=True)
+    return z, at(flat.square(), flat.size(-1)).mean(-1)
+
+
+def mixes(x, fn, norm_eps=1e-6, eps_outside=False, at: At = exactly):
+    """Projection and norm of (..., n, C)."""
+    z, q = prenorm(x, fn, at)
+    q = q.unsqueeze(-1)
     r = 1 / (q.sqrt() + norm_eps) if eps_outside else (q + norm_eps).rsqrt()
     return at(at(z) * at(r))
 
 
 def coefficients(
-    x, fn, scale, base, iters=20, eps=1e-6, norm_eps=1e-6, post_mult=2.0, eps_outside=False, at: At = exactly
-):
+    x, fn, scale, base, iters=20, eps=1e-6, norm_eps=1e-6, post_mult=2.0, eps_outside=False, form="deepseek",
+    at: At = exactly,
+):  # fmt: skip
     """(pre, post, comb) of the streams; gates by logsigmoid, whose derivative does not cancel."""
     n = x.size(-2)
     made = mixes(x, fn, norm_eps, eps_outside, at)
@@ -69,7 +76,15 @@ def coefficients(
     a = at(at(made * s) + base)
     pre = at(at(logsigmoid(a[..., :n]).exp()) + eps)
     post = at(post_mult * at(logsigmoid(a[..., n : 2 * n]).exp()))
-    p = at(at(a[..., 2 * n :].unflatten(-1, (n, n))).softmax(-1) + eps)
+    logits = at(a[..., 2 * n :].unflatten(-1, (n, n)))
+    if not iters:
+        return pre, post, logits
+    if form == "log":
+        for _ in range(iters):
+            for axis in (-1, -2):
+                logits = at(logits - at(logits.logsumexp(axis, keepdim=True), n))
+        return pre, post, at(logits.exp())
+    p = at(logits.softmax(-1) + eps)
     p = at(p / at(at(p, n).sum(-2, keepdim=True) + eps))
     for _ in range(iters - 1):
         for axis in (-1, -2):

@@ -144,6 +144,10 @@ def _mixes(run):
     return lambda x, fn, norm_weight: run(x, fn, norm_weight=norm_weight)
 
 
+def _prenorm(run):
+    return lambda x, fn, norm_weight: tuple(run(x, fn, norm_weight=norm_weight, prenorm=True))
+
+
 def _mixes_shapes(*lead):
     return {"x": (*lead, N, C), "fn": (5, N * C), "norm_weight": (N * C,)}
 
@@ -266,6 +270,13 @@ OPERATORS = {
     "hc_site, norm, kernels": Row(*NORMED_SITE, kernels=True),
     "hc_boundary, norm": Row(*NORMED_BOUNDARY),
     "hc_boundary, norm, kernels": Row(*NORMED_BOUNDARY, kernels=True),
+    "hc_site, log form": Row(
+        _site(partial(hc_site, form="log")), _site(partial(reference.hc_site, form="log")), *SITE[2:]
+    ),
+    "hc_boundary, log form": Row(
+        _boundary(partial(hc_boundary, form="log")), _boundary(partial(reference.hc_boundary, form="log")),
+        *BOUNDARY[2:],
+    ),
 }  # fmt: skip
 
 
@@ -274,6 +285,24 @@ def _of_rows(run):
 
 
 _log = {"n_iters": 7, "form": "log", "first": "cols"}
+
+
+def _apart(run):
+    """A specification of streams (..., n, C) for merged ones."""
+    return lambda x, pre: run(x.unflatten(-1, (N, C)), pre)
+
+
+def _joined_update(f, x, post, comb, bias):
+    return reference.hc_post(f, x.unflatten(-1, (N, C)), post, comb, bias).flatten(-2)
+
+
+def _merged(shapes):
+    def of(*lead):
+        return {**shapes(*lead), "x": (*lead, N * C)}
+
+    return of
+
+
 _others = {"post_mult": 1.5, "pre_eps": 1e-2, "post_eps": 1e-3, "comb_order": "oi"}
 _outputs_first = {"comb_order": "oi"}
 _of_norm = {"norm_eps": 0.1, "eps_outside": True}
@@ -297,6 +326,15 @@ VARIANTS = {
     "hc_mixes, merged": Row(
         partial(hc_mixes, precision="tf32", **_of_norm), partial(reference.hc_mixes, **_of_norm),
         _merged_shapes, "hc_mixes", ("x", "fn"),
+    ),
+    "hc_mixes, prenorm": Row(
+        _prenorm(hc_mixes), _prenorm(reference.hc_mixes), _mixes_shapes, "hc_mixes", ("x",),
+    ),
+    "hc_pre, merged": Row(
+        partial(hc_pre, merged=True), _apart(reference.hc_pre), _merged(_pre_shapes), "hc_pre", ("x",)
+    ),
+    "hc_post, merged": Row(
+        partial(hc_post, merged=True), _joined_update, _merged(_update_shapes), "hc_post", ("f", "x")
     ),
     "hc_post, without bias": Row(
         partial(hc_post, **_outputs_first), partial(reference.hc_post, **_outputs_first),

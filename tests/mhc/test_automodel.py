@@ -97,6 +97,24 @@ def test_the_layers_of_this_package_are_those_that_run(kind):
     assert apart(logits_and_gradients(model)[0], before) > 1e-3
 
 
+@pytest.mark.parametrize("kind", COUNTS)
+def test_a_norm_before_a_sublayer_is_called_where_it_has_a_hook(kind):
+    """One without is a part of the collapse; results are those of its call, but for rounding."""
+    model, calls = make(kind), []
+    patch(model)
+    names = ("input_layernorm", "post_attention_layernorm", "attn_norm", "ffn_norm")
+    norms = [m for name, m in model.named_modules() if name.endswith(names) and ".layers." in f".{name}"]
+    assert len(norms) == 4
+    fused, gradients = logits_and_gradients(model)
+    handles = [m.register_forward_hook(lambda module, *_: calls.append(module)) for m in norms]
+    called, expected = logits_and_gradients(model)
+    assert calls == norms
+    for handle in handles:
+        handle.remove()
+    assert 0 < apart(fused, called) < 1e-5
+    assert all(apart(gradients[name], g) < 1e-4 for name, g in expected.items())
+
+
 def test_the_sinkhorn_alone_is_switched(monkeypatch):
     for module in (automodel.v4, automodel.v41):
         monkeypatch.setattr(module, "dsv4_sinkhorn_normalize", automodel.THEIR_SINKHORN)

@@ -387,7 +387,7 @@ REFUSED = {
     "no streams": (lambda: nn.HyperHead(8, 0), ValueError, "hc_mult is 0; pass an int from 1 to 16"),
     "17 streams": (lambda: nn.HyperConnection(8, 17), ValueError, "hc_mult is 17; pass an int from 1 to 16"),
     "streams are a bool": (lambda: nn.HyperConnection(8, True), TypeError, "hc_mult is True; pass an int"),
-    "no iterations": (lambda: nn.HyperConnection(8, 4, 0), ValueError, "sinkhorn_iters is 0; pass an int"),
+    "-1 iterations": (lambda: nn.HyperConnection(8, 4, -1), ValueError, "sinkhorn_iters is -1; pass an int"),
     "eps": (lambda: nn.HyperConnection(8, eps=-1.0), ValueError, "eps is -1.0; pass 0 or"),
     "eps of the head": (lambda: nn.HyperHead(8, eps=math.inf), ValueError, "eps is inf; pass a finite float"),
     "eps of the norm": (lambda: nn.HyperHead(8, norm_eps=0.0), ValueError, "norm_eps is 0.0; pass"),

@@ -31,6 +31,7 @@ from helion_sinkhorn.integrations import models  # noqa: E402
 from helion_sinkhorn.integrations import transformers as integration  # noqa: E402
 from helion_sinkhorn.integrations.digests import digest  # noqa: E402
 from helion_sinkhorn.integrations.models import PACKAGE  # noqa: E402
+from helion_sinkhorn.integrations.norms import entered  # noqa: E402
 from helion_sinkhorn.integrations.replacement import Patched, kinds  # noqa: E402
 from helion_sinkhorn.integrations.transformers import patch, unpatch  # noqa: E402
 
@@ -252,6 +253,54 @@ def test_hooks_stay(when):
         # of the layer and its site, which ends first, and the head
         assert calls == [where] * 3
         calls.clear()
+
+
+def norms(model):
+    """The norms before the sublayers of all layers."""
+    names = "input_layernorm", "post_attention_layernorm"
+    return [module for name, module in model.named_modules() if name.endswith(names)]
+
+
+@pytest.mark.parametrize("model", MAKERS)
+def test_a_norm_before_a_sublayer_is_a_part_of_its_collapse(model, monkeypatch):
+    """Each is called where it has a hook, a wrapper or another forward, and by the others never."""
+    patched, calls = both(model=model)[1], []
+    assert len(norms(patched)) == 4
+    kind = type(norms(patched)[0])
+
+    def spied(module, x):
+        calls.append(module)
+        return own(module, x)
+
+    fused = patched(ids()).logits
+    own = kind.forward
+    with monkeypatch.context() as replaced:
+        replaced.setattr(kind, "forward", spied)
+        called = patched(ids()).logits
+    assert [m for m in calls if m in norms(patched)] == norms(patched)
+    torch.testing.assert_close(fused, called, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(fused, called)
+    calls.clear()
+    hooked, wrapped, *_ = norms(patched)
+    handle = hooked.register_forward_hook(lambda module, given, y: calls.append(module))
+    wrap(wrapped, calls)
+    patched(ids())
+    assert calls == [hooked, wrapped]
+    handle.remove()
+    unwrap(wrapped)
+    del wrapped.forward
+    assert torch.equal(patched(ids()).logits, fused)
+
+
+@pytest.mark.parametrize("model", MAKERS)
+def test_a_weight_that_widens_its_norm_is_left_to_it(model):
+    """The norm of DeepseekV4 casts its product to the dtype of the streams, that of GLM-5.3 does not."""
+    patched = both(model=model)[1].bfloat16()
+    layer = next(module for module in patched.modules() if hasattr(module, "attn_hc"))
+    layer.input_layernorm.float()
+    streams = torch.randn(2, 5, layer.attn_hc.hc_mult, layer.attn_hc.hidden_size, dtype=torch.bfloat16)
+    y = entered(models.NORMS, layer.input_layernorm, streams, layer.attn_hc.enter).y
+    assert y.dtype == layer.input_layernorm(streams[..., 0, :]).dtype
 
 
 def wrap(module, calls):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from helion_sinkhorn.ops.mhc.mixes.api import check_options
-from helion_sinkhorn.ops.mhc.split.api import check_constants, check_iterations
+from helion_sinkhorn.ops.mhc.split.api import check_constants, check_iterations, has_kernels
 from helion_sinkhorn.ops.mhc.streams import check_norm_eps
 from helion_sinkhorn.runtime.checks import as_int
 
@@ -23,7 +23,7 @@ class SiteParameters(NamedTuple):
 
 
 class SiteOptions(NamedTuple):
-    """The options of `hc_site` by their names, in the order of its torch operators."""
+    """The options of `hc_site` by their names."""
 
     sinkhorn_iters: int = 20
     eps: float = 1e-6
@@ -35,17 +35,30 @@ class SiteOptions(NamedTuple):
     precision: str = "float32"
     eps_outside: bool = False
     y_norm_eps: float = 1e-6
+    form: str = "deepseek"
 
     def checked(self) -> SiteOptions:
         """The same as the operators take them, pre_eps never None; raise what they raise of an option."""
         iterations = as_int(self.sinkhorn_iters)
         check_iterations(iterations)
+        # raises of a form that there is not
+        has_kernels(self.form, iterations)
         check_options(self.norm_eps, self.precision, self.eps_outside)
         check_constants(self.eps, self.post_mult, self.pre_eps, self.post_eps, self.comb_order)
         check_norm_eps("y_norm_eps", self.y_norm_eps)
         pre_eps = self.eps if self.pre_eps is None else self.pre_eps
         numbers = map(float, (self.eps, self.norm_eps, self.post_mult, pre_eps, self.post_eps))
-        return SiteOptions(iterations, *numbers, *self[6:9], float(self.y_norm_eps))
+        return SiteOptions(iterations, *numbers, *self[6:9], float(self.y_norm_eps), self.form)
+
+    @property
+    def of_site(self) -> tuple[int | float | str, ...]:
+        """What the torch operators of a site take, in their order: but the form, of which they have one."""
+        return self[:10]
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether they make a comb of this form."""
+        return has_kernels(self.form, self.sinkhorn_iters)
 
     @property
     def of_split(self) -> tuple[int, float, float, float, float, str]:

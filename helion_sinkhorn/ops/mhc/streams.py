@@ -36,6 +36,8 @@ def check_norm_eps(name: str, eps: object) -> None:
 def refuse_merged(x: torch.Tensor, n: int, entries: int, otherwise: str = "", name: str = "x") -> None:
     """Raise ValueError where x is (..., n C), the merged streams that the other arguments of a call are for.
 
+    What takes them on request has the option `merged`.
+
     Args:
         n: the streams that they are for; 0 if they are for no number of streams.
         entries: n C, of a token's streams.
@@ -44,7 +46,8 @@ def refuse_merged(x: torch.Tensor, n: int, entries: int, otherwise: str = "", na
     if 1 < n <= MOST_STREAMS and x.shape[-1:] == (entries,) and entries and entries % n == 0:
         raise ValueError(
             f"{name} has shape {tuple(x.shape)}, as merged streams have; pass (..., n, C): "
-            f"{name}.unflatten(-1, ({n}, {entries // n}))" + (otherwise if x.shape[-2:-1] == (n,) else "")
+            f"{name}.unflatten(-1, ({n}, {entries // n})), or merged=True"
+            + (otherwise if x.shape[-2:-1] == (n,) else "")
         )
 
 
@@ -67,6 +70,11 @@ def check_projection(
         raise ValueError(f"fn has shape {tuple(fn.shape)}; for x of shape {tuple(x.shape)} pass {wanted}")
 
 
-def merged(x: torch.Tensor) -> torch.Tensor:
+def leading(x: torch.Tensor, fn: torch.Tensor) -> torch.Size:
+    """The tokens' dimensions of x (..., n C) or (..., n, C), for fn (M, n C)."""
+    return x.shape[:-1] if x.shape[-1] == fn.shape[-1] else x.shape[:-2]
+
+
+def for_projection(x: torch.Tensor) -> torch.Tensor:
     """x as hc_mixes takes it: one stream of C entries reads as n C merged ones, and so it is merged."""
     return x.flatten(-2) if x.size(-2) == 1 else x

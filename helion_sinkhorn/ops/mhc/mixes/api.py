@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -16,6 +17,7 @@ from helion_sinkhorn.runtime.checks import (
     check_tensor,
     implementation_for,
 )
+from helion_sinkhorn.runtime.export import named_for_export
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import register_sharding_for
 from helion_sinkhorn.runtime.torch_op import differentiates
@@ -23,6 +25,18 @@ from helion_sinkhorn.runtime.torch_op import differentiates
 MOST_ROWS = MOST_STREAMS**2 + 2 * MOST_STREAMS
 """Rows of fn: n^2 + 2n for n = 16 streams, 288."""
 PRECISIONS = ("float32", "tf32")
+
+
+class Prenorm(NamedTuple):
+    """What a projection makes of streams before their norm."""
+
+    product: torch.Tensor
+    """(..., M), z."""
+    mean_square: torch.Tensor
+    """(...), q."""
+
+
+named_for_export(Prenorm)
 
 
 def hc_mixes(
@@ -33,8 +47,9 @@ def hc_mixes(
     *,
     precision: str = "float32",
     eps_outside: bool = False,
+    prenorm: bool = False,
     implementation: str = "auto",
-) -> torch.Tensor:
+) -> torch.Tensor | Prenorm:
     """Project the residual streams of every token on the M rows of fn, and divide by the streams' norm.
 
     With w = norm_weight or 1, and K = n C:
@@ -44,6 +59,8 @@ def hc_mixes(
         dx_i = r sum_j dmixes_j fn_ji w_i + k <dmixes, mixes> x_i,  k = -r^2 / K, or -r / (K sqrt(q)) with
                eps_outside,
         dfn_ji = w_i d_ji,  dw_i = sum_j fn_ji d_ji,  d_ji = sum over tokens of r dmixes_j x_i
+    With prenorm=True the results are z and q, as DeepGEMM's hc_prenorm_gemm has them apart:
+        dx_i = sum_j dz_j fn_ji w_i + 2 dq x_i / K,  d_ji = sum over tokens of dz_j x_i
 
     Args:
         x: (..., n, C) with n C = K, or merged (..., K), float32, bfloat16, float16 or float64, any layout.
@@ -57,11 +74,13 @@ def hc_mixes(
             one rounding.  "tf32" is for users who need only TF32 accuracy, 11 bits: it takes two, 16 bits,
             at two thirds of the products or less.  PyTorch computes in float32 for both.
         eps_outside: add norm_eps to the root instead of under it.
+        prenorm: return z and q, which norm_eps and eps_outside have no part in.  Sums over parts of the
+            entries, such as those of several ranks, are added before the norm.
         implementation: "auto" takes the Helion kernels on a GPU and PyTorch elsewhere, in float64 and for
             n C = 1; "helion" and "pytorch" ask for one of them.
 
     Returns:
-        mixes (..., M), float32 (float64 for float64 x).
+        mixes (..., M), float32 (float64 for float64 x); with prenorm (product (..., M), mean_square (...)).
 
     Numerical policy: all arithmetic in float32 (float64 for float64 x), also under autocast; dx is rounded
         once to the dtype of x, the gradients of fn and norm_weight once to theirs.  Bitwise reproducible, and
@@ -81,19 +100,30 @@ def hc_mixes(
     implementation = check_implementation(implementation)
     check_tensors(x, fn, norm_weight)
     check_options(norm_eps, precision, eps_outside)
+    check_flag("prenorm", prenorm)
+    if prenorm:
+        fn, serves = weighted(x, fn, norm_weight, implementation)
+        run = torch_op.HcMixesPrenorm.apply if differentiates(x, fn) else torch_op.call_prenorm
+        return Prenorm(*run(x, fn, precision, serves))
     return projected(x, fn, norm_weight, (float(norm_eps), eps_outside, precision), implementation)
 
 
 def projected(x, fn, norm_weight, options, implementation) -> torch.Tensor:
     """hc_mixes of checked arguments; options: its norm_eps, eps_outside and precision."""
+    fn, serves = weighted(x, fn, norm_weight, implementation)
+    run = torch_op.HcMixes.apply if differentiates(x, fn) else torch_op.call
+    mixes, _ = run(x, fn, *options, serves)
+    return mixes
+
+
+def weighted(x, fn, norm_weight, implementation) -> tuple[torch.Tensor, str]:
+    """fn with the norm's weight in it, and who computes the call."""
     serves = implementation_for(implementation, "x", x, beyond_kernels(fn))
     register_sharding_for(x, fn, *(() if norm_weight is None else (norm_weight,)))
     if norm_weight is not None:
         wide = computing(x.dtype)
         fn = fn.to(wide) * norm_weight.to(wide)
-    run = torch_op.HcMixes.apply if differentiates(x, fn) else torch_op.call
-    mixes, _ = run(x, fn, *options, serves)
-    return mixes
+    return fn, serves
 
 
 def beyond_kernels(fn) -> Callable[[], str] | None:

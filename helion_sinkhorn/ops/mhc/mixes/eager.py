@@ -94,22 +94,29 @@ def _chunks(
         yield at, made
 
 
-@float32_products()
 def forward(
     x: torch.Tensor, fn: torch.Tensor, norm_eps: float, eps_outside: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(mixes (T, M), norms (T, 2)) for x (T, K) and fn (M, K); norms are r and k, see `norms_of`."""
+    dtype = computing(x.dtype)
+    mixes, q = x.new_empty(x.size(0), fn.size(0), dtype=dtype), x.new_empty(x.size(0), dtype=dtype)
+    prenorm(x, fn, mixes, q)
+    norms = norms_of(q, x.size(1), norm_eps, eps_outside)
+    return mixes.mul_(norms[:, :1]), norms
+
+
+@float32_products()
+def prenorm(x: torch.Tensor, fn: torch.Tensor, product: torch.Tensor, q: torch.Tensor) -> None:
+    """Write products (T, M) and mean squares (T,) of x (T, K) and fn (M, K)."""
     (m, size), dtype = fn.shape, computing(x.dtype)
     fn = _projection(x, fn)
-    mixes, q = x.new_empty(x.size(0), m, dtype=dtype), x.new_empty(x.size(0), dtype=dtype)
     for at, (rows,) in _chunks(x, dtype=dtype, counts=_chunks_of(x.device, fn)):
         there = at.stop - at.start
-        mixes[at] = (rows @ fn.mT)[:there, :m]
+        product[at] = (rows @ fn.mT)[:there, :m]
         # on a CPU each row is summed alone, but for a single one of many columns
         summed = rows[: max(there, 2)] if x.device.type == "cpu" else rows
         q[at] = summed.square().sum(-1)[:there]
-    norms = norms_of(q.div_(size), size, norm_eps, eps_outside)
-    return mixes.mul_(norms[:, :1]), norms
+    q.div_(size)
 
 
 def norms_of(q: torch.Tensor, size: int, norm_eps: float, eps_outside: bool) -> torch.Tensor:
@@ -125,7 +132,6 @@ def norms_of(q: torch.Tensor, size: int, norm_eps: float, eps_outside: bool) -> 
     return torch.stack([r, torch.where(root > 0, -r / root / size, 0.0)], -1)
 
 
-@float32_products()
 def backward(
     dmixes: torch.Tensor,
     x: torch.Tensor,
@@ -138,13 +144,32 @@ def backward(
 
     None for each that is not wanted.
     """
+    along = norms[:, 1] * sum_last(dmixes * mixes)
+    return gradients(norms[:, :1] * dmixes, along, x, fn, wanted)
+
+
+def prenorm_backward(
+    dproduct: torch.Tensor,
+    dsquare: torch.Tensor,
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    wanted: Sequence[bool] = (True, True),
+) -> tuple[Some, Some]:
+    """The same of `prenorm`'s results."""
+    return gradients(dproduct, dsquare * (2 / x.size(1)), x, fn, wanted)
+
+
+@float32_products()
+def gradients(
+    scaled: torch.Tensor, along: torch.Tensor, x: torch.Tensor, fn: torch.Tensor, wanted: Sequence[bool]
+) -> tuple[Some, Some]:
+    """dx = scaled fn + along x, rounded once, and dfn = scaled' x, for scaled (T, M) and along (T,)."""
     (m, size), dtype = fn.shape, computing(x.dtype)
     fn = _projection(x, fn)
     dx, dfn = room_for((x, fn), wanted)
     if dfn is not None:
         dfn.zero_()
-    along = norms[:, 1] * sum_last(dmixes * mixes)
-    scaled, along = norms[:, :1] * dmixes, along.unsqueeze(1)
+    along = along.unsqueeze(1)
     given = (scaled,) if dfn is None else (scaled, x)
     for at, (g, *rows) in _chunks(*given, dtype=dtype, counts=_chunks_of(x.device, fn)):
         there, g = at.stop - at.start, g[:, : fn.size(0)]

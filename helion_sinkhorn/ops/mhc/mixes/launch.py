@@ -20,6 +20,7 @@ from helion_sinkhorn.ops.mhc.mixes.space import (
     split_default,
     split_space,
 )
+from helion_sinkhorn.ops.mhc.streams import leading
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, chosen_for, launch
 from helion_sinkhorn.runtime.views import flattened, parameter, placed
@@ -126,12 +127,34 @@ def forward(
     x: torch.Tensor, fn: torch.Tensor, norm_eps: float, eps_outside: bool, precision: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(mixes (..., M), norms (..., 2)); the contract is api.hc_mixes's."""
-    m, columns = fn.shape
-    lead = x.shape[:-1] if x.size(-1) == columns else x.shape[:-2]
-    x, fn = placed(x.reshape(-1, columns)), several(parameter(fn), 0)
-    call = call_for(len(fn), columns, x.dtype, precision)
-    mixes, norms = reduce(*partials(x, split(fn, call), precision), call, norm_eps, eps_outside)
+    m, lead = len(fn), leading(x, fn)
+    *made, call = projected(x, fn, precision)
+    mixes, norms = reduce(*made, call, norm_eps, eps_outside)
     return mixes[:, :m].contiguous().view(*lead, m), norms.view(*lead, 2)
+
+
+def prenorm(
+    x: torch.Tensor, fn: torch.Tensor, precision: str, product: torch.Tensor, q: torch.Tensor
+) -> None:
+    """Write products (T, M) and mean squares (T,) of x (..., K) or (..., n, C) and fn (M, K).
+
+    REDUCE adds the chunks in their order, the squares as one more row, for a norm of 1 / (0 + 1).
+    """
+    made, squares, call = projected(x, fn, precision)
+    rows = torch.cat([made, squares.unsqueeze(-1)], -1)
+    wider = call_for(rows.size(-1), call.columns, x.dtype, precision)
+    sums, _ = reduce(rows, torch.zeros_like(squares), wider, 1.0, True)
+    product.copy_(sums[:, : len(fn)])
+    torch.div(sums[:, -1], call.columns, out=q)
+
+
+def projected(
+    x: torch.Tensor, fn: torch.Tensor, precision: str
+) -> tuple[torch.Tensor, torch.Tensor, MixesCall]:
+    """What `partials` makes of x (..., K) or (..., n, C) and fn (M, K), and the call."""
+    x, fn = placed(x.reshape(-1, fn.size(1))), several(parameter(fn), 0)
+    call = call_for(len(fn), fn.size(1), x.dtype, precision)
+    return *partials(x, split(fn, call), precision), call
 
 
 def upstream(
@@ -191,10 +214,36 @@ def backward(
     wanted: Sequence[bool] = (True, True),
 ) -> tuple[Some, Some]:
     """(dx, dfn in float32), None for each that is not wanted."""
-    m, columns = fn.shape
     dmixes, mixes, norms = (flattened(t, 1) for t in (dmixes, mixes, norms))
-    rows = several(parameter(fn), 0)
-    call = call_for(len(rows), columns, x.dtype, precision)
+    call = call_for(len(fn), fn.size(1), x.dtype, precision)
     given = upstream(several(dmixes, 1), several(mixes, 1), norms, call)
-    dx, dfn = gradients(*given, placed(x.reshape(-1, columns)).unsqueeze(1), rows, call, wanted=wanted)
-    return None if dx is None else dx.view(x.shape), None if dfn is None else dfn[:m]
+    return _of_rows(*given, x, fn, call, wanted)
+
+
+def prenorm_backward(
+    dproduct: torch.Tensor,
+    dsquare: torch.Tensor,
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    precision: str,
+    wanted: Sequence[bool] = (True, True),
+) -> tuple[Some, Some]:
+    """The same of what `prenorm` writes: UPSTREAM of a norm of 1, and 2 dsquare x / K in the norm's place."""
+    rows = several(flattened(dproduct, 1), 1)
+    call = call_for(len(fn), fn.size(1), x.dtype, precision)
+    g, _ = upstream(rows, rows, rows.new_ones(len(rows), 2), call)
+    return _of_rows(g, dsquare.reshape(-1) * (2 / call.columns), x, fn, call, wanted)
+
+
+def _of_rows(
+    g: torch.Tensor,
+    along: torch.Tensor,
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    call: MixesCall,
+    wanted: Sequence[bool],
+) -> tuple[Some, Some]:
+    """`gradients` in the shapes of x (..., K) or (..., n, C) and fn (M, K)."""
+    rows = placed(x.reshape(-1, call.columns)).unsqueeze(1)
+    dx, dfn = gradients(g, along, rows, several(parameter(fn), 0), call, wanted=wanted)
+    return None if dx is None else dx.view(x.shape), None if dfn is None else dfn[: len(fn)]

@@ -12,12 +12,13 @@ def hc_mixes(
     norm_weight: torch.Tensor | None = None,
     *,
     eps_outside: bool = False,
-) -> torch.Tensor:
+    prenorm: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Project the residual streams of every token on M rows, and divide by the root mean square of all.
 
     With w = norm_weight or 1 and K = n C:
         z_j = sum_i fn_ji w_i x_i,  q = sum_i x_i^2 / K,  r = 1 / sqrt(q + norm_eps),  mixes_j = r z_j
-    and with eps_outside r = 1 / (sqrt(q) + norm_eps).
+    and with eps_outside r = 1 / (sqrt(q) + norm_eps).  With prenorm z and q are returned.
 
     Args:
         x: (..., n, C) with n C = K, or (..., K), any floating dtype; all arithmetic is in that dtype.
@@ -25,13 +26,15 @@ def hc_mixes(
         norm_weight: (K,), or None for ones.
 
     Returns:
-        mixes (..., M).
+        mixes (..., M), or (z (..., M), q (...)).
 
     Source: Xie et al., mHC (arXiv 2512.24880), section 4.2, and DeepSeek-V4's inference code.
     """
     size = fn.size(1)
     flat = x if x.size(-1) == size else x.flatten(-2)
     weighted = flat if norm_weight is None else flat * norm_weight
+    if prenorm:
+        return weighted @ fn.mT, flat.square().mean(-1)
     if eps_outside:
         # a norm, not the root of a mean: its derivative at 0 is 0, as that of mixes asks
         norm = torch.linalg.vector_norm(flat, dim=-1, keepdim=True) / size**0.5 + norm_eps

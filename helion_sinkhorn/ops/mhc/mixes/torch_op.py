@@ -2,7 +2,8 @@
 
 `helion_sinkhorn::hc_mixes` returns (mixes, norms); norms (..., 2) are r and k of `eager.norms_of` and carry
 no gradient.  Its backward returns (dx, dfn), dfn a sum over tokens in the computing dtype, and an empty
-tensor for each that is not `wanted`.  Both take any leading shape; `implementation` is "helion" or "pytorch".
+tensor for each that is not `wanted`.  `hc_mixes_prenorm` returns (product, mean square), and its backward
+what that of hc_mixes does.  All take any leading shape; `implementation` is "helion" or "pytorch".
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import torch
 
 from helion_sinkhorn.ops.mhc.mixes import eager
+from helion_sinkhorn.ops.mhc.streams import leading
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.tokens import before, roles
 from helion_sinkhorn.runtime.torch_op import (
@@ -25,6 +27,7 @@ from helion_sinkhorn.runtime.torch_op import (
 from helion_sinkhorn.runtime.wanted import cast, filled, only
 
 FORWARD, BACKWARD = "hc_mixes", "hc_mixes_backward"
+PRENORM, PRENORM_BACKWARD = "hc_mixes_prenorm", "hc_mixes_prenorm_backward"
 
 
 @functools.cache
@@ -33,11 +36,6 @@ def _launch():
     from helion_sinkhorn.ops.mhc.mixes import launch
 
     return launch
-
-
-def leading(x: torch.Tensor, fn: torch.Tensor) -> torch.Size:
-    """The tokens' dimensions of x (..., K), or of (..., n, C) with n C = K."""
-    return x.shape[:-1] if x.shape[-1] == fn.shape[-1] else x.shape[:-2]
 
 
 def _tokens(x: torch.Tensor, columns: int) -> torch.Tensor:
@@ -68,9 +66,48 @@ def backward(dmixes, x, fn, mixes, norms, precision, implementation, wanted):
     return filled((None if dx is None else dx.view(x.shape), dfn), (x, fn))
 
 
+def prenorm(x, fn, precision, implementation):
+    """(product, mean square); see api.hc_mixes."""
+    # in the shapes of the results: of several autograd lets nobody change a view in place
+    product, square = _empty_prenorm(x, fn, precision, implementation)
+    rows = product.view(square.numel(), fn.size(0)), square.view(-1)
+    if implementation == "helion" and x.numel() > 0:
+        with on_device(x):
+            _launch().prenorm(x, fn, precision, *rows)
+    else:
+        with without_autocast(x):
+            eager.prenorm(_tokens(x, fn.size(1)), fn, *rows)
+    return product, square
+
+
+def prenorm_backward(dproduct, dsquare, x, fn, precision, implementation, wanted):
+    """(dx, dfn) from what `prenorm` was given; an upstream gradient that is None is 0."""
+    if dproduct is None or dsquare is None:
+        zeros = (t.zero_() for t in _empty_prenorm(x, fn, precision, implementation))
+        dproduct, dsquare = (z if d is None else d for d, z in zip((dproduct, dsquare), zeros, strict=True))
+    if implementation == "helion" and x.numel() > 0:
+        with on_device(x):
+            found = _launch().prenorm_backward(dproduct, dsquare, x, fn, precision, wanted)
+        return filled(found, (x, fn))
+    m, size = fn.shape
+    with without_autocast(x):
+        given = _tokens(dproduct, m), dsquare.reshape(-1), _tokens(x, size), fn
+        dx, dfn = eager.prenorm_backward(*given, wanted)
+    return filled((None if dx is None else dx.view(x.shape), dfn), (x, fn))
+
+
 def _empty_results(x, fn, norm_eps, eps_outside, precision, implementation):
     lead, dtype = leading(x, fn), computing(x.dtype)
     return tuple(x.new_empty(*lead, columns, dtype=dtype) for columns in (fn.shape[-2], 2))
+
+
+def _empty_prenorm(x, fn, precision, implementation):
+    lead, dtype = leading(x, fn), computing(x.dtype)
+    return x.new_empty(*lead, fn.shape[-2], dtype=dtype), x.new_empty(lead, dtype=dtype)
+
+
+def _empty_prenorm_gradients(dproduct, dsquare, x, fn, precision, implementation, wanted):
+    return _empty_gradients(dproduct, x, fn, None, None, precision, implementation, wanted)
 
 
 def _empty_gradients(dmixes, x, fn, mixes, norms, precision, implementation, wanted):
@@ -96,6 +133,23 @@ def _gradient(ctx, dmixes, _):
     return dx, cast(dfn, fn), *[None] * 4
 
 
+def _keep_prenorm(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2])
+    ctx.precision, ctx.implementation = inputs[2:]
+    ctx.set_materialize_grads(False)
+
+
+def _prenorm_gradient(ctx, dproduct, dsquare):
+    given = dproduct, dsquare, *ctx.saved_tensors
+    if dproduct is None and dsquare is None:
+        return (None,) * 4
+    there = [t for t in given if t is not None]
+    run = HcMixesPrenormBackward.apply if differentiates(*there) else call_prenorm_backward
+    wanted = ctx.needs_input_grad[:2]
+    dx, dfn = only(run(*given, ctx.precision, ctx.implementation, wanted), wanted)
+    return dx, cast(dfn, given[3]), None, None
+
+
 call = define(
     FORWARD,
     "(Tensor x, Tensor fn, float norm_eps, bool eps_outside, str precision, str implementation)"
@@ -108,7 +162,26 @@ call_backward = define(
     "bool[] wanted) -> (Tensor, Tensor)",
     backward, _empty_gradients, 5,
 )  # fmt: skip
+call_prenorm = define(
+    PRENORM, "(Tensor x, Tensor fn, str precision, str implementation) -> (Tensor, Tensor)",
+    prenorm, _empty_prenorm, 2,
+)  # fmt: skip
+call_prenorm_backward = define(
+    PRENORM_BACKWARD,
+    "(Tensor? dproduct, Tensor? dsquare, Tensor x, Tensor fn, str precision, str implementation, "
+    "bool[] wanted) -> (Tensor, Tensor)",
+    prenorm_backward, _empty_prenorm_gradients, 4,
+)  # fmt: skip
 HcMixes = differentiable(FORWARD, FORWARD, call, _keep, _gradient)
 HcMixesBackward = last(BACKWARD, FORWARD, call_backward)
+HcMixesPrenorm = differentiable(PRENORM, FORWARD, call_prenorm, _keep_prenorm, _prenorm_gradient)
+HcMixesPrenormBackward = last(PRENORM_BACKWARD, FORWARD, call_prenorm_backward)
 roles(FORWARD, "tp -> tt", _empty_results, lambda x, fn, *_: len(leading(x, fn)))
 roles(BACKWARD, "ttptt -> t+", _empty_gradients, before(1))
+roles(PRENORM, "tp -> tt", _empty_prenorm, lambda x, fn, *_: len(leading(x, fn)))
+roles(
+    PRENORM_BACKWARD,
+    "tttp -> t+",
+    _empty_prenorm_gradients,
+    lambda dproduct, dsquare, x, fn, *_: len(leading(x, fn)),
+)

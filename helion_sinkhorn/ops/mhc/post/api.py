@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from helion_sinkhorn.ops.mhc.merged import joined, of_coefficients, takes_merged
 from helion_sinkhorn.ops.mhc.post import torch_op
 from helion_sinkhorn.ops.mhc.streams import COMB_ORDERS, check_streams, refuse_merged
 from helion_sinkhorn.runtime.checks import (
@@ -20,6 +21,7 @@ from helion_sinkhorn.runtime.torch_op import differentiates
 from helion_sinkhorn.runtime.updates import updated
 
 
+@takes_merged("post", of_coefficients, joined)
 def hc_post(
     f: torch.Tensor,
     x: torch.Tensor,
@@ -28,6 +30,7 @@ def hc_post(
     bias: torch.Tensor | None = None,
     *,
     comb_order: str = "io",
+    merged: bool = False,
     implementation: str = "auto",
 ) -> torch.Tensor:
     """Mix the n residual streams of mHC and add the output f of a sublayer to each.
@@ -51,6 +54,7 @@ def hc_post(
         bias: (C,), any floating dtype, that of the sublayer's last linear map; None for 0.
         comb_order: "io" for comb[..., input stream, output stream], as DeepSeek has it; "oi" for its
             transpose.
+        merged: x is (..., n C), as some models keep streams, and so is the result.
         implementation: "auto" takes the Helion kernels on a GPU and vectorised PyTorch elsewhere, in float64
             and for C = 1; "helion" and "pytorch" ask for one of them.
 

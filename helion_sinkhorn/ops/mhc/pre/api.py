@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from helion_sinkhorn.ops.mhc.merged import of_coefficients, takes_merged
 from helion_sinkhorn.ops.mhc.pre import torch_op
 from helion_sinkhorn.ops.mhc.pre.normed import torch_op as normed_op
 from helion_sinkhorn.ops.mhc.streams import check_norm_eps, check_streams, refuse_merged
@@ -28,12 +29,14 @@ class Norm(NamedTuple):
     eps: float
 
 
+@takes_merged("pre", of_coefficients)
 def hc_pre(
     x: torch.Tensor,
     pre: torch.Tensor,
     *,
     y_norm_weight: torch.Tensor | None = None,
     y_norm_eps: float = 1e-6,
+    merged: bool = False,
     implementation: str = "auto",
 ) -> torch.Tensor:
     """Collapse the n residual streams of mHC to the input of a sublayer: y_c = sum_i pre_i x_ic.
@@ -50,6 +53,7 @@ def hc_pre(
             hc_split_sinkhorn returns it.
         y_norm_weight: (C,), any floating dtype, computed with in float32; None for y itself.
         y_norm_eps: added to the mean square of y, at least 1.2e-38, float32's smallest normal number.
+        merged: x is (..., n C), as some models keep streams.
         implementation: "auto" takes the Helion kernels on a GPU and vectorised PyTorch elsewhere, in float64
             and for a norm of C = 1; "helion" and "pytorch" ask for one of them.
 

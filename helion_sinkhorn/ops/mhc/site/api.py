@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from helion_sinkhorn.ops.mhc.merged import of_site, takes_merged, with_joined
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.site.crossing import check_site, crossing
 from helion_sinkhorn.runtime.checks import check_implementation
@@ -28,6 +29,7 @@ class Site(NamedTuple):
 named_for_export(Site)
 
 
+@takes_merged("fn", of_site, with_joined)
 def hc_site(
     x: torch.Tensor,
     fn: torch.Tensor,
@@ -46,6 +48,8 @@ def hc_site(
     eps_outside: bool = False,
     y_norm_weight: torch.Tensor | None = None,
     y_norm_eps: float = 1e-6,
+    form: str = "deepseek",
+    merged: bool = False,
     implementation: str = "auto",
 ) -> Site:
     """Make a sublayer's input and the coefficients of its output from the residual streams.
@@ -63,7 +67,7 @@ def hc_site(
         fn: (n^2 + 2n, n C), any floating dtype, the projection.
         scale: (3,), for pre, post and comb.
         base: (n^2 + 2n,).
-        sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`.
+        sinkhorn_iters: T, iterations, as in `hc_split_sinkhorn`; 0 leaves the logits of comb as they are.
         eps: of Sinkhorn's softmax and denominators, and added to pre; 0, or 1e-12 to 1.
         norm_eps: added to the mean square under the root, as in `hc_mixes`.
         norm_weight: (n C,), weight of the norm, or None for 1.
@@ -76,6 +80,8 @@ def hc_site(
         y_norm_weight: (C,), weight of the RMSNorm before the sublayer, which makes y then, as in `hc_pre`; or
             None.
         y_norm_eps: added to the mean square of y.
+        form: "deepseek" or "log", of Sinkhorn, as in `hc_split_sinkhorn`.
+        merged: x is (..., n C), as some models keep streams, and so is the residual.
         implementation: "auto", "helion" or "pytorch".
 
     Returns:
@@ -84,8 +90,8 @@ def hc_site(
 
     Numerical policy: that of the three operators, but dx is rounded once, where theirs are rounded one by one
         and then in autograd's sums.  Bitwise reproducible, and a token's results and its dx do not depend on
-        the others.  On a CPU, in float64, for DTensors, one stream, C = 1, a norm_eps below 1e-37 and more
-        than the kernels' iterations, the three operators are called, and autograd adds.
+        the others.  On a CPU, in float64, for DTensors, one stream, C = 1, a norm_eps below 1e-37, the log
+        form, no iterations and more than the kernels', the three operators are called, and autograd adds.
 
     Raises:
         TypeError, ValueError, NotImplementedError: what the three operators raise.
@@ -97,7 +103,7 @@ def hc_site(
     check_site(x, site)
     options = SiteOptions(
         sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside,
-        y_norm_eps,
+        y_norm_eps, form,
     ).checked()  # fmt: skip
     y, _, post, comb, residual = crossing(None, x, site, None, options, implementation)
     return Site(y, post, comb, residual)

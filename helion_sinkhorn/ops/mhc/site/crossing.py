@@ -14,8 +14,9 @@ from helion_sinkhorn.ops.mhc.site import torch_op
 from helion_sinkhorn.ops.mhc.site.boundary import composed
 from helion_sinkhorn.ops.mhc.site.boundary import torch_op as boundary_op
 from helion_sinkhorn.ops.mhc.split.api import SMALLEST_NORM_EPS, check_parameters, split
+from helion_sinkhorn.ops.mhc.split.forms import in_parts
 from helion_sinkhorn.ops.mhc.split.limits import beyond_kernels
-from helion_sinkhorn.ops.mhc.streams import check_projection, merged, streams_of
+from helion_sinkhorn.ops.mhc.streams import check_projection, for_projection, streams_of
 from helion_sinkhorn.runtime.checks import check_same_device, check_tensor, implementation_for, refuse_shape
 from helion_sinkhorn.runtime.export import named_for_export
 from helion_sinkhorn.runtime.tokens import may_be_distributed, register_sharding_for
@@ -65,7 +66,7 @@ def crossing(
     fn, scale, base, norm_weight, y_weight = site
     serves = implementation_for(implementation, "x", x)
     # otherwise each part says for itself who computes it
-    alike = serves == "pytorch" or not beyond_parts(options, *x.shape[-2:])
+    alike = options.has_kernels and (serves == "pytorch" or not beyond_parts(options, *x.shape[-2:]))
     distributed = _distributed(x, *site, weights, *update or ())
     computed = serves == "helion" and alike and options.norm_eps >= SMALLEST_NORM_EPS and not distributed
     summed = update is not None and alike and not computed and composed.loses_digits(x, update[-1])
@@ -76,15 +77,15 @@ def crossing(
         if norm_weight is not None:
             fn = fn.float() * norm_weight.float()
         if update is None:
-            return Crossing(*torch_op.run(x, fn, scale, base, weights, y_weight, *options))
+            return Crossing(*torch_op.run(x, fn, scale, base, weights, y_weight, *options.of_site))
         given = update.f, x, *update[1:], weights, fn, scale, base, y_weight
         there = [t for t in given if t is not None]
         if summed:
             register_sharding_for(*there)
-            streams, *found = composed.Composed.apply(*given, *options, serves)
+            streams, *found = composed.Composed.apply(*given, *options.of_site, serves)
         else:
             run = boundary_op.HcBoundary.apply if differentiates(*there) else boundary_op.call
-            streams, *found = run(*given, *options)
+            streams, *found = run(*given, *options.of_site)
         updated(streams, *given[:5], options.comb_order, serves)
         return Crossing(*found[:4], streams)
     pre, post, comb = coefficients(x, site, options, implementation)
@@ -99,8 +100,11 @@ def coefficients(
     """(pre, post, comb) of the streams x, by two operators; arguments are checked as for `crossing`."""
     fn, scale, base, norm_weight, _ = site
     norm = options.norm_eps, options.eps_outside, options.precision
-    mixes = projected(merged(x), fn, norm_weight, norm, implementation)
-    return split(mixes, scale, base, x.shape[-2], options.of_split, implementation)
+    mixes = projected(for_projection(x), fn, norm_weight, norm, implementation)
+    given = mixes, scale, base, x.shape[-2], options.of_split
+    if not options.has_kernels:
+        return in_parts(*given, options.form, implementation, None)
+    return split(*given, implementation)
 
 
 def beyond_parts(options: SiteOptions, n: int, columns: int) -> bool:

@@ -27,6 +27,7 @@ def hc_site(
     eps_outside: bool = False,
     y_norm_weight: torch.Tensor | None = None,
     y_norm_eps: float = 1e-6,
+    form: str = "deepseek",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Make a sublayer's input and the coefficients of its output from the residual streams.
 
@@ -46,7 +47,7 @@ def hc_site(
     """
     pre, post, comb = _coefficients(
         x, fn, scale, base, sinkhorn_iters, eps, norm_eps, norm_weight, eps_outside,
-        post_mult=post_mult, pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order,
+        post_mult=post_mult, pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order, form=form,
     )  # fmt: skip
     y = hc_pre(x, pre, y_norm_weight=y_norm_weight, y_norm_eps=y_norm_eps)
     return y, post, comb, x
@@ -74,6 +75,7 @@ def hc_boundary(
     eps_outside: bool = False,
     y_norm_weight: torch.Tensor | None = None,
     y_norm_eps: float = 1e-6,
+    form: str = "deepseek",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Take a sublayer's output into the streams, and make the next sublayer's input and coefficients.
 
@@ -97,7 +99,7 @@ def hc_boundary(
     streams = hc_post(f, x, post, comb, bias, comb_order=comb_order)
     pre, post, comb = _coefficients(
         streams, fn, scale, base, sinkhorn_iters, eps, norm_eps, norm_weight, eps_outside,
-        post_mult=post_mult, pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order,
+        post_mult=post_mult, pre_eps=pre_eps, post_eps=post_eps, comb_order=comb_order, form=form,
     )  # fmt: skip
     weights = pre if pre_next is None else pre_next
     y = hc_pre(streams, weights, y_norm_weight=y_norm_weight, y_norm_eps=y_norm_eps)

@@ -148,7 +148,7 @@ def split(mixes, scale, base, n, options, implementation, out_dtype=None, reduce
 
 def _check(mixes, scale, base, n, n_iters, out_dtype) -> None:
     check_int("hc_mult", n, 1, MOST_STREAMS)
-    check_iterations(n_iters, least=0)
+    check_iterations(n_iters)
     columns = n * n + 2 * n
     check_tensor("mixes", mixes, f"(..., {columns})")
     if mixes.dim() < 1 or mixes.shape[-1] != columns:
@@ -169,9 +169,9 @@ def has_kernels(form, n_iters) -> bool:
     return False
 
 
-def check_iterations(n_iters, least: int = 1) -> None:
+def check_iterations(n_iters) -> None:
     """Raise unless there are as many iterations as the operator takes."""
-    check_int("sinkhorn_iters", n_iters, least, MOST_ITERS)
+    check_int("sinkhorn_iters", n_iters, 0, MOST_ITERS)
 
 
 def check_parameters(scale, base, n, first, other) -> None:

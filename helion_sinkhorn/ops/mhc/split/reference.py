@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from helion_sinkhorn.ops.mhc.split.partials import Reduce
+from helion_sinkhorn.ops.sinkhorn.reference import sinkhorn
 
 
 def mixes_of(partials: torch.Tensor, reduce: Reduce) -> torch.Tensor:
@@ -29,6 +30,7 @@ def hc_split_sinkhorn(
     pre_eps: float | None = None,
     post_eps: float = 0.0,
     comb_order: str = "io",
+    form: str = "deepseek",
     reduce: Reduce | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Split the mixes of n = hc_mult residual streams into pre, post and comb.
@@ -39,6 +41,7 @@ def hc_split_sinkhorn(
         post = post_mult sigmoid(a_post) + post_eps
         comb = softmax(a_comb, rows) + eps, columns normalised, then sinkhorn_iters - 1 times rows and
                columns, each denominator + eps
+    or in the log form what `sinkhorn` makes of a_comb, and a_comb itself for no iterations.
 
     Args:
         mixes: (..., n^2 + 2n), any floating dtype; all arithmetic is in that dtype.
@@ -58,9 +61,13 @@ def hc_split_sinkhorn(
     a = mixes * s + base
     pre = a[..., :n].sigmoid() + (eps if pre_eps is None else pre_eps)
     post = post_mult * a[..., n : 2 * n].sigmoid() + post_eps
-    p = a[..., 2 * n :].unflatten(-1, (n, n)).softmax(-1) + eps
-    p = p / (p.sum(-2, keepdim=True) + eps)
-    for _ in range(sinkhorn_iters - 1):
-        p = p / (p.sum(-1, keepdim=True) + eps)
+    p = a[..., 2 * n :].unflatten(-1, (n, n))
+    if sinkhorn_iters and form == "log":
+        p = sinkhorn(p, sinkhorn_iters, form=form)
+    elif sinkhorn_iters:
+        p = p.softmax(-1) + eps
         p = p / (p.sum(-2, keepdim=True) + eps)
+        for _ in range(sinkhorn_iters - 1):
+            p = p / (p.sum(-1, keepdim=True) + eps)
+            p = p / (p.sum(-2, keepdim=True) + eps)
     return pre, post, p if comb_order == "io" else p.mT

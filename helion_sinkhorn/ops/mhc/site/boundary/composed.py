@@ -15,7 +15,7 @@ from helion_sinkhorn.ops.mhc.post import torch_op as of_post
 from helion_sinkhorn.ops.mhc.pre import torch_op as of_pre
 from helion_sinkhorn.ops.mhc.pre.normed import torch_op as of_normed
 from helion_sinkhorn.ops.mhc.split import torch_op as of_split
-from helion_sinkhorn.ops.mhc.streams import merged
+from helion_sinkhorn.ops.mhc.streams import for_projection
 from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.torch_op import differentiates, with_signature
 from helion_sinkhorn.runtime.wanted import cast, only
@@ -58,7 +58,7 @@ class Composed(torch.autograd.Function):
         site, serves = SiteOptions(*options[:-1]), options[-1]
         streams = of_post.call(f, x, post, comb, bias, site.comb_order, serves)
         norm = site.norm_eps, site.eps_outside, site.precision
-        mixes, norms = of_mixes.call(merged(streams), fn, *norm, serves)
+        mixes, norms = of_mixes.call(for_projection(streams), fn, *norm, serves)
         split = x.size(-2), *site.of_split, serves, mixes.dtype
         pre, post, comb = of_split.call(mixes, scale, base, *split)
         given = streams, pre if weights is None else weights
@@ -103,7 +103,7 @@ class Composed(torch.autograd.Function):
             wanted = True, any(needed[7:9])
             dmixes, sums = only(_run(*run, given, x.size(-2), *site.of_split, serves, wanted), wanted)
             dscale, dbase = of_split.of_parameters(sums, needed[7:9], scale, base)
-            given = dmixes, merged(wide), fn, mixes, norms
+            given = dmixes, for_projection(wide), fn, mixes, norms
             run = of_mixes.HcMixesBackward, of_mixes.call_backward
             wanted = True, needed[6]
             of_stream, dfn = only(_run(*run, given, site.precision, serves, wanted), wanted)

@@ -1,0 +1,143 @@
+"""Sites whose comb is of the log form, or is its logits: hc_site, hc_boundary and their modules."""
+
+from __future__ import annotations
+
+import mhc_equations as equations
+import pytest
+import torch
+from autograd_calls import assert_equal, randn
+from launches import SITES, kernels_on_cpu
+from mhc_equations import assert_within, truth_and_budget, values_and_gradients
+
+from helion_sinkhorn import hc_boundary, hc_coeffs, hc_post, hc_site, nn, reference
+
+FORMS = {
+    "log": {"iters": 7, "form": "log"},
+    "logits": {"iters": 0},
+    "logits, log": {"iters": 0, "form": "log"},
+}
+NARROW = (torch.bfloat16, torch.float16)
+each_form = pytest.mark.parametrize("form", FORMS)
+
+
+def asked(form):
+    """The options of a form by the names of the package."""
+    options = dict(FORMS[form])
+    return {"sinkhorn_iters": options.pop("iters"), **options}
+
+
+def inputs(n=4, c=12, dtype=torch.float32, spread=1.0):
+    """(x, fn, scale, base), and upstream gradients of y, post, comb and the residual."""
+    rows = n * n + 2 * n
+    tensors = (
+        randn(2, 3, n, c, dtype=dtype), randn(rows, n * c, seed=1, scale=0.2),
+        spread * torch.tensor([0.7, 1.1, 0.9]), spread * randn(rows, seed=2),
+    )  # fmt: skip
+    shapes = ((c,), dtype), ((n,), torch.float32), ((n, n), torch.float32), ((n, c), dtype)
+    return tensors, [randn(2, 3, *shape, seed=3 + k, dtype=kind) for k, (shape, kind) in enumerate(shapes)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *NARROW], ids=str)
+# of steep logits most of comb is near 0 or 1
+@pytest.mark.parametrize(("n", "spread"), [(4, 1.0), (4, 12.0), (1, 1.0), (3, 4.0), (16, 1.0)])
+@each_form
+def test_a_site_against_float64(form, n, spread, dtype):
+    tensors, upstream = inputs(n, dtype=dtype, spread=spread)
+
+    def specification(x, fn, scale, base, at=equations.exactly):
+        pre, post, comb = equations.coefficients(x, fn, scale, base, at=at, **FORMS[form])
+        return equations.collapse(x, pre, at), post, comb, at(x)
+
+    truth, budget = truth_and_budget(specification, tensors, upstream)
+    found = values_and_gradients(lambda *t: hc_site(*t, **asked(form)), tensors, upstream)
+    assert_within(found[:4], truth[:4], budget[:4])
+    # the gradients of three uses of the streams meet
+    assert_within(found[4:], truth[4:], budget[4:], rounded=3)
+
+
+@each_form
+def test_a_site_is_its_parts(form):
+    tensors, _ = inputs()
+    y, post, comb, residual = hc_site(*tensors, **asked(form), post_mult=1.5, comb_order="oi")
+    expected = hc_coeffs(*tensors, **asked(form), post_mult=1.5, comb_order="oi")
+    assert_equal([post, comb], list(expected[1:]))
+    assert residual is tensors[0]
+    exact = reference.hc_site(*(t.double() for t in tensors), **asked(form), post_mult=1.5, comb_order="oi")
+    torch.testing.assert_close([y, post, comb], [t.float() for t in exact[:3]], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@each_form
+def test_a_boundary_has_the_bits_of_an_update_and_a_site(form, dtype, delayed):
+    (x, *site), upstream = inputs(dtype=dtype)
+    update = randn(2, 3, 12, seed=8, dtype=dtype), randn(2, 3, 4, seed=9), randn(2, 3, 4, 4, seed=10)
+    bias, weights = randn(12, seed=11), randn(2, 3, 4, seed=12) if delayed else None
+
+    def crossed(f, x, post, comb, bias, *site):
+        y, _, post, comb, residual = hc_boundary(f, x, post, comb, weights, *site, bias=bias, **asked(form))
+        return y, post, comb, residual
+
+    def by_hand(f, x, post, comb, bias, *site):
+        x = hc_post(f, x, post, comb, bias)
+        if weights is None:
+            return hc_site(x, *site, **asked(form))
+        _, post, comb = hc_coeffs(x, *site, **asked(form))
+        return (weights.unsqueeze(-1) * x.float()).sum(-2).to(x.dtype), post, comb, x
+
+    given = [update[0], x, *update[1:], bias, *site]
+    found, expected = (values_and_gradients(run, given, upstream) for run in (crossed, by_hand))
+    if delayed:
+        torch.testing.assert_close(found, expected, rtol=1e-5 if dtype == torch.float32 else 2e-2, atol=1e-4)
+    else:
+        assert_equal(found, expected)
+
+
+@each_form
+def test_kernels_of_a_site_are_for_the_form_that_they_have(form, monkeypatch):
+    """On a GPU the operator of the site would make a comb of the other form."""
+    tensors, upstream = inputs()
+    expected = values_and_gradients(lambda *t: hc_site(*t, **asked(form)), tensors, upstream)
+    kernels_on_cpu(monkeypatch, SITES)
+    found = values_and_gradients(lambda *t: hc_site(*t, **asked(form)), tensors, upstream)
+    assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", [nn.HyperConnection, nn.HyperBoundary])
+@each_form
+def test_modules_have_the_forms(form, kind):
+    torch.manual_seed(0)
+    module, x = kind(12, **asked(form), initializer_range=0.2), inputs()[0][0]
+    parameters = module.fn, module.scale, module.base
+    if kind is nn.HyperBoundary:
+        y, _, *rest = module(None, x)
+    else:
+        y, *rest = module.enter(x)
+    assert_equal([y, *rest], list(hc_site(x, *parameters, **asked(form))))
+    assert f"form={FORMS[form].get('form', 'deepseek')!r}" in repr(module)
+
+
+@each_form
+def test_a_sublayer_has_the_forms(form):
+    torch.manual_seed(0)
+    layer = nn.HyperSublayer(torch.nn.Linear(12, 12), 12, **asked(form))
+    x = inputs()[0][0]
+    y, *rest = layer.connection.enter(x, y_norm=layer.norm)
+    expected = hc_post(layer.sublayer(y), rest[2], *rest[:2])
+    assert torch.equal(layer(x), expected)
+    plain = nn.HyperSublayer(layer.sublayer, 12)
+    plain.load_state_dict(layer.state_dict())
+    assert not torch.equal(plain(x), expected)
+
+
+def test_forms_that_there_are_not_are_refused():
+    tensors, _ = inputs()
+    for call in (lambda: hc_site(*tensors, form="exp"), lambda: nn.HyperConnection(12, form="exp")):
+        with pytest.raises(ValueError, match="form is 'exp'; use one of 'deepseek', 'log'"):
+            call()
+    with pytest.raises(ValueError, match="sinkhorn_iters is -1; pass an int"):
+        hc_boundary(tensors[0][..., 0, :], tensors[0], *randn_update(), None, *tensors[1:], sinkhorn_iters=-1)
+
+
+def randn_update():
+    return randn(2, 3, 4), randn(2, 3, 4, 4)
