@@ -76,6 +76,8 @@ SPILL_BYTES = {
     # the gradients of four new streams, 24 coefficients and 24 sums of 64 tokens by 32 columns, in four warps
     ("sm90", "hc_boundary_backward"): 128,
     ("sm100", "hc_boundary_backward"): 208,
+    # in four warps, which the tuner tries, with a norm; in eight none but of float32, 64
+    ("sm90", "hc_boundary_second"): 304,
     # three columns, moved one by one with their own checks
     ("sm90", "hc_boundary_backward 4x3"): 552,
     ("sm100", "hc_boundary_backward 4x3"): 864,

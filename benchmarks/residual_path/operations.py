@@ -55,6 +55,7 @@ def drawn(operation: str, tokens: int, hidden: int, device: str, seed: int = 0) 
         "fn": lambda: 0.02 * normal(ROWS, STREAMS * hidden),
         "scale": lambda: 1 + 0.1 * normal(3),
         "base": lambda: normal(ROWS),
+        "y_norm_weight": lambda: (1 + 0.1 * normal(hidden)).bfloat16(),
     }
     return tuple(draw[name]() for name in OPERATIONS[operation].inputs)
 
@@ -76,7 +77,24 @@ def boundary(f, x, post, comb, pre_next, fn, scale, base) -> Tensors:
     return reference.hc_pre(streams, pre_next), *made, streams
 
 
-UPDATE, PARAMETERS = ("f", "x", "post", "comb"), ("fn", "scale", "base")
+def normed_site(f, x, fn, scale, base, y_norm_weight, **options) -> Tensors:
+    """The same with the sublayer's RMSNorm behind the collapse."""
+    return site(f, x, fn, scale, base, y_norm_weight=y_norm_weight, y_norm_eps=EPS, **options)
+
+
+def normed_boundary(f, x, post, comb, pre_next, fn, scale, base, y_norm_weight) -> Tensors:
+    """`boundary` with it; collapsed by its own weights where pre_next is None."""
+    return reference.hc_boundary(
+        f, x, post, comb, pre_next, fn, scale, base, ITERATIONS, EPS, EPS,
+        y_norm_weight=y_norm_weight, y_norm_eps=EPS,
+    )  # fmt: skip
+
+
+def normed_seam(f, x, post, comb, *others) -> Tensors:
+    return normed_boundary(f, x, post, comb, None, *others)
+
+
+UPDATE, PARAMETERS, NORM = ("f", "x", "post", "comb"), ("fn", "scale", "base"), "y_norm_weight"
 OPERATIONS = {
     "coefficients": Operation(("mixes", "scale", "base"), ("pre", "post", "comb"), coefficients),
     "hc_pre": Operation(("x", "pre"), ("y",), lambda *given: (reference.hc_pre(*given),)),
@@ -86,6 +104,15 @@ OPERATIONS = {
     "boundary": Operation(
         (*UPDATE, "pre_next", *PARAMETERS), ("y", "pre", "post", "comb", "streams"), boundary, (10, 23)
     ),
-}
+    "normed_site": Operation(("f", "x", *PARAMETERS, NORM), ("y", "streams"), normed_site, (18, 35)),
+    "normed_boundary": Operation(
+        (*UPDATE, "pre_next", *PARAMETERS, NORM), ("y", "pre", "post", "comb", "streams"), normed_boundary,
+        (12, 24),
+    ),
+    "normed_seam": Operation(
+        (*UPDATE, *PARAMETERS, NORM), ("y", "pre", "post", "comb", "streams"), normed_seam, (18, 24)
+    ),
+}  # fmt: skip
 """`site` is the path around a sublayer whose output f is given, `boundary` the path of DeepSeek-V4.1 from one
-sublayer's output to the next one's input; their rows are those of docs/hc_site.md."""
+sublayer's output to the next one's input, `normed_seam` that of DeepSeek-V4; normed, y is behind the
+sublayer's RMSNorm.  Their rows are those of docs/hc_site.md."""

@@ -8,7 +8,7 @@ by itself, is in `lacks`, with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 
@@ -71,6 +71,16 @@ PARTS, TF32 = "its parts", "helion_sinkhorn, tf32"
 # ---------------------------------------------------------------------------------- this package and PyTorch
 
 
+def with_norm(function: Function) -> Function:
+    """The function, and PyTorch's RMSNorm of its first result, whose weight is the last tensor."""
+
+    def run(*given: torch.Tensor) -> Tensors:
+        y, *others = function(*given[:-1])
+        return torch.nn.functional.rms_norm(y, y.shape[-1:], given[-1], EPS), *others
+
+    return run
+
+
 def load_ours(name: str) -> Function:
     import helion_sinkhorn as ours
 
@@ -78,7 +88,18 @@ def load_ours(name: str) -> Function:
         y, post, comb, residual = ours.hc_site(x, fn, scale, base)
         return y, ours.hc_post(f, residual, post, comb)
 
+    def normed(f, x, fn, scale, base, weight):
+        y, post, comb, residual = ours.hc_site(x, fn, scale, base, y_norm_weight=weight)
+        return y, ours.hc_post(f, residual, post, comb)
+
+    def boundary(*given):
+        return ours.hc_boundary(*given[:-1], y_norm_weight=given[-1])
+
+    def seam(f, x, post, comb, *others):
+        return boundary(f, x, post, comb, None, *others)
+
     return {
+        "normed_site": normed, "normed_boundary": boundary, "normed_seam": seam,
         "coefficients": ours.hc_split_sinkhorn, "hc_pre": one(ours.hc_pre), "hc_post": one(ours.hc_post),
         "hc_mixes": one(ours.hc_mixes), "site": whole, "boundary": ours.hc_boundary,
     }[name]  # fmt: skip
@@ -95,7 +116,14 @@ def load_parts(name: str) -> Function:
         streams = ours.hc_post(f, x, post, comb)
         return ours.hc_pre(streams, pre_next), *ours.hc_coeffs(streams, *parameters), streams
 
-    return {"site": whole, "boundary": boundary}[name]
+    def seam(f, x, post, comb, *parameters):
+        streams = ours.hc_post(f, x, post, comb)
+        made = ours.hc_coeffs(streams, *parameters)
+        return ours.hc_pre(streams, made[0]), *made, streams
+
+    plain = {"site": whole, "boundary": boundary}
+    behind = {"normed_site": whole, "normed_boundary": boundary, "normed_seam": seam}
+    return plain[name] if name in plain else with_norm(behind[name])
 
 
 def load_tf32(name: str) -> Function:
@@ -465,17 +493,39 @@ FLAG_GEMS = Peer(
     },
 )
 
+
+def and_its_norm(peer: Peer) -> Peer:
+    """The peer, and its site with PyTorch's RMSNorm behind it."""
+    own = peer.adapters["site"]
+    normed = replace(
+        own,
+        definition=with_norm(own.definition or OPERATIONS["site"].specification),
+        given=lambda *given: (*own.given(*given[:-1]), given[-1]),
+        note=f"{own.note}; RMSNorm by PyTorch" if own.note else "RMSNorm by PyTorch",
+    )
+
+    def load(name: str) -> Function:
+        return with_norm(peer.load("site")) if name == "normed_site" else peer.load(name)
+
+    lacks = {**peer.lacks, "normed_boundary": peer.lacks.get("boundary", "see site")}
+    lacks["normed_seam"] = "no function of an update and the next site"
+    return replace(peer, load=load, adapters={**peer.adapters, "normed_site": normed}, lacks=lacks)
+
+
 PEERS = {
     OURS: Peer(load_ours, dict.fromkeys(OPERATIONS, Adapter())),
-    PARTS: Peer(load_parts, dict.fromkeys(("site", "boundary"), Adapter())),
+    PARTS: Peer(
+        load_parts,
+        dict.fromkeys(("site", "boundary", "normed_site", "normed_boundary", "normed_seam"), Adapter()),
+    ),
     TF32: Peer(load_tf32, {"hc_mixes": Adapter()}),
     EAGER: Peer(load_eager, dict.fromkeys(OPERATIONS, Adapter())),
     COMPILED: Peer(load_compiled, dict.fromkeys(OPERATIONS, Adapter())),
-    "TileKernels": TILE_KERNELS,
-    "Liger": LIGER,
-    "TransformerEngine": TRANSFORMER_ENGINE,
-    "Megatron-LM": MEGATRON,
-    "FlagGems": FLAG_GEMS,
+    "TileKernels": and_its_norm(TILE_KERNELS),
+    "Liger": and_its_norm(LIGER),
+    "TransformerEngine": and_its_norm(TRANSFORMER_ENGINE),
+    "Megatron-LM": and_its_norm(MEGATRON),
+    "FlagGems": and_its_norm(FLAG_GEMS),
 }
 
 

@@ -4,8 +4,8 @@ Four streams in bfloat16, 20 iterations.  `coefficients` are pre, post and comb 
 given and for 2^20; `hc_pre`, `hc_post` and `hc_mixes` are the parts around them; `site` is all of it around
 a sublayer whose output is given, and its backward has the sums of the gradients of the streams; `boundary` is
 that of DeepSeek-V4.1, from one sublayer's output to the next one's input.  "its parts" are this package's
-operators one by one, with autograd's sums; a site and a boundary are timed for a few tokens too, as a server
-has them.
+operators one by one, with autograd's sums, and PyTorch's RMSNorm where `normed_` is before the name.  A site
+and a boundary are timed for a few tokens too, as a server has them.
 
 us are single calls that the host has queued ahead, graph_us a call in a CUDA graph; calls go round inputs of
 a gigabyte together unless one call's fit into the cache.  Errors are root mean square, relative to that of
@@ -35,8 +35,8 @@ SERVED = (peers.FLOOR, peers.OURS, peers.PARTS)
 """Functions that are timed for SERVING tokens too."""
 SPLIT = (peers.COMPILED, "TransformerEngine", "Megatron-LM")
 """Functions that compile or try so much that every size is a process of its own."""
-SPLIT_OPERATION = (peers.OURS, "boundary")
-"""So is this operation of a function: its eight sizes compile for minutes in one process."""
+SPLIT_OPERATIONS = {(peers.OURS, of) for of in ("boundary", "normed_boundary", "normed_seam")}
+"""So are these operations of a function: their sizes compile for minutes in one process."""
 SLOWEST = (peers.COMPILED, "Liger")
 """Functions that take longest to get ready."""
 
@@ -68,8 +68,8 @@ def waves(options: argparse.Namespace) -> list[list[Job]]:
     for name in options.only or NAMES:
         for of in OPERATIONS if name == peers.FLOOR else peers.PEERS[name].adapters:
             shapes = shapes_of(name, of, options)
-            split = name in SPLIT or (name, of) == SPLIT_OPERATION
-            first = name in SLOWEST or (split and of != "site")
+            split = name in SPLIT or (name, of) in SPLIT_OPERATIONS
+            first = name in SLOWEST or (split and "site" not in of)
             for part in [(shape,) for shape in shapes] if split else [tuple(shapes)]:
                 (slow if first else other).append(Job(name, of, part, options.device))
     return [wave for wave in (slow, other) if wave]

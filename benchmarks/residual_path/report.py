@@ -27,7 +27,8 @@ CALLED = {"coefficients": "hc_split_sinkhorn"}
 """Functions whose operation has another name in the CSV."""
 COLUMNS = "[How to read the columns](mhc.md#how-to-read-the-tables)."
 SITE = "see [the README](../README.md#how-fast) for a site"
-WHOLE = "site", "boundary"
+FEW = "site", "boundary"
+WHOLE = *FEW, "normed_site", "normed_boundary", "normed_seam"
 WIDTHS = "0", "4096"
 """C of the rows on the pages of operators; hc_split_sinkhorn has none."""
 
@@ -125,7 +126,7 @@ def serving(path: Path) -> str:
     records = []
     for tokens, columns in sorted({(int(t), int(c)) for t, c, *_ in found if int(t) in SERVING}):
         record = {"tokens": tokens, "C": columns}
-        for operation in WHOLE:
+        for operation in FEW:
             for name, word in ((OURS, operation), (PARTS, f"{operation}, its parts")):
                 row = found.get((str(tokens), str(columns), operation, name))
                 record[word] = f"{float(row['graph_us']):.1f}" if row else "-"

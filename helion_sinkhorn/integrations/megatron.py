@@ -11,6 +11,7 @@ import torch
 
 from helion_sinkhorn.mhc.float32 import Float32Parameters
 from helion_sinkhorn.mhc.functional import hc_expand
+from helion_sinkhorn.mhc.main_grad import into_main_grad, mark_sequence_parallel
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.post.api import hc_post
 from helion_sinkhorn.ops.mhc.pre.api import hc_pre
@@ -57,7 +58,8 @@ class HyperConnectionModule(MegatronModule, Float32Parameters):
     Parameters, float32 in a Float16Module too: mapping_proj.weight (n^2 + 2n, n C), alpha_pre, alpha_post and
         alpha_res (1,), bias (n^2 + 2n,).  With config.sequence_parallel each has the attribute
         `sequence_parallel`, by which Megatron sums its gradient over the ranks.  Gradients arrive in `grad`,
-        from which Megatron's DistributedDataParallel adds them to `main_grad`.
+        from which Megatron's DistributedDataParallel adds them to `main_grad`; that of the weight, with
+        config.gradient_accumulation_fusion, in main_grad itself.
 
     Numerical policy: that of `hc_site` and `hc_post`: coefficients stay float32, where Megatron rounds them
         to the dtype of the streams.
@@ -102,14 +104,16 @@ class HyperConnectionModule(MegatronModule, Float32Parameters):
         for parameter in self.parameters():
             # what the Float16Module of branch dev asks for; that of a release asks the module
             parameter.keep_in_fp32 = True
-            if config.sequence_parallel:
-                parameter.sequence_parallel = True
+        if config.sequence_parallel:
+            mark_sequence_parallel(self.parameters())
+        self.fuse_wgrad_accumulation = getattr(config, "gradient_accumulation_fusion", False)
 
     @property
     def site(self) -> SiteParameters:
         """The parameters as a record."""
         scale = torch.cat([self.alpha_pre, self.alpha_post, self.alpha_res])
-        return SiteParameters(self.mapping_proj.weight, scale, self.bias)
+        fn = self.mapping_proj.weight
+        return SiteParameters(into_main_grad(fn) if self.fuse_wgrad_accumulation else fn, scale, self.bias)
 
     def forward(
         self,

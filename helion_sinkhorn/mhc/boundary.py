@@ -11,6 +11,7 @@ from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.post.api import check_update
 from helion_sinkhorn.ops.mhc.site.api import Site
 from helion_sinkhorn.ops.mhc.site.crossing import Crossing, Update, check_site, crossing
+from helion_sinkhorn.ops.mhc.split.given import Comb
 from helion_sinkhorn.runtime.checks import check_implementation
 
 
@@ -40,6 +41,7 @@ def hc_boundary(
     y_norm_eps: float = 1e-6,
     form: str = "deepseek",
     merged: bool = False,
+    comb_next: Comb | None = None,
     implementation: str = "auto",
 ) -> Crossing:
     """Take a sublayer's output into the streams, and make the next sublayer's input and coefficients.
@@ -77,6 +79,9 @@ def hc_boundary(
         y_norm_eps: added to the mean square of y.
         form: "deepseek" or "log", of Sinkhorn, as in `hc_split_sinkhorn`.
         merged: x is (..., n C), as some models keep streams, and so is the residual.
+        comb_next: (..., n, n), any floating dtype, taken as it is in the place of Sinkhorn's, in comb_order;
+            or a function of its logits (..., K), float32, that returns it: fn and base then have 2n + K rows,
+            and 2n with a tensor.  None for Sinkhorn.
         implementation: "auto", "helion" or "pytorch".
 
     Returns:
@@ -93,7 +98,7 @@ def hc_boundary(
     """
     implementation = check_implementation(implementation)
     update = Update(f, post, comb, bias)
-    site = SiteParameters(fn, scale, base, norm_weight, y_norm_weight)
+    site = SiteParameters(fn, scale, base, norm_weight, y_norm_weight, comb_next)
     check_boundary(update, x, site, pre_next)
     options = SiteOptions(
         sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside,

@@ -8,6 +8,7 @@ import torch
 
 from helion_sinkhorn.mhc.float32 import Float32Parameters
 from helion_sinkhorn.mhc.functional import hc_head
+from helion_sinkhorn.mhc.main_grad import into_main_grad
 from helion_sinkhorn.mhc.norm import with_norm
 from helion_sinkhorn.ops.mhc.merged import joined
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
@@ -47,6 +48,9 @@ class HyperConnection(Float32Parameters):
         implementation: "auto", "helion" or "pytorch".
         device: of the parameters, "meta" too.
 
+    Attribute `fuse_wgrad_accumulation`, False: set, gradients are added to the parameters' `main_grad`, where
+        they have one (`into_main_grad`).
+
     Parameters, float32 whatever the default dtype and whatever the module is converted to, but for float64
         (`Float32Parameters`): fn (n^2 + 2n, n C), base (n^2 + 2n,), scale (3,).  Names, shapes and order of
         rows are those of DeepseekV4HyperConnection in transformers, whose state dicts fit both ways.
@@ -59,6 +63,8 @@ class HyperConnection(Float32Parameters):
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880).
     """
+
+    fuse_wgrad_accumulation = False
 
     def __init__(
         self,
@@ -125,8 +131,11 @@ class HyperConnection(Float32Parameters):
 
     @property
     def site(self) -> SiteParameters:
-        """The parameters as a record."""
-        return SiteParameters(self.fn, self.scale, self.base)
+        """The parameters as a record, as the operators take them."""
+        parameters = self.fn, self.scale, self.base
+        if self.fuse_wgrad_accumulation:
+            parameters = map(into_main_grad, parameters)
+        return SiteParameters(*parameters)
 
     def enter(self, streams: torch.Tensor, *, y_norm: torch.nn.Module | None = None) -> Site:
         """(..., n, C) to the sublayer's input y, post, comb and residual, the last three for `hc_post`.

@@ -11,7 +11,7 @@ from launches import kernels_on_cpu
 
 from helion_sinkhorn import hc_boundary, hc_post
 from helion_sinkhorn.ops.mhc.post import launch, torch_op
-from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_launch
+from helion_sinkhorn.ops.mhc.site.boundary.backward import ways as boundary_ways
 
 TOKENS, N, C = 64, 4, 32
 MOST = 2.0
@@ -75,7 +75,7 @@ def of_streams(grad, weights, dy):
 def test_hc_boundary(path, dtype, bias_dtype, monkeypatch):
     """By its kernels; of coefficients none has an upstream gradient, and fn is 0."""
     kernels_on_cpu(monkeypatch)
-    monkeypatch.setattr(boundary_launch, "is_measured", lambda call, x: path == "in one pass")
+    monkeypatch.setattr(boundary_ways, "is_measured", lambda call, x, first: path == "in one pass")
     *given, grad = drawn(dtype, bias_dtype)
     f, bias = (given[k].requires_grad_() for k in (0, 4))
     (weights, *site), dy = site_inputs(dtype)

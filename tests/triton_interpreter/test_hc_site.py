@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -11,9 +13,10 @@ from helion_sinkhorn.lab.site.budget import RESULTS, evaluated
 from helion_sinkhorn.lab.site.trials import (
     boundary_error,
     boundary_gradients_error,
-    of_boundary_backward,
+    of_second,
 )
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
+from helion_sinkhorn.ops.mhc.pre.normed import launch as normed_launch
 from helion_sinkhorn.ops.mhc.site import launch
 from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_backward
@@ -34,9 +37,10 @@ def problem(n, c, tokens=TOKENS, **options):
 
 def results(workload, x, dresidual, dy, dpost, dcomb, fn, scale, base):
     """RESULTS of one element."""
-    y, pre, post, comb, mixes, norms = launch.forward(x, fn, scale, base, None, *workload.arguments)
-    dx, dfn, sums, _ = launch.backward(
-        dresidual, dy, None, dpost, dcomb, x, fn, scale, base, pre, mixes, norms, True, *workload.arguments
+    y, pre, post, comb, mixes, norms = launch.forward(x, fn, scale, base, None, None, *workload.arguments)
+    kept = pre, None, mixes, norms, True
+    dx, dfn, sums, *_ = launch.backward(
+        dresidual, dy, None, dpost, dcomb, x, fn, scale, base, *kept, *workload.arguments
     )
     dbase, dscale = sums.split((workload.m, 3))
     return dict(zip(RESULTS, (y, post, comb, dx, dfn, dscale, dbase), strict=True))
@@ -95,21 +99,57 @@ BACKWARDS = SiteCall("bfloat16", 2, 520, "float32"), SiteCall("float32", 3, 40, 
 """Two chunks of columns, one of them short; pairs of streams that are no power of two."""
 
 
+@pytest.mark.parametrize("name", [boundary_backward.BACKWARD, boundary_backward.SECOND])
 @pytest.mark.parametrize("call", [BACKWARDS[1], pytest.param(BACKWARDS[0], marks=BY_NIGHT)], ids=str)
-def test_boundary_backward(call):
-    choice = default_choice(boundary_backward.KERNELS[boundary_backward.BACKWARD], call, DEVICES["h200"])
+def test_boundary_backward(call, name):
+    """The second pass with the new streams made again."""
+    choice = default_choice(boundary_backward.KERNELS[name], call, DEVICES["h200"])
+    if name == boundary_backward.SECOND:
+        choice = dataclasses.replace(choice, variant=(*choice.variant[:1], ("again", True)))
     assert boundary_gradients_error(call, choice, "cpu") <= 1
 
 
-def test_a_token_of_a_boundary_has_the_same_gradients_alone():
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
+def test_a_token_of_a_boundary_has_the_same_gradients_alone(norm):
     """In a full tile, and in the last one, which is not."""
     call = BACKWARDS[1]
-    *before, _, rows, f, x, post, comb, weights = of_boundary_backward(call, TOKENS, "cpu")
+    y_weight, factors, *before, _, rows, f, x, post, comb, weights = of_second(call, TOKENS, "cpu")
 
     def gradients(at):
         of_streams, update = [t[at] for t in before], (f[at], x[at], None, post[at], comb[at], weights[at])
-        return boundary_backward.gradients((*of_streams, rows, *update), call, "io")
+        kernel = boundary_backward.KERNELS[boundary_backward.SECOND if norm else boundary_backward.BACKWARD]
+        behind = (y_weight, factors[at]) if norm else None
+        pass_of = boundary_backward.Pass(kernel, call, "io", behind)
+        made = boundary_backward.gradients((*of_streams, rows, *update), pass_of, (True,) * 4 + (not norm,))
+        return [t for t in made if t is not None]
 
     whole = gradients(slice(None))
     for at in (slice(0, 1), slice(20, 21), slice(60, TOKENS), slice(TOKENS - 1, TOKENS)):
         assert all(torch.equal(a, b[at]) for a, b in zip(gradients(at), whole, strict=True)), at
+
+
+def test_the_norm_of_a_boundary():
+    """Gradients with the norm in the pass are those with a gradient of y that was made before, rounded once.
+
+    The factors are those of `hc_pre_normed_backward`'s own code; dy of the truth is float64.
+    """
+    call = BACKWARDS[1]
+    y_weight, _, dstreams, dy, g, along, streams, _, rows, *update = of_second(call, TOKENS, "cpu")
+    f, x, post, comb, weights = update
+    factors = torch.empty(TOKENS, 2)
+    made = None, None, None, factors
+    normed_launch.gradients(dy, streams, weights, y_weight, 1e-6, made, False)
+    y = torch.einsum("tn,tnc->tc", weights.double(), streams.double())
+    r = (y.square().mean(1, keepdim=True) + 1e-6).rsqrt()
+    v, h = y * r, y_weight.double() * dy.double()
+    mean = (h * v).mean(1, keepdim=True)
+    torch.testing.assert_close(factors.double(), torch.cat([r, mean], 1), rtol=1e-5, atol=1e-6)
+    of_y = ((h - v * mean) * r).float()
+    kernel, wanted = boundary_backward.KERNELS[boundary_backward.SECOND], (True,) * 4 + (False,)
+    found = []
+    for upstream, behind in ((dy, (y_weight, factors)), (of_y, None)):
+        given = dstreams, upstream, g, along, streams, rows, f, x, None, post, comb, weights
+        pass_of = boundary_backward.Pass(kernel, call, "io", behind)
+        found.append(boundary_backward.gradients(given, pass_of, wanted)[:4])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-5 * b.abs().max().item())

@@ -28,6 +28,7 @@ GRADIENTS = ("df", "dx", "dpost", "dcomb")
 BOUNDARY = {
     boundary.FORWARD: ("out",),
     boundary_backward.BACKWARD: RESULTS[1:],
+    boundary_backward.SECOND: RESULTS[1:],
     boundary_backward.SUMS: ("dpost", "dcomb"),
 }
 """The results of hc_boundary's kernels, which compute more besides."""
@@ -128,10 +129,13 @@ def pass_back(call: site.SiteCall, choices: Choices, grad, f, x, post, comb, bia
     mixes = call.mixes
     g = x.new_zeros((len(x), mixes.parts, mixes.m), dtype=torch.bfloat16)
     fn = x.new_zeros((mixes.m, mixes.columns), dtype=torch.float32)
-    split = boundary_backward.parts_of_fn(fn, call, x, choices)
+    second = boundary_backward.SECOND in choices
+    kernel = boundary_backward.KERNELS[boundary_backward.SECOND if second else boundary_backward.BACKWARD]
+    pass_of = boundary_backward.Pass(kernel, call, order)
+    split = boundary_backward.parts_of_fn(fn, call, pass_of.variant(x, choices).get("together", False))
     along = x.new_zeros((len(x),), dtype=torch.float32)
     given = grad, None, g, along, x, split, f, x, bias, post, comb, post
-    *made, _ = boundary_backward.gradients(given, call, order, choices=choices)
+    *made, _ = boundary_backward.gradients(given, pass_of, (True,) * 4 + (not second,), choices)
     return tuple(t.view(to.shape) for t, to in zip(made, like, strict=True))
 
 

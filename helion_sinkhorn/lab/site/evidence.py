@@ -24,6 +24,7 @@ from helion_sinkhorn.ops.mhc.site import launch
 from helion_sinkhorn.ops.mhc.site.api import hc_site
 from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_backward
+from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
 from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
 
 OF_TOKENS = ("y", "post", "comb", "dx")
@@ -31,7 +32,8 @@ VALUES, SUMS = OF_TOKENS[:3], ("dfn", "dscale", "dbase")
 COMPUTES = {launch.WEIGHTS: ("dx", *SUMS), launch.BACKWARD: ("dx", "dfn")}
 BOUNDARY = {
     boundary.SPLIT: ("post", "comb"), boundary.FORWARD: VALUES,
-    boundary_backward.BACKWARD: ("dx",), boundary_backward.PROJECTION: ("dfn",),
+    boundary_backward.BACKWARD: ("dx",), boundary_backward.SECOND: ("dx",),
+    boundary_backward.PROJECTION: ("dfn",),
 }  # fmt: skip
 """The results that show what each kernel of hc_boundary did."""
 NAMES = ("x", "dresidual", "dy", "dpost", "dcomb", "fn", "scale", "base")
@@ -176,7 +178,7 @@ def crossed(
         return found
     _, dpre = pre_launch.backward(dy, x, pre)
     kept = *update, pre, *parameters, None, x, mixes, norms
-    _, dx, _, _, dfn, *_ = boundary_backward.in_one_pass(
+    _, dx, _, _, dfn, *_ = ways.in_one_pass(
         (dresidual, dy, dpre, dpost, dcomb), kept, None, False, *w.arguments, choices=choices
     )
     return found | {"dx": dx, "dfn": dfn}

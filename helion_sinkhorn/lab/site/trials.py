@@ -13,10 +13,12 @@ from helion_sinkhorn.lab.rounding import worst
 from helion_sinkhorn.lab.site.boundary.backward import budget as of_boundary_gradients
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
+from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.site import launch
 from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as boundary_backward
+from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
 from helion_sinkhorn.ops.mhc.site.boundary.backward.space import CHUNK
 from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
@@ -80,11 +82,37 @@ def of_boundary_backward(call: SiteCall, batch: int, device: str) -> Tensors:
 
 
 def run_boundary_backward(
-    call: SiteCall, choice: Choice, dstreams, dy, g, along, streams, split, by_stream, f, x, *coefficients
+    call: SiteCall,
+    choice: Choice,
+    dstreams,
+    dy,
+    g,
+    along,
+    streams,
+    split,
+    by_stream,
+    f,
+    x,
+    *coefficients,
+    norm=None,
 ) -> Tensors:
-    rows = split if dict(choice.variant)["together"] else by_stream
+    variant = dict(choice.variant)
+    rows = split if variant.get("together") else by_stream
     given = dstreams, dy, g, along, streams, rows, f, x, None, *coefficients
-    return boundary_backward.one_pass(*given, call, "io", choice=choice)
+    kernel = boundary_backward.KERNELS[choice.kernel]
+    pass_of = boundary_backward.Pass(kernel, call, "io", norm, variant.get("again", False))
+    return boundary_backward.one_pass(given, pass_of, (True, True, True, True, norm is None), choice)
+
+
+def of_second(call: SiteCall, batch: int, device: str) -> Tensors:
+    """The weight of the norm and its factors, and what the pass takes besides."""
+    behind = noise(device, "float32", (call.columns,), (batch, 2))
+    return *behind, *of_boundary_backward(call, batch, device)
+
+
+def run_second(call: SiteCall, choice: Choice, y_weight, factors, *operands) -> Tensors:
+    """With the norm, as models have it: without it there is less to do."""
+    return run_boundary_backward(call, choice, *operands, norm=(y_weight, factors))
 
 
 def of_sums(call: SiteCall, batch: int, device: str) -> Tensors:
@@ -158,6 +186,11 @@ def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> flo
     weights, f, x = post.sigmoid(), streams[:, 0].flip(0), dstreams.flip(0)
     (dmixes,) = noise("cpu", "float32", (len(streams), call.mixes.m))
     update = f, x, post, comb, weights
+    second = choice.kernel == boundary_backward.SECOND
+    if second:
+        # with the bits that they have where they are made again
+        made = post_launch.forward(*(t.to(device) for t in update[:4]), None, "io")
+        streams = streams if made.is_meta else made.cpu()
     limits = of_boundary_gradients.evaluated(workload.of_mixes, dstreams, dy, dmixes, streams, *update, fn)
     dstreams, dy, dmixes, streams, fn, *update = (
         t.to(device) for t in (dstreams, dy, dmixes, streams, fn, *update)
@@ -167,12 +200,16 @@ def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> flo
     mixes, norms = mixes_launch.reduce(*sums, call.mixes, workload.norm_eps, workload.eps_outside)
     g, along = mixes_launch.upstream(dmixes, mixes, norms, call.mixes)
     choices = {choice.kernel: choice}
-    rows = boundary_backward.parts_of_fn(fn, call, streams, choices)
+    kernel = boundary_backward.KERNELS[choice.kernel if second else boundary_backward.BACKWARD]
+    pass_of = boundary_backward.Pass(kernel, call, "io")
+    variant = pass_of.variant(streams, choices)
+    rows = boundary_backward.parts_of_fn(fn, call, variant.get("together", False))
     given = dstreams, dy, g, along, streams, rows, f, x, None, post, comb, weights
-    *made, dweights = boundary_backward.gradients(given, call, "io", choices=choices)
+    pass_of = pass_of._replace(again=variant.get("again", False))
+    *made, dweights = boundary_backward.gradients(given, pass_of, (True,) * 4 + (not second,), choices)
     dfn = boundary_backward.projection(g, streams, call, choices.get(boundary_backward.PROJECTION))
     found = dict(zip(of_boundary_gradients.RESULTS, (*made, dfn, dweights), strict=True))
-    return max(worst(found[name], *limit) for name, limit in limits.items())
+    return max(worst(found[name], *limit) for name, limit in limits.items() if found[name] is not None)
 
 
 def run_call(workload: HcSiteWorkload, device: str) -> None:
@@ -191,9 +228,7 @@ def run_call(workload: HcSiteWorkload, device: str) -> None:
     update = dy, x, dpost, dcomb
     streams, *_, mixes, norms = boundary.forward(*update, None, pre, *parameters, None, *constants)
     upstream, site = (dresidual, dy, pre, dpost, dcomb), (pre, *parameters)
-    boundary_backward.backward(
-        upstream, (*update, *site, None, streams, mixes, norms), None, False, *constants
-    )
+    ways.backward(upstream, (*update, *site, None, streams, mixes, norms), None, False, *constants)
 
 
 ALONE = {
@@ -202,6 +237,7 @@ ALONE = {
     boundary.SPLIT: Alone(fn_alone, run_split),
     boundary.FORWARD: Alone(of_boundary, run_boundary),
     boundary_backward.BACKWARD: Alone(of_boundary_backward, run_boundary_backward),
+    boundary_backward.SECOND: Alone(of_second, run_second),
     boundary_backward.SUMS: Alone(of_sums, run_sums),
     boundary_backward.PROJECTION: Alone(of_projection, run_projection),
 }

@@ -8,6 +8,7 @@ import torch
 
 from helion_sinkhorn.ops.mhc.mixes.api import check_options
 from helion_sinkhorn.ops.mhc.split.api import check_constants, check_iterations, has_kernels
+from helion_sinkhorn.ops.mhc.split.given import Comb
 from helion_sinkhorn.ops.mhc.streams import check_norm_eps
 from helion_sinkhorn.runtime.checks import as_int
 
@@ -20,6 +21,8 @@ class SiteParameters(NamedTuple):
     base: torch.Tensor
     norm_weight: torch.Tensor | None = None
     y_norm_weight: torch.Tensor | None = None
+    comb: Comb | None = None
+    """Given, or made by another map than Sinkhorn; fn has 2n rows, and one for each logit of the map."""
 
 
 class SiteOptions(NamedTuple):

@@ -20,6 +20,7 @@ from helion_sinkhorn.lab.truth import Truth, spread
 from helion_sinkhorn.mhc.boundary import hc_boundary
 from helion_sinkhorn.ops.mhc.site.boundary import launch
 from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as backward
+from helion_sinkhorn.ops.mhc.site.boundary.backward import ways
 
 PREFIX = "boundary "
 SUMS, OF_UPDATE = budget.RESULTS[-3:], budget.OF_UPDATE
@@ -28,8 +29,8 @@ GRADIENTS = budget.RESULTS[5:]
 BIAS = budget.BIAS
 COMPUTES = {
     launch.SPLIT: ("pre", "post", "comb"), launch.FORWARD: VALUES,
-    backward.BACKWARD: (*OF_UPDATE, "dweights"), backward.SUMS: ("dpost", "dcomb", "dweights"),
-    backward.PROJECTION: ("dfn",),
+    backward.BACKWARD: (*OF_UPDATE, "dweights"), backward.SECOND: OF_UPDATE,
+    backward.SUMS: ("dpost", "dcomb", "dweights"), backward.PROJECTION: ("dfn",),
 }  # fmt: skip
 """The results that show what each kernel did."""
 OF_ARGUMENTS = {
@@ -141,7 +142,7 @@ def one_launch(
     if {*of} <= {*VALUES}:
         return found
     upstream, kept = upstream_of(w, dresidual, dy, dpre, dpost, dcomb), (*update, *site, None, made[0])
-    *of_update, dfn, _, dweights, _ = backward.in_one_pass(
+    *of_update, dfn, _, dweights, _ = ways.in_one_pass(
         upstream, (*kept, *made[5:]), None, False, *w.arguments, choices=choices
     )
     if "dy" in w.unused.split():

@@ -9,6 +9,7 @@ import torch
 from helion_sinkhorn.ops.mhc.merged import of_site, takes_merged, with_joined
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
 from helion_sinkhorn.ops.mhc.site.crossing import check_site, crossing
+from helion_sinkhorn.ops.mhc.split.given import Comb
 from helion_sinkhorn.runtime.checks import check_implementation
 from helion_sinkhorn.runtime.export import named_for_export
 
@@ -50,6 +51,7 @@ def hc_site(
     y_norm_eps: float = 1e-6,
     form: str = "deepseek",
     merged: bool = False,
+    comb: Comb | None = None,
     implementation: str = "auto",
 ) -> Site:
     """Make a sublayer's input and the coefficients of its output from the residual streams.
@@ -82,6 +84,9 @@ def hc_site(
         y_norm_eps: added to the mean square of y.
         form: "deepseek" or "log", of Sinkhorn, as in `hc_split_sinkhorn`.
         merged: x is (..., n C), as some models keep streams, and so is the residual.
+        comb: (..., n, n), any floating dtype, taken as it is in the place of Sinkhorn's, in comb_order; or a
+            function of its logits (..., K), float32, that returns it: fn and base then have 2n + K rows, and
+            2n with a tensor.  None for Sinkhorn.
         implementation: "auto", "helion" or "pytorch".
 
     Returns:
@@ -91,7 +96,8 @@ def hc_site(
     Numerical policy: that of the three operators, but dx is rounded once, where theirs are rounded one by one
         and then in autograd's sums.  Bitwise reproducible, and a token's results and its dx do not depend on
         the others.  On a CPU, in float64, for DTensors, one stream, C = 1, a norm_eps below 1e-37, the log
-        form, no iterations and more than the kernels', the three operators are called, and autograd adds.
+        form, no iterations, more than the kernels' and a comb that is given, the operators are called, and
+        autograd adds.
 
     Raises:
         TypeError, ValueError, NotImplementedError: what the three operators raise.
@@ -99,7 +105,7 @@ def hc_site(
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2.
     """
     implementation = check_implementation(implementation)
-    site = SiteParameters(fn, scale, base, norm_weight, y_norm_weight)
+    site = SiteParameters(fn, scale, base, norm_weight, y_norm_weight, comb)
     check_site(x, site)
     options = SiteOptions(
         sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside,

@@ -15,6 +15,7 @@ from helion_sinkhorn.ops.mhc.site.boundary import composed
 from helion_sinkhorn.ops.mhc.site.boundary import torch_op as boundary_op
 from helion_sinkhorn.ops.mhc.split.api import SMALLEST_NORM_EPS, check_parameters, split
 from helion_sinkhorn.ops.mhc.split.forms import in_parts
+from helion_sinkhorn.ops.mhc.split.given import check_parameters_beside, coefficients_beside
 from helion_sinkhorn.ops.mhc.split.limits import beyond_kernels
 from helion_sinkhorn.ops.mhc.streams import check_projection, for_projection, streams_of
 from helion_sinkhorn.runtime.checks import check_same_device, check_tensor, implementation_for, refuse_shape
@@ -63,11 +64,12 @@ def crossing(
 
     Arguments are checked: tensors by `check_site` and `check_update`, options by `SiteOptions.checked`.
     """
-    fn, scale, base, norm_weight, y_weight = site
+    fn, scale, base, norm_weight, y_weight, comb = site
     serves = implementation_for(implementation, "x", x)
     # otherwise each part says for itself who computes it
-    alike = options.has_kernels and (serves == "pytorch" or not beyond_parts(options, *x.shape[-2:]))
-    distributed = _distributed(x, *site, weights, *update or ())
+    has_kernels = comb is None and options.has_kernels
+    alike = has_kernels and (serves == "pytorch" or not beyond_parts(options, *x.shape[-2:]))
+    distributed = _distributed(x, *site[:5], weights, *update or ())
     computed = serves == "helion" and alike and options.norm_eps >= SMALLEST_NORM_EPS and not distributed
     summed = update is not None and alike and not computed and composed.loses_digits(x, update[-1])
     if update is not None and not (computed or summed):
@@ -98,10 +100,12 @@ def coefficients(
     x: torch.Tensor, site: SiteParameters, options: SiteOptions, implementation: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(pre, post, comb) of the streams x, by two operators; arguments are checked as for `crossing`."""
-    fn, scale, base, norm_weight, _ = site
+    fn, scale, base, norm_weight, _, comb = site
     norm = options.norm_eps, options.eps_outside, options.precision
     mixes = projected(for_projection(x), fn, norm_weight, norm, implementation)
     given = mixes, scale, base, x.shape[-2], options.of_split
+    if comb is not None:
+        return coefficients_beside(*given, comb)
     if not options.has_kernels:
         return in_parts(*given, options.form, implementation, None)
     return split(*given, implementation)
@@ -123,12 +127,15 @@ def _distributed(*tensors: object) -> bool:
 
 def check_site(x: torch.Tensor, site: SiteParameters, weights: torch.Tensor | None = None) -> None:
     """Raise unless the tensors are those of one site, and weights those of a collapse of its streams."""
-    fn, scale, base, norm_weight, y_weight = site
+    fn, scale, base, norm_weight, y_weight, comb = site
     check_tensor("x", x, "(..., n, C)")
     check_tensor("fn", fn, "(n^2 + 2n, n C)")
-    check_projection(x, fn, lambda n: n * (n + 2), streams_of)
+    if comb is None:
+        check_projection(x, fn, lambda n: n * (n + 2), streams_of)
+        check_parameters(scale, base, x.shape[-2], "x", x)
+    else:
+        check_parameters_beside(x, fn, scale, base, comb)
     check_tensors(x, fn, norm_weight)
-    check_parameters(scale, base, x.shape[-2], "x", x)
     check_norm(x, y_weight)
     if weights is not None:
         check_tensor("pre_next", weights, "(..., n)")

@@ -189,7 +189,7 @@ def collapse_gradients(
     dweights = torch.empty_like(weights) if of_weights else None
     if y_norm_weight is not None:
         made = torch.empty_like(dy, dtype=torch.float32) if of_y else None
-        given = dy, streams, weights, y_norm_weight, eps, (None, made, dweights), of_norm
+        given = dy, streams, weights, y_norm_weight, eps, (None, made, dweights, None), of_norm
         dnorm = normed_launch.gradients(*given) if any(wanted) else None
         return made, dweights, dnorm
     if dweights is not None:

@@ -31,8 +31,8 @@ def collapsed(streams, pre, t, dtype, how):
 
 
 def factor_of(y, eps, columns):
-    """1 / sqrt(mean of the squares + eps) of a row, (1, 1)."""
-    return 1.0 / torch.sqrt((y * y).sum(1) / columns + eps).unsqueeze(1)
+    """1 / sqrt(mean of the squares + eps) of a row, (1,)."""
+    return 1.0 / torch.sqrt((y * y).sum(1) / columns + eps)
 
 
 def hc_pre_normed_forward(
@@ -52,7 +52,7 @@ def hc_pre_normed_forward(
     for t in hl.tile(tokens, block_size=1):
         y = collapsed(streams_of(x, t, n), pre, t, x.dtype, how)
         w = weight[:].to(torch.float32).unsqueeze(0)
-        u[t, :] = (y * factor_of(y, eps, columns) * w).to(u.dtype)
+        u[t, :] = (y * factor_of(y, eps, columns).unsqueeze(1) * w).to(u.dtype)
 
 
 def hc_pre_normed_backward(
@@ -63,13 +63,15 @@ def hc_pre_normed_backward(
     dx: torch.Tensor | None,
     dy: torch.Tensor | None,
     dpre: torch.Tensor | None,
+    factors: torch.Tensor | None,
     dweight: torch.Tensor | None,
     shares: int,
     facts: hl.constexpr,
 ):
     """The gradients of x (T, n, C), y (T, C), pre (T, n) and weight, (shares, C), from du (T, C).
 
-    Each unless it is None.  With v = r y the gradient of y is r (h - v mean(h v)), h = weight du.
+    Each unless it is None.  With v = r y the gradient of y is r (h - v mean(h v)), h = weight du; factors
+    (T, 2) are r and mean(h v), of which another kernel makes the gradient of y again.
     """
     n, columns, eps, how = facts
     tokens = x.size(0)
@@ -84,6 +86,8 @@ def hc_pre_normed_backward(
         _dy = hl.specialize((dy.size(1), dy.stride()))
     if dpre is not None:
         _dpre = hl.specialize(dpre.stride())
+    if factors is not None:
+        _factors = hl.specialize(factors.stride())
     if of_weight:
         _dweight = hl.specialize((dweight.size(1), dweight.stride()))
     for s in hl.tile(shares, block_size=1):
@@ -93,13 +97,18 @@ def hc_pre_normed_backward(
             streams = streams_of(x, t, n)
             g = du[t, :].to(torch.float32)
             y = collapsed(streams, pre, t, x.dtype, how)
-            r = factor_of(y, eps, columns)
+            root = factor_of(y, eps, columns)
+            r = root.unsqueeze(1)
             v = y * r
             if of_weight:
                 total = total + (g * v).sum(0)
             # read for each token: kept, it would take a register for each entry of a thread
             h = g * weight[:].unsqueeze(0)
-            through = (h - v * ((h * v).sum(1) / columns).unsqueeze(1)) * r
+            along = (h * v).sum(1) / columns
+            through = (h - v * along.unsqueeze(1)) * r
+            if factors is not None:
+                factors[t, 0] = root
+                factors[t, 1] = along
             if of_y:
                 dy[t, :] = through.to(dy.dtype)
             store_of_streams(through, streams, pre, dx, dpre, t, n)

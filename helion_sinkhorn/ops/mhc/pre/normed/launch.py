@@ -75,7 +75,7 @@ def backward(
     """(dx in `dtype`, dpre, dweight in float32), None for each that is not wanted."""
     dx = torch.empty(x.shape, dtype=dtype, device=x.device) if wanted[0] else None
     (dpre,) = room_for((pre,), wanted[1:2])
-    return dx, dpre, gradients(du, x, pre, weight, eps, (dx, None, dpre), wanted[2], choice)
+    return dx, dpre, gradients(du, x, pre, weight, eps, (dx, None, dpre, None), wanted[2], choice)
 
 
 def gradients(
@@ -88,13 +88,14 @@ def gradients(
     of_weight: bool,
     choice: Choice | None = None,
 ) -> Some:
-    """Write those of (dx, dy, dpre) that are given; the result is dweight in float32, if it is wanted."""
+    """Write those of (dx, dy, dpre, factors) that are given; the result is dweight in float32, if wanted."""
     du, x, pre = flattened(du, 1), flattened(x, 2), flattened(pre, 1)
     tokens, n, columns = x.shape
     # as many for few tokens, where most add up nothing: another number would be another program
     sums = x.new_empty((SHARES, columns), dtype=torch.float32) if of_weight else None
+    *made, factors = made
     rows = (None if t is None else t.view(like.shape) for t, like in zip(made, (x, du, pre), strict=True))
-    tensors = du, x, pre, parameter(weight), *rows, sums
+    tensors = du, x, pre, parameter(weight), *rows, factors, sums
     call = call_for(n, columns, x.dtype)
     launch(KERNELS[BACKWARD], call, tensors, SHARES, eps, batch=tokens, choice=choice)
     return None if sums is None else sums.sum(0)

@@ -20,65 +20,47 @@ from helion_sinkhorn.ops.mhc.post.kernels import (
     of_pair,
     output_of,
     parted,
+    streams_of,
+)
+from helion_sinkhorn.ops.mhc.site.boundary.backward.columns import (
+    by_thread,
+    made_again,
+    through_norm,
+    whole_sum,
+    with_products,
 )
 from helion_sinkhorn.ops.mhc.site.boundary.kernels import each_stream, rows_of
-from helion_sinkhorn.ops.mhc.site.boundary.space import WIDTH
-from helion_sinkhorn.runtime.device_math import joined, multiply_add
+from helion_sinkhorn.runtime.device_math import joined
 from helion_sinkhorn.runtime.space import power_of_two
 
 
-def by_thread(value, interpret):
-    """The columns of a block, WIDTH of them, as eight (tile, 4) tensors: one for each column of four threads.
-
-    A thread of a matrix product's result has columns 8 j + 2 q + k of its rows, j of 4, k of 2 and q its
-    own: so taken apart, a block stays where it is.
-    """
-    if interpret:  # the last block is narrower there
-        value = torch.nn.functional.pad(value, (0, WIDTH - value.size(1)))
-    whole = value.reshape(value.size(0), 4, 4, 2).permute(0, 2, 1, 3)
-    pairs = [half.reshape(value.size(0), 4, 2, 2) for half in hl.split(whole)]
-    return [column for pair in pairs for half in hl.split(pair) for column in hl.split(half)]
-
-
-def with_products(total, a, b, how):
-    """Four threads' sums with products of columns added, as `by_thread` has them, one after another.
-
-    By an instruction each: what a compiler fuses into a sum depends on the place in the block.
-    """
-    for left, right in zip(a, b, strict=True):
-        total = multiply_add(left, right, total, how)
-    return total
-
-
-def whole_sum(sums):
-    """The sum (tile,) of four threads' (tile, 4), in an order of its own."""
-    even, odd = hl.split(sums.reshape(sums.size(0), 2, 2))
-    return add_up(even) + add_up(odd)
-
-
-def add_up(pair):
-    first, second = hl.split(pair)
-    return first + second
-
-
-def take_gradients(tensors, upstream, norm, weights, sums, place, n, parts, together, how, interpret):
+def take_gradients(tensors, upstream, coefficients, news, sums, place, facts):
     """The gradient of each new stream in float32, (tile_t, tile_c), and sums with the products for dweights.
 
     G_o = dX'_o + weights_o dy + g fn_o + norm X'_o
+
+    `news` are the new streams, or None: then they are loaded.
     """
-    dstreams, dy, streams, split, of_weights = tensors
+    dstreams, dy, y_weight, streams, split, of_weights = tensors
+    norm, _, _, weights, factors = coefficients
     tile_t, tile_m, tile_c = place
+    n, parts, together, _, how, interpret = facts
     totals = parted(sums, power_of_two(n))
     found = []
-    if dy is not None:
+    if y_weight is not None:
+        if news is None:
+            news = [hl.load(streams, [tile_t, o, tile_c]).to(torch.float32) for o in range(n)]
+        collapsed = through_norm(dy, y_weight, factors, weights, news, place, streams.dtype, how)
+    elif dy is not None:
         # hl.load: in a helper Helion takes an index for an operation on the host
         collapsed = hl.load(dy, [tile_t, tile_c]).to(torch.float32)
+    if dy is not None and of_weights is not None:
         of_collapse = by_thread(collapsed, interpret)
     if together:
         whole = product(upstream, rows_of(split, tile_m, tile_c, n, parts), parts, interpret)
         backs = each_stream(whole, n)
     for o in range(n):
-        stored = hl.load(streams, [tile_t, o, tile_c]).to(torch.float32)
+        stored = hl.load(streams, [tile_t, o, tile_c]).to(torch.float32) if news is None else news[o]
         if dy is not None and of_weights is not None:
             totals[o] = with_products(totals[o], by_thread(stored, interpret), of_collapse, how)
         residual = norm if dstreams is None else hl.load(dstreams, [tile_t, o, tile_c])
@@ -93,54 +75,57 @@ def take_gradients(tensors, upstream, norm, weights, sums, place, n, parts, toge
     return found, joined(totals)
 
 
-def give_to_streams(x, dx, of_comb, gs, columns, comb, sums, place, n, transposed, how, interpret):
+def give_to_streams(x, dx, of_comb, gs, columns, comb, olds, sums, place, facts):
     """Store dx of a block, and return sums with its products for dcomb, in the order of comb's entries.
 
-    Each if there is room for it.
+    Each if there is room for it.  `olds` are the old streams, or None: then they are loaded.
     """
     tile_t, _, tile_c = place
+    n, _, _, transposed, how, interpret = facts
     totals = parted(sums, power_of_two(n * n))
     for i in range(n):
         if dx is not None:
             hl.store(dx, [tile_t, i, tile_c], mixed(gs[0], gs[1:], comb[i], how).to(dx.dtype))
         if of_comb is None:
             continue
-        stream = by_thread(hl.load(x, [tile_t, i, tile_c]).to(torch.float32), interpret)
+        old = hl.load(x, [tile_t, i, tile_c]).to(torch.float32) if olds is None else olds[i]
+        stream = by_thread(old, interpret)
         for o in range(n):
             k = o * n + i if transposed else i * n + o
             totals[k] = with_products(totals[k], stream, columns[o], how)
     return joined(totals)
 
 
-def give_to_output(f, bias, df, of_post, gs, columns, post, sums, place, n, how, interpret):
+def give_to_output(f, bias, df, of_post, gs, columns, post, given, sums, place, facts):
     """Store df of a block, and return sums with its products for dpost, each if there is room for it."""
     tile_t, _, tile_c = place
+    n, _, _, _, how, interpret = facts
     if df is not None:
         hl.store(df, [tile_t, tile_c], mixed(gs[0], gs[1:], post, how).to(df.dtype))
     if of_post is None:
         return sums
-    given = by_thread(output_of(f, bias, tile_t, tile_c), interpret)
+    given = by_thread(output_of(f, bias, tile_t, tile_c) if given is None else given, interpret)
     totals = parted(sums, power_of_two(n))
     for o in range(n):
         totals[o] = with_products(totals[o], given, columns[o], how)
     return joined(totals)
 
 
-def take_back(
-    tensors, update, upstream, coefficients, sums, place, n, parts, together, transposed, how, interpret
-):
+def take_back(tensors, update, upstream, coefficients, sums, place, again, facts):
     """Store df and dx of a block, and return its sums for dpost, dcomb and dweights, those of each joined."""
     f, x, bias, df, dx, of_post, of_comb = update
-    norm, post, comb, weights = coefficients
+    _, post, comb, *_ = coefficients
+    n, _, _, _, how, interpret = facts
     sum_post, sum_comb, sum_weights = sums
-    gs, sum_weights = take_gradients(
-        tensors, upstream, norm, weights, sum_weights, place, n, parts, together, how, interpret
-    )
+    given = olds = news = None
+    if again:
+        tile_t, _, tile_c = place
+        given, olds = output_of(f, bias, tile_t, tile_c), streams_of(x, tile_t, tile_c, n)
+        news = made_again(given, olds, coefficients, n, x.dtype, how)
+    gs, sum_weights = take_gradients(tensors, upstream, coefficients, news, sum_weights, place, facts)
     columns = [by_thread(g, interpret) for g in gs]
-    sum_post = give_to_output(f, bias, df, of_post, gs, columns, post, sum_post, place, n, how, interpret)
-    sum_comb = give_to_streams(
-        x, dx, of_comb, gs, columns, comb, sum_comb, place, n, transposed, how, interpret
-    )
+    sum_post = give_to_output(f, bias, df, of_post, gs, columns, post, given, sum_post, place, facts)
+    sum_comb = give_to_streams(x, dx, of_comb, gs, columns, comb, olds, sum_comb, place, facts)
     return sum_post, sum_comb, sum_weights
 
 
@@ -152,13 +137,14 @@ def store_sums(partials, s, tile_t, total, count):
         hl.store(partials, [tile_t, s, k], whole_sum(part))
 
 
-def coefficients_at(along, post, comb, weights, tile_t, n, transposed):
-    """along, post, comb by input stream and then by output stream, and weights: (tile,) each in float32."""
+def coefficients_at(along, post, comb, weights, factors, tile_t, n, transposed):
+    """along, post, comb by input stream and then by output stream, weights, factors: (tile,) in float32."""
     return (
         hl.load(along, [tile_t]),
         [coefficient(post, tile_t, o) for o in range(n)],
         [[of_pair(comb, tile_t, i, o, transposed) for o in range(n)] for i in range(n)],
         [coefficient(weights, tile_t, o) for o in range(n)],
+        None if factors is None else [hl.load(factors, [tile_t, k]) for k in range(2)],
     )
 
 
@@ -175,6 +161,8 @@ def hc_boundary_backward(
     post: torch.Tensor,
     comb: torch.Tensor,
     weights: torch.Tensor,
+    y_weight: torch.Tensor | None,
+    factors: torch.Tensor | None,
     df: torch.Tensor | None,
     dx: torch.Tensor | None,
     of_post: torch.Tensor | None,
@@ -190,8 +178,13 @@ def hc_boundary_backward(
     of_post and of_weights are (T, splits, n), of_comb (T, splits, n n), and each of the five may be None.
     g (T, parts, M) and along (T,) are as in hc_mixes.  split is fn in parts, M at most block_m: those of all
     streams `together` in one chain of matrix products, as `hc_boundary_split` has them, or (M, parts, n, C).
+    With y_weight (C,) dy is the gradient behind a norm, whose factors (T, 2) are r and mean(h v) of each
+    token (`hc_pre_normed_backward`); of_weights is None then.  Made `again`, X' is not read; its bits are
+    the same.
     """
-    rows, n, columns, splits, chunk, width, block_m, parts, together, transposed, how, interpret = facts
+    (
+        rows, n, columns, splits, chunk, width, block_m, parts, together, again, transposed, how, interpret,
+    ) = facts  # fmt: skip
     tokens = x.size(0)
     hl.specialize((streams.stride(), split.stride(), f.stride(), x.stride(), post.stride(), comb.stride()))
     hl.specialize((g.stride(), weights.stride()))
@@ -206,9 +199,11 @@ def hc_boundary_backward(
         _comb = hl.specialize(of_comb.stride())
     if of_weights is not None:
         _weights = hl.specialize(of_weights.stride())
+    if factors is not None:
+        _factors = hl.specialize(factors.stride())
     for tile_s, tile_m, tile_t in hl.tile([splits, rows, tokens], block_size=[1, block_m, None]):
         s = tile_s.begin
-        coefficients = coefficients_at(along, post, comb, weights, tile_t, n, transposed)
+        coefficients = coefficients_at(along, post, comb, weights, factors, tile_t, n, transposed)
         upstream = parts_at(g, tile_t, tile_m, parts)
         zeros = hl.zeros([tile_t, 4], dtype=torch.float32)
         sum_post = nothing_summed(zeros, n)
@@ -216,9 +211,9 @@ def hc_boundary_backward(
         sum_weights = nothing_summed(zeros, n)
         for tile_c in hl.tile(s * chunk, min(s * chunk + chunk, columns), block_size=width):
             sum_post, sum_comb, sum_weights = take_back(
-                (dstreams, dy, streams, split, of_weights), (f, x, bias, df, dx, of_post, of_comb),
-                upstream, coefficients, (sum_post, sum_comb, sum_weights), (tile_t, tile_m, tile_c),
-                n, parts, together, transposed, how, interpret,
+                (dstreams, dy, y_weight, streams, split, of_weights), (f, x, bias, df, dx, of_post, of_comb),
+                upstream, coefficients, (sum_post, sum_comb, sum_weights), (tile_t, tile_m, tile_c), again,
+                (n, parts, together, transposed, how, interpret),
             )  # fmt: skip
         store_sums(of_post, s, tile_t, sum_post, n)
         store_sums(of_comb, s, tile_t, sum_comb, n * n)

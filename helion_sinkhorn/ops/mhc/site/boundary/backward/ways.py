@@ -1,0 +1,176 @@
+"""The ways that hc_boundary's backward goes: one pass over the streams, alone or second, or its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
+from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.post import launch as post_launch
+from helion_sinkhorn.ops.mhc.pre.normed import launch as normed_launch
+from helion_sinkhorn.ops.mhc.site import launch as site_launch
+from helion_sinkhorn.ops.mhc.site.boundary.backward import launch
+from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
+from helion_sinkhorn.ops.mhc.site.launch import Tensors, call_for
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
+from helion_sinkhorn.ops.mhc.split import launch as split_launch
+from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, chosen_for
+from helion_sinkhorn.runtime.views import flattened, parameter, placed
+from helion_sinkhorn.runtime.wanted import Some
+
+EVERY = (True,) * 8
+LARGEST = 1 << 62
+"""A batch beyond every tuned one: look-up answers with the largest."""
+
+
+def backward(
+    upstream: tuple[Some, ...],
+    given: Tensors,
+    bias: Some,
+    own: bool,
+    *constants: object,
+    wanted: Sequence[bool] = EVERY,
+    over: bool = False,
+) -> tuple[Some, ...]:
+    """(df, dx, dpost, dcomb, dfn, dbase and dscale, dweights, the gradient of y_norm_weight).
+
+    Args:
+        upstream: (dstreams, dy, dpre, dpost, dcomb), each may be None.
+        given: (f, x, post, comb, weights, fn, scale, base, y_norm_weight, streams, mixes, norms).
+        own: whether the weights are the site's, as in V4: their gradient goes on to the mixes.
+        wanted: which of the results; None stands for each other.
+        over: whether dstreams may be written over.
+    """
+    x = given[1]
+    call = call_for(*x.shape[-2:], x.dtype, SiteOptions(*constants).precision)
+    first = upstream[1] is not None and (own or given[8] is not None)
+    if x.size(-2) <= MOST_STREAMS and is_measured(call, x, first):
+        return in_one_pass(upstream, given, bias, own, *constants, wanted=wanted, over=over)
+    return in_parts(upstream, given, bias, own, *constants, wanted=wanted, over=over)
+
+
+def is_measured(call: SiteCall, x: torch.Tensor, first: bool) -> bool:
+    """Whether all kernels of the one pass were timed for this call on this device: otherwise none runs.
+
+    With `first` it is the second pass of two.
+
+    The largest timed batch answers for all: one pass rounds dx elsewhere than the parts, and a token's
+    gradients must not depend on how many others there are.
+    """
+    names = launch.SECOND if first else launch.BACKWARD, launch.SUMS, launch.PROJECTION
+    return all(chosen_for(launch.KERNELS[name], call, LARGEST, x).measured for name in names)
+
+
+def in_parts(
+    upstream: tuple[Some, ...],
+    given: Tensors,
+    bias: Some,
+    own: bool,
+    *constants: object,
+    wanted: Sequence[bool] = EVERY,
+    over: bool = False,
+) -> tuple[Some, ...]:
+    """The backward of hc_site, and then that of hc_post; arguments and results as of `backward`."""
+    f, x, post, comb, weights, fn, scale, base, y_norm_weight, streams, mixes, norms = given
+    site = streams, fn, scale, base, weights, y_norm_weight, mixes, norms, own
+    # a df that is summed for the bias comes of a gradient that nothing has rounded yet
+    dtype = torch.float32 if f.dtype.itemsize > x.dtype.itemsize else x.dtype
+    of_update, of_site = wanted[:4], (any(wanted[:4]), *wanted[4:])
+    into = upstream[0] if over and upstream[0].dtype == dtype else None
+    given = *upstream, *site, *constants
+    dstreams, *made = site_launch.backward(*given, dtype=dtype, wanted=of_site, into=into)
+    if dstreams is None:
+        return *[None] * 4, *made
+    update = f, x, post, comb, bias, SiteOptions(*constants).comb_order
+    return *post_launch.backward(dstreams, *update, of_update, over=True), *made
+
+
+def in_one_pass(
+    upstream: tuple[Some, ...],
+    given: Tensors,
+    bias: Some,
+    own: bool,
+    *constants: object,
+    wanted: Sequence[bool] = EVERY,
+    over: bool = False,
+    choices: Choices = NO_CHOICES,
+) -> tuple[Some, ...]:
+    """The same with one reading of the streams for everything but dfn; arguments as of `backward`.
+
+    Where the weights of the collapse are the site's own, or a norm is behind it, another reading comes first.
+    `choices` of KERNELS, by name, take the place of what is served.
+    """
+    dstreams, dy, *of_coefficients = upstream
+    f, x, post, comb, weights, fn, scale, base, y_norm_weight, streams, mixes, norms = given
+    values, n = SiteOptions(*constants), x.size(-2)
+    call = call_for(*x.shape[-2:], x.dtype, values.precision)
+    of_mixes, rows = call.mixes, flattened(weights, 1)
+    *of_update, of_fn, of_sums, of_weights, of_norm = wanted
+    stored, dweights, dnorm, behind = flattened(streams, 2), None, None, None
+    first = dy is not None and (own or y_norm_weight is not None or launch.SECOND in choices)
+    if first:
+        asked = any(of_update), of_weights or (own and any(wanted[:6])), of_norm
+        collapse = dy, stored, rows, y_norm_weight, values.y_norm_eps
+        dweights, dnorm, behind = before_the_pass(*collapse, call, asked)
+    if own and dweights is not None:
+        dpre, *rest = of_coefficients
+        of_coefficients = dweights if dpre is None else dpre.reshape(-1, n) + dweights, *rest
+        dweights = None
+    in_pass = *of_update, of_weights and dy is not None and not first
+    needed = of_fn or any(in_pass), of_sums
+    dmixes, sums = split_launch.backward(*of_coefficients, mixes, scale, base, n, *values.of_split, needed)
+    if dmixes is None:
+        return *[None] * 5, sums, view_as(dweights, weights), dnorm
+    g, along = mixes_launch.upstream(*(flattened(t, 1) for t in (dmixes, mixes, norms)), of_mixes)
+    into = dstreams if over and dstreams.dtype == x.dtype and wanted[1] else None
+    kernel = launch.KERNELS[launch.SECOND if first else launch.BACKWARD]
+    pass_of = launch.Pass(kernel, call, values.comb_order, behind, into=into)
+    variant = pass_of.variant(stored, choices)
+    tensors = (
+        None if dstreams is None else flattened(dstreams, 2), None if dy is None else flattened(dy, 1),
+        g, along, stored, launch.parts_of_fn(parameter(fn), call, variant.get("together", False)),
+        flattened(f, 1), flattened(x, 2), None if bias is None else placed(bias),
+        flattened(post, 1), flattened(comb, 2), rows,
+    )  # fmt: skip
+    pass_of = pass_of._replace(again=variant.get("again", False))
+    made = launch.gradients(tensors, pass_of, in_pass, choices)
+    dfn = launch.projection(g, stored, call, choices.get(launch.PROJECTION)) if of_fn else None
+    df, dx, *rest = made
+    dpost, dcomb, of_collapse = (
+        view_as(t, like) for t, like in zip(rest, (post, comb, weights), strict=True)
+    )
+    # no view of what is written over: nobody knows who else has its memory (`own_gradient`)
+    dx = view_as(dx, x) if into is None else into
+    dweights = view_as(dweights, weights) if first else of_collapse
+    return view_as(df, f), dx, dpost, dcomb, dfn, sums, dweights, dnorm
+
+
+def before_the_pass(
+    dy: torch.Tensor,
+    streams: torch.Tensor,
+    weights: torch.Tensor,
+    y_norm_weight: Some,
+    eps: float,
+    call: SiteCall,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Some, Some, tuple[torch.Tensor, torch.Tensor] | None]:
+    """(dweights, the gradient of y_norm_weight, `Pass.norm`) of streams (T, n, C).
+
+    `wanted` are dy behind the norm, and the two gradients.
+    """
+    of_y, of_weights, of_norm = wanted
+    if y_norm_weight is None:
+        given = dy, streams, weights, None, eps, call, None, (False, of_weights, False)
+        return site_launch.collapse_gradients(*given)[1], None, None
+    dweights = torch.empty_like(weights) if of_weights else None
+    factors = weights.new_empty((len(weights), 2), dtype=torch.float32) if of_y else None
+    given = flattened(dy, 1), streams, weights, y_norm_weight, eps, (None, None, dweights, factors), of_norm
+    dnorm = normed_launch.gradients(*given) if any(wanted) else None
+    return dweights, dnorm, None if factors is None else (parameter(y_norm_weight), factors)
+
+
+def view_as(t: Some, like: torch.Tensor) -> Some:
+    """A result in the shape of what it is the gradient of."""
+    return None if t is None else t.view(like.shape)

@@ -1,0 +1,178 @@
+"""Sites whose comb is another map than Sinkhorn's: the published ones, each a small function of logits."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from helion_sinkhorn import hc_boundary, hc_post, hc_site
+from helion_sinkhorn.reference import hc_mixes
+
+
+def permutations(logits, n):
+    """A convex sum of all permutations (mHC-lite): n! logits."""
+    each = torch.eye(n, dtype=logits.dtype)[torch.tensor(list(itertools.permutations(range(n))))]
+    return torch.einsum("...k,kio->...io", logits.softmax(-1), each)
+
+
+def kronecker(logits, n):
+    """A Kronecker product of doubly stochastic 2 x 2 matrices (KromHC): log2 n logits."""
+    comb = logits.new_ones(*logits.shape[:-1], 1, 1)
+    for a in logits.sigmoid().unbind(-1):
+        factor = torch.stack([torch.stack([a, 1 - a], -1), torch.stack([1 - a, a], -1)], -2)
+        comb = torch.einsum("...io,...pq->...ipoq", comb, factor).flatten(-4, -3).flatten(-2)
+    return comb
+
+
+def orthostochastic(logits, n):
+    """The squares of an orthogonal matrix, by Cayley's transform of a skew one (go-mHC): n (n - 1) / 2."""
+    i, j = torch.triu_indices(n, n, 1)
+    upper = (
+        logits.new_zeros(*logits.shape[:-1], n * n).index_copy(-1, i * n + j, logits).unflatten(-1, (n, n))
+    )
+    skew, one = upper - upper.mT, torch.eye(n, dtype=logits.dtype)
+    return torch.linalg.solve(one + skew, one - skew).square()
+
+
+def signed(logits, n):
+    """Rows of either sign whose absolute values add up to at most 1 (sHC): n^2."""
+    rows = logits.unflatten(-1, (n, n))
+    return rows / rows.abs().sum(-1, keepdim=True).clamp(min=1)
+
+
+VARIANTS = {
+    "permutations": (permutations, 4, 24), "kronecker": (kronecker, 8, 3), "kronecker16": (kronecker, 16, 4),
+    "orthostochastic": (orthostochastic, 5, 10), "signed": (signed, 3, 9),
+}  # fmt: skip
+
+
+def problem(n, k, c=12, dtype=torch.float32):
+    """(f, x, post, comb, fn, scale, base), and upstream gradients of y, post, comb and the new streams."""
+    generator = torch.Generator().manual_seed(n)
+
+    def randn(*shape):
+        return torch.randn(shape, generator=generator)
+
+    m = 2 * n + k
+    fn = randn(m, n * c) / (n * c) ** 0.5
+    given = randn(5, c), randn(5, n, c), randn(5, n), randn(5, n, n), fn, 1 + 0.2 * randn(3), randn(m)
+    upstream = randn(5, c), randn(5, n), randn(5, n, n), randn(5, n, c)
+    return [t.to(dtype) for t in given], [t.to(dtype) for t in upstream]
+
+
+def defined(x, fn, scale, base, make):
+    """The equations of the site, in the dtype of its arguments."""
+    n = x.size(-2)
+    mixes = hc_mixes(x.flatten(-2), fn, 1e-6)
+    pre, post, logits = mixes.split((n, n, mixes.size(-1) - 2 * n), -1)
+    of = [
+        t * s + b
+        for t, s, b in zip((pre, post, logits), scale, base.split((n, n, len(base) - 2 * n)), strict=True)
+    ]
+    pre, post, comb = of[0].sigmoid() + 1e-6, 2 * of[1].sigmoid(), make(of[2])
+    return (pre.unsqueeze(-1) * x).sum(-2), pre, post, comb
+
+
+def assert_near(found, truth, tolerance=2e-5):
+    for a, b in zip(found, truth, strict=True):
+        assert (a.double() - b).abs().max() <= tolerance * b.abs().max(), (a.double() - b).abs().max()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_site_with_another_map(name):
+    """Values and gradients of everything are those of the equations in float64."""
+    function, n, k = VARIANTS[name]
+    (_, x, _, _, *parameters), upstream = problem(n, k)
+
+    def run(site, dtype):
+        leaves = [t.to(dtype).requires_grad_() for t in (x, *parameters)]
+        y, post, comb, residual = site(*leaves)
+        out = hc_post(y.tanh(), residual, post, comb)
+        results = y, post, comb, out
+        grads = torch.autograd.grad(results, leaves, [g.to(dtype) for g in upstream])
+        return [t.detach() for t in results], grads
+
+    ours = run(lambda *given: hc_site(*given, comb=lambda logits: function(logits, n)), torch.float32)
+
+    def truth(x, *site):
+        y, _, post, comb = defined(x, *site, lambda logits: function(logits, n))
+        return y, post, comb, x
+
+    exact = run(truth, torch.float64)
+    assert_near(ours[0], exact[0])
+    assert_near(ours[1], exact[1])
+
+
+@pytest.mark.parametrize("weights", [False, True], ids=["V4", "V4.1"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_boundary_with_another_map(name, weights):
+    function, n, k = VARIANTS[name]
+    (f, x, post, comb, *parameters), upstream = problem(n, k)
+    chosen = post.sigmoid() if weights else None
+
+    def run(dtype, ours):
+        leaves = [t.to(dtype).requires_grad_() for t in (f, x, post, comb, *parameters)]
+        p = None if chosen is None else chosen.to(dtype)
+        if ours:
+            made = hc_boundary(*leaves[:4], p, *leaves[4:], comb_next=lambda logits: function(logits, n))
+            results = made.y, made.post, made.comb, made.residual
+        else:
+            streams = leaves[2].unsqueeze(-1) * leaves[0].unsqueeze(-2) + leaves[3].mT @ leaves[1]
+            y, _, new_post, new_comb = defined(streams, *leaves[4:], lambda logits: function(logits, n))
+            y = y if p is None else (p.unsqueeze(-1) * streams).sum(-2)
+            results = y, new_post, new_comb, streams
+        grads = torch.autograd.grad(results, leaves, [g.to(dtype) for g in upstream])
+        return [t.detach() for t in results], grads
+
+    ours, exact = run(torch.float32, True), run(torch.float64, False)
+    assert_near(ours[0], exact[0])
+    assert_near(ours[1], exact[1])
+
+
+@pytest.mark.parametrize("order", ["io", "oi"])
+def test_a_tensor_is_taken_as_it_is_and_has_a_gradient(order):
+    (_, x, _, comb, *parameters), upstream = problem(4, 0)
+    leaf = comb.clone().requires_grad_()
+    made = hc_site(x, *parameters, comb=leaf, comb_order=order)
+    assert torch.equal(made.comb, comb)
+    out = hc_post(made.y, made.residual, made.post, made.comb, comb_order=order)
+    (gradient,) = torch.autograd.grad(out, leaf, upstream[3])
+    exact = x.double() @ upstream[3].double().mT
+    assert_near([gradient], [exact if order == "io" else exact.mT])
+
+
+def test_narrow_streams_and_a_norm():
+    """Coefficients are float32 for bfloat16 streams; y is behind its norm."""
+    (_, x, _, _, *parameters), _ = problem(4, 24)
+    weight = torch.linspace(0.5, 1.5, 12)
+    site = hc_site(
+        x.bfloat16(), *parameters, comb=lambda logits: permutations(logits, 4), y_norm_weight=weight
+    )
+    y, _, post, comb = defined(
+        x.bfloat16().double(), *(t.double() for t in parameters), lambda a: permutations(a, 4)
+    )
+    y = y.bfloat16().double()
+    y = y * (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double()
+    assert (site.y.dtype, site.comb.dtype) == (torch.bfloat16, torch.float32)
+    assert_near([site.post, site.comb], [post, comb])
+    assert_near([site.y], [y], 2**-7)
+
+
+def test_what_does_not_fit():
+    (_, x, _, comb, fn, scale, base), _ = problem(4, 24)
+    with pytest.raises(
+        ValueError, match=r"fn has shape \(32, 48\).*pass \(8, 48\) with a comb that is a tensor"
+    ):
+        hc_site(x, fn, scale, base, comb=comb)
+    with pytest.raises(ValueError, match="base has shape"):
+        hc_site(x, fn, scale, base[:-1], comb=lambda logits: logits)
+    with pytest.raises(ValueError, match=r"what comb returned has shape \(5, 24\)"):
+        hc_site(x, fn, scale, base, comb=lambda logits: logits)
+    with pytest.raises(TypeError, match="what comb returned"):
+        hc_site(x, fn, scale, base, comb=lambda logits: None)
+    with pytest.raises(TypeError, match="comb is 3"):
+        hc_site(x, fn, scale, base, comb=3)
+    with pytest.raises(ValueError, match=r"comb has shape \(5, 4, 3\)"):
+        hc_site(x, fn[:8], scale, base[:8], comb=comb[..., :3])

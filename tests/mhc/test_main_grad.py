@@ -1,0 +1,147 @@
+"""Gradients added to main_grad: the sums that autograd makes in grad, and what hooks of trainers see."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helion_sinkhorn import hc_post, hc_site, nn
+from helion_sinkhorn.mhc.main_grad import into_main_grad, mark_sequence_parallel
+
+N, C = 4, 24
+
+
+def draws(seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(7, N, C, generator=generator).to(dtype), torch.randn(7, N, C, generator=generator)
+
+
+def step(site, seed):
+    """One backward with random upstream gradients."""
+    x, upstream = draws(seed)
+    y, post, comb, residual = site.enter(x)
+    hc_post(y.tanh(), residual, post, comb).backward(upstream)
+
+
+def sites():
+    """Two modules with the same values."""
+    torch.manual_seed(0)
+    plain = nn.HyperConnection(C, N, sinkhorn_iters=3)
+    fused = nn.HyperConnection(C, N, sinkhorn_iters=3)
+    fused.load_state_dict(plain.state_dict())
+    fused.fuse_wgrad_accumulation = True
+    return plain, fused
+
+
+@pytest.mark.parametrize("flag", [False, True], ids=["bare", "grad_added_to_main_grad"])
+def test_two_steps_add_up_in_the_buffer(flag):
+    plain, fused = sites()
+    started = {}
+    for name, p in fused.named_parameters():
+        p.main_grad = torch.full_like(p, 0.5)
+        started[name] = p.main_grad.clone()
+        if flag:
+            p.grad_added_to_main_grad = False
+    for seed in (1, 2):
+        step(plain, seed)
+        step(fused, seed)
+    for (name, a), b in zip(plain.named_parameters(), fused.parameters(), strict=True):
+        assert a.grad.abs().max() > 1e-3
+        torch.testing.assert_close(b.main_grad - started[name], a.grad, rtol=1e-5, atol=1e-6)
+        if flag:
+            assert b.grad_added_to_main_grad is True
+            assert not b.grad.any()
+        else:
+            assert b.grad is None
+
+
+def test_the_hook_of_a_trainer_runs_once_and_adds_nothing():
+    """Megatron's DistributedDataParallel adds grad unless the flag is set, then reduces main_grad."""
+    plain, fused = sites()
+    ready = []
+
+    def hook(p):
+        if not p.grad_added_to_main_grad:
+            p.main_grad.add_(p.grad)
+        p.grad = None
+        ready.append(p)
+
+    for p in fused.parameters():
+        p.main_grad, p.grad_added_to_main_grad = torch.zeros_like(p), False
+        p.register_post_accumulate_grad_hook(hook)
+    step(plain, 3)
+    step(fused, 3)
+    assert {id(p) for p in ready} == {id(p) for p in fused.parameters()}
+    assert len(ready) == 3
+    for a, b in zip(plain.parameters(), fused.parameters(), strict=True):
+        assert torch.equal(b.main_grad, a.grad)
+
+
+def test_without_a_buffer_the_gradient_is_in_grad():
+    plain, fused = sites()
+    fused.scale.main_grad = None
+    step(plain, 4)
+    step(fused, 4)
+    for a, b in zip(plain.parameters(), fused.parameters(), strict=True):
+        assert torch.equal(b.grad, a.grad)
+
+
+def test_a_narrow_parameter_is_added_without_its_rounding():
+    x, upstream = draws(5)
+    generator = torch.Generator().manual_seed(6)
+    values = (0.1 * torch.randn(N * N + 2 * N, N * C, generator=generator)).bfloat16()
+    scale, base = torch.ones(3), torch.zeros(N * N + 2 * N)
+
+    def run(fn):
+        y, post, comb, residual = hc_site(x, fn, scale, base, 3)
+        hc_post(y.tanh(), residual, post, comb).backward(upstream)
+
+    fn = values.clone().requires_grad_()
+    fn.main_grad = torch.zeros(fn.shape)
+    run(into_main_grad(fn))
+    wide = values.float().requires_grad_()
+    run(wide)
+    torch.testing.assert_close(fn.main_grad, wide.grad, rtol=1e-6, atol=1e-7)
+    # in bfloat16 it would be off by up to 2^-9 of each entry
+    assert not torch.equal(fn.main_grad, wide.grad.bfloat16().float())
+
+
+def test_a_buffer_of_another_shape():
+    fn = torch.randn(3, 4, requires_grad=True)
+    fn.main_grad = torch.zeros(4, 3)
+    with pytest.raises(ValueError, match=r"main_grad has shape \(4, 3\)"):
+        into_main_grad(fn).sum().backward()
+
+
+def test_frozen_and_without_gradients():
+    fn = torch.randn(3, 4)
+    assert into_main_grad(fn) is fn
+    fn.requires_grad_()
+    with torch.no_grad():
+        assert into_main_grad(fn) is fn
+
+
+def test_sums_over_ranks_are_marked():
+    site = nn.HyperConnection(C, N)
+    mark_sequence_parallel(site.parameters())
+    assert all(p.sequence_parallel for p in (site.fn, site.scale, site.base))
+
+
+def test_gradients_of_ranks_add_up_to_those_of_the_whole_sequence():
+    """Sequence parallel: parameters' gradients are sums over ranks, those of tokens are a rank's own."""
+    whole, part = sites()
+    part.fuse_wgrad_accumulation = False
+    x, upstream = draws(8)
+    x.requires_grad_()
+
+    def run(site, at):
+        y, post, comb, residual = site.enter(x[at])
+        return torch.autograd.grad(
+            hc_post(y.tanh(), residual, post, comb), [x, *site.parameters()], upstream[at]
+        )
+
+    of_x, *of_all = run(whole, slice(None))
+    ranks = [run(part, at) for at in (slice(0, 3), slice(3, 7))]
+    torch.testing.assert_close(sum(r[0] for r in ranks), of_x)
+    for k, t in enumerate(of_all):
+        torch.testing.assert_close(sum(r[k + 1] for r in ranks), t, rtol=1e-5, atol=1e-5)
