@@ -46,7 +46,7 @@ WORKLOADS = (
     "mhc_fp32", "mhc_bf16", "log_4", "tail_5x3", "wide_4x8", "masked_8", "lane_32", "matching_64",
     "implicit_mhc", "implicit_bf16", "implicit_tail_5x3", "implicit_wide_4x8", "implicit_64",
     "attention_every_gate", "attention_packed", "attention_chunks", "attention_retention",
-    "dot_tail", "dot_fp32", "balance_two_rows", "hc_model", "hc_three_streams",
+    "dot_tail", "dot_fp32", "balance_two_rows", "balance_step_sinkgd", "hc_model", "hc_three_streams",
     "hc_partials", "hc_partials_padded", "mixes_odd", "mixes_odd_fp32", "hc_pre_tokens",
     "hc_pre_odd", "hc_pre_normed_odd", "hc_post_bias", "hc_post_five_streams", "hc_site_odd",
     "hc_site_eight_streams",

@@ -84,7 +84,7 @@ def test_correct_implementations_pass(name):
 @pytest.mark.parametrize("name", ROWS)
 def test_faults_are_caught(name):
     _, faulty, hidden = opinions(name)
-    assert len(faulty) >= 12
+    assert len(faulty) >= 9
     missed = {n: o.statistics for n, o in faulty.items() if o.gate and n not in hidden}
     assert missed.keys() == INSIDE.get(name, set()), missed
     # what a result that nothing used would have passed on shows no fault

@@ -5,6 +5,8 @@ token and sublayer: one 4 x 4 matrix, 20 iterations.
 """
 
 import argparse
+import os
+import tempfile
 from collections.abc import Callable, Generator
 
 import torch
@@ -189,4 +191,6 @@ class Operator(BenchmarkOperator):
         def _plot(B, n, m, iterations, provider):
             return self.output.get_y_vals((B, n, m, iterations), provider, "speedup")
 
-        _plot.run(show_plots=False, print_data=True, save_path="/tmp/test_sinkhorn")
+        folder = os.path.join(tempfile.gettempdir(), "test_sinkhorn")
+        os.makedirs(folder, exist_ok=True)
+        _plot.run(show_plots=False, print_data=True, save_path=folder)

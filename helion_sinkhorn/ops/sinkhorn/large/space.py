@@ -97,8 +97,8 @@ def wide_rows_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
 
 
 def wide_gradient_default(call: LargeCall, device: Device) -> tuple[Items, Items]:
-    # 16 entries a thread spill in the deepseek form
-    return (("block_sizes", (1024, 1)), ("num_warps", 4)), ()
+    # 8 entries a thread: 16 spill in the deepseek form
+    return (("block_sizes", (8 * 4 * device.warp_size, 1)), ("num_warps", 4)), ()
 
 
 def wide_rows_space(call: LargeCall, device: Device) -> tuple[Grid, ...]:
