@@ -61,8 +61,13 @@ def dot_compress() -> str:
 
 
 def balance() -> str:
-    """Times of balanced updates, by functions, and by the share of masked rows; and of whole steps."""
-    rows = read("balance")
+    """For each device, times of balanced updates by functions and shares of masked rows, and of whole steps."""
+    runs = grouped(read("balance"), "device")
+    return "\n\n".join(map(balance_run, runs.values()))
+
+
+def balance_run(rows: list[Row]) -> str:
+    """Tables of the rows of one device."""
     found, calls = [], [row for row in rows if not row["section"]]
     for (shape, dtype), some in grouped(calls, "shape", "dtype").items():
         us = {(row["function"], float(row["masked"])): float(row["us"]) for row in some}

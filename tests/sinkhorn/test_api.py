@@ -374,6 +374,16 @@ def test_kernels_take_no_matrices_that_leave_their_range(sizes, eps, form, n_ite
 
 
 @pytest.mark.parametrize(
+    ("m", "form", "serves"), [(150, "log", "helion"), (150, "deepseek", "pytorch"), (8193, "log", "pytorch")]
+)
+def test_large_kernels_that_no_gpu_test_has_passed_are_taken_on_request_alone(m, form, serves):
+    from helion_sinkhorn.ops.sinkhorn import api
+
+    for asked, served in (("auto", serves), ("helion", "helion")):
+        assert api.served_by(on_gpu(2, 160, m), 20, 1e-6, form, "rows", "exact", asked, None) == served
+
+
+@pytest.mark.parametrize(
     ("call", "n"), [(sinkhorn, 6), (plan, 7), (lambda x, **options: nn.Sinkhorn(**options)(x), 8)]
 )
 def test_the_old_name_of_an_implementation(call, n):

@@ -78,10 +78,11 @@ def sinkhorn(
         backward: "exact", or "implicit": approximate, the gradient as if P were a fixed point, from P alone.
             Right where the iteration has converged, wrong by any amount elsewhere (docs/backward.md).
             `Implicit(system=..., solver=...)` names the equations and how they are solved.
-        implementation: "auto" takes the Helion kernels on a GPU, but for float64, lines shorter than 32 on
-            the side that is normalised first of matrices beyond 128 or with marginals, and smaller
-            rectangular matrices with a large eps; vectorised PyTorch elsewhere.  "helion" and "pytorch" ask
-            for one of them.
+        implementation: "auto" takes the Helion kernels on a GPU, but for float64, smaller rectangular
+            matrices with a large eps, and of matrices beyond 128 or with marginals the deepseek form and
+            lines shorter than 32 or longer than 8192 on the side that is normalised first; vectorised
+            PyTorch elsewhere.  "helion" and "pytorch" ask for one of them, and "helion" takes both forms
+            and longer lines too.
         out_dtype: of the result, default that of the logits.
         temperature: what the logits are divided by, a float from 1e-37 to 1e37; it and what follows of the
             log form alone, with the exact gradient.
@@ -173,7 +174,7 @@ def served_by(logits, n_iters, eps, form, first, backward, implementation, out_d
     _check(*arguments)
     eps = eps if form == "deepseek" else 0.0
     if marginals or (backward == "exact" and max(logits.shape[-2:]) > KERNEL_LARGEST):
-        serves = resolve_large(implementation, logits, first)
+        serves = resolve_large(implementation, logits, first, eps)
     else:
         serves = _resolve(implementation, logits, n_iters, eps)
     if key is not None:

@@ -10,6 +10,7 @@ import torch
 from helion_sinkhorn.ops.sinkhorn.large import eps_launch, log_launch, sides, wide_launch
 from helion_sinkhorn.ops.sinkhorn.large.calls import KERNELS, Calls, State, call_for, place
 from helion_sinkhorn.ops.sinkhorn.large.sides import (
+    LONGEST,
     empty_gradients,
     empty_results,
     kept_entries,
@@ -20,8 +21,6 @@ from helion_sinkhorn.ops.sinkhorn.scaling import EXPONENT_BUDGET, may_overflow
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, chosen_for, device_of
 from helion_sinkhorn.runtime.views import matrices_of, placed
 
-LONGEST = 8192
-"""Entries of the longest line that a program has whole."""
 MOST_TOGETHER = 4
 """Iterations of a segment."""
 GROUP_BYTES = 32 << 20

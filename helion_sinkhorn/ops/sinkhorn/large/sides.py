@@ -12,6 +12,8 @@ from helion_sinkhorn.runtime.pieces import computing
 
 VECTOR = 4
 """Entries of a float32 vector load."""
+LONGEST = 8192
+"""Entries of the longest line that a program has whole."""
 
 
 def kept_entries(k: int, implementation: str) -> int:
