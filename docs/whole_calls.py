@@ -61,7 +61,7 @@ def dot_compress() -> str:
 
 
 def balance() -> str:
-    """For each device, times of balanced updates by functions and shares of masked rows, and of whole steps."""
+    """For each device, times of updates by functions and by shares of masked rows, and of whole steps."""
     runs = grouped(read("balance"), "device")
     return "\n\n".join(map(balance_run, runs.values()))
 
