@@ -1,7 +1,8 @@
-"""Put this package's residual path into a DeepseekV4 of transformers, and take it out again.
+"""Put this package's residual path into a DeepseekV4 or a GLM-5.3 of transformers, and take it out again.
 
     pip install transformers==5.23.0
     python examples/patch_transformers.py          # 10 s on one CPU core
+    python examples/patch_transformers.py --model glm-5.3
 
 The model here is small and has random weights; one from `from_pretrained` is patched by the same line.
 Parameters stay the same objects under the same names, so optimizers and checkpoints of the original stay
@@ -12,6 +13,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
+
+MODELS = "deepseek-v4", "glm-5.3"
 
 
 def count(text: str) -> int:
@@ -25,6 +29,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python examples/patch_transformers.py", description=__doc__.splitlines()[0]
     )
+    parser.add_argument("--model", choices=MODELS, default=MODELS[0])
     parser.add_argument("--hidden", type=count, default=128)
     parser.add_argument("--length", type=count, default=32)
     return parser
@@ -37,7 +42,7 @@ if __name__ == "__main__":
 import torch
 
 
-def make_model(hidden: int) -> torch.nn.Module:
+def deepseek(hidden: int) -> torch.nn.Module:
     from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 
     return DeepseekV4ForCausalLM(
@@ -49,6 +54,35 @@ def make_model(hidden: int) -> torch.nn.Module:
             experts_implementation="eager",
         )
     )  # fmt: skip
+
+
+@torch.no_grad()
+def glm(hidden: int, **text: Any) -> torch.nn.Module:
+    """Two layers, one of linear attention and an MLP, one of indexed attention and experts.
+
+    base and scale of the sites are drawn, or comb would have nearly equal entries.
+    """
+    from transformers import Glm5NextConfig, Glm5NextForConditionalGeneration
+
+    text = {
+        "vocab_size": 64, "hidden_size": hidden, "intermediate_size": 48, "moe_intermediate_size": 16,
+        "num_hidden_layers": 2, "layer_types": ["linear_attention", "indexed_attention"],
+        "mlp_layer_types": ["dense", "sparse"], "indexer_types": ["full", "full"], "num_attention_heads": 4,
+        "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "kv_lora_rank": 16,
+        "q_lora_rank": 16, "v_head_dim": 8, "qk_nope_head_dim": 8, "index_topk": 8, "index_head_dim": 8,
+        "index_n_heads": 2, "index_kpool": 4, "linear_head_dim": 8, "linear_num_heads": 4,
+        "pad_token_id": 0, "max_position_embeddings": 64, **text,
+    }  # fmt: skip
+    vision = {
+        "depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": hidden,
+        "projection_intermediate_size": 16,
+    }  # fmt: skip
+    config = Glm5NextConfig(text_config=text, vision_config=vision, experts_implementation="eager")
+    made = Glm5NextForConditionalGeneration(config)
+    for name, parameter in made.named_parameters():
+        if name.endswith(("_hc.base", "_hc.scale")):
+            parameter.add_(torch.randn(parameter.shape))
+    return made
 
 
 def loss_and_gradients(model: torch.nn.Module, tokens: torch.Tensor) -> tuple[float, dict[str, torch.Tensor]]:
@@ -67,7 +101,7 @@ def main(words: list[str] | None = None) -> float:
         sys.exit("needs transformers: pip install transformers==5.23.0")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
-    model = make_model(args.hidden).to(device)
+    model = (glm if args.model == "glm-5.3" else deepseek)(args.hidden).to(device)
     tokens = torch.randint(64, (2, args.length), device=device)
 
     loss, gradients = loss_and_gradients(model, tokens)

@@ -72,12 +72,13 @@ def test_a_site_keeps_its_residual_s_gradient(layers, monkeypatch):
     assert all(x is site.residual for x, site in zip(given, entered, strict=True))
 
 
-def test_transformers_is_patched_and_restored(capsys):
+@pytest.mark.parametrize(("model", "heads"), [("deepseek-v4", 1), ("glm-5.3", 0)])
+def test_transformers_is_patched_and_restored(capsys, model, heads):
     pytest.importorskip("transformers", reason="needs the oracle extra: pip install transformers==5.23.0")
     from examples import patch_transformers
 
-    assert 0 < patch_transformers.main(["--hidden", "32", "--length", "8"]) < 1e-3
-    assert "Patched(connections=4, heads=1, layers=2)" in capsys.readouterr().out
+    assert 0 < patch_transformers.main(["--model", model, "--hidden", "32", "--length", "8"]) < 1e-3
+    assert f"Patched(connections=4, heads={heads}, layers=2)" in capsys.readouterr().out
 
 
 def test_lora_learns_and_leaves_the_rest_frozen(monkeypatch, capsys):
