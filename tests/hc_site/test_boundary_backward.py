@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 
 import pytest
 import torch
@@ -383,6 +384,10 @@ def test_the_norm_is_not_in_memory(monkeypatch, one_pass):
     assert 64 * 512 * 4 not in sizes
 
 
+# what earlier tests of a process leave behind makes a site leave the gradient alone
+@pytest.mark.skipif(
+    "OWN_GRADIENT" not in os.environ, reason="tests/hc_site/test_own_gradient_alone.py runs it"
+)
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
 def test_dx_is_written_over_a_gradient_that_is_nobody_elses(monkeypatch, one_pass, norm):
     """The same bits, whether the gradient of the streams may be written over or not."""

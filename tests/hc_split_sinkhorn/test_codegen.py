@@ -48,6 +48,7 @@ def test_defaults_make_good_machine_code(key, call, compile_for):
     assert not bad, "\n".join(bad)
 
 
+@pytest.mark.nightly("a minute of compilers for every config of an operator")
 def test_no_config_of_a_token_chooses_what_fuses(compile_for):
     """LLVM fuses one of two products that are added, and not the same in programs of one warp and of two."""
     call = HcCall("float32", 4, 20, True)

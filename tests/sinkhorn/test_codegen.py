@@ -99,8 +99,11 @@ def test_sums_in_order_leave_entries_in_their_threads(compile_for):
     assert ordered.executed.get("shared", 0) == plain.executed.get("shared", 0)
 
 
+DTYPES = "float32", pytest.param("bfloat16", marks=pytest.mark.nightly("20 s; float32's run always"))
+
+
 @pytest.mark.skipif(TRITON < (3, 9), reason="Triton 3.8 takes as many either way")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_in_order_stay_in_their_threads_and_take_fewer_instructions(dtype, compile_for):
     """4 x 4 in a thread, 19 iterations kept: 9 % fewer."""
     call = call_of(True, dtype, 4)
@@ -113,7 +116,7 @@ def test_gradients_in_order_stay_in_their_threads_and_take_fewer_instructions(dt
 
 
 @pytest.mark.skipif(TRITON < (3, 8), reason="older Tritons change threads for them")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_of_8_by_8_in_order_spill_nothing(dtype, compile_for):
     """As trees they spill 72 bytes a thread."""
     call = call_of(True, dtype, 8)

@@ -65,7 +65,13 @@ print("helion" in sys.modules, hits)
     [
         ("sinkhorn_forward", CALL, 1 << 20, ["first_launch"]),
         # the largest power of two whose offsets take 32 bits, as those of the launch do
-        ("linear_attention_walk", WALK, 1 << 17, ["first_launch", "judged_launch"]),
+        pytest.param(
+            "linear_attention_walk",
+            WALK,
+            1 << 17,
+            ["first_launch", "judged_launch"],
+            marks=pytest.mark.nightly("half a minute; a launch of sinkhorn runs always"),
+        ),
     ],
     ids=["sinkhorn", "linear attention, judged on fewer heads"],
 )
