@@ -58,10 +58,7 @@ def deepseek(hidden: int) -> torch.nn.Module:
 
 @torch.no_grad()
 def glm(hidden: int, **text: Any) -> torch.nn.Module:
-    """Two layers, one of linear attention and an MLP, one of indexed attention and experts.
-
-    base and scale of the sites are drawn, or comb would have nearly equal entries.
-    """
+    """Two layers; base and scale of the sites are drawn, or comb would have nearly equal entries."""
     from transformers import Glm5NextConfig, Glm5NextForConditionalGeneration
 
     text = {
