@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 
@@ -251,39 +252,15 @@ def test_opcheck_and_fakes(monkeypatch, dtype, path):
 # Behind another pass: the weights of the collapse are the site's own, or a norm follows it
 
 
-def specified_with_norm(f, x, post, comb, fn, scale, base, bias, weights, y_norm, own=True, **options):
-    """hc_boundary's specification; `weights` are not looked at where they are the site's own."""
-    return reference.hc_boundary(
-        f,
-        x,
-        post,
-        comb,
-        None if own else weights,
-        fn,
-        scale,
-        base,
-        3,
-        bias=bias,
-        y_norm_weight=y_norm,
-        **options,
-    )
+def with_norm(function, f, x, post, comb, fn, scale, base, bias, weights, y_norm, own=True, **options):
+    """`weights` are not looked at where they are the site's own."""
+    pre_next = None if own else weights
+    given = f, x, post, comb, pre_next, fn, scale, base, 3
+    return function(*given, bias=bias, y_norm_weight=y_norm, **options)
 
 
-def called_with_norm(f, x, post, comb, fn, scale, base, bias, weights, y_norm, own=True, **options):
-    return hc_boundary(
-        f,
-        x,
-        post,
-        comb,
-        None if own else weights,
-        fn,
-        scale,
-        base,
-        3,
-        bias=bias,
-        y_norm_weight=y_norm,
-        **options,
-    )
+specified_with_norm = functools.partial(with_norm, reference.hc_boundary)
+called_with_norm = functools.partial(with_norm, hc_boundary)
 
 
 def gradients_of(function, given, upstream, own, norm, dtype=None, **options):

@@ -576,6 +576,7 @@ OTHER = {
     "first": "cols", "backward": "implicit", "precision": "tf32", "comb_order": "oi",
     "gates": "g", "n_iters": "10", torch.dtype: "float16", float: "0.01", bool: "True",
 }  # fmt: skip
+OTHER_FORM = {"deepseek": "log", "log": "deepseek"}
 SMALL = {"linear_attention": ["sequences=1", "steps=64", "heads=2", "dk=32", "dv=32"]}
 OF_NO_PROGRAM = {
     "batch", "tokens", "sequences", "norm_weight", "crosses", "own_weights", "every_argument", "unused",
@@ -603,9 +604,7 @@ def test_a_field_changes_what_warm_launches_or_is_none(operator, monkeypatch, fr
     for name, kind in warm.fields(operator).items():
         if name not in OF_NO_PROGRAM:
             usually = getattr(base, name)
-            value = OTHER.get(name) or OTHER.get(kind) or 2 * (usually or 2)
-            if name == "form":
-                value = "log" if usually == "deepseek" else "deepseek"
+            value = OTHER.get(name) or OTHER.get(kind) or OTHER_FORM.get(usually) or 2 * (usually or 2)
             given = [words for words in small if not words.startswith(f"{name}=")]
             assert launched(*given, f"{name}={value}") != usual, name
 

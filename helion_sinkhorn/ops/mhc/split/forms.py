@@ -20,20 +20,27 @@ def in_parts(
     out_dtype: torch.dtype | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(pre, post, comb) of checked arguments, comb in a form of `sinkhorn`; its logits for no iterations."""
-    n_iters, eps, post_mult, pre_eps, post_eps, comb_order = options
-    dtype = computing(mixes.dtype)
+    n_iters, eps, *_, comb_order = options
     with without_autocast(mixes):
-        s = torch.cat([scale[k].expand(size) for k, size in enumerate((n, n, n * n))])
-        a = mixes.to(dtype) * s.to(dtype) + base.to(dtype)
-        pre, post, comb = a.split((n, n, n * n), -1)
+        pre, post, comb = gated(mixes, scale, base, n, options)
         comb = comb.unflatten(-1, (n, n))
         if n_iters:
             by = {"form": form} if form == "log" else {"form": form, "eps": eps}
             comb = sinkhorn(comb, n_iters, **by, implementation=implementation)
         if comb_order == "oi":
             comb = comb.mT
-        made = gate(pre) + pre_eps, post_mult * gate(post) + post_eps, comb.contiguous()
-    return tuple(t.to(out_dtype or dtype) for t in made)
+    return tuple(t.to(out_dtype or t.dtype) for t in (pre, post, comb.contiguous()))
+
+
+def gated(
+    mixes: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, n: int, options: tuple
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(pre, post, what is left) of mixes (..., 2n + K): the gates, and the K logits that comb is made of."""
+    _, _, post_mult, pre_eps, post_eps, _ = options
+    dtype, sizes = computing(mixes.dtype), (n, n, mixes.size(-1) - 2 * n)
+    s = torch.cat([scale[k].expand(size) for k, size in enumerate(sizes)])
+    pre, post, logits = (mixes.to(dtype) * s.to(dtype) + base.to(dtype)).split(sizes, -1)
+    return gate(pre) + pre_eps, post_mult * gate(post) + post_eps, logits
 
 
 def gate(a: torch.Tensor) -> torch.Tensor:

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from helion_sinkhorn.ops.mhc.split.forms import gate
+from helion_sinkhorn.ops.mhc.split.forms import gated
 from helion_sinkhorn.ops.mhc.streams import check_streams, refuse_merged
 from helion_sinkhorn.runtime.checks import check_same_device, check_tensor, refuse_shape
-from helion_sinkhorn.runtime.pieces import computing
 from helion_sinkhorn.runtime.torch_op import without_autocast
 
 Comb = torch.Tensor | Callable[[torch.Tensor], torch.Tensor]
@@ -20,16 +19,12 @@ def coefficients_beside(
     mixes: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, n: int, options: tuple, comb: Comb
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(pre, post, comb) of mixes (..., 2n + K): the gates of `hc_split_sinkhorn`, and comb in its order."""
-    _, _, post_mult, pre_eps, post_eps, _ = options
-    dtype, sizes = computing(mixes.dtype), (n, n, mixes.size(-1) - 2 * n)
     with without_autocast(mixes):
-        s = torch.cat([scale[k].expand(size) for k, size in enumerate(sizes)])
-        pre, post, logits = (mixes.to(dtype) * s.to(dtype) + base.to(dtype)).split(sizes, -1)
-        pre, post = gate(pre) + pre_eps, post_mult * gate(post) + post_eps
+        pre, post, logits = gated(mixes, scale, base, n, options)
     if not isinstance(comb, torch.Tensor):
         comb = comb(logits)
         check_comb(comb, mixes, (*mixes.shape[:-1], n, n), "what comb returned")
-    return pre, post, comb.to(dtype)
+    return pre, post, comb.to(logits.dtype)
 
 
 def check_comb(comb: torch.Tensor, x: torch.Tensor, wanted: tuple[int, ...], name: str = "comb") -> None:
