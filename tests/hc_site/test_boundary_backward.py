@@ -338,8 +338,9 @@ def test_streams_made_again_have_the_bits_of_stored_ones(monkeypatch, one_pass, 
     given, upstream = boundary_inputs(33, n=4, c=40, dtype=dtype)
     found = {}
     for again in (False, True):
-        variant = (("together", True), ("again", again))
-        monkeypatch.setattr(launch.Pass, "variant", lambda self, x, choices, v=variant: dict(v))
+        monkeypatch.setattr(
+            launch.Pass, "as_chosen", lambda of, x, choices, again=again: (of._replace(again=again), True)
+        )
         found[again] = gradients_of(called_with_norm, given, upstream, True, norm)
     for name, t in found[False].items():
         assert torch.equal(t, found[True][name]), name

@@ -131,8 +131,8 @@ def pass_back(call: site.SiteCall, choices: Choices, grad, f, x, post, comb, bia
     fn = x.new_zeros((mixes.m, mixes.columns), dtype=torch.float32)
     second = boundary_backward.SECOND in choices
     kernel = boundary_backward.KERNELS[boundary_backward.SECOND if second else boundary_backward.BACKWARD]
-    pass_of = boundary_backward.Pass(kernel, call, order)
-    split = boundary_backward.parts_of_fn(fn, call, pass_of.variant(x, choices).get("together", False))
+    pass_of, together = boundary_backward.Pass(kernel, call, order).as_chosen(x, choices)
+    split = boundary_backward.parts_of_fn(fn, call, together)
     along = x.new_zeros((len(x),), dtype=torch.float32)
     given = grad, None, g, along, x, split, f, x, bias, post, comb, post
     *made, _ = boundary_backward.gradients(given, pass_of, (True,) * 4 + (not second,), choices)

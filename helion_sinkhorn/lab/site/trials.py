@@ -201,11 +201,9 @@ def boundary_gradients_error(call: SiteCall, choice: Choice, device: str) -> flo
     g, along = mixes_launch.upstream(dmixes, mixes, norms, call.mixes)
     choices = {choice.kernel: choice}
     kernel = boundary_backward.KERNELS[choice.kernel if second else boundary_backward.BACKWARD]
-    pass_of = boundary_backward.Pass(kernel, call, "io")
-    variant = pass_of.variant(streams, choices)
-    rows = boundary_backward.parts_of_fn(fn, call, variant.get("together", False))
+    pass_of, together = boundary_backward.Pass(kernel, call, "io").as_chosen(streams, choices)
+    rows = boundary_backward.parts_of_fn(fn, call, together)
     given = dstreams, dy, g, along, streams, rows, f, x, None, post, comb, weights
-    pass_of = pass_of._replace(again=variant.get("again", False))
     *made, dweights = boundary_backward.gradients(given, pass_of, (True,) * 4 + (not second,), choices)
     dfn = boundary_backward.projection(g, streams, call, choices.get(boundary_backward.PROJECTION))
     found = dict(zip(of_boundary_gradients.RESULTS, (*made, dfn, dweights), strict=True))

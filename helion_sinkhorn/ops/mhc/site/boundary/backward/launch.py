@@ -84,10 +84,11 @@ class Pass(NamedTuple):
     into: Some = None
     """Memory for dx, contiguous; that of dstreams, maybe: a program has read what it writes over."""
 
-    def variant(self, streams: torch.Tensor, choices: Choices) -> dict[str, Any]:
-        """The variant of what is chosen for the kernel."""
+    def as_chosen(self, streams: torch.Tensor, choices: Choices) -> tuple[Pass, bool]:
+        """This pass in the variant chosen for its kernel, and whether fn's parts are `together` there."""
         choice = choices.get(self.kernel.name)
-        return dict((choice or chosen_for(self.kernel, self.call, len(streams), streams)).variant)
+        variant = dict((choice or chosen_for(self.kernel, self.call, len(streams), streams)).variant)
+        return self._replace(again=variant.get("again", False)), variant.get("together", False)
 
 
 def parts_of_fn(fn: torch.Tensor, call: SiteCall, together: bool) -> torch.Tensor:

@@ -127,14 +127,13 @@ def in_one_pass(
     into = dstreams if over and dstreams.dtype == x.dtype and wanted[1] else None
     kernel = launch.KERNELS[launch.SECOND if first else launch.BACKWARD]
     pass_of = launch.Pass(kernel, call, values.comb_order, behind, into=into)
-    variant = pass_of.variant(stored, choices)
+    pass_of, together = pass_of.as_chosen(stored, choices)
     tensors = (
         None if dstreams is None else flattened(dstreams, 2), None if dy is None else flattened(dy, 1),
-        g, along, stored, launch.parts_of_fn(parameter(fn), call, variant.get("together", False)),
+        g, along, stored, launch.parts_of_fn(parameter(fn), call, together),
         flattened(f, 1), flattened(x, 2), None if bias is None else placed(bias),
         flattened(post, 1), flattened(comb, 2), rows,
     )  # fmt: skip
-    pass_of = pass_of._replace(again=variant.get("again", False))
     made = launch.gradients(tensors, pass_of, in_pass, choices)
     dfn = launch.projection(g, stored, call, choices.get(launch.PROJECTION)) if of_fn else None
     df, dx, *rest = made
