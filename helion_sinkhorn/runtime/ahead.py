@@ -17,7 +17,7 @@ import torch
 
 from helion_sinkhorn.runtime.direct import upcoming
 from helion_sinkhorn.runtime.dispatch import compiling, signature
-from helion_sinkhorn.runtime.generated import PINNED, found
+from helion_sinkhorn.runtime.generated import PINNED, found, generating
 from helion_sinkhorn.runtime.kernel import Built
 from helion_sinkhorn.runtime.launch import Launcher, device_at, launching_with
 
@@ -93,7 +93,10 @@ def begin(
 
     def work() -> None:
         try:
-            compile_all(launches(function, run, without_data, needed, device), device)
+            # operators on meta tensors import what Helion does
+            with generating:
+                noted = launches(function, run, without_data, needed, device)
+            compile_all(noted, device)
         except Exception as error:
             log.debug("the gradient of %s is left to it (%s: %s)", public, type(error).__name__, error)
 

@@ -20,8 +20,9 @@ PINNED = {"enable_fp_fusion": True}
 log = logging.getLogger("helion_sinkhorn")
 _codes: dict[Any, str | None] = {}
 """The code of each of Helion's programs, which serve many signatures; None: it needs Helion."""
-_generating = threading.RLock()
-"""Helion generates for one thread at a time: of two, one may find what it set gone (KeyError: 'location')."""
+generating = threading.RLock()
+"""Held by the thread that imports Helion or generates: of two that generate, one may find what it set gone
+(KeyError: 'location'), and of two that import torch._dynamo and torch._inductor first, one fails."""
 
 
 def host_function(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) -> Callable[..., None]:
@@ -74,7 +75,7 @@ def generated(
 
     Where it cannot be made to run without Helion it is Helion's own host function, with its own launcher.
     """
-    with _generating:
+    with generating:
         # before the kernel is imported, and after Helion has read its source
         before = program_cache.is_unchanged()
         program = bound(kernel, args)

@@ -332,8 +332,7 @@ def test_more_than_two_to_the_31_elements():
 def seam(own, again, given, upstream, monkeypatch):
     """Gradients of a boundary with a norm in two passes, the new streams made `again` or read."""
     monkeypatch.setattr(ways, "is_measured", lambda *_: True)
-    variant = {"together": True, "again": again}
-    monkeypatch.setattr(backward.Pass, "variant", lambda self, x, choices: variant)
+    monkeypatch.setattr(backward.Pass, "as_chosen", lambda of, x, choices: (of._replace(again=again), True))
     leaves = [t.detach().requires_grad_() for t in given]
     *update, weights, fn, scale, base, weight = leaves
     site = None if own else weights, fn, scale, base

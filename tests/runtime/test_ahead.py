@@ -10,11 +10,13 @@ import pytest
 import torch
 from forked import python
 from launches import launching_as
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.ops.sinkhorn import launch, torch_op
 from helion_sinkhorn.runtime import ahead, choices, dispatch
 from helion_sinkhorn.runtime.direct import upcoming
+from helion_sinkhorn.runtime.generated import generating
 
 GPU = torch.device("cuda", 0)
 
@@ -70,6 +72,20 @@ def test_the_backward_waits_for_what_is_under_way(monkeypatch):
     monkeypatch.setattr(dispatch, "launch", lambda *given, **options: done.append("launched"))
     dispatch.launch_binary("function", (1,))
     assert done == ["waited", "launched"]
+
+
+def test_the_thread_traces_nothing_while_helion_is_imported(monkeypatch):
+    """Operators on meta tensors import torch._dynamo, and torch fails where two threads import it first."""
+    traced = threading.Event()
+    monkeypatch.setattr(ahead, "launches", lambda *given: traced.set() or [])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with FakeTensorMode():
+        x = torch.empty(64, 4, 4, device="cuda")
+    with generating:
+        thread = ahead.begin(torch_op.Sinkhorn, torch_op.call.run, "sinkhorn", [x])
+        assert not traced.wait(0.2)
+    thread.join()
+    assert traced.is_set()
 
 
 def test_whatever_fails_in_the_thread_releases_who_waits(monkeypatch, caplog):

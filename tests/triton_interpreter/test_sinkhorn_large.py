@@ -46,10 +46,14 @@ def choice(name: str, rows: int) -> Choice:
 def test_values_and_gradients(n, m, n_iters, first, sides, dtype, eps, longest, monkeypatch):
     monkeypatch.setattr(launch, "LONGEST", longest)
     choices, batch = {name: choice(name, 16) for name in calls.KERNELS}, 2
-    x, dy = (randn(batch, n, m, seed=seed, scale=2).to(dtype) for seed in (0, 1))
+    temperature = 1.0 if eps else 0.7
+    x, dy = (randn(batch, n, m, seed=seed, scale=2) for seed in (0, 1))
+    # exp(-base) and exp(g) are infinite in the padding of the second matrix
+    x[1] -= 93.0 * temperature
+    x[1, :, 0] -= 93.0 * temperature
+    x, dy = x.to(dtype), dy.to(dtype)
     r, c = (randn(batch, k, seed=k).log_softmax(-1) for k in (n, m)) if sides else (None, None)
     df, dg = (None, None) if eps else (randn(batch, n, seed=4), randn(batch, m, seed=5))
-    temperature = 1.0 if eps else 0.7
     wide = [None if t is None else t.double() for t in (x, r, c, dy, df, dg)]
     made, true = (
         of.forward(*tensors[:3], n_iters, eps, first, temperature, True, out, **own)
@@ -65,7 +69,8 @@ def test_values_and_gradients(n, m, n_iters, first, sides, dtype, eps, longest, 
     )  # fmt: skip
     for a, b in zip((*made[:3], *own), (*true[:3], *others), strict=True):
         if b.numel():
-            rounding = 2e-6 if a.dtype == torch.float32 else torch.finfo(a.dtype).eps
+            # a potential below 128 is rounded by 2^-18
+            rounding = 8e-6 if a.dtype == torch.float32 else torch.finfo(a.dtype).eps
             assert (a.double() - b).abs().max() <= rounding * b.abs().max()
 
 

@@ -195,12 +195,13 @@ def test_what_is_not_kept_does_not_show(n_iters, longest, eps, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("eps", [1e-6, 1e-9])
 @pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
-def test_narrow_types_of_the_deepseek_form_are_rounded_once(dtype, longest, monkeypatch):
+def test_narrow_types_of_the_deepseek_form_are_rounded_once(dtype, longest, eps, monkeypatch):
     monkeypatch.setattr(launch, "LONGEST", longest)
     x, dy = (randn(2, 40, 36, seed=seed).to(dtype) for seed in (0, 1))
-    found = of_eps(launch, x, dy, 3, "rows", 1e-6)
-    wide = of_eps(launch, x.float(), dy.float(), 3, "rows", 1e-6)
+    found = of_eps(launch, x, dy, 3, "rows", eps)
+    wide = of_eps(launch, x.float(), dy.float(), 3, "rows", eps)
     for a, b in zip(found, wide, strict=True):
         assert torch.equal(a, b.to(dtype))
 

@@ -17,25 +17,30 @@ def inverse(r):
     return torch.where(r == -float("inf"), 0.0, exp(-r))
 
 
-def upstream_part(z, f, g, dy, linear):
-    """P dY, of linear f and g less what eps adds to P."""
+def upstream_part(z, f, g, dy, linear, m):
+    """P dY of rows of m entries, of linear f and g less what eps adds to P."""
     if linear:
-        return exp(z) * (f.unsqueeze(2) * g.unsqueeze(1) * dy)
-    return exp(z + g.unsqueeze(1) + f.unsqueeze(2)) * dy
+        return exp(z, m) * (f.unsqueeze(2) * g.unsqueeze(1) * dy)
+    return exp(z + g.unsqueeze(1) + f.unsqueeze(2), m) * dy
 
 
-def of_segment(z, f, g, linear):
+def of_segment(z, f, g, linear, m):
     """What the terms of a segment are relative to."""
     if linear:
-        return exp(z)
-    return exp(z + g.unsqueeze(1) + f.unsqueeze(2))
+        return exp(z, m)
+    return exp(z + g.unsqueeze(1) + f.unsqueeze(2), m)
 
 
-def of_first(z, f, linear):
+def of_first(z, f, linear, m):
     """P' of the first row step."""
     if linear:
-        return exp(z) * f.unsqueeze(2)
-    return exp(z + f.unsqueeze(2))
+        return exp(z, m) * f.unsqueeze(2)
+    return exp(z + f.unsqueeze(2), m)
+
+
+def within(f, index, n):
+    """f of rows, -inf in their padding: what is there is nothing, however large g is."""
+    return torch.where((index < n).unsqueeze(0), f, -float("inf"))
 
 
 def sinkhorn_large_sums(
@@ -95,13 +100,13 @@ def sinkhorn_large_turn(
         left_out = s[i, :]
         for t in hl.tile(block.begin, block.end):
             z = above_base(x[i, t, :], factor, base[i, t])
-            of_row = f[i, t]
-            p = exp(z + gs[:, None, :] + of_row[:, :, None])
+            of_row = within(f[i, t], t.index, n)
+            p = exp(z + gs[:, None, :] + of_row[:, :, None], m)
             d = p * (dy[i, t, :].to(torch.float32) - left_out[:, None, :])
             found = (d.sum(2) + df[i, t]) * inverse(log_r[i, t])
             row[i, t] = found
             share = torch.where((t.index < n)[None, :], found, 0.0)
-            p_before = exp(z + earlier[:, None, :] + of_row[:, :, None])
+            p_before = exp(z + earlier[:, None, :] + of_row[:, :, None], m)
             total = total + (p_before * share[:, :, None]).sum(1)
         part[i, block.id, :] = total
 
@@ -135,7 +140,7 @@ def sinkhorn_large_back(
         moved = torch.where(earlier == -float("inf"), 0.0, exp(g[i, :] - earlier)) * column[i, :]
         for t in hl.tile(block.begin, block.end):
             z = above_base(x[i, t, :], factor, base[i, t])
-            p = exp(z + earlier[:, None, :] + f[i, t][:, :, None])
+            p = exp(z + earlier[:, None, :] + within(f[i, t], t.index, n)[:, :, None], m)
             found = -(p * moved[:, None, :]).sum(2) * inverse(log_r[i, t])
             row[i, t] = found
             share = torch.where((t.index < n)[None, :], found, 0.0)
@@ -195,13 +200,13 @@ def sinkhorn_large_gradient(
     for i, t in hl.tile([batch, n], block_size=[1, None]):
         s = hl.load(scale, [0])
         z = above_base(x[i, t, :], s, base[i, t])
-        d = upstream_part(z, f[i, t], g[i, :], dy[i, t, :].to(torch.float32), linear)
+        d = upstream_part(z, f[i, t], g[i, :], dy[i, t, :].to(torch.float32), linear, m)
         for k in hl.grid(segments):
             total = hl.zeros([i, t, m], dtype=torch.float32)
             for term in hl.static_range(terms):
                 total = total + left[i, k, term, t][:, :, None] * right[i, k, term, :][:, None, :]
-            d = d - of_segment(z, base_f[i, k, t], base_g[i, k, :], linear) * total
-        p = of_first(z, first_f[i, t], linear)
+            d = d - of_segment(z, base_f[i, k, t], base_g[i, k, :], linear, m) * total
+        p = of_first(z, first_f[i, t], linear, m)
         inv_r, own = inverse(log_r[i, t]), df[i, t]
         taken = (d.sum(2) + own) * inv_r
         d = d - p * taken[:, :, None]

@@ -11,12 +11,20 @@ import helion.language as hl
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.large.kernels import above_base, exp, finite
-from helion_sinkhorn.runtime.device_math import reciprocal
+from helion_sinkhorn.runtime.device_math import is_padded, reciprocal
+
+SMALLEST = 2.0**-126
+"""The smallest normal float32."""
 
 
-def entries(x, base, start, eps, how):
+def entries(x, base, start, eps, how, m=1):
     """A of rows (1, k, m)."""
-    return exp(above_base(x, 1.0, base)) + (reciprocal(start, how) * eps).unsqueeze(2)
+    return exp(above_base(x, 1.0, base), m) + (reciprocal(start, how) * eps).unsqueeze(2)
+
+
+def positive(v, m):
+    """v (1, m), not 0 in the padding: its reciprocal is finite there."""
+    return v.clamp(min=SMALLEST) if is_padded(m) else v
 
 
 def sinkhorn_large_eps_first(
@@ -67,7 +75,7 @@ def sinkhorn_large_eps_step(
         total = hl.zeros([i, m], dtype=torch.float32)
         vs = v[i, :]
         for t in hl.tile(block.begin, block.end):
-            a = entries(x[i, t, :], base[i, t], start[i, t], eps, how)
+            a = entries(x[i, t, :], base[i, t], start[i, t], eps, how, m)
             p = ((a * vs[:, None, :]).sum(2) + reciprocal(before[i, t], how) * eps) * rho
             of_row = reciprocal(p, how)
             u[i, t] = of_row
@@ -138,7 +146,7 @@ def sinkhorn_large_eps_sums(
     for i, block in hl.tile([batch, n], block_size=[1, rows]):
         total = hl.zeros([i, m], dtype=torch.float32)
         for t in hl.tile(block.begin, block.end):
-            a = entries(x[i, t, :], base[i, t], start[i, t], eps, how)
+            a = entries(x[i, t, :], base[i, t], start[i, t], eps, how, m)
             d = a * u[i, t].unsqueeze(2) * dy[i, t, :].to(torch.float32)
             total = total + torch.where((t.index < n)[None, :, None], d, 0.0).sum(1)
         part[i, block.id, :] = total
@@ -170,12 +178,12 @@ def sinkhorn_large_eps_turn(
     hl.specialize((v.stride(), before.stride(), column.stride(), row.stride(), part.stride()))
     for i, block in hl.tile([batch, n], block_size=[1, rows]):
         total = hl.zeros([i, m], dtype=torch.float32)
-        vs = v[i, :]
+        vs = positive(v[i, :], m)
         taken = column[i, :] * reciprocal(vs, how)
-        ratio = vs * reciprocal(before[i, :], how)
+        ratio = vs * reciprocal(positive(before[i, :], m), how)
         for t in hl.tile(block.begin, block.end):
             of_row = u[i, t]
-            a = entries(x[i, t, :], base[i, t], start[i, t], eps, how)
+            a = entries(x[i, t, :], base[i, t], start[i, t], eps, how, m)
             d = (dy[i, t, :].to(torch.float32) - taken[:, None, :]) * of_row.unsqueeze(2)
             found = (a * vs[:, None, :] * d).sum(2) * of_row * -rho
             row[i, t] = found
@@ -208,7 +216,7 @@ def sinkhorn_large_eps_back(
         taken = column[i, :]
         for t in hl.tile(block.begin, block.end):
             of_row = u[i, t]
-            a = entries(x[i, t, :], base[i, t], start[i, t], eps, how)
+            a = entries(x[i, t, :], base[i, t], start[i, t], eps, how, m)
             found = (later[i, t] * eps + of_row * (of_row * (a * taken[:, None, :]).sum(2))) * rho
             row[i, t] = found
             left = torch.where((t.index < n)[None, :, None], a * found.unsqueeze(2), 0.0)

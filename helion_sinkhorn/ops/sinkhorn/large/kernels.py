@@ -11,7 +11,7 @@ from __future__ import annotations
 import helion.language as hl
 import torch
 
-from helion_sinkhorn.runtime.device_math import LOG2E
+from helion_sinkhorn.runtime.device_math import LOG2E, is_padded
 
 
 def finite(x):
@@ -19,9 +19,14 @@ def finite(x):
     return x.clamp(min=-1e38)
 
 
-def exp(x):
-    """e^x by the instruction for powers of two."""
-    return torch.exp2(x * LOG2E)
+def exp(x, m=1):
+    """e^x by the instruction for powers of two; for rows of m entries it is finite in their padding.
+
+    Helion takes 0 * w for 0 in the padding, whatever w is, and leaves the mask of a sum out: logits that are
+    all below -89 would make w infinite.
+    """
+    x = x * LOG2E
+    return torch.exp2(x.clamp(max=126.0) if is_padded(m) else x)
 
 
 def log(x):

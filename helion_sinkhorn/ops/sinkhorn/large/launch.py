@@ -172,14 +172,16 @@ def backward(
     # the first row step by its own sums: its entries and r may have any factor
     factor = None if log_mass is None else log_mass.clamp(min=0.0)
     first_r = torch.zeros_like(log_r) if eps else times(log_r, factor)
+    # rounded once, when it has its scale again
+    into = dx if scaled_by is None else torch.empty_like(dx, dtype=torch.float32)
     name = f"sinkhorn_large_{'wide_gradient' if m > LONGEST else 'gradient'}"
     Calls(x, choices).launch(
         name, x, dy, scale, first_r, of.base, own_f, times(of.fs[-1], log_mass), of.gs[-1],
-        times(of.fs[0], factor), base_f, *others, rows[0], dx,
+        times(of.fs[0], factor), base_f, *others, rows[0], into,
         values=(*others[-1].shape[1:3], eps > 0),
     )  # fmt: skip
     if scaled_by is not None:
-        dx.mul_(scaled_by)
+        torch.mul(into, scaled_by, out=dx)
     if of_marginals:
         of_r, of_c = of_marginals
         torch.mul(columns.sum(0), times(log_c, log_mass).exp(), out=of_c)

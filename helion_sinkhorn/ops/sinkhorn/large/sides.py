@@ -70,7 +70,8 @@ def flat(*vectors: torch.Tensor | None) -> list[torch.Tensor | None]:
 
 def of_order_one(dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(dy / s, s) for dy (..., n, m), with a power of two s (..., 1, 1) near each matrix's largest entry."""
-    s, reciprocal = binade(dy.abs().amax((-2, -1), keepdim=True))
+    largest = dy.abs().amax((-2, -1), keepdim=True)
+    s, reciprocal = binade(largest.to(torch.promote_types(dy.dtype, torch.float32)))
     return dy * reciprocal, s
 
 

@@ -169,13 +169,13 @@ def sinkhorn_large_wide_gradient(
             found = hl.zeros([i, t, width], dtype=torch.float32)
             for j in hl.tile(m, block_size=width):
                 z = above_base(x[i, t, j], s, base[i, t])
-                d = upstream_part(z, f[i, t], g[i, j], dy[i, t, j].to(torch.float32), linear)
+                d = upstream_part(z, f[i, t], g[i, j], dy[i, t, j].to(torch.float32), linear, 1)
                 for k in hl.grid(segments):
                     total = hl.zeros([i, t, width], dtype=torch.float32)
                     for term in hl.static_range(terms):
                         total = total + left[i, k, term, t].unsqueeze(2) * right[i, k, term, j].unsqueeze(1)
-                    d = d - of_segment(z, base_f[i, k, t], base_g[i, k, j], linear) * total
-                d = d - of_first(z, first_f[i, t], linear) * taken.unsqueeze(2)
+                    d = d - of_segment(z, base_f[i, k, t], base_g[i, k, j], linear, 1) * total
+                d = d - of_first(z, first_f[i, t], linear, 1) * taken.unsqueeze(2)
                 if look < 2:
                     found = found + torch.where((j.index < m)[None, None, :], d, 0.0)
                 else:
