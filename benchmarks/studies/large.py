@@ -1,4 +1,4 @@
-"""Large matrices of the log form: times and kept bytes beside the definition, and errors.
+"""Large matrices of both forms: times and kept bytes beside the definition, and errors.
 
 Forward and backward by themselves, eagerly and in a CUDA graph; "reads" are reads of the matrix, one for each
 iteration, at the rate of a copy.  On a CPU eager calls alone.
@@ -17,8 +17,12 @@ import torch
 from helion_sinkhorn import reference, sinkhorn
 from helion_sinkhorn.ops.sinkhorn.large.torch_op import call, call_backward
 
-CASES = [(1, 1024, 1024, 100), (16, 1024, 1024, 20), (16, 1024, 1024, 100), (64, 256, 256, 20)]
-"""(batch, rows, columns, iterations)."""
+CASES = [
+    (1, 1024, 1024, 100, 0.0), (16, 1024, 1024, 20, 0.0), (16, 1024, 1024, 100, 0.0),
+    (64, 256, 256, 20, 0.0), (1, 1229, 98304, 3, 0.0),
+    (1, 1024, 1024, 100, 1e-6), (16, 1024, 1024, 100, 1e-6), (64, 256, 256, 20, 1e-6),
+]  # fmt: skip
+"""(batch, rows, columns, iterations, eps of the deepseek form or 0 for the log form)."""
 ROUNDS = 9
 
 
@@ -53,11 +57,11 @@ def graphed(run: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-def kernel_parts(x: torch.Tensor, dy: torch.Tensor, n_iters: int, how: str):
+def kernel_parts(x: torch.Tensor, dy: torch.Tensor, n_iters: int, eps: float, how: str):
     """The forward that keeps what a gradient needs, and the backward, each by itself."""
-    given = x, None, None, n_iters, 0.0, "rows", 1.0, True, how, x.dtype
+    given = x, None, None, n_iters, eps, "rows", 1.0, True, how, x.dtype
     _, _, _, rows, columns = call(*given)
-    backward = dy, None, None, x, None, None, rows, columns, 0.0, "rows", 1.0, how
+    backward = dy, None, None, x, None, None, rows, columns, eps, "rows", 1.0, how
     return (lambda: call(*given)), (lambda: call_backward(*backward)), 4 * (rows.numel() + columns.numel())
 
 
@@ -81,13 +85,16 @@ def errors(x: torch.Tensor, dy: torch.Tensor, n_iters: int) -> list[float]:
 def main(arguments: argparse.Namespace) -> None:
     device = arguments.device
     on_gpu = device == "cuda"
-    for batch, n, m, n_iters in CASES if on_gpu else CASES[:1]:
+    for batch, n, m, n_iters, eps in CASES if on_gpu else CASES[:1]:
         x, dy = (torch.randn(batch, n, m, device=device) for _ in range(2))
-        forward, backward, kept = kernel_parts(x, dy, n_iters, "helion" if on_gpu else "pytorch")
+        forward, backward, kept = kernel_parts(x, dy, n_iters, eps, "helion" if on_gpu else "pytorch")
         leaf = x.clone().requires_grad_()
+        plain = functools.partial(
+            reference.sinkhorn, n_iters=n_iters, **({"eps": eps} if eps else {"form": "log"})
+        )
 
-        def definition(leaf=leaf, dy=dy, n_iters=n_iters):
-            torch.autograd.grad(reference.sinkhorn(leaf, n_iters, form="log"), leaf, dy)
+        def definition(leaf=leaf, dy=dy, plain=plain):
+            torch.autograd.grad(plain(leaf), leaf, dy)
 
         row = {"forward": timed(forward, device), "backward": timed(backward, device)}
         if on_gpu:
@@ -97,10 +104,11 @@ def main(arguments: argparse.Namespace) -> None:
                 "reads": n_iters / 2 * timed(graphed(functools.partial(leaf.detach().copy_, x)), device),
             }
         with torch.no_grad():
-            row["definition"] = timed(lambda x=x, k=n_iters: reference.sinkhorn(x, k, form="log"), device)
+            row["definition"] = timed(functools.partial(plain, x), device)
         row["definition, both"] = timed(definition, device)
         times = ", ".join(f"{name} {t:.3g}" for name, t in row.items())
-        print(f"{batch} x {n} x {m}, T = {n_iters}: {times} ms; kept {kept / 1e6:.2f} MB", flush=True)
+        form = "deepseek" if eps else "log"
+        print(f"{form}, {batch} x {n} x {m}, T = {n_iters}: {times} ms; kept {kept / 1e6:.2f} MB", flush=True)
     for name, scale in (("randn", 1), ("8 randn", 8), ("30 randn", 30)):
         x, dy = (torch.randn(1, 256, 256, device=device) for _ in range(2))
         own = ", ".join(f"{e:.1e}" for e in errors(scale * x, dy, 20))

@@ -373,14 +373,14 @@ def test_kernels_take_no_matrices_that_leave_their_range(sizes, eps, form, n_ite
             sinkhorn(logits, n_iters, eps=eps, implementation="helion")
 
 
+@pytest.mark.parametrize("form", ["log", "deepseek"])
 @pytest.mark.parametrize(
-    ("m", "form", "serves"), [(150, "log", "helion"), (150, "deepseek", "pytorch"), (8193, "log", "pytorch")]
+    ("m", "serves"), [(31, "pytorch"), (32, "helion"), (150, "helion"), (8193, "helion")]
 )
-def test_large_kernels_that_no_gpu_test_has_passed_are_taken_on_request_alone(m, form, serves):
+def test_a_gpu_takes_its_kernels_for_large_matrices_of_any_length(m, form, serves):
     from helion_sinkhorn.ops.sinkhorn import api
 
-    for asked, served in (("auto", serves), ("helion", "helion")):
-        assert api.served_by(on_gpu(2, 160, m), 20, 1e-6, form, "rows", "exact", asked, None) == served
+    assert api.served_by(on_gpu(2, 160, m), 20, 1e-6, form, "rows", "exact", "auto", None) == serves
 
 
 @pytest.mark.parametrize(

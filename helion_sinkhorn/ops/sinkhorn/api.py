@@ -79,10 +79,9 @@ def sinkhorn(
             Right where the iteration has converged, wrong by any amount elsewhere (docs/backward.md).
             `Implicit(system=..., solver=...)` names the equations and how they are solved.
         implementation: "auto" takes the Helion kernels on a GPU, but for float64, smaller rectangular
-            matrices with a large eps, and of matrices beyond 128 or with marginals the deepseek form and
-            lines shorter than 32 or longer than 8192 on the side that is normalised first; vectorised
-            PyTorch elsewhere.  "helion" and "pytorch" ask for one of them, and "helion" takes both forms
-            and longer lines too.
+            matrices with a large eps, and matrices beyond 128 or with marginals whose lines of the side that
+            is normalised first are shorter than 32; vectorised PyTorch elsewhere.  "helion" and "pytorch"
+            ask for one of them.
         out_dtype: of the result, default that of the logits.
         temperature: what the logits are divided by, a float from 1e-37 to 1e37; it and what follows of the
             log form alone, with the exact gradient.
@@ -174,7 +173,7 @@ def served_by(logits, n_iters, eps, form, first, backward, implementation, out_d
     _check(*arguments)
     eps = eps if form == "deepseek" else 0.0
     if marginals or (backward == "exact" and max(logits.shape[-2:]) > KERNEL_LARGEST):
-        serves = resolve_large(implementation, logits, first, eps)
+        serves = resolve_large(implementation, logits, first)
     else:
         serves = _resolve(implementation, logits, n_iters, eps)
     if key is not None:

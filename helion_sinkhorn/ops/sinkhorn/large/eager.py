@@ -14,7 +14,6 @@ from helion_sinkhorn.ops.sinkhorn.eager import settle_exp
 from helion_sinkhorn.ops.sinkhorn.large import eps_form, log_form, sides
 from helion_sinkhorn.ops.sinkhorn.large.problem import problem
 from helion_sinkhorn.ops.sinkhorn.large.sides import (
-    LONGEST,
     empty_gradients,
     empty_results,
     lead_first,
@@ -42,12 +41,9 @@ def is_large(x: torch.Tensor) -> bool:
     return max(n, m) > SMALL and (x.device.type != "cpu" or n * m >= LARGE)
 
 
-def resolve_large(implementation: str, logits: torch.Tensor, first: str, eps: float) -> str:
+def resolve_large(implementation: str, logits: torch.Tensor, first: str) -> str:
     """ "helion" or "pytorch" for a call on large matrices, or with marginals."""
     n, m = lead_first(first, *logits.shape[-2:])
-    if implementation == "auto" and (eps or m > LONGEST):
-        # their kernels are compiled and interpreted in tests, and have passed none on a GPU
-        return "pytorch"
 
     def beyond() -> str:
         side = "rows" if first == "rows" else "columns"
