@@ -6,7 +6,7 @@ ARGS ?=
 # Which of its commands a target runs
 WHAT ?=
 JOBS ?= 2
-# A checkout of https://github.com/meta-pytorch/tritonbench, the operator and its modes (docs/tritonbench.md)
+# A checkout of https://github.com/meta-pytorch/tritonbench, the operator and its modes (docs/dev/tritonbench.md)
 TRITONBENCH_DIR ?= ../tritonbench
 OP ?= sinkhorn
 MODES ?= fwd bwd fwd_bwd fwd_no_grad

@@ -25,7 +25,6 @@ TIMED = (
 )
 CALLED = {"coefficients": "hc_split_sinkhorn"}
 """Functions whose operation has another name in the CSV."""
-COLUMNS = "[How to read the columns](mhc.md#how-to-read-the-tables)."
 SITE = "see [the README](../README.md#how-fast) for a site"
 FEW = "site", "boundary"
 WHOLE = *FEW, "normed_site", "normed_boundary", "normed_seam"
@@ -199,9 +198,8 @@ def text(path: Path, operation: str) -> str:
         return ABSENT
     shown = [row for row in rows if row.get("columns", "") in ("", *WIDTHS)]
     parts = (
-        f"{when(rows)}{size_of(shown)}. {COLUMNS}",
+        f"{when(rows)}{size_of(shown)}.",
         operation_table(shown, operation),
-        faster_or_smaller(rows, operation),
         "\n".join(remarks(shown, operation)),
     )
     return "\n\n".join(part for part in parts if part).rstrip()
@@ -239,19 +237,6 @@ def better(rows: list[Row], operation: str) -> list[dict[str, str]]:
             memory = {"what": "memory / gradients, backward", "theirs": peak(row), "ours": peak(mine)}
             found.append({**at, **memory, "less by": saving(float(row["peak"]), float(mine["peak"]))})
     return found
-
-
-def faster_or_smaller(rows: list[Row], operation: str) -> str:
-    """The same in a sentence."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for cell in better(rows, operation):
-        groups.setdefault((cell["package"], cell["what"]), []).append(cell["less by"].removesuffix(" %"))
-    words = {"forward, us": "forward time", "backward, us": "backward time"}
-    said = [
-        f"{package} ({words.get(what, 'memory of the backward')}: {' and '.join(less)} % less)"
-        for (package, what), less in groups.items()
-    ]
-    return f"Better than {OURS} at some size: {'; '.join(said)}." if said else ""
 
 
 def is_ours(name: str) -> bool:
@@ -301,7 +286,7 @@ def summary(path: Path, columns: int = 4096) -> str:
         "bfloat16 alone makes 1.7e-03. *copy* moves the same bytes."
     )
     if absent := dict.fromkeys(r["function"] for r in every if r.get("section") == "left out"):
-        said += f" {' and '.join(absent)} could not be timed ([why](docs/mhc.md#beside-other-packages))."
+        said += f" {' and '.join(absent)} could not be timed ([why](docs/performance.md#the-residual-path))."
     if others := dict.fromkeys(r["function"] for r in rows if run_of(r) != run_of(first_timed(every))):
-        said += f" {' and '.join(others)}: of another run on the same device."
+        said += f" {' and '.join(others)}: measured in a separate run on the same device."
     return f"{table(records)}\n\n{said}"

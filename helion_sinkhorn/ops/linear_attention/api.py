@@ -88,7 +88,7 @@ def recurrent_linear_attention(
         rounding of each result.  Chunks of bfloat16 round what matrix units multiply to bfloat16.  Bitwise
         reproducible, and a sequence's result does not depend on the others under one config.  The gradient
         of a gate is a sum of products and no difference: a strong decay, which leaves little of it, costs it
-        no digit (docs/linear_attention.md).
+        no digit (docs/operators.md).
 
     Raises:
         TypeError: a tensor that is none, a dtype not in the lists above, q, k, v of several dtypes.

@@ -76,7 +76,7 @@ def sinkhorn(
         form: "deepseek" (mHC) or "log".
         first: "rows" or "cols", the side normalised first; "cols" is the transpose of "rows".
         backward: "exact", or "implicit": approximate, the gradient as if P were a fixed point, from P alone.
-            Right where the iteration has converged, wrong by any amount elsewhere (docs/backward.md).
+            Right where the iteration has converged, wrong by any amount elsewhere (docs/sinkhorn.md).
             `Implicit(system=..., solver=...)` names the equations and how they are solved.
         implementation: "auto" takes the Helion kernels on a GPU, but for float64, smaller rectangular
             matrices with a large eps, and of matrices beyond 128 or with marginals the deepseek form and

@@ -87,7 +87,7 @@ def hc_mixes(
         a token's mixes and dx do not depend on the tokens around it, with any config.  The gradient of fn is
         a sum over tokens in a fixed order.  A token of zeros has mixes 0 and dx = r dmixes fn, r up to
         1 / sqrt(norm_eps).  Squares below 1.2e-38 count as they underflow, values of more than 1.8e19 as
-        infinite: r is 0 then.  Accumulation and errors: docs/hc_mixes.md.
+        infinite: r is 0 then.  Accumulation and errors: docs/mhc.md.
 
     Raises:
         TypeError: an argument is no floating-point tensor, a constant is no number or flag.
