@@ -75,11 +75,9 @@ def peers() -> str:
         rows.append(row)
     return (
         f"{table(rows)}\n\nMicroseconds of a call in a CUDA graph; in brackets, over ours ({when()}).\n\n"
-        "- *form*: which [definition](sinkhorn.md#definition) a package computes; the error is against float64 of "
-        "the same.\n"
-        "- *kept+scratch*: bytes a matrix; kept for the backward (64 are the logits), and allocated in it.\n"
-        f"- {report.where_others_are_faster(results())} "
-        "[Each of them](#where-others-are-faster)."
+        "- *form*: which [definition](sinkhorn.md#definition) a package computes; the error is against "
+        "float64 of the same.\n"
+        "- *kept+scratch*: bytes a matrix; kept for the backward (64 are the logits), and allocated in it."
     )
 
 

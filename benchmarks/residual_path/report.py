@@ -25,11 +25,17 @@ TIMED = (
 )
 CALLED = {"coefficients": "hc_split_sinkhorn"}
 """Functions whose operation has another name in the CSV."""
-SITE = "see [the README](../README.md#how-fast) for a site"
+SITE = "see [the README](../../README.md#how-fast) for a site"
 FEW = "site", "boundary"
 WHOLE = *FEW, "normed_site", "normed_boundary", "normed_seam"
 WIDTHS = "0", "4096"
-"""C of the rows on the pages of operators; hc_split_sinkhorn has none."""
+"""C of the rows on the page; hc_split_sinkhorn has none."""
+HEADER = """# The parts of a site beside other packages
+
+Made of residual_path.csv, which has every row, also for C = 7168.  Streams are bfloat16 with n = 4, mixes are
+float32, and there are 20 iterations.  [How to read the tables](../performance.md#the-residual-path).
+"""
+PARTS_OF_A_SITE = "hc_mixes", "coefficients", "hc_pre", "hc_post"
 
 
 def read(path: Path, operation: str = "") -> list[Row]:
@@ -203,6 +209,12 @@ def text(path: Path, operation: str) -> str:
         "\n".join(remarks(shown, operation)),
     )
     return "\n\n".join(part for part in parts if part).rstrip()
+
+
+def page(path: Path) -> str:
+    """residual_path.md: every part of a site."""
+    sections = (f"## {CALLED.get(of, of)}\n\n{text(path, of)}\n" for of in PARTS_OF_A_SITE)
+    return "\n".join([HEADER, *sections])
 
 
 def size_of(rows: list[Row]) -> str:
