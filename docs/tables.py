@@ -232,15 +232,6 @@ def runs() -> list[dict[str, Any]]:
     return tomllib.loads((ROOT / "ci" / "emulated.toml").read_text())["run"]
 
 
-def emulated() -> str:
-    kept = {"arch": "architecture", "operator": "operator", "workloads": "workloads", "models": "models",
-            "verdict": "verdict"}  # fmt: skip
-    rows = (
-        {title: str(run[field]).removeprefix("pass: ") for field, title in kept.items()} for run in runs()
-    )
-    return table(rows)
-
-
 def evidence(operator: str, key: str) -> str:
     """How an operator's kernels are known on a device: measured | emulated | compiled."""
     device = DEVICES[key]

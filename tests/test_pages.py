@@ -16,12 +16,12 @@ from forked import python
 import helion_sinkhorn
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tritonbench_ops/README.md")]
 PAGES += sorted(p for p in (ROOT / "docs").rglob("*.md"))
 OPTIONAL = {"transformers"}
 """Packages that an example may import and the test suite may lack; nothing else excuses an example."""
 NOT_OURS = {"benchmarks/run.py"}
-"""A script of Helion, in what docs/dev/tritonbench.md says of its driver."""
+"""A script of Helion, in what tritonbench_ops/README.md says of its driver."""
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 
 

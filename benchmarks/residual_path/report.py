@@ -295,7 +295,7 @@ def summary(path: Path, columns: int = 4096) -> str:
         "Microseconds, in a CUDA graph or queued calls, whichever is faster; in brackets, over ours "
         f"({when(every)}). *memory*: the peak of what backward allocates, over the bytes of its "
         "gradients. *error*: root mean square, against float64 of the package's own formula; rounding to "
-        "bfloat16 alone makes 1.7e-03. *copy* moves the same bytes."
+        "bfloat16 makes 1.7e-03. *copy* moves the same bytes."
     )
     if absent := dict.fromkeys(r["function"] for r in every if r.get("section") == "left out"):
         said += f" {' and '.join(absent)} could not be timed ([why](docs/performance.md#the-residual-path))."
