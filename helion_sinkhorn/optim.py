@@ -95,7 +95,7 @@ class SinkhornBalanced(_Balanced):
         a <- momentum a + (1 - momentum) g
         u  = momentum a + (1 - momentum) g        (a itself without Nesterov)
         w <- w - lr lr_correction sinkhorn_balance(u)
-    which leaves rows alone whose gradients are zero or small; there is no decay of weights.
+    which does not change rows whose gradients are zero or small; there is no decay of weights.
 
     Args:
         params: parameters of (..., m, n), or groups of them; any dtype and layout, DTensors with whole rows

@@ -16,7 +16,8 @@ from forked import python
 import helion_sinkhorn
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tritonbench_ops/README.md")]
+NAMES = "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tritonbench_ops/README.md"
+PAGES = [ROOT / name for name in NAMES]
 PAGES += sorted(p for p in (ROOT / "docs").rglob("*.md"))
 OPTIONAL = {"transformers"}
 """Packages that an example may import and the test suite may lack; nothing else excuses an example."""

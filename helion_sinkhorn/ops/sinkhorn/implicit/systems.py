@@ -46,7 +46,7 @@ def solver_for(solver: str, n: int, m: int) -> str:
 
 
 def cg_steps(system: str, n: int, m: int, n_iters: int) -> int:
-    """Steps of conjugate gradients: after `n_iters` they are never behind that many Sinkhorn iterations.
+    """Steps of conjugate gradients: `n_iters` are as accurate as that many Sinkhorn iterations, or more.
 
     One for each unknown ends them in exact arithmetic.
     """
