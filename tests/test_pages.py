@@ -272,3 +272,27 @@ def test_named_lines_of_helion_are_there():
         file, _, line = place.partition(":")
         path = Path(package) / (file if "/" in file or file[0] == "_" else f"autotuner/{file}")
         assert path.read_text().splitlines()[int(line) - 1].strip() == expected, place
+
+
+def words(*pages: Path) -> int:
+    return sum(len(page.read_text().split()) for page in pages)
+
+
+def test_pages_are_few_and_short():
+    """What somebody reads; the tables of docs/bench are what a command writes."""
+    docs = ROOT / "docs"
+    assert words(ROOT / "README.md") <= 900
+    assert len(list(docs.glob("*.md"))) <= 12
+    assert words(*docs.glob("*.md")) <= 22_000
+    assert words(*docs.glob("dev/*.md")) <= 20_000
+
+
+def test_badges_say_what_the_package_needs():
+    project = (ROOT / "pyproject.toml").read_text()
+    needs = {
+        "python": r'^requires-python = ">=([\d.]+)"', "torch": r'^    "torch>=([\d.]+)"',
+        "helion": r'^    "helion>=(\d+\.\d+)', "license": r'^license = "(\w+)"',
+    }  # fmt: skip
+    needed = {name: re.search(pattern, project, re.M)[1] for name, pattern in needs.items()}
+    shown = re.findall(r"/badge/(\w+)-([\w.]+?)(?:%2B)?-\w+\)", (ROOT / "README.md").read_text())
+    assert dict(shown) == needed

@@ -27,7 +27,8 @@ PUBLIC |= {f"nn.{n}": c for n, c in vars(helion_sinkhorn.nn).items() if n[0].isu
 def site(tmp_path_factory) -> dict[str, str]:
     """The pages by name, built as make docs builds them."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    # not --quiet, which hides warnings from --strict too
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
     )
