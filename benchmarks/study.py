@@ -1,8 +1,8 @@
 """Remake what pages have of a study: tables, and a picture.
 
-    python -m benchmarks.study backward               # docs/backward.md and .png; 40 s on one core
+    python -m benchmarks.study backward               # docs/sinkhorn.md, docs/backward.png; 40 s on one core
     python -m benchmarks.study dot_compress [--gpu]   # docs/dev/dot_compress.md; some minutes
-    python -m benchmarks.study hc_mixes               # prints the tables of docs/hc_mixes.md; a minute
+    python -m benchmarks.study hc_mixes               # prints the tables of docs/mhc.md; a minute
     python -m benchmarks.study linear_attention_gates [--device cuda]   # docs/dev/linear_attention.md; 30 s
     python -m benchmarks.study linear_attention_chunks       # of docs/dev/linear_attention.md; 10 s
     python -m benchmarks.study large --device cuda   # prints the numbers of docs/large.md; 20 s
@@ -30,7 +30,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = command.parser("study", __doc__)
     studies = parser.add_subparsers(dest="study", required=True, metavar="STUDY")
     own = studies.add_parser("backward")
-    own.add_argument("--docs", type=Path, default=DOCS, help="folder of backward.md and backward.png")
+    own.add_argument("--docs", type=Path, default=DOCS, help="folder of sinkhorn.md and backward.png")
     own = studies.add_parser("dot_compress")
     own.add_argument("--gpu", action="store_true", help="the part measured on a GPU")
     own.add_argument("--seed", type=int, default=0)

@@ -42,9 +42,9 @@ def make_parser(workloads=None, usual=None, steps=None) -> argparse.ArgumentPars
     parser.add_argument("--large", action="store_true", help="on a GPU, batches of more than 65,535 "
                         "programs: workloads of ci/gate/batches.py alone")  # fmt: skip
     parser.add_argument("--steps", type=int, default=steps,
-                        help="entries times iterations judged of a workload")  # fmt: skip
+                        help="entries times iterations tested of a workload")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes")
-    parser.add_argument("--seconds", type=float, default=400, help="a kernel not judged by then is wrong; "
+    parser.add_argument("--seconds", type=float, default=400, help="a kernel not tested by then is wrong; "
                         "what Inductor has not compiled by then is left out")  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="keep what a run of the same commit, versions "
                         "and --steps left in --out, but its failures")  # fmt: skip

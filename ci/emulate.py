@@ -38,7 +38,7 @@ def make_parser(
     parser.add_argument("--workloads", nargs="+", type=chosen, metavar="NAME[:RESULT,...]",
                         help="all tagged ci if left out, all results where none is named")  # fmt: skip
     parser.add_argument(
-        "--steps", type=int, default=steps, help="entries times iterations judged of a workload"
+        "--steps", type=int, default=steps, help="entries times iterations tested of a workload"
     )
     parser.add_argument("--served", action="store_true", help="only the config that each call gets")
     parser.add_argument("--models", nargs="*", choices=models, default=models, metavar="MODEL",

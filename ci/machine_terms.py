@@ -27,7 +27,7 @@ def make_parser(tags=None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--all", action="store_true", help="judge programs too that the file leaves out")
+    parser.add_argument("--all", action="store_true", help="check programs too that the file leaves out")
     parser.add_argument("--write", action="store_true", help="record what was found in machine_terms.txt")
     parser.add_argument("--new", action="store_true", help="compile only programs that the file lacks")
     parser.add_argument("--only", nargs="+", choices=tags, metavar="TAG",
@@ -242,7 +242,7 @@ def main() -> int:
     options = parser.parse_args()
     for tag in options.only or ():
         if not (options.all or any(key(tag, job) in described_there for job in every[tag][1])):
-            parser.error(f"--only {tag}: {FILE.name} has no program of it; add --all to judge its own")
+            parser.error(f"--only {tag}: {FILE.name} has no program of it; add --all to check its own")
     only = options.only or list(every)
     recorded = parsed(FILE.read_text()) if FILE.exists() else Terms()
     found = recorded if options.new else recorded.without(only)

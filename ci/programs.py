@@ -2,7 +2,7 @@
 
 For each device with measured configs, generates on a CPU the programs that the workloads tagged `tune` launch
 under the running Triton and Helion, and writes those that are missing to helion_sinkhorn/programs/.  A first
-call of such a shape then imports no Helion (docs/first_call.md).  `make programs` does it for every stack
+call of such a shape then imports no Helion (docs/tuning.md).  `make programs` does it for every stack
 that was measured.
 """
 

@@ -7,10 +7,10 @@ stored entries stays the same to the letter.  For the files of tuning_cache/ wit
 this tree computes, generates on a CPU the program of every entry in both trees, the base commit's from its
 own files, and compares what Triton compiles and how it is launched.  Each entry is generated under the
 Triton that it is of, since views and helpers depend on the version: the installed one, or one of those in
---packages.  Entries of a version that is not at hand are counted and left alone.  The exit status is the
+--packages.  Entries of a version that is not at hand are counted and left unchanged.  The exit status is the
 verdict: 1 where a program differs, 2 where none was compared.  With --restamp the runs of a file without a
 difference get this tree's fingerprint where theirs was the base commit's and all their entries were found the
-same; a file with a difference is left alone.
+same; a file with a difference is left unchanged.
 """
 
 from __future__ import annotations
@@ -368,7 +368,7 @@ def matched(here: Path, before: Path, device: str, kernel: str, base: str, versi
         else:
             file.todo.append(entry)
     gone = [entry for name, (entry, _) in old.items() if name not in new]
-    file.not_compared += [(entry, "in the base commit alone") for entry in gone]
+    file.not_compared += [(entry, "in the base commit only") for entry in gone]
     return file
 
 
@@ -449,7 +449,7 @@ def main() -> int:
     report(files)
     print(f"{len(programs)} programs in each tree, {time.perf_counter() - begin:.0f} s")
     for file in files if options.restamp else ():
-        print(f"{file.device} {file.kernel}: {'restamped' if restamp(folder, file) else 'left alone'}")
+        print(f"{file.device} {file.kernel}: {'restamped' if restamp(folder, file) else 'left unchanged'}")
     if any(file.different for file in files):
         return 1
     # of another base, or of a Triton that is not at hand

@@ -75,11 +75,9 @@ def peers() -> str:
         rows.append(row)
     return (
         f"{table(rows)}\n\nMicroseconds of a call in a CUDA graph; in brackets, over ours ({when()}).\n\n"
-        "- *form*: which [definition](docs/numerics.md) a package computes; the error is against float64 of "
-        "the same.\n"
-        "- *kept+scratch*: bytes a matrix; kept for the backward (64 are the logits), and allocated in it.\n"
-        f"- {report.where_others_are_faster(results())} "
-        "[Each of them](docs/performance.md#where-others-are-faster)."
+        "- *form*: which [definition](sinkhorn.md#definition) a package computes; the error is against "
+        "float64 of the same.\n"
+        "- *kept+scratch*: bytes a matrix; kept for the backward (64 are the logits), and allocated in it."
     )
 
 
@@ -232,15 +230,6 @@ def config_now(device: str, kernel: str, call: Any, batch: int, running: str) ->
 
 def runs() -> list[dict[str, Any]]:
     return tomllib.loads((ROOT / "ci" / "emulated.toml").read_text())["run"]
-
-
-def emulated() -> str:
-    kept = {"arch": "architecture", "operator": "operator", "workloads": "workloads", "models": "models",
-            "verdict": "verdict"}  # fmt: skip
-    rows = (
-        {title: str(run[field]).removeprefix("pass: ") for field, title in kept.items()} for run in runs()
-    )
-    return table(rows)
 
 
 def evidence(operator: str, key: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.sinkhorn.peers import FLOOR, OURS
@@ -204,16 +205,24 @@ LAYERS = {
 
 
 def host(*names: str) -> str:
-    """Host time of a call's layers under each Triton, over that of `x * 2`, from files of several devices."""
-    lines: dict[str, Row] = {layer: {"layer": layer, "over": of} for layer, of in LAYERS.items()}
+    """Host time of a call's layers over that of `x * 2`, from files of several devices and Tritons."""
+    found: dict[str, list[tuple[float, float]]] = {layer: [] for layer in LAYERS}
     said = []
     for name in names:
         rows = [r for r in read(name) if r["section"] == "host"]
         us = {(r["triton_version"], r["function"]): float(r["us"]) for r in rows}
-        device = rows[0]["device"].split()[1]
         said.append(of_versions(rows))
         for version in sorted({r["triton_version"] for r in rows}):
             for layer, beside in LAYERS.items():
-                ratio = us[version, layer] / us[version, beside]
-                lines[layer][f"{device}, Triton {version[:3]}"] = f"{ratio:.2f} ({us[version, layer]:.1f} us)"
-    return f"{'. '.join(said)}.\n\n{table(lines.values())}"
+                found[layer].append((us[version, layer] / us[version, beside], us[version, layer]))
+    lines = [
+        f"- {layer}: {extremes(ratios, '.2f')} times {LAYERS[layer]} ({extremes(us, '.1f')} us)"
+        for layer, (ratios, us) in ((layer, zip(*values, strict=True)) for layer, values in found.items())
+    ]
+    return "\n".join([*lines, "", f"{'. '.join(said)}."])
+
+
+def extremes(values: Iterable[float], digits: str) -> str:
+    """The smallest and the largest."""
+    every = list(values)
+    return f"{min(every):{digits}} to {max(every):{digits}}"

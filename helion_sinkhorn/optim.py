@@ -95,7 +95,7 @@ class SinkhornBalanced(_Balanced):
         a <- momentum a + (1 - momentum) g
         u  = momentum a + (1 - momentum) g        (a itself without Nesterov)
         w <- w - lr lr_correction sinkhorn_balance(u)
-    which leaves rows alone whose gradients are zero or small; there is no decay of weights.
+    which does not change rows whose gradients are zero or small; there is no decay of weights.
 
     Args:
         params: parameters of (..., m, n), or groups of them; any dtype and layout, DTensors with whole rows
@@ -104,8 +104,10 @@ class SinkhornBalanced(_Balanced):
             new values.
         momentum: from 0 to below 1; 0 keeps no state.
         nesterov: whether the update looks one step ahead.
-        lr_correction: what lr is multiplied by: with 0.18 it is about as large as that of AdamW.
-        steps, zero_row_threshold, eps: of `helion_sinkhorn.sinkhorn_balance`.
+        lr_correction: what lr is multiplied by: with 0.18 it is about as large as AdamW's step.
+        steps: as of `helion_sinkhorn.sinkhorn_balance`.
+        zero_row_threshold: likewise.
+        eps: likewise.
         foreach: whether tensors of one shape are balanced together, in one launch a pass.
 
     Numerical policy: the average and u have the dtype of the parameter, to which a gradient of another dtype

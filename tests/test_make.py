@@ -33,7 +33,7 @@ def test_make_alone_lists_every_target_with_a_line():
 @pytest.mark.parametrize(
     ("words", "command"),
     [
-        ("test", "-m pytest -n 2"), ("test WHAT=jax", "-k \"jax or linear_attention\""),
+        ("test", "-m pytest -n 2"), ("test WHAT=jax", "-m pytest tests/test_examples.py -k jax"),
         ("test WHAT=models", "-m pytest tests/mhc/test_transformers.py tests/mhc/test_automodel.py"),
         ("lint WHAT=workflows", "check-jsonschema --builtin-schema"),
         ("bench", "-m benchmarks.bench sinkhorn --quick"),

@@ -99,7 +99,7 @@ def test_an_index_shows_links_and_pictures(wheel):
     own = [link for link in (*links, *urls.values()) if link.startswith(f"{ADDRESS}/")]
     paths = [re.sub(r"^/(blob|raw)/HEAD/|#.*", "", link.removeprefix(ADDRESS)) for link in own]
     assert [path for path in paths if path != "/issues" and not (ROOT / path).exists()] == []
-    assert f"![how many times longer others take, n = 4, in a CUDA graph]({ADDRESS}/raw/HEAD/docs/" in page
+    assert f", hc_post, new streams]({ADDRESS}/raw/HEAD/docs/site.svg)" in page
 
 
 def test_an_address_is_written_once(tmp_path):

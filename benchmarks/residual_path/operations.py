@@ -115,4 +115,4 @@ OPERATIONS = {
 }  # fmt: skip
 """`site` is the path around a sublayer whose output f is given, `boundary` the path of DeepSeek-V4.1 from one
 sublayer's output to the next one's input, `normed_seam` that of DeepSeek-V4; normed, y is behind the
-sublayer's RMSNorm.  Their rows are those of docs/hc_site.md."""
+sublayer's RMSNorm.  Their rows are those of docs/performance.md."""

@@ -12,7 +12,7 @@ a gigabyte together unless one call's fit into the cache.  Errors are root mean 
 the result, of the worst result or gradient against float64 of the peer's own formula, over 256 tokens.  The
 peak is what backward allocates at most, relative to its gradients.  Kernels are those that the profiler
 counts, of a site and a boundary.  Bytes are those of each tensor moved once; for a site and a boundary they
-are counted in docs/hc_site.md.
+are counted in docs/mhc.md.
 """
 
 from __future__ import annotations

@@ -25,12 +25,17 @@ TIMED = (
 )
 CALLED = {"coefficients": "hc_split_sinkhorn"}
 """Functions whose operation has another name in the CSV."""
-COLUMNS = "[How to read the columns](mhc.md#how-to-read-the-tables)."
-SITE = "see [the README](../README.md#how-fast) for a site"
+SITE = "see [the README](../../README.md#how-fast) for a site"
 FEW = "site", "boundary"
 WHOLE = *FEW, "normed_site", "normed_boundary", "normed_seam"
 WIDTHS = "0", "4096"
-"""C of the rows on the pages of operators; hc_split_sinkhorn has none."""
+"""C of the rows on the page; hc_split_sinkhorn has none."""
+HEADER = """# The parts of a site beside other packages
+
+Made of residual_path.csv, which has every row, also for C = 7168.  Streams are bfloat16 with n = 4, mixes are
+float32, and there are 20 iterations.  [How to read the tables](../performance.md#the-residual-path).
+"""
+PARTS_OF_A_SITE = "hc_mixes", "coefficients", "hc_pre", "hc_post"
 
 
 def read(path: Path, operation: str = "") -> list[Row]:
@@ -199,12 +204,17 @@ def text(path: Path, operation: str) -> str:
         return ABSENT
     shown = [row for row in rows if row.get("columns", "") in ("", *WIDTHS)]
     parts = (
-        f"{when(rows)}{size_of(shown)}. {COLUMNS}",
+        f"{when(rows)}{size_of(shown)}.",
         operation_table(shown, operation),
-        faster_or_smaller(rows, operation),
         "\n".join(remarks(shown, operation)),
     )
     return "\n\n".join(part for part in parts if part).rstrip()
+
+
+def page(path: Path) -> str:
+    """residual_path.md: every part of a site."""
+    sections = (f"## {CALLED.get(of, of)}\n\n{text(path, of)}\n" for of in PARTS_OF_A_SITE)
+    return "\n".join([HEADER, *sections])
 
 
 def size_of(rows: list[Row]) -> str:
@@ -239,19 +249,6 @@ def better(rows: list[Row], operation: str) -> list[dict[str, str]]:
             memory = {"what": "memory / gradients, backward", "theirs": peak(row), "ours": peak(mine)}
             found.append({**at, **memory, "less by": saving(float(row["peak"]), float(mine["peak"]))})
     return found
-
-
-def faster_or_smaller(rows: list[Row], operation: str) -> str:
-    """The same in a sentence."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for cell in better(rows, operation):
-        groups.setdefault((cell["package"], cell["what"]), []).append(cell["less by"].removesuffix(" %"))
-    words = {"forward, us": "forward time", "backward, us": "backward time"}
-    said = [
-        f"{package} ({words.get(what, 'memory of the backward')}: {' and '.join(less)} % less)"
-        for (package, what), less in groups.items()
-    ]
-    return f"Better than {OURS} at some size: {'; '.join(said)}." if said else ""
 
 
 def is_ours(name: str) -> bool:
@@ -298,10 +295,10 @@ def summary(path: Path, columns: int = 4096) -> str:
         "Microseconds, in a CUDA graph or queued calls, whichever is faster; in brackets, over ours "
         f"({when(every)}). *memory*: the peak of what backward allocates, over the bytes of its "
         "gradients. *error*: root mean square, against float64 of the package's own formula; rounding to "
-        "bfloat16 alone makes 1.7e-03. *copy* moves the same bytes."
+        "bfloat16 makes 1.7e-03. *copy* moves the same bytes."
     )
     if absent := dict.fromkeys(r["function"] for r in every if r.get("section") == "left out"):
-        said += f" {' and '.join(absent)} could not be timed ([why](docs/mhc.md#beside-other-packages))."
+        said += f" {' and '.join(absent)} could not be timed ([why](docs/performance.md#the-residual-path))."
     if others := dict.fromkeys(r["function"] for r in rows if run_of(r) != run_of(first_timed(every))):
-        said += f" {' and '.join(others)}: of another run on the same device."
+        said += f" {' and '.join(others)}: measured in a separate run on the same device."
     return f"{table(records)}\n\n{said}"

@@ -3,7 +3,7 @@
 Truth is autograd through all T iterations of the log form in float64.  Against it, in float32 unless said:
 the exact adjoint, the implicit gradient (three systems, two solvers), the gradient through the last five
 iterations (float64), and the adjoint with the final P in place of every iterate.  Prints every table,
-and writes the heat maps docs/backward.png and some of the tables between the markers of docs/backward.md.
+and writes the heat maps docs/backward.png and some of the tables between the markers of docs/sinkhorn.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LAST = 5
 TRUNCATED = f"last {LAST} iterations"
 EPS_OF_SOURCES = 1e-10
 RULE = " --- "
-"""Below the titles of a table, as docs/backward.md has it."""
+"""Below the titles of a table, as docs/sinkhorn.md has it."""
 
 Gradient = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
 
@@ -187,8 +187,8 @@ def figure(names, errors, path: Path) -> None:
     fig.savefig(path, dpi=90)
 
 
-SHOWN = "exact", "corrected cg", "reduced cg", TRUNCATED, "P frozen"
-"""What docs/backward.md has rows of."""
+SHOWN = "exact", "corrected cg", "P frozen"
+"""What docs/sinkhorn.md has rows of."""
 
 
 def summary(names, errors, n: int, n_iters: int, methods=(*METHODS, *SOURCES)) -> str:
@@ -255,7 +255,7 @@ def main(options: argparse.Namespace) -> None:
         f"how many matrices are:\n\n{no_guarantee(errors, distances)}"
     )
     text = [f"n = 4, T = {t}\n\n{summary(names, errors, 4, t, SHOWN)}" for t in (5, 20)]
-    page = options.docs / "backward.md"
+    page = options.docs / "sinkhorn.md"
     before, rest = page.read_text().split(BEGIN)
     parts = f"{before}{BEGIN}", *text, bounds, f"{END}{rest.split(END)[1]}"
     page.write_text("\n\n".join(parts))

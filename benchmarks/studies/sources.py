@@ -1,4 +1,4 @@
-"""The comparisons of the sources of docs/backward.md, run again with ours beside them, in their own numbers.
+"""The comparisons of the sources of docs/sinkhorn.md, run again with ours beside them, in their own numbers.
 
 Three settings: X uniform in [0, 4) and P = exp(X) balanced, columns first, with 8 x 8 and 10 iterations or
 with 16 x 16 and 100; and standard normal X in the deepseek form with eps = 1e-10, 8 x 8 and 10 iterations.

@@ -61,7 +61,7 @@ def main() -> int:
     target.write_text(text(artefact if whole else updated(old, artefact)))
     unjudged = [name for name, record in artefact["workloads"].items() if "error" in record]
     if unjudged:
-        print(f"not judged: {', '.join(unjudged)}", file=sys.stderr)
+        print(f"not tested: {', '.join(unjudged)}", file=sys.stderr)
     return bool(unjudged)
 
 

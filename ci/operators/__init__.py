@@ -99,6 +99,6 @@ def operator_of(workload) -> Operator:
     if len(found) != 1:
         raise LookupError(
             f"{workload.name} has the tag ci and is taken by {found or 'no operator'} of ci/operators; "
-            "give its operator a row there that takes it alone"
+            "give its operator a row there, and no other, that takes it"
         )
     return OPERATORS[found[0]]

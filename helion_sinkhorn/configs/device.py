@@ -22,7 +22,7 @@ class Device:
     shared_limit: int
     """Bytes of shared memory (LDS) a block may use."""
     family: str
-    """Devices of one family may serve each other's tuned configs."""
+    """Devices of one family may use each other's tuned configs."""
     names: tuple[str, ...] = ()
     """Lower-case parts of the reported name."""
 
@@ -59,7 +59,7 @@ def match(vendor: str, arch: str, compute_units: int, name: str) -> Device | Non
 
 @functools.cache
 def current(index: int) -> Device:
-    """The device behind `cuda:index`; unknown hardware gets a row of its own, named after its arch."""
+    """The device `cuda:index`; unknown hardware gets a row of its own, named after its arch."""
     import torch
 
     if settings.DEVICE:

@@ -84,7 +84,7 @@ def lookup(device: Device, kernel: str, key: store.Key, batch: int) -> store.Ent
     """The entry of a call, or None where only the kernel's default is left.
 
     The user's folder comes before the package's; in a folder entries of the running Triton before others,
-    and among these the device's own before those of its family.
+    and among these the device's own before the entries of its family.
 
     Args:
         device: whose configs.
@@ -99,15 +99,15 @@ def lookup(device: Device, kernel: str, key: store.Key, batch: int) -> store.Ent
 
 @functools.cache
 def say_version(kernel: str, triton: str, running: str) -> None:
-    """Once a process: entries of another Triton serve calls of a kernel."""
+    """Once a process: calls of a kernel get entries of another Triton."""
     log.info(
-        "%s: no entry of Triton %s for some calls, using those of %s",
+        "%s: no entry of Triton %s for some calls, using entries of Triton %s",
         kernel, running, triton or "an unknown one",
     )  # fmt: skip
 
 
 def own_and_family(device: Device) -> list[str]:
-    """The devices whose entries serve this one, in their order."""
+    """The devices whose entries this one may use, in their order."""
     relatives = [d.key for d in DEVICES.values() if d.family == device.family and d.key != device.key]
     return [device.key, *relatives]
 

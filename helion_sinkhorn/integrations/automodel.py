@@ -25,7 +25,7 @@ def dsv4_sinkhorn_normalize(x: torch.Tensor, *, backend: str, repeat: int, eps: 
     Returns:
         (..., n, n).
 
-    Numerical policy, errors: those of `sinkhorn`.
+    Numerical policy, errors: as of `sinkhorn`.
     """
     if backend != BACKEND:
         return THEIR_SINKHORN(x, backend=backend, repeat=repeat, eps=eps)
@@ -58,7 +58,7 @@ def patch(
     precision: str = "float32",
     implementation: str = "auto",
 ) -> Patched:
-    """Make the mHC modules of a DeepSeek-V4 or V4.1 of NeMo Automodel those of this package, in place.
+    """Turn the mHC modules of a DeepSeek-V4 or V4.1 of NeMo Automodel into modules of this package.
 
     Every DeepseekV4HyperConnection becomes an `nn.HyperConnection`, every DeepseekV4HyperHead an
     `nn.HyperHead`, and every DeepseekV41HyperConnection an `nn.HyperBoundary`.  They stay the same objects
@@ -69,15 +69,15 @@ def patch(
     Args:
         model: a module that contains them, on any device; DeepseekV4ForCausalLM or DeepseekV41ForCausalLM
             for instance.
-        layers: False replaces the sites and heads alone, and leaves Automodel's layers as they are.
+        layers: False replaces only the sites and heads, and leaves Automodel's layers as they are.
         precision: of the projection, as `hc_mixes` has it.
         implementation: "auto", "helion" or "pytorch", of the modules.
 
     Returns:
         How many modules of each kind were changed.
 
-    Numerical policy: in float32 the results are those of the original but for the order of sums.  In
-        bfloat16 those of V4 are closer to float64: where the original rounds coefficients, products and
+    Numerical policy: in float32 the results equal the original's but for the order of sums.  In
+        bfloat16 the results of V4 are closer to float64: where the original rounds coefficients, products and
         sums, `hc_post` rounds once.
 
     Raises:

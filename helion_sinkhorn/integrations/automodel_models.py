@@ -1,6 +1,6 @@
 """The modules of NeMo Automodel that `patch` takes: their classes, what takes their place, and digests.
 
-nemo_automodel is no dependency of the package: this module alone imports it.
+nemo_automodel is no dependency of the package: only this module imports it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NORMS = {
 
 # Theirs come first among the bases: they initialise the parameters.
 class DeepseekV4HyperConnection(v4.DeepseekV4HyperConnection, HyperConnection):
-    """`nn.HyperConnection` on a module that Automodel made; called alone it returns pre, post and comb."""
+    """`nn.HyperConnection` on a module of Automodel; called by itself it returns pre, post and comb."""
 
     def forward(
         self,
@@ -107,7 +107,7 @@ class DeepseekV4Block(v4_model.DeepseekV4Block):
 
 
 class DeepseekV41HyperConnection(v41.DeepseekV41HyperConnection, HyperBoundary):
-    """`nn.HyperBoundary` on a module that Automodel made; called with streams alone it returns their mix.
+    """`nn.HyperBoundary` on a module that Automodel made; called with only the streams it returns their mix.
 
     So it serves the layers of the draft model too, which call its `collapse` and `expand`.
     """

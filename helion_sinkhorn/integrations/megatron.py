@@ -1,6 +1,6 @@
 """HyperConnectionModule: the mHC site of Megatron Core's layers, by this package.
 
-megatron-core is no dependency of the package: this module alone imports it.
+megatron-core is no dependency of the package: only this module imports it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class HyperConnectionModule(MegatronModule, Float32Parameters):
     `self_attention_hyper_connection` and `mlp_hyper_connection`, with its parameters under the same names.
     Streams are merged, (s, b, n C).
     In the form of DeepSeek-V4, r = 1 / (rms + 1e-6); with config.mhc_single_pass, that of V4.1,
-    r = 1 / sqrt(q + config.layernorm_epsilon), and the weights of each collapse are those of the site before.
+    r = 1 / sqrt(q + config.layernorm_epsilon), and each collapse takes the weights of the site before.
 
     Args:
         config: a TransformerConfig with hidden_size, num_residual_streams, mhc_sinkhorn_iterations,
@@ -129,7 +129,7 @@ class HyperConnectionModule(MegatronModule, Float32Parameters):
             mhc_recompute_manager: None.
             output_slot: None.
             mhc_state: of mhc_single_pass, a record whose `pre_mix` is the weights of the site before, or None
-                at the first, which takes stream 0; those of this site are put there.
+                at the first, which takes stream 0; the weights of this site are put there.
 
         Returns:
             The input (s, b, C), h_res (s, b, n, n), h_post (s, b, n) and the residual (s, b, n C).

@@ -1,6 +1,6 @@
 """The models of transformers that `patch` takes: their classes, what takes their place, and digests.
 
-transformers is no dependency of the package: this module alone imports it.
+transformers is no dependency of the package: only this module imports it.
 """
 
 from __future__ import annotations

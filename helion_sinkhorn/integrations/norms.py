@@ -31,7 +31,7 @@ def norm_of(kind: type[torch.nn.Module], keeps_dtype: bool, *digests: str) -> No
 def entered(
     norms: Norms, norm: torch.nn.Module, streams: torch.Tensor, enter: Callable[..., Any], *given: Any
 ) -> Any:
-    """The way into a sublayer, enter(streams, *given), its y behind the norm.
+    """The way into a sublayer, enter(streams, *given), its y after the norm.
 
     A norm that is known, and has no hook and no wrapper, is a part of the collapse; any other is called.
     """

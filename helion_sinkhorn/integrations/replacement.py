@@ -1,4 +1,4 @@
-"""Modules of another package's model that become those of this one, in place, and back again."""
+"""Modules of another package's model that become modules of this one, in place, and back again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helion_sinkhorn.integrations.wrappers import held, is_same, turn, written
 from helion_sinkhorn.runtime.checks import type_of
 
 ADDED = ("hidden_size", "initializer_range", "options", "merged", "implementation")
-"""What the modules of this package have and those of other packages have not."""
+"""What the modules of this package have and the modules of other packages have not."""
 
 
 class Known(NamedTuple):
@@ -66,8 +66,10 @@ class Patched(NamedTuple):
 
 
 def replace(package: Package, model: torch.nn.Module, layers: bool, **options: Any) -> Patched:
-    """Make the modules of a model those of this package; raise ValueError, and change nothing, where one of
-    them could not be."""
+    """Turn the modules of a model into modules of this package.
+
+    Raises ValueError, and changes nothing, where one of them could not be turned.
+    """
     _check_model(model)
     for name, module in model.named_modules():
         if isinstance(module, tuple(package.back)):
@@ -174,8 +176,8 @@ def _changed(package: Package, functions: list[tuple[Any, str, tuple[str, ...]]]
 def _check_wrappers(package: Package, name: str, module: torch.nn.Module, change: str) -> None:
     """Raise ValueError if a wrapper or hook would be lost, or would call the forward of the class before.
 
-    A wrapper that finds what it wraps in an attribute of the module, as those of accelerate do, finds the
-    other forward there.  One that holds the method itself does not.
+    A wrapper that finds what it wraps in an attribute of the module, as accelerate's do, finds the other
+    forward there.  One that holds the method itself does not.
     """
     if getattr(module, "_is_fsdp_managed_module", False):
         raise ValueError(f"{name} is sharded by FSDP; call {change} before fully_shard")

@@ -15,7 +15,7 @@ def patch(
     precision: str = "float32",
     implementation: str = "auto",
 ) -> Patched:
-    """Make the mHC modules of a DeepseekV4 or GLM-5.3 model those of this package, in place.
+    """Turn the mHC modules of a DeepseekV4 or GLM-5.3 model into modules of this package, in place.
 
     Every DeepseekV4HyperConnection or Glm5NextTextHyperConnection becomes an `nn.HyperConnection` and every
     DeepseekV4HyperHead an `nn.HyperHead`; the head of GLM-5.3 is the mean of the streams and stays.  They
@@ -26,7 +26,7 @@ def patch(
 
     A forward that was wrapped on the instance, as accelerate's `dispatch_model` does, stays wrapped.  Within
     such a layer a wrapper or hook of a site sees four results: post, comb,
-    collapsed, behind such a norm, and the residual.
+    collapsed, after such a norm, and the residual.
 
     Args:
         model: a module that contains them, on any device; DeepseekV4ForCausalLM or
@@ -38,7 +38,7 @@ def patch(
     Returns:
         How many modules of each kind were changed.
 
-    Numerical policy: in float32 the results are those of the original but for the order of sums.  In
+    Numerical policy: in float32 the results equal the original's but for the order of sums.  In
         bfloat16 they are closer to float64: where the original rounds coefficients, products and sums,
         `hc_post` rounds once.  Under autocast the projection stays in float32, which the original's does not.
 

@@ -50,7 +50,7 @@ def hc_boundary(
         (pre, post', comb') from streams, as `hc_site` makes them with fn, scale and base of the next site
         y_c = sum_i p_i streams_ic,  p = pre_next, or pre where that is None; or its RMSNorm
     DeepSeek-V4 collapses the streams with the weights of the same site: pre_next is None.  DeepSeek-V4.1
-    takes those of the site before: pass the `pre` that came with post and comb.
+    takes the weights of the site before: pass the `pre` that came with post and comb.
 
     Args:
         f: (..., C), the sublayer's output, any floating dtype, as `hc_post` takes it.
@@ -110,7 +110,7 @@ def hc_boundary(
 def check_boundary(
     update: Update | None, x: torch.Tensor, site: SiteParameters, weights: torch.Tensor | None
 ) -> None:
-    """Raise unless the tensors are those of an update, if there is one, and of the site behind it."""
+    """Raise unless the tensors are those of an update, if there is one, and of the site after it."""
     # the update first, or what is wrong with f or x is said of fn
     if update is not None:
         check_update(update.f, x, *update[1:])
@@ -118,14 +118,14 @@ def check_boundary(
 
 
 class HyperBoundary(HyperConnection):
-    """A HyperConnection behind a sublayer: that sublayer's output and the streams to the next one's input.
+    """A HyperConnection after a sublayer: that sublayer's output and the streams to the next one's input.
 
         y, pre, post, comb, streams = hc_boundary(f, streams, post, comb, pre, fn, scale, base, ...)
     A model of DeepSeek-V4.1's form is a chain of them: the first has no sublayer before it and collapses the
     streams to stream 0, each other one takes the pre of the one before, and the collapse after the last is
     `hc_pre(streams, pre)`.  `HyperSublayer` does this around a sublayer.
 
-    Args: as of HyperConnection, of the site behind the boundary.
+    Args: as of HyperConnection, of the site after the boundary.
 
     Parameters, numerical policy, errors: as of HyperConnection and `hc_boundary`.
 

@@ -13,8 +13,8 @@ def fully_shard_float32(model: torch.nn.Module, **options: Any) -> list[list[tor
     """Shard the mHC modules of a model in groups of their own, which compute with float32 parameters.
 
     `fully_shard` with MixedPrecisionPolicy(param_dtype=torch.bfloat16) gathers every parameter of a layer in
-    bfloat16, those of HyperConnection too, whose projection then has 8 of its 24 bits.  A module that is in
-    a group already is left out of the layer's: call this first, then `fully_shard` of the layers and of the
+    bfloat16, also of HyperConnection, whose projection then has 8 of its 24 bits.  A module that is in a
+    group already is left out of the layer's: call this first, then `fully_shard` of the layers and of the
     model.  The groups gather and reduce in float32 and pass the streams on in the dtype they have.
 
     Args:

@@ -132,7 +132,7 @@ def hc_head(
     merged: bool = False,
     implementation: str = "auto",
 ) -> torch.Tensor:
-    """Collapse the residual streams behind the last layer into one hidden state.
+    """Collapse the residual streams after the last layer into one hidden state.
 
         mix = hc_mixes(x, fn, norm_eps, norm_weight)
         pre = sigmoid(mix * scale + base) + eps

@@ -53,7 +53,7 @@ class HyperConnection(Float32Parameters):
 
     Parameters, float32 whatever the default dtype and whatever the module is converted to, but for float64
         (`Float32Parameters`): fn (n^2 + 2n, n C), base (n^2 + 2n,), scale (3,).  Names, shapes and order of
-        rows are those of DeepseekV4HyperConnection in transformers, whose state dicts fit both ways.
+        rows are as in DeepseekV4HyperConnection of transformers, whose state dicts fit both ways.
 
     Numerical policy: that of `hc_site`; autocast is off inside.
 
@@ -117,7 +117,7 @@ class HyperConnection(Float32Parameters):
     ) -> tuple[torch.Tensor, ...]:
         """(..., n, C) to post (..., n), comb (..., n, n) and collapsed (..., C), in transformers' order.
 
-        With the residual behind them if asked; `enter` names the results.
+        With the residual after them if asked; `enter` names the results.
         """
         streams = apart_for(self, streams)
         site, options = with_norm(self.site, self.options, y_norm, streams)
@@ -179,7 +179,7 @@ class HyperHead(Float32Parameters):
         implementation: "auto", "helion" or "pytorch".
         device: of the parameters, "meta" too.
 
-    Parameters, float32 as those of HyperConnection: hc_fn (n, n C), hc_base (n,), hc_scale (1,), the names
+    Parameters, float32 as in HyperConnection: hc_fn (n, n C), hc_base (n,), hc_scale (1,), the names
         and shapes of DeepseekV4HyperHead in transformers.
 
     Numerical policy: that of `hc_head`; autocast is off inside.

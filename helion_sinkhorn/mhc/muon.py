@@ -15,13 +15,13 @@ SMALLEST_NORM = 1e-7
 
 
 def orthogonalized(momenta: Sequence[torch.Tensor], steps: int = 5) -> list[torch.Tensor]:
-    """Muon's Newton-Schulz iterations of many matrices, those of one shape in one batch.
+    """Muon's Newton-Schulz iterations of many matrices; matrices of one shape are one batch.
 
     fn of a site has n^2 + 2n rows and fills no GPU, and all sites of a model have the same shape: for 86
     sites the products of 5 steps are 1,290 launches one by one, and 15 in a batch.
 
         X_0 = M / |M|;  A = X X^T,  X <- a X + (b A + c A A) X
-    X has the singular vectors of M, and singular values between about 0.7 and 1.2 where those of M are not
+    X has the singular vectors of M, and singular values between about 0.7 and 1.2 where a value of M is not
     tiny beside the largest.
 
     Args:

@@ -17,7 +17,7 @@ HOOKS = (
 def with_norm(
     site: SiteParameters, options: SiteOptions, norm: torch.nn.Module | None, streams: torch.Tensor
 ) -> tuple[SiteParameters, SiteOptions]:
-    """A site's parameters and options with those of a norm, whose call is left out.
+    """A site's parameters and options, and a norm's, whose call is left out.
 
     Args:
         norm: an RMSNorm by its class's name, with `weight` (C,) or None, and `eps` or `variance_epsilon`, of

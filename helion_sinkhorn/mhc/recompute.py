@@ -24,8 +24,8 @@ def recompute_streams(every: int) -> Iterator[None]:
             loss = model(tokens)
         loss.backward()
     An update is a call of `hc_post` or `hc_boundary`; a layer of a transformer has two.  Streams made again
-    are those of `hc_post` of the same arguments, which are kept anyway: no sublayer runs twice.  The backward
-    makes the streams between two kept ones when it reaches the last of them, and frees each behind its use.
+    are what `hc_post` returns for the same arguments, which are kept anyway: no sublayer runs twice.  The
+    backward makes the streams between two kept ones when it reaches the last, and frees each after its use.
     With L updates, L / every streams are kept and at most every - 1 are made again at a time, so sqrt(L) is
     the value with the lowest peak.  The price is one more `hc_post` forward for each of the others.
 
@@ -34,7 +34,7 @@ def recompute_streams(every: int) -> Iterator[None]:
 
     Numerical policy: results and gradients have the bits that they have without it.
 
-    Streams that are changed in place behind their update, made inside `torch.compile`, or inside
+    Streams that are changed in place after their update, made inside `torch.compile`, or inside
     `torch.utils.checkpoint` are kept as they would be without it.  With retain_graph=True what was made
     again stays until the graph is freed.
 

@@ -168,7 +168,7 @@ def implementation_for(
             alone: where a compiler traces for many sizes, a sentence that names one would fix it.
 
     Raises:
-        NotImplementedError: "helion" was asked for, and the kernels do not serve the call.
+        NotImplementedError: "helion" was asked for, and the kernels do not take the call.
     """
     if asked == "pytorch":
         return "pytorch"

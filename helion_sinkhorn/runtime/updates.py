@@ -27,7 +27,7 @@ _observers: list[Observer] = []
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """Call observer(streams, update) behind each eager update of streams, until the end of the block."""
+    """Call observer(streams, update) after each eager update of streams, until the end of the block."""
     _observers.append(observer)
     try:
         yield

@@ -199,7 +199,7 @@ def test_the_report_has_ratios_errors_and_reasons(tmp_path):
     )
     table.write()
     text = report.text(table.path, "hc_pre")
-    assert "a GPU, 2026-01-02, commit abc; 8,192 tokens, C = 4096. " in text
+    assert text.startswith("a GPU, 2026-01-02, commit abc; 8,192 tokens, C = 4096.\n\n")
     row = "| **helion_sinkhorn** | 12 (1.20 x) | 12 (1.20 x) | 2.0e-03 | 2.0e-03 | 1.50 |"
     assert row in text
     assert "| Liger | 30 (3.00 x) | 35 (q) (3.50 x) |" in text
@@ -207,6 +207,10 @@ def test_the_report_has_ratios_errors_and_reasons(tmp_path):
     assert "- FlagGems, not timed: no such function." in text
     assert report.text(tmp_path / "absent.csv", "hc_pre") == report.ABSENT
     assert report.text(table.path, "boundary") == report.ABSENT
+    sections = dict(part.split("\n\n", 1) for part in report.page(table.path).split("\n## ")[1:])
+    assert sections.keys() == {"hc_mixes", "hc_split_sinkhorn", "hc_pre", "hc_post"}
+    assert sections["hc_pre"].strip() == text
+    assert sections["hc_split_sinkhorn"].strip() == report.ABSENT
 
 
 def test_times_of_another_run_are_named():

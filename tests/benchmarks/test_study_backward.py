@@ -1,4 +1,4 @@
-"""docs/backward.md shows the errors of the present gradients, not those of kernels before them."""
+"""docs/sinkhorn.md shows the errors of the present gradients, not those of kernels before them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib", reason="needs the bench extra, which make inst
 
 from benchmarks.studies import backward as study
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "backward.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "sinkhorn.md"
 LOGITS = *map(str, study.SCALES), "identity-like"
 
 

@@ -172,7 +172,7 @@ def test_a_file_with_a_difference_is_left_alone(command):
     assert OLD not in paths[1].read_text()
     assert f"different: h200 {KERNEL} " in said
     assert "code: -code | +other" in said
-    assert said.splitlines()[-2:] == [f"h200 {KERNEL}: left alone", f"h200 {OTHER}: restamped"]
+    assert said.splitlines()[-2:] == [f"h200 {KERNEL}: left unchanged", f"h200 {OTHER}: restamped"]
 
 
 def test_what_was_not_compared_keeps_its_fingerprint(command):
@@ -188,7 +188,7 @@ def test_what_was_not_compared_keeps_its_fingerprint(command):
     status, said = command("--restamp")
     assert status == 0
     assert said.splitlines()[1].split() == ["h200", KERNEL, "6", "1", "0", "5"]
-    reasons = "another config", "not in the base commit", "E: no", "in the base commit alone"
+    reasons = "another config", "not in the base commit", "E: no", "in the base commit only"
     for why in (*reasons, f"its source {stale}"):
         assert said.count(why) == 1
     after = json.loads(path.read_text())
@@ -206,7 +206,7 @@ def test_a_run_with_one_entry_not_compared_keeps_its_fingerprint(command):
     # where none was compared, nothing was found
     path = write(command.here, KERNEL, [OLD], [entry(2, 0)])
     assert command()[0] == 2
-    assert said.endswith(f"h200 {KERNEL}: left alone\n")
+    assert said.endswith(f"h200 {KERNEL}: left unchanged\n")
 
 
 def test_an_entry_is_of_the_triton_that_generates_it(command, tmp_path):

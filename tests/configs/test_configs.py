@@ -546,7 +546,7 @@ def test_another_triton_s_entry_is_said_once_and_named(shipped, monkeypatch, cap
     assert {chosen(batch=b).source for b in (2048, 4096)} == {f"{path} (measured, Triton 3.6)"}
     (record,) = caplog.records
     assert record.levelno == logging.INFO
-    assert "no entry of Triton 3.9 for some calls, using those of 3.6" in record.getMessage()
+    assert "no entry of Triton 3.9 for some calls, using entries of Triton 3.6" in record.getMessage()
 
 
 def launched(monkeypatch, batch):

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
-import sys
-import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +15,6 @@ from helion_sinkhorn import Reduce, hc_split_sinkhorn, reference
 from helion_sinkhorn.lab.split.workloads import ROWS
 
 NAMES = ("pre", "post", "comb", "dmixes", "dscale", "dbase")
-PAGE = Path(__file__).parents[2] / "docs" / "hc_split_sinkhorn.md"
 CI = [row for row in ROWS if "ci" in row.tags]
 VALUE, GRADIENT = 1e-6, 2e-6
 """Limits in float32, of the largest entry: twice the largest error of a value, 1.4 times that of a sum."""
@@ -407,17 +402,6 @@ def test_a_form_without_kernels_compiles_and_maps():
 # --- what it stands in for -------------------------------------------------------------------------------
 
 
-def blocks(section: str) -> list[str]:
-    """Python blocks under a heading of the page, up to the next one."""
-    found, here = [], False
-    for text, code in re.findall(r"(.*?)(?:^```python\n(.*?)^```$|\Z)", PAGE.read_text(), re.S | re.M):
-        headings = re.findall(r"^#+ (.*)$", text, re.M)
-        here = headings[-1] == section if headings else here
-        if here and code:
-            found.append(code)
-    return found
-
-
 def plain(mixes, scale, base, n=4, iters=20, eps=1e-6):
     """The equations for one token, number by number, in lists of Python floats."""
     a = [m * scale[0 if j < n else 1 if j < 2 * n else 2] + base[j] for j, m in enumerate(mixes)]
@@ -450,49 +434,6 @@ def test_the_positional_call_of_deepseek_sglang_and_flaggems(dtype, limit):
         truth = torch.tensor(expected, dtype=torch.float64).view(y.shape)
         assert (y.double() - truth).abs().max() <= limit
     assert_equal(hc_split_sinkhorn(mixes, scale, base), found)
-
-
-class HyperConnection(torch.nn.Module):
-    """A stand-in for Automodel's DeepseekV4HyperConnection: its attributes, its method, its switch."""
-
-    def __init__(self, hc_mult, hidden_size, hc_sinkhorn_iters=20, hc_eps=1e-6, sinkhorn_backend="torch"):
-        super().__init__()
-        self.hc_mult, self.hc_sinkhorn_iters, self.hc_eps = hc_mult, hc_sinkhorn_iters, hc_eps
-        self.norm_eps, self.sinkhorn_backend = 1e-6, sinkhorn_backend
-        columns = hc_mult * (hc_mult + 2)
-        self.fn = torch.nn.Parameter(randn(columns, hc_mult * hidden_size, scale=0.2))
-        self.base = torch.nn.Parameter(randn(columns, seed=1))
-        self.scale = torch.nn.Parameter(torch.tensor([0.7, 1.1, 0.9]))
-
-    def compute_weights(self, x):
-        flat = x.flatten(-2).float()
-        normed = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + self.norm_eps)
-        options = self.hc_mult, self.hc_sinkhorn_iters, self.hc_eps
-        return reference.hc_split_sinkhorn(normed @ self.fn.T, self.scale, self.base, *options)
-
-
-def test_automodels_switch_as_the_page_shows_it(monkeypatch):
-    (snippet,) = blocks("In place of other implementations")
-    (module,) = re.findall(r"^from (nemo_automodel\S*) import DeepseekV4HyperConnection$", snippet, re.M)
-    theirs = types.SimpleNamespace(DeepseekV4HyperConnection=HyperConnection)
-    for parent in itertools.accumulate(module.split("."), "{}.{}".format):
-        monkeypatch.setitem(sys.modules, parent, theirs)
-    names = {}
-    exec(compile(snippet, str(PAGE), "exec"), names)
-    switched, x = names["HelionHyperConnection"](4, 16, sinkhorn_backend="helion"), randn(2, 5, 4, 16, seed=2)
-    plainly = HyperConnection(4, 16)
-    upstream = [randn(2, 5, *shape, seed=k) for k, shape in enumerate(((4,), (4,), (4, 4)), 3)]
-    both = []
-    for module in (switched, plainly):
-        leaf = x.clone().requires_grad_()
-        found = module.compute_weights(leaf)
-        gradients = torch.autograd.grad(found, (leaf, module.fn, module.scale, module.base), upstream)
-        both.append((*found, *gradients))
-    for ours, theirs in zip(*both, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
-        assert (ours != 0).any()
-    torch_backend = names["HelionHyperConnection"](4, 16)
-    assert_equal(torch_backend.compute_weights(x), plainly.compute_weights(x))
 
 
 def test_the_module_of_transformers():

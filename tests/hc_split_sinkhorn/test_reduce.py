@@ -189,7 +189,7 @@ REFUSED = {
     "squares with a column": (P, Reduce(Q[..., None], 64), ValueError,
                               r"shape \(2, 3, 1\); .* pass \(2, 3\)"),
     "size is a float": (P, Reduce(Q, 64.0), TypeError,
-                        "reduce.size is 64.0; pass an int of at least 1, the number of entries behind"),
+                        "reduce.size is 64.0; pass an int of at least 1, the number of entries of a token"),
     "size is a bool": (P, Reduce(Q, True), TypeError, "reduce.size is True; pass an int of at least 1, the"),
     "size is 0": (P, Reduce(Q, 0), ValueError, "reduce.size is 0; pass an int of at least 1, the number"),
     "norm_eps is None": (P, Reduce(Q, 64, None), TypeError, f"reduce.norm_eps is None; {EPS}"),

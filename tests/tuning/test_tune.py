@@ -618,7 +618,7 @@ def test_a_config_that_its_judge_cannot_run_is_refused(monkeypatch, caplog):
     choice = candidates(KERNELS[group.kernel], group.call, DEVICES["h200"])[0]
     monkeypatch.setattr(finals, "error", error)
     assert finals.on_gpu(group, choice) == math.inf
-    assert "cannot be judged: out of resources" in caplog.text
+    assert "cannot be tested: out of resources" in caplog.text
 
 
 def test_what_served_before_and_does_not_run_here_is_not_timed_as_the_default(tmp_path):

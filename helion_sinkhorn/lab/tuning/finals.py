@@ -79,7 +79,7 @@ def on_gpu(group: Group, choice: Choice) -> float:
     try:
         return error(group.call, choice, "cuda")
     except Exception as failure:  # whatever Helion, Triton or a driver raised
-        log.warning("%s: %s cannot be judged: %s", group.name, choice, failure)
+        log.warning("%s: %s cannot be tested: %s", group.name, choice, failure)
         return math.inf
 
 

@@ -1,6 +1,6 @@
 """Dot compress in PyTorch: what a CPU runs, and a GPU for float64 or sizes beyond the kernels'.
 
-The roundings are those of the kernels: sums in float32, b and db in `parts` numbers of the dtype of x.  An
+It rounds where the kernels round: sums in float32, b and db in `parts` numbers of the dtype of x.  An
 element's bits do not depend on the batch; float32 copies are of a piece of it.
 """
 

@@ -56,7 +56,7 @@ def recurrent_linear_attention(
 
     In every head of every sequence, with the gates that are given:
         h_t = diag(exp(g_t + g_gamma + gk_t)) h_(t-1) diag(exp(gv_t)) + k_t v_t',   o_t = scale h_t' q_t
-    Gradients are exact, those of the gates and states included.  Only the arguments are kept for them.
+    All gradients are exact, also of the gates and states.  Only the arguments are kept for them.
 
     Args:
         q: (B, T, H, Dk), float32, bfloat16, float16 or float64, any layout.
@@ -69,7 +69,7 @@ def recurrent_linear_attention(
         gv: (B, T, H, Dv), of the state's columns.
         scale: of the output, default Dk ** -0.5.
         initial_state: h before the first step, (N, H, Dk, Dv), default 0; N is B without cu_seqlens.
-        output_final_state: return (o, h after the last step) and not o alone.
+        output_final_state: return (o, h after the last step) and not only o.
         reverse: process each sequence from its last step to its first.
         cu_seqlens: (N + 1,) int32 or int64 ascending offsets of 0 to T: B is 1, and sequence n has the
             steps from offset n up to offset n + 1.  Steps before the first offset and from the last one on
@@ -88,7 +88,7 @@ def recurrent_linear_attention(
         rounding of each result.  Chunks of bfloat16 round what matrix units multiply to bfloat16.  Bitwise
         reproducible, and a sequence's result does not depend on the others under one config.  The gradient
         of a gate is a sum of products and no difference: a strong decay, which leaves little of it, costs it
-        no digit (docs/linear_attention.md).
+        no digit (docs/operators.md).
 
     Raises:
         TypeError: a tensor that is none, a dtype not in the lists above, q, k, v of several dtypes.

@@ -1,4 +1,4 @@
-"""Which calls of recurrent linear attention chunks serve."""
+"""Which calls of recurrent linear attention chunks take."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ LARGEST_DK = 128
 
 
 def why_not_chunked(gv: bool, packed: bool, dk: int) -> str:
-    """Why chunks do not serve a call with these; empty where they do."""
+    """Why chunks do not take a call with these; empty where they do."""
     if gv:
         return "a decay of the values, gv, is no factor of the scores within a chunk"
     if packed:

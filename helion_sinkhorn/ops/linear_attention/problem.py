@@ -22,7 +22,7 @@ def padded_side(size: int) -> int:
 
 
 def pad_to(x: Some, *sizes: int, value: float = 0.0) -> Some:
-    """x with this value behind its last axes: nothing is added to a state there.
+    """x with this value after its last axes: nothing is added to a state there.
 
     Of gates it is -inf, since a decay of inf, by g alone, would make NaN of nothing.
     """

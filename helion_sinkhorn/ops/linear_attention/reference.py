@@ -31,7 +31,7 @@ def recurrent_linear_attention(
         g, g_gamma, gk, gv: natural logarithms of decays, (B, T, H), (H,), (B, T, H, Dk), (B, T, H, Dv).
         scale: of the output, default Dk ** -0.5.
         initial_state: h before the first step, (N, H, Dk, Dv), default 0; N is B without cu_seqlens.
-        output_final_state: return (o, h after the last step) and not o alone.
+        output_final_state: return (o, h after the last step) and not only o.
         reverse: walk each sequence from its last step to its first.
         cu_seqlens: (N + 1,) ascending, in 0 .. T: B is 1, sequence n is steps [offset n, offset n + 1).
             Steps before the first offset and from the last one on are of no sequence: o and gradients are 0.

@@ -1,6 +1,6 @@
 """The adjoint of Sinkhorn-Knopp iterations by projections (docs/dev/math.md, Adjoint).
 
-With P' = diag(u) A diag(v) behind a half-step and D = A * dA the gradient with respect to log P', the
+With P' = diag(u) A diag(v) after a half-step and D = A * dA the gradient with respect to log P', the
 gradient before it is D - P' * (line sums of D): in terms of dA two sums and a rank-one update,
 
     trail half-step:  s_j = sum_i A_ij dA_ij;  dA <- dA - u_t (v_t * s)'
@@ -10,7 +10,7 @@ A half-step takes back the line sums of the D that is there, what rounding left 
 
 Where the log form restarts, the kernels keep D itself (`of_log`), at one more product an entry and half-step:
 an entry of A below the smallest normal number is 0, and its D may be as large as any, for A is another one
-behind the restart.  A * dA would lose it, and dA overflow.
+after the restart.  A * dA would lose it, and dA overflow.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def replay(a, p, q, steps, lead, trail, eps, lead_axis, how, paired, sums):
 
 
 def u_again(a, p, vs, t, lead, trail, eps, lead_axis, how, paired, sums):
-    """u_(t+1) of a replayed segment that began with p, from v alone.
+    """u_(t+1) of a replayed segment that began with p, from v only.
 
     Its eps term has p_t, which is rho A v_(t-1) up to another eps: eps^2 is below float32's resolution.
     """
@@ -80,7 +80,7 @@ def scaled(w, s, axis):
 
 
 def project_trail(a, da, u, v, lead_axis, sums, of_log=False):
-    """dA before the trail half-step that made v, from dA behind it; u and v may be spread over the block.
+    """dA before the trail half-step that made v, from dA after it; u and v may be spread over the block.
 
     of_log: D instead of dA.
     """
@@ -91,7 +91,7 @@ def project_trail(a, da, u, v, lead_axis, sums, of_log=False):
 
 
 def project(a, da, u, v, v_before, rho, lead_axis, sums, of_log=False):
-    """dA before an iteration (v_before) -> (u, v), from dA behind it; any may be spread over the block.
+    """dA before an iteration (v_before) -> (u, v), from dA after it; any may be spread over the block.
 
     of_log: D instead of dA.
     """

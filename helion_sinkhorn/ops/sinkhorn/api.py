@@ -75,8 +75,8 @@ def sinkhorn(
             and takes no other than 0 and the default.
         form: "deepseek" (mHC) or "log".
         first: "rows" or "cols", the side normalised first; "cols" is the transpose of "rows".
-        backward: "exact", or "implicit": approximate, the gradient as if P were a fixed point, from P alone.
-            Right where the iteration has converged, wrong by any amount elsewhere (docs/backward.md).
+        backward: "exact", or "implicit": approximate, the gradient as if P were a fixed point, from P only.
+            Right where the iteration has converged, wrong by any amount elsewhere (docs/sinkhorn.md).
             `Implicit(system=..., solver=...)` names the equations and how they are solved.
         implementation: "auto" takes the Helion kernels on a GPU, but for float64, smaller rectangular
             matrices with a large eps, and matrices beyond 128 or with marginals whose lines of the side that
@@ -84,10 +84,10 @@ def sinkhorn(
             ask for one of them.
         out_dtype: of the result, default that of the logits.
         temperature: what the logits are divided by, a float from 1e-37 to 1e37; it and what follows of the
-            log form alone, with the exact gradient.
+            only the log form, with the exact gradient.
         log_row_marginals: logarithms of what the rows sum to, a floating-point tensor that broadcasts to
             (..., n); -inf for nothing.  A share below e^-80 of the sum (e^-600 in float64) is nothing too,
-            and such lines are none of the matrix.  They have gradients.  With marginals of one side alone
+            and such lines do not belong to the matrix.  They have gradients.  With marginals of only one side
             the other one shares the same sum equally; on a GPU nothing asks whether two of them sum to the
             same.
         log_col_marginals: the same of the columns, (..., m).
@@ -281,7 +281,7 @@ def plan(
 ) -> Plan:
     """Which implementation and configs `sinkhorn` with these arguments takes, without running it.
 
-    Arguments and errors are those of `sinkhorn`.
+    Arguments and errors are as of `sinkhorn`.
     """
     n_iters = as_int(n_iters)
     serves = served_by(logits, n_iters, eps, form, first, backward, implementation, out_dtype)

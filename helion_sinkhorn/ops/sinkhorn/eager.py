@@ -1,4 +1,4 @@
-"""Sinkhorn-Knopp in vectorised PyTorch: forward and exact backward from the logits alone.
+"""Sinkhorn-Knopp in vectorised PyTorch: forward and exact backward from the logits only.
 
 What a CPU runs, and a GPU for float64 or matrices beyond the kernels' range.  Same scaling
 form as the kernels (docs/dev/math.md).  Tensors are (n, m, C) with C matrices, as many as stay in cache.

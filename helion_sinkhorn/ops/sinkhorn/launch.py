@@ -99,7 +99,7 @@ def segments(call: SinkhornCall, length: int) -> tuple[int, int, int]:
     """(length, head, tail): how `sinkhorn_backward` divides its iterations.
 
     `head` segments of `length` iterations, the 1 to `length` left over, and where the log form has to restart
-    `tail` segments behind the restart.
+    `tail` segments after the restart.
     """
     most = segment(call)
     if call.steps <= most:

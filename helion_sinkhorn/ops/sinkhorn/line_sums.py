@@ -1,9 +1,9 @@
 """Sums over rows and columns of (n, m, C), C matrices, in PyTorch: a matrix's bits are its own.
 
 torch.sum takes the order of its additions from the shape of the whole tensor, but for lines that are
-contiguous: each is summed alone.  So long lines are contiguous, for sums over columns in a transposed copy.
+contiguous, each of which it sums by itself.  So long lines are contiguous, for columns in a transposed copy.
 Short ones would cost a call of its inner loop each: matrices stand side by side, and sums are halves that are
-added.  Which of the two, n and m alone decide.
+added.  Only n and m decide which of the two.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from helion_sinkhorn.runtime.pieces import halves
 
 LONG = 16
-"""Entries from which on a line is summed alone."""
+"""Entries from which on a line is summed by itself."""
 CACHE_BYTES = 1 << 19
 """Float32 matrices in a slice of short lines: what is made of them stays in a core's cache."""
 CACHE_BYTES_OF_LONG = 1 << 18
@@ -25,7 +25,7 @@ SIDE_BY_SIDE = 16
 
 
 def are_long(x: torch.Tensor) -> bool:
-    """Whether lines of x (n, m, C) are summed alone, which torch.sum does on a CPU only."""
+    """Whether lines of x (n, m, C) are summed by themselves, which torch.sum does on a CPU only."""
     return x.dim() == 3 and min(x.size(0), x.size(1)) >= LONG and x.device.type == "cpu"
 
 

@@ -40,7 +40,7 @@ def sinkhorn_potentials(
         f (..., n) and g (..., m), float32, or float64 for float64 logits; -inf where a marginal is zero.
         Both have exact gradients.
 
-    Numerical policy, errors and source: those of `sinkhorn`.
+    Numerical policy, errors and source: as of `sinkhorn`.
     """
     n_iters = check_int("n_iters", n_iters, 1, MOST_ITERS)
     serves = served_by(logits, n_iters, 0.0, "log", first, "exact", implementation, None, True)

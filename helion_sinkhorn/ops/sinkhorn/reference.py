@@ -75,7 +75,7 @@ def potentials(
     """n_iters times f = log r - logsumexp(X + g, -1), g = log c - logsumexp(X + f, -2), from g = 0: (f, g).
 
     A line without mass, or of -inf throughout, is none of the matrix: it has the potential 0 and shares none.
-    With marginals of one side alone the other shares their sum equally; without any, lines of the second
+    With marginals of only one side the other shares their sum equally; without any, lines of the second
     have 1.
 
     Args:

@@ -69,13 +69,13 @@ def hc_mixes(
         norm_eps: at least 1.2e-38, float32's smallest normal number.
         norm_weight: (K,), any floating dtype, the norm's weight; 1 if left out.
         precision: how the kernels make the products, of bfloat16 parts.  "float32" takes three of fn, dmixes
-            and float32 x and two of float16 x, which hold every bit: errors are those of float32 sums.
+            and float32 x and two of float16 x, which hold every bit: errors come from float32 sums only.
             The factors of a dx narrower than float32 have two: its error is at most 1.0002 times that of its
             one rounding.  "tf32" is for users who need only TF32 accuracy, 11 bits: it takes two, 16 bits,
             at two thirds of the products or less.  PyTorch computes in float32 for both.
         eps_outside: add norm_eps to the root instead of under it.
         prenorm: return z and q, which norm_eps and eps_outside have no part in.  Sums over parts of the
-            entries, such as those of several ranks, are added before the norm.
+            entries, such as sums of several ranks, are added before the norm.
         implementation: "auto" takes the Helion kernels on a GPU and PyTorch elsewhere, in float64 and for
             n C = 1; "helion" and "pytorch" ask for one of them.
 
@@ -87,7 +87,7 @@ def hc_mixes(
         a token's mixes and dx do not depend on the tokens around it, with any config.  The gradient of fn is
         a sum over tokens in a fixed order.  A token of zeros has mixes 0 and dx = r dmixes fn, r up to
         1 / sqrt(norm_eps).  Squares below 1.2e-38 count as they underflow, values of more than 1.8e19 as
-        infinite: r is 0 then.  Accumulation and errors: docs/hc_mixes.md.
+        infinite: r is 0 then.  Accumulation and errors: docs/mhc.md.
 
     Raises:
         TypeError: an argument is no floating-point tensor, a constant is no number or flag.
@@ -137,7 +137,7 @@ def beyond_kernels(fn) -> Callable[[], str] | None:
 
 
 def check_tensors(x, fn, norm_weight) -> None:
-    """Raise unless fn and norm_weight are for entries like those of x."""
+    """Raise unless fn and norm_weight are for entries like the entries of x."""
     given = {"x": (x, "(..., n, C) or (..., n C)"), "fn": (fn, "(M, n C)")}
     if norm_weight is not None:
         given["norm_weight"] = norm_weight, "(n C,)"

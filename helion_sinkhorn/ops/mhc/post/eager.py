@@ -1,7 +1,7 @@
 """hc_post in vectorised PyTorch: what a CPU runs, and a GPU for float64.
 
 A token's bits do not depend on those around it: streams are mixed by products of its own matrices, and
-columns are added up in an order that their number alone decides.  Tokens are computed in pieces.
+columns are added up in an order that only their number decides.  Tokens are computed in pieces.
 """
 
 from __future__ import annotations

@@ -63,5 +63,5 @@ def forward_space(call: PostCall, device: Device) -> tuple[Grid, ...]:
 
 
 def backward_space(call: PostCall, device: Device) -> tuple[Grid, ...]:
-    """The default's block alone: another would add up a token's columns in another order."""
+    """Only the default's block: another would add up a token's columns in another order."""
     return ({"config": tuple(backward_config(call, device, BACKWARD_WARPS, s) for s in (0, 2, 3))},)

@@ -67,5 +67,5 @@ def forward_space(call: PreCall, device: Device) -> tuple[Grid, ...]:
 
 
 def backward_space(call: PreCall, device: Device) -> tuple[Grid, ...]:
-    """The default alone: another block would add up a token's columns in another order."""
+    """Only the default: another block would add up a token's columns in another order."""
     return ({"config": (backward_default(call, device)[0],)},)

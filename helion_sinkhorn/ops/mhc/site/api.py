@@ -18,7 +18,7 @@ class Site(NamedTuple):
     """What a site makes of its streams."""
 
     y: torch.Tensor
-    """(..., C), the sublayer's input; behind its norm if the site has one."""
+    """(..., C), the sublayer's input; after its norm if the site has one."""
     post: torch.Tensor
     """(..., n)."""
     comb: torch.Tensor
@@ -58,7 +58,7 @@ def hc_site(
 
         mixes = hc_mixes(x, fn, norm_eps, norm_weight),  (pre, post, comb) = hc_split_sinkhorn(mixes, ...)
         y_c = sum_i pre_i x_ic, or its RMSNorm with y_norm_weight,  residual = x
-    The values are those of the three operators.  x has three uses, two here and one as the residual of
+    The values equal the three operators' results.  x has three uses, two here and one as the residual of
     `hc_post`, and so three gradients, which autograd would add.  Pass `residual`, and not x, to `hc_post`, or
     to whatever makes the new streams: its gradient then comes back here, and one kernel writes
         dx = dresidual + pre dy + r dmixes fn + k <dmixes, mixes> x

@@ -127,7 +127,7 @@ def backward(
     wanted: Sequence[bool] = (True,) * 5,
     into: torch.Tensor | None = None,
 ) -> tuple[Some, ...]:
-    """(dx, dfn in float32, dbase and dscale one behind the other, dweights, the gradient of y_norm_weight).
+    """(dx, dfn in float32, dbase and dscale one after the other, dweights, the gradient of y_norm_weight).
 
     The contract is torch_op's.
 
@@ -135,7 +135,7 @@ def backward(
         wanted: which of them; None stands for each other, and for the last where it is `own` or dy is None.
         into: memory for dx, contiguous; that of dresidual, maybe.
         dtype: of dx; that of x if None.
-        choices: of KERNELS, by name, in the place of what is served.
+        choices: of KERNELS, by name, in place of the stored ones.
     """
     given = SiteOptions(*constants)
     n, columns = x.shape[-2:]
@@ -181,7 +181,7 @@ def collapse_gradients(
 ) -> tuple[Some, Some, Some]:
     """(dy (T, C), dweights (T, n), the gradient of y_norm_weight) of streams (T, n, C), each if it is wanted.
 
-    dy is the gradient of the result; behind a norm it is made of that, in float32: nothing has rounded it.
+    dy is the gradient of the result; after a norm it is made of that, in float32: nothing has rounded it.
     """
     if dy is None:
         return None, None, None

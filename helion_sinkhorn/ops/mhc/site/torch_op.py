@@ -2,8 +2,8 @@
 
 `helion_sinkhorn::hc_site` returns (y, pre, post, comb, mixes, norms): y is collapsed by `weights`, or by pre
 where they are None, and normalised where y_norm_weight is given; mixes (..., n^2 + 2n) and norms (..., 2) are
-what the backward takes (docs/hc_mixes.md), and carry no gradient.  `hc_site_backward` returns (dx, dfn, dbase
-and dscale one behind the other, dweights, the gradient of y_norm_weight); with `own` the weights are pre:
+what the backward takes (docs/mhc.md), and carry no gradient.  `hc_site_backward` returns (dx, dfn, dbase
+and dscale one after the other, dweights, the gradient of y_norm_weight); with `own` the weights are pre:
 their gradient goes on to the mixes, and dweights is empty.  So is each that is not `wanted`.
 """
 

@@ -69,7 +69,7 @@ def hc_split_sinkhorn(
 
     Args:
         mixes: (..., n^2 + 2n), float32, bfloat16, float16 or float64, any layout: a row a token, the
-            projection's output behind its norm.
+            projection's output after its norm.
         scale: (3,), any floating dtype, for pre, post and comb.
         base: (n^2 + 2n,), any floating dtype.
         hc_mult: n, streams, 1 to 16.
@@ -207,7 +207,7 @@ def _check_reduce(reduce, partials) -> None:
             f"reduce.squares has shape {tuple(squares.shape)}; for partial sums of shape "
             f"{tuple(partials.shape)} pass {tuple(partials.shape[:-1])}"
         )
-    check_int("reduce.size", size, 1, what="the number of entries behind a token's mixes")
+    check_int("reduce.size", size, 1, what="the number of entries of a token")
     check_number("reduce.norm_eps", norm_eps, NORM_EPS)
     if not (norm_eps == 0 or SMALLEST_NORM_EPS <= norm_eps < math.inf):
         raise ValueError(f"reduce.norm_eps is {norm_eps}; pass {NORM_EPS}")

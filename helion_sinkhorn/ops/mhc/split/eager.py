@@ -1,4 +1,4 @@
-"""hc_split_sinkhorn in vectorised PyTorch: forward and exact backward from the mixes alone.
+"""hc_split_sinkhorn in vectorised PyTorch: forward and exact backward from the mixes only.
 
 Sinkhorn's own vectorised path makes comb and its gradient; gates take sigmoid(-a), where 1 - sigmoid(a)
 would cancel.
@@ -80,7 +80,7 @@ def backward(
     dpre, dpost, dcomb, mixes, scale, base, n, n_iters, eps, post_mult, pre_eps, post_eps, comb_order,
     wanted: Sequence[bool] = (True, True),
 ) -> tuple[Some, Some]:  # fmt: skip
-    """(dmixes, dbase and dscale one behind the other), None for each that is not wanted.
+    """(dmixes, dbase and dscale one after the other), None for each that is not wanted.
 
     An upstream gradient that is None is 0.
     """

@@ -227,7 +227,7 @@ def backward(
     wanted: Sequence[bool] = (True, True),
     choice: Choice | None = None,
 ) -> tuple[Some, Some]:
-    """(dmixes, dbase and dscale one behind the other), None if not wanted; an upstream that is None is 0."""
+    """(dmixes, dbase and dscale one after the other), None if not wanted; an upstream that is None is 0."""
     if dpre is None and dpost is None and dcomb is None:
         # Helion generates no kernel that writes nothing
         return only((torch.zeros_like(mixes), scale.new_zeros(base.numel() + 3).float()), wanted)

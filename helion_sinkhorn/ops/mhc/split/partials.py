@@ -8,14 +8,14 @@ import torch
 
 
 class Reduce(NamedTuple):
-    """The sums of squares and the constants of the RMS norm behind a projection in `splits` partial sums.
+    """The sums of squares and the constants of the RMS norm after a projection in `splits` partial sums.
 
         mixes = r sum_k partials_k,  q = sum_k squares_k / size,  r = 1 / sqrt(q + norm_eps)
     or with eps_outside r = 1 / (sqrt(q) + norm_eps).
     """
 
     squares: torch.Tensor
-    """(splits, ...), of the dtype of the partial sums: those of the entries that each split has projected."""
+    """(splits, ...), of the dtype of the partial sums: the squares of the entries of each split, added up."""
     size: int
     """How many entries a token has in all splits: n times the hidden size."""
     norm_eps: float = 1e-6

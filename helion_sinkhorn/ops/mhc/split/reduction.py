@@ -30,7 +30,7 @@ def with_splits(sums, first, together, splits, tokens, squares, gates, logits, s
 
 def norm_of(total, size, norm_eps, eps_outside, how):
     """(r, k) of each token from its sum of squares: the factor of its RMS norm, and that of its gradient
-    (docs/hc_split_sinkhorn.md).
+    (docs/mhc.md).
 
     norm_eps is added to the sum, and not to the mean: a product before the addition could be fused with it.
     """

@@ -78,7 +78,7 @@ def backward_space(call: HcCall, device: Device) -> tuple[Grid, ...]:
 
 
 def blocks(call: HcCall, device: Device, config: Items, variant: Items) -> Grid:
-    """The default in programs of one warp and of more; where Triton places the entries, the default alone."""
+    """The default in programs of one warp and of more; where Triton places the entries, only the default."""
     rows, columns = dict(variant)["thread"]
     configs = [sinkhorn.over_threads(call, device, rows, columns, warps) for warps in (1, 2, 4) if rows]
     return {"config": tuple(dict.fromkeys([config, *configs])), **{k: (v,) for k, v in variant}}

@@ -1,7 +1,7 @@
 """The torch operators of hc_split_sinkhorn.
 
 `helion_sinkhorn::hc_split_sinkhorn` returns (pre, post, comb); its backward (dmixes, dbase and dscale one
-behind the other, in the computing dtype), an empty tensor for each that is not `wanted`.
+after the other, in the computing dtype), an empty tensor for each that is not `wanted`.
 `hc_split_sinkhorn_reduced` takes partial sums (splits, ..., n^2 + 2n) and squares (splits, ...) and returns
 (pre, post, comb, mixes, norms): mixes (..., n^2 + 2n) are what the backward above takes, and norms (..., 2)
 are r and k, a gradient of the mixes being one of
@@ -70,7 +70,7 @@ def forward_reduced(partials, squares, scale, base, size, norm_eps, eps_outside,
 
 
 def backward(dpre, dpost, dcomb, mixes, scale, base, n, *arguments):
-    """(dmixes, dbase and dscale) from the arguments of `forward` alone."""
+    """(dmixes, dbase and dscale) from the arguments of `forward` only."""
     *arguments, implementation, wanted = arguments
     given = dpre, dpost, dcomb, mixes, scale, base, n, *arguments, wanted
     if implementation == "pytorch" or mixes.numel() == 0:

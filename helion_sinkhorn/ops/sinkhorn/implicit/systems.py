@@ -12,7 +12,7 @@ SYSTEMS = ("corrected", "reduced", "full")
 SOLVERS = ("auto", "direct", "cg")
 DIRECT_SIZE = 4
 """Most unknowns that "auto" solves directly: on an H200 elimination is at the copy floor for 4 x 4, and
-4 times slower than conjugate gradients for 8 x 8 (docs/backward.md)."""
+4 times slower than conjugate gradients for 8 x 8 (docs/sinkhorn.md)."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Implicit:
     Raises:
         ValueError: an unknown system or solver.
 
-    Source: docs/backward.md.
+    Source: docs/sinkhorn.md.
     """
 
     system: str = "corrected"
@@ -46,7 +46,7 @@ def solver_for(solver: str, n: int, m: int) -> str:
 
 
 def cg_steps(system: str, n: int, m: int, n_iters: int) -> int:
-    """Steps of conjugate gradients: after `n_iters` they are never behind that many Sinkhorn iterations.
+    """Steps of conjugate gradients: `n_iters` are as accurate as that many Sinkhorn iterations, or more.
 
     One for each unknown ends them in exact arithmetic.
     """
@@ -64,7 +64,7 @@ def marginal_error(p: torch.Tensor) -> torch.Tensor:
 
     Returns:
         (...) one number a matrix.  A small one does not bound the error of backward="implicit", which also
-        depends on the spectral gap (docs/backward.md).
+        depends on the spectral gap (docs/sinkhorn.md).
 
     Numerical policy: sums and quotients in float32, or in float64 for float64 p.
 
@@ -72,7 +72,7 @@ def marginal_error(p: torch.Tensor) -> torch.Tensor:
         TypeError: p is no tensor of these dtypes.
         ValueError: fewer than two dimensions, or no row or column.
 
-    Source: docs/backward.md.
+    Source: docs/sinkhorn.md.
     """
     check_tensor("p", p, "(..., n, m)")
     if p.dim() < 2 or 0 in p.shape[-2:]:

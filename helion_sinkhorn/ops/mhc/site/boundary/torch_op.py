@@ -2,7 +2,7 @@
 
 `helion_sinkhorn::hc_boundary` returns (streams, y, pre, post, comb, mixes, norms): the new streams, and of
 them what `helion_sinkhorn::hc_site` returns.  `hc_boundary_backward` returns (df, dx, dpost, dcomb, dfn,
-dbase and dscale one behind the other, dweights, the gradient of y_norm_weight), an empty tensor for each that
+dbase and dscale one after the other, dweights, the gradient of y_norm_weight), an empty tensor for each that
 is not `wanted`, and with `own` for dweights, as in hc_site.  Which launches make them, boundary.launch and
 boundary.backward decide.
 """

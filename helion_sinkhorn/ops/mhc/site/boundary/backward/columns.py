@@ -45,7 +45,7 @@ def add_up(pair):
 
 
 def through_norm(du, y_weight, factors, weights, stored, place, dtype, how):
-    """The gradient of y in float32, of du behind its norm: y is made again, rounded to `dtype` as it was.
+    """The gradient of y in float32, of du after its norm: y is made again, rounded to `dtype` as it was.
 
     With v = r y it is r (h - v mean(h v)), h = y_weight du.  Every sum of products is an instruction, for the
     same bits in any place of a block.

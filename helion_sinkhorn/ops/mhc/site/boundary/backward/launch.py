@@ -78,7 +78,7 @@ class Pass(NamedTuple):
     call: SiteCall
     comb_order: str
     norm: tuple[torch.Tensor, torch.Tensor] | None = None
-    """The weight of a norm that dy is behind, and the factors of its gradient."""
+    """The weight of a norm that dy comes after, and the factors of its gradient."""
     again: bool = False
     """Whether the new streams are made again, from the old ones and f, and not read."""
     into: Some = None
@@ -104,7 +104,7 @@ def gradients(
     wanted: Sequence[bool] = (True,) * 5,
     choices: Choices = NO_CHOICES,
 ) -> tuple[Some, ...]:
-    """(df, dx, dpost, dcomb, dweights) of the tensors that `one_pass` takes, tokens one behind the other."""
+    """(df, dx, dpost, dcomb, dweights) of the tensors that `one_pass` takes, tokens one after the other."""
     if not any(wanted):
         return (None,) * 5
     *_, post, comb, weights = given

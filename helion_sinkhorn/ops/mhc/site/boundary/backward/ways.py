@@ -1,4 +1,4 @@
-"""The ways that hc_boundary's backward goes: one pass over the streams, alone or second, or its parts."""
+"""The ways that hc_boundary's backward goes: one pass over the streams, by itself or second, or its parts."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def in_one_pass(
 ) -> tuple[Some, ...]:
     """The same with one reading of the streams for everything but dfn; arguments as of `backward`.
 
-    Where the weights of the collapse are the site's own, or a norm is behind it, another reading comes first.
-    `choices` of KERNELS, by name, take the place of what is served.
+    Where the weights of the collapse are the site's own, or a norm follows it, another reading comes first.
+    `choices` of KERNELS, by name, replace the stored ones.
     """
     dstreams, dy, *of_coefficients = upstream
     f, x, post, comb, weights, fn, scale, base, y_norm_weight, streams, mixes, norms = given
@@ -157,7 +157,7 @@ def before_the_pass(
 ) -> tuple[Some, Some, tuple[torch.Tensor, torch.Tensor] | None]:
     """(dweights, the gradient of y_norm_weight, `Pass.norm`) of streams (T, n, C).
 
-    `wanted` are dy behind the norm, and the two gradients.
+    `wanted` are dy after the norm, and the two gradients.
     """
     of_y, of_weights, of_norm = wanted
     if y_norm_weight is None:
