@@ -9,6 +9,7 @@ The exit status is the verdict.
 from __future__ import annotations
 
 import argparse
+import itertools
 import platform
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -16,6 +17,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+EMULATED = ("mi350", "mi300x")
+"""gfx950 and gfx942, where there is no GPU."""
 
 
 def make_parser(devices=None, names=None) -> argparse.ArgumentParser:
@@ -44,16 +47,15 @@ import torch
 from ci import accuracy
 from ci.equal import compare, run, table
 from ci.equal.compare import Row
-from helion_sinkhorn.configs.device import DEVICES, current
+from helion_sinkhorn.configs.device import DEVICES, Device, current
 from helion_sinkhorn.lab.parent import end_with_parent
 
 
-def about(key: str, emulated: bool) -> dict[str, object]:
+def about(row: Device, emulated: bool) -> dict[str, object]:
     """What the rows of a device are of."""
-    row = DEVICES[key]
     name = f"{row.arch} code emulated on a CPU ({platform.machine()}), never run on a GPU"
     return {
-        "device": {"key": key, "arch": row.arch, "emulated": emulated,
+        "device": {"key": row.key, "arch": row.arch, "emulated": emulated,
                    "name": name if emulated else torch.cuda.get_device_name()},
         "versions": accuracy.versions(),
         "mode": "TRITON_INSTRUMENTATION_MODE=fpsan",
@@ -64,38 +66,41 @@ def main() -> int:
     amd = [k for k, d in DEVICES.items() if d.vendor == "amd"]
     names = [name for of in table.WORKLOADS.values() for name in of]
     options = make_parser(amd, names).parse_args()
-    cache = options.cache.resolve()
+    emulated = bool(options.devices) or not torch.cuda.is_available()
+    devices = [DEVICES[key] for key in options.devices or EMULATED] if emulated else [current(0)]
+    what = options.workloads, options.served, options.cache.resolve()
     found: dict[str, list[Row]] = {}
-    wrong = []
-    if options.devices or not torch.cuda.is_available():
-        for key in options.devices or ("mi350", "mi300x"):
+    wrong: list[str] = []
+    for device in devices:
+        key = device.key
+        if emulated:
             # torch and Triton keep a device for the life of a process
             with ProcessPoolExecutor(1, get_context("spawn"), end_with_parent) as pool:
-                found[key], failed = pool.submit(
-                    run.rows, key, options.workloads, options.served, cache
-                ).result()
-            wrong += failed
-    else:
-        found[current(0).key], wrong = run.rows(None, options.workloads, options.served, cache)
-    here = {f"{key}, {'emulated' if DEVICES[key].vendor == 'amd' else 'run'}": r for key, r in found.items()}
-    # this run replaces what was committed of its devices
-    stored = {} if not options.out.exists() else {p.stem: compare.read(p) for p in options.out.glob("*.json")}
-    for key, made in found.items():
+                found[key], failed = pool.submit(run.rows, key, *what).result()
+        else:
+            found[key], failed = run.rows(None, *what)
+        wrong += failed
         if options.write:
-            emulated = bool(options.devices) or not torch.cuda.is_available()
-            compare.write(options.out / f"{key}.json", about(key, emulated), made)
-            stored.pop(key, None)
+            compare.write(options.out / f"{key}.json", about(device, emulated), found[key])
+    here = {f"{key}, {'emulated' if emulated else 'on this GPU'}": made for key, made in found.items()}
     done = {r.key for made in found.values() for r in made}
-    committed = {f"{key}, committed": [r for r in held if r.key in done] for key, (_, held) in stored.items()}
+    committed = {}
+    for path in sorted(options.out.glob("*.json")):
+        held, rows = compare.read(path)
+        # what this run has written is compared as it was found
+        if not (options.write and path.stem in found):
+            label = "emulated" if held["device"]["emulated"] else "on a GPU"
+            committed[f"{path.stem}, {label}, committed"] = [r for r in rows if r.key in done]
+    for (a, made), (b, others) in itertools.combinations((here | committed).items(), 2):
+        if a in here:
+            both = {r.key for r in made} & {r.key for r in others}
+            print(
+                f"{a} and {b}: {compare.shared(made, others)} of {len(both)} results are equal in every bit"
+            )
     wrong += compare.differences(here | committed)
-    for source, other in committed.items():
-        for name, made in here.items():
-            both = len({r.key for r in made} & {r.key for r in other})
-            equal = compare.shared(made, other)
-            print(f"{name} and {source}: {equal} of {both} results are equal in every bit")
-    count = sum(map(len, here.values()))
     print(*wrong, sep="\n", file=sys.stderr)
-    print(f"{', '.join(here)}: {count} results; {f'{len(wrong)} are wrong' if wrong else 'all equal'}")
+    verdict = f"{len(wrong)} are wrong" if wrong else "all equal"
+    print(f"{'; '.join(here)}: {sum(map(len, here.values()))} results; {verdict}")
     return bool(wrong)
 
 
