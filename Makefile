@@ -110,8 +110,10 @@ emulate: $(VENV)/.ready ## AMD's machine code executed on this CPU and judged as
 	$(RUN) -m ci.emulate $(ARGS)
 
 # ARGS="--devices mi350 mi300x" emulates where there is a GPU too; ARGS=--write puts the results into docs/equal
-equal: $(VENV)/.ready ## results in every bit, config with config and vendor with vendor, in Triton's FPSan mode (docs/dev/equality.md)
-	$(RUN) -m ci.equal $(ARGS)
+equal.bits := ci.equal
+equal.faults := ci.equal.faults
+equal: $(VENV)/.ready ## every bit, config with config and vendor with vendor, in Triton's FPSan mode; emulated without a GPU. WHAT=faults: who finds planted faults
+	$(RUN) -m $(call one_of,bits) $(ARGS)
 
 mutants: $(VENV)/.ready ## faults planted in that machine code, and what finds each
 	$(RUN) -m ci.mutants $(ARGS)

@@ -80,7 +80,8 @@ def made(workload: Any, wanted: frozenset[str], device: str, served: bool) -> It
     if not served:
         batch = evidence.batch(workload, len(inputs[0]))
         others = of_kernels(evidence, workload, runtime.device_of(inputs[0]), batch)
-        runs += [(c.of, c.run) for c in others if c.of in names]
+        # kernels of other operators are compared there
+        runs += [(c.of, c.run) for c in others if c.of in names and c.kernel in evidence.kernels]
     for name, run in runs:
         with recorded() as launched:
             found = run(*inputs)
@@ -88,10 +89,17 @@ def made(workload: Any, wanted: frozenset[str], device: str, served: bool) -> It
         yield Made(workload.name, name, tuple(labels), digest(found), tuple(launched))
 
 
+def of_the_mode(cache: Path) -> Path:
+    """The folder of what is compiled in the ring, which Triton takes from now on."""
+    folder = cache / f"equal-{ring.digest()}"
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    return folder
+
+
 @contextlib.contextmanager
 def emulated(key: str, cache: Path) -> Iterator[str]:
     """Launches are emulated in the ring; yields where inputs are to be."""
-    cache = cache / f"equal-{ring.digest()}"
+    cache = of_the_mode(cache)
     device = emulator.present(key, cache)
     torch.use_deterministic_algorithms(True)  # memory that is allocated holds NaN until it is written
     with ring.in_ring(), emulator.emulating(emulator.Session(device, cache)):
@@ -101,7 +109,7 @@ def emulated(key: str, cache: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def on_gpu(cache: Path) -> Iterator[str]:
     """Launches are made by the GPU at hand, in the ring, none of them one that was kept."""
-    os.environ["TRITON_CACHE_DIR"] = str(cache / f"equal-{ring.digest()}" / "triton")
+    of_the_mode(cache)
     with ring.in_ring(), runtime.launching_with(runtime.Launcher(run=dispatch.run)):
         yield "cuda"
 

@@ -35,24 +35,25 @@ class Class:
     reason: str
 
 
-def normalises_with_eps(workload: Any) -> bool:
-    return getattr(workload, "form", "") == "deepseek"
+def has_eps(workload: Any) -> bool:
+    """Whether eps is added to every sum of Sinkhorn's iterations."""
+    return getattr(workload, "form", "deepseek") == "deepseek" and getattr(workload, "eps", 0.0) > 0
 
 
 CLASSES = (
     Class(
         "pairs",
-        lambda w, c, v: bool(v.get("paired")) and not normalises_with_eps(w),
+        lambda w, c, v: bool(v.get("paired")) and not has_eps(w),
         "1/a is b (1/(ab)): of an even element the ring has no inverse. With eps all sums are odd.",
     ),
     Class(
         "pivot",
-        lambda w, c, v: bool(v.get("pivoted")) and c.kernel == "sinkhorn_forward" and normalises_with_eps(w),
+        lambda w, c, v: bool(v.get("pivoted")) and c.kernel == "sinkhorn_forward" and has_eps(w),
         "rows and columns divided by their first entries, which cancel but beside eps",
     ),
     Class(
         "lean",
-        lambda w, c, v: bool(v.get("lean")) and normalises_with_eps(w),
+        lambda w, c, v: bool(v.get("lean")) and has_eps(w),
         "the adjoint takes p and q back without eps",
     ),
 )
