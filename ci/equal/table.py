@@ -16,7 +16,7 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     "hc_post": ("hc_post_odd",),
     "hc_pre": ("hc_pre_odd",),
     "hc_split_sinkhorn": ("hc_one_iteration",),
-    "hc_mixes": ("mixes_one_stream",),
+    "hc_mixes": ("mixes_one_stream:mixes",),
     "dot_compress": ("dot_tail",),
     "implicit": ("implicit_4",),
     "sinkhorn_balance": ("balance_one_step",),
