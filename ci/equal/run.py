@@ -22,11 +22,16 @@ from ci.equal import ring
 from ci.equal.compare import Row
 from ci.equal.table import STEPS, classes_of
 from ci.gate.choices import of_kernels, one_result
+from helion_sinkhorn.configs import store
+from helion_sinkhorn.configs.device import Device
 from helion_sinkhorn.lab.operators import operator_for
 from helion_sinkhorn.lab.workloads import WORKLOADS
 from helion_sinkhorn.runtime import dispatch
 from helion_sinkhorn.runtime import launch as runtime
-from helion_sinkhorn.runtime.kernel import Choice
+from helion_sinkhorn.runtime.kernel import Choice, Kernel, candidates, in_space
+
+MOST = 2
+"""Configs of a kernel beside the default and those that are stored for a call: each is compiled."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,15 @@ def recorded() -> Iterator[list[Choice]]:
         yield launched
 
 
+def beside(kernel: Kernel, call: Any, device: Device) -> list[Choice]:
+    """MOST configs that a call of a kernel may have: stored for other calls, or else points of its space."""
+    entries = (e for folder in store.folders() for e in store.read(folder, device.key, kernel.name))
+    stored = {(e.config, e.variant): Choice(kernel.name, e.config, e.variant, e.source) for e in entries}
+    able = [choice for choice in stored.values() if in_space(kernel, choice, call, device)]
+    able = able or list(candidates(kernel, call, device)[1:])
+    return able[:: -(-len(able) // MOST) or 1]
+
+
 def made(workload: Any, wanted: frozenset[str], device: str, served: bool) -> Iterator[Made]:
     """The results of a workload: with the configs that calls get, then each kernel with each of its configs.
 
@@ -78,10 +92,17 @@ def made(workload: Any, wanted: frozenset[str], device: str, served: bool) -> It
         (name, functools.partial(one_result, evidence, workload, {}, name)) for name in names
     ]
     if not served:
-        batch = evidence.batch(workload, len(inputs[0]))
-        others = of_kernels(evidence, workload, runtime.device_of(inputs[0]), batch)
+        on, batch = runtime.device_of(inputs[0]), evidence.batch(workload, len(inputs[0]))
         # kernels of other operators are compared there
-        runs += [(c.of, c.run) for c in others if c.of in names and c.kernel in evidence.kernels]
+        own = (c for c in of_kernels(evidence, workload, on, batch) if c.kernel in evidence.kernels)
+        runs += [(c.of, c.run) for c in own if c.of in names]
+        runs += [
+            (name, functools.partial(one_result, evidence, workload, {kernel: choice}, name))
+            for kernel, call in evidence.kernel_calls(workload)
+            for choice in beside(evidence.kernels[kernel], call, on)
+            for name in evidence.computes.get(kernel, ())
+            if name in names
+        ]
     for name, run in runs:
         with recorded() as launched:
             found = run(*inputs)
