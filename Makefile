@@ -22,7 +22,7 @@ one_of = $(or $($@.$(or $(WHAT),$(1))),$(error make $@ knows no WHAT=$(WHAT); it
 	$(sort $(patsubst $@.%,%,$(filter $@.%,$(.VARIABLES))))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-model test lint format wheels dist clean bench study accuracy compare emulate mutants attack sanitize machine docs docs-numbers tune tuning-readme programs
+.PHONY: help demo demo-model test lint format wheels dist clean bench study accuracy compare emulate equal mutants attack sanitize machine docs docs-numbers tune tuning-readme programs
 
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -32,7 +32,7 @@ help: ## this list
 	@printf 'OFFLINE=1 is for `tune` alone, and means "without that GPU", not "without a network".\n'
 
 # One thread a process: pytest runs JOBS of them, and the others are measured on one core
-test study emulate mutants attack machine: export OMP_NUM_THREADS ?= 1
+test study emulate equal mutants attack machine: export OMP_NUM_THREADS ?= 1
 
 ##@ Try it
 demo: $(VENV)/.ready ## error, row and column sums, time beside eager and torch.compile, a picture; the first run installs .venv, minutes
@@ -108,6 +108,12 @@ compare: $(VENV)/.ready ## what several devices wrote, side by side. ARGS="a/acc
 # docs/dev/emulation.md says how long it takes; ARGS="--devices mi350 --workloads mhc_fp32 tail_5x3 --served"
 emulate: $(VENV)/.ready ## AMD's machine code executed on this CPU and tested as a device is
 	$(RUN) -m ci.emulate $(ARGS)
+
+# ARGS="--devices mi350 mi300x" emulates where there is a GPU too; ARGS=--write puts the results into docs/equal
+equal.bits := ci.equal
+equal.faults := ci.equal.faults
+equal: $(VENV)/.ready ## every bit, config with config and vendor with vendor, in Triton's FPSan mode; emulated without a GPU. WHAT=faults: who finds planted faults
+	$(RUN) -m $(call one_of,bits) $(ARGS)
 
 mutants: $(VENV)/.ready ## faults planted in that machine code, and what finds each
 	$(RUN) -m ci.mutants $(ARGS)

@@ -29,7 +29,7 @@ hypothesis.settings.load_profile(PROFILE)
 collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["triton_interpreter"]
 
 
-LONGEST = ("test_triton_interpreter", "test_emulation")
+LONGEST = ("test_triton_interpreter", "test_emulation", "test_equal")
 
 
 def pytest_configure(config):

@@ -30,7 +30,7 @@ COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
     "ngt": lambda a, b: ~(a > b), "nge": lambda a, b: ~(a >= b), "nlg": lambda a, b: ~((a < b) | (a > b)),
     "o": lambda a, b: ~(np.isnan(a) | np.isnan(b)), "u": lambda a, b: np.isnan(a) | np.isnan(b),
 }  # fmt: skip
-SUFFIXES = {"f32": "f", "i32": "i", "u32": "u", "i64": "I", "u64": "U", "u16": "s", "f16": "h"}
+SUFFIXES = {"f32": "f", "i32": "i", "u32": "u", "i64": "I", "u64": "U", "u16": "s", "i16": "S", "f16": "h"}
 
 
 def in_classes(a: Array, chosen: Array) -> Array:

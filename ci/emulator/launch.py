@@ -40,6 +40,7 @@ NUMBERS = {
     "fp64": "<d",
 }
 """Triton's types of arguments that are no pointers."""
+SCRATCH = "scratch of Triton"
 
 
 @dataclass
@@ -182,8 +183,10 @@ def wrote(
 ) -> list[np.ndarray | None]:
     """Run a compiled kernel: each region as it is then, None where that is as it was."""
     size = max(loaded.program.descriptor.get("kernarg_size", 0), 8)
+    # Triton's sanitizers multiply matrices in it
+    own = {SCRATCH: np.zeros(grid * n, np.uint8)} if (n := metadata.profile_scratch_size) else {}
     arena = machine.launched(
-        loaded, grid, metadata.num_warps, metadata.shared, bytes(-(-size // 8) * 8), regions, model,
+        loaded, grid, metadata.num_warps, metadata.shared, bytes(-(-size // 8) * 8), regions | own, model,
         functools.partial(segment, loaded, values),
     )  # fmt: skip
     after = ((arena.content(name), before) for name, before in regions.items())
@@ -191,7 +194,7 @@ def wrote(
 
 
 def segment(loaded: Loaded, values: list[tuple[str, Any]], arena: Arena, empty: bytes) -> bytes:
-    """The argument segment: the kernel's own arguments, then null pointers and zeros."""
+    """The argument segment: the kernel's own arguments, null, the scratch memory if it has one, and zeros."""
     filled = bytearray(empty)
     places = loaded.program.arguments
     if len(places) < len(values):
@@ -207,6 +210,9 @@ def segment(loaded: Loaded, values: list[tuple[str, Any]], arena: Arena, empty: 
                 f"argument of type {kind} has {len(content)} bytes, the program takes {place.size}"
             )
         filled[place.offset : place.offset + place.size] = content
+    if SCRATCH in arena.places:
+        place = places[len(values) + 1]
+        filled[place.offset : place.offset + place.size] = struct.pack("<Q", arena.address(SCRATCH))
     return bytes(filled)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator as op
 from collections.abc import Callable
 
 import numpy as np
@@ -26,6 +27,14 @@ HALVES: dict[str, tuple[int, Callable[..., Array]]] = {
     "v_pk_minimum3_f16": (3, minimum3),
 }
 """float16 in both halves of one register."""
+INTEGERS: dict[str, tuple[int, Callable[..., Array]]] = {
+    "v_pk_mul_lo_u16": (2, op.mul),
+    "v_pk_add_u16": (2, op.add),
+    "v_pk_sub_u16": (2, op.sub),
+    "v_pk_lshlrev_b16": (2, lambda a, b: b << (a & np.uint16(15))),
+    "v_pk_lshrrev_b16": (2, lambda a, b: b >> (a & np.uint16(15))),
+}
+"""16-bit integers in both halves of one register."""
 MODIFIERS = {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "encoding"}
 
 
@@ -76,16 +85,17 @@ def packed(ins: Instruction, operands: list[Operand]) -> Action:
 
 
 def half(ins: Instruction, of: Operand, high: int, negative: int) -> Callable[[Waves], Array]:
-    """One float16 of a register; the high half of a constant is not known here, as it differs by its kind."""
+    """One half of a register; that of a constant differs by its kind, and the high one is not known here."""
     if of.kind == "c" and high:
         raise ValueError(f"{ins}: the high half of a constant is not known here")
-    read = sixteen(bits_of(of, "h"), "h", high, of)
+    kind = "s" if ins.op in INTEGERS else "h"
+    read = sixteen(bits_of(of, kind), kind, high, of)
     return (lambda w: -read(w)) if negative else read
 
 
 def packed_halves(ins: Instruction, operands: list[Operand]) -> Action:
-    """Two float16 results, in one register."""
-    count, function = HALVES[ins.op]
+    """Two results of 16 bits, in one register."""
+    count, function = (HALVES | INTEGERS)[ins.op]
     both = sources(ins, operands, count, half)
 
     def run(w: Waves) -> None:
@@ -155,7 +165,7 @@ def mixed(ins: Instruction, operands: list[Operand]) -> Action:
 
 TABLE: dict[str, Builder] = {
     **dict.fromkeys(PACKED, packed),
-    **dict.fromkeys(HALVES, packed_halves),
+    **dict.fromkeys((*HALVES, *INTEGERS), packed_halves),
     "v_pk_mov_b32": moved,
     **dict.fromkeys(("v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"), mixed),
     **dict.fromkeys(("v_mad_mix_f32", "v_mad_mixlo_f16", "v_mad_mixhi_f16"), mixed),

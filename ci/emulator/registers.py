@@ -157,7 +157,7 @@ def constant(text: str, kind: str) -> int:
 
 TYPES: dict[str, type] = {
     "f": np.float32, "u": np.uint32, "i": np.int32, "U": np.uint64, "I": np.int64, "h": np.float16,
-    "s": np.uint16,
+    "s": np.uint16, "S": np.int16,
 }  # fmt: skip
 """Types of operands by letter; m is a mask of lanes, one bit each in a pair of scalar registers."""
 
@@ -193,8 +193,8 @@ def source(ins: Instruction, op: Operand, kind: str, position: int) -> Callable[
         read = lanes.dpp_source(read, ins.modifiers)
     elif encoding == "sdwa" and f"src{number}_sel" in ins.modifiers:
         read = lanes.selected(read, ins.modifiers[f"src{number}_sel"], op.signed)
-    high = half_of(ins, "op_sel", number) if kind in ("h", "s") else 0
-    if kind in ("h", "s"):
+    high = half_of(ins, "op_sel", number) if kind in ("h", "s", "S") else 0
+    if kind in ("h", "s", "S"):
         return sixteen(read, kind, high, op)
     if kind == "f":
         return floating(read, op)

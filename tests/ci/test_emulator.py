@@ -171,6 +171,8 @@ def test_immediates_of_sixteen_bits_have_a_sign():
         ("v_pk_maximum3_f16 v0, v1, v2, v2", {"v1": U32(0x7E004000), "v2": U32(0x4200BC00)}, 0x7E004000),
         ("v_pk_minimum3_f16 v0, v1, v2, v3",
          {"v1": U32(0x80004000), "v2": U32(0x0000BC00), "v3": U32(0x3C000000)}, 0x8000BC00),
+        ("v_pk_mul_lo_u16 v0, v1, s2 op_sel_hi:[1,0]", {"v1": U32(0x80030002), "s2": 0x7FFF8003}, 0x00090006),
+        ("v_pk_lshrrev_b16 v0, 7, v1 op_sel_hi:[0,1]", {"v1": U32(0x8080FF7F)}, 0x010101FE),
         ("v_mul_f32_e64 v0, -v1, |v2|", {"v1": F32(2), "v2": F32(-3)}, int(F32(-6).view(U32))),
         ("v_fma_f32 v0, v1, 1.0, neg(0)", {"v1": F32(-0.0)}, 0x80000000),
         ("v_add_u32_e32 v0, 1.0, v1", {"v1": U32(1)}, 0x3F800001),
@@ -247,6 +249,17 @@ def test_classes_of_float32():
         w = step("v_cmp_class_f32_e64 s[4:5], v1, v2", {1: words, 2: np.full(64, 1 << wanted, U32)})
         mask = int(w.s[4, 0]) | int(w.s[5, 0]) << 32
         assert mask == sum(1 << k for k in range(64) if k % 10 == wanted)
+
+
+def test_halves_are_compared_with_their_signs():
+    halves = np.array([0x7FFF8000, 0x80007FFF], U32)
+    lines = {
+        "v_cmp_lt_i16_e64 s[4:5], -1, v1": (False, True),
+        "v_cmp_gt_i16_sdwa s[4:5], v1, v2 src0_sel:WORD_1 src1_sel:DWORD": (True, False),
+    }
+    for line, expected in lines.items():
+        w = step(line, {1: np.resize(halves, 64), 2: np.zeros(64, U32)})
+        assert int(w.s[4, 0]) == sum(held << k for k, held in enumerate(expected * 16))
 
 
 def test_inactive_lanes_keep_their_register_and_clear_masks():

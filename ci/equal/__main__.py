@@ -1,0 +1,108 @@
+"""Compare results in every bit, without a tolerance: python -m ci.equal [--devices ...] [--workloads ...]
+
+Kernels are compiled in Triton's FPSan mode (docs/dev/equality.md), with each stored config and the default,
+and run on the GPU at hand, or else for gfx950 and gfx942 by the emulator.  Their results must be equal config
+with config and device with device, and equal to what docs/equal has of every device; --write puts them there.
+The exit status is the verdict.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import platform
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+EMULATED = ("mi350", "mi300x")
+"""gfx950 and gfx942, where there is no GPU."""
+
+
+def make_parser(devices=None, names=None) -> argparse.ArgumentParser:
+    """Without the names and defaults that an import of torch brings, of flags and numbers alone."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ci.equal", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--devices", nargs="+", choices=devices, help="AMD's, emulated; else the GPU at hand")
+    parser.add_argument("--workloads", nargs="+", default=names, metavar="NAME[:RESULT,...]",
+                        help="those of ci/equal/table.py if left out")  # fmt: skip
+    parser.add_argument("--served", action="store_true", help="only the config that each call gets")
+    parser.add_argument("--write", action="store_true", help="put the results into the folder")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "docs" / "equal", help="folder of committed results"
+    )
+    parser.add_argument("--cache", type=Path, default=ROOT / ".emulated", help="folder of compiled programs")
+    return parser
+
+
+if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
+    # what follows imports torch, which takes seconds; --help has names from there
+    make_parser().parse_args()
+
+import torch
+
+from ci import accuracy
+from ci.equal import compare, run, table
+from ci.equal.compare import Row
+from helion_sinkhorn.configs.device import DEVICES, Device, current
+from helion_sinkhorn.lab.parent import end_with_parent
+
+
+def about(row: Device, emulated: bool) -> dict[str, object]:
+    """What the rows of a device are of."""
+    name = f"{row.arch} code emulated on a CPU ({platform.machine()}), never run on a GPU"
+    return {
+        "device": {"key": row.key, "arch": row.arch, "emulated": emulated,
+                   "name": name if emulated else torch.cuda.get_device_name()},
+        "versions": accuracy.versions(),
+        "mode": "TRITON_INSTRUMENTATION_MODE=fpsan",
+    }  # fmt: skip
+
+
+def main() -> int:
+    amd = [k for k, d in DEVICES.items() if d.vendor == "amd"]
+    names = [name for of in table.WORKLOADS.values() for name in of]
+    options = make_parser(amd, names).parse_args()
+    emulated = bool(options.devices) or not torch.cuda.is_available()
+    devices = [DEVICES[key] for key in options.devices or EMULATED] if emulated else [current(0)]
+    what = options.workloads, options.served, options.cache.resolve()
+    found: dict[str, list[Row]] = {}
+    wrong: list[str] = []
+    for device in devices:
+        key = device.key
+        if emulated:
+            # torch and Triton keep a device for the life of a process
+            with ProcessPoolExecutor(1, get_context("spawn"), end_with_parent) as pool:
+                found[key], failed = pool.submit(run.rows, key, *what).result()
+        else:
+            found[key], failed = run.rows(None, *what)
+        wrong += failed
+        if options.write:
+            compare.write(options.out / f"{key}.json", about(device, emulated), found[key])
+    here = {f"{key}, {'emulated' if emulated else 'on this GPU'}": made for key, made in found.items()}
+    done = {r.key for made in found.values() for r in made}
+    committed = {}
+    for path in sorted(options.out.glob("*.json")):
+        held, rows = compare.read(path)
+        # what this run has written is compared as it was found
+        if not (options.write and path.stem in found):
+            label = "emulated" if held["device"]["emulated"] else "on a GPU"
+            committed[f"{path.stem}, {label}, committed"] = [r for r in rows if r.key in done]
+    for (a, made), (b, others) in itertools.combinations((here | committed).items(), 2):
+        if a in here:
+            both = {r.key for r in made} & {r.key for r in others}
+            print(
+                f"{a} and {b}: {compare.shared(made, others)} of {len(both)} results are equal in every bit"
+            )
+    wrong += compare.differences(here | committed)
+    print(*wrong, sep="\n", file=sys.stderr)
+    verdict = f"{len(wrong)} are wrong" if wrong else "all equal"
+    print(f"{'; '.join(here)}: {sum(map(len, here.values()))} results; {verdict}")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Faults judged twice, in every bit and by the gate: python -m ci.equal.faults [--operators ...]
+
+The faults are those rows of ci/operators/<operator>/wrong.py that change what a right implementation takes or
+returns: here that is the machine code in the ring, emulated.  The gate judges the same faults of the CPU path
+(ci/attack.py).  Prints who found which; the exit status is 1 where neither did, without a reason in the row,
+or where the gate finds a term changed by one part in 10^7 or equality does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ci.equal.faults", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--operators", nargs="+", choices=ON, default=list(ON))
+    parser.add_argument("--device", default="mi350", help="of AMD")
+    parser.add_argument("--cache", type=Path, default=ROOT / ".emulated", help="folder of compiled programs")
+    return parser
+
+
+ON = {
+    "sinkhorn": ("two_matrices", "x", "dy"),
+    "hc_post": ("hc_post_odd", "f", "x", "post", "comb", "grad"),
+}
+"""The workload of an operator that faults are planted in, and its inputs, in order."""
+
+if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
+    make_parser().parse_args()
+
+import torch
+
+from ci import attack
+from ci.equal import run
+from ci.gate import markdown, wrong
+from ci.gate.wrong import Results, Run, Wrong
+from ci.operators import OPERATORS
+from helion_sinkhorn.lab.operators import operator_for
+from helion_sinkhorn.lab.workloads import WORKLOADS
+
+TINY = 1 + 2.0**-23
+"""One part in 10^7."""
+
+
+def planted(operator: str, right: Run) -> list[Wrong]:
+    """The operator's faults, of another right implementation, and one term changed by one part in 10^7."""
+    module = sys.modules[f"ci.operators.{operator}.wrong"]
+    spec = importlib.util.spec_from_file_location(f"{operator}_faults", module.__file__)
+    again = importlib.util.module_from_spec(spec)
+    with mock.patch.object(sys.modules[f"ci.operators.{operator}.steps"], "right", right):
+        spec.loader.exec_module(again)
+    on, *names = ON[operator]
+    scaled = functools.partial(torch.mul, other=TINY)
+    return [
+        *again.WRONG,
+        *(Wrong(f"{name} scaled by 1 + 2^-23", wrong.given(right, names, **{name: scaled}), (), on)
+          for name in names),
+    ]  # fmt: skip
+
+
+def seen(fault: Wrong, workload, inputs, expected: dict[str, str], launched: list) -> bool | None:
+    """Whether bits differ in one of two calls on the same inputs; None where no kernel ran."""
+    inputs = [t.clone() for t in inputs]
+    before = len(launched)
+    found = [fault.run(workload, *inputs) for _ in range(2)]
+    if len(launched) == before:
+        return None
+    return any(run.digest(results[of]) != expected[of] for results in found for of in fault.of or expected)
+
+
+def by_equality(operator: str, device: str, cache: Path) -> dict[str, bool]:
+    """Which faults show in bits, of those that are planted in a kernel's call."""
+    workload = WORKLOADS[ON[operator][0]]
+    evidence = operator_for(workload)
+    names = list(evidence.results(workload))
+    inputs = evidence.inputs(workload, run.STEPS)
+
+    def right(w, *tensors: torch.Tensor) -> Results:
+        return evidence.run(w, {}, names, *tensors)
+
+    found = {}
+    with run.emulated(device, cache), run.recorded() as launched:
+        expected = {of: run.digest(t) for of, t in right(workload, *inputs).items()}
+        for fault in planted(operator, right):
+            if fault.shows(workload) or fault.on == workload.name:
+                differs = seen(fault, workload, inputs, expected, launched)
+                found |= {} if differs is None else {fault.name: differs}
+    return found
+
+
+def by_gate(operator: str, of: Callable[[str], bool]) -> dict[str, str]:
+    """What the gate has against each of these faults of the CPU path."""
+    name = ON[operator][0]
+    faults = planted(operator, OPERATORS[operator].right)
+    return {f.name: ", ".join(attack.verdicts(f.run, name, f.of)) for f in faults if of(f.name)}
+
+
+def main() -> int:
+    options = make_parser().parse_args()
+    wrong_verdicts = []
+    for operator in options.operators:
+        bits = by_equality(operator, options.device, options.cache.resolve())
+        gate = by_gate(operator, bits.__contains__)
+        table = [{"fault": name, "by bits": "yes" if differs else "", "by the gate": gate[name]}
+                 for name, differs in bits.items()]  # fmt: skip
+        counts = {(a, b): sum((bool(bits[n]), bool(gate[n])) == (a, b) for n in bits)
+                  for a in (True, False) for b in (True, False)}  # fmt: skip
+        print(markdown.table(table))
+        print(
+            f"\n{operator}, {options.device} emulated: {counts[True, True]} by both, "
+            f"{counts[True, False]} by equality alone, {counts[False, True]} by the gate alone, "
+            f"{counts[False, False]} by neither\n"
+        )
+        wrong_verdicts += [f"{operator}: {n}" for n in bits if not (bits[n] or gate[n])]
+        wrong_verdicts += [f"{operator}: {n}" for n in bits if "2^-23" in n and (gate[n] or not bits[n])]
+    print(*wrong_verdicts, sep="\n", file=sys.stderr)
+    return bool(wrong_verdicts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Triton's FPSan mode: every float is an element of an integer ring, where sums and products are exact.
+
+The mode takes an external function or an inline instruction for something unknown, by its name.  Inside
+`in_ring`, and nowhere else, Triton reads an operation of its own in their place: kernels and what Helion
+makes of them stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+INSTRUCTIONS = {
+    r"rcp\.approx\.ftz\.f32|v_rcp_f32": lambda s, x: s.truediv(1.0, x),
+    r"mul\.rn\.f32|v_mul_f32": lambda s, x, y: s.mul(x, y, False),
+    r"fma\.rn\.f32": lambda s, x, y, z: s.add(s.mul(x, y, False), z, False),
+    r"mov\.b32|v_mov_b32": lambda s, x: x,
+}
+"""Inline instructions of the kernels, by Triton's semantic."""
+EXTERNAL = ("exp2", "log2")
+"""Functions of libdevice, under names that differ by vendor."""
+
+
+def visible(
+    asm: Any, constraints: Any, args: Any, dtype: Any, is_pure: Any, pack: Any, _semantic: Any = None
+):
+    """tl.inline_asm_elementwise by Triton's own operations.
+
+    Raises:
+        ValueError: it is not known what the instruction computes.
+    """
+    name = str(getattr(asm, "value", asm)).split()[0]
+    for known, meaning in INSTRUCTIONS.items():
+        if re.fullmatch(known, name):
+            return meaning(_semantic, *args)
+    raise ValueError(f"FPSan does not see through the inline instruction {name!r}; add it to INSTRUCTIONS")
+
+
+@contextlib.contextmanager
+def in_ring() -> Iterator[None]:
+    """Kernels that are compiled inside are instrumented; their cache must be of this mode alone."""
+    import triton
+    import triton.language as tl
+    from triton.language.extra import cuda, hip, libdevice
+
+    @tl.core.builtin
+    def dot(*args: Any, _semantic: Any = None, **options: Any):
+        # products of parts leave out the smallest, and in the ring nothing is small
+        return whole(*args, _semantic=_semantic, **options | {"input_precision": "ieee"})
+
+    whole = tl.dot
+    own = [(module, name, getattr(tl, name)) for module in (libdevice, cuda.libdevice, hip.libdevice)
+           for name in EXTERNAL]  # fmt: skip
+    own += [(tl, "inline_asm_elementwise", tl.core.builtin(visible)), (tl, "dot", dot)]
+    with contextlib.ExitStack() as replaced:
+        replaced.enter_context(mock.patch.object(triton.knobs.compilation, "instrumentation_mode", "fpsan"))
+        for module, name, function in own:
+            replaced.enter_context(mock.patch.object(module, name, function))
+        yield
+
+
+def digest() -> str:
+    """Eight hex digits of this module, which Triton's cache does not know."""
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]

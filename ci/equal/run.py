@@ -1,0 +1,161 @@
+"""The results of an operator's kernels in the ring, as digests of their bits."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from ci.emulator import launch as emulator
+from ci.equal import ring
+from ci.equal.compare import Row
+from ci.equal.table import STEPS, classes_of
+from ci.gate.choices import of_kernels, one_result
+from helion_sinkhorn.configs import store
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.lab.operators import operator_for
+from helion_sinkhorn.lab.workloads import WORKLOADS
+from helion_sinkhorn.runtime import dispatch
+from helion_sinkhorn.runtime import launch as runtime
+from helion_sinkhorn.runtime.kernel import Choice, Kernel, candidates, in_space
+
+MOST = 2
+"""Configs of a kernel beside the default and those that are stored for a call: each is compiled."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """One result with one config."""
+
+    workload: str
+    of: str
+    classes: tuple[str, ...]
+    """Classes of the kernels that were launched for it."""
+    digest: str
+    launched: tuple[Choice, ...] = field(compare=False)
+
+
+def digest(t: torch.Tensor) -> str:
+    """Sixteen hex digits of a result's bits, dtype and shape."""
+    t = t.detach().cpu().contiguous()
+    found = hashlib.sha256(f"{t.dtype} {tuple(t.shape)} ".encode())
+    found.update(t.view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Choice]]:
+    """The choices of the launches inside."""
+    launched: list[Choice] = []
+
+    def chosen(choice: Choice, *rest: Any) -> runtime.Chosen:
+        launched.append(choice)
+        return made(choice, *rest)
+
+    made = runtime.Chosen
+    with mock.patch.object(runtime, "Chosen", chosen):
+        yield launched
+
+
+def beside(kernel: Kernel, call: Any, device: Device) -> list[Choice]:
+    """MOST configs that a call of a kernel may have: stored for other calls, or else points of its space."""
+    entries = (e for folder in store.folders() for e in store.read(folder, device.key, kernel.name))
+    stored = {(e.config, e.variant): Choice(kernel.name, e.config, e.variant, e.source) for e in entries}
+    able = [choice for choice in stored.values() if in_space(kernel, choice, call, device)]
+    able = able or list(candidates(kernel, call, device)[1:])
+    return able[:: -(-len(able) // MOST) or 1]
+
+
+def made(workload: Any, wanted: frozenset[str], device: str, served: bool) -> Iterator[Made]:
+    """The results of a workload: with the configs that calls get, then each kernel with each of its configs.
+
+    Args:
+        wanted: results, all where there is none.
+        device: where the inputs are.
+        served: only the configs that calls get.
+    """
+    evidence = operator_for(workload)
+    inputs = tuple(t.to(device) for t in evidence.inputs(workload, STEPS))
+    names = [n for n in evidence.results(workload) if not wanted or n in wanted]
+    runs: list[tuple[str, Callable[..., torch.Tensor]]] = [
+        (name, functools.partial(one_result, evidence, workload, {}, name)) for name in names
+    ]
+    if not served:
+        on, batch = runtime.device_of(inputs[0]), evidence.batch(workload, len(inputs[0]))
+        # kernels of other operators are compared there
+        own = (c for c in of_kernels(evidence, workload, on, batch) if c.kernel in evidence.kernels)
+        runs += [(c.of, c.run) for c in own if c.of in names]
+        runs += [
+            (name, functools.partial(one_result, evidence, workload, {kernel: choice}, name))
+            for kernel, call in evidence.kernel_calls(workload)
+            for choice in beside(evidence.kernels[kernel], call, on)
+            for name in evidence.computes.get(kernel, ())
+            if name in names
+        ]
+    for name, run in runs:
+        with recorded() as launched:
+            found = run(*inputs)
+        labels = sorted({label for choice in launched for label in classes_of(workload, choice)})
+        yield Made(workload.name, name, tuple(labels), digest(found), tuple(launched))
+
+
+def of_the_mode(cache: Path) -> Path:
+    """The folder of what is compiled in the ring, which Triton takes from now on."""
+    folder = cache / f"equal-{ring.digest()}"
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    return folder
+
+
+@contextlib.contextmanager
+def emulated(key: str, cache: Path) -> Iterator[str]:
+    """Launches are emulated in the ring; yields where inputs are to be."""
+    cache = of_the_mode(cache)
+    device = emulator.present(key, cache)
+    torch.use_deterministic_algorithms(True)  # memory that is allocated holds NaN until it is written
+    with ring.in_ring(), emulator.emulating(emulator.Session(device, cache)):
+        yield "cpu"
+
+
+@contextlib.contextmanager
+def on_gpu(cache: Path) -> Iterator[str]:
+    """Launches are made by the GPU at hand, in the ring, none of them one that was kept."""
+    of_the_mode(cache)
+    with ring.in_ring(), runtime.launching_with(runtime.Launcher(run=dispatch.run)):
+        yield "cuda"
+
+
+def rows(key: str | None, names: list[str], served: bool, cache: Path) -> tuple[list[Row], list[str]]:
+    """The results of a device that is emulated, or of the GPU at hand, and what did not run.
+
+    Args:
+        names: NAME or NAME:RESULT,...
+        served: only the configs that calls get.
+    """
+    found: list[Made] = []
+    failed = []
+    with emulated(key, cache) if key else on_gpu(cache) as place:
+        for text in names:
+            name, _, results = text.partition(":")
+            begin = time.monotonic()
+            try:
+                found += made(WORKLOADS[name], frozenset(filter(None, results.split(","))), place, served)
+            except Exception as error:
+                failed.append(f"{name} on {key or 'this GPU'}: {type(error).__name__}: {error}")
+            print(f"{key or 'GPU'}: {name}, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+
+    def of(m: Made) -> tuple[str, str, tuple[str, ...], str]:
+        return m.workload, m.of, m.classes, m.digest
+
+    groups = itertools.groupby(sorted(found, key=of), of)
+    return [Row(*key, len({m.launched for m in group})) for key, group in groups], failed

@@ -1,0 +1,65 @@
+"""What is compared: workloads of each operator, and the classes of what the ring tells apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from helion_sinkhorn.runtime.kernel import Choice
+
+STEPS = 1 << 9
+"""Entries times iterations of a workload: in the ring a few matrices show as much as many."""
+WORKLOADS: dict[str, tuple[str, ...]] = {
+    "sinkhorn": ("two_matrices", "beyond_exp_log", "mhc_one_iteration", "log_4:P"),
+    "linear_attention": ("attention_unused_end", "attention_reverse"),
+    "hc_post": ("hc_post_odd",),
+    "hc_pre": ("hc_pre_odd",),
+    "hc_split_sinkhorn": ("hc_one_iteration",),
+    "hc_mixes": ("mixes_one_stream:mixes",),
+    "dot_compress": ("dot_tail",),
+    "implicit": ("implicit_4",),
+    "sinkhorn_balance": ("balance_one_step",),
+    "sinkhorn_balance_step": ("balance_step_two_rows",),
+}
+"""By operator of ci/operators, NAME or NAME:RESULT,...; each compiles in minutes."""
+
+
+@dataclass(frozen=True)
+class Class:
+    """Kernels that compute the same number in the reals, and another one in the ring."""
+
+    name: str
+    holds: Callable[[Any, Choice, dict[str, Any]], bool]
+    """(workload, choice, its variant)."""
+    reason: str
+
+
+def has_eps(workload: Any) -> bool:
+    """Whether eps is added to every sum of Sinkhorn's iterations."""
+    return getattr(workload, "form", "deepseek") == "deepseek" and getattr(workload, "eps", 0.0) > 0
+
+
+CLASSES = (
+    Class(
+        "pairs",
+        lambda w, c, v: bool(v.get("paired")) and not has_eps(w),
+        "1/a is b (1/(ab)): of an even element the ring has no inverse. With eps all sums are odd.",
+    ),
+    Class(
+        "pivot",
+        lambda w, c, v: bool(v.get("pivoted")) and c.kernel == "sinkhorn_forward" and has_eps(w),
+        "rows and columns divided by their first entries, which cancel but beside eps",
+    ),
+    Class(
+        "lean",
+        lambda w, c, v: bool(v.get("lean")) and has_eps(w),
+        "the adjoint takes p and q back without eps",
+    ),
+)
+
+
+def classes_of(workload: Any, choice: Choice) -> list[str]:
+    """The classes of a launch."""
+    variant = dict(choice.variant)
+    return [c.name for c in CLASSES if c.holds(workload, choice, variant)]

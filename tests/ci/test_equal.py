@@ -1,0 +1,103 @@
+"""Equality without a tolerance: machine code of gfx950 and gfx942 in Triton's FPSan mode, emulated."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from forked import python
+
+pytest.importorskip("triton", minversion="3.9")
+
+from ci.equal import compare, ring, table
+from ci.equal.compare import Row
+from helion_sinkhorn.lab.workloads import WORKLOADS
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMITTED = sorted((ROOT / "docs" / "equal").glob("*.json"))
+ALWAYS = ("two_matrices", "hc_post_odd", "attention_unused_end:o,end")
+"""Sinkhorn forward and backward, a projection, a scan."""
+
+
+def run(*words: object) -> subprocess.CompletedProcess[str]:
+    """A command of ci.equal in a process of its own: torch and Triton keep the device for the life of one."""
+    unset = ("HELION_INTERPRET", "TRITON_INTERPRET", "TRITON_CACHE_DIR")
+    environment = {k: v for k, v in os.environ.items() if k not in unset}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return python("-m", *words, env=environment, cwd=ROOT)
+
+
+def test_two_architectures_and_what_is_committed_are_equal_in_every_bit():
+    done = run("ci.equal", "--devices", "mi350", "mi300x", "--served", "--workloads", *ALWAYS)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stdout.endswith("all equal\n")
+    assert "mi350, emulated" in done.stdout
+    # Sinkhorn and the projection have forward and backward, the scan its output and its end
+    assert int(re.search(r": (\d+) results; all equal", done.stdout)[1]) >= 2 * 6
+
+
+def test_a_projection_changed_by_one_part_in_ten_million_is_found_and_passes_the_gate():
+    done = run("ci.equal.faults", "--operators", "hc_post")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    scaled = [line for line in done.stdout.splitlines() if "2^-23" in line]
+    assert len(scaled) == 5
+    assert all(re.search(r"\| yes +\| +\|", line) for line in scaled)
+
+
+@pytest.mark.nightly("compiles Sinkhorn's faults, and runs the gate on each")
+def test_every_fault_of_sinkhorn_is_found_by_equality_or_by_the_gate():
+    done = run("ci.equal.faults", "--operators", "sinkhorn")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_one_digest_that_differs_is_named():
+    a, b = (Row("w", "P", (), digest, 2) for digest in "ab")
+    other = Row("w", "P", ("pivot",), "c", 1)
+    assert compare.differences({"one": [a, other], "two": [a]}) == []
+    (sentence,) = compare.differences({"one": [a, other], "two": [b]})
+    assert sentence == "w: P differs: a by one (2 configs); b by two (2 configs)"
+    # two configs of one device, none of which is in a class of its own
+    assert len(compare.differences({"one": [a, b]})) == 1
+
+
+def test_results_of_other_workloads_stay_in_a_file(tmp_path):
+    path = tmp_path / "h100.json"
+    old, kept, new = Row("w", "P", (), "a", 2), Row("v", "dX", ("lean",), "b", 1), Row("w", "P", (), "c", 3)
+    compare.write(path, {"device": {"key": "h100"}}, [old, kept])
+    compare.write(path, {"device": {"key": "h100"}}, [new])
+    about, rows = compare.read(path)
+    assert about == {"device": {"key": "h100"}}
+    assert rows == [kept, new]
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda p: p.stem)
+def test_committed_results_are_equal_and_say_what_is_emulated(path):
+    found = {p.stem: compare.read(p) for p in COMMITTED}
+    assert compare.differences({key: rows for key, (_, rows) in found.items()}) == []
+    about, rows = found[path.stem]
+    assert about["device"]["emulated"] is (path.stem in ("mi350", "mi300x"))
+    assert about["versions"]["triton"].startswith("3.9")
+    names = {text.partition(":")[0] for of in table.WORKLOADS.values() for text in of}
+    assert {r.workload for r in rows} <= names <= WORKLOADS.keys()
+    assert {c for r in rows for c in r.classes} <= {c.name for c in table.CLASSES}
+
+
+def test_no_kernel_has_an_instruction_or_a_function_that_the_mode_does_not_see():
+    instructions, functions = set(), set()
+    for path in (ROOT / "helion_sinkhorn" / "programs").glob("*.xz"):
+        for text in json.loads(lzma.decompress(path.read_bytes()))["texts"]:
+            instructions |= set(re.findall(r"inline_asm_elementwise\(['\"](\S+)", text))
+            functions |= set(re.findall(r"libdevice\.(\w+)\(", text))
+    assert instructions
+    assert [i for i in instructions if not any(re.fullmatch(known, i) for known in ring.INSTRUCTIONS)] == []
+    assert functions == {*ring.EXTERNAL}
+
+
+def test_an_unknown_instruction_is_refused():
+    with pytest.raises(ValueError, match="does not see through the inline instruction 'ex2"):
+        ring.visible("ex2.approx.f32 $0, $1;", "=f,f", [None], None, True, 1)
