@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -50,7 +51,7 @@ def log_optimal_transport(scores: torch.Tensor, bin_score: torch.Tensor, iters: 
 
 @torch.no_grad()
 def sinkhorn_knopp_teacher(
-    teacher_output: torch.Tensor, teacher_temp: float, n_iterations: int = 3
+    teacher_output: torch.Tensor, teacher_temp: float, n_iterations: int = 3, *, group: Any = None
 ) -> torch.Tensor:
     """The targets of DINOv2, iBOT and SwAV: samples shared out equally over prototypes.
 
@@ -61,6 +62,8 @@ def sinkhorn_knopp_teacher(
         teacher_output: (samples, prototypes) logits.
         teacher_temp: what they are divided by.
         n_iterations: of prototypes and then samples, at least 1.
+        group: a torch.distributed.ProcessGroup whose ranks each have some samples, at least one.  The
+            original takes all processes; torch.distributed.group.WORLD is these.
 
     Returns:
         The shape of teacher_output, float32, or float64 of float64: each sample has the sum 1.  No gradient.
@@ -73,7 +76,7 @@ def sinkhorn_knopp_teacher(
     check_tensor("teacher_output", teacher_output, "(samples, prototypes)")
     return sinkhorn(
         teacher_output, check_int("n_iterations", n_iterations, 1, MOST_ITERS), form="log", first="cols",
-        temperature=teacher_temp, out_dtype=computing(teacher_output.dtype),
+        temperature=teacher_temp, out_dtype=computing(teacher_output.dtype), group=group,
     )  # fmt: skip
 
 

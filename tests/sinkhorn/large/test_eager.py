@@ -10,7 +10,7 @@ from autograd_calls import assert_equal, randn, value_and_gradient
 
 from helion_sinkhorn import reference, sinkhorn
 from helion_sinkhorn.lab.sinkhorn.logits import LOGITS
-from helion_sinkhorn.ops.sinkhorn.large import eager, eps_form, log_form, products
+from helion_sinkhorn.ops.sinkhorn.large import eager, products, ranks
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
 
 FORMS = ["deepseek", "log"]
@@ -128,8 +128,7 @@ def test_products_are_not_rounded_to_narrow_types(monkeypatch):
             seen.append(torch.backends.cuda.matmul.fp32_precision)
             return super().rows(*given)
 
-    monkeypatch.setattr(eps_form, "Products", Seen)
-    monkeypatch.setattr(log_form, "Products", Seen)
+    monkeypatch.setattr(ranks, "Products", Seen)
     before = torch.backends.cuda.matmul.fp32_precision
     try:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
@@ -155,7 +154,7 @@ def test_a_gradient_of_a_call_that_kept_nothing():
     x, dy = randn(1, 180, 190), randn(1, 180, 190, seed=1)
     leaf = x.clone().requires_grad_()
     p, _, _, *kept = torch.ops.helion_sinkhorn.sinkhorn_large(
-        leaf, None, None, 4, 0.0, "rows", 1.0, False, "pytorch", torch.float32
+        leaf, None, None, 4, 0.0, "rows", 1.0, False, "pytorch", torch.float32, [], 0
     )
     assert [len(t) for t in kept] == [0, 0]
     (dx,) = torch.autograd.grad(p, leaf, dy)
