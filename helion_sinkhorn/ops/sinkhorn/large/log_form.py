@@ -36,6 +36,19 @@ def first_v(g: torch.Tensor) -> torch.Tensor:
     return g.neg().clamp_(min=-LARGEST_START).exp_()
 
 
+def absorbed(
+    f: torch.Tensor, g: torch.Tensor, u: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(f + log u, g + log v, the v that rounding the latter leaves): u is made anew from v.
+
+    Potentials may be thousands, rounded by 1e-4, and columns would keep that as an error of their sums.
+    """
+    log_v = v.log()
+    total = g + log_v
+    # of no mass both are -inf
+    return f + u.log(), total, ((g - total) + log_v).nan_to_num_(0.0).exp_()
+
+
 def segments(n_iters: int, length: int) -> list[range]:
     """The iterations between absorptions of u and v into the logits, the first ones fewer than the others."""
     head = (n_iters - 1) % length + 1
@@ -49,7 +62,7 @@ def forward(of: Problem, us: torch.Tensor, vs: torch.Tensor, f_out, g_out, n_ite
     u, v = f, first_v(g)
     for segment in segments(n_iters, of.length):
         if segment.start:
-            f, g, v = f + u.log(), g + v.log(), torch.ones_like(v)
+            f, g, v = absorbed(f, g, u, v)
             a = exponential(of.x, f, g)
         product = of.ranks.products(a)
         for t in segment:
@@ -83,10 +96,10 @@ def backward(
     all_segments = segments(len(us), of.length)
     f, g, a = start(of.x, of.ranks)
     v_0 = first_v(g)
-    bases = [(f, g)]
+    bases = [(f, g, v_0)]
     for segment in all_segments[:-1]:
-        f, g = f + us[segment[-1]].log(), g + vs[segment[-1]].log()
-        bases.append((f, g))
+        f, g, v = absorbed(f, g, us[segment[-1]], vs[segment[-1]])
+        bases.append((f, g, v))
     if len(bases) > 1:
         a = exponential(of.x, f, g)
     p = (a * us[-1].unsqueeze(-1)).mul_(vs[-1].unsqueeze(-2))
@@ -118,7 +131,7 @@ def backward(
     for k in range(len(all_segments) - 1, -1, -1):
         segment = all_segments[k]
         if k < len(all_segments) - 1:
-            a = exponential(of.x, *bases[k])
+            a = exponential(of.x, *bases[k][:2])
         product = of.ranks.products(a)
         lefts, rights = [], []
         for t in reversed(segment):
@@ -132,7 +145,7 @@ def backward(
             if not t:
                 break
             of_r += rows
-            v = vs[t - 1] if t > segment.start else torch.ones_like(v_0)
+            v = vs[t - 1] if t > segment.start else bases[k][2]
             w = per(rows, r) * u
             columns = product.columns(w).mul_(v).neg_()
             lefts.append(w)
