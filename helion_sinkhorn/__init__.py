@@ -25,11 +25,11 @@ from helion_sinkhorn.ops.mhc.pre.api import hc_pre as hc_pre
 from helion_sinkhorn.ops.mhc.site.api import hc_site as hc_site
 from helion_sinkhorn.ops.mhc.split.api import hc_split_sinkhorn as hc_split_sinkhorn
 from helion_sinkhorn.ops.mhc.split.partials import Reduce as Reduce
-from helion_sinkhorn.ops.sinkhorn.api import Plan as Plan
-from helion_sinkhorn.ops.sinkhorn.api import plan as plan
 from helion_sinkhorn.ops.sinkhorn.api import sinkhorn as sinkhorn
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import Implicit as Implicit
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import marginal_error as marginal_error
+from helion_sinkhorn.ops.sinkhorn.plan import Plan as Plan
+from helion_sinkhorn.ops.sinkhorn.plan import plan as plan
 from helion_sinkhorn.ops.sinkhorn.potentials import sinkhorn_potentials as sinkhorn_potentials
 
 __version__ = "0.1.0"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from examples import matching, serve_cuda_graph, train_mhc
+from examples import align_points, matching, serve_cuda_graph, train_mhc
 from helion_sinkhorn import hc_post, nn
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -30,6 +30,12 @@ def test_a_transformer_learns_to_repeat(capsys):
 
 def test_a_list_is_sorted():
     assert matching.main(["--steps", "60", "--n", "4", "--batch", "32"]) > 0.9
+
+
+def test_points_are_aligned():
+    """By the steps: the first guess of the map matches fewer."""
+    assert align_points.main(["--n", "140"]) > 0.95
+    assert align_points.main(["--n", "140", "--steps", "1"]) < 0.8
 
 
 @pytest.mark.parametrize(

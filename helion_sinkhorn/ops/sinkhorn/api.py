@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from helion_sinkhorn.ops.sinkhorn import torch_op
+from helion_sinkhorn.ops.sinkhorn import distributed, torch_op
 from helion_sinkhorn.ops.sinkhorn.implicit import torch_op as implicit_op
 from helion_sinkhorn.ops.sinkhorn.implicit.systems import Implicit
 from helion_sinkhorn.ops.sinkhorn.large import marginals
-from helion_sinkhorn.ops.sinkhorn.large import torch_op as large_op
 from helion_sinkhorn.ops.sinkhorn.large.eager import SMALL, is_large, resolve_large
 from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
 from helion_sinkhorn.ops.sinkhorn.scaling import MOST_DRIFT, SMALLEST_EPS, drifts
@@ -55,6 +54,7 @@ def sinkhorn(
     log_col_marginals: torch.Tensor | None = None,
     row_lengths: torch.Tensor | None = None,
     col_lengths: torch.Tensor | None = None,
+    group: Any = None,
 ) -> torch.Tensor:
     """Normalise the rows and columns of exp(logits) in turn, `n_iters` times each.
 
@@ -94,6 +94,10 @@ def sinkhorn(
         row_lengths: how many rows each matrix has, the first ones: an integer tensor that broadcasts to the
             leading shape, from 1 to n.  P and dX are 0 outside.
         col_lengths: how many columns.
+        group: a torch.distributed.ProcessGroup whose ranks each have some rows of every matrix, at least one,
+            and all columns.  Marginals are of these rows and of all columns, both or none.  A DTensor of
+            matrices beyond 128 whose rows or columns are sharded needs none.  The loss is the sum of the
+            ranks' losses.  In PyTorch, with the exact gradient.
 
     Returns:
         P (..., n, m), non-negative.  Columns (rows for first="cols") sum to one up to eps, or to their
@@ -106,7 +110,8 @@ def sinkhorn(
 
     Raises:
         TypeError: logits is no floating-point tensor, n_iters no integer, out_dtype no floating dtype.
-        ValueError: fewer than two dimensions, n_iters out of range, eps not usable, an unknown option.
+        ValueError: fewer than two dimensions, n_iters out of range, eps not usable, an unknown option, a rank
+            without rows.
         NotImplementedError: implementation="helion" on a CPU, in float64, for lines shorter than 32 or a
             single one of matrices beyond 128 rows or columns or with marginals, and for others where
             n_iters * eps times the ratio of the sides is 14 or more (docs/dev/math.md); double backward.
@@ -122,6 +127,9 @@ def sinkhorn(
     plain = type(temperature) in (int, float) and temperature == 1.0
     if not plain or any([t is not None for t in given]):
         of = Transport(temperature, *given)
+    parts = distributed.shared(logits, group, first, implementation, backward, of)
+    if parts is not None:
+        logits, first, implementation = parts.part, parts.first, "pytorch"
     serves = served_by(
         logits, n_iters, eps, form, first, backward, implementation, out_dtype, of.has_marginals
     )
@@ -131,9 +139,14 @@ def sinkhorn(
     if n_iters == 0:
         x = marginals.prepared(logits, of, first)[0]
         wide = x if x.dtype == torch.float64 else x.float()
-        return (wide / temperature).exp().to(dtype)
+        p = (wide / temperature).exp().to(dtype)
+        return p if parts is None else parts.whole(p)
     options = implicit_options(backward)
     register_sharding_for(logits)
+    if parts is not None:
+        eps = eps if form == "deepseek" else 0.0
+        p = marginals.run(logits, of, n_iters, eps, first, serves, dtype, parts.groups, parts.lines)[0]
+        return parts.whole(p)
     if of.has_marginals or (options is None and is_large(logits)):
         eps = eps if form == "deepseek" else 0.0
         return marginals.run(logits, of, n_iters, eps, first, serves, dtype)[0]
@@ -250,47 +263,3 @@ def _resolve(implementation: str, logits: torch.Tensor, n_iters: int, eps: float
     may_drift = logits.is_cuda and n_iters * eps * KERNEL_LARGEST >= MOST_DRIFT
     is_beyond = max(n, m) > KERNEL_LARGEST or (may_drift and drifts(n, m, eps, n_iters))
     return implementation_for(implementation, "logits", logits, beyond if is_beyond else None)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a call would use: implementation, device and, for kernels, their configs."""
-
-    implementation: str
-    device: str
-    forward: str
-    backward: str
-
-    def __str__(self) -> str:
-        return (
-            f"implementation: {self.implementation} on {self.device}\n"
-            f"forward:  {self.forward}\nbackward: {self.backward}"
-        )
-
-
-def plan(
-    logits: torch.Tensor,
-    n_iters: int = 20,
-    *,
-    eps: float = DEFAULT_EPS,
-    form: str = "deepseek",
-    first: str = "rows",
-    backward: str | Implicit = "exact",
-    implementation: str = "auto",
-    out_dtype: torch.dtype | None = None,
-) -> Plan:
-    """Which implementation and configs `sinkhorn` with these arguments takes, without running it.
-
-    Arguments and errors are as of `sinkhorn`.
-    """
-    n_iters = as_int(n_iters)
-    serves = served_by(logits, n_iters, eps, form, first, backward, implementation, out_dtype)
-    options = implicit_options(backward)
-    if serves == "pytorch" or n_iters == 0:
-        how = f"vectorised PyTorch, {'P' if options else 'logits'} kept" if n_iters else "exp(logits)"
-        return Plan("pytorch", str(logits.device), how, how)
-    if max(logits.shape[-2:]) > KERNEL_LARGEST:
-        return Plan("helion", *large_op.describe(logits, first, eps if form == "deepseek" else 0.0))
-    if options:
-        return Plan("helion", *implicit_op.describe(logits, n_iters, eps, form, first, options.solver))
-    return Plan("helion", *torch_op.describe(logits, n_iters, eps, form, first))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from helion_sinkhorn.ops.sinkhorn import distributed
 from helion_sinkhorn.ops.sinkhorn.api import MOST_ITERS, served_by
 from helion_sinkhorn.ops.sinkhorn.large import marginals
 from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
@@ -21,6 +24,7 @@ def sinkhorn_potentials(
     log_col_marginals: torch.Tensor | None = None,
     row_lengths: torch.Tensor | None = None,
     col_lengths: torch.Tensor | None = None,
+    group: Any = None,
     implementation: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The potentials f and g of `sinkhorn` in its log form: P = exp(X / temperature + f + g).
@@ -34,6 +38,8 @@ def sinkhorn_potentials(
         log_col_marginals: of what the columns sum to, (..., m).
         row_lengths: how many rows each matrix has; f is -inf outside.
         col_lengths: how many columns.
+        group: ranks that share the rows, as in `sinkhorn`; each has f of its rows, and all have g, whose
+            gradients on them are added up.
         implementation: as in `sinkhorn`.
 
     Returns:
@@ -43,9 +49,18 @@ def sinkhorn_potentials(
     Numerical policy, errors and source: as of `sinkhorn`.
     """
     n_iters = check_int("n_iters", n_iters, 1, MOST_ITERS)
-    serves = served_by(logits, n_iters, 0.0, "log", first, "exact", implementation, None, True)
     of = Transport(temperature, log_row_marginals, log_col_marginals, row_lengths, col_lengths)
+    parts = distributed.shared(logits, group, first, implementation, "exact", of)
+    if parts is not None:
+        if parts.like is not None:
+            raise NotImplementedError(
+                "sinkhorn_potentials takes no DTensor whose rows or columns are sharded; pass .to_local() of "
+                "sharded rows and group"
+            )
+        implementation = "pytorch"
+    serves = served_by(logits, n_iters, 0.0, "log", first, "exact", implementation, None, True)
     of.check(logits, "log", "exact")
     register_sharding_for(logits)
-    _, f, g = marginals.run(logits, of, n_iters, 0.0, first, serves, logits.dtype)
+    ranks = ((), 0) if parts is None else (parts.groups, parts.lines)
+    _, f, g = marginals.run(logits, of, n_iters, 0.0, first, serves, logits.dtype, *ranks)
     return f, g

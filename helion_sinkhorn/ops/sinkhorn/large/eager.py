@@ -6,13 +6,14 @@ The vectors of every iteration are kept for the gradient, and no matrix (docs/de
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.eager import settle_exp
 from helion_sinkhorn.ops.sinkhorn.large import eps_form, log_form, sides
 from helion_sinkhorn.ops.sinkhorn.large.problem import problem
+from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
 from helion_sinkhorn.ops.sinkhorn.large.sides import (
     empty_gradients,
     empty_results,
@@ -53,8 +54,10 @@ def resolve_large(implementation: str, logits: torch.Tensor, first: str) -> str:
     return implementation_for(implementation, "logits", logits, beyond if is_beyond else None)
 
 
-def parts(x: torch.Tensor) -> Iterator[int | slice]:
-    """Which of (B, n, m) are worked on at a time."""
+def parts(x: torch.Tensor, ranks: Ranks) -> Iterator[int | slice]:
+    """Which of (B, n, m) are worked on at a time, on all ranks the same."""
+    if ranks.groups:
+        return iter(range(len(x)) if x.device.type == "cpu" else [slice(0, len(x))])
     if x.device.type == "cpu" and x[0].numel() >= LARGE:
         return iter(range(len(x)))
     size = CACHE_BYTES if x.device.type == "cpu" else SLICE_BYTES
@@ -66,6 +69,11 @@ def scaled(x: torch.Tensor, temperature: float, dtype: torch.dtype) -> torch.Ten
     """x / temperature, contiguous, in the type of the arithmetic."""
     x = x.to(dtype).contiguous()
     return x if temperature == 1.0 else x / temperature
+
+
+def ranks_of(groups: Sequence[str], first: str, lines: int) -> Ranks:
+    """The processes that share the rows, of matrices whose rows are the lead side or the other one."""
+    return Ranks(groups, -2 if first == "rows" else -1, lines) if groups else ALONE
 
 
 def cut(part: int | slice, *tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
@@ -82,27 +90,30 @@ def forward(
     temperature: float,
     keep: bool,
     out_dtype: torch.dtype,
+    groups: Sequence[str] = (),
+    lines: int = 0,
 ) -> tuple[torch.Tensor, ...]:
     """P (..., n, m), its potentials f (..., n) and g (..., m), and what a gradient needs of the iterations:
     vectors of rows (T, ..., n) and of columns (T, ..., m), without `keep` none.
 
-    eps is 0 in the log form; only that has potentials, and marginals, both of them or none.
+    eps is 0 in the log form; only that has potentials, and marginals, both of them or none.  Ranks of
+    `groups` share the rows, `lines` of them.
     """
     results = empty_results(logits, n_iters, eps, keep, "pytorch", out_dtype)
     if not logits.numel():
         return results
     settle_exp()
     x, p, potentials, vectors, marginals = sides.forward(first, results, logits, log_rows, log_columns)
+    ranks = ranks_of(groups, first, lines)
     with float32_products():
-        for part in parts(x):
+        for part in parts(x, ranks):
             z = scaled(x[part], temperature, computing(x.dtype))
             kept_here = [t[:, part] for t in vectors]
             if eps:
-                eps_form.forward(z, *kept_here, n_iters, eps, p[part])
+                eps_form.forward(z, *kept_here, n_iters, eps, p[part], ranks)
             else:
-                log_form.forward(
-                    problem(z, *cut(part, *marginals)), *kept_here, *cut(part, *potentials), n_iters, p[part]
-                )
+                of = problem(z, *cut(part, *marginals), ranks)
+                log_form.forward(of, *kept_here, *cut(part, *potentials), n_iters, p[part])
     return results
 
 
@@ -118,6 +129,8 @@ def backward(
     eps: float,
     first: str,
     temperature: float,
+    groups: Sequence[str] = (),
+    lines: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of the logits (..., n, m) and of both marginals, of those of P and of the potentials.
 
@@ -130,15 +143,16 @@ def backward(
     given = dp, df, dg, logits, log_rows, log_columns, of_rows, of_columns
     x, dy, dx, upstream, marginals, (us, vs), of_marginals = sides.backward(first, gradients, *given)
     dtype = computing(x.dtype)
+    ranks = ranks_of(groups, first, lines)
     with float32_products():
-        for part in parts(x):
+        for part in parts(x, ranks):
             z = scaled(x[part], temperature, dtype)
             d = torch.zeros_like(z) if dy is None else dy[part].to(dtype)
             if eps:
-                d, scale = of_order_one(d) if may_overflow(eps) else (d, 1.0)
-                found = eps_form.backward(z, d, eps, us[:, part], vs[:, part]).mul_(scale)
+                d, scale = of_order_one(d, ranks) if may_overflow(eps) else (d, 1.0)
+                found = eps_form.backward(z, d, eps, us[:, part], vs[:, part], ranks).mul_(scale)
             else:
-                of = problem(z, *cut(part, *marginals))
+                of = problem(z, *cut(part, *marginals), ranks)
                 found, *own = log_form.backward(of, d, *cut(part, *upstream), us[:, part], vs[:, part])
                 for into, t in zip(of_marginals, own, strict=False):
                     into[part] = t

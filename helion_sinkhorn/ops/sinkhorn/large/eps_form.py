@@ -7,23 +7,35 @@ from typing import Any
 
 import torch
 
-from helion_sinkhorn.ops.sinkhorn.large.products import Products, less_products, total, written
+from helion_sinkhorn.ops.sinkhorn.large.products import less_products, total, written
+from helion_sinkhorn.ops.sinkhorn.large.ranks import Ranks
 from helion_sinkhorn.ops.sinkhorn.scaling import rescaling
 
 Vectors = list[torch.Tensor]
 
 
+def softmax(x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """softmax(x, -1)."""
+    if ranks.axis != -1:
+        return x.softmax(-1)
+    z = (x - ranks.largest(x.amax(-1), -1).unsqueeze(-1)).exp_()
+    return z.div_(ranks.add(total(z, -1), -1).unsqueeze(-1))
+
+
 def forward(
-    x: torch.Tensor, us: torch.Tensor, vs: torch.Tensor, n_iters: int, eps: float, out: torch.Tensor
-) -> None:
+    x: torch.Tensor, us: torch.Tensor, vs: torch.Tensor, n_iters: int, eps: float, out: torch.Tensor,
+    ranks: Ranks,
+) -> None:  # fmt: skip
     """P.  `us` and `vs` receive u_t and v_t of every iteration, u_0 = 1 among them, or nothing."""
 
     def keep(t: int, u: torch.Tensor, v: torch.Tensor) -> None:
         if len(us):
             us[t], vs[t] = u, v
 
-    a = x.softmax(-1).add_(eps)
-    u, v = iterate(Products(a), torch.ones_like(x[..., 0]), total(a, -2).add_(eps), n_iters, eps, keep)
+    a = softmax(x, ranks).add_(eps)
+    q = ranks.add(total(a, -2), -2).add_(eps)
+    rho = rescaling(*ranks.size(x), eps, n_iters - 1)
+    u, v = iterate(ranks.products(a), torch.ones_like(x[..., 0]), q, n_iters, eps, rho, keep)
     written(a, u, v, out)
 
 
@@ -33,10 +45,10 @@ def iterate(
     q: torch.Tensor,
     n_iters: int,
     eps: float,
+    rho: float,
     keep: Callable[[int, torch.Tensor, torch.Tensor], None],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The last u and v, from 1 / u_0 and 1 / v_0, by products with A; `keep` is told t, u and v of each."""
-    rho = rescaling(p.size(-1), q.size(-1), eps, n_iters - 1)
     u, v = p.reciprocal(), q.reciprocal()
     keep(0, u, v)
     for t in range(1, n_iters):
@@ -83,22 +95,22 @@ def take_back(
 
 
 def backward(
-    x: torch.Tensor, dy: torch.Tensor, eps: float, us: torch.Tensor, vs: torch.Tensor
+    x: torch.Tensor, dy: torch.Tensor, eps: float, us: torch.Tensor, vs: torch.Tensor, ranks: Ranks
 ) -> torch.Tensor:
     """dx: as in the log form, with R and C the sums of A * dA, and what eps adds to them."""
     steps = len(us) - 1
-    rho = rescaling(*x.shape[-2:], eps, steps)
-    z = x.softmax(-1)
+    rho = rescaling(*ranks.size(x), eps, steps)
+    z = softmax(x, ranks)
     a = z + eps
     da = (dy * us[-1].unsqueeze(-1)).mul_(vs[-1].unsqueeze(-2))
     d = a * da
-    s = columns = total(d, -2)
+    s = columns = ranks.add(total(d, -2), -2)
     rows = None
     if steps:
         # what the last column step really leaves: its sums are the largest there are
         p = (a * us[-1].unsqueeze(-1)).mul_(vs[-1].unsqueeze(-2))
         d.addcmul_(p, s.unsqueeze(-2), value=-1.0)
-        rows, columns = total(d, -1), total(d, -2)
-    less_products(da, None, *take_back(Products(a), us, vs, eps, rho, s, rows, columns))
+        rows, columns = (ranks.add(total(d, axis), axis) for axis in (-1, -2))
+    less_products(da, None, *take_back(ranks.products(a), us, vs, eps, rho, s, rows, columns))
     dz = da.mul_(z)
-    return dz.addcmul_(z, total(dz, -1).unsqueeze(-1), value=-1.0)
+    return dz.addcmul_(z, ranks.add(total(dz, -1), -1).unsqueeze(-1), value=-1.0)

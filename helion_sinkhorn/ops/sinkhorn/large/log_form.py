@@ -6,7 +6,8 @@ import torch
 
 from helion_sinkhorn.ops.sinkhorn.eager import LARGEST_START
 from helion_sinkhorn.ops.sinkhorn.large.problem import Problem, per, share
-from helion_sinkhorn.ops.sinkhorn.large.products import Products, less_products, total, written
+from helion_sinkhorn.ops.sinkhorn.large.products import less_products, total, written
+from helion_sinkhorn.ops.sinkhorn.large.ranks import Ranks
 
 MOST_MASS = 60.0
 """The logarithm of a mass by which sums of a gradient stay in range."""
@@ -18,21 +19,34 @@ def exponential(x: torch.Tensor, f: torch.Tensor, g: torch.Tensor | None = None)
     return (a if g is None else a.add_(g.unsqueeze(-2))).exp_()
 
 
-def start(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def start(x: torch.Tensor, ranks: Ranks) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(f, g, A = exp(x + f + g)) that iterations begin with.
 
     The largest entry of each column is 1, so that the sums of one that loses in every row stay in range.
     """
     lowest = torch.finfo(x.dtype).min
-    f = x.amax(-1).clamp_(min=lowest).neg_()
+    f = ranks.largest(x.amax(-1), -1).clamp_(min=lowest).neg_()
     a = x + f.unsqueeze(-1)
-    g = a.amax(-2).clamp_(min=lowest).neg_()
+    g = ranks.largest(a.amax(-2), -2).clamp_(min=lowest).neg_()
     return f, g, a.add_(g.unsqueeze(-2)).exp_()
 
 
 def first_v(g: torch.Tensor) -> torch.Tensor:
     """exp(-g): the iterations begin without potentials."""
     return g.neg().clamp_(min=-LARGEST_START).exp_()
+
+
+def absorbed(
+    f: torch.Tensor, g: torch.Tensor, u: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(f + log u, g + log v, the v that rounding the latter leaves): u is made anew from v.
+
+    Potentials may be thousands, rounded by 1e-4, and columns would keep that as an error of their sums.
+    """
+    log_v = v.log()
+    total = g + log_v
+    # of no mass both are -inf
+    return f + u.log(), total, ((g - total) + log_v).nan_to_num_(0.0).exp_()
 
 
 def segments(n_iters: int, length: int) -> list[range]:
@@ -44,13 +58,13 @@ def segments(n_iters: int, length: int) -> list[range]:
 def forward(of: Problem, us: torch.Tensor, vs: torch.Tensor, f_out, g_out, n_iters: int, out) -> None:
     """P and its potentials.  `us` and `vs` receive u_t and v_t of every iteration, relative to the absorbed
     ones, or nothing."""
-    f, g, a = start(of.x)
+    f, g, a = start(of.x, of.ranks)
     u, v = f, first_v(g)
     for segment in segments(n_iters, of.length):
         if segment.start:
-            f, g, v = f + u.log(), g + v.log(), torch.ones_like(v)
+            f, g, v = absorbed(f, g, u, v)
             a = exponential(of.x, f, g)
-        product = Products(a)
+        product = of.ranks.products(a)
         for t in segment:
             u = share(of.r, product.rows(v))
             v = share(of.c, product.columns(u))
@@ -80,12 +94,12 @@ def backward(
     """
     r, c = of.r, of.c
     all_segments = segments(len(us), of.length)
-    f, g, a = start(of.x)
+    f, g, a = start(of.x, of.ranks)
     v_0 = first_v(g)
-    bases = [(f, g)]
+    bases = [(f, g, v_0)]
     for segment in all_segments[:-1]:
-        f, g = f + us[segment[-1]].log(), g + vs[segment[-1]].log()
-        bases.append((f, g))
+        f, g, v = absorbed(f, g, us[segment[-1]], vs[segment[-1]])
+        bases.append((f, g, v))
     if len(bases) > 1:
         a = exponential(of.x, f, g)
     p = (a * us[-1].unsqueeze(-1)).mul_(vs[-1].unsqueeze(-2))
@@ -96,25 +110,29 @@ def backward(
         d.mul_((of.log_mass - beyond).exp().unsqueeze(-1))
         df, dg = (None if t is None else t * beyond.neg().exp() for t in (df, dg))
 
+    def sums_of(axis: int, own: torch.Tensor | None) -> torch.Tensor:
+        sums = total(d, axis) if own is None else total(d, axis).add_(own)
+        return of.ranks.add(sums, axis)
+
     def take_back(p: torch.Tensor, axis: int, own: torch.Tensor | None, marginal) -> torch.Tensor:
         """The sums of d along an axis, which it has no more.  The first are the largest there are, and so is
         what rounding leaves of them: twice."""
         sums = None
         for _ in range(2):
-            left = total(d, axis) if own is None else total(d, axis).add_(own)
+            left = sums_of(axis, own)
             d.addcmul_(p, per(left, marginal).unsqueeze(axis), value=-1.0)
             sums = left if sums is None else sums + left
         return sums
 
     of_c = columns = take_back(p, -2, dg, c)
     del p
-    rows = total(d, -1) if df is None else total(d, -1).add_(df)
+    rows = sums_of(-1, df)
     of_r = torch.zeros_like(rows)
     for k in range(len(all_segments) - 1, -1, -1):
         segment = all_segments[k]
         if k < len(all_segments) - 1:
-            a = exponential(of.x, *bases[k])
-        product = Products(a)
+            a = exponential(of.x, *bases[k][:2])
+        product = of.ranks.products(a)
         lefts, rights = [], []
         for t in reversed(segment):
             u = us[t]
@@ -127,7 +145,7 @@ def backward(
             if not t:
                 break
             of_r += rows
-            v = vs[t - 1] if t > segment.start else torch.ones_like(v_0)
+            v = vs[t - 1] if t > segment.start else bases[k][2]
             w = per(rows, r) * u
             columns = product.columns(w).mul_(v).neg_()
             lefts.append(w)
@@ -135,7 +153,7 @@ def backward(
         if lefts:
             less_products(d, a, lefts, rights)
         if k:
-            columns = total(d, -2) if dg is None else total(d, -2).add_(dg)
+            columns = sums_of(-2, dg)
     p = a.mul_(us[0].unsqueeze(-1)).mul_(v_0.unsqueeze(-2))
     of_r = of_r + take_back(p, -1, df, r)
     if isinstance(of.log_mass, torch.Tensor):

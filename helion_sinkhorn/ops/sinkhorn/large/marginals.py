@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,6 +67,17 @@ class Transport:
                 _check_one(f"{side}_lengths", lengths, INTEGERS, COUNTS, (*lead,), logits)
                 _check_lengths(f"{side}_lengths", lengths, lines)
 
+    def check_shared(self) -> None:
+        """Raise ValueError unless calls of several ranks, which share the rows, take these options."""
+        if self.row_lengths is not None or self.column_lengths is not None:
+            raise ValueError("row_lengths and col_lengths take whole matrices; leave out group")
+        if (self.log_rows is None) != (self.log_columns is None):
+            given, missing = ("row", "col") if self.log_columns is None else ("col", "row")
+            raise ValueError(
+                f"log_{given}_marginals is given, and log_{missing}_marginals is not; pass both where ranks "
+                "share the rows"
+            )
+
 
 def _refuse_distributed(*tensors: object) -> None:
     """Raise NotImplementedError where one is a DTensor."""
@@ -107,7 +119,7 @@ def _check_lengths(name: str, t: torch.Tensor, most: int) -> None:
 
 
 def prepared(
-    logits: torch.Tensor, of: Transport, first: str
+    logits: torch.Tensor, of: Transport, first: str, rows: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """(logits; the logarithms of both marginals, (..., n) and (..., m), or None).
 
@@ -116,16 +128,20 @@ def prepared(
     A side without marginals shares the mass of the other one equally.  Without any, the side that is
     normalised first has m / n a line and the other one 1, each counted by its lengths: what iterations
     without marginals make.
+
+    Args:
+        rows: how many there are on all ranks, if these share them: both marginals are given.
     """
     if not of.has_marginals:
         return logits, None, None
     lead, (n, m), dtype = logits.shape[:-2], logits.shape[-2:], computing(logits.dtype)
     inside = [_inside(lengths, k, lead) for lengths, k in ((of.row_lengths, n), (of.column_lengths, m))]
     logs: list[torch.Tensor | None] = []
+    shared_mass = _log_mass(of.log_columns.detach().to(dtype)) if rows else None
     for t, own, k in zip((of.log_rows, of.log_columns), inside, (n, m), strict=True):
         if t is not None:
             t = t.expand(*lead, k)
-            t = _of_share(t if own is None else t.masked_fill(~own, -torch.inf), dtype)
+            t = _of_share(t if own is None else t.masked_fill(~own, -torch.inf), dtype, shared_mass)
         logs.append(t)
     counts = [
         logits.new_full((*lead, 1), k, dtype=dtype) if own is None else own.sum(-1, keepdim=True).to(dtype)
@@ -143,7 +159,8 @@ def prepared(
     for side, (given, t) in enumerate(zip((of.log_rows, of.log_columns), logs, strict=True)):
         if given is not None or inside[side] is not None:
             logits = _without(logits, t == -torch.inf, side - 2)
-    if of.log_rows is not None and of.log_columns is not None and torch_op.call.is_eager(logits, *logs):
+    both = of.log_rows is not None and of.log_columns is not None
+    if both and not rows and torch_op.call.is_eager(logits, *logs):
         _check_sums(*logs)
     return logits, *logs
 
@@ -154,10 +171,13 @@ def _log_mass(t: torch.Tensor) -> torch.Tensor:
     return _filled(_filled(t, none, 0.0).logsumexp(-1, keepdim=True), none)
 
 
-def _of_share(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Logarithms of a marginal, -inf where its share of the mass is below what the arithmetic has."""
+def _of_share(t: torch.Tensor, dtype: torch.dtype, mass: torch.Tensor | None) -> torch.Tensor:
+    """Logarithms of a marginal, -inf where its share of the mass is below what the arithmetic has.
+
+    The logarithm of the mass is that of all entries, unless it is given.
+    """
     wide = t.detach().to(dtype)
-    return _filled(t, wide < _log_mass(wide) + LEAST_SHARE[dtype])
+    return _filled(t, wide < (_log_mass(wide) if mass is None else mass) + LEAST_SHARE[dtype])
 
 
 def _without(logits: torch.Tensor, lines: torch.Tensor, axis: int) -> torch.Tensor:
@@ -198,14 +218,15 @@ def _check_sums(log_rows: torch.Tensor, log_columns: torch.Tensor) -> None:
 
 def run(
     logits: torch.Tensor, of: Transport, n_iters: int, eps: float, first: str, implementation: str,
-    out_dtype: torch.dtype,
+    out_dtype: torch.dtype, groups: Sequence[str] = (), rows: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """(P, f, g): see `large.torch_op`."""
-    x, log_rows, log_columns = prepared(logits, of, first)
+    x, log_rows, log_columns = prepared(logits, of, first, rows)
     tensors = [t for t in (x, log_rows, log_columns) if t is not None]
     keep = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
     apply = torch_op.SinkhornLarge.apply if torch_op.differentiates(*tensors) else torch_op.call
     p, f, g, *_ = apply(
-        x, log_rows, log_columns, n_iters, eps, first, float(of.temperature), keep, implementation, out_dtype
-    )
+        x, log_rows, log_columns, n_iters, eps, first, float(of.temperature), keep, implementation, out_dtype,
+        [*groups], rows,
+    )  # fmt: skip
     return p, f, g

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
 from helion_sinkhorn.ops.sinkhorn.scaling import EXPONENT_BUDGET, segment_length
 from helion_sinkhorn.runtime.pieces import sum_last
 
@@ -29,27 +30,36 @@ class Problem:
     """(..., 1), or 0."""
     length: int
     """Iterations between two absorptions of u and v into the logits."""
+    ranks: Ranks = ALONE
 
 
-def problem(x: torch.Tensor, log_r: torch.Tensor | None, log_c: torch.Tensor | None) -> Problem:
+def problem(
+    x: torch.Tensor, log_r: torch.Tensor | None, log_c: torch.Tensor | None, ranks: Ranks = ALONE
+) -> Problem:
     """The problem of logits and of the logarithms of marginals, both of them or none."""
-    n, m = x.shape[-2:]
+    n, m = ranks.size(x)
     if log_r is None or log_c is None:
-        return Problem(x, m / n, 1.0, 0.0, segment_length(n, m, x.dtype))
-    (r, _), (c, log_mass) = (normalised(t.to(x.dtype)) for t in (log_r, log_c))
-    return Problem(x, r, c, log_mass, _length(r, c))
+        return Problem(x, m / n, 1.0, 0.0, segment_length(n, m, x.dtype), ranks)
+    (r, _), (c, log_mass) = (normalised(t.to(x.dtype), ranks, axis) for t, axis in ((log_r, -2), (log_c, -1)))
+    return Problem(x, r, c, log_mass, _length(r, c, ranks), ranks)
 
 
-def normalised(logarithms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(weights that sum to one, the logarithm of their sum) of logarithms of weights; of no mass zeros."""
-    top = logarithms.amax(-1, keepdim=True).clamp_(min=torch.finfo(logarithms.dtype).min)
+def normalised(
+    logarithms: torch.Tensor, ranks: Ranks = ALONE, axis: int = -1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(weights that sum to one, the logarithm of their sum) of logarithms of weights; of no mass zeros.
+
+    They are numbers of the lines along this axis of a matrix.
+    """
+    least = torch.finfo(logarithms.dtype).min
+    top = ranks.largest(logarithms.amax(-1, keepdim=True), axis).clamp_(min=least)
     weights = (logarithms - top).exp_()
     # at least the largest, which is 1, unless there is no mass
-    total = sum_last(weights.clone()).unsqueeze(-1).clamp_(min=1.0)
+    total = ranks.add(sum_last(weights.clone()).unsqueeze(-1), axis).clamp_(min=1.0)
     return weights.div_(total), total.log().add_(top)
 
 
-def _length(r: torch.Tensor, c: torch.Tensor) -> int:
+def _length(r: torch.Tensor, c: torch.Tensor, ranks: Ranks) -> int:
     """Iterations in which no product of u and v leaves the range; 1 where it depends on several matrices, or
     where to ask would wait for a device.
 
@@ -58,7 +68,8 @@ def _length(r: torch.Tensor, c: torch.Tensor) -> int:
     """
     if r.dim() > 1 or r.device.type != "cpu":
         return 1
-    bits = -sum(math.log2(t.where(t > 0, 1.0).amin()) for t in (r, c))
+    most = (ranks.largest(t.where(t > 0, 1.0).amin().reciprocal(), axis) for t, axis in ((r, -2), (c, -1)))
+    bits = sum(math.log2(t) for t in most)
     return max(1, int(EXPONENT_BUDGET[r.dtype] // max(1.0, bits)))
 
 

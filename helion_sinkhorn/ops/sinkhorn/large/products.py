@@ -59,27 +59,28 @@ class Products:
                 made.addmv_(part, other)
             return made
         if self._lines:
-            return _plus(sum_last(self._a * v.unsqueeze(-2)), p, eps)
-        return _plus(torch.bmm(self._a, v.unsqueeze(-1)).squeeze(-1), p, eps)
+            return plus(sum_last(self._a * v.unsqueeze(-2)), p, eps)
+        return plus(torch.bmm(self._a, v.unsqueeze(-1)).squeeze(-1), p, eps)
 
     def columns(self, u: torch.Tensor, p: torch.Tensor | None = None, eps: float = 0.0) -> torch.Tensor:
         """A' u, plus eps p."""
         if self._lines:
-            return _plus(sum_last(self._turned * u.unsqueeze(-2)), p, eps)
+            return plus(sum_last(self._turned * u.unsqueeze(-2)), p, eps)
         if not self._alone:
-            return _plus(torch.bmm(u.unsqueeze(-2), self._a).squeeze(-2), p, eps)
+            return plus(torch.bmm(u.unsqueeze(-2), self._a).squeeze(-2), p, eps)
         if self._terms is not None:
-            return _plus(torch.mul(self._a, u.unsqueeze(-1), out=self._terms).sum(-2), p, eps)
+            return plus(torch.mul(self._a, u.unsqueeze(-1), out=self._terms).sum(-2), p, eps)
         if self._blocks is None:
-            return _plus(torch.mv(self._rest, u), p, eps)
+            return plus(torch.mv(self._rest, u), p, eps)
         n = self._blocks.size(0) * RUN
         made = torch.bmm(u[:n].view(-1, 1, RUN), self._blocks).sum((0, 1))
         if self._rest is not None:
             made.addmv_(self._rest, u[n:])
-        return _plus(made, p, eps)
+        return plus(made, p, eps)
 
 
-def _plus(made: torch.Tensor, p: torch.Tensor | None, eps: float) -> torch.Tensor:
+def plus(made: torch.Tensor, p: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """made + eps p, in place."""
     return made if p is None else made.add_(p, alpha=eps)
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
 from helion_sinkhorn.runtime.binade import binade
 from helion_sinkhorn.runtime.pieces import computing
 
@@ -68,9 +69,9 @@ def flat(*vectors: torch.Tensor | None) -> list[torch.Tensor | None]:
     return [None if t is None else t.reshape(-1, t.size(-1)) for t in vectors]
 
 
-def of_order_one(dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def of_order_one(dy: torch.Tensor, ranks: Ranks = ALONE) -> tuple[torch.Tensor, torch.Tensor]:
     """(dy / s, s) for dy (..., n, m), with a power of two s (..., 1, 1) near each matrix's largest entry."""
-    largest = dy.abs().amax((-2, -1), keepdim=True)
+    largest = ranks.largest(dy.abs().amax((-2, -1), keepdim=True), ranks.axis)
     s, reciprocal = binade(largest.to(torch.promote_types(dy.dtype, torch.float32)))
     return dy * reciprocal, s
 

@@ -3,6 +3,7 @@
 `helion_sinkhorn::sinkhorn_large` returns P, its potentials f (..., n) and g (..., m), empty with eps, and
 what the gradient needs of the iterations: vectors (T, ..., n) and (T, ..., m), none unless `keep`.
 Its backward returns the gradients of the logits and of the marginals, (..., 0) without these.
+`groups` names the process groups over which the rows are sharded, `lines` of them in all.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ FORWARD, BACKWARD = "sinkhorn_large", "sinkhorn_large_backward"
 
 
 def forward(
-    logits, log_rows, log_columns, n_iters, eps, first, temperature, keep, implementation, out_dtype
+    logits, log_rows, log_columns, n_iters, eps, first, temperature, keep, implementation, out_dtype, groups,
+    lines,
 ):  # fmt: skip
     """(P, f, g, vectors of rows, vectors of columns)."""
     given = logits, log_rows, log_columns, n_iters, eps, first, temperature, keep, out_dtype
@@ -44,11 +46,12 @@ def forward(
         with on_device(logits):
             return _launch().forward(*given)
     with without_autocast(logits):
-        return eager.forward(*given)
+        return eager.forward(*given, groups, lines)
 
 
 def backward(
-    dp, df, dg, logits, log_rows, log_columns, of_rows, of_columns, eps, first, temperature, implementation
+    dp, df, dg, logits, log_rows, log_columns, of_rows, of_columns, eps, first, temperature, implementation,
+    groups, lines,
 ):  # fmt: skip
     """(dX, gradients of both marginals) of the iterations whose vectors were kept."""
     given = dp, df, dg, logits, log_rows, log_columns, of_rows, of_columns, eps, first, temperature
@@ -56,11 +59,11 @@ def backward(
         with on_device(logits):
             return _launch().backward(*given)
     with without_autocast(logits):
-        return eager.backward(*given)
+        return eager.backward(*given, groups, lines)
 
 
 def _empty_results(
-    logits, log_rows, log_columns, n_iters, eps, first, temperature, keep, implementation, out_dtype
+    logits, log_rows, log_columns, n_iters, eps, first, temperature, keep, implementation, out_dtype, *ranks
 ):
     return empty_results(logits, n_iters, eps, keep, implementation, out_dtype)
 
@@ -70,42 +73,43 @@ def _empty_gradients(dp, df, dg, logits, log_rows, *others):
 
 
 def _keep(ctx, inputs, output):
-    *tensors, ctx.n_iters, ctx.eps, ctx.first, ctx.temperature, ctx.kept, ctx.how, _ = inputs
-    ctx.save_for_backward(*tensors, *(output[3:] if ctx.kept else ()))
+    ctx.n_iters, ctx.eps, ctx.first, ctx.temperature, ctx.kept, ctx.how, _, *ctx.ranks = inputs[3:]
+    ctx.save_for_backward(*inputs[:3], *(output[3:] if ctx.kept else ()))
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[1 if ctx.eps else 3 :])
 
 
 def _gradient(ctx, dp, df, dg, *_):
     if dp is None and df is None and dg is None:
-        return (None,) * 10
+        return (None,) * 12
     logits, log_rows, log_columns, *vectors = ctx.saved_tensors
     marginals = log_rows, log_columns
     if not ctx.kept:
         # of a call that did not know of its gradient
-        options = ctx.n_iters, ctx.eps, ctx.first, ctx.temperature, True, ctx.how, logits.dtype
+        options = ctx.n_iters, ctx.eps, ctx.first, ctx.temperature, True, ctx.how, logits.dtype, *ctx.ranks
         with torch.no_grad():
             *_, vectors_of_rows, vectors_of_columns = call(logits, *marginals, *options)
         vectors = [vectors_of_rows, vectors_of_columns]
     given = dp, df, dg, logits, *marginals, *vectors
     differentiable = differentiates(*[t for t in given if t is not None])
     run = SinkhornLargeBackward.apply if differentiable else call_backward
-    dx, *found = run(*given, ctx.eps, ctx.first, ctx.temperature, ctx.how)
+    dx, *found = run(*given, ctx.eps, ctx.first, ctx.temperature, ctx.how, *ctx.ranks)
     of_marginals = [None if t is None else d.to(t.dtype) for t, d in zip(marginals, found, strict=True)]
-    return dx, *of_marginals, *[None] * 7
+    return dx, *of_marginals, *[None] * 9
 
 
 call = define(
     FORWARD,
     "(Tensor logits, Tensor? log_rows, Tensor? log_columns, int n_iters, float eps, str first,"
-    " float temperature, bool keep, str implementation, ScalarType out_dtype)"
+    " float temperature, bool keep, str implementation, ScalarType out_dtype, str[] groups, int lines)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     forward, _empty_results, 3,
 )  # fmt: skip
 call_backward = define(
     BACKWARD,
     "(Tensor? dp, Tensor? df, Tensor? dg, Tensor logits, Tensor? log_rows, Tensor? log_columns,"
-    " Tensor of_rows, Tensor of_columns, float eps, str first, float temperature, str implementation)"
+    " Tensor of_rows, Tensor of_columns, float eps, str first, float temperature, str implementation,"
+    " str[] groups, int lines)"
     " -> (Tensor, Tensor, Tensor)",
     backward, _empty_gradients, 8,
 )  # fmt: skip

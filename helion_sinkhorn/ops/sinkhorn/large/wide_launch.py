@@ -64,11 +64,12 @@ def _eps_iterations(calls: Calls, of: State, sums: torch.Tensor, n_iters: int) -
     torch.reciprocal(sums, out=us[0])
     product = Products(calls, of)
     q = product.columns(us[0]).add_(of.eps)
+    rho = rescaling(us.size(-1), vs.size(-1), of.eps, n_iters - 1)
 
     def keep(t: int, u: torch.Tensor, v: torch.Tensor) -> None:
         us[place(t, count)], vs[place(t, count)] = u, v
 
-    eps_form.iterate(product, us[0].reciprocal(), q, n_iters, of.eps, keep)
+    eps_form.iterate(product, us[0].reciprocal(), q, n_iters, of.eps, rho, keep)
 
 
 def _log_iterations(calls: Calls, of: State, sums: torch.Tensor, n_iters: int) -> None:

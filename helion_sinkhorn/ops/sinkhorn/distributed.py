@@ -1,0 +1,114 @@
+"""Matrices whose rows, or whose columns, ranks share: a process group's, or those of a DTensor."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from helion_sinkhorn.ops.sinkhorn.large.eager import SMALL
+from helion_sinkhorn.ops.sinkhorn.large.marginals import Transport
+from helion_sinkhorn.ops.sinkhorn.large.ranks import reduce_over
+from helion_sinkhorn.runtime.checks import check_implementation
+from helion_sinkhorn.runtime.tokens import may_be_distributed
+
+OTHER = {"rows": "cols", "cols": "rows"}
+
+
+class Shared(NamedTuple):
+    """A part of the rows of matrices, or of the columns, turned: then `first` is the other side."""
+
+    part: torch.Tensor
+    first: str
+    groups: list[str]
+    lines: int
+    """How many of them all ranks have."""
+    turned: bool
+    like: Any
+    """The DTensor, or None."""
+
+    def whole(self, p: torch.Tensor) -> torch.Tensor:
+        """P as the logits were given."""
+        p = p.mT if self.turned else p
+        if self.like is None:
+            return p
+        from torch.distributed.tensor import DTensor
+
+        x = self.like
+        # p is contiguous as the whole is, or turned and made so
+        p, stride = p.contiguous(), torch.empty(x.shape, device="meta").stride()
+        return DTensor.from_local(
+            p, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=stride
+        )
+
+
+def shared(
+    logits: torch.Tensor, group: Any, first: str, implementation: str, backward: object, of: Transport
+) -> Shared | None:
+    """What this rank has of matrices of which no rank has all rows or columns; None of whole ones.
+
+    Raises:
+        TypeError: group is no process group.
+        ValueError: a rank has no row, or options do not go with it.
+        NotImplementedError: implementation="helion".
+    """
+    if group is None and not may_be_distributed(logits):
+        return None
+    helion = check_implementation(implementation) == "helion"
+    found = _placed(logits, group, first, backward == "exact" and not helion)
+    if found is None:
+        return None
+    if helion:
+        raise NotImplementedError(
+            "implementation='helion': the kernels have whole lines of both sides; use implementation='auto', "
+            "which takes PyTorch where ranks share the rows"
+        )
+    if backward != "exact":
+        raise ValueError("backward='implicit' takes whole matrices; leave out group, or pass 'exact'")
+    of.check_shared()
+    if not isinstance(found.part, torch.Tensor) or found.part.dim() < 2:
+        return found
+    n = found.part.size(-2)
+    counts = torch.tensor([n, n == 0], device=found.part.device)
+    reduce_over(counts, found.groups, "SUM")
+    lines, without = counts.tolist()
+    if without:
+        raise ValueError(
+            f"{without} of the ranks have no {'columns' if found.turned else 'rows'}; each must have one at "
+            "least: shard over fewer ranks"
+        )
+    return found._replace(lines=lines)
+
+
+def _placed(logits: torch.Tensor, group: Any, first: str, exact: bool) -> Shared | None:
+    """A part, without asking the other ranks."""
+    if may_be_distributed(logits):
+        from torch.distributed.tensor import DTensor
+
+        if isinstance(logits, DTensor):
+            return _of_dtensor(logits, group, first, exact)
+    if group is None:
+        return None
+    name = getattr(group, "group_name", None)
+    if not isinstance(name, str):
+        raise TypeError(f"group is {group!r}; pass a torch.distributed.ProcessGroup")
+    return Shared(logits, first, [name], 0, False, None)
+
+
+def _of_dtensor(logits: Any, group: Any, first: str, exact: bool) -> Shared | None:
+    """None where DTensor gathers the matrices: small ones cost less so, and some calls need all of them."""
+    if group is not None:
+        raise ValueError("logits is a DTensor, whose mesh says which ranks have its rows; leave out group")
+    rows = logits.dim() - 2
+    sides = {p.dim for p in logits.placements if p.is_shard() and p.dim >= rows}
+    is_partial = any(p.is_partial() for p in logits.placements)
+    if len(sides) != 1 or is_partial or not exact or max(logits.shape[-2:]) <= SMALL:
+        return None
+    groups = [
+        logits.device_mesh.get_group(k).group_name
+        for k, p in enumerate(logits.placements)
+        if p.is_shard() and p.dim in sides
+    ]
+    part, turned = logits.to_local(), sides == {rows + 1}
+    return Shared(part.mT if turned else part, OTHER.get(first, first) if turned else first, groups, 0,
+                  turned, logits)  # fmt: skip

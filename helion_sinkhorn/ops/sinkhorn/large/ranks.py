@@ -1,0 +1,71 @@
+"""Sums over lines of which each process has a part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from helion_sinkhorn.ops.sinkhorn.large.products import Products, plus
+
+
+class Ranks(NamedTuple):
+    """The processes that share matrices (..., n, m), and the axis along which these are cut.
+
+    Vectors with an entry for each line across the cut are whole, and alike on all ranks.
+    """
+
+    groups: Sequence[str] = ()
+    axis: int = 0
+    """-2, the rows are shared out, or -1, the columns; 0 without groups."""
+    lines: int = 0
+    """How many lines all ranks have along the axis."""
+
+    def size(self, x: torch.Tensor) -> tuple[int, int]:
+        """(n, m) of whole matrices."""
+        n, m = x.shape[-2:]
+        return (self.lines if self.axis == -2 else n), (self.lines if self.axis == -1 else m)
+
+    def add(self, sums: torch.Tensor, axis: int) -> torch.Tensor:
+        """Sums over an axis, over the parts of all ranks; in place."""
+        return self._reduced(sums, axis, "SUM")
+
+    def largest(self, values: torch.Tensor, axis: int) -> torch.Tensor:
+        """Maxima over an axis, over the parts of all ranks; in place."""
+        return self._reduced(values, axis, "MAX")
+
+    def _reduced(self, t: torch.Tensor, axis: int, how: str) -> torch.Tensor:
+        if axis == self.axis:
+            reduce_over(t, self.groups, how)
+        return t
+
+    def products(self, a: torch.Tensor) -> Products:
+        """A times vectors."""
+        return _SharedProducts(a, self) if self.groups else Products(a)
+
+
+class _SharedProducts(Products):
+    """A times vectors, where each rank has some lines of A."""
+
+    def __init__(self, a: torch.Tensor, ranks: Ranks) -> None:
+        super().__init__(a)
+        self._ranks = ranks
+
+    def rows(self, v: torch.Tensor, p: torch.Tensor | None = None, eps: float = 0.0) -> torch.Tensor:
+        return plus(self._ranks.add(super().rows(v), -1), p, eps)
+
+    def columns(self, u: torch.Tensor, p: torch.Tensor | None = None, eps: float = 0.0) -> torch.Tensor:
+        return plus(self._ranks.add(super().columns(u), -2), p, eps)
+
+
+ALONE = Ranks()
+
+
+def reduce_over(t: torch.Tensor, groups: Sequence[str], how: str) -> None:
+    """t, contiguous, reduced over all ranks of these groups, in place: their "SUM" or "MAX"."""
+    import torch.distributed as dist
+
+    for name in groups:
+        group = dist.distributed_c10d._resolve_process_group(name)
+        dist.all_reduce(t, getattr(dist.ReduceOp, how), group)

@@ -1,0 +1,149 @@
+"""Recipes beside the code that they stand for: values, and gradients where there are some."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from autograd_calls import randn
+
+from helion_sinkhorn import sinkhorn
+from helion_sinkhorn.recipes import log_optimal_transport, sinkhorn_knopp_teacher, sinkhorn_router
+
+FLOAT64 = torch.float64
+
+
+def superglue(scores, bin_score, iters):
+    """transformers' function of that name."""
+    reason = "the oracle extra brings it: transformers==5.23.0"
+    found = pytest.importorskip("transformers.models.superglue.modeling_superglue", reason=reason)
+    return found.log_optimal_transport(scores, bin_score, iters)
+
+
+def value_and_gradients(function, *tensors, upstream):
+    leaves = [t.clone().requires_grad_() for t in tensors]
+    y = function(*leaves)
+    return [y.detach(), *torch.autograd.grad(y, leaves, upstream)]
+
+
+@pytest.mark.parametrize("bins", [(), (1, 1), (2, 1, 1)])
+@pytest.mark.parametrize(("n", "m"), [(5, 7), (1, 3), (60, 40), (190, 150)])
+@pytest.mark.parametrize("iters", [1, 20, 100])
+def test_superglue(n, m, iters, bins):
+    scores, upstream = randn(2, n, m, dtype=FLOAT64, scale=3), randn(2, n + 1, m + 1, seed=1, dtype=FLOAT64)
+    bin_score = randn(*bins, seed=2, dtype=FLOAT64)
+    found = value_and_gradients(
+        lambda s, b: log_optimal_transport(s, b, iters), scores, bin_score, upstream=upstream
+    )
+    true = value_and_gradients(lambda s, b: superglue(s, b, iters), scores, bin_score, upstream=upstream)
+    for a, b in zip(found, true, strict=True):
+        assert a.shape == b.shape
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+def test_superglue_in_float32_errs_as_it_does():
+    scores, upstream = 8 * randn(1, 190, 150), randn(1, 191, 151, seed=1)
+
+    def of(function, dtype):
+        given = scores.to(dtype), torch.ones((), dtype=dtype)
+        return value_and_gradients(lambda s, b: function(s, b, 50), *given, upstream=upstream.to(dtype))
+
+    true = of(superglue, FLOAT64)
+    for a, b, exact in zip(of(log_optimal_transport, torch.float32), of(superglue, torch.float32), true,
+                           strict=True):  # fmt: skip
+        error, of_other = ((t.double() - exact).abs().max() for t in (a, b))
+        assert error <= 4 * of_other + 2**-22 * exact.abs().max(), (error, of_other)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_superglue_keeps_narrow_types(dtype):
+    found = log_optimal_transport(randn(2, 5, 7, dtype=dtype), torch.ones((), dtype=dtype), 3)
+    wide = log_optimal_transport(randn(2, 5, 7, dtype=dtype).float(), torch.ones(()), 3)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, wide.to(dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("bin_score", "iters", "error", "words"),
+    [
+        (1.0, 5, TypeError, "bin_score is a float; pass a tensor"),
+        (torch.ones(3), 5, ValueError, r"\(3,\); pass one that broadcasts to \(2, 1, 1\)"),
+        (torch.ones(2, 1, 1, 1), 5, ValueError, "broadcasts"),
+        (torch.ones(()), 0, ValueError, "iters is 0; pass an int from 1"),
+    ],
+)
+def test_superglue_refuses(bin_score, iters, error, words):
+    with pytest.raises(error, match=words):
+        log_optimal_transport(torch.zeros(2, 3, 4), bin_score, iters)
+
+
+def dino(teacher_output, teacher_temp, n_iterations):
+    """As dinov2 writes it, for one process."""
+    q = torch.exp(teacher_output / teacher_temp).t()
+    k, b = q.shape
+    q = q / q.sum()
+    for _ in range(n_iterations):
+        q = q / q.sum(dim=1, keepdim=True) / k
+        q = q / q.sum(dim=0, keepdim=True) / b
+    return (q * b).t()
+
+
+@pytest.mark.parametrize(("n", "k"), [(6, 9), (40, 300), (300, 40)])
+@pytest.mark.parametrize("n_iterations", [1, 3])
+def test_dino(n, k, n_iterations):
+    x = randn(n, k, dtype=FLOAT64, scale=0.5).requires_grad_()
+    found = sinkhorn_knopp_teacher(x, 0.07, n_iterations)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, dino(x.detach(), 0.07, n_iterations), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dino_s_exponentials_do_not_overflow(dtype):
+    """exp(x / 0.04) is infinite from 3.5 on in float32, and not in float64."""
+    x = (6 * randn(40, 300)).to(dtype)
+    assert dino(x.float(), 0.04, 3).isnan().any()
+    found = sinkhorn_knopp_teacher(x, 0.04)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, dino(x.double(), 0.04, 3).float(), rtol=0, atol=2e-5)
+
+
+def megatron(logits, tolerance=1e-4):
+    """(what Megatron-core's loop returns, its iterations)."""
+    cost, count, error = logits.exp(), 0, float("inf")
+    columns = torch.ones_like(cost[0])
+    while error > tolerance:
+        rows = 1 / cost.size(0) / ((columns * cost).sum(1) + 1e-8)
+        before, columns = columns, 1 / cost.size(1) / ((rows.unsqueeze(1) * cost).sum(0) + 1e-8)
+        error = (before - columns).abs().mean()
+        count += 1
+    return columns * cost * rows.unsqueeze(1), count
+
+
+@pytest.mark.parametrize(("scale", "most"), [(0.02, 2), (1, 4), (3, 12), (8, 40)])
+@pytest.mark.parametrize("experts", [8, 64])
+def test_a_router_needs_as_many_iterations(scale, most, experts):
+    """The same scores after the same iterations, within its eps, which an entry of 1e-8 feels."""
+    x = scale * randn(1024, experts, dtype=FLOAT64)
+    true, count = megatron(x)
+    assert count <= most
+    found = sinkhorn_router(x, count)
+    assert (found - true).abs().max() <= 2e-6 * true.abs().max()
+    if count > 1:
+        early = sinkhorn_router(x, 1)
+        assert (early - true).abs().max() > (found - true).abs().max()
+
+
+def test_a_router_reads_narrow_logits():
+    x = randn(300, 16, dtype=torch.bfloat16)
+    torch.testing.assert_close(sinkhorn_router(x), sinkhorn(x.float(), 8, form="log") / 16, rtol=0, atol=0)
+
+
+def test_optimal_transport_of_pot():
+    """The dustbins' marginals are POT's weights; it moves the columns first, so both have converged."""
+    ot = pytest.importorskip("ot", reason="the oracle extra brings it")
+    n, m, scores = 30, 20, randn(30, 20, dtype=FLOAT64)
+    found = log_optimal_transport(scores, torch.tensor(0.5, dtype=FLOAT64), 400)
+    x = torch.nn.functional.pad(scores, (0, 1, 0, 1), value=0.5)
+    r, c = torch.ones(n + 1, dtype=FLOAT64), torch.ones(m + 1, dtype=FLOAT64)
+    r[-1], c[-1] = m, n
+    plan = ot.bregman.sinkhorn_log(r, c, -x, 1.0, numItermax=1000, stopThr=1e-14)
+    torch.testing.assert_close(found.exp(), plan, rtol=0, atol=1e-10)
