@@ -591,4 +591,4 @@ def test_a_call_far_from_every_tuned_batch_is_no_untuned_one(shipped, monkeypatc
     )
     caplog.clear()
     launched(monkeypatch, 128)
-    assert "using those of 3.6" in caplog.records[0].getMessage()
+    assert "using entries of Triton 3.6" in caplog.records[0].getMessage()
