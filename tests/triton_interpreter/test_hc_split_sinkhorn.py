@@ -77,7 +77,7 @@ def test_coefficients_of_partial_sums(name):
     assert all(torch.equal(a, b) for a, b in zip(again, (*values, of_mixes, norms), strict=True))
 
 
-@pytest.mark.parametrize("name", ["outputs_last", "three_streams"])
+@pytest.mark.parametrize("name", [pytest.param("outputs_last", marks=WHOLE), "three_streams"])
 def test_gradients(name):
     workload, inputs, choice = small(name, launch.BACKWARD)
     mixes, dpre, dpost, dcomb, scale, base = inputs
