@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import shutil
 import sys
@@ -27,6 +28,14 @@ hypothesis.settings.load_profile(PROFILE)
 
 # Triton decides at import whether it interprets: test_triton_interpreter.py runs these in their own process
 collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["triton_interpreter"]
+
+
+# Imported modules and collected tests stay: to look for garbage among them takes a second a time
+gc.set_threshold(100_000, 20, 20)
+
+
+def pytest_collection_finish():
+    gc.freeze()
 
 
 LONGEST = ("test_triton_interpreter", "test_emulation")
