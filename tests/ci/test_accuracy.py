@@ -47,8 +47,8 @@ NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 BY_NIGHT = {
     "attention_chunks_forgetting", "attention_gla_bf16", "attention_retention", "attention_scalar_forgetting",
     "attention_gla_fp16", "attention_ungated", "attention_scaled", "attention_chunks_growing",
-    "attention_unused_o", "attention_unused_end", "dot_reported", "dot_precise", "mixes_model",
-    "peaked_column",
+    "attention_unused_o", "attention_unused_end", "attention_chunks", "dot_reported", "dot_precise",
+    "mixes_model", "peaked_column",
 }  # fmt: skip
 
 # At these sizes and logits the iterations or the conjugate gradients have converged, or all matrices are one

@@ -39,9 +39,6 @@ KEPT = {
     "hc_site, kernels": (
         "x", "fn", "norm_weight", "scale", "base", (8, 6), (3, 5, 2), (3, 5, 8), (3, 5, 2)
     ),
-    "hc_site, norm, kernels": (
-        "x", "fn", "norm_weight", "scale", "base", (8, 6), (3, 5, 2), "y_norm_weight", (3, 5, 8), (3, 5, 2)
-    ),
     "hc_boundary, kernels": (
         "f", "x", "post", "comb", "bias", "pre_next", "fn", "scale", "base",
         (3, 5, 2, 3), (3, 5, 8), (3, 5, 2),
@@ -57,7 +54,6 @@ SAVED_RESULTS = {
     "hc_mixes": {0},
     "hc_mixes, merged": {0},
     "hc_site, kernels": {3},
-    "hc_site, norm, kernels": {3},
     "hc_boundary, kernels": {4},
     "hc_boundary, norm, kernels": {1, 4},
 }
