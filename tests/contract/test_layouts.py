@@ -13,7 +13,7 @@ from layouts import LAYOUTS, laid_out
 
 @each_row
 def test_layouts_of_arguments_and_of_upstream_gradients_change_no_bit(name, row):
-    """Those of every second layout are of narrow streams; interpreted bodies take some."""
+    """Every second layout with narrow streams; interpreted bodies take some."""
     for place, layout in enumerate([*LAYOUTS][:: 3 if row.kernels else 1]):
         options = DTYPES["narrow" if place % 2 else "float32"]
         plain = [*row.arguments(2, 5, **options).values()]
