@@ -50,10 +50,12 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     # two processes take a half each, and share what is left: each begins with some of the longest, and starts
-    # one compiler, which takes seconds
+    # one compiler, which takes seconds, as two processes of a mesh do
     amd, nvidia, longest, others = [], [], [], []
     for item in items:
-        if "compile_for" in item.fixturenames:
+        if "on_two_processes" in item.fixturenames:
+            nvidia.append(item)
+        elif "compile_for" in item.fixturenames:
             (amd if "mi350" in item.name else nvidia).append(item)
         else:
             (longest if item.path.name.startswith(LONGEST) else others).append(item)
