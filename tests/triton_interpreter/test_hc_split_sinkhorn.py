@@ -87,6 +87,7 @@ def test_gradients(name):
     check(workload, inputs, dmixes=dmixes, dbase=dbase, dscale=dscale)
 
 
+@pytest.mark.nightly("interpreted, 20 s; its zeros are reference mode's too, in contract/")
 def test_an_output_that_nothing_used():
     unused = 2
     workload, inputs, choice = small("two_streams", launch.BACKWARD)
