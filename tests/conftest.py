@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import shutil
 import sys
@@ -29,6 +30,14 @@ hypothesis.settings.load_profile(PROFILE)
 collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["triton_interpreter"]
 
 
+# Imported modules and collected tests stay: to look for garbage among them takes a second a time
+gc.set_threshold(100_000, 20, 20)
+
+
+def pytest_collection_finish():
+    gc.freeze()
+
+
 LONGEST = ("test_triton_interpreter", "test_emulation", "test_equal")
 
 
@@ -41,10 +50,12 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     # two processes take a half each, and share what is left: each begins with some of the longest, and starts
-    # one compiler, which takes seconds
+    # one compiler, which takes seconds, as two processes of a mesh do
     amd, nvidia, longest, others = [], [], [], []
     for item in items:
-        if "compile_for" in item.fixturenames:
+        if "on_two_processes" in item.fixturenames:
+            nvidia.append(item)
+        elif "compile_for" in item.fixturenames:
             (amd if "mi350" in item.name else nvidia).append(item)
         else:
             (longest if item.path.name.startswith(LONGEST) else others).append(item)

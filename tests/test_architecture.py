@@ -19,7 +19,12 @@ OF_PARTS = {"hc_site"}
 """Operators made of others, which compute where there are no kernels: they need no `eager`."""
 WITH_KERNELS = {"launch", "space"}
 """What a folder with kernels has, be it the operator's own or a part of it."""
-TESTS = {"test_api", "test_codegen", "test_gpu", "test_tritonbench"}
+TESTS = {"test_api", "test_gpu"}
+TABLES = {
+    "test_codegen": "tests/contract/test_codegen.py",
+    "test_tritonbench": "tests/tritonbench/test_operators.py",
+}  # fmt: skip
+"""What an operator has as a file of its own, or as a row there."""
 TRITONBENCH = {"linear_attention": "recurrent_linear_attention", "balance": "sinkhorn_balance"}
 """Where tritonbench has the operator under another name than its folder's."""
 MOST_LINES = 300
@@ -61,7 +66,13 @@ def lacks(root: Path, op: str) -> list[str]:
         for room in ("arguments", "cases", "operator")
         if room not in modules(root / "tritonbench_ops" / bench)
     ]
-    found += [f"tests/{op}/{room}.py" for room in sorted(TESTS - modules(root / "tests" / op))]
+    own = modules(root / "tests" / op)
+    found += [f"tests/{op}/{room}.py" for room in sorted(TESTS - own)]
+    found += [
+        f"{table}: no row of {op}"
+        for room, table in TABLES.items()
+        if room not in own and f'"{op}": ' not in (root / table).read_text()
+    ]
     path = f"tests/triton_interpreter/test_{op}.py"
     found += [path] if not (root / path).exists() else []
     lines = [

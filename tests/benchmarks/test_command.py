@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked import python
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTED = [
@@ -19,7 +20,7 @@ STARTED = [
 ]
 EXTRAS = "jax", "matplotlib", "mmasim", "pandas", "transformers"
 WITHOUT_EXTRAS = f"""
-import runpy, sys
+import json, runpy, sys
 sys.modules.update(dict.fromkeys({EXTRAS}))
 def run(name, *words):
     sys.argv = [name, *words]
@@ -30,9 +31,10 @@ def run(name, *words):
             runpy.run_module(name, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         print(end)
-name, *words = sys.argv[1:]
-run(name, "--help")
-run(name, *words)
+for name, *words in json.loads(sys.argv[1]):
+    print("-----")
+    run(name, "--help")
+    run(name, *words)
 """
 
 
@@ -86,25 +88,23 @@ def test_the_demo_asks_for_a_matrix(words, monkeypatch, capsys):
     assert "--tokens and --n are at least 1" in said
 
 
-@pytest.mark.parametrize(
-    ("command", "needed"),
-    [
-        (["benchmarks.demo", "--device", "cpu"], "matplotlib"),
-        (["benchmarks.demo_model", "--device", "cpu"], "matplotlib"),
-        (["benchmarks.study", "dot_compress"], "mmasim"),
-        (["benchmarks.study", "backward"], "matplotlib"),
-        (["ci.compare", "docs/accuracy/h200.json"], "matplotlib"),
-        (["docs.numbers", "--check"], r"\w+"),
-        (["examples/finetune_lora.py"], "transformers"),
-        (["examples/jax_dlpack.py"], "jax"),
-        (["examples/patch_transformers.py"], "transformers"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_without_extras_help_works_and_the_rest_says_what_to_install(command, needed):
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRAS, *command], cwd=ROOT, capture_output=True, text=True
-    )
+NEEDED = {
+    "benchmarks.demo --device cpu": "matplotlib",
+    "benchmarks.demo_model --device cpu": "matplotlib",
+    "benchmarks.study dot_compress": "mmasim",
+    "benchmarks.study backward": "matplotlib",
+    "ci.compare docs/accuracy/h200.json": "matplotlib",
+    "docs.numbers --check": r"\w+",
+    "examples/finetune_lora.py": "transformers",
+    "examples/jax_dlpack.py": "jax",
+    "examples/patch_transformers.py": "transformers",
+}
+
+
+def test_without_extras_help_works_and_the_rest_says_what_to_install():
+    done = python("-c", WITHOUT_EXTRAS, json.dumps([command.split() for command in NEEDED]), cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("usage: python ")
-    assert re.search(rf"\n0\nneeds {needed}: pip install \w+.*\n\Z", done.stdout), done.stdout[-300:]
+    _, *every = done.stdout.split("-----\n")
+    for (command, needed), said in zip(NEEDED.items(), every, strict=True):
+        assert said.startswith("usage: python "), command
+        assert re.search(rf"\n0\nneeds {needed}: pip install \w+.*\n\Z", said), (command, said[-300:])

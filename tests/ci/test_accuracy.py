@@ -47,8 +47,8 @@ NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 BY_NIGHT = {
     "attention_chunks_forgetting", "attention_gla_bf16", "attention_retention", "attention_scalar_forgetting",
     "attention_gla_fp16", "attention_ungated", "attention_scaled", "attention_chunks_growing",
-    "attention_unused_o", "attention_unused_end", "dot_reported", "dot_precise", "mixes_model",
-    "peaked_column",
+    "attention_unused_o", "attention_unused_end", "attention_chunks", "dot_reported", "dot_precise",
+    "mixes_model", "peaked_column",
 }  # fmt: skip
 
 # At these sizes and logits the iterations or the conjugate gradients have converged, or all matrices are one
@@ -72,20 +72,17 @@ def opinions(name):
 
 FEWEST = {"balance_step_plain": 11, "balance_step_sinkgd": 9}
 """Faults that change a step without Nesterov's average, and one without any."""
-SLOW = pytest.mark.nightly("seconds to half a minute a row; rows that show the same faults run always")
-ROWS = [pytest.param(n, marks=SLOW) if n in BY_NIGHT else n for n in CI]
+SLOW = pytest.mark.nightly("a second to half a minute a row; rows that show the same faults run always")
+QUICK = [n for n in CI if n not in BY_NIGHT]
+BY_DAY = {n for o in OPERATORS.values() for n in [n for n in QUICK if o.takes(WORKLOADS[n])][::4]}
+ROWS = [n if n in BY_DAY else pytest.param(n, marks=SLOW) for n in CI]
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_correct_implementations_pass(name):
-    good, _, _ = opinions(name)
+def test_correct_implementations_pass_and_faults_are_caught(name):
+    good, faulty, hidden = opinions(name)
     assert len(good) >= 9
     assert {n: o.statistics for n, o in good.items() if not o.gate} == {}
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_faults_are_caught(name):
-    _, faulty, hidden = opinions(name)
     assert len(faulty) >= FEWEST.get(name, 12)
     missed = {n: o.statistics for n, o in faulty.items() if o.gate and n not in hidden}
     assert missed.keys() == INSIDE.get(name, set()), missed

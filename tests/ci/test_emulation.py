@@ -25,6 +25,7 @@ KERNELS = {
 }
 """What is run: Sinkhorn of n = 4 and 8 forward and backward, a reduction across lanes, dot_compress, a walk
 from the last token to the first."""
+BY_NIGHT = pytest.mark.nightly("one to two minutes; a row with gradients and one with products run always")
 
 
 def script(name: str, *words: object) -> subprocess.CompletedProcess[str]:
@@ -38,10 +39,11 @@ def script(name: str, *words: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("device", "names"),
     [
-        pytest.param("mi350", tuple(KERNELS), id="mi350"),
-        pytest.param("mi300x", ("mhc_fp32", "dot_tail"), id="mi300x"),
-        pytest.param("mi300x", tuple(KERNELS), id="mi300x all",
-                     marks=pytest.mark.nightly("a minute of compilers; gfx950's run always")),
+        pytest.param("mi350", ("mhc_fp32", "dot_tail"), id="mi350"),
+        *(
+            pytest.param(key, tuple(KERNELS), id=f"{key} all", marks=BY_NIGHT)
+            for key in ("mi350", "mi300x")
+        ),
     ],
 )  # fmt: skip
 def test_machine_code_passes_the_gate_when_executed(device, names, tmp_path):

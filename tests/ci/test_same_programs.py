@@ -244,7 +244,7 @@ def test_what_one_tree_alone_generates_is_different(command):
 
 def test_an_entry_is_generated_as_it_is_launched():
     """One process: two batches of a program, and one that no call has."""
-    path = Path(same_programs.ROOT, "tuning_cache", "h200", "hc_split_sinkhorn_reduced.json")
+    path = Path(same_programs.ROOT, "tuning_cache", "h200", "hc_pre_forward.json")
     first = store.entries_of(store.content(path), path)[0]
     program = same_programs.Program("h200", path.stem, "", first.key, first.config, first.variant)
     refused = dataclasses.replace(program, config=(("block_sizes", ()), ("num_warps", 1)))

@@ -474,13 +474,12 @@ def test_choose_takes_the_stored_config(shipped):
     assert str(choice) == f"{KERNEL} ({values}) from {path} (measured)"
 
 
-@pytest.mark.parametrize("name", ["sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history"])
+@pytest.mark.parametrize("name", ["sinkhorn_forward", "sinkhorn_backward_history"])
 @pytest.mark.parametrize("device_key", DEVICES)
-@pytest.mark.parametrize("size", [(4, 4), (3, 5), (8, 8), (128, 128)], ids=str)
-def test_choose_falls_back_to_the_kernel_s_default(shipped, name, device_key, size):
+def test_choose_falls_back_to_the_kernel_s_default(shipped, name, device_key):
     from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
 
-    n, m = size
+    n, m = 3, 5
     choice = chosen(name, n=n, m=m, device_key=device_key)
     assert choice.source == "the kernel's default"
     default = KERNELS[name].default(SinkhornCall(True, 1, "float32", n, m, 20), DEVICES[device_key])

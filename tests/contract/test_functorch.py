@@ -50,10 +50,10 @@ def assert_mapped(name, row, which, **options):
     assert_same(name, found, one_by_one(row.function, own))
 
 
-@pytest.mark.parametrize("which", ["tokens", "all", "other dimensions"])
 @each_dtype
-def test_vmap_is_the_calls_one_by_one(name, row, which, dtype):
-    assert_mapped(name, row, which, **DTYPES[dtype])
+def test_vmap_is_the_calls_one_by_one(name, row, dtype):
+    for which in ("tokens", "all", "other dimensions") if dtype == "float32" else ("other dimensions",):
+        assert_mapped(name, row, which, **DTYPES[dtype])
 
 
 @each_row
@@ -62,10 +62,9 @@ def test_vmap_of_each_argument_alone(name, row):
         assert_mapped(name, row, which)
 
 
-@pytest.mark.parametrize("which", ["tokens", "all"])
 @each_row
-def test_vmap_over_nothing(name, row, which):
-    dims = tuple(dims_of(row, which))
+def test_vmap_over_nothing(name, row):
+    dims = tuple(dims_of(row, "tokens"))
     mapped, _ = stacked(row, dims)
 
     def both(*given):
@@ -91,8 +90,7 @@ def test_nested_and_chunked_vmap(name, row):
     assert_same(name, listed(inner(*given)), expected)
 
 
-@pytest.mark.parametrize("how", ["grad", "vjp"])
-@pytest.mark.parametrize("which", ["tokens", "all"])
+@pytest.mark.parametrize(("how", "which"), [("grad", "tokens"), ("vjp", "all")])
 @each_row
 def test_gradients_of_each_sample(name, row, which, how):
     """A parameter's gradient is of the sample's tokens alone, also where the parameter is shared."""
@@ -192,15 +190,14 @@ def test_batched_gradients(name, row):
     assert_same(name, found, [torch.stack(parts) for parts in zip(*each, strict=True)])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @each_of_pytorch
-def test_jacobian_is_that_of_the_specification(name, row, dtype):
-    given = [*row.arguments(1, 2, dtype=dtype).values()]
+def test_jacobian_is_that_of_the_specification(name, row):
+    given = [*row.arguments(1, 2, dtype=torch.float64).values()]
     every = tuple(range(len(given)))
     found = torch.func.jacrev(row.function, argnums=every)(*given)
-    expected = torch.func.jacrev(row.specification, argnums=every)(*(x.double() for x in given))
+    expected = torch.func.jacrev(row.specification, argnums=every)(*given)
     # the implicit gradient is that of the fixed point, but for eps
-    limit = 1e-5 if dtype == torch.float32 or "implicit" in name else 1e-10
+    limit = 1e-5 if "implicit" in name else 1e-10
     for a, b in zip(tree_leaves(found), tree_leaves(expected), strict=True):
-        assert a.dtype == dtype
-        torch.testing.assert_close(a.double(), b, rtol=limit, atol=2 * limit)
+        assert a.dtype == torch.float64
+        torch.testing.assert_close(a, b, rtol=limit, atol=2 * limit)

@@ -11,10 +11,11 @@ from contract import CONTRACT, DTYPES, assert_same, called, each_of_pytorch, eac
 from layouts import LAYOUTS, laid_out
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @each_row
-def test_layouts_of_arguments_and_of_upstream_gradients_change_no_bit(name, row, layout):
-    for options in (DTYPES["float32"], DTYPES["narrow"]):
+def test_layouts_of_arguments_and_of_upstream_gradients_change_no_bit(name, row):
+    """Every second layout with narrow streams; interpreted bodies take some."""
+    for place, layout in enumerate([*LAYOUTS][:: 3 if row.kernels else 1]):
+        options = DTYPES["narrow" if place % 2 else "float32"]
         plain = [*row.arguments(2, 5, **options).values()]
         given, change = laid_out(row, layout, **options)
         assert any(not t.is_contiguous() or t.storage_offset() or t.is_neg() for t in given)
@@ -50,7 +51,7 @@ def test_the_expanded_gradient_of_a_sum(name, row):
     assert_same(name, gradients(True), gradients(False))
 
 
-@pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 3), (2, 1, 2, 3), (0,), (2, 0, 3)], ids=str)
+@pytest.mark.parametrize("lead", [(), (1,), (2, 1, 2, 3), (2, 0, 3)], ids=str)
 # sequences have one leading dimension and time
 @pytest.mark.parametrize("name", [name for name in CONTRACT if "attention" not in name])
 def test_any_leading_shape(name, row, lead):

@@ -24,9 +24,7 @@ from operator_table import VARIANTS
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-OPCHECKED = (
-    "contiguous", "tokens swapped", "last dimension first", "every other entry", "expanded", "no tokens",
-)  # fmt: skip
+OPCHECKED = "contiguous", "tokens swapped", "no tokens"
 """Layouts that take a second an operator; the fakes below are compared for all."""
 WITHOUT_GRADIENT = {"sinkhorn_balance", "sinkhorn_balance_into", "sinkhorn_balance_step"}
 """tests/balance/test_api.py has what holds of them."""
@@ -82,10 +80,9 @@ def test_fakes_have_the_metadata_of_what_runs(name, row, dtype):
             assert [*map(metadata, tree_leaves(faked))] == [*map(metadata, tree_leaves(results))], layout
 
 
-@pytest.mark.parametrize("dtype", ["float32", "narrow", "float64"])
 @each_of_pytorch
-def test_meta_device(name, row, dtype):
-    given = [*row.arguments(2, 5, **DTYPES[dtype]).values()]
+def test_meta_device(name, row):
+    given = [*row.arguments(2, 5, **DTYPES["narrow"]).values()]
     found = called(row.function, [t.to("meta") for t in given])
     expected = [(t.shape, t.stride(), t.dtype) for t in called(row.function, given)]
     assert [(t.shape, t.stride(), t.dtype) for t in found] == expected

@@ -8,8 +8,6 @@ import pytest
 import torch
 from planted import outputs, statuses
 
-from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
-from helion_sinkhorn.lab.workloads import tagged
 from tritonbench_ops.dot_compress import cases as parts
 
 SMALL = ["--op", "dot_compress", "--device", "cpu", "--warmup", "1", "--rep", "1", "--only"]
@@ -18,25 +16,8 @@ PLANTED = """
 from helion_sinkhorn import dot_compress
 from tritonbench_ops.dot_compress import cases as parts
 
-class Spoiled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, out, value):
-        ctx.value = value
-        out = out.clone()
-        out[1] = value
-        return out
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.clone()
-        grad[1] = ctx.value
-        return grad, None
-
 planted = {
-    "helion_wrong_value": lambda *t: 1.02 * dot_compress(*t),
     "helion_wrong_gradient": lambda *t: WrongGradient.apply(dot_compress(*t)),
-    "helion_raises": raises,
-    "nan_in_the_middle": lambda *t: Spoiled.apply(dot_compress(*t), float("nan")),
-    "zeros_in_the_middle": lambda *t: Spoiled.apply(dot_compress(*t), 0.0),
     "third_party": lambda *t: 1.02 * dot_compress(*t),
 }
 parts.BACKENDS.update({name: lambda f=f: f for name, f in planted.items()})
@@ -46,19 +27,13 @@ parts.BACKENDS.update({name: lambda f=f: f for name, f in planted.items()})
 def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them():
     modes = ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")
     names = (
-        "helion_dot_compress,helion_dot_compress_precise",
-        "helion_wrong_value", "helion_wrong_gradient", "helion_raises",
-        "nan_in_the_middle", "zeros_in_the_middle", "third_party",
+        "helion_dot_compress,helion_dot_compress_precise", "helion_wrong_gradient", "third_party",
     )  # fmt: skip
     metrics = ["--metrics", "latency,accuracy,inductor_mismatches,max_abs_err,x_floor,gbps,flops"]
     runs = [[*SMALL, name, *SHAPE, *metrics, "--mode", mode] for name in names for mode in modes]
     assert statuses(PLANTED, runs) == [
         *(0, 0, 0, 0),
-        *(1, 1, 1, 1),
         *(0, 1, 1, 0),
-        *(1, 1, 1, 1),
-        *(1, 1, 1, 1),
-        *(1, 1, 1, 1),
         *(1, 1, 1, 1),
     ]  # fmt: skip
 
@@ -82,20 +57,6 @@ def test_a_stale_column_of_an_intermediate_is_wrong(stale, wrong, dtype):
     gradients = [found[name] for name in ("dx", "dy", "dz")]
     share = parts.share_of_budget((x, y, z), grad, found["out"], gradients)
     assert share == max(shares.values())
-
-
-def test_cases_are_the_bench_workloads():
-    rows = parts.cases(parts.parse([]), torch.bfloat16)
-    assert [row.batch for row in rows] == [w.batch for w in tagged("bench", DotWorkload)]
-    (row,) = parts.cases(parts.parse(["--batch", "3", "--k", "8", "--with-z"]), torch.float16)
-    assert (row.batch, row.m, row.d, row.k, row.has_z, row.dtype) == (3, 3219, 256, 8, True, torch.float16)
-
-
-@pytest.mark.parametrize("flags", [["--m", "0"], ["--unknown", "1"], ["--with"]])
-def test_wrong_flags_end_the_run(flags, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        parts.parse(flags)
-    assert "--op dot_compress" in capsys.readouterr().err
 
 
 def test_the_reported_rule_is_that_of_assert_close():
@@ -159,7 +120,3 @@ def test_bytes_moved_once():
     moved = {mode: parts.bytes_moved(x, y, mode) for mode in ("fwd", "fwd_no_grad", "bwd", "fwd_bwd")}
     assert moved == {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": forward + backward}
     assert parts.x_value(x, y, None) == "2x10x8 3"
-
-
-def test_names_survive_the_writers():
-    assert all(name.isidentifier() for name in parts.BACKENDS)

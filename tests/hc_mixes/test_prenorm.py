@@ -33,9 +33,14 @@ def made_by(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *NARROW], ids=str)
 @pytest.mark.parametrize(
-    "sizes", [{}, {"n": 3, "c": 7, "m": 1}, {"n": 2, "c": CHUNK // 2 + 9, "m": 8}], ids=str
+    ("sizes", "dtype"),
+    [
+        ({}, torch.bfloat16),
+        ({"n": 3, "c": 7, "m": 1}, torch.float16),
+        ({"n": 2, "c": CHUNK // 2 + 9, "m": 8}, torch.float32),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("used", USED)
 def test_against_float64(used, sizes, dtype, made_by):

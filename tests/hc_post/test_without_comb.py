@@ -34,7 +34,7 @@ def results(function, given, upstream):
 
 @pytest.mark.parametrize("other", DTYPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("n", "c"), [(4, 12), (3, 7), (1, 1)])
+@pytest.mark.parametrize(("n", "c"), [(4, 12), (1, 1)])
 def test_one_rounding_of_each_result(n, c, dtype, other):
     """Within half a unit of the result's dtype, and a unit of float32 for each operation on its terms."""
     given = f, x, post, bias = inputs(2, 5, n=n, c=c, dtype=dtype, other=other)

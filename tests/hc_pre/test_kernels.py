@@ -27,10 +27,9 @@ def test_every_workload_is_within_its_budget(workload):
     assert max(errors.values()) <= 1, errors
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("n", range(1, 17))
-def test_streams(n, dtype):
-    inputs = pre_inputs(7, n=n, c=40, dtype=dtype)
+def test_streams(n):
+    inputs = pre_inputs(7, n=n, c=40, dtype=(torch.float32, torch.bfloat16, torch.float16)[n % 3])
     errors = pre_errors(results(*inputs), *inputs)
     assert max(errors.values()) <= 1, errors
 

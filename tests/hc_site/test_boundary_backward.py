@@ -32,6 +32,7 @@ from helion_sinkhorn.runtime import launch as door
 from helion_sinkhorn.runtime.kernel import candidates, default_choice
 
 BACKWARD = torch.ops.helion_sinkhorn.hc_boundary_backward.default
+BY_NIGHT = pytest.mark.nightly("20 s each; a row of which no result depends on y runs always")
 CONSTANTS = 3, 1e-6, 1e-6, 2.0, 1e-6, 0.0, "io", "float32", False, 1e-6
 GRADIENTS = NAMES[5:]
 OF_TOKENS = ("df", "dx", "dpost", "dcomb", "dp")
@@ -206,7 +207,13 @@ def test_what_the_gate_judges(operator, name, kernels):
     assert not any(shares.values()), shares
 
 
-@pytest.mark.parametrize("name", ["hc_site_odd", "hc_site_constants", "hc_site_unused_y"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hc_site_unused_y",
+        *(pytest.param(name, marks=BY_NIGHT) for name in ("hc_site_odd", "hc_site_constants")),
+    ],
+)
 def test_every_result_of_the_kernels_is_judged_on_random_inputs(name):
     """The candidates of each kernel are within a truth of their own."""
     workload = WORKLOADS[name]

@@ -16,7 +16,7 @@ PARTS = (
     "hc_split_sinkhorn", "hc_split_sinkhorn, reduced", "hc_mixes", "hc_pre", "hc_pre, norm",
     "hc_post",
 )  # fmt: skip
-KERNELS = "hc_site, kernels", "hc_site, norm, kernels", "hc_boundary, kernels", "hc_boundary, norm, kernels"
+KERNELS = "hc_site, kernels", "hc_boundary, kernels", "hc_boundary, norm, kernels"
 ROWS = {**OPERATORS, **VARIANTS}
 PYTORCH = (*PARTS, *VARIANTS)
 """Calls that PyTorch computes on a CPU."""

@@ -45,7 +45,7 @@ def complaints(binary: Binary) -> list[str]:
 @pytest.mark.parametrize(
     ("key", "calls"),
     [
-        pytest.param("h200", (LARGE, PADDED), id="h200"),
+        pytest.param("h200", (PADDED,), id="h200"),
         pytest.param("mi350", (SMALL,), id="mi350"),
         *(pytest.param(key, CALLS, id=f"{key} all", marks=BY_NIGHT) for key in ("h200", "mi350", "b200")),
     ],
@@ -66,20 +66,18 @@ def test_eight_steps_load_a_number_a_thread_and_fuse_their_products(compile_for)
     """
     call = CALLS[0]
     choice = default_choice(KERNELS["linear_attention_walk"], call, DEVICES["h200"])
-    jobs = [Job(call, choice, 128, options) for options in ((), (("states", True),))]
-    binary, with_start = compile_for("h200", jobs)
+    (b,) = compile_for("h200", [Job(call, choice, 128, (("states", True),))])
     # 32 entries of a state in a thread, as 4 sums of 8, of which the first product of each fuses with nothing
     assert dict(choice.variant) == {"rk": 8, "rv": 4, "count": 8}
-    for b in (binary, with_start):
-        assert b.compiled, b.problems
-        assert not b.spill_bytes
-        # q, k and gk of four steps at a time, and v of one: 128 threads, and 32 words of two entries a step
-        assert exchanges(b) == 6
-        assert b.hottest["global load"] == 6 + 8
-        # a thread stores the word it has loaded, and loads four words of each step
-        assert b.hottest["shared"] == 6 * (1 + 4)
-        assert b.hottest["barrier"] <= 2 * 6
-        assert b.hottest["fma"] == 8 * (32 + 32 - 4)
+    assert b.compiled, b.problems
+    assert not b.spill_bytes
+    # q, k and gk of four steps at a time, and v of one: 128 threads, and 32 words of two entries a step
+    assert exchanges(b) == 6
+    assert b.hottest["global load"] == 6 + 8
+    # a thread stores the word it has loaded, and loads four words of each step
+    assert b.hottest["shared"] == 6 * (1 + 4)
+    assert b.hottest["barrier"] <= 2 * 6
+    assert b.hottest["fma"] == 8 * (32 + 32 - 4)
 
 
 OPTIONS = (
@@ -94,8 +92,7 @@ OPTIONS = (
 @pytest.mark.parametrize(
     ("key", "rows"),
     [
-        # states and reverse, each with and without, by offsets of either width
-        pytest.param("h200", OPTIONS[2:4], id="h200"),
+        pytest.param("h200", OPTIONS[2:3], id="h200"),
         *(pytest.param(key, OPTIONS, id=f"{key} all", marks=BY_NIGHT) for key in ("h200", "mi350")),
     ],
 )

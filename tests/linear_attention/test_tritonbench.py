@@ -5,12 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 
-import pytest
 import torch
 from planted import statuses
 
-from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
-from helion_sinkhorn.lab.workloads import tagged
 from tritonbench_ops.recurrent_linear_attention import cases as parts
 
 SMALL = ["--op", "recurrent_linear_attention", "--device", "cpu", "--warmup", "1", "--rep", "1", "--only"]
@@ -37,26 +34,9 @@ right = parts.BACKENDS["helion_recurrent"]
 def without_gate(q, k, v, g, g_gamma, gk, gv):
     return right.build()(q, k, v, 0 * g, g_gamma, gk, gv)
 
-class Spoiled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, out, value):
-        ctx.value = value
-        out = out.clone()
-        out[1, :, 1] = value
-        return out
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.clone()
-        grad[1, :, 1] = ctx.value
-        return grad, None
-
 planted = {
-    "helion_wrong_value": lambda *x: 1.02 * right.build()(*x),
     "helion_without_a_gate": without_gate,
     "helion_wrong_gradient": lambda *x: WrongGradient.apply(right.build()(*x)),
-    "helion_raises": raises,
-    "nan_in_the_middle": lambda *x: Spoiled.apply(right.build()(*x), float("nan")),
-    "zeros_in_the_middle": lambda *x: Spoiled.apply(right.build()(*x), 0.0),
     "third_party": lambda *x: 1.02 * right.build()(*x),
 }
 parts.BACKENDS.update({name: dataclasses.replace(right, build=lambda f=f: f) for name, f in planted.items()})
@@ -66,21 +46,16 @@ parts.BACKENDS.update({name: dataclasses.replace(right, build=lambda f=f: f) for
 def test_right_backends_pass_and_planted_ones_fail_in_the_modes_that_show_them():
     modes = ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")
     names = (
-        "helion_recurrent", "helion_wrong_value", "helion_without_a_gate", "helion_wrong_gradient",
-        "helion_raises", "helion_chunked", "fla_chunk_gla",
-        "nan_in_the_middle", "zeros_in_the_middle", "third_party",
+        "helion_recurrent", "helion_without_a_gate", "helion_wrong_gradient", "helion_chunked",
+        "fla_chunk_gla", "third_party",
     )  # fmt: skip
     metrics = ["--metrics", "latency,accuracy,share_of_budget,x_floor,gbps,flops"]
     runs = [[*SMALL, name, *SHAPE, *metrics, "--mode", mode] for name in names for mode in modes]
     assert statuses(PLANTED, runs) == [
         *(0, 0, 0, 0),
         *(1, 1, 1, 1),
-        *(1, 1, 1, 1),
         *(0, 1, 1, 0),
-        *(1, 1, 1, 1),
         # named, so that a refusal (gv) and an absence count
-        *(1, 1, 1, 1),
-        *(1, 1, 1, 1),
         *(1, 1, 1, 1),
         *(1, 1, 1, 1),
         *(1, 1, 1, 1),
@@ -94,31 +69,11 @@ def test_what_refuses_an_input_is_not_wanted_unless_named():
 
 
 PLANTED_NAMES = (
-    "helion_wrong_value",
     "helion_without_a_gate",
     "helion_wrong_gradient",
-    "helion_raises",
-    "nan_in_the_middle",
-    "zeros_in_the_middle",
     "third_party",
     "torch_compile",
 )
-
-
-def test_cases_are_the_bench_workloads():
-    rows = parts.cases(parts.parse([]), torch.bfloat16)
-    assert [row.shape for row in rows] == [w.shape for w in tagged("bench", AttentionWorkload)]
-    (row,) = parts.cases(parts.parse(["--batch", "3", "--dv", "8", "--gates", ""]), torch.float16)
-    assert (row.sequences, row.steps, row.dv, row.gates, row.dtype) == (3, 2048, 8, "", torch.float16)
-
-
-@pytest.mark.parametrize(
-    "flags", [["--steps", "0"], ["--unknown", "1"], ["--ste", "3"], ["--gates", "gk gq"]]
-)
-def test_wrong_flags_end_the_run(flags, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        parts.parse(flags)
-    assert "--op recurrent_linear_attention" in capsys.readouterr().err
 
 
 def inputs(steps, gates="gk", *more):
@@ -176,7 +131,3 @@ def test_bytes_moved_once():
         "fwd_bwd": 3 * read + 2 * o,
     }
     assert parts.x_value(*given) == "2x3x4x8 5 gk"
-
-
-def test_names_survive_the_writers():
-    assert all(name.isidentifier() for name in parts.BACKENDS)

@@ -174,13 +174,13 @@ def test_programs_of_stored_calls_come_with_the_package():
 
 
 def test_programs_are_written_for_a_device_that_is_not_there(tmp_path):
-    only = "deepseek_4x4_fp32_b128"
+    only = "hc_pre_bf16_c4096_b128"
     for _ in range(2):
         written = python("-m", "ci.programs", "--only", only, "--workers", 1, "--out", tmp_path)
         assert written.returncode == 0, written.stderr
     files = {file.stem for file in tmp_path.iterdir()}
-    assert files == {"sinkhorn_forward", "sinkhorn_backward"}
+    assert files == {"hc_pre_forward", "hc_pre_backward"}
     launched = python("-c", LAUNCHED, only, tmp_path)
     assert launched.stdout.split("\n")[:-1] == [
-        "sinkhorn_forward True", "sinkhorn_backward True", "False"
+        "hc_pre_forward True", "hc_pre_backward True", "False"
     ], launched.stderr  # fmt: skip

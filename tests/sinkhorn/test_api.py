@@ -47,8 +47,8 @@ def assert_accurate(actual, expected, n_iters=20, computed=torch.float32):
     )
 
 
-@pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 3), (2, 1, 3), (1, 1, 1, 2)], ids=str)
-@pytest.mark.parametrize("matrix", [(4, 4), (3, 5), (6, 2), (1, 4), (4, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize("lead", [(), (2, 1, 3)], ids=str)
+@pytest.mark.parametrize("matrix", [(3, 5), (1, 4), (4, 1), (1, 1)], ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_any_leading_shape(lead, matrix, form):
     x, dp = randn(*lead, *matrix), randn(*lead, *matrix, seed=1)
@@ -62,8 +62,7 @@ def test_any_leading_shape(lead, matrix, form):
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 4), (3, 0, 4, 5), (0, 0, 1, 1)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("n_iters", [0, 1, 20])
+@pytest.mark.parametrize(("dtype", "n_iters"), [(torch.float32, 20), (torch.bfloat16, 0), (torch.float64, 1)])
 def test_empty_batch_stays_in_the_graph(shape, dtype, n_iters):
     scale = torch.ones((), dtype=dtype, requires_grad=True)
     x = torch.empty(shape, dtype=dtype)
@@ -155,8 +154,7 @@ POISONS = {
 @pytest.mark.parametrize("poison", POISONS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("first", FIRSTS)
-@pytest.mark.parametrize("n_iters", [1, 2, 20])
-@pytest.mark.parametrize("place", [0, 3, 6])
+@pytest.mark.parametrize(("n_iters", "place"), [(1, 6), (20, 3)])
 def test_what_is_undefined_stays_in_its_own_matrix(poison, form, first, n_iters, place):
     x, dp = randn(7, 4, 4), randn(7, 4, 4, seed=1)
     rows, cols, value = POISONS[poison]
@@ -292,13 +290,13 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("function", [sinkhorn, plan])
-def test_error_says_what_was_given_what_is_accepted_and_what_to_do(error, function):
+def test_error_says_what_was_given_what_is_accepted_and_what_to_do(error):
     kind, args, options, words = ERRORS[error]
-    with pytest.raises(kind) as raised:
-        function(*args, **options)
-    for word in words:
-        assert word in str(raised.value)
+    for function in (sinkhorn, plan):
+        with pytest.raises(kind) as raised:
+            function(*args, **options)
+        for word in words:
+            assert word in str(raised.value)
 
 
 @pytest.mark.parametrize("eps", [0, 0.0, 1e-6])
@@ -306,8 +304,7 @@ def test_the_log_form_takes_the_eps_that_changes_nothing(eps):
     assert torch.equal(sinkhorn(LOGITS, form="log", eps=eps), sinkhorn(LOGITS, form="log"))
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize(("dynamic", "fullgraph"), [(False, True), (True, False)])
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -450,8 +447,10 @@ def saved(run):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("layout", ["contiguous", "transposed", "expanded"])
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [("contiguous", torch.bfloat16), ("transposed", torch.float64), ("expanded", torch.float32)],
+)
 def test_a_graph_keeps_the_logits_and_nothing_else(form, dtype, layout):
     x = randn(6, 4, 4, dtype=dtype)
     x = {"contiguous": x, "transposed": x.mT, "expanded": x[:1].expand(6, 4, 4)}[layout]

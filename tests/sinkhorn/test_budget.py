@@ -12,7 +12,6 @@ from helion_sinkhorn.lab.sinkhorn import budget as testing
 from helion_sinkhorn.lab.sinkhorn.logits import LOGITS, make_logits
 
 FORMS = ["deepseek", "log"]
-FIRSTS = ["rows", "cols"]
 
 
 def gradient(function, x, dy):
@@ -21,9 +20,8 @@ def gradient(function, x, dy):
     return y.detach(), torch.autograd.grad(y, leaf, dy)[0]
 
 
-@pytest.mark.parametrize("first", FIRSTS)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("n", "m", "n_iters"), [(4, 4, 20), (4, 4, 100), (3, 5, 20), (1, 7, 50), (7, 2, 1)])
+@pytest.mark.parametrize(("form", "first"), [("deepseek", "rows"), ("log", "cols")])
+@pytest.mark.parametrize(("n", "m", "n_iters"), [(4, 4, 100), (3, 5, 20), (1, 7, 50), (7, 2, 1)])
 @pytest.mark.parametrize("name", ["randn_3", "masked"])
 def test_the_model_without_rounding_is_the_specification(name, n, m, n_iters, form, first):
     x = make_logits(name, 3, n, m).double()
@@ -224,11 +222,11 @@ def test_nan_passes_only_where_it_is_expected():
 
 
 @pytest.mark.parametrize("name", LOGITS)
-@pytest.mark.parametrize(("n", "m"), [(1, 1), (4, 4), (2, 7), (7, 2)])
-def test_masks_leave_an_entry_in_every_line_and_seeds_decide(name, n, m):
-    x = make_logits(name, 5, n, m, seed=3)
-    assert torch.equal(x, make_logits(name, 5, n, m, seed=3))
-    assert x.isfinite().any(-1).all()
-    assert x.isfinite().any(-2).all()
-    if name == "permutation" and n == m:
-        assert torch.equal(x.isfinite().sum(-1), torch.ones(5, n, dtype=torch.long))
+def test_masks_leave_an_entry_in_every_line_and_seeds_decide(name):
+    for n, m in ((1, 1), (4, 4), (2, 7), (7, 2)):
+        x = make_logits(name, 5, n, m, seed=3)
+        assert torch.equal(x, make_logits(name, 5, n, m, seed=3))
+        assert x.isfinite().any(-1).all()
+        assert x.isfinite().any(-2).all()
+        if name == "permutation" and n == m:
+            assert torch.equal(x.isfinite().sum(-1), torch.ones(5, n, dtype=torch.long))

@@ -1,4 +1,4 @@
-"""The CPU default against float64: values and gradients with random upstream gradients."""
+"""The CPU path beside what it shares with the kernels (test_kernels.py judges both)."""
 
 from __future__ import annotations
 
@@ -12,72 +12,18 @@ from steep import STEEP_CALLS, check_gradient
 
 from helion_sinkhorn import reference, sinkhorn
 from helion_sinkhorn.lab.sinkhorn.budget import Case
-from helion_sinkhorn.lab.sinkhorn.logits import LOGITS
 from helion_sinkhorn.ops.sinkhorn import eager, line_sums
 from helion_sinkhorn.ops.sinkhorn.implicit import eager as implicit
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
 
 FORMS = ["deepseek", "log"]
 FIRSTS = ["rows", "cols"]
-SQUARE = [(n, n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33)]
-RECTANGULAR = [(1, 7), (3, 5), (4, 8), (7, 2), (16, 4)]
-
-
-def check(case: Case, limit: float = 1.0) -> None:
-    x, dy = case.inputs()
-    p = eager.forward(x, *case.arguments, torch.float32)
-    ratios = case.judge(p, eager.backward(dy, x, *case.arguments))
-    assert max(ratios.values()) <= limit, ratios
-
-
-@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
-@pytest.mark.parametrize("logits", LOGITS)
-@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5)])
-def test_every_kind_of_logits(logits, n, m, form, first):
-    check(Case(logits, n, m, 20, form, first, batch=16))
-
-
-@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
-@pytest.mark.parametrize(("n", "m"), SQUARE + RECTANGULAR)
-def test_every_size(n, m, form, first):
-    check(Case("randn_3", n, m, 6, form, first))
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("n", "m"), [(64, 64), (128, 3), (128, 128)])
-def test_large_matrices(n, m, form):
-    check(Case("randn_3", n, m, 3, form, batch=1))
-
-
-@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
-@pytest.mark.parametrize("n_iters", [1, 2, 3])
-@pytest.mark.parametrize("logits", ["randn_1", "randn_8", "identity_like", "masked"])
-def test_few_iterations(logits, n_iters, form, first):
-    check(Case(logits, 4, 4, n_iters, form, first))
-
-
-@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
-@pytest.mark.parametrize("logits", ["randn_1", "randn_30", "identity_like", "masked"])
-@pytest.mark.parametrize(("n", "m"), [(4, 4), (1, 7), (7, 2)])
-def test_a_hundred_iterations_pass_several_restarts(n, m, logits, form, first):
-    assert segment_length(n, m) < 50
-    check(Case(logits, n, m, 100, form, first))
-
-
-@pytest.mark.parametrize("extra", [0, 1])
-def test_one_iteration_more_than_a_segment(extra):
-    check(Case("randn_8", 4, 4, segment_length(4, 4) + extra, "log", batch=16))
 
 
 @pytest.mark.parametrize(("kind", "n", "n_iters"), STEEP_CALLS)
 def test_gradients_of_steep_logits_pass_restarts(kind, n, n_iters):
     assert segment_length(n, n) < n_iters
     check_gradient(lambda dy, x: eager.backward(dy, x, n_iters, 0.0, "log", "rows"), kind, n, n_iters)
-
-
-@pytest.mark.parametrize("eps", [1e-12, 1e-3, 0.5])
-def test_other_eps(eps):
-    check(Case("randn_8", 4, 4, 20, eps=eps, batch=16))
 
 
 @pytest.mark.parametrize(
@@ -97,24 +43,10 @@ def test_rectangular_matrices_with_a_large_eps_stay_in_range(n, m, eps, n_iters)
 
 
 def test_without_eps_the_deepseek_form_is_the_log_form():
-    case = Case("randn_3", 4, 4, 20, eps=0.0)
-    x, _ = case.inputs()
-    assert torch.equal(
-        eager.forward(x, *case.arguments, torch.float32),
-        eager.forward(x, 20, 0.0, "log", "rows", torch.float32),
-    )
-    check(case)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("form", FORMS)
-def test_narrow_types_are_rounded_once(form, dtype):
-    case = Case("randn_3", 4, 4, 20, form, batch=64, dtype=dtype)
-    x, dy = case.inputs()
-    dx = eager.backward(dy, x, *case.arguments)
-    for out_dtype in (dtype, torch.float32):
-        ratios = case.judge(eager.forward(x, *case.arguments, out_dtype), dx)
-        assert max(ratios.values()) <= 1, ratios
+    x, dy = Case("randn_3", 4, 4).inputs()
+    forms = (20, 0.0, "deepseek", "rows"), (20, 0.0, "log", "rows")
+    assert torch.equal(*(eager.forward(x, *form, torch.float32) for form in forms))
+    assert torch.equal(*(eager.backward(dy, x, *form) for form in forms))
 
 
 def test_slices_of_the_batch_do_not_show(monkeypatch):
@@ -181,29 +113,29 @@ def test_only_the_logits_are_kept():
 
 
 FORKS = """
-import os, sys, time, torch
+import os, time, torch
 from helion_sinkhorn import sinkhorn
 torch.set_num_threads(2)
-x = torch.randn(int(sys.argv[1]), 4, 4, requires_grad=True)
-for form in ("deepseek", "log"):
-    sinkhorn(x, form=form).sum().backward()
-p = sinkhorn(x)
-child = os.fork()
-if child == 0:
-    torch.softmax(torch.ones(4096, 64), -1)
-    os._exit(0 if torch.equal(sinkhorn(x), p) else 1)
-for _ in range(100):
-    ended, status = os.waitpid(child, os.WNOHANG)
-    if ended:
-        print(status)
-        break
-    time.sleep(0.1)
-else:
-    os.kill(child, 9)
+for batch in (100, 1 << 15):
+    x = torch.randn(batch, 4, 4, requires_grad=True)
+    for form in ("deepseek", "log"):
+        sinkhorn(x, form=form).sum().backward()
+    p = sinkhorn(x)
+    child = os.fork()
+    if child == 0:
+        torch.softmax(torch.ones(4096, 64), -1)
+        os._exit(0 if torch.equal(sinkhorn(x), p) else 1)
+    for _ in range(100):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            print(batch, status)
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, 9)
 """
 
 
-@pytest.mark.parametrize("batch", [100, 1 << 15])
-def test_a_process_forked_after_a_call_does_not_hang(batch):
-    done = python("-c", FORKS, batch)
-    assert done.stdout == "0\n", done.stderr
+def test_a_process_forked_after_a_call_does_not_hang():
+    done = python("-c", FORKS)
+    assert done.stdout == "100 0\n32768 0\n", done.stderr

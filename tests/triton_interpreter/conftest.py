@@ -6,7 +6,6 @@ Run by test_triton_interpreter.py in a process of its own, or by
 
 from __future__ import annotations
 
-import gc
 import os
 
 import numpy as np
@@ -20,10 +19,6 @@ from triton.runtime import interpreter
 from helion_sinkhorn.configs.device import DEVICES
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "Triton reads TRITON_INTERPRET when it is imported"
-
-
-# Helion makes many objects that stay: to look for garbage after every 700 costs up to an eighth of its time
-gc.set_threshold(100_000, 20, 20)
 
 
 class LibdeviceOnNumpy:

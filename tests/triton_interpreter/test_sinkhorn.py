@@ -14,7 +14,6 @@ from helion_sinkhorn.lab.sinkhorn.budget import Case
 from helion_sinkhorn.ops.sinkhorn import launch
 from helion_sinkhorn.runtime import launch as door
 
-FORMS = ["deepseek", "log"]
 BACKWARDS = ["sinkhorn_backward", "sinkhorn_backward_history"]
 # One program costs a millisecond whatever its block: 13 matrices in blocks of 8 are two programs and a tail
 BATCH, BLOCK = 13, 8
@@ -63,8 +62,8 @@ def test_sizes_with_a_tail_of_the_batch(n, m, form, first):
         check_backward(case, name)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("logits", some(["randn_30", "masked"], "randn_0.01", "identity_like", "permutation"))
+@pytest.mark.parametrize("form", some(["log"], "deepseek"))
+@pytest.mark.parametrize("logits", some(["masked"], "randn_30", "randn_0.01", "identity_like", "permutation"))
 @pytest.mark.parametrize("n", some([3], 4))
 def test_kinds_of_logits(n, logits, form):
     case = Case(logits, n, n, 8, form, batch=BATCH)
@@ -73,15 +72,19 @@ def test_kinds_of_logits(n, logits, form):
         check_backward(case, name)
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("paired", some([True], False))
 @pytest.mark.parametrize(("rows", "columns"), some([(4, 4)], (2, 4), (4, 1), (2, 2), (0, 0)))
 @pytest.mark.parametrize(
-    ("pivoted", "lean"), some([(False, True), (True, False)], (False, False), (True, True))
-)
-def test_variants(pivoted, lean, rows, columns, paired, form):
+    ("form", "pivoted", "lean"),
+    some(
+        [("deepseek", True, False), ("log", False, True)],
+        ("deepseek", False, False), ("deepseek", False, True), ("deepseek", True, True),
+        ("log", False, False),
+    ),
+)  # fmt: skip
+def test_variants(form, pivoted, lean, rows, columns, paired):
     """The log form has no pivot."""
-    variant = {"thread": (rows, columns), "paired": paired, "pivoted": pivoted and form == "deepseek"}
+    variant = {"thread": (rows, columns), "paired": paired, "pivoted": pivoted}
     case = Case("randn_3", 4, 4, 4, form, batch=BATCH)
     check_forward(case, **variant)
     check_backward(case, "sinkhorn_backward", **variant, lean=lean)
@@ -92,9 +95,9 @@ def test_variants(pivoted, lean, rows, columns, paired, form):
 @pytest.mark.parametrize(
     ("n", "thread", "form"),
     some(
-        [(4, (4, 4), "deepseek"), (8, (4, 4), "log")],
-        (4, (4, 4), "log"), (8, (4, 4), "deepseek"), (8, (8, 8), "log"), (8, (2, 8), "log"),
-        (8, (8, 4), "log"),
+        [(4, (4, 4), "deepseek")],
+        (4, (4, 4), "log"), (8, (4, 4), "log"), (8, (4, 4), "deepseek"), (8, (8, 8), "log"),
+        (8, (2, 8), "log"), (8, (8, 4), "log"),
     ),
 )  # fmt: skip
 def test_sums_in_order(n, thread, form):
@@ -105,7 +108,7 @@ def test_sums_in_order(n, thread, form):
         check_backward(case, "sinkhorn_backward", thread=thread, ordered=True, length=7)
 
 
-@pytest.mark.parametrize(("n_iters", "length"), some([(1, 3), (5, 2)], (4, 2), (6, 2)))
+@pytest.mark.parametrize(("n_iters", "length"), some([], (5, 2), (1, 3), (4, 2), (6, 2)))
 @pytest.mark.parametrize("n", some([4], 3))
 def test_segments_of_any_length(n, n_iters, length):
     check_backward(Case("randn_8", n, n, n_iters, batch=BATCH), "sinkhorn_backward", length=length)
@@ -144,7 +147,7 @@ class Guarded:
         return self.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
 
 
-@pytest.mark.parametrize("batch", some([7, 9], 1, 8, 16))
+@pytest.mark.parametrize("batch", some([9], 1, 7, 8, 16))
 @pytest.mark.parametrize(("n", "m"), some([(3, 5)], (4, 4)))
 def test_nothing_is_written_outside_the_result(n, m, batch, monkeypatch):
     case = Case("randn_3", n, m, 3, batch=batch)
@@ -163,10 +166,10 @@ def test_nothing_is_written_outside_the_result(n, m, batch, monkeypatch):
         assert (field[-128:] == Guarded.SENTINEL).all()
 
 
-@pytest.mark.parametrize("n", [3, 4])
-def test_a_result_does_not_depend_on_the_batch_around_it(n):
-    # the iterations of test_kinds_of_logits and test_variants, which generate this code too
-    case = Case("randn_3", n, n, {3: 8, 4: 4}[n], batch=BATCH)
+@pytest.mark.parametrize(("n", "m", "n_iters"), some([(3, 5, 3)], (4, 4, 4)))
+def test_a_result_does_not_depend_on_the_batch_around_it(n, m, n_iters):
+    # the iterations of other tests, which generate this code too
+    case = Case("randn_3", n, m, n_iters, batch=BATCH)
     x, dy = case.inputs()
     forward, backward = (choice(case, name) for name in ("sinkhorn_forward", "sinkhorn_backward"))
     p = launch.forward(x, *case.arguments, torch.float32, forward)
@@ -187,6 +190,7 @@ def test_layouts():
     assert max(ratios.values()) <= 1, ratios
 
 
+@pytest.mark.nightly("interpreted, 9 s a case")
 def test_a_large_batch_in_one_program():
     case = Case("randn_3", 4, 4, 4, batch=4096)
     x, dy = case.inputs()

@@ -92,6 +92,7 @@ def test_a_candidate_is_launched_without_helion_and_without_a_compiler(
         assert done.stdout.split("\n")[-2] == "False [True]"
 
 
+@pytest.mark.nightly("16 s for a compiling process of its own")
 def test_what_is_compiled_to_be_read_keeps_no_code(tmp_path, monkeypatch):
     programs = tmp_path / "programs"
     monkeypatch.setenv("HELION_SINKHORN_CACHE_DIR", str(programs))
@@ -101,30 +102,8 @@ def test_what_is_compiled_to_be_read_keeps_no_code(tmp_path, monkeypatch):
     assert not programs.exists()
 
 
-STORED = """
+LAUNCHES = """
 import dataclasses
-from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.machine.binary import Job
-from helion_sinkhorn.lab.operators import KERNELS
-from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
-from helion_sinkhorn.runtime.kernel import candidates
-from helion_sinkhorn.lab.tuning.child import first_launch
-
-call = SinkhornCall(True, 1, "float32", 8, 8, 2)
-choice = candidates(KERNELS["sinkhorn_forward"], call, DEVICES["h200"])[-1]
-kernel, _ = first_launch(DEVICES["h200"], Job(call, dataclasses.replace(choice, stored=True), 64))
-print(dict(kernel.config) == dict(choice.config))
-"""
-
-
-def test_a_stored_config_is_compiled_itself():
-    """A launch that raises makes way for the default, which `check` then compiled instead."""
-    done = python("-c", STORED, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split("\n")[-2] == "True"
-
-
-ALIKE = """
 import torch
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine.presented import as_called, present_device
@@ -132,16 +111,40 @@ from helion_sinkhorn.lab.machine.presented import as_called, present_device
 present_device(DEVICES["h200"])
 from helion_sinkhorn.lab.machine.binary import Job
 from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.ops.dot_compress.space import DotCall
+from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
 from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
+from helion_sinkhorn.runtime import dispatch, generated
+from helion_sinkhorn.runtime import kernel as kernels
 from helion_sinkhorn.runtime.generated import bound
-from helion_sinkhorn.runtime.kernel import default_choice
 from helion_sinkhorn.lab.tuning.child import first_launch
 
-call = SinkhornCall(True, 1, "float32", 16, 16, 3)
-choice = default_choice(KERNELS["sinkhorn_backward_history"], call, DEVICES["h200"])
-kernel, arguments = first_launch(DEVICES["h200"], Job(call, choice, 64))
-(config,) = kernel.helion.configs
+def first(name, call, batch):
+    choice = kernels.default_choice(KERNELS[name], call, DEVICES["h200"])
+    return first_launch(DEVICES["h200"], Job(call, choice, batch))
 
+def launch(name, call, batch):
+    kernel, arguments = first(name, call, batch)
+    real = {}
+    def on_cpu(t):
+        return real.setdefault(id(t), torch.empty_strided(t.shape, t.stride(), dtype=t.dtype))
+    return kernel, [on_cpu(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+
+def code_of(kernel, tensors):
+    # Helion keeps what it generated for other arguments of the same types
+    kernels.build.cache_clear()
+    kernel = kernels.build(kernel.kernel, kernel.config, False)
+    return bound(kernel, tensors).to_triton_code(kernel.helion.configs[0])
+"""
+"""What a process begins with that looks at the code of launches on an H200, of tensors on the CPU."""
+STORED = """
+call = SinkhornCall(True, 1, "float32", 8, 8, 2)
+choice = kernels.candidates(KERNELS["sinkhorn_forward"], call, DEVICES["h200"])[-1]
+kernel, _ = first_launch(DEVICES["h200"], Job(call, dataclasses.replace(choice, stored=True), 64))
+print(dict(kernel.config) == dict(choice.config))
+"""
+ALIKE = """
+kernel, arguments = first("sinkhorn_backward_history", SinkhornCall(True, 1, "float32", 16, 16, 3), 64)
 real = {}
 def on_cpu(t):
     whole = t if t._base is None else t._base
@@ -149,54 +152,12 @@ def on_cpu(t):
         real[id(whole)] = torch.empty_strided(whole.shape, whole.stride(), dtype=whole.dtype)
     return real[id(whole)].as_strided(t.shape, t.stride(), t.storage_offset())
 
-called = bound(kernel, [on_cpu(a) if isinstance(a, torch.Tensor) else a for a in arguments])
-expected = called.to_triton_code(config)
+expected = code_of(kernel, [on_cpu(a) if isinstance(a, torch.Tensor) else a for a in arguments])
 with as_called(arguments) as given:
-    code = bound(kernel, given).to_triton_code(config)
+    code = code_of(kernel, given)
 print(len(real) < sum(isinstance(a, torch.Tensor) for a in arguments), code == expected)
 """
-
-
-def test_the_code_of_a_candidate_is_that_of_a_call_with_views_of_one_tensor():
-    """Helion has a barrier between a store and a load of arguments that share memory."""
-    done = python("-c", ALIKE, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split("\n")[-2] == "True True"
-
-
-LAUNCHES = """
-import torch
-from helion_sinkhorn.configs.device import DEVICES
-from helion_sinkhorn.lab.machine.presented import present_device
-
-present_device(DEVICES["h200"])
-from helion_sinkhorn.lab.machine.binary import Job
-from helion_sinkhorn.lab.operators import KERNELS
-from helion_sinkhorn.ops.sinkhorn.space import SinkhornCall
-from helion_sinkhorn.runtime import kernel as kernels
-from helion_sinkhorn.lab.tuning.child import first_launch
-
-def launch(name, call, batch):
-    choice = kernels.default_choice(KERNELS[name], call, DEVICES["h200"])
-    kernel, arguments = first_launch(DEVICES["h200"], Job(call, choice, batch))
-    real = {}
-    def on_cpu(t):
-        return real.setdefault(id(t), torch.empty_strided(t.shape, t.stride(), dtype=t.dtype))
-    return kernel, [on_cpu(a) if isinstance(a, torch.Tensor) else a for a in arguments]
-"""
-"""What a process begins with that looks at the code of launches on an H200, of tensors on the CPU."""
-
-
 TWICE = """
-from helion_sinkhorn.ops.linear_attention.chunked.space import ChunkCall
-from helion_sinkhorn.runtime.generated import bound
-
-def code_of(kernel, tensors):
-    # Helion keeps what it generated for other arguments of the same types
-    kernels.build.cache_clear()
-    kernel = kernels.build(kernel.kernel, kernel.config, False)
-    return bound(kernel, tensors).to_triton_code(kernel.helion.configs[0])
-
 call = SinkhornCall(True, 1, "float32", 48, 48, 4)
 one, five = (code_of(*launch("sinkhorn_backward_history", call, batch)) for batch in (1, 5))
 print(one.count("tl.debug_barrier()"), one == five)
@@ -204,20 +165,7 @@ print(one.count("tl.debug_barrier()"), one == five)
 kernel, two = launch("linear_attention_chunk_scores", ChunkCall("bfloat16", 64, 64, ""), 32)
 print(two[0].size(0) > 1, code_of(kernel, two) == code_of(kernel, [two[0], two[0], *two[2:]]))
 """
-
-
-def test_one_program_serves_every_call_of_its_signature():
-    """A batch of one has the barrier between stores and loads of a scratch that others need; and of q that is
-    passed as k too, Helion made one argument, which calls with another k then took for it."""
-    done = python("-c", LAUNCHES + TWICE, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split("\n")[-3:-1] == ["1 True", "True True"]
-
-
 OF_ANY_PROCESS = """
-from helion_sinkhorn.ops.dot_compress.space import DotCall
-from helion_sinkhorn.runtime import dispatch, generated
-
 torch.cuda.current_device = lambda: 0
 launched, kept = [], []
 for d in (128, 256):
@@ -233,21 +181,32 @@ for default in (torch.float32, torch.float64):
     kernels.build.cache_clear()
     torch.set_default_dtype(default)
     kernel, arguments = launch("sinkhorn_implicit_cg", SinkhornCall(False, 1, "float32", 4, 4, 4), 64)
-    texts.append(generated.code_of(kernel, generated.bound(kernel, arguments)))
+    texts.append(generated.code_of(kernel, bound(kernel, arguments)))
 print(texts[0] == texts[1], torch.get_default_dtype())
 """
 
 
-def test_neither_sizes_nor_torch_s_default_dtype_share_what_is_of_others():
-    """One text serves dot compress of 128 and of 256 columns, which are constants of its binaries: the second
-    call of a process summed 128 of 256.  Under a default dtype of float64 conjugate gradients computed in it.
+def test_code_of_launches():
+    """In the order of the programs above.
+
+    A stored config is compiled itself: a launch that raises makes way for the default, which `check` then
+    compiled instead.  Views of one tensor are such to Helion, which has a barrier between a store to one and
+    a load of another.  One program serves every call of its signature: a batch of one has the barrier that
+    others need; and of q that is passed as k too, Helion made one argument, which calls with another k then
+    took for it.  One text serves dot compress of 128 and of 256 columns, which are constants of its binaries:
+    the second call of a process summed 128 of 256.  Under a default dtype of float64 conjugate gradients
+    computed in it.
     """
-    done = python("-c", LAUNCHES + OF_ANY_PROCESS, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
+    code = LAUNCHES + STORED + ALIKE + TWICE + OF_ANY_PROCESS
+    done = python("-c", code, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split("\n")[-3:-1] == ["True False 2", "True torch.float64"]
+    stored, *views = "True", "True True"
+    of_signatures, of_sizes, of_dtypes = ("1 True", "True True"), "True False 2", "True torch.float64"
+    assert done.stdout.split("\n")[-7:-1] == [stored, *views, *of_signatures, of_sizes, of_dtypes]
 
 
 UNDER_3_6 = """
+import sys
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.machine.presented import as_called, present_device
 
@@ -263,7 +222,7 @@ from helion_sinkhorn.lab.tuning.child import first_launch
 
 device, call = DEVICES["h200"], SinkhornCall(False, 1, "float32", 16, 16, 3)
 views.triton_version = lambda: (3, 6)
-for name in ("sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history", "sinkhorn_implicit_cg"):
+for name in sys.argv[1:]:
     choices = candidates(KERNELS[name], call, device)
     shared = next(c for c in choices if dict(c.variant)["thread"] == (4, 4))
     kernel, arguments = first_launch(device, Job(call, shared, 64))
@@ -274,15 +233,22 @@ for name in ("sinkhorn_forward", "sinkhorn_backward", "sinkhorn_backward_history
 """
 
 
-def test_kernels_of_triton_3_6_need_no_helion_either():
+@pytest.mark.parametrize(
+    "views",
+    [
+        {"sinkhorn_forward": 1, "sinkhorn_implicit_cg": 2},
+        pytest.param(
+            {"sinkhorn_backward": 2, "sinkhorn_backward_history": 2},
+            marks=pytest.mark.nightly("half a minute of Helion; two kernels run always"),
+        ),
+    ],
+)
+def test_kernels_of_triton_3_6_need_no_helion_either(views):
     """A function of the package in their host code made every process generate them."""
-    done = python("-c", UNDER_3_6, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
+    done = python("-c", UNDER_3_6, *views, env={**os.environ, "HELION_SINKHORN_DEVICE": "h200"})
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split("\n")[-5:-1] == [
-        "sinkhorn_forward 1",
-        "sinkhorn_backward 2",
-        "sinkhorn_backward_history 2",
-        "sinkhorn_implicit_cg 2",
+    assert done.stdout.split("\n")[-len(views) - 1 : -1] == [
+        f"{name} {count}" for name, count in views.items()
     ]
 
 

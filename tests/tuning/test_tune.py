@@ -119,16 +119,15 @@ ONCE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("key", DEVICES)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_candidates_are_few_distinct_and_begin_with_the_default(kernel, key):
+def test_candidates_are_few_distinct_and_begin_with_the_default(kernel):
     groups = [group for group in ALL if group.kernel == kernel]
     assert groups
     # a config of these decides in which order a token's columns are added up, or a call of many iterations
     # launches them once
     alone = "hc_pre_backward", "hc_pre_normed_forward", "hc_site_weights", *ONCE
     fewest = 1 if kernel in alone else 2
-    for group in groups:
+    for group, key in itertools.product(groups, DEVICES):
         choices = candidates(KERNELS[kernel], group.call, DEVICES[key])
         assert fewest <= len(choices) <= 80, group
         assert len(distinct(choices)) == len(choices), group

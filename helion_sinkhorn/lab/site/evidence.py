@@ -178,9 +178,8 @@ def crossed(
         return found
     _, dpre = pre_launch.backward(dy, x, pre)
     kept = *update, pre, *parameters, None, x, mixes, norms
-    _, dx, _, _, dfn, *_ = ways.in_one_pass(
-        (dresidual, dy, dpre, dpost, dcomb), kept, None, False, *w.arguments, choices=choices
-    )
+    asked = ways.Asked((dresidual, dy, dpre, dpost, dcomb), kept, None, False, w.arguments)
+    _, dx, _, _, dfn, *_ = ways.in_one_pass(asked, choices)
     return found | {"dx": dx, "dfn": dfn}
 
 

@@ -226,7 +226,8 @@ def run_call(workload: HcSiteWorkload, device: str) -> None:
     update = dy, x, dpost, dcomb
     streams, *_, mixes, norms = boundary.forward(*update, None, pre, *parameters, None, *constants)
     upstream, site = (dresidual, dy, pre, dpost, dcomb), (pre, *parameters)
-    ways.backward(upstream, (*update, *site, None, streams, mixes, norms), None, False, *constants)
+    given = *update, *site, None, streams, mixes, norms
+    ways.backward(ways.Asked(upstream, given, None, False, constants))
 
 
 ALONE = {

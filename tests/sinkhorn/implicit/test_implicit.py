@@ -45,9 +45,7 @@ def dense(p, dy, system):
 class TestEquations:
     """implicit.backward in float64."""
 
-    @pytest.mark.parametrize(
-        ("form", "first"), list(itertools.product(["log", "deepseek"], ["rows", "cols"]))
-    )
+    @pytest.mark.parametrize(("form", "first"), [("log", "rows"), ("deepseek", "cols")])
     @pytest.mark.parametrize("solver", SOLVERS)
     @pytest.mark.parametrize(("n", "m"), SQUARE + RECTANGULAR)
     def test_at_a_fixed_point_it_is_the_exact_gradient(self, n, m, solver, form, first):
@@ -68,7 +66,7 @@ class TestEquations:
         assert error.max() > 1e-7
 
     @pytest.mark.parametrize("solver", SOLVERS)
-    @pytest.mark.parametrize("n_iters", [1, 3, 300])
+    @pytest.mark.parametrize("n_iters", [1, 300])
     @pytest.mark.parametrize(("n", "m"), SQUARE + RECTANGULAR)
     def test_corrected_is_the_dense_solution(self, n, m, n_iters, solver):
         p, dy, _ = balanced_matrix(n, m, n_iters=n_iters)
@@ -156,8 +154,8 @@ class TestKernels:
     """The bodies in Helion's reference mode, by the equations in float64 at the same P."""
 
     @pytest.mark.parametrize("solver", SOLVERS)
-    @pytest.mark.parametrize("logits", ["randn_1", "randn_8", "identity_like", "masked"])
-    @pytest.mark.parametrize(("n", "m"), [*SQUARE, *RECTANGULAR, (16, 16), (33, 20)])
+    @pytest.mark.parametrize("logits", ["randn_8", "identity_like", "masked"])
+    @pytest.mark.parametrize(("n", "m"), [*SQUARE[2:], *RECTANGULAR, (33, 20)])
     def test_corrected(self, n, m, logits, solver):
         p, dy, _ = balanced_matrix(n, m, logits=logits, n_iters=20)
         p, dy = p.float(), dy.float()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from autograd_calls import assert_equal, randn, value_and_gradient
@@ -14,7 +12,6 @@ from helion_sinkhorn.ops.sinkhorn.large import eager, products, ranks
 from helion_sinkhorn.ops.sinkhorn.scaling import segment_length
 
 FORMS = ["deepseek", "log"]
-FIRSTS = ["rows", "cols"]
 SIZES = [(190, 180), (129, 300), (2000, 17), (12, 3000)]
 
 
@@ -30,9 +27,9 @@ def slopes(n: int, m: int, height: float) -> torch.Tensor:
     return height * torch.linspace(0, 1, n)[:, None] * torch.linspace(0, n, m)[None]
 
 
-@pytest.mark.parametrize(("form", "first"), list(itertools.product(FORMS, FIRSTS)))
+@pytest.mark.parametrize(("form", "first"), [("deepseek", "rows"), ("log", "cols")])
 @pytest.mark.parametrize(("n", "m"), SIZES)
-@pytest.mark.parametrize("n_iters", [1, 2, 3, 25])
+@pytest.mark.parametrize("n_iters", [1, 2, 25])
 def test_float64_is_the_specification(n, m, form, first, n_iters):
     assert segment_length(n, m, torch.float64) > 25
     x, dy = (randn(2, n, m, seed=seed, dtype=torch.float64, scale=2) for seed in (0, 1))
@@ -77,7 +74,7 @@ PEAKED = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", PEAKED)
-@pytest.mark.parametrize("n_iters", [1, 3, 20])
+@pytest.mark.parametrize("n_iters", [1, 20])
 def test_peaked_logits_err_as_float32_autograd_does(kind, form, n_iters):
     """At most six times the error of the definition in float32, or a few units in the last place."""
     x = PEAKED[kind]()

@@ -42,8 +42,7 @@ def assert_near(found, true, tolerance=ROUNDING):
 
 
 @pytest.mark.parametrize("sides", [False, True])
-@pytest.mark.parametrize("first", ["rows", "cols"])
-@pytest.mark.parametrize("n_iters", [1, 2, 6])
+@pytest.mark.parametrize(("first", "n_iters"), [("rows", 1), ("cols", 2), ("rows", 6)])
 @pytest.mark.parametrize(("n", "m"), [(40, 56), (33, 130), (64, 64)])
 def test_values_and_gradients(n, m, n_iters, first, sides):
     inputs = *given(n, m, sides), n_iters, first
@@ -155,7 +154,7 @@ PEAKED = {
 
 @pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
 @pytest.mark.parametrize("kind", PEAKED)
-@pytest.mark.parametrize("n_iters", [1, 3, 20])
+@pytest.mark.parametrize("n_iters", [1, 20])
 def test_peaked_logits_of_the_deepseek_form(kind, n_iters, longest, monkeypatch):
     """No potential is as large as the logits: six times the error of float32 autograd, or rounding."""
     monkeypatch.setattr(launch, "LONGEST", longest)
@@ -183,7 +182,7 @@ def test_an_upstream_gradient_may_have_any_scale(eps, longest, monkeypatch):
 
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 @pytest.mark.parametrize("longest", [8192, 16], ids=["one read", "two reads"])
-@pytest.mark.parametrize("n_iters", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("n_iters", [1, 2, 5])
 def test_what_is_not_kept_does_not_show(n_iters, longest, eps, monkeypatch):
     """Two vectors in turn beside the first one."""
     monkeypatch.setattr(launch, "LONGEST", longest)

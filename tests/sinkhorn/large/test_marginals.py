@@ -38,11 +38,12 @@ def assert_near(found, true, tolerance):
         assert (a.double() - b).abs().max() <= tolerance * b.abs().max().clamp(min=0.1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("first", ["rows", "cols"])
+@pytest.mark.parametrize(
+    ("first", "dtype", "n_iters"),
+    [("rows", torch.float64, 4), ("cols", torch.float32, 4), ("cols", torch.float64, 1)],
+)
 @pytest.mark.parametrize("sides", SIDES)
 @pytest.mark.parametrize(("n", "m"), SIZES)
-@pytest.mark.parametrize("n_iters", [1, 4])
 def test_values_and_gradients(n, m, sides, first, dtype, n_iters):
     x, dy = (randn(3, n, m, seed=seed, dtype=torch.float64) for seed in (0, 1))
     given = marginals(n, m, sides)

@@ -142,9 +142,8 @@ def one_launch(
     if {*of} <= {*VALUES}:
         return found
     upstream, kept = upstream_of(w, dresidual, dy, dpre, dpost, dcomb), (*update, *site, None, made[0])
-    *of_update, dfn, _, dweights, _ = ways.in_one_pass(
-        upstream, (*kept, *made[5:]), None, False, *w.arguments, choices=choices
-    )
+    asked = ways.Asked(upstream, (*kept, *made[5:]), None, False, w.arguments)
+    *of_update, dfn, _, dweights, _ = ways.in_one_pass(asked, choices)
     if "dy" in w.unused.split():
         dweights = torch.zeros_like(weights)
     return found | dict(zip(GRADIENTS, (*of_update, dweights, dfn), strict=False))

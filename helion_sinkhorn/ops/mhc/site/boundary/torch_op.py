@@ -80,8 +80,9 @@ def backward(dstreams, dy, dpre, dpost, dcomb, f, x, post, comb, bias, *given, o
         return tuple(t.zero_() for t in empty)
     weights, fn, _, base, *_ = kept
     with on_device(x):
-        run = _launch_backward().backward
-        made = run(upstream, (f, x, post, comb, *kept), bias, own, *constants, wanted=wanted, over=over)
+        ways = _launch_backward()
+        given = f, x, post, comb, *kept
+        made = ways.backward(ways.Asked(upstream, given, bias, own, tuple(constants), wanted, over))
     return filled(made, (f, x, post, comb, fn, base, weights, base))
 
 

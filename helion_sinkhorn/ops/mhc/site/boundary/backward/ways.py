@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -20,59 +21,58 @@ from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, chosen_for
 from helion_sinkhorn.runtime.views import flattened, parameter, placed
 from helion_sinkhorn.runtime.wanted import Some
 
-EVERY = (True,) * 8
 LARGEST = 1 << 62
 """A batch beyond every tuned one: look-up answers with the largest."""
 
 
-def backward(
-    upstream: tuple[Some, ...],
-    given: Tensors,
-    bias: Some,
-    own: bool,
-    *constants: object,
-    wanted: Sequence[bool] = EVERY,
-    over: bool = False,
-) -> tuple[Some, ...]:
-    """(df, dx, dpost, dcomb, dfn, dbase and dscale, dweights, the gradient of y_norm_weight).
+class Asked(NamedTuple):
+    """A backward: what is given, and what is wanted of it."""
 
-    Args:
-        upstream: (dstreams, dy, dpre, dpost, dcomb), each may be None.
-        given: (f, x, post, comb, weights, fn, scale, base, y_norm_weight, streams, mixes, norms).
-        own: whether the weights are the site's, as in V4: their gradient goes on to the mixes.
-        wanted: which of the results; None stands for each other.
-        over: whether dstreams may be written over.
-    """
-    x = given[1]
-    call = call_for(*x.shape[-2:], x.dtype, SiteOptions(*constants).precision)
-    first = upstream[1] is not None and (own or given[8] is not None)
-    if x.size(-2) <= MOST_STREAMS and is_measured(call, x, first):
-        return in_one_pass(upstream, given, bias, own, *constants, wanted=wanted, over=over)
-    return in_parts(upstream, given, bias, own, *constants, wanted=wanted, over=over)
+    upstream: tuple[Some, ...]
+    """(dstreams, dy, dpre, dpost, dcomb), each may be None."""
+    given: Tensors
+    """(f, x, post, comb, weights, fn, scale, base, y_norm_weight, streams, mixes, norms)."""
+    bias: Some
+    own: bool
+    """Whether the weights are the site's, as in V4: their gradient goes on to the mixes."""
+    constants: tuple[object, ...]
+    wanted: Sequence[bool] = (True,) * 8
+    """Which results; None stands for each other."""
+    over: bool = False
+    """Whether dstreams may be written over."""
+
+    @property
+    def call(self) -> SiteCall:
+        x = self.given[1]
+        return call_for(*x.shape[-2:], x.dtype, SiteOptions(*self.constants).precision)
+
+    @property
+    def is_second(self) -> bool:
+        """Whether a pass over the streams and dy comes before the one over everything."""
+        return self.upstream[1] is not None and (self.own or self.given[8] is not None)
 
 
-def is_measured(call: SiteCall, x: torch.Tensor, first: bool) -> bool:
-    """Whether all kernels of the one pass were timed for this call on this device: otherwise none runs.
+def backward(asked: Asked) -> tuple[Some, ...]:
+    """(df, dx, dpost, dcomb, dfn, dbase and dscale, dweights, the gradient of y_norm_weight)."""
+    x = asked.given[1]
+    if x.size(-2) <= MOST_STREAMS and is_measured(asked.call, x, asked.is_second):
+        return in_one_pass(asked)
+    return in_parts(asked)
 
-    With `first` it is the second pass of two.
+
+def is_measured(call: SiteCall, x: torch.Tensor, second: bool) -> bool:
+    """Whether all kernels of the one pass, alone or second, were timed for this call on this device.
 
     The largest timed batch answers for all: one pass rounds dx elsewhere than the parts, and a token's
     gradients must not depend on how many others there are.
     """
-    names = launch.SECOND if first else launch.BACKWARD, launch.SUMS, launch.PROJECTION
+    names = launch.SECOND if second else launch.BACKWARD, launch.SUMS, launch.PROJECTION
     return all(chosen_for(launch.KERNELS[name], call, LARGEST, x).measured for name in names)
 
 
-def in_parts(
-    upstream: tuple[Some, ...],
-    given: Tensors,
-    bias: Some,
-    own: bool,
-    *constants: object,
-    wanted: Sequence[bool] = EVERY,
-    over: bool = False,
-) -> tuple[Some, ...]:
-    """The backward of hc_site, and then that of hc_post; arguments and results as of `backward`."""
+def in_parts(asked: Asked) -> tuple[Some, ...]:
+    """The backward of hc_site, and then that of hc_post; results as of `backward`."""
+    upstream, given, bias, own, constants, wanted, over = asked
     f, x, post, comb, weights, fn, scale, base, y_norm_weight, streams, mixes, norms = given
     site = streams, fn, scale, base, weights, y_norm_weight, mixes, norms, own
     # a df that is summed for the bias comes of a gradient that nothing has rounded yet
@@ -87,45 +87,36 @@ def in_parts(
     return *post_launch.backward(dstreams, *update, of_update, over=True), *made
 
 
-def in_one_pass(
-    upstream: tuple[Some, ...],
-    given: Tensors,
-    bias: Some,
-    own: bool,
-    *constants: object,
-    wanted: Sequence[bool] = EVERY,
-    over: bool = False,
-    choices: Choices = NO_CHOICES,
-) -> tuple[Some, ...]:
-    """The same with one reading of the streams for everything but dfn; arguments as of `backward`.
+def in_one_pass(asked: Asked, choices: Choices = NO_CHOICES) -> tuple[Some, ...]:
+    """The same with one reading of the streams for everything but dfn.
 
     Where the weights of the collapse are the site's own, or a norm follows it, another reading comes first.
     `choices` of KERNELS, by name, replace the stored ones.
     """
+    upstream, given, bias, own, constants, wanted, over = asked
     dstreams, dy, *of_coefficients = upstream
     f, x, post, comb, weights, fn, scale, base, y_norm_weight, streams, mixes, norms = given
-    values, n = SiteOptions(*constants), x.size(-2)
-    call = call_for(*x.shape[-2:], x.dtype, values.precision)
+    values, n, call = SiteOptions(*constants), x.size(-2), asked.call
     of_mixes, rows = call.mixes, flattened(weights, 1)
     *of_update, of_fn, of_sums, of_weights, of_norm = wanted
     stored, dweights, dnorm, behind = flattened(streams, 2), None, None, None
-    first = dy is not None and (own or y_norm_weight is not None or launch.SECOND in choices)
-    if first:
-        asked = any(of_update), of_weights or (own and any(wanted[:6])), of_norm
+    second = asked.is_second or (dy is not None and launch.SECOND in choices)
+    if second:
+        of_first = any(of_update), of_weights or (own and any(wanted[:6])), of_norm
         collapse = dy, stored, rows, y_norm_weight, values.y_norm_eps
-        dweights, dnorm, behind = before_the_pass(*collapse, call, asked)
+        dweights, dnorm, behind = before_the_pass(*collapse, call, of_first)
     if own and dweights is not None:
         dpre, *rest = of_coefficients
         of_coefficients = dweights if dpre is None else dpre.reshape(-1, n) + dweights, *rest
         dweights = None
-    in_pass = *of_update, of_weights and dy is not None and not first
+    in_pass = *of_update, of_weights and dy is not None and not second
     needed = of_fn or any(in_pass), of_sums
     dmixes, sums = split_launch.backward(*of_coefficients, mixes, scale, base, n, *values.of_split, needed)
     if dmixes is None:
         return *[None] * 5, sums, view_as(dweights, weights), dnorm
     g, along = mixes_launch.upstream(*(flattened(t, 1) for t in (dmixes, mixes, norms)), of_mixes)
     into = dstreams if over and dstreams.dtype == x.dtype and wanted[1] else None
-    kernel = launch.KERNELS[launch.SECOND if first else launch.BACKWARD]
+    kernel = launch.KERNELS[launch.SECOND if second else launch.BACKWARD]
     pass_of = launch.Pass(kernel, call, values.comb_order, behind, into=into)
     pass_of, together = pass_of.as_chosen(stored, choices)
     tensors = (
@@ -142,7 +133,7 @@ def in_one_pass(
     )
     # no view of what is written over: nobody knows who else has its memory (`own_gradient`)
     dx = view_as(dx, x) if into is None else into
-    dweights = view_as(dweights, weights) if first else of_collapse
+    dweights = view_as(dweights, weights) if second else of_collapse
     return view_as(df, f), dx, dpost, dcomb, dfn, sums, dweights, dnorm
 
 

@@ -1,0 +1,165 @@
+"""The kernels of the streams with their default configs as machine code for GPUs that need not be here."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from targets import BY_NIGHT, ONE_TARGET
+
+pytest.importorskip("triton")
+
+from ci import machine_rules
+from helion_sinkhorn.configs.device import DEVICES
+from helion_sinkhorn.lab.machine.binary import Job
+from helion_sinkhorn.lab.operators import KERNELS
+from helion_sinkhorn.ops.mhc.mixes import launch as mixes
+from helion_sinkhorn.ops.mhc.mixes.space import MixesCall
+from helion_sinkhorn.ops.mhc.post import launch as post
+from helion_sinkhorn.ops.mhc.post.space import PostCall
+from helion_sinkhorn.ops.mhc.pre import launch as pre
+from helion_sinkhorn.ops.mhc.pre.space import PreCall
+from helion_sinkhorn.ops.mhc.site import launch as site
+from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
+from helion_sinkhorn.ops.mhc.site.boundary.backward import launch as backward
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
+from helion_sinkhorn.ops.mhc.split import launch as split
+from helion_sinkhorn.ops.mhc.split.space import HcCall
+from helion_sinkhorn.runtime.kernel import candidates, default_choice
+
+
+class Wanted(NamedTuple):
+    """What the code of aligned rows has; spills but those that are known, and forbidden code, no call has."""
+
+    loads: int = 0
+    """16 bytes a thread at a time, at least."""
+    stores: int = 0
+    exchanges: int | None = None
+    """Between lanes, at most."""
+    matrix: bool = False
+    """Products by the matrix unit, of rows that are not aligned too."""
+
+
+def wanted(kernel: str, n: int) -> Wanted:
+    """For n streams: how often they are read and written, and sums over up to 64 lanes and 4 warps."""
+    return {
+        post.FORWARD: Wanted(n + 1, n, 0),
+        post.BACKWARD: Wanted(2 * n + 1, n + 1, (n**2 + n) * 8),
+        pre.FORWARD: Wanted(n, 1, 0),
+        pre.BACKWARD: Wanted(n + 1, n, n * 8 if n == 4 else None),
+        mixes.PARTIALS: Wanted(1, matrix=True),
+        mixes.BACKWARD: Wanted(1, 1, matrix=True),
+        # comb columns are read at once; 27 sums, and a narrow result that changes threads on its way
+        split.FORWARD: Wanted(1, exchanges=0),
+        split.REDUCED: Wanted(1, exchanges=0),
+        split.BACKWARD: Wanted(1, exchanges=27 * 6 + 16),
+        site.BACKWARD: Wanted(1, 1, matrix=True),
+        boundary.FORWARD: Wanted(1, 1, matrix=True),
+        backward.BACKWARD: Wanted(1, 1, 0, matrix=True),
+        backward.PROJECTION: Wanted(matrix=True),
+    }.get(kernel, Wanted(1) if kernel in site.KERNELS else Wanted())
+
+
+SPILLING = boundary.FORWARD, *backward.KERNELS
+"""As far as the rules know."""
+MODEL = SiteCall("bfloat16", 4, 4096, "float32")
+BY_DAY = {
+    "hc_pre": (PreCall("bfloat16", 4, 7168), (pre.FORWARD, pre.BACKWARD)),
+    "hc_post": (PostCall("bfloat16", 4, 7168), (post.FORWARD, post.BACKWARD)),
+    "hc_mixes": (MixesCall("bfloat16", 24, 4 * 7168, "float32"), tuple(mixes.KERNELS)),
+    # iterations are unrolled: twenty of them compile four times as long, and in `make machine`
+    "hc_split_sinkhorn": (HcCall("float32", 4, 2, True), (split.FORWARD, split.REDUCED, split.BACKWARD)),
+    "hc_site": (SiteCall("bfloat16", 4, 7168, "float32"), tuple(site.KERNELS)),
+    "hc_boundary": (MODEL, (boundary.FORWARD,)),
+    "hc_boundary, backward": (MODEL, (backward.BACKWARD,)),
+}
+OTHERS = {
+    "hc_pre": [
+        PreCall(*c)
+        for c in (("float32", 4, 4096), ("float16", 16, 4096), ("bfloat16", 3, 130), ("bfloat16", 5, 67))
+    ],
+    "hc_post": [
+        PostCall(*c)
+        for c in (
+            ("float32", 4, 4096), ("float16", 8, 4096), ("bfloat16", 16, 130), ("bfloat16", 5, 67),
+            ("bfloat16", 4, 8), ("bfloat16", 4, 2),
+        )
+    ],
+    "hc_mixes": [
+        MixesCall(*c)
+        for c in (
+            ("float32", 24, 4 * 4096, "float32"), ("float16", 24, 4 * 4096, "float32"),
+            ("bfloat16", 24, 4 * 4096, "tf32"), ("bfloat16", 15, 633, "float32"),
+            ("bfloat16", 288, 16 * 128, "float32"),
+        )
+    ],
+    "hc_split_sinkhorn": [
+        HcCall(*c) for c in (("float32", 4, 20, True), ("bfloat16", 4, 20, True), ("float32", 3, 20, True))
+    ],
+    "hc_site": [
+        SiteCall(*c, "float32")
+        for c in (("float32", 4, 4096), ("float16", 4, 4096), ("bfloat16", 3, 211), ("bfloat16", 16, 128))
+    ],
+}  # fmt: skip
+"""Calls by night, of the same kernels."""
+ROWS = [
+    *(pytest.param(*row, id=name) for name, row in BY_DAY.items()),
+    *(
+        pytest.param(call, BY_DAY[name][1], id=f"{name} {call}", marks=BY_NIGHT)
+        for name, calls in OTHERS.items()
+        for call in calls
+    ),
+    pytest.param(MODEL, tuple(backward.KERNELS), id="hc_boundary, backward, all", marks=BY_NIGHT),
+]
+
+
+@pytest.mark.parametrize(("call", "kernels"), ROWS)
+@pytest.mark.parametrize("key", ONE_TARGET)
+def test_defaults_make_good_machine_code(key, call, kernels, compile_for):
+    """Sums over columns of a boundary's gradients stay in a thread's registers."""
+    aligned = call.n == 4 if isinstance(call, HcCall) else call.columns % 128 == 0
+    if isinstance(call, HcCall) and call.dtype != "float32":
+        kernels = [name for name in kernels if name != split.REDUCED]
+    jobs = [Job(call, default_choice(KERNELS[name], call, DEVICES[key])) for name in kernels]
+    bad = []
+    for binary in compile_for(key, jobs):
+        kernel, counts = binary.job.choice.kernel, binary.counts
+        least, found = wanted(kernel, getattr(call, "n", 4)), machine_rules.broken(binary)
+        if kernel not in SPILLING:
+            found += [*binary.problems, *([f"{binary.spills} spills"] if binary.spills else [])]
+        if least.matrix and not counts.get("matrix"):
+            found.append(f"no matrix instruction among {dict(counts)}")
+        moved = binary.accesses.get("load 128", 0), binary.accesses.get("store 128", 0)
+        if aligned and (moved[0] < least.loads or moved[1] < least.stores):
+            found.append(f"accesses {binary.accesses}")
+        most = None if kernel == backward.BACKWARD and DEVICES[key].vendor != "nvidia" else least.exchanges
+        if aligned and most is not None and counts.get("cross-lane", 0) > most:
+            found.append(f"{counts['cross-lane']} exchanges between lanes, {most} are enough")
+        # of two products that are added LLVM fuses one, not the same one in every program
+        if isinstance(call, MixesCall) and counts.get("contested fusion"):
+            found.append(f"{counts['contested fusion']} sums of products that may fuse either way")
+        bad += [f"{call} {binary.job.choice}: {'; '.join(found)}"] if found else []
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.nightly("a minute of compilers for every config of an operator")
+def test_no_config_of_a_token_chooses_what_fuses(compile_for):
+    """LLVM fuses one of two products that are added, and not the same in programs of one warp and of two."""
+    call = HcCall("float32", 4, 20, True)
+    jobs = [
+        Job(call, choice)
+        for name in split.KERNELS
+        for choice in candidates(KERNELS[name], call, DEVICES["h200"])
+    ]
+    for binary in compile_for("h200", jobs):
+        assert binary.compiled, binary.problems
+        assert "contested fusion" not in binary.counts, binary.job.choice
+
+
+def test_an_mi350_waits_for_a_product_before_it_is_read(compile_for):
+    """dx takes the product in by an instruction that the compiler knows, and not by inline assembly."""
+    call = MixesCall("bfloat16", 24, 4 * 1024, "float32")
+    choice = default_choice(KERNELS[mixes.BACKWARD], call, DEVICES["mi350"])
+    (binary,) = compile_for("mi350", [Job(call, choice)])
+    assert binary.counts["matrix"]
+    assert "assembly behind matrix" not in binary.counts

@@ -1,0 +1,201 @@
+"""`--op`: cases, flags and bytes of the operators, and runs under a stub beside backends that are wrong."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from planted import statuses
+
+from helion_sinkhorn.lab.dot_compress.workloads import DotWorkload
+from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
+from helion_sinkhorn.lab.mixes.workloads import MixesWorkload
+from helion_sinkhorn.lab.post.workloads import HcPostWorkload
+from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
+from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
+from helion_sinkhorn.lab.split.workloads import HcWorkload
+from helion_sinkhorn.lab.workloads import tagged
+from helion_sinkhorn.ops.mhc.post import eager as post_eager
+from helion_sinkhorn.ops.mhc.pre import eager as pre_eager
+
+CASES = {
+    "dot_compress": (
+        DotWorkload, "--batch 3 --k 8 --with-z", {"batch": 3, "m": 3219, "d": 256, "k": 8, "has_z": True},
+        None,
+    ),
+    "hc_mixes": (
+        MixesWorkload, "--tokens 3 --streams 2 --hidden 5 --rows 8", {"batch": 3, "n": 2, "c": 5, "m": 8},
+        [(3, 10), (8, 10), (3, 8)],
+    ),
+    "hc_post": (
+        HcPostWorkload, "--tokens 3 --streams 2 --hidden 5", {"batch": 3, "n": 2, "c": 5},
+        [(3, 5), (3, 2, 5), (3, 2), (3, 2, 2), (3, 2, 5)],
+    ),
+    "hc_pre": (
+        HcPreWorkload, "--tokens 3 --streams 2 --hidden 5", {"batch": 3, "n": 2, "c": 5},
+        [(3, 2, 5), (3, 2), (3, 5)],
+    ),
+    "hc_site": (
+        HcSiteWorkload, "--tokens 3 --streams 2 --hidden 5", {"batch": 3, "n": 2, "c": 5},
+        [(3, 2, 5), (8, 10), (3,), (8,), (3, 2, 5), (3, 5), (3, 2), (3, 2, 2)],
+    ),
+    "hc_split_sinkhorn": (
+        HcWorkload, "--tokens 3 --streams 2 --n-iters 5", {"batch": 3, "n": 2, "n_iters": 5},
+        [(3, 8), (3,), (8,), (3, 2), (3, 2), (3, 2, 2)],
+    ),
+    "recurrent_linear_attention": (
+        AttentionWorkload, "--batch 3 --dv 8 --gates=", {"sequences": 3, "steps": 2048, "dv": 8, "gates": ""},
+        None,
+    ),
+}  # fmt: skip
+"""The workload, flags, what a case of them has, and the shapes of its inputs."""
+SIZES = "batch", "n", "c", "m", "d", "k", "steps", "heads", "dk", "dv"
+
+
+def parts_of(name):
+    return importlib.import_module(f"tritonbench_ops.{name}.cases")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cases_are_the_bench_workloads(name):
+    workload, flags, expected, shapes = CASES[name]
+    parts = parts_of(name)
+    rows, bench = parts.cases(parts.parse([]), torch.bfloat16), tagged("bench", workload)
+    for row, one in zip(rows, bench, strict=True):
+        assert [getattr(row, k, None) for k in SIZES] == [getattr(one, k, None) for k in SIZES]
+    (row,) = parts.cases(parts.parse(flags.split()), torch.float16)
+    assert {k: getattr(row, k) for k in (*expected, "dtype")} == {**expected, "dtype": torch.float16}
+    assert shapes is None or [tuple(t.shape) for t in parts.inputs(row, "cpu")] == shapes
+    assert all(backend.isidentifier() for backend in parts.BACKENDS), "the writers of tables split names"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wrong_flags_end_the_run(name, capsys):
+    size, short = {
+        "dot_compress": ("--m", "--with"), "recurrent_linear_attention": ("--steps", "--ste"),
+    }.get(name, ("--tokens", "--tok"))  # fmt: skip
+    for flags in ([size, "0"], ["--unknown", "1"], [short, "3"]):
+        with pytest.raises(SystemExit, match="2"):
+            parts_of(name).parse(flags)
+        assert f"--op {name}" in capsys.readouterr().err
+
+
+PLANTED = """
+from helion_sinkhorn import hc_mixes, hc_post, hc_pre, hc_site, hc_split_sinkhorn
+import importlib
+
+def plant(operator, **planted):
+    parts = importlib.import_module(f"tritonbench_ops.{operator}.cases")
+    parts.BACKENDS.update({name: lambda f=f: f for name, f in planted.items()})
+
+def of_one(function, which, change):
+    def run(*given, **options):
+        found = list(function(*given, **options))
+        found[which] = change(found[which])
+        return tuple(found)
+    return run
+
+def frozen(t):
+    return 0 * t + t.detach()
+
+plant("hc_post", other=lambda f, x, post, comb: hc_post(f, x, post, comb, comb_order="oi"),
+      no_gradient=lambda f, x, post, comb: hc_post(f, x, frozen(post), comb))
+plant("hc_pre", other=lambda x, pre: hc_pre(x, pre.bfloat16()),
+      no_gradient=lambda x, pre: hc_pre(x, frozen(pre)))
+plant("hc_mixes", other=lambda x, fn, **o: hc_mixes(x, fn.bfloat16() + (fn - fn.bfloat16()).bfloat16(), **o),
+      no_gradient=lambda x, fn, **o: hc_mixes(x, frozen(fn), **o))
+plant("hc_split_sinkhorn", other=of_one(hc_split_sinkhorn, 2, lambda t: t.mT),
+      no_gradient=lambda m, s, b, **o: hc_split_sinkhorn(m, frozen(s), b, **o))
+plant("hc_site", other=lambda x, fn, *rest, **o: hc_site(x, fn.bfloat16(), *rest, **o),
+      no_gradient=of_one(hc_site, -1, frozen))
+"""
+SHAPES = {
+    "hc_post": "--tokens 100 --hidden 40", "hc_pre": "--tokens 100 --hidden 40",
+    "hc_mixes": "--tokens 100 --hidden 60", "hc_split_sinkhorn": "--tokens 100",
+    "hc_site": "--tokens 40 --hidden 24 --precision fp32",
+}  # fmt: skip
+
+
+def test_right_backends_pass_and_what_an_operator_alone_can_get_wrong_fails():
+    """Other weights, another orientation, or a gradient that is missing; test_wrong_backends.py has more."""
+    names = {"right": (0, 0, 0, 0), "other": (1, 1, 1, 1), "no_gradient": (0, 1, 1, 0)}
+    modes = ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")
+    start = ["--device", "cpu", "--warmup", "1", "--rep", "1", "--metrics"]
+    start.append("latency,accuracy,x_floor,gbps,flops")
+    runs, expected = [], {}
+    for operator, shape in SHAPES.items():
+        for name, failures in names.items():
+            backend = f"helion_{operator}" if name == "right" else name
+            # a fused pass of a site has no mode of its own
+            asked = [m for m in modes if (operator, m) != ("hc_site", "fwd_bwd")]
+            runs += [
+                ["--op", operator, *start, "--only", backend, *shape.split(), "--mode", m] for m in asked
+            ]
+            expected |= {(operator, name, m): f for m, f in zip(modes, failures, strict=True) if m in asked}
+    assert dict(zip(expected, statuses(PLANTED, runs), strict=True)) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["hc_pre", "hc_post"])
+def test_every_entry_is_judged(name, dtype, monkeypatch):
+    parts = parts_of(name)
+    monkeypatch.setattr(parts, "PIECE_ENTRIES", 7 * 4 * 40)
+    (case,) = parts.cases(parts.parse(SHAPES[name].split()), dtype)
+    *given, grad = parts.inputs(case, "cpu")
+    run, options = (pre_eager, ()) if name == "hc_pre" else (post_eager, (None, "io"))
+    found = [run.forward(*given, *options), *run.backward(grad, *given, *options)]
+    found = [t for t in found if t is not None]
+    assert parts.share_of_budget((*given, grad), found[0], found[1:]) <= 1
+    for which in range(len(found)):
+        wrong = [t.clone() for t in found]
+        wrong[which][51, ..., -1] *= 1.05
+        assert parts.share_of_budget((*given, grad), wrong[0], wrong[1:]) > 1, which
+
+
+def test_streams_of_a_site_alone_have_the_precision_that_was_asked_for():
+    """tritonbench casts every input; a backward in bfloat16 without kernels is autograd's, and not judged."""
+    planting = """
+from helion_sinkhorn import hc_site
+from tritonbench_ops.hc_site import cases as parts
+
+def of_a_model(x, fn, scale, base, **options):
+    dtypes = [t.dtype for t in (x, fn, scale, base)]
+    assert dtypes == [torch.bfloat16, *[torch.float32] * 3] and fn.is_leaf, dtypes
+    return hc_site(x, fn, scale, base, **options)
+
+parts.BACKENDS.update(helion_hc_site=lambda: of_a_model, helion_raises=lambda: raises)
+"""
+    start = "--op hc_site --device cpu --precision bf16 --warmup 1 --rep 1 --tokens 40 --hidden 24 --only"
+    runs = [[*start.split(), "helion_hc_site", "--mode", m] for m in ("fwd", "bwd", "fwd_bwd", "fwd_no_grad")]
+    runs.append([*start.split(), "helion_raises", "--mode", "bwd"])
+    assert statuses(planting, runs) == [0, 0, 0, 0, 1]
+
+
+NARROW = torch.bfloat16
+POST = (
+    torch.empty(5, 8, dtype=NARROW), torch.empty(5, 4, 8, dtype=NARROW), torch.empty(5, 4),
+    torch.empty(5, 4, 4),
+)  # fmt: skip
+PRE = torch.empty(5, 4, 8, dtype=NARROW), torch.empty(5, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "forward", "backward"),
+    [
+        ("hc_post", POST, 5 * (144 + 80), 5 * (224 + 160)),
+        ("hc_pre", PRE, 5 * (80 + 16), 5 * (144 + 32)),
+        ("hc_split_sinkhorn", (torch.empty(5, 24),), 5 * 192, 5 * 288),
+        ("hc_mixes", (torch.empty(5, 32, dtype=NARROW), "--tokens 5 --hidden 8"), 5 * (64 + 96) + 24 * 32 * 4,
+         2 * (5 * (64 + 96) + 24 * 32 * 4)),
+        ("hc_site", ("--tokens 5 --hidden 8",), 5 * 5 * 16 + 5 * 24 * 4 + 24 * 32 * 4,
+         5 * 13 * 16 + 4 * 5 * 24 * 4 + 2 * 24 * 32 * 4),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_bytes_moved_once(name, given, forward, backward):
+    parts = parts_of(name)
+    given = [parts.cases(parts.parse(t.split()), NARROW)[0] if isinstance(t, str) else t for t in given]
+    found = {mode: parts.bytes_moved(*given, mode) for mode in ("fwd", "fwd_no_grad", "bwd", "fwd_bwd")}
+    both = forward + backward
+    assert found == {"fwd": forward, "fwd_no_grad": forward, "bwd": backward, "fwd_bwd": both}
