@@ -12,8 +12,10 @@ import argparse
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,10 +33,24 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 ON = {
-    "sinkhorn": ("two_matrices", "x", "dy"),
-    "hc_post": ("hc_post_odd", "f", "x", "post", "comb", "grad"),
+    "sinkhorn": ("two_matrices", "P", "x", "dy"),
+    "hc_post": ("hc_post_fp32", "out", "f", "x", "post", "comb", "grad"),
 }
-"""The workload of an operator that faults are planted in, and its inputs, in order."""
+"""The workload of an operator that faults are planted in, a result, and its inputs, in order."""
+TINY = 1 + 2.0**-23
+"""One part in 10^7."""
+OPTIONS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "sinkhorn": {
+        "eps scaled by 1 + 2^-23": lambda w: replace(w, eps=w.eps * TINY),
+        "eps left out": lambda w: replace(w, eps=0.0),
+        "one iteration too many": lambda w: replace(w, n_iters=w.n_iters + 1),
+        "columns before rows": lambda w: replace(w, first="cols"),
+        "the log form": lambda w: replace(w, form="log"),
+    }
+}
+"""Calls with another option than they were asked for, by the first result alone."""
+RIGHT = ("right", "EXACT")
+"""What right implementations are called in ci/operators/<operator>/steps.py."""
 
 if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
     make_parser().parse_args()
@@ -49,21 +65,22 @@ from ci.operators import OPERATORS
 from helion_sinkhorn.lab.operators import operator_for
 from helion_sinkhorn.lab.workloads import WORKLOADS
 
-TINY = 1 + 2.0**-23
-"""One part in 10^7."""
-
 
 def planted(operator: str, right: Run) -> list[Wrong]:
     """The operator's faults, of another right implementation, and one term changed by one part in 10^7."""
     module = sys.modules[f"ci.operators.{operator}.wrong"]
     spec = importlib.util.spec_from_file_location(f"{operator}_faults", module.__file__)
     again = importlib.util.module_from_spec(spec)
-    with mock.patch.object(sys.modules[f"ci.operators.{operator}.steps"], "right", right):
+    steps = sys.modules[f"ci.operators.{operator}.steps"]
+    with mock.patch.multiple(steps, **{name: right for name in RIGHT if hasattr(steps, name)}):
         spec.loader.exec_module(again)
-    on, *names = ON[operator]
+    on, of, *names = ON[operator]
     scaled = functools.partial(torch.mul, other=TINY)
     return [
         *again.WRONG,
+        *wrong.of_any(right, on, of, len(names) - 1),
+        *(Wrong(name, lambda w, *t, other=other: right(other(w), *t, of=(of,)), (of,), on)
+          for name, other in OPTIONS.get(operator, {}).items()),
         *(Wrong(f"{name} scaled by 1 + 2^-23", wrong.given(right, names, **{name: scaled}), (), on)
           for name in names),
     ]  # fmt: skip
@@ -86,8 +103,12 @@ def by_equality(operator: str, device: str, cache: Path) -> dict[str, bool]:
     names = list(evidence.results(workload))
     inputs = evidence.inputs(workload, run.STEPS)
 
-    def right(w, *tensors: torch.Tensor) -> Results:
-        return evidence.run(w, {}, names, *tensors)
+    def right(w, *tensors: torch.Tensor, of: Sequence[str] = names) -> Results:
+        # faults of the truth make float64 of an input
+        given = [
+            t.to(i.dtype) if t.dtype == torch.float64 else t for t, i in zip(tensors, inputs, strict=True)
+        ]
+        return evidence.run(w, {}, of, *given)
 
     found = {}
     with run.emulated(device, cache), run.recorded() as launched:
@@ -102,7 +123,7 @@ def by_equality(operator: str, device: str, cache: Path) -> dict[str, bool]:
 def by_gate(operator: str, of: Callable[[str], bool]) -> dict[str, str]:
     """What the gate has against each of these faults of the CPU path."""
     name = ON[operator][0]
-    faults = planted(operator, OPERATORS[operator].right)
+    faults = planted(operator, lambda w, *t, of=(): OPERATORS[operator].right(w, *t))
     return {f.name: ", ".join(attack.verdicts(f.run, name, f.of)) for f in faults if of(f.name)}
 
 
