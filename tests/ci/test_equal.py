@@ -42,16 +42,16 @@ def test_two_architectures_and_what_is_committed_are_equal_in_every_bit():
 
 
 def test_a_projection_changed_by_one_part_in_ten_million_is_found_and_passes_the_gate():
-    done = run("ci.equal.faults", "--operators", "hc_post")
+    done = run("ci.equal.faults", "--operators", "hc_post", "--only", "2^-23")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     scaled = [line for line in done.stdout.splitlines() if "2^-23" in line]
     assert len(scaled) == 5
     assert all(re.search(r"\| yes +\| +\|", line) for line in scaled)
 
 
-@pytest.mark.nightly("compiles Sinkhorn's faults, and runs the gate on each")
-def test_every_fault_of_sinkhorn_is_found_by_equality_or_by_the_gate():
-    done = run("ci.equal.faults", "--operators", "sinkhorn")
+@pytest.mark.nightly("runs the gate on a hundred faults")
+def test_every_fault_is_found_by_equality_or_by_the_gate():
+    done = run("ci.equal.faults")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
