@@ -74,8 +74,8 @@ def main() -> int:
     for device in devices:
         key = device.key
         if emulated:
-            # torch and Triton keep a device for the life of a process
-            with ProcessPoolExecutor(1, get_context("spawn"), end_with_parent) as pool:
+            # torch and Triton keep a device for the life of a process; forked, it has imported them
+            with ProcessPoolExecutor(1, get_context("fork"), end_with_parent) as pool:
                 found[key], failed = pool.submit(run.rows, key, *what).result()
         else:
             found[key], failed = run.rows(None, *what)

@@ -9,11 +9,12 @@ or where the gate finds a term changed by one part in 10^7 or equality does not.
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,16 +26,31 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--operators", nargs="+", choices=ON, default=list(ON))
+    parser.add_argument("--only", default="", metavar="TEXT", help="faults with this in their name")
     parser.add_argument("--device", default="mi350", help="of AMD")
     parser.add_argument("--cache", type=Path, default=ROOT / ".emulated", help="folder of compiled programs")
     return parser
 
 
 ON = {
-    "sinkhorn": ("two_matrices", "x", "dy"),
-    "hc_post": ("hc_post_odd", "f", "x", "post", "comb", "grad"),
+    "sinkhorn": ("two_matrices", "P", "x", "dy"),
+    "hc_post": ("hc_post_fp32", "out", "f", "x", "post", "comb", "grad"),
 }
-"""The workload of an operator that faults are planted in, and its inputs, in order."""
+"""The workload of an operator that faults are planted in, a result, and its inputs, in order."""
+TINY = 1 + 2.0**-23
+"""One part in 10^7."""
+OPTIONS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "sinkhorn": {
+        "eps scaled by 1 + 2^-23": lambda w: replace(w, eps=w.eps * TINY),
+        "eps left out": lambda w: replace(w, eps=0.0),
+        "one iteration too many": lambda w: replace(w, n_iters=w.n_iters + 1),
+        "columns before rows": lambda w: replace(w, first="cols"),
+        "the log form": lambda w: replace(w, form="log"),
+    }
+}
+"""Calls with another option than they were asked for, by the first result alone."""
+RIGHT = ("right", "EXACT")
+"""What right implementations are called in ci/operators/<operator>/steps.py."""
 
 if __name__ == "__main__" and not {"-h", "--help"} & {*sys.argv}:
     make_parser().parse_args()
@@ -49,8 +65,12 @@ from ci.operators import OPERATORS
 from helion_sinkhorn.lab.operators import operator_for
 from helion_sinkhorn.lab.workloads import WORKLOADS
 
-TINY = 1 + 2.0**-23
-"""One part in 10^7."""
+
+def nudged(t: torch.Tensor) -> torch.Tensor:
+    """One part in 10^7 on the first entry of the last two axes; of all, the gate would find the bias."""
+    t = t.clone()
+    t[..., :1, :1] *= TINY
+    return t
 
 
 def planted(operator: str, right: Run) -> list[Wrong]:
@@ -58,13 +78,16 @@ def planted(operator: str, right: Run) -> list[Wrong]:
     module = sys.modules[f"ci.operators.{operator}.wrong"]
     spec = importlib.util.spec_from_file_location(f"{operator}_faults", module.__file__)
     again = importlib.util.module_from_spec(spec)
-    with mock.patch.object(sys.modules[f"ci.operators.{operator}.steps"], "right", right):
+    steps = sys.modules[f"ci.operators.{operator}.steps"]
+    with mock.patch.multiple(steps, **{name: right for name in RIGHT if hasattr(steps, name)}):
         spec.loader.exec_module(again)
-    on, *names = ON[operator]
-    scaled = functools.partial(torch.mul, other=TINY)
+    on, of, *names = ON[operator]
     return [
         *again.WRONG,
-        *(Wrong(f"{name} scaled by 1 + 2^-23", wrong.given(right, names, **{name: scaled}), (), on)
+        *wrong.of_any(right, on, of, len(names) - 1),
+        *(Wrong(name, lambda w, *t, other=other: right(other(w), *t, of=(of,)), (of,), on)
+          for name, other in OPTIONS.get(operator, {}).items()),
+        *(Wrong(f"a term of {name} scaled by 1 + 2^-23", wrong.given(right, names, **{name: nudged}), (), on)
           for name in names),
     ]  # fmt: skip
 
@@ -79,21 +102,25 @@ def seen(fault: Wrong, workload, inputs, expected: dict[str, str], launched: lis
     return any(run.digest(results[of]) != expected[of] for results in found for of in fault.of or expected)
 
 
-def by_equality(operator: str, device: str, cache: Path) -> dict[str, bool]:
+def by_equality(operator: str, only: str, device: str, cache: Path) -> dict[str, bool]:
     """Which faults show in bits, of those that are planted in a kernel's call."""
     workload = WORKLOADS[ON[operator][0]]
     evidence = operator_for(workload)
     names = list(evidence.results(workload))
     inputs = evidence.inputs(workload, run.STEPS)
 
-    def right(w, *tensors: torch.Tensor) -> Results:
-        return evidence.run(w, {}, names, *tensors)
+    def right(w, *tensors: torch.Tensor, of: Sequence[str] = names) -> Results:
+        # faults of the truth make float64 of an input
+        given = [
+            t.to(i.dtype) if t.dtype == torch.float64 else t for t, i in zip(tensors, inputs, strict=True)
+        ]
+        return evidence.run(w, {}, of, *given)
 
     found = {}
     with run.emulated(device, cache), run.recorded() as launched:
         expected = {of: run.digest(t) for of, t in right(workload, *inputs).items()}
         for fault in planted(operator, right):
-            if fault.shows(workload) or fault.on == workload.name:
+            if only in fault.name and (fault.shows(workload) or fault.on == workload.name):
                 differs = seen(fault, workload, inputs, expected, launched)
                 found |= {} if differs is None else {fault.name: differs}
     return found
@@ -102,7 +129,7 @@ def by_equality(operator: str, device: str, cache: Path) -> dict[str, bool]:
 def by_gate(operator: str, of: Callable[[str], bool]) -> dict[str, str]:
     """What the gate has against each of these faults of the CPU path."""
     name = ON[operator][0]
-    faults = planted(operator, OPERATORS[operator].right)
+    faults = planted(operator, lambda w, *t, of=(): OPERATORS[operator].right(w, *t))
     return {f.name: ", ".join(attack.verdicts(f.run, name, f.of)) for f in faults if of(f.name)}
 
 
@@ -110,7 +137,7 @@ def main() -> int:
     options = make_parser().parse_args()
     wrong_verdicts = []
     for operator in options.operators:
-        bits = by_equality(operator, options.device, options.cache.resolve())
+        bits = by_equality(operator, options.only, options.device, options.cache.resolve())
         gate = by_gate(operator, bits.__contains__)
         table = [{"fault": name, "by bits": "yes" if differs else "", "by the gate": gate[name]}
                  for name, differs in bits.items()]  # fmt: skip

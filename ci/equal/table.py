@@ -43,8 +43,8 @@ def has_eps(workload: Any) -> bool:
 CLASSES = (
     Class(
         "pairs",
-        lambda w, c, v: bool(v.get("paired")) and not has_eps(w),
-        "1/a is b (1/(ab)): of an even element the ring has no inverse. With eps all sums are odd.",
+        lambda w, c, v: bool(v.get("paired")) and (bool(v.get("lean")) or not has_eps(w)),
+        "1/a is b (1/(ab)): an even element has no inverse. With eps all sums are odd, but those of lean.",
     ),
     Class(
         "pivot",
