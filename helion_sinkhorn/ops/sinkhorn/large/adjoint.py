@@ -38,9 +38,9 @@ def of_first(z, f, linear, m):
     return exp(z + f.unsqueeze(2), m)
 
 
-def within(f, index, n):
-    """f of rows, -inf in their padding: what is there is nothing, however large g is."""
-    return torch.where((index < n).unsqueeze(0), f, -float("inf"))
+def within(f, index, n, rows):
+    """f of a block of rows, -inf in its padding: what is there is nothing, however large g is."""
+    return torch.where((index < n).unsqueeze(0), f, -float("inf")) if n % rows else f
 
 
 def sinkhorn_large_sums(
@@ -100,14 +100,13 @@ def sinkhorn_large_turn(
         left_out = s[i, :]
         for t in hl.tile(block.begin, block.end):
             z = above_base(x[i, t, :], factor, base[i, t])
-            of_row = within(f[i, t], t.index, n)
+            of_row = within(f[i, t], t.index, n, rows)
             p = exp(z + gs[:, None, :] + of_row[:, :, None], m)
             d = p * (dy[i, t, :].to(torch.float32) - left_out[:, None, :])
             found = (d.sum(2) + df[i, t]) * inverse(log_r[i, t])
             row[i, t] = found
-            share = torch.where((t.index < n)[None, :], found, 0.0)
             p_before = exp(z + earlier[:, None, :] + of_row[:, :, None], m)
-            total = total + (p_before * share[:, :, None]).sum(1)
+            total = total + (p_before * found[:, :, None]).sum(1)
         part[i, block.id, :] = total
 
 
@@ -140,11 +139,10 @@ def sinkhorn_large_back(
         moved = torch.where(earlier == -float("inf"), 0.0, exp(g[i, :] - earlier)) * column[i, :]
         for t in hl.tile(block.begin, block.end):
             z = above_base(x[i, t, :], factor, base[i, t])
-            p = exp(z + earlier[:, None, :] + within(f[i, t], t.index, n)[:, :, None], m)
+            p = exp(z + earlier[:, None, :] + within(f[i, t], t.index, n, rows)[:, :, None], m)
             found = -(p * moved[:, None, :]).sum(2) * inverse(log_r[i, t])
             row[i, t] = found
-            share = torch.where((t.index < n)[None, :], found, 0.0)
-            total = total + (p * share[:, :, None]).sum(1)
+            total = total + (p * found[:, :, None]).sum(1)
         part[i, block.id, :] = total
 
 
