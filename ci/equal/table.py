@@ -54,7 +54,7 @@ CLASSES = (
     Class(
         "lean",
         lambda w, c, v: bool(v.get("lean")) and has_eps(w),
-        "the adjoint takes p and q back without eps",
+        "u is computed again without its term in eps^2",
     ),
 )
 
