@@ -79,19 +79,19 @@ def _large(n: int, m: int, batch: int, source: str, **options: Any) -> LargeWork
     return replace(of, name=f"large_{n}x{m}_{SHORT[of.dtype]}_b{batch}{form}")
 
 
-def _judged(name: str, n: int, m: int, source: str, **options: Any) -> LargeWorkload:
-    of = {"batch": 3, "n_iters": 3, "spread": 1.5, **options}
-    return LargeWorkload(f"large_{name}", n, m, tags=frozenset({"ci"}), source=source, **of)
+def _judged(name: str, source: str, **options: Any) -> LargeWorkload:
+    of = {"n": 44, "m": 40, "batch": 3, "n_iters": 3, "spread": 1.5, **options}
+    return LargeWorkload(f"large_{name}", tags=frozenset({"ci"}), source=source, **of)
 
 
 ROWS = [
-    _judged("rows", 44, 40, "blocks of rows and lanes that are padded"),
-    _judged("columns_first", 36, 44, "the other side is complete", first="cols", n_iters=5),
-    _judged("one_iteration", 44, 40, "nothing between the first step and the last", n_iters=1),
-    _judged("peaked", 40, 40, "DINO's logits over its temperature", logits="randn_8", n_iters=3, spread=0.5),
-    _judged("identity", 64, 64, "near a permutation", logits="identity_like", n_iters=5, spread=0.5),
-    _judged("low", 44, 40, "whatever stands beside the matrix is larger", below=200.0),
-    _judged("bf16", 44, 40, "logits of 16 bits", dtype=torch.bfloat16),
+    _judged("rows", "blocks of rows and lanes that are padded"),
+    _judged("columns_first", "the other side is complete", n=40, m=44, first="cols", n_iters=5),
+    _judged("one_iteration", "nothing between the first step and the last", n_iters=1),
+    _judged("peaked", "DINO's logits over its temperature", logits="randn_8", spread=0.5),
+    _judged("identity", "near a permutation", logits="identity_like", n_iters=5, spread=0.5),
+    _judged("low", "whatever stands beside the matrix is larger", below=200.0),
+    _judged("bf16", "logits of 16 bits", dtype=torch.bfloat16),
     _large(1024, 1024, 1, "SuperGlue: one pair of images, 100 iterations"),
     # as many as run together: they stay in L2
     _large(1024, 1024, 8, "a batch of matchings"),
