@@ -23,6 +23,7 @@ from ci.operators.implicit import wrong as implicit_wrong
 from ci.operators.linear_attention import wrong as linear_attention_wrong
 from ci.operators.sinkhorn import steps as sinkhorn_steps
 from ci.operators.sinkhorn import wrong as sinkhorn_wrong
+from ci.operators.sinkhorn_large import wrong as sinkhorn_large_wrong
 from helion_sinkhorn.lab.balance.evidence import EVIDENCE as BALANCE
 from helion_sinkhorn.lab.balance.workloads import BalanceWorkload
 from helion_sinkhorn.lab.dot_compress.evidence import EVIDENCE as DOT_COMPRESS
@@ -33,6 +34,7 @@ from helion_sinkhorn.lab.post.evidence import EVIDENCE as HC_POST
 from helion_sinkhorn.lab.pre.evidence import EVIDENCE as HC_PRE
 from helion_sinkhorn.lab.pre.workloads import HcPreWorkload
 from helion_sinkhorn.lab.sinkhorn.evidence import EVIDENCE as SINKHORN
+from helion_sinkhorn.lab.sinkhorn.large.evidence import EVIDENCE as SINKHORN_LARGE
 from helion_sinkhorn.lab.sinkhorn.workloads import SinkhornWorkload
 from helion_sinkhorn.lab.site.evidence import EVIDENCE as HC_SITE
 from helion_sinkhorn.lab.split.evidence import EVIDENCE as HC_SPLIT_SINKHORN
@@ -74,6 +76,7 @@ OPERATORS = {
         shown(SINKHORN, sinkhorn_wrong), takes=sinkhorn_with("exact"), compiled=sinkhorn_steps.compiled
     ),
     "implicit": dataclasses.replace(shown(SINKHORN, implicit_wrong), takes=sinkhorn_with("implicit")),
+    "sinkhorn_large": shown(SINKHORN_LARGE, sinkhorn_large_wrong),
     "dot_compress": shown(DOT_COMPRESS, dot_compress_wrong),
     "linear_attention": shown(LINEAR_ATTENTION, linear_attention_wrong),
     "hc_post": shown(HC_POST, hc_post_wrong),

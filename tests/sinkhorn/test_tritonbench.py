@@ -101,6 +101,21 @@ def test_a_size_outside_of_the_table_gets_batches_that_fit():
     assert max(w.batch * w.n * w.m for w in rows) <= LARGEST_ENTRIES
 
 
+def test_large_matrices_come_alone_and_by_eight():
+    rows = cases.cases(cases.parse(["--n", "1024", "--n-iters", "2"]), torch.float32)
+    assert [(w.n, w.m, w.batch, w.n_iters) for w in rows] == [(1024, 1024, 1, 2), (1024, 1024, 8, 2)]
+
+
+@pytest.mark.parametrize(("form", "mode"), [("deepseek", "fwd"), ("log", "bwd")])
+def test_large_matrices_run_on_a_cpu(form, mode):
+    arguments = ["--op", "sinkhorn", "--device", "cpu", "--n", "1024", "--n-iters", "2", "--form", form]
+    done = python(
+        "stub", "-m", "tritonbench_ops", *arguments, *QUICK, "--mode", mode, "--only", OURS,
+        "--num-inputs", "1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @pytest.mark.parametrize("flags", [["--form", "exp"], ["--n", "0"], ["--unknown", "1"], ["--ite", "3"]])
 def test_wrong_flags_end_the_run(flags, capsys):
     with pytest.raises(SystemExit, match="2"):

@@ -143,13 +143,12 @@ def sinkhorn(
         return p if parts is None else parts.whole(p)
     options = implicit_options(backward)
     register_sharding_for(logits)
+    own_eps = eps if form == "deepseek" else 0.0
     if parts is not None:
-        eps = eps if form == "deepseek" else 0.0
-        p = marginals.run(logits, of, n_iters, eps, first, serves, dtype, parts.groups, parts.lines)[0]
+        p = marginals.run(logits, of, n_iters, own_eps, first, serves, dtype, parts.groups, parts.lines)[0]
         return parts.whole(p)
-    if of.has_marginals or (options is None and is_large(logits)):
-        eps = eps if form == "deepseek" else 0.0
-        return marginals.run(logits, of, n_iters, eps, first, serves, dtype)[0]
+    if of.has_marginals or (options is None and is_large(logits, n_iters, own_eps)):
+        return marginals.run(logits, of, n_iters, own_eps, first, serves, dtype)[0]
     if of is not NO_OPTIONS:
         logits = logits.to(computing(logits.dtype)) / temperature
     if options is not None:

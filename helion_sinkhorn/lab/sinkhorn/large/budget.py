@@ -48,8 +48,10 @@ def error_budget(
     units = 2 * size + 4 + tree(x.size(-1)) + tree(x.size(-2))
     moved = (p * dy).abs()
     r, c = p.sum(-1, keepdim=True), p.sum(-2, keepdim=True)
-    # the sums of an iteration are at most those of the one behind it, and most of them far less: twice
-    taken = 2 * p * (moved.sum(-1, keepdim=True) / r + moved.sum(-2, keepdim=True) / c)
+    # what an iteration takes back is shared out as its own matrix is; the sums of an iteration are at most
+    # those of the one behind it, and most of them far less: twice
+    most = largest_share(z, marginals, n_iters, form, first)
+    taken = 2 * most * (moved.sum(-1, keepdim=True) / r + moved.sum(-2, keepdim=True) / c)
     sigma = {
         "P": units * p,
         "dX": units * (moved + taken),
@@ -61,3 +63,22 @@ def error_budget(
         name: SIGMAS * UNIT * sigma[name] + half_ulp(t, dtypes.get(name, torch.float32))
         for name, t in truth.items()
     }
+
+
+def largest_share(z: torch.Tensor, marginals: Tensors, n_iters: int, form: str, first: str) -> torch.Tensor:
+    """The largest that each entry is after any half-step; each is one of a call with fewer iterations, or of
+    one that begins with the other side behind it."""
+    lead = -1 if first == "rows" else -2
+    names = "log_row_marginals", "log_col_marginals"
+    named = dict(zip(names, (t.double() for t in marginals), strict=False))
+    found = []
+    for t in range(1, n_iters + 1):
+        p = reference.sinkhorn(z, t, form=form, first=first, **named)
+        own = named[names[0 if first == "rows" else 1]].exp() if named else torch.ones_like(p.sum(lead))
+        found += p, p * (own / p.sum(lead)).unsqueeze(lead)
+    if form == "log":
+        start = z.softmax(lead)
+        found.append(start * named[names[0 if first == "rows" else 1]].exp().unsqueeze(lead))
+    else:
+        found.append(z.softmax(lead))
+    return torch.stack(found).amax(0)

@@ -30,6 +30,8 @@ class LargeWorkload:
     spread: float = 0.0
     """The deviation of the logarithms of the marginals; the deepseek form has none."""
     form: str = "log"
+    below: float = 0.0
+    """How far the logits are moved down."""
 
     @property
     def shape(self) -> dict[str, int]:
@@ -63,7 +65,11 @@ class LargeWorkload:
             x = make_logits(self.logits, self.batch, self.n, self.m, seed=seed, dtype=self.dtype)
         sides = () if self.eps else (self.n, self.m)
         marginals = ((self.spread * normal(g, self.batch, k)).log_softmax(-1) for k in sides)
-        made = x.to(self.dtype), *marginals, normal(g, self.batch, self.n, self.m).to(self.dtype)
+        made = (
+            (x - self.below).to(self.dtype),
+            *marginals,
+            normal(g, self.batch, self.n, self.m).to(self.dtype),
+        )
         return tuple(t.to(device) for t in made)
 
 
@@ -73,7 +79,19 @@ def _large(n: int, m: int, batch: int, source: str, **options: Any) -> LargeWork
     return replace(of, name=f"large_{n}x{m}_{SHORT[of.dtype]}_b{batch}{form}")
 
 
+def _judged(name: str, source: str, **options: Any) -> LargeWorkload:
+    of = {"n": 44, "m": 40, "batch": 3, "n_iters": 3, "spread": 1.5, **options}
+    return LargeWorkload(f"large_{name}", tags=frozenset({"ci"}), source=source, **of)
+
+
 ROWS = [
+    _judged("rows", "blocks of rows and lanes that are padded"),
+    _judged("columns_first", "the other side is complete", n=40, m=44, first="cols", n_iters=5),
+    _judged("one_iteration", "nothing between the first step and the last", n_iters=1),
+    _judged("peaked", "DINO's logits over its temperature", logits="randn_8", spread=0.5),
+    _judged("identity", "near a permutation", logits="identity_like", n_iters=5, spread=0.5),
+    _judged("low", "whatever stands beside the matrix is larger", below=200.0),
+    _judged("bf16", "logits of 16 bits", dtype=torch.bfloat16),
     _large(1024, 1024, 1, "SuperGlue: one pair of images, 100 iterations"),
     # as many as run together: they stay in L2
     _large(1024, 1024, 8, "a batch of matchings"),

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from helion_sinkhorn.ops.sinkhorn.eager import settle_exp
-from helion_sinkhorn.ops.sinkhorn.large import eps_form, log_form, sides
+from helion_sinkhorn.ops.sinkhorn.large import definition, eps_form, log_form, sides
 from helion_sinkhorn.ops.sinkhorn.large.problem import problem
 from helion_sinkhorn.ops.sinkhorn.large.ranks import ALONE, Ranks
 from helion_sinkhorn.ops.sinkhorn.large.sides import (
@@ -36,10 +36,17 @@ SLICE_BYTES = 1 << 28
 """Float32 matrices worked on at a time where an operation costs a launch."""
 
 
-def is_large(x: torch.Tensor) -> bool:
+def is_large(x: torch.Tensor, n_iters: int, eps: float) -> bool:
     """Whether matrices (..., n, m) beyond the small kernels are taken one by one, or many by a GPU."""
     n, m = x.shape[-2:]
-    return max(n, m) > SMALL and (x.device.type != "cpu" or n * m >= LARGE)
+    if max(n, m) <= SMALL:
+        return False
+    return x.device.type != "cpu" or n * m >= LARGE or as_written(x, n_iters, eps)
+
+
+def as_written(x: torch.Tensor, n_iters: int, eps: float, groups: Sequence[str] = ()) -> bool:
+    """Whether the iterations are made as the definition has them: then no vectors are needed."""
+    return eps > 0 and not groups and definition.suits(x, n_iters)
 
 
 def resolve_large(implementation: str, logits: torch.Tensor, first: str) -> str:
@@ -105,6 +112,12 @@ def forward(
     settle_exp()
     x, p, potentials, vectors, marginals = sides.forward(first, results, logits, log_rows, log_columns)
     ranks = ranks_of(groups, first, lines)
+    if as_written(x, n_iters, eps, groups):
+        for t in vectors:
+            t.zero_()
+        for k in range(len(x)):
+            p[k] = definition.forward(scaled(x[k], temperature, computing(x.dtype)), n_iters, eps)
+        return results
     with float32_products():
         for part in parts(x, ranks):
             z = scaled(x[part], temperature, computing(x.dtype))
@@ -145,10 +158,12 @@ def backward(
     dtype = computing(x.dtype)
     ranks = ranks_of(groups, first, lines)
     with float32_products():
-        for part in parts(x, ranks):
+        for part in range(len(x)) if as_written(x, len(us), eps, groups) else parts(x, ranks):
             z = scaled(x[part], temperature, dtype)
             d = torch.zeros_like(z) if dy is None else dy[part].to(dtype)
-            if eps:
+            if as_written(x, len(us), eps, groups):
+                found = definition.backward(z, d, len(us), eps)
+            elif eps:
                 d, scale = of_order_one(d, ranks) if may_overflow(eps) else (d, 1.0)
                 found = eps_form.backward(z, d, eps, us[:, part], vs[:, part], ranks).mul_(scale)
             else:

@@ -1,0 +1,165 @@
+"""The log form of large matrices step by step in PyTorch, for correct implementations and for faults.
+
+Rows are complete, columns are added up in parts, one a block of rows; the adjoint passes sums of lines from
+an iteration to the one before it, as docs/dev/math.md has it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ci.gate.arithmetic import PLAIN, Arithmetic
+from ci.gate.columns import Change, at_once, same
+from ci.gate.wrong import Results
+from helion_sinkhorn import reference
+from helion_sinkhorn.lab.sinkhorn.large.budget import RESULTS
+from helion_sinkhorn.lab.sinkhorn.large.evidence import run
+from helion_sinkhorn.lab.sinkhorn.large.workloads import LargeWorkload
+
+Parts = Callable[[torch.Tensor, int], torch.Tensor]
+"""(parts (B, m, K) of columns' sums, iteration) -> what is added up."""
+
+
+def whole(parts: torch.Tensor, t: int) -> torch.Tensor:
+    return parts
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A field is a choice of implementations or a place for a fault."""
+
+    rows: Change = at_once
+    """The sum over a row."""
+    columns: Change = at_once
+    """The sum over the parts of a column, which are last."""
+    block: int = 8
+    """Rows of a part."""
+    machine: Arithmetic = PLAIN
+    """Its exponential."""
+    top: Change = lambda x: x.amax(-1)
+    """What a row's logits are relative to."""
+    parts: Parts = whole
+    """Applied to the parts of the forward."""
+    parts_back: Parts = whole
+    """Applied to those of the backward."""
+    log_r: Change = same
+    log_c: Change = same
+    stored: Change = same
+    """Applied to g, of each iteration."""
+    before: int = 1
+    """The P' that a backward takes back has g of so many iterations before."""
+    first_looks: int = 2
+    """How often the sums of the last columns' step are taken back."""
+    last_look: bool = True
+    """Whether the first rows' step takes the sums of the gradient itself."""
+    kept: Callable[[int], bool] = lambda t: True
+    """Whether the gradient has the terms of an iteration, counted from the last one."""
+    of_rows: Callable[[list[torch.Tensor]], torch.Tensor] = sum
+    of_columns: Callable[[list[torch.Tensor]], torch.Tensor] = sum
+    """The gradients of the logarithms of marginals, from the sums of all iterations, the last one first."""
+    dtype: torch.dtype = torch.float32
+
+    def __call__(self, w: LargeWorkload, x: torch.Tensor, *given: torch.Tensor) -> Results:
+        log_r, log_c, dy = (t.to(self.dtype) for t in given)
+        x = x.to(self.dtype)
+        if w.first == "rows":
+            p, dx, dr, dc = self.iterate(w.n_iters, x, log_r, log_c, dy)
+        else:
+            p, dx, dc, dr = self.iterate(w.n_iters, x.mT, log_c, log_r, dy.mT)
+            p, dx = p.mT, dx.mT
+        # whole vectors are float32, whatever the logits
+        return {"P": p.to(w.dtype), "dX": dx.to(w.dtype), "drows": dr.float(), "dcolumns": dc.float()}
+
+    def exp(self, x: torch.Tensor) -> torch.Tensor:
+        return self.machine(x.exp(), self.machine.EXP)
+
+    def over_columns(self, t: torch.Tensor, parts: Parts, k: int) -> torch.Tensor:
+        """The sums over columns of t (B, n, m)."""
+        padded = torch.nn.functional.pad(t, (0, 0, 0, -t.size(-2) % self.block))
+        blocks = padded.unflatten(-2, (-1, self.block)).mT
+        return self.columns(parts(self.rows(blocks).mT, k))
+
+    def iterate(
+        self, n_iters: int, x: torch.Tensor, log_r: torch.Tensor, log_c: torch.Tensor, dy: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """P, dX and the gradients of the logarithms of both marginals."""
+        log_r, log_c = self.log_r(log_r), self.log_c(log_c)
+        r, c = log_r.exp(), log_c.exp()
+        z = x - self.top(x).unsqueeze(-1)
+        fs, gs = [], [torch.zeros_like(log_c)]
+        for t in range(n_iters):
+            w = z + gs[-1].unsqueeze(-2)
+            shift = w.amax(-1) if t else 0.0 * w[..., 0]
+            e = self.exp(w - shift.unsqueeze(-1))
+            fs.append(log_r - self.rows(e).log() - shift)
+            w = w + fs[-1].unsqueeze(-1)
+            most = w.amax(-2)
+            sums = self.over_columns(self.exp(w - most.unsqueeze(-2)), self.parts, t)
+            gs.append(self.stored(gs[-1] + log_c - sums.log() - most))
+
+        def matrix(f: int, g: int) -> torch.Tensor:
+            return self.exp(z + gs[g].unsqueeze(-2) + fs[f].unsqueeze(-1))
+
+        p = matrix(-1, -1)
+        s = torch.zeros_like(c)
+        for _ in range(self.first_looks):
+            s = s + self.over_columns(p * (dy - s.unsqueeze(-2)), self.parts_back, n_iters) / c
+        of_columns, of_rows = [s], []
+        dx = p * (dy - s.unsqueeze(-2))
+        for t in range(n_iters - 1, 0, -1):
+            p_t, earlier = matrix(t, t + 1), matrix(t, max(0, t + 1 - self.before))
+            if t < n_iters - 1:
+                q = -self.rows(p_t * of_columns[-1].unsqueeze(-2)) / r
+            else:
+                q = self.rows(dx) / r
+            if self.kept(n_iters - 1 - t):
+                dx = dx - earlier * q.unsqueeze(-1)
+            of_rows.append(q)
+            s = -self.over_columns(earlier * q.unsqueeze(-1), self.parts_back, t) / c
+            of_columns.append(s)
+            if self.kept(n_iters - t):
+                dx = dx - matrix(t - 1, t) * s.unsqueeze(-2)
+        own = dx if self.last_look or n_iters == 1 else -matrix(0, 1) * of_columns[-1].unsqueeze(-2)
+        q = self.rows(own) / r
+        of_rows.append(q)
+        dx = dx - matrix(0, 0) * q.unsqueeze(-1)
+        return p, dx, self.of_rows(of_rows) * r, self.of_columns(of_columns) * c
+
+
+EXACT = functools.lru_cache(maxsize=4)(Steps(dtype=torch.float64))
+"""Rounded once from float64: a fault made of it has no rounding error."""
+
+
+def specification(**change) -> Callable[..., Results]:
+    """The equations in float64 and autograd, with other arguments; a function takes the workload."""
+
+    def of(w: LargeWorkload, x: torch.Tensor, *given: torch.Tensor) -> Results:
+        other = {name: value(w) if callable(value) else value for name, value in change.items()}
+        return _of_reference({**w.options, **other}, w, torch.float64, x, *given)
+
+    return of
+
+
+def _of_reference(options, w, dtype, x, *given) -> Results:
+    *marginals, dy = given
+    leaves = [t.detach().to(dtype).requires_grad_() for t in (x, *marginals)]
+    named = dict(zip(("log_row_marginals", "log_col_marginals"), leaves[1:], strict=True))
+    p = reference.sinkhorn(leaves[0], **options, **named)
+    found = p, *torch.autograd.grad(p, leaves, dy.to(dtype))
+    dtypes = w.dtype, w.dtype, torch.float32, torch.float32
+    return {name: t.detach().to(kind) for name, t, kind in zip(RESULTS, found, dtypes, strict=True)}
+
+
+@functools.lru_cache(maxsize=2)
+def pytorch(w: LargeWorkload, *inputs: torch.Tensor) -> Results:
+    """The specification as PyTorch evaluates it in float32, and autograd."""
+    return _of_reference(w.options, w, torch.float32, *inputs)
+
+
+def right(w: LargeWorkload, *inputs: torch.Tensor) -> Results:
+    """The path of a CPU."""
+    return run(w, None, RESULTS, *inputs)

@@ -1,0 +1,174 @@
+"""Correct implementations of the log form of large matrices and wrong ones.
+
+GOOD differs in the order of sums, in the functions of a vendor and in the blocks of rows, WRONG in what no
+implementation may do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from ci.gate import columns, wrong
+from ci.gate.arithmetic import Arithmetic, bfloat16, keep_bits, rounded_down, truncated
+from ci.gate.wrong import Results, Run, Wrong, everywhere, is_float32, narrow
+from ci.operators.sinkhorn_large.steps import EXACT, RESULTS, Steps, pytorch, right, specification
+from helion_sinkhorn.lab.sinkhorn.large.workloads import LargeWorkload
+
+GRADIENTS = RESULTS[1:]
+VENDORS = {
+    "nvidia": Steps(columns.tiles, columns.in_order, machine=Arithmetic(exp_ulps=2.0)),
+    "amd": Steps(columns.tiles_one_by_one, columns.programs, machine=Arithmetic(exp_ulps=1.0)),
+}
+BASELINE = pytorch
+GOOD: dict[str, Run] = {
+    "rounded once from float64": EXACT,
+    "the specification in float64": specification(),
+    "PyTorch float32": pytorch,
+    "the CPU path": right,
+    "kernels' steps": Steps(),
+    "blocks of 32 rows": Steps(block=32),
+    "blocks of one row": Steps(block=1),
+    "relative to the mean of a row": Steps(top=lambda x: x.mean(-1)),
+    **{f"{vendor} functions": steps for vendor, steps in VENDORS.items()},
+    **{name: Steps(total, total) for name, total in columns.SUMS.items()},
+}
+LOW, ROWS, NARROW = "large_low", "large_rows", "large_bf16"
+
+
+def exactly(**how) -> Steps:
+    return Steps(dtype=torch.float64, **how)
+
+
+def several(w: LargeWorkload) -> bool:
+    """More than one iteration."""
+    return w.n_iters > 1
+
+
+def shows_rounding(w: LargeWorkload) -> bool:
+    """Float32, and no entry of 1 where rounding cancels."""
+    return is_float32(w) and w.logits != "identity_like"
+
+
+def with_padding(x: torch.Tensor) -> torch.Tensor:
+    """The largest of a row and of what zeros beside it are."""
+    return x.amax(-1).clamp(min=0.0)
+
+
+def padded_lanes(t: torch.Tensor) -> torch.Tensor:
+    """The sum of a row with three entries of 1 beside it."""
+    return t.sum(-1) + (3.0 if t.size(-1) > 8 else 0.0)
+
+
+def without_last_block(parts: torch.Tensor, t: int) -> torch.Tensor:
+    return parts[..., :-1]
+
+
+def last_block_twice(parts: torch.Tensor, t: int) -> torch.Tensor:
+    return torch.cat([parts, parts[..., -1:]], -1)
+
+
+def of_neighbour(parts: torch.Tensor, t: int) -> torch.Tensor:
+    """The last part is that of the matrix before."""
+    return torch.cat([parts[..., :-1], parts[..., -1:].roll(1, 0)], -1)
+
+
+class Stale:
+    """The last part is the one of the launch before."""
+
+    def __init__(self) -> None:
+        self.before: torch.Tensor | None = None
+
+    def __call__(self, parts: torch.Tensor, t: int) -> torch.Tensor:
+        before, self.before = self.before, parts
+        if before is None or t == 0 or before.shape != parts.shape:
+            return parts
+        return torch.cat([parts[..., :-1], before[..., -1:]], -1)
+
+
+def stale(place: str) -> Run:
+    """With parts of its own for each call."""
+    return lambda w, *given: exactly(**{place: Stale()})(w, *given)
+
+
+def other_workload(change: Callable[[LargeWorkload], LargeWorkload]) -> Run:
+    """Right for a workload with other options."""
+    return lambda w, *given: EXACT(change(w), *given)
+
+
+def without(which: int) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+    """The sum of all but one; of one nothing."""
+    return lambda terms: sum(terms) - terms[which]
+
+
+def equal(logarithms: torch.Tensor) -> torch.Tensor:
+    return (
+        logarithms.logsumexp(-1, keepdim=True).expand_as(logarithms)
+        - torch.tensor(float(logarithms.size(-1))).log()
+    )
+
+
+def turned(w: LargeWorkload) -> LargeWorkload:
+    return replace(w, first="cols" if w.first == "rows" else "rows")
+
+
+def last_of_float32(change: Callable[[LargeWorkload, torch.Tensor], torch.Tensor]) -> Run:
+    """P and dX changed on their way to a narrow dtype."""
+
+    def of(w: LargeWorkload, *given: torch.Tensor) -> Results:
+        found = EXACT(replace(w, dtype=torch.float32), *given)
+        return found | {name: change(w, found[name]).to(w.dtype) for name in ("P", "dX")}
+
+    return of
+
+
+given = ("x", "log_rows", "log_columns", "dy")
+WRONG = [
+    Wrong("one iteration missing", other_workload(lambda w: replace(w, n_iters=w.n_iters - 1)), RESULTS,
+          several),
+    Wrong("one iteration too many", other_workload(lambda w: replace(w, n_iters=w.n_iters + 1)), RESULTS,
+          everywhere),
+    Wrong("the other side first", other_workload(turned), RESULTS, everywhere),
+    Wrong("the last block of rows dropped", exactly(parts=without_last_block), RESULTS, everywhere),
+    Wrong("the last block of rows dropped in the backward", exactly(parts_back=without_last_block),
+          GRADIENTS, everywhere),
+    Wrong("the last block of rows added twice", exactly(parts=last_block_twice), RESULTS, everywhere),
+    Wrong("a part of the launch before", stale("parts"), RESULTS, lambda w: w.n_iters > 2),
+    Wrong("a part of the launch before in the backward", stale("parts_back"), GRADIENTS,
+          lambda w: w.n_iters > 2),
+    Wrong("a part of the matrix before", exactly(parts=of_neighbour), RESULTS, everywhere),
+    Wrong("padded lanes in a maximum", Steps(top=with_padding), RESULTS, LOW),
+    Wrong("padded lanes in a maximum, logits near zero", Steps(top=with_padding), RESULTS, ROWS,
+          hidden="any shift gives the same rows until an exponential underflows"),
+    Wrong("padded lanes in a row's sum", exactly(rows=padded_lanes), RESULTS, everywhere),
+    Wrong("one look at the first sums", exactly(first_looks=1), GRADIENTS, ROWS,
+          hidden="what rounding leaves of these sums is within the budget of dX; float64 has none"),
+    Wrong("no look at the last sums", exactly(last_look=False), GRADIENTS, ROWS,
+          hidden="what rounding leaves of these sums is within the budget of dX; float64 has none"),
+    Wrong("no look at the first sums", exactly(first_looks=0), GRADIENTS, everywhere),
+    Wrong("the marginal of the row before", wrong.given(EXACT, given, log_rows=lambda t: t.roll(1, -1)),
+          RESULTS, everywhere),
+    Wrong("the marginals of the matrix before", wrong.given(EXACT, given, log_columns=lambda t: t.roll(1, 0)),
+          RESULTS, everywhere),
+    Wrong("equal marginals of the side that is first", exactly(log_r=equal), RESULTS, everywhere),
+    Wrong("equal marginals of the other side", exactly(log_c=equal), RESULTS, everywhere),
+    Wrong("marginals a thousandth too large", exactly(log_c=lambda t: t + 1e-3), RESULTS, is_float32),
+    Wrong("a column's share of the row's potential before", exactly(before=0), GRADIENTS, several),
+    Wrong("the terms of the second iteration from the end missing", exactly(kept=lambda t: t != 1),
+          GRADIENTS, lambda w: w.n_iters > 2),
+    Wrong("terms of the last iteration alone", exactly(kept=lambda t: t < 1), GRADIENTS, several),
+    Wrong("a marginal's gradient without the first iteration", exactly(of_rows=without(-1)),
+          ("drows", "dcolumns"), everywhere),
+    Wrong("a marginal's gradient without the last iteration", exactly(of_columns=without(0)),
+          ("drows", "dcolumns"), everywhere),
+    Wrong("potentials in bfloat16", Steps(stored=bfloat16), RESULTS, is_float32),
+    Wrong("potentials of 16 bits", Steps(stored=lambda t: keep_bits(t, 15)), RESULTS, shows_rounding),
+    Wrong("exponential of 12 bits", Steps(machine=Arithmetic(exp_ulps=2.0**11)), RESULTS, shows_rounding),
+    Wrong("logits rounded to bfloat16", wrong.given(EXACT, given, x=bfloat16), RESULTS, shows_rounding),
+    Wrong("result truncated", last_of_float32(truncated), ("P", "dX"), narrow),
+    Wrong("rounded down at the store", last_of_float32(rounded_down), ("P", "dX"), narrow),
+    *wrong.damages(EXACT, RESULTS),
+    *wrong.of_any(right, ROWS, "P", 3),
+]  # fmt: skip
