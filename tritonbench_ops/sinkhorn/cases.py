@@ -16,7 +16,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TENSORS_MOVED = {"fwd": 2, "fwd_no_grad": 2, "bwd": 3, "fwd_bwd": 5}
 """Tensors of the size of the logits that a mode has to read or write at least: X and P; dP, X and dX."""
 LARGE_BATCHES = 1, 8
-"""Of matrices of which not even the smallest batch of the table fits."""
+"""Batches of matrices of which not even the smallest of the table fits."""
 
 parse = PARSER.parse_args
 

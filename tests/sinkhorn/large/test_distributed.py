@@ -37,7 +37,7 @@ def test_parts_are_the_parts_of_the_whole(on_two_processes, name, first, share, 
 @pytest.mark.parametrize("first", FIRSTS)
 @pytest.mark.parametrize(("share", "dtype"), SHARED)
 def test_marginals(on_two_processes, first, share, dtype):
-    """Marginals of the columns are whole on each rank, and so is their gradient."""
+    """The columns' marginals are whole on each rank, and so is their gradient."""
     true = ranks.differentiated(
         lambda **given: reference.sinkhorn(n_iters=4, form="log", first=first, **given),
         {"logits": ranks.logits(), **ranks.marginals()}, ranks.upstream(),
