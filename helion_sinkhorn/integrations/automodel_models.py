@@ -215,7 +215,8 @@ def boundary_like(module: Any, **options: Any) -> HyperBoundary:
 
 PACKAGE = Package(
     "nemo_automodel",
-    nemo_automodel.__version__,
+    # the wheel of a release adds the commit that it was built from
+    nemo_automodel.__version__.partition("+")[0],
     TESTED,
     "a DeepSeek-V4 or V4.1 of NeMo Automodel",
     connections=(
