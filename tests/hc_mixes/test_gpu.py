@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import mhc_equations as equations
 import pytest
 import torch
+from autograd_calls import randn
 from compilations import compilations
+from mhc_equations import assert_within, truth_and_budget, values_and_gradients
 
 from helion_sinkhorn import hc_mixes
 from helion_sinkhorn.lab.mixes.budget import RESULTS, error_budget, exact
@@ -116,6 +119,19 @@ def test_a_norm_weight():
     expected = results(x, fn * weight, dmixes)
     assert equal([mixes, dx, dfn], [*expected[:2], expected[2] * weight])
     torch.testing.assert_close(dweight, (expected[2] * fn).sum(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_product_and_mean_square_apart(dtype):
+    tensors = randn(100, 4, 1000, dtype=dtype), randn(24, 4000, seed=1, scale=0.2)
+    upstream = [randn(100, 24, seed=2), randn(100, seed=3)]
+    truth, budget = truth_and_budget(equations.prenorm, tensors, upstream)
+
+    def prenorm(x, fn):
+        return hc_mixes(x, fn, prenorm=True, implementation="helion")
+
+    on_gpu = [[t.to(DEVICE) for t in of] for of in (tensors, upstream)]
+    assert_within([t.cpu() for t in values_and_gradients(prenorm, *on_gpu)], truth, budget)
 
 
 def test_tokens_that_are_not_finite_stay_alone():
