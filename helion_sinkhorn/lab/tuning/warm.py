@@ -43,7 +43,7 @@ READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
 """Types that a field of a workload may be given as: how they are read, and what is said to another text."""
 LARGEST = (1 << 31) - 1
 """The largest int of a field."""
-DATA = ("logits", "values", "parameters", "spread", "grad_scale", "strength")
+DATA = ("logits", "values", "parameters", "spread", "below", "grad_scale", "strength")
 """Fields of what is drawn for a call, which is launched alike whatever its numbers are."""
 KEYWORDS = {"hc_mult": "n", "sinkhorn_iters": "n_iters"}
 """What public functions call fields of their workloads."""
