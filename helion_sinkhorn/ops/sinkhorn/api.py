@@ -83,8 +83,8 @@ def sinkhorn(
             is normalised first are shorter than 32; vectorised PyTorch elsewhere.  "helion" and "pytorch"
             ask for one of them.
         out_dtype: of the result, default that of the logits.
-        temperature: what the logits are divided by, a float from 1e-37 to 1e37; it and what follows of the
-            only the log form, with the exact gradient.
+        temperature: what the logits are divided by, a float from 1e-37 to 1e37.  It and what follows are for
+            the log form, with the exact gradient.
         log_row_marginals: logarithms of what the rows sum to, a floating-point tensor that broadcasts to
             (..., n); -inf for nothing.  A share below e^-80 of the sum (e^-600 in float64) is nothing too,
             and such lines do not belong to the matrix.  They have gradients.  With marginals of only one side

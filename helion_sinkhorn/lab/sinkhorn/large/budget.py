@@ -71,14 +71,10 @@ def largest_share(z: torch.Tensor, marginals: Tensors, n_iters: int, form: str, 
     lead = -1 if first == "rows" else -2
     names = "log_row_marginals", "log_col_marginals"
     named = dict(zip(names, (t.double() for t in marginals), strict=False))
-    found = []
+    start = z.softmax(lead)
+    own = named[names[0 if first == "rows" else 1]].exp() if named else torch.ones_like(start.sum(lead))
+    found = [start * own.unsqueeze(lead)]
     for t in range(1, n_iters + 1):
         p = reference.sinkhorn(z, t, form=form, first=first, **named)
-        own = named[names[0 if first == "rows" else 1]].exp() if named else torch.ones_like(p.sum(lead))
         found += p, p * (own / p.sum(lead)).unsqueeze(lead)
-    if form == "log":
-        start = z.softmax(lead)
-        found.append(start * named[names[0 if first == "rows" else 1]].exp().unsqueeze(lead))
-    else:
-        found.append(z.softmax(lead))
     return torch.stack(found).amax(0)

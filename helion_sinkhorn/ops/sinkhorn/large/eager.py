@@ -156,12 +156,12 @@ def backward(
     given = dp, df, dg, logits, log_rows, log_columns, of_rows, of_columns
     x, dy, dx, upstream, marginals, (us, vs), of_marginals = sides.backward(first, gradients, *given)
     dtype = computing(x.dtype)
-    ranks = ranks_of(groups, first, lines)
+    ranks, defined = ranks_of(groups, first, lines), as_written(x, len(us), eps, groups)
     with float32_products():
-        for part in range(len(x)) if as_written(x, len(us), eps, groups) else parts(x, ranks):
+        for part in range(len(x)) if defined else parts(x, ranks):
             z = scaled(x[part], temperature, dtype)
             d = torch.zeros_like(z) if dy is None else dy[part].to(dtype)
-            if as_written(x, len(us), eps, groups):
+            if defined:
                 found = definition.backward(z, d, len(us), eps)
             elif eps:
                 d, scale = of_order_one(d, ranks) if may_overflow(eps) else (d, 1.0)
