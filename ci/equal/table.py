@@ -11,7 +11,7 @@ from helion_sinkhorn.runtime.kernel import Choice
 STEPS = 1 << 9
 """Entries times iterations of a workload: in the ring a few matrices show as much as many."""
 WORKLOADS: dict[str, tuple[str, ...]] = {
-    "sinkhorn": ("two_matrices",),
+    "sinkhorn": ("two_matrices", "mhc_one_iteration", "log_4:P"),
     "linear_attention": ("attention_unused_end:o,end",),
     "hc_post": ("hc_post_odd",),
     "hc_pre": ("hc_pre_odd",),

@@ -15,18 +15,24 @@ from helion_sinkhorn.ops.balance.space import BalanceCall
 from helion_sinkhorn.runtime.kernel import default_choice
 
 CALLS = (
-    BalanceCall("bfloat16", 7168),
+    (BalanceCall("bfloat16", 7168), (launch.COLUMNS,)),
     *(
-        pytest.param(BalanceCall(*c), marks=BY_NIGHT)
-        for c in (("float32", 4096), ("float32", 256), ("bfloat16", 14336), ("float16", 130))
+        pytest.param(BalanceCall(*c), tuple(launch.KERNELS), marks=BY_NIGHT)
+        for c in (
+            ("bfloat16", 7168),
+            ("float32", 4096),
+            ("float32", 256),
+            ("bfloat16", 14336),
+            ("float16", 130),
+        )
     ),
 )
 
 
-@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize(("call", "kernels"), CALLS, ids=str)
 @pytest.mark.parametrize("key", ONE_TARGET)
-def test_defaults_make_good_machine_code(key, call, compile_for):
-    jobs = [Job(call, default_choice(KERNELS[name], call, DEVICES[key])) for name in launch.KERNELS]
+def test_defaults_make_good_machine_code(key, call, kernels, compile_for):
+    jobs = [Job(call, default_choice(KERNELS[name], call, DEVICES[key])) for name in kernels]
     bad = []
     for binary in compile_for(key, jobs):
         found = list(binary.problems)

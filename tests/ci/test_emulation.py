@@ -26,6 +26,7 @@ KERNELS = {
 """What is run: Sinkhorn of n = 4 and 8 forward and backward, a reduction across lanes, dot_compress, a walk
 from the last token to the first."""
 BY_NIGHT = pytest.mark.nightly("one to two minutes; a row with gradients and one with products run always")
+ONCE_WRONG = pytest.mark.nightly("20 s each for one kernel that was wrong once")
 
 
 def script(name: str, *words: object) -> subprocess.CompletedProcess[str]:
@@ -67,6 +68,7 @@ def test_machine_code_passes_the_gate_when_executed(device, names, tmp_path):
         assert record["launches"] >= 5 * len(record["results"])
 
 
+@ONCE_WRONG
 def test_a_matrix_has_the_same_bits_at_every_place_of_a_block(tmp_path):
     """51 matrices of 4 x 4 in blocks of 64; in halves, 16 of them stand where LLVM once fused no product."""
     wanted = "implicit_4:implicit dX (cg)"
@@ -81,6 +83,7 @@ def test_a_matrix_has_the_same_bits_at_every_place_of_a_block(tmp_path):
     assert result["reproducible"] == {"other state and order": True, "split": True}
 
 
+@ONCE_WRONG
 def test_a_sum_waits_for_the_matrix_product_whose_registers_it_takes(tmp_path):
     """Three streams on gfx942: as inline assembly the sum came after 5 of the 7 wait states."""
     done = script("emulate", "--devices", "mi300x", "--workloads", "hc_post_three_streams:out", "--models",

@@ -71,7 +71,6 @@ BY_DAY = {
     "hc_split_sinkhorn": (HcCall("float32", 4, 2, True), (split.FORWARD, split.REDUCED, split.BACKWARD)),
     "hc_site": (SiteCall("bfloat16", 4, 7168, "float32"), tuple(site.KERNELS)),
     "hc_boundary": (MODEL, (boundary.FORWARD,)),
-    "hc_boundary, backward": (MODEL, (backward.BACKWARD,)),
 }
 OTHERS = {
     "hc_pre": [
@@ -109,7 +108,7 @@ ROWS = [
         for name, calls in OTHERS.items()
         for call in calls
     ),
-    pytest.param(MODEL, tuple(backward.KERNELS), id="hc_boundary, backward, all", marks=BY_NIGHT),
+    pytest.param(MODEL, tuple(backward.KERNELS), id="hc_boundary, backward", marks=BY_NIGHT),
 ]
 
 

@@ -10,8 +10,9 @@ import math
 import pytest
 import torch
 from autograd_calls import assert_equal, randn
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from interpreted import FEWER
 
 from helion_sinkhorn import recurrent_linear_attention, reference
 from helion_sinkhorn.lab.linear_attention.budget import Case
@@ -135,13 +136,14 @@ def test_the_operator_is_within_its_budget(case):
 
 
 @given(calls())
+@FEWER
 def test_the_body_is_within_its_budget(case):
     ratios = case.judge(case.run_module(linear_attention_launch))
     assert max(ratios.values()) <= 1, ratios
 
 
 @given(calls(), st.sampled_from(["operator", "body"]))
-@settings(max_examples=30)
+@FEWER
 def test_a_gate_of_minus_infinity_forgets(case, which):
     gates = {name: case.inputs[name] for name in GATES if name in case.inputs}
     strong = {name: x < x.float().mean() for name, x in gates.items()}
@@ -180,7 +182,7 @@ def test_judged_workloads(w):
 
 
 @given(calls(), st.sampled_from(METHODS))
-@settings(max_examples=30)
+@FEWER
 def test_the_model_without_errors_is_the_specification(case, method):
     # written out a second time, with its gradients by hand
     assume(method == "recurrent" or not {"gv", "cu_seqlens"} & case.inputs.keys())
