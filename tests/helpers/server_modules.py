@@ -77,8 +77,8 @@ def load(monkeypatch, name: str, path: Path) -> ModuleType:
     return module
 
 
-def vllm(monkeypatch, root: Path | None) -> ModuleType:
-    """vllm.model_executor.layers.mhc."""
+def vllm(monkeypatch, root: Path | None, layers: Path | None = None) -> ModuleType:
+    """vllm.model_executor.layers.mhc, or another file in its place."""
     if root is None:
         load(monkeypatch, "vllm.model_executor.custom_op", STAND_INS / "vllm_custom_op.py")
         return load(monkeypatch, "vllm.model_executor.layers.mhc", STAND_INS / "vllm_mhc.py")
@@ -91,7 +91,7 @@ def vllm(monkeypatch, root: Path | None) -> ModuleType:
     executor = root / "model_executor"
     load(monkeypatch, "vllm.model_executor.custom_op", executor / "custom_op.py")
     load(monkeypatch, "vllm.model_executor.kernels.mhc", executor / "kernels" / "mhc" / "torch.py")
-    return load(monkeypatch, "vllm.model_executor.layers.mhc", executor / "layers" / "mhc.py")
+    return load(monkeypatch, "vllm.model_executor.layers.mhc", layers or executor / "layers" / "mhc.py")
 
 
 def sglang(monkeypatch, root: Path | None) -> ModuleType:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import mhc_equations as equations
 import pytest
@@ -23,6 +25,7 @@ ROWS = N * (N + 2)
 CONSTANTS = 1e-5, 2e-6, 3e-6, 2.0, 20
 """rms_eps, pre_eps, sinkhorn_eps, post_mult, repeat: all different, so that none takes another's place."""
 NORM_EPS = 1e-4
+MODELS = "deepseek_v4", "deepseek_v41"
 PRE = (
     "residual", "fn", "hc_scale", "hc_base",
     "rms_eps", "hc_pre_eps", "hc_sinkhorn_eps", "hc_post_mult_value", "sinkhorn_repeat",
@@ -197,6 +200,68 @@ def test_stand_ins_have_the_released_signatures(server):
             signatures = [inspect.signature(function) for function in functions]
             found.append([[(p.name, p.kind, p.default) for p in s.parameters.values()] for s in signatures])
     assert found[0] == found[1]
+
+
+def test_the_patch_for_vllm_sends_v41_through_a_class_that_is_replaced(tmp_path):
+    """docs/upstream/vllm_mhc.md; and it leaves no call of a function that the classes have."""
+    root = server_modules.released("vllm")
+    if root is None:
+        pytest.skip("make test WHAT=servers: vllm is not installed")
+    patch = Path(__file__).resolve().parents[2] / "docs" / "upstream" / "vllm_mhc.patch"
+    files = re.findall(r"^--- a/(.*)$", patch.read_text(), re.M)
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root.parent / name, tmp_path / name)
+    subprocess.run(["git", "apply", "-p1", str(patch)], cwd=tmp_path, check=True, timeout=60)
+    v4, v41 = ((tmp_path / f"vllm/models/{of}/nvidia/model.py").read_text() for of in MODELS)
+    compile(v4, "v4", "exec"), compile(v41, "v41", "exec")
+    assert re.findall(r"\w+_tilelang\(", v4) == ["mhc_pre_broadcast_tilelang("]
+    assert v41.count("pre_delayed=self.mhc_pre_delayed") == v41.count("= mhc_shifted_post_pre(") == 3
+    d, calls = drawn(), []
+    ops = "vllm.models.deepseek_v41.nvidia.ops"
+    imported = (
+        "vllm.distributed", "vllm.model_executor.kernels.mhc.tilelang", "vllm.utils.deep_gemm",
+        f"{ops}.mega_mhc",
+    )  # fmt: skip
+    outputs = d.residual + 1, d.post, d.comb, d.x + 1, d.pre
+    site = d.fn, d.scale, d.base, *CONSTANTS
+    update, norm = (d.x, d.residual, d.post, d.comb), {"norm_weight": d.weight, "norm_eps": NORM_EPS}
+
+    def pre_delayed(*given, **options):
+        calls.append((given, options))
+        return outputs
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        layers = server_modules.vllm(monkeypatch, root, tmp_path / "vllm/model_executor/layers/mhc.py")
+        for name in imported:
+            server_modules.put(monkeypatch, name, server_modules.Stub(name))
+        moe = server_modules.put(
+            monkeypatch, "vllm.model_executor.layers.fused_moe.moe_output", ModuleType("moe_output")
+        )
+        moe.MoEOutput = moe.UnfinalizedMoEOutput = type("MoEOutput", (), {})
+        seam = server_modules.load(
+            monkeypatch, f"{ops}.mhc", tmp_path / "vllm/models/deepseek_v41/nvidia/ops/mhc.py"
+        ).mhc_shifted_post_pre
+        monkeypatch.setattr(
+            torch.ops.vllm, "mhc_fused_post_pre_delayed_tilelang",
+            lambda *given: calls.append((given, {})) or (*outputs, d.x), raising=False,
+        )  # fmt: skip
+        assert (
+            layers.MHCPreDelayedOp()(d.residual, *site, d.pre, None, d.weight, NORM_EPS, d.x, d.post, d.comb)
+            == outputs
+        )
+    # the kernel that V4.1 has now, with its arguments
+    ((given, _),) = calls
+    assert all(a is b for a, b in zip(given, (*update, *site, d.pre, d.weight, NORM_EPS), strict=True))
+    calls.clear()
+    found = seam(*update, *site, d.pre, **norm, pre_delayed=pre_delayed)
+    assert all(a is b for a, b in zip(found[:5], outputs, strict=True))
+    assert found[5].shape == (0, WIDTH)
+    ((given, options),) = calls
+    assert all(a is b for a, b in zip(given, (d.residual, *site), strict=True))
+    wanted = {"sublayer_out": d.x, "post_layer_mix": d.post, "comb_res_mix": d.comb, "pre_mix": d.pre, **norm}
+    assert options.keys() == wanted.keys()
+    assert all(options[name] is wanted[name] for name in wanted)
 
 
 def test_vllm_makes_ours_of_its_classes(vllm):
