@@ -45,10 +45,11 @@ demo-model: $(VENV)/.demo-model ## a DeepseekV4 of transformers with this residu
 test.suite := -n $(JOBS) --dist worksteal
 test.jax := tests/test_examples.py -k jax
 test.models := tests/mhc/test_transformers.py tests/mhc/test_automodel.py tests/mhc/test_megatron.py
-ifeq ($(WHAT),models)
-test: export PYTHONPATH := $(CURDIR)/$(VENV)/models
+test.servers := tests/mhc/test_servers.py
+ifneq ($(filter models servers,$(WHAT)),)
+test: export PYTHONPATH := $(CURDIR)/$(VENV)/$(WHAT)
 endif
-test: $(VENV)/.$(or $(filter jax models,$(WHAT)),ready) ## the test suite; no GPU needed. ARGS="-k wheel", JOBS=8; WHAT=jax|models: what is skipped without JAX, or without NeMo Automodel and Megatron Core
+test: $(VENV)/.$(or $(filter jax models servers,$(WHAT)),ready) ## the test suite; no GPU needed. ARGS="-k wheel", JOBS=8; WHAT=jax|models|servers: what is skipped without JAX, without NeMo Automodel and Megatron Core, or vLLM and SGLang
 	$(RUN) -m pytest $(call one_of,suite) $(ARGS)
 
 lint.code := ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/lint-imports
@@ -182,6 +183,11 @@ $(VENV)/.jax: $(VENV)/.ready
 # In a folder of their own, as the versions that models are tested with besides those of constraints.txt
 $(VENV)/.models: $(VENV)/.ready
 	$(PIP) --no-deps --target $(VENV)/models transformers==5.24.0 nemo_automodel==0.7.0 megatron-core==0.16.1
+	touch $@
+
+# Without what the two need, for their own files alone: 1 GB
+$(VENV)/.servers: $(VENV)/.ready
+	$(PIP) --no-deps --target $(VENV)/servers vllm==0.33.0 sglang==0.5.23
 	touch $@
 
 $(VENV)/.dist: $(VENV)/.ready

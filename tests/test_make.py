@@ -35,6 +35,7 @@ def test_make_alone_lists_every_target_with_a_line():
     [
         ("test", "-m pytest -n 2"), ("test WHAT=jax", "-m pytest tests/test_examples.py -k jax"),
         ("test WHAT=models", "-m pytest tests/mhc/test_transformers.py tests/mhc/test_automodel.py"),
+        ("test WHAT=servers", "-m pytest tests/mhc/test_servers.py"),
         ("lint WHAT=workflows", "check-jsonschema --builtin-schema"),
         ("bench", "-m benchmarks.bench sinkhorn --quick"),
         ("bench WHAT=residual_path", "-m benchmarks.bench residual_path --quick"),

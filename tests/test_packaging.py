@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import importlib.util
 import os
 import re
@@ -10,12 +11,16 @@ import subprocess
 import sys
 import venv
 import zipfile
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("helion_sinkhorn", "tuning_cache", "pyproject.toml", "README.md", "LICENSE", "CITATION.cff")
+SOURCES = (
+    "helion_sinkhorn", "helion_sinkhorn_plugins.py", "tuning_cache", "pyproject.toml", "README.md", "LICENSE",
+    "CITATION.cff",
+)  # fmt: skip
 ADDRESS = "https://example.org/owner/name"
 
 
@@ -83,9 +88,19 @@ def test_wheel_holds_the_package_and_the_tuning_cache(wheel):
     assert {"helion_sinkhorn/py.typed", "helion_sinkhorn/tuning_cache/README.md"} <= packed
 
 
-def test_wheel_has_one_import_package(wheel):
-    tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"helion_sinkhorn"}
+def test_wheel_has_one_import_package_and_the_plug_ins(wheel):
+    with zipfile.ZipFile(wheel) as packed:
+        tops = {name.partition("/")[0] for name in packed.namelist()}
+        (listed,) = (n for n in packed.namelist() if n.endswith(".dist-info/entry_points.txt"))
+        points = configparser.ConfigParser()
+        points.read_string(packed.read(listed).decode())
+    own = {top for top in tops if not top.endswith(".dist-info")}
+    assert own == {"helion_sinkhorn", "helion_sinkhorn_plugins.py"}
+    groups = {group: dict(points[group]) for group in points.sections()}
+    assert groups.keys() == {"vllm.general_plugins", "sglang.srt.plugins"}
+    for group, named in groups.items():
+        (load,) = (EntryPoint(name, value, group).load() for name, value in named.items())
+        assert load.__name__ in group
 
 
 def test_an_index_shows_links_and_pictures(wheel):

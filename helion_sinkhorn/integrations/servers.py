@@ -1,0 +1,99 @@
+"""What the plug-ins for vLLM and SGLang have in common: which calls they take, and the seam of a call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
+from helion_sinkhorn.ops.mhc.post.api import check_update
+from helion_sinkhorn.ops.mhc.site.crossing import Crossing, Update, check_site, crossing
+from helion_sinkhorn.runtime.checks import type_of
+
+LEAST_TOKENS = 1024
+"""Calls of fewer tokens are left to the server where nothing else is said.
+
+No server's kernels were measured beside ours.  Up to 128 tokens a seam takes 15.8 to 19.8 us here whatever
+their number (docs/bench/residual_path.csv, boundary, forward, graph_us, H200): launches decide, and the
+servers have fewer.  At 1024 tokens and C = 4096 its bytes alone take 20 us at 4.3 TB/s.
+"""
+
+
+class Taken:
+    """Which calls are taken; one record a plug-in, as operators have no other way to it."""
+
+    least = LEAST_TOKENS
+
+    def set(self, asked: int | str | None) -> None:
+        """From an argument, or the environment: None or "on" for the default, or a number of tokens."""
+        if asked is None or asked == "on":
+            self.least = LEAST_TOKENS
+            return
+        text = asked.strip() if isinstance(asked, str) else asked
+        if isinstance(text, str) and text.isdecimal():
+            text = int(text)
+        if isinstance(text, bool) or not isinstance(text, int) or text < 1:
+            what = repr(asked) if isinstance(asked, (int, str)) else type_of(asked)
+            raise ValueError(
+                f"least_tokens, or HELION_SINKHORN_SERVE, is {what}; give a number of tokens of at least 1, "
+                'or "on"; "off" in the environment'
+            )
+        self.least = text
+
+    def takes(self, streams: torch.Tensor) -> bool:
+        """Whether a call with streams (..., n, C) is ours."""
+        return streams.shape[:-2].numel() >= self.least
+
+
+def seam(
+    update: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
+    streams: torch.Tensor,
+    parameters: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    constants: tuple[float, float, float, float, int],
+    norm_weight: torch.Tensor | None,
+    norm_eps: float | None,
+    weights: torch.Tensor | None = None,
+) -> Crossing:
+    """`hc_boundary`, or without an update `hc_site` with the weights of the site before.
+
+    Args:
+        update: the sublayer's output, post (..., n) or (..., n, 1), and comb; or None.
+        streams: (..., n, C).
+        parameters: fn, scale and base.
+        constants: in the order of the servers: norm_eps, pre_eps, eps, post_mult, sinkhorn_iters.
+        norm_weight: of the RMSNorm before the sublayer, or None, and its eps, which is not read then.
+        weights: (..., n), or None for those of this site.
+    """
+    rms_eps, pre_eps, eps, post_mult, iterations = constants
+    options = SiteOptions(iterations, eps, rms_eps, post_mult, pre_eps)
+    if norm_weight is not None:
+        options = options._replace(y_norm_eps=norm_eps)
+    site = SiteParameters(*parameters, y_norm_weight=norm_weight)
+    if update is not None:
+        f, post, comb = update
+        update = Update(f, per_stream(post, streams), comb, None)
+        check_update(f, streams, *update[1:])
+    check_site(streams, site, weights)
+    return crossing(update, streams, site, weights, options.checked(), "auto")
+
+
+def per_stream(post: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
+    """post as (..., n), which the servers have as (..., n, 1)."""
+    return post.reshape(streams.shape[:-1])
+
+
+def check_parameters(where: str, theirs: Callable[..., Any], ours: Callable[..., Any], release: str) -> None:
+    """Raise RuntimeError where a function to be replaced takes other arguments than the one that does it."""
+    beside = "self", "theirs"
+    found, wanted = (
+        [name for name in inspect.signature(function).parameters if name not in beside]
+        for function in (theirs, ours)
+    )
+    if found != wanted:
+        raise RuntimeError(
+            f"{where} takes ({', '.join(found)}), and the plug-in was written for {release}, where it takes "
+            f"({', '.join(wanted)}); install {release}, or unset HELION_SINKHORN_SERVE"
+        )

@@ -1,0 +1,137 @@
+"""register(): the mHC functions of SGLang by this package, through its hooks.
+
+sglang is no dependency of the package: only this module imports it.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from helion_sinkhorn.integrations.servers import Taken, check_parameters, per_stream, seam
+from helion_sinkhorn.mhc.functional import hc_head
+from helion_sinkhorn.ops.mhc.post.api import hc_post
+
+TESTED = "sglang==0.5.23"
+taken = Taken()
+
+
+def mhc_pre(
+    theirs: Callable[..., Any],
+    residual: torch.Tensor,
+    fn: torch.Tensor,
+    hc_scale: torch.Tensor,
+    hc_base: torch.Tensor,
+    rms_eps: float,
+    hc_pre_eps: float,
+    hc_sinkhorn_eps: float,
+    hc_post_mult_value: float,
+    sinkhorn_repeat: int,
+    n_splits: int = 1,
+    n_splits_pre: int = 32,
+    *,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """post (..., n, 1), comb and the sublayer's input, by `hc_site`."""
+    constants = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
+    if not taken.takes(residual):
+        return theirs(
+            residual, fn, hc_scale, hc_base, *constants, n_splits, n_splits_pre,
+            norm_weight=norm_weight, norm_eps=norm_eps,
+        )  # fmt: skip
+    site = seam(None, residual, (fn, hc_scale, hc_base), constants, norm_weight, norm_eps)
+    return site.post.unsqueeze(-1), site.comb, site.y
+
+
+def mhc_post(
+    theirs: Callable[..., Any],
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    post_layer_mix: torch.Tensor,
+    comb_res_mix: torch.Tensor,
+) -> torch.Tensor:
+    """The new streams, by `hc_post`."""
+    if not taken.takes(residual):
+        return theirs(x, residual, post_layer_mix, comb_res_mix)
+    return hc_post(x, residual, per_stream(post_layer_mix, residual), comb_res_mix)
+
+
+def fused_hc_head(
+    theirs: Callable[..., Any],
+    x: torch.Tensor,
+    hc_fn: torch.Tensor,
+    hc_scale: torch.Tensor,
+    hc_base: torch.Tensor,
+    norm_eps: float,
+    hc_eps: float,
+) -> torch.Tensor:
+    """The last collapse, by `hc_head`."""
+    if not taken.takes(x):
+        return theirs(x, hc_fn, hc_scale, hc_base, norm_eps, hc_eps)
+    return hc_head(x, hc_fn, hc_scale.reshape(1), hc_base, norm_eps=norm_eps, eps=hc_eps)
+
+
+def post_fusion(
+    theirs: Callable[..., Any],
+    hc: Any,
+    y: torch.Tensor,
+    residual: torch.Tensor,
+    coefficients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    next: Any,
+) -> Any:
+    """The seam of V4.1 by `hc_boundary`, where SGLang's own kernel takes it but for the GPU that needs."""
+    # a target for quantised experts is filled by SGLang's kernel alone
+    is_open = next is not None and next.hc is not None and next.norm_fusable and next.mega_moe_input is None
+    if not is_open or hc.cfg.cp_prefill or not taken.takes(residual):
+        return theirs(hc, y, residual, coefficients, next)
+    from sglang.srt.models.deepseek_v4_mhc import MHC_POST_MULT_VALUE, HcNormed, HcState
+
+    pre, post, comb = coefficients
+    site, norm = next.hc, next.norm
+    constants = site.cfg.rms_eps, site.cfg.eps, site.cfg.eps, MHC_POST_MULT_VALUE, site.cfg.sinkhorn_iters
+    found = seam(
+        (y, post, comb), residual, (site.fn, site.scale, site.base), constants,
+        norm.weight, norm.variance_epsilon, pre,
+    )  # fmt: skip
+    return HcState(found.residual, pre, HcNormed(found.y), (found.pre, found.post, found.comb))
+
+
+HOOKS = {
+    "sglang.kernels.ops.layernorm.mhc.mhc_pre": mhc_pre,
+    "sglang.kernels.ops.layernorm.mhc.mhc_post": mhc_post,
+    "sglang.kernels.ops.layernorm.mhc_head.fused_hc_head": fused_hc_head,
+    "sglang.srt.models.deepseek_v4_mhc._post_fusion": post_fusion,
+}
+
+
+def register(least_tokens: int | str | None = None) -> tuple[str, ...]:
+    """Let SGLang's models take their residual path from this package, where a call has enough tokens.
+
+    SGLang calls it in each process where HELION_SINKHORN_SERVE is set, and applies the hooks after that.
+
+    Args:
+        least_tokens: calls of fewer tokens are left to SGLang; None or "on" for 1024.  1 takes every call: a
+            token's results then do not depend on the tokens around it.
+
+    Returns:
+        The functions that are hooked.
+
+    Numerical policy: that of `hc_site`, `hc_boundary`, `hc_post` and `hc_head`.
+
+    Raises:
+        ValueError: least_tokens is neither.
+        RuntimeError: a function of SGLang takes other arguments than in 0.5.23.  Nothing is hooked then.
+    """
+    taken.set(least_tokens)
+    for target, hook in HOOKS.items():
+        module, _, name = target.rpartition(".")
+        theirs = getattr(pkgutil.resolve_name(module), name)
+        check_parameters(target, theirs, hook, TESTED)
+    for target, hook in HOOKS.items():
+        HookRegistry.register(target, hook, HookType.AROUND)
+    return tuple(HOOKS)

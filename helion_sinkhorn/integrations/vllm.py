@@ -1,0 +1,253 @@
+"""register(): the mHC operators of vLLM by this package, in the place of its CustomOps.
+
+vllm is no dependency of the package: only this module imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.model_executor.custom_op import op_registry_oot
+from vllm.model_executor.layers import mhc
+
+from helion_sinkhorn.integrations.servers import Taken, check_parameters, per_stream, seam
+from helion_sinkhorn.mhc.functional import hc_head as head
+from helion_sinkhorn.ops.mhc.post.api import hc_post
+from helion_sinkhorn.runtime.gradients import NAMESPACE
+
+TESTED = "vllm==0.33.0"
+taken = Taken()
+METHOD = "forward_hip" if torch.version.hip else "forward_cuda"
+_left: dict[str, Callable[..., Any]] = {}
+"""vLLM's methods by the name of the operator, for the calls that are left to it."""
+
+
+def mhc_pre(
+    residual: torch.Tensor,
+    fn: torch.Tensor,
+    hc_scale: torch.Tensor,
+    hc_base: torch.Tensor,
+    rms_eps: float,
+    hc_pre_eps: float,
+    hc_sinkhorn_eps: float,
+    hc_post_mult_value: float,
+    sinkhorn_repeat: int,
+    n_splits: int = 1,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """post (..., n, 1), comb and the sublayer's input, by `hc_site`."""
+    constants = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
+    if not taken.takes(residual):
+        return _left["mhc_pre"](residual, fn, hc_scale, hc_base, *constants, n_splits, norm_weight, norm_eps)
+    site = seam(None, residual, (fn, hc_scale, hc_base), constants, norm_weight, norm_eps)
+    return site.post.unsqueeze(-1), site.comb, site.y
+
+
+def mhc_pre_fake(residual, *others):
+    return _coefficients(residual), _combs(residual), _collapsed(residual)
+
+
+def mhc_pre_delayed(
+    residual: torch.Tensor,
+    fn: torch.Tensor,
+    hc_scale: torch.Tensor,
+    hc_base: torch.Tensor,
+    rms_eps: float,
+    hc_pre_eps: float,
+    hc_sinkhorn_eps: float,
+    hc_post_mult_value: float,
+    sinkhorn_repeat: int,
+    pre_mix: torch.Tensor | None = None,
+    x: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 1e-6,
+    sublayer_out: torch.Tensor | None = None,
+    post_layer_mix: torch.Tensor | None = None,
+    comb_res_mix: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The streams, or nothing without an update; post, comb, the sublayer's input, pre: by `hc_boundary`.
+
+    An operator must not return an argument: where there is no update its method returns the streams.
+    """
+    constants = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
+    update = None if sublayer_out is None else (sublayer_out, post_layer_mix, comb_res_mix)
+    # x is the embedding, of which all streams are copies: it is projected by another, narrower fn
+    if x is not None or not taken.takes(residual):
+        streams, *others = _left["mhc_pre_delayed"](
+            residual, fn, hc_scale, hc_base, *constants, pre_mix, x, norm_weight, norm_eps,
+            sublayer_out, post_layer_mix, comb_res_mix,
+        )  # fmt: skip
+    else:
+        if pre_mix is None:
+            first = torch.eye(1, residual.size(-2), device=residual.device)
+            pre_mix = first.expand(residual.shape[:-1])
+        found = seam(update, residual, (fn, hc_scale, hc_base), constants, norm_weight, norm_eps, pre_mix)
+        streams, others = found.residual, (found.post.unsqueeze(-1), found.comb, found.y, found.pre)
+    return residual.new_empty(0) if update is None else streams, *others
+
+
+def mhc_pre_delayed_fake(residual, *others):
+    # arguments at the end that are left at their defaults do not come
+    has_update = len(others) > 12 and others[12] is not None
+    streams = torch.empty_like(residual) if has_update else residual.new_empty(0)
+    post = _coefficients(residual)
+    return streams, post, _combs(residual), _collapsed(residual), post.new_empty(residual.shape[:-1])
+
+
+def mhc_post(
+    x: torch.Tensor, residual: torch.Tensor, post_layer_mix: torch.Tensor, comb_res_mix: torch.Tensor
+) -> torch.Tensor:
+    """The new streams, by `hc_post`."""
+    if not taken.takes(residual):
+        return _left["mhc_post"](x, residual, post_layer_mix, comb_res_mix)
+    return hc_post(x, residual, per_stream(post_layer_mix, residual), comb_res_mix)
+
+
+def mhc_post_fake(x, residual, *others):
+    return torch.empty_like(residual)
+
+
+def hc_head(
+    hidden_states: torch.Tensor,
+    hc_fn: torch.Tensor,
+    hc_scale: torch.Tensor,
+    hc_base: torch.Tensor,
+    rms_norm_eps: float,
+    hc_eps: float,
+) -> torch.Tensor:
+    """The last collapse, by `hc_head`."""
+    if not taken.takes(hidden_states):
+        return _left["hc_head"](hidden_states, hc_fn, hc_scale, hc_base, rms_norm_eps, hc_eps)
+    return head(hidden_states, hc_fn, hc_scale.reshape(1), hc_base, norm_eps=rms_norm_eps, eps=hc_eps)
+
+
+def hc_head_fake(hidden_states, *others):
+    return _collapsed(hidden_states)
+
+
+def mhc_fused_post_pre(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    post_layer_mix: torch.Tensor,
+    comb_res_mix: torch.Tensor,
+    fn: torch.Tensor,
+    hc_scale: torch.Tensor,
+    hc_base: torch.Tensor,
+    rms_eps: float,
+    hc_pre_eps: float,
+    hc_sinkhorn_eps: float,
+    hc_post_mult_value: float,
+    sinkhorn_repeat: int,
+    n_splits: int = 1,
+    tile_n: int = 1,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The new streams, their post (..., n, 1), comb and the next sublayer's input, by `hc_boundary`."""
+    constants = rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat
+    if not taken.takes(residual):
+        return _left["mhc_fused_post_pre"](
+            x, residual, post_layer_mix, comb_res_mix, fn, hc_scale, hc_base, *constants,
+            n_splits, tile_n, norm_weight, norm_eps,
+        )  # fmt: skip
+    update = x, post_layer_mix, comb_res_mix
+    found = seam(update, residual, (fn, hc_scale, hc_base), constants, norm_weight, norm_eps)
+    return found.residual, found.post.unsqueeze(-1), found.comb, found.y
+
+
+def mhc_fused_post_pre_fake(x, residual, *others):
+    return torch.empty_like(residual), *mhc_pre_fake(residual)
+
+
+def _coefficients(streams: torch.Tensor) -> torch.Tensor:
+    return streams.new_empty((*streams.shape[:-1], 1), dtype=torch.float32)
+
+
+def _combs(streams: torch.Tensor) -> torch.Tensor:
+    return streams.new_empty((*streams.shape[:-1], streams.size(-2)), dtype=torch.float32)
+
+
+def _collapsed(streams: torch.Tensor) -> torch.Tensor:
+    return streams.new_empty((*streams.shape[:-2], streams.size(-1)))
+
+
+OPERATORS = {
+    "MHCPreOp": (mhc_pre, mhc_pre_fake),
+    "MHCPreDelayedOp": (mhc_pre_delayed, mhc_pre_delayed_fake),
+    "MHCPostOp": (mhc_post, mhc_post_fake),
+    "HCHeadOp": (hc_head, hc_head_fake),
+    "MHCFusedPostPreOp": (mhc_fused_post_pre, mhc_fused_post_pre_fake),
+}
+"""vLLM's classes, and what takes the place of their methods for a GPU."""
+
+
+def register(least_tokens: int | str | None = None) -> tuple[str, ...]:
+    """Let vLLM's models take their residual path from this package, where a call has enough tokens.
+
+    vLLM calls it in each process where HELION_SINKHORN_SERVE is set; by hand it has to come before the
+    model is built.  Which of the two computes a call is decided within an operator of torch, so vLLM's
+    compiled graphs serve any number of tokens.
+
+    Args:
+        least_tokens: calls of fewer tokens are left to vLLM; None or "on" for 1024.  1 takes every call: a
+            token's results then do not depend on the tokens around it.
+
+    Returns:
+        The classes that are replaced.
+
+    Numerical policy: that of `hc_site`, `hc_boundary`, `hc_post` and `hc_head`.
+
+    Raises:
+        ValueError: least_tokens is neither, or another package has replaced one of the classes.
+        RuntimeError: a method of vLLM takes other arguments than in 0.33.0.  Nothing is replaced then.
+    """
+    taken.set(least_tokens)
+    replaced = {name: op_registry_oot[name] for name in OPERATORS if name in op_registry_oot}
+    for name, made in replaced.items():
+        if getattr(made, "taken", None) is not taken:
+            raise ValueError(
+                f"{name} of vLLM is replaced by {made.__module__} already; let one package do it, or name "
+                "the plug-ins to load in VLLM_PLUGINS"
+            )
+    if replaced:
+        return tuple(OPERATORS)
+    for name, (run, _) in OPERATORS.items():
+        check_parameters(f"{METHOD} of {name}", getattr(getattr(mhc, name), METHOD), run, TESTED)
+    for name, (run, fake) in OPERATORS.items():
+        theirs = getattr(mhc, name)
+        theirs.register_oot(_class_in_place_of(theirs, _operator(run, fake)), name=name)
+    return tuple(OPERATORS)
+
+
+def _operator(run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator of torch, opaque to a compiler; of every device, as those of the package."""
+    name = f"{NAMESPACE}::vllm_{run.__name__}"
+    schema = torch.library.infer_schema(run, mutates_args=())
+    torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
+    torch.library.impl(name, "CompositeExplicitAutograd", run)
+    torch.library.register_fake(name, fake)
+    return getattr(getattr(torch.ops, NAMESPACE), f"vllm_{run.__name__}")
+
+
+def _class_in_place_of(theirs: type[torch.nn.Module], operator: Callable[..., Any]) -> type[torch.nn.Module]:
+    """A class of CustomOps whose method for this machine's GPU calls an operator."""
+    name = operator._qualified_op_name.partition("::vllm_")[2]
+    is_delayed = name == "mhc_pre_delayed"
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        theirs.__init__(self, *given, **options)
+        # whichever was made last: they have no state but their parts, which are alike
+        _left[name] = getattr(super(made, self), METHOD)
+
+    def method(self, *given: Any, **options: Any) -> Any:
+        found = operator(*given, **options)
+        if is_delayed and found[0].dim() == 1:
+            return given[0] if given else options["residual"], *found[1:]
+        return found
+
+    made = type(theirs.__name__, (theirs,), {"__init__": __init__, METHOD: method, "taken": taken})
+    made.__module__ = __name__
+    return made

@@ -1,0 +1,511 @@
+"""The plug-ins for vLLM and SGLang: their released files where they are installed, stand-ins elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import mhc_equations as equations
+import pytest
+import server_modules
+import torch
+from mhc_equations import exactly
+
+from helion_sinkhorn import hc_boundary, hc_head, hc_post, hc_site
+from helion_sinkhorn.integrations.servers import LEAST_TOKENS, Taken, check_parameters
+
+N, WIDTH, TOKENS, LEAST = 4, 24, 6, 5
+ROWS = N * (N + 2)
+CONSTANTS = 1e-5, 2e-6, 3e-6, 2.0, 20
+"""rms_eps, pre_eps, sinkhorn_eps, post_mult, repeat: all different, so that none takes another's place."""
+NORM_EPS = 1e-4
+MODELS = "deepseek_v4", "deepseek_v41"
+PRE = (
+    "residual", "fn", "hc_scale", "hc_base",
+    "rms_eps", "hc_pre_eps", "hc_sinkhorn_eps", "hc_post_mult_value", "sinkhorn_repeat",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def patched():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield monkeypatch
+
+
+@pytest.fixture(scope="module")
+def vllm(patched):
+    mhc = server_modules.vllm(patched, server_modules.released("vllm"))
+    from helion_sinkhorn.integrations import vllm as plugin
+
+    names = plugin.register(LEAST)
+    return SimpleNamespace(mhc=mhc, plugin=plugin, names=names)
+
+
+@pytest.fixture(scope="module")
+def sglang(patched):
+    registry = server_modules.sglang(patched, server_modules.released("sglang"))
+    kernels, models = "sglang.kernels.ops.layernorm", "sglang.srt.models"
+    mhc, head = sys.modules[f"{kernels}.mhc"], sys.modules[f"{kernels}.mhc_head"]
+    v41 = sys.modules[f"{models}.deepseek_v4_mhc"]
+    left = {}
+
+    def leaving(module, name):
+        """Their function with its signature, which says how it was called."""
+        theirs = getattr(module, name)
+
+        def called(*given, **options):
+            left[name] = inspect.signature(theirs).bind(*given, **options).arguments
+            return name
+
+        called.__signature__ = inspect.signature(theirs)
+        patched.setattr(module, name, called)
+
+    for module, name in ((mhc, "mhc_pre"), (mhc, "mhc_post"), (head, "fused_hc_head"), (v41, "_post_fusion")):
+        leaving(module, name)
+    from helion_sinkhorn.integrations import sglang as plugin
+
+    plugin.register(LEAST)
+    registry.HookRegistry.apply_hooks()
+    return SimpleNamespace(mhc=mhc, head=head, v41=v41, plugin=plugin, left=left)
+
+
+def drawn(tokens=TOKENS, dtype=torch.float32, seed=0):
+    """What a seam takes, by the names of vLLM's arguments, and a norm's weight."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape, of=torch.float32):
+        return torch.randn(shape, generator=generator).to(of)
+
+    return SimpleNamespace(
+        x=draw(tokens, WIDTH, of=dtype), residual=draw(tokens, N, WIDTH, of=dtype),
+        post=2 * draw(tokens, N, 1).sigmoid(), comb=draw(tokens, N, N).softmax(-1),
+        pre=draw(tokens, N).sigmoid(), fn=draw(ROWS, N * WIDTH) / 8, scale=draw(3), base=draw(ROWS),
+        weight=draw(WIDTH, of=dtype), head_fn=draw(N, N * WIDTH) / 8, head_scale=draw(1), head_base=draw(N),
+    )  # fmt: skip
+
+
+def normed(y, weight, at=exactly):
+    mean = at(y.square(), WIDTH).mean(-1, keepdim=True)
+    return at(weight * at(y * at((at(mean) + NORM_EPS).rsqrt())))
+
+
+def seam(d, update, weights, weight, at=exactly):
+    """(streams, pre, post, comb, u) of the equations, in the servers' order of constants."""
+    rms_eps, pre_eps, eps, post_mult, iters = CONSTANTS
+    x = equations.expand(d.x, d.residual, d.post[..., 0], d.comb, at) if update else d.residual
+    pre, post, comb = equations.coefficients(x, d.fn, d.scale, d.base, iters, eps, rms_eps, post_mult, at=at)
+    pre = pre - eps + pre_eps
+    y = equations.collapse(x, pre if weights is None else weights, at)
+    return x, pre, post, comb, y if weight is None else normed(y, weight, at)
+
+
+def assert_equations(found, d, update, weights, with_norm):
+    """Within twice the largest error that float32 leaves; found are None or results, as `seam` has them."""
+    wide = SimpleNamespace(**{name: t.double() for name, t in vars(d).items()})
+    given = wide, update, None if weights is None else weights.double(), wide.weight if with_norm else None
+    truth = seam(*given)
+    samples = [seam(*given, at=equations.erring(seed)) for seed in range(equations.SAMPLES)]
+    for k, (y, t) in enumerate(zip(found, truth, strict=True)):
+        if y is None:
+            continue
+        limit = equations.MARGIN * max(float((s[k] - t).abs().max()) for s in samples)
+        assert y.shape == t.shape, k
+        assert float((y.double() - t).abs().max()) <= limit, k
+
+
+def norm_of(d, with_norm):
+    return {"norm_weight": d.weight, "norm_eps": NORM_EPS} if with_norm else {}
+
+
+def options_of(d, with_norm):
+    rms_eps, pre_eps, eps, post_mult, iters = CONSTANTS
+    named = {"sinkhorn_iters": iters, "eps": eps, "norm_eps": rms_eps, "post_mult": post_mult}
+    norm = {"y_norm_weight": d.weight, "y_norm_eps": NORM_EPS} if with_norm else {}
+    return {**named, "pre_eps": pre_eps, **norm}
+
+
+def test_a_plug_in_that_is_off_imports_nothing():
+    code = """
+import os, sys
+before = set(sys.modules)
+import helion_sinkhorn_plugins as plugins
+for value in (None, "", "off"):
+    os.environ.pop(plugins.SWITCH, None) if value is None else os.environ.update({plugins.SWITCH: value})
+    plugins.vllm(), plugins.sglang()
+print(sorted(set(sys.modules) - before))
+os.environ[plugins.SWITCH] = "on"
+sys.modules["helion_sinkhorn.integrations.vllm"] = type(sys)("vllm")
+sys.modules["helion_sinkhorn.integrations.vllm"].register = lambda least: print("registered", least)
+sys.modules["helion_sinkhorn"] = sys.modules["helion_sinkhorn.integrations"] = type(sys)("package")
+plugins.vllm()
+"""
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": root},
+    )  # fmt: skip
+    assert done.stdout.split("\n")[:2] == ["['helion_sinkhorn_plugins']", "registered on"]
+
+
+def test_which_calls_are_taken():
+    taken = Taken()
+    for asked, least in ((None, LEAST_TOKENS), ("on", LEAST_TOKENS), (7, 7), ("7", 7), (1, 1)):
+        taken.set(asked)
+        assert taken.least == least
+        assert taken.takes(torch.empty(least, N, 1))
+        assert not taken.takes(torch.empty(least - 1, N, 1))
+    taken.set(6)
+    assert taken.takes(torch.empty(2, 3, N, 1))
+    for wrong in (0, "0", "yes", "1.5", 2.0, True, "-1"):
+        with pytest.raises(ValueError, match="HELION_SINKHORN_SERVE, is"):
+            taken.set(wrong)
+    assert taken.least == 6
+
+
+def test_other_arguments_are_refused():
+    def theirs(self, a, c): ...
+
+    def ours(theirs, a, b): ...
+
+    with pytest.raises(RuntimeError, match=r"f takes \(a, c\), .* 1\.0, where it takes \(a, b\); install"):
+        check_parameters("f", theirs, ours, "package 1.0")
+    check_parameters("f", ours, lambda a, b: ..., "package 1.0")
+
+
+@pytest.mark.parametrize("server", ["vllm", "sglang"])
+def test_stand_ins_have_the_released_signatures(server):
+    root = server_modules.released(server)
+    if root is None:
+        pytest.skip(f"make test WHAT=servers: {server} is not installed")
+    found = []
+    for where in (root, None):
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            getattr(server_modules, server)(monkeypatch, where)
+            if server == "vllm":
+                mhc = sys.modules["vllm.model_executor.layers.mhc"]
+                names = "MHCPreOp", "MHCPreDelayedOp", "MHCPostOp", "HCHeadOp", "MHCFusedPostPreOp"
+                functions = [getattr(mhc, name).forward_cuda for name in names]
+            else:
+                kernels = "sglang.kernels.ops.layernorm"
+                mhc, head = sys.modules[f"{kernels}.mhc"], sys.modules[f"{kernels}.mhc_head"]
+                v41 = sys.modules["sglang.srt.models.deepseek_v4_mhc"]
+                records = v41.HcConfig, v41.HcSubLayer, v41.HcNextBoundary, v41.HcNormed, v41.HcState
+                functions = [mhc.mhc_pre, mhc.mhc_post, head.fused_hc_head, v41._post_fusion, *records]
+            signatures = [inspect.signature(function) for function in functions]
+            found.append([[(p.name, p.kind, p.default) for p in s.parameters.values()] for s in signatures])
+    assert found[0] == found[1]
+
+
+def test_the_patch_for_vllm_sends_v41_through_a_class_that_is_replaced(tmp_path):
+    """docs/upstream/vllm_mhc.md; and it leaves no call of a function that the classes have."""
+    root = server_modules.released("vllm")
+    if root is None:
+        pytest.skip("make test WHAT=servers: vllm is not installed")
+    patch = Path(__file__).resolve().parents[2] / "docs" / "upstream" / "vllm_mhc.patch"
+    files = re.findall(r"^--- a/(.*)$", patch.read_text(), re.M)
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root.parent / name, tmp_path / name)
+    subprocess.run(["git", "apply", "-p1", str(patch)], cwd=tmp_path, check=True, timeout=60)
+    v4, v41 = ((tmp_path / f"vllm/models/{of}/nvidia/model.py").read_text() for of in MODELS)
+    compile(v4, "v4", "exec"), compile(v41, "v41", "exec")
+    assert re.findall(r"\w+_tilelang\(", v4) == ["mhc_pre_broadcast_tilelang("]
+    assert v41.count("pre_delayed=self.mhc_pre_delayed") == v41.count("= mhc_shifted_post_pre(") == 3
+    d, calls = drawn(), []
+    ops = "vllm.models.deepseek_v41.nvidia.ops"
+    imported = (
+        "vllm.distributed", "vllm.model_executor.kernels.mhc.tilelang", "vllm.utils.deep_gemm",
+        f"{ops}.mega_mhc",
+    )  # fmt: skip
+    outputs = d.residual + 1, d.post, d.comb, d.x + 1, d.pre
+    site = d.fn, d.scale, d.base, *CONSTANTS
+    update, norm = (d.x, d.residual, d.post, d.comb), {"norm_weight": d.weight, "norm_eps": NORM_EPS}
+
+    def pre_delayed(*given, **options):
+        calls.append((given, options))
+        return outputs
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        layers = server_modules.vllm(monkeypatch, root, tmp_path / "vllm/model_executor/layers/mhc.py")
+        for name in imported:
+            server_modules.put(monkeypatch, name, server_modules.Stub(name))
+        moe = server_modules.put(
+            monkeypatch, "vllm.model_executor.layers.fused_moe.moe_output", ModuleType("moe_output")
+        )
+        moe.MoEOutput = moe.UnfinalizedMoEOutput = type("MoEOutput", (), {})
+        seam = server_modules.load(
+            monkeypatch, f"{ops}.mhc", tmp_path / "vllm/models/deepseek_v41/nvidia/ops/mhc.py"
+        ).mhc_shifted_post_pre
+        monkeypatch.setattr(
+            torch.ops.vllm, "mhc_fused_post_pre_delayed_tilelang",
+            lambda *given: calls.append((given, {})) or (*outputs, d.x), raising=False,
+        )  # fmt: skip
+        assert (
+            layers.MHCPreDelayedOp()(d.residual, *site, d.pre, None, d.weight, NORM_EPS, d.x, d.post, d.comb)
+            == outputs
+        )
+    # the kernel that V4.1 has now, with its arguments
+    ((given, _),) = calls
+    assert all(a is b for a, b in zip(given, (*update, *site, d.pre, d.weight, NORM_EPS), strict=True))
+    calls.clear()
+    found = seam(*update, *site, d.pre, **norm, pre_delayed=pre_delayed)
+    assert all(a is b for a, b in zip(found[:5], outputs, strict=True))
+    assert found[5].shape == (0, WIDTH)
+    ((given, options),) = calls
+    assert all(a is b for a, b in zip(given, (d.residual, *site), strict=True))
+    wanted = {"sublayer_out": d.x, "post_layer_mix": d.post, "comb_res_mix": d.comb, "pre_mix": d.pre, **norm}
+    assert options.keys() == wanted.keys()
+    assert all(options[name] is wanted[name] for name in wanted)
+
+
+def test_vllm_makes_ours_of_its_classes(vllm):
+    assert len(vllm.names) == 5
+    for name in vllm.names:
+        made = getattr(vllm.mhc, name)()
+        assert type(made) is not getattr(vllm.mhc, name)
+        assert isinstance(made, getattr(vllm.mhc, name))
+    assert vllm.plugin.register(LEAST) == vllm.names
+
+
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_vllm_computes_the_seam(vllm, with_norm):
+    d = drawn()
+    site = d.fn, d.scale, d.base, *CONSTANTS
+    norm = norm_of(d, with_norm)
+    post, comb, y = vllm.mhc.MHCPreOp()(**dict(zip(PRE, (d.residual, *site), strict=True)), **norm)
+    assert_equations((None, None, post[..., 0], comb, y), d, False, None, with_norm)
+    x, post, comb, y = vllm.mhc.MHCFusedPostPreOp()(d.x, d.residual, d.post, d.comb, *site, **norm)
+    assert_equations((x, None, post[..., 0], comb, y), d, True, None, with_norm)
+    delayed, update = vllm.mhc.MHCPreDelayedOp(), (d.x, d.post, d.comb)
+    norm = norm or {"norm_weight": None}
+    x, post, comb, y, pre = delayed(
+        d.residual, *site, pre_mix=d.pre, **norm,
+        **dict(zip(("sublayer_out", "post_layer_mix", "comb_res_mix"), update, strict=True)),
+    )  # fmt: skip
+    assert_equations((x, pre, post[..., 0], comb, y), d, True, d.pre, with_norm)
+    x, post, comb, y, pre = delayed(d.residual, *site, **norm)
+    assert x is d.residual
+    first = torch.eye(1, N).expand(TOKENS, N)
+    assert_equations((None, pre, post[..., 0], comb, y), d, False, first, with_norm)
+
+
+def test_vllm_has_the_bits_of_the_functions(vllm):
+    """In bfloat16, as servers call them."""
+    d = drawn(dtype=torch.bfloat16)
+    site, options = (d.fn, d.scale, d.base), options_of(d, True)
+    x, post, comb, y = vllm.mhc.MHCFusedPostPreOp()(
+        d.x, d.residual, d.post, d.comb, *site, *CONSTANTS, **norm_of(d, True)
+    )
+    wanted = hc_boundary(d.x, d.residual, d.post[..., 0], d.comb, None, *site, **options)
+    for found, want in (
+        (x, wanted.residual),
+        (post[..., 0], wanted.post),
+        (comb, wanted.comb),
+        (y, wanted.y),
+    ):
+        assert found.dtype == want.dtype
+        assert torch.equal(found, want)
+    streams = vllm.mhc.MHCPostOp()(d.x, d.residual, d.post, d.comb)
+    assert torch.equal(streams, hc_post(d.x, d.residual, d.post[..., 0], d.comb))
+    head = d.head_fn, d.head_scale, d.head_base
+    found = vllm.mhc.HCHeadOp()(d.residual, *head, 1e-5, 1e-6)
+    assert torch.equal(found, hc_head(d.residual, *head, norm_eps=1e-5, eps=1e-6))
+
+
+def test_vllm_keeps_the_calls_of_few_tokens(vllm, monkeypatch):
+    """They reach the operator that vLLM's own method calls, with its arguments in their order."""
+    few = drawn(LEAST - 1)
+    site, norm = (few.fn, few.scale, few.base, *CONSTANTS), (few.weight, NORM_EPS)
+    combs = torch.zeros(LEAST - 1, N, N)
+    made = {
+        "mhc_pre_tilelang": (few.post, combs, few.x),
+        "mhc_post_tilelang": few.residual + 1,
+        "hc_head_fused_kernel_tilelang": few.x + 1,
+        "mhc_fused_post_pre_tilelang": (few.residual + 1, few.post, combs, few.x),
+        "mhc_pre_delayed_tilelang": (few.post, combs, few.x, few.pre),
+    }
+    calls = {}
+
+    def standing(name):
+        def called(*given):
+            calls[name] = given
+            return made[name]
+
+        return called
+
+    for name in made:
+        monkeypatch.setattr(torch.ops.vllm, name, standing(name), raising=False)
+    update, head = (few.x, few.residual, few.post, few.comb), (few.head_fn, few.head_scale, few.head_base)
+    results = [
+        vllm.mhc.MHCPreOp()(few.residual, *site, 1, *norm),
+        vllm.mhc.MHCPostOp()(*update),
+        vllm.mhc.HCHeadOp()(few.residual, *head, 1e-5, 1e-6),
+        vllm.mhc.MHCFusedPostPreOp()(*update, *site, 1, 1, *norm),
+        vllm.mhc.MHCPreDelayedOp()(few.residual, *site, few.pre, None, *norm, few.x, few.post, few.comb),
+    ]
+    wanted = {
+        "mhc_pre_tilelang": (few.residual, *site, 1, *norm),
+        "mhc_post_tilelang": update,
+        "hc_head_fused_kernel_tilelang": (few.residual, *head, 1e-5, 1e-6),
+        "mhc_fused_post_pre_tilelang": (*update, *site, 1, 1, *norm),
+        "mhc_pre_delayed_tilelang": (few.residual + 1, *site, few.pre, None, *norm),
+    }
+    for name, arguments in wanted.items():
+        for found, want in zip(calls[name], arguments, strict=True):
+            assert torch.equal(found, want) if isinstance(want, torch.Tensor) else found == want, name
+    for found, name in zip(results[:4], list(made)[:4], strict=True):
+        pairs = zip(found, made[name], strict=True) if isinstance(found, tuple) else [(found, made[name])]
+        assert all(torch.equal(a, b) for a, b in pairs), name
+    assert torch.equal(results[4][0], few.residual + 1)
+    assert torch.equal(results[4][4], few.pre)
+    # the first layer's narrower projection is vLLM's at any number of tokens
+    many = drawn(LEAST + 1)
+    made["mhc_pre_delayed_tilelang"] = (many.post, many.comb, many.x, many.pre)
+    narrow = many.fn[:, :WIDTH].contiguous()
+    site = narrow, many.scale, many.base, *CONSTANTS
+    streams, *_ = vllm.mhc.MHCPreDelayedOp()(many.residual, *site, x=many.x)
+    assert streams is many.residual
+    assert torch.equal(calls["mhc_pre_delayed_tilelang"][1], narrow)
+
+
+def test_vllm_s_operators_have_fakes(vllm):
+    d = drawn()
+    site = d.fn, d.scale, d.base, *CONSTANTS
+    update, norm = (d.x, d.residual, d.post, d.comb), (d.weight, NORM_EPS)
+    ops = torch.ops.helion_sinkhorn
+    cases = [
+        (ops.vllm_mhc_pre, (d.residual, *site, 1, *norm)),
+        (ops.vllm_mhc_post, update),
+        (ops.vllm_hc_head, (d.residual, d.head_fn, d.head_scale, d.head_base, 1e-5, 1e-6)),
+        (ops.vllm_mhc_fused_post_pre, (*update, *site, 1, 1, *norm)),
+        (ops.vllm_mhc_pre_delayed, (d.residual, *site, d.pre, None, *norm, d.x, d.post, d.comb)),
+        (ops.vllm_mhc_pre_delayed, (d.residual, *site, d.pre, None, *norm, None, None, None)),
+    ]
+    for operator, given in cases:
+        real, fake = (operator(*arguments) for arguments in (given, on_meta(given)))
+        pairs = [(real, fake)] if isinstance(real, torch.Tensor) else zip(real, fake, strict=True)
+        for made, shown in pairs:
+            assert shown.is_meta
+            for of in (torch.Tensor.size, torch.Tensor.stride):
+                assert of(made) == of(shown), operator
+            assert made.dtype == shown.dtype
+            assert all(made.data_ptr() != t.data_ptr() for t in given if isinstance(t, torch.Tensor))
+
+
+def on_meta(given):
+    return [t.to("meta") if isinstance(t, torch.Tensor) else t for t in given]
+
+
+def test_one_compiled_graph_of_vllm_takes_and_leaves_calls(vllm, monkeypatch):
+    """vLLM drops the guards of its graphs: a choice made in tracing would stay for any number of tokens."""
+    monkeypatch.setattr(
+        torch.ops.vllm, "mhc_post_tilelang", lambda x, residual, *_: torch.zeros_like(residual), raising=False
+    )
+    operator, graphs = vllm.mhc.MHCPostOp(), []
+
+    def counting(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(
+        lambda *given: operator(*given) + 0, backend=counting, fullgraph=True, dynamic=True
+    )
+    many, few = drawn(LEAST + 3), drawn(LEAST - 1)
+    found = compiled(many.x, many.residual, many.post, many.comb)
+    assert torch.equal(found, hc_post(many.x, many.residual, many.post[..., 0], many.comb))
+    assert compiled(few.x, few.residual, few.post, few.comb).count_nonzero() == 0
+    assert len(graphs) == 1
+
+
+def test_vllm_s_class_of_another_package_stays(vllm, monkeypatch):
+    registry = vllm.plugin.op_registry_oot
+    monkeypatch.setitem(registry, "MHCPostOp", type("Other", (), {"__module__": "other_package"}))
+    with pytest.raises(ValueError, match=r"MHCPostOp of vLLM is replaced by other_package .* VLLM_PLUGINS"):
+        vllm.plugin.register(LEAST)
+
+
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_sglang_computes_v4(sglang, with_norm):
+    d = drawn()
+    given = dict(
+        zip(("residual", "fn", "hc_scale", "hc_base"), (d.residual, d.fn, d.scale, d.base), strict=True)
+    )
+    names = "rms_eps", "hc_pre_eps", "hc_sinkhorn_eps", "hc_post_mult_value", "sinkhorn_repeat"
+    constants = dict(zip(names, CONSTANTS, strict=True))
+    post, comb, y = sglang.mhc.mhc_pre(**given, **constants, **norm_of(d, with_norm))
+    assert_equations((None, None, post[..., 0], comb, y), d, False, None, with_norm)
+    wanted = hc_site(d.residual, d.fn, d.scale, d.base, **options_of(d, with_norm))
+    assert torch.equal(y, wanted.y)
+
+
+def test_sglang_updates_and_collapses(sglang):
+    d = drawn(dtype=torch.bfloat16)
+    wanted = hc_post(d.x, d.residual, d.post[..., 0], d.comb)
+    # V4 passes (T, n, 1), V4.1 (T, n)
+    for post in (d.post, d.post[..., 0]):
+        assert torch.equal(sglang.mhc.mhc_post(d.x, d.residual, post, d.comb), wanted)
+    head = d.head_fn, d.head_scale, d.head_base
+    found = sglang.head.fused_hc_head(d.residual, *head, 1e-5, 1e-6)
+    assert torch.equal(found, hc_head(d.residual, *head, norm_eps=1e-5, eps=1e-6))
+
+
+def v41_boundary(sglang, d, **others):
+    """(hc, next) of the seam to a site with another eps and norm than the site before."""
+    rms_eps, _, eps, _, iters = CONSTANTS
+    config = sglang.v41.HcConfig(N, iters, eps, rms_eps, WIDTH, True, others.pop("cp_prefill", False))
+    norm = SimpleNamespace(weight=d.weight, variance_epsilon=NORM_EPS)
+    before = sglang.v41.HcSubLayer(config._replace(eps=0.1), d.fn + 1, d.scale + 1, d.base + 1, None)
+    site = sglang.v41.HcSubLayer(config, d.fn, d.scale, d.base, norm)
+    given = {"norm": norm, "accepts_mxfp8": False, "norm_fusable": True, "hc": site, **others}
+    return before, sglang.v41.HcNextBoundary(**given)
+
+
+def test_sglang_computes_the_seam_of_v41(sglang):
+    d = drawn()
+    before, next = v41_boundary(sglang, d)
+    state = sglang.v41._post_fusion(before, d.x, d.residual, (d.pre, d.post[..., 0], d.comb), next)
+    assert type(state) is sglang.v41.HcState
+    assert state.pre is d.pre
+    pre, post, comb = state.stats
+    # SGLang has one eps for pre and Sinkhorn there
+    found = state.streams, pre + CONSTANTS[1] - CONSTANTS[2], post, comb, state.input.rows
+    assert_equations(found, d, True, d.pre, True)
+    assert isinstance(state.input, sglang.v41.HcNormed)
+
+
+def test_sglang_keeps_what_is_not_ours(sglang):
+    few, many = drawn(LEAST - 1), drawn()
+    site = few.fn, few.scale, few.base, *CONSTANTS
+    assert sglang.mhc.mhc_pre(few.residual, *site, norm_weight=few.weight, norm_eps=NORM_EPS) == "mhc_pre"
+    seen = sglang.left["mhc_pre"]
+    assert (seen["rms_eps"], seen["sinkhorn_repeat"], seen["n_splits_pre"]) == (CONSTANTS[0], 20, 32)
+    assert seen["norm_weight"] is few.weight
+    assert sglang.mhc.mhc_post(few.x, few.residual, few.post, few.comb) == "mhc_post"
+    assert sglang.left["mhc_post"]["comb_res_mix"] is few.comb
+    head = few.head_fn, few.head_scale, few.head_base
+    assert sglang.head.fused_hc_head(few.residual, *head, 1e-5, 1e-6) == "fused_hc_head"
+    assert sglang.left["fused_hc_head"]["hc_eps"] == 1e-6
+    for d, next in (
+        (few, v41_boundary(sglang, few)[1]),
+        (many, None),
+        (many, v41_boundary(sglang, many, hc=None)[1]),
+        (many, v41_boundary(sglang, many, norm_fusable=False)[1]),
+        (many, v41_boundary(sglang, many, mega_moe_input=lambda y: None)[1]),
+    ):
+        given = v41_boundary(sglang, d)[0], d.x, d.residual, (d.pre, d.post[..., 0], d.comb)
+        assert sglang.v41._post_fusion(*given, next) == "_post_fusion"
+    before, next = v41_boundary(sglang, many, cp_prefill=True)
+    given = before, many.x, many.residual, (many.pre, many.post[..., 0], many.comb), next
+    assert sglang.v41._post_fusion(*given) == "_post_fusion"
+
+
+def test_sglang_s_changed_function_is_refused(sglang, monkeypatch):
+    monkeypatch.setattr(sglang.mhc, "mhc_post", lambda x, residual, mix: None)
+    with pytest.raises(RuntimeError, match=r"mhc\.mhc_post takes \(x, residual, mix\), .*sglang==0\.5\.23"):
+        sglang.plugin.register(LEAST)
