@@ -1,7 +1,6 @@
-"""What inference servers load as their plug-in.
+"""What inference servers load as their plug-in: one that is off costs them the import of this package."""
 
-It lies beside the package, whose import takes a second: a plug-in that is off costs the import of this file.
-"""
+from __future__ import annotations
 
 import os
 
