@@ -1,9 +1,9 @@
 """Write a wheel of this package as a repository of Hugging Face's kernels hub.
 
 python ci/hub.py WHEEL FOLDER [--load].  The package `kernels` looks for a folder for each backend; here all
-have the same content, since Helion generates the code on the user's machine.  `kernels` imports a folder under
-a name of its own, and this package imports its modules as helion_sinkhorn: so the __init__.py of each folder
-imports the package beside it.
+have the same content, since Helion generates the code on the user's machine.  `kernels` imports a folder
+under a name of its own, and this package imports its modules as helion_sinkhorn: so the __init__.py of each
+folder imports the package beside it.
 """
 
 from __future__ import annotations
