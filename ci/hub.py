@@ -34,6 +34,7 @@ sys.path.insert(0, HERE)
 try:
     import helion_sinkhorn
     from helion_sinkhorn import *
+    from helion_sinkhorn.integrations import layers
 finally:
     sys.path.remove(HERE)
 

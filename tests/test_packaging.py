@@ -169,7 +169,7 @@ print(module.helion_sinkhorn.__file__, module.sinkhorn(torch.zeros(4, 4)).sum().
     file, total, *names = output([sys.executable, "-c", code], cwd=tmp_path).split()
     assert Path(file) == place / "helion_sinkhorn" / "__init__.py"
     assert abs(float(total) - 4) < 1e-4
-    assert {"hc_site", "nn"} <= set(names)
+    assert {"hc_site", "layers", "nn"} <= set(names)
 
 
 def test_the_hub_s_module_refuses_another_version_of_the_package():
