@@ -44,7 +44,7 @@ demo-model: $(VENV)/.demo-model ## a DeepseekV4 of transformers with this residu
 ##@ Change it
 test.suite := -n $(JOBS) --dist worksteal
 test.jax := tests/test_examples.py -k jax
-test.models := tests/mhc/test_transformers.py tests/mhc/test_automodel.py tests/mhc/test_megatron.py
+test.models := tests/mhc/test_transformers.py tests/mhc/test_automodel.py tests/mhc/test_megatron.py tests/mhc/test_hub_layers.py tests/test_upstream.py
 ifeq ($(WHAT),models)
 test: export PYTHONPATH := $(CURDIR)/$(VENV)/models
 endif
