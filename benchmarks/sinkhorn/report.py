@@ -387,7 +387,7 @@ def plot_speedup(results: Results, out: Path) -> None:
     for axis, batch in zip(axes, batches, strict=True):
         for which, (hue, below) in BARS.items():
             for k, name in enumerate(names):
-                # a bar from 1, its figure behind it
+                # a bar from 1, its figure beside it
                 ratio = ratios[name, batch, which]
                 form = {} if definition(name) == "deepseek" else OTHER_FORM
                 axis.barh(k + below, ratio - 1, 0.38, left=1, color=hue, **form)
@@ -398,7 +398,7 @@ def plot_speedup(results: Results, out: Path) -> None:
         axis.set(title=f"{batch:,} matrices", xscale="log")
         axis.xaxis.set_major_formatter("{x:g}")
         axis.tick_params("y", length=0)
-    # room for the figure behind the longest bar
+    # room for the figure beside the longest bar
     axes[0].set_xlim(numpy.nanmin((1.0, *ratios.values())), 2.5 * numpy.nanmax([*ratios.values()]))
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()

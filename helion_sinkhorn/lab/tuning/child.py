@@ -52,7 +52,7 @@ def first_launch(device: Device, job: Job) -> Launch:
 
 
 def judged_launch(device: Device, job: Job) -> Launch:
-    """What a trial launches of the job's kernel to judge its choice."""
+    """What a trial launches of the job's kernel to test its choice."""
     from helion_sinkhorn.lab.operators import TRIALS
 
     error = TRIALS[job.choice.kernel].error

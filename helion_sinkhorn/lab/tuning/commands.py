@@ -26,7 +26,7 @@ WHY = {
     "ranked": "the best by a score of machine code compiled for the device; none was run, for want of one",
     "the kernel's default": "nothing is stored for the call, or what is stored is of another source",
 }
-"""What the words behind a config in `show` mean."""
+"""What the words after a config in `show` mean."""
 UNUSABLE = "it is no folder of this user, cannot be made or written, or others may write it"
 
 
@@ -45,7 +45,7 @@ def table(title: str, names: list[str], rows: list[tuple[str, ...]]) -> None:
 
 
 def here(asked: str, local_rank: int) -> str:
-    """The name of the GPU of this process, which must be the device asked for."""
+    """The name of the GPU of this process, which must be the device requested."""
     advice = (
         f"run this on a {asked}, or add OFFLINE=1 (--offline) to rank configs for it "
         "from machine code compiled here"

@@ -95,7 +95,7 @@ class Result:
     spread: float
     err: float
     old_us: float | None = None
-    """The time of what served before, where that was a stored config."""
+    """The time of the config that calls had before, where that was a stored one."""
     times: list[tuple[Choice, float]] = field(default_factory=list)
     """Microseconds of every candidate, before the finals."""
     seconds: float = 0.0
