@@ -54,9 +54,9 @@ def preferred(
 def distance(version: str, running: str) -> tuple[bool, bool, int, int]:
     """An order of minor versions, "3.6": the running one, later ones, earlier ones, each the nearest first.
 
-    Later ones come before earlier ones, because a change of code generation stays.  From 3.7 on, blocks are spread over
-    threads as under 3.9: of 18 configs of conjugate gradients that were chosen under 3.6, three spill or
-    shuffle several times as much under 3.7, and of 22 that were chosen under 3.9 none does (sm_90).
+    Later ones come before earlier ones, because a change of code generation stays.  From 3.7 on, blocks are
+    spread over threads as under 3.9: of 18 configs of conjugate gradients that were chosen under 3.6, three
+    spill or shuffle several times as much under 3.7, and of 22 that were chosen under 3.9 none does (sm_90).
     """
     of, own = number(version), number(running)
     if of is None or own is None:

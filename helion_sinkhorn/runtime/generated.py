@@ -22,7 +22,8 @@ _codes: dict[Any, str | None] = {}
 """The code of each of Helion's programs, which serve many signatures; None: it needs Helion."""
 generating = threading.RLock()
 """Held by the thread that imports Helion or generates code.  Of two threads that generate at once, one may
-miss what it set (KeyError: 'location'); of two that import torch._dynamo and torch._inductor first, one fails."""
+miss what it set (KeyError: 'location'); where one imports torch._dynamo and another torch._inductor first,
+one fails."""
 
 
 def host_function(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) -> Callable[..., None]:
