@@ -74,7 +74,8 @@ def peers() -> str:
         row["error, gradient"] = f"{checked.iloc[0]:.0e}" if len(checked) and not is_floor else ""
         rows.append(row)
     return (
-        f"{table(rows)}\n\nMicroseconds of a call in a CUDA graph; in brackets, over ours ({when()}).\n\n"
+        f"{table(rows)}\n\n"
+        f"Microseconds of a call in a CUDA graph; in brackets, the ratio to ours ({when()}).\n\n"
         "- *form*: which [definition](sinkhorn.md#definition) a package computes; the error is against "
         "float64 of the same.\n"
         "- *kept+scratch*: bytes a matrix; kept for the backward (64 are the logits), and allocated in it."
