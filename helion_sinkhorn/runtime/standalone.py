@@ -111,7 +111,7 @@ class _Inlined(ast.NodeTransformer):
     def __init__(self, scope: dict[str, Any], functions: dict[str, ast.FunctionDef], prefix: str = ""):
         self.scope, self.prefix = scope, prefix
         self.functions = functions
-        """What was written, by new names, each after those that it calls."""
+        """What was written, by new names, each behind those that it calls."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         called = ast.unparse(node.func)
