@@ -22,7 +22,7 @@ one_of = $(or $($@.$(or $(WHAT),$(1))),$(error make $@ knows no WHAT=$(WHAT); it
 	$(sort $(patsubst $@.%,%,$(filter $@.%,$(.VARIABLES))))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-model test lint format wheels dist clean bench study accuracy compare emulate equal mutants attack sanitize machine docs docs-numbers tune tuning-readme programs
+.PHONY: help demo demo-model test lint format wheels dist hub clean bench study accuracy compare emulate equal mutants attack sanitize machine docs docs-numbers tune tuning-readme programs
 
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -44,7 +44,7 @@ demo-model: $(VENV)/.demo-model ## a DeepseekV4 of transformers with this residu
 ##@ Change it
 test.suite := -n $(JOBS) --dist worksteal
 test.jax := tests/test_examples.py -k jax
-test.models := tests/mhc/test_transformers.py tests/mhc/test_automodel.py tests/mhc/test_megatron.py
+test.models := tests/mhc/test_transformers.py tests/mhc/test_automodel.py tests/mhc/test_megatron.py tests/mhc/test_hub_layers.py tests/test_upstream.py
 test.servers := tests/mhc/test_servers.py
 ifneq ($(filter models servers,$(WHAT)),)
 test: export PYTHONPATH := $(CURDIR)/$(VENV)/$(WHAT)
@@ -64,7 +64,7 @@ format: $(VENV)/.lint ## what ruff can correct by itself
 
 wheels: WHEELS := $(or $(WHEELS),wheels)
 wheels: ## download what every target needs, for a machine without an index: there, WHEELS=folder
-	$(PYTHON) -m pip wheel -w $(WHEELS) -c constraints.txt "setuptools>=77" check-jsonschema jax \
+	$(PYTHON) -m pip wheel -w $(WHEELS) -c constraints.txt "setuptools>=77" check-jsonschema jax kernels \
 		".[test,bench,cpu-codegen,oracle,demo-model,tritonbench,docs,dev]"
 	$(PYTHON) -m pip wheel -w $(WHEELS) --no-deps "helion==1.5.0" "triton==3.6.0"
 	rm -rf build
@@ -74,6 +74,11 @@ dist: $(VENV)/.dist ## sdist and wheel in dist/, checked, and used from an empty
 	$(RUN) -m build $(if $(WHEELS),--no-isolation)
 	$(RUN) -m twine check --strict dist/*
 	$(RUN) ci/check_dist.py dist $(if $(WHEELS),--wheels $(WHEELS))
+
+hub: $(VENV)/.hub ## build/hub: a repository for Hugging Face's kernels hub, loaded from there with its package `kernels`
+	rm -rf build/lib build/wheel
+	$(RUN) -m pip wheel -q --no-deps --no-build-isolation -w build/wheel .
+	PYTHONPATH=$(CURDIR)/$(VENV)/hub $(RUN) ci/hub.py build/wheel/*.whl build/hub --load
 
 clean: ## remove the environment and what was built
 	rm -rf $(VENV) build dist site sinkhorn.png demo_model.png *.egg-info
@@ -192,6 +197,11 @@ $(VENV)/.servers: $(VENV)/.ready
 
 $(VENV)/.dist: $(VENV)/.ready
 	$(PIP) -c constraints.txt build twine
+	touch $@
+
+# In a folder of its own: where transformers finds `kernels`, it changes what models run
+$(VENV)/.hub: $(VENV)/.ready
+	$(PIP) -c constraints.txt --target $(VENV)/hub kernels
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.ready

@@ -24,7 +24,7 @@ def size(text: str) -> int:
 
 
 def need_gpu(of: argparse.ArgumentParser, device: str = "cuda", instead: str = "") -> None:
-    """End with status 2 where a GPU is asked for and torch sees none."""
+    """End with status 2 where a GPU is requested and torch sees none."""
     import torch
 
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -32,7 +32,7 @@ def need_gpu(of: argparse.ArgumentParser, device: str = "cuda", instead: str = "
 
 
 def device_for(of: argparse.ArgumentParser, asked: str | None) -> str:
-    """The device asked for, or a GPU where torch sees one; ends with status 2 where that is not there."""
+    """The device requested, or a GPU where torch sees one; ends with status 2 where that is not there."""
     import torch
 
     device = asked or ("cuda" if torch.cuda.is_available() else "cpu")

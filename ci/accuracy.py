@@ -1,9 +1,9 @@
-"""Judge every kernel on the device at hand: python -m ci.accuracy [--out FOLDER] [--no-inductor]
+"""Test every kernel on the device at hand: python -m ci.accuracy [--out FOLDER] [--no-inductor]
 
 For each workload tagged `ci`, each kernel, each config committed for it and the default: the error against
 float64 from the same inputs by the gate (ci/gate/gate.py); memory around its results, its inputs, and equal
 bits from other runs, from split batches and at every position in the batch (ci/gate/runs.py); row and column
-sums; Inductor's error on the same inputs.  Without a GPU the CPU path is judged.  Writes
+sums; Inductor's error on the same inputs.  Without a GPU the CPU path is tested.  Writes
 accuracy-<device>.json for ci/compare.py; the exit status is the verdict.
 """
 
@@ -80,7 +80,7 @@ from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 
 SCHEMA = 1
 SAMPLE_ENTRIES = 1024
-"""Entries of each served result kept in the artefact, in whole matrices, for gaps between devices."""
+"""Entries kept of each result that a call returns, in whole matrices, for gaps between devices."""
 LARGEST_SAMPLE = 1 << 12
 """Entries of the largest matrix that is kept."""
 INDUCTOR = ("mhc_one_iteration", "mhc_five_iterations", "mhc_fp32", "mhc_bf16", "log_4", "driver_8")
@@ -124,7 +124,7 @@ def statistics(truth: Truth, result: torch.Tensor) -> dict[str, object]:
 
 
 def described(candidate: Candidate, truth: Truth, result: torch.Tensor) -> dict[str, object]:
-    """What is said of a candidate's judged matrices, however they were computed."""
+    """What is said of a candidate's tested matrices, however they were computed."""
     return {
         "kernel": candidate.kernel, "of": candidate.of, "config": candidate.config,
         "source": candidate.source.removeprefix(f"{ROOT}/"), "served": candidate.served,
@@ -134,7 +134,7 @@ def described(candidate: Candidate, truth: Truth, result: torch.Tensor) -> dict[
 
 
 def sampled(candidate: Candidate, result: torch.Tensor, before: list[dict[str, object]]) -> dict[str, str]:
-    """The sample that an artefact keeps of a result: of the first that is served, where matrices are
+    """The sample that an artefact keeps of a result: of the first that a call returns, where matrices are
     small.
     """
     kept = candidate.served and result[0].numel() <= LARGEST_SAMPLE
@@ -173,14 +173,14 @@ def by_config(operator: Operator, results: list[dict[str, object]]) -> list[str]
 def given(
     name: str, device: str, steps: int, large: bool = False
 ) -> tuple[Any, tuple[torch.Tensor, ...], list[torch.Tensor]]:
-    """(workload, the judged inputs, the inputs of its batch on the device)."""
+    """(workload, the tested inputs, the inputs of its batch on the device)."""
     workload = WORKLOADS[name]
     inputs = operator_of(workload).inputs(workload, steps)
     return workload, inputs, [filled(t, elements(workload, large)).to(device) for t in inputs]
 
 
 def shows(workload, of: str) -> bool:
-    """Whether a result is judged: where another was not used, only gradients are."""
+    """Whether a result is tested: where another was not used, only gradients are."""
     return not getattr(workload, "unused", "") or of.split()[-1].startswith("d")
 
 
@@ -199,7 +199,7 @@ def judge(name: str, device: str, steps: int, large: bool = False) -> dict[str, 
 def judged(
     candidate: Candidate, full: list[torch.Tensor], truth: Truth, before: list[dict[str, object]]
 ) -> dict[str, object]:
-    """The record of one candidate, run on the judged matrices over and over."""
+    """The record of one candidate, run on the tested matrices over and over."""
     # a candidate that writes to its inputs spoils no other's
     full = [t.clone() for t in full]
     count, batch = len(truth.exact), len(full[0])
@@ -219,7 +219,7 @@ def compile_part(name: str, part: int, device: str, steps: int, large: bool = Fa
     """Run every PARTS-th of a workload's candidates once on each kind of batch that `judge` makes of it.
 
     A batch of one, one that 16 divides, any other and elements apart are programs of their own.  Triton keeps
-    them on disk, so the process that judges the workload need not compile some 30 of them one after another.
+    them on disk, so the process that tests the workload need not compile some 30 of them one after another.
     """
     workload, _, full = given(name, device, steps, large)
     for candidate in operator_of(workload).candidates(workload, *full)[part::PARTS]:
@@ -241,10 +241,10 @@ def inductor(name: str, device: str, steps: int) -> dict[str, object]:
 
 
 def in_turns(names: Sequence[str], parts: int, ahead: int) -> Iterator[tuple[str, int | None]]:
-    """Tasks (name, part), and (name, None) where a name is judged, `ahead` more parts later.
+    """Tasks (name, part), and (name, None) where a name is tested, `ahead` more parts later.
 
     By then its own parts are done, if tasks take equally long.  Were all parts compiled first, a run that its
-    seconds end early would have judged nothing.
+    seconds end early would have tested nothing.
     """
     later = -(-ahead // parts) if parts else 0
     for index in range(len(names) + later):
@@ -304,7 +304,7 @@ def failures(record: dict[str, object]) -> list[str]:
     """What is wrong with a workload's record, in sentences."""
     if "error" in record:
         error = str(record["error"]).strip()
-        # Helion shows source lines behind the sentence
+        # Helion shows source lines after the sentence
         return [(re.findall(r"^[\w.]+: .*", error, re.MULTILINE) or error.splitlines())[-1]]
     # of an emulated device: what checks without an expected value found, and other models of its arithmetic
     found = list(record.get("findings", []))

@@ -32,7 +32,7 @@ def absolute(page: str, address: str) -> str:
 
 
 def with_urls(pyproject: str, address: str) -> str:
-    """pyproject.toml with the links of PAGES behind those that it has."""
+    """pyproject.toml with the links of PAGES after those that it has."""
     urls = "".join(f'{name} = "{address}{path}"\n' for name, path in PAGES.items())
     written, count = re.subn(r"(\[project\.urls\]\n(?:\w+ = .*\n)+)", rf"\g<1>{urls}", pyproject)
     if count != 1:

@@ -1,4 +1,4 @@
-"""Wrong implementations, judged by all that judges a kernel: python -m ci.attack [--write FILE]
+"""Wrong implementations, tested by all that tests a kernel: python -m ci.attack [--write FILE]
 
 One is a row of WRONG in operators/<operator>/wrong.py: a right implementation with one thing wrong.  It is
 run as a kernel is (ci/gate/runs.py) on the first workload of `ci` where that shows, so that what it does to
@@ -42,13 +42,13 @@ from helion_sinkhorn.lab.truth import Truth
 from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 
 STEPS = 1 << 14
-"""Entries times iterations judged of a workload: some fifty matrices of 4 x 4."""
+"""Entries times iterations tested of a workload: some fifty matrices of 4 x 4."""
 WRONG: dict[str, list[Wrong]] = {name: operator.wrong for name, operator in OPERATORS.items()}
 
 
 @dataclass(frozen=True)
 class Ground:
-    """What wrong implementations of a workload are judged on."""
+    """What wrong implementations of a workload are tested on."""
 
     workload: object
     truth: dict[str, Truth]

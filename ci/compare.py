@@ -81,7 +81,7 @@ def verdict(result: dict) -> bool:
 
 
 def compared(artefacts: dict[str, Artefact]) -> list[tuple[str, str]]:
-    """(workload, result) of all that is served somewhere, in order."""
+    """(workload, result) of all that calls return on some device, in order."""
     return list(dict.fromkeys(
         (name, result["of"])
         for artefact in artefacts.values()

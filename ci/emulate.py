@@ -1,8 +1,8 @@
-"""Execute the AMD machine code on this CPU and judge it: python -m ci.emulate [--devices ...]
+"""Execute the AMD machine code on this CPU and test it: python -m ci.emulate [--devices ...]
 [--workloads NAME[:RESULT,...] ...]
 
 What Triton compiles for gfx942 and gfx950 is run instruction by instruction (ci/emulator) on the inputs that
-ci/accuracy.py judges, and judged by the same gate.  Each result must hold under every model of what the ISA
+ci/accuracy.py tests, and tested by the same gate.  Each result must hold under every model of what the ISA
 leaves open (MODELS), and have equal bits whatever registers and LDS held before, in which order waves ran and
 how the batch was cut.  Writes accuracy-<device>-emulated.json for ci/compare.py: emulated, never measured.
 The exit status is the verdict.
@@ -72,7 +72,7 @@ from helion_sinkhorn.lab.tuning import writer
 from helion_sinkhorn.lab.workloads import WORKLOADS, tagged
 
 STEPS = 1 << 14
-"""Entries times iterations judged of a workload: at least one full and one partial block of most kernels."""
+"""Entries times iterations tested of a workload: at least one full and one partial block of most kernels."""
 DEFAULT = ("mi350", "mi300x")
 PLAIN = Model()
 MODELS = {
@@ -88,7 +88,7 @@ CACHE = accuracy.ROOT / ".emulated"
 
 @dataclass(frozen=True)
 class Options:
-    """How workloads are judged."""
+    """How workloads are tested."""
 
     steps: int
     served: bool
@@ -97,7 +97,7 @@ class Options:
     """Names of MODELS."""
     cache: Path
     results: dict[str, frozenset[str]] = field(default_factory=dict)
-    """Results that are judged, by workload; all of a workload that is not named."""
+    """Results that are tested, by workload; all of a workload that is not named."""
 
 
 def judge(name: str, key: str, options: Options) -> dict[str, object]:

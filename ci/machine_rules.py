@@ -198,7 +198,7 @@ def matrix(binary: Binary) -> Iterator[str]:
 
 def spills(binary: Binary) -> Iterator[str]:
     """A default config keeps everything in registers, except those in SPILL_BYTES."""
-    # what was measured was chosen with what it spills; machine_versions judges stored configs that were not
+    # what was measured was chosen with what it spills; machine_versions tests stored configs that were not
     if not binary.job.choice.stored:
         yield from unallowed_spills(binary)
 

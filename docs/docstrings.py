@@ -17,7 +17,7 @@ def presented(docstring: str) -> str:
     """The Markdown of a docstring.
 
     Google's style would take a paragraph that begins with "Source: " for a section with a title, and an
-    indented line behind a sentence belongs to its paragraph in Markdown.
+    indented line after a sentence belongs to its paragraph in Markdown.
     """
     text = TITLED.sub(lambda m: f"\n**{m[1]}:** " + re.sub(r"\n +", "\n", m[2]) + "\n", docstring)
     section = SECTION.search(text)

@@ -19,7 +19,7 @@ PANELS = {"float32": "float32 results", "16 bits": "bfloat16 and float16 results
 
 
 def results(artefacts: Artefacts) -> Iterator[tuple[str, str, str, float]]:
-    """Device, operator, kind of dtype and error over budget of each judged result."""
+    """Device, operator, kind of dtype and error over budget of each tested result."""
     for device, artefact in artefacts.items():
         for name, record in artefact["workloads"].items():
             operator = operator_for(WORKLOADS[name]).name

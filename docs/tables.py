@@ -74,7 +74,8 @@ def peers() -> str:
         row["error, gradient"] = f"{checked.iloc[0]:.0e}" if len(checked) and not is_floor else ""
         rows.append(row)
     return (
-        f"{table(rows)}\n\nMicroseconds of a call in a CUDA graph; in brackets, over ours ({when()}).\n\n"
+        f"{table(rows)}\n\n"
+        f"Microseconds of a call in a CUDA graph; in brackets, the ratio to ours ({when()}).\n\n"
         "- *form*: which [definition](sinkhorn.md#definition) a package computes; the error is against "
         "float64 of the same.\n"
         "- *kept+scratch*: bytes a matrix; kept for the backward (64 are the logits), and allocated in it."
@@ -209,7 +210,7 @@ def calls_behind(calls: Sequence[tuple[str, Any]], kernel: str, of: str) -> list
 
 
 def is_config(then: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Whether a run judged a config; it names options of calls too, and lacks variants that came later."""
+    """Whether a run tested a config; it names options of calls too, and lacks variants that came later."""
     return {k: v for k, v in then.items() if k in now}.items() <= now.items()
 
 
@@ -238,7 +239,7 @@ def evidence(operator: str, key: str) -> str:
     ran = artefacts().get(key, {}).get("workloads", {}).values()
     if any(r["kernel"] in OPERATORS[operator].kernels for record in ran for r in record["results"]):
         return "measured"
-    # ci/operators judges the implicit gradient by itself
+    # ci/operators tests the implicit gradient by itself
     names = (operator, "implicit") if operator == "sinkhorn" else (operator,)
     emulated = {name for run in runs() if run["arch"] == device.arch for name in run["operator"].split(", ")}
     if emulated.intersection(names):
@@ -287,7 +288,7 @@ def support_of_devices() -> str:
 
 
 def support_of_stacks() -> str:
-    """A row for each torch, Triton and Helion that something was run, timed or judged under."""
+    """A row for each torch, Triton and Helion that something was run, timed or tested under."""
     names = "torch", "triton", "helion"
     found: dict[tuple[str, ...], dict[str, Any]] = {}
 

@@ -3,9 +3,9 @@
     python examples/train_mhc.py          # 15 s on one CPU core; a GPU is taken where there is one
 
 A block of an ordinary transformer adds its output to one residual stream.  With mHC there are n streams.  A
-site collapses them to the input of its sublayer; behind the sublayer they are mixed by a doubly stochastic
+site collapses them to the input of its sublayer; after the sublayer they are mixed by a doubly stochastic
 matrix of each token, and the output is added to each.  Here that is `HyperConnection.enter` before a sublayer
-and `hc_post` behind it.  The task is to repeat the first half of a sequence.  SinkhornBalanced trains the
+and `hc_post` after it.  The task is to repeat the first half of a sequence.  SinkhornBalanced trains the
 embedding and the output, whose updates it balances, and AdamW all else.
 """
 
@@ -41,7 +41,7 @@ STREAMS, HEADS, SYMBOLS, HALF = 4, 4, 16, 8
 
 
 class Attention(torch.nn.Module):
-    """Causal self-attention behind a norm."""
+    """Causal self-attention after a norm."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()

@@ -3,8 +3,8 @@
 import sys
 
 if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][0] == "helion_sinkhorn":
-    # `python -m helion_sinkhorn` imports this module before its own: what it refuses it refuses at once, and
-    # not behind the seconds that torch takes
+    # `python -m helion_sinkhorn` imports this module before its own: a wrong command line is refused before
+    # torch is imported, which takes seconds
     from helion_sinkhorn.arguments import parse
 
     parse(sys.argv[1:])

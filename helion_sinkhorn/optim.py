@@ -15,7 +15,7 @@ from helion_sinkhorn.runtime.checks import check_finite, check_number, check_ten
 from helion_sinkhorn.runtime.pieces import computing
 
 MOST_ENTRIES = 1 << 26
-"""The most entries of tensors of one shape that are balanced at a time, which takes a copy of what is."""
+"""The most entries of tensors of one shape that are balanced at a time: they are copied for that."""
 BUFFER = "momentum_buffer"
 
 

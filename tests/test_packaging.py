@@ -31,7 +31,7 @@ def load(name: str):
     return module
 
 
-bootstrap, address = load("bootstrap"), load("address")
+bootstrap, address, hub = load("bootstrap"), load("address"), load("hub")
 
 
 def output(command, **options) -> str:
@@ -164,6 +164,30 @@ print(store.folders()[-1])
     assert Path(module) == site / "helion_sinkhorn" / "__init__.py"
     assert Path(cache) == site / "helion_sinkhorn" / "tuning_cache"
     assert files_under(Path(cache)) == files_under(ROOT / "tuning_cache")
+
+
+def test_the_hub_s_folders_lead_to_the_package_beside_them(wheel, tmp_path):
+    """Loaded by path under the name of its metadata, as by `kernels`, which make hub uses."""
+    hub.write(wheel, tmp_path)
+    place = tmp_path / "build" / "torch-cuda"
+    code = f"""
+import importlib.util, json, sys, torch
+name = json.load(open("{place}/metadata.json"))["id"]
+spec = importlib.util.spec_from_file_location(name, "{place}/__init__.py")
+sys.modules[name] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+print(module.helion_sinkhorn.__file__, module.sinkhorn(torch.zeros(4, 4)).sum().item(), *vars(module))
+"""
+    file, total, *names = output([sys.executable, "-c", code], cwd=tmp_path).split()
+    assert Path(file) == place / "helion_sinkhorn" / "__init__.py"
+    assert abs(float(total) - 4) < 1e-4
+    assert {"hc_site", "layers", "nn"} <= set(names)
+
+
+def test_the_hub_s_module_refuses_another_version_of_the_package():
+    scope = {"__file__": __file__}
+    with pytest.raises(ImportError, match=r"is imported, this is 0\.0\.9, .* in a new process"):
+        exec(hub.INIT.format(version="0.0.9"), scope)
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ class Judged(BenchmarkOperator):
             for others in self.runs.values():
                 others.rest()
             if self.runs:
-                # of one that raised, or that nobody judges
+                # of one that raised, or that nothing tests
                 self.restore_inputs(next(reversed(self.runs)))
             for leaf in self.leaves():
                 leaf.grad = None
@@ -268,7 +268,7 @@ class Judged(BenchmarkOperator):
         """What tells the budgets of backends apart."""
 
     def share(self, fn):
-        """The share that a backend's results take of their error budget, judged once an input."""
+        """The share that a backend's results take of their error budget, tested once an input."""
 
         def judge():
             share = self.share_of(fn._name, *self.results(fn))

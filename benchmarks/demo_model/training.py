@@ -96,7 +96,7 @@ def step_costs(device: str, steps: int = 10) -> dict[str, tuple[float, float]]:
 
 
 def _timed(step: Callable[[], None], steps: int) -> float:
-    """Milliseconds of a step: the median of five runs of several, behind three steps that are not counted."""
+    """Milliseconds of a step: the median of five runs of several, after three steps that are not counted."""
     for _ in range(3):
         step()
     runs = (timed(lambda: [step() for _ in range(steps)]) for _ in range(5))

@@ -78,7 +78,7 @@ def boundary(f, x, post, comb, pre_next, fn, scale, base) -> Tensors:
 
 
 def normed_site(f, x, fn, scale, base, y_norm_weight, **options) -> Tensors:
-    """The same with the sublayer's RMSNorm behind the collapse."""
+    """The same with the sublayer's RMSNorm after the collapse."""
     return site(f, x, fn, scale, base, y_norm_weight=y_norm_weight, y_norm_eps=EPS, **options)
 
 
@@ -114,5 +114,5 @@ OPERATIONS = {
     ),
 }  # fmt: skip
 """`site` is the path around a sublayer whose output f is given, `boundary` the path of DeepSeek-V4.1 from one
-sublayer's output to the next one's input, `normed_seam` that of DeepSeek-V4; normed, y is behind the
+sublayer's output to the next one's input, `normed_seam` that of DeepSeek-V4; normed, y is after the
 sublayer's RMSNorm.  Their rows are those of docs/performance.md."""

@@ -40,7 +40,7 @@ def one(function: Callable[..., torch.Tensor]) -> Function:
 
 @dataclass(frozen=True)
 class Adapter:
-    """How a peer's function of an operation is called, and judged."""
+    """How a peer's function of an operation is called, and compared."""
 
     definition: Function | None = None
     """Its formula of the same inputs, differentiable in any dtype; None for our specification."""
@@ -495,7 +495,7 @@ FLAG_GEMS = Peer(
 
 
 def and_its_norm(peer: Peer) -> Peer:
-    """The peer, and its site with PyTorch's RMSNorm behind it."""
+    """The peer, and its site with PyTorch's RMSNorm after it."""
     own = peer.adapters["site"]
     normed = replace(
         own,

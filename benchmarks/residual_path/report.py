@@ -292,7 +292,7 @@ def summary(path: Path, columns: int = 4096) -> str:
         if (name, "backward") in found and (name == OURS or not is_ours(name))
     ]  # fmt: skip
     said = (
-        "Microseconds, in a CUDA graph or queued calls, whichever is faster; in brackets, over ours "
+        "Microseconds, in a CUDA graph or queued calls, whichever is faster; in brackets, the ratio to ours "
         f"({when(every)}). *memory*: the peak of what backward allocates, over the bytes of its "
         "gradients. *error*: root mean square, against float64 of the package's own formula; rounding to "
         "bfloat16 makes 1.7e-03. *copy* moves the same bytes."

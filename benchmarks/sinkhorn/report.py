@@ -320,9 +320,10 @@ COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#00
 """Okabe and Ito's, which the colour-blind can tell apart."""
 
 
-def color(n: int) -> str:
-    """The same for a size in every plot."""
-    return COLORS[(int(n).bit_length() - 3) % len(COLORS)]
+def look(n: int) -> dict[str, str]:
+    """Colour and marker, the same for a size in every plot."""
+    k = (int(n).bit_length() - 3) % len(COLORS)
+    return {"color": COLORS[k], "marker": "osD^vPX"[k]}
 
 
 def panels(count: int, size: tuple[float, float], **shared: bool) -> tuple[pyplot.Figure, numpy.ndarray]:
@@ -343,17 +344,18 @@ def plot_time(results: Results, out: Path) -> None:
     """Time against B: in a CUDA graph solid, single calls dotted, copies of n = 4 in grey."""
     shown, axes = panels(2, (10, 5))
     sizes = [n for n, group in results.of(OURS).groupby("n") if group.batch.nunique() > 1]
-    styles = {"graph": ("o-", 1.8), "eager": (":", 1.3)}
+    styles = {"graph": ("-", 1.8), "eager": (":", 1.3)}
     for axis, which in zip(axes, PASSES[:2], strict=True):
         for timer, (style, width) in styles.items():
             for n in sizes:
                 line = results.of(OURS, n=n, which=which, timer=timer)
-                axis.plot(line.batch, line.us, style, color=color(n), markersize=4, linewidth=width)
+                shape = look(n) | ({} if timer == "graph" else {"marker": ""})
+                axis.plot(line.batch, line.us, style, **shape, markersize=5, linewidth=width)
             line = results.of(FLOOR, n=4, which=which, timer=timer)
-            axis.plot(line.batch, line.us, style[-1], color="0.55", linewidth=width)
+            axis.plot(line.batch, line.us, style, color="0.55", linewidth=width)
         batch_axes(axis, which, "us a call")
         axis.set_yscale("log")
-    handles = [axes[0].plot([], [], "o-", color=color(n), label=f"n = {n}")[0] for n in sizes]
+    handles = [axes[0].plot([], [], "-", **look(n), label=f"n = {n}")[0] for n in sizes]
     handles += axes[0].plot([], [], "-", color="0.55", label="copy, n = 4")
     for timer, (style, _) in styles.items():
         handles += axes[0].plot([], [], style, color="0.2", label=CALLED[timer])
@@ -385,7 +387,7 @@ def plot_speedup(results: Results, out: Path) -> None:
     for axis, batch in zip(axes, batches, strict=True):
         for which, (hue, below) in BARS.items():
             for k, name in enumerate(names):
-                # a bar from 1, its figure behind it
+                # a bar from 1, its figure beside it
                 ratio = ratios[name, batch, which]
                 form = {} if definition(name) == "deepseek" else OTHER_FORM
                 axis.barh(k + below, ratio - 1, 0.38, left=1, color=hue, **form)
@@ -396,7 +398,7 @@ def plot_speedup(results: Results, out: Path) -> None:
         axis.set(title=f"{batch:,} matrices", xscale="log")
         axis.xaxis.set_major_formatter("{x:g}")
         axis.tick_params("y", length=0)
-    # room for the figure behind the longest bar
+    # room for the figure beside the longest bar
     axes[0].set_xlim(numpy.nanmin((1.0, *ratios.values())), 2.5 * numpy.nanmax([*ratios.values()]))
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()

@@ -76,7 +76,7 @@ def by_state(n: int, device: str, repeats: int) -> Iterator[tuple[str, Laps]]:
 
 
 def rows(n: int, state: str, laps: Laps) -> Iterator[Row]:
-    """The steps behind the import of torch, as rows of docs/bench/first_call.csv."""
+    """The steps after the import of torch, as rows of docs/bench/first_call.csv."""
     made = "Helion imported" if laps["imported Helion"] else "generated code found"
     for step in ("import helion_sinkhorn", "forward", "backward"):
         quantity = f"{step}, {STATES[state]}; {made}"

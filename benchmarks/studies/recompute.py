@@ -38,7 +38,7 @@ class Stack(torch.nn.Module):
 
 
 def bytes_a_token(model: Stack, h: torch.Tensor, every: int) -> tuple[float, float]:
-    """Held behind the forward, and the most at any time."""
+    """Held after the forward, and the most at any time."""
     # gradients exist before, so that they are not counted
     model(h).backward(h)
     gc.collect()

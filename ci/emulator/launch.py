@@ -152,7 +152,7 @@ def launch(session: Session, function: Any, grid: tuple[int, ...], *arguments: A
 
 
 def loaded_of(session: Session, listing: str) -> tuple[str, Loaded]:
-    """A program made ready, once for each text, behind the text's digest."""
+    """A program made ready, once for each text, under the text's digest."""
     listing = session.edit(listing)
     key = hashlib.sha256(listing.encode()).hexdigest()
     if key not in session.programs:

@@ -20,7 +20,7 @@ from ci.emulator.text import Instruction
 Array = np.ndarray
 LANES = 64
 VECTORS = 512
-"""v0 to v255, and a0 to a255 behind them as far as the descriptor says."""
+"""v0 to v255, and a0 to a255 after them as far as the descriptor says."""
 SCALARS = 128
 VCC, M0, EXEC = 106, 124, 126
 NAMED = {

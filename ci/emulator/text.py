@@ -48,7 +48,7 @@ class Program:
     arch: str
     code: tuple[Instruction, ...]
     labels: dict[str, int]
-    """Label -> index of the instruction behind it."""
+    """Label -> index of the instruction after it."""
     descriptor: dict[str, int]
     """`.amdhsa_` directives."""
     arguments: tuple[Argument, ...]

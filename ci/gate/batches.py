@@ -22,5 +22,5 @@ def elements(workload: Any, large: bool = False) -> int:
 
 
 def is_judged(operator: Operator, of: str, large: bool) -> bool:
-    """Whether a result is judged: of a large batch none that needs a call for each element."""
+    """Whether a result is tested: of a large batch none that needs a call for each element."""
     return not (large and operator.same_bits) or of in operator.same_bits

@@ -1,4 +1,4 @@
-"""The configs with which a kernel is judged, and the candidates that they make."""
+"""The configs with which a kernel is tested, and the candidates that they make."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def choices(name: str, call, batch: int, device: Device) -> list[tuple[Choice, b
 
 
 def candidate(of: str, choice: Choice, served: bool, run: Run) -> Candidate:
-    """A kernel with a config, judged by one result."""
+    """A kernel with a config, tested by one result."""
     config = {**dict(choice.config), **dict(choice.variant)}
     return Candidate(choice.kernel, of, config, choice.source, served, run)
 

@@ -1,6 +1,6 @@
-"""The gate: what it judges, and what it asks of an operator.
+"""The gate: what it tests, and what it asks of an operator.
 
-A result is judged by its error against float64, in units of what correct rounding can do (lab/truth.py), and
+A result is tested by its error against float64, in units of what correct rounding can do (lab/truth.py), and
 by how it is computed (runs.py).
 """
 
@@ -20,7 +20,7 @@ SCALES = {"P": noticeable}
 
 
 def gap(of: str, a: torch.Tensor, b: torch.Tensor) -> dict[str, float]:
-    """How far two results (K, n, m) of one dtype are apart; reported, never judged.
+    """How far two results (K, n, m) of one dtype are apart; reported, never a criterion.
 
     relative and ulps (of their dtype) are those of the scale of `of`; flips: share of entries that differ
     after rounding to bfloat16.
@@ -60,11 +60,11 @@ class Operator:
     takes: Callable[[Any], bool]
     """Whether a workload is one of this operator's."""
     inputs: Callable[[Any, int], tuple[torch.Tensor, ...]]
-    """(workload, steps) -> the judged part of its inputs, batch first, the same bits on every machine."""
+    """(workload, steps) -> the tested part of its inputs, batch first, the same bits on every machine."""
     truths: Callable[..., dict[str, Truth]]
     """(workload, *inputs) -> Truths by the name of the result."""
     candidates: Callable[..., list[Candidate]]
-    """(workload, *inputs on a device) -> what there is to judge there."""
+    """(workload, *inputs on a device) -> what there is to test there."""
     good: dict[str, Run]
     """Correct implementations, emulated."""
     wrong: list[Wrong]
@@ -82,5 +82,5 @@ class Operator:
 
     @property
     def on_many(self) -> list[Wrong]:
-        """What is judged by statistics on every workload where it shows."""
+        """What is tested by statistics on every workload where it shows."""
         return [w for w in self.wrong if not isinstance(w.on, str)]

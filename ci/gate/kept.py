@@ -43,7 +43,7 @@ def text(artefact: dict[str, Any]) -> str:
 def updated(kept: dict[str, Any], artefact: dict[str, Any]) -> dict[str, Any]:
     """A kept artefact with the workloads of a later run in the place of theirs, each with what it ran with.
 
-    What that run could not judge stays as it was; the artefact of another device raises.
+    What that run could not test stays as it was; the artefact of another device raises.
     """
     if kept["device"]["key"] != artefact["device"]["key"]:
         raise ValueError(f"{kept['device']['key']} is kept, and this is of {artefact['device']['key']}")
@@ -53,7 +53,7 @@ def updated(kept: dict[str, Any], artefact: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Status 1 if a workload of the run was not judged."""
+    """Status 1 if a workload of the run was not tested."""
     source, target = map(Path, sys.argv[1:])
     artefact = json.loads(source.read_text())
     old = json.loads(target.read_text()) if target.exists() else artefact

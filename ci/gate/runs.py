@@ -42,9 +42,9 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def copies(batch: int, judged: int) -> torch.Tensor:
-    """Which of the judged elements stands at each position of a batch: the first ones in order.
+    """Which of the tested elements stands at each position of a batch: the first ones in order.
 
-    Behind them every repetition is rotated by the ones in its number's binary digits, so that none has the
+    After them every repetition is rotated by the ones in its number's binary digits, so that none has the
     order of the one a power of two before it: an index that wraps there finds another element.
     """
     turns = torch.tensor([k.bit_count() for k in range(-(-batch // judged))])
@@ -52,7 +52,7 @@ def copies(batch: int, judged: int) -> torch.Tensor:
 
 
 def filled(t: torch.Tensor, batch: int) -> torch.Tensor:
-    """The judged elements as `copies` has them: every position has a truth."""
+    """The tested elements as `copies` has them: every position has a truth."""
     return t[copies(batch, len(t)).to(t.device)].contiguous()
 
 
@@ -109,7 +109,7 @@ def in_guarded_memory(candidate: Candidate, inputs: Inputs) -> tuple[Any, dict[s
     """What a candidate gives for guarded inputs, its allocations guarded too; whether it wrote inside of all
     these alone, and left the inputs as they were.
 
-    A call with other numbers goes before: what it keeps of its arguments shows in the one that is judged.
+    A call with other numbers goes before: what it keeps of its arguments shows in the one that is tested.
     """
     if inputs[0].is_cuda:
         # compiled here: a compiler's own memory is no business of the guard
@@ -131,7 +131,7 @@ def guarded(candidate: Candidate, inputs: Iterable[torch.Tensor]) -> tuple[Any, 
 
 
 def runs_alike(candidate: Candidate, inputs: Inputs, result: torch.Tensor) -> bool:
-    """Equal bits from run after run: directly behind one another, after a launch on less data, and beside
+    """Equal bits from run after run: directly after one another, after a launch on less data, and beside
     other work on the device."""
     less = [t[: math.ceil(len(t) / 3)] for t in inputs]
     until = time.monotonic() + RERUN_SECONDS
@@ -152,7 +152,7 @@ def runs_alike(candidate: Candidate, inputs: Inputs, result: torch.Tensor) -> bo
 
 
 def cuts(batch: int, judged: int) -> list[int]:
-    """Where a batch is split: behind PIECES, within what is judged, and in the middle."""
+    """Where a batch is split: after PIECES, within what is tested, and in the middle."""
     places = {0, *itertools.accumulate(PIECES), judged // 3, batch // 2, batch}
     return sorted(k for k in places if k <= batch)
 

@@ -32,21 +32,21 @@ Run = Callable[..., Results]
 class Wrong:
     """An implementation that must be found.
 
-    It is judged by statistics on every workload where it shows, and run as a kernel is, in guarded memory and
+    It is tested by statistics on every workload where it shows, and run as a kernel is, in guarded memory and
     again and again, on the first of them.
     """
 
     name: str
     run: Run
     of: tuple[str, ...]
-    """The results it is judged by, of those that a workload has; all of these where none are named."""
+    """The results it is tested by, of those that a workload has; all of these where none are named."""
     on: str | Callable[[Any], Any]
     """Where it shows: one workload, run as a kernel is alone, or all whose call has what it breaks."""
     hidden: str = ""
     """Why nothing can tell, of one that is no error after all."""
 
     def shows(self, workload: Any) -> bool:
-        """Whether statistics are asked for it on a workload."""
+        """Whether it is tested by statistics on a workload."""
         return not isinstance(self.on, str) and bool(self.on(workload))
 
     def first(self, workloads: Sequence[Any]) -> str:
@@ -187,7 +187,7 @@ def of_any(
         on: a workload.
         of: the result that shows it.
         upstream: the place of its upstream gradient among the inputs, where it has one.
-        only: words of which a name has one, where not all are asked for.
+        only: words of which a name has one, where not all are requested.
     """
 
     def at_store(name: str, change: Change) -> Wrong:

@@ -1,4 +1,4 @@
-"""OPERATORS: what the gate judges.  A new operator is its evidence, what is wrong, and a row here."""
+"""OPERATORS: what the gate tests.  A new operator is its evidence, what is wrong, and a row here."""
 
 from __future__ import annotations
 

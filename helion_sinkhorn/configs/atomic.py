@@ -12,7 +12,7 @@ from filelock import FileLock
 
 
 def target(path: Path) -> Path:
-    """Where a path leads: a link stays one, and its two names share a lock."""
+    """Where a path leads: a link stays a link, and its two names share a lock."""
     return Path(os.path.realpath(path))
 
 
@@ -39,7 +39,7 @@ def locked(path: Path) -> Iterator[None]:
     path = target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
-        # of writers that were killed
+        # files of writers that were killed
         for left in path.parent.glob(f".{path.stem}.*.tmp"):
             left.unlink()
         yield

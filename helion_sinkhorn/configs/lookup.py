@@ -18,7 +18,7 @@ from helion_sinkhorn.configs.device import DEVICES, Device
 log = logging.getLogger("helion_sinkhorn")
 # An entry is for batches up to 4 times smaller or larger than the one it was tuned at.
 MAX_LOG2_DISTANCE = 2.0
-# An entry for at most so many leaves a device mostly idle, and is for fewer too.
+# A batch of at most so many leaves a device mostly idle: its entry is for smaller ones too.
 SMALL_BATCH = 128
 MINOR_VERSION = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}")
 _reading = threading.Lock()
@@ -54,9 +54,9 @@ def preferred(
 def distance(version: str, running: str) -> tuple[bool, bool, int, int]:
     """An order of minor versions, "3.6": the running one, later ones, earlier ones, each the nearest first.
 
-    A change of code generation stays: from 3.7 on blocks lie in threads as under 3.9, and of 18 configs of
-    conjugate gradients that 3.6 chose three spill or shuffle several times as much under 3.7, of 22 that 3.9
-    chose none (sm_90).
+    Later ones come before earlier ones, because a change of code generation stays.  From 3.7 on, blocks are
+    spread over threads as under 3.9: of 18 configs of conjugate gradients that were chosen under 3.6, three
+    spill or shuffle several times as much under 3.7, and of 22 that were chosen under 3.9 none does (sm_90).
     """
     of, own = number(version), number(running)
     if of is None or own is None:
@@ -65,7 +65,7 @@ def distance(version: str, running: str) -> tuple[bool, bool, int, int]:
 
 
 def number(version: str) -> int | None:
-    """A minor version as a number that grows with it; None of what is none."""
+    """A minor version as a number that grows with it; None for anything else."""
     if not MINOR_VERSION.fullmatch(version):
         return None
     major, minor = map(int, version.split("."))

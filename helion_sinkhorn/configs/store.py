@@ -63,7 +63,7 @@ def installed_triton() -> str:
 
 
 def minor(version: str) -> str:
-    """The first two numbers of a version, "3.9"; of an empty one nothing."""
+    """The first two numbers of a version, "3.9"; empty for an empty one."""
     return ".".join(version.split(".")[:2])
 
 

@@ -46,7 +46,7 @@ def magnitudes(generator: np.random.Generator, *shape: int) -> torch.Tensor:
 
 
 def unused_zero(upstream: dict[str, torch.Tensor | None], unused: str) -> dict[str, torch.Tensor | None]:
-    """Upstream gradients by name, those of results which nothing used, named with spaces between, 0."""
+    """Upstream gradients by name; 0 for results that nothing used, which are named with spaces between."""
     return upstream | {name: torch.zeros_like(t) for name, t in upstream.items() if name in unused.split()}
 
 

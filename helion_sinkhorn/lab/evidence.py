@@ -1,4 +1,4 @@
-"""Evidence, a row for each operator: how its calls are made, run and judged.
+"""Evidence, a row for each operator: how its calls are made, run and tested.
 
 The tuner, the gate and the tests run its kernels the same way, on the same inputs, and hold them to the same
 truths.
@@ -28,7 +28,7 @@ Calls = Callable[[Any], Iterator[tuple[str, Any]]]
 
 
 EVERY_STEP = sys.maxsize
-"""More entries times iterations than any workload has: all of it is judged."""
+"""More entries times iterations than any workload has: all of it is tested."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Evidence:
     results: Callable[[Any], Collection[str]]
     """The names of a workload's results."""
     inputs: Callable[..., Tensors]
-    """(workload, steps, **drawn): the judged part of its inputs, elements first, all of them for EVERY_STEP;
+    """(workload, steps, **drawn): the tested part of its inputs, elements first, all of them for EVERY_STEP;
     `drawn` as `make_inputs` has it, so that they are made on another device too."""
     truths: Callable[..., dict[str, Truth]]
     """(workload, *inputs): by the name of the result."""
@@ -95,13 +95,13 @@ class Evidence:
     """(workload, empty): the public function, for what it checks, on tensors of empty(*shape, dtype=...)."""
     _: KW_ONLY
     judged: int = 16
-    """Tokens or matrices that the tuner judges a config by; a multiple of 16, as timed batches are."""
+    """Tokens or matrices that the tuner tests a config by; a multiple of 16, as timed batches are."""
     same_bits: frozenset[str] = frozenset()
     """Results of which every config makes the same bits: batches of other sizes may have other configs."""
     others: Calls = no_calls
     """Kernels of other operators that make results of this one too."""
     optional: frozenset[str] = frozenset()
-    """Results by options that a workload's call does not have: the gate judges them, the tuner does not."""
+    """Results by options that a workload's call does not have: the gate tests them, the tuner does not."""
     parts: Callable[[Any], Iterator[tuple[str, str, Any]]] | None = None
     """workload -> (part, kernel, its call), where a call launches a kernel several times: `run` takes choices
     by the parts that have a name, and by kernel else."""
@@ -112,11 +112,11 @@ class Evidence:
     public: Callable[..., Results] | None = None
     """(workload, of, *inputs): by the public function and autograd, where it does more than `run`."""
     by_public: Callable[[Any, bool], Collection[str]] | None = None
-    """(workload, whether on a GPU): the results by which `public` is judged, if not by all."""
+    """(workload, whether on a GPU): the results by which `public` is tested, if not by all."""
     by_eager: Callable[[Any], Collection[str]] | None = None
     """The results of a workload that the path of a CPU has, if not all."""
     by_kernels: Callable[[Any], Collection[str]] | None = None
-    """The results of a workload by which kernels are judged, if not by all."""
+    """The results of a workload by which kernels are tested, if not by all."""
     alone: Mapping[str, Alone] = field(default_factory=lambda: MappingProxyType({}))
     """By kernel, where its trial is another than `run` on the operands of a workload; its error is not."""
     errors: Mapping[str, Callable[[Any, Choice, str], float]] = field(

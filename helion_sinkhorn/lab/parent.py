@@ -1,4 +1,4 @@
-"""A process that works for another ends with it: what was killed can stop nothing that it started."""
+"""A process that works for another ends with it: a parent that was killed cannot stop what it started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 import time
 
 SECONDS = 1.0
-"""Between two looks at the parent."""
+"""Seconds between two looks at the parent."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -22,8 +22,8 @@ def end_with_parent() -> None:
     Call it first: until then only the end of its input tells a child.
     """
     pool = multiprocessing.parent_process()
-    # The kernel waits for the thread that started this process.  Of a pool that ends before the pool does,
-    # and a worker that is killed with the lock of a queue leaves the others waiting for ever
+    # The kernel waits for the thread that started this process.  In a pool that thread ends before the pool
+    # does, and a worker that is killed while it holds the lock of a queue leaves the others waiting for ever
     if sys.platform == "linux" and pool is None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     else:

@@ -1,6 +1,6 @@
 """What a result should be, and how far it is from that, in units of what correct rounding can do.
 
-Four statistics of e = (result - truth) / spread over the judged matrices, each with a derived limit:
+Four statistics of e = (result - truth) / spread over the tested matrices, each with a derived limit:
 
     worst   largest |error| / budget, at most 1: an `error_budget`, five deviations of the rounding model
             plus half a unit in the last place of a narrow result.  Finds what is wrong in one place.
@@ -142,7 +142,7 @@ class Truth:
     dtype: torch.dtype
     """What the result must have."""
     peer: Peer | None = None
-    """What parity is judged by, where it is."""
+    """What parity is tested by, where it is."""
 
     @classmethod
     def of(

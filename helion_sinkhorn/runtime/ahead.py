@@ -28,7 +28,7 @@ Launch = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Described:
-    """A tensor as host functions and Triton ask for it, without memory: its addresses are multiples of 16."""
+    """What host functions and Triton ask of a tensor, without memory: its addresses are multiples of 16."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -100,7 +100,7 @@ def begin(
         except Exception as error:
             log.debug("the gradient of %s is left to it (%s: %s)", public, type(error).__name__, error)
 
-    # no daemon: one that ends with the process takes it down from within a compiler
+    # no daemon: a thread that is stopped inside a compiler, as the process ends, crashes it
     thread = threading.Thread(target=work, name=f"compiles the gradient of {public}")
     thread.start()
     return thread

@@ -15,11 +15,11 @@ from helion_sinkhorn.runtime.pieces import ENTRIES
 
 BOUNDARY = 64
 LONGEST = 512
-"""Terms that a BLAS may add one after the other: of more, parts are made, and their sums added."""
+"""The most terms that a BLAS adds in one sum: a longer sum is made in parts."""
 
 
 def fewest(entries: int, device: torch.device) -> int:
-    """Elements that a batch has at least, each of so many entries; large ones are multiplied one by one."""
+    """The fewest elements of a batch, by their number of entries; large ones are multiplied one by one."""
     if entries > ENTRIES:
         return 1
     return max(2, torch.get_num_threads()) if device.type == "cpu" else ENTRIES // max(1, entries)

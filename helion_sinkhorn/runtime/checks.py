@@ -77,7 +77,7 @@ def check_same_device(name: str, x: torch.Tensor, first: str, other: torch.Tenso
 
 
 def refuse_shape(name: str, x: torch.Tensor, expected: tuple[int, ...], accepted: str, why: str = "") -> None:
-    """Raise ValueError of a shape that is not the expected one.
+    """Raise ValueError for a shape that is not the expected one.
 
     Args:
         accepted: what to pass, in words.
@@ -168,7 +168,7 @@ def implementation_for(
             alone: where a compiler traces for many sizes, a sentence that names one would fix it.
 
     Raises:
-        NotImplementedError: "helion" was asked for, and the kernels do not take the call.
+        NotImplementedError: "helion" was requested, and the kernels do not take the call.
     """
     if asked == "pytorch":
         return "pytorch"

@@ -18,7 +18,7 @@ log = logging.getLogger("helion_sinkhorn")
 refused: set[tuple[Choice, Any, Device]] = set()
 """Stored choices that did not run, each for one call of one device."""
 NOT_OF_A_CONFIG = "out of memory", "illegal memory access", "launch failure", "device-side assert"
-"""What errors say that another config would raise too: memory is full, or an earlier kernel failed."""
+"""Words of errors that any config would raise: memory is full, or an earlier kernel failed."""
 _saying = threading.Lock()
 
 
@@ -42,7 +42,7 @@ def choose(kernel: Kernel, call: Any, batch: int, device: Device) -> Choice:
 
 
 def refuse(choice: Choice, call: Any, device: Device, refusal: Exception) -> None:
-    """Take a stored choice that did not run out of service for a call.
+    """Use a stored choice that did not run no more for a call.
 
     Raises:
         Exception: the refusal itself, where the choice was not a stored one or is not to blame.
@@ -62,10 +62,10 @@ def take_out(choice: Choice, call: Any, device: Device, refusal: Exception) -> N
 
 
 def is_of_the_config(refusal: Exception) -> bool:
-    """Whether another config may do where this was raised.
+    """Whether another config may run where this error was raised.
 
-    Not where memory or a disk is full or an earlier kernel failed.  Nor in the capture of a CUDA graph, which
-    cannot begin to use a program: called once before, it can.
+    None does where memory or a disk is full or an earlier kernel failed, nor in the capture of a CUDA graph,
+    where no new program can be loaded: the call has to be made once before the capture.
     """
     if isinstance(refusal, (torch.OutOfMemoryError, OSError)):
         return False

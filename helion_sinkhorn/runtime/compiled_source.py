@@ -20,7 +20,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def of_source(name: str, schema: str, operator: Callable[..., Any]) -> Callable[..., Any]:
-    """Register helion_sinkhorn_compiled::name, the operator with the digest behind its arguments."""
+    """Register helion_sinkhorn_compiled::name, the operator with the digest after its arguments."""
     qualified = f"{NAMESPACE}::{name}"
     arguments, results = schema.split(") -> ", 1)
     torch.library.define(

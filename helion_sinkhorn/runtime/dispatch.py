@@ -23,7 +23,7 @@ from helion_sinkhorn.runtime.views import INT32_ELEMENTS
 _programs: dict[Hashable, Callable[..., None]] = {}
 _binaries: dict[Hashable, Any] = {}
 compiling: dict[Any, threading.Event] = {}
-"""Functions for Triton that `runtime.ahead` has under way, each with what it sets behind it."""
+"""Functions for Triton that `runtime.ahead` has under way, each with what it sets after it."""
 
 
 def signature(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -70,7 +70,7 @@ def kept_launch(kernel: Built, *args: Any) -> Callable[..., None] | None:
     """The launch that `run(kernel, *args)` just made, as a function of its tensors; None where unknown.
 
     It takes all tensors among `args`, in their order; they must have the device, dtypes, shapes, strides and
-    16-byte alignment of these.  Addresses do in their place.
+    16-byte alignment of these.  It takes addresses in the place of tensors too.
     """
     program = _programs.get((kernel, signature(args)))
     if not isinstance(program, functools.partial) or program.keywords["_launcher"] is not launch_binary:
@@ -115,7 +115,7 @@ def kept_launch(kernel: Built, *args: Any) -> Callable[..., None] | None:
 
 
 def listens(hook: Any) -> bool:
-    """Whether a launch hook of Triton does something: a chain of none is called and described to as well."""
+    """Whether Triton has a launch hook: it describes each launch to an empty chain of hooks too."""
     return bool(getattr(hook, "calls", hook))
 
 

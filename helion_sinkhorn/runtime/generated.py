@@ -21,8 +21,9 @@ log = logging.getLogger("helion_sinkhorn")
 _codes: dict[Any, str | None] = {}
 """The code of each of Helion's programs, which serve many signatures; None: it needs Helion."""
 generating = threading.RLock()
-"""Held by the thread that imports Helion or generates: of two that generate, one may find what it set gone
-(KeyError: 'location'), and of two that import torch._dynamo and torch._inductor first, one fails."""
+"""Held by the thread that imports Helion or generates code.  Of two threads that generate at once, one may
+miss what it set (KeyError: 'location'); where one imports torch._dynamo and another torch._inductor first,
+one fails."""
 
 
 def host_function(kernel: Built, args: Sequence[Any], signature: Sequence[Any]) -> Callable[..., None]:
@@ -96,9 +97,9 @@ def generated(
 
 @contextlib.contextmanager
 def under_float32() -> Iterator[None]:
-    """Helion gives scalars of a body torch's default dtype, on which kept code must not depend.
+    """Make float32 torch's default dtype meanwhile: Helion gives it to the scalars of a body.
 
-    It is one of the whole process: threads see float32 meanwhile where the default is another.
+    Kept code must not depend on it.  The setting is the process's, so other threads see float32 too.
     """
     before = torch.get_default_dtype()
     # left alone where it is the usual one: another thread may set it meanwhile
@@ -132,10 +133,10 @@ def code_of(kernel: Built, program: Any) -> str | None:
 def stand_ins(args: Sequence[Any]) -> Iterator[Any]:
     """Arguments for which Helion generates the code of every call with their signature.
 
-    Of a tensor that is passed twice Helion makes one parameter, and a call with two tensors would read the
-    first for both: the second time it is a view.  To a batch of one it stores a whole tile, unmasked: two
-    matrices stand for one.  These share no memory, so no kernel may be given a batch of one that it stores
-    to by one argument and reads by another.
+    Helion makes one parameter of a tensor that is passed twice, and a call with two tensors would read the
+    first for both: so the second is a view of the first.  Helion stores a whole tile, unmasked, to a batch of
+    one: so two matrices take the place of one.  These share no memory, so no kernel may be given a batch of
+    one that it stores to by one argument and reads by another.
     """
     seen: set[int] = set()
     for a in args:

@@ -35,7 +35,7 @@ def register_gradient(
     def below(keys, *arguments):
         with torch._C._AutoDispatchBelowAutograd():
             if call.is_eager(*arguments):
-                # all that the dispatcher would do, without the way through C++ and back
+                # this does all that the dispatcher would do, without its way through C++
                 return call.run(*arguments)
             return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 

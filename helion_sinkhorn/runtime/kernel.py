@@ -67,7 +67,7 @@ class Kernel:
     """How many of `facts`, the first, are numbers at run time: Helion's code is one for all their values."""
 
     def after_tensors(self, *given: Any) -> tuple[Any, ...]:
-        """What the body takes behind its tensors: the numbers, and one record of the constants."""
+        """What the body takes after its tensors: the numbers, and one record of the constants."""
         facts = self.facts(*given)
         return *facts[: self.numbers], facts[self.numbers :]
 

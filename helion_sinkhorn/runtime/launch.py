@@ -146,8 +146,8 @@ def repeated(
 ) -> Callable[..., None]:
     """A function that launches a kernel once, on the slices that it is told of some tensors.
 
-    The first launch is `launch`.  The others are that one again, by addresses: slices are no tensors, and
-    nothing is looked up.  A loop of such launches costs the host a third of one of `launch`.
+    `launch` makes the first launch.  The others repeat it with other addresses: no slice becomes a tensor,
+    and nothing is looked up.  A loop of such launches costs the host a third of one of `launch`.
 
     Args:
         tensors: what the kernel reads and writes; of a stack, slices along its first axis.
@@ -254,7 +254,7 @@ _CACHES = (
 
 
 def forget() -> None:
-    """Nothing looked up, refused, said or launched before."""
+    """Forget every look-up, refusal, message and launch."""
     refused.clear()
     _kept.clear()
     for cached in _CACHES:

@@ -2,7 +2,7 @@
 
 Such a gradient may be written over.  Autograd says of no tensor who else has it, so one is taken only if it
 is the very tensor that was noted, not a sum with others nor a view, and if nobody but the engine refers to
-it: a hook that keeps it is a reference in Python, a gradient that the caller asked for too is one in C++, and
+it: a hook that keeps it is a reference in Python, a gradient that the caller requested too is one in C++, and
 a hook that keeps `gradient.detach()` is one to its memory alone.
 """
 
@@ -17,7 +17,7 @@ import torch
 
 _use_count = getattr(torch.Tensor, "_use_count", None)
 _storage_use_count = getattr(torch._C, "_storage_Use_Count", None)
-"""How many hold a tensor in C++, and its memory; older versions of torch do not say it."""
+"""How many references a tensor has in C++, and its memory; older versions of torch do not tell."""
 
 
 class _Noted(threading.local):

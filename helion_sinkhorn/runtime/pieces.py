@@ -20,7 +20,7 @@ def computing(dtype: torch.dtype) -> torch.dtype:
 
 
 def pieces(tokens: int, entries: int, least: int = 1) -> Iterator[slice]:
-    """Slices of the tokens, each token of so many entries, of at least so many tokens but for the last."""
+    """Slices of the tokens, by the entries of a token; all but the last have at least so many tokens."""
     step = max(least, ENTRIES // max(1, entries))
     return (slice(start, start + step) for start in range(0, tokens, step))
 

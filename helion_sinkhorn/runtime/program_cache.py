@@ -36,7 +36,7 @@ ROOMS = ("ops", "runtime")
 
 
 def folder() -> Path | None:
-    """Where generated code is kept; None where HELION_SINKHORN_CACHE_DIR is "off" or there is no place."""
+    """The folder of generated code; None where HELION_SINKHORN_CACHE_DIR is "off" or there is no place."""
     named = settings.CACHE_DIR
     if named == "off" or os.name != "posix":
         return None
@@ -76,7 +76,7 @@ _edited = threading.Event()
 def is_unchanged() -> bool:
     """Whether the source on disk is the one that names programs, and was at every earlier call.
 
-    After an edit or an upgrade beneath this process its modules may be of either source, for good.
+    After an edit or an upgrade during this process, its modules may come from either source.
     """
     try:
         same = sources.__wrapped__() == sources()

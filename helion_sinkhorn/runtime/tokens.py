@@ -1,4 +1,4 @@
-"""What an operator's tensors have to do with its tokens, and from it the rules of vmap and of DTensor."""
+"""Which dimensions of an operator's tensors are tokens, and the rules of vmap and DTensor that follow."""
 
 from __future__ import annotations
 

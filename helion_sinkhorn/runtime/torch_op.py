@@ -91,7 +91,7 @@ def _dispatches() -> bool:
 
 def _is_bare(t: torch.Tensor) -> bool:
     """Whether the dispatcher would only call us for this tensor: it has its own data and no subclass."""
-    # a legacy batched tensor is of autograd.grad(is_grads_batched=True), which no interpreter stands for
+    # autograd.grad(is_grads_batched=True) makes legacy batched tensors, without an interpreter of functorch
     return not (
         type(t) not in PLAIN
         or t.is_meta
@@ -117,7 +117,7 @@ def define(
     """
     qualified = f"{NAMESPACE}::{name}"
     torch.library.define(qualified, schema, tags=torch.Tag.pt2_compliant_tag)
-    # of every device: whether kernels or PyTorch compute a call, its arguments say
+    # for every device: the arguments of a call say whether kernels or PyTorch compute it
     torch.library.impl(qualified, "CompositeExplicitAutograd", run)
     torch.library.register_fake(qualified, lambda *given: (run if upcoming.notes else fake)(*given))
     operator = operator_named(name)

@@ -1,8 +1,8 @@
-"""Gradients that are made only where they are asked for.
+"""Gradients that are made only where they are requested.
 
-A gradient's operator is told which of its results are wanted, as `output_mask` says it to those of PyTorch.
-Inside it one that is not wanted is None; it returns an empty tensor in its place, since a result in a schema
-is a tensor.
+A gradient's operator is told which of its results are wanted, as `output_mask` tells the
+gradients of PyTorch.  Inside the operator a gradient that is not wanted is None; the operator returns an
+empty tensor in its place, since a result in a schema is a tensor.
 """
 
 from __future__ import annotations

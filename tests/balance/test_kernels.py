@@ -41,7 +41,7 @@ def test_every_variant_that_is_tried_is_within_its_budget(call):
 
 
 def test_rows_that_are_masked_are_not_read():
-    """All passes behind the norms give the same whatever they hold, and weights of these rows stay."""
+    """All passes after the norms give the same whatever they hold, and weights of these rows stay."""
     (update,) = next(w for w in ROWS if w.name == "balance_model").make_inputs()
     live = update.norm(dim=2) > 0.05
     x = torch.where(live.unsqueeze(2), update, torch.nan)

@@ -41,7 +41,7 @@ def test_sweep_times_every_pass_of_a_right_function(dtype):
 
 
 def test_every_pass_is_timed_in_a_graph_too_where_there_are_any(monkeypatch):
-    """Behind all single calls; what cannot be captured is a row with the reason."""
+    """After all single calls; what cannot be captured is a row with the reason."""
 
     def graph(make, milliseconds):
         if isinstance(make()(), tuple):

@@ -40,7 +40,7 @@ from helion_sinkhorn.runtime.launch import choose, forget
 ROOT = Path(__file__).resolve().parents[2]
 CI = [w.name for w in tagged("ci", object)]
 STEPS = 1 << 17
-"""Entries times iterations judged here: hundreds of 4 x 4 matrices, and a second a workload."""
+"""Entries times iterations tested here: hundreds of 4 x 4 matrices, and a second a workload."""
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 """Whether the tests run that compare with other rules."""
@@ -359,7 +359,7 @@ def test_every_candidate_is_compiled_for_every_kind_of_batch(monkeypatch, batch,
 
 @pytest.mark.parametrize("ahead", [1, 4, 16])
 def test_a_workload_is_judged_soon_after_it_is_compiled(ahead):
-    """Not after all others: what is not judged when the seconds are over is called wrong."""
+    """Not after all others: what is not tested when the seconds are over is called wrong."""
     names = [f"w{k}" for k in range(20)]
     tasks = list(accuracy.in_turns(names, 4, ahead))
     assert sorted(t for t in tasks if t[1] is not None) == sorted(itertools.product(names, range(4)))
@@ -431,7 +431,7 @@ def test_kernels_are_judged_with_the_default_and_every_committed_config(monkeypa
 
 @pytest.mark.parametrize("name", ["implicit_mhc", "implicit_wide_4x8", "implicit_64"])
 def test_both_solvers_are_judged_for_every_system(name):
-    """The implicit bodies, interpreted; the one that sinkhorn would take is served."""
+    """The implicit bodies, interpreted; the one that sinkhorn would take is what a call runs."""
     workload, p, dy, truths = ground(name)
     few = slice(0, 6)
     found = of_kernels(SINKHORN, workload, DEVICES["h200"], 6)

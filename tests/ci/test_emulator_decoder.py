@@ -57,6 +57,6 @@ def test_an_elf_decodes_to_the_text_that_is_executed(key, tmp_path):
         decoded.append(re.sub(r"_(e32|e64|dpp|sdwa)$", "", ins.op.name.lower()))
         at += ins.size()
     expected = [SPELLED.get(ins.op, ins.op) for ins in text.parse(listing).code]
-    # the code object is padded between the two entries and behind the end
+    # the code object is padded between the two entries and after the end
     padded = ("s_nop", "s_code_end")
     assert [op for op in decoded if op not in padded] == [op for op in expected if op not in padded]

@@ -21,7 +21,7 @@ def candidate(run):
 
 
 def beyond(count):
-    """Doubles x into memory of its own and writes `count` entries behind it."""
+    """Doubles x into memory of its own and writes `count` entries after it."""
 
     def run(x):
         out = torch.empty_like(x)
@@ -39,7 +39,7 @@ def before(x):
 
 
 def reads_beyond(x):
-    """A mask forgotten: the sum of the last row takes the entry behind it along."""
+    """A mask forgotten: the sum of the last row takes the entry after it along."""
     wide = x.as_strided((len(x), x.size(1) + 1), (x.size(1), 1))
     return torch.empty(len(x)).copy_(wide.sum(1))
 

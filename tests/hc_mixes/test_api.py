@@ -368,7 +368,7 @@ def test_the_projection_of_transformers():
 
 
 def test_a_weighted_rms_norm_before_a_linear_layer():
-    """torch's RMSNorm with a weight, and a bias-free linear layer behind it."""
+    """torch's RMSNorm with a weight, and a bias-free linear layer after it."""
     x, fn, dmixes = inputs(9)
     norm = torch.nn.RMSNorm(96, eps=1e-5)
     with torch.no_grad():

@@ -40,7 +40,7 @@ PROLOGUE = """
 
 
 def program(body: str, arch: str = "gfx950", scratch: int = 0) -> text.Program:
-    """The body behind PROLOGUE, s_endpgm behind it."""
+    """The body after PROLOGUE, s_endpgm after it."""
     stripped = (line.strip() for line in body.split("\n"))
     lines = "\n".join(line if line.endswith(":") else f"\t{line}" for line in stripped)
     listing = (

@@ -42,7 +42,7 @@ def few() -> torch.Tensor:
 
 
 def of_few_rows(mesh: Any) -> dict[str, torch.Tensor]:
-    """What each process has of few rows, or all of them, behind each way to balance them."""
+    """What each process has of few rows, or all of them, after each way to balance them."""
     update, group, found = few().to(mesh.device_type), mesh.get_group(), {}
     part = update[len(update) * mesh.get_rank() :]
     found["part"] = sinkhorn_balance(part, group=group)
@@ -56,7 +56,7 @@ def of_few_rows(mesh: Any) -> dict[str, torch.Tensor]:
 
 
 def of_optimizer(mesh: Any) -> torch.Tensor:
-    """A weight behind two steps, whose rows two ranks share unevenly."""
+    """A weight after two steps, whose rows two ranks share unevenly."""
     w, gradients = optimized()
     parameter = torch.nn.Parameter(distribute_tensor(w.to(mesh.device_type), mesh, [Shard(0)]))
     optimizer = SinkhornBalanced([parameter], 0.1)
@@ -73,7 +73,7 @@ def optimized() -> tuple[torch.Tensor, list[torch.Tensor]]:
 
 
 def optimized_alone() -> torch.Tensor:
-    """The weight that one process has behind these steps."""
+    """The weight that one process has after these steps."""
     w, gradients = optimized()
     optimizer = SinkhornBalanced([w.requires_grad_()], 0.1)
     for g in gradients:
@@ -107,7 +107,7 @@ def fsdp_alone() -> torch.Tensor:
 
 
 def of_fsdp(mesh: Any) -> torch.Tensor:
-    """The weight behind two steps under FSDP2, each process with a half of the batch."""
+    """The weight after two steps under FSDP2, each process with a half of the batch."""
     from torch.distributed.fsdp import fully_shard
 
     of = fully_shard(model().to(mesh.device_type), mesh=mesh)

@@ -30,7 +30,7 @@ def drawn(
 def defined(
     average: Average, options: BalanceOptions, size: float, *given: torch.Tensor
 ) -> list[torch.Tensor]:
-    """[the average if there is one, the weight] behind a step of this root mean square, in float64."""
+    """[the average if there is one, the weight] after a step of this root mean square, in float64."""
     gradient, *averages, weight = (t.double() for t in given)
     momentum, rest, u = average.momentum, 1.0 - average.momentum, gradient
     for k, a in enumerate(averages):

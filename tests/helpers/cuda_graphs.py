@@ -11,7 +11,7 @@ Results = TypeVar("Results")
 
 
 def capture(step: Callable[[], Results]) -> tuple[torch.cuda.CUDAGraph, Results]:
-    """(graph, what its replays fill) of a step, behind one run of it on a stream beside the current one."""
+    """(graph, what its replays fill) of a step, after one run of it on a stream beside the current one."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -10,11 +10,11 @@ from helion_sinkhorn.lab.linear_attention.budget import Case
 from helion_sinkhorn.lab.linear_attention.workloads import AttentionWorkload
 
 BEFORE, LENGTHS, BEHIND = 130, (7, 0, 66, 1), 70
-"""More than two slots of kept states before the first sequence, and one behind the last."""
+"""More than two slots of kept states before the first sequence, and one after the last."""
 
 
 def padded(case: Case) -> Case:
-    """The same sequences with random steps before and behind them."""
+    """The same sequences with random steps before and after them."""
     generator = torch.Generator().manual_seed(1)
 
     def wider(x):

@@ -144,7 +144,7 @@ def test_a_tensor_is_taken_as_it_is_and_has_a_gradient(order):
 
 
 def test_narrow_streams_and_a_norm():
-    """Coefficients are float32 for bfloat16 streams; y is behind its norm."""
+    """Coefficients are float32 for bfloat16 streams; y is after its norm."""
     (_, x, _, _, *parameters), _ = problem(4, 24)
     weight = torch.linspace(0.5, 1.5, 12)
     site = hc_site(

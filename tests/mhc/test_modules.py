@@ -57,7 +57,7 @@ def whole_site(module):
 
     def call(x, fn, scale, base, weight):
         post, comb, y = called(module)(x, fn, scale, base)
-        # float32 in between: the sublayer is not what is judged
+        # float32 in between: the sublayer is not what is tested
         return (hc_post((y.float() @ weight.mT).tanh(), x, post, comb),)
 
     return call
@@ -373,7 +373,7 @@ def test_compiled_checkpointed_copied_and_under_autocast():
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (2, 1, 3)], ids=str)
 def test_any_leading_shape(shape):
-    """The results of the tokens one behind the other, in that shape."""
+    """The results of the tokens one after the other, in that shape."""
     x, site, collapse = randn(*shape, 4, 12), connection(), head()
     tokens = x.reshape(-1, 4, 12)
     for found, flat, kept in zip(site(x), site(tokens), ((4,), (4, 4), (12,)), strict=True):

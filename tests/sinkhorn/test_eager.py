@@ -1,4 +1,4 @@
-"""The CPU path beside what it shares with the kernels (test_kernels.py judges both)."""
+"""The CPU path beside what it shares with the kernels (test_kernels.py tests both)."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_narrow_types_are_rounded_once(n, m, form, dtype):
 
 
 class TestKernels:
-    """One kernel at a time, asked for by name and variant."""
+    """One kernel at a time, requested by name and variant."""
 
     def choice(self, case: Case, name: str, config=None, **variant):
         from helion_sinkhorn.ops.sinkhorn import launch

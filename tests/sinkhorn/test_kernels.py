@@ -37,7 +37,7 @@ BACKWARDS = ["sinkhorn_backward", "sinkhorn_backward_history"]
 
 
 def choice(case: Case, name: str, **variant):
-    """The default choice for a kernel asked for by name, with some variants changed."""
+    """The default choice for a kernel requested by name, with some variants changed."""
     x, _ = case.inputs()
     call = launch.call_of(x, *case.arguments)
     return launch.with_variant(door.choose(KERNELS[name], call, case.batch, DEVICES["h200"]), **variant)

@@ -2,7 +2,7 @@
 
 The CPU default is bitwise reproducible, so equalities of bits are asked of it; the kernel
 bodies run in Helion's reference mode, where torch's exp2 rounds the tail of a vector
-differently, and are asked for the budget.
+differently, and are tested against the budget.
 """
 
 from __future__ import annotations

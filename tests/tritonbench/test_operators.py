@@ -154,7 +154,7 @@ def test_every_entry_is_judged(name, dtype, monkeypatch):
 
 
 def test_streams_of_a_site_alone_have_the_precision_that_was_asked_for():
-    """tritonbench casts every input; a backward in bfloat16 without kernels is autograd's, and not judged."""
+    """tritonbench casts every input; a backward in bfloat16 without kernels is autograd's, and not tested."""
     planting = """
 from helion_sinkhorn import hc_site
 from tritonbench_ops.hc_site import cases as parts

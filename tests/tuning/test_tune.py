@@ -70,7 +70,7 @@ class Compiled:
 
 
 class Clock:
-    """Times by rule: `us` of a choice and batch; what was asked for is kept."""
+    """Times by rule: `us` of a choice and batch; what was requested is kept."""
 
     def __init__(self, us):
         self.us, self.asked = us, []
@@ -661,7 +661,7 @@ def test_an_installed_package_has_no_commit_of_the_repository_around_it(tmp_path
 
 
 def test_the_table_names_what_was_before_what_is_now_and_where(tmp_path):
-    """What served may be an entry of another Triton; it is timed, and stays unless beaten."""
+    """What calls get may be an entry of another Triton; it is timed, and stays unless beaten."""
     first, second = candidates(KERNELS["sinkhorn_forward"], CALL, DEVICES["h200"])[3:5]
 
     def us(choice, batch):

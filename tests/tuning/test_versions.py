@@ -1,4 +1,4 @@
-"""What is tried and judged under one version of Triton alone."""
+"""What is tried and tested under one version of Triton alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--op dot_compress.  `operator` imports tritonbench: only when its class is asked for."""
+"""--op dot_compress.  `operator` imports tritonbench: only when its class is requested."""
 
 from tritonbench_ops.register import class_of
 

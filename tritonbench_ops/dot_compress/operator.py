@@ -59,12 +59,12 @@ class Operator(JudgedByLeaves):
 
     @register_metric()
     def inductor_mismatches(self, fn, inputs, metrics):
-        """How many entries of each result pytorch/helion#1661 rejects beside Inductor's; never judged."""
+        """How many entries of each result pytorch/helion#1661 rejects beside Inductor's; no criterion."""
         return parts.written({name: count for name, (count, _) in self.figures(fn)[1].items()})
 
     @register_metric()
     def inductor_max_diff(self, fn, inputs, metrics):
-        """The largest difference of each result from Inductor's; never judged."""
+        """The largest difference of each result from Inductor's; no criterion."""
         return parts.written({name: most for name, (_, most) in self.figures(fn)[1].items()})
 
     def operations(self, inputs):

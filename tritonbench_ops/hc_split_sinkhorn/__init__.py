@@ -1,4 +1,4 @@
-"""--op hc_split_sinkhorn.  `operator` imports tritonbench: only when its class is asked for."""
+"""--op hc_split_sinkhorn.  `operator` imports tritonbench: only when its class is requested."""
 
 from tritonbench_ops.register import class_of
 

@@ -1,4 +1,4 @@
-"""--op recurrent_linear_attention.  `operator` imports tritonbench: only when its class is asked for."""
+"""--op recurrent_linear_attention.  `operator` imports tritonbench: only when its class is requested."""
 
 from tritonbench_ops.register import class_of
 

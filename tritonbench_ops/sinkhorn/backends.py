@@ -90,7 +90,7 @@ def default_choices(logits, n_iters, form, first) -> tuple[object, object]:
 
 
 class _WithChoices(torch.autograd.Function):
-    """The kernels with configs asked for by hand."""
+    """The kernels with configs requested by hand."""
 
     @staticmethod
     def forward(ctx, logits, arguments, choices):

@@ -31,7 +31,7 @@ class Operator(Judged):
         if self.device == "cpu":
             self._skip = [*(self._skip or []), *(name for name, row in BACKENDS.items() if not row.on_cpu)]
         if not self.named:
-            # another gradient on purpose: timed when asked for
+            # another gradient on purpose: timed when requested
             self._skip = [*(self._skip or []), *filter(has_other_gradient, BACKENDS)]
         if any(getattr(self.tb_args, name, None) for name in ("rtol", "atol", "bitwise")):
             log.warning("accuracy is judged by the error budget: --rtol, --atol and --bitwise do nothing")

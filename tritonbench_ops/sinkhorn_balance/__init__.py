@@ -1,4 +1,4 @@
-"""--op sinkhorn_balance.  `operator` imports tritonbench: only when its class is asked for."""
+"""--op sinkhorn_balance.  `operator` imports tritonbench: only when its class is requested."""
 
 from tritonbench_ops.register import class_of
 

@@ -31,11 +31,11 @@ class Steps:
     norm: Change = torch.sqrt
     """Makes a norm of the sum of the terms."""
     scale: Change = same
-    """Applied to the scales of rows or columns behind each step."""
+    """Applied to the scales of rows or columns after each step."""
     live: Change = same
     """Applied to what says which rows are not masked."""
     stored: Change | None = None
-    """Applied to the iterate where it is stored behind each step, in place of scales."""
+    """Applied to the iterate where it is stored after each step, in place of scales."""
     last: Callable[[BalanceWorkload, torch.Tensor], torch.Tensor] = lambda w, t: t
     """Applied to what is rounded to the dtype of the update."""
     dtype: torch.dtype = torch.float32

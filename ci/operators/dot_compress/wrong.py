@@ -87,7 +87,7 @@ def low_part_short(w: DotWorkload, t: torch.Tensor) -> torch.Tensor:
 
 
 def made(change: Change) -> Callable[[DotWorkload, torch.Tensor], torch.Tensor]:
-    """An intermediate changed behind its rounding."""
+    """An intermediate changed after its rounding."""
     return lambda w, t: change(carried(w, t))
 
 

@@ -48,7 +48,7 @@ def wide(t: torch.Tensor) -> torch.Tensor:
 
 
 def in_order(t: torch.Tensor, partial: Change = same) -> torch.Tensor:
-    """One token behind another."""
+    """One token after another."""
     total = torch.zeros_like(t[:, :1])
     for token in t.split(1, 1):
         total = partial(total + token)

@@ -144,7 +144,7 @@ def without_first_sums(w: SinkhornWorkload, t: torch.Tensor) -> torch.Tensor:
 
 
 def iterated(w: SinkhornWorkload, p: torch.Tensor, lead: int = -1) -> torch.Tensor:
-    """The iterations behind the softmax."""
+    """The iterations after the softmax."""
     for k in range(2 * w.n_iters - 1):
         p = p / (p.sum((-3 - lead, lead)[k % 2], keepdim=True) + w.eps)
     return p

@@ -1,4 +1,4 @@
-"""A step of an optimizer as it is judged: the average of the gradient, and the weight that moves.
+"""A step of an optimizer as it is tested: the average of the gradient, and the weight that moves.
 
 Results are those of the definition in float64, each rounded once.  The budgets are those of `budget`, with
 the rounding of what is balanced, the average or Nesterov's, to the dtype of the weight.

@@ -19,7 +19,7 @@ from helion_sinkhorn.ops.dot_compress.space import DotCall
 from helion_sinkhorn.runtime.kernel import Choice
 
 JUDGED = 2
-"""Elements of a workload that are judged: each has a hundred thousand entries and more."""
+"""Elements of a workload that are tested: each has a hundred thousand entries and more."""
 MARGIN = 1.05
 """Factor of the deviation: that of 10^4 independent roundings is known to a hundredth."""
 OF_PARTS = 2.0**-21

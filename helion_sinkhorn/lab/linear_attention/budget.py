@@ -33,7 +33,7 @@ from helion_sinkhorn.ops.linear_attention import reference
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One set of inputs with its truth and budgets: what every implementation is judged on."""
+    """One set of inputs with its truth and budgets: what every implementation is tested on."""
 
     inputs: Named
     """Tensor arguments by name."""

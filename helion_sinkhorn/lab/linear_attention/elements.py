@@ -1,6 +1,6 @@
-"""Elements of a batch of calls, as they are judged: a sequence each, or a packing of sequences.
+"""Elements of a batch of calls, as they are tested: a sequence each, or a packing of sequences.
 
-All elements make one call together, packings one behind another.  Only the gradient of g_gamma, a sum over
+All elements make one call together, packings one after another.  Only the gradient of g_gamma, a sum over
 the batch, belongs to no element: that of one is from a call on copies of it.
 """
 
@@ -30,7 +30,7 @@ def names(workload: AttentionWorkload) -> list[str]:
 
 
 def inputs(workload: AttentionWorkload, steps: int) -> tuple[torch.Tensor, ...]:
-    """`names` of every judged element, whatever `steps`; g_gamma is (B, H), the same in each."""
+    """`names` of every tested element, whatever `steps`; g_gamma is (B, H), the same in each."""
     drawn = [Case.of(workload, seed) for seed in range(JUDGED)]
     parts = []
     for name in names(workload):
@@ -50,7 +50,7 @@ def one_by_one(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 
 def case_of(workload: AttentionWorkload, *tensors: torch.Tensor) -> Case:
-    """The call that computes these elements together: packings go one behind another."""
+    """The call that computes these elements together: packings go one after another."""
     named = dict(zip(names(workload), tensors, strict=True))
     if "g_gamma" in named:
         named["g_gamma"] = named["g_gamma"][0]

@@ -224,7 +224,7 @@ EVIDENCE = Evidence(
     batch=lambda workload, elements: elements * (len(workload.lengths) or 1) * workload.heads,
     alone=trials.ALONE,
     errors=trials.ERRORS,
-    # judged on few steps of few heads, for which Helion and Triton make other programs
+    # tested on few steps of few heads, for which Helion and Triton make other programs
     judged_apart=frozenset(trials.ALONE),
     call=trials.run_call,
 )

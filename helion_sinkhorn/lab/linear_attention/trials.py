@@ -61,7 +61,7 @@ def run_walk(
 
 
 def packed(x: torch.Tensor) -> torch.Tensor:
-    """All sequences one behind another."""
+    """All sequences one after another."""
     return x.flatten(0, 1).unsqueeze(0)
 
 

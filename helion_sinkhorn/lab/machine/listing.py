@@ -125,7 +125,7 @@ def negative_offsets(text: str) -> int:
 
 
 MATRIX_STATES = 19
-"""More wait states than any vector instruction needs behind a matrix instruction (CDNA3 and CDNA4)."""
+"""More wait states than any vector instruction needs after a matrix instruction (CDNA3 and CDNA4)."""
 
 
 def registers_of(operand: str) -> set[int]:

@@ -57,7 +57,7 @@ def disassembled(text: str, grammar: re.Pattern[str]) -> tuple[list[str], list[t
             labels[found["label"]] = len(ops)
             continue
         target = re.search(r"\.L\w+", found["rest"]) if PATTERNS["branch"].match(found["op"]) else None
-        # a branch to itself is the trap behind the end of a kernel
+        # a branch to itself is the trap after the end of a kernel
         if target and labels.get(target[0], len(ops)) < len(ops):
             loops.append((labels[target[0]], len(ops)))
         ops.append(found["op"])

@@ -124,7 +124,7 @@ def pass_over_streams(call: site.SiteCall, choices: Choices, f, x, post, comb, b
 def pass_back(call: site.SiteCall, choices: Choices, grad, f, x, post, comb, bias, order) -> Tensors:
     """(df, dx, dpost, dcomb): the new streams' gradient is grad, as nothing comes back through a collapse."""
     like, bias = (f, x, post, comb), None if bias is None else bias.contiguous()
-    # the tokens of all elements one behind the other
+    # the tokens of all elements one after the other
     grad, f, x, post, comb = (t.flatten(0, 1).contiguous() for t in (grad, *like))
     mixes = call.mixes
     g = x.new_zeros((len(x), mixes.parts, mixes.m), dtype=torch.bfloat16)

@@ -198,7 +198,7 @@ def error_budget(
 
 @dataclass(frozen=True)
 class Case:
-    """One set of inputs with its truth and budget: what every implementation is judged on."""
+    """One set of inputs with its truth and budget: what every implementation is tested on."""
 
     logits: str
     n: int

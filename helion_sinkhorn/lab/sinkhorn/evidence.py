@@ -84,7 +84,7 @@ def truths(workload: SinkhornWorkload, x: torch.Tensor, dy: torch.Tensor) -> dic
     scales = noticeable(values[0]), largest(values[1])
     # values of P are held to their budget, which has room for two units in the last place of a division
     peer = {"dX": peer_of_gradient(x, dy, values[1], scales[1], *workload.arguments)}
-    # all judged gradients are as different as their cotangents
+    # all tested gradients are as different as their cotangents
     distinct = len(torch.unique(x, dim=0)), len(x)
     # trail lines are normalised last, each by its own sum
     together = (-2 if workload.first == "rows" else -1,)

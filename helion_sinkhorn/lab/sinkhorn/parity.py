@@ -1,6 +1,6 @@
 """Parity: the error of a result beside that of float32 PyTorch, and below which size errors tell nothing.
 
-The limit of an error may not come from the algorithm that is judged.  Two things are independent of every
+The limit of an error may not come from the algorithm that is tested.  Two things are independent of every
 algorithm: what PyTorch's autograd of the definition reaches in float32 on the same inputs, and what one
 rounding of each logit and of each line sum does to the exact result, which no float32 evaluation can avoid.
 """

@@ -1,7 +1,7 @@
 """EVIDENCE of hc_split_sinkhorn: coefficients and every gradient, sums over tokens among them.
 
 An element of the batch is a group of tokens: each has sums of its own, dbase and dscale, from its own call.
-Results are judged as matrices; those that are vectors are matrices of one row.
+Results are tested as matrices; those that are vectors are matrices of one row.
 """
 
 from __future__ import annotations

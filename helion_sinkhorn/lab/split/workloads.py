@@ -78,7 +78,7 @@ class HcWorkload:
         return self.size, self.norm_eps, self.eps_outside
 
     def given(self, mixes: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-        """(mixes, keywords) of `hc_split_sinkhorn` for those of `make_inputs`, of one element or several."""
+        """(mixes, keywords) of `hc_split_sinkhorn` for `make_inputs`, of one or more elements."""
         if not self.splits:
             return mixes, self.options
         partials, squares = self.parts(mixes)

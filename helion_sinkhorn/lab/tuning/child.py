@@ -52,7 +52,7 @@ def first_launch(device: Device, job: Job) -> Launch:
 
 
 def judged_launch(device: Device, job: Job) -> Launch:
-    """What a trial launches of the job's kernel to judge its choice."""
+    """What a trial launches of the job's kernel to test its choice."""
     from helion_sinkhorn.lab.operators import TRIALS
 
     error = TRIALS[job.choice.kernel].error
@@ -95,9 +95,9 @@ def compile_job(device: Device, job: Job) -> dict[str, Any]:
 
 
 def serve(device: Device) -> None:
-    """Answer the jobs on stdin; compilers may print, so stdout is theirs and the answers' no more."""
+    """Answer the jobs on stdin.  Compilers may print to stdout, so the answers go to a copy of it."""
     end_with_parent()
-    # the process that times beside these has work for a fraction of the time, and must not wait for its turn
+    # the process that times candidates works a fraction of the time, and must not wait for compilers then
     os.nice(10)
     # compilers leave little garbage among many objects that stay: looking for it costs up to an eighth
     gc.set_threshold(100_000, 20, 20)

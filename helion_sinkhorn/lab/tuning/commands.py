@@ -26,7 +26,7 @@ WHY = {
     "ranked": "the best by a score of machine code compiled for the device; none was run, for want of one",
     "the kernel's default": "nothing is stored for the call, or what is stored is of another source",
 }
-"""What the words behind a config in `show` mean."""
+"""What the words after a config in `show` mean."""
 UNUSABLE = "it is no folder of this user, cannot be made or written, or others may write it"
 
 
@@ -45,7 +45,7 @@ def table(title: str, names: list[str], rows: list[tuple[str, ...]]) -> None:
 
 
 def here(asked: str, local_rank: int) -> str:
-    """The name of the GPU of this process, which must be the device asked for."""
+    """The name of the GPU of this process, which must be the device requested."""
     advice = (
         f"run this on a {asked}, or add OFFLINE=1 (--offline) to rank configs for it "
         "from machine code compiled here"
@@ -81,7 +81,7 @@ def tune(arguments: argparse.Namespace) -> int:
         refuse("tune", f"none of these {len(workloads)} workloads uses {arguments.kernel}")
     if not arguments.offline:
         reported = here(arguments.device, local_rank)
-    # said, or Helion gives this process a folder of its own, where it finds nothing of what others compiled
+    # else Helion gives this process a folder of its own, without what other processes compiled
     cache = os.environ.get("TRITON_CACHE_DIR") or str(Path.home() / ".triton" / "cache")
     os.environ["TRITON_CACHE_DIR"] = cache
     options = Options(
@@ -134,7 +134,7 @@ def tune(arguments: argparse.Namespace) -> int:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """What would serve each workload on a device, and where that comes from."""
+    """The config that each workload gets on a device, and where it comes from."""
     from helion_sinkhorn.lab.operators import KERNELS, kernel_calls
     from helion_sinkhorn.runtime.launch import choose
 
@@ -183,7 +183,7 @@ def check(arguments: argparse.Namespace) -> int:
     if not cache.files(folder):
         refuse("check", f"{folder} holds no tuning file; name a folder laid out like tuning_cache/")
     found = list(cache.complaints(folder))
-    # of files with something wrong there may be no tables
+    # a file with something wrong may have no tables
     if not found and page.exists() and written(folder) != page.read_text():
         found.append(f"{page} is not what the data say: `python -m helion_sinkhorn readme` writes it anew")
     if not arguments.no_compile:

@@ -56,11 +56,11 @@ NO_LOCK = contextlib.nullcontext()
 
 
 def gpu_timing_lock() -> contextlib.AbstractContextManager[object]:
-    """What tuners on one GPU pass on to each other: one at a time samples times.
+    """A lock that the tuners on one GPU share: one at a time samples times.
 
-    Ranks and separate runs alike, under any Triton and with any cache folder, while one user starts them with
-    one temporary folder (TMPDIR).
-    First calls of candidates and checks of others may still run then, and show in the spread.
+    It holds for ranks and separate runs alike, under any Triton and with any cache folder, where one user
+    starts them with one temporary folder (TMPDIR).  Other tuners may still call candidates for the first time
+    or check results meanwhile, which shows in the spread.
     """
     if not torch.cuda.is_available():
         return NO_LOCK
@@ -95,7 +95,7 @@ class Result:
     spread: float
     err: float
     old_us: float | None = None
-    """The time of what served before, where that was a stored config."""
+    """The time of the config that calls had before, where that was a stored one."""
     times: list[tuple[Choice, float]] = field(default_factory=list)
     """Microseconds of every candidate, before the finals."""
     seconds: float = 0.0
@@ -124,7 +124,7 @@ class Result:
 
 
 def digits(us: float) -> float:
-    """Four figures: what a timing is good for."""
+    """A time to four figures, which is as exact as a timing is."""
     return float(f"{us:.4g}")
 
 

@@ -1,4 +1,4 @@
-"""The workloads that a command is asked for; a part of a name that none has ends it with status 2."""
+"""The workloads that a command line names; a part of a name that none has ends it with status 2."""
 
 from __future__ import annotations
 

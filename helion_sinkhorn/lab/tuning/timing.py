@@ -61,7 +61,7 @@ def timed(run: Run) -> float:
 
 
 def one_by_one(run: Run, calls: int, before: Run = lambda: None, held: int = HELD_CYCLES) -> list[float]:
-    """Calls that the host queues one behind the other, `before` ahead of each and not counted.
+    """Calls that the host queues one after the other, `before` ahead of each and not counted.
 
     held: cycles a call for which the GPU waits first, so that none waits for the host, which compiling
     processes keep busy: calls of 100 us seemed to take 200.
@@ -103,7 +103,7 @@ def flush_buffer(index: int) -> torch.Tensor:
 
 
 def with_cold_cache(run: Run) -> Sampler:
-    """Single calls, each behind a write of FLUSH_BYTES: their median.
+    """Single calls, each after a write of FLUSH_BYTES: their median.
 
     `queued` of benchmarks/timing.py goes round several inputs instead, as a model does: this has one.
     """

@@ -45,7 +45,7 @@ def sinkhorn_balance(
         steps: row and column steps together, at least 1.
         zero_row_threshold: at least 0; at 0 only rows of zeros are zero, and no pass looks for others.
         eps: added to each norm, at least 1e-30.
-        scale: "row_rms" multiplies by sqrt(n), which gives rows behind a last row step a root mean square of
+        scale: "row_rms" multiplies by sqrt(n), which gives rows after a last row step a root mean square of
             1; "none" leaves rows or columns of norm 1.
         first: the first step, "rows" or "cols".
         out: where to write, of the shape, dtype and device of the update; it may be the update itself, but

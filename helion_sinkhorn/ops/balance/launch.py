@@ -67,7 +67,7 @@ class Launches(NamedTuple):
         return found
 
     def order(self, live: torch.Tensor) -> Order:
-        """A place for each row: the masked ones stand behind the others.  Nothing waits for the device."""
+        """A place for each row: the masked ones come after the others.  Nothing waits for the device."""
         m = live.size(1)
         rows, passed = torch.arange(m, device=live.device), live.cumsum(1)
         count = passed[:, -1:]

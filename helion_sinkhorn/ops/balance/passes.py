@@ -33,7 +33,7 @@ class Passes(Protocol):
         self, x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, order: Any,
         eps: float, row_step: bool, backwards: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """(sums (B, S, n), d): of u^2 over parts of the rows, behind a row step if the pass has one."""
+        """(sums (B, S, n), d): of u^2 over parts of the rows, after a row step if the pass has one."""
 
     def columns(self, sums: torch.Tensor, c: torch.Tensor, eps: float) -> None:
         """A column step: c is divided by the norms."""
@@ -42,13 +42,13 @@ class Passes(Protocol):
         self, x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, out: torch.Tensor,
         eps: float, row_step: bool, factor: float,
     ) -> None:  # fmt: skip
-        """out = u times factor, behind a last row step if there is one."""
+        """out = u times factor, after a last row step if there is one."""
 
     def update(
         self, x: torch.Tensor, c: torch.Tensor, d: torch.Tensor, w: torch.Tensor,
         size: torch.Tensor, eps: float, row_step: bool,
     ) -> None:  # fmt: skip
-        """w <- w - size u, behind a last row step if there is one; masked rows stay."""
+        """w <- w - size u, after a last row step if there is one; masked rows stay."""
 
 
 class Scales(NamedTuple):
@@ -133,13 +133,13 @@ def scales(
     groups: Sequence[str],
     passes: Passes,
 ) -> Scales:
-    """The scales behind all steps but a last one of rows.
+    """The scales after all steps but a last one of rows.
 
-    A row step needs no pass of its own: it rides with the squares of the column step behind it, or with the
+    A row step needs no pass of its own: it rides with the squares of the column step after it, or with the
     last pass, which writes.
 
     Args:
-        norms: (B, m) of the rows of x, asked for where there is a threshold.
+        norms: (B, m) of the rows of x, requested where there is a threshold.
     """
     kind = computing(x.dtype)
     c, d = x.new_ones((x.size(0), x.size(2)), dtype=kind), x.new_ones(x.shape[:2], dtype=kind)

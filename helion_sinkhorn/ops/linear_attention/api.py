@@ -30,7 +30,7 @@ SHAPES = {
     "q": "(B, T, H, Dk)", "k": "(B, T, H, Dk)", "v": "(B, T, H, Dv)", "g": "(B, T, H)", "g_gamma": "(H,)",
     "gk": "(B, T, H, Dk)", "gv": "(B, T, H, Dv)", "initial_state": "(N, H, Dk, Dv)",
 }  # fmt: skip
-"""What is asked for in place of an argument that is no tensor."""
+"""What an error asks for in place of an argument that is no tensor."""
 CHUNKED_DTYPES = (torch.bfloat16, torch.float16)
 """Dtypes for which "auto" does: rounding their results costs as much as all roundings of chunks."""
 

@@ -1,4 +1,4 @@
-"""What the implicit gradient is judged by: its equations in float64, and limits that solvers meet."""
+"""What the implicit gradient is tested by: its equations in float64, and limits that solvers meet."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_narrow_types(n, dtype):
 @pytest.mark.usefixtures("fresh_caches")
 @pytest.mark.parametrize("n", [3, 4, 8, 32])
 def test_bits_do_not_depend_on_the_batch_the_layout_or_the_run(n, monkeypatch):
-    # of one config: batches far apart may be served by entries that differ
+    # of one config: batches far apart may get entries that differ
     monkeypatch.setattr(store, "folders", list)
     x = make_logits("randn_3", 300, n, n).to(DEVICE)
     dy = make_cotangents(x).to(DEVICE)

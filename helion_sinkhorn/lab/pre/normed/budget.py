@@ -1,4 +1,4 @@
-"""What results of hc_pre with a norm may be off by: float32 behind a y that is rounded to the streams' dtype.
+"""What results of hc_pre with a norm may be off by: float32 after a y that is rounded to the streams' dtype.
 
 Two causes have different laws.  Errors of an entry's own operations add up as their squares.  That of r, the
 reciprocal root of a token's mean square, is common to the token's entries, and so is that of the mean of h v:

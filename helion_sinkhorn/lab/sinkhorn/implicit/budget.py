@@ -1,4 +1,4 @@
-"""What backward="implicit" is judged by: its equations solved exactly, and the error a solver may show.
+"""What backward="implicit" is tested by: its equations solved exactly, and the error a solver may show.
 
 `Stationarity.perturbed` evaluates what is left of the equations at their solution with the rounding errors of
 float32, lets the exact inverse amplify that, and forms the gradient: no solver takes part (docs/dev/math.md,

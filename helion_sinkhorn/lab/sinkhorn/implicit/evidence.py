@@ -1,7 +1,7 @@
-"""The implicit gradient of EVIDENCE: judged by its own equations at a given P, not by the exact gradient.
+"""The implicit gradient of EVIDENCE: tested by its own equations at a given P, not by the exact gradient.
 
 The results are "implicit dX (direct)" and "implicit dX (cg)", the corrected system within what either solver
-can do, and the systems offered for comparison, judged where they are meant.
+can do, and the systems offered for comparison, tested where they are meant.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMPUTES = {
     for kernel in ("direct", "cg")
 }
 NEAR = 1e-2
-"""Largest median of the marginal error at which "reduced" and "full" are judged: they are right at a fixed
+"""Largest median of the marginal error at which "reduced" and "full" are tested: they are right at a fixed
 point, and away from it their matrix may be indefinite."""
 FEW = 64
 """Matrices whose median is asked."""

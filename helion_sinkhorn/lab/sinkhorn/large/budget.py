@@ -49,7 +49,7 @@ def error_budget(
     moved = (p * dy).abs()
     r, c = p.sum(-1, keepdim=True), p.sum(-2, keepdim=True)
     # what an iteration takes back is shared out as its own matrix is; the sums of an iteration are at most
-    # those of the one behind it, and most of them far less: twice
+    # those of the one after it, and most of them far less: twice
     most = largest_share(z, marginals, n_iters, form, first)
     taken = 2 * most * (moved.sum(-1, keepdim=True) / r + moved.sum(-2, keepdim=True) / c)
     sigma = {
@@ -67,7 +67,7 @@ def error_budget(
 
 def largest_share(z: torch.Tensor, marginals: Tensors, n_iters: int, form: str, first: str) -> torch.Tensor:
     """The largest that each entry is after any half-step; each is one of a call with fewer iterations, or of
-    one that begins with the other side behind it."""
+    one that begins with the other side after it."""
     lead = -1 if first == "rows" else -2
     names = "log_row_marginals", "log_col_marginals"
     named = dict(zip(names, (t.double() for t in marginals), strict=False))

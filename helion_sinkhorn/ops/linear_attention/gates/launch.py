@@ -79,7 +79,7 @@ def rows_of_slots(p: Problem) -> Some:
     n = (torch.searchsorted(firsts, slots, right=True) - 1).clamp(min=0)
     below = (slots - firsts[n]) * SPAN
     token = ends[n + 1] - 1 - below if p.reverse else ends[n] + below
-    # no rows of a slot before the first sequence, which may begin behind the first step
+    # no rows of a slot before the first sequence, which may begin after the first step
     return torch.stack((token, torch.where(below < 0, 0, (ends.diff()[n] - below).clamp(0, SPAN))), 1)
 
 

@@ -21,7 +21,7 @@ MOST_ROWS = 32
 
 @dataclass(frozen=True)
 class MixesCall(Keyed):
-    """The dtype of the streams, the rows and columns of fn, and the precision asked for."""
+    """The dtype of the streams, the rows and columns of fn, and the precision requested."""
 
     dtype: str
     m: int

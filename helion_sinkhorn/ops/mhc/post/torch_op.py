@@ -94,7 +94,7 @@ def with_bias(needed, f, x):
 
 
 def of_update(found, needed, f, bias):
-    """(df, dx, dpost, dcomb, dbias) of what `with_bias` asked for, None for those that are not needed."""
+    """(df, dx, dpost, dcomb, dbias) of what `with_bias` asks for, None for those that are not needed."""
     df, *others = found
     dbias = gradient_of_bias(df).to(bias.dtype) if needed[4] else None
     return df.to(f.dtype) if needed[0] else None, *only(others, needed[1:4]), dbias

@@ -67,7 +67,7 @@ def reduce_backward(dmixes, dnorms, mixes, norms, splits, size, eps_outside):
     if dmixes is not None:
         dpartials = r.unsqueeze(-1) * dmixes
         terms = dmixes * mixes
-        # autograd, which sees this where a second derivative may be asked for, takes no sum in place
+        # autograd, which sees this where a second derivative may be requested, takes no sum in place
         dsquares = 0.5 * k * (terms.sum(-1) if terms.requires_grad else sum_last(terms))
     if dnorms is not None:
         dr, dk = dnorms.unbind(-1)

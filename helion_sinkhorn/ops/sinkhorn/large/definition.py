@@ -23,7 +23,7 @@ def suits(x: torch.Tensor, n_iters: int) -> bool:
 
 
 def axis_of(step: int) -> int:
-    """What half-step `step` behind the softmax adds up over: the columns first."""
+    """What half-step `step` after the softmax adds up over: the columns first."""
     return (-2, -1)[step % 2]
 
 

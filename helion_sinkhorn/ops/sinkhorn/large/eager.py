@@ -145,7 +145,7 @@ def backward(
     groups: Sequence[str] = (),
     lines: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of the logits (..., n, m) and of both marginals, of those of P and of the potentials.
+    """Gradients of the logits (..., n, m) and of both marginals, from those of P and of the potentials.
 
     Without marginals theirs are empty.
     """

@@ -84,7 +84,7 @@ def backward(
     of: Problem, dy: torch.Tensor, df: torch.Tensor | None, dg: torch.Tensor | None,
     us: torch.Tensor, vs: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Gradients of x and of the logarithms of r and c, of those of P and of the last potentials.
+    """Gradients of x and of the logarithms of r and c, from those of P and of the last potentials.
 
     With D the gradient of log P and R, C the sums of its lines, an iteration backwards is
         D <- D - P_t diag(C / c),  R <- R - P_t (C / c);   D <- D - diag(R / r) P'_t,  C <- -P'_t' (R / r)

@@ -1,4 +1,4 @@
-"""The configs of hc_pre with a norm, for what those of hc_pre are chosen for.
+"""The configs of hc_pre with a norm, chosen by the same properties of a call as the configs of hc_pre.
 
 How many threads share a row decides the order of its sums, and with it a token's bits: one number for a call.
 """
