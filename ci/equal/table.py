@@ -24,7 +24,7 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     # and so are dscale and dbase
     "hc_split_sinkhorn": ("hc_one_iteration:pre,post,comb,dmixes",),
     "dot_compress": ("dot_tail",),
-    "balance": ("balance_two_rows", "balance_columns_last"),
+    "balance": ("balance_sinkgd", "balance_columns_last"),
     "balance_step": ("balance_step_two_rows",),
 }
 """By operator of ci/operators, NAME or NAME:RESULT,...; each compiles in minutes."""
