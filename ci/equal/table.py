@@ -23,6 +23,7 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     "hc_pre_normed": ("hc_pre_normed_odd:u,dx,dpre",),
     # and so are dscale and dbase
     "hc_split_sinkhorn": ("hc_one_iteration:pre,post,comb,dmixes",),
+    "hc_site": ("hc_site_unused_y:y,post,comb",),
     "dot_compress": ("dot_tail",),
     "balance": ("balance_sinkgd", "balance_columns_last"),
     "balance_step": ("balance_step_two_rows",),
