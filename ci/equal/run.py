@@ -54,6 +54,20 @@ def digest(t: torch.Tensor) -> str:
     return found.hexdigest()[:16]
 
 
+def informative(t: torch.Tensor, name: str) -> torch.Tensor:
+    """A result that is not one number everywhere.
+
+    Raises:
+        ValueError: it is, so that its bits hide what a kernel computes.
+    """
+    if t.numel() > 1 and bool((t == t.flatten()[0]).all() or t.isnan().all()):
+        raise ValueError(
+            f"{name} is {t.flatten()[0].item()} everywhere in the ring, where a comparison may mask all; "
+            "compare a workload in which it varies"
+        )
+    return t
+
+
 @contextlib.contextmanager
 def recorded() -> Iterator[list[Choice]]:
     """The choices of the launches inside."""
@@ -107,7 +121,7 @@ def made(workload: Any, wanted: frozenset[str], device: str, served: bool) -> It
         with recorded() as launched:
             found = run(*inputs)
         labels = sorted({label for choice in launched for label in classes_of(workload, choice)})
-        yield Made(workload.name, name, tuple(labels), digest(found), tuple(launched))
+        yield Made(workload.name, name, tuple(labels), digest(informative(found, name)), tuple(launched))
 
 
 def of_the_mode(cache: Path) -> Path:

@@ -11,13 +11,22 @@ from helion_sinkhorn.runtime.kernel import Choice
 STEPS = 1 << 9
 """Entries times iterations of a workload: in the ring a few matrices show as much as many."""
 WORKLOADS: dict[str, tuple[str, ...]] = {
-    "sinkhorn": ("two_matrices", "mhc_one_iteration", "log_4:P"),
+    "sinkhorn": ("two_matrices", "other_eps", "mhc_one_iteration", "log_4:P"),
+    "implicit": ("implicit_two",),
+    "sinkhorn_large": ("large_one_iteration", "large_rows"),
     "linear_attention": ("attention_unused_end:o,end",),
+    # dfn is added up by PyTorch
+    "hc_mixes": ("mixes_narrow:mixes,dx",),
     "hc_post": ("hc_post_odd",),
     "hc_pre": ("hc_pre_odd",),
-    # dscale and dbase are added up by PyTorch
+    # so is dweight
+    "hc_pre_normed": ("hc_pre_normed_odd:u,dx,dpre",),
+    # and so are dscale and dbase
     "hc_split_sinkhorn": ("hc_one_iteration:pre,post,comb,dmixes",),
+    "hc_site": ("hc_site_unused_y:y,post,comb",),
     "dot_compress": ("dot_tail",),
+    "balance": ("balance_sinkgd", "balance_columns_last"),
+    "balance_step": ("balance_step_two_rows",),
 }
 """By operator of ci/operators, NAME or NAME:RESULT,...; each compiles in minutes."""
 

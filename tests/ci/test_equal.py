@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from forked import python
 
 pytest.importorskip("triton", minversion="3.9")
@@ -68,6 +69,17 @@ def test_one_digest_that_differs_is_named():
     assert sentence == "w: P differs: a by one (2 configs); b by two (2 configs)"
     # two configs of one device, none of which is in a class of its own
     assert len(compare.differences({"one": [a, b]})) == 1
+
+
+def test_a_result_that_is_one_number_everywhere_is_no_evidence():
+    from ci.equal.run import informative
+
+    varied = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
+    assert informative(varied, "u") is varied
+    assert informative(torch.zeros(1), "u") == 0
+    for constant in (torch.zeros(2, 2), torch.full((2, 2), torch.nan)):
+        with pytest.raises(ValueError, match=r"u is (0\.0|nan) everywhere in the ring"):
+            informative(constant, "u")
 
 
 def test_results_of_other_workloads_stay_in_a_file(tmp_path):
