@@ -20,6 +20,7 @@ from helion_sinkhorn.ops.balance.api import sinkhorn_balance as sinkhorn_balance
 from helion_sinkhorn.ops.dot_compress.api import dot_compress as dot_compress
 from helion_sinkhorn.ops.linear_attention.api import recurrent_linear_attention as recurrent_linear_attention
 from helion_sinkhorn.ops.mhc.mixes.api import hc_mixes as hc_mixes
+from helion_sinkhorn.ops.mhc.out import Out as Out
 from helion_sinkhorn.ops.mhc.post.api import hc_post as hc_post
 from helion_sinkhorn.ops.mhc.pre.api import hc_pre as hc_pre
 from helion_sinkhorn.ops.mhc.site.api import hc_site as hc_site
@@ -35,6 +36,7 @@ from helion_sinkhorn.ops.sinkhorn.potentials import sinkhorn_potentials as sinkh
 __version__ = "0.1.0"
 __all__ = [
     "Implicit",
+    "Out",
     "Plan",
     "Reduce",
     "dot_compress",

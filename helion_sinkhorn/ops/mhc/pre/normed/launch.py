@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from helion_sinkhorn.ops.mhc.out import room
 from helion_sinkhorn.ops.mhc.pre.launch import call_for
 from helion_sinkhorn.ops.mhc.pre.normed.space import (
     SHARES,
@@ -43,11 +44,16 @@ KERNELS = {
 
 
 def forward(
-    x: torch.Tensor, pre: torch.Tensor, weight: torch.Tensor, eps: float, choice: Choice | None = None
+    x: torch.Tensor,
+    pre: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    choice: Choice | None = None,
+    into: Some = None,
 ) -> torch.Tensor:
-    """u (..., C); the contract is api.hc_pre's."""
+    """u (..., C), or `into`; the contract is api.hc_pre's."""
     n, columns = x.shape[-2:]
-    u = torch.empty((*x.shape[:-2], columns), dtype=x.dtype, device=x.device)
+    u = room(into, x, (*x.shape[:-2], columns), x.dtype)
     tensors = flattened(x, 2), flattened(pre, 1), parameter(weight), u.view(-1, columns)
     launch(
         KERNELS[FORWARD], call_for(n, columns, x.dtype), tensors, eps, batch=len(tensors[0]), choice=choice
