@@ -152,9 +152,38 @@ def projected(
     x: torch.Tensor, fn: torch.Tensor, precision: str
 ) -> tuple[torch.Tensor, torch.Tensor, MixesCall]:
     """What `partials` makes of x (..., K) or (..., n, C) and fn (M, K), and the call."""
-    x, fn = placed(x.reshape(-1, fn.size(1))), several(parameter(fn), 0)
+    fn = several(parameter(fn), 0)
     call = call_for(len(fn), fn.size(1), x.dtype, precision)
-    return *partials(x, split(fn, call), precision), call
+    return *sums(x, fn, call, precision), call
+
+
+def sums(
+    x: torch.Tensor, fn: torch.Tensor, call: MixesCall, precision: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`partials` of x (..., K) or (..., n, C) and fn (M, K), by two launches."""
+    columns = x.size(-1)
+    if columns != call.columns and x.stride(-2) == 0 and columns % CHUNK == 0:
+        rows = fn.view(-1, columns)
+        of_rows = call_for(len(rows), columns, x.dtype, precision)
+        # with blocks of other sizes the matrix instructions may add in another order
+        if of_rows.block_m == call.block_m:
+            return _sums_of_copies(flattened(x.select(-2, 0), 1), split(rows, of_rows), precision, len(fn))
+    return partials(placed(x.reshape(-1, call.columns)), split(fn, call), precision)
+
+
+def _sums_of_copies(
+    x: torch.Tensor, split: torch.Tensor, precision: str, m: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`partials` of streams that are all x (T, C), which is read instead: the same bits.
+
+    A chunk of K is one of a stream's columns.  So `split` has a row for each of the m of fn and each stream,
+    and what their chunks add up to comes into the order of K.
+    """
+    made, squares = partials(x, split, precision)
+    tokens, chunks, rows = made.shape
+    n = rows // m
+    made = made.view(tokens, chunks, m, n).permute(0, 3, 1, 2).contiguous()
+    return made.view(tokens, n * chunks, m), squares.repeat(1, n)
 
 
 def upstream(

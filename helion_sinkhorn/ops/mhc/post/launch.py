@@ -18,7 +18,7 @@ from helion_sinkhorn.ops.mhc.post.space import (
 )
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, Tensors, launch
-from helion_sinkhorn.runtime.views import flattened, in_pieces
+from helion_sinkhorn.runtime.views import flattened, flattened_streams, in_pieces
 from helion_sinkhorn.runtime.wanted import Some, room_for
 
 FORWARD, BACKWARD = "hc_post_forward", "hc_post_backward"
@@ -68,7 +68,7 @@ def forward(
     """
     n, columns = x.shape[-2:]
     out = room(out, x, x.shape, x.dtype)
-    f, x, post, comb = flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2)
+    f, x, post, comb = flattened(f, 1), flattened_streams(x), flattened(post, 1), flattened(comb, 2)
     tensors = f, x, post, comb, bias, out.view(-1, n, columns)
     call = call_for(n, columns, x.dtype)
     launch(KERNELS[FORWARD], call, tensors, comb_order, batch=len(x), choice=choice)

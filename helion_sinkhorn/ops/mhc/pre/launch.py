@@ -19,7 +19,7 @@ from helion_sinkhorn.ops.mhc.pre.space import (
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, launch
 from helion_sinkhorn.runtime.space import power_of_two
-from helion_sinkhorn.runtime.views import flattened
+from helion_sinkhorn.runtime.views import flattened, flattened_streams
 from helion_sinkhorn.runtime.wanted import Some, room_for
 
 FORWARD, BACKWARD = "hc_pre_forward", "hc_pre_backward"
@@ -57,7 +57,7 @@ def forward(
     """y (..., C), or `into`; the contract is api.hc_pre's."""
     n, columns = x.shape[-2:]
     y = room(into, x, (*x.shape[:-2], columns), x.dtype)
-    x, pre, out = flattened(x, 2), flattened(pre, 1), y.view(-1, columns)
+    x, pre, out = flattened_streams(x), flattened(pre, 1), y.view(-1, columns)
     call = call_for(n, columns, x.dtype)
     launch(KERNELS[FORWARD], call, (x, pre, out), batch=len(x), choice=choice)
     return y

@@ -28,7 +28,7 @@ from helion_sinkhorn.ops.mhc.site.space import (
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices
-from helion_sinkhorn.runtime.views import flattened, parameter
+from helion_sinkhorn.runtime.views import flattened, flattened_streams, parameter
 from helion_sinkhorn.runtime.wanted import Some
 
 WEIGHTS, BACKWARD = "hc_site_weights", "hc_site_backward"
@@ -75,15 +75,13 @@ def forward(
     """(y, pre, post, comb, mixes, norms), the first four as far as `out` has them; torch_op's contract."""
     given = SiteOptions(*constants)
     n, columns = x.shape[-2:]
-    streams, projection = flattened(x, 2), parameter(fn)
-    call = call_for(n, columns, x.dtype, given.precision).mixes
-    split = mixes_launch.split(projection, call)
-    made = mixes_launch.partials(streams.view(-1, n * columns), split, given.precision)
+    streams, call = flattened_streams(x), call_for(n, columns, x.dtype, given.precision).mixes
+    made = mixes_launch.sums(streams, parameter(fn), call, given.precision)
 
     def collapsed(by: torch.Tensor) -> torch.Tensor:
         if y_norm_weight is None:
-            return pre_launch.forward(streams.view(x.shape), by, into=out.y)
-        return normed_launch.forward(streams.view(x.shape), by, y_norm_weight, given.y_norm_eps, into=out.y)
+            return pre_launch.forward(streams, by, into=out.y)
+        return normed_launch.forward(streams, by, y_norm_weight, given.y_norm_eps, into=out.y)
 
     # first, for pre may be written over the weights
     y = None if weights is None else collapsed(weights)

@@ -19,7 +19,7 @@ from helion_sinkhorn.ops.mhc.pre.normed.space import (
 from helion_sinkhorn.ops.mhc.pre.space import PreCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, launch
-from helion_sinkhorn.runtime.views import flattened, parameter
+from helion_sinkhorn.runtime.views import flattened, flattened_streams, parameter
 from helion_sinkhorn.runtime.wanted import Some, room_for
 
 FORWARD, BACKWARD = "hc_pre_normed_forward", "hc_pre_normed_backward"
@@ -54,7 +54,7 @@ def forward(
     """u (..., C), or `into`; the contract is api.hc_pre's."""
     n, columns = x.shape[-2:]
     u = room(into, x, (*x.shape[:-2], columns), x.dtype)
-    tensors = flattened(x, 2), flattened(pre, 1), parameter(weight), u.view(-1, columns)
+    tensors = flattened_streams(x), flattened(pre, 1), parameter(weight), u.view(-1, columns)
     launch(
         KERNELS[FORWARD], call_for(n, columns, x.dtype), tensors, eps, batch=len(tensors[0]), choice=choice
     )

@@ -25,7 +25,7 @@ from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, launch
 from helion_sinkhorn.runtime.space import power_of_two
-from helion_sinkhorn.runtime.views import flattened, parameter, placed
+from helion_sinkhorn.runtime.views import flattened, flattened_streams, parameter, placed
 
 SPLIT, FORWARD = "hc_boundary_split", "hc_boundary_forward"
 BODIES = "helion_sinkhorn.ops.mhc.site.boundary.kernels"
@@ -129,7 +129,7 @@ def one_pass(
     """
     n, columns = x.shape[-2:]
     streams, y = room(out.residual, x, x.shape, x.dtype), room(out.y, x, (*x.shape[:-2], columns), x.dtype)
-    f, x, post, comb = flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2)
+    f, x, post, comb = flattened(f, 1), flattened_streams(x), flattened(post, 1), flattened(comb, 2)
     bias, weights, tokens = None if bias is None else placed(bias), flattened(weights, 1), x.size(0)
     splits = -(-columns // chunk_of(call))
     partials = x.new_empty((tokens, splits, n * (n + 2)), dtype=torch.float32)
