@@ -76,7 +76,7 @@ def forward(
     given = SiteOptions(*constants)
     n, columns = x.shape[-2:]
     streams, call = flattened_streams(x), call_for(n, columns, x.dtype, given.precision).mixes
-    made = mixes_launch.sums(streams, parameter(fn), call, given.precision)
+    made = mixes_launch.sums(streams, fn, call, given.precision)
 
     def collapsed(by: torch.Tensor) -> torch.Tensor:
         if y_norm_weight is None:

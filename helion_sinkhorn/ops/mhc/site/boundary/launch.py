@@ -10,6 +10,7 @@ from helion_sinkhorn.ops.mhc.options import SiteOptions
 from helion_sinkhorn.ops.mhc.out import NONE, Out, room
 from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.pre.normed.launch import normalise
+from helion_sinkhorn.ops.mhc.prepared import prepared
 from helion_sinkhorn.ops.mhc.site import launch as site_launch
 from helion_sinkhorn.ops.mhc.site.boundary.space import (
     MOST_STREAMS,
@@ -28,6 +29,8 @@ from helion_sinkhorn.runtime.space import power_of_two
 from helion_sinkhorn.runtime.views import flattened, flattened_streams, parameter, placed
 
 SPLIT, FORWARD = "hc_boundary_split", "hc_boundary_forward"
+LAYOUT = "side by side"
+"""The parts as SPLIT has them, for `prepare`."""
 BODIES = "helion_sinkhorn.ops.mhc.site.boundary.kernels"
 
 
@@ -88,7 +91,9 @@ def forward(
         site = streams, fn, scale, base, weights, y_norm_weight
         return streams, *site_launch.forward(*site, *constants, out=out)
     call = call_for(n, columns, x.dtype, given.precision)
-    split = split_of(parameter(fn), call, choices.get(SPLIT))
+    split = None if choices else prepared(fn, LAYOUT, call.mixes.parts)
+    if split is None:
+        split = split_of(parameter(fn), call, choices.get(SPLIT))
     update = f, x, post, comb, bias, weights
     streams, y, *made = one_pass(*update, split, call, given.comb_order, choices.get(FORWARD), out)
     if y_norm_weight is not None:
