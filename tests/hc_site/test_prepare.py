@@ -63,6 +63,39 @@ def test_calls_that_take_it_make_no_parts(launched, delayed_pre, precision):
         assert_equal(found, expected[name][1])
 
 
+SEAMS = {
+    (True, False): ["hc_boundary_forward", "hc_mixes_reduce", "hc_split_sinkhorn_forward"],
+    (True, True): [
+        "hc_boundary_forward", "hc_pre_normed_forward", "hc_mixes_reduce", "hc_split_sinkhorn_forward"
+    ],
+    (False, False): [
+        "hc_post_forward", "hc_mixes_partials", "hc_mixes_reduce", "hc_split_sinkhorn_forward", "hc_pre_forward"
+    ],
+    (False, True): [
+        "hc_post_forward", "hc_mixes_partials", "hc_mixes_reduce", "hc_split_sinkhorn_forward",
+        "hc_pre_normed_forward",
+    ],
+}  # fmt: skip
+"""The launches of a seam whose fn is prepared, by (delayed_pre, with a norm)."""
+
+
+@pytest.mark.parametrize(("delayed_pre", "norm"), SEAMS)
+def test_the_launches_of_a_seam(launched, delayed_pre, norm):
+    """One more where fn is not prepared, the first or second."""
+    f, x, post, comb, fn, scale, base, _, weights = boundary_inputs(5, n=4, c=40, dtype=torch.bfloat16)[0]
+    before, weight = weights if delayed_pre else None, torch.rand(40) if norm else None
+
+    def seam():
+        launched.clear()
+        hc_boundary(f, x, post, comb, before, fn, scale, base, 3, y_norm_weight=weight)
+        return [*launched]
+
+    made = seam()
+    hc_prepare(fn, delayed_pre=delayed_pre)
+    assert seam() == SEAMS[delayed_pre, norm] == [name for name in made if name not in SPLITS]
+    assert len(made) == len(SEAMS[delayed_pre, norm]) + 1
+
+
 def test_a_change_is_noticed_and_prepared_anew_in_the_same_memory(launched):
     made, fn = calls()
     hc_prepare(fn)
