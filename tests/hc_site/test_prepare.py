@@ -69,7 +69,8 @@ SEAMS = {
         "hc_boundary_forward", "hc_pre_normed_forward", "hc_mixes_reduce", "hc_split_sinkhorn_forward"
     ],
     (False, False): [
-        "hc_post_forward", "hc_mixes_partials", "hc_mixes_reduce", "hc_split_sinkhorn_forward", "hc_pre_forward"
+        "hc_post_forward", "hc_mixes_partials", "hc_mixes_reduce", "hc_split_sinkhorn_forward",
+        "hc_pre_forward",
     ],
     (False, True): [
         "hc_post_forward", "hc_mixes_partials", "hc_mixes_reduce", "hc_split_sinkhorn_forward",
