@@ -51,6 +51,8 @@ def test_a_site_reads_one_stream_for_all(launched, norm):
         assert most_entries(launched, name) == TOKENS * c
     assert found.residual.stride() == x.stride()
     assert_equal(found, hc_site(x.contiguous(), fn, scale, base, 3, **options))
+    batched = hc_site(x.unflatten(0, (1, TOKENS)), fn, scale, base, 3, **options)
+    assert_equal([t.squeeze(0) for t in batched], found)
     assert_equal([hc_mixes(x, fn)], [hc_mixes(x.contiguous(), fn)])
 
 

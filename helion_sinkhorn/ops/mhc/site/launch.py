@@ -80,8 +80,8 @@ def forward(
 
     def collapsed(by: torch.Tensor) -> torch.Tensor:
         if y_norm_weight is None:
-            return pre_launch.forward(streams, by, into=out.y)
-        return normed_launch.forward(streams, by, y_norm_weight, given.y_norm_eps, into=out.y)
+            return pre_launch.forward(streams.view(x.shape), by, into=out.y)
+        return normed_launch.forward(streams.view(x.shape), by, y_norm_weight, given.y_norm_eps, into=out.y)
 
     # first, for pre may be written over the weights
     y = None if weights is None else collapsed(weights)
