@@ -37,23 +37,26 @@ if __name__ == "__main__":
 
 import torch
 
-from helion_sinkhorn import hc_expand, hc_post, nn
+from helion_sinkhorn import hc_expand, hc_post, hc_prepare, nn
 
 
 class Layers(torch.nn.Module):
-    """Sites of mHC around linear sublayers, from hidden states to hidden states."""
+    """Sites of mHC around linear sublayers with norms, from hidden states to hidden states."""
 
     def __init__(self, hidden: int, count: int) -> None:
         super().__init__()
         self.sublayers = torch.nn.ModuleList(torch.nn.Linear(hidden, hidden) for _ in range(count))
         self.sites = torch.nn.ModuleList(nn.HyperConnection(hidden) for _ in range(count))
+        self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(hidden, eps=1e-6) for _ in range(count))
         self.head = nn.HyperHead(hidden)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         streams = hc_expand(h, 4)
-        for site, sublayer in zip(self.sites, self.sublayers, strict=True):
-            y, post, comb, residual = site.enter(streams)
-            streams = hc_post(sublayer(y), residual, post, comb)
+        for site, norm, sublayer in zip(self.sites, self.norms, self.sublayers, strict=True):
+            y, post, comb, residual = site.enter(streams, y_norm=norm)
+            # where nothing needs a gradient, nobody reads the old streams again
+            over = None if torch.is_grad_enabled() else residual
+            streams = hc_post(sublayer(y), residual, post, comb, out=over)
         return self.head(streams)
 
 
@@ -90,13 +93,16 @@ def milliseconds(function: Callable[[torch.Tensor], torch.Tensor], h: torch.Tens
     return (time.perf_counter() - begin) / calls * 1e3
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def main(words: list[str] | None = None) -> float | None:
     """Largest difference of what a graph serves from what the model computes; None without a graph."""
     args = make_parser().parse_args(words)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     model = Layers(args.hidden, args.layers).to(device, torch.bfloat16)
+    for site in model.sites:
+        # of weights that no longer change, so that no step splits them again
+        hc_prepare(site.fn)
     first, second = torch.randn(2, args.tokens, args.hidden, device=device, dtype=torch.bfloat16)
     if device == "cpu":
         print("no CUDA or ROCm GPU: the model runs without a graph")

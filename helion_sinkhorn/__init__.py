@@ -20,9 +20,11 @@ from helion_sinkhorn.ops.balance.api import sinkhorn_balance as sinkhorn_balance
 from helion_sinkhorn.ops.dot_compress.api import dot_compress as dot_compress
 from helion_sinkhorn.ops.linear_attention.api import recurrent_linear_attention as recurrent_linear_attention
 from helion_sinkhorn.ops.mhc.mixes.api import hc_mixes as hc_mixes
+from helion_sinkhorn.ops.mhc.out import Out as Out
 from helion_sinkhorn.ops.mhc.post.api import hc_post as hc_post
 from helion_sinkhorn.ops.mhc.pre.api import hc_pre as hc_pre
 from helion_sinkhorn.ops.mhc.site.api import hc_site as hc_site
+from helion_sinkhorn.ops.mhc.site.prepare import hc_prepare as hc_prepare
 from helion_sinkhorn.ops.mhc.split.api import hc_split_sinkhorn as hc_split_sinkhorn
 from helion_sinkhorn.ops.mhc.split.partials import Reduce as Reduce
 from helion_sinkhorn.ops.sinkhorn.api import sinkhorn as sinkhorn
@@ -35,6 +37,7 @@ from helion_sinkhorn.ops.sinkhorn.potentials import sinkhorn_potentials as sinkh
 __version__ = "0.1.0"
 __all__ = [
     "Implicit",
+    "Out",
     "Plan",
     "Reduce",
     "dot_compress",
@@ -45,6 +48,7 @@ __all__ = [
     "hc_mixes",
     "hc_post",
     "hc_pre",
+    "hc_prepare",
     "hc_site",
     "hc_split_sinkhorn",
     "marginal_error",

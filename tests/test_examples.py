@@ -66,12 +66,14 @@ def test_a_site_keeps_its_residual_s_gradient(layers, monkeypatch):
     entered = []
     enter = nn.HyperConnection.enter
     monkeypatch.setattr(
-        nn.HyperConnection, "enter", lambda site, x: (entered.append(enter(site, x)), entered[-1])[1]
+        nn.HyperConnection,
+        "enter",
+        lambda site, x, **norm: (entered.append(enter(site, x, **norm)), entered[-1])[1],
     )
     given = []
     for example in (train_mhc, serve_cuda_graph):
         monkeypatch.setattr(
-            example, "hc_post", lambda f, x, *rest: (given.append(x), hc_post(f, x, *rest))[1]
+            example, "hc_post", lambda f, x, *rest, **out: (given.append(x), hc_post(f, x, *rest, **out))[1]
         )
     layers(torch.zeros(1, 2, dtype=torch.int64) if hasattr(layers, "embedding") else torch.zeros(2, 8))
     assert given

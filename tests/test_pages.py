@@ -242,7 +242,7 @@ PUBLIC = {n: getattr(helion_sinkhorn, n) for n in helion_sinkhorn.__all__ if n n
 PUBLIC |= {n: c for n, c in vars(helion_sinkhorn.nn).items() if n[0].isupper()}
 
 
-LIKE_ANOTHER = {"Plan", "Reduce", "plan", "HyperBoundary", "Sinkhorn"}
+LIKE_ANOTHER = {"Out", "Plan", "Reduce", "plan", "HyperBoundary", "Sinkhorn"}
 """Whose arguments another docstring, or those of the fields, describe."""
 
 

@@ -8,9 +8,16 @@ from helion_sinkhorn.mhc.modules import HyperConnection, apart_for
 from helion_sinkhorn.mhc.norm import with_norm
 from helion_sinkhorn.ops.mhc.merged import of_site, takes_merged, with_joined
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
+from helion_sinkhorn.ops.mhc.out import Out
 from helion_sinkhorn.ops.mhc.post.api import check_update
 from helion_sinkhorn.ops.mhc.site.api import Site
-from helion_sinkhorn.ops.mhc.site.crossing import Crossing, Update, check_site, crossing
+from helion_sinkhorn.ops.mhc.site.crossing import (
+    Crossing,
+    Update,
+    check_site,
+    crossing,
+    crossing_into,
+)
 from helion_sinkhorn.ops.mhc.split.given import Comb
 from helion_sinkhorn.runtime.checks import check_implementation
 
@@ -42,6 +49,7 @@ def hc_boundary(
     form: str = "deepseek",
     merged: bool = False,
     comb_next: Comb | None = None,
+    out: Out | None = None,
     implementation: str = "auto",
 ) -> Crossing:
     """Take a sublayer's output into the streams, and make the next sublayer's input and coefficients.
@@ -82,6 +90,8 @@ def hc_boundary(
         comb_next: (..., n, n), any floating dtype, taken as it is in the place of Sinkhorn's, in comb_order;
             or a function of its logits (..., K), float32, that returns it: fn and base then have 2n + K rows,
             and 2n with a tensor.  None for Sinkhorn.
+        out: tensors that results are written into (`Out`), where nothing needs a gradient; None for new ones.
+            residual may be x, post post, comb comb, and pre pre_next.
         implementation: "auto", "helion" or "pytorch".
 
     Returns:
@@ -91,7 +101,8 @@ def hc_boundary(
         rounded.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: what the two raise.
+        TypeError, ValueError, NotImplementedError: what the two raise, and of an `out` that does not fit,
+            overlaps another argument, or would have a gradient.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), and the order of
         collapses in DeepSeek-V4.1's inference code.
@@ -104,7 +115,8 @@ def hc_boundary(
         sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside,
         y_norm_eps, form,
     ).checked()  # fmt: skip
-    return crossing(update, x, site, pre_next, options, implementation)
+    given = update, x, site, pre_next, options, implementation
+    return crossing(*given) if out is None else crossing_into(out, *given)
 
 
 def check_boundary(
@@ -141,6 +153,7 @@ class HyperBoundary(HyperConnection):
         pre: torch.Tensor | None = None,
         *,
         y_norm: torch.nn.Module | None = None,
+        out: Out | None = None,
     ) -> Crossing:
         """From one sublayer's output to the next one's input, the streams' new coefficients, and the streams.
 
@@ -151,6 +164,7 @@ class HyperBoundary(HyperConnection):
             comb: (..., n, n), or None with f.
             pre: (..., n) of the site before, as in V4.1; None for that of this site, as in V4.
             y_norm: the RMSNorm before the next sublayer, as `HyperConnection.enter` takes it.
+            out: tensors that results are written into, as `hc_boundary` takes them; its residual (..., n, C).
         """
         # hc_boundary says it where the two have changed places
         if getattr(f, "ndim", 0) <= getattr(streams, "ndim", 0):
@@ -158,7 +172,8 @@ class HyperBoundary(HyperConnection):
         update = None if f is post is comb is None else Update(f, post, comb, None)
         site, options = with_norm(self.site, self.options, y_norm, streams)
         check_boundary(update, streams, site, pre)
-        found = crossing(update, streams, site, pre, options, check_implementation(self.implementation))
+        given = update, streams, site, pre, options, check_implementation(self.implementation)
+        found = crossing(*given) if out is None else crossing_into(out, *given)
         return with_joined(found) if self.merged else found
 
     def enter(self, streams: torch.Tensor, *, y_norm: torch.nn.Module | None = None) -> Site:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -102,6 +102,14 @@ def _is_bare(t: torch.Tensor) -> bool:
     )
 
 
+def are_eager(tensors: Iterable[Any]) -> bool:
+    """Whether nothing but their operator sees a call on these tensors; what is no tensor counts as one."""
+    # a transform that has ended may leave its wrappers behind
+    return not _dispatches() and not any(
+        [isinstance(x, torch.Tensor) and (_is_wrapped(x) or not _is_bare(x)) for x in tensors]
+    )
+
+
 def define(
     name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any], tensors: int
 ) -> Callable[..., Any]:
@@ -133,16 +141,7 @@ def define(
                 return operator(*arguments)
         return run(*arguments)
 
-    def is_eager(*arguments):
-        if _dispatches():
-            return False
-        for x in arguments[:tensors]:
-            # a transform that has ended may leave its wrappers behind
-            if isinstance(x, torch.Tensor) and (_is_wrapped(x) or not _is_bare(x)):
-                return False
-        return True
-
-    call.run, call.is_eager = run, is_eager
+    call.run, call.is_eager = run, lambda *arguments: are_eager(arguments[:tensors])
     return call
 
 

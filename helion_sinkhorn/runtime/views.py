@@ -74,6 +74,13 @@ def flattened(x: torch.Tensor, kept: int) -> torch.Tensor:
     return placed(x.reshape(math.prod(x.shape[:lead]), *x.shape[lead:]))
 
 
+def flattened_streams(x: torch.Tensor) -> torch.Tensor:
+    """`flattened` of (..., n, C) as (T, n, C); streams that are one in memory, of stride 0, stay so."""
+    if x.stride(-2) == 0 and x.size(-2) > 1:
+        return flattened(x.select(-2, 0), 1).unsqueeze(1).expand(-1, x.size(-2), -1)
+    return flattened(x, 2)
+
+
 def unflattened(x: torch.Tensor, lead: torch.Size) -> torch.Tensor:
     """A new tensor (T, ...) as a result (*lead, ...).
 

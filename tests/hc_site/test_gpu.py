@@ -6,11 +6,12 @@ import pytest
 import torch
 from compilations import compilations
 from cuda_graphs import capture
+from hc_boundaries import boundary_inputs
 from hc_sites import first_element, shares_of_budget, site_inputs, site_results
 
 pytest.importorskip("triton")
 
-from helion_sinkhorn import hc_boundary, hc_post, hc_site, reference
+from helion_sinkhorn import Out, hc_boundary, hc_post, hc_site, reference
 from helion_sinkhorn.lab.draws import noise
 from helion_sinkhorn.lab.operators import KERNELS, TRIALS
 from helion_sinkhorn.lab.site.budget import RESULTS
@@ -268,6 +269,65 @@ def test_a_layer_in_a_cuda_graph():
         leaves[0].neg_()
     graph.replay()
     assert all(torch.equal(a, b) for a, b in zip(step(), captured, strict=True))
+
+
+def seam_inputs(tokens, c):
+    given, _ = boundary_inputs(tokens, n=4, c=c, dtype=torch.bfloat16)
+    return [t.to(DEVICE) for t in given]
+
+
+def crossed(given, own, weight, **options):
+    f, x, post, comb, fn, scale, base, bias, weights = given
+    before = None if own else weights
+    options = {"bias": bias, "y_norm_weight": weight, "implementation": "helion", **options}
+    return hc_boundary(f, x, post, comb, before, fn, scale, base, **options)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["weights of the site before", "own weights"])
+def test_a_graph_of_seams_writes_over_its_streams(own):
+    """Two seams, each over the streams and coefficients of the one before, without a wait for the device."""
+    given, weight = seam_inputs(37, 512), torch.rand(512, device=DEVICE)
+    f, x, post, comb, *_, weights = given
+    first = [t.clone() for t in (x, post, comb, weights)]
+    expected = crossed(given, own, weight)
+    second = [f, expected.residual, expected.post, expected.comb, *given[4:8], expected.pre]
+    expected = crossed(second, own, weight)
+    out = Out(torch.empty_like(f), None if own else weights, post, comb, x)
+
+    def step():
+        for _ in range(2):
+            crossed(given, own, weight, out=out)
+        return out
+
+    def run(made):
+        for t, before in zip((x, post, comb, weights), first, strict=True):
+            t.copy_(before)
+        made()
+        return all(t is None or torch.equal(t, e) for t, e in zip(out, expected, strict=True))
+
+    with torch.inference_mode():
+        graph, _ = capture(step)
+        assert run(graph.replay)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert run(step)
+
+
+@pytest.mark.parametrize("c", [1024, 4096, 7168])
+def test_streams_that_are_one_in_memory_have_the_bits_of_copies(c):
+    given, weight = seam_inputs(200, c), torch.rand(c, device=DEVICE)
+    given[1] = given[0].neg().unsqueeze(-2).expand(-1, 4, -1)
+    copied = [given[0], given[1].contiguous(), *given[2:]]
+    for own in (False, True):
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(crossed(given, own, weight), crossed(copied, own, weight), strict=True)
+        )
+    sites = [hc_site(g[1], *g[4:7], y_norm_weight=weight, implementation="helion") for g in (given, copied)]
+    assert all(torch.equal(a, b) for a, b in zip(*sites, strict=True))
 
 
 def test_autocast_changes_no_bit():

@@ -42,6 +42,14 @@ def test_gradients(n, c, dtype, order):
     assert max(errors.values()) <= 1, errors
 
 
+def test_new_streams_over_the_old():
+    """A program reads all streams of its columns before it writes one."""
+    f, x, *others, _ = post_inputs(TOKENS, n=3, c=67, dtype=torch.float32)
+    expected = launch.forward(f, x, *others, "oi", choice(launch.FORWARD))
+    assert torch.equal(launch.forward(f, x, *others, "oi", choice(launch.FORWARD), x), expected)
+    assert torch.equal(x, expected)
+
+
 @BY_NIGHT
 @pytest.mark.parametrize("n", [9, 16])
 def test_gradients_of_programs_that_share_a_token(n):

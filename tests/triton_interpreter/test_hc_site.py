@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from hc_boundaries import boundary_inputs
 
 from helion_sinkhorn.configs.device import DEVICES
 from helion_sinkhorn.lab.rounding import worst
@@ -16,6 +17,8 @@ from helion_sinkhorn.lab.site.trials import (
     of_second,
 )
 from helion_sinkhorn.lab.site.workloads import HcSiteWorkload
+from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.out import Out
 from helion_sinkhorn.ops.mhc.pre.normed import launch as normed_launch
 from helion_sinkhorn.ops.mhc.site import launch
 from helion_sinkhorn.ops.mhc.site.boundary import launch as boundary
@@ -82,6 +85,18 @@ def test_boundary(call):
     """A short chunk of columns of three streams; four chunks of four, the last one short."""
     choice = default_choice(boundary.KERNELS[boundary.FORWARD], call, DEVICES["h200"])
     assert boundary_error(call, choice, "cpu") <= 1
+
+
+@BY_NIGHT
+def test_a_boundary_over_its_arguments():
+    """Chunks of columns one behind the other, of which each is read before it is written."""
+    f, x, post, comb, fn, scale, base, _, weights = boundary_inputs(5, n=2, c=300)[0]
+    constants = SiteOptions(2).checked().of_site
+    given = fn, scale, base, None, *constants
+    expected = boundary.forward(f, x, post, comb, None, weights, *given)
+    found = boundary.forward(f, x, post, comb, None, weights, *given, out=Out(None, weights, post, comb, x))
+    assert found[0] is x
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @BY_NIGHT

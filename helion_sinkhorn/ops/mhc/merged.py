@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from helion_sinkhorn.ops.mhc.out import Out
 from helion_sinkhorn.ops.mhc.streams import MOST_STREAMS, streams_of
 from helion_sinkhorn.runtime.checks import check_flag
 
@@ -67,7 +68,10 @@ def takes_merged(
             x, other = given.get("x"), given.get(by)
             if not (isinstance(x, torch.Tensor) and isinstance(other, torch.Tensor)):
                 return function(*arguments, **keywords)
-            apart = _apart(x, by, other, count(x, other))
+            n = count(x, other)
+            apart = _apart(x, by, other, n)
+            if keywords.get("out") is not None:
+                keywords["out"] = _out_apart(keywords["out"], n, x.shape)
             if "x" in keywords:
                 found = function(*arguments, **{**keywords, "x": apart})
             else:
@@ -78,6 +82,15 @@ def takes_merged(
         return call
 
     return decorate
+
+
+def _out_apart(out: Any, n: int, shape: torch.Size) -> Any:
+    """`out` with its streams (..., n, C), where they have the shape of x; another one is refused as it is."""
+    streams = out.residual if isinstance(out, Out) else out
+    if not isinstance(streams, torch.Tensor) or streams.shape != shape:
+        return out
+    apart = streams.unflatten(-1, (n, shape[-1] // n))
+    return out._replace(residual=apart) if isinstance(out, Out) else apart
 
 
 def _apart(x: torch.Tensor, by: str, other: torch.Tensor, n: int) -> torch.Tensor:

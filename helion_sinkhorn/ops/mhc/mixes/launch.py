@@ -20,6 +20,7 @@ from helion_sinkhorn.ops.mhc.mixes.space import (
     split_default,
     split_space,
 )
+from helion_sinkhorn.ops.mhc.prepared import prepared
 from helion_sinkhorn.ops.mhc.streams import leading
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, chosen_for, launch
@@ -29,6 +30,8 @@ from helion_sinkhorn.runtime.wanted import Some
 SPLIT, PARTIALS, REDUCE = "hc_mixes_split", "hc_mixes_partials", "hc_mixes_reduce"
 UPSTREAM, BACKWARD = "hc_mixes_upstream", "hc_mixes_backward"
 BODIES = "helion_sinkhorn.ops.mhc.mixes.kernels"
+LAYOUT = "rows"
+"""The parts as SPLIT has them, for `prepare`."""
 SHARE = 64
 """Tokens of a share are a multiple of it, so that no compiled program depends on how many they are."""
 
@@ -152,9 +155,39 @@ def projected(
     x: torch.Tensor, fn: torch.Tensor, precision: str
 ) -> tuple[torch.Tensor, torch.Tensor, MixesCall]:
     """What `partials` makes of x (..., K) or (..., n, C) and fn (M, K), and the call."""
-    x, fn = placed(x.reshape(-1, fn.size(1))), several(parameter(fn), 0)
     call = call_for(len(fn), fn.size(1), x.dtype, precision)
-    return *partials(x, split(fn, call), precision), call
+    return *sums(x, fn, call, precision), call
+
+
+def sums(
+    x: torch.Tensor, fn: torch.Tensor, call: MixesCall, precision: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`partials` of x (..., K) or (..., n, C) and fn (M, K), by two launches."""
+    columns = x.size(-1)
+    if columns != call.columns and x.stride(-2) == 0 and columns % CHUNK == 0:
+        rows = several(parameter(fn), 0).view(-1, columns)
+        of_rows = call_for(len(rows), columns, x.dtype, precision)
+        # with blocks of other sizes the matrix instructions may add in another order
+        if of_rows.block_m == call.block_m:
+            one = flattened(x.select(-2, 0), 1)
+            return _sums_of_copies(one, split(rows, of_rows), precision, x.size(-2))
+    parts = prepared(fn, LAYOUT, call.parts)
+    if parts is None:
+        parts = split(several(parameter(fn), 0), call)
+    return partials(placed(x.reshape(-1, call.columns)), parts, precision)
+
+
+def _sums_of_copies(
+    x: torch.Tensor, split: torch.Tensor, precision: str, n: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`partials` of n streams that are all x (T, C), which is read instead: the same bits.
+
+    A chunk of K is one of a stream's columns.  So `split` has a row for each of fn and each stream, and what
+    their chunks add up to comes into the order of K.
+    """
+    made, squares = partials(x, split, precision)
+    by_stream = made.unflatten(2, (-1, n)).permute(0, 3, 1, 2).contiguous()
+    return by_stream.flatten(1, 2), squares.repeat(1, n)
 
 
 def upstream(

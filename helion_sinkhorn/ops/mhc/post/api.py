@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from helion_sinkhorn.ops.mhc.merged import joined, of_coefficients, takes_merged
+from helion_sinkhorn.ops.mhc.out import check_out, count_change, written
 from helion_sinkhorn.ops.mhc.post import torch_op
 from helion_sinkhorn.ops.mhc.streams import COMB_ORDERS, check_streams, refuse_merged
 from helion_sinkhorn.runtime.checks import (
@@ -31,6 +32,7 @@ def hc_post(
     *,
     comb_order: str = "io",
     merged: bool = False,
+    out: torch.Tensor | None = None,
     implementation: str = "auto",
 ) -> torch.Tensor:
     """Mix the n residual streams of mHC and add the output f of a sublayer to each.
@@ -55,6 +57,8 @@ def hc_post(
         comb_order: "io" for comb[..., input stream, output stream], as DeepSeek has it; "oi" for its
             transpose.
         merged: x is (..., n C), as some models keep streams, and so is the result.
+        out: (..., n, C), contiguous, in the dtype of x, that the result is written into; it may be x itself.
+            Nothing may need a gradient then.  None for a new tensor.
         implementation: "auto" takes the Helion kernels on a GPU and vectorised PyTorch elsewhere, in float64
             and for C = 1; "helion" and "pytorch" ask for one of them.
 
@@ -69,28 +73,38 @@ def hc_post(
 
     Raises:
         TypeError: an argument is no floating-point tensor.
-        ValueError: shapes that do not fit, more than 16 streams, devices that differ, an unknown option.
+        ValueError: shapes that do not fit, more than 16 streams, devices that differ, an unknown option, an
+            out that overlaps another argument.
         NotImplementedError: implementation="helion" on a CPU, in float64, for C = 1 or without comb; double
-            backward with comb.
+            backward with comb; out where something requires a gradient.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), equation 3.
     """
     implementation = check_implementation(implementation)
     check_update(f, x, post, comb, bias, optional=("comb", "bias"))
     check_option("comb_order", comb_order, COMB_ORDERS)
+    given = f, x, post, comb, bias, comb_order, implementation
+    direct = None
+    if out is not None:
+        arguments = {"f": f, "x": x, "post": post, "comb": comb, "bias": bias}
+        wanted = {"out": (tuple(x.shape), x.dtype)}
+        direct = out if check_out({"out": out}, wanted, x, {"out": "x"}, arguments) else None
     if comb is None:
-        return updated(
-            added(f, x, post, bias, implementation), f, x, post, comb, bias, comb_order, implementation
-        )
-    return mixed(f, x, post, comb, bias, comb_order, implementation)
+        return written(updated(added(f, x, post, bias, implementation), *given), out)
+    return written(mixed(*given, direct), out)
 
 
-def mixed(f, x, post, comb, bias, comb_order, implementation) -> torch.Tensor:
-    """hc_post of checked arguments."""
+def mixed(
+    f, x, post, comb, bias, comb_order, implementation, direct: torch.Tensor | None = None
+) -> torch.Tensor:
+    """hc_post of checked arguments; kernels write into `direct`."""
     beyond = (lambda: "the kernels take streams of at least 2 entries, x has 1") if x.size(-1) == 1 else None
     serves = implementation_for(implementation, "x", x, beyond)
     given = (f, x, post, comb) if bias is None else (f, x, post, comb, bias)
     register_sharding_for(*given)
+    if direct is not None and serves == "helion":
+        count_change(direct)
+        return torch_op.forward(f, x, post, comb, bias, comb_order, serves, out=direct)
     run = torch_op.HcPost.apply if differentiates(*given) else torch_op.call
     streams = run(f, x, post, comb, bias, comb_order, serves)
     return updated(streams, f, x, post, comb, bias, comb_order, implementation)

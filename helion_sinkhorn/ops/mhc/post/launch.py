@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from helion_sinkhorn.ops.mhc.out import room
 from helion_sinkhorn.ops.mhc.post.space import (
     PostCall,
     backward_default,
@@ -17,7 +18,7 @@ from helion_sinkhorn.ops.mhc.post.space import (
 )
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, Tensors, launch
-from helion_sinkhorn.runtime.views import flattened, in_pieces
+from helion_sinkhorn.runtime.views import flattened, flattened_streams, in_pieces
 from helion_sinkhorn.runtime.wanted import Some, room_for
 
 FORWARD, BACKWARD = "hc_post_forward", "hc_post_backward"
@@ -59,11 +60,15 @@ def forward(
     bias: torch.Tensor | None,
     comb_order: str,
     choice: Choice | None = None,
+    out: Some = None,
 ) -> torch.Tensor:
-    """The new streams (..., n, C); the contract is api.hc_post's."""
+    """The new streams (..., n, C); the contract is api.hc_post's.
+
+    `out` may be x: a program has all streams of its columns, which it reads before it writes.
+    """
     n, columns = x.shape[-2:]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    f, x, post, comb = flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2)
+    out = room(out, x, x.shape, x.dtype)
+    f, x, post, comb = flattened(f, 1), flattened_streams(x), flattened(post, 1), flattened(comb, 2)
     tensors = f, x, post, comb, bias, out.view(-1, n, columns)
     call = call_for(n, columns, x.dtype)
     launch(KERNELS[FORWARD], call, tensors, comb_order, batch=len(x), choice=choice)

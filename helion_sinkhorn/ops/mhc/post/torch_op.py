@@ -37,14 +37,14 @@ def _launch():
     return launch
 
 
-def forward(f, x, *rest):
+def forward(f, x, *rest, **out):
     """The new streams; see api.hc_post."""
     *rest, implementation = rest
     if implementation == "pytorch" or x.numel() == 0:
         with without_autocast(x):
             return eager.forward(f, x, *rest)
     with on_device(x):
-        return _launch().forward(f, x, *rest)
+        return _launch().forward(f, x, *rest, **out)
 
 
 def backward(grad, f, x, *rest):

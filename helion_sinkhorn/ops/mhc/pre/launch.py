@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from helion_sinkhorn.ops.mhc.out import room
 from helion_sinkhorn.ops.mhc.pre.space import (
     PreCall,
     backward_default,
@@ -18,8 +19,8 @@ from helion_sinkhorn.ops.mhc.pre.space import (
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, launch
 from helion_sinkhorn.runtime.space import power_of_two
-from helion_sinkhorn.runtime.views import flattened
-from helion_sinkhorn.runtime.wanted import room_for
+from helion_sinkhorn.runtime.views import flattened, flattened_streams
+from helion_sinkhorn.runtime.wanted import Some, room_for
 
 FORWARD, BACKWARD = "hc_pre_forward", "hc_pre_backward"
 BODIES = "helion_sinkhorn.ops.mhc.pre.kernels"
@@ -50,11 +51,13 @@ def call_for(n: int, columns: int, dtype: torch.dtype) -> PreCall:
     return PreCall(str(dtype)[6:], n, columns)
 
 
-def forward(x: torch.Tensor, pre: torch.Tensor, choice: Choice | None = None) -> torch.Tensor:
-    """y (..., C); the contract is api.hc_pre's."""
+def forward(
+    x: torch.Tensor, pre: torch.Tensor, choice: Choice | None = None, into: Some = None
+) -> torch.Tensor:
+    """y (..., C), or `into`; the contract is api.hc_pre's."""
     n, columns = x.shape[-2:]
-    y = torch.empty((*x.shape[:-2], columns), dtype=x.dtype, device=x.device)
-    x, pre, out = flattened(x, 2), flattened(pre, 1), y.view(-1, columns)
+    y = room(into, x, (*x.shape[:-2], columns), x.dtype)
+    x, pre, out = flattened_streams(x), flattened(pre, 1), y.view(-1, columns)
     call = call_for(n, columns, x.dtype)
     launch(KERNELS[FORWARD], call, (x, pre, out), batch=len(x), choice=choice)
     return y

@@ -8,7 +8,8 @@ import torch
 
 from helion_sinkhorn.ops.mhc.merged import of_site, takes_merged, with_joined
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
-from helion_sinkhorn.ops.mhc.site.crossing import check_site, crossing
+from helion_sinkhorn.ops.mhc.out import Out
+from helion_sinkhorn.ops.mhc.site.crossing import check_site, crossing, crossing_into
 from helion_sinkhorn.ops.mhc.split.given import Comb
 from helion_sinkhorn.runtime.checks import check_implementation
 from helion_sinkhorn.runtime.export import named_for_export
@@ -52,6 +53,7 @@ def hc_site(
     form: str = "deepseek",
     merged: bool = False,
     comb: Comb | None = None,
+    out: Out | None = None,
     implementation: str = "auto",
 ) -> Site:
     """Make a sublayer's input and the coefficients of its output from the residual streams.
@@ -87,6 +89,8 @@ def hc_site(
         comb: (..., n, n), any floating dtype, taken as it is in the place of Sinkhorn's, in comb_order; or a
             function of its logits (..., K), float32, that returns it: fn and base then have 2n + K rows, and
             2n with a tensor.  None for Sinkhorn.
+        out: tensors that y, post and comb are written into (`Out`), where nothing needs a gradient; None for
+            new ones.
         implementation: "auto", "helion" or "pytorch".
 
     Returns:
@@ -100,7 +104,8 @@ def hc_site(
         autograd adds.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: what the three operators raise.
+        TypeError, ValueError, NotImplementedError: what the three operators raise, and of an `out` that does
+            not fit, overlaps an argument, or would have a gradient.
 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2.
     """
@@ -111,5 +116,6 @@ def hc_site(
         sinkhorn_iters, eps, norm_eps, post_mult, pre_eps, post_eps, comb_order, precision, eps_outside,
         y_norm_eps, form,
     ).checked()  # fmt: skip
-    y, _, post, comb, residual = crossing(None, x, site, None, options, implementation)
+    given = None, x, site, None, options, implementation
+    y, _, post, comb, residual = crossing(*given) if out is None else crossing_into(out, *given)
     return Site(y, post, comb, residual)

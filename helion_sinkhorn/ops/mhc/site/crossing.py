@@ -8,6 +8,7 @@ import torch
 
 from helion_sinkhorn.ops.mhc.mixes.api import check_tensors, projected
 from helion_sinkhorn.ops.mhc.options import SiteOptions, SiteParameters
+from helion_sinkhorn.ops.mhc.out import Out, check_fields, count_change, written
 from helion_sinkhorn.ops.mhc.post.api import mixed
 from helion_sinkhorn.ops.mhc.pre.api import Norm, check_norm, collapsed
 from helion_sinkhorn.ops.mhc.site import torch_op
@@ -59,10 +60,12 @@ def crossing(
     weights: torch.Tensor | None,
     options: SiteOptions,
     implementation: str,
+    direct: Out | None = None,
 ) -> Crossing:
     """hc_site of the streams x, or of what `update` makes of them; collapsed by `weights` if they are given.
 
     Arguments are checked: tensors by `check_site` and `check_update`, options by `SiteOptions.checked`.
+    Kernels write into what `direct` has.
     """
     fn, scale, base, norm_weight, y_weight, comb = site
     serves = implementation_for(implementation, "x", x)
@@ -79,12 +82,19 @@ def crossing(
         if norm_weight is not None:
             fn = fn.float() * norm_weight.float()
         if update is None:
-            return Crossing(*torch_op.run(x, fn, scale, base, weights, y_weight, *options.of_site))
+            given = x, fn, scale, base, weights, y_weight, *options.of_site
+            if direct is None:
+                return Crossing(*torch_op.run(*given))
+            count_change(*direct)
+            return Crossing(*torch_op.forward(*given, out=direct)[:4], x)
         given = update.f, x, *update[1:], weights, fn, scale, base, y_weight
         there = [t for t in given if t is not None]
         if summed:
             register_sharding_for(*there)
             streams, *found = composed.Composed.apply(*given, *options.of_site, serves)
+        elif direct is not None:
+            count_change(*direct)
+            streams, *found = boundary_op.forward(*given, *options.of_site, out=direct)
         else:
             run = boundary_op.HcBoundary.apply if differentiates(*there) else boundary_op.call
             streams, *found = run(*given, *options.of_site)
@@ -94,6 +104,26 @@ def crossing(
     norm = None if y_weight is None else Norm(y_weight, options.y_norm_eps)
     y = collapsed(x, pre if weights is None else weights, norm, implementation)
     return Crossing(y, pre, post, comb, x)
+
+
+def crossing_into(
+    out: Out,
+    update: Update | None,
+    x: torch.Tensor,
+    site: SiteParameters,
+    weights: torch.Tensor | None,
+    options: SiteOptions,
+    implementation: str,
+) -> Crossing:
+    """`crossing` with its results in `out`; raise what `check_fields` raises of that."""
+    given = {**site._asdict(), "x": x, "pre_next": weights, "comb_next": site.comb}
+    over = dict.fromkeys(("y", "post", "comb"), "")
+    if update is not None:
+        given |= update._asdict()
+        over |= {"pre": "pre_next", "post": "post", "comb": "comb", "residual": "x"}
+    direct = out if check_fields(out, x, over, given) else None
+    found = crossing(update, x, site, weights, options, implementation, direct)
+    return Crossing(*[written(t, into) for t, into in zip(found, out, strict=True)])
 
 
 def coefficients(

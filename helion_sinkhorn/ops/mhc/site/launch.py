@@ -15,6 +15,7 @@ import torch
 from helion_sinkhorn.ops.mhc.mixes import launch as mixes_launch
 from helion_sinkhorn.ops.mhc.mixes.space import MixesCall
 from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.out import NONE, Out
 from helion_sinkhorn.ops.mhc.pre import launch as pre_launch
 from helion_sinkhorn.ops.mhc.pre.normed import launch as normed_launch
 from helion_sinkhorn.ops.mhc.site.space import (
@@ -27,7 +28,7 @@ from helion_sinkhorn.ops.mhc.site.space import (
 from helion_sinkhorn.ops.mhc.split import launch as split_launch
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices
-from helion_sinkhorn.runtime.views import flattened, parameter
+from helion_sinkhorn.runtime.views import flattened, flattened_streams, parameter
 from helion_sinkhorn.runtime.wanted import Some
 
 WEIGHTS, BACKWARD = "hc_site_weights", "hc_site_backward"
@@ -69,19 +70,23 @@ def forward(
     weights: torch.Tensor | None,
     y_norm_weight: torch.Tensor | None,
     *constants: object,
+    out: Out = NONE,
 ) -> Tensors:
-    """(y, pre, post, comb, mixes, norms); the contract is torch_op's."""
+    """(y, pre, post, comb, mixes, norms), the first four as far as `out` has them; torch_op's contract."""
     given = SiteOptions(*constants)
     n, columns = x.shape[-2:]
-    streams, projection = flattened(x, 2), parameter(fn)
-    call = call_for(n, columns, x.dtype, given.precision).mixes
-    split = mixes_launch.split(projection, call)
-    made = mixes_launch.partials(streams.view(-1, n * columns), split, given.precision)
-    found = coefficients(*made, x.shape[:-2], scale, base, n, call, given)
-    collapse = streams.view(x.shape), found[0] if weights is None else weights
-    if y_norm_weight is None:
-        return pre_launch.forward(*collapse), *found
-    return normed_launch.forward(*collapse, y_norm_weight, given.y_norm_eps), *found
+    streams, call = flattened_streams(x), call_for(n, columns, x.dtype, given.precision).mixes
+    made = mixes_launch.sums(streams, fn, call, given.precision)
+
+    def collapsed(by: torch.Tensor) -> torch.Tensor:
+        if y_norm_weight is None:
+            return pre_launch.forward(streams.view(x.shape), by, into=out.y)
+        return normed_launch.forward(streams.view(x.shape), by, y_norm_weight, given.y_norm_eps, into=out.y)
+
+    # first, for pre may be written over the weights
+    y = None if weights is None else collapsed(weights)
+    found = coefficients(*made, x.shape[:-2], scale, base, n, call, given, out)
+    return collapsed(found[0]) if y is None else y, *found
 
 
 def coefficients(
@@ -93,6 +98,7 @@ def coefficients(
     n: int,
     call: MixesCall,
     given: SiteOptions,
+    out: Out = NONE,
 ) -> Tensors:
     """(pre, post, comb, mixes, norms), each (*lead, ...), of partials (T, splits, M) and squares (T, splits).
 
@@ -103,7 +109,8 @@ def coefficients(
     """
     made = mixes_launch.reduce(partials, squares, call, given.norm_eps, given.eps_outside)
     mixes, norms = (t.view(*lead, t.size(1)) for t in made)
-    return *split_launch.forward(mixes, scale, base, n, *given.of_split, torch.float32), mixes, norms
+    options = *given.of_split, torch.float32
+    return *split_launch.forward(mixes, scale, base, n, *options, into=out[1:4]), mixes, norms
 
 
 def backward(

@@ -43,12 +43,12 @@ def _launch():
     return launch
 
 
-def forward(x, *arguments):
+def forward(x, *arguments, **out):
     """(y, pre, post, comb, mixes, norms)."""
     if x.numel() == 0:
         return tuple(t.zero_() for t in empty_results(x, *arguments))
     with on_device(x):
-        return _launch().forward(x, *arguments)
+        return _launch().forward(x, *arguments, **out)
 
 
 def backward(dresidual, dy, dpre, dpost, dcomb, x, fn, scale, base, weights, *arguments, into=None):

@@ -15,7 +15,14 @@ from helion_sinkhorn.ops.mhc.split.space import (
     forward_default,
     forward_space,
 )
-from helion_sinkhorn.ops.mhc.split.views import At, gradient_views, logits_view, places_in, written_view
+from helion_sinkhorn.ops.mhc.split.views import (
+    At,
+    gradient_views,
+    logits_view,
+    places_in,
+    rooms,
+    written_view,
+)
 from helion_sinkhorn.ops.sinkhorn.scaling import lean_is_safe, pairs_are_safe, pivot_is_safe
 from helion_sinkhorn.ops.sinkhorn.views import thread_of
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
@@ -61,9 +68,9 @@ def forward_facts(
     chosen: Chosen, call: HcCall, constants: tuple[Any, ...], norm: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """What the body of the forward takes after its tensors."""
-    n_iters, eps, post_mult, pre_eps, post_eps, comb_order = constants
+    n_iters, eps, *others, comb_order = constants
     return (
-        call.n, n_iters, eps, call.deepseek, post_mult, pre_eps, post_eps, comb_order == "oi", *norm,
+        call.n, n_iters, eps, call.deepseek, *others, comb_order == "oi", *norm,
         chosen.reciprocal, *shared(call, eps, chosen.choice),
     )  # fmt: skip
 
@@ -113,12 +120,13 @@ def forward(
     comb_order: str,
     out_dtype: torch.dtype,
     choice: Choice | None = None,
+    into: Sequence[Some] = (None,) * 3,
 ) -> Tensors:
-    """(pre, post, comb); the contract is api.hc_split_sinkhorn's."""
+    """(pre, post, comb), or those of them in `into`; the contract is api.hc_split_sinkhorn's."""
     constants = n_iters, eps, post_mult, pre_eps, post_eps, comb_order
-    results = coefficients(mixes, mixes.shape[:-1], n, out_dtype)
-    launch_forward(FORWARD, mixes, scale, base, results, (None, None, None), n, constants, NO_NORM, choice)
-    return results
+    made = rooms(mixes, mixes.shape[:-1], n, out_dtype, into)
+    launch_forward(FORWARD, mixes, scale, base, made, (None, None, None), n, constants, NO_NORM, choice)
+    return made
 
 
 def forward_reduced(
@@ -145,7 +153,7 @@ def forward_reduced(
     """
     splits, *lead, columns = partials.shape
     constants = n_iters, eps, post_mult, pre_eps, post_eps, comb_order
-    results = coefficients(partials, lead, n, out_dtype)
+    results = rooms(partials, lead, n, out_dtype, (None,) * 3)
     mixes, norms = partials.new_empty((*lead, columns)), partials.new_empty((*lead, 2))
     by_token = partials.movedim(0, -2), squares.movedim(0, -1)
     tokens_first = splits > 1 and all(t.is_contiguous() for t in by_token)
@@ -155,11 +163,6 @@ def forward_reduced(
     of_norm = placed(squares), mixes, norms
     launch_forward(REDUCED, partials, scale, base, results, of_norm, n, constants, norm, choice)
     return *results, mixes, norms
-
-
-def coefficients(x: torch.Tensor, lead: Sequence[int], n: int, dtype: torch.dtype) -> Tensors:
-    """Room for (pre, post, comb)."""
-    return tuple([x.new_empty((*lead, *s), dtype=dtype) for s in ((n,), (n,), (n, n))])
 
 
 def launch_forward(
@@ -244,7 +247,7 @@ def backward(
         *wanted, choice,
     )  # fmt: skip
 
-    def room(tiles: int) -> Some:
+    def rows_for(tiles: int) -> Some:
         return (scale.new_empty if whole else scale.new_zeros)((tiles, width)) if wanted[1] else None
 
     def tensors(sums: Some) -> tuple[torch.Tensor | At | None, ...]:
@@ -257,7 +260,7 @@ def backward(
         return dmixes, None if sums is None else sums.sum(0)[: columns + 3]
 
     tiles = _tiles.get(key)
-    sums = None if tiles is None else room(tiles)
+    sums = None if tiles is None else rows_for(tiles)
     if tiles and launch_kept(key, *tensors(sums)):
         return found()
     call = call_for(n, n_iters, eps, mixes.dtype)
@@ -266,16 +269,14 @@ def backward(
         nonlocal sums
         tiles = 1 if chosen.interpret else tiles_of(chosen.choice, tokens)
         if sums is None or sums.size(0) != tiles:
-            sums = room(tiles)
-        thread = thread_of(chosen.choice)
-        flat = any(thread)
-        rows = mixes.view(tokens, columns)
+            sums = rows_for(tiles)
+        thread, rows = thread_of(chosen.choice), mixes.view(tokens, columns)
         views = (
             rows.view(tokens, n + 2, n), logits_view(rows[:, 2 * n :], n, thread), scale,
             base.view(n + 2, n), logits_view(base[2 * n :], n, thread, tokens),
             *(None if t is None else t.view(tokens, n) for t in (dpre, dpost)),
             None if dcomb is None else logits_view(dcomb.view(tokens, n * n), n, thread),
-            *gradient_views(dmixes, sums, n, flat),
+            *gradient_views(dmixes, sums, n, any(thread)),
         )  # fmt: skip
         own = KERNELS[BACKWARD].after_tensors(chosen, call, eps, post_mult, comb_order)
         run_and_keep(chosen, views, own, tensors(sums), key)
@@ -294,7 +295,6 @@ def tiles_of(choice: Choice, tokens: int) -> int:
 
 def describe(mixes: torch.Tensor, n: int, n_iters: int, eps: float) -> tuple[str, str, str]:
     """(device, forward choice, backward choice) for these arguments, in words."""
-    call = call_for(n, n_iters, eps, mixes.dtype)
-    tokens = mixes.numel() // mixes.size(-1)
+    call, tokens = call_for(n, n_iters, eps, mixes.dtype), mixes.numel() // mixes.size(-1)
     chosen = (str(chosen_for(KERNELS[name], call, tokens, mixes)) for name in (FORWARD, BACKWARD))
     return f"{device_of(mixes).key} ({mixes.device})", *chosen

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from helion_sinkhorn.ops.mhc.out import room
 from helion_sinkhorn.ops.sinkhorn.views import spread_over_threads
 from helion_sinkhorn.runtime.wanted import Some
 
@@ -56,3 +59,10 @@ def gradient_views(dmixes: Some, sums: Some, n: int, flat: bool) -> tuple[Some, 
         of_gates, of_logits = sums.as_strided((tiles, 2, n), (width, n, 1)), sums[:, 2 * n :]
         of_sums = of_gates, of_logits.as_strided((tiles, n, n), (width, n, 1)), sums[:, n * n + 2 * n :]
     return *of_mixes, *of_sums
+
+
+def rooms(
+    x: torch.Tensor, lead: Sequence[int], n: int, dtype: torch.dtype, into: Sequence[Some]
+) -> tuple[torch.Tensor, ...]:
+    """Room for (pre, post, comb): what is in `into`, and new memory for the others."""
+    return tuple([room(t, x, (*lead, *s), dtype) for t, s in zip(into, ((n,), (n,), (n, n)), strict=True)])

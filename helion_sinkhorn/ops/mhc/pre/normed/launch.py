@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from helion_sinkhorn.ops.mhc.out import room
 from helion_sinkhorn.ops.mhc.pre.launch import call_for
 from helion_sinkhorn.ops.mhc.pre.normed.space import (
     SHARES,
@@ -18,7 +19,7 @@ from helion_sinkhorn.ops.mhc.pre.normed.space import (
 from helion_sinkhorn.ops.mhc.pre.space import PreCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import Chosen, launch
-from helion_sinkhorn.runtime.views import flattened, parameter
+from helion_sinkhorn.runtime.views import flattened, flattened_streams, parameter
 from helion_sinkhorn.runtime.wanted import Some, room_for
 
 FORWARD, BACKWARD = "hc_pre_normed_forward", "hc_pre_normed_backward"
@@ -43,12 +44,17 @@ KERNELS = {
 
 
 def forward(
-    x: torch.Tensor, pre: torch.Tensor, weight: torch.Tensor, eps: float, choice: Choice | None = None
+    x: torch.Tensor,
+    pre: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    choice: Choice | None = None,
+    into: Some = None,
 ) -> torch.Tensor:
-    """u (..., C); the contract is api.hc_pre's."""
+    """u (..., C), or `into`; the contract is api.hc_pre's."""
     n, columns = x.shape[-2:]
-    u = torch.empty((*x.shape[:-2], columns), dtype=x.dtype, device=x.device)
-    tensors = flattened(x, 2), flattened(pre, 1), parameter(weight), u.view(-1, columns)
+    u = room(into, x, (*x.shape[:-2], columns), x.dtype)
+    tensors = flattened_streams(x), flattened(pre, 1), parameter(weight), u.view(-1, columns)
     launch(
         KERNELS[FORWARD], call_for(n, columns, x.dtype), tensors, eps, batch=len(tensors[0]), choice=choice
     )

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.out import NONE, Out, room
 from helion_sinkhorn.ops.mhc.post import launch as post_launch
 from helion_sinkhorn.ops.mhc.pre.normed.launch import normalise
+from helion_sinkhorn.ops.mhc.prepared import prepared
 from helion_sinkhorn.ops.mhc.site import launch as site_launch
 from helion_sinkhorn.ops.mhc.site.boundary.space import (
     MOST_STREAMS,
@@ -24,9 +26,11 @@ from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, launch
 from helion_sinkhorn.runtime.space import power_of_two
-from helion_sinkhorn.runtime.views import flattened, parameter, placed
+from helion_sinkhorn.runtime.views import flattened, flattened_streams, parameter, placed
 
 SPLIT, FORWARD = "hc_boundary_split", "hc_boundary_forward"
+LAYOUT = "side by side"
+"""The parts as SPLIT has them, for `prepare`."""
 BODIES = "helion_sinkhorn.ops.mhc.site.boundary.kernels"
 
 
@@ -69,27 +73,32 @@ def forward(
     y_norm_weight: torch.Tensor | None,
     *constants: object,
     choices: Choices = NO_CHOICES,
+    out: Out = NONE,
 ) -> Tensors:
     """(streams, y, pre, post, comb, mixes, norms); the contract is torch_op's.
 
     In one pass over the streams where their weights are known and registers hold them all, or else in parts.
     H200, 8192 tokens of 4 x 4096: in one pass 279 us, in parts 330; with the pass for all but y 344.
 
-    `choices` of KERNELS, by name, replace the stored ones.
+    `choices` of KERNELS, by name, replace the stored ones.  The results are those of `out`, which may be
+    arguments: each program reads all streams of its columns before it writes them, and coefficients are
+    written when nothing reads the old ones any more.
     """
     given = SiteOptions(*constants)
     n, columns = x.shape[-2:]
     if weights is None or n > MOST_STREAMS:
-        streams = post_launch.forward(f, x, post, comb, bias, given.comb_order)
+        streams = post_launch.forward(f, x, post, comb, bias, given.comb_order, out=out.residual)
         site = streams, fn, scale, base, weights, y_norm_weight
-        return streams, *site_launch.forward(*site, *constants)
+        return streams, *site_launch.forward(*site, *constants, out=out)
     call = call_for(n, columns, x.dtype, given.precision)
-    split = split_of(parameter(fn), call, choices.get(SPLIT))
-    passed = one_pass(f, x, post, comb, bias, weights, split, call, given.comb_order, choices.get(FORWARD))
-    streams, y, *made = passed
+    split = None if choices else prepared(fn, LAYOUT, call.mixes.parts)
+    if split is None:
+        split = split_of(parameter(fn), call, choices.get(SPLIT))
+    update = f, x, post, comb, bias, weights
+    streams, y, *made = one_pass(*update, split, call, given.comb_order, choices.get(FORWARD), out)
     if y_norm_weight is not None:
         normalise(y, y_norm_weight, given.y_norm_eps)
-    return streams, y, *coefficients(*made, x.shape[:-2], scale, base, n, call.mixes, given)
+    return streams, y, *coefficients(*made, x.shape[:-2], scale, base, n, call.mixes, given, out)
 
 
 def split_shape(call: SiteCall) -> tuple[int, int, int]:
@@ -117,14 +126,15 @@ def one_pass(
     call: SiteCall,
     comb_order: str,
     choice: Choice | None = None,
+    out: Out = NONE,
 ) -> Tensors:
     """(streams (..., n, C), y (..., C), partials (T, splits, M), squares (T, splits)) of T tokens.
 
     streams and y are made in these shapes: of several results autograd lets nobody change a view in place.
     """
     n, columns = x.shape[-2:]
-    streams, y = x.new_empty(x.shape), x.new_empty((*x.shape[:-2], columns))
-    f, x, post, comb = flattened(f, 1), flattened(x, 2), flattened(post, 1), flattened(comb, 2)
+    streams, y = room(out.residual, x, x.shape, x.dtype), room(out.y, x, (*x.shape[:-2], columns), x.dtype)
+    f, x, post, comb = flattened(f, 1), flattened_streams(x), flattened(post, 1), flattened(comb, 2)
     bias, weights, tokens = None if bias is None else placed(bias), flattened(weights, 1), x.size(0)
     splits = -(-columns // chunk_of(call))
     partials = x.new_empty((tokens, splits, n * (n + 2)), dtype=torch.float32)

@@ -47,12 +47,12 @@ def _launch_backward():
     return ways
 
 
-def forward(f, x, *arguments):
+def forward(f, x, *arguments, **out):
     """(streams, y, pre, post, comb, mixes, norms)."""
     if x.numel() == 0:
         return tuple(t.zero_() for t in _empty_results(f, x, *arguments))
     with on_device(x):
-        return _launch().forward(f, x, *arguments)
+        return _launch().forward(f, x, *arguments, **out)
 
 
 def _empty_results(f, x, *arguments):

@@ -1,0 +1,166 @@
+"""Out: tensors that a call writes its results into, and what they have to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+
+from helion_sinkhorn.runtime.checks import check_same_device, check_tensor, refuse_shape, type_of
+from helion_sinkhorn.runtime.pieces import computing
+from helion_sinkhorn.runtime.tokens import may_be_distributed
+from helion_sinkhorn.runtime.torch_op import are_eager
+from helion_sinkhorn.runtime.views import VECTOR_BYTES
+
+
+class Out(NamedTuple):
+    """Tensors that results of `hc_boundary` or `hc_site` are written into; None for what is allocated."""
+
+    y: torch.Tensor | None = None
+    """(..., C), in the dtype of x."""
+    pre: torch.Tensor | None = None
+    """(..., n), float32, float64 for float64 x; of `hc_boundary`, where it may be pre_next itself."""
+    post: torch.Tensor | None = None
+    """(..., n), the same dtype; where `hc_boundary` takes post it may be that itself."""
+    comb: torch.Tensor | None = None
+    """(..., n, n), the same dtype; likewise."""
+    residual: torch.Tensor | None = None
+    """(..., n, C), the new streams, in the dtype of x; of `hc_boundary`, where it may be x itself."""
+
+
+NONE = Out()
+Given = Mapping[str, torch.Tensor | None]
+Wanted = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+def check_fields(out: object, x: torch.Tensor, over: Mapping[str, str], given: Given) -> bool:
+    """`check_out` of the fields of an Out.
+
+    Args:
+        out: what the caller passed.
+        x: (..., n, C), the streams.
+        over: the fields that the call makes, and the argument that each may be written over, or "".
+        given: the arguments by name.
+
+    Raises:
+        TypeError: out is no Out, or has a field that the call does not make.
+    """
+    if not isinstance(out, Out):
+        raise TypeError(
+            f"out is {type_of(out)}; pass helion_sinkhorn.Out(y=.., post=.., ..), None for what is allocated"
+        )
+    there = {name: t for name, t in zip(Out._fields, out, strict=True) if t is not None}
+    for name in there:
+        if name not in over:
+            raise TypeError(f"out.{name} is given, and this call does not make it; pass {', '.join(over)}")
+    *lead, n, c = x.shape
+    single = computing(x.dtype)
+    of_results = ((c,), x.dtype), ((n,), single), ((n,), single), ((n, n), single), ((n, c), x.dtype)
+    wanted = {
+        f"out.{name}": ((*lead, *shape), dtype)
+        for name, (shape, dtype) in zip(Out._fields, of_results, strict=True)
+    }
+    of = {f"out.{name}": t for name, t in there.items()}
+    return check_out(of, wanted, x, {f"out.{name}": argument for name, argument in over.items()}, given)
+
+
+def check_out(
+    out: Mapping[str, torch.Tensor], wanted: Wanted, x: torch.Tensor, over: Mapping[str, str], given: Given
+) -> bool:
+    """Whether kernels may write into the tensors `out`, as eager calls may; others copy their results.
+
+    Args:
+        out: tensors by their names in errors.
+        wanted: the shape and dtype of each.
+        x: (..., n, C), the streams, for errors.
+        over: the argument that each may be written over.
+        given: the arguments by name.
+
+    Raises:
+        TypeError: one of another dtype.
+        ValueError: a shape, device or layout that does not fit; tensors that overlap.
+        NotImplementedError: an argument requires a gradient, or is a DTensor.
+    """
+    for name, t in out.items():
+        check_tensor(name, t)
+        check_same_device(name, t, "x", x)
+        shape, dtype = wanted[name]
+        if t.dtype != dtype:
+            raise TypeError(f"{name} has dtype {t.dtype}, and its result {dtype}; pass {dtype}")
+        if tuple(t.shape) != shape:
+            refuse_shape(name, t, shape, f"for x of shape {tuple(x.shape)} pass {shape}")
+        if not t.is_contiguous():
+            raise ValueError(
+                f"{name} has strides {t.stride()}; pass a contiguous tensor, such as the first tokens of one"
+            )
+    arguments = {name: t for name, t in given.items() if isinstance(t, torch.Tensor)}
+    _refuse_gradients({**arguments, **out})
+    everything = *out.values(), *arguments.values()
+    if may_be_distributed(*everything):
+        from torch.distributed.tensor import DTensor
+
+        if any(isinstance(t, DTensor) for t in everything):
+            raise NotImplementedError("out takes no DTensor; call without it, or on .to_local()")
+    if not are_eager(everything):
+        # nothing here has an address
+        return False
+    _check_memory(out, over, arguments)
+    return True
+
+
+def _refuse_gradients(tensors: Mapping[str, torch.Tensor]) -> None:
+    asking = [name for name, t in tensors.items() if t.requires_grad] if torch.is_grad_enabled() else []
+    if asking or forward_ad._current_level >= 0:
+        who = f"{asking[0]} requires one" if asking else "this is a block of forward_ad"
+        raise NotImplementedError(
+            f"a result in out has no gradient, and {who}; call within torch.no_grad() or "
+            "torch.inference_mode(), or without out"
+        )
+
+
+def _check_memory(out: Given, over: Mapping[str, str], arguments: Given) -> None:
+    """Raise ValueError where kernels could not write, or would change what is still to be read."""
+    places = {name: _place(t) for name, t in {**arguments, **out}.items()}
+    for name, t in out.items():
+        if t.data_ptr() % VECTOR_BYTES:
+            raise ValueError(
+                f"{name} begins {t.data_ptr() % VECTOR_BYTES} bytes behind a multiple of {VECTOR_BYTES}; "
+                "pass a tensor that begins at one: kernels store whole vectors"
+            )
+        for other, place in places.items():
+            if other == name or not (places[name][0] < place[1] and place[0] < places[name][1]):
+                continue
+            may_be = over.get(name) == other
+            if may_be and place == places[name] and arguments[other].is_contiguous():
+                continue
+            rest = f"{other} itself, or memory of its own" if may_be else "memory of its own"
+            raise ValueError(f"{name} overlaps {other}; pass {rest}")
+
+
+def _place(t: torch.Tensor) -> tuple[int, int]:
+    """The first byte of a tensor and the one behind its last; both 0 if it has none."""
+    if t.numel() == 0:
+        return 0, 0
+    entries = 1 + sum([(size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)])
+    return t.data_ptr(), t.data_ptr() + entries * t.element_size()
+
+
+def written(found: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
+    """The result where the caller wants it."""
+    return found if into is None or found is into else into.copy_(found)
+
+
+def count_change(*tensors: torch.Tensor | None) -> None:
+    """Tell autograd that a kernel wrote into these: what it saved of them before is no longer there."""
+    for t in tensors:
+        if t is not None and not t.is_inference():
+            torch.autograd.graph.increment_version(t)
+
+
+def room(
+    into: torch.Tensor | None, x: torch.Tensor, shape: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """`into`, or new memory where x is."""
+    return torch.empty(shape, dtype=dtype, device=x.device) if into is None else into

@@ -1,0 +1,39 @@
+"""The parts of projections that are made once, kept as long as their fn lives and is unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from helion_sinkhorn.runtime.torch_op import PLAIN
+
+
+class _Parts(NamedTuple):
+    made: torch.Tensor
+    version: int
+    address: int
+
+
+_kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""For each fn its `_Parts` by (layout, how many parts)."""
+
+
+def prepared(fn: torch.Tensor, layout: str, parts: int) -> torch.Tensor | None:
+    """The parts that `prepare` made of fn, unless it has been changed since."""
+    if not _kept or type(fn) not in PLAIN or fn.is_inference():
+        return None
+    found = _kept.get(fn, {}).get((layout, parts))
+    return found.made if found and found[1:] == (fn._version, fn.data_ptr()) else None
+
+
+def prepare(fn: torch.Tensor, layout: str, parts: int, make: Callable[[], torch.Tensor]) -> None:
+    """Keep what `make` makes of fn, in the memory of what was kept before, which a graph may have."""
+    own = _kept.setdefault(fn, {})
+    made = make()
+    before = own.get((layout, parts))
+    if before and (before.made.shape, before.made.device) == (made.shape, made.device):
+        made = before.made.copy_(made)
+    own[layout, parts] = _Parts(made, fn._version, fn.data_ptr())

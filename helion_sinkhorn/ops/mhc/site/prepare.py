@@ -1,0 +1,69 @@
+"""hc_prepare(...): what every call makes of a site's projection, made once."""
+
+from __future__ import annotations
+
+import torch
+
+from helion_sinkhorn.ops.mhc.mixes.api import PRECISIONS
+from helion_sinkhorn.ops.mhc.prepared import prepare
+from helion_sinkhorn.ops.mhc.site.boundary.space import MOST_STREAMS
+from helion_sinkhorn.ops.mhc.streams import streams_of
+from helion_sinkhorn.runtime.checks import check_flag, check_option, check_tensor, implementation_for
+from helion_sinkhorn.runtime.torch_op import are_eager, on_device
+from helion_sinkhorn.runtime.views import parameter
+
+
+def hc_prepare(fn: torch.Tensor, *, delayed_pre: bool = False, precision: str = "float32") -> None:
+    """Split the projection of a site into the parts that kernels multiply, once for all calls that take it.
+
+    Without it every call of `hc_site` and `hc_boundary` makes them anew, in a launch of its own.  Calls that
+    are given this very tensor, also by the module that holds it, take what was kept for it, with the same
+    bits; so do CUDA graphs that are captured afterwards.  The next call notices a change of fn in place and
+    makes the parts itself again, a graph does not.  Call hc_prepare again after a change: it writes into the
+    same memory, and no graph has to be captured anew.  Changes through `fn.data` are not noticed.
+
+    Args:
+        fn: (n^2 + 2n, n C), any floating dtype, as `hc_site` takes it; it is kept while it lives.
+        delayed_pre: False for `hc_site`, and `hc_boundary` without pre_next, as in DeepSeek-V4; True for
+            `hc_boundary` with pre_next, as in DeepSeek-V4.1.
+        precision: of the calls, "float32" or "tf32".
+
+    Without kernels for it, as on a CPU or in float64, nothing is kept.  A norm_weight is multiplied by fn in
+    every call, which then takes no kept parts.  They have 6 bytes for each entry of fn, or 4 with "tf32".
+
+    Raises:
+        TypeError: fn is no floating-point tensor, delayed_pre no flag.
+        ValueError: fn is no projection of 1 to 16 streams, or an inference tensor, of which nothing tells
+            that it was changed; an unknown precision.
+        NotImplementedError: fn is a DTensor, or the call is compiled.
+
+    Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2.
+    """
+    check_tensor("fn", fn, "(n^2 + 2n, n C)")
+    check_flag("delayed_pre", delayed_pre)
+    check_option("precision", precision, PRECISIONS)
+    n = streams_of(fn.shape[0]) if fn.dim() == 2 else 0
+    if not n or fn.shape[1] % n or not fn.shape[1]:
+        raise ValueError(
+            f"fn has shape {tuple(fn.shape)}; pass (n^2 + 2n, n C), the projection of a site with n streams"
+        )
+    if fn.is_inference():
+        raise ValueError(
+            "fn is an inference tensor, whose changes nothing counts; make it outside torch.inference_mode()"
+        )
+    if not are_eager((fn,)):
+        raise NotImplementedError("hc_prepare takes a plain tensor; call it outside of compiled functions")
+    if implementation_for("auto", "fn", fn) == "pytorch":
+        return
+    from helion_sinkhorn.ops.mhc.mixes import launch as of_mixes
+    from helion_sinkhorn.ops.mhc.site.boundary import launch as of_boundary
+    from helion_sinkhorn.ops.mhc.site.launch import call_for
+
+    # the parts are the same for streams of any dtype
+    call = call_for(n, fn.shape[1] // n, torch.bfloat16, precision)
+    with torch.no_grad(), on_device(fn):
+        rows = parameter(fn)
+        if delayed_pre and n <= MOST_STREAMS:
+            prepare(fn, of_boundary.LAYOUT, call.mixes.parts, lambda: of_boundary.split_of(rows, call))
+        else:
+            prepare(fn, of_mixes.LAYOUT, call.mixes.parts, lambda: of_mixes.split(rows, call.mixes))

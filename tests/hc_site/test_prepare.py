@@ -1,0 +1,180 @@
+"""fn prepared once: no launch for it, the same bits, and never the parts of another fn."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from autograd_calls import assert_equal
+from hc_boundaries import boundary_inputs
+from launches import OPERATORS, kernels_on_cpu, launching_as
+
+from helion_sinkhorn import hc_boundary, hc_coeffs, hc_prepare, hc_site, nn
+from helion_sinkhorn.ops.mhc import prepared
+from helion_sinkhorn.runtime.dispatch import run
+
+SPLITS = "hc_mixes_split", "hc_boundary_split"
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The bodies of the launches, in order."""
+    names = []
+
+    def noting(kernel, *arguments):
+        names.append(kernel.name)
+        run(kernel, *arguments)
+
+    kernels_on_cpu(monkeypatch, OPERATORS)
+    launching_as(monkeypatch, run=noting)
+    return names
+
+
+def splits(launched, call):
+    """How many launches of a call make parts of fn, and its results."""
+    launched.clear()
+    found = call()
+    return sum(name in SPLITS for name in launched), found
+
+
+def calls(n=4, c=40):
+    """By delayed_pre: a call with fn, and fn."""
+    f, x, post, comb, fn, scale, base, _, weights = boundary_inputs(5, n=n, c=c, dtype=torch.bfloat16)[0]
+    return {
+        True: lambda: hc_boundary(f, x, post, comb, weights, fn, scale, base, 3),
+        False: lambda: hc_boundary(f, x, post, comb, None, fn, scale, base, 3),
+        "site": lambda: hc_site(x, fn, scale, base, 3),
+        "coefficients": lambda: hc_coeffs(x, fn, scale, base, 3),
+    }, fn
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+@pytest.mark.parametrize("delayed_pre", [True, False])
+def test_calls_that_take_it_make_no_parts(launched, delayed_pre, precision):
+    made, fn = calls()
+    expected = {name: splits(launched, call) for name, call in made.items()}
+    assert {count for count, _ in expected.values()} == {1}
+    hc_prepare(fn, delayed_pre=delayed_pre, precision=precision)
+    for name, call in made.items():
+        count, found = splits(launched, call)
+        takes = (name is True) == delayed_pre and precision == "float32"
+        assert count == (not takes), name
+        assert_equal(found, expected[name][1])
+
+
+SEAMS = {
+    (True, False): ["hc_boundary_forward", "hc_mixes_reduce", "hc_split_sinkhorn_forward"],
+    (True, True): [
+        "hc_boundary_forward", "hc_pre_normed_forward", "hc_mixes_reduce", "hc_split_sinkhorn_forward"
+    ],
+    (False, False): [
+        "hc_post_forward", "hc_mixes_partials", "hc_mixes_reduce", "hc_split_sinkhorn_forward",
+        "hc_pre_forward",
+    ],
+    (False, True): [
+        "hc_post_forward", "hc_mixes_partials", "hc_mixes_reduce", "hc_split_sinkhorn_forward",
+        "hc_pre_normed_forward",
+    ],
+}  # fmt: skip
+"""The launches of a seam whose fn is prepared, by (delayed_pre, with a norm)."""
+
+
+@pytest.mark.parametrize(("delayed_pre", "norm"), SEAMS)
+def test_the_launches_of_a_seam(launched, delayed_pre, norm):
+    """One more where fn is not prepared, the first or second."""
+    f, x, post, comb, fn, scale, base, _, weights = boundary_inputs(5, n=4, c=40, dtype=torch.bfloat16)[0]
+    before, weight = weights if delayed_pre else None, torch.rand(40) if norm else None
+
+    def seam():
+        launched.clear()
+        hc_boundary(f, x, post, comb, before, fn, scale, base, 3, y_norm_weight=weight)
+        return [*launched]
+
+    made = seam()
+    hc_prepare(fn, delayed_pre=delayed_pre)
+    assert seam() == SEAMS[delayed_pre, norm] == [name for name in made if name not in SPLITS]
+    assert len(made) == len(SEAMS[delayed_pre, norm]) + 1
+
+
+def test_a_change_is_noticed_and_prepared_anew_in_the_same_memory(launched):
+    made, fn = calls()
+    hc_prepare(fn)
+    before = prepared.prepared(fn, "rows", 3)
+    fn.mul_(2)
+    count, found = splits(launched, made["site"])
+    assert count == 1
+    assert prepared.prepared(fn, "rows", 3) is None
+    hc_prepare(fn)
+    assert prepared.prepared(fn, "rows", 3) is before
+    count, again = splits(launched, made["site"])
+    assert count == 0
+    assert_equal(again, found)
+
+
+def test_a_module_takes_what_its_parameter_has(launched):
+    site, x = nn.HyperConnection(40), torch.randn(5, 4, 40)
+    with torch.inference_mode():
+        expected = splits(launched, lambda: site.enter(x))
+    hc_prepare(site.fn)
+    with torch.inference_mode():
+        count, found = splits(launched, lambda: site.enter(x))
+    assert (expected[0], count) == (1, 0)
+    assert_equal(found, expected[1])
+    # training goes on: an optimizer changes fn
+    y, *_ = site.enter(x.requires_grad_())
+    y.sum().backward()
+    torch.optim.SGD(site.parameters(), lr=0.1).step()
+    assert splits(launched, lambda: site.enter(x))[0] == 1
+
+
+def test_another_fn_and_a_norm_weight_take_nothing_of_it(launched):
+    _, fn = calls()
+    hc_prepare(fn)
+    *_, scale, base, _, _ = boundary_inputs(5, n=4, c=40)[0]
+    x = torch.randn(5, 4, 40)
+    for other, weight in ((fn.clone(), None), (fn[:], None), (fn, torch.rand(160))):
+        count, _ = splits(
+            launched, lambda other=other, w=weight: hc_site(x, other, scale, base, 3, norm_weight=w)
+        )
+        assert count == 1
+
+
+def test_it_is_kept_while_fn_lives(launched):
+    fn = torch.randn(24, 160)
+    kept = len(prepared._kept)
+    hc_prepare(fn)
+    assert len(prepared._kept) == kept + 1
+    del fn
+    gc.collect()
+    assert len(prepared._kept) == kept
+
+
+def test_on_a_cpu_nothing_is_kept():
+    fn = torch.randn(24, 160)
+    assert hc_prepare(fn) is None
+    assert prepared.prepared(fn, "rows", 3) is None
+
+
+def inference_tensor():
+    with torch.inference_mode():
+        return torch.randn(24, 160)
+
+
+REFUSED = {
+    "no tensor": (lambda: hc_prepare([1.0]), TypeError, r"fn is a list; pass a torch.Tensor of shape \(n\^2"),
+    "rows": (lambda: hc_prepare(torch.ones(23, 160)), ValueError, r"fn has shape \(23, 160\); pass"),
+    "columns": (lambda: hc_prepare(torch.ones(24, 161)), ValueError, r"fn has shape \(24, 161\); pass"),
+    "flag": (lambda: hc_prepare(torch.ones(24, 160), delayed_pre=1), TypeError, "delayed_pre is 1; pass"),
+    "precision": (
+        lambda: hc_prepare(torch.ones(24, 160), precision="bf16"), ValueError, "precision is 'bf16'; use"
+    ),
+    "inference": (lambda: hc_prepare(inference_tensor()), ValueError, "fn is an inference tensor"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_refused(what):
+    make, error, text = REFUSED[what]
+    with pytest.raises(error, match=text):
+        make()

@@ -1,0 +1,238 @@
+"""Results written into given tensors: the same bits, the old streams written over, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from autograd_calls import assert_equal
+from hc_boundaries import boundary_inputs
+from launches import OPERATORS, kernels_on_cpu
+
+from helion_sinkhorn import Out, hc_boundary, hc_post, hc_site, nn
+from helion_sinkhorn.ops.mhc.post import api as post_api
+from helion_sinkhorn.ops.mhc.site import crossing
+
+WHERE = pytest.mark.parametrize("where", ["pytorch", "kernels"])
+
+
+@pytest.fixture(autouse=True)
+def _kernels(request, monkeypatch):
+    where = request.node.callspec.params.get("where") if hasattr(request.node, "callspec") else None
+    if where == "kernels":
+        kernels_on_cpu(monkeypatch, OPERATORS)
+
+
+def seam(given, own, **options):
+    """hc_boundary of `boundary_inputs`, with its own weights or those of the site before."""
+    f, x, post, comb, fn, scale, base, bias, weights = given
+    before = None if own else weights
+    return hc_boundary(f, x, post, comb, before, fn, scale, base, 3, bias=bias, **options)
+
+
+def inputs(*lead, n=4, c=24, dtype=torch.bfloat16):
+    # in reference mode a float32 stream is a view of what is written over it
+    return [t.contiguous() for t in boundary_inputs(*lead, n=n, c=c, dtype=dtype)[0]]
+
+
+def rooms(found):
+    return [torch.full_like(t, float("nan")) for t in found]
+
+
+@WHERE
+@pytest.mark.parametrize(
+    ("n", "own", "norm"), [(4, False, True), (4, True, True), (3, False, False), (5, False, False)]
+)
+def test_a_boundary_writes_the_same_bits(where, n, own, norm):
+    """One pass over the streams, and parts for their own weights and for five streams."""
+    given = inputs(2, 3, n=n)
+    options = {"y_norm_weight": torch.rand(24)} if norm else {}
+    expected = seam(given, own, **options)
+    room = Out(*rooms(expected))
+    found = seam(given, own, out=room, **options)
+    assert all(a is b for a, b in zip(found, room, strict=True))
+    assert_equal(found, expected)
+
+
+@WHERE
+@pytest.mark.parametrize(("n", "own"), [(4, False), (4, True), (5, False)])
+def test_everything_may_replace_its_argument(where, n, own):
+    given = inputs(6, n=n)
+    expected = seam(given, own)
+    _, x, post, comb, *_, weights = given
+    found = seam(given, own, out=Out(None, None if own else weights, post, comb, x))
+    assert found.residual is x
+    assert found.comb is comb
+    assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("where", ["kernels"])
+@pytest.mark.parametrize("n", [4, 5])
+def test_kernels_leave_nothing_to_copy(where, n, monkeypatch):
+    copied = []
+
+    def written(found, into):
+        copied.extend([] if into is None or found is into else [into])
+        return found
+
+    for place in (crossing, post_api):
+        monkeypatch.setattr(place, "written", written)
+    given = inputs(6, n=n)
+    f, x, post, comb, fn, scale, base, *_ = given
+    for own in (False, True):
+        seam(given, own, out=Out(*rooms(seam(given, own))))
+    y, *coefficients, _ = hc_site(x, fn, scale, base)
+    hc_site(x, fn, scale, base, out=Out(y, None, *coefficients))
+    hc_post(f, x, post, comb, out=x)
+    assert copied == []
+
+
+@WHERE
+def test_post_and_site(where):
+    f, x, post, comb, fn, scale, base, bias, _ = inputs(6)
+    site = hc_site(x, fn, scale, base, 3)
+    room = rooms(site[:3])
+    found = hc_site(x, fn, scale, base, 3, out=Out(y=room[0], post=room[1], comb=room[2]))
+    assert all(a is b for a, b in zip(found, [*room, x], strict=True))
+    assert_equal(found, site)
+    streams = hc_post(f, x, post, comb, bias)
+    assert_equal([hc_post(f, x, post, comb, bias, out=torch.empty_like(x))], [streams])
+    without = hc_post(f, x, post, None)
+    assert_equal([hc_post(f, x.clone(), post, None, out=torch.empty_like(x))], [without])
+    assert hc_post(f, x, post, comb, bias, out=x) is x
+    assert_equal([x], [streams])
+
+
+@WHERE
+def test_merged_streams(where):
+    given = inputs(6)
+    expected = seam(given, False)
+    given[1] = given[1].flatten(-2)
+    found = seam(given, False, merged=True, out=Out(residual=given[1]))
+    assert found.residual.data_ptr() == given[1].data_ptr()
+    assert_equal([*found[:4], given[1]], [*expected[:4], expected.residual.flatten(-2)])
+    f, x, post, comb, *_ = inputs(6)
+    merged = hc_post(f, x.flatten(-2), post, comb, merged=True, out=x.flatten(-2))
+    assert merged.data_ptr() == x.data_ptr()
+
+
+@WHERE
+@pytest.mark.parametrize("lead", [(0,), (2, 0)], ids=str)
+def test_no_tokens(where, lead):
+    given = inputs(*lead)
+    for own in (False, True):
+        expected = seam(given, own, y_norm_weight=torch.rand(24))
+        assert [t.shape for t in expected] == [
+            (*lead, 24), (*lead, 4), (*lead, 4), (*lead, 4, 4), (*lead, 4, 24)
+        ]  # fmt: skip
+        room = Out(*rooms(expected))
+        found = seam(given, own, y_norm_weight=torch.rand(24), out=room)
+        assert all(a is b for a, b in zip(found, room, strict=True))
+    f, x, post, comb, *_ = given
+    assert hc_post(f, x, post, comb, out=x) is x
+
+
+@WHERE
+def test_a_module_and_inference_mode(where):
+    boundary = nn.HyperBoundary(24)
+    f, x, post, comb, *_, weights = inputs(6)
+    with torch.inference_mode():
+        expected = boundary(f, x, post, comb, weights)
+        room = Out(*rooms(expected))
+        found = boundary(f, x, post, comb, weights, out=room)
+        assert all(a is b for a, b in zip(found, room, strict=True))
+        assert_equal(found, expected)
+    with pytest.raises(NotImplementedError, match="fn requires one; call within"):
+        boundary(f, x, post, comb, weights, out=Out(residual=x))
+
+
+@WHERE
+def test_autograd_hears_of_it(where):
+    """What it saved before is written over."""
+    f, x, post, comb, *_ = inputs(6)
+    leaf = torch.ones((), requires_grad=True)
+    saved = (leaf * x).sum()
+    with torch.no_grad():
+        hc_post(f, x, post, comb, out=x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.backward()
+
+
+def test_a_compiler_copies():
+    given = inputs(6)
+    expected = seam(given, False)
+    with torch.no_grad():
+        found = torch.compile(
+            lambda given, out: seam(given, False, out=out), backend="aot_eager", fullgraph=True
+        )(given, Out(residual=given[1]))
+    assert found.residual.data_ptr() == given[1].data_ptr()
+    assert_equal(found, expected)
+
+
+def shifted(t):
+    """The same entries from the second one of some memory on."""
+    return torch.empty(t.numel() + 1, dtype=t.dtype)[1:].view(t.shape)
+
+
+f, x, post, comb, fn, scale, base, bias, weights = inputs(6)
+REFUSED = {
+    "no Out": (lambda: (x,), TypeError, "out is a tuple; pass helion_sinkhorn.Out"),
+    "another dtype": (lambda: Out(y=torch.empty(6, 24)), TypeError, "out.y has dtype torch.float32, and"),
+    "another shape": (
+        lambda: Out(comb=torch.empty(6, 16)), ValueError, r"out.comb has shape \(6, 16\); for x of shape"
+    ),
+    "strides": (lambda: Out(residual=x.mT.contiguous().mT), ValueError, "out.residual has strides"),
+    "a device": (lambda: Out(y=torch.empty_like(f, device="meta")), ValueError, "out.y is on meta, x on cpu"),
+    "where it begins": (lambda: Out(y=shifted(f)), ValueError, "out.y begins 2 bytes behind a multiple"),
+    "an argument": (lambda: Out(y=f), ValueError, "out.y overlaps f; pass memory of its own"),
+    "a part of x": (
+        lambda: Out(y=x.flatten()[:144].view(6, 24)), ValueError, "out.y overlaps x; pass memory of its own"
+    ),
+    "one another": (
+        lambda: (lambda t: Out(post=t, pre=t))(torch.empty(6, 4)), ValueError, "out.pre overlaps out.post"
+    ),
+    "post over pre_next": (lambda: Out(post=weights), ValueError, "out.post overlaps pre_next"),
+    "a gradient": (
+        lambda: Out(y=torch.empty_like(f).requires_grad_()), NotImplementedError, "out.y requires one; call"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_refused(what):
+    make, error, text = REFUSED[what]
+    given = f, x, post, comb, fn, scale, base, bias, weights
+    before = [t.clone() for t in given]
+    with pytest.raises(error, match=text):
+        seam(given, False, out=make())
+    assert_equal(given, before)
+
+
+def test_streams_that_overlap_but_are_not_the_same():
+    """One token on: a program would read what another has written."""
+    memory = torch.zeros(7, 4, 24, dtype=torch.bfloat16)
+    memory[:6] = x
+    given = f, memory[:6], post, comb, fn, scale, base, bias, weights
+    with pytest.raises(ValueError, match=r"out\.residual overlaps x; pass x itself, or memory of its own"):
+        seam(given, False, out=Out(residual=memory[1:]))
+
+
+def test_a_site_makes_neither_pre_nor_streams():
+    for name, t in {"pre": torch.empty(6, 4), "residual": torch.empty_like(x)}.items():
+        with pytest.raises(
+            TypeError, match=f"out.{name} is given, and this call does not make it; pass y, post"
+        ):
+            hc_site(x, fn, scale, base, out=Out(**{name: t}))
+
+
+def test_every_pair_of_results_must_lie_apart():
+    expected = seam((f, x, post, comb, fn, scale, base, bias, weights), False)
+    memory = torch.empty(6 * 4 * 24 * 4, dtype=torch.uint8)
+    for pair in itertools.combinations(Out._fields, 2):
+        views = {}
+        for name in pair:
+            like = getattr(expected, name)
+            views[name] = memory[: like.numel() * like.element_size()].view(like.dtype).view(like.shape)
+        with pytest.raises(ValueError, match="overlaps out"):
+            seam((f, x, post, comb, fn, scale, base, bias, weights), False, out=Out(**views))
