@@ -23,9 +23,11 @@ LEARNING_RATE = 3e-3
 
 @dataclass(frozen=True)
 class Run:
-    """Losses of a training, and seconds a step."""
+    """Losses of a training, the experts that its tokens took, and seconds a step."""
 
     losses: torch.Tensor
+    experts: torch.Tensor
+    """(steps, tokens, CHOSEN), ascending: a tie of two that rounding decides moves a loss by some 1e-5."""
     seconds: float
 
 
@@ -40,7 +42,9 @@ def train(model: torch.nn.Module, chain: Chain, steps: int, moved: bool = False)
     """
     generator, ulps = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    losses, start = [], time.perf_counter()
+    losses, experts, start = [], [], time.perf_counter()
+    router = model.model.layers[-1].mlp.gate
+    hook = router.register_forward_hook(lambda _, given, chosen: experts.append(chosen[-1].sort(-1).values))
     for _ in range(steps):
         tokens = chain.draw(BATCH, LENGTH, generator).to(model.device)
         if moved:
@@ -50,7 +54,14 @@ def train(model: torch.nn.Module, chain: Chain, steps: int, moved: bool = False)
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    return Run(torch.stack(losses).cpu(), (time.perf_counter() - start) / steps)
+    hook.remove()
+    return Run(torch.stack(losses).cpu(), torch.stack(experts).cpu(), (time.perf_counter() - start) / steps)
+
+
+def same_experts(one: Run, other: Run) -> int:
+    """Steps before a token takes another expert."""
+    differs = (one.experts != other.experts).flatten(1).any(1)
+    return int(differs.int().argmax()) if differs.any() else len(differs)
 
 
 def draw(path: str, curves: Curves, entropy: float) -> None:

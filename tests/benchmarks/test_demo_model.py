@@ -14,6 +14,7 @@ pytest.importorskip(
 from benchmarks.demo_model import __main__ as demo
 from benchmarks.demo_model import run as steps
 from benchmarks.demo_model.model import Chain
+from benchmarks.demo_model.training import Run
 from helion_sinkhorn import hc_post
 from helion_sinkhorn.integrations import models
 
@@ -57,6 +58,23 @@ def test_it_fails_when_nothing_is_learned(run, monkeypatch):
     status, printed = run()
     assert status == 1
     assert printed.count("FAILED") == 1
+
+
+@pytest.mark.parametrize(
+    ("flip", "apart_from", "passes"), [(8, 8, True), (5, 5, True), (5, 4, False), (3, 3, False)]
+)
+def test_curves_are_compared_until_a_token_takes_another_expert(flip, apart_from, passes):
+    """A tie of two experts that rounding decides is no error; one that comes early is."""
+    original = torch.linspace(3, 1, 8)
+    experts = torch.zeros(8, 4, 2, dtype=torch.int64)
+    other, apart, moved = experts.clone(), original.clone(), original + 1e-6
+    other[flip:, 1, 1] = 1
+    apart[apart_from:] += 1e-3
+    curves = {
+        "original": Run(original, experts, 1.0), "patched": Run(apart, other, 1.0),
+        "moved": Run(moved, experts, 1.0),
+    }  # fmt: skip
+    assert steps.compare_training(curves, entropy=2.0) is passes
 
 
 def test_the_chain_is_one():
