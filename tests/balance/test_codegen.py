@@ -15,7 +15,7 @@ from helion_sinkhorn.ops.balance.space import BalanceCall
 from helion_sinkhorn.runtime.kernel import default_choice
 
 CALLS = (
-    (BalanceCall("bfloat16", 7168), (launch.COLUMNS,)),
+    (BalanceCall("float32", 256), (launch.COLUMNS,)),
     *(
         pytest.param(BalanceCall(*c), tuple(launch.KERNELS), marks=BY_NIGHT)
         for c in (

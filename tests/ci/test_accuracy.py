@@ -463,13 +463,8 @@ def test_systems_for_comparison_are_judged_where_they_are_meant():
     assert judged["implicit_driver_8"] == everything - {"implicit dX (full)"}
 
 
-BODIES = pytest.mark.nightly("one to three minutes of interpreted bodies; the packed walk runs always")
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["attention_packed", *(pytest.param(f"attention_{n}", marks=BODIES) for n in ("every_gate", "chunks"))],
-)
+@pytest.mark.nightly("one to three minutes of interpreted bodies; linear_attention/ judges them always")
+@pytest.mark.parametrize("name", ["attention_packed", "attention_every_gate", "attention_chunks"])
 def test_every_result_of_linear_attention_is_judged_by_element(name):
     """The bodies, interpreted, on more elements than have a truth; a packing of sequences is an element."""
     workload, *inputs, truths = ground(name)

@@ -68,7 +68,7 @@ BY_DAY = {
     "hc_post": (PostCall("bfloat16", 4, 7168), (post.FORWARD, post.BACKWARD)),
     "hc_mixes": (MixesCall("bfloat16", 24, 4 * 7168, "float32"), tuple(mixes.KERNELS)),
     # iterations are unrolled: twenty of them compile four times as long, and in `make machine`
-    "hc_split_sinkhorn": (HcCall("float32", 4, 2, True), (split.FORWARD, split.REDUCED, split.BACKWARD)),
+    "hc_split_sinkhorn": (HcCall("float32", 4, 2, True), (split.BACKWARD,)),
     "hc_site": (SiteCall("bfloat16", 4, 7168, "float32"), tuple(site.KERNELS)),
     "hc_boundary": (MODEL, (boundary.FORWARD,)),
 }
@@ -107,6 +107,9 @@ ROWS = [
         pytest.param(call, BY_DAY[name][1], id=f"{name} {call}", marks=BY_NIGHT)
         for name, calls in OTHERS.items()
         for call in calls
+    ),
+    pytest.param(
+        HcCall("float32", 4, 2, True), tuple(split.KERNELS), id="hc_split_sinkhorn, all", marks=BY_NIGHT
     ),
     pytest.param(MODEL, tuple(backward.KERNELS), id="hc_boundary, backward", marks=BY_NIGHT),
 ]

@@ -1,6 +1,7 @@
 """What is compiled in every run: machine code for one device of each vendor, one graph of all operators.
 
-For the MI350 that is dot_compress, linear attention and what ci/test_emulation.py executes.  At each change
+For the MI350 that is dot_compress, a walk of linear attention, its gradients of chunks, and what
+ci/test_emulation.py executes.  At each change
 `make machine` compiles the defaults of every kernel for an H200 and an MI350 in the cpu workflow.
 """
 
@@ -12,4 +13,3 @@ BY_NIGHT = pytest.mark.nightly("minutes of compilers; `make machine` compiles th
 INDUCTOR_BY_NIGHT = pytest.mark.nightly("C++ compilers; runtime/test_inductor.py compiles one graph of all")
 ONE_TARGET = ("h200", pytest.param("mi350", marks=BY_NIGHT))
 TARGETS = (*ONE_TARGET, pytest.param("b200", marks=BY_NIGHT))
-CHUNK_TARGETS = ("mi350", *(pytest.param(key, marks=BY_NIGHT) for key in ("h200", "b200", "mi300x")))

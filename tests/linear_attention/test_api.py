@@ -172,7 +172,17 @@ def test_padding_does_not_decay_by_g_alone(name, side):
     assert all(x.isfinite().all() for x in found.values())
 
 
-@pytest.mark.parametrize("w", tagged("ci", AttentionWorkload), ids=lambda w: w.name)
+LONG = {f"attention_{name}" for name in ("gla_bf16", "chunks_forgetting", "forgetting", "scalar_forgetting")}
+LONG_BY_NIGHT = pytest.mark.nightly("5 to 8 s each; the gate's tests have one of them, and chunks run always")
+
+
+@pytest.mark.parametrize(
+    "w",
+    [
+        pytest.param(w, id=w.name, marks=LONG_BY_NIGHT if w.name in LONG else ())
+        for w in tagged("ci", AttentionWorkload)
+    ],
+)
 def test_judged_workloads(w):
     case = Case.of(w)
     for results in (case.run(recurrent_linear_attention), case.run_module(linear_attention_launch)):

@@ -11,7 +11,7 @@ from attention_problem import problem
 from hypothesis import given
 from hypothesis import strategies as st
 from interpreted import FEWER
-from targets import CHUNK_TARGETS
+from targets import BY_NIGHT
 
 from ci import machine_rules
 
@@ -133,7 +133,8 @@ def test_what_auto_takes_on_a_gpu(steps, dk, dtype, options, expected, monkeypat
     assert linear_attention._serves("auto", q=q, v=v, **call) == expected
 
 
-@pytest.mark.parametrize("key", CHUNK_TARGETS)
+@BY_NIGHT
+@pytest.mark.parametrize("key", ["mi350", "h200", "b200", "mi300x"])
 def test_defaults_compile_for(key, compile_for):
     """Matrix units, nothing a launch would refuse, and what every kernel's machine code must hold."""
     call = ChunkCall("bfloat16", 64, 128, "gk")
