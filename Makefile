@@ -45,7 +45,7 @@ demo-model: $(VENV)/.demo-model ## a DeepseekV4 of transformers with this residu
 test.suite := -n $(JOBS) --dist worksteal
 test.jax := tests/test_examples.py -k jax
 test.models := tests/mhc/test_transformers.py tests/mhc/test_automodel.py tests/mhc/test_megatron.py tests/mhc/test_hub_layers.py tests/test_upstream.py
-test.servers := tests/mhc/test_servers.py
+test.servers := tests/mhc/test_servers.py tests/test_upstream.py
 ifneq ($(filter models servers,$(WHAT)),)
 test: export PYTHONPATH := $(CURDIR)/$(VENV)/$(WHAT)
 endif

@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 PATCHES = Path(__file__).resolve().parents[1] / "docs" / "upstream"
-RELEASES = {"helion_import": ("helion", "1.5.1"), "transformers_mhc": ("transformers", "5.24.0")}
+RELEASES = {
+    "helion_import": ("helion", "1.5.1"),
+    "transformers_mhc": ("transformers", "5.24.0"),
+    "vllm_mhc": ("vllm", "0.33.0"),
+}
 
 
 def test_every_patch_names_a_release():

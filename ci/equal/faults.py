@@ -36,7 +36,7 @@ class On(NamedTuple):
     """Where faults of an operator are planted."""
 
     workload: str
-    """Of float32: elsewhere one part in 10^7 is lost."""
+    """A workload of float32: elsewhere one part in 10^7 is lost."""
     of: str
     """The result that shows what any kernel may do wrong."""
     inputs: str
@@ -58,7 +58,7 @@ ON = {
     "sinkhorn_balance_step": On("balance_step_two_rows", "weight", "update average weight", None),
 }
 FOLDERS = {"sinkhorn_balance": "balance", "sinkhorn_balance_step": "balance_step"}
-"""Of ci/operators, where it has not the operator's name."""
+"""Folders of ci/operators that have another name than their operator."""
 TINY = 1 + 2.0**-23
 """One part in 10^7."""
 OPTIONS: dict[str, dict[str, Callable[[Any], Any]]] = {

@@ -134,8 +134,8 @@ def of_compiled_autograd(together):
 
 
 def by_day(way, place, alone):
-    """Alone, and by torch.func.grad the fifth argument, a bias."""
-    return alone and (way is of_compiled or (way is of_compiled_func_grad and place == 4))
+    """The first argument, the third and the fifth, a bias, alone; by torch.func.grad the bias."""
+    return alone and place in {of_compiled: (0, 2, 4), of_compiled_func_grad: (4,)}.get(way, ())
 
 
 @pytest.mark.parametrize("kernels", [False, True], ids=["parts", "kernels"])

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-FEWER = settings(max_examples=settings.default.max_examples * 3 // 10)
-"""15 examples in each run and 300 by night."""
+FEWER = settings(max_examples=settings.default.max_examples // 5)
+"""10 examples in each run and 200 by night."""

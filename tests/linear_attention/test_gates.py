@@ -238,7 +238,10 @@ ONE_PACK = dataclasses.replace(WORKLOADS["attention_packed"], heads=1, steps=64,
     [
         (ONE_PACK, recurrent, bodies, "owed", owed_together),
         (WORKLOADS["attention_chunks"], chunked, chunk_gradients, "owed", owed_together),
-        (WORKLOADS["attention_chunks_growing"], recurrent, bodies, "decay_apart", decay_together),
+        pytest.param(
+            *(WORKLOADS["attention_chunks_growing"], recurrent, bodies, "decay_apart", decay_together),
+            marks=pytest.mark.nightly("7 s each; two other sums run always"),
+        ),
     ],
     ids=["recurrent", "chunked", "growing"],
 )

@@ -173,6 +173,7 @@ def test_programs_of_stored_calls_come_with_the_package():
     assert helion == "False"
 
 
+@pytest.mark.nightly("half a minute: Helion for one kernel, in a process of its own")
 def test_programs_are_written_for_a_device_that_is_not_there(tmp_path):
     only = "hc_pre_bf16_c4096_b128"
     for _ in range(2):

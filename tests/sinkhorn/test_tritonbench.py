@@ -106,7 +106,13 @@ def test_large_matrices_come_alone_and_by_eight():
     assert [(w.n, w.m, w.batch, w.n_iters) for w in rows] == [(1024, 1024, 1, 2), (1024, 1024, 8, 2)]
 
 
-@pytest.mark.parametrize(("form", "mode"), [("deepseek", "fwd"), ("log", "bwd")])
+@pytest.mark.parametrize(
+    ("form", "mode"),
+    [
+        ("deepseek", "fwd"),
+        pytest.param("log", "bwd", marks=pytest.mark.nightly("10 s; the forward runs always")),
+    ],
+)
 def test_large_matrices_run_on_a_cpu(form, mode):
     arguments = ["--op", "sinkhorn", "--device", "cpu", "--n", "1024", "--n-iters", "2", "--form", form]
     done = python(

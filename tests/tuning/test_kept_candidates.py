@@ -233,14 +233,12 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.nightly("a minute of Helion for four kernels")
 @pytest.mark.parametrize(
     "views",
     [
         {"sinkhorn_forward": 1, "sinkhorn_implicit_cg": 2},
-        pytest.param(
-            {"sinkhorn_backward": 2, "sinkhorn_backward_history": 2},
-            marks=pytest.mark.nightly("half a minute of Helion; two kernels run always"),
-        ),
+        {"sinkhorn_backward": 2, "sinkhorn_backward_history": 2},
     ],
 )
 def test_kernels_of_triton_3_6_need_no_helion_either(views):

@@ -124,6 +124,7 @@ def test_a_default_that_does_not_compile_is_an_error():
         pick([Binary("h200", binary().job, ("why",))], 128)
 
 
+@pytest.mark.nightly("17 s of compilers; picks from given binaries run always")
 def test_ranking_for_an_mi350_that_is_not_here(tmp_path, monkeypatch):
     """Real machine code from its enumeration to a stored entry, which is the one in the repository."""
     (group,) = groups_of([WORKLOADS["deepseek_4x4_fp32_b128"]], "sinkhorn_forward")
