@@ -119,7 +119,7 @@ def test_segments_of_any_length(n, n_iters, length):
 
 @pytest.mark.parametrize(("n", "m", "first"), some([(3, 5, "cols")], (4, 4, "rows")))
 def test_restarts(n, m, first):
-    """Gradients of three scales are in one program, whose time is that of its operations, not of its matrices."""
+    """One program has the gradients of three scales: its time is that of its operations, not its matrices."""
     case = Case("randn_8", n, m, 60, "log", first, batch=BATCH)
     check_forward(case, block=16)
     x, dy = case.inputs()
