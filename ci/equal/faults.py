@@ -49,7 +49,6 @@ ON = {
     "sinkhorn": On("two_matrices", "P", "x dy", "dy"),
     "implicit": On("implicit_two", "implicit dX (direct)", "p dy", "dy"),
     "sinkhorn_large": On("large_one_iteration", "P", "x log_rows log_columns dy", "dy"),
-    "hc_mixes": On("mixes_odd_fp32", "mixes", "x dmixes fn", "dmixes"),
     "hc_split_sinkhorn": On("hc_one_iteration", "comb", "mixes dpre dpost dcomb scale base", "dcomb"),
     "hc_pre": On("hc_pre_odd_fp32", "y", "x pre dy", "dy"),
     "hc_pre_normed": On("hc_pre_normed_odd_fp32", "u", "x pre du weight", "du"),
