@@ -104,10 +104,14 @@ def _is_bare(t: torch.Tensor) -> bool:
 
 def are_eager(tensors: Iterable[Any]) -> bool:
     """Whether nothing but their operator sees a call on these tensors; what is no tensor counts as one."""
-    # a transform that has ended may leave its wrappers behind
-    return not _dispatches() and not any(
-        [isinstance(x, torch.Tensor) and (_is_wrapped(x) or not _is_bare(x)) for x in tensors]
-    )
+    if _dispatches():
+        return False
+    # every call comes here, and a generator would resume for each tensor
+    for x in tensors:  # noqa: SIM110
+        # a transform that has ended may leave its wrappers behind
+        if isinstance(x, torch.Tensor) and (_is_wrapped(x) or not _is_bare(x)):
+            return False
+    return True
 
 
 def define(

@@ -140,7 +140,7 @@ def _check_memory(out: Given, over: Mapping[str, str], arguments: Given) -> None
 
 
 def _place(t: torch.Tensor) -> tuple[int, int]:
-    """The first byte of a tensor and the one behind its last; both 0 if it has none."""
+    """The first byte of a tensor and the one after its last; both 0 if it has none."""
     if t.numel() == 0:
         return 0, 0
     entries = 1 + sum([(size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)])
