@@ -8,6 +8,7 @@
     python -m benchmarks.study large --device cuda   # prints the numbers of docs/large.md; 20 s
     python -m benchmarks.study recompute --write docs/bench/recompute.csv   # 40 s
     python -m benchmarks.study sources [--iter 10]   # prints the sources' comparisons; 30 s
+    python -m benchmarks.study serving --write docs/bench/serving.csv   # 3 minutes on a GPU
     python -m benchmarks.study first_call --write docs/bench/first_call.csv   # 90 s on a GPU
 
 On a CPU, but for what says otherwise.  Each is a module of benchmarks/studies/, which says what it measures.
@@ -58,13 +59,20 @@ def make_parser() -> argparse.ArgumentParser:
     own.add_argument("--sizes", type=int, nargs="+", default=[4], help="n of the n x n matrices")
     own.add_argument("--repeats", type=int, default=3, help="processes of which medians are taken")
     own.add_argument("--write", type=Path, metavar="FILE", help="as CSV, in place of rows of the same stack")
+    own = studies.add_parser("serving")
+    own.add_argument("--hidden", type=command.size, nargs="+", default=[4096, 5120, 7168])
+    own.add_argument("--tokens", type=command.size, nargs="+",
+                     default=[1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 8192])  # fmt: skip
+    own.add_argument("--schemes", nargs="+", choices=("V4.1", "V4"), default=["V4.1", "V4"])
+    own.add_argument("--profile", type=command.size, nargs="+", default=[1, 128], help="tokens of launches")
+    own.add_argument("--write", type=Path, metavar="FILE", help="as CSV")
     return parser
 
 
 def main() -> None:
     parser = make_parser()
     options = parser.parse_args()
-    gpu = getattr(options, "gpu", False) or getattr(options, "device", "cpu") == "cuda"
+    gpu = getattr(options, "gpu", options.study == "serving") or getattr(options, "device", "cpu") == "cuda"
     command.need_gpu(parser, "cuda" if gpu else "cpu", "on a CPU it has the table of errors")
     if not gpu:
         command.need_packages(**NEEDS.get(options.study, {}))

@@ -12,10 +12,10 @@ import hashlib
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -139,16 +139,17 @@ def launch(session: Session, function: Any, grid: tuple[int, ...], *arguments: A
     named = dict(zip(function.arg_names, arguments, strict=True))
     kinds = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
     values = [(kind, named[name]) for name, kind in kinds.items()]
-    # an argument that is given twice is one region
-    spans = {span_name(v): v for kind, v in values if kind.startswith("*") and v is not None}
-    regions = {name: bytes_of(t) for name, t in spans.items()}
-    key = decided(session.model, text_digest, grid[0], values, regions)
+    memory = regions_of([v for kind, v in values if kind.startswith("*") and v is not None])
+    values = [(kind, place_in(memory, v) if isinstance(v, torch.Tensor) else v) for kind, v in values]
+    before = {name: region.numpy().copy() for name, region in memory.items()}
+    key = decided(session.model, text_digest, grid[0], values, before)
     if key not in session.written:
-        session.written[key] = wrote(session.model, loaded, compiled.metadata, grid[0], values, regions)
+        session.written[key] = wrote(session.model, loaded, compiled.metadata, grid[0], values, before)
         session.launches += 1
-    for t, content in zip(spans.values(), session.written[key], strict=True):
+    for (name, region), content in zip(memory.items(), session.written[key], strict=True):
         if content is not None:
-            restored(t, content, regions[span_name(t)])
+            changed = content != before[name]
+            region.numpy()[changed] = content[changed]
 
 
 def loaded_of(session: Session, listing: str) -> tuple[str, Loaded]:
@@ -165,7 +166,7 @@ def decided(
 ) -> bytes:
     """A digest of all that decides what a launch writes."""
     order = list(regions)
-    scalars = [order.index(span_name(v)) if isinstance(v, torch.Tensor) else v for _, v in values]
+    scalars = [(order.index(v.region), v.offset) if isinstance(v, Place) else v for _, v in values]
     found = hashlib.sha256(repr((model, program, grid, scalars)).encode())
     for content in regions.values():
         found.update(f"{content.size} ".encode())
@@ -201,7 +202,7 @@ def segment(loaded: Loaded, values: list[tuple[str, Any]], arena: Arena, empty: 
         raise ValueError(f"{loaded.program.name} takes {len(places)} arguments, {len(values)} are given")
     for place, (kind, value) in zip(places, values, strict=False):
         if kind.startswith("*"):
-            address = 0 if value is None else arena.address(span_name(value))
+            address = 0 if value is None else arena.address(value.region) + value.offset
             content = struct.pack("<Q", address)
         else:
             content = struct.pack(NUMBERS[kind], value)
@@ -216,11 +217,6 @@ def segment(loaded: Loaded, values: list[tuple[str, Any]], arena: Arena, empty: 
     return bytes(filled)
 
 
-def span_name(t: torch.Tensor) -> str:
-    """A region for each span of memory: views of one span, as of an argument given twice, share it."""
-    return f"{span(t)} of {str(t.dtype)[6:]} at {t.data_ptr():#x}"
-
-
 def span(t: torch.Tensor) -> int:
     """Elements from the first of a view to its last."""
     return (
@@ -230,16 +226,37 @@ def span(t: torch.Tensor) -> int:
     )
 
 
-def flat(t: torch.Tensor) -> torch.Tensor:
-    """The memory that a view covers, and no more of its storage."""
-    return t.detach().as_strided((span(t),), (1,))
+class Place(NamedTuple):
+    """Where an argument begins."""
+
+    region: str
+    offset: int
 
 
-def bytes_of(t: torch.Tensor) -> np.ndarray:
-    return flat(t).contiguous().view(torch.uint8).numpy().copy()
+def regions_of(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The bytes that views cover, and no others of their storages; views that overlap share a region."""
+    spans = sorted((t.data_ptr(), t.data_ptr() + span(t) * t.element_size(), k) for k, t in enumerate(tensors))
+    joined: list[list[int]] = []
+    for begin, end, k in spans:
+        if joined and (begin < joined[-1][1] or [begin, end] == joined[-1][:2]):
+            joined[-1][1:] = max(end, joined[-1][1]), min(k, joined[-1][2])
+        else:
+            joined.append([begin, end, k])
+    found = {}
+    # in the order of the arguments, which addresses do not decide
+    for begin, end, k in sorted(joined, key=lambda region: region[2]):
+        storage = tensors[k].untyped_storage()
+        place = (begin - storage.data_ptr()) if end > begin else 0
+        whole = torch.empty(0, dtype=torch.uint8).set_(storage, place, (end - begin,))
+        found[f"{begin:#x}"] = whole
+    return found
 
 
-def restored(t: torch.Tensor, content: np.ndarray, before: np.ndarray) -> None:
-    """Write what changed: views of one storage may overlap, each written in another part."""
-    changed = content != before
-    flat(t).view(torch.uint8).numpy()[changed] = content[changed]
+def place_in(regions: dict[str, torch.Tensor], t: torch.Tensor) -> Place:
+    """Where a tensor lies in `regions_of` it and others."""
+    begin, end = t.data_ptr(), t.data_ptr() + span(t) * t.element_size()
+    for name, region in regions.items():
+        first = int(name, 16)
+        if first <= begin and end <= first + region.numel():
+            return Place(name, begin - first)
+    raise ValueError(f"no region has the {end - begin} bytes at {begin:#x}")

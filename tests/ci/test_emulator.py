@@ -531,9 +531,21 @@ def test_workgroups_branches_and_scratch():
 
 def decided(x: torch.Tensor, y: torch.Tensor, number: int = 3, grid: int = 2, **model) -> bytes:
     """The digest of a launch of (x, number, y)."""
-    values = [("*fp32", x), ("i32", number), ("*fp32", y)]
-    regions = {launch.span_name(t): launch.bytes_of(t) for t in (x, y)}
-    return launch.decided(Model(**model), "program", grid, values, regions)
+    memory = launch.regions_of([x, y])
+    of_x, of_y = (launch.place_in(memory, t) for t in (x, y))
+    values = [("*fp32", of_x), ("i32", number), ("*fp32", of_y)]
+    return launch.decided(Model(**model), "program", grid, values, {k: r.numpy() for k, r in memory.items()})
+
+
+def test_views_that_overlap_share_their_memory():
+    """What a kernel writes into one it reads from the other; bytes of neither are not mapped."""
+    whole = torch.arange(24.0)
+    rows, behind, apart = whole[:16].view(2, 8), whole[4:18], whole[20:]
+    memory = launch.regions_of([apart, behind, rows])
+    assert sorted(r.numel() for r in memory.values()) == [16, 72]
+    places = [launch.place_in(memory, t) for t in (rows, behind, apart)]
+    assert places[0].region == places[1].region != places[2].region
+    assert [p.offset for p in places] == [0, 16, 0]
 
 
 def test_launches_that_differ_in_anything_are_run_each():

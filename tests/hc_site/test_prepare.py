@@ -39,43 +39,37 @@ def splits(launched, call):
 
 
 def calls(n=4, c=40):
-    """By delayed_pre: a call with fn, and fn."""
+    """Calls with fn, hc_boundary's and others, and fn."""
     f, x, post, comb, fn, scale, base, _, weights = boundary_inputs(5, n=n, c=c, dtype=torch.bfloat16)[0]
     return {
-        True: lambda: hc_boundary(f, x, post, comb, weights, fn, scale, base, 3),
-        False: lambda: hc_boundary(f, x, post, comb, None, fn, scale, base, 3),
+        "boundary of V4.1": lambda: hc_boundary(f, x, post, comb, weights, fn, scale, base, 3),
+        "boundary of V4": lambda: hc_boundary(f, x, post, comb, None, fn, scale, base, 3),
         "site": lambda: hc_site(x, fn, scale, base, 3),
         "coefficients": lambda: hc_coeffs(x, fn, scale, base, 3),
     }, fn
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
-@pytest.mark.parametrize("delayed_pre", [True, False])
-def test_calls_that_take_it_make_no_parts(launched, delayed_pre, precision):
+@pytest.mark.parametrize("boundary", [True, False])
+def test_calls_that_take_it_make_no_parts(launched, boundary, precision):
     made, fn = calls()
     expected = {name: splits(launched, call) for name, call in made.items()}
     assert {count for count, _ in expected.values()} == {1}
-    hc_prepare(fn, delayed_pre=delayed_pre, precision=precision)
+    hc_prepare(fn, boundary=boundary, precision=precision)
     for name, call in made.items():
         count, found = splits(launched, call)
-        takes = (name is True) == delayed_pre and precision == "float32"
+        takes = name.startswith("boundary") == boundary and precision == "float32"
         assert count == (not takes), name
         assert_equal(found, expected[name][1])
 
 
 SEAMS = {
     (True, False): ["hc_boundary_forward", "hc_mixes_reduce", "hc_split_sinkhorn_forward"],
-    (True, True): [
-        "hc_boundary_forward", "hc_pre_normed_forward", "hc_mixes_reduce", "hc_split_sinkhorn_forward"
-    ],
+    (True, True): ["hc_boundary_forward", "hc_boundary_finish"],
     (False, False): [
-        "hc_post_forward", "hc_mixes_partials", "hc_mixes_reduce", "hc_split_sinkhorn_forward",
-        "hc_pre_forward",
+        "hc_boundary_forward", "hc_mixes_reduce", "hc_split_sinkhorn_forward", "hc_pre_forward"
     ],
-    (False, True): [
-        "hc_post_forward", "hc_mixes_partials", "hc_mixes_reduce", "hc_split_sinkhorn_forward",
-        "hc_pre_normed_forward",
-    ],
+    (False, True): ["hc_boundary_forward", "hc_boundary_finish"],
 }  # fmt: skip
 """The launches of a seam whose fn is prepared, by (delayed_pre, with a norm)."""
 
@@ -92,7 +86,7 @@ def test_the_launches_of_a_seam(launched, delayed_pre, norm):
         return [*launched]
 
     made = seam()
-    hc_prepare(fn, delayed_pre=delayed_pre)
+    hc_prepare(fn, boundary=True)
     assert seam() == SEAMS[delayed_pre, norm] == [name for name in made if name not in SPLITS]
     assert len(made) == len(SEAMS[delayed_pre, norm]) + 1
 
@@ -165,7 +159,7 @@ REFUSED = {
     "no tensor": (lambda: hc_prepare([1.0]), TypeError, r"fn is a list; pass a torch.Tensor of shape \(n\^2"),
     "rows": (lambda: hc_prepare(torch.ones(23, 160)), ValueError, r"fn has shape \(23, 160\); pass"),
     "columns": (lambda: hc_prepare(torch.ones(24, 161)), ValueError, r"fn has shape \(24, 161\); pass"),
-    "flag": (lambda: hc_prepare(torch.ones(24, 160), delayed_pre=1), TypeError, "delayed_pre is 1; pass"),
+    "flag": (lambda: hc_prepare(torch.ones(24, 160), boundary=1), TypeError, "boundary is 1; pass"),
     "precision": (
         lambda: hc_prepare(torch.ones(24, 160), precision="bf16"), ValueError, "precision is 'bf16'; use"
     ),

@@ -77,16 +77,18 @@ def forward(
     n, columns = x.shape[-2:]
     streams, call = flattened_streams(x), call_for(n, columns, x.dtype, given.precision).mixes
     made = mixes_launch.sums(streams, fn, call, given.precision)
-
-    def collapsed(by: torch.Tensor) -> torch.Tensor:
-        if y_norm_weight is None:
-            return pre_launch.forward(streams.view(x.shape), by, into=out.y)
-        return normed_launch.forward(streams.view(x.shape), by, y_norm_weight, given.y_norm_eps, into=out.y)
-
+    streams, norm = streams.view(x.shape), (y_norm_weight, given.y_norm_eps, out.y)
     # first, for pre may be written over the weights
-    y = None if weights is None else collapsed(weights)
+    y = None if weights is None else collapsed(streams, weights, *norm)
     found = coefficients(*made, x.shape[:-2], scale, base, n, call, given, out)
-    return collapsed(found[0]) if y is None else y, *found
+    return collapsed(streams, found[0], *norm) if y is None else y, *found
+
+
+def collapsed(streams: torch.Tensor, by: torch.Tensor, norm: Some, eps: float, into: Some) -> torch.Tensor:
+    """y, or after the norm u, of streams and their weights."""
+    if norm is None:
+        return pre_launch.forward(streams, by, into=into)
+    return normed_launch.forward(streams, by, norm, eps, into=into)
 
 
 def coefficients(

@@ -13,7 +13,7 @@ from helion_sinkhorn.runtime.torch_op import are_eager, on_device
 from helion_sinkhorn.runtime.views import parameter
 
 
-def hc_prepare(fn: torch.Tensor, *, delayed_pre: bool = False, precision: str = "float32") -> None:
+def hc_prepare(fn: torch.Tensor, *, boundary: bool = False, precision: str = "float32") -> None:
     """Split the projection of a site into the parts that kernels multiply, once for all calls that take it.
 
     Without it every call of `hc_site` and `hc_boundary` makes them anew, in a launch of its own.  Calls that
@@ -24,15 +24,14 @@ def hc_prepare(fn: torch.Tensor, *, delayed_pre: bool = False, precision: str = 
 
     Args:
         fn: (n^2 + 2n, n C), any floating dtype, as `hc_site` takes it; it is kept while it lives.
-        delayed_pre: False for `hc_site`, and `hc_boundary` without pre_next, as in DeepSeek-V4; True for
-            `hc_boundary` with pre_next, as in DeepSeek-V4.1.
+        boundary: False for `hc_site`, True for `hc_boundary`.
         precision: of the calls, "float32" or "tf32".
 
     Without kernels for it, as on a CPU or in float64, nothing is kept.  A norm_weight is multiplied by fn in
     every call, which then takes no kept parts.  They have 6 bytes for each entry of fn, or 4 with "tf32".
 
     Raises:
-        TypeError: fn is no floating-point tensor, delayed_pre no flag.
+        TypeError: fn is no floating-point tensor, boundary no flag.
         ValueError: fn is no projection of 1 to 16 streams, or an inference tensor, of which nothing tells
             that it was changed; an unknown precision.
         NotImplementedError: fn is a DTensor, or the call is compiled.
@@ -40,7 +39,7 @@ def hc_prepare(fn: torch.Tensor, *, delayed_pre: bool = False, precision: str = 
     Source: Xie et al., mHC: Manifold-Constrained Hyper-Connections (arXiv 2512.24880), section 4.2.
     """
     check_tensor("fn", fn, "(n^2 + 2n, n C)")
-    check_flag("delayed_pre", delayed_pre)
+    check_flag("boundary", boundary)
     check_option("precision", precision, PRECISIONS)
     n = streams_of(fn.shape[0]) if fn.dim() == 2 else 0
     if not n or fn.shape[1] % n or not fn.shape[1]:
@@ -63,7 +62,7 @@ def hc_prepare(fn: torch.Tensor, *, delayed_pre: bool = False, precision: str = 
     call = call_for(n, fn.shape[1] // n, torch.bfloat16, precision)
     with torch.no_grad(), on_device(fn):
         rows = parameter(fn)
-        if delayed_pre and n <= MOST_STREAMS:
+        if boundary and n <= MOST_STREAMS:
             prepare(fn, of_boundary.LAYOUT, call.mixes.parts, lambda: of_boundary.split_of(rows, call))
         else:
             prepare(fn, of_mixes.LAYOUT, call.mixes.parts, lambda: of_mixes.split(rows, call.mixes))

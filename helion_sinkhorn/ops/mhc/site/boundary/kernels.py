@@ -69,15 +69,21 @@ def rows_of(split, tile_m, tile_c, n, parts):
 
 
 def weights_of(post, comb, weights, tile_t, n, transposed):
-    """[post_o, comb_0o, .. comb_(n-1)o, weights_o] of each new stream o, (tile,) each in float32."""
+    """[post_o, comb_0o, .. comb_(n-1)o, weights_o] of each new stream o, (tile,) each in float32.
+
+    Without weights all but the last.
+    """
     return [
-        [*coefficients_of(post, comb, tile_t, o, n, transposed), coefficient(weights, tile_t, o)]
+        [
+            *coefficients_of(post, comb, tile_t, o, n, transposed),
+            *(() if weights is None else (coefficient(weights, tile_t, o),)),
+        ]
         for o in range(n)
     ]
 
 
 def cross(tensors, kept, sums, place, n, x_parts, parts, how, interpret):
-    """Store a block of the new streams and of y, and return the sums of products and squares with it.
+    """Store a block of the new streams, and of y if it is given; the sums of products and squares with it.
 
     The projection and the collapse take a new stream as it is rounded and stored.
     """
@@ -93,9 +99,11 @@ def cross(tensors, kept, sums, place, n, x_parts, parts, how, interpret):
         wide = rounded.to(torch.float32)
         # rounded products: what is fused into their sum would depend on the place in the block
         square = square + multiply_add(wide, wide, nothing, how).sum(1)
-        collapsed = multiply_add(own[-1].unsqueeze(1), wide, collapsed, how)
+        if y is not None:
+            collapsed = multiply_add(own[-1].unsqueeze(1), wide, collapsed, how)
         made.append(rounded)
-    hl.store(y, [tile_t, tile_c], collapsed.to(y.dtype))
+    if y is not None:
+        hl.store(y, [tile_t, tile_c], collapsed.to(y.dtype))
     rows = turned(rows_of(split, tile_m, tile_c, n, parts))
     total = total + product(given_parts(side_by_side(made, interpret), x_parts), rows, parts, interpret)
     return total, square
@@ -107,16 +115,17 @@ def hc_boundary_forward(
     post: torch.Tensor,
     comb: torch.Tensor,
     bias: torch.Tensor | None,
-    weights: torch.Tensor,
+    weights: torch.Tensor | None,
     split: torch.Tensor,
     out: torch.Tensor,
-    y: torch.Tensor,
+    y: torch.Tensor | None,
     partials: torch.Tensor,
     squares: torch.Tensor,
     facts: hl.constexpr,
 ):
     """out (T, n, C) of f, x, post, comb and bias, as in hc_post, and y (T, C) of out and weights (T, n).
 
+    weights and y may be None.
     Of out there are sums over `chunk` columns of each stream: partials (T, splits, M) = out fn', and squares
     (T, splits).
 

@@ -21,12 +21,14 @@ from helion_sinkhorn.ops.mhc.site.boundary.space import (
     split_default,
     split_space,
 )
-from helion_sinkhorn.ops.mhc.site.launch import Tensors, call_for, coefficients
+from helion_sinkhorn.ops.mhc.site.boundary.finish.launch import finish, is_short
+from helion_sinkhorn.ops.mhc.site.launch import Tensors, call_for, coefficients, collapsed
 from helion_sinkhorn.ops.mhc.site.space import SiteCall
 from helion_sinkhorn.runtime.kernel import Choice, Kernel
 from helion_sinkhorn.runtime.launch import NO_CHOICES, Choices, Chosen, launch
 from helion_sinkhorn.runtime.space import power_of_two
 from helion_sinkhorn.runtime.views import flattened, flattened_streams, parameter, placed
+from helion_sinkhorn.runtime.wanted import Some
 
 SPLIT, FORWARD = "hc_boundary_split", "hc_boundary_forward"
 LAYOUT = "side by side"
@@ -77,8 +79,8 @@ def forward(
 ) -> Tensors:
     """(streams, y, pre, post, comb, mixes, norms); the contract is torch_op's.
 
-    In one pass over the streams where their weights are known and registers hold them all, or else in parts.
-    H200, 8192 tokens of 4 x 4096: in one pass 279 us, in parts 330; with the pass for all but y 344.
+    In one pass over the streams where registers hold them all, or else in parts.  H200, 8192 tokens of
+    4 x 4096: in one pass 279 us, in parts 330.
 
     `choices` of KERNELS, by name, replace the stored ones.  The results are those of `out`, which may be
     arguments: each program reads all streams of its columns before it writes them, and coefficients are
@@ -86,7 +88,7 @@ def forward(
     """
     given = SiteOptions(*constants)
     n, columns = x.shape[-2:]
-    if weights is None or n > MOST_STREAMS:
+    if n > MOST_STREAMS:
         streams = post_launch.forward(f, x, post, comb, bias, given.comb_order, out=out.residual)
         site = streams, fn, scale, base, weights, y_norm_weight
         return streams, *site_launch.forward(*site, *constants, out=out)
@@ -96,9 +98,17 @@ def forward(
         split = split_of(parameter(fn), call, choices.get(SPLIT))
     update = f, x, post, comb, bias, weights
     streams, y, *made = one_pass(*update, split, call, given.comb_order, choices.get(FORWARD), out)
-    if y_norm_weight is not None:
+    if y_norm_weight is not None and is_short(len(made[0]), x):
+        if y is None:
+            y = room(out.y, x, (*x.shape[:-2], columns), x.dtype)
+        own = streams if weights is None else None
+        return streams, y, *finish(*made, scale, base, y, own, y_norm_weight, call, given, out)
+    if y is not None and y_norm_weight is not None:
         normalise(y, y_norm_weight, given.y_norm_eps)
-    return streams, y, *coefficients(*made, x.shape[:-2], scale, base, n, call.mixes, given, out)
+    found = coefficients(*made, x.shape[:-2], scale, base, n, call.mixes, given, out)
+    if y is None:
+        y = collapsed(streams, found[0], y_norm_weight, given.y_norm_eps, out.y)
+    return streams, y, *found
 
 
 def split_shape(call: SiteCall) -> tuple[int, int, int]:
@@ -121,25 +131,29 @@ def one_pass(
     post: torch.Tensor,
     comb: torch.Tensor,
     bias: torch.Tensor | None,
-    weights: torch.Tensor,
+    weights: Some,
     split: torch.Tensor,
     call: SiteCall,
     comb_order: str,
     choice: Choice | None = None,
     out: Out = NONE,
-) -> Tensors:
+) -> tuple[torch.Tensor, Some, torch.Tensor, torch.Tensor]:
     """(streams (..., n, C), y (..., C), partials (T, splits, M), squares (T, splits)) of T tokens.
+
+    Without weights y is None.
 
     streams and y are made in these shapes: of several results autograd lets nobody change a view in place.
     """
     n, columns = x.shape[-2:]
-    streams, y = room(out.residual, x, x.shape, x.dtype), room(out.y, x, (*x.shape[:-2], columns), x.dtype)
+    streams, y = room(out.residual, x, x.shape, x.dtype), None
+    if weights is not None:
+        y, weights = room(out.y, x, (*x.shape[:-2], columns), x.dtype), flattened(weights, 1)
     f, x, post, comb = flattened(f, 1), flattened_streams(x), flattened(post, 1), flattened(comb, 2)
-    bias, weights, tokens = None if bias is None else placed(bias), flattened(weights, 1), x.size(0)
+    bias, tokens = None if bias is None else placed(bias), x.size(0)
     splits = -(-columns // chunk_of(call))
     partials = x.new_empty((tokens, splits, n * (n + 2)), dtype=torch.float32)
     squares = x.new_empty((tokens, splits), dtype=torch.float32)
-    rows = streams.view(tokens, n, columns), y.view(tokens, columns)
+    rows = streams.view(tokens, n, columns), None if y is None else y.view(tokens, columns)
     tensors = f, x, post, comb, bias, weights, split, *rows, partials, squares
     launch(KERNELS[FORWARD], call, tensors, call.precision, comb_order, batch=tokens, choice=choice)
     return streams, y, partials, squares

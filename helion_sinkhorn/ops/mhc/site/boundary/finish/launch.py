@@ -1,0 +1,106 @@
+"""From tensors to the launch that ends hc_boundary for few tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from helion_sinkhorn.configs.device import Device
+from helion_sinkhorn.ops.mhc.options import SiteOptions
+from helion_sinkhorn.ops.mhc.out import NONE, Out
+from helion_sinkhorn.ops.mhc.pre.normed import space as normed
+from helion_sinkhorn.ops.mhc.site.space import SiteCall
+from helion_sinkhorn.ops.mhc.split import launch as split_launch
+from helion_sinkhorn.ops.mhc.split import space as split
+from helion_sinkhorn.ops.mhc.split.views import At, logits_view, rooms, written_view
+from helion_sinkhorn.ops.sinkhorn.views import thread_of
+from helion_sinkhorn.runtime.kernel import Choice, Kernel
+from helion_sinkhorn.runtime.launch import Chosen, device_of, launch
+from helion_sinkhorn.runtime.space import Grid, Items
+from helion_sinkhorn.runtime.views import parameter, placed
+from helion_sinkhorn.runtime.wanted import Some
+
+FINISH = "hc_boundary_finish"
+FEW = 256
+"""Tokens up to which one launch is shorter than three."""
+Tensors = tuple[torch.Tensor, ...]
+
+
+def default(call: SiteCall, device: Device) -> tuple[Items, Items]:
+    """As many threads as share a row of hc_pre with a norm, and Sinkhorn's matrices as of hc_split_sinkhorn."""
+    of = split_launch.call_for(call.n, 20, 1e-6, torch.float32)
+    return (("num_warps", normed.warps_for(call.pre, device, 16)),), split.forward_default(of, device)[1]
+
+
+def space(call: SiteCall, device: Device) -> tuple[Grid, ...]:
+    return ({"config": (default(call, device)[0],)},)
+
+
+def facts(chosen: Chosen, call: SiteCall, splits: int, options: SiteOptions) -> tuple[Any, ...]:
+    """What the body takes after its tensors."""
+    of = split_launch.call_for(call.n, options.sinkhorn_iters, options.eps, torch.float32)
+    threads = dict(chosen.choice.config)["num_warps"] * chosen.device.warp_size
+    return (
+        splits, call.mixes.columns, options.norm_eps, options.eps_outside,
+        call.n, options.sinkhorn_iters, options.eps, of.deepseek, options.post_mult, options.pre_eps,
+        options.post_eps, options.comb_order == "oi", threads, call.columns, options.y_norm_eps,
+        chosen.reciprocal, *split_launch.shared(of, options.eps, chosen.choice),
+    )  # fmt: skip
+
+
+KERNEL = Kernel(
+    FINISH, f"helion_sinkhorn.ops.mhc.site.boundary.finish.kernels:{FINISH}", SiteCall, default, space, facts,
+    traits=frozenset({"norms", "normalises", "gates", "returns float32"}),
+)  # fmt: skip
+
+
+def is_short(tokens: int, x: torch.Tensor) -> bool:
+    """Whether one launch is shorter than three there, and has their bits: LLVM fuses sums anew on AMD."""
+    return tokens <= FEW and device_of(x).vendor == "nvidia"
+
+
+def finish(
+    partials: torch.Tensor,
+    squares: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    y: torch.Tensor,
+    streams: Some,
+    weight: torch.Tensor,
+    call: SiteCall,
+    options: SiteOptions,
+    out: Out = NONE,
+    choice: Choice | None = None,
+) -> Tensors:
+    """(pre, post, comb, mixes, norms), and over y (..., C) its norm, or that of the collapse of `streams`."""
+    tokens, splits, m = partials.shape
+    n, lead = call.n, y.shape[:-1]
+    mixes, norms = partials.new_empty((tokens, m)), partials.new_empty((tokens, 2))
+    scale, base = parameter(scale), parameter(base)
+    made = rooms(partials, lead, n, torch.float32, out[1:4])
+    rows = y.view(tokens, -1)
+    x = None if streams is None else streams.view(tokens, n, -1)
+    weight = placed(weight)
+    tensors = (
+        partials, squares, mixes, norms, mixes, At(mixes, 2 * n), scale, base, At(base, 2 * n), *made,
+        None if x is None else partials, x, rows, weight,
+    )  # fmt: skip
+
+    def views(chosen: Chosen) -> tuple[Some, ...]:
+        thread = thread_of(chosen.choice)
+        pre, post, comb = made
+        return (
+            partials, squares, mixes, norms, mixes.view(tokens, n + 2, n),
+            logits_view(mixes[:, 2 * n :], n, thread), scale, base.view(n + 2, n),
+            logits_view(base[2 * n :], n, thread, tokens), pre.view(tokens, n), post.view(tokens, n),
+            written_view(comb.view(tokens, n * n), n, any(thread)),
+            None if x is None else partials[:, :, :n], x, rows, weight,
+        )  # fmt: skip
+
+    launch(
+        KERNEL, call, tensors, splits, options, batch=tokens, choice=choice, views=views,
+        # all are contiguous, so nothing else decides their layout
+        layouts=(tokens, n, y.size(-1), y.dtype, y.device, weight.dtype, x is None),
+    )  # fmt: skip
+    return *made, *(t.view(*lead, t.size(1)) for t in (mixes, norms))
